@@ -1,0 +1,91 @@
+// Package sqlerr tells what a database error means, whichever driver made it.
+package sqlerr
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+)
+
+// SQLite's primary result codes that say something about concurrency or about
+// the outcome of a commit.
+const (
+	sqliteBusy       = 5
+	sqliteLocked     = 6
+	sqliteFull       = 13
+	sqliteConstraint = 19
+)
+
+// State returns the five-character SQLSTATE of a PostgreSQL error, or "".
+func State(err error) string {
+	var pg interface{ SQLState() string } // *pq.Error and *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.SQLState()
+	}
+	return ""
+}
+
+// sqliteCode returns SQLite's primary result code, or 0.
+func sqliteCode(err error) int {
+	var lite interface{ Code() int } // *sqlite.Error of modernc.org/sqlite
+	if errors.As(err, &lite) {
+		return lite.Code() & 0xff
+	}
+	return 0
+}
+
+// Retryable reports that the transaction lost against another one and that
+// running it again is right: a serialization failure, a deadlock, a busy SQLite
+// database.
+func Retryable(err error) bool {
+	switch State(err) {
+	case "40001", "40P01":
+		return true
+	}
+	switch sqliteCode(err) {
+	case sqliteBusy, sqliteLocked:
+		return true
+	}
+	return false
+}
+
+// Connection reports that err says nothing about the statement: the server, or
+// the way to it, is gone or going, and the same statement may succeed later.
+func Connection(err error) bool {
+	if state := State(err); state != "" {
+		// 57P01 to 57P03: the server shuts down, crashed, or is starting up.
+		// 25006: a standby that may be promoted. 53300: no connection free.
+		return strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P0") || state == "25006" || state == "53300"
+	}
+	var netErr net.Error
+	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) ||
+		errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) ||
+		errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) ||
+		errors.As(err, &netErr)
+}
+
+// CommitUnknown reports that an error of Commit leaves open whether the
+// transaction committed. It answers no only where the server has said so, or
+// where the commit was never sent.
+func CommitUnknown(err error) bool {
+	switch {
+	case err == nil, errors.Is(err, sql.ErrTxDone),
+		// database/sql returns these only from before it sends the commit.
+		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+		return false
+	case State(err) != "":
+		return Connection(err)
+	case strings.Contains(err.Error(), "failed transaction"), strings.Contains(err.Error(), "commit unexpectedly resulted in rollback"):
+		return false // lib/pq, pgx: the server answered ROLLBACK
+	}
+	switch sqliteCode(err) {
+	case sqliteBusy, sqliteLocked, sqliteFull, sqliteConstraint:
+		return false
+	}
+	return true
+}

@@ -1,0 +1,49 @@
+package outbox
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNoTx is returned by a context-bound publisher when the message's
+	// context carries no transaction. Put it there with oncemill.ContextWithTx,
+	// or publish inside RunInTx or an inbox handler, with a message whose
+	// context is theirs (message.SetContext).
+	ErrNoTx = errors.New("outbox: no transaction in the message's context; use oncemill.ContextWithTx and msg.SetContext")
+
+	// ErrMixedTx is returned when messages of one Publish carry different
+	// transactions. Publish each transaction's messages in a call of its own.
+	ErrMixedTx = errors.New("outbox: messages of one Publish carry different transactions")
+
+	// ErrCommitUnknown is returned by RunInTx when the connection was lost
+	// between sending the commit and reading its answer: the transaction, with
+	// its messages, may or may not have committed. Look your own rows up before
+	// doing it again, or do it again with the same message ids, which the
+	// consumers' inboxes recognise.
+	ErrCommitUnknown = errors.New("outbox: outcome of the commit is unknown")
+
+	// ErrSequenceBehind is returned by a relay at its start when the sequence
+	// of ids lies below an id that is in use, as after a logical replication
+	// or a partial restore: new rows would take ids of old ones. Run
+	// "oncemill repair-sequence", which locks writers out while it sets it.
+	ErrSequenceBehind = errors.New("outbox: the id sequence is behind its rows; run oncemill repair-sequence")
+
+	// ErrSequenceCached is returned by a relay at its start when the sequence
+	// of ids has a cache above 1: sessions would hand ids out in blocks, and
+	// the order of a key would be lost. Set it with alter sequence ... cache 1.
+	ErrSequenceCached = errors.New("outbox: the id sequence has a cache above 1; run alter sequence with cache 1")
+)
+
+// MessageError names the message and the field that cannot be published.
+// Nothing of the call has been sent to the database.
+type MessageError struct {
+	Index     int    // position in the arguments of Publish
+	MessageID string // its UUID, as far as it can be shown
+	Field     string // "topic", "id", "key", "payload", "metadata" or "message"
+	Problem   string // what is wrong and what would be right
+}
+
+func (e *MessageError) Error() string {
+	return fmt.Sprintf("outbox: message %d (id %q): %s %s", e.Index, e.MessageID, e.Field, e.Problem)
+}

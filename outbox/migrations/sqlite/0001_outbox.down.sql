@@ -1,0 +1,2 @@
+drop table {{outbox_history}};
+drop table {{outbox}};

@@ -1,0 +1,190 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+//go:embed migrations
+var migrationFiles embed.FS
+
+// Migrations makes the tables outbox and outbox_history.
+var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "migrations")}
+
+// NoHistory as Config.History keeps no delivered message.
+const NoHistory time.Duration = -1
+
+// Config configures an Outbox. The zero value is right for most services. Every
+// process that works on one outbox, producers and relays, uses the same
+// Database and History.
+type Config struct {
+	// Database says where the tables are.
+	Database oncemill.Config
+
+	// MaxPayload is the largest payload in bytes that Publish accepts.
+	// Default: 1 MiB. At most 128 MiB. Larger messages cost memory in the relay
+	// and the broker; RabbitMQ itself refuses more than its max_message_size.
+	MaxPayload int
+
+	// Key returns the ordering key of a message, "" for none. Default: the
+	// metadata entry KeyMetadata.
+	Key func(*message.Message) string
+
+	// History is how long delivered messages are kept in outbox_history, for
+	// search and for sending again. Default: 24 h. NoHistory keeps none, which
+	// saves some 700 bytes of write-ahead log a message.
+	History time.Duration
+
+	// Retries is how often RunInTx runs its function again after a
+	// serialization failure or a deadlock. Default: 10.
+	Retries int
+
+	// Logger receives what is worth an operator's attention. Default:
+	// slog.Default().
+	Logger *slog.Logger
+}
+
+// Outbox is the write side of an outbox, and by [Outbox.Queue] its read side.
+// It holds no connection and no goroutine; it may be used by many goroutines.
+type Outbox struct {
+	db    *sql.DB
+	cfg   Config
+	store store
+	wake  signal
+}
+
+// New returns an outbox on db. It does no I/O; the tables are made by
+// oncemill.Migrate with [Migrations]. All bad values of cfg are reported at
+// once, each as an [*oncemill.ConfigError]. The caller keeps owning db.
+func New(db *sql.DB, cfg Config) (*Outbox, error) {
+	var errs []error
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "outbox.Config." + field, Value: value, Problem: problem})
+	}
+	if db == nil {
+		return nil, &oncemill.ConfigError{Field: "outbox.New db", Value: "nil", Problem: "a database is needed"}
+	}
+	database, err := cfg.Database.Resolve(db)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	cfg.Database = database
+	const mostPayload = 128 << 20
+	switch {
+	case cfg.MaxPayload == 0:
+		cfg.MaxPayload = 1 << 20
+	case cfg.MaxPayload < 0 || cfg.MaxPayload > mostPayload:
+		bad("MaxPayload", strconv.Itoa(cfg.MaxPayload), "must be 1 to "+strconv.Itoa(mostPayload)+" bytes, or 0 for 1 MiB")
+	}
+	switch {
+	case cfg.History == 0:
+		cfg.History = 24 * time.Hour
+	case cfg.History == NoHistory:
+	case cfg.History < time.Hour:
+		bad("History", cfg.History.String(), "must be at least 1h, or 0 for 24h, or outbox.NoHistory")
+	}
+	switch {
+	case cfg.Retries == 0:
+		cfg.Retries = 10
+	case cfg.Retries < 0:
+		bad("Retries", strconv.Itoa(cfg.Retries), "must not be negative; 0 means 10")
+	}
+	if cfg.Key == nil {
+		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(KeyMetadata) }
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Outbox{db: db, cfg: cfg, store: newStore(db, cfg)}, nil
+}
+
+// Publisher returns a Watermill publisher that writes in tx. It is cheap: make
+// one for each transaction. For a pgx.Tx see oncemill.FromPgx.
+func (o *Outbox) Publisher(tx oncemill.Tx) *Publisher {
+	return &Publisher{box: o, tx: tx}
+}
+
+// ContextPublisher returns a Watermill publisher that writes in the transaction
+// it finds in each message's context (oncemill.ContextWithTx), so that one bus
+// made at the start serves every transaction. A message without one is refused
+// with [ErrNoTx].
+func (o *Outbox) ContextPublisher() *Publisher {
+	return &Publisher{box: o}
+}
+
+// RunInTx runs fn in a transaction of its own, with the transaction also in the
+// context, commits, and wakes the relays of this process. An error of fn, or a
+// panic, rolls back. A serialization failure or a deadlock, in fn or at the
+// commit, runs fn again, so fn must have no other effects than those in the
+// transaction; it must not commit or roll back itself.
+//
+// The error is [ErrCommitUnknown] if the connection was lost while the commit
+// was on its way.
+func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	for attempt := 0; ; attempt++ {
+		err := o.runOnce(ctx, fn)
+		if err == nil {
+			o.Wake()
+			return nil
+		}
+		if !sqlerr.Retryable(err) || errors.Is(err, ErrCommitUnknown) || attempt == o.cfg.Retries {
+			return err
+		}
+		// The loser gives the winner time to finish; the spread keeps losers
+		// from meeting again.
+		wait := time.NewTimer(time.Duration(rand.Int64N(int64(time.Millisecond) << min(attempt, 7)))) //nolint:gosec // no secret
+		select {
+		case <-wait.C:
+		case <-ctx.Done():
+			wait.Stop()
+			return err
+		}
+	}
+}
+
+func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
+	tx, err := o.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	// A no-op after Commit; after an error or a panic of fn it is the rollback,
+	// and its own error adds nothing: the server rolls back a lost connection.
+	defer tx.Rollback() //nolint:errcheck // see above
+	if err := fn(oncemill.ContextWithTx(ctx, tx), tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		if sqlerr.CommitUnknown(err) {
+			return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+		}
+		return fmt.Errorf("commit: %w", err)
+	}
+	return nil
+}
+
+// Wake tells the relays of this process that something was committed. RunInTx
+// does it; whoever commits a transaction in another way may do it, or leave it
+// to the relay's next poll. It never blocks, and many calls become one wake-up.
+func (o *Outbox) Wake() { o.wake.raise() }
+
+// Database returns the resolved configuration of the database, for the packages
+// that keep tables beside the outbox.
+func (o *Outbox) Database() oncemill.Config { return o.cfg.Database }
+
+// DB returns the database that New was given.
+func (o *Outbox) DB() *sql.DB { return o.db }

@@ -1,0 +1,233 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// postgresUpkeep keeps the ring free of dead rows and the history in days.
+type postgresUpkeep struct {
+	names     oncemill.Config
+	partition [4]string
+	ringState string
+	days      string
+}
+
+func newPostgresUpkeep(names oncemill.Config) postgresUpkeep {
+	u := postgresUpkeep{names: names, ringState: names.Expand(postgresRingState), days: names.Expand(postgresDays)}
+	for i := range u.partition {
+		u.partition[i] = names.Table(fmt.Sprintf("outbox_%d", i))
+	}
+	return u
+}
+
+const (
+	// Each transaction bounds its waits: others queue behind the lock that a
+	// truncate or a drop waits for.
+	postgresUpkeepLimits = `set local lock_timeout = '10ms'; set local statement_timeout = '250ms'`
+
+	// The sizes are a look at the file system, no lock.
+	postgresRingState = `
+select
+	(select last_value from {{outbox_id}}),
+	pg_relation_size('{{outbox_0}}'), pg_relation_size('{{outbox_1}}'),
+	pg_relation_size('{{outbox_2}}'), pg_relation_size('{{outbox_3}}')`
+
+	// The days that there are, as YYYYMMDD.
+	postgresDays = `
+select right(c.relname, 8), pg_relation_size(c.oid) > 0
+from pg_inherits i
+join pg_class c on c.oid = i.inhrelid
+where i.inhparent = '{{outbox_history}}'::regclass
+order by 1`
+)
+
+const (
+	worthTruncating = 1 << 20 // bytes of a partition that its dead rows may take
+	daysAhead       = 3
+	dayLayout       = "20060102"
+)
+
+func (s *postgresStore) maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
+	var done Maintained
+	var last int64
+	var sizes [4]int64
+	if err := s.db.QueryRowContext(ctx, s.upkeep.ringState).Scan(&last, &sizes[0], &sizes[1], &sizes[2], &sizes[3]); err != nil {
+		return done, fmt.Errorf("look at the ring: %w", err)
+	}
+	for i, size := range sizes {
+		// The partition being written is not empty for long; the one that comes
+		// next must be cleaned before its turn, so it is not left out.
+		if i == int(last>>16&3) || size < worthTruncating {
+			continue
+		}
+		emptied := false
+		err := s.guarded(ctx, guard, func(tx *sql.Tx) (err error) {
+			emptied, err = truncateIfEmpty(ctx, tx, s.upkeep.partition[i])
+			return err
+		})
+		switch {
+		case err == nil && emptied:
+			done.Truncated++
+		case err != nil && !passedOver(err):
+			return done, fmt.Errorf("truncate partition %d of the ring: %w", i, err)
+		}
+	}
+	if s.history > 0 {
+		if err := s.maintainHistory(ctx, guard, &done); err != nil {
+			return done, err
+		}
+	}
+	return done, nil
+}
+
+// passedOver tells the errors that only say: not now. Somebody holds the
+// partition (an open writer, a dump), or looking at it took too long.
+func passedOver(err error) bool {
+	switch sqlerr.State(err) {
+	case "55P03", "57014":
+		return true
+	}
+	return sqlerr.Retryable(err)
+}
+
+// guarded runs fn in a short transaction of its own that the caller's lease
+// guards. READ COMMITTED is spelled out: under a REPEATABLE READ default a test
+// for emptiness made after a lock still sees the world before it, and a
+// committed row would be destroyed.
+func (s *postgresStore) guarded(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error), fn func(tx *sql.Tx) error) error {
+	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+	if _, err := tx.ExecContext(ctx, postgresUpkeepLimits); err != nil {
+		return err
+	}
+	if held, err := guard(ctx, tx); err != nil || !held {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// truncateIfEmpty empties a partition of its dead rows. An open writer holds a
+// lock on the partition from its insert to its end, so once ACCESS EXCLUSIVE is
+// granted every row is either committed, and seen by the test that follows as a
+// statement of its own, or gone. The test before the lock keeps the lock off
+// partitions that it would find in use.
+func truncateIfEmpty(ctx context.Context, tx *sql.Tx, partition string) (bool, error) {
+	empty := func() (empty bool, err error) {
+		err = tx.QueryRowContext(ctx, `select not exists (select from `+partition+`)`).Scan(&empty)
+		return empty, err
+	}
+	if ok, err := empty(); err != nil || !ok {
+		return false, err
+	}
+	if _, err := tx.ExecContext(ctx, `lock table `+partition+` in access exclusive mode`); err != nil {
+		return false, err
+	}
+	if ok, err := empty(); err != nil || !ok {
+		return false, err
+	}
+	_, err := tx.ExecContext(ctx, `truncate `+partition)
+	return err == nil, err
+}
+
+// maintainHistory makes the partitions of today and the days ahead, empties
+// those that are past their time, and drops them a day later, when no reader
+// remembers them.
+func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error), done *Maintained) error {
+	now, days, err := s.historyDays(ctx)
+	if err != nil {
+		return fmt.Errorf("look at the history: %w", err)
+	}
+	today := now.Truncate(24 * time.Hour)
+	for i := range daysAhead + 1 {
+		day := today.AddDate(0, 0, i)
+		if _, there := days[day.Format(dayLayout)]; there {
+			continue
+		}
+		err := s.guarded(ctx, guard, func(tx *sql.Tx) error { return s.makeDay(ctx, tx, day) })
+		switch {
+		case err == nil:
+			done.Made++
+		case !passedOver(err):
+			return fmt.Errorf("make partition of the history: %w", err)
+		}
+	}
+	for name, filled := range days {
+		day, err := time.Parse(dayLayout, name)
+		if err != nil {
+			continue // not one of ours
+		}
+		expired := now.Sub(day.AddDate(0, 0, 1)) - s.history
+		text := ""
+		switch table := s.upkeep.names.Table("outbox_history_" + name); {
+		case expired > 24*time.Hour:
+			text = `drop table ` + table
+		case expired > 0 && filled:
+			text = `truncate ` + table
+		default:
+			continue
+		}
+		err = s.guarded(ctx, guard, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, text)
+			return err
+		})
+		switch {
+		case err == nil:
+			done.Retired++
+		case !passedOver(err):
+			return fmt.Errorf("retire partition of the history: %w", err)
+		}
+	}
+	return nil
+}
+
+// historyDays returns the server's time (UTC) and the days that have a
+// partition, with whether it holds anything.
+func (s *postgresStore) historyDays(ctx context.Context) (now time.Time, days map[string]bool, err error) {
+	if err := s.db.QueryRowContext(ctx, `select clock_timestamp()`).Scan(&now); err != nil {
+		return now, nil, err
+	}
+	rows, err := s.db.QueryContext(ctx, s.upkeep.days)
+	if err != nil {
+		return now, nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	days = map[string]bool{}
+	for rows.Next() {
+		var name string
+		var filled bool
+		if err := rows.Scan(&name, &filled); err != nil {
+			return now, nil, err
+		}
+		days[name] = filled
+	}
+	return now.UTC(), days, rows.Err()
+}
+
+// CREATE and ATTACH, unlike CREATE ... PARTITION OF, leave the history open to
+// the moves of other sessions.
+const postgresMakeDay = `
+create table {{day}} (like {{outbox_history}} including all);
+alter table {{outbox_history}} attach partition {{day}}
+	for values from ('FROM 00:00:00+00') to ('UNTIL 00:00:00+00')`
+
+func (s *postgresStore) makeDay(ctx context.Context, tx *sql.Tx, day time.Time) error {
+	text := strings.NewReplacer(
+		"{{day}}", "{{outbox_history_"+day.Format(dayLayout)+"}}",
+		"FROM", day.Format(time.DateOnly), "UNTIL", day.AddDate(0, 0, 1).Format(time.DateOnly),
+	).Replace(postgresMakeDay)
+	_, err := tx.ExecContext(ctx, s.upkeep.names.Expand(text))
+	return err
+}

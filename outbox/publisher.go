@@ -1,0 +1,68 @@
+package outbox
+
+import (
+	"fmt"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Publisher writes messages to the outbox, in a transaction that it does not
+// own. It implements Watermill's message.Publisher. A context-bound publisher
+// may be used by many goroutines at once; a transaction-bound one by as many as
+// its transaction allows, that is one.
+type Publisher struct {
+	box *Outbox
+	tx  oncemill.Tx // nil: taken from the message's context
+}
+
+var _ message.Publisher = (*Publisher)(nil)
+
+// Publish writes all messages with one INSERT, in their order. Bad messages are
+// reported as a [*MessageError] before any SQL is sent; an error of the database
+// leaves the caller's transaction to the caller, who has to roll it back.
+//
+// More than 10,000 messages take a statement for each 10,000.
+func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	rows := make([]Row, len(messages))
+	for i, msg := range messages {
+		row, err := p.box.newRow(i, topic, msg)
+		if err != nil {
+			return err
+		}
+		rows[i] = row
+	}
+	tx := p.tx
+	if tx == nil {
+		var err error
+		if tx, err = txOfMessages(messages); err != nil {
+			return err
+		}
+	}
+	if err := p.box.store.insert(messages[0].Context(), tx, rows); err != nil {
+		return fmt.Errorf("outbox: insert: %w", err)
+	}
+	return nil
+}
+
+// Close does nothing: a Publisher holds nothing. The transaction stays open.
+func (p *Publisher) Close() error { return nil }
+
+func txOfMessages(messages []*message.Message) (oncemill.Tx, error) {
+	var tx oncemill.Tx
+	for i, msg := range messages {
+		found, ok := oncemill.TxFromContext(msg.Context())
+		switch {
+		case !ok:
+			return nil, ErrNoTx
+		case i > 0 && found != tx:
+			return nil, ErrMixedTx
+		}
+		tx = found
+	}
+	return tx, nil
+}

@@ -1,0 +1,109 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Queue is the read side of an outbox: what a relay needs. It holds no state; a
+// row in the table is what is owed, and a lane is always read from its start.
+type Queue struct{ box *Outbox }
+
+// Queue returns the read side of o.
+func (o *Outbox) Queue() *Queue { return &Queue{box: o} }
+
+// ReadRequest says what to read. Every lane is read from its start, in the order
+// of ids.
+type ReadRequest struct {
+	Lanes []int
+	Rows  int // at most so many of each lane
+	Bytes int // of each lane at most so many bytes of payload and metadata, but at least one row
+
+	// Known are the ids that the caller holds already; they are passed over.
+	// They are ids whose deletion has not committed before this read.
+	Known []int64
+
+	// Busy are keys whose rows are to be passed over, because the caller has
+	// enough of them waiting.
+	Busy []string
+}
+
+// Read returns the rows that req asks for, those of one lane together and in
+// order. It sees every row that was committed when it started.
+func (q *Queue) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
+	return q.box.store.read(ctx, req)
+}
+
+// Remove settles rows that the broker has confirmed: they leave the outbox, into
+// the history if one is kept. missed is the number of rows that could not be
+// kept in the history and were removed without it.
+//
+// A row is matched by lane, id, message id and creation time, so a row that is
+// gone, or another one that was given the same id after the server lost its
+// tail, is left alone. Removing twice is harmless, whoever owns the lane: the
+// message has been confirmed.
+func (q *Queue) Remove(ctx context.Context, rows []Ref) (missed int, err error) {
+	return q.box.store.remove(ctx, rows)
+}
+
+// Check returns [ErrSequenceBehind] or [ErrSequenceCached] if the outbox would
+// give ids out that break the order of keys, and a *oncemill.SchemaError if its
+// tables are not migrated. A relay publishes nothing before it passes.
+func (q *Queue) Check(ctx context.Context) error {
+	if err := oncemill.CheckMigrated(ctx, q.box.db, q.box.cfg.Database, Migrations); err != nil {
+		return err
+	}
+	return q.box.store.check(ctx)
+}
+
+// RepairSequence sets the sequence of ids above every id in use, with writers
+// locked out, and returns the last id given out.
+func (q *Queue) RepairSequence(ctx context.Context) (int64, error) {
+	return q.box.store.repairSequence(ctx)
+}
+
+// Maintained says what a call of Maintain did.
+type Maintained struct {
+	Truncated int   // partitions of the ring emptied of dead rows
+	Made      int   // partitions of the history made
+	Retired   int64 // partitions (PostgreSQL) or rows (SQLite) of the history removed
+}
+
+// Maintain does a piece of the upkeep: dead rows of the ring, partitions and
+// retention of the history. guard is called in each transaction before it does
+// anything, to lock the caller's lease; if it returns false, nothing is done.
+// One process at a time needs to call it, every few seconds; calling it at once
+// from several is safe.
+func (q *Queue) Maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
+	return q.box.store.maintain(ctx, guard)
+}
+
+// Listen returns a channel that receives after commits of this process (see
+// Wake), and a function that ends that.
+func (q *Queue) Listen() (wake <-chan struct{}, stop func()) {
+	return q.box.wake.listen()
+}
+
+// store is what differs between the databases.
+type store interface {
+	insert(ctx context.Context, tx oncemill.Tx, rows []Row) error
+	read(ctx context.Context, req ReadRequest) ([]Row, error)
+	remove(ctx context.Context, rows []Ref) (missed int, err error)
+	check(ctx context.Context) error
+	repairSequence(ctx context.Context) (int64, error)
+	maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error)
+}
+
+func newStore(db *sql.DB, cfg Config) store {
+	var history time.Duration
+	if cfg.History != NoHistory {
+		history = cfg.History
+	}
+	if cfg.Database.Dialect == oncemill.SQLite {
+		return newSQLiteStore(db, cfg.Database, history)
+	}
+	return newPostgresStore(db, cfg.Database, history, cfg.Logger)
+}

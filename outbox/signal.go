@@ -1,0 +1,48 @@
+package outbox
+
+import (
+	"io/fs"
+	"sync"
+)
+
+// signal wakes any number of listeners. A raise that finds a listener awake, or
+// not yet back from the last one, is remembered once.
+type signal struct {
+	mu        sync.Mutex // guards listeners
+	listeners map[chan struct{}]struct{}
+}
+
+func (s *signal) raise() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for l := range s.listeners {
+		select {
+		case l <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (s *signal) listen() (<-chan struct{}, func()) {
+	l := make(chan struct{}, 1)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.listeners == nil {
+		s.listeners = map[chan struct{}]struct{}{}
+	}
+	s.listeners[l] = struct{}{}
+	return l, func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.listeners, l)
+	}
+}
+
+// sub is fs.Sub for a folder that the compiler has embedded.
+func sub(files fs.FS, dir string) fs.FS {
+	f, err := fs.Sub(files, dir)
+	if err != nil {
+		panic(err) // only for a malformed constant path
+	}
+	return f
+}

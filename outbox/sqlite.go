@@ -1,0 +1,254 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+type sqliteStore struct {
+	db      *sql.DB
+	history time.Duration // 0: none
+	names   oncemill.Config
+
+	insertHead, insertOne string
+	readTexts             [Lanes + 1]string // by the number of lanes
+	moveText, removeText  string
+}
+
+func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration) *sqliteStore {
+	s := &sqliteStore{
+		db: db, history: history, names: names,
+		insertHead: names.Expand(sqliteInsert),
+		moveText:   names.Expand(sqliteMove),
+		removeText: names.Expand(sqliteRemove),
+	}
+	s.insertOne = s.insertHead + valuesText(1)
+	for n := 1; n <= Lanes; n++ {
+		parts := make([]string, n)
+		for i := range parts {
+			parts[i] = strings.ReplaceAll(names.Expand(sqliteReadLane), "?lane", fmt.Sprintf("?%d", 4+i))
+		}
+		s.readTexts[n] = strings.Join(parts, "\nunion all")
+	}
+	return s
+}
+
+const sqliteInsert = `insert into {{outbox}} (lane, topic, message_id, key, payload, metadata) values `
+
+func (s *sqliteStore) insert(ctx context.Context, tx oncemill.Tx, rows []Row) error {
+	return insertRows(ctx, tx, rows, sqliteRowsInsert, s.insertHead, s.insertOne)
+}
+
+// Served by the index (lane, id). One limited subselect for each lane: a window
+// function over all lanes at once took forty times as long. ?1 is the number of
+// rows, ?2 the known ids, ?3 the busy keys, both as JSON.
+const sqliteReadLane = `
+select * from (
+	select lane, id, topic, message_id, key, payload, metadata, created_at
+	from {{outbox}}
+	where lane = ?lane
+		and id not in (select value from json_each(?2))
+		and key not in (select value from json_each(?3))
+	order by id
+	limit ?1
+)`
+
+func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) {
+	if len(req.Lanes) == 0 {
+		return nil, nil
+	}
+	known, err := json.Marshal(orEmpty(req.Known))
+	if err != nil {
+		return nil, fmt.Errorf("read lanes: %w", err)
+	}
+	busy, err := json.Marshal(orEmpty(req.Busy))
+	if err != nil {
+		return nil, fmt.Errorf("read lanes: %w", err)
+	}
+	args := []any{req.Rows, string(known), string(busy)}
+	for _, l := range req.Lanes {
+		args = append(args, l)
+	}
+	rows, err := s.db.QueryContext(ctx, s.readTexts[len(req.Lanes)], args...)
+	if err != nil {
+		return nil, fmt.Errorf("read lanes: %w", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var out []Row
+	lane, bytes := -1, 0
+	for rows.Next() {
+		var r Row
+		var micros int64
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &micros); err != nil {
+			return nil, fmt.Errorf("read lanes: %w", err)
+		}
+		if r.Lane != lane {
+			lane, bytes = r.Lane, 0
+		}
+		// The rest of the lane is passed over, here rather than in SQL: the
+		// rows come from this process's own page cache.
+		if bytes >= req.Bytes && bytes > 0 {
+			continue
+		}
+		bytes += len(r.Payload) + len(r.Metadata)
+		r.CreatedAt = time.UnixMicro(micros).UTC()
+		out = append(out, r)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("read lanes: %w", err)
+	}
+	return out, nil
+}
+
+// Served by the primary key. SQLite has one writer at a time, so the copy and
+// the deletion of a row are one move.
+const (
+	sqliteMove = `
+insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
+select id, lane, topic, message_id, key, payload, metadata, created_at, cast(unixepoch('subsec') * 1000000 as integer)
+from {{outbox}}
+where id = ?1 and lane = ?2 and message_id = ?3 and created_at = ?4`
+
+	sqliteRemove = `
+delete from {{outbox}}
+where id = ?1 and lane = ?2 and message_id = ?3 and created_at = ?4`
+)
+
+func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (missed int, err error) {
+	texts := []string{s.removeText}
+	if s.history > 0 {
+		texts = []string{s.moveText, s.removeText}
+	}
+	err = sqliteWrite(ctx, s.db, func(conn *sql.Conn) error {
+		statements := make([]*sql.Stmt, len(texts))
+		for i, text := range texts {
+			stmt, err := conn.PrepareContext(ctx, text)
+			if err != nil {
+				return err
+			}
+			defer stmt.Close() //nolint:errcheck // nothing is left to be told
+			statements[i] = stmt
+		}
+		for _, r := range rows {
+			for _, stmt := range statements {
+				if _, err := stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("delete confirmed: %w", err)
+	}
+	return 0, nil
+}
+
+// sqliteWrite runs fn in a transaction that is a writer from its start, whatever
+// the data source name says, so that it waits for its turn instead of failing
+// where it first writes.
+func sqliteWrite(ctx context.Context, db *sql.DB, fn func(conn *sql.Conn) error) (err error) {
+	conn, err := db.Conn(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // returns the connection to the pool
+	if _, err := conn.ExecContext(ctx, `begin immediate`); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			_, _ = conn.ExecContext(context.WithoutCancel(ctx), `rollback`) // the first error is the one to report
+		}
+	}()
+	if err := fn(conn); err != nil {
+		return err
+	}
+	_, err = conn.ExecContext(ctx, `commit`)
+	return err
+}
+
+const (
+	sqliteHighest = `
+select max(
+	(select coalesce(max(id), 0) from {{outbox}}),
+	(select coalesce(max(id), 0) from {{outbox_history}}))`
+
+	// {{outbox}} is quoted; sqlite_sequence holds the bare name.
+	sqliteLast = `select coalesce((select seq from sqlite_sequence where '"' || name || '"' = '{{outbox}}'), 0)`
+
+	sqliteRepairDelete = `delete from sqlite_sequence where '"' || name || '"' = '{{outbox}}'`
+	sqliteRepairInsert = `insert into sqlite_sequence (name, seq) values (trim('{{outbox}}', '"'), ?1)`
+)
+
+func (s *sqliteStore) check(ctx context.Context) error {
+	var last, highest int64
+	if err := s.db.QueryRowContext(ctx, s.names.Expand(`select (`+sqliteLast+`), (`+sqliteHighest+`)`)).Scan(&last, &highest); err != nil {
+		return fmt.Errorf("check id sequence: %w", err)
+	}
+	if last < highest {
+		return fmt.Errorf("%w (last id given out %d, highest id in use %d)", ErrSequenceBehind, last, highest)
+	}
+	return nil
+}
+
+func (s *sqliteStore) repairSequence(ctx context.Context) (last int64, err error) {
+	err = sqliteWrite(ctx, s.db, func(conn *sql.Conn) error {
+		text := s.names.Expand(`select max((` + sqliteLast + `), (` + sqliteHighest + `))`)
+		if err := conn.QueryRowContext(ctx, text).Scan(&last); err != nil {
+			return err
+		}
+		if _, err := conn.ExecContext(ctx, s.names.Expand(sqliteRepairDelete)); err != nil {
+			return err
+		}
+		_, err := conn.ExecContext(ctx, s.names.Expand(sqliteRepairInsert), last)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("repair sequence: %w", err)
+	}
+	return last, nil
+}
+
+// Served by the index on relayed_at; bounded, so that the writer's turn is
+// short.
+const sqliteRetire = `
+delete from {{outbox_history}}
+where rowid in (
+	select rowid from {{outbox_history}}
+	where relayed_at < cast(unixepoch('subsec') * 1000000 as integer) - ?1
+	order by relayed_at
+	limit 1000
+)`
+
+func (s *sqliteStore) maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
+	var done Maintained
+	if s.history == 0 {
+		return done, nil
+	}
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return done, fmt.Errorf("retire history: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+	if held, err := guard(ctx, tx); err != nil || !held {
+		return done, err
+	}
+	result, err := tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds())
+	if err != nil {
+		return done, fmt.Errorf("retire history: %w", err)
+	}
+	if done.Retired, err = result.RowsAffected(); err != nil {
+		return done, fmt.Errorf("retire history: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return Maintained{}, fmt.Errorf("retire history: commit: %w", err)
+	}
+	return done, nil
+}

@@ -1,0 +1,33 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrRefused matches every outcome that says: this message cannot be
+	// delivered, whatever the state of the broker. It costs an attempt.
+	// A sink makes one with [Refused].
+	ErrRefused = errors.New("message refused")
+
+	// ErrUnavailable matches every outcome that says: the broker, the
+	// connection or the queue cannot take messages now. It costs nothing; the
+	// lane waits and tries again. A sink makes one with [Unavailable].
+	ErrUnavailable = errors.New("sink unavailable")
+)
+
+// Refused marks err as the refusal of one message: too large, not to be
+// marshalled, unroutable. Refused(nil) is nil.
+func Refused(err error) error { return mark(ErrRefused, err) }
+
+// Unavailable marks err as an outage: connection lost, time out, nack, blocked
+// broker. Unavailable(nil) is nil.
+func Unavailable(err error) error { return mark(ErrUnavailable, err) }
+
+func mark(kind, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w: %w", kind, err)
+}

@@ -1,0 +1,58 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Message is one owed message on its way to a sink. A sink must not change it.
+type Message struct {
+	// Lane and ID identify the row. Two messages may share a MessageID; no two
+	// share (Lane, ID).
+	Lane int
+	ID   int64
+
+	Topic     string
+	MessageID string // Watermill's UUID
+	Key       string // ordering key, empty for an unkeyed message
+	Payload   []byte
+	Metadata  message.Metadata
+	CreatedAt time.Time // by the database's clock, at the insert
+}
+
+// Watermill returns m as a Watermill message. Payload and metadata are shared,
+// not copied.
+func (m *Message) Watermill() *message.Message {
+	msg := message.NewMessage(m.MessageID, m.Payload)
+	msg.Metadata = m.Metadata
+	if msg.Metadata == nil {
+		msg.Metadata = message.Metadata{}
+	}
+	return msg
+}
+
+// Sink is a way out: it hands messages to a broker and reports what became of
+// each.
+type Sink interface {
+	// Run holds the sink's connections and goroutines. It blocks until ctx
+	// ends and then returns nil; an error means that the sink can never work
+	// (bad credentials are not that: they may be mended while it runs). The
+	// relay calls Run once, before the first Publish, and cancels ctx after
+	// the last outcome it waits for.
+	Run(ctx context.Context) error
+
+	// Publish takes messages of one lane, in their order, and returns without
+	// waiting for the broker. For every message done is called exactly once,
+	// from any goroutine: with nil once the broker has confirmed it, with an
+	// error that matches [ErrRefused] if this message cannot be taken whatever
+	// the broker's state, with one that matches [ErrUnavailable] if nothing is
+	// known to be wrong with the message. The outcome is due when ctx ends: a
+	// message that is unanswered by then is unavailable. done does not block.
+	//
+	// Messages of one key are never in flight together unless the order mode
+	// says so; a sink that keeps the order of one lane's messages keeps every
+	// promise of the relay.
+	Publish(ctx context.Context, msgs []*Message, done func(*Message, error))
+}

@@ -1,0 +1,68 @@
+package oncemill
+
+import (
+	"context"
+	"database/sql"
+)
+
+// Tx is a database transaction that the caller began and will end. oncemill
+// executes statements in it and never calls Commit or Rollback: they are part
+// of the interface so that a *sql.DB, which would lose atomicity silently, does
+// not compile where a transaction is wanted. *sql.Tx is a Tx; see [FromPgx] for
+// pgx.Tx.
+type Tx interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	Commit() error
+	Rollback() error
+}
+
+type txKey struct{}
+
+// ContextWithTx returns a context that carries tx. It is the only carrier of
+// transactions in oncemill: publishers bound to a context and inbox handlers
+// find the transaction through it.
+func ContextWithTx(ctx context.Context, tx Tx) context.Context {
+	return context.WithValue(ctx, txKey{}, tx)
+}
+
+// TxFromContext returns the transaction that [ContextWithTx] put into ctx.
+func TxFromContext(ctx context.Context) (Tx, bool) {
+	tx, ok := ctx.Value(txKey{}).(Tx)
+	return tx, ok
+}
+
+// PgxTx is the part of pgx.Tx that oncemill uses; T is pgconn.CommandTag.
+type PgxTx[T interface{ RowsAffected() int64 }] interface {
+	Exec(ctx context.Context, query string, args ...any) (T, error)
+	Commit(ctx context.Context) error
+	Rollback(ctx context.Context) error
+}
+
+// FromPgx makes a [Tx] of a pgx.Tx:
+//
+//	box.Publisher(oncemill.FromPgx(tx)).Publish("orders", msg)
+//
+// The type parameter is inferred. As with every Tx, ending the transaction
+// stays the caller's business: Commit and Rollback of the adapter refuse with
+// [ErrTxOwned], since they have no context to hand to pgx.
+func FromPgx[T interface{ RowsAffected() int64 }](tx PgxTx[T]) Tx {
+	return pgxTx[T]{tx: tx}
+}
+
+type pgxTx[T interface{ RowsAffected() int64 }] struct{ tx PgxTx[T] }
+
+func (p pgxTx[T]) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	tag, err := p.tx.Exec(ctx, query, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgxResult(tag.RowsAffected()), nil
+}
+
+func (p pgxTx[T]) Commit() error   { return ErrTxOwned }
+func (p pgxTx[T]) Rollback() error { return ErrTxOwned }
+
+type pgxResult int64
+
+func (r pgxResult) LastInsertId() (int64, error) { return 0, ErrNoLastInsertID }
+func (r pgxResult) RowsAffected() (int64, error) { return int64(r), nil }
