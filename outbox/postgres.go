@@ -51,7 +51,7 @@ const (
 	postgresInsert     = `insert into {{outbox}} (lane, topic, message_id, key, payload, metadata) values `
 	insertColumns      = 6
 	rowsPerInsert      = 10_000 // 60,000 of the protocol's 65,535 parameters
-	sqliteRowsInsert   = 5_000  // 30,000 of SQLite's 32,766
+	sqliteRowsInsert   = 100    // in process: a statement costs no round trip, and binding is quadratic
 	postgresDriverTime = "2006-01-02 15:04:05.999999Z07:00"
 )
 

@@ -20,6 +20,8 @@ type Message struct {
 	Payload   []byte
 	Metadata  message.Metadata
 	CreatedAt time.Time // by the database's clock, at the insert
+
+	entry *entry // what the worker knows of it
 }
 
 // Watermill returns m as a Watermill message. Payload and metadata are shared,
@@ -35,6 +37,11 @@ func (m *Message) Watermill() *message.Message {
 
 // Sink is a way out: it hands messages to a broker and reports what became of
 // each.
+//
+// A sink may have two more methods. MaxInFlight() int bounds the messages that it
+// is handed before their outcomes, below Config.Window. Ready() bool says whether
+// it reaches its broker: a worker whose sink does not, while another worker's
+// does, leaves the lanes to that one.
 type Sink interface {
 	// Run holds the sink's connections and goroutines. It blocks until ctx
 	// ends and then returns nil; an error means that the sink can never work

@@ -1,0 +1,290 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// limits are the sizes that an engine works with.
+type limits struct {
+	window     int           // messages in flight, over all lanes
+	laneRows   int           // rows of one lane in one read
+	laneBytes  int           // bytes of one lane in one read; a lane in memory takes twice that
+	removeRows int           // rows in one deletion
+	linger     time.Duration // a confirmed row waits so long for others to be deleted with
+	pollMin    time.Duration
+	pollMax    time.Duration
+}
+
+// engine decides what a worker does next: what to read, publish and delete. It
+// does no I/O, knows no goroutine and is told the time, so that a test can drive
+// it through any schedule. It belongs to the worker's loop.
+//
+// At most one read and one deletion are under way at a time.
+type engine struct {
+	limits
+	lanes    [outbox.Lanes]*lane
+	leaving  []*lane // dropped, with something in flight or to be deleted
+	inFlight int
+	rotation int // the lane to begin the next round of publishing with
+
+	reading bool
+	woken   bool          // something was committed while that read ran
+	poll    time.Duration // present interval of polls
+	pollAt  time.Time     // dry lanes are read again then
+
+	confirmed    []*entry  // not yet handed to a deletion; their lanes may be lost by now
+	since        time.Time // the oldest of confirmed
+	removing     []*entry  // the deletion under way, or the one to be tried again
+	removeActive bool
+	removeFailed bool
+	removeAt     time.Time // a failed deletion is tried again then
+}
+
+// read is a read under way.
+type read struct {
+	outbox.ReadRequest
+	lanes []*lane
+}
+
+func newEngine(l limits) *engine { return &engine{limits: l, poll: l.pollMin} }
+
+// hold begins to work a lane; see mayHold.
+func (e *engine) hold(number int, epoch int64, trusted time.Time) {
+	e.lanes[number] = newLane(number, epoch, trusted)
+}
+
+// trust extends the time that a lane's lease may be relied on.
+func (e *engine) trust(number int, epoch int64, until time.Time) {
+	if l := e.lanes[number]; l != nil && l.epoch == epoch {
+		l.trusted = until
+	}
+}
+
+// mayHold reports that a lane can be worked: it is not held, and nothing is left
+// of an earlier time that its rows could be confused with.
+func (e *engine) mayHold(number int) bool {
+	if e.lanes[number] != nil {
+		return false
+	}
+	e.leaving = slices.DeleteFunc(e.leaving, e.idle)
+	return !slices.ContainsFunc(e.leaving, func(l *lane) bool { return l.number == number })
+}
+
+// drain stops a lane from taking anything new. Once it is idle it can be
+// dropped and its lease given back.
+func (e *engine) drain(number int) {
+	if l := e.lanes[number]; l != nil {
+		l.draining = true
+	}
+}
+
+// idle reports that nothing of a lane is in flight or waits for its deletion, so
+// that letting it go repeats nothing.
+func (e *engine) idle(l *lane) bool {
+	if l.inFlight > 0 || l.reading {
+		return false
+	}
+	of := func(m *entry) bool { return m.lane == l }
+	return !slices.ContainsFunc(e.removing, of) && !slices.ContainsFunc(e.confirmed, of)
+}
+
+// drop ends the work on a lane. What is in flight still gets its outcome, and
+// what is confirmed is still deleted: that is right whoever holds the lease.
+func (e *engine) drop(number int) {
+	if l := e.lanes[number]; l != nil {
+		e.lanes[number] = nil
+		l.draining = true
+		e.leaving = append(e.leaving, l)
+	}
+}
+
+// wake makes every lane worth a read: something was committed, or the poll is
+// due.
+func (e *engine) wake() {
+	e.woken = e.reading
+	for _, l := range e.lanes {
+		if l != nil {
+			l.dry = false
+		}
+	}
+}
+
+// nextRead returns the read that is due, or nil. Lanes that have enough to do,
+// that are full, or that wait after a failure are left out; nothing is read
+// while a deletion has failed, for the table would only return its rows.
+func (e *engine) nextRead(now time.Time) *read {
+	if e.reading || e.removeFailed {
+		return nil
+	}
+	polled := !now.Before(e.pollAt)
+	if polled {
+		e.wake()
+		e.pollAt = now.Add(e.poll)
+	}
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes}}
+	for _, l := range e.lanes {
+		if l == nil || l.draining || l.dry || l.ready.len() > e.laneRows/2 || len(l.failed) > 0 ||
+			l.bytes >= e.laneBytes || len(l.entries) >= maxEntries*e.laneRows || now.After(l.trusted) {
+			continue
+		}
+		r.lanes = append(r.lanes, l)
+		r.Lanes = append(r.Lanes, l.number)
+		for id := range l.entries {
+			r.Known = append(r.Known, id)
+		}
+		r.Busy = l.busy(r.Busy)
+		l.reading = true
+	}
+	if len(r.lanes) == 0 {
+		if polled {
+			e.poll = min(2*e.poll, e.pollMax)
+		}
+		return nil
+	}
+	e.reading = true
+	return r
+}
+
+// maxEntries bounds a lane's memory, in reads.
+const maxEntries = 8
+
+// read takes what a read returned; entries of one lane come together, in order.
+func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
+	e.reading = false
+	woken := e.woken
+	e.woken = false
+	found := 0
+	for _, l := range r.lanes {
+		n := 0
+		for n < len(entries) && entries[n].Lane == l.number {
+			n++
+		}
+		mine := entries[:n]
+		entries = entries[n:]
+		if err == nil && e.lanes[l.number] == l && !l.draining {
+			found += l.add(mine)
+		}
+		l.reading = false
+		clear(l.gone)
+		bytes := 0
+		for _, m := range mine {
+			bytes += m.size()
+		}
+		l.dry = err == nil && !woken && len(mine) < r.Rows && bytes < r.Bytes
+	}
+	// Polls follow one another fast while they find something, then slower.
+	if found > 0 {
+		e.poll = e.pollMin
+	} else {
+		e.poll = min(2*e.poll, e.pollMax)
+	}
+	e.pollAt = now.Add(e.poll)
+}
+
+// nextPublish returns messages of one lane to publish, in order, whose outcomes
+// are due at deadline, or nothing. A lane publishes nothing that it cannot
+// finish while its lease is trusted.
+func (e *engine) nextPublish(now, deadline time.Time) []*entry {
+	for range e.lanes {
+		l := e.lanes[e.rotation]
+		e.rotation = (e.rotation + 1) % len(e.lanes)
+		if l == nil || l.draining || deadline.After(l.trusted) || e.inFlight >= e.window {
+			continue
+		}
+		if taken := l.take(e.window-e.inFlight, now, deadline); len(taken) > 0 {
+			e.inFlight += len(taken)
+			return taken
+		}
+	}
+	return nil
+}
+
+// outcome takes the sink's word on an entry.
+func (e *engine) outcome(m *entry, now time.Time, err error) {
+	if m.state != inFlight {
+		return // a second outcome for one message: the first one counted
+	}
+	e.inFlight--
+	if err != nil {
+		m.lane.fail(m, now)
+		return
+	}
+	m.lane.confirm(m)
+	if len(e.confirmed) == 0 {
+		e.since = now
+	}
+	e.confirmed = append(e.confirmed, m)
+}
+
+// nextRemoval returns confirmed rows to delete, or nil. They gather for a
+// moment, so that a deletion is worth its round trip.
+func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
+	switch {
+	case e.removeActive || now.Before(e.removeAt):
+		return nil
+	case len(e.removing) > 0: // failed; tried again alone
+	case len(e.confirmed) == 0, len(e.confirmed) < e.removeRows && now.Sub(e.since) < e.linger:
+		return nil
+	default:
+		n := min(len(e.confirmed), e.removeRows)
+		e.removing = slices.Clone(e.confirmed[:n])
+		e.confirmed = slices.Delete(e.confirmed, 0, n)
+		e.since = now
+	}
+	e.removeActive = true
+	refs := make([]outbox.Ref, len(e.removing))
+	for i, m := range e.removing {
+		refs[i] = m.ref()
+	}
+	return refs
+}
+
+func (e *entry) ref() outbox.Ref {
+	return outbox.Ref{Lane: e.Lane, ID: e.ID, MessageID: e.MessageID, CreatedAt: e.CreatedAt}
+}
+
+// removed takes the answer to a deletion. One that failed, or whose answer was
+// lost, is tried again alone: nothing confirmed is forgotten before it is gone.
+func (e *engine) removed(now time.Time, retryIn time.Duration, err error) {
+	e.removeActive = false
+	if err != nil {
+		e.removeFailed = true
+		e.removeAt = now.Add(retryIn)
+		return
+	}
+	e.removeFailed = false
+	for _, m := range e.removing {
+		m.lane.forget(m)
+	}
+	e.removing = nil
+}
+
+// due returns the time at which something is to be done even if nothing happens
+// before.
+func (e *engine) due(now time.Time) time.Time {
+	due := now.Add(e.pollMax)
+	earlier := func(t time.Time) {
+		if t.Before(due) {
+			due = t
+		}
+	}
+	if !e.reading && !e.removeFailed {
+		earlier(e.pollAt)
+	}
+	switch {
+	case e.removeActive:
+	case e.removeFailed:
+		earlier(e.removeAt)
+	case len(e.confirmed) > 0:
+		earlier(e.since.Add(e.linger))
+	}
+	for _, l := range e.lanes {
+		if l != nil && l.retryAt.After(now) {
+			earlier(l.retryAt)
+		}
+	}
+	return due
+}

@@ -1,0 +1,285 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"time"
+)
+
+// leaser keeps a worker's leases: it is the only one that asks the database for
+// them, and tells the loop what it may work.
+type leaser struct {
+	*worker
+	stopping bool
+	failing  bool // the last step failed; logged once
+}
+
+func newLeaser(w *worker) *leaser { return &leaser{worker: w} }
+
+// holding is what the loop says about its lanes.
+type holding struct {
+	active   []int         // held, not draining; sorted
+	renew    []int         // active and draining ones, but for those that hang
+	epochs   map[int]int64 // of all that are held
+	released []int         // drained and dropped just now
+	mayHold  [32]bool
+}
+
+// run beats until stopping ends, then hands the lanes back. Steps come often
+// enough that several may fail before a lease expires. working is what the
+// statements run under.
+func (s *leaser) run(stopping, working context.Context) {
+	every := s.cfg.Lease / 15
+	for {
+		s.try(working)
+		timer := time.NewTimer(every)
+		select {
+		case <-timer.C:
+			continue
+		case <-s.drained:
+			timer.Stop()
+			continue
+		case <-stopping.Done():
+			timer.Stop()
+		}
+		break
+	}
+	ctx, cancel := context.WithTimeout(working, s.cfg.StopTimeout)
+	defer cancel()
+	s.stop(ctx)
+	// The last words have a little time of their own.
+	last, cancelLast := context.WithTimeout(working, time.Second)
+	defer cancelLast()
+	s.leave(last)
+}
+
+// stop drains all lanes and waits until nothing is in flight or ctx ends.
+func (s *leaser) stop(ctx context.Context) {
+	s.stopping = true
+	for {
+		s.call(ctx, func(e *engine, _ time.Time) {
+			for _, l := range e.lanes {
+				if l != nil {
+					e.drain(l.number)
+				}
+			}
+		})
+		s.try(ctx)
+		held := 0
+		s.call(ctx, func(e *engine, _ time.Time) {
+			for _, l := range e.lanes {
+				if l != nil {
+					held++
+				}
+			}
+		})
+		if held == 0 {
+			return
+		}
+		timer := time.NewTimer(s.cfg.Lease / 15)
+		select {
+		case <-timer.C:
+		case <-s.drained:
+			timer.Stop()
+		case <-ctx.Done():
+			timer.Stop()
+			s.log.WarnContext(ctx, "stopping with messages that the broker has not answered; they stay owed", "lanes", held)
+			return
+		}
+	}
+}
+
+// leave frees what is left, so that nobody has to wait for the leases to
+// expire. Lanes whose messages are unanswered are freed too: the next owner
+// sends them again, sooner rather than later.
+func (s *leaser) leave(ctx context.Context) {
+	lanes := []int{upkeepLane}
+	s.call(ctx, func(e *engine, _ time.Time) {
+		for _, l := range e.lanes {
+			if l != nil {
+				lanes = append(lanes, l.number)
+				e.drop(l.number)
+			}
+		}
+	})
+	s.upkeepEpoch.Store(0)
+	err := s.leases.release(ctx, s.owner, lanes)
+	if err == nil {
+		err = s.leases.leave(ctx, s.owner)
+	}
+	if err != nil {
+		s.log.WarnContext(ctx, "leases could not be given back; they expire", "error", err)
+	}
+}
+
+// call runs fn in the worker's loop and waits for it. It reports whether fn ran:
+// a loop that hangs makes the caller's step fail, and with it the renewal.
+func (s *leaser) call(ctx context.Context, fn func(*engine, time.Time)) bool {
+	done := make(chan struct{})
+	select {
+	case s.calls <- func(e *engine, now time.Time) { defer close(done); fn(e, now) }:
+	case <-ctx.Done():
+		return false
+	}
+	select {
+	case <-done:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// try does a step within a part of the lease and logs the first failure of a
+// row.
+func (s *leaser) try(ctx context.Context) {
+	limited, cancel := context.WithTimeout(ctx, s.cfg.Lease/3)
+	defer cancel()
+	err := s.step(limited)
+	switch {
+	case err == nil:
+		s.failing = false
+	case ctx.Err() == nil && !s.failing:
+		s.failing = true
+		s.log.WarnContext(ctx, "leases could not be renewed; publishing stops when they expire", "error", err)
+	}
+}
+
+// step is one heartbeat: give back what has drained, extend what is held, learn
+// what was lost, and take or begin to drain what the shares say.
+func (s *leaser) step(ctx context.Context) error {
+	have := s.holding(ctx)
+	if len(have.released) > 0 {
+		if err := s.leases.release(ctx, s.owner, have.released); err != nil {
+			return err // they expire
+		}
+	}
+	renew := have.renew
+	if s.upkeepEpoch.Load() != 0 {
+		renew = append(renew, upkeepLane)
+	}
+	me := identity{owner: s.owner, name: s.cfg.Name, ready: s.ready(), stopping: s.stopping}
+	// Trust counts from before the renewal is sent: the database's clock gives
+	// at least that much.
+	trusted := s.trustFrom(time.Now())
+	held, err := s.leases.beat(ctx, me, renew, s.cfg.Lease)
+	if err != nil {
+		return err
+	}
+	s.renewed(ctx, have, held, trusted)
+	if s.stopping {
+		return nil
+	}
+	return s.balance(ctx, have)
+}
+
+// trustFrom leaves a tenth of the lease as a margin for clocks that run at
+// different speeds.
+func (s *leaser) trustFrom(sent time.Time) time.Time {
+	return sent.Add(s.cfg.Lease - s.cfg.Lease/10)
+}
+
+// ready asks the sink, if it can say, whether it reaches its broker.
+func (s *leaser) ready() bool {
+	if r, ok := s.sink.(interface{ Ready() bool }); ok {
+		return r.Ready()
+	}
+	return true
+}
+
+// holding asks the loop for its lanes, and drops those that have drained.
+func (s *leaser) holding(ctx context.Context) holding {
+	have := holding{epochs: map[int]int64{}}
+	s.call(ctx, func(e *engine, now time.Time) {
+		for number, l := range e.lanes {
+			switch {
+			case l == nil:
+				have.mayHold[number] = e.mayHold(number)
+				continue
+			case l.draining && e.idle(l):
+				e.drop(number)
+				have.released = append(have.released, number)
+				continue
+			case !l.draining:
+				have.active = append(have.active, number)
+			}
+			have.epochs[number] = l.epoch
+			if !l.hung(now, s.cfg.PublishTimeout) {
+				have.renew = append(have.renew, number)
+			}
+		}
+	})
+	return have
+}
+
+// renewed tells the loop what the database said of its lanes.
+func (s *leaser) renewed(ctx context.Context, have holding, held map[int]int64, trusted time.Time) {
+	if _, mine := held[upkeepLane]; !mine {
+		s.upkeepEpoch.Store(0)
+	}
+	s.call(ctx, func(e *engine, _ time.Time) {
+		for number, epoch := range have.epochs {
+			switch {
+			case held[number] != epoch:
+				s.met.lost.Add(ctx, 1)
+				s.log.WarnContext(ctx, "lane was taken by another worker", "lane", number, "epoch", epoch)
+				e.drop(number)
+			case slices.Contains(have.renew, number):
+				e.trust(number, epoch, trusted)
+			}
+		}
+	})
+}
+
+// balance moves towards a fair share.
+func (s *leaser) balance(ctx context.Context, have holding) error {
+	leases, peers, err := s.leases.census(ctx)
+	if err != nil {
+		return err
+	}
+	mayHold := func(lane int) bool { return have.mayHold[lane] }
+	share := divide(s.owner, peers, leases, have.active, mayHold, s.cfg.Lease)
+	if len(share.give) > 0 {
+		s.call(ctx, func(e *engine, _ time.Time) {
+			for _, number := range share.give {
+				e.drain(number)
+			}
+		})
+	}
+	if share.upkeep {
+		if err := s.takeUpkeep(ctx); err != nil {
+			return err
+		}
+	}
+	if share.most <= 0 || len(share.take) == 0 {
+		return nil
+	}
+	trusted := s.trustFrom(time.Now())
+	taken, err := s.leases.take(ctx, s.owner, share.take, share.most, s.cfg.Lease)
+	if err != nil {
+		return err
+	}
+	for _, l := range leases {
+		if _, ok := taken[l.lane]; ok && l.owner != "" && l.owner != s.owner {
+			s.met.takeovers.Add(ctx, 1)
+			s.log.WarnContext(ctx, "lane taken over from a worker whose lease expired", "lane", l.lane, "from", l.owner)
+		}
+	}
+	s.call(ctx, func(e *engine, _ time.Time) {
+		for number, epoch := range taken {
+			e.hold(number, epoch, trusted)
+		}
+	})
+	return nil
+}
+
+func (s *leaser) takeUpkeep(ctx context.Context) error {
+	taken, err := s.leases.take(ctx, s.owner, []int{upkeepLane}, 1, s.cfg.Lease)
+	if err != nil {
+		return err
+	}
+	if epoch, ok := taken[upkeepLane]; ok {
+		s.upkeepEpoch.Store(epoch)
+		s.checkDue.Store(true)
+	}
+	return nil
+}

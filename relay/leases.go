@@ -1,0 +1,99 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// identity is how a running worker presents itself.
+type identity struct {
+	owner    string // random, made anew at each start
+	name     string
+	ready    bool
+	stopping bool
+}
+
+// leaseStore is what differs between the databases. All times are the
+// database's.
+type leaseStore interface {
+	// beat keeps the worker among the living and extends its leases on lanes.
+	// It returns all lanes that are the worker's, with their epochs: the
+	// extended ones and those it left out.
+	beat(ctx context.Context, me identity, lanes []int, term time.Duration) (held map[int]int64, err error)
+
+	// census returns all leases and the workers that are alive.
+	census(ctx context.Context) ([]lease, []peer, error)
+
+	// take leases at most most of those lanes that are still free, each with
+	// a new epoch.
+	take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (taken map[int]int64, err error)
+
+	// release frees lanes that are still the owner's.
+	release(ctx context.Context, owner string, lanes []int) error
+
+	// leave removes the worker from the living.
+	leave(ctx context.Context, owner string) error
+
+	// guard locks a lease in tx and reports whether it is the owner's, at that
+	// epoch.
+	guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error)
+}
+
+func newLeaseStore(box *outbox.Outbox) leaseStore {
+	names := box.Database()
+	if names.Dialect == oncemill.SQLite {
+		return newSQLiteLeases(box.DB(), names)
+	}
+	return newPostgresLeases(box.DB(), names)
+}
+
+// scanLanes reads (lane, epoch) pairs.
+func scanLanes(rows *sql.Rows, err error) (map[int]int64, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	lanes := map[int]int64{}
+	for rows.Next() {
+		var lane int
+		var epoch int64
+		if err := rows.Scan(&lane, &epoch); err != nil {
+			return nil, err
+		}
+		lanes[lane] = epoch
+	}
+	return lanes, rows.Err()
+}
+
+// scanCensus reads leases and workers from one result: a worker comes as lane
+// -2.
+func scanCensus(rows *sql.Rows, err error) ([]lease, []peer, error) {
+	if err != nil {
+		return nil, nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var leases []lease
+	var peers []peer
+	for rows.Next() {
+		var l lease
+		var p peer
+		var micros int64
+		if err := rows.Scan(&l.lane, &l.owner, &l.epoch, &micros, &p.ready, &p.stopping); err != nil {
+			return nil, nil, err
+		}
+		if l.lane == workerRow {
+			p.owner = l.owner
+			peers = append(peers, p)
+			continue
+		}
+		l.left = time.Duration(micros) * time.Microsecond
+		leases = append(leases, l)
+	}
+	return leases, peers, rows.Err()
+}
+
+const workerRow = -2

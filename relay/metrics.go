@@ -1,0 +1,78 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/metric"
+)
+
+// metrics are what a relay counts. Names follow OpenTelemetry: a prefix, a noun,
+// the unit apart.
+type metrics struct {
+	outcomes  metric.Int64Counter
+	takeovers metric.Int64Counter
+	lost      metric.Int64Counter
+	missed    metric.Int64Counter
+	truncated metric.Int64Counter
+
+	confirmed, refused, unavailable, unknown metric.MeasurementOption
+}
+
+func newMetrics(provider metric.MeterProvider) (*metrics, error) {
+	meter := provider.Meter("github.com/oncemill/oncemill/relay")
+	m := &metrics{
+		confirmed:   outcome("confirmed"),
+		refused:     outcome("refused"),
+		unavailable: outcome("unavailable"),
+		unknown:     outcome("unknown"),
+	}
+	var errs []error
+	counter := func(name, unit, description string) metric.Int64Counter {
+		c, err := meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(description))
+		errs = append(errs, err)
+		return c
+	}
+	m.outcomes = counter("oncemill.relay.outcomes", "{message}", "Outcomes of publishing, by outcome. A message has one for each time it was handed to the sink.")
+	m.takeovers = counter("oncemill.relay.takeovers", "{lane}", "Lanes taken from a worker whose lease had expired.")
+	m.lost = counter("oncemill.relay.lost_lanes", "{lane}", "Lanes that another worker took from this one.")
+	m.missed = counter("oncemill.relay.history_missed", "{message}", "Delivered messages that could not be kept in the history.")
+	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
+	if err := errors.Join(errs...); err != nil {
+		return nil, fmt.Errorf("relay: metrics: %w", err)
+	}
+	return m, nil
+}
+
+func outcome(value string) metric.MeasurementOption {
+	return metric.WithAttributeSet(attribute.NewSet(attribute.String("outcome", value)))
+}
+
+// tally counts the outcomes of one turn of the worker's loop.
+type tally struct{ confirmed, refused, unavailable, unknown int64 }
+
+func (t *tally) add(err error) {
+	switch {
+	case err == nil:
+		t.confirmed++
+	case errors.Is(err, ErrRefused):
+		t.refused++
+	case errors.Is(err, ErrUnavailable):
+		t.unavailable++
+	default:
+		t.unknown++
+	}
+}
+
+func (m *metrics) record(ctx context.Context, t tally) {
+	for _, part := range []struct {
+		n  int64
+		as metric.MeasurementOption
+	}{{t.confirmed, m.confirmed}, {t.refused, m.refused}, {t.unavailable, m.unavailable}, {t.unknown, m.unknown}} {
+		if part.n > 0 {
+			m.outcomes.Add(ctx, part.n, part.as)
+		}
+	}
+}

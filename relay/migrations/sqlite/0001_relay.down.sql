@@ -1,0 +1,2 @@
+drop table {{relay_workers}};
+drop table {{relay_leases}};

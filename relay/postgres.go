@@ -1,0 +1,122 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill"
+)
+
+type postgresLeases struct {
+	db                                                                *sql.DB
+	beatText, censusText, takeText, releaseText, leaveText, guardText string
+}
+
+func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
+	return &postgresLeases{
+		db:       db,
+		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),
+		takeText: names.Expand(postgresTake), releaseText: names.Expand(postgresRelease),
+		leaveText: names.Expand(postgresLeave), guardText: names.Expand(postgresGuard),
+	}
+}
+
+// All by primary key, over 33 rows and as many workers as there are. Each is one
+// statement, so a process that stops in the middle holds no lock; under a
+// REPEATABLE READ default a statement that lost against another one fails with
+// 40001 and is due again at the next beat.
+const (
+	// Owner and epoch do not change, so extending a lease that has expired is
+	// right as long as nobody took it. The final select sees the state before
+	// the updates, in which owner and epoch are the same.
+	postgresBeat = `
+with alive as (
+	insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
+	values ($1, $2, clock_timestamp() + $4::bigint * interval '1 microsecond', $5, $6)
+	on conflict (owner) do update
+	set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping
+), dead as (
+	delete from {{relay_workers}}
+	where owner <> $1 and seen_until < clock_timestamp() - interval '1 hour'
+), kept as (
+	update {{relay_leases}}
+	set lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
+	where owner = $1 and lane = any ($3::smallint[])
+)
+select lane, epoch from {{relay_leases}} where owner = $1`
+
+	postgresCensus = `
+select lane, owner, epoch, (extract(epoch from lease_until - clock_timestamp()) * 1000000)::bigint, false, false
+from {{relay_leases}}
+union all
+select -2, owner, 0, 0, ready, stopping
+from {{relay_workers}}
+where seen_until > clock_timestamp()`
+
+	// FOR UPDATE conflicts with the FOR KEY SHARE of a fenced write, so a
+	// takeover waits for a write under way and the next fenced write of the
+	// former owner sees the new epoch.
+	postgresTake = `
+update {{relay_leases}} l
+set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
+from (
+	select lane
+	from {{relay_leases}}
+	where lane = any ($2::smallint[]) and lease_until < clock_timestamp()
+	limit $3
+	for update skip locked
+) free
+where l.lane = free.lane
+returning l.lane, l.epoch`
+
+	postgresRelease = `
+update {{relay_leases}}
+set owner = '', lease_until = clock_timestamp()
+where owner = $1 and lane = any ($2::smallint[])`
+
+	postgresLeave = `delete from {{relay_workers}} where owner = $1`
+
+	postgresGuard = `
+select count(*)
+from (select from {{relay_leases}} where lane = $1 and owner = $2 and epoch = $3 for update) held`
+)
+
+func smallints(lanes []int) any {
+	a := make([]int64, len(lanes))
+	for i, l := range lanes {
+		a[i] = int64(l)
+	}
+	return pq.Array(a)
+}
+
+func (s *postgresLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]int64, error) {
+	return scanLanes(s.db.QueryContext(ctx, s.beatText, //nolint:rowserrcheck,sqlclosecheck // scanLanes does
+		me.owner, me.name, smallints(lanes), term.Microseconds(), me.ready, me.stopping))
+}
+
+func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
+	return scanCensus(s.db.QueryContext(ctx, s.censusText)) //nolint:rowserrcheck,sqlclosecheck // scanCensus does
+}
+
+func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]int64, error) {
+	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, smallints(lanes), most, term.Microseconds())) //nolint:rowserrcheck,sqlclosecheck // scanLanes does
+}
+
+func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int) error {
+	_, err := s.db.ExecContext(ctx, s.releaseText, owner, smallints(lanes))
+	return err
+}
+
+func (s *postgresLeases) leave(ctx context.Context, owner string) error {
+	_, err := s.db.ExecContext(ctx, s.leaveText, owner)
+	return err
+}
+
+func (s *postgresLeases) guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error) {
+	var n int
+	err := tx.QueryRowContext(ctx, s.guardText, lane, owner, epoch).Scan(&n)
+	return n == 1, err
+}

@@ -1,0 +1,130 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// FromPublisher makes a sink of any Watermill publisher. A message counts as
+// confirmed when Publish returns nil, so the publisher must wait for its
+// broker's word: watermill-amqp with ConfirmDelivery, JetStream, watermill-sql.
+// An error of Publish is of unknown kind, unless it matches [ErrRefused] or
+// [ErrUnavailable].
+//
+// Messages of one lane are published one after another, lanes at the same time:
+// up to 32 calls of Publish at once. A call that does not return holds its lane
+// until the lane's lease has expired; give the publisher a timeout of its own.
+// The publisher is not closed.
+func FromPublisher(p message.Publisher) Sink {
+	s := &publisherSink{publisher: p}
+	for i := range s.lanes {
+		s.lanes[i].signal = make(chan struct{}, 1)
+	}
+	return s
+}
+
+type publisherSink struct {
+	publisher message.Publisher
+	lanes     [outbox.Lanes]laneQueue
+
+	mu      sync.Mutex // guards running and the queues of lanes
+	running bool
+}
+
+type laneQueue struct {
+	jobs   []publishJob
+	signal chan struct{}
+}
+
+type publishJob struct {
+	messages []*Message
+	expired  func() bool
+	done     func(*Message, error)
+}
+
+var errSinkStopped = errors.New("the sink is not running")
+
+// MaxInFlight keeps a slow publisher from being handed more than it can publish
+// within the deadline.
+func (s *publisherSink) MaxInFlight() int { return 4 * outbox.Lanes }
+
+func (s *publisherSink) Run(ctx context.Context) error {
+	s.mu.Lock()
+	s.running = true
+	s.mu.Unlock()
+	var group errgroup.Group
+	for i := range s.lanes {
+		group.Go(func() error {
+			s.serve(ctx, &s.lanes[i])
+			return nil
+		})
+	}
+	return group.Wait()
+}
+
+func (s *publisherSink) Publish(ctx context.Context, msgs []*Message, done func(*Message, error)) {
+	job := publishJob{messages: msgs, expired: func() bool { return ctx.Err() != nil }, done: done}
+	lane := &s.lanes[msgs[0].Lane]
+	s.mu.Lock()
+	running := s.running
+	if running {
+		lane.jobs = append(lane.jobs, job)
+	}
+	s.mu.Unlock()
+	if !running {
+		job.fail(errSinkStopped)
+		return
+	}
+	raise(lane.signal)
+}
+
+// serve publishes one lane's messages until ctx ends. The lock makes sure that a
+// job is either taken here or refused in Publish.
+func (s *publisherSink) serve(ctx context.Context, lane *laneQueue) {
+	for {
+		select {
+		case <-lane.signal:
+		case <-ctx.Done():
+		}
+		s.mu.Lock()
+		jobs := lane.jobs
+		lane.jobs = nil
+		ended := ctx.Err() != nil
+		if ended {
+			s.running = false
+		}
+		s.mu.Unlock()
+		for _, job := range jobs {
+			if ended {
+				job.fail(errSinkStopped)
+				continue
+			}
+			s.publish(job)
+		}
+		if ended {
+			return
+		}
+	}
+}
+
+func (s *publisherSink) publish(job publishJob) {
+	for _, m := range job.messages {
+		if job.expired() {
+			job.done(m, Unavailable(context.DeadlineExceeded))
+			continue
+		}
+		job.done(m, s.publisher.Publish(m.Topic, m.Watermill()))
+	}
+}
+
+func (j publishJob) fail(err error) {
+	for _, m := range j.messages {
+		j.done(m, Unavailable(err))
+	}
+}

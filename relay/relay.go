@@ -1,0 +1,163 @@
+package relay
+
+import (
+	"context"
+	"embed"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"strconv"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+//go:embed migrations
+var migrationFiles embed.FS
+
+// Migrations makes the tables relay_leases and relay_workers.
+var Migrations = oncemill.Migrations{Name: "relay", FS: migrationsFS()}
+
+func migrationsFS() fs.FS {
+	files, err := fs.Sub(migrationFiles, "migrations")
+	if err != nil {
+		panic(err) // only for a malformed constant path
+	}
+	return files
+}
+
+// Config configures a Relay. The zero value is right for most services. Workers
+// of one outbox use the same Lease.
+type Config struct {
+	// Name is shown to operators. Default: the host's name.
+	Name string
+
+	// Lease is how long a worker that has died or is cut off keeps others from
+	// its lanes: the longest pause after a crash. A shorter one tolerates less:
+	// a worker that cannot reach its database for so long stops publishing.
+	// Default: 15 s. At least 1 s.
+	Lease time.Duration
+
+	// PublishTimeout is how long the broker may take to confirm a message
+	// before it is sent again. Default: a third of Lease, which is the most:
+	// no publish begins that could outlast its lease.
+	PublishTimeout time.Duration
+
+	// StopTimeout is how long Run, when its context ends, waits for what is in
+	// flight. What the broker has not answered by then stays owed and is sent
+	// again by the next worker. Default: 10 s.
+	StopTimeout time.Duration
+
+	// Window is the largest number of messages in flight to the broker. More
+	// hide a longer round trip, cost memory in the broker, and are what may be
+	// sent again after a crash. Default: 1024.
+	Window int
+
+	// Batch is the largest number of rows that one read takes of a lane.
+	// Default: 128. A worker with all 32 lanes keeps up to some thousand rows
+	// in memory, and up to 2 MiB of each lane.
+	Batch int
+
+	// PollMin and PollMax bound the pause between two reads of lanes that had
+	// nothing more: the shortest while messages come, the longest after a
+	// quiet time. A commit of the same process, by outbox.RunInTx, is seen at
+	// once. Defaults: 2 ms and 250 ms.
+	PollMin, PollMax time.Duration
+
+	// Logger receives outages, refused messages, takeovers. Default:
+	// slog.Default().
+	Logger *slog.Logger
+
+	// MeterProvider receives the metrics. Default: the global one.
+	MeterProvider metric.MeterProvider
+}
+
+// Relay is a worker: it delivers the messages of one outbox to one sink. Any
+// number of them, in any number of processes, share the lanes.
+type Relay struct {
+	box  *outbox.Outbox
+	sink Sink
+	cfg  Config
+	met  *metrics
+}
+
+// New returns a relay from box to sink. It does no I/O. All bad values of cfg
+// are reported at once, each as an [*oncemill.ConfigError].
+func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
+	var errs []error
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "relay." + field, Value: value, Problem: problem})
+	}
+	if box == nil {
+		bad("New box", "nil", "an outbox is needed")
+	}
+	if sink == nil {
+		bad("New sink", "nil", "a sink is needed")
+	}
+	duration := func(field string, value *time.Duration, byDefault, least, most time.Duration) {
+		switch {
+		case *value == 0:
+			*value = byDefault
+		case *value < least || *value > most:
+			bad("Config."+field, value.String(), "must be "+least.String()+" to "+most.String()+", or 0 for "+byDefault.String())
+		}
+	}
+	number := func(field string, value *int, byDefault, most int) {
+		switch {
+		case *value == 0:
+			*value = byDefault
+		case *value < 0 || *value > most:
+			bad("Config."+field, strconv.Itoa(*value), "must be 1 to "+strconv.Itoa(most)+", or 0 for "+strconv.Itoa(byDefault))
+		}
+	}
+	duration("Lease", &cfg.Lease, 15*time.Second, time.Second, time.Hour)
+	if cfg.Lease >= time.Second {
+		duration("PublishTimeout", &cfg.PublishTimeout, cfg.Lease/3, 10*time.Millisecond, cfg.Lease/3)
+	}
+	duration("StopTimeout", &cfg.StopTimeout, 10*time.Second, time.Millisecond, time.Hour)
+	number("Window", &cfg.Window, 1024, 1<<16)
+	number("Batch", &cfg.Batch, 128, 10_000)
+	duration("PollMin", &cfg.PollMin, 2*time.Millisecond, time.Millisecond, time.Minute)
+	if cfg.PollMin >= time.Millisecond {
+		duration("PollMax", &cfg.PollMax, max(250*time.Millisecond, cfg.PollMin), cfg.PollMin, time.Hour)
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.MeterProvider == nil {
+		cfg.MeterProvider = otel.GetMeterProvider()
+	}
+	if cfg.Name == "" {
+		cfg.Name, _ = os.Hostname() // no name is a poor name, not a reason to fail
+	}
+	met, err := newMetrics(cfg.MeterProvider)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Relay{box: box, sink: sink, cfg: cfg, met: met}, nil
+}
+
+// Run works until ctx ends; then it takes nothing new, finishes what is in
+// flight within StopTimeout, gives its lanes back, and returns nil. A clean stop
+// repeats nothing.
+//
+// It rides out a database or a broker that is away. It returns an error only
+// for what waiting cannot mend: tables that are not migrated (a
+// *oncemill.SchemaError), [outbox.ErrSequenceBehind], [outbox.ErrSequenceCached],
+// or a sink that gave up. Run may be called again after it has returned, and
+// more than once at a time if the sink allows that.
+func (r *Relay) Run(ctx context.Context) error {
+	w := newWorker(r)
+	if err := w.prepare(ctx); err != nil || ctx.Err() != nil {
+		return err
+	}
+	return w.run(ctx)
+}

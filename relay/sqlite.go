@@ -1,0 +1,119 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+type sqliteLeases struct {
+	db                                                                          *sql.DB
+	aliveText, keepText, heldText, censusText, takeText, releaseText, leaveText string
+	guardText                                                                   string
+}
+
+func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
+	return &sqliteLeases{
+		db:        db,
+		aliveText: names.Expand(sqliteAlive), keepText: names.Expand(sqliteKeep), heldText: names.Expand(sqliteHeld),
+		censusText: names.Expand(sqliteCensus), takeText: names.Expand(sqliteTake),
+		releaseText: names.Expand(sqliteRelease), leaveText: names.Expand(sqliteLeave), guardText: names.Expand(sqliteGuard),
+	}
+}
+
+// All by primary key. SQLite has one writer at a time: a statement that writes
+// sees the latest state and nobody between. Lanes come as JSON.
+const (
+	sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
+
+	sqliteAlive = `
+insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
+values (?1, ?2, ` + sqliteNow + ` + ?3, ?4, ?5)
+on conflict (owner) do update
+set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping`
+
+	sqliteKeep = `
+update {{relay_leases}}
+set lease_until = ` + sqliteNow + ` + ?3
+where owner = ?1 and lane in (select value from json_each(?2))`
+
+	sqliteHeld = `select lane, epoch from {{relay_leases}} where owner = ?1`
+
+	sqliteCensus = `
+select lane, owner, epoch, lease_until - ` + sqliteNow + `, 0, 0
+from {{relay_leases}}
+union all
+select -2, owner, 0, 0, ready, stopping
+from {{relay_workers}}
+where seen_until > ` + sqliteNow
+
+	sqliteTake = `
+update {{relay_leases}}
+set owner = ?1, epoch = epoch + 1, lease_until = ` + sqliteNow + ` + ?4
+where lane in (
+	select lane
+	from {{relay_leases}}
+	where lane in (select value from json_each(?2)) and lease_until < ` + sqliteNow + `
+	limit ?3
+)
+returning lane, epoch`
+
+	sqliteRelease = `
+update {{relay_leases}}
+set owner = '', lease_until = ` + sqliteNow + ` - 1
+where owner = ?1 and lane in (select value from json_each(?2))`
+
+	// The dead of the last hour go with whoever leaves.
+	sqliteLeave = `delete from {{relay_workers}} where owner = ?1 or seen_until < ` + sqliteNow + ` - 3600000000`
+
+	// A write that changes nothing: from here on the transaction is the writer.
+	sqliteGuard = `update {{relay_leases}} set epoch = epoch where lane = ?1 and owner = ?2 and epoch = ?3`
+)
+
+func jsonLanes(lanes []int) string {
+	if lanes == nil {
+		lanes = []int{}
+	}
+	text, _ := json.Marshal(lanes) // ints cannot fail
+	return string(text)
+}
+
+func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]int64, error) {
+	if _, err := s.db.ExecContext(ctx, s.aliveText, me.owner, me.name, term.Microseconds(), me.ready, me.stopping); err != nil {
+		return nil, err
+	}
+	if _, err := s.db.ExecContext(ctx, s.keepText, me.owner, jsonLanes(lanes), term.Microseconds()); err != nil {
+		return nil, err
+	}
+	return scanLanes(s.db.QueryContext(ctx, s.heldText, me.owner)) //nolint:rowserrcheck,sqlclosecheck // scanLanes does
+}
+
+func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
+	return scanCensus(s.db.QueryContext(ctx, s.censusText)) //nolint:rowserrcheck,sqlclosecheck // scanCensus does
+}
+
+func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]int64, error) {
+	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds())) //nolint:rowserrcheck,sqlclosecheck // scanLanes does
+}
+
+func (s *sqliteLeases) release(ctx context.Context, owner string, lanes []int) error {
+	_, err := s.db.ExecContext(ctx, s.releaseText, owner, jsonLanes(lanes))
+	return err
+}
+
+func (s *sqliteLeases) leave(ctx context.Context, owner string) error {
+	_, err := s.db.ExecContext(ctx, s.leaveText, owner)
+	return err
+}
+
+func (s *sqliteLeases) guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error) {
+	result, err := tx.ExecContext(ctx, s.guardText, lane, owner, epoch)
+	if err != nil {
+		return false, err
+	}
+	n, err := result.RowsAffected()
+	return n == 1, err
+}

@@ -1,0 +1,123 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// reader does the reads that the loop asks for. An answer with an error comes
+// after a pause, so that a database that is away is not asked all the time.
+func (w *worker) reader(ctx context.Context) error {
+	retry := newBackOff()
+	for {
+		var r *read
+		select {
+		case <-ctx.Done():
+			return nil
+		case r = <-w.reads:
+		}
+		entries, err := w.readLanes(ctx, r.ReadRequest)
+		switch {
+		case err == nil:
+			retry.Reset()
+		case ctx.Err() == nil:
+			w.checkDue.Store(true)
+			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "error", err)
+			pause(ctx, retry.NextBackOff())
+		}
+		w.rows <- readAnswer{read: r, entries: entries, err: err} // has room: one read at a time
+	}
+}
+
+func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entry, error) {
+	if w.checkDue.Load() {
+		if err := w.check(ctx); err != nil {
+			return nil, err
+		}
+		w.checkDue.Store(false)
+	}
+	rows, err := w.queue.Read(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	batch := make([]entry, len(rows)) // one piece of memory for all
+	entries := make([]*entry, len(rows))
+	for i, r := range rows {
+		e := &batch[i]
+		e.Message = Message{
+			Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
+			Payload: r.Payload, CreatedAt: r.CreatedAt, entry: e,
+		}
+		e.metadataSize = len(r.Metadata)
+		e.Metadata, e.malformed = outbox.DecodeMetadata(r.Metadata)
+		entries[i] = e
+	}
+	return entries, nil
+}
+
+// remover does the deletions that the loop asks for.
+func (w *worker) remover(ctx context.Context) error {
+	retry := newBackOff()
+	for {
+		var refs []outbox.Ref
+		select {
+		case <-ctx.Done():
+			return nil
+		case refs = <-w.removes:
+		}
+		missed, err := w.queue.Remove(ctx, refs)
+		answer := removeAnswer{err: err}
+		switch {
+		case err == nil:
+			retry.Reset()
+			if missed > 0 {
+				w.met.missed.Add(ctx, int64(missed))
+			}
+		case ctx.Err() == nil:
+			answer.retryIn = retry.NextBackOff()
+			w.checkDue.Store(true)
+			w.log.WarnContext(ctx, "deleting confirmed messages failed; trying again", "messages", len(refs), "error", err)
+		}
+		w.answers <- answer // has room: one deletion at a time
+	}
+}
+
+const (
+	upkeepEvery = time.Second
+	upkeepLimit = 5 * time.Second // for one round
+)
+
+// upkeep keeps the outbox's tables while this worker has the lease for it. Each
+// of its transactions locks that lease, so two workers never do it at once.
+func (w *worker) upkeep(ctx context.Context) error {
+	for pause(ctx, upkeepEvery) {
+		epoch := w.upkeepEpoch.Load()
+		if epoch == 0 {
+			continue
+		}
+		if err := w.maintain(ctx, epoch); err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
+			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
+		}
+	}
+	return nil
+}
+
+func (w *worker) maintain(ctx context.Context, epoch int64) error {
+	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
+	defer cancel()
+	done, err := w.queue.Maintain(ctx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
+	})
+	if done.Truncated > 0 {
+		w.met.truncated.Add(ctx, int64(done.Truncated))
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil // goes on in the next round
+	}
+	return err
+}

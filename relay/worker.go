@@ -1,0 +1,345 @@
+package relay
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// worker is one run of a relay. Its goroutines, all started and waited for in
+// run:
+//
+//	loop    owns the engine: turns outcomes, rows and wake-ups into the next
+//	        publish, read and deletion
+//	reader  does the reads, one at a time
+//	remover does the deletions, one at a time
+//	leaser  owns the leases: heartbeat, shares, hand-over; ends the run
+//	upkeep  keeps the tables, while this worker has the lease for it
+//	sink    runs the sink's own connections
+//
+// The others speak to the loop over channels; nothing but the list of outcomes
+// is shared.
+type worker struct {
+	cfg    Config
+	sink   Sink
+	queue  *outbox.Queue
+	leases leaseStore
+	owner  string
+	log    *slog.Logger
+	met    *metrics
+
+	check func(context.Context) error
+	// checkDue asks the reader to check the tables before it reads on: at the
+	// start, after the database was away (it may be another server now), and
+	// with the lease of the upkeep.
+	checkDue atomic.Bool
+
+	calls   chan func(*engine, time.Time) // run by the loop
+	drained chan struct{}                 // a draining lane became idle
+	reads   chan *read
+	rows    chan readAnswer
+	removes chan []outbox.Ref
+	answers chan removeAnswer
+
+	mu       sync.Mutex // guards outcomes
+	outcomes []reported
+	reported chan struct{}
+
+	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
+
+	available bool // the last outcome was no outage; the loop's own
+}
+
+type reported struct {
+	*entry
+	err error
+}
+
+type readAnswer struct {
+	read    *read
+	entries []*entry
+	err     error
+}
+
+type removeAnswer struct {
+	err     error
+	retryIn time.Duration
+}
+
+func newWorker(r *Relay) *worker {
+	w := &worker{
+		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), met: r.met,
+		owner:     rand.Text(),
+		calls:     make(chan func(*engine, time.Time)),
+		drained:   make(chan struct{}, 1),
+		reads:     make(chan *read, 1),
+		rows:      make(chan readAnswer, 1),
+		removes:   make(chan []outbox.Ref, 1),
+		answers:   make(chan removeAnswer, 1),
+		reported:  make(chan struct{}, 1),
+		available: true,
+	}
+	w.log = r.cfg.Logger.With("worker", w.owner)
+	w.check = func(ctx context.Context) error {
+		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Database(), Migrations); err != nil {
+			return err
+		}
+		return w.queue.Check(ctx)
+	}
+	w.checkDue.Store(true)
+	return w
+}
+
+// prepare waits until the database answers, and returns what waiting cannot
+// mend.
+func (w *worker) prepare(ctx context.Context) error {
+	retry := newBackOff()
+	for {
+		err := w.check(ctx)
+		if err == nil || ctx.Err() != nil {
+			return nil
+		}
+		if !sqlerr.Connection(err) && !sqlerr.Retryable(err) {
+			return fmt.Errorf("relay: %w", err)
+		}
+		w.log.WarnContext(ctx, "database is not available; trying again", "error", err)
+		if !pause(ctx, retry.NextBackOff()) {
+			return nil
+		}
+	}
+}
+
+// pause waits for d and reports whether ctx let it.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// errStopped ends the group of goroutines after a clean stop.
+var errStopped = errors.New("stopped")
+
+func (w *worker) run(ctx context.Context) error {
+	// What is in flight outlives ctx, until the leaser has ended the run.
+	group, working := errgroup.WithContext(context.WithoutCancel(ctx))
+	stopping, stop := context.WithCancel(ctx)
+	defer stop()
+	defer context.AfterFunc(working, stop)() // a failed sink stops the rest in good order
+
+	sinkContext, endSink := context.WithCancel(context.WithoutCancel(ctx))
+	defer endSink()
+	var sinkErr error
+	sinkDone := make(chan struct{})
+	group.Go(func() error {
+		defer close(sinkDone)
+		if err := w.sink.Run(sinkContext); err != nil {
+			sinkErr = fmt.Errorf("relay: sink: %w", err)
+		} else if sinkContext.Err() == nil {
+			sinkErr = errors.New("relay: sink: Run returned while it was needed")
+		}
+		stop()
+		return nil
+	})
+	group.Go(func() error { return w.loop(working) })
+	group.Go(func() error { return w.reader(working) })
+	group.Go(func() error { return w.remover(working) })
+	group.Go(func() error { return w.upkeep(working) })
+	group.Go(func() error {
+		newLeaser(w).run(stopping, working)
+		endSink()
+		<-sinkDone
+		return errStopped
+	})
+	if err := group.Wait(); !errors.Is(err, errStopped) {
+		return err
+	}
+	return sinkErr
+}
+
+// loop is the one owner of the engine.
+func (w *worker) loop(ctx context.Context) error {
+	window := w.cfg.Window
+	if s, ok := w.sink.(interface{ MaxInFlight() int }); ok {
+		window = min(window, s.MaxInFlight())
+	}
+	e := newEngine(limits{
+		window: window, laneRows: w.cfg.Batch, laneBytes: laneBytes, removeRows: removeRows,
+		linger: linger, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
+	})
+	wake, unlisten := w.queue.Listen()
+	defer unlisten()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	deadline, end := deadlines(ctx, w.cfg.PublishTimeout)
+	defer end()
+	for {
+		now := time.Now()
+		w.settle(ctx, e, now)
+		w.step(e, now, deadline)
+		timer.Reset(time.Until(e.due(now)))
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.reported:
+		case <-timer.C:
+		case <-wake:
+			e.wake()
+		case answer := <-w.rows:
+			e.read(answer.read, answer.entries, time.Now(), answer.err)
+		case answer := <-w.answers:
+			e.removed(time.Now(), answer.retryIn, answer.err)
+		case call := <-w.calls:
+			call(e, time.Now())
+		}
+	}
+}
+
+const (
+	laneBytes  = 1 << 20
+	removeRows = 2000
+	linger     = 5 * time.Millisecond
+)
+
+// step begins all that can be begun: publishes, and the requests to reader and
+// remover.
+func (w *worker) step(e *engine, now time.Time, deadline func(time.Time) (context.Context, time.Time)) {
+	for {
+		ctx, until := deadline(now)
+		entries := e.nextPublish(now, until)
+		if entries == nil {
+			break
+		}
+		w.publish(ctx, entries)
+	}
+	// The channels have room: one request of each kind is under way at most.
+	if refs := e.nextRemoval(now); refs != nil {
+		w.removes <- refs
+	}
+	if r := e.nextRead(now); r != nil {
+		w.reads <- r
+	}
+	for _, l := range e.lanes {
+		if l != nil && l.draining && e.idle(l) {
+			raise(w.drained)
+			break
+		}
+	}
+}
+
+// publish hands entries to the sink. What cannot become a message has its
+// outcome already.
+func (w *worker) publish(ctx context.Context, entries []*entry) {
+	messages := make([]*Message, 0, len(entries))
+	for _, m := range entries {
+		if m.malformed != nil {
+			w.done(&m.Message, Refused(m.malformed))
+			continue
+		}
+		messages = append(messages, &m.Message)
+	}
+	if len(messages) > 0 {
+		w.sink.Publish(ctx, messages, w.done)
+	}
+}
+
+// settle takes the outcomes that the sink has reported.
+func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
+	w.mu.Lock()
+	outcomes := w.outcomes
+	w.outcomes = nil
+	w.mu.Unlock()
+	if len(outcomes) == 0 {
+		return
+	}
+	var counts tally
+	for _, o := range outcomes {
+		counts.add(o.err)
+		w.report(ctx, o)
+		e.outcome(o.entry, now, o.err)
+	}
+	w.met.record(ctx, counts)
+}
+
+// report logs a refusal each time, and an outage when it begins and ends.
+func (w *worker) report(ctx context.Context, o reported) {
+	switch {
+	case o.err == nil:
+		if !w.available {
+			w.available = true
+			w.log.InfoContext(ctx, "sink is available again")
+		}
+	case errors.Is(o.err, ErrUnavailable):
+		if w.available {
+			w.available = false
+			w.log.WarnContext(ctx, "sink is unavailable; nothing is lost, messages wait", "topic", o.Topic, "error", o.err)
+		}
+	default:
+		w.log.ErrorContext(ctx, "message is refused and holds its lane until it passes",
+			"lane", o.Lane, "id", o.ID, "topic", o.Topic, "message_id", o.MessageID, "error", o.err)
+	}
+}
+
+// done is what sinks report outcomes to.
+func (w *worker) done(m *Message, err error) {
+	if m.entry == nil {
+		return // not a message of ours
+	}
+	w.mu.Lock()
+	w.outcomes = append(w.outcomes, reported{m.entry, err})
+	w.mu.Unlock()
+	raise(w.reported)
+}
+
+// raise signals a channel of capacity one, unless it is signalled already.
+func raise(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// deadlines returns a function that gives a context for publishes that begin
+// now, and ends. One context serves the publishes of a short while, instead of
+// a timer for each; it leaves them at least seven eighths of timeout.
+func deadlines(parent context.Context, timeout time.Duration) (next func(now time.Time) (context.Context, time.Time), end func()) {
+	const parts = 8
+	var (
+		current context.Context
+		until   time.Time
+		cancels []context.CancelFunc
+	)
+	next = func(now time.Time) (context.Context, time.Time) {
+		if until.Sub(now) > timeout-timeout/parts {
+			return current, until
+		}
+		until = now.Add(timeout)
+		var cancel context.CancelFunc
+		current, cancel = context.WithDeadline(parent, until)
+		if cancels = append(cancels, cancel); len(cancels) > 2*parts {
+			cancels[0]() // expired long ago
+			cancels = cancels[1:]
+		}
+		return current, until
+	}
+	return next, func() {
+		for _, cancel := range cancels {
+			cancel()
+		}
+	}
+}
