@@ -164,11 +164,10 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 		mine := entries[:n]
 		entries = entries[n:]
-		if err == nil && e.lanes[l.number] == l && !l.draining {
+		if err == nil && !l.draining { // a dropped lane is draining too
 			found += l.add(mine)
 		}
 		l.reading = false
-		clear(l.gone)
 		bytes := 0
 		for _, m := range mine {
 			bytes += m.size()

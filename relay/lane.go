@@ -41,10 +41,10 @@ type chain struct {
 // worker's loop.
 //
 // An id stays in entries from the read that brought it until its deletion has
-// committed. Reads pass over the ids that are known when they start, and drop
-// the ids that were deleted while they ran (gone), since such a read may have
-// seen the row before its deletion. So a row that was confirmed is never taken
-// for a new one, whatever the order in which reads and deletions return.
+// committed, and every read passes over the ids in entries when it starts. Reads
+// of a lane do not overlap, so a row that was confirmed is never taken for a new
+// one: a read that may have seen it before its deletion started while it was
+// known, and a later one starts after the deletion.
 type lane struct {
 	number  int
 	epoch   int64
@@ -58,9 +58,8 @@ type lane struct {
 	bytes    int      // of payload and metadata in entries
 	inFlight int
 
-	reading bool               // a read of this lane is under way
-	gone    map[int64]struct{} // deleted since that read started
-	dry     bool               // the last read found less than it asked for
+	reading bool // a read of this lane is under way
+	dry     bool // the last read found less than it asked for
 
 	retry   backoff.BackOff
 	retryAt time.Time // after a failure: nothing is published before
@@ -75,7 +74,7 @@ const maxWaiting = 32
 func newLane(number int, epoch int64, trusted time.Time) *lane {
 	return &lane{
 		number: number, epoch: epoch, trusted: trusted,
-		entries: map[int64]*entry{}, chains: map[string]*chain{}, gone: map[int64]struct{}{},
+		entries: map[int64]*entry{}, chains: map[string]*chain{},
 		retry: newBackOff(),
 	}
 }
@@ -98,9 +97,6 @@ func (l *lane) add(entries []*entry) int {
 	added := 0
 	for _, e := range entries {
 		if _, known := l.entries[e.ID]; known {
-			continue
-		}
-		if _, gone := l.gone[e.ID]; gone {
 			continue
 		}
 		e.lane = l
@@ -226,9 +222,6 @@ func (l *lane) fail(e *entry, now time.Time) {
 func (l *lane) forget(e *entry) {
 	delete(l.entries, e.ID)
 	l.bytes -= e.size()
-	if l.reading {
-		l.gone[e.ID] = struct{}{}
-	}
 }
 
 // hung reports that the sink owes an outcome that is long overdue. Such a lane's

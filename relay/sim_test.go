@@ -1,0 +1,551 @@
+package relay
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+var (
+	schedules = flag.Int("schedules", 1000, "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
+	firstSeed = flag.Uint64("seed", 0, "seed of the first schedule")
+)
+
+// simulation drives engines through one random schedule against a model of the
+// table, the broker and the leases. Everything that takes time in life, a
+// statement's snapshot, its commit, its answer, a message's arrival at the
+// broker, its confirm, is a step of its own here, and the schedule decides which
+// comes next.
+type simulation struct {
+	rng *rand.Rand
+	now time.Time
+
+	nextID int64
+	open   []transaction             // ids taken, not committed
+	table  map[int]map[int64]*simRow // lane to committed rows that are not deleted
+	rows   map[int64]*simRow         // all that ever committed
+	free   map[string]bool           // keys that no open transaction has locked
+	wire   []*simRow                 // what the broker got, in order
+	leases [outbox.Lanes]simLease
+
+	workers []*simWorker
+	faults  bool
+	late    int // rows that committed behind rows that were gone
+	highest [outbox.Lanes]int64
+	stats   map[string]int
+}
+
+type simRow struct {
+	outbox.Row
+	copies  int // on the wire
+	excused int // copies that a fault explains
+	order   int // position of the commit among its key's
+}
+
+type transaction struct {
+	keys []string
+	rows []*simRow
+}
+
+type simLease struct {
+	worker int // -1: free
+	epoch  int64
+}
+
+type simWorker struct {
+	*engine
+	number   int
+	read     *simRead
+	removal  *simRemoval
+	inFlight [outbox.Lanes][]*simMessage // to the broker, in order
+}
+
+type simRead struct {
+	*read
+	seen    []*entry
+	snapped bool
+}
+
+type simRemoval struct {
+	refs      []outbox.Ref
+	committed bool
+}
+
+type simMessage struct {
+	*entry
+	arrived bool
+}
+
+const (
+	simTerm    = 60 * time.Millisecond // of trust after a renewal
+	simPublish = 30 * time.Millisecond
+)
+
+func newSimulation(seed uint64) *simulation {
+	s := &simulation{
+		rng: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_000_000, 0),
+		table: map[int]map[int64]*simRow{}, rows: map[int64]*simRow{}, free: map[string]bool{},
+		faults: true, stats: map[string]int{},
+	}
+	for i := range s.leases {
+		s.leases[i].worker = -1
+		s.table[i] = map[int64]*simRow{}
+	}
+	for i := range 1 + s.rng.IntN(6) {
+		s.free[fmt.Sprint("k", i)] = true
+	}
+	for i := range 1 + s.rng.IntN(3) {
+		s.workers = append(s.workers, &simWorker{number: i, engine: s.newEngine()})
+	}
+	return s
+}
+
+func (s *simulation) newEngine() *engine {
+	return newEngine(limits{
+		window: 1 + s.rng.IntN(12), laneRows: 1 + s.rng.IntN(5), laneBytes: 1 + s.rng.IntN(60),
+		removeRows: 1 + s.rng.IntN(5), linger: time.Millisecond, pollMin: time.Millisecond, pollMax: 4 * time.Millisecond,
+	})
+}
+
+// step does one random thing.
+func (s *simulation) step() {
+	s.now = s.now.Add(time.Duration(s.rng.IntN(2000)) * time.Microsecond)
+	w := s.workers[s.rng.IntN(len(s.workers))]
+	switch s.rng.IntN(13) {
+	case 0, 1:
+		if s.faults {
+			s.begin()
+		}
+	case 2:
+		s.end()
+	case 3:
+		s.renew(w)
+	case 4:
+		s.takeOver(w)
+	case 5:
+		s.snapshot(w)
+	case 6:
+		s.answerRead(w)
+	case 7:
+		s.commitRemoval(w)
+	case 8:
+		s.answerRemoval(w)
+	case 9, 10:
+		s.broker(w)
+	case 11:
+		s.expire(w)
+	case 12:
+		if s.faults && s.rng.IntN(20) == 0 {
+			s.crash(w)
+		}
+	}
+	s.loop(w)
+}
+
+// loop is what the worker's loop does in step.
+func (s *simulation) loop(w *simWorker) {
+	for {
+		taken := w.nextPublish(s.now, s.now.Add(simPublish))
+		if taken == nil {
+			break
+		}
+		for _, m := range taken {
+			if s.leases[m.Lane].worker != w.number {
+				s.stats["stale"]++
+			}
+			w.inFlight[m.Lane] = append(w.inFlight[m.Lane], &simMessage{entry: m})
+		}
+	}
+	if refs := w.nextRemoval(s.now); refs != nil {
+		w.removal = &simRemoval{refs: refs}
+	}
+	if r := w.nextRead(s.now); r != nil {
+		w.read = &simRead{read: r}
+	}
+}
+
+// begin takes ids under the locks of their keys; a row without a key needs none.
+func (s *simulation) begin() {
+	var tx transaction
+	for range 1 + s.rng.IntN(4) {
+		key := ""
+		if s.rng.IntN(4) > 0 {
+			var candidates []string
+			for _, k := range slices.Sorted(maps.Keys(s.free)) {
+				if s.free[k] || slices.Contains(tx.keys, k) {
+					candidates = append(candidates, k)
+				}
+			}
+			if len(candidates) == 0 {
+				continue
+			}
+			key = candidates[s.rng.IntN(len(candidates))]
+			if s.free[key] {
+				s.free[key] = false
+				tx.keys = append(tx.keys, key)
+			}
+		}
+		s.nextID++
+		id := fmt.Sprint("m", s.nextID)
+		tx.rows = append(tx.rows, &simRow{Row: outbox.Row{
+			Ref: outbox.Ref{Lane: outbox.Lane(key, id) % 4, ID: s.nextID, MessageID: id, CreatedAt: s.now},
+			Key: key, Payload: make([]byte, s.rng.IntN(20)),
+		}})
+	}
+	if len(tx.rows) > 0 {
+		s.open = append(s.open, tx)
+	}
+}
+
+// end commits or rolls back a random open transaction.
+func (s *simulation) end() {
+	if len(s.open) == 0 {
+		return
+	}
+	i := s.rng.IntN(len(s.open))
+	tx := s.open[i]
+	s.open = slices.Delete(s.open, i, i+1)
+	for _, k := range tx.keys {
+		s.free[k] = true
+	}
+	if s.rng.IntN(5) == 0 {
+		return
+	}
+	for _, r := range tx.rows {
+		if r.ID < s.highest[r.Lane] {
+			s.late++
+		}
+		s.table[r.Lane][r.ID] = r
+		s.rows[r.ID] = r
+	}
+	for _, w := range s.workers {
+		if s.rng.IntN(2) == 0 {
+			w.wake()
+		}
+	}
+}
+
+// renew extends trust, gives up what was lost, takes what is free, and hands
+// over a lane now and then.
+func (s *simulation) renew(w *simWorker) {
+	for number := range 4 {
+		lease := &s.leases[number]
+		l := w.lanes[number]
+		switch {
+		case l != nil && (lease.worker != w.number || lease.epoch != l.epoch):
+			w.drop(number)
+		case l != nil && l.draining && w.idle(l):
+			w.drop(number)
+			lease.worker = -1
+		case l != nil:
+			w.trust(number, l.epoch, s.now.Add(simTerm))
+			if s.faults && s.rng.IntN(30) == 0 {
+				w.drain(number)
+			}
+		case lease.worker == -1 && w.mayHold(number):
+			s.hold(w, number)
+		}
+	}
+}
+
+// hold gives a lane to w. What other workers have sent of it and not deleted, w
+// may send again; what w itself has sent, it may not.
+func (s *simulation) hold(w *simWorker, number int) {
+	for _, other := range s.workers {
+		if other == w {
+			continue
+		}
+		for _, m := range other.inFlight[number] {
+			s.rows[m.ID].excused++
+		}
+		s.excuseConfirmed(other, number)
+	}
+	s.leases[number].worker = w.number
+	s.leases[number].epoch++
+	w.hold(number, s.leases[number].epoch, s.now.Add(simTerm))
+}
+
+// expire frees a lane whose owner's trust has run out, so that anybody may take
+// it next, its owner too.
+func (s *simulation) expire(w *simWorker) {
+	number := s.rng.IntN(4)
+	if l := w.lanes[number]; s.faults && l != nil && s.leases[number].worker == w.number && s.now.After(l.trusted) {
+		s.leases[number].worker = -1
+		s.stats["expired"]++
+	}
+}
+
+// takeOver takes a lane from another worker whose trust has run out.
+func (s *simulation) takeOver(w *simWorker) {
+	number := s.rng.IntN(4)
+	lease := &s.leases[number]
+	if !s.faults && s.workerOf(lease) != nil {
+		return
+	}
+	if lease.worker == w.number || lease.worker == -1 || !w.mayHold(number) {
+		return
+	}
+	if other := s.workerOf(lease); other != nil {
+		l := other.lanes[number]
+		if l != nil && !s.now.After(l.trusted) {
+			return // the lease has not expired
+		}
+		s.stats["takeovers"]++
+	}
+	s.hold(w, number)
+}
+
+func (s *simulation) workerOf(l *simLease) *simWorker {
+	if l.worker < 0 || l.worker >= len(s.workers) || s.workers[l.worker].lanes == [outbox.Lanes]*lane{} {
+		return nil
+	}
+	return s.workers[l.worker]
+}
+
+func (s *simulation) excuseConfirmed(w *simWorker, number int) {
+	for _, m := range slices.Concat(w.confirmed, w.removing) {
+		if m.Lane == number {
+			s.rows[m.ID].excused++
+		}
+	}
+}
+
+// crash loses a worker's memory; its messages may still arrive, or not.
+func (s *simulation) crash(w *simWorker) {
+	s.stats["crashes"]++
+	for number := range w.inFlight {
+		for _, m := range w.inFlight[number] {
+			s.rows[m.ID].excused++
+			if !m.arrived && s.rng.IntN(2) == 0 {
+				break // a channel loses its tail
+			}
+			s.arrive(m)
+		}
+		s.excuseConfirmed(w, number)
+		w.inFlight[number] = nil
+		if s.leases[number].worker == w.number {
+			s.leases[number].worker = -1 // the lease expires
+		}
+	}
+	if w.removal != nil && !w.removal.committed && s.rng.IntN(2) == 0 {
+		s.commitRemoval(w)
+	}
+	w.engine, w.read, w.removal = s.newEngine(), nil, nil
+}
+
+// snapshot is the moment that a read's statement sees.
+func (s *simulation) snapshot(w *simWorker) {
+	if w.read == nil || w.read.snapped {
+		return
+	}
+	w.read.snapped = true
+	for _, number := range w.read.Lanes {
+		n, bytes := 0, 0
+		for _, id := range slices.Sorted(maps.Keys(s.table[number])) {
+			r := s.table[number][id]
+			if slices.Contains(w.read.Known, id) || r.Key != "" && slices.Contains(w.read.Busy, r.Key) {
+				continue
+			}
+			if n == w.read.Rows || n > 0 && bytes >= w.read.Bytes {
+				break
+			}
+			n, bytes = n+1, bytes+len(r.Payload)
+			e := &entry{Message: Message{Lane: r.Lane, ID: r.ID, MessageID: r.MessageID, Key: r.Key, Payload: r.Payload, CreatedAt: r.CreatedAt}}
+			w.read.seen = append(w.read.seen, e)
+		}
+	}
+}
+
+func (s *simulation) answerRead(w *simWorker) {
+	if w.read == nil || !w.read.snapped {
+		return
+	}
+	r := w.read
+	w.read = nil
+	if s.faults && s.rng.IntN(15) == 0 {
+		w.engine.read(r.read, nil, s.now, errors.New("connection lost"))
+		return
+	}
+	w.engine.read(r.read, r.seen, s.now, nil)
+}
+
+func (s *simulation) commitRemoval(w *simWorker) {
+	if w.removal == nil || w.removal.committed {
+		return
+	}
+	w.removal.committed = true
+	for _, ref := range w.removal.refs {
+		if s.rows[ref.ID].copies == 0 {
+			s.stats["deleted before it was sent"]++
+		}
+		delete(s.table[ref.Lane], ref.ID)
+		s.highest[ref.Lane] = max(s.highest[ref.Lane], ref.ID)
+	}
+}
+
+// answerRemoval answers, or loses the answer, of a deletion that committed or
+// failed.
+func (s *simulation) answerRemoval(w *simWorker) {
+	if w.removal == nil {
+		return
+	}
+	lost := s.faults && s.rng.IntN(10) == 0
+	if !w.removal.committed && !lost {
+		return
+	}
+	w.removal = nil
+	if lost {
+		w.removed(s.now, time.Millisecond, errors.New("connection lost"))
+		return
+	}
+	w.removed(s.now, 0, nil)
+}
+
+// broker moves one lane's messages: arrivals in order, then outcomes. A confirm
+// may be lost after the arrival; a refusal or a failure comes without one.
+func (s *simulation) broker(w *simWorker) {
+	number := s.rng.IntN(4)
+	sent := w.inFlight[number]
+	if len(sent) == 0 {
+		return
+	}
+	i := s.rng.IntN(len(sent))
+	m := sent[i]
+	if !m.arrived && s.faults && s.rng.IntN(10) == 0 {
+		// Not sent at all: the rest of the channel fails with it.
+		for _, f := range sent[i:] {
+			if f.arrived {
+				s.rows[f.ID].excused++
+			}
+			w.outcome(f.entry, s.now, Unavailable(errors.New("channel closed")))
+		}
+		w.inFlight[number] = sent[:i]
+		s.stats["failures"]++
+		return
+	}
+	for _, before := range sent[:i+1] {
+		s.arrive(before)
+	}
+	if s.rng.IntN(2) == 0 {
+		return // the confirm comes later
+	}
+	w.inFlight[number] = slices.Delete(slices.Clone(sent), i, i+1)
+	if s.faults && s.rng.IntN(15) == 0 {
+		s.rows[m.ID].excused++
+		s.stats["lost confirms"]++
+		w.outcome(m.entry, s.now, Unavailable(errors.New("confirm lost")))
+		return
+	}
+	w.outcome(m.entry, s.now, nil)
+}
+
+func (s *simulation) arrive(m *simMessage) {
+	if m.arrived {
+		return
+	}
+	m.arrived = true
+	s.rows[m.ID].copies++
+	s.wire = append(s.wire, s.rows[m.ID])
+}
+
+func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
+	totals := map[string]int{}
+	for n := range *schedules {
+		seed := *firstSeed + uint64(n) //nolint:gosec // small
+		s := newSimulation(seed)
+		for range 600 {
+			s.step()
+		}
+		s.faults = false
+		for i := 0; i < 30_000 && !s.quiet(); i++ {
+			if len(s.open) > 0 {
+				s.end()
+			}
+			s.step()
+		}
+		for _, problem := range s.problems() {
+			t.Errorf("seed %d: %s", seed, problem)
+		}
+		if t.Failed() {
+			t.FailNow()
+		}
+		totals["rows"] += len(s.rows)
+		totals["late rows"] += s.late
+		for what, n := range s.stats {
+			totals[what] += n
+		}
+		for _, r := range s.rows {
+			totals["repeats"] += r.copies - 1
+		}
+	}
+	t.Logf("%d schedules: %v", *schedules, totals)
+	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats"} {
+		if totals[what] < *schedules/30 {
+			t.Errorf("only %d %s: the schedules are too tame", totals[what], what)
+		}
+	}
+}
+
+// quiet reports that nothing is owed and nothing is remembered.
+func (s *simulation) quiet() bool {
+	for _, rows := range s.table {
+		if len(rows) > 0 {
+			return false
+		}
+	}
+	for _, w := range s.workers {
+		if w.removal != nil || len(w.confirmed) > 0 || w.engine.inFlight > 0 {
+			return false
+		}
+	}
+	return len(s.open) == 0
+}
+
+func (s *simulation) problems() []string {
+	var problems []string
+	if !s.quiet() {
+		problems = append(problems, "does not come to rest")
+	}
+	last := map[string]int64{}
+	first := map[int64]bool{}
+	for _, r := range s.wire {
+		if first[r.ID] {
+			continue
+		}
+		first[r.ID] = true
+		if r.Key != "" && r.ID < last[r.Key] {
+			problems = append(problems, fmt.Sprintf("reordered: %d of key %s after %d", r.ID, r.Key, last[r.Key]))
+		}
+		last[r.Key] = r.ID
+	}
+	for _, r := range s.rows {
+		if r.copies == 0 {
+			problems = append(problems, fmt.Sprintf("lost: %d", r.ID))
+		}
+		if r.copies > 1+r.excused {
+			problems = append(problems, fmt.Sprintf("repeated without a fault: %d, %d copies, %d excused", r.ID, r.copies, r.excused))
+		}
+	}
+	if n := s.stats["deleted before it was sent"]; n > 0 {
+		problems = append(problems, fmt.Sprintf("%d deleted before they were sent", n))
+	}
+	for _, w := range s.workers {
+		for _, l := range w.lanes {
+			if l == nil {
+				continue
+			}
+			if len(l.entries) != 0 || len(l.chains) != 0 || l.bytes != 0 || l.inFlight != 0 || len(l.failed) != 0 {
+				problems = append(problems, fmt.Sprintf("lane %d remembers %d entries, %d keys, %d bytes, %d in flight, %d failed",
+					l.number, len(l.entries), len(l.chains), l.bytes, l.inFlight, len(l.failed)))
+			}
+		}
+	}
+	return problems
+}
