@@ -1,0 +1,89 @@
+# make prints help: the lines behind ##.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# No build here needs the state of the working copy, and asking git for it fails
+# where the copy belongs to another user (containers).
+export GOFLAGS := $(strip $(GOFLAGS) $(if $(findstring -buildvcs,$(GOFLAGS)),,-buildvcs=false))
+
+MODULES := $(patsubst %/,%,$(dir $(wildcard go.mod examples/go.mod internal/*/go.mod idempotency/*/go.mod)))
+DOCUMENTS := README.md $(wildcard docs/*.md)
+
+# The tools are built from source as tools/go.mod pins them, once.
+tool = $$(go -C tools tool -n $(1))
+# Runs a command in every module, to the end; the second argument is what to call it.
+each = bad=0; for module in $(MODULES); do echo "$(2): $$module"; (cd "$$module" && $(1)) || bad=1; done; exit $$bad
+
+.PHONY: help
+help: ## print this
+	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+##@ what users run
+
+.PHONY: demo
+demo: ## the whole path with crashes, no server needed
+	cd examples && go run ./quickstart demo
+
+.PHONY: demo-servers
+demo-servers: ## the same on PostgreSQL and RabbitMQ
+	exports=$$(scripts/servers.sh up) && eval "$$exports" && cd examples && go run ./orders demo
+
+.PHONY: bench
+bench: ## measure against other ways; writes bench.json
+	cd internal/bench && go run . -out ../../bench.json
+
+.PHONY: bench-long
+bench-long: ## the same with more repetitions and growth curves
+	cd internal/bench && go run . -long -out ../../bench.json
+
+##@ what contributors run
+
+.PHONY: test
+test: ## every test of every module with -race; starts what is missing
+	exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -count=1 -timeout=9m
+
+.PHONY: check
+check: check-format check-tidy check-vet check-lint check-scripts check-documents ## all that is not a test: format, tidy, vet, lint, scripts, documents
+
+.PHONY: fmt
+fmt: ## format the code, update the excerpts in the documents
+	$(call tool,gofumpt) -w .
+	go run ./internal/snippets -write $(DOCUMENTS)
+
+.PHONY: servers
+servers: ## make PostgreSQL and RabbitMQ available; print their addresses
+	@scripts/servers.sh up
+
+.PHONY: servers-down
+servers-down: ## stop and remove what servers started
+	@scripts/servers.sh down
+
+.PHONY: clean
+clean: ## remove what the targets above left in this directory
+	rm -f bench.json
+
+.PHONY: check-format
+check-format:
+	@files=$$($(call tool,gofumpt) -l .); [[ -z $$files ]] || { echo "not formatted, run make fmt: $$files"; exit 1; }
+
+.PHONY: check-tidy
+check-tidy:
+	@$(call each,go mod tidy -diff,tidy)
+
+.PHONY: check-vet
+check-vet:
+	@$(call each,go vet ./...,vet)
+
+.PHONY: check-lint
+check-lint:
+	@linter=$(call tool,golangci-lint); config=$$PWD/.golangci.yml; $(call each,"$$linter" run --config "$$config" ./...,lint)
+
+.PHONY: check-scripts
+check-scripts:
+	@if command -v shellcheck >/dev/null; then shellcheck -x scripts/servers.sh .ci/run; else echo "shellcheck is not installed: scripts are not checked"; fi
+
+.PHONY: check-documents
+check-documents:
+	go run ./internal/snippets $(DOCUMENTS)

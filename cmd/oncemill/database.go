@@ -1,0 +1,59 @@
+package main
+
+import (
+	"database/sql"
+	"errors"
+	"strings"
+
+	_ "github.com/lib/pq" // driver "postgres"
+	"github.com/spf13/pflag"
+	_ "modernc.org/sqlite" // driver "sqlite"
+
+	"github.com/oncemill/oncemill"
+)
+
+type databaseOptions struct {
+	url    string
+	schema string
+	prefix string
+}
+
+func (o *databaseOptions) register(flags *pflag.FlagSet) {
+	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name, or sqlite:path/to/file.db (required)")
+	flags.StringVar(&o.schema, "schema", "", `schema of oncemill's tables (default "oncemill"; none on SQLite)`)
+	flags.StringVar(&o.prefix, "prefix", "", `prefix of oncemill's tables (default none; "oncemill_" on SQLite)`)
+}
+
+// open opens a pool for the URL; nothing is connected yet. Errors never show the
+// URL, which holds a password.
+func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
+	cfg := oncemill.Config{Schema: o.schema, Prefix: o.prefix}
+	driver, dsn := "", o.url
+	switch scheme, rest, _ := strings.Cut(o.url, ":"); {
+	case o.url == "":
+		return nil, cfg, &usageError{errors.New("--database or ONCEMILL_DATABASE is required")}
+	case scheme == "postgres" || scheme == "postgresql":
+		driver, cfg.Dialect = "postgres", oncemill.PostgreSQL
+	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") != "":
+		driver, dsn, cfg.Dialect = "sqlite", oncemill.SQLiteDSN(strings.TrimPrefix(rest, "//")), oncemill.SQLite
+	default:
+		return nil, cfg, &usageError{errors.New("--database must begin with postgres:// or sqlite:")}
+	}
+	db, err := sql.Open(driver, dsn)
+	if err != nil {
+		return nil, cfg, &usageError{errors.New("--database cannot be parsed")}
+	}
+	if cfg, err = cfg.Resolve(db); err != nil {
+		return nil, cfg, &usageError{errors.Join(err, db.Close())}
+	}
+	return db, cfg, nil
+}
+
+// with opens the database, runs fn and closes it.
+func (o *databaseOptions) with(fn func(db *sql.DB, cfg oncemill.Config) error) error {
+	db, cfg, err := o.open()
+	if err != nil {
+		return err
+	}
+	return errors.Join(fn(db, cfg), db.Close())
+}

@@ -1,0 +1,40 @@
+// Command oncemill keeps the tables of oncemill and runs the relay as a worker.
+//
+// Every flag can also be set by an environment variable: --amqp-url is
+// ONCEMILL_AMQP_URL. A flag wins over its variable. Exit codes: 0 done (for
+// relay: stopped by a signal), 1 failed, 2 used wrongly.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+)
+
+func main() {
+	os.Exit(run(os.Args[1:]))
+}
+
+func run(args []string) int {
+	// The first signal asks for a clean stop; after it the default action is
+	// back, so that a second one ends the process at once.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	root := newRoot()
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	if err == nil {
+		return 0
+	}
+	fmt.Fprintln(os.Stderr, "oncemill:", err)
+	var usage *usageError
+	if errors.As(err, &usage) {
+		return 2
+	}
+	return 1
+}

@@ -1,0 +1,96 @@
+package main
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/relay/rabbitmq"
+)
+
+type relayOptions struct {
+	amqpURL  string
+	topology string
+	history  time.Duration
+	relay    relay.Config
+	rabbitmq rabbitmq.Config
+}
+
+func newRelay(opts *options) *cobra.Command {
+	var o relayOptions
+	cmd := &cobra.Command{
+		Use:   "relay",
+		Short: "Run a worker that delivers the outbox to RabbitMQ until it is stopped",
+		Long: `Run a worker that delivers the messages of the outbox to RabbitMQ. Start as many
+as you like: they share the work by leases. SIGTERM or SIGINT stops it cleanly:
+it finishes what is in flight and hands its lanes over; a second signal ends it
+at once.`,
+		Example: `  oncemill relay --database postgres://app@localhost/shop --amqp-url amqp://localhost`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := opts.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+				return o.run(cmd, db, cfg, log)
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.StringVar(&o.amqpURL, "amqp-url", "", "amqp:// or amqps:// URL of RabbitMQ (required)")
+	flags.BoolVar(&o.rabbitmq.AllowPlaintext, "amqp-allow-plaintext", false, "allow amqp:// to a host that is not this one")
+	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
+	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
+	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's)")
+	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "how long a dead worker keeps others from its lanes; the same for all workers")
+	flags.DurationVar(&o.relay.StopTimeout, "stop-timeout", 10*time.Second, "how long a clean stop waits for what is in flight")
+	flags.DurationVar(&o.relay.PollMin, "poll-min", 2*time.Millisecond, "shortest pause between two reads that may find nothing")
+	flags.DurationVar(&o.relay.PollMax, "poll-max", 250*time.Millisecond, "longest pause between two reads")
+	flags.IntVar(&o.relay.Window, "window", 1024, "most messages in flight to the broker")
+	return cmd
+}
+
+func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, log *slog.Logger) error {
+	if o.amqpURL == "" {
+		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
+	}
+	var topology amqp.Config
+	switch o.topology {
+	case "pubsub":
+		topology = amqp.NewDurablePubSubConfig(o.amqpURL, nil)
+	case "queue":
+		topology = amqp.NewDurableQueueConfig(o.amqpURL)
+	default:
+		return &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", o.topology)}
+	}
+	history := o.history
+	if history == 0 {
+		history = outbox.NoHistory
+	}
+	box, boxErr := outbox.New(db, outbox.Config{Database: cfg, History: history, Logger: log})
+	o.rabbitmq.Logger = log
+	sink, sinkErr := rabbitmq.New(topology, o.rabbitmq)
+	if err := errors.Join(boxErr, sinkErr); err != nil {
+		return &usageError{err}
+	}
+	o.relay.Logger = log
+	worker, err := relay.New(box, sink, o.relay)
+	if err != nil {
+		return &usageError{err}
+	}
+	ctx := cmd.Context()
+	log.InfoContext(ctx, "relay starts", "dialect", cfg.Dialect.String(), "topology", o.topology)
+	if err := worker.Run(ctx); err != nil {
+		return err
+	}
+	log.InfoContext(ctx, "relay stopped", "reason", "signal")
+	return nil
+}

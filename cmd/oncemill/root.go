@@ -1,0 +1,105 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// usageError is a mistake in flags, variables or arguments.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+// options are the flags that all commands share.
+type options struct {
+	database  databaseOptions
+	logFormat string
+	logLevel  string
+}
+
+func newRoot() *cobra.Command {
+	opts := &options{}
+	root := &cobra.Command{
+		Use:   "oncemill",
+		Short: "Exactly-once effects over at-least-once infrastructure",
+		Long: `oncemill keeps the tables of the outbox, relay and inbox, and runs the relay
+that delivers committed messages.
+
+Every flag can also be set by an environment variable: --amqp-url is
+ONCEMILL_AMQP_URL. A flag wins over its variable.
+
+Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			return fromEnvironment(cmd.Flags(), os.LookupEnv)
+		},
+	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
+	flags := root.PersistentFlags()
+	opts.database.register(flags)
+	flags.StringVar(&opts.logFormat, "log-format", "text", "how to log to standard error: text or json")
+	flags.StringVar(&opts.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
+	root.AddCommand(newMigrate(opts), newRelay(opts), newRepairSequence(opts))
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	for _, c := range append(root.Commands(), root) {
+		c.Args = wrongUse(cobra.NoArgs)
+	}
+	return root
+}
+
+// wrongUse makes usage errors of what is wrong with the arguments.
+func wrongUse(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return &usageError{err}
+		}
+		return nil
+	}
+}
+
+// fromEnvironment sets every flag that was not given from its variable.
+func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var errs []error
+	flags.VisitAll(func(f *pflag.Flag) {
+		if f.Changed || f.Name == "help" {
+			return
+		}
+		name := "ONCEMILL_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
+		value, ok := lookup(name)
+		if !ok {
+			return
+		}
+		if err := flags.Set(f.Name, value); err != nil {
+			// The value may be a secret: the variable is named, not shown.
+			errs = append(errs, fmt.Errorf("the value of %s cannot be used for --%s (%s)", name, f.Name, f.Value.Type()))
+		}
+	})
+	if err := errors.Join(errs...); err != nil {
+		return &usageError{err}
+	}
+	return nil
+}
+
+func (o *options) logger(w io.Writer) (*slog.Logger, error) {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(o.logLevel)); err != nil {
+		return nil, &usageError{fmt.Errorf("--log-level %q: must be debug, info, warn or error", o.logLevel)}
+	}
+	handlerOptions := &slog.HandlerOptions{Level: level}
+	switch o.logFormat {
+	case "text":
+		return slog.New(slog.NewTextHandler(w, handlerOptions)), nil
+	case "json":
+		return slog.New(slog.NewJSONHandler(w, handlerOptions)), nil
+	}
+	return nil, &usageError{fmt.Errorf("--log-format %q: must be text or json", o.logFormat)}
+}

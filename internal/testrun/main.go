@@ -1,0 +1,80 @@
+// Command testrun runs the tests of every module of this repository with
+// go test -json and fails if any fails, is skipped without being listed, or if
+// a module has no test at all.
+//
+//	go run ./internal/testrun [-skips FILE] [flags of go test]
+//
+// FILE lists the tests that may be skipped, one "package.TestName" a line, with
+// the reason behind a #.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"os/signal"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx, ".", os.Args[1:], os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, "testrun:", err)
+		os.Exit(1)
+	}
+}
+
+// run tests every module under root. What it returns says why the run is not good.
+func run(ctx context.Context, root string, args []string, out io.Writer) error {
+	started := time.Now()
+	allowed := skips{}
+	if len(args) > 1 && args[0] == "-skips" {
+		var err error
+		if allowed, err = readSkips(args[1]); err != nil {
+			return err
+		}
+		args = args[2:]
+	}
+	dirs, err := modules(root)
+	if err != nil {
+		return err
+	}
+	var total counts
+	var errs []error
+	for _, dir := range dirs {
+		report := newReport(out, allowed)
+		if err := testModule(ctx, dir, args, report); err != nil {
+			errs = append(errs, fmt.Errorf("module %s: %w", dir, err))
+		}
+		total.add(report.counts)
+	}
+	fmt.Fprintf(out, "tests: modules=%d passed=%d failed=%d skipped=%d seconds=%.0f\n",
+		len(dirs), total.passed, total.failed, total.skipped, time.Since(started).Seconds())
+	return errors.Join(errs...)
+}
+
+// testModule runs the tests of the module in dir.
+func testModule(ctx context.Context, dir string, args []string, report *report) error {
+	cmd := exec.CommandContext(ctx, "go", append(append([]string{"test", "-json"}, args...), "./...")...)
+	cmd.Dir = dir
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	readErr := report.read(stdout)
+	if err := cmd.Wait(); err != nil {
+		return fmt.Errorf("go test: %w", err)
+	}
+	if readErr != nil {
+		return readErr
+	}
+	return report.verdict()
+}

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// runIn makes a module of the files, runs its tests and returns the output and the error.
+func runIn(t *testing.T, files map[string]string, args ...string) (string, error) {
+	t.Helper()
+	root := t.TempDir()
+	files["go.mod"] = "module example.com/probe\n\ngo 1.26\n"
+	for name, text := range files {
+		path := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var out strings.Builder
+	err := run(t.Context(), root, args, &out)
+	return out.String(), err
+}
+
+// tests returns a test file with the functions.
+func tests(functions string) map[string]string {
+	return map[string]string{"probe_test.go": "package probe\n\nimport \"testing\"\n\n" + functions}
+}
+
+const (
+	passing  = "func TestPasses(t *testing.T) { t.Log(\"not shown\") }\n"
+	skipping = "func TestSkips(t *testing.T) { t.Run(\"inner\", func(t *testing.T) { t.Skip(\"no server\") }) }\n"
+	failing  = "func TestFails(t *testing.T) { t.Error(\"wrong sum\") }\n"
+)
+
+func TestRun_CountsWhatPassed(t *testing.T) {
+	t.Parallel()
+	out, err := runIn(t, tests(passing))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out, "tests: modules=1 passed=1 failed=0 skipped=0") || strings.Contains(out, "not shown") {
+		t.Errorf("output:\n%s", out)
+	}
+}
+
+func TestRun_FailsOnASkipThatIsNotListed(t *testing.T) {
+	t.Parallel()
+	out, err := runIn(t, tests(passing+skipping))
+	if err == nil || !strings.Contains(err.Error(), "example.com/probe.TestSkips/inner") {
+		t.Errorf("error is %v, want one that names the skipped test", err)
+	}
+	if !strings.Contains(out, "no server") {
+		t.Errorf("the reason is not shown:\n%s", out)
+	}
+}
+
+func TestRun_AcceptsAListedSkip(t *testing.T) {
+	t.Parallel()
+	list := filepath.Join(t.TempDir(), "skips")
+	if err := os.WriteFile(list, []byte("# why\nexample.com/probe.TestSkips/inner # a feature flag\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := runIn(t, tests(passing+skipping), "-skips", list); err != nil || !strings.Contains(out, "skipped=1") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRun_ShowsTheOutputOfAFailure(t *testing.T) {
+	t.Parallel()
+	out, err := runIn(t, tests(passing+failing))
+	if err == nil || !strings.Contains(out, "wrong sum") || !strings.Contains(out, "failed=1") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRun_ShowsAPanicAndACompilerError(t *testing.T) {
+	t.Parallel()
+	out, err := runIn(t, tests("func TestPanics(*testing.T) { panic(\"torn\") }\n"))
+	if err == nil || !strings.Contains(out, "panic: torn") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	out, err = runIn(t, tests("func TestX(t *testing.T) { undefinedName() }\n"))
+	if err == nil || !strings.Contains(out, "undefinedName") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func TestRun_FailsOnAModuleWithoutTests(t *testing.T) {
+	t.Parallel()
+	if _, err := runIn(t, map[string]string{"probe.go": "package probe\n"}); err == nil {
+		t.Error("no error")
+	}
+}
+
+func TestModules_FindsAllButTools(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for _, dir := range []string{".", "examples", "internal/bench", "tools", ".cache", "x/testdata/y"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, dir, "go.mod"), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dirs, err := modules(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, dir := range dirs {
+		dirs[i], _ = filepath.Rel(root, dir)
+	}
+	if got, want := strings.Join(dirs, " "), ". examples internal/bench"; got != want {
+		t.Errorf("found %q, want %q", got, want)
+	}
+}

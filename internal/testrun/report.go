@@ -1,0 +1,136 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// event is a line of go test -json; see go doc test2json.
+type event struct {
+	Action  string
+	Package string
+	Test    string
+	Elapsed float64
+	Output  string
+}
+
+type counts struct{ passed, failed, skipped int }
+
+func (c *counts) add(other counts) {
+	c.passed += other.passed
+	c.failed += other.failed
+	c.skipped += other.skipped
+}
+
+// report follows the tests of one module: a line per package, and the output
+// of what did not pass.
+type report struct {
+	counts
+	out      io.Writer
+	allowed  skips
+	unlisted []string // tests that were skipped and may not be
+	running  map[string]*packageRun
+}
+
+func newReport(out io.Writer, allowed skips) *report {
+	return &report{out: out, allowed: allowed, running: map[string]*packageRun{}}
+}
+
+// packageRun is a package whose tests are running.
+type packageRun struct {
+	counts
+	output map[string][]string // by test, of those that have not passed; "" is the package's own
+	tests  []string            // keys of output in the order of their first line
+}
+
+// read takes the events of one go test.
+func (r *report) read(events io.Reader) error {
+	decoder := json.NewDecoder(events)
+	for {
+		var e event
+		if err := decoder.Decode(&e); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return fmt.Errorf("output of go test -json: %w", err)
+		}
+		r.take(e)
+	}
+}
+
+// verdict returns why the module is not good although go test was content.
+func (r *report) verdict() error {
+	if len(r.unlisted) > 0 {
+		return fmt.Errorf("skipped, but not listed as allowed to be: %s", strings.Join(r.unlisted, ", "))
+	}
+	if r.passed == 0 {
+		return errors.New("no test ran")
+	}
+	return nil
+}
+
+func (r *report) take(e event) {
+	if e.Action == "build-output" {
+		fmt.Fprint(r.out, e.Output)
+		return
+	}
+	p := r.running[e.Package]
+	if p == nil {
+		p = &packageRun{output: map[string][]string{}}
+		r.running[e.Package] = p
+	}
+	switch e.Action {
+	case "output":
+		if _, known := p.output[e.Test]; !known {
+			p.tests = append(p.tests, e.Test)
+		}
+		p.output[e.Test] = append(p.output[e.Test], e.Output)
+	case "pass", "fail", "skip":
+		if e.Test == "" {
+			r.packageDone(e, p)
+		} else {
+			r.testDone(e, p)
+		}
+	}
+}
+
+func (r *report) testDone(e event, p *packageRun) {
+	name := e.Package + "." + e.Test
+	switch {
+	case e.Action == "fail":
+		p.failed++
+		return
+	case e.Action == "pass":
+		p.passed++
+	case r.allowed[name]:
+		p.skipped++
+	default:
+		p.skipped++
+		r.unlisted = append(r.unlisted, name)
+		return
+	}
+	delete(p.output, e.Test)
+}
+
+// packageDone prints the output of the tests that failed, never ended or were
+// skipped without leave, and then the line of the package.
+func (r *report) packageDone(e event, p *packageRun) {
+	delete(r.running, e.Package)
+	r.add(p.counts)
+	for _, test := range p.tests {
+		if test != "" || e.Action == "fail" {
+			fmt.Fprint(r.out, strings.Join(p.output[test], ""))
+		}
+	}
+	if e.Action == "skip" {
+		return // it has no tests
+	}
+	word := "ok  "
+	if e.Action == "fail" {
+		word = "FAIL"
+	}
+	fmt.Fprintf(r.out, "%s %s: passed=%d failed=%d skipped=%d seconds=%.1f\n",
+		word, e.Package, p.passed, p.failed, p.skipped, e.Elapsed)
+}

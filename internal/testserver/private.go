@@ -1,0 +1,92 @@
+package testserver
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+)
+
+// private is a server that belongs to one test.
+type private struct {
+	t       testing.TB
+	kind    string
+	dir     string
+	exports map[string]string
+}
+
+// startPrivate makes a server. It is removed when t ends, or, if this process
+// does not live to do that, when the script runs next.
+func startPrivate(t testing.TB, kind string, settings []string) private {
+	t.Helper()
+	p := private{t: t, kind: kind, dir: filepath.Join(serversDir(), "private", uniqueName(t))}
+	args := append([]string{"start", kind, p.dir, "--owner", strconv.Itoa(os.Getpid())}, settings...)
+	t.Cleanup(p.remove)
+	exports, err := script(t.Context(), args...)
+	if err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	p.exports = exports
+	return p
+}
+
+// serversDir is where the script keeps its instances.
+func serversDir() string {
+	if dir := os.Getenv("ONCEMILL_SERVERS_DIR"); dir != "" {
+		return dir
+	}
+	return filepath.Join(os.TempDir(), "oncemill-servers")
+}
+
+// Start starts the server again after Stop, Crash or Kill and waits until it answers.
+func (p private) Start() {
+	p.t.Helper()
+	p.run("start", p.kind, p.dir)
+}
+
+// Stop stops the server cleanly.
+func (p private) Stop() {
+	p.t.Helper()
+	p.run("stop", p.dir)
+}
+
+// Kill ends the server with SIGKILL.
+func (p private) Kill() {
+	p.t.Helper()
+	p.run("kill", p.dir)
+}
+
+// run fails the test if the script fails. Not with FailNow: a goroutine that
+// plays the fault injector may call it.
+func (p private) run(args ...string) string {
+	p.t.Helper()
+	out, err := scriptOutput(context.WithoutCancel(p.t.Context()), args...)
+	if err != nil {
+		p.t.Errorf("testserver: %v", err)
+	}
+	return out
+}
+
+func (p private) remove() {
+	if p.t.Failed() {
+		p.t.Logf("end of the log of %s:\n%s", p.kind, tail(filepath.Join(p.dir, "log"), 4000))
+	}
+	if _, err := os.Stat(filepath.Join(p.dir, "kind")); err == nil {
+		p.run("remove", p.dir)
+	}
+}
+
+// tail returns the last lines of a file, at most size bytes.
+func tail(path string, size int) []byte {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return []byte(err.Error())
+	}
+	if len(text) > size {
+		text = text[len(text)-size:]
+		text = text[bytes.IndexByte(text, '\n')+1:]
+	}
+	return text
+}

@@ -1,0 +1,131 @@
+#!/usr/bin/env bash
+# Makes the servers that oncemill's tests need available.
+#
+#   servers.sh up [postgres] [rabbitmq]   make both (or the named) available; prints
+#                                         export lines for: eval "$(scripts/servers.sh up)"
+#   servers.sh status                     what is used and what runs
+#   servers.sh down                       stop and remove everything that this script started
+#
+# up takes the first of these that works:
+#   1. what the environment names: ONCEMILL_TEST_POSTGRES (a postgres:// URL),
+#      ONCEMILL_TEST_AMQP (an amqp:// URL), ONCEMILL_TEST_AMQP_ADMIN (the http://
+#      URL of RabbitMQ's management API; may be left out when it is on port 15672);
+#   2. what answers on the default ports with the usual credentials
+#      (postgres:postgres and guest:guest on 127.0.0.1);
+#   3. a shared instance of its own, from Debian's packages, which are installed
+#      when they are missing and the caller is root.
+#
+# Instances for tests that stop, kill, fill or reconfigure a server, each in an
+# absolute directory that must not exist yet:
+#
+#   servers.sh start postgres|rabbitmq DIR [--port N] [--owner PID] [name=value]...
+#                            make one, or start it again; prints the export lines.
+#                            name=value goes to postgresql.conf or rabbitmq.conf.
+#                            It is removed when the process --owner has ended.
+#   servers.sh stop DIR      clean stop        servers.sh kill DIR     SIGKILL
+#   servers.sh crash DIR     PostgreSQL: immediate shutdown
+#   servers.sh ctl DIR ...   rabbitmqctl       servers.sh remove DIR   stop and delete
+#
+# Everything listens on loopback only, has fsync on, and lives under
+# ${ONCEMILL_SERVERS_DIR:-${TMPDIR:-/tmp}/oncemill-servers}.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=scripts/servers/common.sh
+source "$here/servers/common.sh"
+# shellcheck source=scripts/servers/postgres.sh
+source "$here/servers/postgres.sh"
+# shellcheck source=scripts/servers/rabbitmq.sh
+source "$here/servers/rabbitmq.sh"
+
+usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
+
+up() {
+	local wanted=("$@") kind
+	[[ ${#wanted[@]} -gt 0 ]] || wanted=(postgres rabbitmq)
+	for kind in "${wanted[@]}"; do
+		[[ $kind == postgres || $kind == rabbitmq ]] || die "unknown server: $kind"
+	done
+	lock up
+	reap
+	for kind in "${wanted[@]}"; do "${kind}_up"; done
+	unlock up
+}
+
+down() {
+	local dir
+	lock up
+	while read -r dir; do remove "$dir"; done < <(instances)
+	unlock up
+}
+
+status() {
+	local dir
+	while read -r dir; do
+		if running "$dir/pid"; then
+			say "$(<"$dir/kind") running (pid $REPLY, port $(<"$dir/port")) in $dir"
+		else
+			say "$(<"$dir/kind") stopped in $dir"
+		fi
+	done < <(instances)
+	# In subshells: a bad value in the environment ends only those.
+	(if postgres_find; then say "PostgreSQL for tests: $FOUND"; else say "PostgreSQL for tests: none yet"; fi) || true
+	(if rabbitmq_find; then say "RabbitMQ for tests: $FOUND"; else say "RabbitMQ for tests: none yet"; fi) || true
+}
+
+# start KIND DIR [--port N] [--owner PID] [name=value]...
+start() {
+	local kind=${1:-} dir=${2:-} port="" owner="" settings=()
+	[[ $kind == postgres || $kind == rabbitmq ]] || die "start postgres|rabbitmq DIR"
+	[[ $dir == /* ]] || die "start: the directory must be absolute"
+	shift 2
+	while [[ $# -gt 0 ]]; do
+		case $1 in
+		--port) port=$2 && shift 2 ;;
+		--owner) owner=$2 && shift 2 ;;
+		*=*) settings+=("$1") && shift ;;
+		*) die "start: unexpected argument: $1" ;;
+		esac
+	done
+	if [[ ! -e $dir ]]; then
+		lock up
+		reap
+		"${kind}_installed" || "${kind}_install" || die_missing "$kind"
+		unlock up
+		create "$kind" "$dir" "$port" "$owner" "${settings[@]}"
+	fi
+	of_kind "$dir" "$kind"
+	"${kind}_start" "$dir"
+	"${kind}_exports" "$dir"
+}
+
+ctl() {
+	local dir=${1:-}
+	of_kind "$dir" rabbitmq
+	shift
+	rabbitmq_ctl "$dir" "$@"
+}
+
+crash() {
+	of_kind "${1:-}" postgres
+	postgres_stop "$1" immediate
+}
+
+main() {
+	local command=${1:-help}
+	[[ $# -eq 0 ]] || shift
+	case $command in
+	help | -h | --help) usage ;;
+	up | down | status | start | ctl | crash) prepare_base && "$command" "$@" </dev/null ;;
+	stop | kill)
+		prepare_base
+		of_kind "${1:-}"
+		"${KIND}_$command" "$1" </dev/null
+		;;
+	remove) prepare_base && remove "${1:-}" </dev/null ;;
+	vhost-add | vhost-delete) rabbitmq_foreign_vhost "${command#vhost-}" "${1:?a vhost name}" </dev/null ;;
+	*) die "unknown command: $command (try: scripts/servers.sh help)" ;;
+	esac
+}
+
+main "$@"

@@ -1,0 +1,131 @@
+# shellcheck shell=bash
+# Sourced by servers.sh: PostgreSQL.
+
+POSTGRES_DEFAULT='postgres://postgres:postgres@127.0.0.1:5432/postgres?sslmode=disable'
+
+# postgres_bin prints the directory of the newest server programs.
+postgres_bin() {
+	local newest initdb
+	newest=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -1)
+	if [[ -x $newest/initdb ]]; then
+		printf '%s\n' "$newest"
+	else
+		initdb=$(command -v initdb) && dirname "$initdb"
+	fi
+}
+
+postgres_installed() { postgres_bin >/dev/null; }
+postgres_install() { install_package postgresql && postgres_installed; }
+
+# postgres_answers URL QUERY tells whether the server there answers true.
+postgres_answers() {
+	[[ $(PGCONNECT_TIMEOUT=3 psql -XAtq -d "$1" -c "$2" 2>/dev/null) == t ]]
+}
+
+# postgres_find sets FOUND (for people) and POSTGRES (the URL) to what up would use without starting anything.
+postgres_find() {
+	local shared=$BASE/postgres
+	if [[ -n ${ONCEMILL_TEST_POSTGRES:-} ]]; then
+		FOUND="named by ONCEMILL_TEST_POSTGRES" POSTGRES=$ONCEMILL_TEST_POSTGRES
+		! command -v psql >/dev/null || postgres_answers "$POSTGRES" 'select true' ||
+			die "ONCEMILL_TEST_POSTGRES is set, but no PostgreSQL answers there"
+		return
+	fi
+	if running "$shared/pid" && port_open "$(<"$shared/port")"; then
+		FOUND="instance in $shared" POSTGRES=$(postgres_url "$shared")
+		return
+	fi
+	# The tests use two-phase commit and many connections; a server without them would fail, not skip.
+	FOUND="default port" POSTGRES=$POSTGRES_DEFAULT
+	port_open 5432 && command -v psql >/dev/null && postgres_answers "$POSTGRES" \
+		"select current_setting('max_prepared_transactions')::int >= 10
+		    and current_setting('max_connections')::int >= 100
+		    and current_setting('server_version_num')::int >= 130000"
+}
+
+postgres_up() {
+	local dir=$BASE/postgres
+	if ! postgres_find; then
+		postgres_installed || postgres_install || die_missing postgres
+		create_shared postgres "$dir"
+		postgres_start "$dir"
+		POSTGRES=$(postgres_url "$dir")
+	fi
+	export_line ONCEMILL_TEST_POSTGRES "$POSTGRES"
+}
+
+postgres_url() {
+	printf 'postgres://postgres:postgres@127.0.0.1:%s/postgres?sslmode=disable\n' "$(<"$1/port")"
+}
+postgres_exports() { export_line ONCEMILL_TEST_POSTGRES "$(postgres_url "$1")"; }
+
+# postgres_create DIR makes the cluster. It trusts loopback: what is in it is
+# for the tests, and a password check at every connection would cost them time.
+postgres_create() {
+	local dir=$1
+	mkdir "$dir/data"
+	touch "$dir/log"
+	[[ $EUID -ne 0 ]] || chown postgres: "$dir/data" "$dir/log"
+	# --no-sync concerns only these first files; the server itself syncs.
+	as postgres
+	(cd / && "${AS[@]}" "$(postgres_bin)/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync) \
+		>"$dir/initdb.log" 2>&1 || {
+		tail -5 "$dir/initdb.log" >&2
+		die "initdb failed"
+	}
+	cat >>"$dir/data/postgresql.conf" <<-SETTINGS
+		listen_addresses = '127.0.0.1'
+		port = $(<"$dir/port")
+		unix_socket_directories = ''
+		max_connections = 300
+		max_prepared_transactions = 20
+		max_locks_per_transaction = 256
+		fsync = on
+		synchronous_commit = on
+		full_page_writes = on
+		log_line_prefix = '%m [%p] %a '
+		log_lock_waits = on
+		$(<"$dir/settings")
+	SETTINGS
+}
+
+postgres_start() {
+	local dir=$1
+	lock "${dir//\//_}"
+	if ! running "$dir/pid"; then
+		as postgres
+		# pg_ctl waits until the server answers.
+		(alone "${AS[@]}" "$(postgres_bin)/pg_ctl" -D "$dir/data" -l "$dir/log" -w -t 120 -s start) \
+			</dev/null >>"$dir/start.log" 2>&1 || die "PostgreSQL did not start: $(tail -5 "$dir/log")"
+		remember "$dir/pid" "$(head -1 "$dir/data/postmaster.pid")"
+	fi
+	unlock "${dir//\//_}"
+}
+
+# postgres_stop DIR [fast|immediate]
+postgres_stop() {
+	running "$1/pid" || return 0
+	as postgres
+	(cd / && "${AS[@]}" "$(postgres_bin)/pg_ctl" -D "$1/data" -m "${2:-fast}" -w -t 60 -s stop) </dev/null >&2
+}
+
+# postgres_kill DIR ends the server with SIGKILL, children included: they would
+# hold the shared memory and block a restart.
+postgres_kill() {
+	local parent children child tries=200
+	running "$1/pid" || return 0
+	parent=$REPLY
+	kill -s STOP "$parent" # so that no further child appears
+	children=$(cat "/proc/$parent/task/$parent/children" 2>/dev/null || ps -o pid= --ppid "$parent" || true)
+	# shellcheck disable=SC2086 # a list of numbers
+	kill -s KILL "$parent" $children 2>/dev/null || true
+	# Until init has reaped them, too: a restart takes a zombie for a living server.
+	for child in $parent $children; do
+		while [[ -e /proc/$child ]] && ((tries-- > 0)); do sleep 0.05; done
+		! starttime "$child" >/dev/null || die "process $child survives SIGKILL"
+	done
+	# Where nobody reaps, the file must go. (Its small shared memory segment stays.)
+	[[ ! -e /proc/$parent ]] || rm -f "$1/data/postmaster.pid"
+}
+
+postgres_removed() { :; }

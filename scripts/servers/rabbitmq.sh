@@ -1,0 +1,184 @@
+# shellcheck shell=bash
+# Sourced by servers.sh: RabbitMQ.
+
+RABBITMQ_DEFAULT='amqp://guest:guest@127.0.0.1:5672/'
+RABBITMQ_ADMIN_DEFAULT='http://guest:guest@127.0.0.1:15672'
+
+# rabbitmq_program NAME prints the path of a program behind Debian's wrappers,
+# which insist on directories of their own.
+rabbitmq_program() {
+	if [[ -x /usr/lib/rabbitmq/bin/$1 ]]; then
+		printf '%s\n' "/usr/lib/rabbitmq/bin/$1"
+	else
+		command -v "$1"
+	fi
+}
+
+rabbitmq_installed() { rabbitmq_program rabbitmq-server >/dev/null && command -v epmd >/dev/null; }
+rabbitmq_install() { install_package rabbitmq-server && rabbitmq_installed; }
+
+# amqp_answers HOST PORT: opens an AMQP connection up to the server's first frame.
+amqp_answers() {
+	local byte
+	{
+		exec 3<>"/dev/tcp/$1/$2" || return 1
+		printf 'AMQP\0\0\011\001' >&3
+		IFS= read -r -t 5 -n 1 byte <&3 || byte=
+		exec 3>&-
+	} 2>/dev/null
+	[[ $byte == $'\001' ]]
+}
+
+# admin_answers URL: asks the management API who we are. No curl is needed.
+admin_answers() {
+	local pattern='^http://([^@/]+)@([^:/@]+):([0-9]+)/?$' line credentials
+	[[ $1 =~ $pattern ]] || return 1
+	credentials=$(printf '%s' "${BASH_REMATCH[1]}" | base64 -w0)
+	{
+		exec 3<>"/dev/tcp/${BASH_REMATCH[2]}/${BASH_REMATCH[3]}" || return 1
+		printf 'GET /api/whoami HTTP/1.0\r\nHost: localhost\r\nAuthorization: Basic %s\r\n\r\n' "$credentials" >&3
+		IFS= read -r -t 5 line <&3 || line=
+		exec 3>&-
+	} 2>/dev/null
+	[[ $line == HTTP/1.?\ 200* ]]
+}
+
+rabbitmq_answers() {
+	admin_answers "$(rabbitmq_admin_url "$1")" && amqp_answers 127.0.0.1 "$(<"$1/port")"
+}
+
+# rabbitmq_find sets FOUND (for people), AMQP and ADMIN (URLs) to what up would use without starting anything.
+rabbitmq_find() {
+	local shared=$BASE/rabbitmq pattern='^amqp://(([^@/]+)@)?([^:/@]+)(:([0-9]+))?'
+	if [[ -n ${ONCEMILL_TEST_AMQP:-} ]]; then
+		FOUND="named by ONCEMILL_TEST_AMQP" AMQP=$ONCEMILL_TEST_AMQP ADMIN=${ONCEMILL_TEST_AMQP_ADMIN:-}
+		if [[ $AMQP =~ $pattern ]]; then
+			amqp_answers "${BASH_REMATCH[3]}" "${BASH_REMATCH[5]:-5672}" ||
+				die "ONCEMILL_TEST_AMQP is set, but no RabbitMQ answers there"
+			if [[ -z $ADMIN ]]; then
+				ADMIN="http://${BASH_REMATCH[2]:-guest:guest}@${BASH_REMATCH[3]}:15672"
+				admin_answers "$ADMIN" || ADMIN=
+			fi
+		fi
+		[[ -n $ADMIN ]] || rabbitmq_foreign_ctl status >/dev/null 2>&1 ||
+			die "the tests make a vhost each: set ONCEMILL_TEST_AMQP_ADMIN to the URL of the management API"
+		return
+	fi
+	if running "$shared/pid" && rabbitmq_answers "$shared"; then
+		FOUND="instance in $shared" AMQP=$(rabbitmq_url "$shared") ADMIN=$(rabbitmq_admin_url "$shared")
+		return
+	fi
+	FOUND="default port" AMQP=$RABBITMQ_DEFAULT ADMIN=$RABBITMQ_ADMIN_DEFAULT
+	amqp_answers 127.0.0.1 5672 && admin_answers "$ADMIN"
+}
+
+rabbitmq_up() {
+	local dir=$BASE/rabbitmq
+	if ! rabbitmq_find; then
+		rabbitmq_installed || rabbitmq_install || die_missing rabbitmq
+		create_shared rabbitmq "$dir"
+		rabbitmq_start "$dir"
+		AMQP=$(rabbitmq_url "$dir") ADMIN=$(rabbitmq_admin_url "$dir")
+	fi
+	export_line ONCEMILL_TEST_AMQP "$AMQP"
+	export_line ONCEMILL_TEST_AMQP_ADMIN "$ADMIN"
+}
+
+rabbitmq_url() { printf 'amqp://guest:guest@127.0.0.1:%s/\n' "$(<"$1/port")"; }
+rabbitmq_admin_url() { printf 'http://guest:guest@127.0.0.1:%s\n' "$(<"$1/port.management")"; }
+rabbitmq_exports() {
+	export_line ONCEMILL_TEST_AMQP "$(rabbitmq_url "$1")"
+	export_line ONCEMILL_TEST_AMQP_ADMIN "$(rabbitmq_admin_url "$1")"
+}
+
+rabbitmq_create() {
+	local dir=$1 name
+	for name in management distribution epmd; do reserve "$dir" >"$dir/port.$name"; done
+	printf '[rabbitmq_management].\n' >"$dir/enabled_plugins"
+	cat >"$dir/rabbitmq.conf" <<-SETTINGS
+		listeners.tcp.local = 127.0.0.1:$(<"$dir/port")
+		management.tcp.ip = 127.0.0.1
+		management.tcp.port = $(<"$dir/port.management")
+		$(<"$dir/settings")
+	SETTINGS
+	mkdir "$dir/home"
+	touch "$dir/log"
+	[[ $EUID -ne 0 ]] || chown rabbitmq: "$dir/home" "$dir/log"
+}
+
+# rabbitmq_as DIR sets AS to run programs of RabbitMQ's for this node: its own
+# cookie (in HOME), ports and name registry, so that it neither sees nor
+# disturbs another node of this machine.
+rabbitmq_as() {
+	local dir=$1
+	as rabbitmq
+	AS+=(
+		HOME="$dir/home"
+		ERL_EPMD_ADDRESS=127.0.0.1
+		ERL_EPMD_PORT="$(<"$dir/port.epmd")"
+		RABBITMQ_NODENAME="oncemill-$(<"$dir/port")@localhost"
+		RABBITMQ_DIST_PORT="$(<"$dir/port.distribution")"
+		RABBITMQ_CONF_ENV_FILE="$dir/none"
+		RABBITMQ_CONFIG_FILE="$dir/rabbitmq.conf"
+		RABBITMQ_ADVANCED_CONFIG_FILE="$dir/none.config"
+		RABBITMQ_ENABLED_PLUGINS_FILE="$dir/enabled_plugins"
+		RABBITMQ_MNESIA_BASE="$dir/home/mnesia"
+		RABBITMQ_LOG_BASE="$dir/home/log"
+		RABBITMQ_SCHEDULER_BIND_TYPE=u
+		RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS='-kernel inet_dist_use_interface {127,0,0,1}'
+		# Makes the start script become the server instead of waiting for it,
+		# so that the pid we know is the server's.
+		RUNNING_UNDER_SYSTEMD=true
+	)
+}
+
+# rabbitmq_spawn DIR FILE COMMAND... starts a daemon of the node and remembers it in FILE.
+rabbitmq_spawn() {
+	local dir=$1 file=$2
+	shift 2
+	rabbitmq_as "$dir"
+	(alone "${AS[@]}" "$@") </dev/null >>"$dir/log" 2>&1 &
+	remember "$file" $! || die "$1 did not start: $(tail -5 "$dir/log")"
+}
+
+rabbitmq_start() {
+	local dir=$1 tries=600
+	lock "${dir//\//_}"
+	running "$dir/epmd.pid" ||
+		rabbitmq_spawn "$dir" "$dir/epmd.pid" epmd -address 127.0.0.1 -port "$(<"$dir/port.epmd")"
+	running "$dir/pid" ||
+		rabbitmq_spawn "$dir" "$dir/pid" "$(rabbitmq_program rabbitmq-server)"
+	until rabbitmq_answers "$dir"; do
+		running "$dir/pid" || die "RabbitMQ did not start: $(tail -5 "$dir/log")"
+		((tries-- > 0)) || die "RabbitMQ does not answer after 120 s: $(tail -5 "$dir/log")"
+		sleep 0.2
+	done
+	unlock "${dir//\//_}"
+}
+
+# On SIGTERM the server stops cleanly by itself; rabbitmqctl would take two seconds more.
+rabbitmq_stop() { signal_and_wait "$1/pid" TERM 60 || die "RabbitMQ does not stop"; }
+
+rabbitmq_kill() { signal_and_wait "$1/pid" KILL 20 || die "RabbitMQ survives SIGKILL"; }
+
+# rabbitmq_removed DIR ends what is left when the node has gone: its name registry.
+rabbitmq_removed() { signal_and_wait "$1/epmd.pid" KILL 20 || die "epmd survives SIGKILL"; }
+
+rabbitmq_ctl() {
+	local dir=$1
+	shift
+	rabbitmq_as "$dir"
+	(cd / && "${AS[@]}" "$(rabbitmq_program rabbitmqctl)" "$@")
+}
+
+# rabbitmq_foreign_ctl ARGUMENTS... speaks to the node of this machine that the environment names.
+rabbitmq_foreign_ctl() { [[ $EUID -eq 0 ]] && command -v rabbitmqctl >/dev/null && rabbitmqctl -q "$@"; }
+
+# rabbitmq_foreign_vhost add|delete NAME does without a management API what the
+# tests otherwise do through it.
+rabbitmq_foreign_vhost() {
+	local pattern='^amqp://([^:@/]+)[:@]' user=guest
+	[[ ! ${ONCEMILL_TEST_AMQP:-} =~ $pattern ]] || user=${BASH_REMATCH[1]}
+	rabbitmq_foreign_ctl "$1_vhost" "$2" >&2
+	[[ $1 == delete ]] || rabbitmq_foreign_ctl set_permissions -p "$2" "$user" '.*' '.*' '.*' >&2
+}
