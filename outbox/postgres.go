@@ -109,7 +109,9 @@ func insertRows(ctx context.Context, tx oncemill.Tx, rows []Row, most int, head,
 // implies that every earlier one is visible or gone.
 //
 // Planned at each execution (an unnamed statement): a plan kept from a time when
-// the table was empty scans and sorts.
+// the table was empty scans and sorts. The arrays stand behind sub-selects, so
+// that planning does not weigh each element (36 ms with 4,000 known ids), and
+// "not in" is a hashed subplan on every version.
 const postgresRead = `
 select m.lane, m.id, m.topic, m.message_id, m.key, m.payload, m.metadata, m.created_at
 from unnest($1::smallint[]) as l (lane)
@@ -121,8 +123,8 @@ cross join lateral (
 				over (order by o.id rows between unbounded preceding and 1 preceding) as bytes_before
 		from {{outbox}} o
 		where o.lane = l.lane
-			and o.id <> all ($4::bigint[])
-			and o.key <> all ($5::text[])
+			and o.id not in (select unnest((select $4::bigint[])))
+			and o.key not in (select unnest((select $5::text[])))
 		order by o.id
 		limit $2
 	) w
@@ -154,7 +156,7 @@ func (s *postgresStore) read(ctx context.Context, req ReadRequest) ([]Row, error
 	return out, nil
 }
 
-// orEmpty keeps pq.Array from sending NULL, which "<> all" answers with NULL.
+// orEmpty keeps pq.Array from sending NULL for an empty list.
 func orEmpty[T any](s []T) []T {
 	if s == nil {
 		return []T{}
@@ -165,11 +167,15 @@ func orEmpty[T any](s []T) []T {
 // Served by the primary keys (lane, id); the repeated partition expression lets
 // the executor go to the one partition. Rows are locked in the order of the
 // arrays, which are sorted by id; two workers that meet all the same, after a
-// takeover, get 40P01, and the caller tries again.
+// takeover, get 40P01, and the caller tries again. The sub-selects hide the
+// length of the arrays from the planner, which would scan and hash the whole
+// table for a few thousand rows (90 us a row instead of 2).
 const (
 	postgresRemove = `
 delete from {{outbox}} o
-using unnest($1::smallint[], $2::bigint[], $3::text[], $4::timestamptz[]) as c (lane, id, message_id, created_at)
+using unnest(
+	(select $1::smallint[]), (select $2::bigint[]), (select $3::text[]), (select $4::timestamptz[])
+) as c (lane, id, message_id, created_at)
 where o.lane = c.lane
 	and o.id = c.id
 	and ((o.id >> 16) & 3) = ((c.id >> 16) & 3)

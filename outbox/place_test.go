@@ -1,0 +1,271 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/lib/pq"
+	"modernc.org/sqlite"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// place is a database with an outbox in it.
+type place struct {
+	db    *sql.DB
+	tap   *tap
+	dsn   string // what tap opens
+	cfg   outbox.Config
+	box   *outbox.Outbox
+	queue *outbox.Queue
+}
+
+// places are what the conformance suite runs on. The second differs from the
+// first in everything that a server or a driver may do by default.
+var places = map[string]func(*testing.T) *place{
+	"postgresql": func(t *testing.T) *place { return onPostgres(t, "binary_parameters=yes") },
+	"postgresql_other_defaults": func(t *testing.T) *place {
+		pg := testserver.Postgres(t)
+		pg.Config.Prefix = "mill_"
+		return newPlace(t, &pq.Driver{}, pg.DSN+"&default_transaction_isolation=repeatable%20read&timezone=Asia/Kathmandu", outbox.Config{Database: pg.Config})
+	},
+	"sqlite": onSQLite,
+}
+
+func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+	t.Helper()
+	t.Parallel()
+	for name, open := range places {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t))
+		})
+	}
+}
+
+func onPostgres(t *testing.T, params ...string) *place {
+	t.Helper()
+	pg := testserver.Postgres(t)
+	dsn := pg.DSN
+	for _, param := range params {
+		dsn += "&" + param
+	}
+	return newPlace(t, &pq.Driver{}, dsn, outbox.Config{Database: pg.Config})
+}
+
+func onSQLite(t *testing.T) *place {
+	t.Helper()
+	dsn := oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))
+	return newPlace(t, &sqlite.Driver{}, dsn, outbox.Config{Database: oncemill.Config{Dialect: oncemill.SQLite}})
+}
+
+func newPlace(t *testing.T, d driver.Driver, dsn string, cfg outbox.Config) *place {
+	t.Helper()
+	p := &place{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
+	p.db = openTap(t, p.tap)
+	if err := oncemill.Migrate(t.Context(), p.db, cfg.Database, outbox.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	p.use(t, p.db, nil)
+	p.maintain(t) // makes the days of the history
+	p.tap.sent()
+	return p
+}
+
+// use makes the outbox anew: on db, with the configuration changed.
+func (p *place) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
+	t.Helper()
+	if change != nil {
+		change(&p.cfg)
+	}
+	box, err := outbox.New(db, p.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.db, p.box, p.queue = db, box, box.Queue()
+}
+
+// open returns a pool on the same database, with more parameters (PostgreSQL).
+func (p *place) open(t *testing.T, params string) *sql.DB {
+	t.Helper()
+	return openTap(t, &tap{driver: p.tap.driver, dsn: p.dsn + params})
+}
+
+func openTap(t *testing.T, through *tap) *sql.DB {
+	t.Helper()
+	db := sql.OpenDB(through)
+	t.Cleanup(func() {
+		if n := db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections were not given back", n)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return db
+}
+
+func (p *place) isSQLite() bool { return p.cfg.Database.Dialect == oncemill.SQLite }
+
+// expand fills the names of the tables in.
+func (p *place) expand(t *testing.T, text string) string {
+	t.Helper()
+	resolved, err := p.cfg.Database.Resolve(p.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resolved.Expand(text)
+}
+
+func (p *place) exec(t *testing.T, text string, args ...any) {
+	t.Helper()
+	if _, err := p.db.ExecContext(t.Context(), p.expand(t, text), args...); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+func (p *place) count(t *testing.T, text string, args ...any) (n int) {
+	t.Helper()
+	if err := p.db.QueryRowContext(t.Context(), p.expand(t, text), args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return n
+}
+
+// inTx runs fn in a transaction of the test's own.
+func (p *place) inTx(t *testing.T, fn func(tx *sql.Tx)) {
+	t.Helper()
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	fn(tx)
+	if err := tx.Commit(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (p *place) publish(t *testing.T, msgs ...*message.Message) {
+	t.Helper()
+	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+		return p.box.Publisher(tx).Publish("orders", msgs...)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// read reads all lanes to their ends.
+func (p *place) read(t *testing.T) []outbox.Row {
+	t.Helper()
+	return p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 1 << 20, Bytes: 1 << 30})
+}
+
+func (p *place) readAs(t *testing.T, req outbox.ReadRequest) []outbox.Row {
+	t.Helper()
+	rows, err := p.queue.Read(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+func (p *place) remove(t *testing.T, refs ...outbox.Ref) {
+	t.Helper()
+	missed, err := p.queue.Remove(t.Context(), refs)
+	if err != nil || missed != 0 {
+		t.Fatalf("remove: %d missed by the history, %v", missed, err)
+	}
+}
+
+func (p *place) maintain(t *testing.T) outbox.Maintained {
+	t.Helper()
+	done, err := p.queue.Maintain(t.Context(), always)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return done
+}
+
+// always is the guard of a caller without a lease.
+func always(context.Context, *sql.Tx) (bool, error) { return true, nil }
+
+func allLanes() []int {
+	lanes := make([]int, outbox.Lanes)
+	for i := range lanes {
+		lanes[i] = i
+	}
+	return lanes
+}
+
+func newMessage(id, key string) *message.Message {
+	msg := message.NewMessage(id, message.Payload("payload of "+id))
+	outbox.SetKey(msg, key)
+	return msg
+}
+
+// messages returns n unkeyed messages named after prefix.
+func messages(prefix string, n int) []*message.Message {
+	msgs := make([]*message.Message, n)
+	for i := range msgs {
+		msgs[i] = newMessage(fmt.Sprintf("%s-%d", prefix, i), "")
+	}
+	return msgs
+}
+
+func ids(rows []outbox.Row) []string {
+	out := make([]string, len(rows))
+	for i, r := range rows {
+		out[i] = r.MessageID
+	}
+	return out
+}
+
+func refs(rows []outbox.Row) []outbox.Ref {
+	out := make([]outbox.Ref, len(rows))
+	for i, r := range rows {
+		out[i] = r.Ref
+	}
+	return out
+}
+
+func expectError(t *testing.T, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("got error %v, want %v", err, want)
+	}
+}
+
+func expectNoError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func expectIDs(t *testing.T, rows []outbox.Row, want ...string) {
+	t.Helper()
+	if got := ids(rows); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got messages %v, want %v", got, want)
+	}
+}
+
+// eventually waits until ok returns true.
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(30 * time.Second); !ok(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("waited in vain until %s", what)
+		}
+	}
+}

@@ -1,0 +1,321 @@
+package outbox_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"database/sql"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// oddTexts are what a topic, an id, a key or metadata may hold.
+var oddTexts = []string{
+	`plain`, ` `, `''`, `"quoted"`, `back\slash\\`, `{a,b}`, `NULL`, `$1 ? ?1 :x @y %s %[1]d`, "tab\tand\nline\r\n", "\x01\x1f\x7f",
+	`'; drop table outbox; --`, `Zoë Ünïcode`, `日本語`, `🚀👩‍👩‍👧`, "combining k\u0308", "\u2028\u2029\ufeff\ufffd", `</script>&amp;`, strings.Repeat("ü", 127),
+}
+
+func everyByte() []byte {
+	all := make([]byte, 256)
+	for i := range all {
+		all[i] = byte(i)
+	}
+	return all
+}
+
+func TestPublish_WhatIsReadIsWhatWasPublished(t *testing.T) {
+	large := make([]byte, 1<<20)
+	rand.Read(large)
+	payloads := map[string][]byte{
+		"every byte": everyByte(), "empty": {}, "nil": nil, "a NUL": {0}, "a backslash": []byte(`\x00\\`), "1 MiB": large,
+		"not UTF-8": {0xff, 0xfe, 0xc3, 0x28}, "JSON": []byte(`{"note":"<Zoë>\u0000"}`),
+	}
+	metadata := message.Metadata{"empty": ""}
+	for i, text := range oddTexts {
+		metadata[text] = oddTexts[len(oddTexts)-1-i]
+	}
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for name, payload := range payloads {
+			before := time.Now()
+			p.inTx(t, func(tx *sql.Tx) {
+				msg := message.NewMessage(name, payload)
+				msg.Metadata = maps.Clone(metadata)
+				if err := p.box.Publisher(tx).Publish("orders", msg); err != nil {
+					t.Fatal(err)
+				}
+			})
+			rows := p.read(t)
+			if len(rows) != 1 {
+				t.Fatalf("%s: %d rows", name, len(rows))
+			}
+			r := rows[0]
+			if r.MessageID != name || r.Topic != "orders" || r.Key != "" || r.ID < 1 {
+				t.Errorf("%s: got %+v", name, r.Ref)
+			}
+			if !bytes.Equal(r.Payload, payload) {
+				t.Errorf("%s: the payload has changed, %d bytes are %d", name, len(payload), len(r.Payload))
+			}
+			// The clocks are those of one machine here.
+			if r.CreatedAt.Before(before.Add(-time.Second)) || r.CreatedAt.After(time.Now().Add(time.Second)) {
+				t.Errorf("%s: created at %v, now is %v", name, r.CreatedAt, time.Now())
+			}
+			got, err := outbox.DecodeMetadata(r.Metadata)
+			if err != nil || !maps.Equal(got, metadata) {
+				t.Errorf("%s: the metadata are %q, %v", name, got, err)
+			}
+			p.remove(t, r.Ref)
+		}
+	})
+}
+
+func TestPublish_TopicsIDsAndKeysRoundTrip(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			for _, text := range oddTexts {
+				msg := message.NewMessage(text, nil)
+				outbox.SetKey(msg, text)
+				if err := p.box.Publisher(tx).Publish(text, msg); err != nil {
+					t.Fatalf("%q: %v", text, err)
+				}
+			}
+		})
+		rows := p.read(t)
+		got := map[string]outbox.Row{}
+		for _, r := range rows {
+			got[r.MessageID] = r
+		}
+		for _, text := range oddTexts {
+			if r := got[text]; r.Topic != text || r.Key != text || r.Lane != outbox.Lane(text, text) {
+				t.Errorf("%q: got %+v", text, r)
+			}
+		}
+		// Also on the way back into the database.
+		p.remove(t, refs(rows)...)
+		expectIDs(t, p.read(t))
+	})
+}
+
+func TestPublish_NoMetadataAreNoBytes(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, &message.Message{UUID: "without"})
+		rows := p.read(t)
+		if len(rows) != 1 || len(rows[0].Metadata) != 0 || len(rows[0].Payload) != 0 {
+			t.Fatalf("got %+v", rows)
+		}
+		got, err := outbox.DecodeMetadata(rows[0].Metadata)
+		if err != nil || got == nil || len(got) != 0 {
+			t.Errorf("metadata are %v, %v", got, err)
+		}
+	})
+}
+
+// Watermill hands the caller's message in: it must not be changed.
+func TestPublish_LeavesTheMessageAlone(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		msg := newMessage("a", "k")
+		before := msg.Copy()
+		p.publish(t, msg)
+		if !msg.Equals(before) {
+			t.Errorf("got %+v, was %+v", msg, before)
+		}
+		select {
+		case <-msg.Acked():
+			t.Error("acknowledged")
+		case <-msg.Nacked():
+			t.Error("refused")
+		default:
+		}
+	})
+}
+
+func TestPublish_ManyMessagesAreOneStatement(t *testing.T) {
+	sizes := map[bool]map[int]int{ // messages: statements
+		false: {1: 1, 2: 1, 500: 1, 10_000: 1, 10_001: 2},
+		true:  {1: 1, 2: 1, 100: 1, 101: 2},
+	}
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for n, want := range sizes[p.isSQLite()] {
+			msgs := messages(fmt.Sprint(n), n)
+			for _, msg := range msgs {
+				outbox.SetKey(msg, "k") // one lane, so that the order shows
+			}
+			p.inTx(t, func(tx *sql.Tx) {
+				p.tap.sent()
+				if err := p.box.Publisher(tx).Publish("orders", msgs...); err != nil {
+					t.Fatal(err)
+				}
+				if got := len(p.tap.sent()); got != want {
+					t.Errorf("%d messages were %d statements, want %d", n, got, want)
+				}
+			})
+			rows := p.read(t)
+			if len(rows) != n {
+				t.Fatalf("%d messages became %d rows", n, len(rows))
+			}
+			for i, r := range rows {
+				if r.MessageID != msgs[i].UUID || i > 0 && r.ID <= rows[i-1].ID {
+					t.Fatalf("row %d is %+v: not in the order of the call", i, r.Ref)
+				}
+			}
+			p.remove(t, refs(rows)...)
+		}
+	})
+}
+
+func TestPublish_NothingIsNoStatement(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			p.tap.sent()
+			expectNoError(t, p.box.Publisher(tx).Publish("orders"))
+			expectNoError(t, p.box.ContextPublisher().Publish("orders"))
+			if sent := p.tap.sent(); len(sent) != 0 {
+				t.Errorf("sent %s", firstWords(sent))
+			}
+		})
+	})
+}
+
+func TestPublish_NeedsNoSecondConnection(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.db.SetMaxOpenConns(1)
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		for i := range 3 {
+			err := p.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+				msg := newMessage(fmt.Sprint("a", i), "k")
+				msg.SetContext(ctx)
+				if err := p.box.ContextPublisher().Publish("orders", msg); err != nil {
+					return err
+				}
+				return p.box.Publisher(tx).Publish("orders", newMessage(fmt.Sprint("b", i), "k"))
+			})
+			expectNoError(t, err)
+		}
+		expectNoError(t, p.queue.Check(ctx))
+		rows, err := p.queue.Read(ctx, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+		expectNoError(t, err)
+		expectIDs(t, rows, "a0", "b0", "a1", "b1", "a2", "b2")
+		_, err = p.queue.Remove(ctx, refs(rows))
+		expectNoError(t, err)
+		_, err = p.queue.Maintain(ctx, always)
+		expectNoError(t, err)
+		_, err = p.queue.RepairSequence(ctx)
+		expectNoError(t, err)
+	})
+}
+
+func TestPublish_RolledBackMessagesLeaveNothing(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		tx, err := p.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		expectNoError(t, p.box.Publisher(tx).Publish("orders", messages("never", 3)...))
+		expectNoError(t, tx.Rollback())
+		expectIDs(t, p.read(t))
+		p.publish(t, newMessage("later", ""))
+		expectIDs(t, p.read(t), "later")
+		if n := p.count(t, `select count(*) from {{outbox}}`); n != 1 {
+			t.Errorf("%d rows", n)
+		}
+	})
+}
+
+func TestPublish_SavepointsDecideOnTheirMessages(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			do := func(text string) {
+				t.Helper()
+				if _, err := tx.ExecContext(t.Context(), text); err != nil {
+					t.Fatal(err)
+				}
+			}
+			publish := func(id string) {
+				t.Helper()
+				if err := p.box.Publisher(tx).Publish("orders", newMessage(id, "k")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			publish("1 before")
+			do(`savepoint outer_one`)
+			publish("2 released")
+			do(`savepoint inner_one`)
+			publish("3 rolled back")
+			do(`rollback to savepoint inner_one`)
+			publish("4 after the rollback")
+			do(`release savepoint outer_one`)
+			do(`savepoint another`)
+			publish("5 rolled back")
+			do(`rollback to savepoint another`)
+		})
+		expectIDs(t, p.read(t), "1 before", "2 released", "4 after the rollback")
+	})
+}
+
+// A failed statement spoils the caller's transaction; the caller is told.
+func TestPublish_ReturnsWhatTheDatabaseSays(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.exec(t, `alter table {{outbox}} rename to hidden`)
+		tx, err := p.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if err := p.box.Publisher(tx).Publish("orders", newMessage("a", "")); err == nil || !strings.Contains(err.Error(), "outbox") {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestPublish_ObeysTheContextOfTheMessage(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		tx, err := p.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		msg := newMessage("a", "")
+		msg.SetContext(ctx)
+		expectError(t, p.box.Publisher(tx).Publish("orders", msg), context.Canceled)
+	})
+}
+
+// endlessTx fails the test when the library ends a transaction that it does not
+// own.
+type endlessTx struct {
+	*sql.Tx
+	t *testing.T
+}
+
+func (tx endlessTx) Commit() error   { tx.t.Error("commit by the library"); return nil }
+func (tx endlessTx) Rollback() error { tx.t.Error("rollback by the library"); return nil }
+
+func TestPublisher_LeavesTheTransactionToItsOwner(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			lent := endlessTx{tx, t}
+			publisher := p.box.Publisher(lent)
+			expectNoError(t, publisher.Publish("orders", newMessage("a", "k")))
+			if err := publisher.Publish("", newMessage("b", "")); err == nil {
+				t.Error("no error")
+			}
+			expectNoError(t, publisher.Close())
+			msg := newMessage("c", "k")
+			msg.SetContext(oncemill.ContextWithTx(t.Context(), lent))
+			bound := p.box.ContextPublisher()
+			expectNoError(t, bound.Close())
+			expectNoError(t, bound.Publish("orders", msg))
+		})
+		expectIDs(t, p.read(t), "a", "c")
+	})
+}

@@ -1,0 +1,216 @@
+package outbox_test
+
+import (
+	"database/sql"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func TestRead_ReturnsEachLaneTogetherAndInOrder(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		want := map[int][]string{} // by lane
+		for i := range 5 {
+			var msgs []*message.Message
+			for j := range 40 {
+				id, key := fmt.Sprintf("%d-%d", i, j), fmt.Sprint("key", j%13)
+				if j%4 == 0 {
+					key = ""
+				}
+				msgs = append(msgs, newMessage(id, key))
+				lane := outbox.Lane(key, id)
+				want[lane] = append(want[lane], id)
+			}
+			p.publish(t, msgs...)
+		}
+		// Lanes may be asked for in any order.
+		lanes := allLanes()
+		slices.Reverse(lanes)
+		rows := p.readAs(t, outbox.ReadRequest{Lanes: lanes, Rows: 1000, Bytes: 1 << 20})
+		got, seen := map[int][]string{}, map[int]bool{}
+		for i, r := range rows {
+			if i > 0 && r.Lane != rows[i-1].Lane {
+				if seen[r.Lane] {
+					t.Fatalf("lane %d comes in pieces", r.Lane)
+				}
+			} else if i > 0 && r.ID <= rows[i-1].ID {
+				t.Fatalf("lane %d: id %d after %d", r.Lane, r.ID, rows[i-1].ID)
+			}
+			seen[r.Lane] = true
+			got[r.Lane] = append(got[r.Lane], r.MessageID)
+		}
+		if fmt.Sprint(got) != fmt.Sprint(want) {
+			t.Errorf("got %v\nwant %v", got, want)
+		}
+	})
+}
+
+func TestRead_ReturnsOnlyTheLanesAskedFor(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		// Keys of different lanes; see the golden vectors.
+		p.publish(t, newMessage("a", "a"), newMessage("b", "b"), newMessage("c", "order-1"))
+		read := func(lanes ...int) []outbox.Row {
+			return p.readAs(t, outbox.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1000})
+		}
+		expectIDs(t, read())
+		expectIDs(t, read(0))
+		expectIDs(t, read(12), "a")
+		expectIDs(t, read(5, 13), "b", "c")
+		expectIDs(t, read(13, 12), "c", "a")
+	})
+}
+
+// A lane is read from its start: what was not removed comes again.
+func TestRead_ChangesNothing(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, newMessage("1", "k"), newMessage("2", "k"))
+		first := p.read(t)
+		expectIDs(t, first, "1", "2")
+		p.publish(t, newMessage("3", "k"))
+		again := p.read(t)
+		expectIDs(t, again, "1", "2", "3")
+		if again[0].Ref != first[0].Ref {
+			t.Errorf("the first row was %+v, is %+v", first[0].Ref, again[0].Ref)
+		}
+	})
+}
+
+func TestRead_LimitsTheRowsOfEachLane(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for i := range 5 {
+			p.publish(t, newMessage(fmt.Sprint("a", i), "a"), newMessage(fmt.Sprint("b", i), "b"))
+		}
+		read := func(rows int) []outbox.Row {
+			return p.readAs(t, outbox.ReadRequest{Lanes: []int{12, 5}, Rows: rows, Bytes: 1 << 20})
+		}
+		expectIDs(t, read(1), "a0", "b0")
+		expectIDs(t, read(3), "a0", "a1", "a2", "b0", "b1", "b2")
+		expectIDs(t, read(99), "a0", "a1", "a2", "a3", "a4", "b0", "b1", "b2", "b3", "b4")
+	})
+}
+
+func TestRead_StopsALaneOnceItHasTheBytes(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		sized := func(id, key string, payload, metadata int) *message.Message {
+			msg := message.NewMessage(id, make([]byte, payload))
+			msg.Metadata.Set("k", strings.Repeat("v", metadata-len(`{"k":""}`)))
+			// The key itself would count among the metadata.
+			p.use(t, p.db, func(cfg *outbox.Config) { cfg.Key = func(*message.Message) string { return key } })
+			p.publish(t, msg)
+			return msg
+		}
+		sized("a1", "a", 60, 40)
+		sized("a2", "a", 0, 100)
+		sized("a3", "a", 5000, 20)
+		sized("a4", "a", 80, 20)
+		sized("b1", "b", 90_000, 10)
+		sized("b2", "b", 1, 10)
+		read := func(bytes int) []outbox.Row {
+			return p.readAs(t, outbox.ReadRequest{Lanes: []int{12, 5}, Rows: 100, Bytes: bytes})
+		}
+		// Each lane has its own budget and gives at least one row, however large.
+		expectIDs(t, read(1), "a1", "b1")
+		expectIDs(t, read(100), "a1", "b1")
+		expectIDs(t, read(101), "a1", "a2", "b1")
+		expectIDs(t, read(201), "a1", "a2", "a3", "b1")
+		expectIDs(t, read(5220), "a1", "a2", "a3", "b1")
+		expectIDs(t, read(5221), "a1", "a2", "a3", "a4", "b1")
+		expectIDs(t, read(90_010), "a1", "a2", "a3", "a4", "b1")
+		expectIDs(t, read(90_011), "a1", "a2", "a3", "a4", "b1", "b2")
+	})
+}
+
+func TestRead_PassesOverKnownIDs(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"), newMessage("4", "k"))
+		rows := p.read(t)
+		read := func(limit int, known ...int64) []outbox.Row {
+			return p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: limit, Bytes: 1 << 20, Known: known})
+		}
+		expectIDs(t, read(10, rows[0].ID), "2", "3", "4")
+		expectIDs(t, read(10, rows[2].ID, rows[0].ID, 99_999), "2", "4")
+		// They count neither as rows nor as bytes.
+		expectIDs(t, read(1, rows[0].ID, rows[1].ID), "3")
+		one := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Known: []int64{rows[0].ID}})
+		expectIDs(t, one, "2")
+		expectIDs(t, read(10, rows[0].ID, rows[1].ID, rows[2].ID, rows[3].ID))
+		expectIDs(t, read(10), "1", "2", "3", "4")
+	})
+}
+
+func TestRead_PassesOverManyKnownIDs(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, messages("m", 2000)...)
+		var known []int64
+		for _, r := range p.read(t)[:1990] {
+			known = append(known, r.ID)
+		}
+		if n := len(p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Known: known})); n != 10 {
+			t.Errorf("%d rows, want 10", n)
+		}
+	})
+}
+
+func TestRead_PassesOverBusyKeys(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		// "a" and "A" share a lane with the unkeyed "a".
+		p.publish(t, newMessage("1", "a"), newMessage("2", "A"), newMessage("a", ""), newMessage("3", "a"), newMessage("4", "A"))
+		read := func(limit int, busy ...string) []outbox.Row {
+			return p.readAs(t, outbox.ReadRequest{Lanes: []int{12}, Rows: limit, Bytes: 1 << 20, Busy: busy})
+		}
+		expectIDs(t, read(10), "1", "2", "a", "3", "4")
+		expectIDs(t, read(10, "a"), "2", "a", "4")
+		expectIDs(t, read(10, "A", "a", "absent"), "a")
+		expectIDs(t, read(1, "a"), "2")
+		expectIDs(t, read(10, oddTexts...), "1", "2", "a", "3", "4")
+		// Both at once.
+		third := p.read(t)[2]
+		both := p.readAs(t, outbox.ReadRequest{Lanes: []int{12}, Rows: 10, Bytes: 1 << 20, Busy: []string{"a"}, Known: []int64{third.ID}})
+		expectIDs(t, both, "2", "4")
+	})
+}
+
+func TestRead_BusyKeysMayHoldAnything(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			for _, key := range oddTexts {
+				if err := p.box.Publisher(tx).Publish("orders", newMessage(key, key)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+		req := outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Busy: oddTexts[1:]}
+		expectIDs(t, p.readAs(t, req), oddTexts[0])
+		req.Busy = oddTexts
+		expectIDs(t, p.readAs(t, req))
+	})
+}
+
+// 20,000 rows of one key in front of others must not starve them; the prototype
+// that read past no key never came to them.
+func TestRead_ABurstOfOneKeyHidesNobodyBehindIt(t *testing.T) {
+	sizes := map[bool]int{false: 20_000, true: 2000}
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for i := range sizes[p.isSQLite()] / 1000 {
+			burst := messages(fmt.Sprint("burst", i), 1000)
+			for _, msg := range burst {
+				outbox.SetKey(msg, "a")
+			}
+			p.publish(t, burst...)
+		}
+		p.publish(t, newMessage("other", "A")) // the same lane
+		req := outbox.ReadRequest{Lanes: []int{12}, Rows: 500, Bytes: 1 << 20}
+		for _, r := range p.readAs(t, req) {
+			if r.Key != "a" {
+				t.Fatalf("a naive read came to %+v", r.Ref)
+			}
+		}
+		req.Busy = []string{"a"}
+		expectIDs(t, p.readAs(t, req), "other")
+	})
+}

@@ -1,0 +1,118 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"strings"
+	"sync"
+)
+
+// statement is one that was sent to a database.
+type statement struct {
+	text string
+	args []driver.NamedValue
+}
+
+// tap stands between database/sql and a driver and notes every statement that is
+// sent. It is a driver.Connector.
+type tap struct {
+	driver driver.Driver
+	dsn    string
+
+	mu         sync.Mutex
+	statements []statement
+}
+
+// sent returns what was sent since the last call.
+func (t *tap) sent() []statement {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	sent := t.statements
+	t.statements = nil
+	return sent
+}
+
+func (t *tap) note(text string, args ...driver.NamedValue) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.statements = append(t.statements, statement{text, args})
+}
+
+func (t *tap) Driver() driver.Driver { return tapDriver{t.driver} }
+
+func (t *tap) Connect(context.Context) (driver.Conn, error) {
+	conn, err := t.driver.Open(t.dsn)
+	if err != nil {
+		return nil, err
+	}
+	return &tapConn{conn, t}, nil
+}
+
+// tapDriver is in a package that tells nothing of the dialect.
+type tapDriver struct{ driver.Driver }
+
+type tapConn struct {
+	driver.Conn
+	tap *tap
+}
+
+func (c *tapConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	c.tap.note(query, args...)
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+}
+
+func (c *tapConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	c.tap.note(query, args...)
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+func (c *tapConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	c.tap.note("PREPARE " + query)
+	return c.Conn.(driver.ConnPrepareContext).PrepareContext(ctx, query)
+}
+
+func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	c.tap.note("BEGIN")
+	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return tapTx{tx, c.tap}, nil
+}
+
+func (c *tapConn) ResetSession(ctx context.Context) error {
+	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
+}
+
+func (c *tapConn) IsValid() bool { return c.Conn.(driver.Validator).IsValid() }
+
+func (c *tapConn) CheckNamedValue(v *driver.NamedValue) error {
+	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
+		return checker.CheckNamedValue(v)
+	}
+	return driver.ErrSkip
+}
+
+type tapTx struct {
+	driver.Tx
+	tap *tap
+}
+
+func (t tapTx) Commit() error {
+	t.tap.note("COMMIT")
+	return t.Tx.Commit()
+}
+
+func (t tapTx) Rollback() error {
+	t.tap.note("ROLLBACK")
+	return t.Tx.Rollback()
+}
+
+// firstWords tells statements apart in a readable way.
+func firstWords(statements []statement) string {
+	words := make([]string, len(statements))
+	for i, s := range statements {
+		words[i] = strings.Fields(s.text)[0]
+	}
+	return strings.Join(words, " ")
+}
