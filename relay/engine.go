@@ -113,8 +113,10 @@ func (e *engine) wake() {
 }
 
 // nextRead returns the read that is due, or nil. Lanes that have enough to do,
-// that are full, or that wait after a failure are left out; nothing is read
-// while a deletion has failed, for the table would only return its rows.
+// that are full, or that wait after a failure are left out, and so are those that
+// know nothing but rows about to be deleted, which the read would have to pass
+// over. Nothing is read while a deletion has failed: what may be repeated after
+// a crash must not grow.
 func (e *engine) nextRead(now time.Time) *read {
 	if e.reading || e.removeFailed {
 		return nil
@@ -127,7 +129,7 @@ func (e *engine) nextRead(now time.Time) *read {
 	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes}}
 	for _, l := range e.lanes {
 		if l == nil || l.draining || l.dry || l.ready.len() > e.laneRows/2 || len(l.failed) > 0 ||
-			l.bytes >= e.laneBytes || len(l.entries) >= maxEntries*e.laneRows || now.After(l.trusted) {
+			l.allConfirmed() || l.bytes >= e.laneBytes || len(l.entries) >= maxEntries*e.laneRows || now.After(l.trusted) {
 			continue
 		}
 		r.lanes = append(r.lanes, l)
@@ -225,7 +227,7 @@ func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
 	case e.removeActive || now.Before(e.removeAt):
 		return nil
 	case len(e.removing) > 0: // failed; tried again alone
-	case len(e.confirmed) == 0, len(e.confirmed) < e.removeRows && now.Sub(e.since) < e.linger:
+	case len(e.confirmed) == 0, !e.worthRemoving() && now.Sub(e.since) < e.linger:
 		return nil
 	default:
 		n := min(len(e.confirmed), e.removeRows)
@@ -239,6 +241,12 @@ func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
 		refs[i] = m.ref()
 	}
 	return refs
+}
+
+// worthRemoving reports that waiting for more confirmed rows is not worth it:
+// there are many, or quite some and none are about to join them.
+func (e *engine) worthRemoving() bool {
+	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
 }
 
 func (e *entry) ref() outbox.Ref {

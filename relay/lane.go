@@ -224,6 +224,12 @@ func (l *lane) forget(e *entry) {
 	l.bytes -= e.size()
 }
 
+// allConfirmed reports that the lane knows rows, and all of them are about to be
+// deleted.
+func (l *lane) allConfirmed() bool {
+	return len(l.entries) > 0 && l.inFlight == 0 && l.ready.len() == 0 && len(l.failed) == 0
+}
+
 // hung reports that the sink owes an outcome that is long overdue. Such a lane's
 // lease is not renewed.
 func (l *lane) hung(now time.Time, grace time.Duration) bool {

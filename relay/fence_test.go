@@ -1,0 +1,86 @@
+package relay_test
+
+import (
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// A worker process is stopped past its lease with messages in its hands, another
+// one takes over, and the first one goes on where it was.
+func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		p.watchTakeovers(t)
+		keys := keysOfLane(3, 4)
+		b := newBusiness(t, p, outbox.NoHistory, keys)
+		var took atomic.Int64
+		broker := startBroker(t, func(f frame) (outcome, time.Duration) {
+			took.Add(1)
+			return confirmed, 0
+		})
+		// The first worker holds back what it has of one key: its sink has it,
+		// the broker does not.
+		const each = 30
+		spec := workerSpec{Lease: time.Second, History: outbox.NoHistory}
+		spec.Name, spec.HoldBack = "first", keys[0]
+		first := startProcess(t, p, broker, spec)
+		p.awaitShares(t, map[string]int{"first": outbox.Lanes})
+		for range each {
+			for _, key := range keys {
+				b.commit(t, key)
+			}
+			if took.Load() == 0 {
+				eventually(t, "the first worker sends", func() bool { return took.Load() > 0 })
+				first.signal(syscall.SIGSTOP)
+			}
+		}
+		spec.Name, spec.HoldBack = "second", ""
+		second := startProcess(t, p, broker, spec)
+		p.awaitNothingOwed(t)
+		upkeep := p.count(t, `select epoch from {{relay_leases}} where lane = -1`)
+
+		before := len(broker.all())
+		first.signal(syscall.SIGCONT)
+		broker.releaseAll()
+		eventually(t, "what the stopped worker had in its hands", func() bool { return len(broker.all()) > before })
+		// It learns that its lanes are gone, and gets a fair share in good order.
+		p.awaitShares(t, map[string]int{"first": outbox.Lanes / 2, "second": outbox.Lanes / 2})
+		for _, key := range keys {
+			b.commit(t, key)
+		}
+		p.awaitNothingOwed(t)
+		if n := p.count(t, `select epoch from {{relay_leases}} where lane = -1`); n != upkeep {
+			t.Errorf("the upkeep went from epoch %d to %d: its lease was not the second worker's alone", upkeep, n)
+		}
+		first.end()
+		second.end()
+
+		all := broker.all()
+		arrived := map[string]bool{}
+		for _, d := range all[:before] {
+			arrived[d.MessageID] = true
+		}
+		stale := 0
+		for _, d := range all[before:] {
+			if d.By == "first" && arrived[d.MessageID] {
+				stale++
+			}
+		}
+		takeovers := p.takeovers(t)
+		v := judge(b.journal(t, 0, 1000), all, takeovers)
+		t.Logf("takeovers=%d sent again by the stopped worker=%d %v", len(takeovers), stale, v)
+		if v.lost+v.invented+v.reordered+v.unexplained > 0 {
+			t.Error("promises broken")
+		}
+		if stale == 0 {
+			t.Error("the stopped worker sent nothing: the run says nothing")
+		}
+		if len(takeovers) != outbox.Lanes {
+			t.Errorf("%d takeovers, want one of each lane", len(takeovers))
+		}
+	})
+}

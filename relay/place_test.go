@@ -1,0 +1,223 @@
+package relay_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 60 * time.Second
+
+var quiet = slog.New(slog.DiscardHandler)
+
+// place is a migrated database of a test's own.
+type place struct {
+	db     *sql.DB
+	cfg    oncemill.Config // resolved
+	driver string
+	dsn    string // for other processes
+	open   func(t testing.TB) *sql.DB
+}
+
+func (p place) postgres() bool { return p.cfg.Dialect == oncemill.PostgreSQL }
+
+// table returns the name of one of oncemill's tables.
+func (p place) table(name string) string { return p.cfg.Table(name) }
+
+// eachDatabase runs test on both databases.
+func eachDatabase(t *testing.T, test func(t *testing.T, p place)) {
+	t.Run("PostgreSQL", func(t *testing.T) {
+		t.Parallel()
+		test(t, onPostgres(t))
+	})
+	t.Run("SQLite", func(t *testing.T) {
+		t.Parallel()
+		test(t, onSQLite(t))
+	})
+}
+
+func onPostgres(t testing.TB, params ...string) place {
+	t.Helper()
+	pg := testserver.Postgres(t)
+	open := func(t testing.TB) *sql.DB { return pg.Open(t, params...) }
+	return migrated(t, place{db: open(t), cfg: pg.Config, driver: "postgres", dsn: pg.DSN, open: open})
+}
+
+// onServer is a place on a PostgreSQL that belongs to the test.
+func onServer(t testing.TB, server *testserver.PostgresServer) place {
+	t.Helper()
+	open := func(testing.TB) *sql.DB { return server.Open() }
+	return migrated(t, place{db: open(t), driver: "postgres", dsn: server.DSN(), open: open})
+}
+
+func onSQLite(t testing.TB) place {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "test.db")
+	open := func(t testing.TB) *sql.DB { return testserver.OpenSQLite(t, path) }
+	return migrated(t, place{db: open(t), driver: "sqlite", dsn: oncemill.SQLiteDSN(path), open: open})
+}
+
+func migrated(t testing.TB, p place) place {
+	t.Helper()
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, relay.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := p.cfg.Resolve(p.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.cfg = cfg
+	return p
+}
+
+// box returns an outbox without history, on the place's own pool.
+func (p place) box(t testing.TB) *outbox.Outbox { return p.boxOn(t, p.db, outbox.NoHistory) }
+
+func (p place) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Outbox {
+	t.Helper()
+	box, err := outbox.New(db, outbox.Config{Database: p.cfg, History: history, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return box
+}
+
+func (p place) execute(t testing.TB, statement string, args ...any) {
+	t.Helper()
+	if _, err := p.db.ExecContext(t.Context(), p.cfg.Expand(statement), args...); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+}
+
+func (p place) count(t testing.TB, query string, args ...any) int {
+	t.Helper()
+	n, err := countIn(t.Context(), p.db, p.cfg.Expand(query), args...)
+	if err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+func countIn(ctx context.Context, db *sql.DB, query string, args ...any) (n int, err error) {
+	err = db.QueryRowContext(ctx, query, args...).Scan(&n)
+	return n, err
+}
+
+func (p place) owed(t testing.TB) int {
+	t.Helper()
+	return p.count(t, `select count(*) from {{outbox}}`)
+}
+
+func (p place) awaitNothingOwed(t testing.TB) {
+	t.Helper()
+	eventually(t, "nothing is owed", func() bool { return p.owed(t) == 0 })
+}
+
+// shares returns how many lanes each worker holds, by the workers' names.
+func (p place) shares(t testing.TB) map[string]int {
+	t.Helper()
+	rows, err := p.db.QueryContext(t.Context(), p.cfg.Expand(`
+		select w.name, count(l.lane)
+		from {{relay_workers}} w
+		left join {{relay_leases}} l on l.owner = w.owner and l.lane >= 0
+		group by w.name`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	shares := map[string]int{}
+	for rows.Next() {
+		var name string
+		var n int
+		if err := rows.Scan(&name, &n); err != nil {
+			t.Fatal(err)
+		}
+		shares[name] = n
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return shares
+}
+
+func (p place) awaitShares(t testing.TB, want map[string]int) {
+	t.Helper()
+	eventually(t, fmt.Sprint("shares ", want), func() bool { return fmt.Sprint(p.shares(t)) == fmt.Sprint(want) })
+}
+
+// keyed returns n messages of one key, named "key/0" and so on from first.
+func keyed(key string, first, n int) []*message.Message {
+	msgs := make([]*message.Message, n)
+	for i := range msgs {
+		msgs[i] = message.NewMessage(fmt.Sprintf("%s/%d", key, first+i), []byte("payload"))
+		outbox.SetKey(msgs[i], key)
+	}
+	return msgs
+}
+
+// spread returns n messages for each of some keys, those of one key in order.
+func spread(keys, each int) []*message.Message {
+	var msgs []*message.Message
+	for i := range each {
+		for k := range keys {
+			msgs = append(msgs, keyed(fmt.Sprint("key", k), i, 1)...)
+		}
+	}
+	return msgs
+}
+
+// unkeyed returns n messages without a key.
+func unkeyed(n int) []*message.Message {
+	msgs := make([]*message.Message, n)
+	for i := range msgs {
+		msgs[i] = message.NewMessage(watermill.NewUUID(), []byte("payload"))
+	}
+	return msgs
+}
+
+// keysOfLane returns n keys of one lane.
+func keysOfLane(lane, n int) []string {
+	var keys []string
+	for i := 0; len(keys) < n; i++ {
+		if key := fmt.Sprint("k", i); outbox.Lane(key, "") == lane {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// commit publishes messages in a transaction of their own.
+func commit(t testing.TB, box *outbox.Outbox, msgs ...*message.Message) {
+	t.Helper()
+	err := box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+		return box.Publisher(tx).Publish("orders", msgs...)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func eventually(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for begin := time.Now(); !condition(); time.Sleep(5 * time.Millisecond) {
+		if time.Since(begin) > patience {
+			t.Fatalf("%s: not in time", what)
+		}
+	}
+}
+
+// unguarded lets the upkeep run without a lease.
+func unguarded(context.Context, *sql.Tx) (bool, error) { return true, nil }

@@ -1,0 +1,154 @@
+package rabbitmq
+
+import (
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// lastWords is how long a closed connection may still try to send what it was
+// given before.
+const lastWords = time.Second
+
+// batchConn is a net.Conn whose Write only appends to a buffer. One goroutine,
+// [batchConn.flush], writes the buffer out, so that whatever gathers while one
+// system call is under way leaves with the next: amqp091-go makes one call for
+// each publishing, and on small machines that call is most of the cost.
+//
+// Write never waits, for good reason: amqp091-go writes under locks that its
+// reading side needs too, so a Write that waits for the peer can stop the very
+// notice (connection.blocked) that explains the wait. Backpressure is room
+// instead, which the lanes ask before they publish.
+//
+// An error of the network is returned by every later Write and closes the
+// connection, which ends the reading side. Deadlines go to the network: a write
+// deadline ends the system call that is under way.
+type batchConn struct {
+	net.Conn
+
+	limit    int64
+	buffered atomic.Int64 // bytes accepted and not yet written out
+	short    atomic.Bool  // somebody was told that there is no room
+	drained  func()       // called by flush when there is room again
+
+	wake chan struct{} // capacity 1
+
+	mu      sync.Mutex
+	buffer  []byte
+	err     error // what Write returns, once set
+	closing bool
+}
+
+func newBatchConn(conn net.Conn, limit int, drained func()) *batchConn {
+	return &batchConn{
+		Conn:    conn,
+		limit:   int64(limit),
+		drained: drained,
+		wake:    make(chan struct{}, 1),
+	}
+}
+
+// Write takes over a copy of p.
+func (c *batchConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	if c.err != nil {
+		c.mu.Unlock()
+		return 0, c.err
+	}
+	first := len(c.buffer) == 0
+	c.buffer = append(c.buffer, p...)
+	c.buffered.Add(int64(len(p)))
+	c.mu.Unlock()
+	if first {
+		poke(c.wake)
+	}
+	return len(p), nil
+}
+
+// room reports whether less than the limit waits to be written. After a false,
+// drained is called once there is room.
+func (c *batchConn) room() bool {
+	if c.buffered.Load() < c.limit {
+		return true
+	}
+	c.short.Store(true)
+	// Written out in between? Then nobody would call drained.
+	return c.buffered.Load() < c.limit
+}
+
+// Close makes Write and Read fail. What was written before still leaves, for at
+// most lastWords; flush then closes the network connection.
+func (c *batchConn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closing {
+		return nil
+	}
+	c.closing = true
+	if c.err == nil {
+		c.err = net.ErrClosed
+	}
+	// The errors are of no use: flush closes the connection whatever they say.
+	_ = c.SetWriteDeadline(time.Now().Add(lastWords))
+	_ = c.SetReadDeadline(time.Now())
+	poke(c.wake)
+	return nil
+}
+
+// abort closes the connection at once; what waits to be written is lost.
+func (c *batchConn) abort() {
+	c.fail(net.ErrClosed)
+	poke(c.wake)
+}
+
+// flush writes the buffer out until the connection is closed or broken. It must
+// run for as long as the connection is used, and returns after Close or abort.
+func (c *batchConn) flush() {
+	var out []byte
+	for range c.wake {
+		for {
+			var stop bool
+			out, stop = c.swap(out)
+			if len(out) == 0 {
+				if stop {
+					c.fail(net.ErrClosed)
+					return
+				}
+				break
+			}
+			if _, err := c.Conn.Write(out); err != nil {
+				c.fail(err)
+				return
+			}
+			if c.buffered.Add(-int64(len(out))) < c.limit && c.short.Swap(false) {
+				c.drained()
+			}
+			if int64(cap(out)) > 2*c.limit {
+				out = nil // one large message must not keep its buffer for ever
+			}
+		}
+	}
+}
+
+// swap trades a written buffer for the one to be written next.
+func (c *batchConn) swap(written []byte) (next []byte, stop bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	next = c.buffer
+	c.buffer = written[:0]
+	return next, c.closing
+}
+
+// fail makes every later Write return err and closes the network connection.
+func (c *batchConn) fail(err error) {
+	c.mu.Lock()
+	if c.err == nil {
+		c.err = err
+	}
+	c.closing = true
+	c.buffer = nil
+	c.mu.Unlock()
+	// It is given up; whether it closes well does not matter.
+	_ = c.Conn.Close()
+}

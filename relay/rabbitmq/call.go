@@ -1,0 +1,151 @@
+package rabbitmq
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// errCallTimeout is why a connection is dropped that answers no request.
+var errCallTimeout = errors.New("no answer from the broker in time")
+
+// call asks the link for something; one of the three is set. Openings and
+// declarations are answered to the lane.
+type call struct {
+	lane    *lane
+	open    bool
+	declare *route
+	discard *channel
+}
+
+// reply answers a call of a lane.
+type reply struct {
+	link    *link
+	channel *channel // opened, unless err
+	route   *route   // declared, unless err
+	err     error    // an unavailable outcome
+}
+
+// answer serves calls one after the other. It has a channel of its own for
+// declarations, since a refused one closes the channel it was made on.
+func (l *link) answer() {
+	var control *amqp.Channel
+	for {
+		select {
+		case <-l.stop:
+			return
+		case <-l.calls.wake:
+		}
+		for _, c := range l.calls.take(nil) {
+			switch {
+			case c.open:
+				channel, err := l.openChannel(c.lane.running.settings.Window)
+				c.lane.replies.put(reply{link: l, channel: channel, err: unavailable("open a channel", err)})
+			case c.declare != nil:
+				err := l.declareExchange(&control, c.declare.exchange)
+				c.lane.replies.put(reply{link: l, route: c.declare, err: unavailable("declare exchange", err)})
+			case c.discard != nil:
+				// A channel that was given up for its silence: an error says no more.
+				_ = l.within(c.discard.amqp.Close)
+			}
+		}
+	}
+}
+
+func unavailable(act string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return relay.Unavailable(fmt.Errorf("%s: %w", act, err))
+}
+
+func (l *link) openChannel(window int) (*channel, error) {
+	var c *channel
+	err := l.within(func() error {
+		ch, err := l.conn.Channel()
+		if err != nil {
+			return err
+		}
+		c = newChannel(l, ch, window)
+		return ch.Confirm(false)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// declareExchange declares an exchange once for the connection.
+func (l *link) declareExchange(control **amqp.Channel, exchange string) error {
+	if l.hasDeclared(exchange) {
+		return nil
+	}
+	topology := l.running.settings.topology
+	err := l.within(func() error {
+		if *control == nil || (*control).IsClosed() {
+			ch, err := l.conn.Channel()
+			if err != nil {
+				return err
+			}
+			*control = ch
+		}
+		return topology.TopologyBuilder.ExchangeDeclare(*control, exchange, topology)
+	})
+	if err != nil {
+		return fmt.Errorf("%q: %w", exchange, err)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.declared) >= maxRoutes {
+		clear(l.declared)
+	}
+	l.declared[exchange] = struct{}{}
+	return nil
+}
+
+// hasDeclared is true of the default exchange, which cannot be declared.
+func (l *link) hasDeclared(exchange string) bool {
+	if exchange == "" {
+		return true
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	_, ok := l.declared[exchange]
+	return ok
+}
+
+// forgetDeclared is called when an exchange has turned out to be missing.
+func (l *link) forgetDeclared() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	clear(l.declared)
+}
+
+// within runs a request that the broker answers. amqp091-go waits for the answer
+// without end, so if it is not there after CallTimeout the connection is dropped,
+// which makes every request fail. A blocked broker reads no requests and is given
+// the time.
+func (l *link) within(request func() error) error {
+	limit := l.running.settings.CallTimeout
+	answered := make(chan error, 1)
+	go func() { answered <- request() }()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	for {
+		select {
+		case err := <-answered:
+			return err
+		case <-timer.C:
+			if l.blocked.Load() {
+				timer.Reset(limit)
+				continue
+			}
+			l.net.abort()
+			return errors.Join(errCallTimeout, <-answered)
+		}
+	}
+}

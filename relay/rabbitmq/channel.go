@@ -1,0 +1,275 @@
+package rabbitmq
+
+import (
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// channel is one AMQP channel in confirm mode and what is in flight on it. All
+// of it but its construction happens in the goroutine of its lane.
+//
+// Invariant: unresolved <= cap(returns). amqp091-go drops a return that finds
+// its Go channel full for 5 s, and the confirm that follows would then pass for
+// a delivery. A message is returned at most once and before its confirm, and
+// returns are drained before a confirm is believed, so there are never more
+// returns in the Go channel than messages unresolved.
+type channel struct {
+	link    *link
+	amqp    *amqp.Channel
+	returns chan amqp.Return
+	closes  chan *amqp.Error
+
+	suspects   *suspects // of the lane
+	flight     fifo[entry]
+	unresolved int  // entries whose confirm is awaited, with an outcome or without
+	waiting    int  // entries without an outcome
+	solo       bool // what is in flight is a suspect and must stay alone
+
+	broken time.Time   // of a failed publish: NotifyClose will tell why
+	closed bool        // NotifyClose has told
+	cause  *amqp.Error // why, nil if it closed without a reason
+	stray  bool        // a return matched nothing: confirms cannot be believed
+}
+
+// entry is a message in flight.
+type entry struct {
+	confirm *amqp.DeferredConfirmation // nil once resolved
+	message *relay.Message
+	batch   *batch // nil once the message has its outcome
+	since   time.Time
+
+	answered bool  // the confirm was resolved before returns were last drained
+	refusal  error // it has been returned
+}
+
+func newChannel(l *link, ch *amqp.Channel, window int) *channel {
+	return &channel{
+		link:    l,
+		amqp:    ch,
+		returns: ch.NotifyReturn(make(chan amqp.Return, window)),
+		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
+	}
+}
+
+// full reports whether one more message would break the invariant.
+func (c *channel) full() bool { return c.unresolved >= cap(c.returns) }
+
+func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) error {
+	if c.full() {
+		panic("rabbitmq: more messages in flight than returns could be kept")
+	}
+	const mandatory, immediate = true, false
+	confirm, err := c.amqp.PublishWithDeferredConfirm(r.exchange, r.key, mandatory, immediate, p)
+	if err != nil {
+		return err
+	}
+	c.flight.push(entry{confirm: confirm, message: it.message, batch: it.batch, since: now})
+	c.unresolved++
+	c.waiting++
+	return nil
+}
+
+// settle gives the messages that the broker has confirmed or nacked their
+// outcomes: from the oldest on up to the first unanswered one, or with all also
+// behind it. It returns false if the channel is closed or not to be believed.
+func (c *channel) settle(all bool) bool {
+	entries := c.flight.all()
+	n := 0 // entries to look at again
+	for i := range entries {
+		e := &entries[i]
+		if e.confirm == nil {
+			continue
+		}
+		if resolved(e.confirm) {
+			e.answered, n = true, i+1
+		} else if !all {
+			break
+		}
+	}
+	if n == 0 {
+		return true
+	}
+	// A return is there before the confirm of its message is: for every entry
+	// marked above it is there now, for one answered since perhaps not.
+	if !c.drainReturns() {
+		return false
+	}
+	for i := range entries[:n] {
+		e := &entries[i]
+		if !e.answered {
+			continue
+		}
+		acked := e.confirm.Acked()
+		if !acked && e.refusal == nil && c.isClosed() {
+			return false // no nack: closing resolves all that is in flight
+		}
+		c.resolve(e, acked)
+	}
+	c.trim()
+	return true
+}
+
+func resolved(confirm *amqp.DeferredConfirmation) bool {
+	select {
+	case <-confirm.Done():
+		return true
+	default:
+		return false
+	}
+}
+
+// resolve ends the wait for the confirm of e.
+func (c *channel) resolve(e *entry, acked bool) {
+	outcome := e.refusal
+	if outcome == nil && !acked {
+		outcome = unavailableNacked
+	} else if c.solo {
+		c.suspects.clear(e.message) // the broker took it, routable or not
+	}
+	c.conclude(e, outcome)
+	*e = entry{}
+	c.unresolved--
+}
+
+// conclude gives a message its outcome unless it has one.
+func (c *channel) conclude(e *entry, outcome error) {
+	if e.batch == nil {
+		return
+	}
+	done := e.batch.done
+	e.batch = nil
+	c.waiting--
+	done(e.message, outcome)
+}
+
+// drainReturns marks returned messages. All copies of a message in flight are
+// marked: which of them was returned cannot be told, and the confirm of the
+// wrong one must not be believed. It returns false if the channel is not to be
+// believed.
+func (c *channel) drainReturns() bool {
+	for {
+		select {
+		case r, open := <-c.returns:
+			if !open {
+				return !c.stray
+			}
+			if !c.markReturned(&r) {
+				c.stray = true
+			}
+		default:
+			return !c.stray
+		}
+	}
+}
+
+func (c *channel) markReturned(r *amqp.Return) bool {
+	lane, id, ok := parseRowID(r.Headers[idHeader])
+	if !ok {
+		return false
+	}
+	var refusal error
+	entries := c.flight.all()
+	for i := range entries {
+		e := &entries[i]
+		if e.confirm == nil || e.message.ID != id || e.message.Lane != lane {
+			continue
+		}
+		if refusal == nil {
+			refusal = relay.Refused(&UnroutableError{
+				Exchange:   r.Exchange,
+				RoutingKey: r.RoutingKey,
+				Code:       int(r.ReplyCode),
+				Reason:     r.ReplyText,
+			})
+		}
+		e.refusal = refusal
+	}
+	return refusal != nil
+}
+
+// expire makes messages unavailable whose time has ended. They stay in flight,
+// since their confirms and returns are still to come.
+func (c *channel) expire(outcome error) {
+	entries := c.flight.all()
+	for i := range entries {
+		if e := &entries[i]; e.batch != nil && e.batch.hasEnded() {
+			c.conclude(e, outcome)
+		}
+	}
+}
+
+// wreck ends the wait for everything in flight on a channel that is given up. It
+// returns what the broker has told nothing of; those have no outcome yet.
+func (c *channel) wreck() []entry {
+	entries := c.flight.all()
+	for i := range entries {
+		e := &entries[i]
+		e.answered = e.confirm != nil && resolved(e.confirm)
+	}
+	believable := c.drainReturns()
+	var unknown []entry
+	for i := range entries {
+		e := &entries[i]
+		switch {
+		case e.confirm == nil:
+		case believable && (e.refusal != nil || e.answered && e.confirm.Acked()):
+			c.resolve(e, true)
+		default:
+			unknown = append(unknown, *e)
+		}
+	}
+	return unknown
+}
+
+// oldest returns the oldest unresolved entry, or nil.
+func (c *channel) oldest() *entry {
+	entries := c.flight.all()
+	for i := range entries {
+		if entries[i].confirm != nil {
+			return &entries[i]
+		}
+	}
+	return nil
+}
+
+// oldestWaiting returns the oldest entry without an outcome, or nil.
+func (c *channel) oldestWaiting() *entry {
+	if c.waiting == 0 {
+		return nil
+	}
+	entries := c.flight.all()
+	for i := range entries {
+		if entries[i].batch != nil {
+			return &entries[i]
+		}
+	}
+	return nil
+}
+
+// isClosed asks amqp091-go, which tells before it resolves the confirms.
+func (c *channel) isClosed() bool {
+	if !c.closed {
+		select {
+		case c.cause = <-c.closes:
+			c.closed = true
+		default:
+		}
+	}
+	return c.closed
+}
+
+// trim drops resolved entries from the front.
+func (c *channel) trim() {
+	entries := c.flight.all()
+	n := 0
+	for n < len(entries) && entries[n].confirm == nil {
+		n++
+	}
+	c.flight.drop(n)
+	if c.unresolved == 0 {
+		c.solo = false
+	}
+}

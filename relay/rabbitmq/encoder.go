@@ -1,0 +1,217 @@
+package rabbitmq
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+const (
+	idHeader  = "oncemill_id"  // "lane/id"
+	keyHeader = "oncemill_key" // the ordering key
+)
+
+// encoder turns messages of the relay into AMQP publishings. It is used by all
+// lanes at once.
+type encoder struct {
+	marshaler wamqp.Marshaler
+
+	// Header of the message id if the marshaler is watermill-amqp's default one
+	// without a post-processor. Its table is then built here, with the same
+	// headers, at once, and without a Watermill message in between.
+	stockHeader string
+}
+
+func newEncoder(m wamqp.Marshaler) encoder {
+	e := encoder{marshaler: m}
+	if d, ok := m.(wamqp.DefaultMarshaler); ok && d.PostprocessPublishing == nil {
+		e.stockHeader = d.MessageUUIDHeaderKey
+		if e.stockHeader == "" {
+			e.stockHeader = wamqp.DefaultMessageUUIDHeaderKey
+		}
+	}
+	return e
+}
+
+// encode returns the publishing of m. Its error says that this message cannot be
+// published, ever: what amqp091-go or the broker would answer by closing the
+// whole connection, bad short strings and properties that do not fit into one
+// frame, is found here.
+func (e *encoder) encode(m *relay.Message, frameMax int) (amqp.Publishing, error) {
+	p, size, err := e.marshal(m)
+	if err != nil {
+		return p, err
+	}
+	p.Headers[idHeader] = rowID(m)
+	if m.Key != "" {
+		p.Headers[keyHeader] = m.Key
+	}
+	p.MessageId = m.MessageID
+	p.Type = m.Topic
+	p.Timestamp = m.CreatedAt
+	p.DeliveryMode = amqp.Persistent
+	if problem := checkShort(p.MessageId); problem != "" {
+		return p, &PropertyError{"message-id", problem}
+	}
+	if problem := checkShort(p.Type); problem != "" {
+		return p, &PropertyError{"type", problem}
+	}
+	size += overhead + len(p.MessageId) + len(p.Type) + len(m.Key)
+	if frameMax > 0 && size > frameMax {
+		return p, &PropertyError{"headers", fmt.Sprintf("properties take %d bytes, more than the connection's frame of %d", size, frameMax)}
+	}
+	return p, nil
+}
+
+// overhead is, rounded up, what a content header takes besides what is counted:
+// the frame (8), its fixed part (14), properties of fixed size (10), the lengths
+// of message-id and type (2), the headers oncemill_id (17 and its value of at
+// most 41) and oncemill_key (18 without its value).
+const overhead = 8 + 14 + 10 + 2 + 17 + 41 + 18
+
+// marshal returns what m becomes by the marshaler, with a header table of its
+// own, and the encoded size of its properties.
+func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err error) {
+	if e.stockHeader == "" {
+		return e.marshalForeign(m)
+	}
+	p.Body = m.Payload
+	p.Headers = make(amqp.Table, len(m.Metadata)+3)
+	size = 4
+	for k, v := range m.Metadata {
+		if problem := checkShort(k); problem != "" {
+			return p, 0, headerNameError(k, problem)
+		}
+		p.Headers[k] = v
+		size += 1 + len(k) + 5 + len(v)
+	}
+	p.Headers[e.stockHeader] = m.MessageID
+	return p, size + 1 + len(e.stockHeader) + 5 + len(m.MessageID), nil
+}
+
+func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int, err error) {
+	if p, err = e.marshaler.Marshal(m.Watermill()); err != nil {
+		return p, 0, fmt.Errorf("marshal: %w", err)
+	}
+	if err := p.Headers.Validate(); err != nil {
+		return p, 0, &PropertyError{"headers", err.Error()}
+	}
+	if size, err = tableSize(p.Headers); err != nil {
+		return p, 0, err
+	}
+	for _, s := range [...]struct{ name, value string }{
+		{"content-type", p.ContentType},
+		{"content-encoding", p.ContentEncoding},
+		{"correlation-id", p.CorrelationId},
+		{"reply-to", p.ReplyTo},
+		{"expiration", p.Expiration},
+		{"user-id", p.UserId},
+		{"app-id", p.AppId},
+	} {
+		if problem := checkShort(s.value); problem != "" {
+			return p, 0, &PropertyError{s.name, problem}
+		}
+		size += 1 + len(s.value)
+	}
+	// Copied, since a foreign marshaler may share its table between messages.
+	headers := make(amqp.Table, len(p.Headers)+2)
+	for k, v := range p.Headers {
+		headers[k] = v
+	}
+	p.Headers = headers
+	return p, size, nil
+}
+
+func rowID(m *relay.Message) string {
+	b := make([]byte, 0, 24)
+	b = strconv.AppendInt(b, int64(m.Lane), 10)
+	b = append(b, '/')
+	b = strconv.AppendInt(b, m.ID, 10)
+	return string(b)
+}
+
+// parseRowID reads what rowID wrote.
+func parseRowID(header any) (lane int, id int64, ok bool) {
+	text, _ := header.(string)
+	before, after, found := strings.Cut(text, "/")
+	if !found {
+		return 0, 0, false
+	}
+	lane, err := strconv.Atoi(before)
+	if err != nil {
+		return 0, 0, false
+	}
+	id, err = strconv.ParseInt(after, 10, 64)
+	return lane, id, err == nil
+}
+
+const maxShortString = 255
+
+// checkShort returns what is wrong with a short string, "" if nothing.
+func checkShort(s string) (problem string) {
+	switch {
+	case len(s) > maxShortString:
+		return "has more than 255 bytes"
+	case !utf8.ValidString(s):
+		return "is not UTF-8"
+	}
+	return ""
+}
+
+func headerNameError(name, problem string) error {
+	return &PropertyError{"headers", fmt.Sprintf("the name %.40q… %s", name, problem)}
+}
+
+// checkTable finds what amqp091-go cannot encode.
+func checkTable(t amqp.Table) error {
+	if err := t.Validate(); err != nil {
+		return err
+	}
+	_, err := tableSize(t)
+	return err
+}
+
+// tableSize returns the encoded size of t, rounded up.
+func tableSize(t amqp.Table) (int, error) {
+	size := 4
+	for name, value := range t {
+		if problem := checkShort(name); problem != "" {
+			return 0, headerNameError(name, problem)
+		}
+		n, err := fieldSize(value)
+		if err != nil {
+			return 0, err
+		}
+		size += 1 + len(name) + n
+	}
+	return size, nil
+}
+
+func fieldSize(value any) (int, error) {
+	switch v := value.(type) {
+	case string:
+		return 5 + len(v), nil
+	case []byte:
+		return 5 + len(v), nil
+	case amqp.Table:
+		n, err := tableSize(v)
+		return 1 + n, err
+	case []any:
+		size := 5
+		for _, element := range v {
+			n, err := fieldSize(element)
+			if err != nil {
+				return 0, err
+			}
+			size += n
+		}
+		return size, nil
+	}
+	return 9, nil // type and at most 8 bytes
+}

@@ -1,0 +1,280 @@
+package rabbitmq
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+const (
+	// sweepEvery is how often a lane that waits looks at more than its oldest
+	// message: for confirms out of order and for contexts that end out of order.
+	sweepEvery = 20 * time.Millisecond
+	// idleSweepEvery is the same while every message has its outcome and only
+	// confirms are awaited.
+	idleSweepEvery = time.Second
+	// maxRoutes bounds what is remembered of topics and exchanges.
+	maxRoutes = 4096
+)
+
+// batch is what one call of Publish handed over.
+type batch struct {
+	msgs  []*relay.Message
+	ended <-chan struct{} // of the context
+	done  func(*relay.Message, error)
+}
+
+func newBatch(ctx context.Context, msgs []*relay.Message, done func(*relay.Message, error)) *batch {
+	return &batch{msgs: slices.Clone(msgs), ended: ctx.Done(), done: done}
+}
+
+func (b *batch) hasEnded() bool {
+	select {
+	case <-b.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// item is a message that waits to be published.
+type item struct {
+	message *relay.Message
+	batch   *batch
+}
+
+// route is where the messages of a topic go.
+type route struct {
+	topic         string
+	exchange, key string
+	refusal       error // AMQP has no such names
+	declared      bool
+}
+
+// lane publishes the messages of one lane, in their order, on one channel. Its
+// goroutine both publishes and waits for the confirms, and never waits for
+// anything else: requests to the broker are made by the link's.
+type lane struct {
+	running *running
+	number  int
+	wake    chan struct{}
+	inbox   *mailbox[*batch]
+	replies *mailbox[reply]
+
+	// All below belongs to the goroutine of run.
+
+	pending  fifo[item]
+	channel  *channel // nil unless open
+	asked    *link    // whose reply is awaited
+	routes   map[string]*route
+	latest   *route // the last one looked up
+	suspects suspects
+	batches  []*batch // kept for its memory
+}
+
+func newLane(r *running, number int) *lane {
+	wake := make(chan struct{}, 1)
+	return &lane{
+		running:  r,
+		number:   number,
+		wake:     wake,
+		inbox:    newMailbox[*batch](wake),
+		replies:  newMailbox[reply](wake),
+		routes:   make(map[string]*route),
+		suspects: newSuspects(r.settings.Window),
+	}
+}
+
+// run serves the lane until ctx ends and then gives back what has no outcome.
+func (l *lane) run(ctx context.Context) {
+	defer l.close()
+	timer := time.NewTimer(idleSweepEvery)
+	defer timer.Stop()
+	armed := idleSweepEvery
+	for {
+		l.step(ctx)
+		if due := l.sweepDue(); due > 0 && (armed == 0 || due < armed) {
+			timer.Reset(due)
+			armed = due
+		}
+		confirmed, ended, closes := l.awaited()
+		select {
+		case <-ctx.Done():
+			return
+		case <-l.wake:
+		case <-confirmed:
+		case cause := <-closes:
+			l.channel.closed, l.channel.cause = true, cause
+		case <-ended:
+			l.sweep(ctx)
+		case <-timer.C:
+			armed = 0
+			l.sweep(ctx)
+		}
+	}
+}
+
+// step takes in what has come and publishes what can be.
+func (l *lane) step(ctx context.Context) {
+	now := l.running.state.Load()
+	if l.asked != now.link {
+		l.asked = nil // that connection answers no more
+	}
+	l.receive()
+	if c := l.channel; c != nil && (!c.settle(false) || c.isClosed() || c.link != now.link) {
+		l.lose(ctx, unavailableNoConnection)
+	}
+	l.publish(now)
+}
+
+func (l *lane) receive() {
+	l.batches = l.inbox.take(l.batches)
+	for _, b := range l.batches {
+		for _, m := range b.msgs {
+			l.pending.push(item{m, b})
+		}
+		b.msgs = nil
+	}
+	for _, r := range l.replies.take(nil) {
+		if r.link != l.asked {
+			continue
+		}
+		l.asked = nil
+		switch {
+		case r.err != nil && r.route != nil:
+			l.failTopic(r.route.topic, r.err)
+		case r.err != nil:
+			l.failPending(0, r.err)
+		case r.route != nil:
+			r.route.declared = true
+		default:
+			r.channel.suspects = &l.suspects
+			l.channel = r.channel
+		}
+	}
+}
+
+// publish sends pending messages for as long as nothing is in the way. What is
+// in the way pokes the lane when it goes.
+func (l *lane) publish(now *state) {
+	switch {
+	case l.pending.len() == 0:
+	case now.err != nil:
+		l.failPending(0, now.err)
+	case now.link == nil || now.link.blocked.Load() || l.asked != nil:
+	case l.channel == nil:
+		l.ask(now.link, call{lane: l, open: true})
+	default:
+		at := time.Now()
+		for l.pending.len() > 0 && l.publishNext(at) {
+		}
+	}
+}
+
+// publishNext deals with the oldest pending message and reports whether the next
+// one may follow.
+func (l *lane) publishNext(at time.Time) bool {
+	c, it := l.channel, l.pending.all()[0]
+	alone := l.suspects.has(it.message)
+	switch {
+	case it.batch.hasEnded(): // awaited tells run
+		return false
+	case c.full() || c.unresolved > 0 && (alone || c.solo):
+		return false
+	case !c.broken.IsZero() || c.link.blocked.Load() || !c.link.net.room():
+		return false
+	}
+	r := l.route(it.message.Topic)
+	if r.refusal != nil {
+		l.pending.drop(1)
+		it.batch.done(it.message, r.refusal)
+		return true
+	}
+	if !r.declared {
+		if !c.link.hasDeclared(r.exchange) {
+			l.ask(c.link, call{lane: l, declare: r})
+			return false
+		}
+		r.declared = true
+	}
+	p, err := l.running.settings.encoder.encode(it.message, c.link.conn.Config.FrameSize)
+	if err != nil {
+		l.pending.drop(1)
+		it.batch.done(it.message, relay.Refused(err))
+		return true
+	}
+	if err := c.publish(r, p, it, at); err != nil {
+		// The channel is closed. The message stays pending until NotifyClose has
+		// told why, and shares the lot of the others.
+		c.broken = at
+		return false
+	}
+	l.pending.drop(1)
+	c.solo = alone
+	return true
+}
+
+func (l *lane) route(topic string) *route {
+	if l.latest != nil && l.latest.topic == topic {
+		return l.latest
+	}
+	r := l.routes[topic]
+	if r == nil {
+		if len(l.routes) >= maxRoutes {
+			clear(l.routes)
+		}
+		topology := &l.running.settings.topology
+		r = &route{
+			topic:    topic,
+			exchange: topology.Exchange.GenerateName(topic),
+			key:      topology.Publish.GenerateRoutingKey(topic),
+		}
+		if problem := checkShort(r.exchange); problem != "" {
+			r.refusal = relay.Refused(&PropertyError{"exchange", problem})
+		} else if problem := checkShort(r.key); problem != "" {
+			r.refusal = relay.Refused(&PropertyError{"routing-key", problem})
+		}
+		l.routes[topic] = r
+	}
+	l.latest = r
+	return r
+}
+
+// ask makes a request of the link, one at a time; the reply pokes the lane.
+func (l *lane) ask(to *link, c call) {
+	l.asked = to
+	to.calls.put(c)
+}
+
+// awaited returns what the lane waits for besides its mail.
+func (l *lane) awaited() (confirmed, ended <-chan struct{}, closes <-chan *amqp.Error) {
+	if c := l.channel; c != nil {
+		closes = c.closes
+		if e := c.oldest(); e != nil {
+			confirmed = e.confirm.Done()
+		}
+		if e := c.oldestWaiting(); e != nil {
+			return confirmed, e.batch.ended, closes
+		}
+	}
+	if l.pending.len() > 0 {
+		ended = l.pending.all()[0].batch.ended
+	}
+	return confirmed, ended, closes
+}
+
+// sweepDue is when to look at everything again, 0 for never.
+func (l *lane) sweepDue() time.Duration {
+	c := l.channel
+	switch {
+	case l.pending.len() > 0, c != nil && c.waiting > 0:
+		return sweepEvery
+	case c != nil && c.unresolved > 0:
+		return idleSweepEvery
+	}
+	return 0
+}

@@ -1,0 +1,143 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// errClosedQuietly is the loss of a connection that came with no reason.
+var errClosedQuietly = errors.New("connection closed")
+
+// link is one AMQP connection with the one goroutine, [link.answer], that makes
+// all requests on it that the broker answers.
+type link struct {
+	running *running
+	conn    *amqp.Connection
+	net     *batchConn
+	lost    chan *amqp.Error
+	flow    chan amqp.Blocking
+	calls   *mailbox[call]
+	stop    chan struct{} // closed to end answer
+
+	blocked     atomic.Bool
+	unblockedAt atomic.Int64 // Unix nanoseconds, 0 if it never was blocked
+
+	mu       sync.Mutex
+	declared map[string]struct{} // exchanges
+}
+
+// dial connects. The goroutines of the connection are added to group; they end
+// after close, or after abort of the network connection.
+func dial(ctx context.Context, r *running, group *sync.WaitGroup) (*link, error) {
+	s := r.settings
+	var wire *batchConn
+	shaken := make(chan struct{})
+	config := s.amqp
+	config.Dial = func(network, address string) (net.Conn, error) {
+		raw, err := s.dialNetwork(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		// It covers the handshakes; amqp091-go lifts it when they are done.
+		if err := raw.SetDeadline(time.Now().Add(s.DialTimeout)); err != nil {
+			return nil, errors.Join(err, raw.Close())
+		}
+		wire = newBatchConn(raw, s.WriteBuffer, r.pokeLanes)
+		group.Go(wire.flush)
+		group.Go(func() {
+			select {
+			case <-ctx.Done():
+				wire.abort()
+			case <-shaken:
+			}
+		})
+		return wire, nil
+	}
+	if s.tls != nil {
+		config.TLSClientConfig = s.tls.Clone() // amqp091-go writes the server name into it
+	}
+	conn, err := amqp.DialConfig(s.uri, config)
+	close(shaken)
+	if err != nil {
+		if wire != nil {
+			wire.abort()
+		}
+		return nil, err
+	}
+	l := &link{
+		running:  r,
+		conn:     conn,
+		net:      wire,
+		lost:     conn.NotifyClose(make(chan *amqp.Error, 1)),
+		flow:     conn.NotifyBlocked(make(chan amqp.Blocking, 16)),
+		calls:    newMailbox[call](make(chan struct{}, 1)),
+		stop:     make(chan struct{}),
+		declared: make(map[string]struct{}),
+	}
+	group.Go(l.answer)
+	return l, nil
+}
+
+func (s *settings) dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+	if s.amqp.Dial != nil {
+		return s.amqp.Dial(network, address)
+	}
+	dialer := net.Dialer{Timeout: s.DialTimeout}
+	return dialer.DialContext(ctx, network, address)
+}
+
+// watch follows the connection until it is lost, which is its error, or ctx ends.
+func (l *link) watch(ctx context.Context) error {
+	defer close(l.stop)
+	log := l.running.settings.Logger
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-l.lost:
+			if err == nil {
+				return errClosedQuietly
+			}
+			return err
+		case b, open := <-l.flow:
+			if !open { // lost follows
+				l.flow = nil
+				continue
+			}
+			if b.Active {
+				log.WarnContext(ctx, "rabbitmq blocks publishing", "reason", b.Reason)
+			} else {
+				log.InfoContext(ctx, "rabbitmq takes messages again")
+				l.unblockedAt.Store(time.Now().UnixNano())
+			}
+			l.blocked.Store(b.Active)
+			l.running.pokeLanes()
+		}
+	}
+}
+
+// close takes leave of the broker, for at most CallTimeout.
+func (l *link) close() {
+	limit := l.running.settings.CallTimeout
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		// The connection goes either way, and nothing hangs on how.
+		_ = l.conn.CloseDeadline(time.Now().Add(limit))
+	}()
+	// CloseDeadline alone would not do: each frame read moves its deadline.
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
+	}
+	l.net.abort()
+	<-closed
+}

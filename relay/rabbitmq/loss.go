@@ -1,0 +1,173 @@
+package rabbitmq
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// sweep looks at everything, in flight and pending: confirms that came out of
+// order, contexts that have ended, a confirm that is overdue.
+func (l *lane) sweep(ctx context.Context) {
+	late, notSent := unavailableUnanswered, unavailableUnanswered
+	link := l.running.state.Load().link
+	switch {
+	case link != nil && link.blocked.Load():
+		late, notSent = unavailableBlocked, unavailableBlocked
+	case link == nil || l.channel == nil:
+		notSent = unavailableNoConnection
+	}
+	if c := l.channel; c != nil {
+		if !c.settle(true) {
+			l.lose(ctx, unavailableNoConnection)
+		} else if c.expire(late); c.overdue(time.Now(), &l.running.settings.Config) {
+			l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
+			l.lose(ctx, unavailableStalled)
+		}
+	}
+	l.expirePending(notSent)
+}
+
+// overdue reports whether the oldest message in flight has waited too long for
+// its confirm, the time when the broker was blocked not counted.
+func (c *channel) overdue(now time.Time, cfg *Config) bool {
+	if !c.broken.IsZero() {
+		return now.Sub(c.broken) > cfg.CallTimeout
+	}
+	e := c.oldest()
+	if e == nil || c.link.blocked.Load() {
+		return false
+	}
+	since := e.since
+	if unblocked := time.Unix(0, c.link.unblockedAt.Load()); unblocked.After(since) {
+		since = unblocked
+	}
+	return now.Sub(since) > cfg.ConfirmTimeout
+}
+
+// lose gives the channel up, because it is closed or no longer of use. outcome is
+// for messages without an answer if the channel itself does not know better.
+//
+// What was handed over so far becomes unavailable with it, also what was not
+// sent: were it sent later on another channel, it could overtake a message of
+// its key that is to be sent again.
+func (l *lane) lose(ctx context.Context, outcome error) {
+	c := l.channel
+	l.channel, l.latest = nil, nil
+	clear(l.routes)
+	unknown := c.wreck()
+	cause := c.complaint()
+	switch {
+	case cause != nil:
+		l.accuse(ctx, c, unknown, cause)
+		return
+	case c.stray:
+		outcome = unavailableStrayReturn
+		l.running.settings.Logger.ErrorContext(ctx, "rabbitmq returned a message that was not in flight, channel replaced", "lane", l.number)
+	case c.closed && c.cause != nil:
+		outcome = unavailable("connection lost", c.cause)
+	}
+	if !c.closed {
+		c.link.calls.put(call{discard: c})
+	}
+	l.conclude(c, unknown, outcome)
+	l.failPending(0, outcome)
+}
+
+// complaint returns why the broker closed this channel, nil if it did not or if
+// the whole connection went.
+func (c *channel) complaint() *amqp.Error {
+	if c.stray || !c.closed || c.cause == nil || !c.cause.Server || c.link.conn.IsClosed() {
+		return nil
+	}
+	return c.cause
+}
+
+// accuse deals with a channel that the broker closed because of a message. Only
+// if one message was in flight is it known which.
+func (l *lane) accuse(ctx context.Context, c *channel, unknown []entry, cause *amqp.Error) {
+	l.running.settings.Logger.WarnContext(ctx, "rabbitmq closed a channel", "lane", l.number,
+		"code", cause.Code, "reason", cause.Reason, "suspects", len(unknown))
+	outcome := relay.Unavailable(fmt.Errorf("channel closed: %w", cause))
+	if cause.Code == amqp.NotFound {
+		c.link.forgetDeclared()
+	}
+	if len(unknown) != 1 {
+		l.suspects.add(unknown)
+		l.conclude(c, unknown, outcome)
+		l.failPending(0, outcome)
+		return
+	}
+	guilty := unknown[0].message
+	l.suspects.add(unknown)
+	switch cause.Code {
+	case amqp.PreconditionFailed, amqp.ContentTooLarge:
+		// It stays a suspect: the relay may try it again.
+		outcome = relay.Refused(&RejectedError{Code: cause.Code, Reason: cause.Reason})
+		l.conclude(c, unknown, outcome)
+	default:
+		l.suspects.addTopic(guilty.Topic)
+		l.conclude(c, unknown, outcome)
+		l.failTopic(guilty.Topic, outcome)
+	}
+}
+
+func (l *lane) conclude(c *channel, entries []entry, outcome error) {
+	for i := range entries {
+		c.conclude(&entries[i], outcome)
+	}
+}
+
+// failPending gives all pending messages but the oldest ones their outcome.
+func (l *lane) failPending(keep int, outcome error) {
+	items := l.pending.all()[keep:]
+	for _, it := range items {
+		it.batch.done(it.message, outcome)
+	}
+	l.pending.cut(keep)
+}
+
+// failTopic gives the pending messages of one topic their outcome.
+func (l *lane) failTopic(topic string, outcome error) {
+	items := l.pending.all()
+	kept := 0
+	for _, it := range items {
+		if it.message.Topic == topic {
+			it.batch.done(it.message, outcome)
+		} else {
+			items[kept] = it
+			kept++
+		}
+	}
+	l.pending.cut(kept)
+}
+
+// expirePending makes the first pending message whose time has ended unavailable
+// and all behind it, which must not overtake it.
+func (l *lane) expirePending(outcome error) {
+	for i, it := range l.pending.all() {
+		if it.batch.hasEnded() {
+			l.failPending(i, outcome)
+			return
+		}
+	}
+}
+
+// close gives everything its outcome when the sink stops.
+func (l *lane) close() {
+	if c := l.channel; c != nil {
+		for _, e := range c.wreck() {
+			c.conclude(&e, unavailableNotRunning)
+		}
+	}
+	l.failPending(0, unavailableNotRunning)
+	for _, b := range l.inbox.close() {
+		for _, m := range b.msgs {
+			b.done(m, unavailableNotRunning)
+		}
+	}
+}

@@ -1,0 +1,128 @@
+package rabbitmq
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// running is what lives during one Run: the connection of the moment and the
+// lanes.
+type running struct {
+	settings *settings
+	state    atomic.Pointer[state]
+	created  *mailbox[*lane] // lanes that Run has not started yet
+
+	mu    sync.Mutex
+	lanes map[int]*lane // nil once closed
+}
+
+// state is where the connection stands. Lanes are poked when it changes.
+type state struct {
+	link *link // not nil while connected
+	err  error // not nil if the last attempt to connect failed: an unavailable outcome
+}
+
+func newRunning(s *settings) *running {
+	r := &running{
+		settings: s,
+		created:  newMailbox[*lane](make(chan struct{}, 1)),
+		lanes:    make(map[int]*lane),
+	}
+	r.state.Store(&state{})
+	return r
+}
+
+// lane returns the lane of that number, or nil if Run is ending.
+func (r *running) lane(number int) *lane {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l := r.lanes[number]
+	if l == nil && r.lanes != nil {
+		l = newLane(r, number)
+		r.lanes[number] = l
+		r.created.put(l)
+	}
+	return l
+}
+
+// close ends the creation of lanes and returns those that were not started.
+func (r *running) close() []*lane {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lanes = nil
+	return r.created.close()
+}
+
+func (r *running) pokeLanes() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.lanes {
+		poke(l.wake)
+	}
+}
+
+func (r *running) enter(s state) {
+	r.state.Store(&s)
+	r.pokeLanes()
+}
+
+// connect holds one connection after the other until ctx ends.
+func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
+	log := r.settings.Logger
+	wait := r.settings.backoff
+	wait.Reset()
+	var failures int
+	for {
+		link, err := dial(ctx, r, group)
+		if err != nil && ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			// Waiting messages need not wait for their deadlines.
+			r.enter(state{err: relay.Unavailable(fmt.Errorf("connect: %w", err))})
+			if failures++; failures == 1 {
+				log.WarnContext(ctx, "rabbitmq cannot be reached, trying again", "uri", r.settings.shown, "error", err)
+			}
+			if !pause(ctx, wait.NextBackOff()) {
+				return
+			}
+			continue
+		}
+		log.InfoContext(ctx, "rabbitmq connected", "uri", r.settings.shown, "failed_attempts", failures)
+		failures = 0
+		since := time.Now()
+		r.enter(state{link: link})
+		err = link.watch(ctx)
+		if ctx.Err() != nil {
+			link.close()
+			return
+		}
+		r.enter(state{})
+		link.net.abort()
+		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", r.settings.shown, "error", err)
+		// A broker that takes connections only to drop them is still down.
+		if time.Since(since) > wait.MaxInterval {
+			wait.Reset()
+		}
+		if !pause(ctx, wait.NextBackOff()) {
+			return
+		}
+	}
+}
+
+// pause reports whether the time has passed, rather than ctx ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

@@ -1,0 +1,156 @@
+package relay_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// workerEnv holds the workerSpec of a process that is a worker.
+const workerEnv = "ONCEMILL_TEST_RELAY_WORKER"
+
+type workerSpec struct {
+	Name     string
+	Driver   string
+	DSN      string
+	Database oncemill.Config
+	History  time.Duration
+	Broker   string // its address
+	HoldBack string
+	Lease    time.Duration
+	Window   int
+	Batch    int
+}
+
+// workerMain is a worker process: a relay that runs until SIGTERM.
+func workerMain(text string) int {
+	fail := func(err error) int {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	var spec workerSpec
+	if err := json.Unmarshal([]byte(text), &spec); err != nil {
+		return fail(err)
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	db, err := sql.Open(spec.Driver, spec.DSN)
+	if err != nil {
+		return fail(err)
+	}
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	box, err := outbox.New(db, outbox.Config{Database: spec.Database, History: spec.History, Logger: log})
+	if err != nil {
+		return fail(err)
+	}
+	r, err := relay.New(box, newRemoteSink(spec.Name, spec.Broker, spec.HoldBack), relay.Config{
+		Name: spec.Name, Lease: spec.Lease, Window: spec.Window, Batch: spec.Batch, Logger: log,
+	})
+	if err != nil {
+		return fail(err)
+	}
+	if err := r.Run(ctx); err != nil {
+		return fail(err)
+	}
+	if err := db.Close(); err != nil {
+		return fail(err)
+	}
+	stop()
+	if err := goleak.Find(); err != nil {
+		return fail(err)
+	}
+	return 0
+}
+
+// process is a worker process.
+type process struct {
+	t      testing.TB
+	name   string
+	cmd    *exec.Cmd
+	stderr *bytes.Buffer
+	wait   func() error
+}
+
+func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
+	t.Helper()
+	spec.Driver, spec.DSN, spec.Database, spec.Broker = p.driver, p.dsn, p.cfg, b.address()
+	if p.postgres() {
+		separator := "?"
+		if strings.Contains(p.dsn, "?") {
+			separator = "&"
+		}
+		spec.DSN += separator + "binary_parameters=yes"
+	}
+	text, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &process{t: t, name: spec.Name, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}}
+	w.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	w.cmd.Stderr = w.stderr
+	if err := w.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.wait = sync.OnceValue(w.cmd.Wait)
+	t.Cleanup(func() {
+		_ = w.cmd.Process.Kill() // of no effect on one that has ended
+		_ = w.wait()
+		if t.Failed() {
+			t.Logf("worker %s:\n%s", w.name, tail(w.stderr.String(), 3000))
+		}
+	})
+	return w
+}
+
+func tail(s string, n int) string {
+	if len(s) > n {
+		s = "…" + s[len(s)-n:]
+	}
+	return s
+}
+
+func (w *process) signal(s os.Signal) {
+	w.t.Helper()
+	if err := w.cmd.Process.Signal(s); err != nil {
+		w.t.Errorf("worker %s: %v: %v", w.name, s, err)
+	}
+}
+
+func (w *process) kill() {
+	w.t.Helper()
+	w.signal(syscall.SIGKILL)
+	_ = w.wait() // "signal: killed"
+}
+
+// end stops the worker cleanly; it must then leave nothing behind.
+func (w *process) end() {
+	w.t.Helper()
+	w.signal(syscall.SIGTERM)
+	ended := make(chan error, 1)
+	go func() { ended <- w.wait() }()
+	select {
+	case err := <-ended:
+		if err != nil {
+			w.t.Errorf("worker %s: %v", w.name, err)
+		}
+	case <-time.After(patience):
+		w.t.Errorf("worker %s does not end", w.name)
+	}
+}
