@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 )
@@ -113,21 +114,21 @@ func (s *leaser) leave(ctx context.Context) {
 }
 
 // call runs fn in the worker's loop and waits for it. It reports whether fn ran:
-// a loop that hangs makes the caller's step fail, and with it the renewal.
+// a loop that hangs, in a sink that blocks say, makes the caller's step fail, and
+// with it the renewal. A loop that has taken fn runs it.
 func (s *leaser) call(ctx context.Context, fn func(*engine, time.Time)) bool {
 	done := make(chan struct{})
 	select {
 	case s.calls <- func(e *engine, now time.Time) { defer close(done); fn(e, now) }:
-	case <-ctx.Done():
-		return false
-	}
-	select {
-	case <-done:
+		<-done
 		return true
 	case <-ctx.Done():
 		return false
 	}
 }
+
+// errHung fails a heartbeat whose worker does not move.
+var errHung = errors.New("the worker's loop does not answer; does its sink's Publish block?")
 
 // try does a step within a part of the lease and logs the first failure of a
 // row.
@@ -147,7 +148,10 @@ func (s *leaser) try(ctx context.Context) {
 // step is one heartbeat: give back what has drained, extend what is held, learn
 // what was lost, and take or begin to drain what the shares say.
 func (s *leaser) step(ctx context.Context) error {
-	have := s.holding(ctx)
+	have, ok := s.holding(ctx)
+	if !ok {
+		return errHung
+	}
 	if len(have.released) > 0 {
 		if err := s.leases.release(ctx, s.owner, have.released); err != nil {
 			return err // they expire
@@ -187,9 +191,9 @@ func (s *leaser) ready() bool {
 }
 
 // holding asks the loop for its lanes, and drops those that have drained.
-func (s *leaser) holding(ctx context.Context) holding {
+func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	have := holding{epochs: map[int]int64{}}
-	s.call(ctx, func(e *engine, now time.Time) {
+	ok := s.call(ctx, func(e *engine, now time.Time) {
 		for number, l := range e.lanes {
 			switch {
 			case l == nil:
@@ -208,7 +212,7 @@ func (s *leaser) holding(ctx context.Context) holding {
 			}
 		}
 	})
-	return have
+	return have, ok
 }
 
 // renewed tells the loop what the database said of its lanes.
@@ -258,11 +262,15 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 	if err != nil {
 		return err
 	}
+	from := map[string]int{}
 	for _, l := range leases {
 		if _, ok := taken[l.lane]; ok && l.owner != "" && l.owner != s.owner {
-			s.met.takeovers.Add(ctx, 1)
-			s.log.WarnContext(ctx, "lane taken over from a worker whose lease expired", "lane", l.lane, "from", l.owner)
+			from[l.owner]++
 		}
+	}
+	for owner, lanes := range from {
+		s.met.takeovers.Add(ctx, int64(lanes))
+		s.log.WarnContext(ctx, "lanes taken over from a worker whose lease expired", "lanes", lanes, "from", owner)
 	}
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, epoch := range taken {

@@ -35,6 +35,10 @@ func excerpt(sources fs.FS, ref reference) (string, error) {
 	if !found {
 		return "", fmt.Errorf("%s has no line %s%s", ref.path, marker, ref.name)
 	}
+	// The formatter wants a blank line before a marker that ends a declaration.
+	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
+		lines = lines[:len(lines)-1]
+	}
 	return dedent(lines), nil
 }
 

@@ -1,0 +1,110 @@
+package shop
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// Shop takes orders.
+type Shop struct {
+	db        *sql.DB
+	box       *outbox.Outbox
+	publisher message.Publisher
+	topic     string
+	sql       statements
+}
+
+// New returns a Shop that keeps its orders in db and publishes to topic through
+// box, which must be an outbox on the same db.
+func New(db *sql.DB, box *outbox.Outbox, topic string) (*Shop, error) {
+	stmts, err := statementsFor(db)
+	if err != nil {
+		return nil, err
+	}
+	return &Shop{db: db, box: box, publisher: box.ContextPublisher(), topic: topic, sql: stmts}, nil
+}
+
+// Place takes an order. It reports false for an order that was taken before: the
+// repeated request changes nothing and publishes nothing. After an error other
+// than [ErrOrder] the request can be repeated as it is.
+func (s *Shop) Place(ctx context.Context, order Order) (bool, error) {
+	if err := order.Validate(); err != nil {
+		return false, err
+	}
+	items, err := json.Marshal(order.Items)
+	if err != nil {
+		return false, fmt.Errorf("encode items: %w", err)
+	}
+	var placed bool
+	err = s.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		// RunInTx may run this again after a serialization failure.
+		placed = false
+		result, err := tx.ExecContext(ctx, s.sql.insertOrder,
+			order.ID, order.Customer, order.PlacedAt.UTC().Format(time.RFC3339), order.TotalCents(), order.Note)
+		if err != nil {
+			return fmt.Errorf("insert order: %w", err)
+		}
+		inserted, err := result.RowsAffected()
+		if err != nil {
+			return fmt.Errorf("insert order: %w", err)
+		}
+		if inserted == 0 {
+			return nil
+		}
+		if _, err := tx.ExecContext(ctx, s.sql.insertItems, order.ID, string(items)); err != nil {
+			return fmt.Errorf("insert items: %w", err)
+		}
+		placed = true
+		return s.publish(ctx, tx, order)
+	})
+	if err != nil {
+		return false, err
+	}
+	return placed, nil
+}
+
+// publish writes the message into the outbox, after nextNumber has locked the
+// customer's row: the other way round, two orders of one customer could commit
+// in another order than their messages go out in.
+func (s *Shop) publish(ctx context.Context, tx *sql.Tx, order Order) error {
+	var number int64
+	if err := tx.QueryRowContext(ctx, s.sql.nextNumber, order.Customer).Scan(&number); err != nil {
+		return fmt.Errorf("number the order: %w", err)
+	}
+	payload, err := json.Marshal(Placed{Order: order, Number: number})
+	if err != nil {
+		return fmt.Errorf("encode message: %w", err)
+	}
+	msg := message.NewMessageWithContext(ctx, watermill.NewUUID(), payload)
+	outbox.SetKey(msg, order.Customer)
+	return s.publisher.Publish(s.topic, msg)
+}
+
+// Stock lists the products with what is left of them.
+func (s *Shop) Stock(ctx context.Context) ([]Product, error) {
+	rows, err := s.db.QueryContext(ctx, s.sql.listStock)
+	if err != nil {
+		return nil, fmt.Errorf("list stock: %w", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err below reports what went wrong
+	var products []Product
+	for rows.Next() {
+		var p Product
+		if err := rows.Scan(&p.SKU, &p.Name, &p.PriceCents, &p.Stock); err != nil {
+			return nil, fmt.Errorf("list stock: %w", err)
+		}
+		products = append(products, p)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, fmt.Errorf("list stock: %w", err)
+	}
+	return products, nil
+}
