@@ -114,8 +114,8 @@ func (e *engine) wake() {
 
 // nextRead returns the read that is due, or nil. Lanes that have enough to do,
 // that are full, or that wait after a failure are left out, and so are those that
-// know nothing but rows about to be deleted, which the read would have to pass
-// over. Nothing is read while a deletion has failed: what may be repeated after
+// know nothing but many rows about to be deleted, which the read would have to
+// pass over. Nothing is read while a deletion has failed: what may be repeated after
 // a crash must not grow.
 func (e *engine) nextRead(now time.Time) *read {
 	if e.reading || e.removeFailed {
@@ -126,25 +126,24 @@ func (e *engine) nextRead(now time.Time) *read {
 		e.wake()
 		e.pollAt = now.Add(e.poll)
 	}
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes}}
-	for _, l := range e.lanes {
-		if l == nil || l.draining || l.dry || l.ready.len() > e.laneRows/2 || len(l.failed) > 0 ||
-			l.allConfirmed() || l.bytes >= e.laneBytes || len(l.entries) >= maxEntries*e.laneRows || now.After(l.trusted) {
-			continue
-		}
-		r.lanes = append(r.lanes, l)
-		r.Lanes = append(r.Lanes, l.number)
-		for id := range l.entries {
-			r.Known = append(r.Known, id)
-		}
-		r.Busy = l.busy(r.Busy)
-		l.reading = true
-	}
-	if len(r.lanes) == 0 {
+	wanting, starving, held := e.wanting(now)
+	if len(wanting) == 0 {
 		if polled {
 			e.poll = min(2*e.poll, e.pollMax)
 		}
 		return nil
+	}
+	if !starving && len(wanting) < held/2 {
+		return nil // more of them soon: a read for a few costs as much as for many
+	}
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes}, lanes: wanting}
+	for _, l := range wanting {
+		l.reading = true
+		r.Lanes = append(r.Lanes, l.number)
+		r.Busy = l.busy(r.Busy)
+		for id := range l.entries {
+			r.Known = append(r.Known, id)
+		}
 	}
 	e.reading = true
 	return r
@@ -152,6 +151,27 @@ func (e *engine) nextRead(now time.Time) *read {
 
 // maxEntries bounds a lane's memory, in reads.
 const maxEntries = 8
+
+// wanting returns the lanes that a read is worth it for, whether one of them has
+// nothing left to publish, and how many lanes are held.
+func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int) {
+	for _, l := range e.lanes {
+		if l == nil {
+			continue
+		}
+		held++
+		switch {
+		case l.draining, l.dry, now.After(l.trusted), len(l.failed) > 0,
+			l.ready.len() > e.laneRows/2,
+			l.bytes >= e.laneBytes, len(l.entries) >= maxEntries*e.laneRows,
+			len(l.entries) >= e.laneRows/2 && l.allConfirmed():
+			continue
+		}
+		lanes = append(lanes, l)
+		starving = starving || l.ready.len() == 0
+	}
+	return lanes, starving, held
+}
 
 // read takes what a read returned; entries of one lane come together, in order.
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {

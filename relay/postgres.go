@@ -93,16 +93,16 @@ func smallints(lanes []int) any {
 }
 
 func (s *postgresLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]int64, error) {
-	return scanLanes(s.db.QueryContext(ctx, s.beatText, //nolint:sqlclosecheck // scanLanes does
+	return scanLanes(s.db.QueryContext(ctx, s.beatText,
 		me.owner, me.name, smallints(lanes), term.Microseconds(), me.ready, me.stopping))
 }
 
 func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
-	return scanCensus(s.db.QueryContext(ctx, s.censusText)) //nolint:sqlclosecheck // scanCensus does
+	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
 func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]int64, error) {
-	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, smallints(lanes), most, term.Microseconds())) //nolint:sqlclosecheck // scanLanes does
+	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, smallints(lanes), most, term.Microseconds()))
 }
 
 func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int) error {

@@ -46,7 +46,6 @@ type simRow struct {
 	outbox.Row
 	copies  int // on the wire
 	excused int // copies that a fault explains
-	order   int // position of the commit among its key's
 }
 
 type transaction struct {

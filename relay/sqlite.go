@@ -88,15 +88,15 @@ func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term 
 	if _, err := s.db.ExecContext(ctx, s.keepText, me.owner, jsonLanes(lanes), term.Microseconds()); err != nil {
 		return nil, err
 	}
-	return scanLanes(s.db.QueryContext(ctx, s.heldText, me.owner)) //nolint:sqlclosecheck // scanLanes does
+	return scanLanes(s.db.QueryContext(ctx, s.heldText, me.owner))
 }
 
 func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
-	return scanCensus(s.db.QueryContext(ctx, s.censusText)) //nolint:sqlclosecheck // scanCensus does
+	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
 func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]int64, error) {
-	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds())) //nolint:sqlclosecheck // scanLanes does
+	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds()))
 }
 
 func (s *sqliteLeases) release(ctx context.Context, owner string, lanes []int) error {

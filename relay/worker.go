@@ -107,16 +107,16 @@ func (w *worker) prepare(ctx context.Context) error {
 	retry := newBackOff()
 	for {
 		err := w.check(ctx)
-		if err == nil || ctx.Err() != nil {
+		if err == nil {
 			return nil
 		}
-		if !sqlerr.Connection(err) && !sqlerr.Retryable(err) {
+		if ctx.Err() == nil && !sqlerr.Connection(err) && !sqlerr.Retryable(err) {
 			return fmt.Errorf("relay: %w", err)
 		}
-		w.log.WarnContext(ctx, "database is not available; trying again", "error", err)
 		if !pause(ctx, retry.NextBackOff()) {
-			return nil
+			return nil //nolint:nilerr // told to stop while it waited: nothing went wrong
 		}
+		w.log.WarnContext(ctx, "database is not available; trying again", "error", err)
 	}
 }
 
@@ -191,7 +191,7 @@ func (w *worker) loop(ctx context.Context) error {
 	for {
 		now := time.Now()
 		w.settle(ctx, e, now)
-		w.step(e, now, deadline)
+		w.step(e, now, deadline) //nolint:contextcheck // deadline derives from ctx
 		timer.Reset(time.Until(e.due(now)))
 		select {
 		case <-ctx.Done():
@@ -213,7 +213,7 @@ func (w *worker) loop(ctx context.Context) error {
 const (
 	laneBytes  = 1 << 20
 	removeRows = 2000
-	linger     = 5 * time.Millisecond
+	linger     = 20 * time.Millisecond
 )
 
 // step begins all that can be begun: publishes, and the requests to reader and

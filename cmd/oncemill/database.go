@@ -28,7 +28,8 @@ func (o *databaseOptions) register(flags *pflag.FlagSet) {
 // URL, which holds a password.
 func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	cfg := oncemill.Config{Schema: o.schema, Prefix: o.prefix}
-	driver, dsn := "", o.url
+	var driver string
+	dsn := o.url
 	switch scheme, rest, _ := strings.Cut(o.url, ":"); {
 	case o.url == "":
 		return nil, cfg, &usageError{errors.New("--database or ONCEMILL_DATABASE is required")}
@@ -37,7 +38,7 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") != "":
 		driver, dsn, cfg.Dialect = "sqlite", oncemill.SQLiteDSN(strings.TrimPrefix(rest, "//")), oncemill.SQLite
 	default:
-		return nil, cfg, &usageError{errors.New("--database must begin with postgres:// or sqlite:")}
+		return nil, cfg, &usageError{errors.New("--database: the URL must begin with postgres or sqlite")}
 	}
 	db, err := sql.Open(driver, dsn)
 	if err != nil {
