@@ -114,7 +114,7 @@ func (w *worker) prepare(ctx context.Context) error {
 			return fmt.Errorf("relay: %w", err)
 		}
 		if !pause(ctx, retry.NextBackOff()) {
-			return nil //nolint:nilerr // told to stop while it waited: nothing went wrong
+			return nil // told to stop while it waited
 		}
 		w.log.WarnContext(ctx, "database is not available; trying again", "error", err)
 	}

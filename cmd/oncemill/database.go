@@ -5,7 +5,7 @@ import (
 	"errors"
 	"strings"
 
-	_ "github.com/lib/pq" // driver "postgres"
+	"github.com/lib/pq"
 	"github.com/spf13/pflag"
 	_ "modernc.org/sqlite" // driver "sqlite"
 
@@ -28,21 +28,25 @@ func (o *databaseOptions) register(flags *pflag.FlagSet) {
 // URL, which holds a password.
 func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	cfg := oncemill.Config{Schema: o.schema, Prefix: o.prefix}
-	var driver string
-	dsn := o.url
+	var db *sql.DB
+	var err error
 	switch scheme, rest, _ := strings.Cut(o.url, ":"); {
 	case o.url == "":
 		return nil, cfg, &usageError{errors.New("--database or ONCEMILL_DATABASE is required")}
 	case scheme == "postgres" || scheme == "postgresql":
-		driver, cfg.Dialect = "postgres", oncemill.PostgreSQL
+		cfg.Dialect = oncemill.PostgreSQL
+		var connector *pq.Connector
+		if connector, err = pq.NewConnector(o.url); err == nil {
+			db = sql.OpenDB(connector)
+		}
 	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") != "":
-		driver, dsn, cfg.Dialect = "sqlite", oncemill.SQLiteDSN(strings.TrimPrefix(rest, "//")), oncemill.SQLite
+		cfg.Dialect = oncemill.SQLite
+		db, err = sql.Open("sqlite", oncemill.SQLiteDSN(strings.TrimPrefix(rest, "//")))
 	default:
 		return nil, cfg, &usageError{errors.New("--database: the URL must begin with postgres or sqlite")}
 	}
-	db, err := sql.Open(driver, dsn)
 	if err != nil {
-		return nil, cfg, &usageError{errors.New("--database cannot be parsed")}
+		return nil, cfg, &usageError{errors.New("--database: the URL cannot be parsed")}
 	}
 	if cfg, err = cfg.Resolve(db); err != nil {
 		return nil, cfg, &usageError{errors.Join(err, db.Close())}

@@ -1,0 +1,186 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const commandEnv = "ONCEMILL_TEST_RUN_COMMAND"
+
+// TestMain makes the test binary the command itself, for tests that need a
+// process.
+func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) != "" {
+		os.Exit(run(os.Args[1:]))
+	}
+	os.Exit(testserver.Main(m))
+}
+
+// command returns the command as a process, with a clean environment.
+func command(ctx context.Context, env []string, args ...string) (*exec.Cmd, *bytes.Buffer) {
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append([]string{commandEnv + "=1", "PATH=" + os.Getenv("PATH"), "TMPDIR=" + os.TempDir()}, env...)
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	return cmd, &output
+}
+
+func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
+	t.Parallel()
+	lite := "sqlite:" + filepath.Join(t.TempDir(), "x.db")
+	const secret = "hunter2"
+	for name, c := range map[string]struct {
+		env  []string
+		args []string
+		want string
+	}{
+		"unknown command":     {args: []string{"bogus"}, want: "bogus"},
+		"unknown flag":        {args: []string{"migrate", "--bogus"}, want: "--bogus"},
+		"argument":            {args: []string{"migrate", "bogus"}, want: "bogus"},
+		"no database":         {args: []string{"migrate"}, want: "ONCEMILL_DATABASE"},
+		"unknown database":    {args: []string{"migrate", "--database", "mysql://root:" + secret + "@localhost/x"}, want: "--database"},
+		"unparsable":          {args: []string{"migrate", "--database", "postgres://a:" + secret + "@local host:x/y"}, want: "--database"},
+		"bad schema":          {args: []string{"migrate", "--database", lite, "--schema", "x"}, want: "Schema"},
+		"bad prefix":          {args: []string{"migrate", "--database", lite, "--prefix", "X-"}, want: "Prefix"},
+		"bad variable":        {env: []string{"ONCEMILL_WINDOW=" + secret}, args: []string{"relay", "--database", lite}, want: "ONCEMILL_WINDOW"},
+		"no broker":           {args: []string{"relay", "--database", lite}, want: "ONCEMILL_AMQP_URL"},
+		"bad broker":          {args: []string{"relay", "--database", lite, "--amqp-url", "http://a:" + secret + "@localhost"}, want: "AmqpURI"},
+		"plaintext":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://a:" + secret + "@example.com"}, want: "AllowPlaintext"},
+		"bad topology":        {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--topology", "x"}, want: "--topology"},
+		"bad lease":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--lease", "1ms"}, want: "Lease"},
+		"several bad at once": {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--window", "-1", "--lease", "1ms"}, want: "Window"},
+		"bad log level":       {args: []string{"relay", "--database", lite, "--log-level", "x"}, want: "--log-level"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd, output := command(t.Context(), c.env, c.args...)
+			_ = cmd.Run() // the exit code tells
+			if code := cmd.ProcessState.ExitCode(); code != 2 {
+				t.Errorf("exit code %d, want 2; output: %s", code, output)
+			}
+			if !strings.Contains(output.String(), c.want) {
+				t.Errorf("output does not name %s: %s", c.want, output)
+			}
+			if strings.Contains(output.String(), secret) {
+				t.Errorf("output shows a secret: %s", output)
+			}
+		})
+	}
+}
+
+func TestCommand_MigratesAndTellsTheStatus(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	for name, database := range map[string]string{
+		"sqlite":     "sqlite:" + filepath.Join(t.TempDir(), "shop.db"),
+		"postgresql": pg.DSN,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			env := []string{"ONCEMILL_DATABASE=" + database}
+			if name == "postgresql" {
+				env = append(env, "ONCEMILL_SCHEMA="+pg.Config.Schema)
+			}
+			expect := func(code int, want string, args ...string) {
+				t.Helper()
+				cmd, output := command(t.Context(), env, args...)
+				_ = cmd.Run() // the exit code tells
+				if got := cmd.ProcessState.ExitCode(); got != code || !strings.Contains(output.String(), want) {
+					t.Errorf("%v: exit code %d, want %d and %q; output: %s", args, got, code, want, output)
+				}
+			}
+			expect(1, "run oncemill migrate", "migrate", "status")
+			expect(0, "LATEST", "migrate")
+			expect(0, "LATEST", "migrate")
+			expect(0, `"Set":"relay"`, "migrate", "status", "--json")
+			expect(0, "the next id is above", "repair-sequence")
+		})
+	}
+}
+
+func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	uri := testserver.RabbitMQ(t)
+	env := []string{"ONCEMILL_DATABASE=" + pg.DSN, "ONCEMILL_SCHEMA=" + pg.Config.Schema, "ONCEMILL_AMQP_URL=" + uri}
+	if cmd, output := command(t.Context(), env, "migrate"); cmd.Run() != nil {
+		t.Fatalf("migrate: %s", output)
+	}
+	box, err := outbox.New(pg.DB, outbox.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := amqp.Dial(uri)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close() //nolint:errcheck // the virtual host goes with the test
+	ch, err := conn.Channel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ch.QueueDeclare("orders", true, false, false, false, nil); err != nil {
+		t.Fatal(err)
+	}
+
+	const messages = 300
+	cmd, output := command(t.Context(), env, "relay", "--topology", "queue", "--log-format", "json")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	for i := range messages {
+		err := box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+			return box.Publisher(tx).Publish("orders", message.NewMessage(fmt.Sprint("m", i), []byte("x")))
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	left := func() (n int) {
+		if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("outbox")).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	for deadline := time.Now().Add(time.Minute); left() > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d messages are left", left())
+		}
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v; output: %s", err, output)
+	}
+	q, err := ch.QueueDeclarePassive("orders", true, false, false, false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q.Messages != messages {
+		t.Errorf("%d messages in the queue, want %d", q.Messages, messages)
+	}
+	var owned int
+	err = pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("relay_leases")+" where owner <> ''").Scan(&owned)
+	if err != nil || owned != 0 {
+		t.Errorf("%d leases are still owned (%v)", owned, err)
+	}
+	if !strings.Contains(output.String(), "relay stopped") {
+		t.Errorf("does not tell that it stopped: %s", output)
+	}
+}
