@@ -38,6 +38,7 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 		var connector *pq.Connector
 		if connector, err = pq.NewConnector(o.url); err == nil {
 			db = sql.OpenDB(connector)
+			db.SetMaxIdleConns(8) // a relay works with up to six at a time
 		}
 	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") != "":
 		cfg.Dialect = oncemill.SQLite
