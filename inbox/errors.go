@@ -1,0 +1,74 @@
+package inbox
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNoMessageID is returned for a message without an id: such messages
+	// would all look like one. Nothing was sent to the database. Have the
+	// producer set the Watermill UUID or the AMQP message id, or set Config.ID.
+	ErrNoMessageID = errors.New("inbox: the message has no id")
+
+	// ErrBeingHandled is returned when the id could not be claimed because
+	// another transaction holds it, as a copy that is being handled elsewhere
+	// does, or because that transaction has just committed it under an
+	// isolation level that does not show it here. It says nothing about the
+	// message. The redelivery finds the truth; delay it if you can.
+	ErrBeingHandled = errors.New("inbox: the message is being handled elsewhere")
+
+	// ErrTxEnded is returned by a transaction handle whose transaction is over:
+	// the handler has returned (do not keep the handle, do not use it from a
+	// goroutine that outlives the handler), or the database ended the
+	// transaction on its own, as SQLite does when it interrupts a statement.
+	// The attempt is rolled back unless it had committed before.
+	ErrTxEnded = errors.New("inbox: the transaction has ended")
+
+	// ErrUnsealed is returned on SQLite when foreign keys are off: the database
+	// could not refuse a commit by the handler. Open it with
+	// oncemill.SQLiteDSN, or set the pragma foreign_keys on every connection.
+	ErrUnsealed = errors.New("inbox: SQLite's foreign keys are off; open the database with oncemill.SQLiteDSN")
+
+	// ErrNoOutbox is returned, and the attempt rolled back, when a handler
+	// returns messages and Config.Outbox is not set.
+	ErrNoOutbox = errors.New("inbox: the handler returned messages; set Config.Outbox")
+
+	// ErrNoTopic is returned, and the attempt rolled back, when a handler
+	// returns messages and nothing says where to. Add it to the router with
+	// AddHandler, which takes a topic, or publish in the handler.
+	ErrNoTopic = errors.New("inbox: the handler returned messages; add it to the router with a publish topic")
+
+	// ErrCommitUnknown is returned when the connection was lost between sending
+	// the commit and reading its answer: id, effects and produced messages have
+	// committed together or not at all. The redelivery finds the truth.
+	ErrCommitUnknown = errors.New("inbox: outcome of the commit is unknown")
+)
+
+// MessageIDError means that an id cannot be kept. Nothing was sent to the
+// database, and no redelivery will help.
+type MessageIDError struct {
+	MessageID string // shortened
+	Problem   string // what is wrong and what would be right
+}
+
+func (e *MessageIDError) Error() string {
+	return fmt.Sprintf("inbox: message id %q %s", e.MessageID, e.Problem)
+}
+
+// PanicError is what a panic of a handler becomes once its attempt has been
+// rolled back.
+type PanicError struct {
+	Value any    // what the handler panicked with
+	Stack []byte // of the handler's goroutine, from where it panicked
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("inbox: the handler panicked: %v\n%s", e.Value, e.Stack)
+}
+
+// Unwrap returns the value of the panic if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}

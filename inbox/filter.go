@@ -1,0 +1,178 @@
+package inbox
+
+import (
+	"strings"
+
+	"github.com/oncemill/oncemill"
+)
+
+// endsTransaction reports that one of the statements in text begins or ends a
+// transaction. It reads words only, not grammar; what gets past it meets the
+// seal.
+func endsTransaction(dialect oncemill.Dialect, text string) bool {
+	l := lexer{
+		text:     text,
+		postgres: dialect == oncemill.PostgreSQL,
+		// What a backslash in a string means depends on its kind and on
+		// standard_conforming_strings, and so does where the string ends.
+		blunt: dialect == oncemill.PostgreSQL && strings.Contains(text, `\`),
+	}
+	for l.at < len(l.text) {
+		switch l.word() {
+		case "begin", "start", "commit", "end", "abort":
+			return true
+		case "rollback":
+			if !l.toSavepoint() {
+				return true
+			}
+		case "prepare":
+			if l.word() == "transaction" {
+				return true
+			}
+		}
+		l.skipStatement()
+	}
+	return false
+}
+
+// lexer finds the first words of statements: what stands at the start or after a
+// semicolon that is in no string, no quoted name and no comment.
+type lexer struct {
+	text     string
+	at       int
+	postgres bool // else SQLite
+	blunt    bool // every semicolon counts, wherever it stands
+}
+
+// toSavepoint reads on after rollback: [work | transaction] to ...
+func (l *lexer) toSavepoint() bool {
+	next := l.word()
+	if next == "work" || next == "transaction" {
+		next = l.word()
+	}
+	return next == "to"
+}
+
+// word skips blanks and comments and returns the word that follows, in lower
+// case, or "" if something else does.
+func (l *lexer) word() string {
+	l.skipBlanks()
+	start := l.at
+	l.skipWord()
+	return strings.ToLower(l.text[start:l.at])
+}
+
+func (l *lexer) skipBlanks() {
+	const byteOrderMark = "\ufeff" // a blank to SQLite
+	for l.at < len(l.text) {
+		switch {
+		case strings.IndexByte(" \t\n\v\f\r", l.text[l.at]) >= 0:
+			l.at++
+		case l.sees(byteOrderMark):
+			l.at += len(byteOrderMark)
+		case l.sees("--"), l.sees("/*"):
+			l.skipComment()
+		default:
+			return
+		}
+	}
+}
+
+// skipStatement moves past the next semicolon.
+func (l *lexer) skipStatement() {
+	for l.at < len(l.text) {
+		switch c := l.text[l.at]; {
+		case c == ';':
+			l.at++
+			return
+		case l.blunt:
+			l.at++
+		case c == '\'', c == '"', c == '`' && !l.postgres:
+			// A doubled quote, which stands for one, reads as the end of one
+			// string and the start of the next.
+			l.at++
+			l.skipPast(string(c))
+		case c == '[' && !l.postgres:
+			l.skipPast("]")
+		case l.sees("--"), l.sees("/*"):
+			l.skipComment()
+		case c == '$' && l.postgres:
+			l.skipDollarQuoted()
+		case isDigit(c): // not part of a word that may hold a $
+			l.at++
+		case isWord(c):
+			l.skipWord()
+		default:
+			l.at++
+		}
+	}
+}
+
+func (l *lexer) skipComment() {
+	if l.sees("--") {
+		lineEnds := "\n"
+		if l.postgres {
+			lineEnds = "\r\n"
+		}
+		if end := strings.IndexAny(l.text[l.at:], lineEnds); end >= 0 {
+			l.at += end
+		} else {
+			l.at = len(l.text)
+		}
+		return
+	}
+	for depth := 0; l.at < len(l.text); {
+		switch {
+		case l.sees("*/"):
+			l.at += 2
+			if depth--; depth == 0 {
+				return
+			}
+		case l.sees("/*") && (depth == 0 || l.postgres): // PostgreSQL's nest
+			l.at += 2
+			depth++
+		default:
+			l.at++
+		}
+	}
+}
+
+// skipDollarQuoted moves past $tag$ ... $tag$, or past the $ of a parameter.
+func (l *lexer) skipDollarQuoted() {
+	l.at++
+	size := strings.IndexByte(l.text[l.at:], '$')
+	if size < 0 {
+		return
+	}
+	name := l.text[l.at : l.at+size]
+	for i := range len(name) {
+		if !isWord(name[i]) || i == 0 && isDigit(name[i]) {
+			return
+		}
+	}
+	l.at += size + 1
+	l.skipPast("$" + name + "$")
+}
+
+func (l *lexer) skipWord() {
+	for l.at < len(l.text) && isWord(l.text[l.at]) {
+		l.at++
+	}
+}
+
+// skipPast moves behind the next mark, or to the end if there is none.
+func (l *lexer) skipPast(mark string) {
+	if i := strings.Index(l.text[l.at:], mark); i >= 0 {
+		l.at += i + len(mark)
+		return
+	}
+	l.at = len(l.text)
+}
+
+func (l *lexer) sees(s string) bool { return strings.HasPrefix(l.text[l.at:], s) }
+
+func isWord(c byte) bool {
+	return c == '_' || c == '$' || c >= 0x80 || isDigit(c) || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+func isDigit(c byte) bool { return c >= '0' && c <= '9' }

@@ -1,0 +1,170 @@
+package inbox
+
+import (
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// Config configures an Inbox. Only Consumer is needed.
+type Config struct {
+	// Consumer names who handles the messages: every consumer handles every
+	// message once. It is stored with each id, so it must stay the same over
+	// restarts and be the same in all processes that share the work. 1 to 255
+	// bytes without control characters. Required.
+	Consumer string
+
+	// Database says where the table is.
+	Database oncemill.Config
+
+	// Outbox takes the messages that handlers return, in the transaction of
+	// their effects. Its tables are in the database of the inbox. Default:
+	// none; a handler that returns messages fails with ErrNoOutbox.
+	Outbox *outbox.Outbox
+
+	// ID returns the id of a message: the same for every copy, another for
+	// every other message. At most 255 bytes of UTF-8 without NUL. Default: the
+	// Watermill UUID.
+	ID func(*message.Message) string
+
+	// Isolation is the isolation level of the transactions, on PostgreSQL:
+	// sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable. The
+	// higher levels fail more attempts, which are then delivered again.
+	// Default: READ COMMITTED, whatever the default of the database is. SQLite
+	// is always serializable.
+	Isolation sql.IsolationLevel
+
+	// LockTimeout is how long an attempt waits, on PostgreSQL, for another
+	// transaction that holds the same id before it fails with ErrBeingHandled.
+	// 1 ms to 1 h. Default: 1 s. Raising it keeps a connection waiting for
+	// longer, lowering it brings more redeliveries of messages that are being
+	// handled. It does not apply to the handler's own statements. On SQLite
+	// the busy timeout of the connection says it; see oncemill.SQLiteDSN.
+	LockTimeout time.Duration
+
+	// Logger receives duplicates, at debug level. Default: slog.Default().
+	Logger *slog.Logger
+
+	// MeterProvider makes the counters of messages handled, duplicates, and
+	// failed. Default: otel.GetMeterProvider().
+	MeterProvider metric.MeterProvider
+}
+
+// Inbox applies the effects of each message once. It holds no connection and no
+// goroutine; it may be used by many goroutines and for many handlers.
+type Inbox struct {
+	cfg       Config
+	store     store
+	telemetry *telemetry
+}
+
+// New returns an inbox on db. It does no I/O; the table is made by
+// oncemill.Migrate with [Migrations]. All bad values of cfg are reported at
+// once, each as an [*oncemill.ConfigError]. The caller keeps owning db.
+func New(db *sql.DB, cfg Config) (*Inbox, error) {
+	if db == nil {
+		return nil, &oncemill.ConfigError{Field: "inbox.New db", Value: "nil", Problem: "a database is needed"}
+	}
+	database, err := cfg.Database.Resolve(db)
+	cfg.Database = database
+	errs := []error{err}
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "inbox.Config." + field, Value: value, Problem: problem})
+	}
+	if problem := checkConsumer(cfg.Consumer); problem != "" {
+		bad("Consumer", strconv.Quote(shorten(cfg.Consumer)), problem)
+	}
+	if cfg.Outbox != nil && cfg.Outbox.Database().Dialect != database.Dialect {
+		bad("Outbox", cfg.Outbox.Database().Dialect.String(), "must be in the database of the inbox, whose dialect is "+database.Dialect.String())
+	}
+	switch {
+	case cfg.Isolation == sql.LevelDefault && database.Dialect == oncemill.PostgreSQL:
+		cfg.Isolation = sql.LevelReadCommitted
+	case cfg.Isolation == sql.LevelDefault, cfg.Isolation == sql.LevelSerializable:
+	case database.Dialect == oncemill.SQLite:
+		bad("Isolation", cfg.Isolation.String(), "SQLite is always serializable")
+	case cfg.Isolation != sql.LevelReadCommitted && cfg.Isolation != sql.LevelRepeatableRead:
+		bad("Isolation", cfg.Isolation.String(), "must be sql.LevelReadCommitted, sql.LevelRepeatableRead or sql.LevelSerializable")
+	}
+	switch {
+	case cfg.LockTimeout == 0:
+		cfg.LockTimeout = time.Second
+	case database.Dialect == oncemill.SQLite:
+		bad("LockTimeout", cfg.LockTimeout.String(), "SQLite waits as long as the busy timeout of its connection says")
+	case cfg.LockTimeout < time.Millisecond || cfg.LockTimeout > time.Hour:
+		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
+	}
+	if cfg.ID == nil {
+		cfg.ID = func(msg *message.Message) string { return msg.UUID }
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if cfg.MeterProvider == nil {
+		cfg.MeterProvider = otel.GetMeterProvider()
+	}
+	telemetry, err := newTelemetry(cfg.MeterProvider, cfg.Consumer)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("inbox: make counters: %w", err))
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Inbox{cfg: cfg, store: newStore(db, cfg), telemetry: telemetry}, nil
+}
+
+const maxID = 255 // bytes; an AMQP message id is no longer
+
+func checkConsumer(consumer string) (problem string) {
+	switch {
+	case consumer == "":
+		return "is required; name what handles the messages, for example stock"
+	case strings.ContainsFunc(consumer, unicode.IsControl):
+		return "must not hold control characters"
+	}
+	return checkText(consumer)
+}
+
+// checkMessageID refuses ids before anything is sent.
+func checkMessageID(id string) error {
+	if id == "" {
+		return ErrNoMessageID
+	}
+	if problem := checkText(id); problem != "" {
+		return &MessageIDError{MessageID: shorten(id), Problem: problem}
+	}
+	return nil
+}
+
+func checkText(s string) (problem string) {
+	switch {
+	case len(s) > maxID:
+		return fmt.Sprintf("has %d bytes; at most %d are allowed", len(s), maxID)
+	case strings.IndexByte(s, 0) >= 0:
+		return "holds a NUL byte"
+	case !utf8.ValidString(s):
+		return "is not valid UTF-8"
+	}
+	return ""
+}
+
+func shorten(s string) string {
+	const limit = 64
+	if len(s) > limit {
+		return s[:limit] + "…"
+	}
+	return s
+}

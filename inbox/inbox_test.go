@@ -1,0 +1,233 @@
+package inbox_test
+
+import (
+	"database/sql"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func TestNew_ReportsEveryBadValueAndSendsNothing(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		elsewhere := oncemill.PostgreSQL
+		if p.cfg.Dialect == elsewhere {
+			elsewhere = oncemill.SQLite
+		}
+		other, err := outbox.New(p.db, outbox.Config{Database: oncemill.Config{Dialect: elsewhere}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		database := p.cfg
+		database.Prefix = "no good"
+		_, err = inbox.New(p.db, inbox.Config{
+			Consumer: "a\nb", Database: database, Outbox: other, Isolation: sql.LevelLinearizable, LockTimeout: -1,
+		})
+		want := []string{
+			"inbox.Config.Consumer", "inbox.Config.Isolation", "inbox.Config.LockTimeout", "inbox.Config.Outbox", "oncemill.Config.Prefix",
+		}
+		if got := configFields(err); !slices.Equal(got, want) {
+			t.Errorf("bad fields: got %v, want %v (%v)", got, want, err)
+		}
+		if sent := p.tap.sent(); len(sent) != 0 {
+			t.Errorf("statements sent: %v", sent)
+		}
+	})
+}
+
+func configFields(err error) (fields []string) {
+	var bad *oncemill.ConfigError
+	switch joined := err.(type) { //nolint:errorlint // walks the tree itself
+	case nil:
+	case interface{ Unwrap() []error }:
+		for _, e := range joined.Unwrap() {
+			fields = append(fields, configFields(e)...)
+		}
+	default:
+		if errors.As(err, &bad) {
+			fields = append(fields, bad.Field)
+		}
+	}
+	slices.Sort(fields)
+	return fields
+}
+
+func TestNew_RefusesBadConsumersAndNoDatabase(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for _, consumer := range []string{"", "a\x00", "\xff", strings.Repeat("c", 256)} {
+			_, err := inbox.New(p.db, inbox.Config{Consumer: consumer, Database: p.cfg})
+			if got := configFields(err); !slices.Equal(got, []string{"inbox.Config.Consumer"}) {
+				t.Errorf("consumer %q: %v", consumer, err)
+			}
+		}
+		_, err := inbox.New(nil, inbox.Config{Consumer: "stock"})
+		var bad *oncemill.ConfigError
+		if !errors.As(err, &bad) {
+			t.Errorf("nil database: got %v", err)
+		}
+		if _, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg}); err != nil {
+			t.Errorf("only a consumer: %v", err)
+		}
+		if sent := p.tap.sent(); len(sent) != 0 {
+			t.Errorf("statements sent: %v", sent)
+		}
+	})
+}
+
+func TestNew_TakesOnlyIsolationAndLockTimeoutThatTheDatabaseHas(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		onPostgres := p.cfg.Dialect == oncemill.PostgreSQL
+		for level, ok := range map[sql.IsolationLevel]bool{
+			sql.LevelDefault: true, sql.LevelSerializable: true,
+			sql.LevelReadCommitted: onPostgres, sql.LevelRepeatableRead: onPostgres,
+			sql.LevelReadUncommitted: false, sql.LevelSnapshot: false, sql.LevelLinearizable: false,
+		} {
+			_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Isolation: level})
+			if (err == nil) != ok {
+				t.Errorf("isolation %v: %v", level, err)
+			}
+		}
+		for timeout, ok := range map[time.Duration]bool{
+			0: true, time.Millisecond: onPostgres, time.Hour: onPostgres, time.Microsecond: false, time.Hour + 1: false, -time.Second: false,
+		} {
+			_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, LockTimeout: timeout})
+			if (err == nil) != ok {
+				t.Errorf("lock timeout %v: %v", timeout, err)
+			}
+		}
+	})
+}
+
+func TestInbox_RefusesBadIDsAndSendsNothing(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		never := func(*message.Message) ([]*message.Message, error) {
+			t.Error("the handler ran")
+			return nil, nil
+		}
+		expectError(t, deliver(t, in, "", never), inbox.ErrNoMessageID)
+		for _, id := range []string{strings.Repeat("x", 256), "a\x00b", "a\xffb"} {
+			err := deliver(t, in, id, never)
+			var bad *inbox.MessageIDError
+			if !errors.As(err, &bad) || errors.Is(err, inbox.ErrNoMessageID) || len(err.Error()) > 200 {
+				t.Errorf("id %q: got %v", id, err)
+			}
+		}
+		if sent := p.tap.sent(); len(sent) != 0 {
+			t.Errorf("statements sent: %v", sent)
+		}
+	})
+}
+
+func TestInbox_TakesTheIDFromConfig(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.ID = func(msg *message.Message) string { return msg.Metadata.Get("order") }
+		})
+		for _, uuid := range []string{"1", "2"} {
+			msg := message.NewMessageWithContext(t.Context(), uuid, nil)
+			msg.Metadata.Set("order", strings.Repeat("ü", 127))
+			expectNoError(t, deliverMessage(t, in, msg, effect))
+		}
+		expectError(t, deliver(t, in, "uuid only", effect), inbox.ErrNoMessageID)
+		p.expect(t, 1, 1, 0)
+	})
+}
+
+func TestInbox_RunsAMessageOnceForEachConsumer(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		stock := p.inbox(t, nil)
+		mail := p.inbox(t, func(cfg *inbox.Config) { cfg.Consumer = "mail" })
+		for range 3 {
+			expectNoError(t, deliver(t, stock, "a", effect))
+			expectNoError(t, deliver(t, mail, "a", effect))
+			expectNoError(t, deliver(t, stock, "b", effect))
+		}
+		p.expect(t, 3, 3, 0)
+		if n := p.count(t, `select count(*) from {{inbox}} where received_at is not null`); n != 3 {
+			t.Errorf("%d ids have a time", n)
+		}
+	})
+}
+
+// Begin, claim, seal, commit: what lib/pq with binary parameters and pgx need a
+// round trip for each.
+func TestInbox_AddsTwoStatementsToATransaction(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		last := "select"
+		if p.cfg.Dialect == oncemill.SQLite {
+			last = "update"
+		}
+		expectNoError(t, deliver(t, in, "a", effect))
+		p.expectSent(t, "BEGIN", "insert", "insert", last, "COMMIT")
+		expectNoError(t, deliver(t, in, "a", effect))
+		p.expectSent(t, "BEGIN", "insert", "ROLLBACK")
+	})
+}
+
+func TestInbox_FailedAttemptLeavesNothing(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		failure := errors.New("out of stock")
+		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+			return []*message.Message{message.NewMessage("b", nil)}, errors.Join(addEffect(msg), failure)
+		})
+		expectError(t, err, failure)
+		p.expect(t, 0, 0, 0)
+		expectNoError(t, deliver(t, in, "a", effect))
+		p.expect(t, 1, 1, 0)
+	})
+}
+
+func TestInbox_PanicIsRolledBackAndReported(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		failure := errors.New("unheard of")
+		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+			if err := addEffect(msg); err != nil {
+				return nil, err
+			}
+			panic(failure)
+		})
+		var panicked *inbox.PanicError
+		if !errors.As(err, &panicked) || panicked.Value == nil || !strings.Contains(string(panicked.Stack), "inbox_test.go") {
+			t.Errorf("got %v", err)
+		}
+		expectError(t, err, failure)
+		p.expect(t, 0, 0, 0)
+		if n := p.db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections in use", n)
+		}
+		expectNoError(t, deliver(t, in, "a", effect))
+		p.expect(t, 1, 1, 0)
+	})
+}
+
+func TestInbox_HandlerThatEndsItsGoroutineIsRolledBack(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+				expectNoError(t, addEffect(msg))
+				runtime.Goexit()
+				return nil, nil
+			})
+		}()
+		<-ended
+		if n := p.db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections in use", n)
+		}
+		p.expect(t, 0, 0, 0)
+	})
+}

@@ -1,0 +1,2 @@
+drop table {{inbox}};
+drop function {{inbox_seal}}();

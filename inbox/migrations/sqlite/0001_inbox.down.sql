@@ -1,0 +1,2 @@
+drop table {{inbox}};
+drop table {{inbox_seal}};

@@ -1,0 +1,132 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// routed is a message as the router hands it to a handler that was added with a
+// publish topic: only the router can put the topic into the context.
+func routed(t *testing.T, id, topic string) *message.Message {
+	t.Helper()
+	msg := message.NewMessageWithContext(t.Context(), id, nil)
+	seen := make(chan struct{})
+	router := message.NewDefaultRouter(nil)
+	router.AddHandler("any", "orders", oneMessage{msg}, topic, refusingPublisher{t}, func(*message.Message) ([]*message.Message, error) {
+		close(seen)
+		return nil, nil
+	})
+	ended := make(chan error)
+	go func() { ended <- router.Run(t.Context()) }()
+	<-seen
+	if err := errors.Join(router.Close(), <-ended); err != nil {
+		t.Fatal(err)
+	}
+	copied := message.NewMessage(id, nil)
+	copied.SetContext(msg.Context())
+	return copied
+}
+
+// oneMessage is a subscriber that delivers one message.
+type oneMessage struct{ msg *message.Message }
+
+func (s oneMessage) Subscribe(ctx context.Context, _ string) (<-chan *message.Message, error) {
+	out := make(chan *message.Message, 1)
+	out <- s.msg
+	go func() {
+		<-ctx.Done()
+		close(out)
+	}()
+	return out, nil
+}
+
+func (s oneMessage) Close() error { return nil }
+
+// refusingPublisher fails the test when the router publishes.
+type refusingPublisher struct{ t *testing.T }
+
+func (p refusingPublisher) Publish(topic string, msgs ...*message.Message) error {
+	p.t.Errorf("the router published %d messages to %q", len(msgs), topic)
+	return nil
+}
+
+func (p refusingPublisher) Close() error { return nil }
+
+// returns makes a handler with an effect that returns messages with these ids.
+func returns(ids ...string) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		var produced []*message.Message
+		for _, id := range ids {
+			produced = append(produced, message.NewMessage(id, []byte("x")))
+		}
+		return produced, addEffect(msg)
+	}
+}
+
+func TestInbox_WritesReturnedMessagesToTheOutbox(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		for range 2 {
+			expectNoError(t, deliverMessage(t, in, routed(t, "a", "results"), returns("b", "c")))
+		}
+		p.expect(t, 1, 1, 2)
+		if n := p.count(t, `select count(*) from {{outbox}} where topic = 'results' and message_id in ('b', 'c')`); n != 2 {
+			t.Errorf("%d messages are as they were returned", n)
+		}
+	})
+}
+
+func TestInbox_ReturnedMessageThatCannotBePublishedRollsBack(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var bad *outbox.MessageError
+		err := deliverMessage(t, p.inbox(t, nil), routed(t, "a", "results"), returns("b", ""))
+		if !errors.As(err, &bad) || bad.Index != 1 {
+			t.Errorf("got %v", err)
+		}
+		expectError(t, deliver(t, p.inbox(t, nil), "a", returns("b")), inbox.ErrNoTopic)
+		noOutbox := p.inbox(t, func(cfg *inbox.Config) { cfg.Outbox = nil })
+		expectError(t, deliverMessage(t, noOutbox, routed(t, "a", "results"), returns("b")), inbox.ErrNoOutbox)
+		p.expect(t, 0, 0, 0)
+		expectNoError(t, deliver(t, noOutbox, "a", effect))
+		p.expect(t, 1, 1, 0)
+	})
+}
+
+func TestInbox_ContextPublisherWritesInTheTransaction(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		bus := p.box.ContextPublisher()
+		failure := errors.New("after publishing")
+		for _, want := range []error{failure, nil, nil} {
+			err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+				event := message.NewMessageWithContext(msg.Context(), "b", nil)
+				return nil, errors.Join(addEffect(msg), bus.Publish("events", event), want)
+			})
+			expectError(t, err, want)
+		}
+		p.expect(t, 1, 1, 1)
+	})
+}
+
+func TestInbox_WakesTheRelayAfterTheCommit(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, nil)
+		wake, stop := p.box.Queue().Listen()
+		defer stop()
+		expectNoError(t, deliverMessage(t, in, routed(t, "a", "results"), func(msg *message.Message) ([]*message.Message, error) {
+			if len(wake) != 0 {
+				t.Error("awake before the commit")
+			}
+			return returns("b")(msg)
+		}))
+		if len(wake) != 1 {
+			t.Error("not awake")
+		}
+	})
+}

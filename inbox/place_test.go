@@ -1,0 +1,208 @@
+package inbox_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/lib/pq"
+	"modernc.org/sqlite"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// place is a database with oncemill's tables and a table of effects. That has no
+// unique constraint, so an effect that happens twice shows.
+type place struct {
+	db  *sql.DB
+	tap *tap
+	dsn string
+	cfg oncemill.Config
+	box *outbox.Outbox
+}
+
+// places are what the suite runs on. The first three differ in what the server
+// and the driver do by default.
+var places = map[string]func(*testing.T) *place{
+	"postgresql": func(t *testing.T) *place { return postgres(t, "binary_parameters=yes") },
+	"postgresql_text_repeatable_read": func(t *testing.T) *place {
+		return postgres(t, "default_transaction_isolation=repeatable%20read")
+	},
+	"sqlite": func(t *testing.T) *place { return sqliteAt(t, filepath.Join(t.TempDir(), "test.db")) },
+}
+
+func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+	t.Helper()
+	t.Parallel()
+	for name, open := range places {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t))
+		})
+	}
+}
+
+func postgres(t *testing.T, params ...string) *place {
+	t.Helper()
+	pg := testserver.Postgres(t)
+	dsn := pg.DSN
+	for _, param := range params {
+		dsn += "&" + param
+	}
+	return newPlace(t, &pq.Driver{}, dsn, pg.Config)
+}
+
+func sqliteAt(t *testing.T, path string) *place {
+	t.Helper()
+	return newPlace(t, &sqlite.Driver{}, oncemill.SQLiteDSN(path), oncemill.Config{Dialect: oncemill.SQLite})
+}
+
+func newPlace(t *testing.T, d driver.Driver, dsn string, cfg oncemill.Config) *place {
+	t.Helper()
+	p := &place{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
+	p.db = openTap(t, p.tap)
+	if err := oncemill.Migrate(t.Context(), p.db, cfg, outbox.Migrations, inbox.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	p.exec(t, `create table effects (message_id text not null, note text not null default '')`)
+	box, err := outbox.New(p.db, outbox.Config{Database: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.box = box
+	p.tap.sent()
+	return p
+}
+
+func openTap(t *testing.T, through *tap) *sql.DB {
+	t.Helper()
+	db := sql.OpenDB(through)
+	t.Cleanup(func() {
+		if n := db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections were not given back", n)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return db
+}
+
+// inbox returns an inbox of the consumer "stock"; change may be nil.
+func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
+	t.Helper()
+	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Outbox: p.box}
+	if change != nil {
+		change(&cfg)
+	}
+	in, err := inbox.New(p.db, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return in
+}
+
+func (p *place) exec(t *testing.T, query string, args ...any) {
+	t.Helper()
+	if _, err := p.db.ExecContext(t.Context(), query, args...); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+}
+
+func (p *place) count(t *testing.T, query string, args ...any) (n int) {
+	t.Helper()
+	resolved, err := p.cfg.Resolve(p.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.db.QueryRowContext(t.Context(), resolved.Expand(query), args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+// expect checks how many effects, ids and produced messages are committed.
+func (p *place) expect(t *testing.T, effects, ids, produced int) {
+	t.Helper()
+	got := [3]int{
+		p.count(t, `select count(*) from effects`),
+		p.count(t, `select count(*) from {{inbox}}`),
+		p.count(t, `select count(*) from {{outbox}}`),
+	}
+	if want := [3]int{effects, ids, produced}; got != want {
+		t.Errorf("effects, ids, produced messages: got %v, want %v", got, want)
+	}
+}
+
+// deliver is one delivery of a message with this id. Nothing is ever returned to
+// the router.
+func deliver(t *testing.T, in *inbox.Inbox, id string, h message.HandlerFunc) error {
+	t.Helper()
+	return deliverMessage(t, in, message.NewMessageWithContext(t.Context(), id, nil), h)
+}
+
+func deliverMessage(t *testing.T, in *inbox.Inbox, msg *message.Message, h message.HandlerFunc) error {
+	t.Helper()
+	produced, err := in.Middleware(h)(msg)
+	if len(produced) != 0 {
+		t.Errorf("the router was given %d messages to publish", len(produced))
+	}
+	return err
+}
+
+// effect is a handler that leaves one effect.
+func effect(msg *message.Message) ([]*message.Message, error) {
+	return nil, addEffect(msg)
+}
+
+func addEffect(msg *message.Message) error {
+	return handlerExec(msg, `insert into effects (message_id) values ($1)`, msg.UUID)
+}
+
+func handlerExec(msg *message.Message, query string, args ...any) error {
+	tx, err := handlerTx(msg.Context())
+	if err != nil {
+		return err
+	}
+	_, err = tx.ExecContext(msg.Context(), query, args...)
+	return err
+}
+
+func handlerTx(ctx context.Context) (inbox.Tx, error) {
+	tx, ok := inbox.TxFromContext(ctx)
+	if !ok {
+		return nil, errors.New("no transaction in the context")
+	}
+	return tx, nil
+}
+
+func expectError(t *testing.T, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("got error %v, want %v", err, want)
+	}
+}
+
+func expectNoError(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// expectSent checks the first words of what was sent since the last look.
+func (p *place) expectSent(t *testing.T, want ...string) {
+	t.Helper()
+	if got := firstWords(p.tap.sent()); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("statements sent: got %s, want %s", strings.Join(got, ", "), strings.Join(want, ", "))
+	}
+}

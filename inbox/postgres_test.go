@@ -1,0 +1,128 @@
+package inbox_test
+
+import (
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
+)
+
+func TestPostgres_HandlerHasTheIsolationOfTheInboxAndItsOwnLockTimeout(t *testing.T) {
+	t.Parallel()
+	for isolation, want := range map[sql.IsolationLevel]string{
+		sql.LevelDefault: "read committed", sql.LevelReadCommitted: "read committed",
+		sql.LevelRepeatableRead: "repeatable read", sql.LevelSerializable: "serializable",
+	} {
+		t.Run(isolation.String(), func(t *testing.T) {
+			t.Parallel()
+			p := postgres(t, "default_transaction_isolation=repeatable%20read&lock_timeout=77ms")
+			in := p.inbox(t, func(cfg *inbox.Config) { cfg.Isolation = isolation })
+			err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+				tx, err := handlerTx(msg.Context())
+				if err != nil {
+					return nil, err
+				}
+				var level, timeout string
+				err = tx.QueryRowContext(msg.Context(), `select current_setting('transaction_isolation'), current_setting('lock_timeout')`).Scan(&level, &timeout)
+				if level != want || timeout != "77ms" {
+					t.Errorf("isolation %q, lock_timeout %q", level, timeout)
+				}
+				return nil, err
+			})
+			expectNoError(t, err)
+			if n := p.count(t, `select count(*) from pg_settings where name = 'lock_timeout' and setting = '77'`); n != 1 {
+				t.Error("the lock timeout of the session has changed")
+			}
+		})
+	}
+}
+
+// The table is locked, as a migration does. That lock is not the insert's own,
+// so lock_timeout comes too late for it.
+func TestPostgres_LockedTableIsNotWaitedForWithoutBound(t *testing.T) {
+	t.Parallel()
+	p := places["postgresql"](t)
+	in := p.inbox(t, func(cfg *inbox.Config) { cfg.LockTimeout = time.Millisecond })
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // rolled back below
+	resolved, err := p.cfg.Resolve(p.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.ExecContext(t.Context(), resolved.Expand(`lock table {{inbox}} in access exclusive mode`)); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	expectError(t, deliver(t, in, "a", effect), inbox.ErrBeingHandled)
+	if waited := time.Since(start); waited > 20*time.Second {
+		t.Errorf("waited %v", waited)
+	}
+	expectNoError(t, tx.Rollback())
+	expectNoError(t, deliver(t, in, "a", effect))
+	p.expect(t, 1, 1, 0)
+}
+
+func TestPostgres_OverlookedErrorFailsTheAttempt(t *testing.T) {
+	t.Parallel()
+	p := places["postgresql"](t)
+	in := p.inbox(t, nil)
+	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+		expectNoError(t, addEffect(msg))
+		if err := handlerExec(msg, `select 1/0`); err == nil {
+			t.Error("no error")
+		}
+		return nil, nil
+	})
+	if err == nil {
+		t.Error("committed")
+	}
+	p.expect(t, 0, 0, 0)
+}
+
+func TestPostgres_LostConnectionLeavesNothing(t *testing.T) {
+	t.Parallel()
+	p := places["postgresql"](t)
+	in := p.inbox(t, nil)
+	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+		tx, err := handlerTx(msg.Context())
+		if err != nil {
+			return nil, err
+		}
+		var pid int
+		if err := tx.QueryRowContext(msg.Context(), `select pg_backend_pid()`).Scan(&pid); err != nil {
+			return nil, err
+		}
+		err = addEffect(msg)
+		p.exec(t, `select pg_terminate_backend($1)`, pid)
+		return nil, err
+	})
+	if err == nil || errors.Is(err, inbox.ErrCommitUnknown) {
+		t.Errorf("got %v", err)
+	}
+	p.expect(t, 0, 0, 0)
+	expectNoError(t, deliver(t, in, "a", effect))
+	p.expect(t, 1, 1, 0)
+}
+
+func TestMigrations_DownTakesEverythingAway(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		resolved, err := p.cfg.Resolve(p.db)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.exec(t, resolved.Expand(readFile(t, inbox.Migrations.FS, resolved.Dialect.String()+"/0001_inbox.down.sql")))
+		p.exec(t, resolved.Expand(readFile(t, inbox.Migrations.FS, resolved.Dialect.String()+"/0001_inbox.up.sql")))
+		if err := oncemill.Migrate(t.Context(), p.db, p.cfg, inbox.Migrations); err != nil {
+			t.Error(err)
+		}
+		expectNoError(t, deliver(t, p.inbox(t, nil), "a", effect))
+	})
+}

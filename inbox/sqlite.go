@@ -1,0 +1,95 @@
+package inbox
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+type sqliteStore struct {
+	db        *sql.DB
+	claimText string
+	sealText  string
+	openText  string
+}
+
+func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
+	return &sqliteStore{
+		db:        db,
+		claimText: cfg.Database.Expand(sqliteClaim),
+		sealText:  cfg.Database.Expand(sqliteSeal),
+		openText:  cfg.Database.Expand(sqliteOpen),
+	}
+}
+
+// There is one writer, so the begin waits for a copy that is being handled, as
+// long as the busy timeout of the connection says.
+func (s *sqliteStore) begin(ctx context.Context) (*sql.Tx, error) {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil && sqlerr.Retryable(err) {
+		return nil, fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	}
+	return tx, err
+}
+
+// Served by the primary key (consumer, message_id). It is the first statement
+// of the transaction, so a connection that does not begin as a writer becomes one
+// here without having read, and waits for its turn.
+const sqliteClaim = `
+insert into {{inbox}} (consumer, message_id, seal)
+values ($1, $2, 1)
+on conflict (consumer, message_id) do nothing
+returning (select foreign_keys from pragma_foreign_keys)`
+
+func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
+	var sealable bool
+	err := tx.QueryRowContext(ctx, s.claimText, id.consumer, id.message).Scan(&sealable)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return false, nil
+	case err != nil && sqlerr.Retryable(err):
+		return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	case err != nil:
+		return false, fmt.Errorf("claim id: %w", err)
+	case !sealable:
+		return false, ErrUnsealed
+	}
+	return true, nil
+}
+
+// Served by the primary key. An unsealed row is never committed, so one that can
+// be seen is of this transaction; none means that the handler has ended it.
+const (
+	sqliteSeal = `
+update {{inbox}}
+set seal = null
+where consumer = $1
+	and message_id = $2
+	and seal = 1`
+	sqliteOpen = `
+select count(*)
+from {{inbox}}
+where consumer = $1
+	and message_id = $2
+	and seal = 1`
+)
+
+func (s *sqliteStore) seal(ctx context.Context, tx *sql.Tx, id messageID) error {
+	return expectOne(tx.ExecContext(ctx, s.sealText, id.consumer, id.message))
+}
+
+// SQLite rolls a whole transaction back when a writing statement is interrupted,
+// when the disk is full, and where a constraint says "on conflict rollback".
+// What follows would commit statement by statement, so the handle must learn it
+// even though the context of the statement has ended.
+func (s *sqliteStore) lost(ctx context.Context, tx *sql.Tx, id messageID, err error) error {
+	var open int
+	check := tx.QueryRowContext(context.WithoutCancel(ctx), s.openText, id.consumer, id.message).Scan(&open)
+	if check != nil || open != 1 {
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	}
+	return nil
+}

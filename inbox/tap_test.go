@@ -1,0 +1,135 @@
+package inbox_test
+
+import (
+	"context"
+	"database/sql/driver"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// tap stands between database/sql and a driver. It notes every statement that is
+// sent and can send another in its place, which no handle can see.
+type tap struct {
+	driver driver.Driver
+	dsn    string
+
+	mu         sync.Mutex
+	statements []string
+	rewrites   map[string]string
+	committed  func(error) error // what the driver says after a commit
+}
+
+// sent returns what was sent since the last call.
+func (t *tap) sent() []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	sent := t.statements
+	t.statements = nil
+	return sent
+}
+
+// rewrite sends other wherever text is to be sent.
+func (t *tap) rewrite(text, other string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rewrites == nil {
+		t.rewrites = map[string]string{}
+	}
+	t.rewrites[text] = other
+}
+
+func (t *tap) pass(text string) string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if other, ok := t.rewrites[text]; ok {
+		text = other
+	}
+	t.statements = append(t.statements, text)
+	return text
+}
+
+func (t *tap) Driver() driver.Driver { return tapDriver{t.driver} }
+
+func (t *tap) Connect(context.Context) (driver.Conn, error) {
+	conn, err := t.driver.Open(t.dsn)
+	if err != nil {
+		return nil, err
+	}
+	return &tapConn{conn, t}, nil
+}
+
+// tapDriver is in a package that tells nothing of the dialect.
+type tapDriver struct{ driver.Driver }
+
+type tapConn struct {
+	driver.Conn
+	tap *tap
+}
+
+func (c *tapConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, c.tap.pass(query), args)
+}
+
+func (c *tapConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, c.tap.pass(query), args)
+}
+
+func (c *tapConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
+	return c.Conn.(driver.ConnPrepareContext).PrepareContext(ctx, c.tap.pass(query))
+}
+
+func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	c.tap.pass("BEGIN")
+	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	return tapTx{tx, c.tap}, nil
+}
+
+func (c *tapConn) ResetSession(ctx context.Context) error {
+	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
+}
+
+func (c *tapConn) IsValid() bool {
+	v, ok := c.Conn.(driver.Validator)
+	return !ok || v.IsValid()
+}
+
+func (c *tapConn) CheckNamedValue(v *driver.NamedValue) error {
+	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
+		return checker.CheckNamedValue(v)
+	}
+	return driver.ErrSkip
+}
+
+type tapTx struct {
+	driver.Tx
+	tap *tap
+}
+
+func (t tapTx) Commit() error {
+	t.tap.pass("COMMIT")
+	err := t.Tx.Commit()
+	t.tap.mu.Lock()
+	defer t.tap.mu.Unlock()
+	if t.tap.committed != nil {
+		return t.tap.committed(err)
+	}
+	return err
+}
+
+func (t tapTx) Rollback() error {
+	t.tap.pass("ROLLBACK")
+	return t.Tx.Rollback()
+}
+
+// firstWords makes statements readable in a failure and comparable.
+func firstWords(statements []string) []string {
+	short := slices.Clone(statements)
+	for i, s := range short {
+		short[i] = strings.Join(strings.Fields(s)[:1], " ")
+	}
+	return short
+}
