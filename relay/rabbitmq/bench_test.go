@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/google/uuid"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -58,7 +58,7 @@ func BenchmarkPublish(b *testing.B) {
 			full(b)
 		})
 	}
-	for _, window := range []int{500, 2000, 4000} {
+	for _, window := range []int{500, 1024, 4000} {
 		b.Run(fmt.Sprintf("sink-%d", window), func(b *testing.B) {
 			fresh(b)
 			b.ReportAllocs()
@@ -84,7 +84,7 @@ func benchMessages(n int) []*relay.Message {
 	for i := range messages {
 		messages[i] = &relay.Message{
 			Lane: i % 32, ID: int64(i), Topic: "bench", Key: fmt.Sprintf("customer-%d", i%10_000),
-			MessageID: uuid.NewString(), Payload: payload, CreatedAt: time.Now(),
+			MessageID: watermill.NewUUID(), Payload: payload, CreatedAt: time.Now(),
 			Metadata: message.Metadata{},
 		}
 	}

@@ -58,7 +58,7 @@ func newChannel(l *link, ch *amqp.Channel, window int) *channel {
 func (c *channel) full() bool { return c.unresolved >= cap(c.returns) }
 
 func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) error {
-	if c.full() {
+	if c.unresolved >= cap(c.returns) {
 		panic("rabbitmq: more messages in flight than returns could be kept")
 	}
 	const mandatory, immediate = true, false

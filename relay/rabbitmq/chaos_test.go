@@ -2,13 +2,17 @@ package rabbitmq_test
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
 
@@ -90,4 +94,104 @@ func chaos(t *testing.T, sink *rabbitmq.Sink, p *proxy, o *outcomes, stop func()
 	stop()
 	group.Wait()
 	return int(total.Load())
+}
+
+// Even with a whole lane in one pipeline and restarts from the first message
+// without a confirm, what arrives first arrives in order, and all of it.
+func TestSink_KeepsTheOrderOfALaneOverOutages(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	admin := dialAMQP(t, uri)
+	declareQueue(t, admin, "orders", nil)
+	p, proxied := newProxy(t, uri, listen(t))
+	cfg := queues(proxied)
+	// Back at once, when there are messages that were not sent before the outage.
+	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
+		BackoffInitialInterval: time.Millisecond, BackoffMaxInterval: time.Millisecond, BackoffMultiplier: 1,
+	}
+	sink, _ := startStoppable(t, cfg, rabbitmq.Config{
+		Window: 20, WriteBuffer: 4096, CallTimeout: 200 * time.Millisecond, ConfirmTimeout: 100 * time.Millisecond,
+	})
+	const lanes, faults = 4, 40
+	var over atomic.Bool
+	var sent [lanes]int
+	var group sync.WaitGroup
+	for lane := range lanes {
+		group.Go(func() { sent[lane] = pipeline(t, sink, lane, &over) })
+	}
+	random := rand.New(rand.NewPCG(3, 3))
+	for range faults {
+		time.Sleep(time.Duration(20+random.IntN(60)) * time.Millisecond)
+		if random.IntN(2) == 0 {
+			p.cut()
+			continue
+		}
+		p.dropAcks.Store(true)
+		time.Sleep(30 * time.Millisecond)
+		p.dropAcks.Store(false)
+	}
+	over.Store(true)
+	group.Wait()
+
+	var latest [lanes]int
+	repeats := 0
+	for _, d := range content(t, admin, "orders") {
+		var lane, id int
+		if _, err := fmt.Sscanf(d.MessageId, "%d-%d", &lane, &id); err != nil {
+			t.Fatal(err)
+		}
+		switch {
+		case id <= latest[lane]:
+			repeats++
+		case id == latest[lane]+1:
+			latest[lane] = id
+		default:
+			t.Fatalf("lane %d: %d arrived before %d", lane, id, latest[lane]+1)
+		}
+	}
+	if latest != sent {
+		t.Errorf("arrived up to %v, sent up to %v", latest, sent)
+	}
+	if repeats == 0 {
+		t.Error("no repeats: no outage came at a time that matters")
+	}
+	t.Logf("%v delivered, %d repeats, %d connections", latest, repeats, p.dials.Load())
+}
+
+// pipeline delivers messages of a lane in small batches that do not wait for one
+// another, until it is over, and returns the last id.
+func pipeline(t *testing.T, sink *rabbitmq.Sink, lane int, over *atomic.Bool) (last int) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(uint64(lane), 2))
+	var open []*relay.Message
+	for begin := time.Now(); len(open) > 0 || !over.Load(); {
+		if time.Since(begin) > 2*patience {
+			t.Errorf("%d messages not delivered in time", len(open))
+			return last
+		}
+		if missing := 100 - len(open); !over.Load() {
+			open = append(open, batch(lane, last+1, missing, "orders")...)
+			last += missing
+		}
+		o := newOutcomes(t)
+		sent := 0
+		var cancels []context.CancelFunc
+		for sent < len(open) && !o.failed() {
+			n := min(1+random.IntN(10), len(open)-sent)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+random.IntN(200))*time.Millisecond)
+			cancels = append(cancels, cancel)
+			sink.Publish(ctx, open[sent:sent+n], o.done)
+			sent += n
+		}
+		o.await(sent)
+		for _, cancel := range cancels {
+			cancel()
+		}
+		confirmed := 0
+		for confirmed < sent && o.of(open[confirmed]) == nil {
+			confirmed++
+		}
+		open = open[confirmed:]
+	}
+	return last
 }

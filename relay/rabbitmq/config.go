@@ -30,8 +30,9 @@ type Config struct {
 	DialTimeout time.Duration
 
 	// CallTimeout bounds each request that the broker answers (opening and
-	// closing a channel, declaring an exchange, closing the connection). A
-	// connection that does not answer in time is dropped. Default: 10 s.
+	// closing a channel, declaring an exchange). A connection that does not
+	// answer in time is dropped. Default: 10 s. A longer one leaves messages
+	// unavailable for longer when a connection has died without a word.
 	CallTimeout time.Duration
 
 	// ConfirmTimeout is how long a message may wait for its confirm, while the

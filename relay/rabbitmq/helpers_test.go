@@ -196,6 +196,11 @@ func (o *outcomes) of(m *relay.Message) error {
 	return o.all[m]
 }
 
+func (o *outcomes) failed() bool {
+	_, refused, unavailable := o.kinds()
+	return refused+unavailable > 0
+}
+
 // kinds counts delivered, refused and unavailable messages.
 func (o *outcomes) kinds() (delivered, refused, unavailable int) {
 	o.mu.Lock()

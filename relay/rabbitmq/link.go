@@ -122,9 +122,16 @@ func (l *link) watch(ctx context.Context) error {
 	}
 }
 
-// close takes leave of the broker, for at most CallTimeout.
+// farewell bounds the closing of a connection that is good. Without it the broker
+// only logs a line more.
+const farewell = 2 * time.Second
+
+// close takes leave of the broker, unless that one is blocked and reads nothing.
 func (l *link) close() {
-	limit := l.running.settings.CallTimeout
+	limit := min(farewell, l.running.settings.CallTimeout)
+	if l.blocked.Load() {
+		l.net.abort()
+	}
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

@@ -21,15 +21,23 @@ func (l *lane) sweep(ctx context.Context) {
 	case link == nil || l.channel == nil:
 		notSent = unavailableNoConnection
 	}
-	if c := l.channel; c != nil {
-		if !c.settle(true) {
-			l.lose(ctx, unavailableNoConnection)
-		} else if c.expire(late); c.overdue(time.Now(), &l.running.settings.Config) {
-			l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
-			l.lose(ctx, unavailableStalled)
-		}
+	if l.channel != nil {
+		l.sweepFlight(ctx, late)
 	}
 	l.expirePending(notSent)
+}
+
+func (l *lane) sweepFlight(ctx context.Context, late error) {
+	c := l.channel
+	if !c.settle(true) {
+		l.lose(ctx, unavailableNoConnection)
+		return
+	}
+	c.expire(late)
+	if c.overdue(time.Now(), &l.running.settings.Config) {
+		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
+		l.lose(ctx, unavailableStalled)
+	}
 }
 
 // overdue reports whether the oldest message in flight has waited too long for

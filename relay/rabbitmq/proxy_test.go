@@ -19,6 +19,7 @@ type proxy struct {
 	group    sync.WaitGroup
 
 	dropAcks atomic.Bool // the broker's basic.ack and basic.nack do not pass
+	mangle   atomic.Bool // the broker's returns lose their oncemill_id
 	frozen   atomic.Bool // nothing passes
 	dials    atomic.Int32
 
@@ -108,6 +109,9 @@ func (p *proxy) pass(to, from net.Conn, frames bool) {
 		}
 		if p.frozen.Load() || frames && p.dropAcks.Load() && isConfirm(data) {
 			continue
+		}
+		if frames && p.mangle.Load() {
+			data = bytes.Replace(data, []byte("oncemill_id"), []byte("oncemill_xx"), 1)
 		}
 		if _, err := to.Write(data); err != nil {
 			return

@@ -153,8 +153,8 @@ func TestSink_RefusesTheBadMessageAndSendsItsNeighbours(t *testing.T) {
 			bad := msgs[10]
 			spoil(bad)
 			open := msgs
-			for begin := time.Now(); len(open) > 0; {
-				if time.Since(begin) > patience {
+			for round := 1; len(open) > 0; round++ {
+				if round > 3 {
 					t.Fatalf("%d messages without a final outcome", len(open))
 				}
 				o := publish(t, sink, 5*time.Second, open)
@@ -208,8 +208,10 @@ func TestSink_FindsTheMessageTheBrokerFindsTooLarge(t *testing.T) {
 	for m := range large {
 		m.Payload = make([]byte, 20_001)
 	}
-	rounds := 0
-	for ; len(open) > 0 && rounds < 20; rounds++ {
+	for round := 1; len(open) > 0; round++ {
+		if round > 3 {
+			t.Fatalf("%d messages without a final outcome", len(open))
+		}
 		o := publish(t, sink, 10*time.Second, open)
 		var left []*relay.Message
 		for _, m := range open {
@@ -225,8 +227,4 @@ func TestSink_FindsTheMessageTheBrokerFindsTooLarge(t *testing.T) {
 		}
 		open = left
 	}
-	if len(open) > 0 {
-		t.Fatalf("%d messages without a final outcome", len(open))
-	}
-	t.Logf("%d rounds", rounds)
 }

@@ -103,7 +103,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			return
 		}
 		r.enter(state{})
-		link.net.abort()
+		_ = link.net.Close() // lets amqp091-go's last word out; always nil
 		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", r.settings.shown, "error", err)
 		// A broker that takes connections only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
