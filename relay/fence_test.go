@@ -79,8 +79,8 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 		if stale == 0 {
 			t.Error("the stopped worker sent nothing: the run says nothing")
 		}
-		if len(takeovers) != outbox.Lanes {
-			t.Errorf("%d takeovers, want one of each lane", len(takeovers))
+		if len(takeovers) < outbox.Lanes {
+			t.Errorf("%d takeovers, want one of each lane at least", len(takeovers))
 		}
 	})
 }

@@ -152,7 +152,7 @@ func (l *lane) busy(keys []string) []string {
 // take moves up to most publishable entries into flight. After a failure it
 // gives the oldest failed entry alone, once nothing else is in flight: a probe.
 func (l *lane) take(most int, now, deadline time.Time) []*entry {
-	if now.Before(l.retryAt) {
+	if now.Before(l.retryAt) || l.probing {
 		return nil
 	}
 	var taken []*entry

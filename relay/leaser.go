@@ -23,6 +23,7 @@ type holding struct {
 	renew    []int         // active and draining ones, but for those that hang
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
+	hung     bool          // the sink owes outcomes that are long overdue: no place for more
 	mayHold  [32]bool
 }
 
@@ -67,14 +68,14 @@ func (s *leaser) stop(ctx context.Context) {
 		})
 		s.try(ctx)
 		held := 0
-		s.call(ctx, func(e *engine, _ time.Time) {
+		known := s.call(ctx, func(e *engine, _ time.Time) {
 			for _, l := range e.lanes {
 				if l != nil {
 					held++
 				}
 			}
 		})
-		if held == 0 {
+		if known && held == 0 {
 			return
 		}
 		timer := time.NewTimer(s.cfg.Lease / 15)
@@ -161,7 +162,7 @@ func (s *leaser) step(ctx context.Context) error {
 	if s.upkeepEpoch.Load() != 0 {
 		renew = append(renew, upkeepLane)
 	}
-	me := identity{owner: s.owner, name: s.cfg.Name, ready: s.ready(), stopping: s.stopping}
+	me := identity{owner: s.owner, name: s.cfg.Name, ready: s.ready() && !have.hung, stopping: s.stopping}
 	// Trust counts from before the renewal is sent: the database's clock gives
 	// at least that much.
 	trusted := s.trustFrom(time.Now())
@@ -194,6 +195,9 @@ func (s *leaser) ready() bool {
 func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	have := holding{epochs: map[int]int64{}}
 	ok := s.call(ctx, func(e *engine, now time.Time) {
+		for _, l := range e.leaving {
+			have.hung = have.hung || l.hung(now, s.cfg.PublishTimeout)
+		}
 		for number, l := range e.lanes {
 			switch {
 			case l == nil:
@@ -207,7 +211,9 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 				have.active = append(have.active, number)
 			}
 			have.epochs[number] = l.epoch
-			if !l.hung(now, s.cfg.PublishTimeout) {
+			if l.hung(now, s.cfg.PublishTimeout) {
+				have.hung = true
+			} else {
 				have.renew = append(have.renew, number)
 			}
 		}

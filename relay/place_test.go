@@ -28,8 +28,8 @@ type place struct {
 	db     *sql.DB
 	cfg    oncemill.Config // resolved
 	driver string
-	dsn    string // for other processes
-	open   func(t testing.TB) *sql.DB
+	dsn    string                                       // for other processes
+	open   func(t testing.TB, params ...string) *sql.DB // one more pool
 }
 
 func (p place) postgres() bool { return p.cfg.Dialect == oncemill.PostgreSQL }
@@ -52,21 +52,19 @@ func eachDatabase(t *testing.T, test func(t *testing.T, p place)) {
 func onPostgres(t testing.TB, params ...string) place {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	open := func(t testing.TB) *sql.DB { return pg.Open(t, params...) }
-	return migrated(t, place{db: open(t), cfg: pg.Config, driver: "postgres", dsn: pg.DSN, open: open})
+	return migrated(t, place{db: pg.Open(t, params...), cfg: pg.Config, driver: "postgres", dsn: pg.DSN, open: pg.Open})
 }
 
 // onServer is a place on a PostgreSQL that belongs to the test.
 func onServer(t testing.TB, server *testserver.PostgresServer) place {
 	t.Helper()
-	open := func(testing.TB) *sql.DB { return server.Open() }
-	return migrated(t, place{db: open(t), driver: "postgres", dsn: server.DSN(), open: open})
+	return migrated(t, place{db: server.Open(), driver: "postgres", dsn: server.DSN()})
 }
 
 func onSQLite(t testing.TB) place {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "test.db")
-	open := func(t testing.TB) *sql.DB { return testserver.OpenSQLite(t, path) }
+	open := func(t testing.TB, _ ...string) *sql.DB { return testserver.OpenSQLite(t, path) }
 	return migrated(t, place{db: open(t), driver: "sqlite", dsn: oncemill.SQLiteDSN(path), open: open})
 }
 

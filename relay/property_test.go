@@ -85,7 +85,7 @@ func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 func TestRelay_KeepsItsPromisesOnSQLite(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		place: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 10 * time.Second,
+		place: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 8 * time.Second,
 		writers: 3, hold: 30 * time.Millisecond, bulk: 20,
 		spec: workerSpec{Lease: 2 * time.Second, Window: 64, Batch: 8},
 	}

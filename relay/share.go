@@ -80,15 +80,18 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 			}
 		}
 	}
-	s.take, s.most = free, up-len(held)
-	if s.most < len(orphaned) {
-		s.take, s.most = orphaned, len(orphaned)
-	}
 	missing := -len(free)
 	for owner, ok := range eligible {
 		if ok && owner != me {
 			missing += max(0, down-counts[owner])
 		}
+	}
+	s.take, s.most = free, up-len(held)
+	if len(held) >= down {
+		s.most = min(s.most, -missing) // the rest is for those who have fewer
+	}
+	if s.most < len(orphaned) {
+		s.take, s.most = orphaned, len(orphaned)
 	}
 	if surplus := min(len(held)-down, missing); surplus > 0 {
 		s.take, s.most = nil, 0

@@ -198,5 +198,10 @@ func start(t testing.TB, box *outbox.Outbox, s relay.Sink, cfg relay.Config) run
 	return r
 }
 
-// short is a configuration in which takeovers come soon.
-var short = relay.Config{Lease: time.Second}
+var (
+	// short is a configuration in which takeovers come soon.
+	short = relay.Config{Lease: time.Second}
+
+	// unhurried is one in which a busy machine causes no takeover.
+	unhurried = relay.Config{Lease: 6 * time.Second}
+)

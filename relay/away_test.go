@@ -1,0 +1,206 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// The database of a working relay goes away and comes back, longer than a lease.
+// A lone worker knows what it has published, so nothing is repeated.
+func TestRelay_ResumesWhenItsDatabaseComesBack(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	p := onServer(t, server)
+	box, w := p.box(t), &wire{}
+
+	// The relay is started while the server is down, and waits for it.
+	all := spread(30, 10)
+	commit(t, box, all...)
+	server.Stop()
+	log := &logbook{}
+	cfg := relay.Config{Lease: time.Second, Window: 16, Logger: slog.New(log)}
+	start(t, box, &sink{name: "w", wire: w, handle: slow(2 * time.Millisecond)}, cfg)
+	eventually(t, "it says that it waits", func() bool { return log.count("database is not available; trying again") > 0 })
+	server.Start()
+	p.awaitNothingOwed(t)
+
+	for i, stop := range []func(){server.Stop, server.Crash} {
+		var more []*message.Message
+		for _, m := range spread(30, 40) {
+			m.UUID += [...]string{"/stopped", "/crashed"}[i]
+			more = append(more, m)
+		}
+		commit(t, box, more...)
+		all = append(all, more...)
+		w.await(t, len(all)-len(more)/2) // in the middle of it
+		stop()
+		time.Sleep(1500 * time.Millisecond) // longer than the lease
+		server.Start()
+		p.awaitNothingOwed(t)
+	}
+	w.check(t, all, 0)
+}
+
+func TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "application_name=relay_cut")
+	box, w := p.box(t), &wire{}
+	sheltered := p.boxOn(t, p.open(t, "application_name=writer"), outbox.NoHistory)
+	r := start(t, box, &sink{name: "w", wire: w, handle: slow(time.Millisecond)}, relay.Config{Lease: 3 * time.Second})
+	killer := p.open(t, "application_name=killer")
+	ctx, cancel := context.WithCancel(t.Context())
+	cut := make(chan int)
+	go func() {
+		n := 0
+		for ctx.Err() == nil {
+			killed, err := countIn(t.Context(), killer, `
+				select count(*) filter (where pg_terminate_backend(pid))
+				from pg_stat_activity where application_name = 'relay_cut' and query like $1`, "%"+p.cfg.Schema+"%")
+			if err != nil {
+				t.Errorf("cut: %v", err)
+			}
+			n += killed
+			time.Sleep(30 * time.Millisecond)
+		}
+		cut <- n
+	}()
+	var all []*message.Message
+	for i := range 150 {
+		for k := range 20 {
+			all = append(all, keyed(string(rune('a'+k)), i, 1)...)
+		}
+		commit(t, sheltered, all[len(all)-20:]...)
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	n := <-cut
+	t.Logf("%d connections cut", n)
+	if n < 20 {
+		t.Errorf("%d connections cut: the run says nothing", n)
+	}
+	eventually(t, "nothing is owed", func() bool {
+		left, err := countIn(t.Context(), killer, p.cfg.Expand(`select count(*) from {{outbox}}`))
+		return err == nil && left == 0
+	})
+	w.check(t, all, 0)
+	if n := r.outcomes(t, "confirmed"); n != len(all) {
+		t.Errorf("%d confirmed, want %d", n, len(all))
+	}
+}
+
+func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		run := func(t *testing.T) error {
+			r, err := relay.New(p.box(t), &sink{wire: &wire{}}, relay.Config{Logger: quiet})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return r.Run(t.Context())
+		}
+		wantSchema := func(t *testing.T, err error, set string, have, want int) {
+			t.Helper()
+			var schema *oncemill.SchemaError
+			if !errors.As(err, &schema) || schema.Set != set || schema.Have != have || schema.Want != want {
+				t.Errorf("error %v, want a SchemaError for %s, have %d, want %d", err, set, have, want)
+			}
+		}
+		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'relay'`)
+		wantSchema(t, run(t), "relay", 99, 1)
+		p.execute(t, `delete from {{migrations}} where set_name = 'relay'`)
+		wantSchema(t, run(t), "relay", 0, 1)
+		p.execute(t, `insert into {{migrations}} (set_name, version, step_name) values ('relay', 1, 'relay')`)
+		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'outbox'`)
+		wantSchema(t, run(t), "outbox", 99, 1)
+		p.execute(t, `update {{migrations}} set version = 1 where set_name = 'outbox'`)
+
+		commit(t, p.box(t), keyed("k", 0, 5)...)
+		if p.postgres() {
+			p.execute(t, `alter sequence {{outbox_id}} restart with 2`)
+		} else {
+			p.execute(t, `update sqlite_sequence set seq = 1 where '"' || name || '"' = '{{outbox}}'`)
+		}
+		if err := run(t); !errors.Is(err, outbox.ErrSequenceBehind) {
+			t.Errorf("error %v, want ErrSequenceBehind", err)
+		}
+		if _, err := p.box(t).Queue().RepairSequence(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if p.postgres() {
+			p.execute(t, `alter sequence {{outbox_id}} cache 20`)
+			if err := run(t); !errors.Is(err, outbox.ErrSequenceCached) {
+				t.Errorf("error %v, want ErrSequenceCached", err)
+			}
+			p.execute(t, `alter sequence {{outbox_id}} cache 1`)
+		}
+		w := &wire{}
+		start(t, p.box(t), &sink{name: "w", wire: w}, unhurried)
+		p.awaitNothingOwed(t)
+		w.check(t, keyed("k", 0, 5), 0)
+	})
+}
+
+// A database without any table of oncemill's.
+func TestRelay_ReturnsAnErrorIfNothingIsMigrated(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	box, err := outbox.New(pg.DB, outbox.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(box, &sink{wire: &wire{}}, relay.Config{Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema *oncemill.SchemaError
+	if err := r.Run(t.Context()); !errors.As(err, &schema) || schema.Have != 0 {
+		t.Errorf("error %v, want a SchemaError", err)
+	}
+}
+
+// A sink that gives up ends the relay, with its lanes given back.
+func TestRelay_EndsWithItsSink(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		for name, cause := range map[string]error{"with an error": errors.New("no such exchange type"), "without one": nil} {
+			t.Run(name, func(t *testing.T) {
+				r, err := relay.New(p.box(t), &quitter{cause: cause, p: p, t: t}, relay.Config{Logger: quiet, Lease: 5 * time.Second})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := r.Run(t.Context()); err == nil || cause != nil && !errors.Is(err, cause) {
+					t.Errorf("error %v, want the sink's", err)
+				}
+				if n := p.count(t, `select count(*) from {{relay_leases}} where owner <> ''`); n != 0 {
+					t.Errorf("%d leases are not given back", n)
+				}
+			})
+		}
+	})
+}
+
+// quitter gives up once the relay has lanes.
+type quitter struct {
+	cause error
+	p     place
+	t     *testing.T
+}
+
+func (q *quitter) Run(context.Context) error {
+	eventually(q.t, "lanes", func() bool {
+		return q.p.count(q.t, `select count(*) from {{relay_leases}} where owner <> ''`) > 0
+	})
+	return q.cause
+}
+
+func (q *quitter) Publish(context.Context, []*relay.Message, func(*relay.Message, error)) {}

@@ -1,0 +1,385 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// lessors is a lease store of a test's own.
+type lessors struct {
+	leaseStore
+	db    *sql.DB
+	box   *outbox.Outbox
+	other leaseStore // on a pool that does not wait long for another writer
+}
+
+// eachLeaseStore runs the conformance suite's test on both databases, and on
+// PostgreSQL under the isolation levels that a database may have as its default.
+func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
+	t.Parallel()
+	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) lessors {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, Migrations); err != nil {
+			t.Fatal(err)
+		}
+		newBox := func(db *sql.DB) *outbox.Outbox {
+			box, err := outbox.New(db, outbox.Config{Database: cfg})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return box
+		}
+		box := newBox(db)
+		return lessors{newLeaseStore(box), db, box, newLeaseStore(newBox(other))}
+	}
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run("PostgreSQL "+level, func(t *testing.T) {
+			t.Parallel()
+			pg := testserver.Postgres(t)
+			db := pg.Open(t, "default_transaction_isolation="+level)
+			test(t, open(t, db, db, pg.Config))
+		})
+	}
+	t.Run("SQLite", func(t *testing.T) {
+		t.Parallel()
+		path := filepath.Join(t.TempDir(), "test.db")
+		other := testserver.OpenSQLite(t, path)
+		other.SetMaxOpenConns(1)
+		if _, err := other.ExecContext(t.Context(), `pragma busy_timeout = 100`); err != nil {
+			t.Fatal(err)
+		}
+		test(t, open(t, testserver.OpenSQLite(t, path), other, oncemill.Config{}))
+	})
+}
+
+const (
+	longTerm  = time.Minute
+	shortTerm = 20 * time.Millisecond
+)
+
+func allLanes() []int {
+	lanes := make([]int, outbox.Lanes)
+	for i := range lanes {
+		lanes[i] = i
+	}
+	return lanes
+}
+
+func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, term time.Duration) map[int]int64 {
+	t.Helper()
+	taken, err := s.take(t.Context(), owner, lanes, most, term)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return taken
+}
+
+func (s lessors) mustBeat(t *testing.T, me identity, lanes []int, term time.Duration) map[int]int64 {
+	t.Helper()
+	held, err := s.beat(t.Context(), me, lanes, term)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+func (s lessors) mustCensus(t *testing.T) (map[int]lease, map[string]peer) {
+	t.Helper()
+	leases, peers, err := s.census(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	byLane, byOwner := map[int]lease{}, map[string]peer{}
+	for _, l := range leases {
+		byLane[l.lane] = l
+	}
+	for _, p := range peers {
+		byOwner[p.owner] = p
+	}
+	if len(byLane) != outbox.Lanes+1 || len(leases) != len(byLane) || len(peers) != len(byOwner) {
+		t.Fatalf("%d leases of %d lanes, %d peers of %d owners", len(leases), len(byLane), len(peers), len(byOwner))
+	}
+	return byLane, byOwner
+}
+
+// awaitExpired waits until the database finds the lanes free.
+func (s lessors) awaitExpired(t *testing.T, lanes ...int) {
+	t.Helper()
+	for begin := time.Now(); ; time.Sleep(shortTerm / 4) {
+		leases, _ := s.mustCensus(t)
+		if !slices.ContainsFunc(lanes, func(lane int) bool { return leases[lane].left >= 0 }) {
+			return
+		}
+		if time.Since(begin) > longTerm/2 {
+			t.Fatal("leases do not expire")
+		}
+	}
+}
+
+// inGuard runs fn in a transaction that the lease guards.
+func (s lessors) inGuard(t *testing.T, lane int, owner string, epoch int64, fn func(held bool)) {
+	t.Helper()
+	tx, err := s.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	held, err := s.guard(t.Context(), tx, lane, owner, epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fn(held)
+}
+
+func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (held bool) {
+	t.Helper()
+	s.inGuard(t, lane, owner, epoch, func(h bool) { held = h })
+	return held
+}
+
+func TestLeases_TakeGivesFreeLanesWithANewEpoch(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		if taken := s.mustTake(t, "a", nil, 5, longTerm); len(taken) != 0 {
+			t.Errorf("took %v of none", taken)
+		}
+		if taken := s.mustTake(t, "a", []int{1, 2, 3}, 2, longTerm); len(taken) != 2 {
+			t.Errorf("took %v, want two", taken)
+		}
+		s.mustTake(t, "a", []int{1, 2, 3}, 3, longTerm)
+		if taken := s.mustTake(t, "b", []int{1, 2, 3, 4, upkeepLane}, 33, longTerm); !maps.Equal(taken, map[int]int64{4: 1, upkeepLane: 1}) {
+			t.Errorf("took %v, want what was free: 4 and the upkeep", taken)
+		}
+		leases, _ := s.mustCensus(t)
+		for lane, want := range map[int]string{1: "a", 2: "a", 3: "a", 4: "b", upkeepLane: "b", 5: ""} {
+			l := leases[lane]
+			if l.owner != want || (l.left > 0) != (want != "") || l.epoch != int64(min(1, len(want))) {
+				t.Errorf("lane %d: %+v, want owner %q", lane, l, want)
+			}
+			if want != "" && (l.left > longTerm || l.left < longTerm/2) {
+				t.Errorf("lane %d has %v left of %v", lane, l.left, longTerm)
+			}
+		}
+	})
+}
+
+func TestLeases_BeatShowsTheWorkerAndExtendsItsLanes(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		a, b := identity{owner: "a", name: "host", ready: true}, identity{owner: "b", stopping: true}
+		if held := s.mustBeat(t, a, nil, longTerm); len(held) != 0 {
+			t.Errorf("holds %v before it took anything", held)
+		}
+		s.mustBeat(t, b, nil, longTerm)
+		_, peers := s.mustCensus(t)
+		want := map[string]peer{"a": {owner: "a", ready: true}, "b": {owner: "b", stopping: true}}
+		if !maps.Equal(peers, want) {
+			t.Errorf("peers %+v, want %+v", peers, want)
+		}
+		a.ready, a.stopping = false, true
+		s.mustTake(t, "a", []int{1, 2}, 2, longTerm/2)
+		s.mustTake(t, "b", []int{3}, 1, longTerm/2)
+		if held := s.mustBeat(t, a, []int{1, 3}, longTerm); !maps.Equal(held, map[int]int64{1: 1, 2: 1}) {
+			t.Errorf("holds %v, want its two lanes, the one left out too", held)
+		}
+		leases, peers := s.mustCensus(t)
+		if peers["a"] != (peer{owner: "a", stopping: true}) {
+			t.Errorf("peer %+v after it said that it stops", peers["a"])
+		}
+		if leases[1].left <= longTerm/2 || leases[2].left > longTerm/2 || leases[3].left > longTerm/2 || leases[3].owner != "b" {
+			t.Errorf("extended %+v, %+v, %+v; want the first alone", leases[1], leases[2], leases[3])
+		}
+	})
+}
+
+func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		a := identity{owner: "a"}
+		s.mustTake(t, "a", []int{1, 2}, 2, shortTerm)
+		s.awaitExpired(t, 1, 2)
+		// Nobody took it: extending it is right, and the epoch stays.
+		if held := s.mustBeat(t, a, []int{1, 2}, shortTerm); !maps.Equal(held, map[int]int64{1: 1, 2: 1}) {
+			t.Errorf("holds %v after extending expired leases", held)
+		}
+		s.awaitExpired(t, 1, 2)
+		if taken := s.mustTake(t, "b", []int{1}, 1, longTerm); taken[1] != 2 {
+			t.Errorf("took %v, want lane 1 at epoch 2", taken)
+		}
+		// The former owner is refused whatever it tries.
+		if held := s.mustBeat(t, a, []int{1, 2}, longTerm); !maps.Equal(held, map[int]int64{2: 1}) {
+			t.Errorf("former owner holds %v, want lane 2", held)
+		}
+		if err := s.release(t.Context(), "a", []int{1}); err != nil {
+			t.Fatal(err)
+		}
+		if taken := s.mustTake(t, "a", []int{1}, 1, longTerm); len(taken) != 0 {
+			t.Errorf("former owner took %v back", taken)
+		}
+		if s.guarded(t, 1, "a", 1) {
+			t.Error("former owner passes the guard")
+		}
+		if !s.guarded(t, 1, "b", 2) {
+			t.Error("owner does not pass the guard")
+		}
+		if s.guarded(t, 1, "b", 1) || s.guarded(t, 2, "b", 1) {
+			t.Error("the guard goes by less than lane, owner and epoch")
+		}
+		leases, _ := s.mustCensus(t)
+		if l := leases[1]; l.owner != "b" || l.epoch != 2 || l.left <= 0 {
+			t.Errorf("lane 1: %+v, want b's", l)
+		}
+	})
+}
+
+func TestLeases_ReleaseAndLeave(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		s.mustTake(t, "a", []int{1, 2, upkeepLane}, 3, longTerm)
+		s.mustBeat(t, identity{owner: "a"}, nil, longTerm)
+		s.mustBeat(t, identity{owner: "b"}, nil, shortTerm)
+		if err := s.release(t.Context(), "a", []int{1, upkeepLane}); err != nil {
+			t.Fatal(err)
+		}
+		leases, _ := s.mustCensus(t)
+		for lane, owner := range map[int]string{1: "", upkeepLane: "", 2: "a"} {
+			if l := leases[lane]; l.owner != owner || (l.left < 0) != (owner == "") {
+				t.Errorf("lane %d: %+v, want owner %q", lane, l, owner)
+			}
+		}
+		if taken := s.mustTake(t, "b", allLanes(), 33, longTerm); len(taken) != outbox.Lanes-1 || taken[1] != 2 {
+			t.Errorf("took %v, want all but lane 2, lane 1 at epoch 2", taken)
+		}
+		if err := s.leave(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		// A worker that is not heard of is not counted.
+		for begin := time.Now(); ; time.Sleep(shortTerm) {
+			_, peers := s.mustCensus(t)
+			if len(peers) == 0 {
+				break
+			}
+			if time.Since(begin) > longTerm/2 {
+				t.Fatalf("peers %v stay", peers)
+			}
+		}
+	})
+}
+
+func TestLeases_TheDeadAreForgotten(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		s.mustBeat(t, identity{owner: "dead"}, nil, -2*time.Hour)
+		s.mustBeat(t, identity{owner: "lately"}, nil, -time.Minute)
+		s.mustBeat(t, identity{owner: "a"}, nil, longTerm)
+		if err := s.leave(t.Context(), "a"); err != nil {
+			t.Fatal(err)
+		}
+		var left string
+		if err := s.db.QueryRowContext(t.Context(), `select owner from `+s.box.Database().Table("relay_workers")).Scan(&left); err != nil || left != "lately" {
+			t.Errorf("worker %q is remembered, %v; want the one that died lately", left, err)
+		}
+	})
+}
+
+// A takeover waits for a guarded write under way, and the former owner's next
+// one is refused.
+func TestLeases_AGuardedTransactionExcludesATakeover(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		epoch := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
+		s.inGuard(t, upkeepLane, "a", epoch, func(held bool) {
+			if !held {
+				t.Fatal("owner does not pass the guard")
+			}
+			s.awaitExpired(t, upkeepLane)
+			taken, err := s.other.take(t.Context(), "b", []int{upkeepLane}, 1, longTerm)
+			if len(taken) != 0 {
+				t.Errorf("took %v from under a guarded transaction (%v)", taken, err)
+			}
+		})
+		if taken := s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm); taken[upkeepLane] != epoch+1 {
+			t.Errorf("took %v after the guarded transaction", taken)
+		}
+		if s.guarded(t, upkeepLane, "a", epoch) {
+			t.Error("former owner passes the guard")
+		}
+	})
+}
+
+func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		if names := s.box.Database(); names.Dialect == oncemill.SQLite { // on PostgreSQL days are missing
+			if _, err := s.db.ExecContext(t.Context(), names.Expand(`
+				insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
+				values (1, 1, 't', 'm', '', '', '', 0, 0)`)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		stale := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
+		s.awaitExpired(t, upkeepLane)
+		fresh := s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm)[upkeepLane]
+		maintain := func(owner string, epoch int64) outbox.Maintained {
+			done, err := s.box.Queue().Maintain(t.Context(), func(ctx context.Context, tx *sql.Tx) (bool, error) {
+				return s.guard(ctx, tx, upkeepLane, owner, epoch)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return done
+		}
+		if done := maintain("a", stale); done != (outbox.Maintained{}) {
+			t.Errorf("the former owner did %+v", done)
+		}
+		if done := maintain("b", fresh); done == (outbox.Maintained{}) {
+			t.Error("the owner did nothing: the test shows nothing")
+		}
+	})
+}
+
+func TestLeases_ManyTakersShareNoLane(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		const takers = 8
+		var group sync.WaitGroup
+		var mu sync.Mutex
+		owners := map[int][]string{}
+		for i := range takers {
+			group.Go(func() {
+				owner := fmt.Sprint("owner", i)
+				for range 50 {
+					taken, err := s.take(t.Context(), owner, allLanes(), 5, longTerm)
+					if err != nil && !sqlerr.Retryable(err) {
+						t.Error(err)
+					}
+					mu.Lock()
+					for lane, epoch := range taken {
+						owners[lane] = append(owners[lane], owner)
+						if epoch != 1 {
+							t.Errorf("lane %d has epoch %d", lane, epoch)
+						}
+					}
+					total := len(owners)
+					mu.Unlock()
+					if total == outbox.Lanes {
+						return
+					}
+				}
+			})
+		}
+		group.Wait()
+		if len(owners) != outbox.Lanes {
+			t.Errorf("%d lanes are taken", len(owners))
+		}
+		leases, _ := s.mustCensus(t)
+		for lane, got := range owners {
+			if len(got) != 1 || leases[lane].owner != got[0] {
+				t.Errorf("lane %d was given to %v, the table says %q", lane, got, leases[lane].owner)
+			}
+		}
+	})
+}

@@ -1,0 +1,233 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// publisherFunc is a Watermill publisher.
+type publisherFunc func(topic string, msg *message.Message) error
+
+func (f publisherFunc) Publish(topic string, messages ...*message.Message) error {
+	for _, m := range messages {
+		if err := f(topic, m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (publisherFunc) Close() error { return errors.New("not the relay's to close") }
+
+// note records a Watermill message on a wire.
+func (w *wire) note(by string, m *message.Message) {
+	w.record(by, &relay.Message{MessageID: m.UUID, Key: m.Metadata.Get(outbox.KeyMetadata)})
+}
+
+func TestFromPublisher_DeliversToGoChannel(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		channel := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10, BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
+		received, err := channel.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := &wire{}
+		var group sync.WaitGroup
+		group.Go(func() {
+			for m := range received {
+				if string(m.Payload) != "payload" || m.Metadata.Get("colour") != "blue" {
+					t.Errorf("message %s has payload %q, metadata %v", m.UUID, m.Payload, m.Metadata)
+				}
+				w.note("channel", m)
+				m.Ack()
+			}
+		})
+		box := p.box(t)
+		r := start(t, box, relay.FromPublisher(channel), unhurried)
+		all := append(spread(20, 5), unkeyed(20)...)
+		for _, m := range all {
+			m.Metadata.Set("colour", "blue")
+		}
+		commit(t, box, all...)
+		p.awaitNothingOwed(t)
+		r.stop()
+		if err := channel.Close(); err != nil {
+			t.Error(err)
+		}
+		group.Wait()
+		w.check(t, all, 0)
+	})
+}
+
+func TestFromPublisher_PassesErrorsOn(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, w := p.box(t), &wire{}
+	var calls atomic.Int64
+	var errs sync.Map
+	publisher := publisherFunc(func(topic string, m *message.Message) error {
+		if topic != "orders" {
+			t.Errorf("topic %q", topic)
+		}
+		calls.Add(1)
+		if err, ok := errs.LoadAndDelete(m.UUID); ok {
+			return err.(error)
+		}
+		w.note("publisher", m)
+		return nil
+	})
+	// One lane for each, so that no success in between makes it try sooner.
+	cause := errors.New("cause")
+	var all []*message.Message
+	for i, err := range []error{cause, relay.Refused(cause), relay.Unavailable(cause), fmt.Errorf("wrapped: %w", relay.Refused(cause))} {
+		msgs := keyed(keysOfLane(i, 1)[0], 0, 3)
+		errs.Store(msgs[1].UUID, err)
+		all = append(all, msgs...)
+	}
+	r := start(t, box, relay.FromPublisher(publisher), unhurried)
+	commit(t, box, all...)
+	p.awaitNothingOwed(t)
+	w.check(t, all, 0)
+	for outcome, want := range map[string]int{"confirmed": len(all), "unknown": 1, "refused": 2, "unavailable": 1} {
+		if n := r.outcomes(t, outcome); n != want {
+			t.Errorf("%d counted as %s, want %d", n, outcome, want)
+		}
+	}
+	if n := int(calls.Load()); n != len(all)+4 {
+		t.Errorf("%d calls, want one for each message and one more for each failure", n)
+	}
+}
+
+// A call that does not return keeps its own lane only, until the lane's lease
+// has expired; then another worker takes the lane.
+func TestFromPublisher_ACallThatHangsKeepsOneLane(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		box, w := p.box(t), &wire{}
+		bad := keysOfLane(0, 1)[0]
+		release := make(chan struct{})
+		hung := make(chan struct{})
+		end := sync.OnceFunc(func() { close(release) })
+		var once sync.Once
+		r := start(t, box, relay.FromPublisher(publisherFunc(func(_ string, m *message.Message) error {
+			if m.UUID == bad+"/0" {
+				once.Do(func() { close(hung) })
+				<-release
+				return errors.New("too late")
+			}
+			w.note("first", m)
+			return nil
+		})), short)
+		t.Cleanup(end) // before the relay is stopped
+		msgs := keyed(bad, 0, 3)
+		commit(t, box, msgs...)
+		<-hung
+		others := spread(64, 2)
+		all := append(msgs, others...)
+		for _, m := range others {
+			if key := m.Metadata.Get(outbox.KeyMetadata); outbox.Lane(key, "") == 0 {
+				outbox.SetKey(m, "") // not in the lane that hangs
+				m.UUID = inLane(m.UUID, 1)
+			}
+		}
+		commit(t, box, others...)
+		w.await(t, len(others))
+		if n := p.owed(t); n < len(msgs) {
+			t.Errorf("%d rows owed, want those of the lane that hangs", n)
+		}
+		second := start(t, box, &sink{name: "second", wire: w}, short)
+		p.awaitNothingOwed(t)
+		repeats := 0
+		switch n := second.counter(t, "oncemill.relay.takeovers"); {
+		case n == 0:
+			t.Error("no takeover")
+		case n > 1:
+			repeats = len(all) // the machine is so busy that the first one lost other lanes too
+		}
+		w.check(t, all, repeats)
+		end()
+		r.stop() // the call has returned, so the relay can stop
+	})
+}
+
+// inLane changes a message id so that an unkeyed message comes into a lane.
+func inLane(id string, lane int) string {
+	for i := 0; ; i++ {
+		if other := fmt.Sprint(id, "+", i); outbox.Lane("", other) == lane {
+			return other
+		}
+	}
+}
+
+// Messages that are handed over while the sink is not running have an outcome.
+func TestFromPublisher_IsUnavailableWhileItDoesNotRun(t *testing.T) {
+	t.Parallel()
+	s := relay.FromPublisher(publisherFunc(func(string, *message.Message) error { return nil }))
+	ask := func() error {
+		outcome := make(chan error, 1)
+		s.Publish(t.Context(), []*relay.Message{{Topic: "t", MessageID: "m"}}, func(_ *relay.Message, err error) { outcome <- err })
+		select {
+		case err := <-outcome:
+			return err
+		case <-time.After(patience):
+			return errors.New("no outcome")
+		}
+	}
+	if err := ask(); !errors.Is(err, relay.ErrUnavailable) {
+		t.Errorf("before Run: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Run(ctx) }()
+	eventually(t, "it runs", func() bool { return ask() == nil })
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("Run: %v", err)
+	}
+	if err := ask(); !errors.Is(err, relay.ErrUnavailable) {
+		t.Errorf("after Run: %v", err)
+	}
+}
+
+// What cannot be published before its deadline is given back.
+func TestFromPublisher_HeedsTheDeadlineBetweenMessages(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := relay.FromPublisher(publisherFunc(func(string, *message.Message) error { cancel(); return nil }))
+	running, stop := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error)
+	go func() { ended <- s.Run(running) }()
+	defer func() { stop(); <-ended }()
+	outcomes := make(chan error, 3)
+	ask := func(ctx context.Context) {
+		msgs := []*relay.Message{{MessageID: "a"}, {MessageID: "b"}, {MessageID: "c"}}
+		s.Publish(ctx, msgs, func(_ *relay.Message, err error) { outcomes <- err })
+	}
+	eventually(t, "it runs", func() bool {
+		probe := make(chan error, 1)
+		expired, end := context.WithCancel(t.Context())
+		end()
+		s.Publish(expired, []*relay.Message{{MessageID: "p"}}, func(_ *relay.Message, err error) { probe <- err })
+		return errors.Is(<-probe, context.DeadlineExceeded) // refused by the lane, so the lane is served
+	})
+	ask(ctx)
+	for i, want := range []error{nil, relay.ErrUnavailable, relay.ErrUnavailable} {
+		if err := <-outcomes; !errors.Is(err, want) {
+			t.Errorf("message %d: %v, want %v", i, err, want)
+		}
+	}
+}
