@@ -168,6 +168,11 @@ func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *s
 	if err := fn(oncemill.ContextWithTx(ctx, tx), tx); err != nil {
 		return err
 	}
+	// Once Commit has been called, a context's error may come from after the
+	// commit was sent.
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("commit: %w", err)
+	}
 	if err := tx.Commit(); err != nil {
 		if sqlerr.CommitUnknown(err) {
 			return fmt.Errorf("%w: %w", ErrCommitUnknown, err)

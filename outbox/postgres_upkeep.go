@@ -17,10 +17,15 @@ type postgresUpkeep struct {
 	partition [4]string
 	ringState string
 	days      string
+	lockDays  string
+	dayThere  string
 }
 
 func newPostgresUpkeep(names oncemill.Config) postgresUpkeep {
-	u := postgresUpkeep{names: names, ringState: names.Expand(postgresRingState), days: names.Expand(postgresDays)}
+	u := postgresUpkeep{
+		names: names, ringState: names.Expand(postgresRingState), days: names.Expand(postgresDays),
+		lockDays: names.Expand(postgresLockHistory), dayThere: names.Expand(postgresDayThere),
+	}
 	for i := range u.partition {
 		u.partition[i] = names.Table(fmt.Sprintf("outbox_%d", i))
 	}
@@ -39,13 +44,26 @@ select
 	pg_relation_size('{{outbox_0}}'), pg_relation_size('{{outbox_1}}'),
 	pg_relation_size('{{outbox_2}}'), pg_relation_size('{{outbox_3}}')`
 
-	// The days that there are, as YYYYMMDD.
+	// The days that there are, as YYYYMMDD. One that is dropped meanwhile has no
+	// size.
 	postgresDays = `
-select right(c.relname, 8), pg_relation_size(c.oid) > 0
+select right(c.relname, 8), coalesce(pg_relation_size(c.oid) > 0, false)
 from pg_inherits i
 join pg_class c on c.oid = i.inhrelid
 where i.inhparent = '{{outbox_history}}'::regclass
 order by 1`
+
+	// Upkeep excludes other upkeep by it, but no move and no reader; attaching a
+	// partition takes it anyway.
+	postgresLockHistory = `lock table {{outbox_history}} in share update exclusive mode`
+
+	postgresDayThere = `
+select exists (
+	select
+	from pg_inherits i
+	where i.inhparent = '{{outbox_history}}'::regclass
+		and i.inhrelid = to_regclass($1)
+)`
 )
 
 const (
@@ -67,13 +85,11 @@ func (s *postgresStore) maintain(ctx context.Context, guard func(ctx context.Con
 		if i == int(last>>16&3) || size < worthTruncating {
 			continue
 		}
-		emptied := false
-		err := s.guarded(ctx, guard, func(tx *sql.Tx) (err error) {
-			emptied, err = truncateIfEmpty(ctx, tx, s.upkeep.partition[i])
-			return err
+		emptied, err := s.guarded(ctx, guard, func(tx *sql.Tx) (bool, error) {
+			return truncateIfEmpty(ctx, tx, s.upkeep.partition[i])
 		})
 		switch {
-		case err == nil && emptied:
+		case emptied:
 			done.Truncated++
 		case err != nil && !passedOver(err):
 			return done, fmt.Errorf("truncate partition %d of the ring: %w", i, err)
@@ -98,25 +114,26 @@ func passedOver(err error) bool {
 }
 
 // guarded runs fn in a short transaction of its own that the caller's lease
-// guards. READ COMMITTED is spelled out: under a REPEATABLE READ default a test
-// for emptiness made after a lock still sees the world before it, and a
-// committed row would be destroyed.
-func (s *postgresStore) guarded(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error), fn func(tx *sql.Tx) error) error {
+// guards, and reports whether fn did anything. READ COMMITTED is spelled out:
+// under a REPEATABLE READ default a test for emptiness made after a lock still
+// sees the world before it, and a committed row would be destroyed.
+func (s *postgresStore) guarded(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error), fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
 	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
-		return err
+		return false, err
 	}
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	if _, err := tx.ExecContext(ctx, postgresUpkeepLimits); err != nil {
-		return err
+		return false, err
 	}
 	if held, err := guard(ctx, tx); err != nil || !held {
-		return err
+		return false, err
 	}
-	if err := fn(tx); err != nil {
-		return err
+	if did, err := fn(tx); err != nil || !did {
+		return false, err
 	}
-	return tx.Commit()
+	err = tx.Commit()
+	return err == nil, err
 }
 
 // truncateIfEmpty empties a partition of its dead rows. An open writer holds a
@@ -156,11 +173,16 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx cont
 		if _, there := days[day.Format(dayLayout)]; there {
 			continue
 		}
-		err := s.guarded(ctx, guard, func(tx *sql.Tx) error { return s.makeDay(ctx, tx, day) })
+		made, err := s.guarded(ctx, guard, func(tx *sql.Tx) (bool, error) {
+			if there, err := s.lockedDay(ctx, tx, day.Format(dayLayout)); err != nil || there {
+				return false, err
+			}
+			return true, s.makeDay(ctx, tx, day)
+		})
 		switch {
-		case err == nil:
+		case made:
 			done.Made++
-		case !passedOver(err):
+		case err != nil && !passedOver(err):
 			return fmt.Errorf("make partition of the history: %w", err)
 		}
 	}
@@ -171,7 +193,7 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx cont
 		}
 		expired := now.Sub(day.AddDate(0, 0, 1)) - s.history
 		text := ""
-		switch table := s.upkeep.names.Table("outbox_history_" + name); {
+		switch table := s.upkeep.dayTable(name); {
 		case expired > 24*time.Hour:
 			text = `drop table ` + table
 		case expired > 0 && filled:
@@ -179,14 +201,17 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx cont
 		default:
 			continue
 		}
-		err = s.guarded(ctx, guard, func(tx *sql.Tx) error {
+		retired, err := s.guarded(ctx, guard, func(tx *sql.Tx) (bool, error) {
+			if there, err := s.lockedDay(ctx, tx, name); err != nil || !there {
+				return false, err
+			}
 			_, err := tx.ExecContext(ctx, text)
-			return err
+			return true, err
 		})
 		switch {
-		case err == nil:
+		case retired:
 			done.Retired++
-		case !passedOver(err):
+		case err != nil && !passedOver(err):
 			return fmt.Errorf("retire partition of the history: %w", err)
 		}
 	}
@@ -214,6 +239,18 @@ func (s *postgresStore) historyDays(ctx context.Context) (now time.Time, days ma
 		days[name] = filled
 	}
 	return now.UTC(), days, rows.Err()
+}
+
+func (u postgresUpkeep) dayTable(name string) string { return u.names.Table("outbox_history_" + name) }
+
+// lockedDay locks the history against other upkeep and then reports whether a
+// day has its partition.
+func (s *postgresStore) lockedDay(ctx context.Context, tx *sql.Tx, name string) (there bool, err error) {
+	if _, err := tx.ExecContext(ctx, s.upkeep.lockDays); err != nil {
+		return false, err
+	}
+	err = tx.QueryRowContext(ctx, s.upkeep.dayThere, s.upkeep.dayTable(name)).Scan(&there)
+	return there, err
 }
 
 // CREATE and ATTACH, unlike CREATE ... PARTITION OF, leave the history open to

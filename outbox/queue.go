@@ -103,7 +103,7 @@ func newStore(db *sql.DB, cfg Config) store {
 		history = cfg.History
 	}
 	if cfg.Database.Dialect == oncemill.SQLite {
-		return newSQLiteStore(db, cfg.Database, history)
+		return newSQLiteStore(db, cfg.Database, history, cfg.Logger)
 	}
 	return newPostgresStore(db, cfg.Database, history, cfg.Logger)
 }

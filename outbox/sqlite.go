@@ -5,15 +5,18 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 type sqliteStore struct {
 	db      *sql.DB
 	history time.Duration // 0: none
+	log     *slog.Logger
 	names   oncemill.Config
 
 	insertHead, insertOne string
@@ -21,9 +24,9 @@ type sqliteStore struct {
 	moveText, removeText  string
 }
 
-func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration) *sqliteStore {
+func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, log *slog.Logger) *sqliteStore {
 	s := &sqliteStore{
-		db: db, history: history, names: names,
+		db: db, history: history, log: log, names: names,
 		insertHead: names.Expand(sqliteInsert),
 		moveText:   names.Expand(sqliteMove),
 		removeText: names.Expand(sqliteRemove),
@@ -121,10 +124,30 @@ where id = ?1 and lane = ?2 and message_id = ?3 and created_at = ?4`
 )
 
 func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (missed int, err error) {
-	texts := []string{s.removeText}
+	var broken error
 	if s.history > 0 {
-		texts = []string{s.moveText, s.removeText}
+		_, err := s.removeBy(ctx, rows, s.moveText, s.removeText)
+		switch {
+		case err == nil:
+			return 0, nil
+		case ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err):
+			return 0, fmt.Errorf("move to history: %w", err)
+		}
+		broken = err // the history must never stop delivery
 	}
+	removed, err := s.removeBy(ctx, rows, s.removeText)
+	if err != nil {
+		return 0, fmt.Errorf("delete confirmed: %w", err)
+	}
+	if broken == nil {
+		return 0, nil
+	}
+	return reportMissed(ctx, s.log, removed, broken), nil
+}
+
+// removeBy executes the texts for each row, in one transaction, and returns how
+// many rows the last of them has changed.
+func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string) (changed int64, err error) {
 	err = sqliteWrite(ctx, s.db, func(conn *sql.Conn) error {
 		statements := make([]*sql.Stmt, len(texts))
 		for i, text := range texts {
@@ -136,18 +159,22 @@ func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (missed int, err e
 			statements[i] = stmt
 		}
 		for _, r := range rows {
+			var last sql.Result
 			for _, stmt := range statements {
-				if _, err := stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()); err != nil {
+				var err error
+				if last, err = stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()); err != nil {
 					return err
 				}
 			}
+			n, err := last.RowsAffected()
+			if err != nil {
+				return err
+			}
+			changed += n
 		}
 		return nil
 	})
-	if err != nil {
-		return 0, fmt.Errorf("delete confirmed: %w", err)
-	}
-	return 0, nil
+	return changed, err
 }
 
 // sqliteWrite runs fn in a transaction that is a writer from its start, whatever

@@ -21,6 +21,14 @@ type tap struct {
 
 	mu         sync.Mutex
 	statements []statement
+	before     func(text string)
+}
+
+// onStatement calls fn before each statement is sent; nil ends that.
+func (t *tap) onStatement(fn func(text string)) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.before = fn
 }
 
 // sent returns what was sent since the last call.
@@ -34,8 +42,12 @@ func (t *tap) sent() []statement {
 
 func (t *tap) note(text string, args ...driver.NamedValue) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
 	t.statements = append(t.statements, statement{text, args})
+	before := t.before
+	t.mu.Unlock()
+	if before != nil {
+		before(text)
+	}
 }
 
 func (t *tap) Driver() driver.Driver { return tapDriver{t.driver} }

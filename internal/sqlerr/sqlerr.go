@@ -2,7 +2,6 @@
 package sqlerr
 
 import (
-	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
@@ -72,14 +71,17 @@ func Connection(err error) bool {
 // CommitUnknown reports that an error of Commit leaves open whether the
 // transaction committed. It answers no only where the server has said so, or
 // where the commit was never sent.
+//
+// A context's error leaves it open: pgx commits under the context of BeginTx and
+// returns it from any point of the way. A caller looks at its context before it
+// calls Commit.
 func CommitUnknown(err error) bool {
+	var sent interface{ SafeToRetry() bool } // pgx's errors: true if nothing was
 	switch {
-	case err == nil, errors.Is(err, sql.ErrTxDone),
-		// database/sql returns these only from before it sends the commit.
-		errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded):
+	case err == nil, errors.Is(err, sql.ErrTxDone), errors.As(err, &sent) && sent.SafeToRetry():
 		return false
 	case State(err) != "":
-		return Connection(err)
+		return Connection(err) || State(err) == "40003" // statement completion unknown
 	case strings.Contains(err.Error(), "failed transaction"), strings.Contains(err.Error(), "commit unexpectedly resulted in rollback"):
 		return false // lib/pq, pgx: the server answered ROLLBACK
 	}

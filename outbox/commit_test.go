@@ -1,0 +1,208 @@
+package outbox_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func TestRunInTx_ALostAnswerOfTheCommitIsUnknown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		arrives bool
+		want    []string
+	}{
+		"the commit has arrived":     {true, []string{"a"}},
+		"the commit has not arrived": {false, nil},
+	} {
+		for _, params := range []string{"", "&binary_parameters=yes"} {
+			t.Run(name+params, func(t *testing.T) {
+				t.Parallel()
+				p := onPostgres(t)
+				cut := newCommitCutter(t, p.dsn+params, c.arrives)
+				db := openTap(t, &tap{driver: p.tap.driver, dsn: cut.dsn})
+				box, err := outbox.New(db, p.cfg)
+				if err != nil {
+					t.Fatal(err)
+				}
+				publish := func(id string) (runs int, err error) {
+					err = box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+						runs++
+						return box.Publisher(tx).Publish("orders", newMessage(id, "k"))
+					})
+					return runs, err
+				}
+				cut.arm()
+				runs, err := publish("a")
+				expectError(t, err, outbox.ErrCommitUnknown)
+				if runs != 1 {
+					t.Errorf("%d runs: an unknown outcome was tried again", runs)
+				}
+				expectIDs(t, p.read(t), c.want...)
+				// The pool works on.
+				_, err = publish("b")
+				expectNoError(t, err)
+				expectIDs(t, p.read(t), append(c.want, "b")...)
+			})
+		}
+	}
+}
+
+// The server says that the transaction is gone; nothing is unknown then.
+func TestRunInTx_ARefusedCommitIsADefiniteFailure(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.db.SetMaxOpenConns(1) // a connection left in the transaction would show
+		p.exec(t, `create table customers (id integer primary key)`)
+		p.exec(t, `create table sales (customer integer references customers (id) deferrable initially deferred)`)
+		wake, stop := p.queue.Listen()
+		defer stop()
+		runs := 0
+		err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+			runs++
+			if _, err := tx.ExecContext(ctx, `insert into sales (customer) values (42)`); err != nil {
+				return err
+			}
+			return p.box.Publisher(tx).Publish("orders", newMessage("a", ""))
+		})
+		if err == nil || errors.Is(err, outbox.ErrCommitUnknown) || runs != 1 {
+			t.Errorf("%d runs, %v", runs, err)
+		}
+		expectNoWake(t, wake, "after a refused commit")
+		expectIDs(t, p.read(t))
+		p.publish(t, newMessage("b", ""))
+		expectIDs(t, p.read(t), "b")
+	})
+}
+
+// A function that overlooks the error of its statement has spoilt its
+// transaction: PostgreSQL answers the commit with a rollback.
+func TestRunInTx_AnOverlookedErrorIsADefiniteFailure(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "binary_parameters=yes")
+	err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+		err := p.box.Publisher(tx).Publish("orders", newMessage("a", ""))
+		_, _ = tx.ExecContext(ctx, `select 1/0`)
+		return err
+	})
+	if err == nil || errors.Is(err, outbox.ErrCommitUnknown) {
+		t.Errorf("got %v", err)
+	}
+	expectIDs(t, p.read(t))
+}
+
+// A backend that is told to end while it commits says so, and yet the commit may
+// stand: it may have been on its way out.
+func TestRunInTx_AShutdownDuringTheCommitIsUnknown(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "binary_parameters=yes")
+	p.exec(t, `create table slow (id int)`)
+	p.exec(t, `create function slow() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return null; end $$`)
+	p.exec(t, `create constraint trigger slow after insert on slow deferrable initially deferred for each row execute function slow()`)
+	err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `insert into slow values (1)`)
+		return err
+	})
+	expectError(t, err, outbox.ErrCommitUnknown)
+}
+
+// lib/pq asks the server to cancel the commit, and the server says that it did.
+func TestRunInTx_ACommitThatTheServerCancelsIsADefiniteFailure(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "binary_parameters=yes")
+	p.exec(t, `create table slow (id int)`)
+	p.exec(t, `create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return null; end $$`)
+	p.exec(t, `create constraint trigger slow after insert on slow deferrable initially deferred for each row execute function slow()`)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	var waiting sync.WaitGroup
+	err := p.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+		pid := backend(t, tx)
+		waiting.Go(func() {
+			eventually(t, "the commit is on its way", func() bool {
+				return p.count(t, `select count(*) from pg_stat_activity where pid = $1 and query = 'COMMIT' and wait_event = 'PgSleep'`, pid) == 1
+			})
+			cancel()
+		})
+		_, err := tx.ExecContext(ctx, `insert into slow values (1)`)
+		return errors.Join(err, p.box.Publisher(tx).Publish("orders", newMessage("a", "")))
+	})
+	waiting.Wait()
+	if state := (*pq.Error)(nil); !errors.As(err, &state) || state.Code != "57014" || errors.Is(err, outbox.ErrCommitUnknown) {
+		t.Errorf("got %v", err)
+	}
+	expectIDs(t, p.read(t))
+}
+
+// stubbornDriver is a driver whose Commit answers what it is told to, after the
+// commit has been sent.
+type stubbornDriver struct {
+	answer func() error
+	sent   int
+}
+
+func (d *stubbornDriver) Driver() driver.Driver                        { return d }
+func (d *stubbornDriver) Open(string) (driver.Conn, error)             { return d, nil }
+func (d *stubbornDriver) Connect(context.Context) (driver.Conn, error) { return d, nil }
+func (d *stubbornDriver) Prepare(string) (driver.Stmt, error)          { return nil, driver.ErrSkip }
+func (d *stubbornDriver) Begin() (driver.Tx, error)                    { return d, nil }
+func (d *stubbornDriver) Close() error                                 { return nil }
+func (d *stubbornDriver) Rollback() error                              { return nil }
+
+func (d *stubbornDriver) Commit() error {
+	d.sent++
+	return d.answer()
+}
+
+func (d *stubbornDriver) BeginTx(context.Context, driver.TxOptions) (driver.Tx, error) {
+	return d, nil
+}
+
+type pgxNotSent struct{ error }
+
+func (pgxNotSent) SafeToRetry() bool { return true }
+func (e pgxNotSent) Unwrap() error   { return e.error }
+
+// pgx commits under the context of BeginTx: one that ends while the commit is on
+// its way makes Commit return the context's error, bare, wherever the commit got.
+func TestRunInTx_AContextThatEndsDuringTheCommitIsUnknown(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		answer  error
+		unknown bool
+	}{
+		"canceled":         {context.Canceled, true},
+		"deadline":         {fmt.Errorf("timeout: %w", context.DeadlineExceeded), true},
+		"not sent":         {pgxNotSent{fmt.Errorf("timeout: context already done: %w", context.Canceled)}, false},
+		"rolled back":      {errors.New("commit unexpectedly resulted in rollback"), false},
+		"ambiguous":        {&pq.Error{Code: "40003"}, true},
+		"connection lost":  {driver.ErrBadConn, true},
+		"anything foreign": {errors.New("whatever"), true},
+	} {
+		ctx, cancel := context.WithCancel(t.Context())
+		d := &stubbornDriver{answer: func() error { cancel(); return c.answer }}
+		db := sql.OpenDB(d)
+		box, err := outbox.New(db, outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = box.RunInTx(ctx, func(context.Context, *sql.Tx) error { return nil })
+		if unknown := errors.Is(err, outbox.ErrCommitUnknown); err == nil || unknown != c.unknown || d.sent != 1 {
+			t.Errorf("%s: sent %d times, %v", name, d.sent, err)
+		}
+		if !c.unknown && !strings.Contains(err.Error(), "commit") {
+			t.Errorf("%s: %v", name, err)
+		}
+		cancel()
+		expectNoError(t, db.Close())
+	}
+}

@@ -1,0 +1,342 @@
+package outbox_test
+
+import (
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const backlog = 200_000
+
+// plans are the plans that a server has really used, as auto_explain tells them
+// to the one connection of a pool.
+type plans struct {
+	mu   sync.Mutex
+	text []string
+}
+
+func (p *plans) add(notice *pq.Error) {
+	if _, plan, ok := strings.Cut(notice.Message, "plan:\n"); ok {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.text = append(p.text, plan)
+	}
+}
+
+// take returns the plans since the last call.
+func (p *plans) take() []string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken := p.text
+	p.text = nil
+	return taken
+}
+
+// explained returns a pool of one connection that tells its plans.
+func explained(t *testing.T, dsn string) (*sql.DB, *plans) {
+	t.Helper()
+	connector, err := pq.NewConnector(dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := &plans{}
+	db := sql.OpenDB(pq.ConnectorWithNoticeHandler(connector, seen.add))
+	db.SetMaxOpenConns(1)
+	t.Cleanup(func() { db.Close() })
+	for _, text := range []string{
+		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_level = notice`,
+		`set auto_explain.log_format = json`, `set auto_explain.log_analyze = on`, `set auto_explain.log_timing = off`, `set auto_explain.log_verbose = on`,
+		`set client_min_messages = notice`,
+	} {
+		if _, err := db.ExecContext(t.Context(), text); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+	}
+	return db, seen
+}
+
+// faults returns what a plan of ours must not contain: a sort, a scan of a whole
+// partition or of a whole lane, and a value that was not known when it was made,
+// which tells a generic plan from one made for its execution.
+func faults(t *testing.T, plan string) (bad []string) {
+	t.Helper()
+	var tree any
+	if err := json.Unmarshal([]byte(plan), &tree); err != nil {
+		t.Fatalf("%v in %s", err, plan)
+	}
+	var walk func(node any)
+	walk = func(node any) {
+		switch node := node.(type) {
+		case []any:
+			for _, n := range node {
+				walk(n)
+			}
+		case map[string]any:
+			kind, _ := node["Node Type"].(string)
+			if strings.Contains(kind, "Sort") || strings.Contains(kind, "Seq Scan") || strings.Contains(kind, "Bitmap") {
+				bad = append(bad, kind)
+			}
+			output, _ := node["Output"].([]any)
+			if subplan, _ := node["Subplan Name"].(string); strings.HasPrefix(subplan, "InitPlan") && strings.HasPrefix(fmt.Sprint(output...), "$") {
+				bad = append(bad, "generic")
+			}
+			for _, n := range node {
+				walk(n)
+			}
+		}
+	}
+	walk(tree)
+	return bad
+}
+
+// work is a relay's use of the queue: reads of several kinds and a deletion.
+func work(t *testing.T, queue *outbox.Queue) {
+	t.Helper()
+	ctx := t.Context()
+	read := func(req outbox.ReadRequest) []outbox.Row {
+		rows, err := queue.Read(ctx, req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rows
+	}
+	rows := read(outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+	known := make([]int64, 0, 1000)
+	for _, r := range rows[:min(1000, len(rows))] {
+		known = append(known, r.ID)
+	}
+	read(outbox.ReadRequest{Lanes: allLanes(), Rows: 500, Bytes: 1 << 20, Known: known, Busy: []string{"key 1", "key 2"}})
+	read(outbox.ReadRequest{Lanes: []int{7}, Rows: 1, Bytes: 1})
+	for _, n := range []int{1, 500} {
+		if _, err := queue.Remove(ctx, refs(rows[:min(n, len(rows))])); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
+	t.Parallel()
+	// On a server where nobody else's changes make a session forget its plans.
+	server := testserver.PrivatePostgres(t, "autovacuum=off")
+	p := newPlace(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+
+	p.exec(t, `vacuum analyze {{outbox}}`)
+
+	// The naive version prepares our own texts on the empty table, as a driver
+	// with a statement cache does, and keeps the plan.
+	work(t, p.queue)
+	read, remove := p.statements(t)
+	naive, err := p.db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer naive.Close()
+	// Another naive version plans each time, but tells the planner the limit.
+	limitedText := strings.Replace(read.text, "(select $2::bigint)", "500", 1)
+	for _, text := range []string{
+		`prepare naive_limited (text, int, int, bigint[], text[]) as ` + limitedText,
+		`set plan_cache_mode = force_generic_plan`,
+		`prepare naive_read as ` + read.text, `execute naive_read ` + read.values(),
+		`prepare naive_remove as ` + remove.text, `execute naive_remove ` + remove.values(),
+	} {
+		if _, err := naive.ExecContext(t.Context(), text); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+	}
+
+	// Ours, on connections that have seen the empty table, too.
+	type relay struct {
+		db    *sql.DB
+		queue *outbox.Queue
+		seen  *plans
+	}
+	relays := map[string]relay{}
+	for name, params := range map[string]string{"plain": "", "binary parameters": "&binary_parameters=yes"} {
+		for history, keep := range map[string]time.Duration{"": outbox.NoHistory, ", history": time.Hour} {
+			db, seen := explained(t, p.dsn+params)
+			cfg := p.cfg
+			cfg.History = keep
+			box, err := outbox.New(db, cfg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r := relay{db, box.Queue(), seen}
+			for range 8 { // a server begins to think of a generic plan after five
+				work(t, r.queue)
+			}
+			relays[name+history] = r
+		}
+	}
+
+	check := func(situation string) {
+		t.Helper()
+		for name, r := range relays {
+			r.seen.take()
+			work(t, r.queue)
+			used := r.seen.take()
+			if len(used) != 5 {
+				t.Fatalf("%s, %s: %d plans, want those of 5 statements", situation, name, len(used))
+			}
+			for _, plan := range used {
+				if bad := faults(t, plan); len(bad) > 0 {
+					t.Errorf("%s, %s: %v in\n%s", situation, name, bad, plan)
+				}
+			}
+			expectNothingPrepared(t, r.db)
+		}
+	}
+	p.load(t, backlog)
+	check("never analyzed since it was empty")
+
+	for name, text := range map[string]string{"read": read.values(), "remove": remove.values()} {
+		start := time.Now()
+		var plan string
+		if err := naive.QueryRowContext(t.Context(), `explain (verbose, format json) execute naive_`+name+` `+text).Scan(&plan); err != nil {
+			t.Fatal(err)
+		}
+		_, err := naive.ExecContext(t.Context(), `execute naive_`+name+` `+text)
+		expectNoError(t, err)
+		bad := faults(t, plan)
+		t.Logf("a naive %s took %v: %v", name, time.Since(start), bad)
+		if !slices.Contains(bad, "generic") || !slices.Contains(bad, "Seq Scan") {
+			t.Errorf("the plan of a naive %s is good: the test shows nothing", name)
+		}
+	}
+	for _, text := range []string{`set plan_cache_mode = force_custom_plan`, `explain (verbose, format json) execute naive_limited ` + read.values()} {
+		var plan string
+		if err := naive.QueryRowContext(t.Context(), text).Scan(&plan); err != nil && !errors.Is(err, sql.ErrNoRows) {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if plan != "" && !slices.Contains(faults(t, plan), "Sort") {
+			t.Error("the plan of a naive limit is good: the test shows nothing")
+		}
+	}
+
+	p.exec(t, `analyze {{outbox}}`)
+	check("analyzed with its backlog")
+	p.exec(t, `delete from {{outbox}} where id > 1000`)
+	p.exec(t, `analyze {{outbox}}`)
+	p.load(t, 20_000)
+	check("dead rows of a burst before")
+}
+
+// statements returns the read and the move that the queue sends.
+func (p *place) statements(t *testing.T) (read, remove statement) {
+	t.Helper()
+	p.tap.sent()
+	p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+	p.remove(t, outbox.Ref{Lane: 1, ID: 1, MessageID: "a", CreatedAt: time.Now()})
+	sent := p.tap.sent()
+	if len(sent) != 2 {
+		t.Fatalf("sent %s", firstWords(sent))
+	}
+	return sent[0], sent[1]
+}
+
+// values returns the arguments for EXECUTE.
+func (s statement) values() string {
+	texts := make([]string, len(s.args))
+	for i, arg := range s.args {
+		texts[i] = pq.QuoteLiteral(fmt.Sprint(arg.Value))
+	}
+	return "(" + strings.Join(texts, ", ") + ")"
+}
+
+// load writes n rows, spread over all lanes.
+func (p *place) load(t *testing.T, n int) {
+	t.Helper()
+	p.exec(t, `insert into {{outbox}} (lane, topic, message_id, key, payload)
+		select i % 32, 'orders', 'loaded ' || i, 'key ' || i % 1000, decode(repeat('ab', 100), 'hex')
+		from generate_series(1, $1::int) i`, n)
+}
+
+// expectNothingPrepared looks at a connection's server: whatever the library has
+// executed on it, no statement was kept under a name.
+func expectNothingPrepared(t *testing.T, db *sql.DB) {
+	t.Helper()
+	rows, err := db.QueryContext(t.Context(), `select name, statement from pg_prepared_statements where name <> ''`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var name, text string
+		expectNoError(t, rows.Scan(&name, &text))
+		t.Errorf("statement %q is prepared: %s", name, text)
+	}
+	expectNoError(t, rows.Err())
+}
+
+// A server whose configuration prefers generic plans changes nothing for lib/pq:
+// it is the driver that must not keep statements.
+func TestPlans_TheLibraryPreparesNothing(t *testing.T) {
+	t.Parallel()
+	for _, params := range []string{"", "&binary_parameters=yes"} {
+		p := onPostgres(t)
+		db := openTap(t, &tap{driver: p.tap.driver, dsn: p.dsn + params})
+		db.SetMaxOpenConns(1)
+		p.use(t, db, nil)
+		for i := range 10 {
+			p.publish(t, newMessage(fmt.Sprint(i), ""))
+			p.publish(t, messages(fmt.Sprint(i), 3)...)
+			rows := p.read(t)
+			p.remove(t, refs(rows)...)
+			p.maintain(t)
+			expectNoError(t, p.queue.Check(t.Context()))
+		}
+		expectNothingPrepared(t, db)
+	}
+}
+
+func TestPlans_OnSQLiteEachLaneIsReadByItsIndex(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	p.publish(t, messages("m", 50)...)
+	p.exec(t, `analyze`)
+	p.tap.sent()
+	rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: []int64{1, 2}, Busy: []string{"a"}})
+	p.remove(t, refs(rows)...)
+	for _, s := range p.tap.sent() {
+		text, prepared := strings.CutPrefix(s.text, "PREPARE ")
+		if !prepared && len(s.args) == 0 {
+			continue // begin, commit
+		}
+		args := make([]any, 0, len(s.args))
+		for _, a := range s.args {
+			args = append(args, a.Value)
+		}
+		if prepared {
+			args = []any{1, 1, "a", 1}
+		}
+		steps, err := p.db.QueryContext(t.Context(), `explain query plan `+text, args...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		indexed := false
+		for steps.Next() {
+			var id, parent, unused int
+			var step string
+			expectNoError(t, steps.Scan(&id, &parent, &unused, &step))
+			if strings.Contains(step, "SCAN oncemill_outbox") || strings.Contains(step, "TEMP B-TREE") {
+				t.Errorf("%s: %s", step, text)
+			}
+			indexed = indexed || strings.Contains(step, "SEARCH oncemill_outbox USING")
+		}
+		expectNoError(t, errors.Join(steps.Err(), steps.Close()))
+		if !indexed {
+			t.Errorf("no index serves %s", text)
+		}
+	}
+}
