@@ -96,7 +96,7 @@ var dialectSQL = map[Dialect]migrationSQL{
 	PostgreSQL: {
 		begin: []string{
 			`begin isolation level read committed`,
-			`select pg_advisory_xact_lock(hashtextextended('oncemill migrate {{migrations}}', 0))`,
+			`select pg_advisory_xact_lock(hashtextextended('oncemill migrate {{schema}}', 0))`,
 		},
 		versionsExist: `select to_regclass('{{migrations}}') is not null`,
 		prepare: []string{
@@ -188,6 +188,9 @@ func (s set) apply(ctx context.Context, conn *sql.Conn, cfg Config) (err error) 
 var upFile = regexp.MustCompile(`^(\d{4})_([a-z0-9_]+)\.up\.sql$`)
 
 func loadSets(db *sql.DB, cfg Config, sets []Migrations) (Config, []set, error) {
+	if db == nil {
+		return cfg, nil, &ConfigError{Field: "oncemill.Migrate db", Value: "nil", Problem: "a database is needed"}
+	}
 	cfg, err := cfg.Resolve(db)
 	if err != nil {
 		return cfg, nil, err
