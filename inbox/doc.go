@@ -3,7 +3,7 @@
 //
 //	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Outbox: box})
 //	...
-//	router.AddHandler("reserve", "orders", subscriber, "reservations", unused, reserve).
+//	router.AddHandler("reserve", "orders", subscriber, "reservations", box.ContextPublisher(), reserve).
 //		AddMiddleware(in.Middleware)
 //
 //	func reserve(msg *message.Message) ([]*message.Message, error) {
@@ -14,6 +14,9 @@
 //		}
 //		return []*message.Message{reserved}, nil // goes to the outbox
 //	}
+//
+// The router's own publisher is not used. A context publisher in its place fails,
+// and so shows it, where the middleware has been forgotten.
 //
 // # What it guarantees
 //

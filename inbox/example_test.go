@@ -56,10 +56,10 @@ func ExampleInbox_Middleware() {
 		return []*message.Message{message.NewMessage("reserved-"+msg.UUID, nil)}, nil
 	}
 
-	// GoChannel stands for RabbitMQ; the router's own publisher is not used.
+	// GoChannel stands for RabbitMQ.
 	broker := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 	router := message.NewDefaultRouter(watermill.NopLogger{})
-	router.AddHandler("reserve", "orders", broker, "reservations", broker, reserve).AddMiddleware(in.Middleware)
+	router.AddHandler("reserve", "orders", broker, "reservations", box.ContextPublisher(), reserve).AddMiddleware(in.Middleware)
 	stopped := make(chan error)
 	go func() { stopped <- router.Run(ctx) }()
 	<-router.Running()

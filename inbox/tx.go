@@ -67,19 +67,16 @@ func (h *handle) QueryContext(ctx context.Context, query string, args ...any) (*
 }
 
 func (h *handle) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	if err := h.admit(query); err != nil {
-		return h.noRow(err)
+	err := h.admit(query)
+	if err == nil {
+		row := h.tx.QueryRowContext(ctx, query, args...)
+		if err = row.Err(); err == nil {
+			return row
+		}
+		err = h.judge(ctx, err)
 	}
-	row := h.tx.QueryRowContext(ctx, query, args...)
-	if err := row.Err(); err != nil {
-		return h.noRow(h.judge(ctx, err))
-	}
-	return row
-}
-
-// noRow returns a row that has nothing but err. Only database/sql can make one,
-// from the error of a context that has ended before anything is sent.
-func (h *handle) noRow(err error) *sql.Row {
+	// Only database/sql can make a row that has nothing but an error: that of a
+	// context that has ended before anything is sent.
 	return h.tx.QueryRowContext(newEnded(err), "") //nolint:contextcheck // it is not for a statement
 }
 

@@ -103,6 +103,9 @@ func insertRows(ctx context.Context, tx oncemill.Tx, rows []Row, most int, head,
 // of each lane from its start that stops after $2 rows. $3 is the byte budget of
 // a lane, $4 the known ids, $5 the busy keys.
 //
+// Times come as microseconds: a double holds the seconds of this millennium to a
+// quarter of one, so rounding is exact.
+//
 // The snapshot is the statement's own, so every row that was committed before is
 // seen; among the rows of one key, whose producers serialise, a visible row
 // implies that every earlier one is visible or gone.
@@ -114,7 +117,8 @@ func insertRows(ctx context.Context, tx oncemill.Tx, rows []Row, most int, head,
 // above the rows that old statistics promise of a lane, the planner would rather
 // fetch the whole lane and sort it.
 const postgresRead = `
-select m.lane, m.id, m.topic, m.message_id, m.key, m.payload, m.metadata, m.created_at
+select m.lane, m.id, m.topic, m.message_id, m.key, m.payload, m.metadata,
+	(date_part('epoch', m.created_at) * 1000000)::bigint
 from unnest($1::smallint[]) as l (lane)
 cross join lateral (
 	select *
@@ -146,9 +150,11 @@ func (s *postgresStore) read(ctx context.Context, req ReadRequest) ([]Row, error
 	var out []Row
 	for rows.Next() {
 		var r Row
-		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &r.CreatedAt); err != nil {
+		var micros int64
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &micros); err != nil {
 			return nil, fmt.Errorf("read lanes: %w", err)
 		}
+		r.CreatedAt = time.UnixMicro(micros).UTC()
 		out = append(out, r)
 	}
 	if err := rows.Err(); err != nil {

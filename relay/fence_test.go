@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
 )
 
 // A worker process is stopped past its lease with messages in its hands, another
@@ -81,5 +82,51 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 		if len(takeovers) < outbox.Lanes {
 			t.Errorf("%d takeovers, want one of each lane at least", len(takeovers))
 		}
+	})
+}
+
+// A worker that is cut off from its database, and not from its broker, has rows
+// in memory that it could go on with. It stops before its lanes are another's.
+func TestRelay_StopsPublishingBeforeItsLeasesExpire(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		p.watchTakeovers(t)
+		w := &wire{}
+		own := p.open(t)
+		s := &sink{name: "cut off", wire: w, handle: slow(10 * time.Millisecond)}
+		r := start(t, p.boxOn(t, own, outbox.NoHistory), s, relay.Config{Lease: time.Second, StopTimeout: 100 * time.Millisecond})
+		all := spread(64, 200) // of each key one after the other: longer than the lease
+		if !p.postgres() {
+			all = spread(8, 200)
+		}
+		commit(t, p.box(t), all...)
+		w.await(t, 1)
+		if err := own.Close(); err != nil {
+			t.Fatal(err)
+		}
+		start(t, p.box(t), &sink{name: "next", wire: w}, short)
+		p.awaitNothingOwed(t)
+		r.stop()
+
+		taken := map[int]time.Time{}
+		for _, o := range p.takeovers(t) {
+			if _, ok := taken[o.lane]; !ok {
+				taken[o.lane] = o.at
+			}
+		}
+		inMemory := 0
+		for _, a := range w.all() {
+			if at, ok := taken[a.lane]; a.by == "cut off" && ok {
+				inMemory++
+				if !a.at.Before(at) {
+					t.Errorf("lane %d: %s was published %v after another worker had taken the lane", a.lane, a.message, a.at.Sub(at))
+					break
+				}
+			}
+		}
+		if inMemory == 0 || w.by()["next"] == 0 {
+			t.Errorf("published: %v; the run says nothing", w.by())
+		}
+		w.check(t, all, len(all)) // what it published and could not delete comes again
 	})
 }

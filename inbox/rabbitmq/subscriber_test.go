@@ -56,7 +56,11 @@ func TestMarshaler_InTheStockSubscriber(t *testing.T) {
 	<-router.Running()
 
 	publishForeign(t, uri, 3)
-	msg := <-handled
+	msg := message.NewMessage("none", nil)
+	select {
+	case msg = <-handled:
+	case <-time.After(20 * time.Second):
+	}
 	if msg.UUID != "order-1" || string(msg.Payload) != "payload" || msg.Metadata.Get("attempt") != "7" {
 		t.Errorf("got %+v", msg)
 	}

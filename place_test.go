@@ -1,0 +1,111 @@
+package oncemill_test
+
+import (
+	"database/sql"
+	"path/filepath"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// place is an empty database. open gives pools on it as other processes have
+// them.
+type place struct {
+	db   *sql.DB
+	cfg  oncemill.Config
+	open func(t *testing.T) *sql.DB
+}
+
+// places are what the tests of Migrate run on. The second has the default that
+// fixes a snapshot before a lock is granted.
+var places = map[string]func(*testing.T) *place{
+	"postgresql": func(t *testing.T) *place {
+		pg := testserver.Postgres(t)
+		return &place{pg.DB, pg.Config, func(t *testing.T) *sql.DB { return pg.Open(t) }}
+	},
+	"postgresql_repeatable_read": func(t *testing.T) *place {
+		pg := testserver.Postgres(t)
+		open := func(t *testing.T) *sql.DB { return pg.Open(t, "default_transaction_isolation=repeatable read") }
+		return &place{open(t), pg.Config, open}
+	},
+	"sqlite": func(t *testing.T) *place {
+		path := filepath.Join(t.TempDir(), "test.db")
+		open := func(t *testing.T) *sql.DB { return testserver.OpenSQLite(t, path) }
+		return &place{open(t), oncemill.Config{}, open}
+	},
+}
+
+func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+	t.Helper()
+	t.Parallel()
+	for name, open := range places {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t))
+		})
+	}
+}
+
+func (p *place) isSQLite() bool { return p.cfg.Dialect != oncemill.PostgreSQL }
+
+func (p *place) expand(t *testing.T, text string) string {
+	t.Helper()
+	resolved, err := p.cfg.Resolve(p.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return resolved.Expand(text)
+}
+
+func (p *place) exec(t *testing.T, text string, args ...any) {
+	t.Helper()
+	if _, err := p.db.ExecContext(t.Context(), p.expand(t, text), args...); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+// objects returns everything that exists in the places of oncemill's tables: a
+// change of any of them, or of the versions, shows.
+func (p *place) objects(t *testing.T) (all []string) {
+	t.Helper()
+	text := `select c.relname || ' ' || c.oid || ' ' || c.relfilenode from pg_class c join pg_namespace n on n.oid = c.relnamespace
+		where n.nspname = trim('{{schema}}', '"') order by 1`
+	if p.isSQLite() {
+		text = `select name || ' ' || coalesce(sql, '') from sqlite_schema order by 1`
+	}
+	all = p.list(t, text)
+	if p.has(t, "migrations") {
+		all = append(all, p.list(t, `select set_name || ' ' || version || ' ' || step_name || ' ' || applied_at from {{migrations}} order by set_name, version`)...)
+	}
+	return all
+}
+
+func (p *place) has(t *testing.T, table string) bool {
+	t.Helper()
+	text := `select coalesce(to_regclass('{{` + table + `}}')::text, 'none')`
+	if p.isSQLite() {
+		text = `select coalesce((select name from sqlite_schema where '"' || name || '"' = '{{` + table + `}}'), 'none')`
+	}
+	return p.list(t, text)[0] != "none"
+}
+
+func (p *place) list(t *testing.T, text string) (all []string) {
+	t.Helper()
+	rows, err := p.db.QueryContext(t.Context(), p.expand(t, text))
+	if err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var s string
+		if err := rows.Scan(&s); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, s)
+	}
+	if err := rows.Err(); err != nil {
+		t.Fatal(err)
+	}
+	return all
+}

@@ -1,0 +1,113 @@
+package oncemill_test
+
+import (
+	"database/sql"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestSQLiteDSN_SetsWhatThePromisesNeedOnEveryConnection(t *testing.T) {
+	t.Parallel()
+	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
+	for range 3 {
+		conn, err := db.Conn(t.Context()) // held, so the next is another one
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		for pragma, want := range map[string]string{
+			"journal_mode": "wal", "synchronous": "2", "foreign_keys": "1", "busy_timeout": "10000",
+		} {
+			var got string
+			if err := conn.QueryRowContext(t.Context(), "pragma "+pragma).Scan(&got); err != nil || got != want {
+				t.Errorf("%s is %s, %v; want %s", pragma, got, err, want)
+			}
+		}
+	}
+}
+
+// A path is a path, whatever it holds.
+func TestSQLiteDSN_OpensTheFileOfThatName(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for _, name := range []string{
+		"plain.db", "with space.db", "question?mode=memory.db", "hash#tag.db", "percent%41.db", "plus+and&.db", "Zoë 日本語 🚀.db", "semi;colon.db", "file:colon.db",
+	} {
+		path := filepath.Join(dir, name)
+		db := testserver.OpenSQLite(t, path)
+		if _, err := db.ExecContext(t.Context(), `create table orders (id integer primary key)`); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if _, err := os.Stat(path); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestSQLiteDSN_TakesARelativePath(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	for _, path := range []string{"test.db", "./other.db", "a:b.db"} {
+		db := testserver.OpenSQLite(t, path)
+		if _, err := db.ExecContext(t.Context(), `create table orders (id integer primary key)`); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+		if _, err := os.Stat(filepath.Join(dir, path)); err != nil {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// A transaction that has read before it writes fails at once where it did not
+// begin as a writer; and readers do not wait for the writer.
+func TestSQLiteDSN_TransactionsWaitForEachOtherAndReadersForNobody(t *testing.T) {
+	t.Parallel()
+	db := testserver.SQLite(t)
+	if _, err := db.ExecContext(t.Context(), `create table counter (n integer); insert into counter values (0)`); err != nil {
+		t.Fatal(err)
+	}
+	const writers, each = 4, 10
+	var running sync.WaitGroup
+	for range writers {
+		running.Go(func() {
+			for range each {
+				if err := increment(t, db); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	running.Wait()
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(t.Context(), `update counter set n = -1`); err != nil {
+		t.Error(err)
+	}
+	var n int
+	if err := db.QueryRowContext(t.Context(), `select n from counter`).Scan(&n); err != nil || n != writers*each {
+		t.Errorf("counted %d, %v; want %d", n, err, writers*each)
+	}
+}
+
+func increment(t *testing.T, db *sql.DB) error {
+	tx, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	var n int
+	if err := tx.QueryRowContext(t.Context(), `select n from counter`).Scan(&n); err != nil {
+		return err
+	}
+	if _, err := tx.ExecContext(t.Context(), `update counter set n = $1`, n+1); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
