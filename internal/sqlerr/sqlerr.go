@@ -74,11 +74,11 @@ func Connection(err error) bool {
 //
 // A context's error leaves it open: pgx commits under the context of BeginTx and
 // returns it from any point of the way. A caller looks at its context before it
-// calls Commit.
+// calls Commit. So does pgx's SafeToRetry: of a connection lost after the commit
+// was sent it says that nothing was.
 func CommitUnknown(err error) bool {
-	var sent interface{ SafeToRetry() bool } // pgx's errors: true if nothing was
 	switch {
-	case err == nil, errors.Is(err, sql.ErrTxDone), errors.As(err, &sent) && sent.SafeToRetry():
+	case err == nil, errors.Is(err, sql.ErrTxDone):
 		return false
 	case State(err) != "":
 		return Connection(err) || State(err) == "40003" // statement completion unknown
