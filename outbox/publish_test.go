@@ -117,6 +117,15 @@ func TestPublish_NoMetadataAreNoBytes(t *testing.T) {
 	})
 }
 
+func TestDecodeMetadata_RefusesWhatIsNotOurs(t *testing.T) {
+	t.Parallel()
+	for _, encoded := range []string{"{", `[]`, `{"a":1}`, `{"a":{}}`, "\x00", `"text"`} {
+		if got, err := outbox.DecodeMetadata([]byte(encoded)); err == nil {
+			t.Errorf("%s became %v", encoded, got)
+		}
+	}
+}
+
 // Watermill hands the caller's message in: it must not be changed.
 func TestPublish_LeavesTheMessageAlone(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {

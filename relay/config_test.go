@@ -61,7 +61,7 @@ func TestNew_NamesEveryBadValueAndSendsNothing(t *testing.T) {
 		"PublishTimeout": {{PublishTimeout: -1}, {PublishTimeout: time.Millisecond}, {PublishTimeout: 5*time.Second + 1}, {Lease: 3 * time.Second, PublishTimeout: 2 * time.Second}},
 		"StopTimeout":    {{StopTimeout: -1}, {StopTimeout: time.Microsecond}, {StopTimeout: time.Hour + 1}},
 		"Window":         {{Window: -1}, {Window: 1<<16 + 1}},
-		"Batch":          {{Batch: -1}, {Batch: 10_001}},
+		"Batch":          {{Batch: -1}, {Batch: 401}},
 		"PollMin":        {{PollMin: -1}, {PollMin: time.Microsecond}, {PollMin: time.Minute + 1}},
 		"PollMax":        {{PollMax: -1}, {PollMax: time.Millisecond}, {PollMax: time.Hour + 1}, {PollMin: time.Second, PollMax: time.Second - 1}},
 	} {
@@ -90,7 +90,7 @@ func TestNew_NamesEveryBadValueAndSendsNothing(t *testing.T) {
 	for _, cfg := range []relay.Config{
 		{},
 		{Lease: time.Second, PublishTimeout: 10 * time.Millisecond, StopTimeout: time.Millisecond, Window: 1, Batch: 1, PollMin: time.Millisecond, PollMax: time.Millisecond},
-		{Lease: time.Hour, PublishTimeout: 20 * time.Minute, StopTimeout: time.Hour, Window: 1 << 16, Batch: 10_000, PollMin: time.Minute, PollMax: time.Hour},
+		{Lease: time.Hour, PublishTimeout: 20 * time.Minute, StopTimeout: time.Hour, Window: 1 << 16, Batch: 400, PollMin: time.Minute, PollMax: time.Hour},
 		{PollMin: time.Minute}, // PollMax follows
 	} {
 		if _, err := relay.New(box, s, cfg); err != nil {

@@ -24,7 +24,7 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 	group.Go(func() {
 		keys, pause := 40, 10*time.Millisecond
 		if box.Database().Dialect == oncemill.SQLite {
-			keys, pause = 10, 40*time.Millisecond
+			keys, pause = 5, 50*time.Millisecond // one writer at a time
 		}
 		for i := 0; ctx.Err() == nil; i++ {
 			var msgs []*message.Message
@@ -59,7 +59,7 @@ func TestRelay_RepeatsNothingOverCleanStops(t *testing.T) {
 				return slow(20*time.Millisecond)(ctx, m)
 			}
 			before := w.count()
-			r := start(t, box, s, unhurried)
+			r := start(t, box, s, p.unhurried())
 			w.await(t, before+20)
 			eventually(t, "something in flight", func() bool { return open.Load() > 0 })
 			if open.Load() > 0 {
@@ -77,7 +77,7 @@ func TestRelay_RepeatsNothingOverCleanStops(t *testing.T) {
 			t.Error("nothing was in flight at any stop: the run says nothing")
 		}
 		all := stop()
-		start(t, box, &sink{name: "last", wire: w}, unhurried)
+		start(t, box, &sink{name: "last", wire: w}, p.unhurried())
 		p.awaitNothingOwed(t)
 		w.check(t, all, 0)
 	})
@@ -91,7 +91,7 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 		var workers []running
 		for number, share := range []int{32, 16, 0, 8} {
 			name := fmt.Sprint("worker", number)
-			workers = append(workers, start(t, box, &sink{name: name, wire: w, handle: slow(5 * time.Millisecond)}, unhurried))
+			workers = append(workers, start(t, box, &sink{name: name, wire: w, handle: slow(5 * time.Millisecond)}, p.unhurried()))
 			if share == 0 {
 				continue // with the next one
 			}
@@ -107,7 +107,7 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 		// A fair division is left alone.
 		epochs := p.count(t, `select sum(epoch) from {{relay_leases}}`)
 		before := w.count()
-		w.await(t, before+200)
+		w.await(t, before+100)
 		if n := p.count(t, `select sum(epoch) from {{relay_leases}}`); n != epochs {
 			t.Errorf("lanes changed hands %d times although the shares are fair", n-epochs)
 		}
@@ -133,8 +133,8 @@ func TestRelay_LeavesLanesToAWorkerThatReachesItsBroker(t *testing.T) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		a, b := &sink{name: "a", wire: w}, &sink{name: "b", wire: w}
-		start(t, box, a, unhurried)
-		start(t, box, b, unhurried)
+		start(t, box, a, p.unhurried())
+		start(t, box, b, p.unhurried())
 		p.awaitShares(t, map[string]int{"a": 16, "b": 16})
 		a.away.Store(true)
 		p.awaitShares(t, map[string]int{"a": 0, "b": 32})
@@ -262,4 +262,27 @@ func TestRelay_WaitsForWhatIsInFlightBeforeItStops(t *testing.T) {
 			t.Errorf("%d rows owed, want the 10 that were not begun", n)
 		}
 	})
+}
+
+// A database may make every transaction REPEATABLE READ or SERIALIZABLE unless
+// it says otherwise.
+func TestRelay_WorksUnderAnyDefaultIsolation(t *testing.T) {
+	t.Parallel()
+	for _, level := range []string{"repeatable read", "serializable"} {
+		t.Run(level, func(t *testing.T) {
+			t.Parallel()
+			p := onPostgres(t)
+			box, w := p.boxOn(t, p.open(t, "default_transaction_isolation="+level), 24*time.Hour), &wire{}
+			stop := stream(t, box)
+			a := start(t, box, &sink{name: "a", wire: w, handle: slow(time.Millisecond)}, p.unhurried())
+			start(t, box, &sink{name: "b", wire: w, handle: slow(time.Millisecond)}, p.unhurried())
+			p.awaitShares(t, map[string]int{"a": 16, "b": 16})
+			eventually(t, "the upkeep", func() bool { return p.count(t, `select count(*) from {{outbox_history}}`) > 100 })
+			a.stop()
+			p.awaitShares(t, map[string]int{"b": 32})
+			all := stop()
+			p.awaitNothingOwed(t)
+			w.check(t, all, 0)
+		})
+	}
 }

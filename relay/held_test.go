@@ -109,7 +109,7 @@ func TestRelay_DoesNotStarveOthersBehindABurstOfOneKey(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, p place) {
 		burst, others := 20_000, 1000
 		if !p.postgres() {
-			burst, others = 2000, 100
+			burst, others = 1000, 50
 		}
 		keys := keysOfLane(7, others+1)
 		box, w := p.box(t), &wire{}

@@ -312,6 +312,24 @@ func TestLeases_AGuardedTransactionExcludesATakeover(t *testing.T) {
 	})
 }
 
+// A process that is stopped in the middle of a guarded transaction keeps its
+// locks only for a moment. (On SQLite it keeps the whole database waiting.)
+func TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		if s.box.Database().Dialect == oncemill.SQLite {
+			return
+		}
+		epoch := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
+		s.inGuard(t, upkeepLane, "a", epoch, func(bool) {
+			for begin := time.Now(); len(s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm)) == 0; time.Sleep(shortTerm) {
+				if time.Since(begin) > longTerm/2 {
+					t.Fatal("the transaction keeps the lease")
+				}
+			}
+		})
+	})
+}
+
 func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
 		if names := s.box.Database(); names.Dialect == oncemill.SQLite { // on PostgreSQL days are missing

@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"flag"
 	"os"
 	"testing"
 
@@ -12,6 +13,10 @@ import (
 func TestMain(m *testing.M) {
 	if spec := os.Getenv(workerEnv); spec != "" {
 		os.Exit(workerMain(spec))
+	}
+	// The tests wait most of the time, for leases and for servers.
+	if err := flag.Set("test.parallel", "4"); err != nil {
+		panic(err)
 	}
 	os.Exit(testserver.Main(m))
 }

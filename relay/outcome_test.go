@@ -135,7 +135,7 @@ func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 		}}, cfg)
 		all := spread(50, 60)
 		if !p.postgres() {
-			all = all[:1000]
+			all = all[:600]
 		}
 		commit(t, box, all...)
 		p.awaitNothingOwed(t)

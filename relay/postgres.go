@@ -79,8 +79,10 @@ where owner = $1 and lane = any ($2::smallint[])`
 
 	postgresLeave = `delete from {{relay_workers}} where owner = $1`
 
+	// The server ends the transaction of a process that was stopped in the
+	// middle of it, which would keep the lease and whatever else it has locked.
 	postgresGuard = `
-select count(*)
+select count(*), set_config('idle_in_transaction_session_timeout', '1s', true)
 from (select from {{relay_leases}} where lane = $1 and owner = $2 and epoch = $3 for update) held`
 )
 
@@ -117,6 +119,7 @@ func (s *postgresLeases) leave(ctx context.Context, owner string) error {
 
 func (s *postgresLeases) guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error) {
 	var n int
-	err := tx.QueryRowContext(ctx, s.guardText, lane, owner, epoch).Scan(&n)
+	var timeout string
+	err := tx.QueryRowContext(ctx, s.guardText, lane, owner, epoch).Scan(&n, &timeout)
 	return n == 1, err
 }

@@ -202,6 +202,15 @@ var (
 	// short is a configuration in which takeovers come soon.
 	short = relay.Config{Lease: time.Second}
 
-	// unhurried is one in which a busy machine causes no takeover.
+	// unhurried is one for a single worker that never has to hurry.
 	unhurried = relay.Config{Lease: 6 * time.Second}
 )
+
+// unhurried is a configuration in which a busy machine causes no takeover.
+// SQLite, which has one writer at a time, keeps workers waiting for longer.
+func (p place) unhurried() relay.Config {
+	if p.postgres() {
+		return relay.Config{Lease: 6 * time.Second}
+	}
+	return relay.Config{Lease: 15 * time.Second}
+}
