@@ -68,8 +68,9 @@ func explained(t *testing.T, dsn string) (*sql.DB, *plans) {
 }
 
 // faults returns what a plan of ours must not contain: a sort, a scan of a whole
-// partition or of a whole lane, code compiled for one execution, and a value that was not known when it was made,
-// which tells a generic plan from one made for its execution.
+// partition or of a whole lane, code compiled for one execution (JIT), and a value
+// that was not known when it was made, which tells a generic plan from one made
+// for its execution.
 func faults(t *testing.T, plan string) (bad []string) {
 	t.Helper()
 	var tree any
@@ -129,6 +130,22 @@ func work(t *testing.T, queue *outbox.Queue) {
 	}
 }
 
+// naiveLimited is planned at each execution, but tells the planner the limit. By
+// statistics of the empty table that is above the rows of a lane.
+const naiveLimited = `
+select m.*
+from unnest($1::smallint[]) as l (lane)
+cross join lateral (
+	select *
+	from {{outbox}} o
+	where o.lane = l.lane
+		and $2::int + $3::int > 0
+		and o.id not in (select unnest($4::bigint[]))
+		and o.key not in (select unnest($5::text[]))
+	order by o.id
+	limit 500
+) m`
+
 func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	t.Parallel()
 	// On a server where nobody else's changes make a session forget its plans.
@@ -147,6 +164,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	}
 	defer naive.Close()
 	for _, text := range []string{
+		`prepare naive_limited as ` + p.expand(t, naiveLimited),
 		`set plan_cache_mode = force_generic_plan`,
 		`prepare naive_read as ` + read.text, `execute naive_read ` + read.values(),
 		`prepare naive_remove as ` + remove.text, `execute naive_remove ` + remove.values(),
@@ -214,6 +232,16 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			t.Errorf("the plan of a naive %s is good: the test shows nothing", name)
 		}
 	}
+	for _, text := range []string{`set plan_cache_mode = force_custom_plan`, `explain (verbose, format json) execute naive_limited ` + read.values()} {
+		var plan string
+		if err := naive.QueryRowContext(t.Context(), text).Scan(&plan); err != nil && !errors.Is(err, sql.ErrNoRows) {
+			t.Fatalf("%s: %v", text, err)
+		}
+		if plan != "" && !slices.Contains(faults(t, plan), "Sort") {
+			t.Error("the plan of a naive limit is good: the test shows nothing")
+		}
+	}
+
 	p.exec(t, `analyze {{outbox}}`)
 	check("analyzed with its backlog")
 	p.exec(t, `delete from {{outbox}} where id > 1000`)

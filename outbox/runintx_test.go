@@ -274,10 +274,11 @@ func TestRunInTx_RetriesADeadlock(t *testing.T) {
 	})
 	crossing.Wait()
 	expectNoError(t, err)
-	if n := p.count(t, `select sum(quantity) from stock`); n != 16 || runs != 2 {
+	// The second run may take the row back before the other has woken up.
+	if n := p.count(t, `select sum(quantity) from stock`); n != 16 || runs < 2 {
 		t.Errorf("the sum is %d after %d runs", n, runs)
 	}
-	expectIDs(t, p.read(t), "run 2")
+	expectIDs(t, p.read(t), fmt.Sprint("run ", runs))
 }
 
 func backend(t *testing.T, tx *sql.Tx) (pid int) {

@@ -60,6 +60,7 @@ func TestPublish_BadMessagesAreNamedBeforeAnyStatement(t *testing.T) {
 			p.tap.sent()
 			for name, c := range cases {
 				if c.msg != nil {
+					c.msg = c.msg.Copy() // the other places have theirs
 					c.msg.SetContext(ctx)
 				}
 				for _, publisher := range []*outbox.Publisher{p.box.Publisher(tx), p.box.ContextPublisher()} {

@@ -34,9 +34,6 @@ type place struct {
 
 func (p place) postgres() bool { return p.cfg.Dialect == oncemill.PostgreSQL }
 
-// table returns the name of one of oncemill's tables.
-func (p place) table(name string) string { return p.cfg.Table(name) }
-
 // eachDatabase runs test on both databases.
 func eachDatabase(t *testing.T, test func(t *testing.T, p place)) {
 	t.Run("PostgreSQL", func(t *testing.T) {

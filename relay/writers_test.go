@@ -46,12 +46,12 @@ func newBusiness(t testing.TB, p place, history time.Duration, keys []string) *b
 	return &business{place: p, box: p.boxOn(t, p.db, history)}
 }
 
-func (b *business) count(kind string) {
+func (b *business) saw(kind string) {
 	n, _ := b.kinds.LoadOrStore(kind, new(atomic.Int64))
 	n.(*atomic.Int64).Add(1)
 }
 
-func (b *business) counted(kind string) int64 {
+func (b *business) seen(kind string) int64 {
 	if n, ok := b.kinds.Load(kind); ok {
 		return n.(*atomic.Int64).Load()
 	}
@@ -173,7 +173,7 @@ func (w *writer) inTx(ctx context.Context) error {
 		return nil
 	})
 	if errors.Is(err, errUndo) {
-		w.business.count("rolled back")
+		w.saw("rolled back")
 		return nil
 	}
 	return err
@@ -222,7 +222,7 @@ func (w *writer) onConnection(ctx context.Context) (err error) {
 		}
 		w.late.Add(late)
 	}
-	w.business.count(kind)
+	w.saw(kind)
 	return nil
 }
 
@@ -266,7 +266,7 @@ func (w *writer) undone(ctx context.Context, tx session, key string, n int) erro
 	if _, err := w.write(ctx, tx, key, n); err != nil {
 		return err
 	}
-	w.business.count("savepoint")
+	w.saw("savepoint")
 	_, err := tx.ExecContext(ctx, `rollback to savepoint s`)
 	return err
 }

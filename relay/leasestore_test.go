@@ -1,0 +1,144 @@
+package relay
+
+import (
+	"database/sql"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// lessors is a lease store of a test's own.
+type lessors struct {
+	leaseStore
+	db    *sql.DB
+	box   *outbox.Outbox
+	other leaseStore // on a pool that does not wait long for another writer
+}
+
+// eachLeaseStore runs the conformance suite's test on both databases, and on
+// PostgreSQL under the isolation levels that a database may have as its default.
+func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
+	t.Parallel()
+	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) lessors {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, Migrations); err != nil {
+			t.Fatal(err)
+		}
+		newBox := func(db *sql.DB) *outbox.Outbox {
+			box, err := outbox.New(db, outbox.Config{Database: cfg})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return box
+		}
+		box := newBox(db)
+		return lessors{newLeaseStore(box), db, box, newLeaseStore(newBox(other))}
+	}
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run("PostgreSQL "+level, func(t *testing.T) {
+			t.Parallel()
+			pg := testserver.Postgres(t)
+			db := pg.Open(t, "default_transaction_isolation="+level)
+			test(t, open(t, db, db, pg.Config))
+		})
+	}
+	t.Run("SQLite", func(t *testing.T) {
+		t.Parallel()
+		path := filepath.Join(t.TempDir(), "test.db")
+		other := testserver.OpenSQLite(t, path)
+		other.SetMaxOpenConns(1)
+		if _, err := other.ExecContext(t.Context(), `pragma busy_timeout = 100`); err != nil {
+			t.Fatal(err)
+		}
+		test(t, open(t, testserver.OpenSQLite(t, path), other, oncemill.Config{}))
+	})
+}
+
+const (
+	longTerm  = time.Minute
+	shortTerm = 20 * time.Millisecond
+)
+
+func allLanes() []int {
+	lanes := make([]int, outbox.Lanes)
+	for i := range lanes {
+		lanes[i] = i
+	}
+	return lanes
+}
+
+func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, term time.Duration) map[int]int64 {
+	t.Helper()
+	taken, err := s.take(t.Context(), owner, lanes, most, term)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return taken
+}
+
+func (s lessors) mustBeat(t *testing.T, me identity, lanes []int, term time.Duration) map[int]int64 {
+	t.Helper()
+	held, err := s.beat(t.Context(), me, lanes, term)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return held
+}
+
+func (s lessors) mustCensus(t *testing.T) (map[int]lease, map[string]peer) {
+	t.Helper()
+	leases, peers, err := s.census(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	byLane, byOwner := map[int]lease{}, map[string]peer{}
+	for _, l := range leases {
+		byLane[l.lane] = l
+	}
+	for _, p := range peers {
+		byOwner[p.owner] = p
+	}
+	if len(byLane) != outbox.Lanes+1 || len(leases) != len(byLane) || len(peers) != len(byOwner) {
+		t.Fatalf("%d leases of %d lanes, %d peers of %d owners", len(leases), len(byLane), len(peers), len(byOwner))
+	}
+	return byLane, byOwner
+}
+
+// awaitExpired waits until the database finds the lanes free.
+func (s lessors) awaitExpired(t *testing.T, lanes ...int) {
+	t.Helper()
+	for begin := time.Now(); ; time.Sleep(shortTerm / 4) {
+		leases, _ := s.mustCensus(t)
+		if !slices.ContainsFunc(lanes, func(lane int) bool { return leases[lane].left >= 0 }) {
+			return
+		}
+		if time.Since(begin) > longTerm/2 {
+			t.Fatal("leases do not expire")
+		}
+	}
+}
+
+// inGuard runs fn in a transaction that the lease guards.
+func (s lessors) inGuard(t *testing.T, lane int, owner string, epoch int64, fn func(held bool)) {
+	t.Helper()
+	tx, err := s.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	held, err := s.guard(t.Context(), tx, lane, owner, epoch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	fn(held)
+}
+
+func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (held bool) {
+	t.Helper()
+	s.inGuard(t, lane, owner, epoch, func(h bool) { held = h })
+	return held
+}
