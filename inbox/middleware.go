@@ -71,6 +71,11 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 	if err := in.store.seal(ctx, tx, id); err != nil {
 		return databaseFailed, err
 	}
+	// Once Commit has been called, a context's error may come from after the
+	// commit was sent.
+	if err := ctx.Err(); err != nil {
+		return databaseFailed, fmt.Errorf("commit: %w", err)
+	}
 	if err := tx.Commit(); err != nil {
 		if sqlerr.CommitUnknown(err) {
 			return commitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)

@@ -111,6 +111,10 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 	t.Helper()
 	db := sql.OpenDB(through)
 	t.Cleanup(func() {
+		// database/sql rolls back what a context has ended on its own time.
+		for end := time.Now().Add(10 * time.Second); db.Stats().InUse > 0 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
 		if n := db.Stats().InUse; n != 0 {
 			t.Errorf("%d connections were not given back", n)
 		}

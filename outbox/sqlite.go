@@ -251,31 +251,42 @@ where rowid in (
 	select rowid from {{outbox_history}}
 	where relayed_at < cast(unixepoch('subsec') * 1000000 as integer) - ?1
 	order by relayed_at
-	limit 1000
+	limit ?2
 )`
+
+const sqliteRetireRows = 1000
 
 func (s *sqliteStore) maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
 	var done Maintained
-	if s.history == 0 {
-		return done, nil
+	for s.history > 0 {
+		retired, err := s.retire(ctx, guard)
+		done.Retired += retired
+		if err != nil || retired < sqliteRetireRows {
+			return done, err
+		}
 	}
+	return done, nil
+}
+
+// retire deletes one batch of the history.
+func (s *sqliteStore) retire(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (retired int64, err error) {
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
-		return done, fmt.Errorf("retire history: %w", err)
+		return 0, fmt.Errorf("retire history: %w", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	if held, err := guard(ctx, tx); err != nil || !held {
-		return done, err
+		return 0, err
 	}
-	result, err := tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds())
+	result, err := tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows)
 	if err != nil {
-		return done, fmt.Errorf("retire history: %w", err)
+		return 0, fmt.Errorf("retire history: %w", err)
 	}
-	if done.Retired, err = result.RowsAffected(); err != nil {
-		return done, fmt.Errorf("retire history: %w", err)
+	if retired, err = result.RowsAffected(); err != nil {
+		return 0, fmt.Errorf("retire history: %w", err)
 	}
 	if err := tx.Commit(); err != nil {
-		return Maintained{}, fmt.Errorf("retire history: commit: %w", err)
+		return 0, fmt.Errorf("retire history: commit: %w", err)
 	}
-	return done, nil
+	return retired, nil
 }

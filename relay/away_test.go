@@ -75,7 +75,7 @@ func TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut(t *testing.T) {
 		cut <- n
 	}()
 	var all []*message.Message
-	for i := range 150 {
+	for i := range 100 {
 		for k := range 20 {
 			all = append(all, keyed(string(rune('a'+k)), i, 1)...)
 		}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,6 +27,9 @@ type frame struct {
 	// Expired says that the reply to frame Number did not come in time: the
 	// message will be sent again.
 	Expired bool
+
+	// Held says that the process has a message in its hands that it holds back.
+	Held bool
 }
 
 // reply is the broker's word on a frame.
@@ -73,6 +77,7 @@ type broker struct {
 	decide   func(frame) (outcome, time.Duration) // what to reply, and when
 	group    sync.WaitGroup
 	closing  chan struct{}
+	held     atomic.Int64
 
 	mu         sync.Mutex
 	deliveries []delivery
@@ -137,6 +142,10 @@ func (b *broker) serve(c *brokerConn) {
 		var f frame
 		if in.Decode(&f) != nil {
 			return // the process has ended
+		}
+		if f.Held {
+			b.held.Add(1)
+			continue
 		}
 		if f.Expired {
 			b.mu.Lock()
@@ -262,6 +271,7 @@ func (s *remoteSink) Publish(ctx context.Context, msgs []*relay.Message, done fu
 		f := frame{By: s.name, Number: s.last, Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, Key: m.Key, Body: string(m.Payload)}
 		if s.holdBack != "" && m.Key == s.holdBack && !s.released {
 			s.heldBack = append(s.heldBack, f)
+			s.out = append(s.out, frame{Held: true})
 		} else {
 			s.out = append(s.out, f)
 		}

@@ -32,6 +32,7 @@ type engine struct {
 
 	reading bool
 	woken   bool          // something was committed while that read ran
+	stale   bool          // what that read brings is of no use
 	poll    time.Duration // present interval of polls
 	pollAt  time.Time     // dry lanes are read again then
 
@@ -138,7 +139,7 @@ func (e *engine) nextRead(now time.Time) *read {
 	}
 	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes}, lanes: wanting}
 	for _, l := range wanting {
-		l.reading = true
+		l.reading, l.unbusied = true, false
 		r.Lanes = append(r.Lanes, l.number)
 		r.Busy = l.busy(r.Busy)
 		for id := range l.entries {
@@ -176,8 +177,8 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 // read takes what a read returned; entries of one lane come together, in order.
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reading = false
-	woken := e.woken
-	e.woken = false
+	woken, useful := e.woken, err == nil && !e.stale
+	e.woken, e.stale = false, false
 	found := 0
 	for _, l := range r.lanes {
 		n := 0
@@ -186,7 +187,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 		mine := entries[:n]
 		entries = entries[n:]
-		if err == nil && !l.draining { // a dropped lane is draining too
+		if useful && !l.draining { // a dropped lane is draining too
 			found += l.add(mine)
 		}
 		l.reading = false
@@ -194,7 +195,10 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		for _, m := range mine {
 			bytes += m.size()
 		}
-		l.dry = err == nil && !woken && len(mine) < r.Rows && bytes < r.Bytes
+		l.dry = useful && !woken && !l.unbusied && len(mine) < r.Rows && bytes < r.Bytes
+	}
+	if err != nil {
+		e.forgetUnsent()
 	}
 	// Polls follow one another fast while they find something, then slower.
 	if found > 0 {
@@ -203,6 +207,17 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		e.poll = min(2*e.poll, e.pollMax)
 	}
 	e.pollAt = now.Add(e.poll)
+}
+
+// forgetUnsent makes all lanes forget what was not sent. A read under way passes
+// over some of that, so what it brings may lie behind it: it counts for nothing.
+func (e *engine) forgetUnsent() {
+	e.stale = e.reading
+	for _, l := range e.lanes {
+		if l != nil {
+			l.forgetUnsent()
+		}
+	}
 }
 
 // nextPublish returns messages of one lane to publish, in order, whose outcomes
@@ -280,6 +295,7 @@ func (e *engine) removed(now time.Time, retryIn time.Duration, err error) {
 	if err != nil {
 		e.removeFailed = true
 		e.removeAt = now.Add(retryIn)
+		e.forgetUnsent()
 		return
 	}
 	e.removeFailed = false

@@ -2,7 +2,6 @@ package relay_test
 
 import (
 	"strings"
-	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -19,14 +18,10 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 		p.watchTakeovers(t)
 		keys := keysOfLane(3, 4)
 		b := newBusiness(t, p, outbox.NoHistory, keys)
-		var took atomic.Int64
-		broker := startBroker(t, func(f frame) (outcome, time.Duration) {
-			took.Add(1)
-			return confirmed, 0
-		})
+		broker := startBroker(t, func(frame) (outcome, time.Duration) { return confirmed, 0 })
 		// The first worker holds back what it has of one key: its sink has it,
 		// the broker does not.
-		const each = 30
+		const each = 10
 		spec := workerSpec{Lease: time.Second, History: outbox.NoHistory}
 		spec.Name, spec.HoldBack = "first", keys[0]
 		first := startProcess(t, p, broker, spec)
@@ -36,8 +31,8 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 				b.commit(t, key)
 			}
 			if i == 0 {
-				eventually(t, "the first worker sends", func() bool { return took.Load() > 0 })
-				first.signal(syscall.SIGSTOP)
+				eventually(t, "a message in the worker's hands", func() bool { return broker.held.Load() > 0 })
+				p.outsideTransactions(t, func() { first.signal(syscall.SIGSTOP) })
 			}
 		}
 		spec.Name, spec.HoldBack = "second", ""

@@ -24,7 +24,7 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 	group.Go(func() {
 		keys, pause := 40, 10*time.Millisecond
 		if box.Database().Dialect == oncemill.SQLite {
-			keys, pause = 5, 50*time.Millisecond // one writer at a time
+			keys, pause = 5, 100*time.Millisecond // one writer at a time
 		}
 		for i := 0; ctx.Err() == nil; i++ {
 			var msgs []*message.Message
@@ -89,11 +89,15 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		var workers []running
-		for number, share := range []int{32, 16, 0, 8} {
+		expected := []int{32, 16, 0, 8} // lanes of each; 0: the next one starts at once
+		if !p.postgres() {
+			expected = []int{32, 16}
+		}
+		for number, share := range expected {
 			name := fmt.Sprint("worker", number)
 			workers = append(workers, start(t, box, &sink{name: name, wire: w, handle: slow(5 * time.Millisecond)}, p.unhurried()))
 			if share == 0 {
-				continue // with the next one
+				continue
 			}
 			want := map[string]int{}
 			for i := range number + 1 {
@@ -101,9 +105,12 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 			}
 			p.awaitShares(t, want)
 		}
-		workers[0].stop()
-		workers[2].stop()
-		p.awaitShares(t, map[string]int{"worker1": 16, "worker3": 16})
+		last := len(workers) - 1
+		if last == 3 {
+			workers[1].stop()
+			workers[2].stop()
+			p.awaitShares(t, map[string]int{"worker0": 16, "worker3": 16})
+		}
 		// A fair division is left alone.
 		epochs := p.count(t, `select sum(epoch) from {{relay_leases}}`)
 		before := w.count()
@@ -111,8 +118,8 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 		if n := p.count(t, `select sum(epoch) from {{relay_leases}}`); n != epochs {
 			t.Errorf("lanes changed hands %d times although the shares are fair", n-epochs)
 		}
-		workers[1].stop()
-		p.awaitShares(t, map[string]int{"worker3": 32})
+		workers[0].stop()
+		p.awaitShares(t, map[string]int{fmt.Sprint("worker", last): 32})
 		all := stop()
 		p.awaitNothingOwed(t)
 		w.check(t, all, 0)

@@ -58,8 +58,9 @@ type lane struct {
 	bytes    int      // of payload and metadata in entries
 	inFlight int
 
-	reading bool // a read of this lane is under way
-	dry     bool // the last read found less than it asked for
+	reading  bool // a read of this lane is under way
+	unbusied bool // a key that the read passes over ceased to be busy
+	dry      bool // the last read found less than it asked for
 
 	retry   backoff.BackOff
 	retryAt time.Time // after a failure: nothing is published before
@@ -195,7 +196,7 @@ func (l *lane) confirm(e *entry) {
 	c.head, c.length = e.next, c.length-1
 	e.next = nil
 	if c.length == maxWaiting {
-		l.dry = false // the key is no longer busy: there may be more of it
+		l.dry, l.unbusied = false, true // there may be more of the key
 	}
 	if c.head == nil {
 		delete(l.chains, e.Key)
@@ -222,6 +223,29 @@ func (l *lane) fail(e *entry, now time.Time) {
 func (l *lane) forget(e *entry) {
 	delete(l.entries, e.ID)
 	l.bytes -= e.size()
+	e.Payload, e.Metadata = nil, nil // its read's other entries may live on
+}
+
+// forgetUnsent drops what is neither in flight nor confirmed, to be read again.
+// After an error the database may be another server, which lost its tail: what it
+// does not hold any more must not be sent.
+func (l *lane) forgetUnsent() {
+	for id, e := range l.entries {
+		switch e.state {
+		case inFlight, confirmed:
+		case waiting, ready, failed:
+			delete(l.entries, id)
+			l.bytes -= e.size()
+		}
+	}
+	for key, c := range l.chains {
+		if c.head.state != inFlight {
+			delete(l.chains, key)
+			continue
+		}
+		c.head.next, c.tail, c.length = nil, c.head, 1
+	}
+	l.ready, l.failed, l.dry = fifo{}, nil, false
 }
 
 // allConfirmed reports that the lane knows rows, and all of them are about to be

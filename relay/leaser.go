@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"time"
+
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // leaser keeps a worker's leases: it is the only one that asks the database for
@@ -24,7 +26,7 @@ type holding struct {
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
-	mayHold  [32]bool
+	mayHold  [outbox.Lanes]bool
 }
 
 // run beats until stopping ends, then hands the lanes back. Steps come often
@@ -96,12 +98,12 @@ func (s *leaser) stop(ctx context.Context) {
 // sends them again, sooner rather than later.
 func (s *leaser) leave(ctx context.Context) {
 	lanes := []int{upkeepLane}
+	for number := range outbox.Lanes {
+		lanes = append(lanes, number)
+	}
 	s.call(ctx, func(e *engine, _ time.Time) {
-		for _, l := range e.lanes {
-			if l != nil {
-				lanes = append(lanes, l.number)
-				e.drop(l.number)
-			}
+		for number := range e.lanes {
+			e.drop(number)
 		}
 	})
 	s.upkeepEpoch.Store(0)
@@ -171,6 +173,9 @@ func (s *leaser) step(ctx context.Context) error {
 		return err
 	}
 	s.renewed(ctx, have, held, trusted)
+	if err := s.releaseStray(ctx, have, held); err != nil {
+		return err
+	}
 	if s.stopping {
 		return nil
 	}
@@ -238,6 +243,22 @@ func (s *leaser) renewed(ctx context.Context, have holding, held map[int]int64, 
 			}
 		}
 	})
+}
+
+// releaseStray gives back leases that the database knows as this worker's and the
+// loop does not: the answer to their taking, or to their release, was lost.
+func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]int64) error {
+	var stray []int
+	for number := range held {
+		_, worked := have.epochs[number]
+		if !worked && (number != upkeepLane || s.upkeepEpoch.Load() == 0) {
+			stray = append(stray, number)
+		}
+	}
+	if len(stray) == 0 {
+		return nil
+	}
+	return s.leases.release(ctx, s.owner, stray)
 }
 
 // balance moves towards a fair share.

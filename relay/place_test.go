@@ -153,6 +153,25 @@ func (p place) awaitShares(t testing.TB, want map[string]int) {
 	eventually(t, fmt.Sprint("shares ", want), func() bool { return fmt.Sprint(p.shares(t)) == fmt.Sprint(want) })
 }
 
+// outsideTransactions calls fn while no other process is in the middle of a
+// transaction that writes to SQLite. One that is stopped there keeps the whole
+// database waiting.
+func (p place) outsideTransactions(t testing.TB, fn func()) {
+	t.Helper()
+	if p.postgres() {
+		fn()
+		return
+	}
+	tx, err := p.db.BeginTx(t.Context(), nil) // immediate
+	if err != nil {
+		t.Fatal(err)
+	}
+	fn()
+	if err := tx.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // keyed returns n messages of one key, named "key/0" and so on from first.
 func keyed(key string, first, n int) []*message.Message {
 	msgs := make([]*message.Message, n)

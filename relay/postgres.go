@@ -30,8 +30,9 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 // 40001 and is due again at the next beat.
 const (
 	// Owner and epoch do not change, so extending a lease that has expired is
-	// right as long as nobody took it. The final select sees the state before
-	// the updates, in which owner and epoch are the same.
+	// right as long as nobody took it. What was extended is what the update
+	// returns: it waits for a takeover under way, of which the statement's
+	// snapshot knows nothing.
 	postgresBeat = `
 with alive as (
 	insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
@@ -45,8 +46,11 @@ with alive as (
 	update {{relay_leases}}
 	set lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
 	where owner = $1 and lane = any ($3::smallint[])
+	returning lane, epoch
 )
-select lane, epoch from {{relay_leases}} where owner = $1`
+select lane, epoch from kept
+union all
+select lane, epoch from {{relay_leases}} where owner = $1 and lane <> all ($3::smallint[])`
 
 	postgresCensus = `
 select lane, owner, epoch, (extract(epoch from lease_until - clock_timestamp()) * 1000000)::bigint, false, false

@@ -238,7 +238,7 @@ func (o ordeal) nemesis(ctx context.Context, t *testing.T, broker *broker) []*pr
 			workers[victim].kill()
 			workers[victim] = begin()
 		case 1:
-			workers[victim].signal(syscall.SIGSTOP)
+			o.outsideTransactions(t, func() { workers[victim].signal(syscall.SIGSTOP) })
 			wait(o.spec.Lease*3/2, o.spec.Lease*2)
 			workers[victim].signal(syscall.SIGCONT)
 		case 2:

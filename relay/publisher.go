@@ -19,8 +19,9 @@ import (
 //
 // Messages of one lane are published one after another, lanes at the same time:
 // up to 32 calls of Publish at once. A call that does not return holds its lane
-// until the lane's lease has expired; give the publisher a timeout of its own.
-// The publisher is not closed.
+// until the lane's lease has expired, and holds up the end of Run: give the
+// publisher a timeout of its own. The publisher is not closed. The sink serves
+// one Relay.Run at a time.
 func FromPublisher(p message.Publisher) Sink {
 	s := &publisherSink{publisher: p}
 	for i := range s.lanes {
@@ -105,7 +106,7 @@ func (s *publisherSink) serve(ctx context.Context, lane *laneQueue) {
 				job.fail(errSinkStopped)
 				continue
 			}
-			s.publish(job)
+			s.publish(ctx, job)
 		}
 		if ended {
 			return
@@ -113,9 +114,13 @@ func (s *publisherSink) serve(ctx context.Context, lane *laneQueue) {
 	}
 }
 
-func (s *publisherSink) publish(job publishJob) {
+func (s *publisherSink) publish(ctx context.Context, job publishJob) {
 	for _, m := range job.messages {
-		if job.expired() {
+		switch {
+		case ctx.Err() != nil: // the lane may be another worker's by now
+			job.done(m, Unavailable(errSinkStopped))
+			continue
+		case job.expired():
 			job.done(m, Unavailable(context.DeadlineExceeded))
 			continue
 		}

@@ -35,11 +35,11 @@ func (w *worker) reader(ctx context.Context) error {
 }
 
 func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entry, error) {
-	if w.checkDue.Load() {
+	if w.checkDue.Swap(false) {
 		if err := w.check(ctx); err != nil {
+			w.checkDue.Store(true)
 			return nil, err
 		}
-		w.checkDue.Store(false)
 	}
 	rows, err := w.queue.Read(ctx, req)
 	if err != nil {
@@ -90,12 +90,16 @@ func (w *worker) remover(ctx context.Context) error {
 const (
 	upkeepEvery = time.Second
 	upkeepLimit = 5 * time.Second // for one round
+	checkEvery  = 30              // rounds: a switchover may pass without an error
 )
 
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
 // of its transactions locks that lease, so two workers never do it at once.
 func (w *worker) upkeep(ctx context.Context) error {
-	for pause(ctx, upkeepEvery) {
+	for n := 1; pause(ctx, upkeepEvery); n++ {
+		if n%checkEvery == 0 {
+			w.checkDue.Store(true)
+		}
 		epoch := w.upkeepEpoch.Load()
 		if epoch == 0 {
 			continue

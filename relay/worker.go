@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -58,7 +59,8 @@ type worker struct {
 
 	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
 
-	available bool // the last outcome was no outage; the loop's own
+	troubled  bool      // outcomes are failures; the loop's own
+	troubleAt time.Time // the latest
 }
 
 type reported struct {
@@ -80,15 +82,14 @@ type removeAnswer struct {
 func newWorker(r *Relay) *worker {
 	w := &worker{
 		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), met: r.met,
-		owner:     rand.Text(),
-		calls:     make(chan func(*engine, time.Time)),
-		drained:   make(chan struct{}, 1),
-		reads:     make(chan *read, 1),
-		rows:      make(chan readAnswer, 1),
-		removes:   make(chan []outbox.Ref, 1),
-		answers:   make(chan removeAnswer, 1),
-		reported:  make(chan struct{}, 1),
-		available: true,
+		owner:    rand.Text(),
+		calls:    make(chan func(*engine, time.Time)),
+		drained:  make(chan struct{}, 1),
+		reads:    make(chan *read, 1),
+		rows:     make(chan readAnswer, 1),
+		removes:  make(chan []outbox.Ref, 1),
+		answers:  make(chan removeAnswer, 1),
+		reported: make(chan struct{}, 1),
 	}
 	w.log = r.cfg.Logger.With("worker", w.owner)
 	w.check = func(ctx context.Context) error {
@@ -108,6 +109,7 @@ func (w *worker) prepare(ctx context.Context) error {
 	for {
 		err := w.check(ctx)
 		if err == nil {
+			w.makeRoom(ctx)
 			return nil
 		}
 		if ctx.Err() == nil && !sqlerr.Connection(err) && !sqlerr.Retryable(err) {
@@ -117,6 +119,15 @@ func (w *worker) prepare(ctx context.Context) error {
 			return nil // told to stop while it waited
 		}
 		w.log.WarnContext(ctx, "database is not available; trying again", "error", err)
+	}
+}
+
+// makeRoom lets the history have its partitions before the first message is
+// moved there. The upkeep's lease is not needed for that: doing it twice is safe.
+func (w *worker) makeRoom(ctx context.Context) {
+	_, err := w.queue.Maintain(ctx, func(context.Context, *sql.Tx) (bool, error) { return true, nil })
+	if err != nil && ctx.Err() == nil {
+		w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
 	}
 }
 
@@ -270,29 +281,35 @@ func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	var counts tally
 	for _, o := range outcomes {
 		counts.add(o.err)
-		w.report(ctx, o)
+		w.report(ctx, o, now)
 		e.outcome(o.entry, now, o.err)
 	}
 	w.met.record(ctx, counts)
 }
 
-// report logs a refusal each time, and an outage when it begins and ends.
-func (w *worker) report(ctx context.Context, o reported) {
+// report logs a refusal each time, and other trouble when it begins and when it
+// has been over for a while.
+func (w *worker) report(ctx context.Context, o reported, now time.Time) {
+	const quiet = 3 * time.Second // longer than the longest backoff
 	switch {
 	case o.err == nil:
-		if !w.available {
-			w.available = true
-			w.log.InfoContext(ctx, "sink is available again")
+		if w.troubled && now.Sub(w.troubleAt) > quiet {
+			w.troubled = false
+			w.log.InfoContext(ctx, "publishing works again")
 		}
-	case errors.Is(o.err, ErrUnavailable):
-		if w.available {
-			w.available = false
-			w.log.WarnContext(ctx, "sink is unavailable; nothing is lost, messages wait", "topic", o.Topic, "error", o.err)
-		}
-	default:
+		return
+	case errors.Is(o.err, ErrRefused):
 		w.log.ErrorContext(ctx, "message is refused and holds its lane until it passes",
 			"lane", o.Lane, "id", o.ID, "topic", o.Topic, "message_id", o.MessageID, "error", o.err)
+		return
+	case w.troubled:
+	case errors.Is(o.err, ErrUnavailable):
+		w.log.WarnContext(ctx, "sink is unavailable; nothing is lost, messages wait", "topic", o.Topic, "error", o.err)
+	default:
+		w.log.WarnContext(ctx, "publishing failed; nothing is lost, messages wait",
+			"lane", o.Lane, "topic", o.Topic, "message_id", o.MessageID, "error", o.err)
 	}
+	w.troubled, w.troubleAt = true, now
 }
 
 // done is what sinks report outcomes to.

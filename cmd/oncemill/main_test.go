@@ -162,6 +162,13 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 			t.Fatalf("%d messages are left", left())
 		}
 	}
+	var kept int
+	if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("outbox_history")).Scan(&kept); err != nil {
+		t.Fatal(err)
+	}
+	if kept != messages {
+		t.Errorf("%d messages in the history, want %d: from the first on", kept, messages)
+	}
 	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
