@@ -3,8 +3,10 @@ package outbox_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -191,9 +193,25 @@ func TestHistory_OnSQLiteExpiredRowsAreDeletedInPieces(t *testing.T) {
 		select i, 1, 'orders', 'old', '', x'', x'', 0, i from n`)
 	p.remember(t, "just expired", time.Now().Add(-25*time.Hour))
 	p.remember(t, "kept", time.Now().Add(-23*time.Hour))
-	for i, want := range []int64{1000, 501, 0} {
-		if done := p.maintain(t); done.Retired != want {
-			t.Errorf("round %d retired %d rows, want %d", i, done.Retired, want)
+	// The writer's turn is one batch, and each asks for the lease again.
+	var left []int
+	lease := 1
+	guard := func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		var n int
+		err := tx.QueryRowContext(ctx, p.expand(t, `select count(*) from {{outbox_history}}`)).Scan(&n)
+		left = append(left, n)
+		lease--
+		return lease >= 0, err
+	}
+	for _, want := range []struct {
+		leases  int
+		retired int64
+		left    []int
+	}{{0, 0, []int{1502}}, {1, 1000, []int{1502, 502}}, {9, 501, []int{502}}, {9, 0, []int{1}}} {
+		left, lease = nil, want.leases
+		done, err := p.queue.Maintain(t.Context(), guard)
+		if err != nil || done.Retired != want.retired || !slices.Equal(left, want.left) {
+			t.Errorf("retired %d rows of %v, %v; want %+v", done.Retired, left, err, want)
 		}
 	}
 	if got := p.remembered(t); got != "kept" {

@@ -105,6 +105,19 @@ func faults(t *testing.T, plan string) (bad []string) {
 	return bad
 }
 
+func totalCost(t *testing.T, plan string) float64 {
+	t.Helper()
+	var top struct {
+		Plan struct {
+			Cost float64 `json:"Total Cost"`
+		}
+	}
+	if err := json.Unmarshal([]byte(plan), &top); err != nil || top.Plan.Cost == 0 {
+		t.Fatalf("%v in %s", err, plan)
+	}
+	return top.Plan.Cost
+}
+
 // work is a relay's use of the queue: reads of several kinds and a deletion.
 func work(t *testing.T, queue *outbox.Queue) {
 	t.Helper()
@@ -211,6 +224,11 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 				if bad := faults(t, plan); len(bad) > 0 {
 					t.Errorf("%s, %s: %v in\n%s", situation, name, bad, plan)
 				}
+			}
+			// 100 rows of each lane cost 16,000 by estimate, a tenth of each lane 49,000,
+			// and five times that with a million rows, where compiling begins.
+			if cost := totalCost(t, used[0]); cost > 30_000 {
+				t.Errorf("%s, %s: the first read is expected to cost %v: the planner does not know its limit", situation, name, cost)
 			}
 			expectNothingPrepared(t, r.db)
 		}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/relay"
 )
 
 // A worker process is stopped past its lease with messages in its hands, another
@@ -80,26 +79,22 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 	})
 }
 
-// A worker that is cut off from its database, and not from its broker, has rows
-// in memory that it could go on with. It stops before its lanes are another's.
+// A worker whose leases cannot be renewed, and that reads, publishes and deletes
+// all the same, stops before its lanes are another's.
 func TestRelay_StopsPublishingBeforeItsLeasesExpire(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, p place) {
 		p.watchTakeovers(t)
-		w := &wire{}
-		own := p.open(t)
-		s := &sink{name: "cut off", wire: w, handle: slow(10 * time.Millisecond)}
-		r := start(t, p.boxOn(t, own, outbox.NoHistory), s, relay.Config{Lease: time.Second, StopTimeout: 100 * time.Millisecond})
+		box, w := p.box(t), &wire{}
 		all := spread(64, 200) // of each key one after the other: longer than the lease
 		if !p.postgres() {
 			all = spread(8, 200)
 		}
-		commit(t, p.box(t), all...)
+		commit(t, box, all...)
+		r := start(t, box, &sink{name: "unheard", wire: w, handle: slow(10 * time.Millisecond)}, short)
 		w.await(t, 1)
-		if err := own.Close(); err != nil {
-			t.Fatal(err)
-		}
-		start(t, p.box(t), &sink{name: "next", wire: w}, short)
+		p.refuseHeartbeats(t, "unheard")
+		start(t, box, &sink{name: "next", wire: w}, short)
 		p.awaitNothingOwed(t)
 		r.stop()
 
@@ -109,19 +104,32 @@ func TestRelay_StopsPublishingBeforeItsLeasesExpire(t *testing.T) {
 				taken[o.lane] = o.at
 			}
 		}
-		inMemory := 0
+		before := 0
 		for _, a := range w.all() {
-			if at, ok := taken[a.lane]; a.by == "cut off" && ok {
-				inMemory++
+			if at, ok := taken[a.lane]; a.by == "unheard" && ok {
+				before++
 				if !a.at.Before(at) {
 					t.Errorf("lane %d: %s was published %v after another worker had taken the lane", a.lane, a.message, a.at.Sub(at))
 					break
 				}
 			}
 		}
-		if inMemory == 0 || w.by()["next"] == 0 {
+		if before == 0 || w.by()["next"] == 0 {
 			t.Errorf("published: %v; the run says nothing", w.by())
 		}
-		w.check(t, all, len(all)) // what it published and could not delete comes again
+		w.check(t, all, len(all)) // what it published and did not delete in time comes again
 	})
+}
+
+// refuseHeartbeats makes the heartbeats of a worker fail, and nothing else.
+func (p place) refuseHeartbeats(t testing.TB, name string) {
+	t.Helper()
+	if !p.postgres() {
+		p.execute(t, `create trigger unheard before update on {{relay_workers}} when new.name = '`+name+`'
+			begin select raise(abort, 'not heard'); end`)
+		return
+	}
+	p.execute(t, `create function refuse() returns trigger language plpgsql as $$ begin raise 'not heard'; end $$`)
+	p.execute(t, `create trigger unheard before update on {{relay_workers}} for each row
+		when (new.name = '`+name+`') execute function refuse()`)
 }

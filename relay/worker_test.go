@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"database/sql"
@@ -25,6 +26,9 @@ import (
 
 // workerEnv holds the workerSpec of a process that is a worker.
 const workerEnv = "ONCEMILL_TEST_RELAY_WORKER"
+
+// workerListens is what a worker process prints once it heeds SIGTERM.
+const workerListens = "listening"
 
 type workerSpec struct {
 	Name     string
@@ -51,6 +55,7 @@ func workerMain(text string) int {
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
+	fmt.Println(workerListens)
 	db, err := sql.Open(spec.Driver, spec.DSN)
 	if err != nil {
 		return fail(err)
@@ -105,6 +110,10 @@ func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 	w := &process{t: t, name: spec.Name, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}}
 	w.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
 	w.cmd.Stderr = w.stderr
+	stdout, err := w.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := w.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -116,6 +125,9 @@ func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 			t.Logf("worker %s:\n%s", w.name, tail(w.stderr.String(), 3000))
 		}
 	})
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); strings.TrimSpace(line) != workerListens {
+		t.Fatalf("worker %s says %q, %v", w.name, line, err)
+	}
 	return w
 }
 
