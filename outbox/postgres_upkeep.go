@@ -37,6 +37,9 @@ const (
 	// truncate or a drop waits for.
 	postgresUpkeepLimits = `set local lock_timeout = '10ms'; set local statement_timeout = '250ms'`
 
+	// Making a day takes no lock that a move or a reader waits for.
+	postgresMakeDayLimits = `set local lock_timeout = '2s'; set local statement_timeout = '4s'`
+
 	// The sizes are a look at the file system, no lock.
 	postgresRingState = `
 select
@@ -85,7 +88,7 @@ func (s *postgresStore) maintain(ctx context.Context, guard func(ctx context.Con
 		if i == int(last>>16&3) || size < worthTruncating {
 			continue
 		}
-		emptied, err := s.guarded(ctx, guard, func(tx *sql.Tx) (bool, error) {
+		emptied, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
 			return truncateIfEmpty(ctx, tx, s.upkeep.partition[i])
 		})
 		switch {
@@ -117,13 +120,13 @@ func passedOver(err error) bool {
 // guards, and reports whether fn did anything. READ COMMITTED is spelled out:
 // under a REPEATABLE READ default a test for emptiness made after a lock still
 // sees the world before it, and a committed row would be destroyed.
-func (s *postgresStore) guarded(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error), fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
+func (s *postgresStore) guarded(ctx context.Context, limits string, guard func(ctx context.Context, tx *sql.Tx) (bool, error), fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
 	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		return false, err
 	}
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if _, err := tx.ExecContext(ctx, postgresUpkeepLimits); err != nil {
+	if _, err := tx.ExecContext(ctx, limits); err != nil {
 		return false, err
 	}
 	if held, err := guard(ctx, tx); err != nil || !held {
@@ -173,7 +176,7 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx cont
 		if _, there := days[day.Format(dayLayout)]; there {
 			continue
 		}
-		made, err := s.guarded(ctx, guard, func(tx *sql.Tx) (bool, error) {
+		made, err := s.guarded(ctx, postgresMakeDayLimits, guard, func(tx *sql.Tx) (bool, error) {
 			if there, err := s.lockedDay(ctx, tx, day.Format(dayLayout)); err != nil || there {
 				return false, err
 			}
@@ -201,7 +204,7 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx cont
 		default:
 			continue
 		}
-		retired, err := s.guarded(ctx, guard, func(tx *sql.Tx) (bool, error) {
+		retired, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
 			if there, err := s.lockedDay(ctx, tx, name); err != nil || !there {
 				return false, err
 			}
