@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -16,6 +17,10 @@ type limits struct {
 	linger     time.Duration // a confirmed row waits so long for others to be deleted with
 	pollMin    time.Duration
 	pollMax    time.Duration
+	order      Order
+	attempts   Retry
+	unroutable func(topic string) Unroutable // nil: refuse
+	owner      string                        // the worker's
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It
@@ -28,7 +33,10 @@ type engine struct {
 	lanes    [outbox.Lanes]*lane
 	leaving  []*lane // dropped, with something in flight or to be deleted
 	inFlight int
-	rotation int // the lane to begin the next round of publishing with
+	sent     uint64 // publishes so far
+	rotation int    // the lane to begin the next round of publishing with
+	circuits
+	chores
 
 	reading bool
 	woken   bool          // something was committed while that read ran
@@ -50,11 +58,15 @@ type read struct {
 	lanes []*lane
 }
 
-func newEngine(l limits) *engine { return &engine{limits: l, poll: l.pollMin} }
+func newEngine(l limits) *engine {
+	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined}}
+}
 
 // hold begins to work a lane; see mayHold.
-func (e *engine) hold(number int, epoch int64, trusted time.Time) {
-	e.lanes[number] = newLane(number, epoch, trusted)
+func (e *engine) hold(number int, t taken, trusted time.Time) {
+	l := newLane(number, t.epoch, e.order, trusted)
+	l.crashes, l.suspect = t.crashes, t.suspect
+	e.lanes[number] = l
 }
 
 // trust extends the time that a lane's lease may be relied on.
@@ -85,7 +97,7 @@ func (e *engine) drain(number int) {
 // idle reports that nothing of a lane is in flight or waits for its deletion, so
 // that letting it go repeats nothing.
 func (e *engine) idle(l *lane) bool {
-	if l.inFlight > 0 || l.reading {
+	if l.inFlight > 0 || l.reading || e.hasChores(l) {
 		return false
 	}
 	of := func(m *entry) bool { return m.lane == l }
@@ -97,8 +109,9 @@ func (e *engine) idle(l *lane) bool {
 func (e *engine) drop(number int) {
 	if l := e.lanes[number]; l != nil {
 		e.lanes[number] = nil
-		l.draining = true
+		l.draining, l.failing, l.followers = true, nil, nil
 		e.leaving = append(e.leaving, l)
+		e.purge(func(m *entry) bool { return m.lane == l })
 	}
 }
 
@@ -162,10 +175,10 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		}
 		held++
 		switch {
-		case l.draining, l.dry, now.After(l.trusted), len(l.failed) > 0,
+		case l.draining, l.dry, !l.loaded, now.After(l.trusted),
 			l.ready.len() > e.laneRows/2,
 			l.bytes >= e.laneBytes, len(l.entries) >= maxEntries*e.laneRows,
-			len(l.entries) >= e.laneRows/2 && l.allConfirmed():
+			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled():
 			continue
 		}
 		lanes = append(lanes, l)
@@ -218,24 +231,178 @@ func (e *engine) forgetUnsent() {
 			l.forgetUnsent()
 		}
 	}
+	e.purge(func(m *entry) bool { return m.lane.entries[m.ID] != m })
 }
 
 // nextPublish returns messages of one lane to publish, in order, whose outcomes
 // are due at deadline, or nothing. A lane publishes nothing that it cannot
 // finish while its lease is trusted.
 func (e *engine) nextPublish(now, deadline time.Time) []*entry {
+	free := e.window - e.inFlight
+	if e.room > 0 && e.room < e.window {
+		free = e.room - e.inFlight
+	}
+	if free <= 0 {
+		return nil
+	}
+	if len(e.topics) > 0 {
+		if m := e.nextProbe(now, deadline); m != nil {
+			return e.send([]*entry{m}, deadline)
+		}
+		e.release(now, func(m *entry) { m.lane.push(m) })
+	}
 	for range e.lanes {
 		l := e.lanes[e.rotation]
 		e.rotation = (e.rotation + 1) % len(e.lanes)
-		if l == nil || l.draining || deadline.After(l.trusted) || e.inFlight >= e.window {
+		if l == nil || !l.mayPublish(now, deadline) {
 			continue
 		}
-		if taken := l.take(e.window-e.inFlight, now, deadline); len(taken) > 0 {
-			e.inFlight += len(taken)
-			return taken
+		if taken := e.take(l, free); len(taken) > 0 {
+			return e.send(taken, deadline)
 		}
 	}
 	return nil
+}
+
+func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
+	for _, m := range taken {
+		e.sent++
+		m.state, m.deadline, m.sent = inFlight, deadline, e.sent
+	}
+	e.inFlight += len(taken)
+	taken[0].lane.inFlight += len(taken)
+	return taken
+}
+
+func (l *lane) mayPublish(now, deadline time.Time) bool {
+	return l.loaded && !l.draining && !deadline.After(l.trusted) && !now.Before(l.retryAt) &&
+		l.alone == nil && !l.accused && !l.restarting
+}
+
+// take returns up to most publishable entries of a lane. One that has to go out
+// alone is announced first, and returned once that is written down.
+func (e *engine) take(l *lane, most int) []*entry {
+	if m := l.announced; m != nil {
+		if !l.written || l.inFlight > 0 {
+			return nil
+		}
+		l.announced, l.written, l.alone = nil, false, m
+		return []*entry{m}
+	}
+	if e.sinkDown {
+		return nil
+	}
+	var taken []*entry
+	for len(taken) < most {
+		m := l.ready.next()
+		if m == nil {
+			break
+		}
+		solo := l.careful() || m.crashed
+		if solo && (len(taken) > 0 || l.inFlight > 0) {
+			break
+		}
+		if !e.admits(m) {
+			if e.inOrder {
+				break
+			}
+			l.ready.drop()
+			e.withhold(m)
+			continue
+		}
+		l.ready.drop()
+		if solo {
+			l.announce(m)
+			break
+		}
+		m.state = inFlight // so that it is not taken twice
+		taken = append(taken, m)
+	}
+	return taken
+}
+
+func (l *lane) announce(m *entry) {
+	m.state = announcing
+	l.announced, l.written = m, false
+}
+
+// nextProbe returns a message that is to find out whether its topic's circuit, or
+// the sink's, may close.
+func (e *engine) nextProbe(now, deadline time.Time) *entry {
+	if e.sinkDown {
+		if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
+			return nil
+		}
+		for _, t := range e.topics {
+			if t.state != opened || t.probe != nil {
+				continue
+			}
+			if m := e.candidate(t, now, deadline); m != nil {
+				t.probe, e.sinkProbe = m, m
+				return e.alone(m)
+			}
+		}
+		for _, l := range e.lanes {
+			if l == nil || !l.mayPublish(now, deadline) || l.announced != nil {
+				continue
+			}
+			if m := l.ready.next(); m != nil {
+				l.ready.drop()
+				e.sinkProbe = m
+				return e.alone(m)
+			}
+		}
+		return nil
+	}
+	for _, t := range e.topics {
+		switch {
+		case now.Before(t.retryAt):
+		case t.state == opened && t.probe == nil:
+			if m := e.candidate(t, now, deadline); m != nil {
+				t.probe = m
+				return e.alone(m)
+			}
+		case t.state == suspicious && len(t.suspects) == 1:
+			m := t.suspects[0]
+			if m.state == suspected && m.lane.mayPublish(now, deadline) && m.lane.announced == nil {
+				return e.alone(m)
+			}
+		}
+	}
+	return nil
+}
+
+// candidate takes a message of a topic that may probe: the withheld one that has
+// waited longest, or the first of a lane that is one pipeline.
+func (e *engine) candidate(t *topic, now, deadline time.Time) *entry {
+	for i, m := range t.withheld {
+		if m.state == withheld && m.lane.mayPublish(now, deadline) && m.lane.announced == nil {
+			t.withheld = slices.Delete(t.withheld, i, i+1)
+			return m
+		}
+	}
+	if !e.inOrder {
+		return nil
+	}
+	for _, l := range e.lanes {
+		if l == nil || !l.mayPublish(now, deadline) || l.announced != nil || l.inFlight > 0 {
+			continue
+		}
+		if m := l.ready.next(); m != nil && m.Topic == t.name {
+			l.ready.drop()
+			return m
+		}
+	}
+	return nil
+}
+
+// alone returns m, unless it has to be announced first.
+func (e *engine) alone(m *entry) *entry {
+	if m.lane.careful() || m.crashed {
+		m.lane.announce(m)
+		return nil
+	}
+	return m
 }
 
 // outcome takes the sink's word on an entry.
@@ -243,16 +410,91 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	if m.state != inFlight {
 		return // a second outcome for one message: the first one counted
 	}
+	l := m.lane
 	e.inFlight--
-	if err != nil {
-		m.lane.fail(m, now)
+	l.inFlight--
+	if l.alone == m {
+		l.alone, l.accused = nil, !l.careful()
+	}
+	kind := classify(err)
+	if kind == unroutableOutcome && e.unroutable != nil && e.unroutable(m.Topic) == Drop {
+		kind = confirmedOutcome
+	}
+	lost := e.lanes[l.number] != l
+	switch kind {
+	case confirmedOutcome:
+		e.confirm(m, now)
+	case unavailableOutcome:
+		e.unavailable(m, e.sent, now)
+		if !lost {
+			e.putBack(m)
+		}
+	case refusedOutcome:
+		e.unrelated(m)
+		if !lost {
+			e.charge(m, now, m.class(), err.Error())
+		}
+	case unroutableOutcome, unknownOutcome:
+		e.doubt(m, now, err, lost)
+	}
+	l.restart(now)
+}
+
+// confirm settles a message that the broker has.
+func (e *engine) confirm(m *entry, now time.Time) {
+	l := m.lane
+	if l.retry != nil {
+		l.retry.Reset()
+	}
+	if len(e.topics) > 0 || e.room > 0 {
+		for _, guilty := range e.pass(m) {
+			e.charge(guilty, now, guilty.failure.class, guilty.failure.text)
+		}
+		if e.room >= e.window {
+			e.room = 0
+		}
+	}
+	l.confirm(m)
+	if m.parked {
+		e.settled = append(e.settled, m)
 		return
 	}
-	m.lane.confirm(m)
 	if len(e.confirmed) == 0 {
 		e.since = now
 	}
 	e.confirmed = append(e.confirmed, m)
+}
+
+// putBack keeps a message that found no way out.
+func (e *engine) putBack(m *entry) {
+	switch {
+	case m.lane.draining:
+		m.state = waiting
+	case e.inOrder:
+		m.state = again
+		m.lane.repeat = append(m.lane.repeat, m)
+		m.lane.restarting = true
+	default:
+		e.withhold(m)
+	}
+}
+
+// doubt deals with an outcome that may be the message's fault or its topic's.
+func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
+	class := classUnknown
+	if errors.Is(err, ErrUnroutable) {
+		class = classUnroutable
+	}
+	m.failure = &failure{class: class, text: err.Error()}
+	switch {
+	case lost || m.lane.draining:
+		e.unrelated(m)
+		m.state = waiting
+	case e.unclear(m, e.sent, now):
+		e.charge(m, now, class, err.Error())
+	case e.inOrder || m.state == inFlight:
+		e.putBack(m)
+	}
 }
 
 // nextRemoval returns confirmed rows to delete, or nil. They gather for a
@@ -301,6 +543,7 @@ func (e *engine) removed(now time.Time, retryIn time.Duration, err error) {
 	e.removeFailed = false
 	for _, m := range e.removing {
 		m.lane.forget(m)
+		m.lane.deleted++
 	}
 	e.removing = nil
 }
@@ -328,6 +571,12 @@ func (e *engine) due(now time.Time) time.Time {
 		if l != nil && l.retryAt.After(now) {
 			earlier(l.retryAt)
 		}
+	}
+	if at := e.circuits.due(); !at.IsZero() {
+		earlier(at)
+	}
+	if at := e.chores.due(); !at.IsZero() {
+		earlier(at)
 	}
 	return due
 }

@@ -8,15 +8,21 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// state is where an entry stands on its way from the table to its deletion.
+// state is where an entry stands on its way from its table to its deletion.
 type state uint8
 
 const (
-	waiting   state = iota // behind another message of its key
-	ready                  // to be published
-	inFlight               // handed to the sink, no outcome yet
-	failed                 // to be published again, alone
-	confirmed              // to be deleted
+	waiting    state = iota // behind another message of its key
+	ready                   // to be published
+	withheld                // by its topic's circuit
+	suspected               // failed, perhaps by its own fault; its topic's others decide
+	announcing              // its id is being written down, since it goes out alone
+	inFlight                // handed to the sink, no outcome yet
+	again                   // found no way out, in a lane that is one pipeline
+	failing                 // its failure is to be written down
+	follower                // to be moved behind its key in parked
+	confirmed               // to be deleted
+	forgotten               // the lane knows it no more; lists may
 )
 
 // entry is a row that a lane knows.
@@ -28,42 +34,75 @@ type entry struct {
 	state        state
 	deadline     time.Time // of the outcome, while in flight
 	next         *entry    // of the same key
+	sent         uint64    // number of its latest publish
+	failedAt     uint64    // number of the last publish before it became a suspect; 0: it is none
+
+	parked   bool      // its row is in parked
+	crashed  bool      // a worker died with it alone in flight: it goes out alone
+	released bool      // let out by a circuit
+	moving   bool      // part of the chore under way
+	attempts int       // failed so far
+	expires  time.Time // the time limit of its attempts; zero: none
+	failure  *failure  // while failing
 }
 
-// chain holds the entries of one key that are not confirmed, oldest first. Only
-// the head may be ready, in flight or failed.
+// chain holds what is known of one key and not confirmed, oldest first. Unless
+// the lane is one pipeline, only the head may go out.
+//
+// While the key is parked, the chain holds rows of parked alone; rows of the
+// outbox are followers.
 type chain struct {
 	head, tail *entry
 	length     int
+	parked     bool    // the key has rows in parked, or is about to
+	failing    *entry  // nothing goes out before its failure is written down
+	letters    []int64 // commands on these; nothing goes out before they are carried out
 }
 
 // lane is what a worker remembers of a lane that it holds. It belongs to the
 // worker's loop.
 //
-// An id stays in entries from the read that brought it until its deletion has
-// committed, and every read passes over the ids in entries when it starts. Reads
-// of a lane do not overlap, so a row that was confirmed is never taken for a new
-// one: a read that may have seen it before its deletion started while it was
-// known, and a later one starts after the deletion.
+// An id stays in entries from the read that brought it until its deletion, or
+// its move to parked, has committed, and every read passes over the ids in entries
+// when it starts. Reads of a lane do not overlap, so a row that was confirmed is
+// never taken for a new one: a read that may have seen it before its deletion
+// started while it was known, and a later one starts after the deletion.
 type lane struct {
 	number  int
 	epoch   int64
+	order   Order
 	trusted time.Time // the lease may be relied on until then
 
-	entries  map[int64]*entry
-	chains   map[string]*chain
-	ready    fifo
-	failed   []*entry // sorted by id
-	probing  bool     // the entry in flight is a failed one, alone
-	bytes    int      // of payload and metadata in entries
-	inFlight int
+	entries   map[int64]*entry
+	chains    map[string]*chain
+	ready     fifo
+	failing   []*entry // sorted by nothing; each once
+	followers []*entry
+	letters   []int64  // commands on letters without a key
+	commanded []string // keys with commands
+	bytes     int      // of payload and metadata in entries
+	inFlight  int
 
+	loaded   bool // the parked keys are known
+	loading  bool // they are being read
 	reading  bool // a read of this lane is under way
 	unbusied bool // a key that the read passes over ceased to be busy
 	dry      bool // the last read found less than it asked for
 
-	retry   backoff.BackOff
-	retryAt time.Time // after a failure: nothing is published before
+	crashes   int    // takeovers in a row without a window confirmed
+	suspect   int64  // id that was alone in flight when the former owner died
+	deleted   int    // messages of this lane, while crashes counts
+	announced *entry // goes out alone, once that is written down
+	written   bool   // it is
+	alone     *entry // in flight, announced
+	accused   bool   // the database knows a suspect that is none any more
+
+	// Of a lane that is one pipeline: after a failure it goes on from its first
+	// unconfirmed message, once everything in flight has its outcome.
+	restarting bool
+	repeat     []*entry
+	retry      backoff.BackOff
+	retryAt    time.Time
 
 	draining bool // finish what is in flight, take nothing new
 }
@@ -72,72 +111,152 @@ type lane struct {
 // the key over, and so how far a burst of one key can fill a lane's memory.
 const maxWaiting = 32
 
-func newLane(number int, epoch int64, trusted time.Time) *lane {
+func newLane(number int, epoch int64, order Order, trusted time.Time) *lane {
 	return &lane{
-		number: number, epoch: epoch, trusted: trusted,
+		number: number, epoch: epoch, order: order, trusted: trusted,
 		entries: map[int64]*entry{}, chains: map[string]*chain{},
-		retry: newBackOff(),
 	}
 }
 
-// newBackOff returns exponential backoff with full jitter: each wait is drawn
-// from zero to twice an interval that doubles up to a second.
-func newBackOff() backoff.BackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(25*time.Millisecond),
-		backoff.WithMultiplier(2),
-		backoff.WithRandomizationFactor(1),
-		backoff.WithMaxInterval(time.Second),
-		backoff.WithMaxElapsedTime(0),
-	)
+// careful lanes have one message in flight at a time, so that if their worker
+// dies again it is known with which.
+func (l *lane) careful() bool { return l.crashes >= 2 }
+
+// orderKey is the key that m has to wait for; empty for none.
+func (l *lane) orderKey(m *entry) string {
+	if l.order == OrderNone {
+		return ""
+	}
+	return m.Key
 }
 
 // add takes the entries that a read brought, in the order of ids, and returns
 // how many were new.
 func (l *lane) add(entries []*entry) int {
 	added := 0
-	for _, e := range entries {
-		if _, known := l.entries[e.ID]; known {
+	for _, m := range entries {
+		if _, known := l.entries[m.ID]; known {
 			continue
 		}
-		e.lane = l
-		l.entries[e.ID] = e
-		l.bytes += e.size()
+		l.know(m)
+		l.place(m)
 		added++
-		if e.Key == "" || l.chainUp(e) {
-			e.state = ready
-			l.ready.push(e)
-		}
 	}
 	return added
 }
 
-func (e *entry) size() int { return len(e.Payload) + e.metadataSize }
+func (l *lane) know(m *entry) {
+	m.lane = l
+	l.entries[m.ID] = m
+	l.bytes += m.size()
+}
 
-// chainUp appends e to its key's chain and reports whether it is the head.
-func (l *lane) chainUp(e *entry) bool {
-	c := l.chains[e.Key]
+func (m *entry) size() int { return len(m.Payload) + m.metadataSize }
+
+// place puts an entry where it belongs: out, behind its key, or into parked.
+func (l *lane) place(m *entry) {
+	key := l.orderKey(m)
+	if key == "" {
+		l.push(m)
+		return
+	}
+	c := l.chain(key)
+	if c.parked && !m.parked {
+		m.state = follower
+		l.followers = append(l.followers, m)
+		return
+	}
+	m.state = waiting
+	c.insert(m)
+	if c.stopped() {
+		return
+	}
+	if c.head == m || l.order == OrderPerKeyPipelined {
+		l.push(m)
+	}
+}
+
+// push makes an entry ready.
+func (l *lane) push(m *entry) {
+	m.state = ready
+	l.ready.push(m)
+}
+
+func (l *lane) chain(key string) *chain {
+	c := l.chains[key]
 	if c == nil {
 		c = &chain{}
-		l.chains[e.Key] = c
+		l.chains[key] = c
 	}
+	return c
+}
+
+// stopped reports that nothing of the key goes out until a chore is done.
+func (c *chain) stopped() bool { return c.failing != nil || len(c.letters) > 0 }
+
+// insert puts m into its place by id, but not before the head: that may be in
+// flight. A producer that does not serialise on its key may commit an earlier id
+// late. It has no promise, but gets the best order there is.
+func (c *chain) insert(m *entry) {
 	c.length++
 	switch {
 	case c.head == nil:
-		c.head, c.tail = e, e
-		return true
-	case c.tail.ID < e.ID:
-		c.tail.next, c.tail = e, e
+		c.head, c.tail = m, m
+	case c.tail.ID < m.ID:
+		c.tail.next, c.tail = m, m
 	default:
-		// A producer that does not serialise on its key committed an earlier
-		// id late. It has no promise, but gets the best order there is.
 		before := c.head
-		for before.next != nil && before.next.ID < e.ID {
+		for before.next != nil && before.next.ID < m.ID {
 			before = before.next
 		}
-		e.next, before.next = before.next, e
+		m.next, before.next = before.next, m
+		if m.next == nil {
+			c.tail = m
+		}
 	}
-	return false
+}
+
+// remove takes m, which is the head unless the lane is one pipeline, out.
+func (c *chain) remove(m *entry) {
+	var before *entry
+	for at := c.head; at != m; at = at.next {
+		if at == nil {
+			return
+		}
+		before = at
+	}
+	if before == nil {
+		c.head = m.next
+	} else {
+		before.next = m.next
+	}
+	if c.tail == m {
+		c.tail = before
+	}
+	m.next = nil
+	c.length--
+}
+
+// goOn makes what may go out of a key ready.
+func (l *lane) goOn(c *chain) {
+	if c.stopped() {
+		return
+	}
+	for m := c.head; m != nil; m = m.next {
+		if m.state == waiting {
+			l.push(m)
+		}
+		if l.order != OrderPerKeyPipelined {
+			return
+		}
+	}
+}
+
+// tidy forgets a key of which nothing is left to know.
+func (l *lane) tidy(key string, c *chain) {
+	if c.head == nil && !c.parked && !c.stopped() {
+		delete(l.chains, key)
+	}
 }
 
 // busy appends the keys that reads are to pass over.
@@ -150,108 +269,74 @@ func (l *lane) busy(keys []string) []string {
 	return keys
 }
 
-// take moves up to most publishable entries into flight. After a failure it
-// gives the oldest failed entry alone, once nothing else is in flight: a probe.
-func (l *lane) take(most int, now, deadline time.Time) []*entry {
-	if now.Before(l.retryAt) || l.probing {
-		return nil
-	}
-	var taken []*entry
-	if len(l.failed) > 0 {
-		if l.inFlight > 0 {
-			return nil
-		}
-		taken = []*entry{l.failed[0]}
-		l.failed = slices.Delete(l.failed, 0, 1)
-		l.probing = true
-	} else {
-		taken = l.ready.pop(most)
-	}
-	for _, e := range taken {
-		e.state, e.deadline = inFlight, deadline
-	}
-	l.inFlight += len(taken)
-	return taken
-}
-
-// confirm settles an entry in flight and makes its key's next one ready.
-func (l *lane) confirm(e *entry) {
-	e.state = confirmed
-	l.inFlight--
-	if l.probing {
-		// The way is open again: what failed with it goes out with the rest.
-		l.probing = false
-		l.retry.Reset()
-		l.retryAt = time.Time{}
-		for _, f := range l.failed {
-			f.state = ready
-		}
-		l.ready.pushFront(l.failed)
-		l.failed = nil
-	}
-	if e.Key == "" {
+// confirm settles an entry in flight and lets its key go on.
+func (l *lane) confirm(m *entry) {
+	m.state = confirmed
+	key := l.orderKey(m)
+	if key == "" {
 		return
 	}
-	c := l.chains[e.Key]
-	c.head, c.length = e.next, c.length-1
-	e.next = nil
+	c := l.chains[key]
+	if c == nil {
+		return // the lane has forgotten what it had not sent
+	}
+	c.remove(m)
 	if c.length == maxWaiting {
 		l.dry, l.unbusied = false, true // there may be more of the key
 	}
-	if c.head == nil {
-		delete(l.chains, e.Key)
-		return
-	}
-	c.head.state = ready
-	l.ready.push(c.head)
-}
-
-// fail puts an entry in flight back. The lane waits, then probes with its oldest
-// failed entry alone until that passes.
-func (l *lane) fail(e *entry, now time.Time) {
-	e.state = failed
-	l.inFlight--
-	l.probing = false
-	at, _ := slices.BinarySearchFunc(l.failed, e, func(a, b *entry) int { return cmp.Compare(a.ID, b.ID) })
-	l.failed = slices.Insert(l.failed, at, e)
-	if !now.Before(l.retryAt) {
-		l.retryAt = now.Add(l.retry.NextBackOff())
-	}
+	l.goOn(c)
+	l.tidy(key, c)
 }
 
 // forget drops entries whose deletion has committed.
-func (l *lane) forget(e *entry) {
-	delete(l.entries, e.ID)
-	l.bytes -= e.size()
-	e.Payload, e.Metadata = nil, nil // its read's other entries may live on
+func (l *lane) forget(m *entry) {
+	if l.entries[m.ID] != m {
+		return
+	}
+	delete(l.entries, m.ID)
+	l.bytes -= m.size()
+	m.state = forgotten
+	m.Payload, m.Metadata = nil, nil // its read's other entries may live on
 }
 
-// forgetUnsent drops what is neither in flight nor confirmed, to be read again.
-// After an error the database may be another server, which lost its tail: what it
-// does not hold any more must not be sent.
+// forgetUnsent drops what is neither in flight nor confirmed nor being moved, to
+// be read again. After an error the database may be another server, which lost its
+// tail: what it does not hold any more must not be sent.
 func (l *lane) forgetUnsent() {
-	for id, e := range l.entries {
-		switch e.state {
-		case inFlight, confirmed:
-		case waiting, ready, failed:
-			delete(l.entries, id)
-			l.bytes -= e.size()
+	keep := func(m *entry) bool { return m.state == inFlight || m.state == confirmed || m.moving }
+	for _, m := range l.entries {
+		if !keep(m) {
+			l.forget(m)
 		}
 	}
 	for key, c := range l.chains {
-		if c.head.state != inFlight {
-			delete(l.chains, key)
-			continue
+		var kept chain
+		for m := c.head; m != nil; {
+			next := m.next
+			if m.next = nil; keep(m) {
+				kept.insert(m)
+			}
+			m = next
 		}
-		c.head.next, c.tail, c.length = nil, c.head, 1
+		c.head, c.tail, c.length, c.letters = kept.head, kept.tail, kept.length, nil
+		if c.failing != nil && !c.failing.moving {
+			c.failing = nil
+		}
+		l.tidy(key, c)
 	}
-	l.ready, l.failed, l.dry = fifo{}, nil, false
+	gone := func(m *entry) bool { return !m.moving }
+	l.failing = slices.DeleteFunc(l.failing, gone)
+	l.followers = slices.DeleteFunc(l.followers, gone)
+	l.repeat = nil
+	l.ready, l.letters, l.commanded = fifo{}, nil, nil
+	l.announced, l.written = nil, false
+	l.dry, l.loaded, l.loading = false, false, false
 }
 
-// allConfirmed reports that the lane knows rows, and all of them are about to be
-// deleted.
-func (l *lane) allConfirmed() bool {
-	return len(l.entries) > 0 && l.inFlight == 0 && l.ready.len() == 0 && len(l.failed) == 0
+// settled reports that the lane knows rows, and all of them are about to be
+// deleted or moved.
+func (l *lane) settled() bool {
+	return len(l.entries) > 0 && l.inFlight == 0 && l.ready.len() == 0
 }
 
 // hung reports that the sink owes an outcome that is long overdue. Such a lane's
@@ -260,15 +345,43 @@ func (l *lane) hung(now time.Time, grace time.Duration) bool {
 	if l.inFlight == 0 {
 		return false
 	}
-	for _, e := range l.entries {
-		if e.state == inFlight && now.Sub(e.deadline) > grace {
+	for _, m := range l.entries {
+		if m.state == inFlight && now.Sub(m.deadline) > grace {
 			return true
 		}
 	}
 	return false
 }
 
-// fifo is a queue of entries.
+// restart lets a lane that is one pipeline go on from its first unconfirmed
+// message, when everything in flight has its outcome.
+func (l *lane) restart(now time.Time) {
+	if !l.restarting || l.inFlight > 0 {
+		return
+	}
+	l.restarting = false
+	l.stopFailing()
+	if l.retry == nil {
+		l.retry = newBackOff()
+	}
+	l.retryAt = now.Add(l.retry.NextBackOff())
+	unsent := l.repeat
+	for _, m := range l.ready.pop(l.ready.len()) {
+		if m.state == ready {
+			unsent = append(unsent, m)
+		}
+	}
+	l.repeat = nil
+	slices.SortFunc(unsent, func(a, b *entry) int { return cmp.Compare(a.ID, b.ID) })
+	for _, m := range unsent {
+		if m.state == again || m.state == ready {
+			l.push(m)
+		}
+	}
+}
+
+// fifo is a queue of entries. One whose state has changed since it was pushed is
+// passed over when its turn comes.
 type fifo struct {
 	items []*entry
 	first int
@@ -276,17 +389,29 @@ type fifo struct {
 
 func (q *fifo) len() int { return len(q.items) - q.first }
 
-func (q *fifo) push(e *entry) {
+func (q *fifo) push(m *entry) {
 	if q.first > len(q.items)/2 { // more popped than left: move down, amortised
 		n := copy(q.items, q.items[q.first:])
 		clear(q.items[n:])
 		q.items, q.first = q.items[:n], 0
 	}
-	q.items = append(q.items, e)
+	q.items = append(q.items, m)
 }
 
-func (q *fifo) pushFront(entries []*entry) {
-	q.items, q.first = slices.Concat(entries, q.items[q.first:]), 0
+// next returns the first entry that is still ready, which drop then removes; nil
+// if there is none.
+func (q *fifo) next() *entry {
+	for ; q.len() > 0; q.drop() {
+		if m := q.items[q.first]; m.state == ready {
+			return m
+		}
+	}
+	return nil
+}
+
+func (q *fifo) drop() {
+	q.items[q.first] = nil
+	q.first++
 }
 
 func (q *fifo) pop(most int) []*entry {

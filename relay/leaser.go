@@ -301,7 +301,7 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 	}
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, epoch := range taken {
-			e.hold(number, epoch, trusted)
+			e.hold(number, newlyTaken(epoch), trusted)
 		}
 	})
 	return nil

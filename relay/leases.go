@@ -97,3 +97,10 @@ func scanCensus(rows *sql.Rows, err error) ([]lease, []peer, error) {
 }
 
 const workerRow = -2
+
+// taken is a lease that was taken.
+type taken struct {
+	epoch   int64
+	crashes int   // takeovers in a row without a window confirmed
+	suspect int64 // id that was alone in flight when the former owner died; 0: none
+}

@@ -17,6 +17,8 @@ type metrics struct {
 	lost      metric.Int64Counter
 	missed    metric.Int64Counter
 	truncated metric.Int64Counter
+	parked    metric.Int64Counter
+	dead      metric.Int64Counter
 
 	confirmed, refused, unavailable, unknown metric.MeasurementOption
 }
@@ -39,6 +41,8 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.takeovers = counter("oncemill.relay.takeovers", "{lane}", "Lanes taken from a worker whose lease had expired.")
 	m.lost = counter("oncemill.relay.lost_lanes", "{lane}", "Lanes that another worker took from this one.")
 	m.missed = counter("oncemill.relay.history_missed", "{message}", "Delivered messages that could not be kept in the history.")
+	m.parked = counter("oncemill.relay.parked", "{message}", "Failed attempts after which a message waits for the next one.")
+	m.dead = counter("oncemill.relay.dead_letters", "{message}", "Messages that became dead letters.")
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)

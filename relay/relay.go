@@ -64,6 +64,16 @@ type Config struct {
 	// in memory, and up to 2 MiB of each lane.
 	Batch int
 
+	// Order says what is kept in order. Default: OrderPerKey.
+	Order Order
+
+	// Retry says how often and when a message that was refused is tried again.
+	Retry Retry
+
+	// Unroutable says for a topic what becomes of messages that nobody takes.
+	// Default: Refuse for all.
+	Unroutable func(topic string) Unroutable
+
 	// PollMin and PollMax bound the pause between two reads of lanes that had
 	// nothing more: the shortest while messages come, the longest after a
 	// quiet time. A commit of the same process, by outbox.RunInTx, is seen at
@@ -126,6 +136,18 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	duration("PollMin", &cfg.PollMin, 2*time.Millisecond, time.Millisecond, time.Minute)
 	if cfg.PollMin >= time.Millisecond {
 		duration("PollMax", &cfg.PollMax, max(250*time.Millisecond, cfg.PollMin), cfg.PollMin, time.Hour)
+	}
+	if cfg.Order > OrderNone {
+		bad("Config.Order", strconv.Itoa(int(cfg.Order)), "must be OrderPerKey, OrderPerKeyPipelined or OrderNone")
+	}
+	number("Retry.MaxAttempts", &cfg.Retry.MaxAttempts, 10, 1000)
+	duration("Retry.Initial", &cfg.Retry.Initial, time.Second, time.Millisecond, 24*time.Hour)
+	if cfg.Retry.Initial >= time.Millisecond {
+		duration("Retry.Max", &cfg.Retry.Max, max(5*time.Minute, cfg.Retry.Initial), cfg.Retry.Initial, 30*24*time.Hour)
+	}
+	duration("Retry.TimeLimit", &cfg.Retry.TimeLimit, 0, time.Millisecond, 365*24*time.Hour)
+	if cfg.Retry.Exhausted > HoldKey {
+		bad("Config.Retry.Exhausted", strconv.Itoa(int(cfg.Retry.Exhausted)), "must be Skip or HoldKey")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

@@ -36,6 +36,10 @@ type simulation struct {
 	leases [outbox.Lanes]simLease
 
 	workers []*simWorker
+	parking *simParking
+	order   Order
+	retry   Retry
+	down    map[string]error // topics that are unavailable, and what they say
 	faults  bool
 	late    int // rows that committed behind rows that were gone
 	highest [outbox.Lanes]int64
@@ -46,6 +50,13 @@ type simRow struct {
 	outbox.Row
 	copies  int // on the wire
 	excused int // copies that a fault explains
+
+	poison    int   // so often the broker refuses it
+	says      error // when it refuses
+	lethal    bool  // kills the worker that sends it
+	doubted   bool  // failed, or was sent while its topic was down
+	replayed  bool
+	discarded bool
 }
 
 type transaction struct {
@@ -54,8 +65,11 @@ type transaction struct {
 }
 
 type simLease struct {
-	worker int // -1: free
-	epoch  int64
+	worker  int // -1: free
+	epoch   int64
+	died    bool // its last owner
+	crashes int
+	suspect int64
 }
 
 type simWorker struct {
@@ -63,6 +77,7 @@ type simWorker struct {
 	number   int
 	read     *simRead
 	removal  *simRemoval
+	chore    *simChore
 	inFlight [outbox.Lanes][]*simMessage // to the broker, in order
 }
 
@@ -91,7 +106,13 @@ func newSimulation(seed uint64) *simulation {
 	s := &simulation{
 		rng: rand.New(rand.NewPCG(seed, 1)), now: time.Unix(1_000_000, 0),
 		table: map[int]map[int64]*simRow{}, rows: map[int64]*simRow{}, free: map[string]bool{},
-		faults: true, stats: map[string]int{},
+		faults: true, stats: map[string]int{}, down: map[string]error{},
+	}
+	s.parking = newSimParking(s)
+	s.order = Order(s.rng.IntN(3)) //nolint:gosec // small
+	s.retry = Retry{
+		MaxAttempts: 1 + s.rng.IntN(3), Initial: time.Millisecond, Max: 8 * time.Millisecond,
+		Exhausted: Exhausted(s.rng.IntN(2)), //nolint:gosec // small
 	}
 	for i := range s.leases {
 		s.leases[i].worker = -1
@@ -101,15 +122,16 @@ func newSimulation(seed uint64) *simulation {
 		s.free[fmt.Sprint("k", i)] = true
 	}
 	for i := range 1 + s.rng.IntN(3) {
-		s.workers = append(s.workers, &simWorker{number: i, engine: s.newEngine()})
+		s.workers = append(s.workers, &simWorker{number: i, engine: s.newEngine(i)})
 	}
 	return s
 }
 
-func (s *simulation) newEngine() *engine {
+func (s *simulation) newEngine(worker int) *engine {
 	return newEngine(limits{
 		window: 1 + s.rng.IntN(12), laneRows: 1 + s.rng.IntN(5), laneBytes: 1 + s.rng.IntN(60),
 		removeRows: 1 + s.rng.IntN(5), linger: time.Millisecond, pollMin: time.Millisecond, pollMax: 4 * time.Millisecond,
+		order: s.order, attempts: s.retry, owner: fmt.Sprint(worker),
 	})
 }
 
@@ -117,7 +139,7 @@ func (s *simulation) newEngine() *engine {
 func (s *simulation) step() {
 	s.now = s.now.Add(time.Duration(s.rng.IntN(2000)) * time.Microsecond)
 	w := s.workers[s.rng.IntN(len(s.workers))]
-	switch s.rng.IntN(13) {
+	switch s.rng.IntN(17) {
 	case 0, 1:
 		if s.faults {
 			s.begin()
@@ -144,6 +166,14 @@ func (s *simulation) step() {
 		if s.faults && s.rng.IntN(20) == 0 {
 			s.crash(w)
 		}
+	case 13, 14:
+		s.parking.chore(w)
+	case 15:
+		s.weather()
+	case 16:
+		if !s.faults || s.rng.IntN(4) == 0 {
+			s.parking.operate()
+		}
 	}
 	s.loop(w)
 }
@@ -165,8 +195,24 @@ func (s *simulation) loop(w *simWorker) {
 	if refs := w.nextRemoval(s.now); refs != nil {
 		w.removal = &simRemoval{refs: refs}
 	}
+	if c := w.nextChore(s.now); c != nil {
+		w.chore = &simChore{chore: c}
+	}
 	if r := w.nextRead(s.now); r != nil {
 		w.read = &simRead{read: r}
+	}
+}
+
+// weather makes a topic unavailable, in one way or another, or mends it.
+func (s *simulation) weather() {
+	topic := fmt.Sprint("t", s.rng.IntN(3))
+	switch {
+	case s.down[topic] != nil || !s.faults:
+		delete(s.down, topic)
+	case s.rng.IntN(12) == 0:
+		cause := errors.New("down")
+		s.down[topic] = []error{Unavailable(cause), NoRoute(cause), cause}[s.rng.IntN(3)]
+		s.stats["outages"]++
 	}
 }
 
@@ -193,10 +239,18 @@ func (s *simulation) begin() {
 		}
 		s.nextID++
 		id := fmt.Sprint("m", s.nextID)
-		tx.rows = append(tx.rows, &simRow{Row: outbox.Row{
-			Ref: outbox.Ref{Lane: outbox.Lane(key, id) % 4, ID: s.nextID, MessageID: id, CreatedAt: s.now},
-			Key: key, Payload: make([]byte, s.rng.IntN(20)),
-		}})
+		row := &simRow{Row: outbox.Row{
+			Ref:   outbox.Ref{Lane: outbox.Lane(key, id) % 4, ID: s.nextID, MessageID: id, CreatedAt: s.now},
+			Topic: fmt.Sprint("t", s.rng.IntN(3)), Key: key, Payload: make([]byte, s.rng.IntN(20)),
+		}}
+		switch s.rng.IntN(40) {
+		case 0, 1, 2:
+			row.poison = 1 + s.rng.IntN(5)
+			row.says = []error{Refused(errors.New("bad")), NoRoute(errors.New("bad")), errors.New("bad")}[s.rng.IntN(3)]
+		case 3:
+			row.lethal = s.rng.IntN(4) == 0
+		}
+		tx.rows = append(tx.rows, row)
 	}
 	if len(tx.rows) > 0 {
 		s.open = append(s.open, tx)
@@ -242,7 +296,7 @@ func (s *simulation) renew(w *simWorker) {
 			w.drop(number)
 		case l != nil && l.draining && w.idle(l):
 			w.drop(number)
-			lease.worker = -1
+			lease.worker, lease.suspect = -1, 0
 		case l != nil:
 			w.trust(number, l.epoch, s.now.Add(simTerm))
 			if s.faults && s.rng.IntN(30) == 0 {
@@ -266,9 +320,13 @@ func (s *simulation) hold(w *simWorker, number int) {
 		}
 		s.excuseConfirmed(other, number)
 	}
-	s.leases[number].worker = w.number
-	s.leases[number].epoch++
-	w.hold(number, s.leases[number].epoch, s.now.Add(simTerm))
+	lease := &s.leases[number]
+	if lease.died && (len(s.table[number])+len(s.parking.parked[number]) > 0 || lease.suspect != 0) {
+		lease.crashes++
+	}
+	lease.worker, lease.died = w.number, false
+	lease.epoch++
+	w.hold(number, taken{epoch: lease.epoch, crashes: lease.crashes, suspect: lease.suspect}, s.now.Add(simTerm))
 }
 
 // expire frees a lane whose owner's trust has run out, so that anybody may take
@@ -309,7 +367,7 @@ func (s *simulation) workerOf(l *simLease) *simWorker {
 }
 
 func (s *simulation) excuseConfirmed(w *simWorker, number int) {
-	for _, m := range slices.Concat(w.confirmed, w.removing) {
+	for _, m := range slices.Concat(w.confirmed, w.removing, w.settled) {
 		if m.Lane == number {
 			s.rows[m.ID].excused++
 		}
@@ -320,23 +378,27 @@ func (s *simulation) excuseConfirmed(w *simWorker, number int) {
 func (s *simulation) crash(w *simWorker) {
 	s.stats["crashes"]++
 	for number := range w.inFlight {
+		lost := false
 		for _, m := range w.inFlight[number] {
 			s.rows[m.ID].excused++
-			if !m.arrived && s.rng.IntN(2) == 0 {
-				break // a channel loses its tail
+			lost = lost || !m.arrived && s.rng.IntN(2) == 0 // a channel loses its tail
+			if !lost && s.welcome(m) {
+				s.arrive(m)
 			}
-			s.arrive(m)
 		}
 		s.excuseConfirmed(w, number)
 		w.inFlight[number] = nil
 		if s.leases[number].worker == w.number {
-			s.leases[number].worker = -1 // the lease expires
+			s.leases[number].worker, s.leases[number].died = -1, true // the lease expires
 		}
 	}
 	if w.removal != nil && !w.removal.committed && s.rng.IntN(2) == 0 {
 		s.commitRemoval(w)
 	}
-	w.engine, w.read, w.removal = s.newEngine(), nil, nil
+	if w.chore != nil && !w.chore.committed && s.rng.IntN(2) == 0 {
+		s.parking.chore(w)
+	}
+	w.engine, w.read, w.removal, w.chore = s.newEngine(w.number), nil, nil, nil
 }
 
 // snapshot is the moment that a read's statement sees.
@@ -356,8 +418,7 @@ func (s *simulation) snapshot(w *simWorker) {
 				break
 			}
 			n, bytes = n+1, bytes+len(r.Payload)
-			e := &entry{Message: Message{Lane: r.Lane, ID: r.ID, MessageID: r.MessageID, Key: r.Key, Payload: r.Payload, CreatedAt: r.CreatedAt}}
-			w.read.seen = append(w.read.seen, e)
+			w.read.seen = append(w.read.seen, newEntry(r.Row))
 		}
 	}
 }
@@ -429,8 +490,30 @@ func (s *simulation) broker(w *simWorker) {
 		s.stats["failures"]++
 		return
 	}
+	row := s.rows[m.ID]
+	if down := s.down[m.Topic]; !m.arrived && (down != nil || row.poison > 0) {
+		w.inFlight[number] = slices.Delete(slices.Clone(sent), i, i+1)
+		switch {
+		case down == nil:
+			row.poison--
+			row.doubted = true
+			s.stats["refusals"]++
+			w.outcome(m.entry, s.now, row.says)
+		default:
+			row.doubted = true
+			w.outcome(m.entry, s.now, down)
+		}
+		return
+	}
+	if row.lethal {
+		s.stats["killed"]++
+		s.crash(w)
+		return
+	}
 	for _, before := range sent[:i+1] {
-		s.arrive(before)
+		if s.welcome(before) {
+			s.arrive(before)
+		}
 	}
 	if s.rng.IntN(2) == 0 {
 		return // the confirm comes later
@@ -443,6 +526,12 @@ func (s *simulation) broker(w *simWorker) {
 		return
 	}
 	w.outcome(m.entry, s.now, nil)
+}
+
+// welcome reports that the broker would take a message.
+func (s *simulation) welcome(m *simMessage) bool {
+	r := s.rows[m.ID]
+	return s.down[m.Topic] == nil && r.poison == 0 && !r.lethal
 }
 
 func (s *simulation) arrive(m *simMessage) {
@@ -463,7 +552,7 @@ func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
 			s.step()
 		}
 		s.faults = false
-		for i := 0; i < 30_000 && !s.quiet(); i++ {
+		for i := 0; i < 60_000 && !s.quiet(); i++ {
 			if len(s.open) > 0 {
 				s.end()
 			}
@@ -481,11 +570,12 @@ func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
 			totals[what] += n
 		}
 		for _, r := range s.rows {
-			totals["repeats"] += r.copies - 1
+			totals["repeats"] += max(0, r.copies-1)
 		}
+		totals["letters"] += len(s.parking.letters)
 	}
 	t.Logf("%d schedules: %v", *schedules, totals)
-	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats"} {
+	for _, what := range []string{"late rows", "takeovers", "crashes", "expired", "failures", "lost confirms", "repeats", "outages", "refusals", "killed", "letters"} {
 		if totals[what] < *schedules/30 {
 			t.Errorf("only %d %s: the schedules are too tame", totals[what], what)
 		}
@@ -494,13 +584,18 @@ func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
 
 // quiet reports that nothing is owed and nothing is remembered.
 func (s *simulation) quiet() bool {
-	for _, rows := range s.table {
-		if len(rows) > 0 {
+	for lane, rows := range s.table {
+		if len(rows) > 0 || len(s.parking.parked[lane]) > 0 {
+			return false
+		}
+	}
+	for _, l := range s.parking.letters {
+		if l.state == "replaying" || l.state == "discarding" {
 			return false
 		}
 	}
 	for _, w := range s.workers {
-		if w.removal != nil || len(w.confirmed) > 0 || w.engine.inFlight > 0 {
+		if w.removal != nil || len(w.confirmed) > 0 || w.engine.inFlight > 0 || len(w.settled) > 0 || w.chore != nil {
 			return false
 		}
 	}
@@ -519,30 +614,39 @@ func (s *simulation) problems() []string {
 			continue
 		}
 		first[r.ID] = true
-		if r.Key != "" && r.ID < last[r.Key] {
+		if r.replayed && s.retry.Exhausted == Skip {
+			continue // its place was given up
+		}
+		if r.Key != "" && r.ID < last[r.Key] && s.order == OrderPerKey {
 			problems = append(problems, fmt.Sprintf("reordered: %d of key %s after %d", r.ID, r.Key, last[r.Key]))
 		}
 		last[r.Key] = r.ID
 	}
 	for _, r := range s.rows {
-		if r.copies == 0 {
+		letter := slices.ContainsFunc(s.parking.letters, func(l *simLetter) bool { return l.row == r && l.state == "dead" })
+		switch {
+		case r.copies == 0 && !letter && !r.discarded:
 			problems = append(problems, fmt.Sprintf("lost: %d", r.ID))
+		case r.copies > 0 && letter && !r.replayed && r.excused == 0:
+			problems = append(problems, fmt.Sprintf("dead and delivered: %d", r.ID))
 		}
 		if r.copies > 1+r.excused {
 			problems = append(problems, fmt.Sprintf("repeated without a fault: %d, %d copies, %d excused", r.ID, r.copies, r.excused))
 		}
 	}
-	if n := s.stats["deleted before it was sent"]; n > 0 {
-		problems = append(problems, fmt.Sprintf("%d deleted before they were sent", n))
+	for _, never := range []string{"deleted before it was sent", "charged without a reason"} {
+		if n := s.stats[never]; n > 0 {
+			problems = append(problems, fmt.Sprintf("%s: %d", never, n))
+		}
 	}
 	for _, w := range s.workers {
 		for _, l := range w.lanes {
 			if l == nil {
 				continue
 			}
-			if len(l.entries) != 0 || len(l.chains) != 0 || l.bytes != 0 || l.inFlight != 0 || len(l.failed) != 0 {
-				problems = append(problems, fmt.Sprintf("lane %d remembers %d entries, %d keys, %d bytes, %d in flight, %d failed",
-					l.number, len(l.entries), len(l.chains), l.bytes, l.inFlight, len(l.failed)))
+			if len(l.entries) != 0 || len(l.chains) != 0 || l.bytes != 0 || l.inFlight != 0 || len(l.failing) != 0 || len(l.followers) != 0 {
+				problems = append(problems, fmt.Sprintf("lane %d remembers %d entries, %d keys, %d bytes, %d in flight, %d failing, %d followers",
+					l.number, len(l.entries), len(l.chains), l.bytes, l.inFlight, len(l.failing), len(l.followers)))
 			}
 		}
 	}

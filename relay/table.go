@@ -49,12 +49,7 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entr
 	entries := make([]*entry, len(rows))
 	for i, r := range rows {
 		e := &batch[i]
-		e.Message = Message{
-			Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
-			Payload: r.Payload, CreatedAt: r.CreatedAt, entry: e,
-		}
-		e.metadataSize = len(r.Metadata)
-		e.Metadata, e.malformed = outbox.DecodeMetadata(r.Metadata)
+		e.fill(r)
 		entries[i] = e
 	}
 	return entries, nil
@@ -84,6 +79,54 @@ func (w *worker) remover(ctx context.Context) error {
 			w.log.WarnContext(ctx, "deleting confirmed messages failed; trying again", "messages", len(refs), "error", err)
 		}
 		w.answers <- answer // has room: one deletion at a time
+	}
+}
+
+// parker does the chores that the loop asks for.
+func (w *worker) parker(ctx context.Context) error {
+	retry := newBackOff()
+	for {
+		var c *chore
+		select {
+		case <-ctx.Done():
+			return nil
+		case c = <-w.chores:
+		}
+		answer := choreAnswer{err: c.do(choreContext{Context: ctx, store: w.store, missed: func(n int) {
+			if n > 0 {
+				w.met.missed.Add(ctx, int64(n))
+			}
+		}})}
+		switch {
+		case answer.err == nil:
+			retry.Reset()
+			w.reportFailures(ctx, c.failures)
+		case errors.Is(answer.err, errFenced):
+			w.log.WarnContext(ctx, "lane was taken by another worker; nothing was written", "lane", c.lane.number)
+		case ctx.Err() == nil:
+			answer.retryIn = retry.NextBackOff()
+			w.checkDue.Store(true)
+			w.log.WarnContext(ctx, "writing parked messages or dead letters failed; trying again", "error", answer.err)
+		}
+		w.chored <- answer // has room: one chore at a time
+	}
+}
+
+// reportFailures tells of failures that have been written down.
+func (w *worker) reportFailures(ctx context.Context, failures []failure) {
+	for _, f := range failures {
+		attrs := []any{"lane", f.Lane, "id", f.ID, "message_id", f.MessageID, "attempt", f.attempt, "reason", f.class, "error", f.text}
+		switch f.verdict {
+		case retryLater:
+			w.met.parked.Add(ctx, 1)
+			w.log.WarnContext(ctx, "message failed and is tried again later", append(attrs, "retry_in", f.retryIn)...)
+		case letterSkip:
+			w.met.dead.Add(ctx, 1)
+			w.log.ErrorContext(ctx, "message is a dead letter now", attrs...)
+		case letterHold:
+			w.met.dead.Add(ctx, 1)
+			w.log.ErrorContext(ctx, "message is a dead letter now and holds its key", attrs...)
+		}
 	}
 }
 

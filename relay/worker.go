@@ -25,6 +25,7 @@ import (
 //	        publish, read and deletion
 //	reader  does the reads, one at a time
 //	remover does the deletions, one at a time
+//	parker  does the chores, one at a time: parked rows, dead letters
 //	leaser  owns the leases: heartbeat, shares, hand-over; ends the run
 //	upkeep  keeps the tables, while this worker has the lease for it
 //	sink    runs the sink's own connections
@@ -36,6 +37,7 @@ type worker struct {
 	sink   Sink
 	queue  *outbox.Queue
 	leases leaseStore
+	store  parkingStore
 	owner  string
 	log    *slog.Logger
 	met    *metrics
@@ -52,6 +54,8 @@ type worker struct {
 	rows    chan readAnswer
 	removes chan []outbox.Ref
 	answers chan removeAnswer
+	chores  chan *chore
+	chored  chan choreAnswer
 
 	mu       sync.Mutex // guards outcomes
 	outcomes []reported
@@ -79,9 +83,11 @@ type removeAnswer struct {
 	retryIn time.Duration
 }
 
+type choreAnswer removeAnswer
+
 func newWorker(r *Relay) *worker {
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), met: r.met,
+		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), met: r.met,
 		owner:    rand.Text(),
 		calls:    make(chan func(*engine, time.Time)),
 		drained:  make(chan struct{}, 1),
@@ -89,6 +95,8 @@ func newWorker(r *Relay) *worker {
 		rows:     make(chan readAnswer, 1),
 		removes:  make(chan []outbox.Ref, 1),
 		answers:  make(chan removeAnswer, 1),
+		chores:   make(chan *chore, 1),
+		chored:   make(chan choreAnswer, 1),
 		reported: make(chan struct{}, 1),
 	}
 	w.log = r.cfg.Logger.With("worker", w.owner)
@@ -170,6 +178,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.loop(working) })
 	group.Go(func() error { return w.reader(working) })
 	group.Go(func() error { return w.remover(working) })
+	group.Go(func() error { return w.parker(working) })
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error {
 		newLeaser(w).run(stopping, working)
@@ -192,6 +201,7 @@ func (w *worker) loop(ctx context.Context) error {
 	e := newEngine(limits{
 		window: window, laneRows: w.cfg.Batch, laneBytes: laneBytes, removeRows: removeRows,
 		linger: linger, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
+		order: w.cfg.Order, attempts: w.cfg.Retry, unroutable: w.cfg.Unroutable, owner: w.owner,
 	})
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
@@ -215,6 +225,8 @@ func (w *worker) loop(ctx context.Context) error {
 			e.read(answer.read, answer.entries, time.Now(), answer.err)
 		case answer := <-w.answers:
 			e.removed(time.Now(), answer.retryIn, answer.err)
+		case answer := <-w.chored:
+			e.choreDone(time.Now(), answer.retryIn, answer.err)
 		case call := <-w.calls:
 			call(e, time.Now())
 		}
@@ -241,6 +253,9 @@ func (w *worker) step(e *engine, now time.Time, deadline func(time.Time) (contex
 	// The channels have room: one request of each kind is under way at most.
 	if refs := e.nextRemoval(now); refs != nil {
 		w.removes <- refs
+	}
+	if c := e.nextChore(now); c != nil {
+		w.chores <- c
 	}
 	if r := e.nextRead(now); r != nil {
 		w.reads <- r
@@ -287,8 +302,8 @@ func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	w.met.record(ctx, counts)
 }
 
-// report logs a refusal each time, and other trouble when it begins and when it
-// has been over for a while.
+// report logs trouble when it begins and when it has been over for a while. What a
+// message is charged with is logged when it is written down.
 func (w *worker) report(ctx context.Context, o reported, now time.Time) {
 	const quiet = 3 * time.Second // longer than the longest backoff
 	switch {
@@ -298,11 +313,7 @@ func (w *worker) report(ctx context.Context, o reported, now time.Time) {
 			w.log.InfoContext(ctx, "publishing works again")
 		}
 		return
-	case errors.Is(o.err, ErrRefused):
-		w.log.ErrorContext(ctx, "message is refused and holds its lane until it passes",
-			"lane", o.Lane, "id", o.ID, "topic", o.Topic, "message_id", o.MessageID, "error", o.err)
-		return
-	case w.troubled:
+	case w.troubled, errors.Is(o.err, ErrRefused) && !errors.Is(o.err, ErrUnroutable):
 	case errors.Is(o.err, ErrUnavailable):
 		w.log.WarnContext(ctx, "sink is unavailable; nothing is lost, messages wait", "topic", o.Topic, "error", o.err)
 	default:

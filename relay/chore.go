@@ -1,0 +1,376 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// chore is a piece of work in the database besides reading the outbox and deleting
+// what was confirmed: all that has to do with parked rows, dead letters and
+// crashes. Chores are done one at a time, so each finds the tables as the one
+// before left them. One that fails is tried again until it succeeds or its lane is
+// lost; doing it twice is harmless.
+type chore struct {
+	lane     *lane // whose lease it needs; nil: none
+	failures []failure
+	do       func(choreContext) error
+	done     func(now time.Time)
+}
+
+type choreContext struct {
+	context.Context //nolint:containedctx // lives for one call
+	store           parkingStore
+	missed          func(rows int) // that the history could not keep
+}
+
+// chores is what an engine remembers of its chores.
+type chores struct {
+	settled     []*entry // confirmed rows of parked
+	chore       *chore   // under way, or to be tried again
+	choreFailed bool
+	choreAt     time.Time // a failed one is tried again then
+	choreLane   int       // rotates
+	dueAt       time.Time // when to look for parked rows that are due; zero: nothing waits
+	commandsAt  time.Time // when to look for operators' commands
+}
+
+const (
+	maxFollowers  = 500
+	dueHeads      = 64 // keys in one look for what is due
+	dueRows       = 32 // of each
+	commandsEvery = time.Second
+	maxCommands   = 100
+)
+
+// parkedDue makes the engine look for due rows at a time.
+func (c *chores) parkedDue(at time.Time) {
+	if c.dueAt.IsZero() || at.Before(c.dueAt) {
+		c.dueAt = at
+	}
+}
+
+func (c *chores) due() time.Time {
+	switch {
+	case c.choreFailed:
+		return c.choreAt
+	case c.chore != nil:
+		return time.Time{}
+	case c.dueAt.IsZero() || c.commandsAt.Before(c.dueAt):
+		return c.commandsAt
+	}
+	return c.dueAt
+}
+
+func (e *engine) fence(l *lane) fence { return fence{lane: l.number, owner: e.owner, epoch: l.epoch} }
+
+func (e *engine) live(l *lane) bool { return e.lanes[l.number] == l }
+
+// hasChores reports that something of a lane is yet to be written down.
+func (e *engine) hasChores(l *lane) bool {
+	return len(l.failing) > 0 || e.chore != nil && e.chore.lane == l ||
+		slices.ContainsFunc(e.settled, func(m *entry) bool { return m.lane == l })
+}
+
+// nextChore returns what is to be done in the database now, or nil.
+func (e *engine) nextChore(now time.Time) *chore {
+	if e.chore != nil && e.chore.lane != nil && e.choreFailed && !e.live(e.chore.lane) {
+		e.chore, e.choreFailed = nil, false
+	}
+	switch {
+	case e.choreFailed:
+		if now.Before(e.choreAt) {
+			return nil
+		}
+		e.choreFailed = false
+	case e.chore != nil:
+		return nil
+	default:
+		e.chore = e.pickChore(now)
+	}
+	return e.chore
+}
+
+func (e *engine) pickChore(now time.Time) *chore {
+	if c := e.load(); c != nil {
+		return c
+	}
+	if len(e.settled) > 0 {
+		return e.settle()
+	}
+	var calming []*lane
+	for range e.lanes {
+		e.choreLane = (e.choreLane + 1) % len(e.lanes)
+		l := e.lanes[e.choreLane]
+		if l == nil || !l.loaded && len(l.failing) == 0 {
+			continue
+		}
+		switch {
+		case (len(l.failing) > 0 || len(l.followers) > 0 && !l.draining) && !l.restarting:
+			return e.writeFailures(l)
+		case l.accused, l.announced != nil && !l.written:
+			return e.writeSuspect(l)
+		case len(l.letters) > 0 || len(l.commanded) > 0:
+			if c := e.carryOut(l); c != nil {
+				return c
+			}
+		}
+		if e.isCalm(l) {
+			calming = append(calming, l)
+		}
+	}
+	switch {
+	case len(calming) > 0:
+		return e.calm(calming)
+	case !e.dueAt.IsZero() && !now.Before(e.dueAt):
+		return e.lookForDue()
+	case !now.Before(e.commandsAt):
+		return e.lookForCommands()
+	}
+	return nil
+}
+
+// choreDone takes the answer to a chore.
+func (e *engine) choreDone(now time.Time, retryIn time.Duration, err error) {
+	c := e.chore
+	lost := c.lane != nil && !e.live(c.lane)
+	switch {
+	case err == nil && !lost:
+		e.chore = nil
+		c.done(now)
+	case lost:
+		e.chore = nil
+	case errors.Is(err, errFenced):
+		e.chore = nil
+		e.drop(c.lane.number)
+	default:
+		e.choreFailed = true
+		e.choreAt = now.Add(retryIn)
+		e.forgetUnsent()
+	}
+}
+
+// numbers returns the lanes that want says yes to, and marks them.
+func (e *engine) numbers(want func(*lane) bool) (numbers []int, lanes []*lane) {
+	for number, l := range e.lanes {
+		if l != nil && want(l) {
+			numbers, lanes = append(numbers, number), append(lanes, l)
+		}
+	}
+	return numbers, lanes
+}
+
+// load learns what is parked in lanes that were just taken, or whose memory is
+// in doubt, and charges whoever was alone in flight when a former owner died.
+func (e *engine) load() *chore {
+	numbers, lanes := e.numbers(func(l *lane) bool { return !l.loaded && !l.draining })
+	if len(lanes) == 0 {
+		return nil
+	}
+	type accused struct {
+		lane *lane
+		parkedRow
+		parked bool
+	}
+	var keys []parkedKey
+	var suspects []accused
+	for _, l := range lanes {
+		l.loading = true
+	}
+	return &chore{
+		do: func(ctx choreContext) (err error) {
+			if keys, err = ctx.store.parkedKeys(ctx, numbers); err != nil {
+				return err
+			}
+			suspects = suspects[:0]
+			for _, l := range lanes {
+				if l.suspect == 0 {
+					continue
+				}
+				row, parked, found, err := ctx.store.find(ctx, l.number, l.suspect)
+				if err != nil {
+					return err
+				}
+				if found {
+					suspects = append(suspects, accused{l, row, parked})
+				}
+			}
+			return nil
+		},
+		done: func(now time.Time) {
+			e.parkedDue(now)
+			byLane := map[int]map[string]bool{}
+			for _, k := range keys {
+				if byLane[k.lane] == nil {
+					byLane[k.lane] = map[string]bool{}
+				}
+				byLane[k.lane][k.key] = true
+			}
+			for _, l := range lanes {
+				if e.live(l) && l.loading {
+					l.loaded, l.loading = true, false
+					l.resync(byLane[l.number])
+				}
+			}
+			for _, s := range suspects {
+				l := s.lane
+				l.suspect = 0
+				if _, known := l.entries[s.ID]; known || !e.live(l) {
+					continue
+				}
+				m := newEntry(s.Row)
+				m.parked, m.attempts = s.parked, s.attempts
+				l.know(m)
+				e.charge(m, now, classCrashed, "the worker died while this message alone was in flight")
+			}
+		},
+	}
+}
+
+// resync makes what a lane remembers of parked keys agree with the table.
+func (l *lane) resync(parked map[string]bool) {
+	if l.order == OrderNone {
+		return
+	}
+	for key, c := range l.chains {
+		if c.parked && !parked[key] {
+			l.unpark(key)
+		}
+	}
+	for key := range parked {
+		if c := l.chain(key); !c.parked {
+			l.park(c)
+		}
+	}
+}
+
+// settle deletes confirmed rows of parked.
+func (e *engine) settle() *chore {
+	n := min(len(e.settled), e.removeRows)
+	rows := slices.Clone(e.settled[:n])
+	refs := refsOf(rows)
+	var unparked []parkedKey
+	return &chore{
+		do: func(ctx choreContext) (err error) {
+			var missed int
+			unparked, missed, err = ctx.store.settle(ctx, refs)
+			ctx.missed(missed)
+			return err
+		},
+		done: func(now time.Time) {
+			e.settled = slices.Delete(e.settled, 0, n)
+			for _, m := range rows {
+				m.lane.forget(m)
+				m.lane.deleted++
+			}
+			for _, k := range unparked {
+				if l := e.lanes[k.lane]; l != nil && l.loaded {
+					l.unpark(k.key)
+				}
+			}
+			e.parkedDue(now)
+		},
+	}
+}
+
+// lookForDue brings parked rows whose time has come.
+func (e *engine) lookForDue() *chore {
+	full := false
+	numbers, lanes := e.numbers(func(l *lane) bool {
+		if !l.loaded || l.draining {
+			return false
+		}
+		room := l.bytes < e.laneBytes && len(l.entries) < maxEntries*e.laneRows
+		full = full || !room
+		return room
+	})
+	e.dueAt = time.Time{}
+	var rows []parkedRow
+	next := time.Duration(-1)
+	var known []int64
+	for _, l := range lanes {
+		for _, m := range l.entries {
+			if m.parked {
+				known = append(known, m.ID)
+			}
+		}
+	}
+	return &chore{
+		do: func(ctx choreContext) (err error) {
+			if len(numbers) == 0 {
+				return nil
+			}
+			rows, next, err = ctx.store.due(ctx, numbers, known, dueHeads, dueRows)
+			return err
+		},
+		done: func(now time.Time) {
+			added := e.addParked(rows, now)
+			switch {
+			case added > 0:
+				e.parkedDue(now)
+			case full || len(rows) > 0:
+				e.parkedDue(now.Add(lookAgain))
+			case next >= 0:
+				e.parkedDue(now.Add(next))
+			}
+		},
+	}
+}
+
+// lookAgain is the pause before looking for due rows again when some cannot be
+// taken now.
+const lookAgain = 100 * time.Millisecond
+
+// addParked takes rows of parked that are due, those of a key together and in
+// order.
+func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
+	opened := map[*chain]bool{}
+	for _, r := range rows {
+		l := e.lanes[r.Lane]
+		if l == nil || !l.loaded || l.draining {
+			continue
+		}
+		if _, known := l.entries[r.ID]; known {
+			continue
+		}
+		m := newEntry(r.Row)
+		m.parked, m.attempts, m.crashed = true, r.attempts, r.crashed
+		if limit := e.attempts.TimeLimit; limit > 0 {
+			m.expires = now.Add(limit - r.age)
+		}
+		if key := l.orderKey(m); key != "" {
+			c := l.chain(key)
+			switch {
+			case !c.parked:
+				l.loaded = false // the memory is wrong: learn anew
+				continue
+			case c.stopped(), c.head != nil && !opened[c]:
+				continue
+			}
+			opened[c] = true
+		}
+		l.know(m)
+		l.place(m)
+		added++
+	}
+	return added
+}
+
+// newEntry makes an entry of a row.
+func newEntry(r outbox.Row) *entry {
+	m := &entry{}
+	m.fill(r)
+	return m
+}
+
+func (m *entry) fill(r outbox.Row) {
+	m.Message = Message{
+		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
+		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,
+	}
+	m.metadataSize = len(r.Metadata)
+	m.Metadata, m.malformed = outbox.DecodeMetadata(r.Metadata)
+}

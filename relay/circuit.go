@@ -1,0 +1,338 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// circuitState is how a topic in trouble is dealt with.
+type circuitState uint8
+
+const (
+	suspicious circuitState = iota // a message failed, perhaps by its own fault; the others go out
+	opened                         // nothing goes out but one probe after another
+	recovering                     // each confirm lets two more out
+)
+
+// topic is the circuit of one topic that has had trouble. Those without have
+// none.
+type topic struct {
+	name     string
+	state    circuitState
+	openedAt uint64 // number of the last publish before
+	retry    backoff.BackOff
+	retryAt  time.Time
+	probe    *entry   // in flight, while opened
+	withheld []*entry // would be ready but for the circuit
+	credit   int      // how many may go out, while recovering
+	suspects []*entry // failed in a way that may be theirs or the topic's
+	passed   uint64   // the latest publish of this topic that was confirmed
+}
+
+// circuits tell what is wrong with a message from what is wrong with the way out.
+//
+// An unavailable outcome opens the circuit of its topic. Where two are open and
+// nothing has passed since the first of them opened, it is the sink: then one
+// message at a time probes for all.
+//
+// An unclear outcome (unroutable, or an error of unknown kind) makes its message a
+// suspect. What is published of the topic after that decides: if it passes, the
+// message is refused; if it fails as unclearly, the circuit opens, and nobody is
+// charged. A lone suspect is tried again and again until there is an answer.
+type circuits struct {
+	inOrder bool // a lane is one pipeline: what waits, waits in its lane
+
+	topics []*topic // in trouble, in the order in which that began
+	passed uint64   // the latest publish that was confirmed
+
+	sinkDown    bool
+	sinkRetry   backoff.BackOff
+	sinkRetryAt time.Time
+	sinkProbe   *entry
+	room        int // the window while the sink recovers; 0: as configured
+}
+
+// newBackOff returns exponential backoff with full jitter: each wait is drawn
+// from zero to twice an interval that doubles up to a second.
+func newBackOff() backoff.BackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(25*time.Millisecond),
+		backoff.WithMultiplier(2),
+		backoff.WithRandomizationFactor(1),
+		backoff.WithMaxInterval(time.Second),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
+
+// find returns the circuit of a topic, nil if it has no trouble.
+func (c *circuits) find(name string) *topic {
+	for _, t := range c.topics {
+		if t.name == name {
+			return t
+		}
+	}
+	return nil
+}
+
+func (c *circuits) findOrAdd(name string) *topic {
+	t := c.find(name)
+	if t == nil {
+		t = &topic{name: name, retry: newBackOff()}
+		c.topics = append(c.topics, t)
+	}
+	return t
+}
+
+// admits reports whether a message may go out now, and uses up what lets it.
+func (c *circuits) admits(m *entry) bool {
+	if len(c.topics) == 0 {
+		return true
+	}
+	t := c.find(m.Topic)
+	switch {
+	case m.released:
+		m.released = false
+		return t == nil || t.state != opened
+	case t == nil || t.state == suspicious:
+		return true
+	case t.state == opened || t.credit == 0 || len(t.withheld) > 0:
+		return false
+	}
+	t.credit--
+	return true
+}
+
+// withhold keeps a message until its topic's circuit lets it out.
+func (c *circuits) withhold(m *entry) {
+	t := c.findOrAdd(m.Topic)
+	m.state = withheld
+	t.withheld = append(t.withheld, m)
+}
+
+// unavailable takes the outcome of a message that found no way out.
+func (c *circuits) unavailable(m *entry, sent uint64, now time.Time) {
+	t := c.findOrAdd(m.Topic)
+	t.unsuspect(m)
+	c.probed(t, m, now)
+	if t.state != opened {
+		c.open(t, sent, now)
+	}
+}
+
+// probed ends a probe that failed.
+func (c *circuits) probed(t *topic, m *entry, now time.Time) {
+	if t.probe == m {
+		t.probe = nil
+		t.retryAt = now.Add(t.retry.NextBackOff())
+	}
+	if c.sinkProbe == m {
+		c.sinkProbe = nil
+		c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
+	}
+}
+
+// open opens a circuit; its suspects are none, since it is the topic's fault.
+func (c *circuits) open(t *topic, sent uint64, now time.Time) {
+	t.state, t.openedAt, t.credit, t.probe = opened, sent, 0, nil
+	t.retryAt = now.Add(t.retry.NextBackOff())
+	for _, m := range t.suspects {
+		m.failedAt = 0
+		if m.state == suspected && !c.inOrder {
+			m.state = withheld
+			t.withheld = append(t.withheld, m)
+		}
+	}
+	t.suspects = nil
+	if c.sinkDown {
+		return
+	}
+	for _, other := range c.topics {
+		if other != t && other.state == opened && c.passed <= other.openedAt {
+			c.sinkDown, c.sinkProbe = true, nil
+			c.sinkRetry = newBackOff()
+			c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
+			return
+		}
+	}
+}
+
+// unclear takes an outcome that may be the message's fault or the topic's, and
+// reports whether it is known to be the message's.
+func (c *circuits) unclear(m *entry, sent uint64, now time.Time) (guilty bool) {
+	t := c.findOrAdd(m.Topic)
+	c.probed(t, m, now)
+	switch {
+	case t.state == opened:
+		t.unsuspect(m)
+		return false
+	case m.failedAt > 0 && t.passed > m.failedAt:
+		t.unsuspect(m)
+		c.forget(t)
+		return true
+	}
+	if m.failedAt == 0 {
+		m.failedAt = sent
+	}
+	m.state = suspected
+	if !slices.Contains(t.suspects, m) {
+		t.suspects = append(t.suspects, m)
+	}
+	t.retryAt = now.Add(t.retry.NextBackOff())
+	if len(t.suspects) > 1 || t.state == recovering {
+		c.open(t, sent, now)
+	}
+	return false
+}
+
+// unrelated takes an outcome that says nothing about the way out: the next message
+// probes.
+func (c *circuits) unrelated(m *entry) {
+	if t := c.find(m.Topic); t != nil {
+		t.unsuspect(m)
+		if t.probe == m {
+			t.probe = nil
+		}
+		if t.state == recovering {
+			t.credit++
+		}
+		c.forget(t)
+	}
+	if c.sinkProbe == m {
+		c.sinkProbe = nil
+	}
+}
+
+func (t *topic) unsuspect(m *entry) {
+	if i := slices.Index(t.suspects, m); i >= 0 {
+		t.suspects = slices.Delete(t.suspects, i, i+1)
+	}
+}
+
+// pass takes the good news that a message has passed. It returns suspects
+// that are guilty by that.
+func (c *circuits) pass(m *entry) (guilty []*entry) {
+	c.passed = max(c.passed, m.sent)
+	if c.room > 0 {
+		c.room++
+	}
+	if c.sinkProbe == m || c.sinkDown && m.sent > c.firstOpened() {
+		c.sinkDown, c.sinkProbe, c.room = false, nil, 2
+		for _, t := range c.topics {
+			t.retryAt = time.Time{} // each finds out for itself
+		}
+	}
+	t := c.find(m.Topic)
+	if t == nil {
+		return nil
+	}
+	t.passed = max(t.passed, m.sent)
+	t.unsuspect(m)
+	switch t.state {
+	case suspicious:
+		t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool {
+			if s.state == suspected && t.passed > s.failedAt {
+				guilty = append(guilty, s)
+				return true
+			}
+			return false
+		})
+	case opened:
+		if t.probe == m || m.sent > t.openedAt {
+			t.state, t.probe, t.credit = recovering, nil, 2
+		}
+	case recovering:
+		t.credit += 2
+	}
+	c.forget(t)
+	return guilty
+}
+
+// firstOpened returns the number of the last publish before the oldest of the
+// open circuits opened.
+func (c *circuits) firstOpened() uint64 {
+	first := ^uint64(0)
+	for _, t := range c.topics {
+		if t.state == opened {
+			first = min(first, t.openedAt)
+		}
+	}
+	return first
+}
+
+// trickle is how often a recovering topic lets one message out even if nothing is
+// confirmed.
+const trickle = time.Second
+
+// release lets withheld messages out that recovering topics have credit for.
+func (c *circuits) release(now time.Time, out func(*entry)) {
+	for _, t := range slices.Clone(c.topics) {
+		if t.state != recovering {
+			continue
+		}
+		if t.credit == 0 && !now.Before(t.retryAt) {
+			// What used the credit up may have been lost, with its lane say.
+			t.credit, t.retryAt = 1, now.Add(trickle)
+		}
+		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
+			if m.state == withheld && t.credit > 0 {
+				t.credit--
+				m.released = true
+				out(m)
+			}
+			return m.state != withheld
+		})
+		c.forget(t)
+	}
+}
+
+// purge forgets messages that are gone: their lane is lost, or they are to be read
+// anew.
+func (c *circuits) purge(gone func(*entry) bool) {
+	dangling := func(m *entry) bool { return m != nil && m.state != inFlight && gone(m) }
+	for _, t := range slices.Clone(c.topics) {
+		t.withheld = slices.DeleteFunc(t.withheld, gone)
+		t.suspects = slices.DeleteFunc(t.suspects, gone)
+		if dangling(t.probe) {
+			t.probe = nil
+		}
+		c.forget(t)
+	}
+	if dangling(c.sinkProbe) {
+		c.sinkProbe = nil
+	}
+}
+
+// due returns when the next probe may go out; zero: not before something happens.
+func (c *circuits) due() (due time.Time) {
+	earlier := func(at time.Time) {
+		if due.IsZero() || at.Before(due) {
+			due = at
+		}
+	}
+	if c.sinkDown {
+		if c.sinkProbe == nil {
+			earlier(c.sinkRetryAt)
+		}
+		return due
+	}
+	for _, t := range c.topics {
+		if t.state == opened && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
+			t.state == suspicious && slices.ContainsFunc(t.suspects, func(m *entry) bool { return m.state == suspected }) {
+			earlier(t.retryAt)
+		}
+		if t.state == recovering && t.credit == 0 {
+			earlier(t.retryAt)
+		}
+	}
+	return due
+}
+
+// forget drops a circuit that has nothing left to say.
+func (c *circuits) forget(t *topic) {
+	if t.state == opened || len(t.suspects) > 0 || len(t.withheld) > 0 {
+		return
+	}
+	c.topics = slices.DeleteFunc(c.topics, func(o *topic) bool { return o == t })
+}

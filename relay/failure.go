@@ -1,0 +1,238 @@
+package relay
+
+import (
+	"cmp"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// outcomeKind is what an outcome says of a message.
+type outcomeKind uint8
+
+const (
+	confirmedOutcome   outcomeKind = iota
+	unavailableOutcome             // nothing against the message
+	refusedOutcome                 // the message cannot be delivered
+	unroutableOutcome              // nobody takes it: the message's fault or its topic's
+	unknownOutcome                 // an error that says neither
+)
+
+func classify(err error) outcomeKind {
+	switch {
+	case err == nil:
+		return confirmedOutcome
+	case errors.Is(err, ErrUnroutable):
+		return unroutableOutcome
+	case errors.Is(err, ErrRefused):
+		return refusedOutcome
+	case errors.Is(err, ErrUnavailable):
+		return unavailableOutcome
+	default:
+		return unknownOutcome
+	}
+}
+
+// Classes of reasons why a message fails; operators see and filter by them.
+const (
+	classRefused    = "refused"
+	classMalformed  = "malformed"
+	classUnroutable = "unroutable"
+	classUnknown    = "failed"
+	classCrashed    = "crashed"
+)
+
+// class of a refusal of m.
+func (m *entry) class() string {
+	if m.malformed != nil {
+		return classMalformed
+	}
+	return classRefused
+}
+
+// charge counts an attempt that m has failed, and decides what follows. Nothing of
+// its key goes out before that is written down.
+func (e *engine) charge(m *entry, now time.Time, class, text string) {
+	l := m.lane
+	m.attempts++
+	f := &failure{Ref: m.ref(), parked: m.parked, attempt: m.attempts, class: class, text: text}
+	late := !m.expires.IsZero() && !now.Before(m.expires)
+	switch {
+	case m.attempts < e.attempts.MaxAttempts && !late:
+		f.verdict, f.retryIn = retryLater, e.attempts.wait(m.attempts)
+	case e.attempts.Exhausted == HoldKey && l.orderKey(m) != "":
+		f.verdict = letterHold
+	default:
+		f.verdict = letterSkip
+	}
+	m.state, m.failure, m.failedAt = failing, f, 0
+	l.failing = append(l.failing, m)
+	if key := l.orderKey(m); key != "" {
+		if c := l.chain(key); c.failing == nil || m.ID < c.failing.ID {
+			c.failing = m
+		}
+	}
+	if e.inOrder && l.inFlight > 0 {
+		l.restarting = true // what follows m may be in flight: see restart
+		return
+	}
+	l.stopFailing()
+}
+
+// wait returns how long a message waits after its n-th failed attempt.
+func (r Retry) wait(n int) time.Duration {
+	interval := r.Initial
+	for ; n > 1 && interval < r.Max; n-- {
+		interval *= 2
+	}
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(min(interval, r.Max)),
+		backoff.WithRandomizationFactor(1),
+		backoff.WithMaxElapsedTime(0),
+	).NextBackOff()
+}
+
+// stopFailing takes failing messages out of their keys. What follows one that is
+// to stay in parked goes there too. Of several of one key, sent together, only the
+// first one counts: the others have their turn again.
+func (l *lane) stopFailing() {
+	l.failing = slices.DeleteFunc(l.failing, func(m *entry) bool {
+		key := l.orderKey(m)
+		if m.moving || key == "" {
+			return false
+		}
+		if l.chains[key].failing == m {
+			return false
+		}
+		m.state, m.failure = waiting, nil
+		m.attempts--
+		return true
+	})
+	for _, m := range l.failing {
+		key := l.orderKey(m)
+		if m.moving || key == "" {
+			continue
+		}
+		c := l.chains[key]
+		c.remove(m)
+		if m.failure.verdict != letterSkip {
+			l.park(c)
+		}
+	}
+}
+
+// park marks a key as parked and makes what is known of it followers, but for
+// what is in flight.
+func (l *lane) park(c *chain) {
+	c.parked = true
+	rest := c.head
+	c.head, c.tail, c.length = nil, nil, 0
+	for m := rest; m != nil; {
+		next := m.next
+		m.next = nil
+		switch {
+		case m.state == inFlight:
+			c.insert(m)
+		case m.parked:
+			l.forget(m) // it is read again when it is due
+		default:
+			m.state = follower
+			l.followers = append(l.followers, m)
+		}
+		m = next
+	}
+}
+
+// unpark lets a key go on of which nothing is left in parked.
+func (l *lane) unpark(key string) {
+	c := l.chains[key]
+	if c == nil || !c.parked || c.failing != nil {
+		return
+	}
+	c.parked = false
+	var mine []*entry
+	l.followers = slices.DeleteFunc(l.followers, func(m *entry) bool {
+		if m.Key != key || m.moving {
+			return false
+		}
+		mine = append(mine, m)
+		return true
+	})
+	slices.SortFunc(mine, func(a, b *entry) int { return cmp.Compare(a.ID, b.ID) })
+	for _, m := range mine {
+		m.state = waiting
+		c.insert(m)
+	}
+	l.goOn(c)
+	l.tidy(key, c)
+}
+
+// writeFailures writes down what has failed in one lane, and moves followers.
+func (e *engine) writeFailures(l *lane) *chore {
+	failed, followers := slices.Clone(l.failing), slices.Clone(l.followers[:min(len(l.followers), maxFollowers)])
+	failures := make([]failure, len(failed))
+	for i, m := range failed {
+		m.moving = true
+		failures[i] = *m.failure
+	}
+	refs := refsOf(followers)
+	for _, m := range followers {
+		m.moving = true
+	}
+	return &chore{
+		lane: l, failures: failures,
+		do: func(ctx choreContext) error { return ctx.store.fail(ctx, e.fence(l), failures, refs) },
+		done: func(now time.Time) {
+			moved := func(m *entry) bool { return m.moving }
+			l.failing = slices.DeleteFunc(l.failing, moved)
+			l.followers = slices.DeleteFunc(l.followers, moved)
+			for _, m := range followers {
+				l.forget(m)
+			}
+			if len(followers) > 0 {
+				// A former owner may have deleted what they were moved behind.
+				e.parkedDue(now)
+			}
+			for _, m := range failed {
+				l.forget(m)
+				e.written(m, now)
+			}
+		},
+	}
+}
+
+// written goes on after a failure has been written down.
+func (e *engine) written(m *entry, now time.Time) {
+	l := m.lane
+	key := l.orderKey(m)
+	switch m.failure.verdict {
+	case retryLater:
+		e.parkedDue(now.Add(m.failure.retryIn))
+	case letterSkip:
+		if m.parked && key != "" {
+			l.loaded = false // was it the last one of its key in parked?
+		}
+	case letterHold:
+	}
+	c := l.chains[key]
+	if key == "" || c == nil {
+		return
+	}
+	if c.failing == m {
+		c.failing = nil
+	}
+	l.goOn(c)
+	l.tidy(key, c)
+}
+
+func refsOf(entries []*entry) []outbox.Ref {
+	refs := make([]outbox.Ref, len(entries))
+	for i, m := range entries {
+		refs[i] = m.ref()
+	}
+	return refs
+}
