@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -25,7 +26,7 @@ type lessors struct {
 func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
 	t.Parallel()
 	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) lessors {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, Migrations); err != nil {
 			t.Fatal(err)
 		}
 		newBox := func(db *sql.DB) *outbox.Outbox {

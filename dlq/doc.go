@@ -1,0 +1,2 @@
+// Package dlq keeps what could not be delivered or handled.
+package dlq
