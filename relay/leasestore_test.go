@@ -78,7 +78,11 @@ func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, ter
 	if err != nil {
 		t.Fatal(err)
 	}
-	return taken
+	epochs := map[int]int64{}
+	for lane, got := range taken {
+		epochs[lane] = got.epoch
+	}
+	return epochs
 }
 
 func (s lessors) mustBeat(t *testing.T, me identity, lanes []int, term time.Duration) map[int]int64 {
