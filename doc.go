@@ -9,5 +9,5 @@
 // effects once.
 //
 //	cfg := oncemill.Config{}
-//	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, relay.Migrations, inbox.Migrations)
+//	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
 package oncemill

@@ -191,5 +191,9 @@ func (o *Outbox) Wake() { o.wake.raise() }
 // that keep tables beside the outbox.
 func (o *Outbox) Database() oncemill.Config { return o.cfg.Database }
 
+// Config returns the configuration with its defaults filled in, for the packages
+// that keep tables beside the outbox.
+func (o *Outbox) Config() Config { return o.cfg }
+
 // DB returns the database that New was given.
 func (o *Outbox) DB() *sql.DB { return o.db }

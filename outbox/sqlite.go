@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/litetx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -148,7 +149,7 @@ func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (missed int, err e
 // removeBy executes the texts for each row, in one transaction, and returns how
 // many rows the last of them has changed.
 func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string) (changed int64, err error) {
-	err = sqliteWrite(ctx, s.db, func(conn *sql.Conn) error {
+	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
 		statements := make([]*sql.Stmt, len(texts))
 		for i, text := range texts {
 			stmt, err := conn.PrepareContext(ctx, text)
@@ -177,30 +178,6 @@ func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string)
 	return changed, err
 }
 
-// sqliteWrite runs fn in a transaction that is a writer from its start, whatever
-// the data source name says, so that it waits for its turn instead of failing
-// where it first writes.
-func sqliteWrite(ctx context.Context, db *sql.DB, fn func(conn *sql.Conn) error) (err error) {
-	conn, err := db.Conn(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Close() //nolint:errcheck // returns the connection to the pool
-	if _, err := conn.ExecContext(ctx, `begin immediate`); err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_, _ = conn.ExecContext(context.WithoutCancel(ctx), `rollback`) // the first error is the one to report
-		}
-	}()
-	if err := fn(conn); err != nil {
-		return err
-	}
-	_, err = conn.ExecContext(ctx, `commit`)
-	return err
-}
-
 const (
 	sqliteHighest = `
 select max(
@@ -226,7 +203,7 @@ func (s *sqliteStore) check(ctx context.Context) error {
 }
 
 func (s *sqliteStore) repairSequence(ctx context.Context) (last int64, err error) {
-	err = sqliteWrite(ctx, s.db, func(conn *sql.Conn) error {
+	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
 		text := s.names.Expand(`select max((` + sqliteLast + `), (` + sqliteHighest + `))`)
 		if err := conn.QueryRowContext(ctx, text).Scan(&last); err != nil {
 			return err

@@ -251,7 +251,7 @@ func (l *lane) resync(parked map[string]bool) {
 func (e *engine) settle() *chore {
 	n := min(len(e.settled), e.removeRows)
 	rows := slices.Clone(e.settled[:n])
-	refs := refsOf(rows)
+	refs := entryRefs(rows)
 	var unparked []parkedKey
 	return &chore{
 		do: func(ctx choreContext) (err error) {

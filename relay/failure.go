@@ -69,7 +69,7 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	default:
 		f.verdict = letterSkip
 	}
-	m.state, m.failure, m.failedAt = failing, f, 0
+	m.state, m.failure, m.failedAt = charged, f, 0
 	l.failing = append(l.failing, m)
 	if key := l.orderKey(m); key != "" {
 		if c := l.chain(key); c.failing == nil || m.ID < c.failing.ID {
@@ -179,7 +179,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 		m.moving = true
 		failures[i] = *m.failure
 	}
-	refs := refsOf(followers)
+	refs := entryRefs(followers)
 	for _, m := range followers {
 		m.moving = true
 	}
@@ -213,8 +213,9 @@ func (e *engine) written(m *entry, now time.Time) {
 	case retryLater:
 		e.parkedDue(now.Add(m.failure.retryIn))
 	case letterSkip:
-		if m.parked && key != "" {
-			l.loaded = false // was it the last one of its key in parked?
+		if m.parked {
+			e.parkedDue(now)
+			l.loaded = l.loaded && key == "" // was it the last one of its key in parked?
 		}
 	case letterHold:
 	}
@@ -229,7 +230,7 @@ func (e *engine) written(m *entry, now time.Time) {
 	l.tidy(key, c)
 }
 
-func refsOf(entries []*entry) []outbox.Ref {
+func entryRefs(entries []*entry) []outbox.Ref {
 	refs := make([]outbox.Ref, len(entries))
 	for i, m := range entries {
 		refs[i] = m.ref()

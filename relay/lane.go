@@ -19,7 +19,7 @@ const (
 	announcing              // its id is being written down, since it goes out alone
 	inFlight                // handed to the sink, no outcome yet
 	again                   // found no way out, in a lane that is one pipeline
-	failing                 // its failure is to be written down
+	charged                 // its failure is to be written down
 	follower                // to be moved behind its key in parked
 	confirmed               // to be deleted
 	forgotten               // the lane knows it no more; lists may
@@ -43,7 +43,7 @@ type entry struct {
 	moving   bool      // part of the chore under way
 	attempts int       // failed so far
 	expires  time.Time // the time limit of its attempts; zero: none
-	failure  *failure  // while failing
+	failure  *failure  // while charged
 }
 
 // chain holds what is known of one key and not confirmed, oldest first. Unless

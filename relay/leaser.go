@@ -300,8 +300,8 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 		s.log.WarnContext(ctx, "lanes taken over from a worker whose lease expired", "lanes", lanes, "from", owner)
 	}
 	s.call(ctx, func(e *engine, _ time.Time) {
-		for number, epoch := range taken {
-			e.hold(number, newlyTaken(epoch), trusted)
+		for number, t := range taken {
+			e.hold(number, t, trusted)
 		}
 	})
 	return nil
@@ -312,8 +312,8 @@ func (s *leaser) takeUpkeep(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if epoch, ok := taken[upkeepLane]; ok {
-		s.upkeepEpoch.Store(epoch)
+	if t, ok := taken[upkeepLane]; ok {
+		s.upkeepEpoch.Store(t.epoch)
 		s.checkDue.Store(true)
 	}
 	return nil

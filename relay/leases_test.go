@@ -241,10 +241,10 @@ func TestLeases_ManyTakersShareNoLane(t *testing.T) {
 						t.Error(err)
 					}
 					mu.Lock()
-					for lane, epoch := range taken {
+					for lane, got := range taken {
 						owners[lane] = append(owners[lane], owner)
-						if epoch != 1 {
-							t.Errorf("lane %d has epoch %d", lane, epoch)
+						if got.epoch != 1 {
+							t.Errorf("lane %d has epoch %d", lane, got.epoch)
 						}
 					}
 					total := len(owners)

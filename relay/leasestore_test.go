@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -25,7 +26,7 @@ type lessors struct {
 func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
 	t.Parallel()
 	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) lessors {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, Migrations); err != nil {
 			t.Fatal(err)
 		}
 		newBox := func(db *sql.DB) *outbox.Outbox {
@@ -77,7 +78,11 @@ func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, ter
 	if err != nil {
 		t.Fatal(err)
 	}
-	return taken
+	epochs := map[int]int64{}
+	for lane, got := range taken {
+		epochs[lane] = got.epoch
+	}
+	return epochs
 }
 
 func (s lessors) mustBeat(t *testing.T, me identity, lanes []int, term time.Duration) map[int]int64 {

@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -67,7 +68,7 @@ func onSQLite(t testing.TB) place {
 
 func migrated(t testing.TB, p place) place {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	cfg, err := p.cfg.Resolve(p.db)

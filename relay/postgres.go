@@ -63,22 +63,37 @@ where seen_until > clock_timestamp()`
 	// FOR UPDATE conflicts with the FOR KEY SHARE of a fenced write, so a
 	// takeover waits for a write under way and the next fenced write of the
 	// former owner sees the new epoch.
+	//
+	// Whether a lane has anything to be charged for is one probe of an index for
+	// each of its tables: the limit keeps the planner from hashing them.
 	postgresTake = `
 update {{relay_leases}} l
-set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
+set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
+	crashes = l.crashes + case
+		when free.owner not in ('', $1) and absent.owners < 2 and coalesce(
+			l.suspect > 0,
+			(select true from {{outbox}} o where o.lane = l.lane limit 1),
+			(select true from {{parked}} p where p.lane = l.lane and p.next_at <= clock_timestamp() limit 1),
+			false) then 1
+		else 0
+	end
 from (
-	select lane
+	select lane, owner
 	from {{relay_leases}}
 	where lane = any ($2::smallint[]) and lease_until < clock_timestamp()
 	limit $3
 	for update skip locked
-) free
+) free, (
+	select count(distinct owner) as owners
+	from {{relay_leases}}
+	where owner not in ('', $1) and lease_until < clock_timestamp()
+) absent
 where l.lane = free.lane
-returning l.lane, l.epoch`
+returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0)`
 
 	postgresRelease = `
 update {{relay_leases}}
-set owner = '', lease_until = clock_timestamp()
+set owner = '', suspect = null, lease_until = clock_timestamp()
 where owner = $1 and lane = any ($2::smallint[])`
 
 	postgresLeave = `delete from {{relay_workers}} where owner = $1`
@@ -107,8 +122,8 @@ func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
-func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]int64, error) {
-	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, smallints(lanes), most, term.Microseconds()))
+func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]tenure, error) {
+	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, smallints(lanes), most, term.Microseconds()))
 }
 
 func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int) error {

@@ -20,7 +20,8 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables relay_leases and relay_workers.
+// Migrations makes the tables relay_leases, relay_workers and parked. A relay
+// needs those of package dlq too.
 var Migrations = oncemill.Migrations{Name: "relay", FS: migrationsFS()}
 
 func migrationsFS() fs.FS {

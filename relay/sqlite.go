@@ -50,20 +50,33 @@ select -2, owner, 0, 0, ready, stopping
 from {{relay_workers}}
 where seen_until > ` + sqliteNow
 
+	// The owners that are absent are counted before the first row changes.
 	sqliteTake = `
+with absent (owners) as materialized (
+	select count(distinct owner)
+	from {{relay_leases}}
+	where owner not in ('', ?1) and lease_until < ` + sqliteNow + `
+)
 update {{relay_leases}}
-set owner = ?1, epoch = epoch + 1, lease_until = ` + sqliteNow + ` + ?4
+set owner = ?1, epoch = epoch + 1, lease_until = ` + sqliteNow + ` + ?4,
+	crashes = crashes + (
+		owner not in ('', ?1) and (select owners from absent) < 2 and (
+			suspect is not null
+			or exists (select 1 from {{outbox}} o where o.lane = {{name:relay_leases}}.lane)
+			or exists (select 1 from {{parked}} p where p.lane = {{name:relay_leases}}.lane and p.next_at <= ` + sqliteNow + `)
+		)
+	)
 where lane in (
 	select lane
 	from {{relay_leases}}
 	where lane in (select value from json_each(?2)) and lease_until < ` + sqliteNow + `
 	limit ?3
 )
-returning lane, epoch`
+returning lane, epoch, crashes, coalesce(suspect, 0)`
 
 	sqliteRelease = `
 update {{relay_leases}}
-set owner = '', lease_until = ` + sqliteNow + ` - 1
+set owner = '', suspect = null, lease_until = ` + sqliteNow + ` - 1
 where owner = ?1 and lane in (select value from json_each(?2))`
 
 	// The dead of the last hour go with whoever leaves.
@@ -95,8 +108,8 @@ func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
-func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]int64, error) {
-	return scanLanes(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds()))
+func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]tenure, error) {
+	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds()))
 }
 
 func (s *sqliteLeases) release(ctx context.Context, owner string, lanes []int) error {

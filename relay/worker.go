@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -101,7 +102,7 @@ func newWorker(r *Relay) *worker {
 	}
 	w.log = r.cfg.Logger.With("worker", w.owner)
 	w.check = func(ctx context.Context) error {
-		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Database(), Migrations); err != nil {
+		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Database(), dlq.Migrations, Migrations); err != nil {
 			return err
 		}
 		return w.queue.Check(ctx)

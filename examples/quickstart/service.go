@@ -17,6 +17,7 @@ import (
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/examples/data"
 	"github.com/oncemill/oncemill/examples/shop"
 	"github.com/oncemill/oncemill/inbox"
@@ -99,7 +100,7 @@ func (s service) open(ctx context.Context) (*sql.DB, error) {
 	// SQLite has one writer at a time. To wait for the connection is fairer than
 	// to wait for the file's lock.
 	db.SetMaxOpenConns(1)
-	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, relay.Migrations, inbox.Migrations)
+	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
 	if err == nil {
 		err = shop.CreateTables(ctx, db)
 	}

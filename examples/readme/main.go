@@ -17,6 +17,7 @@ import (
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -27,7 +28,7 @@ func work(ctx context.Context, db *sql.DB, broker Broker, router *message.Router
 	box, err1 := outbox.New(db, outbox.Config{})
 	worker, err2 := relay.New(box, relay.FromPublisher(broker), relay.Config{}) // or relay/rabbitmq: pipelined
 	in, err3 := inbox.New(db, inbox.Config{Consumer: "stock"})
-	err4 := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, relay.Migrations, inbox.Migrations)
+	err4 := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
 	if err := errors.Join(err1, err2, err3, err4); err != nil {
 		return err
 	}

@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -37,7 +38,7 @@ type path struct {
 // until the test ends.
 func startPath(t testing.TB, db *sql.DB, cfg oncemill.Config, uri string) *path {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: cfg, History: outbox.NoHistory, Logger: quiet})

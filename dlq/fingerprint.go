@@ -1,0 +1,35 @@
+package dlq
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"strings"
+	"unicode"
+)
+
+// Fingerprint returns 16 hexadecimal digits that are the same for failures that
+// are alike: at the same place ("relay", or the name of a consumer), of the same
+// class, with the same text but for what differs from message to message. That
+// is every occurrence of one of own (the id of the message, say), and every word
+// with a digit in it.
+func Fingerprint(place, class, text string, own ...string) string {
+	for _, s := range own {
+		if s != "" {
+			text = strings.ReplaceAll(text, s, "#")
+		}
+	}
+	words := strings.FieldsFunc(text, func(r rune) bool {
+		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '#' && r != '_' && r != '-'
+	})
+	hash := sha256.New()
+	for _, part := range []string{place, class} {
+		hash.Write([]byte(part + "\x00")) //nolint:errcheck // never fails
+	}
+	for _, word := range words {
+		if strings.ContainsFunc(word, unicode.IsDigit) {
+			word = "#"
+		}
+		hash.Write([]byte(word + " ")) //nolint:errcheck // never fails
+	}
+	return hex.EncodeToString(hash.Sum(nil)[:8])
+}

@@ -1,0 +1,149 @@
+package dlq
+
+import (
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// State is where a letter stands; see the package's documentation.
+type State string
+
+// The states of a letter.
+const (
+	Dead       State = "dead"
+	Held       State = "held"
+	Replaying  State = "replaying"
+	Discarding State = "discarding"
+	Replayed   State = "replayed"
+	Discarded  State = "discarded"
+)
+
+// Source is who wrote a letter.
+type Source string
+
+// The sources of letters.
+const (
+	Relay    Source = "relay"    // could not be published
+	Consumer Source = "consumer" // could not be handled
+)
+
+// Letter is a message that was given up, and why. All times are the database's.
+type Letter struct {
+	ID      int64
+	State   State
+	Version int // grows with each change of the state
+	Source  Source
+
+	Consumer string // name of the consumer; empty for a relay's letter
+	Lane     int    // of a relay's letter; -1 for a consumer's
+	RowID    int64  // the message's id in the outbox; 0 for a consumer's
+
+	Topic     string
+	MessageID string
+	Key       string           // ordering key; empty for none
+	Payload   []byte           // nil in a list
+	Metadata  message.Metadata // nil in a list
+	Size      int              // of the payload, in bytes
+	CreatedAt time.Time        // when the message was written; zero where a foreign producer did not tell
+	DiedAt    time.Time        // when it was given up
+
+	Reason      string    // class: refused, unroutable, crashed, malformed, expired, or a consumer's own
+	Error       string    // of the last attempt, with all that it wraps
+	Stack       string    // of a consumer's panic, or empty
+	Tries       int       // attempts, all in all
+	Attempts    []Attempt // the last ten; nil in a list
+	TraceID     string    // W3C, 32 hexadecimal digits, or empty
+	Fingerprint string    // the same for failures that are alike, see Fingerprint
+
+	Act      Act       // who replayed or discarded it, and why
+	ActedAt  time.Time // zero until then
+	ClosedAt time.Time // when it became replayed or discarded; zero until then
+}
+
+// Attempt is one that failed.
+type Attempt struct {
+	At    time.Time
+	Class string
+	Error string
+}
+
+// Cursor returns the place of the letter in a list; see [Filter.After].
+func (l *Letter) Cursor() Cursor { return Cursor{DiedAt: l.DiedAt, ID: l.ID} }
+
+type scanner interface{ Scan(dest ...any) error }
+
+// scanLetter reads the columns of a list, and those of the message if it is
+// whole.
+func scanLetter(row scanner, whole bool) (*Letter, error) {
+	l := &Letter{}
+	var lane, rowID, created, acted, closed sql.NullInt64
+	var died int64
+	var attempts, metadata []byte
+	dest := []any{
+		&l.ID, &l.State, &l.Version, &l.Source, &l.Consumer, &lane, &rowID, &l.Topic, &l.MessageID, &l.Key,
+		&l.Size, &created, &died, &l.Reason, &l.Error, &l.Stack, &l.Tries, &l.TraceID, &l.Fingerprint,
+		&l.Act.By, &l.Act.Reason, &acted, &closed, &metadata,
+	}
+	if whole {
+		dest = append(dest, &l.Payload, &attempts)
+	}
+	if err := row.Scan(dest...); err != nil {
+		return nil, err
+	}
+	l.Lane, l.RowID = -1, rowID.Int64
+	if lane.Valid {
+		l.Lane = int(lane.Int64)
+	}
+	l.CreatedAt, l.DiedAt, l.ActedAt, l.ClosedAt = at(created), time.UnixMicro(died).UTC(), at(acted), at(closed)
+	decoded, err := outbox.DecodeMetadata(metadata)
+	if err == nil && l.TraceID == "" {
+		l.TraceID = traceID(decoded)
+	}
+	if !whole {
+		return l, nil
+	}
+	if err == nil { // a message may be dead because its metadata cannot be read
+		l.Metadata = decoded
+	}
+	l.Attempts, err = decodeAttempts(attempts)
+	return l, err
+}
+
+func at(micros sql.NullInt64) time.Time {
+	if !micros.Valid {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros.Int64).UTC()
+}
+
+func decodeAttempts(encoded []byte) ([]Attempt, error) {
+	var raw []struct {
+		At    int64
+		Class string
+		Text  string
+	}
+	if err := json.Unmarshal(encoded, &raw); err != nil {
+		return nil, fmt.Errorf("attempts of the letter: %w", err)
+	}
+	attempts := make([]Attempt, len(raw))
+	for i, r := range raw {
+		attempts[i] = Attempt{At: time.UnixMicro(r.At).UTC(), Class: r.Class, Error: r.Text}
+	}
+	return attempts, nil
+}
+
+// traceID reads the traceparent that tracing leaves in a message (W3C Trace
+// Context, section 3.2): version, trace, parent and flags.
+func traceID(metadata message.Metadata) string {
+	parent := metadata.Get("traceparent")
+	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {
+		return ""
+	}
+	return parent[3:35]
+}

@@ -1,0 +1,79 @@
+package dlq
+
+import "github.com/lib/pq"
+
+func arrayList[T any](list []T) any {
+	if list == nil {
+		list = []T{} // nil would be NULL
+	}
+	return pq.Array(list)
+}
+
+const (
+	postgresColumns = `id, state, version, source, consumer, lane, row_id, topic, message_id, key,
+	octet_length(payload), (date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', died_at) * 1000000)::bigint,
+	reason, error, stack, attempts, trace_id, fingerprint,
+	acted_by, acted_reason, (date_part('epoch', acted_at) * 1000000)::bigint, (date_part('epoch', closed_at) * 1000000)::bigint,
+	metadata`
+
+	// By primary key.
+	postgresGet = `select ` + postgresColumns + `, payload, errors from {{dead_letters}} where id = $1`
+
+	postgresStates = `select id, state from {{dead_letters}} where id = any ($1::bigint[])`
+
+	// By the index on what a driver adds, or on (died_at, id), in its order; the
+	// other conditions are tested on what that brings.
+	postgresList = `
+select ` + postgresColumns + `
+from {{dead_letters}}
+where (cardinality($2::text[]) = 0 or state = any ($2::text[]))
+	and ($3::text = '' or source = $3::text)
+	and ($4::text = '' or consumer = $4::text)
+	and ($5::text = '' or topic = $5::text)
+	and ($6::text = '' or key = $6::text)
+	and ($7::text = '' or message_id = $7::text)
+	and ($8::text = '' or reason = $8::text)
+	and ($9::text = '' or fingerprint = $9::text)
+	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
+	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'`
+
+	postgresOneState = ` and state = ($2::text[])[1]`
+
+	postgresNewest = `
+	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at desc, id desc
+limit $1`
+
+	postgresOldest = `
+	and (died_at, id) > (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at, id
+limit $1`
+
+	// The condition on the state is what makes a command one: of two at once the
+	// second waits for the row, and looks at it again.
+	postgresReplay = `
+update {{dead_letters}}
+set state = 'replaying', version = version + 1, acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
+where id = any ($1::bigint[]) and state in ('dead', 'held')
+returning id`
+
+	postgresDiscard = `
+update {{dead_letters}}
+set state = case state when 'held' then 'discarding' else 'discarded' end,
+	closed_at = case state when 'held' then null else clock_timestamp() end,
+	version = version + 1, acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
+where id = any ($1::bigint[]) and state in ('dead', 'held')
+returning id`
+
+	// By the partial index on closed_at. Others that forget take other letters.
+	postgresForget = `
+delete from {{dead_letters}}
+where id in (
+	select id
+	from {{dead_letters}}
+	where closed_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
+	order by closed_at
+	limit $2
+	for update skip locked
+)`
+)

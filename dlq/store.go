@@ -1,0 +1,39 @@
+package dlq
+
+import "github.com/oncemill/oncemill"
+
+// texts are the statements of a store, and how lists are sent to it.
+type texts struct {
+	get, states, replay, discard, forget string
+
+	lists map[string][2]string // by the condition that an index serves: newest first, oldest first
+
+	int64s  func([]int64) any
+	strings func([]State) any
+}
+
+func newTexts(names oncemill.Config) texts {
+	t := texts{lists: map[string][2]string{}}
+	drivers := map[string]string{
+		"died_at": "", "message_id": " and message_id = $7", "key": " and key = $6 and key <> ''",
+		"fingerprint": " and fingerprint = $9", "consumer": " and consumer = $4 and consumer <> ''", "topic": " and topic = $5",
+	}
+	var list string
+	var order [2]string
+	if names.Dialect == oncemill.SQLite {
+		t.get, t.states, t.replay, t.discard, t.forget = sqliteGet, sqliteStates, sqliteReplay, sqliteDiscard, sqliteForget
+		t.int64s, t.strings = jsonList[int64], jsonList[State]
+		list, order, drivers["state"] = sqliteList, [2]string{sqliteNewest, sqliteOldest}, sqliteOneState
+	} else {
+		t.get, t.states, t.replay, t.discard, t.forget = postgresGet, postgresStates, postgresReplay, postgresDiscard, postgresForget
+		t.int64s, t.strings = arrayList[int64], arrayList[State]
+		list, order, drivers["state"] = postgresList, [2]string{postgresNewest, postgresOldest}, postgresOneState
+	}
+	for _, text := range []*string{&t.get, &t.states, &t.replay, &t.discard, &t.forget} {
+		*text = names.Expand(*text)
+	}
+	for name, driver := range drivers {
+		t.lists[name] = [2]string{names.Expand(list + driver + order[0]), names.Expand(list + driver + order[1])}
+	}
+	return t
+}

@@ -1,0 +1,99 @@
+package relay
+
+import (
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// expectTaken takes lanes and looks at the crashes that were counted.
+func (s lessors) expectTaken(t *testing.T, owner string, want map[int]tenure) {
+	t.Helper()
+	lanes := make([]int, 0, len(want))
+	for lane := range want {
+		lanes = append(lanes, lane)
+	}
+	taken, err := s.take(t.Context(), owner, lanes, len(lanes), shortTerm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lane, w := range want {
+		if got := taken[lane]; got != w {
+			t.Errorf("%s took lane %d: %+v, want %+v", owner, lane, got, w)
+		}
+	}
+	s.awaitExpired(t, lanes...)
+}
+
+// insert writes a row into the outbox, or into parked, of a lane.
+func (s lessors) insert(t *testing.T, table string, lane int, more, values string) {
+	t.Helper()
+	text := `insert into {{` + table + `}} (lane, topic, message_id, key, payload, metadata` + more + `) values ($1, 't', 'm', '', '', ''` + values + `)`
+	if _, err := s.db.ExecContext(t.Context(), s.box.Database().Expand(text), lane); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		now, later := `now()`, `now() + interval '1 hour'`
+		if s.box.Database().Dialect == oncemill.SQLite {
+			now, later = sqliteNow, sqliteNow+` + 3600000000`
+		}
+		s.insert(t, "outbox", 1, "", "")
+		s.insert(t, "parked", 2, ", id, created_at, next_at", ", 1, "+now+", "+now)
+		s.insert(t, "parked", 3, ", id, created_at, next_at", ", 1, "+now+", "+later)
+		s.insert(t, "parked", 4, ", id, created_at, held", ", 1, "+now+", true")
+		lanes := func(epoch int64, crashes ...int) map[int]tenure {
+			want := map[int]tenure{upkeepLane: {epoch: epoch}}
+			for i, n := range crashes {
+				want[i+1] = tenure{epoch: epoch, crashes: n}
+			}
+			return want
+		}
+		s.expectTaken(t, "a", lanes(1, 0, 0, 0, 0, 0)) // from nobody
+		s.expectTaken(t, "b", lanes(2, 1, 1, 0, 0, 0)) // from a, who is dead
+		s.expectTaken(t, "b", lanes(3, 1, 1, 0, 0, 0)) // from itself
+		s.expectTaken(t, "c", lanes(4, 2, 2, 0, 0, 0)) // from b, who is dead
+		if err := s.release(t.Context(), "c", allLanes()); err != nil {
+			t.Fatal(err)
+		}
+		s.awaitExpired(t, 1, 2, 3, 4, 5)
+		s.expectTaken(t, "d", map[int]tenure{1: {epoch: 5, crashes: 2}, 2: {epoch: 5, crashes: 2}}) // given back in good order
+	})
+}
+
+func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		for lane := range outbox.Lanes {
+			s.insert(t, "outbox", lane, "", "")
+		}
+		s.expectTaken(t, "a", map[int]tenure{1: {epoch: 1}, 2: {epoch: 1}})
+		s.expectTaken(t, "b", map[int]tenure{3: {epoch: 1}})
+		// Both are absent, whichever of their lanes are taken.
+		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 2}})
+		// c's own lease expired too, and b is the only other one when a takes.
+		s.expectTaken(t, "c", map[int]tenure{2: {epoch: 2}})
+		s.expectTaken(t, "c", map[int]tenure{3: {epoch: 2, crashes: 1}, 1: {epoch: 3}})
+	})
+}
+
+func TestLeases_ASuspectIsHandedOver(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		store := newParkingStore(s.box)
+		s.expectTaken(t, "a", map[int]tenure{1: {epoch: 1}})
+		expectErr(t, store.suspect(t.Context(), fence{1, "a", 1}, 42), nil)
+		s.expectTaken(t, "b", map[int]tenure{1: {epoch: 2, crashes: 1, suspect: 42}})
+		expectErr(t, store.suspect(t.Context(), fence{1, "a", 1}, 43), errFenced)
+		expectErr(t, store.suspect(t.Context(), fence{1, "b", 1}, 43), errFenced)
+		s.expectTaken(t, "b", map[int]tenure{1: {epoch: 3, crashes: 1, suspect: 42}})
+		expectErr(t, store.suspect(t.Context(), fence{1, "b", 3}, 0), nil)
+		expectErr(t, store.calm(t.Context(), "b", map[int]int64{1: 2}), nil) // of another tenure
+		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 4, crashes: 1}})
+		expectErr(t, store.calm(t.Context(), "b", map[int]int64{1: 4}), nil) // another's
+		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 5, crashes: 1}})
+		expectErr(t, store.calm(t.Context(), "c", map[int]int64{1: 5, 2: 7}), nil)
+		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 6}})
+	})
+}

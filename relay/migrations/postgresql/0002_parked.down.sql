@@ -1,0 +1,3 @@
+drop table {{parked}};
+alter table {{relay_leases}} drop column crashes;
+alter table {{relay_leases}} drop column suspect;

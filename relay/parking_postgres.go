@@ -1,0 +1,375 @@
+package relay
+
+import (
+	"cmp"
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+type postgresParking struct {
+	box     *outbox.Outbox
+	db      *sql.DB
+	history bool
+
+	keysText, dueText, findText, commandsText, lettersText       string
+	fenceText, parkText, buryText, againText, skipText, holdText string
+	replayText, discardText                                      string
+	settleText, settleMoveText, promoteText                      string
+	suspectText, calmText                                        string
+}
+
+func newPostgresParking(box *outbox.Outbox) *postgresParking {
+	names := box.Database()
+	return &postgresParking{
+		box: box, db: box.DB(), history: box.Config().History > 0,
+		keysText: names.Expand(postgresParkedKeys), dueText: names.Expand(postgresDue),
+		findText: names.Expand(postgresFind), commandsText: names.Expand(postgresCommands),
+		lettersText: names.Expand(postgresLetterKeys), fenceText: names.Expand(postgresFenceAlone),
+		parkText: names.Expand(postgresPark), buryText: names.Expand(postgresBury),
+		againText: names.Expand(postgresAgain), skipText: names.Expand(postgresSkip), holdText: names.Expand(postgresHold),
+		replayText: names.Expand(postgresReplay), discardText: names.Expand(postgresDiscard),
+		settleText: names.Expand(postgresSettle), settleMoveText: names.Expand(postgresSettleMove),
+		promoteText: names.Expand(postgresPromote),
+		suspectText: names.Expand(postgresSuspect), calmText: names.Expand(postgresCalm),
+	}
+}
+
+// What is read, and the plans: like the reads of the outbox. Each is planned at
+// its execution; arrays and inner limits stand behind sub-selects, so that the
+// planner goes by an index in its order whatever it believes of the table.
+const (
+	// Served by the index (lane, key, id): from each key it jumps to the next,
+	// so the rows of a key cost nothing.
+	postgresParkedKeys = `
+with recursive k (lane, key) as (
+	select l.lane, m.key
+	from unnest((select $1::smallint[])) as l (lane)
+	cross join lateral (
+		select p.key from {{parked}} p where p.lane = l.lane and p.key > '' order by p.key limit 1
+	) m
+	union all
+	select k.lane, m.key
+	from k
+	cross join lateral (
+		select p.key from {{parked}} p where p.lane = k.lane and p.key > k.key order by p.key limit 1
+	) m
+)
+select lane, key from k`
+
+	// Heads by the partial index (lane, next_at), which holds heads alone; the
+	// rows of their keys by (lane, key, id). $2 are the ids to pass over, $3
+	// the number of heads and one more, which tells when to come back, $4 the
+	// rows of a key, $5 their bytes. An unkeyed row is alone.
+	postgresDue = `
+select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata, r.created_micros,
+	r.attempts, r.crashed, r.held, r.age, h.place
+from (
+	select m.lane, m.id, m.key,
+		ceil(date_part('epoch', m.next_at - clock_timestamp()) * 1000000)::bigint as wait,
+		row_number() over (order by m.next_at, m.id) as place
+	from unnest((select $1::smallint[])) as l (lane)
+	cross join lateral (
+		select *
+		from (
+			select p.lane, p.id, p.key, p.next_at
+			from {{parked}} p
+			where p.lane = l.lane
+				and p.next_at is not null
+				and p.id not in (select unnest((select $2::bigint[])))
+			order by p.next_at
+			limit (select $3::bigint)
+		) n
+		limit $3
+	) m
+	order by m.next_at, m.id
+	limit $3
+) h
+left join lateral (
+	select *
+	from (
+		select f.*,
+			(date_part('epoch', f.created_at) * 1000000)::bigint as created_micros,
+			(date_part('epoch', clock_timestamp() - f.parked_at) * 1000000)::bigint as age,
+			sum(octet_length(f.payload) + octet_length(f.metadata))
+				over (rows between unbounded preceding and 1 preceding) as bytes_before
+		from (
+			select p.*
+			from {{parked}} p
+			where p.lane = h.lane
+				and p.key = h.key
+				and p.id >= h.id
+				and p.id not in (select unnest((select $2::bigint[])))
+			order by p.id
+			limit case when h.key = '' then 1 else (select $4::bigint) end
+		) f
+	) w
+	where coalesce(w.bytes_before, 0) < $5
+) r on h.wait <= 0 and h.place < $3
+order by h.place, r.id`
+
+	// By the primary keys; of the ring one partition.
+	postgresFind = `
+select p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata,
+	(date_part('epoch', p.created_at) * 1000000)::bigint, p.attempts, p.crashed,
+	(date_part('epoch', clock_timestamp() - p.parked_at) * 1000000)::bigint, true
+from {{parked}} p
+where p.lane = $1 and p.id = $2
+union all
+select o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata,
+	(date_part('epoch', o.created_at) * 1000000)::bigint, 0, false, 0, false
+from {{outbox}} o
+where o.lane = $1 and o.id = $2 and ((o.id >> 16) & 3) = (($2::bigint >> 16) & 3)
+limit 1`
+
+	// By the partial index of commands. The oldest message first, whichever
+	// command was given first: of a key that is replayed as a whole, what came
+	// first comes first.
+	postgresCommands = `
+select m.id, m.lane, m.key
+from unnest((select $1::smallint[])) as l (lane)
+cross join lateral (
+	select *
+	from (
+		select d.id, d.lane, d.key, d.row_id
+		from {{dead_letters}} d
+		where d.lane = l.lane and d.source = 'relay' and d.state in ('replaying', 'discarding')
+		order by d.row_id, d.id
+		limit (select $2::bigint)
+	) c
+	limit $2
+) m
+order by m.row_id, m.id
+limit $2`
+
+	// By primary key, and by (lane, key, id).
+	postgresLetterKeys = `
+select k.lane, k.key, (select true from {{parked}} p where p.lane = k.lane and p.key = k.key limit 1) is not null
+from (
+	select distinct d.lane, d.key
+	from {{dead_letters}} d
+	where d.id = any ($1::bigint[]) and d.source = 'relay' and d.key <> ''
+) k`
+)
+
+func (s *postgresParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {
+	keys, err := scanKeys(s.db.QueryContext(ctx, s.keysText, smallints(lanes)))
+	if err != nil {
+		return nil, fmt.Errorf("read parked keys: %w", err)
+	}
+	return keys, nil
+}
+
+func (s *postgresParking) due(ctx context.Context, lanes []int, passOver []int64, heads, rows int) ([]parkedRow, time.Duration, error) {
+	result, err := s.db.QueryContext(ctx, s.dueText, smallints(lanes), int64s(passOver), heads+1, rows, parkedBytes)
+	due, next, err := scanDue(result, err)
+	if err != nil {
+		return nil, 0, fmt.Errorf("read what is due of parked: %w", err)
+	}
+	return due, next, nil
+}
+
+func (s *postgresParking) find(ctx context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error) {
+	row, parked, found, err = scanFound(s.db.QueryRowContext(ctx, s.findText, lane, id))
+	if err != nil {
+		return row, false, false, fmt.Errorf("find row: %w", err)
+	}
+	return row, parked, found, nil
+}
+
+func (s *postgresParking) commands(ctx context.Context, lanes []int, limit int) ([]command, error) {
+	found, err := scanCommands(s.db.QueryContext(ctx, s.commandsText, smallints(lanes), limit))
+	if err != nil {
+		return nil, fmt.Errorf("read commands: %w", err)
+	}
+	return found, nil
+}
+
+func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
+	var groups [2][3][]failure
+	for _, one := range failures {
+		origin := 0
+		if one.parked {
+			origin = 1
+		}
+		groups[origin][one.verdict] = append(groups[origin][one.verdict], one)
+	}
+	fresh, again := groups[0], groups[1]
+
+	park := slices.Concat(fresh[retryLater], fresh[letterHold])
+	kinds := append(repeat(kindRetry, len(fresh[retryLater])), repeat(kindHold, len(fresh[letterHold]))...)
+	for _, ref := range followers {
+		park, kinds = append(park, failure{Ref: ref}), append(kinds, kindFollower)
+	}
+	// Each is a fenced statement of its own, right without the others.
+	wrote := false
+	for _, w := range []struct {
+		text string
+		rows []failure
+	}{
+		{s.buryText, fresh[letterSkip]},
+		{s.againText, again[retryLater]},
+		{s.skipText, again[letterSkip]},
+		{s.holdText, again[letterHold]},
+		{s.parkText, park},
+	} {
+		if len(w.rows) == 0 {
+			continue
+		}
+		args := failureArgs(w.rows)
+		if w.text == s.parkText {
+			args = append(args, pq.Array(kinds))
+		}
+		if err := s.fenced(ctx, w.text, f, args...); err != nil {
+			return fmt.Errorf("write failures: %w", err)
+		}
+		wrote = true
+	}
+	if !wrote {
+		if err := s.fenced(ctx, s.fenceText, f); err != nil {
+			return fmt.Errorf("write failures: %w", err)
+		}
+	}
+	return nil
+}
+
+func repeat(kind int64, n int) []int64 { return slices.Repeat([]int64{kind}, n) }
+
+// fenced executes a statement that begins with the fence and returns how often
+// that stood.
+func (s *postgresParking) fenced(ctx context.Context, text string, f fence, args ...any) error {
+	var stood int
+	if err := s.db.QueryRowContext(ctx, text, append([]any{f.lane, f.owner, f.epoch}, args...)...).Scan(&stood); err != nil {
+		return err
+	}
+	if stood == 0 {
+		return errFenced
+	}
+	return nil
+}
+
+// failureArgs returns the rows as arrays, $4 to $11.
+func failureArgs(rows []failure) []any {
+	n := len(rows)
+	ids, created, attempts, waits := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+	messages, classes, texts, prints := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
+	for i, r := range rows {
+		ids[i], messages[i], created[i] = r.ID, r.MessageID, r.CreatedAt.UnixMicro()
+		attempts[i], waits[i] = int64(r.attempt), r.retryIn.Microseconds()
+		classes[i], texts[i] = clean(r.class), clean(r.text)
+		prints[i] = r.fingerprint()
+	}
+	return []any{
+		pq.Array(ids), pq.Array(messages), pq.Array(created), pq.Array(attempts),
+		pq.Array(classes), pq.Array(texts), pq.Array(waits), pq.Array(prints),
+	}
+}
+
+func (s *postgresParking) carryOut(ctx context.Context, f fence, letters []int64) (parked, unparked []parkedKey, err error) {
+	for _, text := range []string{s.replayText, s.discardText} {
+		if err := s.fenced(ctx, text, f, pq.Array(letters)); err != nil {
+			return nil, nil, fmt.Errorf("carry commands out: %w", err)
+		}
+	}
+	parked, unparked, err = scanKeyStates(s.db.QueryContext(ctx, s.lettersText, pq.Array(letters)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("carry commands out: look at the keys: %w", err)
+	}
+	return parked, unparked, nil
+}
+
+func (s *postgresParking) suspect(ctx context.Context, f fence, id int64) error {
+	result, err := s.db.ExecContext(ctx, s.suspectText, f.lane, f.owner, f.epoch, id)
+	if err != nil {
+		return fmt.Errorf("write suspect: %w", err)
+	}
+	return stood(result)
+}
+
+// stood returns errFenced for an update of a lease that changed nothing.
+func stood(result sql.Result) error {
+	n, err := result.RowsAffected()
+	if err == nil && n == 0 {
+		err = errFenced
+	}
+	return err
+}
+
+func (s *postgresParking) calm(ctx context.Context, owner string, epochs map[int]int64) error {
+	lanes, numbers := make([]int, 0, len(epochs)), make([]int64, 0, len(epochs))
+	for lane, epoch := range epochs {
+		lanes, numbers = append(lanes, lane), append(numbers, epoch)
+	}
+	if _, err := s.db.ExecContext(ctx, s.calmText, owner, smallints(lanes), pq.Array(numbers)); err != nil {
+		return fmt.Errorf("calm lanes: %w", err)
+	}
+	return nil
+}
+
+func (s *postgresParking) settle(ctx context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+	if len(rows) == 0 {
+		return nil, 0, nil
+	}
+	if s.history {
+		unparked, _, err = s.settleBy(ctx, s.settleMoveText, rows)
+		if err == nil {
+			return unparked, 0, nil
+		}
+		if ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) {
+			return nil, 0, fmt.Errorf("settle parked, into the history: %w", err)
+		}
+	}
+	broken := err // the history must never stop delivery
+	unparked, removed, err := s.settleBy(ctx, s.settleText, rows)
+	if err != nil {
+		return nil, 0, fmt.Errorf("settle parked: %w", err)
+	}
+	if broken == nil || removed == 0 {
+		return unparked, 0, nil
+	}
+	reportMissed(ctx, s.box, removed, broken)
+	return unparked, removed, nil
+}
+
+// settleBy deletes and then promotes, in one transaction: whoever writes a
+// follower without a time locks the head of its key in the same statement, so a
+// second statement after the deletion sees each of them. READ COMMITTED is
+// spelled out because of that.
+func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outbox.Ref) (unparked []parkedKey, removed int, err error) {
+	rows = slices.Clone(rows)
+	slices.SortFunc(rows, func(a, b outbox.Ref) int { return cmp.Compare(a.ID, b.ID) })
+	n := len(rows)
+	lanes, ids, messages, created := make([]int, n), make([]int64, n), make([]string, n), make([]int64, n)
+	for i, r := range rows {
+		lanes[i], ids[i], messages[i], created[i] = r.Lane, r.ID, r.MessageID, r.CreatedAt.UnixMicro()
+	}
+	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return nil, 0, err
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+	if _, err := tx.ExecContext(ctx, postgresSettleLimits); err != nil {
+		return nil, 0, err
+	}
+	keys, removed, err := scanSettled(tx.QueryContext(ctx, text, smallints(lanes), pq.Array(ids), pq.Array(messages), pq.Array(created)))
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(keys) > 0 {
+		lanes, names := make([]int, len(keys)), make([]string, len(keys))
+		for i, k := range keys {
+			lanes[i], names[i] = k.lane, k.key
+		}
+		if unparked, err = scanKeys(tx.QueryContext(ctx, s.promoteText, smallints(lanes), pq.Array(names))); err != nil {
+			return nil, 0, err
+		}
+	}
+	return unparked, removed, tx.Commit()
+}

@@ -1,0 +1,186 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"strings"
+	"time"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// parkedBytes is how much of payload and metadata due returns of a key, but at
+// least one row.
+const parkedBytes = 1 << 20
+
+func newParkingStore(box *outbox.Outbox) parkingStore {
+	if box.Database().Dialect == oncemill.SQLite {
+		return newSQLiteParking(box)
+	}
+	return newPostgresParking(box)
+}
+
+// fingerprint groups failures that are alike.
+func (f failure) fingerprint() string { return dlq.Fingerprint("relay", f.class, f.text, f.MessageID) }
+
+// clean makes an error's text fit for every database.
+func clean(s string) string {
+	const limit = 8 << 10
+	if len(s) > limit {
+		s = s[:limit] + "…"
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
+}
+
+func int64s(ids []int64) any {
+	if ids == nil {
+		ids = []int64{} // nil would be NULL
+	}
+	return pq.Array(ids)
+}
+
+func reportMissed(ctx context.Context, box *outbox.Outbox, rows int, broken error) {
+	box.Config().Logger.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", rows, "error", broken)
+}
+
+// scanKeys reads (lane, key) pairs.
+func scanKeys(rows *sql.Rows, err error) ([]parkedKey, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var keys []parkedKey
+	for rows.Next() {
+		var k parkedKey
+		if err := rows.Scan(&k.lane, &k.key); err != nil {
+			return nil, err
+		}
+		keys = append(keys, k)
+	}
+	return keys, rows.Err()
+}
+
+// scanKeyStates reads keys with whether they have rows in parked.
+func scanKeyStates(rows *sql.Rows, err error) (parked, unparked []parkedKey, _ error) {
+	if err != nil {
+		return nil, nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	for rows.Next() {
+		var k parkedKey
+		var there bool
+		if err := rows.Scan(&k.lane, &k.key, &there); err != nil {
+			return nil, nil, err
+		}
+		if there {
+			parked = append(parked, k)
+		} else {
+			unparked = append(unparked, k)
+		}
+	}
+	return parked, unparked, rows.Err()
+}
+
+// scanSettled reads the keys of deleted rows with how many they were.
+func scanSettled(rows *sql.Rows, err error) (keys []parkedKey, removed int, _ error) {
+	if err != nil {
+		return nil, 0, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	for rows.Next() {
+		var k parkedKey
+		var n int
+		if err := rows.Scan(&k.lane, &k.key, &n); err != nil {
+			return nil, 0, err
+		}
+		removed += n
+		if k.key != "" {
+			keys = append(keys, k)
+		}
+	}
+	return keys, removed, rows.Err()
+}
+
+func scanCommands(rows *sql.Rows, err error) ([]command, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var found []command
+	for rows.Next() {
+		var c command
+		if err := rows.Scan(&c.letter, &c.lane, &c.key); err != nil {
+			return nil, err
+		}
+		found = append(found, c)
+	}
+	return found, rows.Err()
+}
+
+// scanFound reads the one row that find looks for.
+func scanFound(row *sql.Row) (r parkedRow, parked, found bool, err error) {
+	var created, age int64
+	err = row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
+		&r.attempts, &r.crashed, &age, &parked)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return parkedRow{}, false, false, nil
+	case err != nil:
+		return parkedRow{}, false, false, err
+	}
+	r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
+	return r, parked, true, nil
+}
+
+func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// scanDue reads heads in the order of their times, each with the rows of its key;
+// a head that is not due, or one too many, comes without rows and says when to
+// ask again. Behind a held row nothing may be published.
+func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ error) {
+	if err != nil {
+		return nil, 0, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	next = -1
+	barred := int64(0) // the place of a head behind which a row is held
+	for rows.Next() {
+		var wait, place int64
+		var lane, id, created, attempts, age sql.NullInt64
+		var crashed, held sql.NullBool
+		var topic, message, key sql.NullString
+		var payload, metadata []byte
+		if err := rows.Scan(&wait, &lane, &id, &topic, &message, &key, &payload, &metadata, &created,
+			&attempts, &crashed, &held, &age, &place); err != nil {
+			return nil, 0, err
+		}
+		if !id.Valid {
+			if next < 0 {
+				next = max(0, micros(wait))
+			}
+			continue
+		}
+		if held.Bool {
+			barred = place
+		}
+		if barred == place {
+			continue
+		}
+		due = append(due, parkedRow{
+			Row: outbox.Row{
+				Ref: outbox.Ref{
+					Lane: int(lane.Int64), ID: id.Int64, MessageID: message.String,
+					CreatedAt: time.UnixMicro(created.Int64).UTC(),
+				},
+				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata,
+			},
+			attempts: int(attempts.Int64), crashed: crashed.Bool, age: micros(age.Int64),
+		})
+	}
+	return due, next, rows.Err()
+}

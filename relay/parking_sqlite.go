@@ -1,0 +1,482 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/litetx"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// sqliteParking writes in transactions that are writers from their start. There
+// is one writer at a time, so a look at the row of the lease is the fence.
+type sqliteParking struct {
+	box     *outbox.Outbox
+	db      *sql.DB
+	history bool
+	t       sqliteParkingTexts
+
+	headTexts, commandTexts [outbox.Lanes + 1]string // by the number of lanes
+}
+
+func newSQLiteParking(box *outbox.Outbox) *sqliteParking {
+	names := box.Database()
+	s := &sqliteParking{box: box, db: box.DB(), history: box.Config().History > 0, t: newSQLiteParkingTexts(names)}
+	for n := 1; n <= outbox.Lanes; n++ {
+		s.headTexts[n] = perLane("lane, id, key, wait", names.Expand(sqliteHeads), n, 3, "next_at, id")
+		s.commandTexts[n] = perLane("id, lane, key", names.Expand(sqliteCommands), n, 2, "row_id, id")
+	}
+	return s
+}
+
+// perLane repeats a limited subselect for n lanes, whose numbers are the
+// parameters from first, and limits the whole.
+func perLane(columns, text string, n, first int, order string) string {
+	parts := make([]string, n)
+	for i := range parts {
+		parts[i] = strings.ReplaceAll(text, "?lane", fmt.Sprintf("?%d", first+i))
+	}
+	return "select " + columns + " from (" + strings.Join(parts, "\nunion all") + "\n) order by " + order + " limit ?1"
+}
+
+func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {
+	keys, err := scanKeys(s.db.QueryContext(ctx, s.t.keys, jsonLanes(lanes)))
+	if err != nil {
+		return nil, fmt.Errorf("read parked keys: %w", err)
+	}
+	return keys, nil
+}
+
+type sqliteHead struct {
+	lane int
+	id   int64
+	key  string
+	wait int64
+}
+
+func (s *sqliteParking) due(ctx context.Context, lanes []int, passOver []int64, heads, rows int) (due []parkedRow, next time.Duration, err error) {
+	if len(lanes) == 0 {
+		return nil, -1, nil
+	}
+	next = -1
+	err = litetx.Read(ctx, s.db, func(conn *sql.Conn) error {
+		found, err := s.readHeads(ctx, conn, lanes, passOver, heads+1)
+		if err != nil {
+			return err
+		}
+		for i, h := range found {
+			if h.wait > 0 || i == heads {
+				next = max(0, micros(h.wait))
+				return nil
+			}
+			most := rows
+			if h.key == "" {
+				most = 1
+			}
+			if due, err = s.appendRows(ctx, conn, due, h, jsonIDs(passOver), most); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, 0, fmt.Errorf("read what is due of parked: %w", err)
+	}
+	return due, next, nil
+}
+
+func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, lanes []int, passOver []int64, most int) ([]sqliteHead, error) {
+	args := []any{most, jsonIDs(passOver)}
+	for _, lane := range lanes {
+		args = append(args, lane)
+	}
+	rows, err := conn.QueryContext(ctx, s.headTexts[len(lanes)], args...)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var heads []sqliteHead
+	for rows.Next() {
+		var h sqliteHead
+		if err := rows.Scan(&h.lane, &h.id, &h.key, &h.wait); err != nil {
+			return nil, err
+		}
+		heads = append(heads, h)
+	}
+	return heads, rows.Err()
+}
+
+// appendRows appends a head and the rows that follow it.
+func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, passOver string, most int) ([]parkedRow, error) {
+	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id, passOver, most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	bytes := 0
+	for rows.Next() {
+		var r parkedRow
+		var created, age int64
+		var held bool
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
+			&r.attempts, &r.crashed, &held, &age); err != nil {
+			return nil, err
+		}
+		if held || bytes >= parkedBytes {
+			break // behind a held row nothing may be published
+		}
+		bytes += len(r.Payload) + len(r.Metadata)
+		r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
+		due = append(due, r)
+	}
+	return due, rows.Err()
+}
+
+func jsonIDs(ids []int64) string {
+	if ids == nil {
+		ids = []int64{}
+	}
+	text, _ := json.Marshal(ids) // integers cannot fail
+	return string(text)
+}
+
+func (s *sqliteParking) find(ctx context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error) {
+	row, parked, found, err = scanFound(s.db.QueryRowContext(ctx, s.t.find, lane, id))
+	if err != nil {
+		return row, false, false, fmt.Errorf("find row: %w", err)
+	}
+	return row, parked, found, nil
+}
+
+func (s *sqliteParking) commands(ctx context.Context, lanes []int, limit int) ([]command, error) {
+	if len(lanes) == 0 {
+		return nil, nil
+	}
+	args := []any{limit}
+	for _, lane := range lanes {
+		args = append(args, lane)
+	}
+	found, err := scanCommands(s.db.QueryContext(ctx, s.commandTexts[len(lanes)], args...))
+	if err != nil {
+		return nil, fmt.Errorf("read commands: %w", err)
+	}
+	return found, nil
+}
+
+// fenced runs fn in a transaction in which the lease is the owner's, and then
+// gives the heads of the keys that fn has touched their times.
+func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(conn *sql.Conn, touched touchedKeys) error) error {
+	return litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+		var holds int
+		if err := conn.QueryRowContext(ctx, s.t.fence, f.lane, f.owner, f.epoch).Scan(&holds); err != nil {
+			return err
+		}
+		if holds == 0 {
+			return errFenced
+		}
+		touched := touchedKeys{}
+		if err := fn(conn, touched); err != nil {
+			return err
+		}
+		return s.straighten(ctx, conn, touched)
+	})
+}
+
+type touchedKeys map[parkedKey]bool
+
+func (k touchedKeys) add(lane int, key string) {
+	if key != "" {
+		k[parkedKey{lane, key}] = true
+	}
+}
+
+// straighten gives the first row of each key a time, unless it has one or is
+// held, and takes it from the others.
+func (s *sqliteParking) straighten(ctx context.Context, conn *sql.Conn, touched touchedKeys) error {
+	for k := range touched {
+		for _, text := range []string{s.t.takeTime, s.t.giveTime} {
+			if _, err := conn.ExecContext(ctx, text, k.lane, k.key); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func (s *sqliteParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
+	err := s.fenced(ctx, f, func(conn *sql.Conn, touched touchedKeys) error {
+		for _, one := range failures {
+			one.Lane, one.class, one.text = f.lane, clean(one.class), clean(one.text)
+			write := s.failInOutbox
+			if one.parked {
+				write = s.failInParked
+			}
+			if err := write(ctx, conn, one, touched); err != nil {
+				return err
+			}
+			if _, err := conn.ExecContext(ctx, s.t.cleared, f.lane, one.ID); err != nil {
+				return err
+			}
+		}
+		for _, ref := range followers {
+			ref.Lane = f.lane
+			if err := s.follow(ctx, conn, ref, touched); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("write failures: %w", err)
+	}
+	return nil
+}
+
+func refArgs(r outbox.Ref, more ...any) []any {
+	return append([]any{r.Lane, r.ID, r.MessageID, r.CreatedAt.UnixMicro()}, more...)
+}
+
+// failInOutbox moves a row of the outbox to where its verdict says.
+func (s *sqliteParking) failInOutbox(ctx context.Context, conn *sql.Conn, one failure, touched touchedKeys) error {
+	return s.unbox(ctx, conn, one.Ref, touched, func(string) error {
+		if one.verdict != letterSkip {
+			var wait any // none: it is held
+			if one.verdict == retryLater {
+				wait = one.retryIn.Microseconds()
+			}
+			held := one.verdict == letterHold
+			if _, err := conn.ExecContext(ctx, s.t.park, refArgs(one.Ref, one.attempt, one.class, one.text, wait, held)...); err != nil {
+				return err
+			}
+		}
+		if one.verdict == retryLater {
+			return nil
+		}
+		state, held := "dead", false
+		if one.verdict == letterHold {
+			state, held = "held", true
+		}
+		_, err := conn.ExecContext(ctx, s.t.buryOutbox,
+			refArgs(one.Ref, one.attempt, one.class, one.text, one.fingerprint(), state, held)...)
+		return err
+	})
+}
+
+// follow moves a row of the outbox behind those of its key.
+func (s *sqliteParking) follow(ctx context.Context, conn *sql.Conn, ref outbox.Ref, touched touchedKeys) error {
+	return s.unbox(ctx, conn, ref, touched, func(key string) error {
+		var wait any // straighten gives the head its time
+		if key == "" {
+			wait = 0
+		}
+		_, err := conn.ExecContext(ctx, s.t.park, refArgs(ref, 0, "", "", wait, false)...)
+		return err
+	})
+}
+
+// unbox calls copy for a row that is in the outbox, and deletes it there.
+func (s *sqliteParking) unbox(ctx context.Context, conn *sql.Conn, ref outbox.Ref, touched touchedKeys, copyRow func(key string) error) error {
+	var key string
+	err := conn.QueryRowContext(ctx, s.t.outboxKey, refArgs(ref)...).Scan(&key)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err == nil {
+		err = copyRow(key)
+	}
+	if err != nil {
+		return err
+	}
+	touched.add(ref.Lane, key)
+	_, err = conn.ExecContext(ctx, s.t.unbox, refArgs(ref)...)
+	return err
+}
+
+func (s *sqliteParking) failInParked(ctx context.Context, conn *sql.Conn, one failure, touched touchedKeys) error {
+	exec := func(text string, more ...any) (bool, error) {
+		result, err := conn.ExecContext(ctx, text, refArgs(one.Ref, append([]any{one.attempt, one.class, one.text}, more...)...)...)
+		if err != nil {
+			return false, err
+		}
+		n, err := result.RowsAffected()
+		return n > 0, err
+	}
+	switch one.verdict {
+	case retryLater:
+		_, err := exec(s.t.again, one.retryIn.Microseconds())
+		return err
+	case letterHold:
+		if did, err := exec(s.t.hold); err != nil || !did {
+			return err
+		}
+		_, err := exec(s.t.heldLetter, one.fingerprint())
+		return err
+	case letterSkip:
+		if did, err := exec(s.t.bury, one.fingerprint()); err != nil || !did {
+			return err
+		}
+		key, _, err := s.unpark(ctx, conn, s.t.unpark, one.Ref)
+		touched.add(one.Lane, key)
+		return err
+	}
+	return nil
+}
+
+// unpark deletes a row of parked and returns its key.
+func (s *sqliteParking) unpark(ctx context.Context, conn *sql.Conn, text string, ref outbox.Ref) (key string, was bool, err error) {
+	err = conn.QueryRowContext(ctx, text, refArgs(ref)...).Scan(&key)
+	if errors.Is(err, sql.ErrNoRows) {
+		return "", false, nil
+	}
+	return key, err == nil, err
+}
+
+func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+	if len(rows) == 0 {
+		return nil, 0, nil
+	}
+	if s.history {
+		unparked, _, err = s.settleBy(ctx, rows, true)
+		if err == nil {
+			return unparked, 0, nil
+		}
+		if ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) {
+			return nil, 0, fmt.Errorf("settle parked, into the history: %w", err)
+		}
+	}
+	broken := err // the history must never stop delivery
+	unparked, removed, err := s.settleBy(ctx, rows, false)
+	if err != nil {
+		return nil, 0, fmt.Errorf("settle parked: %w", err)
+	}
+	if broken == nil || removed == 0 {
+		return unparked, 0, nil
+	}
+	reportMissed(ctx, s.box, removed, broken)
+	return unparked, removed, nil
+}
+
+func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bool) (unparked []parkedKey, removed int, err error) {
+	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+		touched := touchedKeys{}
+		for _, ref := range rows {
+			if keep {
+				if _, err := conn.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {
+					return err
+				}
+			}
+			key, was, err := s.unpark(ctx, conn, s.t.unpark, ref)
+			if err != nil {
+				return err
+			}
+			if was {
+				removed++
+			}
+			touched.add(ref.Lane, key)
+			if _, err := conn.ExecContext(ctx, s.t.closeLetters, refArgs(ref)...); err != nil {
+				return err
+			}
+		}
+		if err := s.straighten(ctx, conn, touched); err != nil {
+			return err
+		}
+		_, unparked, err = s.keyStates(ctx, conn, touched)
+		return err
+	})
+	return unparked, removed, err
+}
+
+func (s *sqliteParking) keyStates(ctx context.Context, conn *sql.Conn, keys touchedKeys) (parked, unparked []parkedKey, err error) {
+	for k := range keys {
+		var there bool
+		if err := conn.QueryRowContext(ctx, s.t.keyThere, k.lane, k.key).Scan(&there); err != nil {
+			return nil, nil, err
+		}
+		if there {
+			parked = append(parked, k)
+		} else {
+			unparked = append(unparked, k)
+		}
+	}
+	return parked, unparked, nil
+}
+
+func (s *sqliteParking) carryOut(ctx context.Context, f fence, letters []int64) (parked, unparked []parkedKey, err error) {
+	err = s.fenced(ctx, f, func(conn *sql.Conn, touched touchedKeys) error {
+		for _, id := range letters {
+			if err := s.carryOutOne(ctx, conn, f.lane, id, touched); err != nil {
+				return err
+			}
+		}
+		if err := s.straighten(ctx, conn, touched); err != nil {
+			return err
+		}
+		parked, unparked, err = s.keyStates(ctx, conn, touched)
+		return err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("carry commands out: %w", err)
+	}
+	return parked, unparked, nil
+}
+
+func (s *sqliteParking) carryOutOne(ctx context.Context, conn *sql.Conn, lane int, letter int64, touched touchedKeys) error {
+	var state, key string
+	var created int64
+	ref := outbox.Ref{Lane: lane}
+	err := conn.QueryRowContext(ctx, s.t.letter, letter, lane).Scan(&state, &key, &ref.ID, &ref.MessageID, &created)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	touched.add(lane, key)
+	ref.CreatedAt = time.UnixMicro(created)
+	end := ""
+	switch state {
+	case "replaying":
+		end = "replayed"
+		if _, err := conn.ExecContext(ctx, s.t.replay, letter); err != nil {
+			return err
+		}
+	case "discarding":
+		end = "discarded"
+		if _, _, err := s.unpark(ctx, conn, s.t.dropHeld, ref); err != nil {
+			return err
+		}
+	default:
+		return nil // carried out already
+	}
+	_, err = conn.ExecContext(ctx, s.t.close, letter, end)
+	return err
+}
+
+func (s *sqliteParking) suspect(ctx context.Context, f fence, id int64) error {
+	result, err := s.db.ExecContext(ctx, s.t.suspect, f.lane, f.owner, f.epoch, id)
+	if err != nil {
+		return fmt.Errorf("write suspect: %w", err)
+	}
+	return stood(result)
+}
+
+func (s *sqliteParking) calm(ctx context.Context, owner string, epochs map[int]int64) error {
+	err := litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+		for lane, epoch := range epochs {
+			if _, err := conn.ExecContext(ctx, s.t.calm, owner, lane, epoch); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("calm lanes: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,203 @@
+package relay
+
+import "github.com/oncemill/oncemill"
+
+// sqliteParkingTexts are statements with their names filled in.
+type sqliteParkingTexts struct {
+	keys, rows, find                   string
+	fence, cleared                     string
+	outboxKey, park, buryOutbox, unbox string
+	again, hold, heldLetter, bury      string
+	unpark, dropHeld                   string
+	giveTime, takeTime, keyThere       string
+	letter, replay, close              string
+	settleMove, closeLetters           string
+	suspect, calm                      string
+}
+
+func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
+	x := names.Expand
+	return sqliteParkingTexts{
+		keys: x(sqliteParkedKeys), rows: x(sqliteRows), find: x(sqliteFind),
+		fence: x(sqliteFence), cleared: x(sqliteCleared),
+		outboxKey: x(sqliteOutboxKey), park: x(sqlitePark), buryOutbox: x(sqliteBuryOutbox), unbox: x(sqliteUnbox),
+		again: x(sqliteAgain), hold: x(sqliteHold), heldLetter: x(sqliteHeldLetter), bury: x(sqliteBury),
+		unpark: x(sqliteUnpark), dropHeld: x(sqliteDropHeld),
+		giveTime: x(sqliteGiveTime), takeTime: x(sqliteTakeTime), keyThere: x(sqliteKeyThere),
+		letter: x(sqliteLetter), replay: x(sqliteReplay), close: x(sqliteClose),
+		settleMove: x(sqliteSettleMove), closeLetters: x(sqliteCloseLetters),
+		suspect: x(sqliteSuspect), calm: x(sqliteCalm),
+	}
+}
+
+// What is read, all by index.
+const (
+	// By the index (lane, key, id), from each key to the next.
+	sqliteParkedKeys = `
+with recursive k (lane, key) as (
+	select l.value, (select p.key from {{parked}} p where p.lane = l.value and p.key > '' order by p.key limit 1)
+	from json_each(?1) l
+	union all
+	select k.lane, (select p.key from {{parked}} p where p.lane = k.lane and p.key > k.key order by p.key limit 1)
+	from k
+	where k.key is not null
+)
+select lane, key from k where key is not null`
+
+	// By the partial index (lane, next_at), which holds heads alone.
+	sqliteHeads = `
+select * from (
+	select lane, id, key, next_at, next_at - ` + sqliteNow + ` as wait
+	from {{parked}}
+	where lane = ?lane
+		and next_at is not null
+		and id not in (select value from json_each(?2))
+	order by next_at
+	limit ?1
+)`
+
+	// By the index (lane, key, id).
+	sqliteRows = `
+select lane, id, topic, message_id, key, payload, metadata, created_at,
+	attempts, crashed, held, ` + sqliteNow + ` - parked_at
+from {{parked}}
+where lane = ?1 and key = ?2 and id >= ?3 and id not in (select value from json_each(?4))
+order by id
+limit ?5`
+
+	// By the primary keys.
+	sqliteFind = `
+select lane, id, topic, message_id, key, payload, metadata, created_at, attempts, crashed, ` + sqliteNow + ` - parked_at, 1
+from {{parked}}
+where lane = ?1 and id = ?2
+union all
+select lane, id, topic, message_id, key, payload, metadata, created_at, 0, 0, 0, 0
+from {{outbox}}
+where lane = ?1 and id = ?2
+limit 1`
+
+	// By the partial index of commands; the oldest message first.
+	sqliteCommands = `
+select * from (
+	select id, lane, key, row_id
+	from {{dead_letters}}
+	where lane = ?lane and source = 'relay' and state in ('replaying', 'discarding')
+	order by row_id, id
+	limit ?1
+)`
+
+	sqliteKeyThere = `select exists (select 1 from {{parked}} where lane = ?1 and key = ?2)`
+
+	sqliteLetter = `
+select state, key, row_id, message_id, created_at
+from {{dead_letters}}
+where id = ?1 and lane = ?2 and source = 'relay'`
+)
+
+// What is written: a row at a time, by primary key, in a transaction that is the
+// only writer. Rows are matched by lane, id, message id and creation time, ?1 to
+// ?4; ?5 to ?7 are the attempt, its class and its text.
+const (
+	sqliteFence = `select count(*) from {{relay_leases}} where lane = ?1 and owner = ?2 and epoch = ?3`
+
+	// The suspect that is written down as failed is none any more.
+	sqliteCleared = `update {{relay_leases}} set suspect = null where lane = ?1 and suspect = ?2`
+
+	sqliteRow = `
+where lane = ?1 and id = ?2 and message_id = ?3 and created_at = ?4`
+
+	sqliteOutboxKey = `select key from {{outbox}}` + sqliteRow
+
+	sqliteUnbox = `delete from {{outbox}}` + sqliteRow
+
+	sqliteError = `json_object('at', ` + sqliteNow + `, 'class', ?6, 'text', ?7)`
+
+	sqliteErrors = `json_insert(
+		case when json_array_length(errors) < 10 then errors else json_remove(errors, '$[0]') end, '$[#]', ` + sqliteError + `)`
+
+	sqlitePark = `
+insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, attempts, next_at, crashed, held, errors)
+select lane, id, topic, message_id, key, payload, metadata, created_at,
+	?5, ` + sqliteNow + ` + ?8, ?6 = 'crashed', ?9, case when ?5 = 0 then '[]' else json_array(` + sqliteError + `) end
+from {{outbox}}` + sqliteRow + `
+on conflict do nothing`
+
+	sqliteLetterColumns = `
+insert into {{dead_letters}} (source, lane, row_id, topic, message_id, key, payload, metadata, created_at,
+	reason, error, attempts, fingerprint, errors, state, held)
+select 'relay', lane, id, topic, message_id, key, payload, metadata, created_at,
+	?6, ?7, ?5, ?8, `
+
+	sqliteBuryOutbox = sqliteLetterColumns + `json_array(` + sqliteError + `), ?9, ?10
+from {{outbox}}` + sqliteRow
+
+	sqliteFailing = sqliteRow + ` and attempts = ?5 - 1 and not held`
+
+	sqliteBury = sqliteLetterColumns + sqliteErrors + `, 'dead', 0
+from {{parked}}` + sqliteFailing
+
+	sqliteHeldLetter = sqliteLetterColumns + `errors, 'held', 1
+from {{parked}}` + sqliteRow
+
+	// A row without a time is none's head and gets none.
+	sqliteAgain = `
+update {{parked}}
+set attempts = ?5, next_at = case when next_at is not null then ` + sqliteNow + ` + ?8 end,
+	crashed = crashed or ?6 = 'crashed', errors = ` + sqliteErrors + sqliteFailing
+
+	sqliteHold = `
+update {{parked}}
+set attempts = ?5, next_at = null, held = 1, crashed = crashed or ?6 = 'crashed', errors = ` + sqliteErrors + sqliteFailing
+
+	sqliteUnpark = `delete from {{parked}}` + sqliteRow + ` returning key`
+
+	sqliteDropHeld = `delete from {{parked}}` + sqliteRow + ` and held returning key`
+
+	// By the index (lane, key, id), and by the partial one of rows with a time.
+	sqliteFirst = `(select rowid from {{parked}} where lane = ?1 and key = ?2 order by id limit 1)`
+
+	sqliteGiveTime = `
+update {{parked}}
+set next_at = ` + sqliteNow + `
+where rowid = ` + sqliteFirst + ` and next_at is null and not held`
+
+	sqliteTakeTime = `
+update {{parked}}
+set next_at = null
+where lane = ?1 and key = ?2 and next_at is not null and rowid <> ` + sqliteFirst
+
+	// Back to parked; or it is there, held, and is let go.
+	sqliteReplay = `
+insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+select lane, row_id, topic, message_id, key, payload, metadata, created_at, ` + sqliteNow + `
+from {{dead_letters}}
+where id = ?1
+on conflict (lane, id, message_id, created_at) do update
+set next_at = excluded.next_at, held = 0, attempts = 0, crashed = 0, errors = '[]', parked_at = excluded.parked_at`
+
+	sqliteClose = `
+update {{dead_letters}}
+set state = ?2, version = version + 1, closed_at = ` + sqliteNow + `
+where id = ?1`
+
+	sqliteSettleMove = `
+insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
+select id, lane, topic, message_id, key, payload, metadata, created_at, ` + sqliteNow + `
+from {{parked}}` + sqliteRow
+
+	// A message that the broker has confirmed is no dead letter, if somebody gave
+	// it up meanwhile.
+	sqliteCloseLetters = `
+update {{dead_letters}}
+set state = 'replayed', version = version + 1, closed_at = ` + sqliteNow + `, acted_at = ` + sqliteNow + `,
+	acted_by = 'relay', acted_reason = 'confirmed by the broker after it was given up'
+where source = 'relay' and closed_at is null
+	and lane = ?1 and row_id = ?2 and message_id = ?3 and created_at = ?4`
+
+	sqliteSuspect = `
+update {{relay_leases}}
+set suspect = nullif(?4, 0)
+where lane = ?1 and owner = ?2 and epoch = ?3`
+
+	sqliteCalm = `update {{relay_leases}} set crashes = 0 where owner = ?1 and lane = ?2 and epoch = ?3`
+)

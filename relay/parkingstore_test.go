@@ -1,0 +1,258 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// lot is a parking store of a test's own, in the hands of the owner of a lane.
+type lot struct {
+	parkingStore
+	db     *sql.DB
+	box    *outbox.Outbox
+	leases leaseStore
+	f      fence // of the lane
+}
+
+const lotLane = 5
+
+// eachLot runs the conformance suite's test on both databases, and on PostgreSQL
+// under the isolation levels that a database may have as its default.
+func eachLot(t *testing.T, test func(t *testing.T, p *lot)) {
+	t.Parallel()
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		t.Run("PostgreSQL "+level, func(t *testing.T) {
+			t.Parallel()
+			pg := testserver.Postgres(t)
+			test(t, newLot(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, 0))
+		})
+	}
+	t.Run("SQLite", func(t *testing.T) {
+		t.Parallel()
+		test(t, newLot(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, 0))
+	})
+}
+
+func newLot(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration) *lot {
+	t.Helper()
+	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, Migrations); err != nil {
+		t.Fatal(err)
+	}
+	p := &lot{db: db}
+	p.use(t, cfg, history)
+	if _, err := p.box.Queue().Maintain(t.Context(), func(context.Context, *sql.Tx) (bool, error) { return true, nil }); err != nil {
+		t.Fatal(err)
+	}
+	p.f = p.own(t, "owner")
+	return p
+}
+
+func (p *lot) use(t testing.TB, cfg oncemill.Config, history time.Duration) {
+	t.Helper()
+	box, err := outbox.New(p.db, outbox.Config{Database: cfg, History: history})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.box, p.parkingStore, p.leases = box, newParkingStore(box), newLeaseStore(box)
+}
+
+// own makes owner the owner of the lane, from nobody or a former one.
+func (p *lot) own(t testing.TB, owner string) fence {
+	t.Helper()
+	p.exec(t, `update {{relay_leases}} set owner = '', lease_until = `+p.longAgo()+` where lane = $1`, lotLane)
+	if _, err := p.leases.take(t.Context(), owner, []int{lotLane}, 1, longTerm); err != nil {
+		t.Fatal(err)
+	}
+	return fence{lotLane, owner, int64(p.count(t, `select epoch from {{relay_leases}} where lane = $1`, lotLane))}
+}
+
+func (p *lot) sqlite() bool { return p.box.Database().Dialect == oncemill.SQLite }
+
+func (p *lot) longAgo() string {
+	if p.sqlite() {
+		return "0"
+	}
+	return "timestamptz 'epoch'"
+}
+
+func (p *lot) exec(t testing.TB, text string, args ...any) {
+	t.Helper()
+	if _, err := p.db.ExecContext(t.Context(), p.box.Database().Expand(text), args...); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+}
+
+func (p *lot) count(t testing.TB, text string, args ...any) (n int) {
+	t.Helper()
+	if err := p.db.QueryRowContext(t.Context(), p.box.Database().Expand(text), args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", text, err)
+	}
+	return n
+}
+
+// key returns the i-th key of the lane; 0 is none.
+func laneKey(i int) string {
+	if i == 0 {
+		return ""
+	}
+	for n, found := 0, 0; ; n++ {
+		if key := fmt.Sprint("k", n); outbox.Lane(key, "") == lotLane {
+			if found++; found == i {
+				return key
+			}
+		}
+	}
+}
+
+// publish commits messages of the lane, named "key/n", and returns their rows.
+func (p *lot) publish(t testing.TB, names ...string) []outbox.Row {
+	t.Helper()
+	msgs := make([]*message.Message, len(names))
+	for i, name := range names {
+		msgs[i] = message.NewMessage(name, []byte("payload of "+name))
+		if key, _, ok := strings.Cut(name, "/"); ok {
+			outbox.SetKey(msgs[i], key)
+		}
+	}
+	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+		return p.box.Publisher(tx).Publish("orders", msgs...)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mine []outbox.Row
+	for _, r := range p.owed(t) {
+		if slices.Contains(names, r.MessageID) {
+			mine = append(mine, r)
+		}
+	}
+	if len(mine) != len(names) {
+		t.Fatalf("%d of %d messages are in the lane", len(mine), len(names))
+	}
+	return mine
+}
+
+// named returns n names of messages of a key.
+func named(key string, n int) []string {
+	names := make([]string, n)
+	for i := range names {
+		names[i] = fmt.Sprintf("%s/%d", key, i)
+	}
+	return names
+}
+
+// loose returns n ids of messages without a key that are in the lane.
+func loose(n int) []string {
+	var names []string
+	for i := 0; len(names) < n; i++ {
+		if name := fmt.Sprint("m", i); outbox.Lane("", name) == lotLane {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (p *lot) owed(t testing.TB) []outbox.Row {
+	t.Helper()
+	rows, err := p.box.Queue().Read(t.Context(), outbox.ReadRequest{Lanes: []int{lotLane}, Rows: 1 << 20, Bytes: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return rows
+}
+
+// failing makes a failure of a row of the outbox.
+func failing(r outbox.Row, v verdict) failure {
+	return failure{Ref: r.Ref, attempt: 1, class: "refused", text: "too large: " + r.MessageID, verdict: v}
+}
+
+// failingAgain makes the next failure of a parked row.
+func failingAgain(r parkedRow, v verdict) failure {
+	f := failing(r.Row, v)
+	f.parked, f.attempt = true, r.attempts+1
+	return f
+}
+
+func (p *lot) mustFail(t testing.TB, failures []failure, followers ...outbox.Row) {
+	t.Helper()
+	if err := p.fail(t.Context(), p.f, failures, refsOf(followers)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func refsOf(rows []outbox.Row) []outbox.Ref {
+	refs := make([]outbox.Ref, len(rows))
+	for i, r := range rows {
+		refs[i] = r.Ref
+	}
+	return refs
+}
+
+func (p *lot) mustDue(t testing.TB, heads, rows int, passOver ...int64) ([]parkedRow, time.Duration) {
+	t.Helper()
+	due, next, err := p.due(t.Context(), []int{lotLane}, passOver, heads, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return due, next
+}
+
+func (p *lot) expectDue(t testing.TB, want ...string) []parkedRow {
+	t.Helper()
+	due, _ := p.mustDue(t, 100, 100)
+	if got := dueNames(due); !slices.Equal(got, want) {
+		t.Fatalf("due are %v, want %v", got, want)
+	}
+	return due
+}
+
+func dueNames(rows []parkedRow) []string {
+	names := make([]string, len(rows))
+	for i, r := range rows {
+		names[i] = r.MessageID
+	}
+	return names
+}
+
+func (p *lot) mustSettle(t testing.TB, rows ...parkedRow) []parkedKey {
+	t.Helper()
+	refs := make([]outbox.Ref, len(rows))
+	for i, r := range rows {
+		refs[i] = r.Ref
+	}
+	unparked, missed, err := p.settle(t.Context(), refs)
+	if err != nil || missed != 0 {
+		t.Fatalf("settle: %d missed, %v", missed, err)
+	}
+	return unparked
+}
+
+func (p *lot) keys(t testing.TB) []parkedKey {
+	t.Helper()
+	keys, err := p.parkedKeys(t.Context(), allLanes())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return keys
+}
+
+func expectErr(t testing.TB, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("got error %v, want %v", err, want)
+	}
+}
