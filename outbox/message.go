@@ -44,6 +44,14 @@ type Ref struct {
 	ID        int64
 	MessageID string
 	CreatedAt time.Time // by the database's clock, at the insert
+	Place     Place     // no part of the identity
+}
+
+// Place is where the database had a row when it was read. It makes the removal of
+// many rows cheaper; a wrong one, or none, does no harm. SQLite has none.
+type Place struct {
+	block uint32 // of the partition
+	item  uint16 // in the block; 0 for no place
 }
 
 // Row is a message in the outbox: one that the broker has not confirmed.
