@@ -53,7 +53,7 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entr
 			Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
 			Payload: r.Payload, CreatedAt: r.CreatedAt, entry: e,
 		}
-		e.metadataSize = len(r.Metadata)
+		e.place, e.metadataSize = r.Place, len(r.Metadata)
 		e.Metadata, e.malformed = outbox.DecodeMetadata(r.Metadata)
 		entries[i] = e
 	}
