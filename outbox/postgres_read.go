@@ -148,7 +148,12 @@ func (s *postgresStore) readPacked(ctx context.Context, req ReadRequest) (out []
 		}
 		if p.bulky(share) {
 			bulky = append(bulky, p.lane)
-		} else if out, err = p.unpack(out, &mem); err != nil {
+			continue
+		}
+		if n := len(p.numbers) / numbersWidth; out == nil && n > 0 {
+			out = make([]Row, 0, n*len(req.Lanes)) // lanes are alike
+		}
+		if out, err = p.unpack(out, &mem); err != nil {
 			return nil, nil, err
 		}
 	}
@@ -185,7 +190,6 @@ var errAnswer = errors.New("the answer does not have the expected form")
 // unpack appends the rows of the lane. Texts share memory.
 func (p *packedLane) unpack(rows []Row, mem *slab) ([]Row, error) {
 	topics, messageIDs, keys := string(p.topics), string(p.messageIDs), string(p.keys)
-	rows = slices.Grow(rows, len(p.numbers)/numbersWidth)
 	for numbers := range slices.Chunk([]byte(p.numbers), numbersWidth) {
 		payload, metadata := lengths(numbers)
 		if payload > len(p.payloads) || metadata > len(p.metadata) {

@@ -76,9 +76,12 @@ func newPostgresSweep(names oncemill.Config, partition int) postgresSweep {
 	}
 }
 
-// worthSweeping is the number of rows below which a statement of its own does not
+// worthSweeping is the number of rows of a partition below which a statement of its own does not
 // pay. (In a table of a few pages the planner prefers to scan them.)
-const worthSweeping = 64
+const (
+	worthSweeping = 64
+	mostSwept     = 1 << 16
+)
 
 func (s *postgresStore) remove(ctx context.Context, rows []Ref) (missed int, err error) {
 	rows, err = s.removeByPlace(ctx, rows)
@@ -133,7 +136,7 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref) (rest []R
 		parts[at] = append(parts[at], r)
 	}
 	for i, part := range parts {
-		if len(part) < worthSweeping {
+		if len(part) < worthSweeping || len(part) > mostSwept {
 			rest = append(rest, part...)
 			continue
 		}
@@ -159,16 +162,14 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref) (rest []R
 
 func partitionOf(id int64) int { return int(id >> 16 & 3) }
 
-// sweepArgs sorts rows by place and returns the places, and the digest of the
-// identities.
+// sweepArgs returns the places of rows, in their order, and the digest of the
+// identities in the same order.
 func sweepArgs(rows []Ref) []any {
-	slices.SortFunc(rows, func(a, b Ref) int {
-		return cmp.Or(cmp.Compare(a.Place.block, b.Place.block), cmp.Compare(a.Place.item, b.Place.item))
-	})
 	const usualID = 36
 	places := make([]byte, 0, len(rows)*len(`"(123456,12)",`))
 	identities := make([]byte, 0, len(rows)*(usualID+2+8+8))
-	for i, r := range rows {
+	for i, at := range byPlace(rows) {
+		r := &rows[at]
 		head := `,"(`
 		if i == 0 {
 			head = `{"(`
@@ -183,6 +184,21 @@ func sweepArgs(rows []Ref) []any {
 	}
 	digest := sha256.Sum256(identities)
 	return []any{string(append(places, '}')), digest[:]}
+}
+
+// byPlace returns the indices of rows, of which there are at most mostSwept, by
+// place. Sorting numbers is several times as fast as sorting rows.
+func byPlace(rows []Ref) []uint16 {
+	keys := make([]uint64, len(rows))
+	for i, r := range rows {
+		keys[i] = uint64(r.Place.block)<<32 | uint64(r.Place.item)<<16 | uint64(i)
+	}
+	slices.Sort(keys)
+	order := make([]uint16, len(rows))
+	for i, key := range keys {
+		order[i] = uint16(key)
+	}
+	return order
 }
 
 // reportMissed logs what a broken history has missed.
