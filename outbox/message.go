@@ -44,6 +44,14 @@ type Ref struct {
 	ID        int64
 	MessageID string
 	CreatedAt time.Time // by the database's clock, at the insert
+	Place     Place     // no part of the identity
+}
+
+// Place is where the database had a row when it was read. It makes the removal of
+// many rows cheaper; a wrong one, or none, does no harm. SQLite has none.
+type Place struct {
+	block uint32 // of the partition
+	item  uint16 // in the block; 0 for no place
 }
 
 // Row is a message in the outbox: one that the broker has not confirmed.
@@ -133,14 +141,52 @@ func encodeMetadata(metadata message.Metadata) (encoded []byte, problem string) 
 
 // DecodeMetadata decodes the metadata of a row.
 func DecodeMetadata(encoded []byte) (message.Metadata, error) {
-	metadata := message.Metadata{}
-	if len(encoded) == 0 {
+	if metadata, ok := decodePlain(string(encoded)); ok {
 		return metadata, nil
 	}
+	metadata := message.Metadata{}
 	if err := json.Unmarshal(encoded, (*map[string]string)(&metadata)); err != nil {
 		return nil, fmt.Errorf("outbox: metadata of the row: %w", err)
 	}
 	return metadata, nil
+}
+
+// decodePlain decodes an object of strings as our encoder writes it if there is
+// nothing to unescape in them, which json.Unmarshal takes ten times as long for.
+// Anything else it leaves to that.
+func decodePlain(s string) (metadata message.Metadata, ok bool) {
+	metadata = message.Metadata{}
+	if s == "" {
+		return metadata, true
+	}
+	rest, ok := strings.CutPrefix(s, `{"`)
+	if !ok || !utf8.ValidString(rest) {
+		return nil, false
+	}
+	for {
+		name, after, found := strings.Cut(rest, `":"`)
+		value, next, closed := strings.Cut(after, `"`)
+		if !found || !closed || !plain(name) || !plain(value) {
+			return nil, false
+		}
+		metadata[name] = value
+		if next == "}" {
+			return metadata, true
+		}
+		if rest, ok = strings.CutPrefix(next, `,"`); !ok {
+			return nil, false
+		}
+	}
+}
+
+// plain reports that a string stands in JSON as it is.
+func plain(s string) bool {
+	for i := range len(s) {
+		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' {
+			return false
+		}
+	}
+	return true
 }
 
 // shorten makes foreign text fit for an error message: short, valid UTF-8.

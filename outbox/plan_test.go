@@ -152,9 +152,9 @@ cross join lateral (
 	select *
 	from {{outbox}} o
 	where o.lane = l.lane
-		and $2::int + $3::int > 0
-		and o.id not in (select unnest($4::bigint[]))
-		and o.key not in (select unnest($5::text[]))
+		and $2::int + $5::int > 0
+		and o.id not in (select unnest($3::bigint[]))
+		and o.key not in (select unnest($4::text[]))
 	order by o.id
 	limit 500
 ) m`
@@ -217,8 +217,10 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			r.seen.take()
 			work(t, r.queue)
 			used := r.seen.take()
-			if len(used) != 5 {
-				t.Fatalf("%s, %s: %d plans, want those of 5 statements", situation, name, len(used))
+			// Lanes of large messages are read twice, and a removal may
+			// concern two partitions.
+			if len(used) < 6 || len(used) > 8 {
+				t.Fatalf("%s, %s: %d plans, want those of 6 to 8 statements", situation, name, len(used))
 			}
 			for _, plan := range used {
 				if bad := faults(t, plan); len(bad) > 0 {

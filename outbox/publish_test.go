@@ -5,8 +5,10 @@ import (
 	"context"
 	"crypto/rand"
 	"database/sql"
+	"encoding/json"
 	"fmt"
 	"maps"
+	mathrand "math/rand/v2"
 	"strings"
 	"testing"
 	"time"
@@ -327,4 +329,35 @@ func TestPublisher_LeavesTheTransactionToItsOwner(t *testing.T) {
 		})
 		expectIDs(t, p.read(t), "a", "c")
 	})
+}
+
+// The short way through what our encoder writes gives what encoding/json gives.
+func TestDecodeMetadata_AgreesWithEncodingJSON(t *testing.T) {
+	pieces := []string{`{`, `}`, `"`, `":"`, `","`, `{"`, `"}`, `a`, `é`, "\x80", "\x00", "\n", `\`, `\"`, `\u0041`, ` `, `,`, `:`, `null`, `1`, `{"a":"b"`, `,"c":"d"`}
+	t.Parallel()
+	random := mathrand.New(mathrand.NewPCG(1, 2))
+	agreed := 0
+	for range 200_000 {
+		var b strings.Builder
+		b.WriteString([]string{`{"`, ``}[random.IntN(2)])
+		for range random.IntN(8) {
+			b.WriteString(pieces[random.IntN(len(pieces))])
+		}
+		encoded := b.String() + []string{`"}`, `}`, ``}[random.IntN(3)]
+		if encoded == "" {
+			continue
+		}
+		var want map[string]string
+		wantErr := json.Unmarshal([]byte(encoded), &want)
+		got, err := outbox.DecodeMetadata([]byte(encoded))
+		if (err != nil) != (wantErr != nil) || err == nil && !maps.Equal(want, map[string]string(got)) {
+			t.Fatalf("%q: got %v, %v; want %v, %v", encoded, got, err, want, wantErr)
+		}
+		if err == nil {
+			agreed++
+		}
+	}
+	if agreed < 1000 {
+		t.Errorf("only %d texts could be decoded: the test shows little", agreed)
+	}
 }

@@ -371,6 +371,6 @@ func (m *entry) fill(r outbox.Row) {
 		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
 		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,
 	}
-	m.metadataSize = len(r.Metadata)
+	m.place, m.metadataSize = r.Place, len(r.Metadata)
 	m.Metadata, m.malformed = outbox.DecodeMetadata(r.Metadata)
 }

@@ -527,7 +527,7 @@ func (e *engine) worthRemoving() bool {
 }
 
 func (e *entry) ref() outbox.Ref {
-	return outbox.Ref{Lane: e.Lane, ID: e.ID, MessageID: e.MessageID, CreatedAt: e.CreatedAt}
+	return outbox.Ref{Lane: e.Lane, ID: e.ID, MessageID: e.MessageID, CreatedAt: e.CreatedAt, Place: e.place}
 }
 
 // removed takes the answer to a deletion. One that failed, or whose answer was

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // state is where an entry stands on its way from its table to its deletion.
@@ -29,6 +31,7 @@ const (
 type entry struct {
 	Message
 	lane         *lane
+	place        outbox.Place
 	metadataSize int
 	malformed    error // the row cannot become a message; its outcome without a sink
 	state        state

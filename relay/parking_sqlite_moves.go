@@ -199,5 +199,5 @@ update {{relay_leases}}
 set suspect = nullif(?4, 0)
 where lane = ?1 and owner = ?2 and epoch = ?3`
 
-	sqliteCalm = `update {{relay_leases}} set crashes = 0 where owner = ?1 and lane = ?2 and epoch = ?3`
+	sqliteCalm = `update {{relay_leases}} set crashes = 0, suspect = null where owner = ?1 and lane = ?2 and epoch = ?3`
 )

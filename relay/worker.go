@@ -60,6 +60,7 @@ type worker struct {
 
 	mu       sync.Mutex // guards outcomes
 	outcomes []reported
+	settled  []reported // their former memory; the loop's own
 	reported chan struct{}
 
 	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
@@ -289,8 +290,12 @@ func (w *worker) publish(ctx context.Context, entries []*entry) {
 func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	w.mu.Lock()
 	outcomes := w.outcomes
-	w.outcomes = nil
+	w.outcomes, w.settled = w.settled[:0], nil
 	w.mu.Unlock()
+	defer func() {
+		clear(outcomes)
+		w.settled = outcomes
+	}()
 	if len(outcomes) == 0 {
 		return
 	}

@@ -1,0 +1,231 @@
+package outbox
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// Served by the primary keys (lane, id); the repeated partition expression lets
+// the executor go to the one partition. Rows are locked in the order of the
+// arrays, which are sorted by id; two workers that meet all the same, after a
+// takeover, get 40P01, and the caller tries again. The sub-selects hide the
+// length of the arrays from the planner, which would scan and hash the whole
+// table for a few thousand rows (90 us a row instead of 2).
+const (
+	postgresRemove = `
+delete from {{outbox}} o
+using unnest(
+	(select $1::smallint[]), (select $2::bigint[]), (select $3::text[]), (select $4::bigint[])
+) as c (lane, id, message_id, created_micros)
+where o.lane = c.lane
+	and o.id = c.id
+	and ((o.id >> 16) & 3) = ((c.id >> 16) & 3)
+	and o.message_id = c.message_id
+	and o.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'`
+
+	postgresMove = postgresMoveHead + postgresRemove + postgresMoveTail
+
+	postgresMoveHead = `
+with gone as (`
+	postgresMoveTail = `
+	returning o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at
+)
+insert into {{outbox_history}} (lane, id, topic, message_id, key, payload, metadata, created_at, relayed_at)
+select lane, id, topic, message_id, key, payload, metadata, created_at, clock_timestamp()
+from gone`
+)
+
+// A scan of the row addresses $1 in one partition of the ring, no index. An
+// address alone is no identity: before the first row is touched, $2 is compared
+// with the digest of the identities of all rows that are there, in the order of
+// the addresses (a TID scan sorts them), and one that differs makes this a
+// statement that does nothing. Both scans have one snapshot, in which the row at
+// an address does not change.
+//
+// In the digested bytes a message id ends with the first byte of its lane, which
+// is NUL.
+const postgresSweepRows = `
+delete from {{partition}} o
+where o.ctid = any ((select $1::tid[])::tid[])
+	and (
+		select sha256(string_agg(textsend(p.message_id) || int2send(p.lane) || int8send(p.id) || timestamptz_send(p.created_at), '')) = $2::bytea
+		from {{partition}} p
+		where p.ctid = any ((select $1::tid[])::tid[])
+	)`
+
+// postgresSweep are the texts for one partition.
+type postgresSweep struct{ remove, move string }
+
+func newPostgresSweep(names oncemill.Config, partition int) postgresSweep {
+	text := strings.ReplaceAll(postgresSweepRows, "{{partition}}", fmt.Sprintf("{{outbox_%d}}", partition))
+	return postgresSweep{
+		remove: names.Expand(text),
+		move:   names.Expand(postgresMoveHead + text + postgresMoveTail),
+	}
+}
+
+// worthSweeping is the number of rows of a partition below which a statement of its own does not
+// pay. (In a table of a few pages the planner prefers to scan them.)
+const (
+	worthSweeping = 64
+	mostSwept     = 1 << 16
+)
+
+func (s *postgresStore) remove(ctx context.Context, rows []Ref) (missed int, err error) {
+	rows, err = s.removeByPlace(ctx, rows)
+	if err != nil || len(rows) == 0 {
+		return 0, err
+	}
+	args := removeArgs(rows)
+	var broken error
+	if s.history > 0 {
+		_, err := s.db.ExecContext(ctx, s.moveText, args...)
+		switch {
+		case err == nil:
+			return 0, nil
+		case passing(ctx, err):
+			return 0, fmt.Errorf("move to history: %w", err)
+		}
+		broken = err // the history must never stop delivery
+	}
+	result, err := s.db.ExecContext(ctx, s.removeText, args...)
+	if err != nil {
+		return 0, fmt.Errorf("delete confirmed: %w", err)
+	}
+	if broken == nil {
+		return 0, nil
+	}
+	removed, err := result.RowsAffected()
+	if err != nil {
+		return 0, fmt.Errorf("delete confirmed: %w", err)
+	}
+	return reportMissed(ctx, s.log, removed, broken), nil
+}
+
+// passing reports an error that says nothing about the statement.
+func passing(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err)
+}
+
+// removeByPlace removes rows where they were when they were read, at half the
+// price, and returns those that it is not for: the rest is to be removed by
+// identity. That is all rows of a partition if one of them is not in its place.
+func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref) (rest []Ref, err error) {
+	if len(rows) < worthSweeping {
+		return rows, nil
+	}
+	var parts [len(s.sweep)][]Ref
+	for _, r := range rows {
+		if r.Place == (Place{}) {
+			rest = append(rest, r)
+			continue
+		}
+		at := partitionOf(r.ID)
+		parts[at] = append(parts[at], r)
+	}
+	for i, part := range parts {
+		if len(part) < worthSweeping || len(part) > mostSwept {
+			rest = append(rest, part...)
+			continue
+		}
+		text := s.sweep[i].remove
+		if s.history > 0 {
+			text = s.sweep[i].move
+		}
+		result, err := s.db.ExecContext(ctx, text, sweepArgs(part)...)
+		if err != nil && passing(ctx, err) {
+			return nil, fmt.Errorf("remove confirmed: %w", err)
+		}
+		// Any other error is for the other way to report, or to overcome: it
+		// needs no right on the partition, and a broken history does not stop it.
+		if err == nil {
+			if removed, err := result.RowsAffected(); err == nil && int(removed) == len(part) {
+				continue
+			}
+		}
+		rest = append(rest, part...)
+	}
+	return rest, nil
+}
+
+func partitionOf(id int64) int { return int(id >> 16 & 3) }
+
+// sweepArgs returns the places of rows, in their order, and the digest of the
+// identities in the same order.
+func sweepArgs(rows []Ref) []any {
+	const usualID = 36
+	places := make([]byte, 0, len(rows)*len(`"(123456,12)",`))
+	identities := make([]byte, 0, len(rows)*(usualID+2+8+8))
+	for i, at := range byPlace(rows) {
+		r := &rows[at]
+		head := `,"(`
+		if i == 0 {
+			head = `{"(`
+		}
+		places = strconv.AppendUint(append(places, head...), uint64(r.Place.block), 10)
+		places = strconv.AppendUint(append(places, ','), uint64(r.Place.item), 10)
+		places = append(places, `)"`...)
+		identities = append(identities, r.MessageID...)
+		identities = binary.BigEndian.AppendUint16(identities, uint16(r.Lane))
+		identities = binary.BigEndian.AppendUint64(identities, uint64(r.ID))
+		identities = binary.BigEndian.AppendUint64(identities, uint64(r.CreatedAt.UnixMicro()-postgresEpoch))
+	}
+	digest := sha256.Sum256(identities)
+	return []any{string(append(places, '}')), digest[:]}
+}
+
+// byPlace returns the indices of rows, of which there are at most mostSwept, by
+// place. Sorting numbers is several times as fast as sorting rows.
+func byPlace(rows []Ref) []uint16 {
+	keys := make([]uint64, len(rows))
+	for i, r := range rows {
+		keys[i] = uint64(r.Place.block)<<32 | uint64(r.Place.item)<<16 | uint64(i)
+	}
+	slices.Sort(keys)
+	order := make([]uint16, len(rows))
+	for i, key := range keys {
+		order[i] = uint16(key)
+	}
+	return order
+}
+
+// reportMissed logs what a broken history has missed.
+func reportMissed(ctx context.Context, log *slog.Logger, removed int64, broken error) (missed int) {
+	if removed > 0 {
+		log.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", removed, "error", broken)
+	}
+	return int(removed)
+}
+
+// removeArgs writes the four arrays as text: every driver sends a string for a
+// parameter of any type. Times go as microseconds, which are exact, and cheaper
+// for both sides than dates.
+func removeArgs(rows []Ref) []any {
+	rows = slices.Clone(rows)
+	slices.SortFunc(rows, func(a, b Ref) int { return cmp.Compare(a.ID, b.ID) })
+	var lanes, ids, times []byte
+	messageIDs := make([]string, len(rows))
+	for i, r := range rows {
+		sep := byte(',')
+		if i == 0 {
+			sep = '{'
+		}
+		lanes = strconv.AppendInt(append(lanes, sep), int64(r.Lane), 10)
+		ids = strconv.AppendInt(append(ids, sep), r.ID, 10)
+		times = strconv.AppendInt(append(times, sep), r.CreatedAt.UnixMicro(), 10)
+		messageIDs[i] = r.MessageID
+	}
+	return []any{string(append(lanes, '}')), string(append(ids, '}')), pq.Array(messageIDs), string(append(times, '}'))}
+}
