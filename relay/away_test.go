@@ -115,11 +115,11 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 				t.Errorf("error %v, want a SchemaError for %s, have %d, want %d", err, set, have, want)
 			}
 		}
-		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'relay'`)
-		wantSchema(t, run(t), "relay", 99, 1)
+		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'relay' and version = 2`)
+		wantSchema(t, run(t), "relay", 99, 2)
 		p.execute(t, `delete from {{migrations}} where set_name = 'relay'`)
-		wantSchema(t, run(t), "relay", 0, 1)
-		p.execute(t, `insert into {{migrations}} (set_name, version, step_name) values ('relay', 1, 'relay')`)
+		wantSchema(t, run(t), "relay", 0, 2)
+		p.execute(t, `insert into {{migrations}} (set_name, version, step_name) values ('relay', 1, 'relay'), ('relay', 2, 'parked')`)
 		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'outbox'`)
 		wantSchema(t, run(t), "outbox", 99, 1)
 		p.execute(t, `update {{migrations}} set version = 1 where set_name = 'outbox'`)

@@ -280,13 +280,9 @@ func (s *remoteSink) Publish(ctx context.Context, msgs []*relay.Message, done fu
 	s.wake()
 	context.AfterFunc(ctx, func() {
 		for _, n := range numbers {
-			if s.settle(n, relay.Unavailable(ctx.Err())) {
-				s.mu.Lock()
-				s.out = append(s.out, frame{Number: n, Expired: true})
-				s.mu.Unlock()
-				s.wake()
-			}
+			s.settle(n, relay.Unavailable(ctx.Err()), frame{Number: n, Expired: true})
 		}
+		s.wake()
 	})
 }
 
@@ -299,16 +295,19 @@ func (s *remoteSink) sendHeldBack() {
 	s.wake()
 }
 
-// settle reports the outcome of a frame, unless it has one.
-func (s *remoteSink) settle(number uint64, err error) bool {
+// settle reports the outcome of a frame, unless it has one. What is to be sent
+// because of it goes out before whatever the relay does next.
+func (s *remoteSink) settle(number uint64, err error, send ...frame) {
 	s.mu.Lock()
 	w, ok := s.waiting[number]
 	delete(s.waiting, number)
+	if ok {
+		s.out = append(s.out, send...)
+	}
 	s.mu.Unlock()
 	if ok {
 		w.done(w.message, err)
 	}
-	return ok
 }
 
 func (s *remoteSink) wake() {

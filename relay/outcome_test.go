@@ -34,49 +34,53 @@ func (b *breakable) handle(_ context.Context, m *relay.Message) error {
 	return nil
 }
 
-// One message that cannot be delivered keeps what is behind it in its lane, and
+// hasty tries again soon, and often.
+var hasty = relay.Retry{Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond, MaxAttempts: 1000}
+
+// One message that cannot be delivered keeps what is behind it of its key, and
 // nothing else, until its cause is mended.
-func TestRelay_HoldsOneLaneBehindAMessageThatFails(t *testing.T) {
+func TestRelay_ParksAKeyBehindAMessageThatFails(t *testing.T) {
 	t.Parallel()
 	cause := errors.New("too large")
 	for _, kind := range []struct {
 		outcome string
 		err     error
-	}{{"refused", relay.Refused(cause)}, {"unknown", cause}} {
-		t.Run(kind.outcome, func(t *testing.T) {
+	}{{"refused", relay.Refused(cause)}, {"refused", relay.NoRoute(cause)}, {"unknown", cause}} {
+		t.Run(kind.err.Error(), func(t *testing.T) {
 			t.Parallel()
 			eachDatabase(t, func(t *testing.T, p place) {
 				keys := keysOfLane(5, 2)
 				broken := newBreakable(kind.err, func(m *relay.Message) bool { return m.MessageID == keys[0]+"/3" })
 				box, w := p.box(t), &wire{}
-				r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, unhurried)
+				cfg := unhurried
+				cfg.Retry = hasty
+				r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, cfg)
 
 				commit(t, box, keyed(keys[0], 0, 4)...)
-				eventually(t, "the message fails again and again", func() bool { return r.outcomes(t, kind.outcome) >= 3 })
-				var inLane, elsewhere []*message.Message
+				eventually(t, "the message fails", func() bool { return r.outcomes(t, kind.outcome) >= 1 })
+				var ofKey, others []*message.Message
 				for i := range 20 {
-					inLane = append(inLane, keyed(keys[0], 4+i, 1)...)
-					inLane = append(inLane, keyed(keys[1], i, 1)...)
+					ofKey = append(ofKey, keyed(keys[0], 4+i, 1)...)
+					others = append(others, keyed(keys[1], i, 1)...)
 				}
 				for lane := range outbox.Lanes {
 					if lane != 5 {
-						elsewhere = append(elsewhere, keyed(keysOfLane(lane, 1)[0], 0, 5)...)
+						others = append(others, keyed(keysOfLane(lane, 1)[0], 0, 5)...)
 					}
 				}
-				commit(t, box, slices.Concat(inLane, elsewhere)...)
-				w.await(t, 3+len(elsewhere))
+				commit(t, box, slices.Concat(ofKey, others)...)
+				w.await(t, 3+len(others))
+				eventually(t, "the key is parked", func() bool { return p.count(t, `select count(*) from {{parked}}`) == 1+len(ofKey) })
 				seen := r.outcomes(t, kind.outcome)
 				eventually(t, "it fails on", func() bool { return r.outcomes(t, kind.outcome) > seen+1 })
-				if n := p.owed(t); n != 1+len(inLane) {
-					t.Errorf("%d rows owed, want the %d of the lane", n, 1+len(inLane))
-				}
-				if n := w.count(); n != 3+len(elsewhere) {
-					t.Errorf("%d messages arrived, want the %d in front and of other lanes", n, 3+len(elsewhere))
+				eventually(t, "only the key is owed", func() bool { return p.owed(t) == 1+len(ofKey) })
+				if n := w.count(); n != 3+len(others) {
+					t.Errorf("%d messages arrived, want the %d in front and of other keys", n, 3+len(others))
 				}
 
 				broken.broken.Store(false)
 				p.awaitNothingOwed(t)
-				all := slices.Concat(keyed(keys[0], 0, 4), inLane, elsewhere)
+				all := slices.Concat(keyed(keys[0], 0, 4), ofKey, others)
 				w.check(t, all, 0)
 				if n := r.outcomes(t, "confirmed"); n != len(all) {
 					t.Errorf("%d counted as confirmed, want %d", n, len(all))
@@ -99,8 +103,8 @@ func TestRelay_SpendsNothingOnAnOutage(t *testing.T) {
 		r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, unhurried)
 		all := spread(40, 5)
 		commit(t, box, all...)
-		// Each lane tries on, one message at a time, at a slower pace.
-		eventually(t, "tries", func() bool { return r.outcomes(t, "unavailable") > 150 })
+		// One message at a time tries on, at a slower pace.
+		eventually(t, "tries", func() bool { return r.outcomes(t, "unavailable") > 40+5 })
 		if n := p.owed(t); n != len(all) {
 			t.Errorf("%d rows owed, want all %d", n, len(all))
 		}
@@ -123,7 +127,7 @@ func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 		o := ordeal{seed: seed(t)}
 		decide := o.misbehave()
 		box, w := p.box(t), &wire{}
-		cfg := relay.Config{Lease: 3 * time.Second, PublishTimeout: 100 * time.Millisecond, Window: 32, Batch: 8}
+		cfg := relay.Config{Lease: 3 * time.Second, PublishTimeout: 100 * time.Millisecond, Window: 32, Batch: 8, Retry: hasty}
 		r := start(t, box, &sink{name: "w", wire: w, handle: func(ctx context.Context, m *relay.Message) error {
 			verdict, after := decide(frame{})
 			if verdict == silence {
@@ -149,26 +153,28 @@ func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 }
 
 // A row whose metadata cannot be read is refused without the sink. It holds its
-// lane; once it has been mended in the table a worker that reads it anew sends it.
+// key; once it has been mended in the table a worker that reads it anew sends it.
 func TestRelay_RefusesARowThatItCannotRead(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, p place) {
 		keys := keysOfLane(9, 2)
 		box, w := p.box(t), &wire{}
+		cfg := unhurried
+		cfg.Retry = hasty
 		msgs := slices.Concat(keyed(keys[0], 0, 2), keyed(keys[1], 0, 2), keyed(keysOfLane(10, 1)[0], 0, 2))
 		commit(t, box, msgs...)
 		p.execute(t, `update {{outbox}} set metadata = $1 where message_id = $2`, []byte(`{"a":`), keys[0]+"/0")
-		r := start(t, box, &sink{name: "first", wire: w}, unhurried)
+		r := start(t, box, &sink{name: "first", wire: w}, cfg)
 		eventually(t, "refusals", func() bool { return r.outcomes(t, "refused") >= 2 })
-		w.await(t, 2) // those of the other lane at least
+		w.await(t, 4) // those of the other keys
 		r.stop()
 		for _, a := range w.all() {
 			if a.message == keys[0]+"/0" || a.message == keys[0]+"/1" {
 				t.Errorf("%s was sent", a.message)
 			}
 		}
-		p.execute(t, `update {{outbox}} set metadata = $1 where message_id = $2`, []byte(`{"oncemill_key":"`+keys[0]+`"}`), keys[0]+"/0")
-		start(t, box, &sink{name: "second", wire: w}, unhurried)
+		p.execute(t, `update {{parked}} set metadata = $1 where message_id = $2`, []byte(`{"oncemill_key":"`+keys[0]+`"}`), keys[0]+"/0")
+		start(t, box, &sink{name: "second", wire: w}, cfg)
 		p.awaitNothingOwed(t)
 		w.check(t, msgs, 0)
 	})

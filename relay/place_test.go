@@ -114,7 +114,7 @@ func countIn(ctx context.Context, db *sql.DB, query string, args ...any) (n int,
 
 func (p place) owed(t testing.TB) int {
 	t.Helper()
-	return p.count(t, `select count(*) from {{outbox}}`)
+	return p.count(t, `select (select count(*) from {{outbox}}) + (select count(*) from {{parked}})`)
 }
 
 func (p place) awaitNothingOwed(t testing.TB) {
