@@ -178,7 +178,7 @@ func (c *channel) markReturned(r *amqp.Return) bool {
 			continue
 		}
 		if refusal == nil {
-			refusal = relay.Refused(&UnroutableError{
+			refusal = relay.NoRoute(&UnroutableError{
 				Exchange:   r.Exchange,
 				RoutingKey: r.RoutingKey,
 				Code:       int(r.ReplyCode),
