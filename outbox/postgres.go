@@ -24,6 +24,7 @@ type postgresStore struct {
 	removeText, moveText  string
 	sweep                 [4]postgresSweep // by the partition of the ring
 	checkText, repairText string
+	lastText              string
 	upkeep                postgresUpkeep
 }
 
@@ -37,6 +38,7 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		moveText:   names.Expand(postgresMove),
 		checkText:  names.Expand(postgresCheck),
 		repairText: names.Expand(postgresRepair),
+		lastText:   names.Expand(postgresLast),
 		upkeep:     newPostgresUpkeep(names),
 	}
 	s.insertOne = s.insertHead + valuesText(1)
@@ -110,9 +112,11 @@ select greatest(
 	(select coalesce(max(h.id), 0) from {{outbox_history}} h))`
 
 const (
+	postgresLast = `select s.last_value - case when s.is_called then 0 else 1 end from {{outbox_id}} s`
+
 	postgresCheck = `
 select
-	(select s.last_value - case when s.is_called then 0 else 1 end from {{outbox_id}} s),
+	(` + postgresLast + `),
 	(select q.seqcache from pg_sequence q where q.seqrelid = '{{outbox_id}}'::regclass),
 	(` + postgresHighest + `)`
 
@@ -120,7 +124,7 @@ select
 	postgresLockWriters = `lock table {{outbox}} in share row exclusive mode`
 
 	postgresRepair = `
-select setval('{{outbox_id}}', greatest((` + postgresHighest + `), (select last_value from {{outbox_id}})), true)`
+select setval('{{outbox_id}}', greatest((` + postgresHighest + `), (select last_value from {{outbox_id}}), $1), true)`
 )
 
 func (s *postgresStore) check(ctx context.Context) error {
@@ -137,7 +141,14 @@ func (s *postgresStore) check(ctx context.Context) error {
 	return nil
 }
 
-func (s *postgresStore) repairSequence(ctx context.Context) (last int64, err error) {
+func (s *postgresStore) lastID(ctx context.Context) (last int64, err error) {
+	if err := s.db.QueryRowContext(ctx, s.lastText).Scan(&last); err != nil {
+		return 0, fmt.Errorf("read id sequence: %w", err)
+	}
+	return last, nil
+}
+
+func (s *postgresStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
 	// READ COMMITTED: the highest id is to be looked up after the lock.
 	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
@@ -147,7 +158,7 @@ func (s *postgresStore) repairSequence(ctx context.Context) (last int64, err err
 	if _, err := tx.ExecContext(ctx, s.names.Expand(postgresLockWriters)); err != nil {
 		return 0, fmt.Errorf("repair sequence: lock writers out: %w", err)
 	}
-	if err := tx.QueryRowContext(ctx, s.repairText).Scan(&last); err != nil {
+	if err := tx.QueryRowContext(ctx, s.repairText, floor).Scan(&last); err != nil {
 		return 0, fmt.Errorf("repair sequence: %w", err)
 	}
 	if err := tx.Commit(); err != nil {

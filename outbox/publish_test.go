@@ -218,7 +218,7 @@ func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 		expectNoError(t, err)
 		_, err = p.queue.Maintain(ctx, always)
 		expectNoError(t, err)
-		_, err = p.queue.RepairSequence(ctx)
+		_, err = p.queue.RepairSequence(ctx, 0)
 		expectNoError(t, err)
 	})
 }

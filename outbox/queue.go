@@ -59,10 +59,18 @@ func (q *Queue) Check(ctx context.Context) error {
 	return q.box.store.check(ctx)
 }
 
-// RepairSequence sets the sequence of ids above every id in use, with writers
-// locked out, and returns the last id given out.
-func (q *Queue) RepairSequence(ctx context.Context) (int64, error) {
-	return q.box.store.repairSequence(ctx)
+// LastID returns the last id that was given out. Ids in use elsewhere than in the
+// outbox and its history must not be above it.
+func (q *Queue) LastID(ctx context.Context) (int64, error) {
+	return q.box.store.lastID(ctx)
+}
+
+// RepairSequence sets the sequence of ids above every id in use in the outbox and
+// its history, and above floor, with writers locked out, and returns the last id
+// given out. The floor is the highest id that is in use elsewhere; where there is
+// a relay, call relay.RepairSequence, which knows it.
+func (q *Queue) RepairSequence(ctx context.Context, floor int64) (int64, error) {
+	return q.box.store.repairSequence(ctx, floor)
 }
 
 // Maintained says what a call of Maintain did.
@@ -93,7 +101,8 @@ type store interface {
 	read(ctx context.Context, req ReadRequest) ([]Row, error)
 	remove(ctx context.Context, rows []Ref) (missed int, err error)
 	check(ctx context.Context) error
-	repairSequence(ctx context.Context) (int64, error)
+	lastID(ctx context.Context) (int64, error)
+	repairSequence(ctx context.Context, floor int64) (int64, error)
 	maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error)
 }
 

@@ -162,7 +162,7 @@ func TestCheck_RefusesASequenceBehindTheHistory(t *testing.T) {
 		p.remove(t, refs(rows)...)
 		p.setSequence(t, rows[0].ID)
 		expectError(t, p.queue.Check(t.Context()), outbox.ErrSequenceBehind)
-		last, err := p.queue.RepairSequence(t.Context())
+		last, err := p.queue.RepairSequence(t.Context(), 0)
 		if err != nil || last != rows[1].ID {
 			t.Errorf("repaired to %d, %v; want %d", last, err, rows[1].ID)
 		}
@@ -195,12 +195,12 @@ func TestCheck_RefusesTablesThatAreNotMigrated(t *testing.T) {
 
 func TestRepairSequence_IsHarmlessWhereNothingIsWrong(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		_, err := p.queue.RepairSequence(t.Context())
+		_, err := p.queue.RepairSequence(t.Context(), 0)
 		expectNoError(t, err)
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"))
 		rows := p.read(t)
 		for range 2 {
-			last, err := p.queue.RepairSequence(t.Context())
+			last, err := p.queue.RepairSequence(t.Context(), 0)
 			if err != nil || last != rows[1].ID {
 				t.Errorf("repaired to %d, %v; want %d", last, err, rows[1].ID)
 			}
@@ -208,6 +208,26 @@ func TestRepairSequence_IsHarmlessWhereNothingIsWrong(t *testing.T) {
 		p.publish(t, newMessage("3", "k"))
 		expectIDs(t, p.read(t), "1", "2", "3")
 		expectNoError(t, p.queue.Check(t.Context()))
+	})
+}
+
+// Ids that the outbox knows nothing of are in use elsewhere.
+func TestRepairSequence_SetsItAboveTheFloor(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, newMessage("1", "k"))
+		first := p.read(t)[0].ID
+		if last, err := p.queue.LastID(t.Context()); err != nil || last != first {
+			t.Errorf("the last id is %d, %v; want %d", last, err, first)
+		}
+		for floor, want := range map[int64]int64{0: first, first + 40: first + 40} {
+			if last, err := p.queue.RepairSequence(t.Context(), floor); err != nil || last < want {
+				t.Errorf("repaired to %d, %v; want %d", last, err, want)
+			}
+		}
+		p.publish(t, newMessage("2", "k"))
+		if got := p.read(t)[1].ID; got != first+41 {
+			t.Errorf("the next id is %d, want %d", got, first+41)
+		}
 	})
 }
 
@@ -239,7 +259,7 @@ func TestRepairSequence_MendsWhileOthersPublish(t *testing.T) {
 		eventually(t, "somebody publishes", func() bool {
 			return p.count(t, `select count(*) from {{outbox}} where message_id <> 'restored'`) > 3
 		})
-		last, err := p.queue.RepairSequence(t.Context())
+		last, err := p.queue.RepairSequence(t.Context(), 0)
 		if err != nil || last < highest {
 			t.Errorf("repaired to %d, %v", last, err)
 		}
@@ -278,7 +298,7 @@ func TestRepairSequence_WaitsForOpenWriters(t *testing.T) {
 			var repair sync.WaitGroup
 			repair.Go(func() {
 				var err error
-				last, err = p.queue.RepairSequence(t.Context())
+				last, err = p.queue.RepairSequence(t.Context(), 0)
 				expectNoError(t, err)
 			})
 			eventually(t, "the repair waits", func() bool {

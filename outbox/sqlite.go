@@ -202,10 +202,17 @@ func (s *sqliteStore) check(ctx context.Context) error {
 	return nil
 }
 
-func (s *sqliteStore) repairSequence(ctx context.Context) (last int64, err error) {
+func (s *sqliteStore) lastID(ctx context.Context) (last int64, err error) {
+	if err := s.db.QueryRowContext(ctx, s.names.Expand(sqliteLast)).Scan(&last); err != nil {
+		return 0, fmt.Errorf("read id sequence: %w", err)
+	}
+	return last, nil
+}
+
+func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
 	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
-		text := s.names.Expand(`select max((` + sqliteLast + `), (` + sqliteHighest + `))`)
-		if err := conn.QueryRowContext(ctx, text).Scan(&last); err != nil {
+		text := s.names.Expand(`select max((` + sqliteLast + `), (` + sqliteHighest + `), ?1)`)
+		if err := conn.QueryRowContext(ctx, text, floor).Scan(&last); err != nil {
 			return err
 		}
 		if _, err := conn.ExecContext(ctx, s.names.Expand(sqliteRepairDelete)); err != nil {

@@ -133,7 +133,7 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 		if err := run(t); !errors.Is(err, outbox.ErrSequenceBehind) {
 			t.Errorf("error %v, want ErrSequenceBehind", err)
 		}
-		if _, err := p.box(t).Queue().RepairSequence(t.Context()); err != nil {
+		if _, err := p.box(t).Queue().RepairSequence(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		if p.postgres() {

@@ -8,18 +8,18 @@ import (
 )
 
 // expectTaken takes lanes and looks at the crashes that were counted.
-func (s lessors) expectTaken(t *testing.T, owner string, want map[int]tenure) {
+func (s lessors) expectTaken(t *testing.T, owner string, want map[int]taken) {
 	t.Helper()
 	lanes := make([]int, 0, len(want))
 	for lane := range want {
 		lanes = append(lanes, lane)
 	}
-	taken, err := s.take(t.Context(), owner, lanes, len(lanes), shortTerm)
+	all, err := s.take(t.Context(), owner, lanes, len(lanes), shortTerm)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for lane, w := range want {
-		if got := taken[lane]; got != w {
+		if got := all[lane]; got != w {
 			t.Errorf("%s took lane %d: %+v, want %+v", owner, lane, got, w)
 		}
 	}
@@ -45,10 +45,10 @@ func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing
 		s.insert(t, "parked", 2, ", id, created_at, next_at", ", 1, "+now+", "+now)
 		s.insert(t, "parked", 3, ", id, created_at, next_at", ", 1, "+now+", "+later)
 		s.insert(t, "parked", 4, ", id, created_at, held", ", 1, "+now+", true")
-		lanes := func(epoch int64, crashes ...int) map[int]tenure {
-			want := map[int]tenure{upkeepLane: {epoch: epoch}}
+		lanes := func(epoch int64, crashes ...int) map[int]taken {
+			want := map[int]taken{upkeepLane: {epoch: epoch}}
 			for i, n := range crashes {
-				want[i+1] = tenure{epoch: epoch, crashes: n}
+				want[i+1] = taken{epoch: epoch, crashes: n}
 			}
 			return want
 		}
@@ -60,7 +60,7 @@ func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing
 			t.Fatal(err)
 		}
 		s.awaitExpired(t, 1, 2, 3, 4, 5)
-		s.expectTaken(t, "d", map[int]tenure{1: {epoch: 5, crashes: 2}, 2: {epoch: 5, crashes: 2}}) // given back in good order
+		s.expectTaken(t, "d", map[int]taken{1: {epoch: 5, crashes: 2}, 2: {epoch: 5, crashes: 2}}) // given back in good order
 	})
 }
 
@@ -69,31 +69,31 @@ func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
 		for lane := range outbox.Lanes {
 			s.insert(t, "outbox", lane, "", "")
 		}
-		s.expectTaken(t, "a", map[int]tenure{1: {epoch: 1}, 2: {epoch: 1}})
-		s.expectTaken(t, "b", map[int]tenure{3: {epoch: 1}})
+		s.expectTaken(t, "a", map[int]taken{1: {epoch: 1}, 2: {epoch: 1}})
+		s.expectTaken(t, "b", map[int]taken{3: {epoch: 1}})
 		// Both are absent, whichever of their lanes are taken.
-		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 2}})
+		s.expectTaken(t, "c", map[int]taken{1: {epoch: 2}})
 		// c's own lease expired too, and b is the only other one when a takes.
-		s.expectTaken(t, "c", map[int]tenure{2: {epoch: 2}})
-		s.expectTaken(t, "c", map[int]tenure{3: {epoch: 2, crashes: 1}, 1: {epoch: 3}})
+		s.expectTaken(t, "c", map[int]taken{2: {epoch: 2}})
+		s.expectTaken(t, "c", map[int]taken{3: {epoch: 2, crashes: 1}, 1: {epoch: 3}})
 	})
 }
 
 func TestLeases_ASuspectIsHandedOver(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
 		store := newParkingStore(s.box)
-		s.expectTaken(t, "a", map[int]tenure{1: {epoch: 1}})
+		s.expectTaken(t, "a", map[int]taken{1: {epoch: 1}})
 		expectErr(t, store.suspect(t.Context(), fence{1, "a", 1}, 42), nil)
-		s.expectTaken(t, "b", map[int]tenure{1: {epoch: 2, crashes: 1, suspect: 42}})
+		s.expectTaken(t, "b", map[int]taken{1: {epoch: 2, crashes: 1, suspect: 42}})
 		expectErr(t, store.suspect(t.Context(), fence{1, "a", 1}, 43), errFenced)
 		expectErr(t, store.suspect(t.Context(), fence{1, "b", 1}, 43), errFenced)
-		s.expectTaken(t, "b", map[int]tenure{1: {epoch: 3, crashes: 1, suspect: 42}})
+		s.expectTaken(t, "b", map[int]taken{1: {epoch: 3, crashes: 1, suspect: 42}})
 		expectErr(t, store.suspect(t.Context(), fence{1, "b", 3}, 0), nil)
-		expectErr(t, store.calm(t.Context(), "b", map[int]int64{1: 2}), nil) // of another tenure
-		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 4, crashes: 1}})
+		expectErr(t, store.calm(t.Context(), "b", map[int]int64{1: 2}), nil) // of another taken
+		s.expectTaken(t, "c", map[int]taken{1: {epoch: 4, crashes: 1}})
 		expectErr(t, store.calm(t.Context(), "b", map[int]int64{1: 4}), nil) // another's
-		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 5, crashes: 1}})
+		s.expectTaken(t, "c", map[int]taken{1: {epoch: 5, crashes: 1}})
 		expectErr(t, store.calm(t.Context(), "c", map[int]int64{1: 5, 2: 7}), nil)
-		s.expectTaken(t, "c", map[int]tenure{1: {epoch: 6}})
+		s.expectTaken(t, "c", map[int]taken{1: {epoch: 6}})
 	})
 }

@@ -32,7 +32,7 @@ type leaseStore interface {
 	// a new epoch. It counts a crash for a lane whose lease another owner let
 	// expire with messages that may have been in flight, unless two or more
 	// other owners have let leases expire: that was the database's outage.
-	take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (taken map[int]tenure, err error)
+	take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error)
 
 	// release frees lanes that are still the owner's.
 	release(ctx context.Context, owner string, lanes []int) error
@@ -43,13 +43,6 @@ type leaseStore interface {
 	// guard locks a lease in tx and reports whether it is the owner's, at that
 	// epoch.
 	guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error)
-}
-
-// tenure is what the new owner of a lane is told.
-type tenure struct {
-	epoch   int64
-	crashes int   // of owners in a row, since a window was last confirmed
-	suspect int64 // id of the message that the last owner had in flight alone; 0: none
 }
 
 func newLeaseStore(box *outbox.Outbox) leaseStore {
@@ -79,21 +72,21 @@ func scanLanes(rows *sql.Rows, err error) (map[int]int64, error) {
 }
 
 // scanTaken reads what take returns.
-func scanTaken(rows *sql.Rows, err error) (map[int]tenure, error) {
+func scanTaken(rows *sql.Rows, err error) (map[int]taken, error) {
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err tells
-	taken := map[int]tenure{}
+	all := map[int]taken{}
 	for rows.Next() {
 		var lane int
-		var t tenure
+		var t taken
 		if err := rows.Scan(&lane, &t.epoch, &t.crashes, &t.suspect); err != nil {
 			return nil, err
 		}
-		taken[lane] = t
+		all[lane] = t
 	}
-	return taken, rows.Err()
+	return all, rows.Err()
 }
 
 // scanCensus reads leases and workers from one result: a worker comes as lane
@@ -124,3 +117,10 @@ func scanCensus(rows *sql.Rows, err error) ([]lease, []peer, error) {
 }
 
 const workerRow = -2
+
+// taken is a lease that was taken.
+type taken struct {
+	epoch   int64
+	crashes int   // takeovers in a row without a window confirmed
+	suspect int64 // id that was alone in flight when the former owner died; 0: none
+}

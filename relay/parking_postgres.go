@@ -106,7 +106,7 @@ left join lateral (
 			where p.lane = h.lane
 				and p.key = h.key
 				and p.id >= h.id
-				and p.id not in (select unnest((select $2::bigint[])))
+				and (p.held or p.id not in (select unnest((select $2::bigint[]))))
 			order by p.id
 			limit case when h.key = '' then 1 else (select $4::bigint) end
 		) f

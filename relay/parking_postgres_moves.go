@@ -34,13 +34,15 @@ select count(*) from f`
 
 	// The suspect that is written down as failed is none any more, in the same
 	// statement: else the next owner would charge it again.
-	postgresFenceEnd = `, cleared as (
+	postgresFenceEnd = postgresCleared + `($4::bigint[])
+)
+select count(*) from f`
+
+	postgresCleared = `, cleared as (
 	update {{relay_leases}} l
 	set suspect = null
 	from f
-	where l.lane = f.lane and l.suspect = any ($4::bigint[])
-)
-select count(*) from f`
+	where l.lane = f.lane and l.suspect = any `
 
 	postgresFailures = `
 	unnest(
@@ -119,7 +121,11 @@ const (
 ), letters as (` + postgresLetter + postgresErrors + `, 'held', true
 	from d
 	where kind = 2
-)` + postgresFenceEnd
+)` + postgresCleared + `(
+		select c.id from unnest($4::bigint[], $12::smallint[]) as c (id, kind) where c.kind <> 0
+	)
+)
+select count(*) from f`
 
 	// Outbox to dead letters.
 	postgresBury = postgresFence + `, d as (

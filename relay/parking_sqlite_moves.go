@@ -61,7 +61,7 @@ select * from (
 select lane, id, topic, message_id, key, payload, metadata, created_at,
 	attempts, crashed, held, ` + sqliteNow + ` - parked_at
 from {{parked}}
-where lane = ?1 and key = ?2 and id >= ?3 and id not in (select value from json_each(?4))
+where lane = ?1 and key = ?2 and id >= ?3 and (held or id not in (select value from json_each(?4)))
 order by id
 limit ?5`
 

@@ -122,7 +122,7 @@ func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
-func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]tenure, error) {
+func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error) {
 	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, smallints(lanes), most, term.Microseconds()))
 }
 

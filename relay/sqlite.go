@@ -108,7 +108,7 @@ func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
-func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]tenure, error) {
+func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error) {
 	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds()))
 }
 

@@ -106,7 +106,10 @@ func newWorker(r *Relay) *worker {
 		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Database(), dlq.Migrations, Migrations); err != nil {
 			return err
 		}
-		return w.queue.Check(ctx)
+		if err := w.queue.Check(ctx); err != nil {
+			return err
+		}
+		return checkSequence(ctx, r.box)
 	}
 	w.checkDue.Store(true)
 	return w

@@ -81,7 +81,7 @@ writers of the outbox out for a moment and sets the sequence.`,
 				if err != nil {
 					return err
 				}
-				last, err := box.Queue().RepairSequence(cmd.Context())
+				last, err := relay.RepairSequence(cmd.Context(), box)
 				if err != nil {
 					return err
 				}

@@ -1,0 +1,592 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// spot is where a message is.
+type spot string
+
+const (
+	inOutbox  spot = "outbox"
+	inParked  spot = "parked"
+	isDead    spot = "dead"
+	isDone    spot = "delivered"
+	isDropped spot = "discarded"
+)
+
+// modelRow is a message as it should be.
+type modelRow struct {
+	outbox.Row
+	spot
+	attempts, errors int
+	crashed, held    bool
+	time             int // 0: none, 1: due, 2: later
+}
+
+type modelLetter struct {
+	row      *modelRow
+	state    dlq.State
+	held     bool
+	attempts int
+	id       int64 // 0: not known yet
+}
+
+// model says what the tables of one lane are to hold.
+type model struct {
+	rows    []*modelRow // by id
+	letters []*modelLetter
+	suspect int64
+}
+
+func (m *model) find(ref outbox.Ref) *modelRow {
+	for _, r := range m.rows {
+		if r.ID == ref.ID {
+			return r
+		}
+	}
+	return nil
+}
+
+func (m *model) of(s spot, key string) (rows []*modelRow) {
+	for _, r := range m.rows {
+		if r.spot == s && (key == "" || r.Key == key) {
+			rows = append(rows, r)
+		}
+	}
+	return rows
+}
+
+// straighten is the rule: the first of a key has a time, unless it is held, its
+// successors have none.
+func (m *model) straighten() {
+	seen := map[string]bool{}
+	for _, r := range m.rows {
+		if r.spot != inParked {
+			continue
+		}
+		first := r.Key == "" || !seen[r.Key]
+		seen[r.Key] = true
+		switch {
+		case !first || r.held:
+			r.time = 0
+		case r.time == 0:
+			r.time = 1
+		}
+	}
+}
+
+func timeOf(f failure) int {
+	if f.retryIn > 0 {
+		return 2
+	}
+	return 1
+}
+
+func (m *model) fail(failures []failure, followers []outbox.Ref) {
+	for _, f := range failures {
+		if f.ID == m.suspect {
+			m.suspect = 0
+		}
+		r := m.find(f.Ref)
+		if !f.parked && r.spot != inOutbox || f.parked && (r.spot != inParked || r.held || r.attempts != f.attempt-1) {
+			continue
+		}
+		r.crashed = r.crashed || f.class == "crashed"
+		r.errors, r.attempts = min(10, r.errors+1), f.attempt
+		switch {
+		case f.verdict == letterSkip:
+			r.spot = isDead
+			m.letters = append(m.letters, &modelLetter{row: r, state: dlq.Dead, attempts: f.attempt})
+		case f.verdict == letterHold:
+			r.spot, r.held = inParked, true
+			m.letters = append(m.letters, &modelLetter{row: r, state: dlq.Held, held: true, attempts: f.attempt})
+		case r.spot == inOutbox || r.time != 0:
+			r.spot, r.time = inParked, timeOf(f)
+		}
+	}
+	for _, ref := range followers {
+		if r := m.find(ref); r.spot == inOutbox {
+			r.spot, r.time = inParked, 0
+		}
+	}
+	m.straighten()
+}
+
+func (m *model) settle(refs []outbox.Ref) (unparked []parkedKey) {
+	touched := map[string]bool{}
+	for _, ref := range refs {
+		r := m.find(ref)
+		if r.spot == inParked {
+			r.spot, r.held = isDone, false
+			touched[r.Key] = true
+		}
+		for _, l := range m.letters {
+			if l.row == r && l.state != dlq.Replayed && l.state != dlq.Discarded {
+				l.state = dlq.Replayed
+				if r.spot == isDead {
+					r.spot = isDropped // nothing is left of it
+				}
+			}
+		}
+	}
+	m.straighten()
+	for key := range touched {
+		if key != "" && len(m.of(inParked, key)) == 0 {
+			unparked = append(unparked, parkedKey{lotLane, key})
+		}
+	}
+	return unparked
+}
+
+func (m *model) carryOut(letters []*modelLetter) (parked, unparked []parkedKey) {
+	keys := map[string]bool{}
+	for _, l := range letters {
+		r := l.row
+		keys[r.Key] = true
+		switch l.state {
+		case dlq.Replaying:
+			l.state = dlq.Replayed
+			r.spot, r.held, r.attempts, r.errors, r.crashed, r.time = inParked, false, 0, 0, false, 1
+		case dlq.Discarding:
+			l.state = dlq.Discarded
+			r.spot, r.held = isDropped, false
+		}
+	}
+	m.straighten()
+	delete(keys, "")
+	for key := range keys {
+		if k := (parkedKey{lotLane, key}); len(m.of(inParked, key)) > 0 {
+			parked = append(parked, k)
+		} else {
+			unparked = append(unparked, k)
+		}
+	}
+	return parked, unparked
+}
+
+// String is what lot.dump says of tables that are as they should be.
+func (m *model) String() string {
+	var b strings.Builder
+	for _, r := range m.of(inOutbox, "") {
+		fmt.Fprintf(&b, "outbox %d %s\n", r.ID, r.MessageID)
+	}
+	for _, r := range m.of(inParked, "") {
+		fmt.Fprintf(&b, "parked %d %s attempts=%d errors=%d time=%d crashed=%v held=%v\n", r.ID, r.MessageID, r.attempts, r.errors, r.time, r.crashed, r.held)
+	}
+	var lines []string
+	for i, l := range m.letters {
+		lines = append(lines, fmt.Sprintf("letter of %s, %04d: %s held=%v attempts=%d", l.row.MessageID, i, l.state, l.held, l.attempts))
+	}
+	slices.Sort(lines)
+	for _, line := range lines {
+		b.WriteString(numberless(line) + "\n")
+	}
+	for _, r := range m.of(isDone, "") {
+		fmt.Fprintf(&b, "delivered %d %s\n", r.ID, r.MessageID)
+	}
+	fmt.Fprintf(&b, "suspect %d\n", m.suspect)
+	return b.String()
+}
+
+func numberless(line string) string {
+	before, after, _ := strings.Cut(line, ", ")
+	_, after, _ = strings.Cut(after, ": ")
+	return before + ": " + after
+}
+
+// dump tells what the tables hold of the lane, but for the times themselves.
+func (p *lot) dump(t testing.TB) string {
+	t.Helper()
+	now := `clock_timestamp()`
+	length := `jsonb_array_length(errors)`
+	if p.sqlite() {
+		now, length = sqliteNow, `json_array_length(errors)`
+	}
+	var b strings.Builder
+	lines := func(format, query string, columns int) {
+		t.Helper()
+		rows, err := p.db.QueryContext(t.Context(), p.box.Database().Expand(query))
+		if err != nil {
+			t.Fatalf("%s: %v", query, err)
+		}
+		defer rows.Close()
+		for rows.Next() {
+			values, dest := make([]any, columns), make([]any, columns)
+			for i := range values {
+				dest[i] = &values[i]
+			}
+			if err := rows.Scan(dest...); err != nil {
+				t.Fatal(err)
+			}
+			for i, v := range values {
+				if raw, ok := v.([]byte); ok {
+					values[i] = string(raw)
+				}
+			}
+			fmt.Fprintf(&b, format+"\n", values...)
+		}
+		if err := rows.Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	yes := func(column string) string { return `case when ` + column + ` then 'true' else 'false' end` }
+	lines("outbox %d %s", `select id, message_id from {{outbox}} order by id`, 2)
+	lines("parked %d %s attempts=%d errors=%d time=%d crashed=%s held=%s", `select id, message_id, attempts, `+length+`,
+		case when next_at is null then 0 when next_at <= `+now+` then 1 else 2 end, `+yes("crashed")+`, `+yes("held")+` from {{parked}} order by id`, 7)
+	lines("letter of %s: %s held=%s attempts=%d", `select message_id, state, `+yes("held")+`, attempts from {{dead_letters}} order by message_id, id`, 4)
+	lines("delivered %d %s", `select id, message_id from {{outbox_history}} order by id`, 2)
+	lines("suspect %d", fmt.Sprintf(`select coalesce(suspect, 0) from {{relay_leases}} where lane = %d`, lotLane), 1)
+	return b.String()
+}
+
+// gambler does random things to a lot and to its model.
+type gambler struct {
+	*lot
+	model
+	*rand.Rand
+	letters *dlq.Store
+	steps   map[string]int
+	names   []string // that are not published yet
+}
+
+func (g *gambler) pick(rows []*modelRow, most int) []*modelRow {
+	rows = slices.Clone(rows)
+	g.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
+	return rows[:min(len(rows), 1+g.IntN(most))]
+}
+
+func (g *gambler) publishSome(t *testing.T) {
+	n := min(len(g.names), 1+g.IntN(4))
+	for _, row := range g.publish(t, g.names[:n]...) {
+		g.rows = append(g.rows, &modelRow{Row: row, spot: inOutbox})
+	}
+	g.names = g.names[n:]
+}
+
+// failures are of rows of every kind, some of them no longer where they were.
+func (g *gambler) failures() (failures []failure, followers []outbox.Ref) {
+	parked := map[string]bool{}
+	for _, r := range g.of(inParked, "") {
+		parked[r.Key] = true
+	}
+	for _, r := range g.pick(g.rows, 4) {
+		f := failure{Ref: r.Ref, parked: r.spot == inParked, attempt: r.attempts + 1, class: "refused", text: "no\x00\xff" + r.MessageID}
+		if r.spot == inOutbox {
+			f.attempt = 1
+		}
+		switch g.IntN(12) {
+		case 0:
+			f.attempt++ // written twice, or never
+		case 1:
+			f.class = "crashed"
+		case 2:
+			f.parked = !f.parked
+		case 3, 4:
+			f.retryIn = time.Hour
+		}
+		f.verdict = []verdict{retryLater, retryLater, retryLater, letterSkip, letterHold}[g.IntN(5)]
+		failures = append(failures, f)
+		if r.spot == inOutbox && f.verdict != letterSkip && !f.parked {
+			parked[r.Key] = true
+		}
+	}
+	delete(parked, "")
+	for _, r := range g.pick(g.rows, 20) {
+		failing := slices.ContainsFunc(failures, func(f failure) bool { return f.ID == r.ID })
+		if !failing && parked[r.Key] && (r.spot == inOutbox || g.IntN(5) == 0) {
+			followers = append(followers, r.Ref)
+		}
+	}
+	return failures, followers
+}
+
+func (g *gambler) someLetters(t *testing.T) []*modelLetter {
+	t.Helper()
+	g.learnIDs(t)
+	all := slices.Clone(g.model.letters)
+	g.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all[:min(len(all), 1+g.IntN(3))]
+}
+
+// learnIDs finds the ids of letters: those of one message in their order.
+func (g *gambler) learnIDs(t *testing.T) {
+	t.Helper()
+	all, err := g.letters.List(t.Context(), dlq.Filter{OldestFirst: true, Limit: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(all, func(a, b *dlq.Letter) int { return int(a.ID - b.ID) })
+	used := map[int64]bool{}
+	for _, l := range g.model.letters {
+		for _, real := range all {
+			if !used[real.ID] && real.MessageID == l.row.MessageID {
+				l.id, used[real.ID] = real.ID, true
+				break
+			}
+		}
+	}
+}
+
+func (g *gambler) act(t *testing.T) {
+	for _, l := range g.someLetters(t) {
+		open := l.state == dlq.Dead || l.state == dlq.Held
+		act := dlq.Act{By: "gambler", Reason: "luck"}
+		var err error
+		if g.IntN(3) > 0 {
+			_, err = g.letters.Replay(t.Context(), []int64{l.id}, act)
+			if open {
+				l.state = dlq.Replaying
+			}
+		} else {
+			err = g.letters.Discard(t.Context(), l.id, act)
+			switch {
+			case open && l.state == dlq.Dead:
+				l.state, l.row.spot = dlq.Discarded, isDropped
+			case open:
+				l.state = dlq.Discarding
+			}
+		}
+		var refused *dlq.StateError
+		if open && err != nil || !open && !errors.As(err, &refused) {
+			t.Fatalf("an act on a letter that is %s: %v", l.state, err)
+		}
+	}
+}
+
+func sorted(keys []parkedKey) []parkedKey {
+	return slices.SortedFunc(slices.Values(keys), func(a, b parkedKey) int { return strings.Compare(a.key, b.key) })
+}
+
+func expectKeys(t testing.TB, what string, got, want []parkedKey) {
+	t.Helper()
+	if !slices.Equal(sorted(got), sorted(want)) {
+		t.Fatalf("%s keys %v, want %v", what, got, want)
+	}
+}
+
+// step does one thing, or does it twice, or with a lease that is another's.
+func (g *gambler) step(t *testing.T) {
+	t.Helper()
+	ctx := t.Context()
+	fence, stale := g.f, g.IntN(10) == 0
+	if stale {
+		fence.epoch--
+	}
+	want := error(nil)
+	if stale {
+		want = errFenced
+	}
+	times := 1 + g.IntN(2)
+	name := ""
+	switch n := g.IntN(12); {
+	case n < 2:
+		name = "publish"
+		g.publishSome(t)
+	case n < 6:
+		name = "fail"
+		failures, followers := g.failures()
+		for range times {
+			expectErr(t, g.lot.fail(ctx, fence, failures, followers), want)
+		}
+		if !stale {
+			g.model.fail(failures, followers)
+		}
+	case n < 8:
+		name = "settle"
+		rows := g.of(inParked, "")
+		if g.IntN(4) == 0 {
+			rows = slices.DeleteFunc(slices.Clone(g.rows), func(r *modelRow) bool { return r.spot == inOutbox })
+		}
+		var refs []outbox.Ref
+		for _, r := range g.pick(rows, 5) {
+			refs = append(refs, r.Ref)
+		}
+		unparked, _, err := g.lot.settle(ctx, refs)
+		expectErr(t, err, nil)
+		expectKeys(t, "unparked", unparked, g.model.settle(refs))
+		if times > 1 {
+			unparked, _, err := g.lot.settle(ctx, refs)
+			expectErr(t, err, nil)
+			expectKeys(t, "unparked again", unparked, nil)
+		}
+	case n < 9:
+		name = "act"
+		g.act(t)
+	case n < 11:
+		name = "carry out"
+		some := g.someLetters(t)
+		commands, err := g.commands(ctx, []int{1, lotLane}, 3)
+		expectErr(t, err, nil)
+		for _, c := range commands {
+			for _, l := range g.model.letters {
+				if l.id == c.letter && !slices.Contains(some, l) {
+					some = append(some, l)
+				}
+			}
+		}
+		ids := make([]int64, len(some))
+		for i, l := range some {
+			ids[i] = l.id
+		}
+		for range times {
+			parked, unparked, err := g.lot.carryOut(ctx, fence, ids)
+			expectErr(t, err, want)
+			if !stale {
+				wantParked, wantUnparked := g.model.carryOut(some)
+				expectKeys(t, "parked", parked, wantParked)
+				expectKeys(t, "unparked", unparked, wantUnparked)
+			}
+		}
+	default:
+		name = "suspect"
+		var id int64
+		if len(g.rows) > 0 && g.IntN(3) > 0 {
+			id = g.rows[g.IntN(len(g.rows))].ID
+		}
+		for range times {
+			expectErr(t, g.lot.suspect(ctx, fence, id), want)
+		}
+		if !stale {
+			g.model.suspect = id
+		}
+	}
+	if stale {
+		name += ", stale"
+	}
+	g.steps[name]++
+}
+
+// look compares what is read with the model.
+func (g *gambler) look(t *testing.T) {
+	t.Helper()
+	if got, want := g.dump(t), g.String(); got != want {
+		t.Fatalf("the tables are\n%s\nthey should be\n%s", got, want)
+	}
+	var keys []parkedKey
+	var wait, later int
+	passOver := map[int64]bool{}
+	for _, r := range g.of(inParked, "") {
+		if k := (parkedKey{lotLane, r.Key}); r.Key != "" && !slices.Contains(keys, k) {
+			keys = append(keys, k)
+		}
+		if g.IntN(5) == 0 {
+			passOver[r.ID] = true
+			continue
+		}
+		if r.time == 1 {
+			wait++
+		} else if r.time == 2 {
+			later++
+		}
+	}
+	expectKeys(t, "parked", g.keys(t), keys)
+	heads, most := 1+g.IntN(4), 1+g.IntN(4)
+	due, next := g.mustDue(t, heads, most, slices.Collect(maps.Keys(passOver))...)
+	switch {
+	case wait > heads && next != 0, wait <= heads && later > 0 && next <= 0, wait <= heads && later == 0 && next >= 0:
+		t.Fatalf("%d due, %d later, asked for %d: next in %v", wait, later, heads, next)
+	}
+	groups := 0
+	for len(due) > 0 {
+		head := g.find(due[0].Ref)
+		want := []*modelRow{head}
+		if head.time != 1 {
+			t.Fatalf("%s is due and should not be; asked for %d of each, not %v, got %v of\n%s", head.MessageID, most, passOver, dueNames(due), g.String())
+		}
+		if head.Key != "" {
+			for _, r := range g.of(inParked, head.Key)[1:] {
+				if len(want) == most || r.held {
+					break
+				}
+				if !passOver[r.ID] {
+					want = append(want, r)
+				}
+			}
+		}
+		for i, r := range want {
+			if i >= len(due) || due[i].ID != r.ID || due[i].attempts != r.attempts || due[i].crashed != r.crashed || string(due[i].Payload) != string(r.Payload) {
+				t.Fatalf("due of key %q: %+v at %d, want %+v", head.Key, due[min(i, len(due)-1)], i, r)
+			}
+		}
+		due = due[len(want):]
+		groups++
+	}
+	if groups != min(wait, heads) {
+		t.Fatalf("%d heads of %d that are due, asked for %d", groups, wait, heads)
+	}
+}
+
+func gamble(t *testing.T, p *lot, rounds, steps int) {
+	seed := rand.Uint64() //nolint:gosec // no secret
+	t.Logf("seed %d", seed)
+	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	total := map[string]int{}
+	for round := range rounds {
+		for _, table := range []string{"outbox", "parked", "dead_letters", "outbox_history"} {
+			p.exec(t, `delete from {{`+table+`}}`)
+		}
+		p.exec(t, `update {{relay_leases}} set suspect = null`)
+		g := &gambler{lot: p, Rand: rand.New(rand.NewPCG(seed, uint64(round))), letters: letters, steps: total} //nolint:gosec // no secret
+		for i := range 15 {
+			for k := 1; k <= 3; k++ {
+				g.names = append(g.names, fmt.Sprintf("%s/%d", laneKey(k), i))
+			}
+		}
+		g.names = append(g.names, loose(10)...)
+		g.Shuffle(len(g.names), func(i, j int) { g.names[i], g.names[j] = g.names[j], g.names[i] })
+		g.publishSome(t)
+		for range steps {
+			g.step(t)
+			g.look(t)
+		}
+	}
+	t.Logf("steps: %v", total)
+	for _, name := range []string{"publish", "fail", "settle", "act", "carry out", "suspect", "fail, stale"} {
+		if total[name] == 0 {
+			t.Errorf("never did: %s", name)
+		}
+	}
+}
+
+// Random operations, some twice, some with a lease that is another's: every
+// message is in one place, where a simple model says it is.
+func TestParking_AgreesWithAModel(t *testing.T) {
+	t.Parallel()
+	scale := 1
+	if os.Getenv("ONCEMILL_LONG") != "" {
+		scale = 10
+	}
+	for _, level := range []string{"read committed", "serializable"} {
+		t.Run("PostgreSQL "+level, func(t *testing.T) {
+			t.Parallel()
+			pg := testserver.Postgres(t)
+			gamble(t, newLot(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, time.Hour), 2*scale, 60)
+		})
+	}
+	t.Run("SQLite", func(t *testing.T) {
+		t.Parallel()
+		db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
+		db.SetMaxOpenConns(1)
+		p := newLot(t, db, oncemill.Config{}, time.Hour)
+		p.exec(t, `pragma synchronous = off`)
+		gamble(t, p, 20*scale, 100)
+	})
+}

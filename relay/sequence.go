@@ -1,0 +1,138 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const (
+	// Each lane's highest id is one probe of an index. Letters count while their
+	// messages can come back.
+	postgresHighest = `
+select coalesce(max(m.id), 0)
+from generate_series(0, 31) as l (lane)
+cross join lateral (
+	(select p.id from {{parked}} p where p.lane = l.lane order by p.id desc limit 1)
+	union all
+	(select d.row_id
+		from {{dead_letters}} d
+		where d.source = 'relay' and d.closed_at is null and d.lane = l.lane
+		order by d.row_id desc
+		limit 1)
+) m (id)`
+
+	// The letters' own ids: what lies below fails to be written.
+	postgresLettersBehind = `
+select s.last_value - case when s.is_called then 0 else 1 end < (select coalesce(max(d.id), 0) from {{dead_letters}} d)
+from {{dead_letters_id}} s`
+
+	// Writers of letters hold row exclusive, which this lock excludes.
+	postgresLockLetters = `lock table {{dead_letters}} in share row exclusive mode`
+
+	postgresRepairLetters = `
+select setval('{{dead_letters_id}}', greatest((select coalesce(max(d.id), 0) from {{dead_letters}} d), (select last_value from {{dead_letters_id}})), true)`
+
+	sqliteHighest = `
+with recursive l (lane) as (select 0 union all select lane + 1 from l where lane < 31)
+select max(
+	coalesce((select p.id from {{parked}} p where p.lane = l.lane order by p.id desc limit 1), 0),
+	coalesce((
+		select d.row_id
+		from {{dead_letters}} d
+		where d.source = 'relay' and d.closed_at is null and d.lane = l.lane
+		order by d.row_id desc
+		limit 1
+	), 0)
+) as id
+from l
+order by id desc
+limit 1`
+)
+
+// highestParked returns the highest id of the outbox that is in use in parked, or
+// in dead letters whose messages can come back.
+func highestParked(ctx context.Context, box *outbox.Outbox) (highest int64, err error) {
+	text := postgresHighest
+	if box.Database().Dialect == oncemill.SQLite {
+		text = sqliteHighest
+	}
+	if err := box.DB().QueryRowContext(ctx, box.Database().Expand(text)).Scan(&highest); err != nil {
+		return 0, fmt.Errorf("look for the highest parked id: %w", err)
+	}
+	return highest, nil
+}
+
+// checkSequence returns outbox.ErrSequenceBehind if the outbox would give ids out
+// that parked messages or dead letters have, or, on PostgreSQL, if letters cannot
+// be written because their own ids are in use. It goes with outbox.Queue.Check.
+func checkSequence(ctx context.Context, box *outbox.Outbox) error {
+	highest, err := highestParked(ctx, box)
+	if err != nil {
+		return err
+	}
+	last, err := box.Queue().LastID(ctx) // later: ids only grow
+	if err != nil {
+		return err
+	}
+	if last < highest {
+		return fmt.Errorf("%w (last id given out %d, highest id parked or in dead letters %d)", outbox.ErrSequenceBehind, last, highest)
+	}
+	if box.Database().Dialect == oncemill.SQLite {
+		return nil // it looks at the rows itself
+	}
+	var behind bool
+	if err := box.DB().QueryRowContext(ctx, box.Database().Expand(postgresLettersBehind)).Scan(&behind); err != nil {
+		return fmt.Errorf("check id sequence of dead letters: %w", err)
+	}
+	if behind {
+		return fmt.Errorf("%w (that of the dead letters)", outbox.ErrSequenceBehind)
+	}
+	return nil
+}
+
+// RepairSequence sets the sequence of the outbox's ids above every id in use, in
+// the outbox, its history, parked messages and dead letters, with writers locked
+// out, and returns the last id given out. It mends what a relay refuses to start
+// with, outbox.ErrSequenceBehind, and is harmless where nothing is wrong.
+func RepairSequence(ctx context.Context, box *outbox.Outbox) (last int64, err error) {
+	if err := repairLetters(ctx, box); err != nil {
+		return 0, fmt.Errorf("repair sequence of dead letters: %w", err)
+	}
+	for last = -1; ; {
+		floor, err := highestParked(ctx, box)
+		if err != nil {
+			return 0, err
+		}
+		if floor <= last {
+			return last, nil
+		}
+		// A row may leave the outbox between this look and the lock on it, so
+		// there is a look after it, too.
+		if last, err = box.Queue().RepairSequence(ctx, floor); err != nil {
+			return 0, err
+		}
+	}
+}
+
+func repairLetters(ctx context.Context, box *outbox.Outbox) error {
+	names := box.Database()
+	if names.Dialect == oncemill.SQLite {
+		return nil // it looks at the rows itself
+	}
+	// READ COMMITTED: the highest id is to be looked up after the lock.
+	tx, err := box.DB().BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+	for _, text := range []string{postgresLockLetters, postgresRepairLetters} {
+		if _, err := tx.ExecContext(ctx, names.Expand(text)); err != nil {
+			return err
+		}
+	}
+	return tx.Commit()
+}

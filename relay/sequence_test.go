@@ -1,0 +1,71 @@
+package relay
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// setSequence makes id+1 the next id.
+func (p *lot) setSequence(t *testing.T, id int64) {
+	t.Helper()
+	if p.sqlite() {
+		p.exec(t, `update sqlite_sequence set seq = $1 where '"' || name || '"' = '{{outbox}}'`, id)
+		return
+	}
+	p.exec(t, `select setval('{{outbox_id}}', $1)`, id)
+}
+
+func TestSequence_IsRefusedAndMendedWhileItIsBehindWhatIsParkedOrDead(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		expectErr(t, checkSequence(t.Context(), p.box), nil) // nothing was ever published
+		if _, err := RepairSequence(t.Context(), p.box); err != nil {
+			t.Fatal(err)
+		}
+		key := laneKey(1)
+		rows := p.publish(t, slices.Concat(named(key, 2), loose(1))...)
+		p.exec(t, `delete from {{outbox_history}}`)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)})
+		p.mustFail(t, []failure{failing(rows[1], letterHold)})
+		p.mustFail(t, []failure{failing(rows[2], letterSkip)})
+		expectErr(t, checkSequence(t.Context(), p.box), nil)
+		for i, what := range []string{"parked", "held", "dead"} {
+			p.setSequence(t, rows[i].ID-1)
+			if err := p.box.Queue().Check(t.Context()); err != nil {
+				t.Fatalf("%s: the outbox itself knows of it: %v", what, err)
+			}
+			expectErr(t, checkSequence(t.Context(), p.box), outbox.ErrSequenceBehind)
+			last, err := RepairSequence(t.Context(), p.box)
+			if err != nil || last != rows[2].ID {
+				t.Errorf("%s: repaired to %d, %v; want %d", what, last, err, rows[2].ID)
+			}
+			expectErr(t, checkSequence(t.Context(), p.box), nil)
+		}
+		// What cannot come back does not count.
+		p.exec(t, `update {{dead_letters}} set state = 'discarded', closed_at = died_at, held = false`)
+		p.exec(t, `delete from {{parked}} where held`)
+		p.setSequence(t, rows[0].ID)
+		expectErr(t, checkSequence(t.Context(), p.box), nil)
+	})
+}
+
+func TestSequence_OfLettersIsCheckedAndMended(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		if p.sqlite() {
+			return // looks at the rows itself
+		}
+		rows := p.publish(t, loose(3)...)
+		p.mustFail(t, []failure{failing(rows[0], letterSkip), failing(rows[1], letterSkip)})
+		p.exec(t, `select setval('{{dead_letters_id}}', 1)`)
+		expectErr(t, checkSequence(t.Context(), p.box), outbox.ErrSequenceBehind)
+		if p.fail(t.Context(), p.f, []failure{failing(rows[2], letterSkip)}, nil) == nil {
+			t.Error("a letter could be written: the test shows nothing")
+		}
+		if _, err := RepairSequence(t.Context(), p.box); err != nil {
+			t.Fatal(err)
+		}
+		expectErr(t, checkSequence(t.Context(), p.box), nil)
+		p.mustFail(t, []failure{failing(rows[2], letterSkip)})
+	})
+}
