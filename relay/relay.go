@@ -60,9 +60,9 @@ type Config struct {
 	Window int
 
 	// Batch is the largest number of rows that one read takes of a lane.
-	// Default: 128. At most 400: PostgreSQL would take a larger read for one
-	// that is worth compiling each time. A worker with all 32 lanes keeps up to some thousand rows
-	// in memory, and up to 2 MiB of each lane.
+	// Default: 256. At most 400: PostgreSQL would take a larger read for one
+	// that is worth compiling each time. A worker with all 32 lanes keeps some
+	// ten thousand rows in memory, and up to 2 MiB of each lane.
 	Batch int
 
 	// Order says what is kept in order. Default: OrderPerKey.
@@ -133,7 +133,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	}
 	duration("StopTimeout", &cfg.StopTimeout, 10*time.Second, time.Millisecond, time.Hour)
 	number("Window", &cfg.Window, 1024, 1<<16)
-	number("Batch", &cfg.Batch, 128, 400)
+	number("Batch", &cfg.Batch, 256, 400)
 	duration("PollMin", &cfg.PollMin, 2*time.Millisecond, time.Millisecond, time.Minute)
 	if cfg.PollMin >= time.Millisecond {
 		duration("PollMax", &cfg.PollMax, max(250*time.Millisecond, cfg.PollMin), cfg.PollMin, time.Hour)

@@ -240,7 +240,7 @@ func (w *worker) loop(ctx context.Context) error {
 
 const (
 	laneBytes  = 1 << 20
-	removeRows = 2000
+	removeRows = 4000
 	linger     = 20 * time.Millisecond
 )
 
