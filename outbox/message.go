@@ -73,6 +73,13 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) 
 	if problem := checkText(key, maxKey, false); problem != "" {
 		return bad("key", problem)
 	}
+	if o.cfg.Payload != nil {
+		encoded, err := o.cfg.Payload.Encode(msg.Context(), topic, key, msg)
+		if err != nil {
+			return Row{}, fmt.Errorf("outbox: message %d (id %q): %w", i, shorten(msg.UUID), err)
+		}
+		msg = encoded // a copy; the caller may publish its message again
+	}
 	if len(msg.Payload) > o.cfg.MaxPayload {
 		return bad("payload", fmt.Sprintf("has %d bytes; at most %d are allowed (outbox.Config.MaxPayload); store it elsewhere and publish a reference", len(msg.Payload), o.cfg.MaxPayload))
 	}
