@@ -20,8 +20,8 @@ type Publisher struct {
 var _ message.Publisher = (*Publisher)(nil)
 
 // Publish writes all messages with one INSERT, in their order. Bad messages are
-// reported as a [*MessageError], what Config.Payload cannot encode with its error
-// (see package payload), both before any SQL is sent; an error of the database
+// reported as a [*MessageError], what Config.Payload cannot encode with an error
+// of package payload, both before any SQL is sent; an error of the database
 // leaves the caller's transaction to the caller, who has to roll it back.
 //
 // More than 10,000 messages take a statement for each 10,000 (on SQLite, which
@@ -30,14 +30,6 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	if len(messages) == 0 {
 		return nil
 	}
-	tx := p.tx
-	if tx == nil {
-		var err error
-		if tx, err = txOfMessages(messages); err != nil {
-			return err
-		}
-	}
-	// After the transaction, so that nothing is put into a store without one.
 	rows := make([]Row, len(messages))
 	for i, msg := range messages {
 		row, err := p.box.newRow(i, topic, msg)
@@ -45,6 +37,16 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 			return err
 		}
 		rows[i] = row
+	}
+	tx := p.tx
+	if tx == nil {
+		var err error
+		if tx, err = txOfMessages(messages); err != nil {
+			return err
+		}
+	}
+	if err := p.box.encode(rows, messages); err != nil {
+		return err
 	}
 	if err := p.box.store.insert(messages[0].Context(), tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)
@@ -55,18 +57,14 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 // Close does nothing: a Publisher holds nothing. The transaction stays open.
 func (p *Publisher) Close() error { return nil }
 
-// txOfMessages passes over nil messages, which newRow refuses.
 func txOfMessages(messages []*message.Message) (oncemill.Tx, error) {
 	var tx oncemill.Tx
-	for _, msg := range messages {
-		if msg == nil {
-			continue
-		}
+	for i, msg := range messages {
 		found, ok := oncemill.TxFromContext(msg.Context())
 		switch {
 		case !ok:
 			return nil, ErrNoTx
-		case tx != nil && found != tx:
+		case i > 0 && found != tx:
 			return nil, ErrMixedTx
 		}
 		tx = found

@@ -13,13 +13,16 @@ import (
 
 // Secret is a key. However it is printed, logged or marshalled, its bytes do not
 // show. The zero value is no key.
-type Secret struct{ bytes *[]byte } // behind a pointer, which printers of foreign structs do not follow
+//
+// It is a function so that no printer reaches the bytes, also where it may not
+// call Format, in an unexported field.
+type Secret struct{ bytes func() []byte }
 
 // NewSecret returns a key with a copy of these bytes, which should come from
 // crypto/rand: 32 for encryption, 32 or more for signatures.
 func NewSecret(bytes []byte) Secret {
 	own := slices.Clone(bytes)
-	return Secret{bytes: &own}
+	return Secret{bytes: func() []byte { return own }}
 }
 
 // Format writes "[secret]".
@@ -29,7 +32,7 @@ func (s Secret) get() []byte {
 	if s.bytes == nil {
 		return nil
 	}
-	return *s.bytes
+	return s.bytes()
 }
 
 // Keys are the keys of one purpose. The zero value has none.
