@@ -24,8 +24,6 @@ import (
 )
 
 //snippet:codec
-
-// newOrdersCodec is for producers and consumers alike.
 func newOrdersCodec(encryptionKey, signatureKey []byte, bucket payload.Store) (*payload.Codec, error) {
 	return payload.New(payload.Config{
 		CompressFrom: 1024,
@@ -47,10 +45,7 @@ func newOrdersCodec(encryptionKey, signatureKey []byte, bucket payload.Store) (*
 //snippet:end
 
 //snippet:store
-
-// bucket keeps large payloads in the files of a directory. Object storage is the
-// same with two calls of its client.
-type bucket struct{ dir string }
+type bucket struct{ dir string } // object storage takes two calls of its client
 
 func (b bucket) Put(_ context.Context, name string, body []byte) error {
 	return os.WriteFile(filepath.Join(b.dir, name), body, 0o600)
