@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/outbox/payload"
 )
 
 // Config configures an Inbox. Only Consumer is needed.
@@ -35,9 +36,19 @@ type Config struct {
 	// none; a handler that returns messages fails with ErrNoOutbox.
 	Outbox *outbox.Outbox
 
+	// Payload decodes what producers encoded (see outbox.Config.Payload), so
+	// that handlers get the plain payload, and refuses what it has to, with a
+	// *payload.DecodeError. It does so before the transaction begins: no
+	// transaction waits for a store, and a forged message takes no id. The topic
+	// it checks is the one that the router subscribed to. Messages that
+	// handlers return are encoded by the codec of Outbox. Default: none;
+	// handlers get what the broker delivered.
+	Payload *payload.Codec
+
 	// ID returns the id of a message: the same for every copy, another for
 	// every other message. At most 255 bytes of UTF-8 without NUL. Default: the
-	// Watermill UUID.
+	// Watermill UUID. A Payload that requires signatures vouches for the UUID;
+	// name what another id is made of in its SignedMetadata.
 	ID func(*message.Message) string
 
 	// Isolation is the isolation level of the transactions, on PostgreSQL:

@@ -34,6 +34,11 @@ func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 }
 
 func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.HandlerFunc) (outcome, error) {
+	restore, err := in.decode(ctx, msg)
+	if err != nil {
+		return badPayload, err
+	}
+	defer restore()
 	id := messageID{consumer: in.cfg.Consumer, message: in.cfg.ID(msg)}
 	if err := checkMessageID(id.message); err != nil {
 		return badMessageID, err

@@ -17,6 +17,7 @@ const (
 	handled        outcome = "handled"
 	duplicate      outcome = "duplicate"
 	badMessageID   outcome = "message_id"
+	badPayload     outcome = "payload"
 	beingHandled   outcome = "being_handled"
 	handlerFailed  outcome = "handler"
 	databaseFailed outcome = "database"

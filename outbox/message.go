@@ -63,7 +63,8 @@ type Row struct {
 	Metadata []byte // see DecodeMetadata
 }
 
-// newRow checks the message at position i and encodes it.
+// newRow checks the message at position i and makes its row, without what
+// Config.Payload has yet to encode.
 func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) {
 	if msg == nil {
 		return Row{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
@@ -81,6 +82,18 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) 
 	if problem := checkText(key, maxKey, false); problem != "" {
 		return bad("key", problem)
 	}
+	row := Row{Ref: Ref{Lane: Lane(key, msg.UUID), MessageID: msg.UUID}, Topic: topic, Key: key}
+	if o.cfg.Payload != nil {
+		return row, nil
+	}
+	return o.fill(row, i, msg)
+}
+
+// fill adds what of the message is stored as it is.
+func (o *Outbox) fill(row Row, i int, msg *message.Message) (Row, error) {
+	bad := func(field, problem string) (Row, error) {
+		return Row{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
+	}
 	if len(msg.Payload) > o.cfg.MaxPayload {
 		return bad("payload", fmt.Sprintf("has %d bytes; at most %d are allowed (outbox.Config.MaxPayload); store it elsewhere and publish a reference", len(msg.Payload), o.cfg.MaxPayload))
 	}
@@ -88,14 +101,30 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) 
 	if problem != "" {
 		return bad("metadata", problem)
 	}
-	payload := []byte(msg.Payload)
-	if payload == nil {
-		payload = []byte{} // nil would be NULL
+	row.Payload, row.Metadata = []byte(msg.Payload), metadata
+	if row.Payload == nil {
+		row.Payload = []byte{} // nil would be NULL
 	}
-	return Row{
-		Ref:   Ref{Lane: Lane(key, msg.UUID), MessageID: msg.UUID},
-		Topic: topic, Key: key, Payload: payload, Metadata: metadata,
-	}, nil
+	return row, nil
+}
+
+// encode fills rows with what Config.Payload makes of messages: copies, since the
+// caller may publish his again. It comes last, because it may put payloads into a
+// store.
+func (o *Outbox) encode(rows []Row, messages []*message.Message) error {
+	if o.cfg.Payload == nil {
+		return nil
+	}
+	for i, msg := range messages {
+		encoded, err := o.cfg.Payload.Encode(msg.Context(), rows[i].Topic, rows[i].Key, msg)
+		if err != nil {
+			return fmt.Errorf("outbox: message %d (id %q): %w", i, shorten(msg.UUID), err)
+		}
+		if rows[i], err = o.fill(rows[i], i, encoded); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func checkText(s string, limit int, required bool) string {

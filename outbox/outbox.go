@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox/payload"
 )
 
 //go:embed migrations
@@ -33,7 +34,14 @@ type Config struct {
 	// Database says where the tables are.
 	Database oncemill.Config
 
-	// MaxPayload is the largest payload in bytes that Publish accepts.
+	// Payload compresses, encrypts, stores elsewhere and signs what is
+	// published, as it is configured; consumers need one that undoes it (see
+	// inbox.Config.Payload). The caller's messages are not changed. Default:
+	// none; payloads are stored and sent as they are.
+	Payload *payload.Codec
+
+	// MaxPayload is the largest payload in bytes that Publish accepts, as it is
+	// stored, that is after Payload.
 	// Default: 1 MiB. At most 128 MiB. Larger messages cost memory in the relay
 	// and the broker; RabbitMQ itself refuses more than its max_message_size.
 	MaxPayload int

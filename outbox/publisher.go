@@ -20,7 +20,8 @@ type Publisher struct {
 var _ message.Publisher = (*Publisher)(nil)
 
 // Publish writes all messages with one INSERT, in their order. Bad messages are
-// reported as a [*MessageError] before any SQL is sent; an error of the database
+// reported as a [*MessageError], what Config.Payload cannot encode with an error
+// of package payload, both before any SQL is sent; an error of the database
 // leaves the caller's transaction to the caller, who has to roll it back.
 //
 // More than 10,000 messages take a statement for each 10,000 (on SQLite, which
@@ -43,6 +44,9 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 		if tx, err = txOfMessages(messages); err != nil {
 			return err
 		}
+	}
+	if err := p.box.encode(rows, messages); err != nil {
+		return err
 	}
 	if err := p.box.store.insert(messages[0].Context(), tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)

@@ -1,0 +1,174 @@
+package payload
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Config configures a Codec. The zero value encodes nothing, and decodes what
+// was compressed. Producers and consumers may have different ones: what was done
+// to a message travels with it.
+type Config struct {
+	// CompressFrom is the size in bytes from which on payloads are compressed,
+	// as far as that makes them smaller. Default: 0, never. A kilobyte of JSON
+	// takes some 10 µs and shrinks to a third. Read the package's comment before
+	// compressing what is encrypted.
+	CompressFrom int
+
+	// Encryption has the keys of AES-256-GCM, 32 bytes each. Encryption makes a
+	// payload 28 bytes longer.
+	Encryption Keys
+
+	// RequireEncryption makes Decode refuse payloads that are not encrypted,
+	// with ErrUnencrypted, and Encode fail without a current key.
+	RequireEncryption bool
+
+	// Store takes payloads that are larger than a message should be. Producers
+	// and consumers need the same one. Default: none.
+	Store Store
+
+	// StoreFrom is the size in bytes, after compression and encryption, from
+	// which on payloads go to the Store. Default: 256 KiB. A higher one puts
+	// more through the database and the broker; it has to stay below
+	// outbox.Config.MaxPayload.
+	StoreFrom int
+
+	// StoreTimeout bounds each call of the Store. Default: 10 s. Encode calls it
+	// while the caller's transaction is open, which holds its locks for as long.
+	StoreTimeout time.Duration
+
+	// Signature has the keys of HMAC-SHA256, at least 32 bytes each. Where there
+	// are any, Decode refuses signatures that are wrong; where there are none,
+	// it ignores them.
+	Signature Keys
+
+	// RequireSignature makes Decode refuse messages that are not signed, with
+	// ErrUnsigned, and Encode fail without a current key.
+	RequireSignature bool
+
+	// SignedMetadata names entries of the metadata that the signature covers
+	// too, for example "name", by which Watermill's CQRS tells what a payload
+	// is. With RequireSignature, Decode refuses a signature that covers fewer.
+	// At most 16 names of 1 to 128 characters of A-Z, a-z, 0-9 and . _ : -
+	// which do not begin with oncemill_.
+	SignedMetadata []string
+
+	// Topic says whether a consumer that is subscribed to one topic takes
+	// messages that were published to the other, for brokers with patterns.
+	// Default: if they are the same.
+	Topic func(subscribed, published string) bool
+
+	// MaxSize is the largest plain payload in bytes that Encode takes and that
+	// Decode makes of what was compressed or stored. Default: 64 MiB. At most
+	// 1 GiB. A message in decoding takes up to three times as much memory.
+	MaxSize int
+}
+
+const (
+	prefix      = "oncemill_"
+	maxSigned   = 16
+	mostMaxSize = 1 << 30
+)
+
+var metadataNamePattern = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
+
+// New returns a codec. It does no I/O. All bad values of cfg are reported at
+// once, each as an [*oncemill.ConfigError]; none shows anything of a key.
+func New(cfg Config) (*Codec, error) {
+	var errs []error
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "payload.Config." + field, Value: value, Problem: problem})
+	}
+	if cfg.CompressFrom < 0 {
+		bad("CompressFrom", strconv.Itoa(cfg.CompressFrom), "must not be negative; 0 compresses nothing")
+	}
+	cfg.checkKeys(bad)
+	cfg.checkSignedMetadata(bad)
+	cfg.fillStore(bad)
+	switch {
+	case cfg.MaxSize == 0:
+		cfg.MaxSize = 64 << 20
+	case cfg.MaxSize < 0 || cfg.MaxSize > mostMaxSize:
+		bad("MaxSize", strconv.Itoa(cfg.MaxSize), "must be 1 to "+strconv.Itoa(mostMaxSize)+" bytes, or 0 for 64 MiB")
+	}
+	if cfg.Topic == nil {
+		cfg.Topic = func(subscribed, published string) bool { return subscribed == published }
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	c := &Codec{
+		compressFrom: cfg.CompressFrom, requireEncryption: cfg.RequireEncryption,
+		store: cfg.Store, storeFrom: cfg.StoreFrom, storeTimeout: cfg.StoreTimeout,
+		requireSignature: cfg.RequireSignature, signedMetadata: slices.Clone(cfg.SignedMetadata),
+		topic: cfg.Topic, maxSize: cfg.MaxSize,
+	}
+	var err1, err2 error
+	c.encryption, err1 = newRing(cfg.Encryption, newAEAD)
+	c.signature, err2 = newRing(cfg.Signature, newSigner)
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, fmt.Errorf("payload: %w", err)
+	}
+	return c, nil
+}
+
+func (cfg *Config) checkKeys(bad func(field, value, problem string)) {
+	cfg.Encryption.check("Encryption", fitsEncryption, bad)
+	if cfg.RequireEncryption && len(cfg.Encryption.Secrets) == 0 {
+		bad("RequireEncryption", "true", "needs keys in Encryption")
+	}
+	cfg.Signature.check("Signature", fitsSignature, bad)
+	if cfg.RequireSignature && len(cfg.Signature.Secrets) == 0 {
+		bad("RequireSignature", "true", "needs keys in Signature")
+	}
+	if e, s, found := common(cfg.Encryption, cfg.Signature); found {
+		bad("Signature.Secrets["+strconv.Quote(shorten(s))+"]", "[secret]", "must differ from the encryption key "+strconv.Quote(shorten(e))+"; one key serves one purpose")
+	}
+}
+
+func (cfg *Config) checkSignedMetadata(bad func(field, value, problem string)) {
+	names := cfg.SignedMetadata
+	if len(names) > 0 && len(cfg.Signature.Secrets) == 0 {
+		bad("SignedMetadata", strconv.Itoa(len(names))+" names", "needs keys in Signature")
+	}
+	if len(names) > maxSigned {
+		bad("SignedMetadata", strconv.Itoa(len(names))+" names", "must be at most "+strconv.Itoa(maxSigned))
+	}
+	for i, name := range names {
+		field := "SignedMetadata[" + strconv.Itoa(i) + "]"
+		switch {
+		case !metadataNamePattern.MatchString(name):
+			bad(field, strconv.Quote(shorten(name)), "must be 1 to 128 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
+		case strings.HasPrefix(name, prefix):
+			bad(field, strconv.Quote(shorten(name)), "must not begin with "+prefix+"; what is the codec's is signed anyway")
+		case slices.Contains(names[:i], name):
+			bad(field, strconv.Quote(shorten(name)), "is there twice")
+		}
+	}
+}
+
+func (cfg *Config) fillStore(bad func(field, value, problem string)) {
+	switch {
+	case cfg.StoreFrom < 0:
+		bad("StoreFrom", strconv.Itoa(cfg.StoreFrom), "must be at least 1 byte, or 0 for 256 KiB")
+	case cfg.StoreFrom > 0 && cfg.Store == nil:
+		bad("StoreFrom", strconv.Itoa(cfg.StoreFrom), "needs a Store")
+	case cfg.StoreFrom == 0:
+		cfg.StoreFrom = 256 << 10
+	}
+	switch {
+	case cfg.StoreTimeout < 0:
+		bad("StoreTimeout", cfg.StoreTimeout.String(), "must be positive, or 0 for 10s")
+	case cfg.StoreTimeout > 0 && cfg.Store == nil:
+		bad("StoreTimeout", cfg.StoreTimeout.String(), "needs a Store")
+	case cfg.StoreTimeout == 0:
+		cfg.StoreTimeout = 10 * time.Second
+	}
+}

@@ -1,0 +1,135 @@
+package payload
+
+import (
+	"bytes"
+	"crypto/aes"
+	"crypto/cipher"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strconv"
+)
+
+// Secret is a key. However it is printed, logged or marshalled, its bytes do not
+// show. The zero value is no key.
+//
+// It is a function so that no printer reaches the bytes, also where it may not
+// call Format, in an unexported field.
+type Secret struct{ bytes func() []byte }
+
+// NewSecret returns a key with a copy of these bytes, which should come from
+// crypto/rand: 32 for encryption, 32 or more for signatures.
+func NewSecret(bytes []byte) Secret {
+	own := slices.Clone(bytes)
+	return Secret{bytes: func() []byte { return own }}
+}
+
+// Format writes "[secret]".
+func (Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, "[secret]") }
+
+func (s Secret) get() []byte {
+	if s.bytes == nil {
+		return nil
+	}
+	return s.bytes()
+}
+
+// Keys are the keys of one purpose. The zero value has none.
+type Keys struct {
+	// Current is the id of the key that Encode uses. Default: none; Encode does
+	// without, Decode uses Secrets.
+	Current string
+
+	// Secrets holds the keys by their ids: the current one and those that Decode
+	// still needs. Ids travel with each message: 1 to 64 of A-Z, a-z, 0-9,
+	// point, underscore and hyphen. An id is never given to another key.
+	Secrets map[string]Secret
+}
+
+var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
+
+// check reports what is wrong with k as a field of Config.
+func (k Keys) check(field string, fits func(secret []byte) (problem string), bad func(field, value, problem string)) {
+	for _, id := range slices.Sorted(maps.Keys(k.Secrets)) {
+		secret := k.Secrets[id].get()
+		name := field + ".Secrets[" + strconv.Quote(shorten(id)) + "]"
+		if !keyIDPattern.MatchString(id) {
+			bad(name, "id", "must be 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
+		}
+		problem := fits(secret)
+		if problem == "" && len(bytes.Trim(secret, "\x00")) == 0 {
+			problem = "must not be all zero; take it from crypto/rand"
+		}
+		if problem != "" {
+			bad(name, "[secret]", problem)
+		}
+	}
+	if _, ok := k.Secrets[k.Current]; k.Current != "" && !ok {
+		bad(field+".Current", strconv.Quote(shorten(k.Current)), "must be the id of one of Secrets, or empty")
+	}
+}
+
+func fitsEncryption(secret []byte) (problem string) {
+	if len(secret) != 32 {
+		return fmt.Sprintf("has %d bytes; AES-256 takes 32", len(secret))
+	}
+	return ""
+}
+
+func fitsSignature(secret []byte) (problem string) {
+	// RFC 2104, section 3, discourages keys shorter than the hash.
+	if len(secret) < 32 {
+		return fmt.Sprintf("has %d bytes; at least 32 are needed", len(secret))
+	}
+	return ""
+}
+
+// common returns the ids of two keys, one of each, that are the same.
+func common(a, b Keys) (idA, idB string, found bool) {
+	for idA, secretA := range a.Secrets {
+		for idB, secretB := range b.Secrets {
+			if len(secretA.get()) > 0 && bytes.Equal(secretA.get(), secretB.get()) {
+				return idA, idB, true
+			}
+		}
+	}
+	return "", "", false
+}
+
+// ring is the keys of one purpose, ready for use.
+type ring[K any] struct {
+	current string
+	keys    map[string]K
+}
+
+func newRing[K any](keys Keys, ready func(secret []byte) (K, error)) (ring[K], error) {
+	r := ring[K]{current: keys.Current, keys: make(map[string]K, len(keys.Secrets))}
+	for id, secret := range keys.Secrets {
+		key, err := ready(secret.get())
+		if err != nil {
+			return r, err
+		}
+		r.keys[id] = key
+	}
+	return r, nil
+}
+
+// find returns the key of an id that came with a message.
+func (r ring[K]) find(id string) (K, error) {
+	key, ok := r.keys[id]
+	if !ok {
+		return key, detailed(ErrUnknownKey, "id %q", shorten(id))
+	}
+	return key, nil
+}
+
+// newAEAD returns AES-256-GCM that draws a nonce for each Seal and puts it in
+// front of the ciphertext.
+func newAEAD(secret []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(secret)
+	if err != nil {
+		return nil, err
+	}
+	return cipher.NewGCMWithRandomNonce(block)
+}
