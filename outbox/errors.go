@@ -40,7 +40,7 @@ var (
 type MessageError struct {
 	Index     int    // position in the arguments of Publish
 	MessageID string // its UUID, as far as it can be shown
-	Field     string // "topic", "id", "key", "payload", "metadata" or "message"
+	Field     string // "topic", "id", "key", "payload", "metadata", "deliver_at", "deliver_after" or "message"
 	Problem   string // what is wrong and what would be right
 }
 

@@ -11,23 +11,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// KeyMetadata is the metadata entry that holds a message's ordering key, unless
-// Config.Key says otherwise. Relays write the key under this name to the broker.
-const KeyMetadata = "oncemill_key"
-
-// SetKey sets the ordering key of msg: messages of one key are delivered in
-// order. The empty key takes the order away.
-func SetKey(msg *message.Message, key string) {
-	if key == "" {
-		delete(msg.Metadata, KeyMetadata)
-		return
-	}
-	if msg.Metadata == nil {
-		msg.Metadata = message.Metadata{}
-	}
-	msg.Metadata.Set(KeyMetadata, key)
-}
-
 // What a row can hold. The first three are AMQP's short strings; metadata has to
 // fit, with the rest of the headers, into one frame of 128 KiB.
 const (
@@ -56,12 +39,12 @@ type Row struct {
 }
 
 // newRow checks the message at position i and encodes it.
-func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) {
+func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, delay, error) {
 	if msg == nil {
-		return Row{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
+		return Row{}, delay{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
 	}
-	bad := func(field, problem string) (Row, error) {
-		return Row{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
+	bad := func(field, problem string) (Row, delay, error) {
+		return Row{}, delay{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
 	}
 	if problem := checkText(topic, maxTopic, true); problem != "" {
 		return bad("topic", problem)
@@ -76,7 +59,15 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) 
 	if len(msg.Payload) > o.cfg.MaxPayload {
 		return bad("payload", fmt.Sprintf("has %d bytes; at most %d are allowed (outbox.Config.MaxPayload); store it elsewhere and publish a reference", len(msg.Payload), o.cfg.MaxPayload))
 	}
-	metadata, problem := encodeMetadata(msg.Metadata)
+	wait, field, problem := delayOf(msg.Metadata)
+	if problem != "" {
+		return bad(field, problem)
+	}
+	kept, problem := forBroker(msg.Metadata)
+	if problem != "" {
+		return bad("metadata", problem)
+	}
+	metadata, problem := encodeMetadata(kept)
 	if problem != "" {
 		return bad("metadata", problem)
 	}
@@ -87,7 +78,7 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) 
 	return Row{
 		Ref:   Ref{Lane: Lane(key, msg.UUID), MessageID: msg.UUID},
 		Topic: topic, Key: key, Payload: payload, Metadata: metadata,
-	}, nil
+	}, wait, nil
 }
 
 func checkText(s string, limit int, required bool) string {

@@ -28,6 +28,7 @@ type postgresStore struct {
 	removeText, moveText  string
 	checkText, repairText string
 	upkeep                postgresUpkeep
+	scheduled             postgresScheduled
 }
 
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, log *slog.Logger) *postgresStore {
@@ -40,6 +41,7 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		checkText:  names.Expand(postgresCheck),
 		repairText: names.Expand(postgresRepair),
 		upkeep:     newPostgresUpkeep(names),
+		scheduled:  newPostgresScheduled(names),
 	}
 	s.insertOne = s.insertHead + valuesText(1)
 	return s

@@ -19,7 +19,8 @@ type Publisher struct {
 
 var _ message.Publisher = (*Publisher)(nil)
 
-// Publish writes all messages with one INSERT, in their order. Bad messages are
+// Publish writes all messages with one INSERT, in their order, and those for
+// later ([SetDeliverAt], [SetDeliverAfter]) with one of their own. Bad messages are
 // reported as a [*MessageError] before any SQL is sent; an error of the database
 // leaves the caller's transaction to the caller, who has to roll it back.
 //
@@ -29,13 +30,18 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	if len(messages) == 0 {
 		return nil
 	}
-	rows := make([]Row, len(messages))
+	rows := make([]Row, 0, len(messages))
+	var later []scheduledRow
 	for i, msg := range messages {
-		row, err := p.box.newRow(i, topic, msg)
-		if err != nil {
+		row, wait, err := p.box.newRow(i, topic, msg)
+		switch {
+		case err != nil:
 			return err
+		case wait.scheduled:
+			later = append(later, scheduledRow{row, wait})
+		default:
+			rows = append(rows, row)
 		}
-		rows[i] = row
 	}
 	tx := p.tx
 	if tx == nil {
@@ -44,8 +50,12 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 			return err
 		}
 	}
-	if err := p.box.store.insert(messages[0].Context(), tx, rows); err != nil {
+	ctx := messages[0].Context()
+	if err := p.box.store.insert(ctx, tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)
+	}
+	if err := p.box.store.schedule(ctx, tx, later); err != nil {
+		return fmt.Errorf("outbox: schedule: %w", err)
 	}
 	return nil
 }

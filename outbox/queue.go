@@ -90,6 +90,10 @@ func (q *Queue) Listen() (wake <-chan struct{}, stop func()) {
 // store is what differs between the databases.
 type store interface {
 	insert(ctx context.Context, tx oncemill.Tx, rows []Row) error
+	schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error
+	cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error)
+	nextDue(ctx context.Context) (time.Duration, error)
+	moveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (int, error)
 	read(ctx context.Context, req ReadRequest) ([]Row, error)
 	remove(ctx context.Context, rows []Ref) (missed int, err error)
 	check(ctx context.Context) error

@@ -114,9 +114,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
 	defer cancel()
-	done, err := w.queue.Maintain(ctx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
-		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
-	})
+	done, err := w.queue.Maintain(ctx, w.upkeepGuard(epoch))
 	if done.Truncated > 0 {
 		w.met.truncated.Add(ctx, int64(done.Truncated))
 	}
@@ -124,4 +122,11 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		return nil // goes on in the next round
 	}
 	return err
+}
+
+// upkeepGuard locks the lease of the upkeep in a transaction.
+func (w *worker) upkeepGuard(epoch int64) func(context.Context, *sql.Tx) (bool, error) {
+	return func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
+	}
 }
