@@ -74,6 +74,9 @@ func TestScheduled_WaitsForItsTimeAndComesWhole(t *testing.T) {
 		p.remove(t, refs(p.read(t))...)
 		p.makeDue(t)
 		before := p.now(t)
+		wake, stop := p.queue.Listen()
+		defer stop()
+		defer expectWake(t, wake)
 		if n := p.moveAll(t); n != 2 || p.scheduled(t) != 0 {
 			t.Errorf("%d moved, %d left", n, p.scheduled(t))
 		}
