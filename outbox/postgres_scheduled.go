@@ -136,7 +136,7 @@ func nextDue(row *sql.Row) (time.Duration, error) {
 	return time.Duration(min(micros, moveIdle.Microseconds())) * time.Microsecond, nil
 }
 
-func (s *postgresStore) moveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (moved int, err error) {
+func (s *postgresStore) moveDue(ctx context.Context, guard guard) (moved int, err error) {
 	var waiting []string
 	for {
 		var held []string

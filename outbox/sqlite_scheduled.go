@@ -57,32 +57,28 @@ func (s *sqliteStore) nextDue(ctx context.Context) (time.Duration, error) {
 	return nextDue(s.db.QueryRowContext(ctx, s.names.Expand(sqliteNextDue)))
 }
 
-func (s *sqliteStore) moveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (moved int, err error) {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if held, err := guard(ctx, tx); err != nil || !held {
-		return 0, err
-	}
-	chosen, err := s.chooseDue(ctx, tx)
-	if err != nil || len(chosen) == 0 {
-		return 0, err
-	}
-	list, err := json.Marshal(chosen)
-	if err != nil {
-		return 0, err
-	}
-	for _, text := range []string{sqliteMoveDue, sqliteForgetDue} {
-		if _, err := tx.ExecContext(ctx, s.names.Expand(text), string(list)); err != nil {
-			return 0, err
+func (s *sqliteStore) moveDue(ctx context.Context, guard guard) (moved int, err error) {
+	held, err := s.guarded(ctx, guard, func(tx *sql.Tx) error {
+		chosen, err := s.chooseDue(ctx, tx)
+		if err != nil || len(chosen) == 0 {
+			return err
 		}
-	}
-	if err := tx.Commit(); err != nil {
+		list, err := json.Marshal(chosen)
+		if err != nil {
+			return err
+		}
+		for _, text := range []string{sqliteMoveDue, sqliteForgetDue} {
+			if _, err := tx.ExecContext(ctx, s.names.Expand(text), string(list)); err != nil {
+				return err
+			}
+		}
+		moved = len(chosen)
+		return nil
+	})
+	if err != nil || !held {
 		return 0, err
 	}
-	return len(chosen), nil
+	return moved, nil
 }
 
 // chooseDue returns the first rows that are due, as many as a move takes.

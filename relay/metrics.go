@@ -18,6 +18,7 @@ type metrics struct {
 	missed    metric.Int64Counter
 	truncated metric.Int64Counter
 	moved     metric.Int64Counter
+	archived  metric.Int64Counter
 
 	confirmed, refused, unavailable, unknown metric.MeasurementOption
 }
@@ -41,6 +42,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.lost = counter("oncemill.relay.lost_lanes", "{lane}", "Lanes that another worker took from this one.")
 	m.missed = counter("oncemill.relay.history_missed", "{message}", "Delivered messages that could not be kept in the history.")
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
+	m.archived = counter("oncemill.relay.history_archived", "{message}", "Delivered messages that outbox.Config.Archive took and the history gave up.")
 	m.moved = counter("oncemill.relay.scheduled_moved", "{message}", "Scheduled messages whose time has come, moved into the outbox.")
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)

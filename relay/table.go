@@ -91,6 +91,8 @@ const (
 	upkeepEvery = time.Second
 	upkeepLimit = 5 * time.Second // for one round
 	checkEvery  = 30              // rounds: a switchover may pass without an error
+
+	archiveEvery = 10 * time.Second
 )
 
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
@@ -122,6 +124,26 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		return nil // goes on in the next round
 	}
 	return err
+}
+
+// archiver hands over what is past the history's time, while this worker has the
+// lease of the upkeep. It is apart from the upkeep since the user's function may
+// take its time.
+func (w *worker) archiver(ctx context.Context) error {
+	for pause(ctx, archiveEvery) {
+		epoch := w.upkeepEpoch.Load()
+		if epoch == 0 {
+			continue
+		}
+		n, err := w.queue.Archive(ctx, w.upkeepGuard(epoch))
+		if n > 0 {
+			w.met.archived.Add(ctx, int64(n))
+		}
+		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
+			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
+		}
+	}
+	return nil
 }
 
 // upkeepGuard locks the lease of the upkeep in a transaction.

@@ -28,6 +28,7 @@ import (
 //	leaser  owns the leases: heartbeat, shares, hand-over; ends the run
 //	upkeep  keeps the tables, while this worker has the lease for it
 //	mover   moves scheduled messages that are due, under the same lease
+//	archiver hands over what the history gives up, under the same lease
 //	sink    runs the sink's own connections
 //
 // The others speak to the loop over channels; nothing but the list of outcomes
@@ -173,6 +174,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.remover(working) })
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error { return w.mover(working) })
+	group.Go(func() error { return w.archiver(working) })
 	group.Go(func() error {
 		newLeaser(w).run(stopping, working)
 		endSink()
