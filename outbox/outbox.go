@@ -72,7 +72,9 @@ type Outbox struct {
 	db    *sql.DB
 	cfg   Config
 	store store
-	wake  signal
+
+	commits signal // of this process; Notifiers pass them on
+	wake    signal // those, and what a Listener hears; relays read
 }
 
 // New returns an outbox on db. It does no I/O; the tables are made by
@@ -195,7 +197,11 @@ func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *s
 // Wake tells the relays of this process that something was committed. RunInTx
 // does it; whoever commits a transaction in another way may do it, or leave it
 // to the relay's next poll. It never blocks, and many calls become one wake-up.
-func (o *Outbox) Wake() { o.wake.raise() }
+// A [Notifier] passes it on to other processes.
+func (o *Outbox) Wake() {
+	o.wake.raise()
+	o.commits.raise()
+}
 
 // Database returns the resolved configuration of the database, for the packages
 // that keep tables beside the outbox.

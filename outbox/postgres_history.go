@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -152,7 +153,7 @@ func (s *postgresStore) archive(ctx context.Context, guard guard, hook archiveHo
 func (s *postgresStore) archiveDay(ctx context.Context, table string, guard guard, hook archiveHook) (archived int, err error) {
 	read := strings.ReplaceAll(postgresArchiveRead, "{{day}}", table)
 	remove := strings.ReplaceAll(postgresArchiveDelete, "{{day}}", table)
-	for after := int64(0); ; {
+	for after := int64(math.MinInt64); ; {
 		rows, err := scanHistory(s.db.QueryContext(ctx, read, after, archiveRows, archiveBytes))
 		if err != nil || len(rows) == 0 {
 			return archived, err

@@ -92,7 +92,7 @@ const (
 	upkeepLimit = 5 * time.Second // for one round
 	checkEvery  = 30              // rounds: a switchover may pass without an error
 
-	archiveEvery = 10 * time.Second
+	archiveEvery = 10 // rounds
 )
 
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
@@ -130,9 +130,13 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 // lease of the upkeep. It is apart from the upkeep since the user's function may
 // take its time.
 func (w *worker) archiver(ctx context.Context) error {
-	for pause(ctx, archiveEvery) {
+	for n := 0; pause(ctx, upkeepEvery); n++ {
 		epoch := w.upkeepEpoch.Load()
 		if epoch == 0 {
+			n = -1 // it begins with the lease
+			continue
+		}
+		if n%archiveEvery != 0 {
 			continue
 		}
 		n, err := w.queue.Archive(ctx, w.upkeepGuard(epoch))
