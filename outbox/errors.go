@@ -23,6 +23,11 @@ var (
 	// consumers' inboxes recognise.
 	ErrCommitUnknown = errors.New("outbox: outcome of the commit is unknown")
 
+	// ErrEmptyFilter is returned by History.Count and History.Resend for a filter
+	// that has no condition: the whole history is sent again by asking for it,
+	// with a From or a To.
+	ErrEmptyFilter = errors.New("outbox: the filter of the history is empty; set what is to be sent again")
+
 	// ErrSequenceBehind is returned by a relay at its start when the sequence
 	// of ids lies below an id that is in use, as after a logical replication
 	// or a partial restore: new rows would take ids of old ones. Run
@@ -40,10 +45,21 @@ var (
 type MessageError struct {
 	Index     int    // position in the arguments of Publish
 	MessageID string // its UUID, as far as it can be shown
-	Field     string // "topic", "id", "key", "payload", "metadata" or "message"
+	Field     string // "topic", "id", "key", "payload", "metadata", "deliver_at", "deliver_after" or "message"
 	Problem   string // what is wrong and what would be right
 }
 
 func (e *MessageError) Error() string {
 	return fmt.Sprintf("outbox: message %d (id %q): %s %s", e.Index, e.MessageID, e.Field, e.Problem)
+}
+
+// FilterError names what is wrong with a HistoryFilter. Nothing has been sent to
+// the database.
+type FilterError struct {
+	Field   string
+	Problem string // what is wrong and what would be right
+}
+
+func (e *FilterError) Error() string {
+	return fmt.Sprintf("outbox: history filter: %s %s", e.Field, e.Problem)
 }

@@ -11,23 +11,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// KeyMetadata is the metadata entry that holds a message's ordering key, unless
-// Config.Key says otherwise. Relays write the key under this name to the broker.
-const KeyMetadata = "oncemill_key"
-
-// SetKey sets the ordering key of msg: messages of one key are delivered in
-// order. The empty key takes the order away.
-func SetKey(msg *message.Message, key string) {
-	if key == "" {
-		delete(msg.Metadata, KeyMetadata)
-		return
-	}
-	if msg.Metadata == nil {
-		msg.Metadata = message.Metadata{}
-	}
-	msg.Metadata.Set(KeyMetadata, key)
-}
-
 // What a row can hold. The first three are AMQP's short strings; metadata has to
 // fit, with the rest of the headers, into one frame of 128 KiB.
 const (
@@ -64,13 +47,13 @@ type Row struct {
 }
 
 // newRow checks the message at position i and makes its row, without what
-// Config.Payload has yet to encode.
-func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) {
+// Config.Payload has yet to encode, and says whether it is for later.
+func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, delay, error) {
 	if msg == nil {
-		return Row{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
+		return Row{}, delay{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
 	}
-	bad := func(field, problem string) (Row, error) {
-		return Row{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
+	bad := func(field, problem string) (Row, delay, error) {
+		return Row{}, delay{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
 	}
 	if problem := checkText(topic, maxTopic, true); problem != "" {
 		return bad("topic", problem)
@@ -82,11 +65,16 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, error) 
 	if problem := checkText(key, maxKey, false); problem != "" {
 		return bad("key", problem)
 	}
+	wait, field, problem := delayOf(msg.Metadata)
+	if problem != "" {
+		return bad(field, problem)
+	}
 	row := Row{Ref: Ref{Lane: Lane(key, msg.UUID), MessageID: msg.UUID}, Topic: topic, Key: key}
 	if o.cfg.Payload != nil {
-		return row, nil
+		return row, wait, nil
 	}
-	return o.fill(row, i, msg)
+	row, err := o.fill(row, i, msg)
+	return row, wait, err
 }
 
 // fill adds what of the message is stored as it is.
@@ -97,7 +85,11 @@ func (o *Outbox) fill(row Row, i int, msg *message.Message) (Row, error) {
 	if len(msg.Payload) > o.cfg.MaxPayload {
 		return bad("payload", fmt.Sprintf("has %d bytes; at most %d are allowed (outbox.Config.MaxPayload); store it elsewhere and publish a reference", len(msg.Payload), o.cfg.MaxPayload))
 	}
-	metadata, problem := encodeMetadata(msg.Metadata)
+	kept, problem := forBroker(msg.Metadata)
+	if problem != "" {
+		return bad("metadata", problem)
+	}
+	metadata, problem := encodeMetadata(kept)
 	if problem != "" {
 		return bad("metadata", problem)
 	}

@@ -51,9 +51,19 @@ type Config struct {
 	Key func(*message.Message) string
 
 	// History is how long delivered messages are kept in outbox_history, for
-	// search and for sending again. Default: 24 h. NoHistory keeps none, which
-	// saves some 700 bytes of write-ahead log a message.
+	// search and for sending again, at least: PostgreSQL gives them up by whole
+	// days. Default: 24 h. NoHistory keeps none, which saves some 700 bytes of
+	// write-ahead log a message.
 	History time.Duration
+
+	// Archive is called with delivered messages that are past History, before
+	// they are removed, a batch of at most 500 at a time; none is removed before
+	// it has returned nil. Its error, or a crash, keeps them, and it is called
+	// with them again: what it does must stand a repetition. Whatever keeps it
+	// busy keeps nothing else; ctx ends with the relay. It is the relay that calls it, so every relay
+	// of this outbox must have it: one that has not removes without asking.
+	// Default: none, rows are just removed.
+	Archive func(ctx context.Context, rows []HistoryRow) error
 
 	// Retries is how often RunInTx runs its function again after a
 	// serialization failure or a deadlock. Default: 10.
@@ -70,7 +80,9 @@ type Outbox struct {
 	db    *sql.DB
 	cfg   Config
 	store store
-	wake  signal
+
+	commits signal // of this process; Notifiers pass them on
+	wake    signal // those, and what a Listener hears; relays read
 }
 
 // New returns an outbox on db. It does no I/O; the tables are made by
@@ -193,7 +205,11 @@ func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *s
 // Wake tells the relays of this process that something was committed. RunInTx
 // does it; whoever commits a transaction in another way may do it, or leave it
 // to the relay's next poll. It never blocks, and many calls become one wake-up.
-func (o *Outbox) Wake() { o.wake.raise() }
+// A [Notifier] passes it on to other processes.
+func (o *Outbox) Wake() {
+	o.wake.raise()
+	o.commits.raise()
+}
 
 // Database returns the resolved configuration of the database, for the packages
 // that keep tables beside the outbox.

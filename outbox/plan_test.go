@@ -73,6 +73,25 @@ func explained(t *testing.T, dsn string) (*sql.DB, *plans) {
 // for its execution.
 func faults(t *testing.T, plan string) (bad []string) {
 	t.Helper()
+	eachNode(t, plan, func(node map[string]any) {
+		kind, _ := node["Node Type"].(string)
+		if strings.Contains(kind, "Sort") || strings.Contains(kind, "Seq Scan") || strings.Contains(kind, "Bitmap") {
+			bad = append(bad, kind)
+		}
+		if _, compiled := node["JIT"]; compiled {
+			bad = append(bad, "JIT")
+		}
+		output, _ := node["Output"].([]any)
+		if subplan, _ := node["Subplan Name"].(string); strings.HasPrefix(subplan, "InitPlan") && strings.HasPrefix(fmt.Sprint(output...), "$") {
+			bad = append(bad, "generic")
+		}
+	})
+	return bad
+}
+
+// eachNode calls fn for each object of a plan.
+func eachNode(t *testing.T, plan string, fn func(node map[string]any)) {
+	t.Helper()
 	var tree any
 	if err := json.Unmarshal([]byte(plan), &tree); err != nil {
 		t.Fatalf("%v in %s", err, plan)
@@ -85,24 +104,13 @@ func faults(t *testing.T, plan string) (bad []string) {
 				walk(n)
 			}
 		case map[string]any:
-			kind, _ := node["Node Type"].(string)
-			if strings.Contains(kind, "Sort") || strings.Contains(kind, "Seq Scan") || strings.Contains(kind, "Bitmap") {
-				bad = append(bad, kind)
-			}
-			if _, compiled := node["JIT"]; compiled {
-				bad = append(bad, "JIT")
-			}
-			output, _ := node["Output"].([]any)
-			if subplan, _ := node["Subplan Name"].(string); strings.HasPrefix(subplan, "InitPlan") && strings.HasPrefix(fmt.Sprint(output...), "$") {
-				bad = append(bad, "generic")
-			}
+			fn(node)
 			for _, n := range node {
 				walk(n)
 			}
 		}
 	}
 	walk(tree)
-	return bad
 }
 
 func totalCost(t *testing.T, plan string) float64 {

@@ -16,6 +16,7 @@ import (
 type postgresStore struct {
 	db      *sql.DB
 	history time.Duration // 0: none
+	ask     bool          // Config.Archive decides what is removed
 	log     *slog.Logger
 	names   oncemill.Config
 
@@ -26,11 +27,13 @@ type postgresStore struct {
 	checkText, repairText string
 	lastText              string
 	upkeep                postgresUpkeep
+	scheduled             postgresScheduled
+	past                  postgresHistory
 }
 
-func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, log *slog.Logger) *postgresStore {
+func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
 	s := &postgresStore{
-		db: db, history: history, log: log, names: names,
+		db: db, history: history, ask: ask, log: log, names: names,
 		insertHead: names.Expand(postgresInsert),
 		readText:   names.Expand(postgresRead),
 		readBulky:  names.Expand(postgresReadBulky),
@@ -40,6 +43,8 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		repairText: names.Expand(postgresRepair),
 		lastText:   names.Expand(postgresLast),
 		upkeep:     newPostgresUpkeep(names),
+		scheduled:  newPostgresScheduled(names),
+		past:       newPostgresHistory(names),
 	}
 	s.insertOne = s.insertHead + valuesText(1)
 	for i := range s.sweep {

@@ -75,7 +75,7 @@ const (
 	dayLayout       = "20060102"
 )
 
-func (s *postgresStore) maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
+func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, error) {
 	var done Maintained
 	var last int64
 	var sizes [4]int64
@@ -89,7 +89,7 @@ func (s *postgresStore) maintain(ctx context.Context, guard func(ctx context.Con
 			continue
 		}
 		emptied, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
-			return truncateIfEmpty(ctx, tx, s.upkeep.partition[i])
+			return ifEmpty(ctx, tx, s.upkeep.partition[i], `truncate `+s.upkeep.partition[i])
 		})
 		switch {
 		case emptied:
@@ -98,12 +98,7 @@ func (s *postgresStore) maintain(ctx context.Context, guard func(ctx context.Con
 			return done, fmt.Errorf("truncate partition %d of the ring: %w", i, err)
 		}
 	}
-	if s.history > 0 {
-		if err := s.maintainHistory(ctx, guard, &done); err != nil {
-			return done, err
-		}
-	}
-	return done, nil
+	return done, s.maintainHistory(ctx, guard, &done)
 }
 
 // passedOver tells the errors that only say: not now. Somebody holds the
@@ -120,7 +115,7 @@ func passedOver(err error) bool {
 // guards, and reports whether fn did anything. READ COMMITTED is spelled out:
 // under a REPEATABLE READ default a test for emptiness made after a lock still
 // sees the world before it, and a committed row would be destroyed.
-func (s *postgresStore) guarded(ctx context.Context, limits string, guard func(ctx context.Context, tx *sql.Tx) (bool, error), fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
+func (s *postgresStore) guarded(ctx context.Context, limits string, guard guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
 	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		return false, err
@@ -139,12 +134,12 @@ func (s *postgresStore) guarded(ctx context.Context, limits string, guard func(c
 	return err == nil, err
 }
 
-// truncateIfEmpty empties a partition of its dead rows. An open writer holds a
-// lock on the partition from its insert to its end, so once ACCESS EXCLUSIVE is
-// granted every row is either committed, and seen by the test that follows as a
-// statement of its own, or gone. The test before the lock keeps the lock off
-// partitions that it would find in use.
-func truncateIfEmpty(ctx context.Context, tx *sql.Tx, partition string) (bool, error) {
+// ifEmpty executes text, which empties or drops a partition, if no row is in it
+// but dead ones. An open writer holds a lock on the partition from its insert to
+// its end, so once ACCESS EXCLUSIVE is granted every row is either committed, and
+// seen by the test that follows as a statement of its own, or gone. The test
+// before the lock keeps the lock off partitions that it would find in use.
+func ifEmpty(ctx context.Context, tx *sql.Tx, partition, text string) (bool, error) {
 	empty := func() (empty bool, err error) {
 		err = tx.QueryRowContext(ctx, `select not exists (select from `+partition+`)`).Scan(&empty)
 		return empty, err
@@ -158,18 +153,64 @@ func truncateIfEmpty(ctx context.Context, tx *sql.Tx, partition string) (bool, e
 	if ok, err := empty(); err != nil || !ok {
 		return false, err
 	}
-	_, err := tx.ExecContext(ctx, `truncate `+partition)
+	_, err := tx.ExecContext(ctx, text)
 	return err == nil, err
 }
 
 // maintainHistory makes the partitions of today and the days ahead, empties
 // those that are past their time, and drops them a day later, when no reader
-// remembers them.
-func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error), done *Maintained) error {
+// remembers them. What is to be archived goes when it has been.
+func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *Maintained) error {
 	now, days, err := s.historyDays(ctx)
 	if err != nil {
 		return fmt.Errorf("look at the history: %w", err)
 	}
+	if s.history > 0 {
+		if err := s.makeDays(ctx, guard, now, days, done); err != nil {
+			return fmt.Errorf("make partition of the history: %w", err)
+		}
+	}
+	for name, filled := range days {
+		day, err := time.Parse(dayLayout, name)
+		if err != nil {
+			continue // not one of ours
+		}
+		text, table := "", s.upkeep.dayTable(name)
+		switch expired := s.expiredFor(now, day); {
+		case expired > 24*time.Hour:
+			text = `drop table ` + table
+		case expired > 0 && filled:
+			text = `truncate ` + table
+		default:
+			continue
+		}
+		retired, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
+			if there, err := s.lockedDay(ctx, tx, name); err != nil || !there {
+				return false, err
+			}
+			if s.ask {
+				return ifEmpty(ctx, tx, table, text)
+			}
+			_, err := tx.ExecContext(ctx, text)
+			return true, err
+		})
+		switch {
+		case retired:
+			done.Retired++
+		case err != nil && !passedOver(err):
+			return fmt.Errorf("retire partition of the history: %w", err)
+		}
+	}
+	return nil
+}
+
+// expiredFor tells for how long nothing of a day has had to be kept. Without a
+// history that is so from the day's end on.
+func (s *postgresStore) expiredFor(now, day time.Time) time.Duration {
+	return now.Sub(day.AddDate(0, 0, 1)) - s.history
+}
+
+func (s *postgresStore) makeDays(ctx context.Context, guard guard, now time.Time, days map[string]bool, done *Maintained) error {
 	today := now.Truncate(24 * time.Hour)
 	for i := range daysAhead + 1 {
 		day := today.AddDate(0, 0, i)
@@ -186,36 +227,7 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard func(ctx cont
 		case made:
 			done.Made++
 		case err != nil && !passedOver(err):
-			return fmt.Errorf("make partition of the history: %w", err)
-		}
-	}
-	for name, filled := range days {
-		day, err := time.Parse(dayLayout, name)
-		if err != nil {
-			continue // not one of ours
-		}
-		expired := now.Sub(day.AddDate(0, 0, 1)) - s.history
-		text := ""
-		switch table := s.upkeep.dayTable(name); {
-		case expired > 24*time.Hour:
-			text = `drop table ` + table
-		case expired > 0 && filled:
-			text = `truncate ` + table
-		default:
-			continue
-		}
-		retired, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
-			if there, err := s.lockedDay(ctx, tx, name); err != nil || !there {
-				return false, err
-			}
-			_, err := tx.ExecContext(ctx, text)
-			return true, err
-		})
-		switch {
-		case retired:
-			done.Retired++
-		case err != nil && !passedOver(err):
-			return fmt.Errorf("retire partition of the history: %w", err)
+			return err
 		}
 	}
 	return nil

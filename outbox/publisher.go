@@ -19,7 +19,8 @@ type Publisher struct {
 
 var _ message.Publisher = (*Publisher)(nil)
 
-// Publish writes all messages with one INSERT, in their order. Bad messages are
+// Publish writes all messages with one INSERT, in their order, and those for
+// later ([SetDeliverAt], [SetDeliverAfter]) with one of their own. Bad messages are
 // reported as a [*MessageError], what Config.Payload cannot encode with an error
 // of package payload, both before any SQL is sent; an error of the database
 // leaves the caller's transaction to the caller, who has to roll it back.
@@ -30,13 +31,12 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	if len(messages) == 0 {
 		return nil
 	}
-	rows := make([]Row, len(messages))
+	all, waits := make([]Row, len(messages)), make([]delay, len(messages))
 	for i, msg := range messages {
-		row, err := p.box.newRow(i, topic, msg)
-		if err != nil {
+		var err error
+		if all[i], waits[i], err = p.box.newRow(i, topic, msg); err != nil {
 			return err
 		}
-		rows[i] = row
 	}
 	tx := p.tx
 	if tx == nil {
@@ -45,13 +45,31 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 			return err
 		}
 	}
-	if err := p.box.encode(rows, messages); err != nil {
+	if err := p.box.encode(all, messages); err != nil {
 		return err
 	}
-	if err := p.box.store.insert(messages[0].Context(), tx, rows); err != nil {
+	rows, later := apart(all, waits)
+	ctx := messages[0].Context()
+	if err := p.box.store.insert(ctx, tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)
 	}
+	if err := p.box.store.schedule(ctx, tx, later); err != nil {
+		return fmt.Errorf("outbox: schedule: %w", err)
+	}
 	return nil
+}
+
+// apart separates what is for now from what is for later.
+func apart(all []Row, waits []delay) (now []Row, later []scheduledRow) {
+	now = all[:0]
+	for i, row := range all {
+		if waits[i].scheduled {
+			later = append(later, scheduledRow{row, waits[i]})
+		} else {
+			now = append(now, row)
+		}
+	}
+	return now, later
 }
 
 // Close does nothing: a Publisher holds nothing. The transaction stays open.

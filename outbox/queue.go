@@ -95,15 +95,28 @@ func (q *Queue) Listen() (wake <-chan struct{}, stop func()) {
 	return q.box.wake.listen()
 }
 
+type (
+	guard       = func(ctx context.Context, tx *sql.Tx) (bool, error)
+	archiveHook = func(ctx context.Context, rows []HistoryRow) error
+)
+
 // store is what differs between the databases.
 type store interface {
 	insert(ctx context.Context, tx oncemill.Tx, rows []Row) error
+	schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error
+	cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error)
+	nextDue(ctx context.Context) (time.Duration, error)
+	moveDue(ctx context.Context, guard guard) (int, error)
 	read(ctx context.Context, req ReadRequest) ([]Row, error)
 	remove(ctx context.Context, rows []Ref) (missed int, err error)
+	listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
+	countHistory(ctx context.Context, f HistoryFilter) (int, error)
+	resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error)
+	archive(ctx context.Context, guard guard, hook archiveHook) (int, error)
 	check(ctx context.Context) error
 	lastID(ctx context.Context) (int64, error)
 	repairSequence(ctx context.Context, floor int64) (int64, error)
-	maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error)
+	maintain(ctx context.Context, guard guard) (Maintained, error)
 }
 
 func newStore(db *sql.DB, cfg Config) store {
@@ -112,7 +125,7 @@ func newStore(db *sql.DB, cfg Config) store {
 		history = cfg.History
 	}
 	if cfg.Database.Dialect == oncemill.SQLite {
-		return newSQLiteStore(db, cfg.Database, history, cfg.Logger)
+		return newSQLiteStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
 	}
-	return newPostgresStore(db, cfg.Database, history, cfg.Logger)
+	return newPostgresStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
 }

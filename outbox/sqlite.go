@@ -17,6 +17,7 @@ import (
 type sqliteStore struct {
 	db      *sql.DB
 	history time.Duration // 0: none
+	ask     bool          // Config.Archive decides what is removed
 	log     *slog.Logger
 	names   oncemill.Config
 
@@ -25,9 +26,9 @@ type sqliteStore struct {
 	moveText, removeText  string
 }
 
-func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, log *slog.Logger) *sqliteStore {
+func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *sqliteStore {
 	s := &sqliteStore{
-		db: db, history: history, log: log, names: names,
+		db: db, history: history, ask: ask, log: log, names: names,
 		insertHead: names.Expand(sqliteInsert),
 		moveText:   names.Expand(sqliteMove),
 		removeText: names.Expand(sqliteRemove),
@@ -240,37 +241,29 @@ where rowid in (
 
 const sqliteRetireRows = 1000
 
-func (s *sqliteStore) maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
+func (s *sqliteStore) maintain(ctx context.Context, guard guard) (Maintained, error) {
 	var done Maintained
-	for s.history > 0 {
-		retired, err := s.retire(ctx, guard)
-		done.Retired += retired
-		if err != nil || retired < sqliteRetireRows {
-			return done, err
+	for !s.ask {
+		// A look needs no turn as the writer.
+		var expired bool
+		if err := s.db.QueryRowContext(ctx, s.names.Expand(sqliteExpired), s.history.Microseconds()).Scan(&expired); err != nil {
+			return done, fmt.Errorf("look at the history: %w", err)
 		}
+		if !expired {
+			break
+		}
+		var retired int64
+		held, err := s.guarded(ctx, guard, func(tx *sql.Tx) (err error) {
+			retired, err = affected(tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows))
+			return err
+		})
+		if err != nil {
+			return done, fmt.Errorf("retire history: %w", err)
+		}
+		if !held {
+			break
+		}
+		done.Retired += retired
 	}
 	return done, nil
-}
-
-// retire deletes one batch of the history.
-func (s *sqliteStore) retire(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (retired int64, err error) {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return 0, fmt.Errorf("retire history: %w", err)
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if held, err := guard(ctx, tx); err != nil || !held {
-		return 0, err
-	}
-	result, err := tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows)
-	if err != nil {
-		return 0, fmt.Errorf("retire history: %w", err)
-	}
-	if retired, err = result.RowsAffected(); err != nil {
-		return 0, fmt.Errorf("retire history: %w", err)
-	}
-	if err := tx.Commit(); err != nil {
-		return 0, fmt.Errorf("retire history: commit: %w", err)
-	}
-	return retired, nil
 }

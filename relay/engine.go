@@ -63,7 +63,7 @@ func newEngine(l limits) *engine {
 }
 
 // hold begins to work a lane; see mayHold.
-func (e *engine) hold(number int, t tenure, trusted time.Time) {
+func (e *engine) hold(number int, t taken, trusted time.Time) {
 	l := newLane(number, t.epoch, e.order, trusted)
 	l.crashes, l.suspect = t.crashes, t.suspect
 	e.lanes[number] = l
@@ -315,7 +315,7 @@ func (e *engine) take(l *lane, most int) []*entry {
 			l.announce(m)
 			break
 		}
-		m.state = inFlight // so that it is not tenure twice
+		m.state = inFlight // so that it is not taken twice
 		taken = append(taken, m)
 	}
 	return taken

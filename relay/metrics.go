@@ -19,6 +19,8 @@ type metrics struct {
 	truncated metric.Int64Counter
 	parked    metric.Int64Counter
 	dead      metric.Int64Counter
+	moved     metric.Int64Counter
+	archived  metric.Int64Counter
 
 	confirmed, refused, unavailable, unknown metric.MeasurementOption
 }
@@ -44,6 +46,8 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.parked = counter("oncemill.relay.parked", "{message}", "Failed attempts after which a message waits for the next one.")
 	m.dead = counter("oncemill.relay.dead_letters", "{message}", "Messages that became dead letters.")
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
+	m.archived = counter("oncemill.relay.history_archived", "{message}", "Delivered messages that outbox.Config.Archive took and the history gave up.")
+	m.moved = counter("oncemill.relay.scheduled_moved", "{message}", "Scheduled messages whose time has come, moved into the outbox.")
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)
 	}

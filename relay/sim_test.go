@@ -326,7 +326,7 @@ func (s *simulation) hold(w *simWorker, number int) {
 	}
 	lease.worker, lease.died = w.number, false
 	lease.epoch++
-	w.hold(number, tenure{epoch: lease.epoch, crashes: lease.crashes, suspect: lease.suspect}, s.now.Add(simTerm))
+	w.hold(number, taken{epoch: lease.epoch, crashes: lease.crashes, suspect: lease.suspect}, s.now.Add(simTerm))
 }
 
 // expire frees a lane whose owner's trust has run out, so that anybody may take

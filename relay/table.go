@@ -134,6 +134,8 @@ const (
 	upkeepEvery = time.Second
 	upkeepLimit = 5 * time.Second // for one round
 	checkEvery  = 30              // rounds: a switchover may pass without an error
+
+	archiveEvery = 10 // rounds
 )
 
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
@@ -157,9 +159,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
 	defer cancel()
-	done, err := w.queue.Maintain(ctx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
-		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
-	})
+	done, err := w.queue.Maintain(ctx, w.upkeepGuard(epoch))
 	if done.Truncated > 0 {
 		w.met.truncated.Add(ctx, int64(done.Truncated))
 	}
@@ -167,4 +167,35 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		return nil // goes on in the next round
 	}
 	return err
+}
+
+// archiver hands over what is past the history's time, while this worker has the
+// lease of the upkeep. It is apart from the upkeep since the user's function may
+// take its time.
+func (w *worker) archiver(ctx context.Context) error {
+	for n := 0; pause(ctx, upkeepEvery); n++ {
+		epoch := w.upkeepEpoch.Load()
+		if epoch == 0 {
+			n = -1 // it begins with the lease
+			continue
+		}
+		if n%archiveEvery != 0 {
+			continue
+		}
+		n, err := w.queue.Archive(ctx, w.upkeepGuard(epoch))
+		if n > 0 {
+			w.met.archived.Add(ctx, int64(n))
+		}
+		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
+			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
+		}
+	}
+	return nil
+}
+
+// upkeepGuard locks the lease of the upkeep in a transaction.
+func (w *worker) upkeepGuard(epoch int64) func(context.Context, *sql.Tx) (bool, error) {
+	return func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
+	}
 }

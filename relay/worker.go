@@ -29,6 +29,8 @@ import (
 //	parker  does the chores, one at a time: parked rows, dead letters
 //	leaser  owns the leases: heartbeat, shares, hand-over; ends the run
 //	upkeep  keeps the tables, while this worker has the lease for it
+//	mover   moves scheduled messages that are due, under the same lease
+//	archiver hands over what the history gives up, under the same lease
 //	sink    runs the sink's own connections
 //
 // The others speak to the loop over channels; nothing but the list of outcomes
@@ -185,6 +187,8 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.remover(working) })
 	group.Go(func() error { return w.parker(working) })
 	group.Go(func() error { return w.upkeep(working) })
+	group.Go(func() error { return w.mover(working) })
+	group.Go(func() error { return w.archiver(working) })
 	group.Go(func() error {
 		newLeaser(w).run(stopping, working)
 		endSink()

@@ -1,0 +1,219 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// History is what was delivered and is still kept (Config.History): for search,
+// and for sending again. It holds no state.
+type History struct{ box *Outbox }
+
+// History returns the delivered messages of o.
+func (o *Outbox) History() *History { return &History{box: o} }
+
+// HistoryRow is a message that the broker has confirmed.
+type HistoryRow struct {
+	Row
+	RelayedAt time.Time // by the database's clock, when the confirmed row was moved
+}
+
+// Position is the place of the row in the order of the history.
+func (r HistoryRow) Position() HistoryPosition { return HistoryPosition{r.ID, r.RelayedAt} }
+
+// HistoryPosition is a place in the history. An id alone is none: a server that
+// lost its tail gives ids out again.
+type HistoryPosition struct {
+	ID        int64
+	RelayedAt time.Time
+}
+
+// HistoryFilter says which rows of the history are meant: those for which all that
+// is set holds.
+//
+// IDs and times are served by indexes. A search by message id, key or topic alone
+// reads all that is kept: give the times too if that is much, or make an index of
+// your own on outbox_history (the days to come get it too; each costs the delivery
+// of a message some 70 bytes of write-ahead log).
+type HistoryFilter struct {
+	IDs        []int64  // ids of rows, at most 10,000
+	MessageIDs []string // at most 10,000
+	Key        string
+	Topic      string
+
+	// From and To bound the time at which the message was confirmed: from From
+	// on and before To. Zero is no bound.
+	From, To time.Time
+
+	// After is where a page of List begins: behind this row. It is the Position
+	// of the last row of the page before. Zero is the start.
+	After HistoryPosition
+
+	// Limit is the largest number of rows that List returns or Resend sends.
+	// Default: 100 for List, 1000 for Resend. At most 10,000.
+	Limit int
+}
+
+const (
+	listByDefault   = 100
+	resendByDefault = 1000
+	mostOfHistory   = 10_000
+)
+
+// List returns delivered messages in the order of their ids, that is, for a key,
+// in the order in which they were delivered. An empty filter means all of them.
+// The error is a [*FilterError] if the filter cannot be right.
+func (h *History) List(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
+	f, err := f.resolve(listByDefault)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := h.box.store.listHistory(ctx, f)
+	if err != nil {
+		return nil, fmt.Errorf("outbox: list history: %w", err)
+	}
+	return rows, nil
+}
+
+// Count returns how many messages Resend would send with this filter and no
+// limit. Like Resend it wants a filter that is not empty.
+func (h *History) Count(ctx context.Context, f HistoryFilter) (int, error) {
+	f, err := f.resolveToSend()
+	if err != nil {
+		return 0, err
+	}
+	n, err := h.box.store.countHistory(ctx, f)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: count history: %w", err)
+	}
+	return n, nil
+}
+
+// Resend writes delivered messages into the outbox again, in a transaction of its
+// own (RunInTx), and returns how many. See [History.ResendTx].
+func (h *History) Resend(ctx context.Context, f HistoryFilter) (sent int, err error) {
+	err = h.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) (err error) {
+		sent, err = h.ResendTx(ctx, tx, f)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return sent, nil
+}
+
+// ResendTx writes delivered messages into the outbox again, in the caller's
+// transaction, and returns how many: the first Limit of them in the order of their
+// ids, so those of a key among themselves in the order in which they were
+// delivered; towards messages that are published meanwhile they have no order. A
+// message that was sent more than once is taken once.
+//
+// They are the same messages to every consumer: with the same message id and the
+// same creation time, in rows with ids of their own. An inbox that knows the
+// message drops it, and one that may have forgotten it by its age refuses it; so
+// sending again repairs what a broker or a new consumer lacks, and repeats no
+// effect. All consumers of the topic get it.
+//
+// The error is [ErrEmptyFilter] for a filter without a condition, and a
+// [*FilterError] for one that cannot be right. After is not for here.
+func (h *History) ResendTx(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (sent int, err error) {
+	if f, err = f.resolveToSend(); err != nil {
+		return 0, err
+	}
+	n, err := h.box.store.resend(ctx, tx, f)
+	if err != nil {
+		return 0, fmt.Errorf("outbox: resend: %w", err)
+	}
+	return int(n), nil
+}
+
+func (f HistoryFilter) resolveToSend() (HistoryFilter, error) {
+	if f.After != (HistoryPosition{}) {
+		return f, &FilterError{Field: "After", Problem: "is for List"}
+	}
+	if len(f.IDs) == 0 && len(f.MessageIDs) == 0 && f.Key == "" && f.Topic == "" && f.From.IsZero() && f.To.IsZero() {
+		return f, ErrEmptyFilter
+	}
+	return f.resolve(resendByDefault)
+}
+
+func (f HistoryFilter) resolve(limit int) (HistoryFilter, error) {
+	bad := func(field, problem string) (HistoryFilter, error) {
+		return f, &FilterError{Field: field, Problem: problem}
+	}
+	switch {
+	case f.Limit == 0:
+		f.Limit = limit
+	case f.Limit < 0 || f.Limit > mostOfHistory:
+		return bad("Limit", "must be 1 to "+strconv.Itoa(mostOfHistory)+", or 0 for "+strconv.Itoa(limit))
+	}
+	if len(f.IDs) > mostOfHistory {
+		return bad("IDs", "are "+strconv.Itoa(len(f.IDs))+"; at most "+strconv.Itoa(mostOfHistory)+" are allowed")
+	}
+	if len(f.MessageIDs) > mostOfHistory {
+		return bad("MessageIDs", "are "+strconv.Itoa(len(f.MessageIDs))+"; at most "+strconv.Itoa(mostOfHistory)+" are allowed")
+	}
+	for _, id := range f.MessageIDs {
+		if problem := checkText(id, maxID, true); problem != "" {
+			return bad("MessageIDs", "one of them "+problem)
+		}
+	}
+	if problem := checkText(f.Key, maxKey, false); problem != "" {
+		return bad("Key", problem)
+	}
+	if problem := checkText(f.Topic, maxTopic, false); problem != "" {
+		return bad("Topic", problem)
+	}
+	if !f.From.IsZero() && !f.To.IsZero() && !f.From.Before(f.To) {
+		return bad("To", "must be after From")
+	}
+	if f.After.ID < 0 || f.After.RelayedAt.IsZero() != (f.After.ID == 0) {
+		return bad("After", "must be the Position of a row")
+	}
+	return f, nil
+}
+
+// Archive calls Config.Archive with the rows that are past their time, a batch at
+// a time, and removes each batch when it has returned nil. It ends with nothing
+// left, with an error, or without the lease, and returns how many rows it removed.
+// guard is as in [Queue.Maintain]; it is asked before and after Config.Archive
+// runs, not meanwhile.
+func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (archived int, err error) {
+	if q.box.cfg.Archive == nil {
+		return 0, nil
+	}
+	archived, err = q.box.store.archive(ctx, guard, q.box.cfg.Archive)
+	if err != nil {
+		return archived, fmt.Errorf("archive history: %w", err)
+	}
+	return archived, nil
+}
+
+const (
+	archiveRows  = 500
+	archiveBytes = 8 << 20
+)
+
+// scanHistory reads rows of the history; times come as microseconds.
+func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var out []HistoryRow
+	for rows.Next() {
+		var r HistoryRow
+		var created, relayed int64
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created, &relayed); err != nil {
+			return nil, err
+		}
+		r.CreatedAt, r.RelayedAt = time.UnixMicro(created).UTC(), time.UnixMicro(relayed).UTC()
+		out = append(out, r)
+	}
+	return out, rows.Err()
+}

@@ -1,0 +1,1 @@
+drop index {{outbox_history_by_time}};

@@ -1,0 +1,119 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// CancelScheduled removes the messages with an id that wait for their time, in
+// the caller's transaction, and reports whether there were any. False says that
+// there is nothing to take back: the message is in the outbox or delivered, or was
+// never scheduled.
+//
+// While tx is open, what falls due of the message, and of its key, waits for it.
+// Whether it was there is settled when tx commits: end it soon.
+func (o *Outbox) CancelScheduled(ctx context.Context, tx oncemill.Tx, messageID string) (bool, error) {
+	n, err := o.store.cancel(ctx, tx, messageID)
+	if err != nil {
+		return false, fmt.Errorf("outbox: cancel scheduled: %w", err)
+	}
+	return n > 0, nil
+}
+
+// Moved says what a call of MoveDue did.
+type Moved struct {
+	Rows int // messages that became messages of the outbox
+
+	// Next is when to call again at the latest: when the next message is due,
+	// or somebody may have ended what stands in the way of one that is.
+	Next time.Duration
+}
+
+const (
+	moveRows  = 500
+	moveBytes = 4 << 20
+	moveIdle  = time.Second // somebody may schedule something for sooner meanwhile
+	moveHeld  = 50 * time.Millisecond
+)
+
+// MoveDue moves scheduled messages whose time has come into the outbox, a batch
+// of them, in the order of their times and, of one time, of their publishing, and
+// wakes the relays of this process. With nothing due it is one statement that looks at the first of them. guard is as
+// in [Queue.Maintain]; the order of keys needs that only one process at a time
+// does it.
+//
+// A message that a transaction is cancelling, and the later ones of its key, are
+// passed over until that transaction has ended.
+func (q *Queue) MoveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Moved, error) {
+	next, err := q.box.store.nextDue(ctx)
+	if err != nil {
+		return Moved{Next: moveIdle}, fmt.Errorf("look for what is due: %w", err)
+	}
+	if next > 0 {
+		return Moved{Next: min(next, moveIdle)}, nil
+	}
+	rows, err := q.box.store.moveDue(ctx, guard)
+	if err != nil {
+		return Moved{Next: moveIdle}, fmt.Errorf("move what is due: %w", err)
+	}
+	if rows == 0 {
+		return Moved{Next: moveHeld}, nil
+	}
+	q.box.Wake()
+	return Moved{Rows: rows}, nil
+}
+
+type scheduledRow struct {
+	Row
+	delay
+}
+
+func scheduleArgs(rows []scheduledRow) []any {
+	args := make([]any, 0, len(rows)*scheduleColumns)
+	for _, r := range rows {
+		relative := 0
+		if r.relative {
+			relative = 1
+		}
+		args = append(args, r.Lane, r.Topic, r.MessageID, r.Key, r.Payload, r.Metadata, relative, r.micros)
+	}
+	return args
+}
+
+const scheduleColumns = 8
+
+// scheduleText returns head with n rows of values, each made of the parts around
+// its parameters.
+func scheduleText(head string, parts [scheduleColumns + 1]string, n int) string {
+	var b strings.Builder
+	b.WriteString(head)
+	for i := range n * scheduleColumns {
+		column := i % scheduleColumns
+		if column == 0 && i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(parts[column])
+		b.WriteByte('$')
+		b.WriteString(strconv.Itoa(i + 1))
+		if column == scheduleColumns-1 {
+			b.WriteString(parts[scheduleColumns])
+		}
+	}
+	return b.String()
+}
+
+func scheduleRows(ctx context.Context, tx oncemill.Tx, rows []scheduledRow, most int, head string, parts [scheduleColumns + 1]string) error {
+	for chunk := range slices.Chunk(rows, most) {
+		if _, err := tx.ExecContext(ctx, scheduleText(head, parts, len(chunk)), scheduleArgs(chunk)...); err != nil {
+			return err
+		}
+	}
+	return nil
+}

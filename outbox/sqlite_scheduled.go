@@ -1,0 +1,100 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+const (
+	sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
+
+	sqliteSchedule = `insert into {{scheduled}} (lane, topic, message_id, key, payload, metadata, deliver_at) values `
+
+	// Served by the index on message_id.
+	sqliteCancel = `delete from {{scheduled}} where message_id = $1`
+
+	// The first entry of the index (deliver_at, seq).
+	sqliteNextDue = `select deliver_at - ` + sqliteNow + ` from {{scheduled}} order by deliver_at, seq limit 1`
+
+	// Served by the index (deliver_at, seq). SQLite has one writer at a time: what
+	// is chosen is there when it is moved.
+	sqliteChooseDue = `
+select seq, length(payload) + length(metadata)
+from {{scheduled}}
+where deliver_at <= ` + sqliteNow + `
+order by deliver_at, seq
+limit ?1`
+
+	sqliteMoveDue = `
+insert into {{outbox}} (lane, topic, message_id, key, payload, metadata)
+select lane, topic, message_id, key, payload, metadata
+from {{scheduled}}
+where seq in (select value from json_each(?1))
+order by deliver_at, seq`
+
+	sqliteForgetDue = `delete from {{scheduled}} where seq in (select value from json_each(?1))`
+)
+
+var sqliteScheduleParts = [scheduleColumns + 1]string{
+	"(", ", ", ", ", ", ", ", ", ", ",
+	", case ", " when 1 then " + sqliteNow + " else 0 end + ", ")",
+}
+
+func (s *sqliteStore) schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error {
+	return scheduleRows(ctx, tx, rows, sqliteRowsInsert, s.names.Expand(sqliteSchedule), sqliteScheduleParts)
+}
+
+func (s *sqliteStore) cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
+	return affected(tx.ExecContext(ctx, s.names.Expand(sqliteCancel), messageID))
+}
+
+func (s *sqliteStore) nextDue(ctx context.Context) (time.Duration, error) {
+	return nextDue(s.db.QueryRowContext(ctx, s.names.Expand(sqliteNextDue)))
+}
+
+func (s *sqliteStore) moveDue(ctx context.Context, guard guard) (moved int, err error) {
+	held, err := s.guarded(ctx, guard, func(tx *sql.Tx) error {
+		chosen, err := s.chooseDue(ctx, tx)
+		if err != nil || len(chosen) == 0 {
+			return err
+		}
+		list, err := json.Marshal(chosen)
+		if err != nil {
+			return err
+		}
+		for _, text := range []string{sqliteMoveDue, sqliteForgetDue} {
+			if _, err := tx.ExecContext(ctx, s.names.Expand(text), string(list)); err != nil {
+				return err
+			}
+		}
+		moved = len(chosen)
+		return nil
+	})
+	if err != nil || !held {
+		return 0, err
+	}
+	return moved, nil
+}
+
+// chooseDue returns the first rows that are due, as many as a move takes.
+func (s *sqliteStore) chooseDue(ctx context.Context, tx *sql.Tx) (chosen []int64, err error) {
+	rows, err := tx.QueryContext(ctx, s.names.Expand(sqliteChooseDue), moveRows)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, rows.Close()) }()
+	for total := int64(0); rows.Next() && total < moveBytes; {
+		var seq, bytes int64
+		if err := rows.Scan(&seq, &bytes); err != nil {
+			return nil, err
+		}
+		chosen = append(chosen, seq)
+		total += bytes
+	}
+	return chosen, rows.Err()
+}

@@ -1,0 +1,70 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const (
+	moverLimit = 5 * time.Second // for one batch
+	// Commits of this process wake the mover: they may have scheduled something
+	// for now. Most have not, so it looks at most so often.
+	moverRest = 25 * time.Millisecond
+)
+
+// mover moves scheduled messages into the outbox when they are due, while this
+// worker has the lease of the upkeep. Each of its transactions locks that lease,
+// so two workers never do it at once, which would lose the order of keys.
+func (w *worker) mover(ctx context.Context) error {
+	wake, unlisten := w.queue.Listen()
+	defer unlisten()
+	retry := newBackOff()
+	for {
+		// A commit may end the wait once the rest is over.
+		rest, wait := moverRest, moverRest
+		if epoch := w.upkeepEpoch.Load(); epoch != 0 {
+			begin := time.Now()
+			moved, err := w.moveDue(ctx, epoch)
+			// A slow look passes over entries that an old snapshot keeps from
+			// being removed; it is not to become all that the database does.
+			slow := 10 * time.Since(begin)
+			switch {
+			case err == nil && moved.Rows > 0:
+				retry.Reset()
+				continue // there may be more
+			case err == nil:
+				retry.Reset()
+				rest, wait = max(rest, slow), max(moved.Next, slow)
+			case ctx.Err() == nil:
+				rest = retry.NextBackOff()
+				wait = rest
+				if !sqlerr.Retryable(err) {
+					w.log.WarnContext(ctx, "moving scheduled messages failed; trying again", "error", err)
+				}
+			}
+		}
+		if !pause(ctx, min(rest, wait)) {
+			return nil
+		}
+		timer := time.NewTimer(max(0, wait-rest))
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-wake:
+		}
+		timer.Stop()
+	}
+}
+
+func (w *worker) moveDue(ctx context.Context, epoch int64) (outbox.Moved, error) {
+	ctx, cancel := context.WithTimeout(ctx, moverLimit)
+	defer cancel()
+	moved, err := w.queue.MoveDue(ctx, w.upkeepGuard(epoch))
+	if moved.Rows > 0 {
+		w.met.moved.Add(ctx, int64(moved.Rows))
+	}
+	return moved, err
+}
