@@ -31,3 +31,14 @@ func mark(kind, err error) error {
 	}
 	return fmt.Errorf("%w: %w", kind, err)
 }
+
+// NoRouteError is the outcome of a message whose topic no route of a [Router]
+// matches. The message is refused: add a route, and it is sent when it is tried
+// again.
+type NoRouteError struct {
+	Topic string
+}
+
+func (e *NoRouteError) Error() string {
+	return fmt.Sprintf("relay: no route for topic %q", e.Topic)
+}
