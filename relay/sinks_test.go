@@ -75,13 +75,10 @@ func TestFromPublisher_DeliversToStockWatermillAMQP(t *testing.T) {
 	w.check(t, all, 0)
 }
 
-// watermill-sql with PostgreSQL as the broker. Its subscriber waits for every
-// transaction of the server, those of other tests included, so the server is the
-// test's own.
-func TestFromPublisher_DeliversToWatermillSQL(t *testing.T) {
-	t.Parallel()
-	server := testserver.PrivatePostgres(t)
-	broker := server.Open()
+// watermill-sql with PostgreSQL as the broker. See TestWatermillSQL.
+func watermillSQLIsASink(t *testing.T, server *testserver.PostgresServer) {
+	p := schemaOn(t, server)
+	broker := server.Open("search_path=public")
 	schema := sql.DefaultPostgreSQLSchema{}
 	publisher, err := sql.NewPublisher(broker, sql.PublisherConfig{SchemaAdapter: schema, AutoInitializeSchema: true}, watermill.NopLogger{})
 	if err != nil {
@@ -99,7 +96,6 @@ func TestFromPublisher_DeliversToWatermillSQL(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := onServer(t, server)
 	r := start(t, p.box(t), s, unhurried)
 	all := append(spread(20, 5), unkeyed(40)...)
 	for _, m := range all {
@@ -111,4 +107,3 @@ func TestFromPublisher_DeliversToWatermillSQL(t *testing.T) {
 	r.stop()
 	w.check(t, all, 0)
 }
-
