@@ -7,7 +7,8 @@
 //	}
 //	return worker.Run(ctx) // until ctx ends
 //
-// The sink is relay/rabbitmq, or any Watermill publisher by [FromPublisher].
+// The sink is relay/rabbitmq, or any Watermill publisher by [FromPublisher], or
+// several of them behind a [Router].
 //
 // # What it guarantees
 //

@@ -14,6 +14,9 @@ func TestMain(m *testing.M) {
 	if spec := os.Getenv(workerEnv); spec != "" {
 		os.Exit(workerMain(spec))
 	}
+	if spec := os.Getenv(intakeEnv); spec != "" {
+		os.Exit(intakeMain(spec))
+	}
 	// The tests wait most of the time, for leases and for servers.
 	if err := flag.Set("test.parallel", "4"); err != nil {
 		panic(err)

@@ -217,8 +217,13 @@ func keysOfLane(lane, n int) []string {
 // commit publishes messages in a transaction of their own.
 func commit(t testing.TB, box *outbox.Outbox, msgs ...*message.Message) {
 	t.Helper()
+	commitTo(t, box, "orders", msgs...)
+}
+
+func commitTo(t testing.TB, box *outbox.Outbox, topic string, msgs ...*message.Message) {
+	t.Helper()
 	err := box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
-		return box.Publisher(tx).Publish("orders", msgs...)
+		return box.Publisher(tx).Publish(topic, msgs...)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -231,3 +231,85 @@ func TestFromPublisher_HeedsTheDeadlineBetweenMessages(t *testing.T) {
 		}
 	}
 }
+
+func TestNewPublisherSink_BoundsTheCallsAndKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	for _, parallel := range []int{1, 3} {
+		p := onPostgres(t)
+		box, w := p.box(t), &wire{}
+		var under, most atomic.Int64
+		s, err := relay.NewPublisherSink(publisherFunc(func(_ string, m *message.Message) error {
+			n := under.Add(1)
+			defer under.Add(-1)
+			for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
+			}
+			time.Sleep(time.Millisecond)
+			w.note("publisher", m)
+			return nil
+		}), relay.PublisherConfig{Parallel: parallel})
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := start(t, box, s, unhurried)
+		all := append(spread(30, 5), unkeyed(30)...)
+		commit(t, box, all...)
+		p.awaitNothingOwed(t)
+		r.stop()
+		w.check(t, all, 0)
+		if n := int(most.Load()); n != parallel {
+			t.Errorf("%d calls at once, want %d", n, parallel)
+		}
+	}
+}
+
+// A call that hangs uses up its place; what waits for one gets its outcome when
+// it is due, so other lanes are not taken to hang.
+func TestNewPublisherSink_GivesBackWhatFindsNoPlace(t *testing.T) {
+	t.Parallel()
+	release, hung := make(chan struct{}), make(chan struct{})
+	s, err := relay.NewPublisherSink(publisherFunc(func(string, *message.Message) error {
+		close(hung)
+		<-release
+		return nil
+	}), relay.PublisherConfig{Parallel: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, stop := context.WithCancel(t.Context())
+	ended := make(chan error)
+	go func() { ended <- s.Run(running) }()
+	first, second := make(chan error, 1), make(chan error, 1)
+	eventually(t, "the first call is under way", func() bool {
+		s.Publish(t.Context(), []*relay.Message{{Lane: 1}}, func(_ *relay.Message, err error) { first <- err })
+		select {
+		case <-first: // it did not run yet
+			return false
+		case <-hung:
+			return true
+		}
+	})
+	due, expire := context.WithCancel(t.Context())
+	s.Publish(due, []*relay.Message{{Lane: 2}}, func(_ *relay.Message, err error) { second <- err })
+	expire()
+	if err := <-second; !errors.Is(err, relay.ErrUnavailable) {
+		t.Errorf("outcome %v of what found no place", err)
+	}
+	close(release)
+	if err := <-first; err != nil {
+		t.Errorf("outcome %v of the call", err)
+	}
+	stop()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestNewPublisherSink_ReportsBadValues(t *testing.T) {
+	t.Parallel()
+	for _, parallel := range []int{-1, 33} {
+		_, err := relay.NewPublisherSink(nil, relay.PublisherConfig{Parallel: parallel})
+		if errs, ok := err.(interface{ Unwrap() []error }); !ok || len(errs.Unwrap()) != 2 {
+			t.Errorf("parallel %d: %v, want two errors", parallel, err)
+		}
+	}
+}
