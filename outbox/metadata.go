@@ -6,10 +6,13 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox/payload"
 )
 
 // Names of metadata that begin with ReservedMetadata belong to oncemill. This is
-// all of them that a message may carry into Publish; any other is refused with a
+// all of them, with those of package payload, that a message may carry into
+// Publish; any other is refused with a
 // [*MessageError], so that a slip of the pen does not become a header.
 const (
 	ReservedMetadata = "oncemill_"
@@ -119,6 +122,8 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 	for name := range metadata {
 		switch {
 		case !strings.HasPrefix(name, ReservedMetadata), name == KeyMetadata:
+		case name == payload.EncodingMetadata, name == payload.SignatureMetadata, name == payload.TopicMetadata:
+			// Of Config.Payload, or of an encoded message that is passed on as it is.
 		case name == DeliverAtMetadata, name == DeliverAfterMetadata, name == RowMetadata:
 			drop++
 		default:

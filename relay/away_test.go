@@ -115,14 +115,16 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 				t.Errorf("error %v, want a SchemaError for %s, have %d, want %d", err, set, have, want)
 			}
 		}
-		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'relay' and version = 2`)
-		wantSchema(t, run(t), "relay", 99, 2)
-		p.execute(t, `delete from {{migrations}} where set_name = 'relay'`)
-		wantSchema(t, run(t), "relay", 0, 2)
-		p.execute(t, `insert into {{migrations}} (set_name, version, step_name) values ('relay', 1, 'relay'), ('relay', 2, 'parked')`)
-		p.execute(t, `update {{migrations}} set version = 99 where set_name = 'outbox'`)
-		wantSchema(t, run(t), "outbox", 99, 1)
-		p.execute(t, `update {{migrations}} set version = 1 where set_name = 'outbox'`)
+		for _, set := range []string{"relay", "outbox", "dlq"} {
+			latest := p.count(t, `select max(version) from {{migrations}} where set_name = $1`, set)
+			p.execute(t, `update {{migrations}} set version = 99 where set_name = $1 and version = $2`, set, latest)
+			wantSchema(t, run(t), set, 99, latest)
+			p.execute(t, `update {{migrations}} set version = $2 where set_name = $1 and version = 99`, set, latest)
+
+			p.execute(t, `update {{migrations}} set set_name = 'moved' where set_name = $1`, set)
+			wantSchema(t, run(t), set, 0, latest)
+			p.execute(t, `update {{migrations}} set set_name = $1 where set_name = 'moved'`, set)
+		}
 
 		commit(t, p.box(t), keyed("k", 0, 5)...)
 		if p.postgres() {

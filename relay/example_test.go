@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
@@ -35,7 +36,7 @@ func ExampleNewRouter() {
 		log.Fatal(err)
 	}
 	defer db.Close()
-	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		log.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{})
@@ -89,7 +90,7 @@ func ExampleFromForwarder() {
 
 //snippet:from-forwarder
 func runInsteadOfForwarder(ctx context.Context, db *sql.DB) error {
-	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		return err
 	}
 	box, err := outbox.New(db, outbox.Config{})
