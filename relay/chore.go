@@ -109,6 +109,8 @@ func (e *engine) pickChore(now time.Time) *chore {
 			continue
 		}
 		switch {
+		case e.setAside(l):
+			return e.writeFailures(l)
 		case (len(l.failing) > 0 || len(l.followers) > 0 && !l.draining) && !l.restarting:
 			return e.writeFailures(l)
 		case l.accused, l.announced != nil && !l.written:
@@ -283,7 +285,8 @@ func (e *engine) lookForDue() *chore {
 		if !l.loaded || l.draining {
 			return false
 		}
-		room := l.bytes < e.laneBytes && len(l.entries) < maxEntries*e.laneRows
+		// The rest is for what comes from the outbox.
+		room := l.bytes <= e.laneBytes/2 && len(l.entries) < maxEntries*e.laneRows/4
 		full = full || !room
 		return room
 	})

@@ -3,6 +3,7 @@ package relay
 import (
 	"cmp"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -44,6 +45,8 @@ const (
 	classUnroutable = "unroutable"
 	classUnknown    = "failed"
 	classCrashed    = "crashed"
+
+	classUnavailable = "unavailable" // nothing against the message: set aside
 )
 
 // class of a refusal of m.
@@ -82,6 +85,44 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	}
 	l.stopFailing()
 }
+
+// setAside moves messages of a lane whose topics are unavailable to parked, at no
+// charge, so that those of other topics find room. It reports whether it found any.
+// While nothing at all goes out there is no need to.
+func (e *engine) setAside(l *lane) bool {
+	if e.inOrder || e.sinkDown || len(e.topics) == 0 || l.draining ||
+		len(l.entries) < maxEntries*e.laneRows/2 && l.bytes < e.laneBytes {
+		return false
+	}
+	before := len(l.failing)
+	for _, t := range e.topics {
+		if t.state != opened || e.passed <= t.openedAt {
+			continue
+		}
+		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
+			if m.state != withheld || m.lane != l || m.parked {
+				return m.state != withheld
+			}
+			m.state, m.failure = charged, &failure{
+				Ref: m.ref(), class: classUnavailable, text: "the topic is unavailable", verdict: retryLater, retryIn: asideFor(),
+			}
+			l.failing = append(l.failing, m)
+			if key := l.orderKey(m); key != "" {
+				l.chain(key).failing = m
+			}
+			return true
+		})
+	}
+	if len(l.failing) == before {
+		return false
+	}
+	l.stopFailing()
+	return true
+}
+
+// asideFor returns how long messages are set aside: one to three seconds, so that
+// they are not all due at once.
+func asideFor() time.Duration { return time.Second + rand.N(2*time.Second) }
 
 // wait returns how long a message waits after its n-th failed attempt.
 func (r Retry) wait(n int) time.Duration {

@@ -40,6 +40,9 @@ type leaseStore interface {
 	// leave removes the worker from the living.
 	leave(ctx context.Context, owner string) error
 
+	// flush returns when everything that was committed before is durable.
+	flush(ctx context.Context, owner string) error
+
 	// guard locks a lease in tx and reports whether it is the owner's, at that
 	// epoch.
 	guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error)

@@ -20,7 +20,8 @@ const (
 	// unavailable, all lanes that have a message of it wait.
 	OrderPerKeyPipelined
 
-	// OrderNone keeps no order: no message waits for another one.
+	// OrderNone keeps no order: no message waits for another one to be confirmed.
+	// Those of one key that have failed are tried again together.
 	OrderNone
 )
 

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"time"
 
 	"github.com/lib/pq"
@@ -11,8 +12,8 @@ import (
 )
 
 type postgresLeases struct {
-	db                                                                *sql.DB
-	beatText, censusText, takeText, releaseText, leaveText, guardText string
+	db                                                                           *sql.DB
+	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText string
 }
 
 func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
@@ -21,6 +22,7 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),
 		takeText: names.Expand(postgresTake), releaseText: names.Expand(postgresRelease),
 		leaveText: names.Expand(postgresLeave), guardText: names.Expand(postgresGuard),
+		touchText: names.Expand(postgresTouch),
 	}
 }
 
@@ -98,6 +100,12 @@ where owner = $1 and lane = any ($2::smallint[])`
 
 	postgresLeave = `delete from {{relay_workers}} where owner = $1`
 
+	// A setting that waits for more, remote_apply say, stays.
+	postgresDurably = `select set_config('synchronous_commit', 'on', true)
+where current_setting('synchronous_commit') in ('off', 'local', 'remote_write')`
+
+	postgresTouch = `update {{relay_workers}} set seen_until = seen_until where owner = $1`
+
 	// The server ends the transaction of a process that was stopped in the
 	// middle of it, which would keep the lease and whatever else it has locked.
 	postgresGuard = `
@@ -129,6 +137,26 @@ func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, mo
 func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int) error {
 	_, err := s.db.ExecContext(ctx, s.releaseText, owner, smallints(lanes))
 	return err
+}
+
+// flush commits a change of the worker's own row. Its record in the log lies behind
+// the commits of all that was visible before, so when it is durable, they are.
+func (s *postgresLeases) flush(ctx context.Context, owner string) error {
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+	if _, err := tx.ExecContext(ctx, postgresDurably); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	if _, err := tx.ExecContext(ctx, s.touchText, owner); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("flush: %w", err)
+	}
+	return nil
 }
 
 func (s *postgresLeases) leave(ctx context.Context, owner string) error {

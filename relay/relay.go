@@ -75,6 +75,15 @@ type Config struct {
 	// Default: Refuse for all.
 	Unroutable func(topic string) Unroutable
 
+	// RequireDurable publishes nothing that the database server could still
+	// forget: after each read the worker waits for a commit of its own, with
+	// synchronous_commit on, behind everything it has read. Without it, a
+	// transaction that was committed with synchronous_commit off may be lost in a
+	// crash of the server after its message is out. Against a failover it helps
+	// only with synchronous standbys. It costs a commit for each read. SQLite
+	// needs it not. Default: false.
+	RequireDurable bool
+
 	// PollMin and PollMax bound the pause between two reads of lanes that had
 	// nothing more: the shortest while messages come, the longest after a
 	// quiet time. A commit of the same process, by outbox.RunInTx, is seen at

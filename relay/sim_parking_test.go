@@ -149,7 +149,10 @@ func (p *simParking) fail(_ context.Context, f fence, failures []failure, follow
 		}
 		r.attempts, r.next = x.attempt, time.Time{}
 		r.crashed = r.crashed || x.class == classCrashed
-		if !r.row.lethal && x.class != classCrashed && !r.row.doubted {
+		if x.class == classUnavailable {
+			p.stats["set aside"]++
+		}
+		if x.attempt > 0 && !r.row.lethal && x.class != classCrashed && !r.row.doubted {
 			p.stats["charged without a reason"]++
 		}
 		switch x.verdict {

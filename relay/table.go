@@ -45,6 +45,11 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entr
 	if err != nil {
 		return nil, err
 	}
+	if w.cfg.RequireDurable && len(rows) > 0 {
+		if err := w.leases.flush(ctx, w.owner); err != nil {
+			return nil, err
+		}
+	}
 	batch := make([]entry, len(rows)) // one piece of memory for all
 	entries := make([]*entry, len(rows))
 	for i, r := range rows {
@@ -115,6 +120,10 @@ func (w *worker) parker(ctx context.Context) error {
 // reportFailures tells of failures that have been written down.
 func (w *worker) reportFailures(ctx context.Context, failures []failure) {
 	for _, f := range failures {
+		if f.class == classUnavailable {
+			w.met.setAside.Add(ctx, 1)
+			continue
+		}
 		attrs := []any{"lane", f.Lane, "id", f.ID, "message_id", f.MessageID, "attempt", f.attempt, "reason", f.class, "error", f.text}
 		switch f.verdict {
 		case retryLater:
