@@ -28,6 +28,7 @@ type bench struct {
 	log     *slog.Logger
 	begin   time.Time
 	found   findings
+	chosen  map[string]bool // ids of the rows to run
 }
 
 const (
@@ -45,7 +46,7 @@ type row struct {
 
 var rows = []row{
 	{id: "relay-rabbitmq", run: relayRabbitMQ},
-	{id: "relay-vs-forwarder", run: relayVsForwarder},
+	{id: vsForwarder, run: relayVsForwarder},
 	{id: "relay-engine", run: relayEngine},
 	{id: "relay-vs-skiplocked", run: relayVsSkipLocked},
 	{id: "relay-wal", run: relayWAL},
@@ -91,7 +92,10 @@ func run(ctx context.Context, o options) (err error) {
 	if err := o.fill(); err != nil {
 		return err
 	}
-	b := &bench{traffic: newTraffic(), pairs: o.pairs, profile: o.profile, begin: time.Now()}
+	b := &bench{traffic: newTraffic(), pairs: o.pairs, profile: o.profile, begin: time.Now(), chosen: map[string]bool{}}
+	for _, r := range chosen {
+		b.chosen[r.id] = true
+	}
 	b.log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	b.say("starting servers")
 	b.servers, err = startServers(ctx, o.root, o.postgres, o.amqp)

@@ -19,7 +19,10 @@ import (
 )
 
 // findings are what one row found out and another one uses.
-type findings struct{ skipLockedBatch int }
+type findings struct {
+	skipLockedBatch int
+	forwarder       []result
+}
 
 // Backlogs of a run.
 const (

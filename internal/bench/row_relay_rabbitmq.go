@@ -13,9 +13,21 @@ func relayRabbitMQ(ctx context.Context, b *bench) ([]result, error) {
 	if err != nil {
 		return nil, err
 	}
-	v, err := b.rounds(ctx, id, unit, b.oursToRabbitMQ(), b.raw(rabbitBacklog, window))
+	sides := []side{b.oursToRabbitMQ(), b.raw(rabbitBacklog, window)}
+	if b.chosen[vsForwarder] {
+		// One more use of our runs: the forwarder takes part in these rounds.
+		stock, best, err := b.forwarderSides(ctx)
+		if err != nil {
+			return nil, err
+		}
+		sides = append(sides, best, stock)
+	}
+	v, err := b.rounds(ctx, id, unit, sides...)
 	if err != nil {
 		return nil, err
+	}
+	if len(sides) > 2 {
+		b.found.forwarder = forwarderResults(sides[2], sides[3], v[0], v[2], v[3])
 	}
 	return []result{compare(id,
 		fmt.Sprintf("relay drains %d messages from PostgreSQL to RabbitMQ, in order per key, no history", rabbitBacklog),

@@ -34,7 +34,11 @@ func skipLockedAlone(ctx context.Context, b *bench) ([]result, error) {
 }
 
 func (b *bench) skipLocked(batch int) side {
-	return side{name: fmt.Sprintf("SKIP LOCKED, batch %d", batch), n: skipLockedBacklog, run: func(ctx context.Context, n int) (float64, error) {
+	return b.skipLockedOf(skipLockedBacklog, batch)
+}
+
+func (b *bench) skipLockedOf(n, batch int) side {
+	return side{name: fmt.Sprintf("SKIP LOCKED, batch %d", batch), n: n, run: func(ctx context.Context, n int) (float64, error) {
 		if err := b.loadSkipLocked(ctx, n); err != nil {
 			return 0, err
 		}
@@ -54,7 +58,7 @@ func (b *bench) bestSkipLockedBatch(ctx context.Context) (int, error) {
 	}
 	var candidates []side
 	for _, batch := range skipLockedBatches {
-		candidates = append(candidates, b.skipLocked(batch))
+		candidates = append(candidates, b.skipLockedOf(skipLockedBacklog/4, batch))
 	}
 	at, err := b.best(ctx, "SKIP LOCKED batch", "msg/s", candidates)
 	b.found.skipLockedBatch = skipLockedBatches[at]
