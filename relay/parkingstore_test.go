@@ -256,3 +256,12 @@ func expectErr(t testing.TB, err, want error) {
 		t.Fatalf("got error %v, want %v", err, want)
 	}
 }
+
+func eventuallyTrue(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for begin := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Since(begin) > longTerm/2 {
+			t.Fatalf("%s: not in time", what)
+		}
+	}
+}
