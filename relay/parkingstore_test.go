@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,7 +64,7 @@ func newLot(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration
 
 func (p *lot) use(t testing.TB, cfg oncemill.Config, history time.Duration) {
 	t.Helper()
-	box, err := outbox.New(p.db, outbox.Config{Database: cfg, History: history})
+	box, err := outbox.New(p.db, outbox.Config{Database: cfg, History: history, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
