@@ -22,7 +22,7 @@ type postgresParking struct {
 	keysText, dueText, findText, commandsText, lettersText       string
 	fenceText, parkText, buryText, againText, skipText, holdText string
 	replayText, discardText                                      string
-	settleText, settleMoveText, promoteText                      string
+	settleText, settleMoveText, promoteText, closeLettersText    string
 	suspectText, calmText                                        string
 }
 
@@ -37,7 +37,7 @@ func newPostgresParking(box *outbox.Outbox) *postgresParking {
 		againText: names.Expand(postgresAgain), skipText: names.Expand(postgresSkip), holdText: names.Expand(postgresHold),
 		replayText: names.Expand(postgresReplay), discardText: names.Expand(postgresDiscard),
 		settleText: names.Expand(postgresSettle), settleMoveText: names.Expand(postgresSettleMove),
-		promoteText: names.Expand(postgresPromote),
+		promoteText: names.Expand(postgresPromote), closeLettersText: names.Expand(postgresCloseLetters),
 		suspectText: names.Expand(postgresSuspect), calmText: names.Expand(postgresCalm),
 	}
 }
@@ -358,8 +358,12 @@ func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outb
 	if _, err := tx.ExecContext(ctx, postgresSettleLimits); err != nil {
 		return nil, 0, err
 	}
-	keys, removed, err := scanSettled(tx.QueryContext(ctx, text, smallints(lanes), pq.Array(ids), pq.Array(messages), pq.Array(created)))
+	args := []any{smallints(lanes), pq.Array(ids), pq.Array(messages), pq.Array(created)}
+	keys, removed, err := scanSettled(tx.QueryContext(ctx, text, args...))
 	if err != nil {
+		return nil, 0, err
+	}
+	if _, err := tx.ExecContext(ctx, s.closeLettersText, args...); err != nil {
 		return nil, 0, err
 	}
 	if len(keys) > 0 {

@@ -7,10 +7,12 @@ package relay
 //
 // A row that gets no time because another one stands before it is written by a
 // statement that has locked that other one FOR UPDATE, in "heads". Whoever
-// deletes a head looks for its successor later, by a newer snapshot, or, if
-// fenced too, cannot run at the same time. Locks are waited for, so a head that
-// was deleted meanwhile is passed over for the next one. Conditions on columns
-// that others change are tested on the locked rows, never on the snapshot.
+// deletes a first row looks for its successor later, by a newer snapshot, or, if
+// fenced too, cannot run at the same time. Locks are waited for, so a row that
+// was deleted meanwhile is passed over for the next one. Whoever deletes another
+// row leaves the search to the one that deletes the first, so that locks of a key
+// are taken in the order of its rows. Conditions on columns that others change
+// are tested on the locked rows, never on the snapshot.
 //
 // Rows are matched by lane, id, message id and creation time, by primary key.
 
@@ -151,7 +153,7 @@ select count(*) from f`
 	delete from {{parked}} p
 	using f,` + postgresFailures + `) as c (` + postgresFailureNames + `)` + postgresFromParked + `
 	returning p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata, p.created_at, p.errors,
-		c.attempt, c.class, c.text, c.fingerprint
+		c.attempt, c.class, c.text, c.fingerprint, p.next_at is not null as first
 ), letters as (` + postgresLetter + postgresErrors + `, 'dead', false
 	from d
 )` + postgresSuccessors + postgresFenceEnd
@@ -160,7 +162,7 @@ select count(*) from f`
 	// holds, get a time.
 	postgresSuccessors = `, heads as (
 	select h.*
-	from (select distinct key from d where key <> '') k
+	from (select distinct key from d where key <> '' and first) k
 	cross join lateral (
 		select p.id, p.message_id, p.created_at, p.next_at, p.held
 		from {{parked}} p
@@ -192,14 +194,26 @@ select count(*) from f`
 )
 
 const (
+	// A settlement of a held row locks the row and then its letter. So does this.
+	postgresHeldRows = `, locked as (
+	select p.id
+	from {{dead_letters}} d
+	join {{parked}} p on p.lane = d.lane and p.id = d.row_id and p.message_id = d.message_id and p.created_at = d.created_at
+	join f on f.lane = d.lane
+	where d.id = any ($4::bigint[]) and d.source = 'relay' and d.held and d.closed_at is null
+	order by p.id
+	for update of p
+)`
+
 	// The state of a letter changes once, and what its update returns goes back
 	// to parked, or is there, held, and is let go. It is due if it is the first
 	// of its key, and takes over from the row that was.
-	postgresReplay = postgresFence + `, r as (
+	postgresReplay = postgresFence + postgresHeldRows + `, r as (
 	update {{dead_letters}} d
 	set state = 'replayed', version = d.version + 1, closed_at = clock_timestamp()
 	from f
 	where d.id = any ($4::bigint[]) and d.source = 'relay' and d.lane = f.lane and d.state = 'replaying'
+		and (select count(*) from locked) >= 0
 	returning d.lane, d.row_id as id, d.topic, d.message_id, d.key, d.payload, d.metadata, d.created_at
 ), heads as (
 	select k.key, h.id, h.message_id, h.created_at
@@ -234,17 +248,18 @@ const (
 )
 select count(*) from f`
 
-	postgresDiscard = postgresFence + `, r as (
+	postgresDiscard = postgresFence + postgresHeldRows + `, r as (
 	update {{dead_letters}} d
 	set state = 'discarded', version = d.version + 1, closed_at = clock_timestamp()
 	from f
 	where d.id = any ($4::bigint[]) and d.source = 'relay' and d.lane = f.lane and d.state = 'discarding'
+		and (select count(*) from locked) >= 0
 	returning d.lane, d.row_id as id, d.message_id, d.key, d.created_at
 ), d as (
 	delete from {{parked}} p
 	using r
 	where p.lane = r.lane and p.id = r.id and p.message_id = r.message_id and p.created_at = r.created_at and p.held
-	returning p.id, p.message_id, p.key, p.created_at
+	returning p.id, p.message_id, p.key, p.created_at, true as first
 )` + postgresSuccessors + `
 select count(*) from f`
 )
@@ -255,7 +270,6 @@ const (
 	postgresSettleLimits = `set local idle_in_transaction_session_timeout = '1s'`
 
 	// Deleting what the broker has confirmed is right whoever holds the lane.
-	// So is closing a letter of it, if somebody gave it up meanwhile.
 	postgresSettled = `
 with gone as (
 	delete from {{parked}} p
@@ -264,17 +278,8 @@ with gone as (
 		and p.id = c.id
 		and p.message_id = c.message_id
 		and p.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'
-	returning p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata, p.created_at
-), closed as (
-	update {{dead_letters}} d
-	set state = 'replayed', version = d.version + 1, closed_at = clock_timestamp(), acted_at = clock_timestamp(),
-		acted_by = 'relay', acted_reason = 'confirmed by the broker after it was given up'
-	from ` + postgresConfirmed + `
-	where d.source = 'relay' and d.closed_at is null
-		and d.lane = c.lane
-		and d.row_id = c.id
-		and d.message_id = c.message_id
-		and d.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'
+	returning p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata, p.created_at,
+		p.next_at is not null or p.held as first
 )`
 
 	postgresConfirmed = `unnest(
@@ -282,14 +287,28 @@ with gone as (
 	) as c (lane, id, message_id, created_micros)`
 
 	postgresSettle = postgresSettled + `
-select lane, key, count(*) from gone group by lane, key`
+select lane, key, count(*), bool_or(first) from gone group by lane, key`
 
 	postgresSettleMove = postgresSettled + `, kept as (
 	insert into {{outbox_history}} (lane, id, topic, message_id, key, payload, metadata, created_at, relayed_at)
 	select lane, id, topic, message_id, key, payload, metadata, created_at, clock_timestamp()
 	from gone
 )
-select lane, key, count(*) from gone group by lane, key`
+select lane, key, count(*), bool_or(first) from gone group by lane, key`
+
+	// By the partial index of open letters. A message that the broker has
+	// confirmed is no dead letter, if somebody gave it up meanwhile; the
+	// statement is one of its own since the deletion may have waited for that.
+	postgresCloseLetters = `
+update {{dead_letters}} d
+set state = 'replayed', version = d.version + 1, closed_at = clock_timestamp(), acted_at = clock_timestamp(),
+	acted_by = 'relay', acted_reason = 'confirmed by the broker after it was given up'
+from ` + postgresConfirmed + `
+where d.source = 'relay' and d.closed_at is null
+	and d.lane = c.lane
+	and d.row_id = c.id
+	and d.message_id = c.message_id
+	and d.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'`
 
 	// The first row of each key, once whoever has it locked is done, gets a time;
 	// the keys that have none left are returned.

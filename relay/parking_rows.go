@@ -86,7 +86,8 @@ func scanKeyStates(rows *sql.Rows, err error) (parked, unparked []parkedKey, _ e
 	return parked, unparked, rows.Err()
 }
 
-// scanSettled reads the keys of deleted rows with how many they were.
+// scanSettled reads the keys of deleted rows, with how many they were and
+// whether the first of the key was among them. It returns the keys of those.
 func scanSettled(rows *sql.Rows, err error) (keys []parkedKey, removed int, _ error) {
 	if err != nil {
 		return nil, 0, err
@@ -95,11 +96,12 @@ func scanSettled(rows *sql.Rows, err error) (keys []parkedKey, removed int, _ er
 	for rows.Next() {
 		var k parkedKey
 		var n int
-		if err := rows.Scan(&k.lane, &k.key, &n); err != nil {
+		var first bool
+		if err := rows.Scan(&k.lane, &k.key, &n, &first); err != nil {
 			return nil, 0, err
 		}
 		removed += n
-		if k.key != "" {
+		if k.key != "" && first {
 			keys = append(keys, k)
 		}
 	}

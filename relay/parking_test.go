@@ -1,9 +1,14 @@
 package relay
 
 import (
+	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 func TestParking_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
@@ -52,6 +57,339 @@ func TestParking_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
 		}
 		if n := p.count(t, `select count(*) from {{outbox_history}}`); n != 4 {
 			t.Errorf("the history has %d messages, want 4", n)
+		}
+	})
+}
+
+func (p *lot) mustCarryOut(t *testing.T, letters ...int64) (parked, unparked []parkedKey) {
+	t.Helper()
+	parked, unparked, err := p.carryOut(t.Context(), p.f, letters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parked, unparked
+}
+
+func (p *lot) mustCommands(t *testing.T) []command {
+	t.Helper()
+	commands, err := p.commands(t.Context(), allLanes(), 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return commands
+}
+
+func (p *lot) letters(t *testing.T) *dlq.Store {
+	t.Helper()
+	s, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// letterOf returns the newest letter of a message.
+func (p *lot) letterOf(t *testing.T, r outbox.Row) *dlq.Letter {
+	t.Helper()
+	list, err := p.letters(t).List(t.Context(), dlq.Filter{MessageID: r.MessageID})
+	if err != nil || len(list) == 0 {
+		t.Fatalf("letters of %s: %v, %v", r.MessageID, list, err)
+	}
+	l, err := p.letters(t).Get(t.Context(), list[0].ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func (p *lot) replay(t *testing.T, l *dlq.Letter) {
+	t.Helper()
+	if _, err := p.letters(t).Replay(t.Context(), []int64{l.ID}, dlq.Act{By: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestParking_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		key := laneKey(1)
+		r := p.publish(t, named(key, 1)...)[0]
+		p.mustFail(t, []failure{failing(r, retryLater)})
+		for n := 2; n <= 12; n++ {
+			one := failingAgain(parkedRow{Row: r, attempts: n - 1}, retryLater)
+			one.class, one.text = "crashed", fmt.Sprintf("attempt %d\x00 \xff%s", n, strings.Repeat("x", 10_000))
+			p.mustFail(t, []failure{one})
+		}
+		if due := p.expectDue(t, r.MessageID); due[0].attempts != 12 || !due[0].crashed {
+			t.Errorf("due %d attempts, crashed %v", due[0].attempts, due[0].crashed)
+		}
+		last := failingAgain(parkedRow{Row: r, attempts: 12}, letterSkip)
+		last.text = "too large: 1048577 bytes of " + r.MessageID
+		p.mustFail(t, []failure{last})
+		l := p.letterOf(t, r)
+		if l.State != dlq.Dead || l.Source != dlq.Relay || l.Lane != lotLane || l.RowID != r.ID || l.Topic != r.Topic || l.MessageID != r.MessageID || l.Key != key ||
+			string(l.Payload) != string(r.Payload) || l.Metadata[outbox.KeyMetadata] != key || !l.CreatedAt.Equal(r.CreatedAt) || l.DiedAt.Before(l.CreatedAt) ||
+			l.Reason != "refused" || l.Error != last.text || l.Tries != 13 || l.Consumer != "" {
+			t.Errorf("letter %+v", l)
+		}
+		if len(l.Attempts) != 10 || l.Attempts[9].Class != "refused" || l.Attempts[9].Error != last.text || !strings.HasPrefix(l.Attempts[0].Error, "attempt 4") || l.Attempts[0].Class != "crashed" || l.Attempts[0].At.Before(r.CreatedAt) || l.Attempts[0].At.After(l.DiedAt) {
+			t.Errorf("attempts %v", l.Attempts)
+		}
+		other := p.publish(t, named(laneKey(2), 1)...)[0]
+		alike := failing(other, letterSkip)
+		alike.text = "too large: 2000000 bytes of " + other.MessageID
+		p.mustFail(t, []failure{alike})
+		if got := p.letterOf(t, other).Fingerprint; got != l.Fingerprint {
+			t.Errorf("fingerprints %s and %s", got, l.Fingerprint)
+		}
+	})
+}
+
+// Policy Skip: the successors of a dead letter flow, and its replay takes its
+// place among those that are parked by then.
+func TestParking_AReplayComesBackInItsPlace(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		key := laneKey(1)
+		rows := p.publish(t, named(key, 5)...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)}, rows[1])
+		// The first one dies; its successor is due at once.
+		p.mustFail(t, []failure{failingAgain(parkedRow{Row: rows[0], attempts: 1}, letterSkip)})
+		due := p.expectDue(t, rows[1].MessageID)
+		// That one dies too, and the key is free.
+		p.mustFail(t, []failure{failingAgain(due[0], letterSkip)})
+		if got := p.keys(t); len(got) != 0 {
+			t.Errorf("parked keys %v", got)
+		}
+		// A later one is parked, with a successor, and waits for an hour.
+		later := failing(rows[3], retryLater)
+		later.retryIn = time.Hour
+		p.mustFail(t, []failure{later}, rows[4])
+		// Now the second and then the first are replayed.
+		for _, r := range []outbox.Row{rows[1], rows[0]} {
+			p.replay(t, p.letterOf(t, r))
+		}
+		commands := p.mustCommands(t)
+		if len(commands) != 2 || commands[0].letter != p.letterOf(t, rows[0]).ID || commands[0].lane != lotLane || commands[0].key != key {
+			t.Fatalf("commands %+v, want that of the first message first", commands)
+		}
+		// Carried out one by one, and in the wrong order.
+		parked, unparked := p.mustCarryOut(t, commands[1].letter)
+		expectKeys(t, "parked", parked, []parkedKey{{lotLane, key}})
+		expectKeys(t, "unparked", unparked, nil)
+		p.expectDue(t, rows[1].MessageID, rows[3].MessageID, rows[4].MessageID)
+		p.mustCarryOut(t, commands[0].letter)
+		due = p.expectDue(t, rows[0].MessageID, rows[1].MessageID, rows[3].MessageID, rows[4].MessageID)
+		if due[0].attempts != 0 || due[0].age > time.Minute {
+			t.Errorf("replayed as %+v", due[0])
+		}
+		if n := len(p.mustCommands(t)); n != 0 {
+			t.Errorf("%d commands are left", n)
+		}
+		// In order to the end, with a replay that fails again on its way.
+		p.mustFail(t, []failure{failingAgain(due[0], letterSkip)})
+		p.expectDue(t, rows[1].MessageID, rows[3].MessageID, rows[4].MessageID)
+		p.mustSettle(t, due[1])
+		p.expectDue(t, rows[3].MessageID, rows[4].MessageID) // its hour is over with its predecessors
+		p.mustSettle(t, due[2])
+		expectKeys(t, "unparked", p.mustSettle(t, due[3]), []parkedKey{{lotLane, key}})
+		all, err := p.letters(t).List(t.Context(), dlq.Filter{MessageID: rows[0].MessageID, OldestFirst: true})
+		if err != nil || len(all) != 2 || all[0].State != dlq.Replayed || all[1].State != dlq.Dead || all[1].Tries != 1 {
+			t.Errorf("letters %+v, %v", all, err)
+		}
+	})
+}
+
+func TestParking_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		key := laneKey(1)
+		rows := p.publish(t, named(key, 4)...)
+		p.mustFail(t, []failure{failing(rows[0], letterHold)}, rows[1:3]...)
+		held := p.letterOf(t, rows[0])
+		if held.State != dlq.Held || string(held.Payload) != string(rows[0].Payload) {
+			t.Errorf("letter %+v", held)
+		}
+		if due, next := p.mustDue(t, 10, 10); len(due) != 0 || next >= 0 {
+			t.Errorf("due behind a held message: %v, next in %v", dueNames(due), next)
+		}
+		expectKeys(t, "parked", p.keys(t), []parkedKey{{lotLane, key}}) // what a takeover finds
+		// Released in place.
+		p.replay(t, held)
+		p.mustCarryOut(t, held.ID)
+		due := p.expectDue(t, named(key, 3)...)
+		if due[0].attempts != 0 {
+			t.Errorf("released with %d attempts", due[0].attempts)
+		}
+		// It fails again: held again, with a new letter.
+		p.mustFail(t, []failure{failingAgain(due[0], retryLater)})
+		p.mustFail(t, []failure{failingAgain(parkedRow{Row: rows[0], attempts: 1}, letterHold)})
+		again := p.letterOf(t, rows[0])
+		if again.ID == held.ID || again.State != dlq.Held || again.Tries != 2 {
+			t.Errorf("letter %+v after %+v", again, held)
+		}
+		if due, _ := p.mustDue(t, 10, 10); len(due) != 0 {
+			t.Errorf("due behind a held message: %v", dueNames(due))
+		}
+		// Discarded: what follows is due.
+		if err := p.letters(t).Discard(t.Context(), again.ID, dlq.Act{By: "ada", Reason: "obsolete"}); err != nil {
+			t.Fatal(err)
+		}
+		parked, _ := p.mustCarryOut(t, again.ID)
+		expectKeys(t, "parked", parked, []parkedKey{{lotLane, key}})
+		due = p.expectDue(t, rows[1].MessageID, rows[2].MessageID)
+		p.mustFail(t, []failure{failingAgain(due[0], letterHold)}, rows[3])
+		last := p.letterOf(t, rows[1])
+		p.mustFail(t, nil)
+		if err := p.letters(t).Discard(t.Context(), last.ID, dlq.Act{By: "ada", Reason: "obsolete"}); err != nil {
+			t.Fatal(err)
+		}
+		p.mustCarryOut(t, last.ID)
+		due = p.expectDue(t, rows[2].MessageID, rows[3].MessageID)
+		p.mustSettle(t, due...)
+		if n := p.count(t, `select count(*) from {{outbox_history}}`); n != 2 {
+			t.Errorf("%d messages in the history, want 2", n)
+		}
+		if l := p.letterOf(t, rows[1]); l.State != dlq.Discarded || l.Act.Reason != "obsolete" || l.ClosedAt.IsZero() {
+			t.Errorf("letter %+v", l)
+		}
+		p.expectSound(t, 4)
+	})
+}
+
+// A worker that lost its lane hears the broker's confirm when the next owner has
+// given the message up.
+func TestParking_AConfirmThatComesLateClosesTheLetter(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		key := laneKey(1)
+		rows := p.publish(t, slices.Concat(named(key, 2), loose(1))...)
+		p.mustFail(t, []failure{failing(rows[0], letterHold), failing(rows[2], retryLater)}, rows[1])
+		p.mustFail(t, []failure{failingAgain(parkedRow{Row: rows[2], attempts: 1}, letterSkip)})
+		if _, _, err := p.settle(t.Context(), []outbox.Ref{rows[0].Ref, rows[2].Ref}); err != nil {
+			t.Fatal(err)
+		}
+		p.expectDue(t, rows[1].MessageID)
+		for _, r := range []outbox.Row{rows[0], rows[2]} {
+			if l := p.letterOf(t, r); l.State != dlq.Replayed || l.Act.By != "relay" || l.Act.Reason == "" || l.ClosedAt.IsZero() {
+				t.Errorf("letter %+v", l)
+			}
+		}
+	})
+}
+
+func TestParking_RowsAreMatchedByTheirWholeIdentity(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, loose(4)...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater), failing(rows[1], retryLater)})
+		before := p.dump(t)
+		for _, change := range []func(*outbox.Ref){
+			func(r *outbox.Ref) { r.MessageID = "another" },
+			func(r *outbox.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) },
+			func(r *outbox.Ref) { r.ID += 100 },
+		} {
+			for _, v := range []verdict{retryLater, letterSkip, letterHold} {
+				parked, owed := failingAgain(parkedRow{Row: rows[0], attempts: 1}, v), failing(rows[2], v)
+				change(&parked.Ref)
+				change(&owed.Ref)
+				follower := rows[3].Ref
+				change(&follower)
+				if err := p.fail(t.Context(), p.f, []failure{parked, owed}, []outbox.Ref{follower}); err != nil {
+					t.Fatal(err)
+				}
+				if _, _, err := p.settle(t.Context(), []outbox.Ref{parked.Ref}); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if got := p.dump(t); got != before {
+			t.Errorf("rows of the same id were taken:\n%s before\n%s", got, before)
+		}
+	})
+}
+
+func TestParking_ABrokenHistoryStopsNothing(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		key := laneKey(1)
+		rows := p.publish(t, named(key, 3)...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)}, rows[1:]...)
+		p.exec(t, `alter table {{outbox_history}} rename to elsewhere`)
+		unparked, missed, err := p.settle(t.Context(), refsOf(rows[:2]))
+		if err != nil || missed != 2 || len(unparked) != 0 {
+			t.Errorf("settled: unparked %v, missed %d, %v", unparked, missed, err)
+		}
+		p.expectDue(t, rows[2].MessageID)
+		unparked, missed, err = p.settle(t.Context(), refsOf(rows))
+		if err != nil || missed != 1 || len(unparked) != 1 {
+			t.Errorf("settled: unparked %v, missed %d, %v", unparked, missed, err)
+		}
+	})
+}
+
+func byID(a, b parkedRow) int { return int(a.ID - b.ID) }
+
+func TestParking_DueKeepsToItsBounds(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		one, two := laneKey(1), laneKey(2)
+		rows := p.publish(t, slices.Concat(named(one, 4), named(two, 4), loose(2))...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater), failing(rows[4], retryLater), failing(rows[8], retryLater), failing(rows[9], retryLater)},
+			slices.Concat(rows[1:4], rows[5:8])...)
+		due, next := p.mustDue(t, 4, 2)
+		if len(due) != 6 || next >= 0 {
+			t.Errorf("due %v, next in %v", dueNames(due), next)
+		}
+		due, next = p.mustDue(t, 3, 1)
+		if len(due) != 3 || next != 0 {
+			t.Errorf("due %v, next in %v; want 3, and more at once", dueNames(due), next)
+		}
+		due, next = p.mustDue(t, 4, 4, rows[0].ID, rows[5].ID, rows[9].ID)
+		slices.SortFunc(due, byID) // heads come by their times
+		if got := dueNames(due); !slices.Equal(got, []string{rows[4].MessageID, rows[6].MessageID, rows[7].MessageID, rows[8].MessageID}) || next >= 0 {
+			t.Errorf("due %v, next in %v", got, next)
+		}
+		for _, lanes := range [][]int{nil, {1, 2, 3}} {
+			due, next, err := p.due(t.Context(), lanes, nil, 4, 4)
+			if err != nil || len(due) != 0 || next >= 0 {
+				t.Errorf("of lanes %v: due %v, next in %v, %v", lanes, dueNames(due), next, err)
+			}
+			if keys, err := p.parkedKeys(t.Context(), lanes); err != nil || len(keys) != 0 {
+				t.Errorf("of lanes %v: keys %v, %v", lanes, keys, err)
+			}
+			if commands, err := p.commands(t.Context(), lanes, 4); err != nil || len(commands) != 0 {
+				t.Errorf("of lanes %v: commands %v, %v", lanes, commands, err)
+			}
+		}
+		// Of large messages so many that their bytes fit, but one at least.
+		p.exec(t, `update {{parked}} set payload = $1 where key = $2`, make([]byte, parkedBytes/2), one)
+		p.exec(t, `update {{parked}} set payload = $1 where key = $2`, make([]byte, parkedBytes*2), two)
+		due, _ = p.mustDue(t, 4, 4, rows[8].ID, rows[9].ID)
+		slices.SortFunc(due, byID)
+		if got := dueNames(due); !slices.Equal(got, []string{rows[0].MessageID, rows[1].MessageID, rows[4].MessageID}) {
+			t.Errorf("due of large ones: %v", got)
+		}
+	})
+}
+
+func TestParking_CommandsAreTheOldestMessagesFirst(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, named(laneKey(1), 5)...)
+		for _, i := range []int{3, 1, 4, 0, 2} {
+			p.mustFail(t, []failure{failing(rows[i], letterSkip)})
+		}
+		for _, i := range []int{4, 0, 3, 1} {
+			p.replay(t, p.letterOf(t, rows[i]))
+		}
+		commands, err := p.commands(t.Context(), []int{1, lotLane}, 3)
+		if err != nil || len(commands) != 3 {
+			t.Fatalf("commands %v, %v", commands, err)
+		}
+		for n, i := range []int{0, 1, 3} {
+			if want := p.letterOf(t, rows[i]).ID; commands[n].letter != want {
+				t.Errorf("command %d is of letter %d, want %d", n, commands[n].letter, want)
+			}
+		}
+		// Letters of other lanes are not this owner's.
+		p.exec(t, `update {{dead_letters}} set lane = 6 where row_id = $1`, rows[1].ID)
+		parked, _ := p.mustCarryOut(t, commands[0].letter, commands[1].letter)
+		p.expectDue(t, rows[0].MessageID)
+		if len(parked) == 0 || p.letterOf(t, rows[1]).State != dlq.Replaying {
+			t.Errorf("a letter of another lane was carried out; parked %v", parked)
 		}
 	})
 }

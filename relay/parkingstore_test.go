@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -63,7 +64,7 @@ func newLot(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration
 
 func (p *lot) use(t testing.TB, cfg oncemill.Config, history time.Duration) {
 	t.Helper()
-	box, err := outbox.New(p.db, outbox.Config{Database: cfg, History: history})
+	box, err := outbox.New(p.db, outbox.Config{Database: cfg, History: history, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,5 +255,14 @@ func expectErr(t testing.TB, err, want error) {
 	t.Helper()
 	if !errors.Is(err, want) {
 		t.Fatalf("got error %v, want %v", err, want)
+	}
+}
+
+func eventuallyTrue(t testing.TB, what string, condition func() bool) {
+	t.Helper()
+	for begin := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
+		if time.Since(begin) > longTerm/2 {
+			t.Fatalf("%s: not in time", what)
+		}
 	}
 }

@@ -1,0 +1,151 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/lib/pq"
+	"modernc.org/sqlite"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// scene is what the writes of the test find: rows of every kind.
+type scene struct {
+	*lot
+	rows    []outbox.Row
+	due     []parkedRow
+	letters []int64
+}
+
+const sceneMessages = 16
+
+// play makes the tables anew.
+func play(t *testing.T, p *lot) *scene {
+	t.Helper()
+	for _, table := range []string{"outbox", "parked", "dead_letters", "outbox_history"} {
+		p.exec(t, `delete from {{`+table+`}}`)
+	}
+	p.setSequence(t, 1)
+	a, b, c, d := laneKey(1), laneKey(2), laneKey(3), laneKey(4)
+	s := &scene{lot: p}
+	s.rows = p.publish(t, slices.Concat(named(a, 3), named(b, 3), named(c, 3), named(d, 3), loose(4))...)
+	// b and c have rows in parked, c's first is held, d's first is dead.
+	p.mustFail(t, []failure{failing(s.rows[3], retryLater), failing(s.rows[6], letterHold), failing(s.rows[9], letterSkip), failing(s.rows[12], retryLater), failing(s.rows[13], letterHold)},
+		slices.Concat(s.rows[4:5], s.rows[7:8])...)
+	s.due, _ = p.mustDue(t, 10, 10)
+	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	open, err := letters.List(t.Context(), dlq.Filter{OldestFirst: true})
+	if err != nil || len(open) != 3 {
+		t.Fatalf("letters %v, %v", open, err)
+	}
+	act := dlq.Act{By: "ada", Reason: "test"}
+	for _, l := range open {
+		if l.RowID == s.rows[13].ID {
+			err = errors.Join(err, letters.Discard(t.Context(), l.ID, act))
+		} else {
+			_, wrong := letters.Replay(t.Context(), []int64{l.ID}, act)
+			err = errors.Join(err, wrong)
+		}
+		s.letters = append(s.letters, l.ID)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	expectErr(t, p.suspect(t.Context(), p.f, s.rows[0].ID), nil)
+	return s
+}
+
+// writes are all that a store can do.
+var writes = map[string]func(s *scene, t *testing.T) error{
+	"fail": func(s *scene, t *testing.T) error {
+		a, b := s.rows[0:3], s.rows[3:6]
+		return s.fail(t.Context(), s.f, []failure{
+			failing(a[0], retryLater), failing(s.rows[14], letterSkip), failing(s.rows[15], letterHold),
+			failingAgain(parkedRow{Row: b[0], attempts: 1}, letterSkip), failingAgain(parkedRow{Row: s.rows[12], attempts: 1}, retryLater),
+		}, refsOf(slices.Concat(a[1:], b[2:])))
+	},
+	"hold": func(s *scene, t *testing.T) error {
+		return s.fail(t.Context(), s.f, []failure{failingAgain(parkedRow{Row: s.rows[3], attempts: 1}, letterHold)}, nil)
+	},
+	"settle": func(s *scene, t *testing.T) error {
+		_, _, err := s.settle(t.Context(), []outbox.Ref{s.rows[3].Ref, s.rows[6].Ref, s.rows[12].Ref})
+		return err
+	},
+	"carry out": func(s *scene, t *testing.T) error {
+		_, _, err := s.carryOut(t.Context(), s.f, s.letters)
+		return err
+	},
+	"suspect": func(s *scene, t *testing.T) error { return s.lot.suspect(t.Context(), s.f, 0) },
+	"calm": func(s *scene, t *testing.T) error {
+		return s.calm(t.Context(), s.f.owner, map[int]int64{lotLane: s.f.epoch})
+	},
+}
+
+// A worker can die, and its connection be lost, before each statement and after
+// each commit. What is left is right each time, and doing the write again ends as
+// if nothing had happened.
+func TestParking_ACutAtEachStatementLeavesTheTablesRight(t *testing.T) {
+	t.Parallel()
+	test := func(t *testing.T, p *lot, c *cutter) {
+		play(t, p) // from here on the ids are the same each time
+		for name, write := range writes {
+			s := play(t, p)
+			expectErr(t, write(s, t), nil)
+			want := p.dump(t)
+			expectErr(t, write(s, t), nil) // twice
+			if got := p.dump(t); got != want {
+				t.Errorf("%s, twice:\n%s want\n%s", name, got, want)
+			}
+			for _, after := range []bool{false, true} {
+				n := 1
+				for ; ; n++ {
+					s := play(t, p)
+					before, cuts := p.dump(t), c.cuts.Load()
+					c.cut(n, after)
+					err := write(s, t)
+					c.cut(0, false)
+					if c.cuts.Load() == cuts {
+						break // it takes fewer statements
+					}
+					what := fmt.Sprintf("%s, cut at statement %d (after it: %v)", name, n, after)
+					if err == nil {
+						t.Errorf("%s: no error", what)
+					}
+					if got := p.dump(t); name != "fail" && name != "carry out" && got != before && got != want {
+						t.Errorf("%s left\n%s, which is neither\n%s nor\n%s", what, got, before, want)
+					}
+					p.expectSound(t, sceneMessages)
+					expectErr(t, write(s, t), nil)
+					if got := p.dump(t); got != want {
+						t.Errorf("%s and done again:\n%s want\n%s", what, got, want)
+					}
+				}
+				if n == 1 {
+					t.Errorf("%s: no cut", name)
+				}
+			}
+		}
+	}
+	t.Run("PostgreSQL", func(t *testing.T) {
+		t.Parallel()
+		pg := testserver.Postgres(t)
+		db, c := openCut(t, &pq.Driver{}, pg.DSN+"&binary_parameters=yes")
+		test(t, newLot(t, db, pg.Config, time.Hour), c)
+	})
+	t.Run("SQLite", func(t *testing.T) {
+		t.Parallel()
+		db, c := openCut(t, &sqlite.Driver{}, oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))+"&_pragma=synchronous(0)")
+		test(t, newLot(t, db, oncemill.Config{Dialect: oncemill.SQLite}, time.Hour), c)
+	})
+}

@@ -1,0 +1,257 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// retried calls fn until it does not lose against others any more.
+func retried(t testing.TB, fn func() error) {
+	t.Helper()
+	for range 1000 {
+		err := fn()
+		if err == nil {
+			return
+		}
+		if !sqlerr.Retryable(err) {
+			t.Error(err)
+			return
+		}
+	}
+	t.Error("loses for ever")
+}
+
+// expectSound looks for messages in two places or none, and for rows with a time
+// that should have none, or none that should have one.
+func (p *lot) expectSound(t testing.TB, messages int) {
+	t.Helper()
+	if n := p.count(t, `
+		select count(*) from {{parked}} p
+		where (p.next_at is not null) <> (not p.held and (p.key = '' or not exists (
+			select 1 from {{parked}} q where q.lane = p.lane and q.key = p.key and q.id < p.id)))`); n != 0 {
+		t.Errorf("%d rows with a wrong time:\n%s", n, p.dump(t))
+	}
+	const places = `
+		select message_id from {{outbox}}
+		union all select message_id from {{parked}}
+		union all select message_id from {{outbox_history}}
+		union all select message_id from {{dead_letters}} where state in ('dead', 'replaying') and not held or state = 'discarded'`
+	// One that an operator replayed may have been delivered before.
+	if n := p.count(t, `
+		select count(*) from (select message_id from (`+places+`) m group by message_id having count(*) > 1) twice
+		where message_id not in (select message_id from {{dead_letters}} where state = 'replayed' and acted_by <> 'relay')`); n != 0 {
+		t.Errorf("%d messages in two places:\n%s", n, p.dump(t))
+	}
+	if n := p.count(t, `select count(distinct message_id) from (`+places+` union all select message_id from {{dead_letters}} where state = 'replayed') m`); n != messages {
+		t.Errorf("%d messages in all places, want %d:\n%s", n, messages, p.dump(t))
+	}
+	if n := p.count(t, `
+		select count(*) from {{dead_letters}} d
+		where d.held and d.state in ('held', 'replaying', 'discarding')
+			and not exists (select 1 from {{parked}} p where p.lane = d.lane and p.id = d.row_id and p.held)`); n != 0 {
+		t.Errorf("%d letters of messages that are not held:\n%s", n, p.dump(t))
+	}
+}
+
+// While the owner parks, gives up and takes back, former owners whose confirms
+// came late settle the same rows. No key is left without a head that is due.
+func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rounds, each := 3, 20
+		if p.sqlite() {
+			rounds = 2
+		}
+		letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for round := range rounds {
+			for _, table := range []string{"parked", "dead_letters", "outbox_history"} {
+				p.exec(t, `delete from {{`+table+`}}`)
+			}
+			key := laneKey(1)
+			var names []string
+			for i := range each {
+				names = append(names, fmt.Sprintf("%s/%d-%d", key, round, i))
+			}
+			rows := p.publish(t, names...)
+			all := rows
+			someDue := func(heads, most int) (due []parkedRow) {
+				retried(t, func() (err error) {
+					due, _, err = p.due(t.Context(), []int{lotLane}, nil, heads, most)
+					return err
+				})
+				return due
+			}
+			working, stop := context.WithCancel(t.Context())
+			var settlers, owner sync.WaitGroup
+			for range 3 {
+				settlers.Go(func() {
+					for working.Err() == nil {
+						r := all[rand.IntN(len(all))]
+						if rand.IntN(3) > 0 { // the head, mostly
+							due := someDue(1, 2)
+							if len(due) == 0 {
+								continue
+							}
+							r = due[rand.IntN(len(due))].Row
+						}
+						retried(t, func() error {
+							_, _, err := p.settle(t.Context(), []outbox.Ref{r.Ref})
+							return err
+						})
+					}
+				})
+			}
+			owner.Go(func() {
+				for len(rows) > 0 {
+					n := min(len(rows), 1+rand.IntN(3))
+					one := failing(rows[0], []verdict{retryLater, retryLater, letterHold}[rand.IntN(3)])
+					retried(t, func() error { return p.fail(t.Context(), p.f, []failure{one}, refsOf(rows[1:n])) })
+					rows = rows[n:]
+					if due := someDue(1, 3); len(due) > 0 {
+						one := failingAgain(due[rand.IntN(len(due))], []verdict{retryLater, letterSkip, letterHold}[rand.IntN(3)])
+						retried(t, func() error { return p.fail(t.Context(), p.f, []failure{one}, nil) })
+					}
+					var open []*dlq.Letter
+					retried(t, func() (err error) {
+						open, err = letters.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead, dlq.Held}})
+						return err
+					})
+					var ids []int64
+					for _, l := range open {
+						if rand.IntN(2) == 0 {
+							letters.Discard(t.Context(), l.ID, dlq.Act{By: "b", Reason: "r"}) // may be delivered by now
+						} else {
+							letters.Replay(t.Context(), []int64{l.ID}, dlq.Act{By: "b"})
+						}
+						ids = append(ids, l.ID)
+					}
+					retried(t, func() error {
+						_, _, err := p.carryOut(t.Context(), p.f, ids)
+						return err
+					})
+				}
+			})
+			owner.Wait()
+			stop()
+			settlers.Wait()
+			if t.Failed() {
+				return
+			}
+			p.expectSound(t, each)
+		}
+	})
+}
+
+// A fenced write that has to wait for a takeover finds that it came too late.
+func TestParking_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		if p.sqlite() {
+			return // one writer at a time
+		}
+		rows := p.publish(t, slices.Concat(named(laneKey(1), 3), named(laneKey(2), 3))...)
+		p.mustFail(t, []failure{failing(rows[3], letterHold), failing(rows[0], retryLater)})
+		before := p.dump(t)
+		held := p.count(t, `select max(id) from {{dead_letters}}`)
+		p.exec(t, `update {{dead_letters}} set state = 'discarding'`)
+		due := p.expectDue(t, rows[0].MessageID)
+		for name, write := range map[string]func() error{
+			"fail":     func() error { return p.fail(t.Context(), p.f, []failure{failing(rows[1], retryLater)}, nil) },
+			"bury":     func() error { return p.fail(t.Context(), p.f, []failure{failing(rows[1], letterSkip)}, nil) },
+			"follow":   func() error { return p.fail(t.Context(), p.f, nil, refsOf(rows[1:2])) },
+			"again":    func() error { return p.fail(t.Context(), p.f, []failure{failingAgain(due[0], retryLater)}, nil) },
+			"skip":     func() error { return p.fail(t.Context(), p.f, []failure{failingAgain(due[0], letterSkip)}, nil) },
+			"hold":     func() error { return p.fail(t.Context(), p.f, []failure{failingAgain(due[0], letterHold)}, nil) },
+			"nothing":  func() error { return p.fail(t.Context(), p.f, nil, nil) },
+			"suspect":  func() error { return p.suspect(t.Context(), p.f, 42) },
+			"carryOut": func() error { _, _, err := p.carryOut(t.Context(), p.f, []int64{int64(held)}); return err },
+		} {
+			tx, err := p.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var pid int
+			if err := tx.QueryRowContext(t.Context(), `select pg_backend_pid()`).Scan(&pid); err != nil {
+				t.Fatal(err)
+			}
+			takeover := p.box.Database().Expand(`update {{relay_leases}} set owner = 'another', epoch = epoch + 1
+				where lane in (select lane from {{relay_leases}} where lane = $1 for update)`)
+			if _, err := tx.ExecContext(t.Context(), takeover, lotLane); err != nil {
+				t.Fatal(err)
+			}
+			answer := make(chan error, 1)
+			go func() { answer <- write() }()
+			p.awaitBlocked(t, pid)
+			if err := tx.Commit(); err != nil {
+				t.Fatal(err)
+			}
+			err = <-answer
+			if sqlerr.Retryable(err) { // the higher isolation levels
+				err = write()
+			}
+			expectErr(t, err, errFenced)
+			p.exec(t, `update {{dead_letters}} set state = 'held'`)
+			if got := p.dump(t); got != before {
+				t.Errorf("%s: a stale write changed\n%s to\n%s", name, before, got)
+			}
+			p.exec(t, `update {{dead_letters}} set state = 'discarding'`)
+			p.f = p.own(t, "owner")
+		}
+	})
+}
+
+// awaitBlocked waits until somebody waits for a server process.
+func (p *lot) awaitBlocked(t *testing.T, pid int) {
+	t.Helper()
+	eventuallyTrue(t, "somebody waits", func() bool {
+		return p.count(t, `select count(*) from pg_stat_activity where $1 = any (pg_blocking_pids(pid))`, pid) > 0
+	})
+}
+
+// A fenced write under way holds a takeover up, and the owner's renewal not.
+func TestParking_AWriteUnderWayExcludesATakeoverOnly(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		if p.sqlite() {
+			return // one writer at a time
+		}
+		rows := p.publish(t, named(laneKey(1), 2)...)
+		// Somebody else's lock on its row keeps the write under way.
+		tx, err := p.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		var pid int
+		if err := tx.QueryRowContext(t.Context(), p.box.Database().Expand(`select pg_backend_pid() from {{outbox}} where id = $1 for update`), rows[0].ID).Scan(&pid); err != nil {
+			t.Fatal(err)
+		}
+		answer := make(chan error, 1)
+		go func() { answer <- p.fail(t.Context(), p.f, []failure{failing(rows[0], retryLater)}, refsOf(rows[1:])) }()
+		p.awaitBlocked(t, pid)
+		if held, err := p.leases.beat(t.Context(), identity{owner: p.f.owner}, []int{lotLane}, longTerm); err != nil || held[lotLane] != p.f.epoch {
+			t.Errorf("the renewal: %v, %v", held, err)
+		}
+		p.exec(t, `update {{relay_leases}} set lease_until = `+p.longAgo()+` where lane = $1`, lotLane)
+		if got, err := p.leases.take(t.Context(), "another", []int{lotLane}, 1, longTerm); err != nil || len(got) != 0 {
+			t.Errorf("took %v from under a write, %v", got, err)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		expectErr(t, <-answer, nil)
+		if got, err := p.leases.take(t.Context(), "another", []int{lotLane}, 1, longTerm); err != nil || len(got) != 1 {
+			t.Errorf("took %v after the write, %v", got, err)
+		}
+		p.expectDue(t, named(laneKey(1), 2)...)
+	})
+}
