@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -72,6 +73,22 @@ func TestClaim_RepeatedAttemptsSpoilNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Also where nothing else protects it.
+func TestClaim_IsOfNoUseToAnotherMessage(t *testing.T) {
+	t.Parallel()
+	codec := newCodec(t, payload.Config{Store: &objects{}, StoreFrom: 1})
+	encoded := encode(t, codec, order("1"))
+	refused(t, codec, renamed(encoded, "2"), payload.ErrClaim)
+	for _, header := range []string{payload.TopicMetadata, outbox.KeyMetadata} {
+		changed := encoded.Copy()
+		changed.Metadata[header] = "other"
+		if _, err := codec.Decode(t.Context(), "", changed); !errors.Is(err, payload.ErrClaim) {
+			t.Errorf("%s changed: %v", header, err)
+		}
+	}
+	expectEqual(t, decode(t, codec, encoded), order("1"))
 }
 
 func TestClaim_FailuresOfTheStoreAreTemporary(t *testing.T) {
