@@ -175,12 +175,16 @@ func TestClaim_ReadsNoMoreThanWasStored(t *testing.T) {
 	store := &objects{}
 	large := message.NewMessage("1", make([]byte, 5000))
 	encoded := encode(t, newCodec(t, payload.Config{Store: store, StoreFrom: 1}), large)
-	small := newCodec(t, payload.Config{Store: store, MaxSize: 5000 - 29})
+	sealed := encode(t, newCodec(t, payload.Config{Store: store, StoreFrom: 1, Encryption: keys("e")}), large)
+	small := newCodec(t, payload.Config{Store: store, MaxSize: 4999, Encryption: keys("e")})
 	refused(t, small, encoded, payload.ErrTooLarge)
+	refused(t, small, sealed, payload.ErrTooLarge)
 	if store.gets != 0 {
 		t.Error("the store was asked for what is too large")
 	}
-	expectEqual(t, decode(t, newCodec(t, payload.Config{Store: store, MaxSize: 5000}), encoded), large)
+	fitting := newCodec(t, payload.Config{Store: store, MaxSize: 5000, Encryption: keys("e")})
+	expectEqual(t, decode(t, fitting, encoded), large)
+	expectEqual(t, decode(t, fitting, sealed), large)
 
 	endless := &endlessStore{}
 	refused(t, newCodec(t, payload.Config{Store: endless}), encoded, payload.ErrClaim)
