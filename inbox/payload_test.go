@@ -97,7 +97,7 @@ func TestInbox_RefusedPayloadTakesNoIDAndSendsNothing(t *testing.T) {
 				err := deliverMessage(t, in, msg, never)
 				expectError(t, err, want)
 				var bad *payload.DecodeError
-				if !errors.As(err, &bad) || bad.MessageID != "a" || bad.Permanent() != (want != payload.ErrUnknownKey) {
+				if !errors.As(err, &bad) || bad.MessageID != "a" || bad.Permanent() == errors.Is(want, payload.ErrUnknownKey) {
 					t.Errorf("got %v", err)
 				}
 				if sent := p.tap.sent(); len(sent) != 0 {

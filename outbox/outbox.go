@@ -41,9 +41,9 @@ type Config struct {
 	Payload *payload.Codec
 
 	// MaxPayload is the largest payload in bytes that Publish accepts, as it is
-	// stored, that is after Payload.
-	// Default: 1 MiB. At most 128 MiB. Larger messages cost memory in the relay
-	// and the broker; RabbitMQ itself refuses more than its max_message_size.
+	// stored: after Payload. Default: 1 MiB. At most 128 MiB. Larger messages
+	// cost memory in the relay and the broker; RabbitMQ itself refuses more than
+	// its max_message_size.
 	MaxPayload int
 
 	// Key returns the ordering key of a message, "" for none. Default: the

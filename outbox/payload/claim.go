@@ -64,15 +64,19 @@ func (c *Codec) put(ctx context.Context, to *claim, body []byte) error {
 	return nil
 }
 
-// sealing is how many bytes longer than the plain payload an object can be.
-const sealing = 28
+// sealing is how many bytes encryption adds: a nonce and a tag.
+const sealing = 12 + 16
 
-func (c *Codec) get(ctx context.Context, b binding, from *claim) ([]byte, error) {
+func (c *Codec) get(ctx context.Context, b binding, done encoding) ([]byte, error) {
+	from, most := done.claim, c.maxSize
+	if done.keyID != "" {
+		most += sealing
+	}
 	switch {
 	case from.place != b.place():
 		return nil, detailed(ErrClaim, "%s belongs to another message", from.name())
-	case from.size > c.maxSize+sealing:
-		return nil, detailed(ErrTooLarge, "%s has %d bytes; at most %d are allowed (payload.Config.MaxSize)", from.name(), from.size, c.maxSize)
+	case from.size > most:
+		return nil, detailed(ErrTooLarge, "%s has %d bytes; at most %d are allowed (payload.Config.MaxSize)", from.name(), from.size, most)
 	case c.store == nil:
 		return nil, detailed(ErrStore, "%s is in a store, and payload.Config.Store is not set", from.name())
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -72,6 +73,22 @@ func TestClaim_RepeatedAttemptsSpoilNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Also where nothing else protects it.
+func TestClaim_IsOfNoUseToAnotherMessage(t *testing.T) {
+	t.Parallel()
+	codec := newCodec(t, payload.Config{Store: &objects{}, StoreFrom: 1})
+	encoded := encode(t, codec, order("1"))
+	refused(t, codec, renamed(encoded, "2"), payload.ErrClaim)
+	for _, header := range []string{payload.TopicMetadata, outbox.KeyMetadata} {
+		changed := encoded.Copy()
+		changed.Metadata[header] = "other"
+		if _, err := codec.Decode(t.Context(), "", changed); !errors.Is(err, payload.ErrClaim) {
+			t.Errorf("%s changed: %v", header, err)
+		}
+	}
+	expectEqual(t, decode(t, codec, encoded), order("1"))
 }
 
 func TestClaim_FailuresOfTheStoreAreTemporary(t *testing.T) {
@@ -158,12 +175,16 @@ func TestClaim_ReadsNoMoreThanWasStored(t *testing.T) {
 	store := &objects{}
 	large := message.NewMessage("1", make([]byte, 5000))
 	encoded := encode(t, newCodec(t, payload.Config{Store: store, StoreFrom: 1}), large)
-	small := newCodec(t, payload.Config{Store: store, MaxSize: 5000 - 29})
+	sealed := encode(t, newCodec(t, payload.Config{Store: store, StoreFrom: 1, Encryption: keys("e")}), large)
+	small := newCodec(t, payload.Config{Store: store, MaxSize: 4999, Encryption: keys("e")})
 	refused(t, small, encoded, payload.ErrTooLarge)
+	refused(t, small, sealed, payload.ErrTooLarge)
 	if store.gets != 0 {
 		t.Error("the store was asked for what is too large")
 	}
-	expectEqual(t, decode(t, newCodec(t, payload.Config{Store: store, MaxSize: 5000}), encoded), large)
+	fitting := newCodec(t, payload.Config{Store: store, MaxSize: 5000, Encryption: keys("e")})
+	expectEqual(t, decode(t, fitting, encoded), large)
+	expectEqual(t, decode(t, fitting, sealed), large)
 
 	endless := &endlessStore{}
 	refused(t, newCodec(t, payload.Config{Store: endless}), encoded, payload.ErrClaim)

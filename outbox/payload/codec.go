@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/cipher"
 	"fmt"
-	"maps"
 	"sync"
 	"time"
 
@@ -52,8 +51,8 @@ func (c *Codec) Encode(ctx context.Context, topic, key string, msg *message.Mess
 	if err != nil {
 		return nil, fmt.Errorf("payload: encode: %w", err)
 	}
-	out := message.NewMessageWithContext(msg.Context(), msg.UUID, body)
-	maps.Copy(out.Metadata, msg.Metadata)
+	out := msg.CopyWithContext()
+	out.Payload = body
 	if text := done.String(); text != "" {
 		out.Metadata[EncodingMetadata] = text
 	}
@@ -116,7 +115,7 @@ func (c *Codec) encode(ctx context.Context, to binding, body []byte) ([]byte, en
 // Decode returns a copy of msg, with its context, that has the plain payload and
 // none of the codec's metadata but the ordering key. msg is not changed. topic is
 // the one that msg was received from; empty, it is not compared with the one it
-// was published to. A message without marks is returned as it is, unless more is
+// was published to. A message without marks is copied as it is, unless more is
 // required of it.
 //
 // ctx bounds the fetching of a stored payload. The error is a [*DecodeError].
@@ -125,8 +124,8 @@ func (c *Codec) Decode(ctx context.Context, topic string, msg *message.Message) 
 	if err != nil {
 		return nil, &DecodeError{MessageID: shorten(msg.UUID), Err: err}
 	}
-	out := message.NewMessageWithContext(msg.Context(), msg.UUID, body)
-	maps.Copy(out.Metadata, msg.Metadata)
+	out := msg.CopyWithContext()
+	out.Payload = body
 	for _, name := range ownMetadata {
 		delete(out.Metadata, name)
 	}
@@ -154,7 +153,7 @@ func (c *Codec) decode(ctx context.Context, topic string, msg *message.Message) 
 		if len(body) > 0 {
 			return nil, detailed(ErrEncoding, "a claimed message has a payload of its own")
 		}
-		if body, err = c.get(ctx, from, done.claim); err != nil {
+		if body, err = c.get(ctx, from, done); err != nil {
 			return nil, err
 		}
 	}

@@ -64,8 +64,8 @@
 // the message that it was encrypted for: same id, topic and ordering key. A signed
 // message is accepted only as it was signed. [Codec.Decode] with RequireEncryption
 // or RequireSignature refuses what comes without; without them, whoever can write
-// to the broker can strip everything off and send plain payloads of his own. The
-// plain payload is never larger than MaxSize, whatever it was compressed to.
+// to the broker can strip everything off and send plain payloads of his own. What
+// was compressed or stored never becomes larger than MaxSize.
 //
 // # What it does not
 //
@@ -73,8 +73,9 @@
 // only where said (Config.SignedMetadata). The length of a payload shows, and with
 // compression so does something of its content: where a stranger can put text
 // beside a secret, into the same payload, do not compress what is encrypted. A
-// whole message sent once more is not noticed here; the inbox recognises its id.
-// Whoever has a signature key can sign: it tells members of the system from
+// whole message that a stranger sends once more is not noticed here; the inbox
+// recognises its id for as long as it keeps ids, and after that only the removal of
+// the signature's key ends the use of a recorded message. Whoever has a signature key can sign: it tells members of the system from
 // strangers, not members from each other.
 //
 // # How long a key may be used

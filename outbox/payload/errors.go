@@ -52,7 +52,7 @@ var (
 var (
 	// ErrUnknownKey means that the codec has no key of the id that the message
 	// names: it is too new, or was removed too early. Add it, or wait for the
-	// roll-out that does.
+	// roll-out that does. A stranger can make ids up, so do not wait for ever.
 	ErrUnknownKey = errors.New("the key is not known")
 
 	// ErrStore means that the store failed, did not answer within

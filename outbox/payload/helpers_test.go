@@ -97,7 +97,7 @@ func refused(t testing.TB, c *payload.Codec, msg *message.Message, want error) {
 		t.Errorf("decoded %v, error %v, want %v", plain, err, want)
 		return
 	}
-	if temporary := want == payload.ErrUnknownKey || want == payload.ErrStore; bad.Permanent() == temporary {
+	if temporary := errors.Is(want, payload.ErrUnknownKey) || errors.Is(want, payload.ErrStore); bad.Permanent() == temporary {
 		t.Errorf("%v: permanent is %t", err, bad.Permanent())
 	}
 }

@@ -22,7 +22,7 @@ func shows(text string, secrets ...[]byte) bool {
 	for _, secret := range secrets {
 		part := secret[4:20] // of its middle, whatever stands around it
 		for _, form := range []string{
-			string(part), fmt.Sprintf("%q", part)[1:10], strings.Trim(fmt.Sprint(part), "[]"), strings.Trim(fmt.Sprintf("%#v", part), "[]byte{}"),
+			string(part), fmt.Sprintf("%q", part)[1:10], strings.Trim(fmt.Sprintf("%d", part), "[]"), strings.Trim(fmt.Sprintf("%#v", part), "[]byte{}"),
 			hex.EncodeToString(part), strings.ToUpper(hex.EncodeToString(part)), base64.StdEncoding.EncodeToString(part)[4:16],
 			base64.StdEncoding.EncodeToString(secret)[8:24],
 		} {

@@ -47,7 +47,10 @@ func changes(s string, try func(changed string)) {
 		try(s + more)
 		try(strings.TrimPrefix(more, ",") + s)
 	}
-	try(strings.ToUpper(s) + "!")
+	for _, step := range []string{"gzip,", ",gzip", ",aes-256-gcm:enc-1"} {
+		try(strings.Replace(s, step, "", 1))
+		try(step + s)
+	}
 }
 
 func TestDecode_NoticesEveryChange(t *testing.T) {
