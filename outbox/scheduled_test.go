@@ -374,9 +374,12 @@ func TestPublish_DropsTheRowThatAMessageCameFrom(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		msg := newMessage("a", "k")
 		msg.Metadata.Set(outbox.RowMetadata, "3/17")
+		for _, name := range []string{"oncemill_encoding", "oncemill_signature", "oncemill_topic"} { // of package payload
+			msg.Metadata.Set(name, "kept")
+		}
 		p.publish(t, msg)
 		metadata, err := outbox.DecodeMetadata(p.read(t)[0].Metadata)
-		if err != nil || len(metadata) != 1 || metadata[outbox.KeyMetadata] != "k" {
+		if err != nil || len(metadata) != 4 || metadata[outbox.KeyMetadata] != "k" || metadata["oncemill_topic"] != "kept" {
 			t.Errorf("metadata %v, %v", metadata, err)
 		}
 		if msg.Metadata[outbox.RowMetadata] != "3/17" {
