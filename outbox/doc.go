@@ -32,6 +32,25 @@
 //
 // Messages without a key have no order.
 //
+// # Later delivery
+//
+// [SetDeliverAt] and [SetDeliverAfter] keep a message back. It waits in a table of
+// its own, and a relay makes it a message of the outbox when it is due by the
+// database's clock, never before. Those that were committed before the relay
+// looked come in the order of their times and, of one time, of their publishing;
+// towards messages that were not kept back there is no order but that of becoming
+// due. [Outbox.CancelScheduled] takes one back.
+//
+// # History
+//
+// What was delivered is kept for Config.History: [History] searches it and sends
+// again from it. Config.Archive gets what it gives up.
+//
+// # Wake-up
+//
+// RunInTx and Wake wake the relays of the process; a [Notifier] and a [Listener]
+// carry that over to others. Nothing depends on it: relays poll.
+//
 // # What it does not do
 //
 // The outbox does not send anything by itself, and it does not remove

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -10,11 +11,13 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Names of metadata that begin with ReservedMetadata belong to oncemill. This is
-// all of them, with those of package payload, that a message may carry into
-// Publish; any other is refused with a
-// [*MessageError], so that a slip of the pen does not become a header.
+// Names of metadata that begin with ReservedMetadata belong to oncemill. These are
+// all that a message may carry into Publish, besides those of package payload
+// (oncemill_encoding, oncemill_signature, oncemill_topic), which are passed on as
+// they are; any other is refused with a [*MessageError], so that a slip of the pen
+// does not become a header.
 const (
+	// ReservedMetadata is the prefix.
 	ReservedMetadata = "oncemill_"
 
 	// KeyMetadata holds a message's ordering key, unless Config.Key says
@@ -115,31 +118,39 @@ func delayOf(metadata message.Metadata) (d delay, field, problem string) {
 	return delay{scheduled: wait > 0, relative: true, micros: micros}, "", ""
 }
 
-// forBroker returns the metadata that is to be stored: without what concerns only
-// this passage. It returns a copy where anything has to go.
+// passages tells of each reserved name whether its entry is passed on to the
+// broker, or concerns only the way here.
+var passages = map[string]bool{
+	KeyMetadata:               true,
+	payload.EncodingMetadata:  true,
+	payload.SignatureMetadata: true,
+	payload.TopicMetadata:     true,
+	DeliverAtMetadata:         false,
+	DeliverAfterMetadata:      false,
+	RowMetadata:               false,
+}
+
+// forBroker returns the metadata that is to be stored. It returns a copy where
+// anything has to go.
 func forBroker(metadata message.Metadata) (kept message.Metadata, problem string) {
-	drop := 0
+	var drop []string
 	for name := range metadata {
-		switch {
-		case !strings.HasPrefix(name, ReservedMetadata), name == KeyMetadata:
-		case name == payload.EncodingMetadata, name == payload.SignatureMetadata, name == payload.TopicMetadata:
-			// Of Config.Payload, or of an encoded message that is passed on as it is.
-		case name == DeliverAtMetadata, name == DeliverAfterMetadata, name == RowMetadata:
-			drop++
-		default:
+		if !strings.HasPrefix(name, ReservedMetadata) {
+			continue
+		}
+		switch passed, known := passages[name]; {
+		case !known:
 			return nil, fmt.Sprintf("name %q begins with %s, which is reserved; see outbox.ReservedMetadata", shorten(name), ReservedMetadata)
+		case !passed:
+			drop = append(drop, name)
 		}
 	}
-	if drop == 0 {
+	if len(drop) == 0 {
 		return metadata, ""
 	}
-	kept = make(message.Metadata, len(metadata)-drop)
-	for name, value := range metadata {
-		switch name {
-		case DeliverAtMetadata, DeliverAfterMetadata, RowMetadata:
-		default:
-			kept[name] = value
-		}
+	kept = maps.Clone(metadata)
+	for _, name := range drop {
+		delete(kept, name)
 	}
 	return kept, ""
 }

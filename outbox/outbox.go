@@ -21,7 +21,7 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables outbox and outbox_history.
+// Migrations makes the tables outbox, outbox_history and scheduled.
 var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "migrations")}
 
 // NoHistory as Config.History keeps no delivered message.

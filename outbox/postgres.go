@@ -29,6 +29,7 @@ type postgresStore struct {
 	upkeep                postgresUpkeep
 	scheduled             postgresScheduled
 	past                  postgresHistory
+	ring                  patience
 }
 
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {

@@ -19,12 +19,14 @@ type postgresUpkeep struct {
 	days      string
 	lockDays  string
 	dayThere  string
+	blocked   string
 }
 
 func newPostgresUpkeep(names oncemill.Config) postgresUpkeep {
 	u := postgresUpkeep{
 		names: names, ringState: names.Expand(postgresRingState), days: names.Expand(postgresDays),
 		lockDays: names.Expand(postgresLockHistory), dayThere: names.Expand(postgresDayThere),
+		blocked: names.Expand(postgresBlocked),
 	}
 	for i := range u.partition {
 		u.partition[i] = names.Table(fmt.Sprintf("outbox_%d", i))
@@ -86,15 +88,23 @@ func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, 
 		// The partition being written is not empty for long; the one that comes
 		// next must be cleaned before its turn, so it is not left out.
 		if i == int(last>>16&3) || size < worthTruncating {
+			s.ring.tried(i, time.Now(), false)
+			continue
+		}
+		if !s.ring.may(i, time.Now()) {
+			done.Blocked++
 			continue
 		}
 		emptied, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
 			return ifEmpty(ctx, tx, s.upkeep.partition[i], `truncate `+s.upkeep.partition[i])
 		})
+		s.ring.tried(i, time.Now(), err != nil && passedOver(err))
 		switch {
 		case emptied:
 			done.Truncated++
-		case err != nil && !passedOver(err):
+		case err != nil && passedOver(err):
+			done.Blocked++
+		case err != nil:
 			return done, fmt.Errorf("truncate partition %d of the ring: %w", i, err)
 		}
 	}

@@ -199,6 +199,9 @@ func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 		p.db.SetMaxOpenConns(1)
 		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 		defer cancel()
+		p.use(t, p.db, func(cfg *outbox.Config) {
+			cfg.Archive = func(ctx context.Context, _ []outbox.HistoryRow) error { return p.db.PingContext(ctx) }
+		})
 		for i := range 3 {
 			err := p.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 				msg := newMessage(fmt.Sprint("a", i), "k")
@@ -217,6 +220,22 @@ func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 		_, err = p.queue.Remove(ctx, refs(rows))
 		expectNoError(t, err)
 		_, err = p.queue.Maintain(ctx, always)
+		expectNoError(t, err)
+		p.publish(t, at("c", "", time.Unix(1, 0)), after("d", "", time.Hour))
+		_, err = p.queue.MoveDue(ctx, always)
+		expectNoError(t, err)
+		p.inTx(t, func(tx *sql.Tx) {
+			_, err := p.box.CancelScheduled(ctx, tx, "d")
+			expectNoError(t, err)
+		})
+		_, err = p.queue.Held(ctx)
+		expectNoError(t, err)
+		_, err = p.box.History().List(ctx, outbox.HistoryFilter{})
+		expectNoError(t, err)
+		_, err = p.box.History().Resend(ctx, outbox.HistoryFilter{Topic: "orders"})
+		expectNoError(t, err)
+		p.fillExpired(t, 3)
+		_, err = p.queue.Archive(ctx, always)
 		expectNoError(t, err)
 		_, err = p.queue.RepairSequence(ctx, 0)
 		expectNoError(t, err)

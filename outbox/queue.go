@@ -76,6 +76,7 @@ func (q *Queue) RepairSequence(ctx context.Context, floor int64) (int64, error) 
 // Maintained says what a call of Maintain did.
 type Maintained struct {
 	Truncated int   // partitions of the ring emptied of dead rows
+	Blocked   int   // partitions of the ring that somebody's lock kept from that; see Held
 	Made      int   // partitions of the history made
 	Retired   int64 // partitions (PostgreSQL) or rows (SQLite) of the history removed
 }
@@ -113,6 +114,7 @@ type store interface {
 	countHistory(ctx context.Context, f HistoryFilter) (int, error)
 	resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error)
 	archive(ctx context.Context, guard guard, hook archiveHook) (int, error)
+	held(ctx context.Context) (Held, error)
 	check(ctx context.Context) error
 	lastID(ctx context.Context) (int64, error)
 	repairSequence(ctx context.Context, floor int64) (int64, error)

@@ -37,8 +37,8 @@ type Moved struct {
 }
 
 const (
-	moveRows  = 500
-	moveBytes = 4 << 20
+	moveRows  = 2000
+	moveBytes = 8 << 20
 	moveIdle  = time.Second // somebody may schedule something for sooner meanwhile
 	moveHeld  = 50 * time.Millisecond
 )

@@ -228,6 +228,9 @@ func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int
 	return last, nil
 }
 
+// held: a reader keeps the log of an SQLite database long, and nothing else.
+func (s *sqliteStore) held(context.Context) (Held, error) { return Held{}, nil }
+
 // Served by the index on relayed_at; bounded, so that the writer's turn is
 // short.
 const sqliteRetire = `

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // metrics are what a relay counts. Names follow OpenTelemetry: a prefix, a noun,
@@ -22,6 +25,10 @@ type metrics struct {
 	setAside  metric.Int64Counter
 	moved     metric.Int64Counter
 	archived  metric.Int64Counter
+
+	// held is what the upkeep has found to be in its way; nil if another worker
+	// does the upkeep.
+	held atomic.Pointer[outbox.Held]
 
 	confirmed, refused, unavailable, unknown metric.MeasurementOption
 }
@@ -50,6 +57,30 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
 	m.archived = counter("oncemill.relay.history_archived", "{message}", "Delivered messages that outbox.Config.Archive took and the history gave up.")
 	m.moved = counter("oncemill.relay.scheduled_moved", "{message}", "Scheduled messages whose time has come, moved into the outbox.")
+	gauge := func(name, description string, holders func(*outbox.Held) []outbox.Holder) {
+		_, err := meter.Float64ObservableGauge(name, metric.WithUnit("s"), metric.WithDescription(description),
+			metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
+				held := m.held.Load()
+				if held == nil {
+					return nil
+				}
+				for _, h := range holders(held) {
+					o.Observe(h.Age.Seconds(), metric.WithAttributes(
+						attribute.String("kind", h.Kind), attribute.String("application", h.Application), attribute.Int("pid", h.PID)))
+				}
+				return nil
+			}))
+		errs = append(errs, err)
+	}
+	gauge("oncemill.relay.ring_blocked", "Ages of the transactions whose locks keep dead rows of the outbox from being removed.",
+		func(h *outbox.Held) []outbox.Holder { return h.Blocked })
+	gauge("oncemill.relay.oldest_snapshot", "Age of the transaction whose snapshot is the oldest of the server; vacuum removes nothing younger.",
+		func(h *outbox.Held) []outbox.Holder {
+			if h.Oldest == nil {
+				return nil
+			}
+			return []outbox.Holder{*h.Oldest}
+		})
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)
 	}

@@ -145,18 +145,26 @@ const (
 	checkEvery  = 30              // rounds: a switchover may pass without an error
 
 	archiveEvery = 10 // rounds
+	heldEvery    = 5  // rounds
+	heldLong     = 30 * time.Second
 )
 
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
 // of its transactions locks that lease, so two workers never do it at once.
 func (w *worker) upkeep(ctx context.Context) error {
+	defer w.met.held.Store(nil)
+	blocker := 0 // the process that was logged
 	for n := 1; pause(ctx, upkeepEvery); n++ {
 		if n%checkEvery == 0 {
 			w.checkDue.Store(true)
 		}
 		epoch := w.upkeepEpoch.Load()
 		if epoch == 0 {
+			w.met.held.Store(nil)
 			continue
+		}
+		if n%heldEvery == 0 {
+			blocker = w.lookForHolders(ctx, blocker)
 		}
 		if err := w.maintain(ctx, epoch); err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
@@ -176,6 +184,28 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		return nil // goes on in the next round
 	}
 	return err
+}
+
+// lookForHolders measures what keeps dead rows in the tables, and logs who has held
+// the ring for long, once.
+func (w *worker) lookForHolders(ctx context.Context, logged int) int {
+	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
+	defer cancel()
+	held, err := w.queue.Held(ctx)
+	if err != nil {
+		return logged // the upkeep itself will say what is wrong
+	}
+	w.met.held.Store(&held)
+	if len(held.Blocked) == 0 {
+		return 0
+	}
+	first := held.Blocked[0]
+	if first.PID != logged && first.Age > heldLong {
+		w.log.WarnContext(ctx, "dead rows of the outbox cannot be removed while a transaction is open; reads pass over them",
+			"pid", first.PID, "application", first.Application, "state", first.State, "age", first.Age)
+		return first.PID
+	}
+	return logged
 }
 
 // archiver hands over what is past the history's time, while this worker has the

@@ -62,6 +62,7 @@ func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
 		"bad broker":          {args: []string{"relay", "--database", lite, "--amqp-url", "http://a:" + secret + "@localhost"}, want: "AmqpURI"},
 		"plaintext":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://a:" + secret + "@example.com"}, want: "AllowPlaintext"},
 		"bad topology":        {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--topology", "x"}, want: "--topology"},
+		"listen on SQLite":    {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--listen"}, want: "only PostgreSQL has NOTIFY"},
 		"bad lease":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--lease", "1ms"}, want: "Lease"},
 		"several bad at once": {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--window", "-1", "--lease", "1ms"}, want: "Window"},
 		"bad log level":       {args: []string{"relay", "--database", lite, "--log-level", "x"}, want: "--log-level"},
@@ -139,7 +140,7 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 	}
 
 	const messages = 300
-	cmd, output := command(t.Context(), env, "relay", "--topology", "queue", "--log-format", "json")
+	cmd, output := command(t.Context(), env, "relay", "--topology", "queue", "--log-format", "json", "--listen")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
@@ -20,6 +21,7 @@ type relayOptions struct {
 	amqpURL  string
 	topology string
 	history  time.Duration
+	listen   bool
 	relay    relay.Config
 	rabbitmq rabbitmq.Config
 }
@@ -40,7 +42,7 @@ at once.`,
 				return err
 			}
 			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
-				return o.run(cmd, db, cfg, log)
+				return o.run(cmd, db, cfg, opts.database.url, log)
 			})
 		},
 	}
@@ -49,6 +51,7 @@ at once.`,
 	flags.BoolVar(&o.rabbitmq.AllowPlaintext, "amqp-allow-plaintext", false, "allow amqp:// to a host that is not this one")
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
+	flags.BoolVar(&o.listen, "listen", false, "let producers' outbox.Notifier wake this worker; --database must lead to PostgreSQL itself, not to a pooler")
 	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's)")
 	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "how long a dead worker keeps others from its lanes; the same for all workers")
 	flags.DurationVar(&o.relay.StopTimeout, "stop-timeout", 10*time.Second, "how long a clean stop waits for what is in flight")
@@ -58,7 +61,7 @@ at once.`,
 	return cmd
 }
 
-func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, log *slog.Logger) error {
+func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, dsn string, log *slog.Logger) error {
 	if o.amqpURL == "" {
 		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
 	}
@@ -86,9 +89,17 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if err != nil {
 		return &usageError{err}
 	}
-	ctx := cmd.Context()
+	group, ctx := errgroup.WithContext(cmd.Context())
+	if o.listen {
+		listener, err := outbox.NewListener(box, dsn)
+		if err != nil {
+			return &usageError{fmt.Errorf("--listen: %w", err)}
+		}
+		group.Go(func() error { return listener.Run(ctx) })
+	}
 	log.InfoContext(ctx, "relay starts", "dialect", cfg.Dialect.String(), "topology", o.topology)
-	if err := worker.Run(ctx); err != nil {
+	group.Go(func() error { return worker.Run(ctx) })
+	if err := group.Wait(); err != nil {
 		return err
 	}
 	log.InfoContext(ctx, "relay stopped", "reason", "signal")
