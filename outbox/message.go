@@ -89,7 +89,7 @@ func (o *Outbox) fill(row Row, i int, msg *message.Message) (Row, error) {
 	if problem != "" {
 		return bad("metadata", problem)
 	}
-	metadata, problem := encodeMetadata(kept)
+	metadata, problem := encodeMetadata(traced(msg.Context(), o.cfg.Propagator, kept))
 	if problem != "" {
 		return bad("metadata", problem)
 	}

@@ -1,12 +1,14 @@
 package outbox
 
 import (
+	"context"
 	"fmt"
 	"maps"
 	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -153,4 +155,22 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 		delete(kept, name)
 	}
 	return kept, ""
+}
+
+// traced returns metadata with the trace of ctx, unless it has one.
+func traced(ctx context.Context, propagator propagation.TextMapPropagator, metadata message.Metadata) message.Metadata {
+	fields := propagator.Fields()
+	if len(fields) == 0 || metadata[fields[0]] != "" {
+		return metadata
+	}
+	trace := propagation.MapCarrier{}
+	propagator.Inject(ctx, trace)
+	if len(trace) == 0 {
+		return metadata
+	}
+	if metadata = maps.Clone(metadata); metadata == nil {
+		metadata = message.Metadata{}
+	}
+	maps.Copy(metadata, trace)
+	return metadata
 }

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -64,6 +66,12 @@ type Config struct {
 	// of this outbox must have it: one that has not removes without asking.
 	// Default: none, rows are just removed.
 	Archive func(ctx context.Context, rows []HistoryRow) error
+
+	// Propagator writes the trace of a message's context into its metadata
+	// (traceparent, for W3C Trace Context), so that relays and consumers can go on
+	// with it. An entry that is there already stays. Default: the global one of
+	// OpenTelemetry, which writes nothing unless it was set.
+	Propagator propagation.TextMapPropagator
 
 	// Retries is how often RunInTx runs its function again after a
 	// serialization failure or a deadlock. Default: 10.
@@ -123,6 +131,9 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	}
 	if cfg.Key == nil {
 		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(KeyMetadata) }
+	}
+	if cfg.Propagator == nil {
+		cfg.Propagator = otel.GetTextMapPropagator()
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

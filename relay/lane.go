@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -47,6 +48,8 @@ type entry struct {
 	attempts int       // failed so far
 	expires  time.Time // the time limit of its attempts; zero: none
 	failure  *failure  // while charged
+
+	span trace.Span // of the publish; nil: not traced
 }
 
 // chain holds what is known of one key and not confirmed, oldest first. Unless

@@ -12,6 +12,8 @@ import (
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
@@ -96,6 +98,12 @@ type Config struct {
 
 	// MeterProvider receives the metrics. Default: the global one.
 	MeterProvider metric.MeterProvider
+
+	// TracerProvider receives a span for each time a message is handed to the
+	// sink, if the message carries a trace that is sampled. Propagator finds
+	// that in the metadata. Defaults: the global ones.
+	TracerProvider trace.TracerProvider
+	Propagator     propagation.TextMapPropagator
 }
 
 // Relay is a worker: it delivers the messages of one outbox to one sink. Any
@@ -164,6 +172,12 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	}
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()
+	}
+	if cfg.TracerProvider == nil {
+		cfg.TracerProvider = otel.GetTracerProvider()
+	}
+	if cfg.Propagator == nil {
+		cfg.Propagator = otel.GetTextMapPropagator()
 	}
 	if cfg.Name == "" {
 		cfg.Name, _ = os.Hostname() // no name is a poor name, not a reason to fail

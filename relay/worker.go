@@ -45,6 +45,8 @@ type worker struct {
 	log    *slog.Logger
 	met    *metrics
 
+	tracing tracing
+
 	check func(context.Context) error
 	// checkDue asks the reader to check the tables before it reads on: at the
 	// start, after the database was away (it may be another server now), and
@@ -91,7 +93,7 @@ type choreAnswer removeAnswer
 
 func newWorker(r *Relay) *worker {
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), met: r.met,
+		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), met: r.met, tracing: newTracing(r.cfg),
 		owner:    rand.Text(),
 		calls:    make(chan func(*engine, time.Time)),
 		drained:  make(chan struct{}, 1),
@@ -286,6 +288,7 @@ func (w *worker) publish(ctx context.Context, entries []*entry) {
 			w.done(&m.Message, Refused(m.malformed))
 			continue
 		}
+		w.tracing.begin(ctx, m)
 		messages = append(messages, &m.Message)
 	}
 	if len(messages) > 0 {
@@ -309,6 +312,7 @@ func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	var counts tally
 	for _, o := range outcomes {
 		counts.add(o.err)
+		w.tracing.end(o.entry, o.err)
 		w.report(ctx, o, now)
 		e.outcome(o.entry, now, o.err)
 	}

@@ -1,0 +1,77 @@
+package relay_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// A trace goes from the producer's context through the table into the span of
+// each try, and on to the broker in the metadata.
+func TestRelay_GoesOnWithTheProducersTrace(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	box, err := outbox.New(p.db, outbox.Config{Database: p.cfg, History: outbox.NoHistory, Propagator: propagation.TraceContext{}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, parent := provider.Tracer("shop").Start(t.Context(), "order")
+	traced := message.NewMessage("traced", nil)
+	traced.SetContext(ctx)
+	err = box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+		return box.Publisher(tx).Publish("orders", traced, message.NewMessage("untraced", nil))
+	})
+	parent.End()
+	if err != nil || len(traced.Metadata) != 0 {
+		t.Fatalf("error %v, the caller's message has %v", err, traced.Metadata)
+	}
+
+	var header atomic.Value
+	var tries atomic.Int32
+	w := &wire{}
+	start(t, box, &sink{name: "w", wire: w, handle: func(_ context.Context, m *relay.Message) error {
+		if m.MessageID != "traced" {
+			return nil
+		}
+		header.Store(m.Metadata["traceparent"])
+		if tries.Add(1) == 1 {
+			return relay.Unavailable(errors.New("not yet"))
+		}
+		return nil
+	}}, relay.Config{TracerProvider: provider, Propagator: propagation.TraceContext{}})
+	p.awaitNothingOwed(t)
+
+	var sends []sdktrace.ReadOnlySpan
+	for _, s := range spans.Ended() {
+		if s.Name() == "send orders" {
+			sends = append(sends, s)
+		}
+	}
+	if len(sends) != 2 {
+		t.Fatalf("%d spans, want one for each try", len(sends))
+	}
+	want := parent.SpanContext()
+	for i, status := range []codes.Code{codes.Error, codes.Unset} {
+		if s := sends[i]; s.Parent().SpanID() != want.SpanID() || s.SpanContext().TraceID() != want.TraceID() || s.Status().Code != status {
+			t.Errorf("span %d: parent %v, status %v", i, s.Parent(), s.Status())
+		}
+	}
+	carried := propagation.TraceContext{}.Extract(t.Context(), propagation.MapCarrier{"traceparent": header.Load().(string)})
+	if got := trace.SpanContextFromContext(carried); got.SpanID() != want.SpanID() {
+		t.Errorf("the broker got the trace %q", header.Load())
+	}
+}
