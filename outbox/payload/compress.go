@@ -52,7 +52,7 @@ func (c *Codec) decompress(body []byte) ([]byte, error) {
 	r.Multistream(false)
 	// The last four bytes say the size, and whoever wrote them may lie.
 	claimed := int64(binary.LittleEndian.Uint32(body[len(body)-4:]))
-	out := bytes.NewBuffer(make([]byte, 0, min(claimed, int64(c.maxSize), mostRatio*int64(len(body)))+bytes.MinRead))
+	out := bytes.NewBuffer(make([]byte, 0, min(claimed, int64(c.maxSize), mostRatio*int64(len(body)))+1+bytes.MinRead))
 	n, err := out.ReadFrom(io.LimitReader(r, int64(c.maxSize)+1))
 	switch {
 	case n > int64(c.maxSize):

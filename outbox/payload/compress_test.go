@@ -36,30 +36,30 @@ func marked(body []byte, encoding string) *message.Message {
 
 func TestDecode_StopsAtTheLargestSize(t *testing.T) {
 	t.Parallel()
-	const most = 1 << 20
+	const most = 64 << 10
 	codec := newCodec(t, payload.Config{MaxSize: most})
 	full := make([]byte, most)
 	if got := decode(t, codec, marked(compressed(t, full, nil), "gzip")); !bytes.Equal(got.Payload, full) {
 		t.Errorf("got %d bytes", len(got.Payload))
 	}
 	refused(t, codec, marked(compressed(t, make([]byte, most+1), nil), "gzip"), payload.ErrTooLarge)
-	refused(t, codec, marked(compressed(t, make([]byte, 200*most), nil), "gzip"), payload.ErrTooLarge)
+	refused(t, codec, marked(compressed(t, make([]byte, 100*most), nil), "gzip"), payload.ErrTooLarge)
 }
 
 // Neither a size that is a lie nor a bomb takes more memory than the limit says.
 func TestDecode_TakesNoMemoryForPromises(t *testing.T) {
-	const most = 1 << 20
+	const most = 64 << 10
 	codec := newCodec(t, payload.Config{MaxSize: most})
 	lie := compressed(t, []byte("tea"), nil)
 	copy(lie[len(lie)-4:], "\xff\xff\xff\xff")
-	bomb := compressed(t, make([]byte, 300*most), nil)
+	bomb := compressed(t, make([]byte, 100*most), nil)
 	for name, c := range map[string]struct {
 		body []byte
 		want error
 		most uint64
 	}{
-		"lie":  {lie, payload.ErrEncoding, 256 << 10},
-		"bomb": {bomb, payload.ErrTooLarge, 4 * most},
+		"lie":  {lie, payload.ErrEncoding, 128 << 10},
+		"bomb": {bomb, payload.ErrTooLarge, 2*most + 128<<10},
 	} {
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
