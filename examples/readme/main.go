@@ -33,17 +33,6 @@ func work(ctx context.Context, db *sql.DB, broker Broker, router *message.Router
 		return err
 	}
 
-	// The message exists if and only if the order does.
-	err := box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `insert into orders values ('order-1', 'tea')`); err != nil {
-			return err
-		}
-		return box.Publisher(tx).Publish("orders", message.NewMessage(watermill.NewUUID(), []byte("tea")))
-	})
-	if err != nil {
-		return err
-	}
-
 	// However often the message comes, the stock shrinks by one.
 	router.AddMiddleware(in.Middleware)
 	router.AddConsumerHandler("stock", "orders", broker, func(msg *message.Message) error {
@@ -54,6 +43,15 @@ func work(ctx context.Context, db *sql.DB, broker Broker, router *message.Router
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return worker.Run(ctx) })
 	group.Go(func() error { return router.Run(ctx) })
+	// The message exists if and only if the order does.
+	group.Go(func() error {
+		return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+			if _, err := tx.ExecContext(ctx, `insert into orders values ('order-1', 'tea')`); err != nil {
+				return err
+			}
+			return box.Publisher(tx).Publish("orders", message.NewMessage(watermill.NewUUID(), []byte("tea")))
+		})
+	})
 	return group.Wait()
 }
 
