@@ -16,6 +16,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -73,6 +74,11 @@ type Config struct {
 	// Retry says how often and when a message that was refused is tried again.
 	Retry Retry
 
+	// LetterRetention is how long dead letters are kept once they have been
+	// replayed or discarded; open ones are kept for ever. Default: 30 days. At
+	// least 1 h.
+	LetterRetention time.Duration
+
 	// Unroutable says for a topic what becomes of messages that nobody takes.
 	// Default: Refuse for all.
 	Unroutable func(topic string) Unroutable
@@ -113,6 +119,8 @@ type Relay struct {
 	sink Sink
 	cfg  Config
 	met  *metrics
+
+	letters *dlq.Store
 }
 
 // New returns a relay from box to sink. It does no I/O. All bad values of cfg
@@ -186,10 +194,15 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if err != nil {
 		errs = append(errs, err)
 	}
+	duration("LetterRetention", &cfg.LetterRetention, 30*24*time.Hour, time.Hour, 100*365*24*time.Hour)
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Relay{box: box, sink: sink, cfg: cfg, met: met}, nil
+	letters, err := dlq.New(box.DB(), dlq.Config{Database: box.Database(), Retention: cfg.LetterRetention})
+	if err != nil {
+		return nil, err
+	}
+	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters}, nil
 }
 
 // Run works until ctx ends; then it takes nothing new, finishes what is in

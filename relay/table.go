@@ -180,6 +180,10 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	if done.Truncated > 0 {
 		w.met.truncated.Add(ctx, int64(done.Truncated))
 	}
+	if err == nil {
+		// Needs no lease: letters are forgotten once, whoever does it.
+		_, err = w.letters.Forget(ctx)
+	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil // goes on in the next round
 	}

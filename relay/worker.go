@@ -36,14 +36,15 @@ import (
 // The others speak to the loop over channels; nothing but the list of outcomes
 // is shared.
 type worker struct {
-	cfg    Config
-	sink   Sink
-	queue  *outbox.Queue
-	leases leaseStore
-	store  parkingStore
-	owner  string
-	log    *slog.Logger
-	met    *metrics
+	cfg     Config
+	sink    Sink
+	queue   *outbox.Queue
+	leases  leaseStore
+	store   parkingStore
+	letters *dlq.Store
+	owner   string
+	log     *slog.Logger
+	met     *metrics
 
 	tracing tracing
 
@@ -93,7 +94,7 @@ type choreAnswer removeAnswer
 
 func newWorker(r *Relay) *worker {
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), met: r.met, tracing: newTracing(r.cfg),
+		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), letters: r.letters, met: r.met, tracing: newTracing(r.cfg),
 		owner:    rand.Text(),
 		calls:    make(chan func(*engine, time.Time)),
 		drained:  make(chan struct{}, 1),
