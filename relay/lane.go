@@ -265,8 +265,12 @@ func (l *lane) tidy(key string, c *chain) {
 	}
 }
 
-// busy appends the keys that reads are to pass over.
+// busy appends the keys that reads are to pass over: more of them would only
+// wait. In a pipeline nothing waits.
 func (l *lane) busy(keys []string) []string {
+	if l.order != OrderPerKey {
+		return keys
+	}
 	for key, c := range l.chains {
 		if c.length > maxWaiting {
 			keys = append(keys, key)

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	watermillsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
+	"github.com/ThreeDotsLabs/watermill/components/forwarder"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/relay/rabbitmq"
+)
+
+const (
+	latencyRate     = 1000 // messages a second
+	latencyMessages = 6000
+	latencyWarm     = 1000 // of them, which do not count
+)
+
+// latency measures the time from a producer's commit to the broker's confirm, one
+// message a transaction, against Watermill's forwarder at its fastest poll.
+func latency(ctx context.Context, b *bench) ([]result, error) {
+	const unit = "ms"
+	if err := initForwarder(ctx, b.db); err != nil {
+		return nil, err
+	}
+	var quantiles [2][2][]float64 // side, p50 or p99, rounds
+	timed := func(at int, name string, run func(ctx context.Context, n int) (*stopwatch, error)) side {
+		return side{name: name, n: latencyMessages, run: func(ctx context.Context, n int) (float64, error) {
+			if n < latencyMessages { // the warm-up
+				n = 2 * latencyWarm
+			}
+			watch, err := run(ctx, n)
+			if err != nil {
+				return 0, err
+			}
+			q := watch.quantiles(latencyWarm, 0.5, 0.99)
+			if n == latencyMessages {
+				quantiles[at][0], quantiles[at][1] = append(quantiles[at][0], q[0]), append(quantiles[at][1], q[1])
+			}
+			return q[1], nil
+		}}
+	}
+	fastest := forwarderSettings{pool: 8, batch: 100, poll: time.Millisecond}
+	_, err := b.rounds(ctx, "latency", unit+" p99",
+		timed(0, "ours", b.oursPaced(latencyRate)),
+		timed(1, "forwarder, "+fastest.String(), b.forwarderPaced(latencyRate, fastest)))
+	if err != nil {
+		return nil, err
+	}
+	what := fmt.Sprintf("commit to confirm at %d transactions a second of one message each, %d of them", latencyRate, latencyMessages-latencyWarm)
+	against := "Watermill's forwarder, " + fastest.String()
+	return []result{
+		compare("latency-p50", what+", median", against, unit, oursAtMost(5), quantiles[0][0], quantiles[1][0]),
+		compare("latency-p99", what+", 99th percentile", against, unit, oursAtMost(25), quantiles[0][1], quantiles[1][1]),
+	}, nil
+}
+
+// oursPaced publishes through the outbox while a relay runs in the same process.
+func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch, error) {
+	return func(ctx context.Context, n int) (*stopwatch, error) {
+		if err := b.exec(ctx, "empty outbox", `truncate oncemill.outbox, oncemill.outbox_history`); err != nil {
+			return nil, err
+		}
+		if err := b.settle(ctx); err != nil {
+			return nil, err
+		}
+		if err := freshQueue(b.servers.amqp); err != nil {
+			return nil, err
+		}
+		box, err := outbox.New(b.db, outbox.Config{History: outbox.NoHistory, Logger: b.log})
+		if err != nil {
+			return nil, err
+		}
+		sink, err := rabbitmq.New(amqp.NewDurableQueueConfig(b.servers.amqp), rabbitmq.Config{Logger: b.log})
+		if err != nil {
+			return nil, err
+		}
+		watch := newStopwatch(b.traffic, n)
+		r, err := relay.New(box, &timedSink{sink, watch}, relay.Config{Logger: b.log})
+		if err != nil {
+			return nil, err
+		}
+		run, stop := context.WithCancel(ctx)
+		defer stop()
+		stopped := make(chan error, 1)
+		go func() { stopped <- r.Run(run) }()
+		err = watch.pace(ctx, rate, n, func(ctx context.Context, i int) error {
+			return box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+				msg := message.NewMessage(b.traffic.id(i), b.traffic.payload(i))
+				outbox.SetKey(msg, b.traffic.key(i))
+				return box.Publisher(tx).Publish(topic, msg)
+			})
+		})
+		if err == nil {
+			err = watch.await(ctx)
+		}
+		stop()
+		if err := errors.Join(err, <-stopped); err != nil {
+			return nil, err
+		}
+		// Producers here do not serialise on keys, so there is no order to keep.
+		return watch, verifyQueue(ctx, b.servers.amqp, b.traffic, n, false)
+	}
+}
+
+// forwarderPaced publishes through Watermill's SQL publisher in the same way while
+// the forwarder runs.
+func (b *bench) forwarderPaced(rate int, s forwarderSettings) func(ctx context.Context, n int) (*stopwatch, error) {
+	return func(ctx context.Context, n int) (*stopwatch, error) {
+		if err := b.exec(ctx, "empty table", forwarderReset); err != nil {
+			return nil, err
+		}
+		if err := b.settle(ctx); err != nil {
+			return nil, err
+		}
+		if err := freshQueue(b.servers.amqp); err != nil {
+			return nil, err
+		}
+		watch := newStopwatch(b.traffic, n)
+		stop, err := startForwarder(ctx, b.db, b.servers.amqp, s, watch)
+		if err != nil {
+			return nil, err
+		}
+		err = watch.pace(ctx, rate, n, func(ctx context.Context, i int) error {
+			tx, err := b.db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+			publisher, err := watermillsql.NewPublisher(tx, watermillsql.PublisherConfig{SchemaAdapter: watermillsql.DefaultPostgreSQLSchema{}}, watermill.NopLogger{})
+			if err != nil {
+				return err
+			}
+			wrapped := forwarder.NewPublisher(publisher, forwarder.PublisherConfig{ForwarderTopic: forwarderTopic})
+			msg := message.NewMessage(b.traffic.id(i), b.traffic.payload(i))
+			msg.Metadata.Set(outbox.KeyMetadata, b.traffic.key(i))
+			if err := wrapped.Publish(topic, msg); err != nil {
+				return err
+			}
+			return tx.Commit()
+		})
+		if err == nil {
+			err = watch.await(ctx)
+		}
+		if err := errors.Join(err, stop()); err != nil {
+			return nil, err
+		}
+		return watch, verifyQueue(ctx, b.servers.amqp, b.traffic, n, false)
+	}
+}
+
+// startForwarder runs Watermill's forwarder daemon until stop is called.
+func startForwarder(ctx context.Context, db *sql.DB, uri string, s forwarderSettings, watch *stopwatch) (stop func() error, err error) {
+	cfg := amqp.NewDurableQueueConfig(uri)
+	cfg.Publish.ConfirmDelivery = true
+	cfg.Publish.Mandatory = true
+	cfg.Publish.ChannelPoolSize = s.pool
+	publisher, err := amqp.NewPublisher(cfg, watermill.NopLogger{})
+	if err != nil {
+		return nil, fmt.Errorf("forwarder: publisher: %w", err)
+	}
+	subscriber, err := newForwarderSubscriber(db, s)
+	if err != nil {
+		return nil, fmt.Errorf("forwarder: subscriber: %w", err)
+	}
+	daemon, err := forwarder.NewForwarder(subscriber, &timedPublisher{publisher, watch}, watermill.NopLogger{}, forwarder.Config{ForwarderTopic: forwarderTopic})
+	if err != nil {
+		return nil, fmt.Errorf("forwarder: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	stopped := make(chan error, 1)
+	go func() { stopped <- daemon.Run(ctx) }()
+	select {
+	case <-daemon.Running():
+	case err := <-stopped:
+		cancel()
+		return nil, fmt.Errorf("forwarder: stopped early: %w", err)
+	}
+	return func() error {
+		defer cancel()
+		return errors.Join(daemon.Close(), <-stopped, publisher.Close())
+	}, nil
+}
+
+// timedPublisher reports confirms to a stopwatch.
+type timedPublisher struct {
+	message.Publisher
+	watch *stopwatch
+}
+
+func (p *timedPublisher) Publish(topic string, messages ...*message.Message) error {
+	if err := p.Publisher.Publish(topic, messages...); err != nil {
+		return err
+	}
+	for _, m := range messages {
+		p.watch.confirm(m.UUID)
+	}
+	return nil
+}
