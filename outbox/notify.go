@@ -119,6 +119,7 @@ func (l *Listener) Run(ctx context.Context) error {
 		switch event {
 		case pq.ListenerEventConnected, pq.ListenerEventReconnected:
 			failing.report(ctx, nil)
+			l.box.wake.raise()
 		case pq.ListenerEventDisconnected, pq.ListenerEventConnectionAttemptFailed:
 			failing.report(ctx, err)
 		}
@@ -133,7 +134,10 @@ func (l *Listener) Run(ctx context.Context) error {
 	for {
 		// Blocks until the connection is there and LISTEN is done.
 		err := listener.Listen(l.channel)
-		if err == nil || errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) {
+			break
+		}
+		if err == nil {
 			failing.report(ctx, nil)
 			break
 		}

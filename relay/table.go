@@ -152,19 +152,19 @@ const (
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
 // of its transactions locks that lease, so two workers never do it at once.
 func (w *worker) upkeep(ctx context.Context) error {
-	defer w.met.held.Store(nil)
-	blocker := 0 // the process that was logged
+	look := holders{met: w.met}
+	defer look.forget()
 	for n := 1; pause(ctx, upkeepEvery); n++ {
 		if n%checkEvery == 0 {
 			w.checkDue.Store(true)
 		}
 		epoch := w.upkeepEpoch.Load()
 		if epoch == 0 {
-			w.met.held.Store(nil)
+			look.forget()
 			continue
 		}
 		if n%heldEvery == 0 {
-			blocker = w.lookForHolders(ctx, blocker)
+			w.lookForHolders(ctx, &look)
 		}
 		if err := w.maintain(ctx, epoch); err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
@@ -190,26 +190,42 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	return err
 }
 
-// lookForHolders measures what keeps dead rows in the tables, and logs who has held
+// holders is what the worker that does the upkeep knows of those who keep dead
+// rows in the tables.
+type holders struct {
+	met    *metrics
+	told   bool // to the metrics
+	logged int  // the process
+}
+
+// forget leaves the metrics to the worker that does the upkeep now.
+func (h *holders) forget() {
+	if h.told {
+		h.met.held.Store(nil)
+	}
+	h.told, h.logged = false, 0
+}
+
+// lookForHolders measures who keeps dead rows in the tables, and logs who has held
 // the ring for long, once.
-func (w *worker) lookForHolders(ctx context.Context, logged int) int {
+func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
 	defer cancel()
 	held, err := w.queue.Held(ctx)
 	if err != nil {
-		return logged // the upkeep itself will say what is wrong
+		return // the upkeep itself will say what is wrong
 	}
+	known.told = true
 	w.met.held.Store(&held)
 	if len(held.Blocked) == 0 {
-		return 0
+		known.logged = 0
+		return
 	}
-	first := held.Blocked[0]
-	if first.PID != logged && first.Age > heldLong {
+	if first := held.Blocked[0]; first.PID != known.logged && first.Age > heldLong {
+		known.logged = first.PID
 		w.log.WarnContext(ctx, "dead rows of the outbox cannot be removed while a transaction is open; reads pass over them",
 			"pid", first.PID, "application", first.Application, "state", first.State, "age", first.Age)
-		return first.PID
 	}
-	return logged
 }
 
 // archiver hands over what is past the history's time, while this worker has the
