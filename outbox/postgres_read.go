@@ -134,7 +134,7 @@ func orEmpty[T any](s []T) []T {
 // readPacked returns the rows of all lanes but those that hold a row with more
 // than its share of the bytes.
 func (s *postgresStore) readPacked(ctx context.Context, req ReadRequest) (out []Row, bulky []int, err error) {
-	share := req.Bytes / req.Rows
+	share := req.Bytes / max(1, req.Rows)
 	rows, err := s.db.QueryContext(ctx, s.readText, readArgs(req, share)...)
 	if err != nil {
 		return nil, nil, err
@@ -247,11 +247,12 @@ type slab struct{ free []byte }
 
 const slabSize = 32 << 10
 
+// clone never returns nil, which would be NULL.
 func (s *slab) clone(b []byte) []byte {
 	if len(b) > slabSize/8 {
 		return bytes.Clone(b)
 	}
-	if len(b) > cap(s.free)-len(s.free) {
+	if s.free == nil || len(b) > cap(s.free)-len(s.free) {
 		s.free = make([]byte, 0, slabSize)
 	}
 	s.free = append(s.free, b...)

@@ -125,6 +125,20 @@ func TestRead_StopsALaneOnceItHasTheBytes(t *testing.T) {
 	})
 }
 
+// To a publisher that stores it, no bytes are not the same as NULL.
+func TestRead_AnEmptyPayloadIsNotNil(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, message.NewMessage("a", nil))
+		rows := p.read(t)
+		expectIDs(t, rows, "a")
+		for _, r := range rows {
+			if r.Payload == nil || r.Metadata == nil {
+				t.Errorf("%s: payload %#v, metadata %#v", r.MessageID, r.Payload, r.Metadata)
+			}
+		}
+	})
+}
+
 func TestRead_PassesOverKnownIDs(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"), newMessage("4", "k"))

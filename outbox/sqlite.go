@@ -103,6 +103,12 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 		}
 		bytes += len(r.Payload) + len(r.Metadata)
 		r.CreatedAt = time.UnixMicro(micros).UTC()
+		if r.Payload == nil { // the driver's way to say empty
+			r.Payload = []byte{}
+		}
+		if r.Metadata == nil {
+			r.Metadata = []byte{}
+		}
 		out = append(out, r)
 	}
 	if err := rows.Err(); err != nil {
