@@ -21,9 +21,10 @@ import (
 func (p *lot) fill(t *testing.T, n int) {
 	t.Helper()
 	p.exec(t, `
-		insert into {{outbox}} (lane, topic, message_id, payload)
-		select i % 32, 't', 'm' || i, ''
-		from generate_series(1, $1::int) i`, n)
+		insert into {{outbox}} (lane, id, topic, message_id, payload)
+		select i % 32, i::bigint * (1 << 18) / $1::int, 't', 'm' || i, ''
+		from generate_series(1, $1::int) i`, n) // in all partitions
+	p.setSequence(t, 1<<18)
 	p.exec(t, `
 		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 		select case when i % 2 = 0 then $2 else i % 32 end, i, 't', 'm' || i, case when i % 2 = 0 then $3 else 'other ' || i end, '', '', now(),
@@ -96,6 +97,13 @@ func (p *lot) labour(t *testing.T, round string) {
 	}
 	p.exec(t, `update {{relay_leases}} set owner = 'dead', suspect = null, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
 	if got, err := p.leases.take(ctx, p.f.owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].crashes == 0 {
+		t.Fatalf("took %v, %v", got, err)
+	}
+	p.f.epoch++
+	// Nothing is owed, and what is parked is not due.
+	p.exec(t, `update {{relay_leases}} set owner = 'dead', crashes = 0, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
+	p.exec(t, `update {{outbox}} set lane = 6 where lane = 5 -- test`)
+	if got, err := p.leases.take(ctx, p.f.owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].crashes != 0 {
 		t.Fatalf("took %v, %v", got, err)
 	}
 	p.f.epoch++
