@@ -65,15 +65,16 @@ set state = case state when 'held' then 'discarding' else 'discarded' end,
 where id = any ($1::bigint[]) and state in ('dead', 'held')
 returning id`
 
-	// By the partial index on closed_at. Others that forget take other letters.
+	// By the partial index on closed_at, and by primary key. Others that forget
+	// take other letters. The time is one that an index can be searched by.
 	postgresForget = `
 delete from {{dead_letters}}
-where id in (
+where id = any (array(
 	select id
 	from {{dead_letters}}
-	where closed_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
+	where closed_at < statement_timestamp() - $1::bigint * interval '1 microsecond'
 	order by closed_at
 	limit $2
 	for update skip locked
-)`
+))`
 )

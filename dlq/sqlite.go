@@ -54,10 +54,11 @@ limit $1`
 order by died_at, id
 limit $1`
 
+	// By primary key: the sign keeps the index of states out of it.
 	sqliteReplay = `
 update {{dead_letters}}
 set state = 'replaying', version = version + 1, acted_at = ` + sqliteNow + `, acted_by = $2, acted_reason = $3
-where id in (select value from json_each($1)) and state in ('dead', 'held')
+where id in (select value from json_each($1)) and +state in ('dead', 'held')
 returning id`
 
 	sqliteDiscard = `
@@ -65,7 +66,7 @@ update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,
 	closed_at = case state when 'held' then null else ` + sqliteNow + ` end,
 	version = version + 1, acted_at = ` + sqliteNow + `, acted_by = $2, acted_reason = $3
-where id in (select value from json_each($1)) and state in ('dead', 'held')
+where id in (select value from json_each($1)) and +state in ('dead', 'held')
 returning id`
 
 	// By the partial index on closed_at.

@@ -11,7 +11,6 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/lib/pq"
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
@@ -35,7 +34,7 @@ type place struct {
 var places = map[string]func(*testing.T) *place{
 	"postgresql": func(t *testing.T) *place { return postgres(t, "binary_parameters=yes") },
 	"postgresql_text_repeatable_read": func(t *testing.T) *place {
-		return postgres(t, "default_transaction_isolation=repeatable%20read")
+		return postgres(t, "default_transaction_isolation=repeatable read")
 	},
 	"sqlite": func(t *testing.T) *place { return sqliteAt(t, filepath.Join(t.TempDir(), "test.db")) },
 }
@@ -54,11 +53,7 @@ func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
 func postgres(t *testing.T, params ...string) *place {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	dsn := pg.DSN
-	for _, param := range params {
-		dsn += "&" + param
-	}
-	return newPlace(t, &pq.Driver{}, dsn, pg.Config)
+	return newPlace(t, testserver.Driver(), pg.URL(t, params...), pg.Config)
 }
 
 func sqliteAt(t *testing.T, path string) *place {
@@ -74,7 +69,7 @@ func newPlace(t *testing.T, d driver.Driver, dsn string, cfg oncemill.Config) *p
 		t.Fatal(err)
 	}
 	p.exec(t, `create table effects (message_id text not null, note text not null default '')`)
-	box, err := outbox.New(p.db, outbox.Config{Database: cfg})
+	box, err := outbox.New(p.pool(t), outbox.Config{Database: cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -97,6 +92,15 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 	return db
 }
 
+// pool returns what the library is given; see testserver.Pool.
+func (p *place) pool(t *testing.T) *sql.DB {
+	t.Helper()
+	if p.cfg.Dialect == oncemill.SQLite {
+		return p.db
+	}
+	return testserver.Pool(p.db, func() *sql.DB { return openTap(t, p.tap) })
+}
+
 // inbox returns an inbox of the consumer "stock"; change may be nil.
 func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 	t.Helper()
@@ -104,7 +108,7 @@ func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 	if change != nil {
 		change(&cfg)
 	}
-	in, err := inbox.New(p.db, cfg)
+	in, err := inbox.New(p.pool(t), cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

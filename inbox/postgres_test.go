@@ -20,7 +20,7 @@ func TestPostgres_HandlerHasTheIsolationOfTheInboxAndItsOwnLockTimeout(t *testin
 	} {
 		t.Run(isolation.String(), func(t *testing.T) {
 			t.Parallel()
-			p := postgres(t, "default_transaction_isolation=repeatable%20read&lock_timeout=77ms")
+			p := postgres(t, "default_transaction_isolation=repeatable read", "lock_timeout=77ms")
 			in := p.inbox(t, func(cfg *inbox.Config) { cfg.Isolation = isolation })
 			err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 				tx, err := handlerTx(msg.Context())

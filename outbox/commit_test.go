@@ -25,11 +25,11 @@ func TestRunInTx_ALostAnswerOfTheCommitIsUnknown(t *testing.T) {
 		"the commit has arrived":     {true, []string{"a"}},
 		"the commit has not arrived": {false, nil},
 	} {
-		for _, params := range []string{"", "&binary_parameters=yes"} {
-			t.Run(name+params, func(t *testing.T) {
+		for _, params := range [][]string{nil, {"binary_parameters=yes"}} {
+			t.Run(fmt.Sprint(name, params), func(t *testing.T) {
 				t.Parallel()
-				p := onPostgres(t)
-				cut := newCommitCutter(t, p.dsn+params, c.arrives)
+				p := onPostgres(t, params...)
+				cut := newCommitCutter(t, p.dsn, c.arrives)
 				db := openTap(t, &tap{driver: p.tap.driver, dsn: cut.dsn})
 				box, err := outbox.New(db, p.cfg)
 				if err != nil {

@@ -91,7 +91,7 @@ func (c *commitCutter) serve(t *testing.T, client net.Conn) {
 			return
 		}
 		size = 1
-		isCommit := packet[0] == 'Q' && strings.HasPrefix(string(packet[5:]), "COMMIT")
+		isCommit := packet[0] == 'Q' && strings.HasPrefix(strings.ToUpper(string(packet[5:])), "COMMIT")
 		if isCommit && c.armed.CompareAndSwap(true, false) {
 			if c.arrives {
 				mute.Store(true)

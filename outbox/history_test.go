@@ -330,7 +330,7 @@ func TestHistory_RevokedRightsDoNotStopDelivery(t *testing.T) {
 	p.publish(t, messages("m", 5)...)
 	rows := p.read(t)
 	p.cfg.Logger = slog.New(slog.DiscardHandler)
-	box, err := outbox.New(p.open(t, "&role="+role), p.cfg)
+	box, err := outbox.New(p.open(t, "role="+role), p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/lib/pq"
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
@@ -23,7 +22,8 @@ import (
 type place struct {
 	db    *sql.DB
 	tap   *tap
-	dsn   string // what tap opens
+	dsn   string                        // what tap opens
+	url   func(params ...string) string // the same with more parameters (PostgreSQL)
 	cfg   outbox.Config
 	box   *outbox.Outbox
 	queue *outbox.Queue
@@ -36,7 +36,8 @@ var places = map[string]func(*testing.T) *place{
 	"postgresql_other_defaults": func(t *testing.T) *place {
 		pg := testserver.Postgres(t)
 		pg.Config.Prefix = "mill_"
-		return newPlace(t, &pq.Driver{}, pg.DSN+"&default_transaction_isolation=repeatable%20read&timezone=Asia/Kathmandu", outbox.Config{Database: pg.Config})
+		url := pg.URL(t, "default_transaction_isolation=repeatable read", "timezone=Asia/Kathmandu")
+		return newPlace(t, testserver.Driver(), url, outbox.Config{Database: pg.Config})
 	},
 	"sqlite": onSQLite,
 }
@@ -55,11 +56,9 @@ func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
 func onPostgres(t *testing.T, params ...string) *place {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	dsn := pg.DSN
-	for _, param := range params {
-		dsn += "&" + param
-	}
-	return newPlace(t, &pq.Driver{}, dsn, outbox.Config{Database: pg.Config})
+	p := newPlace(t, testserver.Driver(), pg.URL(t, params...), outbox.Config{Database: pg.Config})
+	p.url = func(more ...string) string { return pg.URL(t, append(params, more...)...) }
+	return p
 }
 
 func onSQLite(t *testing.T) *place {
@@ -94,7 +93,11 @@ func (p *place) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
 	if change != nil {
 		change(&p.cfg)
 	}
-	box, err := outbox.New(db, p.cfg)
+	pool := db
+	if db == p.db && !p.isSQLite() {
+		pool = testserver.Pool(db, func() *sql.DB { return openTap(t, p.tap) })
+	}
+	box, err := outbox.New(pool, p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,9 +105,9 @@ func (p *place) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
 }
 
 // open returns a pool on the same database, with more parameters (PostgreSQL).
-func (p *place) open(t *testing.T, params string) *sql.DB {
+func (p *place) open(t *testing.T, params ...string) *sql.DB {
 	t.Helper()
-	return openTap(t, &tap{driver: p.tap.driver, dsn: p.dsn + params})
+	return openTap(t, &tap{driver: p.tap.driver, dsn: p.url(params...)})
 }
 
 func openTap(t *testing.T, through *tap) *sql.DB {

@@ -329,9 +329,9 @@ func expectNothingPrepared(t *testing.T, db *sql.DB) {
 // it is the driver that must not keep statements.
 func TestPlans_TheLibraryPreparesNothing(t *testing.T) {
 	t.Parallel()
-	for _, params := range []string{"", "&binary_parameters=yes"} {
-		p := onPostgres(t)
-		db := openTap(t, &tap{driver: p.tap.driver, dsn: p.dsn + params})
+	for _, params := range [][]string{nil, {"binary_parameters=yes"}} {
+		p := onPostgres(t, params...)
+		db := p.open(t)
 		db.SetMaxOpenConns(1)
 		p.use(t, db, nil)
 		for i := range 10 {

@@ -20,7 +20,7 @@ const idsPerPartition = 1 << 16
 // ring is a PostgreSQL whose default isolation breaks a naive truncation.
 func ring(t *testing.T) *place {
 	t.Helper()
-	p := onPostgres(t, "binary_parameters=yes", "default_transaction_isolation=repeatable%20read")
+	p := onPostgres(t, "binary_parameters=yes", "default_transaction_isolation=repeatable read")
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = outbox.NoHistory })
 	return p
 }
@@ -172,7 +172,7 @@ func TestRing_NeverDestroysACommittedRow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := ring(t)
-			elsewhere := p.open(t, "")
+			elsewhere := p.open(t)
 			p.bury(t, 1)
 			p.enter(t, 3)
 			committed := false

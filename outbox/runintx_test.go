@@ -162,7 +162,7 @@ func TestRunInTx_AContextThatEndsBeforeTheCommitIsADefiniteFailure(t *testing.T)
 // A first attempt whose snapshot is older than another's commit.
 func TestRunInTx_RetriesASerializationFailureOfAStatement(t *testing.T) {
 	t.Parallel()
-	for _, level := range []string{"repeatable%20read", "serializable"} {
+	for _, level := range []string{"repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
 			p := onPostgres(t, "binary_parameters=yes", "default_transaction_isolation="+level)

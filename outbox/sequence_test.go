@@ -13,6 +13,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -144,12 +145,12 @@ func TestCheck_RefusesASequenceBehindItsRows(t *testing.T) {
 		err = p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 			return p.box.Publisher(tx).Publish("orders", newMessage("4", "k"))
 		})
-		switch collision := (*pq.Error)(nil); {
+		switch {
 		case p.isSQLite():
 			if err != nil || p.count(t, `select count(*) from {{outbox}} o join {{outbox_history}} h on h.id = o.id`) != 1 {
 				t.Errorf("a naive producer got %v, no id twice: the test shows nothing", err)
 			}
-		case !errors.As(err, &collision) || collision.Code != "23505":
+		case sqlerr.State(err) != "23505":
 			t.Errorf("a naive producer got %v: the test shows nothing", err)
 		}
 	})

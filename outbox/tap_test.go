@@ -96,7 +96,10 @@ func (c *tapConn) ResetSession(ctx context.Context) error {
 	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
 }
 
-func (c *tapConn) IsValid() bool { return c.Conn.(driver.Validator).IsValid() }
+func (c *tapConn) IsValid() bool {
+	v, ok := c.Conn.(driver.Validator)
+	return !ok || v.IsValid()
+}
 
 func (c *tapConn) CheckNamedValue(v *driver.NamedValue) error {
 	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {

@@ -98,8 +98,10 @@ func schemaOn(t *testing.T, server *testserver.PostgresServer) place {
 		t.Fatal(err)
 	}
 	path := "search_path=" + name
+	open := func(testing.TB, ...string) *sql.DB { return server.Open(path) }
 	return migrated(t, place{
-		db: server.Open(path), cfg: oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: "mill_" + name}, driver: "postgres", dsn: server.DSN() + "&" + path,
+		db: open(t), cfg: oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: "mill_" + name},
+		driver: testserver.DriverName(), dsn: server.DSN() + "&" + path, open: open,
 	})
 }
 

@@ -50,13 +50,15 @@ func eachDatabase(t *testing.T, test func(t *testing.T, p place)) {
 func onPostgres(t testing.TB, params ...string) place {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	return migrated(t, place{db: pg.Open(t, params...), cfg: pg.Config, driver: "postgres", dsn: pg.DSN, open: pg.Open})
+	url := pg.URL(t, "binary_parameters=yes")
+	return migrated(t, place{db: pg.Open(t, params...), cfg: pg.Config, driver: testserver.DriverName(), dsn: url, open: pg.Open})
 }
 
 // onServer is a place on a PostgreSQL that belongs to the test.
 func onServer(t testing.TB, server *testserver.PostgresServer) place {
 	t.Helper()
-	return migrated(t, place{db: server.Open(), driver: "postgres", dsn: server.DSN()})
+	open := func(_ testing.TB, params ...string) *sql.DB { return server.Open(params...) }
+	return migrated(t, place{db: open(t), driver: testserver.DriverName(), dsn: server.DSN(), open: open})
 }
 
 func onSQLite(t testing.TB) place {
@@ -80,7 +82,14 @@ func migrated(t testing.TB, p place) place {
 }
 
 // box returns an outbox without history, on the place's own pool.
-func (p place) box(t testing.TB) *outbox.Outbox { return p.boxOn(t, p.db, outbox.NoHistory) }
+func (p place) box(t testing.TB) *outbox.Outbox {
+	t.Helper()
+	pool := p.db
+	if p.postgres() {
+		pool = testserver.Pool(p.db, func() *sql.DB { return p.open(t) })
+	}
+	return p.boxOn(t, pool, outbox.NoHistory)
+}
 
 func (p place) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Outbox {
 	t.Helper()

@@ -67,7 +67,8 @@ where seen_until > clock_timestamp()`
 	// former owner sees the new epoch.
 	//
 	// Whether a lane has anything to be charged for is one probe of an index for
-	// each of its tables: the limit keeps the planner from hashing them.
+	// each of its tables: the limit keeps the planner from hashing them, and the
+	// time is one that an index can be searched by.
 	postgresTake = `
 update {{relay_leases}} l
 set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
@@ -75,7 +76,7 @@ set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigin
 		when free.owner not in ('', $1) and absent.owners < 2 and coalesce(
 			l.suspect > 0,
 			(select true from {{outbox}} o where o.lane = l.lane limit 1),
-			(select true from {{parked}} p where p.lane = l.lane and p.next_at <= clock_timestamp() limit 1),
+			(select true from {{parked}} p where p.lane = l.lane and p.next_at <= statement_timestamp() limit 1),
 			false) then 1
 		else 0
 	end

@@ -96,13 +96,6 @@ type process struct {
 func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 	t.Helper()
 	spec.Driver, spec.DSN, spec.Database, spec.Broker = p.driver, p.dsn, p.cfg, b.address()
-	if p.postgres() {
-		separator := "?"
-		if strings.Contains(p.dsn, "?") {
-			separator = "&"
-		}
-		spec.DSN += separator + "binary_parameters=yes"
-	}
 	text, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)

@@ -22,6 +22,9 @@
 #                            make one, or start it again; prints the export lines.
 #                            name=value goes to postgresql.conf or rabbitmq.conf.
 #                            It is removed when the process --owner has ended.
+#   servers.sh start pgbouncer DIR upstream=DIR [--port N] [--owner PID] [name=value]...
+#                            the same for a PgBouncer, in transaction mode, in front
+#                            of the PostgreSQL in the directory upstream
 #   servers.sh stop DIR      clean stop        servers.sh kill DIR     SIGKILL
 #   servers.sh crash DIR     PostgreSQL: immediate shutdown
 #   servers.sh ctl DIR ...   rabbitmqctl       servers.sh remove DIR   stop and delete
@@ -37,6 +40,8 @@ source "$here/servers/common.sh"
 source "$here/servers/postgres.sh"
 # shellcheck source=scripts/servers/rabbitmq.sh
 source "$here/servers/rabbitmq.sh"
+# shellcheck source=scripts/servers/pgbouncer.sh
+source "$here/servers/pgbouncer.sh"
 
 usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
@@ -76,7 +81,7 @@ status() {
 # start KIND DIR [--port N] [--owner PID] [name=value]...
 start() {
 	local kind=${1:-} dir=${2:-} port="" owner="" settings=()
-	[[ $kind == postgres || $kind == rabbitmq ]] || die "start postgres|rabbitmq DIR"
+	[[ $kind == postgres || $kind == rabbitmq || $kind == pgbouncer ]] || die "start postgres|rabbitmq|pgbouncer DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
 	while [[ $# -gt 0 ]]; do

@@ -20,8 +20,8 @@ type PG struct {
 	// DB is a pool whose unqualified names mean Schema.
 	DB *sql.DB
 
-	// DSN is the URL behind DB, without parameters that only lib/pq knows, so
-	// that it serves other drivers and processes too.
+	// DSN is the URL behind DB, without parameters that only one driver knows.
+	// URL adds those of the driver in use.
 	DSN string
 
 	// Schema is for the business tables of the test. It exists and is empty.
@@ -29,6 +29,8 @@ type PG struct {
 
 	// Config names another schema, for oncemill's tables. It does not exist yet.
 	Config oncemill.Config
+
+	server string // the URL of the server itself, with or without a pooler before it
 }
 
 // Postgres returns two schemas for t, one for its business tables and one for
@@ -44,8 +46,8 @@ func Postgres(t testing.TB) PG {
 	pg := PG{
 		Schema: "app_" + name,
 		Config: oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: "mill_" + name},
+		server: shared,
 	}
-	pg.DSN = withParams(t, shared, "search_path="+pg.Schema, "application_name=oncemill_test")
 	if err := execOnce(t.Context(), shared, "create schema "+pg.Schema); err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
@@ -58,24 +60,32 @@ func Postgres(t testing.TB) PG {
 				t.Errorf("testserver: drop schema (is a transaction of the test still open?): %v", err)
 			}
 		}
+		if err := execOnce(context.WithoutCancel(t.Context()), url, strings.ReplaceAll(dropRoles, "SCHEMA", pg.Schema)); err != nil {
+			t.Errorf("testserver: drop roles: %v", err)
+		}
 	})
+	pg.DSN = pg.dsn(t)
 	pg.DB = pg.Open(t)
 	return pg
 }
 
-// Open returns one more pool (lib/pq), closed when t ends. Each parameter is
-// "name=value" of the connection, for example
-// "default_transaction_isolation=repeatable read".
+// Open returns one more pool, closed when t ends. Each parameter is "name=value"
+// of the connection, for example "default_transaction_isolation=repeatable read".
 func (pg PG) Open(t testing.TB, params ...string) *sql.DB {
 	t.Helper()
-	return openPostgres(t, pg.DSN, params...)
+	return open(t, pg.URL(t, append([]string{"binary_parameters=yes"}, params...)...))
 }
 
-// openPostgres adds binary_parameters, which lib/pq needs to execute a
-// statement with arguments in one round trip.
-func openPostgres(t testing.TB, dsn string, params ...string) *sql.DB {
+// URL returns DSN with parameters, for Driver: what only lib/pq knows is left out
+// where the driver is another one.
+func (pg PG) URL(t testing.TB, params ...string) string {
 	t.Helper()
-	db, err := sql.Open("postgres", withParams(t, dsn, append([]string{"binary_parameters=yes"}, params...)...))
+	return forDriver(t, pg.dsn(t, params...))
+}
+
+func open(t testing.TB, url string) *sql.DB {
+	t.Helper()
+	db, err := sql.Open(DriverName(), url)
 	if err != nil {
 		t.Fatalf("testserver: %v", err)
 	}

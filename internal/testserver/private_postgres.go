@@ -16,14 +16,22 @@ func PrivatePostgres(t testing.TB, settings ...string) *PostgresServer {
 	return &PostgresServer{startPrivate(t, "postgres", settings)}
 }
 
-// DSN returns the URL of the server, without parameters that only lib/pq knows.
+// DSN returns the URL of the server, without parameters that only one driver knows.
 func (s *PostgresServer) DSN() string { return s.exports[envPostgres] }
 
-// Open returns a pool (lib/pq) that is closed when the test ends. Each
-// parameter is "name=value" of the connection.
+// Open returns a pool that is closed when the test ends. Each parameter is
+// "name=value" of the connection.
 func (s *PostgresServer) Open(params ...string) *sql.DB {
 	s.t.Helper()
-	return openPostgres(s.t, s.DSN(), params...)
+	return open(s.t, forDriver(s.t, withParams(s.t, s.DSN(), append([]string{"binary_parameters=yes"}, params...)...)))
+}
+
+// PgBouncer starts a PgBouncer before the server, in transaction mode, and returns
+// its URL. It ends with the test. Each setting is "name=value" of pgbouncer.ini.
+func (s *PostgresServer) PgBouncer(settings ...string) string {
+	s.t.Helper()
+	p := startPrivate(s.t, "pgbouncer", append([]string{"upstream=" + s.dir}, settings...))
+	return p.exports[envPgBouncer]
 }
 
 // Crash shuts the server down at once, without a checkpoint: the next start

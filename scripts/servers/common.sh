@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by servers.sh: messages, locks, processes, ports and the directories of instances.
 #
-# An instance is a directory with the files kind (postgres or rabbitmq), port
+# An instance is a directory with the files kind (postgres, rabbitmq or pgbouncer), port
 # (and further ports), settings, pid ("PID STARTTIME" of the server), owner (the
 # same for the process it belongs to, when it has one), log and the server's data.
 
@@ -16,6 +16,7 @@ die() {
 
 die_missing() {
 	local what=PostgreSQL variable=ONCEMILL_TEST_POSTGRES package=postgresql
+	[[ $1 != pgbouncer ]] || die "PgBouncer could not be installed here: sudo apt-get install pgbouncer (this needs root on Debian or Ubuntu)"
 	[[ $1 == postgres ]] || { what=RabbitMQ variable=ONCEMILL_TEST_AMQP package=rabbitmq-server; }
 	say "no usable $what: nothing suitable on the default port, and $package could not be installed here."
 	die "either set $variable to its URL, or: sudo apt-get install $package (this needs root on Debian or Ubuntu)"
@@ -141,10 +142,10 @@ create() {
 	mkdir -p "$(dirname "$dir")"
 	mkdir "$dir" || die "$dir: cannot be made"
 	chmod 755 "$dir"
-	as "$kind"
+	as "${kind/pgbouncer/postgres}" # Debian's package has no user of its own
 	"${AS[@]}" test -x "$dir" || {
 		rmdir "$dir"
-		die "user $kind cannot reach $dir; set ONCEMILL_SERVERS_DIR to a directory that everybody can enter"
+		die "the user of $kind cannot reach $dir; set ONCEMILL_SERVERS_DIR to a directory that everybody can enter"
 	}
 	[[ -z $owner ]] || remember "$dir/owner" "$owner" || die "--owner $owner: no such process"
 	reserve "$dir" "$port" >"$dir/port"

@@ -1,0 +1,107 @@
+package testserver
+
+import (
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/lib/pq"
+)
+
+// Plans are the plans that a PostgreSQL has really used, as auto_explain tells
+// them to the one connection of a pool.
+type Plans struct {
+	t testing.TB
+
+	mu   sync.Mutex
+	text []string
+}
+
+// Plan is one of them.
+type Plan struct {
+	Statement string
+	Text      string  // JSON
+	Rows      float64 // of tables that it has looked at
+	Faults    []string
+}
+
+// Explained returns a pool of one connection, and the plans that it will use.
+func Explained(t testing.TB, dsn string) (*sql.DB, *Plans) {
+	t.Helper()
+	connector, err := pq.NewConnector(withParams(t, dsn, "binary_parameters=yes"))
+	if err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	p := &Plans{t: t}
+	db := sql.OpenDB(pq.ConnectorWithNoticeHandler(connector, p.add))
+	db.SetMaxOpenConns(1)
+	t.Cleanup(func() { db.Close() }) //nolint:errcheck // nothing is left to be told
+	for _, text := range []string{
+		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_level = notice`,
+		`set auto_explain.log_format = json`, `set auto_explain.log_analyze = on`, `set auto_explain.log_timing = off`,
+		`set client_min_messages = notice`,
+	} {
+		if _, err := db.ExecContext(t.Context(), text); err != nil {
+			t.Fatalf("testserver: %s: %v", text, err)
+		}
+	}
+	return db, p
+}
+
+func (p *Plans) add(notice *pq.Error) {
+	if _, plan, ok := strings.Cut(notice.Message, "plan:\n"); ok {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.text = append(p.text, plan)
+	}
+}
+
+// Take returns the plans since the last call. A fault is a scan of a whole table,
+// or code compiled for one execution (JIT).
+func (p *Plans) Take() []Plan {
+	p.t.Helper()
+	p.mu.Lock()
+	texts := p.text
+	p.text = nil
+	p.mu.Unlock()
+	plans := make([]Plan, len(texts))
+	for i, text := range texts {
+		var tree map[string]any
+		if err := json.Unmarshal([]byte(text), &tree); err != nil {
+			p.t.Fatalf("testserver: %v in %s", err, text)
+		}
+		plans[i] = Plan{Statement: fmt.Sprint(tree["Query Text"]), Text: text}
+		plans[i].walk(tree)
+	}
+	return plans
+}
+
+func (p *Plan) walk(node any) {
+	switch node := node.(type) {
+	case []any:
+		for _, n := range node {
+			p.walk(n)
+		}
+	case map[string]any:
+		kind, _ := node["Node Type"].(string)
+		table, _ := node["Relation Name"].(string)
+		if strings.HasSuffix(kind, "Scan") && table != "" {
+			loops, _ := node["Actual Loops"].(float64)
+			actual, _ := node["Actual Rows"].(float64)
+			removed, _ := node["Rows Removed by Filter"].(float64)
+			p.Rows += loops * (actual + removed)
+			if kind == "Seq Scan" && loops > 0 {
+				p.Faults = append(p.Faults, kind+" of "+table)
+			}
+		}
+		if _, compiled := node["JIT"]; compiled {
+			p.Faults = append(p.Faults, "JIT")
+		}
+		for _, n := range node {
+			p.walk(n)
+		}
+	}
+}

@@ -1,0 +1,136 @@
+package testserver
+
+import (
+	"database/sql"
+	"database/sql/driver"
+	"hash/fnv"
+	"net/url"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/lib/pq"
+)
+
+// The suites of this module run with lib/pq, connected to the server, with as many
+// connections as they like. internal/e2e runs them again in other set-ups, which
+// it names in the environment.
+const (
+	envDriver    = "ONCEMILL_TEST_DRIVER"         // pgx, which internal/e2e links in
+	envPgBouncer = "ONCEMILL_TEST_PGBOUNCER"      // the URL of a PgBouncer before ONCEMILL_TEST_POSTGRES
+	envMaxConns  = "ONCEMILL_TEST_MAX_OPEN_CONNS" // of each pool that the library is given
+)
+
+// DriverName returns the name of the database/sql driver for PostgreSQL.
+func DriverName() string {
+	if name := os.Getenv(envDriver); name != "" {
+		return name
+	}
+	return "postgres"
+}
+
+// Driver returns the database/sql driver for PostgreSQL.
+func Driver() driver.Driver {
+	db, err := sql.Open(DriverName(), "")
+	if err != nil {
+		panic(err) // a driver that is not linked in
+	}
+	defer db.Close() //nolint:errcheck // nothing was connected
+	return db.Driver()
+}
+
+// Pool returns what a test gives to the library for db, a pool of the same
+// database: db itself, or, in a set-up that limits the connections of each pool,
+// the one that open returns, limited. The test itself needs more of them.
+func Pool(db *sql.DB, open func() *sql.DB) *sql.DB {
+	most, err := strconv.Atoi(os.Getenv(envMaxConns))
+	if err != nil {
+		return db
+	}
+	limited := open()
+	limited.SetMaxOpenConns(most)
+	return limited
+}
+
+// forDriver makes a URL with lib/pq's parameters one for the driver in use.
+// Through a pooler a statement must be one round trip: for lib/pq and for pgx that
+// is a parameter each.
+func forDriver(t testing.TB, dsn string) string {
+	t.Helper()
+	pooled := os.Getenv(envPgBouncer) != ""
+	switch {
+	case DriverName() != "pgx" && pooled:
+		return withParams(t, dsn, "binary_parameters=yes")
+	case DriverName() != "pgx":
+		return dsn
+	}
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatalf("testserver: the URL of the PostgreSQL cannot be parsed")
+	}
+	query := u.Query()
+	query.Del("binary_parameters")
+	if pooled {
+		query.Set("default_query_exec_mode", "exec")
+	}
+	u.RawQuery = strings.ReplaceAll(query.Encode(), "+", "%20")
+	return u.String()
+}
+
+// passed are the parameters that PgBouncer takes or passes on, or that the driver
+// keeps for itself.
+var passed = []string{"application_name", "timezone", "binary_parameters"}
+
+// dsn returns the URL of the server with the schema of the test and parameters.
+// PgBouncer passes few of those on, so each set of the others is a role of its
+// own there.
+func (pg PG) dsn(t testing.TB, params ...string) string {
+	t.Helper()
+	params = append([]string{"search_path=" + pg.Schema, "application_name=oncemill_test"}, params...)
+	pooler := os.Getenv(envPgBouncer)
+	if pooler == "" {
+		return withParams(t, pg.server, params...)
+	}
+	var settings []string
+	params = slices.DeleteFunc(params, func(param string) bool {
+		name, _, _ := strings.Cut(param, "=")
+		if slices.Contains(passed, name) {
+			return false
+		}
+		settings = append(settings, param)
+		return true
+	})
+	u, err := url.Parse(pooler)
+	if err != nil {
+		t.Fatalf("testserver: the URL of the PgBouncer cannot be parsed")
+	}
+	u.User = url.User(pg.role(t, settings))
+	return withParams(t, u.String(), params...)
+}
+
+// dropRoles is what removes the roles of a schema, once that is gone.
+const dropRoles = `do $$ declare name text; begin
+	for name in select rolname from pg_roles where starts_with(rolname, 'SCHEMA_') loop
+		execute 'drop role ' || name;
+	end loop;
+end $$`
+
+// role makes the role that has these settings, unless it is there.
+func (pg PG) role(t testing.TB, settings []string) string {
+	t.Helper()
+	hash := fnv.New32a()
+	hash.Write([]byte(strings.Join(settings, "\n")))
+	name := pg.Schema + "_" + strconv.FormatUint(uint64(hash.Sum32()), 36)
+	text := "do $$ begin create role " + name + " superuser login;"
+	for _, setting := range settings {
+		parameter, value, _ := strings.Cut(setting, "=")
+		text += " alter role " + name + " set " + parameter + " to " + pq.QuoteLiteral(value) + ";"
+	}
+	text += " exception when duplicate_object then null; end $$"
+	if err := execOnce(t.Context(), pg.server, text); err != nil {
+		t.Fatalf("testserver: %v", err)
+	}
+	return name
+}

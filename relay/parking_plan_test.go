@@ -1,0 +1,193 @@
+package relay
+
+import (
+	"fmt"
+	"path/filepath"
+	"reflect"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// fill loads many rows of the outbox, many parked rows of other lanes, of other keys, and of one key behind its
+// head, dead letters and commands of other lanes.
+func (p *lot) fill(t *testing.T, n int) {
+	t.Helper()
+	p.exec(t, `
+		insert into {{outbox}} (lane, id, topic, message_id, payload)
+		select i % 32, i::bigint * (1 << 18) / $1::int, 't', 'm' || i, ''
+		from generate_series(1, $1::int) i`, n) // in all partitions
+	p.setSequence(t, 1<<18)
+	p.exec(t, `
+		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+		select case when i % 2 = 0 then $2 else i % 32 end, i, 't', 'm' || i, case when i % 2 = 0 then $3 else 'other ' || i end, '', '', now(),
+			case when i % 2 = 1 or i = 2 then now() + interval '1 hour' end
+		from generate_series(1, $1::int) i`, n, lotLane, laneKey(9))
+	p.exec(t, `
+		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+		select $2, 1000000 + i, 't', 'unkeyed ' || i, '', '', '', now(), now() + interval '1 hour'
+		from generate_series(1, $1::int / 10) i`, n, lotLane)
+	p.exec(t, `
+		insert into {{dead_letters}} (state, held, source, lane, row_id, topic, message_id, key, payload, created_at, reason, error, fingerprint)
+		select case when i % 10 = 0 then 'replaying' else 'dead' end, false, 'relay', case when i % 10 = 0 then 6 else i % 32 end, i, 't', 'm' || i, 'k', '', now(), 'refused', '', 'f'
+		from generate_series(1, $1::int) i`, n)
+}
+
+// labour is each of the store's statements, on a few rows.
+func (p *lot) labour(t *testing.T, round string) {
+	t.Helper()
+	ctx := t.Context()
+	a, b := laneKey(1)+"x"+round, laneKey(2)+"y"+round
+	insert := func(key string, n int) (rows []outbox.Row) {
+		for i := range n {
+			r := outbox.Row{Ref: outbox.Ref{Lane: lotLane, MessageID: fmt.Sprintf("%s/%d", key, i)}, Topic: "t", Key: key}
+			err := p.db.QueryRowContext(ctx, p.box.Database().Expand(`insert into {{outbox}} (lane, topic, message_id, key, payload) values ($1, 't', $2, $3, '') returning id, created_at -- test`),
+				lotLane, r.MessageID, key).Scan(&r.ID, &r.CreatedAt)
+			if err != nil {
+				t.Fatal(err)
+			}
+			rows = append(rows, r)
+		}
+		return rows
+	}
+	first, second := insert(a, 6), insert(b, 3)
+	loose := insert("", 2)
+	p.mustFail(t, []failure{failing(first[0], retryLater), failing(second[0], letterHold), failing(loose[0], letterSkip)}, slices.Concat(first[1:5], second[1:])...)
+	p.mustFail(t, []failure{failingAgain(parkedRow{Row: first[0], attempts: 1}, retryLater)})
+	p.mustFail(t, []failure{failingAgain(parkedRow{Row: first[0], attempts: 2}, letterSkip)}, first[5])
+	due, _ := p.mustDue(t, 64, 32, -1, -2, -3)
+	if got := dueNames(due); len(got) != 5 {
+		t.Fatalf("due %v", got)
+	}
+	p.mustFail(t, []failure{failingAgain(due[0], letterHold)})
+	p.exec(t, `update {{dead_letters}} set state = case when message_id like '%x%' then 'replaying' else 'discarding' end where state = 'held' -- test`)
+	commands, err := p.commands(ctx, allLanes(), 100)
+	if err != nil || len(commands) != 100 {
+		t.Fatalf("commands %v, %v", commands, err)
+	}
+	commands, err = p.commands(ctx, []int{lotLane}, 100)
+	if err != nil || len(commands) != 2 {
+		t.Fatalf("commands %v, %v", commands, err)
+	}
+	if _, _, err := p.carryOut(ctx, p.f, []int64{commands[0].letter, commands[1].letter}); err != nil {
+		t.Fatal(err)
+	}
+	due, _ = p.mustDue(t, 64, 32)
+	for _, r := range due {
+		p.mustSettle(t, r)
+	}
+	keys, err := p.parkedKeys(ctx, []int{lotLane})
+	if err != nil || len(keys) != 1+p.count(t, `select count(distinct key) from {{parked}} where lane = 5 and key like 'other%' -- test`) {
+		t.Fatalf("%d keys, %v", len(keys), err)
+	}
+	for _, id := range []int64{2, loose[1].ID} {
+		if _, _, found, err := p.find(ctx, lotLane, id); !found || err != nil {
+			t.Fatalf("row %d: found %v, %v", id, found, err)
+		}
+	}
+	if _, err := p.box.Queue().Remove(ctx, []outbox.Ref{loose[1].Ref}); err != nil {
+		t.Fatal(err)
+	}
+	p.exec(t, `update {{relay_leases}} set owner = 'dead', suspect = null, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
+	if got, err := p.leases.take(ctx, p.f.owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].crashes == 0 {
+		t.Fatalf("took %v, %v", got, err)
+	}
+	p.f.epoch++
+	// Nothing is owed, and what is parked is not due.
+	p.exec(t, `update {{relay_leases}} set owner = 'dead', crashes = 0, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
+	p.exec(t, `update {{outbox}} set lane = 6 where lane = 5 -- test`)
+	if got, err := p.leases.take(ctx, p.f.owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].crashes != 0 {
+		t.Fatalf("took %v, %v", got, err)
+	}
+	p.f.epoch++
+}
+
+// However much is parked or dead, each statement looks at what it is about.
+func TestParkingPlans_TouchNothingElse(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	db, seen := testserver.Explained(t, pg.DSN)
+	p := newLot(t, db, pg.Config, time.Hour)
+	p.exec(t, `analyze {{parked}}`)
+	p.exec(t, `analyze {{dead_letters}}`)
+	p.exec(t, `analyze {{outbox}}`)
+	const rows = 20_000
+	p.fill(t, rows)
+	for _, situation := range []string{"never analyzed since it was empty", "analyzed"} {
+		if situation == "analyzed" {
+			p.exec(t, `analyze {{parked}}`)
+			p.exec(t, `analyze {{dead_letters}}`)
+		}
+		seen.Take()
+		p.labour(t, situation[:1])
+		checked := 0
+		for _, plan := range seen.Take() {
+			if strings.Contains(plan.Statement, "-- test") {
+				continue
+			}
+			checked++
+			// The most have the keys of the lane, each a probe, and the commands.
+			most := 300.0
+			if strings.Contains(plan.Statement, "recursive k") {
+				most = rows/32 + 100
+			}
+			faults := slices.DeleteFunc(plan.Faults, func(f string) bool { return f == "Seq Scan of relay_leases" }) // 33 rows
+			if len(faults) > 0 || plan.Rows > most {
+				t.Errorf("%s: looked at %v rows, %q:\n%s", situation, plan.Rows, faults, plan.Text)
+			}
+		}
+		if checked < 25 {
+			t.Errorf("%s: %d plans", situation, checked)
+		}
+	}
+}
+
+func TestParkingPlans_OnSQLiteGoByIndexes(t *testing.T) {
+	t.Parallel()
+	p := newLot(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, time.Hour)
+	p.exec(t, `analyze`)
+	store := p.parkingStore.(*sqliteParking)
+	texts := map[string]string{"heads": store.headTexts[32], "commands": store.commandTexts[32]}
+	for value, i := reflect.ValueOf(store.t), 0; i < value.NumField(); i++ {
+		texts[value.Type().Field(i).Name] = value.Field(i).String()
+	}
+	parameter := regexp.MustCompile(`\?(\d+)`)
+	for name, text := range texts {
+		most := 0
+		for _, m := range parameter.FindAllStringSubmatch(text, -1) {
+			n, _ := strconv.Atoi(m[1])
+			most = max(most, n)
+		}
+		args := make([]any, most)
+		for i := range args {
+			args[i] = "[1]"
+		}
+		steps, err := p.db.QueryContext(t.Context(), `explain query plan `+text, args...)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		for steps.Next() {
+			var id, parent, unused int
+			var step string
+			if err := steps.Scan(&id, &parent, &unused, &step); err != nil {
+				t.Fatal(err)
+			}
+			for _, table := range []string{"oncemill_parked", "oncemill_outbox", "oncemill_dead_letters", "p", "d"} {
+				if strings.HasPrefix(step, "SCAN "+table) && !strings.HasPrefix(step, "SCAN "+table+" CONSTANT") {
+					t.Errorf("%s: %s\n%s", name, step, text)
+				}
+			}
+		}
+		if err := steps.Err(); err != nil {
+			t.Fatal(err)
+		}
+		steps.Close()
+	}
+}
