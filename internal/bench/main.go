@@ -41,6 +41,7 @@ const (
 type row struct {
 	id    string
 	alone bool // a single side: nothing to compare, runs only when it is named
+	long  bool // takes minutes: runs with -long, or when it is named
 	run   func(ctx context.Context, b *bench) ([]result, error)
 }
 
@@ -50,6 +51,12 @@ var rows = []row{
 	{id: "relay-engine", run: relayEngine},
 	{id: "relay-vs-skiplocked", run: relayVsSkipLocked},
 	{id: "relay-wal", run: relayWAL},
+	{id: "relay-hotkey", run: relayHotKey},
+	{id: "publish", run: publish},
+	{id: "latency", run: latency},
+	{id: "idle", run: idle},
+	{id: "scale-out", run: scaleOut},
+	{id: "growth-xmin", long: true, run: growthXmin},
 	{id: "raw", alone: true, run: rawAlone},
 	{id: "forwarder", alone: true, run: forwarderAlone},
 	{id: "skiplocked", alone: true, run: skipLockedAlone},
@@ -68,7 +75,7 @@ func main() {
 	var o options
 	flag.StringVar(&o.rows, "rows", "", "comma-separated `ids` of rows to run; all comparisons if empty. There are: "+strings.Join(ids(rows), ", "))
 	flag.IntVar(&o.pairs, "pairs", 0, fmt.Sprintf("`rounds` of each row; default: %d, or %d with -long", usualPairs, longPairs))
-	flag.BoolVar(&o.long, "long", false, "more rounds")
+	flag.BoolVar(&o.long, "long", false, "more rounds, and the rows that take minutes")
 	flag.StringVar(&o.out, "out", "", "`file` for the results as JSON; default: bench.json in the repository for a run of all rows, none for a run of some")
 	flag.StringVar(&o.docs, "docs", "", "`directory` for the table and the plot; default: docs/bench in the repository for a run of all rows, none for a run of some")
 	flag.StringVar(&o.root, "root", filepath.Join("..", ".."), "`directory` of the repository")
@@ -85,7 +92,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	chosen, err := choose(o.rows)
+	chosen, err := choose(o.rows, o.long)
 	if err != nil {
 		return err
 	}
@@ -178,12 +185,13 @@ func (o *options) fill() error {
 	return nil
 }
 
-// choose returns the rows with the given ids, in the order given.
-func choose(list string) ([]row, error) {
+// choose returns the rows with the given ids, in the order given; if none are
+// named, all comparisons, with the long ones only if asked for.
+func choose(list string, long bool) ([]row, error) {
 	var chosen []row
 	if list == "" {
 		for _, r := range rows {
-			if !r.alone {
+			if !r.alone && (long || !r.long) {
 				chosen = append(chosen, r)
 			}
 		}

@@ -41,6 +41,10 @@ func (b *bench) prepare(ctx context.Context) error {
 // messages of the outbox, and returns the time from before its start to the
 // deletion of the last row.
 func (b *bench) drain(ctx context.Context, n int, history bool, sink relay.Sink) (took time.Duration, err error) {
+	return b.drainWith(ctx, n, history, sink, relay.Config{})
+}
+
+func (b *bench) drainWith(ctx context.Context, n int, history bool, sink relay.Sink, worker relay.Config) (took time.Duration, err error) {
 	cfg := outbox.Config{History: outbox.NoHistory, Logger: b.log}
 	if history {
 		cfg.History = 24 * time.Hour
@@ -57,7 +61,8 @@ func (b *bench) drain(ctx context.Context, n int, history bool, sink relay.Sink)
 		}
 	}
 	counted := newCountingSink(sink, n)
-	r, err := relay.New(box, counted, relay.Config{Logger: b.log})
+	worker.Logger = b.log
+	r, err := relay.New(box, counted, worker)
 	if err != nil {
 		return 0, err
 	}

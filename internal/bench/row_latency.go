@@ -92,13 +92,7 @@ func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch
 		defer stop()
 		stopped := make(chan error, 1)
 		go func() { stopped <- r.Run(run) }()
-		err = watch.pace(ctx, rate, n, func(ctx context.Context, i int) error {
-			return box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
-				msg := message.NewMessage(b.traffic.id(i), b.traffic.payload(i))
-				outbox.SetKey(msg, b.traffic.key(i))
-				return box.Publisher(tx).Publish(topic, msg)
-			})
-		})
+		err = watch.pace(ctx, rate, n, 1, b.publishTo(box))
 		if err == nil {
 			err = watch.await(ctx)
 		}
@@ -108,6 +102,21 @@ func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch
 		}
 		// Producers here do not serialise on keys, so there is no order to keep.
 		return watch, verifyQueue(ctx, b.servers.amqp, b.traffic, n, false)
+	}
+}
+
+// publishTo publishes some messages in a transaction.
+func (b *bench) publishTo(box *outbox.Outbox) func(ctx context.Context, first, end int) error {
+	return func(ctx context.Context, first, end int) error {
+		return box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+			msgs := make([]*message.Message, 0, end-first)
+			for i := first; i < end; i++ {
+				msg := message.NewMessage(b.traffic.id(i), b.traffic.payload(i))
+				outbox.SetKey(msg, b.traffic.key(i))
+				msgs = append(msgs, msg)
+			}
+			return box.Publisher(tx).Publish(topic, msgs...)
+		})
 	}
 }
 
@@ -129,7 +138,7 @@ func (b *bench) forwarderPaced(rate int, s forwarderSettings) func(ctx context.C
 		if err != nil {
 			return nil, err
 		}
-		err = watch.pace(ctx, rate, n, func(ctx context.Context, i int) error {
+		err = watch.pace(ctx, rate, n, 1, func(ctx context.Context, i, _ int) error {
 			tx, err := b.db.BeginTx(ctx, nil)
 			if err != nil {
 				return err

@@ -51,7 +51,8 @@ func (b *bench) workers(count int) side {
 		run, stop := context.WithCancel(ctx)
 		defer stop()
 		stopped := make(chan error, count)
-		for range count {
+		boxes := make([]*outbox.Outbox, count)
+		for i := range count {
 			// Each has a pool of its own, like a process of its own.
 			db, err := sql.Open("postgres", b.servers.postgres)
 			if err != nil {
@@ -63,13 +64,14 @@ func (b *bench) workers(count int) side {
 			if err != nil {
 				return 0, err
 			}
+			boxes[i] = box
 			r, err := relay.New(box, watch, relay.Config{Logger: b.log, Window: scaleWindow, Lease: 6 * time.Second})
 			if err != nil {
 				return 0, err
 			}
 			go func() { stopped <- r.Run(run) }()
 		}
-		took, err := b.drainShared(ctx, n, count, watch)
+		took, err := b.drainShared(ctx, n, boxes, watch)
 		stop()
 		for range count {
 			err = errors.Join(err, <-stopped)
@@ -82,7 +84,8 @@ const sharesText = `
 select count(*)
 from (select owner from oncemill.relay_leases where lane >= 0 and owner <> '' group by owner having count(*) = 32 / $1::int) s`
 
-func (b *bench) drainShared(ctx context.Context, n, count int, watch *countingSink) (time.Duration, error) {
+func (b *bench) drainShared(ctx context.Context, n int, boxes []*outbox.Outbox, watch *countingSink) (time.Duration, error) {
+	count := len(boxes)
 	for even := 0; even != count; {
 		if err := b.db.QueryRowContext(ctx, sharesText, count).Scan(&even); err != nil {
 			return 0, err
@@ -95,6 +98,9 @@ func (b *bench) drainShared(ctx context.Context, n, count int, watch *countingSi
 		return 0, err
 	}
 	begin := time.Now()
+	for _, box := range boxes {
+		box.Wake()
+	}
 	select {
 	case <-watch.all:
 		return time.Since(begin), nil

@@ -21,6 +21,7 @@ const (
 // for, so that no side is helped or hindered by a large heap.
 type traffic struct {
 	noise []byte // payloads are windows of it
+	keys  uint64 // how many there are
 }
 
 func newTraffic() *traffic {
@@ -29,7 +30,7 @@ func newTraffic() *traffic {
 	for i := range noise {
 		noise[i] = byte(random.Uint64())
 	}
-	return &traffic{noise: noise}
+	return &traffic{noise: noise, keys: keyCount}
 }
 
 // id of message i, in the form of a UUID.
@@ -48,10 +49,10 @@ func (t *traffic) index(id string) (int, error) {
 	return strconv.Atoi(digits)
 }
 
-// keyNumber spreads messages over keyCount keys at random, so that messages of
+// keyNumber spreads messages over the keys at random, so that messages of
 // one key come close together as well as far apart.
 func (t *traffic) keyNumber(i int) int {
-	return int(mix(uint64(i)) % keyCount)
+	return int(mix(uint64(i)) % t.keys)
 }
 
 func (t *traffic) key(i int) string {
