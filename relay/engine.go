@@ -526,8 +526,8 @@ func (e *engine) worthRemoving() bool {
 	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
 }
 
-func (e *entry) ref() outbox.Ref {
-	return outbox.Ref{Lane: e.Lane, ID: e.ID, MessageID: e.MessageID, CreatedAt: e.CreatedAt, Place: e.place}
+func (m *entry) ref() outbox.Ref {
+	return outbox.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
 }
 
 // removed takes the answer to a deletion. One that failed, or whose answer was

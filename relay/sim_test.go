@@ -493,13 +493,12 @@ func (s *simulation) broker(w *simWorker) {
 	row := s.rows[m.ID]
 	if down := s.down[m.Topic]; !m.arrived && (down != nil || row.poison > 0) {
 		w.inFlight[number] = slices.Delete(slices.Clone(sent), i, i+1)
-		switch {
-		case down == nil:
+		if down == nil {
 			row.poison--
 			row.doubted = true
 			s.stats["refusals"]++
 			w.outcome(m.entry, s.now, row.says)
-		default:
+		} else {
 			row.doubted = true
 			w.outcome(m.entry, s.now, down)
 		}

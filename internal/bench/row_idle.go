@@ -128,7 +128,11 @@ func (c *countingConnector) Connect(ctx context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &countingConn{conn.(pqConn), &c.statements}, nil
+	counted, ok := conn.(pqConn)
+	if !ok {
+		return nil, errors.Join(fmt.Errorf("%T lacks methods that lib/pq's connections had", conn), conn.Close())
+	}
+	return &countingConn{counted, &c.statements}, nil
 }
 
 // pqConn is what a connection of lib/pq can do.
