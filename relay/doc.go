@@ -28,18 +28,25 @@
 // the database's; nothing depends on a session, so a pooler in transaction mode
 // is fine.
 //
-// # States of a message
+// # Where a message is
 //
-//	waiting   behind another message of its key
-//	ready     to be published
-//	in flight handed to the sink
-//	failed    to be published again, after a pause, alone in its lane
-//	confirmed to be deleted
+//	outbox   owed; a worker that reads it knows it as
+//	           waiting    behind another message of its key
+//	           ready      to be published
+//	           withheld   its topic is unavailable, or suspected to be
+//	           in flight  handed to the sink
+//	           confirmed  to be deleted
+//	parked   refused, and to be tried again at a time; or behind such a one
+//	dead     given up: in package dlq, until an operator replays or discards it
 //
-// They are a worker's memory. In the database there is one: the row is there, so
-// the message is owed.
+// An outage of the sink, of whatever length, costs nothing but time: nothing is
+// counted against messages that found no way out, nacks and missing queues among
+// them. A message that the sink refuses ([Refused]) is tried again, by
+// Config.Retry, and then a dead letter; its key's later messages wait behind it,
+// in order, and no other key notices. An error of unknown kind, and a message
+// that nobody takes ([NoRoute]), counts only if other messages of the topic
+// pass.
 //
-// An outage of the sink costs nothing but time: messages wait and go on when it
-// is back. A message that the sink refuses holds its lane, loudly, until it
-// passes; other lanes go on.
+// A message that kills its worker is found out: after two crashes in a row its lane
+// goes on one message at a time, and only one that was alone in flight is charged.
 package relay

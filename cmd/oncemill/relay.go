@@ -22,6 +22,8 @@ type relayOptions struct {
 	topology string
 	history  time.Duration
 	listen   bool
+	order    string
+	holdKey  bool
 	relay    relay.Config
 	rabbitmq rabbitmq.Config
 }
@@ -57,11 +59,26 @@ at once.`,
 	flags.DurationVar(&o.relay.StopTimeout, "stop-timeout", 10*time.Second, "how long a clean stop waits for what is in flight")
 	flags.DurationVar(&o.relay.PollMin, "poll-min", 2*time.Millisecond, "shortest pause between two reads that may find nothing")
 	flags.DurationVar(&o.relay.PollMax, "poll-max", 250*time.Millisecond, "longest pause between two reads")
+	flags.StringVar(&o.order, "order", "key", "what is kept in order: key, key-pipelined or none")
+	flags.IntVar(&o.relay.Retry.MaxAttempts, "max-attempts", 10, "attempts of a message that is refused, before it is a dead letter")
+	flags.DurationVar(&o.relay.Retry.Initial, "retry-initial", time.Second, "first wait of a message that is refused; it doubles, up to --retry-max")
+	flags.DurationVar(&o.relay.Retry.Max, "retry-max", 5*time.Minute, "longest wait of a message that is refused")
+	flags.BoolVar(&o.holdKey, "hold-key", false, "let the messages behind a dead letter of their key wait until somebody acts on it")
+	flags.BoolVar(&o.relay.RequireDurable, "require-durable", false, "publish nothing that the database could still forget")
 	flags.IntVar(&o.relay.Window, "window", 1024, "most messages in flight to the broker")
 	return cmd
 }
 
 func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, dsn string, log *slog.Logger) error {
+	orders := map[string]relay.Order{"key": relay.OrderPerKey, "key-pipelined": relay.OrderPerKeyPipelined, "none": relay.OrderNone}
+	order, ok := orders[o.order]
+	if !ok {
+		return &usageError{fmt.Errorf("--order %q: must be key, key-pipelined or none", o.order)}
+	}
+	o.relay.Order = order
+	if o.holdKey {
+		o.relay.Retry.Exhausted = relay.HoldKey
+	}
 	if o.amqpURL == "" {
 		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
 	}

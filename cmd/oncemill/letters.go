@@ -1,0 +1,193 @@
+package main
+
+import (
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/user"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+)
+
+func newLetters(opts *options) *cobra.Command {
+	var filter dlq.Filter
+	var states []string
+	var asJSON bool
+	list := &cobra.Command{
+		Use:   "letters",
+		Short: "List dead letters: messages that could not be delivered or handled",
+		Long: `List dead letters, the newest first; without --state those that wait for somebody
+to act. Replaying gives a message back to where it came from, in its place;
+discarding needs a reason. Neither moves anything at once: the worker that owns
+the message does it, within a second or two.`,
+		Example: `  oncemill letters --topic orders
+  oncemill letters show 17
+  oncemill letters replay 17 18 --reason "queue made"
+  oncemill letters discard 19 --reason "test order"`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return opts.withLetters(func(letters *dlq.Store) error {
+				for _, s := range states {
+					filter.States = append(filter.States, dlq.State(s))
+				}
+				page, err := letters.List(cmd.Context(), filter)
+				if err != nil {
+					return err
+				}
+				return printLetters(cmd.OutOrStdout(), page, asJSON)
+			})
+		},
+	}
+	flags := list.Flags()
+	flags.StringSliceVar(&states, "state", []string{string(dlq.Dead), string(dlq.Held), string(dlq.Replaying), string(dlq.Discarding)},
+		"states to list: dead, held, replaying, discarding, replayed, discarded")
+	flags.StringVar(&filter.Topic, "topic", "", "of this topic")
+	flags.StringVar(&filter.Key, "key", "", "of this ordering key")
+	flags.StringVar(&filter.MessageID, "message-id", "", "of this message")
+	flags.StringVar(&filter.Consumer, "consumer", "", "of this consumer")
+	flags.StringVar(&filter.Reason, "reason-class", "", "that died of this: refused, unroutable, failed, crashed, malformed, or a consumer's own")
+	flags.IntVar(&filter.Limit, "limit", 100, "most letters to list, up to 1000")
+	flags.BoolVar(&asJSON, "json", false, "print JSON")
+	list.AddCommand(newShowLetter(opts), newReplay(opts), newDiscard(opts))
+	return list
+}
+
+// withLetters opens the database and the letters in it.
+func (o *options) withLetters(fn func(*dlq.Store) error) error {
+	return o.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+		letters, err := dlq.New(db, dlq.Config{Database: cfg})
+		if err != nil {
+			return err
+		}
+		return fn(letters)
+	})
+}
+
+func printLetters(w io.Writer, page []*dlq.Letter, asJSON bool) error {
+	if asJSON {
+		if page == nil {
+			page = []*dlq.Letter{}
+		}
+		return json.NewEncoder(w).Encode(page)
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, "ID\tSTATE\tDIED\tFROM\tTOPIC\tKEY\tMESSAGE\tTRIES\tREASON\tERROR")
+	for _, l := range page {
+		from := string(l.Source)
+		if l.Consumer != "" {
+			from = l.Consumer
+		}
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.ID, l.State, l.DiedAt.UTC().Format(time.RFC3339), from,
+			oneLine(l.Topic), oneLine(l.Key), oneLine(l.MessageID), l.Tries, l.Reason, oneLine(l.Error))
+	}
+	return table.Flush()
+}
+
+// oneLine keeps what strangers wrote from breaking a table, or a terminal.
+func oneLine(s string) string {
+	quoted := strconv.QuoteToGraphic(s)
+	quoted = strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+	const most = 80
+	if runes := []rune(quoted); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return quoted
+}
+
+func newShowLetter(opts *options) *cobra.Command {
+	return &cobra.Command{
+		Use:   "show ID",
+		Short: "Show a dead letter with its message and its attempts, as JSON; the payload is in base64",
+		Args:  wrongUse(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := letterIDs(args)
+			if err != nil {
+				return err
+			}
+			return opts.withLetters(func(letters *dlq.Store) error {
+				letter, err := letters.Get(cmd.Context(), ids[0])
+				if err != nil {
+					return err
+				}
+				encoder := json.NewEncoder(cmd.OutOrStdout())
+				encoder.SetIndent("", "  ")
+				return encoder.Encode(letter)
+			})
+		},
+	}
+}
+
+func newReplay(opts *options) *cobra.Command {
+	var act dlq.Act
+	cmd := &cobra.Command{
+		Use:   "replay ID...",
+		Short: "Have the messages of dead letters delivered, each in its place",
+		Args:  wrongUse(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := letterIDs(args)
+			if err != nil {
+				return err
+			}
+			return opts.withLetters(func(letters *dlq.Store) error {
+				accepted, err := letters.Replay(cmd.Context(), ids, act)
+				fmt.Fprintf(cmd.OutOrStdout(), "%d of %d will be replayed\n", len(accepted), len(ids))
+				return err
+			})
+		},
+	}
+	actFlags(cmd, &act, "why, for the record")
+	return cmd
+}
+
+func newDiscard(opts *options) *cobra.Command {
+	var act dlq.Act
+	cmd := &cobra.Command{
+		Use:   "discard ID...",
+		Short: "Give the messages of dead letters up for good; a reason is required",
+		Args:  wrongUse(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			ids, err := letterIDs(args)
+			if err != nil {
+				return err
+			}
+			return opts.withLetters(func(letters *dlq.Store) error {
+				var errs []error
+				for _, id := range ids {
+					errs = append(errs, letters.Discard(cmd.Context(), id, act))
+				}
+				return errors.Join(errs...)
+			})
+		},
+	}
+	actFlags(cmd, &act, "why (required)")
+	return cmd
+}
+
+func actFlags(cmd *cobra.Command, act *dlq.Act, reason string) {
+	name := "oncemill"
+	if u, err := user.Current(); err == nil {
+		name = u.Username
+	}
+	cmd.Flags().StringVar(&act.By, "by", name, "who, for the record")
+	cmd.Flags().StringVar(&act.Reason, "reason", "", reason)
+}
+
+func letterIDs(args []string) ([]int64, error) {
+	ids := make([]int64, len(args))
+	for i, arg := range args {
+		id, err := strconv.ParseInt(arg, 10, 64)
+		if err != nil || id <= 0 {
+			return nil, &usageError{fmt.Errorf("%q is no id of a letter: oncemill letters lists them", arg)}
+		}
+		ids[i] = id
+	}
+	return ids, nil
+}

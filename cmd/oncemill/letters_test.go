@@ -1,0 +1,135 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// picky refuses what it does not like.
+type picky struct {
+	mu    sync.Mutex
+	likes map[string]bool // guarded by mu
+	got   []string        // guarded by mu
+}
+
+func (p *picky) Publish(_ string, messages ...*message.Message) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range messages {
+		if !p.likes[m.UUID] {
+			return relay.Refused(errors.New("not to my liking\n\x1b[31m"))
+		}
+		p.got = append(p.got, m.UUID)
+	}
+	return nil
+}
+
+func (p *picky) Close() error { return nil }
+
+func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "shop.db")
+	env := []string{"ONCEMILL_DATABASE=sqlite:" + path}
+	run := func(code int, args ...string) string {
+		t.Helper()
+		cmd, output := command(t.Context(), env, args...)
+		_ = cmd.Run() // the exit code tells
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			t.Fatalf("%v: exit code %d, want %d; output: %s", args, got, code, output)
+		}
+		return output.String()
+	}
+	run(0, "migrate")
+	db := testserver.OpenSQLite(t, path)
+	box, err := outbox.New(db, outbox.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+		return box.Publisher(tx).Publish("orders", message.NewMessage("a", []byte("tea")), message.NewMessage("b", nil))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker := &picky{}
+	worker, err := relay.New(box, relay.FromPublisher(broker), relay.Config{Retry: relay.Retry{MaxAttempts: 1}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() { stopped <- worker.Run(ctx) }()
+	defer func() {
+		stop()
+		if err := <-stopped; err != nil {
+			t.Error(err)
+		}
+	}()
+	await := func(what string, args ...string) {
+		t.Helper()
+		deadline := time.Now().Add(time.Minute)
+		for !strings.Contains(run(0, args...), what) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%v: no %q in time", args, what)
+			}
+		}
+	}
+	await("  a ", "letters")
+	await("  b ", "letters", "--topic", "orders")
+	if list := run(0, "letters"); strings.Contains(list, "\x1b") || !strings.Contains(list, `not to my liking\n\x1b[31m`) {
+		t.Errorf("the list shows what strangers wrote: %q", list)
+	}
+	var page []dlq.Letter
+	if err := json.Unmarshal([]byte(run(0, "letters", "--json", "--message-id", "a")), &page); err != nil || len(page) != 1 {
+		t.Fatalf("%d letters, %v", len(page), err)
+	}
+	id := fmt.Sprint(page[0].ID)
+	var whole dlq.Letter
+	if err := json.Unmarshal([]byte(run(0, "letters", "show", id)), &whole); err != nil || string(whole.Payload) != "tea" || len(whole.Attempts) != 1 {
+		t.Errorf("%+v, %v", whole, err)
+	}
+
+	broker.mu.Lock()
+	broker.likes = map[string]bool{"a": true}
+	broker.mu.Unlock()
+	if out := run(0, "letters", "replay", id, "--reason", "mended"); !strings.Contains(out, "1 of 1") {
+		t.Error(out)
+	}
+	await("  replayed ", "letters", "--state", "replayed", "--message-id", "a")
+	if out := run(1, "letters", "replay", id); !strings.Contains(out, "0 of 1") {
+		t.Errorf("replayed twice: %s", out)
+	}
+	if err := json.Unmarshal([]byte(run(0, "letters", "--json", "--message-id", "b")), &page); err != nil || len(page) != 1 {
+		t.Fatalf("%d letters, %v", len(page), err)
+	}
+	id = fmt.Sprint(page[0].ID)
+	run(1, "letters", "discard", id)
+	run(0, "letters", "discard", id, "--reason", "test")
+	await("  discarded ", "letters", "--state", "discarded")
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		broker.mu.Lock()
+		got := strings.Join(broker.got, " ")
+		broker.mu.Unlock()
+		if got == "a" {
+			break
+		}
+		if got != "" || time.Now().After(deadline) {
+			t.Fatalf("delivered: %q", got)
+		}
+	}
+}
