@@ -95,6 +95,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	if _, err := p.box.Queue().Remove(ctx, []outbox.Ref{loose[1].Ref}); err != nil {
 		t.Fatal(err)
 	}
+	p.exec(t, `update {{outbox}} set lane = 5 where id in (select id from {{outbox}} where lane = 6 limit 10) -- test`)
 	p.exec(t, `update {{relay_leases}} set owner = 'dead', suspect = null, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
 	if got, err := p.leases.take(ctx, p.f.owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].crashes == 0 {
 		t.Fatalf("took %v, %v", got, err)
