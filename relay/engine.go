@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -21,6 +22,7 @@ type limits struct {
 	attempts   Retry
 	unroutable func(topic string) Unroutable // nil: refuse
 	owner      string                        // the worker's
+	draw       draw                          // nil: at random
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It
@@ -59,13 +61,19 @@ type read struct {
 }
 
 func newEngine(l limits) *engine {
-	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined}}
+	if l.draw == nil {
+		l.draw = rand.N
+	}
+	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.
 func (e *engine) hold(number int, t taken, trusted time.Time) {
 	l := newLane(number, t.epoch, e.order, trusted)
 	l.crashes, l.suspect = t.crashes, t.suspect
+	if e.inOrder {
+		l.retry = drawnBackOff(e.draw)
+	}
 	e.lanes[number] = l
 }
 
