@@ -360,24 +360,41 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 				return e.alone(m)
 			}
 		}
+		for _, t := range e.topics {
+			if m := t.loneSuspect(now, deadline); m != nil { // nothing else is left to probe with
+				e.sinkProbe = m
+				return e.alone(m)
+			}
+		}
 		return nil
 	}
 	for _, t := range e.topics {
-		switch {
-		case now.Before(t.retryAt):
-		case t.state == opened && t.probe == nil:
+		if now.Before(t.retryAt) {
+			continue
+		}
+		if t.state == opened && t.probe == nil {
 			if m := e.candidate(t, now, deadline); m != nil {
 				t.probe = m
 				return e.alone(m)
 			}
-		case t.state == suspicious && len(t.suspects) == 1:
-			m := t.suspects[0]
-			if m.state == suspected && m.lane.mayPublish(now, deadline) && m.lane.announced == nil {
-				return e.alone(m)
-			}
+		}
+		if m := t.loneSuspect(now, deadline); m != nil {
+			return e.alone(m)
 		}
 	}
 	return nil
+}
+
+// loneSuspect returns the one suspect of a topic if it may be tried again.
+func (t *topic) loneSuspect(now, deadline time.Time) *entry {
+	if t.state != suspicious || len(t.suspects) != 1 {
+		return nil
+	}
+	m := t.suspects[0]
+	if m.state != suspected || !m.lane.mayPublish(now, deadline) || m.lane.announced != nil {
+		return nil
+	}
+	return m
 }
 
 // candidate takes a message of a topic that may probe: the withheld one that has
