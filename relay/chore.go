@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -237,12 +238,12 @@ func (l *lane) resync(parked map[string]bool) {
 	if l.order == OrderNone {
 		return
 	}
-	for key, c := range l.chains {
-		if c.parked && !parked[key] {
+	for _, key := range slices.Sorted(maps.Keys(l.chains)) { // the order in which they go on is to repeat
+		if l.chains[key].parked && !parked[key] {
 			l.unpark(key)
 		}
 	}
-	for key := range parked {
+	for _, key := range slices.Sorted(maps.Keys(parked)) {
 		if c := l.chain(key); !c.parked {
 			l.park(c)
 		}

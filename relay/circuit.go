@@ -43,6 +43,7 @@ type topic struct {
 // charged. A lone suspect is tried again and again until there is an answer.
 type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
+	jitter  draw
 
 	topics []*topic // in trouble, in the order in which that began
 	passed uint64   // the latest publish that was confirmed
@@ -52,18 +53,6 @@ type circuits struct {
 	sinkRetryAt time.Time
 	sinkProbe   *entry
 	room        int // the window while the sink recovers; 0: as configured
-}
-
-// newBackOff returns exponential backoff with full jitter: each wait is drawn
-// from zero to twice an interval that doubles up to a second.
-func newBackOff() backoff.BackOff {
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(25*time.Millisecond),
-		backoff.WithMultiplier(2),
-		backoff.WithRandomizationFactor(1),
-		backoff.WithMaxInterval(time.Second),
-		backoff.WithMaxElapsedTime(0),
-	)
 }
 
 // find returns the circuit of a topic, nil if it has no trouble.
@@ -79,7 +68,7 @@ func (c *circuits) find(name string) *topic {
 func (c *circuits) findOrAdd(name string) *topic {
 	t := c.find(name)
 	if t == nil {
-		t = &topic{name: name, retry: newBackOff()}
+		t = &topic{name: name, retry: drawnBackOff(c.jitter)}
 		c.topics = append(c.topics, t)
 	}
 	return t
@@ -151,7 +140,7 @@ func (c *circuits) open(t *topic, sent uint64, now time.Time) {
 	for _, other := range c.topics {
 		if other != t && other.state == opened && c.passed <= other.openedAt {
 			c.sinkDown, c.sinkProbe = true, nil
-			c.sinkRetry = newBackOff()
+			c.sinkRetry = drawnBackOff(c.jitter)
 			c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
 			return
 		}

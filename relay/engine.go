@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -21,6 +22,7 @@ type limits struct {
 	attempts   Retry
 	unroutable func(topic string) Unroutable // nil: refuse
 	owner      string                        // the worker's
+	draw       draw                          // nil: at random
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It
@@ -59,13 +61,19 @@ type read struct {
 }
 
 func newEngine(l limits) *engine {
-	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined}}
+	if l.draw == nil {
+		l.draw = rand.N
+	}
+	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.
 func (e *engine) hold(number int, t taken, trusted time.Time) {
 	l := newLane(number, t.epoch, e.order, trusted)
 	l.crashes, l.suspect = t.crashes, t.suspect
+	if e.inOrder {
+		l.retry = drawnBackOff(e.draw)
+	}
 	e.lanes[number] = l
 }
 
@@ -352,24 +360,41 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 				return e.alone(m)
 			}
 		}
+		for _, t := range e.topics {
+			if m := t.loneSuspect(now, deadline); m != nil { // nothing else is left to probe with
+				e.sinkProbe = m
+				return e.alone(m)
+			}
+		}
 		return nil
 	}
 	for _, t := range e.topics {
-		switch {
-		case now.Before(t.retryAt):
-		case t.state == opened && t.probe == nil:
+		if now.Before(t.retryAt) {
+			continue
+		}
+		if t.state == opened && t.probe == nil {
 			if m := e.candidate(t, now, deadline); m != nil {
 				t.probe = m
 				return e.alone(m)
 			}
-		case t.state == suspicious && len(t.suspects) == 1:
-			m := t.suspects[0]
-			if m.state == suspected && m.lane.mayPublish(now, deadline) && m.lane.announced == nil {
-				return e.alone(m)
-			}
+		}
+		if m := t.loneSuspect(now, deadline); m != nil {
+			return e.alone(m)
 		}
 	}
 	return nil
+}
+
+// loneSuspect returns the one suspect of a topic if it may be tried again.
+func (t *topic) loneSuspect(now, deadline time.Time) *entry {
+	if t.state != suspicious || len(t.suspects) != 1 {
+		return nil
+	}
+	m := t.suspects[0]
+	if m.state != suspected || !m.lane.mayPublish(now, deadline) || m.lane.announced != nil {
+		return nil
+	}
+	return m
 }
 
 // candidate takes a message of a topic that may probe: the withheld one that has

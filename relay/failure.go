@@ -3,11 +3,8 @@ package relay
 import (
 	"cmp"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"time"
-
-	"github.com/cenkalti/backoff/v4"
 
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -66,7 +63,7 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	late := !m.expires.IsZero() && !now.Before(m.expires)
 	switch {
 	case m.attempts < e.attempts.MaxAttempts && !late:
-		f.verdict, f.retryIn = retryLater, e.attempts.wait(m.attempts)
+		f.verdict, f.retryIn = retryLater, e.attempts.wait(m.attempts, e.draw)
 	case e.attempts.Exhausted == HoldKey && l.orderKey(m) != "":
 		f.verdict = letterHold
 	default:
@@ -104,7 +101,7 @@ func (e *engine) setAside(l *lane) bool {
 				return m.state != withheld
 			}
 			m.state, m.failure = charged, &failure{
-				Ref: m.ref(), class: classUnavailable, text: "the topic is unavailable", verdict: retryLater, retryIn: asideFor(),
+				Ref: m.ref(), class: classUnavailable, text: "the topic is unavailable", verdict: retryLater, retryIn: e.asideFor(),
 			}
 			l.failing = append(l.failing, m)
 			if key := l.orderKey(m); key != "" {
@@ -122,19 +119,15 @@ func (e *engine) setAside(l *lane) bool {
 
 // asideFor returns how long messages are set aside: one to three seconds, so that
 // they are not all due at once.
-func asideFor() time.Duration { return time.Second + rand.N(2*time.Second) }
+func (e *engine) asideFor() time.Duration { return time.Second + e.draw(2*time.Second) }
 
 // wait returns how long a message waits after its n-th failed attempt.
-func (r Retry) wait(n int) time.Duration {
+func (r Retry) wait(n int, d draw) time.Duration {
 	interval := r.Initial
 	for ; n > 1 && interval < r.Max; n-- {
 		interval *= 2
 	}
-	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(min(interval, r.Max)),
-		backoff.WithRandomizationFactor(1),
-		backoff.WithMaxElapsedTime(0),
-	).NextBackOff()
+	return d(2 * min(interval, r.Max))
 }
 
 // stopFailing takes failing messages out of their keys. What follows one that is

@@ -371,9 +371,6 @@ func (l *lane) restart(now time.Time) {
 	}
 	l.restarting = false
 	l.stopFailing()
-	if l.retry == nil {
-		l.retry = newBackOff()
-	}
 	l.retryAt = now.Add(l.retry.NextBackOff())
 	unsent := l.repeat
 	for _, m := range l.ready.pop(l.ready.len()) {

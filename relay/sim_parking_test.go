@@ -85,8 +85,8 @@ func (p *simParking) parkedKeys(_ context.Context, lanes []int) ([]parkedKey, er
 	var keys []parkedKey
 	for _, lane := range lanes {
 		seen := map[string]bool{"": true}
-		for _, r := range p.parked[lane] {
-			if !seen[r.row.Key] {
+		for _, id := range slices.Sorted(maps.Keys(p.parked[lane])) {
+			if r := p.parked[lane][id]; !seen[r.row.Key] {
 				seen[r.row.Key] = true
 				keys = append(keys, parkedKey{lane, r.row.Key})
 			}

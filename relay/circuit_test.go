@@ -1,0 +1,80 @@
+package relay
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// bench drives an engine by hand. What it is told takes effect at once.
+type bench struct {
+	*engine
+	now time.Time
+}
+
+func newBench(lanes ...int) *bench {
+	b := &bench{now: time.Unix(1_000_000, 0), engine: newEngine(limits{
+		window: 64, laneRows: 8, laneBytes: 1 << 10, removeRows: 100, linger: time.Millisecond, pollMin: time.Millisecond, pollMax: time.Second,
+		attempts: Retry{MaxAttempts: 3, Initial: time.Millisecond, Max: time.Second}, owner: "owner",
+	})}
+	for _, lane := range lanes {
+		b.hold(lane, taken{epoch: 1}, b.now.Add(time.Hour))
+		b.lanes[lane].loaded = true
+	}
+	return b
+}
+
+// bring lets a read find a message without a key, and publishes it.
+func (b *bench) bring(t *testing.T, lane int, id int64, topic string) *entry {
+	t.Helper()
+	b.wake()
+	b.pollAt = b.now
+	r := b.nextRead(b.now)
+	if r == nil {
+		t.Fatal("no read is due")
+	}
+	b.read(r, []*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: lane, ID: id}, Topic: topic})}, b.now, nil)
+	return b.next(t)
+}
+
+// next returns what is published next, within a minute.
+func (b *bench) next(t *testing.T) *entry {
+	t.Helper()
+	for range 600 {
+		if sent := b.nextPublish(b.now, b.now.Add(time.Second)); len(sent) == 1 {
+			return sent[0]
+		}
+		b.now = b.now.Add(100 * time.Millisecond)
+	}
+	t.Fatal("nothing is published any more")
+	return nil
+}
+
+// The sink seems to be down, but the lanes with what would show that it is up
+// again have gone to another worker. What is left is one message that failed for
+// a reason nobody knows.
+func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
+	t.Parallel()
+	down, unknown := Unavailable(errors.New("no connection")), errors.New("who knows")
+	b := newBench(0, 1)
+	suspect := b.bring(t, 0, 1, "strange")
+	b.outcome(suspect, b.now, unknown)
+	lost := []*entry{b.bring(t, 1, 2, "a"), b.bring(t, 1, 3, "b")}
+	for _, m := range lost {
+		b.outcome(m, b.now, down)
+	}
+	if !b.sinkDown {
+		t.Fatal("two topics are unavailable and the sink is not: the test says nothing")
+	}
+	b.drop(1)
+	m := b.next(t)
+	if m != suspect {
+		t.Fatalf("%d is published, want the suspect", m.ID)
+	}
+	b.outcome(m, b.now, nil)
+	if b.sinkDown {
+		t.Error("the sink is down still")
+	}
+}
