@@ -41,16 +41,25 @@ func Driver() driver.Driver {
 	return db.Driver()
 }
 
+// MaxOpenConns is what sql.DB.SetMaxOpenConns is given in this set-up for a pool of
+// the library's: mostly 0, no limit.
+func MaxOpenConns() int {
+	most, err := strconv.Atoi(os.Getenv(envMaxConns))
+	if err != nil {
+		return 0
+	}
+	return most
+}
+
 // Pool returns what a test gives to the library for db, a pool of the same
 // database: db itself, or, in a set-up that limits the connections of each pool,
 // the one that open returns, limited. The test itself needs more of them.
 func Pool(db *sql.DB, open func() *sql.DB) *sql.DB {
-	most, err := strconv.Atoi(os.Getenv(envMaxConns))
-	if err != nil {
+	if MaxOpenConns() == 0 {
 		return db
 	}
 	limited := open()
-	limited.SetMaxOpenConns(most)
+	limited.SetMaxOpenConns(MaxOpenConns())
 	return limited
 }
 

@@ -1,0 +1,119 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/relay/rabbitmq"
+)
+
+// workerEnv holds the workerSpec of a process that is a relay.
+const workerEnv = "ONCEMILL_TEST_E2E_WORKER"
+
+type workerSpec struct {
+	DSN      string
+	Database oncemill.Config
+	AMQP     string
+}
+
+func (s workerSpec) run(ctx context.Context) (err error) {
+	db, err := sql.Open(testserver.DriverName(), s.DSN)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	db.SetMaxOpenConns(testserver.MaxOpenConns())
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	box, err := outbox.New(db, outbox.Config{Database: s.Database, Logger: log})
+	if err != nil {
+		return err
+	}
+	sink, err := rabbitmq.New(amqp.NewDurablePubSubConfig(s.AMQP, nil), rabbitmq.Config{Logger: log})
+	if err != nil {
+		return err
+	}
+	worker, err := relay.New(box, sink, relay.Config{Lease: time.Second, Logger: log})
+	if err != nil {
+		return err
+	}
+	return worker.Run(ctx)
+}
+
+func workerMain(text string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	var spec workerSpec
+	if err := errors.Join(json.Unmarshal([]byte(text), &spec), spec.run(ctx)); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// process is a worker process.
+type process struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stderr *bytes.Buffer
+	wait   func() error
+}
+
+func startWorker(t *testing.T, spec workerSpec) *process {
+	t.Helper()
+	text, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &process{t: t, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}}
+	p.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	p.cmd.Stderr = p.stderr
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	p.wait = sync.OnceValue(p.cmd.Wait)
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill() // of no effect on one that has ended
+		_ = p.wait()
+		if t.Failed() {
+			t.Logf("worker:\n%s", p.stderr)
+		}
+	})
+	return p
+}
+
+func (p *process) kill() {
+	p.t.Helper()
+	if err := p.cmd.Process.Kill(); err != nil {
+		p.t.Errorf("kill: %v", err)
+	}
+	_ = p.wait() // "signal: killed"
+}
+
+// end stops the worker cleanly.
+func (p *process) end() {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		p.t.Errorf("stop: %v", err)
+	}
+	if err := p.wait(); err != nil {
+		p.t.Errorf("worker: %v", err)
+	}
+}
