@@ -395,5 +395,8 @@ func (x *exchange) handler(ctx context.Context, tx oncemill.Tx, deadline time.Ti
 		}
 	}
 	p = invoke(deadline, late, x.cfg.Lease/3, renew, func() { x.next.ServeHTTP(w, x.request(ctx)) })
+	if !timedOut && !time.Now().Before(deadline) {
+		late() // what it answered, it answered because its context had ended
+	}
 	return rec, p, timedOut
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,10 @@ type SQLStore struct {
 	db  *sql.DB
 	cfg oncemill.Config
 	q   queries
+
+	// turn is held by the one of this store who writes, on SQLite; nil elsewhere.
+	// SQLite lets the rest try again and again, and some try in vain.
+	turn chan struct{}
 }
 
 // NewSQLStore returns a store on db. It does no I/O; the tables are made by
@@ -33,11 +38,25 @@ func NewSQLStore(db *sql.DB, cfg oncemill.Config) (*SQLStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	texts := postgresQueries
+	s := &SQLStore{db: db, cfg: cfg, q: postgresQueries}
 	if cfg.Dialect == oncemill.SQLite {
-		texts = sqliteQueries
+		s.q, s.turn = sqliteQueries, make(chan struct{}, 1)
 	}
-	return &SQLStore{db: db, cfg: cfg, q: texts.expand(cfg)}, nil
+	s.q = s.q.expand(cfg)
+	return s, nil
+}
+
+// wait waits for the turn to write and returns what gives it back.
+func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
+	if s.turn == nil {
+		return func() {}, nil
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return func() { <-s.turn }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the writer: %w", ctx.Err())
+	}
 }
 
 // queries are the statements of a dialect. Those of the same name take the same
@@ -99,8 +118,13 @@ func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error)
 }
 
 func (s *SQLStore) insert(ctx context.Context, c Claim) (Record, bool, error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return Record{}, false, err
+	}
+	defer done()
 	var created int64
-	err := s.db.QueryRowContext(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+	err = s.db.QueryRowContext(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
 		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, c.Most, durability(c.Durable)).Scan(&created)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
@@ -127,6 +151,11 @@ func durability(durable bool) string {
 }
 
 func (s *SQLStore) deleteForgotten(ctx context.Context, id ID) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	if _, err := s.db.ExecContext(ctx, s.q.forget, id[:]); err != nil && !sqlerr.Retryable(err) {
 		return fmt.Errorf("forget key: %w", err)
 	}
@@ -135,8 +164,13 @@ func (s *SQLStore) deleteForgotten(ctx context.Context, id ID) error {
 
 // TakeOver is [Store.TakeOver].
 func (s *SQLStore) TakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return Record{}, false, err
+	}
+	defer done()
 	var fence, created int64
-	err := s.db.QueryRowContext(ctx, s.q.takeOver, c.ID[:], from.Token[:], from.Fence, c.Token[:],
+	err = s.db.QueryRowContext(ctx, s.q.takeOver, c.ID[:], from.Token[:], from.Fence, c.Token[:],
 		c.Lease.Microseconds(), c.Retention.Microseconds(), durability(c.Durable)).Scan(&fence, &created)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
@@ -184,16 +218,31 @@ func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
 
 // Extend is [Store.Extend].
 func (s *SQLStore) Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return expectOne(s.db.ExecContext(ctx, s.q.extend, id[:], owner.Token[:], owner.Fence, lease.Microseconds()))
 }
 
 // Release is [Store.Release].
 func (s *SQLStore) Release(ctx context.Context, id ID, owner Owner) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	return expectOne(s.db.ExecContext(ctx, s.q.release, id[:], owner.Token[:], owner.Fence))
 }
 
 // Complete is [Store.Complete].
 func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completion) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
 	if s.cfg.Dialect == oncemill.PostgreSQL || !c.Large {
 		return s.update(ctx, s.db, s.q.complete, id, owner, c)
 	}
@@ -258,6 +307,11 @@ func expectOne(result sql.Result, err error) error {
 
 // Purge is [Store.Purge].
 func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
 	total := 0
 	for _, text := range []string{s.q.purgeBodies, s.q.purge, s.q.strip} {
 		if text == "" {
@@ -286,6 +340,7 @@ type sqlTx struct {
 	place string // of the seal's row, on PostgreSQL
 
 	beaten atomic.Bool // a statement lost against another transaction
+	done   func()      // gives the turn to write back
 }
 
 func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
@@ -308,11 +363,16 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		options = &sql.TxOptions{Isolation: isolation}
 	}
+	done, err := s.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
 	tx, err := s.db.BeginTx(ctx, options)
 	if err != nil {
+		done()
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	t := &sqlTx{store: s, tx: tx}
+	t := &sqlTx{store: s, tx: tx, done: sync.OnceFunc(done)}
 	t.Handle = lent.New(tx, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
 	return t, nil
 }
@@ -347,7 +407,8 @@ func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	}
 	var done int
 	var open bool
-	err := t.tx.QueryRowContext(ctx, s.q.completeTx, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&done, &open)
+	var seal sql.NullString
+	err := t.tx.QueryRowContext(ctx, s.q.completeTx, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&done, &open, &seal)
 	switch {
 	case err != nil: // with 40001 for a claim that was taken over under the higher isolation levels
 		return fmt.Errorf("complete key: %w", err)
@@ -359,11 +420,17 @@ func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	return nil
 }
 
-func (t *sqlTx) commit() error { return t.tx.Commit() }
+func (t *sqlTx) commit() error {
+	defer t.done()
+	return t.tx.Commit()
+}
 
 // rollback is a no-op after the commit. Its own error adds nothing: the database
 // rolls back what it lost the connection of.
-func (t *sqlTx) rollback() { _ = t.tx.Rollback() }
+func (t *sqlTx) rollback() {
+	defer t.done()
+	_ = t.tx.Rollback()
+}
 
 // postgresSealState is the SQLSTATE that the seal raises.
 const postgresSealState = "OMD01"
