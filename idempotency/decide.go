@@ -6,6 +6,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // intent is a request or a command that wants to run.
@@ -49,7 +51,7 @@ func (e *Engine) decide(ctx context.Context, in *intent) (Record, verdict, error
 		case errors.Is(err, ErrTooManyOutstanding):
 			return Record{}, tooMany, nil
 		case err != nil:
-			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: 1})
+			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: 1}, err)
 			return Record{}, storeFailed, err
 		case granted:
 			return record, run, nil
@@ -66,7 +68,7 @@ func (e *Engine) decide(ctx context.Context, in *intent) (Record, verdict, error
 		record, granted, err = e.store.TakeOver(ctx, in.claim, from)
 		e.telemetry.latency(ctx, "take_over", began, err)
 		if err != nil {
-			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: from.Fence + 1})
+			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: from.Fence + 1}, err)
 			return Record{}, storeFailed, err
 		}
 		if granted {
@@ -163,50 +165,28 @@ func (e *Engine) newClaim(transactional bool) Claim {
 func (in *intent) keyHash() slog.Attr { return slog.String("key_hash", in.claim.ID.String()) }
 
 // settleTime is how long the engine tries to tell the store about a run that has
-// ended.
+// ended, where somebody else would find out in the end.
 const settleTime = 5 * time.Second
 
-// release lets the key run again. If that fails, the end of the lease does it (or,
-// without transactions, Config.Crashed decides then).
-func (e *Engine) release(ctx context.Context, in *intent, owner Owner) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
-	defer cancel()
-	began := time.Now()
-	err := e.store.Release(ctx, in.claim.ID, owner)
-	e.telemetry.latency(ctx, "release", began, err)
-	if err != nil {
-		e.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "key not released", in.keyHash(), slog.Any("error", err))
+// patience is how long it tries. Without transactions nobody else knows what
+// happened, so it tries for longer.
+func (e *Engine) patience(in *intent) time.Duration {
+	if in.transactional {
+		return settleTime
 	}
+	return max(settleTime, e.cfg.Lease)
 }
 
-// abandon releases a claim that may have been made although its answer was lost:
-// nothing has run under it.
-func (e *Engine) abandon(ctx context.Context, in *intent, owner Owner) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
-	defer cancel()
-	if err := e.store.Release(ctx, in.claim.ID, owner); err != nil {
-		e.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "claim not abandoned", in.keyHash(), slog.Any("error", err))
-	}
-}
-
-// complete stores an answer outside of a transaction. It tries until the lease
-// ends: the answer exists nowhere else.
-func (e *Engine) complete(ctx context.Context, in *intent, owner Owner, c Completion) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+// settle calls tell until it succeeds, has been too late, or the time is up. ctx
+// may have ended.
+func (e *Engine) settle(ctx context.Context, in *intent, operation string, tell func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.patience(in))
 	defer cancel()
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		began := time.Now()
-		err := e.store.Complete(ctx, in.claim.ID, owner, c)
-		e.telemetry.latency(ctx, "complete", began, err)
-		switch {
-		case err == nil:
-			return nil
-		case errors.Is(err, ErrStaleOwner):
-			// Or the attempt before has arrived and only its answer was lost.
-			if record, found, findErr := e.store.Find(ctx, in.claim.ID); findErr == nil && found && record.Owner == owner && record.State == c.State {
-				return nil
-			}
-			in.count(ctx, e.telemetry.stale, 0)
+		err := tell(ctx)
+		e.telemetry.latency(ctx, operation, began, err)
+		if err == nil || errors.Is(err, ErrStaleOwner) {
 			return err
 		}
 		timer := time.NewTimer(pause)
@@ -214,10 +194,57 @@ func (e *Engine) complete(ctx context.Context, in *intent, owner Owner, c Comple
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			in.count(ctx, e.telemetry.completeFailures, 0)
-			e.cfg.Logger.LogAttrs(ctx, slog.LevelError, "response not stored", in.keyHash(),
-				slog.String("endpoint", in.claim.Endpoint), slog.Any("error", err))
 			return err
 		}
+	}
+}
+
+// release lets the key run again. If that fails, the end of the lease does it (or,
+// without transactions, Config.Crashed decides then).
+func (e *Engine) release(ctx context.Context, in *intent, owner Owner) {
+	tell := func(ctx context.Context) error { return e.store.Release(ctx, in.claim.ID, owner) }
+	var err error
+	if in.transactional {
+		once, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+		defer cancel()
+		err = tell(once)
+	} else {
+		err = e.settle(ctx, in, "release", tell)
+	}
+	if err != nil {
+		e.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "key not released", in.keyHash(), slog.Any("error", err))
+	}
+}
+
+// complete stores an answer outside of a transaction.
+func (e *Engine) complete(ctx context.Context, in *intent, owner Owner, c Completion) error {
+	err := e.settle(ctx, in, "complete", func(ctx context.Context) error {
+		err := e.store.Complete(ctx, in.claim.ID, owner, c)
+		if errors.Is(err, ErrStaleOwner) {
+			// Or the attempt before has arrived and only its answer was lost.
+			if record, found, findErr := e.store.Find(ctx, in.claim.ID); findErr == nil && found && record.Owner == owner && record.State == c.State {
+				return nil
+			}
+		}
+		return err
+	})
+	if err != nil && !errors.Is(err, ErrStaleOwner) {
+		in.count(ctx, e.telemetry.completeFailures, 0)
+		e.cfg.Logger.LogAttrs(ctx, slog.LevelError, "response not stored", in.keyHash(),
+			slog.String("endpoint", in.claim.Endpoint), slog.Any("error", err))
+	}
+	return err
+}
+
+// abandon releases a claim that may have been made although its answer was lost:
+// nothing has run under it.
+func (e *Engine) abandon(ctx context.Context, in *intent, owner Owner, cause error) {
+	if sqlerr.Retryable(cause) {
+		return // the database has said that nothing happened
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if err := e.store.Release(ctx, in.claim.ID, owner); err != nil {
+		e.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "claim not abandoned", in.keyHash(), slog.Any("error", err))
 	}
 }

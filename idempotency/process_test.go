@@ -143,24 +143,16 @@ func serveProcess() error {
 	if err := errors.Join(storeErr, boxErr, engineErr); err != nil {
 		return err
 	}
-	var armed atomic.Pointer[string]
-	var signal atomic.Int64
-	engine.At(func(point string) {
-		if at := armed.Load(); at != nil && *at == point && armed.CompareAndSwap(at, nil) {
-			_ = syscall.Kill(os.Getpid(), syscall.Signal(signal.Load()))
-			if signal.Load() == int64(syscall.SIGKILL) {
-				select {} // until it arrives
-			}
-		}
-	})
+	var bomb bomb
+	engine.At(bomb.at)
 	mux := http.NewServeMux()
-	mux.Handle("/", conformance.NewProbe(engine, pointedEffects{newSQLEffects(db, box), engine, &armed, &signal}, capabilitiesOf(cfg, s.Transactional)))
+	mux.Handle("/", conformance.NewProbe(engine, pointedEffects{newSQLEffects(db, box), &bomb}, capabilitiesOf(cfg, s.Transactional)))
 	mux.HandleFunc("POST /arm", func(_ http.ResponseWriter, r *http.Request) {
 		point := r.FormValue("point")
 		var n int64
 		_, _ = fmt.Sscan(r.FormValue("signal"), &n)
-		signal.Store(n)
-		armed.Store(&point)
+		bomb.signal.Store(n)
+		bomb.armed.Store(&point)
 	})
 	if s.Address == "" {
 		s.Address = "127.0.0.1:0"
@@ -177,21 +169,30 @@ func serveProcess() error {
 	return http.Serve(listener, mux) //nolint:gosec // it lives for a test
 }
 
+// bomb sends a signal to its own process when somebody comes to the armed point.
+type bomb struct {
+	armed  atomic.Pointer[string]
+	signal atomic.Int64
+}
+
+func (b *bomb) at(point string) {
+	at := b.armed.Load()
+	if at == nil || *at != point || !b.armed.CompareAndSwap(at, nil) {
+		return
+	}
+	_ = syscall.Kill(os.Getpid(), syscall.Signal(b.signal.Load()))
+	// The signal needs a moment to reach this thread, too.
+	time.Sleep(100 * time.Millisecond)
+}
+
 // pointedEffects add the point "inside the handler".
 type pointedEffects struct {
 	sqlEffects
-	engine *idempotency.Engine
-	armed  *atomic.Pointer[string]
-	signal *atomic.Int64
+	bomb *bomb
 }
 
 func (e pointedEffects) Add(ctx context.Context, name string) error {
-	if at := e.armed.Load(); at != nil && *at == "inside the handler" && e.armed.CompareAndSwap(at, nil) {
-		_ = syscall.Kill(os.Getpid(), syscall.Signal(e.signal.Load()))
-		if e.signal.Load() == int64(syscall.SIGKILL) {
-			select {}
-		}
-	}
+	e.bomb.at("inside the handler")
 	return e.sqlEffects.Add(ctx, name)
 }
 

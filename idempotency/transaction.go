@@ -69,10 +69,8 @@ func (e *Engine) finish(ctx context.Context, in *intent, t *sqlTx, owner Owner, 
 		return rolledBack, ErrTxEnded // the claim is ours: the handler has ended the transaction
 	case errors.Is(err, ErrTxEnded):
 		return rolledBack, err
-	case err != nil && (sqlerr.Retryable(err) || t.beaten.Load()):
-		return e.beaten(ctx, in, t, owner, err)
 	case err != nil:
-		return failed(err), err
+		return e.beaten(ctx, in, t, owner, err)
 	}
 	// Once Commit has been called, a context's error may come from after the
 	// commit was sent.
@@ -89,21 +87,13 @@ func (e *Engine) finish(ctx context.Context, in *intent, t *sqlTx, owner Owner, 
 		return committed, nil
 	case sqlerr.CommitUnknown(err):
 		return e.lookUp(ctx, in, owner, c, err)
-	case sqlerr.Retryable(err):
-		return e.beaten(ctx, in, t, owner, err)
 	}
-	return failed(err), fmt.Errorf("commit: %w", err)
+	return e.beaten(ctx, in, t, owner, fmt.Errorf("commit: %w", err))
 }
 
-func failed(err error) txOutcome {
-	if sqlerr.Connection(err) {
-		return unreachable
-	}
-	return rolledBack
-}
-
-// beaten finds out whether the transaction lost against a business transaction,
-// in which case the claim is still ours, or against whoever took the claim over.
+// beaten finds out why a transaction did not commit: against a business
+// transaction, or for a reason of its own, in which case the claim is still ours,
+// or against whoever took the claim over.
 func (e *Engine) beaten(ctx context.Context, in *intent, t *sqlTx, owner Owner, cause error) (txOutcome, error) {
 	t.rollback()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
@@ -112,10 +102,14 @@ func (e *Engine) beaten(ctx context.Context, in *intent, t *sqlTx, owner Owner, 
 	switch {
 	case err != nil:
 		return unreachable, errors.Join(cause, err)
-	case found && record.State == Started && record.Owner == owner:
+	case !found || record.State != Started || record.Owner != owner:
+		return lostClaim, cause
+	case sqlerr.Retryable(cause) || t.beaten.Load() || errors.Is(cause, ErrStaleOwner):
 		return runAgain, cause
+	case sqlerr.Connection(cause):
+		return unreachable, cause
 	}
-	return lostClaim, cause
+	return rolledBack, cause
 }
 
 // lookUp asks, on another connection, what became of a commit whose answer was
