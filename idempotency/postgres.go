@@ -7,6 +7,8 @@ var postgresQueries = queries{
 	purge: postgresPurge, strip: postgresStrip,
 }
 
+// Times are set by statement_timestamp, so that two that are meant to be equal are.
+//
 // Served by the primary key, and idempotency_outstanding for the count, which is
 // of what is committed: callers that claim at once may pass the limit by as many
 // as they are.
@@ -22,9 +24,9 @@ insert into {{idempotency}} (
 )
 select
 	$1::bytea, $2::bytea, $3::bytea, 1, $4::bytea, 1, $5::text,
-	clock_timestamp() + $6::bigint * interval '1 microsecond',
-	clock_timestamp() + $7::bigint * interval '1 microsecond',
-	clock_timestamp() + $7::bigint * interval '1 microsecond',
+	statement_timestamp() + $6::bigint * interval '1 microsecond',
+	statement_timestamp() + $7::bigint * interval '1 microsecond',
+	statement_timestamp() + $7::bigint * interval '1 microsecond',
 	nullif($8::text, ''), nullif($9::text, '')
 where $10::integer = 0
 	or (select count(*) from (
@@ -74,9 +76,9 @@ const postgresTakeOver = `
 update {{idempotency}}
 set owner = $4::bytea,
 	fence = fence + 1,
-	lease_until = clock_timestamp() + $5::bigint * interval '1 microsecond',
-	expires_at = clock_timestamp() + $6::bigint * interval '1 microsecond',
-	forget_at = clock_timestamp() + $6::bigint * interval '1 microsecond'
+	lease_until = statement_timestamp() + $5::bigint * interval '1 microsecond',
+	expires_at = statement_timestamp() + $6::bigint * interval '1 microsecond',
+	forget_at = statement_timestamp() + $6::bigint * interval '1 microsecond'
 where key_hash = (
 	select key_hash from {{idempotency}}
 	where key_hash = $1
@@ -95,7 +97,7 @@ returning
 // compare-and-set in this and the following statements.
 const postgresExtend = `
 update {{idempotency}}
-set lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
+set lease_until = statement_timestamp() + $4::bigint * interval '1 microsecond'
 where key_hash = $1
 	and owner = $2
 	and fence = $3
@@ -118,8 +120,8 @@ set state = $4::smallint,
 	location = nullif($8::text, ''),
 	resource_id = nullif($9::text, ''),
 	completed_at = clock_timestamp(),
-	expires_at = clock_timestamp() + $10::bigint * interval '1 microsecond',
-	forget_at = clock_timestamp() + $11::bigint * interval '1 microsecond'
+	expires_at = statement_timestamp() + $10::bigint * interval '1 microsecond',
+	forget_at = statement_timestamp() + $11::bigint * interval '1 microsecond'
 where key_hash = $1
 	and owner = $2
 	and fence = $3

@@ -4,7 +4,7 @@ var sqliteQueries = queries{
 	claim: sqliteClaim, forget: sqliteForget, outstanding: sqliteOutstanding,
 	find: sqliteFind, takeOver: sqliteTakeOver, extend: sqliteExtend, release: sqliteRelease,
 	complete: sqliteComplete, completeBody: sqliteBody, completeTx: sqliteCompleteTx, open: sqliteOpen, lost: sqliteLost,
-	purge: sqlitePurge, purgeBodies: sqlitePurgeBodies, strip: sqliteStrip,
+	purge: sqlitePurge, strip: sqliteStrip,
 }
 
 const sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
@@ -24,7 +24,7 @@ where ($10 = 0 or $10 > (select count(*) from (select 1 from {{idempotency}} whe
 on conflict (key_hash) do nothing
 returning created_at`
 
-// Served by the primary key. A body left behind is replaced by the next one.
+// Served by the primary key.
 const sqliteForget = `
 delete from {{idempotency}}
 where key_hash = $1
@@ -121,19 +121,7 @@ from {{idempotency}}
 where key_hash = $1
 	and seal = 1`
 
-// Served by idempotency_forget. Before the rows, so that a crash in between
-// leaves no body without one.
-const sqlitePurgeBodies = `
-delete from {{idempotency_body}}
-where key_hash in (
-	select key_hash from {{idempotency}}
-	where large
-		and forget_at <= ` + sqliteNow + `
-		and (state <> 1 or lease_until <= ` + sqliteNow + `)
-	order by forget_at
-	limit $1
-)`
-
+// Served by idempotency_forget. A trigger takes the large responses along.
 const sqlitePurge = `
 delete from {{idempotency}}
 where key_hash in (

@@ -64,14 +64,14 @@ func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
 type queries struct {
 	claim, forget, outstanding, find, takeOver, extend, release string
 	complete, completeBody, completeTx, open, lost              string
-	purge, purgeBodies, strip                                   string
+	purge, strip                                                string
 }
 
 func (q queries) expand(cfg oncemill.Config) queries {
 	for _, text := range []*string{
 		&q.claim, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
 		&q.complete, &q.completeBody, &q.completeTx, &q.open, &q.lost,
-		&q.purge, &q.purgeBodies, &q.strip,
+		&q.purge, &q.strip,
 	} {
 		*text = cfg.Expand(*text)
 	}
@@ -313,10 +313,7 @@ func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
 	}
 	defer done()
 	total := 0
-	for _, text := range []string{s.q.purgeBodies, s.q.purge, s.q.strip} {
-		if text == "" {
-			continue
-		}
+	for _, text := range []string{s.q.purge, s.q.strip} {
 		result, err := s.db.ExecContext(ctx, text, limit)
 		if err != nil {
 			return total, fmt.Errorf("purge: %w", err)

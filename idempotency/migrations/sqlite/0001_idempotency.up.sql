@@ -48,3 +48,8 @@ create table {{idempotency_body}} (
 	key_hash blob not null primary key,
 	response blob not null
 );
+
+create trigger {{name:idempotency_body_gone}} after delete on {{idempotency}} when old.large
+begin
+	delete from {{idempotency_body}} where key_hash = old.key_hash;
+end;
