@@ -18,9 +18,9 @@
 # Instances for tests that stop, kill, fill or reconfigure a server, each in an
 # absolute directory that must not exist yet:
 #
-#   servers.sh start postgres|rabbitmq DIR [--port N] [--owner PID] [name=value]...
+#   servers.sh start postgres|rabbitmq|redis DIR [--port N] [--owner PID] [name=value]...
 #                            make one, or start it again; prints the export lines.
-#                            name=value goes to postgresql.conf or rabbitmq.conf.
+#                            name=value goes to the server's configuration file.
 #                            It is removed when the process --owner has ended.
 #   servers.sh stop DIR      clean stop        servers.sh kill DIR     SIGKILL
 #   servers.sh crash DIR     PostgreSQL: immediate shutdown
@@ -37,6 +37,8 @@ source "$here/servers/common.sh"
 source "$here/servers/postgres.sh"
 # shellcheck source=scripts/servers/rabbitmq.sh
 source "$here/servers/rabbitmq.sh"
+# shellcheck source=scripts/servers/redis.sh
+source "$here/servers/redis.sh"
 
 usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
@@ -76,7 +78,7 @@ status() {
 # start KIND DIR [--port N] [--owner PID] [name=value]...
 start() {
 	local kind=${1:-} dir=${2:-} port="" owner="" settings=()
-	[[ $kind == postgres || $kind == rabbitmq ]] || die "start postgres|rabbitmq DIR"
+	[[ $kind == postgres || $kind == rabbitmq || $kind == redis ]] || die "start postgres|rabbitmq|redis DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
 	while [[ $# -gt 0 ]]; do
