@@ -91,8 +91,9 @@ type Config struct {
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
 	// MaxOutstanding is how many started keys a caller (tenant and principal) may
-	// have; more are answered with 429. Callers that claim at once may pass it by
-	// as many as they are. Default: 1,000. See Unlimited.
+	// have; more are answered with 429. They are not counted at every claim: each
+	// process lets a caller pass the limit by up to a quarter of what it had left
+	// a second ago. Default: 1,000. See Unlimited.
 	MaxOutstanding int
 
 	// InProgress says how a copy of a running request is answered. Default:

@@ -22,16 +22,16 @@ type intent struct {
 type verdict int
 
 const (
-	run           verdict = iota // the claim is ours
-	recoverFirst                 // the claim is ours, after its owner died: ask Config.Recover
-	replay                       // the record holds the answer
-	reused                       // the key came with another request
-	inProgress                   // somebody else runs it
-	outcomeLost                  // somebody else ran it and died
-	notStored                    // it ran, and its response was not stored
-	expired                      // it ran, and its response is gone
-	tooMany                      // the caller has too many keys outstanding
-	storeFailed                  // the store could not be asked
+	run          verdict = iota // the claim is ours
+	recoverFirst                // the claim is ours, after its owner died: ask Config.Recover
+	replay                      // the record holds the answer
+	reused                      // the key came with another request
+	inProgress                  // somebody else runs it
+	outcomeLost                 // somebody else ran it and died
+	notStored                   // it ran, and its response was not stored
+	expired                     // it ran, and its response is gone
+	tooMany                     // the caller has too many keys outstanding
+	storeFailed                 // the store could not be asked
 )
 
 // lookAgain is how often a claim that changed hands meanwhile is looked at again.
@@ -43,13 +43,16 @@ func (e *Engine) decide(ctx context.Context, in *intent) (Record, verdict, error
 	if record, ok := e.cached(ctx, in); ok {
 		return record, e.judge(in, record), nil
 	}
+	if e.cfg.MaxOutstanding != Unlimited {
+		if v, record, err := e.limit(ctx, in); v != run {
+			return record, v, err
+		}
+	}
 	for range lookAgain {
 		began := time.Now()
 		record, granted, err := e.store.Claim(ctx, in.claim)
 		e.telemetry.latency(ctx, "claim", began, err)
 		switch {
-		case errors.Is(err, ErrTooManyOutstanding):
-			return Record{}, tooMany, nil
 		case err != nil:
 			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: 1}, err)
 			return Record{}, storeFailed, err
@@ -157,7 +160,7 @@ func (e *Engine) wait(ctx context.Context, in *intent) (Record, verdict, error) 
 
 // newClaim fills in what all claims have in common.
 func (e *Engine) newClaim(transactional bool) Claim {
-	c := Claim{Lease: e.cfg.Lease, Retention: e.cfg.Retention, Most: max(e.cfg.MaxOutstanding, 0), Durable: !transactional}
+	c := Claim{Lease: e.cfg.Lease, Retention: e.cfg.Retention, Durable: !transactional}
 	rand.Read(c.Token[:])
 	return c
 }

@@ -2,7 +2,7 @@
 // every retry the first answer, byte for byte. It follows
 // draft-ietf-httpapi-idempotency-key-header and goes beyond it.
 //
-//	store, err := idempotency.NewSQLStore(db, oncemill.Config{})
+//	store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{})
 //	engine, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), OnCommit: box.Wake})
 //	mux.Handle("POST /orders", engine.TxMiddleware(http.HandlerFunc(placeOrder)))
 //

@@ -18,6 +18,7 @@ type Engine struct {
 	cfg       Config
 	codec     codec
 	telemetry *telemetry
+	limits    limits
 
 	// at is called at named points of a request, for tests that crash there.
 	at func(point string)

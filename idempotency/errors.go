@@ -16,8 +16,8 @@ var (
 	// in which it comes must be rolled back.
 	ErrStaleOwner = errors.New("idempotency: another owner has the claim")
 
-	// ErrTooManyOutstanding is returned by [Store.Claim] when the caller has as
-	// many started keys as it may have. Nothing was claimed.
+	// ErrTooManyOutstanding is returned by [Do] when the caller has as many
+	// started keys as it may have (Config.MaxOutstanding). Nothing was claimed.
 	ErrTooManyOutstanding = errors.New("idempotency: too many keys outstanding")
 
 	// ErrTxEnded is returned by a transaction handle whose transaction is over:

@@ -41,17 +41,6 @@ func (s *MemoryStore) Claim(_ context.Context, c Claim) (Record, bool, error) {
 	if r := s.records[c.ID]; r != nil && !r.dead(now) {
 		return r.at(now), false, nil
 	}
-	if c.Most > 0 {
-		n := 0
-		for _, r := range s.records {
-			if r.Caller == c.Caller && r.State == Started {
-				n++
-			}
-		}
-		if n >= c.Most {
-			return Record{}, false, ErrTooManyOutstanding
-		}
-	}
 	if s.records == nil {
 		s.records = map[ID]*memoryRecord{}
 	}
@@ -100,6 +89,19 @@ func (s *MemoryStore) Find(_ context.Context, id ID) (Record, bool, error) {
 		return Record{}, false, nil
 	}
 	return r.at(now), true, nil
+}
+
+// Outstanding is [Store.Outstanding].
+func (s *MemoryStore) Outstanding(_ context.Context, caller Caller, limit int) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	n := 0
+	for _, r := range s.records {
+		if n < limit && r.Caller == caller && r.State == Started {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // Extend is [Store.Extend].

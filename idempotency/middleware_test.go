@@ -317,7 +317,9 @@ func TestMiddleware_PointerInsteadOfSnapshot(t *testing.T) {
 	plain := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Pointer = true }).Middleware(made)
 	resolving := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
 		c.Pointer = true
-		c.Resolve = func(_ context.Context, r idempotency.Record) ([]byte, error) { return []byte("order " + r.ResourceID), nil }
+		c.Resolve = func(_ context.Context, r idempotency.Record) ([]byte, error) {
+			return []byte("order " + r.ResourceID), nil
+		}
 	}).Middleware(made)
 	for body, h := range map[string]http.Handler{"": plain, "order 7": resolving} {
 		do(t, h, post("/", "x"))

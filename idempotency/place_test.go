@@ -32,6 +32,8 @@ type place struct {
 	cfg    oncemill.Config
 	store  *idempotency.SQLStore
 	box    *outbox.Outbox
+
+	prepare bool
 }
 
 func onPostgres(t *testing.T, params ...string) *place {
@@ -91,7 +93,7 @@ func newPlace(t *testing.T, p *place) *place {
 func (p *place) open(t *testing.T) {
 	t.Helper()
 	var storeErr, boxErr error
-	p.store, storeErr = idempotency.NewSQLStore(p.db, p.cfg)
+	p.store, storeErr = idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: p.cfg, Prepare: p.prepare})
 	p.box, boxErr = outbox.New(p.db, outbox.Config{Database: p.cfg})
 	if err := errors.Join(storeErr, boxErr); err != nil {
 		t.Fatal(err)

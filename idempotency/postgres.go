@@ -3,15 +3,13 @@ package idempotency
 var postgresQueries = queries{
 	claim: postgresClaim, forget: postgresForget, outstanding: postgresOutstanding,
 	find: postgresFind, takeOver: postgresTakeOver, extend: postgresExtend, release: postgresRelease,
-	complete: postgresComplete, completeTx: postgresCompleteTx, open: postgresOpen,
+	complete: postgresComplete, completeTx: postgresCompleteTx, completeTxLarge: postgresCompleteTxLarge, open: postgresOpen, isOpen: postgresIsOpen,
 	purge: postgresPurge, strip: postgresStrip,
 }
 
 // Times are set by statement_timestamp, so that two that are meant to be equal are.
 //
-// Served by the primary key, and idempotency_outstanding for the count, which is
-// of what is committed: callers that claim at once may pass the limit by as many
-// as they are.
+// Served by the primary key.
 //
 // The primary key decides between claims made at once: the second one waits for
 // this short statement and then finds the row. A claim that need not survive a
@@ -22,20 +20,17 @@ insert into {{idempotency}} (
 	key_hash, caller, fingerprint, state, owner, fence, endpoint,
 	lease_until, expires_at, forget_at, correlation_id, trace_id
 )
-select
-	$1::bytea, $2::bytea, $3::bytea, 1, $4::bytea, 1, $5::text,
+values (
+	$1, $2, $3, 1, $4, 1, $5,
 	statement_timestamp() + $6::bigint * interval '1 microsecond',
 	statement_timestamp() + $7::bigint * interval '1 microsecond',
 	statement_timestamp() + $7::bigint * interval '1 microsecond',
 	nullif($8::text, ''), nullif($9::text, '')
-where $10::integer = 0
-	or (select count(*) from (
-		select from {{idempotency}} where caller = $2::bytea and state = 1 limit $10::integer
-	) as outstanding) < $10::integer
+)
 on conflict (key_hash) do nothing
 returning
 	(extract(epoch from created_at) * 1000000)::bigint
-	+ case when $11::text <> '' and set_config('synchronous_commit', $11::text, true) is null then 1 else 0 end`
+	+ case when $10::text <> '' and set_config('synchronous_commit', $10::text, true) is null then 1 else 0 end`
 
 // Served by the primary key. It repeats the conditions, so that a row that
 // somebody has claimed anew meanwhile stays.
@@ -145,12 +140,23 @@ const postgresCompleteTx = `
 with done as (` + postgresCompletion + `
 	and current_setting('oncemill.idempotency', true) = 'open ' || txid_current()
 returning key_hash),
+swept as (delete from {{idempotency_open}} where ctid = $12::tid)
+select set_config('oncemill.idempotency', 'sealed ' || txid_current(), true)
+from done`
+
+// The same with a large response.
+const postgresCompleteTxLarge = `
+with done as (` + postgresCompletion + `
+	and current_setting('oncemill.idempotency', true) = 'open ' || txid_current()
+returning key_hash),
 body as (` + postgresBody + `),
 swept as (delete from {{idempotency_open}} where ctid = $12::tid)
-select
-	(select count(*) from done),
-	coalesce(current_setting('oncemill.idempotency', true) = 'open ' || txid_current(), false),
-	case when exists (select from done) then set_config('oncemill.idempotency', 'sealed ' || txid_current(), true) end`
+select set_config('oncemill.idempotency', 'sealed ' || txid_current(), true)
+from done`
+
+// Whether the transaction is the one that was opened.
+const postgresIsOpen = `
+select coalesce(current_setting('oncemill.idempotency', true) = 'open ' || txid_current(), false)`
 
 // The row makes the deferred trigger look at the end of the transaction; see the
 // migration. The settings end with the transaction: the first lets the server end
@@ -162,7 +168,7 @@ values (
 	set_config('idle_in_transaction_session_timeout', $1, true) is not null
 	and set_config('oncemill.idempotency', 'open ' || txid_current(), true) is not null
 )
-returning ctid::text`
+returning ctid::text, current_setting('transaction_isolation')`
 
 // Served by idempotency_forget. Several purges at once take different rows.
 const postgresPurge = `

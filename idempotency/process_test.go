@@ -132,7 +132,7 @@ func serveProcess() error {
 		return err
 	}
 	db.SetMaxIdleConns(16)
-	store, storeErr := idempotency.NewSQLStore(db, s.Database)
+	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: s.Database, Prepare: true})
 	box, boxErr := outbox.New(db, outbox.Config{Database: s.Database})
 	cfg := probeConfig()
 	cfg.Isolation = s.Isolation

@@ -9,8 +9,7 @@ var sqliteQueries = queries{
 
 const sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
 
-// Served by the primary key, and idempotency_outstanding for the count. One
-// writer: what it reads stays true until it has written.
+// Served by the primary key. Every claim is durable.
 const sqliteClaim = `
 insert into {{idempotency}} (
 	key_hash, caller, fingerprint, state, owner, fence, endpoint, created_at,
@@ -19,8 +18,7 @@ insert into {{idempotency}} (
 select
 	$1, $2, $3, 1, $4, 1, $5, ` + sqliteNow + `,
 	` + sqliteNow + ` + $6, ` + sqliteNow + ` + $7, ` + sqliteNow + ` + $7, nullif($8, ''), nullif($9, '')
-where ($10 = 0 or $10 > (select count(*) from (select 1 from {{idempotency}} where caller = $2 and state = 1 limit $10)))
-	and $11 is not null
+where $10 is not null
 on conflict (key_hash) do nothing
 returning created_at`
 

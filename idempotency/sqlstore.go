@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -14,13 +16,33 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
+// StoreConfig configures a SQLStore. The zero value is right for most services.
+type StoreConfig struct {
+	// Database says where the tables are.
+	Database oncemill.Config
+
+	// Prepare prepares the statements that every request needs, on each
+	// connection, which saves their planning. It does not go with a pooler in
+	// transaction mode that knows nothing of prepared statements (PgBouncer
+	// before 1.21). Default: false.
+	Prepare bool
+}
+
 // SQLStore is a [Store] in PostgreSQL or SQLite. It holds no connection and no
 // goroutine; it may be used by many goroutines and engines. Only with it are
 // there transactional requests.
 type SQLStore struct {
-	db  *sql.DB
-	cfg oncemill.Config
-	q   queries
+	db      *sql.DB
+	cfg     oncemill.Config
+	q       queries
+	prepare bool
+
+	// level is the isolation level that transactions begin with by themselves on
+	// PostgreSQL, as the last one told; empty at first.
+	level atomic.Pointer[string]
+
+	mu       sync.Mutex
+	prepared map[string]*sql.Stmt // by text; they live as long as db
 
 	// turn is held by the one of this store who writes, on SQLite; nil elsewhere.
 	// SQLite lets the rest try again and again, and some try in vain.
@@ -30,20 +52,68 @@ type SQLStore struct {
 // NewSQLStore returns a store on db. It does no I/O; the tables are made by
 // oncemill.Migrate with [Migrations]. Bad values of cfg are reported at once, each
 // as an [*oncemill.ConfigError]. The caller keeps owning db.
-func NewSQLStore(db *sql.DB, cfg oncemill.Config) (*SQLStore, error) {
+func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "idempotency.NewSQLStore db", Value: "nil", Problem: "a database is needed"}
 	}
-	cfg, err := cfg.Resolve(db)
+	database, err := cfg.Database.Resolve(db)
 	if err != nil {
 		return nil, err
 	}
-	s := &SQLStore{db: db, cfg: cfg, q: postgresQueries}
-	if cfg.Dialect == oncemill.SQLite {
+	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare}
+	if database.Dialect == oncemill.SQLite {
 		s.q, s.turn = sqliteQueries, make(chan struct{}, 1)
 	}
-	s.q = s.q.expand(cfg)
+	s.q = s.q.expand(database)
 	return s, nil
+}
+
+// prepareAll prepares the statements of a request, where that is wanted. It needs a
+// connection, so it is not for those who hold one.
+func (s *SQLStore) prepareAll(ctx context.Context) error {
+	if !s.prepare {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.prepared != nil {
+		return nil
+	}
+	prepared := map[string]*sql.Stmt{}
+	for _, text := range []string{s.q.claim, s.q.find, s.q.open, s.q.completeTx} {
+		stmt, err := s.db.PrepareContext(ctx, text) //nolint:sqlclosecheck // it lives as long as db
+		if err != nil {
+			return fmt.Errorf("prepare: %w", err)
+		}
+		prepared[text] = stmt
+	}
+	s.prepared = prepared
+	return nil
+}
+
+func (s *SQLStore) stmt(text string) *sql.Stmt {
+	if !s.prepare {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.prepared[text]
+}
+
+// queryRow queries on any connection.
+func (s *SQLStore) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
+	if stmt := s.stmt(text); stmt != nil {
+		return stmt.QueryRowContext(ctx, args...)
+	}
+	return s.db.QueryRowContext(ctx, text, args...)
+}
+
+// queryRow queries in the transaction.
+func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
+	if stmt := t.store.stmt(text); stmt != nil {
+		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
+	}
+	return t.tx.QueryRowContext(ctx, text, args...)
 }
 
 // wait waits for the turn to write and returns what gives it back.
@@ -63,14 +133,15 @@ func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
 // arguments.
 type queries struct {
 	claim, forget, outstanding, find, takeOver, extend, release string
-	complete, completeBody, completeTx, open, lost              string
+	complete, completeBody, completeTx, completeTxLarge         string
+	open, isOpen, lost                                          string
 	purge, strip                                                string
 }
 
 func (q queries) expand(cfg oncemill.Config) queries {
 	for _, text := range []*string{
 		&q.claim, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
-		&q.complete, &q.completeBody, &q.completeTx, &q.open, &q.lost,
+		&q.complete, &q.completeBody, &q.completeTx, &q.completeTxLarge, &q.open, &q.isOpen, &q.lost,
 		&q.purge, &q.strip,
 	} {
 		*text = cfg.Expand(*text)
@@ -86,6 +157,9 @@ const claimTries = 5
 // wait for the writer. On PostgreSQL it inserts first; where there is a record that
 // is a read, too.
 func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error) {
+	if err := s.prepareAll(ctx); err != nil {
+		return Record{}, false, err
+	}
 	if s.cfg.Dialect == oncemill.SQLite {
 		record, found, err := s.Find(ctx, claim.ID)
 		if err != nil || found {
@@ -101,15 +175,6 @@ func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error)
 		if err != nil || found {
 			return record, false, err
 		}
-		if claim.Most > 0 {
-			var n int
-			if err := s.db.QueryRowContext(ctx, s.q.outstanding, claim.Caller[:], claim.Most).Scan(&n); err != nil {
-				return Record{}, false, fmt.Errorf("count outstanding keys: %w", err)
-			}
-			if n >= claim.Most {
-				return Record{}, false, ErrTooManyOutstanding
-			}
-		}
 		if err := s.deleteForgotten(ctx, claim.ID); err != nil {
 			return Record{}, false, err
 		}
@@ -124,8 +189,8 @@ func (s *SQLStore) insert(ctx context.Context, c Claim) (Record, bool, error) {
 	}
 	defer done()
 	var created int64
-	err = s.db.QueryRowContext(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
-		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, c.Most, durability(c.Durable)).Scan(&created)
+	err = s.queryRow(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, durability(c.Durable)).Scan(&created)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return Record{}, false, nil
@@ -192,7 +257,7 @@ func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
 	r := Record{ID: id}
 	var caller, fingerprint, token []byte
 	var lease, expires, created, completed int64
-	err := s.db.QueryRowContext(ctx, s.q.find, id[:]).Scan(&caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
+	err := s.queryRow(ctx, s.q.find, id[:]).Scan(&caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
 		&r.Endpoint, &r.Status, &r.Response, &r.Location, &r.ResourceID, &r.CorrelationID, &r.TraceID,
 		&lease, &expires, &created, &completed)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -214,6 +279,14 @@ func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
 		r.State, r.Response = Expired, nil
 	}
 	return r, true, nil
+}
+
+// Outstanding is [Store.Outstanding].
+func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (n int, err error) {
+	if err := s.db.QueryRowContext(ctx, s.q.outstanding, caller[:], limit).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count outstanding keys: %w", err)
+	}
+	return n, nil
 }
 
 // Extend is [Store.Extend].
@@ -340,24 +413,47 @@ type sqlTx struct {
 	done   func()      // gives the turn to write back
 }
 
+// begin begins a transaction for the owner of a claim, which the database refuses
+// to commit unless complete has sealed it. PostgreSQL ends it when nothing is sent
+// in it for idle.
 func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
-	t, err := s.beginPlain(ctx, isolation)
-	if err != nil {
-		return nil, err
-	}
-	t.id, t.owner = id, owner
-	t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
-	if err := t.open(ctx, idle); err != nil {
+	// Naming the level takes lib/pq another round trip, so that is left out where
+	// the level is the usual one. The transaction tells.
+	want := strings.ToLower(isolation.String())
+	usual := s.level.Load()
+	named := usual != nil && *usual != want
+	for {
+		t, err := s.beginAt(ctx, isolation, named)
+		if err != nil {
+			return nil, err
+		}
+		t.id, t.owner = id, owner
+		t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
+		level, err := t.open(ctx, idle)
+		if err != nil {
+			t.rollback()
+			return nil, err
+		}
+		if s.cfg.Dialect == oncemill.SQLite || level == want {
+			return t, nil
+		}
 		t.rollback()
-		return nil, err
+		if named {
+			return nil, fmt.Errorf("begin: the isolation level is %s, not %s", level, want)
+		}
+		s.level.Store(&level)
+		named = true
 	}
-	return t, nil
 }
 
 // beginPlain begins a transaction that belongs to no claim and has no seal.
 func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel) (*sqlTx, error) {
+	return s.beginAt(ctx, isolation, true)
+}
+
+func (s *SQLStore) beginAt(ctx context.Context, isolation sql.IsolationLevel, named bool) (*sqlTx, error) {
 	var options *sql.TxOptions
-	if s.cfg.Dialect == oncemill.PostgreSQL {
+	if named && s.cfg.Dialect == oncemill.PostgreSQL {
 		options = &sql.TxOptions{Isolation: isolation}
 	}
 	done, err := s.wait(ctx)
@@ -374,24 +470,26 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	return t, nil
 }
 
-func (t *sqlTx) open(ctx context.Context, idle time.Duration) error {
+// open opens the seal, and returns the isolation level on PostgreSQL.
+func (t *sqlTx) open(ctx context.Context, idle time.Duration) (level string, err error) {
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
-		if err := t.tx.QueryRowContext(ctx, t.store.q.open, fmt.Sprintf("%dms", idle.Milliseconds())).Scan(&t.place); err != nil {
-			return fmt.Errorf("begin: open the seal: %w", err)
+		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
+		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&t.place, &level); err != nil {
+			return "", fmt.Errorf("begin: open the seal: %w", err)
 		}
-		return nil
+		return level, nil
 	}
 	var sealable bool
-	err := t.tx.QueryRowContext(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
+	err = t.queryRow(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return ErrStaleOwner
+		return "", ErrStaleOwner
 	case err != nil:
-		return fmt.Errorf("begin: open the seal: %w", err)
+		return "", fmt.Errorf("begin: open the seal: %w", err)
 	case !sealable:
-		return ErrUnsealed
+		return "", ErrUnsealed
 	}
-	return nil
+	return "", nil
 }
 
 // complete is the last statement: it marks the claim and lets the database
@@ -402,17 +500,24 @@ func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	if s.cfg.Dialect == oncemill.SQLite {
 		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
 	}
-	var done int
-	var open bool
-	var seal sql.NullString
-	err := t.tx.QueryRowContext(ctx, s.q.completeTx, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&done, &open, &seal)
+	text := s.q.completeTx
+	if c.Large {
+		text = s.q.completeTxLarge
+	}
+	var seal string
+	err := t.queryRow(ctx, text, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&seal)
 	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		var open bool
+		if err := t.tx.QueryRowContext(ctx, s.q.isOpen).Scan(&open); err != nil {
+			return fmt.Errorf("complete key: %w", err)
+		}
+		if !open {
+			return ErrTxEnded
+		}
+		return ErrStaleOwner
 	case err != nil: // with 40001 for a claim that was taken over under the higher isolation levels
 		return fmt.Errorf("complete key: %w", err)
-	case !open:
-		return ErrTxEnded
-	case done != 1:
-		return ErrStaleOwner
 	}
 	return nil
 }

@@ -56,7 +56,6 @@ type Claim struct {
 
 	Lease     time.Duration // until others may call this owner dead
 	Retention time.Duration // of the claim itself; completing sets another
-	Most      int           // started keys that the caller may have; 0 for any number
 
 	// Durable claims survive a crash of the database's server. Others may be lost
 	// in one, unless the transaction of the effects has committed.
@@ -111,7 +110,7 @@ type Store interface {
 	// Claim claims the key if it has no record, or one that is to be forgotten.
 	// granted tells whether it did; then the record is the new one, else the one
 	// that stands in the way. It waits for nobody, except, on SQLite, for the one
-	// writer. Error: ErrTooManyOutstanding.
+	// writer.
 	Claim(ctx context.Context, claim Claim) (record Record, granted bool, err error)
 
 	// TakeOver gives a started claim whose lease has ended, and which from still
@@ -122,6 +121,9 @@ type Store interface {
 	// Find returns the record of a key. It waits for no writer. found is false
 	// for an absent key and for one that is to be forgotten.
 	Find(ctx context.Context, id ID) (record Record, found bool, err error)
+
+	// Outstanding counts the started keys of a caller, up to limit.
+	Outstanding(ctx context.Context, caller Caller, limit int) (int, error)
 
 	// Extend makes the lease of a started claim last until this long from now.
 	// Error: ErrStaleOwner.
@@ -139,4 +141,3 @@ type Store interface {
 	// lease runs is never touched. It returns how many it changed.
 	Purge(ctx context.Context, limit int) (int, error)
 }
-

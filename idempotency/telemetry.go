@@ -47,7 +47,7 @@ func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
 
 func (t *telemetry) latency(ctx context.Context, operation string, began time.Time, err error) {
 	result := "ok"
-	if err != nil && !errors.Is(err, ErrStaleOwner) && !errors.Is(err, ErrTooManyOutstanding) {
+	if err != nil && !errors.Is(err, ErrStaleOwner) {
 		result = "error"
 	}
 	t.storeLatency.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(

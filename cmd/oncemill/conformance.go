@@ -172,7 +172,7 @@ func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config
 	if _, err := db.ExecContext(ctx, `create table if not exists `+effects.table+` (name text not null)`); err != nil {
 		return fmt.Errorf("make the table of effects: %w", err)
 	}
-	store, storeErr := idempotency.NewSQLStore(db, cfg)
+	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: cfg})
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg})
 	if err := errors.Join(storeErr, boxErr); err != nil {
 		return err

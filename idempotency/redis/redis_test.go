@@ -49,7 +49,7 @@ func newService(t *testing.T) *service {
 	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, idempotency.Migrations); err != nil {
 		t.Fatal(err)
 	}
-	store, err := idempotency.NewSQLStore(db, oncemill.Config{})
+	store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -23,21 +23,21 @@ import (
 func Run(t *testing.T, open func(t *testing.T) idempotency.Store) {
 	t.Helper()
 	for name, test := range map[string]func(*suite){
-		"a claim is granted once":                            (*suite).claimOnce,
-		"of many who claim at once one is granted":           (*suite).claimRace,
-		"a record is found as it was claimed":                (*suite).find,
-		"a response comes back as it was stored":             (*suite).complete,
-		"a large response comes back as it was stored":       (*suite).completeLarge,
-		"a released key is absent":                           (*suite).release,
-		"a claim is taken over when its lease has ended":     (*suite).takeOver,
-		"of many who take over at once one is granted":       (*suite).takeOverRace,
-		"an extended lease keeps others away":                (*suite).extend,
-		"a stale owner changes nothing":                      (*suite).stale,
-		"a completed claim is neither released nor changed":  (*suite).completedStays,
-		"a response expires, and the key may be used again":  (*suite).expire,
-		"an expired key is refused for as long as it should": (*suite).refuse,
-		"a caller has no more keys than it may":              (*suite).most,
-		"a purge deletes what is over, and nothing else":     (*suite).purge,
+		"a claim is granted once":                                          (*suite).claimOnce,
+		"of many who claim at once one is granted":                         (*suite).claimRace,
+		"a record is found as it was claimed":                              (*suite).find,
+		"a response comes back as it was stored":                           (*suite).complete,
+		"a large response comes back as it was stored":                     (*suite).completeLarge,
+		"a released key is absent":                                         (*suite).release,
+		"a claim is taken over when its lease has ended":                   (*suite).takeOver,
+		"of many who take over at once one is granted":                     (*suite).takeOverRace,
+		"an extended lease keeps others away":                              (*suite).extend,
+		"a stale owner changes nothing":                                    (*suite).stale,
+		"a completed claim is neither released nor changed":                (*suite).completedStays,
+		"a response expires, and the key may be used again":                (*suite).expire,
+		"an expired key is refused for as long as it should":               (*suite).refuse,
+		"a caller's started keys are counted":                              (*suite).outstanding,
+		"a purge deletes what is over, and nothing else":                   (*suite).purge,
 		"an interrupted claim outlives its retention no more than it must": (*suite).interrupted,
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -347,29 +347,26 @@ func (s *suite) refuse() {
 	}
 }
 
-func (s *suite) most() {
+func (s *suite) outstanding() {
 	first := newClaim()
-	first.Most = 2
+	expect := func(limit, want int) {
+		s.Helper()
+		if n, err := s.store.Outstanding(s.Context(), first.Caller, limit); err != nil || n != want {
+			s.Errorf("%d of at most %d outstanding, want %d: %v", n, limit, want, err)
+		}
+	}
+	expect(10, 0)
 	owner := s.granted(first)
-	sibling := func() idempotency.Claim {
+	for range 2 {
 		c := newClaim()
-		c.Caller, c.Most = first.Caller, 2
-		return c
+		c.Caller = first.Caller
+		s.granted(c)
 	}
-	s.granted(sibling())
-	c := sibling()
-	if _, granted, err := s.store.Claim(s.Context(), c); granted || !errors.Is(err, idempotency.ErrTooManyOutstanding) {
-		s.Errorf("granted %t: %v", granted, err)
-	}
-	s.expectAbsent(c.ID)
-	if r, granted := s.claim(again(first)); granted || r.ID != first.ID {
-		s.Error("a copy is not told of its record")
-	}
-	stranger := newClaim()
-	stranger.Most = 2
-	s.granted(stranger)
+	s.granted(newClaim())
+	expect(10, 3)
+	expect(2, 2)
 	s.ok(s.store.Complete(s.Context(), first.ID, owner, completion()))
-	s.granted(c)
+	expect(10, 2)
 }
 
 func (s *suite) purge() {

@@ -33,7 +33,7 @@ func TestStore_OnPostgreSQL(t *testing.T) {
 				if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations); err != nil {
 					t.Fatal(err)
 				}
-				store, err := idempotency.NewSQLStore(db, pg.Config)
+				store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: pg.Config, Prepare: len(params) > 1})
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -50,7 +50,7 @@ func TestStore_OnSQLite(t *testing.T) {
 		if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, idempotency.Migrations); err != nil {
 			t.Fatal(err)
 		}
-		store, err := idempotency.NewSQLStore(db, oncemill.Config{})
+		store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -40,6 +40,7 @@ const (
 type row struct {
 	id    string
 	alone bool // a single side: nothing to compare, runs only when it is named
+	long  bool // takes minutes: runs with -long, or when it is named
 	run   func(ctx context.Context, b *bench) ([]result, error)
 }
 
@@ -49,6 +50,8 @@ var rows = []row{
 	{id: "relay-engine", run: relayEngine},
 	{id: "relay-vs-skiplocked", run: relayVsSkipLocked},
 	{id: "relay-wal", run: relayWAL},
+	{id: "idempotency", run: idempotencyRow},
+	{id: "growth-keys", long: true, run: growthKeys},
 	{id: "raw", alone: true, run: rawAlone},
 	{id: "forwarder", alone: true, run: forwarderAlone},
 	{id: "skiplocked", alone: true, run: skipLockedAlone},
@@ -84,7 +87,7 @@ func main() {
 }
 
 func run(ctx context.Context, o options) (err error) {
-	chosen, err := choose(o.rows)
+	chosen, err := choose(o.rows, o.long)
 	if err != nil {
 		return err
 	}
@@ -175,11 +178,11 @@ func (o *options) fill() error {
 }
 
 // choose returns the rows with the given ids, in the order given.
-func choose(list string) ([]row, error) {
+func choose(list string, long bool) ([]row, error) {
 	var chosen []row
 	if list == "" {
 		for _, r := range rows {
-			if !r.alone {
+			if !r.alone && (long || !r.long) {
 				chosen = append(chosen, r)
 			}
 		}

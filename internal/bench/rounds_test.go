@@ -94,21 +94,21 @@ func TestBest_IsTheHighestSum(t *testing.T) {
 }
 
 func TestChoose_NamesAreChecked(t *testing.T) {
-	all, err := choose("")
+	all, err := choose("", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := ids(all), []string{"relay-rabbitmq", "relay-vs-forwarder", "relay-engine", "relay-vs-skiplocked", "relay-wal"}; !slices.Equal(got, want) {
 		t.Errorf("all rows: %v, want %v", got, want)
 	}
-	some, err := choose("copy,relay-wal")
+	some, err := choose("copy,relay-wal", false)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, want := ids(some), []string{"copy", "relay-wal"}; !slices.Equal(got, want) {
 		t.Errorf("some rows: %v, want %v", got, want)
 	}
-	if _, err := choose("relay-wall"); err == nil {
+	if _, err := choose("relay-wall", false); err == nil {
 		t.Error("an unknown row was accepted")
 	}
 }
