@@ -10,47 +10,49 @@ import (
 // to count.
 type limits struct {
 	mu      sync.Mutex
-	callers map[Caller]allowance
+	callers map[Caller]*allowance
 }
 
 // allowance is how many claims a caller may make without being counted again.
 type allowance struct {
+	turn chan struct{} // held by who counts, or takes
+
 	left  int
 	until time.Time
 }
 
 const (
 	allowanceTime = time.Second
-	maxAllowances = 10_000 // callers; more than that are forgotten and counted again
+	maxAllowances = 10_000 // callers; when there are more all are forgotten, and counted again
 )
 
-func (l *limits) take(c Caller) bool {
+func (l *limits) of(c Caller) *allowance {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	a, ok := l.callers[c]
-	if !ok || a.left == 0 || time.Now().After(a.until) {
-		return false
+	a := l.callers[c]
+	if a == nil {
+		if l.callers == nil || len(l.callers) >= maxAllowances {
+			l.callers = map[Caller]*allowance{}
+		}
+		a = &allowance{turn: make(chan struct{}, 1)}
+		l.callers[c] = a
 	}
-	a.left--
-	l.callers[c] = a
-	return true
-}
-
-// grant lets the caller make a quarter of what it has left. The claim that asked
-// is one of them.
-func (l *limits) grant(c Caller, left int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.callers == nil || len(l.callers) >= maxAllowances {
-		l.callers = map[Caller]allowance{}
-	}
-	l.callers[c] = allowance{left: left / 4, until: time.Now().Add(allowanceTime)}
+	return a
 }
 
 // limit tells whether the caller may claim another key: run if so. A key that it
-// has already is none.
+// has already is none. Of the claims of one caller one counts, and the others
+// wait for it: if all counted at once, all would find room.
 func (e *Engine) limit(ctx context.Context, in *intent) (verdict, Record, error) {
-	if e.limits.take(in.claim.Caller) {
+	a := e.limits.of(in.claim.Caller)
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return storeFailed, Record{}, ctx.Err()
+	}
+	if a.left > 0 && time.Now().Before(a.until) {
+		a.left--
 		return run, Record{}, nil
 	}
 	began := time.Now()
@@ -60,7 +62,8 @@ func (e *Engine) limit(ctx context.Context, in *intent) (verdict, Record, error)
 		return storeFailed, Record{}, err
 	}
 	if n < e.cfg.MaxOutstanding {
-		e.limits.grant(in.claim.Caller, e.cfg.MaxOutstanding-n)
+		// The claim that asked is one of them.
+		a.left, a.until = (e.cfg.MaxOutstanding-n)/4, time.Now().Add(allowanceTime)
 		return run, Record{}, nil
 	}
 	record, found, err := e.store.Find(ctx, in.claim.ID)
@@ -70,5 +73,6 @@ func (e *Engine) limit(ctx context.Context, in *intent) (verdict, Record, error)
 	case !found:
 		return tooMany, Record{}, nil
 	}
+	// A key whose owner died is counted already: it may be taken over.
 	return e.judge(in, record), record, nil
 }

@@ -207,6 +207,10 @@ func (dyingStore) Release(context.Context, idempotency.ID, idempotency.Owner) er
 // deadStore cannot be reached.
 type deadStore struct{ dyingStore }
 
+func (deadStore) Outstanding(context.Context, idempotency.Caller, int) (int, error) {
+	return 0, errDead
+}
+
 func (deadStore) Claim(context.Context, idempotency.Claim) (idempotency.Record, bool, error) {
 	return idempotency.Record{}, false, errDead
 }
