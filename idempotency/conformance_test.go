@@ -1,12 +1,11 @@
 package idempotency_test
 
 import (
+	"net/http/httptest"
 	"testing"
 
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
-
-	"net/http/httptest"
 )
 
 func runSuite(t *testing.T, urls ...string) {
@@ -33,27 +32,30 @@ func runSuite(t *testing.T, urls ...string) {
 	}
 }
 
+// inEachMode runs test on a database of its own for each mode: on SQLite a handler
+// that stands still in its transaction makes all others of its database wait.
+func inEachMode(t *testing.T, test func(t *testing.T, p *place, transactional bool)) {
+	t.Helper()
+	for name, transactional := range map[string]bool{"transactional": true, "snapshot": false} {
+		t.Run(name, func(t *testing.T) {
+			onEachPlace(t, func(t *testing.T, p *place) { test(t, p, transactional) })
+		})
+	}
+}
+
 func TestConformance_InOneProcess(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
-		for name, transactional := range map[string]bool{"transactional": true, "snapshot": false} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				url, _ := p.probe(t, transactional, nil)
-				runSuite(t, url)
-			})
-		}
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
+		url, _ := p.probe(t, transactional, nil)
+		runSuite(t, url)
 	})
 }
 
 func TestConformance_OfTwoProcesses(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
-		for name, transactional := range map[string]bool{"transactional": true, "snapshot": false} {
-			t.Run(name, func(t *testing.T) {
-				t.Parallel()
-				s := serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: transactional}
-				runSuite(t, startServer(t, s).url, startServer(t, s).url)
-			})
-		}
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
+		s := serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: transactional}
+		runSuite(t, startServer(t, s).url, startServer(t, s).url)
 	})
 }
 

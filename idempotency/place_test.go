@@ -206,7 +206,7 @@ func (p *place) probe(t *testing.T, transactional bool, change func(*idempotency
 func probeConfig() idempotency.Config {
 	return idempotency.Config{
 		Scope: conformance.Scope, Logger: testLogger(),
-		Timeout: 5 * time.Second, Lease: 10 * time.Second, MaxBody: 2 << 20, MaxResponse: 200_000,
+		Timeout: 4 * time.Second, Lease: 10 * time.Second, MaxBody: 2 << 20, MaxResponse: 200_000,
 	}
 }
 
