@@ -6,8 +6,8 @@
 //
 // The building blocks live in the packages below it: outbox writes messages in
 // the caller's transaction, relay delivers them, inbox applies a message's
-// effects once.
+// effects once, idempotency runs a retried HTTP request once.
 //
 //	cfg := oncemill.Config{}
-//	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
+//	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
 package oncemill

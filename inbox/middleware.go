@@ -61,12 +61,12 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 		return duplicate, nil
 	}
 
-	lent := &handle{store: in.store, dialect: in.cfg.Database.Dialect, id: id, tx: tx}
-	produced, err := run(ctx, lent, msg, h)
+	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx)
+	produced, err := run(ctx, borrowed, msg, h)
 	if err == nil && len(produced) > 0 {
-		err = in.publish(ctx, lent, produced)
+		err = in.publish(ctx, borrowed, produced)
 	}
-	if reason := lent.close(ErrTxEnded); err == nil && reason != nil {
+	if reason := borrowed.Close(ErrTxEnded); err == nil && reason != nil {
 		// The handler has overlooked what its statement returned.
 		err = reason
 	}
@@ -94,8 +94,8 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 }
 
 // run calls the handler with the transaction in the context of its message.
-func run(ctx context.Context, lent *handle, msg *message.Message, h message.HandlerFunc) (produced []*message.Message, err error) {
-	msg.SetContext(oncemill.ContextWithTx(ctx, lent))
+func run(ctx context.Context, borrowed *handle, msg *message.Message, h message.HandlerFunc) (produced []*message.Message, err error) {
+	msg.SetContext(oncemill.ContextWithTx(ctx, borrowed))
 	defer msg.SetContext(ctx)
 	defer func() {
 		if v := recover(); v != nil {
@@ -105,7 +105,7 @@ func run(ctx context.Context, lent *handle, msg *message.Message, h message.Hand
 	return h(msg)
 }
 
-func (in *Inbox) publish(ctx context.Context, lent *handle, produced []*message.Message) error {
+func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*message.Message) error {
 	if in.cfg.Outbox == nil {
 		return ErrNoOutbox
 	}
@@ -113,7 +113,7 @@ func (in *Inbox) publish(ctx context.Context, lent *handle, produced []*message.
 	if topic == "" {
 		return ErrNoTopic
 	}
-	return in.cfg.Outbox.Publisher(lent).Publish(topic, produced...) //nolint:contextcheck // Watermill's Publish takes none; the messages and the transaction have theirs
+	return in.cfg.Outbox.Publisher(borrowed).Publish(topic, produced...) //nolint:contextcheck // Watermill's Publish takes none; the messages and the transaction have theirs
 }
 
 func claimFailed(err error) outcome {

@@ -18,9 +18,9 @@
 # Instances for tests that stop, kill, fill or reconfigure a server, each in an
 # absolute directory that must not exist yet:
 #
-#   servers.sh start postgres|rabbitmq DIR [--port N] [--owner PID] [name=value]...
+#   servers.sh start postgres|rabbitmq|redis DIR [--port N] [--owner PID] [name=value]...
 #                            make one, or start it again; prints the export lines.
-#                            name=value goes to postgresql.conf or rabbitmq.conf.
+#                            name=value goes to the server's configuration file.
 #                            It is removed when the process --owner has ended.
 #   servers.sh start pgbouncer DIR upstream=DIR [--port N] [--owner PID] [name=value]...
 #                            the same for a PgBouncer, in transaction mode, in front
@@ -42,6 +42,8 @@ source "$here/servers/postgres.sh"
 source "$here/servers/rabbitmq.sh"
 # shellcheck source=scripts/servers/pgbouncer.sh
 source "$here/servers/pgbouncer.sh"
+# shellcheck source=scripts/servers/redis.sh
+source "$here/servers/redis.sh"
 
 usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
@@ -81,7 +83,7 @@ status() {
 # start KIND DIR [--port N] [--owner PID] [name=value]...
 start() {
 	local kind=${1:-} dir=${2:-} port="" owner="" settings=()
-	[[ $kind == postgres || $kind == rabbitmq || $kind == pgbouncer ]] || die "start postgres|rabbitmq|pgbouncer DIR"
+	[[ $kind == postgres || $kind == rabbitmq || $kind == pgbouncer || $kind == redis ]] || die "start postgres|rabbitmq|pgbouncer|redis DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
 	while [[ $# -gt 0 ]]; do

@@ -30,8 +30,9 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
-		Long: `oncemill keeps the tables of the outbox, relay and inbox, and runs the relay
-that delivers committed messages, and shows what it could not deliver.
+		Long: `oncemill keeps the tables of the outbox, relay, inbox and idempotency, runs the
+relay that delivers committed messages, shows what it could not deliver, and
+tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable: --amqp-url is
 ONCEMILL_AMQP_URL. A flag wins over its variable.
@@ -48,7 +49,7 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "how to log to standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newRepairSequence(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
 		c.Args = wrongUse(cobra.NoArgs)

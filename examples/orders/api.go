@@ -39,6 +39,10 @@ func runAPI(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	engine, err := shop.NewEngine(db, box, s.tables(), s.logger)
+	if err != nil {
+		return err
+	}
 	return s.runUnder(ctx, func(ctx context.Context, worker *demo.Worker) error {
 		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", *listen)
 		if err != nil {
@@ -51,7 +55,10 @@ func runAPI(ctx context.Context, args []string) error {
 				return err
 			}
 		}
-		return serve(ctx, listener, orders.Handler(s.logger))
+		group, ctx := errgroup.WithContext(ctx)
+		group.Go(func() error { return engine.Run(ctx) }) // deletes what has expired
+		group.Go(func() error { return serve(ctx, listener, orders.Handler(engine, s.logger)) })
+		return group.Wait()
 	})
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/examples/data"
 	"github.com/oncemill/oncemill/examples/shop"
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -43,5 +44,5 @@ func (s *settings) migrate(ctx context.Context) error {
 	if err := shop.AddProducts(ctx, db, data.Catalogue()); err != nil {
 		return err
 	}
-	return oncemill.Migrate(ctx, db, s.tables(), outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
+	return oncemill.Migrate(ctx, db, s.tables(), outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
 }

@@ -20,6 +20,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/examples/data"
 	"github.com/oncemill/oncemill/examples/shop"
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -56,6 +57,10 @@ func (s service) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	engine, err := shop.NewEngine(db, box, oncemill.Config{}, s.logger)
+	if err != nil {
+		return err
+	}
 
 	// Relaying: what the outbox owes goes to the broker.
 	publisher, err := newPublisher(s.broker, s.logger)
@@ -81,7 +86,8 @@ func (s service) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return worker.Run(ctx) })
 	group.Go(func() error { return router.Run(ctx) })
-	group.Go(func() error { return s.serve(ctx, orders.Handler(s.logger)) })
+	group.Go(func() error { return engine.Run(ctx) }) // deletes what has expired
+	group.Go(func() error { return s.serve(ctx, orders.Handler(engine, s.logger)) })
 	return group.Wait()
 }
 
@@ -100,7 +106,7 @@ func (s service) open(ctx context.Context) (*sql.DB, error) {
 	// SQLite has one writer at a time. To wait for the connection is fairer than
 	// to wait for the file's lock.
 	db.SetMaxOpenConns(1)
-	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
+	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
 	if err == nil {
 		err = shop.CreateTables(ctx, db)
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// ErrNoTx means that the inventory was called without a transaction in the
-// message's context. Put inbox.Middleware in front of it.
-var ErrNoTx = errors.New("shop: no transaction in the message's context")
+// ErrNoTx means that there is no transaction in the context. Put inbox.Middleware
+// in front of the inventory, and idempotency's TxMiddleware in front of the API.
+var ErrNoTx = errors.New("shop: no transaction in the context")
 
 // Inventory books orders: it takes their items from stock and appends them to
 // the ledger.

@@ -7,16 +7,15 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // Shop takes orders.
 type Shop struct {
 	db        *sql.DB
-	box       *outbox.Outbox
 	publisher message.Publisher
 	topic     string
 	sql       statements
@@ -29,52 +28,48 @@ func New(db *sql.DB, box *outbox.Outbox, topic string) (*Shop, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Shop{db: db, box: box, publisher: box.ContextPublisher(), topic: topic, sql: stmts}, nil
+	return &Shop{db: db, publisher: box.ContextPublisher(), topic: topic, sql: stmts}, nil
 }
 
-// Place takes an order. It reports false for an order that was taken before: the
-// repeated request changes nothing and publishes nothing. After an error other
-// than [ErrOrder] the request can be repeated as it is.
+// Place takes an order, in the transaction that it finds in ctx. It reports false
+// for an order that was taken before: the repeated request changes nothing and
+// publishes nothing. After an error the transaction is to be rolled back; unless
+// the error is [ErrOrder] the request can then be repeated as it is.
 func (s *Shop) Place(ctx context.Context, order Order) (bool, error) {
 	if err := order.Validate(); err != nil {
 		return false, err
+	}
+	tx, ok := idempotency.TxFromContext(ctx)
+	if !ok {
+		return false, ErrNoTx
 	}
 	items, err := json.Marshal(order.Items)
 	if err != nil {
 		return false, fmt.Errorf("encode items: %w", err)
 	}
-	var placed bool
-	err = s.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
-		// RunInTx may run this again after a serialization failure.
-		placed = false
-		result, err := tx.ExecContext(ctx, s.sql.insertOrder,
-			order.ID, order.Customer, order.PlacedAt.UTC().Format(time.RFC3339), order.TotalCents(), order.Note)
-		if err != nil {
-			return fmt.Errorf("insert order: %w", err)
-		}
-		inserted, err := result.RowsAffected()
-		if err != nil {
-			return fmt.Errorf("insert order: %w", err)
-		}
-		if inserted == 0 {
-			return nil
-		}
-		if _, err := tx.ExecContext(ctx, s.sql.insertItems, order.ID, string(items)); err != nil {
-			return fmt.Errorf("insert items: %w", err)
-		}
-		placed = true
-		return s.publish(ctx, tx, order)
-	})
+	result, err := tx.ExecContext(ctx, s.sql.insertOrder,
+		order.ID, order.Customer, order.PlacedAt.UTC().Format(time.RFC3339), order.TotalCents(), order.Note)
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("insert order: %w", err)
 	}
-	return placed, nil
+	inserted, err := result.RowsAffected()
+	if err != nil {
+		return false, fmt.Errorf("insert order: %w", err)
+	}
+	if inserted == 0 {
+		return false, nil
+	}
+	if _, err := tx.ExecContext(ctx, s.sql.insertItems, order.ID, string(items)); err != nil {
+		return false, fmt.Errorf("insert items: %w", err)
+	}
+	return true, s.publish(ctx, tx, order)
 }
 
 // publish writes the message into the outbox, after nextNumber has locked the
 // customer's row: the other way round, two orders of one customer could commit
-// in another order than their messages go out in.
-func (s *Shop) publish(ctx context.Context, tx *sql.Tx, order Order) error {
+// in another order than their messages go out in. The message has the same id on
+// every attempt of the request.
+func (s *Shop) publish(ctx context.Context, tx idempotency.Tx, order Order) error {
 	var number int64
 	if err := tx.QueryRowContext(ctx, s.sql.nextNumber, order.Customer).Scan(&number); err != nil {
 		return fmt.Errorf("number the order: %w", err)
@@ -83,7 +78,7 @@ func (s *Shop) publish(ctx context.Context, tx *sql.Tx, order Order) error {
 	if err != nil {
 		return fmt.Errorf("encode message: %w", err)
 	}
-	msg := message.NewMessageWithContext(ctx, watermill.NewUUID(), payload)
+	msg := message.NewMessageWithContext(ctx, idempotency.DeriveUUID(ctx, "placed"), payload)
 	outbox.SetKey(msg, order.Customer)
 	return s.publisher.Publish(s.topic, msg)
 }

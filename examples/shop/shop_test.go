@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/examples/internal/plain"
 	"github.com/oncemill/oncemill/examples/shop"
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -27,6 +28,7 @@ func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
 type database struct {
 	db    *sql.DB
 	box   *outbox.Outbox
+	cfg   oncemill.Config
 	table string // the outbox
 }
 
@@ -52,7 +54,7 @@ func prepare(t *testing.T, db *sql.DB, cfg oncemill.Config) database {
 	}
 	products := []shop.Product{{SKU: "tea", Name: "Tea", PriceCents: 890, Stock: 100}, {SKU: "salt", Name: "Salt", PriceCents: 459, Stock: 100}}
 	for range 2 { // the second time changes nothing
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, idempotency.Migrations); err != nil {
 			t.Fatal(err)
 		}
 		if err := shop.CreateTables(t.Context(), db); err != nil {
@@ -63,7 +65,7 @@ func prepare(t *testing.T, db *sql.DB, cfg oncemill.Config) database {
 		}
 		products[0].Stock = 1
 	}
-	return database{db: db, box: box, table: resolved.Table("outbox")}
+	return database{db: db, box: box, cfg: cfg, table: resolved.Table("outbox")}
 }
 
 func (d database) count(t *testing.T, query string) (n int) {
@@ -126,6 +128,37 @@ func TestAPI_TakesConcurrentRepeatsOnce(t *testing.T) {
 	})
 }
 
+// With a key the repeats get the first answer, not one of their own.
+func TestAPI_ReplaysTheAnswer(t *testing.T) {
+	onEachDatabase(t, func(t *testing.T, d database) {
+		handler := api(t, d)
+		send := func(key, body string) *httptest.ResponseRecorder {
+			recorder := httptest.NewRecorder()
+			request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/orders", strings.NewReader(body))
+			request.Header.Set("Idempotency-Key", key)
+			request.Header.Set("Content-Type", "application/json")
+			handler.ServeHTTP(recorder, request)
+			return recorder
+		}
+		first := send("a", tea)
+		if first.Code != http.StatusCreated {
+			t.Fatalf("status %d: %s", first.Code, first.Body)
+		}
+		for range 5 {
+			again := send("a", tea+" ") // white space does not matter in JSON
+			if again.Code != first.Code || again.Body.String() != first.Body.String() || again.Header().Get("Idempotency-Replayed") != "true" {
+				t.Errorf("status %d: %s", again.Code, again.Body)
+			}
+		}
+		if other := send("a", strings.Replace(tea, "ana", "bob", 1)); other.Code != http.StatusUnprocessableEntity {
+			t.Errorf("another order: %d", other.Code)
+		}
+		if n := d.count(t, `select count(*) from `+d.table); n != 1 {
+			t.Errorf("%d messages in the outbox, want 1", n)
+		}
+	})
+}
+
 func TestAPI_RefusesWithTheReason(t *testing.T) {
 	d := prepare(t, testserver.SQLite(t), oncemill.Config{})
 	handler := api(t, d)
@@ -139,7 +172,7 @@ func TestAPI_RefusesWithTheReason(t *testing.T) {
 		"price":         {`"price_cents":459`, `"price_cents":-1`, "items[1].price_cents"},
 		"note with NUL": {`schön`, `sch\u0000n`, "note must"},
 		"long note":     {`schön`, strings.Repeat("ö", shop.MaxNote), "note must"},
-		"huge body":     {`schön`, strings.Repeat("ö", 8*shop.MaxNote), "too large"},
+		"huge body":     {`schön`, strings.Repeat("ö", 5*shop.MaxNote), "too large"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			status, body := post(t, handler, strings.Replace(tea, test.old, test.new, 1))
@@ -219,7 +252,12 @@ func api(t *testing.T, d database) http.Handler {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.Handler(slog.New(slog.DiscardHandler))
+	logger := slog.New(slog.DiscardHandler)
+	engine, err := shop.NewEngine(d.db, d.box, d.cfg, logger)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Handler(engine, logger)
 }
 
 func post(t *testing.T, handler http.Handler, body string) (int, string) {

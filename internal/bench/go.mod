@@ -12,6 +12,7 @@ require (
 	github.com/lib/pq v1.12.3
 	github.com/oncemill/oncemill v0.0.0-00010101000000-000000000000
 	github.com/rabbitmq/amqp091-go v1.16.0
+	golang.org/x/sync v0.24.0
 )
 
 require (
@@ -34,6 +35,5 @@ require (
 	go.opentelemetry.io/otel/metric v1.47.0 // indirect
 	go.opentelemetry.io/otel/trace v1.47.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.6 // indirect
-	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/text v0.41.0 // indirect
 )

@@ -57,6 +57,8 @@ var rows = []row{
 	{id: "idle", run: idle},
 	{id: "scale-out", run: scaleOut},
 	{id: "growth-xmin", long: true, run: growthXmin},
+	{id: "idempotency", run: idempotencyRow},
+	{id: "growth-keys", long: true, run: growthKeys},
 	{id: "raw", alone: true, run: rawAlone},
 	{id: "forwarder", alone: true, run: forwarderAlone},
 	{id: "skiplocked", alone: true, run: skipLockedAlone},

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # Sourced by servers.sh: messages, locks, processes, ports and the directories of instances.
 #
-# An instance is a directory with the files kind (postgres, rabbitmq or pgbouncer), port
+# An instance is a directory with the files kind (as start names them), port
 # (and further ports), settings, pid ("PID STARTTIME" of the server), owner (the
 # same for the process it belongs to, when it has one), log and the server's data.
 
@@ -17,6 +17,7 @@ die() {
 die_missing() {
 	local what=PostgreSQL variable=ONCEMILL_TEST_POSTGRES package=postgresql
 	[[ $1 != pgbouncer ]] || die "PgBouncer could not be installed here: sudo apt-get install pgbouncer (this needs root on Debian or Ubuntu)"
+	[[ $1 != redis ]] || die "redis-server could not be installed here: sudo apt-get install redis-server (this needs root on Debian or Ubuntu)"
 	[[ $1 == postgres ]] || { what=RabbitMQ variable=ONCEMILL_TEST_AMQP package=rabbitmq-server; }
 	say "no usable $what: nothing suitable on the default port, and $package could not be installed here."
 	die "either set $variable to its URL, or: sudo apt-get install $package (this needs root on Debian or Ubuntu)"

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill/examples/shop"
+	idempotency "github.com/oncemill/oncemill/idempotency/client"
 )
 
 const (
@@ -67,61 +68,72 @@ func (c *client) post(ctx context.Context, orders []shop.Order) error {
 	return group.Wait()
 }
 
-// order posts until the order is taken. Its id was chosen before the first try.
+// order posts until the order is taken. Its id, and with it the key of the request,
+// was chosen before the first try. Whoever repeats a request gets the first answer.
 func (c *client) order(ctx context.Context, order shop.Order, again bool) error {
 	body, err := json.Marshal(order)
 	if err != nil {
 		return fmt.Errorf("encode order %s: %w", order.ID, err)
 	}
-	if _, err := c.untilTaken(ctx, body); err != nil {
+	first, err := c.untilTaken(ctx, order.ID, body)
+	if err != nil {
 		return fmt.Errorf("order %s: %w", order.ID, err)
 	}
 	c.taken.Add(1)
 	if !again {
 		return nil
 	}
-	status, err := c.untilTaken(ctx, body)
+	second, err := c.untilTaken(ctx, order.ID, body)
 	if err != nil {
 		return fmt.Errorf("order %s, repeated: %w", order.ID, err)
 	}
-	if status != http.StatusOK {
-		return fmt.Errorf("order %s, repeated: answered with %d, as if it were new", order.ID, status)
+	if second.status != first.status || second.body != first.body || !second.replayed {
+		return fmt.Errorf("order %s, repeated: answered with %d %q, replayed %t, and not with %d %q again",
+			order.ID, second.status, second.body, second.replayed, first.status, first.body)
 	}
 	return nil
 }
 
-func (c *client) untilTaken(ctx context.Context, body []byte) (status int, err error) {
+// answer is what the API said.
+type answer struct {
+	status   int
+	body     string
+	replayed bool
+}
+
+func (c *client) untilTaken(ctx context.Context, key string, body []byte) (got answer, err error) {
 	pause := backoff.NewExponentialBackOff(
 		backoff.WithInitialInterval(20*time.Millisecond),
 		backoff.WithMaxInterval(500*time.Millisecond),
 		backoff.WithMaxElapsedTime(2*time.Minute),
 	)
 	err = backoff.RetryNotify(func() error {
-		status, err = c.try(ctx, body)
+		got, err = c.try(ctx, key, body)
 		return err
 	}, backoff.WithContext(pause, ctx), func(error, time.Duration) { c.retries.Add(1) })
-	return status, err
+	return got, err
 }
 
-func (c *client) try(ctx context.Context, body []byte) (int, error) {
+func (c *client) try(ctx context.Context, key string, body []byte) (answer, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, *c.address.Load()+"/orders", bytes.NewReader(body))
 	if err != nil {
-		return 0, backoff.Permanent(err)
+		return answer{}, backoff.Permanent(err)
 	}
 	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Idempotency-Key", key)
 	response, err := c.http.Do(request)
 	if err != nil {
-		return 0, err
+		return answer{}, err
 	}
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
 	switch {
 	case err != nil:
-		return 0, err
+		return answer{}, err
 	case response.StatusCode < 300:
-		return response.StatusCode, nil
-	case response.StatusCode < 500:
-		return 0, backoff.Permanent(fmt.Errorf("refused with %d: %s", response.StatusCode, text))
+		return answer{response.StatusCode, string(text), idempotency.Replayed(response)}, nil
+	case response.StatusCode < 500 && response.StatusCode != http.StatusConflict: // that is a copy in progress
+		return answer{}, backoff.Permanent(fmt.Errorf("refused with %d: %s", response.StatusCode, text))
 	}
-	return 0, fmt.Errorf("answered with %d: %s", response.StatusCode, text)
+	return answer{}, fmt.Errorf("answered with %d: %s", response.StatusCode, text)
 }

@@ -1,0 +1,235 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+type conformanceOptions struct {
+	urls        []string
+	headers     []string
+	keyHeader   string
+	path        string
+	body, other string
+	contentType string
+	run         string
+}
+
+func newConformance() *cobra.Command {
+	var o conformanceOptions
+	cmd := &cobra.Command{
+		Use:   "conformance",
+		Short: "Test how an HTTP service treats Idempotency-Key, from outside",
+		Long: `Test how an HTTP service treats Idempotency-Key. With a probe at the URL (see
+oncemill probe, and the package idempotency/conformance) all cases run; with
+--path and --body, which name a real operation, those that need no more. The
+operation is executed many times.
+
+Exit code 1 if a case fails.`,
+		Example: `  oncemill conformance --url http://127.0.0.1:8080
+  oncemill conformance --url http://127.0.0.1:8080 --path /orders --body order.json --other other.json`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return o.test(cmd) },
+	}
+	flags := cmd.Flags()
+	flags.StringArrayVar(&o.urls, "url", nil, "URL of the service; repeated: of several processes on one store (required)")
+	flags.StringArrayVar(&o.headers, "header", nil, `header of every request, "Name: value"; may be repeated`)
+	flags.StringVar(&o.keyHeader, "key-header", "Idempotency-Key", "name of the key's header")
+	flags.StringVar(&o.path, "path", "", "path of a real operation, for a service without a probe")
+	flags.StringVar(&o.body, "body", "", "file with the body of a valid request")
+	flags.StringVar(&o.other, "other", "", "file with the body of another valid request")
+	flags.StringVar(&o.contentType, "content-type", "application/json", "content type of the bodies")
+	flags.StringVar(&o.run, "run", "", "only cases whose name contains this")
+	return cmd
+}
+
+func (o *conformanceOptions) target() (conformance.Target, error) {
+	target := conformance.Target{KeyHeader: o.keyHeader, Header: http.Header{}}
+	if len(o.urls) == 0 {
+		return target, &usageError{errors.New("--url is required")}
+	}
+	for _, u := range o.urls {
+		target.URLs = append(target.URLs, strings.TrimRight(u, "/"))
+	}
+	for _, h := range o.headers {
+		name, value, ok := strings.Cut(h, ":")
+		if !ok {
+			return target, &usageError{errors.New(`--header: must be "Name: value"`)}
+		}
+		target.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+	}
+	if o.path == "" {
+		return target, nil
+	}
+	target.Plain = &conformance.Plain{Path: o.path, ContentType: o.contentType}
+	for file, body := range map[string]*[]byte{o.body: &target.Plain.Body, o.other: &target.Plain.Other} {
+		if file == "" {
+			continue
+		}
+		text, err := os.ReadFile(file) //nolint:gosec // the operator names it
+		if err != nil {
+			return target, &usageError{err}
+		}
+		*body = text
+	}
+	if len(target.Plain.Body) == 0 {
+		return target, &usageError{errors.New("--path needs --body")}
+	}
+	return target, nil
+}
+
+func (o *conformanceOptions) test(cmd *cobra.Command) error {
+	target, err := o.target()
+	if err != nil {
+		return err
+	}
+	ctx := cmd.Context()
+	suite, err := conformance.New(ctx, target)
+	if err != nil {
+		return err
+	}
+	defer suite.Close()
+	var passed, failed, skipped int
+	out := cmd.OutOrStdout()
+	for _, c := range conformance.Cases() {
+		if !strings.Contains(c.Name, o.run) {
+			continue
+		}
+		switch result := suite.Run(ctx, c); {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case result.Skipped != "":
+			skipped++
+			fmt.Fprintf(out, "skip  %s: %s\n", result.Name, result.Skipped)
+		case result.Err != nil:
+			failed++
+			fmt.Fprintf(out, "FAIL  %s: %v\n", result.Name, result.Err)
+		default:
+			passed++
+			fmt.Fprintf(out, "ok    %s (%s)\n", result.Name, result.Took.Round(time.Millisecond))
+		}
+	}
+	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
+	if failed > 0 {
+		return fmt.Errorf("%d cases failed", failed)
+	}
+	return nil
+}
+
+type probeOptions struct {
+	listen   string
+	snapshot bool
+}
+
+func newProbe(opts *options) *cobra.Command {
+	var o probeOptions
+	cmd := &cobra.Command{
+		Use:   "probe",
+		Short: "Serve the probe of the conformance suite, for testing; makes its tables",
+		Long: `Serve the probe of the conformance suite on a database. It is for tests alone:
+whoever reaches it can have it do anything that a test case needs.`,
+		Example: `  oncemill probe --database sqlite:probe.db --listen 127.0.0.1:8080`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			log, err := opts.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+				engineConfig := idempotency.Config{
+					Scope: conformance.Scope, Timeout: 3 * time.Second, Lease: 6 * time.Second,
+					MaxBody: 2 << 20, MaxResponse: 200_000, Logger: log,
+				}
+				return o.serve(cmd, db, cfg, engineConfig)
+			})
+		},
+	}
+	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:8080", "address to listen on")
+	cmd.Flags().BoolVar(&o.snapshot, "snapshot", false, "store answers without a transaction")
+	return cmd
+}
+
+func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, engineConfig idempotency.Config) error {
+	ctx := cmd.Context()
+	if err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, idempotency.Migrations); err != nil {
+		return err
+	}
+	effects := probeEffects{db: db, table: cfg.Table("probe_effects"), outbox: cfg.Table("outbox")}
+	if _, err := db.ExecContext(ctx, `create table if not exists `+effects.table+` (name text not null)`); err != nil {
+		return fmt.Errorf("make the table of effects: %w", err)
+	}
+	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: cfg})
+	box, boxErr := outbox.New(db, outbox.Config{Database: cfg})
+	if err := errors.Join(storeErr, boxErr); err != nil {
+		return err
+	}
+	effects.box = box
+	engine, err := idempotency.New(store, engineConfig)
+	if err != nil {
+		return err
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
+	if err != nil {
+		return err
+	}
+	probe := conformance.NewProbe(engine, effects, conformance.Capabilities{
+		Transactional: !o.snapshot, Timeout: engineConfig.Timeout, MaxBody: engineConfig.MaxBody, MaxResponse: engineConfig.MaxResponse,
+	})
+	server := &http.Server{Handler: probe, ReadHeaderTimeout: 10 * time.Second}
+	fmt.Fprintf(cmd.OutOrStdout(), "probe at http://%s\n", listener.Addr())
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve tells
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// probeEffects are rows of a table and messages of the outbox.
+type probeEffects struct {
+	db            *sql.DB
+	box           *outbox.Outbox
+	table, outbox string // quoted names
+}
+
+func (e probeEffects) Add(ctx context.Context, name string) error {
+	text := `insert into ` + e.table + ` (name) values ($1)`
+	if tx, ok := idempotency.TxFromContext(ctx); ok {
+		_, err := tx.ExecContext(ctx, text, name)
+		return err
+	}
+	_, err := e.db.ExecContext(ctx, text, name)
+	return err
+}
+
+func (e probeEffects) Publish(ctx context.Context, name string) error {
+	publish := func(ctx context.Context) error {
+		return e.box.ContextPublisher().Publish(name, message.NewMessageWithContext(ctx, watermill.NewUUID(), nil))
+	}
+	if _, ok := idempotency.TxFromContext(ctx); ok {
+		return publish(ctx)
+	}
+	return e.box.RunInTx(ctx, func(ctx context.Context, _ *sql.Tx) error { return publish(ctx) })
+}
+
+func (e probeEffects) Count(ctx context.Context, name string) (counts conformance.Counts, err error) {
+	err = errors.Join(
+		e.db.QueryRowContext(ctx, `select count(*) from `+e.table+` where name = $1`, name).Scan(&counts.Effects),
+		e.db.QueryRowContext(ctx, `select count(*) from `+e.outbox+` where topic = $1`, name).Scan(&counts.Messages),
+	)
+	return counts, err
+}

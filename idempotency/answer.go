@@ -1,0 +1,105 @@
+package idempotency
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// Problem is an answer that is not the handler's, as RFC 9457 has it. It never
+// holds key or scope.
+type Problem struct {
+	Kind   string // one of the Problem constants
+	Type   string // URI: Config.DocURL with the kind as its fragment
+	Title  string
+	Status int
+	Detail string
+
+	Header http.Header // further headers: Link, Retry-After, Location
+	State  string      // URL of the status, if there is one
+}
+
+// The kinds of problems.
+const (
+	ProblemKeyMissing        = "key-missing"
+	ProblemKeyInvalid        = "key-invalid"
+	ProblemKeyReused         = "key-reused"
+	ProblemInProgress        = "in-progress"
+	ProblemOutcomeUnknown    = "outcome-unknown"
+	ProblemNotStored         = "response-not-stored"
+	ProblemKeyExpired        = "key-expired"
+	ProblemBodyTooLarge      = "body-too-large"
+	ProblemUnsupportedBody   = "unsupported-body"
+	ProblemExecutionTimeout  = "execution-timeout"
+	ProblemCommitUnknown     = "commit-unknown"
+	ProblemCommitFailed      = "commit-failed"
+	ProblemStoreUnavailable  = "store-unavailable"
+	ProblemTooManyKeys       = "too-many-outstanding"
+	ProblemInternal          = "internal"
+	problemContentType       = "application/problem+json"
+	problemRetryAfterSeconds = "Retry-After"
+)
+
+type problemText struct {
+	status int
+	title  string
+	detail string
+	retry  bool // the same request may be sent again, later
+	link   bool // the client's program has to be changed
+}
+
+var problemTexts = map[string]problemText{
+	ProblemKeyMissing:       {400, "Idempotency-Key is missing", "This operation needs a header with a key that is unique to it, for example a random UUID, and the same on every retry.", false, true},
+	ProblemKeyInvalid:       {400, "Idempotency-Key is invalid", "Send one header with 1 to 255 printable ASCII characters, for example a random UUID.", false, true},
+	ProblemKeyReused:        {422, "Idempotency-Key was used for another request", "A key belongs to one request. Send a new operation with a new key, and a retry exactly as the first time.", false, true},
+	ProblemInProgress:       {409, "The request is in progress", "A request with this key is being processed. Send it again later to get its answer.", true, false},
+	ProblemOutcomeUnknown:   {409, "The outcome is unknown", "A request with this key was interrupted. Whether it had an effect has to be found out in another way.", false, true},
+	ProblemNotStored:        {409, "The response was not stored", "The request with this key was processed once. Its response was too large to be kept.", false, true},
+	ProblemKeyExpired:       {410, "The key has expired", "The request with this key was processed long ago, and its response is no longer kept.", false, true},
+	ProblemBodyTooLarge:     {413, "The body is too large", "The body of this request is larger than the server takes for this operation.", false, false},
+	ProblemUnsupportedBody:  {415, "The body cannot be compared", "The body is not what its content type says, so a retry could not be recognised.", false, true},
+	ProblemExecutionTimeout: {503, "The request took too long", "Send it again later with the same key.", true, false},
+	ProblemCommitUnknown:    {503, "The outcome is not known yet", "Send the request again later with the same key; it will have one effect.", true, false},
+	ProblemCommitFailed:     {500, "The request could not be committed", "It had no effect.", false, false},
+	ProblemStoreUnavailable: {503, "The request could not be registered", "Send it again later with the same key.", true, false},
+	ProblemTooManyKeys:      {429, "Too many requests are outstanding", "Wait for requests to be answered before sending more.", true, false},
+	ProblemInternal:         {500, "Internal error", "", false, false},
+}
+
+func (e *Engine) problem(kind string) Problem {
+	text := problemTexts[kind]
+	p := Problem{Kind: kind, Type: e.cfg.DocURL + "#" + kind, Title: text.title, Status: text.status, Detail: text.detail, Header: http.Header{}}
+	if text.link {
+		p.Header.Set("Link", "<"+e.cfg.DocURL+">; rel=\"describedby\"")
+	}
+	if text.retry {
+		p.Header.Set(problemRetryAfterSeconds, seconds(e.cfg.RetryAfter))
+	}
+	return p
+}
+
+func seconds(d time.Duration) string { return strconv.Itoa(int(math.Ceil(d.Seconds()))) }
+
+// WriteProblem writes a problem as application/problem+json.
+func WriteProblem(w http.ResponseWriter, _ *http.Request, p Problem) {
+	body, err := json.Marshal(struct {
+		Type   string `json:"type"`
+		Title  string `json:"title"`
+		Status int    `json:"status"`
+		Detail string `json:"detail,omitempty"`
+		State  string `json:"status_url,omitempty"`
+	}{p.Type, p.Title, p.Status, p.Detail, p.State})
+	if err != nil {
+		body = []byte("{}") // strings and a number always encode
+	}
+	for name, values := range p.Header {
+		w.Header()[name] = values
+	}
+	w.Header().Set("Content-Type", problemContentType)
+	w.Header().Set("Cache-Control", "no-store")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
+	w.WriteHeader(p.Status)
+	_, _ = w.Write(body) // a client that has gone needs no answer
+}

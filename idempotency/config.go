@@ -1,0 +1,392 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/textproto"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/metric"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Unlimited as Config.MaxOutstanding lets a caller have any number of keys
+// outstanding.
+const Unlimited = -1
+
+// Config configures an Engine. Only Scope is needed, and that only for HTTP. An
+// engine is cheap: make one for each kind of route that needs another Config, on
+// one store.
+type Config struct {
+	// Scope returns whose key it is. It runs for each request, after the
+	// application's authentication. An error answers with 500 and is logged.
+	// Required for HTTP; see SingleTenant.
+	Scope func(*http.Request) (Scope, error)
+
+	// Secret makes the stored hashes of keys an HMAC, so that short keys cannot
+	// be guessed from a copy of the table. All processes need the same; changing
+	// it makes every key new. Default: none (SHA-256).
+	Secret []byte
+
+	// Header is the name of the header. Default: "Idempotency-Key".
+	Header string
+
+	// Methods are those that need a key; all others pass untouched. Default:
+	// POST, PUT and PATCH.
+	Methods []string
+
+	// Optional lets requests without a key through. They run as without the
+	// middleware; in TxMiddleware still in a transaction.
+	Optional bool
+
+	// StrictUUID refuses keys that are not UUIDs. Their case does not matter.
+	StrictUUID bool
+
+	// TrimSpace removes white space inside the quotes of a key.
+	TrimSpace bool
+
+	// Body says how bodies are compared. Default: BodyRaw.
+	Body BodyKind
+
+	// FingerprintHeaders are headers that are compared as well. Default: only
+	// the content type is.
+	FingerprintHeaders []string
+
+	// MaxBody is the largest body of a request in bytes; larger ones are
+	// answered with 413. Each request in flight holds its body in memory.
+	// Default: 1 MiB. At most 1 GiB.
+	MaxBody int64
+
+	// Timeout is how long a handler may take, from the arrival of the request.
+	// Then its context ends and the client gets 503. Default: 25 s.
+	Timeout time.Duration
+
+	// Lease is how long a claim keeps others away from a key whose process has
+	// died. At least 1 s, and a fifth longer than Timeout. Default: 30 s.
+	Lease time.Duration
+
+	// Isolation is the isolation level of TxMiddleware's transactions on
+	// PostgreSQL. Default: READ COMMITTED. SQLite is always serializable.
+	Isolation sql.IsolationLevel
+
+	// Retries is how often TxMiddleware and Do run a handler again after a
+	// serialization failure or a deadlock, within Timeout. Default: 10.
+	Retries int
+
+	// Crashed says what Middleware does with a key whose owner died: whether the
+	// effect happened is unknown. (With TxMiddleware it is known: it did not.)
+	// Default: Ambiguous.
+	Crashed CrashPolicy
+
+	// Recover finds out what happened, for the policy Recover.
+	Recover func(ctx context.Context, record Record) (Recovery, error)
+
+	// MaxOutstanding is how many started keys a caller (tenant and principal) may
+	// have; more are answered with 429. They are not counted at every claim: each
+	// process lets a caller pass the limit by up to a quarter of what it had left
+	// a second ago. Default: 1,000. See Unlimited.
+	MaxOutstanding int
+
+	// InProgress says how a copy of a running request is answered. Default:
+	// Conflict.
+	InProgress InProgressPolicy
+
+	// WaitTimeout is how long the policy Wait waits. Default: 10 s.
+	WaitTimeout time.Duration
+
+	// RetryAfter is what clients are told to wait, in whole seconds. Default: 1 s.
+	RetryAfter time.Duration
+
+	// ReusedStatus answers a key that comes with another request: 422 or 409.
+	// Default: 422.
+	ReusedStatus int
+
+	// StatusPath is the path under which StatusHandler is served, ending in a
+	// slash. It is needed by the policy Accepted, and named in other answers.
+	// Default: none.
+	StatusPath string
+
+	// DocURL is the page that explains the problem types, which are its
+	// fragments. Default: oncemill's own.
+	DocURL string
+
+	// Answer writes what is not the handler's answer. It may change the problem,
+	// its status for example. Default: WriteProblem.
+	Answer func(w http.ResponseWriter, r *http.Request, p Problem)
+
+	// Storable tells which statuses are stored and replayed. A status below 400
+	// that is not stored leaves a key that is not replayable; of others the key
+	// is released. Default: StorableDefault.
+	Storable func(status int) bool
+
+	// MaxResponse is the largest body in bytes that is stored. A larger response
+	// is sent once; then the key is not replayable. Default: 1 MiB. At most 64 MiB.
+	MaxResponse int
+
+	// DropHeaders are headers that are not stored, in addition to Set-Cookie,
+	// Date and those about the connection.
+	DropHeaders []string
+
+	// AllowStreaming lets a handler in Middleware flush. Then its response is
+	// sent as it is written, and the key is not replayable.
+	AllowStreaming bool
+
+	// Pointer stores status, Location and resource id, and no body: a replay has
+	// the headers and an empty body, or what Resolve returns.
+	Pointer bool
+
+	// Resolve makes the body of a replay for Pointer. Its error answers with 503.
+	Resolve func(ctx context.Context, record Record) ([]byte, error)
+
+	// CompressAbove compresses stored responses above this many bytes. Default:
+	// 0, never.
+	CompressAbove int
+
+	// Encryption encrypts stored responses. Default: none.
+	Encryption *Encryption
+
+	// LargeAbove stores responses above this many bytes in a table of their own.
+	// Default: 64 KiB.
+	LargeAbove int
+
+	// Retention is how long a response is replayed. 1 s to 366 days. Default: 24 h.
+	Retention time.Duration
+
+	// RetentionFor returns the retention of one response; 0 for Retention. r is
+	// nil for a command.
+	RetentionFor func(r *http.Request, status int) time.Duration
+
+	// RefuseExpired answers a key with 410 for this long after its response
+	// expired, instead of running it again. Default: 0.
+	RefuseExpired time.Duration
+
+	// FailOpen lets Middleware run requests unprotected while the store cannot be
+	// reached, instead of answering 503. TxMiddleware never does.
+	FailOpen bool
+
+	// Cache answers replays without the store. Default: none.
+	Cache Cache
+
+	// CorrelationHeader names a header of the request that is stored with the
+	// claim. Default: "X-Correlation-Id".
+	CorrelationHeader string
+
+	// OnCommit is called after a commit, for example (*outbox.Outbox).Wake. It
+	// must not block.
+	OnCommit func()
+
+	// PurgeEvery is the pause between two purges of Run. Default: 1 min.
+	PurgeEvery time.Duration
+
+	// PurgeBatch is how many records one statement of a purge deletes. Default:
+	// 1,000.
+	PurgeBatch int
+
+	// TenantAttribute adds the tenant to metrics. It costs a time series for
+	// each tenant.
+	TenantAttribute bool
+
+	// Logger receives the events of keys at debug level, and what is worth an
+	// operator's attention at higher ones. Default: slog.Default().
+	Logger *slog.Logger
+
+	// MeterProvider makes the metrics. Default: otel.GetMeterProvider().
+	MeterProvider metric.MeterProvider
+}
+
+// CrashPolicy is what Middleware does about a key whose owner died.
+type CrashPolicy int
+
+const (
+	// Ambiguous answers 409 outcome-unknown until the key expires.
+	Ambiguous CrashPolicy = iota
+	// TakeOver runs the handler again: for handlers that are idempotent by
+	// themselves.
+	TakeOver
+	// Recover asks Config.Recover.
+	Recover
+)
+
+// Recovery is what Config.Recover found out. The zero value: still unknown.
+type Recovery struct {
+	RunAgain bool // the effect did not happen: run the handler
+	Status   int  // the effect happened: this is the answer, if not 0
+	Header   http.Header
+	Body     []byte
+}
+
+// InProgressPolicy is how a copy of a running request is answered.
+type InProgressPolicy int
+
+const (
+	// Conflict answers 409 with Retry-After.
+	Conflict InProgressPolicy = iota
+	// TooEarly answers 425 with Retry-After.
+	TooEarly
+	// TooManyRequests answers 429 with Retry-After.
+	TooManyRequests
+	// Accepted answers 202 with the URL of the status in Location.
+	Accepted
+	// Wait waits up to Config.WaitTimeout for the answer, then 409.
+	Wait
+)
+
+// StorableDefault stores 2xx, 3xx, 400, 404, 409, 410, 412 and 422: what would be
+// answered the same way again. It stores no 401, 403, 429 and 5xx, since the same
+// request may succeed later.
+func StorableDefault(status int) bool {
+	switch status {
+	case http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusGone,
+		http.StatusPreconditionFailed, http.StatusUnprocessableEntity:
+		return true
+	}
+	return StorableSuccesses(status) || status >= 300 && status < 400
+}
+
+// StorableSuccesses stores 2xx only.
+func StorableSuccesses(status int) bool { return status >= 200 && status < 300 }
+
+// StorableAll stores whatever a handler answered, also 500, as Stripe does.
+func StorableAll(int) bool { return true }
+
+// defaultDoc explains the problem types.
+const defaultDoc = "https://github.com/oncemill/oncemill/blob/main/docs/idempotency.md"
+
+func (c Config) resolve() (Config, error) {
+	var errs []error
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "idempotency.Config." + field, Value: value, Problem: problem})
+	}
+	duration := func(field string, value *time.Duration, fallback, least, most time.Duration) {
+		if *value == 0 {
+			*value = fallback
+		}
+		if *value < least || *value > most {
+			bad(field, value.String(), fmt.Sprintf("must be %s to %s, or 0 for %s", least, most, fallback))
+		}
+	}
+	number := func(field string, value *int, fallback, least, most int) {
+		if *value == 0 {
+			*value = fallback
+		}
+		if *value < least || *value > most {
+			bad(field, strconv.Itoa(*value), fmt.Sprintf("must be %d to %d, or 0 for %d", least, most, fallback))
+		}
+	}
+	const year = 366 * 24 * time.Hour
+	duration("Timeout", &c.Timeout, 25*time.Second, time.Millisecond, time.Hour)
+	duration("Lease", &c.Lease, max(30*time.Second, c.Timeout+c.Timeout/5), time.Second, 2*time.Hour)
+	if c.Lease < c.Timeout+c.Timeout/5 {
+		bad("Lease", c.Lease.String(), "must be a fifth longer than Timeout, or a claim would be taken over from a living handler")
+	}
+	duration("WaitTimeout", &c.WaitTimeout, 10*time.Second, time.Millisecond, time.Hour)
+	duration("RetryAfter", &c.RetryAfter, time.Second, time.Second, time.Hour)
+	duration("Retention", &c.Retention, 24*time.Hour, time.Second, year)
+	duration("PurgeEvery", &c.PurgeEvery, time.Minute, time.Millisecond, 24*time.Hour)
+	number("PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)
+	number("Retries", &c.Retries, 10, 0, 1000)
+	number("MaxResponse", &c.MaxResponse, 1<<20, 1, 64<<20)
+	number("LargeAbove", &c.LargeAbove, 64<<10, 1, 64<<20)
+	if c.MaxOutstanding != Unlimited {
+		number("MaxOutstanding", &c.MaxOutstanding, 1000, 1, 1_000_000)
+	}
+	if c.MaxBody == 0 {
+		c.MaxBody = 1 << 20
+	}
+	if c.MaxBody < 1 || c.MaxBody > 1<<30 {
+		bad("MaxBody", strconv.FormatInt(c.MaxBody, 10), "must be 1 to 1073741824 bytes, or 0 for 1 MiB")
+	}
+	if c.RefuseExpired < 0 || c.RefuseExpired > year {
+		bad("RefuseExpired", c.RefuseExpired.String(), "must be 0 to "+year.String())
+	}
+	if c.CompressAbove < 0 {
+		bad("CompressAbove", strconv.Itoa(c.CompressAbove), "must not be negative; 0 means never")
+	}
+	if c.Header == "" {
+		c.Header = "Idempotency-Key"
+	}
+	c.Header = textproto.CanonicalMIMEHeaderKey(c.Header)
+	if strings.ContainsFunc(c.Header, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) {
+		bad("Header", strconv.Quote(c.Header), "must be the name of a header")
+	}
+	if c.CorrelationHeader == "" {
+		c.CorrelationHeader = "X-Correlation-Id"
+	}
+	if len(c.Methods) == 0 {
+		c.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch}
+	}
+	if slices.Contains(c.Methods, http.MethodGet) || slices.Contains(c.Methods, http.MethodHead) {
+		bad("Methods", strings.Join(c.Methods, ","), "GET and HEAD change nothing and need no key")
+	}
+	c.DropHeaders = canonicalNames(c.DropHeaders)
+	c.FingerprintHeaders = canonicalNames(c.FingerprintHeaders)
+	slices.Sort(c.FingerprintHeaders)
+	if c.Body != BodyRaw && c.Body != BodyJSON {
+		bad("Body", strconv.Itoa(int(c.Body)), "must be BodyRaw or BodyJSON")
+	}
+	if c.Crashed < Ambiguous || c.Crashed > Recover {
+		bad("Crashed", strconv.Itoa(int(c.Crashed)), "must be Ambiguous, TakeOver or Recover")
+	}
+	if (c.Crashed == Recover) != (c.Recover != nil) {
+		bad("Recover", strconv.FormatBool(c.Recover != nil), "belongs to the policy Recover in Crashed, which needs it")
+	}
+	if c.InProgress < Conflict || c.InProgress > Wait {
+		bad("InProgress", strconv.Itoa(int(c.InProgress)), "must be Conflict, TooEarly, TooManyRequests, Accepted or Wait")
+	}
+	if c.StatusPath != "" && (c.StatusPath[0] != '/' || !strings.HasSuffix(c.StatusPath, "/")) {
+		bad("StatusPath", strconv.Quote(c.StatusPath), "must begin and end with a slash")
+	}
+	if c.InProgress == Accepted && c.StatusPath == "" {
+		bad("StatusPath", `""`, "is needed by the policy Accepted")
+	}
+	switch c.ReusedStatus {
+	case 0:
+		c.ReusedStatus = http.StatusUnprocessableEntity
+	case http.StatusUnprocessableEntity, http.StatusConflict:
+	default:
+		bad("ReusedStatus", strconv.Itoa(c.ReusedStatus), "must be 422 or 409")
+	}
+	switch c.Isolation {
+	case sql.LevelDefault:
+		c.Isolation = sql.LevelReadCommitted
+	case sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable:
+	default:
+		bad("Isolation", c.Isolation.String(), "must be sql.LevelReadCommitted, sql.LevelRepeatableRead or sql.LevelSerializable")
+	}
+	if c.Storable == nil {
+		c.Storable = StorableDefault
+	}
+	if c.Answer == nil {
+		c.Answer = WriteProblem
+	}
+	if c.DocURL == "" {
+		c.DocURL = defaultDoc
+	}
+	if c.OnCommit == nil {
+		c.OnCommit = func() {}
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.MeterProvider == nil {
+		c.MeterProvider = otel.GetMeterProvider()
+	}
+	return c, errors.Join(errs...)
+}
+
+func canonicalNames(names []string) []string {
+	out := make([]string, len(names))
+	for i, name := range names {
+		out[i] = textproto.CanonicalMIMEHeaderKey(name)
+	}
+	return out
+}

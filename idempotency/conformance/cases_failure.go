@@ -1,0 +1,46 @@
+package conformance
+
+import (
+	"net/http"
+	"time"
+)
+
+func failureCases() []Case {
+	return []Case{
+		{Name: "a panic leaves a key that may run again", test: func(x *session) {
+			r := x.try(message{plan: once(Plan{Panic: true})})
+			x.check(r.err != nil || r.status == http.StatusInternalServerError, "status %d: %s", r.status, r.body)
+			again := x.settle(message{plan: once(Plan{})})
+			x.check(again.status == http.StatusCreated, "status %d: %s", again.status, again.body)
+			if x.capabilities.Transactional {
+				x.expectEffects(1, 1)
+			}
+		}},
+		{Name: "a handler over its time is answered, keeps its key while it runs, and leaves no effect", tx: true, test: func(x *session) {
+			x.shortTimeout()
+			m := message{plan: once(Plan{Hold: true, IgnoreContext: true})}
+			x.expectProblem(x.send(m), http.StatusServiceUnavailable, "execution-timeout")
+			x.expectProblem(x.send(m), http.StatusConflict, "in-progress")
+			x.release()
+			r := x.settle(message{plan: once(Plan{Body: []byte("second try")})})
+			x.check(r.status == http.StatusCreated && string(r.body) == "second try", "status %d: %s", r.status, r.body)
+			x.expectEffects(1, 1)
+		}},
+		{Name: "a handler that ends with its deadline is answered with 503 and may run again", test: func(x *session) {
+			x.shortTimeout()
+			r := x.send(message{plan: Plan{Hold: true}})
+			x.check(r.status == http.StatusServiceUnavailable, "status %d: %s", r.status, r.body)
+			r = x.settle(message{plan: Plan{Body: []byte("second try")}})
+			x.check(r.status == http.StatusCreated && string(r.body) == "second try", "status %d: %s", r.status, r.body)
+		}},
+	}
+}
+
+// shortTimeout leaves the case when the service's timeout is too long to wait for.
+func (x *session) shortTimeout() {
+	if x.capabilities.Timeout > 10*time.Second {
+		panic(skipped("the timeout is too long to wait for"))
+	}
+}
+
+type skipped string

@@ -1,0 +1,105 @@
+package conformance
+
+import (
+	"bytes"
+	"context"
+	"net/http"
+	"sync"
+)
+
+// What happens while a request runs.
+func flightCases() []Case {
+	return []Case{
+		{Name: "50 copies at once run once", plain: true, test: func(x *session) {
+			const copies = 50
+			m := message{plan: once(Plan{Body: []byte("once")})}
+			replies := make([]*reply, copies)
+			var sending sync.WaitGroup
+			for i := range replies {
+				sending.Go(func() { replies[i] = x.try(m) })
+			}
+			sending.Wait()
+			final := x.settle(m)
+			firsts := 0
+			for _, r := range replies {
+				x.check(r.err == nil, "no answer: %v", r.err)
+				if r.inProgress() {
+					continue
+				}
+				x.check(r.status == final.status && bytes.Equal(r.body, final.body), "status %d: %s", r.status, r.body)
+				if r.header.Get("Idempotency-Replayed") == "" {
+					firsts++
+				}
+			}
+			if x.target.Plain == nil {
+				x.check(firsts == 1, "%d answers are no replays", firsts)
+			}
+			x.expectEffects(1, 1)
+		}},
+		{Name: "50 different keys at once all run", test: func(x *session) {
+			var sending sync.WaitGroup
+			replies := make([]*reply, 50)
+			for i := range replies {
+				sending.Go(func() { replies[i] = x.try(message{keys: []string{unique()}, plan: once(Plan{})}) })
+			}
+			sending.Wait()
+			for _, r := range replies {
+				x.check(r.err == nil && r.status == http.StatusCreated, "status %d: %s %v", r.status, r.body, r.err)
+			}
+			x.expectEffects(50, 50)
+		}},
+		{Name: "a copy in flight is told so", test: inFlight(func(x *session, _ int, m message) {
+			m.url = 0
+			for range len(x.target.URLs) {
+				r := x.send(m)
+				x.check(r.inProgress(), "status %d: %s", r.status, r.body)
+				x.expectProblem(r, http.StatusConflict, "in-progress")
+				x.check(r.header.Get("Retry-After") != "", "no Retry-After")
+			}
+		})},
+		{Name: "another process tells of a copy in flight", two: true, test: inFlight(func(x *session, at int, m message) {
+			m.url = at%len(x.target.URLs) + 1
+			x.expectProblem(x.send(m), http.StatusConflict, "in-progress")
+		})},
+		{Name: "another body in flight is refused, not told to wait", test: inFlight(func(x *session, _ int, m message) {
+			m.body = []byte("another")
+			x.expectProblem(x.send(m), http.StatusUnprocessableEntity, "key-reused")
+		})},
+		{Name: "a client that breaks off gets the answer on its retry", test: func(x *session) {
+			ctx, cancel := context.WithCancel(x.ctx)
+			m := message{plan: once(Plan{Hold: true, Body: []byte("done")})}
+			broken := m
+			broken.ctx = ctx
+			var sending sync.WaitGroup
+			sending.Go(func() { x.try(broken) })
+			x.awaitHeld()
+			cancel()
+			sending.Wait()
+			x.check(x.send(m).inProgress(), "the key was given up with the client")
+			x.release()
+			r := x.settle(m)
+			x.check(r.status == http.StatusCreated && string(r.body) == "done", "status %d: %s", r.status, r.body)
+			x.expectEffects(1, 1)
+		}},
+	}
+}
+
+// inFlight runs test while a request stands still in its handler; then lets it go
+// on and checks that it is replayed.
+func inFlight(test func(x *session, at int, m message)) func(*session) {
+	return func(x *session) {
+		m := message{plan: once(Plan{Hold: true, Body: []byte("held")})}
+		var first *reply
+		var sending sync.WaitGroup
+		sending.Go(func() { first = x.try(m) })
+		defer sending.Wait()
+		at := x.awaitHeld()
+		defer x.release()
+		test(x, at, m)
+		x.release()
+		sending.Wait()
+		x.check(first.err == nil && first.status == http.StatusCreated, "status %d: %s %v", first.status, first.body, first.err)
+		x.expectReplay(first, x.send(m))
+		x.expectEffects(1, 1)
+	}
+}

@@ -1,0 +1,42 @@
+package conformance
+
+import "time"
+
+// Plan tells the handler of a [Probe] what to do. It comes in the header
+// Probe-Plan, as JSON, which is no part of what makes requests the same.
+type Plan struct {
+	Status  int                 `json:"status,omitempty"` // default 201
+	Header  map[string][]string `json:"header,omitempty"`
+	Add     map[string][]string `json:"add,omitempty"` // headers added to what is set outside
+	Trailer map[string]string   `json:"trailer,omitempty"`
+	Body    []byte              `json:"body,omitempty"`
+	Size    int                 `json:"size,omitempty"` // of a body of zeros, in place of Body
+
+	Name     string `json:"name"`               // under which effects are counted
+	Effects  int    `json:"effects,omitempty"`  // how many to make
+	Messages int    `json:"messages,omitempty"` // how many to publish
+
+	Hold          bool `json:"hold,omitempty"`           // wait until released, after the effects
+	IgnoreContext bool `json:"ignore_context,omitempty"` // and do not look at the deadline
+	Panic         bool `json:"panic,omitempty"`
+	EarlyHints    bool `json:"early_hints,omitempty"`
+	Flush         bool `json:"flush,omitempty"`
+	EndTx         bool `json:"end_tx,omitempty"` // try to commit the transaction
+	SkipBody      bool `json:"skip_body,omitempty"`
+}
+
+// Capabilities are what a service tells about its configuration, at
+// GET /capabilities.
+type Capabilities struct {
+	Transactional bool          `json:"transactional"`
+	Timeout       time.Duration `json:"timeout"` // nanoseconds
+	MaxBody       int64         `json:"max_body"`
+	MaxResponse   int           `json:"max_response"`
+	Canonical     bool          `json:"canonical"` // bodies are compared as canonical JSON
+}
+
+// Counts are the effects and messages of a name, at GET /effects/{name}.
+type Counts struct {
+	Effects  int `json:"effects"`
+	Messages int `json:"messages"`
+}

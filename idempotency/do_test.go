@@ -1,0 +1,143 @@
+package idempotency_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+type closed struct {
+	Month string
+	Total int
+}
+
+func onEachStore(t *testing.T, test func(t *testing.T, store idempotency.Store)) {
+	t.Helper()
+	onEachPlace(t, func(t *testing.T, p *place) { test(t, p.store) })
+	t.Run("memory", func(t *testing.T) {
+		t.Parallel()
+		test(t, &idempotency.MemoryStore{})
+	})
+}
+
+func TestDo_RunsOnceAndReplaysTheResult(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		engine := newEngine(t, store, nil)
+		var runs atomic.Int64
+		run := func(payload any) (idempotency.Result[closed], error) {
+			return idempotency.Do(t.Context(), engine, idempotency.Command{Name: "close", Key: "2026-10", Payload: payload}, func(context.Context) (closed, error) {
+				return closed{"2026-10", int(runs.Add(1))}, nil
+			})
+		}
+		first, err := run("a")
+		if err != nil || first.Replayed || first.Value.Total != 1 {
+			t.Errorf("%+v %v", first, err)
+		}
+		again, err := run("a")
+		if err != nil || !again.Replayed || again.Value != first.Value {
+			t.Errorf("%+v %v", again, err)
+		}
+		if _, err := run("b"); !errors.Is(err, idempotency.ErrKeyReused) {
+			t.Errorf("another payload: %v", err)
+		}
+		if _, err := idempotency.Do(t.Context(), engine, idempotency.Command{Name: "close"}, func(context.Context) (int, error) { return 0, nil }); err == nil {
+			t.Error("no key is accepted")
+		}
+	})
+}
+
+func TestDo_FailedRunsMayRunAgain(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		engine := newEngine(t, store, nil)
+		failure := errors.New("no")
+		cmd := idempotency.Command{Name: "close", Key: "a"}
+		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { return 0, failure }); !errors.Is(err, failure) {
+			t.Error(err)
+		}
+		var panicked *idempotency.PanicError
+		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { panic(failure) }); !errors.As(err, &panicked) || !errors.Is(err, failure) {
+			t.Error(err)
+		}
+		if r, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { return 7, nil }); err != nil || r.Value != 7 || r.Replayed {
+			t.Errorf("%+v %v", r, err)
+		}
+	})
+}
+
+// A scheduled job that two processes run at once.
+func TestDo_TwoAtOnceRunOnce(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var group sync.WaitGroup
+		for range 10 {
+			engine := p.engine(t, func(c *idempotency.Config) { c.InProgress = idempotency.Wait })
+			group.Go(func() {
+				r, err := idempotency.Do(t.Context(), engine, idempotency.Command{Name: "job", Key: "2026-11-21"}, func(ctx context.Context) (int, error) {
+					tx, ok := idempotency.TxFromContext(ctx)
+					if !ok {
+						return 0, errors.New("no transaction")
+					}
+					_, err := tx.ExecContext(ctx, `insert into effects (name) values ('job')`)
+					return 5, err
+				})
+				if err != nil || r.Value != 5 {
+					t.Errorf("%+v %v", r, err)
+				}
+			})
+		}
+		group.Wait()
+		if n := p.count(t, `select count(*) from effects`); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}
+
+func TestDo_ResultsThatAreTooLargeAreNotRunAgain(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.MaxResponse = 100 })
+		run := func() (idempotency.Result[string], error) {
+			return idempotency.Do(t.Context(), engine, idempotency.Command{Name: "a", Key: "a"}, func(context.Context) (string, error) {
+				return strings.Repeat("x", 200), nil
+			})
+		}
+		if r, err := run(); err != nil || len(r.Value) != 200 {
+			t.Errorf("%+v %v", r, err)
+		}
+		if _, err := run(); !errors.Is(err, idempotency.ErrNotStored) {
+			t.Error(err)
+		}
+	})
+}
+
+func TestWatermill_ReturnsTheSameMessagesForEveryCopy(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		runs := 0
+		handler := newEngine(t, store, nil).Watermill("stock", nil)(func(msg *message.Message) ([]*message.Message, error) {
+			runs++
+			out := message.NewMessage(idempotency.DeriveUUID(msg.Context(), "reserved"), []byte(fmt.Sprint(runs)))
+			out.Metadata.Set("a", "b")
+			return []*message.Message{out}, nil
+		})
+		send := func(payload string) ([]*message.Message, error) {
+			return handler(message.NewMessageWithContext(t.Context(), "1", []byte(payload)))
+		}
+		first, err := send("x")
+		if err != nil || len(first) != 1 {
+			t.Fatalf("%v %v", first, err)
+		}
+		again, err := send("x")
+		if err != nil || len(again) != 1 || !again[0].Equals(first[0]) || runs != 1 {
+			t.Errorf("%d runs, %v %v", runs, again, err)
+		}
+		if _, err := send("y"); !errors.Is(err, idempotency.ErrKeyReused) {
+			t.Error(err)
+		}
+	})
+}

@@ -1,0 +1,110 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Engine makes requests and commands run once for each key. Its methods are
+// middleware; see [Engine.TxMiddleware] and [Engine.Middleware]. It holds no
+// connection and no goroutine and may be used by many goroutines.
+type Engine struct {
+	store     Store
+	cfg       Config
+	codec     codec
+	telemetry *telemetry
+	limits    limits
+
+	// at is called at named points of a request, for tests that crash there.
+	at func(point string)
+}
+
+// Scope says whose key it is. The same key in another scope is another key.
+type Scope struct {
+	Tenant    string
+	Principal string // user, or client of the API
+
+	// Route is the operation. Default: the pattern that http.ServeMux matched;
+	// where there is none, because the middleware stands outside of the mux, the
+	// path. The method is always part of the scope.
+	Route string
+}
+
+// SingleTenant is a Config.Scope for services that know only one caller. Where
+// there are several, one could replay another's answer by guessing its key.
+func SingleTenant() func(*http.Request) (Scope, error) {
+	return func(*http.Request) (Scope, error) { return Scope{}, nil }
+}
+
+// Cache keeps completed records nearer than the store. Nothing depends on it: it
+// never grants the right to run, and losing it costs speed alone. Its errors are
+// its own affair; where it cannot answer, it reports false.
+type Cache interface {
+	Get(ctx context.Context, id ID) (Record, bool)
+	// Put keeps a record for at most its ExpiresIn.
+	Put(ctx context.Context, record Record)
+}
+
+// New returns an engine on a store. It does no I/O. All bad values of cfg are
+// reported at once, each as an [*oncemill.ConfigError].
+func New(store Store, cfg Config) (*Engine, error) {
+	if store == nil {
+		return nil, &oncemill.ConfigError{Field: "idempotency.New store", Value: "nil", Problem: "a store is needed"}
+	}
+	cfg, err := cfg.resolve()
+	codec, codecErr := newCodec(cfg.CompressAbove, cfg.Encryption)
+	telemetry, telemetryErr := newTelemetry(cfg.MeterProvider)
+	if telemetryErr != nil {
+		telemetryErr = fmt.Errorf("idempotency: make metrics: %w", telemetryErr)
+	}
+	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
+		return nil, err
+	}
+	return &Engine{store: store, cfg: cfg, codec: codec, telemetry: telemetry, at: func(string) {}}, nil
+}
+
+// Purge deletes records that are to be forgotten, in batches, until there are no
+// more. It returns how many.
+func (e *Engine) Purge(ctx context.Context) (int, error) {
+	total := 0
+	for {
+		n, err := e.purgeBatch(ctx)
+		total += n
+		if err != nil || n == 0 {
+			return total, err
+		}
+	}
+}
+
+func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
+	began := time.Now()
+	n, err := e.store.Purge(ctx, e.cfg.PurgeBatch)
+	e.telemetry.latency(ctx, "purge", began, err)
+	return n, err
+}
+
+// Run purges every PurgeEvery until ctx ends, and then returns nil. One process
+// of a service is enough, and any number is harmless. An error of the store is
+// logged and the purge tried again.
+func (e *Engine) Run(ctx context.Context) error {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		}
+		if n, err := e.Purge(ctx); err != nil && ctx.Err() == nil {
+			e.cfg.Logger.WarnContext(ctx, "purge failed", "error", err)
+		} else if n > 0 {
+			e.cfg.Logger.DebugContext(ctx, "keys purged", "count", n)
+		}
+		timer.Reset(e.cfg.PurgeEvery)
+	}
+}

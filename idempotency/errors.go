@@ -1,0 +1,95 @@
+package idempotency
+
+import (
+	"errors"
+	"fmt"
+)
+
+var (
+	// ErrNotTransactional is what [Engine.TxMiddleware] panics with, when it is
+	// called to wrap a handler, and what [New] returns for nothing else: the
+	// store has no transactions of ours. Use a [SQLStore], or Engine.Middleware.
+	ErrNotTransactional = errors.New("idempotency: the store has no transactions; use a SQLStore, or Engine.Middleware")
+
+	// ErrStaleOwner means that another owner has taken the claim over, or that it
+	// was completed already. Nothing was changed. The effects of the transaction
+	// in which it comes must be rolled back.
+	ErrStaleOwner = errors.New("idempotency: another owner has the claim")
+
+	// ErrTooManyOutstanding is returned by [Do] when the caller has as many
+	// started keys as it may have (Config.MaxOutstanding). Nothing was claimed.
+	ErrTooManyOutstanding = errors.New("idempotency: too many keys outstanding")
+
+	// ErrTxEnded is returned by a transaction handle whose transaction is over:
+	// the handler has returned (do not keep the handle), its time is up, or the
+	// database ended the transaction on its own.
+	ErrTxEnded = errors.New("idempotency: the transaction has ended")
+
+	// ErrUnsealed is returned on SQLite when foreign keys are off: the database
+	// could not refuse a commit by the handler. Open it with
+	// oncemill.SQLiteDSN, or set the pragma foreign_keys on every connection.
+	ErrUnsealed = errors.New("idempotency: SQLite's foreign keys are off; open the database with oncemill.SQLiteDSN")
+
+	// ErrStreaming is returned by Flush (of http.ResponseController) while a
+	// response is recorded: it cannot be sent before it is stored. In
+	// Engine.Middleware, Config.AllowStreaming lets it through and makes the key
+	// not replayable.
+	ErrStreaming = errors.New("idempotency: the response is recorded and cannot be flushed")
+
+	// ErrHijack is returned by Hijack: there would be no response to store.
+	ErrHijack = errors.New("idempotency: the connection of an idempotent request cannot be hijacked")
+
+	// ErrInProgress is returned by [Do] while the same command runs elsewhere.
+	// Try again later.
+	ErrInProgress = errors.New("idempotency: the command is in progress")
+
+	// ErrOutcomeUnknown is returned by [Do] with a store that has no
+	// transactions, when an earlier run ended without a word, by a crash for
+	// example. Find out what happened, or set Config.Crashed.
+	ErrOutcomeUnknown = errors.New("idempotency: the outcome of an earlier run is unknown")
+
+	// ErrNotStored is returned by [Do] when the command has run, and its result
+	// was too large to be stored.
+	ErrNotStored = errors.New("idempotency: the command ran, but its result was not stored")
+
+	// ErrKeyReused is returned by [Do] when the key was used with another
+	// payload.
+	ErrKeyReused = errors.New("idempotency: the key was used with another payload")
+
+	// ErrKeyExpired is returned by [Do] when the key was used so long ago that
+	// its result is gone, and Config.RefuseExpired keeps it from running again.
+	ErrKeyExpired = errors.New("idempotency: the key has expired")
+
+	// ErrCommitUnknown is returned by [Do] when the connection was lost between
+	// sending the commit and reading its answer, and the database could not be
+	// asked. The claim stays; calling Do again with the same key finds out.
+	ErrCommitUnknown = errors.New("idempotency: outcome of the commit is unknown")
+
+	// ErrDecode means that a stored response cannot be read: it was encrypted
+	// with a key that is not in Config.Encryption, or the row was damaged.
+	ErrDecode = errors.New("idempotency: the stored response cannot be read")
+)
+
+// KeyError means that an Idempotency-Key cannot be used. It never shows the key.
+type KeyError struct {
+	Problem string // completes the sentence "the key ..."
+}
+
+func (e *KeyError) Error() string { return "idempotency: the key " + e.Problem }
+
+// PanicError is what a panic of a command becomes once it has been rolled back.
+// (A panic of an HTTP handler goes on as what it was.)
+type PanicError struct {
+	Value any    // what the function panicked with
+	Stack []byte // from where it panicked
+}
+
+func (e *PanicError) Error() string {
+	return fmt.Sprintf("idempotency: panic: %v\n%s", e.Value, e.Stack)
+}
+
+// Unwrap returns the value of the panic if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}

@@ -1,0 +1,127 @@
+// Package etag makes PUT and PATCH safe against lost updates, by RFC 9110: the
+// client sends the entity tag of what it has read in If-Match, and a change that
+// somebody made meanwhile is answered with 412 instead of being overwritten. A
+// retried PUT with If-Match whose first attempt had its effect gets 412, too: for
+// the first answer again, put idempotency around it.
+//
+//	current := etag.Of(order.Version)
+//	if !etag.Match(w, r, current) {
+//		return // answered: 412 or 428
+//	}
+//
+// Read the current version and write the new one in one transaction, under the
+// row's lock or with the version in the update's condition.
+package etag
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// Tag is an entity tag as it stands in a header: quoted, and with W/ in front if
+// it is weak. The empty Tag is that of a resource that does not exist.
+type Tag string
+
+// Of returns a strong tag of a version: the same value has the same tag.
+func Of(version any) Tag {
+	sum := sha256.Sum256(fmt.Appendf(nil, "%v", version))
+	return Tag(`"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`)
+}
+
+// Set sets the header ETag.
+func (t Tag) Set(w http.ResponseWriter) { w.Header().Set("ETag", string(t)) }
+
+// Match tells whether a request may change a resource that has now the tag
+// current. It looks at If-Match (strong comparison) and at If-None-Match (weak),
+// where "*" stands for any existing resource. If it returns false it has answered:
+// 412 for a tag that does not match, 428 (RFC 6585) for a request that has neither
+// header, 400 for one that cannot be read.
+func Match(w http.ResponseWriter, r *http.Request, current Tag) bool {
+	match, none := r.Header.Values("If-Match"), r.Header.Values("If-None-Match")
+	if len(match) == 0 && len(none) == 0 {
+		refuse(w, http.StatusPreconditionRequired, "Precondition required", "Send the entity tag of what you have read in If-Match, or If-None-Match: * to create.")
+		return false
+	}
+	ok := true
+	for _, condition := range []struct {
+		lines []string
+		weak  bool
+		want  bool
+	}{{match, false, true}, {none, true, false}} {
+		if len(condition.lines) == 0 {
+			continue
+		}
+		matches, valid := contains(strings.Join(condition.lines, ","), current, condition.weak)
+		if !valid {
+			refuse(w, http.StatusBadRequest, "Precondition cannot be read", "An entity tag is quoted; a list is separated by commas.")
+			return false
+		}
+		ok = ok && matches == condition.want
+	}
+	if !ok {
+		if current != "" {
+			current.Set(w)
+		}
+		refuse(w, http.StatusPreconditionFailed, "Precondition failed", "The resource has been changed since you read it. Read it again.")
+	}
+	return ok
+}
+
+func refuse(w http.ResponseWriter, status int, title, detail string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_, _ = fmt.Fprintf(w, `{"type":"about:blank","title":%q,"status":%d,"detail":%q}`, title, status, detail) // a client that has gone needs no answer
+}
+
+// contains reads a list of tags. valid is false if it is none.
+func contains(list string, current Tag, weak bool) (matches, valid bool) {
+	list = strings.Trim(list, " \t")
+	if list == "*" {
+		return current != "", true
+	}
+	for {
+		list = strings.TrimLeft(list, " \t,")
+		if list == "" {
+			return matches, valid
+		}
+		tag, rest, ok := next(list)
+		if !ok {
+			return false, false
+		}
+		valid = true
+		matches = matches || current != "" && same(tag, current, weak)
+		if list = strings.TrimLeft(rest, " \t"); list != "" && list[0] != ',' {
+			return false, false
+		}
+	}
+}
+
+// next takes a tag off the front of a list.
+func next(list string) (tag Tag, rest string, ok bool) {
+	start := 0
+	if strings.HasPrefix(list, "W/") {
+		start = 2
+	}
+	if start >= len(list) || list[start] != '"' {
+		return "", "", false
+	}
+	for i := start + 1; i < len(list); i++ {
+		switch c := list[i]; {
+		case c == '"':
+			return Tag(list[:i+1]), list[i+1:], true
+		case c <= ' ' || c == 0x7f:
+			return "", "", false
+		}
+	}
+	return "", "", false
+}
+
+func same(a, b Tag, weak bool) bool {
+	if weak {
+		return strings.TrimPrefix(string(a), "W/") == strings.TrimPrefix(string(b), "W/")
+	}
+	return a == b && !strings.HasPrefix(string(a), "W/")
+}

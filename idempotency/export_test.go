@@ -1,0 +1,7 @@
+package idempotency
+
+// At has hook called at the named points of every request.
+func (e *Engine) At(hook func(point string)) { e.at = hook }
+
+// FrameForTest hashes fields as fingerprints and ids do.
+func FrameForTest(fields ...string) ID { return hashID(nil, fields...) }

@@ -1,0 +1,236 @@
+package idempotency_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"fmt"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// The owner's transaction is alive and well, only late: what stops it is the
+// compare-and-set.
+func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+		t.Run(isolation.String(), func(t *testing.T) {
+			t.Parallel()
+			var late, goOn = make(chan struct{}), make(chan struct{})
+			slow, engine := p.probe(t, true, func(c *idempotency.Config) { c.Isolation, c.Timeout, c.Lease = isolation, time.Minute, 2*time.Minute })
+			engine.At(func(point string) {
+				if point == "after effect" {
+					close(late)
+					<-goOn
+				}
+			})
+			fast, _ := p.probe(t, true, func(c *idempotency.Config) { c.Isolation = isolation })
+			q := newRequest()
+			var a answer
+			var sending sync.WaitGroup
+			sending.Go(func() { a, _ = q.send(t.Context(), http.DefaultClient, slow, "of the late owner") })
+			<-late
+			p.expireLease(t, q.name)
+			b, err := q.send(t.Context(), http.DefaultClient, fast, "of the taker")
+			if err != nil || b.body != "of the taker" {
+				t.Errorf("%v %v", b, err)
+			}
+			close(goOn)
+			sending.Wait()
+			if a != b {
+				t.Errorf("the late owner answered %v", a)
+			}
+			q.expectOnce(t, p)
+		})
+	}
+}
+
+// expireLease ends the leases of all started claims.
+func (p *place) expireLease(t *testing.T, _ string) {
+	t.Helper()
+	resolved, err := p.cfg.Resolve(p.db)
+	if err != nil {
+		t.Fatal(err)
+	}
+	now := "clock_timestamp()"
+	if resolved.Dialect == oncemill.SQLite {
+		now = "0"
+	}
+	p.exec(t, resolved.Expand(`update {{idempotency}} set lease_until = `+now+` where state = 1`))
+}
+
+func TestTxMiddleware_DatabaseGone(t *testing.T) {
+	t.Parallel()
+	pg := testserver.PrivatePostgres(t)
+	p := newPlace(t, &place{driver: "postgres", dsn: pg.DSN() + "&binary_parameters=yes", cfg: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	url, engine := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Lease = shortTimeout, shortLease })
+	var crashAt atomic.Pointer[string]
+	engine.At(func(point string) {
+		if at := crashAt.Load(); at != nil && *at == point {
+			crashAt.Store(nil)
+			pg.Crash()
+		}
+	})
+	expect503 := func(q request) {
+		t.Helper()
+		if a, err := q.send(t.Context(), http.DefaultClient, url, "too early"); err != nil || a.status != http.StatusServiceUnavailable {
+			t.Errorf("%v %v", a, err)
+		}
+	}
+	for _, point := range []string{"", "after claim", "after effect", "before commit"} {
+		q := newRequest()
+		if point == "" {
+			pg.Crash() // gone at the claim
+		} else {
+			crashAt.Store(&point)
+		}
+		expect503(q)
+		pg.Start()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		a, err := q.settle(ctx, http.DefaultClient, func() string { return url }, "then")
+		cancel()
+		if err != nil || a.body != "then" {
+			t.Errorf("gone %q: %v %v", point, a, err)
+		}
+		q.expectOnce(t, p)
+	}
+}
+
+// lossy is a driver whose commits lose their answer once, when armed, and that
+// sends a commit where it is told to send "select 'innocent'".
+type lossy struct {
+	driver driver.Driver
+	dsn    string
+	armed  atomic.Bool
+}
+
+const innocent = `select 'innocent'`
+
+func (l *lossy) Driver() driver.Driver { return l.driver }
+
+func (l *lossy) Connect(context.Context) (driver.Conn, error) {
+	conn, err := l.driver.Open(l.dsn)
+	if err != nil {
+		return nil, err
+	}
+	return &lossyConn{Conn: conn, lossy: l}, nil
+}
+
+type lossyConn struct {
+	driver.Conn
+	lossy *lossy
+}
+
+func (c *lossyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	if query == innocent {
+		query = "commit"
+	}
+	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+}
+
+func (c *lossyConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+}
+
+func (c *lossyConn) CheckNamedValue(v *driver.NamedValue) error {
+	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
+		return checker.CheckNamedValue(v)
+	}
+	return driver.ErrSkip
+}
+
+func (c *lossyConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
+	return lossyTx{tx, c.lossy}, err
+}
+
+type lossyTx struct {
+	driver.Tx
+	lossy *lossy
+}
+
+func (t lossyTx) Commit() error {
+	err := t.Tx.Commit()
+	if err == nil && t.lossy.armed.CompareAndSwap(true, false) {
+		return driver.ErrBadConn
+	}
+	return err
+}
+
+// through returns the same place, seen through a lossy driver.
+func (p *place) through(t *testing.T) (*place, *lossy) {
+	t.Helper()
+	l := &lossy{driver: p.db.Driver(), dsn: p.dsn}
+	q := &place{driver: p.driver, dsn: p.dsn, db: sql.OpenDB(l), cfg: p.cfg}
+	t.Cleanup(func() { _ = q.db.Close() })
+	q.open(t)
+	return q, l
+}
+
+// The commit has arrived and its answer has not: the row tells.
+func TestTxMiddleware_ALostAnswerOfTheCommitIsLookedUp(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	lost, through := p.through(t)
+	url, _ := lost.probe(t, true, nil)
+	q := newRequest()
+	through.armed.Store(true)
+	a, err := q.send(t.Context(), http.DefaultClient, url, "first")
+	if err != nil || a != (answer{http.StatusCreated, "first"}) || through.armed.Load() {
+		t.Errorf("%v %v", a, err)
+	}
+	b, err := q.send(t.Context(), http.DefaultClient, url, "second")
+	if err != nil || b != a {
+		t.Errorf("%v %v", b, err)
+	}
+	q.expectOnce(t, p)
+}
+
+// Two handlers read what the other writes: one of them has to run again, and both
+// succeed.
+func TestTxMiddleware_RunsAgainAfterASerializationFailure(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	p.exec(t, `create table balance (id int primary key, amount int not null)`)
+	p.exec(t, `insert into balance values (1, 0)`)
+	engine := p.engine(t, func(c *idempotency.Config) { c.Isolation = sql.LevelSerializable; c.Retries = 100 })
+	var runs atomic.Int64
+	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		runs.Add(1)
+		tx, _ := idempotency.TxFromContext(r.Context())
+		var amount int
+		err := tx.QueryRowContext(r.Context(), `select amount from balance where id = 1`).Scan(&amount)
+		if err == nil {
+			_, err = tx.ExecContext(r.Context(), `update balance set amount = $1 where id = 1`, amount+1)
+		}
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusConflict) // what it thinks is not stored
+			return
+		}
+		fmt.Fprint(w, amount+1)
+	}))
+	const requests = 20
+	var sending sync.WaitGroup
+	for range requests {
+		sending.Go(func() {
+			if rec := do(t, handler, post("/", "x", withKey(newRequest().key))); rec.Code != http.StatusOK {
+				t.Errorf("status %d: %s", rec.Code, rec.Body)
+			}
+		})
+	}
+	sending.Wait()
+	if n := p.count(t, `select amount from balance`); n != requests {
+		t.Errorf("the balance is %d", n)
+	}
+	if runs.Load() <= requests {
+		t.Error("no conflict happened")
+	}
+}

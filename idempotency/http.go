@@ -1,0 +1,402 @@
+package idempotency
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill"
+)
+
+// TxMiddleware runs handlers in a transaction that they find with
+// [TxFromContext]: what they write there, what they publish to the outbox, and
+// their response, which is kept back until then, commit together. It needs a
+// [SQLStore] and panics, when it is called, with [ErrNotTransactional] without
+// one.
+//
+// A response below 400 commits. Any other one, a panic, a timeout roll back, and
+// are stored too if Config.Storable says so. A serialization failure runs the
+// handler again, so it must have no other effects than those in the transaction.
+func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
+	if _, ok := e.store.(*SQLStore); !ok {
+		panic(ErrNotTransactional)
+	}
+	return e.middleware(next, true)
+}
+
+// Middleware runs handlers whose effects are elsewhere, and stores what they
+// answered. If the process dies between the effect and the storing, whether there
+// was an effect is unknown; see Config.Crashed.
+func (e *Engine) Middleware(next http.Handler) http.Handler { return e.middleware(next, false) }
+
+func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !slices.Contains(e.cfg.Methods, r.Method) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		(&exchange{Engine: e, w: w, r: r, next: next, intent: intent{transactional: transactional, began: time.Now()}}).serve()
+	})
+}
+
+// exchange is one request and its answer.
+type exchange struct {
+	*Engine
+	intent
+	w     http.ResponseWriter
+	r     *http.Request
+	next  http.Handler
+	body  []byte
+	owner Owner
+	state *current
+}
+
+func (x *exchange) serve() {
+	key, problem := x.key()
+	if problem != "" {
+		x.refuse(problem)
+		return
+	}
+	if key == "" {
+		x.withoutKey()
+		return
+	}
+	if !x.identify(key) {
+		return
+	}
+	ctx := x.r.Context()
+	x.log("idempotency key received")
+	x.count(ctx, x.telemetry.received, 0)
+	// A client that breaks off must not leave a claim behind that nobody runs.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.cfg.Timeout)
+	defer cancel()
+	record, v, err := x.decide(ctx, &x.intent)
+	if v == inProgress && x.cfg.InProgress == Wait {
+		record, v, err = x.wait(x.r.Context(), &x.intent)
+	}
+	x.act(record, v, err)
+}
+
+// key returns the key, "" for none where none is needed, or the problem with it.
+func (x *exchange) key() (key, problem string) {
+	values := x.r.Header.Values(x.cfg.Header)
+	switch {
+	case len(values) == 0 && x.cfg.Optional:
+		return "", ""
+	case len(values) == 0:
+		return "", ProblemKeyMissing
+	case len(values) > 1:
+		return "", ProblemKeyInvalid
+	}
+	key, err := ParseKey(values[0])
+	if err != nil {
+		return "", ProblemKeyInvalid
+	}
+	if x.cfg.TrimSpace {
+		if key = strings.TrimSpace(key); key == "" {
+			return "", ProblemKeyInvalid
+		}
+	}
+	if x.cfg.StrictUUID {
+		if !isUUID(key) {
+			return "", ProblemKeyInvalid
+		}
+		key = strings.ToLower(key)
+	}
+	return key, ""
+}
+
+// identify reads the request and makes its claim; false means that it has been
+// answered.
+func (x *exchange) identify(key string) bool {
+	if x.cfg.Scope == nil {
+		x.cfg.Logger.ErrorContext(x.r.Context(), "idempotency scope missing", "problem", "set Config.Scope")
+		x.refuse(ProblemInternal)
+		return false
+	}
+	scope, err := x.cfg.Scope(x.r)
+	if err != nil {
+		x.cfg.Logger.ErrorContext(x.r.Context(), "idempotency scope failed", "error", err)
+		x.refuse(ProblemInternal)
+		return false
+	}
+	if scope.Route == "" {
+		if scope.Route = x.r.Pattern; scope.Route == "" {
+			scope.Route = x.r.URL.Path
+		}
+	}
+	if !x.readBody() {
+		return false
+	}
+	fingerprint, err := fingerprintRequest(x.r, scope.Route, x.body, x.cfg.Body, x.cfg.FingerprintHeaders)
+	if err != nil {
+		x.refuse(ProblemUnsupportedBody)
+		return false
+	}
+	x.claim = x.newClaim(x.transactional)
+	x.claim.ID = hashID(x.cfg.Secret, "oncemill idempotency key", scope.Tenant, scope.Principal, x.r.Method, scope.Route, key)
+	x.claim.Caller = hashCaller(x.cfg.Secret, scope)
+	x.claim.Fingerprint = fingerprint
+	x.claim.Endpoint = endpointOf(x.r.Method, scope.Route)
+	x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.CorrelationHeader), maxKey)
+	if span := trace.SpanContextFromContext(x.r.Context()); span.IsValid() {
+		x.claim.TraceID = span.TraceID().String()
+	}
+	if x.cfg.TenantAttribute {
+		x.tenant = scope.Tenant
+	}
+	return true
+}
+
+func hashCaller(secret []byte, scope Scope) (c Caller) {
+	id := hashID(secret, "oncemill idempotency caller", scope.Tenant, scope.Principal)
+	copy(c[:], id[:])
+	return c
+}
+
+// endpointOf names the operation for operators. A pattern of http.ServeMux holds
+// the method already.
+func endpointOf(method, route string) string {
+	if !strings.HasPrefix(route, method+" ") {
+		route = method + " " + route
+	}
+	return printable(route, maxKey)
+}
+
+// printable makes foreign text fit for a column, a log or a metric.
+func printable(s string, most int) string {
+	if len(s) > most {
+		s = s[:most]
+	}
+	return strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f || r == '\uFFFD' {
+			return -1
+		}
+		return r
+	}, strings.ToValidUTF8(s, ""))
+}
+
+// readBody reads all of the body; false means that the request has been answered.
+func (x *exchange) readBody() bool {
+	if x.r.ContentLength > x.cfg.MaxBody {
+		// Before a byte is read: a client that expects 100-continue sends none.
+		x.refuse(ProblemBodyTooLarge)
+		return false
+	}
+	if x.r.Body == nil || x.r.Body == http.NoBody {
+		return true
+	}
+	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, x.cfg.MaxBody))
+	if err != nil {
+		var tooLarge *http.MaxBytesError
+		if errors.As(err, &tooLarge) {
+			x.refuse(ProblemBodyTooLarge)
+		} else {
+			x.refuse(ProblemUnsupportedBody) // the client broke off, or sent nonsense
+		}
+		return false
+	}
+	x.body = body
+	return true
+}
+
+func (x *exchange) log(event string, attrs ...slog.Attr) {
+	x.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelDebug, event,
+		append([]slog.Attr{x.keyHash(), slog.String("endpoint", x.claim.Endpoint)}, attrs...)...)
+}
+
+// refuse answers with a problem.
+func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
+
+func (x *exchange) answer(p Problem) { x.cfg.Answer(x.w, x.r, p) }
+
+// act does what was decided.
+func (x *exchange) act(record Record, v verdict, err error) {
+	ctx := x.r.Context()
+	switch v {
+	case run:
+		x.run(record, v)
+	case recoverFirst:
+		x.recoverThenRun(record)
+	case replay:
+		x.replay(record)
+	case reused:
+		x.count(ctx, x.telemetry.mismatched, x.cfg.ReusedStatus)
+		p := x.problem(ProblemKeyReused)
+		p.Status = x.cfg.ReusedStatus
+		x.answer(p)
+	case inProgress:
+		x.answerInProgress()
+	case outcomeLost:
+		x.count(ctx, x.telemetry.unknown, 0)
+		p := x.problem(ProblemOutcomeUnknown)
+		x.withState(&p)
+		x.answer(p)
+	case notStored:
+		p := x.problem(ProblemNotStored)
+		if record.Location != "" {
+			p.Header.Set("Location", record.Location)
+		}
+		x.answer(p)
+	case expired:
+		x.refuse(ProblemKeyExpired)
+	case tooMany:
+		x.refuse(ProblemTooManyKeys)
+	case storeFailed:
+		x.storeDown(err)
+	}
+}
+
+func (x *exchange) withState(p *Problem) {
+	if x.cfg.StatusPath != "" {
+		p.State = x.cfg.StatusPath + statusToken(x.claim.ID)
+	}
+}
+
+func (x *exchange) answerInProgress() {
+	p := x.problem(ProblemInProgress)
+	x.withState(&p)
+	switch x.cfg.InProgress {
+	case TooEarly:
+		p.Status = http.StatusTooEarly
+	case TooManyRequests:
+		p.Status = http.StatusTooManyRequests
+	case Accepted:
+		p.Status = http.StatusAccepted
+		p.Header.Set("Location", p.State)
+	case Conflict, Wait:
+	}
+	x.count(x.r.Context(), x.telemetry.inProgress, p.Status)
+	x.answer(p)
+}
+
+func (x *exchange) storeDown(err error) {
+	x.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency store unavailable", x.keyHash(),
+		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
+	if x.cfg.FailOpen && !x.transactional {
+		r := x.r.Clone(x.r.Context())
+		r.Body = io.NopCloser(bytes.NewReader(x.body))
+		x.next.ServeHTTP(x.w, r)
+		return
+	}
+	x.refuse(ProblemStoreUnavailable)
+}
+
+// replay sends the stored response.
+func (x *exchange) replay(record Record) {
+	ctx := x.r.Context()
+	res, err := x.decode(ctx, record)
+	if err != nil {
+		x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "stored response not readable", x.keyHash(), slog.Any("error", err))
+		x.refuse(ProblemStoreUnavailable)
+		return
+	}
+	x.count(ctx, x.telemetry.replayed, res.Status)
+	x.log("cached response returned", slog.Int("status", res.Status))
+	if err := res.writeTo(x.w); err != nil {
+		x.log("replay not sent", slog.Any("error", err))
+	}
+}
+
+func (e *Engine) decode(ctx context.Context, record Record) (*response, error) {
+	plain, err := e.codec.decode(record.ID, record.Response)
+	if err != nil {
+		return nil, err
+	}
+	res, err := unmarshalResponse(plain)
+	if err != nil {
+		return nil, err
+	}
+	if res.Pointer && e.cfg.Resolve != nil {
+		if res.body, err = e.cfg.Resolve(ctx, record); err != nil {
+			return nil, fmt.Errorf("resolve: %w", err)
+		}
+	}
+	return res, nil
+}
+
+// completion encodes what is to be stored of a response.
+func (x *exchange) completion(res *response, streamed bool) (Completion, error) {
+	c := Completion{State: Completed, Status: res.Status, ResourceID: printable(x.state.resource(), maxKey), Refuse: x.cfg.RefuseExpired}
+	for _, e := range res.Header {
+		if e.Name == "Location" && len(e.Values) > 0 {
+			c.Location = printable(e.Values[0], 2048)
+		}
+	}
+	if c.Retention = x.cfg.Retention; x.cfg.RetentionFor != nil {
+		if d := x.cfg.RetentionFor(x.r, res.Status); d > 0 {
+			c.Retention = d
+		}
+	}
+	if res.overflow && !x.cfg.Pointer || streamed || !x.cfg.Storable(res.Status) {
+		c.State = NotReplayable
+		return c, nil
+	}
+	stored := *res
+	if x.cfg.Pointer {
+		stored.body, stored.Pointer = nil, true
+		stored.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && x.cfg.Resolve == nil })
+	}
+	plain, err := stored.marshal()
+	if err != nil {
+		return c, err
+	}
+	if c.Response, err = x.codec.encode(x.claim.ID, plain); err != nil {
+		return c, err
+	}
+	c.Large = len(c.Response) > x.cfg.LargeAbove && c.Refuse == 0
+	return c, nil
+}
+
+// request returns the request as the handler gets it, its body from the start.
+func (x *exchange) request(ctx context.Context) *http.Request {
+	r := x.r.WithContext(ctx)
+	r.Header = x.r.Header.Clone()
+	if x.body != nil {
+		r.Body = io.NopCloser(bytes.NewReader(x.body))
+	}
+	return r
+}
+
+// handler calls the handler with a fresh recorder. It returns when the handler
+// has. timedOut: the client has got its 503, and what the handler answered is of
+// no interest.
+func (x *exchange) handler(ctx context.Context, tx oncemill.Tx, deadline time.Time, renew func()) (rec *recorder, p *panicked, timedOut bool) {
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	defer cancel()
+	if tx != nil {
+		ctx = oncemill.ContextWithTx(ctx, tx)
+	}
+	rec = newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)
+	rec.stream = x.cfg.AllowStreaming && tx == nil && !x.transactional
+	var w http.ResponseWriter = rec
+	if rec.stream {
+		w = flusher{rec}
+	}
+	late := func() {
+		timedOut = true
+		if rec.close() {
+			clear(x.w.Header())
+			for name, values := range rec.outer {
+				x.w.Header()[name] = values
+			}
+			x.w.Header().Set("Connection", "close") // it is busy until the handler returns
+			x.refuse(ProblemExecutionTimeout)
+			_ = http.NewResponseController(x.w).Flush() // a writer that cannot flush sends it later
+		}
+	}
+	p = invoke(deadline, late, x.cfg.Lease/3, renew, func() { x.next.ServeHTTP(w, x.request(ctx)) })
+	if !timedOut && !time.Now().Before(deadline) {
+		late() // what it answered, it answered because its context had ended
+	}
+	return rec, p, timedOut
+}

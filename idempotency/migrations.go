@@ -1,0 +1,22 @@
+package idempotency
+
+import (
+	"embed"
+	"io/fs"
+
+	"github.com/oncemill/oncemill"
+)
+
+//go:embed migrations
+var migrationFiles embed.FS
+
+// Migrations makes the tables idempotency and idempotency_body, and the seal.
+var Migrations = oncemill.Migrations{Name: "idempotency", FS: sub(migrationFiles, "migrations")}
+
+func sub(files fs.FS, dir string) fs.FS {
+	f, err := fs.Sub(files, dir)
+	if err != nil {
+		panic(err) // only for a malformed constant path
+	}
+	return f
+}

@@ -1,0 +1,4 @@
+drop table {{idempotency}};
+drop table {{idempotency_body}};
+drop table {{idempotency_open}};
+drop function {{idempotency_seal}}();

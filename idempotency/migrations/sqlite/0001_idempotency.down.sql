@@ -1,0 +1,3 @@
+drop table {{idempotency}};
+drop table {{idempotency_body}};
+drop table {{idempotency_seal}};

@@ -1,0 +1,322 @@
+package idempotency
+
+import (
+	"bufio"
+	"errors"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/textproto"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// perAnswer are headers that belong to one answer, not to its replays. (Those
+// about the connection are hop-by-hop.)
+var perAnswer = []string{
+	"Connection", "Content-Length", "Date", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection",
+	"Set-Cookie", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
+}
+
+// recorder is the http.ResponseWriter of a handler. It keeps the response back,
+// but for informational ones (1xx). It has no Unwrap: what is written past it
+// would not be stored.
+//
+// The handler sees the headers that were set outside, and may change them; what
+// it did to them is what is stored.
+type recorder struct {
+	w       http.ResponseWriter
+	outer   http.Header // as they were before the handler
+	header  http.Header // the handler's
+	limit   int         // most bytes of a body that is stored
+	stream  bool        // flushing is allowed
+	dropped []string    // further headers that are not stored
+
+	mu       sync.Mutex
+	closed   bool        // another answer has been given: nothing goes to the wire
+	status   int         // 0 until the header is written
+	sent     http.Header // the header when it was written
+	body     []byte
+	overflow *os.File // what comes behind a full body
+	failed   error    // of the overflow
+	streamed bool     // the answer goes straight to the wire from now on
+}
+
+func newRecorder(w http.ResponseWriter, limit int, dropped []string) *recorder {
+	return &recorder{w: w, outer: w.Header().Clone(), header: cloneHeader(w.Header()), limit: limit, dropped: dropped}
+}
+
+func cloneHeader(h http.Header) http.Header {
+	if c := h.Clone(); c != nil {
+		return c
+	}
+	return http.Header{}
+}
+
+// Header implements http.ResponseWriter.
+func (r *recorder) Header() http.Header { return r.header }
+
+// WriteHeader implements http.ResponseWriter.
+func (r *recorder) WriteHeader(status int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status != 0 {
+		return
+	}
+	if status >= 100 && status < 200 && status != http.StatusSwitchingProtocols {
+		if !r.closed {
+			r.informational(status)
+		}
+		return
+	}
+	if status < 100 || status > 999 || status == http.StatusSwitchingProtocols {
+		status = http.StatusInternalServerError // nothing that could be stored
+	}
+	r.writeHeader(status)
+}
+
+// informational passes a 1xx on with the headers of the handler, which are taken
+// back for the answer itself. The caller holds the lock.
+func (r *recorder) informational(status int) {
+	live := r.w.Header()
+	before := live.Clone()
+	maps.Copy(live, r.header)
+	r.w.WriteHeader(status)
+	clear(live)
+	maps.Copy(live, before)
+}
+
+func (r *recorder) writeHeader(status int) {
+	r.status, r.sent = status, cloneHeader(r.header)
+}
+
+// Write implements http.ResponseWriter.
+func (r *recorder) Write(p []byte) (int, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status == 0 {
+		r.writeHeader(http.StatusOK)
+	}
+	if r.status == http.StatusNoContent || r.status == http.StatusNotModified {
+		return 0, http.ErrBodyNotAllowed
+	}
+	if r.streamed {
+		return r.w.Write(p)
+	}
+	if r.overflow == nil && len(r.body)+len(p) <= r.limit {
+		r.body = append(r.body, p...)
+		return len(p), nil
+	}
+	return r.spill(p)
+}
+
+// spill writes what is too large to be stored to a file, so that it can be sent
+// once. The caller holds the lock.
+func (r *recorder) spill(p []byte) (int, error) {
+	if r.overflow == nil && r.failed == nil {
+		r.overflow, r.failed = os.CreateTemp("", "oncemill-response-*")
+		if r.failed == nil {
+			// It needs no name: what has it open keeps it. (Where the system
+			// refuses that, discard removes it.)
+			_ = os.Remove(r.overflow.Name())
+		}
+	}
+	if r.failed != nil {
+		return 0, r.failed
+	}
+	n, err := r.overflow.Write(p)
+	r.failed = err
+	return n, err
+}
+
+// FlushError is what http.ResponseController.Flush calls.
+func (r *recorder) FlushError() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case !r.stream:
+		return ErrStreaming
+	case r.closed:
+		return http.ErrHandlerTimeout
+	}
+	if r.status == 0 {
+		r.writeHeader(http.StatusOK)
+	}
+	if !r.streamed {
+		r.streamed = true
+		if err := r.send(); err != nil {
+			return err
+		}
+	}
+	return http.NewResponseController(r.w).Flush()
+}
+
+// Hijack is what http.ResponseController.Hijack calls.
+func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, ErrHijack }
+
+// flusher adds http.Flusher, which has no error to return, where flushing is
+// allowed.
+type flusher struct{ *recorder }
+
+func (f flusher) Flush() { _ = f.FlushError() } // the next Write tells
+
+// close keeps what the handler writes from now on from the wire, where another
+// answer is to be given. It is recorded all the same. It reports false if the
+// handler's answer is there already, at least in part.
+func (r *recorder) close() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = !r.streamed
+	return r.closed
+}
+
+// discard removes the overflow.
+func (r *recorder) discard() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.overflow != nil {
+		_ = r.overflow.Close()           // nothing of it is needed any more
+		_ = os.Remove(r.overflow.Name()) // usually removed long ago
+		r.overflow = nil
+	}
+}
+
+// result returns what was recorded, once the handler has returned.
+func (r *recorder) result() *response {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.status == 0 {
+		r.writeHeader(http.StatusOK)
+	}
+	res := &response{Status: r.status, body: r.body, overflow: r.overflow != nil || r.failed != nil}
+	announced := announcedTrailers(r.sent)
+	res.Header = r.entries(r.sent, func(name string) bool {
+		return !slices.Contains(announced, name) && !strings.HasPrefix(name, http.TrailerPrefix)
+	})
+	for _, name := range slices.Sorted(maps.Keys(r.header)) {
+		if short, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
+			res.Trailer = append(res.Trailer, headerEntry{Name: textproto.CanonicalMIMEHeaderKey(short), Values: r.header[name]})
+		} else if slices.Contains(announced, name) {
+			res.Trailer = append(res.Trailer, headerEntry{Name: name, Values: r.header[name]})
+		}
+	}
+	return res
+}
+
+func announcedTrailers(h http.Header) []string {
+	var names []string
+	for _, line := range h["Trailer"] {
+		for name := range strings.SplitSeq(line, ",") {
+			names = append(names, textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)))
+		}
+	}
+	return names
+}
+
+// entries is what the handler did to the headers that it found.
+func (r *recorder) entries(now http.Header, keep func(name string) bool) []headerEntry {
+	names := map[string]bool{}
+	for name := range now {
+		names[name] = true
+	}
+	for name := range r.outer {
+		names[name] = true
+	}
+	var entries []headerEntry
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		before, after := r.outer[name], now[name]
+		if slices.Equal(before, after) || slices.Contains(perAnswer, name) || slices.Contains(r.dropped, name) || !keep(name) {
+			continue
+		}
+		e := headerEntry{Name: name, Values: slices.Clone(after)}
+		if len(before) > 0 && len(after) > len(before) && slices.Equal(before, after[:len(before)]) {
+			e.Add, e.Values = true, slices.Clone(after[len(before):])
+		}
+		entries = append(entries, e)
+	}
+	return entries
+}
+
+// send writes the first answer, with everything that the handler wrote.
+func (r *recorder) send() error {
+	live := r.w.Header()
+	clear(live)
+	maps.Copy(live, r.sent)
+	trailers := announcedTrailers(r.sent)
+	for _, name := range trailers {
+		delete(live, name) // net/http wants their values behind the body
+	}
+	r.w.WriteHeader(r.status)
+	if len(r.body) > 0 {
+		if _, err := r.w.Write(r.body); err != nil {
+			return err
+		}
+	}
+	if r.overflow != nil {
+		if _, err := r.overflow.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		if _, err := io.Copy(r.w, r.overflow); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sendAll writes the first answer with its trailers.
+func (r *recorder) sendAll() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var err error
+	if !r.streamed {
+		if r.status == 0 {
+			r.writeHeader(http.StatusOK)
+		}
+		err = r.send()
+	}
+	live := r.w.Header()
+	for _, name := range announcedTrailers(r.sent) {
+		if values, ok := r.header[name]; ok {
+			live[name] = values
+		}
+	}
+	for name, values := range r.header {
+		if strings.HasPrefix(name, http.TrailerPrefix) {
+			live[name] = values
+		}
+	}
+	return errors.Join(err, r.failed)
+}
+
+// writeTo writes a replay: the headers that are set outside stay, but for what
+// the handler did to them.
+func (res *response) writeTo(w http.ResponseWriter) error {
+	live := w.Header()
+	for _, e := range res.Header {
+		switch {
+		case len(e.Values) == 0:
+			delete(live, e.Name)
+		case e.Add:
+			live[e.Name] = append(slices.Clone(live[e.Name]), e.Values...)
+		default:
+			live[e.Name] = e.Values
+		}
+	}
+	for _, e := range res.Trailer {
+		live.Add("Trailer", e.Name)
+	}
+	live.Set("Idempotency-Replayed", "true")
+	w.WriteHeader(res.Status)
+	if len(res.body) > 0 {
+		if _, err := w.Write(res.body); err != nil {
+			return err
+		}
+	}
+	for _, e := range res.Trailer {
+		live[e.Name] = e.Values
+	}
+	return nil
+}

@@ -1,0 +1,166 @@
+// Package redis keeps completed idempotency records in Redis, so that replays do
+// not reach the database:
+//
+//	cache, err := redis.New(client, redis.Config{})
+//	engine, err := idempotency.New(store, idempotency.Config{Cache: cache, ...})
+//
+// A record is written after its commit and expires with it. Redis never grants the
+// right to run: a request that it does not know goes to the store. So nothing
+// depends on it. Any error, a flush, a fail-over that loses writes, the loss of
+// all of it in the middle of a run cost the detour over the database and nothing
+// else.
+//
+// What is written holds responses, encrypted if Config.Encryption of the engine
+// says so. Whoever can write to this Redis can make replays of his own unless they
+// are.
+package redis
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+// Config configures a Cache. The zero value is right for most services.
+type Config struct {
+	// Prefix of the keys. Default: "oncemill:idempotency:".
+	Prefix string
+
+	// Timeout of each command. What takes longer is asked of the store. Default:
+	// 50 ms.
+	Timeout time.Duration
+
+	// Rest is how long Redis is left alone after an error, so that an outage
+	// does not cost each request a timeout. Default: 1 s.
+	Rest time.Duration
+
+	// MaxResponse is the largest response in bytes that is kept. Default: 64 KiB.
+	MaxResponse int
+
+	// Logger receives errors. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+// Cache is an idempotency.Cache. It may be used by many goroutines and engines.
+type Cache struct {
+	client redis.Cmdable
+	cfg    Config
+	began  time.Time
+	until  atomic.Int64 // when Redis is asked again, in nanoseconds since began
+}
+
+var _ idempotency.Cache = (*Cache)(nil)
+
+// New returns a cache. It does no I/O. All bad values of cfg are reported at once,
+// each as an [*oncemill.ConfigError]. The caller keeps owning client.
+func New(client redis.Cmdable, cfg Config) (*Cache, error) {
+	var errs []error
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "redis." + field, Value: value, Problem: problem})
+	}
+	if client == nil {
+		bad("New client", "nil", "a client is needed")
+	}
+	if cfg.Prefix == "" {
+		cfg.Prefix = "oncemill:idempotency:"
+	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 50 * time.Millisecond
+	}
+	if cfg.Timeout < 0 {
+		bad("Config.Timeout", cfg.Timeout.String(), "must not be negative; 0 means 50ms")
+	}
+	if cfg.Rest == 0 {
+		cfg.Rest = time.Second
+	}
+	if cfg.Rest < 0 {
+		bad("Config.Rest", cfg.Rest.String(), "must not be negative; 0 means 1s")
+	}
+	if cfg.MaxResponse == 0 {
+		cfg.MaxResponse = 64 << 10
+	}
+	if cfg.MaxResponse < 0 {
+		bad("Config.MaxResponse", strconv.Itoa(cfg.MaxResponse), "must not be negative; 0 means 64 KiB")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.Default()
+	}
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
+	}
+	return &Cache{client: client, cfg: cfg, began: time.Now()}, nil
+}
+
+// entry is what is written. It names its id, so that an entry under a wrong key is
+// noticed.
+type entry struct {
+	ID          []byte `json:"id"`
+	Caller      []byte `json:"caller"`
+	Fingerprint []byte `json:"fingerprint"`
+	Endpoint    string `json:"endpoint"`
+	Status      int    `json:"status"`
+	Response    []byte `json:"response"`
+	Location    string `json:"location,omitempty"`
+	ResourceID  string `json:"resource_id,omitempty"`
+}
+
+// Get implements idempotency.Cache.
+func (c *Cache) Get(ctx context.Context, id idempotency.ID) (record idempotency.Record, ok bool) {
+	if c.resting() {
+		return record, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.cfg.Timeout)
+	defer cancel()
+	text, err := c.client.Get(ctx, c.key(id)).Bytes()
+	if errors.Is(err, redis.Nil) {
+		return record, false
+	}
+	if err != nil {
+		c.rest(ctx, "get", err)
+		return record, false
+	}
+	var e entry
+	if err := json.Unmarshal(text, &e); err != nil || len(e.Response) == 0 ||
+		copy(record.ID[:], e.ID) != len(record.ID) || record.ID != id ||
+		copy(record.Caller[:], e.Caller) != len(record.Caller) ||
+		copy(record.Fingerprint[:], e.Fingerprint) != len(record.Fingerprint) {
+		return idempotency.Record{}, false // not ours, or damaged: the store knows
+	}
+	record.State, record.Endpoint, record.Status = idempotency.Completed, e.Endpoint, e.Status
+	record.Response, record.Location, record.ResourceID = e.Response, e.Location, e.ResourceID
+	return record, true
+}
+
+// Put implements idempotency.Cache.
+func (c *Cache) Put(ctx context.Context, r idempotency.Record) {
+	if r.State != idempotency.Completed || r.ExpiresIn < time.Second || len(r.Response) > c.cfg.MaxResponse || c.resting() {
+		return
+	}
+	text, err := json.Marshal(entry{r.ID[:], r.Caller[:], r.Fingerprint[:], r.Endpoint, r.Status, r.Response, r.Location, r.ResourceID})
+	if err != nil {
+		return // it is made of strings and bytes
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.cfg.Timeout)
+	defer cancel()
+	if err := c.client.Set(ctx, c.key(r.ID), text, r.ExpiresIn).Err(); err != nil {
+		c.rest(ctx, "set", err)
+	}
+}
+
+func (c *Cache) key(id idempotency.ID) string { return c.cfg.Prefix + string(id[:]) }
+
+func (c *Cache) resting() bool { return time.Since(c.began).Nanoseconds() < c.until.Load() }
+
+func (c *Cache) rest(ctx context.Context, command string, err error) {
+	c.until.Store((time.Since(c.began) + c.cfg.Rest).Nanoseconds())
+	c.cfg.Logger.WarnContext(ctx, "redis not reached; the store answers", "command", command, "error", err)
+}

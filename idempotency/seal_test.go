@@ -1,0 +1,91 @@
+package idempotency_test
+
+import (
+	"database/sql"
+	"errors"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+// What gets past the handle, here by a driver that sends another statement, meets
+// the seal: the database does not commit.
+func TestTxMiddleware_TheDatabaseRefusesACommitByTheHandler(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		lossy, _ := p.through(t)
+		handler := lossy.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			if _, err := tx.ExecContext(r.Context(), `insert into effects (name) values ('a')`); err != nil {
+				t.Error(err)
+			}
+			if _, err := tx.ExecContext(r.Context(), innocent); err == nil {
+				t.Error("the database has committed")
+			}
+			w.WriteHeader(http.StatusCreated)
+		}))
+		// PostgreSQL gives the transaction up; SQLite goes on with it, and the
+		// effect commits with its answer after all.
+		status, effects := http.StatusInternalServerError, 0
+		if p.cfg.Dialect == oncemill.SQLite {
+			status, effects = http.StatusCreated, 1
+		}
+		for range 2 {
+			if w := do(t, handler, post("/", "x")); w.Code != status {
+				t.Errorf("got %d %s", w.Code, w.Body)
+			}
+		}
+		if n := p.count(t, `select count(*) from effects`); n != effects {
+			t.Errorf("%d effects", n)
+		}
+		if n := p.count(t, `select count(*) from {{idempotency}}`); n != effects {
+			t.Errorf("%d keys are held", n)
+		}
+	})
+}
+
+func TestTxMiddleware_TheHandleRefusesTheEnd(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var kept idempotency.Tx
+		for _, text := range []string{"commit", "rollback", "/* */ end", "begin", "select 1; commit"} {
+			handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				tx, _ := idempotency.TxFromContext(r.Context())
+				kept = tx
+				if err := errors.Join(tx.Commit(), tx.Rollback()); !errors.Is(err, oncemill.ErrTxOwned) {
+					t.Errorf("got %v", err)
+				}
+				_, _ = tx.ExecContext(r.Context(), `insert into effects (name) values ('a')`)
+				if _, err := tx.ExecContext(r.Context(), text); !errors.Is(err, oncemill.ErrTxOwned) {
+					t.Errorf("%s: got %v", text, err)
+				}
+				w.WriteHeader(http.StatusCreated) // overlooked
+			}))
+			if w := do(t, handler, post("/", "x", withKey(strings.ReplaceAll(text, " ", "_")))); w.Code != http.StatusInternalServerError && w.Code != http.StatusBadRequest {
+				t.Errorf("%s: got %d %s", text, w.Code, w.Body)
+			}
+		}
+		if n := p.count(t, `select count(*) from effects`); n != 0 {
+			t.Errorf("%d effects", n)
+		}
+		if _, err := kept.ExecContext(t.Context(), `select 1`); err == nil {
+			t.Error("the handle lives on")
+		}
+	})
+}
+
+// The statement that finishes a request leaves nothing behind in the seal's table.
+func TestTxMiddleware_TheSealLeavesNoRows(t *testing.T) {
+	t.Parallel()
+	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
+		p := onPostgres(t)
+		handler := p.engine(t, func(c *idempotency.Config) { c.Isolation = level }).TxMiddleware(ok("x"))
+		for i := range 5 {
+			do(t, handler, post("/", "x", withKey(string(rune('a'+i)))))
+		}
+		if n := p.count(t, `select count(*) from {{idempotency_open}}`); n != 0 {
+			t.Errorf("%d rows", n)
+		}
+	}
+}

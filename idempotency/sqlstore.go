@@ -1,0 +1,563 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/lent"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// StoreConfig configures a SQLStore. The zero value is right for most services.
+type StoreConfig struct {
+	// Database says where the tables are.
+	Database oncemill.Config
+
+	// Prepare prepares the statements that every request needs, on each
+	// connection, which saves their planning. It does not go with a pooler in
+	// transaction mode that knows nothing of prepared statements (PgBouncer
+	// before 1.21). Default: false.
+	Prepare bool
+}
+
+// SQLStore is a [Store] in PostgreSQL or SQLite. It holds no connection and no
+// goroutine; it may be used by many goroutines and engines. Only with it are
+// there transactional requests.
+type SQLStore struct {
+	db      *sql.DB
+	cfg     oncemill.Config
+	q       queries
+	prepare bool
+
+	// level is the isolation level that transactions begin with by themselves on
+	// PostgreSQL, as the last one told; empty at first.
+	level atomic.Pointer[string]
+
+	mu       sync.Mutex
+	prepared map[string]*sql.Stmt // by text; they live as long as db
+
+	// turn is held by the one of this store who writes, on SQLite; nil elsewhere.
+	// SQLite lets the rest try again and again, and some try in vain.
+	turn chan struct{}
+}
+
+// NewSQLStore returns a store on db. It does no I/O; the tables are made by
+// oncemill.Migrate with [Migrations]. Bad values of cfg are reported at once, each
+// as an [*oncemill.ConfigError]. The caller keeps owning db.
+func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
+	if db == nil {
+		return nil, &oncemill.ConfigError{Field: "idempotency.NewSQLStore db", Value: "nil", Problem: "a database is needed"}
+	}
+	database, err := cfg.Database.Resolve(db)
+	if err != nil {
+		return nil, err
+	}
+	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare}
+	if database.Dialect == oncemill.SQLite {
+		s.q, s.turn = sqliteQueries, make(chan struct{}, 1)
+	}
+	s.q = s.q.expand(database)
+	return s, nil
+}
+
+// prepareAll prepares the statements of a request, where that is wanted. It needs a
+// connection, so it is not for those who hold one.
+func (s *SQLStore) prepareAll(ctx context.Context) error {
+	if !s.prepare {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.prepared != nil {
+		return nil
+	}
+	prepared := map[string]*sql.Stmt{}
+	for _, text := range []string{s.q.claim, s.q.find, s.q.open, s.q.completeTx} {
+		stmt, err := s.db.PrepareContext(ctx, text) //nolint:sqlclosecheck // it lives as long as db
+		if err != nil {
+			return fmt.Errorf("prepare: %w", err)
+		}
+		prepared[text] = stmt
+	}
+	s.prepared = prepared
+	return nil
+}
+
+func (s *SQLStore) stmt(text string) *sql.Stmt {
+	if !s.prepare {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.prepared[text]
+}
+
+// queryRow queries on any connection.
+func (s *SQLStore) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
+	if stmt := s.stmt(text); stmt != nil {
+		return stmt.QueryRowContext(ctx, args...)
+	}
+	return s.db.QueryRowContext(ctx, text, args...)
+}
+
+// queryRow queries in the transaction.
+func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
+	if stmt := t.store.stmt(text); stmt != nil {
+		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
+	}
+	return t.tx.QueryRowContext(ctx, text, args...)
+}
+
+// wait waits for the turn to write and returns what gives it back.
+func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
+	if s.turn == nil {
+		return func() {}, nil
+	}
+	select {
+	case s.turn <- struct{}{}:
+		return func() { <-s.turn }, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for the writer: %w", ctx.Err())
+	}
+}
+
+// queries are the statements of a dialect. Those of the same name take the same
+// arguments.
+type queries struct {
+	claim, forget, outstanding, find, takeOver, extend, release string
+	complete, completeBody, completeTx, completeTxLarge         string
+	open, isOpen, lost                                          string
+	purge, strip                                                string
+}
+
+func (q queries) expand(cfg oncemill.Config) queries {
+	for _, text := range []*string{
+		&q.claim, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
+		&q.complete, &q.completeBody, &q.completeTx, &q.completeTxLarge, &q.open, &q.isOpen, &q.lost,
+		&q.purge, &q.strip,
+	} {
+		*text = cfg.Expand(*text)
+	}
+	return q
+}
+
+// claimTries is how often a claim looks again when the record that stood in its
+// way has gone meanwhile.
+const claimTries = 5
+
+// Claim is [Store.Claim]. On SQLite it reads first, so that a duplicate does not
+// wait for the writer. On PostgreSQL it inserts first; where there is a record that
+// is a read, too.
+func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error) {
+	if err := s.prepareAll(ctx); err != nil {
+		return Record{}, false, err
+	}
+	if s.cfg.Dialect == oncemill.SQLite {
+		record, found, err := s.Find(ctx, claim.ID)
+		if err != nil || found {
+			return record, false, err
+		}
+	}
+	for range claimTries {
+		record, granted, err := s.insert(ctx, claim)
+		if err != nil || granted {
+			return record, granted, err
+		}
+		record, found, err := s.Find(ctx, claim.ID)
+		if err != nil || found {
+			return record, false, err
+		}
+		if err := s.deleteForgotten(ctx, claim.ID); err != nil {
+			return Record{}, false, err
+		}
+	}
+	return Record{}, false, errors.New("claim key: its record comes and goes")
+}
+
+func (s *SQLStore) insert(ctx context.Context, c Claim) (Record, bool, error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return Record{}, false, err
+	}
+	defer done()
+	var created int64
+	err = s.queryRow(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, durability(c.Durable)).Scan(&created)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return Record{}, false, nil
+	case err != nil && s.cfg.Dialect == oncemill.PostgreSQL && sqlerr.Retryable(err):
+		// Under REPEATABLE READ as the default: somebody has just claimed it.
+		return Record{}, false, nil
+	case err != nil:
+		return Record{}, false, fmt.Errorf("claim key: %w", err)
+	}
+	return Record{
+		ID: c.ID, Caller: c.Caller, Fingerprint: c.Fingerprint, State: Started,
+		Owner: Owner{Token: c.Token, Fence: 1}, Endpoint: c.Endpoint, CorrelationID: c.CorrelationID, TraceID: c.TraceID,
+		LeaseLeft: c.Lease, ExpiresIn: c.Retention, CreatedAt: fromMicros(created),
+	}, true, nil
+}
+
+// durability is a value of synchronous_commit; empty leaves it as it is.
+func durability(durable bool) string {
+	if durable {
+		return ""
+	}
+	return "off"
+}
+
+func (s *SQLStore) deleteForgotten(ctx context.Context, id ID) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if _, err := s.db.ExecContext(ctx, s.q.forget, id[:]); err != nil && !sqlerr.Retryable(err) {
+		return fmt.Errorf("forget key: %w", err)
+	}
+	return nil
+}
+
+// TakeOver is [Store.TakeOver].
+func (s *SQLStore) TakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return Record{}, false, err
+	}
+	defer done()
+	var fence, created int64
+	err = s.db.QueryRowContext(ctx, s.q.takeOver, c.ID[:], from.Token[:], from.Fence, c.Token[:],
+		c.Lease.Microseconds(), c.Retention.Microseconds(), durability(c.Durable)).Scan(&fence, &created)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return Record{}, false, nil
+	case err != nil && s.cfg.Dialect == oncemill.PostgreSQL && sqlerr.Retryable(err):
+		return Record{}, false, nil
+	case err != nil:
+		return Record{}, false, fmt.Errorf("take key over: %w", err)
+	}
+	return Record{
+		ID: c.ID, Caller: c.Caller, Fingerprint: c.Fingerprint, State: Started,
+		Owner: Owner{Token: c.Token, Fence: fence}, Endpoint: c.Endpoint,
+		LeaseLeft: c.Lease, ExpiresIn: c.Retention, CreatedAt: fromMicros(created),
+	}, true, nil
+}
+
+// Find is [Store.Find].
+func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
+	r := Record{ID: id}
+	var caller, fingerprint, token []byte
+	var lease, expires, created, completed int64
+	err := s.queryRow(ctx, s.q.find, id[:]).Scan(&caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
+		&r.Endpoint, &r.Status, &r.Response, &r.Location, &r.ResourceID, &r.CorrelationID, &r.TraceID,
+		&lease, &expires, &created, &completed)
+	if errors.Is(err, sql.ErrNoRows) {
+		return Record{}, false, nil
+	}
+	if err != nil {
+		return Record{}, false, fmt.Errorf("find key: %w", err)
+	}
+	copy(r.Caller[:], caller)
+	copy(r.Fingerprint[:], fingerprint)
+	copy(r.Owner.Token[:], token)
+	r.LeaseLeft = time.Duration(lease) * time.Microsecond
+	r.ExpiresIn = time.Duration(expires) * time.Microsecond
+	r.CreatedAt = fromMicros(created)
+	if completed != 0 {
+		r.CompletedAt = fromMicros(completed)
+	}
+	if r.State != Started && r.ExpiresIn <= 0 {
+		r.State, r.Response = Expired, nil
+	}
+	return r, true, nil
+}
+
+// Outstanding is [Store.Outstanding].
+func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (n int, err error) {
+	if err := s.db.QueryRowContext(ctx, s.q.outstanding, caller[:], limit).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count outstanding keys: %w", err)
+	}
+	return n, nil
+}
+
+// Extend is [Store.Extend].
+func (s *SQLStore) Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return expectOne(s.db.ExecContext(ctx, s.q.extend, id[:], owner.Token[:], owner.Fence, lease.Microseconds()))
+}
+
+// Release is [Store.Release].
+func (s *SQLStore) Release(ctx context.Context, id ID, owner Owner) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return expectOne(s.db.ExecContext(ctx, s.q.release, id[:], owner.Token[:], owner.Fence))
+}
+
+// Complete is [Store.Complete].
+func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completion) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	if s.cfg.Dialect == oncemill.PostgreSQL || !c.Large {
+		return s.update(ctx, s.db, s.q.complete, id, owner, c)
+	}
+	tx, err := s.db.BeginTx(ctx, nil)
+	if err != nil {
+		return fmt.Errorf("complete key: begin: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit; before it the first error matters
+	if err := s.update(ctx, tx, s.q.complete, id, owner, c); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return fmt.Errorf("complete key: commit: %w", err)
+	}
+	return nil
+}
+
+type execer interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// update completes the claim by text, and stores a large body, which on
+// PostgreSQL the text does as well.
+func (s *SQLStore) update(ctx context.Context, via execer, text string, id ID, owner Owner, c Completion) error {
+	if err := expectOne(via.ExecContext(ctx, text, s.completionArgs(id, owner, c)...)); err != nil {
+		return err
+	}
+	if s.q.completeBody == "" || !c.Large {
+		return nil
+	}
+	if _, err := via.ExecContext(ctx, s.q.completeBody, id[:], c.Response); err != nil {
+		return fmt.Errorf("store large response: %w", err)
+	}
+	return nil
+}
+
+func (s *SQLStore) completionArgs(id ID, owner Owner, c Completion) []any {
+	return []any{
+		id[:], owner.Token[:], owner.Fence, int(c.State), c.Status, c.Response, c.Large,
+		c.Location, c.ResourceID, c.Retention.Microseconds(), (c.Retention + c.Refuse).Microseconds(),
+	}
+}
+
+// expectOne turns the result of a compare-and-set into its error. A serialization
+// failure means that another owner was faster.
+func expectOne(result sql.Result, err error) error {
+	if err != nil {
+		if sqlerr.State(err) == "40001" {
+			return fmt.Errorf("%w: %w", ErrStaleOwner, err)
+		}
+		return fmt.Errorf("change claim: %w", err)
+	}
+	n, err := result.RowsAffected()
+	if err != nil {
+		return fmt.Errorf("change claim: %w", err)
+	}
+	if n != 1 {
+		return ErrStaleOwner
+	}
+	return nil
+}
+
+// Purge is [Store.Purge].
+func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	total := 0
+	for _, text := range []string{s.q.purge, s.q.strip} {
+		result, err := s.db.ExecContext(ctx, text, limit)
+		if err != nil {
+			return total, fmt.Errorf("purge: %w", err)
+		}
+		n, err := result.RowsAffected()
+		if err != nil {
+			return total, fmt.Errorf("purge: %w", err)
+		}
+		total += int(n)
+	}
+	return total, nil
+}
+
+// sqlTx is the transaction in which a handler runs.
+type sqlTx struct {
+	*lent.Handle
+	store *SQLStore
+	tx    *sql.Tx
+	id    ID
+	owner Owner
+	place string // of the seal's row, on PostgreSQL
+
+	beaten atomic.Bool // a statement lost against another transaction
+	done   func()      // gives the turn to write back
+}
+
+// begin begins a transaction for the owner of a claim, which the database refuses
+// to commit unless complete has sealed it. PostgreSQL ends it when nothing is sent
+// in it for idle.
+func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
+	// Naming the level takes lib/pq another round trip, so that is left out where
+	// the level is the usual one. The transaction tells.
+	want := strings.ToLower(isolation.String())
+	usual := s.level.Load()
+	named := usual != nil && *usual != want
+	for {
+		t, err := s.beginAt(ctx, isolation, named)
+		if err != nil {
+			return nil, err
+		}
+		t.id, t.owner = id, owner
+		t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
+		level, err := t.open(ctx, idle)
+		if err != nil {
+			t.rollback()
+			return nil, err
+		}
+		if s.cfg.Dialect == oncemill.SQLite || level == want {
+			return t, nil
+		}
+		t.rollback()
+		if named {
+			return nil, fmt.Errorf("begin: the isolation level is %s, not %s", level, want)
+		}
+		s.level.Store(&level)
+		named = true
+	}
+}
+
+// beginPlain begins a transaction that belongs to no claim and has no seal.
+func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel) (*sqlTx, error) {
+	return s.beginAt(ctx, isolation, true)
+}
+
+func (s *SQLStore) beginAt(ctx context.Context, isolation sql.IsolationLevel, named bool) (*sqlTx, error) {
+	var options *sql.TxOptions
+	if named && s.cfg.Dialect == oncemill.PostgreSQL {
+		options = &sql.TxOptions{Isolation: isolation}
+	}
+	done, err := s.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tx, err := s.db.BeginTx(ctx, options)
+	if err != nil {
+		done()
+		return nil, fmt.Errorf("begin: %w", err)
+	}
+	t := &sqlTx{store: s, tx: tx, done: sync.OnceFunc(done)}
+	t.Handle = lent.New(tx, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
+	return t, nil
+}
+
+// open opens the seal, and returns the isolation level on PostgreSQL.
+func (t *sqlTx) open(ctx context.Context, idle time.Duration) (level string, err error) {
+	if t.store.cfg.Dialect == oncemill.PostgreSQL {
+		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
+		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&t.place, &level); err != nil {
+			return "", fmt.Errorf("begin: open the seal: %w", err)
+		}
+		return level, nil
+	}
+	var sealable bool
+	err = t.queryRow(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return "", ErrStaleOwner
+	case err != nil:
+		return "", fmt.Errorf("begin: open the seal: %w", err)
+	case !sealable:
+		return "", ErrUnsealed
+	}
+	return "", nil
+}
+
+// complete is the last statement: it marks the claim and lets the database
+// commit. ErrStaleOwner: the claim is another's. ErrTxEnded: the handler has ended
+// the transaction.
+func (t *sqlTx) complete(ctx context.Context, c Completion) error {
+	s := t.store
+	if s.cfg.Dialect == oncemill.SQLite {
+		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
+	}
+	text := s.q.completeTx
+	if c.Large {
+		text = s.q.completeTxLarge
+	}
+	var seal string
+	err := t.queryRow(ctx, text, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&seal)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		var open bool
+		if err := t.tx.QueryRowContext(ctx, s.q.isOpen).Scan(&open); err != nil {
+			return fmt.Errorf("complete key: %w", err)
+		}
+		if !open {
+			return ErrTxEnded
+		}
+		return ErrStaleOwner
+	case err != nil: // with 40001 for a claim that was taken over under the higher isolation levels
+		return fmt.Errorf("complete key: %w", err)
+	}
+	return nil
+}
+
+func (t *sqlTx) commit() error {
+	defer t.done()
+	return t.tx.Commit()
+}
+
+// rollback is a no-op after the commit. Its own error adds nothing: the database
+// rolls back what it lost the connection of.
+func (t *sqlTx) rollback() {
+	defer t.done()
+	_ = t.tx.Rollback()
+}
+
+// postgresSealState is the SQLSTATE that the seal raises.
+const postgresSealState = "OMD01"
+
+// lost tells whether a failed statement took the transaction with it. PostgreSQL
+// ends none on its own and refuses everything after an error; only the seal
+// speaks of an attempt to commit. SQLite rolls back when a writing statement is
+// interrupted or the disk is full; what follows would then commit statement by
+// statement. An unsealed row is never committed, so one that is seen is ours.
+func (t *sqlTx) lost(ctx context.Context, err error) error {
+	if sqlerr.Retryable(err) {
+		t.beaten.Store(true)
+	}
+	if t.store.cfg.Dialect == oncemill.PostgreSQL {
+		if sqlerr.State(err) == postgresSealState {
+			return fmt.Errorf("%w: %w", oncemill.ErrTxOwned, err)
+		}
+		return nil
+	}
+	var open int
+	check := t.tx.QueryRowContext(context.WithoutCancel(ctx), t.store.q.lost, t.id[:]).Scan(&open)
+	if check != nil || open != 1 {
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	}
+	return nil
+}
+
+func fromMicros(us int64) time.Time { return time.UnixMicro(us).UTC() }

@@ -1,0 +1,143 @@
+package idempotency
+
+import (
+	"context"
+	"time"
+)
+
+// State of a claim. A key that was never used, that was released after a failed
+// attempt, or that was forgotten, has no record and no state.
+type State int
+
+const (
+	// Started: an owner runs the request, or died running it.
+	Started State = 1
+	// Completed: the response is stored and will be replayed.
+	Completed State = 2
+	// NotReplayable: the request ran once, but its response was not stored. It
+	// will not run again.
+	NotReplayable State = 3
+	// Expired: the response was stored, has been deleted, and its key is still
+	// refused (Config.RefuseExpired).
+	Expired State = 4
+)
+
+func (s State) String() string {
+	switch s {
+	case Started:
+		return "started"
+	case Completed:
+		return "completed"
+	case NotReplayable:
+		return "not_replayable"
+	case Expired:
+		return "expired"
+	}
+	return "unknown"
+}
+
+// Owner is the right to complete a claim: a random token of one attempt, and a
+// fence that each takeover raises.
+type Owner struct {
+	Token [16]byte
+	Fence int64
+}
+
+// Caller is a hash of tenant and principal, for counting what one has outstanding.
+type Caller [16]byte
+
+// Claim asks for the right to run a request.
+type Claim struct {
+	ID          ID
+	Caller      Caller
+	Fingerprint Fingerprint
+	Token       [16]byte
+	Endpoint    string // method and route, for operators
+
+	Lease     time.Duration // until others may call this owner dead
+	Retention time.Duration // of the claim itself; completing sets another
+
+	// Durable claims survive a crash of the database's server. Others may be lost
+	// in one, unless the transaction of the effects has committed.
+	Durable bool
+
+	CorrelationID string
+	TraceID       string
+}
+
+// Completion ends a claim.
+type Completion struct {
+	State     State // Completed or NotReplayable
+	Status    int   // of HTTP; 0 if there is none
+	Response  []byte
+	Large     bool          // the response goes into the table of large ones
+	Retention time.Duration // how long the response is replayed
+	Refuse    time.Duration // how long after that the key is refused
+
+	Location   string
+	ResourceID string
+}
+
+// Record is what is stored for a key. What depends on the time is by the store's
+// clock at the time of reading.
+type Record struct {
+	ID          ID
+	Caller      Caller
+	Fingerprint Fingerprint
+	State       State
+	Owner       Owner
+	Endpoint    string
+	Status      int
+	Response    []byte
+
+	Location      string
+	ResourceID    string
+	CorrelationID string
+	TraceID       string
+
+	LeaseLeft   time.Duration // of a started claim; 0 or less: its owner is dead or late
+	ExpiresIn   time.Duration // until the response is no longer replayed
+	CreatedAt   time.Time
+	CompletedAt time.Time // zero until then
+}
+
+// Store keeps claims. All its methods may be called at once, by many processes
+// that share the store. An error other than those named here means that the store
+// could not be reached, and nothing else; what was asked may have happened or not.
+//
+// The package storetest tests implementations.
+type Store interface {
+	// Claim claims the key if it has no record, or one that is to be forgotten.
+	// granted tells whether it did; then the record is the new one, else the one
+	// that stands in the way. It waits for nobody, except, on SQLite, for the one
+	// writer.
+	Claim(ctx context.Context, claim Claim) (record Record, granted bool, err error)
+
+	// TakeOver gives a started claim whose lease has ended, and which from still
+	// has, to a new owner with a higher fence. granted is false if somebody else
+	// was faster, or the lease was extended.
+	TakeOver(ctx context.Context, claim Claim, from Owner) (record Record, granted bool, err error)
+
+	// Find returns the record of a key. It waits for no writer. found is false
+	// for an absent key and for one that is to be forgotten.
+	Find(ctx context.Context, id ID) (record Record, found bool, err error)
+
+	// Outstanding counts the started keys of a caller, up to limit.
+	Outstanding(ctx context.Context, caller Caller, limit int) (int, error)
+
+	// Extend makes the lease of a started claim last until this long from now.
+	// Error: ErrStaleOwner.
+	Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error
+
+	// Complete ends a started claim, durably. Error: ErrStaleOwner.
+	Complete(ctx context.Context, id ID, owner Owner, completion Completion) error
+
+	// Release deletes a started claim, so that the key may run again. Error:
+	// ErrStaleOwner.
+	Release(ctx context.Context, id ID, owner Owner) error
+
+	// Purge deletes up to limit records that are to be forgotten, and the
+	// responses of up to limit records that have expired. A started claim whose
+	// lease runs is never touched. It returns how many it changed.
+	Purge(ctx context.Context, limit int) (int, error)
+}

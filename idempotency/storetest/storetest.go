@@ -1,0 +1,411 @@
+// Package storetest tests implementations of idempotency.Store:
+//
+//	func TestMyStore(t *testing.T) {
+//		storetest.Run(t, func(t *testing.T) idempotency.Store { return NewMyStore(...) })
+//	}
+package storetest
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+// Run runs the suite. open returns an empty store for a test; what it opened it
+// closes with t.Cleanup. The tests run in parallel and take about two seconds.
+func Run(t *testing.T, open func(t *testing.T) idempotency.Store) {
+	t.Helper()
+	for name, test := range map[string]func(*suite){
+		"a claim is granted once":                                          (*suite).claimOnce,
+		"of many who claim at once one is granted":                         (*suite).claimRace,
+		"a record is found as it was claimed":                              (*suite).find,
+		"a response comes back as it was stored":                           (*suite).complete,
+		"a large response comes back as it was stored":                     (*suite).completeLarge,
+		"a released key is absent":                                         (*suite).release,
+		"a claim is taken over when its lease has ended":                   (*suite).takeOver,
+		"of many who take over at once one is granted":                     (*suite).takeOverRace,
+		"an extended lease keeps others away":                              (*suite).extend,
+		"a stale owner changes nothing":                                    (*suite).stale,
+		"a completed claim is neither released nor changed":                (*suite).completedStays,
+		"a response expires, and the key may be used again":                (*suite).expire,
+		"an expired key is refused for as long as it should":               (*suite).refuse,
+		"a caller's started keys are counted":                              (*suite).outstanding,
+		"a purge deletes what is over, and nothing else":                   (*suite).purge,
+		"an interrupted claim outlives its retention no more than it must": (*suite).interrupted,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(&suite{t, open(t)})
+		})
+	}
+}
+
+type suite struct {
+	*testing.T
+	store idempotency.Store
+}
+
+// newClaim returns a claim of a key that nobody has.
+func newClaim() idempotency.Claim {
+	c := idempotency.Claim{
+		Endpoint: "POST /orders", Lease: time.Minute, Retention: time.Hour,
+		CorrelationID: "correlation", TraceID: "trace", Durable: true,
+	}
+	for _, b := range [][]byte{c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:]} {
+		rand.Read(b)
+	}
+	return c
+}
+
+// again is another attempt to claim the same key.
+func again(c idempotency.Claim) idempotency.Claim {
+	rand.Read(c.Token[:])
+	return c
+}
+
+func (s *suite) claim(c idempotency.Claim) (idempotency.Record, bool) {
+	s.Helper()
+	record, granted, err := s.store.Claim(s.Context(), c)
+	if err != nil {
+		s.Fatalf("claim: %v", err)
+	}
+	return record, granted
+}
+
+// granted claims a key that must be free.
+func (s *suite) granted(c idempotency.Claim) idempotency.Owner {
+	s.Helper()
+	record, granted := s.claim(c)
+	if !granted || record.State != idempotency.Started || record.Owner.Token != c.Token {
+		s.Fatalf("granted %t: %+v", granted, record)
+	}
+	return record.Owner
+}
+
+func (s *suite) mustFind(id idempotency.ID) idempotency.Record {
+	s.Helper()
+	record, found, err := s.store.Find(s.Context(), id)
+	if err != nil || !found {
+		s.Fatalf("found %t: %v", found, err)
+	}
+	return record
+}
+
+func (s *suite) expectAbsent(id idempotency.ID) {
+	s.Helper()
+	if record, found, err := s.store.Find(s.Context(), id); err != nil || found {
+		s.Errorf("found %t %+v: %v", found, record, err)
+	}
+}
+
+func (s *suite) ok(err error) {
+	s.Helper()
+	if err != nil {
+		s.Error(err)
+	}
+}
+
+func (s *suite) expectStale(err error) {
+	s.Helper()
+	if !errors.Is(err, idempotency.ErrStaleOwner) {
+		s.Errorf("got %v, want ErrStaleOwner", err)
+	}
+}
+
+// until waits for a condition that comes with time.
+func (s *suite) until(what string, done func() bool) {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(s.Context(), 20*time.Second)
+	defer cancel()
+	ticker := time.NewTicker(5 * time.Millisecond)
+	defer ticker.Stop()
+	for !done() {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			s.Fatalf("waited in vain until %s", what)
+		}
+	}
+}
+
+func (s *suite) leaseEnds(id idempotency.ID) {
+	s.Helper()
+	s.until("the lease ends", func() bool { return s.mustFind(id).LeaseLeft <= 0 })
+}
+
+func completion() idempotency.Completion {
+	return idempotency.Completion{
+		State: idempotency.Completed, Status: 201, Response: []byte("\x00\xffresponse"), Retention: time.Hour,
+		Location: "/orders/7", ResourceID: "7",
+	}
+}
+
+func (s *suite) claimOnce() {
+	c := newClaim()
+	owner := s.granted(c)
+	record, granted := s.claim(again(c))
+	if granted || record.State != idempotency.Started || record.Owner != owner {
+		s.Errorf("granted %t: %+v", granted, record)
+	}
+	s.granted(newClaim())
+}
+
+const rivals = 16
+
+func (s *suite) claimRace() {
+	c := newClaim()
+	var winners atomic.Int64
+	var racing sync.WaitGroup
+	for range rivals {
+		racing.Go(func() {
+			if _, granted := s.claim(again(c)); granted {
+				winners.Add(1)
+			}
+		})
+	}
+	racing.Wait()
+	if winners.Load() != 1 {
+		s.Errorf("%d were granted", winners.Load())
+	}
+}
+
+func (s *suite) find() {
+	c := newClaim()
+	s.expectAbsent(c.ID)
+	owner := s.granted(c)
+	r := s.mustFind(c.ID)
+	if r.ID != c.ID || r.Caller != c.Caller || r.Fingerprint != c.Fingerprint || r.State != idempotency.Started || r.Owner != owner ||
+		r.Endpoint != c.Endpoint || r.CorrelationID != c.CorrelationID || r.TraceID != c.TraceID || r.Response != nil {
+		s.Errorf("found %+v", r)
+	}
+	if r.LeaseLeft <= 0 || r.LeaseLeft > c.Lease || r.ExpiresIn <= 0 || r.ExpiresIn > c.Retention || r.CreatedAt.IsZero() || !r.CompletedAt.IsZero() {
+		s.Errorf("found times %+v", r)
+	}
+}
+
+func (s *suite) complete() {
+	for _, change := range []func(*idempotency.Completion){
+		func(*idempotency.Completion) {},
+		func(c *idempotency.Completion) { c.State, c.Response = idempotency.NotReplayable, nil },
+	} {
+		c, done := newClaim(), completion()
+		change(&done)
+		owner := s.granted(c)
+		s.ok(s.store.Complete(s.Context(), c.ID, owner, done))
+		r, granted := s.claim(again(c))
+		if granted || r.State != done.State || r.Status != 201 || !bytes.Equal(r.Response, done.Response) ||
+			r.Location != done.Location || r.ResourceID != done.ResourceID || r.Owner != owner || r.Fingerprint != c.Fingerprint {
+			s.Errorf("granted %t: %+v", granted, r)
+		}
+		if r.ExpiresIn <= 0 || r.ExpiresIn > done.Retention || r.CompletedAt.IsZero() {
+			s.Errorf("times %+v", r)
+		}
+	}
+}
+
+func (s *suite) completeLarge() {
+	c, done := newClaim(), completion()
+	done.Large, done.Response = true, make([]byte, 300_000)
+	rand.Read(done.Response)
+	s.ok(s.store.Complete(s.Context(), c.ID, s.granted(c), done))
+	if r := s.mustFind(c.ID); !bytes.Equal(r.Response, done.Response) {
+		s.Errorf("%d bytes came back", len(r.Response))
+	}
+}
+
+func (s *suite) release() {
+	c := newClaim()
+	s.ok(s.store.Release(s.Context(), c.ID, s.granted(c)))
+	s.expectAbsent(c.ID)
+	s.granted(again(c))
+}
+
+func (s *suite) takeOver() {
+	c := newClaim()
+	owner := s.granted(c)
+	if _, granted, err := s.store.TakeOver(s.Context(), again(c), owner); err != nil || granted {
+		s.Errorf("taken over while the lease runs: %v", err)
+	}
+	c = newClaim()
+	c.Lease = 20 * time.Millisecond
+	owner = s.granted(c)
+	s.leaseEnds(c.ID)
+	next := again(c)
+	next.Lease = time.Minute
+	if _, granted, err := s.store.TakeOver(s.Context(), next, idempotency.Owner{Token: owner.Token, Fence: owner.Fence + 1}); err != nil || granted {
+		s.Errorf("taken over from another owner: %v", err)
+	}
+	r, granted, err := s.store.TakeOver(s.Context(), next, owner)
+	if err != nil || !granted || r.Owner.Token != next.Token || r.Owner.Fence <= owner.Fence {
+		s.Fatalf("granted %t: %+v %v", granted, r, err)
+	}
+	if found := s.mustFind(c.ID); found.Owner != r.Owner || found.LeaseLeft <= 0 {
+		s.Errorf("found %+v", found)
+	}
+	s.expectStale(s.store.Complete(s.Context(), c.ID, owner, completion()))
+	s.ok(s.store.Complete(s.Context(), c.ID, r.Owner, completion()))
+}
+
+func (s *suite) takeOverRace() {
+	c := newClaim()
+	c.Lease = 20 * time.Millisecond
+	owner := s.granted(c)
+	s.leaseEnds(c.ID)
+	c.Lease = time.Minute
+	var winners atomic.Int64
+	var racing sync.WaitGroup
+	for range rivals {
+		racing.Go(func() {
+			_, granted, err := s.store.TakeOver(s.Context(), again(c), owner)
+			s.ok(err)
+			if granted {
+				winners.Add(1)
+			}
+		})
+	}
+	racing.Wait()
+	if winners.Load() != 1 {
+		s.Errorf("%d were granted", winners.Load())
+	}
+}
+
+func (s *suite) extend() {
+	c := newClaim()
+	c.Lease = 20 * time.Millisecond
+	owner := s.granted(c)
+	s.leaseEnds(c.ID)
+	s.ok(s.store.Extend(s.Context(), c.ID, owner, time.Minute))
+	if _, granted, err := s.store.TakeOver(s.Context(), again(c), owner); err != nil || granted {
+		s.Errorf("taken over: %v", err)
+	}
+	s.ok(s.store.Extend(s.Context(), c.ID, owner, 0))
+	s.leaseEnds(c.ID)
+}
+
+func (s *suite) stale() {
+	c := newClaim()
+	owner := s.granted(c)
+	for _, stranger := range []idempotency.Owner{{Token: owner.Token, Fence: owner.Fence + 1}, {Fence: owner.Fence}, {}} {
+		s.expectStale(s.store.Complete(s.Context(), c.ID, stranger, completion()))
+		s.expectStale(s.store.Release(s.Context(), c.ID, stranger))
+		s.expectStale(s.store.Extend(s.Context(), c.ID, stranger, time.Hour))
+	}
+	if r := s.mustFind(c.ID); r.Owner != owner || r.State != idempotency.Started || r.LeaseLeft > c.Lease {
+		s.Errorf("found %+v", r)
+	}
+	s.expectStale(s.store.Complete(s.Context(), newClaim().ID, owner, completion()))
+}
+
+func (s *suite) completedStays() {
+	c := newClaim()
+	owner := s.granted(c)
+	s.ok(s.store.Complete(s.Context(), c.ID, owner, completion()))
+	s.expectStale(s.store.Release(s.Context(), c.ID, owner))
+	s.expectStale(s.store.Extend(s.Context(), c.ID, owner, time.Minute))
+	other := completion()
+	other.Status = 500
+	s.expectStale(s.store.Complete(s.Context(), c.ID, owner, other))
+	if _, granted, err := s.store.TakeOver(s.Context(), again(c), owner); err != nil || granted {
+		s.Errorf("taken over: %v", err)
+	}
+	if r := s.mustFind(c.ID); r.Status != 201 || r.State != idempotency.Completed {
+		s.Errorf("found %+v", r)
+	}
+}
+
+func (s *suite) expire() {
+	c, done := newClaim(), completion()
+	done.Retention = 30 * time.Millisecond
+	s.ok(s.store.Complete(s.Context(), c.ID, s.granted(c), done))
+	s.until("the response has expired", func() bool {
+		_, found, err := s.store.Find(s.Context(), c.ID)
+		s.ok(err)
+		return !found
+	})
+	s.granted(again(c))
+}
+
+func (s *suite) refuse() {
+	c, done := newClaim(), completion()
+	done.Retention, done.Refuse = 30*time.Millisecond, time.Hour
+	s.ok(s.store.Complete(s.Context(), c.ID, s.granted(c), done))
+	s.until("the response has expired", func() bool { return s.mustFind(c.ID).State == idempotency.Expired })
+	for range 2 {
+		if r, granted := s.claim(again(c)); granted || r.State != idempotency.Expired || r.Response != nil {
+			s.Errorf("granted %t: %+v", granted, r)
+		}
+		if _, err := s.store.Purge(s.Context(), 100); err != nil {
+			s.Error(err)
+		}
+	}
+}
+
+func (s *suite) outstanding() {
+	first := newClaim()
+	expect := func(limit, want int) {
+		s.Helper()
+		if n, err := s.store.Outstanding(s.Context(), first.Caller, limit); err != nil || n != want {
+			s.Errorf("%d of at most %d outstanding, want %d: %v", n, limit, want, err)
+		}
+	}
+	expect(10, 0)
+	owner := s.granted(first)
+	for range 2 {
+		c := newClaim()
+		c.Caller = first.Caller
+		s.granted(c)
+	}
+	s.granted(newClaim())
+	expect(10, 3)
+	expect(2, 2)
+	s.ok(s.store.Complete(s.Context(), first.ID, owner, completion()))
+	expect(10, 2)
+}
+
+func (s *suite) purge() {
+	short := completion()
+	short.Retention = time.Millisecond
+	for range 7 {
+		c := newClaim()
+		s.ok(s.store.Complete(s.Context(), c.ID, s.granted(c), short))
+	}
+	kept, started := newClaim(), newClaim()
+	s.ok(s.store.Complete(s.Context(), kept.ID, s.granted(kept), completion()))
+	started.Retention = time.Millisecond // its lease still runs
+	owner := s.granted(started)
+	total := 0
+	s.until("seven are purged", func() bool {
+		n, err := s.store.Purge(s.Context(), 3)
+		s.ok(err)
+		if n > 3 {
+			s.Errorf("%d at once", n)
+		}
+		total += n
+		return total >= 7
+	})
+	if n, err := s.store.Purge(s.Context(), 100); n != 0 || err != nil || total != 7 {
+		s.Errorf("%d, then %d more: %v", total, n, err)
+	}
+	s.mustFind(kept.ID)
+	s.ok(s.store.Complete(s.Context(), started.ID, owner, completion()))
+}
+
+func (s *suite) interrupted() {
+	c := newClaim()
+	c.Lease, c.Retention = 20*time.Millisecond, 40*time.Millisecond
+	s.granted(c)
+	s.until("it is forgotten", func() bool {
+		_, found, err := s.store.Find(s.Context(), c.ID)
+		s.ok(err)
+		return !found
+	})
+	c.Retention = time.Hour
+	s.granted(again(c))
+}

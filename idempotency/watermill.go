@@ -1,0 +1,54 @@
+package idempotency
+
+import (
+	"context"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Watermill returns a Watermill middleware that runs a handler once for each
+// message, as [Do] does, and returns the same messages for every copy, so that what
+// the router failed to publish the first time is published then. name is that of
+// the consumer; key returns the key of a message and may be nil for its UUID.
+//
+// For handlers whose effects are in the database, package inbox does the same with
+// less: prefer it. This is for those that share their keys with HTTP, or whose
+// effects are elsewhere.
+func (e *Engine) Watermill(name string, key func(*message.Message) string) message.HandlerMiddleware {
+	if key == nil {
+		key = func(msg *message.Message) string { return msg.UUID }
+	}
+	return func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			ctx := msg.Context()
+			defer msg.SetContext(ctx)
+			cmd := Command{Name: name, Key: key(msg), Payload: []byte(msg.Payload)}
+			result, err := Do(ctx, e, cmd, func(ctx context.Context) ([]producedMessage, error) {
+				msg.SetContext(ctx)
+				produced, err := h(msg)
+				out := make([]producedMessage, len(produced))
+				for i, p := range produced {
+					out[i] = producedMessage{UUID: p.UUID, Metadata: p.Metadata, Payload: p.Payload}
+				}
+				return out, err
+			})
+			if err != nil {
+				return nil, err
+			}
+			messages := make([]*message.Message, len(result.Value))
+			for i, p := range result.Value {
+				messages[i] = message.NewMessageWithContext(ctx, p.UUID, p.Payload)
+				if p.Metadata != nil {
+					messages[i].Metadata = p.Metadata
+				}
+			}
+			return messages, nil
+		}
+	}
+}
+
+type producedMessage struct {
+	UUID     string
+	Metadata message.Metadata
+	Payload  []byte
+}

@@ -1,0 +1,136 @@
+// Package lent lends a transaction to a handler that must not end it.
+package lent
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Handle is a transaction as its borrower sees it: statements and savepoints, but
+// no end. It fits where sqlc wants a DBTX and is an oncemill.Tx.
+type Handle struct {
+	tx      *sql.Tx
+	dialect oncemill.Dialect
+	ended   error
+	lost    func(ctx context.Context, err error) error
+
+	mu     sync.Mutex
+	closed error // what every statement gets from now on; nil while lent
+}
+
+// New lends tx. ended is what a statement gets that finds the transaction over;
+// lost tells of a failed statement whether it took the transaction with it, and
+// then what its caller gets.
+func New(tx *sql.Tx, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
+	return &Handle{tx: tx, dialect: dialect, ended: ended, lost: lost}
+}
+
+// ExecContext is that of *sql.Tx.
+func (h *Handle) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+	if err := h.admit(query); err != nil {
+		return nil, err
+	}
+	result, err := h.tx.ExecContext(ctx, query, args...)
+	return result, h.judge(ctx, err)
+}
+
+// QueryContext is that of *sql.Tx.
+func (h *Handle) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	if err := h.admit(query); err != nil {
+		return nil, err
+	}
+	rows, err := h.tx.QueryContext(ctx, query, args...)
+	return rows, h.judge(ctx, err)
+}
+
+// QueryRowContext is that of *sql.Tx.
+func (h *Handle) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	err := h.admit(query)
+	if err == nil {
+		row := h.tx.QueryRowContext(ctx, query, args...)
+		if err = row.Err(); err == nil {
+			return row
+		}
+		err = h.judge(ctx, err)
+	}
+	// Only database/sql can make a row that has nothing but an error: that of a
+	// context that has ended before anything is sent.
+	return h.tx.QueryRowContext(newEnded(err), "") //nolint:contextcheck // it is not for a statement
+}
+
+// PrepareContext is that of *sql.Tx.
+func (h *Handle) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
+	if err := h.admit(query); err != nil {
+		return nil, err
+	}
+	stmt, err := h.tx.PrepareContext(ctx, query)
+	return stmt, h.judge(ctx, err)
+}
+
+// Commit does nothing and returns oncemill.ErrTxOwned.
+func (h *Handle) Commit() error { return oncemill.ErrTxOwned }
+
+// Rollback does nothing and returns oncemill.ErrTxOwned.
+func (h *Handle) Rollback() error { return oncemill.ErrTxOwned }
+
+// admit refuses a statement that must not be sent.
+func (h *Handle) admit(query string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed == nil && endsTransaction(h.dialect, query) {
+		h.closed = oncemill.ErrTxOwned
+	}
+	return h.closed
+}
+
+// judge closes the handle if the failed statement took the transaction with it,
+// so that nothing is executed outside of it, and returns the error that the
+// handler gets.
+func (h *Handle) judge(ctx context.Context, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, sql.ErrTxDone):
+		return fmt.Errorf("%w: %w", h.ended, err)
+	}
+	if lost := h.lost(ctx, err); lost != nil {
+		_ = h.Close(lost) // closed before by another goroutine: that reason stands
+		return lost
+	}
+	return err
+}
+
+// Close makes the handle refuse everything with reason. If it was closed before,
+// its own reason stands and is returned.
+func (h *Handle) Close(reason error) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed != nil {
+		return h.closed
+	}
+	h.closed = reason
+	return nil
+}
+
+// ended is a context that has ended with an error of ours.
+type ended struct {
+	done chan struct{}
+	err  error
+}
+
+func newEnded(err error) ended {
+	c := ended{done: make(chan struct{}), err: err}
+	close(c.done)
+	return c
+}
+
+func (c ended) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (c ended) Done() <-chan struct{}       { return c.done }
+func (c ended) Err() error                  { return c.err }
+func (c ended) Value(any) any               { return nil }
