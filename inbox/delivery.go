@@ -1,0 +1,34 @@
+package inbox
+
+import (
+	"context"
+	"time"
+)
+
+// Delivery is what a subscriber knows of a delivery beside the message. A
+// subscriber that has something to tell puts it into the context of the message
+// with [ContextWithDelivery]; the one in inbox/rabbitmq does. An inbox works
+// without it: then it counts no crashes, and a delayed redelivery comes as soon
+// as the subscriber likes.
+type Delivery interface {
+	// Redelivered reports that the broker may have delivered the message before,
+	// to this consumer or another, so that a process may have died of it.
+	Redelivered() bool
+
+	// DelayNack asks that the message, if it is nacked, be delivered again after
+	// d and not before. The last call counts.
+	DelayNack(d time.Duration)
+}
+
+type deliveryKey struct{}
+
+// ContextWithDelivery returns a context for the message of d.
+func ContextWithDelivery(ctx context.Context, d Delivery) context.Context {
+	return context.WithValue(ctx, deliveryKey{}, d)
+}
+
+// DeliveryFromContext returns what [ContextWithDelivery] put into ctx.
+func DeliveryFromContext(ctx context.Context) (Delivery, bool) {
+	d, ok := ctx.Value(deliveryKey{}).(Delivery)
+	return d, ok
+}
