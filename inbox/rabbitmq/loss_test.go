@@ -100,8 +100,10 @@ func TestSubscriber_GivesBackWhatHasWaitedTooLong(t *testing.T) {
 // One node for what needs a node of its own, one after the other.
 func TestSubscriber_SurvivesOutages(t *testing.T) {
 	t.Parallel()
-	node := testserver.PrivateRabbitMQ(t, "consumer_timeout = 1000", "channel_tick_interval = 200")
-	s := subscriber(t, queues(node.URI(), 20), rabbitmq.Config{NackDelay: time.Millisecond, CloseTimeout: 10 * time.Second})
+	node := testserver.PrivateRabbitMQ(t)
+	// A second to acknowledge, looked at twice a second. New channels see it.
+	node.Ctl("eval", "application:set_env(rabbit, consumer_timeout, 1000), application:set_env(rabbit, channel_tick_interval, 500).")
+	s := subscriber(t, queues(node.URI(), 20), rabbitmq.Config{NackDelay: time.Millisecond, AckTimeout: 2 * time.Second})
 	var seen sync.Map
 	var hang atomic.Bool
 	out := subscribe(t, s, "orders")
@@ -140,21 +142,10 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 	exchange(10)
 	t.Run("acknowledgement timeout of the broker", func(t *testing.T) {
 		hang.Store(true)
-		exchange(10)
-		eventually(t, "the channel is lost", func() bool { return !s.Ready() })
-		eventually(t, "the consumer is back", s.Ready)
-		exchange(10)
+		exchange(10) // among them the one that hangs, when it comes again
 	})
 	t.Run("connections closed by the broker", func(t *testing.T) {
-		for range 3 {
-			node.Ctl("close_all_connections", "test")
-			exchange(10)
-		}
-	})
-	t.Run("broker stopped", func(t *testing.T) {
-		node.StopApp()
-		eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
-		node.StartApp()
+		node.Ctl("close_all_connections", "test")
 		exchange(10)
 	})
 	t.Run("broker restarted", func(t *testing.T) {
@@ -162,11 +153,19 @@ func TestSubscriber_SurvivesOutages(t *testing.T) {
 		node.Start()
 		exchange(10)
 	})
-	t.Run("broker killed", func(t *testing.T) {
-		node.Kill()
-		node.Start()
-		exchange(10)
-	})
+	if os.Getenv("ONCEMILL_LONG") != "" {
+		t.Run("broker killed", func(t *testing.T) {
+			node.Kill()
+			node.Start()
+			exchange(10)
+		})
+		t.Run("broker stopped", func(t *testing.T) {
+			node.StopApp()
+			eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
+			node.StartApp()
+			exchange(10)
+		})
+	}
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
@@ -228,7 +227,9 @@ func TestSubscriber_WithAnInboxUnderConnectionKills(t *testing.T) {
 	a := newAdmin(t, p.direct)
 	const keys = 20
 	sent := 0
-	for begin := time.Now(); time.Since(begin) < duration; {
+	pace := time.NewTicker(50 * time.Millisecond)
+	defer pace.Stop()
+	for begin := time.Now(); time.Since(begin) < duration; <-pace.C {
 		var batch []amqp091.Publishing
 		for range keys {
 			p := publishing(fmt.Sprintf("m%d", sent), fmt.Sprintf("key %d", sent%keys))

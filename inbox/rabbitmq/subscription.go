@@ -170,6 +170,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		case <-due.C:
 			s.release(time.Now())
 		case <-aging.C:
+			s.giveUp(time.Now().Add(-settings.AckTimeout))
 			if s.oldestIdle(time.Now()) > settings.AckTimeout {
 				return errWaitedTooLong
 			}
@@ -269,6 +270,9 @@ func (s *settings) refuse(msg *message.Message, reason error) (err error) {
 func (s *subscription) settle() {
 	for _, o := range s.outcomes.take() {
 		p := o.parcel
+		if _, expected := s.away[p]; !expected {
+			continue // it had been given up
+		}
 		delete(s.away, p)
 		p.cancel()
 		switch {
@@ -352,6 +356,18 @@ func (s *subscription) oldestIdle(now time.Time) (age time.Duration) {
 		}
 	}
 	return age
+}
+
+// giveUp waits no longer for handlers that do not return though the contexts of
+// their messages have ended and the broker has taken the messages back.
+func (s *subscription) giveUp(arrivedBefore time.Time) {
+	for p := range s.away {
+		if p.session == nil && p.arrived.Before(arrivedBefore) {
+			delete(s.away, p)
+			p.cancel()
+			s.next(p)
+		}
+	}
 }
 
 // forget drops what came by a session that is lost: the broker delivers it again.
