@@ -40,6 +40,14 @@ type Config struct {
 	// Watermill UUID.
 	ID func(*message.Message) string
 
+	// Key returns the ordering key of a message, "" for none: a group holds at
+	// most one message of a key. Default: the metadata outbox.KeyMetadata, which
+	// is where a relay sends it.
+	Key func(*message.Message) string
+
+	// Group limits the groups of GroupMiddleware.
+	Group Group
+
 	// Isolation is the isolation level of the transactions, on PostgreSQL:
 	// sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable. The
 	// higher levels fail more attempts, which are then delivered again.
@@ -64,10 +72,11 @@ type Config struct {
 }
 
 // Inbox applies the effects of each message once. It holds no connection and no
-// goroutine; it may be used by many goroutines and for many handlers.
+// goroutine of its own; it may be used by many goroutines and for many handlers.
 type Inbox struct {
 	cfg       Config
 	store     store
+	group     *group
 	telemetry *telemetry
 }
 
@@ -107,6 +116,10 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	case cfg.LockTimeout < time.Millisecond || cfg.LockTimeout > time.Hour:
 		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
 	}
+	cfg.Group.resolve(database.Dialect, bad)
+	if cfg.Key == nil {
+		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(outbox.KeyMetadata) }
+	}
 	if cfg.ID == nil {
 		cfg.ID = func(msg *message.Message) string { return msg.UUID }
 	}
@@ -123,7 +136,9 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Inbox{cfg: cfg, store: newStore(db, cfg), telemetry: telemetry}, nil
+	in := &Inbox{cfg: cfg, store: newStore(db, cfg), telemetry: telemetry}
+	in.group = newGroup(in)
+	return in, nil
 }
 
 const maxID = 255 // bytes; an AMQP message id is no longer

@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,20 +25,29 @@ import (
 // limits the time belongs outside of the transaction. The handler must not
 // acknowledge the message itself.
 func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
+	return in.middleware(h, in.alone)
+}
+
+// attempt is one try to handle a message.
+type attempt func(ctx context.Context, msg *message.Message, id string, h message.HandlerFunc) (outcome, error)
+
+func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()
-		result, err := in.attempt(ctx, msg, h)
+		id := in.cfg.ID(msg)
+		result, err := badMessageID, checkMessageID(id)
+		if err == nil {
+			result, err = try(ctx, msg, id, h)
+		}
 		in.telemetry.record(ctx, result)
 		// What h returned is in the outbox: the router has nothing to publish.
 		return nil, err
 	}
 }
 
-func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.HandlerFunc) (outcome, error) {
-	id := messageID{consumer: in.cfg.Consumer, message: in.cfg.ID(msg)}
-	if err := checkMessageID(id.message); err != nil {
-		return badMessageID, err
-	}
+// alone is an attempt in a transaction of its own.
+func (in *Inbox) alone(ctx context.Context, msg *message.Message, of string, h message.HandlerFunc) (outcome, error) {
+	id := messageID{consumer: in.cfg.Consumer, message: of}
 	tx, err := in.store.begin(ctx)
 	if err != nil {
 		return claimFailed(err), fmt.Errorf("begin: %w", err)
@@ -51,12 +61,28 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 		return claimFailed(err), err
 	}
 	if !claimed {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "duplicate acknowledged",
-			slog.String("consumer", id.consumer), slog.String("message_id", id.message))
+		in.logDuplicate(ctx, id.message)
 		return duplicate, nil
 	}
+	if err := in.effect(ctx, tx, msg, id, h); err != nil {
+		return handlerFailed, err
+	}
+	if err := in.store.seal(ctx, tx, id); err != nil {
+		return databaseFailed, err
+	}
+	return in.commit(ctx, tx)
+}
 
+func (in *Inbox) logDuplicate(ctx context.Context, id string) {
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "duplicate acknowledged",
+		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id))
+}
+
+// effect runs the handler in tx and writes what it returns to the outbox.
+func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, msg *message.Message, id messageID, h message.HandlerFunc) error {
 	lent := &handle{store: in.store, dialect: in.cfg.Database.Dialect, id: id, tx: tx}
+	// Also when the handler ends its goroutine.
+	defer lent.close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 	produced, err := run(ctx, lent, msg, h)
 	if err == nil && len(produced) > 0 {
 		err = in.publish(ctx, lent, produced)
@@ -65,12 +91,10 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 		// The handler has overlooked what its statement returned.
 		err = reason
 	}
-	if err != nil {
-		return handlerFailed, err
-	}
-	if err := in.store.seal(ctx, tx, id); err != nil {
-		return databaseFailed, err
-	}
+	return err
+}
+
+func (in *Inbox) commit(ctx context.Context, tx *sql.Tx) (outcome, error) {
 	// Once Commit has been called, a context's error may come from after the
 	// commit was sent.
 	if err := ctx.Err(); err != nil {

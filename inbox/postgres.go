@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/lib/pq"
+
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -18,6 +20,11 @@ type postgresStore struct {
 	most      time.Duration // for the claim as a whole
 	claimText string
 	sealText  string
+
+	consumer       string
+	groupPatience  string // lock_timeout of a group's transaction
+	groupMost      time.Duration
+	claimGroupText string
 }
 
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
@@ -28,6 +35,11 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 		most:      cfg.LockTimeout + claimGrace,
 		claimText: cfg.Database.Expand(postgresClaim),
 		sealText:  postgresSeal,
+
+		consumer:       cfg.Consumer,
+		groupPatience:  strconv.FormatInt(cfg.Group.LockTimeout.Milliseconds(), 10) + "ms",
+		groupMost:      cfg.Group.LockTimeout + claimGrace,
+		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
 	}
 }
 
@@ -79,6 +91,55 @@ func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bo
 		return false, fmt.Errorf("claim id: %w", err)
 	}
 	return inserted == 1, nil
+}
+
+// Served by the primary key (consumer, message_id).
+//
+// As the claim of one, for an array of ids in sorted order, so that two groups
+// with common ids wait for each other and do not deadlock. The lock_timeout stays
+// for the handlers of the group. The sub-select is evaluated once, before there
+// is a row to insert.
+const postgresClaimGroup = `
+insert into {{inbox}} (consumer, message_id)
+select $1, ids.id
+from unnest($2::text[]) as ids (id)
+where (select set_config('lock_timeout', $3, true)) is not null
+on conflict (consumer, message_id) do nothing
+returning message_id, set_config('oncemill.inbox', 'open ' || txid_current(), true)`
+
+func (s *postgresStore) claimGroup(ctx context.Context, tx *sql.Tx, ids []string) (map[string]bool, error) {
+	limited, cancel := context.WithTimeout(ctx, s.groupMost)
+	defer cancel()
+	claimed, err := s.claimIDs(limited, tx, ids)
+	switch {
+	case err == nil:
+		return claimed, nil
+	case limited.Err() != nil && ctx.Err() == nil || heldElsewhere(err):
+		return nil, fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	}
+	return nil, fmt.Errorf("claim ids: %w", err)
+}
+
+func (s *postgresStore) claimIDs(ctx context.Context, tx *sql.Tx, ids []string) (map[string]bool, error) {
+	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // Err has told
+	claimed := make(map[string]bool, len(ids))
+	for rows.Next() {
+		var id string
+		var setting sql.RawBytes
+		if err := rows.Scan(&id, &setting); err != nil {
+			return nil, err
+		}
+		claimed[id] = true
+	}
+	return claimed, rows.Err()
+}
+
+func (s *postgresStore) sealGroup(ctx context.Context, tx *sql.Tx, _ map[string]bool) error {
+	return expectOne(tx.ExecContext(ctx, s.sealText))
 }
 
 func heldElsewhere(err error) bool {

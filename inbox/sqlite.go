@@ -11,6 +11,7 @@ import (
 
 type sqliteStore struct {
 	db        *sql.DB
+	consumer  string
 	claimText string
 	sealText  string
 	openText  string
@@ -19,6 +20,7 @@ type sqliteStore struct {
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	return &sqliteStore{
 		db:        db,
+		consumer:  cfg.Consumer,
 		claimText: cfg.Database.Expand(sqliteClaim),
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
@@ -58,6 +60,30 @@ func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool
 		return false, ErrUnsealed
 	}
 	return true, nil
+}
+
+// Statements are calls here, not round trips.
+func (s *sqliteStore) claimGroup(ctx context.Context, tx *sql.Tx, ids []string) (map[string]bool, error) {
+	claimed := make(map[string]bool, len(ids))
+	for _, id := range ids {
+		ok, err := s.claim(ctx, tx, messageID{consumer: s.consumer, message: id})
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			claimed[id] = true
+		}
+	}
+	return claimed, nil
+}
+
+func (s *sqliteStore) sealGroup(ctx context.Context, tx *sql.Tx, claimed map[string]bool) error {
+	for id := range claimed {
+		if err := s.seal(ctx, tx, messageID{consumer: s.consumer, message: id}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Served by the primary key. An unsealed row is never committed, so one that can

@@ -22,6 +22,15 @@ type store interface {
 	// with ErrTxEnded if tx is not the transaction that claimed the id.
 	seal(ctx context.Context, tx *sql.Tx, id messageID) error
 
+	// claimGroup inserts the ids, which are sorted and all different, for one
+	// transaction that does the work of a group, and returns those that no
+	// committed transaction has. Any lock in this transaction is waited for at
+	// most as long as the group's lock timeout says.
+	claimGroup(ctx context.Context, tx *sql.Tx, ids []string) (claimed map[string]bool, err error)
+
+	// sealGroup is seal for what claimGroup claimed.
+	sealGroup(ctx context.Context, tx *sql.Tx, claimed map[string]bool) error
+
 	// lost tells whether a statement of the handler that failed with err has
 	// taken the transaction with it: nil if not.
 	lost(ctx context.Context, tx *sql.Tx, id messageID, err error) error
