@@ -15,6 +15,10 @@ type Delivery interface {
 	// to this consumer or another, so that a process may have died of it.
 	Redelivered() bool
 
+	// CreatedAt returns when the message was created by the clock of its
+	// producer's database, as a relay tells it. Zero if that is not known.
+	CreatedAt() time.Time
+
 	// DelayNack asks that the message, if it is nacked, be delivered again after
 	// d and not before. The last call counts.
 	DelayNack(d time.Duration)

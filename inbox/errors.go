@@ -18,6 +18,28 @@ var (
 	// message. The redelivery finds the truth; delay it if you can.
 	ErrBeingHandled = errors.New("inbox: the message is being handled elsewhere")
 
+	// ErrNoDeadLetters is returned by Refuse when Config.DeadLetters is not set.
+	ErrNoDeadLetters = errors.New("inbox: there is nowhere to put dead letters; set Config.DeadLetters")
+
+	// ErrConflict is the failure of a message whose id was used for another one:
+	// their fingerprints differ (Config.Fingerprint). The producer gives an id
+	// out twice, or somebody forges messages.
+	ErrConflict = errors.New("inbox: the id belongs to another message, with another fingerprint")
+
+	// ErrUnverified is the failure of a message that Config.Verify refused. The
+	// reason is wrapped with it.
+	ErrUnverified = errors.New("inbox: the message was not verified")
+
+	// ErrTooOld is the failure of a message that is older than Config.Retention,
+	// less a margin of an hour (or a tenth, if that is shorter): if it had been
+	// handled before, its id might be forgotten. Look at its effects, then replay
+	// its letter or discard it.
+	ErrTooOld = errors.New("inbox: the message is older than ids are kept")
+
+	// ErrCrashed is the failure of a message during which the process ended too
+	// often (Retry.Crashes).
+	ErrCrashed = errors.New("inbox: processes that handle the message end")
+
 	// ErrTxEnded is returned by a transaction handle whose transaction is over:
 	// the handler has returned (do not keep the handle, do not use it from a
 	// goroutine that outlives the handler), or the database ended the

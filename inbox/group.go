@@ -101,11 +101,9 @@ type group struct {
 
 // member is a message on its way through a group.
 type member struct {
-	ctx     context.Context //nolint:containedctx // of the message, while it is handled
-	msg     *message.Message
-	id      string
-	key     string
-	handler message.HandlerFunc
+	ctx context.Context //nolint:containedctx // of the message, while it is handled
+	*work
+	key string
 
 	leader  bool // it has been told to lead; guarded by the group's mu
 	failed  int  // groups that it was part of and that were given up
@@ -139,13 +137,13 @@ func newGroup(in *Inbox) *group {
 }
 
 // attempt is an attempt in a transaction that may be shared.
-func (g *group) attempt(ctx context.Context, msg *message.Message, id string, h message.HandlerFunc) (outcome, error) {
-	if d, ok := DeliveryFromContext(ctx); ok && d.Redelivered() {
-		return g.in.alone(ctx, msg, id, h)
+func (g *group) attempt(ctx context.Context, w *work) (outcome, error) {
+	if d, ok := DeliveryFromContext(ctx); ok && d.Redelivered() || w.replay {
+		return g.in.alone(ctx, w)
 	}
-	m := &member{ctx: ctx, msg: msg, id: id, key: g.in.cfg.Key(msg), handler: h, verdict: make(chan verdict, mostFailed+2)}
+	m := &member{ctx: ctx, work: w, key: g.in.cfg.Key(w.msg), verdict: make(chan verdict, mostFailed+2)}
 	if !g.join(m) {
-		result, err := g.in.alone(ctx, msg, id, h)
+		result, err := g.in.alone(ctx, w)
 		g.learn(result, err)
 		return result, err
 	}
@@ -157,13 +155,13 @@ func (g *group) attempt(ctx context.Context, msg *message.Message, id string, h 
 			case lead:
 				g.lead()
 			case runAlone:
-				return g.in.alone(ctx, msg, id, h)
+				return g.in.alone(ctx, w)
 			case finish:
 				return v.outcome, v.err
 			}
 		case <-ended:
 			if g.leave(m) {
-				return databaseFailed, fmt.Errorf("begin: %w", ctx.Err())
+				return waiting, ctx.Err()
 			}
 			ended = nil // somebody is at work on it
 		}
@@ -324,9 +322,12 @@ func (g *group) handle(members []*member) (again []*member) {
 	switch {
 	case err == nil:
 		for _, m := range members {
-			if claimed[m.id] {
+			switch {
+			case claimed[m.id]:
 				m.verdict <- verdict{outcome: handled}
-			} else {
+			case m.fingerprint != nil: // is yet to be compared
+				m.verdict <- verdict{do: runAlone}
+			default:
 				g.in.logDuplicate(m.ctx, m.id)
 				m.verdict <- verdict{outcome: duplicate}
 			}
@@ -341,7 +342,7 @@ func (g *group) handle(members []*member) (again []*member) {
 	case culprit != nil:
 		culprit.verdict <- verdict{do: runAlone}
 		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit })
-	case sqlerr.Connection(err), errors.Is(err, ErrCommitUnknown), ctx.Err() != nil:
+	case result == databaseAway, result == commitUnknown, ctx.Err() != nil:
 		// Alone they would fare no better.
 		for _, m := range members {
 			m.verdict <- verdict{outcome: result, err: err}
@@ -364,12 +365,8 @@ func (g *group) try(ctx context.Context, members []*member) (claimed map[string]
 		return nil, nil, claimFailed(err), fmt.Errorf("begin: %w", err)
 	}
 	defer tx.Rollback() //nolint:errcheck // as in alone
-	ids := make([]string, len(members))
-	for i, m := range members {
-		ids[i] = m.id
-	}
-	slices.Sort(ids)
-	if claimed, err = in.store.claimGroup(ctx, tx, ids); err != nil {
+	byID := slices.SortedFunc(slices.Values(members), func(a, b *member) int { return cmp.Compare(a.id, b.id) })
+	if claimed, err = in.store.claimGroup(ctx, tx, byID); err != nil {
 		return nil, nil, claimFailed(err), err
 	}
 	if len(claimed) == 0 {
@@ -379,13 +376,12 @@ func (g *group) try(ctx context.Context, members []*member) (claimed map[string]
 		if !claimed[m.id] {
 			continue
 		}
-		id := messageID{consumer: in.cfg.Consumer, message: m.id}
-		if err := in.effect(m.ctx, tx, m.msg, id, m.handler); err != nil {
+		if err := in.effect(m.ctx, tx, m.work); err != nil {
 			return nil, m, handlerFailed, err
 		}
 	}
 	if err := in.store.sealGroup(ctx, tx, claimed); err != nil {
-		return nil, nil, databaseFailed, err
+		return nil, nil, commitFailed(err), err
 	}
 	result, err = in.commit(ctx, tx)
 	return claimed, nil, result, err

@@ -313,10 +313,13 @@ func TestGroup_RunsUnderEveryIsolationLevel(t *testing.T) {
 // delivery is what a subscriber tells.
 type delivery struct {
 	redelivered bool
+	createdAt   time.Time
 	delayed     *atomic.Int64
 }
 
 func (d delivery) Redelivered() bool { return d.redelivered }
+
+func (d delivery) CreatedAt() time.Time { return d.createdAt }
 
 func (d delivery) DelayNack(delay time.Duration) {
 	if d.delayed != nil {

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
@@ -44,6 +45,35 @@ type Config struct {
 	// most one message of a key. Default: the metadata outbox.KeyMetadata, which
 	// is where a relay sends it.
 	Key func(*message.Message) string
+
+	// DeadLetters takes what cannot be handled, in this database. Default: none;
+	// then a message that fails comes again for ever, and crashes are not
+	// counted.
+	DeadLetters DeadLetters
+
+	// Retry says when a message is tried again, and when it becomes a dead letter.
+	Retry Retry
+
+	// Classify looks at every error of a handler and may mark it: see Permanent,
+	// RetryAfter and Unavailable. It returns the error, wrapped or not, and never
+	// nil. Default: errors have the marks that the handler gave them.
+	Classify func(error) error
+
+	// Retention is how long ids are kept. With DeadLetters a message that was
+	// created longer ago (less a margin) is not handled but becomes a dead
+	// letter, if the subscriber knows its age. Run removes older ids. Default: 7
+	// days. At least 1 s. Raising it costs space, about 100 bytes an id.
+	Retention time.Duration
+
+	// Fingerprint returns what tells two messages with the same id apart, a hash
+	// of the payload, say. It is kept with the id; a copy with another one is not
+	// taken for a duplicate but fails with ErrConflict. Default: none.
+	Fingerprint func(*message.Message) []byte
+
+	// Verify looks at every message before anything else, its signature, say. A
+	// message that it returns an error for fails with ErrUnverified. Default:
+	// none.
+	Verify func(*message.Message) error
 
 	// Group limits the groups of GroupMiddleware.
 	Group Group
@@ -77,6 +107,8 @@ type Inbox struct {
 	cfg       Config
 	store     store
 	group     *group
+	gate      *gate
+	room      *semaphore.Weighted // what is being handled
 	telemetry *telemetry
 }
 
@@ -117,6 +149,13 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
 	}
 	cfg.Group.resolve(database.Dialect, bad)
+	cfg.Retry.resolve(bad)
+	if cfg.Retention == 0 {
+		cfg.Retention = 7 * 24 * time.Hour
+	}
+	if cfg.Retention < time.Second {
+		bad("Retention", cfg.Retention.String(), "must be at least 1s, or 0 for 7 days")
+	}
 	if cfg.Key == nil {
 		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(outbox.KeyMetadata) }
 	}
@@ -136,10 +175,13 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{cfg: cfg, store: newStore(db, cfg), telemetry: telemetry}
+	in := &Inbox{cfg: cfg, store: newStore(db, cfg), gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
 	in.group = newGroup(in)
 	return in, nil
 }
+
+// wholeRoom is more than is ever handled at once.
+const wholeRoom = 1 << 30
 
 const maxID = 255 // bytes; an AMQP message id is no longer
 

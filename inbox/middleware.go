@@ -28,26 +28,9 @@ func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return in.middleware(h, in.alone)
 }
 
-// attempt is one try to handle a message.
-type attempt func(ctx context.Context, msg *message.Message, id string, h message.HandlerFunc) (outcome, error)
-
-func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		ctx := msg.Context()
-		id := in.cfg.ID(msg)
-		result, err := badMessageID, checkMessageID(id)
-		if err == nil {
-			result, err = try(ctx, msg, id, h)
-		}
-		in.telemetry.record(ctx, result)
-		// What h returned is in the outbox: the router has nothing to publish.
-		return nil, err
-	}
-}
-
 // alone is an attempt in a transaction of its own.
-func (in *Inbox) alone(ctx context.Context, msg *message.Message, of string, h message.HandlerFunc) (outcome, error) {
-	id := messageID{consumer: in.cfg.Consumer, message: of}
+func (in *Inbox) alone(ctx context.Context, w *work) (outcome, error) {
+	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	tx, err := in.store.begin(ctx)
 	if err != nil {
 		return claimFailed(err), fmt.Errorf("begin: %w", err)
@@ -56,21 +39,56 @@ func (in *Inbox) alone(ctx context.Context, msg *message.Message, of string, h m
 	// when the handler ends its goroutine, and its own error adds nothing: the
 	// database rolls back what it lost the connection of.
 	defer tx.Rollback() //nolint:errcheck // see above
-	claimed, err := in.store.claim(ctx, tx, id)
+	claimed, err := in.claim(ctx, tx, id, w.fingerprint, w.replay)
 	if err != nil {
 		return claimFailed(err), err
 	}
 	if !claimed {
-		in.logDuplicate(ctx, id.message)
-		return duplicate, nil
+		return in.duplicate(ctx, tx, w)
 	}
-	if err := in.effect(ctx, tx, msg, id, h); err != nil {
+	if err := in.effect(ctx, tx, w); err != nil {
+		if in.store.gone(ctx, tx) {
+			return databaseAway, err
+		}
 		return handlerFailed, err
 	}
+	if w.start.noted {
+		if err := in.store.forgetFailures(ctx, tx, w.id); err != nil {
+			return claimFailed(err), fmt.Errorf("forget failures: %w", err)
+		}
+	}
 	if err := in.store.seal(ctx, tx, id); err != nil {
-		return databaseFailed, err
+		return commitFailed(err), err
 	}
 	return in.commit(ctx, tx)
+}
+
+// claim takes the id. The id of a dead letter is taken by its replay alone.
+func (in *Inbox) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, replay bool) (bool, error) {
+	if replay {
+		if open, err := in.store.reopen(ctx, tx, id); err != nil || !open {
+			return false, err
+		}
+	}
+	return in.store.claim(ctx, tx, id, fingerprint)
+}
+
+// duplicate is an id that a committed transaction has.
+func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, error) {
+	if w.fingerprint != nil {
+		same, err := in.store.sameFingerprint(ctx, tx, w.id, w.fingerprint)
+		if err != nil {
+			return claimFailed(err), fmt.Errorf("compare fingerprints: %w", err)
+		}
+		if !same {
+			return conflict, ErrConflict
+		}
+	}
+	if w.start.noted {
+		in.noteEnd(ctx, w)
+	}
+	in.logDuplicate(ctx, w.id)
+	return duplicate, nil
 }
 
 func (in *Inbox) logDuplicate(ctx context.Context, id string) {
@@ -79,11 +97,12 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 }
 
 // effect runs the handler in tx and writes what it returns to the outbox.
-func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, msg *message.Message, id messageID, h message.HandlerFunc) error {
+func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, w *work) error {
+	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	lent := &handle{store: in.store, dialect: in.cfg.Database.Dialect, id: id, tx: tx}
 	// Also when the handler ends its goroutine.
 	defer lent.close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
-	produced, err := run(ctx, lent, msg, h)
+	produced, err := run(ctx, lent, w.msg, w.handler)
 	if err == nil && len(produced) > 0 {
 		err = in.publish(ctx, lent, produced)
 	}
@@ -104,7 +123,7 @@ func (in *Inbox) commit(ctx context.Context, tx *sql.Tx) (outcome, error) {
 		if sqlerr.CommitUnknown(err) {
 			return commitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 		}
-		return databaseFailed, fmt.Errorf("commit: %w", err)
+		return commitFailed(err), fmt.Errorf("commit: %w", err)
 	}
 	if in.cfg.Outbox != nil {
 		in.cfg.Outbox.Wake()
@@ -135,9 +154,23 @@ func (in *Inbox) publish(ctx context.Context, lent *handle, produced []*message.
 	return in.cfg.Outbox.Publisher(lent).Publish(topic, produced...) //nolint:contextcheck // Watermill's Publish takes none; the messages and the transaction have theirs
 }
 
+// claimFailed names a failure before the handler: whatever it is, the message has
+// no part in it.
 func claimFailed(err error) outcome {
-	if errors.Is(err, ErrBeingHandled) {
+	switch {
+	case errors.Is(err, ErrBeingHandled):
 		return beingHandled
+	case sqlerr.Connection(err):
+		return databaseAway
 	}
 	return databaseFailed
+}
+
+// commitFailed names a failure after the handler, which may be its doing: a
+// deferred constraint, an ended transaction.
+func commitFailed(err error) outcome {
+	if sqlerr.Connection(err) {
+		return databaseAway
+	}
+	return commitRefused
 }

@@ -100,7 +100,7 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 // inbox returns an inbox of the consumer "stock"; change may be nil.
 func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 	t.Helper()
-	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Outbox: p.box}
+	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Outbox: p.box, Retry: inbox.Retry{Tries: 1}}
 	if change != nil {
 		change(&cfg)
 	}

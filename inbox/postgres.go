@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"time"
@@ -25,6 +26,8 @@ type postgresStore struct {
 	groupPatience  string // lock_timeout of a group's transaction
 	groupMost      time.Duration
 	claimGroupText string
+
+	text postgresNotesText
 }
 
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
@@ -40,6 +43,8 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 		groupPatience:  strconv.FormatInt(cfg.Group.LockTimeout.Milliseconds(), 10) + "ms",
 		groupMost:      cfg.Group.LockTimeout + claimGrace,
 		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
+
+		text: newPostgresNotesText(cfg.Database),
 	}
 }
 
@@ -65,8 +70,8 @@ func (s *postgresStore) begin(ctx context.Context) (*sql.Tx, error) {
 // setting oncemill.inbox names the transaction for the seal. One round trip for
 // all. Subqueries would read better and cost 50 us more to plan.
 const postgresClaim = `
-insert into {{inbox}} (consumer, message_id)
-select $1, $2
+insert into {{inbox}} (consumer, message_id, fingerprint)
+select $1, $2, $4::bytea
 where case
 	when set_config('oncemill.lock_timeout', current_setting('lock_timeout'), true) is not null
 	then set_config('lock_timeout', $3, true) is not null
@@ -76,10 +81,10 @@ returning
 	set_config('lock_timeout', current_setting('oncemill.lock_timeout'), true),
 	set_config('oncemill.inbox', 'open ' || txid_current(), true)`
 
-func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
+func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.most)
 	defer cancel()
-	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience)
+	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience, fingerprint)
 	if err != nil {
 		if limited.Err() != nil && ctx.Err() == nil || heldElsewhere(err) {
 			return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
@@ -100,17 +105,17 @@ func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bo
 // for the handlers of the group. The sub-select is evaluated once, before there
 // is a row to insert.
 const postgresClaimGroup = `
-insert into {{inbox}} (consumer, message_id)
-select $1, ids.id
-from unnest($2::text[]) as ids (id)
+insert into {{inbox}} (consumer, message_id, fingerprint)
+select $1, ids.id, decode(nullif(ids.fingerprint, ''), 'hex')
+from unnest($2::text[], $4::text[]) as ids (id, fingerprint)
 where (select set_config('lock_timeout', $3, true)) is not null
 on conflict (consumer, message_id) do nothing
 returning message_id, set_config('oncemill.inbox', 'open ' || txid_current(), true)`
 
-func (s *postgresStore) claimGroup(ctx context.Context, tx *sql.Tx, ids []string) (map[string]bool, error) {
+func (s *postgresStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.groupMost)
 	defer cancel()
-	claimed, err := s.claimIDs(limited, tx, ids)
+	claimed, err := s.claimIDs(limited, tx, sorted)
 	switch {
 	case err == nil:
 		return claimed, nil
@@ -120,8 +125,12 @@ func (s *postgresStore) claimGroup(ctx context.Context, tx *sql.Tx, ids []string
 	return nil, fmt.Errorf("claim ids: %w", err)
 }
 
-func (s *postgresStore) claimIDs(ctx context.Context, tx *sql.Tx, ids []string) (map[string]bool, error) {
-	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience)
+func (s *postgresStore) claimIDs(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
+	ids, fingerprints := make([]string, len(sorted)), make([]string, len(sorted))
+	for i, m := range sorted {
+		ids[i], fingerprints[i] = m.id, hex.EncodeToString(m.fingerprint)
+	}
+	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience, pq.Array(fingerprints))
 	if err != nil {
 		return nil, err
 	}

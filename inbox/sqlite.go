@@ -15,6 +15,7 @@ type sqliteStore struct {
 	claimText string
 	sealText  string
 	openText  string
+	text      sqliteNotesText
 }
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
@@ -24,6 +25,7 @@ func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 		claimText: cfg.Database.Expand(sqliteClaim),
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
+		text:      newSQLiteNotesText(cfg.Database),
 	}
 }
 
@@ -41,14 +43,14 @@ func (s *sqliteStore) begin(ctx context.Context) (*sql.Tx, error) {
 // of the transaction, so a connection that does not begin as a writer becomes one
 // here without having read, and waits for its turn.
 const sqliteClaim = `
-insert into {{inbox}} (consumer, message_id, seal)
-values ($1, $2, 1)
+insert into {{inbox}} (consumer, message_id, seal, fingerprint)
+values ($1, $2, 1, $3)
 on conflict (consumer, message_id) do nothing
 returning (select foreign_keys from pragma_foreign_keys)`
 
-func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
+func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error) {
 	var sealable bool
-	err := tx.QueryRowContext(ctx, s.claimText, id.consumer, id.message).Scan(&sealable)
+	err := tx.QueryRowContext(ctx, s.claimText, id.consumer, id.message, fingerprint).Scan(&sealable)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return false, nil
@@ -63,15 +65,15 @@ func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool
 }
 
 // Statements are calls here, not round trips.
-func (s *sqliteStore) claimGroup(ctx context.Context, tx *sql.Tx, ids []string) (map[string]bool, error) {
-	claimed := make(map[string]bool, len(ids))
-	for _, id := range ids {
-		ok, err := s.claim(ctx, tx, messageID{consumer: s.consumer, message: id})
+func (s *sqliteStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
+	claimed := make(map[string]bool, len(sorted))
+	for _, m := range sorted {
+		ok, err := s.claim(ctx, tx, messageID{consumer: s.consumer, message: m.id}, m.fingerprint)
 		if err != nil {
 			return nil, err
 		}
 		if ok {
-			claimed[id] = true
+			claimed[m.id] = true
 		}
 	}
 	return claimed, nil

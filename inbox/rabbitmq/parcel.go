@@ -59,6 +59,9 @@ func (p *parcel) prepare(ctx context.Context, s *settings) {
 		p.read(s)
 	}
 	p.note = &note{redelivered: p.delivery.Redelivered}
+	if _, relayed := p.delivery.Headers[relayHeader]; relayed {
+		p.note.createdAt = p.delivery.Timestamp
+	}
 	var base context.Context
 	base, p.cancel = context.WithDeadline(ctx, p.arrived.Add(s.AckTimeout))
 	p.msg.SetContext(inbox.ContextWithDelivery(base, p.note))
@@ -89,13 +92,20 @@ func (p *parcel) laneName(s *settings) string {
 	return ""
 }
 
+// relayHeader is set by a relay, whose timestamp is that of the producer's
+// database. Others may mean anything by theirs.
+const relayHeader = "oncemill_id"
+
 // note is what a handler can learn and say of its delivery.
 type note struct {
 	redelivered bool
+	createdAt   time.Time
 	delay       atomic.Int64 // nanoseconds; 0: not asked for
 }
 
 func (n *note) Redelivered() bool { return n.redelivered }
+
+func (n *note) CreatedAt() time.Time { return n.createdAt }
 
 func (n *note) DelayNack(d time.Duration) { n.delay.Store(int64(max(d, 1))) }
 
