@@ -49,6 +49,10 @@ var rows = []row{
 	{id: "relay-engine", run: relayEngine},
 	{id: "relay-vs-skiplocked", run: relayVsSkipLocked},
 	{id: "relay-wal", run: relayWAL},
+	{id: "inbox", run: inboxRow},
+	{id: "inbox-limit", run: inboxLimit},
+	{id: "inbox-hot", run: inboxHot},
+	{id: "growth-inbox", alone: true, run: growthInbox}, // takes minutes to fill
 	{id: "raw", alone: true, run: rawAlone},
 	{id: "forwarder", alone: true, run: forwarderAlone},
 	{id: "skiplocked", alone: true, run: skipLockedAlone},

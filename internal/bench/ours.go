@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
@@ -30,7 +31,7 @@ const (
 
 // prepare makes oncemill's tables.
 func (b *bench) prepare(ctx context.Context) error {
-	return oncemill.Migrate(ctx, b.db, oncemill.Config{}, outbox.Migrations, relay.Migrations)
+	return oncemill.Migrate(ctx, b.db, oncemill.Config{}, outbox.Migrations, relay.Migrations, inbox.Migrations)
 }
 
 // drain runs a relay with its default settings until it has relayed the n
