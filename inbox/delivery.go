@@ -22,6 +22,10 @@ type Delivery interface {
 	// DelayNack asks that the message, if it is nacked, be delivered again after
 	// d and not before. The last call counts.
 	DelayNack(d time.Duration)
+
+	// GiveWay asks that later messages of the same ordering key be delivered
+	// while this one, if it is nacked, waits for its redelivery.
+	GiveWay()
 }
 
 type deliveryKey struct{}

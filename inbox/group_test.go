@@ -321,6 +321,8 @@ func (d delivery) Redelivered() bool { return d.redelivered }
 
 func (d delivery) CreatedAt() time.Time { return d.createdAt }
 
+func (d delivery) GiveWay() {}
+
 func (d delivery) DelayNack(delay time.Duration) {
 	if d.delayed != nil {
 		d.delayed.Store(int64(delay))

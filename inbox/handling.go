@@ -103,6 +103,11 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			return in.refuse(ctx, w, Conflict, err)
 		case away: // once waits for its end
 			continue
+		case gap:
+			in.noteEnd(ctx, w)
+			giveWay(ctx)
+			delayNack(ctx, jitter(comeAgain))
+			return err
 		case elsewhere, ending:
 			in.noteEnd(ctx, w)
 			delayNack(ctx, jitter(comeAgain))
@@ -143,6 +148,7 @@ const (
 	elsewhere               // a copy of it is being handled, or what became of it is not known
 	away                    // the database, or what the handler needs
 	cutOff                  // its connection was lost, but the database is there
+	gap                     // it waits for one before it
 	ending                  // its context has ended
 	conflicting             // its id was used for another
 )
@@ -190,6 +196,8 @@ func fateOf(ctx context.Context, result outcome, err error) fate {
 		return ending
 	case result == beingHandled, result == commitUnknown, result == databaseFailed:
 		return elsewhere
+	case errors.Is(err, ErrGap):
+		return gap
 	case result == databaseAway, policyOf(err).unavailable:
 		return away
 	case heldElsewhere(err), sqlerr.Retryable(err):
@@ -340,6 +348,13 @@ func (in *Inbox) margin() time.Duration { return min(time.Hour, in.cfg.Retention
 func (in *Inbox) detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	const enough = 10 * time.Second
 	return context.WithTimeout(context.WithoutCancel(ctx), enough)
+}
+
+// giveWay asks the subscriber to let the rest of the key pass.
+func giveWay(ctx context.Context) {
+	if delivery, ok := DeliveryFromContext(ctx); ok {
+		delivery.GiveWay()
+	}
 }
 
 // delayNack asks the subscriber, if it can, for a delayed redelivery.

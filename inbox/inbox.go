@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -70,6 +71,18 @@ type Config struct {
 	// taken for a duplicate but fails with ErrConflict. Default: none.
 	Fingerprint func(*message.Message) []byte
 
+	// Sequence returns the number of a message among those of its key, counted
+	// up by one, and whether it has one. With it the order of a key is enforced:
+	// a message whose number is not above that of the last one handled is
+	// acknowledged without running the handler, and one that comes early waits
+	// for those before it, up to GapWait. The first message of a key may have any
+	// number. It takes one more statement. Default: none.
+	Sequence func(*message.Message) (seq int64, ok bool)
+
+	// GapWait is how long a message waits for one before it that does not come.
+	// It is counted in the process and begins anew with it. Default: 30 s.
+	GapWait time.Duration
+
 	// Verify looks at every message before anything else, its signature, say. A
 	// message that it returns an error for fails with ErrUnverified. Default:
 	// none.
@@ -104,12 +117,18 @@ type Config struct {
 // Inbox applies the effects of each message once. It holds no connection and no
 // goroutine of its own; it may be used by many goroutines and for many handlers.
 type Inbox struct {
-	cfg       Config
+	db        *sql.DB
+	given     Config // by the user
+	cfg       Config // defaults filled in
 	store     store
 	group     *group
 	gate      *gate
 	room      *semaphore.Weighted // what is being handled
 	telemetry *telemetry
+	gaps      gaps
+
+	mu      sync.Mutex
+	derived []*Inbox // of handlers; see PerHandler
 }
 
 // New returns an inbox on db. It does no I/O; the table is made by
@@ -119,6 +138,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "inbox.New db", Value: "nil", Problem: "a database is needed"}
 	}
+	given := cfg
 	database, err := cfg.Database.Resolve(db)
 	cfg.Database = database
 	errs := []error{err}
@@ -153,6 +173,12 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.Retention == 0 {
 		cfg.Retention = 7 * 24 * time.Hour
 	}
+	if cfg.GapWait == 0 {
+		cfg.GapWait = 30 * time.Second
+	}
+	if cfg.GapWait < 0 {
+		bad("GapWait", cfg.GapWait.String(), "must be positive, or 0 for 30s")
+	}
 	if cfg.Retention < time.Second {
 		bad("Retention", cfg.Retention.String(), "must be at least 1s, or 0 for 7 days")
 	}
@@ -175,7 +201,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{cfg: cfg, store: newStore(db, cfg), gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
 	in.group = newGroup(in)
 	return in, nil
 }

@@ -98,6 +98,10 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 
 // effect runs the handler in tx and writes what it returns to the outbox.
 func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, w *work) error {
+	admitted, err := in.admit(ctx, tx, w)
+	if err != nil || !admitted {
+		return err
+	}
 	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	lent := &handle{store: in.store, dialect: in.cfg.Database.Dialect, id: id, tx: tx}
 	// Also when the handler ends its goroutine.

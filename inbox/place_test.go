@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
 )
 
 // place is a database with oncemill's tables and a table of effects. That has no
@@ -205,4 +206,9 @@ func (p *place) expectSent(t *testing.T, want ...string) {
 	if got := firstWords(p.tap.sent()); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("statements sent: got %s, want %s", strings.Join(got, ", "), strings.Join(want, ", "))
 	}
+}
+
+func migrateRelay(t *testing.T, p *place) error {
+	t.Helper()
+	return oncemill.Migrate(t.Context(), p.db, p.cfg, relay.Migrations)
 }

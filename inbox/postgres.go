@@ -28,6 +28,8 @@ type postgresStore struct {
 	claimGroupText string
 
 	text postgresNotesText
+
+	advanceText, sequenceText string
 }
 
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
@@ -45,6 +47,9 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
 
 		text: newPostgresNotesText(cfg.Database),
+
+		advanceText:  cfg.Database.Expand(postgresAdvance),
+		sequenceText: cfg.Database.Expand(postgresSequence),
 	}
 }
 

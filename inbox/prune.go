@@ -36,9 +36,12 @@ func (in *Inbox) Run(ctx context.Context) error {
 
 // Prune is one step of Run. It reports whether there may be more to remove.
 func (in *Inbox) Prune(ctx context.Context) (more bool, err error) {
-	ids, notes, err := in.store.prune(ctx, in.cfg.Retention, pruneBatch)
-	if err != nil {
-		return false, err
+	for _, own := range in.family() {
+		ids, notes, err := own.store.prune(ctx, own.cfg.Retention, pruneBatch)
+		if err != nil {
+			return false, err
+		}
+		more = more || ids == pruneBatch || notes >= pruneBatch
 	}
-	return ids == pruneBatch || notes >= pruneBatch, nil
+	return more, nil
 }

@@ -16,6 +16,8 @@ type sqliteStore struct {
 	sealText  string
 	openText  string
 	text      sqliteNotesText
+
+	advanceText, sequenceText string
 }
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
@@ -26,6 +28,9 @@ func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
 		text:      newSQLiteNotesText(cfg.Database),
+
+		advanceText:  cfg.Database.Expand(sqliteAdvance),
+		sequenceText: cfg.Database.Expand(sqliteSequence),
 	}
 }
 

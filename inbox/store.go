@@ -51,6 +51,10 @@ type store interface {
 	// markDead makes the row of an id that of a dead letter.
 	markDead(ctx context.Context, tx *sql.Tx, id string) error
 
+	// advance moves the sequence of a key to seq if that is the next one, or with
+	// skip any later one. The key stays locked.
+	advance(ctx context.Context, tx *sql.Tx, key string, seq int64, skip bool) (place, error)
+
 	// noteStart counts a start, unless the id is in the inbox.
 	noteStart(ctx context.Context, id string) (start, error)
 

@@ -21,6 +21,7 @@ type parcel struct {
 	arrived  time.Time
 	lane     *lane // nil if nothing waits for it
 	nacks    int
+	queue    bool      // it has left its lane, and lines up again when it is due
 	due      time.Time // while it is delayed
 
 	msg    *message.Message // ready to be handed out, or handed out
@@ -101,11 +102,14 @@ type note struct {
 	redelivered bool
 	createdAt   time.Time
 	delay       atomic.Int64 // nanoseconds; 0: not asked for
+	givesWay    atomic.Bool
 }
 
 func (n *note) Redelivered() bool { return n.redelivered }
 
 func (n *note) CreatedAt() time.Time { return n.createdAt }
+
+func (n *note) GiveWay() { n.givesWay.Store(true) }
 
 func (n *note) DelayNack(d time.Duration) { n.delay.Store(int64(max(d, 1))) }
 

@@ -210,6 +210,11 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 	current.acks.arrived(delivery.DeliveryTag)
 	p := &parcel{session: current, delivery: delivery, arrived: time.Now()}
 	p.read(s.owner.settings)
+	s.lineUp(p)
+}
+
+// lineUp makes p ready, or puts it behind others in its lane.
+func (s *subscription) lineUp(p *parcel) {
 	name := p.laneName(s.owner.settings)
 	if name == "" {
 		s.ready = append(s.ready, p)
@@ -288,6 +293,10 @@ func (s *subscription) settle() {
 			s.next(p)
 		default:
 			p.nacks++
+			if p.note.givesWay.Load() {
+				s.next(p)
+				p.lane, p.queue = nil, true
+			}
 			s.delay(p, time.Now().Add(p.nackDelay(s.owner.settings)))
 		}
 	}
@@ -325,7 +334,13 @@ func (s *subscription) release(now time.Time) {
 		switch {
 		case !p.due.After(now):
 			delete(s.delayed, p)
-			s.ready = append(s.ready, p)
+			if p.queue {
+				p.queue = false
+				p.read(s.owner.settings)
+				s.lineUp(p)
+			} else {
+				s.ready = append(s.ready, p)
+			}
 		case first.IsZero() || p.due.Before(first):
 			first = p.due
 		}

@@ -1,3 +1,4 @@
+drop table {{inbox_sequences}};
 drop table {{inbox_failures}};
 drop index {{inbox_received}};
 alter table {{inbox}}

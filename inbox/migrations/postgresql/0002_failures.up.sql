@@ -21,3 +21,11 @@ create table {{inbox_failures}} (
 );
 
 create index {{name:inbox_failures_changed}} on {{inbox_failures}} (consumer, changed_at);
+
+-- The highest sequence of each key whose effects have committed.
+create table {{inbox_sequences}} (
+	consumer text   collate "C" not null,
+	key      text   collate "C" not null,
+	seq      bigint not null,
+	primary key (consumer, key)
+);

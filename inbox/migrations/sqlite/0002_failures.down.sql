@@ -1,3 +1,4 @@
+drop table {{inbox_sequences}};
 drop table {{inbox_failures}};
 drop index {{name:inbox_received}};
 alter table {{inbox}} drop column dead;

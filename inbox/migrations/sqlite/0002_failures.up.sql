@@ -21,3 +21,11 @@ create table {{inbox_failures}} (
 ) without rowid;
 
 create index {{name:inbox_failures_changed}} on {{inbox_failures}} (consumer, changed_at);
+
+-- The highest sequence of each key whose effects have committed.
+create table {{inbox_sequences}} (
+	consumer text    not null,
+	key      text    not null,
+	seq      integer not null,
+	primary key (consumer, key)
+) without rowid;
