@@ -25,12 +25,10 @@ type work struct {
 // start is what was noted, in a transaction of its own, before a message that may
 // have crashed a process is handled.
 type start struct {
-	noted bool
-	alone int // starts alone that have not ended, this one included; 0: it need not be alone
+	noted   bool
+	suspect bool // an earlier one has not ended: nothing else may be handled beside it
+	charged bool // with what may happen now: it is alone
 }
-
-// alone reports whether nothing else may be handled beside it.
-func (s start) mustBeAlone() bool { return s.alone > 0 }
 
 // attempt is one try to handle a message.
 type attempt func(ctx context.Context, w *work) (outcome, error)
@@ -69,12 +67,8 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 		in.telemetry.record(ctx, tooOld)
 		return in.refuse(ctx, w, TooOld, err)
 	}
-	crashed, err := in.noteStart(ctx, w)
-	if err != nil {
+	if err := in.noteStart(ctx, w); err != nil {
 		return err
-	}
-	if crashed {
-		return in.refuse(ctx, w, Crashed, ErrCrashed)
 	}
 	return in.try(ctx, w, try)
 }
@@ -98,6 +92,8 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		switch fate {
 		case settled:
 			return nil
+		case crashed:
+			return in.refuse(ctx, w, Crashed, err)
 		case conflicting:
 			in.noteEnd(ctx, w)
 			return in.refuse(ctx, w, Conflict, err)
@@ -150,6 +146,7 @@ const (
 	cutOff                  // its connection was lost, but the database is there
 	gap                     // it waits for one before it
 	ending                  // its context has ended
+	crashed                 // too many processes have died of it
 	conflicting             // its id was used for another
 )
 
@@ -167,14 +164,16 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 		}
 	}()
 	room := int64(1)
-	if w.start.mustBeAlone() {
+	if w.start.suspect {
 		room = wholeRoom
 	}
 	if err := in.room.Acquire(ctx, room); err != nil {
 		return waiting, ending, err
 	}
 	defer in.room.Release(room)
-	result, err = try(ctx, w)
+	if result, err = in.charge(ctx, w); err == nil {
+		result, err = try(ctx, w)
+	}
 	if err != nil && in.cfg.Classify != nil && result == handlerFailed {
 		err = in.cfg.Classify(err)
 	}
@@ -192,6 +191,8 @@ func fateOf(ctx context.Context, result outcome, err error) fate {
 		return settled
 	case errors.Is(err, ErrConflict):
 		return conflicting
+	case result == crashLoop:
+		return crashed
 	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
 		return ending
 	case result == beingHandled, result == commitUnknown, result == databaseFailed:
@@ -275,17 +276,16 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *Letter) error 
 }
 
 // noteStart counts a delivery that the broker has marked as repeated before it is
-// handled, so that a message that takes the process down is found. crashed means
-// that it has done so often enough.
-func (in *Inbox) noteStart(ctx context.Context, w *work) (crashed bool, err error) {
+// handled, so that a message that takes the process down is found.
+func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 	d, ok := DeliveryFromContext(ctx)
 	if in.cfg.DeadLetters == nil || !ok || !d.Redelivered() {
-		return false, nil
+		return nil
 	}
 	for {
 		probe, err := in.gate.enter(ctx)
 		if err != nil {
-			return false, err
+			return err
 		}
 		w.start, err = in.store.noteStart(ctx, w.id)
 		outage := err != nil && ctx.Err() == nil && sqlerr.Connection(err)
@@ -296,10 +296,28 @@ func (in *Inbox) noteStart(ctx context.Context, w *work) (crashed bool, err erro
 			continue
 		}
 		if err != nil {
-			return false, fmt.Errorf("note start: %w", err)
+			return fmt.Errorf("note start: %w", err)
 		}
-		return w.start.alone > in.cfg.Retry.Crashes, nil
+		return nil
 	}
+}
+
+// charge counts, in a transaction of its own, the attempt of a suspect that is
+// alone now: if the process ends it is the message's doing, and not that of
+// another that was being handled.
+func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
+	if !w.start.suspect || w.start.charged {
+		return handled, nil
+	}
+	alone, err := in.store.charge(ctx, w.id)
+	if err != nil {
+		return claimFailed(err), fmt.Errorf("charge suspect: %w", err)
+	}
+	if alone > in.cfg.Retry.Crashes {
+		return crashLoop, ErrCrashed
+	}
+	w.start.charged = true
+	return handled, nil
 }
 
 // noteEnd takes back what noteStart noted. If it cannot, the message is taken for

@@ -14,9 +14,9 @@ import (
 // postgresNotesText is what is executed beside the way of a message that is handled
 // at its first delivery.
 type postgresNotesText struct {
-	sameFingerprint, reopen, markDead                    string
-	noteStart, noteEnd, countFailure, keepErrors, forget string
-	pruneIDs, pruneHandled, pruneOld                     string
+	sameFingerprint, reopen, markDead                            string
+	noteStart, charge, noteEnd, countFailure, keepErrors, forget string
+	pruneIDs, pruneHandled, pruneOld                             string
 }
 
 func newPostgresNotesText(cfg oncemill.Config) postgresNotesText {
@@ -25,6 +25,7 @@ func newPostgresNotesText(cfg oncemill.Config) postgresNotesText {
 		reopen:          cfg.Expand(postgresReopen),
 		markDead:        cfg.Expand(postgresMarkDead),
 		noteStart:       cfg.Expand(postgresNoteStart),
+		charge:          cfg.Expand(postgresCharge),
 		noteEnd:         cfg.Expand(postgresNoteEnd),
 		countFailure:    cfg.Expand(postgresCountFailure),
 		keepErrors:      cfg.Expand(postgresKeepErrors),
@@ -105,13 +106,18 @@ select $1, $2, 1
 where not exists (select from {{inbox}} i where i.consumer = $1 and i.message_id = $2)
 on conflict (consumer, message_id) do update
 set starts = f.starts + 1,
-	alone = f.alone + case when f.starts > 0 then 1 else 0 end,
 	changed_at = clock_timestamp()
-returning case when starts > 1 then alone else 0 end`
+returning starts > 1`
+	postgresCharge = `
+update {{inbox_failures}}
+set alone = alone + 1
+where consumer = $1
+	and message_id = $2
+returning alone`
 	postgresNoteEnd = `
 update {{inbox_failures}}
 set starts = greatest(starts - 1, 0),
-	alone = case when $3::int > 0 then greatest(alone - 1, 0) else alone end,
+	alone = case when $3 then greatest(alone - 1, 0) else alone end,
 	changed_at = clock_timestamp()
 where consumer = $1
 	and message_id = $2`
@@ -119,7 +125,7 @@ where consumer = $1
 
 func (s *postgresStore) noteStart(ctx context.Context, id string) (start, error) {
 	noted := start{noted: true}
-	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id).Scan(&noted.alone)
+	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id).Scan(&noted.suspect)
 	if errors.Is(err, sql.ErrNoRows) {
 		return start{}, nil // a duplicate
 	}
@@ -129,8 +135,16 @@ func (s *postgresStore) noteStart(ctx context.Context, id string) (start, error)
 	return noted, nil
 }
 
+func (s *postgresStore) charge(ctx context.Context, id string) (alone int, err error) {
+	err = s.db.QueryRowContext(ctx, s.text.charge, s.consumer, id).Scan(&alone)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, nil // handled meanwhile
+	}
+	return alone, err
+}
+
 func (s *postgresStore) noteEnd(ctx context.Context, id string, noted start) error {
-	_, err := s.db.ExecContext(ctx, s.text.noteEnd, s.consumer, id, noted.alone)
+	_, err := s.db.ExecContext(ctx, s.text.noteEnd, s.consumer, id, noted.charged)
 	return err
 }
 
@@ -142,7 +156,7 @@ values ($1, $2, 1)
 on conflict (consumer, message_id) do update
 set failures = f.failures + 1,
 	starts = case when $3 then greatest(f.starts - 1, 0) else f.starts end,
-	alone = case when $4::int > 0 then greatest(f.alone - 1, 0) else f.alone end,
+	alone = case when $4 then greatest(f.alone - 1, 0) else f.alone end,
 	changed_at = clock_timestamp()
 returning failures, errors, clock_timestamp()`
 	postgresKeepErrors = `
@@ -160,7 +174,7 @@ func (s *postgresStore) recordFailure(ctx context.Context, id string, noted star
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	var kept string
 	var now time.Time
-	err = tx.QueryRowContext(ctx, s.text.countFailure, s.consumer, id, noted.noted, noted.alone).Scan(&rec.failures, &kept, &now)
+	err = tx.QueryRowContext(ctx, s.text.countFailure, s.consumer, id, noted.noted, noted.charged).Scan(&rec.failures, &kept, &now)
 	if err != nil {
 		return rec, err
 	}

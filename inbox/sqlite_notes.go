@@ -14,9 +14,9 @@ import (
 // sqliteNotesText is what is executed beside the way of a message that is handled
 // at its first delivery. There is one writer: that is why all of it is safe.
 type sqliteNotesText struct {
-	sameFingerprint, reopen, markDead                    string
-	noteStart, noteEnd, countFailure, keepErrors, forget string
-	pruneIDs, pruneHandled, pruneOld                     string
+	sameFingerprint, reopen, markDead                            string
+	noteStart, charge, noteEnd, countFailure, keepErrors, forget string
+	pruneIDs, pruneHandled, pruneOld                             string
 }
 
 func newSQLiteNotesText(cfg oncemill.Config) sqliteNotesText {
@@ -25,6 +25,7 @@ func newSQLiteNotesText(cfg oncemill.Config) sqliteNotesText {
 		reopen:          cfg.Expand(sqliteReopen),
 		markDead:        cfg.Expand(sqliteMarkDead),
 		noteStart:       cfg.Expand(sqliteNoteStart),
+		charge:          cfg.Expand(sqliteCharge),
 		noteEnd:         cfg.Expand(sqliteNoteEnd),
 		countFailure:    cfg.Expand(sqliteCountFailure),
 		keepErrors:      cfg.Expand(sqliteKeepErrors),
@@ -85,13 +86,18 @@ select $1, $2, 1
 where not exists (select 1 from {{inbox}} i where i.consumer = $1 and i.message_id = $2)
 on conflict (consumer, message_id) do update
 set starts = f.starts + 1,
-	alone = f.alone + case when f.starts > 0 then 1 else 0 end,
 	changed_at = cast(unixepoch('subsec') * 1000000 as integer)
-returning case when starts > 1 then alone else 0 end`
+returning starts > 1`
+	sqliteCharge = `
+update {{inbox_failures}}
+set alone = alone + 1
+where consumer = $1
+	and message_id = $2
+returning alone`
 	sqliteNoteEnd = `
 update {{inbox_failures}}
 set starts = max(starts - 1, 0),
-	alone = case when $3 > 0 then max(alone - 1, 0) else alone end,
+	alone = case when $3 then max(alone - 1, 0) else alone end,
 	changed_at = cast(unixepoch('subsec') * 1000000 as integer)
 where consumer = $1
 	and message_id = $2`
@@ -99,7 +105,7 @@ where consumer = $1
 
 func (s *sqliteStore) noteStart(ctx context.Context, id string) (start, error) {
 	noted := start{noted: true}
-	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id).Scan(&noted.alone)
+	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id).Scan(&noted.suspect)
 	if errors.Is(err, sql.ErrNoRows) {
 		return start{}, nil // a duplicate
 	}
@@ -109,8 +115,16 @@ func (s *sqliteStore) noteStart(ctx context.Context, id string) (start, error) {
 	return noted, nil
 }
 
+func (s *sqliteStore) charge(ctx context.Context, id string) (alone int, err error) {
+	err = s.db.QueryRowContext(ctx, s.text.charge, s.consumer, id).Scan(&alone)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, nil // handled meanwhile
+	}
+	return alone, err
+}
+
 func (s *sqliteStore) noteEnd(ctx context.Context, id string, noted start) error {
-	_, err := s.db.ExecContext(ctx, s.text.noteEnd, s.consumer, id, noted.alone)
+	_, err := s.db.ExecContext(ctx, s.text.noteEnd, s.consumer, id, noted.charged)
 	return err
 }
 
@@ -122,7 +136,7 @@ values ($1, $2, 1)
 on conflict (consumer, message_id) do update
 set failures = f.failures + 1,
 	starts = case when $3 then max(f.starts - 1, 0) else f.starts end,
-	alone = case when $4 > 0 then max(f.alone - 1, 0) else f.alone end,
+	alone = case when $4 then max(f.alone - 1, 0) else f.alone end,
 	changed_at = cast(unixepoch('subsec') * 1000000 as integer)
 returning failures, errors, cast(unixepoch('subsec') * 1000000 as integer)`
 	sqliteKeepErrors = `
@@ -140,7 +154,7 @@ func (s *sqliteStore) recordFailure(ctx context.Context, id string, noted start,
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	var kept string
 	var now int64
-	err = tx.QueryRowContext(ctx, s.text.countFailure, s.consumer, id, noted.noted, noted.alone).Scan(&rec.failures, &kept, &now)
+	err = tx.QueryRowContext(ctx, s.text.countFailure, s.consumer, id, noted.noted, noted.charged).Scan(&rec.failures, &kept, &now)
 	if err != nil {
 		return rec, err
 	}

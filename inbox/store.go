@@ -58,7 +58,10 @@ type store interface {
 	// noteStart counts a start, unless the id is in the inbox.
 	noteStart(ctx context.Context, id string) (start, error)
 
-	// noteEnd takes that back.
+	// charge counts a start alone and returns how many have not ended.
+	charge(ctx context.Context, id string) (alone int, err error)
+
+	// noteEnd takes back what noteStart and charge have counted.
 	noteEnd(ctx context.Context, id string, s start) error
 
 	// recordFailure counts a failed delivery and ends its start.

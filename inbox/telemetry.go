@@ -26,6 +26,7 @@ const (
 	conflict       outcome = "conflict"
 	unverified     outcome = "unverified"
 	tooOld         outcome = "too_old"
+	crashLoop      outcome = "crashed"
 	waiting        outcome = "waiting"
 	deadLetter     outcome = "dead_letter" // counted beside the failure
 	notForUs       outcome = "not_for_us"
