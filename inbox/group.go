@@ -153,7 +153,7 @@ func (g *group) attempt(ctx context.Context, w *work) (outcome, error) {
 		case v := <-m.verdict:
 			switch v.do {
 			case lead:
-				g.lead()
+				g.lead() //nolint:contextcheck // what it does is done for all members, by their contexts
 			case runAlone:
 				return g.in.alone(ctx, w)
 			case finish:
@@ -376,7 +376,7 @@ func (g *group) try(ctx context.Context, members []*member) (claimed map[string]
 		if !claimed[m.id] {
 			continue
 		}
-		if err := in.effect(m.ctx, tx, m.work); err != nil {
+		if err := in.effect(m.ctx, tx, m.work); err != nil { //nolint:contextcheck // each member has its own
 			return nil, m, handlerFailed, err
 		}
 	}

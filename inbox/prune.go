@@ -17,10 +17,7 @@ const (
 func (in *Inbox) Run(ctx context.Context) error {
 	for {
 		more, err := in.Prune(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
+		if err != nil && ctx.Err() == nil {
 			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "old ids not removed", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
 		}
 		// Pruning yields to handling: at most some 10,000 ids a second.

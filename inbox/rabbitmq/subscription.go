@@ -149,7 +149,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 				break
 			}
 			s.handOut()
-			s.gone.Go(func() { s.refuse(next) })
+			s.gone.Go(func() { s.refuse(next) }) //nolint:contextcheck // the message has its own
 		}
 		due.Reset(s.untilDue())
 		select {
