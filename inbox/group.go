@@ -204,16 +204,25 @@ func (g *group) leave(m *member) bool {
 	}
 }
 
-// appoint tells waiting members to lead, as many as may at once. Called with mu
-// held.
+// appoint tells waiting members to lead, as many as may at once. The first takes
+// what there is; beside it only full groups are handled, so that the others gather
+// meanwhile instead of going in many small ones. Called with mu held.
 func (g *group) appoint() {
+	led := 0 // of the waiting, by those that will lead
 	for _, m := range g.pending {
-		if g.leaders >= g.pace.leaders() {
+		if m.leader {
+			led += g.pace.size
+		}
+	}
+	for _, m := range g.pending {
+		full := len(g.pending)-led >= g.pace.size
+		if g.leaders >= g.pace.leaders() || g.leaders > 0 && !full {
 			return
 		}
 		if !m.leader {
 			m.leader = true
 			g.leaders++
+			led += g.pace.size
 			m.verdict <- verdict{do: lead}
 		}
 	}

@@ -279,6 +279,42 @@ func TestSubscriber_HandsMalformedDeliveriesToTheHook(t *testing.T) {
 	}
 }
 
+func TestSubscriber_HandsEachOfSeveralMalformedDeliveriesOver(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	a.declare("orders", nil)
+	const n = 50
+	var all []amqp091.Publishing
+	for i := range n {
+		all = append(all, amqp091.Publishing{MessageId: fmt.Sprint(i), Body: []byte("poison")})
+	}
+	a.publish("orders", all...)
+	cfg := queues(uri, 20)
+	cfg.Marshaler = stubborn{}
+	hooked := make(chan string, 2*n)
+	s := subscriber(t, cfg, rabbitmq.Config{Malformed: func(_ context.Context, msg *message.Message, _ error) error {
+		hooked <- msg.UUID
+		return nil
+	}})
+	subscribe(t, s, "orders")
+	seen := map[string]bool{}
+	for range n {
+		select {
+		case id := <-hooked:
+			seen[id] = true
+		case <-time.After(patience):
+			t.Fatalf("only %d were handed over", len(seen))
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if left, _ := a.left("orders"); len(seen) != n || len(hooked) != 0 || left != 0 {
+		t.Errorf("%d of %d, %d twice, %d left", len(seen), n, len(hooked), left)
+	}
+}
+
 func TestSubscriber_WithoutAHookKeepsMalformedDeliveriesInTheirQueue(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)

@@ -148,8 +148,9 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 				out, msg = s.out, next.msg
 				break
 			}
+			malformed := next // next changes while it is dealt with
 			s.handOut()
-			s.gone.Go(func() { s.refuse(next) }) //nolint:contextcheck // the message has its own
+			s.gone.Go(func() { s.refuse(malformed) }) //nolint:contextcheck // the message has its own
 		}
 		due.Reset(s.untilDue())
 		select {
