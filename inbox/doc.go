@@ -47,5 +47,25 @@
 // savepoint. SQLite may end a transaction on an error; the handle notices, but
 // not for statements that were prepared with it.
 //
-// Ids are kept. Messages without an id are refused with [ErrNoMessageID].
+// Ids are kept for Config.Retention, if [Inbox.Run] runs. Messages without an id
+// fail with [ErrNoMessageID].
+//
+// # When a handler fails
+//
+// A message is tried again in the process, then delivered again after a delay,
+// then, with Config.DeadLetters, kept as a dead letter: see [Retry] for when and
+// [Permanent], [RetryAfter] and [Unavailable] for what a handler can say. What is
+// not the message's doing spends no attempt. A message is
+//
+//	new           nothing is known of it
+//	failing       it has a row in inbox_failures
+//	handled       its id is in inbox, effects and produced messages are committed
+//	dead          its id is in inbox, marked, and it has a letter
+//
+// and a replay of its letter makes a dead one new, for one consumer, once.
+//
+// # Throughput
+//
+// [Inbox.GroupMiddleware] lets messages share a transaction. Its group size adapts
+// to contention.
 package inbox

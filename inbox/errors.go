@@ -18,6 +18,40 @@ var (
 	// message. The redelivery finds the truth; delay it if you can.
 	ErrBeingHandled = errors.New("inbox: the message is being handled elsewhere")
 
+	// ErrNoDeadLetters is returned by Refuse when Config.DeadLetters is not set.
+	ErrNoDeadLetters = errors.New("inbox: there is nowhere to put dead letters; set Config.DeadLetters")
+
+	// ErrConflict is the failure of a message whose id was used for another one:
+	// their fingerprints differ (Config.Fingerprint). The producer gives an id
+	// out twice, or somebody forges messages.
+	ErrConflict = errors.New("inbox: the id belongs to another message, with another fingerprint")
+
+	// ErrUnverified is the failure of a message that Config.Verify refused. The
+	// reason is wrapped with it.
+	ErrUnverified = errors.New("inbox: the message was not verified")
+
+	// ErrTooOld is the failure of a message that is older than Config.Retention,
+	// less a margin of an hour (or a tenth, if that is shorter): if it had been
+	// handled before, its id might be forgotten. Look at its effects, then replay
+	// its letter or discard it.
+	ErrTooOld = errors.New("inbox: the message is older than ids are kept")
+
+	// ErrCrashed is the failure of a message during which the process ended too
+	// often (Retry.Crashes).
+	ErrCrashed = errors.New("inbox: processes that handle the message end")
+
+	// ErrNoInbox is returned by a handler of Handle that runs without a
+	// transaction: add the middleware of an inbox to it.
+	ErrNoInbox = errors.New("inbox: no transaction in the context of the message; add the middleware of an inbox")
+
+	// ErrNoHandler is returned where PerHandler is used outside of a router, or
+	// before a middleware that takes the context of the message away.
+	ErrNoHandler = errors.New("inbox: the message does not come through a router; use Middleware")
+
+	// ErrGap is the failure of a message that has come before its predecessor;
+	// see Config.Sequence. It is no attempt.
+	ErrGap = errors.New("inbox: a message of the key before this one has not come")
+
 	// ErrTxEnded is returned by a transaction handle whose transaction is over:
 	// the handler has returned (do not keep the handle, do not use it from a
 	// goroutine that outlives the handler), or the database ended the
@@ -55,6 +89,17 @@ type MessageIDError struct {
 func (e *MessageIDError) Error() string {
 	return fmt.Sprintf("inbox: message id %q %s", e.MessageID, e.Problem)
 }
+
+// PayloadError means that a codec could not read a payload.
+type PayloadError struct {
+	Type string // wanted
+	Err  error  // of the codec
+}
+
+func (e *PayloadError) Error() string { return "inbox: payload is no " + e.Type + ": " + e.Err.Error() }
+
+// Unwrap returns the error of the codec.
+func (e *PayloadError) Unwrap() error { return e.Err }
 
 // PanicError is what a panic of a handler becomes once its attempt has been
 // rolled back.

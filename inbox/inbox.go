@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -14,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/sync/semaphore"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
@@ -51,6 +53,55 @@ type Config struct {
 	// name what another id is made of in its SignedMetadata.
 	ID func(*message.Message) string
 
+	// Key returns the ordering key of a message, "" for none: a group holds at
+	// most one message of a key. Default: the metadata outbox.KeyMetadata, which
+	// is where a relay sends it.
+	Key func(*message.Message) string
+
+	// DeadLetters takes what cannot be handled, in this database. Default: none;
+	// then a message that fails comes again for ever, and crashes are not
+	// counted.
+	DeadLetters DeadLetters
+
+	// Retry says when a message is tried again, and when it becomes a dead letter.
+	Retry Retry
+
+	// Classify looks at every error of a handler and may mark it: see Permanent,
+	// RetryAfter and Unavailable. It returns the error, wrapped or not, and never
+	// nil. Default: errors have the marks that the handler gave them.
+	Classify func(error) error
+
+	// Retention is how long ids are kept. With DeadLetters a message that was
+	// created longer ago (less a margin) is not handled but becomes a dead
+	// letter, if the subscriber knows its age. Run removes older ids. Default: 7
+	// days. At least 1 s. Raising it costs space, about 100 bytes an id.
+	Retention time.Duration
+
+	// Fingerprint returns what tells two messages with the same id apart, a hash
+	// of the payload, say. It is kept with the id; a copy with another one is not
+	// taken for a duplicate but fails with ErrConflict. Default: none.
+	Fingerprint func(*message.Message) []byte
+
+	// Sequence returns the number of a message among those of its key, counted
+	// up by one, and whether it has one. With it the order of a key is enforced:
+	// a message whose number is not above that of the last one handled is
+	// acknowledged without running the handler, and one that comes early waits
+	// for those before it, up to GapWait. The first message of a key may have any
+	// number. It takes one more statement. Default: none.
+	Sequence func(*message.Message) (seq int64, ok bool)
+
+	// GapWait is how long a message waits for one before it that does not come.
+	// It is counted in the process and begins anew with it. Default: 30 s.
+	GapWait time.Duration
+
+	// Verify looks at every message before anything else, its signature, say. A
+	// message that it returns an error for fails with ErrUnverified. Default:
+	// none.
+	Verify func(*message.Message) error
+
+	// Group limits the groups of GroupMiddleware.
+	Group Group
+
 	// Isolation is the isolation level of the transactions, on PostgreSQL:
 	// sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable. The
 	// higher levels fail more attempts, which are then delivered again.
@@ -75,11 +126,20 @@ type Config struct {
 }
 
 // Inbox applies the effects of each message once. It holds no connection and no
-// goroutine; it may be used by many goroutines and for many handlers.
+// goroutine of its own; it may be used by many goroutines and for many handlers.
 type Inbox struct {
-	cfg       Config
+	db        *sql.DB
+	given     Config // by the user
+	cfg       Config // defaults filled in
 	store     store
+	group     *group
+	gate      *gate
+	room      *semaphore.Weighted // what is being handled
 	telemetry *telemetry
+	gaps      gaps
+
+	mu      sync.Mutex
+	derived []*Inbox // of handlers; see PerHandler
 }
 
 // New returns an inbox on db. It does no I/O; the table is made by
@@ -89,6 +149,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "inbox.New db", Value: "nil", Problem: "a database is needed"}
 	}
+	given := cfg
 	database, err := cfg.Database.Resolve(db)
 	cfg.Database = database
 	errs := []error{err}
@@ -118,6 +179,23 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	case cfg.LockTimeout < time.Millisecond || cfg.LockTimeout > time.Hour:
 		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
 	}
+	cfg.Group.resolve(database.Dialect, bad)
+	cfg.Retry.resolve(bad)
+	if cfg.Retention == 0 {
+		cfg.Retention = 7 * 24 * time.Hour
+	}
+	if cfg.GapWait == 0 {
+		cfg.GapWait = 30 * time.Second
+	}
+	if cfg.GapWait < 0 {
+		bad("GapWait", cfg.GapWait.String(), "must be positive, or 0 for 30s")
+	}
+	if cfg.Retention < time.Second {
+		bad("Retention", cfg.Retention.String(), "must be at least 1s, or 0 for 7 days")
+	}
+	if cfg.Key == nil {
+		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(outbox.KeyMetadata) }
+	}
 	if cfg.ID == nil {
 		cfg.ID = func(msg *message.Message) string { return msg.UUID }
 	}
@@ -134,8 +212,13 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Inbox{cfg: cfg, store: newStore(db, cfg), telemetry: telemetry}, nil
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
+	in.group = newGroup(in)
+	return in, nil
 }
+
+// wholeRoom is more than is ever handled at once.
+const wholeRoom = 1 << 30
 
 const maxID = 255 // bytes; an AMQP message id is no longer
 

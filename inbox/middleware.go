@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -24,25 +25,12 @@ import (
 // limits the time belongs outside of the transaction. The handler must not
 // acknowledge the message itself.
 func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
-		ctx := msg.Context()
-		result, err := in.attempt(ctx, msg, h)
-		in.telemetry.record(ctx, result)
-		// What h returned is in the outbox: the router has nothing to publish.
-		return nil, err
-	}
+	return in.middleware(h, in.alone)
 }
 
-func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.HandlerFunc) (outcome, error) {
-	restore, err := in.decode(ctx, msg)
-	if err != nil {
-		return badPayload, err
-	}
-	defer restore()
-	id := messageID{consumer: in.cfg.Consumer, message: in.cfg.ID(msg)}
-	if err := checkMessageID(id.message); err != nil {
-		return badMessageID, err
-	}
+// alone is an attempt in a transaction of its own.
+func (in *Inbox) alone(ctx context.Context, w *work) (outcome, error) {
+	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	tx, err := in.store.begin(ctx)
 	if err != nil {
 		return claimFailed(err), fmt.Errorf("begin: %w", err)
@@ -51,18 +39,74 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 	// when the handler ends its goroutine, and its own error adds nothing: the
 	// database rolls back what it lost the connection of.
 	defer tx.Rollback() //nolint:errcheck // see above
-	claimed, err := in.store.claim(ctx, tx, id)
+	claimed, err := in.claim(ctx, tx, id, w.fingerprint, w.replay)
 	if err != nil {
 		return claimFailed(err), err
 	}
 	if !claimed {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "duplicate acknowledged",
-			slog.String("consumer", id.consumer), slog.String("message_id", id.message))
-		return duplicate, nil
+		return in.duplicate(ctx, tx, w)
 	}
+	if err := in.effect(ctx, tx, w); err != nil {
+		if in.store.gone(ctx, tx) {
+			return databaseAway, err
+		}
+		return handlerFailed, err
+	}
+	if w.start.noted {
+		if err := in.store.forgetFailures(ctx, tx, w.id); err != nil {
+			return claimFailed(err), fmt.Errorf("forget failures: %w", err)
+		}
+	}
+	if err := in.store.seal(ctx, tx, id); err != nil {
+		return commitFailed(err), err
+	}
+	return in.commit(ctx, tx)
+}
 
+// claim takes the id. The id of a dead letter is taken by its replay alone.
+func (in *Inbox) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, replay bool) (bool, error) {
+	if replay {
+		if open, err := in.store.reopen(ctx, tx, id); err != nil || !open {
+			return false, err
+		}
+	}
+	return in.store.claim(ctx, tx, id, fingerprint)
+}
+
+// duplicate is an id that a committed transaction has.
+func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, error) {
+	if w.fingerprint != nil {
+		same, err := in.store.sameFingerprint(ctx, tx, w.id, w.fingerprint)
+		if err != nil {
+			return claimFailed(err), fmt.Errorf("compare fingerprints: %w", err)
+		}
+		if !same {
+			return conflict, ErrConflict
+		}
+	}
+	if w.start.noted {
+		in.noteEnd(ctx, w)
+	}
+	in.logDuplicate(ctx, w.id)
+	return duplicate, nil
+}
+
+func (in *Inbox) logDuplicate(ctx context.Context, id string) {
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "duplicate acknowledged",
+		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id))
+}
+
+// effect runs the handler in tx and writes what it returns to the outbox.
+func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, w *work) error {
+	admitted, err := in.admit(ctx, tx, w)
+	if err != nil || !admitted {
+		return err
+	}
+	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx)
-	produced, err := run(ctx, borrowed, msg, h)
+	// Also when the handler ends its goroutine.
+	defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
+	produced, err := run(ctx, borrowed, w.msg, w.handler)
 	if err == nil && len(produced) > 0 {
 		err = in.publish(ctx, borrowed, produced)
 	}
@@ -70,12 +114,10 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 		// The handler has overlooked what its statement returned.
 		err = reason
 	}
-	if err != nil {
-		return handlerFailed, err
-	}
-	if err := in.store.seal(ctx, tx, id); err != nil {
-		return databaseFailed, err
-	}
+	return err
+}
+
+func (in *Inbox) commit(ctx context.Context, tx *sql.Tx) (outcome, error) {
 	// Once Commit has been called, a context's error may come from after the
 	// commit was sent.
 	if err := ctx.Err(); err != nil {
@@ -85,7 +127,7 @@ func (in *Inbox) attempt(ctx context.Context, msg *message.Message, h message.Ha
 		if sqlerr.CommitUnknown(err) {
 			return commitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 		}
-		return databaseFailed, fmt.Errorf("commit: %w", err)
+		return commitFailed(err), fmt.Errorf("commit: %w", err)
 	}
 	if in.cfg.Outbox != nil {
 		in.cfg.Outbox.Wake()
@@ -116,9 +158,23 @@ func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*mess
 	return in.cfg.Outbox.Publisher(borrowed).Publish(topic, produced...) //nolint:contextcheck // Watermill's Publish takes none; the messages and the transaction have theirs
 }
 
+// claimFailed names a failure before the handler: whatever it is, the message has
+// no part in it.
 func claimFailed(err error) outcome {
-	if errors.Is(err, ErrBeingHandled) {
+	switch {
+	case errors.Is(err, ErrBeingHandled):
 		return beingHandled
+	case sqlerr.Connection(err):
+		return databaseAway
 	}
 	return databaseFailed
+}
+
+// commitFailed names a failure after the handler, which may be its doing: a
+// deferred constraint, an ended transaction.
+func commitFailed(err error) outcome {
+	if sqlerr.Connection(err) {
+		return databaseAway
+	}
+	return commitRefused
 }

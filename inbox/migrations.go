@@ -10,7 +10,8 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the table inbox and its seal.
+// Migrations makes the tables inbox, with its seal, inbox_failures and
+// inbox_sequences.
 var Migrations = oncemill.Migrations{Name: "inbox", FS: sub(migrationFiles, "migrations")}
 
 func sub(files fs.FS, dir string) fs.FS {

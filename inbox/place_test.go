@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
 )
 
 // place is a database with oncemill's tables and a table of effects. That has no
@@ -104,7 +105,7 @@ func (p *place) pool(t *testing.T) *sql.DB {
 // inbox returns an inbox of the consumer "stock"; change may be nil.
 func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 	t.Helper()
-	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Outbox: p.box}
+	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Outbox: p.box, Retry: inbox.Retry{Tries: 1}}
 	if change != nil {
 		change(&cfg)
 	}
@@ -209,4 +210,9 @@ func (p *place) expectSent(t *testing.T, want ...string) {
 	if got := firstWords(p.tap.sent()); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("statements sent: got %s, want %s", strings.Join(got, ", "), strings.Join(want, ", "))
 	}
+}
+
+func migrateRelay(t *testing.T, p *place) error {
+	t.Helper()
+	return oncemill.Migrate(t.Context(), p.db, p.cfg, relay.Migrations)
 }

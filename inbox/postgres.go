@@ -3,9 +3,12 @@ package inbox
 import (
 	"context"
 	"database/sql"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -18,6 +21,15 @@ type postgresStore struct {
 	most      time.Duration // for the claim as a whole
 	claimText string
 	sealText  string
+
+	consumer       string
+	groupPatience  string // lock_timeout of a group's transaction
+	groupMost      time.Duration
+	claimGroupText string
+
+	text postgresNotesText
+
+	advanceText, sequenceText string
 }
 
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
@@ -28,6 +40,16 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 		most:      cfg.LockTimeout + claimGrace,
 		claimText: cfg.Database.Expand(postgresClaim),
 		sealText:  postgresSeal,
+
+		consumer:       cfg.Consumer,
+		groupPatience:  strconv.FormatInt(cfg.Group.LockTimeout.Milliseconds(), 10) + "ms",
+		groupMost:      cfg.Group.LockTimeout + claimGrace,
+		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
+
+		text: newPostgresNotesText(cfg.Database),
+
+		advanceText:  cfg.Database.Expand(postgresAdvance),
+		sequenceText: cfg.Database.Expand(postgresSequence),
 	}
 }
 
@@ -53,8 +75,8 @@ func (s *postgresStore) begin(ctx context.Context) (*sql.Tx, error) {
 // setting oncemill.inbox names the transaction for the seal. One round trip for
 // all. Subqueries would read better and cost 50 us more to plan.
 const postgresClaim = `
-insert into {{inbox}} (consumer, message_id)
-select $1, $2
+insert into {{inbox}} (consumer, message_id, fingerprint)
+select $1, $2, $4::bytea
 where case
 	when set_config('oncemill.lock_timeout', current_setting('lock_timeout'), true) is not null
 	then set_config('lock_timeout', $3, true) is not null
@@ -64,10 +86,10 @@ returning
 	set_config('lock_timeout', current_setting('oncemill.lock_timeout'), true),
 	set_config('oncemill.inbox', 'open ' || txid_current(), true)`
 
-func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
+func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.most)
 	defer cancel()
-	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience)
+	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience, fingerprint)
 	if err != nil {
 		if limited.Err() != nil && ctx.Err() == nil || heldElsewhere(err) {
 			return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
@@ -79,6 +101,59 @@ func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bo
 		return false, fmt.Errorf("claim id: %w", err)
 	}
 	return inserted == 1, nil
+}
+
+// Served by the primary key (consumer, message_id).
+//
+// As the claim of one, for an array of ids in sorted order, so that two groups
+// with common ids wait for each other and do not deadlock. The lock_timeout stays
+// for the handlers of the group. The sub-select is evaluated once, before there
+// is a row to insert.
+const postgresClaimGroup = `
+insert into {{inbox}} (consumer, message_id, fingerprint)
+select $1, ids.id, decode(nullif(ids.fingerprint, ''), 'hex')
+from unnest($2::text[], $4::text[]) as ids (id, fingerprint)
+where (select set_config('lock_timeout', $3, true)) is not null
+on conflict (consumer, message_id) do nothing
+returning message_id, set_config('oncemill.inbox', 'open ' || txid_current(), true)`
+
+func (s *postgresStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
+	limited, cancel := context.WithTimeout(ctx, s.groupMost)
+	defer cancel()
+	claimed, err := s.claimIDs(limited, tx, sorted)
+	switch {
+	case err == nil:
+		return claimed, nil
+	case limited.Err() != nil && ctx.Err() == nil || heldElsewhere(err):
+		return nil, fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	}
+	return nil, fmt.Errorf("claim ids: %w", err)
+}
+
+func (s *postgresStore) claimIDs(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
+	ids, fingerprints := make([]string, len(sorted)), make([]string, len(sorted))
+	for i, m := range sorted {
+		ids[i], fingerprints[i] = m.id, hex.EncodeToString(m.fingerprint)
+	}
+	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience, pq.Array(fingerprints))
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // Err has told
+	claimed := make(map[string]bool, len(ids))
+	for rows.Next() {
+		var id string
+		var setting sql.RawBytes
+		if err := rows.Scan(&id, &setting); err != nil {
+			return nil, err
+		}
+		claimed[id] = true
+	}
+	return claimed, rows.Err()
+}
+
+func (s *postgresStore) sealGroup(ctx context.Context, tx *sql.Tx, _ map[string]bool) error {
+	return expectOne(tx.ExecContext(ctx, s.sealText))
 }
 
 func heldElsewhere(err error) bool {

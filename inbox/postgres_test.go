@@ -118,8 +118,9 @@ func TestMigrations_DownTakesEverythingAway(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		p.exec(t, resolved.Expand(readFile(t, inbox.Migrations.FS, resolved.Dialect.String()+"/0001_inbox.down.sql")))
-		p.exec(t, resolved.Expand(readFile(t, inbox.Migrations.FS, resolved.Dialect.String()+"/0001_inbox.up.sql")))
+		for _, step := range []string{"0002_failures.down", "0001_inbox.down", "0001_inbox.up", "0002_failures.up"} {
+			p.exec(t, resolved.Expand(readFile(t, inbox.Migrations.FS, resolved.Dialect.String()+"/"+step+".sql")))
+		}
 		if err := oncemill.Migrate(t.Context(), p.db, p.cfg, inbox.Migrations); err != nil {
 			t.Error(err)
 		}

@@ -11,17 +11,26 @@ import (
 
 type sqliteStore struct {
 	db        *sql.DB
+	consumer  string
 	claimText string
 	sealText  string
 	openText  string
+	text      sqliteNotesText
+
+	advanceText, sequenceText string
 }
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	return &sqliteStore{
 		db:        db,
+		consumer:  cfg.Consumer,
 		claimText: cfg.Database.Expand(sqliteClaim),
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
+		text:      newSQLiteNotesText(cfg.Database),
+
+		advanceText:  cfg.Database.Expand(sqliteAdvance),
+		sequenceText: cfg.Database.Expand(sqliteSequence),
 	}
 }
 
@@ -39,14 +48,14 @@ func (s *sqliteStore) begin(ctx context.Context) (*sql.Tx, error) {
 // of the transaction, so a connection that does not begin as a writer becomes one
 // here without having read, and waits for its turn.
 const sqliteClaim = `
-insert into {{inbox}} (consumer, message_id, seal)
-values ($1, $2, 1)
+insert into {{inbox}} (consumer, message_id, seal, fingerprint)
+values ($1, $2, 1, $3)
 on conflict (consumer, message_id) do nothing
 returning (select foreign_keys from pragma_foreign_keys)`
 
-func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
+func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error) {
 	var sealable bool
-	err := tx.QueryRowContext(ctx, s.claimText, id.consumer, id.message).Scan(&sealable)
+	err := tx.QueryRowContext(ctx, s.claimText, id.consumer, id.message, fingerprint).Scan(&sealable)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return false, nil
@@ -58,6 +67,30 @@ func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID) (bool
 		return false, ErrUnsealed
 	}
 	return true, nil
+}
+
+// Statements are calls here, not round trips.
+func (s *sqliteStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
+	claimed := make(map[string]bool, len(sorted))
+	for _, m := range sorted {
+		ok, err := s.claim(ctx, tx, messageID{consumer: s.consumer, message: m.id}, m.fingerprint)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			claimed[m.id] = true
+		}
+	}
+	return claimed, nil
+}
+
+func (s *sqliteStore) sealGroup(ctx context.Context, tx *sql.Tx, claimed map[string]bool) error {
+	for id := range claimed {
+		if err := s.seal(ctx, tx, messageID{consumer: s.consumer, message: id}); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Served by the primary key. An unsealed row is never committed, so one that can

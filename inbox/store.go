@@ -3,7 +3,9 @@ package inbox
 import (
 	"context"
 	"database/sql"
+	"encoding/json"
 	"fmt"
+	"time"
 
 	"github.com/oncemill/oncemill"
 )
@@ -16,15 +18,87 @@ type store interface {
 	// claim inserts the id. False means that a committed transaction has it.
 	// It waits for another transaction that holds the id, but not for long: then
 	// the error is ErrBeingHandled.
-	claim(ctx context.Context, tx *sql.Tx, id messageID) (bool, error)
+	claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error)
 
 	// seal allows the database to commit. It is the last statement, and fails
 	// with ErrTxEnded if tx is not the transaction that claimed the id.
 	seal(ctx context.Context, tx *sql.Tx, id messageID) error
 
+	// claimGroup inserts the ids, sorted and all different, for one
+	// transaction that does the work of a group, and returns those that no
+	// committed transaction has. Any lock in this transaction is waited for at
+	// most as long as the group's lock timeout says.
+	claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (claimed map[string]bool, err error)
+
+	// sealGroup is seal for what claimGroup claimed.
+	sealGroup(ctx context.Context, tx *sql.Tx, claimed map[string]bool) error
+
 	// lost tells whether a statement of the handler that failed with err has
 	// taken the transaction with it: nil if not.
 	lost(ctx context.Context, tx *sql.Tx, id messageID, err error) error
+
+	// gone reports that the connection of tx is lost.
+	gone(ctx context.Context, tx *sql.Tx) bool
+
+	// sameFingerprint compares with that of the row that has the id. Without one
+	// there it is the same.
+	sameFingerprint(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (bool, error)
+
+	// reopen removes the row of a dead letter. False means that there is none.
+	// It waits as claim does.
+	reopen(ctx context.Context, tx *sql.Tx, id messageID) (bool, error)
+
+	// markDead makes the row of an id that of a dead letter.
+	markDead(ctx context.Context, tx *sql.Tx, id string) error
+
+	// advance moves the sequence of a key to seq if that is the next one, or with
+	// skip any later one. The key stays locked.
+	advance(ctx context.Context, tx *sql.Tx, key string, seq int64, skip bool) (place, error)
+
+	// noteStart counts a start, unless the id is in the inbox.
+	noteStart(ctx context.Context, id string) (start, error)
+
+	// charge counts a start alone and returns how many have not ended.
+	charge(ctx context.Context, id string) (alone int, err error)
+
+	// noteEnd takes back what noteStart and charge have counted.
+	noteEnd(ctx context.Context, id string, s start) error
+
+	// recordFailure counts a failed delivery and ends its start.
+	recordFailure(ctx context.Context, id string, s start, failure error) (record, error)
+
+	// forgetFailures removes what is noted of a message.
+	forgetFailures(ctx context.Context, tx *sql.Tx, id string) error
+
+	// prune removes at most limit ids that are older than the retention, and as
+	// many notes on messages that have been handled or are that old.
+	prune(ctx context.Context, retention time.Duration, limit int) (ids, notes int64, err error)
+
+	// ping reports whether the database can be reached.
+	ping(ctx context.Context) error
+
+	// now is the clock of the database.
+	now(ctx context.Context) (time.Time, error)
+}
+
+// record is what is noted of a message that fails.
+type record struct {
+	failures int
+	errors   []Failure
+}
+
+// mostErrors is how many failures of a message are kept in full.
+const mostErrors = 10
+
+// add appends a failure to those of a row, and returns what to keep.
+func (r *record) add(kept string, now time.Time, failure error) (string, error) {
+	if err := json.Unmarshal([]byte(kept), &r.errors); err != nil {
+		return "", fmt.Errorf("read former failures: %w", err)
+	}
+	r.errors = append(r.errors, Failure{At: now.UTC(), Error: textOf(failure.Error())})
+	r.errors = r.errors[max(0, len(r.errors)-mostErrors):]
+	text, err := json.Marshal(r.errors)
+	return string(text), err
 }
 
 // messageID is the key of the inbox.

@@ -3,6 +3,8 @@ package inbox_test
 import (
 	"context"
 	"database/sql/driver"
+	"errors"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +20,24 @@ type tap struct {
 	statements []string
 	rewrites   map[string]string
 	committed  func(error) error // what the driver says after a commit
+	away       bool              // the server cannot be reached
 }
+
+// goAway makes the server unreachable, or reachable again.
+func (t *tap) goAway(away bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.away = away
+}
+
+func (t *tap) isAway() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.away
+}
+
+// unreachable is what a dial returns.
+var unreachable = &net.OpError{Op: "dial", Net: "tcp", Err: errors.New("connection refused")}
 
 // sent returns what was sent since the last call.
 func (t *tap) sent() []string {
@@ -52,6 +71,9 @@ func (t *tap) pass(text string) string {
 func (t *tap) Driver() driver.Driver { return tapDriver{t.driver} }
 
 func (t *tap) Connect(context.Context) (driver.Conn, error) {
+	if t.isAway() {
+		return nil, unreachable
+	}
 	conn, err := t.driver.Open(t.dsn)
 	if err != nil {
 		return nil, err
@@ -68,10 +90,16 @@ type tapConn struct {
 }
 
 func (c *tapConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
+	if c.tap.isAway() {
+		return nil, driver.ErrBadConn
+	}
 	return c.Conn.(driver.ExecerContext).ExecContext(ctx, c.tap.pass(query), args)
 }
 
 func (c *tapConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
+	if c.tap.isAway() {
+		return nil, driver.ErrBadConn
+	}
 	return c.Conn.(driver.QueryerContext).QueryContext(ctx, c.tap.pass(query), args)
 }
 
@@ -80,6 +108,9 @@ func (c *tapConn) PrepareContext(ctx context.Context, query string) (driver.Stmt
 }
 
 func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
+	if c.tap.isAway() {
+		return nil, driver.ErrBadConn
+	}
 	c.tap.pass("BEGIN")
 	tx, err := c.Conn.(driver.ConnBeginTx).BeginTx(ctx, opts)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// outcome of an attempt to handle a message. All but the first two are failures,
-// and the value of their error.type.
+// outcome of an attempt to handle a message. Most are failures, and the
+// value of their error.type.
 type outcome string
 
 const (
@@ -21,7 +21,16 @@ const (
 	beingHandled   outcome = "being_handled"
 	handlerFailed  outcome = "handler"
 	databaseFailed outcome = "database"
+	commitRefused  outcome = "commit"
+	databaseAway   outcome = "database_away"
 	commitUnknown  outcome = "commit_unknown"
+	conflict       outcome = "conflict"
+	unverified     outcome = "unverified"
+	tooOld         outcome = "too_old"
+	crashLoop      outcome = "crashed"
+	waiting        outcome = "waiting"
+	deadLetter     outcome = "dead_letter" // counted beside the failure
+	notForUs       outcome = "not_for_us"
 )
 
 // telemetry counts attempts by their outcome. Attributes: the consumer, the
@@ -31,18 +40,24 @@ type telemetry struct {
 	handled    metric.Int64Counter
 	duplicates metric.Int64Counter
 	failed     metric.Int64Counter
+	dead       metric.Int64Counter
+	ignored    metric.Int64Counter
 }
 
 func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, error) {
 	meter := provider.Meter("github.com/oncemill/oncemill/inbox")
 	t := &telemetry{consumer: attribute.String("messaging.consumer.group.name", consumer)}
-	var errs [3]error
+	var errs [5]error
 	t.handled, errs[0] = meter.Int64Counter("oncemill.inbox.handled", metric.WithUnit("{message}"),
 		metric.WithDescription("Messages whose effects were committed."))
 	t.duplicates, errs[1] = meter.Int64Counter("oncemill.inbox.duplicates", metric.WithUnit("{message}"),
 		metric.WithDescription("Deliveries that were acknowledged without running the handler."))
 	t.failed, errs[2] = meter.Int64Counter("oncemill.inbox.failed", metric.WithUnit("{message}"),
 		metric.WithDescription("Attempts that left nothing behind, or whose commit has an unknown outcome."))
+	t.dead, errs[3] = meter.Int64Counter("oncemill.inbox.dead_letters", metric.WithUnit("{message}"),
+		metric.WithDescription("Messages that became dead letters."))
+	t.ignored, errs[4] = meter.Int64Counter("oncemill.inbox.ignored", metric.WithUnit("{message}"),
+		metric.WithDescription("Messages for one other consumer, acknowledged without running the handler."))
 	return t, errors.Join(errs[:]...)
 }
 
@@ -57,6 +72,10 @@ func (t *telemetry) record(ctx context.Context, result outcome) {
 		counter = t.handled
 	case duplicate:
 		counter = t.duplicates
+	case deadLetter:
+		counter = t.dead
+	case notForUs:
+		counter = t.ignored
 	default:
 		attrs = append(attrs, attribute.String("error.type", string(result)))
 	}

@@ -1,12 +1,33 @@
-// Package rabbitmq connects an inbox to RabbitMQ through watermill-amqp's
-// subscriber. [Marshaler] reads every delivery: the stock marshaler refuses one
-// with a header that is not a string, as RabbitMQ itself adds when it
-// dead-letters or delays, and the subscriber then takes it again without end.
+// Package rabbitmq is the inbox's way in from RabbitMQ: a [Subscriber] with as many
+// messages in flight as its prefetch, and a [Marshaler] that reads every delivery.
+// Queues, bindings, names and connection settings are those of watermill-amqp/v2.
 //
 //	cfg := amqp.NewDurablePubSubConfig(uri, amqp.GenerateQueueNameTopicNameWithSuffix("stock"))
-//	cfg.Marshaler = rabbitmq.Marshaler{}
-//	subscriber, err := amqp.NewSubscriber(cfg, logger)
+//	cfg.Consume.Qos.PrefetchCount = 100
+//	subscriber, err := rabbitmq.New(cfg, rabbitmq.Config{Malformed: in.Refuse})
+//	if err != nil {
+//		return err
+//	}
+//	router.AddConsumerHandler("reserve", "orders", subscriber, reserve).AddMiddleware(in.Middleware)
 //
-// A delivery without any id is read too. Its Watermill UUID is empty, and the
-// inbox refuses it with inbox.ErrNoMessageID.
+// What it guarantees: every delivery is acknowledged after its message was, or
+// goes back to its queue; messages of one ordering key are handed out one at a
+// time in the order of their delivery, also over nacks and the loss of the
+// channel; a message that was acknowledged before Close returned is not delivered
+// again. What it does not: a message whose acknowledgement did not reach the
+// broker comes again, and the inbox removes the repeat; with several consumers of
+// a queue there is no order between them.
+//
+// A delivery is
+//
+//	waiting    for the one before it of its key, or for a free place
+//	away       handed out
+//	delayed    nacked, and to be handed out again
+//	settled    acknowledged or rejected
+//
+// The [Marshaler] also serves watermill-amqp's own subscriber, which takes a
+// delivery with a header that is not a string, as RabbitMQ itself adds when it
+// dead-letters or delays, again without end. A delivery without any id is read
+// too. Its Watermill UUID is empty, and the inbox refuses it with
+// inbox.ErrNoMessageID.
 package rabbitmq

@@ -59,6 +59,10 @@ var rows = []row{
 	{id: "growth-xmin", long: true, run: growthXmin},
 	{id: "idempotency", run: idempotencyRow},
 	{id: "growth-keys", long: true, run: growthKeys},
+	{id: "inbox", run: inboxRow},
+	{id: "inbox-limit", run: inboxLimit},
+	{id: "inbox-hot", run: inboxHot},
+	{id: "growth-inbox", long: true, run: growthInbox}, // takes minutes to fill
 	{id: "raw", alone: true, run: rawAlone},
 	{id: "forwarder", alone: true, run: forwarderAlone},
 	{id: "skiplocked", alone: true, run: skipLockedAlone},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
@@ -34,7 +35,7 @@ const (
 
 // prepare makes oncemill's tables.
 func (b *bench) prepare(ctx context.Context) error {
-	return oncemill.Migrate(ctx, b.db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations)
+	return oncemill.Migrate(ctx, b.db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
 }
 
 // drain runs a relay with its default settings until it has relayed the n

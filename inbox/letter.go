@@ -1,0 +1,155 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+)
+
+// DeadLetters keeps what a consumer could not handle.
+type DeadLetters interface {
+	// Add writes the letter in tx, which also holds that the message is dealt
+	// with. The inbox commits.
+	Add(ctx context.Context, tx oncemill.Tx, letter *Letter) error
+}
+
+// Letter is a message that a consumer could not handle, and why.
+type Letter struct {
+	Consumer  string
+	Topic     string // subscribed to, if the message came through a router
+	MessageID string // empty if it has none
+	Key       string // ordering key, if any
+	Payload   []byte
+	Metadata  message.Metadata
+	CreatedAt time.Time // by the producer's database; zero if it is not known
+
+	Reason   Reason
+	Error    string // of the last attempt, its whole chain
+	Stack    string // if it was a panic
+	Attempts int    // failed deliveries
+	Errors   []Failure
+}
+
+// Failure is one delivery that failed.
+type Failure struct {
+	At    time.Time `json:"at"`
+	Error string    `json:"error"`
+}
+
+// Reason is the class of a dead letter.
+type Reason string
+
+// Reasons of dead letters.
+const (
+	Failed       Reason = "failed"               // Retry.Deliveries have failed
+	PermanentErr Reason = "permanent"            // the error was marked by Permanent
+	Crashed      Reason = "crashed"              // Retry.Crashes processes have died of it
+	NoMessageID  Reason = "no-message-id"        // or one that cannot be kept
+	Conflict     Reason = "conflict"             // same id, other fingerprint
+	Unverified   Reason = "unverified"           // Config.Verify has refused it
+	TooOld       Reason = "older-than-retention" // whether it is a duplicate is no longer known
+	Malformed    Reason = "malformed"            // the subscriber could not read it
+)
+
+// Metadata of a replay. A broker's header of the same name becomes it.
+const (
+	// ReplayMetadata marks a message as the replay of a dead letter, whatever its
+	// value. Its effects happen if the letter is open, and close it.
+	ReplayMetadata = "oncemill_replay"
+
+	// ConsumerMetadata names the one consumer that a message is for. Others
+	// acknowledge it without handling it.
+	ConsumerMetadata = "oncemill_consumer"
+)
+
+// Refuse makes a dead letter of a message that cannot be handed to a handler,
+// with the class Malformed. It needs Config.DeadLetters and is what the Malformed
+// hook of inbox/rabbitmq wants. Nothing is deduplicated: each call makes a
+// letter.
+func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error) error {
+	if in.cfg.DeadLetters == nil {
+		return ErrNoDeadLetters
+	}
+	letter := in.newLetter(ctx, msg, "", Malformed, reason)
+	err := in.bury(ctx, letter, false)
+	if err == nil {
+		in.telemetry.record(ctx, deadLetter)
+	}
+	return err
+}
+
+func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string, reason Reason, err error) *Letter {
+	letter := &Letter{
+		Consumer:  in.cfg.Consumer,
+		Topic:     message.SubscribeTopicFromCtx(ctx),
+		MessageID: id,
+		Key:       in.cfg.Key(msg),
+		Payload:   msg.Payload,
+		Metadata:  msg.Metadata,
+		Reason:    reason,
+		Error:     textOf(err.Error()),
+		Attempts:  1,
+	}
+	if d, ok := DeliveryFromContext(ctx); ok {
+		letter.CreatedAt = d.CreatedAt()
+	}
+	var panicked *PanicError
+	if errors.As(err, &panicked) {
+		letter.Stack = textOf(string(panicked.Stack))
+		letter.Error = textOf(fmt.Sprintf("the handler panicked: %v", panicked.Value))
+	}
+	return letter
+}
+
+// bury commits a letter. A letter with a message id takes the id, which counts as
+// dealt with from now on, and the failures of the message are forgotten; if
+// another has the id already there is no letter. A conflict of ids is about an id
+// that another has.
+func (in *Inbox) bury(ctx context.Context, letter *Letter, replay bool) error {
+	tx, err := in.store.begin(ctx)
+	if err != nil {
+		return fmt.Errorf("dead letter: begin: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // as in alone
+	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
+	takesID := letter.MessageID != "" && letter.Reason != Conflict
+	if takesID {
+		claimed, err := in.claim(ctx, tx, id, nil, replay)
+		if err != nil {
+			return fmt.Errorf("dead letter: %w", err)
+		}
+		if !claimed {
+			return nil
+		}
+		if err := errors.Join(in.store.markDead(ctx, tx, letter.MessageID), in.store.forgetFailures(ctx, tx, letter.MessageID)); err != nil {
+			return fmt.Errorf("dead letter: %w", err)
+		}
+	}
+	if err := in.cfg.DeadLetters.Add(ctx, tx, letter); err != nil {
+		return fmt.Errorf("dead letter: %w", err)
+	}
+	if takesID {
+		if err := in.store.seal(ctx, tx, id); err != nil {
+			return fmt.Errorf("dead letter: %w", err)
+		}
+	}
+	if _, err := in.commit(ctx, tx); err != nil {
+		return fmt.Errorf("dead letter: %w", err)
+	}
+	return nil
+}
+
+// textOf makes what any database takes as text.
+func textOf(s string) string {
+	const most = 16 << 10
+	if len(s) > most {
+		s = s[:most]
+	}
+	return strings.ToValidUTF8(strings.ReplaceAll(s, "\x00", "\uFFFD"), "\uFFFD")
+}

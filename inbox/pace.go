@@ -1,0 +1,49 @@
+package inbox
+
+// pace says how large groups may be now. Guarded by the mu of its group.
+//
+// A conflict halves the size and doubles the number of clean groups that it takes
+// to grow again, so that groups which cannot work are tried ever less often.
+type pace struct {
+	most    int
+	writers int // transactions that the database lets write at once
+	size    int
+	streak  int // clean groups since the last change
+	need    int // clean groups to grow
+}
+
+const (
+	needAtFirst = 8
+	needAtMost  = 4096
+	// inParallel is the number of messages that are worked on at once, in groups
+	// of any size: one transaction each is slow because of the commits, and many
+	// of them at once make up for some of it.
+	inParallel = 32
+)
+
+func newPace(most, writers int) pace {
+	return pace{most: most, writers: writers, size: most, need: needAtFirst}
+}
+
+// leaders returns how many groups may be worked on at once: a second one does
+// what it can while the first one commits.
+func (p *pace) leaders() int { return min(max(2, inParallel/p.size), p.writers) }
+
+func (p *pace) conflict() {
+	p.size = max(1, p.size/2)
+	p.streak = 0
+	p.need = min(2*p.need, needAtMost)
+}
+
+// clean notes that a group of n messages was committed. Only one that was as
+// large as allowed tells something.
+func (p *pace) clean(n int) {
+	if n < p.size {
+		return
+	}
+	if p.streak++; p.streak >= p.need {
+		p.streak = 0
+		p.size = min(p.most, p.size+max(1, p.size/4))
+		p.need = max(needAtFirst, p.need*3/4)
+	}
+}

@@ -1,0 +1,56 @@
+package inbox
+
+import (
+	"context"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// PerHandler is a Watermill message.HandlerMiddleware for a whole router, such as
+// one that a CQRS processor fills: each handler becomes a consumer of its own, so
+// that several handlers of one event all get it. The consumer's name is
+// Config.Consumer, a slash, and the name of the handler in the router, which
+// therefore must stay the same over restarts.
+//
+//	router.AddMiddleware(in.PerHandler)
+//
+// Otherwise it is as [Inbox.Middleware]. Run of this inbox cares for the consumers
+// of all its handlers.
+func (in *Inbox) PerHandler(h message.HandlerFunc) message.HandlerFunc {
+	var once sync.Once
+	var own *Inbox
+	var bad error
+	return func(msg *message.Message) ([]*message.Message, error) {
+		once.Do(func() { own, bad = in.derive(msg.Context()) })
+		if bad != nil {
+			return nil, bad
+		}
+		return nil, own.handle(msg.Context(), msg, h, own.alone)
+	}
+}
+
+// derive returns the inbox of the handler whose message has this context.
+func (in *Inbox) derive(ctx context.Context) (*Inbox, error) {
+	name := message.HandlerNameFromCtx(ctx)
+	if name == "" {
+		return nil, ErrNoHandler
+	}
+	cfg := in.given
+	cfg.Consumer += "/" + name
+	own, err := New(in.db, cfg)
+	if err != nil {
+		return nil, err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.derived = append(in.derived, own)
+	return own, nil
+}
+
+// family is this inbox and those of its handlers.
+func (in *Inbox) family() []*Inbox {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return append([]*Inbox{in}, in.derived...)
+}

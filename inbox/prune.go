@@ -1,0 +1,44 @@
+package inbox
+
+import (
+	"context"
+	"log/slog"
+	"time"
+)
+
+const (
+	pruneBatch    = 1000
+	pruneInterval = 10 * time.Second
+)
+
+// Run removes ids that are older than Config.Retention, a thousand at a time,
+// until ctx ends; then it returns nil. Ids of dead letters stay. One process for
+// each consumer is enough; more do no harm. What fails is logged and tried again.
+func (in *Inbox) Run(ctx context.Context) error {
+	for {
+		more, err := in.Prune(ctx)
+		if err != nil && ctx.Err() == nil {
+			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "old ids not removed", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
+		}
+		// Pruning yields to handling: at most some 10,000 ids a second.
+		wait := pruneInterval
+		if more {
+			wait = pruneInterval / 100
+		}
+		if !pause(ctx, jitter(wait)) {
+			return nil
+		}
+	}
+}
+
+// Prune is one step of Run. It reports whether there may be more to remove.
+func (in *Inbox) Prune(ctx context.Context) (more bool, err error) {
+	for _, own := range in.family() {
+		ids, notes, err := own.store.prune(ctx, own.cfg.Retention, pruneBatch)
+		if err != nil {
+			return false, err
+		}
+		more = more || ids == pruneBatch || notes >= pruneBatch
+	}
+	return more, nil
+}

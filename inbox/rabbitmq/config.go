@@ -1,0 +1,82 @@
+package rabbitmq
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// KeyHeader is the header, and so the metadata, in which a relay sends the
+// ordering key of a message.
+const KeyHeader = "oncemill_key"
+
+// Config holds what watermill-amqp's configuration has no word for. The zero
+// value is right for most services.
+type Config struct {
+	// AllowPlaintext permits an amqp:// URI whose host is not the loopback
+	// interface. Credentials and payloads then cross the network readable.
+	// Default: such a URI is a configuration error.
+	AllowPlaintext bool
+
+	// Key returns the ordering key of a message, "" for none. Messages of one
+	// key are handed out one at a time, in the order of their delivery. It is
+	// called by one goroutine for each subscription. Default: the metadata
+	// [KeyHeader].
+	Key func(*message.Message) string
+
+	// Malformed takes a delivery that the marshaler could not read, with the
+	// error that it gave (or a *PanicError), as [Marshaler] reads it: with all
+	// headers as metadata and the body as it came. It is called by a goroutine of
+	// its own. Returning nil acknowledges the delivery, so keep it first;
+	// inbox.Inbox.Refuse does. After an error it is called again, with the delays
+	// of NackDelay. Default: the delivery stays unacknowledged in its queue, is
+	// logged, and tried again with the same delays.
+	Malformed func(ctx context.Context, msg *message.Message, reason error) error
+
+	// NackDelay is the time from a nack to the redelivery of the message if its
+	// handler has not asked for another (inbox.Delivery). It doubles with every
+	// nack of the same delivery, up to NackDelayMax. Meanwhile the message keeps
+	// its place in the prefetch and among the messages of its key; other
+	// messages go on. Default: 100 ms. At least 1 ms.
+	NackDelay time.Duration
+
+	// NackDelayMax is the longest of these times. Default: 10 s, or NackDelay if
+	// that is longer.
+	NackDelayMax time.Duration
+
+	// AckTimeout is how long a delivery may go without an acknowledgement. It
+	// must be less than consumer_timeout of the broker, which closes the channel
+	// of a consumer that takes longer; that is 30 min by default. The context of
+	// a message ends with it. Deliveries that have waited so long without having
+	// been handed out go back to the queue, all of the subscription together, so
+	// that they keep their order. Default: 25 min. At least 1 s.
+	AckTimeout time.Duration
+
+	// CloseTimeout is how long Close, and the end of the context given to
+	// Subscribe, leave to handlers that are running. Then the contexts of their
+	// messages end and the messages go back to the queue. Default: 10 s.
+	CloseTimeout time.Duration
+
+	// DialTimeout bounds connecting: TCP, TLS and AMQP handshake together.
+	// Default: connection_timeout of the URI, else 10 s.
+	DialTimeout time.Duration
+
+	// CallTimeout bounds each request that the broker answers. A connection that
+	// does not answer in time is dropped. Default: 10 s.
+	CallTimeout time.Duration
+
+	// Logger receives connections and consumers lost and regained, and malformed
+	// deliveries. Default: slog.Default().
+	Logger *slog.Logger
+}
+
+const (
+	defaultNackDelay    = 100 * time.Millisecond
+	defaultNackDelayMax = 10 * time.Second
+	defaultAckTimeout   = 25 * time.Minute
+	defaultCloseTimeout = 10 * time.Second
+	defaultDialTimeout  = 10 * time.Second
+	defaultCallTimeout  = 10 * time.Second
+)

@@ -1,0 +1,147 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// connector keeps the one connection that all subscriptions share, and dials a
+// new one when a subscription finds it lost.
+type connector struct {
+	settings *settings
+	turn     chan struct{} // capacity 1: holds a token while somebody uses link
+	link     *link
+}
+
+func newConnector(s *settings) *connector {
+	return &connector{settings: s, turn: make(chan struct{}, 1)}
+}
+
+// get returns a connection that was good a moment ago.
+func (c *connector) get(ctx context.Context) (*link, error) {
+	select {
+	case c.turn <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	defer func() { <-c.turn }()
+	if c.link != nil && !c.link.conn.IsClosed() {
+		return c.link, nil
+	}
+	l, err := dial(ctx, c.settings)
+	if err != nil {
+		return nil, err
+	}
+	c.link = l
+	return l, nil
+}
+
+// close takes leave of the broker. Nobody calls get any more.
+func (c *connector) close() {
+	if c.link != nil {
+		c.link.close()
+	}
+}
+
+// link is one AMQP connection.
+type link struct {
+	settings *settings
+	conn     *amqp.Connection
+	wire     net.Conn
+}
+
+func dial(ctx context.Context, s *settings) (*link, error) {
+	var mu sync.Mutex
+	var wire net.Conn
+	// It also covers the handshakes, which know no context.
+	stop := context.AfterFunc(ctx, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		if wire != nil {
+			_ = wire.Close() // given up
+		}
+	})
+	defer stop()
+	config := s.amqp
+	config.Dial = func(network, address string) (net.Conn, error) {
+		raw, err := s.dialNetwork(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		// amqp091-go lifts it when the handshakes are done.
+		if err := raw.SetDeadline(time.Now().Add(s.DialTimeout)); err != nil {
+			return nil, errors.Join(err, raw.Close())
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		wire = raw
+		if ctx.Err() != nil {
+			return nil, errors.Join(errAbortedDialing, raw.Close())
+		}
+		return raw, nil
+	}
+	if s.tls != nil {
+		config.TLSClientConfig = s.tls.Clone() // amqp091-go writes the server name into it
+	}
+	conn, err := amqp.DialConfig(s.uri, config)
+	mu.Lock()
+	defer mu.Unlock()
+	if err != nil {
+		if wire != nil {
+			_ = wire.Close() // amqp091-go does not after every failure
+		}
+		return nil, err
+	}
+	return &link{settings: s, conn: conn, wire: wire}, nil
+}
+
+func (s *settings) dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+	if s.amqp.Dial != nil {
+		return s.amqp.Dial(network, address)
+	}
+	dialer := net.Dialer{Timeout: s.DialTimeout}
+	return dialer.DialContext(ctx, network, address)
+}
+
+// within runs a request that the broker answers. amqp091-go waits for the answer
+// without end, so if it is not there in time the connection is dropped, which
+// makes every request fail.
+func (l *link) within(request func() error) error {
+	answered := make(chan error, 1)
+	go func() { answered <- request() }()
+	timer := time.NewTimer(l.settings.CallTimeout)
+	defer timer.Stop()
+	select {
+	case err := <-answered:
+		return err
+	case <-timer.C:
+		_ = l.wire.Close() // given up
+		return errors.Join(errCallTimeout, <-answered)
+	}
+}
+
+// farewell bounds the closing of a connection that is good. Without it the broker
+// only logs a line more.
+const farewell = 2 * time.Second
+
+func (l *link) close() {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		// The connection goes either way, and nothing hangs on how.
+		_ = l.conn.CloseDeadline(time.Now().Add(farewell))
+	}()
+	timer := time.NewTimer(farewell)
+	defer timer.Stop()
+	select {
+	case <-closed:
+	case <-timer.C:
+	}
+	_ = l.wire.Close() // a second time, or given up
+	<-closed
+}

@@ -1,0 +1,128 @@
+package rabbitmq
+
+import (
+	"bytes"
+	"context"
+	"runtime/debug"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/inbox"
+)
+
+// parcel is a delivery on its way through a subscription. Only the goroutine of
+// the subscription uses it.
+type parcel struct {
+	session  *session // whose channel it came by; nil once that is lost
+	delivery amqp.Delivery
+	arrived  time.Time
+	lane     *lane // nil if nothing waits for it
+	nacks    int
+	queue    bool      // it has left its lane, and lines up again when it is due
+	due      time.Time // while it is delayed
+
+	msg    *message.Message // ready to be handed out, or handed out
+	cancel context.CancelFunc
+	note   *note
+	reason error // why the marshaler cannot read it
+}
+
+// lane is the deliveries of one ordering key, or of one id: at most one of them
+// is on its way, the others wait.
+type lane struct {
+	name    string
+	waiting []*parcel
+}
+
+// unmarshal reads the delivery. The body is a copy, so that a handler that writes
+// into it does not change what comes again.
+func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			msg, err = nil, &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	delivery.Body = bytes.Clone(delivery.Body)
+	msg, err = s.topology.Marshaler.Unmarshal(delivery)
+	if msg == nil && err == nil {
+		err = errNoMessage
+	}
+	return msg, err
+}
+
+// prepare makes the message that is handed out, with a context of its own that
+// has the values of ctx.
+func (p *parcel) prepare(ctx context.Context, s *settings) {
+	if p.msg == nil {
+		p.read(s)
+	}
+	p.note = &note{redelivered: p.delivery.Redelivered}
+	if _, relayed := p.delivery.Headers[relayHeader]; relayed {
+		p.note.createdAt = p.delivery.Timestamp
+	}
+	var base context.Context
+	base, p.cancel = context.WithDeadline(ctx, p.arrived.Add(s.AckTimeout))
+	p.msg.SetContext(inbox.ContextWithDelivery(base, p.note))
+}
+
+// read makes the message, by the tolerant marshaler if need be.
+func (p *parcel) read(s *settings) {
+	p.msg, p.reason = s.unmarshal(p.delivery)
+	if p.reason != nil {
+		delivery := p.delivery
+		delivery.Body = bytes.Clone(delivery.Body)
+		p.msg, _ = s.tolerant.Unmarshal(delivery) // it never fails
+	}
+}
+
+// laneName returns what the parcel's message is handed out in order with: its
+// key, or the copies of itself.
+func (p *parcel) laneName(s *settings) string {
+	if p.reason != nil {
+		return ""
+	}
+	if key := s.Key(p.msg); key != "" {
+		return "key " + key
+	}
+	if p.msg.UUID != "" {
+		return "id " + p.msg.UUID
+	}
+	return ""
+}
+
+// relayHeader is set by a relay, whose timestamp is that of the producer's
+// database. Others may mean anything by theirs.
+const relayHeader = "oncemill_id"
+
+// note is what a handler can learn and say of its delivery.
+type note struct {
+	redelivered bool
+	createdAt   time.Time
+	delay       atomic.Int64 // nanoseconds; 0: not asked for
+	givesWay    atomic.Bool
+}
+
+func (n *note) Redelivered() bool { return n.redelivered }
+
+func (n *note) CreatedAt() time.Time { return n.createdAt }
+
+func (n *note) GiveWay() { n.givesWay.Store(true) }
+
+func (n *note) DelayNack(d time.Duration) { n.delay.Store(int64(max(d, 1))) }
+
+// nackDelay returns the time to the redelivery of a message that was nacked.
+func (p *parcel) nackDelay(s *settings) time.Duration {
+	if asked := time.Duration(p.note.delay.Load()); asked > 0 {
+		return asked
+	}
+	delay := s.NackDelay
+	for range p.nacks - 1 {
+		if delay *= 2; delay >= s.NackDelayMax {
+			return s.NackDelayMax
+		}
+	}
+	return delay
+}

@@ -1,0 +1,186 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// Subscriber consumes from RabbitMQ. It is a Watermill message.Subscriber, to be
+// used by any number of goroutines. It has one connection, made by the first
+// Subscribe, and one channel for each subscription.
+type Subscriber struct {
+	settings  *settings
+	connector *connector
+	closing   chan struct{}
+
+	mu      sync.Mutex
+	closed  bool
+	group   sync.WaitGroup // subscriptions; none is added once closed
+	current map[*subscription]struct{}
+}
+
+var (
+	_ message.Subscriber           = (*Subscriber)(nil)
+	_ message.SubscribeInitializer = (*Subscriber)(nil)
+)
+
+// New returns a subscriber that consumes where cfg says, with its queues,
+// bindings, marshaler and connection settings. It does no I/O. All bad values
+// come back together, each a *oncemill.ConfigError.
+//
+// cfg.Consume.Qos.PrefetchCount is the number of messages of a subscription that
+// are handled at once; watermill-amqp's constructors set it to 1. Its default
+// marshaler is replaced by [Marshaler], which reads the same and more. With
+// cfg.Consume.NoRequeueOnNack a nacked message is rejected, which leaves it to
+// the dead-letter exchange of the queue, or drops it where there is none.
+func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
+	s, err := resolve(cfg, opts)
+	if err != nil {
+		return nil, err
+	}
+	return &Subscriber{
+		settings:  s,
+		connector: newConnector(s),
+		closing:   make(chan struct{}),
+		current:   make(map[*subscription]struct{}),
+	}, nil
+}
+
+// Subscribe declares the queue of the topic and its binding and consumes from
+// it, until ctx ends or the subscriber is closed. An error means that this could
+// not be done now; from then on the subscription reconnects, declares and
+// consumes again as often as it takes.
+//
+// The context of a message has the values of ctx. It does not end with ctx but
+// when the message is acknowledged or nacked, or Config.CloseTimeout after the
+// end of the subscription. A handler that runs meanwhile can finish, and its
+// acknowledgement counts.
+func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	sub, err := s.begin(topic)
+	if err != nil {
+		return nil, err
+	}
+	first, err := sub.open(ctx)
+	if err != nil {
+		s.end(sub)
+		return nil, fmt.Errorf("rabbitmq: subscribe to %q: %w", topic, err)
+	}
+	s.enter(sub)
+	go func() { // Close waits for it
+		defer s.end(sub)
+		sub.run(ctx, first)
+	}()
+	return sub.out, nil
+}
+
+// SubscribeInitialize declares the queue of the topic and its binding, so that
+// messages are kept from now on.
+func (s *Subscriber) SubscribeInitialize(topic string) error {
+	sub, err := s.begin(topic)
+	if err != nil {
+		return err
+	}
+	defer s.end(sub)
+	if err := sub.initialize(); err != nil {
+		return fmt.Errorf("rabbitmq: initialize %q: %w", topic, err)
+	}
+	return nil
+}
+
+// Close ends all subscriptions. Nothing new is handed out from now on; messages
+// that are being handled get Config.CloseTimeout. It returns when the broker has
+// seen all acknowledgements and the connection is closed. What was not
+// acknowledged is in its queue again. Calling it again waits for the same.
+func (s *Subscriber) Close() error {
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	s.mu.Unlock()
+	if first {
+		close(s.closing)
+	}
+	s.group.Wait()
+	if first {
+		s.connector.close()
+	}
+	return nil
+}
+
+// Ready reports whether every subscription has its consumer, which tells a
+// liveness probe more than that the process is there. It is false while there is
+// no subscription.
+func (s *Subscriber) Ready() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for sub := range s.current {
+		if !sub.consuming.Load() {
+			return false
+		}
+	}
+	return len(s.current) > 0
+}
+
+// begin keeps Close waiting until end.
+func (s *Subscriber) begin(topic string) (*subscription, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, ErrClosed
+	}
+	s.group.Add(1)
+	return newSubscription(s, topic), nil
+}
+
+func (s *Subscriber) enter(sub *subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.current[sub] = struct{}{}
+}
+
+func (s *Subscriber) end(sub *subscription) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.current, sub)
+	s.group.Done()
+}
+
+// initialize declares what the subscription needs on a channel of its own.
+func (s *subscription) initialize() error {
+	l, err := s.owner.connector.get(untilClosed{s.owner.closing})
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	return l.within(func() error {
+		channel, err := l.conn.Channel()
+		if err != nil {
+			return fmt.Errorf("open a channel: %w", err)
+		}
+		if err := s.declare(channel); err != nil {
+			return errors.Join(err, channel.Close())
+		}
+		return channel.Close()
+	})
+}
+
+// untilClosed is the context of a call that Watermill gives none, while the
+// subscriber is not closed.
+type untilClosed struct{ closing <-chan struct{} }
+
+func (c untilClosed) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (c untilClosed) Done() <-chan struct{}       { return c.closing }
+func (c untilClosed) Value(any) any               { return nil }
+
+func (c untilClosed) Err() error {
+	select {
+	case <-c.closing:
+		return ErrClosed
+	default:
+		return nil
+	}
+}

@@ -1,0 +1,478 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// subscription is one Subscribe. All of it happens in one goroutine, run, but for
+// the waiting for what becomes of each message that was handed out, which comes
+// back as an outcome.
+type subscription struct {
+	owner     *Subscriber
+	queue     string
+	exchange  string
+	out       chan *message.Message
+	consuming atomic.Bool
+
+	ready    []*parcel // to be handed out, in this order
+	delayed  map[*parcel]struct{}
+	firstDue time.Time // of the delayed
+	lanes    map[string]*lane
+	away     map[*parcel]struct{} // handed out, no outcome yet; also of lost sessions
+
+	gone     sync.WaitGroup // those who wait for outcomes
+	abandon  chan struct{}  // closed when nobody wants outcomes any more
+	outcomes outcomes
+}
+
+// outcomes are what has become of messages that were handed out.
+type outcomes struct {
+	wake chan struct{} // capacity 1: holds a token while there may be some
+
+	mu  sync.Mutex
+	all []outcome
+}
+
+type outcome struct {
+	parcel *parcel
+	acked  bool
+}
+
+func newSubscription(owner *Subscriber, topic string) *subscription {
+	topology := owner.settings.topology
+	return &subscription{
+		owner:    owner,
+		queue:    topology.Queue.GenerateName(topic),
+		exchange: topology.Exchange.GenerateName(topic),
+		out:      make(chan *message.Message),
+		delayed:  make(map[*parcel]struct{}),
+		lanes:    make(map[string]*lane),
+		away:     make(map[*parcel]struct{}),
+		abandon:  make(chan struct{}),
+		outcomes: outcomes{wake: make(chan struct{}, 1)},
+	}
+}
+
+// run consumes on one session after the other until ctx ends or the subscriber
+// is closed.
+func (s *subscription) run(ctx context.Context, current *session) {
+	settings := s.owner.settings
+	log := settings.Logger.With("queue", s.queue)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() { // ends with this function, which cancels ctx
+		select {
+		case <-s.owner.closing:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	// Handlers that are running may finish after ctx has ended.
+	handling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer giveUp()
+
+	wait := settings.backoff
+	wait.Reset()
+	failures := 0
+	for current != nil {
+		s.consuming.Store(true)
+		since := time.Now()
+		err := s.consume(ctx, handling, current)
+		s.consuming.Store(false)
+		if err == nil {
+			break
+		}
+		s.forget(current)
+		current.close()
+		if !errors.Is(err, errWaitedTooLong) {
+			log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", settings.shown, "error", err)
+		}
+		// A broker that takes consumers only to drop them is still down.
+		if time.Since(since) > wait.MaxInterval {
+			wait.Reset()
+		}
+		for current = nil; current == nil; {
+			if !s.pause(ctx, wait.NextBackOff()) {
+				break
+			}
+			if current, err = s.open(ctx); err == nil {
+				log.InfoContext(ctx, "rabbitmq consumes again", "uri", settings.shown, "failed_attempts", failures)
+				failures = 0
+			} else if failures++; failures == 1 && ctx.Err() == nil {
+				log.WarnContext(ctx, "rabbitmq cannot consume, trying again", "uri", settings.shown, "error", err)
+			}
+		}
+	}
+
+	close(s.out)
+	s.drain(handling, current)
+	giveUp()
+	close(s.abandon)
+	s.gone.Wait()
+	// Nothing was told to go to somebody else while handlers of this one were
+	// running: the channel was kept with its consumer, which takes no more than
+	// the prefetch. So a single active consumer leaves its place, and its
+	// messages in their order, when it has finished.
+	if current != nil {
+		current.close()
+	}
+}
+
+// consume hands out what the session delivers until that is lost, which is its
+// error, or ctx ends.
+func (s *subscription) consume(ctx, handling context.Context, current *session) error {
+	settings := s.owner.settings
+	prefetch := settings.topology.Consume.Qos.PrefetchCount
+	aging := time.NewTicker(settings.AckTimeout / 10)
+	defer aging.Stop()
+	due := time.NewTimer(time.Hour)
+	defer due.Stop()
+	for {
+		var out chan<- *message.Message
+		var next *parcel
+		var msg *message.Message
+		for len(s.ready) > 0 && len(s.away) < prefetch {
+			next = s.ready[0]
+			if next.note == nil {
+				next.prepare(handling, settings)
+			}
+			if next.reason == nil {
+				out, msg = s.out, next.msg
+				break
+			}
+			malformed := next // next changes while it is dealt with
+			s.handOut()
+			s.gone.Go(func() { s.refuse(malformed) }) //nolint:contextcheck // the message has its own
+		}
+		due.Reset(s.untilDue())
+		select {
+		case <-ctx.Done():
+			return nil
+		case delivery, open := <-current.deliveries:
+			if !open {
+				return s.lossOf(current)
+			}
+			s.accept(current, delivery)
+			s.acceptAll(current)
+		case out <- msg:
+			s.handOut()
+			s.gone.Go(func() { s.await(next) })
+		case <-s.outcomes.wake:
+			s.settle()
+			current.flush(ctx, settings.Logger)
+		case <-due.C:
+			s.release(time.Now())
+		case <-aging.C:
+			s.giveUp(time.Now().Add(-settings.AckTimeout))
+			if s.oldestIdle(time.Now()) > settings.AckTimeout {
+				return errWaitedTooLong
+			}
+		}
+	}
+}
+
+// acceptAll takes what is there already, without a look at everything else for
+// each.
+func (s *subscription) acceptAll(current *session) {
+	for range cap(current.deliveries) + s.owner.settings.topology.Consume.Qos.PrefetchCount {
+		select {
+		case delivery, open := <-current.deliveries:
+			if !open {
+				return // it is noticed again
+			}
+			s.accept(current, delivery)
+		default:
+			return
+		}
+	}
+}
+
+// lossOf returns why the deliveries of a session have ended.
+func (s *subscription) lossOf(current *session) error {
+	// Without an error of the channel it was the broker that cancelled.
+	select {
+	case err := <-current.lost:
+		return cause(err)
+	default:
+		return errConsumerGone
+	}
+}
+
+// accept takes a delivery in.
+func (s *subscription) accept(current *session, delivery amqp.Delivery) {
+	current.acks.arrived(delivery.DeliveryTag)
+	p := &parcel{session: current, delivery: delivery, arrived: time.Now()}
+	p.read(s.owner.settings)
+	s.lineUp(p)
+}
+
+// lineUp makes p ready, or puts it behind others in its lane.
+func (s *subscription) lineUp(p *parcel) {
+	name := p.laneName(s.owner.settings)
+	if name == "" {
+		s.ready = append(s.ready, p)
+		return
+	}
+	if l, busy := s.lanes[name]; busy {
+		p.lane = l
+		l.waiting = append(l.waiting, p)
+		return
+	}
+	p.lane = &lane{name: name}
+	s.lanes[name] = p.lane
+	s.ready = append(s.ready, p)
+}
+
+// handOut moves the first of the ready.
+func (s *subscription) handOut() {
+	p := s.ready[0]
+	s.ready[0] = nil
+	s.ready = s.ready[1:]
+	s.away[p] = struct{}{}
+}
+
+// await waits for what becomes of a message that was handed out.
+func (s *subscription) await(p *parcel) {
+	select {
+	case <-p.msg.Acked():
+		s.outcomes.put(outcome{parcel: p, acked: true})
+	case <-p.msg.Nacked():
+		s.outcomes.put(outcome{parcel: p})
+	case <-s.abandon:
+	}
+}
+
+// refuse hands a delivery that the marshaler could not read to Config.Malformed.
+func (s *subscription) refuse(p *parcel) {
+	err := s.owner.settings.refuse(p.msg, p.reason)
+	if err != nil {
+		s.owner.settings.Logger.ErrorContext(p.msg.Context(), "malformed delivery stays in its queue",
+			"queue", s.queue, "reason", p.reason, "error", err)
+	}
+	s.outcomes.put(outcome{parcel: p, acked: err == nil})
+}
+
+func (s *settings) refuse(msg *message.Message, reason error) (err error) {
+	if s.Malformed == nil {
+		return errNoMalformed
+	}
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return s.Malformed(msg.Context(), msg, reason)
+}
+
+// settle deals with the outcomes that have come.
+func (s *subscription) settle() {
+	for _, o := range s.outcomes.take() {
+		p := o.parcel
+		if _, expected := s.away[p]; !expected {
+			continue // it had been given up
+		}
+		delete(s.away, p)
+		p.cancel()
+		switch {
+		case p.session == nil: // the broker has taken it back
+			s.next(p)
+		case o.acked:
+			p.session.acks.ack(p.delivery.DeliveryTag)
+			s.next(p)
+		case s.owner.settings.topology.Consume.NoRequeueOnNack && p.reason == nil:
+			p.session.acks.rejected(p.delivery.DeliveryTag)
+			// If it fails the channel is lost, and NotifyClose says why.
+			_ = p.delivery.Nack(false, false)
+			s.next(p)
+		default:
+			p.nacks++
+			if p.note.givesWay.Load() {
+				s.next(p)
+				p.lane, p.queue = nil, true
+			}
+			s.delay(p, time.Now().Add(p.nackDelay(s.owner.settings)))
+		}
+	}
+}
+
+// next lets the follower of p in its lane go.
+func (s *subscription) next(p *parcel) {
+	l := p.lane
+	if l == nil {
+		return
+	}
+	if len(l.waiting) == 0 {
+		delete(s.lanes, l.name)
+		return
+	}
+	s.ready = append(s.ready, l.waiting[0])
+	l.waiting[0] = nil
+	l.waiting = l.waiting[1:]
+}
+
+// delay keeps p, and its lane, until a time.
+func (s *subscription) delay(p *parcel, until time.Time) {
+	p.msg, p.note, p.reason = nil, nil, nil // each try has its own
+	p.due = until
+	if len(s.delayed) == 0 || until.Before(s.firstDue) {
+		s.firstDue = until
+	}
+	s.delayed[p] = struct{}{}
+}
+
+// release makes those ready whose delay is over.
+func (s *subscription) release(now time.Time) {
+	var first time.Time
+	for p := range s.delayed {
+		switch {
+		case !p.due.After(now):
+			delete(s.delayed, p)
+			if p.queue {
+				p.queue = false
+				p.read(s.owner.settings)
+				s.lineUp(p)
+			} else {
+				s.ready = append(s.ready, p)
+			}
+		case first.IsZero() || p.due.Before(first):
+			first = p.due
+		}
+	}
+	s.firstDue = first
+}
+
+func (s *subscription) untilDue() time.Duration {
+	if len(s.delayed) == 0 {
+		return time.Hour
+	}
+	return time.Until(s.firstDue)
+}
+
+// oldestIdle returns how long the oldest delivery that is not being handled has
+// been here.
+func (s *subscription) oldestIdle(now time.Time) (age time.Duration) {
+	look := func(p *parcel) { age = max(age, now.Sub(p.arrived)) }
+	for _, p := range s.ready {
+		look(p)
+	}
+	for p := range s.delayed {
+		look(p)
+	}
+	for _, l := range s.lanes {
+		for _, p := range l.waiting {
+			look(p)
+		}
+	}
+	return age
+}
+
+// giveUp waits no longer for handlers that do not return though the contexts of
+// their messages have ended and the broker has taken the messages back.
+func (s *subscription) giveUp(arrivedBefore time.Time) {
+	for p := range s.away {
+		if p.session == nil && p.arrived.Before(arrivedBefore) {
+			delete(s.away, p)
+			p.cancel()
+			s.next(p)
+		}
+	}
+}
+
+// forget drops what came by a session that is lost: the broker delivers it again.
+// What is being handled keeps its lane until its handler has finished, so that the
+// repeat does not run beside it.
+func (s *subscription) forget(lost *session) {
+	for _, p := range s.ready {
+		s.drop(p)
+	}
+	s.ready = nil
+	for p := range s.delayed {
+		s.drop(p)
+	}
+	clear(s.delayed)
+	for p := range s.away {
+		if p.session == lost {
+			p.session = nil
+		}
+	}
+	for _, l := range s.lanes {
+		l.waiting = nil
+	}
+}
+
+// drop forgets a parcel that is not away, and so its lane.
+func (s *subscription) drop(p *parcel) {
+	if p.cancel != nil {
+		p.cancel()
+	}
+	if p.lane != nil {
+		delete(s.lanes, p.lane.name)
+	}
+}
+
+// drain waits for the handlers that are running, but not for long, and
+// acknowledges what they have done.
+func (s *subscription) drain(handling context.Context, current *session) {
+	settings := s.owner.settings
+	for _, p := range s.ready {
+		if p.cancel != nil {
+			p.cancel()
+		}
+	}
+	timer := time.NewTimer(settings.CloseTimeout)
+	defer timer.Stop()
+	for len(s.away) > 0 {
+		select {
+		case <-s.outcomes.wake:
+			s.settle()
+			if current != nil {
+				current.flush(handling, settings.Logger)
+			}
+		case <-timer.C:
+			return
+		}
+	}
+}
+
+// pause reports whether the time has passed, rather than ctx ended. Meanwhile
+// handlers of a session that is lost finish.
+func (s *subscription) pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-timer.C:
+			return true
+		case <-s.outcomes.wake:
+			s.settle()
+		}
+	}
+}
+
+func (o *outcomes) put(one outcome) {
+	o.mu.Lock()
+	o.all = append(o.all, one)
+	o.mu.Unlock()
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (o *outcomes) take() []outcome {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	all := o.all
+	o.all = nil
+	return all
+}

@@ -1,0 +1,106 @@
+package inbox
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"time"
+)
+
+// Retry says how often and when a message is tried whose handler fails. An attempt
+// is a run of the handler that ended with an error of its own, or a panic. What
+// is not the message's doing is no attempt and has no limit: a copy that is being
+// handled elsewhere, a deadlock, a serialization failure, an outage of the
+// database or of what the handler depends on, a shutdown.
+type Retry struct {
+	// Tries is the number of attempts within one delivery. Until the last one
+	// the message keeps its place: nothing of its key overtakes it. Default: 3.
+	// 1 to 100.
+	Tries int
+
+	// Backoff is the time before the second attempt, on average. It doubles with
+	// each. Default: 50 ms. At most 1 min.
+	Backoff time.Duration
+
+	// Deliveries is the number of deliveries, Tries attempts each, after which
+	// the message becomes a dead letter. It has no meaning without
+	// Config.DeadLetters: then a message comes again for ever. Default: 5. 1 to
+	// 1,000.
+	Deliveries int
+
+	// Delay is the time to the second delivery, on average. It doubles with each,
+	// up to DelayMax. Without Config.DeadLetters, or over a subscriber that
+	// cannot delay (see Delivery), the subscriber decides. Default: 5 s.
+	Delay time.Duration
+
+	// DelayMax is the longest of these times. Default: 5 min, or Delay if that is
+	// longer.
+	DelayMax time.Duration
+
+	// Crashes is the number of times that a message may take its process down
+	// before it becomes a dead letter. Only deliveries are counted that the
+	// broker has marked as repeated, and from the second on only while no other
+	// message was being handled by this inbox in the process. It has no meaning
+	// without Config.DeadLetters. Default: 3. 1 to 100.
+	Crashes int
+}
+
+func (r *Retry) resolve(bad func(field, value, problem string)) {
+	count := func(field string, value *int, normal, most int) {
+		if *value == 0 {
+			*value = normal
+		}
+		if *value < 1 || *value > most {
+			bad("Retry."+field, strconv.Itoa(*value), "must be 1 to "+strconv.Itoa(most)+", or 0 for "+strconv.Itoa(normal))
+		}
+	}
+	wait := func(field string, value *time.Duration, normal, most time.Duration) {
+		if *value == 0 {
+			*value = normal
+		}
+		if *value < 0 || *value > most {
+			bad("Retry."+field, value.String(), "must be positive and at most "+most.String()+", or 0 for "+normal.String())
+		}
+	}
+	const day = 24 * time.Hour
+	count("Tries", &r.Tries, 3, 100)
+	wait("Backoff", &r.Backoff, 50*time.Millisecond, time.Minute)
+	count("Deliveries", &r.Deliveries, 5, 1000)
+	wait("Delay", &r.Delay, 5*time.Second, day)
+	wait("DelayMax", &r.DelayMax, max(5*time.Minute, r.Delay), day)
+	if r.DelayMax < r.Delay {
+		bad("Retry.DelayMax", r.DelayMax.String(), "must not be below Delay")
+	}
+	count("Crashes", &r.Crashes, 3, 100)
+}
+
+// backoff returns the time before the next attempt of a delivery after n of them.
+func (r *Retry) backoff(n int) time.Duration { return jitter(double(r.Backoff, n-1, time.Minute)) }
+
+// delay returns the time before the next delivery after n of them have failed.
+func (r *Retry) delay(n int) time.Duration { return jitter(double(r.Delay, n-1, r.DelayMax)) }
+
+// double returns d * 2^times, at most most.
+func double(d time.Duration, times int, most time.Duration) time.Duration {
+	for range times {
+		if d *= 2; d >= most {
+			return most
+		}
+	}
+	return d
+}
+
+// jitter spreads d evenly between a half and one and a half of it.
+func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
+
+// pause reports whether the time has passed, rather than ctx ended.
+func pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	}
+}

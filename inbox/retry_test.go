@@ -1,0 +1,488 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
+)
+
+// letters is a store of dead letters: a table without a unique constraint.
+type letters struct {
+	mu    sync.Mutex
+	added []*inbox.Letter
+	fail  error
+}
+
+func (l *letters) Add(ctx context.Context, tx oncemill.Tx, letter *inbox.Letter) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.fail != nil {
+		return l.fail
+	}
+	l.added = append(l.added, letter)
+	_, err := tx.ExecContext(ctx, `insert into letters (message_id, reason, error) values ($1, $2, $3)`, letter.MessageID, string(letter.Reason), letter.Error)
+	return err
+}
+
+func (l *letters) last() *inbox.Letter {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.added) == 0 {
+		return &inbox.Letter{}
+	}
+	return l.added[len(l.added)-1]
+}
+
+// burying returns an inbox with dead letters and short delays.
+func (p *place) burying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *letters) {
+	t.Helper()
+	if p.count(t, p.tableCount("letters")) == 0 {
+		p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
+	}
+	l := &letters{}
+	return p.inbox(t, func(cfg *inbox.Config) {
+		cfg.DeadLetters = l
+		cfg.Retry = inbox.Retry{Tries: 2, Backoff: time.Millisecond, Deliveries: 3, Delay: time.Second, Crashes: 2}
+		if change != nil {
+			change(cfg)
+		}
+	}), l
+}
+
+func (p *place) tableCount(table string) string {
+	if p.cfg.Dialect == oncemill.SQLite {
+		return `select count(*) from sqlite_master where name = '` + table + `'`
+	}
+	return `select count(*) from pg_tables where schemaname = current_schema() and tablename = '` + table + `'`
+}
+
+// expectNotes checks how many messages have notes and letters.
+func (p *place) expectNotes(t *testing.T, notes, letters int) {
+	t.Helper()
+	gotNotes, gotLetters := p.count(t, `select count(*) from {{inbox_failures}}`), p.count(t, `select count(*) from letters`)
+	if gotNotes != notes || gotLetters != letters {
+		t.Errorf("notes, letters: got %d, %d, want %d, %d", gotNotes, gotLetters, notes, letters)
+	}
+}
+
+// from returns a message with what a subscriber tells of it.
+func from(t *testing.T, id string, d delivery) *message.Message {
+	msg := message.NewMessageWithContext(inbox.ContextWithDelivery(t.Context(), d), id, []byte("payload of "+id))
+	msg.Metadata.Set("about", id)
+	return msg
+}
+
+func TestRetry_TriesThenDelaysThenBuries(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, nil)
+		runs := 0
+		delayed := &atomic.Int64{}
+		fail := func(msg *message.Message) ([]*message.Message, error) {
+			runs++
+			return produceAnd(msg, fmt.Errorf("run %d: %w", runs, errUndo))
+		}
+		for n := 1; n <= 3; n++ {
+			delayed.Store(0)
+			err := deliverMessage(t, in, from(t, "a", delivery{delayed: delayed}), fail)
+			if n < 3 {
+				expectError(t, err, errUndo)
+				p.expectNotes(t, 1, 0)
+				if d, least := time.Duration(delayed.Load()), time.Second<<(n-1)/2; d < least || d > 3*least {
+					t.Errorf("delivery %d comes again after %v", n, d)
+				}
+				continue
+			}
+			expectNoError(t, err)
+		}
+		p.expectNotes(t, 0, 1)
+		letter := dead.last()
+		if runs != 6 || letter.Reason != inbox.Failed || letter.Attempts != 3 || len(letter.Errors) != 3 || letter.Error != "run 6: "+errUndo.Error() ||
+			letter.Errors[0].Error != "run 2: "+errUndo.Error() || letter.Errors[0].At.IsZero() || string(letter.Payload) != "payload of a" ||
+			letter.Metadata.Get("about") != "a" || letter.Consumer != "stock" || letter.MessageID != "a" {
+			t.Errorf("%d runs, letter %+v", runs, letter)
+		}
+		// Its copies are duplicates.
+		expectNoError(t, deliver(t, in, "a", fail))
+		if runs != 6 {
+			t.Error("the handler ran again")
+		}
+		p.expect(t, 0, 1, 0)
+		p.expectNotes(t, 0, 1)
+	})
+}
+
+// produceAnd leaves an effect and ends with an error.
+func produceAnd(msg *message.Message, err error) ([]*message.Message, error) {
+	return nil, errors.Join(addEffect(msg), err)
+}
+
+func TestRetry_SuccessAfterFailures(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, _ := p.burying(t, nil)
+		runs := 0
+		handler := func(msg *message.Message) ([]*message.Message, error) {
+			if runs++; runs < 4 {
+				return produceAnd(msg, errUndo)
+			}
+			return produceAnd(msg, nil)
+		}
+		expectError(t, deliver(t, in, "a", handler), errUndo)
+		expectNoError(t, deliver(t, in, "a", handler))
+		p.expect(t, 1, 1, 0)
+		if _, err := in.Prune(t.Context()); err != nil {
+			t.Error(err)
+		}
+		p.expectNotes(t, 0, 0)
+	})
+}
+
+func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Classify = func(err error) error {
+				if strings.Contains(err.Error(), "classified") {
+					return inbox.Permanent(err)
+				}
+				return err
+			}
+		})
+		runs := 0
+		failing := func(err error) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) { runs++; return nil, err }
+		}
+		expectNoError(t, deliver(t, in, "permanent", failing(fmt.Errorf("wrapped: %w", inbox.Permanent(errUndo)))))
+		if letter := dead.last(); runs != 1 || letter.Reason != inbox.PermanentErr || letter.Error != "wrapped: "+errUndo.Error() {
+			t.Errorf("%d runs, letter %+v", runs, letter)
+		}
+		expectNoError(t, deliver(t, in, "classified", failing(errors.New("classified"))))
+		if letter := dead.last(); runs != 2 || letter.MessageID != "classified" {
+			t.Errorf("%d runs, letter %+v", runs, letter)
+		}
+		delayed := &atomic.Int64{}
+		expectError(t, deliverMessage(t, in, from(t, "later", delivery{delayed: delayed}), failing(inbox.RetryAfter(errUndo, time.Hour))), errUndo)
+		if d := time.Duration(delayed.Load()); runs != 3 || d != time.Hour {
+			t.Errorf("%d runs, again after %v", runs, d)
+		}
+		expectNoError(t, deliver(t, in, "panics", func(*message.Message) ([]*message.Message, error) { panic(inbox.Permanent(errUndo)) }))
+		if letter := dead.last(); !strings.Contains(letter.Stack, "retry_test.go") || strings.Contains(letter.Error, "goroutine") {
+			t.Errorf("letter %+v", letter)
+		}
+		p.expectNotes(t, 1, 3)
+		p.expect(t, 0, 3, 0)
+		if inbox.Permanent(nil) != nil || inbox.Unavailable(nil) != nil || inbox.RetryAfter(nil, 1) != nil {
+			t.Error("nil was marked")
+		}
+	})
+}
+
+func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Retention = time.Hour
+			cfg.Fingerprint = func(msg *message.Message) []byte { return msg.Payload }
+			cfg.Verify = func(msg *message.Message) error {
+				if msg.Metadata.Get("forged") != "" {
+					return errors.New("bad signature")
+				}
+				return nil
+			}
+		})
+		known := from(t, "known", delivery{})
+		expectNoError(t, deliverMessage(t, in, known, effect))
+		expectNoError(t, deliverMessage(t, in, known, effect))
+		never := func(*message.Message) ([]*message.Message, error) {
+			t.Error("the handler ran")
+			return nil, nil
+		}
+		other := from(t, "known", delivery{})
+		other.Payload = []byte("other")
+		forged := from(t, "forged", delivery{})
+		forged.Metadata.Set("forged", "yes")
+		for _, c := range []struct {
+			msg    *message.Message
+			reason inbox.Reason
+		}{
+			{from(t, "", delivery{}), inbox.NoMessageID},
+			{from(t, "\xff\x00", delivery{}), inbox.NoMessageID},
+			{other, inbox.Conflict},
+			{forged, inbox.Unverified},
+			{from(t, "old", delivery{createdAt: time.Now().Add(-59 * time.Minute)}), inbox.TooOld},
+		} {
+			before := len(dead.added)
+			expectNoError(t, deliverMessage(t, in, c.msg, never))
+			if letter := dead.last(); letter.Reason != c.reason || len(dead.added) != before+1 {
+				t.Errorf("%s: letter %+v", c.reason, letter)
+			}
+		}
+		expectNoError(t, deliverMessage(t, in, from(t, "younger", delivery{createdAt: time.Now().Add(-40 * time.Minute)}), effect))
+		p.expect(t, 2, 4, 0)
+		expectNoError(t, in.Refuse(t.Context(), from(t, "garbage", delivery{}), errUndo))
+		if letter := dead.last(); letter.Reason != inbox.Malformed {
+			t.Errorf("letter %+v", letter)
+		}
+		expectError(t, p.inbox(t, nil).Refuse(t.Context(), known, errUndo), inbox.ErrNoDeadLetters)
+	})
+}
+
+func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, nil)
+		dead.fail = errors.New("no room")
+		fail := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }
+		expectError(t, deliver(t, in, "a", fail), dead.fail)
+		p.expect(t, 0, 0, 0)
+		dead.fail = nil
+		expectNoError(t, deliver(t, in, "a", fail))
+		p.expect(t, 0, 1, 0)
+		p.expectNotes(t, 0, 1)
+	})
+}
+
+// A message that ends the process is found by the starts that have no end. Here
+// the goroutine ends in its stead.
+func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, nil)
+		crashes := 0
+		crash := func() {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = deliverMessage(t, in, from(t, "a", delivery{redelivered: crashes > 0}), func(*message.Message) ([]*message.Message, error) {
+					crashes++
+					runtime.Goexit()
+					return nil, nil
+				})
+			}()
+			<-ended
+		}
+		// The first is not marked, the second not alone, two are charged.
+		for range 4 {
+			crash()
+		}
+		p.expectNotes(t, 1, 0)
+		// An innocent that was in flight with it, and was delivered again.
+		expectNoError(t, deliverMessage(t, in, from(t, "b", delivery{redelivered: true}), effect))
+		p.expectNotes(t, 1, 0)
+		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true}), effect))
+		if letter := dead.last(); crashes != 4 || letter.Reason != inbox.Crashed {
+			t.Errorf("%d crashes, letter %+v", crashes, letter)
+		}
+		p.expect(t, 1, 2, 0)
+		p.expectNotes(t, 0, 1)
+	})
+}
+
+// Redeliveries whose attempts end, whatever way, are no crashes.
+func TestRetry_DoesNotTakeFailuresForCrashes(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Retry.Deliveries = 100 })
+		for range 10 {
+			expectError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true}), func(*message.Message) ([]*message.Message, error) {
+				return nil, errUndo
+			}), errUndo)
+		}
+		for range 10 {
+			ctx, cancel := context.WithCancel(t.Context())
+			msg := from(t, "a", delivery{redelivered: true})
+			msg.SetContext(inbox.ContextWithDelivery(ctx, delivery{redelivered: true}))
+			_ = deliverMessage(t, in, msg, func(*message.Message) ([]*message.Message, error) {
+				cancel()
+				return nil, ctx.Err()
+			})
+		}
+		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true}), effect))
+		p.expect(t, 1, 1, 0)
+		p.expectNotes(t, 0, 0)
+		if len(dead.added) != 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+	})
+}
+
+// During an outage of something that handlers need nothing is attempted but a
+// probe from time to time, and nothing counts.
+func TestRetry_OutageOfADependencyPausesAndCostsNothing(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, _ := p.burying(t, nil)
+		var back atomic.Bool
+		var runs, during atomic.Int32
+		handler := func(msg *message.Message) ([]*message.Message, error) {
+			if n := during.Add(1); n > 1 && runs.Load() > 10 && !back.Load() {
+				t.Errorf("%d messages are handled at once in the outage", n)
+			}
+			defer during.Add(-1)
+			runs.Add(1)
+			if !back.Load() {
+				return nil, inbox.Unavailable(errUndo)
+			}
+			return nil, addEffect(msg)
+		}
+		var all sync.WaitGroup
+		for i := range 10 {
+			all.Go(func() { expectNoError(t, deliver(t, in, fmt.Sprint(i), handler)) })
+		}
+		for start := time.Now(); runs.Load() < 12 && time.Since(start) < 20*time.Second; {
+			time.Sleep(time.Millisecond)
+		}
+		back.Store(true)
+		all.Wait()
+		if n := runs.Load(); n > 40 {
+			t.Errorf("%d runs", n)
+		}
+		p.expect(t, 10, 10, 0)
+		p.expectNotes(t, 0, 0)
+	})
+}
+
+func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{"postgresql", "postgresql_text_repeatable_read"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := places[name](t)
+			in, _ := p.burying(t, nil)
+			for _, handle := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware} {
+				var begun atomic.Int32
+				h := handle(func(msg *message.Message) ([]*message.Message, error) {
+					if begun.Add(1) == 1 {
+						p.tap.goAway(true)
+					}
+					return nil, addEffect(msg)
+				})
+				before := p.count(t, `select count(*) from effects`)
+				var all sync.WaitGroup
+				for i := range 10 {
+					all.Go(func() {
+						_, err := h(from(t, fmt.Sprint(before+i), delivery{redelivered: i%2 == 0}))
+						expectNoError(t, err)
+					})
+				}
+				for start := time.Now(); !p.tap.isAway() && time.Since(start) < 10*time.Second; {
+					time.Sleep(time.Millisecond)
+				}
+				time.Sleep(300 * time.Millisecond) // the length of the outage
+				runs := begun.Load()
+				p.tap.goAway(false)
+				all.Wait()
+				if runs > 10 {
+					t.Errorf("%d runs in the outage", runs)
+				}
+				p.expect(t, before+10, before+10, 0)
+			}
+			p.expectNotes(t, 0, 0)
+		})
+	}
+}
+
+// A replay is for the one consumer, and it has one effect however often it comes.
+func TestReplay_HasOneEffectWithOneConsumer(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
+		other, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Consumer = "mail" })
+		fail := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }
+		expectNoError(t, deliver(t, in, "a", fail))
+		replay := func() *message.Message {
+			msg := from(t, "a", delivery{createdAt: time.Now().Add(-240 * time.Hour)})
+			msg.Metadata.Set(inbox.ReplayMetadata, "1")
+			msg.Metadata.Set(inbox.ConsumerMetadata, "stock")
+			return msg
+		}
+		never := func(*message.Message) ([]*message.Message, error) {
+			t.Error("the handler ran")
+			return nil, nil
+		}
+		expectNoError(t, deliverMessage(t, other, replay(), never))
+		// It fails again: another letter, and the id is still that of one.
+		expectNoError(t, deliverMessage(t, in, replay(), fail))
+		if len(dead.added) != 2 {
+			t.Errorf("%d letters", len(dead.added))
+		}
+		var all sync.WaitGroup
+		for range 10 {
+			all.Go(func() {
+				for {
+					_, err := in.GroupMiddleware(effect)(replay())
+					if !errors.Is(err, inbox.ErrBeingHandled) {
+						expectNoError(t, err)
+						return
+					}
+				}
+			})
+		}
+		all.Wait()
+		p.expect(t, 1, 1, 0)
+		// What was never dead has nothing to replay.
+		unknown := replay()
+		unknown.UUID = "unknown"
+		expectNoError(t, deliverMessage(t, in, unknown, never))
+		p.expect(t, 1, 1, 0)
+	})
+}
+
+func TestPrune_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Second })
+		other := p.inbox(t, func(cfg *inbox.Config) { cfg.Consumer = "mail"; cfg.Retention = time.Second })
+		expectNoError(t, deliver(t, in, "dead", func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }))
+		expectNoError(t, deliver(t, in, "old", effect))
+		expectNoError(t, deliver(t, other, "theirs", effect))
+		expectError(t, deliver(t, in, "failing", func(*message.Message) ([]*message.Message, error) { return nil, errUndo }), errUndo)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- in.Run(ctx) }()
+		left := func() []string {
+			var ids []string
+			for _, id := range []string{"dead", "old", "theirs"} {
+				if p.count(t, `select count(*) from {{inbox}} where message_id = '`+id+`'`) == 1 {
+					ids = append(ids, id)
+				}
+			}
+			return ids
+		}
+		if got := left(); !slices.Equal(got, []string{"dead", "old", "theirs"}) {
+			t.Errorf("left at first: %v", got)
+		}
+		for start := time.Now(); len(left()) == 3 && time.Since(start) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
+			if _, err := in.Prune(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := left(); !slices.Equal(got, []string{"dead", "theirs"}) {
+			t.Errorf("left: %v", got)
+		}
+		if _, err := in.Prune(ctx); err != nil {
+			t.Fatal(err)
+		}
+		p.expectNotes(t, 0, 1)
+		cancel()
+		expectNoError(t, <-ended)
+	})
+}
+
+func TestNew_RefusesRetriesThatCannotBe(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Retention: -1, Retry: inbox.Retry{
+			Tries: -1, Backoff: -1, Deliveries: -1, Delay: time.Minute, DelayMax: time.Second, Crashes: 101,
+		}})
+		want := []string{
+			"inbox.Config.Retention", "inbox.Config.Retry.Backoff", "inbox.Config.Retry.Crashes",
+			"inbox.Config.Retry.DelayMax", "inbox.Config.Retry.Deliveries", "inbox.Config.Retry.Tries",
+		}
+		if got := configFields(err); !slices.Equal(got, want) {
+			t.Errorf("bad fields: got %v, want %v", got, want)
+		}
+	})
+}
