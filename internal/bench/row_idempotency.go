@@ -145,10 +145,6 @@ func (b *bench) newPostsIn(ctx context.Context, tables oncemill.Config) (*posts,
 	return s, nil
 }
 
-type execer interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
 func insertPosted(ctx context.Context, tx execer, w http.ResponseWriter, r *http.Request) error {
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
