@@ -194,6 +194,8 @@ func (b *broker) all() []delivery {
 type remoteSink struct {
 	name, address string
 	holdBack      string // messages of this key are not sent before the broker's release
+	lethal        string // a message that kills the process
+	away          atomic.Bool
 
 	mu       sync.Mutex
 	last     uint64
@@ -265,6 +267,9 @@ func (s *remoteSink) Publish(ctx context.Context, msgs []*relay.Message, done fu
 	numbers := make([]uint64, len(msgs))
 	s.mu.Lock()
 	for i, m := range msgs {
+		if s.lethal != "" && m.MessageID == s.lethal {
+			killMyself()
+		}
 		s.last++
 		numbers[i] = s.last
 		s.waiting[s.last] = waiting{m, done}

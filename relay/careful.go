@@ -1,9 +1,6 @@
 package relay
 
-import (
-	"slices"
-	"time"
-)
+import "time"
 
 // writeSuspect writes down which message of a lane is about to be in flight
 // alone, or that the last one is no suspect any more.
@@ -32,20 +29,34 @@ func (e *engine) isCalm(l *lane) bool {
 	if l.crashes == 0 || l.draining || l.announced != nil || l.alone != nil || len(l.failing) > 0 {
 		return false
 	}
-	return l.deleted >= e.window || l.dry && len(l.entries) == 0
+	return l.proven(e.window) || l.dry && len(l.entries) == 0
 }
 
+// proven reports that so many messages of the lane came through that it was not
+// them. Nothing more goes out alone then: the caution is about to end.
+func (l *lane) proven(window int) bool { return l.deleted >= window }
+
 // calm ends the caution towards lanes.
-func (e *engine) calm(lanes []*lane) *chore {
+func (e *engine) calm(now time.Time) *chore {
+	if now.Before(e.calmAt) {
+		return nil
+	}
 	epochs := map[int]int64{}
-	for _, l := range lanes {
-		epochs[l.number] = l.epoch
+	var lanes []*lane
+	for number, l := range e.lanes {
+		if l != nil && l.loaded && e.isCalm(l) {
+			epochs[number], lanes = l.epoch, append(lanes, l)
+		}
+	}
+	if len(lanes) == 0 {
+		return nil
 	}
 	return &chore{
-		do: func(ctx choreContext) error { return ctx.store.calm(ctx, e.owner, epochs) },
+		again: &e.calmAt,
+		do:    func(ctx choreContext) error { return ctx.store.calm(ctx, e.owner, epochs) },
 		done: func(time.Time) {
 			for _, l := range lanes {
-				if slices.Contains(e.lanes[:], l) && l.announced == nil {
+				if e.live(l) && l.announced == nil {
 					l.crashes, l.deleted, l.accused = 0, 0, false
 				}
 			}

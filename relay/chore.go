@@ -13,14 +13,26 @@ import (
 // chore is a piece of work in the database besides reading the outbox and deleting
 // what was confirmed: all that has to do with parked rows, dead letters and
 // crashes. Chores are done one at a time, so each finds the tables as the one
-// before left them. One that fails is tried again until it succeeds or its lane is
-// lost; doing it twice is harmless.
+// before left them. One whose answer is lost is tried again until it succeeds or
+// its lane is lost; doing it twice is harmless. One that the database refuses
+// makes room for others, and is tried again later.
 type chore struct {
 	lane     *lane // whose lease it needs; nil: none
 	failures []failure
+	again    *time.Time // when the next of its kind may begin, if it cannot be done; nil: its lane's
 	do       func(choreContext) error
 	done     func(now time.Time)
+	undo     func() // nil: nothing to undo
 }
+
+// choreError says what a chore that failed means.
+type choreError uint8
+
+const (
+	choreLost       choreError = iota // the connection: the database may be another one afterwards
+	choreCollided                     // with another transaction
+	choreImpossible                   // this one; others may be possible
+)
 
 type choreContext struct {
 	context.Context //nolint:containedctx // lives for one call
@@ -35,6 +47,11 @@ type chores struct {
 	choreFailed bool
 	choreAt     time.Time // a failed one is tried again then
 	choreLane   int       // rotates
+	choreTurn   int       // rotates over the kinds
+	loadAt      time.Time // after a failure
+	settleAt    time.Time // after a failure
+	calmAt      time.Time // after a failure
+	asideAt     time.Time // when a lane last made room without knowing for whom
 	dueAt       time.Time // when to look for parked rows that are due; zero: nothing waits
 	commandsAt  time.Time // when to look for operators' commands
 }
@@ -45,6 +62,8 @@ const (
 	dueRows       = 32 // of each
 	commandsEvery = time.Second
 	maxCommands   = 100
+	maxSettled    = 500
+	followLinger  = 50 * time.Millisecond
 )
 
 // parkedDue makes the engine look for due rows at a time.
@@ -54,16 +73,39 @@ func (c *chores) parkedDue(at time.Time) {
 	}
 }
 
-func (c *chores) due() time.Time {
-	switch {
-	case c.choreFailed:
-		return c.choreAt
-	case c.chore != nil:
-		return time.Time{}
-	case c.dueAt.IsZero() || c.commandsAt.Before(c.dueAt):
-		return c.commandsAt
+// choresDue returns when the next chore may begin; zero: not before something
+// happens.
+func (e *engine) choresDue() (due time.Time) {
+	earlier := func(at time.Time) {
+		if due.IsZero() || at.Before(due) {
+			due = at
+		}
 	}
-	return c.dueAt
+	switch {
+	case e.choreFailed:
+		return e.choreAt
+	case e.chore != nil:
+		return time.Time{}
+	}
+	if !e.dueAt.IsZero() {
+		earlier(e.dueAt)
+	}
+	earlier(e.commandsAt)
+	if len(e.settled) > 0 {
+		earlier(e.settleAt)
+	}
+	for _, l := range e.lanes {
+		switch {
+		case l == nil:
+		case !l.loaded && !l.draining:
+			earlier(e.loadAt)
+		case len(l.failing) > 0, l.announced != nil && !l.written, l.accused:
+			earlier(l.choreAt)
+		case len(l.followers) > 0 && !l.draining:
+			earlier(l.followAt)
+		}
+	}
+	return due
 }
 
 func (e *engine) fence(l *lane) fence { return fence{lane: l.number, owner: e.owner, epoch: l.epoch} }
@@ -95,64 +137,82 @@ func (e *engine) nextChore(now time.Time) *chore {
 	return e.chore
 }
 
+// pickChore returns one chore that is due, of each kind in its turn, so that none
+// keeps the others waiting.
 func (e *engine) pickChore(now time.Time) *chore {
-	if c := e.load(); c != nil {
-		return c
+	kinds := [...]func(time.Time) *chore{
+		e.load, e.settle, e.writeOneLane, e.lookForDue, e.lookForCommands, e.calm,
 	}
-	if len(e.settled) > 0 {
-		return e.settle()
+	for range kinds {
+		e.choreTurn = (e.choreTurn + 1) % len(kinds)
+		if c := kinds[e.choreTurn](now); c != nil {
+			return c
+		}
 	}
-	var calming []*lane
+	return nil
+}
+
+// writeOneLane returns what is to be written of a lane, of each in its turn.
+func (e *engine) writeOneLane(now time.Time) *chore {
 	for range e.lanes {
 		e.choreLane = (e.choreLane + 1) % len(e.lanes)
 		l := e.lanes[e.choreLane]
-		if l == nil || !l.loaded && len(l.failing) == 0 {
+		if l == nil || !l.loaded && len(l.failing) == 0 || now.Before(l.choreAt) {
 			continue
 		}
 		switch {
-		case e.setAside(l):
-			return e.writeFailures(l)
-		case (len(l.failing) > 0 || len(l.followers) > 0 && !l.draining) && !l.restarting:
+		case e.setAside(l, now):
 			return e.writeFailures(l)
 		case l.accused, l.announced != nil && !l.written:
 			return e.writeSuspect(l)
+		case (len(l.failing) > 0 || l.mayFollow(now)) && !l.restarting:
+			return e.writeFailures(l)
 		case len(l.letters) > 0 || len(l.commanded) > 0:
 			if c := e.carryOut(l); c != nil {
 				return c
 			}
 		}
-		if e.isCalm(l) {
-			calming = append(calming, l)
-		}
-	}
-	switch {
-	case len(calming) > 0:
-		return e.calm(calming)
-	case !e.dueAt.IsZero() && !now.Before(e.dueAt):
-		return e.lookForDue()
-	case !now.Before(e.commandsAt):
-		return e.lookForCommands()
 	}
 	return nil
 }
 
+// mayFollow reports that followers are worth a statement now.
+func (l *lane) mayFollow(now time.Time) bool {
+	return len(l.followers) > 0 && !l.draining && (len(l.followers) >= maxFollowers/5 || !now.Before(l.followAt))
+}
+
 // choreDone takes the answer to a chore.
-func (e *engine) choreDone(now time.Time, retryIn time.Duration, err error) {
+func (e *engine) choreDone(now time.Time, retryIn time.Duration, err error, kind choreError) {
 	c := e.chore
 	lost := c.lane != nil && !e.live(c.lane)
 	switch {
 	case err == nil && !lost:
 		e.chore = nil
+		if c.lane != nil {
+			c.lane.choreAt, c.lane.oneByOne = time.Time{}, c.lane.oneByOne && len(c.lane.failing) > 1
+		}
 		c.done(now)
 	case lost:
 		e.chore = nil
 	case errors.Is(err, errFenced):
 		e.chore = nil
 		e.drop(c.lane.number)
+	case kind == choreImpossible:
+		e.chore = nil
+		if c.again != nil {
+			*c.again = now.Add(retryIn)
+		} else {
+			c.lane.choreAt = now.Add(retryIn)
+		}
+		if c.undo != nil {
+			c.undo()
+		}
 	default:
 		e.choreFailed = true
 		e.choreAt = now.Add(retryIn)
-		e.forgetUnsent()
+		if kind == choreLost {
+			e.forgetUnsent()
+		}
 	}
 }
 
@@ -168,9 +228,9 @@ func (e *engine) numbers(want func(*lane) bool) (numbers []int, lanes []*lane) {
 
 // load learns what is parked in lanes that were just taken, or whose memory is
 // in doubt, and charges whoever was alone in flight when a former owner died.
-func (e *engine) load() *chore {
+func (e *engine) load(now time.Time) *chore {
 	numbers, lanes := e.numbers(func(l *lane) bool { return !l.loaded && !l.draining })
-	if len(lanes) == 0 {
+	if len(lanes) == 0 || now.Before(e.loadAt) {
 		return nil
 	}
 	type accused struct {
@@ -184,6 +244,7 @@ func (e *engine) load() *chore {
 		l.loading = true
 	}
 	return &chore{
+		again: &e.loadAt,
 		do: func(ctx choreContext) (err error) {
 			if keys, err = ctx.store.parkedKeys(ctx, numbers); err != nil {
 				return err
@@ -251,12 +312,16 @@ func (l *lane) resync(parked map[string]bool) {
 }
 
 // settle deletes confirmed rows of parked.
-func (e *engine) settle() *chore {
-	n := min(len(e.settled), e.removeRows)
+func (e *engine) settle(now time.Time) *chore {
+	if len(e.settled) == 0 || now.Before(e.settleAt) {
+		return nil
+	}
+	n := min(len(e.settled), e.removeRows, maxSettled)
 	rows := slices.Clone(e.settled[:n])
 	refs := entryRefs(rows)
 	var unparked []parkedKey
 	return &chore{
+		again: &e.settleAt,
 		do: func(ctx choreContext) (err error) {
 			var missed int
 			unparked, missed, err = ctx.store.settle(ctx, refs)
@@ -280,14 +345,17 @@ func (e *engine) settle() *chore {
 }
 
 // lookForDue brings parked rows whose time has come.
-func (e *engine) lookForDue() *chore {
+func (e *engine) lookForDue(now time.Time) *chore {
+	if e.dueAt.IsZero() || now.Before(e.dueAt) {
+		return nil
+	}
 	full := false
 	numbers, lanes := e.numbers(func(l *lane) bool {
 		if !l.loaded || l.draining {
 			return false
 		}
 		// The rest is for what comes from the outbox.
-		room := l.bytes <= e.laneBytes/2 && len(l.entries) < maxEntries*e.laneRows/4
+		room := l.parked < maxEntries*e.laneRows/4
 		full = full || !room
 		return room
 	})
@@ -303,6 +371,7 @@ func (e *engine) lookForDue() *chore {
 		}
 	}
 	return &chore{
+		again: &e.dueAt,
 		do: func(ctx choreContext) (err error) {
 			if len(numbers) == 0 {
 				return nil

@@ -45,31 +45,35 @@ type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
 	jitter  draw
 
-	topics []*topic // in trouble, in the order in which that began
-	passed uint64   // the latest publish that was confirmed
+	topics []*topic // in trouble; who probes next comes first
+	byName map[string]*topic
+	passed uint64 // the latest publish that was confirmed
+
+	// changed is told when a topic becomes unavailable, and when it is not any
+	// more (a nil cause); nil: nobody is.
+	changed func(topic string, cause error)
 
 	sinkDown    bool
 	sinkRetry   backoff.BackOff
 	sinkRetryAt time.Time
 	sinkProbe   *entry
-	room        int // the window while the sink recovers; 0: as configured
+	sinkTurn    bool // the next probe is one of a topic without trouble, if there is any
+	room        int  // the window while the sink recovers; 0: as configured
 }
 
 // find returns the circuit of a topic, nil if it has no trouble.
 func (c *circuits) find(name string) *topic {
-	for _, t := range c.topics {
-		if t.name == name {
-			return t
-		}
-	}
-	return nil
+	return c.byName[name]
 }
 
 func (c *circuits) findOrAdd(name string) *topic {
 	t := c.find(name)
 	if t == nil {
 		t = &topic{name: name, retry: drawnBackOff(c.jitter)}
-		c.topics = append(c.topics, t)
+		if c.byName == nil {
+			c.byName = map[string]*topic{}
+		}
+		c.topics, c.byName[name] = append(c.topics, t), t
 	}
 	return t
 }
@@ -101,12 +105,12 @@ func (c *circuits) withhold(m *entry) {
 }
 
 // unavailable takes the outcome of a message that found no way out.
-func (c *circuits) unavailable(m *entry, sent uint64, now time.Time) {
+func (c *circuits) unavailable(m *entry, sent uint64, now time.Time, cause error) {
 	t := c.findOrAdd(m.Topic)
 	t.unsuspect(m)
 	c.probed(t, m, now)
 	if t.state != opened {
-		c.open(t, sent, now)
+		c.open(t, sent, now, cause)
 	}
 }
 
@@ -119,15 +123,20 @@ func (c *circuits) probed(t *topic, m *entry, now time.Time) {
 	if c.sinkProbe == m {
 		c.sinkProbe = nil
 		c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
+		c.sinkTurn = !c.sinkTurn
+		// It may be this topic's own trouble: the next one has its turn.
+		c.topics = append(slices.DeleteFunc(c.topics, func(o *topic) bool { return o == t }), t)
 	}
 }
 
 // open opens a circuit; its suspects are none, since it is the topic's fault.
-func (c *circuits) open(t *topic, sent uint64, now time.Time) {
+func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
+	if t.state != recovering && c.changed != nil {
+		c.changed(t.name, cause)
+	}
 	t.state, t.openedAt, t.credit, t.probe = opened, sent, 0, nil
 	t.retryAt = now.Add(t.retry.NextBackOff())
 	for _, m := range t.suspects {
-		m.failedAt = 0
 		if m.state == suspected && !c.inOrder {
 			m.state = withheld
 			t.withheld = append(t.withheld, m)
@@ -139,7 +148,7 @@ func (c *circuits) open(t *topic, sent uint64, now time.Time) {
 	}
 	for _, other := range c.topics {
 		if other != t && other.state == opened && c.passed <= other.openedAt {
-			c.sinkDown, c.sinkProbe = true, nil
+			c.sinkDown, c.sinkProbe, c.sinkTurn = true, nil, true
 			c.sinkRetry = drawnBackOff(c.jitter)
 			c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
 			return
@@ -149,31 +158,37 @@ func (c *circuits) open(t *topic, sent uint64, now time.Time) {
 
 // unclear takes an outcome that may be the message's fault or the topic's, and
 // reports whether it is known to be the message's.
-func (c *circuits) unclear(m *entry, sent uint64, now time.Time) (guilty bool) {
+func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (guilty bool) {
 	t := c.findOrAdd(m.Topic)
 	c.probed(t, m, now)
 	switch {
 	case t.state == opened:
 		t.unsuspect(m)
 		return false
-	case m.failedAt > 0 && t.passed > m.failedAt:
+	case m.failedAt > 0 && t.passed > m.failedAt,
+		m.failedAt > 0 && c.passed > m.failedAt && now.Sub(m.doubted) > loneLimit:
 		t.unsuspect(m)
 		c.forget(t)
 		return true
 	}
 	if m.failedAt == 0 {
-		m.failedAt = sent
+		m.failedAt, m.doubted = sent, now
 	}
 	m.state = suspected
+	t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool { return s.state != suspected && s.state != inFlight })
 	if !slices.Contains(t.suspects, m) {
 		t.suspects = append(t.suspects, m)
 	}
 	t.retryAt = now.Add(t.retry.NextBackOff())
-	if len(t.suspects) > 1 || t.state == recovering {
-		c.open(t, sent, now)
+	if len(t.suspects) > 1 {
+		c.open(t, sent, now, cause)
 	}
 	return false
 }
+
+// loneLimit is how long a suspect without others of its topic is tried while those
+// of other topics pass, before it is held to be guilty.
+const loneLimit = 5 * time.Minute
 
 // unrelated takes an outcome that says nothing about the way out: the next message
 // probes.
@@ -219,7 +234,10 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 	t.passed = max(t.passed, m.sent)
 	t.unsuspect(m)
 	switch t.state {
-	case suspicious:
+	case suspicious, recovering:
+		if t.state == recovering {
+			t.credit += 2
+		}
 		t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool {
 			if s.state == suspected && t.passed > s.failedAt {
 				guilty = append(guilty, s)
@@ -230,9 +248,8 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 	case opened:
 		if t.probe == m || m.sent > t.openedAt {
 			t.state, t.probe, t.credit = recovering, nil, 2
+			t.retry.Reset()
 		}
-	case recovering:
-		t.credit += 2
 	}
 	c.forget(t)
 	return guilty
@@ -265,7 +282,7 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			t.credit, t.retryAt = 1, now.Add(trickle)
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			if m.state == withheld && t.credit > 0 {
+			if m.state == withheld && t.credit > 0 && !m.lane.draining {
 				t.credit--
 				m.released = true
 				out(m)
@@ -323,5 +340,26 @@ func (c *circuits) forget(t *topic) {
 	if t.state == opened || len(t.suspects) > 0 || len(t.withheld) > 0 {
 		return
 	}
+	c.drop(t)
+}
+
+func (c *circuits) drop(t *topic) {
 	c.topics = slices.DeleteFunc(c.topics, func(o *topic) bool { return o == t })
+	delete(c.byName, t.name)
+	if t.state != suspicious && c.changed != nil {
+		c.changed(t.name, nil)
+	}
+}
+
+// sweep drops open circuits that have had nothing to probe with for long: their
+// messages are gone, or with another worker.
+func (c *circuits) sweep(now time.Time) {
+	for _, t := range slices.Clone(c.topics) {
+		if t.state == opened && !c.inOrder && t.probe == nil && len(t.withheld) == 0 && now.Sub(t.retryAt) > time.Minute {
+			c.drop(t)
+		}
+	}
+	if len(c.topics) == 0 {
+		c.sinkDown = false
+	}
 }

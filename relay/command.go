@@ -6,10 +6,15 @@ import (
 )
 
 // lookForCommands asks what operators want done with dead letters of the lanes.
-func (e *engine) lookForCommands() *chore {
+func (e *engine) lookForCommands(now time.Time) *chore {
+	if now.Before(e.commandsAt) {
+		return nil
+	}
+	e.sweep(now) // as often is enough
 	numbers, _ := e.numbers(func(l *lane) bool { return l.loaded && !l.draining })
 	var found []command
 	return &chore{
+		again: &e.commandsAt,
 		do: func(ctx choreContext) (err error) {
 			if len(numbers) > 0 {
 				found, err = ctx.store.commands(ctx, numbers, maxCommands)

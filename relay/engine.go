@@ -99,6 +99,10 @@ func (e *engine) mayHold(number int) bool {
 func (e *engine) drain(number int) {
 	if l := e.lanes[number]; l != nil {
 		l.draining = true
+		if m := l.announced; m != nil {
+			l.cancel()
+			e.unrelated(m)
+		}
 	}
 }
 
@@ -297,7 +301,7 @@ func (e *engine) take(l *lane, most int) []*entry {
 		l.announced, l.written, l.alone = nil, false, m
 		return []*entry{m}
 	}
-	if e.sinkDown {
+	if e.sinkDown || l.careful() && l.proven(e.window) {
 		return nil
 	}
 	var taken []*entry
@@ -338,35 +342,7 @@ func (l *lane) announce(m *entry) {
 // the sink's, may close.
 func (e *engine) nextProbe(now, deadline time.Time) *entry {
 	if e.sinkDown {
-		if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
-			return nil
-		}
-		for _, t := range e.topics {
-			if t.state != opened || t.probe != nil {
-				continue
-			}
-			if m := e.candidate(t, now, deadline); m != nil {
-				t.probe, e.sinkProbe = m, m
-				return e.alone(m)
-			}
-		}
-		for _, l := range e.lanes {
-			if l == nil || !l.mayPublish(now, deadline) || l.announced != nil {
-				continue
-			}
-			if m := l.ready.next(); m != nil {
-				l.ready.drop()
-				e.sinkProbe = m
-				return e.alone(m)
-			}
-		}
-		for _, t := range e.topics {
-			if m := t.loneSuspect(now, deadline); m != nil { // nothing else is left to probe with
-				e.sinkProbe = m
-				return e.alone(m)
-			}
-		}
-		return nil
+		return e.nextSinkProbe(now, deadline)
 	}
 	for _, t := range e.topics {
 		if now.Before(t.retryAt) {
@@ -380,6 +356,62 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 		}
 		if m := t.loneSuspect(now, deadline); m != nil {
 			return e.alone(m)
+		}
+	}
+	return nil
+}
+
+// nextSinkProbe returns a message that is to find out whether the sink is there
+// again: one of a topic without trouble and one of each topic with it, in turn.
+func (e *engine) nextSinkProbe(now, deadline time.Time) *entry {
+	if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
+		return nil
+	}
+	ways := []func(now, deadline time.Time) *entry{e.openedProbe, e.freshProbe}
+	if e.sinkTurn {
+		slices.Reverse(ways)
+	}
+	for _, way := range ways {
+		if m := way(now, deadline); m != nil {
+			e.sinkProbe = m
+			return e.alone(m)
+		}
+	}
+	for _, t := range e.topics {
+		if m := t.loneSuspect(now, deadline); m != nil { // nothing else is left to probe with
+			e.sinkProbe = m
+			return e.alone(m)
+		}
+	}
+	return nil
+}
+
+func (e *engine) openedProbe(now, deadline time.Time) *entry {
+	for _, t := range e.topics {
+		if t.state != opened || t.probe != nil {
+			continue
+		}
+		if m := e.candidate(t, now, deadline); m != nil {
+			t.probe = m
+			return m
+		}
+	}
+	return nil
+}
+
+func (e *engine) freshProbe(now, deadline time.Time) *entry {
+	for _, l := range e.lanes {
+		if l == nil || !l.mayPublish(now, deadline) || l.announced != nil {
+			continue
+		}
+		for m := l.ready.next(); m != nil; m = l.ready.next() {
+			if t := e.find(m.Topic); !e.inOrder && t != nil && t.state == opened {
+				l.ready.drop()
+				e.withhold(m)
+				continue
+			}
+			l.ready.drop()
+			return m
 		}
 	}
 	return nil
@@ -450,7 +482,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	case confirmedOutcome:
 		e.confirm(m, now)
 	case unavailableOutcome:
-		e.unavailable(m, e.sent, now)
+		e.unavailable(m, e.sent, now, err)
 		if !lost {
 			e.putBack(m)
 		}
@@ -515,7 +547,7 @@ func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 	case lost || m.lane.draining:
 		e.unrelated(m)
 		m.state = waiting
-	case e.unclear(m, e.sent, now):
+	case e.unclear(m, e.sent, now, err):
 		e.charge(m, now, class, err.Error())
 	case e.inOrder || m.state == inFlight:
 		e.putBack(m)
@@ -597,11 +629,15 @@ func (e *engine) due(now time.Time) time.Time {
 			earlier(l.retryAt)
 		}
 	}
-	if at := e.circuits.due(); !at.IsZero() {
-		earlier(at)
-	}
-	if at := e.chores.due(); !at.IsZero() {
-		earlier(at)
+	// What is due and was not done just now waits for something else as well.
+	for _, at := range []time.Time{e.circuits.due(), e.choresDue()} {
+		switch {
+		case at.IsZero():
+		case at.After(now):
+			earlier(at)
+		default:
+			earlier(now.Add(e.pollMin))
+		}
 	}
 	return due
 }

@@ -86,18 +86,23 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 // setAside moves messages of a lane whose topics are unavailable to parked, at no
 // charge, so that those of other topics find room. It reports whether it found any.
 // While nothing at all goes out there is no need to.
-func (e *engine) setAside(l *lane) bool {
+//
+// If no other topic is known, because one fills the memory, a lane at a time makes
+// some room now and then, to find out.
+func (e *engine) setAside(l *lane, now time.Time) bool {
 	if e.inOrder || e.sinkDown || len(e.topics) == 0 || l.draining ||
 		len(l.entries) < maxEntries*e.laneRows/2 && l.bytes < e.laneBytes {
+		l.fullAt = now
 		return false
 	}
+	blind := now.Sub(l.fullAt) > asideBlind && now.Sub(e.asideAt) > asideBlind
 	before := len(l.failing)
 	for _, t := range e.topics {
-		if t.state != opened || e.passed <= t.openedAt {
+		if t.state != opened || e.passed <= t.openedAt && !blind {
 			continue
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			if m.state != withheld || m.lane != l || m.parked {
+			if m.state != withheld || m.lane != l || m.parked || len(l.failing)-before >= e.laneRows {
 				return m.state != withheld
 			}
 			m.state, m.failure = charged, &failure{
@@ -113,9 +118,15 @@ func (e *engine) setAside(l *lane) bool {
 	if len(l.failing) == before {
 		return false
 	}
+	l.fullAt = now
+	if blind {
+		e.asideAt = now
+	}
 	l.stopFailing()
 	return true
 }
+
+const asideBlind = 2 * time.Second
 
 // asideFor returns how long messages are set aside: one to three seconds, so that
 // they are not all due at once.
@@ -155,6 +166,12 @@ func (l *lane) stopFailing() {
 		c.remove(m)
 		if m.failure.verdict != letterSkip {
 			l.park(c)
+			continue
+		}
+		for o := c.head; o != nil; o = o.next {
+			if o.state == ready || o.state == again {
+				o.state = waiting // in a pipeline they were to follow at once
+			}
 		}
 	}
 }
@@ -208,6 +225,15 @@ func (l *lane) unpark(key string) {
 // writeFailures writes down what has failed in one lane, and moves followers.
 func (e *engine) writeFailures(l *lane) *chore {
 	failed, followers := slices.Clone(l.failing), slices.Clone(l.followers[:min(len(l.followers), maxFollowers)])
+	if l.oneByOne {
+		if len(failed) > 0 {
+			failed, followers = failed[:1], nil
+			l.failing = append(l.failing[1:], failed[0]) // the next one has its turn
+		} else {
+			followers = followers[:1]
+			l.followers = append(l.followers[1:], followers[0])
+		}
+	}
 	failures := make([]failure, len(failed))
 	for i, m := range failed {
 		m.moving = true
@@ -219,8 +245,15 @@ func (e *engine) writeFailures(l *lane) *chore {
 	}
 	return &chore{
 		lane: l, failures: failures,
+		undo: func() {
+			l.oneByOne = true
+			for _, m := range slices.Concat(failed, followers) {
+				m.moving = false
+			}
+		},
 		do: func(ctx choreContext) error { return ctx.store.fail(ctx, e.fence(l), failures, refs) },
 		done: func(now time.Time) {
+			l.followAt = now.Add(followLinger)
 			moved := func(m *entry) bool { return m.moving }
 			l.failing = slices.DeleteFunc(l.failing, moved)
 			l.followers = slices.DeleteFunc(l.followers, moved)

@@ -41,6 +41,7 @@ type entry struct {
 	sent         uint64    // number of its latest publish
 	failedAt     uint64    // number of the last publish before it became a suspect; 0: it is none
 
+	doubted  time.Time // when it became a suspect
 	parked   bool      // its row is in parked
 	crashed  bool      // a worker died with it alone in flight: it goes out alone
 	released bool      // let out by a circuit
@@ -87,13 +88,20 @@ type lane struct {
 	letters   []int64  // commands on letters without a key
 	commanded []string // keys with commands
 	bytes     int      // of payload and metadata in entries
+	parked    int      // entries of rows in parked
 	inFlight  int
 
 	loaded   bool // the parked keys are known
 	loading  bool // they are being read
 	reading  bool // a read of this lane is under way
+	crowded  bool // a key may have more than maxWaiting entries
 	unbusied bool // a key that the read passes over ceased to be busy
 	dry      bool // the last read found less than it asked for
+
+	choreAt  time.Time // after a chore of this lane has failed: none before
+	oneByOne bool      // then: one failure or follower at a time, to find what is wrong
+	followAt time.Time // followers are moved then, unless there are many
+	fullAt   time.Time // when the lane last had room, or made some
 
 	crashes   int    // takeovers in a row without a window confirmed
 	suspect   int64  // id that was alone in flight when the former owner died
@@ -155,6 +163,9 @@ func (l *lane) know(m *entry) {
 	m.lane = l
 	l.entries[m.ID] = m
 	l.bytes += m.size()
+	if m.parked {
+		l.parked++
+	}
 }
 
 func (m *entry) size() int { return len(m.Payload) + m.metadataSize }
@@ -174,6 +185,7 @@ func (l *lane) place(m *entry) {
 	}
 	m.state = waiting
 	c.insert(m)
+	l.crowded = l.crowded || c.length > maxWaiting
 	if c.stopped() {
 		return
 	}
@@ -268,12 +280,13 @@ func (l *lane) tidy(key string, c *chain) {
 // busy appends the keys that reads are to pass over: more of them would only
 // wait. In a pipeline nothing waits.
 func (l *lane) busy(keys []string) []string {
-	if l.order != OrderPerKey {
+	if l.order != OrderPerKey || !l.crowded {
 		return keys
 	}
+	l.crowded = false
 	for key, c := range l.chains {
 		if c.length > maxWaiting {
-			keys = append(keys, key)
+			keys, l.crowded = append(keys, key), true
 		}
 	}
 	return keys
@@ -305,6 +318,9 @@ func (l *lane) forget(m *entry) {
 	}
 	delete(l.entries, m.ID)
 	l.bytes -= m.size()
+	if m.parked {
+		l.parked--
+	}
 	m.state = forgotten
 	m.Payload, m.Metadata = nil, nil // its read's other entries may live on
 }
@@ -339,8 +355,18 @@ func (l *lane) forgetUnsent() {
 	l.followers = slices.DeleteFunc(l.followers, gone)
 	l.repeat = nil
 	l.ready, l.letters, l.commanded = fifo{}, nil, nil
-	l.announced, l.written = nil, false
+	l.cancel()
 	l.dry, l.loaded, l.loading = false, false, false
+}
+
+// cancel takes an announcement back. If it is written down, the database knows a
+// suspect that is none.
+func (l *lane) cancel() {
+	if m := l.announced; m != nil && m.state == announcing {
+		m.state = waiting
+	}
+	l.accused = l.accused || l.written
+	l.announced, l.written = nil, false
 }
 
 // settled reports that the lane knows rows, and all of them are about to be

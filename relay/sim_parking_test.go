@@ -313,5 +313,9 @@ func (p *simParking) chore(w *simWorker) {
 		return
 	}
 	w.chore = nil
-	w.choreDone(p.now, time.Millisecond, c.err)
+	kind := choreLost
+	if c.err != nil {
+		kind = choreError(p.rng.IntN(3)) //nolint:gosec // small
+	}
+	w.choreDone(p.now, time.Millisecond, c.err, kind)
 }

@@ -109,12 +109,22 @@ func (w *worker) parker(ctx context.Context) error {
 		case errors.Is(answer.err, errFenced):
 			w.log.WarnContext(ctx, "lane was taken by another worker; nothing was written", "lane", c.lane.number)
 		case ctx.Err() == nil:
-			answer.retryIn = retry.NextBackOff()
+			answer.retryIn, answer.kind = retry.NextBackOff(), choreErrorOf(answer.err)
 			w.checkDue.Store(true)
-			w.log.WarnContext(ctx, "writing parked messages or dead letters failed; trying again", "error", answer.err)
+			w.log.WarnContext(ctx, "reading or writing parked messages or dead letters failed; trying again", "error", answer.err)
 		}
 		w.chored <- answer // has room: one chore at a time
 	}
+}
+
+func choreErrorOf(err error) choreError {
+	switch {
+	case sqlerr.Retryable(err):
+		return choreCollided
+	case sqlerr.Connection(err):
+		return choreLost
+	}
+	return choreImpossible
 }
 
 // reportFailures tells of failures that have been written down.

@@ -90,7 +90,11 @@ type removeAnswer struct {
 	retryIn time.Duration
 }
 
-type choreAnswer removeAnswer
+type choreAnswer struct {
+	err     error
+	kind    choreError
+	retryIn time.Duration
+}
 
 func newWorker(r *Relay) *worker {
 	w := &worker{
@@ -238,7 +242,7 @@ func (w *worker) loop(ctx context.Context) error {
 		case answer := <-w.answers:
 			e.removed(time.Now(), answer.retryIn, answer.err)
 		case answer := <-w.chored:
-			e.choreDone(time.Now(), answer.retryIn, answer.err)
+			e.choreDone(time.Now(), answer.retryIn, answer.err, answer.kind)
 		case call := <-w.calls:
 			call(e, time.Now())
 		}

@@ -41,6 +41,10 @@ type workerSpec struct {
 	Lease    time.Duration
 	Window   int
 	Batch    int
+	Order    relay.Order
+	Retry    relay.Retry
+	Crash    crashPoint // the process ends there by SIGKILL
+	Lethal   string     // and where it is to send this message
 }
 
 // workerMain is a worker process: a relay that runs until SIGTERM.
@@ -56,7 +60,7 @@ func workerMain(text string) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
 	fmt.Println(workerListens)
-	db, err := sql.Open(spec.Driver, spec.DSN)
+	db, err := spec.open()
 	if err != nil {
 		return fail(err)
 	}
@@ -65,8 +69,11 @@ func workerMain(text string) int {
 	if err != nil {
 		return fail(err)
 	}
-	r, err := relay.New(box, newRemoteSink(spec.Name, spec.Broker, spec.HoldBack), relay.Config{
-		Name: spec.Name, Lease: spec.Lease, Window: spec.Window, Batch: spec.Batch, Logger: log,
+	sink := newRemoteSink(spec.Name, spec.Broker, spec.HoldBack)
+	sink.lethal = spec.Lethal
+	endToggle := sink.toggle()
+	r, err := relay.New(box, sink, relay.Config{
+		Name: spec.Name, Lease: spec.Lease, Window: spec.Window, Batch: spec.Batch, Order: spec.Order, Retry: spec.Retry, Logger: log,
 	})
 	if err != nil {
 		return fail(err)
@@ -78,10 +85,19 @@ func workerMain(text string) int {
 		return fail(err)
 	}
 	stop()
+	endToggle()
 	if err := goleak.Find(); err != nil {
 		return fail(err)
 	}
 	return 0
+}
+
+func (s workerSpec) open() (*sql.DB, error) {
+	db, err := sql.Open(s.Driver, s.DSN)
+	if err != nil || s.Crash.Parts == nil {
+		return db, err
+	}
+	return sql.OpenDB(&tap{driver: db.Driver(), dsn: s.DSN, around: s.Crash.around}), db.Close()
 }
 
 // process is a worker process.
@@ -91,16 +107,17 @@ type process struct {
 	cmd    *exec.Cmd
 	stderr *bytes.Buffer
 	wait   func() error
+	ended  chan struct{}
 }
 
 func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 	t.Helper()
-	spec.Driver, spec.DSN, spec.Database, spec.Broker = p.driver, p.dsn, p.cfg, b.address()
+	spec.Driver, spec.DSN, spec.Database, spec.Broker = p.driver, p.workerDSN(), p.cfg, b.address()
 	text, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &process{t: t, name: spec.Name, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}}
+	w := &process{t: t, name: spec.Name, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}, ended: make(chan struct{})}
 	w.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
 	w.cmd.Stderr = w.stderr
 	stdout, err := w.cmd.StdoutPipe()
@@ -111,9 +128,10 @@ func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 		t.Fatal(err)
 	}
 	w.wait = sync.OnceValue(w.cmd.Wait)
+	go func() { defer close(w.ended); _ = w.wait() }() // ends with the process, which the cleanup kills
 	t.Cleanup(func() {
 		_ = w.cmd.Process.Kill() // of no effect on one that has ended
-		_ = w.wait()
+		<-w.ended
 		if t.Failed() {
 			t.Logf("worker %s:\n%s", w.name, tail(w.stderr.String(), 3000))
 		}
@@ -122,6 +140,17 @@ func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 		t.Fatalf("worker %s says %q, %v", w.name, line, err)
 	}
 	return w
+}
+
+// workerDSN is what a worker opens its database with.
+func (p place) workerDSN() string {
+	switch {
+	case !p.postgres():
+		return p.dsn
+	case strings.Contains(p.dsn, "?"):
+		return p.dsn + "&binary_parameters=yes"
+	}
+	return p.dsn + "?binary_parameters=yes"
 }
 
 func tail(s string, n int) string {
@@ -142,6 +171,16 @@ func (w *process) kill() {
 	w.t.Helper()
 	w.signal(syscall.SIGKILL)
 	_ = w.wait() // "signal: killed"
+}
+
+// died reports that the worker has killed itself.
+func (w *process) died() bool {
+	select {
+	case <-w.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 // end stops the worker cleanly; it must then leave nothing behind.

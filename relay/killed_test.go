@@ -1,0 +1,69 @@
+package relay_test
+
+import (
+	"database/sql/driver"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+)
+
+// killMyself ends this process as kill -9 does.
+func killMyself() {
+	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+	select {} // until the signal is here
+}
+
+// crashPoint is a place in the life of a worker process at which it dies: at a
+// statement that contains all of Parts.
+type crashPoint struct {
+	Name  string
+	Parts []string
+	When  moment
+}
+
+type moment string
+
+const (
+	before    moment = "before"    // it is sent
+	executed  moment = "executed"  // when it has been; outside a transaction that is committed
+	committed moment = "committed" // when the transaction is that it was sent in
+)
+
+func (p crashPoint) String() string { return p.Name + " " + string(p.When) }
+
+// around is for a tap.
+func (p crashPoint) around(c *tapConn, text string, _ []driver.NamedValue) (after func() error) {
+	matches := true
+	for _, part := range p.Parts {
+		matches = matches && strings.Contains(text, part)
+	}
+	switch {
+	case matches && p.When == before:
+		killMyself()
+	case matches && p.When == committed:
+		c.matched = true
+	case matches, text == "commit" && c.matched:
+		return func() error { killMyself(); return nil }
+	}
+	return nil
+}
+
+// toggle makes the sink lose its broker, or find it again, at each SIGUSR1.
+func (s *remoteSink) toggle() (end func()) {
+	signals, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, syscall.SIGUSR1)
+	go func() {
+		defer close(done)
+		for range signals {
+			s.away.Store(!s.away.Load())
+		}
+	}()
+	return func() {
+		signal.Stop(signals)
+		close(signals)
+		<-done
+	}
+}
+
+func (s *remoteSink) Ready() bool { return !s.away.Load() }
