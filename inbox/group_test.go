@@ -86,6 +86,13 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 			}
 		}
 		p.expect(t, 20, 20, 20)
+		// Of a group of known and new ones, the new ones are handled.
+		for id, err := range deliverAll(t, in, returns("out"), newMessages(t, append(numbered(10), strings.Split("abcdefghij", "")...)...)...) {
+			if err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+		p.expect(t, 30, 30, 30)
 	})
 }
 
