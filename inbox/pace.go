@@ -2,17 +2,19 @@ package inbox
 
 // pace says how large groups may be now. Guarded by the mu of its group.
 //
-// A conflict halves the size and doubles the number of clean groups that it takes
-// to grow again, so that groups which cannot work are tried ever less often.
+// Until the first conflict the size doubles with every clean group. A conflict halves
+// it and makes the number of clean groups that it takes to grow by a quarter four
+// times as many, so that groups which cannot work are tried ever less often.
 type pace struct {
 	most    int
 	writers int // transactions that the database lets write at once
 	size    int
 	streak  int // clean groups since the last change
-	need    int // clean groups to grow
+	need    int // clean groups to grow; 1 before the first conflict
 }
 
 const (
+	sizeAtFirst = 25
 	needAtFirst = 8
 	needAtMost  = 4096
 	// inParallel is the number of messages that are worked on at once, in groups
@@ -22,7 +24,7 @@ const (
 )
 
 func newPace(most, writers int) pace {
-	return pace{most: most, writers: writers, size: most, need: needAtFirst}
+	return pace{most: most, writers: writers, size: min(most, sizeAtFirst), need: 1}
 }
 
 // leaders returns how many groups may be worked on at once: a second one does
@@ -32,13 +34,17 @@ func (p *pace) leaders() int { return min(max(2, inParallel/p.size), p.writers) 
 func (p *pace) conflict() {
 	p.size = max(1, p.size/2)
 	p.streak = 0
-	p.need = min(2*p.need, needAtMost)
+	p.need = min(max(4*p.need, needAtFirst), needAtMost)
 }
 
 // clean notes that a group of n messages was committed. Only one that was as
 // large as allowed tells something.
 func (p *pace) clean(n int) {
 	if n < p.size {
+		return
+	}
+	if p.need == 1 {
+		p.size = min(p.most, 2*p.size)
 		return
 	}
 	if p.streak++; p.streak >= p.need {

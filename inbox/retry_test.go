@@ -405,6 +405,9 @@ func TestReplay_HasOneEffectWithOneConsumer(t *testing.T) {
 			return nil, nil
 		}
 		expectNoError(t, deliverMessage(t, other, replay(), never))
+		addressed := from(t, "for stock", delivery{})
+		addressed.Metadata.Set(inbox.ConsumerMetadata, "stock")
+		expectNoError(t, deliverMessage(t, other, addressed, never))
 		// It fails again: another letter, and the id is still that of one.
 		expectNoError(t, deliverMessage(t, in, replay(), fail))
 		if len(dead.added) != 2 {

@@ -1,0 +1,75 @@
+package dlq
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+// What a consumer could not handle. A time that is not known is null.
+const (
+	addColumns = `
+insert into {{dead_letters}} (source, consumer, topic, message_id, key, payload, metadata,
+	reason, error, stack, attempts, errors, trace_id, fingerprint, created_at)
+values ('consumer', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, `
+	postgresAdd = addColumns + `timestamptz 'epoch' + $14::bigint * interval '1 microsecond')`
+	sqliteAdd   = addColumns + `$14)`
+)
+
+// Add writes the letter of a consumer in a transaction of its own database, which
+// is that of the store. It takes what describes the message and its failure from
+// l; the identity of the letter, its state, its times and its fingerprint are
+// given to it. The caller commits.
+func (s *Store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
+	metadata, err := encode(map[string]string(l.Metadata))
+	if err != nil {
+		return fmt.Errorf("dlq: encode metadata: %w", err)
+	}
+	if len(l.Metadata) == 0 {
+		metadata = []byte{}
+	}
+	type attempt struct {
+		At    int64  `json:"at"`
+		Class string `json:"class"`
+		Text  string `json:"text"`
+	}
+	attempts := make([]attempt, len(l.Attempts))
+	for i, a := range l.Attempts {
+		attempts[i] = attempt{At: a.At.UnixMicro(), Class: clean(a.Class), Text: clean(a.Error)}
+	}
+	history, err := encode(attempts)
+	if err != nil {
+		return fmt.Errorf("dlq: encode attempts: %w", err)
+	}
+	payload := l.Payload
+	if payload == nil {
+		payload = []byte{} // nil would be NULL
+	}
+	text, reason := clean(l.Error), clean(l.Reason)
+	_, err = tx.ExecContext(ctx, s.texts.add, l.Consumer, clean(l.Topic), clean(l.MessageID), clean(l.Key), payload, metadata,
+		reason, text, clean(l.Stack), max(1, l.Tries), string(history), traceID(l.Metadata),
+		Fingerprint(l.Consumer, reason, text, l.MessageID), micros(l.CreatedAt))
+	if err != nil {
+		return fmt.Errorf("dlq: add letter: %w", err)
+	}
+	return nil
+}
+
+func encode(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
+}
+
+func micros(t time.Time) any {
+	if t.IsZero() {
+		return nil
+	}
+	return t.UnixMicro()
+}
