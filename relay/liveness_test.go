@@ -1,0 +1,361 @@
+package relay
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// drive drives an engine alone: nothing is a database or a broker here, chores
+// succeed without being done, and time is what the test says it is.
+type drive struct {
+	*engine
+	now    time.Time
+	nextID int64
+	read   *read
+
+	answer func(m *entry) error // the broker's
+	chores time.Duration        // what one takes; 0: none is done
+	busy   time.Time
+	did    func(c *chore)
+	sent   map[string]int // by topic
+	passed map[string]int // by topic
+}
+
+func newDrive(l limits, lanes ...int) *drive {
+	if l.window == 0 {
+		l.window = 1024
+	}
+	l.laneRows, l.laneBytes, l.removeRows = 256, 1<<20, 4000
+	l.linger, l.pollMin, l.pollMax = 20*time.Millisecond, 2*time.Millisecond, 250*time.Millisecond
+	l.attempts, l.owner = Retry{MaxAttempts: 10, Initial: time.Second, Max: 5 * time.Minute}, "me"
+	d := &drive{
+		engine: newEngine(l), now: time.Unix(1_000_000, 0), chores: time.Millisecond,
+		sent: map[string]int{}, passed: map[string]int{},
+	}
+	for _, n := range lanes {
+		d.hold(n, taken{epoch: 1}, d.now.Add(240*time.Hour))
+		d.lanes[n].loaded = true
+	}
+	return d
+}
+
+// add gives a lane n messages.
+func (d *drive) add(lane, n int, topic, key string) {
+	for range n {
+		d.lanes[lane].add([]*entry{d.row(lane, topic, key)})
+	}
+}
+
+func (d *drive) row(lane int, topic, key string) *entry {
+	d.nextID++
+	return newEntry(outbox.Row{
+		Ref:   outbox.Ref{Lane: lane, ID: d.nextID, MessageID: fmt.Sprint("m", d.nextID), CreatedAt: d.now},
+		Topic: topic, Key: key, Payload: []byte("x"),
+	})
+}
+
+// step lets so much time pass and does what the worker's loop does.
+func (d *drive) step(passes time.Duration) {
+	d.now = d.now.Add(passes)
+	for {
+		taken := d.nextPublish(d.now, d.now.Add(time.Second))
+		if taken == nil {
+			break
+		}
+		for _, m := range taken {
+			d.sent[m.Topic]++
+			err := d.answer(m)
+			if err == nil {
+				d.passed[m.Topic]++
+			}
+			d.outcome(m, d.now, err)
+		}
+	}
+	if d.nextRemoval(d.now) != nil {
+		d.removed(d.now, 0, nil)
+	}
+	if d.chore != nil && !d.choreFailed {
+		if d.now.Before(d.busy) {
+			return
+		}
+		c := d.chore
+		d.choreDone(d.now, 0, nil, choreLost)
+		if d.did != nil {
+			d.did(c)
+		}
+	}
+	if d.chores > 0 && d.nextChore(d.now) != nil {
+		d.busy = d.now.Add(d.chores)
+	}
+}
+
+func (d *drive) run(total, each time.Duration, also func()) {
+	for end := d.now.Add(total); d.now.Before(end); {
+		if also != nil {
+			also()
+		}
+		d.step(each)
+	}
+}
+
+var errNack = Unavailable(errors.New("nack"))
+
+// After an outage of the whole broker one queue stays full: the other topics go
+// on.
+func TestEngine_LeavesADeadTopicBehindAfterAnOutage(t *testing.T) {
+	for _, order := range []Order{OrderPerKey, OrderPerKeyPipelined, OrderNone} {
+		d := newDrive(limits{order: order}, 0, 1, 2)
+		for lane, topic := range []string{"A", "B", "C"} {
+			d.add(lane, 10, topic, "")
+		}
+		up := false
+		d.answer = func(m *entry) error {
+			if !up || m.Topic == "A" {
+				return errNack
+			}
+			return nil
+		}
+		d.run(3*time.Second, 10*time.Millisecond, nil)
+		up = true
+		d.run(30*time.Second, 10*time.Millisecond, nil)
+		if d.passed["B"] != 10 || d.passed["C"] != 10 {
+			t.Errorf("order %d: passed %v", order, d.passed)
+		}
+		if tries := d.sent["A"]; tries < 10 || tries > 1000 {
+			t.Errorf("order %d: the dead topic was tried %d times", order, tries)
+		}
+	}
+}
+
+// Messages that fail in an unclear way, several at a time, are found out while the
+// others of their topic flow.
+func TestEngine_FindsSeveralSuspectsGuilty(t *testing.T) {
+	for _, poisons := range []int{1, 2, 3, 10} {
+		d := newDrive(limits{}, 0, 1)
+		d.add(0, poisons, "A", "")
+		made := 0
+		d.answer = func(m *entry) error {
+			if m.Lane == 0 {
+				return errors.New("odd")
+			}
+			return nil
+		}
+		charged := map[int64]bool{}
+		d.did = func(c *chore) {
+			for _, f := range c.failures {
+				if f.attempt > 0 {
+					charged[f.ID] = true
+				}
+			}
+		}
+		d.run(time.Minute, 10*time.Millisecond, func() { made++; d.add(1, 1, "A", "") })
+		if len(charged) != poisons {
+			t.Errorf("%d of %d poisons were charged", len(charged), poisons)
+		}
+		if d.passed["A"] < made-10 {
+			t.Errorf("%d poisons: %d of %d healthy messages passed", poisons, d.passed["A"], made)
+		}
+	}
+}
+
+// A lone suspect whose topic has no other messages is charged once others have
+// passed for long.
+func TestEngine_ChargesALoneSuspectInTheEnd(t *testing.T) {
+	d := newDrive(limits{}, 0, 1)
+	d.add(0, 1, "A", "k")
+	charged := false
+	d.did = func(c *chore) { charged = charged || len(c.failures) > 0 }
+	d.answer = func(m *entry) error {
+		if m.Topic == "A" {
+			return NoRoute(errors.New("nobody"))
+		}
+		return nil
+	}
+	healthy := func() { d.add(1, 1, "B", "") }
+	d.run(4*time.Minute, 20*time.Millisecond, healthy)
+	if charged {
+		t.Error("charged too soon")
+	}
+	d.run(2*time.Minute, 20*time.Millisecond, healthy)
+	if !charged {
+		t.Error("never charged")
+	}
+}
+
+// Lanes that their workers died of calm down although there is always more to
+// send.
+func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
+	for _, lanes := range []int{1, 8} {
+		var numbers []int
+		for n := range lanes {
+			numbers = append(numbers, n)
+		}
+		d := newDrive(limits{window: 64}, numbers...)
+		for _, n := range numbers {
+			d.lanes[n].crashes = 2
+		}
+		d.answer = func(*entry) error { return nil }
+		d.run(time.Minute, time.Millisecond, func() {
+			for _, n := range numbers {
+				if d.lanes[n].crashes > 0 && d.lanes[n].ready.len() < 128 {
+					d.add(n, 128, "A", "")
+				}
+			}
+		})
+		for _, n := range numbers {
+			if l := d.lanes[n]; l.crashes != 0 {
+				t.Errorf("%d lanes: lane %d is careful after %d messages", lanes, n, l.deleted)
+			}
+		}
+	}
+}
+
+// A burst of an unavailable topic that fills the memory does not hide another
+// topic behind it.
+func TestEngine_SeesBehindABurstOfAnUnavailableTopic(t *testing.T) {
+	d := newDrive(limits{}, 0)
+	d.answer = func(m *entry) error {
+		if m.Topic == "A" {
+			return errNack
+		}
+		return nil
+	}
+	var table []string
+	for range 5000 {
+		table = append(table, "A")
+	}
+	for range 10 {
+		table = append(table, "B")
+	}
+	d.run(5*time.Minute, 10*time.Millisecond, func() {
+		if r := d.nextRead(d.now); r != nil {
+			n := min(256, len(table))
+			var rows []*entry
+			for _, topic := range table[:n] {
+				rows = append(rows, d.row(0, topic, ""))
+			}
+			table = table[n:]
+			d.engine.read(r, rows, d.now, nil)
+		}
+	})
+	if d.passed["B"] != 10 {
+		t.Errorf("%d of 10 passed, %d rows are unread", d.passed["B"], len(table))
+	}
+}
+
+// Steady traffic of parked keys keeps nobody from looking for what is due, nor for
+// commands.
+func TestEngine_LooksForDueRowsUnderLoad(t *testing.T) {
+	for _, perSecond := range []int{100, 1000, 4000} {
+		var numbers []int
+		for n := range outbox.Lanes {
+			numbers = append(numbers, n)
+		}
+		d := newDrive(limits{}, numbers...)
+		for _, n := range numbers {
+			for k := range 300 {
+				d.lanes[n].chain(fmt.Sprint("k", n, "-", k)).parked = true
+			}
+		}
+		d.parkedDue(d.now)
+		d.chores = 3 * time.Millisecond
+		looks, commands, made, owed := 0, 0, 0, 0.0
+		d.did = func(c *chore) {
+			switch {
+			case c.again == &d.dueAt:
+				looks++
+				d.parkedDue(d.now) // there is always more
+			case c.again == &d.commandsAt:
+				commands++
+			}
+		}
+		d.run(10*time.Second, time.Millisecond, func() {
+			for owed += float64(perSecond) / 1000; owed >= 1; owed-- {
+				n := made % outbox.Lanes
+				d.add(n, 1, "A", fmt.Sprint("k", n, "-", made%300))
+				made++
+			}
+		})
+		if looks < 500 || commands < 9 {
+			t.Errorf("%d messages a second: %d looks for due rows, %d for commands in 10 s", perSecond, looks, commands)
+		}
+	}
+}
+
+// A write that the database refuses holds up its key, and nothing else.
+func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
+	d := newDrive(limits{}, 0, 1)
+	d.answer = func(m *entry) error {
+		if m.Topic == "bad" {
+			return Refused(errors.New("bad"))
+		}
+		return nil
+	}
+	d.chores = 0
+	d.add(0, 1, "bad", "poison")
+	d.add(0, 3, "bad", "other")
+	written := 0
+	for range 3000 {
+		d.add(1, 1, "good", "")
+		d.add(0, 1, "good", "")
+		d.step(10 * time.Millisecond)
+		c := d.nextChore(d.now)
+		if c == nil {
+			continue
+		}
+		poisoned := false
+		for _, f := range c.failures {
+			poisoned = poisoned || f.MessageID == "m1"
+		}
+		if poisoned {
+			d.choreDone(d.now, 50*time.Millisecond, errors.New("index row size exceeds the maximum"), choreImpossible)
+			continue
+		}
+		written += len(c.failures)
+		d.choreDone(d.now, 0, nil, choreLost)
+	}
+	if d.passed["good"] < 5990 {
+		t.Errorf("%d of 6000 good messages passed", d.passed["good"])
+	}
+	if written == 0 {
+		t.Error("the failure of another key was never written")
+	}
+}
+
+// While nothing can be done the loop sleeps.
+func TestEngine_IsNotDueInThePast(t *testing.T) {
+	d := newDrive(limits{window: 4}, 0)
+	d.answer = func(*entry) error { return errNack }
+	d.add(0, 4, "A", "")
+	d.step(time.Millisecond)
+	d.lanes[0].trusted = d.now // the database is away too
+	d.reading = true
+	d.step(3 * time.Second)
+	if due := d.due(d.now); !due.After(d.now) {
+		t.Errorf("due %v ago", d.now.Sub(due))
+	}
+}
+
+// Circuits of topics whose messages went away with their lane are forgotten.
+func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
+	d := newDrive(limits{}, 0, 1)
+	d.answer = func(m *entry) error {
+		if m.Lane == 0 {
+			return errNack
+		}
+		return nil
+	}
+	for i := range 1000 {
+		d.add(0, 1, fmt.Sprint("t", i), "")
+	}
+	d.run(time.Second, 10*time.Millisecond, nil)
+	d.drop(0)
+	d.run(3*time.Minute, 50*time.Millisecond, func() { d.add(1, 1, "B", "") })
+	if len(d.topics) > 0 || len(d.byName) > 0 || d.sinkDown {
+		t.Errorf("%d circuits are left", len(d.topics))
+	}
+}
