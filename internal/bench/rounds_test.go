@@ -98,7 +98,7 @@ func TestChoose_NamesAreChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := ids(all), []string{"relay-rabbitmq", "relay-vs-forwarder", "relay-engine", "relay-vs-skiplocked", "relay-wal"}; !slices.Equal(got, want) {
+	if got, want := ids(all), []string{"relay-rabbitmq", "relay-vs-forwarder", "relay-engine", "relay-vs-skiplocked", "relay-wal", "idempotency"}; !slices.Equal(got, want) {
 		t.Errorf("all rows: %v, want %v", got, want)
 	}
 	some, err := choose("copy,relay-wal", false)
