@@ -546,3 +546,16 @@ func TestEngine_PurgesWhatIsToBeForgotten(t *testing.T) {
 		}
 	})
 }
+
+// A client that breaks off must not leave a claim behind that nobody runs.
+func TestMiddleware_RunsForAClientThatHasGone(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		handler := p.engine(t, nil).Middleware(ok("ran"))
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		do(t, handler, post("/", "x").WithContext(gone))
+		if w := do(t, handler, post("/", "x")); w.Code != http.StatusOK || w.Header().Get("Idempotency-Replayed") != "true" {
+			t.Errorf("got %d %s", w.Code, w.Body)
+		}
+	})
+}
