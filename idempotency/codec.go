@@ -152,14 +152,14 @@ type headerEntry struct {
 }
 
 // marshal puts the JSON of the head before the body, with its length.
-func (r *response) marshal() ([]byte, error) {
-	head, err := json.Marshal(r)
+func (res *response) marshal() ([]byte, error) {
+	head, err := json.Marshal(res)
 	if err != nil {
 		return nil, fmt.Errorf("encode response: %w", err)
 	}
-	out := make([]byte, 0, 4+len(head)+len(r.body))
+	out := make([]byte, 0, 4+len(head)+len(res.body))
 	out = binary.BigEndian.AppendUint32(out, uint32(len(head))) //nolint:gosec // headers are far below 4 GiB
-	return append(append(out, head...), r.body...), nil
+	return append(append(out, head...), res.body...), nil
 }
 
 func unmarshalResponse(stored []byte) (*response, error) {

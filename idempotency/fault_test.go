@@ -24,7 +24,7 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 	for _, isolation := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		t.Run(isolation.String(), func(t *testing.T) {
 			t.Parallel()
-			var late, goOn = make(chan struct{}), make(chan struct{})
+			late, goOn := make(chan struct{}), make(chan struct{})
 			slow, engine := p.probe(t, true, func(c *idempotency.Config) { c.Isolation, c.Timeout, c.Lease = isolation, time.Minute, 2*time.Minute })
 			engine.At(func(point string) {
 				if point == "after effect" {

@@ -44,7 +44,7 @@ func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler 
 			next.ServeHTTP(w, r)
 			return
 		}
-		(&exchange{Engine: e, w: w, r: r, next: next, intent: intent{transactional: transactional, began: time.Now()}}).serve()
+		(&exchange{Engine: e, w: w, r: r, next: next, intent: intent{transactional: transactional, began: time.Now()}}).serve(r.Context())
 	})
 }
 
@@ -60,30 +60,29 @@ type exchange struct {
 	state *current
 }
 
-func (x *exchange) serve() {
+func (x *exchange) serve(ctx context.Context) {
 	key, problem := x.key()
 	if problem != "" {
 		x.refuse(problem)
 		return
 	}
 	if key == "" {
-		x.withoutKey()
+		x.withoutKey(ctx)
 		return
 	}
-	if !x.identify(key) {
+	if !x.identify(ctx, key) {
 		return
 	}
-	ctx := x.r.Context()
-	x.log("idempotency key received")
+	x.log(ctx, "idempotency key received")
 	x.count(ctx, x.telemetry.received, 0)
 	// A client that breaks off must not leave a claim behind that nobody runs.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.cfg.Timeout)
+	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.cfg.Timeout)
 	defer cancel()
-	record, v, err := x.decide(ctx, &x.intent)
+	record, v, err := x.decide(patient, &x.intent)
 	if v == inProgress && x.cfg.InProgress == Wait {
-		record, v, err = x.wait(x.r.Context(), &x.intent)
+		record, v, err = x.wait(ctx, &x.intent)
 	}
-	x.act(record, v, err)
+	x.act(ctx, record, v, err)
 }
 
 // key returns the key, "" for none where none is needed, or the problem with it.
@@ -117,15 +116,15 @@ func (x *exchange) key() (key, problem string) {
 
 // identify reads the request and makes its claim; false means that it has been
 // answered.
-func (x *exchange) identify(key string) bool {
+func (x *exchange) identify(ctx context.Context, key string) bool {
 	if x.cfg.Scope == nil {
-		x.cfg.Logger.ErrorContext(x.r.Context(), "idempotency scope missing", "problem", "set Config.Scope")
+		x.cfg.Logger.ErrorContext(ctx, "idempotency scope missing", "problem", "set Config.Scope")
 		x.refuse(ProblemInternal)
 		return false
 	}
 	scope, err := x.cfg.Scope(x.r)
 	if err != nil {
-		x.cfg.Logger.ErrorContext(x.r.Context(), "idempotency scope failed", "error", err)
+		x.cfg.Logger.ErrorContext(ctx, "idempotency scope failed", "error", err)
 		x.refuse(ProblemInternal)
 		return false
 	}
@@ -148,7 +147,7 @@ func (x *exchange) identify(key string) bool {
 	x.claim.Fingerprint = fingerprint
 	x.claim.Endpoint = endpointOf(x.r.Method, scope.Route)
 	x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.CorrelationHeader), maxKey)
-	if span := trace.SpanContextFromContext(x.r.Context()); span.IsValid() {
+	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		x.claim.TraceID = span.TraceID().String()
 	}
 	if x.cfg.TenantAttribute {
@@ -209,8 +208,8 @@ func (x *exchange) readBody() bool {
 	return true
 }
 
-func (x *exchange) log(event string, attrs ...slog.Attr) {
-	x.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelDebug, event,
+func (x *exchange) log(ctx context.Context, event string, attrs ...slog.Attr) {
+	x.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, event, //nolint:sloglint // its callers have constants
 		append([]slog.Attr{x.keyHash(), slog.String("endpoint", x.claim.Endpoint)}, attrs...)...)
 }
 
@@ -220,22 +219,21 @@ func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
 func (x *exchange) answer(p Problem) { x.cfg.Answer(x.w, x.r, p) }
 
 // act does what was decided.
-func (x *exchange) act(record Record, v verdict, err error) {
-	ctx := x.r.Context()
+func (x *exchange) act(ctx context.Context, record Record, v verdict, err error) {
 	switch v {
 	case run:
-		x.run(record, v)
+		x.run(ctx, record)
 	case recoverFirst:
-		x.recoverThenRun(record)
+		x.recoverThenRun(ctx, record)
 	case replay:
-		x.replay(record)
+		x.replay(ctx, record)
 	case reused:
 		x.count(ctx, x.telemetry.mismatched, x.cfg.ReusedStatus)
 		p := x.problem(ProblemKeyReused)
 		p.Status = x.cfg.ReusedStatus
 		x.answer(p)
 	case inProgress:
-		x.answerInProgress()
+		x.answerInProgress(ctx)
 	case outcomeLost:
 		x.count(ctx, x.telemetry.unknown, 0)
 		p := x.problem(ProblemOutcomeUnknown)
@@ -252,7 +250,7 @@ func (x *exchange) act(record Record, v verdict, err error) {
 	case tooMany:
 		x.refuse(ProblemTooManyKeys)
 	case storeFailed:
-		x.storeDown(err)
+		x.storeDown(ctx, err)
 	}
 }
 
@@ -262,7 +260,7 @@ func (x *exchange) withState(p *Problem) {
 	}
 }
 
-func (x *exchange) answerInProgress() {
+func (x *exchange) answerInProgress(ctx context.Context) {
 	p := x.problem(ProblemInProgress)
 	x.withState(&p)
 	switch x.cfg.InProgress {
@@ -275,25 +273,22 @@ func (x *exchange) answerInProgress() {
 		p.Header.Set("Location", p.State)
 	case Conflict, Wait:
 	}
-	x.count(x.r.Context(), x.telemetry.inProgress, p.Status)
+	x.count(ctx, x.telemetry.inProgress, p.Status)
 	x.answer(p)
 }
 
-func (x *exchange) storeDown(err error) {
-	x.cfg.Logger.LogAttrs(x.r.Context(), slog.LevelError, "idempotency store unavailable", x.keyHash(),
+func (x *exchange) storeDown(ctx context.Context, err error) {
+	x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "idempotency store unavailable", x.keyHash(),
 		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
 	if x.cfg.FailOpen && !x.transactional {
-		r := x.r.Clone(x.r.Context())
-		r.Body = io.NopCloser(bytes.NewReader(x.body))
-		x.next.ServeHTTP(x.w, r)
+		x.next.ServeHTTP(x.w, x.request(ctx))
 		return
 	}
 	x.refuse(ProblemStoreUnavailable)
 }
 
 // replay sends the stored response.
-func (x *exchange) replay(record Record) {
-	ctx := x.r.Context()
+func (x *exchange) replay(ctx context.Context, record Record) {
 	res, err := x.decode(ctx, record)
 	if err != nil {
 		x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "stored response not readable", x.keyHash(), slog.Any("error", err))
@@ -301,9 +296,9 @@ func (x *exchange) replay(record Record) {
 		return
 	}
 	x.count(ctx, x.telemetry.replayed, res.Status)
-	x.log("cached response returned", slog.Int("status", res.Status))
+	x.log(ctx, "cached response returned", slog.Int("status", res.Status))
 	if err := res.writeTo(x.w); err != nil {
-		x.log("replay not sent", slog.Any("error", err))
+		x.log(ctx, "replay not sent", slog.Any("error", err))
 	}
 }
 

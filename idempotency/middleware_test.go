@@ -89,7 +89,7 @@ func TestNew_ReportsAllBadValuesAtOnce(t *testing.T) {
 func TestTxMiddleware_PanicsWithoutTransactions(t *testing.T) {
 	t.Parallel()
 	defer func() {
-		if v := recover(); v != idempotency.ErrNotTransactional {
+		if v, _ := recover().(error); !errors.Is(v, idempotency.ErrNotTransactional) {
 			t.Errorf("got %v", v)
 		}
 	}()
@@ -104,7 +104,7 @@ func TestMiddleware_InProgressPolicies(t *testing.T) {
 		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
 			c.InProgress, c.StatusPath = policy, "/status/"
 		})
-		var running, goOn = make(chan struct{}), make(chan struct{})
+		running, goOn := make(chan struct{}), make(chan struct{})
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			close(running)
 			<-goOn
@@ -288,7 +288,7 @@ func TestMiddleware_Options(t *testing.T) {
 			t.Errorf("successes only: %d", w.Code)
 		}
 	}
-	h = handler(func(c *idempotency.Config) { c.Storable = idempotency.StorableAll }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(500) }))
+	h = handler(func(c *idempotency.Config) { c.Storable = idempotency.StorableAll }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
 	do(t, h, post("/", "x"))
 	if w := do(t, h, post("/", "x")); w.Code != 500 || w.Header().Get("Idempotency-Replayed") != "true" {
 		t.Errorf("as Stripe: %d", w.Code)
@@ -303,9 +303,11 @@ func TestMiddleware_Options(t *testing.T) {
 	h = handler(func(c *idempotency.Config) { c.Scope = nil }, ok("x"))
 	expectProblem(t, do(t, h, post("/", "x")), 500, "internal")
 	h = handler(func(c *idempotency.Config) {
-		c.Answer = func(w http.ResponseWriter, _ *http.Request, p idempotency.Problem) { http.Error(w, p.Kind, 418) }
+		c.Answer = func(w http.ResponseWriter, _ *http.Request, p idempotency.Problem) {
+			http.Error(w, p.Kind, http.StatusTeapot)
+		}
 	}, ok("x"))
-	if w := do(t, h, post("/", "x", withoutKey)); w.Code != 418 || !strings.Contains(w.Body.String(), "key-missing") {
+	if w := do(t, h, post("/", "x", withoutKey)); w.Code != http.StatusTeapot || !strings.Contains(w.Body.String(), "key-missing") {
 		t.Errorf("own answers: %d", w.Code)
 	}
 }
@@ -541,6 +543,19 @@ func TestEngine_PurgesWhatIsToBeForgotten(t *testing.T) {
 		cancel()
 		if err := engine.Run(ctx); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+// A client that breaks off must not leave a claim behind that nobody runs.
+func TestMiddleware_RunsForAClientThatHasGone(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		handler := p.engine(t, nil).Middleware(ok("ran"))
+		gone, cancel := context.WithCancel(t.Context())
+		cancel()
+		do(t, handler, post("/", "x").WithContext(gone))
+		if w := do(t, handler, post("/", "x")); w.Code != http.StatusOK || w.Header().Get("Idempotency-Replayed") != "true" {
+			t.Errorf("got %d %s", w.Code, w.Body)
 		}
 	})
 }

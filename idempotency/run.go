@@ -9,13 +9,12 @@ import (
 )
 
 // run runs the handler for a claim that is ours.
-func (x *exchange) run(record Record, _ verdict) {
+func (x *exchange) run(ctx context.Context, record Record) {
 	x.at("after claim")
-	ctx := context.WithoutCancel(x.r.Context())
 	x.owner = record.Owner
-	ctx, x.state = contextWithRun(ctx, x.claim.ID)
+	ctx, x.state = contextWithRun(context.WithoutCancel(ctx), x.claim.ID)
 	x.count(ctx, x.telemetry.started, 0)
-	x.log("new request processing")
+	x.log(ctx, "new request processing")
 	if x.transactional {
 		x.runInTx(ctx)
 	} else {
@@ -24,7 +23,7 @@ func (x *exchange) run(record Record, _ verdict) {
 }
 
 // withoutKey runs a request that has no key and needs none.
-func (x *exchange) withoutKey() {
+func (x *exchange) withoutKey(ctx context.Context) {
 	if !x.transactional {
 		x.next.ServeHTTP(x.w, x.r)
 		return
@@ -32,7 +31,7 @@ func (x *exchange) withoutKey() {
 	if !x.readBody() {
 		return
 	}
-	x.unkeyed()
+	x.unkeyed(ctx)
 }
 
 // again tells the panic of a handler to whoever is outside, as net/http expects.
@@ -64,7 +63,7 @@ func (x *exchange) runInTx(ctx context.Context) {
 		x.telemetry.latency(ctx, "begin", began, err)
 		if err != nil {
 			x.release(ctx, &x.intent, x.owner)
-			x.storeDown(err)
+			x.storeDown(ctx, err)
 			return
 		}
 		if !x.attempt(ctx, t, deadline, try) {
@@ -112,7 +111,7 @@ func (x *exchange) attempt(ctx context.Context, t *sqlTx, deadline time.Time, tr
 			return true
 		}
 		x.release(ctx, &x.intent, x.owner)
-		x.storeDown(err)
+		x.storeDown(ctx, err)
 	case lostClaim:
 		x.lost(ctx, err)
 	case uncertain:
@@ -121,7 +120,7 @@ func (x *exchange) attempt(ctx context.Context, t *sqlTx, deadline time.Time, tr
 	case unreachable:
 		x.count(ctx, x.telemetry.completeFailures, http.StatusServiceUnavailable)
 		x.release(ctx, &x.intent, x.owner)
-		x.storeDown(err)
+		x.storeDown(ctx, err)
 	case rolledBack:
 		x.failed(ctx, err)
 	}
@@ -149,13 +148,13 @@ func (x *exchange) cache(ctx context.Context, c Completion) {
 }
 
 func (x *exchange) send(ctx context.Context, rec *recorder) {
-	x.log("request completed", slog.Int("status", rec.status))
+	x.log(ctx, "request completed", slog.Int("status", rec.status))
 	x.at("before answer")
 	if err := rec.sendAll(); err != nil {
-		x.log("answer not sent", slog.Any("error", err))
+		x.log(ctx, "answer not sent", slog.Any("error", err))
 	}
 	if x.at("after answer"); ctx.Err() != nil {
-		x.log("lease ended before the answer was sent")
+		x.log(ctx, "lease ended before the answer was sent")
 	}
 }
 
@@ -180,17 +179,17 @@ func (x *exchange) lost(ctx context.Context, err error) {
 	record, found, err := x.store.Find(ctx, x.claim.ID)
 	switch {
 	case err != nil:
-		x.storeDown(err)
+		x.storeDown(ctx, err)
 		return
 	case !found:
-		x.answerInProgress() // somebody released it: sent again, it runs
+		x.answerInProgress(ctx) // somebody released it: sent again, it runs
 		return
 	}
 	v := x.judge(&x.intent, record)
 	if v == run {
 		v = inProgress
 	}
-	x.act(record, v, nil)
+	x.act(ctx, record, v, nil)
 }
 
 // withoutEffect answers with an error of the handler, whose transaction has been
@@ -218,7 +217,7 @@ func (x *exchange) store4xx(ctx context.Context, rec *recorder, res *response) {
 		x.lost(ctx, err)
 	case err != nil:
 		// There was no effect: rather no answer than one that may differ later.
-		x.storeDown(err)
+		x.storeDown(ctx, err)
 	default:
 		x.cache(ctx, c)
 		x.send(ctx, rec)
@@ -277,17 +276,17 @@ func (x *exchange) runSnapshot(ctx context.Context) {
 }
 
 // unkeyed runs a handler in a transaction of its own, without a claim.
-func (x *exchange) unkeyed() {
+func (x *exchange) unkeyed(ctx context.Context) {
 	store, ok := x.store.(*SQLStore)
 	if !ok {
 		panic(ErrNotTransactional) // TxMiddleware has looked
 	}
 	x.claim.Endpoint = endpointOf(x.r.Method, x.r.URL.Path)
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(x.r.Context()), x.began.Add(x.cfg.Lease))
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), x.began.Add(x.cfg.Lease))
 	defer cancel()
 	t, err := store.beginPlain(ctx, x.cfg.Isolation)
 	if err != nil {
-		x.storeDown(err)
+		x.storeDown(ctx, err)
 		return
 	}
 	defer t.rollback()
@@ -316,13 +315,12 @@ func (x *exchange) unkeyed() {
 }
 
 // recoverThenRun asks what became of the run of a dead owner.
-func (x *exchange) recoverThenRun(record Record) {
-	ctx := x.r.Context()
+func (x *exchange) recoverThenRun(ctx context.Context, record Record) {
 	x.owner = record.Owner
 	found, err := x.cfg.Recover(ctx, record)
 	switch {
 	case err == nil && found.RunAgain:
-		x.run(record, run)
+		x.run(ctx, record)
 		return
 	case err == nil && found.Status != 0:
 		_, x.state = contextWithRun(ctx, x.claim.ID)
@@ -342,9 +340,9 @@ func (x *exchange) recoverThenRun(record Record) {
 	}
 	// Still unknown: the next one may ask again.
 	if extendErr := x.store.Extend(ctx, x.claim.ID, x.owner, 0); extendErr != nil {
-		x.log("lease not ended", slog.Any("error", extendErr))
+		x.log(ctx, "lease not ended", slog.Any("error", extendErr))
 	}
 	x.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "outcome not found out", x.keyHash(),
 		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-	x.act(record, outcomeLost, nil)
+	x.act(ctx, record, outcomeLost, nil)
 }

@@ -102,7 +102,7 @@ func (s *SQLStore) stmt(text string) *sql.Stmt {
 
 // queryRow queries on any connection.
 func (s *SQLStore) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
-	if stmt := s.stmt(text); stmt != nil {
+	if stmt := s.stmt(text); stmt != nil { //nolint:sqlclosecheck // it lives as long as db
 		return stmt.QueryRowContext(ctx, args...)
 	}
 	return s.db.QueryRowContext(ctx, text, args...)

@@ -268,7 +268,7 @@ func worthRetrying(response *http.Response) (retry bool, asked time.Duration, er
 	}
 	contentType, _, mediaErr := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if mediaErr != nil || contentType != "application/problem+json" {
-		return asked >= 0, asked, nil
+		return asked >= 0, asked, nil //nolint:nilerr // no problem document: the header decides
 	}
 	const most = 64 << 10
 	text, err := io.ReadAll(io.LimitReader(response.Body, most))
@@ -285,7 +285,7 @@ func worthRetrying(response *http.Response) (retry bool, asked time.Duration, er
 		Type string `json:"type"`
 	}
 	if json.Unmarshal(text, &problem) != nil {
-		return asked >= 0, asked, nil
+		return asked >= 0, asked, nil //nolint:nilerr // the header decides
 	}
 	return strings.HasSuffix(problem.Type, "in-progress"), asked, nil
 }

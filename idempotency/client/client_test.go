@@ -86,7 +86,7 @@ func TestTransport_RetriesWithTheSameKeyAndBody(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := &script{answers: []*http.Response{nil, answer(503, ""), answer(201, "made")}}
 			response, err := send(t, s, body())
-			if err != nil || response.StatusCode != 201 {
+			if err != nil || response.StatusCode != http.StatusCreated {
 				t.Errorf("%s: %v %v", name, response, err)
 			}
 			if len(s.keys) != 3 || s.keys[0] == "" || s.keys[1] != s.keys[0] || s.keys[2] != s.keys[0] {
@@ -149,7 +149,7 @@ func TestTransport_GivesTheLastAnswerUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &script{answers: []*http.Response{inProgress(), inProgress(), inProgress()}}
 		response, err := send(t, s, nil)
-		if err != nil || response.StatusCode != 409 || len(s.keys) != 3 {
+		if err != nil || response.StatusCode != http.StatusConflict || len(s.keys) != 3 {
 			t.Fatalf("%v %v", response, err)
 		}
 		if text, _ := io.ReadAll(response.Body); !strings.Contains(string(text), "in-progress") {
@@ -197,7 +197,8 @@ func TestTransport_Keys(t *testing.T) {
 	if key := post(t.Context(), "GET", ""); key != "" {
 		t.Errorf("GET: %s", key)
 	}
-	if client.DeriveKey("pay", "7") != client.DeriveKey("pay", "7") || client.DeriveKey("pay", "7") == client.DeriveKey("pay7") || client.DeriveKey("a", "b") == client.DeriveKey("ab", "") {
+	derived, again := client.DeriveKey("pay", "7"), client.DeriveKey("pay", "7")
+	if derived != again || client.DeriveKey("pay", "7") == client.DeriveKey("pay7") || client.DeriveKey("a", "b") == client.DeriveKey("ab", "") {
 		t.Error("derived keys")
 	}
 	if _, err := client.New(nil, client.Config{Attempts: -1, Pause: -1, MaxBody: -1}); err == nil || strings.Count(err.Error(), "client.") < 4 {

@@ -117,7 +117,7 @@ func (s *Suite) Close() { s.http.CloseIdleConnections() }
 // RunAll runs all cases, one after another.
 func (s *Suite) RunAll(ctx context.Context) []Result {
 	var results []Result
-	for _, c := range Cases() {
+	for _, c := range Cases() { //nolint:contextcheck // a case gets its context when it runs
 		results = append(results, s.Run(ctx, c))
 	}
 	return results
@@ -145,7 +145,7 @@ func (s *Suite) Run(ctx context.Context, c Case) (result Result) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, caseTimeout)
 	defer cancel()
-	x := &session{Suite: s, ctx: ctx, name: unique(), key: unique()} //nolint:containedctx // a session is the run of one case
+	x := &session{Suite: s, ctx: ctx, name: unique(), key: unique()}
 	defer func() {
 		v := recover()
 		switch v := v.(type) {

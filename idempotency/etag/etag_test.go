@@ -1,6 +1,7 @@
 package etag_test
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"testing"
@@ -37,7 +38,7 @@ func TestMatch(t *testing.T) {
 		{"If-None-Match", `"b"`, `"a"`, 200},
 		{"X-Other", `"a"`, `"a"`, 428},
 	} {
-		r := httptest.NewRequest("PUT", "/orders/7", nil)
+		r := httptest.NewRequest(http.MethodPut, "/orders/7", nil)
 		r.Header.Set(c.header, c.value)
 		w := httptest.NewRecorder()
 		ok := etag.Match(w, r, c.current)
@@ -52,7 +53,8 @@ func TestMatch(t *testing.T) {
 
 func TestOf(t *testing.T) {
 	t.Parallel()
-	if etag.Of(7) != etag.Of(7) || etag.Of(7) == etag.Of(8) || len(etag.Of(7)) != 18 {
+	one, same := etag.Of(7), etag.Of(7)
+	if one != same || etag.Of(7) == etag.Of(8) || len(etag.Of(7)) != 18 {
 		t.Errorf("%s %s", etag.Of(7), etag.Of(8))
 	}
 }

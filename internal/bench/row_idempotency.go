@@ -93,7 +93,6 @@ type posts struct {
 	close   func()
 	client  *http.Client
 	run     atomic.Int64
-	last    atomic.Int64 // the run whose keys were posted last
 }
 
 func (b *bench) newPosts(ctx context.Context) (*posts, error) {
