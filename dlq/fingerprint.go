@@ -23,13 +23,13 @@ func Fingerprint(place, class, text string, own ...string) string {
 	})
 	hash := sha256.New()
 	for _, part := range []string{place, class} {
-		hash.Write([]byte(part + "\x00")) //nolint:errcheck // never fails
+		hash.Write([]byte(part + "\x00"))
 	}
 	for _, word := range words {
 		if strings.ContainsFunc(word, unicode.IsDigit) {
 			word = "#"
 		}
-		hash.Write([]byte(word + " ")) //nolint:errcheck // never fails
+		hash.Write([]byte(word + " "))
 	}
 	return hex.EncodeToString(hash.Sum(nil)[:8])
 }

@@ -86,7 +86,7 @@ var writes = map[string]func(s *scene, t *testing.T) error{
 		_, _, err := s.carryOut(t.Context(), s.f, s.letters)
 		return err
 	},
-	"suspect": func(s *scene, t *testing.T) error { return s.lot.suspect(t.Context(), s.f, 0) },
+	"suspect": func(s *scene, t *testing.T) error { return s.suspect(t.Context(), s.f, 0) },
 	"calm": func(s *scene, t *testing.T) error {
 		return s.calm(t.Context(), s.f.owner, map[int]int64{lotLane: s.f.epoch})
 	},

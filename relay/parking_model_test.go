@@ -257,7 +257,7 @@ func (p *lot) dump(t testing.TB) string {
 // gambler does random things to a lot and to its model.
 type gambler struct {
 	*lot
-	model
+	want model
 	*rand.Rand
 	letters *dlq.Store
 	steps   map[string]int
@@ -273,7 +273,7 @@ func (g *gambler) pick(rows []*modelRow, most int) []*modelRow {
 func (g *gambler) publishSome(t *testing.T) {
 	n := min(len(g.names), 1+g.IntN(4))
 	for _, row := range g.publish(t, g.names[:n]...) {
-		g.rows = append(g.rows, &modelRow{Row: row, spot: inOutbox})
+		g.want.rows = append(g.want.rows, &modelRow{Row: row, spot: inOutbox})
 	}
 	g.names = g.names[n:]
 }
@@ -281,10 +281,10 @@ func (g *gambler) publishSome(t *testing.T) {
 // failures are of rows of every kind, some of them no longer where they were.
 func (g *gambler) failures() (failures []failure, followers []outbox.Ref) {
 	parked := map[string]bool{}
-	for _, r := range g.of(inParked, "") {
+	for _, r := range g.want.of(inParked, "") {
 		parked[r.Key] = true
 	}
-	for _, r := range g.pick(g.rows, 4) {
+	for _, r := range g.pick(g.want.rows, 4) {
 		f := failure{Ref: r.Ref, parked: r.spot == inParked, attempt: r.attempts + 1, class: "refused", text: "no\x00\xff" + r.MessageID}
 		if r.spot == inOutbox {
 			f.attempt = 1
@@ -306,7 +306,7 @@ func (g *gambler) failures() (failures []failure, followers []outbox.Ref) {
 		}
 	}
 	delete(parked, "")
-	for _, r := range g.pick(g.rows, 20) {
+	for _, r := range g.pick(g.want.rows, 20) {
 		failing := slices.ContainsFunc(failures, func(f failure) bool { return f.ID == r.ID })
 		if !failing && parked[r.Key] && (r.spot == inOutbox || g.IntN(5) == 0) {
 			followers = append(followers, r.Ref)
@@ -318,7 +318,7 @@ func (g *gambler) failures() (failures []failure, followers []outbox.Ref) {
 func (g *gambler) someLetters(t *testing.T) []*modelLetter {
 	t.Helper()
 	g.learnIDs(t)
-	all := slices.Clone(g.model.letters)
+	all := slices.Clone(g.want.letters)
 	g.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
 	return all[:min(len(all), 1+g.IntN(3))]
 }
@@ -332,7 +332,7 @@ func (g *gambler) learnIDs(t *testing.T) {
 	}
 	slices.SortFunc(all, func(a, b *dlq.Letter) int { return int(a.ID - b.ID) })
 	used := map[int64]bool{}
-	for _, l := range g.model.letters {
+	for _, l := range g.want.letters {
 		for _, real := range all {
 			if !used[real.ID] && real.MessageID == l.row.MessageID {
 				l.id, used[real.ID] = real.ID, true
@@ -392,7 +392,7 @@ func (g *gambler) step(t *testing.T) {
 		want = errFenced
 	}
 	times := 1 + g.IntN(2)
-	name := ""
+	var name string
 	switch n := g.IntN(12); {
 	case n < 2:
 		name = "publish"
@@ -401,26 +401,26 @@ func (g *gambler) step(t *testing.T) {
 		name = "fail"
 		failures, followers := g.failures()
 		for range times {
-			expectErr(t, g.lot.fail(ctx, fence, failures, followers), want)
+			expectErr(t, g.fail(ctx, fence, failures, followers), want)
 		}
 		if !stale {
-			g.model.fail(failures, followers)
+			g.want.fail(failures, followers)
 		}
 	case n < 8:
 		name = "settle"
-		rows := g.of(inParked, "")
+		rows := g.want.of(inParked, "")
 		if g.IntN(4) == 0 {
-			rows = slices.DeleteFunc(slices.Clone(g.rows), func(r *modelRow) bool { return r.spot == inOutbox })
+			rows = slices.DeleteFunc(slices.Clone(g.want.rows), func(r *modelRow) bool { return r.spot == inOutbox })
 		}
 		var refs []outbox.Ref
 		for _, r := range g.pick(rows, 5) {
 			refs = append(refs, r.Ref)
 		}
-		unparked, _, err := g.lot.settle(ctx, refs)
+		unparked, _, err := g.settle(ctx, refs)
 		expectErr(t, err, nil)
-		expectKeys(t, "unparked", unparked, g.model.settle(refs))
+		expectKeys(t, "unparked", unparked, g.want.settle(refs))
 		if times > 1 {
-			unparked, _, err := g.lot.settle(ctx, refs)
+			unparked, _, err := g.settle(ctx, refs)
 			expectErr(t, err, nil)
 			expectKeys(t, "unparked again", unparked, nil)
 		}
@@ -433,7 +433,7 @@ func (g *gambler) step(t *testing.T) {
 		commands, err := g.commands(ctx, []int{1, lotLane}, 3)
 		expectErr(t, err, nil)
 		for _, c := range commands {
-			for _, l := range g.model.letters {
+			for _, l := range g.want.letters {
 				if l.id == c.letter && !slices.Contains(some, l) {
 					some = append(some, l)
 				}
@@ -444,10 +444,10 @@ func (g *gambler) step(t *testing.T) {
 			ids[i] = l.id
 		}
 		for range times {
-			parked, unparked, err := g.lot.carryOut(ctx, fence, ids)
+			parked, unparked, err := g.carryOut(ctx, fence, ids)
 			expectErr(t, err, want)
 			if !stale {
-				wantParked, wantUnparked := g.model.carryOut(some)
+				wantParked, wantUnparked := g.want.carryOut(some)
 				expectKeys(t, "parked", parked, wantParked)
 				expectKeys(t, "unparked", unparked, wantUnparked)
 			}
@@ -455,14 +455,14 @@ func (g *gambler) step(t *testing.T) {
 	default:
 		name = "suspect"
 		var id int64
-		if len(g.rows) > 0 && g.IntN(3) > 0 {
-			id = g.rows[g.IntN(len(g.rows))].ID
+		if len(g.want.rows) > 0 && g.IntN(3) > 0 {
+			id = g.want.rows[g.IntN(len(g.want.rows))].ID
 		}
 		for range times {
-			expectErr(t, g.lot.suspect(ctx, fence, id), want)
+			expectErr(t, g.suspect(ctx, fence, id), want)
 		}
 		if !stale {
-			g.model.suspect = id
+			g.want.suspect = id
 		}
 	}
 	if stale {
@@ -474,13 +474,13 @@ func (g *gambler) step(t *testing.T) {
 // look compares what is read with the model.
 func (g *gambler) look(t *testing.T) {
 	t.Helper()
-	if got, want := g.dump(t), g.String(); got != want {
+	if got, want := g.dump(t), g.want.String(); got != want {
 		t.Fatalf("the tables are\n%s\nthey should be\n%s", got, want)
 	}
 	var keys []parkedKey
 	var wait, later int
 	passOver := map[int64]bool{}
-	for _, r := range g.of(inParked, "") {
+	for _, r := range g.want.of(inParked, "") {
 		if k := (parkedKey{lotLane, r.Key}); r.Key != "" && !slices.Contains(keys, k) {
 			keys = append(keys, k)
 		}
@@ -488,9 +488,10 @@ func (g *gambler) look(t *testing.T) {
 			passOver[r.ID] = true
 			continue
 		}
-		if r.time == 1 {
+		switch r.time {
+		case 1:
 			wait++
-		} else if r.time == 2 {
+		case 2:
 			later++
 		}
 	}
@@ -503,13 +504,13 @@ func (g *gambler) look(t *testing.T) {
 	}
 	groups := 0
 	for len(due) > 0 {
-		head := g.find(due[0].Ref)
+		head := g.want.find(due[0].Ref)
 		want := []*modelRow{head}
 		if head.time != 1 {
-			t.Fatalf("%s is due and should not be; asked for %d of each, not %v, got %v of\n%s", head.MessageID, most, passOver, dueNames(due), g.String())
+			t.Fatalf("%s is due and should not be; asked for %d of each, not %v, got %v of\n%s", head.MessageID, most, passOver, dueNames(due), g.want.String())
 		}
 		if head.Key != "" {
-			for _, r := range g.of(inParked, head.Key)[1:] {
+			for _, r := range g.want.of(inParked, head.Key)[1:] {
 				if len(want) == most || r.held {
 					break
 				}

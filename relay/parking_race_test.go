@@ -9,6 +9,8 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/lib/pq"
+
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
@@ -153,6 +155,43 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 	})
 }
 
+// A settlement that has waited for the write of a follower behind its row looks
+// for that follower with newer eyes.
+func TestParking_ASettlementSeesTheFollowerThatItWaitedFor(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		if p.sqlite() {
+			return // one writer at a time
+		}
+		rows := p.publish(t, named(laneKey(1), 2)...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)})
+		tx, err := p.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		var pid, stood int
+		if err := tx.QueryRowContext(t.Context(), `select pg_backend_pid()`).Scan(&pid); err != nil {
+			t.Fatal(err)
+		}
+		args := []any{p.f.lane, p.f.owner, p.f.epoch}
+		args = append(append(args, failureArgs([]failure{{Ref: rows[1].Ref}})...), pq.Array([]int64{kindFollower}))
+		if err := tx.QueryRowContext(t.Context(), p.parkingStore.(*postgresParking).parkText, args...).Scan(&stood); err != nil || stood != 1 {
+			t.Fatalf("parked: %d, %v", stood, err)
+		}
+		answer := make(chan error, 1)
+		go func() {
+			_, _, err := p.settle(t.Context(), []outbox.Ref{rows[0].Ref})
+			answer <- err
+		}()
+		p.awaitBlocked(t, pid)
+		if err := tx.Commit(); err != nil {
+			t.Fatal(err)
+		}
+		expectErr(t, <-answer, nil)
+		p.expectDue(t, rows[1].MessageID)
+	})
+}
+
 // A fenced write that has to wait for a takeover finds that it came too late.
 func TestParking_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
 	eachLot(t, func(t *testing.T, p *lot) {
@@ -238,8 +277,10 @@ func TestParking_AWriteUnderWayExcludesATakeoverOnly(t *testing.T) {
 		answer := make(chan error, 1)
 		go func() { answer <- p.fail(t.Context(), p.f, []failure{failing(rows[0], retryLater)}, refsOf(rows[1:])) }()
 		p.awaitBlocked(t, pid)
-		if held, err := p.leases.beat(t.Context(), identity{owner: p.f.owner}, []int{lotLane}, longTerm); err != nil || held[lotLane] != p.f.epoch {
-			t.Errorf("the renewal: %v, %v", held, err)
+		soon, cancel := context.WithTimeout(t.Context(), longTerm/6)
+		defer cancel()
+		if held, err := p.leases.beat(soon, identity{owner: p.f.owner}, []int{lotLane}, longTerm); err != nil || held[lotLane] != p.f.epoch {
+			t.Fatalf("the renewal: %v, %v", held, err)
 		}
 		p.exec(t, `update {{relay_leases}} set lease_until = `+p.longAgo()+` where lane = $1`, lotLane)
 		if got, err := p.leases.take(t.Context(), "another", []int{lotLane}, 1, longTerm); err != nil || len(got) != 0 {

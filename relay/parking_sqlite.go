@@ -439,7 +439,7 @@ func (s *sqliteParking) carryOutOne(ctx context.Context, conn *sql.Conn, lane in
 	}
 	touched.add(lane, key)
 	ref.CreatedAt = time.UnixMicro(created)
-	end := ""
+	var end string
 	switch state {
 	case "replaying":
 		end = "replayed"

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
@@ -133,6 +134,11 @@ func TestParking_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
 		}
 		if len(l.Attempts) != 10 || l.Attempts[9].Class != "refused" || l.Attempts[9].Error != last.text || !strings.HasPrefix(l.Attempts[0].Error, "attempt 4") || l.Attempts[0].Class != "crashed" || l.Attempts[0].At.Before(r.CreatedAt) || l.Attempts[0].At.After(l.DiedAt) {
 			t.Errorf("attempts %v", l.Attempts)
+		}
+		for _, a := range l.Attempts {
+			if len(a.Error) > 10_000 || !utf8.ValidString(a.Error) || strings.Contains(a.Error, "\x00") {
+				t.Errorf("an attempt keeps %d bytes: %.40q", len(a.Error), a.Error)
+			}
 		}
 		other := p.publish(t, named(laneKey(2), 1)...)[0]
 		alike := failing(other, letterSkip)
