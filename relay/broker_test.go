@@ -81,6 +81,7 @@ type broker struct {
 
 	mu         sync.Mutex
 	deliveries []delivery
+	open       map[string]int // messages of a process that wait for a reply
 	conns      []*brokerConn
 }
 
@@ -102,7 +103,7 @@ func startBroker(t testing.TB, decide func(frame) (outcome, time.Duration)) *bro
 	if err != nil {
 		t.Fatal(err)
 	}
-	b := &broker{listener: listener, decide: decide, closing: make(chan struct{})}
+	b := &broker{listener: listener, decide: decide, closing: make(chan struct{}), open: map[string]int{}}
 	b.group.Go(b.accept)
 	t.Cleanup(b.close)
 	return b
@@ -156,18 +157,22 @@ func (b *broker) serve(c *brokerConn) {
 			continue
 		}
 		verdict, after := b.decide(f)
+		b.mu.Lock()
+		b.open[f.By]++
 		if verdict == confirmed {
-			b.mu.Lock()
 			placed[f.Number] = len(b.deliveries)
 			b.deliveries = append(b.deliveries, delivery{frame: f, at: time.Now()})
-			b.mu.Unlock()
 		}
+		b.mu.Unlock()
 		if verdict == silence {
 			continue
 		}
 		b.group.Go(func() {
 			select {
 			case <-time.After(after):
+				b.mu.Lock()
+				b.open[f.By]--
+				b.mu.Unlock()
 				c.send(reply{f.Number, verdict})
 			case <-b.closing:
 			}
@@ -182,6 +187,13 @@ func (b *broker) releaseAll() {
 	for _, c := range b.conns {
 		c.send(reply{Outcome: release})
 	}
+}
+
+// waiting returns how many messages of a process wait for a reply.
+func (b *broker) waiting(name string) int {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.open[name]
 }
 
 func (b *broker) all() []delivery {

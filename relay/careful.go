@@ -2,6 +2,52 @@ package relay
 
 import "time"
 
+// solo is whose turn it is to send a message alone. One lane at a time has it:
+// if the worker dies, the other lanes' messages had no part in it.
+type solo struct {
+	turn  *lane
+	turns int // messages in a row
+}
+
+// maxTurns is how many messages a lane sends alone before it is the turn of the
+// next one. Giving the turn up costs a write, to clear the last suspect.
+const maxTurns = 32
+
+// goesAlone reports that m may be what kills workers.
+func (m *entry) goesAlone() bool { return m.lane.careful() || m.crashed }
+
+// hasTurn reports that m, if it is to go alone, may.
+func (e *engine) hasTurn(m *entry) bool {
+	return !m.goesAlone() || e.turn == nil || e.turn == m.lane
+}
+
+// announce lets m go out alone, once that is written down.
+func (e *engine) announce(m *entry) {
+	l := m.lane
+	if e.turn != l {
+		e.turn, e.turns = l, 0
+	}
+	e.turns++
+	m.state = announcing
+	l.announced, l.written = m, false
+}
+
+// passTurn ends the turn of a lane that has had its share, or has nothing to send.
+func (e *engine) passTurn() {
+	l := e.turn
+	switch {
+	case l == nil:
+	case !e.live(l):
+		e.turn = nil
+	case l.announced != nil, l.alone != nil, l.accused, e.chore != nil && e.chore.lane == l: // it may write the suspect
+	case l.careful() && !l.draining && e.turns < maxTurns && l.ready.next() != nil:
+	case l.stale:
+		l.accused = true
+	default:
+		e.turn = nil
+	}
+}
+
 // writeSuspect writes down which message of a lane is about to be in flight
 // alone, or that the last one is no suspect any more.
 func (e *engine) writeSuspect(l *lane) *chore {
@@ -14,10 +60,11 @@ func (e *engine) writeSuspect(l *lane) *chore {
 		lane: l,
 		do:   func(ctx choreContext) error { return ctx.store.suspect(ctx, e.fence(l), id) },
 		done: func(time.Time) {
-			if l.announced == m {
-				l.written, l.accused = m != nil, false
-			} else {
-				l.accused = true // it was forgotten meanwhile
+			switch {
+			case l.announced == m:
+				l.written, l.stale, l.accused = m != nil, false, false
+			case m != nil:
+				l.stale, l.accused = true, true // it was forgotten meanwhile
 			}
 		},
 	}
@@ -57,7 +104,7 @@ func (e *engine) calm(now time.Time) *chore {
 		done: func(time.Time) {
 			for _, l := range lanes {
 				if e.live(l) && l.announced == nil {
-					l.crashes, l.deleted, l.accused = 0, 0, false
+					l.crashes, l.deleted, l.stale, l.accused = 0, 0, false, false
 				}
 			}
 		},

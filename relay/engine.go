@@ -39,6 +39,7 @@ type engine struct {
 	rotation int    // the lane to begin the next round of publishing with
 	circuits
 	chores
+	solo
 
 	reading bool
 	woken   bool          // something was committed while that read ran
@@ -257,6 +258,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	if free <= 0 {
 		return nil
 	}
+	e.passTurn()
 	if len(e.topics) > 0 {
 		if m := e.nextProbe(now, deadline); m != nil {
 			return e.send([]*entry{m}, deadline)
@@ -310,8 +312,8 @@ func (e *engine) take(l *lane, most int) []*entry {
 		if m == nil {
 			break
 		}
-		solo := l.careful() || m.crashed
-		if solo && (len(taken) > 0 || l.inFlight > 0) {
+		solo := m.goesAlone()
+		if solo && (len(taken) > 0 || l.inFlight > 0 || !e.hasTurn(m)) {
 			break
 		}
 		if !e.admits(m) {
@@ -324,18 +326,13 @@ func (e *engine) take(l *lane, most int) []*entry {
 		}
 		l.ready.drop()
 		if solo {
-			l.announce(m)
+			e.announce(m)
 			break
 		}
 		m.state = inFlight // so that it is not taken twice
 		taken = append(taken, m)
 	}
 	return taken
-}
-
-func (l *lane) announce(m *entry) {
-	m.state = announcing
-	l.announced, l.written = m, false
 }
 
 // nextProbe returns a message that is to find out whether its topic's circuit, or
@@ -354,7 +351,7 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 				return e.alone(m)
 			}
 		}
-		if m := t.loneSuspect(now, deadline); m != nil {
+		if m := e.loneSuspect(t, now, deadline); m != nil {
 			return e.alone(m)
 		}
 	}
@@ -378,7 +375,7 @@ func (e *engine) nextSinkProbe(now, deadline time.Time) *entry {
 		}
 	}
 	for _, t := range e.topics {
-		if m := t.loneSuspect(now, deadline); m != nil { // nothing else is left to probe with
+		if m := e.loneSuspect(t, now, deadline); m != nil { // nothing else is left to probe with
 			e.sinkProbe = m
 			return e.alone(m)
 		}
@@ -410,6 +407,9 @@ func (e *engine) freshProbe(now, deadline time.Time) *entry {
 				e.withhold(m)
 				continue
 			}
+			if !e.hasTurn(m) {
+				break
+			}
 			l.ready.drop()
 			return m
 		}
@@ -418,12 +418,12 @@ func (e *engine) freshProbe(now, deadline time.Time) *entry {
 }
 
 // loneSuspect returns the one suspect of a topic if it may be tried again.
-func (t *topic) loneSuspect(now, deadline time.Time) *entry {
+func (e *engine) loneSuspect(t *topic, now, deadline time.Time) *entry {
 	if t.state != suspicious || len(t.suspects) != 1 {
 		return nil
 	}
 	m := t.suspects[0]
-	if m.state != suspected || !m.lane.mayPublish(now, deadline) || m.lane.announced != nil {
+	if m.state != suspected || !m.lane.mayPublish(now, deadline) || m.lane.announced != nil || !e.hasTurn(m) {
 		return nil
 	}
 	return m
@@ -433,7 +433,7 @@ func (t *topic) loneSuspect(now, deadline time.Time) *entry {
 // waited longest, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now, deadline time.Time) *entry {
 	for i, m := range t.withheld {
-		if m.state == withheld && m.lane.mayPublish(now, deadline) && m.lane.announced == nil {
+		if m.state == withheld && m.lane.mayPublish(now, deadline) && m.lane.announced == nil && e.hasTurn(m) {
 			t.withheld = slices.Delete(t.withheld, i, i+1)
 			return m
 		}
@@ -445,7 +445,7 @@ func (e *engine) candidate(t *topic, now, deadline time.Time) *entry {
 		if l == nil || !l.mayPublish(now, deadline) || l.announced != nil || l.inFlight > 0 {
 			continue
 		}
-		if m := l.ready.next(); m != nil && m.Topic == t.name {
+		if m := l.ready.next(); m != nil && m.Topic == t.name && e.hasTurn(m) {
 			l.ready.drop()
 			return m
 		}
@@ -455,8 +455,8 @@ func (e *engine) candidate(t *topic, now, deadline time.Time) *entry {
 
 // alone returns m, unless it has to be announced first.
 func (e *engine) alone(m *entry) *entry {
-	if m.lane.careful() || m.crashed {
-		m.lane.announce(m)
+	if m.goesAlone() {
+		e.announce(m)
 		return nil
 	}
 	return m
@@ -471,7 +471,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	e.inFlight--
 	l.inFlight--
 	if l.alone == m {
-		l.alone, l.accused = nil, !l.careful()
+		l.alone, l.stale = nil, true
 	}
 	kind := classify(err)
 	if kind == unroutableOutcome && e.unroutable != nil && e.unroutable(m.Topic) == Drop {

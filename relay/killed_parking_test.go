@@ -261,7 +261,7 @@ func (c *casualty) round(t *testing.T, s step) {
 	if state := victim.cmd.ProcessState; state.String() != "signal: killed" {
 		t.Fatalf("%s: %v", s, state)
 	}
-	c.letLeasesExpire(t)
+	c.letLeasesExpire(t, victim.name)
 
 	r, err := relay.New(c.box, newRemoteSink(name+" takes over", c.broker.address(), ""), relay.Config{
 		Name: "successor", Window: 16, Batch: 8, Retry: s.retry, Logger: quiet,
@@ -278,17 +278,6 @@ func (c *casualty) round(t *testing.T, s step) {
 		t.Errorf("%s: Run: %v", s, err)
 	}
 	c.judge(t, s, all, c.broker.all()[before:])
-}
-
-// letLeasesExpire is the passing of time: whoever is dead is found to be.
-func (c *casualty) letLeasesExpire(t *testing.T) {
-	t.Helper()
-	ago := `now() - interval '1 minute'`
-	if !c.postgres() {
-		ago = `cast(unixepoch('subsec') * 1000000 as integer) - 60000000`
-	}
-	c.execute(t, `update {{relay_leases}} set lease_until = `+ago+` where owner <> ''`)
-	c.execute(t, `update {{relay_workers}} set seen_until = `+ago)
 }
 
 func (c *casualty) judge(t *testing.T, s step, all []*message.Message, wire []delivery) {

@@ -6,6 +6,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"testing"
 )
 
 // killMyself ends this process as kill -9 does.
@@ -47,6 +48,17 @@ func (p crashPoint) around(c *tapConn, text string, _ []driver.NamedValue) (afte
 		return func() error { killMyself(); return nil }
 	}
 	return nil
+}
+
+// letLeasesExpire is the passing of time after the death of a worker.
+func (p place) letLeasesExpire(t testing.TB, worker string) {
+	t.Helper()
+	ago := `now() - interval '1 second'`
+	if !p.postgres() {
+		ago = `cast(unixepoch('subsec') * 1000000 as integer) - 1000000`
+	}
+	p.execute(t, `update {{relay_leases}} set lease_until = `+ago+` where owner in (select owner from {{relay_workers}} where name = $1)`, worker)
+	p.execute(t, `update {{relay_workers}} set seen_until = `+ago+` where name = $1`, worker)
 }
 
 // toggle makes the sink lose its broker, or find it again, at each SIGUSR1.

@@ -109,7 +109,8 @@ type lane struct {
 	announced *entry // goes out alone, once that is written down
 	written   bool   // it is
 	alone     *entry // in flight, announced
-	accused   bool   // the database knows a suspect that is none any more
+	stale     bool   // the database knows a suspect that is none any more
+	accused   bool   // and is to be told, before anything else goes out
 
 	// Of a lane that is one pipeline: after a failure it goes on from its first
 	// unconfirmed message, once everything in flight has its outcome.
@@ -365,7 +366,7 @@ func (l *lane) cancel() {
 	if m := l.announced; m != nil && m.state == announcing {
 		m.state = waiting
 	}
-	l.accused = l.accused || l.written
+	l.stale = l.stale || l.written
 	l.announced, l.written = nil, false
 }
 

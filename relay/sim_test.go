@@ -202,6 +202,15 @@ func (s *simulation) loop(w *simWorker) {
 	if r := w.nextRead(s.now); r != nil {
 		w.read = &simRead{read: r}
 	}
+	solos := 0
+	for _, l := range w.lanes {
+		if l != nil && (l.announced != nil || l.alone != nil || l.stale) {
+			solos++
+		}
+	}
+	if solos > 1 {
+		s.stats["suspects beside one another"]++
+	}
 }
 
 // weather makes a topic unavailable, in one way or another, or mends it.
@@ -652,7 +661,7 @@ func (s *simulation) problems() []string {
 			problems = append(problems, fmt.Sprintf("repeated without a fault: %d, %d copies, %d excused", r.ID, r.copies, r.excused))
 		}
 	}
-	for _, never := range []string{"deleted before it was sent", "charged without a reason"} {
+	for _, never := range []string{"deleted before it was sent", "charged without a reason", "suspects beside one another"} {
 		if n := s.stats[never]; n > 0 {
 			problems = append(problems, fmt.Sprintf("%s: %d", never, n))
 		}
