@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -36,6 +37,7 @@ type chores struct {
 	choreLane   int       // rotates
 	dueAt       time.Time // when to look for parked rows that are due; zero: nothing waits
 	commandsAt  time.Time // when to look for operators' commands
+	beyondAt    time.Time // when to look beyond the lanes' memory
 }
 
 const (
@@ -44,6 +46,10 @@ const (
 	dueRows       = 32 // of each
 	commandsEvery = time.Second
 	maxCommands   = 100
+
+	beyondEvery = time.Second
+	beyondCost  = 20     // at most one part in so many of the time
+	beyondRows  = 10_000 // of each lane in one look
 )
 
 // parkedDue makes the engine look for due rows at a time.
@@ -129,10 +135,59 @@ func (e *engine) pickChore(now time.Time) *chore {
 		return e.calm(calming)
 	case !e.dueAt.IsZero() && !now.Before(e.dueAt):
 		return e.lookForDue()
-	case !now.Before(e.commandsAt):
+	case !now.Before(e.beyondAt) && len(e.topics) > 0 && e.worthLooking():
+		if c := e.lookBeyond(now); c != nil {
+			return c
+		}
+	}
+	if !now.Before(e.commandsAt) {
 		return e.lookForCommands()
 	}
 	return nil
+}
+
+// lookBeyond looks for messages of topics of which nothing has been tried, in lanes
+// whose memory is full of topics in trouble. Nothing else tells whether those would
+// pass: not before something is set aside to make room for them, and where there are
+// none, that is for nothing.
+func (e *engine) lookBeyond(now time.Time) *chore {
+	numbers, lanes := e.numbers(func(l *lane) bool {
+		return l.loaded && l.beyond == 0 && e.crammed(l) &&
+			!slices.ContainsFunc(e.topics, func(t *topic) bool { return e.dispensable(t, l) })
+	})
+	e.beyondAt = now.Add(beyondEvery)
+	if len(lanes) == 0 {
+		return nil
+	}
+	tried := map[string]bool{}
+	for _, t := range e.topics {
+		tried[t.name] = true
+	}
+	for _, l := range lanes {
+		for _, m := range l.entries {
+			if m.state != waiting && m.state != follower {
+				tried[m.Topic] = true
+			}
+		}
+	}
+	var found map[int]int64
+	var took time.Duration
+	return &chore{
+		do: func(ctx choreContext) (err error) {
+			begin := time.Now()
+			found, err = ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
+			took = time.Since(begin)
+			return err
+		},
+		done: func(now time.Time) {
+			e.beyondAt = now.Add(max(beyondEvery, beyondCost*took))
+			for _, l := range lanes {
+				if e.live(l) {
+					l.beyond = found[l.number]
+				}
+			}
+		},
+	}
 }
 
 // choreDone takes the answer to a chore.
@@ -285,8 +340,7 @@ func (e *engine) lookForDue() *chore {
 		if !l.loaded || l.draining {
 			return false
 		}
-		// The rest is for what comes from the outbox.
-		room := l.bytes <= e.laneBytes/2 && len(l.entries) < maxEntries*e.laneRows/4
+		room := e.hasRoom(l)
 		full = full || !room
 		return room
 	})
@@ -323,6 +377,12 @@ func (e *engine) lookForDue() *chore {
 	}
 }
 
+// hasRoom reports that a lane may take rows of parked. The rest of its memory is for
+// what comes from the outbox.
+func (e *engine) hasRoom(l *lane) bool {
+	return l.bytes <= e.laneBytes/2 && len(l.entries) < maxEntries*e.laneRows/4
+}
+
 // lookAgain is the pause before looking for due rows again when some cannot be
 // taken now.
 const lookAgain = 100 * time.Millisecond
@@ -336,7 +396,7 @@ func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 		if l == nil || !l.loaded || l.draining {
 			continue
 		}
-		if _, known := l.entries[r.ID]; known {
+		if _, known := l.entries[r.ID]; known || !e.hasRoom(l) {
 			continue
 		}
 		m := newEntry(r.Row)

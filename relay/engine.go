@@ -21,6 +21,7 @@ type limits struct {
 	attempts   Retry
 	unroutable func(topic string) Unroutable // nil: refuse
 	owner      string                        // the worker's
+	reachable  func() bool                   // whether the sink reaches its broker; nil: it cannot tell
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It
@@ -209,6 +210,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			bytes += m.size()
 		}
 		l.dry = useful && !woken && !l.unbusied && len(mine) < r.Rows && bytes < r.Bytes
+		if l.dry {
+			l.beyond = 0
+		}
 	}
 	if err != nil {
 		e.forgetUnsent()
@@ -333,6 +337,10 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 		if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
 			return nil
 		}
+		if m := e.untried(now, deadline); m != nil {
+			e.sinkProbe = m
+			return e.alone(m)
+		}
 		for _, t := range e.topics {
 			if t.state != opened || t.probe != nil {
 				continue
@@ -367,6 +375,27 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 			if m.state == suspected && m.lane.mayPublish(now, deadline) && m.lane.announced == nil {
 				return e.alone(m)
 			}
+		}
+	}
+	return nil
+}
+
+// untried takes a message of a topic whose circuit is not open, if there is one: it
+// tells more than those that have failed. What it passes over is withheld.
+func (e *engine) untried(now, deadline time.Time) *entry {
+	if e.inOrder {
+		return nil
+	}
+	for _, l := range e.lanes {
+		if l == nil || !l.mayPublish(now, deadline) || l.announced != nil {
+			continue
+		}
+		for m := l.ready.next(); m != nil; m = l.ready.next() {
+			l.ready.drop()
+			if t := e.find(m.Topic); t == nil || t.state != opened {
+				return m
+			}
+			e.withhold(m)
 		}
 	}
 	return nil

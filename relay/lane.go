@@ -95,6 +95,10 @@ type lane struct {
 	unbusied bool // a key that the read passes over ceased to be busy
 	dry      bool // the last read found less than it asked for
 
+	// beyond is the id of a message that is not known yet, of a topic of which
+	// nothing has been tried; 0: there is none as far as anybody has looked.
+	beyond int64
+
 	crashes   int    // takeovers in a row without a window confirmed
 	suspect   int64  // id that was alone in flight when the former owner died
 	deleted   int    // messages of this lane, while crashes counts
@@ -143,6 +147,9 @@ func (l *lane) add(entries []*entry) int {
 	for _, m := range entries {
 		if _, known := l.entries[m.ID]; known {
 			continue
+		}
+		if m.ID >= l.beyond {
+			l.beyond = 0
 		}
 		l.know(m)
 		l.place(m)

@@ -195,7 +195,9 @@ func TestRelay_WorksWithAllTablesPublishedAndOnTheSubscriberOnceRepaired(t *test
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "they are replayed", func() bool { return p.count(t, `select count(*) from {{dead_letters}} where state = 'replayed'`) == len(bad) })
+	eventually(t, "they are replayed", func() bool {
+		return p.count(t, `select count(*) from {{dead_letters}} where state = 'replayed'`) == len(bad)
+	})
 	load.halt()
 	p.awaitNothingOwedInAll(t)
 	r.stop()
@@ -243,9 +245,11 @@ type complaints struct {
 	log []string
 }
 
-func (c *complaints) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
-func (c *complaints) WithAttrs([]slog.Attr) slog.Handler               { return c }
-func (c *complaints) WithGroup(string) slog.Handler                    { return c }
+func (c *complaints) Enabled(_ context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn
+}
+func (c *complaints) WithAttrs([]slog.Attr) slog.Handler { return c }
+func (c *complaints) WithGroup(string) slog.Handler      { return c }
 
 func (c *complaints) Handle(_ context.Context, r slog.Record) error {
 	if strings.HasPrefix(r.Message, "message failed") || strings.HasPrefix(r.Message, "message is a dead letter") {
