@@ -94,8 +94,11 @@ func TestRelay_LosesNothingThatAPromotedStandbyHolds(t *testing.T) {
 
 	w := &wire{}
 	var workers []running
+	var logs []*logbook
 	for _, name := range []string{"a", "b"} {
-		workers = append(workers, start(t, p.box(t), &sink{name: name, wire: w, handle: slow(3 * time.Millisecond)}, relay.Config{Lease: 2 * time.Second}))
+		log := &logbook{}
+		cfg := relay.Config{Lease: 2 * time.Second, Logger: slog.New(log)}
+		workers, logs = append(workers, start(t, p.box(t), &sink{name: name, wire: w, handle: slow(3 * time.Millisecond)}, cfg)), append(logs, log)
 	}
 	load := p.produce(t, 6, 2*time.Millisecond)
 	eventually(t, "the standby follows", func() bool {
@@ -109,12 +112,22 @@ func TestRelay_LosesNothingThatAPromotedStandbyHolds(t *testing.T) {
 	}
 	before := load.count()
 	eventually(t, "a tail", func() bool { return load.count() > before+300 })
+	// The workers still have something to delete of that tail when it goes.
+	p.execute(t, `create function refuse() returns trigger language plpgsql as $$ begin raise 'not now'; end $$`)
+	p.execute(t, `create trigger refuse before delete on {{outbox}} for each row execute function refuse()`)
+	for _, log := range logs {
+		eventually(t, "deletions fail", func() bool { return log.count("deleting confirmed messages failed; trying again") > 0 })
+	}
 	highest := p.count(t, `select last_value from {{outbox_id}}`)
 	primary.Kill()
 	behind.execute(t, `select pg_promote()`)
 	known := behind.count(t, `select count(*) from facts`)
 	lost, owed := load.count()-known, behind.owedInAll(t)
 	next := behind.count(t, `select last_value from {{outbox_id}}`)
+	// Before they get there their ids have been given out again.
+	others := behind.produce(t, 2, time.Millisecond)
+	eventually(t, "ids are given out again", func() bool { return behind.count(t, `select last_value from {{outbox_id}}`) > highest+50 })
+	others.halt()
 	x.turn(t, standby)
 	if lost < 100 || next >= highest {
 		t.Errorf("%d commits lost, ids go on from %d and were at %d: the test shows nothing", lost, next, highest)

@@ -2,6 +2,7 @@ package relay_test
 
 import (
 	"context"
+	"crypto/rand"
 	"database/sql"
 	"fmt"
 	"net"
@@ -99,12 +100,12 @@ create table facts (
 func (p place) produce(t testing.TB, producers int, pace time.Duration) *traffic {
 	ctx, cancel := context.WithCancel(t.Context())
 	g := &traffic{end: cancel}
-	box := p.box(t)
+	box, prefix := p.box(t), rand.Text()[:4]
 	for producer := range producers {
 		g.group.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
 				err := box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
-					return produceOne(ctx, box, tx, fmt.Sprintf("p%d-%d", producer, i%10), i%20 == 19)
+					return produceOne(ctx, box, tx, fmt.Sprintf("%s%d-%d", prefix, producer, i%10), i%20 == 19)
 				})
 				if err == nil {
 					g.mu.Lock()
