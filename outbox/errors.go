@@ -34,6 +34,13 @@ var (
 	// "oncemill repair-sequence", which locks writers out while it sets it.
 	ErrSequenceBehind = errors.New("outbox: the id sequence is behind its rows; run oncemill repair-sequence")
 
+	// ErrReadOnly is returned by a relay at its start when its database takes no
+	// writes: a standby, or a role or database with default_transaction_read_only.
+	// Connect it to the primary, or promote the standby, and start it again. A relay
+	// at work that meets one logs it, publishes nothing once its leases have run
+	// out, and goes on when the server takes writes.
+	ErrReadOnly = errors.New("outbox: the database is read-only; connect to the primary, or promote this server")
+
 	// ErrSequenceCached is returned by a relay at its start when the sequence
 	// of ids has a cache above 1: sessions would hand ids out in blocks, and
 	// the order of a key would be lost. Set it with alter sequence ... cache 1.

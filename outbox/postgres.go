@@ -124,10 +124,29 @@ const (
 select
 	(` + postgresLast + `),
 	(select q.seqcache from pg_sequence q where q.seqrelid = '{{outbox_id}}'::regclass),
-	(` + postgresHighest + `)`
+	(` + postgresHighest + `),
+	coalesce(pg_sequence_last_value(pg_get_serial_sequence('{{scheduled}}', 'seq')::regclass), 0) < (` + postgresScheduledSeen + `),
+	pg_is_in_recovery(),
+	current_setting('transaction_read_only')::boolean`
+
+	// Scheduled messages of one time are in the order of their own sequence, and
+	// have to differ in it. Both ends of the primary key tell enough of the highest
+	// one; no index serves it.
+	postgresScheduledSeen = `
+select coalesce(max(e.seq), 0)
+from (
+	(select s.seq from {{scheduled}} s order by s.deliver_at, s.seq limit 100)
+	union all
+	(select s.seq from {{scheduled}} s order by s.deliver_at desc, s.seq desc limit 100)
+) e`
 
 	// Writers hold row exclusive, which this lock excludes; readers go on.
-	postgresLockWriters = `lock table {{outbox}} in share row exclusive mode`
+	postgresLockWriters = `lock table {{outbox}}, {{scheduled}} in share row exclusive mode`
+
+	// A scan of the whole table, unless nothing is scheduled.
+	postgresRepairScheduled = `
+select setval(q.seq, greatest((select coalesce(max(s.seq), 1) from {{scheduled}} s), pg_sequence_last_value(q.seq)), true)
+from (select pg_get_serial_sequence('{{scheduled}}', 'seq')::regclass as seq) q`
 
 	postgresRepair = `
 select setval('{{outbox_id}}', greatest((` + postgresHighest + `), (select last_value from {{outbox_id}}), $1), true)`
@@ -135,14 +154,24 @@ select setval('{{outbox_id}}', greatest((` + postgresHighest + `), (select last_
 
 func (s *postgresStore) check(ctx context.Context) error {
 	var last, cache, highest int64
-	if err := s.db.QueryRowContext(ctx, s.checkText).Scan(&last, &cache, &highest); err != nil {
+	var later, standby, readOnly bool
+	if err := s.db.QueryRowContext(ctx, s.checkText).Scan(&last, &cache, &highest, &later, &standby, &readOnly); err != nil {
 		return fmt.Errorf("check id sequence: %w", err)
+	}
+	switch {
+	case standby:
+		return fmt.Errorf("%w (it is a standby)", ErrReadOnly)
+	case readOnly:
+		return fmt.Errorf("%w (default_transaction_read_only is on)", ErrReadOnly)
 	}
 	if cache > 1 {
 		return fmt.Errorf("%w (cache %d)", ErrSequenceCached, cache)
 	}
 	if last < highest {
 		return fmt.Errorf("%w (last id given out %d, highest id in use %d)", ErrSequenceBehind, last, highest)
+	}
+	if later {
+		return fmt.Errorf("%w (that of the scheduled messages)", ErrSequenceBehind)
 	}
 	return nil
 }
@@ -166,6 +195,9 @@ func (s *postgresStore) repairSequence(ctx context.Context, floor int64) (last i
 	}
 	if err := tx.QueryRowContext(ctx, s.repairText, floor).Scan(&last); err != nil {
 		return 0, fmt.Errorf("repair sequence: %w", err)
+	}
+	if _, err := tx.ExecContext(ctx, s.names.Expand(postgresRepairScheduled)); err != nil {
+		return 0, fmt.Errorf("repair sequence of scheduled messages: %w", err)
 	}
 	if err := tx.Commit(); err != nil {
 		return 0, fmt.Errorf("repair sequence: commit: %w", err)

@@ -279,9 +279,11 @@ func (s *postgresStore) lockedDay(ctx context.Context, tx *sql.Tx, name string) 
 }
 
 // CREATE and ATTACH, unlike CREATE ... PARTITION OF, leave the history open to
-// the moves of other sessions.
+// the moves of other sessions. There is no key; where a publication for all tables
+// publishes deletions, the archive's would fail without an identity.
 const postgresMakeDay = `
 create table {{day}} (like {{outbox_history}} including all);
+alter table {{day}} replica identity full;
 alter table {{outbox_history}} attach partition {{day}}
 	for values from ('FROM 00:00:00+00') to ('UNTIL 00:00:00+00')`
 

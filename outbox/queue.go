@@ -50,8 +50,9 @@ func (q *Queue) Remove(ctx context.Context, rows []Ref) (missed int, err error) 
 }
 
 // Check returns [ErrSequenceBehind] or [ErrSequenceCached] if the outbox would
-// give ids out that break the order of keys, and a *oncemill.SchemaError if its
-// tables are not migrated. A relay publishes nothing before it passes.
+// give ids out that break the order of keys, [ErrReadOnly] if a PostgreSQL takes no
+// writes, and a *oncemill.SchemaError if the tables are not migrated. A relay
+// publishes nothing before it passes.
 func (q *Queue) Check(ctx context.Context) error {
 	if err := oncemill.CheckMigrated(ctx, q.box.db, q.box.cfg.Database, Migrations); err != nil {
 		return err

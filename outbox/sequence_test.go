@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
@@ -173,6 +174,42 @@ func TestCheck_RefusesASequenceBehindTheHistory(t *testing.T) {
 			t.Errorf("the next id is %d", got)
 		}
 	})
+}
+
+// Scheduled messages have a sequence of their own. SQLite looks at its rows itself.
+func TestCheck_RefusesASequenceBehindWhatIsScheduled(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "binary_parameters=yes")
+	when := time.Now().Add(time.Hour)
+	later := func(id string) *message.Message {
+		m := newMessage(id, "k")
+		outbox.SetDeliverAt(m, when)
+		return m
+	}
+	expectNoError(t, p.queue.Check(t.Context()))
+	p.publish(t, later("1"), later("2"), later("3"))
+	expectNoError(t, p.queue.Check(t.Context()))
+	restart := func() { p.exec(t, `alter table {{scheduled}} alter column seq restart`) }
+	restart()
+	expectError(t, p.queue.Check(t.Context()), outbox.ErrSequenceBehind)
+	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+		return p.box.Publisher(tx).Publish("orders", later("4"))
+	})
+	if err == nil {
+		t.Error("a naive producer succeeded: the test shows nothing")
+	}
+	restart()
+	if _, err := p.queue.RepairSequence(t.Context(), 0); err != nil {
+		t.Fatal(err)
+	}
+	expectNoError(t, p.queue.Check(t.Context()))
+	p.publish(t, later("4"))
+	if highest := p.count(t, `select seq from {{scheduled}} where message_id = '4'`); highest != 4 {
+		t.Errorf("the next of them is %d", highest)
+	}
+	if _, err := p.queue.RepairSequence(t.Context(), 0); err != nil || p.count(t, `select nextval(pg_get_serial_sequence('{{scheduled}}', 'seq'))`) != 5 {
+		t.Errorf("repaired where nothing was wrong: %v", err)
+	}
 }
 
 func TestCheck_RefusesASequenceWithACache(t *testing.T) {

@@ -51,9 +51,9 @@ type chores struct {
 	loadAt      time.Time // after a failure
 	settleAt    time.Time // after a failure
 	calmAt      time.Time // after a failure
-	asideAt     time.Time // when a lane last made room without knowing for whom
 	dueAt       time.Time // when to look for parked rows that are due; zero: nothing waits
 	commandsAt  time.Time // when to look for operators' commands
+	beyondAt    time.Time // when to look beyond the lanes' memory
 }
 
 const (
@@ -64,6 +64,10 @@ const (
 	maxCommands   = 100
 	maxSettled    = 500
 	followLinger  = 50 * time.Millisecond
+
+	beyondEvery = time.Second
+	beyondCost  = 20     // at most one part in so many of the time
+	beyondRows  = 10_000 // of each lane in one look
 )
 
 // parkedDue makes the engine look for due rows at a time.
@@ -141,7 +145,7 @@ func (e *engine) nextChore(now time.Time) *chore {
 // keeps the others waiting.
 func (e *engine) pickChore(now time.Time) *chore {
 	kinds := [...]func(time.Time) *chore{
-		e.load, e.settle, e.writeOneLane, e.lookForDue, e.lookForCommands, e.calm,
+		e.load, e.settle, e.writeOneLane, e.lookForDue, e.lookForCommands, e.lookBeyond, e.calm,
 	}
 	for range kinds {
 		e.choreTurn = (e.choreTurn + 1) % len(kinds)
@@ -161,7 +165,7 @@ func (e *engine) writeOneLane(now time.Time) *chore {
 			continue
 		}
 		switch {
-		case e.setAside(l, now):
+		case e.setAside(l):
 			return e.writeFailures(l)
 		case l.accused, l.announced != nil && !l.written:
 			return e.writeSuspect(l)
@@ -179,6 +183,54 @@ func (e *engine) writeOneLane(now time.Time) *chore {
 // mayFollow reports that followers are worth a statement now.
 func (l *lane) mayFollow(now time.Time) bool {
 	return len(l.followers) > 0 && !l.draining && (len(l.followers) >= maxFollowers/5 || !now.Before(l.followAt))
+}
+
+// lookBeyond looks for messages of topics of which nothing has been tried, in lanes
+// whose memory is full of topics in trouble. Nothing else tells whether those would
+// pass: not before something is set aside to make room for them, and where there are
+// none, that is for nothing.
+func (e *engine) lookBeyond(now time.Time) *chore {
+	if len(e.topics) == 0 || now.Before(e.beyondAt) || !e.worthLooking() {
+		return nil
+	}
+	numbers, lanes := e.numbers(func(l *lane) bool {
+		return l.loaded && l.beyond == 0 && e.crammed(l) &&
+			!slices.ContainsFunc(e.topics, func(t *topic) bool { return e.dispensable(t, l) })
+	})
+	e.beyondAt = now.Add(beyondEvery)
+	if len(lanes) == 0 {
+		return nil
+	}
+	tried := map[string]bool{}
+	for _, t := range e.topics {
+		tried[t.name] = true
+	}
+	for _, l := range lanes {
+		for _, m := range l.entries {
+			if m.state != waiting && m.state != follower {
+				tried[m.Topic] = true
+			}
+		}
+	}
+	var found map[int]int64
+	var took time.Duration
+	return &chore{
+		again: &e.beyondAt,
+		do: func(ctx choreContext) (err error) {
+			begin := time.Now()
+			found, err = ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
+			took = time.Since(begin)
+			return err
+		},
+		done: func(now time.Time) {
+			e.beyondAt = now.Add(max(beyondEvery, beyondCost*took))
+			for _, l := range lanes {
+				if e.live(l) {
+					l.beyond = found[l.number]
+				}
+			}
+		},
+	}
 }
 
 // choreDone takes the answer to a chore.
@@ -354,8 +406,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 		if !l.loaded || l.draining {
 			return false
 		}
-		// The rest is for what comes from the outbox.
-		room := l.parked < maxEntries*e.laneRows/4
+		room := e.hasRoom(l)
 		full = full || !room
 		return room
 	})
@@ -393,6 +444,12 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 }
 
+// hasRoom reports that a lane may take rows of parked. The rest of its memory is for
+// what comes from the outbox.
+func (e *engine) hasRoom(l *lane) bool {
+	return l.parked < maxEntries*e.laneRows/4
+}
+
 // lookAgain is the pause before looking for due rows again when some cannot be
 // taken now.
 const lookAgain = 100 * time.Millisecond
@@ -406,7 +463,7 @@ func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 		if l == nil || !l.loaded || l.draining {
 			continue
 		}
-		if _, known := l.entries[r.ID]; known {
+		if _, known := l.entries[r.ID]; known || !e.hasRoom(l) {
 			continue
 		}
 		m := newEntry(r.Row)

@@ -23,6 +23,7 @@ type limits struct {
 	unroutable func(topic string) Unroutable // nil: refuse
 	owner      string                        // the worker's
 	draw       draw                          // nil: at random
+	reachable  func() bool                   // whether the sink reaches its broker; nil: it cannot tell
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It
@@ -222,6 +223,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			bytes += m.size()
 		}
 		l.dry = useful && !woken && !l.unbusied && len(mine) < r.Rows && bytes < r.Bytes
+		if l.dry {
+			l.beyond = 0
+		}
 	}
 	if err != nil {
 		e.forgetUnsent()

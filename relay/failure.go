@@ -85,20 +85,15 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 
 // setAside moves messages of a lane whose topics are unavailable to parked, at no
 // charge, so that those of other topics find room. It reports whether it found any.
-// While nothing at all goes out there is no need to.
-//
-// If no other topic is known, because one fills the memory, a lane at a time makes
-// some room now and then, to find out.
-func (e *engine) setAside(l *lane, now time.Time) bool {
-	if e.inOrder || e.sinkDown || len(e.topics) == 0 || l.draining ||
-		len(l.entries) < maxEntries*e.laneRows/2 && l.bytes < e.laneBytes {
-		l.fullAt = now
+// While nothing at all goes out there is no need to, unless the lane has something
+// beyond its memory that was never tried.
+func (e *engine) setAside(l *lane) bool {
+	if !e.crammed(l) {
 		return false
 	}
-	blind := now.Sub(l.fullAt) > asideBlind && now.Sub(e.asideAt) > asideBlind
 	before := len(l.failing)
 	for _, t := range e.topics {
-		if t.state != opened || e.passed <= t.openedAt && !blind {
+		if !e.dispensable(t, l) {
 			continue
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
@@ -118,15 +113,28 @@ func (e *engine) setAside(l *lane, now time.Time) bool {
 	if len(l.failing) == before {
 		return false
 	}
-	l.fullAt = now
-	if blind {
-		e.asideAt = now
-	}
 	l.stopFailing()
 	return true
 }
 
-const asideBlind = 2 * time.Second
+// crammed reports that a topic in trouble may have filled a lane's memory.
+func (e *engine) crammed(l *lane) bool {
+	return !e.inOrder && len(e.topics) > 0 && !l.draining &&
+		(len(l.entries) >= maxEntries*e.laneRows/2 || l.bytes >= e.laneBytes)
+}
+
+// dispensable reports that messages of a topic make room in a lane for others.
+func (e *engine) dispensable(t *topic, l *lane) bool {
+	return t.state == opened && (!e.sinkDown && e.passed > t.openedAt || l.beyond > 0 && e.worthLooking())
+}
+
+// worthLooking reports that the broker may take messages of other topics.
+func (e *engine) worthLooking() bool {
+	if e.reachable != nil {
+		return e.reachable()
+	}
+	return !e.sinkDown
+}
 
 // asideFor returns how long messages are set aside: one to three seconds, so that
 // they are not all due at once.

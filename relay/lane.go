@@ -101,7 +101,10 @@ type lane struct {
 	choreAt  time.Time // after a chore of this lane has failed: none before
 	oneByOne bool      // then: one failure or follower at a time, to find what is wrong
 	followAt time.Time // followers are moved then, unless there are many
-	fullAt   time.Time // when the lane last had room, or made some
+
+	// beyond is the id of a message that is not known yet, of a topic of which
+	// nothing has been tried; 0: there is none as far as anybody has looked.
+	beyond int64
 
 	crashes   int    // takeovers in a row without a window confirmed
 	suspect   int64  // id that was alone in flight when the former owner died
@@ -152,6 +155,9 @@ func (l *lane) add(entries []*entry) int {
 	for _, m := range entries {
 		if _, known := l.entries[m.ID]; known {
 			continue
+		}
+		if m.ID >= l.beyond {
+			l.beyond = 0
 		}
 		l.know(m)
 		l.place(m)

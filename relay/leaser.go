@@ -3,9 +3,11 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -15,6 +17,7 @@ type leaser struct {
 	*worker
 	stopping bool
 	failing  bool // the last step failed; logged once
+	readOnly bool // because the database takes no writes; logged once, too
 }
 
 func newLeaser(w *worker) *leaser { return &leaser{worker: w} }
@@ -139,9 +142,18 @@ func (s *leaser) try(ctx context.Context) {
 	limited, cancel := context.WithTimeout(ctx, s.cfg.Lease/3)
 	defer cancel()
 	err := s.step(limited)
+	readOnly := sqlerr.ReadOnly(err)
 	switch {
 	case err == nil:
-		s.failing = false
+		if s.failing {
+			s.log.InfoContext(ctx, "leases are renewed again")
+		}
+		s.failing, s.readOnly = false, false
+	case ctx.Err() == nil && readOnly && !s.readOnly:
+		s.failing, s.readOnly = true, true
+		s.checkDue.Store(true) // it is another server, or was turned round
+		s.log.ErrorContext(ctx, "the database is read-only; nothing is published until this worker is connected to a server that takes writes",
+			"error", fmt.Errorf("%w: %w", outbox.ErrReadOnly, err))
 	case ctx.Err() == nil && !s.failing:
 		s.failing = true
 		s.log.WarnContext(ctx, "leases could not be renewed; publishing stops when they expire", "error", err)

@@ -147,3 +147,22 @@ func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (hel
 	s.inGuard(t, lane, owner, epoch, func(h bool) { held = h })
 	return held
 }
+
+// A commit that changes nothing waits for nothing, so that the worker's row is not
+// there must not pass for durable.
+func TestLeases_AreNotFlushedWithoutARow(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		if s.box.Database().Dialect == oncemill.SQLite {
+			return // every commit is durable
+		}
+		if err := s.flush(t.Context(), "a"); err == nil {
+			t.Error("nothing was written, nothing can be durable")
+		}
+		if _, err := s.beat(t.Context(), identity{owner: "a", name: "a", ready: true}, nil, time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.flush(t.Context(), "a"); err != nil {
+			t.Error(err)
+		}
+	})
+}

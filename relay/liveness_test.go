@@ -214,39 +214,6 @@ func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
 	}
 }
 
-// A burst of an unavailable topic that fills the memory does not hide another
-// topic behind it.
-func TestEngine_SeesBehindABurstOfAnUnavailableTopic(t *testing.T) {
-	d := newDrive(limits{}, 0)
-	d.answer = func(m *entry) error {
-		if m.Topic == "A" {
-			return errNack
-		}
-		return nil
-	}
-	var table []string
-	for range 5000 {
-		table = append(table, "A")
-	}
-	for range 10 {
-		table = append(table, "B")
-	}
-	d.run(5*time.Minute, 10*time.Millisecond, func() {
-		if r := d.nextRead(d.now); r != nil {
-			n := min(256, len(table))
-			var rows []*entry
-			for _, topic := range table[:n] {
-				rows = append(rows, d.row(0, topic, ""))
-			}
-			table = table[n:]
-			d.engine.read(r, rows, d.now, nil)
-		}
-	})
-	if d.passed["B"] != 10 {
-		t.Errorf("%d of 10 passed, %d rows are unread", d.passed["B"], len(table))
-	}
-}
-
 // Steady traffic of parked keys keeps nobody from looking for what is due, nor for
 // commands.
 func TestEngine_LooksForDueRowsUnderLoad(t *testing.T) {

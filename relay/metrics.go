@@ -30,7 +30,7 @@ type metrics struct {
 	// does the upkeep.
 	held atomic.Pointer[outbox.Held]
 
-	confirmed, refused, unavailable, unknown metric.MeasurementOption
+	confirmed, refused, unroutable, unavailable, unknown metric.MeasurementOption
 }
 
 func newMetrics(provider metric.MeterProvider) (*metrics, error) {
@@ -38,6 +38,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m := &metrics{
 		confirmed:   outcome("confirmed"),
 		refused:     outcome("refused"),
+		unroutable:  outcome("unroutable"), // the message's fault or its topic's
 		unavailable: outcome("unavailable"),
 		unknown:     outcome("unknown"),
 	}
@@ -92,12 +93,14 @@ func outcome(value string) metric.MeasurementOption {
 }
 
 // tally counts the outcomes of one turn of the worker's loop.
-type tally struct{ confirmed, refused, unavailable, unknown int64 }
+type tally struct{ confirmed, refused, unroutable, unavailable, unknown int64 }
 
 func (t *tally) add(err error) {
 	switch {
 	case err == nil:
 		t.confirmed++
+	case errors.Is(err, ErrUnroutable):
+		t.unroutable++
 	case errors.Is(err, ErrRefused):
 		t.refused++
 	case errors.Is(err, ErrUnavailable):
@@ -111,7 +114,7 @@ func (m *metrics) record(ctx context.Context, t tally) {
 	for _, part := range []struct {
 		n  int64
 		as metric.MeasurementOption
-	}{{t.confirmed, m.confirmed}, {t.refused, m.refused}, {t.unavailable, m.unavailable}, {t.unknown, m.unknown}} {
+	}{{t.confirmed, m.confirmed}, {t.refused, m.refused}, {t.unroutable, m.unroutable}, {t.unavailable, m.unavailable}, {t.unknown, m.unknown}} {
 		if part.n > 0 {
 			m.outcomes.Add(ctx, part.n, part.as)
 		}

@@ -12,7 +12,7 @@ type sqliteParkingTexts struct {
 	giveTime, takeTime, keyThere       string
 	letter, replay, close              string
 	settleMove, closeLetters           string
-	suspect, calm                      string
+	suspect, calm, beyond              string
 }
 
 func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
@@ -26,12 +26,20 @@ func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
 		giveTime: x(sqliteGiveTime), takeTime: x(sqliteTakeTime), keyThere: x(sqliteKeyThere),
 		letter: x(sqliteLetter), replay: x(sqliteReplay), close: x(sqliteClose),
 		settleMove: x(sqliteSettleMove), closeLetters: x(sqliteCloseLetters),
-		suspect: x(sqliteSuspect), calm: x(sqliteCalm),
+		suspect: x(sqliteSuspect), calm: x(sqliteCalm), beyond: x(sqliteBeyond),
 	}
 }
 
 // What is read, all by index.
 const (
+	// By the index (lane, id), backwards: what is beyond comes last. It ends at
+	// the first row that it finds.
+	sqliteBeyond = `
+select n.id
+from (select o.id, o.topic from {{outbox}} o where o.lane = ?1 order by o.id desc limit ?3) n
+where n.topic not in (select t.value from json_each(?2) t)
+limit 1`
+
 	// By the index (lane, key, id), from each key to the next.
 	sqliteParkedKeys = `
 with recursive k (lane, key) as (

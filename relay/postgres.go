@@ -151,8 +151,17 @@ func (s *postgresLeases) flush(ctx context.Context, owner string) error {
 	if _, err := tx.ExecContext(ctx, postgresDurably); err != nil {
 		return fmt.Errorf("flush: %w", err)
 	}
-	if _, err := tx.ExecContext(ctx, s.touchText, owner); err != nil {
+	touched, err := tx.ExecContext(ctx, s.touchText, owner)
+	if err != nil {
 		return fmt.Errorf("flush: %w", err)
+	}
+	// A commit that changed nothing waits for nothing. The heartbeat puts the row
+	// back where it is missing, as on a server that was restored.
+	switch n, err := touched.RowsAffected(); {
+	case err != nil:
+		return fmt.Errorf("flush: %w", err)
+	case n == 0:
+		return fmt.Errorf("flush: worker %s is not registered yet", owner)
 	}
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("flush: %w", err)

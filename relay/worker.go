@@ -214,10 +214,15 @@ func (w *worker) loop(ctx context.Context) error {
 	if s, ok := w.sink.(interface{ MaxInFlight() int }); ok {
 		window = min(window, s.MaxInFlight())
 	}
+	var reachable func() bool
+	if s, ok := w.sink.(interface{ Ready() bool }); ok {
+		reachable = s.Ready
+	}
 	e := newEngine(limits{
 		window: window, laneRows: w.cfg.Batch, laneBytes: laneBytes, removeRows: removeRows,
 		linger: linger, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
 		order: w.cfg.Order, attempts: w.cfg.Retry, unroutable: w.cfg.Unroutable, owner: w.owner,
+		reachable: reachable,
 	})
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()

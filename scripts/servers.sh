@@ -18,15 +18,18 @@
 # Instances for tests that stop, kill, fill or reconfigure a server, each in an
 # absolute directory that must not exist yet:
 #
-#   servers.sh start postgres|rabbitmq|redis DIR [--port N] [--owner PID] [name=value]...
+#   servers.sh start postgres|rabbitmq|redis DIR [--port N] [--owner PID] [--standby-of DIR] [name=value]...
 #                            make one, or start it again; prints the export lines.
 #                            name=value goes to the server's configuration file.
 #                            It is removed when the process --owner has ended.
+#                            --standby-of: a streaming standby of that PostgreSQL
 #   servers.sh start pgbouncer DIR upstream=DIR [--port N] [--owner PID] [name=value]...
 #                            the same for a PgBouncer, in transaction mode, in front
 #                            of the PostgreSQL in the directory upstream
 #   servers.sh stop DIR      clean stop        servers.sh kill DIR     SIGKILL
 #   servers.sh crash DIR     PostgreSQL: immediate shutdown
+#   servers.sh dump DIR FILE [option]...   PostgreSQL: pg_dump
+#   servers.sh load DIR FILE               PostgreSQL: psql, ends at the first error
 #   servers.sh ctl DIR ...   rabbitmqctl       servers.sh remove DIR   stop and delete
 #
 # Everything listens on loopback only, has fsync on, and lives under
@@ -80,9 +83,9 @@ status() {
 	(if rabbitmq_find; then say "RabbitMQ for tests: $FOUND"; else say "RabbitMQ for tests: none yet"; fi) || true
 }
 
-# start KIND DIR [--port N] [--owner PID] [name=value]...
+# start KIND DIR [--port N] [--owner PID] [--standby-of DIR] [name=value]...
 start() {
-	local kind=${1:-} dir=${2:-} port="" owner="" settings=()
+	local kind=${1:-} dir=${2:-} port="" owner="" primary="" settings=()
 	[[ $kind == postgres || $kind == rabbitmq || $kind == pgbouncer || $kind == redis ]] || die "start postgres|rabbitmq|pgbouncer|redis DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
@@ -90,6 +93,7 @@ start() {
 		case $1 in
 		--port) port=$2 && shift 2 ;;
 		--owner) owner=$2 && shift 2 ;;
+		--standby-of) primary=$2 && of_kind "$primary" postgres && shift 2 ;;
 		*=*) settings+=("$1") && shift ;;
 		*) die "start: unexpected argument: $1" ;;
 		esac
@@ -99,7 +103,7 @@ start() {
 		reap
 		"${kind}_installed" || "${kind}_install" || die_missing "$kind"
 		unlock up
-		create "$kind" "$dir" "$port" "$owner" "${settings[@]}"
+		PRIMARY=$primary create "$kind" "$dir" "$port" "$owner" "${settings[@]}"
 	fi
 	of_kind "$dir" "$kind"
 	"${kind}_start" "$dir"
@@ -118,12 +122,22 @@ crash() {
 	postgres_stop "$1" immediate
 }
 
+dump() {
+	of_kind "${1:-}" postgres
+	"$(postgres_bin)/pg_dump" -d "$(postgres_url "$1")" -f "$2" "${@:3}"
+}
+
+load() {
+	of_kind "${1:-}" postgres
+	"$(postgres_bin)/psql" -XAtq -v ON_ERROR_STOP=1 -d "$(postgres_url "$1")" -f "$2" >/dev/null
+}
+
 main() {
 	local command=${1:-help}
 	[[ $# -eq 0 ]] || shift
 	case $command in
 	help | -h | --help) usage ;;
-	up | down | status | start | ctl | crash) prepare_base && "$command" "$@" </dev/null ;;
+	up | down | status | start | ctl | crash | dump | load) prepare_base && "$command" "$@" </dev/null ;;
 	stop | kill)
 		prepare_base
 		of_kind "${1:-}"

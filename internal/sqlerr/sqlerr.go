@@ -16,6 +16,7 @@ import (
 const (
 	sqliteBusy       = 5
 	sqliteLocked     = 6
+	sqliteReadOnly   = 8
 	sqliteFull       = 13
 	sqliteConstraint = 19
 )
@@ -51,6 +52,12 @@ func Retryable(err error) bool {
 		return true
 	}
 	return false
+}
+
+// ReadOnly reports that the database takes no writes now: a standby, a role that
+// may only read, a read-only file.
+func ReadOnly(err error) bool {
+	return State(err) == "25006" || sqliteCode(err) == sqliteReadOnly
 }
 
 // Connection reports that err says nothing about the statement: the server, or

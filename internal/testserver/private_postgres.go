@@ -16,6 +16,26 @@ func PrivatePostgres(t testing.TB, settings ...string) *PostgresServer {
 	return &PostgresServer{startPrivate(t, "postgres", settings)}
 }
 
+// Standby makes a hot standby that follows s, asynchronously, and removes it when
+// the test ends. "select pg_promote()" makes it a server of its own. Each setting
+// is "name=value"; the others are those of s.
+func (s *PostgresServer) Standby(settings ...string) *PostgresServer {
+	s.t.Helper()
+	return &PostgresServer{startPrivate(s.t, "postgres", append([]string{"--standby-of", s.dir}, settings...))}
+}
+
+// Dump writes what pg_dump, with options, says of the server to a file.
+func (s *PostgresServer) Dump(file string, options ...string) {
+	s.t.Helper()
+	s.run(append([]string{"dump", s.dir, file}, options...)...)
+}
+
+// Load executes a file of SQL, such as Dump makes, with psql.
+func (s *PostgresServer) Load(file string) {
+	s.t.Helper()
+	s.run("load", s.dir, file)
+}
+
 // DSN returns the URL of the server, without parameters that only one driver knows.
 func (s *PostgresServer) DSN() string { return s.exports[envPostgres] }
 

@@ -1,7 +1,9 @@
 package testserver_test
 
 import (
+	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -24,5 +26,43 @@ func TestPrivatePostgres_KeepsCommitsOverCrashAndKill(t *testing.T) {
 	}
 	if got := queryText(t, db, "select count(*)::text from orders"); got != "3" {
 		t.Errorf("%s rows, want 3", got)
+	}
+}
+
+func TestPrivatePostgres_HasAStandbyThatCanBePromoted(t *testing.T) {
+	t.Parallel()
+	primary := testserver.PrivatePostgres(t)
+	db := primary.Open()
+	execute(t, db, "create table orders (id bigint)")
+	standby := primary.Standby("hot_standby_feedback=on")
+	copied := standby.Open()
+	if got := queryText(t, copied, "select pg_is_in_recovery()::text || current_setting('hot_standby_feedback')"); got != "trueon" {
+		t.Errorf("the standby says %s", got)
+	}
+	execute(t, db, "insert into orders values (1)")
+	for begin := time.Now(); queryText(t, copied, "select count(*)::text from orders") != "1"; {
+		if time.Since(begin) > time.Minute {
+			t.Fatal("the standby does not follow")
+		}
+	}
+	primary.Kill()
+	execute(t, copied, "select pg_promote()")
+	execute(t, copied, "insert into orders values (2)")
+	if got := queryText(t, copied, "select count(*)::text from orders"); got != "2" {
+		t.Errorf("%s rows, want 2", got)
+	}
+}
+
+func TestPrivatePostgres_IsDumpedAndLoaded(t *testing.T) {
+	t.Parallel()
+	server, file := testserver.PrivatePostgres(t), filepath.Join(t.TempDir(), "dump.sql")
+	db := server.Open()
+	execute(t, db, "create table orders (id bigint)")
+	execute(t, db, "insert into orders values (1)")
+	server.Dump(file, "--schema-only")
+	execute(t, db, "drop table orders")
+	server.Load(file)
+	if got := queryText(t, db, "select count(*)::text from orders"); got != "0" {
+		t.Errorf("%s rows, want none", got)
 	}
 }

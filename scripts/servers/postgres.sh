@@ -59,20 +59,25 @@ postgres_url() {
 }
 postgres_exports() { export_line ONCEMILL_TEST_POSTGRES "$(postgres_url "$1")"; }
 
-# postgres_create DIR makes the cluster. It trusts loopback: what is in it is
+# postgres_create DIR makes the cluster, or a standby of that in PRIMARY. It trusts loopback: what is in it is
 # for the tests, and a password check at every connection would cost them time.
 postgres_create() {
 	local dir=$1
 	mkdir "$dir/data"
+	chmod 700 "$dir/data"
 	touch "$dir/log"
 	[[ $EUID -ne 0 ]] || chown postgres: "$dir/data" "$dir/log"
 	# --no-sync concerns only these first files; the server itself syncs.
+	local make=(initdb -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync)
+	if [[ -n ${PRIMARY:-} ]]; then
+		make=(pg_basebackup -D "$dir/data" -h 127.0.0.1 -p "$(<"$PRIMARY/port")" -U postgres -R -X stream -c fast --no-sync)
+	fi
 	as postgres
-	(cd / && "${AS[@]}" "$(postgres_bin)/initdb" -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync) \
-		>"$dir/initdb.log" 2>&1 || {
+	(cd / && "${AS[@]}" "$(postgres_bin)/${make[0]}" "${make[@]:1}") >"$dir/initdb.log" 2>&1 || {
 		tail -5 "$dir/initdb.log" >&2
-		die "initdb failed"
+		die "${make[0]} failed"
 	}
+	# A standby has its primary's settings; the last of two counts.
 	cat >>"$dir/data/postgresql.conf" <<-SETTINGS
 		listen_addresses = '127.0.0.1'
 		port = $(<"$dir/port")

@@ -1,0 +1,91 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// crowded is a configuration with little memory: 64 rows of a lane.
+var crowded = relay.Config{Lease: unhurried.Lease, Batch: 8}
+
+// Topics that nobody takes fill all memory, and more. What was committed behind
+// them finds its way, whether one of them is stuck or several.
+func TestRelay_FindsWhatLiesBehindStuckTopics(t *testing.T) {
+	t.Parallel()
+	for _, topics := range []int{1, 2} {
+		t.Run(fmt.Sprint(topics, " stuck"), func(t *testing.T) {
+			t.Parallel()
+			eachDatabase(t, func(t *testing.T, p place) {
+				broken := newBreakable(relay.Unavailable(errors.New("queue full")), func(m *relay.Message) bool {
+					return strings.HasPrefix(m.Topic, "stuck")
+				})
+				box, w := p.box(t), &wire{}
+				var all []*message.Message
+				for i := range topics {
+					more := unkeyed(3600 / topics)
+					if i == 0 {
+						for k := range more {
+							more[k] = keyed(fmt.Sprint("s", k%500), k/500, 1)[0]
+						}
+					}
+					commitTo(t, box, fmt.Sprint("stuck", i), more...)
+					all = append(all, more...)
+				}
+				r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, crowded)
+				eventually(t, "they are tried", func() bool { return r.outcomes(t, "unavailable") > 3 })
+				if n := p.count(t, `select count(*) from {{parked}}`); topics == 1 && n > 0 {
+					t.Errorf("%d messages were set aside for nobody", n)
+				}
+				good := spread(20, 5)
+				commitTo(t, box, "good", good...)
+				all = append(all, good...)
+				w.await(t, len(good))
+				if n := p.count(t, `select count(*) from {{parked}} where attempts > 0`) + p.count(t, `select count(*) from {{dead_letters}}`); n > 0 {
+					t.Errorf("%d messages were charged", n)
+				}
+				if n := r.counter(t, "oncemill.relay.set_aside"); n == 0 {
+					t.Error("nothing had to be set aside: the test shows nothing")
+				}
+				broken.broken.Store(false)
+				p.awaitNothingOwed(t)
+				w.check(t, all, 0)
+			})
+		})
+	}
+}
+
+// gone is a sink whose broker is away, and that knows it.
+type gone struct{ *sink }
+
+func (gone) Ready() bool { return false }
+
+func (s gone) Publish(ctx context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
+	s.sink.Publish(ctx, msgs, done)
+}
+
+// A backlog is not moved while there is nobody to give it to.
+func TestRelay_SetsNothingAsideInAnOutage(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		broken := newBreakable(relay.Unavailable(errors.New("no connection")), nil)
+		box, w := p.box(t), &wire{}
+		first, second := unkeyed(4000), unkeyed(500)
+		commitTo(t, box, "first", first...)
+		commitTo(t, box, "second", second...)
+		r := start(t, box, gone{&sink{name: "w", wire: w, handle: broken.handle}}, crowded)
+		eventually(t, "tries", func() bool { return r.outcomes(t, "unavailable") > 8 })
+		if n := p.count(t, `select count(*) from {{parked}}`); n > 0 {
+			t.Errorf("%d messages were set aside", n)
+		}
+		broken.broken.Store(false)
+		p.awaitNothingOwed(t)
+		w.check(t, append(first, second...), 0)
+	})
+}
