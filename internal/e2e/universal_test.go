@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"log/slog"
-	"os"
 	"sync"
 	"testing"
 
@@ -38,7 +37,7 @@ import (
 //   - NewSubscriberReceivesOldMessages: neither way out keeps what was consumed.
 //   - the others are those of the way out.
 func universal(features tests.Features) tests.Features {
-	features.ForceShort = os.Getenv("ONCEMILL_LONG") == ""
+	features.ForceShort = !long
 	return features
 }
 
