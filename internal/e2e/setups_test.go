@@ -27,6 +27,9 @@ type suite struct {
 	few  string // what CI runs; ONCEMILL_LONG runs all
 }
 
+// long runs more than CI has time for.
+var long = os.Getenv("ONCEMILL_LONG") != ""
+
 const module = "github.com/oncemill/oncemill"
 
 var suites = []suite{
@@ -50,17 +53,23 @@ const always = `(?i)sqlite|TestPlans_Never|TestRing_Loses|TestRemove_SparesNewRo
 // internal/testserver, so that the library's module does not know of it.
 func TestSetups(t *testing.T) {
 	server := testserver.PrivatePostgres(t, "max_connections=400")
-	pooler := server.PgBouncer("server_idle_timeout=3", "default_pool_size=10", "stats_users=postgres")
-	behind := []string{"ONCEMILL_TEST_POSTGRES=" + server.DSN(), "ONCEMILL_TEST_PGBOUNCER=" + pooler}
+	pooler := server.PgBouncer("server_idle_timeout=3", "default_pool_size=10", "min_pool_size=2", "server_round_robin=1", "stats_users=postgres")
+	straight := []string{"ONCEMILL_TEST_POSTGRES=" + server.DSN()}
+	behind := append(straight[:1:1], "ONCEMILL_TEST_PGBOUNCER="+pooler)
+	pgx, one := "ONCEMILL_TEST_DRIVER=pgx", "ONCEMILL_TEST_MAX_OPEN_CONNS=1"
+	// pgx does not ask the server to cancel a commit, and as it comes it keeps
+	// statements prepared.
+	const notPgx = `TestRunInTx_ACommitThatTheServerCancels`
+	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
+	// These hold one transaction of a pool while they want another of it.
+	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileADeletionWaits`
 	setups := []setup{
-		// pgx as it comes keeps statements prepared, and does not ask the server
-		// to cancel a commit.
-		{"pgx", []string{"ONCEMILL_TEST_DRIVER=pgx"}, `TestPlans_TheLibraryPrepares|TestRunInTx_ACommitThatTheServerCancels`},
-		{"PgBouncer", behind, ``},
-		{"pgx_PgBouncer", append([]string{"ONCEMILL_TEST_DRIVER=pgx"}, behind...), `TestRunInTx_ACommitThatTheServerCancels`},
-		// These hold one transaction of a pool while they want another of it.
-		{"one_connection", []string{"ONCEMILL_TEST_MAX_OPEN_CONNS=1"}, `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|` +
-			`TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileADeletionWaits`},
+		{"pgx", append([]string{pgx}, straight...), notPgxAsItComes},
+		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx},
+		{"PgBouncer_one_connection", append([]string{one}, behind...), notOne},
+	}
+	if long {
+		setups = append(setups, setup{"PgBouncer", behind, ""}, setup{"one_connection", append([]string{one}, straight...), notOne})
 	}
 	binaries := build(t)
 	t.Run("suites", func(t *testing.T) {
@@ -149,7 +158,7 @@ func (s setup) run(t *testing.T, suite, binary, tests string) {
 		skip += "|" + s.skip
 	}
 	args := []string{"-test.v", "-test.timeout=9m", "-test.skip=" + skip + "|/(?i)^sqlite"} // with a slash: the last
-	if os.Getenv("ONCEMILL_LONG") == "" || suite == "internal/e2e" {
+	if !long || suite == "internal/e2e" {
 		args = append(args, "-test.run="+tests)
 	}
 	cmd := exec.CommandContext(t.Context(), binary, args...)

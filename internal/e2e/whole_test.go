@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -70,7 +69,7 @@ func TestWholeWay(t *testing.T) {
 		eventually(t, fmt.Sprintf("%d workers hold lanes", n), func() bool { return count(t, pg.DB, workers) == n })
 	}
 	size := 25
-	if os.Getenv("ONCEMILL_LONG") != "" {
+	if long {
 		size = 5000
 	}
 	more(size)

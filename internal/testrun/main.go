@@ -5,7 +5,7 @@
 //	go run ./internal/testrun [-skips FILE] [flags of go test]
 //
 // FILE lists the tests that may be skipped, one "package.TestName" a line, with
-// the reason behind a #.
+// the reason behind a #; "package.TestName/*" are the subtests of one.
 package main
 
 import (

@@ -61,12 +61,14 @@ func TestRun_FailsOnASkipThatIsNotListed(t *testing.T) {
 
 func TestRun_AcceptsAListedSkip(t *testing.T) {
 	t.Parallel()
-	list := filepath.Join(t.TempDir(), "skips")
-	if err := os.WriteFile(list, []byte("# why\nexample.com/probe.TestSkips/inner # a feature flag\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	if out, err := runIn(t, tests(passing+skipping), "-skips", list); err != nil || !strings.Contains(out, "skipped=1") {
-		t.Errorf("%v\n%s", err, out)
+	for name, accepted := range map[string]bool{"TestSkips/inner": true, "TestSkips/*": true, "TestSkips": false, "TestOther/*": false} {
+		list := filepath.Join(t.TempDir(), "skips")
+		if err := os.WriteFile(list, []byte("# why\nexample.com/probe."+name+" # a feature flag\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := runIn(t, tests(passing+skipping), "-skips", list); (err == nil) != accepted || accepted && !strings.Contains(out, "skipped=1") {
+			t.Errorf("%s: %v\n%s", name, err, out)
+		}
 	}
 }
 

@@ -2,14 +2,21 @@ package main
 
 import (
 	"os"
+	"path"
 	"strings"
 )
 
-// skips holds the tests that may be skipped, as "package.TestName".
+// skips holds the tests that may be skipped, as "package.TestName". With "/*" at
+// the end a name stands for its subtests, whose names a suite may make up as it
+// runs.
 type skips map[string]bool
 
-func readSkips(path string) (skips, error) {
-	text, err := os.ReadFile(path)
+func (s skips) allow(name string) bool {
+	return s[name] || s[path.Dir(name)+"/*"]
+}
+
+func readSkips(file string) (skips, error) {
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}

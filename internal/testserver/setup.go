@@ -119,9 +119,11 @@ func (pg PG) dsn(t testing.TB, params ...string) string {
 	return withParams(t, u.String(), params...)
 }
 
-// dropRoles is what removes the roles of a schema, once that is gone.
+// dropRoles is what removes the roles of a schema, once that is gone, and the
+// connections that the pooler keeps for them.
 const dropRoles = `do $$ declare name text; begin
 	for name in select rolname from pg_roles where starts_with(rolname, 'SCHEMA_') loop
+		perform pg_terminate_backend(pid) from pg_stat_activity where usename = name;
 		execute 'drop role ' || name;
 	end loop;
 end $$`
