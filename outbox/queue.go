@@ -77,6 +77,7 @@ func (q *Queue) RepairSequence(ctx context.Context, floor int64) (int64, error) 
 type Maintained struct {
 	Truncated int   // partitions of the ring emptied of dead rows
 	Blocked   int   // partitions of the ring that somebody's lock kept from that; see Held
+	Turned    int   // 1: ids went on to the next partition early, since reads passed over too many dead rows
 	Made      int   // partitions of the history made
 	Retired   int64 // partitions (PostgreSQL) or rows (SQLite) of the history removed
 }
