@@ -27,6 +27,7 @@ type partPatience struct {
 const (
 	shortestWait   = 10 * time.Millisecond
 	mostDoubled    = 4 // 160 ms
+	soonest        = 100 * time.Millisecond
 	longHeld       = time.Second
 	longestBackoff = 30 * time.Second
 
@@ -40,6 +41,17 @@ func (p *patience) may(i int, now time.Time) (wait time.Duration, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return shortestWait << p.doubled, !now.Before(p.parts[i].until)
+}
+
+// pause returns the time to wait before the next attempt, or 0 if that is to be
+// put off: readers get four times as long as an attempt may keep them waiting.
+func (p *patience) pause(i int, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Before(p.parts[i].until) {
+		return 0
+	}
+	return max(soonest, 4*shortestWait<<p.doubled)
 }
 
 // free notes that nobody is in the way of the upkeep.

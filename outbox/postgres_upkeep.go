@@ -126,6 +126,7 @@ func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, 
 			continue
 		case err != nil && passedOver(err):
 			done.Blocked++
+			done.Again = max(done.Again, s.ring.pause(i, time.Now()))
 		case err != nil:
 			return done, fmt.Errorf("truncate partition %d of the ring: %w", i, err)
 		}
@@ -139,6 +140,7 @@ func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, 
 		switch {
 		case turned:
 			done.Turned++
+			done.Again = soonest
 		case err != nil && !passedOver(err):
 			return done, fmt.Errorf("turn the ring: %w", err)
 		}

@@ -13,9 +13,9 @@ type toll struct {
 	told bool
 }
 
-// mostPassed is four for each id of a turn: taking all of its ids costs as much as
+// mostPassed is two for each id of a turn: taking all of its ids costs as much as
 // passing over some 100,000 entries.
-const mostPassed = 4 << 16
+const mostPassed = 2 << 16
 
 // due takes the last id given out and the entries passed over by all scans so far,
 // and reports whether those of this turn are too many. Counters that went back
