@@ -5,44 +5,99 @@ import (
 	"time"
 )
 
-// patience keeps the upkeep from asking again and again for a lock that somebody
-// holds for long, since readers queue behind each attempt: the next one waits for
-// as long as the partition has been held already, and at most half a minute.
+// patience decides how the upkeep asks for the lock on a partition that others
+// hold, since readers queue behind each attempt.
+//
+// Holders that come and go are reads: the next attempt waits for up to twice as
+// long, so that it outlasts them, and is not put off, since dead rows make reads
+// longer. Behind one that stays (a dump) an attempt is in vain: the next one waits
+// for as long as that has lasted already, and at most half a minute.
 type patience struct {
-	mu    sync.Mutex // guards what follows
-	since [4]time.Time
-	until [4]time.Time
+	mu      sync.Mutex // guards what follows
+	doubled int        // times that the lock timeout was; reads hold all partitions alike
+	parts   [4]partPatience
 }
 
-const longestPatience = 30 * time.Second
-
-// may reports whether a partition may be tried.
-func (p *patience) may(i int, now time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !now.Before(p.until[i])
+type partPatience struct {
+	blocked bool // by the last attempt's account
+	until   time.Time
+	seen    map[string]time.Time // transactions that held the lock after an attempt, since when
 }
 
-// tried notes an attempt that was or was not in somebody's way.
-func (p *patience) tried(i int, now time.Time, blocked bool) {
+const (
+	shortestWait   = 10 * time.Millisecond
+	mostDoubled    = 4 // 160 ms
+	soonest        = 100 * time.Millisecond
+	longHeld       = time.Second
+	longestBackoff = 30 * time.Second
+
+	// A statement may take as many lock timeouts: looking at the rows takes time
+	// too, and a partition that dead rows have made large is not given up.
+	statementWaits = 25
+)
+
+// may reports whether a partition may be tried, and how long to wait for its lock.
+func (p *patience) may(i int, now time.Time) (wait time.Duration, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	switch {
-	case !blocked:
-		p.since[i], p.until[i] = time.Time{}, time.Time{}
-	case p.since[i].IsZero():
-		p.since[i] = now
-	default:
-		p.until[i] = now.Add(min(now.Sub(p.since[i]), longestPatience))
+	return shortestWait << p.doubled, !now.Before(p.parts[i].until)
+}
+
+// pause returns the time to wait before the next attempt, or 0 if that is to be
+// put off: readers get four times as long as an attempt may keep them waiting.
+func (p *patience) pause(i int, now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Before(p.parts[i].until) {
+		return 0
 	}
+	return max(soonest, 4*shortestWait<<p.doubled)
+}
+
+// free notes that nobody is in the way of the upkeep.
+func (p *patience) free(i int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.parts[i] = partPatience{}
+}
+
+// granted notes that the lock was.
+func (p *patience) granted(i int) {
+	p.free(i)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.doubled = max(0, p.doubled-1)
+}
+
+// refused notes an attempt in vain, and the transactions that hold the lock now.
+func (p *patience) refused(i int, now time.Time, holders []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	part := &p.parts[i]
+	seen := make(map[string]time.Time, len(holders))
+	var longest time.Duration
+	for _, h := range holders {
+		since, known := part.seen[h]
+		if !known {
+			since = now
+		}
+		seen[h] = since
+		longest = max(longest, now.Sub(since))
+	}
+	part.blocked, part.seen = true, seen
+	if longest < longHeld {
+		p.doubled = min(p.doubled+1, mostDoubled)
+		return
+	}
+	p.doubled, part.until = 0, now.Add(min(longest, longestBackoff))
 }
 
 // blocked reports whether the last attempt on any partition was.
 func (p *patience) blocked() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, since := range p.since {
-		if !since.IsZero() {
+	for i := range p.parts {
+		if p.parts[i].blocked {
 			return true
 		}
 	}

@@ -30,6 +30,7 @@ type postgresStore struct {
 	scheduled             postgresScheduled
 	past                  postgresHistory
 	ring                  patience
+	toll                  toll
 }
 
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {

@@ -78,8 +78,13 @@ func (q *Queue) RepairSequence(ctx context.Context, floor int64) (int64, error) 
 type Maintained struct {
 	Truncated int   // partitions of the ring emptied of dead rows
 	Blocked   int   // partitions of the ring that somebody's lock kept from that; see Held
+	Turned    int   // 1: ids went on to the next partition early, since reads passed over too many dead rows
 	Made      int   // partitions of the history made
 	Retired   int64 // partitions (PostgreSQL) or rows (SQLite) of the history removed
+
+	// Again is the time after which another call is worth it, sooner than usual: a
+	// partition is to be truncated that others hold only for moments. 0: none is.
+	Again time.Duration
 }
 
 // Maintain does a piece of the upkeep: dead rows of the ring, partitions and

@@ -183,11 +183,15 @@ func (w *worker) upkeep(ctx context.Context) error {
 	return nil
 }
 
+// maintain does a round, and again what is worth it before the next one.
 func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
 	defer cancel()
+	next := time.Now().Add(upkeepEvery)
 	done, err := w.queue.Maintain(ctx, w.upkeepGuard(epoch))
-	if done.Truncated > 0 {
+	w.met.truncated.Add(ctx, int64(done.Truncated))
+	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && pause(ctx, done.Again) {
+		done, err = w.queue.Maintain(ctx, w.upkeepGuard(epoch))
 		w.met.truncated.Add(ctx, int64(done.Truncated))
 	}
 	if err == nil {
