@@ -200,8 +200,12 @@ func (s *leaser) trustFrom(sent time.Time) time.Time {
 	return sent.Add(s.cfg.Lease - s.cfg.Lease/10)
 }
 
-// ready asks the sink, if it can say, whether it reaches its broker.
+// ready tells whether this worker can work: the tables are what it knows, and the
+// sink, if it can say, reaches its broker.
 func (s *leaser) ready() bool {
+	if s.unfit.Load() {
+		return false
+	}
 	if r, ok := s.sink.(interface{ Ready() bool }); ok {
 		return r.Ready()
 	}

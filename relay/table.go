@@ -36,7 +36,9 @@ func (w *worker) reader(ctx context.Context) error {
 
 func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entry, error) {
 	if w.checkDue.Swap(false) {
-		if err := w.check(ctx); err != nil {
+		err := w.check(ctx)
+		w.unfit.Store(err != nil && !sqlerr.Connection(err) && !sqlerr.Retryable(err) && ctx.Err() == nil)
+		if err != nil {
 			w.checkDue.Store(true)
 			return nil, err
 		}
@@ -167,6 +169,9 @@ func (w *worker) upkeep(ctx context.Context) error {
 	for n := 1; pause(ctx, upkeepEvery); n++ {
 		if n%checkEvery == 0 {
 			w.checkDue.Store(true)
+			if w.unfit.Load() { // and has no lanes perhaps, so that nothing else would tell
+				w.unfit.Store(w.check(ctx) != nil)
+			}
 		}
 		epoch := w.upkeepEpoch.Load()
 		if epoch == 0 {

@@ -68,10 +68,11 @@ type worker struct {
 	settled  []reported // their former memory; the loop's own
 	reported chan struct{}
 
-	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
+	// unfit says that the tables did not pass their check, so that this worker
+	// reads nothing: another one may have the lanes.
+	unfit atomic.Bool
 
-	troubled  bool      // outcomes are failures; the loop's own
-	troubleAt time.Time // the latest
+	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
 }
 
 type reported struct {
@@ -224,6 +225,13 @@ func (w *worker) loop(ctx context.Context) error {
 		order: w.cfg.Order, attempts: w.cfg.Retry, unroutable: w.cfg.Unroutable, owner: w.owner,
 		reachable: reachable,
 	})
+	e.changed = func(topic string, cause error) {
+		if cause == nil {
+			w.log.InfoContext(ctx, "topic is available again", "topic", topic)
+			return
+		}
+		w.log.WarnContext(ctx, "topic is unavailable; nothing is lost, its messages wait", "topic", topic, "error", cause)
+	}
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
 	timer := time.NewTimer(0)
@@ -323,31 +331,9 @@ func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	for _, o := range outcomes {
 		counts.add(o.err)
 		w.tracing.end(o.entry, o.err)
-		w.report(ctx, o, now)
 		e.outcome(o.entry, now, o.err)
 	}
 	w.met.record(ctx, counts)
-}
-
-// report logs trouble when it begins and when it has been over for a while. What a
-// message is charged with is logged when it is written down.
-func (w *worker) report(ctx context.Context, o reported, now time.Time) {
-	const quiet = 3 * time.Second // longer than the longest backoff
-	switch {
-	case o.err == nil:
-		if w.troubled && now.Sub(w.troubleAt) > quiet {
-			w.troubled = false
-			w.log.InfoContext(ctx, "publishing works again")
-		}
-		return
-	case w.troubled, errors.Is(o.err, ErrRefused) && !errors.Is(o.err, ErrUnroutable):
-	case errors.Is(o.err, ErrUnavailable):
-		w.log.WarnContext(ctx, "sink is unavailable; nothing is lost, messages wait", "topic", o.Topic, "error", o.err)
-	default:
-		w.log.WarnContext(ctx, "publishing failed; nothing is lost, messages wait",
-			"lane", o.Lane, "topic", o.Topic, "message_id", o.MessageID, "error", o.err)
-	}
-	w.troubled, w.troubleAt = true, now
 }
 
 // done is what sinks report outcomes to.
