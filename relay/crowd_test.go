@@ -142,6 +142,9 @@ func (c *crowd) plug(w *attendant, reach bool) {
 	}
 	w.away = !reach
 	w.signal(syscall.SIGUSR1)
+	eventually(c.t, w.name+" knows", func() bool { // two signals at once would be one
+		return c.count(c.t, `select count(*) from {{relay_workers}} where name = $1 and ready = $2`, w.name, reach) == 1
+	})
 }
 
 func (c *crowd) owner(name string) (owner string) {
