@@ -82,7 +82,7 @@ check-vet:
 
 .PHONY: check-lint
 check-lint:
-	@linter=$(call tool,golangci-lint); config=$$PWD/.golangci.yml; $(call each,"$$linter" run --config "$$config" ./...,lint)
+	@linter=$(call tool,golangci-lint); config=$$PWD/.golangci.yml; $(call each,"$$linter" run --allow-parallel-runners --config "$$config" ./...,lint)
 
 .PHONY: check-scripts
 check-scripts:
