@@ -573,7 +573,7 @@ func TestParking_AgreesWithAModel(t *testing.T) {
 	t.Parallel()
 	scale := 1
 	if os.Getenv("ONCEMILL_LONG") != "" {
-		scale = 10
+		scale = 20
 	}
 	for _, level := range []string{"read committed", "serializable"} {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
@@ -588,6 +588,6 @@ func TestParking_AgreesWithAModel(t *testing.T) {
 		db.SetMaxOpenConns(1)
 		p := newLot(t, db, oncemill.Config{}, time.Hour)
 		p.exec(t, `pragma synchronous = off`)
-		gamble(t, p, 20*scale, 100)
+		gamble(t, p, 4*scale, 80)
 	})
 }
