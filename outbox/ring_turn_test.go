@@ -27,7 +27,7 @@ func TestRing_TruncatesBesideReadsThatNeverPause(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
 	p.hold(t)
-	const partitions, readers, mostRounds = 3, 4, 60
+	const partitions, readers, mostRounds = 3, 4, 30
 	for turn := range int64(partitions) {
 		p.bury(t, turn)
 	}
@@ -36,11 +36,12 @@ func TestRing_TruncatesBesideReadsThatNeverPause(t *testing.T) {
 	var reading sync.WaitGroup
 	defer reading.Wait()
 	defer stop()
-	text := p.expand(t, `select pg_sleep(0.06) from (select count(*) from {{outbox}}) o`)
-	for range readers {
+	text := p.expand(t, `select pg_sleep($1::int / 1000.0) from (select count(*) from {{outbox}}) o`)
+	for i := range readers {
+		took := 40 + 20*i // ms: even if they begin together, they do not end together
 		reading.Go(func() {
 			for ctx.Err() == nil {
-				if _, err := p.db.ExecContext(t.Context(), text); err != nil {
+				if _, err := p.db.ExecContext(t.Context(), text, took); err != nil {
 					t.Error(err)
 					return
 				}
