@@ -7,8 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/lib/pq"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -47,34 +45,6 @@ const (
 	// Making a day takes no lock that a move or a reader waits for.
 	postgresMakeDayLimits = `set local lock_timeout = '2s'; set local statement_timeout = '4s'`
 
-	// The sizes are a look at the file system, no lock. The last number counts the
-	// index entries that scans have met without finding a row: those of dead rows
-	// that somebody's snapshot keeps. (Others are marked, and met once.)
-	postgresRingState = `
-select
-	(select last_value from {{outbox_id}}),
-	pg_relation_size('{{outbox_0}}'), pg_relation_size('{{outbox_1}}'),
-	pg_relation_size('{{outbox_2}}'), pg_relation_size('{{outbox_3}}'),
-	(select coalesce(sum(pg_stat_get_tuples_returned(i.indexrelid) - pg_stat_get_tuples_fetched(i.indexrelid)), 0)::bigint
-		from pg_index i
-		where i.indrelid in ('{{outbox_0}}'::regclass, '{{outbox_1}}'::regclass, '{{outbox_2}}'::regclass, '{{outbox_3}}'::regclass))`
-
-	// Takes the ids that the partition being written has left. nextval never goes
-	// back, so no writer needs to be kept out, and it does no harm if a writer or
-	// another upkeep takes some of them meanwhile.
-	postgresTurn = `
-select count(nextval('{{outbox_id}}'))
-from generate_series(1, 65536 - ((select last_value from {{outbox_id}}) & 65535))`
-
-	// Any role sees these, unlike the age of another role's transaction.
-	postgresHolders = `
-select distinct l.virtualtransaction
-from pg_locks l
-where l.granted
-	and l.database = (select oid from pg_database where datname = current_database())
-	and l.relation = '{{partition}}'::regclass
-	and l.pid is distinct from pg_backend_pid()`
-
 	// The days that there are, as YYYYMMDD. One that is dropped meanwhile has no
 	// size.
 	postgresDays = `
@@ -98,104 +68,16 @@ select exists (
 )
 
 const (
-	worthTruncating = 1 << 20 // bytes of a partition that its dead rows may take
-	daysAhead       = 3
-	dayLayout       = "20060102"
+	daysAhead = 3
+	dayLayout = "20060102"
 )
 
 func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, error) {
 	var done Maintained
-	var last int64
-	var passed int64
-	var sizes [4]int64
-	if err := s.db.QueryRowContext(ctx, s.upkeep.ringState).Scan(&last, &sizes[0], &sizes[1], &sizes[2], &sizes[3], &passed); err != nil {
-		return done, fmt.Errorf("look at the ring: %w", err)
-	}
-	clean := true // all but the partition being written
-	for i, size := range sizes {
-		// The partition being written is not empty for long; the one that comes
-		// next must be cleaned before its turn, so it is not left out.
-		if i == partitionOf(last) || size < worthTruncating {
-			s.ring.free(i)
-			continue
-		}
-		emptied, err := s.truncate(ctx, guard, i)
-		switch {
-		case emptied:
-			done.Truncated++
-			continue
-		case err != nil && passedOver(err):
-			done.Blocked++
-			done.Again = max(done.Again, s.ring.pause(i, time.Now()))
-		case err != nil:
-			return done, fmt.Errorf("truncate partition %d of the ring: %w", i, err)
-		}
-		clean = false
-	}
-	if s.toll.due(last, passed) && clean && sizes[partitionOf(last)] >= worthTruncating {
-		turned, err := s.guarded(ctx, limitsText(time.Second, 2*time.Second), guard, func(tx *sql.Tx) (bool, error) {
-			_, err := tx.ExecContext(ctx, s.upkeep.turn)
-			return true, err
-		})
-		switch {
-		case turned:
-			done.Turned++
-			done.Again = soonest
-		case err != nil && !passedOver(err):
-			return done, fmt.Errorf("turn the ring: %w", err)
-		}
+	if err := s.maintainRing(ctx, guard, &done); err != nil {
+		return done, err
 	}
 	return done, s.maintainHistory(ctx, guard, &done)
-}
-
-// errHeld says that a partition is not even tried, since somebody holds it for
-// long.
-var errHeld = &pq.Error{Code: "55P03", Message: "held for long"}
-
-// truncate empties a partition of the ring of its dead rows, if it can.
-func (s *postgresStore) truncate(ctx context.Context, guard guard, i int) (emptied bool, err error) {
-	wait, ok := s.ring.may(i, time.Now())
-	if !ok {
-		return false, errHeld
-	}
-	emptied, err = s.guarded(ctx, limitsText(wait, statementWaits*wait), guard, func(tx *sql.Tx) (bool, error) {
-		return ifEmpty(ctx, tx, s.upkeep.partition[i], `truncate `+s.upkeep.partition[i])
-	})
-	switch {
-	case emptied:
-		s.ring.granted(i)
-		return true, nil
-	case err == nil || !passedOver(err):
-		s.ring.free(i)
-		return false, err
-	}
-	holders, failed := s.holders(ctx, i)
-	if failed != nil {
-		return false, failed
-	}
-	s.ring.refused(i, time.Now(), holders)
-	return false, err
-}
-
-// holders returns the transactions that have a lock on a partition of the ring.
-func (s *postgresStore) holders(ctx context.Context, i int) (holders []string, err error) {
-	rows, err := s.db.QueryContext(ctx, s.upkeep.holders[i])
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	for rows.Next() {
-		var h string
-		if err := rows.Scan(&h); err != nil {
-			return nil, err
-		}
-		holders = append(holders, h)
-	}
-	return holders, rows.Err()
-}
-
-func limitsText(lock, statement time.Duration) string {
-	return fmt.Sprintf(`set local lock_timeout = %d; set local statement_timeout = %d`, lock.Milliseconds(), statement.Milliseconds())
 }
 
 // passedOver tells the errors that only say: not now. Somebody holds the
@@ -228,34 +110,6 @@ func (s *postgresStore) guarded(ctx context.Context, limits string, guard guard,
 		return false, err
 	}
 	err = tx.Commit()
-	return err == nil, err
-}
-
-// ifEmpty executes text, which empties or drops a partition, if no row is in it
-// but dead ones. An open writer holds a lock on the partition from its insert to
-// its end, so once SHARE ROW EXCLUSIVE is granted, which keeps writers and other
-// upkeep out, every row is either committed, and seen by the test that follows as
-// a statement of its own, or gone. The test passes over all dead rows, so readers
-// are kept out only after it. The test before the lock keeps the lock off
-// partitions that it would find in use.
-func ifEmpty(ctx context.Context, tx *sql.Tx, partition, text string) (bool, error) {
-	empty := func() (empty bool, err error) {
-		err = tx.QueryRowContext(ctx, `select not exists (select from `+partition+`)`).Scan(&empty)
-		return empty, err
-	}
-	if ok, err := empty(); err != nil || !ok {
-		return false, err
-	}
-	if _, err := tx.ExecContext(ctx, `lock table `+partition+` in share row exclusive mode`); err != nil {
-		return false, err
-	}
-	if ok, err := empty(); err != nil || !ok {
-		return false, err
-	}
-	if _, err := tx.ExecContext(ctx, `lock table `+partition+` in access exclusive mode`); err != nil {
-		return false, err
-	}
-	_, err := tx.ExecContext(ctx, text)
 	return err == nil, err
 }
 

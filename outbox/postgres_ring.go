@@ -1,0 +1,175 @@
+package outbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+)
+
+const (
+	// A turn takes some 20 ms and no lock; what it has taken stays taken if it is
+	// cut short.
+	postgresTurnLimits = `set local lock_timeout = '1s'; set local statement_timeout = '2s'`
+
+	// The sizes are a look at the file system, no lock. The last number counts the
+	// index entries that scans have met without finding a row: those of dead rows
+	// that somebody's snapshot keeps. (Others are marked, and met once.)
+	postgresRingState = `
+select
+	(select last_value from {{outbox_id}}),
+	pg_relation_size('{{outbox_0}}'), pg_relation_size('{{outbox_1}}'),
+	pg_relation_size('{{outbox_2}}'), pg_relation_size('{{outbox_3}}'),
+	(select coalesce(sum(pg_stat_get_tuples_returned(i.indexrelid) - pg_stat_get_tuples_fetched(i.indexrelid)), 0)::bigint
+		from pg_index i
+		where i.indrelid in ('{{outbox_0}}'::regclass, '{{outbox_1}}'::regclass, '{{outbox_2}}'::regclass, '{{outbox_3}}'::regclass))`
+
+	// Takes the ids that the partition being written has left. nextval never goes
+	// back, so no writer needs to be kept out, and it does no harm if a writer or
+	// another upkeep takes some of them meanwhile.
+	postgresTurn = `
+select count(nextval('{{outbox_id}}'))
+from generate_series(1, 65536 - ((select last_value from {{outbox_id}}) & 65535))`
+
+	// Any role sees these, unlike the age of another role's transaction.
+	postgresHolders = `
+select distinct l.virtualtransaction
+from pg_locks l
+where l.granted
+	and l.database = (select oid from pg_database where datname = current_database())
+	and l.relation = '{{partition}}'::regclass
+	and l.pid is distinct from pg_backend_pid()`
+)
+
+const worthTruncating = 1 << 20 // bytes of a partition that its dead rows may take
+
+// maintainRing truncates the partitions that hold nothing but dead rows, and turns
+// the ring when that is worth it.
+func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Maintained) error {
+	var last int64
+	var passed int64
+	var sizes [4]int64
+	if err := s.db.QueryRowContext(ctx, s.upkeep.ringState).Scan(&last, &sizes[0], &sizes[1], &sizes[2], &sizes[3], &passed); err != nil {
+		return fmt.Errorf("look at the ring: %w", err)
+	}
+	clean := true // all but the partition being written
+	for i, size := range sizes {
+		// The partition being written is not empty for long; the one that comes
+		// next must be cleaned before its turn, so it is not left out.
+		if i == partitionOf(last) || size < worthTruncating {
+			s.ring.free(i)
+			continue
+		}
+		emptied, blocked, err := s.truncate(ctx, guard, i)
+		switch {
+		case err != nil:
+			return fmt.Errorf("truncate partition %d of the ring: %w", i, err)
+		case emptied:
+			done.Truncated++
+		case blocked:
+			done.Blocked++
+			done.Again = max(done.Again, s.ring.pause(i, time.Now()))
+		}
+		clean = clean && emptied
+	}
+	// While another partition holds rows, turning would spread a backlog over the
+	// whole ring, and nothing could be truncated.
+	if s.toll.due(last, passed) && clean && sizes[partitionOf(last)] >= worthTruncating {
+		turned, err := s.turn(ctx, guard)
+		if err != nil {
+			return fmt.Errorf("turn the ring: %w", err)
+		}
+		if turned {
+			done.Turned++
+			done.Again = soonest
+		}
+	}
+	return nil
+}
+
+// turn makes the ids go on to the next partition of the ring.
+func (s *postgresStore) turn(ctx context.Context, guard guard) (turned bool, err error) {
+	turned, err = s.guarded(ctx, postgresTurnLimits, guard, func(tx *sql.Tx) (bool, error) {
+		_, err := tx.ExecContext(ctx, s.upkeep.turn)
+		return true, err
+	})
+	if err != nil && passedOver(err) {
+		return false, nil
+	}
+	return turned, err
+}
+
+// truncate empties a partition of the ring of its dead rows, unless there are
+// others in it or somebody's lock blocks that.
+func (s *postgresStore) truncate(ctx context.Context, guard guard, i int) (emptied, blocked bool, err error) {
+	wait, ok := s.ring.may(i, time.Now())
+	if !ok {
+		return false, true, nil
+	}
+	emptied, err = s.guarded(ctx, limitsText(wait, statementWaits*wait), guard, func(tx *sql.Tx) (bool, error) {
+		return ifEmpty(ctx, tx, s.upkeep.partition[i], `truncate `+s.upkeep.partition[i])
+	})
+	switch {
+	case emptied:
+		s.ring.granted(i)
+		return true, false, nil
+	case err == nil || !passedOver(err):
+		s.ring.free(i)
+		return false, false, err
+	}
+	holders, err := s.holders(ctx, i)
+	if err != nil {
+		return false, true, err
+	}
+	s.ring.refused(i, time.Now(), holders)
+	return false, true, nil
+}
+
+// holders returns the transactions that have a lock on a partition of the ring.
+func (s *postgresStore) holders(ctx context.Context, i int) (holders []string, err error) {
+	rows, err := s.db.QueryContext(ctx, s.upkeep.holders[i])
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	for rows.Next() {
+		var h string
+		if err := rows.Scan(&h); err != nil {
+			return nil, err
+		}
+		holders = append(holders, h)
+	}
+	return holders, rows.Err()
+}
+
+func limitsText(lock, statement time.Duration) string {
+	return fmt.Sprintf(`set local lock_timeout = %d; set local statement_timeout = %d`, lock.Milliseconds(), statement.Milliseconds())
+}
+
+// ifEmpty executes text, which empties or drops a partition, if no row is in it
+// but dead ones. An open writer holds a lock on the partition from its insert to
+// its end, so once SHARE ROW EXCLUSIVE is granted, which keeps writers and other
+// upkeep out, every row is either committed, and seen by the test that follows as
+// a statement of its own, or gone. The test passes over all dead rows, so readers
+// are kept out only after it. The test before the lock keeps the lock off
+// partitions that it would find in use.
+func ifEmpty(ctx context.Context, tx *sql.Tx, partition, text string) (bool, error) {
+	empty := func() (empty bool, err error) {
+		err = tx.QueryRowContext(ctx, `select not exists (select from `+partition+`)`).Scan(&empty)
+		return empty, err
+	}
+	if ok, err := empty(); err != nil || !ok {
+		return false, err
+	}
+	if _, err := tx.ExecContext(ctx, `lock table `+partition+` in share row exclusive mode`); err != nil {
+		return false, err
+	}
+	if ok, err := empty(); err != nil || !ok {
+		return false, err
+	}
+	if _, err := tx.ExecContext(ctx, `lock table `+partition+` in access exclusive mode`); err != nil {
+		return false, err
+	}
+	_, err := tx.ExecContext(ctx, text)
+	return err == nil, err
+}
