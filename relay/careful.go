@@ -16,6 +16,11 @@ type solo struct {
 // next one. Giving the turn up costs a write, to clear the last suspect.
 const maxTurns = 32
 
+// aloneForCalm is how many messages a lane sends alone before it is trusted again:
+// more than its part of most windows. If what kills workers lies behind that, it is
+// met again, nearer to the start.
+const aloneForCalm = 64
+
 // goesAlone reports that m may be what kills workers.
 func (m *entry) goesAlone() bool { return m.lane.careful() || m.crashed }
 
@@ -79,7 +84,11 @@ func (e *engine) isCalm(l *lane) bool {
 	if l.crashes == 0 || l.draining || l.announced != nil || l.alone != nil || len(l.failing) > 0 {
 		return false
 	}
-	return l.deleted >= e.window || l.dry && len(l.entries) == 0
+	enough := e.window
+	if l.careful() {
+		enough = min(enough, aloneForCalm)
+	}
+	return l.deleted >= enough || l.dry && len(l.entries) == 0
 }
 
 // calm ends the caution towards lanes.
