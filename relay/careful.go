@@ -13,6 +13,11 @@ type solo struct {
 // next one. Giving the turn up costs a write, to clear the last suspect.
 const maxTurns = 32
 
+// aloneForCalm is how many messages a lane sends alone before it is trusted again:
+// more than its part of most windows. If what kills workers lies behind that, it is
+// met again, nearer to the start.
+const aloneForCalm = 64
+
 // goesAlone reports that m may be what kills workers.
 func (m *entry) goesAlone() bool { return m.lane.careful() || m.crashed }
 
@@ -81,7 +86,12 @@ func (e *engine) isCalm(l *lane) bool {
 
 // proven reports that so many messages of the lane came through that it was not
 // them. Nothing more goes out alone then: the caution is about to end.
-func (l *lane) proven(window int) bool { return l.deleted >= window }
+func (l *lane) proven(window int) bool {
+	if l.careful() {
+		window = min(window, aloneForCalm)
+	}
+	return l.deleted >= window
+}
 
 // calm ends the caution towards lanes.
 func (e *engine) calm(now time.Time) *chore {

@@ -159,7 +159,7 @@ func (in *Intake) Run(ctx context.Context) error {
 		wait := in.cfg.Poll
 		switch {
 		case ctx.Err() != nil:
-			return nil
+			return nil //nolint:nilerr // the end that was asked for
 		case err == nil:
 			retry.Reset()
 			if more {
@@ -333,10 +333,10 @@ func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.R
 			msg.SetContext(ctx)
 			run = append(run, msg)
 		}
-		err := to.Publish(topic, run...)
+		err := to.Publish(topic, run...) //nolint:contextcheck // Watermill's Publish takes none; the messages have theirs
 		if refused := (*outbox.MessageError)(nil); errors.As(err, &refused) {
 			// Nothing was sent; what stands before it is good.
-			if again := to.Publish(topic, run[:refused.Index]...); again != nil {
+			if again := to.Publish(topic, run[:refused.Index]...); again != nil { //nolint:contextcheck // as above
 				return 0, again
 			}
 			return moved + refused.Index, err

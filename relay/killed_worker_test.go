@@ -77,11 +77,11 @@ func TestRelay_ChargesNobodyForAKilledWorker(t *testing.T) {
 			kills = 20
 		}
 		p.watchCharges(t)
-		b := startBroker(t, confirmAfter(60*time.Millisecond))
+		b := startBroker(t, confirmAfter(30*time.Millisecond))
 		box := p.box(t)
 		stop := feed(t, p, box)
 		started := 0
-		spec := workerSpec{Window: 16, Batch: 16}
+		spec := workerSpec{Window: 8, Batch: 8}
 		begin := func() *process {
 			started++
 			spec.Name = fmt.Sprint("worker", started)

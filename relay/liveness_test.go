@@ -15,7 +15,6 @@ type drive struct {
 	*engine
 	now    time.Time
 	nextID int64
-	read   *read
 
 	answer func(m *entry) error // the broker's
 	chores time.Duration        // what one takes; 0: none is done

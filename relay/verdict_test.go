@@ -106,8 +106,8 @@ func (v verdict) String() string {
 }
 
 // judge compares what arrived with what was committed. A repeat is explained by
-// a takeover of its lane before it, from another process, or by a confirm that
-// came too late.
+// a takeover of its lane before it, from another process or after the same one had
+// sent it, or by a confirm that came too late.
 func judge(journal []published, wire []delivery, takeovers []takeover) verdict {
 	var v verdict
 	committed := map[string]published{}
@@ -155,7 +155,8 @@ func judge(journal []published, wire []delivery, takeovers []takeover) verdict {
 func explained(d delivery, before []delivery, takeovers []takeover) bool {
 	taken := slices.ContainsFunc(takeovers, func(t takeover) bool { return t.lane == d.Lane && !t.at.After(d.at) })
 	return slices.ContainsFunc(before, func(b delivery) bool {
-		return b.By == d.By && b.expired || b.By != d.By && (taken || b.expired)
+		lost := func(t takeover) bool { return t.lane == d.Lane && t.at.After(b.at) && !t.at.After(d.at) }
+		return b.expired || b.By != d.By && taken || b.By == d.By && slices.ContainsFunc(takeovers, lost)
 	})
 }
 
