@@ -54,12 +54,16 @@ type chores struct {
 	dueAt       time.Time // when to look for parked rows that are due; zero: nothing waits
 	commandsAt  time.Time // when to look for operators' commands
 	beyondAt    time.Time // when to look beyond the lanes' memory
+	heads       int       // keys in the next look for what is due
 }
 
 const (
 	maxFollowers  = 500
-	dueHeads      = 64 // keys in one look for what is due
-	dueRows       = 32 // of each
+	dueHeads      = 64  // keys in one look for what is due
+	dueRows       = 32  // of each
+	maxDueHeads   = 256 // where keys have few rows, and small ones
+	manyDueRows   = 1024
+	manyDueBytes  = 2 << 20
 	commandsEvery = time.Second
 	maxCommands   = 100
 	maxSettled    = 500
@@ -411,6 +415,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 		return room
 	})
 	e.dueAt = time.Time{}
+	heads := max(dueHeads, e.heads)
 	var rows []parkedRow
 	next := time.Duration(-1)
 	var known []int64
@@ -427,10 +432,11 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			if len(numbers) == 0 {
 				return nil
 			}
-			rows, next, err = ctx.store.due(ctx, numbers, known, dueHeads, dueRows)
+			rows, next, err = ctx.store.due(ctx, numbers, known, heads, dueRows*dueHeads/heads)
 			return err
 		},
 		done: func(now time.Time) {
+			e.heads = nextHeads(heads, rows)
 			added := e.addParked(rows, now)
 			switch {
 			case added > 0:
@@ -442,6 +448,22 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			}
 		},
 	}
+}
+
+// nextHeads returns how many keys to look for after a look for some that brought
+// these rows: unkeyed rows come one at a time, and there may be very many of them.
+func nextHeads(heads int, rows []parkedRow) int {
+	bytes := 0
+	for _, r := range rows {
+		bytes += len(r.Payload) + len(r.Metadata)
+	}
+	switch {
+	case len(rows) > manyDueRows || bytes > manyDueBytes:
+		return max(dueHeads, heads/2)
+	case len(rows) >= heads:
+		return min(maxDueHeads, 2*heads)
+	}
+	return heads
 }
 
 // hasRoom reports that a lane may take rows of parked. The rest of its memory is for

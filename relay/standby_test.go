@@ -98,7 +98,7 @@ func TestRelay_LosesNothingThatAPromotedStandbyHolds(t *testing.T) {
 	for _, name := range []string{"a", "b"} {
 		log := &logbook{}
 		cfg := relay.Config{Lease: 2 * time.Second, Logger: slog.New(log)}
-		workers, logs = append(workers, start(t, p.box(t), &sink{name: name, wire: w, handle: slow(3 * time.Millisecond)}, cfg)), append(logs, log)
+		workers, logs = append(workers, start(t, p.box(t), &sink{name: name, wire: w, handle: slow(100 * time.Millisecond)}, cfg)), append(logs, log)
 	}
 	load := p.produce(t, 6, 2*time.Millisecond)
 	eventually(t, "the standby follows", func() bool {

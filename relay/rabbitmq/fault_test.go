@@ -253,7 +253,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 	const batch = 16
 	stuck, memory := 10_000, 32*8*batch // rows
 	if long() {
-		stuck = 50_000
+		stuck = 30_000
 	}
 	if stuck < 2*memory {
 		t.Fatalf("%d messages may fit into memory: the test shows nothing", stuck)
