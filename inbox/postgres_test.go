@@ -61,12 +61,17 @@ func TestPostgres_LockedTableIsNotWaitedForWithoutBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := time.Now()
-	expectError(t, deliver(t, in, "a", effect), inbox.ErrBeingHandled)
+	err = deliver(t, in, "a", effect)
+	expectError(t, err, inbox.ErrBeingHandled)
 	if waited := time.Since(start); waited > 20*time.Second {
 		t.Errorf("waited %v", waited)
 	}
 	expectNoError(t, tx.Rollback())
-	expectNoError(t, deliver(t, in, "a", effect))
+	// Behind a pooler the statement of the first attempt may still run.
+	for errors.Is(err, inbox.ErrBeingHandled) {
+		err = deliver(t, in, "a", effect)
+	}
+	expectNoError(t, err)
 	p.expect(t, 1, 1, 0)
 }
 

@@ -150,7 +150,7 @@ func keyOfTopic(topic string, msg *message.Message) string {
 func (in *Intake) Run(ctx context.Context) error {
 	retry := newBackOff()
 	prepared := false
-	for {
+	for ctx.Err() == nil {
 		var more bool
 		err := in.prepareOnce(ctx, &prepared)
 		if err == nil {
@@ -158,14 +158,12 @@ func (in *Intake) Run(ctx context.Context) error {
 		}
 		wait := in.cfg.Poll
 		switch {
-		case ctx.Err() != nil:
-			return nil //nolint:nilerr // the end that was asked for
 		case err == nil:
 			retry.Reset()
 			if more {
 				continue
 			}
-		case sqlerr.Retryable(err): // another intake, or the forwarder, was first
+		case ctx.Err() != nil, sqlerr.Retryable(err): // another intake, or the forwarder, was first
 			wait = retry.NextBackOff()
 		case in.hopeless(err, prepared):
 			return err
@@ -173,10 +171,9 @@ func (in *Intake) Run(ctx context.Context) error {
 			wait = retry.NextBackOff()
 			in.cfg.Logger.WarnContext(ctx, "taking in the forwarder's messages failed; trying again", "topic", in.cfg.Topic, "error", err)
 		}
-		if !pause(ctx, wait) {
-			return nil
-		}
+		pause(ctx, wait)
 	}
+	return nil
 }
 
 // hopeless reports that trying again does not help, unless the connection was
@@ -333,7 +330,7 @@ func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.R
 			msg.SetContext(ctx)
 			run = append(run, msg)
 		}
-		err := to.Publish(topic, run...) //nolint:contextcheck // Watermill's Publish takes none; the messages have theirs
+		err := to.Publish(topic, run...) //nolint:contextcheck // the messages have it
 		if refused := (*outbox.MessageError)(nil); errors.As(err, &refused) {
 			// Nothing was sent; what stands before it is good.
 			if again := to.Publish(topic, run[:refused.Index]...); again != nil { //nolint:contextcheck // as above

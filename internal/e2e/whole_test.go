@@ -70,7 +70,7 @@ func TestWholeWay(t *testing.T) {
 	}
 	size := 25
 	if long {
-		size = 5000
+		size = 500
 	}
 	more(size)
 	first.kill()

@@ -29,7 +29,6 @@ pgbouncer_create() {
 		auth_file = $dir/users
 		auth_user = postgres
 		auth_query = select usename, passwd from pg_shadow where usename = \$1
-		ignore_startup_parameters = extra_float_digits
 		max_client_conn = 1000
 		log_connections = 0
 		log_disconnections = 0
