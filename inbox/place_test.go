@@ -14,6 +14,7 @@ import (
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
@@ -214,5 +215,5 @@ func (p *place) expectSent(t *testing.T, want ...string) {
 
 func migrateRelay(t *testing.T, p *place) error {
 	t.Helper()
-	return oncemill.Migrate(t.Context(), p.db, p.cfg, relay.Migrations)
+	return oncemill.Migrate(t.Context(), p.db, p.cfg, dlq.Migrations, relay.Migrations)
 }
