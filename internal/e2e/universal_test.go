@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -89,7 +90,7 @@ func postgresBox(t *testing.T) *outbox.Outbox {
 
 func newBox(t *testing.T, db *sql.DB, database oncemill.Config) *outbox.Outbox {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, database, outbox.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, database, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: database, Key: func(m *message.Message) string { return string(m.Payload) }})
