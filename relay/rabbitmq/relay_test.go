@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"os"
 	"slices"
 	"sync"
 	"testing"
@@ -172,10 +171,7 @@ func (p *path) receive(t testing.TB, uri string) (repeats int) {
 // RabbitMQ is stopped in the middle of a backlog, for a while, and started again.
 func TestRelay_ResumesAfterAnOutageWithoutCountingAFailure(t *testing.T) {
 	t.Parallel()
-	outage := 10 * time.Second
-	if os.Getenv("ONCEMILL_LONG") == "1" {
-		outage = time.Minute
-	}
+	outage := outageTime(10 * time.Second)
 	node := testserver.PrivateRabbitMQ(t)
 	declareQueue(t, dialAMQP(t, node.URI()), "orders", nil)
 	pg := testserver.Postgres(t)
@@ -193,7 +189,16 @@ func TestRelay_ResumesAfterAnOutageWithoutCountingAFailure(t *testing.T) {
 	if n := p.outcomes(t, "unavailable"); n == 0 {
 		t.Error("nothing was unavailable: there was no outage")
 	}
-	node.Start()
+	confirmed := p.outcomes(t, "confirmed")
+	node.Start() // returns when it answers
+	ended := time.Now()
+	eventually(t, "a message is confirmed", func() bool { return p.outcomes(t, "confirmed") > confirmed })
+	took := time.Since(ended)
+	t.Logf("%v of outage: the first message is confirmed %v after its end", outage, took.Round(time.Millisecond))
+	if took > recovery {
+		t.Errorf("the first message was confirmed %v after the end", took)
+	}
+	p.mustHaveSpentNothing(t)
 	p.commit(t, 100)
 	for begin := time.Now(); p.owed(t) > 0; time.Sleep(20 * time.Millisecond) {
 		if time.Since(begin) > 4*patience {
