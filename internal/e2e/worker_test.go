@@ -50,7 +50,7 @@ func (s workerSpec) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	worker, err := relay.New(box, sink, relay.Config{Lease: time.Second, Logger: log})
+	worker, err := relay.New(box, sink, relay.Config{Lease: 3 * time.Second, Logger: log})
 	if err != nil {
 		return err
 	}
