@@ -71,7 +71,10 @@ func scanLanes(rows *sql.Rows, err error) (map[int]int64, error) {
 		}
 		lanes[lane] = epoch
 	}
-	return lanes, rows.Err()
+	if err := rows.Err(); err != nil { // the commit may fail after its rows were sent
+		return nil, err
+	}
+	return lanes, nil
 }
 
 // scanTaken reads what take returns.
@@ -89,7 +92,10 @@ func scanTaken(rows *sql.Rows, err error) (map[int]taken, error) {
 		}
 		all[lane] = t
 	}
-	return all, rows.Err()
+	if err := rows.Err(); err != nil { // the commit may fail after its rows were sent
+		return nil, err
+	}
+	return all, nil
 }
 
 // scanCensus reads leases and workers from one result: a worker comes as lane

@@ -53,7 +53,11 @@ func newSimParking(s *simulation) *simParking {
 
 func (p *simParking) fenced(f fence) bool {
 	l := p.leases[f.lane]
-	return fmt.Sprint(l.worker) != f.owner || l.epoch != f.epoch
+	if fmt.Sprint(l.worker) == f.owner && l.epoch == f.epoch {
+		return false
+	}
+	p.stats["fenced"]++
+	return true
 }
 
 // ids returns the ids of a key's rows in parked, in order.
@@ -165,7 +169,7 @@ func (p *simParking) fail(_ context.Context, f fence, failures []failure, follow
 		if x.class == classUnavailable {
 			p.stats["set aside"]++
 		}
-		if x.attempt > 0 && !r.row.lethal && x.class != classCrashed && !r.row.doubted {
+		if x.attempt > 0 && !r.row.lethal && x.class != classCrashed && !r.row.guilty && !p.mayDoubt(r.row) {
 			p.stats["charged without a reason"]++
 		}
 		switch x.verdict {

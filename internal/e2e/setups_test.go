@@ -43,9 +43,9 @@ var suites = []suite{
 }
 
 // always are tests that have nothing to do with how PostgreSQL is reached, or that
-// are about one way: a private server, a backlog of lib/pq's, a server that cuts
-// the connections of one pool.
-const always = `(?i)sqlite|TestPlans_Never|TestRing_Loses|TestRemove_SparesNewRowsAfterACrash|TestRelay_KeepsItsPromises|TestRelay_Resumes|` +
+// are about one way: a private server, settings of one session, a backlog of
+// lib/pq's, a server that cuts the connections of one pool.
+const always = `(?i)sqlite|TestPlans_Never|TestParkingPlans|TestRing_Loses|TestRemove_SparesNewRowsAfterACrash|TestRelay_KeepsItsPromises|TestRelay_Resumes|` +
 	`TestRelay_LosesAndRepeatsNothingWhileItsConnections|TestEngine|TestWatermillSQL|TestFromPublisher_DeliversToStock`
 
 // TestSetups runs the suites, and the whole way, where PostgreSQL is reached in
