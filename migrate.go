@@ -11,6 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // Migrations is the history of the tables of one package. Every package of
@@ -44,7 +47,7 @@ func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) er
 	if err != nil {
 		return err
 	}
-	conn, err := db.Conn(ctx)
+	conn, err := connect(ctx, db)
 	if err != nil {
 		return fmt.Errorf("migrate: connect: %w", err)
 	}
@@ -55,6 +58,23 @@ func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) er
 		}
 	}
 	return nil
+}
+
+// connect waits for its turn. The one who gives a new SQLite file its write-ahead log
+// needs the file alone, and SQLite's busy timeout does not hold for those who come at
+// that moment.
+func connect(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
+	for end := time.Now().Add(busyTimeout); ; {
+		conn, err := db.Conn(ctx)
+		if err == nil || !sqlerr.Retryable(err) || time.Now().After(end) {
+			return conn, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
 }
 
 // MigrationStatus tells how far each set has been applied. It changes nothing;

@@ -1,6 +1,12 @@
 package oncemill
 
-import "net/url"
+import (
+	"fmt"
+	"net/url"
+	"time"
+)
+
+const busyTimeout = 10 * time.Second
 
 // SQLiteDSN returns the data source name that oncemill's promises need on
 // SQLite, for the driver modernc.org/sqlite (named "sqlite"):
@@ -15,7 +21,7 @@ import "net/url"
 func SQLiteDSN(path string) string {
 	q := url.Values{
 		"_txlock": {"immediate"},
-		"_pragma": {"busy_timeout(10000)", "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"},
+		"_pragma": {fmt.Sprintf("busy_timeout(%d)", busyTimeout.Milliseconds()), "journal_mode(WAL)", "synchronous(FULL)", "foreign_keys(1)"},
 	}
 	return (&url.URL{Scheme: "file", Opaque: (&url.URL{Path: path}).EscapedPath(), RawQuery: q.Encode()}).String()
 }

@@ -206,10 +206,9 @@ func (c *casualty) workload(round string) []*message.Message {
 
 // operate does what operators do with what has died: the cause is mended, and it is
 // replayed, unless nobody wants it.
-func (c *casualty) operate(t *testing.T) (open int) {
+func (c *casualty) operate(t *testing.T) {
 	t.Helper()
-	states := []dlq.State{dlq.Dead, dlq.Held, dlq.Replaying, dlq.Discarding}
-	list, err := c.letters.List(t.Context(), dlq.Filter{States: states})
+	list, err := c.letters.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead, dlq.Held}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -218,11 +217,8 @@ func (c *casualty) operate(t *testing.T) (open int) {
 		sent[d.MessageID] = true
 	}
 	for _, l := range list {
-		if sent[l.MessageID] && (l.State == dlq.Dead || l.State == dlq.Held) {
+		if sent[l.MessageID] {
 			t.Errorf("%s is dead and delivered", l.MessageID)
-		}
-		if l.State == dlq.Replaying || l.State == dlq.Discarding {
-			continue
 		}
 		act := dlq.Act{By: "ada", Reason: "a test"}
 		if strings.Contains(l.MessageID, toDiscard) {
@@ -236,7 +232,14 @@ func (c *casualty) operate(t *testing.T) (open int) {
 			t.Fatal(err)
 		}
 	}
-	return len(list)
+}
+
+// unsettled counts in one statement what is owed and what is dead and open: between
+// two a message can pass from where it is not counted any more to where it was not yet.
+func (c *casualty) unsettled(t *testing.T) int {
+	t.Helper()
+	return c.count(t, `select (select count(*) from {{outbox}}) + (select count(*) from {{parked}}) +
+		(select count(*) from {{dead_letters}} where closed_at is null)`)
 }
 
 // round lets a worker die at one step, another one take over, and looks at what
@@ -253,7 +256,7 @@ func (c *casualty) round(t *testing.T, s step) {
 		Window: 16, Batch: 8, Retry: s.retry, Crash: s.crashPoint,
 	}
 	victim := startProcess(t, c.place, c.broker, spec)
-	done := func() bool { return c.operate(t) == 0 && c.owed(t) == 0 }
+	done := func() bool { c.operate(t); return c.unsettled(t) == 0 }
 	eventually(t, s.String(), func() bool { return victim.died() || done() })
 	if !victim.died() {
 		t.Fatalf("%s: the worker does all it has to do without coming there", s)

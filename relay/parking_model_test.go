@@ -554,17 +554,25 @@ func gamble(t *testing.T, p *lot, rounds, steps int) {
 		g.names = append(g.names, loose(10)...)
 		g.Shuffle(len(g.names), func(i, j int) { g.names[i], g.names[j] = g.names[j], g.names[i] })
 		g.publishSome(t)
-		for range steps {
+		for n := 0; n < steps || round == rounds-1 && !didAll(total); n++ {
+			if n > 100*steps {
+				t.Fatalf("steps: %v", total)
+			}
 			g.step(t)
 			g.look(t)
 		}
 	}
 	t.Logf("steps: %v", total)
+}
+
+// didAll reports that each kind of step was done, so that the run says something.
+func didAll(steps map[string]int) bool {
 	for _, name := range []string{"publish", "fail", "settle", "act", "carry out", "suspect", "fail, stale"} {
-		if total[name] == 0 {
-			t.Errorf("never did: %s", name)
+		if steps[name] == 0 {
+			return false
 		}
 	}
+	return true
 }
 
 // Random operations, some twice, some with a lease that is another's: every
