@@ -240,7 +240,7 @@ func (b *bench) stock() side {
 				if err != nil {
 					return err
 				}
-				defer tx.Rollback()
+				defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 				result, err := tx.ExecContext(ctx, addID, msg.UUID)
 				if err != nil {
 					return err
@@ -327,7 +327,7 @@ func handleBatch(ctx context.Context, db *sql.DB, batch []amqp.Delivery) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback()
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	for i := range batch {
 		d := &batch[i]
 		result, err := tx.ExecContext(ctx, addID, d.MessageId)
