@@ -1,7 +1,6 @@
 package relay_test
 
 import (
-	"flag"
 	"os"
 	"testing"
 
@@ -16,10 +15,6 @@ func TestMain(m *testing.M) {
 	}
 	if spec := os.Getenv(intakeEnv); spec != "" {
 		os.Exit(intakeMain(spec))
-	}
-	// The tests wait most of the time, for leases and for servers.
-	if err := flag.Set("test.parallel", "4"); err != nil {
-		panic(err)
 	}
 	os.Exit(testserver.Main(m))
 }

@@ -1,8 +1,11 @@
 package testserver
 
 import (
+	"flag"
 	"fmt"
 	"os"
+	"runtime"
+	"strconv"
 	"testing"
 
 	"go.uber.org/goleak"
@@ -11,7 +14,13 @@ import (
 // Main runs the tests of a package and fails it if goroutines are left over:
 //
 //	func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
+//
+// More tests run at once than there are processors, unless the command line says
+// otherwise: they wait most of the time, for leases and for servers.
 func Main(m *testing.M, options ...goleak.Option) int {
+	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+		panic(err) // the testing package has no such flag
+	}
 	code := m.Run()
 	if code != 0 {
 		return code
