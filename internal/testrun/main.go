@@ -16,12 +16,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"sync"
 	"time"
 )
-
-// modulesAtOnce: their tests wait most of the time, and one module has most of them.
-const modulesAtOnce = 2
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -47,41 +43,18 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	reports := make([]*report, len(dirs))
-	errs := make([]error, len(dirs))
-	turns := make(chan struct{}, modulesAtOnce)
-	out = &lockedWriter{to: out}
-	var running sync.WaitGroup
-	for i, dir := range dirs {
-		turns <- struct{}{}
-		running.Go(func() {
-			defer func() { <-turns }()
-			reports[i] = newReport(out, allowed)
-			if err := testModule(ctx, dir, args, reports[i]); err != nil {
-				errs[i] = fmt.Errorf("module %s: %w", dir, err)
-			}
-		})
-	}
-	running.Wait()
 	var total counts
-	for _, report := range reports {
+	var errs []error
+	for _, dir := range dirs {
+		report := newReport(out, allowed)
+		if err := testModule(ctx, dir, args, report); err != nil {
+			errs = append(errs, fmt.Errorf("module %s: %w", dir, err))
+		}
 		total.add(report.counts)
 	}
 	fmt.Fprintf(out, "tests: modules=%d passed=%d failed=%d skipped=%d seconds=%.0f\n",
 		len(dirs), total.passed, total.failed, total.skipped, time.Since(started).Seconds())
 	return errors.Join(errs...)
-}
-
-// lockedWriter takes one write at a time.
-type lockedWriter struct {
-	mu sync.Mutex
-	to io.Writer
-}
-
-func (w *lockedWriter) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.to.Write(p)
 }
 
 // testModule runs the tests of the module in dir.

@@ -119,19 +119,18 @@ func (r *report) testDone(e event, p *packageRun) {
 func (r *report) packageDone(e event, p *packageRun) {
 	delete(r.running, e.Package)
 	r.add(p.counts)
-	var text strings.Builder // written at once, beside other modules
 	for _, test := range p.tests {
 		if test != "" || e.Action == "fail" {
-			text.WriteString(strings.Join(p.output[test], ""))
+			fmt.Fprint(r.out, strings.Join(p.output[test], ""))
 		}
 	}
-	if e.Action != "skip" { // a package without tests
-		word := "ok  "
-		if e.Action == "fail" {
-			word = "FAIL"
-		}
-		fmt.Fprintf(&text, "%s %s: passed=%d failed=%d skipped=%d seconds=%.1f\n",
-			word, e.Package, p.passed, p.failed, p.skipped, e.Elapsed)
+	if e.Action == "skip" {
+		return // it has no tests
 	}
-	fmt.Fprint(r.out, text.String())
+	word := "ok  "
+	if e.Action == "fail" {
+		word = "FAIL"
+	}
+	fmt.Fprintf(r.out, "%s %s: passed=%d failed=%d skipped=%d seconds=%.1f\n",
+		word, e.Package, p.passed, p.failed, p.skipped, e.Elapsed)
 }
