@@ -53,7 +53,7 @@ type Letter struct {
 	CreatedAt time.Time        // when the message was written; zero where a foreign producer did not tell
 	DiedAt    time.Time        // when it was given up
 
-	Reason      string    // class: refused, unroutable, crashed, malformed, expired, or a consumer's own
+	Reason      string    // class: refused, unroutable, crashed, malformed, failed, or a consumer's own
 	Error       string    // of the last attempt, with all that it wraps
 	Stack       string    // of a consumer's panic, or empty
 	Tries       int       // attempts, all in all

@@ -33,7 +33,7 @@ type failure struct {
 	outbox.Ref
 	parked  bool          // where the row is: in parked, else in the outbox
 	attempt int           // the how manyth, from 1: writing one twice is harmless
-	class   string        // of the reason: refused, unroutable, crashed, malformed, expired
+	class   string        // of the reason; see failure.go
 	text    string        // the error's
 	verdict verdict       // and what follows
 	retryIn time.Duration // for retryLater

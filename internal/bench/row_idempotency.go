@@ -213,7 +213,12 @@ func (s *posts) first(keep int) side {
 		if err := s.empty(ctx, keep); err != nil {
 			return 0, err
 		}
+		stopProfile, err := s.b.startProfile()
+		if err != nil {
+			return 0, err
+		}
 		took, err := s.post(ctx, s.url, n, s.run.Add(1), false)
+		stopProfile()
 		return perSecond(n, took), errors.Join(err, s.expectRows(ctx, n))
 	}}
 }
