@@ -39,8 +39,9 @@ type shares struct {
 // share. A worker takes free lanes up to the share rounded up, and a lane that
 // has been free for longer than a lease above it, so that none is orphaned by a
 // worker that counts but does not work. It gives lanes back only while a worker
-// with a share has fewer than the share rounded down, and not more than that:
-// so a division that is fair is left alone, and lanes do not wander.
+// with a share has fewer than the share rounded down, and not more than that, and
+// what it has above the share rounded up: so a division that is fair is left alone,
+// and lanes do not wander.
 func divide(me string, peers []peer, leases []lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
 	anyReady := false
 	for _, p := range peers {
@@ -93,7 +94,7 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 	if s.most < len(orphaned) {
 		s.take, s.most = orphaned, len(orphaned)
 	}
-	if surplus := min(len(held)-down, missing); surplus > 0 {
+	if surplus := max(min(len(held)-down, missing), len(held)-up); surplus > 0 {
 		s.take, s.most = nil, 0
 		s.give = held[len(held)-surplus:]
 	}

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -10,7 +11,7 @@ import (
 
 func TestDivide_ReachesFairSharesAndStaysThere(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(10) {
+	for seed := range uint64(40) {
 		c := newCluster(seed)
 		c.join()
 		for range 12 {
@@ -113,6 +114,10 @@ func TestDivide(t *testing.T) {
 		},
 		"all stop: nobody takes or gives": {
 			[]peer{{owner: "me", stopping: true}, {owner: "other", stopping: true}}, all("me", 1), lanes(0, 32), shares{},
+		},
+		"one more than the share rounded up goes to one who has fewer": {
+			[]peer{me, other, {owner: "third", ready: true}}, slices.Concat(all("me", 1)[:12], all("other", 1)[:10], all("third", 1)[:10]),
+			lanes(0, 12), shares{give: lanes(11, 12)},
 		},
 		"the upkeep is free": {
 			[]peer{me}, append(all("me", 1), lease{lane: upkeepLane, left: -1}), lanes(0, 32), shares{upkeep: true},
