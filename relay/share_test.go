@@ -116,8 +116,10 @@ func TestDivide(t *testing.T) {
 			[]peer{{owner: "me", stopping: true}, {owner: "other", stopping: true}}, all("me", 1), lanes(0, 32), shares{},
 		},
 		"one more than the share rounded up goes to one who has fewer": {
-			[]peer{me, other, {owner: "third", ready: true}}, slices.Concat(all("me", 1)[:12], all("other", 1)[:10], all("third", 1)[:10]),
-			lanes(0, 12), shares{give: lanes(11, 12)},
+			[]peer{me, other, {owner: "third", ready: true}},
+			slices.Concat(all("me", 1)[:12], all("other", 1)[:10], all("third", 1)[:10]),
+			lanes(0, 12),
+			shares{give: lanes(11, 12)},
 		},
 		"the upkeep is free": {
 			[]peer{me}, append(all("me", 1), lease{lane: upkeepLane, left: -1}), lanes(0, 32), shares{upkeep: true},
