@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// crowded is a configuration with little memory: 64 rows of a lane.
+// crowded is a configuration with little memory: 8 rows of a lane for each of Batch.
 var crowded = relay.Config{Lease: unhurried.Lease, Batch: 8}
 
 // Topics that nobody takes fill all memory, and more. What was committed behind
@@ -26,19 +26,20 @@ func TestRelay_FindsWhatLiesBehindStuckTopics(t *testing.T) {
 				broken := newBreakable(relay.Unavailable(errors.New("queue full")), func(m *relay.Message) bool {
 					return strings.HasPrefix(m.Topic, "stuck")
 				})
-				box, w := p.box(t), &wire{}
+				box, w, cfg := p.box(t), &wire{}, crowded
+				cfg.Batch = 2
 				var all []*message.Message
 				for i := range topics {
-					more := unkeyed(3600 / topics)
+					more := unkeyed(1200 / topics)
 					if i == 0 {
 						for k := range more {
-							more[k] = keyed(fmt.Sprint("s", k%500), k/500, 1)[0]
+							more[k] = keyed(fmt.Sprint("s", k%150), k/150, 1)[0]
 						}
 					}
 					commitTo(t, box, fmt.Sprint("stuck", i), more...)
 					all = append(all, more...)
 				}
-				r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, crowded)
+				r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, cfg)
 				eventually(t, "they are tried", func() bool { return r.outcomes(t, "unavailable") > 3 })
 				if n := p.count(t, `select count(*) from {{parked}}`); topics == 1 && n > 0 {
 					t.Errorf("%d messages were set aside for nobody", n)
