@@ -23,7 +23,7 @@ func (d *countingDriver) Connect(context.Context) (driver.Conn, error) {
 	return nil, errors.New("not a database")
 }
 func (d *countingDriver) Driver() driver.Driver            { return d }
-func (d *countingDriver) Open(string) (driver.Conn, error) { return d.Connect(context.TODO()) }
+func (d *countingDriver) Open(string) (driver.Conn, error) { return d.Connect(context.Background()) }
 
 // fields returns the fields of all the ConfigErrors that err joins.
 func fields(t *testing.T, err error) []string {

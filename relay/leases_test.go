@@ -267,3 +267,27 @@ func TestLeases_ManyTakersShareNoLane(t *testing.T) {
 		}
 	})
 }
+
+// The rows of a statement come before its commit, which may fail after them.
+func TestLeases_NothingIsTakenByAStatementThatDoesNotCommit(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		names := s.box.Database()
+		if names.Dialect == oncemill.SQLite {
+			return // a statement there has committed when its last row is read
+		}
+		for _, text := range []string{
+			`create function refuse() returns trigger language plpgsql as $$ begin raise serialization_failure; end $$`,
+			`create constraint trigger refuse after update on {{relay_leases}} deferrable initially deferred for each row execute function refuse()`,
+		} {
+			if _, err := s.db.ExecContext(t.Context(), names.Expand(text)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if taken, err := s.take(t.Context(), "a", allLanes(), 5, longTerm); !sqlerr.Retryable(err) || len(taken) > 0 {
+			t.Errorf("took %v, %v", taken, err)
+		}
+		if held, err := s.beat(t.Context(), identity{owner: "a", name: "a"}, []int{1}, longTerm); err != nil || len(held) > 0 {
+			t.Errorf("holds %v, %v", held, err) // nobody's lanes were touched
+		}
+	})
+}
