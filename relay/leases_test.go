@@ -276,8 +276,8 @@ func TestLeases_NothingIsTakenByAStatementThatDoesNotCommit(t *testing.T) {
 			return // a statement there has committed when its last row is read
 		}
 		for _, text := range []string{
-			`create function refuse() returns trigger language plpgsql as $$ begin raise serialization_failure; end $$`,
-			`create constraint trigger refuse after update on {{relay_leases}} deferrable initially deferred for each row execute function refuse()`,
+			`create function {{refuse}}() returns trigger language plpgsql as $$ begin raise serialization_failure; end $$`,
+			`create constraint trigger refuse after update on {{relay_leases}} deferrable initially deferred for each row execute function {{refuse}}()`,
 		} {
 			if _, err := s.db.ExecContext(t.Context(), names.Expand(text)); err != nil {
 				t.Fatal(err)
