@@ -44,8 +44,9 @@ const (
 
 // List returns letters without their payload, metadata and attempts (see Get).
 // It goes by an index for each of message id, key, fingerprint, consumer, topic,
-// a single state, and time; a filter by source or reason alone reads all letters
-// until it has found enough. A bad Limit is an [*oncemill.ConfigError].
+// a single state, and time; a filter by source, reason or several states alone reads
+// all letters until it has found enough, so ask for the states one by one where many
+// letters are closed. A bad Limit is an [*oncemill.ConfigError].
 func (s *Store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 	switch {
 	case f.Limit == 0:

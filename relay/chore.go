@@ -444,7 +444,9 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			case full || len(rows) > 0:
 				e.parkedDue(now.Add(lookAgain))
 			case next >= 0:
-				e.parkedDue(now.Add(next))
+				e.parkedDue(now.Add(min(next, lookAnyway)))
+			case slices.ContainsFunc(lanes, (*lane).hasParkedKeys):
+				e.parkedDue(now.Add(lookAnyway))
 			}
 		},
 	}
@@ -472,6 +474,10 @@ func (e *engine) hasRoom(l *lane) bool {
 	return l.parked < maxEntries*e.laneRows/4
 }
 
+// lookAnyway is the longest pause while keys are parked: a former owner whose confirm
+// comes late removes a row and makes its successor due, and this worker is not told.
+const lookAnyway = 10 * time.Second
+
 // lookAgain is the pause before looking for due rows again when some cannot be
 // taken now.
 const lookAgain = 100 * time.Millisecond
@@ -490,7 +496,7 @@ func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 		}
 		m := newEntry(r.Row)
 		m.parked, m.attempts, m.crashed = true, r.attempts, r.crashed
-		if limit := e.attempts.TimeLimit; limit > 0 {
+		if limit := e.attempts.TimeLimit; limit > 0 && m.attempts > 0 {
 			m.expires = now.Add(limit - r.age)
 		}
 		if key := l.orderKey(m); key != "" {

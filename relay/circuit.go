@@ -296,7 +296,9 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 // purge forgets messages that are gone: their lane is lost, or they are to be read
 // anew.
 func (c *circuits) purge(gone func(*entry) bool) {
-	dangling := func(m *entry) bool { return m != nil && m.state != inFlight && gone(m) }
+	// A probe in flight of a lost lane may be a call that never returns. When its
+	// outcome comes after all it counts as that of any message.
+	dangling := func(m *entry) bool { return m != nil && gone(m) }
 	for _, t := range slices.Clone(c.topics) {
 		t.withheld = slices.DeleteFunc(t.withheld, gone)
 		t.suspects = slices.DeleteFunc(t.suspects, gone)

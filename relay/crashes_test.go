@@ -97,3 +97,34 @@ func TestLeases_ASuspectIsHandedOver(t *testing.T) {
 		s.expectTaken(t, "c", map[int]taken{1: {epoch: 6}})
 	})
 }
+
+// A worker that beats on has not died of what it could not finish in time.
+func TestLeases_AnOwnerThatLivesOnHasNotCrashed(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		store := newParkingStore(s.box)
+		s.insert(t, "outbox", 1, "", "")
+		beat := func(owner string) {
+			t.Helper()
+			if _, err := s.beat(t.Context(), identity{owner: owner, name: owner, ready: true}, nil, longTerm); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.expectTaken(t, "a", map[int]taken{1: {epoch: 1}})
+		expectErr(t, store.suspect(t.Context(), fence{1, "a", 1}, 42), nil)
+		beat("a")
+		s.expectTaken(t, "b", map[int]taken{1: {epoch: 2}})
+		expectErr(t, store.suspect(t.Context(), fence{1, "b", 2}, 43), nil)
+		s.expectTaken(t, "c", map[int]taken{1: {epoch: 3, crashes: 1, suspect: 43}}) // b has never beaten
+		beat("c")
+		s.expectTaken(t, "c", map[int]taken{1: {epoch: 4, crashes: 1}})
+		// A worker that died was seen as long as its lease, no longer.
+		if _, err := s.beat(t.Context(), identity{owner: "d", name: "d", ready: true}, nil, shortTerm); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.mustTake(t, "d", []int{1}, 1, shortTerm); got[1] != 5 {
+			t.Fatalf("took %v", got)
+		}
+		s.awaitExpired(t, 1)
+		s.expectTaken(t, "e", map[int]taken{1: {epoch: 6, crashes: 2}})
+	})
+}

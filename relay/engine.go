@@ -605,6 +605,9 @@ func (e *engine) removed(now time.Time, retryIn time.Duration, err error) {
 	for _, m := range e.removing {
 		m.lane.forget(m)
 		m.lane.deleted++
+		if !e.live(m.lane) || now.After(m.lane.trusted) {
+			e.settled = append(e.settled, m) // another owner may have moved it
+		}
 	}
 	e.removing = nil
 }

@@ -125,6 +125,15 @@ type lane struct {
 	draining bool // finish what is in flight, take nothing new
 }
 
+func (l *lane) hasParkedKeys() bool {
+	for _, c := range l.chains {
+		if c.parked {
+			return true
+		}
+	}
+	return false
+}
+
 // maxWaiting is how many entries of one key are kept waiting before reads pass
 // the key over, and so how far a burst of one key can fill a lane's memory.
 const maxWaiting = 32

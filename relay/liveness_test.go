@@ -3,6 +3,7 @@ package relay
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -323,5 +324,65 @@ func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
 	d.run(3*time.Minute, 50*time.Millisecond, func() { d.add(1, 1, "B", "") })
 	if len(d.topics) > 0 || len(d.byName) > 0 || d.sinkDown {
 		t.Errorf("%d circuits are left", len(d.topics))
+	}
+}
+
+// A message that waited for others, or for its topic, has all its time from its own
+// first failure.
+func TestEngine_CountsTheTimeLimitFromTheFirstFailure(t *testing.T) {
+	for attempts, want := range map[int]verdict{0: retryLater, 1: letterSkip} {
+		b := newBench(3)
+		b.attempts = Retry{MaxAttempts: 10, Initial: time.Second, Max: time.Minute, TimeLimit: time.Hour}
+		b.addParked([]parkedRow{{Row: outbox.Row{Ref: outbox.Ref{Lane: 3, ID: 7}, Topic: "a"}, attempts: attempts, age: 2 * time.Hour}}, b.now)
+		m := b.next(t)
+		b.outcome(m, b.now, Refused(errors.New("no")))
+		if m.failure.verdict != want {
+			t.Errorf("after %d attempts: verdict %d, want %d", attempts, m.failure.verdict, want)
+		}
+	}
+}
+
+// A confirm that comes after the lease may be of a message that the new owner has made
+// a dead letter: its letter is closed with it.
+func TestEngine_SettlesWhatAFormerOwnerConfirmed(t *testing.T) {
+	for name, lose := range map[string]func(*bench){
+		"dropped": func(b *bench) { b.drop(3) },
+		"expired": func(b *bench) { b.now = b.lanes[3].trusted.Add(1) },
+		"held":    func(*bench) {},
+	} {
+		b := newBench(3)
+		m := b.bring(t, 3, 1, "a")
+		lose(b)
+		b.outcome(m, b.now, nil)
+		b.now = b.now.Add(time.Second)
+		if refs := b.nextRemoval(b.now); len(refs) != 1 {
+			t.Fatalf("%s: %d deletions", name, len(refs))
+		}
+		b.removed(b.now, 0, nil)
+		if got := slices.Contains(b.settled, m); got != (name != "held") {
+			t.Errorf("%s: settled: %v", name, got)
+		}
+	}
+}
+
+// A probe whose call never returns keeps its lane, not its topic.
+func TestEngine_AnotherProbeFollowsOneWhoseLaneIsLost(t *testing.T) {
+	b := newBench(3, 4)
+	full := Unavailable(errors.New("queue full"))
+	b.outcome(b.bring(t, 3, 1, "a"), b.now, full)
+	hung := b.next(t)
+	if hung.Lane != 3 {
+		t.Fatal("the test shows nothing")
+	}
+	b.wake()
+	b.pollAt = b.now
+	r := b.nextRead(b.now)
+	b.read(r, []*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 4, ID: 2}, Topic: "a"})}, b.now, nil)
+	b.drop(3)
+	m := b.next(t)
+	b.outcome(m, b.now, nil)
+	b.outcome(hung, b.now, full) // at last
+	if m.Lane != 4 {
+		t.Errorf("lane %d probes", m.Lane)
 	}
 }

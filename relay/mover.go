@@ -25,7 +25,7 @@ func (w *worker) mover(ctx context.Context) error {
 	for {
 		// A commit may end the wait once the rest is over.
 		rest, wait := moverRest, moverRest
-		if epoch := w.upkeepEpoch.Load(); epoch != 0 {
+		if epoch := w.upkeepEpoch.Load(); epoch != 0 && !w.unfit.Load() {
 			begin := time.Now()
 			moved, err := w.moveDue(ctx, epoch)
 			// A slow look passes over entries that an old snapshot keeps from

@@ -146,12 +146,13 @@ select count(*) from f`
 )` + postgresFenceEnd
 
 	// One more attempt of a parked row. A row without a time is none's head and
-	// gets none.
+	// gets none. Retry.TimeLimit counts from the first failure.
 	postgresAgain = postgresFence + `, u as (
 	update {{parked}} p
 	set attempts = c.attempt,
 		next_at = case when p.next_at is not null then clock_timestamp() + c.wait * interval '1 microsecond' end,
 		crashed = p.crashed or c.class = 'crashed',
+		parked_at = case when c.attempt = 1 then clock_timestamp() else p.parked_at end,
 		errors = ` + postgresErrors + `
 	from ` + postgresFailures + postgresFromParked + `
 )` + postgresFenceEnd

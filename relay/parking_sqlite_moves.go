@@ -151,7 +151,8 @@ from {{parked}}` + sqliteRow
 	sqliteAgain = `
 update {{parked}}
 set attempts = ?5, next_at = case when next_at is not null then ` + sqliteNow + ` + ?8 end,
-	crashed = crashed or ?6 = 'crashed', errors = ` + sqliteErrors + sqliteFailing
+	crashed = crashed or ?6 = 'crashed', parked_at = iif(?5 = 1, ` + sqliteNow + `, parked_at),
+	errors = ` + sqliteErrors + sqliteFailing
 
 	sqliteHold = `
 update {{parked}}

@@ -66,6 +66,9 @@ where seen_until > clock_timestamp()`
 	// takeover waits for a write under way and the next fenced write of the
 	// former owner sees the new epoch.
 	//
+	// An owner that lives on longer than its lease has not died of a message: it could
+	// not finish one in time, which is an outage.
+	//
 	// Whether a lane has anything to be charged for is one probe of an index for
 	// each of its tables: the limit keeps the planner from hashing them, and the
 	// time is one that an index can be searched by.
@@ -73,19 +76,23 @@ where seen_until > clock_timestamp()`
 update {{relay_leases}} l
 set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
 	crashes = l.crashes + case
-		when free.owner not in ('', $1) and absent.owners < 2 and coalesce(
+		when free.owner not in ('', $1) and not free.alive and absent.owners < 2 and coalesce(
 			l.suspect > 0,
 			(select true from {{outbox}} o where o.lane = l.lane limit 1),
 			(select true from {{parked}} p where p.lane = l.lane and p.next_at <= statement_timestamp() limit 1),
 			false) then 1
 		else 0
-	end
+	end,
+	suspect = case when not free.alive then l.suspect end
 from (
-	select lane, owner
-	from {{relay_leases}}
-	where lane = any ($2::smallint[]) and lease_until < clock_timestamp()
+	select f.lane, f.owner, exists (
+		select from {{relay_workers}} w
+		where w.owner = f.owner and w.seen_until > f.lease_until + $4::bigint / 30 * interval '1 microsecond'
+	) as alive
+	from {{relay_leases}} f
+	where f.lane = any ($2::smallint[]) and f.lease_until < clock_timestamp()
 	limit $3
-	for update skip locked
+	for update of f skip locked
 ) free, (
 	select count(distinct owner) as owners
 	from {{relay_leases}}

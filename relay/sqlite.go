@@ -56,16 +56,22 @@ with absent (owners) as materialized (
 	select count(distinct owner)
 	from {{relay_leases}}
 	where owner not in ('', ?1) and lease_until < ` + sqliteNow + `
+), alive (lane) as materialized (
+	select l.lane
+	from {{relay_leases}} l
+	join {{relay_workers}} w on w.owner = l.owner
+	where w.seen_until > l.lease_until + ?4 / 30
 )
 update {{relay_leases}}
 set owner = ?1, epoch = epoch + 1, lease_until = ` + sqliteNow + ` + ?4,
 	crashes = crashes + (
-		owner not in ('', ?1) and (select owners from absent) < 2 and (
+		owner not in ('', ?1) and lane not in (select lane from alive) and (select owners from absent) < 2 and (
 			suspect is not null
 			or exists (select 1 from {{outbox}} o where o.lane = {{name:relay_leases}}.lane)
 			or exists (select 1 from {{parked}} p where p.lane = {{name:relay_leases}}.lane and p.next_at <= ` + sqliteNow + `)
 		)
-	)
+	),
+	suspect = iif(lane in (select lane from alive), null, suspect)
 where lane in (
 	select lane
 	from {{relay_leases}}
