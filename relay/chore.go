@@ -55,31 +55,16 @@ type chores struct {
 	commandsAt  time.Time // when to look for operators' commands
 	beyondAt    time.Time // when to look beyond the lanes' memory
 	heads       int       // keys in the next look for what is due
+	passedOver  []string  // topics that the last one passed over
 }
 
 const (
 	maxFollowers  = 500
-	dueHeads      = 64  // keys in one look for what is due
-	dueRows       = 32  // of each
-	maxDueHeads   = 256 // where keys have few rows, and small ones
-	manyDueRows   = 1024
-	manyDueBytes  = 2 << 20
 	commandsEvery = time.Second
 	maxCommands   = 100
 	maxSettled    = 500
 	followLinger  = 50 * time.Millisecond
-
-	beyondEvery = time.Second
-	beyondCost  = 20     // at most one part in so many of the time
-	beyondRows  = 10_000 // of each lane in one look
 )
-
-// parkedDue makes the engine look for due rows at a time.
-func (c *chores) parkedDue(at time.Time) {
-	if c.dueAt.IsZero() || at.Before(c.dueAt) {
-		c.dueAt = at
-	}
-}
 
 // choresDue returns when the next chore may begin; zero: not before something
 // happens.
@@ -187,54 +172,6 @@ func (e *engine) writeOneLane(now time.Time) *chore {
 // mayFollow reports that followers are worth a statement now.
 func (l *lane) mayFollow(now time.Time) bool {
 	return len(l.followers) > 0 && !l.draining && (len(l.followers) >= maxFollowers/5 || !now.Before(l.followAt))
-}
-
-// lookBeyond looks for messages of topics of which nothing has been tried, in lanes
-// whose memory is full of topics in trouble. Nothing else tells whether those would
-// pass: not before something is set aside to make room for them, and where there are
-// none, that is for nothing.
-func (e *engine) lookBeyond(now time.Time) *chore {
-	if len(e.topics) == 0 || now.Before(e.beyondAt) || !e.worthLooking() {
-		return nil
-	}
-	numbers, lanes := e.numbers(func(l *lane) bool {
-		return l.loaded && l.beyond == 0 && e.crammed(l) &&
-			!slices.ContainsFunc(e.topics, func(t *topic) bool { return e.dispensable(t, l) })
-	})
-	e.beyondAt = now.Add(beyondEvery)
-	if len(lanes) == 0 {
-		return nil
-	}
-	tried := map[string]bool{}
-	for _, t := range e.topics {
-		tried[t.name] = true
-	}
-	for _, l := range lanes {
-		for _, m := range l.entries {
-			if m.state != waiting && m.state != follower {
-				tried[m.Topic] = true
-			}
-		}
-	}
-	var found map[int]int64
-	var took time.Duration
-	return &chore{
-		again: &e.beyondAt,
-		do: func(ctx choreContext) (err error) {
-			begin := time.Now()
-			found, err = ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
-			took = time.Since(begin)
-			return err
-		},
-		done: func(now time.Time) {
-			e.beyondAt = now.Add(max(beyondEvery, beyondCost*took))
-			for _, l := range lanes {
-				if e.live(l) {
-					l.beyond = found[l.number]
-				}
-			}
-		},
-	}
 }
 
 // choreDone takes the answer to a chore.
@@ -398,123 +335,6 @@ func (e *engine) settle(now time.Time) *chore {
 			e.parkedDue(now)
 		},
 	}
-}
-
-// lookForDue brings parked rows whose time has come.
-func (e *engine) lookForDue(now time.Time) *chore {
-	if e.dueAt.IsZero() || now.Before(e.dueAt) {
-		return nil
-	}
-	full := false
-	numbers, lanes := e.numbers(func(l *lane) bool {
-		if !l.loaded || l.draining {
-			return false
-		}
-		room := e.hasRoom(l)
-		full = full || !room
-		return room
-	})
-	e.dueAt = time.Time{}
-	heads := max(dueHeads, e.heads)
-	var rows []parkedRow
-	next := time.Duration(-1)
-	var known []int64
-	for _, l := range lanes {
-		for _, m := range l.entries {
-			if m.parked {
-				known = append(known, m.ID)
-			}
-		}
-	}
-	return &chore{
-		again: &e.dueAt,
-		do: func(ctx choreContext) (err error) {
-			if len(numbers) == 0 {
-				return nil
-			}
-			rows, next, err = ctx.store.due(ctx, numbers, known, heads, dueRows*dueHeads/heads)
-			return err
-		},
-		done: func(now time.Time) {
-			e.heads = nextHeads(heads, rows)
-			added := e.addParked(rows, now)
-			switch {
-			case added > 0:
-				e.parkedDue(now)
-			case full || len(rows) > 0:
-				e.parkedDue(now.Add(lookAgain))
-			case next >= 0:
-				e.parkedDue(now.Add(min(next, lookAnyway)))
-			case slices.ContainsFunc(lanes, (*lane).hasParkedKeys):
-				e.parkedDue(now.Add(lookAnyway))
-			}
-		},
-	}
-}
-
-// nextHeads returns how many keys to look for after a look for some that brought
-// these rows: unkeyed rows come one at a time, and there may be very many of them.
-func nextHeads(heads int, rows []parkedRow) int {
-	bytes := 0
-	for _, r := range rows {
-		bytes += len(r.Payload) + len(r.Metadata)
-	}
-	switch {
-	case len(rows) > manyDueRows || bytes > manyDueBytes:
-		return max(dueHeads, heads/2)
-	case len(rows) >= heads:
-		return min(maxDueHeads, 2*heads)
-	}
-	return heads
-}
-
-// hasRoom reports that a lane may take rows of parked. The rest of its memory is for
-// what comes from the outbox.
-func (e *engine) hasRoom(l *lane) bool {
-	return l.parked < maxEntries*e.laneRows/4
-}
-
-// lookAnyway is the longest pause while keys are parked: a former owner whose confirm
-// comes late removes a row and makes its successor due, and this worker is not told.
-const lookAnyway = 10 * time.Second
-
-// lookAgain is the pause before looking for due rows again when some cannot be
-// taken now.
-const lookAgain = 100 * time.Millisecond
-
-// addParked takes rows of parked that are due, those of a key together and in
-// order.
-func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
-	opened := map[*chain]bool{}
-	for _, r := range rows {
-		l := e.lanes[r.Lane]
-		if l == nil || !l.loaded || l.draining {
-			continue
-		}
-		if _, known := l.entries[r.ID]; known || !e.hasRoom(l) {
-			continue
-		}
-		m := newEntry(r.Row)
-		m.parked, m.attempts, m.crashed = true, r.attempts, r.crashed
-		if limit := e.attempts.TimeLimit; limit > 0 && m.attempts > 0 {
-			m.expires = now.Add(limit - r.age)
-		}
-		if key := l.orderKey(m); key != "" {
-			c := l.chain(key)
-			switch {
-			case !c.parked:
-				l.loaded = false // the memory is wrong: learn anew
-				continue
-			case c.stopped(), c.head != nil && !opened[c]:
-				continue
-			}
-			opened[c] = true
-		}
-		l.know(m)
-		l.place(m)
-		added++
-	}
-	return added
 }
 
 // newEntry makes an entry of a row.

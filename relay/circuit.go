@@ -327,7 +327,7 @@ func (c *circuits) due() (due time.Time) {
 	}
 	for _, t := range c.topics {
 		if t.state == opened && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
-			t.state == suspicious && slices.ContainsFunc(t.suspects, func(m *entry) bool { return m.state == suspected }) {
+			t.state != opened && slices.ContainsFunc(t.suspects, func(m *entry) bool { return m.state == suspected }) {
 			earlier(t.retryAt)
 		}
 		if t.state == recovering && t.credit == 0 {

@@ -29,6 +29,13 @@ func newBench(lanes ...int) *bench {
 // bring lets a read find a message without a key, and publishes it.
 func (b *bench) bring(t *testing.T, lane int, id int64, topic string) *entry {
 	t.Helper()
+	b.found(t, lane, id, topic)
+	return b.next(t)
+}
+
+// found lets a read find a message without a key.
+func (b *bench) found(t *testing.T, lane int, id int64, topic string) {
+	t.Helper()
 	b.wake()
 	b.pollAt = b.now
 	r := b.nextRead(b.now)
@@ -36,7 +43,6 @@ func (b *bench) bring(t *testing.T, lane int, id int64, topic string) *entry {
 		t.Fatal("no read is due")
 	}
 	b.read(r, []*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: lane, ID: id}, Topic: topic})}, b.now, nil)
-	return b.next(t)
 }
 
 // next returns what is published next, within a minute.
@@ -76,5 +82,33 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	b.outcome(m, b.now, nil)
 	if b.sinkDown {
 		t.Error("the sink is down still")
+	}
+}
+
+// A message that failed while its topic recovers is tried again though nothing else
+// of the topic is left to tell whose fault it was.
+func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
+	b := newBench(3, 4)
+	b.outcome(b.bring(t, 3, 1, "a"), b.now, Unavailable(errors.New("queue full")))
+	probe := b.next(t)
+	for _, m := range []outbox.Ref{{Lane: 3, ID: 2}, {Lane: 4, ID: 3}, {Lane: 4, ID: 4}, {Lane: 4, ID: 5}} {
+		b.found(t, m.Lane, m.ID, "a")
+		if sent := b.nextPublish(b.now, b.now.Add(time.Second)); len(sent) > 0 {
+			t.Fatalf("%d go out beside the probe", len(sent))
+		}
+	}
+	b.outcome(probe, b.now, nil)
+	odd := b.next(t)
+	if odd.ID != 2 {
+		odd = b.next(t)
+	}
+	b.outcome(odd, b.now, errors.New("odd"))
+	b.drop(4)
+	if again := b.next(t); again != odd || odd.ID != 2 {
+		t.Fatalf("message %d failed, and %d is tried", odd.ID, again.ID)
+	}
+	b.outcome(odd, b.now, nil)
+	if len(b.topics) != 0 {
+		t.Errorf("%d circuits are left", len(b.topics))
 	}
 }

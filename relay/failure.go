@@ -83,63 +83,6 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l.stopFailing()
 }
 
-// setAside moves messages of a lane whose topics are unavailable to parked, at no
-// charge, so that those of other topics find room. It reports whether it found any.
-// While nothing at all goes out there is no need to, unless the lane has something
-// beyond its memory that was never tried.
-func (e *engine) setAside(l *lane) bool {
-	if !e.crammed(l) {
-		return false
-	}
-	before := len(l.failing)
-	for _, t := range e.topics {
-		if !e.dispensable(t, l) {
-			continue
-		}
-		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			if m.state != withheld || m.lane != l || m.parked || len(l.failing)-before >= e.laneRows {
-				return m.state != withheld
-			}
-			m.state, m.failure = charged, &failure{
-				Ref: m.ref(), class: classUnavailable, text: "the topic is unavailable", verdict: retryLater, retryIn: e.asideFor(),
-			}
-			l.failing = append(l.failing, m)
-			if key := l.orderKey(m); key != "" {
-				l.chain(key).failing = m
-			}
-			return true
-		})
-	}
-	if len(l.failing) == before {
-		return false
-	}
-	l.stopFailing()
-	return true
-}
-
-// crammed reports that a topic in trouble may have filled a lane's memory.
-func (e *engine) crammed(l *lane) bool {
-	return !e.inOrder && len(e.topics) > 0 && !l.draining &&
-		(len(l.entries) >= maxEntries*e.laneRows/2 || l.bytes >= e.laneBytes)
-}
-
-// dispensable reports that messages of a topic make room in a lane for others.
-func (e *engine) dispensable(t *topic, l *lane) bool {
-	return t.state == opened && (!e.sinkDown && e.passed > t.openedAt || l.beyond > 0 && e.worthLooking())
-}
-
-// worthLooking reports that the broker may take messages of other topics.
-func (e *engine) worthLooking() bool {
-	if e.reachable != nil {
-		return e.reachable()
-	}
-	return !e.sinkDown
-}
-
-// asideFor returns how long messages are set aside: one to three seconds, so that
-// they are not all due at once.
-func (e *engine) asideFor() time.Duration { return time.Second + e.draw(2*time.Second) }
-
 // wait returns how long a message waits after its n-th failed attempt.
 func (r Retry) wait(n int, d draw) time.Duration {
 	interval := r.Initial

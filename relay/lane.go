@@ -87,8 +87,7 @@ type lane struct {
 	followers []*entry
 	letters   []int64  // commands on letters without a key
 	commanded []string // keys with commands
-	bytes     int      // of payload and metadata in entries
-	parked    int      // entries of rows in parked
+	bytes     int      // of payload and metadata in entries of the outbox
 	inFlight  int
 
 	loaded   bool // the parked keys are known
@@ -178,9 +177,8 @@ func (l *lane) add(entries []*entry) int {
 func (l *lane) know(m *entry) {
 	m.lane = l
 	l.entries[m.ID] = m
-	l.bytes += m.size()
-	if m.parked {
-		l.parked++
+	if !m.parked {
+		l.bytes += m.size()
 	}
 }
 
@@ -333,9 +331,8 @@ func (l *lane) forget(m *entry) {
 		return
 	}
 	delete(l.entries, m.ID)
-	l.bytes -= m.size()
-	if m.parked {
-		l.parked--
+	if !m.parked {
+		l.bytes -= m.size()
 	}
 	m.state = forgotten
 	m.Payload, m.Metadata = nil, nil // its read's other entries may live on

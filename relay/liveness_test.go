@@ -374,10 +374,7 @@ func TestEngine_AnotherProbeFollowsOneWhoseLaneIsLost(t *testing.T) {
 	if hung.Lane != 3 {
 		t.Fatal("the test shows nothing")
 	}
-	b.wake()
-	b.pollAt = b.now
-	r := b.nextRead(b.now)
-	b.read(r, []*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 4, ID: 2}, Topic: "a"})}, b.now, nil)
+	b.found(t, 4, 2, "a")
 	b.drop(3)
 	m := b.next(t)
 	b.outcome(m, b.now, nil)

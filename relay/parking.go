@@ -62,6 +62,15 @@ type command struct {
 	key    string // empty: unkeyed
 }
 
+// dueRequest is what to look for among parked rows.
+type dueRequest struct {
+	lanes  []int
+	known  []int64  // ids to pass over
+	topics []string // to pass over, with all that follows in their keys
+	heads  int      // at most
+	rows   int      // at most, of each key
+}
+
 // parkingStore keeps what could not be published: rows that wait for their next
 // attempt with their successors behind them (parked), and dead letters. A row is in
 // one of outbox, parked and dead letters at any time (a held one in parked, with
@@ -75,10 +84,10 @@ type parkingStore interface {
 	// parkedKeys returns all keys of lanes that have rows in parked.
 	parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error)
 
-	// due returns rows whose next attempt is due, at most heads of them, each
-	// with the rows of its key that follow, in order, at most rows for a key;
-	// and how long until the next one is due (negative: none is).
-	due(ctx context.Context, lanes []int, passOver []int64, heads, rows int) ([]parkedRow, time.Duration, error)
+	// due returns rows whose next attempt is due, each with the rows of its key
+	// that follow, in order, and how long until the next one is due (negative:
+	// none is).
+	due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error)
 
 	// fail writes failures of one lane down, and moves followers, rows of the
 	// outbox whose keys are in parked (or are put there by these failures),

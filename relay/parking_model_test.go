@@ -273,6 +273,10 @@ func (g *gambler) pick(rows []*modelRow, most int) []*modelRow {
 func (g *gambler) publishSome(t *testing.T) {
 	n := min(len(g.names), 1+g.IntN(4))
 	for _, row := range g.publish(t, g.names[:n]...) {
+		if g.IntN(2) == 0 {
+			row.Topic = "refunds"
+			g.exec(t, `update {{outbox}} set topic = $1 where id = $2`, row.Topic, row.ID)
+		}
 		g.want.rows = append(g.want.rows, &modelRow{Row: row, spot: inOutbox})
 	}
 	g.names = g.names[n:]
@@ -479,13 +483,22 @@ func (g *gambler) look(t *testing.T) {
 	}
 	var keys []parkedKey
 	var wait, later int
-	passOver := map[int64]bool{}
+	known := map[int64]bool{}
+	req := dueRequest{lanes: []int{lotLane}, heads: 1 + g.IntN(4), rows: 1 + g.IntN(4)}
+	for _, topic := range []string{"orders", "refunds", "others"} {
+		if g.IntN(4) == 0 {
+			req.topics = append(req.topics, topic)
+		}
+	}
 	for _, r := range g.want.of(inParked, "") {
 		if k := (parkedKey{lotLane, r.Key}); r.Key != "" && !slices.Contains(keys, k) {
 			keys = append(keys, k)
 		}
 		if g.IntN(5) == 0 {
-			passOver[r.ID] = true
+			known[r.ID] = true
+			continue
+		}
+		if slices.Contains(req.topics, r.Topic) {
 			continue
 		}
 		switch r.time {
@@ -496,25 +509,28 @@ func (g *gambler) look(t *testing.T) {
 		}
 	}
 	expectKeys(t, "parked", g.keys(t), keys)
-	heads, most := 1+g.IntN(4), 1+g.IntN(4)
-	due, next := g.mustDue(t, heads, most, slices.Collect(maps.Keys(passOver))...)
-	switch {
+	req.known = slices.Collect(maps.Keys(known))
+	due, next, err := g.due(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	switch heads := req.heads; {
 	case wait > heads && next != 0, wait <= heads && later > 0 && next <= 0, wait <= heads && later == 0 && next >= 0:
-		t.Fatalf("%d due, %d later, asked for %d: next in %v", wait, later, heads, next)
+		t.Fatalf("%d due, %d later, asked for %+v: next in %v", wait, later, req, next)
 	}
 	groups := 0
 	for len(due) > 0 {
 		head := g.want.find(due[0].Ref)
 		want := []*modelRow{head}
-		if head.time != 1 {
-			t.Fatalf("%s is due and should not be; asked for %d of each, not %v, got %v of\n%s", head.MessageID, most, passOver, dueNames(due), g.want.String())
+		if head.time != 1 || known[head.ID] || slices.Contains(req.topics, head.Topic) {
+			t.Fatalf("%s is due and should not be; asked for %+v, got %v of\n%s", head.MessageID, req, dueNames(due), g.want.String())
 		}
 		if head.Key != "" {
 			for _, r := range g.want.of(inParked, head.Key)[1:] {
-				if len(want) == most || r.held {
+				if len(want) == req.rows || r.held {
 					break
 				}
-				if !passOver[r.ID] {
+				if !known[r.ID] {
 					want = append(want, r)
 				}
 			}
@@ -527,8 +543,8 @@ func (g *gambler) look(t *testing.T) {
 		due = due[len(want):]
 		groups++
 	}
-	if groups != min(wait, heads) {
-		t.Fatalf("%d heads of %d that are due, asked for %d", groups, wait, heads)
+	if groups != min(wait, req.heads) {
+		t.Fatalf("%d heads of %d that are due, asked for %+v", groups, wait, req)
 	}
 }
 

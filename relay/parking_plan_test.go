@@ -16,8 +16,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// fill loads many rows of the outbox, many parked rows of other lanes, of other keys, and of one key behind its
-// head, dead letters and commands of other lanes.
+// fill loads many rows of the outbox; many parked rows of other lanes, of other keys, of one key behind its head,
+// and of a stuck topic; dead letters and commands of other lanes.
 func (p *lot) fill(t *testing.T, n int) {
 	t.Helper()
 	p.exec(t, `
@@ -34,6 +34,10 @@ func (p *lot) fill(t *testing.T, n int) {
 		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 		select $2, 1000000 + i, 't', 'unkeyed ' || i, '', '', '', now(), now() + interval '1 hour'
 		from generate_series(1, $1::int / 10) i`, n, lotLane)
+	p.exec(t, `
+		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+		select $2, 3000000 + i, 'stuck', 'stuck ' || i, '', '', '', now(), now() - interval '1 hour'
+		from generate_series(1, $1::int) i`, n, lotLane)
 	p.exec(t, `
 		insert into {{dead_letters}} (state, held, source, lane, row_id, topic, message_id, key, payload, created_at, reason, error, fingerprint)
 		select case when i % 10 = 0 then 'replaying' else 'dead' end, false, 'relay', case when i % 10 = 0 then 6 else i % 32 end, i, 't', 'm' || i, 'k', '', now(), 'refused', '', 'f'
@@ -62,7 +66,15 @@ func (p *lot) labour(t *testing.T, round string) {
 	p.mustFail(t, []failure{failing(first[0], retryLater), failing(second[0], letterHold), failing(loose[0], letterSkip)}, slices.Concat(first[1:5], second[1:])...)
 	p.mustFail(t, []failure{failingAgain(parkedRow{Row: first[0], attempts: 1}, retryLater)})
 	p.mustFail(t, []failure{failingAgain(parkedRow{Row: first[0], attempts: 2}, letterSkip)}, first[5])
-	due, _ := p.mustDue(t, 64, 32, -1, -2, -3)
+	look := func() []parkedRow {
+		t.Helper()
+		due, _, err := p.due(ctx, dueRequest{lanes: []int{lotLane}, known: []int64{-1, -2, -3}, topics: []string{"stuck"}, heads: 64, rows: 32})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return due
+	}
+	due := look()
 	if got := dueNames(due); len(got) != 5 {
 		t.Fatalf("due %v", got)
 	}
@@ -79,8 +91,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	if _, _, err := p.carryOut(ctx, p.f, []int64{commands[0].letter, commands[1].letter}); err != nil {
 		t.Fatal(err)
 	}
-	due, _ = p.mustDue(t, 64, 32)
-	for _, r := range due {
+	for _, r := range look() {
 		p.mustSettle(t, r)
 	}
 	keys, err := p.parkedKeys(ctx, []int{lotLane})
@@ -104,10 +115,12 @@ func (p *lot) labour(t *testing.T, round string) {
 	// Nothing is owed, and what is parked is not due.
 	p.exec(t, `update {{relay_leases}} set owner = 'dead', crashes = 0, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
 	p.exec(t, `update {{outbox}} set lane = 6 where lane = 5 -- test`)
+	p.exec(t, `update {{parked}} set next_at = now() + interval '1 hour' where topic = 'stuck' -- test`)
 	if got, err := p.leases.take(ctx, p.f.owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].crashes != 0 {
 		t.Fatalf("took %v, %v", got, err)
 	}
 	p.f.epoch++
+	p.exec(t, `update {{parked}} set next_at = now() - interval '1 hour' where topic = 'stuck' -- test`)
 }
 
 // However much is parked or dead, each statement looks at what it is about.
@@ -155,7 +168,7 @@ func TestParkingPlans_OnSQLiteGoByIndexes(t *testing.T) {
 	p := newLot(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, time.Hour)
 	p.exec(t, `analyze`)
 	store := p.parkingStore.(*sqliteParking)
-	texts := map[string]string{"heads": store.headTexts[32], "commands": store.commandTexts[32]}
+	texts := map[string]string{"commands": store.commandTexts[32]}
 	for value, i := reflect.ValueOf(store.t), 0; i < value.NumField(); i++ {
 		texts[value.Type().Field(i).Name] = value.Field(i).String()
 	}

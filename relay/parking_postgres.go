@@ -65,24 +65,45 @@ with recursive k (lane, key) as (
 )
 select lane, key from k`
 
-	// Heads by the partial index (lane, next_at), which holds heads alone; the
-	// rows of their keys by (lane, key, id). $2 are the ids to pass over, $3
-	// the number of heads and one more, which tells when to come back, $4 the
-	// rows of a key, $5 their bytes. An unkeyed row is alone.
+	// Heads by the partial index (lane, topic, next_at), which holds heads alone: it
+	// jumps from each topic to the next, so those to pass over cost nothing,
+	// however much of them is due. The rows of their keys by (lane, key, id). $2
+	// are the ids to pass over, $3 the number of heads and one more, which tells
+	// when to come back, $4 the rows of a key, $5 their bytes, $6 the topics to
+	// pass over. An unkeyed row is alone. That all lanes are between 0 and 31 makes
+	// the planner expect few rows of the recursion; else it would compile.
 	postgresDue = `
+with recursive t (lane, topic) as (
+	select l.lane, m.topic
+	from unnest((select $1::smallint[])) as l (lane)
+	cross join lateral (
+		select p.topic from {{parked}} p where p.lane = l.lane and p.next_at is not null order by p.topic limit 1
+	) m
+	union all
+	select t.lane, m.topic
+	from t
+	cross join lateral (
+		select p.topic
+		from {{parked}} p
+		where p.lane = t.lane and p.next_at is not null and p.topic > t.topic
+		order by p.topic
+		limit 1
+	) m
+)
 select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata, r.created_micros,
 	r.attempts, r.crashed, r.held, r.age, h.place
 from (
 	select m.lane, m.id, m.key,
 		ceil(date_part('epoch', m.next_at - clock_timestamp()) * 1000000)::bigint as wait,
 		row_number() over (order by m.next_at, m.id) as place
-	from unnest((select $1::smallint[])) as l (lane)
+	from t
 	cross join lateral (
 		select *
 		from (
 			select p.lane, p.id, p.key, p.next_at
 			from {{parked}} p
-			where p.lane = l.lane
+			where p.lane = t.lane
+				and p.topic = t.topic
 				and p.next_at is not null
 				and p.id not in (select unnest((select $2::bigint[])))
 			order by p.next_at
@@ -90,6 +111,8 @@ from (
 		) n
 		limit $3
 	) m
+	where t.topic not in (select unnest((select $6::text[])))
+		and t.lane between 0 and 31
 	order by m.next_at, m.id
 	limit $3
 ) h
@@ -186,8 +209,8 @@ func (s *postgresParking) parkedKeys(ctx context.Context, lanes []int) ([]parked
 	return keys, nil
 }
 
-func (s *postgresParking) due(ctx context.Context, lanes []int, passOver []int64, heads, rows int) ([]parkedRow, time.Duration, error) {
-	result, err := s.db.QueryContext(ctx, s.dueText, smallints(lanes), int64s(passOver), heads+1, rows, parkedBytes)
+func (s *postgresParking) due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error) {
+	result, err := s.db.QueryContext(ctx, s.dueText, smallints(r.lanes), array(r.known), r.heads+1, r.rows, parkedBytes, array(r.topics))
 	due, next, err := scanDue(result, err)
 	if err != nil {
 		return nil, 0, fmt.Errorf("read what is due of parked: %w", err)

@@ -89,7 +89,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 			all := rows
 			someDue := func(heads, most int) (due []parkedRow) {
 				retried(t, func() (err error) {
-					due, _, err = p.due(t.Context(), []int{lotLane}, nil, heads, most)
+					due, _, err = p.due(t.Context(), dueRequest{lanes: []int{lotLane}, heads: heads, rows: most})
 					return err
 				})
 				return due

@@ -37,18 +37,18 @@ func clean(s string) string {
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
 }
 
-func int64s(ids []int64) any {
-	if ids == nil {
-		ids = []int64{} // nil would be NULL
+func array[T int64 | string](list []T) any {
+	if list == nil {
+		list = []T{} // nil would be NULL
 	}
-	return pq.Array(ids)
+	return pq.Array(list)
 }
 
 func reportMissed(ctx context.Context, box *outbox.Outbox, rows int, broken error) {
 	box.Config().Logger.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", rows, "error", broken)
 }
 
-// scanKeys reads (lane, key) pairs.
+// scanKeys reads pairs of a lane and a key, or another text.
 func scanKeys(rows *sql.Rows, err error) ([]parkedKey, error) {
 	if err != nil {
 		return nil, err

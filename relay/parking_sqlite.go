@@ -1,11 +1,12 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,31 +23,30 @@ type sqliteParking struct {
 	history bool
 	t       sqliteParkingTexts
 
-	headTexts, commandTexts [outbox.Lanes + 1]string // by the number of lanes
+	commandTexts [outbox.Lanes + 1]string // by the number of lanes
 }
 
 func newSQLiteParking(box *outbox.Outbox) *sqliteParking {
 	names := box.Database()
 	s := &sqliteParking{box: box, db: box.DB(), history: box.Config().History > 0, t: newSQLiteParkingTexts(names)}
 	for n := 1; n <= outbox.Lanes; n++ {
-		s.headTexts[n] = perLane("lane, id, key, wait", names.Expand(sqliteHeads), n, 3, "next_at, id")
-		s.commandTexts[n] = perLane("id, lane, key", names.Expand(sqliteCommands), n, 2, "row_id, id")
+		s.commandTexts[n] = commandsOf(n, names.Expand(sqliteCommands))
 	}
 	return s
 }
 
-// perLane repeats a limited subselect for n lanes, whose numbers are the
-// parameters from first, and limits the whole.
-func perLane(columns, text string, n, first int, order string) string {
+// commandsOf repeats a limited subselect for n lanes, whose numbers are the
+// parameters from the second, and limits the whole.
+func commandsOf(n int, text string) string {
 	parts := make([]string, n)
 	for i := range parts {
-		parts[i] = strings.ReplaceAll(text, "?lane", fmt.Sprintf("?%d", first+i))
+		parts[i] = strings.ReplaceAll(text, "?lane", fmt.Sprintf("?%d", 2+i))
 	}
-	return "select " + columns + " from (" + strings.Join(parts, "\nunion all") + "\n) order by " + order + " limit ?1"
+	return "select id, lane, key from (" + strings.Join(parts, "\nunion all") + "\n) order by row_id, id limit ?1"
 }
 
 func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {
-	keys, err := scanKeys(s.db.QueryContext(ctx, s.t.keys, jsonLanes(lanes)))
+	keys, err := scanKeys(s.db.QueryContext(ctx, s.t.keys, jsonArray(lanes)))
 	if err != nil {
 		return nil, fmt.Errorf("read parked keys: %w", err)
 	}
@@ -60,26 +60,24 @@ type sqliteHead struct {
 	wait int64
 }
 
-func (s *sqliteParking) due(ctx context.Context, lanes []int, passOver []int64, heads, rows int) (due []parkedRow, next time.Duration, err error) {
-	if len(lanes) == 0 {
-		return nil, -1, nil
-	}
+func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow, next time.Duration, err error) {
 	next = -1
+	known := jsonArray(r.known)
 	err = litetx.Read(ctx, s.db, func(conn *sql.Conn) error {
-		found, err := s.readHeads(ctx, conn, lanes, passOver, heads+1)
+		heads, err := s.readHeads(ctx, conn, r, known)
 		if err != nil {
 			return err
 		}
-		for i, h := range found {
-			if h.wait > 0 || i == heads {
+		for i, h := range heads {
+			if h.wait > 0 || i == r.heads {
 				next = max(0, micros(h.wait))
 				return nil
 			}
-			most := rows
+			most := r.rows
 			if h.key == "" {
 				most = 1
 			}
-			if due, err = s.appendRows(ctx, conn, due, h, jsonIDs(passOver), most); err != nil {
+			if due, err = s.appendRows(ctx, conn, due, h, known, most); err != nil {
 				return err
 			}
 		}
@@ -91,17 +89,29 @@ func (s *sqliteParking) due(ctx context.Context, lanes []int, passOver []int64, 
 	return due, next, nil
 }
 
-func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, lanes []int, passOver []int64, most int) ([]sqliteHead, error) {
-	args := []any{most, jsonIDs(passOver)}
-	for _, lane := range lanes {
-		args = append(args, lane)
+// readHeads returns first rows of keys in the order of their times, and one more than
+// asked for.
+func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, known string) ([]sqliteHead, error) {
+	topics, err := scanKeys(conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), jsonArray(r.topics)))
+	if err != nil {
+		return nil, err
 	}
-	rows, err := conn.QueryContext(ctx, s.headTexts[len(lanes)], args...)
+	var heads []sqliteHead
+	for _, topic := range topics {
+		if heads, err = s.appendHeads(ctx, conn, heads, topic, known, r.heads+1); err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(heads, func(a, b sqliteHead) int { return cmp.Or(cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id)) })
+	return heads[:min(len(heads), r.heads+1)], nil
+}
+
+func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads []sqliteHead, topic parkedKey, known string, most int) ([]sqliteHead, error) {
+	rows, err := conn.QueryContext(ctx, s.t.heads, topic.lane, topic.key, known, most)
 	if err != nil {
 		return nil, err
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var heads []sqliteHead
 	for rows.Next() {
 		var h sqliteHead
 		if err := rows.Scan(&h.lane, &h.id, &h.key, &h.wait); err != nil {
@@ -113,8 +123,8 @@ func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, lanes []i
 }
 
 // appendRows appends a head and the rows that follow it.
-func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, passOver string, most int) ([]parkedRow, error) {
-	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id, passOver, most)
+func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known string, most int) ([]parkedRow, error) {
+	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id, known, most)
 	if err != nil {
 		return nil, err
 	}
@@ -138,23 +148,11 @@ func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []pa
 	return due, rows.Err()
 }
 
-func jsonIDs(ids []int64) string {
-	if ids == nil {
-		ids = []int64{}
-	}
-	text, _ := json.Marshal(ids) // integers cannot fail
-	return string(text)
-}
-
 func (s *sqliteParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {
-	known, err := json.Marshal(topics)
-	if err != nil {
-		return nil, fmt.Errorf("look for other topics: %w", err)
-	}
-	found := map[int]int64{}
+	known, found := jsonArray(topics), map[int]int64{}
 	for _, lane := range lanes {
 		var id int64
-		switch err := s.db.QueryRowContext(ctx, s.t.beyond, lane, string(known), rows).Scan(&id); {
+		switch err := s.db.QueryRowContext(ctx, s.t.beyond, lane, known, rows).Scan(&id); {
 		case err == nil:
 			found[lane] = id
 		case !errors.Is(err, sql.ErrNoRows):

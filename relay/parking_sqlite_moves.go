@@ -4,7 +4,7 @@ import "github.com/oncemill/oncemill"
 
 // sqliteParkingTexts are statements with their names filled in.
 type sqliteParkingTexts struct {
-	keys, rows, find                   string
+	keys, topics, heads, rows, find    string
 	fence, cleared                     string
 	outboxKey, park, buryOutbox, unbox string
 	again, hold, heldLetter, bury      string
@@ -18,7 +18,7 @@ type sqliteParkingTexts struct {
 func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
 	x := names.Expand
 	return sqliteParkingTexts{
-		keys: x(sqliteParkedKeys), rows: x(sqliteRows), find: x(sqliteFind),
+		keys: x(sqliteParkedKeys), topics: x(sqliteParkedTopics), heads: x(sqliteHeads), rows: x(sqliteRows), find: x(sqliteFind),
 		fence: x(sqliteFence), cleared: x(sqliteCleared),
 		outboxKey: x(sqliteOutboxKey), park: x(sqlitePark), buryOutbox: x(sqliteBuryOutbox), unbox: x(sqliteUnbox),
 		again: x(sqliteAgain), hold: x(sqliteHold), heldLetter: x(sqliteHeldLetter), bury: x(sqliteBury),
@@ -52,17 +52,37 @@ with recursive k (lane, key) as (
 )
 select lane, key from k where key is not null`
 
-	// By the partial index (lane, next_at), which holds heads alone.
+	// By the partial index (lane, topic, next_at), which holds heads alone, from each
+	// topic to the next.
+	sqliteParkedTopics = `
+with recursive t (lane, topic) as (
+	select l.value, (
+		select p.topic from {{parked}} p where p.lane = l.value and p.next_at is not null order by p.topic limit 1
+	)
+	from json_each(?1) l
+	union all
+	select t.lane, (
+		select p.topic
+		from {{parked}} p
+		where p.lane = t.lane and p.next_at is not null and p.topic > t.topic
+		order by p.topic
+		limit 1
+	)
+	from t
+	where t.topic is not null
+)
+select lane, topic from t where topic is not null and topic not in (select value from json_each(?2))`
+
+	// By the same index.
 	sqliteHeads = `
-select * from (
-	select lane, id, key, next_at, next_at - ` + sqliteNow + ` as wait
-	from {{parked}}
-	where lane = ?lane
-		and next_at is not null
-		and id not in (select value from json_each(?2))
-	order by next_at
-	limit ?1
-)`
+select lane, id, key, next_at - ` + sqliteNow + `
+from {{parked}}
+where lane = ?1
+	and topic = ?2
+	and next_at is not null
+	and id not in (select value from json_each(?3))
+order by next_at
+limit ?4`
 
 	// By the index (lane, key, id).
 	sqliteRows = `

@@ -350,7 +350,7 @@ func TestParking_DueKeepsToItsBounds(t *testing.T) {
 			t.Errorf("due %v, next in %v", got, next)
 		}
 		for _, lanes := range [][]int{nil, {1, 2, 3}} {
-			due, next, err := p.due(t.Context(), lanes, nil, 4, 4)
+			due, next, err := p.due(t.Context(), dueRequest{lanes: lanes, heads: 4, rows: 4})
 			if err != nil || len(due) != 0 || next >= 0 {
 				t.Errorf("of lanes %v: due %v, next in %v, %v", lanes, dueNames(due), next, err)
 			}

@@ -205,9 +205,9 @@ func refsOf(rows []outbox.Row) []outbox.Ref {
 	return refs
 }
 
-func (p *lot) mustDue(t testing.TB, heads, rows int, passOver ...int64) ([]parkedRow, time.Duration) {
+func (p *lot) mustDue(t testing.TB, heads, rows int, known ...int64) ([]parkedRow, time.Duration) {
 	t.Helper()
-	due, next, err := p.due(t.Context(), []int{lotLane}, passOver, heads, rows)
+	due, next, err := p.due(t.Context(), dueRequest{lanes: []int{lotLane}, known: known, heads: heads, rows: rows})
 	if err != nil {
 		t.Fatal(err)
 	}

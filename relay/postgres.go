@@ -69,9 +69,9 @@ where seen_until > clock_timestamp()`
 	// An owner that lives on longer than its lease has not died of a message: it could
 	// not finish one in time, which is an outage.
 	//
-	// Whether a lane has anything to be charged for is one probe of an index for
-	// each of its tables: the limit keeps the planner from hashing them, and the
-	// time is one that an index can be searched by.
+	// Whether a lane has anything to be charged for is one probe of an index of the
+	// outbox, and one or two for each topic that is parked: the limits keep the planner
+	// from hashing them.
 	postgresTake = `
 update {{relay_leases}} l
 set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
@@ -79,7 +79,7 @@ set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigin
 		when free.owner not in ('', $1) and not free.alive and absent.owners < 2 and coalesce(
 			l.suspect > 0,
 			(select true from {{outbox}} o where o.lane = l.lane limit 1),
-			(select true from {{parked}} p where p.lane = l.lane and p.next_at <= statement_timestamp() limit 1),
+			(` + postgresOverdue + `),
 			false) then 1
 		else 0
 	end,
@@ -100,6 +100,33 @@ from (
 ) absent
 where l.lane = free.lane
 returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0)`
+
+	// By the partial index (lane, topic, next_at), from each topic to the next.
+	postgresOverdue = `
+				with recursive t (topic) as (
+					(select p.topic from {{parked}} p where p.lane = l.lane and p.next_at is not null order by p.topic limit 1)
+					union all
+					select (
+						select p.topic
+						from {{parked}} p
+						where p.lane = l.lane and p.next_at is not null and p.topic > t.topic
+						order by p.topic
+						limit 1
+					)
+					from t
+					where t.topic is not null
+				)
+				select true
+				from t
+				where (
+					select p.next_at
+					from {{parked}} p
+					where p.lane = l.lane and p.topic = t.topic and p.next_at is not null
+					order by p.next_at
+					limit 1
+				) <= clock_timestamp()
+				limit 1
+			`
 
 	postgresRelease = `
 update {{relay_leases}}

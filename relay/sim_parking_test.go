@@ -112,13 +112,13 @@ func (p *simParking) beyond(_ context.Context, lanes []int, topics []string, row
 	return found, nil
 }
 
-func (p *simParking) due(_ context.Context, lanes []int, passOver []int64, heads, rows int) ([]parkedRow, time.Duration, error) {
+func (p *simParking) due(_ context.Context, req dueRequest) ([]parkedRow, time.Duration, error) {
 	var found []parkedRow
 	next := time.Duration(-1)
-	for _, lane := range lanes {
+	for _, lane := range req.lanes {
 		for _, id := range slices.Sorted(maps.Keys(p.parked[lane])) {
 			r := p.parked[lane][id]
-			if r.next.IsZero() || slices.Contains(passOver, id) {
+			if r.next.IsZero() || slices.Contains(req.known, id) || slices.Contains(req.topics, r.row.Topic) {
 				continue
 			}
 			if r.next.After(p.now) {
@@ -127,13 +127,13 @@ func (p *simParking) due(_ context.Context, lanes []int, passOver []int64, heads
 				}
 				continue
 			}
-			if heads--; heads < 0 {
+			if req.heads--; req.heads < 0 {
 				return found, 0, nil
 			}
 			all := []int64{id}
 			if r.row.Key != "" && p.order != OrderNone {
 				ids := p.ids(lane, r.row.Key)
-				all = ids[:min(len(ids), rows)]
+				all = ids[:min(len(ids), req.rows)]
 			}
 			for _, id := range all {
 				r := p.parked[lane][id]

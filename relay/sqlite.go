@@ -92,11 +92,11 @@ where owner = ?1 and lane in (select value from json_each(?2))`
 	sqliteGuard = `update {{relay_leases}} set epoch = epoch where lane = ?1 and owner = ?2 and epoch = ?3`
 )
 
-func jsonLanes(lanes []int) string {
-	if lanes == nil {
-		lanes = []int{}
+func jsonArray[T int | int64 | string](list []T) string {
+	if list == nil {
+		list = []T{} // nil would be null
 	}
-	text, _ := json.Marshal(lanes) // ints cannot fail
+	text, _ := json.Marshal(list) // integers and strings cannot fail
 	return string(text)
 }
 
@@ -104,7 +104,7 @@ func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term 
 	if _, err := s.db.ExecContext(ctx, s.aliveText, me.owner, me.name, term.Microseconds(), me.ready, me.stopping); err != nil {
 		return nil, err
 	}
-	if _, err := s.db.ExecContext(ctx, s.keepText, me.owner, jsonLanes(lanes), term.Microseconds()); err != nil {
+	if _, err := s.db.ExecContext(ctx, s.keepText, me.owner, jsonArray(lanes), term.Microseconds()); err != nil {
 		return nil, err
 	}
 	return scanLanes(s.db.QueryContext(ctx, s.heldText, me.owner))
@@ -115,11 +115,11 @@ func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
 }
 
 func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error) {
-	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, jsonLanes(lanes), most, term.Microseconds()))
+	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, jsonArray(lanes), most, term.Microseconds()))
 }
 
 func (s *sqliteLeases) release(ctx context.Context, owner string, lanes []int) error {
-	_, err := s.db.ExecContext(ctx, s.releaseText, owner, jsonLanes(lanes))
+	_, err := s.db.ExecContext(ctx, s.releaseText, owner, jsonArray(lanes))
 	return err
 }
 

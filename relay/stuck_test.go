@@ -1,14 +1,17 @@
 package relay_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -89,4 +92,63 @@ func TestRelay_SetsNothingAsideInAnOutage(t *testing.T) {
 		p.awaitNothingOwed(t)
 		w.check(t, append(first, second...), 0)
 	})
+}
+
+// Parked messages of a stuck topic stay where they are. However many they are, and
+// however large, the lane's other messages go out, and are tried again.
+func TestRelay_LeavesStuckMessagesInParked(t *testing.T) {
+	t.Parallel()
+	for name, stuck := range map[string]struct{ n, size int }{"many": {120, 10}, "large": {30, 64 << 10}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachDatabase(t, func(t *testing.T, p place) {
+				box, w, cfg := p.box(t), &wire{}, crowded
+				cfg.Retry = hasty
+				full := newBreakable(relay.Unavailable(errors.New("queue full")), func(m *relay.Message) bool { return m.Topic == "stuck" })
+				var refused sync.Map
+				handle := func(ctx context.Context, m *relay.Message) error {
+					if _, before := refused.LoadOrStore(m.MessageID, true); !before && strings.HasPrefix(m.MessageID, "odd") {
+						return relay.Refused(errors.New("once"))
+					}
+					return full.handle(ctx, m)
+				}
+				all := ofLane("stuck", 3, stuck.n, stuck.size)
+				commitTo(t, box, "stuck", all...)
+				start(t, box, &sink{name: "w", wire: w, handle: handle}, cfg)
+				good := 0
+				send := func(prefix string) {
+					t.Helper()
+					more := ofLane(prefix, 3, 1, 10)
+					commitTo(t, box, "good", more...)
+					all = append(all, more...)
+					good++
+					w.await(t, good)
+				}
+				aside := func() int { return p.count(t, `select count(*) from {{parked}} where topic = 'stuck'`) }
+				for i := 0; aside() < stuck.n/2; i++ {
+					send(fmt.Sprint("good", i, "-"))
+				}
+				// Now all of them are due, and the lane has had time to take them.
+				for i := range 20 {
+					send(fmt.Sprint("odd", i, "-"))
+				}
+				if n := p.count(t, `select count(*) from {{parked}} where topic = 'stuck' and attempts > 0`) + p.count(t, `select count(*) from {{dead_letters}}`); n > 0 {
+					t.Errorf("%d messages were charged for what is not their fault", n)
+				}
+				full.broken.Store(false)
+				p.awaitNothingOwed(t)
+				w.check(t, all, 0)
+			})
+		})
+	}
+}
+
+// ofLane returns messages without a key of one lane.
+func ofLane(prefix string, lane, n, size int) (msgs []*message.Message) {
+	for i := 0; len(msgs) < n; i++ {
+		if id := fmt.Sprint(prefix, i); outbox.Lane("", id) == lane {
+			msgs = append(msgs, message.NewMessage(id, bytes.Repeat([]byte("x"), size)))
+		}
+	}
+	return msgs
 }

@@ -10,7 +10,7 @@ alter table {{relay_leases}}
 create table {{parked}} (
 	lane       smallint    not null check (lane between 0 and 31),
 	id         bigint      not null,
-	topic      text        not null,
+	topic      text        collate "C" not null,
 	message_id text        not null,
 	key        text        collate "C" not null,
 	payload    bytea       not null,
@@ -26,5 +26,5 @@ create table {{parked}} (
 	check (not held or next_at is null)
 );
 
-create index {{name:parked_due}} on {{parked}} (lane, next_at) where next_at is not null;
+create index {{name:parked_due}} on {{parked}} (lane, topic, next_at) where next_at is not null;
 create index {{name:parked_key}} on {{parked}} (lane, key, id);

@@ -25,6 +25,6 @@ create table {{parked}} (
 	check (not held or next_at is null)
 );
 
-create index {{name:parked_due}} on {{parked}} (lane, next_at) where next_at is not null;
+create index {{name:parked_due}} on {{parked}} (lane, topic, next_at) where next_at is not null;
 create index {{name:parked_key}} on {{parked}} (lane, key, id);
 create index {{name:parked_timed}} on {{parked}} (lane, key) where next_at is not null;

@@ -1,0 +1,179 @@
+package relay
+
+import (
+	"maps"
+	"slices"
+	"time"
+)
+
+const (
+	beyondEvery = time.Second
+	beyondCost  = 20     // at most one part in so many of the time
+	beyondRows  = 10_000 // of each lane in one look
+
+	// parkedProbes is how many parked rows of a stuck topic are kept to probe with.
+	parkedProbes = 2
+)
+
+// What cannot go out since its topic is unavailable must not keep others from the
+// memory of their lane. What came from the outbox is set aside in parked when there is
+// too much of it. What is parked is left there, due, but for a few messages that probe:
+// looks for what is due pass over its topic until that is free.
+
+// stuck reports that a topic is unavailable and has a message to probe with.
+func (e *engine) stuck(t *topic) bool {
+	return !e.inOrder && t != nil && t.state == opened && (t.probe != nil ||
+		slices.ContainsFunc(t.withheld, func(m *entry) bool { return m.state == withheld && !m.lane.draining }))
+}
+
+func (e *engine) stuckTopics() (names []string) {
+	for _, t := range e.topics {
+		if e.stuck(t) {
+			names = append(names, t.name)
+		}
+	}
+	return names
+}
+
+// leaveParked forgets what circuits withhold of parked, but a few messages to probe
+// with and nothing that is behind those.
+func (e *engine) leaveParked() {
+	for _, t := range e.topics {
+		if t.state != opened {
+			continue
+		}
+		kept := 0
+		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
+			if m.state != withheld || !m.parked {
+				return m.state != withheld
+			}
+			kept++
+			m.lane.leave(m, kept <= parkedProbes)
+			return kept > parkedProbes
+		})
+	}
+}
+
+// leave forgets a parked row that is withheld, unless it is to be kept, and those that
+// follow it in its key. In the table they are due, or follow one that is.
+func (l *lane) leave(m *entry, keep bool) {
+	left := m
+	if key := l.orderKey(m); key != "" {
+		c := l.chains[key] // m is its head
+		c.head, c.tail, c.length = nil, nil, 0
+		if keep {
+			left = m.next
+			m.next = nil
+			c.insert(m)
+		}
+	} else if keep {
+		return
+	}
+	for left != nil {
+		next := left.next
+		left.next = nil
+		l.forget(left)
+		left = next
+	}
+}
+
+// setAside moves messages of a lane whose topics are unavailable to parked, at no
+// charge, so that those of other topics find room. It reports whether it found any.
+// While nothing at all goes out there is no need to, unless the lane has something
+// beyond its memory that was never tried.
+func (e *engine) setAside(l *lane) bool {
+	if !e.crammed(l) {
+		return false
+	}
+	before := len(l.failing)
+	for _, t := range e.topics {
+		if !e.dispensable(t, l) {
+			continue
+		}
+		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
+			if m.state != withheld || m.lane != l || m.parked || len(l.failing)-before >= e.laneRows {
+				return m.state != withheld
+			}
+			m.state, m.failure = charged, &failure{
+				Ref: m.ref(), class: classUnavailable, text: "the topic is unavailable", verdict: retryLater,
+			}
+			l.failing = append(l.failing, m)
+			if key := l.orderKey(m); key != "" {
+				l.chain(key).failing = m
+			}
+			return true
+		})
+	}
+	if len(l.failing) == before {
+		return false
+	}
+	l.stopFailing()
+	return true
+}
+
+// crammed reports that a topic in trouble may have filled a lane's memory.
+func (e *engine) crammed(l *lane) bool {
+	return !e.inOrder && len(e.topics) > 0 && !l.draining &&
+		(len(l.entries) >= maxEntries*e.laneRows/2 || l.bytes >= e.laneBytes)
+}
+
+// dispensable reports that messages of a topic make room in a lane for others.
+func (e *engine) dispensable(t *topic, l *lane) bool {
+	return t.state == opened && (!e.sinkDown && e.passed > t.openedAt || l.beyond > 0 && e.worthLooking())
+}
+
+// worthLooking reports that the broker may take messages of other topics.
+func (e *engine) worthLooking() bool {
+	if e.reachable != nil {
+		return e.reachable()
+	}
+	return !e.sinkDown
+}
+
+// lookBeyond looks for messages of topics of which nothing has been tried, in lanes
+// whose memory is full of topics in trouble. Nothing else tells whether those would
+// pass: not before something is set aside to make room for them, and where there are
+// none, that is for nothing.
+func (e *engine) lookBeyond(now time.Time) *chore {
+	if len(e.topics) == 0 || now.Before(e.beyondAt) || !e.worthLooking() {
+		return nil
+	}
+	numbers, lanes := e.numbers(func(l *lane) bool {
+		return l.loaded && l.beyond == 0 && e.crammed(l) &&
+			!slices.ContainsFunc(e.topics, func(t *topic) bool { return e.dispensable(t, l) })
+	})
+	e.beyondAt = now.Add(beyondEvery)
+	if len(lanes) == 0 {
+		return nil
+	}
+	tried := map[string]bool{}
+	for _, t := range e.topics {
+		tried[t.name] = true
+	}
+	for _, l := range lanes {
+		for _, m := range l.entries {
+			if m.state != waiting && m.state != follower {
+				tried[m.Topic] = true
+			}
+		}
+	}
+	var found map[int]int64
+	var took time.Duration
+	return &chore{
+		again: &e.beyondAt,
+		do: func(ctx choreContext) (err error) {
+			begin := time.Now()
+			found, err = ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
+			took = time.Since(begin)
+			return err
+		},
+		done: func(now time.Time) {
+			e.beyondAt = now.Add(max(beyondEvery, beyondCost*took))
+			for _, l := range lanes {
+				if e.live(l) {
+					l.beyond = found[l.number]
+				}
+			}
+		},
+	}
+}
