@@ -46,6 +46,26 @@ func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
 	})
 }
 
+func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
+	eachPlace(t, func(t *testing.T, p *place) {
+		replaying, dead := p.write(t, letter{source: "consumer", consumer: "stock"}), p.write(t, letter{source: "consumer", consumer: "stock"})
+		relays := p.write(t, letter{})
+		_, err := p.Replay(t.Context(), []int64{replaying, relays}, ada)
+		must(t, err)
+		for range 2 {
+			for _, id := range []int64{replaying, dead, relays, 99} {
+				must(t, p.Replayed(t.Context(), id))
+			}
+		}
+		p.expectStates(t, []int64{replaying, dead, relays}, dlq.Replayed, dlq.Dead, dlq.Replaying)
+		l, err := p.Get(t.Context(), replaying)
+		must(t, err)
+		if l.Version != 3 || l.Act != ada || l.ClosedAt.IsZero() {
+			t.Errorf("after the replay: %+v", l)
+		}
+	})
+}
+
 func TestStore_ADiscardEndsWhatNobodyHolds(t *testing.T) {
 	eachPlace(t, func(t *testing.T, p *place) {
 		dead, held := p.write(t, letter{}), p.write(t, letter{state: "held"})

@@ -124,6 +124,16 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 	return err
 }
 
+// Replayed ends the replay of a consumer's letter, whose message has been given back.
+// It is for whoever does that: see inbox.Replays. A letter that is not being replayed,
+// any more perhaps, is left alone.
+func (s *Store) Replayed(ctx context.Context, id int64) error {
+	if _, err := s.db.ExecContext(ctx, s.texts.replayed, id); err != nil {
+		return fmt.Errorf("dlq: end replay: %w", err)
+	}
+	return nil
+}
+
 // actBatch is the number of letters in one statement.
 const actBatch = 500
 

@@ -24,8 +24,9 @@
 // [Store.Replay] and [Store.Discard] change the state of a letter that is dead or
 // held, once, however often and by how many they are called; they move no
 // message. That is done by the one who owns it: a relay's letter by the worker
-// that holds its lane, within its next polls. A letter that is dead is discarded
-// at once, since nothing else exists.
+// that holds its lane, within its next polls, and a consumer's by its inbox, which
+// gives the message to that consumer alone (inbox.Replays). A letter that is dead is
+// discarded at once, since nothing else exists.
 //
 // The message of a letter that was replayed lives on under the same message id,
 // with its attempts at zero. If it fails for good again it gets a new letter;

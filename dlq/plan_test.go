@@ -59,6 +59,11 @@ func TestPlans_ListsLookAtWhatTheyReturn(t *testing.T) {
 	if _, err := p.Forget(t.Context()); err != nil {
 		t.Fatal(err)
 	}
+	replaying, err := p.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Replaying}, Source: dlq.Consumer, OldestFirst: true})
+	if err != nil || len(replaying) != 3 {
+		t.Fatalf("%d letters are to be replayed, %v", len(replaying), err)
+	}
+	must(t, p.Replayed(t.Context(), 1))
 	for _, plan := range seen.Take() {
 		if plan.Rows > 10 || len(plan.Faults) > 0 {
 			t.Errorf("a command, or forgetting nothing, looked at %v rows, %q\n%s", plan.Rows, plan.Faults, plan.Text)

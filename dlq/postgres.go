@@ -57,6 +57,11 @@ set state = 'replaying', version = version + 1, acted_at = clock_timestamp(), ac
 where id = any ($1::bigint[]) and state in ('dead', 'held')
 returning id`
 
+	postgresReplayed = `
+update {{dead_letters}}
+set state = 'replayed', version = version + 1, closed_at = clock_timestamp()
+where id = $1 and source = 'consumer' and state = 'replaying'`
+
 	postgresDiscard = `
 update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,

@@ -61,6 +61,11 @@ set state = 'replaying', version = version + 1, acted_at = ` + sqliteNow + `, ac
 where id in (select value from json_each($1)) and +state in ('dead', 'held')
 returning id`
 
+	sqliteReplayed = `
+update {{dead_letters}}
+set state = 'replayed', version = version + 1, closed_at = ` + sqliteNow + `
+where id = $1 and source = 'consumer' and state = 'replaying'`
+
 	sqliteDiscard = `
 update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,

@@ -4,7 +4,7 @@ import "github.com/oncemill/oncemill"
 
 // texts are the statements of a store, and how lists are sent to it.
 type texts struct {
-	get, states, replay, discard, forget, add string
+	get, states, replay, replayed, discard, forget, add string
 
 	lists map[string][2]string // by the condition that an index serves: newest first, oldest first
 
@@ -21,15 +21,17 @@ func newTexts(names oncemill.Config) texts {
 	var list string
 	var order [2]string
 	if names.Dialect == oncemill.SQLite {
-		t.get, t.states, t.replay, t.discard, t.forget, t.add = sqliteGet, sqliteStates, sqliteReplay, sqliteDiscard, sqliteForget, sqliteAdd
+		t.get, t.states, t.forget, t.add = sqliteGet, sqliteStates, sqliteForget, sqliteAdd
+		t.replay, t.replayed, t.discard = sqliteReplay, sqliteReplayed, sqliteDiscard
 		t.int64s, t.strings = jsonList[int64], jsonList[State]
 		list, order, drivers["state"] = sqliteList, [2]string{sqliteNewest, sqliteOldest}, sqliteOneState
 	} else {
-		t.get, t.states, t.replay, t.discard, t.forget, t.add = postgresGet, postgresStates, postgresReplay, postgresDiscard, postgresForget, postgresAdd
+		t.get, t.states, t.forget, t.add = postgresGet, postgresStates, postgresForget, postgresAdd
+		t.replay, t.replayed, t.discard = postgresReplay, postgresReplayed, postgresDiscard
 		t.int64s, t.strings = arrayList[int64], arrayList[State]
 		list, order, drivers["state"] = postgresList, [2]string{postgresNewest, postgresOldest}, postgresOneState
 	}
-	for _, text := range []*string{&t.get, &t.states, &t.replay, &t.discard, &t.forget, &t.add} {
+	for _, text := range []*string{&t.get, &t.states, &t.replay, &t.replayed, &t.discard, &t.forget, &t.add} {
 		*text = names.Expand(*text)
 	}
 	for name, driver := range drivers {

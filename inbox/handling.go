@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -47,6 +48,7 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 		return nil
 	}
 	w := &work{msg: msg, id: in.cfg.ID(msg), handler: h, replay: msg.Metadata.Get(ReplayMetadata) != ""}
+	defer w.unmark()()
 	if err := checkMessageID(w.id); err != nil {
 		in.telemetry.record(ctx, badMessageID)
 		return in.refuse(ctx, w, NoMessageID, err)
@@ -71,6 +73,20 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 		return err
 	}
 	return in.try(ctx, w, try)
+}
+
+// unmark takes the marks of a replay from the message, so that a handler that passes
+// metadata on does not pass them on. What is outside of the inbox has the message as it
+// came.
+func (w *work) unmark() (restore func()) {
+	marked := w.msg.Metadata
+	if marked[ReplayMetadata] == "" && marked[ConsumerMetadata] == "" {
+		return func() {}
+	}
+	w.msg.Metadata = maps.Clone(marked)
+	delete(w.msg.Metadata, ReplayMetadata)
+	delete(w.msg.Metadata, ConsumerMetadata)
+	return func() { w.msg.Metadata = marked }
 }
 
 // try attempts a message until it is handled or this delivery of it is given up.

@@ -63,6 +63,10 @@ type Config struct {
 	// counted.
 	DeadLetters DeadLetters
 
+	// Replays gives dead letters back when an operator wants that. Default: none;
+	// then letters that are to be replayed stay in that state.
+	Replays *Replays
+
 	// Retry says when a message is tried again, and when it becomes a dead letter.
 	Retry Retry
 
@@ -181,6 +185,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	}
 	cfg.Group.resolve(database.Dialect, bad)
 	cfg.Retry.resolve(bad)
+	cfg.Replays = cfg.Replays.resolve(bad)
 	if cfg.Retention == 0 {
 		cfg.Retention = 7 * 24 * time.Hour
 	}

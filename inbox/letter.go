@@ -118,8 +118,8 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, replay bool) error {
 	}
 	defer tx.Rollback() //nolint:errcheck // as in alone
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
-	takesID := letter.MessageID != "" && letter.Reason != Conflict
-	if takesID {
+	taken := takesID(letter.MessageID, letter.Reason)
+	if taken {
 		claimed, err := in.claim(ctx, tx, id, nil, replay)
 		if err != nil {
 			return fmt.Errorf("dead letter: %w", err)
@@ -134,7 +134,7 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, replay bool) error {
 	if err := in.cfg.DeadLetters.Add(ctx, tx, letter); err != nil {
 		return fmt.Errorf("dead letter: %w", err)
 	}
-	if takesID {
+	if taken {
 		if err := in.store.seal(ctx, tx, id); err != nil {
 			return fmt.Errorf("dead letter: %w", err)
 		}

@@ -7,26 +7,20 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 )
 
 func TestLettersOf_KeepsTheWholeMessageAndWhy(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		if err := oncemill.Migrate(t.Context(), p.db, p.cfg, dlq.Migrations); err != nil {
-			t.Fatal(err)
-		}
-		store, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
-		if err != nil {
-			t.Fatal(err)
-		}
+		store := p.letterStore(t)
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.DeadLetters = inbox.LettersOf(store)
 			cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 2}
 		})
 		created := time.Now().Add(-time.Minute).Truncate(time.Second)
 		failing := func(*message.Message) ([]*message.Message, error) { return nil, errUndo }
+		var err error
 		for range 2 {
 			msg := from(t, "a", delivery{createdAt: created})
 			msg.Metadata.Set("oncemill_key", "customer")

@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"log/slog"
+	"sync"
 	"time"
 )
 
@@ -11,10 +12,21 @@ const (
 	pruneInterval = 10 * time.Second
 )
 
-// Run removes ids that are older than Config.Retention, a thousand at a time,
-// until ctx ends; then it returns nil. Ids of dead letters stay. One process for
-// each consumer is enough; more do no harm. What fails is logged and tried again.
+// Run removes ids that are older than Config.Retention, a thousand at a time, and
+// carries out replays (Config.Replays), until ctx ends; then it returns nil. Ids of
+// dead letters stay. One process for each consumer is enough; more do no harm. What
+// fails is logged and tried again.
 func (in *Inbox) Run(ctx context.Context) error {
+	var loops sync.WaitGroup
+	loops.Go(func() { in.pruneLoop(ctx) })
+	if in.cfg.Replays != nil {
+		loops.Go(func() { in.replayLoop(ctx) })
+	}
+	loops.Wait()
+	return nil
+}
+
+func (in *Inbox) pruneLoop(ctx context.Context) {
 	for {
 		more, err := in.Prune(ctx)
 		if err != nil && ctx.Err() == nil {
@@ -26,7 +38,7 @@ func (in *Inbox) Run(ctx context.Context) error {
 			wait = pruneInterval / 100
 		}
 		if !pause(ctx, jitter(wait)) {
-			return nil
+			return
 		}
 	}
 }
