@@ -154,6 +154,48 @@ func TestGroup_OneBadMemberSpoilsNobody(t *testing.T) {
 	}
 }
 
+// No way to commit early commits what others of the group have done, and a handle that
+// a member has kept is of no use.
+func TestGroup_IsSealed(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for i, text := range p.commits() {
+			p.tap.rewrite(fool, text)
+			in := p.grouping(t, 4)
+			var ids []string
+			for _, name := range []string{"a", "b", "bad", "c"} {
+				ids = append(ids, fmt.Sprint(name, i))
+			}
+			var mu sync.Mutex
+			leaked := map[string]inbox.Tx{}
+			errs := deliverAll(t, in, func(msg *message.Message) ([]*message.Message, error) {
+				tx, err := handlerTx(msg.Context())
+				mu.Lock()
+				leaked[msg.UUID] = tx
+				mu.Unlock()
+				err = errors.Join(err, addEffect(msg))
+				if strings.HasPrefix(msg.UUID, "bad") {
+					err = errors.Join(err, handlerExec(msg, fool))
+				}
+				return nil, err
+			}, newMessages(t, ids...)...)
+			for id, err := range errs {
+				if (err != nil) != strings.HasPrefix(id, "bad") {
+					t.Errorf("%s: %s: %v", text, id, err)
+				}
+			}
+			p.expect(t, 3*(i+1), 3*(i+1), 0)
+			for id, tx := range leaked {
+				if id != ids[2] {
+					useLeaked(t, tx, inbox.ErrTxEnded)
+				}
+			}
+			if n := p.count(t, `select count(*) from effects where message_id = $1`, ids[2]); n != 0 || t.Failed() {
+				t.Fatalf("%s: %d effects of the one that tried", text, n)
+			}
+		}
+	})
+}
+
 func TestGroup_HoldsOneMessageOfAKeyAndOneCopy(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.grouping(t, 6)

@@ -14,23 +14,28 @@ import (
 // texts can help.
 const fool = `select 'nothing that a filter could see'`
 
-// Every way to commit early fails in the database. The handler overlooks the
-// error and goes on: its later effects must not be committed on their own.
-func TestSeal_CommitOfAHandlerFailsInTheDatabase(t *testing.T) {
+// commits are the ways to commit early.
+func (p *place) commits() []string {
 	common := []string{
 		`commit`, `select 1; commit`, `end`, `insert into effects (message_id) values ('more'); commit`,
 		`/* */ commit`, "-- \ncommit",
 	}
-	perDialect := map[oncemill.Dialect][]string{
-		oncemill.PostgreSQL: {
-			`commit and chain`, `prepare transaction 'oncemill_test'`, `commit; begin`, `commit; insert into effects (message_id) values ('more')`,
-			`begin; commit`, `set constraints all immediate; commit`, `savepoint s; commit`,
-		},
-		oncemill.SQLite: {`commit transaction`, `pragma foreign_keys = off; commit`, `commit; begin`},
+	if p.cfg.Dialect == oncemill.SQLite {
+		return append(common, `commit transaction`, `pragma foreign_keys = off; commit`, `commit; begin`)
 	}
+	return append(
+		common, `commit and chain`, `prepare transaction 'oncemill_test'`, `commit; begin`,
+		`commit; insert into effects (message_id) values ('more')`,
+		`begin; commit`, `set constraints all immediate; commit`, `savepoint s; commit`,
+	)
+}
+
+// Every way to commit early fails in the database. The handler overlooks the
+// error and goes on: its later effects must not be committed on their own.
+func TestSeal_CommitOfAHandlerFailsInTheDatabase(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.inbox(t, nil)
-		for _, text := range append(common, perDialect[p.cfg.Dialect]...) {
+		for _, text := range p.commits() {
 			p.tap.rewrite(fool, text)
 			err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 				expectNoError(t, addEffect(msg))
