@@ -325,7 +325,9 @@ func (e *engine) settle(now time.Time) *chore {
 			e.settled = slices.Delete(e.settled, 0, n)
 			for _, m := range rows {
 				m.lane.forget(m)
-				m.lane.deleted++
+				if m.parked { // else its removal has counted it
+					m.lane.deleted++
+				}
 			}
 			for _, k := range unparked {
 				if l := e.lanes[k.lane]; l != nil && l.loaded {

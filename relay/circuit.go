@@ -29,6 +29,7 @@ type topic struct {
 	credit   int      // how many may go out, while recovering
 	suspects []*entry // failed in a way that may be theirs or the topic's
 	passed   uint64   // the latest publish of this topic that was confirmed
+	parked   bool     // there may be more of it in parked, due
 }
 
 // circuits tell what is wrong with a message from what is wrong with the way out.
@@ -43,6 +44,7 @@ type topic struct {
 // charged. A lone suspect is tried again and again until there is an answer.
 type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
+	enough  int  // the credit at which a topic has recovered
 	jitter  draw
 
 	topics []*topic // in trouble; who probes next comes first
@@ -296,9 +298,7 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 // purge forgets messages that are gone: their lane is lost, or they are to be read
 // anew.
 func (c *circuits) purge(gone func(*entry) bool) {
-	// A probe in flight of a lost lane may be a call that never returns. When its
-	// outcome comes after all it counts as that of any message.
-	dangling := func(m *entry) bool { return m != nil && gone(m) }
+	dangling := func(m *entry) bool { return m != nil && gone(m) } // as in abandon
 	for _, t := range slices.Clone(c.topics) {
 		t.withheld = slices.DeleteFunc(t.withheld, gone)
 		t.suspects = slices.DeleteFunc(t.suspects, gone)
@@ -308,6 +308,23 @@ func (c *circuits) purge(gone func(*entry) bool) {
 		c.forget(t)
 	}
 	if dangling(c.sinkProbe) {
+		c.sinkProbe = nil
+	}
+}
+
+// abandon gives up probes that will have no outcome, and those whose outcome has not
+// come while their lanes were trusted: their calls may never return. When one comes
+// after all it counts as that of any message.
+func (c *circuits) abandon(now time.Time) {
+	lost := func(m *entry) bool {
+		return m != nil && (now.After(m.lane.trusted) || m.state != inFlight && m.state != announcing)
+	}
+	for _, t := range c.topics {
+		if lost(t.probe) {
+			t.probe = nil
+		}
+	}
+	if lost(c.sinkProbe) {
 		c.sinkProbe = nil
 	}
 }
@@ -339,7 +356,8 @@ func (c *circuits) due() (due time.Time) {
 
 // forget drops a circuit that has nothing left to say.
 func (c *circuits) forget(t *topic) {
-	if t.state == opened || len(t.suspects) > 0 || len(t.withheld) > 0 {
+	if t.state == opened || len(t.suspects) > 0 || len(t.withheld) > 0 ||
+		t.state == recovering && t.parked && t.credit < c.enough {
 		return
 	}
 	c.drop(t)
@@ -357,6 +375,12 @@ func (c *circuits) drop(t *topic) {
 // messages are gone, or with another worker.
 func (c *circuits) sweep(now time.Time) {
 	for _, t := range slices.Clone(c.topics) {
+		if n := len(t.suspects); n > 0 {
+			t.suspects = slices.DeleteFunc(t.suspects, func(m *entry) bool { return m.state == forgotten })
+			if len(t.suspects) < n {
+				c.forget(t)
+			}
+		}
 		if t.state == opened && !c.inOrder && t.probe == nil && len(t.withheld) == 0 && now.Sub(t.retryAt) > time.Minute {
 			c.drop(t)
 		}

@@ -104,6 +104,10 @@ func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
 	}
 	b.outcome(odd, b.now, errors.New("odd"))
 	b.drop(4)
+	b.topics[0].credit = 1 // nobody is there to use it
+	if b.circuits.due().IsZero() {
+		t.Error("nothing is due")
+	}
 	if again := b.next(t); again != odd || odd.ID != 2 {
 		t.Fatalf("message %d failed, and %d is tried", odd.ID, again.ID)
 	}

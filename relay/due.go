@@ -16,6 +16,10 @@ const (
 	// taken now.
 	lookAgain = 100 * time.Millisecond
 
+	// lookSlow is how long a look may take without a rest as long after it, for other
+	// chores.
+	lookSlow = 50 * time.Millisecond
+
 	// lookAnyway is the longest pause while keys are parked: a former owner whose
 	// confirm comes late removes a row and makes its successor due, and this worker
 	// is not told.
@@ -31,7 +35,7 @@ func (c *chores) parkedDue(at time.Time) {
 
 // lookForDue brings parked rows whose time has come, but of topics that are stuck.
 func (e *engine) lookForDue(now time.Time) *chore {
-	if slices.ContainsFunc(e.passedOver, func(topic string) bool { return !e.stuck(e.find(topic)) }) {
+	if slices.ContainsFunc(e.passedOver, func(topic string) bool { return !e.stuck(e.find(topic), now) }) {
 		e.passedOver = nil
 		e.parkedDue(now)
 	}
@@ -39,13 +43,17 @@ func (e *engine) lookForDue(now time.Time) *chore {
 		return nil
 	}
 	e.dueAt = time.Time{}
-	e.leaveParked()
-	req := dueRequest{topics: e.stuckTopics(), heads: max(dueHeads, e.heads)}
+	e.leaveParked(now)
+	req := dueRequest{topics: e.passOver(now), heads: max(dueHeads, e.heads)}
 	req.rows = dueRows * dueHeads / req.heads
 	var lanes []*lane
 	full := false
 	for _, l := range e.lanes {
 		if l == nil || !l.loaded || l.draining {
+			continue
+		}
+		if now.After(l.trusted) {
+			l.overlooked = true
 			continue
 		}
 		room, known := e.parkedRoom(l)
@@ -57,22 +65,30 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 	var rows []parkedRow
 	next := time.Duration(-1)
+	var rest time.Duration
 	return &chore{
 		again: &e.dueAt,
 		do: func(ctx choreContext) (err error) {
 			if len(req.lanes) == 0 {
 				return nil
 			}
+			begin := time.Now()
 			rows, next, err = ctx.store.due(ctx, req)
+			if took := time.Since(begin); took > lookSlow {
+				rest = took
+			}
 			return err
 		},
 		done: func(now time.Time) {
 			e.passedOver = req.topics
 			e.heads = nextHeads(req.heads, rows)
 			added := e.addParked(rows, now)
+			if !full && len(rows) == 0 {
+				e.nothingParked(req.topics)
+			}
 			switch {
 			case added > 0:
-				e.parkedDue(now)
+				e.parkedDue(now.Add(rest))
 			case full || len(rows) > 0:
 				e.parkedDue(now.Add(lookAgain))
 			case next >= 0:
@@ -81,6 +97,17 @@ func (e *engine) lookForDue(now time.Time) *chore {
 				e.parkedDue(now.Add(lookAnyway))
 			}
 		},
+	}
+}
+
+// nothingParked lets go of the circuits of topics other than these: nothing more is due
+// of them.
+func (e *engine) nothingParked(but []string) {
+	for _, t := range slices.Clone(e.topics) {
+		if t.parked && !slices.Contains(but, t.name) {
+			t.parked = false
+			e.forget(t)
+		}
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 type limits struct {
 	window     int           // messages in flight, over all lanes
 	laneRows   int           // rows of one lane in one read
-	laneBytes  int           // bytes of one lane in one read; a lane in memory takes twice that
+	laneBytes  int           // bytes of one lane in one read; in memory a lane takes twice that, and once more of parked
 	removeRows int           // rows in one deletion
 	linger     time.Duration // a confirmed row waits so long for others to be deleted with
 	pollMin    time.Duration
@@ -66,7 +66,7 @@ func newEngine(l limits) *engine {
 	if l.draw == nil {
 		l.draw = rand.N
 	}
-	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, jitter: l.draw}}
+	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.
@@ -81,9 +81,15 @@ func (e *engine) hold(number int, t taken, trusted time.Time) {
 
 // trust extends the time that a lane's lease may be relied on.
 func (e *engine) trust(number int, epoch int64, until time.Time) {
-	if l := e.lanes[number]; l != nil && l.epoch == epoch {
-		l.trusted = until
+	l := e.lanes[number]
+	if l == nil || l.epoch != epoch {
+		return
 	}
+	if l.overlooked {
+		l.overlooked = false
+		e.parkedDue(l.trusted) // that is past
+	}
+	l.trusted = until
 }
 
 // mayHold reports that a lane can be worked: it is not held, and nothing is left
@@ -264,6 +270,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	}
 	e.passTurn()
 	if len(e.topics) > 0 {
+		e.abandon(now)
 		if m := e.nextProbe(now, deadline); m != nil {
 			return e.send([]*entry{m}, deadline)
 		}

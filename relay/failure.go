@@ -130,6 +130,7 @@ func (l *lane) stopFailing() {
 // park marks a key as parked and makes what is known of it followers, but for
 // what is in flight.
 func (l *lane) park(c *chain) {
+	l.retract(c)
 	c.parked = true
 	rest := c.head
 	c.head, c.tail, c.length = nil, nil, 0
@@ -149,13 +150,30 @@ func (l *lane) park(c *chain) {
 	}
 }
 
+// retract takes an announcement of a key back.
+func (l *lane) retract(c *chain) {
+	if m := l.announced; m != nil && c.head == m {
+		l.cancel()
+	}
+}
+
 // unpark lets a key go on of which nothing is left in parked.
 func (l *lane) unpark(key string) {
 	c := l.chains[key]
 	if c == nil || !c.parked || c.failing != nil {
 		return
 	}
+	l.retract(c)
 	c.parked = false
+	// What is known of parked is gone from there: a former owner has settled it.
+	for m := c.head; m != nil; {
+		next := m.next
+		if m.parked && m.state != inFlight {
+			c.remove(m)
+			l.forget(m)
+		}
+		m = next
+	}
 	var mine []*entry
 	l.followers = slices.DeleteFunc(l.followers, func(m *entry) bool {
 		if m.Key != key || m.moving {

@@ -90,12 +90,13 @@ type lane struct {
 	bytes     int      // of payload and metadata in entries of the outbox
 	inFlight  int
 
-	loaded   bool // the parked keys are known
-	loading  bool // they are being read
-	reading  bool // a read of this lane is under way
-	crowded  bool // a key may have more than maxWaiting entries
-	unbusied bool // a key that the read passes over ceased to be busy
-	dry      bool // the last read found less than it asked for
+	loaded     bool // the parked keys are known
+	loading    bool // they are being read
+	overlooked bool // by looks for due rows, since its lease was not trusted
+	reading    bool // a read of this lane is under way
+	crowded    bool // a key may have more than maxWaiting entries
+	unbusied   bool // a key that the read passes over ceased to be busy
+	dry        bool // the last read found less than it asked for
 
 	choreAt  time.Time // after a chore of this lane has failed: none before
 	oneByOne bool      // then: one failure or follower at a time, to find what is wrong

@@ -21,7 +21,8 @@ const (
 	OrderPerKeyPipelined
 
 	// OrderNone keeps no order: no message waits for another one to be confirmed.
-	// Those of one key that have failed are tried again together.
+	// Those of one key that have failed are tried again together, when the first of
+	// them is.
 	OrderNone
 )
 

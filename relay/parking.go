@@ -44,7 +44,7 @@ type parkedRow struct {
 	outbox.Row
 	attempts int           // failed so far
 	crashed  bool          // one of them ended with the death of its worker
-	age      time.Duration // since it was parked, by the database's clock
+	age      time.Duration // since its first failure, or else since it was parked, by the database's clock
 }
 
 // parkedKey is a key of a lane that has rows in parked. Unkeyed rows are parked
@@ -85,8 +85,8 @@ type parkingStore interface {
 	parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error)
 
 	// due returns rows whose next attempt is due, each with the rows of its key
-	// that follow, in order, and how long until the next one is due (negative:
-	// none is).
+	// that follow, in order, and how long until the next one is due, which may be
+	// one to pass over (negative: none is).
 	due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error)
 
 	// fail writes failures of one lane down, and moves followers, rows of the

@@ -66,29 +66,39 @@ with recursive k (lane, key) as (
 select lane, key from k`
 
 	// Heads by the partial index (lane, topic, next_at), which holds heads alone: it
-	// jumps from each topic to the next, so those to pass over cost nothing,
-	// however much of them is due. The rows of their keys by (lane, key, id). $2
-	// are the ids to pass over, $3 the number of heads and one more, which tells
-	// when to come back, $4 the rows of a key, $5 their bytes, $6 the topics to
-	// pass over. An unkeyed row is alone. That all lanes are between 0 and 31 makes
-	// the planner expect few rows of the recursion; else it would compile.
+	// jumps from each topic to the next, and looks further only where something is
+	// due, so what waits and the topics to pass over cost nothing, however much of
+	// them there is. The rows of their keys by (lane, key, id). $2 are the ids to pass
+	// over, $3 the number of heads and one more, which tells when to come back, $4
+	// the rows of a key, $5 their bytes, $6 the topics to pass over. An unkeyed row is
+	// alone. That all lanes are between 0 and 31 makes the planner expect few rows of
+	// the recursion; else it would compile.
 	postgresDue = `
-with recursive t (lane, topic) as (
-	select l.lane, m.topic
+with recursive t (lane, topic, next_at) as (
+	select l.lane, m.topic, m.next_at
 	from unnest((select $1::smallint[])) as l (lane)
 	cross join lateral (
-		select p.topic from {{parked}} p where p.lane = l.lane and p.next_at is not null order by p.topic limit 1
-	) m
-	union all
-	select t.lane, m.topic
-	from t
-	cross join lateral (
-		select p.topic
+		select p.topic, p.next_at
 		from {{parked}} p
-		where p.lane = t.lane and p.next_at is not null and p.topic > t.topic
-		order by p.topic
+		where p.lane = l.lane and p.next_at is not null
+		order by p.topic, p.next_at
 		limit 1
 	) m
+	union all
+	select t.lane, m.topic, m.next_at
+	from t
+	cross join lateral (
+		select p.topic, p.next_at
+		from {{parked}} p
+		where p.lane = t.lane and p.next_at is not null and p.topic > t.topic
+		order by p.topic, p.next_at
+		limit 1
+	) m
+), wanted as (
+	select t.lane, t.topic, t.next_at, t.next_at <= clock_timestamp() as due
+	from t
+	where t.topic not in (select unnest((select $6::text[])))
+		and t.lane between 0 and 31
 )
 select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata, r.created_micros,
 	r.attempts, r.crashed, r.held, r.age, h.place
@@ -96,23 +106,27 @@ from (
 	select m.lane, m.id, m.key,
 		ceil(date_part('epoch', m.next_at - clock_timestamp()) * 1000000)::bigint as wait,
 		row_number() over (order by m.next_at, m.id) as place
-	from t
-	cross join lateral (
-		select *
-		from (
-			select p.lane, p.id, p.key, p.next_at
-			from {{parked}} p
-			where p.lane = t.lane
-				and p.topic = t.topic
-				and p.next_at is not null
-				and p.id not in (select unnest((select $2::bigint[])))
-			order by p.next_at
-			limit (select $3::bigint)
-		) n
-		limit $3
+	from (
+		select m.*
+		from wanted w
+		cross join lateral (
+			select *
+			from (
+				select p.lane, p.id, p.key, p.next_at
+				from {{parked}} p
+				where p.lane = w.lane
+					and p.topic = w.topic
+					and p.next_at is not null
+					and p.id not in (select unnest((select $2::bigint[])))
+				order by p.next_at
+				limit (select $3::bigint)
+			) n
+			limit $3
+		) m
+		where w.due
+		union all
+		select 0, 0, '', min(w.next_at) from wanted w where not w.due having count(*) > 0
 	) m
-	where t.topic not in (select unnest((select $6::text[])))
-		and t.lane between 0 and 31
 	order by m.next_at, m.id
 	limit $3
 ) h

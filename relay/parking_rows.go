@@ -48,7 +48,24 @@ func reportMissed(ctx context.Context, box *outbox.Outbox, rows int, broken erro
 	box.Config().Logger.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", rows, "error", broken)
 }
 
-// scanKeys reads pairs of a lane and a key, or another text.
+// each reads rows until take wants no more, each into a new T.
+func each[T any](take func(into *T, scan func(...any) error) (more bool, err error)) func(*sql.Rows, error) error {
+	return func(rows *sql.Rows, err error) error {
+		if err != nil {
+			return err
+		}
+		defer rows.Close() //nolint:errcheck // rows.Err tells
+		for rows.Next() {
+			var into T
+			if more, err := take(&into, rows.Scan); err != nil || !more {
+				return err
+			}
+		}
+		return rows.Err()
+	}
+}
+
+// scanKeys reads (lane, key) pairs.
 func scanKeys(rows *sql.Rows, err error) ([]parkedKey, error) {
 	if err != nil {
 		return nil, err

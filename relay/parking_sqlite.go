@@ -53,16 +53,20 @@ func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKe
 	return keys, nil
 }
 
+// sqliteHead is a topic of a lane, or the first row of a key.
 type sqliteHead struct {
 	lane int
 	id   int64
-	key  string
+	name string // of the topic, or the key
 	wait int64
 }
 
 func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow, next time.Duration, err error) {
 	next = -1
-	known := jsonArray(r.known)
+	known := make(map[int64]bool, len(r.known))
+	for _, id := range r.known {
+		known[id] = true
+	}
 	err = litetx.Read(ctx, s.db, func(conn *sql.Conn) error {
 		heads, err := s.readHeads(ctx, conn, r, known)
 		if err != nil {
@@ -74,7 +78,7 @@ func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow,
 				return nil
 			}
 			most := r.rows
-			if h.key == "" {
+			if h.name == "" {
 				most = 1
 			}
 			if due, err = s.appendRows(ctx, conn, due, h, known, most); err != nil {
@@ -89,63 +93,58 @@ func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow,
 	return due, next, nil
 }
 
-// readHeads returns first rows of keys in the order of their times, and one more than
-// asked for.
-func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, known string) ([]sqliteHead, error) {
-	topics, err := scanKeys(conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), jsonArray(r.topics)))
-	if err != nil {
-		return nil, err
-	}
-	var heads []sqliteHead
+// readHeads returns first rows of keys in the order of their times, at most one more
+// than asked for, of the topics of which something is due; and the others that are due
+// first.
+func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, known map[int64]bool) (heads []sqliteHead, err error) {
+	var topics []sqliteHead
+	err = each(func(h *sqliteHead, scan func(...any) error) (bool, error) {
+		err := scan(&h.lane, &h.name, &h.wait)
+		topics = append(topics, *h)
+		return true, err
+	})(conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), jsonArray(r.topics)))
 	for _, topic := range topics {
-		if heads, err = s.appendHeads(ctx, conn, heads, topic, known, r.heads+1); err != nil {
+		if err != nil {
 			return nil, err
 		}
+		if topic.wait > 0 {
+			heads = append(heads, topic)
+			continue
+		}
+		most := r.heads + 1
+		err = each(func(h *sqliteHead, scan func(...any) error) (bool, error) {
+			err := scan(&h.lane, &h.id, &h.name, &h.wait)
+			if !known[h.id] {
+				heads = append(heads, *h)
+				most--
+			}
+			return most > 0, err
+		})(conn.QueryContext(ctx, s.t.heads, topic.lane, topic.name))
 	}
 	slices.SortFunc(heads, func(a, b sqliteHead) int { return cmp.Or(cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id)) })
-	return heads[:min(len(heads), r.heads+1)], nil
+	return heads[:min(len(heads), r.heads+1)], err
 }
 
-func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads []sqliteHead, topic parkedKey, known string, most int) ([]sqliteHead, error) {
-	rows, err := conn.QueryContext(ctx, s.t.heads, topic.lane, topic.key, known, most)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	for rows.Next() {
-		var h sqliteHead
-		if err := rows.Scan(&h.lane, &h.id, &h.key, &h.wait); err != nil {
-			return nil, err
-		}
-		heads = append(heads, h)
-	}
-	return heads, rows.Err()
-}
-
-// appendRows appends a head and the rows that follow it.
-func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known string, most int) ([]parkedRow, error) {
-	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id, known, most)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+// appendRows appends a head and the rows that follow it, but for those known.
+func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[int64]bool, most int) ([]parkedRow, error) {
 	bytes := 0
-	for rows.Next() {
-		var r parkedRow
+	err := each(func(r *parkedRow, scan func(...any) error) (bool, error) {
 		var created, age int64
 		var held bool
-		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
-			&r.attempts, &r.crashed, &held, &age); err != nil {
-			return nil, err
+		if err := scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
+			&r.attempts, &r.crashed, &held, &age); err != nil || held {
+			return false, err // behind a held row nothing may be published
 		}
-		if held || bytes >= parkedBytes {
-			break // behind a held row nothing may be published
+		if known[r.ID] {
+			return true, nil
 		}
-		bytes += len(r.Payload) + len(r.Metadata)
 		r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
-		due = append(due, r)
-	}
-	return due, rows.Err()
+		due = append(due, *r)
+		most--
+		bytes += len(r.Payload) + len(r.Metadata)
+		return most > 0 && bytes < parkedBytes, nil
+	})(conn.QueryContext(ctx, s.t.rows, h.lane, h.name, h.id))
+	return due, err
 }
 
 func (s *sqliteParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {

@@ -53,7 +53,7 @@ with recursive k (lane, key) as (
 select lane, key from k where key is not null`
 
 	// By the partial index (lane, topic, next_at), which holds heads alone, from each
-	// topic to the next.
+	// topic to the next, with the time of its first.
 	sqliteParkedTopics = `
 with recursive t (lane, topic) as (
 	select l.value, (
@@ -71,27 +71,26 @@ with recursive t (lane, topic) as (
 	from t
 	where t.topic is not null
 )
-select lane, topic from t where topic is not null and topic not in (select value from json_each(?2))`
+select lane, topic, (
+	select p.next_at from {{parked}} p where p.lane = t.lane and p.topic = t.topic and p.next_at is not null order by p.next_at limit 1
+) - ` + sqliteNow + `
+from t
+where topic is not null and topic not in (select value from json_each(?2))`
 
-	// By the same index.
+	// By the same index. It is read no further than needed.
 	sqliteHeads = `
 select lane, id, key, next_at - ` + sqliteNow + `
 from {{parked}}
-where lane = ?1
-	and topic = ?2
-	and next_at is not null
-	and id not in (select value from json_each(?3))
-order by next_at
-limit ?4`
+where lane = ?1 and topic = ?2 and next_at is not null
+order by next_at`
 
-	// By the index (lane, key, id).
+	// By the index (lane, key, id). It is read no further than needed.
 	sqliteRows = `
 select lane, id, topic, message_id, key, payload, metadata, created_at,
 	attempts, crashed, held, ` + sqliteNow + ` - parked_at
 from {{parked}}
-where lane = ?1 and key = ?2 and id >= ?3 and (held or id not in (select value from json_each(?4)))
-order by id
-limit ?5`
+where lane = ?1 and key = ?2 and id >= ?3
+order by id`
 
 	// By the primary keys.
 	sqliteFind = `

@@ -399,3 +399,33 @@ func TestParking_CommandsAreTheOldestMessagesFirst(t *testing.T) {
 		}
 	})
 }
+
+// The time limit of attempts counts from the first failure, whatever a row has waited
+// for before that.
+func TestParking_AgeIsThatOfTheFirstFailure(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, named(laneKey(1), 2)...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)}, rows[1])
+		hour := `interval '1 hour'`
+		if p.sqlite() {
+			hour = `3600000000`
+		}
+		age := func() { p.exec(t, `update {{parked}} set parked_at = parked_at - `+hour) }
+		age()
+		due, _ := p.mustDue(t, 4, 4)
+		if len(due) != 2 || due[0].age < time.Hour || due[1].age < time.Hour {
+			t.Fatalf("due %+v", due)
+		}
+		p.mustSettle(t, due[0])
+		p.mustFail(t, []failure{failingAgain(due[1], retryLater)}) // its first
+		due, _ = p.mustDue(t, 4, 4)
+		if len(due) != 1 || due[0].attempts != 1 || due[0].age > time.Minute {
+			t.Fatalf("after the first failure: %+v", due)
+		}
+		age()
+		p.mustFail(t, []failure{failingAgain(due[0], retryLater)})
+		if due, _ = p.mustDue(t, 4, 4); len(due) != 1 || due[0].attempts != 2 || due[0].age < time.Hour {
+			t.Errorf("after the second failure: %+v", due)
+		}
+	})
+}

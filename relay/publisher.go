@@ -22,8 +22,9 @@ import (
 // Messages of one lane are published one after another, lanes at the same time:
 // up to 32 calls of Publish at once; [NewPublisherSink] makes fewer. A call that
 // does not return holds its lane until the lane's lease has expired, and holds up
-// the end of Run: give the publisher a timeout of its own. The publisher is not
-// closed. The sink serves one Relay.Run at a time.
+// the end of Run: give the publisher a timeout of its own. It is taken for an outage
+// and charges nobody, so a message that hangs every publisher it meets is never given
+// up: it takes its lane from worker to worker. The publisher is not closed. The sink serves one Relay.Run at a time.
 func FromPublisher(p message.Publisher) Sink { return newPublisherSink(p, outbox.Lanes) }
 
 // PublisherConfig configures a sink made of a Watermill publisher.

@@ -65,7 +65,7 @@ type Config struct {
 	// Batch is the largest number of rows that one read takes of a lane.
 	// Default: 256. At most 400: PostgreSQL would take a larger read for one
 	// that is worth compiling each time. A worker with all 32 lanes keeps some
-	// ten thousand rows in memory, and up to 2 MiB of each lane.
+	// ten thousand rows in memory, and up to 3 MiB of each lane.
 	Batch int
 
 	// Order says what is kept in order. Default: OrderPerKey.

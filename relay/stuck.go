@@ -21,14 +21,19 @@ const (
 // looks for what is due pass over its topic until that is free.
 
 // stuck reports that a topic is unavailable and has a message to probe with.
-func (e *engine) stuck(t *topic) bool {
-	return !e.inOrder && t != nil && t.state == opened && (t.probe != nil ||
-		slices.ContainsFunc(t.withheld, func(m *entry) bool { return m.state == withheld && !m.lane.draining }))
+func (e *engine) stuck(t *topic, now time.Time) bool {
+	return !e.inOrder && t != nil && t.state == opened &&
+		(t.probe != nil || slices.ContainsFunc(t.withheld, func(m *entry) bool { return m.state == withheld && m.lane.able(now) }))
 }
 
-func (e *engine) stuckTopics() (names []string) {
+// able reports that a lane may send what it holds, if not at this moment.
+func (l *lane) able(now time.Time) bool { return !l.draining && !now.After(l.trusted) }
+
+// passOver returns the topics that are stuck.
+func (e *engine) passOver(now time.Time) (names []string) {
 	for _, t := range e.topics {
-		if e.stuck(t) {
+		if e.stuck(t, now) {
+			t.parked = true
 			names = append(names, t.name)
 		}
 	}
@@ -37,7 +42,7 @@ func (e *engine) stuckTopics() (names []string) {
 
 // leaveParked forgets what circuits withhold of parked, but a few messages to probe
 // with and nothing that is behind those.
-func (e *engine) leaveParked() {
+func (e *engine) leaveParked(now time.Time) {
 	for _, t := range e.topics {
 		if t.state != opened {
 			continue
@@ -47,9 +52,12 @@ func (e *engine) leaveParked() {
 			if m.state != withheld || !m.parked {
 				return m.state != withheld
 			}
-			kept++
-			m.lane.leave(m, kept <= parkedProbes)
-			return kept > parkedProbes
+			keep := kept < parkedProbes && m.lane.able(now)
+			if keep {
+				kept++
+			}
+			m.lane.leave(m, keep)
+			return !keep
 		})
 	}
 }

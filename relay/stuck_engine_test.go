@@ -1,0 +1,432 @@
+package relay
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// shelf is a parking store in memory, for one worker and no faults.
+type shelf struct {
+	parkingStore
+	parked map[int64]*parkedRow // by id
+	timed  map[int64]bool
+	looks  int
+	rows   int // brought by looks
+}
+
+func newShelf() *shelf {
+	return &shelf{parked: map[int64]*parkedRow{}, timed: map[int64]bool{}}
+}
+
+func (s *shelf) put(lane int, id int64, topic, key string) {
+	s.parked[id] = &parkedRow{Row: outbox.Row{Ref: outbox.Ref{Lane: lane, ID: id, MessageID: fmt.Sprint("m", id)}, Topic: topic, Key: key, Payload: []byte("x")}}
+	s.promote(lane, key)
+	if key == "" {
+		s.timed[id] = true
+	}
+}
+
+func (s *shelf) ids(lane int, key string) (ids []int64) {
+	for _, id := range slices.Sorted(maps.Keys(s.parked)) {
+		if r := s.parked[id]; r.Lane == lane && r.Key == key {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+func (s *shelf) promote(lane int, key string) {
+	if key == "" {
+		return
+	}
+	for i, id := range s.ids(lane, key) {
+		if i == 0 {
+			s.timed[id] = true
+		} else {
+			delete(s.timed, id)
+		}
+	}
+}
+
+func (s *shelf) due(_ context.Context, r dueRequest) (found []parkedRow, next time.Duration, err error) {
+	s.looks++
+	defer func() { s.rows += len(found) }()
+	for _, id := range slices.Sorted(maps.Keys(s.timed)) {
+		h := s.parked[id]
+		if !slices.Contains(r.lanes, h.Lane) || slices.Contains(r.known, id) || slices.Contains(r.topics, h.Topic) {
+			continue
+		}
+		if r.heads--; r.heads < 0 {
+			return found, 0, nil
+		}
+		ids := []int64{id}
+		if h.Key != "" {
+			ids = s.ids(h.Lane, h.Key)
+			ids = ids[:min(len(ids), r.rows)]
+		}
+		for _, id := range ids {
+			found = append(found, *s.parked[id])
+		}
+	}
+	return found, -1, nil
+}
+
+func (s *shelf) settle(_ context.Context, refs []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+	for _, ref := range refs {
+		r := s.parked[ref.ID]
+		if r == nil {
+			continue
+		}
+		delete(s.parked, ref.ID)
+		delete(s.timed, ref.ID)
+		s.promote(r.Lane, r.Key)
+		if r.Key != "" && len(s.ids(r.Lane, r.Key)) == 0 {
+			unparked = append(unparked, parkedKey{r.Lane, r.Key})
+		}
+	}
+	return unparked, 0, nil
+}
+
+func (s *shelf) parkedKeys(_ context.Context, lanes []int) (keys []parkedKey, err error) {
+	for _, id := range slices.Sorted(maps.Keys(s.parked)) {
+		if r := s.parked[id]; r.Key != "" && slices.Contains(lanes, r.Lane) && !slices.Contains(keys, parkedKey{r.Lane, r.Key}) {
+			keys = append(keys, parkedKey{r.Lane, r.Key})
+		}
+	}
+	return keys, nil
+}
+
+func (s *shelf) commands(context.Context, []int, int) ([]command, error) { return nil, nil }
+func (s *shelf) beyond(context.Context, []int, []string, int) (map[int]int64, error) {
+	return map[int]int64{}, nil
+}
+func (s *shelf) calm(context.Context, string, map[int]int64) error { return nil }
+func (s *shelf) suspect(context.Context, fence, int64) error       { return nil }
+func (s *shelf) fail(_ context.Context, _ fence, failures []failure, followers []outbox.Ref) error {
+	return nil
+}
+
+// rig drives an engine with a shelf.
+type rig struct {
+	*engine
+	*shelf
+	now    time.Time
+	answer func(m *entry) (error, bool) // false: no answer yet
+	sent   map[string]int
+	flips  int
+	hung   []*entry
+}
+
+func newRig(order Order, lanes ...int) *rig {
+	r := &rig{shelf: newShelf(), now: time.Unix(1_000_000, 0), sent: map[string]int{}}
+	r.engine = newEngine(limits{
+		window: 1024, laneRows: 256, laneBytes: 1 << 20, removeRows: 4000, linger: 20 * time.Millisecond,
+		pollMin: 2 * time.Millisecond, pollMax: 250 * time.Millisecond, order: order,
+		attempts: Retry{MaxAttempts: 10, Initial: time.Second, Max: 5 * time.Minute}, owner: "me",
+	})
+	r.changed = func(string, error) { r.flips++ }
+	for _, n := range lanes {
+		r.hold(n, taken{epoch: 1}, r.now.Add(240*time.Hour))
+		r.lanes[n].loaded = true
+	}
+	r.parkedDue(r.now)
+	return r
+}
+
+func (r *rig) step(passes time.Duration) {
+	r.now = r.now.Add(passes)
+	for {
+		taken := r.nextPublish(r.now, r.now.Add(time.Second))
+		if taken == nil {
+			break
+		}
+		for _, m := range taken {
+			r.sent[m.Topic]++
+		}
+		for _, m := range taken {
+			err, now := r.answer(m)
+			if !now {
+				r.hung = append(r.hung, m)
+				continue
+			}
+			r.outcome(m, r.now, err)
+		}
+	}
+	if r.nextRemoval(r.now) != nil {
+		r.removed(r.now, 0, nil)
+	}
+	if c := r.nextChore(r.now); c != nil {
+		err := c.do(choreContext{Context: context.Background(), store: r.shelf, missed: func(int) {}})
+		r.choreDone(r.now, time.Millisecond, err, choreCollided)
+	}
+}
+
+func (r *rig) run(total, each time.Duration) {
+	for end := r.now.Add(total); r.now.Before(end); {
+		r.step(each)
+	}
+}
+
+// A queue that is full takes one message a second: how many are handed to it?
+func TestStuck_AQueueThatIsNearlyFullIsNotFlooded(t *testing.T) {
+	for _, where := range []string{"outbox", "parked"} {
+		r := newRig(OrderPerKey, 0, 1, 2, 3)
+		var free time.Time
+		passed := 0
+		r.answer = func(m *entry) (error, bool) {
+			if r.now.Before(free) {
+				return errNack, true
+			}
+			free = r.now.Add(time.Second)
+			passed++
+			return nil, true
+		}
+		for i := range 2000 {
+			id := int64(i + 1)
+			if where == "parked" {
+				r.put(i%4, id, "A", "")
+			} else {
+				r.lanes[i%4].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: i % 4, ID: id}, Topic: "A"})})
+			}
+		}
+		r.run(10*time.Second, time.Millisecond)
+		r.sent["A"], r.flips, passed = 0, 0, 0
+		r.run(60*time.Second, time.Millisecond)
+		if r.flips > 4 || r.sent["A"] > 20*passed || passed < 30 {
+			t.Errorf("%s: in a minute %d passed of %d sent, %d changes told, %d looks brought %d rows", where, passed, r.sent["A"], r.flips, r.looks, r.rows)
+		}
+	}
+}
+
+// Both probes are of lanes that are being given back, with something in flight.
+func TestStuck_LooksBesideADrainingLaneAreFew(t *testing.T) {
+	r := newRig(OrderPerKey, 0, 1)
+	up := false
+	r.answer = func(m *entry) (error, bool) {
+		switch {
+		case m.Topic == "slow":
+			return nil, false
+		case up:
+			return nil, true
+		}
+		return errNack, true
+	}
+	for i := range 2 {
+		r.put(0, int64(i+1), "A", "")
+	}
+	r.run(100*time.Millisecond, time.Millisecond)
+	for i := range 500 {
+		r.put(1, int64(i+1000), "A", "")
+	}
+	r.parkedDue(r.now) // as after setting them aside
+	r.run(5*time.Second, time.Millisecond)
+	r.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 0, ID: 999}, Topic: "slow"})})
+	r.step(time.Millisecond)
+	r.looks, r.rows = 0, 0
+	r.drain(0)
+	for range 1000 {
+		r.step(time.Millisecond)
+	}
+	if r.looks > 100 || r.rows > 100 {
+		t.Errorf("in a second: %d looks, %d rows", r.looks, r.rows)
+	}
+	up = true
+	r.run(10*time.Second, time.Millisecond)
+	if len(r.parked) > 2 {
+		t.Errorf("%d are parked still", len(r.parked))
+	}
+}
+
+// The probes are of a lane whose sink hangs; nobody else is there to take it.
+func TestStuck_OthersProbeWhenTheLaneOfTheProbesHangs(t *testing.T) {
+	r := newRig(OrderPerKey, 0, 1)
+	up := false
+	r.answer = func(m *entry) (error, bool) {
+		switch {
+		case m.Topic == "hangs":
+			return nil, false
+		case up:
+			return nil, true
+		}
+		return errNack, true
+	}
+	for i := range 2 {
+		r.put(0, int64(i+1), "A", "")
+	}
+	r.run(100*time.Millisecond, time.Millisecond)
+	for i := range 500 {
+		r.put(1, int64(i+1000), "A", "")
+	}
+	r.parkedDue(r.now) // as after setting them aside
+	r.run(5*time.Second, time.Millisecond)
+	r.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 0, ID: 999}, Topic: "hangs"})})
+	r.step(time.Millisecond)
+	r.lanes[0].trusted = r.now // it is not renewed while it hangs
+	up = true
+	r.run(10*time.Minute, 10*time.Millisecond)
+	if len(r.parked) > 2 {
+		t.Errorf("%d of 502 are parked 10 minutes after the broker is back", len(r.parked))
+	}
+}
+
+// The same with a probe that hangs itself.
+func TestStuck_OthersProbeWhenAProbeHangs(t *testing.T) {
+	r := newRig(OrderPerKey, 0, 1)
+	up, hang := false, false
+	r.answer = func(m *entry) (error, bool) {
+		switch {
+		case hang:
+			hang = false
+			return nil, false
+		case up:
+			return nil, true
+		}
+		return errNack, true
+	}
+	for i := range 2 {
+		r.put(0, int64(i+1), "A", "")
+	}
+	r.run(100*time.Millisecond, time.Millisecond)
+	for i := range 500 {
+		r.put(1, int64(i+1000), "A", "")
+	}
+	r.parkedDue(r.now) // as after setting them aside
+	r.run(5*time.Second, time.Millisecond)
+	hang = true
+	r.run(5*time.Second, time.Millisecond)
+	if len(r.hung) != 1 {
+		t.Fatal("nothing hangs")
+	}
+	r.lanes[r.hung[0].Lane].trusted = r.now
+	up = true
+	r.run(10*time.Minute, 10*time.Millisecond)
+	if len(r.parked) > 300 {
+		t.Errorf("%d of 502 are parked 10 minutes after the broker is back", len(r.parked))
+	}
+}
+
+// Of a stuck topic a few parked messages are kept to probe with, and nothing that is
+// behind them in their keys, however often the topic opens; the rest is brought when it
+// is free, in order.
+func TestStuck_FewOfATopicAreInMemory(t *testing.T) {
+	for _, order := range []Order{OrderPerKey, OrderNone} {
+		r := newRig(order, 0, 1)
+		up := false
+		var wire []int64
+		r.answer = func(m *entry) (error, bool) {
+			if m.Topic == "A" && !up {
+				return errNack, true
+			}
+			wire = append(wire, m.ID)
+			return nil, true
+		}
+		const keys, each = 20, 5
+		id := int64(0)
+		for range each {
+			for k := range keys {
+				id++
+				r.put(k%2, id, "A", fmt.Sprint("key", k))
+				r.lanes[k%2].chain(fmt.Sprint("key", k)).parked = order != OrderNone
+			}
+		}
+		for flap := range 3 {
+			r.run(20*time.Second, time.Millisecond)
+			known := 0
+			for _, l := range r.lanes {
+				if l == nil {
+					continue
+				}
+				for _, m := range l.entries {
+					known++
+					if c := l.chains[m.Key]; order != OrderNone && (c.head != m || c.tail != m || c.length != 1) {
+						t.Errorf("chain %+v of message %d", c, m.ID)
+					}
+				}
+			}
+			if known == 0 || known > 4 {
+				t.Fatalf("order %v, flap %d: %d messages are kept", order, flap, known)
+			}
+			if looks := r.looks; flap > 0 && looks > 0 {
+				r.looks = 0
+				if looks > 100 {
+					t.Errorf("order %v, flap %d: %d looks", order, flap, looks)
+				}
+			}
+			r.put(0, 1000+int64(flap), "B", "") // something else passes
+			r.parkedDue(r.now)
+		}
+		up = true
+		r.run(20*time.Second, time.Millisecond)
+		if len(r.parked) > 0 || len(r.topics) > 0 {
+			t.Errorf("order %v: %d are parked still, %d circuits are left", order, len(r.parked), len(r.topics))
+		}
+		last := map[int64]int64{}
+		for _, id := range wire {
+			if key := id % keys; id < 1000 && order != OrderNone {
+				if id < last[key] {
+					t.Errorf("%d after %d of its key", id, last[key])
+				}
+				last[key] = id
+			}
+		}
+	}
+}
+
+// What a former owner has settled is not sent, and holds nothing of its key up.
+func TestStuck_WhatAFormerOwnerSettledIsForgotten(t *testing.T) {
+	r := newRig(OrderPerKey, 0)
+	r.answer = func(m *entry) (error, bool) { return errNack, m.Topic == "A" }
+	r.put(0, 1, "A", "K")
+	r.put(0, 2, "A", "")
+	r.lanes[0].chain("K").parked = true
+	r.run(time.Second, time.Millisecond)
+	known := r.lanes[0].entries[1]
+	if known == nil || known.state != withheld {
+		t.Fatalf("the message is %+v: the test shows nothing", known)
+	}
+	delete(r.parked, 1)
+	delete(r.timed, 1)
+	r.lanes[0].loaded = false // as after a dead letter
+	r.run(10*time.Millisecond, time.Millisecond)
+	if r.lanes[0].chains["K"] != nil || r.lanes[0].entries[1] != nil || known.state != forgotten {
+		t.Errorf("known of K: %+v, of its message: %+v", r.lanes[0].chains["K"], known)
+	}
+}
+
+// A former owner whose confirm comes late makes a successor due without telling.
+func TestStuck_LooksNowAndThenWhileKeysAreParked(t *testing.T) {
+	r := newRig(OrderPerKey, 0)
+	r.answer = func(*entry) (error, bool) { return nil, true }
+	r.put(0, 1, "A", "K")
+	delete(r.timed, 1) // held behind one that a former owner has in flight
+	r.lanes[0].chain("K").parked = true
+	r.run(time.Second, time.Millisecond)
+	r.timed[1] = true
+	r.run(2*lookAnyway, 10*time.Millisecond)
+	if len(r.parked) > 0 {
+		t.Error("the successor was not found")
+	}
+}
+
+// A lane whose lease was not trusted for a while is looked at as soon as it is again.
+func TestStuck_LooksAtALaneThatIsTrustedAgain(t *testing.T) {
+	r := newRig(OrderPerKey, 0)
+	r.answer = func(*entry) (error, bool) { return nil, true }
+	r.lanes[0].trusted = r.now
+	r.put(0, 1, "A", "")
+	r.run(time.Second, time.Millisecond)
+	if r.looks > 0 && r.rows > 0 || len(r.parked) != 1 {
+		t.Fatalf("%d looks brought %d rows", r.looks, r.rows)
+	}
+	r.trust(0, 1, r.now.Add(time.Hour))
+	r.run(time.Second, time.Millisecond)
+	if len(r.parked) > 0 {
+		t.Error("the lane was not looked at again")
+	}
+}
