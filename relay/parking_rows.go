@@ -48,21 +48,15 @@ func reportMissed(ctx context.Context, box *outbox.Outbox, rows int, broken erro
 	box.Config().Logger.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", rows, "error", broken)
 }
 
-// each reads rows until take wants no more, each into a new T.
-func each[T any](take func(into *T, scan func(...any) error) (more bool, err error)) func(*sql.Rows, error) error {
-	return func(rows *sql.Rows, err error) error {
-		if err != nil {
+// each calls take for rows until it wants no more.
+func each(rows *sql.Rows, take func(row *sql.Rows) (more bool, err error)) error {
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	for rows.Next() {
+		if more, err := take(rows); err != nil || !more {
 			return err
 		}
-		defer rows.Close() //nolint:errcheck // rows.Err tells
-		for rows.Next() {
-			var into T
-			if more, err := take(&into, rows.Scan); err != nil || !more {
-				return err
-			}
-		}
-		return rows.Err()
 	}
+	return rows.Err()
 }
 
 // scanKeys reads (lane, key) pairs.

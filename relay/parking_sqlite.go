@@ -97,41 +97,61 @@ func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow,
 // than asked for, of the topics of which something is due; and the others that are due
 // first.
 func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, known map[int64]bool) (heads []sqliteHead, err error) {
+	rows, err := conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), jsonArray(r.topics))
+	if err != nil {
+		return nil, err
+	}
 	var topics []sqliteHead
-	err = each(func(h *sqliteHead, scan func(...any) error) (bool, error) {
-		err := scan(&h.lane, &h.name, &h.wait)
-		topics = append(topics, *h)
+	err = each(rows, func(row *sql.Rows) (bool, error) {
+		var h sqliteHead
+		err := row.Scan(&h.lane, &h.name, &h.wait)
+		topics = append(topics, h)
 		return true, err
-	})(conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), jsonArray(r.topics)))
+	})
+	if err != nil {
+		return nil, err
+	}
 	for _, topic := range topics {
-		if err != nil {
-			return nil, err
-		}
 		if topic.wait > 0 {
 			heads = append(heads, topic)
-			continue
+		} else if heads, err = s.appendHeads(ctx, conn, heads, topic, known, r.heads+1); err != nil {
+			return nil, err
 		}
-		most := r.heads + 1
-		err = each(func(h *sqliteHead, scan func(...any) error) (bool, error) {
-			err := scan(&h.lane, &h.id, &h.name, &h.wait)
-			if !known[h.id] {
-				heads = append(heads, *h)
-				most--
-			}
-			return most > 0, err
-		})(conn.QueryContext(ctx, s.t.heads, topic.lane, topic.name))
 	}
 	slices.SortFunc(heads, func(a, b sqliteHead) int { return cmp.Or(cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id)) })
-	return heads[:min(len(heads), r.heads+1)], err
+	return heads[:min(len(heads), r.heads+1)], nil
+}
+
+// appendHeads appends the first rows of keys of a topic, but for those known.
+func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads []sqliteHead, topic sqliteHead, known map[int64]bool, most int) ([]sqliteHead, error) {
+	rows, err := conn.QueryContext(ctx, s.t.heads, topic.lane, topic.name)
+	if err != nil {
+		return nil, err
+	}
+	err = each(rows, func(row *sql.Rows) (bool, error) {
+		var h sqliteHead
+		err := row.Scan(&h.lane, &h.id, &h.name, &h.wait)
+		if !known[h.id] {
+			heads = append(heads, h)
+			most--
+		}
+		return most > 0, err
+	})
+	return heads, err
 }
 
 // appendRows appends a head and the rows that follow it, but for those known.
 func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[int64]bool, most int) ([]parkedRow, error) {
+	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.name, h.id)
+	if err != nil {
+		return nil, err
+	}
 	bytes := 0
-	err := each(func(r *parkedRow, scan func(...any) error) (bool, error) {
+	err = each(rows, func(row *sql.Rows) (bool, error) {
+		var r parkedRow
 		var created, age int64
 		var held bool
-		if err := scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
+		if err := row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
 			&r.attempts, &r.crashed, &held, &age); err != nil || held {
 			return false, err // behind a held row nothing may be published
 		}
@@ -139,11 +159,11 @@ func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []pa
 			return true, nil
 		}
 		r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
-		due = append(due, *r)
+		due = append(due, r)
 		most--
 		bytes += len(r.Payload) + len(r.Metadata)
 		return most > 0 && bytes < parkedBytes, nil
-	})(conn.QueryContext(ctx, s.t.rows, h.lane, h.name, h.id))
+	})
 	return due, err
 }
 
