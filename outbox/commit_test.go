@@ -13,6 +13,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -29,8 +30,8 @@ func TestRunInTx_ALostAnswerOfTheCommitIsUnknown(t *testing.T) {
 			t.Run(fmt.Sprint(name, params), func(t *testing.T) {
 				t.Parallel()
 				p := onPostgres(t, params...)
-				cut := newCommitCutter(t, p.dsn, c.arrives)
-				db := openTap(t, &tap{driver: p.tap.driver, dsn: cut.dsn})
+				cut := testserver.NewCommitCutter(t, p.dsn, c.arrives)
+				db := openTap(t, &tap{driver: p.tap.driver, dsn: cut.DSN})
 				box, err := outbox.New(db, p.cfg)
 				if err != nil {
 					t.Fatal(err)
@@ -42,7 +43,7 @@ func TestRunInTx_ALostAnswerOfTheCommitIsUnknown(t *testing.T) {
 					})
 					return runs, err
 				}
-				cut.arm()
+				cut.Arm()
 				runs, err := publish("a")
 				expectError(t, err, outbox.ErrCommitUnknown)
 				if runs != 1 {

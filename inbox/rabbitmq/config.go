@@ -77,6 +77,5 @@ const (
 	defaultNackDelayMax = 10 * time.Second
 	defaultAckTimeout   = 25 * time.Minute
 	defaultCloseTimeout = 10 * time.Second
-	defaultDialTimeout  = 10 * time.Second
 	defaultCallTimeout  = 10 * time.Second
 )

@@ -10,13 +10,12 @@ var (
 	// that has been closed.
 	ErrClosed = errors.New("rabbitmq: the subscriber is closed")
 
-	errCallTimeout    = errors.New("no answer from the broker in time")
-	errConsumerGone   = errors.New("the broker has cancelled the consumer; is the queue deleted?")
-	errClosedQuietly  = errors.New("channel closed")
-	errWaitedTooLong  = errors.New("deliveries have waited longer than Config.AckTimeout")
-	errNoMessage      = errors.New("the marshaler returned neither a message nor an error")
-	errNoMalformed    = errors.New("set Config.Malformed to keep it elsewhere")
-	errAbortedDialing = errors.New("dialing was given up")
+	errCallTimeout   = errors.New("no answer from the broker in time")
+	errConsumerGone  = errors.New("the broker has cancelled the consumer; is the queue deleted?")
+	errClosedQuietly = errors.New("channel closed")
+	errWaitedTooLong = errors.New("deliveries have waited longer than Config.AckTimeout")
+	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
+	errNoMalformed   = errors.New("set Config.Malformed to keep it elsewhere")
 )
 
 // PanicError is what a panic of a marshaler, or of Config.Malformed, becomes.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net"
-	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -56,56 +55,16 @@ type link struct {
 }
 
 func dial(ctx context.Context, s *settings) (*link, error) {
-	var mu sync.Mutex
-	var wire net.Conn
-	// It also covers the handshakes, which know no context.
-	stop := context.AfterFunc(ctx, func() {
-		mu.Lock()
-		defer mu.Unlock()
-		if wire != nil {
-			_ = wire.Close() // given up
-		}
+	l := &link{settings: s}
+	conn, err := s.conn.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
+		l.wire = raw
+		return raw, func() { _ = raw.Close() } // given up
 	})
-	defer stop()
-	config := s.amqp
-	config.Dial = func(network, address string) (net.Conn, error) {
-		raw, err := s.dialNetwork(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		// amqp091-go lifts it when the handshakes are done.
-		if err := raw.SetDeadline(time.Now().Add(s.DialTimeout)); err != nil {
-			return nil, errors.Join(err, raw.Close())
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		wire = raw
-		if ctx.Err() != nil {
-			return nil, errors.Join(errAbortedDialing, raw.Close())
-		}
-		return raw, nil
-	}
-	if s.tls != nil {
-		config.TLSClientConfig = s.tls.Clone() // amqp091-go writes the server name into it
-	}
-	conn, err := amqp.DialConfig(s.uri, config)
-	mu.Lock()
-	defer mu.Unlock()
 	if err != nil {
-		if wire != nil {
-			_ = wire.Close() // amqp091-go does not after every failure
-		}
 		return nil, err
 	}
-	return &link{settings: s, conn: conn, wire: wire}, nil
-}
-
-func (s *settings) dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
-	if s.amqp.Dial != nil {
-		return s.amqp.Dial(network, address)
-	}
-	dialer := net.Dialer{Timeout: s.DialTimeout}
-	return dialer.DialContext(ctx, network, address)
+	l.conn = conn
+	return l, nil
 }
 
 // within runs a request that the broker answers. amqp091-go waits for the answer

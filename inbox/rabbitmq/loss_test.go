@@ -23,14 +23,14 @@ import (
 // finished, though the broker delivers it again at once.
 func TestSubscriber_KeepsAKeySerialOverTheLossOfItsChannel(t *testing.T) {
 	t.Parallel()
-	uri := testserver.RabbitMQ(t)
-	p, uri := newProxy(t, uri)
-	a := newAdmin(t, p.direct)
+	direct := testserver.RabbitMQ(t)
+	p, uri := testserver.ProxyAMQP(t, direct)
+	a := newAdmin(t, direct)
 	s := subscriber(t, queues(uri, 10), rabbitmq.Config{})
 	out := subscribe(t, s, "orders")
 	a.publish("orders", publishing("a1", "a"), publishing("a2", "a"))
 	a1 := next(t, out)
-	p.cut()
+	p.Cut()
 	eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
 	eventually(t, "the consumer is back", s.Ready)
 	a.publish("orders", publishing("b1", "b"))
@@ -183,7 +183,8 @@ func TestSubscriber_WithAnInboxUnderConnectionKills(t *testing.T) {
 	if os.Getenv("ONCEMILL_LONG") != "" {
 		duration, every = 2*time.Minute, time.Second
 	}
-	p, uri := newProxy(t, testserver.RabbitMQ(t))
+	direct := testserver.RabbitMQ(t)
+	p, uri := testserver.ProxyAMQP(t, direct)
 	pg := testserver.Postgres(t)
 	pg.DB.SetMaxOpenConns(20)
 	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations); err != nil {
@@ -218,13 +219,13 @@ func TestSubscriber_WithAnInboxUnderConnectionKills(t *testing.T) {
 		for {
 			select {
 			case <-ticker.C:
-				p.cut()
+				p.Cut()
 			case <-killing.Done():
 				return
 			}
 		}
 	})
-	a := newAdmin(t, p.direct)
+	a := newAdmin(t, direct)
 	const keys = 20
 	sent := 0
 	pace := time.NewTicker(50 * time.Millisecond)
@@ -263,8 +264,8 @@ func TestSubscriber_WithAnInboxUnderConnectionKills(t *testing.T) {
 	if n, _ := a.left("orders"); n != 0 {
 		t.Errorf("%d messages are left", n)
 	}
-	if n := p.dials.Load(); n < 5 {
+	if n := p.Dials.Load(); n < 5 {
 		t.Errorf("only %d connections were made", n)
 	}
-	t.Logf("%d messages over %d connections", sent, p.dials.Load())
+	t.Logf("%d messages over %d connections", sent, p.Dials.Load())
 }

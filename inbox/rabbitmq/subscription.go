@@ -79,7 +79,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	handling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 
-	wait := settings.backoff
+	wait := settings.conn.Backoff
 	wait.Reset()
 	failures := 0
 	for current != nil {
@@ -93,7 +93,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		s.forget(current)
 		current.close()
 		if !errors.Is(err, errWaitedTooLong) {
-			log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", settings.shown, "error", err)
+			log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", settings.conn.Shown, "error", err)
 		}
 		// A broker that takes consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
@@ -104,10 +104,10 @@ func (s *subscription) run(ctx context.Context, current *session) {
 				break
 			}
 			if current, err = s.open(ctx); err == nil {
-				log.InfoContext(ctx, "rabbitmq consumes again", "uri", settings.shown, "failed_attempts", failures)
+				log.InfoContext(ctx, "rabbitmq consumes again", "uri", settings.conn.Shown, "failed_attempts", failures)
 				failures = 0
 			} else if failures++; failures == 1 && ctx.Err() == nil {
-				log.WarnContext(ctx, "rabbitmq cannot consume, trying again", "uri", settings.shown, "error", err)
+				log.WarnContext(ctx, "rabbitmq cannot consume, trying again", "uri", settings.conn.Shown, "error", err)
 			}
 		}
 	}

@@ -21,7 +21,7 @@ func TestSink_GivesEveryMessageOneOutcomeInChaos(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	admin := dialAMQP(t, uri)
 	declareQueue(t, admin, "orders", nil)
-	p, proxied := newProxy(t, uri, listen(t))
+	p, proxied := testserver.ProxyAMQP(t, uri)
 	sink, stop := startStoppable(t, queues(proxied), rabbitmq.Config{
 		Window: 16, WriteBuffer: 4096,
 		DialTimeout: time.Second, CallTimeout: 200 * time.Millisecond, ConfirmTimeout: 100 * time.Millisecond,
@@ -31,7 +31,7 @@ func TestSink_GivesEveryMessageOneOutcomeInChaos(t *testing.T) {
 	if delivered, refused, unavailable := o.kinds(); refused == 0 || unavailable == 0 || delivered == 0 {
 		t.Errorf("delivered %d, refused %d, unavailable %d", delivered, refused, unavailable)
 	} else {
-		t.Logf("delivered %d, refused %d, unavailable %d, connections %d", delivered, refused, unavailable, p.dials.Load())
+		t.Logf("delivered %d, refused %d, unavailable %d, connections %d", delivered, refused, unavailable, p.Dials.Load())
 	}
 	arrived := map[string]bool{}
 	for _, d := range content(t, admin, "orders") {
@@ -46,7 +46,7 @@ func TestSink_GivesEveryMessageOneOutcomeInChaos(t *testing.T) {
 
 // chaos publishes over several lanes while the proxy and the contexts misbehave,
 // and stops the sink in the middle of it.
-func chaos(t *testing.T, sink *rabbitmq.Sink, p *proxy, o *outcomes, stop func()) (handed int) {
+func chaos(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, o *outcomes, stop func()) (handed int) {
 	t.Helper()
 	const lanes, rounds = 6, 200
 	var group sync.WaitGroup
@@ -79,16 +79,16 @@ func chaos(t *testing.T, sink *rabbitmq.Sink, p *proxy, o *outcomes, stop func()
 		time.Sleep(time.Duration(50+random.IntN(150)) * time.Millisecond)
 		switch random.IntN(3) {
 		case 0:
-			p.cut()
+			p.Cut()
 		case 1:
-			p.dropAcks.Store(true)
+			p.DropAcks.Store(true)
 			time.Sleep(40 * time.Millisecond)
-			p.dropAcks.Store(false)
+			p.DropAcks.Store(false)
 		case 2:
-			p.frozen.Store(true)
+			p.Frozen.Store(true)
 			time.Sleep(40 * time.Millisecond)
-			p.frozen.Store(false)
-			p.cut() // frames may have been lost in the middle
+			p.Frozen.Store(false)
+			p.Cut() // frames may have been lost in the middle
 		}
 	}
 	stop()
@@ -103,7 +103,7 @@ func TestSink_KeepsTheOrderOfALaneOverOutages(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	admin := dialAMQP(t, uri)
 	declareQueue(t, admin, "orders", nil)
-	p, proxied := newProxy(t, uri, listen(t))
+	p, proxied := testserver.ProxyAMQP(t, uri)
 	cfg := queues(proxied)
 	// Back at once, when there are messages that were not sent before the outage.
 	cfg.Connection.Reconnect = &wamqp.ReconnectConfig{
@@ -123,12 +123,12 @@ func TestSink_KeepsTheOrderOfALaneOverOutages(t *testing.T) {
 	for range faults {
 		time.Sleep(time.Duration(20+random.IntN(60)) * time.Millisecond)
 		if random.IntN(2) == 0 {
-			p.cut()
+			p.Cut()
 			continue
 		}
-		p.dropAcks.Store(true)
+		p.DropAcks.Store(true)
 		time.Sleep(30 * time.Millisecond)
-		p.dropAcks.Store(false)
+		p.DropAcks.Store(false)
 	}
 	over.Store(true)
 	group.Wait()
@@ -155,7 +155,7 @@ func TestSink_KeepsTheOrderOfALaneOverOutages(t *testing.T) {
 	if repeats == 0 {
 		t.Error("no repeats: no outage came at a time that matters")
 	}
-	t.Logf("%v delivered, %d repeats, %d connections", latest, repeats, p.dials.Load())
+	t.Logf("%v delivered, %d repeats, %d connections", latest, repeats, p.Dials.Load())
 }
 
 // pipeline delivers messages of a lane in small batches that do not wait for one

@@ -52,7 +52,6 @@ const (
 	maxWindow             = 10_000
 	defaultWriteBuffer    = 1 << 20
 	minWriteBuffer        = 4096
-	defaultDialTimeout    = 10 * time.Second
 	defaultCallTimeout    = 10 * time.Second
 	defaultConfirmTimeout = 30 * time.Second
 )

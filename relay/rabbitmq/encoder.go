@@ -4,11 +4,11 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"unicode/utf8"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill/internal/amqpconn"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -56,10 +56,10 @@ func (e *encoder) encode(m *relay.Message, frameMax int) (amqp.Publishing, error
 	p.Type = m.Topic
 	p.Timestamp = m.CreatedAt
 	p.DeliveryMode = amqp.Persistent
-	if problem := checkShort(p.MessageId); problem != "" {
+	if problem := amqpconn.CheckShort(p.MessageId); problem != "" {
 		return p, &PropertyError{"message-id", problem}
 	}
-	if problem := checkShort(p.Type); problem != "" {
+	if problem := amqpconn.CheckShort(p.Type); problem != "" {
 		return p, &PropertyError{"type", problem}
 	}
 	size += overhead + len(p.MessageId) + len(p.Type) + len(m.Key)
@@ -85,8 +85,8 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 	p.Headers = make(amqp.Table, len(m.Metadata)+3)
 	size = 4
 	for k, v := range m.Metadata {
-		if problem := checkShort(k); problem != "" {
-			return p, 0, headerNameError(k, problem)
+		if problem := amqpconn.CheckShort(k); problem != "" {
+			return p, 0, &PropertyError{"headers", amqpconn.NameError(k, problem).Error()}
 		}
 		p.Headers[k] = v
 		size += 1 + len(k) + 5 + len(v)
@@ -102,8 +102,8 @@ func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int,
 	if err := p.Headers.Validate(); err != nil {
 		return p, 0, &PropertyError{"headers", err.Error()}
 	}
-	if size, err = tableSize(p.Headers); err != nil {
-		return p, 0, err
+	if size, err = amqpconn.TableSize(p.Headers); err != nil {
+		return p, 0, &PropertyError{"headers", err.Error()}
 	}
 	for _, s := range [...]struct{ name, value string }{
 		{"content-type", p.ContentType},
@@ -114,7 +114,7 @@ func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int,
 		{"user-id", p.UserId},
 		{"app-id", p.AppId},
 	} {
-		if problem := checkShort(s.value); problem != "" {
+		if problem := amqpconn.CheckShort(s.value); problem != "" {
 			return p, 0, &PropertyError{s.name, problem}
 		}
 		size += 1 + len(s.value)
@@ -149,69 +149,4 @@ func parseRowID(header any) (lane int, id int64, ok bool) {
 	}
 	id, err = strconv.ParseInt(after, 10, 64)
 	return lane, id, err == nil
-}
-
-const maxShortString = 255
-
-// checkShort returns what is wrong with a short string, "" if nothing.
-func checkShort(s string) (problem string) {
-	switch {
-	case len(s) > maxShortString:
-		return "has more than 255 bytes"
-	case !utf8.ValidString(s):
-		return "is not UTF-8"
-	}
-	return ""
-}
-
-func headerNameError(name, problem string) error {
-	return &PropertyError{"headers", fmt.Sprintf("the name %.40q… %s", name, problem)}
-}
-
-// checkTable finds what amqp091-go cannot encode.
-func checkTable(t amqp.Table) error {
-	if err := t.Validate(); err != nil {
-		return err
-	}
-	_, err := tableSize(t)
-	return err
-}
-
-// tableSize returns the encoded size of t, rounded up.
-func tableSize(t amqp.Table) (int, error) {
-	size := 4
-	for name, value := range t {
-		if problem := checkShort(name); problem != "" {
-			return 0, headerNameError(name, problem)
-		}
-		n, err := fieldSize(value)
-		if err != nil {
-			return 0, err
-		}
-		size += 1 + len(name) + n
-	}
-	return size, nil
-}
-
-func fieldSize(value any) (int, error) {
-	switch v := value.(type) {
-	case string:
-		return 5 + len(v), nil
-	case []byte:
-		return 5 + len(v), nil
-	case amqp.Table:
-		n, err := tableSize(v)
-		return 1 + n, err
-	case []any:
-		size := 5
-		for _, element := range v {
-			n, err := fieldSize(element)
-			if err != nil {
-				return 0, err
-			}
-			size += n
-		}
-		return size, nil
-	}
-	return 9, nil // type and at most 8 bytes
 }

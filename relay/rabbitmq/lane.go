@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill/internal/amqpconn"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -233,9 +234,9 @@ func (l *lane) route(topic string) *route {
 			exchange: topology.Exchange.GenerateName(topic),
 			key:      topology.Publish.GenerateRoutingKey(topic),
 		}
-		if problem := checkShort(r.exchange); problem != "" {
+		if problem := amqpconn.CheckShort(r.exchange); problem != "" {
 			r.refusal = relay.Refused(&PropertyError{"exchange", problem})
-		} else if problem := checkShort(r.key); problem != "" {
+		} else if problem := amqpconn.CheckShort(r.key); problem != "" {
 			r.refusal = relay.Refused(&PropertyError{"routing-key", problem})
 		}
 		l.routes[topic] = r

@@ -65,11 +65,11 @@ func TestSink_GivesBackEverythingWhenItStops(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	declareQueue(t, dialAMQP(t, uri), "orders", nil)
-	p, proxied := newProxy(t, uri, listen(t))
+	p, proxied := testserver.ProxyAMQP(t, uri)
 	sink, stop := startStoppable(t, queues(proxied), rabbitmq.Config{Window: 5})
 	awaitReady(t, sink, true)
 	deliver(t, sink, batch(0, 1, 5, "orders"))
-	p.dropAcks.Store(true)
+	p.DropAcks.Store(true)
 	o := newOutcomes(t)
 	for lane := range 3 {
 		sink.Publish(t.Context(), batch(lane, 10, 20, "orders"), o.done) // in flight and pending
@@ -83,9 +83,9 @@ func TestSink_GivesBackEverythingWhenItStops(t *testing.T) {
 
 func TestSink_AnswersByTheDeadlineWithoutABroker(t *testing.T) {
 	t.Parallel()
-	silent := listen(t) // takes connections and says nothing
+	silent := testserver.Listen(t) // takes connections and says nothing
 	t.Cleanup(func() { _ = silent.Close() })
-	closed := listen(t)
+	closed := testserver.Listen(t)
 	_ = closed.Close()
 	for name, listener := range map[string]net.Listener{"silent": silent, "closed": closed} {
 		t.Run(name, func(t *testing.T) {
@@ -112,11 +112,11 @@ func TestSink_AnswersByTheDeadlineWithoutABroker(t *testing.T) {
 func TestSink_GivesUpAHandshakeThatTakesTooLong(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
-	p, proxied := newProxy(t, uri, listen(t))
-	p.frozen.Store(true)
+	p, proxied := testserver.ProxyAMQP(t, uri)
+	p.Frozen.Store(true)
 	sink, _ := startStoppable(t, queues(proxied), rabbitmq.Config{DialTimeout: 100 * time.Millisecond})
-	eventually(t, "a third attempt", func() bool { return p.dials.Load() >= 3 })
-	p.frozen.Store(false)
+	eventually(t, "a third attempt", func() bool { return p.Dials.Load() >= 3 })
+	p.Frozen.Store(false)
 	awaitReady(t, sink, true)
 }
 
@@ -163,14 +163,14 @@ func TestSink_SpeaksTLS(t *testing.T) {
 	admin := dialAMQP(t, uri)
 	declareQueue(t, admin, "orders", nil)
 	certificate, roots := selfSigned(t)
-	p, proxied := newProxy(t, uri, tls.NewListener(listen(t), &tls.Config{Certificates: []tls.Certificate{certificate}}))
+	p, proxied := testserver.ProxyAMQPOn(t, uri, tls.NewListener(testserver.Listen(t), &tls.Config{Certificates: []tls.Certificate{certificate}}))
 	proxied = strings.Replace(proxied, "amqp://", "amqps://", 1)
 
 	cfg := queues(proxied)
 	cfg.Connection.TLSConfig = &tls.Config{RootCAs: roots}
 	sink := start(t, cfg, rabbitmq.Config{})
 	deliver(t, sink, batch(0, 1, 500, "orders"))
-	p.cut()
+	p.Cut()
 	deliver(t, sink, batch(0, 501, 500, "orders"))
 	if cfg.Connection.TLSConfig.ServerName != "" {
 		t.Error("the sink changed the TLS configuration")

@@ -35,39 +35,13 @@ type link struct {
 // dial connects. The goroutines of the connection are added to group; they end
 // after close, or after abort of the network connection.
 func dial(ctx context.Context, r *running, group *sync.WaitGroup) (*link, error) {
-	s := r.settings
 	var wire *batchConn
-	shaken := make(chan struct{})
-	config := s.amqp
-	config.Dial = func(network, address string) (net.Conn, error) {
-		raw, err := s.dialNetwork(ctx, network, address)
-		if err != nil {
-			return nil, err
-		}
-		// It covers the handshakes; amqp091-go lifts it when they are done.
-		if err := raw.SetDeadline(time.Now().Add(s.DialTimeout)); err != nil {
-			return nil, errors.Join(err, raw.Close())
-		}
-		wire = newBatchConn(raw, s.WriteBuffer, r.pokeLanes)
+	conn, err := r.settings.conn.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
+		wire = newBatchConn(raw, r.settings.WriteBuffer, r.pokeLanes)
 		group.Go(wire.flush)
-		group.Go(func() {
-			select {
-			case <-ctx.Done():
-				wire.abort()
-			case <-shaken:
-			}
-		})
-		return wire, nil
-	}
-	if s.tls != nil {
-		config.TLSClientConfig = s.tls.Clone() // amqp091-go writes the server name into it
-	}
-	conn, err := amqp.DialConfig(s.uri, config)
-	close(shaken)
+		return wire, wire.abort
+	})
 	if err != nil {
-		if wire != nil {
-			wire.abort()
-		}
 		return nil, err
 	}
 	l := &link{
@@ -82,14 +56,6 @@ func dial(ctx context.Context, r *running, group *sync.WaitGroup) (*link, error)
 	}
 	group.Go(l.answer)
 	return l, nil
-}
-
-func (s *settings) dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
-	if s.amqp.Dial != nil {
-		return s.amqp.Dial(network, address)
-	}
-	dialer := net.Dialer{Timeout: s.DialTimeout}
-	return dialer.DialContext(ctx, network, address)
 }
 
 // watch follows the connection until it is lost, which is its error, or ctx ends.

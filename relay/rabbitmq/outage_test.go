@@ -217,16 +217,16 @@ func TestSink_ReplacesAChannelWhoseConfirmsAreLost(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	declareQueue(t, dialAMQP(t, uri), "orders", nil)
-	p, proxied := newProxy(t, uri, listen(t))
+	p, proxied := testserver.ProxyAMQP(t, uri)
 	sink := start(t, queues(proxied), rabbitmq.Config{Window: 4, ConfirmTimeout: 500 * time.Millisecond})
 	deliver(t, sink, batch(0, 1, 10, "orders"))
-	p.dropAcks.Store(true)
+	p.DropAcks.Store(true)
 	if _, _, unavailable := publish(t, sink, 100*time.Millisecond, batch(0, 11, 10, "orders")).kinds(); unavailable != 10 {
 		t.Errorf("%d of 10 unavailable without confirms", unavailable)
 	}
-	p.dropAcks.Store(false)
+	p.DropAcks.Store(false)
 	deliver(t, sink, batch(0, 11, 10, "orders"))
-	if n := p.dials.Load(); n != 1 {
+	if n := p.Dials.Load(); n != 1 {
 		t.Errorf("%d connections, the first one would have done", n)
 	}
 }
@@ -235,9 +235,9 @@ func TestSink_BelievesNothingAfterAStrayReturn(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	declareQueue(t, dialAMQP(t, uri), "orders", nil)
-	p, proxied := newProxy(t, uri, listen(t))
+	p, proxied := testserver.ProxyAMQP(t, uri)
 	sink := start(t, queues(proxied), rabbitmq.Config{})
-	p.mangle.Store(true)
+	p.Mangle.Store(true)
 	msgs := append(batch(0, 1, 10, "nowhere"), batch(0, 11, 10, "orders")...)
 	o := publish(t, sink, patience, msgs)
 	for _, m := range msgs {
@@ -245,7 +245,7 @@ func TestSink_BelievesNothingAfterAStrayReturn(t *testing.T) {
 			t.Errorf("message to %q: %v", m.Topic, err)
 		}
 	}
-	p.mangle.Store(false)
+	p.Mangle.Store(false)
 	if err := publish(t, sink, patience, msgs[:1]).of(msgs[0]); !errors.Is(err, relay.ErrRefused) {
 		t.Errorf("on the next channel: %v", err)
 	}
@@ -256,16 +256,16 @@ func TestSink_DropsAConnectionThatAnswersNothing(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	declareQueue(t, dialAMQP(t, uri), "orders", nil)
-	p, proxied := newProxy(t, uri, listen(t))
+	p, proxied := testserver.ProxyAMQP(t, uri)
 	sink := start(t, queues(proxied), rabbitmq.Config{CallTimeout: 300 * time.Millisecond, ConfirmTimeout: 300 * time.Millisecond, DialTimeout: 300 * time.Millisecond})
 	deliver(t, sink, batch(0, 1, 10, "orders"))
-	p.frozen.Store(true)
+	p.Frozen.Store(true)
 	for lane := range 2 { // on an open channel, and on one to be opened
 		if _, _, unavailable := publish(t, sink, 100*time.Millisecond, batch(lane, 11, 10, "orders")).kinds(); unavailable != 10 {
 			t.Errorf("%d of 10 unavailable", unavailable)
 		}
 	}
-	eventually(t, "another connection", func() bool { return p.dials.Load() > 2 })
-	p.frozen.Store(false)
+	eventually(t, "another connection", func() bool { return p.Dials.Load() > 2 })
+	p.Frozen.Store(false)
 	deliver(t, sink, batch(0, 11, 10, "orders"))
 }

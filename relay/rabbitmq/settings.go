@@ -1,23 +1,16 @@
 package rabbitmq
 
 import (
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
-	"math"
-	"net"
-	"net/url"
 	"strconv"
-	"strings"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-	"github.com/cenkalti/backoff/v4"
-	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/amqpconn"
 )
 
 // minChannels is what one connection needs: a channel for each of the outbox's
@@ -29,12 +22,7 @@ type settings struct {
 	Config
 	topology wamqp.Config
 	encoder  encoder
-
-	uri     string // holds the password; never shown
-	shown   string // uri without it
-	amqp    amqp.Config
-	tls     *tls.Config
-	backoff backoff.ExponentialBackOff
+	conn     amqpconn.Settings
 }
 
 // resolve returns all bad values of both configurations, joined.
@@ -46,8 +34,10 @@ func resolve(cfg wamqp.Config, opts Config) (*settings, error) {
 	}
 	s.resolveOptions(bad)
 	s.resolveTopology(bad)
-	s.resolveConnection(bad)
-	s.resolveBackoff(bad)
+	s.conn = amqpconn.Resolve(cfg.Connection, amqpconn.Options{
+		Name: "oncemill relay", Who: "the sink", MinChannels: minChannels,
+		AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout,
+	}, bad)
 	return s, errors.Join(errs...)
 }
 
@@ -71,7 +61,6 @@ func (s *settings) resolveOptions(bad func(field, value, problem string)) {
 		s.ConfirmTimeout = defaultConfirmTimeout
 	}
 	for field, timeout := range map[string]time.Duration{
-		"rabbitmq.Config.DialTimeout":    s.DialTimeout,
 		"rabbitmq.Config.CallTimeout":    s.CallTimeout,
 		"rabbitmq.Config.ConfirmTimeout": s.ConfirmTimeout,
 	} {
@@ -90,8 +79,8 @@ func (s *settings) resolveTopology(bad func(field, value, problem string)) {
 		bad("amqp.Config.Marshaler", "nil", "is needed; the constructors of amqp.Config set it")
 	}
 	switch header := s.encoder.stockHeader; {
-	case checkShort(header) != "":
-		bad("amqp.Config.Marshaler.MessageUUIDHeaderKey", fmt.Sprintf("%.40q", header), checkShort(header))
+	case amqpconn.CheckShort(header) != "":
+		bad("amqp.Config.Marshaler.MessageUUIDHeaderKey", fmt.Sprintf("%.40q", header), amqpconn.CheckShort(header))
 	case header == idHeader, header == keyHeader:
 		bad("amqp.Config.Marshaler.MessageUUIDHeaderKey", strconv.Quote(header), "is a header of the sink's")
 	}
@@ -110,125 +99,10 @@ func (s *settings) resolveTopology(bad func(field, value, problem string)) {
 	if t.Publish.Immediate {
 		bad("amqp.Config.Publish.Immediate", "true", "must be false: RabbitMQ closes the connection on it")
 	}
-	if err := checkTable(t.Exchange.Arguments); err != nil {
+	if err := amqpconn.CheckTable(t.Exchange.Arguments); err != nil {
 		bad("amqp.Config.Exchange.Arguments", "(not shown)", err.Error())
 	}
 	// A declaration that nobody waits for would race with the publishing, which
 	// goes over other channels.
 	t.Exchange.NoWait = false
-}
-
-func (s *settings) resolveConnection(bad func(field, value, problem string)) {
-	c := s.topology.Connection
-	if c.AmqpConfig != nil {
-		s.amqp = *c.AmqpConfig
-		if s.amqp.Recovery != nil {
-			bad("amqp.Config.Connection.AmqpConfig.Recovery", "set", "must be nil: the sink reconnects by itself")
-		}
-		if c.TLSConfig != nil && s.amqp.TLSClientConfig != nil {
-			bad("amqp.Config.Connection.TLSConfig", "set", "must be nil when AmqpConfig.TLSClientConfig is set")
-		}
-		if m := s.amqp.ChannelMax; m != 0 && m < minChannels {
-			bad("amqp.Config.Connection.AmqpConfig.ChannelMax", strconv.Itoa(int(m)), "must be 0 or at least 33: one channel for each of 32 lanes and one for declarations")
-		}
-	}
-	s.tls = s.amqp.TLSClientConfig
-	if c.TLSConfig != nil {
-		s.tls = c.TLSConfig
-	}
-	if err := checkTable(s.amqp.Properties); err != nil {
-		bad("amqp.Config.Connection.AmqpConfig.Properties", "(not shown)", err.Error())
-	}
-	s.amqp.Properties = maps.Clone(s.amqp.Properties)
-	if s.amqp.Properties == nil {
-		s.amqp.Properties = amqp.NewConnectionProperties()
-		s.amqp.Properties.SetClientConnectionName("oncemill relay")
-	}
-
-	const field = "amqp.Config.Connection.AmqpURI"
-	s.uri = c.AmqpURI
-	if s.uri == "" {
-		bad(field, `""`, "is needed, for example amqps://user:password@host:5671/vhost")
-		return
-	}
-	uri, err := amqp.ParseURI(s.uri)
-	if err != nil {
-		// The parser's error quotes the URI, and with it the password.
-		bad(field, "(not shown)", "is no AMQP URI such as amqps://user:password@host:5671/vhost; reserved characters must be percent-encoded")
-		return
-	}
-	s.shown = redact(uri)
-	for _, m := range uri.AuthMechanism {
-		switch strings.ToUpper(m) {
-		case "PLAIN", "AMQPLAIN", "EXTERNAL":
-		default:
-			bad(field, strconv.Quote(s.shown), "auth_mechanism must be plain, amqplain or external")
-		}
-	}
-	if uri.ChannelMax != 0 && uri.ChannelMax < minChannels {
-		bad(field, strconv.Quote(s.shown), "channel_max must be 0 or at least 33: one channel for each of 32 lanes and one for declarations")
-	}
-	if uri.Scheme == "amqp" && !s.AllowPlaintext && !loopback(uri.Host) {
-		bad(field, strconv.Quote(s.shown), "would cross the network without TLS; use amqps:// or set rabbitmq.Config.AllowPlaintext")
-	}
-	if uri.Scheme == "amqp" && s.tls != nil {
-		bad(field, strconv.Quote(s.shown), "a TLS configuration is set but the scheme is amqp://, which does not use it; use amqps://")
-	}
-	if s.DialTimeout == 0 {
-		s.DialTimeout = defaultDialTimeout
-		if uri.ConnectionTimeout != 0 {
-			s.DialTimeout = time.Duration(uri.ConnectionTimeout) * time.Millisecond
-		}
-		if s.DialTimeout < 0 {
-			bad(field, strconv.Quote(s.shown), "connection_timeout must not be negative")
-		}
-	}
-}
-
-func (s *settings) resolveBackoff(bad func(field, value, problem string)) {
-	// With a factor of 1 each wait is spread evenly between nothing and twice
-	// the interval: full jitter, at most 2 s.
-	s.backoff = backoff.ExponentialBackOff{
-		InitialInterval:     50 * time.Millisecond,
-		RandomizationFactor: 1,
-		Multiplier:          2,
-		MaxInterval:         time.Second,
-		Stop:                backoff.Stop,
-		Clock:               backoff.SystemClock,
-	}
-	r := s.topology.Connection.Reconnect
-	if r == nil {
-		return
-	}
-	const field = "amqp.Config.Connection.Reconnect."
-	if r.BackoffInitialInterval <= 0 {
-		bad(field+"BackoffInitialInterval", r.BackoffInitialInterval.String(), "must be positive")
-	}
-	if r.BackoffMaxInterval < r.BackoffInitialInterval {
-		bad(field+"BackoffMaxInterval", r.BackoffMaxInterval.String(), "must not be below BackoffInitialInterval")
-	}
-	if m := r.BackoffMultiplier; math.IsNaN(m) || m < 1 {
-		bad(field+"BackoffMultiplier", strconv.FormatFloat(r.BackoffMultiplier, 'g', -1, 64), "must be at least 1")
-	}
-	if f := r.BackoffRandomizationFactor; math.IsNaN(f) || f < 0 || f > 1 {
-		bad(field+"BackoffRandomizationFactor", strconv.FormatFloat(r.BackoffRandomizationFactor, 'g', -1, 64), "must be 0 to 1")
-	}
-	s.backoff.InitialInterval = r.BackoffInitialInterval
-	s.backoff.MaxInterval = r.BackoffMaxInterval
-	s.backoff.Multiplier = r.BackoffMultiplier
-	s.backoff.RandomizationFactor = r.BackoffRandomizationFactor
-}
-
-// redact shows where the URI leads and as whom, and nothing else of it.
-func redact(uri amqp.URI) string {
-	return uri.Scheme + "://" + url.PathEscape(uri.Username) + "@" +
-		net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port)) + "/" + url.PathEscape(uri.Vhost)
-}
-
-func loopback(host string) bool {
-	if strings.EqualFold(host, "localhost") {
-		return true
-	}
-	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback()
 }
