@@ -1,13 +1,20 @@
 package oncemill_test
 
 import (
+	"context"
 	"database/sql"
+	"database/sql/driver"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 
+	"modernc.org/sqlite"
+
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 func TestSQLiteDSN_SetsWhatThePromisesNeedOnEveryConnection(t *testing.T) {
@@ -110,4 +117,63 @@ func increment(t *testing.T, db *sql.DB) error {
 		return err
 	}
 	return tx.Commit()
+}
+
+// knocking counts the connections that are opened.
+type knocking struct {
+	dsn   string
+	knock chan struct{}
+}
+
+func (k *knocking) Driver() driver.Driver { return &sqlite.Driver{} }
+
+func (k *knocking) Connect(context.Context) (driver.Conn, error) {
+	select {
+	case k.knock <- struct{}{}:
+	default:
+	}
+	return k.Driver().Open(k.dsn)
+}
+
+// Somebody has the file to himself for a moment, as when several processes find it new
+// and the first one gives it its write-ahead log.
+func TestMigrate_WaitsForItsTurnAtANewFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "test.db")
+	first, err := sql.Open("sqlite", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { first.Close() })
+	alone, err := first.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alone.Close()
+	if _, err := alone.ExecContext(t.Context(), `begin exclusive`); err != nil {
+		t.Fatal(err)
+	}
+	// Without a timeout of SQLite's own: that one is not always heeded there.
+	dsn := strings.Replace(oncemill.SQLiteDSN(path), "busy_timeout%2810000%29", "busy_timeout%280%29", 1)
+	if !strings.Contains(dsn, "%280%29") {
+		t.Fatalf("the timeout is not in %s", dsn)
+	}
+	k := &knocking{dsn: dsn, knock: make(chan struct{})}
+	db := sql.OpenDB(k)
+	t.Cleanup(func() { db.Close() })
+	ended := make(chan error, 1)
+	go func() { ended <- oncemill.Migrate(t.Context(), db, oncemill.Config{Dialect: oncemill.SQLite}, outbox.Migrations) }()
+	for range 3 {
+		select {
+		case <-k.knock:
+		case err := <-ended:
+			t.Fatalf("it did not wait: %v", err)
+		}
+	}
+	if _, err := alone.ExecContext(t.Context(), `rollback`); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
 }
