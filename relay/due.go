@@ -47,13 +47,16 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	req := dueRequest{topics: e.passOver(now), heads: max(dueHeads, e.heads)}
 	req.rows = dueRows * dueHeads / req.heads
 	var lanes []*lane
-	full := false
+	full, skipped := false, false
 	for _, l := range e.lanes {
-		if l == nil || !l.loaded || l.draining {
+		switch {
+		case l == nil, l != nil && l.draining:
 			continue
-		}
-		if now.After(l.trusted) {
-			l.overlooked = true
+		case now.After(l.trusted):
+			l.overlooked, skipped = true, true
+			continue
+		case !l.loaded: // it is looked at when it is
+			skipped = true
 			continue
 		}
 		room, known := e.parkedRoom(l)
@@ -83,7 +86,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			e.passedOver = req.topics
 			e.heads = nextHeads(req.heads, rows)
 			added := e.addParked(rows, now)
-			if !full && len(rows) == 0 {
+			if !full && !skipped && len(rows) == 0 {
 				e.nothingParked(req.topics)
 			}
 			switch {

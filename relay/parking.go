@@ -84,8 +84,8 @@ type parkingStore interface {
 	// parkedKeys returns all keys of lanes that have rows in parked.
 	parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error)
 
-	// due returns rows whose next attempt is due, each with the rows of its key
-	// that follow, in order, and how long until the next one is due, which may be
+	// due returns rows whose next attempt is due, of each topic in turn, each with
+	// the rows of its key that follow, in order, and how long until the next one is due, which may be
 	// one to pass over (negative: none is).
 	due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error)
 

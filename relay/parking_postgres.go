@@ -71,8 +71,9 @@ select lane, key from k`
 	// them there is. The rows of their keys by (lane, key, id). $2 are the ids to pass
 	// over, $3 the number of heads and one more, which tells when to come back, $4
 	// the rows of a key, $5 their bytes, $6 the topics to pass over. An unkeyed row is
-	// alone. That all lanes are between 0 and 31 makes the planner expect few rows of
-	// the recursion; else it would compile.
+	// alone. Topics take turns, so that none waits for the backlog of another one. That
+	// all lanes are between 0 and 31 makes the planner expect few rows of the
+	// recursion; else it would compile.
 	postgresDue = `
 with recursive t (lane, topic, next_at) as (
 	select l.lane, m.topic, m.next_at
@@ -95,7 +96,7 @@ with recursive t (lane, topic, next_at) as (
 		limit 1
 	) m
 ), wanted as (
-	select t.lane, t.topic, t.next_at, t.next_at <= clock_timestamp() as due
+	select t.lane, t.topic, t.next_at, t.next_at <= statement_timestamp() as due
 	from t
 	where t.topic not in (select unnest((select $6::text[])))
 		and t.lane between 0 and 31
@@ -104,10 +105,10 @@ select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata
 	r.attempts, r.crashed, r.held, r.age, h.place
 from (
 	select m.lane, m.id, m.key,
-		ceil(date_part('epoch', m.next_at - clock_timestamp()) * 1000000)::bigint as wait,
-		row_number() over (order by m.next_at, m.id) as place
+		ceil(date_part('epoch', m.next_at - statement_timestamp()) * 1000000)::bigint as wait,
+		row_number() over (order by m.next_at > statement_timestamp(), m.turn, m.next_at, m.id) as place
 	from (
-		select m.*
+		select m.*, row_number() over (partition by w.lane, w.topic order by m.next_at, m.id) as turn
 		from wanted w
 		cross join lateral (
 			select *
@@ -125,9 +126,9 @@ from (
 		) m
 		where w.due
 		union all
-		select 0, 0, '', min(w.next_at) from wanted w where not w.due having count(*) > 0
+		select 0, 0, '', min(w.next_at), 0 from wanted w where not w.due having count(*) > 0
 	) m
-	order by m.next_at, m.id
+	order by m.next_at > statement_timestamp(), m.turn, m.next_at, m.id
 	limit $3
 ) h
 left join lateral (
@@ -150,7 +151,7 @@ left join lateral (
 		) f
 	) w
 	where coalesce(w.bytes_before, 0) < $5
-) r on h.wait <= 0 and h.place < $3
+) r on h.wait <= 0 and h.id > 0 and h.place < $3
 order by h.place, r.id`
 
 	// By the primary keys; of the ring one partition.

@@ -59,6 +59,7 @@ type sqliteHead struct {
 	id   int64
 	name string // of the topic, or the key
 	wait int64
+	turn int // among those of its topic
 }
 
 func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow, next time.Duration, err error) {
@@ -118,7 +119,12 @@ func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequ
 			return nil, err
 		}
 	}
-	slices.SortFunc(heads, func(a, b sqliteHead) int { return cmp.Or(cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id)) })
+	slices.SortFunc(heads, func(a, b sqliteHead) int {
+		if a.wait > 0 || b.wait > 0 {
+			return cmp.Compare(max(a.wait, 0), max(b.wait, 0))
+		}
+		return cmp.Or(cmp.Compare(a.turn, b.turn), cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id))
+	})
 	return heads[:min(len(heads), r.heads+1)], nil
 }
 
@@ -132,6 +138,7 @@ func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads [
 		var h sqliteHead
 		err := row.Scan(&h.lane, &h.id, &h.name, &h.wait)
 		if !known[h.id] {
+			h.turn = -most
 			heads = append(heads, h)
 			most--
 		}

@@ -429,3 +429,59 @@ func TestParking_AgeIsThatOfTheFirstFailure(t *testing.T) {
 		}
 	})
 }
+
+// A message is not kept waiting by the backlog of another topic, which has waited for
+// longer.
+func TestParking_TopicsTakeTurns(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		const backlog = 300
+		rows := p.publish(t, loose(backlog+1)...)
+		var failures []failure
+		for _, r := range rows {
+			failures = append(failures, failing(r, retryLater))
+		}
+		p.exec(t, `update {{outbox}} set topic = 'other' where id = $1`, rows[backlog].ID)
+		p.mustFail(t, failures[:backlog])
+		p.mustFail(t, failures[backlog:])
+		due, next := p.mustDue(t, 4, 1)
+		if len(due) != 4 || next != 0 || !slices.ContainsFunc(due, func(r parkedRow) bool { return r.Topic == "other" }) {
+			t.Errorf("due %v, next in %v; want %s among them", dueNames(due), next, rows[backlog].MessageID)
+		}
+	})
+}
+
+// What is due while a look is under way is for the next one, and lets nothing out whose
+// time has not come.
+func TestParking_DueBringsOnlyWhatIsDue(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, loose(40)...)
+		var failures []failure
+		for _, r := range rows {
+			failures = append(failures, failing(r, retryLater))
+		}
+		failures[0].retryIn = time.Hour // the first row of all, which looks for nothing must not meet
+		p.exec(t, `update {{outbox}} set topic = 'soon' where id = $1`, rows[1].ID)
+		p.mustFail(t, failures)
+		p.exec(t, `update {{parked}} set lane = 0 where id = $1`, rows[0].ID)
+		var known []int64
+		for _, r := range rows[2:] {
+			known = append(known, r.ID)
+		}
+		in := `clock_timestamp() + $1::bigint * interval '1 microsecond'`
+		if p.sqlite() {
+			in = sqliteNow + ` + $1`
+		}
+		for look := range 400 {
+			p.exec(t, `update {{parked}} set next_at = `+in+` where id = $2`, 50+look*37%1500, rows[1].ID)
+			due, _, err := p.due(t.Context(), dueRequest{lanes: allLanes(), known: known, heads: dueHeads, rows: dueRows})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range due {
+				if r.ID != rows[1].ID {
+					t.Fatalf("look %d brought %s of lane %d", look, r.MessageID, r.Lane)
+				}
+			}
+		}
+	})
+}

@@ -430,3 +430,50 @@ func TestStuck_LooksAtALaneThatIsTrustedAgain(t *testing.T) {
 		t.Error("the lane was not looked at again")
 	}
 }
+
+// The lane that has a topic's parked messages is not looked at for a moment while the
+// topic recovers.
+func TestStuck_ALookThatSkipsALaneForgetsNoCircuit(t *testing.T) {
+	for _, how := range []string{"", "untrusted", "not loaded"} {
+		r := newRig(OrderPerKey, 0, 1)
+		var free time.Time
+		r.answer = func(m *entry) (error, bool) {
+			if r.now.Before(free) {
+				return errNack, true
+			}
+			free = r.now.Add(time.Second) // it takes one a second
+			return nil, true
+		}
+		for i := range 2000 {
+			r.put(1, int64(i+1), "A", "")
+		}
+		r.run(10*time.Second, time.Millisecond)
+		for i := 0; ; i++ {
+			r.step(time.Millisecond)
+			if a := r.circuits.find("A"); a != nil && a.state == recovering && a.credit > 0 && len(a.withheld) == 0 && r.chore == nil {
+				break
+			}
+			if i > 100_000 {
+				t.Fatal("it does not recover")
+			}
+		}
+		l := r.lanes[1]
+		switch how {
+		case "untrusted":
+			l.trusted = r.now.Add(-time.Millisecond)
+		case "not loaded":
+			l.loaded = false
+			r.loadAt = r.now.Add(20 * time.Millisecond) // the load is still to come
+		}
+		r.parkedDue(r.now)
+		r.run(20*time.Millisecond, time.Millisecond)
+		if how == "untrusted" {
+			r.trust(1, 1, r.now.Add(time.Hour))
+		}
+		r.sent["A"] = 0
+		r.run(50*time.Millisecond, time.Millisecond)
+		if r.sent["A"] > 20 {
+			t.Errorf("%q: %d are sent to a queue that takes one a second", how, r.sent["A"])
+		}
+	}
+}
