@@ -162,7 +162,9 @@ func TestMigrate_WaitsForItsTurnAtANewFile(t *testing.T) {
 	db := sql.OpenDB(k)
 	t.Cleanup(func() { db.Close() })
 	ended := make(chan error, 1)
-	go func() { ended <- oncemill.Migrate(t.Context(), db, oncemill.Config{Dialect: oncemill.SQLite}, outbox.Migrations) }()
+	go func() {
+		ended <- oncemill.Migrate(t.Context(), db, oncemill.Config{Dialect: oncemill.SQLite}, outbox.Migrations)
+	}()
 	for range 3 {
 		select {
 		case <-k.knock:

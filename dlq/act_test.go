@@ -52,9 +52,13 @@ func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
 		relays := p.write(t, letter{})
 		_, err := p.Replay(t.Context(), []int64{replaying, relays}, ada)
 		must(t, err)
-		for range 2 {
-			for _, id := range []int64{replaying, dead, relays, 99} {
-				must(t, p.Replayed(t.Context(), id))
+		for _, c := range []struct {
+			id       int64
+			consumer string
+			ended    bool
+		}{{replaying, "mail", false}, {replaying, "stock", true}, {replaying, "stock", false}, {dead, "stock", false}, {relays, "", false}, {99, "stock", false}} {
+			if ended := p.endReplay(t, c.consumer, c.id); ended != c.ended {
+				t.Errorf("letter %d of %q: ended %v", c.id, c.consumer, ended)
 			}
 		}
 		p.expectStates(t, []int64{replaying, dead, relays}, dlq.Replayed, dlq.Dead, dlq.Replaying)
@@ -170,4 +174,15 @@ func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
 			t.Errorf("forgot %d more, %v", n, err)
 		}
 	})
+}
+
+func (p *place) endReplay(t *testing.T, consumer string, id int64) bool {
+	t.Helper()
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	must(t, err)
+	defer tx.Rollback()
+	ended, err := p.EndReplay(t.Context(), tx, consumer, id)
+	must(t, err)
+	must(t, tx.Commit())
+	return ended
 }

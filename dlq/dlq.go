@@ -124,14 +124,20 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 	return err
 }
 
-// Replayed ends the replay of a consumer's letter, whose message has been given back.
-// It is for whoever does that: see inbox.Replays. A letter that is not being replayed,
-// any more perhaps, is left alone.
-func (s *Store) Replayed(ctx context.Context, id int64) error {
-	if _, err := s.db.ExecContext(ctx, s.texts.replayed, id); err != nil {
-		return fmt.Errorf("dlq: end replay: %w", err)
+// EndReplay ends the replay of a consumer's letter in tx, which holds what has become
+// of the message. It is for whoever handles that: see inbox.Replays. It reports false,
+// and changes nothing, if the letter is not being replayed, any more perhaps. The caller
+// commits.
+func (s *Store) EndReplay(ctx context.Context, tx oncemill.Tx, consumer string, id int64) (ended bool, err error) {
+	result, err := tx.ExecContext(ctx, s.texts.replayed, id, consumer)
+	if err != nil {
+		return false, fmt.Errorf("dlq: end replay: %w", err)
 	}
-	return nil
+	n, err := result.RowsAffected()
+	if err != nil {
+		return false, fmt.Errorf("dlq: end replay: %w", err)
+	}
+	return n == 1, nil
 }
 
 // actBatch is the number of letters in one statement.

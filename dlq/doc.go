@@ -18,14 +18,15 @@
 //	            waits in the relay's table, and its successors behind it
 //	replaying   an operator wants it delivered; whoever wrote the letter will do it
 //	discarding  an operator wants the held message removed; its relay will do it
-//	replayed    the message was given back to where it came from; the end
+//	replayed    a relay has the message back, or a consumer has handled it; the end
 //	discarded   dropped by an operator, with a reason; the end
 //
 // [Store.Replay] and [Store.Discard] change the state of a letter that is dead or
 // held, once, however often and by how many they are called; they move no
 // message. That is done by the one who owns it: a relay's letter by the worker
 // that holds its lane, within its next polls, and a consumer's by its inbox, which
-// gives the message to that consumer alone (inbox.Replays). A letter that is dead is
+// gives the message to that consumer alone, and ends the replay with the effects
+// (inbox.Replays). A letter that is dead is
 // discarded at once, since nothing else exists.
 //
 // The message of a letter that was replayed lives on under the same message id,

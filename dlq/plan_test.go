@@ -63,7 +63,9 @@ func TestPlans_ListsLookAtWhatTheyReturn(t *testing.T) {
 	if err != nil || len(replaying) != 3 {
 		t.Fatalf("%d letters are to be replayed, %v", len(replaying), err)
 	}
-	must(t, p.Replayed(t.Context(), 1))
+	if !p.endReplay(t, "consumer 1", 1) {
+		t.Fatal("the replay did not end")
+	}
 	for _, plan := range seen.Take() {
 		if plan.Rows > 10 || len(plan.Faults) > 0 {
 			t.Errorf("a command, or forgetting nothing, looked at %v rows, %q\n%s", plan.Rows, plan.Faults, plan.Text)

@@ -60,7 +60,7 @@ returning id`
 	postgresReplayed = `
 update {{dead_letters}}
 set state = 'replayed', version = version + 1, closed_at = clock_timestamp()
-where id = $1 and source = 'consumer' and state = 'replaying'`
+where id = $1 and source = 'consumer' and consumer = $2 and state = 'replaying'`
 
 	postgresDiscard = `
 update {{dead_letters}}

@@ -138,7 +138,7 @@ func newGroup(in *Inbox) *group {
 
 // attempt is an attempt in a transaction that may be shared.
 func (g *group) attempt(ctx context.Context, w *work) (outcome, error) {
-	if d, ok := DeliveryFromContext(ctx); ok && d.Redelivered() || w.replay {
+	if d, ok := DeliveryFromContext(ctx); ok && d.Redelivered() || w.replay.marked {
 		return g.in.alone(ctx, w)
 	}
 	m := &member{ctx: ctx, work: w, key: g.in.cfg.Key(w.msg), verdict: make(chan verdict, mostFailed+2)}

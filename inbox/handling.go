@@ -19,7 +19,7 @@ type work struct {
 	id          string
 	handler     message.HandlerFunc
 	fingerprint []byte
-	replay      bool  // of a dead letter
+	replay      replay
 	start       start // what was noted of it before
 }
 
@@ -47,8 +47,12 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 		in.telemetry.record(ctx, notForUs)
 		return nil
 	}
-	w := &work{msg: msg, id: in.cfg.ID(msg), handler: h, replay: msg.Metadata.Get(ReplayMetadata) != ""}
+	w := &work{msg: msg, handler: h}
+	w.replay, w.id = in.replayed(msg)
 	defer w.unmark()()
+	if w.id == "" {
+		w.id = in.cfg.ID(msg)
+	}
 	if err := checkMessageID(w.id); err != nil {
 		in.telemetry.record(ctx, badMessageID)
 		return in.refuse(ctx, w, NoMessageID, err)
@@ -84,8 +88,9 @@ func (w *work) unmark() (restore func()) {
 		return func() {}
 	}
 	w.msg.Metadata = maps.Clone(marked)
-	delete(w.msg.Metadata, ReplayMetadata)
-	delete(w.msg.Metadata, ConsumerMetadata)
+	for _, name := range []string{ReplayMetadata, ConsumerMetadata, replayIDMetadata} {
+		delete(w.msg.Metadata, name)
+	}
 	return func() { w.msg.Metadata = marked }
 }
 
@@ -355,7 +360,7 @@ func (in *Inbox) noteEnd(ctx context.Context, w *work) {
 // checkAge refuses a message whose id may have been forgotten.
 func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 	d, ok := DeliveryFromContext(ctx)
-	if !ok || in.cfg.DeadLetters == nil || w.replay {
+	if !ok || in.cfg.DeadLetters == nil || w.replay.marked {
 		return nil
 	}
 	created := d.CreatedAt()

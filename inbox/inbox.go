@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -142,8 +143,13 @@ type Inbox struct {
 	telemetry *telemetry
 	gaps      gaps
 
+	perHandler atomic.Bool // PerHandler was called
+
 	mu      sync.Mutex
 	derived []*Inbox // of handlers; see PerHandler
+
+	replaying sync.Mutex
+	published map[int64]time.Time // guarded by replaying: letters, when
 }
 
 // New returns an inbox on db. It does no I/O; the table is made by

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -77,7 +78,7 @@ func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error)
 		return ErrNoDeadLetters
 	}
 	letter := in.newLetter(ctx, msg, "", Malformed, reason)
-	err := in.bury(ctx, letter, false)
+	err := in.bury(ctx, letter, replay{})
 	if err == nil {
 		in.telemetry.record(ctx, deadLetter)
 	}
@@ -98,6 +99,16 @@ func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string,
 	}
 	if d, ok := DeliveryFromContext(ctx); ok {
 		letter.CreatedAt = d.CreatedAt()
+		if from, ok := d.(interface{ Topic() string }); ok && letter.Topic == "" {
+			letter.Topic = from.Topic()
+		}
+	}
+	if msg.UUID != "" && msg.UUID != id {
+		letter.Metadata = maps.Clone(msg.Metadata)
+		if letter.Metadata == nil {
+			letter.Metadata = message.Metadata{}
+		}
+		letter.Metadata.Set(uuidMetadata, msg.UUID)
 	}
 	var panicked *PanicError
 	if errors.As(err, &panicked) {
@@ -111,7 +122,7 @@ func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string,
 // dealt with from now on, and the failures of the message are forgotten; if
 // another has the id already there is no letter. A conflict of ids is about an id
 // that another has.
-func (in *Inbox) bury(ctx context.Context, letter *Letter, replay bool) error {
+func (in *Inbox) bury(ctx context.Context, letter *Letter, r replay) error {
 	tx, err := in.store.begin(ctx)
 	if err != nil {
 		return fmt.Errorf("dead letter: begin: %w", err)
@@ -120,7 +131,7 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, replay bool) error {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
 	taken := takesID(letter.MessageID, letter.Reason)
 	if taken {
-		claimed, err := in.claim(ctx, tx, id, nil, replay)
+		claimed, err := in.claim(ctx, tx, id, nil, r)
 		if err != nil {
 			return fmt.Errorf("dead letter: %w", err)
 		}
@@ -129,6 +140,11 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, replay bool) error {
 		}
 		if err := errors.Join(in.store.markDead(ctx, tx, letter.MessageID), in.store.forgetFailures(ctx, tx, letter.MessageID)); err != nil {
 			return fmt.Errorf("dead letter: %w", err)
+		}
+	}
+	if !taken && r.marked {
+		if open, err := in.endReplay(ctx, tx, r); err != nil || !open {
+			return err
 		}
 	}
 	if err := in.cfg.DeadLetters.Add(ctx, tx, letter); err != nil {

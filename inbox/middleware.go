@@ -63,14 +63,19 @@ func (in *Inbox) alone(ctx context.Context, w *work) (outcome, error) {
 	return in.commit(ctx, tx)
 }
 
-// claim takes the id. The id of a dead letter is taken by its replay alone.
-func (in *Inbox) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, replay bool) (bool, error) {
-	if replay {
+// claim takes the id. The id of a dead letter is taken by its replay alone, which ends
+// with that.
+func (in *Inbox) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, r replay) (bool, error) {
+	if r.marked && !r.fresh {
 		if open, err := in.store.reopen(ctx, tx, id); err != nil || !open {
 			return false, err
 		}
 	}
-	return in.store.claim(ctx, tx, id, fingerprint)
+	claimed, err := in.store.claim(ctx, tx, id, fingerprint)
+	if err != nil || !claimed || !r.marked {
+		return claimed, err
+	}
+	return in.endReplay(ctx, tx, r)
 }
 
 // duplicate is an id that a committed transaction has.
@@ -86,6 +91,15 @@ func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, e
 	}
 	if w.start.noted {
 		in.noteEnd(ctx, w)
+	}
+	if w.replay.letter != 0 { // of a message that is dead no more
+		open, err := in.endReplay(ctx, tx, w.replay)
+		if err == nil && open {
+			_, err = in.commit(ctx, tx)
+		}
+		if err != nil {
+			return claimFailed(err), fmt.Errorf("end replay: %w", err)
+		}
 	}
 	in.logDuplicate(ctx, w.id)
 	return duplicate, nil

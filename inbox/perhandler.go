@@ -18,6 +18,7 @@ import (
 // Otherwise it is as [Inbox.Middleware]. Run of this inbox cares for the consumers
 // of all its handlers.
 func (in *Inbox) PerHandler(h message.HandlerFunc) message.HandlerFunc {
+	in.perHandler.Store(true)
 	var once sync.Once
 	var own *Inbox
 	var bad error

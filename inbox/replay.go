@@ -1,7 +1,9 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,30 +15,33 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // Replays gives the messages of this consumer's dead letters back to it, when an
 // operator wants that ([dlq.Store.Replay]). Inbox.Run does it.
 //
-// A message is published and then its letter closed, so after a crash it may be
-// published again; its effects happen once all the same. It keeps its id, or gets
-// one of its letter's if it had none of its own. Other consumers that see it
-// acknowledge it without handling it, if they have an inbox.
+// A message is published with its letter's number, and the transaction of its effects,
+// or of a new letter, ends the replay: until then the letter stays in the state
+// replaying, and the message is published again now and then. However often it comes,
+// it is handled once. It keeps its id, or gets one of its letter's if it had none of its
+// own. Other consumers that see it acknowledge it without handling it, if they have an
+// inbox.
 type Replays struct {
-	// Letters is the store that Config.DeadLetters writes to (see LettersOf).
-	// Required.
+	// Letters is the store that Config.DeadLetters writes to (see LettersOf), in the
+	// database of the inbox. Required.
 	Letters *dlq.Store
 
-	// Publisher publishes the messages. It must not return before the broker has
-	// them: for watermill-amqp, with ConfirmDelivery. Required.
+	// Publisher publishes the messages. Give it a timeout of its own: a call that
+	// does not return holds up the end of Run. Required.
 	Publisher message.Publisher
 
 	// Topic returns the topic to publish a letter's message to: best one that
 	// leads to this consumer alone, which is the name of its queue for a
 	// publisher that has watermill-amqp's configuration of a durable queue.
 	// Default: the topic that it was subscribed to, which other consumers may
-	// read as well.
+	// read as well. An empty one is an error.
 	Topic func(*dlq.Letter) string
 }
 
@@ -61,6 +66,11 @@ const (
 	replayInterval = time.Second
 	replayCost     = 20 // at most one part in so many of the time
 	replayPage     = 200
+	mostErrorsTold = 3
+
+	// replayAgain is how long a message that was published may take to be handled
+	// before it is published again.
+	replayAgain = 10 * time.Minute
 )
 
 // replayLoop carries replays out until ctx ends.
@@ -75,14 +85,18 @@ func (in *Inbox) replayLoop(ctx context.Context) {
 }
 
 // Replay is one step of Run: it publishes the messages of all letters that are to be
-// replayed, in the order in which they died, and returns how many. A letter whose
-// message cannot be published stays as it is, and holds no other up; the error tells
-// of all of them. Without Config.Replays it does nothing.
+// replayed, in the order in which they died, but for those that this inbox has
+// published lately, and returns how many. A letter whose message cannot be published
+// stays as it is, and holds no other up. Without Config.Replays it does nothing.
 func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	if in.cfg.Replays == nil {
 		return 0, nil
 	}
+	in.replaying.Lock()
+	defer in.replaying.Unlock()
 	var errs []error
+	failed := 0
+	published := map[int64]time.Time{} // what is replaying no more is forgotten
 	filter := dlq.Filter{States: []dlq.State{dlq.Replaying}, Source: dlq.Consumer, OldestFirst: true, Limit: replayPage}
 	for {
 		page, err := in.cfg.Replays.Letters.List(ctx, filter)
@@ -90,33 +104,68 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 			return replayed, errors.Join(append(errs, err)...)
 		}
 		for _, l := range page {
-			if l.Consumer != in.cfg.Consumer && !strings.HasPrefix(l.Consumer, in.cfg.Consumer+"/") {
-				continue // not of this inbox, nor of one of its handlers
-			}
-			if err := in.replayOne(ctx, l.ID); err != nil {
-				errs = append(errs, fmt.Errorf("letter %d: %w", l.ID, err))
+			if !in.caresFor(l.Consumer) {
 				continue
 			}
-			replayed++
+			if at, before := in.published[l.ID]; before && time.Since(at) < replayAgain {
+				published[l.ID] = at
+				continue
+			}
+			did, err := in.replayOne(ctx, l.ID)
+			switch {
+			case did:
+				replayed++
+				published[l.ID] = time.Now()
+			case err != nil:
+				if failed++; failed <= mostErrorsTold {
+					errs = append(errs, fmt.Errorf("letter %d: %w", l.ID, err))
+				}
+			}
 		}
 		if len(page) < replayPage || ctx.Err() != nil {
-			return replayed, errors.Join(errs...)
+			break
 		}
 		filter.After = page[len(page)-1].Cursor()
 	}
+	in.published = published
+	if failed > mostErrorsTold {
+		errs = append(errs, fmt.Errorf("and %d letters more", failed-mostErrorsTold))
+	}
+	return replayed, errors.Join(errs...)
 }
 
-func (in *Inbox) replayOne(ctx context.Context, id int64) error {
+// caresFor reports that a consumer is that of this inbox, or one of its handlers', of
+// which none may have had a message yet.
+func (in *Inbox) caresFor(consumer string) bool {
+	return consumer == in.cfg.Consumer || in.perHandler.Load() && strings.HasPrefix(consumer, in.cfg.Consumer+"/")
+}
+
+func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	r := in.cfg.Replays
 	letter, err := r.Letters.Get(ctx, id)
-	if err != nil {
-		return err
+	switch {
+	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.Replaying:
+		return false, nil // another process was faster
+	case err != nil:
+		return false, err
 	}
-	if err := r.Publisher.Publish(r.Topic(letter), replayOf(ctx, letter)); err != nil {
-		return fmt.Errorf("publish: %w", err)
+	topic := r.Topic(letter)
+	if topic == "" {
+		return false, errNoReplayTopic
 	}
-	return r.Letters.Replayed(ctx, id)
+	if err := r.Publisher.Publish(topic, replayOf(ctx, letter)); err != nil {
+		return false, fmt.Errorf("publish to %q: %w", topic, err)
+	}
+	return true, nil
 }
+
+var errNoReplayTopic = errors.New("it is not known where to; let Config.Replays.Topic return a topic")
+
+// Metadata that a replay has besides ReplayMetadata and ConsumerMetadata.
+const (
+	replayIDMetadata = outbox.ReservedMetadata + "replay_id" // that the inbox is to know it by
+	uuidMetadata     = outbox.ReservedMetadata + "uuid"      // of the message of a letter, if that is not its id
+)
 
 // replayOf makes the message of a letter again. The id of one that had none, or that of
 // another message, has no mark of death that a replay could claim: it is a new message,
@@ -126,16 +175,56 @@ func replayOf(ctx context.Context, letter *dlq.Letter) *message.Message {
 	maps.Copy(metadata, letter.Metadata)
 	delete(metadata, outbox.RowMetadata)
 	metadata.Set(ConsumerMetadata, letter.Consumer)
+	metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
 	id := letter.MessageID
-	if takesID(id, Reason(letter.Reason)) {
-		metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
-	} else {
-		id = "letter-" + strconv.FormatInt(letter.ID, 10)
-		delete(metadata, ReplayMetadata)
+	if !takesID(id, Reason(letter.Reason)) {
+		id = freshID(letter.ID)
 	}
-	msg := message.NewMessageWithContext(ctx, id, letter.Payload)
+	metadata.Set(replayIDMetadata, id)
+	uuid := cmp.Or(metadata[uuidMetadata], letter.MessageID, id)
+	delete(metadata, uuidMetadata)
+	msg := message.NewMessageWithContext(ctx, uuid, letter.Payload)
 	msg.Metadata = metadata
 	return msg
+}
+
+func freshID(letter int64) string { return "letter-" + strconv.FormatInt(letter, 10) }
+
+// replay is what a message tells of the letter that it is the replay of.
+type replay struct {
+	marked bool  // it is one
+	letter int64 // 0: published by somebody else, who does not say
+	fresh  bool  // it has a new id
+}
+
+// replayed reads the marks of a replay, and returns the id that the message is to be
+// known by, if they say.
+func (in *Inbox) replayed(msg *message.Message) (r replay, id string) {
+	mark := msg.Metadata[ReplayMetadata]
+	if mark == "" {
+		return replay{}, ""
+	}
+	r.marked = true
+	letter, err := strconv.ParseInt(mark, 10, 64)
+	if err != nil || in.cfg.Replays == nil {
+		return r, ""
+	}
+	id = msg.Metadata[replayIDMetadata]
+	r.letter, r.fresh = letter, id == freshID(letter)
+	return r, id
+}
+
+// endReplay ends, with tx, the replay that a message belongs to. It reports false if
+// there is none any more: another copy was faster.
+func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, r replay) (open bool, err error) {
+	if in.cfg.Replays == nil || r.letter == 0 {
+		return true, nil
+	}
+	open, err = in.cfg.Replays.Letters.EndReplay(ctx, tx, in.cfg.Consumer, r.letter)
+	if err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)) {
+		return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	}
+	return open, err
 }
 
 // takesID reports that a letter takes the id of its message: that is not another's.

@@ -21,8 +21,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 )
 
-// stutterer publishes everything twice, as one does who crashed before it noted that it
-// had, and fails before that now and then.
+// stutterer publishes everything twice, as two processes do, and fails before that.
 type stutterer struct {
 	message.Publisher
 	refused sync.Map
@@ -123,7 +122,7 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 		slices.Sort(got)
 		want := []string{
 			"mail a: bad", "mail b: good", "stock a: bad", "stock b: good",
-			fmt.Sprintf("stock letter-%d: other", ids["conflict"]), fmt.Sprintf("stock letter-%d: nameless", ids["no-message-id"]),
+			"stock b: other", fmt.Sprintf("stock letter-%d: nameless", ids["no-message-id"]),
 		}
 		slices.Sort(want)
 		if !slices.Equal(got, want) {
@@ -158,4 +157,290 @@ func (p *place) letterStore(t *testing.T) *dlq.Store {
 		t.Fatal(err)
 	}
 	return store
+}
+
+// recorder keeps what is published.
+type recorder struct {
+	mu     sync.Mutex
+	topics []string
+	msgs   []*message.Message
+	first  func()
+}
+
+func (r *recorder) Publish(topic string, msgs ...*message.Message) error {
+	if f := r.first; f != nil {
+		r.first = nil
+		f()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, m := range msgs {
+		r.topics, r.msgs = append(r.topics, topic), append(r.msgs, m.Copy())
+	}
+	return nil
+}
+func (r *recorder) Close() error { return nil }
+
+func toQueue(*dlq.Letter) string { return "queue" }
+
+func replayAll(t *testing.T, store *dlq.Store, consumer string) (ids []int64) {
+	t.Helper()
+	list, err := store.List(t.Context(), dlq.Filter{Consumer: consumer, States: []dlq.State{dlq.Dead}, Limit: 1000})
+	expectNoError(t, err)
+	for _, l := range list {
+		ids = append(ids, l.ID)
+	}
+	_, err = store.Replay(t.Context(), ids, dlq.Act{By: "ada"})
+	expectNoError(t, err)
+	return ids
+}
+
+func bad(*message.Message) ([]*message.Message, error) {
+	return nil, inbox.Permanent(errors.New("not mended"))
+}
+
+// Copies of a replay make one letter at most, whoever publishes them.
+func TestReplays_CopiesOfOneThatFailsMakeOneLetter(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		process := func() *inbox.Inbox {
+			return p.inbox(t, func(cfg *inbox.Config) {
+				cfg.DeadLetters = inbox.LettersOf(store)
+				cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+			})
+		}
+		a, b := process(), process()
+		const n = 10
+		for i := range n {
+			expectNoError(t, deliverMessage(t, a, message.NewMessage(fmt.Sprint("m", i), nil), bad))
+		}
+		for round := 1; round <= 3; round++ {
+			replayAll(t, store, "stock")
+			rec.topics, rec.msgs = nil, nil
+			rec.first = func() { // while a publishes its first one, b does its step
+				if _, err := b.Replay(t.Context()); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, err := a.Replay(t.Context()); err != nil {
+				t.Error(err)
+			}
+			for _, m := range rec.msgs {
+				m.SetContext(context.WithoutCancel(t.Context()))
+				expectNoError(t, deliverMessage(t, a, m, bad))
+			}
+			dead, err := store.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead}, Limit: 1000})
+			expectNoError(t, err)
+			if len(dead) != n {
+				t.Errorf("round %d: %d messages were published %d times, and have %d open letters", round, n, len(rec.msgs), len(dead))
+			}
+		}
+	})
+}
+
+// A copy of a replay that comes late does not undo what was decided since.
+func TestReplays_ALateCopyHasNoEffect(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+		})
+		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
+		replayAll(t, store, "stock")
+		if _, err := in.Replay(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		again := rec.msgs[0].Copy() // published twice
+		expectNoError(t, deliverMessage(t, in, rec.msgs[0], bad))
+		dead, err := store.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead}})
+		expectNoError(t, err)
+		expectNoError(t, store.Discard(t.Context(), dead[0].ID, dlq.Act{By: "ada", Reason: "done by hand"}))
+		ran := false
+		expectNoError(t, deliverMessage(t, in, again, func(*message.Message) ([]*message.Message, error) { ran = true; return nil, nil }))
+		if ran {
+			t.Error("a copy of the replay of letter 1 had an effect after letter 2 was discarded")
+		}
+	})
+}
+
+// What no router has seen has no topic, unless the subscriber tells.
+func TestReplays_NeedATopic(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec}
+		})
+		// As rabbitmq.Config.Malformed calls it, with the subscriber's context.
+		expectNoError(t, in.Refuse(t.Context(), message.NewMessage("a", []byte("x")), errors.New("no such encoding")))
+		replayAll(t, store, "stock")
+		n, err := in.Replay(t.Context())
+		if n != 0 || err == nil || len(rec.msgs) > 0 {
+			t.Errorf("%d replayed, to topics %q, %v", n, rec.topics, err)
+		}
+	})
+}
+
+// An id of Config.ID is not the UUID, which comes back as it was.
+func TestReplays_KeepTheUUIDBesideConfigID(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.ID = func(m *message.Message) string { return m.Metadata.Get("event_id") }
+			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+		})
+		expectNoError(t, deliverMessage(t, in, message.NewMessage("uuid", nil), bad)) // no event_id
+		withID := message.NewMessage("uuid 2", nil)
+		withID.Metadata.Set("event_id", "e2")
+		expectNoError(t, deliverMessage(t, in, withID, bad))
+		replayAll(t, store, "stock")
+		if _, err := in.Replay(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		ran := 0
+		for _, m := range rec.msgs {
+			expectNoError(t, deliverMessage(t, in, m, func(m *message.Message) ([]*message.Message, error) {
+				if m.Metadata.Get("event_id") == "e2" && m.UUID != "uuid 2" {
+					t.Errorf("the UUID %q is %q now", "uuid 2", m.UUID)
+				}
+				ran++
+				return nil, nil
+			}))
+		}
+		if ran != 2 {
+			t.Errorf("%d of 2 had an effect", ran)
+		}
+	})
+}
+
+// The order of a key that is enforced is not that of its replays.
+func TestReplays_PassTheSequence(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.Sequence = func(m *message.Message) (n int64, ok bool) {
+				_, err := fmt.Sscan(m.UUID, &n)
+				return n, err == nil
+			}
+			cfg.GapWait = time.Millisecond
+			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+		})
+		var ran []string
+		good := func(m *message.Message) ([]*message.Message, error) { ran = append(ran, m.UUID); return nil, nil }
+		nth := func(n int) *message.Message {
+			m := message.NewMessage(fmt.Sprint(n), nil)
+			m.Metadata.Set("oncemill_key", "k")
+			return m
+		}
+		expectNoError(t, deliverMessage(t, in, nth(1), good))
+		expectNoError(t, deliverMessage(t, in, nth(2), bad))
+		expectError(t, deliverMessage(t, in, nth(3), good), inbox.ErrGap)
+		time.Sleep(10 * time.Millisecond)
+		expectNoError(t, deliverMessage(t, in, nth(3), good))
+		replayAll(t, store, "stock")
+		if _, err := in.Replay(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		expectNoError(t, deliverMessage(t, in, rec.msgs[0], good))
+		left, err := store.List(t.Context(), dlq.Filter{})
+		expectNoError(t, err)
+		if !slices.Equal(ran, []string{"1", "3", "2"}) || left[0].State != dlq.Replayed {
+			t.Errorf("handled %q; the letter is %s", ran, left[0].State)
+		}
+		expectNoError(t, deliverMessage(t, in, nth(4), good)) // the sequence is where it was
+	})
+}
+
+func TestReplays_AreOfTheirConsumerAlone(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		with := func(consumer string) *inbox.Inbox {
+			return p.inbox(t, func(cfg *inbox.Config) {
+				cfg.Consumer = consumer
+				cfg.DeadLetters = inbox.LettersOf(store)
+				cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: func(*dlq.Letter) string { return "queue of " + consumer }}
+			})
+		}
+		stock, eu := with("stock"), with("stock/eu")
+		expectNoError(t, deliverMessage(t, eu, message.NewMessage("a", nil), bad))
+		replayAll(t, store, "stock/eu")
+		if n, err := stock.Replay(t.Context()); n != 0 || err != nil {
+			t.Errorf("stock has replayed %d letters of stock/eu, to %q, %v", n, rec.topics, err)
+		}
+		if n, err := eu.Replay(t.Context()); n != 1 || err != nil {
+			t.Errorf("stock/eu has replayed %d, %v", n, err)
+		}
+	})
+}
+
+// The letters of a handler are replayed though it has had no message yet.
+func TestReplays_AreOfHandlersToo(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		with := func(consumer string) *inbox.Inbox {
+			return p.inbox(t, func(cfg *inbox.Config) {
+				cfg.Consumer, cfg.DeadLetters = consumer, inbox.LettersOf(store)
+				cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+			})
+		}
+		// As a process before this one has left it.
+		expectNoError(t, deliverMessage(t, with("stock/reserve"), message.NewMessage("a", nil), bad))
+		replayAll(t, store, "stock/reserve")
+		in := with("stock")
+		in.PerHandler(bad)
+		if n, err := in.Replay(t.Context()); n != 1 || err != nil {
+			t.Errorf("%d replayed, %v", n, err)
+		}
+		if n, err := in.Replay(t.Context()); n != 0 || err != nil {
+			t.Errorf("%d replayed again at once, %v", n, err)
+		}
+	})
+}
+
+// A replay ends though the message is dead no more: somebody has mended that by hand.
+func TestReplays_EndWhereNothingIsDead(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := p.letterStore(t)
+		rec := &recorder{}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.Fingerprint = func(m *message.Message) []byte { return m.Payload }
+			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+		})
+		for id, payload := range map[string]string{"same": "x", "other": "y"} {
+			expectNoError(t, deliverMessage(t, in, message.NewMessage(id, []byte("x")), bad))
+			resolved, err := p.cfg.Resolve(p.db)
+			expectNoError(t, err)
+			p.exec(t, resolved.Expand(`delete from {{inbox}} where message_id = '`+id+`'`))
+			expectNoError(t, deliverMessage(t, in, message.NewMessage(id, []byte(payload)), effect))
+		}
+		replayAll(t, store, "stock")
+		if n, err := in.Replay(t.Context()); n != 2 || err != nil {
+			t.Fatalf("%d published, %v", n, err)
+		}
+		for _, m := range rec.msgs {
+			expectNoError(t, deliverMessage(t, in, m, effect))
+		}
+		states := map[string]int{}
+		letters, err := store.List(t.Context(), dlq.Filter{})
+		expectNoError(t, err)
+		for _, l := range letters {
+			states[fmt.Sprint(l.State, " ", l.Reason, " ", l.MessageID)]++
+		}
+		want := map[string]int{"replayed permanent same": 1, "replayed permanent other": 1, "dead conflict other": 1}
+		if !maps.Equal(states, want) {
+			t.Errorf("letters %v, want %v", states, want)
+		}
+		p.expect(t, 2, 2, 0)
+	})
 }

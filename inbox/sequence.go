@@ -47,9 +47,10 @@ const (
 )
 
 // admit asks the sequence gate whether the message may have its effects now. It
-// keeps its key locked until the end of the transaction.
+// keeps its key locked until the end of the transaction. A replay may, and leaves the
+// sequence as it is: whoever asked for it knows that it comes late.
 func (in *Inbox) admit(ctx context.Context, tx *sql.Tx, w *work) (bool, error) {
-	if in.cfg.Sequence == nil {
+	if in.cfg.Sequence == nil || w.replay.marked {
 		return true, nil
 	}
 	seq, ok := in.cfg.Sequence(w.msg)

@@ -55,11 +55,11 @@ func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, err 
 
 // prepare makes the message that is handed out, with a context of its own that
 // has the values of ctx.
-func (p *parcel) prepare(ctx context.Context, s *settings) {
+func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 	if p.msg == nil {
 		p.read(s)
 	}
-	p.note = &note{redelivered: p.delivery.Redelivered}
+	p.note = &note{topic: topic, redelivered: p.delivery.Redelivered}
 	if _, relayed := p.delivery.Headers[relayHeader]; relayed {
 		p.note.createdAt = p.delivery.Timestamp
 	}
@@ -99,11 +99,15 @@ const relayHeader = "oncemill_id"
 
 // note is what a handler can learn and say of its delivery.
 type note struct {
+	topic       string
 	redelivered bool
 	createdAt   time.Time
 	delay       atomic.Int64 // nanoseconds; 0: not asked for
 	givesWay    atomic.Bool
 }
+
+// Topic tells an inbox where a message that no router has seen was subscribed to.
+func (n *note) Topic() string { return n.topic }
 
 func (n *note) Redelivered() bool { return n.redelivered }
 

@@ -115,3 +115,47 @@ func TestSubscriber_ReplayComesToTheQueueOfItsConsumer(t *testing.T) {
 		t.Errorf("%d deliveries to stock and %d to mail, want 2 and 1", s, m)
 	}
 }
+
+// RabbitMQ confirms what it has no queue for. The letter stays: only handling the message
+// ends its replay.
+func TestSubscriber_ReplayToNoQueueLosesNothing(t *testing.T) {
+	t.Parallel()
+	uri, pg := testserver.RabbitMQ(t), testserver.Postgres(t)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, dlq.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	letters, err := dlq.New(pg.DB, dlq.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	direct := wamqp.NewDurableQueueConfig(uri)
+	direct.Marshaler, direct.Publish.ConfirmDelivery = rabbitmq.Marshaler{}, true
+	toQueue, err := wamqp.NewPublisher(direct, watermill.NopLogger{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { toQueue.Close() })
+	in, err := inbox.New(pg.DB, inbox.Config{
+		Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters),
+		Replays: &inbox.Replays{Letters: letters, Publisher: toQueue, Topic: func(*dlq.Letter) string { return "nowhere" }},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.Refuse(t.Context(), message.NewMessage("a", []byte("x")), errors.New("no such encoding")); err != nil {
+		t.Fatal(err)
+	}
+	list, err := letters.List(t.Context(), dlq.Filter{})
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%d letters, %v", len(list), err)
+	}
+	if _, err := letters.Replay(t.Context(), []int64{list[0].ID}, dlq.Act{By: "ada"}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := in.Replay(t.Context()); n != 1 || err != nil {
+		t.Errorf("%d published, %v", n, err)
+	}
+	if list, err = letters.List(t.Context(), dlq.Filter{}); err != nil || list[0].State != dlq.Replaying {
+		t.Errorf("the letter is %+v, %v", list[0], err)
+	}
+}

@@ -17,6 +17,7 @@ import (
 // back as an outcome.
 type subscription struct {
 	owner     *Subscriber
+	topic     string
 	queue     string
 	exchange  string
 	out       chan *message.Message
@@ -50,6 +51,7 @@ func newSubscription(owner *Subscriber, topic string) *subscription {
 	topology := owner.settings.topology
 	return &subscription{
 		owner:    owner,
+		topic:    topic,
 		queue:    topology.Queue.GenerateName(topic),
 		exchange: topology.Exchange.GenerateName(topic),
 		out:      make(chan *message.Message),
@@ -142,7 +144,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		for len(s.ready) > 0 && len(s.away) < prefetch {
 			next = s.ready[0]
 			if next.note == nil {
-				next.prepare(handling, settings)
+				next.prepare(handling, settings, s.topic)
 			}
 			if next.reason == nil {
 				out, msg = s.out, next.msg

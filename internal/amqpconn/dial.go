@@ -3,6 +3,7 @@ package amqpconn
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -44,8 +45,9 @@ func (s *Settings) Dial(ctx context.Context, open func(raw net.Conn) (wire net.C
 		wire, drop = open(raw)
 		return wire, nil
 	}
+	config.Properties = maps.Clone(config.Properties) // amqp091-go writes into both
 	if s.tls != nil {
-		config.TLSClientConfig = s.tls.Clone() // amqp091-go writes the server name into it
+		config.TLSClientConfig = s.tls.Clone()
 	}
 	conn, err := amqp.DialConfig(s.URI, config)
 	if err != nil {

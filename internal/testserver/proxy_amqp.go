@@ -95,7 +95,7 @@ func (p *AMQPProxy) Cut() {
 // pass copies from one side to the other, frame by frame if it is the broker's.
 func (p *AMQPProxy) pass(to, from net.Conn, frames bool) {
 	defer func() { _, _ = to.Close(), from.Close() }()
-	buffer := make([]byte, 64<<10)
+	buffer := make([]byte, 256<<10) // twice RabbitMQ's frame_max
 	for {
 		data := buffer
 		if frames {
