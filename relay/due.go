@@ -50,7 +50,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	full, skipped := false, false
 	for _, l := range e.lanes {
 		switch {
-		case l == nil, l != nil && l.draining:
+		case l == nil, l.draining:
 			continue
 		case now.After(l.trusted):
 			l.overlooked, skipped = true, true
