@@ -1,0 +1,185 @@
+package idempotency
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/lent"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// sqlTx is the transaction in which a handler runs.
+type sqlTx struct {
+	*lent.Handle
+	store *SQLStore
+	tx    *sql.Tx
+	id    ID
+	owner Owner
+	place string // of the seal's row, on PostgreSQL
+
+	beaten atomic.Bool // a statement lost against another transaction
+	done   func()      // gives the turn to write back
+}
+
+// begin begins a transaction for the owner of a claim, which the database refuses
+// to commit unless complete has sealed it. PostgreSQL ends it when nothing is sent
+// in it for idle.
+func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
+	// Naming the level takes lib/pq another round trip, so that is left out where
+	// the level is the usual one. The transaction tells.
+	want := strings.ToLower(isolation.String())
+	usual := s.level.Load()
+	named := usual != nil && *usual != want
+	for {
+		t, err := s.beginAt(ctx, isolation, named)
+		if err != nil {
+			return nil, err
+		}
+		t.id, t.owner = id, owner
+		t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
+		level, err := t.open(ctx, idle)
+		if err != nil {
+			t.rollback()
+			return nil, err
+		}
+		if s.cfg.Dialect == oncemill.SQLite || level == want {
+			return t, nil
+		}
+		t.rollback()
+		if named {
+			return nil, fmt.Errorf("begin: the isolation level is %s, not %s", level, want)
+		}
+		s.level.Store(&level)
+		named = true
+	}
+}
+
+// beginPlain begins a transaction that belongs to no claim and has no seal.
+func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel) (*sqlTx, error) {
+	return s.beginAt(ctx, isolation, true)
+}
+
+func (s *SQLStore) beginAt(ctx context.Context, isolation sql.IsolationLevel, named bool) (*sqlTx, error) {
+	var options *sql.TxOptions
+	if named && s.cfg.Dialect == oncemill.PostgreSQL {
+		options = &sql.TxOptions{Isolation: isolation}
+	}
+	done, err := s.wait(ctx)
+	if err != nil {
+		return nil, err
+	}
+	tx, err := s.db.BeginTx(ctx, options)
+	if err != nil {
+		done()
+		return nil, fmt.Errorf("begin: %w", err)
+	}
+	t := &sqlTx{store: s, tx: tx, done: sync.OnceFunc(done)}
+	t.Handle = lent.New(tx, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
+	return t, nil
+}
+
+// open opens the seal, and returns the isolation level on PostgreSQL.
+func (t *sqlTx) open(ctx context.Context, idle time.Duration) (level string, err error) {
+	if t.store.cfg.Dialect == oncemill.PostgreSQL {
+		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
+		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&t.place, &level); err != nil {
+			return "", fmt.Errorf("begin: open the seal: %w", err)
+		}
+		return level, nil
+	}
+	var sealable bool
+	err = t.queryRow(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		return "", ErrStaleOwner
+	case err != nil:
+		return "", fmt.Errorf("begin: open the seal: %w", err)
+	case !sealable:
+		return "", ErrUnsealed
+	}
+	return "", nil
+}
+
+// complete is the last statement: it marks the claim and lets the database
+// commit. ErrStaleOwner: the claim is another's. ErrTxEnded: the handler has ended
+// the transaction.
+func (t *sqlTx) complete(ctx context.Context, c Completion) error {
+	s := t.store
+	if s.cfg.Dialect == oncemill.SQLite {
+		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
+	}
+	text := s.q.completeTx
+	if c.Large {
+		text = s.q.completeTxLarge
+	}
+	var seal string
+	err := t.queryRow(ctx, text, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&seal)
+	switch {
+	case errors.Is(err, sql.ErrNoRows):
+		var open bool
+		if err := t.tx.QueryRowContext(ctx, s.q.isOpen).Scan(&open); err != nil {
+			return fmt.Errorf("complete key: %w", err)
+		}
+		if !open {
+			return ErrTxEnded
+		}
+		return ErrStaleOwner
+	case err != nil: // with 40001 for a claim that was taken over under the higher isolation levels
+		return fmt.Errorf("complete key: %w", err)
+	}
+	return nil
+}
+
+func (t *sqlTx) commit() error {
+	defer t.done()
+	return t.tx.Commit()
+}
+
+// rollback is a no-op after the commit. Its own error adds nothing: the database
+// rolls back what it lost the connection of.
+func (t *sqlTx) rollback() {
+	defer t.done()
+	_ = t.tx.Rollback()
+}
+
+// postgresSealState is the SQLSTATE that the seal raises.
+const postgresSealState = "OMD01"
+
+// lost tells whether a failed statement took the transaction with it. PostgreSQL
+// ends none on its own and refuses everything after an error; only the seal
+// speaks of an attempt to commit. SQLite rolls back when a writing statement is
+// interrupted or the disk is full; what follows would then commit statement by
+// statement. An unsealed row is never committed, so one that is seen is ours.
+func (t *sqlTx) lost(ctx context.Context, err error) error {
+	if sqlerr.Retryable(err) {
+		t.beaten.Store(true)
+	}
+	if t.store.cfg.Dialect == oncemill.PostgreSQL {
+		if sqlerr.State(err) == postgresSealState {
+			return fmt.Errorf("%w: %w", oncemill.ErrTxOwned, err)
+		}
+		return nil
+	}
+	var open int
+	check := t.tx.QueryRowContext(context.WithoutCancel(ctx), t.store.q.lost, t.id[:]).Scan(&open)
+	if check != nil || open != 1 {
+		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	}
+	return nil
+}
+
+// queryRow queries in the transaction.
+func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
+	if stmt := t.store.stmt(text); stmt != nil {
+		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
+	}
+	return t.tx.QueryRowContext(ctx, text, args...)
+}
