@@ -57,8 +57,9 @@ func (p place) letLeasesExpire(t testing.TB, worker string) {
 	if !p.postgres() {
 		ago = `cast(unixepoch('subsec') * 1000000 as integer) - 1000000`
 	}
-	p.execute(t, `update {{relay_leases}} set lease_until = `+ago+` where owner in (select owner from {{relay_workers}} where name = $1)`, worker)
+	// In this order: one who is seen for longer than its lease lives on.
 	p.execute(t, `update {{relay_workers}} set seen_until = `+ago+` where name = $1`, worker)
+	p.execute(t, `update {{relay_leases}} set lease_until = `+ago+` where owner in (select owner from {{relay_workers}} where name = $1)`, worker)
 }
 
 // toggle makes the sink lose its broker, or find it again, at each SIGUSR1.
