@@ -109,8 +109,8 @@ func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []in
 	return s.act(ctx, s.texts.replay, "replayed", ids, act)
 }
 
-// Discard ends a letter that is dead or held: its message will not be delivered,
-// and a held one stops holding its successors. It is discarded at once, or, if it
+// Discard ends a letter that is dead or held, or a consumer's that is being replayed:
+// its message will not be delivered, and a held one stops holding its successors. It is discarded at once, or, if it
 // is held, when the worker that holds its lane has removed the message. The
 // errors are those of Replay, and [ErrNoReason].
 func (s *Store) Discard(ctx context.Context, id int64, act Act) error {

@@ -22,7 +22,7 @@
 //	discarded   dropped by an operator, with a reason; the end
 //
 // [Store.Replay] and [Store.Discard] change the state of a letter that is dead or
-// held, once, however often and by how many they are called; they move no
+// held (Discard also of a consumer's that is replaying), once, however often and by how many they are called; they move no
 // message. That is done by the one who owns it: a relay's letter by the worker
 // that holds its lane, within its next polls, and a consumer's by its inbox, which
 // gives the message to that consumer alone, and ends the replay with the effects

@@ -67,7 +67,7 @@ update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,
 	closed_at = case state when 'held' then null else clock_timestamp() end,
 	version = version + 1, acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
-where id = any ($1::bigint[]) and state in ('dead', 'held')
+where id = any ($1::bigint[]) and (state in ('dead', 'held') or state = 'replaying' and source = 'consumer')
 returning id`
 
 	// By the partial index on closed_at, and by primary key. Others that forget

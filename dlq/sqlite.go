@@ -71,7 +71,7 @@ update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,
 	closed_at = case state when 'held' then null else ` + sqliteNow + ` end,
 	version = version + 1, acted_at = ` + sqliteNow + `, acted_by = $2, acted_reason = $3
-where id in (select value from json_each($1)) and +state in ('dead', 'held')
+where id in (select value from json_each($1)) and (+state in ('dead', 'held') or +state = 'replaying' and source = 'consumer')
 returning id`
 
 	// By the partial index on closed_at.

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox/payload"
 )
 
 // work is a message that is being handled.
@@ -60,6 +61,7 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	if in.cfg.Verify != nil {
 		if err := in.cfg.Verify(msg); err != nil {
 			in.telemetry.record(ctx, unverified)
+			in.distrust(ctx, w)
 			return in.refuse(ctx, w, Unverified, fmt.Errorf("%w: %w", ErrUnverified, err))
 		}
 	}
@@ -249,6 +251,9 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 		}
 		return err
 	}
+	if broken := (*payload.DecodeError)(nil); errors.As(err, &broken) {
+		in.distrust(ctx, w)
+	}
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	rec, recErr := in.store.recordFailure(detached, w.id, w.start, err)
@@ -308,7 +313,7 @@ func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 		if err != nil {
 			return err
 		}
-		w.start, err = in.store.noteStart(ctx, w.id)
+		w.start, err = in.store.noteStart(ctx, w.id, w.replay.marked)
 		outage := err != nil && ctx.Err() == nil && sqlerr.Connection(err)
 		if in.gate.leave(probe, outage) {
 			in.logOutage(ctx, outage, err)

@@ -149,7 +149,7 @@ type Inbox struct {
 	derived []*Inbox // of handlers; see PerHandler
 
 	replaying sync.Mutex
-	published map[int64]time.Time // guarded by replaying: letters, when
+	published map[int64]publishedLetter // guarded by replaying
 }
 
 // New returns an inbox on db. It does no I/O; the table is made by
@@ -223,7 +223,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), published: map[int64]publishedLetter{}, gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
 	in.group = newGroup(in)
 	return in, nil
 }

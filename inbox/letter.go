@@ -72,13 +72,20 @@ const (
 // Refuse makes a dead letter of a message that cannot be handed to a handler,
 // with the class Malformed. It needs Config.DeadLetters and is what the Malformed
 // hook of inbox/rabbitmq wants. Nothing is deduplicated: each call makes a
-// letter.
+// letter, but for copies of a replay.
 func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error) error {
 	if in.cfg.DeadLetters == nil {
 		return ErrNoDeadLetters
 	}
+	if to := msg.Metadata.Get(ConsumerMetadata); to != "" && to != in.cfg.Consumer {
+		in.telemetry.record(ctx, notForUs)
+		return nil
+	}
+	w := &work{msg: msg}
+	w.replay, _ = in.replayed(msg)
+	defer w.unmark()()
 	letter := in.newLetter(ctx, msg, "", Malformed, reason)
-	err := in.bury(ctx, letter, replay{})
+	err := in.bury(ctx, letter, w.replay)
 	if err == nil {
 		in.telemetry.record(ctx, deadLetter)
 	}

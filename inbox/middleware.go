@@ -89,9 +89,6 @@ func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, e
 			return conflict, ErrConflict
 		}
 	}
-	if w.start.noted {
-		in.noteEnd(ctx, w)
-	}
 	if w.replay.letter != 0 { // of a message that is dead no more
 		open, err := in.endReplay(ctx, tx, w.replay)
 		if err == nil && open {
@@ -100,6 +97,10 @@ func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, e
 		if err != nil {
 			return claimFailed(err), fmt.Errorf("end replay: %w", err)
 		}
+	}
+	if w.start.noted {
+		_ = tx.Rollback() // if it is not committed: on SQLite its writes would be waited for
+		in.noteEnd(ctx, w)
 	}
 	in.logDuplicate(ctx, w.id)
 	return duplicate, nil

@@ -103,7 +103,7 @@ const (
 	postgresNoteStart = `
 insert into {{inbox_failures}} as f (consumer, message_id, starts)
 select $1, $2, 1
-where not exists (select from {{inbox}} i where i.consumer = $1 and i.message_id = $2)
+where not exists (select from {{inbox}} i where i.consumer = $1 and i.message_id = $2 and not (i.dead and $3::boolean))
 on conflict (consumer, message_id) do update
 set starts = f.starts + 1,
 	changed_at = clock_timestamp()
@@ -123,9 +123,9 @@ where consumer = $1
 	and message_id = $2`
 )
 
-func (s *postgresStore) noteStart(ctx context.Context, id string) (start, error) {
+func (s *postgresStore) noteStart(ctx context.Context, id string, replay bool) (start, error) {
 	noted := start{noted: true}
-	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id).Scan(&noted.suspect)
+	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id, replay).Scan(&noted.suspect)
 	if errors.Is(err, sql.ErrNoRows) {
 		return start{}, nil // a duplicate
 	}
@@ -219,7 +219,7 @@ where ctid = any (array(
 	select f.ctid
 	from {{inbox_failures}} f
 	where f.consumer = $1
-		and exists (select from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id)
+		and exists (select from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id and not i.dead)
 	limit $2
 	for update of f skip locked))`
 	postgresPruneOld = `

@@ -1,6 +1,7 @@
 package inbox
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"database/sql"
@@ -69,9 +70,17 @@ const (
 	mostErrorsTold = 3
 
 	// replayAgain is how long a message that was published may take to be handled
-	// before it is published again.
-	replayAgain = 10 * time.Minute
+	// before it is published again; each time it is doubled.
+	replayAgain    = 10 * time.Minute
+	replayAgainMax = 6 * time.Hour
 )
+
+// publishedLetter is when the message of a letter was published, and how long from
+// then it may take.
+type publishedLetter struct {
+	at   time.Time
+	wait time.Duration
+}
 
 // replayLoop carries replays out until ctx ends.
 func (in *Inbox) replayLoop(ctx context.Context) {
@@ -96,26 +105,28 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	defer in.replaying.Unlock()
 	var errs []error
 	failed := 0
-	published := map[int64]time.Time{} // what is replaying no more is forgotten
+	published := map[int64]publishedLetter{} // what is replaying no more is forgotten
 	filter := dlq.Filter{States: []dlq.State{dlq.Replaying}, Source: dlq.Consumer, OldestFirst: true, Limit: replayPage}
 	for {
 		page, err := in.cfg.Replays.Letters.List(ctx, filter)
 		if err != nil {
+			maps.Copy(in.published, published)
 			return replayed, errors.Join(append(errs, err)...)
 		}
 		for _, l := range page {
 			if !in.caresFor(l.Consumer) {
 				continue
 			}
-			if at, before := in.published[l.ID]; before && time.Since(at) < replayAgain {
-				published[l.ID] = at
+			last, before := in.published[l.ID]
+			if before && time.Since(last.at) < last.wait {
+				published[l.ID] = last
 				continue
 			}
 			did, err := in.replayOne(ctx, l.ID)
 			switch {
 			case did:
 				replayed++
-				published[l.ID] = time.Now()
+				published[l.ID] = publishedLetter{at: time.Now(), wait: min(max(2*last.wait, replayAgain), replayAgainMax)}
 			case err != nil:
 				if failed++; failed <= mostErrorsTold {
 					errs = append(errs, fmt.Errorf("letter %d: %w", l.ID, err))
@@ -206,7 +217,7 @@ func (in *Inbox) replayed(msg *message.Message) (r replay, id string) {
 	}
 	r.marked = true
 	letter, err := strconv.ParseInt(mark, 10, 64)
-	if err != nil || in.cfg.Replays == nil {
+	if err != nil || letter <= 0 || in.letters() == nil {
 		return r, ""
 	}
 	id = msg.Metadata[replayIDMetadata]
@@ -214,13 +225,38 @@ func (in *Inbox) replayed(msg *message.Message) (r replay, id string) {
 	return r, id
 }
 
+// letters returns the store of the letters, if it is known. A process that handles
+// messages ends their replays, also where another one publishes them.
+func (in *Inbox) letters() *dlq.Store {
+	if l, ok := in.cfg.DeadLetters.(letters); ok {
+		return l.store
+	}
+	if in.cfg.Replays != nil {
+		return in.cfg.Replays.Letters
+	}
+	return nil
+}
+
+// distrust takes no mark of a replay for true on a message that may be forged, unless
+// it is what is in its letter.
+func (in *Inbox) distrust(ctx context.Context, w *work) {
+	if w.replay.letter == 0 {
+		return
+	}
+	letter, err := in.letters().Get(ctx, w.replay.letter)
+	if err == nil && bytes.Equal(letter.Payload, w.msg.Payload) {
+		return
+	}
+	w.replay, w.id = replay{}, in.cfg.ID(w.msg)
+}
+
 // endReplay ends, with tx, the replay that a message belongs to. It reports false if
 // there is none any more: another copy was faster.
 func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, r replay) (open bool, err error) {
-	if in.cfg.Replays == nil || r.letter == 0 {
+	if r.letter == 0 {
 		return true, nil
 	}
-	open, err = in.cfg.Replays.Letters.EndReplay(ctx, tx, in.cfg.Consumer, r.letter)
+	open, err = in.letters().EndReplay(ctx, tx, in.cfg.Consumer, r.letter)
 	if err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)) {
 		return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	}

@@ -83,7 +83,7 @@ const (
 	sqliteNoteStart = `
 insert into {{inbox_failures}} as f (consumer, message_id, starts)
 select $1, $2, 1
-where not exists (select 1 from {{inbox}} i where i.consumer = $1 and i.message_id = $2)
+where not exists (select 1 from {{inbox}} i where i.consumer = $1 and i.message_id = $2 and not (i.dead and $3))
 on conflict (consumer, message_id) do update
 set starts = f.starts + 1,
 	changed_at = cast(unixepoch('subsec') * 1000000 as integer)
@@ -103,9 +103,9 @@ where consumer = $1
 	and message_id = $2`
 )
 
-func (s *sqliteStore) noteStart(ctx context.Context, id string) (start, error) {
+func (s *sqliteStore) noteStart(ctx context.Context, id string, replay bool) (start, error) {
 	noted := start{noted: true}
-	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id).Scan(&noted.suspect)
+	err := s.db.QueryRowContext(ctx, s.text.noteStart, s.consumer, id, replay).Scan(&noted.suspect)
 	if errors.Is(err, sql.ErrNoRows) {
 		return start{}, nil // a duplicate
 	}
@@ -199,7 +199,7 @@ where consumer = $1
 		select f.message_id
 		from {{inbox_failures}} f
 		where f.consumer = $1
-			and exists (select 1 from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id)
+			and exists (select 1 from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id and not i.dead)
 		limit $2)`
 	sqlitePruneOld = `
 delete from {{inbox_failures}}

@@ -55,8 +55,9 @@ type store interface {
 	// skip any later one. The key stays locked.
 	advance(ctx context.Context, tx *sql.Tx, key string, seq int64, skip bool) (place, error)
 
-	// noteStart counts a start, unless the id is in the inbox.
-	noteStart(ctx context.Context, id string) (start, error)
+	// noteStart counts a start, unless the id is in the inbox: for a replay, as
+	// that of another than a dead letter.
+	noteStart(ctx context.Context, id string, replay bool) (start, error)
 
 	// charge counts a start alone and returns how many have not ended.
 	charge(ctx context.Context, id string) (alone int, err error)

@@ -106,9 +106,9 @@ select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata
 from (
 	select m.lane, m.id, m.key,
 		ceil(date_part('epoch', m.next_at - statement_timestamp()) * 1000000)::bigint as wait,
-		row_number() over (order by m.next_at > statement_timestamp(), m.turn, m.next_at, m.id) as place
+		row_number() over (order by case when m.next_at <= statement_timestamp() then m.turn end, m.next_at, m.id) as place
 	from (
-		select m.*, row_number() over (partition by w.lane, w.topic order by m.next_at, m.id) as turn
+		select m.*, row_number() over (partition by w.topic order by m.next_at, m.id) as turn
 		from wanted w
 		cross join lateral (
 			select *
@@ -128,7 +128,7 @@ from (
 		union all
 		select 0, 0, '', min(w.next_at), 0 from wanted w where not w.due having count(*) > 0
 	) m
-	order by m.next_at > statement_timestamp(), m.turn, m.next_at, m.id
+	order by case when m.next_at <= statement_timestamp() then m.turn end, m.next_at, m.id
 	limit $3
 ) h
 left join lateral (

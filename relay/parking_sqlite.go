@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -55,11 +56,12 @@ func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKe
 
 // sqliteHead is a topic of a lane, or the first row of a key.
 type sqliteHead struct {
-	lane int
-	id   int64
-	name string // of the topic, or the key
-	wait int64
-	turn int // among those of its topic
+	lane  int
+	id    int64
+	name  string // of the topic, or the key
+	wait  int64
+	topic string
+	turn  int // among those of its topic
 }
 
 func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow, next time.Duration, err error) {
@@ -119,12 +121,18 @@ func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequ
 			return nil, err
 		}
 	}
-	slices.SortFunc(heads, func(a, b sqliteHead) int {
-		if a.wait > 0 || b.wait > 0 {
-			return cmp.Compare(max(a.wait, 0), max(b.wait, 0))
+	byTime := func(a, b sqliteHead) int { return cmp.Or(cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id)) }
+	slices.SortFunc(heads, byTime)
+	turns := map[string]int{}
+	for i := range heads {
+		if h := &heads[i]; h.wait <= 0 {
+			turns[h.topic]++
+			h.turn = turns[h.topic]
+		} else {
+			h.turn = math.MaxInt // what is not due comes last
 		}
-		return cmp.Or(cmp.Compare(a.turn, b.turn), cmp.Compare(a.wait, b.wait), cmp.Compare(a.id, b.id))
-	})
+	}
+	slices.SortFunc(heads, func(a, b sqliteHead) int { return cmp.Or(cmp.Compare(a.turn, b.turn), byTime(a, b)) })
 	return heads[:min(len(heads), r.heads+1)], nil
 }
 
@@ -138,7 +146,7 @@ func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads [
 		var h sqliteHead
 		err := row.Scan(&h.lane, &h.id, &h.name, &h.wait)
 		if !known[h.id] {
-			h.turn = -most
+			h.topic = topic.name
 			heads = append(heads, h)
 			most--
 		}

@@ -485,3 +485,22 @@ func TestParking_DueBringsOnlyWhatIsDue(t *testing.T) {
 		}
 	})
 }
+
+// One topic's first is known, its second is due in 1 s; another topic is due in 1 h.
+func TestParking_NextIsTheFirstOfAllTopics(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, loose(3)...)
+		p.exec(t, `update {{outbox}} set topic = 'other' where id = $1`, rows[2].ID)
+		var failures []failure
+		for _, r := range rows {
+			failures = append(failures, failing(r, retryLater))
+		}
+		failures[1].retryIn, failures[2].retryIn = time.Second, time.Hour
+		p.mustFail(t, failures)
+		time.Sleep(10 * time.Millisecond)
+		due, next := p.mustDue(t, 10, 10, rows[0].ID)
+		if len(due) != 0 || next > time.Second || next <= 0 {
+			t.Errorf("due %v, next in %v, want none, and 1s at most", dueNames(due), next)
+		}
+	})
+}
