@@ -46,7 +46,7 @@ func (p place) steps() []step {
 		{"outbox to letter", skipAtOnce, alone, []string{"'dead', false", "delete from {{outbox}}"}},
 		{"parked to letter", skip, alone, []string{"'dead', false", "delete from {{parked}}"}},
 		{"hold", hold, alone, []string{"held = true, crashed"}},
-		{"look for due", skip, alone, []string{"row_number() over (order by m.next_at"}},
+		{"look for due", skip, alone, []string{"with recursive t (lane, topic, next_at)"}},
 		{"settle", skip, inTx, []string{"with gone as", "{{parked}}"}},
 		{"close letters", hold, inTx, []string{"confirmed by the broker after"}},
 		{"promote", skip, inTx, []string{"promoted as", "unnest((select $1::smallint[]), (select $2::text[])) as k"}},
