@@ -116,3 +116,36 @@ func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
 		t.Errorf("%d circuits are left", len(b.topics))
 	}
 }
+
+// What was announced is not sent once its key has turned out to be parked, or its row to
+// be gone, and its topic finds another probe.
+func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
+	for _, parked := range []bool{false, true} {
+		b := newBench(3)
+		l := b.lanes[3]
+		l.crashes = 2 // messages go out alone
+		row := outbox.Row{Ref: outbox.Ref{Lane: 3, ID: 1}, Topic: "a", Key: "K"}
+		if parked {
+			l.chain("K").parked = true
+			b.addParked([]parkedRow{{Row: row}}, b.now)
+		} else {
+			l.add([]*entry{newEntry(row)})
+		}
+		b.nextPublish(b.now, b.now.Add(time.Second))
+		m := l.announced
+		if m == nil {
+			t.Fatal("nothing is announced: the test shows nothing")
+		}
+		circuit := b.findOrAdd("a")
+		circuit.state, circuit.probe = opened, m
+		b.abandon(b.now)
+		if circuit.probe != m {
+			t.Error("a probe that is announced was given up")
+		}
+		l.resync(map[string]bool{"K": !parked})
+		b.abandon(b.now)
+		if l.announced != nil || circuit.probe != nil {
+			t.Errorf("parked before: %v: %v is announced, %v probes", parked, l.announced, circuit.probe)
+		}
+	}
+}

@@ -173,6 +173,20 @@ func (r *rig) run(total, each time.Duration) {
 	}
 }
 
+// stick parks messages of a topic that is stuck, the two that probe in lane 0 and 500 in
+// lane 1.
+func (r *rig) stick() {
+	for i := range 2 {
+		r.put(0, int64(i+1), "A", "")
+	}
+	r.run(100*time.Millisecond, time.Millisecond)
+	for i := range 500 {
+		r.put(1, int64(i+1000), "A", "")
+	}
+	r.parkedDue(r.now) // as after setting them aside
+	r.run(5*time.Second, time.Millisecond)
+}
+
 // A queue that is full takes one message a second: how many are handed to it?
 func TestStuck_AQueueThatIsNearlyFullIsNotFlooded(t *testing.T) {
 	for _, where := range []string{"outbox", "parked"} {
@@ -217,15 +231,7 @@ func TestStuck_LooksBesideADrainingLaneAreFew(t *testing.T) {
 		}
 		return errNack, true
 	}
-	for i := range 2 {
-		r.put(0, int64(i+1), "A", "")
-	}
-	r.run(100*time.Millisecond, time.Millisecond)
-	for i := range 500 {
-		r.put(1, int64(i+1000), "A", "")
-	}
-	r.parkedDue(r.now) // as after setting them aside
-	r.run(5*time.Second, time.Millisecond)
+	r.stick()
 	r.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 0, ID: 999}, Topic: "slow"})})
 	r.step(time.Millisecond)
 	r.looks, r.rows = 0, 0
@@ -256,15 +262,7 @@ func TestStuck_OthersProbeWhenTheLaneOfTheProbesHangs(t *testing.T) {
 		}
 		return errNack, true
 	}
-	for i := range 2 {
-		r.put(0, int64(i+1), "A", "")
-	}
-	r.run(100*time.Millisecond, time.Millisecond)
-	for i := range 500 {
-		r.put(1, int64(i+1000), "A", "")
-	}
-	r.parkedDue(r.now) // as after setting them aside
-	r.run(5*time.Second, time.Millisecond)
+	r.stick()
 	r.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 0, ID: 999}, Topic: "hangs"})})
 	r.step(time.Millisecond)
 	r.lanes[0].trusted = r.now // it is not renewed while it hangs
@@ -289,15 +287,7 @@ func TestStuck_OthersProbeWhenAProbeHangs(t *testing.T) {
 		}
 		return errNack, true
 	}
-	for i := range 2 {
-		r.put(0, int64(i+1), "A", "")
-	}
-	r.run(100*time.Millisecond, time.Millisecond)
-	for i := range 500 {
-		r.put(1, int64(i+1000), "A", "")
-	}
-	r.parkedDue(r.now) // as after setting them aside
-	r.run(5*time.Second, time.Millisecond)
+	r.stick()
 	hang = true
 	r.run(5*time.Second, time.Millisecond)
 	if len(r.hung) != 1 {
