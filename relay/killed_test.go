@@ -62,6 +62,12 @@ func (p place) letLeasesExpire(t testing.TB, worker string) {
 	p.execute(t, `update {{relay_leases}} set lease_until = `+ago+` where owner in (select owner from {{relay_workers}} where name = $1)`, worker)
 }
 
+// leasesOf counts the lanes of a worker that nobody has taken over.
+func (p place) leasesOf(t testing.TB, worker string) int {
+	t.Helper()
+	return p.count(t, `select count(*) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where w.name = $1`, worker)
+}
+
 // toggle makes the sink lose its broker, or find it again, at each SIGUSR1.
 func (s *remoteSink) toggle() (end func()) {
 	signals, done := make(chan os.Signal, 1), make(chan struct{})
