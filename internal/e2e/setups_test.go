@@ -19,6 +19,8 @@ type setup struct {
 	name string
 	env  []string
 	skip string // tests that it makes no sense for, and why
+
+	pooler *testserver.Pooler // nil: straight to the server
 }
 
 // suite is a package whose tests touch the database.
@@ -55,7 +57,7 @@ func TestSetups(t *testing.T) {
 	server := testserver.PrivatePostgres(t, "max_connections=400")
 	pooler := server.PgBouncer("server_idle_timeout=3", "default_pool_size=10", "min_pool_size=2", "server_round_robin=1", "stats_users=postgres")
 	straight := []string{"ONCEMILL_TEST_POSTGRES=" + server.DSN()}
-	behind := append(straight[:1:1], "ONCEMILL_TEST_PGBOUNCER="+pooler)
+	behind := append(straight[:1:1], "ONCEMILL_TEST_PGBOUNCER="+pooler.DSN())
 	pgx, one := "ONCEMILL_TEST_DRIVER=pgx", "ONCEMILL_TEST_MAX_OPEN_CONNS=1"
 	// pgx does not ask the server to cancel a commit, and as it comes it keeps
 	// statements prepared.
@@ -66,12 +68,12 @@ func TestSetups(t *testing.T) {
 	// These hold one transaction of a pool while they want another of it.
 	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileADeletionWaits`
 	setups := []setup{
-		{"pgx", append([]string{pgx}, straight...), notPgxAsItComes},
-		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx + "|" + notPooled},
-		{"PgBouncer_one_connection", append([]string{one}, behind...), notOne + "|" + notPooled},
+		{"pgx", append([]string{pgx}, straight...), notPgxAsItComes, nil},
+		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx + "|" + notPooled, pooler},
+		{"PgBouncer_one_connection", append([]string{one}, behind...), notOne + "|" + notPooled, pooler},
 	}
 	if long {
-		setups = append(setups, setup{"PgBouncer", behind, notPooled}, setup{"one_connection", append([]string{one}, straight...), notOne})
+		setups = append(setups, setup{"PgBouncer", behind, notPooled, pooler}, setup{"one_connection", append([]string{one}, straight...), notOne, nil})
 	}
 	binaries := build(t)
 	t.Run("suites", func(t *testing.T) {
@@ -89,7 +91,7 @@ func TestSetups(t *testing.T) {
 			})
 		}
 	})
-	if n := transactionsOf(t, pooler); n < 1000 {
+	if n := transactionsOf(t, pooler.DSN()); n < 1000 {
 		t.Errorf("%d transactions went through PgBouncer: the run says nothing", n)
 	}
 }
@@ -152,7 +154,7 @@ var (
 	skipped = regexp.MustCompile(`(?m)^ *--- SKIP: .*`)
 )
 
-// run runs tests of a suite in the set-up.
+// run runs tests of a suite in the set-up, again if the pooler has died of itself.
 func (s setup) run(t *testing.T, suite, binary, tests string) {
 	t.Helper()
 	skip := always + "|" + s.skip
@@ -160,10 +162,12 @@ func (s setup) run(t *testing.T, suite, binary, tests string) {
 	if !long || suite == "internal/e2e" {
 		args = append(args, "-test.run="+tests)
 	}
-	cmd := exec.CommandContext(t.Context(), binary, args...)
-	cmd.Dir = filepath.Join(rootDir(t), suite)
-	cmd.Env = append(os.Environ(), s.env...)
-	out, err := cmd.CombinedOutput()
+	before := s.crashes()
+	cmd, out, err := s.start(t, suite, binary, args)
+	if err != nil && s.crashes() > before {
+		t.Logf("%s: PgBouncer has died; once more", suite)
+		cmd, out, err = s.start(t, suite, binary, args)
+	}
 	switch n := len(passed.FindAll(out, -1)); {
 	case err != nil:
 		t.Errorf("%s: %v\n%s", suite, err, failures(out))
@@ -174,6 +178,22 @@ func (s setup) run(t *testing.T, suite, binary, tests string) {
 	default:
 		t.Logf("%s: %d tests, %v of processor time", suite, n, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
 	}
+}
+
+func (s setup) start(t *testing.T, suite, binary string, args []string) (cmd *exec.Cmd, out []byte, err error) {
+	t.Helper()
+	cmd = exec.CommandContext(t.Context(), binary, args...)
+	cmd.Dir = filepath.Join(rootDir(t), suite)
+	cmd.Env = append(os.Environ(), s.env...)
+	out, err = cmd.CombinedOutput()
+	return cmd, out, err
+}
+
+func (s setup) crashes() int {
+	if s.pooler == nil {
+		return 0
+	}
+	return s.pooler.Crashes()
 }
 
 // failures returns the end of an output, without the lines of what passed.

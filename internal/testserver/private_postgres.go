@@ -46,14 +46,6 @@ func (s *PostgresServer) Open(params ...string) *sql.DB {
 	return open(s.t, forDriver(s.t, withParams(s.t, s.DSN(), append([]string{"binary_parameters=yes"}, params...)...)))
 }
 
-// PgBouncer starts a PgBouncer before the server, in transaction mode, and returns
-// its URL. It ends with the test. Each setting is "name=value" of pgbouncer.ini.
-func (s *PostgresServer) PgBouncer(settings ...string) string {
-	s.t.Helper()
-	p := startPrivate(s.t, "pgbouncer", append([]string{"upstream=" + s.dir}, settings...))
-	return p.exports[envPgBouncer]
-}
-
 // Crash shuts the server down at once, without a checkpoint: the next start
 // recovers from the log.
 func (s *PostgresServer) Crash() {

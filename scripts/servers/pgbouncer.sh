@@ -43,7 +43,7 @@ pgbouncer_start() {
 	lock "${dir//\//_}"
 	if ! running "$dir/pid"; then
 		as postgres # it refuses to be root
-		(alone "${AS[@]}" "$(pgbouncer_program)" -q "$dir/pgbouncer.ini") </dev/null >>"$dir/log" 2>&1 &
+		(alone "${AS[@]}" "$(pgbouncer_program)" "$dir/pgbouncer.ini") </dev/null >>"$dir/log" 2>&1 &
 		remember "$dir/pid" $! || die "PgBouncer did not start: $(tail -5 "$dir/log")"
 	fi
 	until port_open "$(<"$dir/port")"; do
