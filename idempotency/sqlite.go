@@ -18,9 +18,8 @@ insert into {{idempotency}} (
 select
 	$1, $2, $3, 1, $4, 1, $5, ` + sqliteNow + `,
 	` + sqliteNow + ` + $6, ` + sqliteNow + ` + $7, ` + sqliteNow + ` + $7, nullif($8, ''), nullif($9, '')
-where $10 is not null
-on conflict (key_hash) do nothing
-returning created_at`
+where true
+on conflict (key_hash) do nothing`
 
 // Served by the primary key.
 const sqliteForget = `
@@ -32,7 +31,7 @@ where key_hash = $1
 // Served by idempotency_outstanding.
 const sqliteOutstanding = `
 select count(*)
-from (select 1 from {{idempotency}} where caller = $1 and state = 1 limit $2)`
+from (select 1 from {{idempotency}} where caller = $1 and completed_at is null limit $2)`
 
 // Served by the primary keys. A reader does not wait for the writer.
 const sqliteFind = `

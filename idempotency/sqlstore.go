@@ -19,7 +19,7 @@ type StoreConfig struct {
 	Database oncemill.Config
 
 	// Prepare prepares the statements that every request needs, on each
-	// connection, which saves their planning. It does not go with a pooler in
+	// connection, which saves their parsing. It does not go with a pooler in
 	// transaction mode that knows nothing of prepared statements (PgBouncer
 	// before 1.21). Default: false.
 	Prepare bool
@@ -119,18 +119,18 @@ func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
 }
 
 // queries are the statements of a dialect. Those of the same name take the same
-// arguments.
+// arguments, but for open and claim.
 type queries struct {
 	claim, forget, outstanding, find, takeOver, extend, release string
-	complete, completeBody, completeTx, completeTxLarge         string
-	open, isOpen, lost                                          string
+	complete, completeBody, completeTx                          string
+	open, lost                                                  string
 	purge, strip                                                string
 }
 
 func (q queries) expand(cfg oncemill.Config) queries {
 	for _, text := range []*string{
 		&q.claim, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
-		&q.complete, &q.completeBody, &q.completeTx, &q.completeTxLarge, &q.open, &q.isOpen, &q.lost,
+		&q.complete, &q.completeBody, &q.completeTx, &q.open, &q.lost,
 		&q.purge, &q.strip,
 	} {
 		*text = cfg.Expand(*text)
@@ -143,57 +143,55 @@ func (q queries) expand(cfg oncemill.Config) queries {
 const claimTries = 5
 
 // Claim is [Store.Claim]. On SQLite it reads first, so that a duplicate does not
-// wait for the writer. On PostgreSQL it inserts first; where there is a record that
-// is a read, too.
+// wait for the writer. On PostgreSQL it is one round trip, whatever comes out.
 func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error) {
 	if err := s.prepareAll(ctx); err != nil {
 		return Record{}, false, err
 	}
-	if s.cfg.Dialect == oncemill.SQLite {
-		record, found, err := s.Find(ctx, claim.ID)
-		if err != nil || found {
-			return record, false, err
-		}
-	}
 	for range claimTries {
-		record, granted, err := s.insert(ctx, claim)
-		if err != nil || granted {
-			return record, granted, err
-		}
-		record, found, err := s.Find(ctx, claim.ID)
-		if err != nil || found {
-			return record, false, err
-		}
-		if err := s.deleteForgotten(ctx, claim.ID); err != nil {
-			return Record{}, false, err
+		record, found, err := s.tryClaim(ctx, claim)
+		switch {
+		case err != nil && s.cfg.Dialect == oncemill.PostgreSQL && sqlerr.Retryable(err):
+			continue // under REPEATABLE READ as the default: somebody has just claimed it
+		case err != nil:
+			return Record{}, false, fmt.Errorf("claim key: %w", err)
+		case found:
+			return record, record.Owner == Owner{Token: claim.Token, Fence: 1}, nil
 		}
 	}
 	return Record{}, false, errors.New("claim key: its record comes and goes")
 }
 
-func (s *SQLStore) insert(ctx context.Context, c Claim) (Record, bool, error) {
-	done, err := s.wait(ctx)
-	if err != nil {
+// tryClaim returns the record that stands there after an attempt to claim the key.
+func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) {
+	if s.cfg.Dialect == oncemill.PostgreSQL {
+		return scanRecord(c.ID, s.queryRow(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+			c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, c.Durable))
+	}
+	record, found, err := s.Find(ctx, c.ID)
+	if err != nil || found {
+		return record, found, err
+	}
+	if err := s.write(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID); err != nil {
 		return Record{}, false, err
 	}
-	defer done()
-	var created int64
-	err = s.queryRow(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
-		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, durability(c.Durable)).Scan(&created)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return Record{}, false, nil
-	case err != nil && s.cfg.Dialect == oncemill.PostgreSQL && sqlerr.Retryable(err):
-		// Under REPEATABLE READ as the default: somebody has just claimed it.
-		return Record{}, false, nil
-	case err != nil:
-		return Record{}, false, fmt.Errorf("claim key: %w", err)
+	record, found, err = s.Find(ctx, c.ID)
+	if err == nil && !found {
+		err = s.write(ctx, s.q.forget, c.ID[:])
 	}
-	return Record{
-		ID: c.ID, Caller: c.Caller, Fingerprint: c.Fingerprint, State: Started,
-		Owner: Owner{Token: c.Token, Fence: 1}, Endpoint: c.Endpoint, CorrelationID: c.CorrelationID, TraceID: c.TraceID,
-		LeaseLeft: c.Lease, ExpiresIn: c.Retention, CreatedAt: fromMicros(created),
-	}, true, nil
+	return record, found, err
+}
+
+// write executes a statement when it is its turn, on SQLite.
+func (s *SQLStore) write(ctx context.Context, text string, args ...any) error {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	_, err = s.db.ExecContext(ctx, text, args...)
+	return err
 }
 
 // durability is a value of synchronous_commit; empty leaves it as it is.
@@ -202,18 +200,6 @@ func durability(durable bool) string {
 		return ""
 	}
 	return "off"
-}
-
-func (s *SQLStore) deleteForgotten(ctx context.Context, id ID) error {
-	done, err := s.wait(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if _, err := s.db.ExecContext(ctx, s.q.forget, id[:]); err != nil && !sqlerr.Retryable(err) {
-		return fmt.Errorf("forget key: %w", err)
-	}
-	return nil
 }
 
 // TakeOver is [Store.TakeOver].
@@ -243,17 +229,25 @@ func (s *SQLStore) TakeOver(ctx context.Context, c Claim, from Owner) (Record, b
 
 // Find is [Store.Find].
 func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
+	record, found, err := scanRecord(id, s.queryRow(ctx, s.q.find, id[:]))
+	if err != nil {
+		return Record{}, false, fmt.Errorf("find key: %w", err)
+	}
+	return record, found, nil
+}
+
+func scanRecord(id ID, row *sql.Row) (Record, bool, error) {
 	r := Record{ID: id}
 	var caller, fingerprint, token []byte
 	var lease, expires, created, completed int64
-	err := s.queryRow(ctx, s.q.find, id[:]).Scan(&caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
+	err := row.Scan(&caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
 		&r.Endpoint, &r.Status, &r.Response, &r.Location, &r.ResourceID, &r.CorrelationID, &r.TraceID,
 		&lease, &expires, &created, &completed)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Record{}, false, nil
 	}
 	if err != nil {
-		return Record{}, false, fmt.Errorf("find key: %w", err)
+		return Record{}, false, err
 	}
 	copy(r.Caller[:], caller)
 	copy(r.Fingerprint[:], fingerprint)
@@ -300,12 +294,22 @@ func (s *SQLStore) Release(ctx context.Context, id ID, owner Owner) error {
 
 // Complete is [Store.Complete].
 func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completion) error {
+	if s.cfg.Dialect == oncemill.PostgreSQL {
+		var done bool
+		switch err := s.db.QueryRowContext(ctx, s.q.complete, completionArgs(id, owner, c)...).Scan(&done); {
+		case err != nil:
+			return staleOr(err)
+		case !done:
+			return ErrStaleOwner
+		}
+		return nil
+	}
 	done, err := s.wait(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	if s.cfg.Dialect == oncemill.PostgreSQL || !c.Large {
+	if !c.Large {
 		return s.update(ctx, s.db, s.q.complete, id, owner, c)
 	}
 	tx, err := s.db.BeginTx(ctx, nil)
@@ -326,13 +330,12 @@ type execer interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// update completes the claim by text, and stores a large body, which on
-// PostgreSQL the text does as well.
+// update completes the claim on SQLite by text, and stores a large body.
 func (s *SQLStore) update(ctx context.Context, via execer, text string, id ID, owner Owner, c Completion) error {
-	if err := expectOne(via.ExecContext(ctx, text, s.completionArgs(id, owner, c)...)); err != nil {
+	if err := expectOne(via.ExecContext(ctx, text, completionArgs(id, owner, c)...)); err != nil {
 		return err
 	}
-	if s.q.completeBody == "" || !c.Large {
+	if !c.Large {
 		return nil
 	}
 	if _, err := via.ExecContext(ctx, s.q.completeBody, id[:], c.Response); err != nil {
@@ -341,21 +344,26 @@ func (s *SQLStore) update(ctx context.Context, via execer, text string, id ID, o
 	return nil
 }
 
-func (s *SQLStore) completionArgs(id ID, owner Owner, c Completion) []any {
+func completionArgs(id ID, owner Owner, c Completion) []any {
 	return []any{
 		id[:], owner.Token[:], owner.Fence, int(c.State), c.Status, c.Response, c.Large,
 		c.Location, c.ResourceID, c.Retention.Microseconds(), (c.Retention + c.Refuse).Microseconds(),
 	}
 }
 
-// expectOne turns the result of a compare-and-set into its error. A serialization
-// failure means that another owner was faster.
+// staleOr returns the error of a compare-and-set. A serialization failure means that
+// another owner was faster.
+func staleOr(err error) error {
+	if sqlerr.State(err) == "40001" {
+		return fmt.Errorf("%w: %w", ErrStaleOwner, err)
+	}
+	return fmt.Errorf("change claim: %w", err)
+}
+
+// expectOne turns the result of a compare-and-set into its error.
 func expectOne(result sql.Result, err error) error {
 	if err != nil {
-		if sqlerr.State(err) == "40001" {
-			return fmt.Errorf("%w: %w", ErrStaleOwner, err)
-		}
-		return fmt.Errorf("change claim: %w", err)
+		return staleOr(err)
 	}
 	n, err := result.RowsAffected()
 	if err != nil {

@@ -23,7 +23,6 @@ type sqlTx struct {
 	tx    *sql.Tx
 	id    ID
 	owner Owner
-	place string // of the seal's row, on PostgreSQL
 
 	beaten atomic.Bool // a statement lost against another transaction
 	done   func()      // gives the turn to write back
@@ -90,7 +89,7 @@ func (s *SQLStore) beginAt(ctx context.Context, isolation sql.IsolationLevel, na
 func (t *sqlTx) open(ctx context.Context, idle time.Duration) (level string, err error) {
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
 		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
-		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&t.place, &level); err != nil {
+		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&level); err != nil {
 			return "", fmt.Errorf("begin: open the seal: %w", err)
 		}
 		return level, nil
@@ -116,24 +115,16 @@ func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	if s.cfg.Dialect == oncemill.SQLite {
 		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
 	}
-	text := s.q.completeTx
-	if c.Large {
-		text = s.q.completeTxLarge
-	}
-	var seal string
-	err := t.queryRow(ctx, text, append(s.completionArgs(t.id, t.owner, c), t.place)...).Scan(&seal)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		var open bool
-		if err := t.tx.QueryRowContext(ctx, s.q.isOpen).Scan(&open); err != nil {
-			return fmt.Errorf("complete key: %w", err)
-		}
-		if !open {
-			return ErrTxEnded
-		}
-		return ErrStaleOwner
-	case err != nil: // with 40001 for a claim that was taken over under the higher isolation levels
+	var outcome string
+	if err := t.queryRow(ctx, s.q.completeTx, completionArgs(t.id, t.owner, c)...).Scan(&outcome); err != nil {
+		// With 40001 for a claim that was taken over under the higher isolation levels.
 		return fmt.Errorf("complete key: %w", err)
+	}
+	switch outcome {
+	case "ended":
+		return ErrTxEnded
+	case "stale":
+		return ErrStaleOwner
 	}
 	return nil
 }
@@ -150,9 +141,6 @@ func (t *sqlTx) rollback() {
 	_ = t.tx.Rollback()
 }
 
-// postgresSealState is the SQLSTATE that the seal raises.
-const postgresSealState = "OMD01"
-
 // lost tells whether a failed statement took the transaction with it. PostgreSQL
 // ends none on its own and refuses everything after an error; only the seal
 // speaks of an attempt to commit. SQLite rolls back when a writing statement is
@@ -163,7 +151,8 @@ func (t *sqlTx) lost(ctx context.Context, err error) error {
 		t.beaten.Store(true)
 	}
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
-		if sqlerr.State(err) == postgresSealState {
+		const violated = "23503" // a foreign key, which the message names in the quotes of its language
+		if sqlerr.State(err) == violated && strings.Contains(err.Error(), strings.Trim(t.store.cfg.Name("idempotency_seal"), `"`)) {
 			return fmt.Errorf("%w: %w", oncemill.ErrTxOwned, err)
 		}
 		return nil

@@ -27,20 +27,30 @@ func TestStore_OnPostgreSQL(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			storetest.Run(t, func(t *testing.T) idempotency.Store {
-				pg := testserver.Postgres(t)
-				db := pg.Open(t, params...)
-				if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations); err != nil {
-					t.Fatal(err)
-				}
-				store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: pg.Config, Prepare: len(params) > 1})
-				if err != nil {
-					t.Fatal(err)
-				}
-				return store
-			})
+			onPostgreSQL(t, false, params...)
 		})
 	}
+}
+
+func TestStore_OnPostgreSQLPrepared(t *testing.T) {
+	t.Parallel()
+	onPostgreSQL(t, true, "default_transaction_isolation=repeatable read")
+}
+
+func onPostgreSQL(t *testing.T, prepare bool, params ...string) {
+	t.Helper()
+	storetest.Run(t, func(t *testing.T) idempotency.Store {
+		pg := testserver.Postgres(t)
+		db := pg.Open(t, params...)
+		if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations); err != nil {
+			t.Fatal(err)
+		}
+		store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: pg.Config, Prepare: prepare})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return store
+	})
 }
 
 func TestStore_OnSQLite(t *testing.T) {

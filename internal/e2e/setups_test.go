@@ -42,6 +42,7 @@ var suites = []suite{
 	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
 		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)`},
 	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions)|TestFromPublisher_DeliversToGoChannel`},
+	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
 }
 
 // always are tests that have nothing to do with how PostgreSQL is reached, or that
@@ -62,8 +63,8 @@ func TestSetups(t *testing.T) {
 	// pgx does not ask the server to cancel a commit, and as it comes it keeps
 	// statements prepared.
 	const notPgx = `TestRunInTx_ACommitThatTheServerCancels`
-	// In these a handler prepares statements, which a pooler does not allow.
-	const notPooled = `TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared`
+	// In these a handler or a store prepares statements, which a pooler does not allow.
+	const notPooled = `TestStore_OnPostgreSQLPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared`
 	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
 	// These hold one transaction of a pool while they want another of it.
 	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileADeletionWaits`

@@ -1,4 +1,10 @@
+drop function {{idempotency_finish}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
+drop function {{idempotency_begin}}(text);
+drop function {{idempotency_complete}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
+drop function {{idempotency_find}}(bytea);
+drop function {{idempotency_claim}}(bytea, bytea, bytea, bytea, text, bigint, bigint, text, text, boolean);
+drop view {{idempotency_record}};
 drop table {{idempotency}};
 drop table {{idempotency_body}};
 drop table {{idempotency_open}};
-drop function {{idempotency_seal}}();
+drop table {{idempotency_seal}};

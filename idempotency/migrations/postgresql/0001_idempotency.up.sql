@@ -23,8 +23,10 @@ create table {{idempotency}} (
 	trace_id       text
 );
 
--- What a caller has outstanding.
-create index {{name:idempotency_outstanding}} on {{idempotency}} (caller) where state = 1;
+-- What a caller has outstanding: the claims of state 1. The predicate is not the one
+-- of the statements that change them; else this index, whose entries are dead but for
+-- a few, would look to the planner like the shortest way to a key.
+create index {{name:idempotency_outstanding}} on {{idempotency}} (caller) where completed_at is null;
 
 -- What the purge deletes.
 create index {{name:idempotency_forget}} on {{idempotency}} (forget_at);
@@ -40,28 +42,176 @@ create table {{idempotency_body}} (
 );
 alter table {{idempotency_body}} alter column response set storage external;
 
--- The seal: a transaction that runs a handler has a row here, and the database
--- refuses to commit it unless the last statement said that it is complete. The
--- row goes with that statement. Nothing of it has to survive a crash.
-create unlogged table {{idempotency_open}} (
-	opened boolean not null
+-- The seal: a transaction that runs a handler begins with a row here that refers to
+-- what is not there, which the database checks at the commit, and takes it away at
+-- its end. A commit before that fails. Nothing of it has to survive a crash.
+create table {{idempotency_seal}} (
+	id smallint primary key check (id is null)
 );
 
-create function {{idempotency_seal}}() returns trigger
-language plpgsql
+create unlogged table {{idempotency_open}} (
+	seal smallint not null
+		constraint {{name:idempotency_seal}} references {{idempotency_seal}} (id) deferrable initially deferred
+);
+
+-- A record as it is read. What depends on the time is in microseconds from now.
+create view {{idempotency_record}} as
+select
+	key_hash, caller, fingerprint, state, owner, fence, endpoint,
+	coalesce(status, 0) as status,
+	case when large then (select b.response from {{idempotency_body}} as b where b.key_hash = i.key_hash) else response end as response,
+	coalesce(location, '') as location,
+	coalesce(resource_id, '') as resource_id,
+	coalesce(correlation_id, '') as correlation_id,
+	coalesce(trace_id, '') as trace_id,
+	(extract(epoch from lease_until - clock_timestamp()) * 1000000)::bigint as lease_left,
+	(extract(epoch from expires_at - clock_timestamp()) * 1000000)::bigint as expires_in,
+	(extract(epoch from created_at) * 1000000)::bigint as created_at,
+	coalesce((extract(epoch from completed_at) * 1000000)::bigint, 0) as completed_at,
+	forget_at > clock_timestamp() or state = 1 and lease_until > clock_timestamp() as alive
+from {{idempotency}} as i;
+
+-- What each request needs are functions. A session plans their statements once,
+-- also behind a pooler, and for good, so the plan must be right for the table that
+-- is empty now and will not be in a minute: no scan of it.
+
+-- claim claims a key that has no record, or one that is to be forgotten, and returns
+-- the record that stands there then: the new one, or what was in the way, or nothing
+-- if records come and go.
+--
+-- The primary key decides between claims made at once: the second one waits for this
+-- short transaction and then finds the row. A claim that need not survive a crash of
+-- the server does not wait for the disk: the commit of the effects, which comes later
+-- in the log, takes it along, and without effects it is not missed.
+create function {{idempotency_claim}}(
+	key_hash bytea, caller bytea, fingerprint bytea, owner bytea, endpoint text,
+	lease bigint, retention bigint, correlation_id text, trace_id text, durable boolean
+) returns {{idempotency_record}}
+language plpgsql set enable_seqscan = off
 as $$
+#variable_conflict use_column
+declare
+	r {{idempotency_record}};
 begin
-	if current_setting('oncemill.idempotency', true) is distinct from 'sealed ' || txid_current() then
-		raise exception using
-			errcode = 'OMD01',
-			message = 'oncemill: a transaction of an idempotent request was ended by its handler',
-			hint = 'Return from the handler instead. A handler that checks deferred constraints early must name them in set constraints.';
+	if not durable then
+		perform set_config('synchronous_commit', 'off', true);
 	end if;
-	return null;
+	for try in 1 .. 5 loop
+		insert into {{idempotency}} (
+			key_hash, caller, fingerprint, state, owner, fence, endpoint,
+			lease_until, expires_at, forget_at, correlation_id, trace_id
+		)
+		values (
+			$1, $2, $3, 1, $4, 1, $5,
+			statement_timestamp() + $6 * interval '1 microsecond',
+			statement_timestamp() + $7 * interval '1 microsecond',
+			statement_timestamp() + $7 * interval '1 microsecond',
+			nullif($8, ''), nullif($9, '')
+		)
+		on conflict (key_hash) do nothing;
+		select * into r from {{idempotency_record}} where key_hash = $1 and alive;
+		exit when found;
+		-- With the conditions, so that a row that somebody has claimed anew stays.
+		with gone as (
+			delete from {{idempotency}}
+			where key_hash = $1
+				and forget_at <= clock_timestamp()
+				and (state <> 1 or lease_until <= clock_timestamp())
+			returning key_hash, large
+		)
+		delete from {{idempotency_body}}
+		where key_hash in (select key_hash from gone where large);
+	end loop;
+	return r;
 end
 $$;
 
-create constraint trigger {{name:idempotency_seal}}
-after insert on {{idempotency_open}}
-deferrable initially deferred
-for each row execute function {{idempotency_seal}}();
+-- find returns the record of a key, or nothing. It waits for nobody.
+create function {{idempotency_find}}(key_hash bytea) returns {{idempotency_record}}
+language plpgsql stable set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+	r {{idempotency_record}};
+begin
+	select * into r from {{idempotency_record}} where key_hash = $1 and alive;
+	return r;
+end
+$$;
+
+-- complete ends a claim, if it is the owner's still. Under the isolation levels above
+-- READ COMMITTED it raises 40001 for one that was taken over. A large body that
+-- somebody left behind is replaced.
+create function {{idempotency_complete}}(
+	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
+	location text, resource_id text, retention bigint, forget bigint
+) returns boolean
+language plpgsql set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+	update {{idempotency}}
+	set state = $4,
+		status = nullif($5, 0),
+		response = case when $7 then null else $6 end,
+		large = $7,
+		location = nullif($8, ''),
+		resource_id = nullif($9, ''),
+		completed_at = clock_timestamp(),
+		expires_at = statement_timestamp() + $10 * interval '1 microsecond',
+		forget_at = statement_timestamp() + $11 * interval '1 microsecond'
+	where key_hash = $1
+		and owner = $2
+		and fence = $3
+		and state = 1;
+	if not found then
+		return false;
+	end if;
+	if $7 then
+		insert into {{idempotency_body}} (key_hash, response)
+		values ($1, $6)
+		on conflict (key_hash) do update set response = excluded.response;
+	end if;
+	return true;
+end
+$$;
+
+-- begin opens the seal and returns the level of isolation. The settings end with the
+-- transaction: idle lets the server end one whose process stands still, so that
+-- whoever takes over is not kept waiting by its locks; the other one says where the
+-- row of the seal is.
+create function {{idempotency_begin}}(idle text) returns text
+language plpgsql
+as $$
+declare
+	place text;
+begin
+	perform set_config('idle_in_transaction_session_timeout', idle, true);
+	insert into {{idempotency_open}} (seal) values (0) returning ctid::text into place;
+	perform set_config('oncemill.idempotency', place, true);
+	return current_setting('transaction_isolation');
+end
+$$;
+
+-- finish is the last statement of a transaction that was opened: it completes the
+-- claim and lets the database commit. It returns ok, or ended where the handler has
+-- ended the transaction, or stale where the claim is another's; what it did then must
+-- not be committed.
+create function {{idempotency_finish}}(
+	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
+	location text, resource_id text, retention bigint, forget bigint
+) returns text
+language plpgsql set enable_seqscan = off
+as $$
+begin
+	delete from {{idempotency_open}}
+	where ctid = nullif(current_setting('oncemill.idempotency', true), '')::tid;
+	if not found then
+		return 'ended';
+	end if;
+	if not {{idempotency_complete}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) then
+		return 'stale';
+	end if;
+	return 'ok';
+end
+$$;

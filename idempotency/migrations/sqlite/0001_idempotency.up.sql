@@ -34,7 +34,7 @@ create table {{idempotency}} (
 );
 
 -- What a caller has outstanding.
-create index {{name:idempotency_outstanding}} on {{idempotency}} (caller) where state = 1;
+create index {{name:idempotency_outstanding}} on {{idempotency}} (caller) where completed_at is null;
 
 -- What the purge deletes.
 create index {{name:idempotency_forget}} on {{idempotency}} (forget_at);
