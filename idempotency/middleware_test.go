@@ -371,15 +371,6 @@ func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 	})
 }
 
-func (p *place) expand(t *testing.T, query string) string {
-	t.Helper()
-	resolved, err := p.cfg.Resolve(p.db)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return resolved.Expand(query)
-}
-
 func TestMiddleware_LimitsWhatACallerHasOutstanding(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		engine := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding = 3 })

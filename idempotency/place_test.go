@@ -125,21 +125,26 @@ func newEngine(t *testing.T, store idempotency.Store, change func(*idempotency.C
 
 func (p *place) exec(t *testing.T, query string, args ...any) {
 	t.Helper()
-	if _, err := p.db.ExecContext(t.Context(), query, args...); err != nil {
+	if _, err := p.db.ExecContext(t.Context(), p.expand(t, query), args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
 }
 
 func (p *place) count(t *testing.T, query string, args ...any) (n int) {
 	t.Helper()
+	if err := p.db.QueryRowContext(t.Context(), p.expand(t, query), args...).Scan(&n); err != nil {
+		t.Fatalf("%s: %v", query, err)
+	}
+	return n
+}
+
+func (p *place) expand(t *testing.T, query string) string {
+	t.Helper()
 	resolved, err := p.cfg.Resolve(p.db)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := p.db.QueryRowContext(t.Context(), resolved.Expand(query), args...).Scan(&n); err != nil {
-		t.Fatalf("%s: %v", query, err)
-	}
-	return n
+	return resolved.Expand(query)
 }
 
 // sqlEffects are effects in the transaction of the request, or where there is

@@ -24,12 +24,16 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.open(t)
-			p.exec(t, pg.Config.Expand(`analyze {{idempotency}}`)) // it has seen nothing that is started
+			p.exec(t, `analyze {{idempotency}}`) // it has seen nothing that is started
 			p.exec(t, `set auto_explain.log_nested_statements = on`)
-			engine := p.engine(t, nil)
+			// It would count now and then, which is looked at below.
+			engine := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding = idempotency.Unlimited })
 			inTx, snapshot := engine.TxMiddleware(ok("x")), engine.Middleware(ok("x"))
 			requests := func(from, to int) {
 				for i := from; i < to; i++ {
+					if _, _, err := p.store.Find(t.Context(), idempotency.ID{byte(i)}); err != nil {
+						t.Fatal(err)
+					}
 					for name, h := range map[string]http.Handler{"a": inTx, "b": snapshot} {
 						for range 2 {
 							if w := do(t, h, post("/", "x", withKey(name+strconv.Itoa(i)))); w.Code != http.StatusOK {
@@ -40,12 +44,12 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 				}
 			}
 			requests(0, 10) // after some, PostgreSQL keeps a plan
-			p.exec(t, pg.Config.Expand(`
+			p.exec(t, `
 				insert into {{idempotency}} (
 					key_hash, caller, fingerprint, state, owner, fence, endpoint, completed_at, lease_until, expires_at, forget_at, status
 				)
 				select sha256(int8send(i)), '', '', 2, '', 1, '', now(), now(), now() + interval '1 day', now() + interval '1 day', 200
-				from generate_series(1::bigint, 20000) as i`))
+				from generate_series(1::bigint, 20000) as i`)
 			expect := func() {
 				t.Helper()
 				plans := seen.Take()
@@ -62,10 +66,16 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 			seen.Take()
 			requests(10, 12)
 			expect()
-			p.exec(t, pg.Config.Expand(`vacuum analyze {{idempotency}}`)) // nor has this one
+			p.exec(t, `vacuum analyze {{idempotency}}`) // nor has this one
 			seen.Take()
 			requests(12, 14)
 			expect()
+			if _, err := p.store.Outstanding(t.Context(), idempotency.Caller{}, 10); err != nil {
+				t.Fatal(err)
+			}
+			if plans := seen.Take(); len(plans) != 1 || len(plans[0].Faults) > 0 || !strings.Contains(plans[0].Text, "idempotency_outstanding") {
+				t.Errorf("counting goes by %v", plans)
+			}
 		})
 	}
 }

@@ -16,41 +16,16 @@ select
 from `
 	postgresClaim    = postgresRecord + `{{idempotency_claim}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) where alive`
 	postgresFind     = postgresRecord + `{{idempotency_find}}($1) where alive`
+	postgresTakeOver = postgresRecord + `{{idempotency_take_over}}($1, $2, $3, $4, $5, $6, $7) where alive`
 	postgresComplete = `select {{idempotency_complete}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 	postgresBegin    = `select {{idempotency_begin}}($1)`
 	postgresFinish   = `select {{idempotency_finish}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 )
 
-// Times are set by statement_timestamp, so that two that are meant to be equal are.
-
 // Served by idempotency_outstanding.
 const postgresOutstanding = `
 select count(*)
 from (select from {{idempotency}} where caller = $1::bytea and completed_at is null limit $2::integer) as outstanding`
-
-// Served by the primary key. Of those who try at once one gets the row lock and
-// the others nothing; a row that its owner is just completing is locked too and
-// left to him.
-const postgresTakeOver = `
-update {{idempotency}}
-set owner = $4::bytea,
-	fence = fence + 1,
-	lease_until = statement_timestamp() + $5::bigint * interval '1 microsecond',
-	expires_at = statement_timestamp() + $6::bigint * interval '1 microsecond',
-	forget_at = statement_timestamp() + $6::bigint * interval '1 microsecond'
-where key_hash = (
-	select key_hash from {{idempotency}}
-	where key_hash = $1
-		and owner = $2
-		and fence = $3
-		and state = 1
-		and lease_until <= clock_timestamp()
-	for update skip locked
-)
-returning
-	fence,
-	(extract(epoch from created_at) * 1000000)::bigint
-	+ case when $7::text <> '' and set_config('synchronous_commit', $7::text, true) is null then 1 else 0 end`
 
 // Served by the primary key. Owner and fence are the compare of the
 // compare-and-set in this and the following statements.

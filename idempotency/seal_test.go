@@ -12,36 +12,72 @@ import (
 )
 
 // What gets past the handle, here by a driver that sends another statement, meets
-// the seal: the database does not commit.
-func TestTxMiddleware_TheDatabaseRefusesACommitByTheHandler(t *testing.T) {
+// the seal: the database does not commit, and there is no answer without its effects.
+func TestTxMiddleware_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		lossy, _ := p.through(t)
-		handler := lossy.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-			tx, _ := idempotency.TxFromContext(r.Context())
-			if _, err := tx.ExecContext(r.Context(), `insert into effects (name) values ('a')`); err != nil {
-				t.Error(err)
+		texts := []string{"commit", "rollback"}
+		if p.cfg.Dialect == oncemill.PostgreSQL {
+			texts = append(texts, "commit and chain", "rollback and chain")
+		}
+		for _, text := range texts {
+			p.exec(t, `delete from effects`)
+			handler := lossy.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				tx, _ := idempotency.TxFromContext(r.Context())
+				if _, err := tx.ExecContext(r.Context(), `insert into effects (name) values ('a')`); err != nil {
+					t.Error(err)
+				}
+				_, err := tx.ExecContext(r.Context(), innocent(text))
+				if commits := strings.HasPrefix(text, "commit"); commits != (err != nil) {
+					t.Errorf("%s: %v", text, err)
+				}
+				if err != nil {
+					_, err = tx.ExecContext(r.Context(), `insert into effects (name) values ('b')`)
+					if p.cfg.Dialect == oncemill.PostgreSQL && !errors.Is(err, oncemill.ErrTxOwned) {
+						t.Errorf("%s: what follows gets %v", text, err)
+					}
+				}
+				w.WriteHeader(http.StatusCreated)
+			}))
+			// PostgreSQL gives the transaction up; SQLite goes on with one that it
+			// has refused to commit, and its effects commit with its answer after all.
+			status, effects, keys := http.StatusInternalServerError, 0, 0
+			if p.cfg.Dialect == oncemill.SQLite && text == "commit" {
+				status, effects, keys = http.StatusCreated, 2, 1
 			}
-			if _, err := tx.ExecContext(r.Context(), innocent); err == nil {
-				t.Error("the database has committed")
+			for range 2 {
+				if w := do(t, handler, post("/", "x", withKey(strings.ReplaceAll(text, " ", "_")))); w.Code != status {
+					t.Errorf("%s: got %d %s", text, w.Code, w.Body)
+				}
+			}
+			if n := p.count(t, `select count(*) from effects`); n != effects {
+				t.Errorf("%s: %d effects", text, n)
+			}
+			if n := p.count(t, `select count(*) from {{idempotency}}`); n != keys {
+				t.Errorf("%s: %d keys are held", text, n)
+			}
+			p.exec(t, `delete from {{idempotency}}`)
+		}
+	})
+}
+
+// A foreign key of the service's own is its own affair.
+func TestTxMiddleware_AViolationIsNotTheSeals(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.exec(t, `create table orders (id integer primary key)`)
+		p.exec(t, `create table lines (order_id integer not null constraint idempotency_seal references orders (id))`)
+		handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			for _, text := range []string{`savepoint s`, `insert into lines values (1)`, `rollback to savepoint s`, `insert into effects (name) values ('a')`} {
+				_, err := tx.ExecContext(r.Context(), text)
+				if violated := strings.HasPrefix(text, "insert into lines"); violated != (err != nil) || errors.Is(err, oncemill.ErrTxOwned) {
+					t.Errorf("%s: %v", text, err)
+				}
 			}
 			w.WriteHeader(http.StatusCreated)
 		}))
-		// PostgreSQL gives the transaction up; SQLite goes on with it, and the
-		// effect commits with its answer after all.
-		status, effects := http.StatusInternalServerError, 0
-		if p.cfg.Dialect == oncemill.SQLite {
-			status, effects = http.StatusCreated, 1
-		}
-		for range 2 {
-			if w := do(t, handler, post("/", "x")); w.Code != status {
-				t.Errorf("got %d %s", w.Code, w.Body)
-			}
-		}
-		if n := p.count(t, `select count(*) from effects`); n != effects {
-			t.Errorf("%d effects", n)
-		}
-		if n := p.count(t, `select count(*) from {{idempotency}}`); n != effects {
-			t.Errorf("%d keys are held", n)
+		if w := do(t, handler, post("/", "x")); w.Code != http.StatusCreated || p.count(t, `select count(*) from effects`) != 1 {
+			t.Errorf("got %d %s", w.Code, w.Body)
 		}
 	})
 }

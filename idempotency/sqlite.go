@@ -57,9 +57,7 @@ where key_hash = $1
 	and owner = $2
 	and fence = $3
 	and state = 1
-	and lease_until <= ` + sqliteNow + `
-	and $7 is not null
-returning fence, created_at`
+	and lease_until <= ` + sqliteNow
 
 const sqliteExtend = `
 update {{idempotency}}

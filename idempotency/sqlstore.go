@@ -97,14 +97,6 @@ func (s *SQLStore) stmt(text string) *sql.Stmt {
 	return s.prepared[text]
 }
 
-// queryRow queries on any connection.
-func (s *SQLStore) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
-	if stmt := s.stmt(text); stmt != nil { //nolint:sqlclosecheck // it lives as long as db
-		return stmt.QueryRowContext(ctx, args...)
-	}
-	return s.db.QueryRowContext(ctx, text, args...)
-}
-
 // wait waits for the turn to write and returns what gives it back.
 func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
 	if s.turn == nil {
@@ -138,8 +130,76 @@ func (q queries) expand(cfg oncemill.Config) queries {
 	return q
 }
 
-// claimTries is how often a claim looks again when the record that stood in its
-// way has gone meanwhile.
+// session is the pool, or a transaction.
+type session interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// ask lets do ask the database something that stands on its own. Where PostgreSQL's
+// default is a higher level of isolation, a serialization failure says only that: at
+// READ COMMITTED each statement here is a compare-and-set that tells the truth.
+func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
+	err := do(s.db)
+	if s.cfg.Dialect == oncemill.SQLite || !sqlerr.Retryable(err) {
+		return err
+	}
+	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return fmt.Errorf("begin: %w", err)
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit; before it the first error matters
+	if err := do(tx); err != nil {
+		return err
+	}
+	return tx.Commit()
+}
+
+// record asks for a record by a text.
+func (s *SQLStore) record(ctx context.Context, id ID, text string, args ...any) (r Record, found bool, err error) {
+	err = s.ask(ctx, func(via session) (err error) {
+		row := via.QueryRowContext
+		if stmt := s.stmt(text); stmt != nil && via == session(s.db) {
+			row = func(ctx context.Context, _ string, args ...any) *sql.Row { return stmt.QueryRowContext(ctx, args...) }
+		}
+		r, found, err = scanRecord(id, row(ctx, text, args...))
+		return err
+	})
+	return r, found, err
+}
+
+// change executes a statement when it is its turn, and returns how many rows it has
+// changed.
+func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int64, err error) {
+	done, err := s.wait(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer done()
+	err = s.ask(ctx, func(via session) error {
+		result, err := via.ExecContext(ctx, text, args...)
+		if err != nil {
+			return err
+		}
+		n, err = result.RowsAffected()
+		return err
+	})
+	return n, err
+}
+
+// set is a change of a claim by its owner.
+func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
+	switch n, err := s.change(ctx, text, args...); {
+	case err != nil:
+		return fmt.Errorf("change claim: %w", err)
+	case n != 1:
+		return ErrStaleOwner
+	}
+	return nil
+}
+
+// claimTries is how often a claim is tried again when the record that stood in its
+// way is gone.
 const claimTries = 5
 
 // Claim is [Store.Claim]. On SQLite it reads first, so that a duplicate does not
@@ -151,12 +211,10 @@ func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error)
 	for range claimTries {
 		record, found, err := s.tryClaim(ctx, claim)
 		switch {
-		case err != nil && s.cfg.Dialect == oncemill.PostgreSQL && sqlerr.Retryable(err):
-			continue // under REPEATABLE READ as the default: somebody has just claimed it
 		case err != nil:
 			return Record{}, false, fmt.Errorf("claim key: %w", err)
 		case found:
-			return record, record.Owner == Owner{Token: claim.Token, Fence: 1}, nil
+			return record, record.State == Started && record.Owner == Owner{Token: claim.Token, Fence: 1}, nil
 		}
 	}
 	return Record{}, false, errors.New("claim key: its record comes and goes")
@@ -164,72 +222,50 @@ func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error)
 
 // tryClaim returns the record that stands there after an attempt to claim the key.
 func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) {
+	args := []any{
+		c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID,
+	}
 	if s.cfg.Dialect == oncemill.PostgreSQL {
-		return scanRecord(c.ID, s.queryRow(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
-			c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID, c.Durable))
+		return s.record(ctx, c.ID, s.q.claim, append(args, c.Durable)...)
 	}
 	record, found, err := s.Find(ctx, c.ID)
 	if err != nil || found {
 		return record, found, err
 	}
-	if err := s.write(ctx, s.q.claim, c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
-		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID); err != nil {
+	if _, err := s.change(ctx, s.q.claim, args...); err != nil {
 		return Record{}, false, err
 	}
 	record, found, err = s.Find(ctx, c.ID)
 	if err == nil && !found {
-		err = s.write(ctx, s.q.forget, c.ID[:])
+		_, err = s.change(ctx, s.q.forget, c.ID[:])
 	}
 	return record, found, err
 }
 
-// write executes a statement when it is its turn, on SQLite.
-func (s *SQLStore) write(ctx context.Context, text string, args ...any) error {
-	done, err := s.wait(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	_, err = s.db.ExecContext(ctx, text, args...)
-	return err
-}
-
-// durability is a value of synchronous_commit; empty leaves it as it is.
-func durability(durable bool) string {
-	if durable {
-		return ""
-	}
-	return "off"
-}
-
 // TakeOver is [Store.TakeOver].
 func (s *SQLStore) TakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
-	done, err := s.wait(ctx)
+	record, found, err := s.tryTakeOver(ctx, c, from)
 	if err != nil {
-		return Record{}, false, err
-	}
-	defer done()
-	var fence, created int64
-	err = s.db.QueryRowContext(ctx, s.q.takeOver, c.ID[:], from.Token[:], from.Fence, c.Token[:],
-		c.Lease.Microseconds(), c.Retention.Microseconds(), durability(c.Durable)).Scan(&fence, &created)
-	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return Record{}, false, nil
-	case err != nil && s.cfg.Dialect == oncemill.PostgreSQL && sqlerr.Retryable(err):
-		return Record{}, false, nil
-	case err != nil:
 		return Record{}, false, fmt.Errorf("take key over: %w", err)
 	}
-	return Record{
-		ID: c.ID, Caller: c.Caller, Fingerprint: c.Fingerprint, State: Started,
-		Owner: Owner{Token: c.Token, Fence: fence}, Endpoint: c.Endpoint,
-		LeaseLeft: c.Lease, ExpiresIn: c.Retention, CreatedAt: fromMicros(created),
-	}, true, nil
+	return record, found && record.Owner == Owner{Token: c.Token, Fence: from.Fence + 1}, nil
+}
+
+func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
+	args := []any{c.ID[:], from.Token[:], from.Fence, c.Token[:], c.Lease.Microseconds(), c.Retention.Microseconds()}
+	if s.cfg.Dialect == oncemill.PostgreSQL {
+		return s.record(ctx, c.ID, s.q.takeOver, append(args, c.Durable)...)
+	}
+	if n, err := s.change(ctx, s.q.takeOver, args...); err != nil || n == 0 {
+		return Record{}, false, err
+	}
+	return s.Find(ctx, c.ID)
 }
 
 // Find is [Store.Find].
 func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
-	record, found, err := scanRecord(id, s.queryRow(ctx, s.q.find, id[:]))
+	record, found, err := s.record(ctx, id, s.q.find, id[:])
 	if err != nil {
 		return Record{}, false, fmt.Errorf("find key: %w", err)
 	}
@@ -274,32 +310,25 @@ func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (n
 
 // Extend is [Store.Extend].
 func (s *SQLStore) Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error {
-	done, err := s.wait(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return expectOne(s.db.ExecContext(ctx, s.q.extend, id[:], owner.Token[:], owner.Fence, lease.Microseconds()))
+	return s.set(ctx, s.q.extend, id[:], owner.Token[:], owner.Fence, lease.Microseconds())
 }
 
 // Release is [Store.Release].
 func (s *SQLStore) Release(ctx context.Context, id ID, owner Owner) error {
-	done, err := s.wait(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	return expectOne(s.db.ExecContext(ctx, s.q.release, id[:], owner.Token[:], owner.Fence))
+	return s.set(ctx, s.q.release, id[:], owner.Token[:], owner.Fence)
 }
 
 // Complete is [Store.Complete].
 func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completion) error {
 	if s.cfg.Dialect == oncemill.PostgreSQL {
-		var done bool
-		switch err := s.db.QueryRowContext(ctx, s.q.complete, completionArgs(id, owner, c)...).Scan(&done); {
+		var completed bool
+		err := s.ask(ctx, func(via session) error {
+			return via.QueryRowContext(ctx, s.q.complete, completionArgs(id, owner, c)...).Scan(&completed)
+		})
+		switch {
 		case err != nil:
-			return staleOr(err)
-		case !done:
+			return fmt.Errorf("complete key: %w", err)
+		case !completed:
 			return ErrStaleOwner
 		}
 		return nil
@@ -309,9 +338,6 @@ func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completio
 		return err
 	}
 	defer done()
-	if !c.Large {
-		return s.update(ctx, s.db, s.q.complete, id, owner, c)
-	}
 	tx, err := s.db.BeginTx(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("complete key: begin: %w", err)
@@ -326,19 +352,22 @@ func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completio
 	return nil
 }
 
-type execer interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-}
-
 // update completes the claim on SQLite by text, and stores a large body.
-func (s *SQLStore) update(ctx context.Context, via execer, text string, id ID, owner Owner, c Completion) error {
-	if err := expectOne(via.ExecContext(ctx, text, completionArgs(id, owner, c)...)); err != nil {
-		return err
+func (s *SQLStore) update(ctx context.Context, tx *sql.Tx, text string, id ID, owner Owner, c Completion) error {
+	result, err := tx.ExecContext(ctx, text, completionArgs(id, owner, c)...)
+	if err != nil {
+		return fmt.Errorf("complete key: %w", err)
+	}
+	switch n, err := result.RowsAffected(); {
+	case err != nil:
+		return fmt.Errorf("complete key: %w", err)
+	case n != 1:
+		return ErrStaleOwner
 	}
 	if !c.Large {
 		return nil
 	}
-	if _, err := via.ExecContext(ctx, s.q.completeBody, id[:], c.Response); err != nil {
+	if _, err := tx.ExecContext(ctx, s.q.completeBody, id[:], c.Response); err != nil {
 		return fmt.Errorf("store large response: %w", err)
 	}
 	return nil
@@ -351,44 +380,11 @@ func completionArgs(id ID, owner Owner, c Completion) []any {
 	}
 }
 
-// staleOr returns the error of a compare-and-set. A serialization failure means that
-// another owner was faster.
-func staleOr(err error) error {
-	if sqlerr.State(err) == "40001" {
-		return fmt.Errorf("%w: %w", ErrStaleOwner, err)
-	}
-	return fmt.Errorf("change claim: %w", err)
-}
-
-// expectOne turns the result of a compare-and-set into its error.
-func expectOne(result sql.Result, err error) error {
-	if err != nil {
-		return staleOr(err)
-	}
-	n, err := result.RowsAffected()
-	if err != nil {
-		return fmt.Errorf("change claim: %w", err)
-	}
-	if n != 1 {
-		return ErrStaleOwner
-	}
-	return nil
-}
-
 // Purge is [Store.Purge].
 func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
-	done, err := s.wait(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer done()
 	total := 0
 	for _, text := range []string{s.q.purge, s.q.strip} {
-		result, err := s.db.ExecContext(ctx, text, limit)
-		if err != nil {
-			return total, fmt.Errorf("purge: %w", err)
-		}
-		n, err := result.RowsAffected()
+		n, err := s.change(ctx, text, limit)
 		if err != nil {
 			return total, fmt.Errorf("purge: %w", err)
 		}

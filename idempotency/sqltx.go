@@ -108,22 +108,19 @@ func (t *sqlTx) open(ctx context.Context, idle time.Duration) (level string, err
 }
 
 // complete is the last statement: it marks the claim and lets the database
-// commit. ErrStaleOwner: the claim is another's. ErrTxEnded: the handler has ended
-// the transaction.
+// commit. ErrStaleOwner: the claim is another's, or the handler has ended the
+// transaction.
 func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	s := t.store
 	if s.cfg.Dialect == oncemill.SQLite {
 		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
 	}
-	var outcome string
-	if err := t.queryRow(ctx, s.q.completeTx, completionArgs(t.id, t.owner, c)...).Scan(&outcome); err != nil {
+	var sealed bool
+	if err := t.queryRow(ctx, s.q.completeTx, completionArgs(t.id, t.owner, c)...).Scan(&sealed); err != nil {
 		// With 40001 for a claim that was taken over under the higher isolation levels.
 		return fmt.Errorf("complete key: %w", err)
 	}
-	switch outcome {
-	case "ended":
-		return ErrTxEnded
-	case "stale":
+	if !sealed {
 		return ErrStaleOwner
 	}
 	return nil
@@ -141,6 +138,11 @@ func (t *sqlTx) rollback() {
 	_ = t.tx.Rollback()
 }
 
+// sealConstraint is the foreign key that PostgreSQL finds violated when a transaction
+// is committed that complete has not sealed. Its message names it, in the quotation
+// marks of its language.
+const sealConstraint = "idempotency_ended_by_handler"
+
 // lost tells whether a failed statement took the transaction with it. PostgreSQL
 // ends none on its own and refuses everything after an error; only the seal
 // speaks of an attempt to commit. SQLite rolls back when a writing statement is
@@ -151,9 +153,8 @@ func (t *sqlTx) lost(ctx context.Context, err error) error {
 		t.beaten.Store(true)
 	}
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
-		const violated = "23503" // a foreign key, which the message names in the quotes of its language
-		if sqlerr.State(err) == violated && strings.Contains(err.Error(), strings.Trim(t.store.cfg.Name("idempotency_seal"), `"`)) {
-			return fmt.Errorf("%w: %w", oncemill.ErrTxOwned, err)
+		if sqlerr.State(err) == "23503" && strings.Contains(err.Error(), sealConstraint) {
+			return fmt.Errorf("%w (or it has set all constraints immediate: name those that are meant): %w", oncemill.ErrTxOwned, err)
 		}
 		return nil
 	}

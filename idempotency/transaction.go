@@ -67,8 +67,6 @@ func (e *Engine) finish(ctx context.Context, in *intent, t *sqlTx, owner Owner, 
 			return outcome, err
 		}
 		return rolledBack, ErrTxEnded // the claim is ours: the handler has ended the transaction
-	case errors.Is(err, ErrTxEnded):
-		return rolledBack, err
 	case err != nil:
 		return e.beaten(ctx, in, t, owner, err)
 	}

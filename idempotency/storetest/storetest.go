@@ -39,6 +39,9 @@ func Run(t *testing.T, open func(t *testing.T) idempotency.Store) {
 		"a caller's started keys are counted":                              (*suite).outstanding,
 		"a purge deletes what is over, and nothing else":                   (*suite).purge,
 		"an interrupted claim outlives its retention no more than it must": (*suite).interrupted,
+		"a started claim is found while its lease runs":                    (*suite).outlived,
+		"the large response of a forgotten key goes with it":               (*suite).forgetLarge,
+		"of all who claim, complete, release and purge one has the key":    (*suite).churn,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -132,6 +135,15 @@ func (s *suite) until(what string, done func() bool) {
 		case <-ctx.Done():
 			s.Fatalf("waited in vain until %s", what)
 		}
+	}
+}
+
+func (s *suite) pause(d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-s.Context().Done():
 	}
 }
 
@@ -408,4 +420,94 @@ func (s *suite) interrupted() {
 	})
 	c.Retention = time.Hour
 	s.granted(again(c))
+}
+
+func (s *suite) outlived() {
+	c := newClaim()
+	c.Retention = time.Millisecond
+	s.granted(c)
+	s.pause(5 * time.Millisecond)
+	s.mustFind(c.ID)
+	if r, granted := s.claim(again(c)); granted || r.Owner.Token != c.Token {
+		s.Errorf("granted %t: %+v", granted, r)
+	}
+}
+
+// forgetLarge uses keys again whose response was large.
+func (s *suite) forgetLarge() {
+	c, large := newClaim(), completion()
+	large.Response, large.Large, large.Retention = bytes.Repeat([]byte("large"), 50_000), true, time.Millisecond
+	s.ok(s.store.Complete(s.Context(), c.ID, s.granted(c), large))
+	s.until("it is forgotten", func() bool {
+		_, found, err := s.store.Find(s.Context(), c.ID)
+		s.ok(err)
+		return !found
+	})
+	next := again(c)
+	large.Response, large.Retention = bytes.Repeat([]byte("other"), 50_000), time.Hour
+	s.ok(s.store.Complete(s.Context(), c.ID, s.granted(next), large))
+	if r := s.mustFind(c.ID); !bytes.Equal(r.Response, large.Response) {
+		s.Errorf("a response of %d bytes that begins with %.10q", len(r.Response), r.Response)
+	}
+}
+
+// churn uses few keys in all ways at once.
+func (s *suite) churn() {
+	var held [3]atomic.Int64
+	var claims [3]idempotency.Claim
+	for k := range claims {
+		claims[k] = newClaim()
+	}
+	const grants, tries = 100, 5000
+	var granted atomic.Int64
+	var working sync.WaitGroup
+	for worker := range 8 {
+		working.Go(func() {
+			for i := 0; i < tries && granted.Load() < grants; i++ {
+				k := (worker + i) % len(claims)
+				c := again(claims[k])
+				c.Durable = i%2 == 0
+				r, ok, err := s.store.Claim(s.Context(), c)
+				switch {
+				case err != nil: // it may have come and gone too often
+					continue
+				case !ok:
+					if r.Owner.Token == c.Token || r.State == idempotency.Completed && !bytes.HasPrefix(r.Response, r.Owner.Token[:]) {
+						s.Errorf("refused by its own, or with another's response: %+v", r)
+					}
+					s.pause(100 * time.Microsecond)
+					continue
+				}
+				granted.Add(1)
+				if !held[k].CompareAndSwap(0, 1) {
+					s.Error("two have the key")
+				}
+				s.pause(time.Duration(i%3) * time.Millisecond)
+				held[k].Store(0)
+				done := completion()
+				done.Response, done.Large, done.Retention = append(c.Token[:], "response"...), i%2 == 0, time.Duration(i%4)*time.Millisecond
+				if i%3 == 0 {
+					s.ok(s.store.Release(s.Context(), c.ID, r.Owner))
+				} else {
+					s.ok(s.store.Complete(s.Context(), c.ID, r.Owner, done))
+				}
+				if i%10 == 0 {
+					_, err := s.store.Purge(s.Context(), 10)
+					s.ok(err)
+				}
+			}
+		})
+	}
+	working.Wait()
+	if n := granted.Load(); n < grants {
+		s.Errorf("only %d were granted", n)
+	}
+	for _, c := range claims {
+		s.until("the last response is forgotten", func() bool {
+			_, found, err := s.store.Find(s.Context(), c.ID)
+			s.ok(err)
+			return !found
+		})
+		s.granted(again(c))
+	}
 }

@@ -1,6 +1,7 @@
 drop function {{idempotency_finish}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
 drop function {{idempotency_begin}}(text);
 drop function {{idempotency_complete}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
+drop function {{idempotency_take_over}}(bytea, bytea, bigint, bytea, bigint, bigint, boolean);
 drop function {{idempotency_find}}(bytea);
 drop function {{idempotency_claim}}(bytea, bytea, bytea, bytea, text, bigint, bigint, text, text, boolean);
 drop view {{idempotency_record}};

@@ -51,7 +51,7 @@ create table {{idempotency_seal}} (
 
 create unlogged table {{idempotency_open}} (
 	seal smallint not null
-		constraint {{name:idempotency_seal}} references {{idempotency_seal}} (id) deferrable initially deferred
+		constraint {{name:idempotency_ended_by_handler}} references {{idempotency_seal}} (id) deferrable initially deferred
 );
 
 -- A record as it is read. What depends on the time is in microseconds from now.
@@ -73,11 +73,11 @@ from {{idempotency}} as i;
 
 -- What each request needs are functions. A session plans their statements once,
 -- also behind a pooler, and for good, so the plan must be right for the table that
--- is empty now and will not be in a minute: no scan of it.
+-- is empty now and will not be in a minute: no scan of it. Times are set by
+-- statement_timestamp, so that two that are meant to be equal are.
 
--- claim claims a key that has no record, or one that is to be forgotten, and returns
--- the record that stands there then: the new one, or what was in the way, or nothing
--- if records come and go.
+-- claim claims a key that has no record and returns the new one, or what is in the way,
+-- or nothing if that was to be forgotten, which it is then: ask again.
 --
 -- The primary key decides between claims made at once: the second one waits for this
 -- short transaction and then finds the row. A claim that need not survive a crash of
@@ -91,37 +91,40 @@ language plpgsql set enable_seqscan = off
 as $$
 #variable_conflict use_column
 declare
+	made bigint;
 	r {{idempotency_record}};
 begin
 	if not durable then
 		perform set_config('synchronous_commit', 'off', true);
 	end if;
-	for try in 1 .. 5 loop
-		insert into {{idempotency}} (
-			key_hash, caller, fingerprint, state, owner, fence, endpoint,
-			lease_until, expires_at, forget_at, correlation_id, trace_id
-		)
-		values (
-			$1, $2, $3, 1, $4, 1, $5,
-			statement_timestamp() + $6 * interval '1 microsecond',
-			statement_timestamp() + $7 * interval '1 microsecond',
-			statement_timestamp() + $7 * interval '1 microsecond',
-			nullif($8, ''), nullif($9, '')
-		)
-		on conflict (key_hash) do nothing;
-		select * into r from {{idempotency_record}} where key_hash = $1 and alive;
-		exit when found;
-		-- With the conditions, so that a row that somebody has claimed anew stays.
-		with gone as (
-			delete from {{idempotency}}
-			where key_hash = $1
-				and forget_at <= clock_timestamp()
-				and (state <> 1 or lease_until <= clock_timestamp())
-			returning key_hash, large
-		)
-		delete from {{idempotency_body}}
-		where key_hash in (select key_hash from gone where large);
-	end loop;
+	insert into {{idempotency}} (
+		key_hash, caller, fingerprint, state, owner, fence, endpoint,
+		lease_until, expires_at, forget_at, correlation_id, trace_id
+	)
+	values (
+		$1, $2, $3, 1, $4, 1, $5,
+		statement_timestamp() + $6 * interval '1 microsecond',
+		statement_timestamp() + $7 * interval '1 microsecond',
+		statement_timestamp() + $7 * interval '1 microsecond',
+		nullif($8, ''), nullif($9, '')
+	)
+	on conflict (key_hash) do nothing
+	returning (extract(epoch from created_at) * 1000000)::bigint into made;
+	if found then
+		-- It is not read back: under REPEATABLE READ one that was deleted meanwhile
+		-- could still be seen beside it.
+		r := row($1, $2, $3, 1, $4, 1, $5, 0, null, '', '', $8, $9, $6, $7, made, 0, true);
+		return r;
+	end if;
+	select * into r from {{idempotency_record}} where key_hash = $1 and alive;
+	if not found then
+		-- Not one that somebody has claimed anew. A large body stays for complete to
+		-- replace, or for the purge of the new record.
+		delete from {{idempotency}}
+		where key_hash = $1
+			and forget_at <= clock_timestamp()
+			and (state <> 1 or lease_until <= clock_timestamp());
+	end if;
 	return r;
 end
 $$;
@@ -139,9 +142,46 @@ begin
 end
 $$;
 
+-- take_over gives a claim whose lease has ended to a new owner, and returns its record,
+-- or nothing. Of those who try at once one gets the row lock and the others nothing; a
+-- row that its owner is just completing is locked too and left to him.
+create function {{idempotency_take_over}}(
+	key_hash bytea, owner bytea, fence bigint, successor bytea, lease bigint, retention bigint, durable boolean
+) returns {{idempotency_record}}
+language plpgsql set enable_seqscan = off
+as $$
+#variable_conflict use_column
+declare
+	r {{idempotency_record}};
+begin
+	if not durable then
+		perform set_config('synchronous_commit', 'off', true);
+	end if;
+	update {{idempotency}}
+	set owner = $4,
+		fence = fence + 1,
+		lease_until = statement_timestamp() + $5 * interval '1 microsecond',
+		expires_at = statement_timestamp() + $6 * interval '1 microsecond',
+		forget_at = statement_timestamp() + $6 * interval '1 microsecond'
+	where key_hash = (
+		select key_hash from {{idempotency}}
+		where key_hash = $1
+			and owner = $2
+			and fence = $3
+			and state = 1
+			and lease_until <= clock_timestamp()
+		for update skip locked
+	);
+	if found then
+		select * into r from {{idempotency_record}} where key_hash = $1;
+	end if;
+	return r;
+end
+$$;
+
 -- complete ends a claim, if it is the owner's still. Under the isolation levels above
--- READ COMMITTED it raises 40001 for one that was taken over. A large body that
--- somebody left behind is replaced.
+-- READ COMMITTED it raises 40001 for one that was taken over. A large body that was left
+-- behind is replaced.
 create function {{idempotency_complete}}(
 	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
 	location text, resource_id text, retention bigint, forget bigint
@@ -194,24 +234,24 @@ end
 $$;
 
 -- finish is the last statement of a transaction that was opened: it completes the
--- claim and lets the database commit. It returns ok, or ended where the handler has
--- ended the transaction, or stale where the claim is another's; what it did then must
--- not be committed.
+-- claim and lets the database commit. It returns false where the handler has ended the
+-- transaction, or where the claim is another's; the seal is closed then.
 create function {{idempotency_finish}}(
 	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
 	location text, resource_id text, retention bigint, forget bigint
-) returns text
+) returns boolean
 language plpgsql set enable_seqscan = off
 as $$
+declare
+	place tid := nullif(current_setting('oncemill.idempotency', true), '');
 begin
-	delete from {{idempotency_open}}
-	where ctid = nullif(current_setting('oncemill.idempotency', true), '')::tid;
-	if not found then
-		return 'ended';
+	if not exists (select from {{idempotency_open}} where ctid = place) then
+		return false;
 	end if;
 	if not {{idempotency_complete}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11) then
-		return 'stale';
+		return false;
 	end if;
-	return 'ok';
+	delete from {{idempotency_open}} where ctid = place;
+	return true;
 end
 $$;
