@@ -54,7 +54,9 @@ func (e *Engine) decide(ctx context.Context, in *intent) (Record, verdict, error
 		e.telemetry.latency(ctx, "claim", began, err)
 		switch {
 		case err != nil:
-			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: 1}, err)
+			// Nothing has run under a claim that may have been made.
+			owner := Owner{Token: in.claim.Token, Fence: 1}
+			e.abandon(ctx, in, err, func(ctx context.Context) error { return e.store.Release(ctx, in.claim.ID, owner) })
 			return Record{}, storeFailed, err
 		case granted:
 			return record, run, nil
@@ -71,7 +73,9 @@ func (e *Engine) decide(ctx context.Context, in *intent) (Record, verdict, error
 		record, granted, err = e.store.TakeOver(ctx, in.claim, from)
 		e.telemetry.latency(ctx, "take_over", began, err)
 		if err != nil {
-			e.abandon(ctx, in, Owner{Token: in.claim.Token, Fence: from.Fence + 1}, err)
+			// Under the one that may have been taken over something may have.
+			owner := Owner{Token: in.claim.Token, Fence: from.Fence + 1}
+			e.abandon(ctx, in, err, func(ctx context.Context) error { return e.store.Extend(ctx, in.claim.ID, owner, 0) })
 			return Record{}, storeFailed, err
 		}
 		if granted {
@@ -239,15 +243,15 @@ func (e *Engine) complete(ctx context.Context, in *intent, owner Owner, c Comple
 	return err
 }
 
-// abandon releases a claim that may have been made although its answer was lost:
-// nothing has run under it.
-func (e *Engine) abandon(ctx context.Context, in *intent, owner Owner, cause error) {
+// abandon tells the store to give up what may have been made although its answer was
+// lost.
+func (e *Engine) abandon(ctx context.Context, in *intent, cause error, tell func(context.Context) error) {
 	if sqlerr.Retryable(cause) {
 		return // the database has said that nothing happened
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if err := e.store.Release(ctx, in.claim.ID, owner); err != nil {
+	if err := tell(ctx); err != nil {
 		e.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "claim not abandoned", in.keyHash(), slog.Any("error", err))
 	}
 }

@@ -250,6 +250,11 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 	case tooMany:
 		x.refuse(ProblemTooManyKeys)
 	case storeFailed:
+		if x.cfg.FailOpen && !x.transactional {
+			x.logDown(ctx, err)
+			x.next.ServeHTTP(x.w, x.request(ctx))
+			return
+		}
 		x.storeDown(ctx, err)
 	}
 }
@@ -277,14 +282,15 @@ func (x *exchange) answerInProgress(ctx context.Context) {
 	x.answer(p)
 }
 
+// storeDown refuses, also where the handler has run.
 func (x *exchange) storeDown(ctx context.Context, err error) {
+	x.logDown(ctx, err)
+	x.refuse(ProblemStoreUnavailable)
+}
+
+func (x *exchange) logDown(ctx context.Context, err error) {
 	x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "idempotency store unavailable", x.keyHash(),
 		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-	if x.cfg.FailOpen && !x.transactional {
-		x.next.ServeHTTP(x.w, x.request(ctx))
-		return
-	}
-	x.refuse(ProblemStoreUnavailable)
 }
 
 // replay sends the stored response.

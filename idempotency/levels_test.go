@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"context"
 	"crypto/rand"
 	"net/url"
 	"sync"
@@ -30,37 +31,30 @@ func newClaim() idempotency.Claim {
 	return c
 }
 
-// A claim that waits for a release gets what it made, not what its snapshot shows.
-func TestSQLStore_AClaimBesideAReleaseKnowsItsOwn(t *testing.T) {
+// Who has a key may be about to commit, for long if his process stands still.
+func TestSQLStore_AClaimWaitsForNoOwner(t *testing.T) {
 	onEachLevel(t, func(t *testing.T, p *place) {
-		first := newClaim()
-		if _, granted, err := p.store.Claim(t.Context(), first); !granted || err != nil {
-			t.Fatal(granted, err)
-		}
-		release, err := p.db.BeginTx(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer release.Rollback() //nolint:errcheck // a no-op after the commit
-		if _, err := release.ExecContext(t.Context(), p.expand(t, `delete from {{idempotency}} where key_hash = $1`), first.ID[:]); err != nil {
-			t.Fatal(err)
-		}
-		second := first
-		rand.Read(second.Token[:])
-		var claiming sync.WaitGroup
-		claiming.Go(func() {
-			r, granted, err := p.store.Claim(t.Context(), second)
-			if !granted || err != nil || r.Owner.Token != second.Token || r.LeaseLeft != second.Lease || r.CreatedAt.IsZero() {
-				t.Errorf("granted %t, %v: %+v", granted, err, r)
+		for _, text := range []string{`update {{idempotency}} set state = 2, completed_at = now() where key_hash = $1`, `delete from {{idempotency}} where key_hash = $1`} {
+			first := newClaim()
+			if _, granted, err := p.store.Claim(t.Context(), first); !granted || err != nil {
+				t.Fatal(granted, err)
 			}
-		})
-		eventually(t, "it waits", func() bool {
-			return p.count(t, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and query like '%' || $1 || '%'`, p.cfg.Schema) > 0
-		})
-		if err := release.Commit(); err != nil {
-			t.Fatal(err)
+			owner, err := p.db.BeginTx(t.Context(), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer owner.Rollback() //nolint:errcheck // nothing of it is wanted
+			if _, err := owner.ExecContext(t.Context(), p.expand(t, text), first.ID[:]); err != nil {
+				t.Fatal(err)
+			}
+			second := first
+			rand.Read(second.Token[:])
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			if r, granted, err := p.store.Claim(ctx, second); granted || err != nil || r.Owner.Token != first.Token {
+				t.Errorf("%s: granted %t, %v: %+v", text, granted, err, r)
+			}
 		}
-		claiming.Wait()
 	})
 }
 
@@ -77,6 +71,9 @@ func TestSQLStore_DifferentKeysDoNotMeet(t *testing.T) {
 					if !granted || err != nil {
 						t.Errorf("granted %t: %v", granted, err)
 						return
+					}
+					if _, err := p.store.Outstanding(t.Context(), c.Caller, 10); err != nil {
+						t.Error(err)
 					}
 					err = p.store.Extend(t.Context(), c.ID, r.Owner, time.Minute)
 					if err == nil && i%2 == 0 {
@@ -101,9 +98,9 @@ func TestSQLStore_WaitsForTheDiskWhereItMust(t *testing.T) {
 	p.db.SetMaxOpenConns(1)
 	for _, durable := range []bool{true, false} {
 		p.exec(t, `create temporary table seen (setting text)`)
-		p.exec(t, p.expand(t, `create function pg_temp.see() returns trigger language plpgsql as $$
-			begin insert into seen values (current_setting('synchronous_commit')); return null; end $$`))
-		p.exec(t, `create trigger see after insert or update on {{idempotency}} for each row execute function pg_temp.see()`)
+		p.exec(t, `create function pg_temp.see() returns trigger language plpgsql as $$
+			begin insert into seen values (current_setting('synchronous_commit')); return null; end $$`)
+		p.exec(t, `create constraint trigger see after insert or update on {{idempotency}} deferrable initially deferred for each row execute function pg_temp.see()`)
 		c := newClaim()
 		c.Durable, c.Lease = durable, time.Millisecond
 		r, _, err := p.store.Claim(t.Context(), c)
@@ -126,4 +123,39 @@ func TestSQLStore_WaitsForTheDiskWhereItMust(t *testing.T) {
 		p.exec(t, `drop function pg_temp.see()`)
 		p.exec(t, `drop table seen`)
 	}
+}
+
+// The body of a key that is used again and then released is nobody's.
+func TestSQLStore_NoBodyOutlivesItsRecord(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		c := newClaim()
+		claim := func() idempotency.Owner {
+			t.Helper()
+			rand.Read(c.Token[:])
+			r, granted, err := p.store.Claim(t.Context(), c)
+			if !granted || err != nil {
+				t.Fatalf("granted %t: %v", granted, err)
+			}
+			return r.Owner
+		}
+		err := p.store.Complete(t.Context(), c.ID, claim(), idempotency.Completion{
+			State: idempotency.Completed, Status: 200, Response: make([]byte, 100_000), Large: true, Retention: time.Millisecond,
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it is forgotten", func() bool {
+			_, found, err := p.store.Find(t.Context(), c.ID)
+			if err != nil {
+				t.Error(err)
+			}
+			return !found
+		})
+		if err := p.store.Release(t.Context(), c.ID, claim()); err != nil {
+			t.Error(err)
+		}
+		if n := p.count(t, `select count(*) from {{idempotency_body}}`); n != 0 {
+			t.Errorf("%d bodies are left", n)
+		}
+	})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -33,10 +32,6 @@ type SQLStore struct {
 	cfg     oncemill.Config
 	q       queries
 	prepare bool
-
-	// level is the isolation level that transactions begin with by themselves on
-	// PostgreSQL, as the last one told; empty at first.
-	level atomic.Pointer[string]
 
 	mu       sync.Mutex
 	prepared map[string]*sql.Stmt // by text; they live as long as db
@@ -111,7 +106,7 @@ func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
 }
 
 // queries are the statements of a dialect. Those of the same name take the same
-// arguments, but for open and claim.
+// arguments, but for open, claim and takeOver.
 type queries struct {
 	claim, forget, outstanding, find, takeOver, extend, release string
 	complete, completeBody, completeTx                          string
@@ -257,7 +252,7 @@ func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.takeOver, append(args, c.Durable)...)
 	}
-	if n, err := s.change(ctx, s.q.takeOver, args...); err != nil || n == 0 {
+	if _, err := s.change(ctx, s.q.takeOver, args...); err != nil {
 		return Record{}, false, err
 	}
 	return s.Find(ctx, c.ID)
@@ -302,7 +297,8 @@ func scanRecord(id ID, row *sql.Row) (Record, bool, error) {
 
 // Outstanding is [Store.Outstanding].
 func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (n int, err error) {
-	if err := s.db.QueryRowContext(ctx, s.q.outstanding, caller[:], limit).Scan(&n); err != nil {
+	err = s.ask(ctx, func(via session) error { return via.QueryRowContext(ctx, s.q.outstanding, caller[:], limit).Scan(&n) })
+	if err != nil {
 		return 0, fmt.Errorf("count outstanding keys: %w", err)
 	}
 	return n, nil

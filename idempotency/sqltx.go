@@ -32,43 +32,23 @@ type sqlTx struct {
 // to commit unless complete has sealed it. PostgreSQL ends it when nothing is sent
 // in it for idle.
 func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
-	// Naming the level takes lib/pq another round trip, so that is left out where
-	// the level is the usual one. The transaction tells.
-	want := strings.ToLower(isolation.String())
-	usual := s.level.Load()
-	named := usual != nil && *usual != want
-	for {
-		t, err := s.beginAt(ctx, isolation, named)
-		if err != nil {
-			return nil, err
-		}
-		t.id, t.owner = id, owner
-		t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
-		level, err := t.open(ctx, idle)
-		if err != nil {
-			t.rollback()
-			return nil, err
-		}
-		if s.cfg.Dialect == oncemill.SQLite || level == want {
-			return t, nil
-		}
-		t.rollback()
-		if named {
-			return nil, fmt.Errorf("begin: the isolation level is %s, not %s", level, want)
-		}
-		s.level.Store(&level)
-		named = true
+	t, err := s.beginPlain(ctx, isolation)
+	if err != nil {
+		return nil, err
 	}
+	t.id, t.owner = id, owner
+	t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
+	if err := t.open(ctx, idle); err != nil {
+		t.rollback()
+		return nil, err
+	}
+	return t, nil
 }
 
 // beginPlain begins a transaction that belongs to no claim and has no seal.
 func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel) (*sqlTx, error) {
-	return s.beginAt(ctx, isolation, true)
-}
-
-func (s *SQLStore) beginAt(ctx context.Context, isolation sql.IsolationLevel, named bool) (*sqlTx, error) {
 	var options *sql.TxOptions
-	if named && s.cfg.Dialect == oncemill.PostgreSQL {
+	if s.cfg.Dialect == oncemill.PostgreSQL {
 		options = &sql.TxOptions{Isolation: isolation}
 	}
 	done, err := s.wait(ctx)
@@ -85,26 +65,27 @@ func (s *SQLStore) beginAt(ctx context.Context, isolation sql.IsolationLevel, na
 	return t, nil
 }
 
-// open opens the seal, and returns the isolation level on PostgreSQL.
-func (t *sqlTx) open(ctx context.Context, idle time.Duration) (level string, err error) {
+// open opens the seal.
+func (t *sqlTx) open(ctx context.Context, idle time.Duration) error {
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
+		var nothing string
 		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
-		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&level); err != nil {
-			return "", fmt.Errorf("begin: open the seal: %w", err)
+		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&nothing); err != nil {
+			return fmt.Errorf("begin: open the seal: %w", err)
 		}
-		return level, nil
+		return nil
 	}
 	var sealable bool
-	err = t.queryRow(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
+	err := t.queryRow(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
-		return "", ErrStaleOwner
+		return ErrStaleOwner
 	case err != nil:
-		return "", fmt.Errorf("begin: open the seal: %w", err)
+		return fmt.Errorf("begin: open the seal: %w", err)
 	case !sealable:
-		return "", ErrUnsealed
+		return ErrUnsealed
 	}
-	return "", nil
+	return nil
 }
 
 // complete is the last statement: it marks the claim and lets the database

@@ -77,10 +77,11 @@ from {{idempotency}} as i;
 -- statement_timestamp, so that two that are meant to be equal are.
 
 -- claim claims a key that has no record and returns the new one, or what is in the way,
--- or nothing if that was to be forgotten, which it is then: ask again.
+-- or nothing: ask again. A record that is there is read, which waits for nobody.
 --
 -- The primary key decides between claims made at once: the second one waits for this
--- short transaction and then finds the row. A claim that need not survive a crash of
+-- short transaction, and is to ask again. So it is after a record that was to be
+-- forgotten, which it is then. A claim that need not survive a crash of
 -- the server does not wait for the disk: the commit of the effects, which comes later
 -- in the log, takes it along, and without effects it is not missed.
 create function {{idempotency_claim}}(
@@ -92,8 +93,13 @@ as $$
 #variable_conflict use_column
 declare
 	made bigint;
+	bulky boolean;
 	r {{idempotency_record}};
 begin
+	select * into r from {{idempotency_record}} where key_hash = $1 and alive;
+	if found then
+		return r;
+	end if;
 	if not durable then
 		perform set_config('synchronous_commit', 'off', true);
 	end if;
@@ -116,14 +122,13 @@ begin
 		r := row($1, $2, $3, 1, $4, 1, $5, 0, null, '', '', $8, $9, $6, $7, made, 0, true);
 		return r;
 	end if;
-	select * into r from {{idempotency_record}} where key_hash = $1 and alive;
-	if not found then
-		-- Not one that somebody has claimed anew. A large body stays for complete to
-		-- replace, or for the purge of the new record.
-		delete from {{idempotency}}
-		where key_hash = $1
-			and forget_at <= clock_timestamp()
-			and (state <> 1 or lease_until <= clock_timestamp());
+	delete from {{idempotency}}
+	where key_hash = $1 -- and is not what somebody has claimed anew
+		and forget_at <= clock_timestamp()
+		and (state <> 1 or lease_until <= clock_timestamp())
+	returning large into bulky;
+	if bulky then
+		delete from {{idempotency_body}} where key_hash = $1;
 	end if;
 	return r;
 end
@@ -143,7 +148,7 @@ end
 $$;
 
 -- take_over gives a claim whose lease has ended to a new owner, and returns its record,
--- or nothing. Of those who try at once one gets the row lock and the others nothing; a
+-- or nothing; called again by the successor, it returns the record again. Of those who try at once one gets the row lock and the others nothing; a
 -- row that its owner is just completing is locked too and left to him.
 create function {{idempotency_take_over}}(
 	key_hash bytea, owner bytea, fence bigint, successor bytea, lease bigint, retention bigint, durable boolean
@@ -172,16 +177,13 @@ begin
 			and lease_until <= clock_timestamp()
 		for update skip locked
 	);
-	if found then
-		select * into r from {{idempotency_record}} where key_hash = $1;
-	end if;
+	select * into r from {{idempotency_record}} where key_hash = $1 and state = 1 and owner = $4 and fence = $3 + 1;
 	return r;
 end
 $$;
 
 -- complete ends a claim, if it is the owner's still. Under the isolation levels above
--- READ COMMITTED it raises 40001 for one that was taken over. A large body that was left
--- behind is replaced.
+-- READ COMMITTED it raises 40001 for one that was taken over.
 create function {{idempotency_complete}}(
 	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
 	location text, resource_id text, retention bigint, forget bigint
@@ -216,11 +218,11 @@ begin
 end
 $$;
 
--- begin opens the seal and returns the level of isolation. The settings end with the
+-- begin opens the seal. The settings end with the
 -- transaction: idle lets the server end one whose process stands still, so that
 -- whoever takes over is not kept waiting by its locks; the other one says where the
 -- row of the seal is.
-create function {{idempotency_begin}}(idle text) returns text
+create function {{idempotency_begin}}(idle text) returns void
 language plpgsql
 as $$
 declare
@@ -229,7 +231,6 @@ begin
 	perform set_config('idle_in_transaction_session_timeout', idle, true);
 	insert into {{idempotency_open}} (seal) values (0) returning ctid::text into place;
 	perform set_config('oncemill.idempotency', place, true);
-	return current_setting('transaction_isolation');
 end
 $$;
 
