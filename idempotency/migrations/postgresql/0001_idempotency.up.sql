@@ -96,9 +96,11 @@ declare
 	bulky boolean;
 	r {{idempotency_record}};
 begin
-	select * into r from {{idempotency_record}} where key_hash = $1 and alive;
-	if found then
-		return r;
+	if exists (select from {{idempotency}} where key_hash = $1) then
+		select * into r from {{idempotency_record}} where key_hash = $1 and alive;
+		if found then
+			return r;
+		end if;
 	end if;
 	if not durable then
 		perform set_config('synchronous_commit', 'off', true);
