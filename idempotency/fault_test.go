@@ -39,7 +39,7 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 			var sending sync.WaitGroup
 			sending.Go(func() { a, _ = q.send(t.Context(), http.DefaultClient, slow, "of the late owner") })
 			<-late
-			p.expireLease(t, q.name)
+			p.endLeases(t)
 			b, err := q.send(t.Context(), http.DefaultClient, fast, "of the taker")
 			if err != nil || b.body != "of the taker" {
 				t.Errorf("%v %v", b, err)
@@ -54,18 +54,14 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 	}
 }
 
-// expireLease ends the leases of all started claims.
-func (p *place) expireLease(t *testing.T, _ string) {
+// endLeases ends the leases of all started claims.
+func (p *place) endLeases(t *testing.T) {
 	t.Helper()
-	resolved, err := p.cfg.Resolve(p.db)
-	if err != nil {
-		t.Fatal(err)
-	}
 	now := "clock_timestamp()"
-	if resolved.Dialect == oncemill.SQLite {
+	if p.cfg.Dialect == oncemill.SQLite {
 		now = "0"
 	}
-	p.exec(t, resolved.Expand(`update {{idempotency}} set lease_until = `+now+` where state = 1`))
+	p.exec(t, `update {{idempotency}} set lease_until = `+now+` where state = 1`)
 }
 
 func TestTxMiddleware_DatabaseGone(t *testing.T) {

@@ -159,3 +159,27 @@ func TestSQLStore_NoBodyOutlivesItsRecord(t *testing.T) {
 		}
 	})
 }
+
+// A driver may send a takeover again whose answer it has lost.
+func TestSQLStore_ATakeOverAskedTwiceIsGrantedTwice(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		c := newClaim()
+		r, _, err := p.store.Claim(t.Context(), c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.endLeases(t)
+		from := r.Owner
+		for range 2 {
+			rand.Read(c.Token[:])
+			mine := c
+			for try := range 2 {
+				r, granted, err := p.store.TakeOver(t.Context(), mine, from)
+				if first := from.Fence == 1; granted != first || err != nil || granted && r.Owner != (idempotency.Owner{Token: mine.Token, Fence: 2}) {
+					t.Errorf("try %d: granted %t, %v: %+v", try, granted, err, r)
+				}
+			}
+			from.Fence = 7 // nobody's
+		}
+	})
+}

@@ -26,9 +26,7 @@ func TestReplays_ALostAnswerOfTheirCommit(t *testing.T) {
 			p := places["postgresql"](t)
 			in, store, rec := p.replaying(t, nil)
 			expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
-			replayAll(t, store, "stock")
-			_, err := in.Replay(t.Context())
-			expectNoError(t, err)
+			publishReplays(t, in, store)
 			cut := testserver.NewCommitCutter(t, p.dsn, runs == 1)
 			through := *p
 			through.tap = &tap{driver: p.tap.driver, dsn: cut.DSN}
@@ -62,9 +60,7 @@ func TestReplays_CopiesAtOnceHaveOneEffect(t *testing.T) {
 		for i, level := range levels {
 			in, store, rec := p.replaying(t, func(cfg *inbox.Config) { cfg.Isolation = level })
 			expectNoError(t, deliverMessage(t, in, message.NewMessage(fmt.Sprint("m", i), nil), bad))
-			replayAll(t, store, "stock")
-			_, err := in.Replay(t.Context())
-			expectNoError(t, err)
+			publishReplays(t, in, store)
 			var copies sync.WaitGroup
 			for range 10 {
 				m := redeliver(t, rec.msgs[0], false)
@@ -91,9 +87,7 @@ func TestReplays_WhatCannotBeDecodedEndsNone(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("genuine")), bad))
-		ids := replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		ids := publishReplays(t, in, store)
 		forged := redeliver(t, rec.msgs[0], false)
 		forged.Payload = []byte("forged")
 		expectNoError(t, deliverMessage(t, in, forged, func(*message.Message) ([]*message.Message, error) {

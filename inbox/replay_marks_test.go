@@ -27,6 +27,16 @@ func (p *place) replaying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbo
 	}), store, rec
 }
 
+// publishReplays lets in publish the messages of all that died, and returns their
+// letters.
+func publishReplays(t *testing.T, in *inbox.Inbox, store *dlq.Store) (ids []int64) {
+	t.Helper()
+	ids = replayAll(t, store, "stock")
+	_, err := in.Replay(t.Context())
+	expectNoError(t, err)
+	return ids
+}
+
 func statesOf(t *testing.T, store *dlq.Store) map[string]int {
 	t.Helper()
 	got := map[string]int{}
@@ -49,9 +59,7 @@ func TestReplays_OneThatFailsDies(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
-		replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		publishReplays(t, in, store)
 		for i := range 12 {
 			err := deliverMessage(t, in, redeliver(t, rec.msgs[0], i > 0), func(*message.Message) ([]*message.Message, error) { return nil, errors.New("still broken") })
 			if err == nil {
@@ -71,9 +79,7 @@ func TestReplays_OneThatCrashesDies(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
-		replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		publishReplays(t, in, store)
 		crashes := 0
 		for i := range 12 {
 			ended := make(chan struct{})
@@ -98,9 +104,7 @@ func TestReplays_OneThatCannotBeReadEnds(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, in.Refuse(t.Context(), message.NewMessage("a", []byte("x")), errors.New("no such encoding")))
-		replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		publishReplays(t, in, store)
 		expectNoError(t, in.Refuse(t.Context(), rec.msgs[0], errors.New("no such encoding")))
 		expectNoError(t, in.Refuse(t.Context(), rec.msgs[0].Copy(), errors.New("no such encoding")))
 		if got := statesOf(t, store); got["replayed malformed"] != 1 || got["dead malformed"] != 1 {
@@ -116,9 +120,7 @@ func TestReplays_EndWhereMessagesAreHandled(t *testing.T) {
 		plain, _, _ := p.replaying(t, func(cfg *inbox.Config) { cfg.Replays = nil })
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("", nil), effect))
-		replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		publishReplays(t, in, store)
 		for range 2 {
 			for _, m := range rec.msgs {
 				expectNoError(t, deliverMessage(t, plain, redeliver(t, m, false), effect))
@@ -162,9 +164,7 @@ func TestReplays_ForgedMarksEndNone(t *testing.T) {
 		m := message.NewMessage("a", []byte("genuine"))
 		m.Metadata.Set("sig", "ok")
 		expectNoError(t, deliverMessage(t, in, m, bad))
-		replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		publishReplays(t, in, store)
 		forged := message.NewMessage("evil", []byte("forged"))
 		forged.Metadata.Set("oncemill_replay", "1")
 		forged.Metadata.Set("oncemill_replay_id", "letter-1")
@@ -195,9 +195,7 @@ func TestReplays_ALateCopyWaitsForNobody(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
-		replayAll(t, store, "stock")
-		_, err := in.Replay(t.Context())
-		expectNoError(t, err)
+		publishReplays(t, in, store)
 		expectNoError(t, deliverMessage(t, in, redeliver(t, rec.msgs[0], false), bad)) // dead again
 		begin := time.Now()
 		expectNoError(t, deliverMessage(t, in, redeliver(t, rec.msgs[0], true), bad))
