@@ -15,6 +15,11 @@ type Delivery interface {
 	// to this consumer or another, so that a process may have died of it.
 	Redelivered() bool
 
+	// ArrivedAt returns when the delivery came to this process: a group takes the
+	// oldest first, since a broker may be told of a row of deliveries at once, up to
+	// the first that is not handled. Zero if that is not known.
+	ArrivedAt() time.Time
+
 	// CreatedAt returns when the message was created by the clock of its
 	// producer's database, as a relay tells it. Zero if that is not known.
 	CreatedAt() time.Time

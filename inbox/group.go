@@ -3,6 +3,7 @@ package inbox
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,8 +13,10 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -77,7 +80,9 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 // without it. Settings that a handler makes for its transaction (set local, a
 // role, a search path) would reach the others of its group; such a handler does
 // not belong here, nor does one that takes long. Handlers of a group run one
-// after the other, sorted by ordering key, at most one of a key.
+// after the other, sorted by ordering key, at most one of a key. With lib/pq, which
+// keeps no prepared statements, a statement with arguments that they repeat is prepared
+// for the rest of the transaction.
 //
 // Groups become smaller, down to one message, when their locks are in the way of
 // others: after a deadlock, a serialization failure, or a wait for a lock that
@@ -90,10 +95,11 @@ func (in *Inbox) GroupMiddleware(h message.HandlerFunc) message.HandlerFunc {
 // group gathers messages that are being handled at the same time. The goroutine
 // of one of them, the leader, does the work for all that it takes along.
 type group struct {
-	in *Inbox
+	in       *Inbox
+	prepares bool // what handlers repeat
 
 	mu      sync.Mutex
-	pending []*member // in order of arrival
+	pending []*member // the oldest first
 	leaders int
 	pace    pace
 	filled  chan struct{} // capacity 1: holds a token when pending may have become enough
@@ -103,7 +109,8 @@ type group struct {
 type member struct {
 	ctx context.Context //nolint:containedctx // of the message, while it is handled
 	*work
-	key string
+	key   string
+	since time.Time // its arrival
 
 	leader  bool // it has been told to lead; guarded by the group's mu
 	failed  int  // groups that it was part of and that were given up
@@ -133,15 +140,20 @@ func newGroup(in *Inbox) *group {
 	if in.cfg.Database.Dialect == oncemill.SQLite {
 		writers = 1
 	}
-	return &group{in: in, pace: newPace(in.cfg.Group.Size, writers), filled: make(chan struct{}, 1)}
+	_, prepares := in.db.Driver().(*pq.Driver)
+	return &group{in: in, prepares: prepares, pace: newPace(in.cfg.Group.Size, writers), filled: make(chan struct{}, 1)}
 }
 
 // attempt is an attempt in a transaction that may be shared.
 func (g *group) attempt(ctx context.Context, w *work) (outcome, error) {
-	if d, ok := DeliveryFromContext(ctx); ok && d.Redelivered() || w.replay.marked {
+	d, ok := DeliveryFromContext(ctx)
+	if ok && d.Redelivered() || w.replay.marked {
 		return g.in.alone(ctx, w)
 	}
-	m := &member{ctx: ctx, work: w, key: g.in.cfg.Key(w.msg), verdict: make(chan verdict, mostFailed+2)}
+	m := &member{ctx: ctx, work: w, key: g.in.cfg.Key(w.msg), since: time.Now(), verdict: make(chan verdict, mostFailed+2)}
+	if ok && !d.ArrivedAt().IsZero() {
+		m.since = d.ArrivedAt()
+	}
 	if !g.join(m) {
 		result, err := g.in.alone(ctx, w)
 		g.learn(result, err)
@@ -175,7 +187,11 @@ func (g *group) join(m *member) bool {
 	if g.pace.size == 1 {
 		return false
 	}
-	g.pending = append(g.pending, m)
+	at := len(g.pending)
+	for at > 0 && m.since.Before(g.pending[at-1].since) {
+		at--
+	}
+	g.pending = slices.Insert(g.pending, at, m)
 	if len(g.pending) >= g.pace.size {
 		g.poke()
 	}
@@ -381,19 +397,35 @@ func (g *group) try(ctx context.Context, members []*member) (claimed map[string]
 	if len(claimed) == 0 {
 		return claimed, nil, duplicate, nil
 	}
+	statements, endStatements := g.statements(tx, len(claimed))
+	defer endStatements()
 	for _, m := range members {
 		if !claimed[m.id] {
 			continue
 		}
-		if err := in.effect(m.ctx, tx, m.work); err != nil { //nolint:contextcheck // each member has its own
+		if err := in.effect(m.ctx, tx, statements, m.work); err != nil { //nolint:contextcheck // each member has its own
 			return nil, m, handlerFailed, err
 		}
 	}
+	endStatements()
 	if err := in.store.sealGroup(ctx, tx, claimed); err != nil {
 		return nil, nil, commitFailed(err), err
 	}
 	result, err = in.commit(ctx, tx)
 	return claimed, nil, result, err
+}
+
+// statements returns tx as the handlers of a group of n see it. What they repeat is
+// prepared where that pays: it costs a round trip before and one after, and other
+// drivers than lib/pq do it themselves or, as SQLite's, have no server to save from
+// it.
+func (g *group) statements(tx *sql.Tx, n int) (statements lent.Statements, end func()) {
+	const worthwhile = 8
+	if !g.prepares || n < worthwhile {
+		return tx, func() {}
+	}
+	repeated := lent.Repeat(tx)
+	return repeated, repeated.Close
 }
 
 // split makes groups smaller and lets members that were in each other's way, or in

@@ -95,6 +95,90 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 	})
 }
 
+// On PostgreSQL by lib/pq, what the handlers of a group repeat is sent twice: as it is,
+// and to be prepared. Nothing stays prepared.
+func TestGroup_PreparesWhatItsHandlersRepeat(t *testing.T) {
+	const add, count = `insert into effects (message_id) values ($1)`, `select count(*) from effects where message_id <> $1`
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.grouping(t, 20)
+		p.tap.sent()
+		before := 0
+		errs := deliverAll(t, in, func(msg *message.Message) ([]*message.Message, error) {
+			tx, err := handlerTx(msg.Context())
+			if err != nil {
+				return nil, err
+			}
+			var n int
+			if err := tx.QueryRowContext(msg.Context(), count, msg.UUID).Scan(&n); err != nil || n != before {
+				return nil, fmt.Errorf("%d effects before this one, not %d: %w", n, before, err)
+			}
+			before++
+			_, err = tx.ExecContext(msg.Context(), add, msg.UUID)
+			return nil, err
+		}, newMessages(t, numbered(20)...)...)
+		for id, err := range errs {
+			if err != nil {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+		p.expect(t, 20, 20, 0)
+		sent := p.tap.sent()
+		want := 20
+		if _, ok := p.tap.driver.(*pq.Driver); ok {
+			want = 2
+		}
+		for _, text := range []string{add, count} {
+			n := 0
+			for _, s := range sent {
+				if s == text {
+					n++
+				}
+			}
+			if n != want {
+				t.Errorf("%s: sent %d times, wanted %d", text, n, want)
+			}
+		}
+		// Also when a member fails, and the group with it.
+		before = 20
+		errs = deliverAll(t, in, func(msg *message.Message) ([]*message.Message, error) {
+			if err := addEffect(msg); err != nil || msg.UUID == "j" {
+				return nil, errors.Join(err, errUndo)
+			}
+			return nil, nil
+		}, newMessages(t, strings.Split("abcdefghijklmnopqrst", "")...)...)
+		for id, err := range errs {
+			if (err != nil) != (id == "j") {
+				t.Errorf("%s: %v", id, err)
+			}
+		}
+		p.expect(t, 39, 39, 0)
+		expectClosedInTime(t, append(sent, p.tap.sent()...), want == 2)
+	})
+}
+
+// expectClosedInTime checks that statements are closed before the transaction ends
+// that they were prepared in: behind a pooler another server would be told.
+func expectClosedInTime(t *testing.T, sent []string, some bool) {
+	t.Helper()
+	open, closed := 0, 0 // the one that failed has a transaction beside that of the group
+	for _, text := range sent {
+		switch text {
+		case "BEGIN":
+			open++
+		case "COMMIT", "ROLLBACK":
+			open--
+		case closeStatement:
+			closed++
+			if open == 0 {
+				t.Error("a statement was closed after its transaction")
+			}
+		}
+	}
+	if (closed > 0) != some {
+		t.Errorf("%d statements were closed", closed)
+	}
+}
+
 // What one member does to itself, or to the transaction, is its own loss.
 func TestGroup_OneBadMemberSpoilsNobody(t *testing.T) {
 	deeds := map[string]func(*message.Message) error{
@@ -356,11 +440,14 @@ func TestGroup_RunsUnderEveryIsolationLevel(t *testing.T) {
 // delivery is what a subscriber tells.
 type delivery struct {
 	redelivered bool
+	arrivedAt   time.Time
 	createdAt   time.Time
 	delayed     *atomic.Int64
 }
 
 func (d delivery) Redelivered() bool { return d.redelivered }
+
+func (d delivery) ArrivedAt() time.Time { return d.arrivedAt }
 
 func (d delivery) CreatedAt() time.Time { return d.createdAt }
 

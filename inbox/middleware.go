@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -46,7 +47,7 @@ func (in *Inbox) alone(ctx context.Context, w *work) (outcome, error) {
 	if !claimed {
 		return in.duplicate(ctx, tx, w)
 	}
-	if err := in.effect(ctx, tx, w); err != nil {
+	if err := in.effect(ctx, tx, tx, w); err != nil {
 		if in.store.gone(ctx, tx) {
 			return databaseAway, err
 		}
@@ -111,14 +112,15 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id))
 }
 
-// effect runs the handler in tx and writes what it returns to the outbox.
-func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, w *work) error {
+// effect runs the handler in tx, by statements, and writes what it returns to the
+// outbox.
+func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, statements lent.Statements, w *work) error {
 	admitted, err := in.admit(ctx, tx, w)
 	if err != nil || !admitted {
 		return err
 	}
 	id := messageID{consumer: in.cfg.Consumer, message: w.id}
-	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx)
+	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx, statements)
 	// Also when the handler ends its goroutine.
 	defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 	produced, err := run(ctx, borrowed, w.msg, w.handler)

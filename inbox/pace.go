@@ -27,9 +27,9 @@ func newPace(most, writers int) pace {
 	return pace{most: most, writers: writers, size: min(most, sizeAtFirst), need: 1}
 }
 
-// leaders returns how many groups may be worked on at once: a second one does
-// what it can while the first one commits.
-func (p *pace) leaders() int { return min(max(2, inParallel/p.size), p.writers) }
+// leaders returns how many groups may be worked on at once: while one commits and
+// one waits for what a statement returns, a third has something to do.
+func (p *pace) leaders() int { return min(max(3, inParallel/p.size), p.writers) }
 
 func (p *pace) conflict() {
 	p.size = max(1, p.size/2)

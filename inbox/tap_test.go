@@ -68,7 +68,7 @@ func (t *tap) pass(text string) string {
 	return text
 }
 
-func (t *tap) Driver() driver.Driver { return tapDriver{t.driver} }
+func (t *tap) Driver() driver.Driver { return t.driver }
 
 func (t *tap) Connect(context.Context) (driver.Conn, error) {
 	if t.isAway() {
@@ -80,9 +80,6 @@ func (t *tap) Connect(context.Context) (driver.Conn, error) {
 	}
 	return &tapConn{conn, t}, nil
 }
-
-// tapDriver is in a package that tells nothing of the dialect.
-type tapDriver struct{ driver.Driver }
 
 type tapConn struct {
 	driver.Conn
@@ -104,8 +101,33 @@ func (c *tapConn) QueryContext(ctx context.Context, query string, args []driver.
 }
 
 func (c *tapConn) PrepareContext(ctx context.Context, query string) (driver.Stmt, error) {
-	return c.Conn.(driver.ConnPrepareContext).PrepareContext(ctx, c.tap.pass(query))
+	stmt, err := c.Conn.(driver.ConnPrepareContext).PrepareContext(ctx, c.tap.pass(query))
+	if err != nil {
+		return nil, err
+	}
+	return tapStmt{stmt, c.tap}, nil
 }
+
+// tapStmt notes the end of a prepared statement.
+type tapStmt struct {
+	driver.Stmt
+	tap *tap
+}
+
+func (s tapStmt) ExecContext(ctx context.Context, args []driver.NamedValue) (driver.Result, error) {
+	return s.Stmt.(driver.StmtExecContext).ExecContext(ctx, args)
+}
+
+func (s tapStmt) QueryContext(ctx context.Context, args []driver.NamedValue) (driver.Rows, error) {
+	return s.Stmt.(driver.StmtQueryContext).QueryContext(ctx, args)
+}
+
+func (s tapStmt) Close() error {
+	s.tap.pass(closeStatement)
+	return s.Stmt.Close()
+}
+
+const closeStatement = "CLOSE"
 
 func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {
 	if c.tap.isAway() {

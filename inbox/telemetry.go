@@ -3,6 +3,7 @@ package inbox
 import (
 	"context"
 	"errors"
+	"sync"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/attribute"
@@ -37,6 +38,7 @@ const (
 // topic if the message came through a router, and the kind of a failure.
 type telemetry struct {
 	consumer   attribute.KeyValue
+	known      sync.Map // of attributes by label: making a set costs more than counting
 	handled    metric.Int64Counter
 	duplicates metric.Int64Counter
 	failed     metric.Int64Counter
@@ -62,22 +64,39 @@ func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, e
 }
 
 func (t *telemetry) record(ctx context.Context, result outcome) {
-	attrs := []attribute.KeyValue{t.consumer}
-	if topic := message.SubscribeTopicFromCtx(ctx); topic != "" {
-		attrs = append(attrs, attribute.String("messaging.destination.name", topic))
-	}
-	counter := t.failed
+	counter, kind := t.failed, result
 	switch result {
 	case handled:
-		counter = t.handled
+		counter, kind = t.handled, ""
 	case duplicate:
-		counter = t.duplicates
+		counter, kind = t.duplicates, ""
 	case deadLetter:
-		counter = t.dead
+		counter, kind = t.dead, ""
 	case notForUs:
-		counter = t.ignored
-	default:
-		attrs = append(attrs, attribute.String("error.type", string(result)))
+		counter, kind = t.ignored, ""
 	}
-	counter.Add(ctx, 1, metric.WithAttributes(attrs...))
+	counter.Add(ctx, 1, t.attributes(label{message.SubscribeTopicFromCtx(ctx), kind}))
+}
+
+// label is what tells one count from another. There are few: topics are those that
+// something has subscribed to.
+type label struct {
+	topic string
+	kind  outcome // of a failure
+}
+
+func (t *telemetry) attributes(l label) metric.AddOption {
+	if made, ok := t.known.Load(l); ok {
+		return made.(metric.AddOption) //nolint:forcetypeassert // stored below
+	}
+	attrs := []attribute.KeyValue{t.consumer}
+	if l.topic != "" {
+		attrs = append(attrs, attribute.String("messaging.destination.name", l.topic))
+	}
+	if l.kind != "" {
+		attrs = append(attrs, attribute.String("error.type", string(l.kind)))
+	}
+	option := metric.WithAttributeSet(attribute.NewSet(attrs...))
+	t.known.Store(l, option)
+	return option
 }

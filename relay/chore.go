@@ -351,6 +351,5 @@ func (m *entry) fill(r outbox.Row) {
 		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
 		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,
 	}
-	m.place, m.metadataSize = r.Place, len(r.Metadata)
-	m.Metadata, m.malformed = outbox.DecodeMetadata(r.Metadata)
+	m.place, m.metadata = r.Place, r.Metadata
 }

@@ -31,15 +31,15 @@ const (
 // entry is a row that a lane knows.
 type entry struct {
 	Message
-	lane         *lane
-	place        outbox.Place
-	metadataSize int
-	malformed    error // the row cannot become a message; its outcome without a sink
-	state        state
-	deadline     time.Time // of the outcome, while in flight
-	next         *entry    // of the same key
-	sent         uint64    // number of its latest publish
-	failedAt     uint64    // number of the last publish before it became a suspect; 0: it is none
+	lane      *lane
+	place     outbox.Place
+	metadata  []byte // as it is stored; decoded when it goes out
+	malformed error  // the row cannot become a message; its outcome without a sink
+	state     state
+	deadline  time.Time // of the outcome, while in flight
+	next      *entry    // of the same key
+	sent      uint64    // number of its latest publish
+	failedAt  uint64    // number of the last publish before it became a suspect; 0: it is none
 
 	doubted  time.Time // when it became a suspect
 	parked   bool      // its row is in parked
@@ -183,7 +183,7 @@ func (l *lane) know(m *entry) {
 	}
 }
 
-func (m *entry) size() int { return len(m.Payload) + m.metadataSize }
+func (m *entry) size() int { return len(m.Payload) + len(m.metadata) }
 
 // place puts an entry where it belongs: out, behind its key, or into parked.
 func (l *lane) place(m *entry) {
@@ -336,7 +336,7 @@ func (l *lane) forget(m *entry) {
 		l.bytes -= m.size()
 	}
 	m.state = forgotten
-	m.Payload, m.Metadata = nil, nil // its read's other entries may live on
+	m.Payload, m.Metadata, m.metadata = nil, nil, nil // its read's other entries may live on
 }
 
 // forgetUnsent drops what is neither in flight nor confirmed nor being moved, to

@@ -194,6 +194,12 @@ func (s *simulation) step() {
 
 // loop is what the worker's loop does in step.
 func (s *simulation) loop(w *simWorker) {
+	read := func() {
+		if r := w.nextRead(s.now); r != nil {
+			w.read = &simRead{read: r}
+		}
+	}
+	read()
 	for {
 		taken := w.nextPublish(s.now, s.now.Add(simPublish))
 		if taken == nil {
@@ -212,9 +218,7 @@ func (s *simulation) loop(w *simWorker) {
 	if c := w.nextChore(s.now); c != nil {
 		w.chore = &simChore{chore: c}
 	}
-	if r := w.nextRead(s.now); r != nil {
-		w.read = &simRead{read: r}
-	}
+	read()
 	s.checkState(w)
 }
 

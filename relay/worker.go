@@ -271,6 +271,7 @@ const (
 // step begins all that can be begun: publishes, and the requests to reader and
 // remover.
 func (w *worker) step(e *engine, now time.Time, deadline func(time.Time) (context.Context, time.Time)) {
+	w.requestRead(e, now)
 	for {
 		ctx, until := deadline(now)
 		entries := e.nextPublish(now, until)
@@ -286,9 +287,7 @@ func (w *worker) step(e *engine, now time.Time, deadline func(time.Time) (contex
 	if c := e.nextChore(now); c != nil {
 		w.chores <- c
 	}
-	if r := e.nextRead(now); r != nil {
-		w.reads <- r
-	}
+	w.requestRead(e, now) // for lanes that have published what they had
 	for _, l := range e.lanes {
 		if l != nil && l.draining && e.idle(l) {
 			raise(w.drained)
@@ -297,12 +296,19 @@ func (w *worker) step(e *engine, now time.Time, deadline func(time.Time) (contex
 	}
 }
 
+func (w *worker) requestRead(e *engine, now time.Time) {
+	if r := e.nextRead(now); r != nil {
+		w.reads <- r
+	}
+}
+
 // publish hands entries to the sink. What cannot become a message has its
 // outcome already.
 func (w *worker) publish(ctx context.Context, entries []*entry) {
 	messages := make([]*Message, 0, len(entries))
 	for _, m := range entries {
-		if m.malformed != nil {
+		// Here and not by the reader: its time is what a backlog costs.
+		if m.Metadata, m.malformed = outbox.DecodeMetadata(m.metadata); m.malformed != nil {
 			w.done(&m.Message, Refused(m.malformed))
 			continue
 		}

@@ -126,6 +126,7 @@ func redelivery(t testing.TB, msg *message.Message, again bool) *message.Message
 type delivery bool
 
 func (d delivery) Redelivered() bool       { return bool(d) }
+func (d delivery) ArrivedAt() time.Time    { return time.Time{} }
 func (d delivery) CreatedAt() time.Time    { return time.Time{} }
 func (d delivery) DelayNack(time.Duration) {}
 func (d delivery) GiveWay()                {}

@@ -59,7 +59,7 @@ func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 	if p.msg == nil {
 		p.read(s)
 	}
-	p.note = &note{topic: topic, redelivered: p.delivery.Redelivered}
+	p.note = &note{topic: topic, arrivedAt: p.arrived, redelivered: p.delivery.Redelivered}
 	if _, relayed := p.delivery.Headers[relayHeader]; relayed {
 		p.note.createdAt = p.delivery.Timestamp
 	}
@@ -100,6 +100,7 @@ const relayHeader = "oncemill_id"
 // note is what a handler can learn and say of its delivery.
 type note struct {
 	topic       string
+	arrivedAt   time.Time
 	redelivered bool
 	createdAt   time.Time
 	delay       atomic.Int64 // nanoseconds; 0: not asked for
@@ -110,6 +111,8 @@ type note struct {
 func (n *note) Topic() string { return n.topic }
 
 func (n *note) Redelivered() bool { return n.redelivered }
+
+func (n *note) ArrivedAt() time.Time { return n.arrivedAt }
 
 func (n *note) CreatedAt() time.Time { return n.createdAt }
 

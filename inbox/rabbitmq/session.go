@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -82,21 +83,28 @@ func cause(err *amqp.Error) error {
 	return err
 }
 
-// flush sends the acknowledgements that were noted. If it cannot, the channel is
-// lost, and NotifyClose says why.
-func (o *session) flush(ctx context.Context, log *slog.Logger) {
-	err := o.acks.flush(func(tag uint64, multiple bool) error { return o.channel.Ack(tag, multiple) })
+// flush sends acknowledgements that were noted, as [acks.flush] says. If it cannot,
+// the channel is lost, and NotifyClose says why.
+func (o *session) flush(ctx context.Context, log *slog.Logger, h haste) {
+	if o.channel == nil {
+		return
+	}
+	err := o.acks.flush(h, func(tag uint64, multiple bool) error { return o.channel.Ack(tag, multiple) })
 	if err != nil {
 		log.DebugContext(ctx, "acknowledgement not sent", "error", err)
 	}
 }
 
 // acks remembers which deliveries of a channel are to be acknowledged, so that
-// one frame does for a row of them. Tags count up from 1, one for each delivery.
+// one frame does for a row of them: a frame costs the broker, a quorum queue above
+// all, more than handing out a message. Tags count up from 1, one for each
+// delivery.
 type acks struct {
 	first  uint64 // tag of states[0]
 	states []ackState
-	fresh  []uint64 // acked since the last flush
+	fresh  []uint64 // acked, not sent, in order of their acks
+	waited int      // how many of fresh, from its front, an overdue flush has found
+	open   int      // deliveries that the broker counts: neither sent nor rejected
 }
 
 type ackState byte
@@ -114,6 +122,7 @@ func (a *acks) arrived(tag uint64) {
 	}
 	for a.first+uint64(len(a.states)) <= tag {
 		a.states = append(a.states, unsettled)
+		a.open++
 	}
 }
 
@@ -123,36 +132,79 @@ func (a *acks) ack(tag uint64) {
 }
 
 // rejected notes that the broker has been told something else.
-func (a *acks) rejected(tag uint64) { a.states[tag-a.first] = settled }
+func (a *acks) rejected(tag uint64) {
+	a.states[tag-a.first] = settled
+	a.open--
+}
 
-// flush sends one acknowledgement for all up to the first unsettled delivery, and
-// one for each behind it.
-func (a *acks) flush(send func(tag uint64, multiple bool) error) error {
-	if len(a.fresh) == 0 {
-		return nil
+// fewOpen is a number of deliveries for which frames are no matter.
+const fewOpen = 64
+
+// ripe reports that acknowledgements must not wait for others: few would come, or
+// they are half of what the broker has sent, which may be all that the prefetch
+// lets it.
+func (a *acks) ripe() bool {
+	return len(a.fresh) > 0 && (a.open < fewOpen || 2*len(a.fresh) >= a.open)
+}
+
+// haste says which acknowledgements wait no longer for those before them.
+type haste int
+
+const (
+	whenRipe haste = iota // all, if they are ripe
+	overdue               // those, too, that a flush in this haste has found before
+	closing               // all
+)
+
+// flush sends one acknowledgement for all up to the first unsettled delivery. Those
+// behind it need a frame each, so they wait for it as long as h lets them.
+func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error {
+	if tag := a.row(); tag != 0 {
+		if err := send(tag, true); err != nil {
+			return err
+		}
 	}
-	n, last := 0, uint64(0) // what can be forgotten; the last tag in it that is to be sent
+	n := 0 // of fresh, that wait no longer
+	switch {
+	case h == closing, a.ripe():
+		n = len(a.fresh)
+	case h == overdue:
+		n = a.waited
+	}
+	for _, tag := range a.fresh[:n] {
+		if err := send(tag, false); err != nil {
+			return err
+		}
+		a.states[tag-a.first] = settled
+		a.open--
+	}
+	a.fresh = slices.Delete(a.fresh, 0, n)
+	a.waited = max(0, a.waited-n)
+	if h == overdue {
+		a.waited = len(a.fresh)
+	}
+	return nil
+}
+
+// row forgets what is settled up to the first unsettled delivery, and returns the
+// last tag of that to be sent; 0 for none.
+func (a *acks) row() (last uint64) {
+	n := 0
 	for n < len(a.states) && a.states[n] != unsettled {
 		if a.states[n] == acked {
 			last = a.first + uint64(n)
+			a.open--
 		}
 		n++
 	}
-	var err error
-	if last != 0 {
-		err = send(last, true)
-	}
-	for _, tag := range a.fresh {
-		if err != nil {
-			break
-		}
-		if tag > last && tag >= a.first+uint64(n) {
-			err = send(tag, false)
-			a.states[tag-a.first] = settled
-		}
-	}
-	a.fresh = a.fresh[:0]
 	a.first += uint64(n)
 	a.states = a.states[:copy(a.states, a.states[n:])]
-	return err
+	inRow := func(tag uint64) bool { return tag < a.first }
+	for _, tag := range a.fresh[:a.waited] {
+		if inRow(tag) {
+			a.waited--
+		}
+	}
+	a.fresh = slices.DeleteFunc(a.fresh, inRow)
+	return last
 }

@@ -92,6 +92,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		if err == nil {
 			break
 		}
+		current.flush(ctx, log, closing) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
 		if !errors.Is(err, errWaitedTooLong) {
@@ -128,6 +129,10 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	}
 }
 
+// ackLinger is how long acknowledgements may wait for others, so that one frame does
+// for many. It is what a crash may add to the deliveries that come again.
+const ackLinger = 20 * time.Millisecond
+
 // consume hands out what the session delivers until that is lost, which is its
 // error, or ctx ends.
 func (s *subscription) consume(ctx, handling context.Context, current *session) error {
@@ -137,6 +142,9 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 	defer aging.Stop()
 	due := time.NewTimer(time.Hour)
 	defer due.Stop()
+	linger := time.NewTimer(time.Hour)
+	defer linger.Stop()
+	lingering := false
 	for {
 		var out chan<- *message.Message
 		var next *parcel
@@ -169,7 +177,18 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			s.gone.Go(func() { s.await(next) })
 		case <-s.outcomes.wake:
 			s.settle()
-			current.flush(ctx, settings.Logger)
+			if current.acks.ripe() {
+				current.flush(ctx, settings.Logger, whenRipe)
+			}
+			if len(current.acks.fresh) > 0 && !lingering {
+				lingering = true
+				linger.Reset(ackLinger)
+			}
+		case <-linger.C:
+			current.flush(ctx, settings.Logger, overdue)
+			if lingering = len(current.acks.fresh) > 0; lingering {
+				linger.Reset(ackLinger)
+			}
 		case <-due.C:
 			s.release(time.Now())
 		case <-aging.C:
@@ -429,15 +448,19 @@ func (s *subscription) drain(handling context.Context, current *session) {
 			p.cancel()
 		}
 	}
+	flush := func() {
+		if current != nil {
+			current.flush(handling, settings.Logger, closing)
+		}
+	}
+	flush() // what lingered
 	timer := time.NewTimer(settings.CloseTimeout)
 	defer timer.Stop()
 	for len(s.away) > 0 {
 		select {
 		case <-s.outcomes.wake:
 			s.settle()
-			if current != nil {
-				current.flush(handling, settings.Logger)
-			}
+			flush()
 		case <-timer.C:
 			return
 		}

@@ -65,11 +65,10 @@ func initForwarder(ctx context.Context, db *sql.DB) error {
 // runForwarder runs Watermill's forwarder daemon until it has published n
 // messages with confirms, and returns the time from before connecting to the
 // last confirm.
-func runForwarder(ctx context.Context, db *sql.DB, uri string, s forwarderSettings, n int) (took time.Duration, err error) {
+func runForwarder(ctx context.Context, db *sql.DB, cfg amqp.Config, s forwarderSettings, n int) (took time.Duration, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	begin := time.Now()
-	cfg := amqp.NewDurableQueueConfig(uri)
 	cfg.Publish.ConfirmDelivery = true
 	cfg.Publish.Mandatory = true
 	cfg.Publish.ChannelPoolSize = s.pool

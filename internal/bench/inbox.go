@@ -19,13 +19,13 @@ import (
 
 // Messages of a run.
 const (
-	inboxBacklog = 30_000
+	inboxBacklog = 60_000
 	stockBacklog = 3_000
 	hotBacklog   = 10_000
 )
 
 const (
-	inFlight = 400 // ours; the stock subscriber has one
+	inFlight = 1000 // ours; the stock subscriber has one
 	hotRows  = 100
 	// inboxConns is what a consumer's pool may open.
 	inboxConns = 20
@@ -83,7 +83,7 @@ func (b *bench) prepareEffects(ctx context.Context, n, known int) error {
 	if err := b.settle(ctx); err != nil {
 		return err
 	}
-	if err := freshQueue(b.servers.amqp); err != nil {
+	if err := b.freshQueue(); err != nil {
 		return err
 	}
 	_, err = publishRaw(ctx, b.servers.amqp, b.traffic, n, 500)
@@ -156,10 +156,6 @@ func (b *bench) consume(ctx context.Context, n, routers int, add func(*message.R
 		}
 		all = append(all, router)
 	}
-	stopProfile, err := b.startProfile()
-	if err != nil {
-		return 0, err
-	}
 	begin := time.Now()
 	for _, router := range all {
 		go func() { stopped <- router.Run(ctx) }()
@@ -172,7 +168,6 @@ func (b *bench) consume(ctx context.Context, n, routers int, add func(*message.R
 		}
 	}
 	took = time.Since(begin)
-	stopProfile()
 	var errs []error
 	for _, router := range all {
 		errs = append(errs, router.Close())
@@ -190,12 +185,17 @@ func (b *bench) oursConsuming(name string, n, known, consumers int, grouped bool
 		if err := b.prepareEffects(ctx, n, known); err != nil {
 			return 0, err
 		}
+		stopProfile, err := b.startProfile()
+		if err != nil {
+			return 0, err
+		}
+		defer stopProfile()
 		took, err := b.consume(ctx, n, consumers, func(router *message.Router, db *sql.DB, count message.HandlerMiddleware) error {
 			in, err := inbox.New(db, inbox.Config{Consumer: "bench", Logger: b.log})
 			if err != nil {
 				return err
 			}
-			cfg := wamqp.NewDurableQueueConfig(b.servers.amqp)
+			cfg := b.topology()
 			cfg.Consume.Qos.PrefetchCount = inFlight
 			subscriber, err := rabbitmq.New(cfg, rabbitmq.Config{Logger: b.log})
 			if err != nil {
@@ -228,7 +228,7 @@ func (b *bench) stock() side {
 			return 0, err
 		}
 		took, err := b.consume(ctx, n, 1, func(router *message.Router, db *sql.DB, count message.HandlerMiddleware) error {
-			cfg := wamqp.NewDurableQueueConfig(b.servers.amqp)
+			cfg := b.topology()
 			cfg.Consume.Qos.PrefetchCount = inFlight
 			subscriber, err := wamqp.NewSubscriber(cfg, watermill.NopLogger{})
 			if err != nil {

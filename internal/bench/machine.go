@@ -91,12 +91,12 @@ func versionsOf(ctx context.Context, db *sql.DB, amqpURI string) (map[string]str
 }
 
 // settings says, for people, under which conditions the rows were measured.
-func settings(ctx context.Context, db *sql.DB) ([]string, error) {
+func (b *bench) settings(ctx context.Context) ([]string, error) {
 	var line strings.Builder
 	line.WriteString("PostgreSQL:")
 	for i, name := range []string{"fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression", "autovacuum"} {
 		var value string
-		if err := db.QueryRowContext(ctx, `select current_setting($1)`, name).Scan(&value); err != nil {
+		if err := b.db.QueryRowContext(ctx, `select current_setting($1)`, name).Scan(&value); err != nil {
 			return nil, fmt.Errorf("setting %s: %w", name, err)
 		}
 		if i > 0 {
@@ -106,11 +106,11 @@ func settings(ctx context.Context, db *sql.DB) ([]string, error) {
 	}
 	return []string{
 		line.String() + "; otherwise its defaults",
-		"RabbitMQ: one node, one durable classic queue, deleted and declared again before each run",
+		fmt.Sprintf("RabbitMQ: one node, one durable %s queue, deleted and declared again before each run", b.queue),
 		fmt.Sprintf("messages: %d B of payload, persistent, mandatory, confirmed, %d keys at random", payloadSize, keyCount),
 		"both servers, what is measured, and the clients of the other side share this machine; ours runs in the process of the bench",
 		"time runs from before connecting to the last confirm, for ours until the last row is deleted",
-		"before each run: tables truncated and loaded with COPY, vacuum analyze, checkpoint, garbage collected; each side has an unmeasured first run; who begins changes from round to round",
+		"before each run: tables truncated, checkpoint, rows inserted, vacuum analyze, garbage collected; each side has an unmeasured first run; who begins changes from round to round",
 		"after each run to RabbitMQ the queue is consumed and every message compared: each once, payload intact, in order per key",
 	}, nil
 }

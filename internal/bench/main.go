@@ -24,6 +24,7 @@ type bench struct {
 	db      *sql.DB
 	traffic *traffic
 	pairs   int
+	queue   string // its kind
 	profile string // file for the CPU profile of our side, if any
 	log     *slog.Logger
 	begin   time.Time
@@ -73,6 +74,7 @@ type options struct {
 	rows, root, profile string
 	out, docs           string
 	postgres, amqp      string
+	queue               string
 	pairs               int
 	long                bool
 }
@@ -88,6 +90,7 @@ func main() {
 	flag.StringVar(&o.profile, "cpuprofile", "", "`file` for a CPU profile of our side's latest measured run")
 	flag.StringVar(&o.postgres, "postgres", "", "`URL` of a PostgreSQL to use instead of a private one; its schema oncemill and some tables of public are overwritten")
 	flag.StringVar(&o.amqp, "amqp", "", "`URI` of a RabbitMQ to use instead of a private one")
+	flag.StringVar(&o.queue, "queue", "quorum", "`kind` of the queue that all sides publish to and consume from: quorum or classic")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -105,7 +108,10 @@ func run(ctx context.Context, o options) (err error) {
 	if err := o.fill(); err != nil {
 		return err
 	}
-	b := &bench{traffic: newTraffic(), pairs: o.pairs, profile: o.profile, begin: time.Now(), chosen: map[string]bool{}}
+	if _, known := queueArguments[o.queue]; !known {
+		return fmt.Errorf("-queue %s: must be quorum or classic", o.queue)
+	}
+	b := &bench{traffic: newTraffic(), pairs: o.pairs, queue: o.queue, profile: o.profile, begin: time.Now(), chosen: map[string]bool{}}
 	for _, r := range chosen {
 		b.chosen[r.id] = true
 	}
@@ -128,7 +134,7 @@ func run(ctx context.Context, o options) (err error) {
 	if rep.Versions, err = versionsOf(ctx, b.db, b.servers.amqp); err != nil {
 		return err
 	}
-	if rep.Settings, err = settings(ctx, b.db); err != nil {
+	if rep.Settings, err = b.settings(ctx); err != nil {
 		return err
 	}
 	if err := b.prepare(ctx); err != nil {

@@ -9,8 +9,6 @@ import (
 	"runtime/pprof"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
@@ -162,13 +160,13 @@ func (b *bench) oursToRabbitMQ() side {
 		if err := b.loadOutbox(ctx, n); err != nil {
 			return 0, err
 		}
-		if err := b.settle(ctx); err != nil {
+		if err := b.settled(ctx); err != nil {
 			return 0, err
 		}
-		if err := freshQueue(b.servers.amqp); err != nil {
+		if err := b.freshQueue(); err != nil {
 			return 0, err
 		}
-		sink, err := rabbitmq.New(amqp.NewDurableQueueConfig(b.servers.amqp), rabbitmq.Config{Logger: b.log})
+		sink, err := rabbitmq.New(b.topology(), rabbitmq.Config{Logger: b.log})
 		if err != nil {
 			return 0, err
 		}
@@ -176,7 +174,7 @@ func (b *bench) oursToRabbitMQ() side {
 		if err != nil {
 			return 0, err
 		}
-		return perSecond(n, took), verifyQueue(ctx, b.servers.amqp, b.traffic, n, true)
+		return perSecond(n, took), b.verifyQueue(ctx, b.traffic, n, true)
 	}}
 }
 
@@ -186,7 +184,7 @@ func (b *bench) oursToNowhere() side {
 		if err := b.loadOutbox(ctx, n); err != nil {
 			return 0, err
 		}
-		if err := b.settle(ctx); err != nil {
+		if err := b.settled(ctx); err != nil {
 			return 0, err
 		}
 		sink := newLedgerSink(b.traffic, n)

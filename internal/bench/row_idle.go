@@ -105,7 +105,7 @@ func (b *bench) idleWorker(ctx context.Context, db *sql.DB) (func() error, error
 }
 
 func (b *bench) idleForwarder(ctx context.Context, db *sql.DB) (func() error, error) {
-	return startForwarder(ctx, db, b.servers.amqp, forwarderSettings{}, newStopwatch(b.traffic, 0))
+	return startForwarder(ctx, db, b.topology(), forwarderSettings{}, newStopwatch(b.traffic, 0))
 }
 
 // processorTime is what this process has used.

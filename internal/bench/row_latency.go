@@ -72,14 +72,14 @@ func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch
 		if err := b.settle(ctx); err != nil {
 			return nil, err
 		}
-		if err := freshQueue(b.servers.amqp); err != nil {
+		if err := b.freshQueue(); err != nil {
 			return nil, err
 		}
 		box, err := outbox.New(b.db, outbox.Config{History: outbox.NoHistory, Logger: b.log})
 		if err != nil {
 			return nil, err
 		}
-		sink, err := rabbitmq.New(amqp.NewDurableQueueConfig(b.servers.amqp), rabbitmq.Config{Logger: b.log})
+		sink, err := rabbitmq.New(b.topology(), rabbitmq.Config{Logger: b.log})
 		if err != nil {
 			return nil, err
 		}
@@ -101,7 +101,7 @@ func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch
 			return nil, err
 		}
 		// Producers here do not serialise on keys, so there is no order to keep.
-		return watch, verifyQueue(ctx, b.servers.amqp, b.traffic, n, false)
+		return watch, b.verifyQueue(ctx, b.traffic, n, false)
 	}
 }
 
@@ -130,11 +130,11 @@ func (b *bench) forwarderPaced(rate int, s forwarderSettings) func(ctx context.C
 		if err := b.settle(ctx); err != nil {
 			return nil, err
 		}
-		if err := freshQueue(b.servers.amqp); err != nil {
+		if err := b.freshQueue(); err != nil {
 			return nil, err
 		}
 		watch := newStopwatch(b.traffic, n)
-		stop, err := startForwarder(ctx, b.db, b.servers.amqp, s, watch)
+		stop, err := startForwarder(ctx, b.db, b.topology(), s, watch)
 		if err != nil {
 			return nil, err
 		}
@@ -162,13 +162,12 @@ func (b *bench) forwarderPaced(rate int, s forwarderSettings) func(ctx context.C
 		if err := errors.Join(err, stop()); err != nil {
 			return nil, err
 		}
-		return watch, verifyQueue(ctx, b.servers.amqp, b.traffic, n, false)
+		return watch, b.verifyQueue(ctx, b.traffic, n, false)
 	}
 }
 
 // startForwarder runs Watermill's forwarder daemon until stop is called.
-func startForwarder(ctx context.Context, db *sql.DB, uri string, s forwarderSettings, watch *stopwatch) (stop func() error, err error) {
-	cfg := amqp.NewDurableQueueConfig(uri)
+func startForwarder(ctx context.Context, db *sql.DB, cfg amqp.Config, s forwarderSettings, watch *stopwatch) (stop func() error, err error) {
 	cfg.Publish.ConfirmDelivery = true
 	cfg.Publish.Mandatory = true
 	cfg.Publish.ChannelPoolSize = s.pool

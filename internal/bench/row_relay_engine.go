@@ -30,7 +30,7 @@ func (b *bench) copyOut() side {
 		if err := b.loadOutbox(ctx, n); err != nil {
 			return 0, err
 		}
-		if err := b.settle(ctx); err != nil {
+		if err := b.settled(ctx); err != nil {
 			return 0, err
 		}
 		took, err := copyOut(ctx, b.servers.postgres, n)

@@ -52,17 +52,17 @@ func (b *bench) forwarder(s forwarderSettings, n int) side {
 		if err := b.loadForwarder(ctx, n); err != nil {
 			return 0, err
 		}
-		if err := b.settle(ctx); err != nil {
+		if err := b.settled(ctx); err != nil {
 			return 0, err
 		}
-		if err := freshQueue(b.servers.amqp); err != nil {
+		if err := b.freshQueue(); err != nil {
 			return 0, err
 		}
-		took, err := runForwarder(ctx, b.db, b.servers.amqp, s, n)
+		took, err := runForwarder(ctx, b.db, b.topology(), s, n)
 		if err != nil {
 			return 0, err
 		}
-		return perSecond(n, took), verifyQueue(ctx, b.servers.amqp, b.traffic, n, true)
+		return perSecond(n, took), b.verifyQueue(ctx, b.traffic, n, true)
 	}}
 }
 

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
-
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
@@ -26,18 +24,18 @@ func relayHotKey(ctx context.Context, b *bench) ([]result, error) {
 		if err := hot.loadOutbox(ctx, n); err != nil {
 			return 0, err
 		}
-		if err := hot.settle(ctx); err != nil {
+		if err := hot.settled(ctx); err != nil {
 			return 0, err
 		}
-		if err := freshQueue(b.servers.amqp); err != nil {
+		if err := b.freshQueue(); err != nil {
 			return 0, err
 		}
-		sink, err := rabbitmq.New(amqp.NewDurableQueueConfig(b.servers.amqp), rabbitmq.Config{Logger: b.log})
+		sink, err := rabbitmq.New(b.topology(), rabbitmq.Config{Logger: b.log})
 		if err != nil {
 			return 0, err
 		}
 		took, err := hot.drainWith(ctx, n, false, sink, relay.Config{Order: relay.OrderPerKeyPipelined})
-		return perSecond(n, took), errors.Join(err, verifyQueue(ctx, b.servers.amqp, hot.traffic, n, true))
+		return perSecond(n, took), errors.Join(err, b.verifyQueue(ctx, hot.traffic, n, true))
 	}}
 	v, err := b.rounds(ctx, id, unit, ours, hot.raw(hotkeyBacklog, window))
 	if err != nil {

@@ -47,14 +47,14 @@ func rawAlone(ctx context.Context, b *bench) ([]result, error) {
 
 func (b *bench) raw(n, window int) side {
 	return side{name: fmt.Sprintf("raw, window %d", window), n: n, run: func(ctx context.Context, n int) (float64, error) {
-		if err := freshQueue(b.servers.amqp); err != nil {
+		if err := b.freshQueue(); err != nil {
 			return 0, err
 		}
 		took, err := publishRaw(ctx, b.servers.amqp, b.traffic, n, window)
 		if err != nil {
 			return 0, err
 		}
-		return perSecond(n, took), verifyQueue(ctx, b.servers.amqp, b.traffic, n, true)
+		return perSecond(n, took), b.verifyQueue(ctx, b.traffic, n, true)
 	}}
 }
 

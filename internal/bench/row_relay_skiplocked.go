@@ -42,7 +42,7 @@ func (b *bench) skipLockedOf(n, batch int) side {
 		if err := b.loadSkipLocked(ctx, n); err != nil {
 			return 0, err
 		}
-		if err := b.settle(ctx); err != nil {
+		if err := b.settled(ctx); err != nil {
 			return 0, err
 		}
 		took, err := drainSkipLocked(ctx, b.db, b.traffic, n, batch)

@@ -40,7 +40,7 @@ var suites = []suite{
 		`TestRead_(ReturnsEach|LimitsThe|StopsA|PassesOver|FindsWhatCommits)|TestRemove_(Matches|KeepsThe|WithoutHistory)|TestRing_(Truncates|NeverDestroys)|` +
 		`TestHistory_(DaysAre|RevokedRights)|TestPlans_TheLibrary|TestCheck_RefusesASequenceBehind|TestRepairSequence_Mends`},
 	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
-		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)`},
+		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|Prepares|OneBad)`},
 	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions)|TestFromPublisher_DeliversToGoChannel`},
 	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
 }

@@ -15,7 +15,7 @@ import (
 // Handle is a transaction as its borrower sees it: statements and savepoints, but
 // no end. It fits where sqlc wants a DBTX and is an oncemill.Tx.
 type Handle struct {
-	tx      *sql.Tx
+	tx      Statements
 	dialect oncemill.Dialect
 	ended   error
 	lost    func(ctx context.Context, err error) error
@@ -27,7 +27,7 @@ type Handle struct {
 // New lends tx. ended is what a statement gets that finds the transaction over;
 // lost tells of a failed statement whether it took the transaction with it, and
 // then what its caller gets.
-func New(tx *sql.Tx, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
+func New(tx Statements, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
 	return &Handle{tx: tx, dialect: dialect, ended: ended, lost: lost}
 }
 
@@ -59,9 +59,13 @@ func (h *Handle) QueryRowContext(ctx context.Context, query string, args ...any)
 		}
 		err = h.judge(ctx, err)
 	}
-	// Only database/sql can make a row that has nothing but an error: that of a
-	// context that has ended before anything is sent.
-	return h.tx.QueryRowContext(newEnded(err), "") //nolint:contextcheck // it is not for a statement
+	return failedRow(h.tx, err) //nolint:contextcheck // it is not for a statement
+}
+
+// failedRow returns a row that has nothing but an error. Only database/sql can make
+// one: for a context that has ended before anything is sent.
+func failedRow(tx Statements, err error) *sql.Row {
+	return tx.QueryRowContext(newEnded(err), "")
 }
 
 // PrepareContext is that of *sql.Tx.

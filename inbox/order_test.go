@@ -1,0 +1,43 @@
+package inbox
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// A group takes those first that came first, in whatever order they were handed out:
+// a broker can be told at once of all before the first unsettled one.
+func TestGroup_TakesTheOldestFirst(t *testing.T) {
+	in := &Inbox{cfg: Config{Group: Group{Size: 100, Bytes: 1 << 20}}}
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		g := &group{in: in, pace: newPace(100, inParallel), filled: make(chan struct{}, 1)}
+		begin := time.Now()
+		for _, i := range rng.Perm(90) {
+			id := fmt.Sprintf("%02d", i)
+			g.join(&member{
+				work:    &work{id: id, msg: message.NewMessage(id, nil)},
+				since:   begin.Add(time.Duration(i) * time.Millisecond),
+				verdict: make(chan verdict, mostFailed+2),
+			})
+		}
+		for first := 0; first < 90; first += sizeAtFirst {
+			var got, want []string
+			for _, m := range g.take() {
+				got = append(got, m.id)
+			}
+			slices.Sort(got)
+			for i := first; i < min(90, first+sizeAtFirst); i++ {
+				want = append(want, fmt.Sprintf("%02d", i))
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("seed %d: took %v, wanted %v", seed, got, want)
+			}
+		}
+	}
+}
