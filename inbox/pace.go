@@ -28,8 +28,15 @@ func newPace(most, writers int) pace {
 }
 
 // leaders returns how many groups may be worked on at once: while one commits and
-// one waits for what a statement returns, a third has something to do.
-func (p *pace) leaders() int { return min(max(3, inParallel/p.size), p.writers) }
+// one waits for what a statement returns, a third has something to do. Where groups
+// are in each other's way it would be in the way.
+func (p *pace) leaders() int {
+	groups := 3
+	if p.need > 1 {
+		groups = 2
+	}
+	return min(max(groups, inParallel/p.size), p.writers)
+}
 
 func (p *pace) conflict() {
 	p.size = max(1, p.size/2)

@@ -86,8 +86,9 @@ type label struct {
 }
 
 func (t *telemetry) attributes(l label) metric.AddOption {
-	if made, ok := t.known.Load(l); ok {
-		return made.(metric.AddOption) //nolint:forcetypeassert // stored below
+	made, _ := t.known.Load(l)
+	if option, ok := made.(metric.AddOption); ok {
+		return option
 	}
 	attrs := []attribute.KeyValue{t.consumer}
 	if l.topic != "" {

@@ -51,7 +51,7 @@ func (r *Repeated) Close() {
 
 // ExecContext is that of *sql.Tx.
 func (r *Repeated) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	stmt, err := r.prepared(ctx, query, args)
+	stmt, err := r.prepared(ctx, query, args) //nolint:sqlclosecheck // Close does
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +63,7 @@ func (r *Repeated) ExecContext(ctx context.Context, query string, args ...any) (
 
 // QueryContext is that of *sql.Tx.
 func (r *Repeated) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	stmt, err := r.prepared(ctx, query, args)
+	stmt, err := r.prepared(ctx, query, args) //nolint:sqlclosecheck // Close does
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (r *Repeated) QueryContext(ctx context.Context, query string, args ...any) 
 
 // QueryRowContext is that of *sql.Tx.
 func (r *Repeated) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	stmt, err := r.prepared(ctx, query, args)
+	stmt, err := r.prepared(ctx, query, args) //nolint:sqlclosecheck // Close does
 	if err != nil {
 		return failedRow(r.tx, err) //nolint:contextcheck // it is not for a statement
 	}
@@ -104,7 +104,7 @@ func (r *Repeated) prepared(ctx context.Context, query string, args []any) (*sql
 	case stmt != nil:
 		return stmt, nil
 	case seen:
-		stmt, err := r.tx.PrepareContext(ctx, query)
+		stmt, err := r.tx.PrepareContext(ctx, query) //nolint:sqlclosecheck // Close does
 		if err != nil {
 			return nil, err
 		}
