@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strconv"
 	"sync"
@@ -81,8 +82,8 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 // role, a search path) would reach the others of its group; such a handler does
 // not belong here, nor does one that takes long. Handlers of a group run one
 // after the other, sorted by ordering key, at most one of a key. With lib/pq, which
-// keeps no prepared statements, a statement with arguments that they repeat is prepared
-// for the rest of the transaction.
+// keeps no prepared statements, a statement with arguments that they execute repeatedly
+// is prepared, until one of them queries, for the rest of the transaction.
 //
 // Groups become smaller, down to one message, when their locks are in the way of
 // others: after a deadlock, a serialization failure, or a wait for a lock that
@@ -96,7 +97,7 @@ func (in *Inbox) GroupMiddleware(h message.HandlerFunc) message.HandlerFunc {
 // of one of them, the leader, does the work for all that it takes along.
 type group struct {
 	in       *Inbox
-	prepares bool // what handlers repeat
+	prepares atomic.Bool // what handlers repeat
 
 	mu      sync.Mutex
 	pending []*member // the oldest first
@@ -140,8 +141,10 @@ func newGroup(in *Inbox) *group {
 	if in.cfg.Database.Dialect == oncemill.SQLite {
 		writers = 1
 	}
+	g := &group{in: in, pace: newPace(in.cfg.Group.Size, writers), filled: make(chan struct{}, 1)}
 	_, prepares := in.db.Driver().(*pq.Driver)
-	return &group{in: in, prepares: prepares, pace: newPace(in.cfg.Group.Size, writers), filled: make(chan struct{}, 1)}
+	g.prepares.Store(prepares)
+	return g
 }
 
 // attempt is an attempt in a transaction that may be shared.
@@ -165,7 +168,7 @@ func (g *group) attempt(ctx context.Context, w *work) (outcome, error) {
 		case v := <-m.verdict:
 			switch v.do {
 			case lead:
-				g.lead() //nolint:contextcheck // what it does is done for all members, by their contexts
+				g.lead(m) //nolint:contextcheck // what it does is done for all members, by their contexts
 			case runAlone:
 				return g.in.alone(ctx, w)
 			case finish:
@@ -264,9 +267,9 @@ func (g *group) learn(result outcome, err error) {
 	}
 }
 
-// lead handles one group.
-func (g *group) lead() {
-	left := g.take()
+// lead handles one group, by the goroutine of m.
+func (g *group) lead(m *member) {
+	left := g.take(m)
 	// Also when a handler ends this goroutine.
 	defer func() {
 		for _, m := range left {
@@ -285,14 +288,16 @@ func (g *group) lead() {
 // mostRounds is how often a group is tried, each time without one that failed.
 const mostRounds = 4
 
-// take removes a group's members from those that wait.
-func (g *group) take() []*member {
+// take removes a group's members from those that wait. Its leader may be left behind,
+// if enough have come that are older; then it can be told again.
+func (g *group) take(leader *member) []*member {
 	cfg := g.in.cfg.Group
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if cfg.Wait > 0 {
 		g.await(cfg.Wait)
 	}
+	leader.leader = false
 	var batch []*member
 	bytes, keys, ids := 0, map[string]bool{}, map[string]bool{}
 	rest := g.pending[:0]
@@ -397,7 +402,7 @@ func (g *group) try(ctx context.Context, members []*member) (claimed map[string]
 	if len(claimed) == 0 {
 		return claimed, nil, duplicate, nil
 	}
-	statements, endStatements := g.statements(tx, len(claimed))
+	statements, endStatements := g.statements(ctx, tx, len(claimed))
 	defer endStatements()
 	for _, m := range members {
 		if !claimed[m.id] {
@@ -419,14 +424,24 @@ func (g *group) try(ctx context.Context, members []*member) (claimed map[string]
 // prepared where that pays: it costs a round trip before and one after, and other
 // drivers than lib/pq do it themselves or, as SQLite's, have no server to save from
 // it.
-func (g *group) statements(tx *sql.Tx, n int) (statements lent.Statements, end func()) {
+func (g *group) statements(ctx context.Context, tx *sql.Tx, n int) (statements lent.Statements, end func()) {
 	const worthwhile = 8
-	if !g.prepares || n < worthwhile {
+	if !g.prepares.Load() || n < worthwhile {
 		return tx, func() {}
 	}
 	repeated := lent.Repeat(tx)
-	return repeated, repeated.Close
+	return repeated, func() {
+		if err := repeated.Close(); sqlerr.State(err) == nameTaken && g.prepares.Swap(false) {
+			g.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
+				slog.String("consumer", g.in.cfg.Consumer), slog.Any("error", err))
+		}
+	}
 }
+
+// nameTaken is the SQLSTATE of a statement that is prepared under a name that the
+// connection knows already. lib/pq counts from 1 on each of its connections, so behind
+// a pooler this comes of whoever has left one prepared.
+const nameTaken = "42P05"
 
 // split makes groups smaller and lets members that were in each other's way, or in
 // that of others, try again. Nobody has spent an attempt.
@@ -444,6 +459,7 @@ func (g *group) split(members []*member) {
 		again = append(again, m)
 	}
 	g.pending = append(again, g.pending...)
+	slices.SortStableFunc(g.pending, func(a, b *member) int { return a.since.Compare(b.since) })
 }
 
 // inTheWay reports that a transaction failed because of others that ran at the

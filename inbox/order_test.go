@@ -28,7 +28,7 @@ func TestGroup_TakesTheOldestFirst(t *testing.T) {
 		}
 		for first := 0; first < 90; first += sizeAtFirst {
 			var got, want []string
-			for _, m := range g.take() {
+			for _, m := range g.take(&member{}) {
 				got = append(got, m.id)
 			}
 			slices.Sort(got)
@@ -39,5 +39,44 @@ func TestGroup_TakesTheOldestFirst(t *testing.T) {
 				t.Fatalf("seed %d: took %v, wanted %v", seed, got, want)
 			}
 		}
+	}
+}
+
+// The one that was told to lead may be newer than all that its group can take. Then it
+// is told again.
+func TestGroup_LeavesNoLeaderBehind(t *testing.T) {
+	in := &Inbox{cfg: Config{Group: Group{Size: 100, Bytes: 1 << 20}}}
+	g := &group{in: in, pace: newPace(100, inParallel), filled: make(chan struct{}, 1)}
+	begin := time.Now()
+	join := func(i int) *member {
+		m := &member{
+			work:    &work{msg: message.NewMessage("", nil), id: fmt.Sprint(i)},
+			since:   begin.Add(time.Duration(i) * time.Millisecond),
+			verdict: make(chan verdict, mostFailed+2),
+		}
+		g.join(m)
+		return m
+	}
+	newest := join(99)
+	if v := <-newest.verdict; v.do != lead {
+		t.Fatal("nobody leads")
+	}
+	for i := range sizeAtFirst {
+		join(i)
+	}
+	if batch := g.take(newest); len(batch) != sizeAtFirst || slices.Contains(batch, newest) {
+		t.Fatalf("took %d", len(batch))
+	}
+	g.mu.Lock()
+	g.leaders--
+	g.appoint()
+	g.mu.Unlock()
+	select {
+	case v := <-newest.verdict:
+		if v.do != lead {
+			t.Errorf("was told %v", v)
+		}
+	default:
+		t.Error("nobody leads the one that was left behind")
 	}
 }

@@ -83,6 +83,15 @@ func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
 				}
 			}
 			check()
+			old := 0
+			for _, tag := range open {
+				if tag < a.oldBelow {
+					old++
+				}
+			}
+			if a.old != old {
+				t.Fatalf("seed %d: counts %d old ones of %d", seed, a.old, old)
+			}
 		}
 		_ = a.flush(closing, b.send)
 		check()
@@ -147,5 +156,36 @@ func TestAcks_OfFewWaitForNothing(t *testing.T) {
 	_ = a.flush(whenRipe, b.send)
 	if !b.taken[2] || len(b.taken) != 1 {
 		t.Fatalf("the broker was told of %v", b.taken)
+	}
+}
+
+// Where most of the window stays unsettled, the rest of it does not wait for that.
+func TestAcks_OfAHeldWindowDoNotWait(t *testing.T) {
+	const prefetch, held = 200, 150
+	var a acks
+	b := broker{taken: map[uint64]bool{}}
+	deliver := func() {
+		b.handed++
+		a.arrived(b.handed)
+	}
+	for range prefetch {
+		deliver()
+	}
+	for range 2*ticksToAge + 1 {
+		_ = a.flush(overdue, b.send)
+	}
+	if a.old != prefetch {
+		t.Fatalf("%d of %d are old", a.old, prefetch)
+	}
+	for tag := uint64(held + 1); tag <= 10*prefetch; tag++ {
+		a.ack(tag)
+		if !a.ripe() {
+			t.Fatalf("the acknowledgement of %d would wait", tag)
+		}
+		_ = a.flush(whenRipe, b.send)
+		deliver()
+	}
+	if b.problem != nil || a.old != held {
+		t.Fatalf("%d are old, wanted %d; %v", a.old, held, b.problem)
 	}
 }

@@ -105,6 +105,12 @@ type acks struct {
 	fresh  []uint64 // acked, not sent, in order of their acks
 	waited int      // how many of fresh, from its front, an overdue flush has found
 	open   int      // deliveries that the broker counts: neither sent nor rejected
+
+	// Deliveries that have been unsettled for long: delayed, say, or behind their key.
+	old      int
+	oldBelow uint64 // their tags are below
+	seen     uint64 // at the next count, tags below are old
+	ticks    int    // overdue flushes until then
 }
 
 type ackState byte
@@ -127,24 +133,52 @@ func (a *acks) arrived(tag uint64) {
 }
 
 func (a *acks) ack(tag uint64) {
-	a.states[tag-a.first] = acked
+	a.settled(tag, acked)
 	a.fresh = append(a.fresh, tag)
 }
 
 // rejected notes that the broker has been told something else.
 func (a *acks) rejected(tag uint64) {
-	a.states[tag-a.first] = settled
+	a.settled(tag, settled)
 	a.open--
 }
+
+func (a *acks) settled(tag uint64, state ackState) {
+	a.states[tag-a.first] = state
+	if tag < a.oldBelow {
+		a.old--
+	}
+}
+
+// age counts the deliveries that are unsettled since the last but one time.
+func (a *acks) age() {
+	if a.ticks--; a.ticks > 0 {
+		return
+	}
+	a.ticks, a.oldBelow, a.seen = ticksToAge, a.seen, a.first+uint64(len(a.states))
+	a.old = 0
+	for i, state := range a.states {
+		if a.first+uint64(i) >= a.oldBelow {
+			break
+		}
+		if state == unsettled {
+			a.old++
+		}
+	}
+}
+
+// ticksToAge are many lingers: in a full window of short handlers nothing gets old.
+const ticksToAge = 8
 
 // fewOpen is a number of deliveries for which frames are no matter.
 const fewOpen = 64
 
 // ripe reports that acknowledgements must not wait for others: few would come, or
 // they are half of what the broker has sent, which may be all that the prefetch
-// lets it.
+// lets it. What has been unsettled for long does not count: it may stay so.
 func (a *acks) ripe() bool {
-	return len(a.fresh) > 0 && (a.open < fewOpen || 2*len(a.fresh) >= a.open)
+	young := a.open - a.old
+	return len(a.fresh) > 0 && (young < fewOpen || 2*len(a.fresh) >= young)
 }
 
 // haste says which acknowledgements wait no longer for those before them.
@@ -182,6 +216,7 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 	a.waited = max(0, a.waited-n)
 	if h == overdue {
 		a.waited = len(a.fresh)
+		a.age()
 	}
 	return nil
 }

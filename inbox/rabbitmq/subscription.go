@@ -92,6 +92,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		if err == nil {
 			break
 		}
+		s.settle()
 		current.flush(ctx, log, closing) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
@@ -129,8 +130,9 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	}
 }
 
-// ackLinger is how long acknowledgements may wait for others, so that one frame does
-// for many. It is what a crash may add to the deliveries that come again.
+// ackLinger is how long acknowledgements wait for others, so that one frame does for
+// many, and twice that behind a delivery that is unsettled. It is what a crash may add
+// to the deliveries that come again.
 const ackLinger = 20 * time.Millisecond
 
 // consume hands out what the session delivers until that is lost, which is its
