@@ -67,7 +67,7 @@ func (r *Repeated) stop() {
 func (r *Repeated) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock() // so that nothing is closed or queried meanwhile
-	stmt, err := r.prepared(ctx, query, args)
+	stmt, err := r.prepared(ctx, query, args) //nolint:sqlclosecheck // stop does
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +114,7 @@ func (r *Repeated) prepared(ctx context.Context, query string, args []any) (*sql
 	case stmt != nil:
 		return stmt, nil
 	case seen:
-		stmt, err := r.tx.PrepareContext(ctx, query) //nolint:sqlclosecheck // stop does
+		stmt, err := r.tx.PrepareContext(ctx, query)
 		if err != nil {
 			r.err = err
 			return nil, err
