@@ -66,7 +66,7 @@ func (r *Repeated) stop() {
 // ExecContext is that of *sql.Tx.
 func (r *Repeated) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	r.mu.Lock()
-	defer r.mu.Unlock() // so that nothing is closed or queried meanwhile
+	defer r.mu.Unlock()                       // so that nothing is closed or queried meanwhile
 	stmt, err := r.prepared(ctx, query, args) //nolint:sqlclosecheck // stop does
 	if err != nil {
 		return nil, err
