@@ -270,10 +270,14 @@ func (g *group) learn(result outcome, err error) {
 // lead handles one group, by the goroutine of m.
 func (g *group) lead(m *member) {
 	left := g.take(m)
+	ended := false
 	// Also when a handler ends this goroutine.
 	defer func() {
 		for _, m := range left {
 			m.verdict <- verdict{do: runAlone}
+		}
+		if !ended {
+			g.leave(m) // nobody would hear that it shall lead again
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
@@ -283,6 +287,7 @@ func (g *group) lead(m *member) {
 	for round := 0; len(left) > 0 && round < mostRounds; round++ {
 		left = g.handle(left)
 	}
+	ended = true
 }
 
 // mostRounds is how often a group is tried, each time without one that failed.

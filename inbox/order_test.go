@@ -42,6 +42,31 @@ func TestGroup_TakesTheOldestFirst(t *testing.T) {
 	}
 }
 
+// A handler that ends the goroutine of a leader whose own message waits still, being
+// newer than its group, takes that message along, and nobody waits for it to lead.
+func TestGroup_OutlivesALeaderThatWaits(t *testing.T) {
+	in := &Inbox{cfg: Config{Group: Group{Size: 100, Bytes: 1 << 20}}}
+	g := &group{in: in, pace: newPace(100, inParallel), filled: make(chan struct{}, 1)}
+	m := &member{work: &work{msg: message.NewMessage("", nil), id: "m"}, since: time.Now(), verdict: make(chan verdict, mostFailed+2)}
+	g.join(m)
+	<-m.verdict
+	others := make([]*member, sizeAtFirst)
+	for i := range others {
+		others[i] = &member{work: &work{msg: message.NewMessage("", nil), id: fmt.Sprint(i)}, since: m.since.Add(-time.Hour), verdict: make(chan verdict, mostFailed+2)}
+		g.join(others[i])
+	}
+	func() {
+		defer func() { _ = recover() }()
+		g.lead(m) // without a database its first statement panics, as a handler's goroutine ends
+	}()
+	if g.leaders != 0 || len(g.pending) != 0 {
+		t.Errorf("%d leaders, %d wait", g.leaders, len(g.pending))
+	}
+	if v := <-others[0].verdict; v.do != runAlone {
+		t.Errorf("a member of the group was told %v", v)
+	}
+}
+
 // The one that was told to lead may be newer than all that its group can take. Then it
 // is told again.
 func TestGroup_LeavesNoLeaderBehind(t *testing.T) {

@@ -109,8 +109,9 @@ type acks struct {
 	// Deliveries that have been unsettled for long: delayed, say, or behind their key.
 	old      int
 	oldBelow uint64 // their tags are below
-	seen     uint64 // at the next count, tags below are old
-	ticks    int    // overdue flushes until then
+	ageing   int    // unsettled ones below seen, which are old at the next count
+	seen     uint64
+	ticks    int // overdue flushes until then
 }
 
 type ackState byte
@@ -148,23 +149,18 @@ func (a *acks) settled(tag uint64, state ackState) {
 	if tag < a.oldBelow {
 		a.old--
 	}
+	if tag < a.seen {
+		a.ageing--
+	}
 }
 
-// age counts the deliveries that are unsettled since the last but one time.
+// age makes those old that were here, unsettled, at the last count.
 func (a *acks) age() {
 	if a.ticks--; a.ticks > 0 {
 		return
 	}
-	a.ticks, a.oldBelow, a.seen = ticksToAge, a.seen, a.first+uint64(len(a.states))
-	a.old = 0
-	for i, state := range a.states {
-		if a.first+uint64(i) >= a.oldBelow {
-			break
-		}
-		if state == unsettled {
-			a.old++
-		}
-	}
+	a.ticks, a.oldBelow, a.old = ticksToAge, a.seen, a.ageing
+	a.seen, a.ageing = a.first+uint64(len(a.states)), a.open-len(a.fresh)
 }
 
 // ticksToAge are many lingers: in a full window of short handlers nothing gets old.

@@ -116,7 +116,9 @@ func (r *Repeated) prepared(ctx context.Context, query string, args []any) (*sql
 	case seen:
 		stmt, err := r.tx.PrepareContext(ctx, query)
 		if err != nil {
-			r.err = err
+			if r.err == nil { // what comes after it says that the transaction has failed
+				r.err = err
+			}
 			return nil, err
 		}
 		r.known[query] = stmt
