@@ -95,11 +95,18 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 	})
 }
 
-// byPQ skips what is about lib/pq.
-func (p *place) byPQ(t *testing.T) {
+// onPostgreSQL is for what is about lib/pq.
+func onPostgreSQL(t *testing.T, test func(t *testing.T, p *place)) {
 	t.Helper()
-	if _, ok := p.tap.driver.(*pq.Driver); !ok {
-		t.Skip("another driver")
+	t.Parallel()
+	for name, open := range places {
+		if name == "sqlite" {
+			continue
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, open(t))
+		})
 	}
 }
 
@@ -187,8 +194,7 @@ func TestGroup_OpenRowsSpoilNobody(t *testing.T) {
 			return rows.Err()
 		},
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
-		p.byPQ(t)
+	onPostgreSQL(t, func(t *testing.T, p *place) {
 		n := 0
 		for deed, do := range deeds {
 			if strings.HasSuffix(deed, "without arguments") && !strings.Contains(p.dsn, "binary_parameters") {
@@ -224,8 +230,7 @@ func TestGroup_OpenRowsSpoilNobody(t *testing.T) {
 // Behind a pooler the connection may know the names that lib/pq gives. Then nothing is
 // prepared any more.
 func TestGroup_PreparesNothingWhereNamesAreTaken(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
-		p.byPQ(t)
+	onPostgreSQL(t, func(t *testing.T, p *place) {
 		db := openTap(t, p.tap)
 		db.SetMaxOpenConns(1)
 		for i := range 20 {

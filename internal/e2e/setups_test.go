@@ -40,7 +40,7 @@ var suites = []suite{
 		`TestRead_(ReturnsEach|LimitsThe|StopsA|PassesOver|FindsWhatCommits)|TestRemove_(Matches|KeepsThe|WithoutHistory)|TestRing_(Truncates|NeverDestroys)|` +
 		`TestHistory_(DaysAre|RevokedRights)|TestPlans_TheLibrary|TestCheck_RefusesASequenceBehind|TestRepairSequence_Mends`},
 	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
-		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|Prepares|OneBad)`},
+		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|PreparesWhat|OneBad)`},
 	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions)|TestFromPublisher_DeliversToGoChannel`},
 	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
 }
@@ -62,9 +62,9 @@ func TestSetups(t *testing.T) {
 	pgx, one := "ONCEMILL_TEST_DRIVER=pgx", "ONCEMILL_TEST_MAX_OPEN_CONNS=1"
 	// pgx does not ask the server to cancel a commit, and as it comes it keeps
 	// statements prepared.
-	const notPgx = `TestRunInTx_ACommitThatTheServerCancels`
+	const notPgx = `TestRunInTx_ACommitThatTheServerCancels|TestGroup_OpenRows|TestGroup_PreparesNothing`
 	// In these a handler or a store prepares statements, which a pooler does not allow.
-	const notPooled = `TestStore_OnPostgreSQLPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared`
+	const notPooled = `TestStore_OnPostgreSQLPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared|TestGroup_PreparesNothing`
 	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
 	// These hold one transaction of a pool while they want another of it.
 	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileADeletionWaits`
