@@ -176,11 +176,24 @@ func pipeline(t *testing.T, sink *rabbitmq.Sink, lane int, over *atomic.Bool) (l
 		o := newOutcomes(t)
 		sent := 0
 		var cancels []context.CancelFunc
-		for sent < len(open) && !o.failed() {
+		// Nothing is handed over once a failure has been told.
+		var mu sync.Mutex
+		done := func(m *relay.Message, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			o.done(m, err)
+		}
+		for sent < len(open) {
+			mu.Lock()
+			if o.failed() {
+				mu.Unlock()
+				break
+			}
 			n := min(1+random.IntN(10), len(open)-sent)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+random.IntN(200))*time.Millisecond)
 			cancels = append(cancels, cancel)
-			sink.Publish(ctx, open[sent:sent+n], o.done)
+			sink.Publish(ctx, open[sent:sent+n], done)
+			mu.Unlock()
 			sent += n
 		}
 		o.await(sent)

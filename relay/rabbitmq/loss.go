@@ -130,13 +130,19 @@ func (l *lane) conclude(c *channel, entries []entry, outcome error) {
 	}
 }
 
-// failPending gives all pending messages but the oldest ones their outcome.
+// failPending gives all pending messages but the oldest ones their outcome, and then
+// what was handed over before anybody could know of that.
 func (l *lane) failPending(keep int, outcome error) {
 	items := l.pending.all()[keep:]
 	for _, it := range items {
 		it.batch.done(it.message, outcome)
 	}
 	l.pending.cut(keep)
+	for _, b := range l.inbox.take(nil) {
+		for _, m := range b.msgs {
+			b.done(m, outcome)
+		}
+	}
 }
 
 // failTopic gives the pending messages of one topic their outcome.
