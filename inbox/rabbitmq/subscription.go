@@ -34,19 +34,6 @@ type subscription struct {
 	outcomes outcomes
 }
 
-// outcomes are what has become of messages that were handed out.
-type outcomes struct {
-	wake chan struct{} // capacity 1: holds a token while there may be some
-
-	mu  sync.Mutex
-	all []outcome
-}
-
-type outcome struct {
-	parcel *parcel
-	acked  bool
-}
-
 func newSubscription(owner *Subscriber, topic string) *subscription {
 	topology := owner.settings.topology
 	return &subscription{
@@ -484,22 +471,4 @@ func (s *subscription) pause(ctx context.Context, d time.Duration) bool {
 			s.settle()
 		}
 	}
-}
-
-func (o *outcomes) put(one outcome) {
-	o.mu.Lock()
-	o.all = append(o.all, one)
-	o.mu.Unlock()
-	select {
-	case o.wake <- struct{}{}:
-	default:
-	}
-}
-
-func (o *outcomes) take() []outcome {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	all := o.all
-	o.all = nil
-	return all
 }
