@@ -45,3 +45,19 @@ type SchemaError struct {
 func (e *SchemaError) Error() string {
 	return fmt.Sprintf("oncemill: migrations %q: database has version %d, library has %d: %s", e.Set, e.Have, e.Want, e.Problem)
 }
+
+// PanicError is what a panic of a function of yours becomes where it must not end the
+// process: of a handler once its attempt has been rolled back, of a command, of a
+// marshaler, of a function in a Config.
+type PanicError struct {
+	Value any    // what it panicked with
+	Stack []byte // of its goroutine, from where it panicked
+}
+
+func (e *PanicError) Error() string { return fmt.Sprintf("panicked: %v\n%s", e.Value, e.Stack) }
+
+// Unwrap returns the value of the panic if it is an error.
+func (e *PanicError) Unwrap() error {
+	err, _ := e.Value.(error)
+	return err
+}

@@ -4,10 +4,10 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"runtime/debug"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // Command is what is to be done once.
@@ -30,7 +30,7 @@ type Result[T any] struct {
 // and the result commit together; otherwise it is run as by Engine.Middleware.
 //
 // An error of fn rolls back and is returned; the key may run again. A panic
-// becomes a [*PanicError]. The other errors: [*KeyError], [ErrInProgress],
+// becomes a [*oncemill.PanicError]. The other errors: [*KeyError], [ErrInProgress],
 // [ErrKeyReused], [ErrKeyExpired], [ErrNotStored], [ErrOutcomeUnknown],
 // [ErrCommitUnknown], [ErrTooManyOutstanding], [ErrStaleOwner] (another owner was
 // faster: call again), and those of the store.
@@ -146,13 +146,11 @@ func commandError(v verdict, err error) error {
 func call(ctx context.Context, deadline time.Time, fn func(context.Context) ([]byte, error)) (result []byte, err error) {
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	defer func() {
-		if v := recover(); v != nil {
-			result, err = nil, &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	result, err = fn(ctx)
-	if err == nil && ctx.Err() != nil {
+	err = contain.Call(func() (err error) {
+		result, err = fn(ctx)
+		return err
+	})
+	if err == nil {
 		err = ctx.Err()
 	}
 	return result, err

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 )
 
@@ -62,7 +63,7 @@ func TestDo_FailedRunsMayRunAgain(t *testing.T) {
 		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { return 0, failure }); !errors.Is(err, failure) {
 			t.Error(err)
 		}
-		var panicked *idempotency.PanicError
+		var panicked *oncemill.PanicError
 		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { panic(failure) }); !errors.As(err, &panicked) || !errors.Is(err, failure) {
 			t.Error(err)
 		}

@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"errors"
-	"fmt"
 )
 
 var (
@@ -76,20 +75,3 @@ type KeyError struct {
 }
 
 func (e *KeyError) Error() string { return "idempotency: the key " + e.Problem }
-
-// PanicError is what a panic of a command becomes once it has been rolled back.
-// (A panic of an HTTP handler goes on as what it was.)
-type PanicError struct {
-	Value any    // what the function panicked with
-	Stack []byte // from where it panicked
-}
-
-func (e *PanicError) Error() string {
-	return fmt.Sprintf("idempotency: panic: %v\n%s", e.Value, e.Stack)
-}
-
-// Unwrap returns the value of the panic if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}

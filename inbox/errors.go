@@ -100,20 +100,3 @@ func (e *PayloadError) Error() string { return "inbox: payload is no " + e.Type 
 
 // Unwrap returns the error of the codec.
 func (e *PayloadError) Unwrap() error { return e.Err }
-
-// PanicError is what a panic of a handler becomes once its attempt has been
-// rolled back.
-type PanicError struct {
-	Value any    // what the handler panicked with
-	Stack []byte // of the handler's goroutine, from where it panicked
-}
-
-func (e *PanicError) Error() string {
-	return fmt.Sprintf("inbox: the handler panicked: %v\n%s", e.Value, e.Stack)
-}
-
-// Unwrap returns the value of the panic if it is an error.
-func (e *PanicError) Unwrap() error {
-	err, _ := e.Value.(error)
-	return err
-}

@@ -223,6 +223,26 @@ func (g *group) leave(m *member) bool {
 	}
 }
 
+// bury forgets a member whose goroutine has ended: nobody hears what it is told.
+func (g *group) bury(m *member) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	m.failed = mostFailed // a group that has it along does not give it back
+	if i := slices.Index(g.pending, m); i >= 0 {
+		g.pending = slices.Delete(g.pending, i, i+1)
+	}
+	for {
+		select {
+		case v := <-m.verdict:
+			if v.do == lead {
+				g.leaders--
+			}
+		default:
+			return
+		}
+	}
+}
+
 // appoint tells waiting members to lead, as many as may at once. The first takes
 // what there is; beside it only full groups are handled, so that the others gather
 // meanwhile instead of going in many small ones. Called with mu held.
@@ -277,7 +297,7 @@ func (g *group) lead(m *member) {
 			m.verdict <- verdict{do: runAlone}
 		}
 		if !ended {
-			g.leave(m) // nobody would hear that it shall lead again
+			g.bury(m)
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()

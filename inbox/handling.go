@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -51,22 +52,28 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	w := &work{msg: msg, handler: h}
 	w.replay, w.id = in.replayed(msg)
 	defer w.unmark()()
-	if w.id == "" {
-		w.id = in.cfg.ID(msg)
-	}
-	if err := checkMessageID(w.id); err != nil {
+	err := contain.Call(func() error {
+		if w.id == "" {
+			w.id = in.cfg.ID(msg)
+		}
+		return checkMessageID(w.id)
+	})
+	if err != nil {
 		in.telemetry.record(ctx, badMessageID)
 		return in.refuse(ctx, w, NoMessageID, err)
 	}
 	if in.cfg.Verify != nil {
-		if err := in.cfg.Verify(msg); err != nil {
+		if err := contain.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
 			in.telemetry.record(ctx, unverified)
 			in.distrust(ctx, w)
 			return in.refuse(ctx, w, Unverified, fmt.Errorf("%w: %w", ErrUnverified, err))
 		}
 	}
 	if in.cfg.Fingerprint != nil {
-		w.fingerprint = in.cfg.Fingerprint(msg)
+		if err := contain.Call(func() error { w.fingerprint = in.cfg.Fingerprint(msg); return nil }); err != nil {
+			in.telemetry.record(ctx, badPayload)
+			return in.refuse(ctx, w, Malformed, err)
+		}
 	}
 	if err := in.checkAge(ctx, w); err != nil {
 		if !errors.Is(err, ErrTooOld) {
@@ -195,10 +202,14 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	}
 	defer in.room.Release(room)
 	if result, err = in.charge(ctx, w); err == nil {
-		result, err = in.decoded(ctx, w, try)
+		result = handlerFailed // if it panics
+		err = contain.Call(func() (err error) {
+			result, err = in.decoded(ctx, w, try)
+			return err
+		})
 	}
-	if err != nil && in.cfg.Classify != nil && result == handlerFailed {
-		err = in.cfg.Classify(err)
+	if cause := err; cause != nil && in.cfg.Classify != nil && result == handlerFailed {
+		err = contain.Call(func() error { return in.cfg.Classify(cause) })
 	}
 	f = fateOf(ctx, result, err)
 	if result == databaseAway && f == away && in.store.ping(ctx) == nil {
@@ -216,7 +227,7 @@ func fateOf(ctx context.Context, result outcome, err error) fate {
 		return conflicting
 	case result == crashLoop:
 		return crashed
-	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil, result == waiting:
 		return ending
 	case result == beingHandled, result == commitUnknown, result == databaseFailed:
 		return elsewhere

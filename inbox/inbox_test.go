@@ -198,7 +198,7 @@ func TestInbox_PanicIsRolledBackAndReported(t *testing.T) {
 			}
 			panic(failure)
 		})
-		var panicked *inbox.PanicError
+		var panicked *oncemill.PanicError
 		if !errors.As(err, &panicked) || panicked.Value == nil || !strings.Contains(string(panicked.Stack), "inbox_test.go") {
 			t.Errorf("got %v", err)
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // DeadLetters keeps what a consumer could not handle.
@@ -97,7 +98,7 @@ func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string,
 		Consumer:  in.cfg.Consumer,
 		Topic:     message.SubscribeTopicFromCtx(ctx),
 		MessageID: id,
-		Key:       in.cfg.Key(msg),
+		Key:       in.keyOf(msg),
 		Payload:   msg.Payload,
 		Metadata:  msg.Metadata,
 		Reason:    reason,
@@ -117,12 +118,18 @@ func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string,
 		}
 		letter.Metadata.Set(uuidMetadata, msg.UUID)
 	}
-	var panicked *PanicError
+	var panicked *oncemill.PanicError
 	if errors.As(err, &panicked) {
 		letter.Stack = textOf(string(panicked.Stack))
-		letter.Error = textOf(fmt.Sprintf("the handler panicked: %v", panicked.Value))
+		letter.Error = textOf(fmt.Sprintf("panicked: %v", panicked.Value))
 	}
 	return letter
+}
+
+// keyOf is the key of a message that may be why its function panics.
+func (in *Inbox) keyOf(msg *message.Message) (key string) {
+	_ = contain.Call(func() error { key = in.cfg.Key(msg); return nil })
+	return key
 }
 
 // bury commits a letter. A letter with a message id takes the id, which counts as

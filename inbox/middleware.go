@@ -6,11 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"runtime/debug"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -20,7 +20,7 @@ import (
 // returns, and reports success once that has committed; then the router
 // acknowledges. A copy of a message that was handled before is reported as
 // success without running h. After any error, or a panic (reported as a
-// [*PanicError]), nothing of the attempt is left.
+// [*oncemill.PanicError]), nothing of the attempt is left.
 //
 // Add it last, so that it is next to the handler: a middleware that retries or
 // limits the time belongs outside of the transaction. The handler must not
@@ -113,8 +113,12 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 }
 
 // effect runs the handler in tx, by statements, and writes what it returns to the
-// outbox.
+// outbox. Functions of Config are called on the way, so it is contained as a whole.
 func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, statements lent.Statements, w *work) error {
+	return contain.Call(func() error { return in.run(ctx, tx, statements, w) })
+}
+
+func (in *Inbox) run(ctx context.Context, tx *sql.Tx, statements lent.Statements, w *work) error {
 	admitted, err := in.admit(ctx, tx, w)
 	if err != nil || !admitted {
 		return err
@@ -123,7 +127,7 @@ func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, statements lent.Stateme
 	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx, statements)
 	// Also when the handler ends its goroutine.
 	defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
-	produced, err := run(ctx, borrowed, w.msg, w.handler)
+	produced, err := call(ctx, borrowed, w.msg, w.handler)
 	if err == nil && len(produced) > 0 {
 		err = in.publish(ctx, borrowed, produced)
 	}
@@ -152,15 +156,10 @@ func (in *Inbox) commit(ctx context.Context, tx *sql.Tx) (outcome, error) {
 	return handled, nil
 }
 
-// run calls the handler with the transaction in the context of its message.
-func run(ctx context.Context, borrowed *handle, msg *message.Message, h message.HandlerFunc) (produced []*message.Message, err error) {
+// call calls the handler with the transaction in the context of its message.
+func call(ctx context.Context, borrowed *handle, msg *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
 	msg.SetContext(oncemill.ContextWithTx(ctx, borrowed))
 	defer msg.SetContext(ctx)
-	defer func() {
-		if v := recover(); v != nil {
-			produced, err = nil, &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
 	return h(msg)
 }
 

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -247,7 +248,8 @@ func (in *Inbox) distrust(ctx context.Context, w *work) {
 	if err == nil && bytes.Equal(letter.Payload, w.msg.Payload) {
 		return
 	}
-	w.replay, w.id = replay{}, in.cfg.ID(w.msg)
+	w.replay, w.id = replay{}, ""
+	_ = contain.Call(func() error { w.id = in.cfg.ID(w.msg); return nil }) // without one it is nobody's
 }
 
 // endReplay ends, with tx, the replay that a message belongs to. It reports false if

@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -171,7 +172,7 @@ func (s *publisherSink) publishOne(ctx context.Context, job publishJob, m *Messa
 	case <-job.expired:
 		return Unavailable(context.DeadlineExceeded)
 	default:
-		return s.publisher.Publish(m.Topic, m.Watermill())
+		return contain.Call(func() error { return s.publisher.Publish(m.Topic, m.Watermill()) })
 	}
 }
 

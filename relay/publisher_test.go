@@ -72,6 +72,9 @@ func TestFromPublisher_DeliversToGoChannel(t *testing.T) {
 	})
 }
 
+// errPanic makes a publisher panic.
+var errPanic = errors.New("panic")
+
 func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -84,6 +87,9 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 		}
 		calls.Add(1)
 		if err, ok := errs.LoadAndDelete(m.UUID); ok {
+			if err == errPanic {
+				panic(err)
+			}
 			return err.(error)
 		}
 		w.note("publisher", m)
@@ -92,7 +98,7 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	// One lane for each, so that no success in between makes it try sooner.
 	cause := errors.New("cause")
 	var all []*message.Message
-	for i, err := range []error{cause, relay.Refused(cause), relay.Unavailable(cause), fmt.Errorf("wrapped: %w", relay.Refused(cause))} {
+	for i, err := range []error{cause, relay.Refused(cause), relay.Unavailable(cause), fmt.Errorf("wrapped: %w", relay.Refused(cause)), errPanic} {
 		msgs := keyed(keysOfLane(i, 1)[0], 0, 3)
 		errs.Store(msgs[1].UUID, err)
 		all = append(all, msgs...)
@@ -101,12 +107,12 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	commit(t, box, all...)
 	p.awaitNothingOwed(t)
 	w.check(t, all, 0)
-	for outcome, want := range map[string]int{"confirmed": len(all), "unknown": 1, "refused": 2, "unavailable": 1} {
+	for outcome, want := range map[string]int{"confirmed": len(all), "unknown": 2, "refused": 2, "unavailable": 1} {
 		if n := r.outcomes(t, outcome); n != want {
 			t.Errorf("%d counted as %s, want %d", n, outcome, want)
 		}
 	}
-	if n := int(calls.Load()); n != len(all)+4 {
+	if n := int(calls.Load()); n != len(all)+5 {
 		t.Errorf("%d calls, want one for each message and one more for each failure", n)
 	}
 }

@@ -26,8 +26,8 @@ type Config struct {
 	// [KeyHeader].
 	Key func(*message.Message) string
 
-	// Malformed takes a delivery that the marshaler could not read, with the
-	// error that it gave (or a *PanicError), as [Marshaler] reads it: with all
+	// Malformed takes a delivery that the marshaler could not read, or Key panicked
+	// at, with the error (or an *oncemill.PanicError), as [Marshaler] reads it: with all
 	// headers as metadata and the body as it came. It is called by a goroutine of
 	// its own. Returning nil acknowledges the delivery, so keep it first;
 	// inbox.Inbox.Refuse does. After an error it is called again, with the delays

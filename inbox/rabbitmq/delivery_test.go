@@ -248,6 +248,12 @@ func TestSubscriber_HandsMalformedDeliveriesToTheHook(t *testing.T) {
 	calls := 0
 	s := subscriber(t, cfg, rabbitmq.Config{
 		NackDelay: time.Millisecond,
+		Key: func(msg *message.Message) string {
+			if string(msg.Payload) == "pepper" {
+				panic("hot")
+			}
+			return ""
+		},
 		Malformed: func(_ context.Context, msg *message.Message, reason error) error {
 			if calls++; calls == 1 {
 				return errors.New("not now")
@@ -259,7 +265,7 @@ func TestSubscriber_HandsMalformedDeliveriesToTheHook(t *testing.T) {
 		},
 	})
 	out := subscribe(t, s, "orders")
-	for _, body := range []string{"poison", "venom", "air"} {
+	for _, body := range []string{"poison", "venom", "air", "pepper"} {
 		a.publish("orders", amqp091.Publishing{MessageId: "bad", Headers: amqp091.Table{"n": int32(7)}, Body: []byte(body)})
 		got := <-hooked
 		if string(got.msg.Payload) != body || got.msg.UUID != "bad" || got.msg.Metadata.Get("n") != "7" || got.reason == nil {
@@ -268,7 +274,7 @@ func TestSubscriber_HandsMalformedDeliveriesToTheHook(t *testing.T) {
 	}
 	a.publish("orders", publishing("good", ""))
 	next(t, out).Ack()
-	if calls != 5 {
+	if calls != 6 {
 		t.Errorf("the hook was called %d times", calls)
 	}
 	if err := s.Close(); err != nil {

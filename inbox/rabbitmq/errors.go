@@ -2,7 +2,6 @@ package rabbitmq
 
 import (
 	"errors"
-	"fmt"
 )
 
 var (
@@ -17,13 +16,3 @@ var (
 	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
 	errNoMalformed   = errors.New("set Config.Malformed to keep it elsewhere")
 )
-
-// PanicError is what a panic of a marshaler, or of Config.Malformed, becomes.
-type PanicError struct {
-	Value any    // what it panicked with
-	Stack []byte // of the goroutine, from where it panicked
-}
-
-func (e *PanicError) Error() string {
-	return fmt.Sprintf("rabbitmq: panic: %v\n%s", e.Value, e.Stack)
-}

@@ -3,7 +3,6 @@ package rabbitmq
 import (
 	"bytes"
 	"context"
-	"runtime/debug"
 	"sync/atomic"
 	"time"
 
@@ -11,6 +10,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // parcel is a delivery on its way through a subscription. Only the goroutine of
@@ -27,7 +27,8 @@ type parcel struct {
 	msg    *message.Message // ready to be handed out, or handed out
 	cancel context.CancelFunc
 	note   *note
-	reason error // why the marshaler cannot read it
+	key    string
+	reason error // why the marshaler or Config.Key cannot read it
 }
 
 // lane is the deliveries of one ordering key, or of one id: at most one of them
@@ -37,20 +38,21 @@ type lane struct {
 	waiting []*parcel
 }
 
-// unmarshal reads the delivery. The body is a copy, so that a handler that writes
-// into it does not change what comes again.
-func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, err error) {
-	defer func() {
-		if v := recover(); v != nil {
-			msg, err = nil, &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
+// unmarshal reads the delivery and its key. The body is a copy, so that a handler that
+// writes into it does not change what comes again.
+func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key string, err error) {
 	delivery.Body = bytes.Clone(delivery.Body)
-	msg, err = s.topology.Marshaler.Unmarshal(delivery)
-	if msg == nil && err == nil {
-		err = errNoMessage
-	}
-	return msg, err
+	err = contain.Call(func() (err error) {
+		if msg, err = s.topology.Marshaler.Unmarshal(delivery); err != nil {
+			return err
+		}
+		if msg == nil {
+			return errNoMessage
+		}
+		key = s.Key(msg)
+		return nil
+	})
+	return msg, key, err
 }
 
 // prepare makes the message that is handed out, with a context of its own that
@@ -70,7 +72,7 @@ func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 
 // read makes the message, by the tolerant marshaler if need be.
 func (p *parcel) read(s *settings) {
-	p.msg, p.reason = s.unmarshal(p.delivery)
+	p.msg, p.key, p.reason = s.unmarshal(p.delivery)
 	if p.reason != nil {
 		delivery := p.delivery
 		delivery.Body = bytes.Clone(delivery.Body)
@@ -80,14 +82,13 @@ func (p *parcel) read(s *settings) {
 
 // laneName returns what the parcel's message is handed out in order with: its
 // key, or the copies of itself.
-func (p *parcel) laneName(s *settings) string {
-	if p.reason != nil {
+func (p *parcel) laneName() string {
+	switch {
+	case p.reason != nil:
 		return ""
-	}
-	if key := s.Key(p.msg); key != "" {
-		return "key " + key
-	}
-	if p.msg.UUID != "" {
+	case p.key != "":
+		return "key " + p.key
+	case p.msg.UUID != "":
 		return "id " + p.msg.UUID
 	}
 	return ""

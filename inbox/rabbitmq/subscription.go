@@ -3,13 +3,14 @@ package rabbitmq
 import (
 	"context"
 	"errors"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // subscription is one Subscribe. All of it happens in one goroutine, run, but for
@@ -226,7 +227,7 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 
 // lineUp makes p ready, or puts it behind others in its lane.
 func (s *subscription) lineUp(p *parcel) {
-	name := p.laneName(s.owner.settings)
+	name := p.laneName()
 	if name == "" {
 		s.ready = append(s.ready, p)
 		return
@@ -270,16 +271,11 @@ func (s *subscription) refuse(p *parcel) {
 	s.outcomes.put(outcome{parcel: p, acked: err == nil})
 }
 
-func (s *settings) refuse(msg *message.Message, reason error) (err error) {
+func (s *settings) refuse(msg *message.Message, reason error) error {
 	if s.Malformed == nil {
 		return errNoMalformed
 	}
-	defer func() {
-		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: debug.Stack()}
-		}
-	}()
-	return s.Malformed(msg.Context(), msg, reason)
+	return contain.Call(func() error { return s.Malformed(msg.Context(), msg, reason) })
 }
 
 // settle deals with the outcomes that have come.

@@ -1,0 +1,19 @@
+// Package contain keeps the panics of users' functions from what is not theirs.
+package contain
+
+import (
+	"runtime/debug"
+
+	"github.com/oncemill/oncemill"
+)
+
+// Call calls f, and makes an error of its panic, an [*oncemill.PanicError]. That f ends
+// its goroutine it leaves as it is.
+func Call(f func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &oncemill.PanicError{Value: v, Stack: debug.Stack()}
+		}
+	}()
+	return f()
+}
