@@ -37,6 +37,7 @@ type engine struct {
 	leaving  []*lane // dropped, with something in flight or to be deleted
 	inFlight int
 	sent     uint64 // publishes so far
+	terms    uint64 // of pipelines, so far
 	rotation int    // the lane to begin the next round of publishing with
 	circuits
 	chores
@@ -75,6 +76,8 @@ func (e *engine) hold(number int, t taken, trusted time.Time) {
 	l.crashes, l.suspect = t.crashes, t.suspect
 	if e.inOrder {
 		l.retry = drawnBackOff(e.draw)
+		e.terms++
+		l.term = e.terms
 	}
 	e.lanes[number] = l
 }
@@ -293,6 +296,7 @@ func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
 	for _, m := range taken {
 		e.sent++
 		m.state, m.deadline, m.sent = inFlight, deadline, e.sent
+		m.Term = m.lane.term
 	}
 	e.inFlight += len(taken)
 	taken[0].lane.inFlight += len(taken)
@@ -378,7 +382,10 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	case unroutableOutcome, unknownOutcome:
 		e.doubt(m, now, err, lost)
 	}
-	l.restart(now)
+	if l.restart(now) {
+		e.terms++
+		l.term = e.terms
+	}
 }
 
 // confirm settles a message that the broker has.

@@ -118,6 +118,7 @@ type lane struct {
 	// Of a lane that is one pipeline: after a failure it goes on from its first
 	// unconfirmed message, once everything in flight has its outcome.
 	restarting bool
+	term       uint64 // changes with each restart; see Message.Term
 	repeat     []*entry
 	retry      backoff.BackOff
 	retryAt    time.Time
@@ -405,9 +406,9 @@ func (l *lane) hung(now time.Time, grace time.Duration) bool {
 
 // restart lets a lane that is one pipeline go on from its first unconfirmed
 // message, when everything in flight has its outcome.
-func (l *lane) restart(now time.Time) {
+func (l *lane) restart(now time.Time) bool {
 	if !l.restarting || l.inFlight > 0 {
-		return
+		return false
 	}
 	l.restarting = false
 	l.stopFailing()
@@ -425,6 +426,7 @@ func (l *lane) restart(now time.Time) {
 			l.push(m)
 		}
 	}
+	return true
 }
 
 // fifo is a queue of entries. One whose state has changed since it was pushed is

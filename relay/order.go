@@ -16,7 +16,7 @@ const (
 	// after any failure goes on from the first unconfirmed one. It is faster
 	// where few keys have most messages. What it costs: when the broker refuses
 	// or loses a message but takes later ones of its key that were in flight with
-	// it, the key is out of order, and those are repeated. While a topic is
+	// it, the key is out of order: it comes again behind them. While a topic is
 	// unavailable, all lanes that have a message of it wait.
 	OrderPerKeyPipelined
 

@@ -21,6 +21,13 @@ type Message struct {
 	Metadata  message.Metadata
 	CreatedAt time.Time // by the database's clock, at the insert
 
+	// Term, if it is not 0, is the number of the lane's pipeline: a new one begins
+	// when all messages of the last one have their outcome, after a failure. When an
+	// outage has cost a sink what it had of a term, it makes unavailable what else
+	// comes of that term, which the relay may have handed over before it knew: sent
+	// now, it would overtake what is to be sent again.
+	Term uint64
+
 	entry *entry // what the worker knows of it
 }
 

@@ -39,6 +39,7 @@ type entry struct {
 	confirm *amqp.DeferredConfirmation // nil once resolved
 	message *relay.Message
 	batch   *batch // nil once the message has its outcome
+	term    uint64 // of the batch
 	since   time.Time
 
 	answered bool  // the confirm was resolved before returns were last drained
@@ -66,7 +67,7 @@ func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) e
 	if err != nil {
 		return err
 	}
-	c.flight.push(entry{confirm: confirm, message: it.message, batch: it.batch, since: now})
+	c.flight.push(entry{confirm: confirm, message: it.message, batch: it.batch, term: it.batch.term, since: now})
 	c.unresolved++
 	c.waiting++
 	return nil

@@ -9,6 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -96,7 +97,11 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 }
 
 func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int, err error) {
-	if p, err = e.marshaler.Marshal(m.Watermill()); err != nil {
+	err = contain.Call(func() (err error) {
+		p, err = e.marshaler.Marshal(m.Watermill())
+		return err
+	})
+	if err != nil {
 		return p, 0, fmt.Errorf("marshal: %w", err)
 	}
 	if err := p.Headers.Validate(); err != nil {

@@ -8,6 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -25,12 +26,13 @@ const (
 // batch is what one call of Publish handed over.
 type batch struct {
 	msgs  []*relay.Message
+	term  uint64          // of the messages, which are their relay's again once they are told
 	ended <-chan struct{} // of the context
 	done  func(*relay.Message, error)
 }
 
 func newBatch(ctx context.Context, msgs []*relay.Message, done func(*relay.Message, error)) *batch {
-	return &batch{msgs: slices.Clone(msgs), ended: ctx.Done(), done: done}
+	return &batch{msgs: slices.Clone(msgs), term: msgs[0].Term, ended: ctx.Done(), done: done}
 }
 
 func (b *batch) hasEnded() bool {
@@ -75,6 +77,15 @@ type lane struct {
 	latest   *route // the last one looked up
 	suspects suspects
 	batches  []*batch // kept for its memory
+	cut      cut
+}
+
+// cut is the term of a pipeline that an outage has ended, and what its messages are
+// told. The goroutine that tells them is the one that takes more of the term in, so
+// nothing that is handed over meanwhile comes through.
+type cut struct {
+	term    uint64
+	outcome error
 }
 
 func newLane(r *running, number int) *lane {
@@ -135,8 +146,13 @@ func (l *lane) step(ctx context.Context) {
 func (l *lane) receive() {
 	l.batches = l.inbox.take(l.batches)
 	for _, b := range l.batches {
+		over := b.term != 0 && b.term == l.cut.term
 		for _, m := range b.msgs {
-			l.pending.push(item{m, b})
+			if over {
+				b.done(m, l.cut.outcome)
+			} else {
+				l.pending.push(item{m, b})
+			}
 		}
 		b.msgs = nil
 	}
@@ -229,12 +245,15 @@ func (l *lane) route(topic string) *route {
 			clear(l.routes)
 		}
 		topology := &l.running.settings.topology
-		r = &route{
-			topic:    topic,
-			exchange: topology.Exchange.GenerateName(topic),
-			key:      topology.Publish.GenerateRoutingKey(topic),
-		}
-		if problem := amqpconn.CheckShort(r.exchange); problem != "" {
+		r = &route{topic: topic}
+		err := contain.Call(func() error {
+			r.exchange = topology.Exchange.GenerateName(topic)
+			r.key = topology.Publish.GenerateRoutingKey(topic)
+			return nil
+		})
+		if err != nil {
+			r.refusal = relay.Refused(err)
+		} else if problem := amqpconn.CheckShort(r.exchange); problem != "" {
 			r.refusal = relay.Refused(&PropertyError{"exchange", problem})
 		} else if problem := amqpconn.CheckShort(r.key); problem != "" {
 			r.refusal = relay.Refused(&PropertyError{"routing-key", problem})

@@ -7,26 +7,45 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// A batch that is handed over while an earlier one of its lane fails could overtake
-// what comes again of that: it fails too.
-func TestLane_FailsWhatIsHandedOverBeforeAFailureIsTold(t *testing.T) {
-	l := newLane(&running{settings: &settings{Config: Config{Window: 10}}}, 0)
-	outcome := errors.New("connection lost")
-	var failed []string
-	note := func(m *relay.Message, err error) {
-		if errors.Is(err, outcome) {
-			failed = append(failed, m.MessageID)
-		}
-	}
-	late := newBatch(t.Context(), []*relay.Message{{MessageID: "late"}}, note)
-	early := newBatch(t.Context(), []*relay.Message{{MessageID: "early"}}, func(m *relay.Message, err error) {
-		l.inbox.put(late) // nobody can know yet
-		note(m, err)
-	})
-	l.inbox.put(early)
-	l.receive()
-	l.failPending(0, outcome)
-	if len(failed) != 2 || failed[0] != "early" || failed[1] != "late" {
-		t.Errorf("failed: %v", failed)
+// What comes of a pipeline after an outage has cost the lane what it had of it would
+// overtake what is to be sent again: it fails too, but what comes again does not, nor
+// does what is no pipeline.
+func TestLane_FailsWhatComesOfATermAfterAnOutage(t *testing.T) {
+	outage := errors.New("connection lost")
+	for name, lose := range map[string]func(*lane){
+		"pending": func(l *lane) { l.failPending(0, outage) },
+		"in flight": func(l *lane) {
+			c := &channel{}
+			for _, it := range l.pending.all() {
+				c.waiting++
+				c.flight.push(entry{message: it.message, batch: it.batch, term: it.batch.term})
+			}
+			l.pending.cut(0)
+			l.abandon(c, c.flight.all(), outage)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := newLane(&running{settings: &settings{Config: Config{Window: 10}}}, 0)
+			var failed []string
+			hand := func(id string, term uint64) {
+				l.inbox.put(newBatch(t.Context(), []*relay.Message{{MessageID: id, Term: term}}, func(m *relay.Message, err error) {
+					if errors.Is(err, outage) {
+						failed = append(failed, m.MessageID)
+					}
+				}))
+				l.receive()
+			}
+			hand("early", 7)
+			lose(l)
+			hand("late", 7)
+			hand("again", 8)
+			hand("alone", 0)
+			if len(failed) != 2 || failed[0] != "early" || failed[1] != "late" {
+				t.Errorf("failed: %v", failed)
+			}
+			if n := l.pending.len(); n != 2 {
+				t.Errorf("%d are to be sent, want 2", n)
+			}
+		})
 	}
 }

@@ -62,7 +62,7 @@ func (c *channel) overdue(now time.Time, cfg *Config) bool {
 //
 // What was handed over so far becomes unavailable with it, also what was not
 // sent: were it sent later on another channel, it could overtake a message of
-// its key that is to be sent again.
+// its key that is to be sent again. So it is with what is yet to come of its term.
 func (l *lane) lose(ctx context.Context, outcome error) {
 	c := l.channel
 	l.channel, l.latest = nil, nil
@@ -82,8 +82,7 @@ func (l *lane) lose(ctx context.Context, outcome error) {
 	if !c.closed {
 		c.link.calls.put(call{discard: c})
 	}
-	l.conclude(c, unknown, outcome)
-	l.failPending(0, outcome)
+	l.abandon(c, unknown, outcome)
 }
 
 // complaint returns why the broker closed this channel, nil if it did not or if
@@ -106,8 +105,7 @@ func (l *lane) accuse(ctx context.Context, c *channel, unknown []entry, cause *a
 	}
 	if len(unknown) != 1 {
 		l.suspects.add(unknown)
-		l.conclude(c, unknown, outcome)
-		l.failPending(0, outcome)
+		l.abandon(c, unknown, outcome)
 		return
 	}
 	guilty := unknown[0].message
@@ -130,19 +128,26 @@ func (l *lane) conclude(c *channel, entries []entry, outcome error) {
 	}
 }
 
-// failPending gives all pending messages but the oldest ones their outcome, and then
-// what was handed over before anybody could know of that.
+// abandon gives the messages of a channel that is lost, and all that are pending,
+// their outcome.
+func (l *lane) abandon(c *channel, unknown []entry, outcome error) {
+	if len(unknown) > 0 {
+		l.cut = cut{unknown[len(unknown)-1].term, outcome} // the latest
+	}
+	l.conclude(c, unknown, outcome)
+	l.failPending(0, outcome)
+}
+
+// failPending gives all pending messages but the oldest ones their outcome.
 func (l *lane) failPending(keep int, outcome error) {
 	items := l.pending.all()[keep:]
+	if len(items) > 0 {
+		l.cut = cut{items[0].batch.term, outcome}
+	}
 	for _, it := range items {
 		it.batch.done(it.message, outcome)
 	}
 	l.pending.cut(keep)
-	for _, b := range l.inbox.take(nil) {
-		for _, m := range b.msgs {
-			b.done(m, outcome)
-		}
-	}
 }
 
 // failTopic gives the pending messages of one topic their outcome.

@@ -97,6 +97,8 @@ func (f failingMarshaler) Marshal(m *message.Message) (amqp091.Publishing, error
 	switch m.UUID {
 	case "unmarshalable":
 		return amqp091.Publishing{}, errors.New("no such form")
+	case "frightening":
+		panic("no such thing")
 	case "bad type":
 		return amqp091.Publishing{Headers: amqp091.Table{"x": struct{}{}}}, nil
 	case "deep":
@@ -124,6 +126,8 @@ func TestSink_RefusesTheBadMessageAndSendsItsNeighbours(t *testing.T) {
 		"routing key":   func(m *relay.Message) { m.Topic = "long key" },
 		"CC header":     func(m *relay.Message) { m.Metadata = message.Metadata{"CC": "not a list"} },
 		"marshal error": func(m *relay.Message) { m.MessageID = "unmarshalable" },
+		"marshaler":     func(m *relay.Message) { m.MessageID = "frightening" },
+		"key function":  func(m *relay.Message) { m.Topic = "frightening" },
 		"header type":   func(m *relay.Message) { m.MessageID = "bad type" },
 		"nested name":   func(m *relay.Message) { m.MessageID = "deep" },
 		// This one only the broker refuses, by closing the channel.
@@ -141,6 +145,8 @@ func TestSink_RefusesTheBadMessageAndSendsItsNeighbours(t *testing.T) {
 			}
 			cfg.Publish.GenerateRoutingKey = func(topic string) string {
 				switch topic {
+				case "frightening":
+					panic("no such key")
 				case "long key":
 					return long
 				case "no UTF-8":
