@@ -11,7 +11,6 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -150,168 +149,12 @@ func TestMiddleware_InProgressPolicies(t *testing.T) {
 	}
 }
 
-func TestMiddleware_CrashPolicies(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		recovery := idempotency.Recovery{}
-		crash := func(policy idempotency.CrashPolicy) http.Handler {
-			store := &idempotency.MemoryStore{}
-			engine := newEngine(t, store, func(c *idempotency.Config) {
-				c.Crashed = policy
-				if policy == idempotency.Recover {
-					c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return recovery, nil }
-				}
-			})
-			// What a crash leaves: a claim that nobody ends.
-			release := make(chan struct{})
-			dying := newEngine(t, dyingStore{store}, nil).Middleware(ok("lost"))
-			_ = do(t, dying, post("/", "x"))
-			close(release)
-			time.Sleep(time.Minute)
-			return engine.Middleware(ok("again"))
-		}
-		handler := crash(idempotency.Ambiguous)
-		for range 2 {
-			expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
-		}
-		if w := do(t, crash(idempotency.TakeOver), post("/", "x")); w.Body.String() != "again" {
-			t.Errorf("TakeOver: %d %s", w.Code, w.Body)
-		}
-		handler = crash(idempotency.Recover)
-		for range 2 {
-			expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
-		}
-		recovery = idempotency.Recovery{Status: 201, Header: http.Header{"Location": {"/orders/7"}}, Body: []byte("found")}
-		for range 2 {
-			if w := do(t, handler, post("/", "x")); w.Code != 201 || w.Body.String() != "found" || w.Header().Get("Location") != "/orders/7" {
-				t.Errorf("Recover: %d %s", w.Code, w.Body)
-			}
-		}
-		recovery = idempotency.Recovery{RunAgain: true}
-		if w := do(t, crash(idempotency.Recover), post("/", "x")); w.Body.String() != "again" {
-			t.Errorf("Recover, run again: %d %s", w.Code, w.Body)
-		}
-	})
-}
-
-// dyingStore never hears of the end of a run.
-type dyingStore struct{ idempotency.Store }
-
-var errDead = errors.New("dead")
-
-func (dyingStore) Complete(context.Context, idempotency.ID, idempotency.Owner, idempotency.Completion) error {
-	return errDead
-}
-
-func (dyingStore) Release(context.Context, idempotency.ID, idempotency.Owner) error { return errDead }
-
-// mutteringStore loses the first answers of TakeOver and Complete, and finds nothing.
-type mutteringStore struct {
-	idempotency.Store
-	tookOver, completed *atomic.Bool
-}
-
-func muttering(store idempotency.Store) mutteringStore {
-	return mutteringStore{store, &atomic.Bool{}, &atomic.Bool{}}
-}
-
-func (s mutteringStore) TakeOver(ctx context.Context, c idempotency.Claim, from idempotency.Owner) (idempotency.Record, bool, error) {
-	r, granted, err := s.Store.TakeOver(ctx, c, from)
-	if s.tookOver.CompareAndSwap(false, true) {
-		return idempotency.Record{}, false, errDead
-	}
-	return r, granted, err
-}
-
-func (s mutteringStore) Complete(ctx context.Context, id idempotency.ID, owner idempotency.Owner, c idempotency.Completion) error {
-	err := s.Store.Complete(ctx, id, owner, c)
-	if s.completed.CompareAndSwap(false, true) {
-		return errDead
-	}
-	return err
-}
-
-func (mutteringStore) Find(context.Context, idempotency.ID) (idempotency.Record, bool, error) {
-	return idempotency.Record{}, false, errDead
-}
-
 // counted counts the runs of a handler.
 func counted(runs *int) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		*runs++
 		_, _ = io.WriteString(w, "ran")
 	})
-}
-
-// Whoever takes over a claim and does not hear of it has not run, but the dead owner
-// may have.
-func TestMiddleware_ALostAnswerOfATakeOverForgetsNothing(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		store, runs := &idempotency.MemoryStore{}, 0
-		do(t, newEngine(t, dyingStore{store}, nil).Middleware(counted(&runs)), post("/", "x"))
-		time.Sleep(time.Minute)
-		handler := newEngine(t, muttering(store), func(c *idempotency.Config) {
-			c.Crashed = idempotency.Recover
-			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
-				return idempotency.Recovery{Status: 201, Body: []byte("found")}, nil
-			}
-		}).Middleware(counted(&runs))
-		expectProblem(t, do(t, handler, post("/", "x")), 503, "store-unavailable")
-		do(t, handler, post("/", "x"))
-		if w := do(t, handler, post("/", "x")); w.Body.String() != "found" || runs != 1 {
-			t.Errorf("ran %d times: %d %s", runs, w.Code, w.Body)
-		}
-	})
-}
-
-// To fail open is to run what has not run.
-func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		open := func(c *idempotency.Config) { c.FailOpen = true }
-		runs := 0
-		do(t, newEngine(t, muttering(&idempotency.MemoryStore{}), open).Middleware(counted(&runs)), post("/", "x"))
-		if runs != 1 {
-			t.Errorf("ran %d times where the answer of storing was lost", runs)
-		}
-		store := &idempotency.MemoryStore{}
-		dying := dyingStore{store}
-		do(t, newEngine(t, dying, nil).Middleware(ok("lost")), post("/", "x"))
-		time.Sleep(time.Minute)
-		runs = 0
-		do(t, newEngine(t, dying, func(c *idempotency.Config) {
-			open(c)
-			c.Crashed = idempotency.Recover
-			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
-				return idempotency.Recovery{Status: 201}, nil
-			}
-		}).Middleware(counted(&runs)), post("/", "x"))
-		if runs != 0 {
-			t.Error("ran what Config.Recover knows to have run")
-		}
-	})
-}
-
-// deadStore cannot be reached.
-type deadStore struct{ dyingStore }
-
-func (deadStore) Outstanding(context.Context, idempotency.Caller, int) (int, error) {
-	return 0, errDead
-}
-
-func (deadStore) Claim(context.Context, idempotency.Claim) (idempotency.Record, bool, error) {
-	return idempotency.Record{}, false, errDead
-}
-
-func TestMiddleware_FailsClosed(t *testing.T) {
-	t.Parallel()
-	for open, want := range map[bool]int{false: 503, true: 200} {
-		engine := newEngine(t, deadStore{}, func(c *idempotency.Config) { c.FailOpen = open })
-		if w := do(t, engine.Middleware(ok("ran")), post("/", "x")); w.Code != want {
-			t.Errorf("fail open %t: %d %s", open, w.Code, w.Body)
-		}
-	}
 }
 
 func TestMiddleware_ExpiryAndRefusal(t *testing.T) {

@@ -68,6 +68,7 @@ var rows = []row{
 	{id: "forwarder", alone: true, run: forwarderAlone},
 	{id: "skiplocked", alone: true, run: skipLockedAlone},
 	{id: "copy", alone: true, run: copyAlone},
+	{id: "lean", alone: true, run: leanAlone},
 }
 
 type options struct {
