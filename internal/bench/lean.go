@@ -16,14 +16,14 @@ import (
 // this one handler and with nothing that could fail: a bound for the row inbox.
 func leanAlone(ctx context.Context, b *bench) ([]result, error) {
 	sides := []side{b.oursConsuming("ours", inboxBacklog, 0, 1, true, addRow)}
-	for _, loops := range []int{1, 2, 3} {
+	for _, loops := range []int{1, 2, 4} {
 		sides = append(sides, b.lean(loops))
 	}
 	_, err := b.rounds(ctx, "lean", "msg/s", sides...)
 	return nil, err
 }
 
-const leanBatch = 100
+const leanBatch = 150
 
 // lean consumes in batches, by several loops over one channel: the ids of a batch in
 // one statement, a statement for each effect, all of them prepared, and one
