@@ -15,41 +15,33 @@ import (
 )
 
 type postgresStore struct {
-	db        *sql.DB
+	notes
 	options   sql.TxOptions
 	patience  string        // lock_timeout of the claim, as PostgreSQL reads it
 	most      time.Duration // for the claim as a whole
 	claimText string
 	sealText  string
 
-	consumer       string
 	groupPatience  string // lock_timeout of a group's transaction
 	groupMost      time.Duration
 	claimGroupText string
-
-	text postgresNotesText
-
-	advanceText, sequenceText string
 }
 
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 	return &postgresStore{
-		db:        db,
+		notes: notes{
+			db: db, consumer: cfg.Consumer, own: &sql.TxOptions{Isolation: sql.LevelReadCommitted},
+			text: postgresNotes.complete(cfg.Database),
+		},
 		options:   sql.TxOptions{Isolation: cfg.Isolation},
 		patience:  strconv.FormatInt(cfg.LockTimeout.Milliseconds(), 10) + "ms",
 		most:      cfg.LockTimeout + claimGrace,
 		claimText: cfg.Database.Expand(postgresClaim),
 		sealText:  postgresSeal,
 
-		consumer:       cfg.Consumer,
 		groupPatience:  strconv.FormatInt(cfg.Group.LockTimeout.Milliseconds(), 10) + "ms",
 		groupMost:      cfg.Group.LockTimeout + claimGrace,
 		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
-
-		text: newPostgresNotesText(cfg.Database),
-
-		advanceText:  cfg.Database.Expand(postgresAdvance),
-		sequenceText: cfg.Database.Expand(postgresSequence),
 	}
 }
 

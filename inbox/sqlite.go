@@ -10,27 +10,18 @@ import (
 )
 
 type sqliteStore struct {
-	db        *sql.DB
-	consumer  string
+	notes
 	claimText string
 	sealText  string
 	openText  string
-	text      sqliteNotesText
-
-	advanceText, sequenceText string
 }
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	return &sqliteStore{
-		db:        db,
-		consumer:  cfg.Consumer,
+		notes:     notes{db: db, consumer: cfg.Consumer, text: sqliteNotes.complete(cfg.Database)},
 		claimText: cfg.Database.Expand(sqliteClaim),
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
-		text:      newSQLiteNotesText(cfg.Database),
-
-		advanceText:  cfg.Database.Expand(sqliteAdvance),
-		sequenceText: cfg.Database.Expand(sqliteSequence),
 	}
 }
 
