@@ -87,7 +87,7 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 		}
 		calls.Add(1)
 		if err, ok := errs.LoadAndDelete(m.UUID); ok {
-			if err == errPanic {
+			if errors.Is(err.(error), errPanic) {
 				panic(err)
 			}
 			return err.(error)

@@ -137,12 +137,13 @@ func newLeanConn(ctx context.Context, db *sql.DB) (*leanConn, error) {
 	}
 	effect, err := conn.PrepareContext(ctx, `insert into bench_effects (message_id, payload) values ($1, $2)`)
 	if err != nil {
-		return nil, errors.Join(err, ids.Close(), conn.Close())
+		return nil, errors.Join(err, conn.Close())
 	}
 	return &leanConn{conn, ids, effect}, nil
 }
 
-func (c *leanConn) close() { _ = errors.Join(c.ids.Close(), c.effect.Close(), c.conn.Close()) } // its work is committed
+// close leaves the statements to their connection. Its work is committed.
+func (c *leanConn) close() { _ = c.conn.Close() }
 
 func (c *leanConn) handle(ctx context.Context, batch []amqp.Delivery) error {
 	tx, err := c.conn.BeginTx(ctx, nil)
@@ -154,14 +155,14 @@ func (c *leanConn) handle(ctx context.Context, batch []amqp.Delivery) error {
 	for i := range batch {
 		ids[i] = batch[i].MessageId
 	}
-	result, err := tx.StmtContext(ctx, c.ids).ExecContext(ctx, pq.Array(ids))
+	result, err := tx.StmtContext(ctx, c.ids).ExecContext(ctx, pq.Array(ids)) //nolint:sqlclosecheck // the transaction closes it
 	if err != nil {
 		return err
 	}
 	if added, err := result.RowsAffected(); err != nil || added != int64(len(batch)) {
 		return errors.Join(err, fmt.Errorf("%d of %d ids are new", added, len(batch)))
 	}
-	effect := tx.StmtContext(ctx, c.effect)
+	effect := tx.StmtContext(ctx, c.effect) //nolint:sqlclosecheck // the transaction closes it
 	for i := range batch {
 		if _, err := effect.ExecContext(ctx, batch[i].MessageId, batch[i].Body); err != nil {
 			return err
