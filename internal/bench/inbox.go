@@ -262,10 +262,10 @@ func (b *bench) stock() side {
 	}}
 }
 
-// batchLoop consumes as one would write it by hand for this one purpose: a
-// transaction for each hundred deliveries, one acknowledgement for all of them.
-func (b *bench) batchLoop() side {
-	return side{name: "batch loop", n: inboxBacklog, run: func(ctx context.Context, n int) (float64, error) {
+// byHand is a side without a library: consume gets n deliveries and ends when it has
+// acknowledged them.
+func (b *bench) byHand(name string, consume func(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, n int) error) side {
+	return side{name: name, n: inboxBacklog, run: func(ctx context.Context, n int) (float64, error) {
 		if err := b.prepareEffects(ctx, n, 0); err != nil {
 			return 0, err
 		}
@@ -284,27 +284,38 @@ func (b *bench) batchLoop() side {
 			if err != nil {
 				return err
 			}
-			for done := 0; done < n; {
-				batch, err := nextBatch(ctx, deliveries, min(100, n-done))
-				if err != nil {
-					return err
-				}
-				if err := handleBatch(ctx, db, batch); err != nil {
-					return err
-				}
-				if err := ch.Ack(batch[len(batch)-1].DeliveryTag, true); err != nil {
-					return err
-				}
-				done += len(batch)
+			if err := consume(ctx, db, ch, deliveries, n); err != nil {
+				return err
 			}
 			took = time.Since(begin)
 			return ch.Close()
 		})
 		if err != nil {
-			return 0, fmt.Errorf("batch loop: %w", err)
+			return 0, fmt.Errorf("%s: %w", name, err)
 		}
 		return perSecond(n, took), b.checkEffects(ctx, n, false)
 	}}
+}
+
+// batchLoop consumes as one would write it by hand for this one purpose: a
+// transaction for each hundred deliveries, one acknowledgement for all of them.
+func (b *bench) batchLoop() side {
+	return b.byHand("batch loop", func(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, n int) error {
+		for done := 0; done < n; {
+			batch, err := nextBatch(ctx, deliveries, min(100, n-done))
+			if err != nil {
+				return err
+			}
+			if err := handleBatch(ctx, db, batch); err != nil {
+				return err
+			}
+			if err := ch.Ack(batch[len(batch)-1].DeliveryTag, true); err != nil {
+				return err
+			}
+			done += len(batch)
+		}
+		return nil
+	})
 }
 
 func nextBatch(ctx context.Context, deliveries <-chan amqp.Delivery, n int) (batch []amqp.Delivery, err error) {

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/lib/pq"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -29,36 +28,9 @@ const leanBatch = 150
 // one statement, a statement for each effect, all of them prepared, and one
 // acknowledgement for the batch. Batches are acknowledged in order.
 func (b *bench) lean(loops int) side {
-	return side{name: fmt.Sprintf("lean, %d loops", loops), n: inboxBacklog, run: func(ctx context.Context, n int) (float64, error) {
-		if err := b.prepareEffects(ctx, n, 0); err != nil {
-			return 0, err
-		}
-		db, err := b.consumerDB()
-		if err != nil {
-			return 0, err
-		}
-		defer db.Close()
-		begin := time.Now()
-		var took time.Duration
-		err = withChannel(b.servers.amqp, func(ch *amqp.Channel) error {
-			if err := ch.Qos(inFlight, 0, false); err != nil {
-				return err
-			}
-			deliveries, err := ch.Consume(queueName, "", false, false, false, false, nil)
-			if err != nil {
-				return err
-			}
-			if err := leanLoops(ctx, db, ch, deliveries, loops, n); err != nil {
-				return err
-			}
-			took = time.Since(begin)
-			return ch.Close()
-		})
-		if err != nil {
-			return 0, fmt.Errorf("lean: %w", err)
-		}
-		return perSecond(n, took), b.checkEffects(ctx, n, false)
-	}}
+	return b.byHand(fmt.Sprintf("lean, %d loops", loops), func(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, n int) error {
+		return leanLoops(ctx, db, ch, deliveries, loops, n)
+	})
 }
 
 func leanLoops(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, loops, n int) error {
