@@ -81,6 +81,7 @@ type simWorker struct {
 	removal  *simRemoval
 	chore    *simChore
 	inFlight [outbox.Lanes][]*simMessage // to the broker, in order
+	terms    map[int64]uint64            // in which a row was sent last, if not refused
 }
 
 type simRead struct {
@@ -124,7 +125,7 @@ func newSimulation(seed uint64) *simulation {
 		s.free[fmt.Sprint("k", i)] = true
 	}
 	for i := range 1 + s.rng.IntN(3) {
-		s.workers = append(s.workers, &simWorker{number: i, engine: s.newEngine(i)})
+		s.workers = append(s.workers, &simWorker{number: i, engine: s.newEngine(i), terms: map[int64]uint64{}})
 	}
 	return s
 }
@@ -208,6 +209,7 @@ func (s *simulation) loop(w *simWorker) {
 			if s.leases[m.Lane].worker != w.number {
 				s.stats["stale"]++
 			}
+			s.checkTerm(w, m)
 			w.inFlight[m.Lane] = append(w.inFlight[m.Lane], &simMessage{entry: m})
 		}
 	}
@@ -219,6 +221,22 @@ func (s *simulation) loop(w *simWorker) {
 	}
 	read()
 	s.checkState(w)
+}
+
+// checkTerm looks at the term of a message that is handed over. One that is sent again
+// because it was unavailable is of a later term, so that a sink can tell it from what it
+// was then.
+func (s *simulation) checkTerm(w *simWorker, m *entry) {
+	pipelined := s.order == OrderPerKeyPipelined
+	before, again := w.terms[m.ID]
+	open := w.inFlight[m.Lane]
+	switch {
+	case pipelined != (m.Term != 0), pipelined && again && m.Term <= before, len(open) > 0 && open[0].Term != m.Term:
+		s.stats["wrong term"]++
+	case pipelined && again:
+		s.stats["later term"]++
+	}
+	w.terms[m.ID] = m.Term
 }
 
 // checkState looks for what an engine must never come to.
@@ -435,6 +453,7 @@ func (s *simulation) crash(w *simWorker) {
 		s.parking.chore(w)
 	}
 	w.engine, w.read, w.removal, w.chore = s.newEngine(w.number), nil, nil, nil
+	w.terms = map[int64]uint64{} // and a new sink
 }
 
 // snapshot is the moment that a read's statement sees.
@@ -529,6 +548,9 @@ func (s *simulation) broker(w *simWorker) {
 	row := s.rows[m.ID]
 	if down := s.down[m.Topic]; !m.arrived && (down != nil || row.poison > 0) {
 		w.inFlight[number] = slices.Delete(slices.Clone(sent), i, i+1)
+		if !errors.Is(down, ErrUnavailable) {
+			delete(w.terms, m.ID)
+		}
 		if down == nil {
 			row.poison--
 			row.guilty = true
