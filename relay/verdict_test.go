@@ -152,11 +152,14 @@ func judge(journal []published, wire []delivery, takeovers []takeover) verdict {
 	return v
 }
 
+// explained reports whether there is a reason for a copy: its lane was taken over, or a
+// confirm came too late. That may be of the copy which arrived last: a worker that has
+// given it up gives its lane back, and the next one is faster than what is on the wire.
 func explained(d delivery, before []delivery, takeovers []takeover) bool {
 	taken := slices.ContainsFunc(takeovers, func(t takeover) bool { return t.lane == d.Lane && !t.at.After(d.at) })
 	return slices.ContainsFunc(before, func(b delivery) bool {
 		lost := func(t takeover) bool { return t.lane == d.Lane && t.at.After(b.at) && !t.at.After(d.at) }
-		return b.expired || b.By != d.By && taken || b.By == d.By && slices.ContainsFunc(takeovers, lost)
+		return b.expired || d.expired || b.By != d.By && taken || b.By == d.By && slices.ContainsFunc(takeovers, lost)
 	})
 }
 
