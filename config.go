@@ -14,7 +14,7 @@ type Dialect int
 
 const (
 	// DialectAuto tells the dialect from the Go package of the driver (lib/pq,
-	// pgx, modernc.org/sqlite, mattn/go-sqlite3). It is the zero value.
+	// pgx, modernc.org/sqlite). It is the zero value.
 	DialectAuto Dialect = iota
 	// PostgreSQL is PostgreSQL 13 or newer.
 	PostgreSQL

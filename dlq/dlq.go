@@ -36,8 +36,9 @@ type Config struct {
 
 	// Retention is how long letters are kept once they are replayed or
 	// discarded. Letters in other states are kept until somebody acts on them.
-	// Default: 30 days. At least 1 h. A longer one costs the space of their
-	// messages.
+	// It is for Forget. A relay forgets letters by relay.Config.LetterRetention;
+	// where there is no relay, call Forget. Default: 30 days. At least 1 h. A
+	// longer one costs the space of their messages.
 	Retention time.Duration
 }
 

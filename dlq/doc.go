@@ -41,5 +41,5 @@
 // # What it does not
 //
 // It has no place in a transaction of the application, and asks for no rights:
-// whoever has the Store may do all. Package console does that.
+// whoever has the Store may do all. What stands in front of it has to ask.
 package dlq

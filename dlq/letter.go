@@ -24,6 +24,8 @@ const (
 	Discarded  State = "discarded"
 )
 
+var states = []State{Dead, Held, Replaying, Discarding, Replayed, Discarded}
+
 // Source is who wrote a letter.
 type Source string
 
@@ -53,10 +55,14 @@ type Letter struct {
 	CreatedAt time.Time        // when the message was written; zero where a foreign producer did not tell
 	DiedAt    time.Time        // when it was given up
 
-	Reason      string    // class: refused, unroutable, crashed, malformed, failed, or a consumer's own
+	// Reason is the class. Of relays: refused, unroutable, malformed, crashed,
+	// failed. Of inboxes: failed, permanent, crashed, malformed, no-message-id,
+	// conflict, unverified, older-than-retention.
+	Reason string
+
 	Error       string    // of the last attempt, with all that it wraps
 	Stack       string    // of a consumer's panic, or empty
-	Tries       int       // attempts, all in all
+	Tries       int       // attempts of a relay; failed deliveries of a consumer
 	Attempts    []Attempt // the last ten; nil in a list
 	TraceID     string    // W3C, 32 hexadecimal digits, or empty
 	Fingerprint string    // the same for failures that are alike, see Fingerprint

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
 
@@ -53,6 +54,11 @@ func (s *Store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 		f.Limit = defaultLimit
 	case f.Limit < 0 || f.Limit > mostLimit:
 		return nil, &oncemill.ConfigError{Field: "dlq.Filter.Limit", Value: strconv.Itoa(f.Limit), Problem: "must be 1 to " + strconv.Itoa(mostLimit) + ", or 0 for " + strconv.Itoa(defaultLimit)}
+	}
+	for _, state := range f.States {
+		if !slices.Contains(states, state) {
+			return nil, &oncemill.ConfigError{Field: "dlq.Filter.States", Value: strconv.Quote(string(state)), Problem: "must be dead, held, replaying, discarding, replayed or discarded"}
+		}
 	}
 	texts := s.texts.lists[f.driver()]
 	text := texts[0]

@@ -56,7 +56,7 @@ var problemTexts = map[string]problemText{
 	ProblemKeyReused:        {422, "Idempotency-Key was used for another request", "A key belongs to one request. Send a new operation with a new key, and a retry exactly as the first time.", false, true},
 	ProblemInProgress:       {409, "The request is in progress", "A request with this key is being processed. Send it again later to get its answer.", true, false},
 	ProblemOutcomeUnknown:   {409, "The outcome is unknown", "A request with this key was interrupted. Whether it had an effect has to be found out in another way.", false, true},
-	ProblemNotStored:        {409, "The response was not stored", "The request with this key was processed once. Its response was too large to be kept.", false, true},
+	ProblemNotStored:        {409, "The response was not stored", "The request with this key was processed once. Its response was not kept.", false, true},
 	ProblemKeyExpired:       {410, "The key has expired", "The request with this key was processed long ago, and its response is no longer kept.", false, true},
 	ProblemBodyTooLarge:     {413, "The body is too large", "The body of this request is larger than the server takes for this operation.", false, false},
 	ProblemUnsupportedBody:  {415, "The body cannot be compared", "The body is not what its content type says, so a retry could not be recognised.", false, true},

@@ -71,7 +71,8 @@ type Config struct {
 	Timeout time.Duration
 
 	// Lease is how long a claim keeps others away from a key whose process has
-	// died. At least 1 s, and a fifth longer than Timeout. Default: 30 s.
+	// died. At least 1 s, and a fifth longer than Timeout. Default: 30 s, or
+	// Timeout and a fifth if that is longer.
 	Lease time.Duration
 
 	// Isolation is the isolation level of TxMiddleware's transactions on

@@ -90,8 +90,15 @@ func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 
 // Run purges every PurgeEvery until ctx ends, and then returns nil. One process
 // of a service is enough, and any number is harmless. An error of the store is
-// logged and the purge tried again.
+// logged and the purge tried again. Where the tables of a [SQLStore] have not been made
+// it returns at once, with an [*oncemill.SchemaError].
 func (e *Engine) Run(ctx context.Context) error {
+	if store, ok := e.store.(*SQLStore); ok {
+		var schema *oncemill.SchemaError
+		if err := oncemill.CheckMigrated(ctx, store.db, store.cfg, Migrations); errors.As(err, &schema) && schema.Have < schema.Want {
+			return fmt.Errorf("idempotency: %w", err)
+		}
+	}
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {

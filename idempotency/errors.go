@@ -5,9 +5,9 @@ import (
 )
 
 var (
-	// ErrNotTransactional is what [Engine.TxMiddleware] panics with, when it is
-	// called to wrap a handler, and what [New] returns for nothing else: the
-	// store has no transactions of ours. Use a [SQLStore], or Engine.Middleware.
+	// ErrNotTransactional is what [Engine.TxMiddleware] panics with where the store
+	// is no [SQLStore]: when it is called to wrap a handler, before any request.
+	// Use a SQLStore, or Engine.Middleware.
 	ErrNotTransactional = errors.New("idempotency: the store has no transactions; use a SQLStore, or Engine.Middleware")
 
 	// ErrStaleOwner means that another owner has taken the claim over, or that it

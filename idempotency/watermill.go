@@ -13,7 +13,9 @@ import (
 //
 // For handlers whose effects are in the database, package inbox does the same with
 // less: prefer it. This is for those that share their keys with HTTP, or whose
-// effects are elsewhere.
+// effects are elsewhere. On a [SQLStore] an attempt that died counts as one without
+// effects, as in [Do], and runs again: what it did elsewhere happens twice unless its
+// receiver knows the message.
 func (e *Engine) Watermill(name string, key func(*message.Message) string) message.HandlerMiddleware {
 	if key == nil {
 		key = func(msg *message.Message) string { return msg.UUID }

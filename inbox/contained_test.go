@@ -144,7 +144,11 @@ func TestGroups_GoOnWhenALeaderThatWasLeftBehindEnds(t *testing.T) {
 	for i := range 23 {
 		send(fmt.Sprint("old ", i), now.Add(-time.Hour))
 	}
-	<-busy // the leader handles a group without itself
+	select {
+	case <-busy: // the leader handles a group without itself
+	case <-time.After(5 * time.Second):
+		t.Fatal("the handler has not been reached in time")
+	}
 	for i := range 51 {
 		send(fmt.Sprint("new ", i), now.Add(time.Hour))
 	}

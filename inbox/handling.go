@@ -209,7 +209,9 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 		})
 	}
 	if cause := err; cause != nil && in.cfg.Classify != nil && result == handlerFailed {
-		err = contain.Call(func() error { return in.cfg.Classify(cause) })
+		if panicked := contain.Call(func() error { err = in.cfg.Classify(cause); return nil }); panicked != nil {
+			err = errors.Join(cause, panicked)
+		}
 	}
 	f = fateOf(ctx, result, err)
 	if result == databaseAway && f == away && in.store.ping(ctx) == nil {

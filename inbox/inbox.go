@@ -99,8 +99,8 @@ type Config struct {
 	// It is counted in the process and begins anew with it. Default: 30 s.
 	GapWait time.Duration
 
-	// Verify looks at every message before anything else, its signature, say. A
-	// message that it returns an error for fails with ErrUnverified. Default:
+	// Verify looks at every message before anything but its id, at its signature,
+	// say. A message that it returns an error for fails with ErrUnverified. Default:
 	// none.
 	Verify func(*message.Message) error
 

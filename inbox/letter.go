@@ -121,7 +121,7 @@ func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string,
 	var panicked *oncemill.PanicError
 	if errors.As(err, &panicked) {
 		letter.Stack = textOf(string(panicked.Stack))
-		letter.Error = textOf(fmt.Sprintf("panicked: %v", panicked.Value))
+		letter.Error = textOf(strings.ReplaceAll(err.Error(), panicked.Error(), fmt.Sprintf("panicked: %v", panicked.Value)))
 	}
 	return letter
 }

@@ -2,9 +2,13 @@ package inbox
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill"
 )
 
 const (
@@ -15,8 +19,13 @@ const (
 // Run removes ids that are older than Config.Retention, a thousand at a time, and
 // carries out replays (Config.Replays), until ctx ends; then it returns nil. Ids of
 // dead letters stay. One process for each consumer is enough; more do no harm. What
-// fails is logged and tried again.
+// fails is logged and tried again. Where the tables have not been made it returns at
+// once, with an [*oncemill.SchemaError].
 func (in *Inbox) Run(ctx context.Context) error {
+	var schema *oncemill.SchemaError
+	if err := oncemill.CheckMigrated(ctx, in.db, in.cfg.Database, Migrations); errors.As(err, &schema) && schema.Have < schema.Want {
+		return fmt.Errorf("inbox: %w", err)
+	}
 	var loops sync.WaitGroup
 	loops.Go(func() { in.pruneLoop(ctx) })
 	if in.cfg.Replays != nil {

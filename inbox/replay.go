@@ -161,7 +161,11 @@ func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	case err != nil:
 		return false, err
 	}
-	topic := r.Topic(letter)
+	var topic string
+	err = contain.Call(func() error { topic = r.Topic(letter); return nil })
+	if err != nil {
+		return false, err
+	}
 	if topic == "" {
 		return false, errNoReplayTopic
 	}

@@ -55,6 +55,10 @@ type circuits struct {
 	// more (a nil cause); nil: nobody is.
 	changed func(topic string, cause error)
 
+	// suspected is told when a message becomes a suspect, and when it has passed after
+	// all (a nil cause); nil: nobody is.
+	suspected func(m *entry, cause error)
+
 	sinkDown    bool
 	sinkRetry   backoff.BackOff
 	sinkRetryAt time.Time
@@ -175,6 +179,9 @@ func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (g
 	}
 	if m.failedAt == 0 {
 		m.failedAt, m.doubted = sent, now
+		if c.suspected != nil {
+			c.suspected(m, cause)
+		}
 	}
 	m.state = suspected
 	t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool { return s.state != suspected && s.state != inFlight })

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,6 +66,8 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	t.Parallel()
 	down, unknown := Unavailable(errors.New("no connection")), errors.New("who knows")
 	b := newBench(0, 1)
+	var told []error
+	b.suspected = func(_ *entry, cause error) { told = append(told, cause) }
 	suspect := b.bring(t, 0, 1, "strange")
 	b.outcome(suspect, b.now, unknown)
 	lost := []*entry{b.bring(t, 1, 2, "a"), b.bring(t, 1, 3, "b")}
@@ -82,6 +85,9 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	b.outcome(m, b.now, nil)
 	if b.sinkDown {
 		t.Error("the sink is down still")
+	}
+	if !slices.Equal(told, []error{unknown, nil}) {
+		t.Errorf("told of the suspect: %v", told)
 	}
 }
 

@@ -195,7 +195,7 @@ func (c *crowd) checkRepeats() (repeats int) {
 		between := func(o takeover) bool {
 			return o.lane == d.Lane && o.at.After(before.at.Add(-c.spec.Lease)) && o.at.Before(d.at)
 		}
-		if !before.expired && !d.expired && (before.By == d.By || !slices.ContainsFunc(takeovers, between)) {
+		if !before.expired && (before.By == d.By || !d.expired && !slices.ContainsFunc(takeovers, between)) {
 			c.t.Errorf("%s was sent by %s and by %s although nobody took lane %d over", d.MessageID, before.By, d.By, d.Lane)
 		}
 	}
@@ -252,7 +252,7 @@ func (c *crowd) checkOwners() (longest time.Duration) {
 		alone := at.Sub(since)
 		longest = max(longest, alone)
 		most := c.spec.Lease + c.spec.Lease/15 + c.pulse.slack()
-		if c.someoneDied(since, at) {
+		if c.someoneDied(since, since.Add(most)) {
 			most += c.spec.Lease // a share was kept for the dead; see divide
 		}
 		if alone > most {

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -362,7 +363,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 		l.alone, l.stale = nil, true
 	}
 	kind := classify(err)
-	if kind == unroutableOutcome && e.unroutable != nil && e.unroutable(m.Topic) == Drop {
+	if kind == unroutableOutcome && e.drops(m.Topic) {
 		kind = confirmedOutcome
 	}
 	lost := e.lanes[l.number] != l
@@ -388,11 +389,23 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	}
 }
 
+// drops asks Config.Unroutable. Whoever panics there has refused.
+func (e *engine) drops(topic string) (drop bool) {
+	_ = contain.Call(func() error {
+		drop = e.unroutable != nil && e.unroutable(topic) == Drop
+		return nil
+	})
+	return drop
+}
+
 // confirm settles a message that the broker has.
 func (e *engine) confirm(m *entry, now time.Time) {
 	l := m.lane
 	if l.retry != nil {
 		l.retry.Reset()
+	}
+	if m.failedAt > 0 && e.suspected != nil {
+		e.suspected(m, nil)
 	}
 	if len(e.topics) > 0 || e.room > 0 {
 		for _, guilty := range e.pass(m) {

@@ -64,8 +64,9 @@ type Config struct {
 
 	// Batch is the largest number of rows that one read takes of a lane.
 	// Default: 256. At most 400: PostgreSQL would take a larger read for one
-	// that is worth compiling each time. A worker with all 32 lanes keeps some
-	// ten thousand rows in memory, and up to 3 MiB of each lane.
+	// that is worth compiling each time. By default a worker with all 32 lanes
+	// keeps some ten thousand rows in memory, and up to some 65,536 while topics
+	// are stuck (8 times Batch a lane), but no more than some 3 MiB of each lane.
 	Batch int
 
 	// Order says what is kept in order. Default: OrderPerKey.

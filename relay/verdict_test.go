@@ -159,7 +159,7 @@ func explained(d delivery, before []delivery, takeovers []takeover) bool {
 	taken := slices.ContainsFunc(takeovers, func(t takeover) bool { return t.lane == d.Lane && !t.at.After(d.at) })
 	return slices.ContainsFunc(before, func(b delivery) bool {
 		lost := func(t takeover) bool { return t.lane == d.Lane && t.at.After(b.at) && !t.at.After(d.at) }
-		return b.expired || d.expired || b.By != d.By && taken || b.By == d.By && slices.ContainsFunc(takeovers, lost)
+		return b.expired || b.By != d.By && (d.expired || taken) || b.By == d.By && slices.ContainsFunc(takeovers, lost)
 	})
 }
 

@@ -232,6 +232,14 @@ func (w *worker) loop(ctx context.Context) error {
 		}
 		w.log.WarnContext(ctx, "topic is unavailable; nothing is lost, its messages wait", "topic", topic, "error", cause)
 	}
+	e.suspected = func(m *entry, cause error) {
+		log := w.log.With("topic", m.Topic, "lane", m.Lane, "id", m.ID, "message_id", m.MessageID)
+		if cause == nil {
+			log.InfoContext(ctx, "message has passed after all")
+			return
+		}
+		log.WarnContext(ctx, "message failed and is tried again; what else fails of its topic will tell whose fault it is", "error", cause)
+	}
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
 	timer := time.NewTimer(0)

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -73,6 +74,9 @@ func (o *conformanceOptions) target() (conformance.Target, error) {
 		}
 		target.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
+	if o.path == "" && o.body+o.other != "" {
+		return target, &usageError{errors.New("--body and --other need --path")}
+	}
 	if o.path == "" {
 		return target, nil
 	}
@@ -98,6 +102,10 @@ func (o *conformanceOptions) test(cmd *cobra.Command) error {
 	if err != nil {
 		return err
 	}
+	chosen := slices.DeleteFunc(conformance.Cases(), func(c conformance.Case) bool { return !strings.Contains(c.Name, o.run) })
+	if len(chosen) == 0 {
+		return &usageError{fmt.Errorf("--run %q: no case has that in its name", o.run)}
+	}
 	ctx := cmd.Context()
 	suite, err := conformance.New(ctx, target)
 	if err != nil {
@@ -106,10 +114,7 @@ func (o *conformanceOptions) test(cmd *cobra.Command) error {
 	defer suite.Close()
 	var passed, failed, skipped int
 	out := cmd.OutOrStdout()
-	for _, c := range conformance.Cases() {
-		if !strings.Contains(c.Name, o.run) {
-			continue
-		}
+	for _, c := range chosen {
 		switch result := suite.Run(ctx, c); {
 		case ctx.Err() != nil:
 			return ctx.Err()

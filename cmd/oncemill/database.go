@@ -19,7 +19,7 @@ type databaseOptions struct {
 }
 
 func (o *databaseOptions) register(flags *pflag.FlagSet) {
-	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name, or sqlite:path/to/file.db (required)")
+	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name (with ?sslmode=disable for a server without TLS), or sqlite:path/to/file.db (required, but not for conformance)")
 	flags.StringVar(&o.schema, "schema", "", `schema of oncemill's tables (default "oncemill"; none on SQLite)`)
 	flags.StringVar(&o.prefix, "prefix", "", `prefix of oncemill's tables (default none; "oncemill_" on SQLite)`)
 }

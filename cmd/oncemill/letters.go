@@ -28,15 +28,16 @@ func newLetters(opts *options) *cobra.Command {
 		Long: `List dead letters, the newest first; without --state those that wait for somebody
 to act. Replaying gives a message back to where it came from, in its place;
 discarding needs a reason. Neither moves anything at once: the worker that owns
-the message does it, within a second or two.`,
+the message does it, within a second or two. A consumer's letters are replayed by
+its inbox, if that has Config.Replays and runs.`,
 		Example: `  oncemill letters --topic orders
   oncemill letters show 17
   oncemill letters replay 17 18 --reason "queue made"
   oncemill letters discard 19 --reason "test order"`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.withLetters(func(letters *dlq.Store) error {
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				for _, s := range states {
-					filter.States = append(filter.States, dlq.State(s))
+					filter.States = append(filter.States, dlq.State(strings.TrimSpace(s)))
 				}
 				page, err := letters.List(cmd.Context(), filter)
 				if err != nil {
@@ -53,7 +54,7 @@ the message does it, within a second or two.`,
 	flags.StringVar(&filter.Key, "key", "", "of this ordering key")
 	flags.StringVar(&filter.MessageID, "message-id", "", "of this message")
 	flags.StringVar(&filter.Consumer, "consumer", "", "of this consumer")
-	flags.StringVar(&filter.Reason, "reason-class", "", "that died of this: refused, unroutable, failed, crashed, malformed, or a consumer's own")
+	flags.StringVar(&filter.Reason, "reason-class", "", "that died of this: of relays refused, unroutable, malformed, crashed, failed; of inboxes failed, permanent, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
 	flags.IntVar(&filter.Limit, "limit", 100, "most letters to list, up to 1000")
 	flags.BoolVar(&asJSON, "json", false, "print JSON")
 	list.AddCommand(newShowLetter(opts), newReplay(opts), newDiscard(opts))
@@ -61,8 +62,11 @@ the message does it, within a second or two.`,
 }
 
 // withLetters opens the database and the letters in it.
-func (o *options) withLetters(fn func(*dlq.Store) error) error {
+func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
 	return o.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, dlq.Migrations); err != nil {
+			return err
+		}
 		letters, err := dlq.New(db, dlq.Config{Database: cfg})
 		if err != nil {
 			return err
@@ -106,13 +110,13 @@ func newShowLetter(opts *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "show ID",
 		Short: "Show a dead letter with its message and its attempts, as JSON; the payload is in base64",
-		Args:  wrongUse(cobra.ExactArgs(1)),
+		Args:  wrongUse(oneLetter),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := letterIDs(args)
 			if err != nil {
 				return err
 			}
-			return opts.withLetters(func(letters *dlq.Store) error {
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				letter, err := letters.Get(cmd.Context(), ids[0])
 				if err != nil {
 					return err
@@ -136,7 +140,7 @@ func newReplay(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return opts.withLetters(func(letters *dlq.Store) error {
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				accepted, err := letters.Replay(cmd.Context(), ids, act)
 				fmt.Fprintf(cmd.OutOrStdout(), "%d of %d will be replayed\n", len(accepted), len(ids))
 				return err
@@ -158,11 +162,17 @@ func newDiscard(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return opts.withLetters(func(letters *dlq.Store) error {
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				var errs []error
+				accepted := 0
 				for _, id := range ids {
-					errs = append(errs, letters.Discard(cmd.Context(), id, act))
+					if err := letters.Discard(cmd.Context(), id, act); err != nil {
+						errs = append(errs, err)
+						continue
+					}
+					accepted++
 				}
+				fmt.Fprintf(cmd.OutOrStdout(), "%d of %d are given up\n", accepted, len(ids))
 				return errors.Join(errs...)
 			})
 		},
@@ -178,6 +188,13 @@ func actFlags(cmd *cobra.Command, act *dlq.Act, reason string) {
 	}
 	cmd.Flags().StringVar(&act.By, "by", name, "who, for the record")
 	cmd.Flags().StringVar(&act.Reason, "reason", "", reason)
+}
+
+func oneLetter(_ *cobra.Command, args []string) error {
+	if len(args) != 1 {
+		return errors.New("give the id of one letter: oncemill letters lists them")
+	}
+	return nil
 }
 
 func letterIDs(args []string) ([]int64, error) {

@@ -118,7 +118,9 @@ func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
 		t.Fatalf("%d letters, %v", len(page), err)
 	}
 	id = fmt.Sprint(page[0].ID)
-	run(1, "letters", "discard", id)
+	run(2, "letters", "discard", id)
+	run(2, "letters", "--state", "bogus")
+	run(2, "letters", "--limit", "5000")
 	run(0, "letters", "discard", id, "--reason", "test")
 	await("  discarded ", "letters", "--state", "discarded")
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {

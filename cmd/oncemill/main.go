@@ -12,6 +12,9 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 )
 
 func main() {
@@ -31,9 +34,10 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "oncemill:", err)
+	fmt.Fprintln(os.Stderr, "oncemill:", inFlags(err))
 	var usage *usageError
-	if errors.As(err, &usage) {
+	var value *oncemill.ConfigError
+	if errors.As(err, &usage) || errors.As(err, &value) || errors.Is(err, dlq.ErrNoReason) {
 		return 2
 	}
 	return 1

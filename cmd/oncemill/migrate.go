@@ -82,6 +82,9 @@ writers of the outbox out for a moment and sets the sequence.`,
 				if err != nil {
 					return err
 				}
+				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, outbox.Migrations, relay.Migrations, dlq.Migrations); err != nil {
+					return err
+				}
 				last, err := relay.RepairSequence(cmd.Context(), box)
 				if err != nil {
 					return err

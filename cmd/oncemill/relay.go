@@ -82,6 +82,19 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if o.amqpURL == "" {
 		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
 	}
+	history := o.history
+	switch {
+	case history == 0:
+		history = outbox.NoHistory
+	case history < time.Hour:
+		return &usageError{fmt.Errorf("--history %v: must be at least 1h, or 0 to keep none", history)}
+	}
+	// What is not given follows the shorter one that is.
+	for name, value := range map[string]*time.Duration{"poll-max": &o.relay.PollMax, "retry-max": &o.relay.Retry.Max} {
+		if !cmd.Flags().Changed(name) {
+			*value = 0
+		}
+	}
 	var topology amqp.Config
 	switch o.topology {
 	case "pubsub":
@@ -90,10 +103,6 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 		topology = amqp.NewDurableQueueConfig(o.amqpURL)
 	default:
 		return &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", o.topology)}
-	}
-	history := o.history
-	if history == 0 {
-		history = outbox.NoHistory
 	}
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg, History: history, Logger: log})
 	o.rabbitmq.Logger = log

@@ -18,6 +18,31 @@ type usageError struct{ err error }
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
+// flagOf names the flags that values of a configuration come from.
+var flagOf = map[string]string{
+	"oncemill.Config.Schema":         "--schema",
+	"oncemill.Config.Prefix":         "--prefix",
+	"dlq.Filter.Limit":               "--limit",
+	"dlq.Filter.States":              "--state",
+	"relay.Config.Lease":             "--lease",
+	"relay.Config.StopTimeout":       "--stop-timeout",
+	"relay.Config.PollMin":           "--poll-min",
+	"relay.Config.PollMax":           "--poll-max",
+	"relay.Config.Window":            "--window",
+	"relay.Config.Retry.MaxAttempts": "--max-attempts",
+	"relay.Config.Retry.Initial":     "--retry-initial",
+	"relay.Config.Retry.Max":         "--retry-max",
+}
+
+// inFlags returns the text of an error, with flags for the fields of configurations.
+func inFlags(err error) string {
+	text := strings.ReplaceAll(err.Error(), "set rabbitmq.Config.AllowPlaintext", "give --amqp-allow-plaintext")
+	for field, flag := range flagOf {
+		text = strings.ReplaceAll(text, field+" = ", flag+" ")
+	}
+	return text
+}
+
 // options are the flags that all commands share.
 type options struct {
 	database  databaseOptions

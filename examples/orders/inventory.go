@@ -14,7 +14,6 @@ import (
 	"github.com/oncemill/oncemill/examples/internal/demo"
 	"github.com/oncemill/oncemill/examples/internal/plain"
 	"github.com/oncemill/oncemill/examples/shop"
-	"github.com/oncemill/oncemill/inbox"
 	inboxrabbitmq "github.com/oncemill/oncemill/inbox/rabbitmq"
 )
 
@@ -36,12 +35,21 @@ func runInventory(ctx context.Context, args []string) error {
 	}
 	defer db.Close() //nolint:errcheck // every commit has been reported by then
 	return s.runUnder(ctx, func(ctx context.Context, worker *demo.Worker) error {
-		router, err := s.router(db, *once, worker)
+		dedup, forget := plain.Transaction(db), func(context.Context) error { return nil }
+		if *once {
+			in, err := shop.NewInbox(db, s.tables(), s.logger)
+			if err != nil {
+				return err
+			}
+			dedup, forget = in.Middleware, in.Run
+		}
+		router, err := s.router(db, dedup, worker)
 		if err != nil {
 			return err
 		}
 		group, ctx := errgroup.WithContext(ctx)
 		group.Go(func() error { return router.Run(ctx) })
+		group.Go(func() error { return forget(ctx) }) // removes old ids
 		if worker != nil {
 			group.Go(func() error {
 				select {
@@ -56,7 +64,7 @@ func runInventory(ctx context.Context, args []string) error {
 	})
 }
 
-func (s *settings) router(db *sql.DB, once bool, worker *demo.Worker) (*message.Router, error) {
+func (s *settings) router(db *sql.DB, dedup message.HandlerMiddleware, worker *demo.Worker) (*message.Router, error) {
 	inventory, err := shop.NewInventory(db)
 	if err != nil {
 		return nil, err
@@ -73,15 +81,7 @@ func (s *settings) router(db *sql.DB, once bool, worker *demo.Worker) (*message.
 	if worker != nil {
 		router.AddMiddleware(worker.Middleware)
 	}
-	if once {
-		in, err := inbox.New(db, inbox.Config{Consumer: "inventory", Database: s.tables(), Logger: s.logger})
-		if err != nil {
-			return nil, err
-		}
-		router.AddMiddleware(in.Middleware)
-	} else {
-		router.AddMiddleware(plain.Transaction(db))
-	}
+	router.AddMiddleware(dedup)
 	router.AddConsumerHandler("inventory", s.topic, subscriber, inventory.Handle)
 	return router, nil
 }

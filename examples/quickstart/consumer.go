@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"encoding/json"
 	"fmt"
@@ -12,22 +13,18 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/nats-io/nats.go"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/examples/internal/plain"
 	"github.com/oncemill/oncemill/examples/shop"
-	"github.com/oncemill/oncemill/inbox"
 )
 
-// router returns the consumer: the inventory behind an inbox.
-func (s service) router(db *sql.DB) (*message.Router, error) {
+// router returns the consumer: the inventory behind once.
+func (s service) router(db *sql.DB, once message.HandlerMiddleware) (*message.Router, error) {
 	inventory, err := shop.NewInventory(db)
 	if err != nil {
 		return nil, err
 	}
 	subscriber, err := newSubscriber(s.broker, s.logger)
-	if err != nil {
-		return nil, err
-	}
-	once, err := s.dedup(db)
 	if err != nil {
 		return nil, err
 	}
@@ -47,17 +44,17 @@ func (s service) router(db *sql.DB) (*message.Router, error) {
 	return router, nil
 }
 
-// dedup returns what stands between the broker and the effect: the inbox, or, to
-// see what it is good for, a transaction alone.
-func (s service) dedup(db *sql.DB) (message.HandlerMiddleware, error) {
+// dedup returns what stands between the broker and the effect: the inbox, with what
+// removes its old ids, or, to see what it is good for, a transaction alone.
+func (s service) dedup(db *sql.DB) (once message.HandlerMiddleware, forget func(context.Context) error, err error) {
 	if !s.inbox {
-		return plain.Transaction(db), nil
+		return plain.Transaction(db), func(context.Context) error { return nil }, nil
 	}
-	in, err := inbox.New(db, inbox.Config{Consumer: "inventory", Logger: s.logger})
+	in, err := shop.NewInbox(db, oncemill.Config{}, s.logger)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return in.Middleware, nil
+	return in.Middleware, in.Run, nil
 }
 
 func (s service) report(msg *message.Message) {

@@ -78,7 +78,11 @@ func (s service) run(ctx context.Context) error {
 	}
 
 	// Consuming: each message has its effect once.
-	router, err := s.router(db)
+	once, forget, err := s.dedup(db)
+	if err != nil {
+		return err
+	}
+	router, err := s.router(db, once)
 	if err != nil {
 		return err
 	}
@@ -86,6 +90,7 @@ func (s service) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return worker.Run(ctx) })
 	group.Go(func() error { return router.Run(ctx) })
+	group.Go(func() error { return forget(ctx) })     // removes old ids
 	group.Go(func() error { return engine.Run(ctx) }) // deletes what has expired
 	group.Go(func() error { return s.serve(ctx, orders.Handler(engine, s.logger)) })
 	return group.Wait()

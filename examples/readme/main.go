@@ -43,6 +43,7 @@ func work(ctx context.Context, db *sql.DB, broker Broker, router *message.Router
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return worker.Run(ctx) })
 	group.Go(func() error { return router.Run(ctx) })
+	group.Go(func() error { return in.Run(ctx) }) // removes old ids
 	// The message exists if and only if the order does.
 	group.Go(func() error {
 		return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {

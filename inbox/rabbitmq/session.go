@@ -8,6 +8,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // session is one AMQP channel with one consumer on it.
@@ -58,7 +60,9 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 
 func (s *subscription) declare(channel *amqp.Channel) error {
 	topology := s.owner.settings.topology
-	err := topology.TopologyBuilder.BuildTopology(channel, s.queue, s.exchange, topology, watermill.NopLogger{})
+	err := contain.Call(func() error {
+		return topology.TopologyBuilder.BuildTopology(channel, s.queue, s.exchange, topology, watermill.NopLogger{})
+	})
 	if err != nil {
 		return fmt.Errorf("declare queue %q: %w", s.queue, err)
 	}

@@ -127,16 +127,15 @@ func (c *leanConn) handle(ctx context.Context, batch []amqp.Delivery) error {
 	for i := range batch {
 		ids[i] = batch[i].MessageId
 	}
-	result, err := tx.StmtContext(ctx, c.ids).ExecContext(ctx, pq.Array(ids)) //nolint:sqlclosecheck // the transaction closes it
+	result, err := c.ids.ExecContext(ctx, pq.Array(ids)) // on the connection of the transaction
 	if err != nil {
 		return err
 	}
 	if added, err := result.RowsAffected(); err != nil || added != int64(len(batch)) {
 		return errors.Join(err, fmt.Errorf("%d of %d ids are new", added, len(batch)))
 	}
-	effect := tx.StmtContext(ctx, c.effect) //nolint:sqlclosecheck // the transaction closes it
 	for i := range batch {
-		if _, err := effect.ExecContext(ctx, batch[i].MessageId, batch[i].Body); err != nil {
+		if _, err := c.effect.ExecContext(ctx, batch[i].MessageId, batch[i].Body); err != nil {
 			return err
 		}
 	}

@@ -2,9 +2,9 @@
 // fenced block of Go must be an excerpt of a source file of this repository,
 // named in a comment above it:
 //
-//	<!-- excerpt: examples/readme/main.go#publish -->
+//	<!-- excerpt: examples/readme/main.go#work -->
 //
-// In the file the excerpt stands between the lines "//snippet:publish" and
+// In the file the excerpt stands between the lines "//snippet:work" and
 // "//snippet:end". Without a name the whole file is meant.
 //
 //	go run ./internal/snippets [-write] README.md docs/*.md

@@ -7,6 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -132,7 +133,7 @@ func (l *link) forgetDeclared() {
 func (l *link) within(request func() error) error {
 	limit := l.running.settings.CallTimeout
 	answered := make(chan error, 1)
-	go func() { answered <- request() }()
+	go func() { answered <- contain.Call(request) }()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {

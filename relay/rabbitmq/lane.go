@@ -80,12 +80,20 @@ type lane struct {
 	cut      cut
 }
 
-// cut is the term of a pipeline that an outage has ended, and what its messages are
-// told. The goroutine that tells them is the one that takes more of the term in, so
+// cut is the latest term of a pipeline that an outage has ended, and what its messages
+// are told. The goroutine that tells them is the one that takes more of the term in, so
 // nothing that is handed over meanwhile comes through.
 type cut struct {
 	term    uint64
 	outcome error
+}
+
+// end ends a term. Terms only grow: what is still in flight of an older one is told
+// already.
+func (c *cut) end(term uint64, outcome error) {
+	if term > c.term {
+		*c = cut{term, outcome}
+	}
 }
 
 func newLane(r *running, number int) *lane {
@@ -253,7 +261,9 @@ func (l *lane) route(topic string) *route {
 		})
 		if err != nil {
 			r.refusal = relay.Refused(err)
-		} else if problem := amqpconn.CheckShort(r.exchange); problem != "" {
+			return r // asked again for the next message
+		}
+		if problem := amqpconn.CheckShort(r.exchange); problem != "" {
 			r.refusal = relay.Refused(&PropertyError{"exchange", problem})
 		} else if problem := amqpconn.CheckShort(r.key); problem != "" {
 			r.refusal = relay.Refused(&PropertyError{"routing-key", problem})

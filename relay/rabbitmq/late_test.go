@@ -11,9 +11,10 @@ import (
 // overtake what is to be sent again: it fails too, but what comes again does not, nor
 // does what is no pipeline.
 func TestLane_FailsWhatComesOfATermAfterAnOutage(t *testing.T) {
-	outage := errors.New("connection lost")
+	outage := relay.Unavailable(errors.New("connection lost"))
 	for name, lose := range map[string]func(*lane){
 		"pending": func(l *lane) { l.failPending(0, outage) },
+		"topic":   func(l *lane) { l.failTopic("orders", outage) },
 		"in flight": func(l *lane) {
 			c := &channel{}
 			for _, it := range l.pending.all() {
@@ -23,12 +24,18 @@ func TestLane_FailsWhatComesOfATermAfterAnOutage(t *testing.T) {
 			l.pending.cut(0)
 			l.abandon(c, c.flight.all(), outage)
 		},
+		"pending, with an older one in flight": func(l *lane) {
+			c := &channel{}
+			c.flight.push(entry{term: 6}) // it has its outcome
+			l.failPending(0, outage)
+			l.abandon(c, c.flight.all(), outage)
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := newLane(&running{settings: &settings{Config: Config{Window: 10}}}, 0)
 			var failed []string
 			hand := func(id string, term uint64) {
-				l.inbox.put(newBatch(t.Context(), []*relay.Message{{MessageID: id, Term: term}}, func(m *relay.Message, err error) {
+				l.inbox.put(newBatch(t.Context(), []*relay.Message{{MessageID: id, Topic: "orders", Term: term}}, func(m *relay.Message, err error) {
 					if errors.Is(err, outage) {
 						failed = append(failed, m.MessageID)
 					}

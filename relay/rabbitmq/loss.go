@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -122,8 +123,13 @@ func (l *lane) accuse(ctx context.Context, c *channel, unknown []entry, cause *a
 	}
 }
 
+// conclude gives messages of a channel that is lost their outcome.
 func (l *lane) conclude(c *channel, entries []entry, outcome error) {
+	unavailable := errors.Is(outcome, relay.ErrUnavailable)
 	for i := range entries {
+		if unavailable {
+			l.cut.end(entries[i].term, outcome)
+		}
 		c.conclude(&entries[i], outcome)
 	}
 }
@@ -131,9 +137,6 @@ func (l *lane) conclude(c *channel, entries []entry, outcome error) {
 // abandon gives the messages of a channel that is lost, and all that are pending,
 // their outcome.
 func (l *lane) abandon(c *channel, unknown []entry, outcome error) {
-	if len(unknown) > 0 {
-		l.cut = cut{unknown[len(unknown)-1].term, outcome} // the latest
-	}
 	l.conclude(c, unknown, outcome)
 	l.failPending(0, outcome)
 }
@@ -141,21 +144,21 @@ func (l *lane) abandon(c *channel, unknown []entry, outcome error) {
 // failPending gives all pending messages but the oldest ones their outcome.
 func (l *lane) failPending(keep int, outcome error) {
 	items := l.pending.all()[keep:]
-	if len(items) > 0 {
-		l.cut = cut{items[0].batch.term, outcome}
-	}
 	for _, it := range items {
+		l.cut.end(it.batch.term, outcome)
 		it.batch.done(it.message, outcome)
 	}
 	l.pending.cut(keep)
 }
 
-// failTopic gives the pending messages of one topic their outcome.
+// failTopic gives the pending messages of one topic their outcome. Those of others go
+// on, but what is yet to come of the term does not: it may be of the same key.
 func (l *lane) failTopic(topic string, outcome error) {
 	items := l.pending.all()
 	kept := 0
 	for _, it := range items {
 		if it.message.Topic == topic {
+			l.cut.end(it.batch.term, outcome)
 			it.batch.done(it.message, outcome)
 		} else {
 			items[kept] = it
