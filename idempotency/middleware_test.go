@@ -482,3 +482,19 @@ func TestMiddleware_RunsForAClientThatHasGone(t *testing.T) {
 		}
 	})
 }
+
+// Whoever has forgotten to migrate is told at once.
+func TestEngine_RunNeedsTheTables(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		tables := p.cfg
+		tables.Prefix = "none_"
+		store, err := idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: tables})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var schema *oncemill.SchemaError
+		if err := newEngine(t, store, nil).Run(t.Context()); !errors.As(err, &schema) || schema.Set != "idempotency" {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -492,3 +492,15 @@ func TestNew_RefusesRetriesThatCannotBe(t *testing.T) {
 		}
 	})
 }
+
+// Whoever has forgotten to migrate is told at once, and not by a warning every ten
+// seconds.
+func TestRun_NeedsTheTables(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Database.Prefix = "none_" })
+		var schema *oncemill.SchemaError
+		if err := in.Run(t.Context()); !errors.As(err, &schema) || schema.Set != "inbox" {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -23,9 +23,9 @@ type Message struct {
 
 	// Term, if it is not 0, is the number of the lane's pipeline: a new one begins
 	// when all messages of the last one have their outcome, after a failure. When an
-	// outage has cost a sink what it had of a term, it makes unavailable what else
-	// comes of that term, which the relay may have handed over before it knew: sent
-	// now, it would overtake what is to be sent again.
+	// outage has cost a sink what it had of a term, it had better make unavailable
+	// what else comes of that term, which the relay may have handed over before it
+	// knew: sent now, it would overtake what is to be sent again.
 	Term uint64
 
 	entry *entry // what the worker knows of it
@@ -67,6 +67,9 @@ type Sink interface {
 	//
 	// Messages of one key are never in flight together unless the order mode
 	// says so; a sink that keeps the order of one lane's messages keeps every
-	// promise of the relay.
+	// promise of the relay. In OrderPerKeyPipelined a key can come out of order if
+	// the sink sends more of a lane after one that was unavailable; heeding
+	// Message.Term leaves this to what the broker has already. [FromPublisher] does
+	// not heed it.
 	Publish(ctx context.Context, msgs []*Message, done func(*Message, error))
 }
