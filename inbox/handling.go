@@ -310,7 +310,7 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *Letter) error 
 	}
 	in.telemetry.record(ctx, deadLetter)
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),
-		slog.String("message_id", letter.MessageID), slog.String("reason", string(letter.Reason)))
+		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", string(letter.Reason)), slog.String("error", letter.Error))
 	return nil
 }
 

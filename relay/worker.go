@@ -129,9 +129,13 @@ func newWorker(r *Relay) *worker {
 // mend.
 func (w *worker) prepare(ctx context.Context) error {
 	retry := newBackOff()
+	level := slog.LevelWarn
 	for {
 		err := w.check(ctx)
 		if err == nil {
+			if level != slog.LevelWarn {
+				w.log.InfoContext(ctx, "database is available")
+			}
 			w.makeRoom(ctx)
 			return nil
 		}
@@ -141,7 +145,8 @@ func (w *worker) prepare(ctx context.Context) error {
 		if !pause(ctx, retry.NextBackOff()) {
 			return nil // told to stop while it waited
 		}
-		w.log.WarnContext(ctx, "database is not available; trying again", "error", err)
+		w.log.Log(ctx, level, "database is not available; trying again", "error", err)
+		level = slog.LevelDebug // once is enough
 	}
 }
 
