@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -76,7 +77,7 @@ func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
 					})
 					handle := wrap(in)(func(msg *message.Message) ([]*message.Message, error) {
 						if name == "classify" && strange(msg) {
-							return nil, errUndo
+							return nil, inbox.Permanent(errUndo)
 						}
 						return effect(msg)
 					})
@@ -97,6 +98,9 @@ func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
 					all.Wait()
 					if l := dead.last(); l.Stack == "" || l.Consumer != name+" "+how {
 						t.Errorf("no letter with a stack, but %+v", l)
+					}
+					if l := dead.last(); name == "classify" && (l.Reason != inbox.PermanentErr || !strings.Contains(l.Error, errUndo.Error())) {
+						t.Errorf("what the handler said is forgotten: %s, %s", l.Reason, l.Error)
 					}
 				})
 			}

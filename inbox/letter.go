@@ -56,7 +56,7 @@ const (
 	Conflict     Reason = "conflict"             // same id, other fingerprint
 	Unverified   Reason = "unverified"           // Config.Verify has refused it
 	TooOld       Reason = "older-than-retention" // whether it is a duplicate is no longer known
-	Malformed    Reason = "malformed"            // the subscriber could not read it
+	Malformed    Reason = "malformed"            // the subscriber or Config.Fingerprint could not read it
 )
 
 // Metadata of a replay. A broker's header of the same name becomes it.

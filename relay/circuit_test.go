@@ -155,3 +155,22 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 		}
 	}
 }
+
+// Whether a message without a receiver is dropped is asked of a function of the user's.
+// One that panics has not said so, and takes nobody along.
+func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {
+	for says, kept := range map[string]bool{"drop": false, "panic": true} {
+		b := newBench(0)
+		b.unroutable = func(string) Unroutable {
+			if says == "panic" {
+				panic("no such topic")
+			}
+			return Drop
+		}
+		m := b.bring(t, 0, 1, "a")
+		b.outcome(m, b.now, NoRoute(errors.New("nobody")))
+		if got := len(b.confirmed) == 0; got != kept {
+			t.Errorf("%s: kept %v", says, got)
+		}
+	}
+}
