@@ -9,14 +9,12 @@ import (
 	"log/slog"
 	"slices"
 	"strconv"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -93,424 +91,150 @@ func (in *Inbox) GroupMiddleware(h message.HandlerFunc) message.HandlerFunc {
 	return in.middleware(h, in.group.attempt)
 }
 
-// group gathers messages that are being handled at the same time. The goroutine
-// of one of them, the leader, does the work for all that it takes along.
-type group struct {
-	in       *Inbox
-	prepares atomic.Bool // what handlers repeat
-
-	mu      sync.Mutex
-	pending []*member // the oldest first
-	leaders int
-	pace    pace
-	filled  chan struct{} // capacity 1: holds a token when pending may have become enough
+// shared handles messages in transactions that they share.
+type shared struct {
+	in      *Inbox
+	gather  *group.Group[*work, ended]
+	repeats *lent.Repeats
 }
 
-// member is a message on its way through a group.
-type member struct {
-	ctx context.Context //nolint:containedctx // of the message, while it is handled
-	*work
-	key   string
-	since time.Time // its arrival
+type member = group.Member[*work, ended]
 
-	leader  bool // it has been told to lead; guarded by the group's mu
-	failed  int  // groups that it was part of and that were given up
-	verdict chan verdict
-}
-
-// mostFailed is the number of groups after which a member goes its own way.
-const mostFailed = 3
-
-// verdict tells a member what has become of it, or what to do.
-type verdict struct {
-	do      task
+// ended is what has become of an attempt.
+type ended struct {
 	outcome outcome
 	err     error
 }
 
-type task int
-
-const (
-	finish   task = iota // it is over: outcome, err
-	lead                 // take some along and handle them
-	runAlone             // in a transaction of its own
-)
-
-func newGroup(in *Inbox) *group {
-	writers := inParallel
+func newShared(in *Inbox) *shared {
+	cfg := in.cfg.Group
+	limits := group.Limits{Size: cfg.Size, Bytes: cfg.Bytes, Wait: cfg.Wait}
 	if in.cfg.Database.Dialect == oncemill.SQLite {
-		writers = 1
+		limits.Writers = 1
 	}
-	g := &group{in: in, pace: newPace(in.cfg.Group.Size, writers), filled: make(chan struct{}, 1)}
-	_, prepares := in.db.Driver().(*pq.Driver)
-	g.prepares.Store(prepares)
-	return g
+	s := &shared{in: in, repeats: lent.NewRepeats(in.db)}
+	s.gather = group.New(limits, s)
+	return s
 }
 
 // attempt is an attempt in a transaction that may be shared.
-func (g *group) attempt(ctx context.Context, w *work) (outcome, error) {
+func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	d, ok := DeliveryFromContext(ctx)
 	if ok && d.Redelivered() || w.replay.marked {
-		return g.in.alone(ctx, w)
+		return s.in.alone(ctx, w)
 	}
-	m := &member{ctx: ctx, work: w, key: g.in.cfg.Key(w.msg), since: time.Now(), verdict: make(chan verdict, mostFailed+2)}
+	m := &member{Work: w, ID: w.id, Key: s.in.cfg.Key(w.msg), Bytes: len(w.msg.Payload), Since: time.Now()}
 	if ok && !d.ArrivedAt().IsZero() {
-		m.since = d.ArrivedAt()
+		m.Since = d.ArrivedAt()
 	}
-	if !g.join(m) {
-		result, err := g.in.alone(ctx, w)
-		g.learn(result, err)
-		return result, err
+	e, done := s.gather.Do(ctx, m)
+	if !done {
+		return waiting, ctx.Err()
 	}
-	ended := ctx.Done()
-	for {
-		select {
-		case v := <-m.verdict:
-			switch v.do {
-			case lead:
-				g.lead(m) //nolint:contextcheck // what it does is done for all members, by their contexts
-			case runAlone:
-				return g.in.alone(ctx, w)
-			case finish:
-				return v.outcome, v.err
-			}
-		case <-ended:
-			if g.leave(m) {
-				return waiting, ctx.Err()
-			}
-			ended = nil // somebody is at work on it
-		}
-	}
+	return e.outcome, e.err
 }
 
-// join makes m wait for a group, unless messages are handled alone now.
-func (g *group) join(m *member) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.pace.size == 1 {
-		return false
-	}
-	at := len(g.pending)
-	for at > 0 && m.since.Before(g.pending[at-1].since) {
-		at--
-	}
-	g.pending = slices.Insert(g.pending, at, m)
-	if len(g.pending) >= g.pace.size {
-		g.poke()
-	}
-	g.appoint()
-	return true
-}
-
-// leave reports whether m was still waiting.
-func (g *group) leave(m *member) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	i := slices.Index(g.pending, m)
-	if i < 0 {
-		return false
-	}
-	g.pending = slices.Delete(g.pending, i, i+1)
-	// All that can be there is that it shall lead, and it will not.
-	for {
-		select {
-		case <-m.verdict:
-			g.leaders--
-		default:
-			g.appoint()
-			return true
-		}
-	}
-}
-
-// bury forgets a member whose goroutine has ended: nobody hears what it is told.
-func (g *group) bury(m *member) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	m.failed = mostFailed // a group that has it along does not give it back
-	if i := slices.Index(g.pending, m); i >= 0 {
-		g.pending = slices.Delete(g.pending, i, i+1)
-	}
-	for {
-		select {
-		case v := <-m.verdict:
-			if v.do == lead {
-				g.leaders--
-			}
-		default:
-			return
-		}
-	}
-}
-
-// appoint tells waiting members to lead, as many as may at once. The first takes
-// what there is; beside it only full groups are handled, so that the others gather
-// meanwhile instead of going in many small ones. Called with mu held.
-func (g *group) appoint() {
-	led := 0 // of the waiting, by those that will lead
-	for _, m := range g.pending {
-		if m.leader {
-			led += g.pace.size
-		}
-	}
-	for _, m := range g.pending {
-		full := len(g.pending)-led >= g.pace.size
-		if g.leaders >= g.pace.leaders() || g.leaders > 0 && !full {
-			return
-		}
-		if !m.leader {
-			m.leader = true
-			g.leaders++
-			led += g.pace.size
-			m.verdict <- verdict{do: lead}
-		}
-	}
-}
-
-func (g *group) poke() {
-	select {
-	case g.filled <- struct{}{}:
-	default:
-	}
-}
-
-// learn takes into account how a message fared that was handled alone because
-// groups are of one.
-func (g *group) learn(result outcome, err error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
+// Alone is an attempt in a transaction of its own.
+func (s *shared) Alone(ctx context.Context, w *work) (ended, group.Result) {
+	result, err := s.in.alone(ctx, w)
 	switch {
 	case err == nil && result == handled:
-		g.pace.clean(1)
+		return ended{result, err}, group.Clean
 	case inTheWay(err):
-		g.pace.conflict()
+		return ended{result, err}, group.InTheWay
 	}
+	return ended{result, err}, group.Failed
 }
 
-// lead handles one group, by the goroutine of m.
-func (g *group) lead(m *member) {
-	left := g.take(m)
-	ended := false
-	// Also when a handler ends this goroutine.
-	defer func() {
-		for _, m := range left {
-			m.verdict <- verdict{do: runAlone}
-		}
-		if !ended {
-			g.bury(m)
-		}
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.leaders--
-		g.appoint()
-	}()
-	for round := 0; len(left) > 0 && round < mostRounds; round++ {
-		left = g.handle(left)
-	}
-	ended = true
-}
-
-// mostRounds is how often a group is tried, each time without one that failed.
-const mostRounds = 4
-
-// take removes a group's members from those that wait. Its leader may be left behind,
-// if enough have come that are older; then it can be told again.
-func (g *group) take(leader *member) []*member {
-	cfg := g.in.cfg.Group
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if cfg.Wait > 0 {
-		g.await(cfg.Wait)
-	}
-	leader.leader = false
-	var batch []*member
-	bytes, keys, ids := 0, map[string]bool{}, map[string]bool{}
-	rest := g.pending[:0]
-	for _, m := range g.pending {
-		size := len(m.msg.Payload)
-		full := len(batch) >= g.pace.size || len(batch) > 0 && bytes+size > cfg.Bytes
-		if full || ids[m.id] || m.key != "" && keys[m.key] {
-			rest = append(rest, m)
-			continue
-		}
-		bytes += size
-		ids[m.id], keys[m.key] = true, true
-		batch = append(batch, m)
-	}
-	clear(g.pending[len(rest):])
-	g.pending = rest
-	g.poke() // another leader may be waiting for what is gone
-	// Groups that lock in the same order do not deadlock. If what a handler
-	// writes goes by its key, this is such an order.
-	slices.SortFunc(batch, func(a, b *member) int {
-		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.id, b.id))
-	})
-	return batch
-}
-
-// await returns when enough are waiting for a group, or after some time. Called
-// with mu held.
-func (g *group) await(limit time.Duration) {
-	timer := time.NewTimer(limit)
-	defer timer.Stop()
-	for len(g.pending) > 0 && len(g.pending) < g.pace.size {
-		g.mu.Unlock()
-		over := false
-		select {
-		case <-g.filled:
-		case <-timer.C:
-			over = true
-		}
-		g.mu.Lock()
-		if over {
-			return
-		}
-	}
-}
-
-// handle handles members in one transaction and tells them their verdicts. It
-// returns those to be handled again as a group.
-func (g *group) handle(members []*member) (again []*member) {
-	ctx, done := together(members)
-	defer done()
-	claimed, culprit, result, err := g.try(ctx, members)
+// Together handles members in one transaction.
+func (s *shared) Together(ctx context.Context, members []*member) (again []*member, result group.Result) {
+	claimed, culprit, e := s.try(ctx, members)
 	switch {
-	case err == nil:
-		for _, m := range members {
-			switch {
-			case claimed[m.id]:
-				m.verdict <- verdict{outcome: handled}
-			case m.fingerprint != nil: // is yet to be compared
-				m.verdict <- verdict{do: runAlone}
-			default:
-				g.in.logDuplicate(m.ctx, m.id)
-				m.verdict <- verdict{outcome: duplicate}
-			}
-		}
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.pace.clean(len(members))
-		return nil
-	case inTheWay(err):
-		g.split(members)
-		return nil
+	case e.err == nil:
+		s.tell(members, claimed)
+		return nil, group.Clean
+	case inTheWay(e.err):
+		return nil, group.InTheWay
 	case culprit != nil:
-		culprit.verdict <- verdict{do: runAlone}
-		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit })
-	case result == databaseAway, result == commitUnknown, ctx.Err() != nil:
+		culprit.Alone()
+		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit }), group.Failed
+	case e.outcome == databaseAway, e.outcome == commitUnknown, ctx.Err() != nil:
 		// Alone they would fare no better.
 		for _, m := range members {
-			m.verdict <- verdict{outcome: result, err: err}
+			m.Finish(e)
 		}
-		return nil
+	default:
+		// It is not known whose fault it was: a deferred constraint, perhaps.
+		for _, m := range members {
+			m.Alone()
+		}
 	}
-	// It is not known whose fault it was: a deferred constraint, perhaps.
+	return nil, group.Failed
+}
+
+// tell tells members that their transaction has committed.
+func (s *shared) tell(members []*member, claimed map[string]bool) {
 	for _, m := range members {
-		m.verdict <- verdict{do: runAlone}
+		switch {
+		case claimed[m.ID]:
+			m.Finish(ended{outcome: handled})
+		case m.Work.fingerprint != nil: // is yet to be compared
+			m.Alone()
+		default:
+			s.in.logDuplicate(m.Context(), m.ID)
+			m.Finish(ended{outcome: duplicate})
+		}
 	}
-	return nil
 }
 
 // try is one transaction for all members. The culprit is the member whose handler
 // failed.
-func (g *group) try(ctx context.Context, members []*member) (claimed map[string]bool, culprit *member, result outcome, err error) {
-	in := g.in
+func (s *shared) try(ctx context.Context, members []*member) (claimed map[string]bool, culprit *member, e ended) {
+	in := s.in
 	tx, err := in.store.begin(ctx)
 	if err != nil {
-		return nil, nil, claimFailed(err), fmt.Errorf("begin: %w", err)
+		return nil, nil, ended{claimFailed(err), fmt.Errorf("begin: %w", err)}
 	}
 	defer tx.Rollback() //nolint:errcheck // as in alone
-	byID := slices.SortedFunc(slices.Values(members), func(a, b *member) int { return cmp.Compare(a.id, b.id) })
+	byID := slices.SortedFunc(slices.Values(members), func(a, b *member) int { return cmp.Compare(a.ID, b.ID) })
 	if claimed, err = in.store.claimGroup(ctx, tx, byID); err != nil {
-		return nil, nil, claimFailed(err), err
+		return nil, nil, ended{claimFailed(err), err}
 	}
 	if len(claimed) == 0 {
-		return claimed, nil, duplicate, nil
+		return claimed, nil, ended{outcome: duplicate}
 	}
-	statements, endStatements := g.statements(ctx, tx, len(claimed))
-	defer endStatements()
-	for _, m := range members {
-		if !claimed[m.id] {
-			continue
-		}
-		if err := in.effect(m.ctx, tx, statements, m.work); err != nil { //nolint:contextcheck // each member has its own
-			return nil, m, handlerFailed, err
-		}
+	if culprit, err = s.effects(ctx, tx, members, claimed); err != nil {
+		return nil, culprit, ended{handlerFailed, err}
 	}
-	endStatements()
 	if err := in.store.sealGroup(ctx, tx, claimed); err != nil {
-		return nil, nil, commitFailed(err), err
+		return nil, nil, ended{commitFailed(err), err}
 	}
-	result, err = in.commit(ctx, tx)
-	return claimed, nil, result, err
+	result, err := in.commit(ctx, tx)
+	return claimed, nil, ended{result, err}
 }
 
-// statements returns tx as the handlers of a group of n see it. What they repeat is
-// prepared where that pays: it costs a round trip before and one after, and other
-// drivers than lib/pq do it themselves or, as SQLite's, have no server to save from
-// it.
-func (g *group) statements(ctx context.Context, tx *sql.Tx, n int) (statements lent.Statements, end func()) {
-	const worthwhile = 8
-	if !g.prepares.Load() || n < worthwhile {
-		return tx, func() {}
-	}
-	repeated := lent.Repeat(tx)
-	return repeated, func() {
-		if err := repeated.Close(); sqlerr.State(err) == nameTaken && g.prepares.Swap(false) {
-			g.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
-				slog.String("consumer", g.in.cfg.Consumer), slog.Any("error", err))
+// effects runs the handlers of those whose ids were claimed.
+func (s *shared) effects(ctx context.Context, tx *sql.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
+	statements, end := s.repeats.Lend(tx, len(claimed))
+	defer func() {
+		if spoiled := end(); spoiled != nil {
+			s.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
+				slog.String("consumer", s.in.cfg.Consumer), slog.Any("error", spoiled))
 		}
-	}
-}
-
-// nameTaken is the SQLSTATE of a statement that is prepared under a name that the
-// connection knows already. lib/pq counts from 1 on each of its connections, so behind
-// a pooler this comes of whoever has left one prepared.
-const nameTaken = "42P05"
-
-// split makes groups smaller and lets members that were in each other's way, or in
-// that of others, try again. Nobody has spent an attempt.
-func (g *group) split(members []*member) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.pace.conflict()
-	var again []*member
+	}()
 	for _, m := range members {
-		if m.failed++; m.failed >= mostFailed || g.pace.size == 1 {
-			m.verdict <- verdict{do: runAlone}
+		if !claimed[m.ID] {
 			continue
 		}
-		m.leader = false
-		again = append(again, m)
+		if err := s.in.effect(m.Context(), tx, statements, m.Work); err != nil { //nolint:contextcheck // each member has its own
+			return m, err
+		}
 	}
-	g.pending = append(again, g.pending...)
-	slices.SortStableFunc(g.pending, func(a, b *member) int { return a.since.Compare(b.since) })
+	return nil, nil
 }
 
 // inTheWay reports that a transaction failed because of others that ran at the
 // same time: a deadlock, a serialization failure, a lock that did not come.
 func inTheWay(err error) bool {
 	return err != nil && (heldElsewhere(err) || sqlerr.Retryable(err) || errors.Is(err, ErrBeingHandled))
-}
-
-// together returns a context for what is done for all members: it has the values
-// of the first one's, and ends when those of all have ended.
-func together(members []*member) (context.Context, context.CancelFunc) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(members[0].ctx))
-	var left atomic.Int64
-	left.Store(int64(len(members)))
-	stops := make([]func() bool, len(members))
-	for i, m := range members {
-		stops[i] = context.AfterFunc(m.ctx, func() {
-			if left.Add(-1) == 0 {
-				cancel()
-			}
-		})
-	}
-	return ctx, func() {
-		for _, stop := range stops {
-			stop()
-		}
-		cancel()
-	}
 }

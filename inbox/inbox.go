@@ -137,7 +137,7 @@ type Inbox struct {
 	given     Config // by the user
 	cfg       Config // defaults filled in
 	store     store
-	group     *group
+	group     *shared
 	gate      *gate
 	room      *semaphore.Weighted // what is being handled
 	telemetry *telemetry
@@ -224,7 +224,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		return nil, err
 	}
 	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), published: map[int64]publishedLetter{}, gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
-	in.group = newGroup(in)
+	in.group = newShared(in)
 	return in, nil
 }
 

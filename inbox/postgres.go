@@ -125,7 +125,7 @@ func (s *postgresStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*me
 func (s *postgresStore) claimIDs(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
 	ids, fingerprints := make([]string, len(sorted)), make([]string, len(sorted))
 	for i, m := range sorted {
-		ids[i], fingerprints[i] = m.id, hex.EncodeToString(m.fingerprint)
+		ids[i], fingerprints[i] = m.ID, hex.EncodeToString(m.Work.fingerprint)
 	}
 	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience, pq.Array(fingerprints))
 	if err != nil {

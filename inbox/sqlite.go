@@ -64,12 +64,12 @@ func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID, finge
 func (s *sqliteStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
 	claimed := make(map[string]bool, len(sorted))
 	for _, m := range sorted {
-		ok, err := s.claim(ctx, tx, messageID{consumer: s.consumer, message: m.id}, m.fingerprint)
+		ok, err := s.claim(ctx, tx, messageID{consumer: s.consumer, message: m.ID}, m.Work.fingerprint)
 		if err != nil {
 			return nil, err
 		}
 		if ok {
-			claimed[m.id] = true
+			claimed[m.ID] = true
 		}
 	}
 	return claimed, nil

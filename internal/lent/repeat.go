@@ -4,6 +4,11 @@ import (
 	"context"
 	"database/sql"
 	"sync"
+	"sync/atomic"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // Statements are what can be done in a transaction. *sql.Tx has them.
@@ -14,7 +19,45 @@ type Statements interface {
 	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
-// Repeated is a transaction that prepares a statement when it is executed for the
+// Repeats prepares what the borrowers of a transaction repeat, where that pays: with
+// lib/pq, which prepares nothing by itself. Other drivers do it or, as SQLite's, have no
+// server to save from it.
+type Repeats struct {
+	wanted atomic.Bool
+}
+
+// NewRepeats returns one for transactions of db.
+func NewRepeats(db *sql.DB) *Repeats {
+	r := new(Repeats)
+	_, pays := db.Driver().(*pq.Driver)
+	r.wanted.Store(pays)
+	return r
+}
+
+// Lend returns tx as its n borrowers see it, one after another. end belongs before the
+// end of the transaction: behind a pooler that gives every transaction a connection, what
+// is sent after it reaches another one. It returns an error once, when what is prepared
+// has met what others have: nothing is prepared any more.
+func (r *Repeats) Lend(tx *sql.Tx, n int) (lent Statements, end func() error) {
+	const worthwhile = 8 // it costs a round trip before and one after
+	if !r.wanted.Load() || n < worthwhile {
+		return tx, func() error { return nil }
+	}
+	prepares := &repeated{tx: tx, known: make(map[string]*sql.Stmt)}
+	return prepares, func() error {
+		if err := prepares.close(); sqlerr.State(err) == nameTaken && r.wanted.Swap(false) {
+			return err
+		}
+		return nil
+	}
+}
+
+// nameTaken is the SQLSTATE of a statement that is prepared under a name that the
+// connection knows already. lib/pq counts from 1 on each of its connections, so behind
+// a pooler this comes of whoever has left one prepared.
+const nameTaken = "42P05"
+
+// repeated is a transaction that prepares a statement when it is executed for the
 // second time. Without it a driver that keeps no prepared statements, as lib/pq, has
 // the server parse and plan each anew, which is most of the cost of a small one.
 //
@@ -24,7 +67,7 @@ type Statements interface {
 // and costs the connection.
 //
 // It may be used concurrently, as *sql.Tx may.
-type Repeated struct {
+type repeated struct {
 	tx *sql.Tx
 
 	mu    sync.Mutex
@@ -37,15 +80,10 @@ type Repeated struct {
 // the server and us keep.
 const mostPrepared = 32
 
-// Repeat returns tx as one that prepares what is repeated. It is to be closed.
-func Repeat(tx *sql.Tx) *Repeated {
-	return &Repeated{tx: tx, known: make(map[string]*sql.Stmt)}
-}
-
-// Close lets go of what was prepared, and returns why something could not be
+// close lets go of what was prepared, and returns why something could not be
 // prepared. It belongs before the end of the transaction: behind a pooler that gives
 // every transaction a connection, what is sent after it reaches another one.
-func (r *Repeated) Close() error {
+func (r *repeated) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.stop()
@@ -53,7 +91,7 @@ func (r *Repeated) Close() error {
 }
 
 // stop lets go of what was prepared, for good. Called with mu held.
-func (r *Repeated) stop() {
+func (r *repeated) stop() {
 	r.over = true
 	for _, stmt := range r.known {
 		if stmt != nil {
@@ -64,7 +102,7 @@ func (r *Repeated) stop() {
 }
 
 // ExecContext is that of *sql.Tx.
-func (r *Repeated) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
+func (r *repeated) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()                       // so that nothing is closed or queried meanwhile
 	stmt, err := r.prepared(ctx, query, args) //nolint:sqlclosecheck // stop does
@@ -78,22 +116,22 @@ func (r *Repeated) ExecContext(ctx context.Context, query string, args ...any) (
 }
 
 // QueryContext is that of *sql.Tx.
-func (r *Repeated) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+func (r *repeated) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	return r.plain().QueryContext(ctx, query, args...)
 }
 
 // QueryRowContext is that of *sql.Tx.
-func (r *Repeated) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+func (r *repeated) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
 	return r.plain().QueryRowContext(ctx, query, args...)
 }
 
 // PrepareContext is that of *sql.Tx.
-func (r *Repeated) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
+func (r *repeated) PrepareContext(ctx context.Context, query string) (*sql.Stmt, error) {
 	return r.plain().PrepareContext(ctx, query)
 }
 
 // plain returns the transaction for what may leave rows open.
-func (r *Repeated) plain() *sql.Tx {
+func (r *repeated) plain() *sql.Tx {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.over {
@@ -105,7 +143,7 @@ func (r *Repeated) plain() *sql.Tx {
 // prepared returns nil for a statement that is to be sent as it is: for the first
 // time, or without arguments, which may be several statements and is one round
 // trip with every driver. Called with mu held.
-func (r *Repeated) prepared(ctx context.Context, query string, args []any) (*sql.Stmt, error) {
+func (r *repeated) prepared(ctx context.Context, query string, args []any) (*sql.Stmt, error) {
 	if r.over || len(args) == 0 {
 		return nil, nil
 	}

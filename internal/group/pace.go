@@ -1,4 +1,4 @@
-package inbox
+package group
 
 // pace says how large groups may be now. Guarded by the mu of its group.
 //
@@ -17,7 +17,7 @@ const (
 	sizeAtFirst = 25
 	needAtFirst = 8
 	needAtMost  = 4096
-	// inParallel is the number of messages that are worked on at once, in groups
+	// inParallel is the number of members that are worked on at once, in groups
 	// of any size: one transaction each is slow because of the commits, and many
 	// of them at once make up for some of it.
 	inParallel = 32
@@ -44,7 +44,7 @@ func (p *pace) conflict() {
 	p.need = min(max(4*p.need, needAtFirst), needAtMost)
 }
 
-// clean notes that a group of n messages was committed. Only one that was as
+// clean notes that a group of n members was committed. Only one that was as
 // large as allowed tells something.
 func (p *pace) clean(n int) {
 	if n < p.size {

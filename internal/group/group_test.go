@@ -1,0 +1,106 @@
+package group
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+)
+
+// died is what a handler does that ends the goroutine of a leader.
+type died struct{}
+
+func (died) Together(context.Context, []*Member[int, int]) ([]*Member[int, int], Result) {
+	panic("the goroutine ends")
+}
+func (died) Alone(context.Context, int) (int, Result) { return 0, Clean }
+
+func newDying() *Group[int, int] {
+	return New(Limits{Size: 100, Bytes: 1 << 20}, Work[int, int](died{}))
+}
+
+func (g *Group[W, R]) joined(ctx context.Context, id string, since time.Time) *Member[W, R] {
+	m := &Member[W, R]{ID: id, Since: since}
+	m.ctx, m.verdict = ctx, make(chan verdict[R], mostFailed+2)
+	g.join(m)
+	return m
+}
+
+// A group takes those first that came first, in whatever order they were handed out:
+// a broker can be told at once of all before the first unsettled one.
+func TestGroup_TakesTheOldestFirst(t *testing.T) {
+	for seed := range uint64(200) {
+		rng := rand.New(rand.NewPCG(seed, 1))
+		g := newDying()
+		begin := time.Now()
+		for _, i := range rng.Perm(90) {
+			g.joined(t.Context(), fmt.Sprintf("%02d", i), begin.Add(time.Duration(i)*time.Millisecond))
+		}
+		for first := 0; first < 90; first += sizeAtFirst {
+			var got, want []string
+			for _, m := range g.take(&Member[int, int]{}) {
+				got = append(got, m.ID)
+			}
+			slices.Sort(got)
+			for i := first; i < min(90, first+sizeAtFirst); i++ {
+				want = append(want, fmt.Sprintf("%02d", i))
+			}
+			if !slices.Equal(got, want) {
+				t.Fatalf("seed %d: took %v, wanted %v", seed, got, want)
+			}
+		}
+	}
+}
+
+// A handler that ends the goroutine of a leader whose own member waits still, being
+// newer than its group, takes that along, and nobody waits for it to lead.
+func TestGroup_OutlivesALeaderThatWaits(t *testing.T) {
+	g := newDying()
+	m := g.joined(t.Context(), "m", time.Now())
+	<-m.verdict
+	others := make([]*Member[int, int], sizeAtFirst)
+	for i := range others {
+		others[i] = g.joined(t.Context(), fmt.Sprint(i), m.Since.Add(-time.Hour))
+	}
+	func() {
+		defer func() { _ = recover() }()
+		g.lead(m)
+	}()
+	if g.leaders != 0 || len(g.pending) != 0 {
+		t.Errorf("%d leaders, %d wait", g.leaders, len(g.pending))
+	}
+	if v := <-others[0].verdict; v.do != runAlone {
+		t.Errorf("a member of the group was told %v", v)
+	}
+}
+
+// The one that was told to lead may be newer than all that its group can take. Then it
+// is told again.
+func TestGroup_LeavesNoLeaderBehind(t *testing.T) {
+	g := newDying()
+	begin := time.Now()
+	newest := g.joined(t.Context(), "newest", begin.Add(time.Second))
+	if v := <-newest.verdict; v.do != lead {
+		t.Fatal("nobody leads")
+	}
+	for i := range sizeAtFirst {
+		g.joined(t.Context(), fmt.Sprint(i), begin.Add(time.Duration(i)*time.Millisecond))
+	}
+	if batch := g.take(newest); len(batch) != sizeAtFirst || slices.Contains(batch, newest) {
+		t.Fatalf("took %d", len(batch))
+	}
+	g.mu.Lock()
+	g.leaders--
+	g.appoint()
+	g.mu.Unlock()
+	select {
+	case v := <-newest.verdict:
+		if v.do != lead {
+			t.Errorf("was told %v", v)
+		}
+	default:
+		t.Error("nobody leads the one that was left behind")
+	}
+}
