@@ -67,5 +67,5 @@
 // # Throughput
 //
 // [Inbox.GroupMiddleware] lets messages share a transaction. Its group size adapts
-// to contention.
+// to contention. [Inbox.Batch] calls a handler once for all messages of a group.
 package inbox

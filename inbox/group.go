@@ -19,7 +19,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Group limits what shares a transaction under [Inbox.GroupMiddleware].
+// Group limits what shares a transaction under [Inbox.GroupMiddleware] and [Inbox.Batch].
 type Group struct {
 	// Size is the most messages of a group. Default: 100. 2 to 10,000. The
 	// subscriber must have as many in flight, or more, for groups to fill. A
@@ -86,7 +86,7 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 // Groups become smaller, down to one message, when their locks are in the way of
 // others: after a deadlock, a serialization failure, or a wait for a lock that
 // takes longer than Group.LockTimeout. They grow again slowly. None of this is an
-// attempt. A message that was delivered before is always handled alone.
+// attempt. A message that was delivered before, or has failed, is handled alone.
 func (in *Inbox) GroupMiddleware(h message.HandlerFunc) message.HandlerFunc {
 	return in.middleware(h, in.group.attempt)
 }
@@ -96,6 +96,7 @@ type shared struct {
 	in      *Inbox
 	gather  *group.Group[*work, ended]
 	repeats *lent.Repeats
+	batch   BatchHandler // nil where each message has its own handler
 }
 
 type member = group.Member[*work, ended]
@@ -106,13 +107,13 @@ type ended struct {
 	err     error
 }
 
-func newShared(in *Inbox) *shared {
+func newShared(in *Inbox, batch BatchHandler) *shared {
 	cfg := in.cfg.Group
 	limits := group.Limits{Size: cfg.Size, Bytes: cfg.Bytes, Wait: cfg.Wait}
 	if in.cfg.Database.Dialect == oncemill.SQLite {
 		limits.Writers = 1
 	}
-	s := &shared{in: in, repeats: lent.NewRepeats(in.db)}
+	s := &shared{in: in, repeats: lent.NewRepeats(in.db), batch: batch}
 	s.gather = group.New(limits, s)
 	return s
 }
@@ -120,7 +121,7 @@ func newShared(in *Inbox) *shared {
 // attempt is an attempt in a transaction that may be shared.
 func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	d, ok := DeliveryFromContext(ctx)
-	if ok && d.Redelivered() || w.replay.marked {
+	if ok && d.Redelivered() || w.failed || w.replay.marked {
 		return s.in.alone(ctx, w)
 	}
 	m := &member{Work: w, ID: w.id, Key: s.in.cfg.Key(w.msg), Bytes: len(w.msg.Payload), Since: time.Now()}
@@ -163,13 +164,19 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 		for _, m := range members {
 			m.Finish(e)
 		}
+	case s.batch != nil:
+		s.search(ctx, members)
 	default:
 		// It is not known whose fault it was: a deferred constraint, perhaps.
-		for _, m := range members {
-			m.Alone()
-		}
+		s.disband(members)
 	}
 	return nil, group.Failed
+}
+
+func (s *shared) disband(members []*member) {
+	for _, m := range members {
+		m.Alone()
+	}
 }
 
 // tell tells members that their transaction has committed.
@@ -215,6 +222,9 @@ func (s *shared) try(ctx context.Context, members []*member) (claimed map[string
 
 // effects runs the handlers of those whose ids were claimed.
 func (s *shared) effects(ctx context.Context, tx *sql.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
+	if s.batch != nil {
+		return s.batchEffect(ctx, tx, members, claimed)
+	}
 	statements, end := s.repeats.Lend(tx, len(claimed))
 	defer func() {
 		if spoiled := end(); spoiled != nil {

@@ -30,12 +30,19 @@ func (p *place) grouping(t *testing.T, size int) *inbox.Inbox {
 func deliverAll(t *testing.T, in *inbox.Inbox, h message.HandlerFunc, msgs ...*message.Message) map[string]error {
 	t.Helper()
 	handle := in.GroupMiddleware(h)
+	return deliverTo(func(msg *message.Message) error {
+		_, err := handle(msg)
+		return err
+	}, msgs...)
+}
+
+func deliverTo(handle message.NoPublishHandlerFunc, msgs ...*message.Message) map[string]error {
 	var mu sync.Mutex
 	errs := map[string]error{}
 	var all sync.WaitGroup
 	for _, msg := range msgs {
 		all.Go(func() {
-			_, err := handle(msg)
+			err := handle(msg)
 			mu.Lock()
 			defer mu.Unlock()
 			errs[msg.UUID] = err

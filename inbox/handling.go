@@ -23,6 +23,7 @@ type work struct {
 	fingerprint []byte
 	replay      replay
 	start       start // what was noted of it before
+	failed      bool  // an attempt of this delivery
 }
 
 // start is what was noted, in a transaction of its own, before a message that may
@@ -147,6 +148,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			again = jitter(double(5*time.Millisecond, collisions-1, in.cfg.Retry.Backoff))
 		case failed:
 			attempts++
+			w.failed = true
 			p := policyOf(err)
 			if p.permanent || p.after > 0 || attempts >= in.cfg.Retry.Tries {
 				return in.giveUp(ctx, w, err)

@@ -104,7 +104,7 @@ type Config struct {
 	// none.
 	Verify func(*message.Message) error
 
-	// Group limits the groups of GroupMiddleware.
+	// Group limits the groups of GroupMiddleware and Batch.
 	Group Group
 
 	// Isolation is the isolation level of the transactions, on PostgreSQL:
@@ -224,7 +224,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		return nil, err
 	}
 	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), published: map[int64]publishedLetter{}, gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
-	in.group = newShared(in)
+	in.group = newShared(in, nil)
 	return in, nil
 }
 

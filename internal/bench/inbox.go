@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/lib/pq"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/inbox"
@@ -178,8 +179,39 @@ func (b *bench) consume(ctx context.Context, n, routers int, add func(*message.R
 	return took, errors.Join(errs...)
 }
 
+// how a handler stands in the inbox.
+type how func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware)
+
+// each calls do for each message, in a transaction of its own or in that of a group.
+func each(grouped bool, do effect) how {
+	return func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
+		middleware := in.Middleware
+		if grouped {
+			middleware = in.GroupMiddleware
+		}
+		router.AddConsumerHandler("bench", topic, subscriber, func(msg *message.Message) error {
+			tx, _ := inbox.TxFromContext(msg.Context())
+			return do(msg.Context(), tx, msg.UUID, msg.Payload)
+		}).AddMiddleware(count, middleware)
+	}
+}
+
+// addRows has the effects of addRow, by one statement for a batch.
+func addRows(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
+	router.AddConsumerHandler("bench", topic, subscriber, in.Batch(func(ctx context.Context, msgs []*message.Message) error {
+		tx, _ := inbox.TxFromContext(ctx)
+		ids, payloads := make([]string, len(msgs)), make([][]byte, len(msgs))
+		for i, msg := range msgs {
+			ids[i], payloads[i] = msg.UUID, msg.Payload
+		}
+		_, err := tx.ExecContext(ctx, `insert into bench_effects (message_id, payload) select * from unnest($1::text[], $2::bytea[])`,
+			pq.Array(ids), pq.Array(payloads))
+		return err
+	})).AddMiddleware(count)
+}
+
 // ours consumes with inbox and inbox/rabbitmq.
-func (b *bench) oursConsuming(name string, n, known, consumers int, grouped bool, do effect) side {
+func (b *bench) oursConsuming(name string, n, known, consumers int, handle how) side {
 	hot := consumers > 1
 	return side{name: name, n: n, run: func(ctx context.Context, n int) (float64, error) {
 		if err := b.prepareEffects(ctx, n, known); err != nil {
@@ -201,14 +233,7 @@ func (b *bench) oursConsuming(name string, n, known, consumers int, grouped bool
 			if err != nil {
 				return err
 			}
-			middleware := in.Middleware
-			if grouped {
-				middleware = in.GroupMiddleware
-			}
-			router.AddConsumerHandler("bench", topic, subscriber, func(msg *message.Message) error {
-				tx, _ := inbox.TxFromContext(msg.Context())
-				return do(msg.Context(), tx, msg.UUID, msg.Payload)
-			}).AddMiddleware(count, middleware)
+			handle(in, router, subscriber, count)
 			return nil
 		})
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 // leanAlone is what a consumer comes to that does nothing but what has to be done, for
 // this one handler and with nothing that could fail: a bound for the row inbox.
 func leanAlone(ctx context.Context, b *bench) ([]result, error) {
-	sides := []side{b.oursConsuming("ours", inboxBacklog, 0, 1, true, addRow)}
+	sides := []side{b.oursConsuming("ours", inboxBacklog, 0, 1, each(true, addRow))}
 	for _, loops := range []int{1, 2, 4} {
 		sides = append(sides, b.lean(loops))
 	}

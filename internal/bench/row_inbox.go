@@ -5,24 +5,29 @@ import (
 	"fmt"
 )
 
-// inboxRow consumes from RabbitMQ into effects in PostgreSQL, against the stock
-// parts of Watermill.
+// inboxRow consumes from RabbitMQ into effects in PostgreSQL, by a handler of batches
+// and by one of messages, against the stock parts of Watermill.
 func inboxRow(ctx context.Context, b *bench) ([]result, error) {
 	const id, unit = "inbox", "msg/s"
-	v, err := b.rounds(ctx, id, unit, b.oursConsuming("ours", inboxBacklog, 0, 1, true, addRow), b.stock())
+	v, err := b.rounds(ctx, id, unit,
+		b.oursConsuming("a handler of batches", inboxBacklog, 0, 1, addRows),
+		b.oursConsuming("a handler of messages", inboxBacklog, 0, 1, each(true, addRow)),
+		b.stock())
 	if err != nil {
 		return nil, err
 	}
-	return []result{compare(id,
-		fmt.Sprintf("RabbitMQ to effects in PostgreSQL, %d messages, group commit, %d in flight", inboxBacklog, inFlight),
-		"stock router and subscriber, deduplication in the handler's own transaction",
-		unit, ratioAtLeast(15), v[0], v[1])}, nil
+	what := fmt.Sprintf("RabbitMQ to effects in PostgreSQL, %d messages, group commit, %d in flight, ", inboxBacklog, inFlight)
+	const stock = "stock router and subscriber, deduplication in the handler's own transaction"
+	return []result{
+		compare(id, what+"one call of the handler for a group", stock, unit, ratioAtLeast(15), v[0], v[2]),
+		compare(id+"-each", what+"one call for each message", stock, unit, ratioAtLeast(15), v[1], v[2]),
+	}, nil
 }
 
 // inboxLimit is the same against what could be written by hand.
 func inboxLimit(ctx context.Context, b *bench) ([]result, error) {
 	const id, unit = "inbox-limit", "msg/s"
-	v, err := b.rounds(ctx, id, unit, b.oursConsuming("ours", inboxBacklog, 0, 1, true, addRow), b.batchLoop())
+	v, err := b.rounds(ctx, id, unit, b.oursConsuming("ours", inboxBacklog, 0, 1, each(true, addRow)), b.batchLoop())
 	if err != nil {
 		return nil, err
 	}
@@ -36,8 +41,8 @@ func inboxLimit(ctx context.Context, b *bench) ([]result, error) {
 func inboxHot(ctx context.Context, b *bench) ([]result, error) {
 	const id, unit = "inbox-hot", "msg/s"
 	v, err := b.rounds(ctx, id, unit,
-		b.oursConsuming("groups", hotBacklog, 0, 2, true, b.countUp),
-		b.oursConsuming("one transaction each", hotBacklog, 0, 2, false, b.countUp))
+		b.oursConsuming("groups", hotBacklog, 0, 2, each(true, b.countUp)),
+		b.oursConsuming("one transaction each", hotBacklog, 0, 2, each(false, b.countUp)))
 	if err != nil {
 		return nil, err
 	}
@@ -53,11 +58,11 @@ const growthIDs = 10_000_000
 // growthInbox has an inbox full of ids.
 func growthInbox(ctx context.Context, b *bench) ([]result, error) {
 	const id, unit = "growth-inbox", "msg/s"
-	full, err := b.rounds(ctx, id, unit, b.oursConsuming("10M ids", inboxBacklog, growthIDs, 1, true, addRow))
+	full, err := b.rounds(ctx, id, unit, b.oursConsuming("10M ids", inboxBacklog, growthIDs, 1, each(true, addRow)))
 	if err != nil {
 		return nil, err
 	}
-	empty, err := b.rounds(ctx, id, unit, b.oursConsuming("empty", inboxBacklog, 0, 1, true, addRow))
+	empty, err := b.rounds(ctx, id, unit, b.oursConsuming("empty", inboxBacklog, 0, 1, each(true, addRow)))
 	if err != nil {
 		return nil, err
 	}

@@ -1,0 +1,117 @@
+package inbox
+
+import (
+	"context"
+	"database/sql"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/contain"
+)
+
+// BatchHandler handles messages whose effects commit together, for example by one
+// statement for all of them:
+//
+//	func reserve(ctx context.Context, orders []*message.Message) error {
+//		tx, _ := inbox.TxFromContext(ctx)
+//		...
+//		_, err := tx.ExecContext(ctx, `insert into reservations (order_id, item)
+//			select * from unnest($1::text[], $2::text[])`, pq.Array(ids), pq.Array(items))
+//		return err
+//	}
+//
+// The messages are new to the consumer, all different, sorted by ordering key, at most
+// one of a key; there is one at least. The context has the transaction, as those of the
+// messages have, and the values of the first message's; it ends when those of all have
+// ended. What the handler publishes, it publishes to the outbox by that context.
+type BatchHandler func(ctx context.Context, msgs []*message.Message) error
+
+// Batch makes a handler of h, with the inbox in it, so that it needs no middleware of
+// the inbox:
+//
+//	router.AddConsumerHandler("reserve", "orders", subscriber, in.Batch(reserve))
+//
+// h is called for groups, limited by Config.Group, as [Inbox.GroupMiddleware] makes
+// them, and what that asks of handlers and says about groups is true of h. If it fails
+// for several messages, it is called again for parts of them until the one it fails for
+// is found, and the rest is handled; that one is tried again alone. If all parts fail,
+// each message is tried alone.
+//
+// An Inbox may have several, each with groups of its own.
+func (in *Inbox) Batch(h BatchHandler) message.NoPublishHandlerFunc {
+	alone := func(msg *message.Message) ([]*message.Message, error) {
+		return nil, h(msg.Context(), []*message.Message{msg})
+	}
+	handler := in.middleware(alone, newShared(in, h).attempt)
+	return func(msg *message.Message) error {
+		_, err := handler(msg)
+		return err
+	}
+}
+
+// batchEffect calls the handler for those whose ids were claimed. The culprit is a
+// member that may not have its effects now.
+func (s *shared) batchEffect(ctx context.Context, tx *sql.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
+	in := s.in
+	var borrowed *handle
+	var msgs []*message.Message
+	err = contain.Call(func() error {
+		for _, m := range members {
+			if !claimed[m.ID] {
+				continue
+			}
+			admitted, err := in.admit(m.Context(), tx, m.Work) //nolint:contextcheck // each member has its own
+			if err != nil {
+				culprit = m
+				return err
+			}
+			if !admitted {
+				continue
+			}
+			if borrowed == nil {
+				borrowed = lend(in.store, in.cfg.Database.Dialect, messageID{consumer: in.cfg.Consumer, message: m.ID}, tx, tx)
+				// Also when the handler ends its goroutine.
+				defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
+			}
+			msg := m.Work.msg
+			defer msg.SetContext(msg.Context())
+			msg.SetContext(oncemill.ContextWithTx(m.Context(), borrowed))
+			msgs = append(msgs, msg)
+		}
+		if len(msgs) == 0 {
+			return nil
+		}
+		if err := s.batch(oncemill.ContextWithTx(ctx, borrowed), msgs); err != nil {
+			return err
+		}
+		return borrowed.Close(ErrTxEnded) // what the handler has overlooked
+	})
+	return culprit, err
+}
+
+// search finds the member that a batch failed for, in halves, and has the others
+// handled.
+func (s *shared) search(ctx context.Context, members []*member) {
+	for len(members) > 1 {
+		half := len(members) / 2
+		var bad [][]*member
+		for _, part := range [][]*member{members[:half], members[half:]} {
+			claimed, _, e := s.try(ctx, part)
+			if e.err != nil {
+				bad = append(bad, part)
+				continue
+			}
+			s.tell(part, claimed)
+		}
+		switch len(bad) {
+		case 0:
+			return
+		case 2:
+			s.disband(members)
+			return
+		}
+		members = bad[0]
+	}
+	s.disband(members)
+}
