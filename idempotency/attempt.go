@@ -70,11 +70,15 @@ type panicked struct {
 	aborted bool
 }
 
-// invoke calls fn in a goroutine of its own and waits for it, whatever happens:
-// nobody else gets the key while it runs. late is called once if fn still runs when
-// the deadline passes, and renew every so often until it returns, unless it is nil.
-func invoke(deadline time.Time, late func(), every time.Duration, renew func(), fn func()) (p *panicked) {
-	done := make(chan *panicked, 1)
+// running is a call in a goroutine of its own, which somebody waits for, whatever
+// happens: nobody else gets the key while it runs.
+type running struct {
+	deadline time.Time
+	done     chan *panicked // capacity 1
+}
+
+func invoke(deadline time.Time, fn func()) *running {
+	r := &running{deadline: deadline, done: make(chan *panicked, 1)}
 	go func() {
 		p := &panicked{aborted: true}
 		defer func() {
@@ -83,12 +87,18 @@ func invoke(deadline time.Time, late func(), every time.Duration, renew func(), 
 					p.value, p.stack, p.aborted = v, debug.Stack(), false
 				}
 			}
-			done <- p
+			r.done <- p
 		}()
 		fn()
 		p = nil
 	}()
-	timer := time.NewTimer(time.Until(deadline))
+	return r
+}
+
+// wait waits until fn has returned. late is called once if it still runs when the
+// deadline passes, and renew every so often until it returns, unless it is nil.
+func (r *running) wait(late func(), every time.Duration, renew func()) (p *panicked) {
+	timer := time.NewTimer(time.Until(r.deadline))
 	defer timer.Stop()
 	var ticks <-chan time.Time
 	if renew != nil {
@@ -98,12 +108,24 @@ func invoke(deadline time.Time, late func(), every time.Duration, renew func(), 
 	}
 	for {
 		select {
-		case p := <-done:
+		case p := <-r.done:
 			return p
 		case <-timer.C:
 			late()
 		case <-ticks:
 			renew()
 		}
+	}
+}
+
+// waitFor waits for no longer than patience, and not beyond the deadline.
+func (r *running) waitFor(patience time.Duration) (p *panicked, ended bool) {
+	timer := time.NewTimer(min(patience, time.Until(r.deadline)))
+	defer timer.Stop()
+	select {
+	case p := <-r.done:
+		return p, true
+	case <-timer.C:
+		return nil, false
 	}
 }

@@ -83,6 +83,10 @@ type Config struct {
 	// serialization failure or a deadlock, within Timeout. Default: 10.
 	Retries int
 
+	// GroupSize is how many requests may share a transaction in TxMiddleware; see
+	// there what that asks of handlers. Default: 1, each has its own. At most 1,000.
+	GroupSize int
+
 	// Crashed says what Middleware does with a key whose owner died: whether the
 	// effect happened is unknown. (With TxMiddleware it is known: it did not.)
 	// Default: Ambiguous.
@@ -295,6 +299,7 @@ func (c Config) resolve() (Config, error) {
 	duration("PurgeEvery", &c.PurgeEvery, time.Minute, time.Millisecond, 24*time.Hour)
 	number("PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)
 	number("Retries", &c.Retries, 10, 0, 1000)
+	number("GroupSize", &c.GroupSize, 1, 1, 1000)
 	number("MaxResponse", &c.MaxResponse, 1<<20, 1, 64<<20)
 	number("LargeAbove", &c.LargeAbove, 64<<10, 1, 64<<20)
 	if c.MaxOutstanding != Unlimited {

@@ -90,58 +90,80 @@ func (p *place) settings() serveSettings {
 	return serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: true, Timeout: shortTimeout, Lease: shortLease}
 }
 
+// shapes are the ways in which requests have their transactions: the size of groups.
+var shapes = map[string]int{"alone": 1, "in groups": 50}
+
 func TestTxMiddleware_KilledAtAnyPointHasOneEffectAndOneAnswer(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
-		for _, point := range points {
-			t.Run(point, func(t *testing.T) {
-				t.Parallel()
-				var mu sync.Mutex
-				s := startServer(t, p.settings())
-				current := s
-				url := func() string {
-					mu.Lock()
-					defer mu.Unlock()
-					return current.url
-				}
-				s.arm(syscall.SIGKILL, point)
-				q := newRequest()
-				ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
-				defer cancel()
-				const copies = 8
-				var answers [copies]answer
-				var sending sync.WaitGroup
-				for i := range copies {
-					// Each with Go's own Transport, which by itself repeats a request
-					// that carries a key when a connection that was used before breaks.
-					client := &http.Client{Transport: &http.Transport{}}
-					sending.Go(func() {
-						defer client.CloseIdleConnections()
-						a, err := q.settle(ctx, client, url, fmt.Sprintf("answer to copy %d", i))
-						if err != nil {
-							t.Errorf("copy %d: %v", i, err)
-						}
-						answers[i] = a
+	t.Parallel()
+	for shape, size := range shapes {
+		t.Run(shape, func(t *testing.T) {
+			onEachPlace(t, func(t *testing.T, p *place) {
+				for _, point := range points {
+					t.Run(point, func(t *testing.T) {
+						t.Parallel()
+						expectOnceThoughKilled(t, p, size, point)
 					})
 				}
-				select {
-				case <-s.ended:
-				case <-ctx.Done():
-					t.Error("the process did not come to the point")
+			})
+		})
+	}
+}
+
+// expectOnceThoughKilled sends copies of requests, of one where none share a
+// transaction, and kills the process at the point.
+func expectOnceThoughKilled(t *testing.T, p *place, groupSize int, point string) {
+	t.Helper()
+	settings := p.settings()
+	settings.GroupSize = groupSize
+	var mu sync.Mutex
+	s := startServer(t, settings)
+	current := s
+	url := func() string {
+		mu.Lock()
+		defer mu.Unlock()
+		return current.url
+	}
+	s.arm(syscall.SIGKILL, point)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	const copies = 8
+	requests := make([]request, min(groupSize, 6))
+	answers := make([][copies]answer, len(requests))
+	var sending sync.WaitGroup
+	for r := range requests {
+		requests[r] = newRequest()
+		for i := range copies {
+			// Each with Go's own Transport, which by itself repeats a request
+			// that carries a key when a connection that was used before breaks.
+			client := &http.Client{Transport: &http.Transport{}}
+			sending.Go(func() {
+				defer client.CloseIdleConnections()
+				a, err := requests[r].settle(ctx, client, url, fmt.Sprintf("answer to copy %d", i))
+				if err != nil {
+					t.Errorf("copy %d of %d: %v", i, r, err)
 				}
-				restarted := startServer(t, p.settings())
-				mu.Lock()
-				current = restarted
-				mu.Unlock()
-				sending.Wait()
-				for i, a := range answers {
-					if a != answers[0] || !strings.HasPrefix(a.body, "answer to copy") {
-						t.Errorf("copy %d got %v, copy 0 %v", i, a, answers[0])
-					}
-				}
-				q.expectOnce(t, p)
+				answers[r][i] = a
 			})
 		}
-	})
+	}
+	select {
+	case <-s.ended:
+	case <-ctx.Done():
+		t.Error("the process did not come to the point")
+	}
+	restarted := startServer(t, settings)
+	mu.Lock()
+	current = restarted
+	mu.Unlock()
+	sending.Wait()
+	for r, q := range requests {
+		for i, a := range answers[r] {
+			if a != answers[r][0] || !strings.HasPrefix(a.body, "answer to copy") {
+				t.Errorf("copy %d of %d got %v, copy 0 %v", i, r, a, answers[r][0])
+			}
+		}
+		q.expectOnce(t, p)
+	}
 }
 
 // The owner stands still past its lease, another process takes the key over and
@@ -154,11 +176,13 @@ func TestTxMiddleware_AStaleOwnerIsRolledBack(t *testing.T) {
 		for _, point := range []string{"after claim", "inside the handler", "after effect", "before commit"} {
 			t.Run(isolation.String()+", "+point, func(t *testing.T) {
 				t.Parallel()
-				settings := p.settings()
-				settings.Isolation = isolation
-				stale, taker := startServer(t, settings), startServer(t, settings)
-				stale.arm(syscall.SIGSTOP, point)
-				expectTakeover(t, p, stale, taker)
+				for _, size := range shapes {
+					settings := p.settings()
+					settings.Isolation, settings.GroupSize = isolation, size
+					stale, taker := startServer(t, settings), startServer(t, settings)
+					stale.arm(syscall.SIGSTOP, point)
+					expectTakeover(t, p, stale, taker)
+				}
 			})
 		}
 	}

@@ -48,9 +48,13 @@ func (e *Engine) decide(ctx context.Context, in *intent) (Record, verdict, error
 			return record, v, err
 		}
 	}
+	claim := e.store.Claim
+	if e.groups != nil {
+		claim = e.groups.claim
+	}
 	for range lookAgain {
 		began := time.Now()
-		record, granted, err := e.store.Claim(ctx, in.claim)
+		record, granted, err := claim(ctx, in.claim)
 		e.telemetry.latency(ctx, "claim", began, err)
 		switch {
 		case err != nil:

@@ -19,6 +19,7 @@ type Engine struct {
 	codec     codec
 	telemetry *telemetry
 	limits    limits
+	groups    *groups // nil: each transaction is of one request
 
 	// at is called at named points of a request, for tests that crash there.
 	at func(point string)
@@ -65,7 +66,11 @@ func New(store Store, cfg Config) (*Engine, error) {
 	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
 		return nil, err
 	}
-	return &Engine{store: store, cfg: cfg, codec: codec, telemetry: telemetry, at: func(string) {}}, nil
+	e := &Engine{store: store, cfg: cfg, codec: codec, telemetry: telemetry, at: func(string) {}}
+	if shared, ok := store.(*SQLStore); ok && cfg.GroupSize > 1 {
+		e.groups = newGroups(e, shared)
+	}
+	return e, nil
 }
 
 // Purge deletes records that are to be forgotten, in batches, until there are no

@@ -178,18 +178,20 @@ func TestTxMiddleware_ALostAnswerOfTheCommitIsLookedUp(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
 	lost, through := p.through(t)
-	url, _ := lost.probe(t, true, nil)
-	q := newRequest()
-	through.armed.Store(true)
-	a, err := q.send(t.Context(), http.DefaultClient, url, "first")
-	if err != nil || a != (answer{http.StatusCreated, "first"}) || through.armed.Load() {
-		t.Errorf("%v %v", a, err)
+	for _, size := range shapes {
+		url, _ := lost.probe(t, true, func(c *idempotency.Config) { c.GroupSize = size })
+		q := newRequest()
+		through.armed.Store(true)
+		a, err := q.send(t.Context(), http.DefaultClient, url, "first")
+		if err != nil || a != (answer{http.StatusCreated, "first"}) || through.armed.Load() {
+			t.Errorf("%v %v", a, err)
+		}
+		b, err := q.send(t.Context(), http.DefaultClient, url, "second")
+		if err != nil || b != a {
+			t.Errorf("%v %v", b, err)
+		}
+		q.expectOnce(t, p)
 	}
-	b, err := q.send(t.Context(), http.DefaultClient, url, "second")
-	if err != nil || b != a {
-		t.Errorf("%v %v", b, err)
-	}
-	q.expectOnce(t, p)
 }
 
 // Two handlers read what the other writes: one of them has to run again, and both

@@ -1,9 +1,9 @@
 package idempotency
 
 var postgresQueries = queries{
-	claim: postgresClaim, outstanding: postgresOutstanding,
+	claim: postgresClaim, claimGroup: postgresClaimGroup, outstanding: postgresOutstanding,
 	find: postgresFind, takeOver: postgresTakeOver, extend: postgresExtend, release: postgresRelease,
-	complete: postgresComplete, completeTx: postgresFinish, open: postgresBegin,
+	complete: postgresComplete, completeTx: postgresFinish, completeGroup: postgresFinishGroup, open: postgresBegin,
 	purge: postgresPurge, strip: postgresStrip,
 }
 
@@ -14,12 +14,25 @@ select
 	caller, fingerprint, state, owner, fence, endpoint, status, response,
 	location, resource_id, correlation_id, trace_id, lease_left, expires_in, created_at, completed_at
 from `
-	postgresClaim    = postgresRecord + `{{idempotency_claim}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) where alive`
+	postgresClaim      = postgresRecord + `{{idempotency_claim}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) where alive`
+	postgresClaimGroup = `
+select
+	asked.place, r.caller, r.fingerprint, r.state, r.owner, r.fence, r.endpoint, r.status, r.response,
+	r.location, r.resource_id, r.correlation_id, r.trace_id, r.lease_left, r.expires_in, r.created_at, r.completed_at
+from unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::text[], $6::bigint[], $7::bigint[], $8::text[], $9::text[])
+	with ordinality as asked (key_hash, caller, fingerprint, owner, endpoint, lease, retention, correlation_id, trace_id, place)
+cross join lateral {{idempotency_claim}}(
+	asked.key_hash, asked.caller, asked.fingerprint, asked.owner, asked.endpoint,
+	asked.lease, asked.retention, asked.correlation_id, asked.trace_id, false
+) as r
+where r.alive`
 	postgresFind     = postgresRecord + `{{idempotency_find}}($1) where alive`
 	postgresTakeOver = postgresRecord + `{{idempotency_take_over}}($1, $2, $3, $4, $5, $6, $7) where alive`
 	postgresComplete = `select {{idempotency_complete}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
-	postgresBegin    = `select {{idempotency_begin}}($1)`
+	postgresBegin    = `select {{idempotency_begin}}($1, $2)`
 	postgresFinish   = `select {{idempotency_finish}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
+
+	postgresFinishGroup = `select {{idempotency_finish_group}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`
 )
 
 // Served by idempotency_outstanding.

@@ -35,6 +35,7 @@ type serveSettings struct {
 	Isolation     sql.IsolationLevel
 	Timeout       time.Duration
 	Lease         time.Duration
+	GroupSize     int
 	Address       string
 }
 
@@ -135,7 +136,7 @@ func serveProcess() error {
 	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: s.Database, Prepare: true})
 	box, boxErr := outbox.New(db, outbox.Config{Database: s.Database})
 	cfg := probeConfig()
-	cfg.Isolation = s.Isolation
+	cfg.Isolation, cfg.GroupSize = s.Isolation, s.GroupSize
 	if s.Timeout != 0 {
 		cfg.Timeout, cfg.Lease = s.Timeout, s.Lease
 	}

@@ -46,37 +46,48 @@ func (x *exchange) again(ctx context.Context, p *panicked) {
 	panic(p.value)
 }
 
-// runInTx runs the handler in a transaction, again where that lost against
-// another.
+// runInTx runs the handler in a transaction, which it may share.
 func (x *exchange) runInTx(ctx context.Context) {
+	// A transaction that outlives its lease is worth nothing.
+	ctx, cancel := context.WithDeadline(ctx, x.began.Add(x.cfg.Lease))
+	defer cancel()
+	if x.groups == nil {
+		x.runAlone(ctx)
+		return
+	}
+	x.groups.run(ctx, x)
+}
+
+// runAlone runs the handler in a transaction of its own, again where that lost against
+// another. It tells how the last one ended, and how many were lost before.
+func (x *exchange) runAlone(ctx context.Context) (outcome txOutcome, lost int) {
 	store, ok := x.store.(*SQLStore)
 	if !ok {
 		panic(ErrNotTransactional) // TxMiddleware has looked
 	}
-	deadline := x.began.Add(x.cfg.Timeout)
-	// A transaction that outlives its lease is worth nothing.
-	ctx, cancel := context.WithDeadline(ctx, x.began.Add(x.cfg.Lease))
-	defer cancel()
-	for try := 0; ; try++ {
+	for ; ; lost++ {
 		began := time.Now()
 		t, err := store.begin(ctx, x.claim.ID, x.owner, x.cfg.Isolation, x.cfg.Timeout)
 		x.telemetry.latency(ctx, "begin", began, err)
 		if err != nil {
 			x.release(ctx, &x.intent, x.owner)
 			x.storeDown(ctx, err)
-			return
+			return unreachable, lost
 		}
-		if !x.attempt(ctx, t, deadline, try) {
-			return
+		if outcome = x.attempt(ctx, t, lost); outcome != runAgain {
+			return outcome, lost
 		}
 	}
 }
 
-// attempt runs the handler once, and answers, or returns true to be called again.
-func (x *exchange) attempt(ctx context.Context, t *sqlTx, deadline time.Time, try int) (again bool) {
+// attempt runs the handler once, and answers, or returns runAgain to be called again.
+func (x *exchange) attempt(ctx context.Context, t *sqlTx, try int) txOutcome {
 	defer t.rollback()
-	rec, p, timedOut := x.handler(ctx, t, deadline, nil)
+	deadline := x.began.Add(x.cfg.Timeout)
+	called := x.start(ctx, t)
+	rec := called.rec
 	defer rec.discard()
+	p, timedOut := called.finished(0, nil)
 	x.at("after effect")
 	if p != nil || timedOut {
 		t.rollback()
@@ -84,34 +95,40 @@ func (x *exchange) attempt(ctx context.Context, t *sqlTx, deadline time.Time, tr
 		if p != nil && !timedOut {
 			x.again(ctx, p)
 		}
-		return false
+		return rolledBack
 	}
 	res := rec.result()
 	if res.Status >= http.StatusBadRequest || rec.failed != nil {
 		t.rollback()
 		if t.beaten.Load() && x.yield(deadline, try) {
-			return true // it may have answered what a conflict in the database made it think
+			return runAgain // it may have answered what a conflict in the database made it think
 		}
 		x.withoutEffect(ctx, rec, res)
-		return false
+		return rolledBack
 	}
 	c, err := x.completion(res, false)
 	if err != nil {
 		t.rollback()
 		x.failed(ctx, err)
-		return false
+		return rolledBack
 	}
 	outcome, err := x.finish(ctx, &x.intent, t, x.owner, c)
 	t.rollback() // a no-op after the commit
+	if outcome == runAgain && x.yield(deadline, try) {
+		return runAgain
+	}
+	x.conclude(ctx, rec, c, outcome, err)
+	if outcome == runAgain {
+		return rolledBack // there is no time
+	}
+	return outcome
+}
+
+// conclude answers as the transaction has ended.
+func (x *exchange) conclude(ctx context.Context, rec *recorder, c Completion, outcome txOutcome, err error) {
 	switch outcome {
 	case committed:
 		x.committed(ctx, rec, c)
-	case runAgain:
-		if x.yield(deadline, try) {
-			return true
-		}
-		x.release(ctx, &x.intent, x.owner)
-		x.storeDown(ctx, err)
 	case lostClaim:
 		x.lost(ctx, err)
 	case uncertain:
@@ -119,12 +136,13 @@ func (x *exchange) attempt(ctx context.Context, t *sqlTx, deadline time.Time, tr
 		x.refuse(ProblemCommitUnknown)
 	case unreachable:
 		x.count(ctx, x.telemetry.completeFailures, http.StatusServiceUnavailable)
+		fallthrough
+	case runAgain:
 		x.release(ctx, &x.intent, x.owner)
 		x.storeDown(ctx, err)
 	case rolledBack:
 		x.failed(ctx, err)
 	}
-	return false
 }
 
 // committed sends the answer, which is stored.
@@ -234,8 +252,10 @@ func (x *exchange) runSnapshot(ctx context.Context) {
 			x.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease not extended", x.keyHash(), slog.Any("error", err))
 		}
 	}
-	rec, p, timedOut := x.handler(ctx, nil, x.began.Add(x.cfg.Timeout), renew)
+	called := x.start(ctx, nil)
+	rec := called.rec
 	defer rec.discard()
+	p, timedOut := called.finished(x.cfg.Lease/3, renew)
 	x.at("after effect")
 	if p != nil {
 		x.release(ctx, &x.intent, x.owner)
@@ -290,8 +310,10 @@ func (x *exchange) unkeyed(ctx context.Context) {
 		return
 	}
 	defer t.rollback()
-	rec, p, timedOut := x.handler(ctx, t, x.began.Add(x.cfg.Timeout), nil)
+	called := x.start(ctx, t)
+	rec := called.rec
 	defer rec.discard()
+	p, timedOut := called.finished(0, nil)
 	switch {
 	case timedOut:
 		return

@@ -72,7 +72,10 @@ func (s *SQLStore) prepareAll(ctx context.Context) error {
 		return nil
 	}
 	prepared := map[string]*sql.Stmt{}
-	for _, text := range []string{s.q.claim, s.q.find, s.q.open, s.q.completeTx} {
+	for _, text := range []string{s.q.claim, s.q.claimGroup, s.q.find, s.q.open, s.q.completeTx, s.q.completeGroup} {
+		if text == "" {
+			continue // of another dialect
+		}
 		stmt, err := s.db.PrepareContext(ctx, text) //nolint:sqlclosecheck // it lives as long as db
 		if err != nil {
 			return fmt.Errorf("prepare: %w", err)
@@ -108,16 +111,17 @@ func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
 // queries are the statements of a dialect. Those of the same name take the same
 // arguments, but for open, claim and takeOver.
 type queries struct {
-	claim, forget, outstanding, find, takeOver, extend, release string
-	complete, completeBody, completeTx                          string
-	open, lost                                                  string
-	purge, strip                                                string
+	claim, claimGroup                                    string
+	forget, outstanding, find, takeOver, extend, release string
+	complete, completeBody, completeTx, completeGroup    string
+	open, lost                                           string
+	purge, strip                                         string
 }
 
 func (q queries) expand(cfg oncemill.Config) queries {
 	for _, text := range []*string{
-		&q.claim, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
-		&q.complete, &q.completeBody, &q.completeTx, &q.open, &q.lost,
+		&q.claim, &q.claimGroup, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
+		&q.complete, &q.completeBody, &q.completeTx, &q.completeGroup, &q.open, &q.lost,
 		&q.purge, &q.strip,
 	} {
 		*text = cfg.Expand(*text)
@@ -209,10 +213,15 @@ func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error)
 		case err != nil:
 			return Record{}, false, fmt.Errorf("claim key: %w", err)
 		case found:
-			return record, record.State == Started && record.Owner == Owner{Token: claim.Token, Fence: 1}, nil
+			return record, grants(record, claim), nil
 		}
 	}
 	return Record{}, false, errors.New("claim key: its record comes and goes")
+}
+
+// grants reports whether a record is that of the claim.
+func grants(r Record, c Claim) bool {
+	return r.State == Started && r.Owner == Owner{Token: c.Token, Fence: 1}
 }
 
 // tryClaim returns the record that stands there after an attempt to claim the key.
@@ -268,17 +277,23 @@ func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
 }
 
 func scanRecord(id ID, row *sql.Row) (Record, bool, error) {
-	r := Record{ID: id}
-	var caller, fingerprint, token []byte
-	var lease, expires, created, completed int64
-	err := row.Scan(&caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
-		&r.Endpoint, &r.Status, &r.Response, &r.Location, &r.ResourceID, &r.CorrelationID, &r.TraceID,
-		&lease, &expires, &created, &completed)
+	r, err := scan(id, row)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Record{}, false, nil
 	}
+	return r, err == nil, err
+}
+
+// scan scans a record, behind columns that go elsewhere.
+func scan(id ID, row interface{ Scan(dest ...any) error }, before ...any) (Record, error) {
+	r := Record{ID: id}
+	var caller, fingerprint, token []byte
+	var lease, expires, created, completed int64
+	err := row.Scan(append(before, &caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
+		&r.Endpoint, &r.Status, &r.Response, &r.Location, &r.ResourceID, &r.CorrelationID, &r.TraceID,
+		&lease, &expires, &created, &completed)...)
 	if err != nil {
-		return Record{}, false, err
+		return Record{}, err
 	}
 	copy(r.Caller[:], caller)
 	copy(r.Fingerprint[:], fingerprint)
@@ -292,7 +307,7 @@ func scanRecord(id ID, row *sql.Row) (Record, bool, error) {
 	if r.State != Started && r.ExpiresIn <= 0 {
 		r.State, r.Response = Expired, nil
 	}
-	return r, true, nil
+	return r, nil
 }
 
 // Outstanding is [Store.Outstanding].

@@ -24,8 +24,9 @@ type sqlTx struct {
 	id    ID
 	owner Owner
 
-	beaten atomic.Bool // a statement lost against another transaction
-	done   func()      // gives the turn to write back
+	grouped bool        // it shares its transaction
+	beaten  atomic.Bool // a statement lost against another transaction
+	done    func()      // gives the turn to write back
 }
 
 // begin begins a transaction for the owner of a claim, which the database refuses
@@ -38,7 +39,7 @@ func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.
 	}
 	t.id, t.owner = id, owner
 	t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
-	if err := t.open(ctx, idle); err != nil {
+	if err := t.open(ctx, idle, asConfigured); err != nil {
 		t.rollback()
 		return nil, err
 	}
@@ -65,12 +66,15 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	return t, nil
 }
 
-// open opens the seal.
-func (t *sqlTx) open(ctx context.Context, idle time.Duration) error {
+// asConfigured leaves the lock_timeout of PostgreSQL as it is.
+const asConfigured = ""
+
+// open opens the seal. locks is how long a statement waits for a lock.
+func (t *sqlTx) open(ctx context.Context, idle time.Duration, locks string) error {
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
 		var nothing string
 		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
-		if err := t.queryRow(ctx, t.store.q.open, patience).Scan(&nothing); err != nil {
+		if err := t.queryRow(ctx, t.store.q.open, patience, locks).Scan(&nothing); err != nil {
 			return fmt.Errorf("begin: open the seal: %w", err)
 		}
 		return nil
@@ -124,13 +128,17 @@ func (t *sqlTx) rollback() {
 // marks of its language.
 const sealConstraint = "idempotency_ended_by_handler"
 
+// lockTimedOut is the SQLSTATE of a statement that has waited for a lock for as long as
+// lock_timeout says.
+const lockTimedOut = "55P03"
+
 // lost tells whether a failed statement took the transaction with it. PostgreSQL
 // ends none on its own and refuses everything after an error; only the seal
 // speaks of an attempt to commit. SQLite rolls back when a writing statement is
 // interrupted or the disk is full; what follows would then commit statement by
 // statement. An unsealed row is never committed, so one that is seen is ours.
 func (t *sqlTx) lost(ctx context.Context, err error) error {
-	if sqlerr.Retryable(err) {
+	if sqlerr.Retryable(err) || t.grouped && sqlerr.State(err) == lockTimedOut {
 		t.beaten.Store(true)
 	}
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
@@ -153,4 +161,12 @@ func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row
 		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
 	}
 	return t.tx.QueryRowContext(ctx, text, args...)
+}
+
+// query queries in the transaction.
+func (t *sqlTx) query(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
+	if stmt := t.store.stmt(text); stmt != nil {
+		return t.tx.StmtContext(ctx, stmt).QueryContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
+	}
+	return t.tx.QueryContext(ctx, text, args...)
 }

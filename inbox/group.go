@@ -155,7 +155,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 		s.tell(members, claimed)
 		return nil, group.Clean
 	case inTheWay(e.err):
-		return nil, group.InTheWay
+		return members, group.InTheWay
 	case culprit != nil:
 		culprit.Alone()
 		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit }), group.Failed

@@ -17,14 +17,18 @@ type Limits struct {
 	Bytes   int           // of its members; a single one may have more
 	Wait    time.Duration // of the first member for others
 	Writers int           // transactions that the database lets write at once; 0: any number
+
+	// Patience is how long a member waits for somebody to take it along before it goes
+	// its own way; 0: for ever.
+	Patience time.Duration
 }
 
 // Work does what its members want, and tells what has become of each.
 type Work[W, R any] interface {
 	// Together is one try for all of members, sorted by Key and ID. It settles each,
-	// by Finish or Alone, or returns it to be tried again without the others; but none
-	// for InTheWay. ctx has the values of the first member's, and ends when those of all
-	// have ended.
+	// by Finish or Alone, or returns it to be tried again: in a group with whoever comes
+	// if they were InTheWay, else without those that were settled. ctx has the values of
+	// the first member's, and ends when those of all have ended.
 	Together(ctx context.Context, members []*Member[W, R]) (again []*Member[W, R], result Result)
 
 	// Alone is a try for one.
@@ -111,6 +115,12 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 		return r, true
 	}
 	ended := ctx.Done()
+	var enough <-chan time.Time
+	if g.limits.Patience > 0 {
+		timer := time.NewTimer(g.limits.Patience)
+		defer timer.Stop()
+		enough = timer.C
+	}
 	for {
 		select {
 		case v := <-m.verdict:
@@ -128,6 +138,11 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 				return r, false
 			}
 			ended = nil // somebody is at work on it
+		case <-enough:
+			if g.leave(m) {
+				r, _ = g.work.Alone(ctx, m.Work)
+				return r, true
+			}
 		}
 	}
 }
@@ -327,7 +342,8 @@ func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 	case Clean:
 		g.pace.clean(len(members))
 	case InTheWay:
-		g.split(members)
+		g.split(again)
+		return nil
 	case Failed:
 	}
 	return again

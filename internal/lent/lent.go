@@ -21,6 +21,7 @@ type Handle struct {
 	lost    func(ctx context.Context, err error) error
 
 	mu     sync.Mutex
+	used   bool
 	closed error // what every statement gets from now on; nil while lent
 }
 
@@ -87,10 +88,18 @@ func (h *Handle) Rollback() error { return oncemill.ErrTxOwned }
 func (h *Handle) admit(query string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.used = true
 	if h.closed == nil && endsTransaction(h.dialect, query) {
 		h.closed = oncemill.ErrTxOwned
 	}
 	return h.closed
+}
+
+// Used reports whether its borrower has asked for any statement.
+func (h *Handle) Used() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.used
 }
 
 // judge closes the handle if the failed statement took the transaction with it,

@@ -1,5 +1,6 @@
+drop function {{idempotency_finish_group}}(bytea[], bytea[], bigint[], bigint[], bigint[], bytea[], boolean[], text[], text[], bigint[], bigint[]);
 drop function {{idempotency_finish}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
-drop function {{idempotency_begin}}(text);
+drop function {{idempotency_begin}}(text, text);
 drop function {{idempotency_complete}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
 drop function {{idempotency_take_over}}(bytea, bytea, bigint, bytea, bigint, bigint, boolean);
 drop function {{idempotency_find}}(bytea);

@@ -222,15 +222,18 @@ $$;
 
 -- begin opens the seal. The settings end with the
 -- transaction: idle lets the server end one whose process stands still, so that
--- whoever takes over is not kept waiting by its locks; the other one says where the
--- row of the seal is.
-create function {{idempotency_begin}}(idle text) returns void
+-- whoever takes over is not kept waiting by its locks; locks, unless it is empty, is how
+-- long a statement waits for one; the last says where the row of the seal is.
+create function {{idempotency_begin}}(idle text, locks text) returns void
 language plpgsql
 as $$
 declare
 	place text;
 begin
 	perform set_config('idle_in_transaction_session_timeout', idle, true);
+	if locks <> '' then
+		perform set_config('lock_timeout', locks, true);
+	end if;
 	insert into {{idempotency_open}} (seal) values (0) returning ctid::text into place;
 	perform set_config('oncemill.idempotency', place, true);
 end
@@ -256,5 +259,36 @@ begin
 	end if;
 	delete from {{idempotency_open}} where ctid = place;
 	return true;
+end
+$$;
+
+-- finish_group is finish for handlers that share a transaction. It returns the places,
+-- from 1 on, of those whose claims are others', or of all where the transaction was
+-- ended. Only if there is none the database lets commit.
+create function {{idempotency_finish_group}}(
+	key_hash bytea[], owner bytea[], fence bigint[], state bigint[], status bigint[], response bytea[], large boolean[],
+	location text[], resource_id text[], retention bigint[], forget bigint[]
+) returns setof integer
+language plpgsql set enable_seqscan = off
+as $$
+declare
+	place tid := nullif(current_setting('oncemill.idempotency', true), '');
+	stale boolean := false;
+begin
+	if not exists (select from {{idempotency_open}} where ctid = place) then
+		return query select generate_subscripts($1, 1);
+		return;
+	end if;
+	for i in 1 .. cardinality($1) loop
+		if not {{idempotency_complete}}(
+			$1[i], $2[i], $3[i], $4[i]::integer, $5[i]::integer, $6[i], $7[i], $8[i], $9[i], $10[i], $11[i]
+		) then
+			stale := true;
+			return next i;
+		end if;
+	end loop;
+	if not stale then
+		delete from {{idempotency_open}} where ctid = place;
+	end if;
 end
 $$;

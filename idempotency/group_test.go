@@ -1,0 +1,323 @@
+package idempotency_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"math/rand/v2"
+	"net/http"
+	"net/http/httptest"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+func grouped(c *idempotency.Config) { c.GroupSize = 50 }
+
+// What a client sees does not tell whether requests share transactions.
+func TestConformance_InGroups(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		url, _ := p.probe(t, true, grouped)
+		runSuite(t, url)
+	})
+}
+
+// sendTogether sends a request for each key while the first one's handler runs, so that
+// the others are in one group after it. The handler is for all but the first.
+func sendTogether(t *testing.T, engine *idempotency.Engine, keys []string, handler http.HandlerFunc) map[string]*httptest.ResponseRecorder {
+	t.Helper()
+	var claimed atomic.Int64
+	engine.At(func(point string) {
+		if point == "after claim" {
+			claimed.Add(1)
+		}
+	})
+	running := make(chan struct{})
+	first := "first-" + newRequest().key
+	h := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Idempotency-Key") != first {
+			handler(w, r)
+			return
+		}
+		close(running)
+		for deadline := time.Now().Add(500 * time.Millisecond); claimed.Load() <= int64(len(keys)) && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(20 * time.Millisecond) // from the claim to the group
+	}))
+	var mu sync.Mutex
+	answers := map[string]*httptest.ResponseRecorder{}
+	var sending sync.WaitGroup
+	send := func(key string) {
+		sending.Go(func() {
+			w := httptest.NewRecorder()
+			defer func() {
+				if recover() != nil {
+					w = nil
+				}
+				mu.Lock()
+				defer mu.Unlock()
+				answers[key] = w
+			}()
+			h.ServeHTTP(w, post("/", key, withKey(key)))
+		})
+	}
+	send(first)
+	<-running
+	for _, key := range keys {
+		send(key)
+	}
+	sending.Wait()
+	return answers
+}
+
+func keysUpTo(n int) (keys []string) {
+	for i := range n {
+		keys = append(keys, fmt.Sprintf("key-%02d", i))
+	}
+	return keys
+}
+
+func addNamed(ctx context.Context, name string) error {
+	tx, _ := idempotency.TxFromContext(ctx)
+	_, err := tx.ExecContext(ctx, `insert into effects (name) values ($1)`, name)
+	return err
+}
+
+func TestGroup_SharesOneTransaction(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		keys := keysUpTo(20)
+		engine := p.engine(t, grouped)
+		handler := func(w http.ResponseWriter, r *http.Request) {
+			if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
+				t.Error(err)
+			}
+			w.Header().Set("Location", "/orders/"+r.Header.Get("Idempotency-Key"))
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprint(w, "answer to ", r.Header.Get("Idempotency-Key"))
+		}
+		for round, replayed := range []string{"", "true"} {
+			answers := sendTogether(t, engine, keys, handler)
+			for _, key := range keys {
+				if w := answers[key]; w.Code != http.StatusCreated || w.Body.String() != "answer to "+key ||
+					w.Header().Get("Location") != "/orders/"+key || w.Header().Get("Idempotency-Replayed") != replayed {
+					t.Errorf("round %d, %s: %d %q %v", round, key, w.Code, w.Body, w.Header())
+				}
+				if n := p.count(t, `select count(*) from effects where name = $1`, key); n != 1 {
+					t.Errorf("%s: %d effects", key, n)
+				}
+			}
+		}
+		if p.cfg.Dialect == oncemill.PostgreSQL {
+			if n := p.count(t, `select count(distinct xmin::text) from effects`); n > 5 {
+				t.Errorf("%d transactions", n)
+			}
+			if n := p.count(t, `select count(*) from {{idempotency_open}}`); n != 0 {
+				t.Errorf("%d seals are left", n)
+			}
+		}
+	})
+}
+
+// Whatever one does to itself, or to the transaction, is its own affair: the others
+// answer, with one effect each, and it is as if it had been alone.
+func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
+	const panicked = 0
+	refuse := func(w http.ResponseWriter, status int) { http.Error(w, "no", status) }
+	deeds := map[string]struct {
+		status, effects int
+		only            oncemill.Dialect
+		do              func(p *place, w http.ResponseWriter, r *http.Request)
+	}{
+		"refuses": {status: http.StatusUnprocessableEntity, do: func(_ *place, w http.ResponseWriter, _ *http.Request) {
+			refuse(w, http.StatusUnprocessableEntity)
+		}},
+		"fails":  {status: http.StatusInternalServerError, do: func(_ *place, w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError) }},
+		"panics": {status: panicked, do: func(*place, http.ResponseWriter, *http.Request) { panic("on purpose") }},
+		"fails in the database": {status: http.StatusInternalServerError, do: func(_ *place, w http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			if _, err := tx.ExecContext(r.Context(), `insert into nowhere values (1)`); err != nil {
+				refuse(w, http.StatusInternalServerError)
+			}
+		}},
+		"overlooks an error": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			_, _ = tx.ExecContext(r.Context(), `insert into nowhere values (1)`)
+		}},
+		"commits": {status: http.StatusInternalServerError, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			_, _ = tx.ExecContext(r.Context(), `commit`)
+		}},
+		"breaks the commit": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			_, _ = tx.ExecContext(r.Context(), `insert into late values (1), (1)`)
+		}},
+		"is slow": {status: http.StatusOK, effects: 1, do: func(*place, http.ResponseWriter, *http.Request) { time.Sleep(1200 * time.Millisecond) }},
+		// On SQLite it keeps the others from writing, in whatever transaction.
+		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+		}},
+	}
+	for deed, d := range deeds {
+		for _, before := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, before its effect: %t", deed, before), func(t *testing.T) {
+				onEachPlace(t, func(t *testing.T, p *place) {
+					if d.only != 0 && p.cfg.Dialect != d.only {
+						return
+					}
+					if p.cfg.Dialect == oncemill.PostgreSQL {
+						p.exec(t, `create table late (n int unique deferrable initially deferred)`)
+					}
+					keys := keysUpTo(12)
+					bad := keys[7]
+					engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 3*time.Second })
+					answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
+						key := r.Header.Get("Idempotency-Key")
+						if key == bad && before {
+							d.do(p, w, r)
+						}
+						if err := addNamed(r.Context(), key); err != nil {
+							refuse(w, http.StatusInternalServerError)
+							return
+						}
+						if key == bad && !before {
+							d.do(p, w, r)
+						}
+					})
+					for _, key := range keys {
+						status, effects := http.StatusOK, 1
+						if key == bad {
+							status, effects = d.status, d.effects
+						}
+						got := panicked
+						if answers[key] != nil {
+							got = answers[key].Code
+						}
+						if got != status {
+							t.Errorf("%s: status %d", key, got)
+						}
+						if n := p.count(t, `select count(*) from effects where name = $1`, key); n != effects {
+							t.Errorf("%s: %d effects", key, n)
+						}
+					}
+					if n := p.count(t, `select count(*) from {{idempotency}} where state = 1`); n != 0 {
+						t.Errorf("%d keys are held", n)
+					}
+				})
+			})
+		}
+	}
+}
+
+// A member whose key was taken over meanwhile takes nobody along.
+func TestGroup_AStaleMemberLosesAlone(t *testing.T) {
+	t.Parallel()
+	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
+		t.Run(level.String(), func(t *testing.T) {
+			t.Parallel()
+			p := onPostgres(t)
+			keys := keysUpTo(12)
+			engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Isolation = 50, level })
+			var once sync.Once
+			answers := sendTogether(t, engine, keys, func(_ http.ResponseWriter, r *http.Request) {
+				key := r.Header.Get("Idempotency-Key")
+				if err := addNamed(r.Context(), key); err != nil {
+					t.Error(err)
+				}
+				once.Do(func() { // one of the others, which may have run or not
+					p.exec(t, `update {{idempotency}} set owner = '\x00112233445566778899aabbccddeeff', fence = fence + 1
+						where key_hash = (select key_hash from {{idempotency}} where state = 1 order by key_hash desc limit 1)`)
+				})
+			})
+			statuses := map[int]int{}
+			for _, key := range keys {
+				statuses[answers[key].Code]++
+			}
+			if statuses[http.StatusOK] != 11 || statuses[http.StatusConflict] != 1 {
+				t.Errorf("statuses: %v", statuses)
+			}
+			if n := p.count(t, `select count(*) from effects`); n != 11 {
+				t.Errorf("%d effects", n)
+			}
+			if n := p.count(t, `select count(*) from {{idempotency}} where state = 1 and fence = 2`); n != 1 {
+				t.Errorf("%d keys are the other's", n)
+			}
+		})
+	}
+}
+
+// Groups of two engines that want the same rows in any order are in each other's way, and
+// all requests succeed, once.
+func TestGroup_ConflictsAreNobodysFault(t *testing.T) {
+	t.Parallel()
+	quick := map[string]func(*testing.T) *place{
+		"postgresql": func(t *testing.T) *place { return onPostgres(t, "deadlock_timeout=20ms") }, // of those alone
+		"sqlite":     onSQLite,
+	}
+	for name, open := range quick {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			expectAllOnceInConflict(t, open(t))
+		})
+	}
+}
+
+func expectAllOnceInConflict(t *testing.T, p *place) {
+	t.Helper()
+	p.exec(t, `create table hot (id integer primary key, n integer not null)`)
+	const rows, requests = 10, 160
+	for i := range rows {
+		p.exec(t, `insert into hot values ($1, 0)`, i)
+	}
+	levels := []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tx, _ := idempotency.TxFromContext(r.Context())
+		for range 2 {
+			if _, err := tx.ExecContext(r.Context(), `update hot set n = n + 1 where id = $1`, rand.IntN(rows)); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+		}
+		if rand.IntN(10) == 0 {
+			http.Error(w, "no", http.StatusForbidden) // is not stored
+		}
+	})
+	var handlers []http.Handler
+	for range 2 {
+		handlers = append(handlers, p.engine(t, func(c *idempotency.Config) {
+			c.GroupSize, c.Retries, c.Isolation = 50, 1000, levels[rand.IntN(len(levels))]
+			c.InProgress = idempotency.Wait
+		}).TxMiddleware(handler))
+	}
+	var next atomic.Int64
+	var sending sync.WaitGroup
+	for range 16 {
+		sending.Go(func() {
+			for {
+				n := next.Add(1)
+				if n > 2*requests {
+					return
+				}
+				key := fmt.Sprint(n % requests) // each twice
+				for {
+					w := do(t, handlers[rand.IntN(2)], post("/", "x", withKey(key)))
+					if w.Code == http.StatusOK {
+						break
+					}
+					if w.Code != http.StatusForbidden {
+						t.Errorf("%s: %d %s", key, w.Code, w.Body)
+						return
+					}
+				}
+			}
+		})
+	}
+	sending.Wait()
+	if n := p.count(t, `select sum(n) from hot`); n != 2*requests {
+		t.Errorf("%d effects, want %d", n, 2*requests)
+	}
+}
