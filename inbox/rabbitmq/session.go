@@ -37,6 +37,7 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 			return fmt.Errorf("open a channel: %w", err)
 		}
 		opened.channel = channel
+		opened.acks.prefetch = consume.Qos.PrefetchCount
 		if err := s.declare(channel); err != nil {
 			return err
 		}
@@ -104,11 +105,13 @@ func (o *session) flush(ctx context.Context, log *slog.Logger, h haste) {
 // all, more than handing out a message. Tags count up from 1, one for each
 // delivery.
 type acks struct {
-	first  uint64 // tag of states[0]
-	states []ackState
-	fresh  []uint64 // acked, not sent, in order of their acks
-	waited int      // how many of fresh, from its front, an overdue flush has found
-	open   int      // deliveries that the broker counts: neither sent nor rejected
+	prefetch int    // as many the broker lets be open
+	first    uint64 // tag of states[0]
+	states   []ackState
+	newest   uint64   // highest tag that is not unsettled
+	fresh    []unsent // in order of their acks
+	rounds   int      // overdue flushes until now
+	open     int      // deliveries that the broker counts: neither sent nor rejected
 
 	// Deliveries that have been unsettled for long: delayed, say, or behind their key.
 	old      int
@@ -126,6 +129,12 @@ const (
 	settled            // sent, or rejected
 )
 
+// unsent is an acknowledgement that is to be sent.
+type unsent struct {
+	tag   uint64
+	round int // overdue flushes before it
+}
+
 // arrived notes the next delivery.
 func (a *acks) arrived(tag uint64) {
 	if len(a.states) == 0 {
@@ -139,7 +148,7 @@ func (a *acks) arrived(tag uint64) {
 
 func (a *acks) ack(tag uint64) {
 	a.settled(tag, acked)
-	a.fresh = append(a.fresh, tag)
+	a.fresh = append(a.fresh, unsent{tag, a.rounds})
 }
 
 // rejected notes that the broker has been told something else.
@@ -150,6 +159,7 @@ func (a *acks) rejected(tag uint64) {
 
 func (a *acks) settled(tag uint64, state ackState) {
 	a.states[tag-a.first] = state
+	a.newest = max(a.newest, tag)
 	if tag < a.oldBelow {
 		a.old--
 	}
@@ -167,26 +177,59 @@ func (a *acks) age() {
 	a.seen, a.ageing = a.first+uint64(len(a.states)), a.open-len(a.fresh)
 }
 
-// ticksToAge are many lingers: in a full window of short handlers nothing gets old.
-const ticksToAge = 8
+const (
+	// ticksToAge are many lingers: in a full window of short handlers nothing gets old.
+	ticksToAge = 16
 
-// fewOpen is a number of deliveries for which frames are no matter.
-const fewOpen = 64
+	// patience is how many overdue flushes leave an acknowledgement that is behind an
+	// unsettled delivery. The next one sends it.
+	patience = 3
+
+	// fewOpen is a number of deliveries for which frames are no matter.
+	fewOpen = 64
+
+	// plenty is a number of unsettled deliveries that keeps handlers busy until the
+	// broker has sent more: those of a few groups of an inbox, for example.
+	plenty = 256
+)
 
 // ripe reports that acknowledgements must not wait for others: few would come, or
-// they are half of what the broker has sent, which may be all that the prefetch
-// lets it. What has been unsettled for long does not count: it may stay so.
+// they are half of what the prefetch lets the broker send. What has been unsettled
+// for long does not count: it may stay so.
 func (a *acks) ripe() bool {
-	young := a.open - a.old
-	return len(a.fresh) > 0 && (young < fewOpen || 2*len(a.fresh) >= young)
+	return len(a.fresh) > 0 && (a.open-a.old < fewOpen || 2*len(a.fresh) >= a.prefetch-a.old)
+}
+
+// excess returns how many acknowledgements, the longest waiting first, must not wait
+// for a row: all that are ripe, unless a row will soon have most of them. Then they
+// only leave plenty to the handlers.
+func (a *acks) excess() int {
+	switch n := len(a.fresh); {
+	case !a.ripe():
+		return 0
+	case a.open < fewOpen, a.prefetch < 2*plenty, !a.rowSoon():
+		return n
+	default:
+		return max(0, n-(a.prefetch-plenty))
+	}
+}
+
+// rowSoon reports that a row will soon have most of what waits: nothing is old, and
+// the holes in it are not many, as they are if deliveries are settled in any order.
+// Handlers that take the oldest first leave few: what is in their hands, and what was
+// behind its key.
+func (a *acks) rowSoon() bool {
+	after := len(a.states) - int(a.newest+1-a.first) // all of them unsettled
+	holes := a.open - len(a.fresh) - after
+	return a.old == 0 && 3*holes <= 2*len(a.fresh)
 }
 
 // haste says which acknowledgements wait no longer for those before them.
 type haste int
 
 const (
-	whenRipe haste = iota // all, if they are ripe
-	overdue               // those, too, that a flush in this haste has found before
+	whenRipe haste = iota // the excess
+	overdue               // that, and those that have run out of patience
 	closing               // all
 )
 
@@ -198,26 +241,25 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 			return err
 		}
 	}
-	n := 0 // of fresh, that wait no longer
-	switch {
-	case h == closing, a.ripe():
+	n := a.excess() // of fresh, that wait no longer
+	switch h {
+	case closing:
 		n = len(a.fresh)
-	case h == overdue:
-		n = a.waited
+	case overdue:
+		for n < len(a.fresh) && a.rounds-a.fresh[n].round >= patience {
+			n++
+		}
+		a.rounds++
+		a.age()
 	}
-	for _, tag := range a.fresh[:n] {
-		if err := send(tag, false); err != nil {
+	for _, u := range a.fresh[:n] {
+		if err := send(u.tag, false); err != nil {
 			return err
 		}
-		a.states[tag-a.first] = settled
+		a.states[u.tag-a.first] = settled
 		a.open--
 	}
 	a.fresh = slices.Delete(a.fresh, 0, n)
-	a.waited = max(0, a.waited-n)
-	if h == overdue {
-		a.waited = len(a.fresh)
-		a.age()
-	}
 	return nil
 }
 
@@ -232,14 +274,11 @@ func (a *acks) row() (last uint64) {
 		}
 		n++
 	}
+	if n == 0 {
+		return 0
+	}
 	a.first += uint64(n)
 	a.states = a.states[:copy(a.states, a.states[n:])]
-	inRow := func(tag uint64) bool { return tag < a.first }
-	for _, tag := range a.fresh[:a.waited] {
-		if inRow(tag) {
-			a.waited--
-		}
-	}
-	a.fresh = slices.DeleteFunc(a.fresh, inRow)
+	a.fresh = slices.DeleteFunc(a.fresh, func(u unsent) bool { return u.tag < a.first })
 	return last
 }

@@ -119,9 +119,9 @@ func (s *subscription) run(ctx context.Context, current *session) {
 }
 
 // ackLinger is how long acknowledgements wait for others, so that one frame does for
-// many, and twice that behind a delivery that is unsettled. It is what a crash may add
-// to the deliveries that come again.
-const ackLinger = 20 * time.Millisecond
+// many, and four times that behind a delivery that is unsettled (patience). It is what
+// a crash may add to the deliveries that come again.
+const ackLinger = 10 * time.Millisecond
 
 // consume hands out what the session delivers until that is lost, which is its
 // error, or ctx ends.
