@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	idempotencyRequests = 12_000
-	idempotencyClients  = 16
+	idempotencyRequests = 24_000
+	idempotencyClients  = 64
 	grownKeys           = 5_000_000
 )
 
@@ -127,7 +127,7 @@ func (b *bench) newPostsIn(ctx context.Context, tables oncemill.Config) (*posts,
 	if err != nil {
 		return nil, err
 	}
-	engine, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), Logger: b.log})
+	engine, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), Logger: b.log, GroupSize: idempotencyClients})
 	if err != nil {
 		return nil, err
 	}
