@@ -11,7 +11,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/lib/pq"
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/inbox"
@@ -27,7 +26,11 @@ const (
 
 const (
 	inFlight = 1000 // ours; the stock subscriber has one
-	hotRows  = 100
+
+	batchSize       = 250
+	batchesInFlight = 2000
+
+	hotRows = 100
 	// inboxConns is what a consumer's pool may open.
 	inboxConns = 20
 )
@@ -180,11 +183,15 @@ func (b *bench) consume(ctx context.Context, n, routers int, add func(*message.R
 }
 
 // how a handler stands in the inbox.
-type how func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware)
+type how struct {
+	group    inbox.Group
+	inFlight int
+	add      func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware)
+}
 
 // each calls do for each message, in a transaction of its own or in that of a group.
 func each(grouped bool, do effect) how {
-	return func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
+	add := func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
 		middleware := in.Middleware
 		if grouped {
 			middleware = in.GroupMiddleware
@@ -194,20 +201,30 @@ func each(grouped bool, do effect) how {
 			return do(msg.Context(), tx, msg.UUID, msg.Payload)
 		}).AddMiddleware(count, middleware)
 	}
+	return how{inFlight: inFlight, add: add}
 }
 
-// addRows has the effects of addRow, by one statement for a batch.
-func addRows(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
-	router.AddConsumerHandler("bench", topic, subscriber, in.Batch(func(ctx context.Context, msgs []*message.Message) error {
-		tx, _ := inbox.TxFromContext(ctx)
-		ids, payloads := make([]string, len(msgs)), make([][]byte, len(msgs))
-		for i, msg := range msgs {
-			ids[i], payloads[i] = msg.UUID, msg.Payload
+// inBatches has the effects of addRow, by one statement for a batch.
+func inBatches() how {
+	add := func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
+		router.AddConsumerHandler("bench", topic, subscriber, in.Batch(addRows)).AddMiddleware(count)
+	}
+	return how{group: inbox.Group{Size: batchSize}, inFlight: batchesInFlight, add: add}
+}
+
+func addRows(ctx context.Context, msgs []*message.Message) error {
+	tx, _ := inbox.TxFromContext(ctx)
+	query := []byte(`insert into bench_effects (message_id, payload) values `)
+	args := make([]any, 0, 2*len(msgs))
+	for i, msg := range msgs {
+		if i > 0 {
+			query = append(query, ',')
 		}
-		_, err := tx.ExecContext(ctx, `insert into bench_effects (message_id, payload) select * from unnest($1::text[], $2::bytea[])`,
-			pq.Array(ids), pq.Array(payloads))
-		return err
-	})).AddMiddleware(count)
+		query = fmt.Appendf(query, "($%d,$%d)", 2*i+1, 2*i+2)
+		args = append(args, msg.UUID, []byte(msg.Payload))
+	}
+	_, err := tx.ExecContext(ctx, string(query), args...)
+	return err
 }
 
 // ours consumes with inbox and inbox/rabbitmq.
@@ -223,17 +240,17 @@ func (b *bench) oursConsuming(name string, n, known, consumers int, handle how) 
 		}
 		defer stopProfile()
 		took, err := b.consume(ctx, n, consumers, func(router *message.Router, db *sql.DB, count message.HandlerMiddleware) error {
-			in, err := inbox.New(db, inbox.Config{Consumer: "bench", Logger: b.log})
+			in, err := inbox.New(db, inbox.Config{Consumer: "bench", Group: handle.group, Logger: b.log})
 			if err != nil {
 				return err
 			}
 			cfg := b.topology()
-			cfg.Consume.Qos.PrefetchCount = inFlight
+			cfg.Consume.Qos.PrefetchCount = handle.inFlight
 			subscriber, err := rabbitmq.New(cfg, rabbitmq.Config{Logger: b.log})
 			if err != nil {
 				return err
 			}
-			handle(in, router, subscriber, count)
+			handle.add(in, router, subscriber, count)
 			return nil
 		})
 		if err != nil {

@@ -10,17 +10,17 @@ import (
 func inboxRow(ctx context.Context, b *bench) ([]result, error) {
 	const id, unit = "inbox", "msg/s"
 	v, err := b.rounds(ctx, id, unit,
-		b.oursConsuming("a handler of batches", inboxBacklog, 0, 1, addRows),
+		b.oursConsuming("a handler of batches", inboxBacklog, 0, 1, inBatches()),
 		b.oursConsuming("a handler of messages", inboxBacklog, 0, 1, each(true, addRow)),
 		b.stock())
 	if err != nil {
 		return nil, err
 	}
-	what := fmt.Sprintf("RabbitMQ to effects in PostgreSQL, %d messages, group commit, %d in flight, ", inboxBacklog, inFlight)
+	what := fmt.Sprintf("RabbitMQ to effects in PostgreSQL, %d messages, group commit, ", inboxBacklog)
 	const stock = "stock router and subscriber, deduplication in the handler's own transaction"
 	return []result{
-		compare(id, what+"one call of the handler for a group", stock, unit, ratioAtLeast(15), v[0], v[2]),
-		compare(id+"-each", what+"one call for each message", stock, unit, ratioAtLeast(15), v[1], v[2]),
+		compare(id, what+fmt.Sprintf("one call of the handler, with one statement, for a group of up to %d, %d in flight", batchSize, batchesInFlight), stock, unit, ratioAtLeast(15), v[0], v[2]),
+		compare(id+"-each", what+fmt.Sprintf("one call for each message, %d in flight", inFlight), stock, unit, ratioAtLeast(15), v[1], v[2]),
 	}, nil
 }
 
