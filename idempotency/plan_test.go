@@ -1,9 +1,11 @@
 package idempotency_test
 
 import (
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/oncemill/oncemill"
@@ -29,10 +31,22 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 			// It would count now and then, which is looked at below.
 			engine := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding = idempotency.Unlimited })
 			inTx, snapshot := engine.TxMiddleware(ok("x")), engine.Middleware(ok("x"))
+			inGroups := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding, c.GroupSize = idempotency.Unlimited, 4 }).TxMiddleware(ok("x"))
 			requests := func(from, to int) {
 				for i := from; i < to; i++ {
 					if _, _, err := p.store.Find(t.Context(), idempotency.ID{byte(i)}); err != nil {
 						t.Fatal(err)
+					}
+					for range 2 {
+						var sending sync.WaitGroup
+						for g := range 4 {
+							sending.Go(func() {
+								if w := do(t, inGroups, post("/", "x", withKey(fmt.Sprintf("g%d-%d", i, g)))); w.Code != http.StatusOK {
+									t.Errorf("got %d %s", w.Code, w.Body)
+								}
+							})
+						}
+						sending.Wait()
 					}
 					for name, h := range map[string]http.Handler{"a": inTx, "b": snapshot} {
 						for range 2 {

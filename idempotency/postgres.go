@@ -17,15 +17,9 @@ from `
 	postgresClaim      = postgresRecord + `{{idempotency_claim}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) where alive`
 	postgresClaimGroup = `
 select
-	asked.place, r.caller, r.fingerprint, r.state, r.owner, r.fence, r.endpoint, r.status, r.response,
-	r.location, r.resource_id, r.correlation_id, r.trace_id, r.lease_left, r.expires_in, r.created_at, r.completed_at
-from unnest($1::bytea[], $2::bytea[], $3::bytea[], $4::bytea[], $5::text[], $6::bigint[], $7::bigint[], $8::text[], $9::text[])
-	with ordinality as asked (key_hash, caller, fingerprint, owner, endpoint, lease, retention, correlation_id, trace_id, place)
-cross join lateral {{idempotency_claim}}(
-	asked.key_hash, asked.caller, asked.fingerprint, asked.owner, asked.endpoint,
-	asked.lease, asked.retention, asked.correlation_id, asked.trace_id, false
-) as r
-where r.alive`
+	place, (record).caller, (record).fingerprint, (record).state, (record).owner, (record).fence, (record).endpoint, (record).status, (record).response,
+	(record).location, (record).resource_id, (record).correlation_id, (record).trace_id, (record).lease_left, (record).expires_in, (record).created_at, (record).completed_at
+from {{idempotency_claim_group}}($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 	postgresFind     = postgresRecord + `{{idempotency_find}}($1) where alive`
 	postgresTakeOver = postgresRecord + `{{idempotency_take_over}}($1, $2, $3, $4, $5, $6, $7) where alive`
 	postgresComplete = `select {{idempotency_complete}}($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`

@@ -4,6 +4,7 @@ drop function {{idempotency_begin}}(text, text);
 drop function {{idempotency_complete}}(bytea, bytea, bigint, integer, integer, bytea, boolean, text, text, bigint, bigint);
 drop function {{idempotency_take_over}}(bytea, bytea, bigint, bytea, bigint, bigint, boolean);
 drop function {{idempotency_find}}(bytea);
+drop function {{idempotency_claim_group}}(bytea[], bytea[], bytea[], bytea[], text[], bigint[], bigint[], text[], text[]);
 drop function {{idempotency_claim}}(bytea, bytea, bytea, bytea, text, bigint, bigint, text, text, boolean);
 drop view {{idempotency_record}};
 drop table {{idempotency}};

@@ -136,6 +136,35 @@ begin
 end
 $$;
 
+-- claim_group is claim for several keys, sorted, all different, that need not be durable.
+-- It returns the records that are there, or new, with their places from 1 on; whatever is
+-- missing is to be asked for again. Records that are there are read without a call for each.
+create function {{idempotency_claim_group}}(
+	key_hash bytea[], caller bytea[], fingerprint bytea[], owner bytea[], endpoint text[],
+	lease bigint[], retention bigint[], correlation_id text[], trace_id text[]
+) returns table (place bigint, record {{idempotency_record}})
+language plpgsql set enable_seqscan = off
+as $$
+#variable_conflict use_column
+begin
+	return query
+	select asked.place, found.r
+	from unnest($1, $2, $3, $4, $5, $6, $7, $8, $9) with ordinality as asked (
+		key_hash, caller, fingerprint, owner, endpoint, lease, retention, correlation_id, trace_id, place
+	)
+	cross join lateral (
+		select r from {{idempotency_record}} as r where r.key_hash = asked.key_hash and r.alive
+		union all
+		select r from {{idempotency_claim}}(
+			asked.key_hash, asked.caller, asked.fingerprint, asked.owner, asked.endpoint,
+			asked.lease, asked.retention, asked.correlation_id, asked.trace_id, false
+		) as r
+		where r.alive
+		limit 1
+	) as found;
+end
+$$;
+
 -- find returns the record of a key, or nothing. It waits for nobody.
 create function {{idempotency_find}}(key_hash bytea) returns {{idempotency_record}}
 language plpgsql stable set enable_seqscan = off
