@@ -40,11 +40,8 @@ type place struct {
 func onPostgres(t *testing.T, params ...string) *place {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	dsn := pg.DSN + "&binary_parameters=yes"
-	for _, param := range params {
-		dsn += "&" + param
-	}
-	return newPlace(t, &place{driver: "postgres", dsn: dsn, cfg: pg.Config})
+	dsn := pg.URL(t, append(params, "binary_parameters=yes")...)
+	return newPlace(t, &place{driver: testserver.DriverName(), dsn: dsn, cfg: pg.Config})
 }
 
 func onSQLite(t *testing.T) *place {

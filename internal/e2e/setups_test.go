@@ -42,6 +42,7 @@ var suites = []suite{
 	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
 		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|PreparesWhat|OneBad)`},
 	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions)|TestFromPublisher_DeliversToGoChannel`},
+	{"idempotency", `TestConformance_InGroups|TestGroup_(SharesOne|OneBad)`},
 	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
 }
 
