@@ -100,7 +100,7 @@ type Group[W, R any] struct {
 // New returns a group that does work. It holds no goroutine.
 func New[W, R any](limits Limits, work Work[W, R]) *Group[W, R] {
 	if limits.Writers == 0 {
-		limits.Writers = inParallel
+		limits.Writers = single
 	}
 	return &Group[W, R]{limits: limits, work: work, pace: newPace(limits.Size, limits.Writers), filled: make(chan struct{}, 1)}
 }
@@ -247,7 +247,7 @@ func (g *Group[W, R]) learn(result Result) {
 	case Clean:
 		g.pace.clean(1)
 	case InTheWay:
-		g.pace.conflict()
+		g.pace.conflict(1)
 	case Failed:
 	}
 }
@@ -352,7 +352,7 @@ func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 // split makes groups smaller and lets members that were in each other's way, or in
 // that of others, try again. Called with mu held.
 func (g *Group[W, R]) split(members []*Member[W, R]) {
-	g.pace.conflict()
+	g.pace.conflict(len(members))
 	var again []*Member[W, R]
 	for _, m := range members {
 		if m.failed++; m.failed >= mostFailed || g.pace.size == 1 {

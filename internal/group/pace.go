@@ -1,10 +1,12 @@
 package group
 
-// pace says how large groups may be now. Guarded by the mu of its group.
+// pace says how large groups may be now, and how many at once. Guarded by the mu of its
+// group.
 //
 // Until the first conflict the size doubles with every clean group. A conflict halves
-// it and makes the number of clean groups that it takes to grow by a quarter four
-// times as many, so that groups which cannot work are tried ever less often.
+// it. From then on it grows by a quarter after many clean groups, after more of them the
+// more often that went wrong: a conflict costs as much as dozens of groups, so what a
+// larger one saves is lost if one in a few hundred meets another.
 type pace struct {
 	most    int
 	writers int // transactions that the database lets write at once
@@ -15,12 +17,14 @@ type pace struct {
 
 const (
 	sizeAtFirst = 25
-	needAtFirst = 8
-	needAtMost  = 4096
-	// inParallel is the number of members that are worked on at once, in groups
-	// of any size: one transaction each is slow because of the commits, and many
-	// of them at once make up for some of it.
-	inParallel = 32
+	needAtLeast = 256 // after a conflict
+	needAtMost  = 1 << 16
+
+	// sharing and single are the members that are worked on at once after a conflict, in
+	// groups and in groups of one. Those of one hold few locks, and many of them make up
+	// for some of their commits.
+	sharing = 12
+	single  = 32
 )
 
 func newPace(most, writers int) pace {
@@ -32,16 +36,24 @@ func newPace(most, writers int) pace {
 // are in each other's way it would be in the way.
 func (p *pace) leaders() int {
 	groups := 3
-	if p.need > 1 {
-		groups = 2
+	switch {
+	case p.size == 1:
+		groups = single
+	case p.need > 1:
+		groups = max(2, sharing/p.size)
 	}
-	return min(max(groups, inParallel/p.size), p.writers)
+	return min(groups, p.writers)
 }
 
-func (p *pace) conflict() {
-	p.size = max(1, p.size/2)
+// conflict notes that a group of n members was given up. Of several that were under way
+// the first one counts: the others were as large.
+func (p *pace) conflict(n int) {
+	if n > p.size {
+		return
+	}
+	p.size = max(1, n/2)
 	p.streak = 0
-	p.need = min(max(4*p.need, needAtFirst), needAtMost)
+	p.need = min(max(2*p.need, needAtLeast), needAtMost)
 }
 
 // clean notes that a group of n members was committed. Only one that was as
@@ -57,6 +69,6 @@ func (p *pace) clean(n int) {
 	if p.streak++; p.streak >= p.need {
 		p.streak = 0
 		p.size = min(p.most, p.size+max(1, p.size/4))
-		p.need = max(needAtFirst, p.need*3/4)
+		p.need = max(needAtLeast, p.need/2)
 	}
 }
