@@ -1,10 +1,8 @@
 package rabbitmq
 
 import (
-	"cmp"
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +24,7 @@ type subscription struct {
 	out       chan *message.Message
 	consuming atomic.Bool
 
-	ready    []*parcel // to be handed out, the oldest first
+	ready    []*parcel // to be handed out, in this order
 	delayed  map[*parcel]struct{}
 	firstDue time.Time // of the delayed
 	lanes    map[string]*lane
@@ -231,7 +229,7 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 func (s *subscription) lineUp(p *parcel) {
 	name := p.laneName()
 	if name == "" {
-		s.enqueue(p)
+		s.ready = append(s.ready, p)
 		return
 	}
 	if l, busy := s.lanes[name]; busy {
@@ -241,19 +239,7 @@ func (s *subscription) lineUp(p *parcel) {
 	}
 	p.lane = &lane{name: name}
 	s.lanes[name] = p.lane
-	s.enqueue(p)
-}
-
-// enqueue makes p ready, before those that came after it: while it is unsettled, no
-// row of acknowledgements reaches them.
-func (s *subscription) enqueue(p *parcel) {
-	at := len(s.ready)
-	if at > 0 && p.delivery.DeliveryTag < s.ready[at-1].delivery.DeliveryTag {
-		at, _ = slices.BinarySearchFunc(s.ready, p.delivery.DeliveryTag, func(other *parcel, tag uint64) int {
-			return cmp.Compare(other.delivery.DeliveryTag, tag)
-		})
-	}
-	s.ready = slices.Insert(s.ready, at, p)
+	s.ready = append(s.ready, p)
 }
 
 // handOut moves the first of the ready.
@@ -333,7 +319,7 @@ func (s *subscription) next(p *parcel) {
 		delete(s.lanes, l.name)
 		return
 	}
-	s.enqueue(l.waiting[0])
+	s.ready = append(s.ready, l.waiting[0])
 	l.waiting[0] = nil
 	l.waiting = l.waiting[1:]
 }
@@ -360,7 +346,7 @@ func (s *subscription) release(now time.Time) {
 				p.read(s.owner.settings)
 				s.lineUp(p)
 			} else {
-				s.enqueue(p)
+				s.ready = append(s.ready, p)
 			}
 		case first.IsZero() || p.due.Before(first):
 			first = p.due
