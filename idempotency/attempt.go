@@ -6,9 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"runtime/debug"
 	"sync"
-	"time"
 )
 
 type runKey struct{}
@@ -60,72 +58,4 @@ func DeriveUUID(ctx context.Context, name string) string {
 	sum[8] = sum[8]&0x3f | 0x80
 	s := hex.EncodeToString(sum[:16])
 	return fmt.Sprintf("%s-%s-%s-%s-%s", s[:8], s[8:12], s[12:16], s[16:20], s[20:])
-}
-
-// panicked is what a handler panicked with. aborted tells that it ended its
-// goroutine instead.
-type panicked struct {
-	value   any
-	stack   []byte
-	aborted bool
-}
-
-// running is a call in a goroutine of its own, which somebody waits for, whatever
-// happens: nobody else gets the key while it runs.
-type running struct {
-	deadline time.Time
-	done     chan *panicked // capacity 1
-}
-
-func invoke(deadline time.Time, fn func()) *running {
-	r := &running{deadline: deadline, done: make(chan *panicked, 1)}
-	go func() {
-		p := &panicked{aborted: true}
-		defer func() {
-			if p != nil {
-				if v := recover(); v != nil {
-					p.value, p.stack, p.aborted = v, debug.Stack(), false
-				}
-			}
-			r.done <- p
-		}()
-		fn()
-		p = nil
-	}()
-	return r
-}
-
-// wait waits until fn has returned. late is called once if it still runs when the
-// deadline passes, and renew every so often until it returns, unless it is nil.
-func (r *running) wait(late func(), every time.Duration, renew func()) (p *panicked) {
-	timer := time.NewTimer(time.Until(r.deadline))
-	defer timer.Stop()
-	var ticks <-chan time.Time
-	if renew != nil {
-		ticker := time.NewTicker(every)
-		defer ticker.Stop()
-		ticks = ticker.C
-	}
-	for {
-		select {
-		case p := <-r.done:
-			return p
-		case <-timer.C:
-			late()
-		case <-ticks:
-			renew()
-		}
-	}
-}
-
-// waitFor waits for no longer than patience, and not beyond the deadline.
-func (r *running) waitFor(patience time.Duration) (p *panicked, ended bool) {
-	timer := time.NewTimer(min(patience, time.Until(r.deadline)))
-	defer timer.Stop()
-	select {
-	case p := <-r.done:
-		return p, true
-	case <-timer.C:
-		return nil, false
-	}
 }

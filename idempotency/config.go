@@ -84,7 +84,8 @@ type Config struct {
 	Retries int
 
 	// GroupSize is how many requests may share a transaction in TxMiddleware; see
-	// there what that asks of handlers. Default: 1, each has its own. At most 1,000.
+	// there what that asks of handlers. Claims that need not be durable, those of Do
+	// too, then share a statement. Default: 1, each has its own. At most 1,000.
 	GroupSize int
 
 	// Crashed says what Middleware does with a key whose owner died: whether the

@@ -2,16 +2,14 @@ package idempotency
 
 import (
 	"context"
-	"log/slog"
 	"math"
-	"net/http"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/lent"
-	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // groups run requests in transactions that they share.
@@ -32,76 +30,34 @@ type groupEnd struct {
 	outcome    txOutcome
 	err        error
 
-	answered bool     // it has been
-	refused  bool     // by its handler, which had no effects: rec has its answer
-	slow     *serving // its handler, which runs still; what it does is in vain
+	answered bool // it has been
+	refused  bool // by its handler, which had no effects: rec has its answer
+
+	// slow is its handler, which runs still, in tx, in vain.
+	slow *serving
+	tx   *sqlGroup
 }
 
-// patience is how long a request waits for a group, and a group for the handler of one.
-const patience = time.Second
+const (
+	// groupPatience is how long a request waits for a group, and a group for one handler.
+	groupPatience = time.Second
+	// groupTime is how long handlers of a group may take together: those behind them
+	// wait, and so does whoever wants what they have locked.
+	groupTime = 250 * time.Millisecond
+	// groupResponses is how much a group stores, in bytes, beyond the response that
+	// comes to more.
+	groupResponses = 4 << 20
+)
 
 func newGroups(e *Engine, store *SQLStore) *groups {
-	limits := group.Limits{Size: e.cfg.GroupSize, Bytes: math.MaxInt, Patience: patience}
+	limits := group.Limits{Size: e.cfg.GroupSize, Bytes: math.MaxInt, Patience: groupPatience}
 	if store.cfg.Dialect == oncemill.SQLite {
 		limits.Writers = 1
 	}
 	g := &groups{Engine: e, store: store, repeats: lent.NewRepeats(store.db)}
 	g.gather = group.New(limits, g)
-	g.claims = group.New(limits, claims{store})
+	g.claims = group.New(limits, claims{store, e.cfg.Logger})
 	return g
-}
-
-// claims are made by one statement, and share the cost of its commit.
-type claims struct {
-	store *SQLStore
-}
-
-// claimEnd is what [Store.Claim] returns.
-type claimEnd struct {
-	record  Record
-	granted bool
-	err     error
-}
-
-// claim makes a claim, maybe with others.
-func (g *groups) claim(ctx context.Context, c Claim) (Record, bool, error) {
-	if g.store.cfg.Dialect == oncemill.SQLite || c.Durable { // which first reads; which waits for the disk
-		return g.store.Claim(ctx, c)
-	}
-	end, done := g.claims.Do(ctx, &group.Member[Claim, claimEnd]{Work: c, ID: string(c.ID[:]), Since: time.Now()})
-	if !done {
-		return Record{}, false, ctx.Err()
-	}
-	return end.record, end.granted, end.err
-}
-
-// Alone makes one claim.
-func (c claims) Alone(ctx context.Context, claim Claim) (claimEnd, group.Result) {
-	record, granted, err := c.store.Claim(ctx, claim)
-	return claimEnd{record, granted, err}, group.Clean
-}
-
-// Together makes several. Whatever goes wrong is left to each alone, as is a copy of a key
-// that comes at the same time: it was not taken along.
-func (c claims) Together(ctx context.Context, members []*group.Member[Claim, claimEnd]) ([]*group.Member[Claim, claimEnd], group.Result) {
-	if len(members) == 1 {
-		end, result := c.Alone(ctx, members[0].Work) // here, so that others gather meanwhile
-		members[0].Finish(end)
-		return nil, result
-	}
-	all := make([]Claim, len(members))
-	for i, m := range members {
-		all[i] = m.Work
-	}
-	records, found, err := c.store.claimAll(ctx, all)
-	for i, m := range members {
-		if err != nil || !found[i] {
-			m.Alone()
-			continue
-		}
-		m.Finish(claimEnd{record: records[i], granted: grants(records[i], m.Work)})
-	}
-	return nil, group.Clean
 }
 
 // run runs the handler of x in a group, or alone, and answers.
@@ -116,7 +72,7 @@ func (g *groups) run(ctx context.Context, x *exchange) {
 		x.refuse(ProblemExecutionTimeout)
 	case end.answered:
 	case end.slow != nil:
-		g.again(ctx, x, end.slow)
+		g.afterSlow(ctx, x, end)
 	case end.refused:
 		x.withoutEffect(ctx, end.rec, end.rec.result())
 	case end.outcome == uncertain:
@@ -127,11 +83,14 @@ func (g *groups) run(ctx context.Context, x *exchange) {
 	}
 }
 
-// again runs a handler alone that was too slow for a group, if there is time after it
-// has returned. Its panics come again, too.
-func (g *groups) again(ctx context.Context, x *exchange, slow *serving) {
-	_, timedOut := slow.finished(0, nil)
-	slow.rec.discard()
+// afterSlow runs a handler alone that was too slow for its group, if there is time after
+// it has returned. Its panics come again, too.
+func (g *groups) afterSlow(ctx context.Context, x *exchange, end groupEnd) {
+	var ending sync.WaitGroup
+	ending.Go(func() { end.tx.close(ctx, g.cfg.Logger) }) // waits for a statement that heeds no context
+	_, timedOut := end.slow.finished(0, nil)
+	end.slow.rec.discard()
+	ending.Wait()
 	if timedOut {
 		x.release(ctx, &x.intent, x.owner)
 		return
@@ -165,158 +124,20 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 	}
 	r := &groupRun{groups: g, tx: tx, left: slices.Clone(members)}
 	defer r.close(ctx)
-	for _, m := range members {
+	result := group.Clean
+	for i, m := range members {
+		if i > 0 && (time.Since(began) > groupTime || r.stored > groupResponses) {
+			result = group.InTheWay // groups are too large; what has run is committed
+			break
+		}
 		if result, ended := r.handle(m); ended { //nolint:contextcheck // each member has its own
 			return r.left, result
 		}
 	}
-	if len(r.done) == 0 {
-		return nil, group.Failed
-	}
-	return r.left, r.commit(ctx)
-}
-
-// groupRun is one transaction of a group.
-type groupRun struct {
-	*groups
-	tx   *sqlGroup
-	left []*groupMember // not settled
-	done []*groupMember // of these, those whose handlers have run
-	ends []groupEnd     // of done
-}
-
-// close ends the transaction, and lets go of what was recorded in vain.
-func (r *groupRun) close(ctx context.Context) {
-	r.endStatements(ctx)
-	r.tx.rollback() // a no-op after the commit
-	for _, end := range r.ends {
-		end.rec.discard()
-	}
-}
-
-func (r *groupRun) endStatements(ctx context.Context) {
-	if spoiled := r.tx.end(); spoiled != nil {
-		r.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
-			slog.Any("error", spoiled))
-	}
-}
-
-func (r *groupRun) settled(m *groupMember) {
-	r.left = slices.DeleteFunc(r.left, func(other *groupMember) bool { return other == m })
-}
-
-// alone ends the group for m, which goes its own way.
-func (r *groupRun) alone(m *groupMember) group.Result {
-	r.settled(m)
-	m.Alone()
-	return group.Failed
-}
-
-// handle runs the handler of m. ended tells that the transaction must not go on.
-func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
-	x := m.Work
-	t, err := r.tx.lend(m.Context(), x.claim.ID, x.owner)
-	if err != nil {
-		return r.alone(m), true
-	}
-	called := x.start(m.Context(), t)
-	p, returned := called.waitFor(patience)
-	x.at("after effect")
-	reason := t.Close(ErrTxEnded) // what the handler has overlooked
-	if !returned {
-		r.disband(m, called)
-		return group.InTheWay, true
-	}
-	called.cancel()
-	rec := called.rec
-	failed := p != nil || rec.failed != nil || !time.Now().Before(called.deadline)
-	refused := !failed && rec.result().Status >= http.StatusBadRequest
-	switch {
-	case refused && t.untouched():
-		r.settled(m)
-		m.Finish(groupEnd{rec: rec, refused: true})
-		return group.Clean, false
-	case t.beaten.Load():
-		rec.discard()
-		return group.InTheWay, true
-	case failed, refused, reason != nil:
-		rec.discard()
-		return r.alone(m), true
-	}
-	completion, err := x.completion(rec.result(), false)
-	if err != nil {
-		rec.discard()
-		return r.alone(m), true
-	}
-	r.done = append(r.done, m)
-	r.ends = append(r.ends, groupEnd{rec: rec, completion: completion, outcome: committed})
-	return group.Clean, false
-}
-
-// disband lets all others go their own way, while m waits for its handler, whose
-// context ends.
-func (r *groupRun) disband(m *groupMember, slow *serving) {
-	slow.cancel()
-	r.tx.rollback()
-	for _, other := range r.left {
-		if other != m {
-			other.Alone()
+	if len(r.done) > 0 {
+		if committed := r.commit(ctx); committed != group.Clean {
+			return r.left, committed
 		}
 	}
-	r.left = nil
-	m.Finish(groupEnd{slow: slow})
-}
-
-// commit completes the claims of those whose handlers have run, and commits.
-func (r *groupRun) commit(ctx context.Context) group.Result {
-	r.endStatements(ctx)
-	all := make([]completed, len(r.done))
-	for i, m := range r.done {
-		all[i] = completed{m.Work.claim.ID, m.Work.owner, r.ends[i].completion}
-	}
-	began := time.Now()
-	stale, err := r.tx.complete(ctx, all)
-	r.telemetry.latency(ctx, "complete_tx", began, err)
-	if err == nil && len(stale) > 0 {
-		for _, i := range stale {
-			r.alone(r.done[i])
-		}
-		return group.Failed
-	}
-	// As in finish.
-	if err == nil {
-		err = ctx.Err()
-	}
-	if err != nil {
-		return r.failed(err)
-	}
-	r.at("before commit")
-	began = time.Now()
-	err = r.tx.commit()
-	r.telemetry.latency(ctx, "commit", began, err)
-	r.at("after commit")
-	outcome := committed
-	if sqlerr.CommitUnknown(err) {
-		outcome = uncertain
-	} else if err != nil {
-		return r.failed(err)
-	}
-	for i, m := range r.done {
-		r.ends[i].outcome, r.ends[i].err = outcome, err
-		m.Finish(r.ends[i])
-	}
-	r.left, r.ends = nil, nil
-	return group.Clean
-}
-
-// failed ends a group that could not be committed.
-func (r *groupRun) failed(err error) group.Result {
-	if sqlerr.Retryable(err) || sqlerr.State(err) == lockTimedOut {
-		return group.InTheWay
-	}
-	for _, m := range r.left { // it is not known whose fault it was: a deferred constraint, perhaps
-		m.Alone()
-	}
-	r.left = nil
-	return group.Failed
+	return r.left, result
 }

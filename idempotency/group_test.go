@@ -7,6 +7,9 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -27,8 +30,16 @@ func TestConformance_InGroups(t *testing.T) {
 }
 
 // sendTogether sends a request for each key while the first one's handler runs, so that
-// the others are in one group after it. The handler is for all but the first.
+// the others are in one group after it. The handler is for all but the first. Who
+// panics has no answer.
 func sendTogether(t *testing.T, engine *idempotency.Engine, keys []string, handler http.HandlerFunc) map[string]*httptest.ResponseRecorder {
+	t.Helper()
+	answers, _ := sendInOrder(t, engine, keys, handler)
+	return answers
+}
+
+// sendInOrder is sendTogether that tells who was answered when.
+func sendInOrder(t *testing.T, engine *idempotency.Engine, keys []string, handler http.HandlerFunc) (answers map[string]*httptest.ResponseRecorder, order []string) {
 	t.Helper()
 	var claimed atomic.Int64
 	engine.At(func(point string) {
@@ -50,7 +61,7 @@ func sendTogether(t *testing.T, engine *idempotency.Engine, keys []string, handl
 		time.Sleep(20 * time.Millisecond) // from the claim to the group
 	}))
 	var mu sync.Mutex
-	answers := map[string]*httptest.ResponseRecorder{}
+	answers = map[string]*httptest.ResponseRecorder{}
 	var sending sync.WaitGroup
 	send := func(key string) {
 		sending.Go(func() {
@@ -62,6 +73,7 @@ func sendTogether(t *testing.T, engine *idempotency.Engine, keys []string, handl
 				mu.Lock()
 				defer mu.Unlock()
 				answers[key] = w
+				order = append(order, key)
 			}()
 			h.ServeHTTP(w, post("/", key, withKey(key)))
 		})
@@ -72,7 +84,7 @@ func sendTogether(t *testing.T, engine *idempotency.Engine, keys []string, handl
 		send(key)
 	}
 	sending.Wait()
-	return answers
+	return answers, order
 }
 
 func keysUpTo(n int) (keys []string) {
@@ -210,6 +222,162 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// Handlers that are not slow themselves do not keep those behind them for longer than
+// they have time.
+func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 4*time.Second })
+	for key, w := range sendTogether(t, engine, keysUpTo(30), func(_ http.ResponseWriter, r *http.Request) {
+		if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(200 * time.Millisecond) // 6 s, one after the other
+	}) {
+		if w.Code != http.StatusOK {
+			t.Errorf("%s: %d %s", key, w.Code, w.Body)
+		}
+	}
+	if n := p.count(t, `select count(*) from effects`); n != 30 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// A handler whose statement heeds no context keeps nobody but its own client.
+func TestGroup_AStatementThatGoesOnKeepsNobody(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 20*time.Second })
+	keys := keysUpTo(12)
+	bad := keys[7]
+	answers, order := sendInOrder(t, engine, keys, func(_ http.ResponseWriter, r *http.Request) {
+		key := r.Header.Get("Idempotency-Key")
+		_ = addNamed(r.Context(), key) // later it fails, where its group has been given up
+		if tx, _ := idempotency.TxFromContext(r.Context()); key == bad {
+			_, _ = tx.ExecContext(context.WithoutCancel(r.Context()), `select pg_sleep(4)`)
+		}
+	})
+	if order[len(order)-1] != bad {
+		t.Errorf("in this order: %v", order)
+	}
+	for _, key := range keys {
+		if answers[key].Code != http.StatusOK {
+			t.Errorf("%s: %d %s", key, answers[key].Code, answers[key].Body)
+		}
+		if n := p.count(t, `select count(*) from effects where name = $1`, key); n != 1 {
+			t.Errorf("%s: %d effects", key, n)
+		}
+	}
+}
+
+// A function of Config that panics for one request does so for that one.
+func TestGroup_APanicOfConfigSpoilsNobody(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	keys := keysUpTo(12)
+	bad := keys[7]
+	engine := p.engine(t, func(c *idempotency.Config) {
+		c.GroupSize = 50
+		c.RetentionFor = func(r *http.Request, _ int) time.Duration {
+			if r.Header.Get("Idempotency-Key") == bad {
+				panic("on purpose")
+			}
+			return 0
+		}
+	})
+	answers := sendTogether(t, engine, keys, func(_ http.ResponseWriter, r *http.Request) {
+		if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, key := range keys {
+		if w := answers[key]; (w == nil) != (key == bad) {
+			t.Errorf("%s: %v", key, w)
+		}
+	}
+	if n := p.count(t, `select count(*) from effects`); n != 11 {
+		t.Errorf("%d effects", n)
+	}
+}
+
+// Responses of megabytes are not all in one statement, and are stored.
+func TestGroup_LargeResponses(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		engine := p.engine(t, grouped)
+		keys := keysUpTo(12)
+		for range 2 {
+			for key, w := range sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
+				fmt.Fprint(w, strings.Repeat(r.Header.Get("Idempotency-Key"), 100_000))
+			}) {
+				if slices.Contains(keys, key) && w.Body.String() != strings.Repeat(key, 100_000) {
+					t.Errorf("%s: %d, %d bytes", key, w.Code, w.Body.Len())
+				}
+			}
+		}
+	})
+}
+
+// A claim that is made with others is made as one alone.
+func TestSQLStore_ClaimsTogetherAsAlone(t *testing.T) {
+	t.Parallel()
+	for name, p := range map[string]*place{
+		"read committed": onPostgres(t),
+		"serializable":   onPostgres(t, "default_transaction_isolation=serializable"),
+	} {
+		t.Run(name, func(t *testing.T) {
+			var claims []idempotency.Claim
+			for i := range 24 {
+				c := idempotency.Claim{Lease: 20 * time.Second, Retention: time.Hour, Endpoint: `POST /a"b,{}\`, CorrelationID: `{},\"'`}
+				c.ID[0], c.Token[0], c.Fingerprint[0], c.Caller[0] = byte(i), byte(i), 255, 7
+				claims = append(claims, c)
+			}
+			const free, started, done, over = 0, 1, 2, 3
+			for i, c := range claims {
+				c.Token[1] = 1 // of somebody before
+				owner := idempotency.Owner{Token: c.Token, Fence: 1}
+				var err error
+				if i%4 != free {
+					_, _, err = p.store.Claim(t.Context(), c)
+				}
+				if err == nil && i%4 == done {
+					err = p.store.Complete(t.Context(), c.ID, owner, idempotency.Completion{
+						State: idempotency.Completed, Status: 201, Response: []byte{0, 1, 255}, Large: i%8 == done, Retention: time.Hour, Location: "/x",
+					})
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if i%4 == over {
+					p.exec(t, `update {{idempotency}} set lease_until = 'yesterday', forget_at = 'yesterday' where key_hash = $1`, c.ID[:])
+				}
+			}
+			for round := range 2 {
+				records, found, err := p.store.ClaimAll(t.Context(), claims)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, c := range claims {
+					if i%4 == over && round == 0 { // is forgotten first, and asked for again
+						if found[i] {
+							t.Errorf("%d: found %+v", i, records[i])
+						}
+						continue
+					}
+					alone, ok, err := p.store.Find(t.Context(), c.ID)
+					if err != nil || !ok || !found[i] {
+						t.Fatalf("%d: %v %v %v", i, err, ok, found[i])
+					}
+					got := records[i]
+					alone.LeaseLeft, alone.ExpiresIn = got.LeaseLeft, got.ExpiresIn
+					if !reflect.DeepEqual(got, alone) || (got.Owner.Token == c.Token) != (i%4 == free || i%4 == over) || got.ExpiresIn <= 0 {
+						t.Errorf("%d: got %+v, alone %+v", i, got, alone)
+					}
+				}
+			}
+		})
 	}
 }
 

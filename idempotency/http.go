@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
-
-	"github.com/oncemill/oncemill"
 )
 
 // TxMiddleware runs handlers in a transaction that they find with
@@ -29,14 +27,16 @@ import (
 //
 // With Config.GroupSize requests that come at the same time share a transaction, and
 // the cost of its commit. They have their own keys, handles and outcomes. Handlers of a
-// group run one after the other; if one fails in any way, or answers with an error after
-// it has asked the database for something, the group is rolled back, that one runs again
-// alone, and the others again without it. So a handler does not belong here that takes
-// long, that often refuses, or that makes settings for its transaction (set local, a
-// role, a search path): they would reach the others. One that takes longer than a second
-// costs its group the transaction. Groups become smaller, down to one request, when their
-// locks are in the way of others: after a deadlock, a serialization failure, or a wait for
-// a lock of 100 ms; they grow again slowly. It pays where dozens of requests come at once.
+// group run one after the other, for a quarter of a second in all; if one fails in any
+// way, or answers with an error after it has asked the database for something, the group
+// is rolled back, that one runs again alone, and the others again without it. One that
+// takes longer than a second has its context ended and runs again alone, as do all of its
+// group. So a handler does not belong here that takes long, that often refuses, or that
+// changes the transaction: settings (set local, a role, a search path) and savepoints of the
+// same name would reach the others. Groups become smaller, down to one request, when they
+// take too long, and when their locks are in the way of others: after a deadlock, a
+// serialization failure, or a wait for a lock of 100 ms; they grow again slowly. It pays
+// where dozens of requests come at once.
 func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 	if _, ok := e.store.(*SQLStore); !ok {
 		panic(ErrNotTransactional)
@@ -377,59 +377,4 @@ func (x *exchange) request(ctx context.Context) *http.Request {
 		r.Body = io.NopCloser(bytes.NewReader(x.body))
 	}
 	return r
-}
-
-// serving is a handler that runs, with what it answers.
-type serving struct {
-	*running
-	x      *exchange
-	rec    *recorder
-	cancel context.CancelFunc
-}
-
-// start starts the handler with a fresh recorder. Somebody has to wait for it.
-func (x *exchange) start(ctx context.Context, tx oncemill.Tx) *serving {
-	deadline := x.began.Add(x.cfg.Timeout)
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	if tx != nil {
-		ctx = oncemill.ContextWithTx(ctx, tx)
-	}
-	rec := newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)
-	rec.stream = x.cfg.AllowStreaming && tx == nil && !x.transactional
-	var w http.ResponseWriter = rec
-	if rec.stream {
-		w = flusher{rec}
-	}
-	return &serving{invoke(deadline, func() { x.next.ServeHTTP(w, x.request(ctx)) }), x, rec, cancel}
-}
-
-// finished returns when the handler has. timedOut: the client has got its 503, and what
-// the handler answered is of no interest. renew is called every so often until then,
-// unless it is nil.
-func (s *serving) finished(every time.Duration, renew func()) (p *panicked, timedOut bool) {
-	defer s.cancel()
-	late := func() {
-		timedOut = true
-		s.late()
-	}
-	p = s.wait(late, every, renew)
-	if !timedOut && !time.Now().Before(s.deadline) {
-		late() // what it answered, it answered because its context had ended
-	}
-	return p, timedOut
-}
-
-// late answers for a handler whose time is up.
-func (s *serving) late() {
-	if !s.rec.close() {
-		return
-	}
-	w := s.x.w
-	clear(w.Header())
-	for name, values := range s.rec.outer {
-		w.Header()[name] = values
-	}
-	w.Header().Set("Connection", "close") // it is busy until the handler returns
-	s.x.refuse(ProblemExecutionTimeout)
-	_ = http.NewResponseController(w).Flush() // a writer that cannot flush sends it later
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/lib/pq"
@@ -87,6 +88,20 @@ func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel,
 	g := &sqlGroup{sqlTx: t}
 	g.statements, g.end = repeats.Lend(t.tx, n)
 	return g, nil
+}
+
+// endStatements lets go of what was prepared, before the transaction ends.
+func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
+	if spoiled := g.end(); spoiled != nil {
+		log.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
+			slog.Any("error", spoiled))
+	}
+}
+
+// close rolls back; a no-op after the commit. It waits for the statement under way.
+func (g *sqlGroup) close(ctx context.Context, log *slog.Logger) {
+	g.endStatements(ctx, log)
+	g.rollback()
 }
 
 // lend returns the transaction as the handler of a claim sees it.

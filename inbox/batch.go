@@ -75,8 +75,8 @@ func (s *shared) batchEffect(ctx context.Context, tx *sql.Tx, members []*member,
 				defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 			}
 			msg := m.Work.msg
-			defer msg.SetContext(msg.Context())
-			msg.SetContext(oncemill.ContextWithTx(m.Context(), borrowed))
+			defer msg.SetContext(msg.Context())                           //nolint:contextcheck // each message has its own
+			msg.SetContext(oncemill.ContextWithTx(m.Context(), borrowed)) //nolint:contextcheck // as above
 			msgs = append(msgs, msg)
 		}
 		if len(msgs) == 0 {
@@ -102,7 +102,7 @@ func (s *shared) search(ctx context.Context, members []*member) {
 				bad = append(bad, part)
 				continue
 			}
-			s.tell(part, claimed)
+			s.tell(part, claimed) //nolint:contextcheck // each member has its own
 		}
 		switch len(bad) {
 		case 0:

@@ -38,8 +38,8 @@
 // Effects outside of the transaction are not covered: a mail that the handler
 // sends, a second database, a message that it publishes to a broker directly, a
 // statement on the *sql.DB. Nor is a handler that acknowledges the message
-// itself, or one that attacks: that takes the raw connection, sets
-// oncemill.inbox, disables triggers, turns defer_foreign_keys off on SQLite, or
+// itself, or one that attacks: that takes the raw connection (in a group it can roll
+// back what is the others' too), sets oncemill.inbox, disables triggers, turns defer_foreign_keys off on SQLite, or
 // forges the inbox's rows.
 //
 // A handler must return the errors of its statements. On PostgreSQL one failed

@@ -7,10 +7,12 @@ import (
 	"log"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
+	"golang.org/x/sync/errgroup"
 	_ "modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
@@ -82,4 +84,60 @@ func ExampleInbox_Middleware() {
 	// Output:
 	// pieces left: 7
 	// messages in the outbox: 1
+}
+
+// Three orders that come at once are one statement, and a copy of one is none.
+func ExampleInbox_Batch() {
+	dir, err := os.MkdirTemp("", "oncemill")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir) //nolint:errcheck // a temporary file
+	db, err := sql.Open("sqlite", oncemill.SQLiteDSN(filepath.Join(dir, "stock.db")))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer db.Close() //nolint:errcheck // read to its end
+	if err := oncemill.Migrate(context.Background(), db, oncemill.Config{}, inbox.Migrations); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := db.Exec(`create table reserved (order_id text)`); err != nil {
+		log.Fatal(err)
+	}
+	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Group: inbox.Group{Size: 3, Wait: time.Second}})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	// For router.AddConsumerHandler("reserve", "orders", subscriber, reserve).
+	reserve := in.Batch(func(ctx context.Context, orders []*message.Message) error {
+		tx, _ := inbox.TxFromContext(ctx)
+		query, ids := `insert into reserved (order_id) values `, []any{}
+		for i, order := range orders {
+			query += fmt.Sprintf("%s($%d)", []string{"", ","}[min(i, 1)], i+1)
+			ids = append(ids, order.UUID)
+		}
+		fmt.Println("orders:", len(orders))
+		_, err := tx.ExecContext(ctx, query, ids...)
+		return err
+	})
+
+	var delivered errgroup.Group
+	for _, id := range []string{"order-1", "order-2", "order-3"} {
+		delivered.Go(func() error { return reserve(message.NewMessage(id, nil)) })
+	}
+	if err := delivered.Wait(); err != nil {
+		log.Fatal(err)
+	}
+	if err := reserve(message.NewMessage("order-1", nil)); err != nil {
+		log.Fatal(err)
+	}
+	var reserved int
+	if err := db.QueryRow(`select count(*) from reserved`).Scan(&reserved); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("reserved:", reserved)
+	// Output:
+	// orders: 3
+	// reserved: 3
 }

@@ -77,8 +77,9 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 // may run again after an attempt that left nothing: if a member of a group fails,
 // the group is rolled back, the member runs again alone, and the others run again
 // without it. Settings that a handler makes for its transaction (set local, a
-// role, a search path) would reach the others of its group; such a handler does
-// not belong here, nor does one that takes long. Handlers of a group run one
+// role, a search path) and savepoints that it goes back to without having set them
+// would reach the others of its group; such a handler does not belong here, nor does
+// one that takes long. Handlers of a group run one
 // after the other, sorted by ordering key, at most one of a key. With lib/pq, which
 // keeps no prepared statements, a statement with arguments that they execute repeatedly
 // is prepared, until one of them queries, for the rest of the transaction.
@@ -152,7 +153,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 	claimed, culprit, e := s.try(ctx, members)
 	switch {
 	case e.err == nil:
-		s.tell(members, claimed)
+		s.tell(members, claimed) //nolint:contextcheck // each member has its own
 		return nil, group.Clean
 	case inTheWay(e.err):
 		return members, group.InTheWay

@@ -5,83 +5,11 @@ package group
 import (
 	"cmp"
 	"context"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
-)
-
-// Limits of what is done together.
-type Limits struct {
-	Size    int           // members of a group
-	Bytes   int           // of its members; a single one may have more
-	Wait    time.Duration // of the first member for others
-	Writers int           // transactions that the database lets write at once; 0: any number
-
-	// Patience is how long a member waits for somebody to take it along before it goes
-	// its own way; 0: for ever.
-	Patience time.Duration
-}
-
-// Work does what its members want, and tells what has become of each.
-type Work[W, R any] interface {
-	// Together is one try for all of members, sorted by Key and ID. It settles each,
-	// by Finish or Alone, or returns it to be tried again: in a group with whoever comes
-	// if they were InTheWay, else without those that were settled. ctx has the values of
-	// the first member's, and ends when those of all have ended.
-	Together(ctx context.Context, members []*Member[W, R]) (again []*Member[W, R], result Result)
-
-	// Alone is a try for one.
-	Alone(ctx context.Context, w W) (R, Result)
-}
-
-// Result of a try, by which groups become larger or smaller.
-type Result int
-
-const (
-	Failed   Result = iota // for a reason that has nothing to do with their size
-	Clean                  // it has committed
-	InTheWay               // its locks were in the way of others: try again, with fewer
-)
-
-// Member is one of those that come at the same time.
-type Member[W, R any] struct {
-	Work  W
-	ID    string // no two of a group have the same
-	Key   string // nor this, where it is not ""
-	Bytes int
-	Since time.Time // its arrival: the oldest are taken first
-
-	ctx     context.Context //nolint:containedctx // of the member, while it is here
-	leader  bool            // it has been told to lead; guarded by the group's mu
-	failed  int             // groups that it was part of and that were given up
-	verdict chan verdict[R]
-}
-
-// Context is that of the member alone.
-func (m *Member[W, R]) Context() context.Context { return m.ctx }
-
-// Finish tells the member that it is over.
-func (m *Member[W, R]) Finish(r R) { m.verdict <- verdict[R]{do: finish, result: r} }
-
-// Alone tells the member to go its own way.
-func (m *Member[W, R]) Alone() { m.verdict <- verdict[R]{do: runAlone} }
-
-// mostFailed is the number of groups after which a member goes its own way.
-const mostFailed = 3
-
-// verdict tells a member what has become of it, or what to do.
-type verdict[R any] struct {
-	do     task
-	result R
-}
-
-type task int
-
-const (
-	finish   task = iota // it is over
-	lead                 // take some along and handle them
-	runAlone             // in a transaction of its own
 )
 
 // Group gathers members. The goroutine of one of them, the leader, does the work for
@@ -115,18 +43,14 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 		return r, true
 	}
 	ended := ctx.Done()
-	var enough <-chan time.Time
-	if g.limits.Patience > 0 {
-		timer := time.NewTimer(g.limits.Patience)
-		defer timer.Stop()
-		enough = timer.C
-	}
+	enough := time.NewTimer(cmp.Or(g.limits.Patience, forEver))
+	defer enough.Stop()
 	for {
 		select {
 		case v := <-m.verdict:
 			switch v.do {
 			case lead:
-				g.lead(m) //nolint:contextcheck // what it does is done for all members, by their contexts
+				g.lead(m)
 			case runAlone:
 				r, _ = g.work.Alone(ctx, m.Work)
 				return r, true
@@ -138,14 +62,17 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 				return r, false
 			}
 			ended = nil // somebody is at work on it
-		case <-enough:
+		case <-enough.C:
 			if g.leave(m) {
 				r, _ = g.work.Alone(ctx, m.Work)
 				return r, true
 			}
+			enough.Reset(g.limits.Patience) // it may come back
 		}
 	}
 }
+
+const forEver = math.MaxInt64
 
 // join makes m wait for a group, unless members are handled alone now.
 func (g *Group[W, R]) join(m *Member[W, R]) bool {
@@ -342,6 +269,7 @@ func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 	case Clean:
 		g.pace.clean(len(members))
 	case InTheWay:
+		g.pace.conflict(len(members))
 		g.split(again)
 		return nil
 	case Failed:
@@ -349,10 +277,9 @@ func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 	return again
 }
 
-// split makes groups smaller and lets members that were in each other's way, or in
-// that of others, try again. Called with mu held.
+// split lets members that were in each other's way, or in that of others, try again.
+// Called with mu held.
 func (g *Group[W, R]) split(members []*Member[W, R]) {
-	g.pace.conflict(len(members))
 	var again []*Member[W, R]
 	for _, m := range members {
 		if m.failed++; m.failed >= mostFailed || g.pace.size == 1 {

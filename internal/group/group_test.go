@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 )
@@ -74,6 +75,53 @@ func TestGroup_OutlivesALeaderThatWaits(t *testing.T) {
 	if v := <-others[0].verdict; v.do != runAlone {
 		t.Errorf("a member of the group was told %v", v)
 	}
+}
+
+// inVain gives its first group up after the patience of its members, and the later ones
+// go on for as long as anybody waits alone.
+type inVain struct {
+	first, once sync.Once
+	alone       chan struct{} // closed by the first
+}
+
+func (w *inVain) Together(ctx context.Context, members []*Member[int, string]) (again []*Member[int, string], result Result) {
+	w.first.Do(func() {
+		time.Sleep(60 * time.Millisecond)
+		again, result = members, InTheWay
+	})
+	if again != nil {
+		return again, result
+	}
+	select {
+	case <-w.alone:
+	case <-ctx.Done():
+	}
+	for _, m := range members {
+		m.Finish("in a group")
+	}
+	return nil, Clean
+}
+
+func (w *inVain) Alone(context.Context, int) (string, Result) {
+	w.once.Do(func() { close(w.alone) })
+	return "alone", Clean
+}
+
+// A member that was in a group in vain does not wait for ever for the next one.
+func TestGroup_PatienceComesBack(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	g := New(Limits{Size: 8, Bytes: 1 << 20, Wait: 20 * time.Millisecond, Writers: 1, Patience: 30 * time.Millisecond},
+		Work[int, string](&inVain{alone: make(chan struct{})}))
+	var all sync.WaitGroup
+	for i := range 8 {
+		all.Go(func() {
+			if _, done := g.Do(ctx, &Member[int, string]{ID: fmt.Sprint(i), Since: time.Now()}); !done || ctx.Err() != nil {
+				t.Errorf("%d has waited in vain", i)
+			}
+		})
+	}
+	all.Wait()
 }
 
 // The one that was told to lead may be newer than all that its group can take. Then it

@@ -310,7 +310,7 @@ begin
 	end if;
 	for i in 1 .. cardinality($1) loop
 		if not {{idempotency_complete}}(
-			$1[i], $2[i], $3[i], $4[i]::integer, $5[i]::integer, $6[i], $7[i], $8[i], $9[i], $10[i], $11[i]
+			$1[i], $2[i], $3[i], $4[i]::integer, $5[i]::integer, nullif($6[i], ''), $7[i], $8[i], $9[i], $10[i], $11[i]
 		) then
 			stale := true;
 			return next i;

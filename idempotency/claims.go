@@ -1,0 +1,73 @@
+package idempotency
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/group"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// claims are made by one statement, and share the cost of its commit.
+type claims struct {
+	store *SQLStore
+	log   *slog.Logger
+}
+
+// claimEnd is what [Store.Claim] returns.
+type claimEnd struct {
+	record  Record
+	granted bool
+	err     error
+}
+
+// claim makes a claim, maybe with others.
+func (g *groups) claim(ctx context.Context, c Claim) (Record, bool, error) {
+	if g.store.cfg.Dialect == oncemill.SQLite || c.Durable { // which first reads; which waits for the disk
+		return g.store.Claim(ctx, c)
+	}
+	end, done := g.claims.Do(ctx, &group.Member[Claim, claimEnd]{Work: c, ID: string(c.ID[:]), Since: time.Now()})
+	if !done {
+		return Record{}, false, ctx.Err()
+	}
+	return end.record, end.granted, end.err
+}
+
+// Alone makes one claim.
+func (c claims) Alone(ctx context.Context, claim Claim) (claimEnd, group.Result) {
+	record, granted, err := c.store.Claim(ctx, claim)
+	return claimEnd{record, granted, err}, group.Clean
+}
+
+// Together makes several. Whatever goes wrong is left to each alone, as is a copy of a key
+// that comes at the same time: it was not taken along.
+func (c claims) Together(ctx context.Context, members []*group.Member[Claim, claimEnd]) ([]*group.Member[Claim, claimEnd], group.Result) {
+	if len(members) == 1 {
+		end, result := c.Alone(ctx, members[0].Work) // here, so that others gather meanwhile
+		members[0].Finish(end)
+		return nil, result
+	}
+	all := make([]Claim, len(members))
+	for i, m := range members {
+		all[i] = m.Work
+	}
+	records, found, err := c.store.claimAll(ctx, all)
+	result := group.Clean
+	if err != nil {
+		c.log.LogAttrs(ctx, slog.LevelDebug, "keys not claimed together", slog.Any("error", err))
+		result = group.Failed
+		if sqlerr.Retryable(err) {
+			result = group.InTheWay
+		}
+	}
+	for i, m := range members {
+		if err != nil || !found[i] {
+			m.Alone()
+			continue
+		}
+		m.Finish(claimEnd{record: records[i], granted: grants(records[i], m.Work)})
+	}
+	return nil, result
+}

@@ -1,0 +1,161 @@
+package idempotency
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/group"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// groupRun is one transaction of a group.
+type groupRun struct {
+	*groups
+	tx     *sqlGroup      // nil: it belongs to the one whose handler is slow
+	left   []*groupMember // not settled
+	done   []*groupMember // of these, those whose handlers have run
+	ends   []groupEnd     // of done
+	stored int            // bytes of their responses
+}
+
+// close ends the transaction, and lets go of what was recorded in vain.
+func (r *groupRun) close(ctx context.Context) {
+	if r.tx != nil {
+		r.tx.close(ctx, r.cfg.Logger) // a no-op after the commit
+	}
+	for _, end := range r.ends {
+		end.rec.discard()
+	}
+}
+
+func (r *groupRun) settled(members ...*groupMember) {
+	r.left = slices.DeleteFunc(r.left, func(m *groupMember) bool { return slices.Contains(members, m) })
+}
+
+// part ends the group for m, which goes its own way.
+func (r *groupRun) part(m *groupMember) group.Result {
+	r.settled(m)
+	m.Alone()
+	return group.Failed
+}
+
+// handle runs the handler of m. ended tells that the transaction must not go on.
+func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
+	x := m.Work
+	if !time.Now().Before(x.began.Add(x.cfg.Timeout)) {
+		r.part(m) // its time was up before
+		return group.Clean, false
+	}
+	t, err := r.tx.lend(m.Context(), x.claim.ID, x.owner)
+	if err != nil {
+		return r.part(m), true
+	}
+	called := x.start(m.Context(), t)
+	p, returned := called.waitFor(groupPatience)
+	x.at("after effect")
+	reason := t.Close(ErrTxEnded) // what the handler has overlooked
+	if !returned {
+		r.disband(m, called)
+		return group.InTheWay, true
+	}
+	called.cancel()
+	rec := called.rec
+	failed := p != nil || rec.failed != nil || !time.Now().Before(called.deadline)
+	refused := !failed && rec.result().Status >= http.StatusBadRequest
+	switch {
+	case refused && t.untouched():
+		r.settled(m)
+		m.Finish(groupEnd{rec: rec, refused: true})
+		return group.Clean, false
+	case t.beaten.Load():
+		rec.discard()
+		return group.InTheWay, true
+	case failed, refused, reason != nil:
+		rec.discard()
+		return r.part(m), true
+	}
+	end := groupEnd{rec: rec, outcome: committed}
+	err = contain.Call(func() (err error) { // what panics for m does so alone, and not here
+		end.completion, err = x.completion(rec.result(), false)
+		return err
+	})
+	if err != nil {
+		rec.discard()
+		return r.part(m), true
+	}
+	r.done, r.ends = append(r.done, m), append(r.ends, end)
+	r.stored += len(end.completion.Response)
+	return group.Clean, false
+}
+
+// disband lets all others go their own way, while m waits for its handler, whose
+// context ends, and for the end of the transaction, which waits for its statement.
+func (r *groupRun) disband(m *groupMember, slow *serving) {
+	slow.cancel()
+	for _, other := range r.left {
+		if other != m {
+			other.Alone()
+		}
+	}
+	r.left = nil
+	m.Finish(groupEnd{slow: slow, tx: r.tx})
+	r.tx = nil
+}
+
+// commit completes the claims of those whose handlers have run, and commits.
+func (r *groupRun) commit(ctx context.Context) group.Result {
+	r.tx.endStatements(ctx, r.cfg.Logger)
+	all := make([]completed, len(r.done))
+	for i, m := range r.done {
+		all[i] = completed{m.Work.claim.ID, m.Work.owner, r.ends[i].completion}
+	}
+	began := time.Now()
+	stale, err := r.tx.complete(ctx, all)
+	r.telemetry.latency(ctx, "complete_tx", began, err)
+	if err == nil && len(stale) > 0 {
+		for _, i := range stale {
+			r.part(r.done[i])
+		}
+		return group.Failed
+	}
+	// As in finish.
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		return r.failed(err)
+	}
+	r.at("before commit")
+	began = time.Now()
+	err = r.tx.commit()
+	r.telemetry.latency(ctx, "commit", began, err)
+	r.at("after commit")
+	outcome := committed
+	if sqlerr.CommitUnknown(err) {
+		outcome = uncertain
+	} else if err != nil {
+		return r.failed(err)
+	}
+	for i, m := range r.done {
+		r.ends[i].outcome, r.ends[i].err = outcome, err
+		m.Finish(r.ends[i])
+	}
+	r.settled(r.done...)
+	r.ends = nil
+	return group.Clean
+}
+
+// failed ends a group that could not be committed.
+func (r *groupRun) failed(err error) group.Result {
+	if sqlerr.Retryable(err) || sqlerr.State(err) == lockTimedOut {
+		return group.InTheWay
+	}
+	for _, m := range r.left { // it is not known whose fault it was: a deferred constraint, perhaps
+		m.Alone()
+	}
+	r.left = nil
+	return group.Failed
+}
