@@ -3,7 +3,6 @@ package idempotency_test
 import (
 	"context"
 	"crypto/rand"
-	"net/url"
 	"sync"
 	"testing"
 	"time"
@@ -18,7 +17,7 @@ func onEachLevel(t *testing.T, test func(t *testing.T, p *place)) {
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
-			test(t, onPostgres(t, "default_transaction_isolation="+url.PathEscape(level)))
+			test(t, onPostgres(t, "default_transaction_isolation="+level))
 		})
 	}
 }

@@ -19,13 +19,14 @@ import (
 )
 
 const (
-	idempotencyRequests = 24_000
+	idempotencyRequests = 16_000
 	idempotencyClients  = 64
 	grownKeys           = 5_000_000
 )
 
-// idempotencyRow posts through TxMiddleware, against the same handler in a bare
-// transaction; and replays, against first runs.
+// idempotencyRow posts through TxMiddleware, in groups and each request in a transaction
+// of its own, against the same handler in a bare transaction; and replays, against first
+// runs.
 func idempotencyRow(ctx context.Context, b *bench) ([]result, error) {
 	const id, unit = "idempotency", "req/s"
 	s, err := b.newPosts(ctx)
@@ -33,14 +34,16 @@ func idempotencyRow(ctx context.Context, b *bench) ([]result, error) {
 		return nil, err
 	}
 	defer s.close()
-	v, err := b.rounds(ctx, id, unit, s.first(0), s.bare(), s.replays())
+	v, err := b.rounds(ctx, id, unit, s.first(0), s.bare(), s.replays(), s.alone())
 	if err != nil {
 		return nil, err
 	}
 	what := fmt.Sprintf("%d POST requests over HTTP, %d at a time, each inserts a row", idempotencyRequests, idempotencyClients)
+	const bare = "the same handler in a bare transaction"
 	return []result{
-		compare(id, what+" through TxMiddleware", "the same handler in a bare transaction", unit, ratioAtLeast(0.6), v[0], v[1]),
-		compare(id+"-replay", "the same requests once more", "their first run", unit, ratioAtLeast(3), v[2], v[0]),
+		compare(id, what+" through TxMiddleware, in groups", bare, unit, ratioAtLeast(0.6), v[0], v[1]),
+		compare(id+"-alone", "the same, each in a transaction of its own", bare, unit, ratioAtLeast(0.6), v[3], v[1]),
+		compare(id+"-replay", "the same requests, in groups, once more", "their first run", unit, ratioAtLeast(3), v[2], v[0]),
 	}, nil
 }
 
@@ -85,14 +88,15 @@ from generate_series(1::bigint, %d) as i`
 
 // posts is a service and its clients.
 type posts struct {
-	b       *bench
-	db      *sql.DB
-	tables  oncemill.Config
-	bareURL string
-	url     string
-	close   func()
-	client  *http.Client
-	run     atomic.Int64
+	b        *bench
+	db       *sql.DB
+	tables   oncemill.Config
+	bareURL  string
+	url      string // in groups
+	aloneURL string
+	close    func()
+	client   *http.Client
+	run      atomic.Int64
 }
 
 func (b *bench) newPosts(ctx context.Context) (*posts, error) {
@@ -127,18 +131,28 @@ func (b *bench) newPostsIn(ctx context.Context, tables oncemill.Config) (*posts,
 	if err != nil {
 		return nil, err
 	}
-	engine, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), Logger: b.log, GroupSize: idempotencyClients})
+	cfg := idempotency.Config{Scope: idempotency.SingleTenant(), Logger: b.log}
+	alone, err := idempotency.New(store, cfg)
 	if err != nil {
 		return nil, err
 	}
-	bare := httptest.NewServer(bareTransaction(db))
-	ours := httptest.NewServer(engine.TxMiddleware(http.HandlerFunc(postHandler)))
-	s := &posts{b: b, db: db, tables: resolved, bareURL: bare.URL, url: ours.URL}
+	cfg.GroupSize = idempotencyClients
+	grouped, err := idempotency.New(store, cfg)
+	if err != nil {
+		return nil, err
+	}
+	servers := []*httptest.Server{
+		httptest.NewServer(bareTransaction(db)),
+		httptest.NewServer(grouped.TxMiddleware(http.HandlerFunc(postHandler))),
+		httptest.NewServer(alone.TxMiddleware(http.HandlerFunc(postHandler))),
+	}
+	s := &posts{b: b, db: db, tables: resolved, bareURL: servers[0].URL, url: servers[1].URL, aloneURL: servers[2].URL}
 	s.client = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: idempotencyClients}}
 	s.close = func() {
 		s.client.CloseIdleConnections()
-		bare.Close()
-		ours.Close()
+		for _, server := range servers {
+			server.Close()
+		}
 		_ = db.Close() // it was read to the end
 	}
 	return s, nil
@@ -223,12 +237,17 @@ func (s *posts) first(keep int) side {
 	}}
 }
 
-func (s *posts) bare() side {
-	return side{name: "bare transaction", n: idempotencyRequests, run: func(ctx context.Context, n int) (float64, error) {
+func (s *posts) bare() side { return s.at("bare transaction", s.bareURL) }
+
+func (s *posts) alone() side { return s.at("TxMiddleware, each alone", s.aloneURL) }
+
+// at posts to an address.
+func (s *posts) at(name, address string) side {
+	return side{name: name, n: idempotencyRequests, run: func(ctx context.Context, n int) (float64, error) {
 		if err := s.empty(ctx, 0); err != nil {
 			return 0, err
 		}
-		took, err := s.post(ctx, s.bareURL, n, s.run.Add(1), false)
+		took, err := s.post(ctx, address, n, s.run.Add(1), false)
 		return perSecond(n, took), errors.Join(err, s.expectRows(ctx, n))
 	}}
 }
