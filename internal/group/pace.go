@@ -46,12 +46,12 @@ func (p *pace) leaders() int {
 }
 
 // conflict notes that a group of n members was given up. Of several that were under way
-// the first one counts: the others were as large.
+// the first one counts: the others were as large. One member shares nothing.
 func (p *pace) conflict(n int) {
-	if n > p.size {
+	if n > p.size || n == 1 && p.size > 1 {
 		return
 	}
-	p.size = max(1, n/2)
+	p.size = max(1, p.size/2)
 	p.streak = 0
 	p.need = min(max(2*p.need, needAtLeast), needAtMost)
 }

@@ -44,8 +44,9 @@ func TestPace_OneMeetingCountsOnce(t *testing.T) {
 	}
 }
 
-// A group that is not full tells nothing by committing.
-func TestPace_FewSayNothing(t *testing.T) {
+// A group that is not full tells nothing by committing, and one of one member nothing at
+// all.
+func TestPace_FewSayLittle(t *testing.T) {
 	p := newPace(100, 1000)
 	p.clean(24)
 	if p.size != 25 {
@@ -53,6 +54,14 @@ func TestPace_FewSayNothing(t *testing.T) {
 	}
 	p.clean(25)
 	if p.size != 50 {
+		t.Errorf("size %d", p.size)
+	}
+	p.conflict(1) // what stopped it, it would have met alone
+	if p.size != 50 || p.leaders() != 3 {
+		t.Errorf("size %d, %d at once", p.size, p.leaders())
+	}
+	p.conflict(2)
+	if p.size != 25 {
 		t.Errorf("size %d", p.size)
 	}
 }
