@@ -124,15 +124,22 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 	}
 	r := &groupRun{groups: g, tx: tx, left: slices.Clone(members)}
 	defer r.close(ctx)
-	result := group.Clean
+	result, began := group.Clean, time.Now()
 	for i, m := range members {
-		if i > 0 && (time.Since(began) > groupTime || r.stored > groupResponses) {
+		if i > 0 && time.Since(began) > groupTime {
 			result = group.InTheWay // groups are too large; what has run is committed
+			break
+		}
+		if r.stored > groupResponses {
+			result = group.Failed // which says nothing about others
 			break
 		}
 		if result, ended := r.handle(m); ended { //nolint:contextcheck // each member has its own
 			return r.left, result
 		}
+	}
+	if len(r.done) == 0 && result == group.Clean {
+		return r.left, group.Failed // nothing was tried
 	}
 	if len(r.done) > 0 {
 		if committed := r.commit(ctx); committed != group.Clean {

@@ -28,8 +28,8 @@ import (
 // With Config.GroupSize requests that come at the same time share a transaction, and
 // the cost of its commit. They have their own keys, handles and outcomes. Handlers of a
 // group run one after the other, for a quarter of a second in all; if one fails in any
-// way, or answers with an error after it has asked the database for something, the group
-// is rolled back, that one runs again alone, and the others again without it. One that
+// way, or answers with an error after it has asked the database for something (on SQLite:
+// with any error), the group is rolled back, that one runs again alone, and the others again without it. One that
 // takes longer than a second has its context ended and runs again alone, as do all of its
 // group. So a handler does not belong here that takes long, that often refuses, or that
 // changes the transaction: settings (set local, a role, a search path) and savepoints of the

@@ -20,9 +20,9 @@ const (
 	needAtLeast = 256 // after a conflict
 	needAtMost  = 1 << 16
 
-	// sharing and single are the members that are worked on at once after a conflict, in
-	// groups and in groups of one. Those of one hold few locks, and many of them make up
-	// for some of their commits.
+	// sharing and single are how many members may be worked on at once after a conflict, in
+	// small groups, and of those that still wait when groups are of one. These hold few
+	// locks, and many of them make up for some of their commits.
 	sharing = 12
 	single  = 32
 )
@@ -39,7 +39,7 @@ func (p *pace) leaders() int {
 	switch {
 	case p.size == 1:
 		groups = single
-	case p.need > 1:
+	case p.need > 1 && p.size < p.most:
 		groups = max(2, sharing/p.size)
 	}
 	return min(groups, p.writers)
@@ -51,8 +51,11 @@ func (p *pace) conflict(n int) {
 	if n > p.size || n == 1 && p.size > 1 {
 		return
 	}
-	p.size = max(1, p.size/2)
 	p.streak = 0
+	if p.size == 1 {
+		return // there was nothing larger
+	}
+	p.size = max(1, p.size/2)
 	p.need = min(max(2*p.need, needAtLeast), needAtMost)
 }
 

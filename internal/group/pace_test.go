@@ -44,6 +44,28 @@ func TestPace_OneMeetingCountsOnce(t *testing.T) {
 	}
 }
 
+// What singles meet does not keep groups from being tried again.
+func TestPace_LeavesGroupsOfOne(t *testing.T) {
+	p := newPace(100, 1000)
+	for p.size > 1 {
+		p.conflict(p.size)
+	}
+	for i := range 20_000 {
+		if p.clean(p.size); i%100 == 0 && p.size == 1 {
+			p.conflict(1)
+		}
+	}
+	if p.size != 1 {
+		t.Errorf("size %d, though one in a hundred meets another", p.size)
+	}
+	for range needAtMost {
+		p.clean(p.size)
+	}
+	if p.size < 10 {
+		t.Errorf("size %d, long after the last meeting", p.size)
+	}
+}
+
 // A group that is not full tells nothing by committing, and one of one member nothing at
 // all.
 func TestPace_FewSayLittle(t *testing.T) {
