@@ -310,11 +310,19 @@ func TestGroup_LargeResponses(t *testing.T) {
 		keys := keysUpTo(12)
 		for range 2 {
 			for key, w := range sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
+				if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
+					t.Error(err)
+				}
 				fmt.Fprint(w, strings.Repeat(r.Header.Get("Idempotency-Key"), 100_000))
 			}) {
 				if slices.Contains(keys, key) && w.Body.String() != strings.Repeat(key, 100_000) {
 					t.Errorf("%s: %d, %d bytes", key, w.Code, w.Body.Len())
 				}
+			}
+		}
+		if p.cfg.Dialect == oncemill.PostgreSQL {
+			if n := p.count(t, `select count(distinct xmin::text) from effects`); n < 2 {
+				t.Error("7 MB are in one transaction")
 			}
 		}
 	})

@@ -20,18 +20,26 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// An order is delivered three times, and the stock is reduced once.
-func ExampleInbox_Middleware() {
+// openExample opens a database in a temporary file.
+func openExample() (db *sql.DB, remove func()) {
 	dir, err := os.MkdirTemp("", "oncemill")
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary file
-	db, err := sql.Open("sqlite", oncemill.SQLiteDSN(filepath.Join(dir, "stock.db")))
+	db, err = sql.Open("sqlite", oncemill.SQLiteDSN(filepath.Join(dir, "stock.db")))
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer db.Close() //nolint:errcheck // read to its end
+	return db, func() {
+		_ = db.Close() // read to its end
+		_ = os.RemoveAll(dir)
+	}
+}
+
+// An order is delivered three times, and the stock is reduced once.
+func ExampleInbox_Middleware() {
+	db, remove := openExample()
+	defer remove()
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, inbox.Migrations); err != nil {
@@ -88,16 +96,8 @@ func ExampleInbox_Middleware() {
 
 // Three orders that come at once are one statement, and a copy of one is none.
 func ExampleInbox_Batch() {
-	dir, err := os.MkdirTemp("", "oncemill")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer os.RemoveAll(dir) //nolint:errcheck // a temporary file
-	db, err := sql.Open("sqlite", oncemill.SQLiteDSN(filepath.Join(dir, "stock.db")))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer db.Close() //nolint:errcheck // read to its end
+	db, remove := openExample()
+	defer remove()
 	if err := oncemill.Migrate(context.Background(), db, oncemill.Config{}, inbox.Migrations); err != nil {
 		log.Fatal(err)
 	}
