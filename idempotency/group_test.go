@@ -106,7 +106,8 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 		engine := p.engine(t, grouped)
 		handler := func(w http.ResponseWriter, r *http.Request) {
 			if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
-				t.Error(err)
+				http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
+				return
 			}
 			w.Header().Set("Location", "/orders/"+r.Header.Get("Idempotency-Key"))
 			w.WriteHeader(http.StatusCreated)
@@ -230,18 +231,19 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
-	engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 4*time.Second })
-	for key, w := range sendTogether(t, engine, keysUpTo(30), func(_ http.ResponseWriter, r *http.Request) {
+	engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 7*time.Second })
+	for key, w := range sendTogether(t, engine, keysUpTo(40), func(w http.ResponseWriter, r *http.Request) {
 		if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
-			t.Error(err)
+			http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
+			return
 		}
-		time.Sleep(200 * time.Millisecond) // 6 s, one after the other
+		time.Sleep(200 * time.Millisecond) // 8 s, one after the other
 	}) {
 		if w.Code != http.StatusOK {
 			t.Errorf("%s: %d %s", key, w.Code, w.Body)
 		}
 	}
-	if n := p.count(t, `select count(*) from effects`); n != 30 {
+	if n := p.count(t, `select count(*) from effects`); n != 40 {
 		t.Errorf("%d effects", n)
 	}
 }
@@ -288,9 +290,10 @@ func TestGroup_APanicOfConfigSpoilsNobody(t *testing.T) {
 			return 0
 		}
 	})
-	answers := sendTogether(t, engine, keys, func(_ http.ResponseWriter, r *http.Request) {
+	answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 		if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
-			t.Error(err)
+			http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
+			return
 		}
 	})
 	for _, key := range keys {
@@ -311,7 +314,8 @@ func TestGroup_LargeResponses(t *testing.T) {
 		for range 2 {
 			for key, w := range sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 				if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
-					t.Error(err)
+					http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
+					return
 				}
 				fmt.Fprint(w, strings.Repeat(r.Header.Get("Idempotency-Key"), 100_000))
 			}) {
@@ -399,10 +403,11 @@ func TestGroup_AStaleMemberLosesAlone(t *testing.T) {
 			keys := keysUpTo(12)
 			engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Isolation = 50, level })
 			var once sync.Once
-			answers := sendTogether(t, engine, keys, func(_ http.ResponseWriter, r *http.Request) {
+			answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 				key := r.Header.Get("Idempotency-Key")
 				if err := addNamed(r.Context(), key); err != nil {
-					t.Error(err)
+					http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
+					return
 				}
 				once.Do(func() { // one of the others, which may have run or not
 					p.exec(t, `update {{idempotency}} set owner = '\x00112233445566778899aabbccddeeff', fence = fence + 1
