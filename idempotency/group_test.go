@@ -187,7 +187,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 					}
 					keys := keysUpTo(12)
 					bad := keys[7]
-					engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 3*time.Second })
+					engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 8*time.Second })
 					answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 						key := r.Header.Get("Idempotency-Key")
 						if key == bad && before {
@@ -450,7 +450,7 @@ func TestGroup_ConflictsAreNobodysFault(t *testing.T) {
 func expectAllOnceInConflict(t *testing.T, p *place) {
 	t.Helper()
 	p.exec(t, `create table hot (id integer primary key, n integer not null)`)
-	const rows, requests = 10, 160
+	const rows, requests = 20, 80
 	for i := range rows {
 		p.exec(t, `insert into hot values ($1, 0)`, i)
 	}
@@ -476,7 +476,7 @@ func expectAllOnceInConflict(t *testing.T, p *place) {
 	}
 	var next atomic.Int64
 	var sending sync.WaitGroup
-	for range 16 {
+	for range 8 {
 		sending.Go(func() {
 			for {
 				n := next.Add(1)
