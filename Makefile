@@ -44,11 +44,11 @@ bench-long: ## the same with more repetitions and growth curves
 # SQLite is C in Go's clothes, whose every load the race detector would look at: five
 # times the processor time, for races that are not ours.
 test: ## every test of every module with -race; starts what is missing
-	exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=9m
+	exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=20m
 
 .PHONY: sim
-sim: ## drive the relay's engine through 50,000 random schedules (SEED=n for the first)
-	go test ./relay -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules 50000 -seed $(or $(SEED),0)
+sim: ## drive the relay's engine through 50,000 random schedules (SCHEDULES=n; SEED=n for the first)
+	go test ./relay -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SCHEDULES),50000) -seed $(or $(SEED),0)
 
 .PHONY: check
 check: check-format check-tidy check-vet check-lint check-scripts check-documents ## all that is not a test: format, tidy, vet, lint, scripts, documents

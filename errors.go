@@ -3,6 +3,8 @@ package oncemill
 import (
 	"errors"
 	"fmt"
+	"strings"
+	"time"
 )
 
 var (
@@ -14,6 +16,9 @@ var (
 	// ErrNoLastInsertID is returned by LastInsertId of a result that came from
 	// PostgreSQL, which has no such thing. Use RETURNING.
 	ErrNoLastInsertID = errors.New("oncemill: PostgreSQL reports no last insert id; use returning")
+
+	// ErrNothingToUndo is returned by MigrateDown for a set that is not applied.
+	ErrNothingToUndo = errors.New("oncemill: no step of the migrations is applied")
 
 	// ErrUnknownDialect means that the database cannot be told from its driver
 	// (a wrapped driver, for example). Set Config.Dialect.
@@ -44,6 +49,43 @@ type SchemaError struct {
 
 func (e *SchemaError) Error() string {
 	return fmt.Sprintf("oncemill: migrations %q: database has version %d, library has %d: %s", e.Set, e.Have, e.Want, e.Problem)
+}
+
+// MigrationLockError means that a migration gave up waiting for a lock. Nothing of
+// the set was changed; calling again is safe. If PID is not 0, that session holds
+// the lock that migrations take turns by: let it end if it is a migration. Any
+// login can take that lock, so if it is none, end it with pg_terminate_backend. If
+// PID is 0, that session has ended since, or a transaction uses a table that a step
+// changes.
+type MigrationLockError struct {
+	PID         int    // backend that holds the lock of migrations, or 0
+	User        string // its role
+	Application string // its application_name
+	Waited      time.Duration
+	Err         error // of the driver, 55P03
+}
+
+func (e *MigrationLockError) Error() string {
+	if e.PID == 0 {
+		return fmt.Sprintf("oncemill: a lock was not free within %v; end long transactions on oncemill's tables and try again: %v", e.Waited, e.Err)
+	}
+	return fmt.Sprintf("oncemill: another session has held the lock of migrations for %v: pid %d, role %q, application %q; wait for it, or end it if it is no migration: %v",
+		e.Waited, e.PID, e.User, e.Application, e.Err)
+}
+
+func (e *MigrationLockError) Unwrap() error { return e.Err }
+
+// DataLossError means that a step back was refused because it drops tables with
+// rows in them. Nothing was changed. Let the rows go first, or set
+// DownOptions.LoseRows.
+type DataLossError struct {
+	Set     string
+	Version int      // of the step that would be taken back
+	Tables  []string // quoted names
+}
+
+func (e *DataLossError) Error() string {
+	return fmt.Sprintf("oncemill: migrations %q: version %d cannot be undone without losing the rows of %s", e.Set, e.Version, strings.Join(e.Tables, ", "))
 }
 
 // PanicError is what a panic of a function of yours becomes where it must not end the

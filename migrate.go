@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"path"
 	"regexp"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,21 +23,36 @@ type Migrations struct {
 
 	// FS holds the folders postgresql and sqlite with files named
 	// 0001_name.up.sql and 0001_name.down.sql, numbered from 1 without gaps.
+	//
+	// An up file whose first line is "-- compatible: 3" leaves tables that
+	// libraries with version 3 of the set can still work with. Without that line
+	// only libraries that know the file can.
 	FS fs.FS
 }
 
-// Status says how far one set has been applied.
+// Status describes how far one set has been applied.
 type Status struct {
 	Set     string
 	Version int // applied in the database, 0 if none
 	Latest  int // known to this library
+
+	// Oldest is the lowest version that a library must know to work with the
+	// tables of a newer database. 0 while Version is not above Latest.
+	Oldest int
 }
+
+// tooNew reports that the tables are newer than this library can work with.
+func (s Status) tooNew() bool { return s.Oldest > s.Latest }
 
 // Migrate brings the tables of the given sets to the versions this library
 // knows, each set in one transaction. It may be called at every start: it is
-// idempotent, processes that start at once wait for each other, and a database
-// that a newer library has migrated is refused with a [*SchemaError] and left
-// alone.
+// idempotent, and processes that start at once wait for each other.
+//
+// A database that a newer library has migrated is left alone: with a nil error
+// if its tables still suit this library, else with a [*SchemaError].
+//
+// A wait for a lock ends after a minute, or after three quarters of the time
+// that ctx leaves, with a [*MigrationLockError].
 //
 // On PostgreSQL it creates the schema if it is missing. The role needs create on
 // the database (or on the schema, if that is there).
@@ -52,8 +66,9 @@ func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) er
 		return fmt.Errorf("migrate: connect: %w", err)
 	}
 	defer conn.Close() //nolint:errcheck // returns the connection to the pool
+	m := migrator{conn, cfg}
 	for _, s := range loaded {
-		if err := s.apply(ctx, conn, cfg); err != nil {
+		if err := m.inTx(ctx, func() error { return m.up(ctx, s) }); err != nil {
 			return fmt.Errorf("migrate %s: %w", s.name, err)
 		}
 	}
@@ -84,19 +99,23 @@ func MigrationStatus(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrat
 	if err != nil {
 		return nil, err
 	}
-	var there bool
-	if err := db.QueryRowContext(ctx, cfg.Expand(dialectSQL[cfg.Dialect].versionsExist)).Scan(&there); err != nil {
+	var columns int
+	if err := db.QueryRowContext(ctx, cfg.Expand(dialectSQL[cfg.Dialect].columns)).Scan(&columns); err != nil {
 		return nil, fmt.Errorf("migration status: %w", err)
 	}
 	status := make([]Status, 0, len(loaded))
 	for _, s := range loaded {
-		have := 0
-		if there {
-			if err := db.QueryRowContext(ctx, cfg.Expand(selectVersion), s.name).Scan(&have); err != nil {
+		have := Status{Set: s.name, Latest: len(s.steps)}
+		text := selectVersion
+		if columns < migrationsColumns {
+			text = selectVersionBefore
+		}
+		if columns > 0 {
+			if err := db.QueryRowContext(ctx, cfg.Expand(text), s.name, have.Latest).Scan(&have.Version, &have.Oldest); err != nil {
 				return nil, fmt.Errorf("migration status: %w", err)
 			}
 		}
-		status = append(status, Status{Set: s.name, Version: have, Latest: len(s.steps)})
+		status = append(status, have)
 	}
 	return status, nil
 }
@@ -107,18 +126,25 @@ func MigrationStatus(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrat
 // level is spelled out because a REPEATABLE READ default would fix the snapshot
 // before the lock is granted.
 type migrationSQL struct {
-	begin         []string
-	versionsExist string
-	prepare       []string
+	begin   []string // WAIT is the lock_timeout in milliseconds
+	columns string   // of the table migrations; 0 without it
+	prepare []string
+	tables  string // of this schema and prefix, without the table migrations and partitions
+	lock    string // of a table in front of its name
 }
+
+// migrationsColumns is the number of columns of the table migrations. Libraries
+// from before rolling upgrades made it with one fewer.
+const migrationsColumns = 5
 
 var dialectSQL = map[Dialect]migrationSQL{
 	PostgreSQL: {
 		begin: []string{
 			`begin isolation level read committed`,
-			`select pg_advisory_xact_lock(hashtextextended('oncemill migrate {{schema}}', 0))`,
+			`set local lock_timeout = WAIT`,
+			`select pg_advisory_xact_lock(` + migrationLock + `)`,
 		},
-		versionsExist: `select to_regclass('{{migrations}}') is not null`,
+		columns: `select count(*) from pg_attribute where attrelid = to_regclass('{{migrations}}') and attnum > 0 and not attisdropped`,
 		prepare: []string{
 			`do $$ begin
 				if to_regnamespace('{{schema}}') is null then
@@ -130,28 +156,59 @@ var dialectSQL = map[Dialect]migrationSQL{
 				version integer not null,
 				step_name text not null,
 				applied_at timestamptz not null default clock_timestamp(),
+				compatible integer,
 				primary key (set_name, version)
 			)`,
 		},
+		tables: `
+select '"' || n.nspname || '"."' || c.relname || '"'
+from pg_class c
+join pg_namespace n on n.oid = c.relnamespace
+where n.oid = to_regnamespace('{{schema}}') and c.relkind in ('r', 'p') and not c.relispartition
+	and c.oid <> to_regclass('{{migrations}}')
+order by 1`,
+		lock: `lock table `,
 	},
 	SQLite: {
-		begin:         []string{`begin immediate`},
-		versionsExist: `select count(*) > 0 from sqlite_schema where type = 'table' and '"' || name || '"' = '{{migrations}}'`,
+		begin:   []string{`begin immediate`},
+		columns: `select count(*) from pragma_table_info(trim('{{migrations}}', '"'))`,
 		prepare: []string{
 			`create table if not exists {{migrations}} (
 				set_name text not null,
 				version integer not null,
 				step_name text not null,
 				applied_at text not null default (strftime('%Y-%m-%dT%H:%M:%fZ', 'now')),
+				compatible integer,
 				primary key (set_name, version)
 			)`,
 		},
+		tables: `
+select '"' || name || '"'
+from sqlite_schema
+where type = 'table' and name not like 'sqlite~_%' escape '~' and '"' || name || '"' <> '{{migrations}}'
+order by 1`,
 	},
 }
 
 const (
-	selectVersion = `select coalesce(max(version), 0) from {{migrations}} where set_name = $1`
-	insertVersion = `insert into {{migrations}} (set_name, version, step_name) values ($1, $2, $3)`
+	migrationLock = `hashtextextended('oncemill migrate {{schema}}', 0)`
+
+	addCompatible = `alter table {{migrations}} add column compatible integer`
+
+	// The newest version, and the lowest that a library must know which knows $2.
+	selectVersion = `
+select coalesce(max(version), 0), coalesce(max(case when version > $2 then coalesce(compatible, version) end), 0)
+from {{migrations}}
+where set_name = $1`
+
+	// The same, of a table that an older library has made.
+	selectVersionBefore = `
+select coalesce(max(version), 0), coalesce(max(case when version > $2 then version end), 0)
+from {{migrations}}
+where set_name = $1`
+
+	insertVersion = `insert into {{migrations}} (set_name, version, step_name, compatible) values ($1, $2, $3, $4)`
+	deleteVersion = `delete from {{migrations}} where set_name = $1 and version = $2`
 )
 
 // set is a Migrations whose files have been read and checked.
@@ -161,51 +218,104 @@ type set struct {
 }
 
 type step struct {
-	name string
-	up   string
+	name       string
+	up         string
+	down       string // empty if the set has no file for it
+	compatible int    // the oldest version that may run beside it
 }
 
-func (s set) apply(ctx context.Context, conn *sql.Conn, cfg Config) (err error) {
-	texts := dialectSQL[cfg.Dialect]
+// migrator migrates on one connection.
+type migrator struct {
+	conn *sql.Conn
+	cfg  Config
+}
+
+// inTx runs fn in a transaction that excludes other migrators.
+func (m migrator) inTx(ctx context.Context, fn func() error) (err error) {
+	wait, turn := lockWait(ctx), false
 	defer func() {
 		if err != nil {
 			// The transaction may be over already, or the connection gone; the
 			// first error is the one to report. ctx may have ended.
-			_, _ = conn.ExecContext(context.WithoutCancel(ctx), `rollback`)
+			_, _ = m.conn.ExecContext(context.WithoutCancel(ctx), `rollback`)
+			if sqlerr.State(err) == "55P03" {
+				err = m.lockError(ctx, err, wait, !turn)
+			}
 		}
 	}()
+	texts := dialectSQL[m.cfg.Dialect]
 	for _, text := range texts.begin {
-		if _, err := conn.ExecContext(ctx, cfg.Expand(text)); err != nil {
+		if err := m.exec(ctx, strings.ReplaceAll(text, "WAIT", strconv.FormatInt(wait.Milliseconds(), 10))); err != nil {
 			return fmt.Errorf("begin: %w", err)
 		}
 	}
+	turn = true
 	for _, text := range texts.prepare {
-		if _, err := conn.ExecContext(ctx, cfg.Expand(text)); err != nil {
+		if err := m.exec(ctx, text); err != nil {
 			return fmt.Errorf("create table of versions: %w", err)
 		}
 	}
-	var have int
-	if err := conn.QueryRowContext(ctx, cfg.Expand(selectVersion), s.name).Scan(&have); err != nil {
-		return fmt.Errorf("read version: %w", err)
+	if err := m.upgradeVersions(ctx); err != nil {
+		return fmt.Errorf("upgrade table of versions: %w", err)
 	}
-	if have > len(s.steps) {
-		return &SchemaError{Set: s.name, Have: have, Want: len(s.steps), Problem: "the database is newer; deploy a library that knows its version"}
+	if err := fn(); err != nil {
+		return err
 	}
-	for i := have; i < len(s.steps); i++ {
-		if _, err := conn.ExecContext(ctx, cfg.Expand(s.steps[i].up)); err != nil {
-			return fmt.Errorf("step %d %s: %w", i+1, s.steps[i].name, err)
-		}
-		if _, err := conn.ExecContext(ctx, cfg.Expand(insertVersion), s.name, i+1, s.steps[i].name); err != nil {
-			return fmt.Errorf("record step %d: %w", i+1, err)
-		}
-	}
-	if _, err := conn.ExecContext(ctx, `commit`); err != nil {
+	if err := m.exec(ctx, `commit`); err != nil {
 		return fmt.Errorf("commit: %w", err)
 	}
 	return nil
 }
 
-var upFile = regexp.MustCompile(`^(\d{4})_([a-z0-9_]+)\.up\.sql$`)
+// upgradeVersions adds the column that the table of an older library lacks. It
+// looks first: the statement itself waits for all readers of the table.
+func (m migrator) upgradeVersions(ctx context.Context) error {
+	var columns int
+	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(dialectSQL[m.cfg.Dialect].columns)).Scan(&columns)
+	if err != nil || columns >= migrationsColumns {
+		return err
+	}
+	return m.exec(ctx, addCompatible)
+}
+
+func (m migrator) exec(ctx context.Context, text string, args ...any) error {
+	_, err := m.conn.ExecContext(ctx, m.cfg.Expand(text), args...)
+	return err
+}
+
+func (m migrator) status(ctx context.Context, s set) (Status, error) {
+	have := Status{Set: s.name, Latest: len(s.steps)}
+	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(selectVersion), s.name, have.Latest).Scan(&have.Version, &have.Oldest)
+	if err != nil {
+		return have, fmt.Errorf("read version: %w", err)
+	}
+	return have, nil
+}
+
+func (m migrator) up(ctx context.Context, s set) error {
+	have, err := m.status(ctx, s)
+	if err != nil {
+		return err
+	}
+	if have.tooNew() {
+		return have.schemaError()
+	}
+	for i := have.Version; i < len(s.steps); i++ {
+		step := s.steps[i]
+		if err := m.exec(ctx, step.up); err != nil {
+			return fmt.Errorf("step %d %s: %w", i+1, step.name, err)
+		}
+		if err := m.exec(ctx, insertVersion, s.name, i+1, step.name, step.compatible); err != nil {
+			return fmt.Errorf("record step %d: %w", i+1, err)
+		}
+	}
+	return nil
+}
+
+var (
+	upFile     = regexp.MustCompile(`^(\d{4})_([a-z0-9_]+)\.up\.sql$`)
+	compatible = regexp.MustCompile(`^-- compatible: (\d+)\n`)
+)
 
 func loadSets(db *sql.DB, cfg Config, sets []Migrations) (Config, []set, error) {
 	if db == nil {
@@ -246,14 +356,26 @@ func (m Migrations) load(d Dialect) (set, error) {
 			}
 			return set{}, bad("unexpected file " + e.Name())
 		}
-		if n, _ := strconv.Atoi(parts[1]); n != len(s.steps)+1 {
+		number, _ := strconv.Atoi(parts[1])
+		if number != len(s.steps)+1 {
 			return set{}, bad(fmt.Sprintf("file %s: number %d is due", e.Name(), len(s.steps)+1))
 		}
-		text, err := fs.ReadFile(m.FS, path.Join(d.String(), e.Name()))
+		up, err := fs.ReadFile(m.FS, path.Join(d.String(), e.Name()))
 		if err != nil {
 			return set{}, bad(err.Error())
 		}
-		s.steps = append(s.steps, step{name: parts[2], up: string(text)})
+		down, err := fs.ReadFile(m.FS, path.Join(d.String(), strings.TrimSuffix(e.Name(), ".up.sql")+".down.sql"))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return set{}, bad(err.Error())
+		}
+		one := step{name: parts[2], up: string(up), down: string(down), compatible: number}
+		if header := compatible.FindSubmatch(up); header != nil {
+			one.compatible, _ = strconv.Atoi(string(header[1]))
+			if one.compatible < 1 || one.compatible >= number {
+				return set{}, bad(fmt.Sprintf("file %s: compatible must be 1 to %d; leave the line out if no older library can run beside it", e.Name(), number-1))
+			}
+		}
+		s.steps = append(s.steps, one)
 	}
 	if len(s.steps) == 0 {
 		return set{}, bad("has no files for " + d.String())
@@ -261,22 +383,28 @@ func (m Migrations) load(d Dialect) (set, error) {
 	return s, nil
 }
 
-// CheckMigrated returns a [*SchemaError] unless every given set is applied at
-// exactly the version this library knows (joined, one for each that is not).
+// CheckMigrated returns a [*SchemaError] for each given set whose tables this
+// library cannot work with, joined: those that are older than it knows, and those
+// that a newer library has migrated to a version that this one cannot run beside.
 // Workers call it when they start.
 func CheckMigrated(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
 	status, err := MigrationStatus(ctx, db, cfg, sets...)
 	if err != nil {
 		return err
 	}
-	status = slices.DeleteFunc(status, func(s Status) bool { return s.Version == s.Latest })
-	errs := make([]error, 0, len(status))
+	var errs []error
 	for _, s := range status {
-		problem := "run oncemill migrate, or oncemill.Migrate, first"
-		if s.Version > s.Latest {
-			problem = "the database is newer; deploy a library that knows its version"
+		if s.Version < s.Latest || s.tooNew() {
+			errs = append(errs, s.schemaError())
 		}
-		errs = append(errs, &SchemaError{Set: s.Set, Have: s.Version, Want: s.Latest, Problem: problem})
 	}
 	return errors.Join(errs...)
+}
+
+func (s Status) schemaError() error {
+	problem := "run oncemill migrate, or oncemill.Migrate, first"
+	if s.Version > s.Latest {
+		problem = fmt.Sprintf("the database is newer; deploy a library that knows version %d", s.Oldest)
+	}
+	return &SchemaError{Set: s.Set, Have: s.Version, Want: s.Latest, Problem: problem}
 }

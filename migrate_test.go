@@ -207,7 +207,7 @@ func TestMigrate_RefusesANewerDatabaseAndLeavesItAlone(t *testing.T) {
 		if after := p.objects(t); !slices.Equal(before, after) {
 			t.Errorf("it was\n%v\nand is\n%v", before, after)
 		}
-		p.expectStatus(t, []oncemill.Status{{Set: "shop", Version: 2, Latest: 1}}, older)
+		p.expectStatus(t, []oncemill.Status{{Set: "shop", Version: 2, Latest: 1, Oldest: 2}}, older)
 	})
 }
 

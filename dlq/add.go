@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -23,7 +24,8 @@ values ('consumer', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, `
 // Add writes the letter of a consumer in a transaction of its own database, which
 // is that of the store. It takes what describes the message and its failure from
 // l; the identity of the letter, its state, its times and its fingerprint are
-// given to it. The caller commits.
+// given to it. Texts that a database does not take are cleaned, and cut at 4 KiB with
+// a mark: a letter can always be written. The caller commits.
 func (s *Store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 	metadata, err := encode(map[string]string(l.Metadata))
 	if err != nil {
@@ -50,8 +52,8 @@ func (s *Store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 		payload = []byte{} // nil would be NULL
 	}
 	text, reason := clean(l.Error), clean(l.Reason)
-	_, err = tx.ExecContext(ctx, s.texts.add, l.Consumer, clean(l.Topic), clean(l.MessageID), clean(l.Key), payload, metadata,
-		reason, text, clean(l.Stack), max(1, l.Tries), string(history), traceID(l.Metadata),
+	_, err = tx.ExecContext(ctx, s.texts.add, clean(l.Consumer), clean(l.Topic), clean(l.MessageID), clean(l.Key), payload, metadata,
+		reason, text, clean(l.Stack), min(max(1, l.Tries), math.MaxInt32), string(history), traceID(l.Metadata),
 		Fingerprint(l.Consumer, reason, text, l.MessageID), micros(l.CreatedAt))
 	if err != nil {
 		return fmt.Errorf("dlq: add letter: %w", err)
@@ -67,8 +69,9 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
 }
 
+// micros returns a time that a producer gave, or nil for one that no table takes.
 func micros(t time.Time) any {
-	if t.IsZero() {
+	if t.Year() < 1970 || t.Year() > 9999 { // the zero time among them
 		return nil
 	}
 	return t.UnixMicro()

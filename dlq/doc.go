@@ -32,8 +32,13 @@
 // The message of a letter that was replayed lives on under the same message id,
 // with its attempts at zero. If it fails for good again it gets a new letter;
 // the old one stays as it is, until it is forgotten: each letter tells of one
-// death, who ended it and why. So a message is dead or being delivered, never
-// both, and [Filter.MessageID] finds all its letters.
+// death, who ended it and why, and [Filter.MessageID] finds all letters of a
+// message.
+//
+// A message may be dead and delivered. When the broker's answer to one attempt is
+// lost and it refuses the next, nobody knows what became of the first: such a letter
+// has [Letter.MayHaveBeenDelivered]. A consumer with an inbox takes a replay of it
+// for the duplicate that it is.
 //
 // A relay's letter whose message the broker confirms after all, late, to a worker
 // that had lost its lane meanwhile, is closed as replayed by "relay".

@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -55,7 +56,7 @@ type Letter struct {
 	CreatedAt time.Time        // when the message was written; zero where a foreign producer did not tell
 	DiedAt    time.Time        // when it was given up
 
-	// Reason is the class. Of relays: refused, unroutable, malformed, crashed,
+	// Reason is the class. Of relays: refused, unroutable, unanswered, malformed, crashed,
 	// failed. Of inboxes: failed, permanent, crashed, malformed, no-message-id,
 	// conflict, unverified, older-than-retention.
 	Reason string
@@ -66,6 +67,11 @@ type Letter struct {
 	Attempts    []Attempt // the last ten; nil in a list
 	TraceID     string    // W3C, 32 hexadecimal digits, or empty
 	Fingerprint string    // the same for failures that are alike, see Fingerprint
+
+	// MayHaveBeenDelivered reports that an attempt of a relay was not answered
+	// before the message was refused for good: the broker may have taken it then,
+	// and a replay may deliver it again.
+	MayHaveBeenDelivered bool
 
 	Act      Act       // who replayed or discarded it, and why
 	ActedAt  time.Time // zero until then
@@ -93,7 +99,7 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 	var attempts, metadata []byte
 	dest := []any{
 		&l.ID, &l.State, &l.Version, &l.Source, &l.Consumer, &lane, &rowID, &l.Topic, &l.MessageID, &l.Key,
-		&l.Size, &created, &died, &l.Reason, &l.Error, &l.Stack, &l.Tries, &l.TraceID, &l.Fingerprint,
+		&l.Size, &created, &died, &l.Reason, &l.Error, &l.Stack, &l.Tries, &l.TraceID, &l.Fingerprint, &l.MayHaveBeenDelivered,
 		&l.Act.By, &l.Act.Reason, &acted, &closed, &metadata,
 	}
 	if whole {
@@ -145,11 +151,16 @@ func decodeAttempts(encoded []byte) ([]Attempt, error) {
 }
 
 // traceID reads the traceparent that tracing leaves in a message (W3C Trace
-// Context, section 3.2): version, trace, parent and flags.
+// Context, section 3.2): version, trace, parent and flags. Anybody may have written
+// it; what is no trace id is dropped.
 func traceID(metadata message.Metadata) string {
 	parent := metadata.Get("traceparent")
 	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {
 		return ""
 	}
-	return parent[3:35]
+	id := strings.ToLower(parent[3:35])
+	if strings.Trim(id, "0123456789abcdef") != "" {
+		return ""
+	}
+	return id
 }

@@ -11,8 +11,10 @@ func arrayList[T any](list []T) any {
 
 const (
 	postgresColumns = `id, state, version, source, consumer, lane, row_id, topic, message_id, key,
-	octet_length(payload), (date_part('epoch', created_at) * 1000000)::bigint, (date_part('epoch', died_at) * 1000000)::bigint,
-	reason, error, stack, attempts, trace_id, fingerprint,
+	octet_length(payload),
+	case when created_at > '0001-01-01 00:00:00+00' and created_at < '10000-01-01 00:00:00+00' then (date_part('epoch', created_at) * 1000000)::bigint end,
+	(date_part('epoch', died_at) * 1000000)::bigint,
+	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
 	acted_by, acted_reason, (date_part('epoch', acted_at) * 1000000)::bigint, (date_part('epoch', closed_at) * 1000000)::bigint,
 	metadata`
 
@@ -49,24 +51,24 @@ limit $1`
 order by died_at, id
 limit $1`
 
-	// The condition on the state is what makes a command one: of two at once the
+	// A trigger counts the version up. The condition on the state is what makes a command one: of two at once the
 	// second waits for the row, and looks at it again.
 	postgresReplay = `
 update {{dead_letters}}
-set state = 'replaying', version = version + 1, acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
+set state = 'replaying', acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
 where id = any ($1::bigint[]) and state in ('dead', 'held')
 returning id`
 
 	postgresReplayed = `
 update {{dead_letters}}
-set state = 'replayed', version = version + 1, closed_at = clock_timestamp()
+set state = 'replayed', closed_at = clock_timestamp()
 where id = $1 and source = 'consumer' and consumer = $2 and state = 'replaying'`
 
 	postgresDiscard = `
 update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,
 	closed_at = case state when 'held' then null else clock_timestamp() end,
-	version = version + 1, acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
+	acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
 where id = any ($1::bigint[]) and (state in ('dead', 'held') or state = 'replaying' and source = 'consumer')
 returning id`
 

@@ -17,7 +17,7 @@ const (
 
 	sqliteColumns = `id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
-	reason, error, stack, attempts, trace_id, fingerprint,
+	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
 	acted_by, acted_reason, acted_at, closed_at,
 	metadata`
 

@@ -15,8 +15,7 @@ type texts struct {
 func newTexts(names oncemill.Config) texts {
 	t := texts{lists: map[string][2]string{}}
 	drivers := map[string]string{
-		"died_at": "", "message_id": " and message_id = $7", "key": " and key = $6 and key <> ''",
-		"fingerprint": " and fingerprint = $9", "consumer": " and consumer = $4 and consumer <> ''", "topic": " and topic = $5",
+		"died_at": "", "fingerprint": " and fingerprint = $9", "consumer": " and consumer = $4 and consumer <> ''",
 	}
 	var list string
 	var order [2]string
@@ -25,11 +24,16 @@ func newTexts(names oncemill.Config) texts {
 		t.replay, t.replayed, t.discard = sqliteReplay, sqliteReplayed, sqliteDiscard
 		t.int64s, t.strings = jsonList[int64], jsonList[State]
 		list, order, drivers["state"] = sqliteList, [2]string{sqliteNewest, sqliteOldest}, sqliteOneState
+		drivers["message_id"], drivers["key"], drivers["topic"] = " and message_id = $7", " and key = $6 and key <> ''", " and topic = $5"
 	} else {
 		t.get, t.states, t.forget, t.add = postgresGet, postgresStates, postgresForget, postgresAdd
 		t.replay, t.replayed, t.discard = postgresReplay, postgresReplayed, postgresDiscard
 		t.int64s, t.strings = arrayList[int64], arrayList[State]
 		list, order, drivers["state"] = postgresList, [2]string{postgresNewest, postgresOldest}, postgresOneState
+		// The indexes have the beginning of long texts; the list itself compares the rest.
+		drivers["message_id"] = " and left(message_id, 255) = left($7::text, 255)"
+		drivers["key"] = " and left(key, 255) = left($6::text, 255) and key <> ''"
+		drivers["topic"] = " and left(topic, 255) = left($5::text, 255)"
 	}
 	for _, text := range []*string{&t.get, &t.states, &t.replay, &t.replayed, &t.discard, &t.forget, &t.add} {
 		*text = names.Expand(*text)

@@ -100,7 +100,10 @@ func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 func (e *Engine) Run(ctx context.Context) error {
 	if store, ok := e.store.(*SQLStore); ok {
 		var schema *oncemill.SchemaError
-		if err := oncemill.CheckMigrated(ctx, store.db, store.cfg, Migrations); errors.As(err, &schema) && schema.Have < schema.Want {
+		_, err := within(ctx, store, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.cfg, Migrations)
+		})
+		if errors.As(err, &schema) && schema.Have < schema.Want {
 			return fmt.Errorf("idempotency: %w", err)
 		}
 	}

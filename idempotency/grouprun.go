@@ -2,10 +2,12 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -134,7 +136,7 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 	r.telemetry.latency(ctx, "commit", began, err)
 	r.at("after commit")
 	outcome := committed
-	if sqlerr.CommitUnknown(err) {
+	if errors.Is(err, boundtx.ErrUnknown) {
 		outcome = uncertain
 	} else if err != nil {
 		return r.failed(err)

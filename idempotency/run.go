@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"net/http"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
 // run runs the handler for a claim that is ours.
@@ -327,6 +329,10 @@ func (x *exchange) unkeyed(ctx context.Context) {
 		}
 		if err != nil {
 			x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "request not committed", slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
+			if errors.Is(err, boundtx.ErrUnknown) {
+				x.refuse(ProblemCommitUnknown)
+				return
+			}
 			x.refuse(ProblemCommitFailed)
 			return
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/lent"
 )
 
@@ -17,6 +18,18 @@ import (
 // records are in the order of the claims; those that are not found are to be asked for
 // again. Claims that are sorted by key do not deadlock.
 func (s *SQLStore) claimAll(ctx context.Context, claims []Claim) (records []Record, found []bool, err error) {
+	type all struct {
+		records []Record
+		found   []bool
+	}
+	a, err := within(ctx, s, func(ctx context.Context) (a all, err error) {
+		a.records, a.found, err = s.claimTogether(ctx, claims)
+		return a, err
+	})
+	return a.records, a.found, err
+}
+
+func (s *SQLStore) claimTogether(ctx context.Context, claims []Claim) (records []Record, found []bool, err error) {
 	if err := s.prepareAll(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -92,7 +105,8 @@ func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel,
 
 // endStatements lets go of what was prepared, before the transaction ends.
 func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
-	if spoiled := g.end(); spoiled != nil {
+	spoiled := g.step(context.WithoutCancel(ctx), func(context.Context) error { return g.end() })
+	if spoiled != nil && !g.own.Abandoned() {
 		log.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
 			slog.Any("error", spoiled))
 	}
@@ -106,8 +120,8 @@ func (g *sqlGroup) close(ctx context.Context, log *slog.Logger) {
 
 // lend returns the transaction as the handler of a claim sees it.
 func (g *sqlGroup) lend(ctx context.Context, id ID, owner Owner) (*sqlTx, error) {
-	t := &sqlTx{store: g.store, tx: g.tx, id: id, owner: owner, grouped: true}
-	t.Handle = lent.New(g.statements, g.store.cfg.Dialect, ErrTxEnded, t.lost)
+	t := &sqlTx{store: g.store, own: g.own, tx: g.tx, id: id, owner: owner, grouped: true}
+	t.Handle = lent.New(g.own, g.statements, g.store.cfg.Dialect, ErrTxEnded, t.lost)
 	if g.store.cfg.Dialect == oncemill.SQLite {
 		if err := t.open(ctx, 0, asConfigured); err != nil {
 			return nil, err
@@ -132,6 +146,10 @@ type completed struct {
 // complete is the last statement, as that of one handler is. stale are the places of
 // claims that are others'; if there are any, the transaction must not be committed.
 func (g *sqlGroup) complete(ctx context.Context, all []completed) (stale []int, err error) {
+	return boundtx.Do(ctx, g.own, stepLimit, func(ctx context.Context) ([]int, error) { return g.completeIn(ctx, all) })
+}
+
+func (g *sqlGroup) completeIn(ctx context.Context, all []completed) (stale []int, err error) {
 	if g.store.cfg.Dialect == oncemill.SQLite {
 		for i, c := range all {
 			switch err := g.store.update(ctx, g.tx, g.store.q.completeTx, c.id, c.owner, c.Completion); {

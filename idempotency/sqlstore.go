@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -32,6 +33,7 @@ type SQLStore struct {
 	cfg     oncemill.Config
 	q       queries
 	prepare bool
+	calls   *bounded.Calls
 
 	mu       sync.Mutex
 	prepared map[string]*sql.Stmt // by text; they live as long as db
@@ -52,7 +54,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare}
+	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
 	if database.Dialect == oncemill.SQLite {
 		s.q, s.turn = sqliteQueries, make(chan struct{}, 1)
 	}
@@ -66,23 +68,30 @@ func (s *SQLStore) prepareAll(ctx context.Context) error {
 	if !s.prepare {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.prepared != nil {
+	if s.stmt(s.q.claim) != nil {
 		return nil
 	}
 	prepared := map[string]*sql.Stmt{}
+	defer func() { // those that are not needed
+		for _, stmt := range prepared {
+			_ = stmt.Close() // nobody has used it
+		}
+	}()
 	for _, text := range []string{s.q.claim, s.q.claimGroup, s.q.find, s.q.open, s.q.completeTx, s.q.completeGroup} {
 		if text == "" {
 			continue // of another dialect
 		}
-		stmt, err := s.db.PrepareContext(ctx, text) //nolint:sqlclosecheck // it lives as long as db
+		stmt, err := s.db.PrepareContext(ctx, text) //nolint:sqlclosecheck // it lives as long as db, or is closed above
 		if err != nil {
 			return fmt.Errorf("prepare: %w", err)
 		}
 		prepared[text] = stmt
 	}
-	s.prepared = prepared
+	s.mu.Lock() // not before, since a server may not answer
+	defer s.mu.Unlock()
+	if s.prepared == nil {
+		s.prepared, prepared = prepared, nil
+	}
 	return nil
 }
 
@@ -145,7 +154,7 @@ func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
 	}
 	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
-		return fmt.Errorf("begin: %w", err)
+		return fmt.Errorf("begin: %w", sqlerr.OfBegin(err))
 	}
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit; before it the first error matters
 	if err := do(tx); err != nil {
@@ -188,7 +197,8 @@ func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int6
 
 // set is a change of a claim by its owner.
 func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
-	switch n, err := s.change(ctx, text, args...); {
+	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, text, args...) })
+	switch {
 	case err != nil:
 		return fmt.Errorf("change claim: %w", err)
 	case n != 1:
@@ -201,9 +211,7 @@ func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
 // way is gone.
 const claimTries = 5
 
-// Claim is [Store.Claim]. On SQLite it reads first, so that a duplicate does not
-// wait for the writer. On PostgreSQL it is one round trip, whatever comes out.
-func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error) {
+func (s *SQLStore) claim(ctx context.Context, claim Claim) (Record, bool, error) {
 	if err := s.prepareAll(ctx); err != nil {
 		return Record{}, false, err
 	}
@@ -233,22 +241,21 @@ func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) 
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.claim, append(args, c.Durable)...)
 	}
-	record, found, err := s.Find(ctx, c.ID)
+	record, found, err := s.find(ctx, c.ID)
 	if err != nil || found {
 		return record, found, err
 	}
 	if _, err := s.change(ctx, s.q.claim, args...); err != nil {
 		return Record{}, false, err
 	}
-	record, found, err = s.Find(ctx, c.ID)
+	record, found, err = s.find(ctx, c.ID)
 	if err == nil && !found {
 		_, err = s.change(ctx, s.q.forget, c.ID[:])
 	}
 	return record, found, err
 }
 
-// TakeOver is [Store.TakeOver].
-func (s *SQLStore) TakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
+func (s *SQLStore) takeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
 	record, found, err := s.tryTakeOver(ctx, c, from)
 	if err != nil {
 		return Record{}, false, fmt.Errorf("take key over: %w", err)
@@ -264,11 +271,10 @@ func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record
 	if _, err := s.change(ctx, s.q.takeOver, args...); err != nil {
 		return Record{}, false, err
 	}
-	return s.Find(ctx, c.ID)
+	return s.find(ctx, c.ID)
 }
 
-// Find is [Store.Find].
-func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
+func (s *SQLStore) find(ctx context.Context, id ID) (Record, bool, error) {
 	record, found, err := s.record(ctx, id, s.q.find, id[:])
 	if err != nil {
 		return Record{}, false, fmt.Errorf("find key: %w", err)
@@ -310,8 +316,7 @@ func scan(id ID, row interface{ Scan(dest ...any) error }, before ...any) (Recor
 	return r, nil
 }
 
-// Outstanding is [Store.Outstanding].
-func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (n int, err error) {
+func (s *SQLStore) outstanding(ctx context.Context, caller Caller, limit int) (n int, err error) {
 	err = s.ask(ctx, func(via session) error { return via.QueryRowContext(ctx, s.q.outstanding, caller[:], limit).Scan(&n) })
 	if err != nil {
 		return 0, fmt.Errorf("count outstanding keys: %w", err)
@@ -319,18 +324,7 @@ func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (n
 	return n, nil
 }
 
-// Extend is [Store.Extend].
-func (s *SQLStore) Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error {
-	return s.set(ctx, s.q.extend, id[:], owner.Token[:], owner.Fence, lease.Microseconds())
-}
-
-// Release is [Store.Release].
-func (s *SQLStore) Release(ctx context.Context, id ID, owner Owner) error {
-	return s.set(ctx, s.q.release, id[:], owner.Token[:], owner.Fence)
-}
-
-// Complete is [Store.Complete].
-func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completion) error {
+func (s *SQLStore) complete(ctx context.Context, id ID, owner Owner, c Completion) error {
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		var completed bool
 		err := s.ask(ctx, func(via session) error {
@@ -391,8 +385,7 @@ func completionArgs(id ID, owner Owner, c Completion) []any {
 	}
 }
 
-// Purge is [Store.Purge].
-func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
+func (s *SQLStore) purge(ctx context.Context, limit int) (int, error) {
 	total := 0
 	for _, text := range []string{s.q.purge, s.q.strip} {
 		n, err := s.change(ctx, text, limit)

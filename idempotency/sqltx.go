@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -20,7 +21,8 @@ import (
 type sqlTx struct {
 	*lent.Handle
 	store *SQLStore
-	tx    *sql.Tx
+	own   *boundtx.Tx
+	tx    *sql.Tx // own's
 	id    ID
 	owner Owner
 
@@ -38,7 +40,7 @@ func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.
 		return nil, err
 	}
 	t.id, t.owner = id, owner
-	t.Handle = lent.New(t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
+	t.Handle = lent.New(t.own, t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
 	if err := t.open(ctx, idle, asConfigured); err != nil {
 		t.rollback()
 		return nil, err
@@ -56,13 +58,13 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	if err != nil {
 		return nil, err
 	}
-	tx, err := s.db.BeginTx(ctx, options)
+	own, err := boundtx.Begin(ctx, s.db, s.calls, options)
 	if err != nil {
 		done()
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	t := &sqlTx{store: s, tx: tx, done: sync.OnceFunc(done)}
-	t.Handle = lent.New(tx, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
+	t := &sqlTx{store: s, own: own, tx: own.Raw, done: sync.OnceFunc(done)}
+	t.Handle = lent.New(own, own.Raw, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
 	return t, nil
 }
 
@@ -71,6 +73,16 @@ const asConfigured = ""
 
 // open opens the seal. locks is how long a statement waits for a lock.
 func (t *sqlTx) open(ctx context.Context, idle time.Duration, locks string) error {
+	return t.step(ctx, func(ctx context.Context) error { return t.openIn(ctx, idle, locks) })
+}
+
+// step runs statements of the store's own in the transaction.
+func (t *sqlTx) step(ctx context.Context, do func(ctx context.Context) error) error {
+	_, err := boundtx.Do(ctx, t.own, stepLimit, func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx) })
+	return err
+}
+
+func (t *sqlTx) openIn(ctx context.Context, idle time.Duration, locks string) error {
 	if t.store.cfg.Dialect == oncemill.PostgreSQL {
 		var nothing string
 		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
@@ -96,6 +108,10 @@ func (t *sqlTx) open(ctx context.Context, idle time.Duration, locks string) erro
 // commit. ErrStaleOwner: the claim is another's, or the handler has ended the
 // transaction.
 func (t *sqlTx) complete(ctx context.Context, c Completion) error {
+	return t.step(ctx, func(ctx context.Context) error { return t.completeIn(ctx, c) })
+}
+
+func (t *sqlTx) completeIn(ctx context.Context, c Completion) error {
 	s := t.store
 	if s.cfg.Dialect == oncemill.SQLite {
 		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
@@ -111,16 +127,17 @@ func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	return nil
 }
 
+// commit waits for the answer even if the context of the request ends meanwhile. The
+// error is boundtx.ErrUnknown if the transaction may have committed.
 func (t *sqlTx) commit() error {
 	defer t.done()
-	return t.tx.Commit()
+	return t.own.Commit(boundtx.CommitLimit)
 }
 
-// rollback is a no-op after the commit. Its own error adds nothing: the database
-// rolls back what it lost the connection of.
+// rollback is a no-op after the commit.
 func (t *sqlTx) rollback() {
 	defer t.done()
-	_ = t.tx.Rollback()
+	t.own.Rollback()
 }
 
 // sealConstraint is the foreign key that PostgreSQL finds violated when a transaction

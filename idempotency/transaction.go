@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -70,8 +71,6 @@ func (e *Engine) finish(ctx context.Context, in *intent, t *sqlTx, owner Owner, 
 	case err != nil:
 		return e.beaten(ctx, in, t, owner, err)
 	}
-	// Once Commit has been called, a context's error may come from after the
-	// commit was sent.
 	if err := ctx.Err(); err != nil {
 		return rolledBack, fmt.Errorf("commit: %w", err)
 	}
@@ -83,10 +82,10 @@ func (e *Engine) finish(ctx context.Context, in *intent, t *sqlTx, owner Owner, 
 	switch {
 	case err == nil:
 		return committed, nil
-	case sqlerr.CommitUnknown(err):
+	case errors.Is(err, boundtx.ErrUnknown):
 		return e.lookUp(ctx, in, owner, c, err)
 	}
-	return e.beaten(ctx, in, t, owner, fmt.Errorf("commit: %w", err))
+	return e.beaten(ctx, in, t, owner, err)
 }
 
 // beaten finds out why a transaction did not commit: against a business

@@ -2,11 +2,11 @@ package inbox
 
 import (
 	"context"
-	"database/sql"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
@@ -52,7 +52,7 @@ func (in *Inbox) Batch(h BatchHandler) message.NoPublishHandlerFunc {
 
 // batchEffect calls the handler for those whose ids were claimed. The culprit is a
 // member that may not have its effects now.
-func (s *shared) batchEffect(ctx context.Context, tx *sql.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
+func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
 	in := s.in
 	var borrowed *handle
 	var msgs []*message.Message
@@ -61,7 +61,8 @@ func (s *shared) batchEffect(ctx context.Context, tx *sql.Tx, members []*member,
 			if !claimed[m.ID] {
 				continue
 			}
-			admitted, err := in.admit(m.Context(), tx, m.Work) //nolint:contextcheck // each member has its own
+			mine := until(ctx, m.Context())
+			admitted, err := in.admit(mine, tx, m.Work)
 			if err != nil {
 				culprit = m
 				return err
@@ -70,13 +71,13 @@ func (s *shared) batchEffect(ctx context.Context, tx *sql.Tx, members []*member,
 				continue
 			}
 			if borrowed == nil {
-				borrowed = lend(in.store, in.cfg.Database.Dialect, messageID{consumer: in.cfg.Consumer, message: m.ID}, tx, tx)
+				borrowed = lend(in.store, in.cfg.Database.Dialect, messageID{consumer: in.cfg.Consumer, message: m.ID}, tx, tx.Raw)
 				// Also when the handler ends its goroutine.
 				defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 			}
 			msg := m.Work.msg
-			defer msg.SetContext(msg.Context())                           //nolint:contextcheck // each message has its own
-			msg.SetContext(oncemill.ContextWithTx(m.Context(), borrowed)) //nolint:contextcheck // as above
+			defer msg.SetContext(msg.Context()) //nolint:contextcheck // each message has its own
+			msg.SetContext(oncemill.ContextWithTx(mine, borrowed))
 			msgs = append(msgs, msg)
 		}
 		if len(msgs) == 0 {

@@ -73,9 +73,9 @@ var (
 	// AddHandler, which takes a topic, or publish in the handler.
 	ErrNoTopic = errors.New("inbox: the handler returned messages; add it to the router with a publish topic")
 
-	// ErrCommitUnknown is returned when the connection was lost between sending
-	// the commit and reading its answer: id, effects and produced messages have
-	// committed together or not at all. The redelivery finds the truth.
+	// ErrCommitUnknown is returned when the commit was sent and there is no answer:
+	// the connection was lost, or the server has not answered for 10 s. Id, effects and produced messages
+	// have committed together or not at all. The redelivery finds the truth.
 	ErrCommitUnknown = errors.New("inbox: outcome of the commit is unknown")
 )
 

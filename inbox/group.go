@@ -14,6 +14,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -199,36 +201,48 @@ func (s *shared) tell(members []*member, claimed map[string]bool) {
 // failed.
 func (s *shared) try(ctx context.Context, members []*member) (claimed map[string]bool, culprit *member, e ended) {
 	in := s.in
-	tx, err := in.store.begin(ctx)
+	ctx, cancel := context.WithTimeout(ctx, in.cfg.Timeout)
+	defer cancel()
+	tx, err := in.store.begin(ctx, in.calls)
 	if err != nil {
 		return nil, nil, ended{claimFailed(err), fmt.Errorf("begin: %w", err)}
 	}
-	defer tx.Rollback() //nolint:errcheck // as in alone
+	defer tx.Rollback() // as in alone
 	byID := slices.SortedFunc(slices.Values(members), func(a, b *member) int { return cmp.Compare(a.ID, b.ID) })
-	if claimed, err = in.store.claimGroup(ctx, tx, byID); err != nil {
+	claimed, err = boundtx.Do(ctx, tx, in.cfg.Group.LockTimeout+callLimit, func(ctx context.Context) (map[string]bool, error) {
+		return in.store.claimGroup(ctx, tx.Raw, byID)
+	})
+	if err != nil {
 		return nil, nil, ended{claimFailed(err), err}
 	}
 	if len(claimed) == 0 {
 		return claimed, nil, ended{outcome: duplicate}
 	}
 	if culprit, err = s.effects(ctx, tx, members, claimed); err != nil {
+		if tx.Abandoned() {
+			return nil, nil, ended{databaseAway, errors.Join(err, bounded.ErrAbandoned)}
+		}
 		return nil, culprit, ended{handlerFailed, err}
 	}
-	if err := in.store.sealGroup(ctx, tx, claimed); err != nil {
+	_, err = within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
+		return struct{}{}, in.store.sealGroup(ctx, tx, claimed)
+	})
+	if err != nil {
 		return nil, nil, ended{commitFailed(err), err}
 	}
-	result, err := in.commit(ctx, tx)
+	result, err := in.commit(tx)
 	return claimed, nil, ended{result, err}
 }
 
 // effects runs the handlers of those whose ids were claimed.
-func (s *shared) effects(ctx context.Context, tx *sql.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
+func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
 	if s.batch != nil {
 		return s.batchEffect(ctx, tx, members, claimed)
 	}
-	statements, end := s.repeats.Lend(tx, len(claimed))
+	statements, end := s.repeats.Lend(tx.Raw, len(claimed))
 	defer func() {
-		if spoiled := end(); spoiled != nil {
+		_, spoiled := boundtx.Do(context.WithoutCancel(ctx), tx, callLimit, func(context.Context) (struct{}, error) { return struct{}{}, end() })
+		if spoiled != nil && !noAnswer(spoiled) {
 			s.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
 				slog.String("consumer", s.in.cfg.Consumer), slog.Any("error", spoiled))
 		}
@@ -237,11 +251,20 @@ func (s *shared) effects(ctx context.Context, tx *sql.Tx, members []*member, cla
 		if !claimed[m.ID] {
 			continue
 		}
-		if err := s.in.effect(m.Context(), tx, statements, m.Work); err != nil { //nolint:contextcheck // each member has its own
+		if err := s.in.effect(until(ctx, m.Context()), tx, statements, m.Work); err != nil {
 			return m, err
 		}
 	}
 	return nil, nil
+}
+
+// until returns ctx, that of a member, with the deadline of its transaction's. It ends
+// with that and not before: rows that a handler forgot would take the transaction along.
+func until(transaction, ctx context.Context) context.Context {
+	deadline, _ := transaction.Deadline() // try has set it
+	ctx, cancel := context.WithDeadline(ctx, deadline)
+	context.AfterFunc(transaction, cancel)
+	return ctx
 }
 
 // inTheWay reports that a transaction failed because of others that ran at the

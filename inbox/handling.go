@@ -216,8 +216,11 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 		}
 	}
 	f = fateOf(ctx, result, err)
-	if result == databaseAway && f == away && in.store.ping(ctx) == nil {
+	if result == databaseAway && f == away && in.ping(ctx) == nil {
 		f = cutOff
+		if noAnswer(err) {
+			f = elsewhere // whose connection it was is chance
+		}
 	}
 	outage = f == away
 	return result, f, err
@@ -271,7 +274,10 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	}
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	rec, recErr := in.store.recordFailure(detached, w.id, w.start, err)
+	id, begun := w.id, w.start
+	rec, recErr := ask(detached, in, func(ctx context.Context) (record, error) {
+		return in.store.recordFailure(ctx, id, begun, err)
+	})
 	if recErr != nil {
 		delayNack(ctx, in.cfg.Retry.delay(1))
 		return errors.Join(err, fmt.Errorf("record failure: %w", recErr))
@@ -328,7 +334,8 @@ func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 		if err != nil {
 			return err
 		}
-		w.start, err = in.store.noteStart(ctx, w.id, w.replay.marked)
+		id, marked := w.id, w.replay.marked
+		w.start, err = ask(ctx, in, func(ctx context.Context) (start, error) { return in.store.noteStart(ctx, id, marked) })
 		outage := err != nil && ctx.Err() == nil && sqlerr.Connection(err)
 		if in.gate.leave(probe, outage) {
 			in.logOutage(ctx, outage, err)
@@ -350,7 +357,8 @@ func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 	if !w.start.suspect || w.start.charged {
 		return handled, nil
 	}
-	alone, err := in.store.charge(ctx, w.id)
+	id := w.id
+	alone, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.charge(ctx, id) })
 	if err != nil {
 		return claimFailed(err), fmt.Errorf("charge suspect: %w", err)
 	}
@@ -369,7 +377,11 @@ func (in *Inbox) noteEnd(ctx context.Context, w *work) {
 	}
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	if err := in.store.noteEnd(detached, w.id, w.start); err != nil {
+	id, begun := w.id, w.start
+	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, in.store.noteEnd(ctx, id, begun)
+	})
+	if err != nil {
 		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "end of an attempt not noted",
 			slog.String("message_id", w.id), slog.Any("error", err))
 		return
@@ -388,7 +400,7 @@ func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 	if created.IsZero() || time.Since(created) < in.cfg.Retention/2 {
 		return nil
 	}
-	now, err := in.store.now(ctx)
+	now, err := ask(ctx, in, in.store.now)
 	if err != nil {
 		return fmt.Errorf("check age: %w", err)
 	}
@@ -402,11 +414,15 @@ func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 // spend between the check and its claim.
 func (in *Inbox) margin() time.Duration { return min(time.Hour, in.cfg.Retention/10) }
 
+func (in *Inbox) ping(ctx context.Context) error {
+	_, err := ask(ctx, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.ping(ctx) })
+	return err
+}
+
 // detach returns a context for what must be written though that of the message
 // may have ended.
 func (in *Inbox) detach(ctx context.Context) (context.Context, context.CancelFunc) {
-	const enough = 10 * time.Second
-	return context.WithTimeout(context.WithoutCancel(ctx), enough)
+	return context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 }
 
 // giveWay asks the subscriber to let the rest of the key pass.

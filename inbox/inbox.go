@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -107,6 +108,15 @@ type Config struct {
 	// Group limits the groups of GroupMiddleware and Batch.
 	Group Group
 
+	// Timeout is how long an attempt may take, from its begin to its commit. Then the
+	// context of the handler ends, the attempt is rolled back, and it counts as a
+	// failure if it was the handler that took so long. It is also how long a server
+	// that does not answer can hold up a message; statements of the handler's that a
+	// driver does not return from are abandoned then, with their connections. The
+	// commit may take 10 s more; without an answer the message is delivered again.
+	// 10 ms to 24 h. Default: 1 min. A group of messages has this time together.
+	Timeout time.Duration
+
 	// Isolation is the isolation level of the transactions, on PostgreSQL:
 	// sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable. The
 	// higher levels fail more attempts, which are then delivered again.
@@ -137,6 +147,7 @@ type Inbox struct {
 	given     Config // by the user
 	cfg       Config // defaults filled in
 	store     store
+	calls     *bounded.Calls
 	group     *shared
 	gate      *gate
 	room      *semaphore.Weighted // what is being handled
@@ -189,6 +200,12 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	case cfg.LockTimeout < time.Millisecond || cfg.LockTimeout > time.Hour:
 		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
 	}
+	if cfg.Timeout == 0 {
+		cfg.Timeout = time.Minute
+	}
+	if cfg.Timeout < 10*time.Millisecond || cfg.Timeout > 24*time.Hour {
+		bad("Timeout", cfg.Timeout.String(), "must be 10ms to 24h, or 0 for 1m")
+	}
 	cfg.Group.resolve(database.Dialect, bad)
 	cfg.Retry.resolve(bad)
 	cfg.Replays = cfg.Replays.resolve(bad)
@@ -223,7 +240,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), published: map[int64]publishedLetter{}, gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
 	in.group = newShared(in, nil)
 	return in, nil
 }

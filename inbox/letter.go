@@ -2,6 +2,7 @@ package inbox
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"maps"
@@ -137,42 +138,50 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 // another has the id already there is no letter. A conflict of ids is about an id
 // that another has.
 func (in *Inbox) bury(ctx context.Context, letter *Letter, r replay) error {
-	tx, err := in.store.begin(ctx)
+	limited, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	tx, err := in.store.begin(limited, in.calls)
 	if err != nil {
 		return fmt.Errorf("dead letter: begin: %w", err)
 	}
-	defer tx.Rollback() //nolint:errcheck // as in alone
+	defer tx.Rollback() // as in alone
+	written, err := within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, r) })
+	if err == nil && written {
+		_, err = in.commit(tx)
+	}
+	if err != nil {
+		return fmt.Errorf("dead letter: %w", err)
+	}
+	return nil
+}
+
+// buryIn reports whether there is something to commit.
+func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, r replay) (bool, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
 	taken := takesID(letter.MessageID, letter.Reason)
 	if taken {
-		claimed, err := in.claim(ctx, tx, id, nil, r)
-		if err != nil {
-			return fmt.Errorf("dead letter: %w", err)
-		}
-		if !claimed {
-			return nil
+		claimed, err := in.claimIn(ctx, tx, id, nil, r)
+		if err != nil || !claimed {
+			return false, err
 		}
 		if err := errors.Join(in.store.markDead(ctx, tx, letter.MessageID), in.store.forgetFailures(ctx, tx, letter.MessageID)); err != nil {
-			return fmt.Errorf("dead letter: %w", err)
+			return false, err
 		}
 	}
 	if !taken && r.marked {
 		if open, err := in.endReplay(ctx, tx, r); err != nil || !open {
-			return err
+			return false, err
 		}
 	}
 	if err := in.cfg.DeadLetters.Add(ctx, tx, letter); err != nil {
-		return fmt.Errorf("dead letter: %w", err)
+		return false, err
 	}
 	if taken {
 		if err := in.store.seal(ctx, tx, id); err != nil {
-			return fmt.Errorf("dead letter: %w", err)
+			return false, err
 		}
 	}
-	if _, err := in.commit(ctx, tx); err != nil {
-		return fmt.Errorf("dead letter: %w", err)
-	}
-	return nil
+	return true, nil
 }
 
 // textOf makes what any database takes as text.

@@ -10,6 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -30,16 +32,17 @@ func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 }
 
 // alone is an attempt in a transaction of its own.
-func (in *Inbox) alone(ctx context.Context, w *work) (outcome, error) {
+func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
+	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
+	defer cancel()
 	id := messageID{consumer: in.cfg.Consumer, message: w.id}
-	tx, err := in.store.begin(ctx)
+	tx, err := in.store.begin(ctx, in.calls)
 	if err != nil {
 		return claimFailed(err), fmt.Errorf("begin: %w", err)
 	}
 	// A no-op after the commit. Otherwise it gives the connection back, also
-	// when the handler ends its goroutine, and its own error adds nothing: the
-	// database rolls back what it lost the connection of.
-	defer tx.Rollback() //nolint:errcheck // see above
+	// when the handler ends its goroutine.
+	defer tx.Rollback()
 	claimed, err := in.claim(ctx, tx, id, w.fingerprint, w.replay)
 	if err != nil {
 		return claimFailed(err), err
@@ -47,26 +50,50 @@ func (in *Inbox) alone(ctx context.Context, w *work) (outcome, error) {
 	if !claimed {
 		return in.duplicate(ctx, tx, w)
 	}
-	if err := in.effect(ctx, tx, tx, w); err != nil {
-		if in.store.gone(ctx, tx) {
+	if err := in.effect(ctx, tx, tx.Raw, w); err != nil {
+		if tx.Abandoned() {
+			return databaseAway, errors.Join(err, bounded.ErrAbandoned)
+		}
+		if in.gone(ctx, tx) {
 			return databaseAway, err
 		}
 		return handlerFailed, err
 	}
+	if ctx.Err() != nil && unlimited.Err() == nil {
+		return handlerFailed, fmt.Errorf("the handler took longer than inbox.Config.Timeout: %w", ctx.Err())
+	}
 	if w.start.noted {
-		if err := in.store.forgetFailures(ctx, tx, w.id); err != nil {
+		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
+			return struct{}{}, in.store.forgetFailures(ctx, tx, id.message)
+		}); err != nil {
 			return claimFailed(err), fmt.Errorf("forget failures: %w", err)
 		}
 	}
-	if err := in.store.seal(ctx, tx, id); err != nil {
+	if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
+		return struct{}{}, in.store.seal(ctx, tx, id)
+	}); err != nil {
 		return commitFailed(err), err
 	}
-	return in.commit(ctx, tx)
+	return in.commit(tx)
+}
+
+// gone reports that the connection of tx is lost, or does not answer.
+func (in *Inbox) gone(ctx context.Context, tx *boundtx.Tx) bool {
+	gone, err := within(context.WithoutCancel(ctx), tx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		return in.store.gone(ctx, tx), nil
+	})
+	return gone || err != nil
 }
 
 // claim takes the id. The id of a dead letter is taken by its replay alone, which ends
 // with that.
-func (in *Inbox) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, r replay) (bool, error) {
+func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id messageID, fingerprint []byte, r replay) (bool, error) {
+	return boundtx.Do(ctx, tx, in.cfg.LockTimeout+callLimit, func(ctx context.Context) (bool, error) {
+		return in.claimIn(ctx, tx.Raw, id, fingerprint, r)
+	})
+}
+
+func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, r replay) (bool, error) {
 	if r.marked && !r.fresh {
 		if open, err := in.store.reopen(ctx, tx, id); err != nil || !open {
 			return false, err
@@ -80,9 +107,12 @@ func (in *Inbox) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprin
 }
 
 // duplicate is an id that a committed transaction has.
-func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, error) {
+func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcome, error) {
 	if w.fingerprint != nil {
-		same, err := in.store.sameFingerprint(ctx, tx, w.id, w.fingerprint)
+		id, fingerprint := w.id, w.fingerprint
+		same, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
+			return in.store.sameFingerprint(ctx, tx, id, fingerprint)
+		})
 		if err != nil {
 			return claimFailed(err), fmt.Errorf("compare fingerprints: %w", err)
 		}
@@ -91,16 +121,17 @@ func (in *Inbox) duplicate(ctx context.Context, tx *sql.Tx, w *work) (outcome, e
 		}
 	}
 	if w.replay.letter != 0 { // of a message that is dead no more
-		open, err := in.endReplay(ctx, tx, w.replay)
+		r := w.replay
+		open, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.endReplay(ctx, tx, r) })
 		if err == nil && open {
-			_, err = in.commit(ctx, tx)
+			_, err = in.commit(tx)
 		}
 		if err != nil {
 			return claimFailed(err), fmt.Errorf("end replay: %w", err)
 		}
 	}
 	if w.start.noted {
-		_ = tx.Rollback() // if it is not committed: on SQLite its writes would be waited for
+		tx.Rollback() // if it is not committed: on SQLite its writes would be waited for
 		in.noteEnd(ctx, w)
 	}
 	in.logDuplicate(ctx, w.id)
@@ -114,11 +145,11 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 
 // effect runs the handler in tx, by statements, and writes what it returns to the
 // outbox. Functions of Config are called on the way, so it is contained as a whole.
-func (in *Inbox) effect(ctx context.Context, tx *sql.Tx, statements lent.Statements, w *work) error {
+func (in *Inbox) effect(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work) error {
 	return contain.Call(func() error { return in.run(ctx, tx, statements, w) })
 }
 
-func (in *Inbox) run(ctx context.Context, tx *sql.Tx, statements lent.Statements, w *work) error {
+func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work) error {
 	admitted, err := in.admit(ctx, tx, w)
 	if err != nil || !admitted {
 		return err
@@ -138,17 +169,16 @@ func (in *Inbox) run(ctx context.Context, tx *sql.Tx, statements lent.Statements
 	return err
 }
 
-func (in *Inbox) commit(ctx context.Context, tx *sql.Tx) (outcome, error) {
-	// Once Commit has been called, a context's error may come from after the
-	// commit was sent.
-	if err := ctx.Err(); err != nil {
-		return databaseFailed, fmt.Errorf("commit: %w", err)
-	}
-	if err := tx.Commit(); err != nil {
-		if sqlerr.CommitUnknown(err) {
-			return commitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
-		}
-		return commitFailed(err), fmt.Errorf("commit: %w", err)
+// commit waits for the answer even if the context of the message ends meanwhile.
+func (in *Inbox) commit(tx *boundtx.Tx) (outcome, error) {
+	switch err := tx.Commit(boundtx.CommitLimit); {
+	case err == nil:
+	case errors.Is(err, boundtx.ErrUnknown):
+		return commitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	case errors.Is(err, context.Canceled), noAnswer(err): // it was not sent
+		return databaseFailed, err
+	default:
+		return commitFailed(err), err
 	}
 	if in.cfg.Outbox != nil {
 		in.cfg.Outbox.Wake()
@@ -158,8 +188,8 @@ func (in *Inbox) commit(ctx context.Context, tx *sql.Tx) (outcome, error) {
 
 // call calls the handler with the transaction in the context of its message.
 func call(ctx context.Context, borrowed *handle, msg *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
+	defer msg.SetContext(msg.Context()) //nolint:contextcheck // as it came
 	msg.SetContext(oncemill.ContextWithTx(ctx, borrowed))
-	defer msg.SetContext(ctx)
 	return h(msg)
 }
 
@@ -180,7 +210,7 @@ func claimFailed(err error) outcome {
 	switch {
 	case errors.Is(err, ErrBeingHandled):
 		return beingHandled
-	case sqlerr.Connection(err):
+	case sqlerr.Connection(err), noAnswer(err):
 		return databaseAway
 	}
 	return databaseFailed

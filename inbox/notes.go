@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // notes is the part of a store beside the way of a message that is handled at its first
@@ -146,7 +147,7 @@ func (n *notes) noteEnd(ctx context.Context, id string, noted start) error {
 func (n *notes) recordFailure(ctx context.Context, id string, noted start, failure error) (rec record, err error) {
 	tx, err := n.db.BeginTx(ctx, n.own)
 	if err != nil {
-		return rec, err
+		return rec, sqlerr.OfBegin(err)
 	}
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	var kept string

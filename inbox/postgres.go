@@ -11,6 +11,8 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -54,8 +56,8 @@ const claimGrace = 5 * time.Second
 const postgresSealState = "OMI01"
 
 // The isolation level is named, since the database's default may be another.
-func (s *postgresStore) begin(ctx context.Context) (*sql.Tx, error) {
-	return s.db.BeginTx(ctx, &s.options)
+func (s *postgresStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
+	return boundtx.Begin(ctx, s.db, calls, &s.options)
 }
 
 // Served by the primary key (consumer, message_id).

@@ -23,7 +23,10 @@ const (
 // once, with an [*oncemill.SchemaError].
 func (in *Inbox) Run(ctx context.Context) error {
 	var schema *oncemill.SchemaError
-	if err := oncemill.CheckMigrated(ctx, in.db, in.cfg.Database, Migrations); errors.As(err, &schema) && schema.Have < schema.Want {
+	_, err := ask(ctx, in, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, oncemill.CheckMigrated(ctx, in.db, in.cfg.Database, Migrations)
+	})
+	if errors.As(err, &schema) && schema.Have < schema.Want {
 		return fmt.Errorf("inbox: %w", err)
 	}
 	var loops sync.WaitGroup
@@ -55,11 +58,14 @@ func (in *Inbox) pruneLoop(ctx context.Context) {
 // Prune is one step of Run. It reports whether there may be more to remove.
 func (in *Inbox) Prune(ctx context.Context) (more bool, err error) {
 	for _, own := range in.family() {
-		ids, notes, err := own.store.prune(ctx, own.cfg.Retention, pruneBatch)
+		full, err := ask(ctx, own, func(ctx context.Context) (bool, error) {
+			ids, notes, err := own.store.prune(ctx, own.cfg.Retention, pruneBatch)
+			return ids == pruneBatch || notes >= pruneBatch, err
+		})
 		if err != nil {
 			return false, err
 		}
-		more = more || ids == pruneBatch || notes >= pruneBatch
+		more = more || full
 	}
 	return more, nil
 }

@@ -109,7 +109,8 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	published := map[int64]publishedLetter{} // what is replaying no more is forgotten
 	filter := dlq.Filter{States: []dlq.State{dlq.Replaying}, Source: dlq.Consumer, OldestFirst: true, Limit: replayPage}
 	for {
-		page, err := in.cfg.Replays.Letters.List(ctx, filter)
+		from := filter
+		page, err := ask(ctx, in, func(ctx context.Context) ([]*dlq.Letter, error) { return in.cfg.Replays.Letters.List(ctx, from) })
 		if err != nil {
 			maps.Copy(in.published, published)
 			return replayed, errors.Join(append(errs, err)...)
@@ -154,7 +155,7 @@ func (in *Inbox) caresFor(consumer string) bool {
 
 func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	r := in.cfg.Replays
-	letter, err := r.Letters.Get(ctx, id)
+	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return r.Letters.Get(ctx, id) })
 	switch {
 	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.Replaying:
 		return false, nil // another process was faster
@@ -248,7 +249,8 @@ func (in *Inbox) distrust(ctx context.Context, w *work) {
 	if w.replay.letter == 0 {
 		return
 	}
-	letter, err := in.letters().Get(ctx, w.replay.letter)
+	id := w.replay.letter
+	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return in.letters().Get(ctx, id) })
 	if err == nil && bytes.Equal(letter.Payload, w.msg.Payload) {
 		return
 	}

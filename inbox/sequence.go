@@ -2,10 +2,11 @@ package inbox
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
 // gaps remembers since when messages that came too early wait.
@@ -49,7 +50,7 @@ const (
 // admit asks the sequence gate whether the message may have its effects now. It
 // keeps its key locked until the end of the transaction. A replay may, and leaves the
 // sequence as it is: whoever asked for it knows that it comes late.
-func (in *Inbox) admit(ctx context.Context, tx *sql.Tx, w *work) (bool, error) {
+func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, error) {
 	if in.cfg.Sequence == nil || w.replay.marked {
 		return true, nil
 	}
@@ -60,7 +61,7 @@ func (in *Inbox) admit(ctx context.Context, tx *sql.Tx, w *work) (bool, error) {
 	}
 	over := false
 	for {
-		at, err := in.store.advance(ctx, tx, key, seq, over)
+		at, err := boundtx.Wait(ctx, tx, func() (place, error) { return in.store.advance(ctx, tx.Raw, key, seq, over) })
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("sequence: %w", err)

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -27,8 +29,8 @@ func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 
 // There is one writer, so the begin waits for a copy that is being handled, as
 // long as the busy timeout of the connection says.
-func (s *sqliteStore) begin(ctx context.Context) (*sql.Tx, error) {
-	tx, err := s.db.BeginTx(ctx, nil)
+func (s *sqliteStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
+	tx, err := boundtx.Begin(ctx, s.db, calls, nil)
 	if err != nil && sqlerr.Retryable(err) {
 		return nil, fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	}

@@ -8,12 +8,14 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
 // store is what a database does for an inbox. An attempt is begin, claim, the
 // handler's statements, seal, and the commit.
 type store interface {
-	begin(ctx context.Context) (*sql.Tx, error)
+	begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error)
 
 	// claim inserts the id. False means that a committed transaction has it.
 	// It waits for another transaction that holds the id, but not for long: then

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/lent"
 )
 
@@ -39,8 +40,8 @@ func TxFromContext(ctx context.Context) (Tx, bool) {
 // handle lends the transaction of an inbox, which tells it from those of others.
 type handle struct{ *lent.Handle }
 
-func lend(s store, dialect oncemill.Dialect, id messageID, tx *sql.Tx, statements lent.Statements) *handle {
-	return &handle{lent.New(statements, dialect, ErrTxEnded, func(ctx context.Context, err error) error {
-		return s.lost(ctx, tx, id, err)
+func lend(s store, dialect oncemill.Dialect, id messageID, tx *boundtx.Tx, statements lent.Statements) *handle {
+	return &handle{lent.New(tx, statements, dialect, ErrTxEnded, func(ctx context.Context, err error) error {
+		return s.lost(ctx, tx.Raw, id, err)
 	})}
 }

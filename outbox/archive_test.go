@@ -178,3 +178,77 @@ func TestHistory_NoneRetiresWhatWasKeptBefore(t *testing.T) {
 		}
 	})
 }
+
+// Ids were given out again: at the border of a batch there are two rows with one id,
+// and the later one has not been archived.
+func TestArchive_RemovesNoRowThatSharesAnIDWithOneThatWasArchived(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		given := map[string]int{}
+		p.use(t, p.db, func(cfg *outbox.Config) {
+			cfg.Archive = func(_ context.Context, rows []outbox.HistoryRow) error {
+				for _, r := range rows {
+					given[r.MessageID]++
+				}
+				return nil
+			}
+		})
+		const n = 500 // a batch
+		p.fillExpired(t, n)
+		if p.isSQLite() {
+			p.exec(t, `insert into {{outbox_history}} select id, lane, topic, 'the other', key, payload, metadata, created_at, relayed_at + 1 from {{outbox_history}} where id = $1`, n)
+		} else {
+			p.exec(t, `insert into {{outbox_history}} select lane, id, topic, 'the other', key, payload, metadata, created_at, relayed_at + interval '1 second' from {{outbox_history}} where id = $1`, n)
+		}
+		for range 2 { // a row that shares its id with the last of a batch comes in the next round
+			_, err := p.queue.Archive(t.Context(), always)
+			expectNoError(t, err)
+			if left := p.historyRows(t); left != n+1-len(given) {
+				t.Errorf("%d rows were archived, %d are left", len(given), left)
+			}
+		}
+		if given["the other"] != 1 || len(given) != n+1 {
+			t.Errorf("the other row was given %d times, %d rows in all", given["the other"], len(given))
+		}
+	})
+}
+
+// SQLite gives the highest rowid out again. Whatever has it now was not archived.
+func TestArchive_RemovesNoRowThatTookThePlaceOfOneThatWasArchived(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	var given []string
+	p.use(t, p.db, func(cfg *outbox.Config) {
+		cfg.Archive = func(_ context.Context, rows []outbox.HistoryRow) error {
+			for _, r := range rows {
+				given = append(given, r.MessageID)
+			}
+			if len(given) == 3 {
+				p.exec(t, `delete from {{outbox_history}} where message_id = 'old 3'`)
+				p.remember(t, "successor", time.UnixMicro(3))
+			}
+			return nil
+		}
+	})
+	p.fillExpired(t, 3)
+	if _, err := p.queue.Archive(t.Context(), always); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(given, []string{"old 1", "old 2", "old 3", "successor"}) || p.historyRows(t) != 0 {
+		t.Errorf("%v were given, %d rows are left", given, p.historyRows(t))
+	}
+}
+
+func TestArchive_IsCalledWithTheCallersContext(t *testing.T) {
+	type mark struct{}
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var seen any
+		p.use(t, p.db, func(cfg *outbox.Config) {
+			cfg.Archive = func(ctx context.Context, _ []outbox.HistoryRow) error { seen = ctx.Value(mark{}); return nil }
+		})
+		p.fillExpired(t, 1)
+		_, err := p.queue.Archive(context.WithValue(t.Context(), mark{}, "the caller's"), always)
+		if err != nil || seen != "the caller's" {
+			t.Errorf("%v, %v", seen, err)
+		}
+	})
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/lib/pq"
 
@@ -116,32 +117,88 @@ func TestRunInTx_AShutdownDuringTheCommitIsUnknown(t *testing.T) {
 	expectError(t, err, outbox.ErrCommitUnknown)
 }
 
-// lib/pq asks the server to cancel the commit, and the server says that it did.
 func TestRunInTx_ACommitThatTheServerCancelsIsADefiniteFailure(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t, "binary_parameters=yes")
 	p.exec(t, `create table slow (id int)`)
 	p.exec(t, `create function slow() returns trigger language plpgsql as $$ begin perform pg_sleep(60); return null; end $$`)
 	p.exec(t, `create constraint trigger slow after insert on slow deferrable initially deferred for each row execute function slow()`)
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
+	p.use(t, p.db, func(cfg *outbox.Config) { cfg.CommitTimeout = time.Minute })
 	var waiting sync.WaitGroup
-	err := p.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
+	err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
 		pid := backend(t, tx)
 		waiting.Go(func() {
 			eventually(t, "the commit is on its way", func() bool {
-				return p.count(t, `select count(*) from pg_stat_activity where pid = $1 and query = 'COMMIT' and wait_event = 'PgSleep'`, pid) == 1
+				return p.count(t, `select count(*) from pg_stat_activity where pid = $1 and query ilike 'commit' and wait_event = 'PgSleep'`, pid) == 1
 			})
-			cancel()
+			p.exec(t, `select pg_cancel_backend($1)`, pid)
 		})
 		_, err := tx.ExecContext(ctx, `insert into slow values (1)`)
 		return errors.Join(err, p.box.Publisher(tx).Publish("orders", newMessage("a", "")))
 	})
 	waiting.Wait()
-	if state := (*pq.Error)(nil); !errors.As(err, &state) || state.Code != "57014" || errors.Is(err, outbox.ErrCommitUnknown) {
+	if state := (interface{ SQLState() string })(nil); !errors.As(err, &state) || state.SQLState() != "57014" || errors.Is(err, outbox.ErrCommitUnknown) {
 		t.Errorf("got %v", err)
 	}
 	expectIDs(t, p.read(t))
+}
+
+// stalled returns an outbox on a server whose commits wait for a standby that is
+// down, and that standby.
+func stalled(t *testing.T, commitTimeout time.Duration) (*place, *testserver.PostgresServer) {
+	t.Helper()
+	primary := testserver.PrivatePostgres(t)
+	p := &place{db: primary.Open(), cfg: outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}}}
+	expectNoError(t, oncemill.Migrate(t.Context(), p.db, p.cfg.Database, outbox.Migrations))
+	p.use(t, p.db, func(cfg *outbox.Config) { cfg.CommitTimeout = commitTimeout })
+	standby := primary.Standby()
+	standby.Stop()
+	p.exec(t, `alter system set synchronous_standby_names = '*'`)
+	p.exec(t, `select pg_reload_conf()`)
+	eventually(t, "commits wait for the standby", func() bool {
+		return p.count(t, `select count(*) from pg_settings where name = 'synchronous_standby_names' and setting = '*'`) == 1
+	})
+	return p, standby
+}
+
+// publishUnder publishes a message under a context that ends after 300 ms, while the
+// commit waits for the standby.
+func (p *place) publishUnder(t *testing.T) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	return p.box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+		return p.box.Publisher(tx).Publish("orders", newMessage("a", ""))
+	})
+}
+
+const stalledCommits = `select count(*) from pg_stat_activity where wait_event = 'SyncRep'`
+
+// A wait that is cut short would show rows that a failover can lose.
+func TestRunInTx_ACommitThatWaitsForAStandbyIsUnknownAndGoesOn(t *testing.T) {
+	t.Parallel()
+	p, standby := stalled(t, 500*time.Millisecond)
+	expectError(t, p.publishUnder(t), outbox.ErrCommitUnknown)
+	if waiting, shown := p.count(t, stalledCommits), p.count(t, `select count(*) from oncemill.outbox`); waiting != 1 || shown != 0 {
+		t.Errorf("%d commits wait, %d rows are shown", waiting, shown)
+	}
+	standby.Start()
+	eventually(t, "the commit arrives", func() bool { return p.count(t, `select count(*) from oncemill.outbox`) == 1 })
+}
+
+func TestRunInTx_WaitsForTheAnswerToACommitAfterItsContextHasEnded(t *testing.T) {
+	t.Parallel()
+	p, standby := stalled(t, 5*time.Minute)
+	var starting sync.WaitGroup
+	starting.Go(func() {
+		eventually(t, "the commit waits", func() bool { return p.count(t, stalledCommits) == 1 })
+		standby.Start()
+	})
+	expectNoError(t, p.publishUnder(t))
+	starting.Wait()
+	if shown := p.count(t, `select count(*) from oncemill.outbox`); shown != 1 {
+		t.Errorf("%d rows are shown", shown)
+	}
 }
 
 // stubbornDriver is a driver whose Commit answers what it is told to, after the

@@ -78,6 +78,26 @@ func TestContextPublisher_RefusesMessagesOfSeveralTransactions(t *testing.T) {
 	})
 }
 
+// notedTx is a transaction whose type cannot be compared.
+type notedTx struct {
+	oncemill.Tx
+	_ []string
+}
+
+func TestContextPublisher_RefusesToGuessWhetherTransactionsAreTheSame(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			a, b := newMessage("a", ""), newMessage("b", "")
+			for _, msg := range []*message.Message{a, b} {
+				msg.SetContext(oncemill.ContextWithTx(t.Context(), notedTx{Tx: tx}))
+			}
+			expectError(t, p.box.ContextPublisher().Publish("orders", a, b), outbox.ErrMixedTx)
+			expectNoError(t, p.box.ContextPublisher().Publish("orders", a))
+		})
+		expectIDs(t, p.read(t), "a")
+	})
+}
+
 type orderPlaced struct {
 	OrderID  string
 	Customer string

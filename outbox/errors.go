@@ -13,14 +13,16 @@ var (
 	ErrNoTx = errors.New("outbox: no transaction in the message's context; use oncemill.ContextWithTx and msg.SetContext")
 
 	// ErrMixedTx is returned when messages of one Publish carry different
-	// transactions. Publish each transaction's messages in a call of its own.
+	// transactions. Publish each transaction's messages in a call of its own. It is
+	// also returned for several messages in a transaction whose type cannot be
+	// compared: put a pointer to it into the context, or use Outbox.Publisher.
 	ErrMixedTx = errors.New("outbox: messages of one Publish carry different transactions")
 
-	// ErrCommitUnknown is returned by RunInTx when the connection was lost
-	// between sending the commit and reading its answer: the transaction, with
-	// its messages, may or may not have committed. Look your own rows up before
-	// doing it again, or do it again with the same message ids, which the
-	// consumers' inboxes recognise.
+	// ErrCommitUnknown is returned by RunInTx when it has sent the commit and got no
+	// answer: the connection was lost, or Config.CommitTimeout has passed. The
+	// transaction, with its messages, may or may not have committed, or may still
+	// commit. Look your own rows up before doing it again, or do it again with the
+	// same message ids, which the consumers' inboxes recognise.
 	ErrCommitUnknown = errors.New("outbox: outcome of the commit is unknown")
 
 	// ErrEmptyFilter is returned by History.Count and History.Resend for a filter

@@ -293,17 +293,17 @@ func TestHistory_NeverStopsDelivery(t *testing.T) {
 					t.Errorf("logged %q", log.String())
 				}
 				destroy(t, p)
-				missed, err := p.queue.Remove(t.Context(), refs(rows))
-				if err != nil || missed != 9 {
-					t.Errorf("%d were missed, %v; want the 9 that were removed", missed, err)
+				removal, err := p.queue.Remove(t.Context(), refs(rows))
+				if err != nil || removal.Missed != 9 {
+					t.Errorf("%d were missed, %v; want the 9 that were removed", removal.Missed, err)
 				}
 				expectIDs(t, p.read(t))
 				if text := log.String(); !strings.Contains(text, "level=ERROR") || !strings.Contains(text, "history") || !strings.Contains(text, "rows=9") {
 					t.Errorf("logged %q", text)
 				}
-				missed, err = p.queue.Remove(t.Context(), refs(rows))
-				if err != nil || missed != 0 {
-					t.Errorf("%d were missed, %v; nothing was left to remove", missed, err)
+				removal, err = p.queue.Remove(t.Context(), refs(rows))
+				if err != nil || removal.Missed != 0 {
+					t.Errorf("%d were missed, %v; nothing was left to remove", removal.Missed, err)
 				}
 			})
 		}
@@ -334,9 +334,9 @@ func TestHistory_RevokedRightsDoNotStopDelivery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	missed, err := box.Queue().Remove(t.Context(), refs(rows))
-	if err != nil || missed != 5 {
-		t.Errorf("%d were missed, %v", missed, err)
+	removal, err := box.Queue().Remove(t.Context(), refs(rows))
+	if err != nil || removal.Missed != 5 {
+		t.Errorf("%d were missed, %v", removal.Missed, err)
 	}
 	expectIDs(t, p.read(t))
 }
@@ -355,8 +355,8 @@ func TestHistory_ABrokenConnectionIsNotABrokenHistory(t *testing.T) {
 		if !p.isSQLite() {
 			p.exec(t, `create function cut() returns trigger language plpgsql as $$ begin perform pg_terminate_backend(pg_backend_pid()); return new; end $$`)
 			p.exec(t, `create trigger cut before insert on {{outbox_history}} for each row execute function cut()`)
-			if missed, err := p.queue.Remove(t.Context(), refs(rows)); err == nil || missed != 0 {
-				t.Errorf("%d were missed, %v", missed, err)
+			if removal, err := p.queue.Remove(t.Context(), refs(rows)); err == nil || removal.Missed != 0 {
+				t.Errorf("%d were missed, %v", removal.Missed, err)
 			}
 			p.exec(t, `drop trigger cut on {{outbox_history}}`)
 		}

@@ -44,7 +44,13 @@ type Row struct {
 	Key      string // empty for an unkeyed message
 	Payload  []byte
 	Metadata []byte // see DecodeMetadata
+
+	// Hollow says that payload and metadata were not read; see ReadRequest.Hollow.
+	Hollow bool
 }
+
+// Known returns what identifies the row to a reader that holds it.
+func (r Ref) Known() Known { return Known{ID: r.ID, CreatedAt: r.CreatedAt} }
 
 // newRow checks the message at position i and makes its row, without what
 // Config.Payload has yet to encode, and says whether it is for later.

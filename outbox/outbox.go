@@ -16,6 +16,8 @@ import (
 	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -25,6 +27,10 @@ var migrationFiles embed.FS
 
 // Migrations makes the tables outbox, outbox_history and scheduled.
 var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "migrations")}
+
+// mostAbandoned is how many transactions of RunInTx may be left to a server that does
+// not answer. Each holds a connection.
+const mostAbandoned = 256
 
 // NoHistory as Config.History keeps no delivered message.
 const NoHistory time.Duration = -1
@@ -61,17 +67,27 @@ type Config struct {
 	// Archive is called with delivered messages that are past History, before
 	// they are removed, a batch of at most 500 at a time; none is removed before
 	// it has returned nil. Its error, or a crash, keeps them, and it is called
-	// with them again: what it does must stand a repetition. Whatever keeps it
-	// busy keeps nothing else; ctx ends with the relay. It is the relay that calls it, so every relay
-	// of this outbox must have it: one that has not removes without asking.
-	// Default: none, rows are just removed.
+	// with them again: it must be idempotent. A slow Archive delays nothing else. ctx
+	// is the relay's, and ends with it. Every relay of this outbox needs the function:
+	// one without it removes rows without asking. Default: none, rows are just removed.
 	Archive func(ctx context.Context, rows []HistoryRow) error
+
+	// Truncate says when relays of this outbox may truncate partitions of its table to
+	// get rid of dead rows (PostgreSQL). A hot standby has to end its queries on the
+	// outbox, or stops replaying, when it replays a truncation. Default: TruncateAuto.
+	Truncate Truncation
 
 	// Propagator writes the trace of a message's context into its metadata
 	// (traceparent, for W3C Trace Context), so that relays and consumers can go on
 	// with it. An entry that is there already stays. Default: the global one of
 	// OpenTelemetry, which writes nothing unless it was set.
 	Propagator propagation.TextMapPropagator
+
+	// CommitTimeout is how long RunInTx waits for the answer to a COMMIT, also when
+	// its context has ended meanwhile. After that it returns ErrCommitUnknown. With
+	// synchronous replication a COMMIT waits for the standby. Default: 10 s. At least
+	// 1 ms, at most 1 h.
+	CommitTimeout time.Duration
 
 	// Retries is how often RunInTx runs its function again after a
 	// serialization failure or a deadlock. Default: 10.
@@ -82,12 +98,32 @@ type Config struct {
 	Logger *slog.Logger
 }
 
+// Truncation says when partitions of the outbox are truncated. It happens only where
+// dead rows make reads slow: a transaction that is open for long keeps vacuum from
+// removing them, or vacuum does not keep up.
+type Truncation uint8
+
+const (
+	// TruncateAuto leaves it to vacuum while a standby is connected, or a physical
+	// replication slot exists. A standby that reads archived log without a slot is
+	// not seen: set TruncateNever there.
+	TruncateAuto Truncation = iota
+
+	// TruncateAlways truncates whether or not there are standbys.
+	TruncateAlways
+
+	// TruncateNever leaves dead rows to vacuum. Reads become slower while a
+	// transaction that is open for long keeps vacuum from removing them.
+	TruncateNever
+)
+
 // Outbox is the write side of an outbox, and by [Outbox.Queue] its read side.
 // It holds no connection and no goroutine; it may be used by many goroutines.
 type Outbox struct {
 	db    *sql.DB
 	cfg   Config
 	store store
+	calls *bounded.Calls // of RunInTx
 
 	commits signal // of this process; Notifiers pass them on
 	wake    signal // those, and what a Listener hears; relays read
@@ -124,10 +160,19 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 		bad("History", cfg.History.String(), "must be at least 1h, or 0 for 24h, or outbox.NoHistory")
 	}
 	switch {
+	case cfg.CommitTimeout == 0:
+		cfg.CommitTimeout = boundtx.CommitLimit
+	case cfg.CommitTimeout < time.Millisecond || cfg.CommitTimeout > time.Hour:
+		bad("CommitTimeout", cfg.CommitTimeout.String(), "must be 1ms to 1h, or 0 for "+boundtx.CommitLimit.String())
+	}
+	switch {
 	case cfg.Retries == 0:
 		cfg.Retries = 10
 	case cfg.Retries < 0:
 		bad("Retries", strconv.Itoa(cfg.Retries), "must not be negative; 0 means 10")
+	}
+	if cfg.Truncate > TruncateNever {
+		bad("Truncate", strconv.Itoa(int(cfg.Truncate)), "must be TruncateAuto, TruncateAlways or TruncateNever")
 	}
 	if cfg.Key == nil {
 		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(KeyMetadata) }
@@ -141,7 +186,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, cfg: cfg, store: newStore(db, cfg)}, nil
+	return &Outbox{db: db, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned)}, nil
 }
 
 // Publisher returns a Watermill publisher that writes in tx. It is cheap: make
@@ -164,8 +209,10 @@ func (o *Outbox) ContextPublisher() *Publisher {
 // commit, runs fn again, so fn must have no other effects than those in the
 // transaction; it must not commit or roll back itself.
 //
-// The error is [ErrCommitUnknown] if the connection was lost while the commit
-// was on its way.
+// If ctx ends before the commit, the transaction is rolled back. Once the COMMIT has
+// been sent, RunInTx waits for its answer, for up to Config.CommitTimeout; the end of
+// ctx does not cancel it, since PostgreSQL would then no longer wait for a synchronous
+// standby. The error is [ErrCommitUnknown] if there is no answer.
 func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	for attempt := 0; ; attempt++ {
 		err := o.runOnce(ctx, fn)
@@ -189,28 +236,20 @@ func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *s
 }
 
 func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
-	tx, err := o.db.BeginTx(ctx, nil)
+	tx, err := boundtx.Begin(ctx, o.db, o.calls, nil)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}
-	// A no-op after Commit; after an error or a panic of fn it is the rollback,
-	// and its own error adds nothing: the server rolls back a lost connection.
-	defer tx.Rollback() //nolint:errcheck // see above
-	if err := fn(oncemill.ContextWithTx(ctx, tx), tx); err != nil {
+	// A no-op after Commit; after an error or a panic of fn it is the rollback.
+	defer tx.Rollback()
+	if err := fn(oncemill.ContextWithTx(ctx, tx.Raw), tx.Raw); err != nil {
 		return err
 	}
-	// Once Commit has been called, a context's error may come from after the
-	// commit was sent.
-	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("commit: %w", err)
+	err = tx.Commit(o.cfg.CommitTimeout)
+	if errors.Is(err, boundtx.ErrUnknown) {
+		return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	}
-	if err := tx.Commit(); err != nil {
-		if sqlerr.CommitUnknown(err) {
-			return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
-		}
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
+	return err
 }
 
 // Wake tells the relays of this process that something was committed. RunInTx

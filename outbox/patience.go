@@ -61,6 +61,13 @@ func (p *patience) free(i int) {
 	p.parts[i] = partPatience{}
 }
 
+// allFree notes that nothing is to be truncated.
+func (p *patience) allFree() {
+	for i := range p.parts {
+		p.free(i)
+	}
+}
+
 // granted notes that the lock was.
 func (p *patience) granted(i int) {
 	p.free(i)
@@ -102,4 +109,23 @@ func (p *patience) blocked() bool {
 		}
 	}
 	return false
+}
+
+// rest is a time in which something is not tried again.
+type rest struct {
+	mu    sync.Mutex // guards what follows
+	until time.Time
+}
+
+func (r *rest) begin(until time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.until = until
+}
+
+// lasts reports whether the rest is not over.
+func (r *rest) lasts(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return now.Before(r.until)
 }

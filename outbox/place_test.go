@@ -196,9 +196,9 @@ func (p *place) readAs(t *testing.T, req outbox.ReadRequest) []outbox.Row {
 
 func (p *place) remove(t *testing.T, refs ...outbox.Ref) {
 	t.Helper()
-	missed, err := p.queue.Remove(t.Context(), refs)
-	if err != nil || missed != 0 {
-		t.Fatalf("remove: %d missed by the history, %v", missed, err)
+	removal, err := p.queue.Remove(t.Context(), refs)
+	if err != nil || removal.Missed != 0 || len(removal.Locked) != 0 {
+		t.Fatalf("remove: %+v, %v", removal, err)
 	}
 }
 

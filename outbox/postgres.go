@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -23,14 +22,19 @@ type postgresStore struct {
 	insertHead, insertOne string
 	readText, readBulky   string
 	removeText, moveText  string
+	removeFree, moveFree  string
 	sweep                 [4]postgresSweep // by the partition of the ring
 	checkText, repairText string
+	forgedText            string
 	lastText              string
 	upkeep                postgresUpkeep
 	scheduled             postgresScheduled
 	past                  postgresHistory
+	historyLocked         rest
+	pace                  pace
 	ring                  patience
 	toll                  toll
+	truncation            Truncation
 }
 
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
@@ -41,8 +45,11 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		readBulky:  names.Expand(postgresReadBulky),
 		removeText: names.Expand(postgresRemove),
 		moveText:   names.Expand(postgresMove),
+		removeFree: names.Expand(postgresRemoveFree),
+		moveFree:   names.Expand(postgresMoveFree),
 		checkText:  names.Expand(postgresCheck),
 		repairText: names.Expand(postgresRepair),
+		forgedText: names.Expand(postgresForged),
 		lastText:   names.Expand(postgresLast),
 		upkeep:     newPostgresUpkeep(names),
 		scheduled:  newPostgresScheduled(names),
@@ -97,7 +104,7 @@ func (s *postgresStore) insert(ctx context.Context, tx oncemill.Tx, rows []Row) 
 }
 
 func insertRows(ctx context.Context, tx oncemill.Tx, rows []Row, most int, head, one string) error {
-	for chunk := range slices.Chunk(rows, most) {
+	for chunk := range chunks(rows, most, func(r *Row) *Row { return r }) {
 		text := one
 		if len(chunk) > 1 {
 			text = head + valuesText(len(chunk))
@@ -109,24 +116,59 @@ func insertRows(ctx context.Context, tx oncemill.Tx, rows []Row, most int, head,
 	return nil
 }
 
-// The highest id of each lane is one probe of an index, and so is that of each
-// day of the history.
-const postgresHighest = `
+// An id that lies 2^48 and more ahead of the sequence was never given out: at a
+// million a second that takes nine years, and a sequence that was left behind began
+// at 1. Whoever wrote the row chose the id. It stops nobody, and no sequence is set
+// to it.
+const (
+	postgresLast = `select s.last_value - case when s.is_called then 0 else 1 end from {{outbox_id}} s`
+
+	// The highest id that the sequence can have given out.
+	postgresBound = `select least(s.last_value, 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48) from {{outbox_id}} s`
+
+	// The highest id of each lane is one probe of an index, and so is that of each
+	// day of the history.
+	postgresHighest = `
 select greatest(
 	(select coalesce(max(m.id), 0)
 		from generate_series(0, 31) as l (lane)
-		cross join lateral (select o.id from {{outbox}} o where o.lane = l.lane order by o.id desc limit 1) m),
-	(select coalesce(max(h.id), 0) from {{outbox_history}} h))`
+		cross join lateral (
+			select o.id
+			from {{outbox}} o
+			where o.lane = l.lane and o.id <= (` + postgresBound + `)
+			order by o.id desc
+			limit 1
+		) m),
+	(select coalesce(max(h.id), 0) from {{outbox_history}} h where h.id <= (` + postgresBound + `)))`
 
-const (
-	postgresLast = `select s.last_value - case when s.is_called then 0 else 1 end from {{outbox_id}} s`
+	// By the same indexes.
+	postgresForged = `
+select o.lane, o.id, o.message_id
+from generate_series(0, 31) as l (lane)
+cross join lateral (
+	select o.lane, o.id, o.message_id
+	from {{outbox}} o
+	where o.lane = l.lane and o.id > (` + postgresBound + `)
+	order by o.id desc
+	limit 1
+) o
+union all
+(select h.lane, h.id, h.message_id
+from {{outbox_history}} h
+where h.id > (` + postgresBound + `)
+limit 10)
+limit 10`
+
+	// The sequence of what is scheduled, and what lies beyond it.
+	postgresScheduledSequence = `pg_get_serial_sequence('{{scheduled}}', 'seq')::regclass`
+	postgresScheduledBound    = `select least(coalesce(pg_sequence_last_value(` + postgresScheduledSequence + `), 0), 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48)`
 
 	postgresCheck = `
 select
 	(` + postgresLast + `),
 	(select q.seqcache from pg_sequence q where q.seqrelid = '{{outbox_id}}'::regclass),
 	(` + postgresHighest + `),
-	coalesce(pg_sequence_last_value(pg_get_serial_sequence('{{scheduled}}', 'seq')::regclass), 0) < (` + postgresScheduledSeen + `),
+	coalesce(pg_sequence_last_value(` + postgresScheduledSequence + `), 0) < (` + postgresScheduledSeen + `),
 	pg_is_in_recovery(),
 	current_setting('transaction_read_only')::boolean`
 
@@ -139,15 +181,16 @@ from (
 	(select s.seq from {{scheduled}} s order by s.deliver_at, s.seq limit 100)
 	union all
 	(select s.seq from {{scheduled}} s order by s.deliver_at desc, s.seq desc limit 100)
-) e`
+) e
+where e.seq <= (` + postgresScheduledBound + `)`
 
 	// Writers hold row exclusive, which this lock excludes; readers go on.
 	postgresLockWriters = `lock table {{outbox}}, {{scheduled}} in share row exclusive mode`
 
 	// A scan of the whole table, unless nothing is scheduled.
 	postgresRepairScheduled = `
-select setval(q.seq, greatest((select coalesce(max(s.seq), 1) from {{scheduled}} s), pg_sequence_last_value(q.seq)), true)
-from (select pg_get_serial_sequence('{{scheduled}}', 'seq')::regclass as seq) q`
+select setval(q.seq, greatest((select coalesce(max(s.seq), 1) from {{scheduled}} s where s.seq <= (` + postgresScheduledBound + `)), pg_sequence_last_value(q.seq)), true)
+from (select ` + postgresScheduledSequence + ` as seq) q`
 
 	postgresRepair = `
 select setval('{{outbox_id}}', greatest((` + postgresHighest + `), (select last_value from {{outbox_id}}), $1), true)`
@@ -174,7 +217,8 @@ func (s *postgresStore) check(ctx context.Context) error {
 	if later {
 		return fmt.Errorf("%w (that of the scheduled messages)", ErrSequenceBehind)
 	}
-	return nil
+	forged, err := scanForged(s.db.QueryContext(ctx, s.forgedText))
+	return reportForged(ctx, s.log, forged, err)
 }
 
 func (s *postgresStore) lastID(ctx context.Context) (last int64, err error) {

@@ -12,6 +12,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
 // postgresHistory is the SQL of the delivered messages.
@@ -127,9 +128,9 @@ using unnest((select $1::bigint[]), (select $2::text[]), (select $3::bigint[])) 
 where h.id = c.id
 	and h.message_id = c.message_id
 	and h.relayed_at = timestamptz 'epoch' + c.relayed_micros * interval '1 microsecond'`
-
-	postgresArchiveLimits = `set local lock_timeout = '1s'; set local statement_timeout = '4s'`
 )
+
+var archiveLimits = shorttx.Limits{Lock: time.Second, Statement: 4 * time.Second}
 
 func (s *postgresStore) archive(ctx context.Context, guard guard, hook archiveHook) (archived int, err error) {
 	now, days, err := s.historyDays(ctx)
@@ -158,14 +159,13 @@ func (s *postgresStore) archiveDay(ctx context.Context, table string, guard guar
 		if err != nil || len(rows) == 0 {
 			return archived, err
 		}
-		held := false
-		if _, err := s.guarded(ctx, postgresArchiveLimits, guard, func(*sql.Tx) (bool, error) { held = true; return false, nil }); err != nil || !held {
+		if held, err := s.guarded(ctx, archiveLimits, guard, func(*sql.Tx) (bool, error) { return true, nil }); err != nil || !held {
 			return archived, err
 		}
 		if err := hook(ctx, rows); err != nil {
 			return archived, err
 		}
-		removed, err := s.guarded(ctx, postgresArchiveLimits, guard, func(tx *sql.Tx) (bool, error) {
+		removed, err := s.guarded(ctx, archiveLimits, guard, func(tx *sql.Tx) (bool, error) {
 			_, err := tx.ExecContext(ctx, remove, archivedArgs(rows)...)
 			return true, err
 		})

@@ -15,8 +15,8 @@ import (
 )
 
 // Served by the primary keys (lane, id) of the ring's partitions, merged: a scan
-// of each lane from its start that stops after $2 rows. $3 are the known ids, $4
-// the busy keys.
+// of each lane from its start that stops after $2 rows. $3 and $4 are the known rows,
+// $5 the busy keys, $6 the topics whose rows come hollow: payload and metadata null.
 //
 // The snapshot is the statement's own, so every row that was committed before is
 // seen; among the rows of one key, whose producers serialise, a visible row
@@ -24,7 +24,7 @@ import (
 //
 // Planned at each execution (an unnamed statement): a plan kept from a time when
 // the table was empty scans and sorts. The arrays stand behind sub-selects, so
-// that planning does not weigh each element (36 ms with 4,000 known ids), and
+// that planning does not weigh each element (36 ms with 4,000 known rows), and
 // "not in" is a hashed subplan on every version.
 //
 // The limit stands there twice. The inner one hides its number: where that is
@@ -36,12 +36,17 @@ import (
 const postgresLaneRows = `
 		select *
 		from (
-			select o.ctid as place, o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at
+			select o.ctid as place, o.lane, o.id, o.topic, o.message_id, o.key, o.created_at,
+				case when o.topic not in (select unnest((select $6::text[]))) then o.payload end as payload,
+				case when o.topic not in (select unnest((select $6::text[]))) then o.metadata end as metadata
 			from {{outbox}} o
 			where o.lane = l.lane
 				and case
-					when o.id in (select unnest((select $3::bigint[]))) then false
-					else o.key not in (select unnest((select $4::text[])))
+					when (o.id, o.created_at) in (
+						select k.id, timestamptz 'epoch' + k.created_micros * interval '1 microsecond'
+						from unnest((select $3::bigint[]), (select $4::bigint[])) as k (id, created_micros)
+					) then false
+					else o.key not in (select unnest((select $5::text[])))
 				end
 			order by o.id
 			limit (select $2::bigint)
@@ -53,28 +58,28 @@ const postgresLaneRows = `
 // hold no NUL, and the lengths of the rest are among the numbers. Functions of
 // binary output need no parsing and give the same bytes through every driver.
 //
-// Rows with more than $5 bytes come without payload and metadata: so many rows
+// Rows with more than $7 bytes come without payload and metadata: so many rows
 // within a lane's bytes need no running sum. A lane with such a row is read again
-// by postgresReadBulky.
+// by postgresReadBulky. A hollow row has the lengths -1 and 0.
 const postgresRead = `
 select l.lane, m.*
 from unnest($1::smallint[]) as l (lane)
 cross join lateral (
 	select
 		string_agg(int8send(f.id) || timestamptz_send(f.created_at) || tidsend(f.place)
-			|| int4send(octet_length(f.payload)) || int4send(octet_length(f.metadata)), ''),
+			|| int4send(coalesce(octet_length(f.payload), -1)) || int4send(coalesce(octet_length(f.metadata), 0)), ''),
 		string_agg(textsend(f.topic), decode('00', 'hex')),
 		string_agg(textsend(f.message_id), decode('00', 'hex')),
 		string_agg(textsend(f.key), decode('00', 'hex')),
-		string_agg(case when octet_length(f.payload) + octet_length(f.metadata) <= $5 then f.payload end, ''),
-		string_agg(case when octet_length(f.payload) + octet_length(f.metadata) <= $5 then f.metadata end, '')
+		string_agg(case when octet_length(f.payload) + octet_length(f.metadata) <= $7 then f.payload end, ''),
+		string_agg(case when octet_length(f.payload) + octet_length(f.metadata) <= $7 then f.metadata end, '')
 	from (` + postgresLaneRows + `
 	) f
 ) m`
 
-// $5 is the byte budget of a lane.
+// $7 is the byte budget of a lane. Hollow rows add nothing to the sum.
 const postgresReadBulky = `
-select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, m.payload, m.metadata
+select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, m.payload is null, m.payload, m.metadata
 from unnest($1::smallint[]) as l (lane)
 cross join lateral (
 	select *
@@ -85,7 +90,7 @@ cross join lateral (
 		from (` + postgresLaneRows + `
 		) f
 	) w
-	where coalesce(w.bytes_before, 0) < $5
+	where coalesce(w.bytes_before, 0) < $7
 ) m`
 
 func (s *postgresStore) read(ctx context.Context, req ReadRequest) ([]Row, error) {
@@ -120,7 +125,14 @@ func readArgs(req ReadRequest, bytes int) []any {
 	for i, l := range req.Lanes {
 		lanes[i] = int64(l)
 	}
-	return []any{pq.Array(lanes), req.Rows, pq.Array(orEmpty(req.Known)), pq.Array(orEmpty(req.Busy)), bytes}
+	ids, times := make([]int64, len(req.Known)), make([]int64, len(req.Known))
+	for i, k := range req.Known {
+		ids[i], times[i] = k.ID, k.CreatedAt.UnixMicro()
+	}
+	return []any{
+		pq.Array(lanes), req.Rows, pq.Array(ids), pq.Array(times),
+		pq.Array(orEmpty(req.Busy)), pq.Array(orEmpty(req.Hollow)), bytes,
+	}
 }
 
 // orEmpty keeps pq.Array from sending NULL for an empty list.
@@ -172,8 +184,10 @@ const (
 	numbersWidth  = identityWidth + 4 + 4
 )
 
+// lengths returns -1 and 0 for a hollow row.
 func lengths(numbers []byte) (payload, metadata int) {
-	return int(binary.BigEndian.Uint32(numbers[identityWidth:])), int(binary.BigEndian.Uint32(numbers[identityWidth+4:]))
+	length := func(at int) int { return int(int32(binary.BigEndian.Uint32(numbers[at:]))) } //nolint:gosec // as int4send wrote it
+	return length(identityWidth), length(identityWidth + 4)
 }
 
 func (p *packedLane) bulky(share int) bool {
@@ -195,9 +209,12 @@ func (p *packedLane) unpack(rows []Row, mem *slab) ([]Row, error) {
 		if payload > len(p.payloads) || metadata > len(p.metadata) {
 			return nil, errAnswer
 		}
-		r := Row{Ref: Ref{Lane: p.lane}, Payload: mem.clone(p.payloads[:payload]), Metadata: mem.clone(p.metadata[:metadata])}
+		r := Row{Ref: Ref{Lane: p.lane}, Hollow: payload < 0}
 		r.identify(numbers)
-		p.payloads, p.metadata = p.payloads[payload:], p.metadata[metadata:]
+		if !r.Hollow {
+			r.Payload, r.Metadata = mem.clone(p.payloads[:payload]), mem.clone(p.metadata[:metadata])
+			p.payloads, p.metadata = p.payloads[payload:], p.metadata[metadata:]
+		}
 		r.Topic, topics, _ = strings.Cut(topics, "\x00")
 		r.MessageID, messageIDs, _ = strings.Cut(messageIDs, "\x00")
 		r.Key, keys, _ = strings.Cut(keys, "\x00")
@@ -229,7 +246,7 @@ func (s *postgresStore) readRows(ctx context.Context, req ReadRequest) (out []Ro
 	for rows.Next() {
 		var r Row
 		var numbers []byte
-		if err := rows.Scan(&r.Lane, &numbers, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata); err != nil {
+		if err := rows.Scan(&r.Lane, &numbers, &r.Topic, &r.MessageID, &r.Key, &r.Hollow, &r.Payload, &r.Metadata); err != nil {
 			return nil, err
 		}
 		if len(numbers) != identityWidth {

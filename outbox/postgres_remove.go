@@ -4,16 +4,19 @@ import (
 	"cmp"
 	"context"
 	"crypto/sha256"
+	"database/sql"
 	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -41,10 +44,64 @@ where o.lane = c.lane
 with gone as (`
 	postgresMoveTail = `
 	returning o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at
-)
+)` + postgresKeep
+
+	postgresKeep = `
 insert into {{outbox_history}} (lane, id, topic, message_id, key, payload, metadata, created_at, relayed_at)
 select lane, id, topic, message_id, key, payload, metadata, created_at, clock_timestamp()
 from gone`
+)
+
+// The same with rows that others have locked left alone. Locking costs a record in
+// the log for each row, so this is only for rows that the plain deletion has waited
+// for in vain. What is in the snapshot and was not locked here is returned, by its
+// place in the arrays: it is locked, or was deleted meanwhile.
+//
+// FOR UPDATE needs the right to update the table.
+const (
+	postgresRemoveFree = postgresFreeHead + `
+)` + postgresFreeTail
+
+	postgresMoveFree = postgresFreeHead + `
+), kept as (` + postgresKeep + `
+)` + postgresFreeTail
+
+	postgresFreeHead = `
+with confirmed as materialized (
+	select *
+	from unnest(
+		(select $1::smallint[]), (select $2::bigint[]), (select $3::text[]), (select $4::bigint[])
+	) with ordinality as c (lane, id, message_id, created_micros, n)
+), free as materialized (
+	select o.lane, o.id, c.n
+	from confirmed c
+	join {{outbox}} o on o.lane = c.lane
+		and o.id = c.id
+		and ((o.id >> 16) & 3) = ((c.id >> 16) & 3)
+		and o.message_id = c.message_id
+		and o.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'
+	for update of o skip locked
+), gone as (
+	delete from {{outbox}} o
+	using free f
+	where o.lane = f.lane
+		and o.id = f.id
+		and ((o.id >> 16) & 3) = ((f.id >> 16) & 3)
+	returning o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at`
+
+	postgresFreeTail = `
+select
+	(select count(*) from gone),
+	array(
+		select c.n
+		from confirmed c
+		join {{outbox}} o on o.lane = c.lane
+			and o.id = c.id
+			and ((o.id >> 16) & 3) = ((c.id >> 16) & 3)
+			and o.message_id = c.message_id
+			and o.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'
+		where c.n not in (select f.n from free f)
+	)`
 )
 
 // A scan of the row addresses $1 in one partition of the ring, no index. An
@@ -83,35 +140,61 @@ const (
 	mostSwept     = 1 << 16
 )
 
-func (s *postgresStore) remove(ctx context.Context, rows []Ref) (missed int, err error) {
-	rows, err = s.removeByPlace(ctx, rows)
-	if err != nil || len(rows) == 0 {
-		return 0, err
+const (
+	// A deletion that skips locked rows waits for locks on tables only. The plain one
+	// gives up sooner, since what it waits for is mostly a row.
+	waitForRow   = 100 * time.Millisecond
+	waitForTable = 500 * time.Millisecond
+
+	// A batch takes some milliseconds.
+	removeLimit = 4 * time.Second
+
+	// For so long nothing is moved into a history that was found locked: each batch
+	// would wait for it.
+	historyRest = 10 * time.Second
+)
+
+// removing is a way to remove rows by identity.
+type removing struct {
+	keep bool // moves rows into the history
+	free bool // skips rows that are locked
+}
+
+// remove tries the cheapest way first, and falls back to others: rows may have
+// moved, or be locked, and the history must never stop delivery.
+func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
+	way := removing{keep: s.history > 0 && !s.historyLocked.lasts(time.Now())}
+	rest, missed, locked, err := s.removeByPlace(ctx, rows, way.keep)
+	if err != nil || len(rest) == 0 {
+		return Removal{Missed: missed}, err
 	}
-	args := removeArgs(rows)
+	way.free = locked
+	slices.SortFunc(rest, func(a, b Ref) int { return cmp.Compare(a.ID, b.ID) })
 	var broken error
-	if s.history > 0 {
-		_, err := s.db.ExecContext(ctx, s.moveText, args...)
+	for {
+		removed, left, err := s.removeByIdentity(ctx, rest, way)
 		switch {
 		case err == nil:
-			return 0, nil
+			if s.history > 0 && !way.keep {
+				missed += removed
+			}
+			if broken != nil {
+				reportMissed(ctx, s.log, removed, broken)
+			}
+			if timedOut(broken) {
+				s.historyLocked.begin(time.Now().Add(historyRest))
+			}
+			return Removal{Missed: missed, Locked: left}, nil
 		case passing(ctx, err):
-			return 0, fmt.Errorf("move to history: %w", err)
+			return Removal{Missed: missed}, fmt.Errorf("remove confirmed: %w", err)
+		case timedOut(err) && !way.free:
+			way.free = true
+		case way.keep:
+			way.keep, broken = false, err
+		default:
+			return Removal{Missed: missed}, fmt.Errorf("delete confirmed: %w", err)
 		}
-		broken = err // the history must never stop delivery
 	}
-	result, err := s.db.ExecContext(ctx, s.removeText, args...)
-	if err != nil {
-		return 0, fmt.Errorf("delete confirmed: %w", err)
-	}
-	if broken == nil {
-		return 0, nil
-	}
-	removed, err := result.RowsAffected()
-	if err != nil {
-		return 0, fmt.Errorf("delete confirmed: %w", err)
-	}
-	return reportMissed(ctx, s.log, removed, broken), nil
 }
 
 // passing reports an error that says nothing about the statement.
@@ -119,12 +202,64 @@ func passing(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err)
 }
 
+// timedOut reports that a statement has waited too long for a lock, or taken too
+// long.
+func timedOut(err error) bool {
+	switch sqlerr.State(err) {
+	case "55P03", "57014":
+		return true
+	}
+	return false
+}
+
+// removeByIdentity returns how many rows were removed, and those that are locked.
+func (s *postgresStore) removeByIdentity(ctx context.Context, rows []Ref, way removing) (removed int, locked []Ref, err error) {
+	if !way.free {
+		text := s.removeText
+		if way.keep {
+			text = s.moveText
+		}
+		removed, err = s.removeWith(ctx, text, removeArgs(rows)...)
+		return removed, nil, err
+	}
+	text := s.removeFree
+	if way.keep {
+		text = s.moveFree
+	}
+	var places []int64
+	limits := shorttx.Limits{Lock: waitForTable, Statement: removeLimit}
+	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
+		return tx.QueryRowContext(ctx, text, removeArgs(rows)...).Scan(&removed, pq.Array(&places))
+	})
+	if err != nil {
+		return 0, nil, err
+	}
+	for _, place := range places {
+		locked = append(locked, rows[place-1])
+	}
+	return removed, locked, nil
+}
+
+// removeWith executes a text that waits for rows that are locked.
+func (s *postgresStore) removeWith(ctx context.Context, text string, args ...any) (removed int, err error) {
+	limits := shorttx.Limits{Lock: waitForRow, Statement: removeLimit}
+	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
+		n, err := affected(tx.ExecContext(ctx, text, args...))
+		removed = int(n)
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return removed, nil
+}
+
 // removeByPlace removes rows where they were when they were read, at half the
-// price, and returns those that it is not for: the rest is to be removed by
-// identity. That is all rows of a partition if one of them is not in its place.
-func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref) (rest []Ref, err error) {
+// price, and returns those that are to be removed by identity. That is all rows of a
+// partition if one of them is not in its place, or is locked.
+func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref, keep bool) (rest []Ref, missed int, locked bool, err error) {
 	if len(rows) < worthSweeping {
-		return rows, nil
+		return slices.Clone(rows), 0, false, nil
 	}
 	var parts [len(s.sweep)][]Ref
 	for _, r := range rows {
@@ -136,28 +271,30 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref) (rest []R
 		parts[at] = append(parts[at], r)
 	}
 	for i, part := range parts {
-		if len(part) < worthSweeping || len(part) > mostSwept {
+		if len(part) < worthSweeping || len(part) > mostSwept || locked {
 			rest = append(rest, part...)
 			continue
 		}
 		text := s.sweep[i].remove
-		if s.history > 0 {
+		if keep {
 			text = s.sweep[i].move
 		}
-		result, err := s.db.ExecContext(ctx, text, sweepArgs(part)...)
+		removed, err := s.removeWith(ctx, text, sweepArgs(part)...)
 		if err != nil && passing(ctx, err) {
-			return nil, fmt.Errorf("remove confirmed: %w", err)
+			return nil, missed, false, fmt.Errorf("remove confirmed: %w", err)
 		}
 		// Any other error is for the other way to report, or to overcome: it
 		// needs no right on the partition, and a broken history does not stop it.
-		if err == nil {
-			if removed, err := result.RowsAffected(); err == nil && int(removed) == len(part) {
-				continue
+		if err == nil && removed == len(part) {
+			if s.history > 0 && !keep {
+				missed += removed
 			}
+			continue
 		}
+		locked = timedOut(err)
 		rest = append(rest, part...)
 	}
-	return rest, nil
+	return rest, missed, locked, nil
 }
 
 func partitionOf(id int64) int { return int(id >> 16 & 3) }
@@ -202,19 +339,16 @@ func byPlace(rows []Ref) []uint16 {
 }
 
 // reportMissed logs what a broken history has missed.
-func reportMissed(ctx context.Context, log *slog.Logger, removed int64, broken error) (missed int) {
+func reportMissed(ctx context.Context, log *slog.Logger, removed int, broken error) {
 	if removed > 0 {
 		log.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", removed, "error", broken)
 	}
-	return int(removed)
 }
 
 // removeArgs writes the four arrays as text: every driver sends a string for a
 // parameter of any type. Times go as microseconds, which are exact, and cheaper
-// for both sides than dates.
+// for both sides than dates. The rows are sorted by id.
 func removeArgs(rows []Ref) []any {
-	rows = slices.Clone(rows)
-	slices.SortFunc(rows, func(a, b Ref) int { return cmp.Compare(a.ID, b.ID) })
 	var lanes, ids, times []byte
 	messageIDs := make([]string, len(rows))
 	for i, r := range rows {

@@ -4,25 +4,46 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"slices"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
-const (
-	// A turn takes some 20 ms and no lock; what it has taken stays taken if it is
-	// cut short.
-	postgresTurnLimits = `set local lock_timeout = '1s'; set local statement_timeout = '2s'`
+// A turn takes some 20 ms and no lock; what it has taken stays taken if it is cut
+// short.
+var turnLimits = shorttx.Limits{Lock: time.Second, Statement: 2 * time.Second}
 
-	// The sizes are a look at the file system, no lock. The last number counts the
-	// index entries that scans have met without finding a row: those of dead rows
-	// that somebody's snapshot keeps. (Others are marked, and met once.)
+const (
+	// One row for each partition. The size is a look at the file system, no lock. The
+	// last number counts the index entries that scans have met without finding a row:
+	// those of dead rows that somebody's snapshot keeps. (Others are marked, and met
+	// once.)
 	postgresRingState = `
 select
 	(select last_value from {{outbox_id}}),
-	pg_relation_size('{{outbox_0}}'), pg_relation_size('{{outbox_1}}'),
-	pg_relation_size('{{outbox_2}}'), pg_relation_size('{{outbox_3}}'),
-	(select coalesce(sum(pg_stat_get_tuples_returned(i.indexrelid) - pg_stat_get_tuples_fetched(i.indexrelid)), 0)::bigint
+	pg_relation_size(p.partition),
+	(
+		select coalesce(sum(pg_stat_get_tuples_returned(i.indexrelid) - pg_stat_get_tuples_fetched(i.indexrelid)), 0)::bigint
 		from pg_index i
-		where i.indrelid in ('{{outbox_0}}'::regclass, '{{outbox_1}}'::regclass, '{{outbox_2}}'::regclass, '{{outbox_3}}'::regclass))`
+		where i.indrelid = p.partition
+	)
+from unnest(array['{{outbox_0}}'::regclass, '{{outbox_1}}'::regclass, '{{outbox_2}}'::regclass, '{{outbox_3}}'::regclass])
+	with ordinality as p (partition, n)
+order by p.n`
+
+	// Any role sees that a walsender is there; only some see its state. Those that
+	// make a backup or decode for logical replication replay nothing. A physical slot
+	// is a standby's, which may be away for the moment.
+	postgresStandby = `
+select exists (
+	select
+	from pg_stat_get_wal_senders() w
+	where coalesce(w.state, '') <> 'backup'
+		and not exists (select from pg_replication_slots s where s.active_pid = w.pid and s.slot_type = 'logical')
+) or exists (
+	select from pg_replication_slots s where s.slot_type = 'physical' and not s.temporary
+)`
 
 	// Takes the ids that the partition being written has left. nextval never goes
 	// back, so no writer needs to be kept out, and it does no harm if a writer or
@@ -41,23 +62,48 @@ where l.granted
 	and l.pid is distinct from pg_backend_pid()`
 )
 
-const worthTruncating = 1 << 20 // bytes of a partition that its dead rows may take
+const (
+	// Reads pass over the dead rows of so many bytes in less than a millisecond, so
+	// that a truncation gains nothing.
+	worthTruncating = 8 << 20
+
+	// This much is worth it once reads have paid for it many times over.
+	worthWhereSlow = 1 << 20
+)
 
 // maintainRing truncates the partitions that hold nothing but dead rows, and turns
 // the ring when that is worth it.
 func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Maintained) error {
-	var last int64
-	var passed int64
-	var sizes [4]int64
-	if err := s.db.QueryRowContext(ctx, s.upkeep.ringState).Scan(&last, &sizes[0], &sizes[1], &sizes[2], &sizes[3], &passed); err != nil {
+	if s.truncation == TruncateNever {
+		return nil
+	}
+	last, sizes, passed, err := s.ringState(ctx)
+	if err != nil {
 		return fmt.Errorf("look at the ring: %w", err)
 	}
-	clean := true // all but the partition being written
-	for i, size := range sizes {
+	slow := s.toll.due(last, passed)
+	dirty := func(i int) bool { return sizes[i] >= worthTruncating || sizes[i] >= worthWhereSlow && slow[i] }
+	if !slices.ContainsFunc([]int{0, 1, 2, 3}, dirty) {
+		s.ring.allFree()
+		return nil
+	}
+	if s.truncation == TruncateAuto {
+		var standby bool
+		if err := s.db.QueryRowContext(ctx, s.upkeep.standby).Scan(&standby); err != nil {
+			return fmt.Errorf("look for standbys: %w", err)
+		}
+		if standby {
+			s.ring.allFree()
+			return nil
+		}
+	}
+	writing, clean := partitionOf(last), true // all but the partition being written
+	for i := range sizes {
 		// The partition being written is not empty for long; the one that comes
 		// next must be cleaned before its turn, so it is not left out.
-		if i == partitionOf(last) || size < worthTruncating {
+		if i == writing || !dirty(i) {
 			s.ring.free(i)
+			clean = clean && (i == writing || sizes[i] < worthWhereSlow)
 			continue
 		}
 		emptied, blocked, err := s.truncate(ctx, guard, i)
@@ -74,7 +120,7 @@ func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Mai
 	}
 	// While another partition holds rows, turning would spread a backlog over the
 	// whole ring, and nothing could be truncated.
-	if s.toll.due(last, passed) && clean && sizes[partitionOf(last)] >= worthTruncating {
+	if slow[writing] && clean && sizes[writing] >= worthWhereSlow {
 		turned, err := s.turn(ctx, guard)
 		if err != nil {
 			return fmt.Errorf("turn the ring: %w", err)
@@ -87,9 +133,25 @@ func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Mai
 	return nil
 }
 
+// ringState returns the last id given out, and of each partition its bytes and the
+// entries that scans have passed over.
+func (s *postgresStore) ringState(ctx context.Context) (last int64, sizes, passed [4]int64, err error) {
+	rows, err := s.db.QueryContext(ctx, s.upkeep.ringState)
+	if err != nil {
+		return last, sizes, passed, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	for i := 0; rows.Next() && i < len(sizes); i++ {
+		if err := rows.Scan(&last, &sizes[i], &passed[i]); err != nil {
+			return last, sizes, passed, err
+		}
+	}
+	return last, sizes, passed, rows.Err()
+}
+
 // turn makes the ids go on to the next partition of the ring.
 func (s *postgresStore) turn(ctx context.Context, guard guard) (turned bool, err error) {
-	turned, err = s.guarded(ctx, postgresTurnLimits, guard, func(tx *sql.Tx) (bool, error) {
+	turned, err = s.guarded(ctx, turnLimits, guard, func(tx *sql.Tx) (bool, error) {
 		_, err := tx.ExecContext(ctx, s.upkeep.turn)
 		return true, err
 	})
@@ -106,7 +168,7 @@ func (s *postgresStore) truncate(ctx context.Context, guard guard, i int) (empti
 	if !ok {
 		return false, true, nil
 	}
-	emptied, err = s.guarded(ctx, limitsText(wait, statementWaits*wait), guard, func(tx *sql.Tx) (bool, error) {
+	emptied, err = s.guarded(ctx, shorttx.Limits{Lock: wait, Statement: statementWaits * wait}, guard, func(tx *sql.Tx) (bool, error) {
 		return ifEmpty(ctx, tx, s.upkeep.partition[i], `truncate `+s.upkeep.partition[i])
 	})
 	switch {
@@ -140,10 +202,6 @@ func (s *postgresStore) holders(ctx context.Context, i int) (holders []string, e
 		holders = append(holders, h)
 	}
 	return holders, rows.Err()
-}
-
-func limitsText(lock, statement time.Duration) string {
-	return fmt.Sprintf(`set local lock_timeout = %d; set local statement_timeout = %d`, lock.Milliseconds(), statement.Milliseconds())
 }
 
 // ifEmpty executes text, which empties or drops a partition, if no row is in it

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -16,6 +17,7 @@ type postgresUpkeep struct {
 	names     oncemill.Config
 	partition [4]string
 	ringState string
+	standby   string
 	days      string
 	lockDays  string
 	dayThere  string
@@ -26,7 +28,7 @@ type postgresUpkeep struct {
 
 func newPostgresUpkeep(names oncemill.Config) postgresUpkeep {
 	u := postgresUpkeep{
-		names: names, ringState: names.Expand(postgresRingState), days: names.Expand(postgresDays),
+		names: names, ringState: names.Expand(postgresRingState), standby: postgresStandby, days: names.Expand(postgresDays),
 		lockDays: names.Expand(postgresLockHistory), dayThere: names.Expand(postgresDayThere),
 		blocked: names.Expand(postgresBlocked), turn: names.Expand(postgresTurn),
 	}
@@ -37,14 +39,15 @@ func newPostgresUpkeep(names oncemill.Config) postgresUpkeep {
 	return u
 }
 
-const (
-	// Each transaction bounds its waits: others queue behind the lock that a
-	// truncate or a drop waits for.
-	postgresUpkeepLimits = `set local lock_timeout = '10ms'; set local statement_timeout = '250ms'`
+var (
+	// Others queue behind the lock that a truncate or a drop waits for.
+	retireLimits = shorttx.Limits{Lock: 10 * time.Millisecond, Statement: 250 * time.Millisecond}
 
 	// Making a day takes no lock that a move or a reader waits for.
-	postgresMakeDayLimits = `set local lock_timeout = '2s'; set local statement_timeout = '4s'`
+	makeDayLimits = shorttx.Limits{Lock: 2 * time.Second, Statement: 4 * time.Second}
+)
 
+const (
 	// The days that there are, as YYYYMMDD. One that is dropped meanwhile has no
 	// size.
 	postgresDays = `
@@ -83,34 +86,26 @@ func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, 
 // passedOver tells the errors that only say: not now. Somebody holds the
 // partition (an open writer, a dump), or looking at it took too long.
 func passedOver(err error) bool {
-	switch sqlerr.State(err) {
-	case "55P03", "57014":
-		return true
-	}
-	return sqlerr.Retryable(err)
+	return timedOut(err) || sqlerr.Retryable(err)
 }
 
 // guarded runs fn in a short transaction of its own that the caller's lease
-// guards, and reports whether fn did anything. READ COMMITTED is spelled out:
-// under a REPEATABLE READ default a test for emptiness made after a lock still
-// sees the world before it, and a committed row would be destroyed.
-func (s *postgresStore) guarded(ctx context.Context, limits string, guard guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
-	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+// guards, and reports whether fn did anything. It is READ COMMITTED: under a
+// REPEATABLE READ default a test for emptiness made after a lock still sees the world
+// before it, and a committed row would be destroyed.
+func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guard guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
+	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
+		held, err := guard(ctx, tx)
+		if err != nil || !held {
+			return err
+		}
+		did, err = fn(tx)
+		return err
+	})
 	if err != nil {
 		return false, err
 	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if _, err := tx.ExecContext(ctx, limits); err != nil {
-		return false, err
-	}
-	if held, err := guard(ctx, tx); err != nil || !held {
-		return false, err
-	}
-	if did, err := fn(tx); err != nil || !did {
-		return false, err
-	}
-	err = tx.Commit()
-	return err == nil, err
+	return did, nil
 }
 
 // maintainHistory makes the partitions of today and the days ahead, empties
@@ -140,7 +135,7 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *
 		default:
 			continue
 		}
-		retired, err := s.guarded(ctx, postgresUpkeepLimits, guard, func(tx *sql.Tx) (bool, error) {
+		retired, err := s.guarded(ctx, retireLimits, guard, func(tx *sql.Tx) (bool, error) {
 			if there, err := s.lockedDay(ctx, tx, name); err != nil || !there {
 				return false, err
 			}
@@ -173,7 +168,7 @@ func (s *postgresStore) makeDays(ctx context.Context, guard guard, now time.Time
 		if _, there := days[day.Format(dayLayout)]; there {
 			continue
 		}
-		made, err := s.guarded(ctx, postgresMakeDayLimits, guard, func(tx *sql.Tx) (bool, error) {
+		made, err := s.guarded(ctx, makeDayLimits, guard, func(tx *sql.Tx) (bool, error) {
 			if there, err := s.lockedDay(ctx, tx, day.Format(dayLayout)); err != nil || there {
 				return false, err
 			}

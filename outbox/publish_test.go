@@ -181,6 +181,62 @@ func TestPublish_ManyMessagesAreOneStatement(t *testing.T) {
 	})
 }
 
+// A statement for all of them would be held several times over by the driver, and
+// refused by the server above 1 GiB.
+func TestPublish_CutsStatementsByBytes(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		const n, size, large = 100, 300 << 10, 9 << 20 // 27 to a statement
+		p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = large })
+		var msgs []*message.Message
+		for _, msg := range append(messages("now", n), messages("later", n)...) {
+			msg.Payload = bytes.Repeat([]byte(msg.UUID[:1]), size)
+			if len(msgs) >= n {
+				outbox.SetDeliverAfter(msg, time.Hour)
+			}
+			msgs = append(msgs, msg)
+		}
+		msgs[30].Payload = make([]byte, large)
+		p.inTx(t, func(tx *sql.Tx) {
+			p.tap.sent()
+			expectNoError(t, p.box.Publisher(tx).Publish("orders", msgs...))
+			var sizes []int
+			for _, s := range p.tap.sent() {
+				sum := 0
+				for _, arg := range s.args {
+					if payload, ok := arg.Value.([]byte); ok {
+						sum += len(payload)
+					}
+				}
+				sizes = append(sizes, sum/size)
+			}
+			if got, want := fmt.Sprint(sizes), "[27 3 30 27 27 15 27 27 27 19]"; got != want {
+				t.Errorf("statements of %s messages, want %s", got, want)
+			}
+		})
+		for table, order := range map[string]string{"outbox": "id", "scheduled": "seq"} {
+			rows, err := p.db.QueryContext(t.Context(), p.expand(t, `select message_id from {{`+table+`}} order by `+order))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer rows.Close()
+			want := msgs[:n]
+			if table == "scheduled" {
+				want = msgs[n:]
+			}
+			for i := 0; rows.Next(); i++ {
+				var id string
+				if err := rows.Scan(&id); err != nil || id != want[i].UUID {
+					t.Fatalf("%s: row %d is %q, %v; want %q", table, i, id, err, want[i].UUID)
+				}
+			}
+			expectNoError(t, rows.Err())
+			if got := p.count(t, `select count(*) from {{`+table+`}}`); got != n {
+				t.Errorf("%s: %d rows", table, got)
+			}
+		}
+	})
+}
+
 func TestPublish_NothingIsNoStatement(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.inTx(t, func(tx *sql.Tx) {

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"fmt"
+	"reflect"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -25,8 +26,8 @@ var _ message.Publisher = (*Publisher)(nil)
 // of package payload, both before any SQL is sent; an error of the database
 // leaves the caller's transaction to the caller, who has to roll it back.
 //
-// More than 10,000 messages take a statement for each 10,000 (on SQLite, which
-// has no round trips to save, for each 100).
+// A statement takes at most 10,000 messages (on SQLite, which has no round trips to
+// save, 100) and 8 MiB of payload and metadata; more of them take several.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	if len(messages) == 0 {
 		return nil
@@ -82,6 +83,8 @@ func txOfMessages(messages []*message.Message) (oncemill.Tx, error) {
 		switch {
 		case !ok:
 			return nil, ErrNoTx
+		case i > 0 && !reflect.ValueOf(found).Comparable():
+			return nil, fmt.Errorf("%w, or the same of type %T, which cannot be compared; put a pointer into the context", ErrMixedTx, found)
 		case i > 0 && found != tx:
 			return nil, ErrMixedTx
 		}

@@ -22,13 +22,25 @@ type ReadRequest struct {
 	Rows  int // at most so many of each lane
 	Bytes int // of each lane at most so many bytes of payload and metadata, but at least one row
 
-	// Known are the ids that the caller holds already; they are passed over.
-	// They are ids whose deletion has not committed before this read.
-	Known []int64
+	// Known are the rows that the caller holds already; they are passed over. They
+	// are rows whose deletion has not committed before this read.
+	Known []Known
 
 	// Busy are keys whose rows are to be passed over, because the caller has
 	// enough of them waiting.
 	Busy []string
+
+	// Hollow are topics whose rows come without payload and metadata, with
+	// Row.Hollow set: the caller cannot send them now, and only needs to know that
+	// they are there. They count as rows, and as no bytes.
+	Hollow []string
+}
+
+// Known identifies a row that a reader holds. The id alone is not enough: a server
+// that lost its tail gives ids out again, and the row that has one now is another.
+type Known struct {
+	ID        int64
+	CreatedAt time.Time
 }
 
 // Read returns the rows that req asks for, those of one lane together and in
@@ -37,15 +49,27 @@ func (q *Queue) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	return q.box.store.read(ctx, req)
 }
 
-// Remove settles rows that the broker has confirmed: they leave the outbox, into
-// the history if one is kept. missed is the number of rows that could not be
-// kept in the history and were removed without it.
+// Removal says what a call of Remove did.
+type Removal struct {
+	// Missed is the number of rows that were removed without being kept in the
+	// history, since that could not be written.
+	Missed int
+
+	// Locked are the rows that are still there because another transaction has
+	// locked them. Remove them again later.
+	Locked []Ref
+}
+
+// Remove deletes rows that the broker has confirmed, and moves them into the
+// history if one is kept. It waits for nobody's lock for long: a row that another
+// transaction has locked is skipped and returned. With an error, any of the rows may
+// have been removed.
 //
 // A row is matched by lane, id, message id and creation time, so a row that is
 // gone, or another one that was given the same id after the server lost its
 // tail, is left alone. Removing twice is harmless, whoever owns the lane: the
 // message has been confirmed.
-func (q *Queue) Remove(ctx context.Context, rows []Ref) (missed int, err error) {
+func (q *Queue) Remove(ctx context.Context, rows []Ref) (Removal, error) {
 	return q.box.store.remove(ctx, rows)
 }
 
@@ -112,10 +136,10 @@ type store interface {
 	insert(ctx context.Context, tx oncemill.Tx, rows []Row) error
 	schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error
 	cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error)
-	nextDue(ctx context.Context) (time.Duration, error)
-	moveDue(ctx context.Context, guard guard) (int, error)
+	nextDue(ctx context.Context) (due, error)
+	moveDue(ctx context.Context, guard guard, head due) (Moved, error)
 	read(ctx context.Context, req ReadRequest) ([]Row, error)
-	remove(ctx context.Context, rows []Ref) (missed int, err error)
+	remove(ctx context.Context, rows []Ref) (Removal, error)
 	listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 	countHistory(ctx context.Context, f HistoryFilter) (int, error)
 	resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error)
@@ -135,5 +159,7 @@ func newStore(db *sql.DB, cfg Config) store {
 	if cfg.Database.Dialect == oncemill.SQLite {
 		return newSQLiteStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
 	}
-	return newPostgresStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
+	s := newPostgresStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
+	s.truncation = cfg.Truncate
+	return s
 }

@@ -3,9 +3,11 @@ package outbox_test
 import (
 	"database/sql"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -139,32 +141,32 @@ func TestRead_AnEmptyPayloadIsNotNil(t *testing.T) {
 	})
 }
 
-func TestRead_PassesOverKnownIDs(t *testing.T) {
+func TestRead_PassesOverKnownRows(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"), newMessage("4", "k"))
 		rows := p.read(t)
-		read := func(limit int, known ...int64) []outbox.Row {
+		read := func(limit int, known ...outbox.Known) []outbox.Row {
 			return p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: limit, Bytes: 1 << 20, Known: known})
 		}
-		expectIDs(t, read(10, rows[0].ID), "2", "3", "4")
-		expectIDs(t, read(10, rows[2].ID, rows[0].ID, 99_999), "2", "4")
+		expectIDs(t, read(10, rows[0].Known()), "2", "3", "4")
+		expectIDs(t, read(10, rows[2].Known(), rows[0].Known(), outbox.Known{ID: 99_999}), "2", "4")
 		// They count neither as rows nor as bytes.
-		expectIDs(t, read(1, rows[0].ID, rows[1].ID), "3")
-		one := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Known: []int64{rows[0].ID}})
+		expectIDs(t, read(1, rows[0].Known(), rows[1].Known()), "3")
+		one := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Known: []outbox.Known{rows[0].Known()}})
 		expectIDs(t, one, "2")
-		expectIDs(t, read(10, rows[0].ID, rows[1].ID, rows[2].ID, rows[3].ID))
+		expectIDs(t, read(10, rows[0].Known(), rows[1].Known(), rows[2].Known(), rows[3].Known()))
 		expectIDs(t, read(10), "1", "2", "3", "4")
 	})
 }
 
-func TestRead_PassesOverManyKnownIDs(t *testing.T) {
+func TestRead_PassesOverManyKnownRows(t *testing.T) {
 	sizes := map[bool]int{false: 5000, true: 300}
 	onEachPlace(t, func(t *testing.T, p *place) {
 		n := sizes[p.isSQLite()]
 		p.publish(t, messages("m", n)...)
-		var known []int64
+		var known []outbox.Known
 		for _, r := range p.read(t)[:n-10] {
-			known = append(known, r.ID)
+			known = append(known, r.Known())
 		}
 		if n := len(p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Known: known})); n != 10 {
 			t.Errorf("%d rows, want 10", n)
@@ -186,7 +188,7 @@ func TestRead_PassesOverBusyKeys(t *testing.T) {
 		expectIDs(t, read(10, oddTexts...), "1", "2", "a", "3", "4")
 		// Both at once.
 		third := p.read(t)[2]
-		both := p.readAs(t, outbox.ReadRequest{Lanes: []int{12}, Rows: 10, Bytes: 1 << 20, Busy: []string{"a"}, Known: []int64{third.ID}})
+		both := p.readAs(t, outbox.ReadRequest{Lanes: []int{12}, Rows: 10, Bytes: 1 << 20, Busy: []string{"a"}, Known: []outbox.Known{third.Known()}})
 		expectIDs(t, both, "2", "4")
 	})
 }
@@ -228,5 +230,80 @@ func TestRead_ABurstOfOneKeyHidesNobodyBehindIt(t *testing.T) {
 		}
 		req.Busy = []string{"a"}
 		expectIDs(t, p.readAs(t, req), "other")
+	})
+}
+
+// A server that lost its tail gives ids out again. The row that has a known id now
+// is another one, and no later row of its key may overtake it.
+func TestRead_ReturnsANewRowThatHasAKnownID(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"))
+		if p.isSQLite() { // whose clock tells milliseconds
+			p.exec(t, `update {{outbox}} set created_at = created_at + id`)
+		}
+		rows := p.read(t)
+		known := []outbox.Known{rows[0].Known(), rows[1].Known()}
+		known[0].CreatedAt = known[0].CreatedAt.Add(-time.Microsecond) // of the row that was lost
+		known[1].CreatedAt = known[1].CreatedAt.In(time.FixedZone("elsewhere", 20_700))
+		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "3")
+		// The time of one known row and the id of another are no known row.
+		known[0].CreatedAt, known[1].CreatedAt = rows[1].CreatedAt, rows[0].CreatedAt
+		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "2", "3")
+	})
+}
+
+func TestRead_HollowTopicsComeWithoutTheirBytes(t *testing.T) {
+	// With the small budget PostgreSQL reads the lane row by row.
+	budgets := map[string]int{"packed": 1 << 20, "bulky": 600}
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.inTx(t, func(tx *sql.Tx) {
+			for i, topic := range []string{"closed", "orders", "closed", oddTexts[0], "orders", "Closed", "orders"} {
+				msg := message.NewMessage(fmt.Sprint(i), make([]byte, 100))
+				outbox.SetKey(msg, "k")
+				if err := p.box.Publisher(tx).Publish(topic, msg); err != nil {
+					t.Fatal(err)
+				}
+			}
+			empty := message.NewMessage("empty", nil)
+			if err := p.box.Publisher(tx).Publish("orders", empty); err != nil {
+				t.Fatal(err)
+			}
+		})
+		full := map[string]outbox.Row{}
+		for _, r := range p.read(t) {
+			if r.Hollow {
+				t.Errorf("%s is hollow without being asked for", r.MessageID)
+			}
+			full[r.MessageID] = r
+		}
+		for name, bytes := range budgets {
+			rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: bytes, Hollow: []string{"closed", oddTexts[0], "absent"}})
+			byID := map[string]outbox.Row{}
+			for _, r := range rows {
+				byID[r.MessageID] = r
+			}
+			if len(byID) != len(full) {
+				t.Errorf("%s: %v, want all", name, ids(rows))
+			}
+			for id, r := range byID {
+				want := full[id]
+				want.Hollow = r.Topic == "closed" || r.Topic == oddTexts[0]
+				if want.Hollow {
+					want.Payload, want.Metadata = nil, nil
+				}
+				if !reflect.DeepEqual(r, want) {
+					t.Errorf("%s: got %+v\nwant %+v", name, r, want)
+				}
+			}
+		}
+		// A lane of nothing but hollow rows is read to its end, whatever its bytes.
+		all := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Hollow: []string{"closed", "orders", "Closed", oddTexts[0]}})
+		if len(all) != len(full) {
+			t.Errorf("%d rows of %d", len(all), len(full))
+		}
+		rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 2, Bytes: 1, Hollow: []string{"closed"}})
+		if got := fmt.Sprint(ids(rows)); !strings.Contains(got, "0 1") || strings.Contains(got, "2") {
+			t.Errorf("got %s", got)
+		}
 	})
 }

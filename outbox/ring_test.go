@@ -21,8 +21,20 @@ const idsPerPartition = 1 << 16
 func ring(t *testing.T) *place {
 	t.Helper()
 	p := onPostgres(t, "binary_parameters=yes", "default_transaction_isolation=repeatable read")
-	p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = outbox.NoHistory })
+	p.use(t, p.db, func(cfg *outbox.Config) {
+		cfg.History = outbox.NoHistory
+		cfg.Truncate = outbox.TruncateAlways // other tests' servers may have standbys
+	})
 	return p
+}
+
+// spread makes each row of more than 800 bytes take a page, so that few dead rows are
+// as many bytes as it takes to make a truncation worth it.
+func (p *place) spread(t *testing.T) {
+	t.Helper()
+	for i := range 4 {
+		p.exec(t, fmt.Sprintf(`alter table {{outbox_%d}} set (fillfactor = 10)`, i))
+	}
 }
 
 // enter makes the next id the first of the given turn: turn 0 is partition 0 for
@@ -36,12 +48,14 @@ func (p *place) enter(t *testing.T, turn int64) {
 	p.exec(t, `select setval('{{outbox_id}}', $1, false)`, turn*idsPerPartition)
 }
 
-// bury leaves more than a MiB of dead rows in the partition of a turn.
+// bury leaves more than 8 MiB of dead rows in the partition of a turn, if each takes a
+// page.
 func (p *place) bury(t *testing.T, turn int64) {
 	t.Helper()
 	p.exec(t, `alter table {{outbox_`+fmt.Sprint(turn%4)+`}} set (autovacuum_enabled = off)`)
 	p.enter(t, turn)
-	msgs := make([]*message.Message, 900)
+	p.spread(t)
+	msgs := make([]*message.Message, 1100)
 	for i := range msgs {
 		payload := make([]byte, 1500)
 		rand.Read(payload)
@@ -49,7 +63,7 @@ func (p *place) bury(t *testing.T, turn int64) {
 	}
 	p.publish(t, msgs...)
 	p.remove(t, refs(p.read(t))...)
-	if n := p.size(t, turn); n < 1<<20 {
+	if n := p.size(t, turn); n < 8<<20 {
 		t.Fatalf("only %d bytes are dead: the test shows nothing", n)
 	}
 }
@@ -342,4 +356,45 @@ func TestMaintain_DoesNothingWithoutTheLease(t *testing.T) {
 			t.Error("there was nothing to do: the test shows nothing")
 		}
 	})
+}
+
+// A process that freezes while it holds the lock for a truncation keeps others
+// waiting for no longer than the server lets it idle.
+func TestMaintain_AFrozenProcessIsEndedByTheServer(t *testing.T) {
+	t.Parallel()
+	p := ring(t)
+	p.bury(t, 0)
+	p.enter(t, 1)
+	elsewhere := p.open(t)
+	box, err := outbox.New(elsewhere, p.cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	frozen := make(chan struct{})
+	p.tap.onStatement(func(text string) {
+		if !strings.HasPrefix(text, "truncate") {
+			return
+		}
+		p.tap.onStatement(nil)
+		close(frozen)
+		// Others work on all partitions while this is frozen.
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		err := box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+			return box.Publisher(tx).Publish("orders", newMessage("beside it", ""))
+		})
+		expectNoError(t, err)
+		rows, err := box.Queue().Read(ctx, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20})
+		expectNoError(t, err)
+		expectIDs(t, rows, "beside it")
+	})
+	if done, err := p.queue.Maintain(t.Context(), always); err == nil && done.Truncated > 0 {
+		t.Error("the server did not end the transaction")
+	}
+	select {
+	case <-frozen:
+	default:
+		t.Error("nothing was truncated: the test shows nothing")
+	}
+	p.expectTruncated(t, 1)
 }

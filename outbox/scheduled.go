@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -34,6 +33,23 @@ type Moved struct {
 	// Next is when to call again at the latest: when the next message is due,
 	// or somebody may have ended what stands in the way of one that is.
 	Next time.Duration
+
+	// Limit is how much time to give the next call: MoveLimit, or LargeMoveLimit if
+	// a message is due that is too large for that. It is left until a call has so
+	// much time; others pass it, but those of its key.
+	Limit time.Duration
+}
+
+// How long a call of MoveDue takes at most.
+const (
+	MoveLimit      = 5 * time.Second
+	LargeMoveLimit = 75 * time.Second
+)
+
+// due is the first message that waits for its time.
+type due struct {
+	in    time.Duration // until it is due
+	bytes int64         // of payload and metadata
 }
 
 const (
@@ -52,22 +68,25 @@ const (
 // A message that a transaction is cancelling, and the later ones of its key, are
 // passed over until that transaction has ended.
 func (q *Queue) MoveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Moved, error) {
-	next, err := q.box.store.nextDue(ctx)
+	head, err := q.box.store.nextDue(ctx)
 	if err != nil {
-		return Moved{Next: moveIdle}, fmt.Errorf("look for what is due: %w", err)
+		return Moved{Next: moveIdle, Limit: MoveLimit}, fmt.Errorf("look for what is due: %w", err)
 	}
-	if next > 0 {
-		return Moved{Next: min(next, moveIdle)}, nil
+	if head.in > 0 {
+		return Moved{Next: min(head.in, moveIdle), Limit: MoveLimit}, nil
 	}
-	rows, err := q.box.store.moveDue(ctx, guard)
-	if err != nil {
-		return Moved{Next: moveIdle}, fmt.Errorf("move what is due: %w", err)
+	moved, err := q.box.store.moveDue(ctx, guard, head)
+	moved.Limit = max(moved.Limit, MoveLimit)
+	switch {
+	case err != nil:
+		moved.Next = moveIdle
+		return moved, fmt.Errorf("move what is due: %w", err)
+	case moved.Rows > 0:
+		q.box.Wake()
+	default:
+		moved.Next = moveHeld
 	}
-	if rows == 0 {
-		return Moved{Next: moveHeld}, nil
-	}
-	q.box.Wake()
-	return Moved{Rows: rows}, nil
+	return moved, nil
 }
 
 type scheduledRow struct {
@@ -110,7 +129,7 @@ func scheduleText(head string, parts [scheduleColumns + 1]string, n int) string 
 }
 
 func scheduleRows(ctx context.Context, tx oncemill.Tx, rows []scheduledRow, most int, head string, parts [scheduleColumns + 1]string) error {
-	for chunk := range slices.Chunk(rows, most) {
+	for chunk := range chunks(rows, most, func(r *scheduledRow) *Row { return &r.Row }) {
 		if _, err := tx.ExecContext(ctx, scheduleText(head, parts, len(chunk)), scheduleArgs(chunk)...); err != nil {
 			return err
 		}

@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/litetx"
-	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 type sqliteStore struct {
@@ -37,7 +37,7 @@ func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, as
 	for n := 1; n <= Lanes; n++ {
 		parts := make([]string, n)
 		for i := range parts {
-			parts[i] = strings.ReplaceAll(names.Expand(sqliteReadLane), "?lane", fmt.Sprintf("?%d", 4+i))
+			parts[i] = strings.ReplaceAll(names.Expand(sqliteReadLane), "?lane", fmt.Sprintf("?%d", 5+i))
 		}
 		s.readTexts[n] = strings.Join(parts, "\nunion all")
 	}
@@ -52,31 +52,46 @@ func (s *sqliteStore) insert(ctx context.Context, tx oncemill.Tx, rows []Row) er
 
 // Served by the index (lane, id). One limited subselect for each lane: a window
 // function over all lanes at once took forty times as long. ?1 is the number of
-// rows, ?2 the known ids, ?3 the busy keys, both as JSON.
+// rows, ?2 the known rows, ?3 the busy keys, ?4 the topics whose rows come hollow, as
+// JSON. A pair "not in" a list is compared with each of its elements, since one might
+// be null; a pair "in" it is looked up.
 const sqliteReadLane = `
 select * from (
-	select lane, id, topic, message_id, key, payload, metadata, created_at
-	from {{outbox}}
+	select lane, id, topic, message_id, key, created_at, hollow, iif(hollow, null, payload), iif(hollow, null, metadata)
+	from (select *, topic in (select value from json_each(?4)) as hollow from {{outbox}})
 	where lane = ?lane
-		and id not in (select value from json_each(?2))
+		and case when (id, created_at) in (select cast(key as integer), value from json_each(?2)) then false else true end
 		and key not in (select value from json_each(?3))
 	order by id
 	limit ?1
 )`
 
+// knownObject returns {"id": microseconds, ...}: SQLite takes six times as long to
+// take pairs out of an array.
+func knownObject(known []Known) string {
+	object := []byte{'{'}
+	for i, k := range known {
+		if i > 0 {
+			object = append(object, ',')
+		}
+		object = append(strconv.AppendInt(append(object, '"'), k.ID, 10), `":`...)
+		object = strconv.AppendInt(object, k.CreatedAt.UnixMicro(), 10)
+	}
+	return string(append(object, '}'))
+}
+
 func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	if len(req.Lanes) == 0 {
 		return nil, nil
 	}
-	known, err := json.Marshal(orEmpty(req.Known))
-	if err != nil {
-		return nil, fmt.Errorf("read lanes: %w", err)
+	args := []any{req.Rows, knownObject(req.Known)}
+	for _, list := range [][]string{orEmpty(req.Busy), orEmpty(req.Hollow)} {
+		text, err := json.Marshal(list)
+		if err != nil {
+			return nil, fmt.Errorf("read lanes: %w", err)
+		}
+		args = append(args, string(text))
 	}
-	busy, err := json.Marshal(orEmpty(req.Busy))
-	if err != nil {
-		return nil, fmt.Errorf("read lanes: %w", err)
-	}
-	args := []any{req.Rows, string(known), string(busy)}
 	for _, l := range req.Lanes {
 		args = append(args, l)
 	}
@@ -90,7 +105,7 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 	for rows.Next() {
 		var r Row
 		var micros int64
-		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &micros); err != nil {
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &micros, &r.Hollow, &r.Payload, &r.Metadata); err != nil {
 			return nil, fmt.Errorf("read lanes: %w", err)
 		}
 		if r.Lane != lane {
@@ -103,11 +118,8 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 		}
 		bytes += len(r.Payload) + len(r.Metadata)
 		r.CreatedAt = time.UnixMicro(micros).UTC()
-		if r.Payload == nil { // the driver's way to say empty
-			r.Payload = []byte{}
-		}
-		if r.Metadata == nil {
-			r.Metadata = []byte{}
+		if !r.Hollow { // nil is the driver's way to say empty
+			r.Payload, r.Metadata = orEmpty(r.Payload), orEmpty(r.Metadata)
 		}
 		out = append(out, r)
 	}
@@ -131,26 +143,28 @@ delete from {{outbox}}
 where id = ?1 and lane = ?2 and message_id = ?3 and created_at = ?4`
 )
 
-func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (missed int, err error) {
+// remove finds no row locked: SQLite locks whole databases, and only for moments.
+func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
 	var broken error
 	if s.history > 0 {
 		_, err := s.removeBy(ctx, rows, s.moveText, s.removeText)
 		switch {
 		case err == nil:
-			return 0, nil
-		case ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err):
-			return 0, fmt.Errorf("move to history: %w", err)
+			return Removal{}, nil
+		case passing(ctx, err):
+			return Removal{}, fmt.Errorf("move to history: %w", err)
 		}
 		broken = err // the history must never stop delivery
 	}
 	removed, err := s.removeBy(ctx, rows, s.removeText)
 	if err != nil {
-		return 0, fmt.Errorf("delete confirmed: %w", err)
+		return Removal{}, fmt.Errorf("delete confirmed: %w", err)
 	}
 	if broken == nil {
-		return 0, nil
+		return Removal{}, nil
 	}
-	return reportMissed(ctx, s.log, removed, broken), nil
+	reportMissed(ctx, s.log, int(removed), broken)
+	return Removal{Missed: int(removed)}, nil
 }
 
 // removeBy executes the texts for each row, in one transaction, and returns how
@@ -186,10 +200,19 @@ func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string)
 }
 
 const (
+	// As on PostgreSQL, what no sequence can have given out does not count.
 	sqliteHighest = `
 select max(
-	(select coalesce(max(id), 0) from {{outbox}}),
-	(select coalesce(max(id), 0) from {{outbox_history}}))`
+	(select coalesce(max(id), 0) from {{outbox}} where id <= (` + sqliteBound + `)),
+	(select coalesce(max(id), 0) from {{outbox_history}} where id <= (` + sqliteBound + `)))`
+
+	sqliteBound = `select min((` + sqliteLast + `), 9223372036854775807 - (1 << 48)) + (1 << 48)`
+
+	sqliteForged = `
+select lane, id, message_id from {{outbox}} where id > (` + sqliteBound + `)
+union all
+select lane, id, message_id from {{outbox_history}} where id > (` + sqliteBound + `)
+limit 10`
 
 	// {{outbox}} is quoted; sqlite_sequence holds the bare name.
 	sqliteLast = `select coalesce((select seq from sqlite_sequence where '"' || name || '"' = '{{outbox}}'), 0)`
@@ -206,7 +229,8 @@ func (s *sqliteStore) check(ctx context.Context) error {
 	if last < highest {
 		return fmt.Errorf("%w (last id given out %d, highest id in use %d)", ErrSequenceBehind, last, highest)
 	}
-	return nil
+	forged, err := scanForged(s.db.QueryContext(ctx, s.names.Expand(sqliteForged)))
+	return reportForged(ctx, s.log, forged, err)
 }
 
 func (s *sqliteStore) lastID(ctx context.Context) (last int64, err error) {

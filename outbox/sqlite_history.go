@@ -114,10 +114,10 @@ where h.relayed_at < ` + sqliteNow + ` - ?1
 order by h.relayed_at
 limit ?2`
 
-	// A rowid may have been given out again, but not to a row that is past its time.
+	// A rowid may have been given out again.
 	sqliteArchiveDelete = `
 delete from {{outbox_history}}
-where rowid in (select value from json_each(?1)) and relayed_at < ` + sqliteNow + ` - ?2`
+where rowid = ?1 and id = ?2 and message_id = ?3 and relayed_at = ?4`
 )
 
 func (s *sqliteStore) archive(ctx context.Context, guard guard, hook archiveHook) (archived int, err error) {
@@ -132,13 +132,18 @@ func (s *sqliteStore) archive(ctx context.Context, guard guard, hook archiveHook
 		if err := hook(ctx, rows); err != nil {
 			return archived, err
 		}
-		list, err := json.Marshal(rowids)
-		if err != nil {
-			return archived, err
-		}
 		held, err := s.guarded(ctx, guard, func(tx *sql.Tx) error {
-			_, err := tx.ExecContext(ctx, s.names.Expand(sqliteArchiveDelete), string(list), s.history.Microseconds())
-			return err
+			remove, err := tx.PrepareContext(ctx, s.names.Expand(sqliteArchiveDelete))
+			if err != nil {
+				return err
+			}
+			defer remove.Close() //nolint:errcheck // nothing is left to be told
+			for i, r := range rows {
+				if _, err := remove.ExecContext(ctx, rowids[i], r.ID, r.MessageID, r.RelayedAt.UnixMicro()); err != nil {
+					return err
+				}
+			}
+			return nil
 		})
 		if err != nil || !held {
 			return archived, err

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"time"
 
 	"github.com/oncemill/oncemill"
 )
@@ -19,7 +18,7 @@ const (
 	sqliteCancel = `delete from {{scheduled}} where message_id = $1`
 
 	// The first entry of the index (deliver_at, seq).
-	sqliteNextDue = `select deliver_at - ` + sqliteNow + ` from {{scheduled}} order by deliver_at, seq limit 1`
+	sqliteNextDue = `select deliver_at - ` + sqliteNow + `, length(payload) + length(metadata) from {{scheduled}} order by deliver_at, seq limit 1`
 
 	// Served by the index (deliver_at, seq). SQLite has one writer at a time: what
 	// is chosen is there when it is moved.
@@ -53,11 +52,12 @@ func (s *sqliteStore) cancel(ctx context.Context, tx oncemill.Tx, messageID stri
 	return affected(tx.ExecContext(ctx, s.names.Expand(sqliteCancel), messageID))
 }
 
-func (s *sqliteStore) nextDue(ctx context.Context) (time.Duration, error) {
+func (s *sqliteStore) nextDue(ctx context.Context) (due, error) {
 	return nextDue(s.db.QueryRowContext(ctx, s.names.Expand(sqliteNextDue)))
 }
 
-func (s *sqliteStore) moveDue(ctx context.Context, guard guard) (moved int, err error) {
+func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, error) {
+	var moved int
 	held, err := s.guarded(ctx, guard, func(tx *sql.Tx) error {
 		chosen, err := s.chooseDue(ctx, tx)
 		if err != nil || len(chosen) == 0 {
@@ -76,9 +76,9 @@ func (s *sqliteStore) moveDue(ctx context.Context, guard guard) (moved int, err 
 		return nil
 	})
 	if err != nil || !held {
-		return 0, err
+		return Moved{}, err
 	}
-	return moved, nil
+	return Moved{Rows: moved}, nil
 }
 
 // chooseDue returns the first rows that are due, as many as a move takes.

@@ -30,14 +30,17 @@ func ringed(t *testing.T, n int) (*place, []outbox.Row) {
 func (p *place) expectSweeps(t *testing.T, sweeps, others int) {
 	t.Helper()
 	sent := p.tap.sent()
-	n := 0
+	byPlace, byIdentity := 0, 0
 	for _, s := range sent {
-		if strings.Contains(s.text, "ctid") {
-			n++
+		switch {
+		case strings.Contains(s.text, "ctid"):
+			byPlace++
+		case strings.Contains(s.text, "delete from"):
+			byIdentity++
 		}
 	}
-	if n != sweeps || len(sent)-n != others {
-		t.Errorf("%d sweeps and %d other statements, want %d and %d: %s", n, len(sent)-n, sweeps, others, firstWords(sent))
+	if byPlace != sweeps || byIdentity != others {
+		t.Errorf("%d sweeps and %d other removals, want %d and %d: %s", byPlace, byIdentity, sweeps, others, firstWords(sent))
 	}
 }
 

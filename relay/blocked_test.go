@@ -36,7 +36,7 @@ func TestRelay_MeasuresWhoHoldsTheTables(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t, "autovacuum=off")
 	p := onServer(t, server)
-	p.execute(t, `insert into {{outbox}} (lane, topic, message_id, payload) select 1, 'orders', 'dead', decode(repeat('ab', 1500), 'hex') from generate_series(1, 1000)`)
+	p.execute(t, `insert into {{outbox}} (lane, topic, message_id, payload) select 1, 'orders', 'dead', decode(repeat('ab', 1500), 'hex') from generate_series(1, 6000)`)
 	p.execute(t, `delete from {{outbox}}`)
 	p.execute(t, `select setval('{{outbox_id}}', 65536)`)
 	dump, err := server.Open("application_name=dump").BeginTx(t.Context(), nil)

@@ -57,13 +57,15 @@ func (e *engine) passTurn() {
 // alone, or that the last one is no suspect any more.
 func (e *engine) writeSuspect(l *lane) *chore {
 	var id int64
+	f := e.fence(l)
 	m := l.announced
 	if m != nil {
 		id = m.ID
 	}
 	return &chore{
 		lane: l,
-		do:   func(ctx choreContext) error { return ctx.store.suspect(ctx, e.fence(l), id) },
+		undo: func() { l.stale = true }, // it may be written down all the same
+		do:   func(ctx choreContext) (func(), error) { return nil, ctx.store.suspect(ctx, f, id) },
 		done: func(time.Time) {
 			switch {
 			case l.announced == m:
@@ -110,7 +112,7 @@ func (e *engine) calm(now time.Time) *chore {
 	}
 	return &chore{
 		again: &e.calmAt,
-		do:    func(ctx choreContext) error { return ctx.store.calm(ctx, e.owner, epochs) },
+		do:    func(ctx choreContext) (func(), error) { return nil, ctx.store.calm(ctx, e.owner, epochs) },
 		done: func(time.Time) {
 			for _, l := range lanes {
 				if e.live(l) && l.announced == nil {

@@ -13,16 +13,28 @@ import (
 // chore is a piece of work in the database besides reading the outbox and deleting
 // what was confirmed: all that has to do with parked rows, dead letters and
 // crashes. Chores are done one at a time, so each finds the tables as the one
-// before left them. One whose answer is lost is tried again until it succeeds or
-// its lane is lost; doing it twice is harmless. One that the database refuses
-// makes room for others, and is tried again later.
+// before left them. One that collides with another transaction is tried again at
+// once. One that the database refuses, or does not answer, makes room for others
+// and is tried again later; doing it twice is harmless.
 type chore struct {
 	lane     *lane // whose lease it needs; nil: none
 	failures []failure
 	again    *time.Time // when the next of its kind may begin, if it cannot be done; nil: its lane's
-	do       func(choreContext) error
-	done     func(now time.Time)
-	undo     func() // nil: nothing to undo
+	undo     func()     // nil: nothing to undo
+
+	// do runs outside the loop, and may be left behind there while the chore is
+	// tried again: what it has found it hands to the loop by the function that it
+	// returns (nil: nothing). done follows that.
+	do   func(choreContext) (found func(), err error)
+	done func(now time.Time)
+}
+
+// choreAnswer is the answer to a chore.
+type choreAnswer struct {
+	found   func()
+	err     error
+	kind    choreError
+	retryIn time.Duration
 }
 
 // choreError says what a chore that failed means.
@@ -38,6 +50,7 @@ type choreContext struct {
 	context.Context //nolint:containedctx // lives for one call
 	store           parkingStore
 	missed          func(rows int) // that the history could not keep
+	clock           func() time.Time
 }
 
 // chores is what an engine remembers of its chores.
@@ -45,17 +58,24 @@ type chores struct {
 	settled     []*entry // confirmed rows of parked
 	chore       *chore   // under way, or to be tried again
 	choreFailed bool
-	choreAt     time.Time // a failed one is tried again then
-	choreLane   int       // rotates
-	choreTurn   int       // rotates over the kinds
-	loadAt      time.Time // after a failure
-	settleAt    time.Time // after a failure
-	calmAt      time.Time // after a failure
-	dueAt       time.Time // when to look for parked rows that are due; zero: nothing waits
-	commandsAt  time.Time // when to look for operators' commands
-	beyondAt    time.Time // when to look beyond the lanes' memory
-	heads       int       // keys in the next look for what is due
-	passedOver  []string  // topics that the last one passed over
+	choreAt     time.Time     // a failed one is tried again then
+	choreLane   int           // rotates
+	sweepLane   int           // rotates
+	choreTurn   int           // rotates over the kinds
+	loadAt      time.Time     // after a failure
+	settleAt    time.Time     // after a failure
+	calmAt      time.Time     // after a failure
+	dueAt       time.Time     // when to look for parked rows that are due; zero: nothing waits
+	commandsAt  time.Time     // when to look for operators' commands
+	beyondAt    time.Time     // when to look beyond the lanes' memory
+	heads       int           // keys in the next look for what is due
+	dueAfter    string        // the topic after which it begins; empty: with the first
+	dueNext     time.Duration // until something is due of the topics looked at since the first; negative: nothing is
+	dueAgain    bool          // something changed of those looked at since the first
+	dueFound    bool          // something was due of them
+	passedOver  []string      // topics that the last one passed over
+	tokens      float64       // messages of parked that may fail
+	tokensAt    time.Time     // when they were counted
 }
 
 const (
@@ -134,7 +154,7 @@ func (e *engine) nextChore(now time.Time) *chore {
 // keeps the others waiting.
 func (e *engine) pickChore(now time.Time) *chore {
 	kinds := [...]func(time.Time) *chore{
-		e.load, e.settle, e.writeOneLane, e.lookForDue, e.lookForCommands, e.lookBeyond, e.calm,
+		e.load, e.settle, e.writeOneLane, e.moveSwept, e.lookForDue, e.lookForCommands, e.lookBeyond, e.calm,
 	}
 	for range kinds {
 		e.choreTurn = (e.choreTurn + 1) % len(kinds)
@@ -175,14 +195,18 @@ func (l *lane) mayFollow(now time.Time) bool {
 }
 
 // choreDone takes the answer to a chore.
-func (e *engine) choreDone(now time.Time, retryIn time.Duration, err error, kind choreError) {
+func (e *engine) choreDone(now time.Time, a choreAnswer) {
 	c := e.chore
+	retryIn, err, kind := a.retryIn, a.err, a.kind
 	lost := c.lane != nil && !e.live(c.lane)
 	switch {
 	case err == nil && !lost:
 		e.chore = nil
 		if c.lane != nil {
 			c.lane.choreAt, c.lane.oneByOne = time.Time{}, c.lane.oneByOne && len(c.lane.failing) > 1
+		}
+		if a.found != nil {
+			a.found()
 		}
 		c.done(now)
 	case lost:
@@ -192,20 +216,28 @@ func (e *engine) choreDone(now time.Time, retryIn time.Duration, err error, kind
 		e.drop(c.lane.number)
 	case kind == choreImpossible:
 		e.chore = nil
-		if c.again != nil {
-			*c.again = now.Add(retryIn)
-		} else {
-			c.lane.choreAt = now.Add(retryIn)
-		}
-		if c.undo != nil {
-			c.undo()
-		}
+		e.putOff(c, now.Add(retryIn))
+	case kind == choreLost:
+		// Nobody knows whether it took effect, and it may hang again: it makes room
+		// for others. What it was about is read anew.
+		e.chore = nil
+		e.putOff(c, now.Add(retryIn))
+		e.forgetUnsent()
 	default:
 		e.choreFailed = true
 		e.choreAt = now.Add(retryIn)
-		if kind == choreLost {
-			e.forgetUnsent()
-		}
+	}
+}
+
+// putOff lets a chore that could not be done wait, while others are done.
+func (e *engine) putOff(c *chore, until time.Time) {
+	if c.again != nil {
+		*c.again = until
+	} else {
+		c.lane.choreAt = until
+	}
+	if c.undo != nil {
+		c.undo()
 	}
 }
 
@@ -233,29 +265,31 @@ func (e *engine) load(now time.Time) *chore {
 	}
 	var keys []parkedKey
 	var suspects []accused
-	for _, l := range lanes {
-		l.loading = true
+	ids := make([]int64, len(lanes))
+	for i, l := range lanes {
+		l.loading, ids[i] = true, l.suspect
 	}
 	return &chore{
 		again: &e.loadAt,
-		do: func(ctx choreContext) (err error) {
-			if keys, err = ctx.store.parkedKeys(ctx, numbers); err != nil {
-				return err
+		do: func(ctx choreContext) (func(), error) {
+			there, err := ctx.store.parkedKeys(ctx, numbers)
+			if err != nil {
+				return nil, err
 			}
-			suspects = suspects[:0]
-			for _, l := range lanes {
-				if l.suspect == 0 {
+			var alone []accused
+			for i, id := range ids {
+				if id == 0 {
 					continue
 				}
-				row, parked, found, err := ctx.store.find(ctx, l.number, l.suspect)
+				row, parked, found, err := ctx.store.find(ctx, numbers[i], id)
 				if err != nil {
-					return err
+					return nil, err
 				}
 				if found {
-					suspects = append(suspects, accused{l, row, parked})
+					alone = append(alone, accused{lanes[i], row, parked})
 				}
 			}
-			return nil
+			return func() { keys, suspects = there, alone }, nil
 		},
 		done: func(now time.Time) {
 			e.parkedDue(now)
@@ -275,11 +309,11 @@ func (e *engine) load(now time.Time) *chore {
 			for _, s := range suspects {
 				l := s.lane
 				l.suspect = 0
-				if _, known := l.entries[s.ID]; known || !e.live(l) {
+				m := newEntry(s.Row)
+				if _, known := l.entries[m.rowID()]; known || !e.live(l) {
 					continue
 				}
-				m := newEntry(s.Row)
-				m.parked, m.attempts = s.parked, s.attempts
+				m.parked, m.attempts, m.unanswered = s.parked, s.attempts, true // the worker died before the answer
 				l.know(m)
 				e.charge(m, now, classCrashed, "the worker died while this message alone was in flight")
 			}
@@ -315,11 +349,10 @@ func (e *engine) settle(now time.Time) *chore {
 	var unparked []parkedKey
 	return &chore{
 		again: &e.settleAt,
-		do: func(ctx choreContext) (err error) {
-			var missed int
-			unparked, missed, err = ctx.store.settle(ctx, refs)
+		do: func(ctx choreContext) (func(), error) {
+			keys, missed, err := ctx.store.settle(ctx, refs)
 			ctx.missed(missed)
-			return err
+			return func() { unparked = keys }, err
 		},
 		done: func(now time.Time) {
 			e.settled = slices.Delete(e.settled, 0, n)
@@ -351,5 +384,5 @@ func (m *entry) fill(r outbox.Row) {
 		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
 		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,
 	}
-	m.place, m.metadata = r.Place, r.Metadata
+	m.place, m.metadata, m.hollow = r.Place, r.Metadata, r.Hollow
 }

@@ -47,9 +47,10 @@ type circuits struct {
 	enough  int  // the credit at which a topic has recovered
 	jitter  draw
 
-	topics []*topic // in trouble; who probes next comes first
-	byName map[string]*topic
-	passed uint64 // the latest publish that was confirmed
+	topics   []*topic // in trouble; who probes next comes first
+	byName   map[string]*topic
+	passed   uint64    // the latest publish that was confirmed
+	passedAt time.Time // when the latest confirm came
 
 	// changed is told when a topic becomes unavailable, and when it is not any
 	// more (a nil cause); nil: nobody is.

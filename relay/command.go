@@ -15,11 +15,12 @@ func (e *engine) lookForCommands(now time.Time) *chore {
 	var found []command
 	return &chore{
 		again: &e.commandsAt,
-		do: func(ctx choreContext) (err error) {
-			if len(numbers) > 0 {
-				found, err = ctx.store.commands(ctx, numbers, maxCommands)
+		do: func(ctx choreContext) (func(), error) {
+			if len(numbers) == 0 {
+				return nil, nil
 			}
-			return err
+			there, err := ctx.store.commands(ctx, numbers, maxCommands)
+			return func() { found = there }, err
 		},
 		done: func(now time.Time) {
 			e.commandsAt = now.Add(commandsEvery)
@@ -83,13 +84,13 @@ func (e *engine) carryOut(l *lane) *chore {
 	if len(letters) == 0 {
 		return nil
 	}
-	unkeyed := len(l.letters)
+	unkeyed, f := len(l.letters), e.fence(l)
 	var parked, unparked []parkedKey
 	return &chore{
 		lane: l,
-		do: func(ctx choreContext) (err error) {
-			parked, unparked, err = ctx.store.carryOut(ctx, e.fence(l), letters)
-			return err
+		do: func(ctx choreContext) (func(), error) {
+			there, gone, err := ctx.store.carryOut(ctx, f, letters)
+			return func() { parked, unparked = there, gone }, err
 		},
 		done: func(now time.Time) {
 			e.parkedDue(now)

@@ -3,12 +3,15 @@ package relay
 import (
 	"slices"
 	"time"
+
+	"github.com/oncemill/oncemill/outbox"
 )
 
 const (
 	dueHeads     = 64  // keys in one look for what is due
 	dueRows      = 32  // of each
 	maxDueHeads  = 256 // where keys have few rows, and small ones
+	dueTopics    = 64  // of each lane in one look
 	manyDueRows  = 1024
 	manyDueBytes = 2 << 20
 
@@ -26,8 +29,14 @@ const (
 	lookAnyway = 10 * time.Second
 )
 
-// parkedDue makes the engine look for due rows at a time.
+// parkedDue makes the engine look for due rows at a time, at those of all topics.
 func (c *chores) parkedDue(at time.Time) {
+	c.dueAgain = c.dueAgain || c.dueAfter != ""
+	c.lookAt(at)
+}
+
+// lookAt makes the engine look for due rows at a time, where it has left off.
+func (c *chores) lookAt(at time.Time) {
 	if c.dueAt.IsZero() || at.Before(c.dueAt) {
 		c.dueAt = at
 	}
@@ -42,9 +51,14 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	if e.dueAt.IsZero() || now.Before(e.dueAt) {
 		return nil
 	}
+	allowed := e.allowance(now)
+	if allowed < 1 {
+		e.dueAt = now.Add(time.Second / wastedPerSecond)
+		return nil
+	}
 	e.dueAt = time.Time{}
 	e.leaveParked(now)
-	req := dueRequest{topics: e.passOver(now), heads: max(dueHeads, e.heads)}
+	req := dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics}
 	req.rows = dueRows * dueHeads / req.heads
 	var lanes []*lane
 	full, skipped := false, false
@@ -66,38 +80,49 @@ func (e *engine) lookForDue(now time.Time) *chore {
 		}
 		lanes, req.lanes, req.known = append(lanes, l), append(req.lanes, l.number), append(req.known, known...)
 	}
-	var rows []parkedRow
-	next := time.Duration(-1)
+	if req.after == "" {
+		e.dueNext, e.dueFound, e.dueAgain = -1, false, false
+	}
+	found := looked{next: -1}
 	var rest time.Duration
 	return &chore{
 		again: &e.dueAt,
-		do: func(ctx choreContext) (err error) {
+		do: func(ctx choreContext) (func(), error) {
 			if len(req.lanes) == 0 {
-				return nil
+				return nil, nil
 			}
-			begin := time.Now()
-			rows, next, err = ctx.store.due(ctx, req)
-			if took := time.Since(begin); took > lookSlow {
-				rest = took
-			}
-			return err
+			begin := ctx.clock()
+			there, err := ctx.store.look(ctx, req)
+			took := ctx.clock().Sub(begin)
+			return func() {
+				if found = there; took > lookSlow {
+					rest = took
+				}
+			}, err
 		},
 		done: func(now time.Time) {
 			e.passedOver = req.topics
-			e.heads = nextHeads(req.heads, rows)
-			added := e.addParked(rows, now)
-			if !full && !skipped && len(rows) == 0 {
+			if req.heads >= dueHeads {
+				e.heads = nextHeads(req.heads, found.rows)
+			}
+			added := e.addParked(found.rows, now)
+			e.dueAfter = found.more
+			e.dueFound = e.dueFound || full || skipped || len(found.rows) > 0
+			if found.next >= 0 && (e.dueNext < 0 || found.next < e.dueNext) {
+				e.dueNext = found.next
+			}
+			if found.more == "" && !e.dueFound {
 				e.nothingParked(req.topics)
 			}
 			switch {
-			case added > 0:
-				e.parkedDue(now.Add(rest))
-			case full || len(rows) > 0:
-				e.parkedDue(now.Add(lookAgain))
-			case next >= 0:
-				e.parkedDue(now.Add(min(next, lookAnyway)))
+			case added > 0, found.more != "", e.dueAgain: // some topics are yet to be looked at
+				e.lookAt(now.Add(rest))
+			case full || len(found.rows) > 0:
+				e.lookAt(now.Add(lookAgain))
+			case e.dueNext >= 0:
+				e.lookAt(now.Add(min(e.dueNext, lookAnyway)))
 			case slices.ContainsFunc(lanes, (*lane).hasParkedKeys):
-				e.parkedDue(now.Add(lookAnyway))
+				e.lookAt(now.Add(lookAnyway))
 			}
 		},
 	}
@@ -139,13 +164,13 @@ func (r room) none() bool { return r.rows <= 0 || r.bytes <= 0 }
 // parkedRoom returns a lane's room for rows of parked, and those that it has. The rest
 // of its memory is for what comes from the outbox. The few that an open circuit keeps to
 // probe with take no room, else they would keep others out: see leaveParked.
-func (e *engine) parkedRoom(l *lane) (r room, known []int64) {
+func (e *engine) parkedRoom(l *lane) (r room, known []outbox.Known) {
 	r = room{rows: maxEntries * e.laneRows / 4, bytes: e.laneBytes}
 	for _, m := range l.entries {
 		if !m.parked {
 			continue
 		}
-		known = append(known, m.ID)
+		known = append(known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
 		if t := e.find(m.Topic); m.state != withheld || t == nil || t.state != opened {
 			r.rows--
 			r.bytes -= m.size()
@@ -157,7 +182,7 @@ func (e *engine) parkedRoom(l *lane) (r room, known []int64) {
 // addParked takes rows of parked that are due, those of a key together and in
 // order.
 func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
-	opened, rooms := map[*chain]bool{}, map[*lane]*room{}
+	opened, rooms, passed := map[*chain]bool{}, map[*lane]*room{}, map[parkedKey]bool{}
 	for _, r := range rows {
 		l := e.lanes[r.Lane]
 		if l == nil || !l.loaded || l.draining {
@@ -167,11 +192,20 @@ func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 			has, _ := e.parkedRoom(l)
 			rooms[l] = &has
 		}
-		if _, known := l.entries[r.ID]; known || rooms[l].none() {
+		m := newEntry(r.Row)
+		barred := parkedKey{r.Lane, l.orderKey(m)}
+		if known := l.entries[m.rowID()]; known != nil || rooms[l].none() || passed[barred] {
+			// What follows it in its key must not overtake it.
+			passed[barred] = barred.key != ""
+			if known != nil && known.state == follower {
+				l.loaded = false // it has been moved, and nobody has told: learn anew
+			}
 			continue
 		}
-		m := newEntry(r.Row)
-		m.parked, m.attempts, m.crashed = true, r.attempts, r.crashed
+		m.parked, m.attempts, m.crashed, m.unanswered = true, r.attempts, r.crashed, r.unanswered
+		if r.tried && m.attempts == 0 {
+			m.failedAt, m.doubted = max(1, e.sent), now.Add(-r.age)
+		}
 		if limit := e.attempts.TimeLimit; limit > 0 && m.attempts > 0 {
 			m.expires = now.Add(limit - r.age)
 		}

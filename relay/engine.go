@@ -12,19 +12,26 @@ import (
 
 // limits are the sizes that an engine works with.
 type limits struct {
-	window     int           // messages in flight, over all lanes
-	laneRows   int           // rows of one lane in one read
-	laneBytes  int           // bytes of one lane in one read; in memory a lane takes twice that, and once more of parked
-	removeRows int           // rows in one deletion
-	linger     time.Duration // a confirmed row waits so long for others to be deleted with
-	pollMin    time.Duration
-	pollMax    time.Duration
-	order      Order
-	attempts   Retry
-	unroutable func(topic string) Unroutable // nil: refuse
-	owner      string                        // the worker's
-	draw       draw                          // nil: at random
-	reachable  func() bool                   // whether the sink reaches its broker; nil: it cannot tell
+	window       int           // messages in flight, over all lanes
+	laneRows     int           // rows of one lane in one read
+	laneBytes    int           // bytes of one lane in one read; in memory a lane takes twice that, and once more of parked
+	removeRows   int           // rows in one deletion
+	linger       time.Duration // a confirmed row waits so long for others to be deleted with
+	reserve      time.Duration // a lane publishes while its lease can be trusted for so long
+	pollMin      time.Duration
+	pollMax      time.Duration
+	order        Order
+	attempts     Retry
+	unroutable   func(topic string) Unroutable // nil: refuse
+	owner        string                        // the worker's
+	draw         draw                          // nil: at random
+	reachable    func() bool                   // whether the sink reaches its broker; nil: it cannot tell
+	mostSuspects int                           // kept in memory at most; 0: maxSuspects
+	mostTopics   int                           // in trouble, kept in memory at most while the sink works; 0: maxTopics
+	mostWaiting  int                           // entries of one key before reads pass it over; 0: maxWaiting
+	sweepFrom    int                           // followers of one key before it is swept; 0: sweepFrom
+	slowRead     time.Duration                 // a read that takes longer has busy keys swept; 0: slowRead
+	postponed    time.Duration                 // shortest wait of what failed at no charge; 0: postponeLeast
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It
@@ -49,38 +56,61 @@ type engine struct {
 	stale   bool          // what that read brings is of no use
 	poll    time.Duration // present interval of polls
 	pollAt  time.Time     // dry lanes are read again then
+	breadth int           // lanes in one read: fewer after one that failed
+	slow    int           // reads in a row that passed busy keys over and took long
+	readTo  int           // the lane that the last read ended with, if it left some out
 
-	confirmed    []*entry  // not yet handed to a deletion; their lanes may be lost by now
-	since        time.Time // the oldest of confirmed
-	removing     []*entry  // the deletion under way, or the one to be tried again
-	removeActive bool
-	removeFailed bool
-	removeAt     time.Time // a failed deletion is tried again then
+	removals
 }
 
 // read is a read under way.
 type read struct {
 	outbox.ReadRequest
-	lanes []*lane
+	lanes   []*lane
+	trusted []time.Time // of each: what the read was made under
+	began   time.Time
 }
 
 func newEngine(l limits) *engine {
 	if l.draw == nil {
 		l.draw = rand.N
 	}
-	return &engine{limits: l, poll: l.pollMin, circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
+	if l.mostSuspects == 0 {
+		l.mostSuspects = maxSuspects
+	}
+	if l.mostTopics == 0 {
+		l.mostTopics = maxTopics
+	}
+	if l.postponed == 0 {
+		l.postponed = postponeLeast
+	}
+	if l.mostWaiting == 0 {
+		l.mostWaiting = maxWaiting
+	}
+	if l.sweepFrom == 0 {
+		l.sweepFrom = sweepFrom
+	}
+	if l.slowRead == 0 {
+		l.slowRead = slowRead
+	}
+	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.
 func (e *engine) hold(number int, t taken, trusted time.Time) {
-	l := newLane(number, t.epoch, e.order, trusted)
+	l := newLane(number, t.epoch, &e.limits, trusted)
 	l.crashes, l.suspect = t.crashes, t.suspect
+	l.retry = drawnBackOff(e.draw)
 	if e.inOrder {
-		l.retry = drawnBackOff(e.draw)
 		e.terms++
 		l.term = e.terms
 	}
 	e.lanes[number] = l
+	for _, m := range e.locked { // confirmed, and not to be sent again
+		if m.Lane == number {
+			l.know(m)
+		}
+	}
 }
 
 // trust extends the time that a lane's lease may be relied on.
@@ -121,11 +151,7 @@ func (e *engine) drain(number int) {
 // idle reports that nothing of a lane is in flight or waits for its deletion, so
 // that letting it go repeats nothing.
 func (e *engine) idle(l *lane) bool {
-	if l.inFlight > 0 || l.reading || e.hasChores(l) {
-		return false
-	}
-	of := func(m *entry) bool { return m.lane == l }
-	return !slices.ContainsFunc(e.removing, of) && !slices.ContainsFunc(e.confirmed, of)
+	return l.inFlight == 0 && !l.reading && !e.hasChores(l) && !e.owes(l)
 }
 
 // drop ends the work on a lane. What is in flight still gets its outcome, and
@@ -153,10 +179,10 @@ func (e *engine) wake() {
 // nextRead returns the read that is due, or nil. Lanes that have enough to do,
 // that are full, or that wait after a failure are left out, and so are those that
 // know nothing but many rows about to be deleted, which the read would have to
-// pass over. Nothing is read while a deletion has failed: what may be repeated after
-// a crash must not grow.
+// pass over. Nothing is read while too many confirmed rows cannot be deleted: what
+// may be repeated after a crash must not grow without bound.
 func (e *engine) nextRead(now time.Time) *read {
-	if e.reading || e.removeFailed {
+	if e.reading || e.undeleted() >= maxUndeleted {
 		return nil
 	}
 	polled := !now.Before(e.pollAt)
@@ -174,17 +200,31 @@ func (e *engine) nextRead(now time.Time) *read {
 	if !starving && len(wanting) < held/2 {
 		return nil // more of them soon: a read for a few costs as much as for many
 	}
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes}, lanes: wanting}
+	wanting = e.narrow(wanting)
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes, Hollow: e.hollowTopics()}, lanes: wanting, began: now}
 	for _, l := range wanting {
 		l.reading, l.unbusied = true, false
-		r.Lanes = append(r.Lanes, l.number)
+		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
 		r.Busy = l.busy(r.Busy)
-		for id := range l.entries {
-			r.Known = append(r.Known, id)
+		for _, m := range l.entries {
+			r.Known = append(r.Known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
 		}
 	}
 	e.reading = true
 	return r
+}
+
+// narrow leaves lanes out of a read, each in its turn, after one that failed: it may
+// have been too much for the time that it has.
+func (e *engine) narrow(lanes []*lane) []*lane {
+	if len(lanes) <= e.breadth {
+		return lanes
+	}
+	first, _ := slices.BinarySearchFunc(lanes, e.readTo+1, func(l *lane, n int) int { return l.number - n })
+	chosen := slices.Concat(lanes[first:], lanes[:first])[:e.breadth]
+	e.readTo = chosen[len(chosen)-1].number
+	slices.SortFunc(chosen, func(a, b *lane) int { return a.number - b.number })
+	return chosen
 }
 
 // maxEntries bounds a lane's memory, in reads.
@@ -199,9 +239,9 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		}
 		held++
 		switch {
-		case l.draining, l.dry, !l.loaded, now.After(l.trusted),
+		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
 			l.ready.len() > e.laneRows/2,
-			l.bytes >= e.laneBytes, len(l.entries) >= maxEntries*e.laneRows,
+			l.bytes >= e.laneBytes && !e.relieve(l), len(l.entries) >= maxEntries*e.laneRows,
 			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled():
 			continue
 		}
@@ -211,13 +251,17 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 	return lanes, starving, held
 }
 
-// read takes what a read returned; entries of one lane come together, in order.
+// read takes what a read returned; entries of one lane come together, in order. What
+// comes later than the lease was good for under which it was asked for counts for
+// nothing: another server may hold the lease by now.
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reading = false
-	woken, useful := e.woken, err == nil && !e.stale
+	woken, inTime := e.woken, err == nil && !e.stale
 	e.woken, e.stale = false, false
 	found := 0
-	for _, l := range r.lanes {
+	for i, l := range r.lanes {
+		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
+		l.refetched = false
 		n := 0
 		for n < len(entries) && entries[n].Lane == l.number {
 			n++
@@ -239,6 +283,25 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	}
 	if err != nil {
 		e.forgetUnsent()
+		e.breadth = max(1, e.breadth/4)
+		if len(r.lanes) == 1 {
+			r.lanes[0].readAt = now.Add(readAgain)
+		}
+	} else {
+		e.breadth = min(outbox.Lanes, 2*e.breadth)
+	}
+	if len(r.Busy) > 0 && now.Sub(r.began) > e.slowRead && e.order == OrderPerKey {
+		e.slow++
+	} else {
+		e.slow = 0
+	}
+	if e.slow >= slowReads {
+		e.slow = 0
+		for _, l := range r.lanes {
+			if e.live(l) && l.loaded && !l.draining {
+				l.stopBusy()
+			}
+		}
 	}
 	// Polls follow one another fast while they find something, then slower.
 	if found > 0 {
@@ -249,6 +312,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.pollAt = now.Add(e.poll)
 }
 
+// readAgain is how long a lane is left out whose read has failed alone.
+const readAgain = time.Second
+
 // forgetUnsent makes all lanes forget what was not sent. A read under way passes
 // over some of that, so what it brings may lie behind it: it counts for nothing.
 func (e *engine) forgetUnsent() {
@@ -258,12 +324,12 @@ func (e *engine) forgetUnsent() {
 			l.forgetUnsent()
 		}
 	}
-	e.purge(func(m *entry) bool { return m.lane.entries[m.ID] != m })
+	e.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
 }
 
 // nextPublish returns messages of one lane to publish, in order, whose outcomes
-// are due at deadline, or nothing. A lane publishes nothing that it cannot
-// finish while its lease is trusted.
+// are due at deadline, or nothing. A lane publishes only while its lease can be
+// trusted for a while yet: the deadline is reached only if the lease is renewed.
 func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	free := e.window - e.inFlight
 	if e.room > 0 && e.room < e.window {
@@ -272,10 +338,11 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	if free <= 0 {
 		return nil
 	}
+	e.refetch()
 	e.passTurn()
 	if len(e.topics) > 0 {
 		e.abandon(now)
-		if m := e.nextProbe(now, deadline); m != nil {
+		if m := e.nextProbe(now); m != nil {
 			return e.send([]*entry{m}, deadline)
 		}
 		e.release(now, func(m *entry) { m.lane.push(m) })
@@ -283,7 +350,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	for range e.lanes {
 		l := e.lanes[e.rotation]
 		e.rotation = (e.rotation + 1) % len(e.lanes)
-		if l == nil || !l.mayPublish(now, deadline) {
+		if l == nil || !e.mayPublish(l, now) {
 			continue
 		}
 		if taken := e.take(l, free); len(taken) > 0 {
@@ -304,8 +371,8 @@ func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
 	return taken
 }
 
-func (l *lane) mayPublish(now, deadline time.Time) bool {
-	return l.loaded && !l.draining && !deadline.After(l.trusted) && !now.Before(l.retryAt) &&
+func (e *engine) mayPublish(l *lane, now time.Time) bool {
+	return l.loaded && !l.draining && !now.Add(e.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
 		l.alone == nil && !l.accused && !l.restarting
 }
 
@@ -340,6 +407,10 @@ func (e *engine) take(l *lane, most int) []*entry {
 			e.withhold(m)
 			continue
 		}
+		if m.hollow {
+			l.refetch = true
+			break
+		}
 		l.ready.drop()
 		if solo {
 			e.announce(m)
@@ -351,10 +422,15 @@ func (e *engine) take(l *lane, most int) []*entry {
 	return taken
 }
 
-// outcome takes the sink's word on an entry.
+// outcome takes an outcome that the sink has reported.
 func (e *engine) outcome(m *entry, now time.Time, err error) {
 	if m.state != inFlight {
-		return // a second outcome for one message: the first one counted
+		// Of two outcomes of one message the first one counts, but a confirm
+		// counts whenever it comes.
+		if err == nil {
+			e.confirmLate(m, now)
+		}
+		return
 	}
 	l := m.lane
 	e.inFlight--
@@ -363,16 +439,39 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 		l.alone, l.stale = nil, true
 	}
 	kind := classify(err)
+	if m.parked && kind != confirmedOutcome {
+		e.waste(now)
+	}
 	if kind == unroutableOutcome && e.drops(m.Topic) {
 		kind = confirmedOutcome
 	}
 	lost := e.lanes[l.number] != l
+	if lost {
+		m.state = waiting // nothing more is done about it here, unless it is confirmed
+	}
 	switch kind {
 	case confirmedOutcome:
 		e.confirm(m, now)
-	case unavailableOutcome:
-		e.unavailable(m, e.sent, now, err)
+	case interruptedOutcome:
+		m.unanswered = true
+		e.unrelated(m)
 		if !lost {
+			e.interrupted(m, now)
+		}
+	case unavailableOutcome:
+		slow := !now.Before(m.deadline) && e.passed > m.sent
+		m.unanswered = true
+		if slow {
+			e.doubt(m, now, err, lost)
+			break
+		}
+		e.unavailable(m, e.sent, now, err)
+		switch {
+		case lost:
+		case e.overfull(now, kind):
+			e.leaveTopic(m)
+			e.postpone(m, now, classUnavailable, err.Error())
+		default:
 			e.putBack(m)
 		}
 	case refusedOutcome:
@@ -401,9 +500,9 @@ func (e *engine) drops(topic string) (drop bool) {
 // confirm settles a message that the broker has.
 func (e *engine) confirm(m *entry, now time.Time) {
 	l := m.lane
-	if l.retry != nil {
-		l.retry.Reset()
-	}
+	m.arrived = true
+	l.retry.Reset()
+	e.passedAt = now
 	if m.failedAt > 0 && e.suspected != nil {
 		e.suspected(m, nil)
 	}
@@ -420,10 +519,7 @@ func (e *engine) confirm(m *entry, now time.Time) {
 		e.settled = append(e.settled, m)
 		return
 	}
-	if len(e.confirmed) == 0 {
-		e.since = now
-	}
-	e.confirmed = append(e.confirmed, m)
+	e.addConfirmed(m, now)
 }
 
 // putBack keeps a message that found no way out.
@@ -440,11 +536,70 @@ func (e *engine) putBack(m *entry) {
 	}
 }
 
+// interrupted puts a message back to its lane, which goes on after a moment.
+func (e *engine) interrupted(m *entry, now time.Time) {
+	l := m.lane
+	switch {
+	case l.draining:
+		m.state = waiting
+	case e.inOrder:
+		e.putBack(m)
+	default:
+		l.push(m)
+		if !now.Before(l.retryAt) {
+			l.retryAt = now.Add(l.retry.NextBackOff())
+		}
+	}
+}
+
+// confirmLate takes a confirm for a message that is not in flight any more: the
+// broker has it, whatever has become of its row meanwhile. The row may have been
+// read anew, moved to parked, or belong to another worker now.
+func (e *engine) confirmLate(m *entry, now time.Time) {
+	if m.arrived {
+		return
+	}
+	m.arrived = true
+	for _, l := range []*lane{e.lanes[m.Lane], m.lane} {
+		if l != nil && l.entries[m.rowID()] != nil {
+			m = l.entries[m.rowID()]
+			break
+		}
+	}
+	switch m.state {
+	case inFlight: // another copy
+		e.outcome(m, now, nil)
+		return
+	case confirmed:
+		return
+	case charged, follower, forgotten:
+		// It is being moved, or was. Whichever of the move and the deletion
+		// comes first, the other one finds nothing; what was moved is settled
+		// after the deletion.
+		m.late = true
+		if m.parked {
+			e.settled = append(e.settled, m)
+		} else {
+			e.addConfirmed(m, now)
+		}
+		return
+	default:
+	}
+	e.purge(func(o *entry) bool { return o == m })
+	if m.lane.announced == m {
+		m.lane.cancel()
+	}
+	e.confirm(m, now)
+}
+
 // doubt deals with an outcome that may be the message's fault or its topic's.
 func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 	class := classUnknown
-	if errors.Is(err, ErrUnroutable) {
+	switch {
+	case errors.Is(err, ErrUnroutable):
 		class = classUnroutable
+	case errors.Is(err, ErrUnavailable):
+		class = classSlow
 	}
 	m.failure = &failure{class: class, text: err.Error()}
 	switch {
@@ -453,63 +608,12 @@ func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 		m.state = waiting
 	case e.unclear(m, e.sent, now, err):
 		e.charge(m, now, class, err.Error())
+	case m.state == suspected && (e.overfull(now, classify(err)) || e.tooManySuspects(now, classify(err))):
+		e.leaveTopic(m)
+		e.postpone(m, now, class, err.Error())
 	case e.inOrder || m.state == inFlight:
 		e.putBack(m)
 	}
-}
-
-// nextRemoval returns confirmed rows to delete, or nil. They gather for a
-// moment, so that a deletion is worth its round trip.
-func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
-	switch {
-	case e.removeActive || now.Before(e.removeAt):
-		return nil
-	case len(e.removing) > 0: // failed; tried again alone
-	case len(e.confirmed) == 0, !e.worthRemoving() && now.Sub(e.since) < e.linger:
-		return nil
-	default:
-		n := min(len(e.confirmed), e.removeRows)
-		e.removing = slices.Clone(e.confirmed[:n])
-		e.confirmed = slices.Delete(e.confirmed, 0, n)
-		e.since = now
-	}
-	e.removeActive = true
-	refs := make([]outbox.Ref, len(e.removing))
-	for i, m := range e.removing {
-		refs[i] = m.ref()
-	}
-	return refs
-}
-
-// worthRemoving reports that waiting for more confirmed rows is not worth it:
-// there are many, or quite some and none are about to join them.
-func (e *engine) worthRemoving() bool {
-	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
-}
-
-func (m *entry) ref() outbox.Ref {
-	return outbox.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
-}
-
-// removed takes the answer to a deletion. One that failed, or whose answer was
-// lost, is tried again alone: nothing confirmed is forgotten before it is gone.
-func (e *engine) removed(now time.Time, retryIn time.Duration, err error) {
-	e.removeActive = false
-	if err != nil {
-		e.removeFailed = true
-		e.removeAt = now.Add(retryIn)
-		e.forgetUnsent()
-		return
-	}
-	e.removeFailed = false
-	for _, m := range e.removing {
-		m.lane.forget(m)
-		m.lane.deleted++
-		if !e.live(m.lane) || now.After(m.lane.trusted) {
-			e.settled = append(e.settled, m) // another owner may have moved it
-		}
-	}
-	e.removing = nil
 }
 
 // due returns the time at which something is to be done even if nothing happens
@@ -521,15 +625,8 @@ func (e *engine) due(now time.Time) time.Time {
 			due = t
 		}
 	}
-	if !e.reading && !e.removeFailed {
+	if !e.reading && e.undeleted() < maxUndeleted {
 		earlier(e.pollAt)
-	}
-	switch {
-	case e.removeActive:
-	case e.removeFailed:
-		earlier(e.removeAt)
-	case len(e.confirmed) > 0:
-		earlier(e.since.Add(e.linger))
 	}
 	for _, l := range e.lanes {
 		if l != nil && l.retryAt.After(now) {
@@ -537,7 +634,7 @@ func (e *engine) due(now time.Time) time.Time {
 		}
 	}
 	// What is due and was not done just now waits for something else as well.
-	for _, at := range []time.Time{e.circuits.due(), e.choresDue()} {
+	for _, at := range []time.Time{e.circuits.due(), e.choresDue(), e.removalDue(now)} {
 		switch {
 		case at.IsZero():
 		case at.After(now):

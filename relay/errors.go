@@ -16,12 +16,28 @@ var (
 	// lane waits and tries again. A sink makes one with [Unavailable].
 	ErrUnavailable = errors.New("sink unavailable")
 
+	// ErrInterrupted matches outcomes of messages whose sink has replaced what
+	// their lane publishes on, an AMQP channel for example. Nothing is known
+	// against the messages, their topic or the broker: the lane tries again, and
+	// no circuit opens. Such an outcome matches ErrUnavailable too. A sink makes
+	// one with [Interrupted].
+	ErrInterrupted = errors.New("publishing interrupted")
+
 	// ErrUnroutable matches a refusal that says: the broker has nobody to give
 	// this message to. If the other messages of its topic pass, it counts as
 	// refused; if they do not, the topic's queues are missing, and all wait
 	// without being charged. A sink makes one with [NoRoute].
 	ErrUnroutable = errors.New("message unroutable")
 )
+
+// ErrNotRunning is returned by [Relay.Ready] while no Run is under way.
+var ErrNotRunning = errors.New("relay: not running")
+
+// ErrStillRunning is returned by [Relay.Run] when something did not end within
+// Config.StopTimeout and a second after its context: a sink, a function of the
+// configuration, or a call of the database driver. It was left behind. The
+// messages in flight stay in the outbox and are sent again.
+var ErrStillRunning = errors.New("relay: stopped, but something has not returned")
 
 // Refused marks err as the refusal of one message: too large, not to be
 // marshalled, unroutable. Refused(nil) is nil.
@@ -30,6 +46,10 @@ func Refused(err error) error { return mark(ErrRefused, err) }
 // Unavailable marks err as an outage: connection lost, time out, nack, blocked
 // broker. Unavailable(nil) is nil.
 func Unavailable(err error) error { return mark(ErrUnavailable, err) }
+
+// Interrupted marks err as ErrInterrupted, and as ErrUnavailable. Interrupted(nil)
+// is nil.
+func Interrupted(err error) error { return Unavailable(mark(ErrInterrupted, err)) }
 
 // NoRoute marks err as ErrUnroutable, and as ErrRefused. NoRoute(nil) is nil.
 func NoRoute(err error) error { return Refused(mark(ErrUnroutable, err)) }

@@ -16,6 +16,7 @@ const (
 	confirmedOutcome   outcomeKind = iota
 	unavailableOutcome             // nothing against the message
 	refusedOutcome                 // the message cannot be delivered
+	interruptedOutcome             // nothing against anybody but what the lane publishes on
 	unroutableOutcome              // nobody takes it: the message's fault or its topic's
 	unknownOutcome                 // an error that says neither
 )
@@ -28,6 +29,8 @@ func classify(err error) outcomeKind {
 		return unroutableOutcome
 	case errors.Is(err, ErrRefused):
 		return refusedOutcome
+	case errors.Is(err, ErrInterrupted):
+		return interruptedOutcome
 	case errors.Is(err, ErrUnavailable):
 		return unavailableOutcome
 	default:
@@ -42,6 +45,8 @@ const (
 	classUnroutable = "unroutable"
 	classUnknown    = "failed"
 	classCrashed    = "crashed"
+
+	classSlow = "unanswered" // never confirmed in time, while others were
 
 	classUnavailable = "unavailable" // nothing against the message: set aside
 )
@@ -59,7 +64,7 @@ func (m *entry) class() string {
 func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l := m.lane
 	m.attempts++
-	f := &failure{Ref: m.ref(), parked: m.parked, attempt: m.attempts, class: class, text: text}
+	f := &failure{Ref: m.ref(), parked: m.parked, attempt: m.attempts, unanswered: m.unanswered, class: class, text: text}
 	late := !m.expires.IsZero() && !now.Before(m.expires)
 	switch {
 	case m.attempts < e.attempts.MaxAttempts && !late:
@@ -69,7 +74,32 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	default:
 		f.verdict = letterSkip
 	}
-	m.state, m.failure, m.failedAt = charged, f, 0
+	m.failedAt = 0
+	e.fail(m, f)
+}
+
+// postpone lets m wait in parked, at no charge: it may be its own fault that it
+// failed or its topic's. The longer that lasts, the longer it waits.
+func (e *engine) postpone(m *entry, now time.Time, class, text string) {
+	waited := time.Duration(0)
+	if !m.doubted.IsZero() {
+		waited = now.Sub(m.doubted)
+	}
+	e.fail(m, &failure{
+		Ref: m.ref(), parked: m.parked, attempt: m.attempts, free: true, unanswered: m.unanswered, class: class, text: text,
+		verdict: retryLater, retryIn: e.draw(2 * min(max(waited, e.postponed), postponeMost*e.postponed)),
+	})
+}
+
+const (
+	postponeLeast = 5 * time.Second
+	postponeMost  = 60 // times that
+)
+
+// fail has a failure written down. Nothing of the message's key goes out before that.
+func (e *engine) fail(m *entry, f *failure) {
+	l := m.lane
+	m.state, m.failure = charged, f
 	l.failing = append(l.failing, m)
 	if key := l.orderKey(m); key != "" {
 		if c := l.chain(key); c.failing == nil || m.ID < c.failing.ID {
@@ -104,8 +134,10 @@ func (l *lane) stopFailing() {
 		if l.chains[key].failing == m {
 			return false
 		}
+		if !m.failure.free {
+			m.attempts--
+		}
 		m.state, m.failure = waiting, nil
-		m.attempts--
 		return true
 	})
 	for _, m := range l.failing {
@@ -160,8 +192,8 @@ func (l *lane) retract(c *chain) {
 // unpark lets a key go on of which nothing is left in parked.
 func (l *lane) unpark(key string) {
 	c := l.chains[key]
-	if c == nil || !c.parked || c.failing != nil {
-		return
+	if c == nil || !c.parked || c.failing != nil || l.swept[key] {
+		return // what is swept is on its way to parked
 	}
 	l.retract(c)
 	c.parked = false
@@ -200,7 +232,10 @@ func (e *engine) writeFailures(l *lane) *chore {
 			l.failing = append(l.failing[1:], failed[0]) // the next one has its turn
 		} else {
 			followers = followers[:1]
-			l.followers = append(l.followers[1:], followers[0])
+			// The next key has its turn. Those of this one stay in their order.
+			others := slices.DeleteFunc(slices.Clone(l.followers), func(m *entry) bool { return m.Key == followers[0].Key })
+			l.followers = slices.DeleteFunc(l.followers, func(m *entry) bool { return m.Key != followers[0].Key })
+			l.followers = append(others, l.followers...)
 		}
 	}
 	failures := make([]failure, len(failed))
@@ -208,7 +243,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 		m.moving = true
 		failures[i] = *m.failure
 	}
-	refs := entryRefs(followers)
+	refs, f := entryRefs(followers), e.fence(l)
 	for _, m := range followers {
 		m.moving = true
 	}
@@ -220,7 +255,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 				m.moving = false
 			}
 		},
-		do: func(ctx choreContext) error { return ctx.store.fail(ctx, e.fence(l), failures, refs) },
+		do: func(ctx choreContext) (func(), error) { return nil, ctx.store.fail(ctx, f, failures, refs) },
 		done: func(now time.Time) {
 			l.followAt = now.Add(followLinger)
 			moved := func(m *entry) bool { return m.moving }
@@ -254,6 +289,9 @@ func (e *engine) written(m *entry, now time.Time) {
 			l.loaded = l.loaded && key == "" // was it the last one of its key in parked?
 		}
 	case letterHold:
+	}
+	if m.late {
+		l.loaded = false // is anything of its key in parked?
 	}
 	c := l.chains[key]
 	if key == "" || c == nil {

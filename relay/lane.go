@@ -28,6 +28,15 @@ const (
 	forgotten               // the lane knows it no more; lists may
 )
 
+// rowID is the identity of a row in its lane. The id alone is none: a server that
+// lost its tail gives ids out again.
+type rowID struct {
+	id      int64
+	created int64 // microseconds
+}
+
+func (m *entry) rowID() rowID { return rowID{m.ID, m.CreatedAt.UnixMicro()} }
+
 // entry is a row that a lane knows.
 type entry struct {
 	Message
@@ -50,6 +59,11 @@ type entry struct {
 	expires  time.Time // the time limit of its attempts; zero: none
 	failure  *failure  // while charged
 
+	hollow     bool // without its payload: it cannot be sent
+	unanswered bool // a copy of it may have arrived although no confirm came
+	arrived    bool // a confirm of it has come
+	late       bool // its confirm came while it was being moved, or after
+
 	span trace.Span // of the publish; nil: not traced
 }
 
@@ -64,6 +78,7 @@ type chain struct {
 	parked     bool    // the key has rows in parked, or is about to
 	failing    *entry  // nothing goes out before its failure is written down
 	letters    []int64 // commands on these; nothing goes out before they are carried out
+	sweeping   bool    // nothing goes out before it is swept into parked
 }
 
 // lane is what a worker remembers of a lane that it holds. It belongs to the
@@ -77,10 +92,11 @@ type chain struct {
 type lane struct {
 	number  int
 	epoch   int64
+	limits  *limits
 	order   Order
 	trusted time.Time // the lease may be relied on until then
 
-	entries   map[int64]*entry
+	entries   map[rowID]*entry
 	chains    map[string]*chain
 	ready     fifo
 	failing   []*entry // sorted by nothing; each once
@@ -90,13 +106,17 @@ type lane struct {
 	bytes     int      // of payload and metadata in entries of the outbox
 	inFlight  int
 
-	loaded     bool // the parked keys are known
-	loading    bool // they are being read
-	overlooked bool // by looks for due rows, since its lease was not trusted
-	reading    bool // a read of this lane is under way
-	crowded    bool // a key may have more than maxWaiting entries
-	unbusied   bool // a key that the read passes over ceased to be busy
-	dry        bool // the last read found less than it asked for
+	loaded     bool            // the parked keys are known
+	loading    bool            // they are being read
+	overlooked bool            // by looks for due rows, since its lease was not trusted
+	reading    bool            // a read of this lane is under way
+	refetch    bool            // something is to be sent whose payload is not here
+	refetched  bool            // what that read brings is of no use
+	readAt     time.Time       // it is not read before
+	swept      map[string]bool // keys of parked whose rows are moved there without being read
+	crowded    bool            // a key may have more than maxWaiting entries
+	unbusied   bool            // a key that the read passes over ceased to be busy
+	dry        bool            // the last read found less than it asked for
 
 	choreAt  time.Time // after a chore of this lane has failed: none before
 	oneByOne bool      // then: one failure or follower at a time, to find what is wrong
@@ -139,10 +159,10 @@ func (l *lane) hasParkedKeys() bool {
 // the key over, and so how far a burst of one key can fill a lane's memory.
 const maxWaiting = 32
 
-func newLane(number int, epoch int64, order Order, trusted time.Time) *lane {
+func newLane(number int, epoch int64, limits *limits, trusted time.Time) *lane {
 	return &lane{
-		number: number, epoch: epoch, order: order, trusted: trusted,
-		entries: map[int64]*entry{}, chains: map[string]*chain{},
+		number: number, epoch: epoch, limits: limits, order: limits.order, trusted: trusted,
+		entries: map[rowID]*entry{}, chains: map[string]*chain{},
 	}
 }
 
@@ -163,7 +183,7 @@ func (l *lane) orderKey(m *entry) string {
 func (l *lane) add(entries []*entry) int {
 	added := 0
 	for _, m := range entries {
-		if _, known := l.entries[m.ID]; known {
+		if _, known := l.entries[m.rowID()]; known {
 			continue
 		}
 		if m.ID >= l.beyond {
@@ -178,7 +198,7 @@ func (l *lane) add(entries []*entry) int {
 
 func (l *lane) know(m *entry) {
 	m.lane = l
-	l.entries[m.ID] = m
+	l.entries[m.rowID()] = m
 	if !m.parked {
 		l.bytes += m.size()
 	}
@@ -195,13 +215,17 @@ func (l *lane) place(m *entry) {
 	}
 	c := l.chain(key)
 	if c.parked && !m.parked {
+		if l.swept[key] {
+			l.forget(m) // the statement that sweeps its key moves it
+			return
+		}
 		m.state = follower
 		l.followers = append(l.followers, m)
 		return
 	}
 	m.state = waiting
 	c.insert(m)
-	l.crowded = l.crowded || c.length > maxWaiting
+	l.crowded = l.crowded || c.length > l.limits.mostWaiting
 	if c.stopped() {
 		return
 	}
@@ -226,7 +250,7 @@ func (l *lane) chain(key string) *chain {
 }
 
 // stopped reports that nothing of the key goes out until a chore is done.
-func (c *chain) stopped() bool { return c.failing != nil || len(c.letters) > 0 }
+func (c *chain) stopped() bool { return c.failing != nil || len(c.letters) > 0 || c.sweeping }
 
 // insert puts m into its place by id, but not before the head: that may be in
 // flight. A producer that does not serialise on its key may commit an earlier id
@@ -296,21 +320,26 @@ func (l *lane) tidy(key string, c *chain) {
 // busy appends the keys that reads are to pass over: more of them would only
 // wait. In a pipeline nothing waits.
 func (l *lane) busy(keys []string) []string {
+	for key := range l.swept {
+		keys = append(keys, key)
+	}
 	if l.order != OrderPerKey || !l.crowded {
 		return keys
 	}
 	l.crowded = false
 	for key, c := range l.chains {
-		if c.length > maxWaiting {
+		if c.length > l.limits.mostWaiting {
 			keys, l.crowded = append(keys, key), true
 		}
 	}
 	return keys
 }
 
-// confirm settles an entry in flight and lets its key go on.
+// confirm settles an entry in flight and lets its key go on. Its payload is not
+// needed any more.
 func (l *lane) confirm(m *entry) {
 	m.state = confirmed
+	l.empty(m)
 	key := l.orderKey(m)
 	if key == "" {
 		return
@@ -320,24 +349,31 @@ func (l *lane) confirm(m *entry) {
 		return // the lane has forgotten what it had not sent
 	}
 	c.remove(m)
-	if c.length == maxWaiting {
+	if c.length == l.limits.mostWaiting {
 		l.dry, l.unbusied = false, true // there may be more of the key
 	}
 	l.goOn(c)
 	l.tidy(key, c)
 }
 
-// forget drops entries whose deletion has committed.
+// forget drops an entry whose deletion has committed. One that is in flight (its
+// confirm came late, and it went out again meanwhile) stays until its outcome.
 func (l *lane) forget(m *entry) {
-	if l.entries[m.ID] != m {
+	if l.entries[m.rowID()] != m || m.state == inFlight {
 		return
 	}
-	delete(l.entries, m.ID)
-	if !m.parked {
+	l.empty(m) // its read's other entries may live on
+	delete(l.entries, m.rowID())
+	m.state = forgotten
+}
+
+// empty frees the payload of an entry. The sink has a copy of what it was handed.
+func (l *lane) empty(m *entry) {
+	if !m.parked && l.entries[m.rowID()] == m {
 		l.bytes -= m.size()
 	}
-	m.state = forgotten
-	m.Payload, m.Metadata, m.metadata = nil, nil, nil // its read's other entries may live on
+	m.Payload, m.Metadata, m.metadata = nil, nil, nil
+	m.hollow = true
 }
 
 // forgetUnsent drops what is neither in flight nor confirmed nor being moved, to
@@ -360,6 +396,7 @@ func (l *lane) forgetUnsent() {
 			m = next
 		}
 		c.head, c.tail, c.length, c.letters = kept.head, kept.tail, kept.length, nil
+		c.sweeping = false
 		if c.failing != nil && !c.failing.moving {
 			c.failing = nil
 		}
@@ -369,7 +406,7 @@ func (l *lane) forgetUnsent() {
 	l.failing = slices.DeleteFunc(l.failing, gone)
 	l.followers = slices.DeleteFunc(l.followers, gone)
 	l.repeat = nil
-	l.ready, l.letters, l.commanded = fifo{}, nil, nil
+	l.ready, l.letters, l.commanded, l.swept = fifo{}, nil, nil, nil
 	l.cancel()
 	l.dry, l.loaded, l.loading = false, false, false
 }

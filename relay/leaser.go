@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -18,9 +19,20 @@ type leaser struct {
 	stopping bool
 	failing  bool // the last step failed; logged once
 	readOnly bool // because the database takes no writes; logged once, too
+
+	leasesSeen  map[int]seen[lease]
+	workersSeen map[string]seen[peer]
 }
 
-func newLeaser(w *worker) *leaser { return &leaser{worker: w} }
+// seen is what a leaser has seen unchanged since a time of its own clock.
+type seen[T any] struct {
+	value T
+	since time.Time
+}
+
+func newLeaser(w *worker) *leaser {
+	return &leaser{worker: w, leasesSeen: map[int]seen[lease]{}, workersSeen: map[string]seen[peer]{}}
+}
 
 // holding is what the loop says about its lanes.
 type holding struct {
@@ -29,6 +41,7 @@ type holding struct {
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
+	unfit    bool          // for so long that lanes which cannot be drained are given up
 	mayHold  [outbox.Lanes]bool
 }
 
@@ -110,10 +123,12 @@ func (s *leaser) leave(ctx context.Context) {
 		}
 	})
 	s.upkeepEpoch.Store(0)
-	err := s.leases.release(ctx, s.owner, lanes)
-	if err == nil {
-		err = s.leases.leave(ctx, s.owner)
-	}
+	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
+		if err := s.leases.release(ctx, s.owner, lanes); err != nil {
+			return err
+		}
+		return s.leases.leave(ctx, s.owner)
+	})
 	if err != nil {
 		s.log.WarnContext(ctx, "leases could not be given back; they expire", "error", err)
 	}
@@ -168,11 +183,14 @@ func (s *leaser) step(ctx context.Context) error {
 		return errHung
 	}
 	if len(have.released) > 0 {
-		if err := s.leases.release(ctx, s.owner, have.released); err != nil {
+		if err := s.release(ctx, have.released); err != nil {
 			return err // they expire
 		}
 	}
 	renew := have.renew
+	if have.unfit {
+		s.upkeepEpoch.Store(0) // its lease is given back below
+	}
 	if s.upkeepEpoch.Load() != 0 {
 		renew = append(renew, upkeepLane)
 	}
@@ -180,10 +198,13 @@ func (s *leaser) step(ctx context.Context) error {
 	// Trust counts from before the renewal is sent: the database's clock gives
 	// at least that much.
 	trusted := s.trustFrom(time.Now())
-	held, err := s.leases.beat(ctx, me, renew, s.cfg.Lease)
+	held, err := ask(ctx, s.worker, opHeartbeat, func(ctx context.Context) (map[int]renewal, error) {
+		return s.leases.beat(ctx, me, renew, s.cfg.Lease)
+	})
 	if err != nil {
 		return err
 	}
+	s.renewedAt.Store(time.Now().UnixNano())
 	s.renewed(ctx, have, held, trusted)
 	if err := s.releaseStray(ctx, have, held); err != nil {
 		return err
@@ -203,7 +224,7 @@ func (s *leaser) trustFrom(sent time.Time) time.Time {
 // ready tells whether this worker can work: the tables are what it knows, and the
 // sink, if it can say, reaches its broker.
 func (s *leaser) ready() bool {
-	if s.unfit.Load() {
+	if _, why := s.health.unfit(time.Now()); why != nil || s.unfit.Load() {
 		return false
 	}
 	if r, ok := s.sink.(interface{ Ready() bool }); ok {
@@ -215,9 +236,12 @@ func (s *leaser) ready() bool {
 // holding asks the loop for its lanes, and drops those that have drained.
 func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	have := holding{epochs: map[int]int64{}}
+	unfitFor, _ := s.health.unfit(time.Now())
+	have.unfit = unfitFor > s.cfg.Lease/4
+	grace := s.cfg.Lease / 3
 	ok := s.call(ctx, func(e *engine, now time.Time) {
 		for _, l := range e.leaving {
-			have.hung = have.hung || l.hung(now, s.cfg.PublishTimeout)
+			have.hung = have.hung || l.hung(now, grace)
 		}
 		for number, l := range e.lanes {
 			switch {
@@ -232,9 +256,11 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 				have.active = append(have.active, number)
 			}
 			have.epochs[number] = l.epoch
-			if l.hung(now, s.cfg.PublishTimeout) {
+			switch {
+			case l.hung(now, grace):
 				have.hung = true
-			} else {
+			case have.unfit && l.draining: // another worker is ready, and this one cannot let go
+			default:
 				have.renew = append(have.renew, number)
 			}
 		}
@@ -243,18 +269,18 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 }
 
 // renewed tells the loop what the database said of its lanes.
-func (s *leaser) renewed(ctx context.Context, have holding, held map[int]int64, trusted time.Time) {
+func (s *leaser) renewed(ctx context.Context, have holding, held map[int]renewal, trusted time.Time) {
 	if _, mine := held[upkeepLane]; !mine {
 		s.upkeepEpoch.Store(0)
 	}
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, epoch := range have.epochs {
 			switch {
-			case held[number] != epoch:
+			case held[number].epoch != epoch:
 				s.met.lost.Add(ctx, 1)
 				s.log.WarnContext(ctx, "lane was taken by another worker", "lane", number, "epoch", epoch)
 				e.drop(number)
-			case slices.Contains(have.renew, number):
+			case held[number].renewed:
 				e.trust(number, epoch, trusted)
 			}
 		}
@@ -263,7 +289,7 @@ func (s *leaser) renewed(ctx context.Context, have holding, held map[int]int64, 
 
 // releaseStray gives back leases that the database knows as this worker's and the
 // loop does not: the answer to their taking, or to their release, was lost.
-func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]int64) error {
+func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]renewal) error {
 	var stray []int
 	for number := range held {
 		_, worked := have.epochs[number]
@@ -274,14 +300,37 @@ func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]in
 	if len(stray) == 0 {
 		return nil
 	}
-	return s.leases.release(ctx, s.owner, stray)
+	return s.release(ctx, stray)
+}
+
+func (s *leaser) release(ctx context.Context, lanes []int) error {
+	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.release(ctx, s.owner, lanes) })
+}
+
+// take leases lanes, if they are free still.
+func (s *leaser) take(ctx context.Context, lanes []int, most int) (map[int]taken, error) {
+	return ask(ctx, s.worker, opTake, func(ctx context.Context) (map[int]taken, error) {
+		return s.leases.take(ctx, s.owner, lanes, most, s.cfg.Lease)
+	})
 }
 
 // balance moves towards a fair share.
 func (s *leaser) balance(ctx context.Context, have holding) error {
-	leases, peers, err := s.leases.census(ctx)
+	type census struct {
+		leases []lease
+		peers  []peer
+	}
+	all, err := ask(ctx, s.worker, opHeartbeat, func(ctx context.Context) (c census, err error) {
+		c.leases, c.peers, err = s.leases.census(ctx)
+		return c, err
+	})
 	if err != nil {
 		return err
+	}
+	leases, peers := all.leases, all.peers
+	if old, gone := s.unrenewed(leases, peers, time.Now()); len(old)+len(gone) > 0 {
+		s.log.WarnContext(ctx, "the database's clock was set back, leases of workers that are gone end now", "leases", len(old), "workers", len(gone))
+		return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.expire(ctx, old, gone) })
 	}
 	mayHold := func(lane int) bool { return have.mayHold[lane] }
 	share := divide(s.owner, peers, leases, have.active, mayHold, s.cfg.Lease)
@@ -301,7 +350,7 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 		return nil
 	}
 	trusted := s.trustFrom(time.Now())
-	taken, err := s.leases.take(ctx, s.owner, share.take, share.most, s.cfg.Lease)
+	taken, err := s.take(ctx, share.take, share.most)
 	if err != nil {
 		return err
 	}
@@ -323,8 +372,39 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 	return nil
 }
 
+// unrenewed returns leases that have not expired, and workers that count as alive,
+// although nobody has renewed them for longer than a lease lasts, by this worker's
+// own clock: the database's clock was set back after their owner had died. An owner
+// that lives renews them, and trusts them for no longer than that.
+func (s *leaser) unrenewed(leases []lease, peers []peer, now time.Time) (old []lease, gone []peer) {
+	for _, l := range leases {
+		was := s.leasesSeen[l.lane]
+		left := l.left
+		l.left = 0
+		switch {
+		case was.value != l:
+			s.leasesSeen[l.lane] = seen[lease]{l, now}
+		case left >= 0 && l.owner != s.owner && now.Sub(was.since) > 2*s.cfg.Lease:
+			old = append(old, l)
+		}
+	}
+	for _, p := range peers {
+		was := s.workersSeen[p.owner]
+		switch {
+		case was.value != p:
+			s.workersSeen[p.owner] = seen[peer]{p, now}
+		case p.owner != s.owner && now.Sub(was.since) > 2*s.cfg.Lease:
+			gone = append(gone, p)
+		}
+	}
+	maps.DeleteFunc(s.workersSeen, func(owner string, _ seen[peer]) bool {
+		return !slices.ContainsFunc(peers, func(p peer) bool { return p.owner == owner })
+	})
+	return old, gone
+}
+
 func (s *leaser) takeUpkeep(ctx context.Context) error {
-	taken, err := s.leases.take(ctx, s.owner, []int{upkeepLane}, 1, s.cfg.Lease)
+	taken, err := s.take(ctx, []int{upkeepLane}, 1)
 	if err != nil {
 		return err
 	}

@@ -21,9 +21,9 @@ type identity struct {
 // database's.
 type leaseStore interface {
 	// beat keeps the worker among the living and extends its leases on lanes.
-	// It returns all lanes that are the worker's, with their epochs: the
-	// extended ones and those it left out.
-	beat(ctx context.Context, me identity, lanes []int, term time.Duration) (held map[int]int64, err error)
+	// It returns all lanes that are the worker's: the extended ones, those it left
+	// out, and those that it could not extend since somebody has locked them.
+	beat(ctx context.Context, me identity, lanes []int, term time.Duration) (held map[int]renewal, err error)
 
 	// census returns all leases and the workers that are alive.
 	census(ctx context.Context) ([]lease, []peer, error)
@@ -33,6 +33,10 @@ type leaseStore interface {
 	// expire with messages that may have been in flight, unless two or more
 	// other owners have let leases expire: that was the database's outage.
 	take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error)
+
+	// expire ends leases and workers that nobody has renewed since they were seen
+	// so: they are from before the database's clock was set back.
+	expire(ctx context.Context, leases []lease, peers []peer) error
 
 	// release frees lanes that are still the owner's.
 	release(ctx context.Context, owner string, lanes []int) error
@@ -54,6 +58,32 @@ func newLeaseStore(box *outbox.Outbox) leaseStore {
 		return newSQLiteLeases(box.DB(), names)
 	}
 	return newPostgresLeases(box.DB(), names)
+}
+
+// renewal is a lease as a heartbeat has found it.
+type renewal struct {
+	epoch   int64
+	renewed bool
+}
+
+func scanHeld(rows *sql.Rows, err error) (map[int]renewal, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	held := map[int]renewal{}
+	for rows.Next() {
+		var lane int
+		var r renewal
+		if err := rows.Scan(&lane, &r.epoch, &r.renewed); err != nil {
+			return nil, err
+		}
+		held[lane] = r
+	}
+	if err := rows.Err(); err != nil { // the commit may fail after its rows were sent
+		return nil, err
+	}
+	return held, nil
 }
 
 // scanLanes reads (lane, epoch) pairs.
@@ -111,11 +141,11 @@ func scanCensus(rows *sql.Rows, err error) ([]lease, []peer, error) {
 		var l lease
 		var p peer
 		var micros int64
-		if err := rows.Scan(&l.lane, &l.owner, &l.epoch, &micros, &p.ready, &p.stopping); err != nil {
+		if err := rows.Scan(&l.lane, &l.owner, &l.epoch, &micros, &l.until, &p.ready, &p.stopping); err != nil {
 			return nil, nil, err
 		}
 		if l.lane == workerRow {
-			p.owner = l.owner
+			p.owner, p.until = l.owner, l.until
 			peers = append(peers, p)
 			continue
 		}

@@ -54,7 +54,7 @@ func TestLeases_BeatShowsTheWorkerAndExtendsItsLanes(t *testing.T) {
 		a.ready, a.stopping = false, true
 		s.mustTake(t, "a", []int{1, 2}, 2, longTerm/2)
 		s.mustTake(t, "b", []int{3}, 1, longTerm/2)
-		if held := s.mustBeat(t, a, []int{1, 3}, longTerm); !maps.Equal(held, map[int]int64{1: 1, 2: 1}) {
+		if held := s.mustBeat(t, a, []int{1, 3}, longTerm); !maps.Equal(held, map[int]renewal{1: {1, true}, 2: {1, false}}) {
 			t.Errorf("holds %v, want its two lanes, the one left out too", held)
 		}
 		leases, peers := s.mustCensus(t)
@@ -73,7 +73,7 @@ func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
 		s.mustTake(t, "a", []int{1, 2}, 2, shortTerm)
 		s.awaitExpired(t, 1, 2)
 		// Nobody took it: extending it is right, and the epoch stays.
-		if held := s.mustBeat(t, a, []int{1, 2}, shortTerm); !maps.Equal(held, map[int]int64{1: 1, 2: 1}) {
+		if held := s.mustBeat(t, a, []int{1, 2}, shortTerm); !maps.Equal(held, map[int]renewal{1: {1, true}, 2: {1, true}}) {
 			t.Errorf("holds %v after extending expired leases", held)
 		}
 		s.awaitExpired(t, 1, 2)
@@ -81,7 +81,7 @@ func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
 			t.Errorf("took %v, want lane 1 at epoch 2", taken)
 		}
 		// The former owner is refused whatever it tries.
-		if held := s.mustBeat(t, a, []int{1, 2}, longTerm); !maps.Equal(held, map[int]int64{2: 1}) {
+		if held := s.mustBeat(t, a, []int{1, 2}, longTerm); !maps.Equal(held, map[int]renewal{2: {1, true}}) {
 			t.Errorf("former owner holds %v, want lane 2", held)
 		}
 		if err := s.release(t.Context(), "a", []int{1}); err != nil {
@@ -174,6 +174,35 @@ func TestLeases_AGuardedTransactionExcludesATakeover(t *testing.T) {
 		}
 		if s.guarded(t, upkeepLane, "a", epoch) {
 			t.Error("former owner passes the guard")
+		}
+	})
+}
+
+// The scheduler may move messages for longer than a lease lasts. Meanwhile the
+// worker's heartbeat goes on, and after a release nobody else begins before the end.
+// (SQLite has one writer at a time.)
+func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		if s.box.Database().Dialect == oncemill.SQLite {
+			return
+		}
+		epoch := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
+		s.inGuard(t, upkeepLane, "a", epoch, func(bool) {
+			ctx, cancel := context.WithTimeout(t.Context(), longTerm/2)
+			defer cancel()
+			kept, err := s.other.beat(ctx, identity{owner: "a", name: "a", ready: true}, []int{upkeepLane}, longTerm)
+			if err != nil || kept[upkeepLane].epoch != epoch {
+				t.Errorf("kept %v, %v", kept, err)
+			}
+			if err := s.other.release(ctx, "a", []int{upkeepLane}); err != nil {
+				t.Error(err)
+			}
+			if taken, err := s.other.take(ctx, "b", []int{upkeepLane}, 1, longTerm); len(taken) != 0 {
+				t.Errorf("took %v from under a guarded transaction (%v)", taken, err)
+			}
+		})
+		if taken := s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm); taken[upkeepLane] != epoch+1 {
+			t.Errorf("took %v after the guarded transaction", taken)
 		}
 	})
 }
@@ -288,6 +317,54 @@ func TestLeases_NothingIsTakenByAStatementThatDoesNotCommit(t *testing.T) {
 		}
 		if held, err := s.beat(t.Context(), identity{owner: "a", name: "a"}, []int{1}, longTerm); err != nil || len(held) > 0 {
 			t.Errorf("holds %v, %v", held, err) // nobody's lanes were touched
+		}
+	})
+}
+
+// The server's clock was set back after a worker had died: its leases would last for
+// as long as the clock was wrong. What is renewed meanwhile stays.
+func TestLeases_EndsWhatNobodyRenewsAfterTheClockWasSetBack(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		const term = time.Hour
+		s.mustTake(t, "dead", []int{1, 2}, 2, term)
+		s.mustBeat(t, identity{owner: "dead", ready: true}, []int{1, 2}, term)
+		s.mustTake(t, "alive", []int{3, 4}, 2, term)
+		s.mustTake(t, "me", []int{5}, 1, term)
+		alive, me := identity{owner: "alive", ready: true}, identity{owner: "me", ready: true}
+		me.name = "me"
+		l := newLeaser(&worker{owner: "me", cfg: Config{Lease: longTerm}})
+		look := func(now time.Time) (old []lease, gone []peer) {
+			t.Helper()
+			s.mustBeat(t, alive, []int{3, 4}, term)
+			s.mustBeat(t, me, nil, term)
+			leases, peers, err := s.census(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l.unrenewed(leases, peers, now)
+		}
+		begin := time.Now()
+		for _, after := range []time.Duration{0, longTerm, 2 * longTerm} {
+			if old, gone := look(begin.Add(after)); len(old)+len(gone) > 0 {
+				t.Errorf("after %v: %v, %v", after, old, gone)
+			}
+		}
+		old, gone := look(begin.Add(2*longTerm + 1))
+		if len(old) != 2 || old[0].owner != "dead" || old[1].owner != "dead" || len(gone) != 1 || gone[0].owner != "dead" {
+			t.Fatalf("unrenewed are %v, %v; want the dead worker and its two lanes", old, gone)
+		}
+
+		// One of them is renewed before it is ended.
+		s.mustBeat(t, identity{owner: "dead", ready: true}, []int{1}, 2*term)
+		if err := s.expire(t.Context(), old, gone); err != nil {
+			t.Fatal(err)
+		}
+		leases, peers := s.mustCensus(t)
+		if leases[1].left < 0 || leases[2].left >= 0 || leases[3].left < 0 || leases[5].left < 0 || len(peers) != 3 {
+			t.Errorf("leases %v, workers %v; want lane 2 alone to be free", leases, peers)
+		}
+		if taken := s.mustTake(t, "me", allLanes(), outbox.Lanes, term); len(taken) != outbox.Lanes-4 || taken[2] != 2 {
+			t.Errorf("took %v", taken)
 		}
 	})
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"database/sql"
+	"errors"
 	"path/filepath"
 	"slices"
 	"testing"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -85,7 +87,7 @@ func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, ter
 	return epochs
 }
 
-func (s lessors) mustBeat(t *testing.T, me identity, lanes []int, term time.Duration) map[int]int64 {
+func (s lessors) mustBeat(t *testing.T, me identity, lanes []int, term time.Duration) map[int]renewal {
 	t.Helper()
 	held, err := s.beat(t.Context(), me, lanes, term)
 	if err != nil {
@@ -105,6 +107,7 @@ func (s lessors) mustCensus(t *testing.T) (map[int]lease, map[string]peer) {
 		byLane[l.lane] = l
 	}
 	for _, p := range peers {
+		p.until = 0
 		byOwner[p.owner] = p
 	}
 	if len(byLane) != outbox.Lanes+1 || len(leases) != len(byLane) || len(peers) != len(byOwner) {
@@ -127,19 +130,28 @@ func (s lessors) awaitExpired(t *testing.T, lanes ...int) {
 	}
 }
 
-// inGuard runs fn in a transaction that the lease guards.
+// inGuard runs fn in a transaction that the lease guards, with the limits that such
+// transactions have.
 func (s lessors) inGuard(t *testing.T, lane int, owner string, epoch int64, fn func(held bool)) {
 	t.Helper()
+	guarded := func(tx *sql.Tx) error {
+		held, err := s.guard(t.Context(), tx, lane, owner, epoch)
+		if err != nil {
+			t.Fatal(err)
+		}
+		fn(held)
+		return errors.New("roll back")
+	}
+	if s.box.Database().Dialect == oncemill.PostgreSQL {
+		_ = shorttx.Run(t.Context(), s.db, shorttx.For(longTerm), guarded)
+		return
+	}
 	tx, err := s.db.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	held, err := s.guard(t.Context(), tx, lane, owner, epoch)
-	if err != nil {
-		t.Fatal(err)
-	}
-	fn(held)
+	_ = guarded(tx)
 }
 
 func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (held bool) {

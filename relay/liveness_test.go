@@ -76,14 +76,14 @@ func (d *drive) step(passes time.Duration) {
 		}
 	}
 	if d.nextRemoval(d.now) != nil {
-		d.removed(d.now, 0, nil)
+		d.removed(d.now, removeAnswer{})
 	}
 	if d.chore != nil && !d.choreFailed {
 		if d.now.Before(d.busy) {
 			return
 		}
 		c := d.chore
-		d.choreDone(d.now, 0, nil, choreLost)
+		d.choreDone(d.now, choreAnswer{})
 		if d.did != nil {
 			d.did(c)
 		}
@@ -279,11 +279,11 @@ func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
 			poisoned = poisoned || f.MessageID == "m1"
 		}
 		if poisoned {
-			d.choreDone(d.now, 50*time.Millisecond, errors.New("index row size exceeds the maximum"), choreImpossible)
+			d.choreDone(d.now, choreAnswer{err: errors.New("index row size exceeds the maximum"), kind: choreImpossible, retryIn: 50 * time.Millisecond})
 			continue
 		}
 		written += len(c.failures)
-		d.choreDone(d.now, 0, nil, choreLost)
+		d.choreDone(d.now, choreAnswer{})
 	}
 	if d.passed["good"] < 5990 {
 		t.Errorf("%d of 6000 good messages passed", d.passed["good"])
@@ -358,7 +358,7 @@ func TestEngine_SettlesWhatAFormerOwnerConfirmed(t *testing.T) {
 		if refs := b.nextRemoval(b.now); len(refs) != 1 {
 			t.Fatalf("%s: %d deletions", name, len(refs))
 		}
-		b.removed(b.now, 0, nil)
+		b.removed(b.now, removeAnswer{})
 		if got := slices.Contains(b.settled, m); got != (name != "held") {
 			t.Errorf("%s: settled: %v", name, got)
 		}

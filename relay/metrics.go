@@ -54,7 +54,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.missed = counter("oncemill.relay.history_missed", "{message}", "Delivered messages that could not be kept in the history.")
 	m.parked = counter("oncemill.relay.parked", "{message}", "Failed attempts after which a message waits for the next one.")
 	m.dead = counter("oncemill.relay.dead_letters", "{message}", "Messages that became dead letters.")
-	m.setAside = counter("oncemill.relay.set_aside", "{message}", "Messages of an unavailable topic that made room for those of others.")
+	m.setAside = counter("oncemill.relay.set_aside", "{message}", "Messages put off at no charge, since their topic is unavailable or nobody takes them, each time they are.")
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
 	m.archived = counter("oncemill.relay.history_archived", "{message}", "Delivered messages that outbox.Config.Archive took and the history gave up.")
 	m.moved = counter("oncemill.relay.scheduled_moved", "{message}", "Scheduled messages whose time has come, moved into the outbox.")

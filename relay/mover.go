@@ -9,7 +9,6 @@ import (
 )
 
 const (
-	moverLimit = 5 * time.Second // for one batch
 	// Commits of this process wake the mover: they may have scheduled something
 	// for now. Most have not, so it looks at most so often.
 	moverRest = 25 * time.Millisecond
@@ -22,12 +21,14 @@ func (w *worker) mover(ctx context.Context) error {
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
 	retry := newBackOff()
+	limit := outbox.MoveLimit
 	for {
 		// A commit may end the wait once the rest is over.
 		rest, wait := moverRest, moverRest
 		if epoch := w.upkeepEpoch.Load(); epoch != 0 && !w.unfit.Load() {
 			begin := time.Now()
-			moved, err := w.moveDue(ctx, epoch)
+			moved, err := w.moveDue(ctx, epoch, limit)
+			limit = max(moved.Limit, outbox.MoveLimit) // a call without an answer names none
 			// A slow look passes over entries that an old snapshot keeps from
 			// being removed; it is not to become all that the database does.
 			slow := 10 * time.Since(begin)
@@ -59,10 +60,15 @@ func (w *worker) mover(ctx context.Context) error {
 	}
 }
 
-func (w *worker) moveDue(ctx context.Context, epoch int64) (outbox.Moved, error) {
-	ctx, cancel := context.WithTimeout(ctx, moverLimit)
-	defer cancel()
-	moved, err := w.queue.MoveDue(ctx, w.upkeepGuard(epoch))
+func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) (outbox.Moved, error) {
+	move := func(ctx context.Context) (outbox.Moved, error) { return w.queue.MoveDue(ctx, w.upkeepGuard(epoch)) }
+	var moved outbox.Moved
+	var err error
+	if limit > outbox.MoveLimit { // a large message
+		moved, err = askLong(ctx, w, limit, move)
+	} else {
+		moved, err = ask(ctx, w, opMove, move)
+	}
 	if moved.Rows > 0 {
 		w.met.moved.Add(ctx, int64(moved.Rows))
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
 )
 
 func TestRelay_DeliversScheduledMessagesWhenTheyAreDue(t *testing.T) {
@@ -175,3 +176,20 @@ func (p place) upkeepHolder(t testing.TB) (name string) {
 
 // rest makes a producer slow.
 func rest(d time.Duration) { time.Sleep(d) }
+
+// A message that is too large for the usual limit of a move is given the time that it
+// needs.
+func TestRelay_MovesALargeScheduledMessage(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, err := outbox.New(p.db, outbox.Config{Database: p.cfg, History: outbox.NoHistory, MaxPayload: 16 << 20, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w, m := &wire{}, message.NewMessage("large", make([]byte, 9<<20))
+	outbox.SetDeliverAfter(m, 10*time.Millisecond)
+	commit(t, box, m)
+	start(t, box, &sink{name: "w", wire: w}, relay.Config{})
+	w.await(t, 1)
+	p.awaitNothingOwed(t)
+}

@@ -31,20 +31,25 @@ const (
 // failure is an attempt that the message, and not the way out, has failed.
 type failure struct {
 	outbox.Ref
-	parked  bool          // where the row is: in parked, else in the outbox
-	attempt int           // the how manyth, from 1: writing one twice is harmless
-	class   string        // of the reason; see failure.go
-	text    string        // the error's
-	verdict verdict       // and what follows
-	retryIn time.Duration // for retryLater
+	parked  bool    // where the row is: in parked, else in the outbox
+	attempt int     // number of the attempt, from 1: writing one twice is harmless
+	free    bool    // at no charge: attempt is the number of those charged before
+	class   string  // of the reason; see failure.go
+	text    string  // the error's
+	verdict verdict // and what follows
+
+	unanswered bool          // an earlier attempt had no answer: it may have been delivered
+	retryIn    time.Duration // for retryLater
 }
 
 // parkedRow is a row of parked.
 type parkedRow struct {
 	outbox.Row
-	attempts int           // failed so far
-	crashed  bool          // one of them ended with the death of its worker
-	age      time.Duration // since its first failure, or else since it was parked, by the database's clock
+	attempts   int           // failed so far
+	tried      bool          // it has failed, if at no charge
+	crashed    bool          // one of them ended with the death of its worker
+	unanswered bool          // one of them had no answer
+	age        time.Duration // since its first failure, or else since it was parked, by the database's clock
 }
 
 // parkedKey is a key of a lane that has rows in parked. Unkeyed rows are parked
@@ -65,10 +70,19 @@ type command struct {
 // dueRequest is what to look for among parked rows.
 type dueRequest struct {
 	lanes  []int
-	known  []int64  // ids to pass over
-	topics []string // to pass over, with all that follows in their keys
-	heads  int      // at most
-	rows   int      // at most, of each key
+	known  []outbox.Known // rows to pass over
+	topics []string       // to pass over, with all that follows in their keys
+	after  string         // the topic after which to begin
+	most   int            // topics of each lane to look at, at most
+	heads  int            // at most
+	rows   int            // at most, of each key
+}
+
+// looked is what a look for due rows has found.
+type looked struct {
+	rows []parkedRow
+	next time.Duration // until the next one is due, of the topics looked at; negative: none is
+	more string        // the topic after which to go on; empty: all were looked at
 }
 
 // parkingStore keeps what could not be published: rows that wait for their next
@@ -84,17 +98,21 @@ type parkingStore interface {
 	// parkedKeys returns all keys of lanes that have rows in parked.
 	parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error)
 
-	// due returns rows whose next attempt is due, of each topic in turn, each with
-	// the rows of its key that follow, in order, and how long until the next one is due, which may be
-	// one to pass over (negative: none is).
-	due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error)
+	// look returns rows whose next attempt is due, of each topic in turn, each with
+	// the rows of its key that follow, in order.
+	look(ctx context.Context, r dueRequest) (looked, error)
 
 	// fail writes failures of one lane down, and moves followers, rows of the
 	// outbox whose keys are in parked (or are put there by these failures),
-	// behind them. A letterSkip of a parked row makes its successor due now.
+	// behind them. A parked row that fails at no charge only waits longer. A
+	// letterSkip of a parked row makes its successor due now.
 	// If the suspect of the lane is among the failures, it is none any more.
 	// Rows that are gone are passed over.
 	fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error
+
+	// follow moves rows of the outbox whose keys are in parked there, the first of
+	// these keys up to a limit but for those known, and returns how many.
+	follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error)
 
 	// settle deletes parked rows that the broker has confirmed, into the
 	// history if one is kept; matched like outbox.Queue.Remove, and like it

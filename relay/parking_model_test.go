@@ -511,7 +511,7 @@ func (g *gambler) look(t *testing.T) {
 		}
 	}
 	expectKeys(t, "parked", g.keys(t), keys)
-	req.known = slices.Collect(maps.Keys(known))
+	req.known = g.known(t, slices.Collect(maps.Keys(known))...)
 	due, next, err := g.due(t.Context(), req)
 	if err != nil {
 		t.Fatal(err)

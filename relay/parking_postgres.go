@@ -6,10 +6,10 @@ import (
 	"database/sql"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -19,23 +19,23 @@ type postgresParking struct {
 	db      *sql.DB
 	history bool
 
-	keysText, dueText, findText, commandsText, lettersText       string
-	fenceText, parkText, buryText, againText, skipText, holdText string
-	replayText, discardText                                      string
-	settleText, settleMoveText, promoteText, closeLettersText    string
-	suspectText, calmText, beyondText                            string
+	keysText, topicsText, dueText, findText, commandsText, lettersText string
+	fenceText, parkText, buryText, againText, skipText, holdText       string
+	replayText, discardText, postponeText, followText                  string
+	settleText, settleMoveText, promoteText, closeLettersText          string
+	suspectText, calmText, beyondText                                  string
 }
 
 func newPostgresParking(box *outbox.Outbox) *postgresParking {
 	names := box.Database()
 	return &postgresParking{
 		box: box, db: box.DB(), history: box.Config().History > 0,
-		keysText: names.Expand(postgresParkedKeys), dueText: names.Expand(postgresDue),
+		keysText: names.Expand(postgresParkedKeys), topicsText: names.Expand(postgresParkedTopics), dueText: names.Expand(postgresDue),
 		findText: names.Expand(postgresFind), commandsText: names.Expand(postgresCommands),
 		lettersText: names.Expand(postgresLetterKeys), fenceText: names.Expand(postgresFenceAlone),
 		parkText: names.Expand(postgresPark), buryText: names.Expand(postgresBury),
 		againText: names.Expand(postgresAgain), skipText: names.Expand(postgresSkip), holdText: names.Expand(postgresHold),
-		replayText: names.Expand(postgresReplay), discardText: names.Expand(postgresDiscard),
+		postponeText: names.Expand(postgresPostpone), followText: names.Expand(postgresFollow), replayText: names.Expand(postgresReplay), discardText: names.Expand(postgresDiscard),
 		settleText: names.Expand(postgresSettle), settleMoveText: names.Expand(postgresSettleMove),
 		promoteText: names.Expand(postgresPromote), closeLettersText: names.Expand(postgresCloseLetters),
 		suspectText: names.Expand(postgresSuspect), calmText: names.Expand(postgresCalm),
@@ -47,46 +47,32 @@ func newPostgresParking(box *outbox.Outbox) *postgresParking {
 // its execution; arrays and inner limits stand behind sub-selects, so that the
 // planner goes by an index in its order whatever it believes of the table.
 const (
-	// Served by the index (lane, key, id): from each key it jumps to the next,
-	// so the rows of a key cost nothing.
+	// Served by the partial index on (lane, key) of heads: the rows behind them cost
+	// nothing.
 	postgresParkedKeys = `
-with recursive k (lane, key) as (
-	select l.lane, m.key
-	from unnest((select $1::smallint[])) as l (lane)
-	cross join lateral (
-		select p.key from {{parked}} p where p.lane = l.lane and p.key > '' order by p.key limit 1
-	) m
-	union all
-	select k.lane, m.key
-	from k
-	cross join lateral (
-		select p.key from {{parked}} p where p.lane = k.lane and p.key > k.key order by p.key limit 1
-	) m
-)
-select lane, key from k`
+select p.lane, p.key
+from {{parked}} p
+where p.lane = any ((select $1::smallint[])::smallint[])
+	and p.key > ''
+	and (p.next_at is not null or p.held)`
 
 	// Heads by the partial index (lane, topic, next_at), which holds heads alone: it
-	// jumps from each topic to the next, and looks further only where something is
-	// due, so what waits and the topics to pass over cost nothing, however much of
-	// them there is. The rows of their keys by (lane, key, id). $2 are the ids to pass
-	// over, $3 the number of heads and one more, which tells when to come back, $4
-	// the rows of a key, $5 their bytes, $6 the topics to pass over. An unkeyed row is
-	// alone. Topics take turns, so that none waits for the backlog of another one. That
-	// all lanes are between 0 and 31 makes the planner expect few rows of the
-	// recursion; else it would compile.
-	postgresDue = `
-with recursive t (lane, topic, next_at) as (
-	select l.lane, m.topic, m.next_at
+	// jumps from each topic to the next, at most $3 times in a lane, from the topic
+	// after $2 on. That all lanes are between 0 and 31 makes the planner expect few
+	// rows of the recursion; else it would compile.
+	postgresParkedTopics = `
+with recursive t (lane, topic, next_at, place) as (
+	select l.lane, m.topic, m.next_at, 1
 	from unnest((select $1::smallint[])) as l (lane)
 	cross join lateral (
 		select p.topic, p.next_at
 		from {{parked}} p
-		where p.lane = l.lane and p.next_at is not null
+		where p.lane = l.lane and p.next_at is not null and p.topic > $2
 		order by p.topic, p.next_at
 		limit 1
 	) m
 	union all
-	select t.lane, m.topic, m.next_at
+	select t.lane, m.topic, m.next_at, t.place + 1
 	from t
 	cross join lateral (
 		select p.topic, p.next_at
@@ -95,21 +81,31 @@ with recursive t (lane, topic, next_at) as (
 		order by p.topic, p.next_at
 		limit 1
 	) m
-), wanted as (
-	select t.lane, t.topic, t.next_at, t.next_at <= statement_timestamp() as due
-	from t
-	where t.topic not in (select unnest((select $6::text[])))
-		and t.lane between 0 and 31
+	where t.place < $3
+)
+select t.lane, t.topic, ceil(date_part('epoch', t.next_at - statement_timestamp()) * 1000000)::bigint, t.place
+from t
+where t.lane between 0 and 31`
+
+	// Of the lanes $1 and their topics $6, the heads that are due, and the first that is
+	// not, by the same index, and the rows of their keys by (lane, key, id). $2 and $7 are the rows to pass
+	// over, $3 the number of heads and one more, which tells that there are more, $4
+	// the rows of a key, $5 their bytes. An unkeyed row is alone. Topics take turns,
+	// so that none waits for the backlog of another one.
+	postgresDue = `
+with known as materialized (
+	select k.id, timestamptz 'epoch' + k.created * interval '1 microsecond' as created_at
+	from unnest((select $2::bigint[]), (select $7::bigint[])) as k (id, created)
 )
 select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata, r.created_micros,
-	r.attempts, r.crashed, r.held, r.age, h.place
+	r.attempts, r.tried, r.crashed, r.unanswered, r.held, r.age, h.place
 from (
 	select m.lane, m.id, m.key,
 		ceil(date_part('epoch', m.next_at - statement_timestamp()) * 1000000)::bigint as wait,
 		row_number() over (order by case when m.next_at <= statement_timestamp() then m.turn end, m.next_at, m.id) as place
 	from (
 		select m.*, row_number() over (partition by w.topic order by m.next_at, m.id) as turn
-		from wanted w
+		from unnest((select $1::smallint[]), (select $6::text[])) as w (lane, topic)
 		cross join lateral (
 			select *
 			from (
@@ -118,15 +114,12 @@ from (
 				where p.lane = w.lane
 					and p.topic = w.topic
 					and p.next_at is not null
-					and p.id not in (select unnest((select $2::bigint[])))
+					and (p.id, p.created_at) not in (select k.id, k.created_at from known k)
 				order by p.next_at
 				limit (select $3::bigint)
 			) n
 			limit $3
 		) m
-		where w.due
-		union all
-		select 0, 0, '', min(w.next_at), 0 from wanted w where not w.due having count(*) > 0
 	) m
 	order by case when m.next_at <= statement_timestamp() then m.turn end, m.next_at, m.id
 	limit $3
@@ -137,6 +130,7 @@ left join lateral (
 		select f.*,
 			(date_part('epoch', f.created_at) * 1000000)::bigint as created_micros,
 			(date_part('epoch', clock_timestamp() - f.parked_at) * 1000000)::bigint as age,
+			jsonb_array_length(f.errors) > 0 as tried,
 			sum(octet_length(f.payload) + octet_length(f.metadata))
 				over (rows between unbounded preceding and 1 preceding) as bytes_before
 		from (
@@ -145,25 +139,25 @@ left join lateral (
 			where p.lane = h.lane
 				and p.key = h.key
 				and p.id >= h.id
-				and (p.held or p.id not in (select unnest((select $2::bigint[]))))
+				and (p.held or (p.id, p.created_at) not in (select k.id, k.created_at from known k))
 			order by p.id
 			limit case when h.key = '' then 1 else (select $4::bigint) end
 		) f
 	) w
 	where coalesce(w.bytes_before, 0) < $5
-) r on h.wait <= 0 and h.id > 0 and h.place < $3
+) r on h.wait <= 0 and h.place < $3
 order by h.place, r.id`
 
 	// By the primary keys; of the ring one partition.
 	postgresFind = `
 select p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata,
-	(date_part('epoch', p.created_at) * 1000000)::bigint, p.attempts, p.crashed,
+	(date_part('epoch', p.created_at) * 1000000)::bigint, p.attempts, jsonb_array_length(p.errors) > 0, p.crashed, p.unanswered,
 	(date_part('epoch', clock_timestamp() - p.parked_at) * 1000000)::bigint, true
 from {{parked}} p
 where p.lane = $1 and p.id = $2
 union all
 select o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata,
-	(date_part('epoch', o.created_at) * 1000000)::bigint, 0, false, 0, false
+	(date_part('epoch', o.created_at) * 1000000)::bigint, 0, false, false, false, 0, false
 from {{outbox}} o
 where o.lane = $1 and o.id = $2 and ((o.id >> 16) & 3) = (($2::bigint >> 16) & 3)
 limit 1`
@@ -216,21 +210,53 @@ from (
 ) k`
 )
 
+// read runs fn within limits, like what writes: somebody's lock on the table is to have
+// an answer, so that nobody takes it for a connection that leads nowhere.
+func (s *postgresParking) read(ctx context.Context, fn func(tx *sql.Tx) error) error {
+	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), fn)
+}
+
 func (s *postgresParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {
-	keys, err := scanKeys(s.db.QueryContext(ctx, s.keysText, smallints(lanes)))
+	var keys []parkedKey
+	err := s.read(ctx, func(tx *sql.Tx) (err error) {
+		keys, err = scanKeys(tx.QueryContext(ctx, s.keysText, smallints(lanes)))
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read parked keys: %w", err)
 	}
-	return keys, nil
+	return unique(keys), nil
 }
 
-func (s *postgresParking) due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error) {
-	result, err := s.db.QueryContext(ctx, s.dueText, smallints(r.lanes), array(r.known), r.heads+1, r.rows, parkedBytes, array(r.topics))
-	due, next, err := scanDue(result, err)
+func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked, err error) {
+	err = s.read(ctx, func(tx *sql.Tx) error {
+		topics, err := scanTopics(tx.QueryContext(ctx, s.topicsText, smallints(r.lanes), r.after, r.most))
+		if err != nil {
+			return fmt.Errorf("read topics of parked: %w", err)
+		}
+		due, chosen := r.choose(topics)
+		found = chosen
+		if len(due) == 0 {
+			return nil
+		}
+		lanes, names := make([]int, len(due)), make([]string, len(due))
+		for i, t := range due {
+			lanes[i], names[i] = t.lane, t.topic
+		}
+		ids, created := knownArrays(r.known)
+		rows, next, err := scanDue(tx.QueryContext(ctx, s.dueText,
+			smallints(lanes), ids, r.heads+1, r.rows, parkedBytes, pq.Array(names), created))
+		if err != nil {
+			return fmt.Errorf("read what is due of parked: %w", err)
+		}
+		found.rows = rows
+		found.sooner(next)
+		return nil
+	})
 	if err != nil {
-		return nil, 0, fmt.Errorf("read what is due of parked: %w", err)
+		return looked{}, err
 	}
-	return due, next, nil
+	return found, nil
 }
 
 func (s *postgresParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {
@@ -250,7 +276,11 @@ func (s *postgresParking) find(ctx context.Context, lane int, id int64) (row par
 }
 
 func (s *postgresParking) commands(ctx context.Context, lanes []int, limit int) ([]command, error) {
-	found, err := scanCommands(s.db.QueryContext(ctx, s.commandsText, smallints(lanes), limit))
+	var found []command
+	err := s.read(ctx, func(tx *sql.Tx) (err error) {
+		found, err = scanCommands(tx.QueryContext(ctx, s.commandsText, smallints(lanes), limit))
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read commands: %w", err)
 	}
@@ -259,7 +289,12 @@ func (s *postgresParking) commands(ctx context.Context, lanes []int, limit int) 
 
 func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
 	var groups [2][3][]failure
+	var postponed []failure
 	for _, one := range failures {
+		if one.parked && one.free {
+			postponed = append(postponed, one)
+			continue
+		}
 		origin := 0
 		if one.parked {
 			origin = 1
@@ -281,6 +316,7 @@ func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure,
 	}{
 		{s.buryText, fresh[letterSkip]},
 		{s.againText, again[retryLater]},
+		{s.postponeText, postponed},
 		{s.skipText, again[letterSkip]},
 		{s.holdText, again[letterHold]},
 		{s.parkText, park},
@@ -305,35 +341,64 @@ func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure,
 	return nil
 }
 
-func repeat(kind int64, n int) []int64 { return slices.Repeat([]int64{kind}, n) }
-
-// fenced executes a statement that begins with the fence and returns how often
-// that stood.
-func (s *postgresParking) fenced(ctx context.Context, text string, f fence, args ...any) error {
-	var stood int
-	if err := s.db.QueryRowContext(ctx, text, append([]any{f.lane, f.owner, f.epoch}, args...)...).Scan(&stood); err != nil {
-		return err
+func (s *postgresParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
+	ids, created := knownArrays(known)
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
+		var stood int
+		if err := tx.QueryRowContext(ctx, s.followText, f.lane, f.owner, f.epoch, pq.Array(keys), limit, ids, created).Scan(&stood, &moved); err != nil {
+			return err
+		}
+		if stood == 0 {
+			return errFenced
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("move what follows in parked: %w", err)
 	}
-	if stood == 0 {
-		return errFenced
-	}
-	return nil
+	return moved, nil
 }
 
-// failureArgs returns the rows as arrays, $4 to $11.
+func knownArrays(known []outbox.Known) (ids, created any) {
+	numbers, times := make([]int64, len(known)), make([]int64, len(known))
+	for i, k := range known {
+		numbers[i], times[i] = k.ID, k.CreatedAt.UnixMicro()
+	}
+	return pq.Array(numbers), pq.Array(times)
+}
+
+func repeat(kind int64, n int) []int64 { return slices.Repeat([]int64{kind}, n) }
+
+// fenced executes a statement that begins with the fence, and returns errFenced if
+// that did not stand.
+func (s *postgresParking) fenced(ctx context.Context, text string, f fence, args ...any) error {
+	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
+		var stood int
+		if err := tx.QueryRowContext(ctx, text, append([]any{f.lane, f.owner, f.epoch}, args...)...).Scan(&stood); err != nil {
+			return err
+		}
+		if stood == 0 {
+			return errFenced
+		}
+		return nil
+	})
+}
+
+// failureArgs returns the rows as arrays, $4 to $12.
 func failureArgs(rows []failure) []any {
 	n := len(rows)
 	ids, created, attempts, waits := make([]int64, n), make([]int64, n), make([]int64, n), make([]int64, n)
+	unanswered := make([]bool, n)
 	messages, classes, texts, prints := make([]string, n), make([]string, n), make([]string, n), make([]string, n)
 	for i, r := range rows {
 		ids[i], messages[i], created[i] = r.ID, r.MessageID, r.CreatedAt.UnixMicro()
 		attempts[i], waits[i] = int64(r.attempt), r.retryIn.Microseconds()
 		classes[i], texts[i] = clean(r.class), clean(r.text)
-		prints[i] = r.fingerprint()
+		prints[i], unanswered[i] = r.fingerprint(), r.unanswered
 	}
 	return []any{
 		pq.Array(ids), pq.Array(messages), pq.Array(created), pq.Array(attempts),
-		pq.Array(classes), pq.Array(texts), pq.Array(waits), pq.Array(prints),
+		pq.Array(classes), pq.Array(texts), pq.Array(waits), pq.Array(prints), pq.Array(unanswered),
 	}
 }
 
@@ -415,30 +480,21 @@ func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outb
 	for i, r := range rows {
 		lanes[i], ids[i], messages[i], created[i] = r.Lane, r.ID, r.MessageID, r.CreatedAt.UnixMicro()
 	}
-	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-	if err != nil {
-		return nil, 0, err
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if _, err := tx.ExecContext(ctx, postgresSettleLimits); err != nil {
-		return nil, 0, err
-	}
 	args := []any{smallints(lanes), pq.Array(ids), pq.Array(messages), pq.Array(created)}
-	keys, removed, err := scanSettled(tx.QueryContext(ctx, text, args...))
-	if err != nil {
-		return nil, 0, err
-	}
-	if _, err := tx.ExecContext(ctx, s.closeLettersText, args...); err != nil {
-		return nil, 0, err
-	}
-	if len(keys) > 0 {
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
+		var keys []parkedKey
+		if keys, removed, err = scanSettled(tx.QueryContext(ctx, text, args...)); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, s.closeLettersText, args...); err != nil || len(keys) == 0 {
+			return err
+		}
 		lanes, names := make([]int, len(keys)), make([]string, len(keys))
 		for i, k := range keys {
 			lanes[i], names[i] = k.lane, k.key
 		}
-		if unparked, err = scanKeys(tx.QueryContext(ctx, s.promoteText, smallints(lanes), pq.Array(names))); err != nil {
-			return nil, 0, err
-		}
-	}
-	return unparked, removed, tx.Commit()
+		unparked, err = scanKeys(tx.QueryContext(ctx, s.promoteText, smallints(lanes), pq.Array(names)))
+		return err
+	})
+	return unparked, removed, err
 }

@@ -53,8 +53,8 @@ select count(*) from f`
 		select f.lane, c.*
 		from f, unnest(
 			(select $4::bigint[]), (select $5::text[]), (select $6::bigint[]), (select $7::integer[]),
-			(select $8::text[]), (select $9::text[]), (select $10::bigint[]), (select $11::text[])`
-	postgresRowsAs  = `) as c (id, message_id, created_micros, attempt, class, text, wait, fingerprint`
+			(select $8::text[]), (select $9::text[]), (select $10::bigint[]), (select $11::text[]), (select $12::boolean[])`
+	postgresRowsAs  = `) as c (id, message_id, created_micros, attempt, class, text, wait, fingerprint, unanswered`
 	postgresRowsEnd = `)
 		offset 0
 	) c`
@@ -68,7 +68,7 @@ select count(*) from f`
 		and o.message_id = c.message_id
 		and o.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'
 	returning o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at,
-		c.attempt, c.class, c.text, c.wait, c.fingerprint, '[]'::jsonb as errors`
+		c.attempt, c.class, c.text, c.wait, c.fingerprint, c.unanswered, '[]'::jsonb as errors`
 
 	postgresFromParked = `
 	where p.lane = c.lane
@@ -85,9 +85,9 @@ select count(*) from f`
 	// What a letter holds of a row, before where it comes from.
 	postgresLetter = `
 	insert into {{dead_letters}} (source, lane, row_id, topic, message_id, key, payload, metadata, created_at,
-		reason, error, attempts, fingerprint, errors, state, held)
+		reason, error, attempts, fingerprint, maybe_delivered, errors, state, held)
 	select 'relay', lane, id, topic, message_id, key, payload, metadata, created_at,
-		class, text, attempt, fingerprint, `
+		class, text, attempt, fingerprint, unanswered, `
 )
 
 const (
@@ -96,7 +96,7 @@ const (
 	// over from it.
 	postgresPark = postgresFence + `, d as (
 	delete from {{outbox}} o
-	using ` + postgresRows + `, (select $12::smallint[])` + postgresRowsAs + `, kind` + postgresRowsEnd + postgresFromOutbox + `, c.kind
+	using ` + postgresRows + `, (select $13::smallint[])` + postgresRowsAs + `, kind` + postgresRowsEnd + postgresFromOutbox + `, c.kind
 ), heads as (
 	select k.key, h.id, h.message_id, h.created_at
 	from (select distinct key from d where key <> '') k
@@ -113,12 +113,12 @@ const (
 	from d
 	left join heads h on h.key = d.key
 ), moved as (
-	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, attempts, next_at, crashed, held, errors)
+	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, attempts, next_at, crashed, unanswered, held, errors)
 	select lane, id, topic, message_id, key, payload, metadata, created_at, attempt,
 		case when kind <> 2 and (key = '' or place = 1 and (head is null or id < head))
 			then clock_timestamp() + wait * interval '1 microsecond'
 		end,
-		class = 'crashed', kind = 2,
+		class = 'crashed', unanswered, kind = 2,
 		case when kind = 0 then '[]'::jsonb else ` + postgresErrors + ` end
 	from placed
 	on conflict do nothing
@@ -132,10 +132,67 @@ const (
 	from d
 	where kind = 2
 )` + postgresCleared + `(
-		select c.id from unnest($4::bigint[], $12::smallint[]) as c (id, kind) where c.kind <> 0
+		select c.id from unnest($4::bigint[], $13::smallint[]) as c (id, kind) where c.kind <> 0
 	)
 )
 select count(*) from f`
+
+	// Outbox to parked, by key: a scan of the lane from its start, by its primary key,
+	// to the first $5 rows of the keys $4, but for the rows $6 and $7.
+	postgresFollow = postgresFence + `, c as materialized (
+	select o.lane, o.id, o.message_id, o.created_at
+	from f
+	cross join lateral (
+		select o.lane, o.id, o.message_id, o.created_at
+		from {{outbox}} o
+		where o.lane = f.lane
+			and o.key in (select unnest((select $4::text[])))
+			and (o.id, o.created_at) not in (
+				select k.id, timestamptz 'epoch' + k.created * interval '1 microsecond'
+				from unnest((select $6::bigint[]), (select $7::bigint[])) as k (id, created)
+			)
+		order by o.id
+		limit (select $5::bigint)
+	) o
+	limit $5
+), d as (
+	delete from {{outbox}} o
+	using c
+	where o.lane = c.lane
+		and o.id = c.id
+		and ((o.id >> 16) & 3) = ((c.id >> 16) & 3)
+		and o.message_id = c.message_id
+		and o.created_at = c.created_at
+	returning o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at
+), heads as (
+	select k.key, h.id, h.message_id, h.created_at
+	from (select distinct key from d) k
+	cross join lateral (
+		select p.id, p.message_id, p.created_at
+		from {{parked}} p
+		where p.lane = $1 and p.key = k.key
+		order by p.id
+		limit 1
+		for update
+	) h
+), placed as (
+	select d.*, h.id as head, row_number() over (partition by d.key order by d.id) as place
+	from d
+	left join heads h on h.key = d.key
+), moved as (
+	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+	select lane, id, topic, message_id, key, payload, metadata, created_at,
+		case when place = 1 and (head is null or id < head) then clock_timestamp() end
+	from placed
+	on conflict do nothing
+), demoted as (
+	update {{parked}} p
+	set next_at = null
+	from heads h
+	where p.lane = $1 and p.id = h.id and p.message_id = h.message_id and p.created_at = h.created_at
+		and exists (select from placed n where n.key = h.key and n.id < h.id)
+)
+select (select count(*) from f), (select count(*) from d)`
 
 	// Outbox to dead letters.
 	postgresBury = postgresFence + `, d as (
@@ -152,9 +209,25 @@ select count(*) from f`
 	set attempts = c.attempt,
 		next_at = case when p.next_at is not null then clock_timestamp() + c.wait * interval '1 microsecond' end,
 		crashed = p.crashed or c.class = 'crashed',
+		unanswered = p.unanswered or c.unanswered,
 		parked_at = case when c.attempt = 1 then clock_timestamp() else p.parked_at end,
 		errors = ` + postgresErrors + `
 	from ` + postgresFailures + postgresFromParked + `
+)` + postgresFenceEnd
+
+	// A parked row that has failed at no charge waits longer.
+	postgresPostpone = postgresFence + `, u as (
+	update {{parked}} p
+	set next_at = case when p.next_at is not null then clock_timestamp() + c.wait * interval '1 microsecond' end,
+		unanswered = p.unanswered or c.unanswered,
+		errors = ` + postgresErrors + `
+	from ` + postgresFailures + `
+	where p.lane = c.lane
+		and p.id = c.id
+		and p.message_id = c.message_id
+		and p.created_at = timestamptz 'epoch' + c.created_micros * interval '1 microsecond'
+		and p.attempts = c.attempt
+		and not p.held
 )` + postgresFenceEnd
 
 	// Parked to dead letters; what comes next is due now.
@@ -162,7 +235,7 @@ select count(*) from f`
 	delete from {{parked}} p
 	using ` + postgresFailures + postgresFromParked + `
 	returning p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata, p.created_at, p.errors,
-		c.attempt, c.class, c.text, c.fingerprint, p.next_at is not null as first
+		c.attempt, c.class, c.text, c.fingerprint, p.unanswered or c.unanswered as unanswered, p.next_at is not null as first
 ), letters as (` + postgresLetter + postgresErrors + `, 'dead', false
 	from d
 )` + postgresSuccessors + postgresFenceEnd
@@ -193,10 +266,11 @@ select count(*) from f`
 	postgresHold = postgresFence + `, d as (
 	update {{parked}} p
 	set attempts = c.attempt, next_at = null, held = true, crashed = p.crashed or c.class = 'crashed',
+		unanswered = p.unanswered or c.unanswered,
 		errors = ` + postgresErrors + `
 	from ` + postgresFailures + postgresFromParked + `
 	returning p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata, p.created_at, p.errors,
-		c.attempt, c.class, c.text, c.fingerprint
+		c.attempt, c.class, c.text, c.fingerprint, p.unanswered
 ), letters as (` + postgresLetter + `errors, 'held', true
 	from d
 )` + postgresFenceEnd
@@ -278,10 +352,6 @@ select count(*) from f`
 )
 
 const (
-	// The server ends the transaction of a process that was stopped in the
-	// middle of it.
-	postgresSettleLimits = `set local idle_in_transaction_session_timeout = '1s'`
-
 	// Deleting what the broker has confirmed is right whoever holds the lane.
 	postgresSettled = `
 with gone as (

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/lib/pq"
 
@@ -24,7 +25,7 @@ func retried(t testing.TB, fn func() error) {
 		if err == nil {
 			return
 		}
-		if !sqlerr.Retryable(err) {
+		if !passing(err) {
 			t.Error(err)
 			return
 		}
@@ -275,11 +276,13 @@ func TestParking_AWriteUnderWayExcludesATakeoverOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 		answer := make(chan error, 1)
-		go func() { answer <- p.fail(t.Context(), p.f, []failure{failing(rows[0], retryLater)}, refsOf(rows[1:])) }()
+		patient, cancelFail := context.WithTimeout(t.Context(), 20*time.Minute) // so long are its limits
+		defer cancelFail()
+		go func() { answer <- p.fail(patient, p.f, []failure{failing(rows[0], retryLater)}, refsOf(rows[1:])) }()
 		p.awaitBlocked(t, pid)
 		soon, cancel := context.WithTimeout(t.Context(), longTerm/6)
 		defer cancel()
-		if held, err := p.leases.beat(soon, identity{owner: p.f.owner}, []int{lotLane}, longTerm); err != nil || held[lotLane] != p.f.epoch {
+		if held, err := p.leases.beat(soon, identity{owner: p.f.owner}, []int{lotLane}, longTerm); err != nil || held[lotLane].epoch != p.f.epoch {
 			t.Fatalf("the renewal: %v, %v", held, err)
 		}
 		p.exec(t, `update {{relay_leases}} set lease_until = `+p.longAgo()+` where lane = $1`, lotLane)

@@ -1,13 +1,13 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"errors"
+	"slices"
 	"strings"
 	"time"
-
-	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
@@ -35,13 +35,6 @@ func clean(s string) string {
 		s = s[:limit] + "…"
 	}
 	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
-}
-
-func array[T int64 | string](list []T) any {
-	if list == nil {
-		list = []T{} // nil would be NULL
-	}
-	return pq.Array(list)
 }
 
 func reportMissed(ctx context.Context, box *outbox.Outbox, rows int, broken error) {
@@ -139,7 +132,7 @@ func scanCommands(rows *sql.Rows, err error) ([]command, error) {
 func scanFound(row *sql.Row) (r parkedRow, parked, found bool, err error) {
 	var created, age int64
 	err = row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
-		&r.attempts, &r.crashed, &age, &parked)
+		&r.attempts, &r.tried, &r.crashed, &r.unanswered, &age, &parked)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
 		return parkedRow{}, false, false, nil
@@ -151,6 +144,78 @@ func scanFound(row *sql.Row) (r parkedRow, parked, found bool, err error) {
 }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
+
+// parkedTopic is a topic of a lane that has heads in parked.
+type parkedTopic struct {
+	lane  int
+	topic string
+	wait  time.Duration // until its first head is due
+	place int           // among the topics of its lane that were looked at, from 1
+}
+
+func scanTopics(rows *sql.Rows, err error) (topics []parkedTopic, _ error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	for rows.Next() {
+		var t parkedTopic
+		var wait int64
+		if err := rows.Scan(&t.lane, &t.topic, &wait, &t.place); err != nil {
+			return nil, err
+		}
+		t.wait = micros(wait)
+		topics = append(topics, t)
+	}
+	return topics, rows.Err()
+}
+
+// mostTopicsDue bounds the topics of lanes that one look brings rows of.
+const mostTopicsDue = 512
+
+// choose returns the topics that rows are due of, those that have waited longest
+// first, and what else a look has found: where to go on if a lane has more topics
+// than were looked at, and when the first of the others is due.
+func (r dueRequest) choose(topics []parkedTopic) (due []parkedTopic, found looked) {
+	found.next = -1
+	for _, t := range topics {
+		if t.place == r.most && (found.more == "" || t.topic < found.more) {
+			found.more = t.topic
+		}
+		switch {
+		case slices.Contains(r.topics, t.topic):
+		case t.wait > 0:
+			found.sooner(t.wait)
+		default:
+			due = append(due, t)
+		}
+	}
+	slices.SortFunc(due, func(a, b parkedTopic) int {
+		return cmp.Or(cmp.Compare(a.wait, b.wait), cmp.Compare(a.topic, b.topic), cmp.Compare(a.lane, b.lane))
+	})
+	if len(due) > mostTopicsDue {
+		due = due[:mostTopicsDue]
+		found.sooner(0)
+	}
+	return due, found
+}
+
+// sooner notes that something is due in a time; negative: nothing is.
+func (l *looked) sooner(wait time.Duration) {
+	if wait >= 0 && (l.next < 0 || wait < l.next) {
+		l.next = wait
+	}
+}
+
+// unique drops keys that come twice: one may have a head and a held row behind it.
+func unique(keys []parkedKey) []parkedKey {
+	seen := make(map[parkedKey]bool, len(keys))
+	return slices.DeleteFunc(keys, func(k parkedKey) bool {
+		before := seen[k]
+		seen[k] = true
+		return before
+	})
+}
 
 // scanDue reads heads in the order of their times, each with the rows of its key;
 // a head that is not due, or one too many, comes without rows and says when to
@@ -165,11 +230,11 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 	for rows.Next() {
 		var wait, place int64
 		var lane, id, created, attempts, age sql.NullInt64
-		var crashed, held sql.NullBool
+		var tried, crashed, unanswered, held sql.NullBool
 		var topic, message, key sql.NullString
 		var payload, metadata []byte
 		if err := rows.Scan(&wait, &lane, &id, &topic, &message, &key, &payload, &metadata, &created,
-			&attempts, &crashed, &held, &age, &place); err != nil {
+			&attempts, &tried, &crashed, &unanswered, &held, &age, &place); err != nil {
 			return nil, 0, err
 		}
 		if !id.Valid {
@@ -192,7 +257,7 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 				},
 				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata,
 			},
-			attempts: int(attempts.Int64), crashed: crashed.Bool, age: micros(age.Int64),
+			attempts: int(attempts.Int64), tried: tried.Bool, crashed: crashed.Bool, unanswered: unanswered.Bool, age: micros(age.Int64),
 		})
 	}
 	return due, next, rows.Err()

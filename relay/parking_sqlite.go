@@ -51,73 +51,61 @@ func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKe
 	if err != nil {
 		return nil, fmt.Errorf("read parked keys: %w", err)
 	}
-	return keys, nil
+	return unique(keys), nil
 }
 
-// sqliteHead is a topic of a lane, or the first row of a key.
+// sqliteHead is the first row of a key.
 type sqliteHead struct {
 	lane  int
 	id    int64
-	name  string // of the topic, or the key
+	key   string
 	wait  int64
 	topic string
 	turn  int // among those of its topic
 }
 
-func (s *sqliteParking) due(ctx context.Context, r dueRequest) (due []parkedRow, next time.Duration, err error) {
-	next = -1
-	known := make(map[int64]bool, len(r.known))
-	for _, id := range r.known {
-		known[id] = true
+func (s *sqliteParking) look(ctx context.Context, r dueRequest) (found looked, err error) {
+	known := make(map[rowID]bool, len(r.known))
+	for _, k := range r.known {
+		known[rowID{k.ID, k.CreatedAt.UnixMicro()}] = true
 	}
 	err = litetx.Read(ctx, s.db, func(conn *sql.Conn) error {
-		heads, err := s.readHeads(ctx, conn, r, known)
+		topics, err := scanTopics(conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), r.after, r.most))
+		if err != nil {
+			return err
+		}
+		var due []parkedTopic
+		due, found = r.choose(topics)
+		heads, err := s.readHeads(ctx, conn, r, due, known)
 		if err != nil {
 			return err
 		}
 		for i, h := range heads {
 			if h.wait > 0 || i == r.heads {
-				next = max(0, micros(h.wait))
+				found.sooner(max(0, micros(h.wait)))
 				return nil
 			}
 			most := r.rows
-			if h.name == "" {
+			if h.key == "" {
 				most = 1
 			}
-			if due, err = s.appendRows(ctx, conn, due, h, known, most); err != nil {
+			if found.rows, err = s.appendRows(ctx, conn, found.rows, h, known, most); err != nil {
 				return err
 			}
 		}
 		return nil
 	})
 	if err != nil {
-		return nil, 0, fmt.Errorf("read what is due of parked: %w", err)
+		return looked{}, fmt.Errorf("read what is due of parked: %w", err)
 	}
-	return due, next, nil
+	return found, nil
 }
 
-// readHeads returns first rows of keys in the order of their times, at most one more
-// than asked for, of the topics of which something is due; and the others that are due
-// first.
-func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, known map[int64]bool) (heads []sqliteHead, err error) {
-	rows, err := conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), jsonArray(r.topics))
-	if err != nil {
-		return nil, err
-	}
-	var topics []sqliteHead
-	err = each(rows, func(row *sql.Rows) (bool, error) {
-		var h sqliteHead
-		err := row.Scan(&h.lane, &h.name, &h.wait)
-		topics = append(topics, h)
-		return true, err
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, topic := range topics {
-		if topic.wait > 0 {
-			heads = append(heads, topic)
-		} else if heads, err = s.appendHeads(ctx, conn, heads, topic, known, r.heads+1); err != nil {
+// readHeads returns the first rows of keys that are due, at most one more than asked
+// for, of each topic in turn.
+func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, due []parkedTopic, known map[rowID]bool) (heads []sqliteHead, err error) {
+	for _, topic := range due {
+		if heads, err = s.appendHeads(ctx, conn, heads, topic, known, r.heads+1); err != nil {
 			return nil, err
 		}
 	}
@@ -125,10 +113,9 @@ func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequ
 	slices.SortFunc(heads, byTime)
 	turns := map[string]int{}
 	for i := range heads {
-		if h := &heads[i]; h.wait <= 0 {
-			turns[h.topic]++
-			h.turn = turns[h.topic]
-		} else {
+		h := &heads[i]
+		turns[h.topic]++
+		if h.turn = turns[h.topic]; h.wait > 0 {
 			h.turn = math.MaxInt // what is not due comes last
 		}
 	}
@@ -136,28 +123,32 @@ func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequ
 	return heads[:min(len(heads), r.heads+1)], nil
 }
 
-// appendHeads appends the first rows of keys of a topic, but for those known.
-func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads []sqliteHead, topic sqliteHead, known map[int64]bool, most int) ([]sqliteHead, error) {
-	rows, err := conn.QueryContext(ctx, s.t.heads, topic.lane, topic.name)
+// appendHeads appends the first rows of keys of a topic that are due, but for those
+// known, and the first that is not.
+func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads []sqliteHead, topic parkedTopic, known map[rowID]bool, most int) ([]sqliteHead, error) {
+	rows, err := conn.QueryContext(ctx, s.t.heads, topic.lane, topic.topic)
 	if err != nil {
 		return nil, err
 	}
 	err = each(rows, func(row *sql.Rows) (bool, error) {
 		var h sqliteHead
-		err := row.Scan(&h.lane, &h.id, &h.name, &h.wait)
-		if !known[h.id] {
-			h.topic = topic.name
+		var created int64
+		if err := row.Scan(&h.lane, &h.id, &h.key, &h.wait, &created); err != nil {
+			return false, err
+		}
+		if !known[rowID{h.id, created}] {
+			h.topic = topic.topic
 			heads = append(heads, h)
 			most--
 		}
-		return most > 0, err
+		return most > 0 && h.wait <= 0, nil
 	})
 	return heads, err
 }
 
 // appendRows appends a head and the rows that follow it, but for those known.
-func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[int64]bool, most int) ([]parkedRow, error) {
-	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.name, h.id)
+func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[rowID]bool, most int) ([]parkedRow, error) {
+	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id)
 	if err != nil {
 		return nil, err
 	}
@@ -167,10 +158,10 @@ func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []pa
 		var created, age int64
 		var held bool
 		if err := row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
-			&r.attempts, &r.crashed, &held, &age); err != nil || held {
+			&r.attempts, &r.tried, &r.crashed, &r.unanswered, &held, &age); err != nil || held {
 			return false, err // behind a held row nothing may be published
 		}
-		if known[r.ID] {
+		if known[rowID{r.ID, created}] {
 			return true, nil
 		}
 		r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
@@ -270,13 +261,21 @@ func (s *sqliteParking) fail(ctx context.Context, f fence, failures []failure, f
 			if err := write(ctx, conn, one, touched); err != nil {
 				return err
 			}
+			for _, text := range []string{s.t.unanswered, s.t.maybeDelivered} {
+				if !one.unanswered {
+					break
+				}
+				if _, err := conn.ExecContext(ctx, text, refArgs(one.Ref)...); err != nil {
+					return err
+				}
+			}
 			if _, err := conn.ExecContext(ctx, s.t.cleared, f.lane, one.ID); err != nil {
 				return err
 			}
 		}
 		for _, ref := range followers {
 			ref.Lane = f.lane
-			if err := s.follow(ctx, conn, ref, touched); err != nil {
+			if err := s.followOne(ctx, conn, ref, touched); err != nil {
 				return err
 			}
 		}
@@ -318,8 +317,47 @@ func (s *sqliteParking) failInOutbox(ctx context.Context, conn *sql.Conn, one fa
 	})
 }
 
-// follow moves a row of the outbox behind those of its key.
-func (s *sqliteParking) follow(ctx context.Context, conn *sql.Conn, ref outbox.Ref, touched touchedKeys) error {
+func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
+	err = s.fenced(ctx, f, func(conn *sql.Conn, touched touchedKeys) error {
+		rows, err := conn.QueryContext(ctx, s.t.ofKeys, f.lane, jsonArray(keys), min(limit, sqliteSweepRows)+len(known))
+		if err != nil {
+			return err
+		}
+		var refs []outbox.Ref
+		err = each(rows, func(row *sql.Rows) (bool, error) {
+			ref, created := outbox.Ref{Lane: f.lane}, int64(0)
+			err := row.Scan(&ref.ID, &ref.MessageID, &created)
+			ref.CreatedAt = time.UnixMicro(created).UTC()
+			if !slices.Contains(known, ref.Known()) {
+				refs = append(refs, ref)
+			}
+			return len(refs) < min(limit, sqliteSweepRows), err
+		})
+		if err != nil {
+			return err
+		}
+		for _, ref := range refs {
+			if err := s.followOne(ctx, conn, ref, touched); err != nil {
+				return err
+			}
+		}
+		moved = len(refs)
+		if moved == sqliteSweepRows {
+			moved = limit // there may be more
+		}
+		return nil
+	})
+	if err != nil {
+		return 0, fmt.Errorf("move what follows in parked: %w", err)
+	}
+	return moved, nil
+}
+
+// sqliteSweepRows bounds a move, so that the writer's turn is short.
+const sqliteSweepRows = 500
+
+// followOne moves a row of the outbox behind those of its key.
+func (s *sqliteParking) followOne(ctx context.Context, conn *sql.Conn, ref outbox.Ref, touched touchedKeys) error {
 	return s.unbox(ctx, conn, ref, touched, func(key string) error {
 		var wait any // straighten gives the head its time
 		if key == "" {
@@ -359,7 +397,11 @@ func (s *sqliteParking) failInParked(ctx context.Context, conn *sql.Conn, one fa
 	}
 	switch one.verdict {
 	case retryLater:
-		_, err := exec(s.t.again, one.retryIn.Microseconds())
+		text := s.t.again
+		if one.free {
+			text = s.t.postpone
+		}
+		_, err := exec(text, one.retryIn.Microseconds())
 		return err
 	case letterHold:
 		if did, err := exec(s.t.hold); err != nil || !did {

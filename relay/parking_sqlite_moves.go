@@ -7,12 +7,14 @@ type sqliteParkingTexts struct {
 	keys, topics, heads, rows, find    string
 	fence, cleared                     string
 	outboxKey, park, buryOutbox, unbox string
-	again, hold, heldLetter, bury      string
+	again, postpone                    string
+	hold, heldLetter, bury             string
 	unpark, dropHeld                   string
 	giveTime, takeTime, keyThere       string
 	letter, replay, close              string
 	settleMove, closeLetters           string
-	suspect, calm, beyond              string
+	suspect, calm, beyond, ofKeys      string
+	unanswered, maybeDelivered         string
 }
 
 func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
@@ -21,12 +23,13 @@ func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
 		keys: x(sqliteParkedKeys), topics: x(sqliteParkedTopics), heads: x(sqliteHeads), rows: x(sqliteRows), find: x(sqliteFind),
 		fence: x(sqliteFence), cleared: x(sqliteCleared),
 		outboxKey: x(sqliteOutboxKey), park: x(sqlitePark), buryOutbox: x(sqliteBuryOutbox), unbox: x(sqliteUnbox),
-		again: x(sqliteAgain), hold: x(sqliteHold), heldLetter: x(sqliteHeldLetter), bury: x(sqliteBury),
+		again: x(sqliteAgain), postpone: x(sqlitePostpone), hold: x(sqliteHold), heldLetter: x(sqliteHeldLetter), bury: x(sqliteBury),
 		unpark: x(sqliteUnpark), dropHeld: x(sqliteDropHeld),
 		giveTime: x(sqliteGiveTime), takeTime: x(sqliteTakeTime), keyThere: x(sqliteKeyThere),
 		letter: x(sqliteLetter), replay: x(sqliteReplay), close: x(sqliteClose),
 		settleMove: x(sqliteSettleMove), closeLetters: x(sqliteCloseLetters),
-		suspect: x(sqliteSuspect), calm: x(sqliteCalm), beyond: x(sqliteBeyond),
+		suspect: x(sqliteSuspect), calm: x(sqliteCalm), beyond: x(sqliteBeyond), ofKeys: x(sqliteOfKeys),
+		unanswered: x(sqliteUnanswered), maybeDelivered: x(sqliteMaybeDelivered),
 	}
 }
 
@@ -40,25 +43,21 @@ from (select o.id, o.topic from {{outbox}} o where o.lane = ?1 order by o.id des
 where n.topic not in (select t.value from json_each(?2) t)
 limit 1`
 
-	// By the index (lane, key, id), from each key to the next.
+	// By the partial index on (lane, key) of heads.
 	sqliteParkedKeys = `
-with recursive k (lane, key) as (
-	select l.value, (select p.key from {{parked}} p where p.lane = l.value and p.key > '' order by p.key limit 1)
-	from json_each(?1) l
-	union all
-	select k.lane, (select p.key from {{parked}} p where p.lane = k.lane and p.key > k.key order by p.key limit 1)
-	from k
-	where k.key is not null
-)
-select lane, key from k where key is not null`
+select p.lane, p.key
+from {{parked}} p
+where p.lane in (select value from json_each(?1))
+	and p.key > ''
+	and (p.next_at is not null or p.held)`
 
 	// By the partial index (lane, topic, next_at), which holds heads alone, from each
 	// topic to the next, with the time of its first.
 	sqliteParkedTopics = `
-with recursive t (lane, topic) as (
+with recursive t (lane, topic, place) as (
 	select l.value, (
-		select p.topic from {{parked}} p where p.lane = l.value and p.next_at is not null order by p.topic limit 1
-	)
+		select p.topic from {{parked}} p where p.lane = l.value and p.next_at is not null and p.topic > ?2 order by p.topic limit 1
+	), 1
 	from json_each(?1) l
 	union all
 	select t.lane, (
@@ -67,19 +66,19 @@ with recursive t (lane, topic) as (
 		where p.lane = t.lane and p.next_at is not null and p.topic > t.topic
 		order by p.topic
 		limit 1
-	)
+	), t.place + 1
 	from t
-	where t.topic is not null
+	where t.topic is not null and t.place < ?3
 )
 select lane, topic, (
 	select p.next_at from {{parked}} p where p.lane = t.lane and p.topic = t.topic and p.next_at is not null order by p.next_at limit 1
-) - ` + sqliteNow + `
+) - ` + sqliteNow + `, place
 from t
-where topic is not null and topic not in (select value from json_each(?2))`
+where topic is not null`
 
 	// By the same index. It is read no further than needed.
 	sqliteHeads = `
-select lane, id, key, next_at - ` + sqliteNow + `
+select lane, id, key, next_at - ` + sqliteNow + `, created_at
 from {{parked}}
 where lane = ?1 and topic = ?2 and next_at is not null
 order by next_at`
@@ -87,18 +86,18 @@ order by next_at`
 	// By the index (lane, key, id). It is read no further than needed.
 	sqliteRows = `
 select lane, id, topic, message_id, key, payload, metadata, created_at,
-	attempts, crashed, held, ` + sqliteNow + ` - parked_at
+	attempts, json_array_length(errors) > 0, crashed, unanswered, held, ` + sqliteNow + ` - parked_at
 from {{parked}}
 where lane = ?1 and key = ?2 and id >= ?3
 order by id`
 
 	// By the primary keys.
 	sqliteFind = `
-select lane, id, topic, message_id, key, payload, metadata, created_at, attempts, crashed, ` + sqliteNow + ` - parked_at, 1
+select lane, id, topic, message_id, key, payload, metadata, created_at, attempts, json_array_length(errors) > 0, crashed, unanswered, ` + sqliteNow + ` - parked_at, 1
 from {{parked}}
 where lane = ?1 and id = ?2
 union all
-select lane, id, topic, message_id, key, payload, metadata, created_at, 0, 0, 0, 0
+select lane, id, topic, message_id, key, payload, metadata, created_at, 0, 0, 0, 0, 0, 0
 from {{outbox}}
 where lane = ?1 and id = ?2
 limit 1`
@@ -133,6 +132,14 @@ const (
 	sqliteRow = `
 where lane = ?1 and id = ?2 and message_id = ?3 and created_at = ?4`
 
+	// By the index (lane, id), from the start of the lane.
+	sqliteOfKeys = `
+select id, message_id, created_at
+from {{outbox}}
+where lane = ?1 and key in (select value from json_each(?2))
+order by id
+limit ?3`
+
 	sqliteOutboxKey = `select key from {{outbox}}` + sqliteRow
 
 	sqliteUnbox = `delete from {{outbox}}` + sqliteRow
@@ -145,25 +152,25 @@ where lane = ?1 and id = ?2 and message_id = ?3 and created_at = ?4`
 	sqlitePark = `
 insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, attempts, next_at, crashed, held, errors)
 select lane, id, topic, message_id, key, payload, metadata, created_at,
-	?5, ` + sqliteNow + ` + ?8, ?6 = 'crashed', ?9, case when ?5 = 0 then '[]' else json_array(` + sqliteError + `) end
+	?5, ` + sqliteNow + ` + ?8, ?6 = 'crashed', ?9, case when ?6 = '' then '[]' else json_array(` + sqliteError + `) end
 from {{outbox}}` + sqliteRow + `
 on conflict do nothing`
 
 	sqliteLetterColumns = `
 insert into {{dead_letters}} (source, lane, row_id, topic, message_id, key, payload, metadata, created_at,
-	reason, error, attempts, fingerprint, errors, state, held)
+	reason, error, attempts, fingerprint, errors, state, held, maybe_delivered)
 select 'relay', lane, id, topic, message_id, key, payload, metadata, created_at,
 	?6, ?7, ?5, ?8, `
 
-	sqliteBuryOutbox = sqliteLetterColumns + `json_array(` + sqliteError + `), ?9, ?10
+	sqliteBuryOutbox = sqliteLetterColumns + `json_array(` + sqliteError + `), ?9, ?10, 0
 from {{outbox}}` + sqliteRow
 
 	sqliteFailing = sqliteRow + ` and attempts = ?5 - 1 and not held`
 
-	sqliteBury = sqliteLetterColumns + sqliteErrors + `, 'dead', 0
+	sqliteBury = sqliteLetterColumns + sqliteErrors + `, 'dead', 0, unanswered
 from {{parked}}` + sqliteFailing
 
-	sqliteHeldLetter = sqliteLetterColumns + `errors, 'held', 1
+	sqliteHeldLetter = sqliteLetterColumns + `errors, 'held', 1, unanswered
 from {{parked}}` + sqliteRow
 
 	// A row without a time is none's head and gets none.
@@ -172,6 +179,20 @@ update {{parked}}
 set attempts = ?5, next_at = case when next_at is not null then ` + sqliteNow + ` + ?8 end,
 	crashed = crashed or ?6 = 'crashed', parked_at = iif(?5 = 1, ` + sqliteNow + `, parked_at),
 	errors = ` + sqliteErrors + sqliteFailing
+
+	// Of a message that may have been delivered, in parked and in its letter.
+	sqliteUnanswered = `update {{parked}} set unanswered = 1` + sqliteRow
+
+	sqliteMaybeDelivered = `
+update {{dead_letters}}
+set maybe_delivered = 1
+where source = 'relay' and closed_at is null
+	and lane = ?1 and row_id = ?2 and message_id = ?3 and created_at = ?4`
+
+	// A row that has failed at no charge waits longer.
+	sqlitePostpone = `
+update {{parked}}
+set next_at = case when next_at is not null then ` + sqliteNow + ` + ?8 end, errors = ` + sqliteErrors + sqliteRow + ` and attempts = ?5 and not held`
 
 	sqliteHold = `
 update {{parked}}

@@ -463,9 +463,9 @@ func TestParking_DueBringsOnlyWhatIsDue(t *testing.T) {
 		p.exec(t, `update {{outbox}} set topic = 'soon' where id = $1`, rows[1].ID)
 		p.mustFail(t, failures)
 		p.exec(t, `update {{parked}} set lane = 0 where id = $1`, rows[0].ID)
-		var known []int64
+		var known []outbox.Known
 		for _, r := range rows[2:] {
-			known = append(known, r.ID)
+			known = append(known, r.Known())
 		}
 		in := `clock_timestamp() + $1::bigint * interval '1 microsecond'`
 		if p.sqlite() {

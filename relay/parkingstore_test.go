@@ -205,9 +205,29 @@ func refsOf(rows []outbox.Row) []outbox.Ref {
 	return refs
 }
 
+// due looks for what is due of all topics.
+func (p *lot) due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error) {
+	r.most = 1000
+	found, err := p.look(ctx, r)
+	return found.rows, found.next, err
+}
+
+// known identifies rows of parked.
+func (p *lot) known(t testing.TB, ids ...int64) (known []outbox.Known) {
+	t.Helper()
+	for _, id := range ids {
+		row, _, found, err := p.find(t.Context(), lotLane, id)
+		if err != nil || !found {
+			t.Fatalf("row %d: found %v, %v", id, found, err)
+		}
+		known = append(known, row.Known())
+	}
+	return known
+}
+
 func (p *lot) mustDue(t testing.TB, heads, rows int, known ...int64) ([]parkedRow, time.Duration) {
 	t.Helper()
-	due, next, err := p.due(t.Context(), dueRequest{lanes: []int{lotLane}, known: known, heads: heads, rows: rows})
+	due, next, err := p.due(t.Context(), dueRequest{lanes: []int{lotLane}, known: p.known(t, known...), heads: heads, rows: rows})
 	if err != nil {
 		t.Fatal(err)
 	}

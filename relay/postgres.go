@@ -9,11 +9,12 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
 type postgresLeases struct {
-	db                                                                           *sql.DB
-	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText string
+	db                                                                                       *sql.DB
+	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText string
 }
 
 func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
@@ -22,7 +23,7 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),
 		takeText: names.Expand(postgresTake), releaseText: names.Expand(postgresRelease),
 		leaveText: names.Expand(postgresLeave), guardText: names.Expand(postgresGuard),
-		touchText: names.Expand(postgresTouch),
+		touchText: names.Expand(postgresTouch), expireText: names.Expand(postgresExpire),
 	}
 }
 
@@ -33,8 +34,8 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 const (
 	// Owner and epoch do not change, so extending a lease that has expired is
 	// right as long as nobody took it. What was extended is what the update
-	// returns: it waits for a takeover under way, of which the statement's
-	// snapshot knows nothing.
+	// returns. A lease that somebody has locked, to take it over perhaps, is not
+	// extended this time, and does not keep the others from that.
 	postgresBeat = `
 with alive as (
 	insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
@@ -43,22 +44,33 @@ with alive as (
 	set seen_until = excluded.seen_until, ready = excluded.ready, stopping = excluded.stopping
 ), dead as (
 	delete from {{relay_workers}}
-	where owner <> $1 and seen_until < clock_timestamp() - interval '1 hour'
+	where owner in (
+		select owner
+		from {{relay_workers}}
+		where owner <> $1 and seen_until < clock_timestamp() - interval '1 hour'
+		for update skip locked
+	)
 ), kept as (
 	update {{relay_leases}}
 	set lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond'
-	where owner = $1 and lane = any ($3::smallint[])
+	where lane in (
+		select lane
+		from {{relay_leases}}
+		where owner = $1 and lane = any ($3::smallint[])
+		for no key update skip locked
+	)
 	returning lane, epoch
 )
-select lane, epoch from kept
+select lane, epoch, true from kept
 union all
-select lane, epoch from {{relay_leases}} where owner = $1 and lane <> all ($3::smallint[])`
+select lane, epoch, false from {{relay_leases}} where owner = $1 and lane not in (select lane from kept)`
 
 	postgresCensus = `
-select lane, owner, epoch, (extract(epoch from lease_until - clock_timestamp()) * 1000000)::bigint, false, false
+select lane, owner, epoch, (extract(epoch from lease_until - clock_timestamp()) * 1000000)::bigint,
+	(date_part('epoch', lease_until) * 1000000)::bigint, false, false
 from {{relay_leases}}
 union all
-select -2, owner, 0, 0, ready, stopping
+select -2, owner, 0, 0, (date_part('epoch', seen_until) * 1000000)::bigint, ready, stopping
 from {{relay_workers}}
 where seen_until > clock_timestamp()`
 
@@ -128,6 +140,18 @@ returning l.lane, l.epoch, l.crashes, coalesce(l.suspect, 0)`
 				limit 1
 			`
 
+	postgresExpire = `
+with gone as (
+	delete from {{relay_workers}} w
+	using unnest($5::text[], $6::bigint[]) as s (owner, until)
+	where w.owner = s.owner and w.seen_until = timestamptz 'epoch' + s.until * interval '1 microsecond'
+)
+update {{relay_leases}} l
+set lease_until = clock_timestamp() - interval '1 microsecond'
+from unnest($1::smallint[], $2::text[], $3::bigint[], $4::bigint[]) as s (lane, owner, epoch, until)
+where l.lane = s.lane and l.owner = s.owner and l.epoch = s.epoch
+	and l.lease_until = timestamptz 'epoch' + s.until * interval '1 microsecond'`
+
 	postgresRelease = `
 update {{relay_leases}}
 set owner = '', suspect = null, lease_until = clock_timestamp()
@@ -139,13 +163,17 @@ where owner = $1 and lane = any ($2::smallint[])`
 	postgresDurably = `select set_config('synchronous_commit', 'on', true)
 where current_setting('synchronous_commit') in ('off', 'local', 'remote_write')`
 
+	// A statement timeout would end the wait of COMMIT for a synchronous standby, and
+	// COMMIT would succeed all the same.
+	postgresCommitInFull = `set local statement_timeout = 0`
+
 	postgresTouch = `update {{relay_workers}} set seen_until = seen_until where owner = $1`
 
-	// The server ends the transaction of a process that was stopped in the
-	// middle of it, which would keep the lease and whatever else it has locked.
+	// FOR KEY SHARE as in a fenced write: a takeover waits for the end of the
+	// transaction, while the owner's own heartbeat does not.
 	postgresGuard = `
-select count(*), set_config('idle_in_transaction_session_timeout', '1s', true)
-from (select from {{relay_leases}} where lane = $1 and owner = $2 and epoch = $3 for update) held`
+select count(*)
+from (select from {{relay_leases}} where lane = $1 and owner = $2 and epoch = $3 for key share) held`
 )
 
 func smallints(lanes []int) any {
@@ -156,13 +184,27 @@ func smallints(lanes []int) any {
 	return pq.Array(a)
 }
 
-func (s *postgresLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]int64, error) {
-	return scanLanes(s.db.QueryContext(ctx, s.beatText,
+func (s *postgresLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]renewal, error) {
+	return scanHeld(s.db.QueryContext(ctx, s.beatText,
 		me.owner, me.name, smallints(lanes), term.Microseconds(), me.ready, me.stopping))
 }
 
 func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
+}
+
+func (s *postgresLeases) expire(ctx context.Context, leases []lease, peers []peer) error {
+	lanes, owners, epochs, untils := make([]int, len(leases)), make([]string, len(leases)), make([]int64, len(leases)), make([]int64, len(leases))
+	for i, l := range leases {
+		lanes[i], owners[i], epochs[i], untils[i] = l.lane, l.owner, l.epoch, l.until
+	}
+	names, seen := make([]string, len(peers)), make([]int64, len(peers))
+	for i, p := range peers {
+		names[i], seen[i] = p.owner, p.until
+	}
+	_, err := s.db.ExecContext(ctx, s.expireText,
+		smallints(lanes), pq.Array(owners), pq.Array(epochs), pq.Array(untils), pq.Array(names), pq.Array(seen))
+	return err
 }
 
 func (s *postgresLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error) {
@@ -177,27 +219,27 @@ func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int)
 // flush commits a change of the worker's own row. Its record in the log lies behind
 // the commits of all that was visible before, so when it is durable, they are.
 func (s *postgresLeases) flush(ctx context.Context, owner string) error {
-	tx, err := s.db.BeginTx(ctx, nil)
+	err := shorttx.Run(ctx, s.db, shorttx.For(shorttx.Idle), func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, postgresDurably); err != nil {
+			return err
+		}
+		touched, err := tx.ExecContext(ctx, s.touchText, owner)
+		if err != nil {
+			return err
+		}
+		// A commit that changed nothing waits for nothing. The heartbeat puts the row
+		// back where it is missing, as on a server that was restored.
+		n, err := touched.RowsAffected()
+		if err == nil && n == 0 {
+			err = fmt.Errorf("worker %s is not registered yet", owner)
+		}
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(ctx, postgresCommitInFull)
+		return err
+	})
 	if err != nil {
-		return fmt.Errorf("flush: %w", err)
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if _, err := tx.ExecContext(ctx, postgresDurably); err != nil {
-		return fmt.Errorf("flush: %w", err)
-	}
-	touched, err := tx.ExecContext(ctx, s.touchText, owner)
-	if err != nil {
-		return fmt.Errorf("flush: %w", err)
-	}
-	// A commit that changed nothing waits for nothing. The heartbeat puts the row
-	// back where it is missing, as on a server that was restored.
-	switch n, err := touched.RowsAffected(); {
-	case err != nil:
-		return fmt.Errorf("flush: %w", err)
-	case n == 0:
-		return fmt.Errorf("flush: worker %s is not registered yet", owner)
-	}
-	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("flush: %w", err)
 	}
 	return nil
@@ -210,7 +252,6 @@ func (s *postgresLeases) leave(ctx context.Context, owner string) error {
 
 func (s *postgresLeases) guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error) {
 	var n int
-	var timeout string
-	err := tx.QueryRowContext(ctx, s.guardText, lane, owner, epoch).Scan(&n, &timeout)
+	err := tx.QueryRowContext(ctx, s.guardText, lane, owner, epoch).Scan(&n)
 	return n == 1, err
 }

@@ -7,21 +7,21 @@ import (
 
 // nextProbe returns a message that is to find out whether its topic's circuit, or
 // the sink's, may close.
-func (e *engine) nextProbe(now, deadline time.Time) *entry {
+func (e *engine) nextProbe(now time.Time) *entry {
 	if e.sinkDown {
-		return e.nextSinkProbe(now, deadline)
+		return e.nextSinkProbe(now)
 	}
 	for _, t := range e.topics {
 		if now.Before(t.retryAt) {
 			continue
 		}
 		if t.state == opened && t.probe == nil {
-			if m := e.candidate(t, now, deadline); m != nil {
+			if m := e.candidate(t, now); m != nil {
 				t.probe = m
 				return e.alone(m)
 			}
 		}
-		if m := e.loneSuspect(t, now, deadline); m != nil {
+		if m := e.loneSuspect(t, now); m != nil {
 			return e.alone(m)
 		}
 	}
@@ -30,22 +30,22 @@ func (e *engine) nextProbe(now, deadline time.Time) *entry {
 
 // nextSinkProbe returns a message that is to find out whether the sink is there
 // again: one of a topic without trouble and one of each topic with it, in turn.
-func (e *engine) nextSinkProbe(now, deadline time.Time) *entry {
+func (e *engine) nextSinkProbe(now time.Time) *entry {
 	if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
 		return nil
 	}
-	ways := []func(now, deadline time.Time) *entry{e.openedProbe, e.freshProbe}
+	ways := []func(now time.Time) *entry{e.openedProbe, e.freshProbe}
 	if e.sinkTurn {
 		slices.Reverse(ways)
 	}
 	for _, way := range ways {
-		if m := way(now, deadline); m != nil {
+		if m := way(now); m != nil {
 			e.sinkProbe = m
 			return e.alone(m)
 		}
 	}
 	for _, t := range e.topics {
-		if m := e.loneSuspect(t, now, deadline); m != nil { // nothing else is left to probe with
+		if m := e.loneSuspect(t, now); m != nil { // nothing else is left to probe with
 			e.sinkProbe = m
 			return e.alone(m)
 		}
@@ -53,12 +53,12 @@ func (e *engine) nextSinkProbe(now, deadline time.Time) *entry {
 	return nil
 }
 
-func (e *engine) openedProbe(now, deadline time.Time) *entry {
+func (e *engine) openedProbe(now time.Time) *entry {
 	for _, t := range e.topics {
 		if t.state != opened || t.probe != nil {
 			continue
 		}
-		if m := e.candidate(t, now, deadline); m != nil {
+		if m := e.candidate(t, now); m != nil {
 			t.probe = m
 			return m
 		}
@@ -66,9 +66,9 @@ func (e *engine) openedProbe(now, deadline time.Time) *entry {
 	return nil
 }
 
-func (e *engine) freshProbe(now, deadline time.Time) *entry {
+func (e *engine) freshProbe(now time.Time) *entry {
 	for _, l := range e.lanes {
-		if l == nil || !l.mayPublish(now, deadline) || l.announced != nil {
+		if l == nil || !e.mayPublish(l, now) || l.announced != nil {
 			continue
 		}
 		for m := l.ready.next(); m != nil; m = l.ready.next() {
@@ -76,6 +76,10 @@ func (e *engine) freshProbe(now, deadline time.Time) *entry {
 				l.ready.drop()
 				e.withhold(m)
 				continue
+			}
+			if m.hollow {
+				l.refetch = true
+				break
 			}
 			if !e.hasTurn(m) {
 				break
@@ -88,12 +92,12 @@ func (e *engine) freshProbe(now, deadline time.Time) *entry {
 }
 
 // loneSuspect returns the one suspect of a topic if it may be tried again.
-func (e *engine) loneSuspect(t *topic, now, deadline time.Time) *entry {
+func (e *engine) loneSuspect(t *topic, now time.Time) *entry {
 	if t.state == opened || len(t.suspects) != 1 {
 		return nil
 	}
 	m := t.suspects[0]
-	if m.state != suspected || !m.lane.mayPublish(now, deadline) || m.lane.announced != nil || !e.hasTurn(m) {
+	if m.state != suspected || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.hasTurn(m) {
 		return nil
 	}
 	return m
@@ -101,26 +105,37 @@ func (e *engine) loneSuspect(t *topic, now, deadline time.Time) *entry {
 
 // candidate takes a message of a topic that may probe: the withheld one that has
 // waited longest, or the first of a lane that is one pipeline.
-func (e *engine) candidate(t *topic, now, deadline time.Time) *entry {
+func (e *engine) candidate(t *topic, now time.Time) *entry {
 	for i, m := range t.withheld {
-		if m.state == withheld && m.lane.mayPublish(now, deadline) && m.lane.announced == nil && e.hasTurn(m) {
+		if m.state == withheld && !m.hollow && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.hasTurn(m) {
 			t.withheld = slices.Delete(t.withheld, i, i+1)
 			return m
 		}
 	}
 	if !e.inOrder {
+		e.refetchProbe(t, now)
 		return nil
 	}
 	for _, l := range e.lanes {
-		if l == nil || !l.mayPublish(now, deadline) || l.announced != nil || l.inFlight > 0 {
+		if l == nil || !e.mayPublish(l, now) || l.announced != nil || l.inFlight > 0 {
 			continue
 		}
-		if m := l.ready.next(); m != nil && m.Topic == t.name && e.hasTurn(m) {
+		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && e.hasTurn(m) {
 			l.ready.drop()
 			return m
 		}
 	}
 	return nil
+}
+
+// refetchProbe reads a message again that could probe if it had its payload.
+func (e *engine) refetchProbe(t *topic, now time.Time) {
+	for _, m := range t.withheld {
+		if m.state == withheld && m.hollow && e.mayPublish(m.lane, now) {
+			m.lane.refetch = true
+			return
+		}
+	}
 }
 
 // alone returns m, unless it has to be announced first.

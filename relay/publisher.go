@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"sync"
 
@@ -21,11 +22,14 @@ import (
 // [ErrUnavailable].
 //
 // Messages of one lane are published one after another, lanes at the same time:
-// up to 32 calls of Publish at once; [NewPublisherSink] makes fewer. A call that
-// does not return holds its lane until the lane's lease has expired, and holds up
-// the end of Run: give the publisher a timeout of its own. It is taken for an outage
-// and charges nobody, so a message that hangs every publisher it meets is never given
-// up: it takes its lane from worker to worker. The publisher is not closed. The sink serves one Relay.Run at a time.
+// up to 32 calls of Publish at once; [NewPublisherSink] makes fewer. A message whose
+// call has not returned when its time ends is unavailable; if the call returns nil
+// later, the message counts as delivered. A call that does not return holds its lane:
+// what is handed over behind it has no outcome, until the relay gives the lane to
+// another worker. It also holds up the end of Run, so give the publisher a timeout.
+// A call that hangs is taken for an outage and charges nobody, so a message that
+// hangs every publisher it meets is never given up. The publisher is not closed. The
+// sink serves one Relay.Run at a time.
 func FromPublisher(p message.Publisher) Sink { return newPublisherSink(p, outbox.Lanes) }
 
 // PublisherConfig configures a sink made of a Watermill publisher.
@@ -77,12 +81,20 @@ type publisherSink struct {
 }
 
 type laneQueue struct {
-	jobs   []publishJob
+	jobs   []*publishJob
 	signal chan struct{}
+	call   *publishCall // whose message was unavailable before it returned; belongs to serve
+}
+
+type publishCall struct {
+	message  *Message
+	done     func(*Message, error)
+	err      error
+	returned chan struct{} // closed after err is set
 }
 
 type publishJob struct {
-	messages []*Message
+	messages []*Message      // nil when delivered by an earlier call
 	expired  <-chan struct{} // closed when the outcomes are due
 	done     func(*Message, error)
 }
@@ -108,7 +120,7 @@ func (s *publisherSink) Run(ctx context.Context) error {
 }
 
 func (s *publisherSink) Publish(ctx context.Context, msgs []*Message, done func(*Message, error)) {
-	job := publishJob{messages: msgs, expired: ctx.Done(), done: done}
+	job := &publishJob{messages: slices.Clone(msgs), expired: ctx.Done(), done: done}
 	lane := &s.lanes[msgs[0].Lane]
 	s.mu.Lock()
 	running := s.running
@@ -127,57 +139,123 @@ func (s *publisherSink) Publish(ctx context.Context, msgs []*Message, done func(
 // job is either taken here or refused in Publish.
 func (s *publisherSink) serve(ctx context.Context, lane *laneQueue) {
 	for {
-		select {
-		case <-lane.signal:
-		case <-ctx.Done():
-		}
-		s.mu.Lock()
-		jobs := lane.jobs
-		lane.jobs = nil
-		ended := ctx.Err() != nil
-		if ended {
-			s.running = false
-		}
-		s.mu.Unlock()
-		for _, job := range jobs {
-			if ended {
-				job.fail(errSinkStopped)
-				continue
-			}
-			s.publish(ctx, job)
-		}
-		if ended {
+		job, ended := s.next(ctx, lane)
+		switch {
+		case job != nil && ended:
+			job.fail(errSinkStopped)
+		case job != nil:
+			s.publish(ctx, lane, job)
+		case ended:
+			s.awaitCall(lane, nil)
 			return
+		default:
+			var returned <-chan struct{}
+			if lane.call != nil {
+				returned = lane.call.returned
+			}
+			select {
+			case <-lane.signal:
+			case <-returned:
+				s.awaitCall(lane, nil)
+			case <-ctx.Done():
+			}
 		}
 	}
 }
 
-func (s *publisherSink) publish(ctx context.Context, job publishJob) {
-	for _, m := range job.messages {
-		job.done(m, s.publishOne(ctx, job, m))
+// next takes the lane's oldest job, if there is one. Once ctx has ended no job is
+// added.
+func (s *publisherSink) next(ctx context.Context, lane *laneQueue) (job *publishJob, ended bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if ended = ctx.Err() != nil; ended {
+		s.running = false
+	}
+	if len(lane.jobs) > 0 {
+		job, lane.jobs = lane.jobs[0], lane.jobs[1:]
+	}
+	return job, ended
+}
+
+func (s *publisherSink) publish(ctx context.Context, lane *laneQueue, job *publishJob) {
+	for i := range job.messages {
+		s.awaitCall(lane, job)
+		if m := job.messages[i]; m != nil {
+			job.done(m, s.publishOne(ctx, lane, job, m))
+		}
 	}
 }
 
-func (s *publisherSink) publishOne(ctx context.Context, job publishJob, m *Message) error {
+// awaitCall waits for a call that has outlived its message's time: messages of one
+// lane are published one after another. If it returns nil the message is delivered,
+// and is not published again if it waits in current or in the queue.
+func (s *publisherSink) awaitCall(lane *laneQueue, current *publishJob) {
+	c := lane.call
+	if c == nil {
+		return
+	}
+	<-c.returned
+	lane.call = nil
+	if c.err != nil {
+		return // the message has its outcome
+	}
+	done := c.done
+	s.mu.Lock()
+	for _, job := range append(slices.Clone(lane.jobs), current) {
+		if job != nil && job.drop(c.message) {
+			done = job.done
+		}
+	}
+	s.mu.Unlock()
+	done(c.message, nil)
+}
+
+func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *publishJob, m *Message) error {
 	select {
 	case s.calls <- struct{}{}:
-		defer func() { <-s.calls }()
 	case <-ctx.Done():
+		return Unavailable(errSinkStopped)
 	case <-job.expired:
+		return Unavailable(context.DeadlineExceeded)
 	}
 	// Also of what came at the same time as the place.
 	select {
 	case <-ctx.Done(): // the lane may be another worker's by now
+		<-s.calls
 		return Unavailable(errSinkStopped)
 	case <-job.expired:
+		<-s.calls
 		return Unavailable(context.DeadlineExceeded)
 	default:
-		return contain.Call(func() error { return s.publisher.Publish(m.Topic, m.Watermill()) })
+	}
+	c := &publishCall{message: m, done: job.done, returned: make(chan struct{})}
+	go func() { // awaited below, or by awaitCall
+		defer close(c.returned)
+		c.err = contain.Call(func() error { return s.publisher.Publish(m.Topic, m.Watermill()) })
+		<-s.calls
+	}()
+	select {
+	case <-c.returned:
+		return c.err
+	case <-job.expired:
+		lane.call = c
+		return Unavailable(context.DeadlineExceeded)
 	}
 }
 
-func (j publishJob) fail(err error) {
+// drop takes a message out of the job.
+func (j *publishJob) drop(m *Message) bool {
+	i := slices.Index(j.messages, m)
+	if i >= 0 {
+		j.messages[i] = nil
+	}
+	return i >= 0
+}
+
+func (j *publishJob) fail(err error) {
 	for _, m := range j.messages {
-		j.done(m, Unavailable(err))
+		if m != nil {
+			j.done(m, Unavailable(err))
+		}
 	}
 }

@@ -208,33 +208,108 @@ func TestFromPublisher_IsUnavailableWhileItDoesNotRun(t *testing.T) {
 	}
 }
 
-// What cannot be published before its deadline is given back.
-func TestFromPublisher_HeedsTheDeadlineBetweenMessages(t *testing.T) {
-	t.Parallel()
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	s := relay.FromPublisher(publisherFunc(func(string, *message.Message) error { cancel(); return nil }))
-	running, stop := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error)
+// startSink runs a sink made of a publisher until the test ends.
+func startSink(t *testing.T, s relay.Sink) (stop func()) {
+	t.Helper()
+	running, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	ended := make(chan error, 1)
 	go func() { ended <- s.Run(running) }()
-	defer func() { stop(); <-ended }()
-	outcomes := make(chan error, 3)
-	ask := func(ctx context.Context) {
-		msgs := []*relay.Message{{MessageID: "a"}, {MessageID: "b"}, {MessageID: "c"}}
-		s.Publish(ctx, msgs, func(_ *relay.Message, err error) { outcomes <- err })
-	}
 	eventually(t, "it runs", func() bool {
 		probe := make(chan error, 1)
 		expired, end := context.WithCancel(t.Context())
 		end()
 		s.Publish(expired, []*relay.Message{{MessageID: "p"}}, func(_ *relay.Message, err error) { probe <- err })
-		return errors.Is(<-probe, context.DeadlineExceeded) // refused by the lane, so the lane is served
+		return errors.Is(<-probe, context.DeadlineExceeded) // by the lane, so the lane is served
 	})
-	ask(ctx)
-	for i, want := range []error{nil, relay.ErrUnavailable, relay.ErrUnavailable} {
-		if err := <-outcomes; !errors.Is(err, want) {
-			t.Errorf("message %d: %v, want %v", i, err, want)
+	stop = sync.OnceFunc(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("Run: %v", err)
 		}
+	})
+	t.Cleanup(stop)
+	return stop
+}
+
+// told is an outcome as a sink reports it.
+type told struct {
+	id  string
+	err error
+}
+
+// What cannot be published before its deadline is given back. The call that was under
+// way then counts when it returns.
+func TestFromPublisher_HeedsTheDeadlineBetweenMessages(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	s := relay.FromPublisher(publisherFunc(func(string, *message.Message) error { cancel(); return nil }))
+	startSink(t, s)
+	outcomes := make(chan told, 5)
+	s.Publish(ctx, []*relay.Message{{MessageID: "a"}, {MessageID: "b"}, {MessageID: "c"}},
+		func(m *relay.Message, err error) { outcomes <- told{m.MessageID, err} })
+	last := map[string]error{}
+	for len(last) < 3 || last["a"] != nil {
+		o := <-outcomes
+		last[o.id] = o.err
+	}
+	if !errors.Is(last["b"], relay.ErrUnavailable) || !errors.Is(last["c"], relay.ErrUnavailable) {
+		t.Errorf("outcomes %v", last)
+	}
+}
+
+// A call that returns nil after its message was unavailable has delivered it: also
+// what waits to repeat it counts as delivered, and is not published.
+func TestFromPublisher_CountsACallThatReturnsLate(t *testing.T) {
+	t.Parallel()
+	for name, again := range map[string]bool{"handed over again": true, "not handed over again": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			release, hung := make(chan struct{}), make(chan struct{})
+			var calls atomic.Int64
+			s := relay.FromPublisher(publisherFunc(func(_ string, m *message.Message) error {
+				calls.Add(1)
+				if m.UUID == "slow" {
+					close(hung) // a second call would panic
+					<-release
+				}
+				return nil
+			}))
+			stop := startSink(t, s)
+			outcomes := make(chan told, 10)
+			done := func(m *relay.Message, err error) { outcomes <- told{m.MessageID, err} }
+			slow, behind := &relay.Message{MessageID: "slow"}, &relay.Message{MessageID: "behind"}
+			due, expire := context.WithCancel(t.Context())
+			s.Publish(due, []*relay.Message{slow}, done)
+			<-hung
+			expire()
+			if o := <-outcomes; o.id != "slow" || !errors.Is(o.err, relay.ErrUnavailable) {
+				t.Errorf("outcome %v of the call that hangs", o)
+			}
+			msgs := []*relay.Message{behind}
+			if again {
+				msgs = append(msgs, slow)
+			}
+			s.Publish(t.Context(), msgs, done)
+			other := make(chan error, 1)
+			s.Publish(t.Context(), []*relay.Message{{Lane: 1, MessageID: "other"}}, func(_ *relay.Message, err error) { other <- err })
+			if err := <-other; err != nil {
+				t.Errorf("outcome %v of another lane", err)
+			}
+			close(release)
+			for _, want := range []string{"slow", "behind"} {
+				if o := <-outcomes; o.id != want || o.err != nil {
+					t.Errorf("outcome %v, want %s delivered", o, want)
+				}
+			}
+			stop()
+			if len(outcomes) > 0 {
+				t.Errorf("another outcome: %v", <-outcomes)
+			}
+			if n := calls.Load(); n != 3 {
+				t.Errorf("%d calls, want one for each message", n)
+			}
+		})
 	}
 }
 

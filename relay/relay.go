@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"strconv"
+	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -48,8 +49,11 @@ type Config struct {
 	Lease time.Duration
 
 	// PublishTimeout is how long the broker may take to confirm a message
-	// before it is sent again. Default: a third of Lease, which is the most:
-	// no publish begins that could outlast its lease.
+	// before it is sent again; a confirm that comes later still counts. The lane's
+	// lease is renewed meanwhile. A message that takes longer again and again,
+	// while others are confirmed, becomes a dead letter. A shorter one notices a
+	// lost confirm sooner, and repeats messages when the broker is slow. Default:
+	// twice Lease. At least 10 ms.
 	PublishTimeout time.Duration
 
 	// StopTimeout is how long Run, when its context ends, waits for what is in
@@ -122,6 +126,9 @@ type Relay struct {
 	met  *metrics
 
 	letters *dlq.Store
+
+	mu      sync.Mutex // guards what follows
+	running map[*worker]struct{}
 }
 
 // New returns a relay from box to sink. It does no I/O. All bad values of cfg
@@ -154,9 +161,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 		}
 	}
 	duration("Lease", &cfg.Lease, 15*time.Second, time.Second, time.Hour)
-	if cfg.Lease >= time.Second {
-		duration("PublishTimeout", &cfg.PublishTimeout, cfg.Lease/3, 10*time.Millisecond, cfg.Lease/3)
-	}
+	duration("PublishTimeout", &cfg.PublishTimeout, max(2*cfg.Lease, time.Second), 10*time.Millisecond, time.Hour)
 	duration("StopTimeout", &cfg.StopTimeout, 10*time.Second, time.Millisecond, time.Hour)
 	number("Window", &cfg.Window, 1024, 1<<16)
 	number("Batch", &cfg.Batch, 256, 400)
@@ -203,7 +208,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters}, nil
+	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
 }
 
 // Run works until ctx ends; then it takes nothing new, finishes what is in
@@ -217,10 +222,42 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 // after a failover say, stops the reading of the outbox and is logged until it is
 // mended. Run returns when the sink's Run has. It may be called again after it has returned, and
 // more than once at a time if the sink allows that.
+//
+// It returns within StopTimeout and a second after ctx has ended, with
+// [ErrStillRunning] if something hangs.
 func (r *Relay) Run(ctx context.Context) error {
 	w := newWorker(r)
-	if err := w.prepare(ctx); err != nil || ctx.Err() != nil {
+	r.mu.Lock()
+	r.running[w] = struct{}{}
+	r.mu.Unlock()
+	defer func() {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		delete(r.running, w)
+	}()
+	ended := make(chan error, 1)
+	go func() {
+		err := w.prepare(ctx)
+		if err == nil && ctx.Err() == nil {
+			err = w.run(ctx)
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
 		return err
+	case <-ctx.Done():
 	}
-	return w.run(ctx)
+	timer := time.NewTimer(r.cfg.StopTimeout + lastSecond)
+	defer timer.Stop()
+	select {
+	case err := <-ended:
+		return err
+	case <-timer.C:
+		w.log.ErrorContext(context.WithoutCancel(ctx), "relay stopped, but something has not returned; it is left behind", "abandoned_calls", w.bounds.Abandoned())
+		return ErrStillRunning
+	}
 }
+
+// lastSecond is how long Run waits, after StopTimeout, for what hangs.
+const lastSecond = time.Second

@@ -11,44 +11,55 @@ import (
 
 const (
 	// Each lane's highest id is one probe of an index. Letters count while their
-	// messages can come back.
+	// messages can come back. An id that lies 2^48 and more ahead of the sequence
+	// was never given out (see the check in package outbox), and does not count.
 	postgresHighest = `
 select coalesce(max(m.id), 0)
 from generate_series(0, 31) as l (lane)
+cross join (select least(s.last_value, 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48) from {{outbox_id}} s) as b (bound)
 cross join lateral (
-	(select p.id from {{parked}} p where p.lane = l.lane order by p.id desc limit 1)
+	(select p.id from {{parked}} p where p.lane = l.lane and p.id <= b.bound order by p.id desc limit 1)
 	union all
 	(select d.row_id
 		from {{dead_letters}} d
-		where d.source = 'relay' and d.closed_at is null and d.lane = l.lane
+		where d.source = 'relay' and d.closed_at is null and d.lane = l.lane and d.row_id <= b.bound
 		order by d.row_id desc
 		limit 1)
 ) m (id)`
 
+	// The highest id of a letter that its sequence can have given out.
+	postgresHighestLetter = `
+select coalesce(max(d.id), 0)
+from {{dead_letters}} d
+where d.id <= (select least(s.last_value, 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48) from {{dead_letters_id}} s)`
+
 	// The letters' own ids: what lies below fails to be written.
 	postgresLettersBehind = `
-select s.last_value - case when s.is_called then 0 else 1 end < (select coalesce(max(d.id), 0) from {{dead_letters}} d)
+select s.last_value - case when s.is_called then 0 else 1 end < (` + postgresHighestLetter + `)
 from {{dead_letters_id}} s`
 
 	// Writers of letters hold row exclusive, which this lock excludes.
 	postgresLockLetters = `lock table {{dead_letters}} in share row exclusive mode`
 
 	postgresRepairLetters = `
-select setval('{{dead_letters_id}}', greatest((select coalesce(max(d.id), 0) from {{dead_letters}} d), (select last_value from {{dead_letters_id}})), true)`
+select setval('{{dead_letters_id}}', greatest((` + postgresHighestLetter + `), (select last_value from {{dead_letters_id}})), true)`
 
 	sqliteHighest = `
-with recursive l (lane) as (select 0 union all select lane + 1 from l where lane < 31)
+with recursive l (lane) as (select 0 union all select lane + 1 from l where lane < 31),
+b (bound) as (
+	select min(coalesce((select seq from sqlite_sequence where '"' || name || '"' = '{{outbox}}'), 0), 9223372036854775807 - (1 << 48)) + (1 << 48)
+)
 select max(
-	coalesce((select p.id from {{parked}} p where p.lane = l.lane order by p.id desc limit 1), 0),
+	coalesce((select p.id from {{parked}} p where p.lane = l.lane and p.id <= b.bound order by p.id desc limit 1), 0),
 	coalesce((
 		select d.row_id
 		from {{dead_letters}} d
-		where d.source = 'relay' and d.closed_at is null and d.lane = l.lane
+		where d.source = 'relay' and d.closed_at is null and d.lane = l.lane and d.row_id <= b.bound
 		order by d.row_id desc
 		limit 1
 	), 0)
 ) as id
-from l
+from l, b
 order by id desc
 limit 1`
 )

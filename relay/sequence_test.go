@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"math"
 	"slices"
 	"testing"
 
@@ -67,5 +68,26 @@ func TestSequence_OfLettersIsCheckedAndMended(t *testing.T) {
 		}
 		expectErr(t, checkSequence(t.Context(), p.box), nil)
 		p.mustFail(t, []failure{failing(rows[2], letterSkip)})
+	})
+}
+
+// Ids that no sequence has given out stop nobody, wherever they are.
+func TestSequence_PassesForgedIDsOver(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, slices.Concat(named(laneKey(1), 1), loose(2))...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)})
+		p.mustFail(t, []failure{failing(rows[1], letterSkip)})
+		p.exec(t, `update {{parked}} set id = $1`, int64(math.MaxInt64))
+		p.exec(t, `update {{dead_letters}} set row_id = $1`, int64(math.MaxInt64))
+		if !p.sqlite() {
+			p.exec(t, `update {{dead_letters}} set id = $1`, int64(math.MaxInt64))
+		}
+		expectErr(t, checkSequence(t.Context(), p.box), nil)
+		last, err := RepairSequence(t.Context(), p.box)
+		if err != nil || last != rows[2].ID {
+			t.Errorf("repaired to %d, %v; want %d", last, err, rows[2].ID)
+		}
+		expectErr(t, checkSequence(t.Context(), p.box), nil)
+		p.mustFail(t, []failure{failing(rows[2], letterSkip)}) // its letter has an id
 	})
 }

@@ -15,6 +15,7 @@ type lease struct {
 	owner string
 	epoch int64
 	left  time.Duration // until it expires, by the database's clock; negative since it did
+	until int64         // when that is, in microseconds
 }
 
 // peer is a live row of relay_workers.
@@ -22,6 +23,7 @@ type peer struct {
 	owner    string
 	ready    bool // reaches its sink
 	stopping bool
+	until    int64 // when it ceases to count, in microseconds
 }
 
 // shares says which lanes a worker is to take and which to give back.

@@ -18,6 +18,7 @@ type simParked struct {
 	next     time.Time // zero: none
 	held     bool
 	crashed  bool
+	tried    bool
 }
 
 // simLetter is a dead letter of the model.
@@ -32,6 +33,8 @@ type simLetter struct {
 type simChore struct {
 	*chore
 	committed bool
+	lost      bool
+	found     func()
 	err       error
 }
 
@@ -112,13 +115,25 @@ func (p *simParking) beyond(_ context.Context, lanes []int, topics []string, row
 	return found, nil
 }
 
-func (p *simParking) due(_ context.Context, req dueRequest) ([]parkedRow, time.Duration, error) {
-	var found []parkedRow
-	next := time.Duration(-1)
+func (p *simParking) look(_ context.Context, req dueRequest) (looked, error) {
+	more := ""
+	if p.rng.IntN(3) == 0 { // there are three topics
+		if more = fmt.Sprint("t", p.rng.IntN(2)); more <= req.after {
+			more = ""
+		}
+	}
+	found, next := p.due(req, more)
+	return looked{found, next, more}, nil
+}
+
+// due returns what is due of the topics after req.after, up to one (empty: all).
+func (p *simParking) due(req dueRequest, upTo string) (found []parkedRow, next time.Duration) {
+	next = -1
 	for _, lane := range req.lanes {
 		for _, id := range slices.Sorted(maps.Keys(p.parked[lane])) {
 			r := p.parked[lane][id]
-			if r.next.IsZero() || slices.Contains(req.known, id) || slices.Contains(req.topics, r.row.Topic) {
+			if r.next.IsZero() || slices.Contains(req.known, r.row.Known()) || slices.Contains(req.topics, r.row.Topic) ||
+				r.row.Topic <= req.after || upTo != "" && r.row.Topic > upTo {
 				continue
 			}
 			if r.next.After(p.now) {
@@ -128,7 +143,7 @@ func (p *simParking) due(_ context.Context, req dueRequest) ([]parkedRow, time.D
 				continue
 			}
 			if req.heads--; req.heads < 0 {
-				return found, 0, nil
+				return found, 0
 			}
 			all := []int64{id}
 			if r.row.Key != "" && p.order != OrderNone {
@@ -140,11 +155,11 @@ func (p *simParking) due(_ context.Context, req dueRequest) ([]parkedRow, time.D
 				if r.held {
 					break
 				}
-				found = append(found, parkedRow{Row: r.row.Row, attempts: r.attempts, crashed: r.crashed})
+				found = append(found, parkedRow{Row: r.row.Row, attempts: r.attempts, tried: r.tried, crashed: r.crashed})
 			}
 		}
 	}
-	return found, next, nil
+	return found, next
 }
 
 func (p *simParking) fail(_ context.Context, f fence, failures []failure, followers []outbox.Ref) error {
@@ -161,15 +176,19 @@ func (p *simParking) fail(_ context.Context, f fence, failures []failure, follow
 			p.parked[f.lane][x.ID] = r
 			delete(p.table[f.lane], x.ID)
 			p.highest[f.lane] = max(p.highest[f.lane], x.ID)
-		} else if r == nil || !x.parked || r.attempts != x.attempt-1 {
+		} else if r == nil || !x.parked || !x.free && r.attempts != x.attempt-1 || x.free && r.attempts != x.attempt {
 			continue
 		}
+		r.tried = true
 		r.attempts, r.next = x.attempt, time.Time{}
 		r.crashed = r.crashed || x.class == classCrashed
-		if x.class == classUnavailable {
+		switch {
+		case x.free && x.class == classUnavailable:
 			p.stats["set aside"]++
+		case x.free:
+			p.stats["postponed"]++
 		}
-		if x.attempt > 0 && !r.row.lethal && x.class != classCrashed && !r.row.guilty && !p.mayDoubt(r.row) {
+		if x.attempt > 0 && !x.free && !r.row.lethal && x.class != classCrashed && !r.row.guilty && !p.mayDoubt(r.row) {
 			p.stats["charged without a reason"]++
 		}
 		switch x.verdict {
@@ -193,6 +212,26 @@ func (p *simParking) fail(_ context.Context, f fence, failures []failure, follow
 		}
 	}
 	return nil
+}
+
+func (p *simParking) follow(_ context.Context, f fence, keys []string, known []outbox.Known, limit int) (int, error) {
+	if p.fenced(f) {
+		return 0, errFenced
+	}
+	moved := 0
+	for _, id := range slices.Sorted(maps.Keys(p.table[f.lane])) {
+		row := p.table[f.lane][id]
+		if !slices.Contains(keys, row.Key) || slices.Contains(known, row.Known()) || moved == limit {
+			continue
+		}
+		p.parked[f.lane][id] = &simParked{row: row}
+		delete(p.table[f.lane], id)
+		p.highest[f.lane] = max(p.highest[f.lane], id)
+		p.promote(f.lane, row.Key)
+		moved++
+		p.stats["swept"]++
+	}
+	return moved, nil
 }
 
 func (p *simParking) settle(_ context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error) {
@@ -274,7 +313,7 @@ func (p *simParking) suspect(_ context.Context, f fence, id int64) error {
 
 func (p *simParking) find(_ context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error) {
 	if r := p.parked[lane][id]; r != nil {
-		return parkedRow{Row: r.row.Row, attempts: r.attempts, crashed: r.crashed}, true, true, nil
+		return parkedRow{Row: r.row.Row, attempts: r.attempts, tried: r.tried, crashed: r.crashed}, true, true, nil
 	}
 	if r := p.table[lane][id]; r != nil {
 		return parkedRow{Row: r.Row}, false, true, nil
@@ -323,16 +362,17 @@ func (p *simParking) chore(w *simWorker) {
 			c.err = errors.New("connection lost before")
 			return
 		}
-		c.err = c.do(choreContext{Context: context.Background(), store: p, missed: func(int) {}})
+		c.found, c.err = c.do(choreContext{Context: context.Background(), store: p, clock: func() time.Time { return p.now }, missed: func(int) {}})
 		if c.err == nil && p.faults && p.rng.IntN(12) == 0 {
-			c.err = errors.New("answer lost")
+			c.err, c.lost = errors.New("answer lost"), true
 		}
 		return
 	}
 	w.chore = nil
+	// What took effect, and was not answered, is lost; what the database refused did not.
 	kind := choreLost
-	if c.err != nil {
+	if c.err != nil && !c.lost {
 		kind = choreError(p.rng.IntN(3)) //nolint:gosec // small
 	}
-	w.choreDone(p.now, time.Millisecond, c.err, kind)
+	w.choreDone(p.now, choreAnswer{found: c.found, err: c.err, kind: kind, retryIn: time.Millisecond})
 }

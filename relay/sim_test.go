@@ -81,6 +81,7 @@ type simWorker struct {
 	removal  *simRemoval
 	chore    *simChore
 	inFlight [outbox.Lanes][]*simMessage // to the broker, in order
+	late     []*entry                    // whose confirms are still to come
 	terms    map[int64]uint64            // in which a row was sent last, if not refused
 }
 
@@ -92,6 +93,7 @@ type simRead struct {
 
 type simRemoval struct {
 	refs      []outbox.Ref
+	locked    []outbox.Ref
 	committed bool
 }
 
@@ -101,7 +103,7 @@ type simMessage struct {
 }
 
 const (
-	simTerm    = 60 * time.Millisecond // of trust after a renewal
+	simTerm    = 120 * time.Millisecond // of trust after a renewal
 	simPublish = 30 * time.Millisecond
 )
 
@@ -135,6 +137,7 @@ func (s *simulation) newEngine(worker int) *engine {
 		window: 1 + s.rng.IntN(12), laneRows: 1 + s.rng.IntN(5), laneBytes: 1 + s.rng.IntN(60),
 		removeRows: 1 + s.rng.IntN(5), linger: time.Millisecond, pollMin: time.Millisecond, pollMax: 4 * time.Millisecond,
 		order: s.order, attempts: s.retry, owner: fmt.Sprint(worker),
+		reserve: simPublish, mostSuspects: 1 + s.rng.IntN(4), mostTopics: 1 + s.rng.IntN(3), postponed: time.Millisecond, mostWaiting: 2 + s.rng.IntN(4), sweepFrom: 1 + s.rng.IntN(4), slowRead: time.Duration(1+s.rng.IntN(20)) * time.Millisecond,
 		draw: func(below time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(below))) },
 	})
 }
@@ -147,7 +150,7 @@ func (s *simulation) step() {
 		s.end()
 		return
 	}
-	switch s.rng.IntN(18) {
+	switch s.rng.IntN(19) {
 	case 0, 1:
 		if s.faults {
 			s.begin()
@@ -182,7 +185,7 @@ func (s *simulation) step() {
 		if !s.faults || s.rng.IntN(4) == 0 {
 			s.parking.operate()
 		}
-	case 17:
+	case 17, 18:
 		// In the middle of a write is the worst moment.
 		if writes := w.chore != nil && w.chore.lane != nil; s.faults && (writes || s.rng.IntN(20) == 0) {
 			w.frozen = s.now.Add(simTerm + time.Duration(s.rng.Int64N(int64(2*simTerm))))
@@ -206,6 +209,9 @@ func (s *simulation) loop(w *simWorker) {
 			break
 		}
 		for _, m := range taken {
+			if m.hollow || len(m.Payload) != len(s.rows[m.ID].Payload) {
+				s.stats["sent without its payload"]++
+			}
 			if s.leases[m.Lane].worker != w.number {
 				s.stats["stale"]++
 			}
@@ -229,7 +235,8 @@ func (s *simulation) loop(w *simWorker) {
 func (s *simulation) checkTerm(w *simWorker, m *entry) {
 	pipelined := s.order == OrderPerKeyPipelined
 	before, again := w.terms[m.ID]
-	open := w.inFlight[m.Lane]
+	// A copy whose message was confirmed by another one is none of the engine's any more.
+	open := slices.DeleteFunc(slices.Clone(w.inFlight[m.Lane]), func(o *simMessage) bool { return o.state != inFlight })
 	switch {
 	case pipelined != (m.Term != 0), pipelined && again && m.Term <= before, len(open) > 0 && open[0].Term != m.Term:
 		s.stats["wrong term"]++
@@ -421,7 +428,7 @@ func (s *simulation) workerOf(l *simLease) *simWorker {
 }
 
 func (s *simulation) excuseConfirmed(w *simWorker, number int) {
-	for _, m := range slices.Concat(w.confirmed, w.removing, w.settled) {
+	for _, m := range slices.Concat(w.confirmed, w.removing, w.locked, w.settled) {
 		if m.Lane == number {
 			s.rows[m.ID].excused++
 		}
@@ -452,7 +459,7 @@ func (s *simulation) crash(w *simWorker) {
 	if w.chore != nil && !w.chore.committed && s.rng.IntN(2) == 0 {
 		s.parking.chore(w)
 	}
-	w.engine, w.read, w.removal, w.chore = s.newEngine(w.number), nil, nil, nil
+	w.engine, w.read, w.removal, w.chore, w.late = s.newEngine(w.number), nil, nil, nil, nil
 	w.terms = map[int64]uint64{} // and a new sink
 }
 
@@ -466,14 +473,19 @@ func (s *simulation) snapshot(w *simWorker) {
 		n, bytes := 0, 0
 		for _, id := range slices.Sorted(maps.Keys(s.table[number])) {
 			r := s.table[number][id]
-			if slices.Contains(w.read.Known, id) || r.Key != "" && slices.Contains(w.read.Busy, r.Key) {
+			if slices.Contains(w.read.Known, r.Known()) || r.Key != "" && slices.Contains(w.read.Busy, r.Key) {
 				continue
 			}
 			if n == w.read.Rows || n > 0 && bytes >= w.read.Bytes {
 				break
 			}
-			n, bytes = n+1, bytes+len(r.Payload)
-			w.read.seen = append(w.read.seen, newEntry(r.Row))
+			row := r.Row
+			if slices.Contains(w.read.Hollow, row.Topic) {
+				row.Hollow, row.Payload = true, nil
+				s.stats["hollow"]++
+			}
+			n, bytes = n+1, bytes+len(row.Payload)
+			w.read.seen = append(w.read.seen, newEntry(row))
 		}
 	}
 }
@@ -497,6 +509,11 @@ func (s *simulation) commitRemoval(w *simWorker) {
 	}
 	w.removal.committed = true
 	for _, ref := range w.removal.refs {
+		if s.faults && s.rng.IntN(12) == 0 { // another transaction has locked it
+			w.removal.locked = append(w.removal.locked, ref)
+			s.stats["locked"]++
+			continue
+		}
 		if s.rows[ref.ID].copies == 0 {
 			s.stats["deleted before it was sent"]++
 		}
@@ -515,17 +532,25 @@ func (s *simulation) answerRemoval(w *simWorker) {
 	if !w.removal.committed && !lost {
 		return
 	}
+	locked := w.removal.locked
 	w.removal = nil
 	if lost {
-		w.removed(s.now, time.Millisecond, errors.New("connection lost"))
+		w.removed(s.now, removeAnswer{err: errors.New("failed"), lost: s.rng.IntN(2) == 0, retryIn: time.Millisecond})
 		return
 	}
-	w.removed(s.now, 0, nil)
+	w.removed(s.now, removeAnswer{locked: locked})
 }
 
 // broker moves one lane's messages: arrivals in order, then outcomes. A confirm
 // may be lost after the arrival; a refusal or a failure comes without one.
 func (s *simulation) broker(w *simWorker) {
+	if len(w.late) > 0 && s.rng.IntN(8) == 0 {
+		m := w.late[0]
+		w.late = w.late[1:]
+		s.stats["late confirms"]++
+		w.outcome(m, s.now, nil)
+		return
+	}
 	number := s.rng.IntN(4)
 	sent := w.inFlight[number]
 	if len(sent) == 0 {
@@ -535,11 +560,17 @@ func (s *simulation) broker(w *simWorker) {
 	m := sent[i]
 	if !m.arrived && s.faults && s.rng.IntN(10) == 0 {
 		// Not sent at all: the rest of the channel fails with it.
+		outcome := Unavailable(errors.New("channel closed"))
+		if s.rng.IntN(2) == 0 {
+			outcome = Interrupted(errors.New("channel replaced"))
+			s.stats["interruptions"]++
+		}
 		for _, f := range sent[i:] {
 			if f.arrived {
 				s.rows[f.ID].excused++
+				s.confirmLater(w, f.entry)
 			}
-			w.outcome(f.entry, s.now, Unavailable(errors.New("channel closed")))
+			w.outcome(f.entry, s.now, outcome)
 		}
 		w.inFlight[number] = sent[:i]
 		s.stats["failures"]++
@@ -581,10 +612,18 @@ func (s *simulation) broker(w *simWorker) {
 	if s.faults && s.rng.IntN(15) == 0 {
 		s.rows[m.ID].excused++
 		s.stats["lost confirms"]++
+		s.confirmLater(w, m.entry)
 		w.outcome(m.entry, s.now, Unavailable(errors.New("confirm lost")))
 		return
 	}
 	w.outcome(m.entry, s.now, nil)
+}
+
+// confirmLater lets a confirm come after the outcome, or never.
+func (s *simulation) confirmLater(w *simWorker, m *entry) {
+	if s.rng.IntN(2) == 0 {
+		w.late = append(w.late, m)
+	}
 }
 
 // mayDoubt reports that a failed message may be taken for the cause: another one of

@@ -58,12 +58,28 @@ type Sink interface {
 	Run(ctx context.Context) error
 
 	// Publish takes messages of one lane, in their order, and returns without
-	// waiting for the broker. For every message done is called exactly once,
-	// from any goroutine: with nil once the broker has confirmed it, with an
-	// error that matches [ErrRefused] if this message cannot be taken whatever
-	// the broker's state, with one that matches [ErrUnavailable] if nothing is
-	// known to be wrong with the message. The outcome is due when ctx ends: a
-	// message that is unanswered by then is unavailable. done does not block.
+	// waiting for the broker. The sink reports one outcome for each message by
+	// calling done, from any goroutine. done does not block.
+	//
+	//   - nil: the broker has confirmed the message.
+	//   - An error that matches [ErrRefused]: this message cannot be taken,
+	//     whatever the state of the broker.
+	//   - One that matches [ErrInterrupted]: the sink has replaced what the lane
+	//     publishes on. Nothing is known against the message, its topic or the
+	//     broker.
+	//   - One that matches [ErrUnavailable]: nothing is known against the message.
+	//
+	// ctx ends when the relay gives the lane up (its lease is lost, or the relay
+	// stops), or when Config.PublishTimeout has passed since Publish was called. A
+	// message that has no outcome by then is unavailable.
+	//
+	// A confirm counts however late it comes. After an outcome that matches
+	// ErrUnavailable, the sink may call done(m, nil) once more, when it learns that
+	// the broker has confirmed a copy of m after all. The relay then takes m as
+	// delivered, even if it has handed m over again: that counts as the outcome of
+	// the later copy too. After nil or a refusal, done is never called again for m.
+	// The relay ignores every other second outcome. The confirm of a copy that was
+	// returned as unroutable is no confirm.
 	//
 	// Messages of one key are never in flight together unless the order mode
 	// says so; a sink that keeps the order of one lane's messages keeps every

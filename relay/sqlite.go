@@ -12,7 +12,7 @@ import (
 type sqliteLeases struct {
 	db                                                                          *sql.DB
 	aliveText, keepText, heldText, censusText, takeText, releaseText, leaveText string
-	guardText                                                                   string
+	guardText, expireText, expireWorkerText                                     string
 }
 
 func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
@@ -21,6 +21,7 @@ func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
 		aliveText: names.Expand(sqliteAlive), keepText: names.Expand(sqliteKeep), heldText: names.Expand(sqliteHeld),
 		censusText: names.Expand(sqliteCensus), takeText: names.Expand(sqliteTake),
 		releaseText: names.Expand(sqliteRelease), leaveText: names.Expand(sqliteLeave), guardText: names.Expand(sqliteGuard),
+		expireText: names.Expand(sqliteExpire), expireWorkerText: names.Expand(sqliteExpireWorker),
 	}
 }
 
@@ -40,13 +41,13 @@ update {{relay_leases}}
 set lease_until = ` + sqliteNow + ` + ?3
 where owner = ?1 and lane in (select value from json_each(?2))`
 
-	sqliteHeld = `select lane, epoch from {{relay_leases}} where owner = ?1`
+	sqliteHeld = `select lane, epoch, lane in (select value from json_each(?2)) from {{relay_leases}} where owner = ?1`
 
 	sqliteCensus = `
-select lane, owner, epoch, lease_until - ` + sqliteNow + `, 0, 0
+select lane, owner, epoch, lease_until - ` + sqliteNow + `, lease_until, 0, 0
 from {{relay_leases}}
 union all
-select -2, owner, 0, 0, ready, stopping
+select -2, owner, 0, 0, seen_until, ready, stopping
 from {{relay_workers}}
 where seen_until > ` + sqliteNow
 
@@ -80,6 +81,13 @@ where lane in (
 )
 returning lane, epoch, crashes, coalesce(suspect, 0)`
 
+	sqliteExpire = `
+update {{relay_leases}}
+set lease_until = ` + sqliteNow + ` - 1
+where lane = ?1 and owner = ?2 and epoch = ?3 and lease_until = ?4`
+
+	sqliteExpireWorker = `delete from {{relay_workers}} where owner = ?1 and seen_until = ?2`
+
 	sqliteRelease = `
 update {{relay_leases}}
 set owner = '', suspect = null, lease_until = ` + sqliteNow + ` - 1
@@ -100,18 +108,32 @@ func jsonArray[T int | int64 | string](list []T) string {
 	return string(text)
 }
 
-func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]int64, error) {
+func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]renewal, error) {
 	if _, err := s.db.ExecContext(ctx, s.aliveText, me.owner, me.name, term.Microseconds(), me.ready, me.stopping); err != nil {
 		return nil, err
 	}
 	if _, err := s.db.ExecContext(ctx, s.keepText, me.owner, jsonArray(lanes), term.Microseconds()); err != nil {
 		return nil, err
 	}
-	return scanLanes(s.db.QueryContext(ctx, s.heldText, me.owner))
+	return scanHeld(s.db.QueryContext(ctx, s.heldText, me.owner, jsonArray(lanes)))
 }
 
 func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
+}
+
+func (s *sqliteLeases) expire(ctx context.Context, leases []lease, peers []peer) error {
+	for _, p := range peers {
+		if _, err := s.db.ExecContext(ctx, s.expireWorkerText, p.owner, p.until); err != nil {
+			return err
+		}
+	}
+	for _, l := range leases {
+		if _, err := s.db.ExecContext(ctx, s.expireText, l.lane, l.owner, l.epoch, l.until); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error) {

@@ -15,6 +15,168 @@ const (
 	parkedProbes = 2
 )
 
+const (
+	// maxSuspects and maxTopics bound what a worker keeps of messages that failed
+	// and of topics in trouble. What is beyond waits in parked, at no charge.
+	maxSuspects     = 32
+	maxSuspectBytes = 32 << 20
+	maxTopics       = 64
+
+	// wastedPerSecond is how many messages of parked may fail again in a second,
+	// for the whole worker, and wastedAtOnce how many at once.
+	wastedPerSecond = 100
+	wastedAtOnce    = 256
+
+	// aliveFor is how long a confirm shows that the sink works.
+	aliveFor = 10 * time.Second
+)
+
+// waste counts a message of parked that has failed again.
+func (e *engine) waste(now time.Time) {
+	e.allowance(now)
+	e.tokens--
+}
+
+// allowance returns how many messages of parked may be tried now.
+func (e *engine) allowance(now time.Time) int {
+	if !e.tokensAt.IsZero() {
+		e.tokens += now.Sub(e.tokensAt).Seconds() * wastedPerSecond
+	} else {
+		e.tokens = wastedAtOnce
+	}
+	e.tokens, e.tokensAt = min(e.tokens, wastedAtOnce), now
+	return int(max(0, e.tokens))
+}
+
+// alive reports that the sink works, so that what fails does so by itself. An
+// answer about one message comes from a broker that is there.
+func (e *engine) alive(now time.Time, kind outcomeKind) bool {
+	switch {
+	case e.reachable != nil:
+		return e.reachable()
+	case kind == unroutableOutcome:
+		return true
+	}
+	return !e.sinkDown && !e.passedAt.IsZero() && now.Sub(e.passedAt) < aliveFor
+}
+
+// overfull reports that there are too many topics in trouble.
+func (e *engine) overfull(now time.Time, kind outcomeKind) bool {
+	return !e.inOrder && len(e.topics) > e.mostTopics && e.alive(now, kind)
+}
+
+// tooManySuspects reports that memory holds more suspects, or more of their bytes,
+// than it should.
+func (e *engine) tooManySuspects(now time.Time, kind outcomeKind) bool {
+	if e.inOrder || !e.alive(now, kind) {
+		return false
+	}
+	n, bytes := 0, 0
+	for _, t := range e.topics {
+		for _, m := range t.suspects {
+			n++
+			bytes += m.size()
+		}
+	}
+	return n > e.mostSuspects || bytes > maxSuspectBytes
+}
+
+// leaveTopic takes a message out of its topic's circuit, which is forgotten if that
+// was all there was.
+func (e *engine) leaveTopic(m *entry) {
+	t := e.find(m.Topic)
+	if t == nil {
+		return
+	}
+	t.unsuspect(m)
+	if t.state == opened && t.probe == nil && len(t.withheld) == 0 && len(e.topics) > e.mostTopics {
+		e.circuits.drop(t)
+		return
+	}
+	e.forget(t)
+}
+
+// relieve frees the payloads in a lane of what cannot go out now, but for the first
+// ones of each topic, which probe. What needs its payload again is read again. It
+// reports whether that made room.
+func (e *engine) relieve(l *lane) bool {
+	kept, probes := 0, map[string]int{}
+	for _, t := range e.topics {
+		for _, m := range t.withheld {
+			if m.lane != l || m.state != withheld || m.hollow {
+				continue
+			}
+			if probes[t.name]++; probes[t.name] > probesKept(m) {
+				l.empty(m)
+			} else {
+				kept += m.size()
+			}
+		}
+	}
+	for _, m := range l.entries {
+		switch {
+		case m.hollow || m.parked:
+		case m.state == charged, m.state == follower:
+			l.empty(m)
+		case m.state == suspected:
+			kept += m.size()
+		case m.state == waiting && l.stuckKey(m):
+			l.empty(m)
+		}
+	}
+	return l.bytes-kept < e.laneBytes
+}
+
+// hollowTopics returns the topics of which reads need no payloads: they are stuck, and
+// memory holds what probes.
+func (e *engine) hollowTopics() (names []string) {
+	if e.inOrder {
+		return nil
+	}
+	for _, t := range e.topics {
+		whole := func(m *entry) bool { return m.state == withheld && !m.hollow }
+		if t.state == opened && (t.probe != nil || slices.ContainsFunc(t.withheld, whole)) {
+			names = append(names, t.name)
+		}
+	}
+	return names
+}
+
+// probesKept is how many messages of a stuck topic a lane keeps to probe with.
+func probesKept(m *entry) int {
+	if m.size() > 64<<10 {
+		return 1
+	}
+	return parkedProbes
+}
+
+// stuckKey reports that the key of m waits for a message that cannot go out now.
+func (l *lane) stuckKey(m *entry) bool {
+	c := l.chains[l.orderKey(m)]
+	if c == nil || c.head == nil || c.head == m {
+		return false
+	}
+	switch c.head.state {
+	case withheld, suspected:
+		return true
+	default:
+		return c.stopped()
+	}
+}
+
+// refetch makes lanes forget what they have not sent where some of that is there
+// without its payload and is needed now. It is read again, in its order.
+func (e *engine) refetch() {
+	for _, l := range e.lanes {
+		if l == nil || !l.refetch {
+			continue
+		}
+		l.refetch, l.refetched = false, l.reading
+		l.forgetUnsent()
+		e.purge(func(m *entry) bool { return m.lane == l && l.entries[m.rowID()] != m })
+	}
+}
+
 // What cannot go out since its topic is unavailable must not keep others from the
 // memory of their lane. What came from the outbox is set aside in parked when there is
 // too much of it. What is parked is left there, due, but for a few messages that probe:
@@ -103,7 +265,7 @@ func (e *engine) setAside(l *lane) bool {
 				return m.state != withheld
 			}
 			m.state, m.failure = charged, &failure{
-				Ref: m.ref(), class: classUnavailable, text: "the topic is unavailable", verdict: retryLater,
+				Ref: m.ref(), free: true, unanswered: m.unanswered, class: classUnavailable, text: "the topic is unavailable", verdict: retryLater,
 			}
 			l.failing = append(l.failing, m)
 			if key := l.orderKey(m); key != "" {
@@ -169,11 +331,11 @@ func (e *engine) lookBeyond(now time.Time) *chore {
 	var took time.Duration
 	return &chore{
 		again: &e.beyondAt,
-		do: func(ctx choreContext) (err error) {
-			begin := time.Now()
-			found, err = ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
-			took = time.Since(begin)
-			return err
+		do: func(ctx choreContext) (func(), error) {
+			begin := ctx.clock()
+			there, err := ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
+			lasted := ctx.clock().Sub(begin)
+			return func() { found, took = there, lasted }, err
 		},
 		done: func(now time.Time) {
 			e.beyondAt = now.Add(max(beyondEvery, beyondCost*took))

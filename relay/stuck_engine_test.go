@@ -20,6 +20,9 @@ type shelf struct {
 	rows   int // brought by looks
 }
 
+// rowOf is the identity of a row of the shelf, whose rows have no times.
+func rowOf(id int64) rowID { return (&entry{Message: Message{ID: id}}).rowID() }
+
 func newShelf() *shelf {
 	return &shelf{parked: map[int64]*parkedRow{}, timed: map[int64]bool{}}
 }
@@ -54,16 +57,21 @@ func (s *shelf) promote(lane int, key string) {
 	}
 }
 
-func (s *shelf) due(_ context.Context, r dueRequest) (found []parkedRow, next time.Duration, err error) {
+func (s *shelf) look(_ context.Context, r dueRequest) (looked, error) {
 	s.looks++
-	defer func() { s.rows += len(found) }()
+	found, next := s.due(r)
+	s.rows += len(found)
+	return looked{rows: found, next: next}, nil
+}
+
+func (s *shelf) due(r dueRequest) (found []parkedRow, next time.Duration) {
 	for _, id := range slices.Sorted(maps.Keys(s.timed)) {
 		h := s.parked[id]
-		if !slices.Contains(r.lanes, h.Lane) || slices.Contains(r.known, id) || slices.Contains(r.topics, h.Topic) {
+		if !slices.Contains(r.lanes, h.Lane) || slices.Contains(r.known, h.Known()) || slices.Contains(r.topics, h.Topic) {
 			continue
 		}
 		if r.heads--; r.heads < 0 {
-			return found, 0, nil
+			return found, 0
 		}
 		ids := []int64{id}
 		if h.Key != "" {
@@ -74,7 +82,7 @@ func (s *shelf) due(_ context.Context, r dueRequest) (found []parkedRow, next ti
 			found = append(found, *s.parked[id])
 		}
 	}
-	return found, -1, nil
+	return found, -1
 }
 
 func (s *shelf) settle(_ context.Context, refs []outbox.Ref) (unparked []parkedKey, missed int, err error) {
@@ -159,11 +167,11 @@ func (r *rig) step(passes time.Duration) {
 		}
 	}
 	if r.nextRemoval(r.now) != nil {
-		r.removed(r.now, 0, nil)
+		r.removed(r.now, removeAnswer{})
 	}
 	if c := r.nextChore(r.now); c != nil {
-		err := c.do(choreContext{Context: context.Background(), store: r.shelf, missed: func(int) {}})
-		r.choreDone(r.now, time.Millisecond, err, choreCollided)
+		found, err := c.do(choreContext{Context: context.Background(), store: r.shelf, clock: func() time.Time { return r.now }, missed: func(int) {}})
+		r.choreDone(r.now, choreAnswer{found: found, err: err, kind: choreCollided, retryIn: time.Millisecond})
 	}
 }
 
@@ -376,7 +384,7 @@ func TestStuck_WhatAFormerOwnerSettledIsForgotten(t *testing.T) {
 	r.put(0, 2, "A", "")
 	r.lanes[0].chain("K").parked = true
 	r.run(time.Second, time.Millisecond)
-	known := r.lanes[0].entries[1]
+	known := r.lanes[0].entries[rowOf(1)]
 	if known == nil || known.state != withheld {
 		t.Fatalf("the message is %+v: the test shows nothing", known)
 	}
@@ -384,7 +392,7 @@ func TestStuck_WhatAFormerOwnerSettledIsForgotten(t *testing.T) {
 	delete(r.timed, 1)
 	r.lanes[0].loaded = false // as after a dead letter
 	r.run(10*time.Millisecond, time.Millisecond)
-	if r.lanes[0].chains["K"] != nil || r.lanes[0].entries[1] != nil || known.state != forgotten {
+	if r.lanes[0].chains["K"] != nil || r.lanes[0].entries[rowOf(1)] != nil || known.state != forgotten {
 		t.Errorf("known of K: %+v, of its message: %+v", r.lanes[0].chains["K"], known)
 	}
 }

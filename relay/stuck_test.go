@@ -3,11 +3,15 @@ package relay_test
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -94,8 +98,8 @@ func TestRelay_SetsNothingAsideInAnOutage(t *testing.T) {
 	})
 }
 
-// Parked messages of a stuck topic stay where they are. However many they are, and
-// however large, the lane's other messages go out, and are tried again.
+// However many messages of a stuck topic there are, and however large, the lane's other
+// messages go out, and are tried again. Many are set aside, and stay there.
 func TestRelay_LeavesStuckMessagesInParked(t *testing.T) {
 	t.Parallel()
 	for name, stuck := range map[string]struct{ n, size int }{"many": {120, 10}, "large": {30, 64 << 10}} {
@@ -125,7 +129,7 @@ func TestRelay_LeavesStuckMessagesInParked(t *testing.T) {
 					w.await(t, good)
 				}
 				aside := func() int { return p.count(t, `select count(*) from {{parked}} where topic = 'stuck'`) }
-				for i := 0; aside() < stuck.n/2; i++ {
+				for i := 0; i < 20 || name == "many" && aside() < stuck.n/2; i++ {
 					send(fmt.Sprint("good", i, "-"))
 				}
 				// Now all of them are due, and the lane has had time to take them.
@@ -151,4 +155,105 @@ func ofLane(prefix string, lane, n, size int) (msgs []*message.Message) {
 		}
 	}
 	return msgs
+}
+
+// Thousands of messages, each of a topic that nobody takes, come before what is
+// healthy. They are tried again at a rate that does not grow with their number.
+func TestRelay_DeadTopicsDelayNobody(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		const topics, size = 5000, 2 << 10
+		var tried atomic.Int64
+		broken := newBreakable(relay.NoRoute(errors.New("no queue")), func(m *relay.Message) bool { return strings.HasPrefix(m.Topic, "reply.") })
+		handle := func(ctx context.Context, m *relay.Message) error {
+			err := broken.handle(ctx, m)
+			if err != nil {
+				tried.Add(1)
+			}
+			return err
+		}
+		box, w, cfg := p.box(t), &wire{}, p.unhurried()
+		cfg.Retry = hasty
+		var dead []*message.Message
+		for first := range topics / 500 {
+			err := box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
+				for i := range 500 {
+					m := message.NewMessage(fmt.Sprint("dead", first*500+i), bytes.Repeat([]byte("x"), size))
+					if err := box.Publisher(tx).Publish(fmt.Sprint("reply.", first*500+i), m); err != nil {
+						return err
+					}
+					dead = append(dead, m)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		healthy := spread(100, 10)
+		commit(t, box, healthy...)
+		begin := time.Now()
+		start(t, box, &sink{name: "w", wire: w, handle: handle}, cfg)
+		w.await(t, len(healthy))
+
+		// What waits is in the table. Memory keeps what probes, and what was read last.
+		eventually(t, "the dead topics are set aside", func() bool { return p.count(t, `select count(*) from {{parked}}`) > topics*9/10 })
+		for i := range 20 {
+			more := spread(100, 1)
+			for _, m := range more {
+				m.UUID = fmt.Sprint("more", i, "/", m.UUID)
+			}
+			commit(t, box, more...)
+			healthy = append(healthy, more...)
+			w.await(t, len(healthy))
+		}
+		repeats, passed := tried.Load()-topics, time.Since(begin)
+		t.Logf("%d repeats in %v", repeats, passed)
+		if most := int64(1000 + 150*passed.Seconds()); repeats > most {
+			t.Errorf("messages that nobody takes were tried again %d times in %v, want at most %d", repeats, passed, most)
+		}
+		if n := p.count(t, `select count(*) from {{dead_letters}}`); n > 0 {
+			t.Errorf("%d are dead letters", n)
+		}
+		broken.broken.Store(false)
+		until(t, "nothing is owed", func() bool { return p.owed(t) == 0 }, func() int64 { return int64(w.count()) })
+		w.check(t, append(dead, healthy...), 0)
+	})
+}
+
+// Thousands of messages of one key wait behind its first one, which fails. Other keys
+// of the lane do not wait for them.
+func TestRelay_ABacklogBehindAFailureDelaysNoOtherKey(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		rows := 20_000
+		if !p.postgres() {
+			rows = 5_000
+		}
+		keys := keysOfLane(5, 11)
+		broken := newBreakable(relay.Refused(errors.New("too large")), func(m *relay.Message) bool { return m.MessageID == keys[0]+"/0" })
+		box, w, cfg := p.box(t), &wire{}, p.unhurried()
+		cfg.Retry = hasty
+		behind := keyed(keys[0], 0, rows)
+		for chunk := range slices.Chunk(behind, 1000) {
+			commit(t, box, chunk...)
+		}
+		var healthy []*message.Message
+		for _, key := range keys[1:] {
+			healthy = append(healthy, keyed(key, 0, 50)...)
+		}
+		commit(t, box, healthy...)
+		start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, cfg)
+		w.await(t, len(healthy))
+		more := keyed(keys[1], 50, 50)
+		commit(t, box, more...)
+		healthy = append(healthy, more...)
+		w.await(t, len(healthy))
+		if n := p.owed(t); n < rows {
+			t.Errorf("%d are owed of the %d behind the failure", n, rows)
+		}
+		broken.broken.Store(false)
+		until(t, "nothing is owed", func() bool { return p.owed(t) == 0 }, func() int64 { return int64(w.count()) })
+		w.check(t, append(behind, healthy...), 0)
+	})
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -21,7 +22,7 @@ func (w *worker) reader(ctx context.Context) error {
 			return nil
 		case r = <-w.reads:
 		}
-		entries, err := w.readLanes(ctx, r.ReadRequest)
+		entries, err := ask(ctx, w, opRead, func(ctx context.Context) ([]*entry, error) { return w.readLanes(ctx, r.ReadRequest) })
 		switch {
 		case err == nil:
 			retry.Reset()
@@ -37,7 +38,7 @@ func (w *worker) reader(ctx context.Context) error {
 func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entry, error) {
 	if w.checkDue.Swap(false) {
 		err := w.check(ctx)
-		w.unfit.Store(err != nil && !sqlerr.Connection(err) && !sqlerr.Retryable(err) && ctx.Err() == nil)
+		w.unfit.Store(err != nil && !passing(err) && ctx.Err() == nil)
 		if err != nil {
 			w.checkDue.Store(true)
 			return nil, err
@@ -72,20 +73,29 @@ func (w *worker) remover(ctx context.Context) error {
 			return nil
 		case refs = <-w.removes:
 		}
-		missed, err := w.queue.Remove(ctx, refs)
-		answer := removeAnswer{err: err}
+		removal, err := ask(ctx, w, opRemove, func(ctx context.Context) (outbox.Removal, error) { return w.queue.Remove(ctx, refs) })
+		answer := removeAnswer{err: err, locked: removal.Locked}
+		if removal.Missed > 0 {
+			w.met.missed.Add(ctx, int64(removal.Missed))
+		}
 		switch {
 		case err == nil:
 			retry.Reset()
-			if missed > 0 {
-				w.met.missed.Add(ctx, int64(missed))
-			}
 		case ctx.Err() == nil:
-			answer.retryIn = retry.NextBackOff()
-			w.checkDue.Store(true)
+			answer.retryIn, answer.lost = retry.NextBackOff(), unanswered(err)
+			w.doubt(err)
 			w.log.WarnContext(ctx, "deleting confirmed messages failed; trying again", "messages", len(refs), "error", err)
 		}
 		w.answers <- answer // has room: one deletion at a time
+	}
+}
+
+// doubt makes the reader check the tables after an error, but for one that another
+// transaction is the cause of: while somebody has locked a table that the check needs,
+// it would stop the reading of those that it does not.
+func (w *worker) doubt(err error) {
+	if unanswered(err) || !passing(err) {
+		w.checkDue.Store(true)
 	}
 }
 
@@ -99,11 +109,14 @@ func (w *worker) parker(ctx context.Context) error {
 			return nil
 		case c = <-w.chores:
 		}
-		answer := choreAnswer{err: c.do(choreContext{Context: ctx, store: w.store, missed: func(n int) {
-			if n > 0 {
-				w.met.missed.Add(ctx, int64(n))
-			}
-		}})}
+		var answer choreAnswer
+		answer.found, answer.err = ask(ctx, w, opTask, func(ctx context.Context) (func(), error) {
+			return c.do(choreContext{Context: ctx, store: w.store, clock: time.Now, missed: func(n int) {
+				if n > 0 {
+					w.met.missed.Add(ctx, int64(n))
+				}
+			}})
+		})
 		switch {
 		case answer.err == nil:
 			retry.Reset()
@@ -112,7 +125,7 @@ func (w *worker) parker(ctx context.Context) error {
 			w.log.WarnContext(ctx, "lane was taken by another worker; nothing was written", "lane", c.lane.number)
 		case ctx.Err() == nil:
 			answer.retryIn, answer.kind = retry.NextBackOff(), choreErrorOf(answer.err)
-			w.checkDue.Store(true)
+			w.doubt(answer.err)
 			w.log.WarnContext(ctx, "reading or writing parked messages or dead letters failed; trying again", "error", answer.err)
 		}
 		w.chored <- answer // has room: one chore at a time
@@ -123,7 +136,7 @@ func choreErrorOf(err error) choreError {
 	switch {
 	case sqlerr.Retryable(err):
 		return choreCollided
-	case sqlerr.Connection(err):
+	case unanswered(err):
 		return choreLost
 	}
 	return choreImpossible
@@ -132,7 +145,7 @@ func choreErrorOf(err error) choreError {
 // reportFailures tells of failures that have been written down.
 func (w *worker) reportFailures(ctx context.Context, failures []failure) {
 	for _, f := range failures {
-		if f.class == classUnavailable {
+		if f.free {
 			w.met.setAside.Add(ctx, 1)
 			continue
 		}
@@ -159,6 +172,8 @@ const (
 	archiveEvery = 10 // rounds
 	heldEvery    = 5  // rounds
 	heldLong     = 30 * time.Second
+
+	forever = 100 * 365 * 24 * time.Hour
 )
 
 // upkeep keeps the outbox's tables while this worker has the lease for it. Each
@@ -168,9 +183,11 @@ func (w *worker) upkeep(ctx context.Context) error {
 	defer look.forget()
 	for n := 1; pause(ctx, upkeepEvery); n++ {
 		if n%checkEvery == 0 {
-			w.checkDue.Store(true)
-			if w.unfit.Load() { // and has no lanes perhaps, so that nothing else would tell
-				w.unfit.Store(w.check(ctx) != nil)
+			switch err := do(ctx, w, opCheck, w.check); {
+			case err == nil: // a worker without lanes has no other way to tell
+				w.unfit.Store(false)
+			case ctx.Err() == nil && !passing(err):
+				w.checkDue.Store(true)
 			}
 		}
 		epoch := w.upkeepEpoch.Load()
@@ -193,15 +210,20 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
 	defer cancel()
 	next := time.Now().Add(upkeepEvery)
-	done, err := w.queue.Maintain(ctx, w.upkeepGuard(epoch))
-	w.met.truncated.Add(ctx, int64(done.Truncated))
-	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && pause(ctx, done.Again) {
-		done, err = w.queue.Maintain(ctx, w.upkeepGuard(epoch))
+	maintain := func() (outbox.Maintained, error) {
+		done, err := ask(ctx, w, opUpkeep, func(ctx context.Context) (outbox.Maintained, error) {
+			return w.queue.Maintain(ctx, w.upkeepGuard(epoch))
+		})
 		w.met.truncated.Add(ctx, int64(done.Truncated))
+		return done, err
+	}
+	done, err := maintain()
+	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && pause(ctx, done.Again) {
+		done, err = maintain()
 	}
 	if err == nil {
 		// Needs no lease: letters are forgotten once, whoever does it.
-		_, err = w.letters.Forget(ctx)
+		_, err = ask(ctx, w, opUpkeep, w.letters.Forget)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil // goes on in the next round
@@ -230,7 +252,7 @@ func (h *holders) forget() {
 func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
 	defer cancel()
-	held, err := w.queue.Held(ctx)
+	held, err := ask(ctx, w, opUpkeep, w.queue.Held)
 	if err != nil {
 		return // the upkeep itself will say what is wrong
 	}
@@ -260,7 +282,11 @@ func (w *worker) archiver(ctx context.Context) error {
 		if n%archiveEvery != 0 {
 			continue
 		}
-		n, err := w.queue.Archive(ctx, w.upkeepGuard(epoch))
+		// The user's function may take its time, so this has no limit; when ctx ends
+		// it is left behind if it does not return.
+		n, err := bounded.Do(ctx, w.bounds, forever, func(ctx context.Context) (int, error) {
+			return w.queue.Archive(ctx, w.upkeepGuard(epoch))
+		})
 		if n > 0 {
 			w.met.archived.Add(ctx, int64(n))
 		}

@@ -26,10 +26,13 @@ func (r *readings) around(_ *tapConn, text string, args []driver.NamedValue) fun
 	if len(args) < 3 || !strings.Contains(text, r.table) || !strings.Contains(text, "order by") || strings.Contains(text, "delete") || strings.Contains(text, "insert") {
 		return nil
 	}
-	// The keys are the last list but the lanes.
-	busy := 3
+	// The keys come after the rows that are known.
+	busy := 4
 	if _, rows := args[0].Value.(int64); rows {
 		busy = 2 // SQLite: the lanes come last, one by one
+	}
+	if len(args) <= busy {
+		return nil
 	}
 	r.reads.Add(1)
 	if keys := fmt.Sprintf("%s", args[busy].Value); keys != "{}" && keys != "[]" {

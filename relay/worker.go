@@ -15,7 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -30,6 +30,7 @@ import (
 //	leaser  owns the leases: heartbeat, shares, hand-over; ends the run
 //	upkeep  keeps the tables, while this worker has the lease for it
 //	mover   moves scheduled messages that are due, under the same lease
+//	doctor  makes the worker fit again when the database answers
 //	archiver hands over what the history gives up, under the same lease
 //	sink    runs the sink's own connections
 //
@@ -47,6 +48,9 @@ type worker struct {
 	met     *metrics
 
 	tracing tracing
+
+	bounds *bounded.Calls
+	health health
 
 	check func(context.Context) error
 	// checkDue asks the reader to check the tables before it reads on: at the
@@ -73,6 +77,7 @@ type worker struct {
 	unfit atomic.Bool
 
 	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
+	renewedAt   atomic.Int64 // when the last heartbeat succeeded, Unix nanoseconds; 0: none has
 }
 
 type reported struct {
@@ -86,21 +91,12 @@ type readAnswer struct {
 	err     error
 }
 
-type removeAnswer struct {
-	err     error
-	retryIn time.Duration
-}
-
-type choreAnswer struct {
-	err     error
-	kind    choreError
-	retryIn time.Duration
-}
-
 func newWorker(r *Relay) *worker {
 	w := &worker{
 		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), letters: r.letters, met: r.met, tracing: newTracing(r.cfg),
 		owner:    rand.Text(),
+		bounds:   bounded.New(maxAbandoned),
+		health:   newHealth(r.cfg.Lease),
 		calls:    make(chan func(*engine, time.Time)),
 		drained:  make(chan struct{}, 1),
 		reads:    make(chan *read, 1),
@@ -131,7 +127,7 @@ func (w *worker) prepare(ctx context.Context) error {
 	retry := newBackOff()
 	level := slog.LevelWarn
 	for {
-		err := w.check(ctx)
+		err := do(ctx, w, opCheck, w.check)
 		if err == nil {
 			if level != slog.LevelWarn {
 				w.log.InfoContext(ctx, "database is available")
@@ -139,7 +135,7 @@ func (w *worker) prepare(ctx context.Context) error {
 			w.makeRoom(ctx)
 			return nil
 		}
-		if ctx.Err() == nil && !sqlerr.Connection(err) && !sqlerr.Retryable(err) {
+		if ctx.Err() == nil && !passing(err) {
 			return fmt.Errorf("relay: %w", err)
 		}
 		if !pause(ctx, retry.NextBackOff()) {
@@ -153,7 +149,10 @@ func (w *worker) prepare(ctx context.Context) error {
 // makeRoom lets the history have its partitions before the first message is
 // moved there. The upkeep's lease is not needed for that: doing it twice is safe.
 func (w *worker) makeRoom(ctx context.Context) {
-	_, err := w.queue.Maintain(ctx, func(context.Context, *sql.Tx) (bool, error) { return true, nil })
+	err := do(ctx, w, opUpkeep, func(ctx context.Context) error {
+		_, err := w.queue.Maintain(ctx, func(context.Context, *sql.Tx) (bool, error) { return true, nil })
+		return err
+	})
 	if err != nil && ctx.Err() == nil {
 		w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
 	}
@@ -202,6 +201,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error { return w.mover(working) })
 	group.Go(func() error { return w.archiver(working) })
+	group.Go(func() error { return w.doctor(working) })
 	group.Go(func() error {
 		newLeaser(w).run(stopping, working)
 		endSink()
@@ -226,7 +226,7 @@ func (w *worker) loop(ctx context.Context) error {
 	}
 	e := newEngine(limits{
 		window: window, laneRows: w.cfg.Batch, laneBytes: laneBytes, removeRows: removeRows,
-		linger: linger, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
+		linger: linger, reserve: w.cfg.Lease / 3, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
 		order: w.cfg.Order, attempts: w.cfg.Retry, unroutable: w.cfg.Unroutable, owner: w.owner,
 		reachable: reachable,
 	})
@@ -249,12 +249,13 @@ func (w *worker) loop(ctx context.Context) error {
 	defer unlisten()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	deadline, end := deadlines(ctx, w.cfg.PublishTimeout)
-	defer end()
+	contexts := newPublishContexts(ctx, w.cfg.PublishTimeout)
+	defer contexts.end()
 	for {
 		now := time.Now()
+		contexts.endLapsed(e, now)
 		w.settle(ctx, e, now)
-		w.step(e, now, deadline) //nolint:contextcheck // deadline derives from ctx
+		w.step(e, now, contexts) //nolint:contextcheck // the contexts derive from ctx
 		timer.Reset(time.Until(e.due(now)))
 		select {
 		case <-ctx.Done():
@@ -266,9 +267,9 @@ func (w *worker) loop(ctx context.Context) error {
 		case answer := <-w.rows:
 			e.read(answer.read, answer.entries, time.Now(), answer.err)
 		case answer := <-w.answers:
-			e.removed(time.Now(), answer.retryIn, answer.err)
+			e.removed(time.Now(), answer)
 		case answer := <-w.chored:
-			e.choreDone(time.Now(), answer.retryIn, answer.err, answer.kind)
+			e.choreDone(time.Now(), answer)
 		case call := <-w.calls:
 			call(e, time.Now())
 		}
@@ -283,13 +284,16 @@ const (
 
 // step begins all that can be begun: publishes, and the requests to reader and
 // remover.
-func (w *worker) step(e *engine, now time.Time, deadline func(time.Time) (context.Context, time.Time)) {
+func (w *worker) step(e *engine, now time.Time, contexts *publishContexts) {
 	w.requestRead(e, now)
 	for {
-		ctx, until := deadline(now)
-		entries := e.nextPublish(now, until)
+		entries := e.nextPublish(now, now.Add(w.cfg.PublishTimeout))
 		if entries == nil {
 			break
+		}
+		ctx, until := contexts.of(entries[0].lane, now)
+		for _, m := range entries {
+			m.deadline = until
 		}
 		w.publish(ctx, entries)
 	}
@@ -317,16 +321,21 @@ func (w *worker) requestRead(e *engine, now time.Time) {
 
 // publish hands entries to the sink. What cannot become a message has its
 // outcome already.
+//
+// The sink gets a copy of each: it may hold on to that after the outcome, for a
+// late confirm, when the payload is not needed here any more.
 func (w *worker) publish(ctx context.Context, entries []*entry) {
 	messages := make([]*Message, 0, len(entries))
-	for _, m := range entries {
+	copies := make([]Message, len(entries))
+	for i, m := range entries {
 		// Here and not by the reader: its time is what a backlog costs.
 		if m.Metadata, m.malformed = outbox.DecodeMetadata(m.metadata); m.malformed != nil {
 			w.done(&m.Message, Refused(m.malformed))
 			continue
 		}
 		w.tracing.begin(ctx, m)
-		messages = append(messages, &m.Message)
+		copies[i] = m.Message
+		messages = append(messages, &copies[i])
 	}
 	if len(messages) > 0 {
 		w.sink.Publish(ctx, messages, w.done)
@@ -371,35 +380,5 @@ func raise(c chan struct{}) {
 	select {
 	case c <- struct{}{}:
 	default:
-	}
-}
-
-// deadlines returns a function that gives a context for publishes that begin
-// now, and ends. One context serves the publishes of a short while, instead of
-// a timer for each; it leaves them at least seven eighths of timeout.
-func deadlines(parent context.Context, timeout time.Duration) (next func(now time.Time) (context.Context, time.Time), end func()) {
-	const parts = 8
-	var (
-		current context.Context
-		until   time.Time
-		cancels []context.CancelFunc
-	)
-	next = func(now time.Time) (context.Context, time.Time) {
-		if until.Sub(now) > timeout-timeout/parts {
-			return current, until
-		}
-		until = now.Add(timeout)
-		var cancel context.CancelFunc
-		current, cancel = context.WithDeadline(parent, until)
-		if cancels = append(cancels, cancel); len(cancels) > 2*parts {
-			cancels[0]() // expired long ago
-			cancels = cancels[1:]
-		}
-		return current, until
-	}
-	return next, func() {
-		for _, cancel := range cancels {
-			cancel()
-		}
 	}
 }

@@ -3,6 +3,9 @@ package main
 import (
 	"database/sql"
 	"errors"
+	"fmt"
+	"io/fs"
+	"os"
 	"strings"
 
 	"github.com/lib/pq"
@@ -19,7 +22,7 @@ type databaseOptions struct {
 }
 
 func (o *databaseOptions) register(flags *pflag.FlagSet) {
-	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name (with ?sslmode=disable for a server without TLS), or sqlite:path/to/file.db (required, but not for conformance)")
+	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name (for hosts that are not loopback, TLS is required and verified; see sslmode), or sqlite:path/to/file.db (required, but not for conformance)")
 	flags.StringVar(&o.schema, "schema", "", `schema of oncemill's tables (default "oncemill"; none on SQLite)`)
 	flags.StringVar(&o.prefix, "prefix", "", `prefix of oncemill's tables (default none; "oncemill_" on SQLite)`)
 }
@@ -30,19 +33,21 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	cfg := oncemill.Config{Schema: o.schema, Prefix: o.prefix}
 	var db *sql.DB
 	var err error
+	var file string
 	switch scheme, rest, _ := strings.Cut(o.url, ":"); {
 	case o.url == "":
 		return nil, cfg, &usageError{errors.New("--database or ONCEMILL_DATABASE is required")}
 	case scheme == "postgres" || scheme == "postgresql":
 		cfg.Dialect = oncemill.PostgreSQL
 		var connector *pq.Connector
-		if connector, err = pq.NewConnector(o.url); err == nil {
+		if connector, err = pq.NewConnector(verified(o.url)); err == nil {
 			db = sql.OpenDB(connector)
 			db.SetMaxIdleConns(8) // a relay works with up to six at a time
 		}
 	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") != "":
 		cfg.Dialect = oncemill.SQLite
-		db, err = sql.Open("sqlite", oncemill.SQLiteDSN(strings.TrimPrefix(rest, "//")))
+		file = strings.TrimPrefix(rest, "//")
+		db, err = sql.Open("sqlite", oncemill.SQLiteDSN(file))
 	default:
 		return nil, cfg, &usageError{errors.New("--database: the URL must begin with postgres or sqlite")}
 	}
@@ -52,7 +57,25 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	if cfg, err = cfg.Resolve(db); err != nil {
 		return nil, cfg, &usageError{errors.Join(err, db.Close())}
 	}
+	if file != "" {
+		if err := makePrivate(file); err != nil {
+			return nil, cfg, &usageError{errors.Join(fmt.Errorf("--database: %w", err), db.Close())}
+		}
+	}
 	return db, cfg, nil
+}
+
+// makePrivate makes the file of a new database readable for its owner alone. SQLite
+// would leave that to the umask. The files beside it get the same mode.
+func makePrivate(path string) error {
+	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the operator names it
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return file.Close()
 }
 
 // with opens the database, runs fn and closes it.

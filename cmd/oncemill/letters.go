@@ -11,6 +11,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+	"unicode"
+	"unicode/utf16"
 
 	"github.com/spf13/cobra"
 
@@ -80,19 +82,54 @@ func printLetters(w io.Writer, page []*dlq.Letter, asJSON bool) error {
 		if page == nil {
 			page = []*dlq.Letter{}
 		}
-		return json.NewEncoder(w).Encode(page)
+		return printJSON(w, page, "")
 	}
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(table, "ID\tSTATE\tDIED\tFROM\tTOPIC\tKEY\tMESSAGE\tTRIES\tREASON\tERROR")
+	fmt.Fprintln(table, "ID\tSTATE\tDIED\tFROM\tTOPIC\tKEY\tMESSAGE\tTRIES\tDELIVERED\tREASON\tERROR")
 	for _, l := range page {
 		from := string(l.Source)
 		if l.Consumer != "" {
 			from = l.Consumer
 		}
-		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\n", l.ID, l.State, l.DiedAt.UTC().Format(time.RFC3339), from,
-			oneLine(l.Topic), oneLine(l.Key), oneLine(l.MessageID), l.Tries, l.Reason, oneLine(l.Error))
+		delivered := "no"
+		if l.MayHaveBeenDelivered {
+			delivered = "maybe"
+		}
+		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.ID, oneLine(string(l.State)), l.DiedAt.UTC().Format(time.RFC3339), oneLine(from),
+			oneLine(l.Topic), oneLine(l.Key), oneLine(l.MessageID), l.Tries, delivered, oneLine(l.Reason), oneLine(l.Error))
 	}
 	return table.Flush()
+}
+
+// printJSON prints what a terminal shows as it is. JSON itself escapes the control
+// characters of ASCII alone.
+func printJSON(w io.Writer, v any, indent string) error {
+	var encoded strings.Builder
+	encoder := json.NewEncoder(&encoded)
+	encoder.SetIndent("", indent)
+	if err := encoder.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, escaped(encoded.String(), func(out *strings.Builder, r rune) {
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(out, `\u%04x`, unit)
+		}
+	}))
+	return err
+}
+
+// escaped returns text with all that a terminal may act on, but for the ends of
+// lines, as escape writes it.
+func escaped(text string, escape func(out *strings.Builder, r rune)) string {
+	var out strings.Builder
+	for _, r := range text {
+		if r == '\n' || unicode.IsGraphic(r) {
+			out.WriteRune(r)
+		} else {
+			escape(&out, r)
+		}
+	}
+	return out.String()
 }
 
 // oneLine keeps what strangers wrote from breaking a table, or a terminal.
@@ -121,9 +158,7 @@ func newShowLetter(opts *options) *cobra.Command {
 				if err != nil {
 					return err
 				}
-				encoder := json.NewEncoder(cmd.OutOrStdout())
-				encoder.SetIndent("", "  ")
-				return encoder.Encode(letter)
+				return printJSON(cmd.OutOrStdout(), letter, "  ")
 			})
 		},
 	}

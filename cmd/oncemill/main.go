@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"github.com/oncemill/oncemill"
@@ -34,7 +36,10 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	fmt.Fprintln(os.Stderr, "oncemill:", inFlags(err))
+	text := escaped(inFlags(err), func(out *strings.Builder, r rune) { // it may quote what strangers wrote
+		out.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
+	})
+	fmt.Fprintln(os.Stderr, "oncemill:", text)
 	var usage *usageError
 	var value *oncemill.ConfigError
 	if errors.As(err, &usage) || errors.As(err, &value) || errors.Is(err, dlq.ErrNoReason) {

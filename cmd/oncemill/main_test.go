@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,7 +60,9 @@ func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
 		"bad prefix":          {args: []string{"migrate", "--database", lite, "--prefix", "X-"}, want: "--prefix"},
 		"bad variable":        {env: []string{"ONCEMILL_WINDOW=" + secret}, args: []string{"relay", "--database", lite}, want: "ONCEMILL_WINDOW"},
 		"no broker":           {args: []string{"relay", "--database", lite}, want: "ONCEMILL_AMQP_URL"},
-		"bad broker":          {args: []string{"relay", "--database", lite, "--amqp-url", "http://a:" + secret + "@localhost"}, want: "AmqpURI"},
+		"bad broker":          {args: []string{"relay", "--database", lite, "--amqp-url", "http://a:" + secret + "@localhost"}, want: "--amqp-url"},
+		"bad second broker":   {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--amqp-url", "http://a:" + secret + "@localhost"}, want: "further --amqp-url [0]"},
+		"bad broker in a row": {env: []string{"ONCEMILL_AMQP_URL=amqp://localhost http://a:" + secret + "@localhost"}, args: []string{"relay", "--database", lite}, want: "further --amqp-url [0]"},
 		"plaintext":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://a:" + secret + "@example.com"}, want: "--amqp-allow-plaintext"},
 		"bad topology":        {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--topology", "x"}, want: "--topology"},
 		"listen on SQLite":    {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--listen"}, want: "only PostgreSQL has NOTIFY"},
@@ -122,7 +125,7 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	uri := testserver.RabbitMQ(t)
-	env := []string{"ONCEMILL_DATABASE=" + pg.DSN, "ONCEMILL_SCHEMA=" + pg.Config.Schema, "ONCEMILL_AMQP_URL=" + uri}
+	env := []string{"ONCEMILL_DATABASE=" + pg.DSN, "ONCEMILL_SCHEMA=" + pg.Config.Schema}
 	if cmd, output := command(t.Context(), env, "migrate"); cmd.Run() != nil {
 		t.Fatalf("migrate: %s", output)
 	}
@@ -144,7 +147,12 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 	}
 
 	const messages = 300
-	cmd, output := command(t.Context(), env, "relay", "--topology", "queue", "--log-format", "json", "--listen")
+	away, err := url.Parse(uri)
+	if err != nil {
+		t.Fatal(err)
+	}
+	away.Host = "127.0.0.1:1" // a node that is down
+	cmd, output := command(t.Context(), env, "relay", "--amqp-url", away.String(), "--amqp-url", uri, "--topology", "queue", "--log-format", "json", "--listen")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

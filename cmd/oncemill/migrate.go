@@ -3,7 +3,10 @@ package main
 import (
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -37,7 +40,7 @@ func newMigrate(opts *options) *cobra.Command {
 	var asJSON bool
 	status := &cobra.Command{
 		Use:   "status",
-		Short: "Show the version of each set of tables; exit code 1 unless all are up to date",
+		Short: "Show the version of each set of tables; exit code 1 unless this program can work with them",
 		Args:  wrongUse(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
@@ -49,7 +52,7 @@ func newMigrate(opts *options) *cobra.Command {
 		},
 	}
 	status.Flags().BoolVar(&asJSON, "json", false, "print JSON")
-	migrate.AddCommand(status)
+	migrate.AddCommand(status, newMigrateDown(opts))
 	return migrate
 }
 
@@ -67,6 +70,58 @@ func printStatus(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, asJSON boo
 		fmt.Fprintf(table, "%s\t%d\t%d\n", s.Set, s.Version, s.Latest)
 	}
 	return table.Flush()
+}
+
+func newMigrateDown(opts *options) *cobra.Command {
+	var name string
+	var yes bool
+	var down oncemill.DownOptions
+	cmd := &cobra.Command{
+		Use:   "down",
+		Short: "Take the last step of one set of tables back",
+		Long: `Take the last step of one set of tables back, to go back to an older program.
+Stop all processes that use the tables first. A step that drops tables with rows in
+them is refused without --lose-rows. Columns that a step drops go with their contents.`,
+		Example: `  oncemill migrate down --set outbox --yes`,
+		Args:    wrongUse(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			i := slices.IndexFunc(sets, func(m oncemill.Migrations) bool { return m.Name == name })
+			if i < 0 {
+				return &usageError{fmt.Errorf("--set %q: must be one of %s", name, setNames())}
+			}
+			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+				if !yes {
+					status, err := oncemill.MigrationStatus(cmd.Context(), db, cfg, sets[i])
+					if err != nil {
+						return err
+					}
+					return &usageError{fmt.Errorf("this would take version %d of %s back; give --yes to do it", status[0].Version, name)}
+				}
+				after, err := oncemill.MigrateDown(cmd.Context(), db, cfg, sets[i], down)
+				var lost *oncemill.DataLossError
+				if errors.As(err, &lost) {
+					return fmt.Errorf("%w; give --lose-rows to drop them", err)
+				}
+				if err != nil {
+					return err
+				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s has version %d now\n", after.Set, after.Version)
+				return err
+			})
+		},
+	}
+	cmd.Flags().StringVar(&name, "set", "", "the set: "+setNames()+" (required)")
+	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	cmd.Flags().BoolVar(&down.LoseRows, "lose-rows", false, "drop tables with the rows in them")
+	return cmd
+}
+
+func setNames() string {
+	names := make([]string, len(sets))
+	for i, m := range sets {
+		names[i] = m.Name
+	}
+	return strings.Join(names, ", ")
 }
 
 func newRepairSequence(opts *options) *cobra.Command {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -18,7 +19,7 @@ import (
 )
 
 type relayOptions struct {
-	amqpURL  string
+	amqpURLs []string
 	topology string
 	history  time.Duration
 	listen   bool
@@ -49,7 +50,7 @@ at once.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&o.amqpURL, "amqp-url", "", "amqp:// or amqps:// URL of RabbitMQ (required)")
+	flags.StringArrayVar(&o.amqpURLs, "amqp-url", nil, "amqp:// or amqps:// URL of RabbitMQ (required); repeat it for the other nodes of a cluster, or separate URLs with spaces")
 	flags.BoolVar(&o.rabbitmq.AllowPlaintext, "amqp-allow-plaintext", false, "allow amqp:// to a host that is not this one")
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
@@ -79,7 +80,9 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if o.holdKey {
 		o.relay.Retry.Exhausted = relay.HoldKey
 	}
-	if o.amqpURL == "" {
+	// No URL contains a space, and the variable can hold several only in this way.
+	urls := strings.Fields(strings.Join(o.amqpURLs, " "))
+	if len(urls) == 0 {
 		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
 	}
 	history := o.history
@@ -98,14 +101,14 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	var topology amqp.Config
 	switch o.topology {
 	case "pubsub":
-		topology = amqp.NewDurablePubSubConfig(o.amqpURL, nil)
+		topology = amqp.NewDurablePubSubConfig(urls[0], nil)
 	case "queue":
-		topology = amqp.NewDurableQueueConfig(o.amqpURL)
+		topology = amqp.NewDurableQueueConfig(urls[0])
 	default:
 		return &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", o.topology)}
 	}
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg, History: history, Logger: log})
-	o.rabbitmq.Logger = log
+	o.rabbitmq.Addresses, o.rabbitmq.Logger = urls[1:], log
 	sink, sinkErr := rabbitmq.New(topology, o.rabbitmq)
 	if err := errors.Join(boxErr, sinkErr); err != nil {
 		return &usageError{err}

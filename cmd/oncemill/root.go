@@ -24,6 +24,7 @@ var flagOf = map[string]string{
 	"oncemill.Config.Prefix":         "--prefix",
 	"dlq.Filter.Limit":               "--limit",
 	"dlq.Filter.States":              "--state",
+	"amqp.Config.Connection.AmqpURI": "--amqp-url",
 	"relay.Config.Lease":             "--lease",
 	"relay.Config.StopTimeout":       "--stop-timeout",
 	"relay.Config.PollMin":           "--poll-min",
@@ -36,7 +37,10 @@ var flagOf = map[string]string{
 
 // inFlags returns the text of an error, with flags for the fields of configurations.
 func inFlags(err error) string {
-	text := strings.ReplaceAll(err.Error(), "set rabbitmq.Config.AllowPlaintext", "give --amqp-allow-plaintext")
+	text := strings.NewReplacer(
+		"set rabbitmq.Config.AllowPlaintext", "give --amqp-allow-plaintext",
+		"rabbitmq.Config.Addresses[", "further --amqp-url [",
+	).Replace(err.Error())
 	for field, flag := range flagOf {
 		text = strings.ReplaceAll(text, field+" = ", flag+" ")
 	}
@@ -66,7 +70,17 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
-			return fromEnvironment(cmd.Flags(), os.LookupEnv)
+			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
+			log, err := opts.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			if mode := unverified(opts.database.url); mode != "" {
+				log.WarnContext(cmd.Context(), "the certificate of the database server is not verified; use sslmode=verify-full", "sslmode", mode)
+			}
+			return nil
 		},
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
@@ -74,7 +88,7 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "how to log to standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
 		c.Args = wrongUse(cobra.NoArgs)

@@ -15,6 +15,13 @@ const KeyHeader = "oncemill_key"
 // Config holds what watermill-amqp's configuration has no word for. The zero
 // value is right for most services.
 type Config struct {
+	// Addresses are further AMQP URIs of the same broker: of the other nodes of a
+	// cluster. They are tried in turn, after amqp.Config.Connection.AmqpURI (which
+	// may be empty then): the next one when an address cannot be reached, and when
+	// a connection is lost. All must name the same virtual host. A node that
+	// accepts connections and does not answer costs DialTimeout. Default: none.
+	Addresses []string
+
 	// AllowPlaintext permits an amqp:// URI whose host is not the loopback
 	// interface. Credentials and payloads then cross the network readable.
 	// Default: such a URI is a configuration error.
@@ -59,7 +66,8 @@ type Config struct {
 	// messages end and the messages go back to the queue. Default: 10 s.
 	CloseTimeout time.Duration
 
-	// DialTimeout bounds connecting: TCP, TLS and AMQP handshake together.
+	// DialTimeout bounds connecting to one address: TCP, TLS and AMQP handshake
+	// together.
 	// Default: connection_timeout of the URI, else 10 s.
 	DialTimeout time.Duration
 

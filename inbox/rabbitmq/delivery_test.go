@@ -23,11 +23,11 @@ func TestNew_ReportsEveryBadValueOfBothConfigurations(t *testing.T) {
 	_, err := rabbitmq.New(wamqp.Config{
 		Connection: wamqp.ConnectionConfig{AmqpURI: "amqp://user:secret@example.com/"},
 		Consume:    wamqp.ConsumeConfig{Qos: wamqp.QosConfig{PrefetchCount: -1, PrefetchSize: 1, Global: true}},
-	}, rabbitmq.Config{NackDelay: -1, NackDelayMax: -1, AckTimeout: 1, CloseTimeout: -1, DialTimeout: -1, CallTimeout: -1})
+	}, rabbitmq.Config{Addresses: []string{"amqp://user:secret@other.example/"}, NackDelay: -1, NackDelayMax: -1, AckTimeout: 1, CloseTimeout: -1, DialTimeout: -1, CallTimeout: -1})
 	text := fmt.Sprint(err)
 	for _, field := range []string{
 		"Marshaler", "Exchange.GenerateName", "Queue.GenerateName", "QueueBind.GenerateRoutingKey", "TopologyBuilder",
-		"PrefetchCount", "PrefetchSize", "Global", "AmqpURI", "NackDelay ", "NackDelayMax", "AckTimeout", "CloseTimeout", "DialTimeout", "CallTimeout",
+		"PrefetchCount", "PrefetchSize", "Global", "AmqpURI", "Addresses[0]", "NackDelay ", "NackDelayMax", "AckTimeout", "CloseTimeout", "DialTimeout", "CallTimeout",
 	} {
 		if !strings.Contains(text, field) {
 			t.Errorf("%s is not named", field)

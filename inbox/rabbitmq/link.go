@@ -7,18 +7,21 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/amqpconn"
 )
 
 // connector keeps the one connection that all subscriptions share, and dials a
 // new one when a subscription finds it lost.
 type connector struct {
 	settings *settings
-	turn     chan struct{} // capacity 1: holds a token while somebody uses link
+	turn     chan struct{} // capacity 1: holds a token while somebody uses dialer and link
+	dialer   *amqpconn.Dialer
 	link     *link
 }
 
 func newConnector(s *settings) *connector {
-	return &connector{settings: s, turn: make(chan struct{}, 1)}
+	return &connector{settings: s, turn: make(chan struct{}, 1), dialer: s.conn.Dialer()}
 }
 
 // get returns a connection that was good a moment ago.
@@ -32,7 +35,7 @@ func (c *connector) get(ctx context.Context) (*link, error) {
 	if c.link != nil && !c.link.conn.IsClosed() {
 		return c.link, nil
 	}
-	l, err := dial(ctx, c.settings)
+	l, err := dial(ctx, c.settings, c.dialer)
 	if err != nil {
 		return nil, err
 	}
@@ -51,19 +54,20 @@ func (c *connector) close() {
 type link struct {
 	settings *settings
 	conn     *amqp.Connection
+	shown    string // where it leads, without the password
 	wire     net.Conn
 }
 
-func dial(ctx context.Context, s *settings) (*link, error) {
+func dial(ctx context.Context, s *settings, dialer *amqpconn.Dialer) (*link, error) {
 	l := &link{settings: s}
-	conn, err := s.conn.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
+	conn, shown, err := dialer.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
 		l.wire = raw
 		return raw, func() { _ = raw.Close() } // given up
 	})
 	if err != nil {
 		return nil, err
 	}
-	l.conn = conn
+	l.conn, l.shown = conn, shown
 	return l, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -49,6 +50,45 @@ func TestSubscriber_KeepsAKeySerialOverTheLossOfItsChannel(t *testing.T) {
 		msg.Ack()
 	}
 	none(t, out)
+}
+
+// Addresses are tried in turn, and a connection that is lost goes on with the next.
+func TestSubscriber_TriesTheNextAddress(t *testing.T) {
+	t.Parallel()
+	direct := testserver.RabbitMQ(t)
+	_, vhost, _ := strings.Cut(strings.TrimPrefix(direct, "amqp://"), "/")
+	silent := testserver.Listen(t)
+	t.Cleanup(func() { _ = silent.Close() })
+	first, firstURI := testserver.ProxyAMQP(t, direct)
+	second, secondURI := testserver.ProxyAMQP(t, direct)
+	a := newAdmin(t, direct)
+	s := subscriber(t, queues("amqp://guest:guest@"+silent.Addr().String()+"/"+vhost, 10), rabbitmq.Config{
+		Addresses: []string{firstURI, secondURI}, DialTimeout: 300 * time.Millisecond,
+	})
+	out := subscribe(t, s, "orders")
+	used := func(id string, f, s int32) {
+		t.Helper()
+		a.publish("orders", publishing(id, ""))
+		for got := ""; got != id; { // an acknowledgement may be lost with its connection
+			msg := next(t, out)
+			got = msg.UUID
+			msg.Ack()
+		}
+		if n, m := first.Dials.Load(), second.Dials.Load(); n != f || m != s {
+			t.Errorf("%d and %d connections, want %d and %d", n, m, f, s)
+		}
+	}
+	lose := func(p *testserver.AMQPProxy) {
+		t.Helper()
+		p.Cut()
+		eventually(t, "the consumer is lost", func() bool { return !s.Ready() })
+		eventually(t, "the consumer is back", s.Ready)
+	}
+	used("a", 1, 0)
+	lose(first)
+	used("b", 1, 1)
+	lose(second)
+	used("c", 2, 1)
 }
 
 func TestSubscriber_DeclaresAQueueThatWasDeleted(t *testing.T) {

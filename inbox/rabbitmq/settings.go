@@ -33,7 +33,8 @@ func resolve(cfg wamqp.Config, opts Config) (*settings, error) {
 	s.resolveOptions(bad)
 	s.resolveTopology(bad)
 	s.conn = amqpconn.Resolve(cfg.Connection, amqpconn.Options{
-		Name: "oncemill inbox", Who: "the subscriber", AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout,
+		Name: "oncemill inbox", Who: "the subscriber", Addresses: opts.Addresses,
+		AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout,
 	}, bad)
 	return s, errors.Join(errs...)
 }

@@ -85,7 +85,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		s.forget(current)
 		current.close()
 		if !errors.Is(err, errWaitedTooLong) {
-			log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", settings.conn.Shown, "error", err)
+			log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
 		}
 		// A broker that takes consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
@@ -96,10 +96,10 @@ func (s *subscription) run(ctx context.Context, current *session) {
 				break
 			}
 			if current, err = s.open(ctx); err == nil {
-				log.InfoContext(ctx, "rabbitmq consumes again", "uri", settings.conn.Shown, "failed_attempts", failures)
+				log.InfoContext(ctx, "rabbitmq consumes again", "uri", current.link.shown, "failed_attempts", failures)
 				failures = 0
 			} else if failures++; failures == 1 && ctx.Err() == nil {
-				log.WarnContext(ctx, "rabbitmq cannot consume, trying again", "uri", settings.conn.Shown, "error", err)
+				log.WarnContext(ctx, "rabbitmq cannot consume, trying again", "uri", settings.conn.Shown(), "error", err)
 			}
 		}
 	}

@@ -19,8 +19,9 @@ import (
 
 // Options are what watermill-amqp's configuration does not say.
 type Options struct {
-	Name           string // of the connection, in RabbitMQ's management
-	Who            string // reconnects by itself: "the sink", say
+	Name           string   // of the connection, in RabbitMQ's management
+	Addresses      []string // further URIs
+	Who            string   // reconnects by itself: "the sink", say
 	AllowPlaintext bool
 	DialTimeout    time.Duration // 0: what the URI says, or else 10 s
 	MinChannels    int           // that a connection needs
@@ -31,13 +32,28 @@ const DefaultDialTimeout = 10 * time.Second
 
 // Settings say how to connect.
 type Settings struct {
-	URI     string // holds the password; never to be shown
-	Shown   string // the URI without it
 	Backoff backoff.ExponentialBackOff
 
-	config      amqp.Config
-	tls         *tls.Config
+	addresses []address
+	config    amqp.Config
+	tls       *tls.Config
+}
+
+// address is one way to the broker.
+type address struct {
+	uri         string // holds the password; never to be shown
+	shown       string // the URI without it
+	vhost       string
 	dialTimeout time.Duration
+}
+
+// Shown returns the URIs without their passwords.
+func (s *Settings) Shown() string {
+	shown := make([]string, len(s.addresses))
+	for i, a := range s.addresses {
+		shown[i] = a.shown
+	}
+	return strings.Join(shown, ", ")
 }
 
 // Report takes a bad value of a field, and how to mend it.
@@ -45,12 +61,12 @@ type Report func(field, value, problem string)
 
 // Resolve returns the settings of a configuration, and reports what is bad in it.
 func Resolve(c wamqp.ConnectionConfig, o Options, bad Report) Settings {
-	s := Settings{dialTimeout: o.DialTimeout}
+	s := Settings{}
 	if o.DialTimeout < 0 {
 		bad("rabbitmq.Config.DialTimeout", o.DialTimeout.String(), "must not be negative")
 	}
 	s.resolveConfig(c, o, bad)
-	s.resolveURI(c.AmqpURI, o, bad)
+	s.resolveAddresses(c.AmqpURI, o, bad)
 	s.resolveBackoff(c.Reconnect, bad)
 	return s
 }
@@ -86,9 +102,17 @@ func (o Options) tooFewChannels() string {
 	return "must be 0 or at least " + strconv.Itoa(o.MinChannels) + ": so many channels are needed"
 }
 
-func (s *Settings) resolveURI(text string, o Options, bad Report) {
-	const field = "amqp.Config.Connection.AmqpURI"
-	s.URI = text
+func (s *Settings) resolveAddresses(first string, o Options, bad Report) {
+	if first != "" || len(o.Addresses) == 0 {
+		s.resolveAddress("amqp.Config.Connection.AmqpURI", first, o, bad)
+	}
+	for i, text := range o.Addresses {
+		s.resolveAddress("rabbitmq.Config.Addresses["+strconv.Itoa(i)+"]", text, o, bad)
+	}
+}
+
+// resolveAddress checks one URI and adds it to those that are tried.
+func (s *Settings) resolveAddress(field, text string, o Options, bad Report) {
 	if text == "" {
 		bad(field, `""`, "is needed, for example amqps://user:password@host:5671/vhost")
 		return
@@ -99,8 +123,8 @@ func (s *Settings) resolveURI(text string, o Options, bad Report) {
 		bad(field, "(not shown)", "is no AMQP URI such as amqps://user:password@host:5671/vhost; reserved characters must be percent-encoded")
 		return
 	}
-	s.Shown = redact(uri)
-	wrong := func(problem string) { bad(field, strconv.Quote(s.Shown), problem) }
+	a := address{uri: text, shown: redact(uri), vhost: uri.Vhost, dialTimeout: o.DialTimeout}
+	wrong := func(problem string) { bad(field, strconv.Quote(a.shown), problem) }
 	for _, m := range uri.AuthMechanism {
 		switch strings.ToUpper(m) {
 		case "PLAIN", "AMQPLAIN", "EXTERNAL":
@@ -117,16 +141,19 @@ func (s *Settings) resolveURI(text string, o Options, bad Report) {
 	if uri.Scheme == "amqp" && s.tls != nil {
 		wrong("a TLS configuration is set but the scheme is amqp://, which does not use it; use amqps://")
 	}
-	if s.dialTimeout != 0 {
-		return
+	if len(s.addresses) > 0 && s.addresses[0].vhost != a.vhost {
+		wrong("must name the same virtual host as " + strconv.Quote(s.addresses[0].shown))
 	}
-	s.dialTimeout = DefaultDialTimeout
-	if uri.ConnectionTimeout != 0 {
-		s.dialTimeout = time.Duration(uri.ConnectionTimeout) * time.Millisecond
+	if a.dialTimeout == 0 {
+		a.dialTimeout = DefaultDialTimeout
+		if uri.ConnectionTimeout != 0 {
+			a.dialTimeout = time.Duration(uri.ConnectionTimeout) * time.Millisecond
+		}
+		if a.dialTimeout < 0 {
+			wrong("connection_timeout must not be negative")
+		}
 	}
-	if s.dialTimeout < 0 {
-		wrong("connection_timeout must not be negative")
-	}
+	s.addresses = append(s.addresses, a)
 }
 
 func (s *Settings) resolveBackoff(r *wamqp.ReconnectConfig, bad Report) {

@@ -3,6 +3,7 @@ package amqpconn
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"sync"
@@ -13,9 +14,42 @@ import (
 
 var errAborted = errors.New("dialing was given up")
 
-// Dial connects, or gives up when ctx ends. open takes the network connection over,
-// and returns what to use in its place and how to drop that.
-func (s *Settings) Dial(ctx context.Context, open func(raw net.Conn) (wire net.Conn, drop func())) (*amqp.Connection, error) {
+// Dialer connects to the addresses of its settings, one after the other. It must
+// not be used by two goroutines at the same time.
+type Dialer struct {
+	settings *Settings
+	next     int // the address to begin with
+}
+
+// Dialer returns a dialer that begins with the first address.
+func (s *Settings) Dialer() *Dialer { return &Dialer{settings: s} }
+
+// Dial tries each address once and returns the first connection, with the URI that
+// it leads to, without the password. The next call begins with the address after
+// that one. Dial gives up when ctx ends. open takes the network connection over,
+// and returns what to use in its place and how to drop that; it is called for each
+// address that accepts a connection.
+func (d *Dialer) Dial(ctx context.Context, open func(raw net.Conn) (wire net.Conn, drop func())) (conn *amqp.Connection, shown string, err error) {
+	addresses := d.settings.addresses
+	var errs []error
+	for range addresses {
+		a := addresses[d.next]
+		conn, err := d.settings.dial(ctx, a, open)
+		if ctx.Err() == nil || err == nil {
+			d.next = (d.next + 1) % len(addresses)
+		}
+		if err == nil {
+			return conn, a.shown, nil
+		}
+		if len(addresses) == 1 || ctx.Err() != nil {
+			return nil, "", err
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", a.shown, err))
+	}
+	return nil, "", errors.Join(errs...)
+}
+
+func (s *Settings) dial(ctx context.Context, a address, open func(raw net.Conn) (wire net.Conn, drop func())) (*amqp.Connection, error) {
 	var mu sync.Mutex
 	drop := func() {}
 	dropped := func() {
@@ -28,12 +62,12 @@ func (s *Settings) Dial(ctx context.Context, open func(raw net.Conn) (wire net.C
 	defer stop()
 	config := s.config
 	config.Dial = func(network, address string) (net.Conn, error) {
-		raw, err := s.dialNetwork(ctx, network, address)
+		raw, err := s.dialNetwork(ctx, a, network, address)
 		if err != nil {
 			return nil, err
 		}
 		// amqp091-go lifts it when the handshakes are done.
-		if err := raw.SetDeadline(time.Now().Add(s.dialTimeout)); err != nil {
+		if err := raw.SetDeadline(time.Now().Add(a.dialTimeout)); err != nil {
 			return nil, errors.Join(err, raw.Close())
 		}
 		mu.Lock()
@@ -49,7 +83,7 @@ func (s *Settings) Dial(ctx context.Context, open func(raw net.Conn) (wire net.C
 	if s.tls != nil {
 		config.TLSClientConfig = s.tls.Clone()
 	}
-	conn, err := amqp.DialConfig(s.URI, config)
+	conn, err := amqp.DialConfig(a.uri, config)
 	if err != nil {
 		dropped() // amqp091-go does not after every failure
 		return nil, err
@@ -57,10 +91,10 @@ func (s *Settings) Dial(ctx context.Context, open func(raw net.Conn) (wire net.C
 	return conn, nil
 }
 
-func (s *Settings) dialNetwork(ctx context.Context, network, address string) (net.Conn, error) {
+func (s *Settings) dialNetwork(ctx context.Context, a address, network, address string) (net.Conn, error) {
 	if s.config.Dial != nil {
 		return s.config.Dial(network, address)
 	}
-	dialer := net.Dialer{Timeout: s.dialTimeout}
+	dialer := net.Dialer{Timeout: a.dialTimeout}
 	return dialer.DialContext(ctx, network, address)
 }

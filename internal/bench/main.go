@@ -55,6 +55,7 @@ var rows = []row{
 	{id: "relay-hotkey", run: relayHotKey},
 	{id: "publish", run: publish},
 	{id: "latency", run: latency},
+	{id: "dead-topics", run: deadTopics},
 	{id: "idle", run: idle},
 	{id: "scale-out", run: scaleOut},
 	{id: "growth-xmin", long: true, run: growthXmin},

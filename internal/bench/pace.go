@@ -64,6 +64,15 @@ func (s *stopwatch) quantiles(first int, shares ...float64) []float64 {
 	return out
 }
 
+// rate returns the messages a second from the first commit to the last confirm.
+func (s *stopwatch) rate() float64 {
+	begin, end := s.committed[0].Load(), int64(0)
+	for i := range s.confirmed {
+		begin, end = min(begin, s.committed[i].Load()), max(end, s.confirmed[i].Load())
+	}
+	return perSecond(len(s.confirmed), time.Duration(end-begin))
+}
+
 // timedSink reports confirms to a stopwatch.
 type timedSink struct {
 	relay.Sink

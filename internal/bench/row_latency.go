@@ -12,6 +12,8 @@ import (
 	watermillsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
 	"github.com/ThreeDotsLabs/watermill/components/forwarder"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -25,13 +27,17 @@ const (
 )
 
 // latency measures the time from a producer's commit to the broker's confirm, one
-// message a transaction, against Watermill's forwarder at its fastest poll.
+// message a transaction, against the floor, which publishes by itself as soon as its
+// commit has returned, and against Watermill's forwarder at its fastest poll.
 func latency(ctx context.Context, b *bench) ([]result, error) {
 	const unit = "ms"
 	if err := initForwarder(ctx, b.db); err != nil {
 		return nil, err
 	}
-	var quantiles [2][2][]float64 // side, p50 or p99, rounds
+	if err := b.exec(ctx, "make the floor's table", floorTable); err != nil {
+		return nil, err
+	}
+	var quantiles [3][2][]float64 // side, p50 or p99, rounds
 	timed := func(at int, name string, run func(ctx context.Context, n int) (*stopwatch, error)) side {
 		return side{name: name, n: latencyMessages, run: func(ctx context.Context, n int) (float64, error) {
 			if n < latencyMessages { // the warm-up
@@ -50,23 +56,95 @@ func latency(ctx context.Context, b *bench) ([]result, error) {
 	}
 	fastest := forwarderSettings{pool: 8, batch: 100, poll: time.Millisecond}
 	_, err := b.rounds(ctx, "latency", unit+" p99",
-		timed(0, "ours", b.oursPaced(latencyRate)),
-		timed(1, "forwarder, "+fastest.String(), b.forwarderPaced(latencyRate, fastest)))
+		timed(0, "ours", b.oursPaced(latencyRate, nothing)),
+		timed(1, "floor", b.floorPaced(latencyRate)),
+		timed(2, "forwarder, "+fastest.String(), b.forwarderPaced(latencyRate, fastest)))
 	if err != nil {
 		return nil, err
 	}
 	what := fmt.Sprintf("commit to confirm at %d transactions a second of one message each, %d of them", latencyRate, latencyMessages-latencyWarm)
+	const floor = "the floor: a commit, and one raw confirmed publish after it"
 	against := "Watermill's forwarder, " + fastest.String()
 	return []result{
-		compare("latency-p50", what+", median", against, unit, oursAtMost(5), quantiles[0][0], quantiles[1][0]),
-		compare("latency-p99", what+", 99th percentile", against, unit, oursAtMost(25), quantiles[0][1], quantiles[1][1]),
+		compare("latency-p50", what+", median", floor, unit, ratioAtMost(2), quantiles[0][0], quantiles[1][0]),
+		compare("latency-p99", what+", 99th percentile", floor, unit, ratioAtMost(3), quantiles[0][1], quantiles[1][1]),
+		compare("latency-forwarder-p50", what+", median", against, unit, oursAtMost(5), quantiles[0][0], quantiles[2][0]),
+		compare("latency-forwarder-p99", what+", 99th percentile", against, unit, oursAtMost(25), quantiles[0][1], quantiles[2][1]),
 	}, nil
 }
 
-// oursPaced publishes through the outbox while a relay runs in the same process.
-func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch, error) {
+const floorTable = `create table if not exists public.bench_floor (id text primary key, payload bytea not null)`
+
+// floorPaced commits a row of a plain table, and then publishes with amqp091-go alone
+// and awaits the confirm, on as many channels as there are producers.
+func (b *bench) floorPaced(rate int) func(ctx context.Context, n int) (*stopwatch, error) {
 	return func(ctx context.Context, n int) (*stopwatch, error) {
-		if err := b.exec(ctx, "empty outbox", `truncate oncemill.outbox, oncemill.outbox_history`); err != nil {
+		if err := b.exec(ctx, "empty table", `truncate public.bench_floor`); err != nil {
+			return nil, err
+		}
+		if err := b.settle(ctx); err != nil {
+			return nil, err
+		}
+		if err := b.freshQueue(); err != nil {
+			return nil, err
+		}
+		watch := newStopwatch(b.traffic, n)
+		committed := make(chan int, n)
+		group, working := errgroup.WithContext(ctx)
+		for range producers {
+			group.Go(func() error { return b.publishCommitted(working, committed, watch) })
+		}
+		err := watch.pace(working, rate, n, 1, func(ctx context.Context, i, _ int) error {
+			tx, err := b.db.BeginTx(ctx, nil)
+			if err != nil {
+				return err
+			}
+			defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+			if _, err := tx.ExecContext(ctx, `insert into public.bench_floor values ($1, $2)`, b.traffic.id(i), b.traffic.payload(i)); err != nil {
+				return err
+			}
+			if err := tx.Commit(); err != nil {
+				return err
+			}
+			committed <- i
+			return nil
+		})
+		close(committed)
+		if err := errors.Join(err, group.Wait()); err != nil {
+			return nil, err
+		}
+		return watch, b.verifyQueue(ctx, b.traffic, n, false)
+	}
+}
+
+// publishCommitted publishes messages one after the other on a channel of its own.
+func (b *bench) publishCommitted(ctx context.Context, committed <-chan int, watch *stopwatch) error {
+	return withChannel(b.servers.amqp, func(ch *amqp091.Channel) error {
+		if err := ch.Confirm(false); err != nil {
+			return fmt.Errorf("confirm mode: %w", err)
+		}
+		for i := range committed {
+			dc, err := ch.PublishWithDeferredConfirm("", queueName, true, false, rawPublishing(b.traffic, i, time.Now()))
+			if err != nil {
+				return fmt.Errorf("publish: %w", err)
+			}
+			if err := confirmed(ctx, dc); err != nil {
+				return err
+			}
+			watch.confirm(b.traffic.id(i))
+		}
+		return nil
+	})
+}
+
+// nothing happens beside a run.
+func nothing(context.Context, *outbox.Outbox) error { return nil }
+
+// oursPaced publishes through the outbox while a relay runs in the same process, once
+// what is beside that has been put into the outbox.
+func (b *bench) oursPaced(rate int, beside func(ctx context.Context, box *outbox.Outbox) error) func(ctx context.Context, n int) (*stopwatch, error) {
+	return func(ctx context.Context, n int) (*stopwatch, error) {
+		if err := b.exec(ctx, "empty outbox", `truncate oncemill.outbox, oncemill.outbox_history, oncemill.parked`); err != nil {
 			return nil, err
 		}
 		if err := b.settle(ctx); err != nil {
@@ -81,6 +159,9 @@ func (b *bench) oursPaced(rate int) func(ctx context.Context, n int) (*stopwatch
 		}
 		sink, err := rabbitmq.New(b.topology(), rabbitmq.Config{Logger: b.log})
 		if err != nil {
+			return nil, err
+		}
+		if err := beside(ctx, box); err != nil {
 			return nil, err
 		}
 		watch := newStopwatch(b.traffic, n)

@@ -36,12 +36,13 @@ const module = "github.com/oncemill/oncemill"
 
 var suites = []suite{
 	{".", `TestMigrate_(AppliesEachSet|TenProcesses)|TestFromPgx`},
-	{"outbox", `TestPublish_(WhatIsRead|TopicsIDs|ManyMessages|NeedsNo|ReturnsWhat|Savepoints)|TestRunInTx_(ALostAnswer|RetriesASer|ManyAtOnce|AnOverlooked)|` +
+	{"outbox", `TestPublish_(WhatIsRead|TopicsIDs|ManyMessages|NeedsNo|ReturnsWhat|Savepoints)|TestRunInTx_(ACommitThatWaits|WaitsForTheAnswer|ALostAnswer|RetriesASer|ManyAtOnce|AnOverlooked)|` +
 		`TestRead_(ReturnsEach|LimitsThe|StopsA|PassesOver|FindsWhatCommits)|TestRemove_(Matches|KeepsThe|WithoutHistory)|TestRing_(Truncates|NeverDestroys)|` +
 		`TestHistory_(DaysAre|RevokedRights)|TestPlans_TheLibrary|TestCheck_RefusesASequenceBehind|TestRepairSequence_Mends`},
 	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
 		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|PreparesWhat|OneBad)`},
-	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions)|TestFromPublisher_DeliversToGoChannel`},
+	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions|` +
+		`DeliversWhatever|DeliversBesideLockedRows|WorksUnderTheAdmin|StopsWhileIts)|TestFromPublisher_DeliversToGoChannel`},
 	{"idempotency", `TestConformance_InGroups|TestGroup_(SharesOne|OneBad)`},
 	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
 }
@@ -64,18 +65,23 @@ func TestSetups(t *testing.T) {
 	// pgx does not ask the server to cancel a commit, and as it comes it keeps
 	// statements prepared.
 	const notPgx = `TestRunInTx_ACommitThatTheServerCancels|TestGroup_OpenRows|TestGroup_PreparesNothing`
+	// These wait long: with pgx they run with ONCEMILL_LONG, behind a pooler never.
+	const notAgain = `TestRelay_DeliversWhatever|TestRelay_DeliversBeside|TestRelay_StopsWhileIts|TestRelay_WorksUnderTheAdmin`
 	// In these a handler or a store prepares statements, which a pooler does not allow.
 	const notPooled = `TestStore_OnPostgreSQLPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared|TestGroup_PreparesNothing`
-	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
+	notPgxAsItComes := notPgx + `|TestPlans_TheLibraryPrepares`
+	if !long {
+		notPgxAsItComes += "|" + notAgain
+	}
 	// These hold one transaction of a pool while they want another of it.
-	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileADeletionWaits`
+	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileRowsAreLocked`
 	setups := []setup{
 		{"pgx", append([]string{pgx}, straight...), notPgxAsItComes, nil},
-		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx + "|" + notPooled, pooler},
-		{"PgBouncer_one_connection", append([]string{one}, behind...), notOne + "|" + notPooled, pooler},
+		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx + "|" + notPooled + "|" + notAgain, pooler},
+		{"PgBouncer_one_connection", append([]string{one}, behind...), notOne + "|" + notPooled + "|" + notAgain, pooler},
 	}
 	if long {
-		setups = append(setups, setup{"PgBouncer", behind, notPooled, pooler}, setup{"one_connection", append([]string{one}, straight...), notOne, nil})
+		setups = append(setups, setup{"PgBouncer", behind, notPooled + "|" + notAgain, pooler}, setup{"one_connection", append([]string{one}, straight...), notOne + "|" + notAgain, nil})
 	}
 	binaries := build(t)
 	t.Run("suites", func(t *testing.T) {

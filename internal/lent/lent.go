@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
 // Handle is a transaction as its borrower sees it: statements and savepoints, but
 // no end. It fits where sqlc wants a DBTX and is an oncemill.Tx.
 type Handle struct {
+	own     *boundtx.Tx
 	tx      Statements
 	dialect oncemill.Dialect
 	ended   error
@@ -25,11 +27,12 @@ type Handle struct {
 	closed error // what every statement gets from now on; nil while lent
 }
 
-// New lends tx. ended is what a statement gets that finds the transaction over;
+// New lends own, by the statements of tx. A statement that does not return although
+// its context or the transaction has ended is abandoned. ended is what a statement gets that finds the transaction over;
 // lost tells of a failed statement whether it took the transaction with it, and
 // then what its caller gets.
-func New(tx Statements, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
-	return &Handle{tx: tx, dialect: dialect, ended: ended, lost: lost}
+func New(own *boundtx.Tx, tx Statements, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
+	return &Handle{own: own, tx: tx, dialect: dialect, ended: ended, lost: lost}
 }
 
 // ExecContext is that of *sql.Tx.
@@ -37,7 +40,7 @@ func (h *Handle) ExecContext(ctx context.Context, query string, args ...any) (sq
 	if err := h.admit(query); err != nil {
 		return nil, err
 	}
-	result, err := h.tx.ExecContext(ctx, query, args...)
+	result, err := boundtx.Wait(ctx, h.own, func() (sql.Result, error) { return h.tx.ExecContext(ctx, query, args...) })
 	return result, h.judge(ctx, err)
 }
 
@@ -46,7 +49,7 @@ func (h *Handle) QueryContext(ctx context.Context, query string, args ...any) (*
 	if err := h.admit(query); err != nil {
 		return nil, err
 	}
-	rows, err := h.tx.QueryContext(ctx, query, args...)
+	rows, err := boundtx.Wait(ctx, h.own, func() (*sql.Rows, error) { return h.tx.QueryContext(ctx, query, args...) })
 	return rows, h.judge(ctx, err)
 }
 
@@ -54,13 +57,17 @@ func (h *Handle) QueryContext(ctx context.Context, query string, args ...any) (*
 func (h *Handle) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
 	err := h.admit(query)
 	if err == nil {
-		row := h.tx.QueryRowContext(ctx, query, args...)
-		if err = row.Err(); err == nil {
+		var row *sql.Row
+		row, err = boundtx.Wait(ctx, h.own, func() (*sql.Row, error) {
+			row := h.tx.QueryRowContext(ctx, query, args...)
+			return row, row.Err()
+		})
+		if err == nil {
 			return row
 		}
 		err = h.judge(ctx, err)
 	}
-	return failedRow(h.tx, err) //nolint:contextcheck // it is not for a statement
+	return failedRow(h.own.Raw, err) //nolint:contextcheck // it is not for a statement
 }
 
 // failedRow returns a row that has nothing but an error. Only database/sql can make
@@ -74,7 +81,7 @@ func (h *Handle) PrepareContext(ctx context.Context, query string) (*sql.Stmt, e
 	if err := h.admit(query); err != nil {
 		return nil, err
 	}
-	stmt, err := h.tx.PrepareContext(ctx, query)
+	stmt, err := boundtx.Wait(ctx, h.own, func() (*sql.Stmt, error) { return h.tx.PrepareContext(ctx, query) })
 	return stmt, h.judge(ctx, err)
 }
 

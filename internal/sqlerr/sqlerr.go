@@ -57,7 +57,23 @@ func Retryable(err error) bool {
 // ReadOnly reports that the database takes no writes now: a standby, a role that
 // may only read, a read-only file.
 func ReadOnly(err error) bool {
-	return State(err) == "25006" || sqliteCode(err) == sqliteReadOnly
+	return State(err) == "25006" || sqliteCode(err) == sqliteReadOnly || errors.As(err, new(*standbyError))
+}
+
+// standbyError is a BEGIN that a standby refused.
+type standbyError struct{ cause error }
+
+func (e *standbyError) Error() string { return e.cause.Error() }
+func (e *standbyError) Unwrap() error { return e.cause }
+
+// OfBegin marks an error of BeginTx, so that [ReadOnly] recognises a standby.
+// lib/pq begins with READ WRITE, which a standby refuses as a feature that it does not
+// support. There is nothing else in a BEGIN that a server does not support.
+func OfBegin(err error) error {
+	if State(err) == "0A000" {
+		return &standbyError{err}
+	}
+	return err
 }
 
 // Connection reports that err says nothing about the statement: the server, or
@@ -65,8 +81,8 @@ func ReadOnly(err error) bool {
 func Connection(err error) bool {
 	if state := State(err); state != "" {
 		// 57P01 to 57P03: the server shuts down, crashed, or is starting up.
-		// 25006: a standby that may be promoted. 53300: no connection free.
-		return strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P0") || state == "25006" || state == "53300"
+		// A standby may be promoted. 53300: no connection free.
+		return strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P0") || state == "53300" || ReadOnly(err)
 	}
 	var netErr net.Error
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) ||

@@ -2,6 +2,7 @@ package testserver
 
 import (
 	"database/sql"
+	"net/url"
 	"testing"
 )
 
@@ -44,6 +45,18 @@ func (s *PostgresServer) DSN() string { return s.exports[envPostgres] }
 func (s *PostgresServer) Open(params ...string) *sql.DB {
 	s.t.Helper()
 	return open(s.t, forDriver(s.t, withParams(s.t, s.DSN(), append([]string{"binary_parameters=yes"}, params...)...)))
+}
+
+// OpenAs returns a pool of a role with the password "postgres" on a database. It is
+// closed when the test ends.
+func (s *PostgresServer) OpenAs(role, database string, params ...string) *sql.DB {
+	s.t.Helper()
+	u, err := url.Parse(s.DSN())
+	if err != nil {
+		s.t.Fatalf("testserver: the URL of the PostgreSQL cannot be parsed")
+	}
+	u.User, u.Path = url.UserPassword(role, "postgres"), "/"+database
+	return open(s.t, forDriver(s.t, withParams(s.t, u.String(), append([]string{"binary_parameters=yes"}, params...)...)))
 }
 
 // Crash shuts the server down at once, without a checkpoint: the next start

@@ -1,6 +1,8 @@
 package testserver_test
 
 import (
+	"database/sql"
+	"net/url"
 	"path/filepath"
 	"testing"
 	"time"
@@ -64,5 +66,59 @@ func TestPrivatePostgres_IsDumpedAndLoaded(t *testing.T) {
 	server.Load(file)
 	if got := queryText(t, db, "select count(*)::text from orders"); got != "0" {
 		t.Errorf("%s rows, want none", got)
+	}
+}
+
+// Other users of the machine reach the port.
+func TestPrivatePostgres_WantsThePassword(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	u, err := url.Parse(server.DSN())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, user := range map[string]*url.Userinfo{"none": url.User("postgres"), "a wrong one": url.UserPassword("postgres", "x")} {
+		u.User = user
+		db, err := sql.Open("postgres", u.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := db.PingContext(t.Context()); err == nil {
+			t.Errorf("with %s: logged in as the superuser", name)
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// The pooler looks a role up in the server, and logs in with what the client has
+// proved.
+func TestPgBouncer_TakesRolesThatAreMadeLater(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	pooler := server.PgBouncer()
+	execute(t, server.Open(), "create role later login superuser password 'postgres'")
+	for user, works := range map[*url.Userinfo]bool{
+		url.UserPassword("postgres", "postgres"): true, url.UserPassword("later", "postgres"): true,
+		url.UserPassword("later", "x"): false, url.User("postgres"): false,
+	} {
+		u, err := url.Parse(pooler.DSN())
+		if err != nil {
+			t.Fatal(err)
+		}
+		u.User = user
+		db, err := sql.Open("postgres", u.String()+"&binary_parameters=yes")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 3 {
+			if err := db.PingContext(t.Context()); (err == nil) != works {
+				t.Errorf("%s: %v", user, err)
+			}
+		}
+		if err := db.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }

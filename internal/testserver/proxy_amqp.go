@@ -10,14 +10,21 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 )
 
 // AMQPProxy stands between a client and a RabbitMQ and misbehaves when told to.
 type AMQPProxy struct {
-	DropAcks atomic.Bool // the broker's basic.ack and basic.nack do not pass
-	Mangle   atomic.Bool // the broker's returns lose their oncemill_id
-	Frozen   atomic.Bool // nothing passes
+	DropAcks atomic.Bool  // the broker's basic.ack and basic.nack do not pass
+	Mangle   atomic.Bool  // the broker's returns lose their oncemill_id
+	Frozen   atomic.Bool  // nothing passes
+	Delay    atomic.Int64 // nanoseconds that what the broker sends is late
+	Rate     atomic.Int64 // bytes a second towards the broker, 0 for no limit
 	Dials    atomic.Int32
+
+	// HoldAcks is the number of the AMQP channels, one of each connection, whose
+	// confirms are kept back until ReleaseAcks. 0: none.
+	HoldAcks atomic.Int32
 
 	target   string
 	listener net.Listener
@@ -25,6 +32,7 @@ type AMQPProxy struct {
 
 	mu    sync.Mutex
 	conns []net.Conn
+	held  []func()
 }
 
 // ProxyAMQP returns a proxy to the broker of uri, which ends with the test, and the URI
@@ -92,38 +100,114 @@ func (p *AMQPProxy) Cut() {
 	p.conns = nil
 }
 
+// ReleaseAcks lets through what HoldAcks kept back, and the confirms to come.
+func (p *AMQPProxy) ReleaseAcks() {
+	p.HoldAcks.Store(0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, send := range p.held {
+		send()
+	}
+	p.held = nil
+}
+
+// Held is how many frames HoldAcks keeps back.
+func (p *AMQPProxy) Held() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.held)
+}
+
 // pass copies from one side to the other, frame by frame if it is the broker's.
 func (p *AMQPProxy) pass(to, from net.Conn, frames bool) {
 	defer func() { _, _ = to.Close(), from.Close() }()
-	buffer := make([]byte, 256<<10) // twice RabbitMQ's frame_max
+	if frames {
+		p.passFrames(to, from)
+		return
+	}
+	buffer := make([]byte, 64<<10)
 	for {
-		data := buffer
-		if frames {
-			head := data[:7]
-			if _, err := io.ReadFull(from, head); err != nil {
-				return
-			}
-			data = data[:7+int(binary.BigEndian.Uint32(head[3:]))+1]
-			if _, err := io.ReadFull(from, data[7:]); err != nil {
-				return
-			}
-		} else {
-			n, err := from.Read(data)
-			if err != nil {
-				return
-			}
-			data = data[:n]
+		n, err := from.Read(buffer)
+		if err != nil {
+			return
 		}
-		if p.Frozen.Load() || frames && p.DropAcks.Load() && isConfirm(data) {
+		if p.Frozen.Load() {
 			continue
 		}
-		if frames && p.Mangle.Load() {
-			data = bytes.Replace(data, []byte("oncemill_id"), []byte("oncemill_xx"), 1)
+		if rate := p.Rate.Load(); rate > 0 {
+			time.Sleep(time.Duration(n) * time.Second / time.Duration(rate))
 		}
-		if _, err := to.Write(data); err != nil {
+		if _, err := to.Write(buffer[:n]); err != nil {
 			return
 		}
 	}
+}
+
+// late is a frame that is due at a time.
+type late struct {
+	frame []byte
+	due   time.Time
+}
+
+func (p *AMQPProxy) passFrames(to, from net.Conn) {
+	var mu sync.Mutex // ReleaseAcks writes too
+	send := func(frame []byte) error {
+		mu.Lock()
+		defer mu.Unlock()
+		_, err := to.Write(frame)
+		return err
+	}
+	queue := make(chan late, 1<<16)
+	p.group.Go(func() {
+		failed := false
+		for l := range queue {
+			if failed {
+				continue
+			}
+			time.Sleep(time.Until(l.due))
+			if failed = send(l.frame) != nil; failed {
+				_ = from.Close()
+			}
+		}
+	})
+	defer close(queue)
+	for {
+		frame, err := readFrame(from)
+		switch {
+		case err != nil:
+			return
+		case p.Frozen.Load(), p.DropAcks.Load() && isConfirm(frame):
+			continue
+		case p.Mangle.Load():
+			frame = bytes.Replace(frame, []byte("oncemill_id"), []byte("oncemill_xx"), 1)
+		}
+		if p.hold(frame, send) {
+			continue
+		}
+		queue <- late{frame, time.Now().Add(time.Duration(p.Delay.Load()))}
+	}
+}
+
+func readFrame(from io.Reader) ([]byte, error) {
+	head := make([]byte, 7)
+	if _, err := io.ReadFull(from, head); err != nil {
+		return nil, err
+	}
+	frame := append(head, make([]byte, binary.BigEndian.Uint32(head[3:])+1)...)
+	_, err := io.ReadFull(from, frame[7:])
+	return frame, err
+}
+
+// hold keeps a frame back if HoldAcks says so.
+func (p *AMQPProxy) hold(frame []byte, send func([]byte) error) bool {
+	channel := p.HoldAcks.Load()
+	if channel == 0 || !isConfirm(frame) || int32(binary.BigEndian.Uint16(frame[1:])) != channel {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.held = append(p.held, func() { _ = send(frame) }) // an error means that the connection is gone
+	return true
 }
 
 // isConfirm recognises the method frames of basic.ack and basic.nack.

@@ -74,6 +74,29 @@ func sleeper(t *testing.T) *os.Process {
 	return cmd.Process
 }
 
+// Somebody else may have put a link, or a directory, where the script keeps its own.
+func TestScript_FollowsNoPlantedLink(t *testing.T) {
+	t.Parallel()
+	target := t.TempDir()
+	if err := os.Chmod(target, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	link := filepath.Join(t.TempDir(), "oncemill-servers")
+	if err := os.Symlink(target, link); err != nil {
+		t.Fatal(err)
+	}
+	s := servers{env: append(os.Environ(), "ONCEMILL_SERVERS_DIR="+link)}
+	if out, err := s.run(t.Context(), "status"); err == nil || !strings.Contains(out, "is a link") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	if info, err := os.Stat(target); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the target of the link is %v, %v", info, err)
+	}
+	if left, err := os.ReadDir(target); err != nil || len(left) != 0 {
+		t.Errorf("left in the target: %v, %v", left, err)
+	}
+}
+
 func TestScript_TwoAtOnceMakeOneServer(t *testing.T) {
 	t.Parallel()
 	s := newServers(t)

@@ -115,7 +115,7 @@ func (pg PG) dsn(t testing.TB, params ...string) string {
 	if err != nil {
 		t.Fatalf("testserver: the URL of the PgBouncer cannot be parsed")
 	}
-	u.User = url.User(pg.role(t, settings))
+	u.User = url.UserPassword(pg.role(t, settings), "postgres")
 	return withParams(t, u.String(), params...)
 }
 
@@ -134,7 +134,7 @@ func (pg PG) role(t testing.TB, settings []string) string {
 	hash := fnv.New32a()
 	hash.Write([]byte(strings.Join(settings, "\n")))
 	name := pg.Schema + "_" + strconv.FormatUint(uint64(hash.Sum32()), 36)
-	text := "do $$ begin create role " + name + " superuser login;"
+	text := "do $$ begin create role " + name + " superuser login password 'postgres';"
 	for _, setting := range settings {
 		parameter, value, _ := strings.Cut(setting, "=")
 		text += " alter role " + name + " set " + parameter + " to " + pq.QuoteLiteral(value) + ";"

@@ -28,7 +28,9 @@ type batchConn struct {
 	net.Conn
 
 	limit    int64
-	buffered atomic.Int64 // bytes accepted and not yet written out
+	accepted atomic.Int64 // bytes taken over so far: the place in the stream of what comes next
+	written  atomic.Int64 // bytes written out so far
+	advanced atomic.Int64 // Unix nanoseconds of the last time that written grew
 	short    atomic.Bool  // somebody was told that there is no room
 	drained  func()       // called by flush when there is room again
 
@@ -58,7 +60,7 @@ func (c *batchConn) Write(p []byte) (int, error) {
 	}
 	first := len(c.buffer) == 0
 	c.buffer = append(c.buffer, p...)
-	c.buffered.Add(int64(len(p)))
+	c.accepted.Add(int64(len(p)))
 	c.mu.Unlock()
 	if first {
 		poke(c.wake)
@@ -69,12 +71,18 @@ func (c *batchConn) Write(p []byte) (int, error) {
 // room reports whether less than the limit waits to be written. After a false,
 // drained is called once there is room.
 func (c *batchConn) room() bool {
-	if c.buffered.Load() < c.limit {
+	if c.buffered() < c.limit {
 		return true
 	}
 	c.short.Store(true)
 	// Written out in between? Then nobody would call drained.
-	return c.buffered.Load() < c.limit
+	return c.buffered() < c.limit
+}
+
+// buffered is how many bytes were accepted and not yet written out.
+func (c *batchConn) buffered() int64 {
+	written := c.written.Load() // first: it must not be ahead of accepted
+	return c.accepted.Load() - written
 }
 
 // Close makes Write and Read fail. What was written before still leaves, for at
@@ -117,18 +125,34 @@ func (c *batchConn) flush() {
 				}
 				break
 			}
-			if _, err := c.Conn.Write(out); err != nil {
+			if err := c.writeOut(out); err != nil {
 				c.fail(err)
 				return
-			}
-			if c.buffered.Add(-int64(len(out))) < c.limit && c.short.Swap(false) {
-				c.drained()
 			}
 			if int64(cap(out)) > 2*c.limit {
 				out = nil // one large message must not keep its buffer for ever
 			}
 		}
 	}
+}
+
+// chunk is how much is written with one call. Progress is known after each.
+const chunk = 256 << 10
+
+func (c *batchConn) writeOut(out []byte) error {
+	for len(out) > 0 {
+		n, err := c.Conn.Write(out[:min(len(out), chunk)])
+		if err != nil {
+			return err
+		}
+		out = out[n:]
+		c.advanced.Store(time.Now().UnixNano())
+		c.written.Add(int64(n))
+		if c.buffered() < c.limit && c.short.Swap(false) {
+			c.drained()
+		}
+	}
+	return nil
 }
 
 // swap trades a written buffer for the one to be written next.

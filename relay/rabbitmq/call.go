@@ -50,8 +50,7 @@ func (l *link) answer() {
 				err := l.declareExchange(&control, c.declare.exchange)
 				c.lane.replies.put(reply{link: l, route: c.declare, err: unavailable("declare exchange", err)})
 			case c.discard != nil:
-				// A channel that was given up for its silence: an error says no more.
-				_ = l.within(c.discard.amqp.Close)
+				l.discard(c.discard)
 			}
 		}
 	}
@@ -74,10 +73,20 @@ func (l *link) openChannel(window int) (*channel, error) {
 		c = newChannel(l, ch, window)
 		return ch.Confirm(false)
 	})
+	if errors.Is(err, amqp.ErrChannelMax) && (l.conn.Config.ChannelMax == 0 || l.conn.Config.ChannelMax >= minChannels) {
+		l.net.abort() // discarded channels that were never closed take up all numbers
+	}
 	if err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// discard closes a channel that was given up. The broker may never answer on it,
+// and no other channel is the worse for that: nobody waits, and the connection's
+// end ends the call. An error means that the channel is closed.
+func (l *link) discard(c *channel) {
+	l.group.Go(func() { _ = contain.Call(c.amqp.Close) })
 }
 
 // declareExchange declares an exchange once for the connection.

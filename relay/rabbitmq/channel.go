@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"errors"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -23,7 +24,8 @@ type channel struct {
 	closes  chan *amqp.Error
 
 	suspects   *suspects // of the lane
-	flight     fifo[entry]
+	late       *late     // of the lane
+	flight     fifo[*entry]
 	unresolved int  // entries whose confirm is awaited, with an outcome or without
 	waiting    int  // entries without an outcome
 	solo       bool // what is in flight is a suspect and must stay alone
@@ -32,19 +34,37 @@ type channel struct {
 	closed bool        // NotifyClose has told
 	cause  *amqp.Error // why, nil if it closed without a reason
 	stray  bool        // a return matched nothing: confirms cannot be believed
+
+	retired time.Time // since when only confirms are awaited on it
 }
 
-// entry is a message in flight.
+// entry is one copy of a message in flight.
 type entry struct {
-	confirm *amqp.DeferredConfirmation // nil once resolved
+	channel *channel
+	confirm confirmation // nil once resolved
 	message *relay.Message
+	route   *route
 	batch   *batch // nil once the message has its outcome
 	term    uint64 // of the batch
-	since   time.Time
+
+	// late reports a confirm after an outcome that was unavailable, nil otherwise.
+	late func(*relay.Message, error)
+
+	begin, end int64     // where it stands in the stream of bytes, at most and at least
+	since      time.Time // of its publishing
+	flushed    time.Time // seen to be written out, zero if not yet
 
 	answered bool  // the confirm was resolved before returns were last drained
 	refusal  error // it has been returned
 }
+
+// confirmation is what amqp091-go knows of a confirm.
+type confirmation interface {
+	Done() <-chan struct{}
+	Acked() bool
+}
+
+var _ confirmation = (*amqp.DeferredConfirmation)(nil)
 
 func newChannel(l *link, ch *amqp.Channel, window int) *channel {
 	return &channel{
@@ -63,11 +83,15 @@ func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) e
 		panic("rabbitmq: more messages in flight than returns could be kept")
 	}
 	const mandatory, immediate = true, false
+	begin := c.link.net.accepted.Load()
 	confirm, err := c.amqp.PublishWithDeferredConfirm(r.exchange, r.key, mandatory, immediate, p)
 	if err != nil {
 		return err
 	}
-	c.flight.push(entry{confirm: confirm, message: it.message, batch: it.batch, term: it.batch.term, since: now})
+	c.flight.push(&entry{
+		channel: c, confirm: confirm, message: it.message, route: r, batch: it.batch, term: it.batch.term,
+		begin: begin, end: c.link.net.accepted.Load(), since: now,
+	})
 	c.unresolved++
 	c.waiting++
 	return nil
@@ -79,8 +103,7 @@ func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) e
 func (c *channel) settle(all bool) bool {
 	entries := c.flight.all()
 	n := 0 // entries to look at again
-	for i := range entries {
-		e := &entries[i]
+	for i, e := range entries {
 		if e.confirm == nil {
 			continue
 		}
@@ -98,8 +121,7 @@ func (c *channel) settle(all bool) bool {
 	if !c.drainReturns() {
 		return false
 	}
-	for i := range entries[:n] {
-		e := &entries[i]
+	for _, e := range entries[:n] {
 		if !e.answered {
 			continue
 		}
@@ -107,13 +129,18 @@ func (c *channel) settle(all bool) bool {
 		if !acked && e.refusal == nil && c.isClosed() {
 			return false // no nack: closing resolves all that is in flight
 		}
+		if acked && e.refusal == nil {
+			e.route.confirmed.reach(e.begin)
+			c.link.confirmed.reach(e.begin)
+		}
 		c.resolve(e, acked)
 	}
+	c.link.answeredAt.Store(time.Now().UnixNano())
 	c.trim()
 	return true
 }
 
-func resolved(confirm *amqp.DeferredConfirmation) bool {
+func resolved(confirm confirmation) bool {
 	select {
 	case <-confirm.Done():
 		return true
@@ -130,9 +157,11 @@ func (c *channel) resolve(e *entry, acked bool) {
 	} else if c.solo {
 		c.suspects.clear(e.message) // the broker took it, routable or not
 	}
+	if e.late != nil && outcome == nil {
+		c.late.confirm(e)
+	}
 	c.conclude(e, outcome)
-	*e = entry{}
-	c.unresolved--
+	c.forget(e)
 }
 
 // conclude gives a message its outcome unless it has one.
@@ -140,10 +169,33 @@ func (c *channel) conclude(e *entry, outcome error) {
 	if e.batch == nil {
 		return
 	}
+	if !errors.Is(outcome, relay.ErrUnavailable) {
+		c.late.settle(e.message)
+	}
 	done := e.batch.done
 	e.batch = nil
 	c.waiting--
 	done(e.message, outcome)
+}
+
+// giveBack makes a message unavailable unless it has its outcome. Its confirm is
+// still awaited.
+func (c *channel) giveBack(e *entry, outcome error) {
+	if e.batch == nil {
+		return
+	}
+	e.late = e.batch.done
+	c.late.add(e)
+	c.conclude(e, outcome)
+}
+
+// forget ends the wait for the confirm of e, which has its outcome.
+func (c *channel) forget(e *entry) {
+	if e.late != nil {
+		c.late.remove(e)
+	}
+	*e = entry{}
+	c.unresolved--
 }
 
 // drainReturns marks returned messages. All copies of a message in flight are
@@ -172,9 +224,7 @@ func (c *channel) markReturned(r *amqp.Return) bool {
 		return false
 	}
 	var refusal error
-	entries := c.flight.all()
-	for i := range entries {
-		e := &entries[i]
+	for _, e := range c.flight.all() {
 		if e.confirm == nil || e.message.ID != id || e.message.Lane != lane {
 			continue
 		}
@@ -194,32 +244,33 @@ func (c *channel) markReturned(r *amqp.Return) bool {
 // expire makes messages unavailable whose time has ended. They stay in flight,
 // since their confirms and returns are still to come.
 func (c *channel) expire(outcome error) {
-	entries := c.flight.all()
-	for i := range entries {
-		if e := &entries[i]; e.batch != nil && e.batch.hasEnded() {
-			c.conclude(e, outcome)
+	for _, e := range c.flight.all() {
+		if e.batch != nil && e.batch.hasEnded() {
+			c.giveBack(e, outcome)
 		}
 	}
 }
 
 // wreck ends the wait for everything in flight on a channel that is given up. It
-// returns what the broker has told nothing of; those have no outcome yet.
-func (c *channel) wreck() []entry {
+// returns what the broker has told nothing of. Those that have no outcome yet are
+// to be given one.
+func (c *channel) wreck() []*entry {
 	entries := c.flight.all()
-	for i := range entries {
-		e := &entries[i]
+	for _, e := range entries {
 		e.answered = e.confirm != nil && resolved(e.confirm)
 	}
 	believable := c.drainReturns()
-	var unknown []entry
-	for i := range entries {
-		e := &entries[i]
+	var unknown []*entry
+	for _, e := range entries {
 		switch {
 		case e.confirm == nil:
 		case believable && (e.refusal != nil || e.answered && e.confirm.Acked()):
 			c.resolve(e, true)
 		default:
-			unknown = append(unknown, *e)
+			if e.late != nil {
+				c.late.remove(e)
+			}
+			unknown = append(unknown, e)
 		}
 	}
 	return unknown
@@ -227,10 +278,9 @@ func (c *channel) wreck() []entry {
 
 // oldest returns the oldest unresolved entry, or nil.
 func (c *channel) oldest() *entry {
-	entries := c.flight.all()
-	for i := range entries {
-		if entries[i].confirm != nil {
-			return &entries[i]
+	for _, e := range c.flight.all() {
+		if e.confirm != nil {
+			return e
 		}
 	}
 	return nil
@@ -241,10 +291,9 @@ func (c *channel) oldestWaiting() *entry {
 	if c.waiting == 0 {
 		return nil
 	}
-	entries := c.flight.all()
-	for i := range entries {
-		if entries[i].batch != nil {
-			return &entries[i]
+	for _, e := range c.flight.all() {
+		if e.batch != nil {
+			return e
 		}
 	}
 	return nil

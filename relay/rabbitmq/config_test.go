@@ -110,6 +110,20 @@ func TestNew_NamesEachBadValue(t *testing.T) {
 				"rabbitmq.Config.CallTimeout", "rabbitmq.Config.ConfirmTimeout",
 			},
 		},
+		"only addresses": {spoil: func(_ *wamqp.Config, o *rabbitmq.Config) { o.Addresses = []string{local, local} }},
+		"bad addresses": {
+			uri: "amqps://user:s3cr3t@broker.example/shop",
+			spoil: func(_ *wamqp.Config, o *rabbitmq.Config) {
+				o.Addresses = []string{
+					"amqps://user:s3cr3t@other.example/shop", "amqp://user:s3cr3t@other.example/shop", "",
+					"http://user:s3cr3t@localhost", "amqps://user:s3cr3t@other.example/another", local + "/shop?channel_max=40",
+				}
+			},
+			fields: []string{
+				"rabbitmq.Config.Addresses[1]", "rabbitmq.Config.Addresses[2]", "rabbitmq.Config.Addresses[3]",
+				"rabbitmq.Config.Addresses[4]", "rabbitmq.Config.Addresses[5]",
+			},
+		},
 		"large window": {uri: local, spoil: func(_ *wamqp.Config, o *rabbitmq.Config) { o.Window = 10_001 }, fields: []string{"rabbitmq.Config.Window"}},
 	}
 	for name, test := range tests {

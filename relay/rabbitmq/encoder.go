@@ -89,6 +89,9 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 		if problem := amqpconn.CheckShort(k); problem != "" {
 			return p, 0, &PropertyError{"headers", amqpconn.NameError(k, problem).Error()}
 		}
+		if addsRoutes(k) {
+			return p, 0, noRoutes(k)
+		}
 		p.Headers[k] = v
 		size += 1 + len(k) + 5 + len(v)
 	}
@@ -106,6 +109,11 @@ func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int,
 	}
 	if err := p.Headers.Validate(); err != nil {
 		return p, 0, &PropertyError{"headers", err.Error()}
+	}
+	for k, v := range p.Headers {
+		if _, isArray := v.([]any); addsRoutes(k) && !isArray {
+			return p, 0, noRoutes(k)
+		}
 	}
 	if size, err = amqpconn.TableSize(p.Headers); err != nil {
 		return p, 0, &PropertyError{"headers", err.Error()}
@@ -131,6 +139,15 @@ func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int,
 	}
 	p.Headers = headers
 	return p, size, nil
+}
+
+// addsRoutes reports that RabbitMQ reads a header as an array of further routing
+// keys. It closes the channel if the header is anything else. Metadata of that name
+// is not made an array of one: it would send the message where nobody meant it to go.
+func addsRoutes(header string) bool { return header == "CC" || header == "BCC" }
+
+func noRoutes(header string) error {
+	return &PropertyError{"headers", header + " must be an array: RabbitMQ reads it as routing keys; rename the metadata"}
 }
 
 func rowID(m *relay.Message) string {

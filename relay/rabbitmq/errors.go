@@ -34,8 +34,10 @@ var (
 	ErrNacked = errors.New("rabbitmq: nacked by the broker")
 
 	// ErrStalled is the outcome, unavailable, of messages on a channel that was
-	// replaced because an older message had waited for its confirm longer than
-	// Config.ConfirmTimeout.
+	// replaced because a confirm did not come: on that channel alone, which makes
+	// it a relay.ErrInterrupted too, or on the whole connection for
+	// Config.ConfirmTimeout. They may have arrived. A confirm that comes later, on
+	// the old channel, still counts.
 	ErrStalled = errors.New("rabbitmq: channel replaced, a confirm is overdue")
 
 	// ErrStrayReturn is the outcome, unavailable, of all messages in flight on a
@@ -53,6 +55,7 @@ var (
 	unavailableUnanswered   = relay.Unavailable(ErrUnanswered)
 	unavailableNacked       = relay.Unavailable(ErrNacked)
 	unavailableStalled      = relay.Unavailable(ErrStalled)
+	interruptedStalled      = relay.Interrupted(ErrStalled)
 	unavailableStrayReturn  = relay.Unavailable(ErrStrayReturn)
 )
 

@@ -341,3 +341,34 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 		})
 	}
 }
+
+// One channel of the connection gets no confirms any more, as when the leader of a
+// queue has died behind it. Its lane goes on with another channel.
+func TestRelay_LeavesNoLaneBehindAChannelThatStalls(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	admin := dialAMQP(t, uri)
+	declareQueue(t, admin, "orders", nil)
+	proxy, through := testserver.ProxyAMQP(t, uri)
+	pg := testserver.Postgres(t)
+	p := startPath(t, pg.DB, pg.Config, through)
+	p.commitTo(t, "orders", 40, 200) // opens the channels
+	eventually(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 })
+	proxy.HoldAcks.Store(1)
+	p.commitTo(t, "orders", 40, 400)
+	eventually(t, "confirms are missing", func() bool { return proxy.Held() > 0 })
+	newest := p.count(t, `select last_value from {{outbox_id}}`)
+	eventually(t, "all of that is delivered", func() bool {
+		p.commitTo(t, "orders", 40, 40)
+		return p.count(t, fmt.Sprint(`select count(*) from {{outbox}} where id <= `, newest)) == 0
+	})
+	eventually(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 })
+	if n := proxy.Dials.Load(); n != 1 {
+		t.Errorf("%d connections", n)
+	}
+	p.mustHaveSpentNothing(t)
+	arrived := &tap{}
+	arrived.consume(t, admin, "orders")
+	eventually(t, "all arrive", func() bool { return arrived.count() >= len(p.committed) })
+	t.Logf("%d messages, %d repeats", len(p.committed), arrived.check(t, p.committed))
+}

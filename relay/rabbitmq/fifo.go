@@ -36,3 +36,9 @@ func (q *fifo[T]) cut(n int) {
 	q.items = q.items[:q.first+n]
 	q.drop(0)
 }
+
+// remove removes the one at a place of all.
+func (q *fifo[T]) remove(i int) {
+	copy(q.items[q.first+i:], q.items[q.first+i+1:])
+	q.cut(q.len() - 1)
+}

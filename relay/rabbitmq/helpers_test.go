@@ -151,12 +151,14 @@ func batch(lane int, first, n int, topic string) []*relay.Message {
 	return msgs
 }
 
-// outcomes collects what a sink says of messages, and that it says it once.
+// outcomes collects what a sink says of messages: that it says it once, but for a
+// confirm that comes after an outcome that was unavailable.
 type outcomes struct {
 	t testing.TB
 
-	mu  sync.Mutex
-	all map[*relay.Message]error
+	mu   sync.Mutex
+	all  map[*relay.Message]error
+	late int // such confirms
 }
 
 func newOutcomes(t testing.TB) *outcomes {
@@ -166,7 +168,9 @@ func newOutcomes(t testing.TB) *outcomes {
 func (o *outcomes) done(m *relay.Message, err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if before, ok := o.all[m]; ok {
+	if before, ok := o.all[m]; ok && errors.Is(before, relay.ErrUnavailable) && err == nil {
+		o.late++
+	} else if ok {
 		o.t.Errorf("message %d/%d has two outcomes: %v and %v", m.Lane, m.ID, before, err)
 	}
 	if err != nil && errors.Is(err, relay.ErrRefused) == errors.Is(err, relay.ErrUnavailable) {
@@ -179,6 +183,12 @@ func (o *outcomes) count() int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return len(o.all)
+}
+
+func (o *outcomes) lateConfirms() int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.late
 }
 
 func (o *outcomes) await(n int) {
@@ -194,6 +204,18 @@ func (o *outcomes) of(m *relay.Message) error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.all[m]
+}
+
+// errs returns the outcomes that are errors.
+func (o *outcomes) errs() (errs []error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, err := range o.all {
+		if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errs
 }
 
 func (o *outcomes) failed() bool {

@@ -56,6 +56,7 @@ type route struct {
 	exchange, key string
 	refusal       error // AMQP has no such names
 	declared      bool
+	confirmed     *mark // of the topic, on the connection of the moment
 }
 
 // lane publishes the messages of one lane, in their order, on one channel. Its
@@ -72,7 +73,10 @@ type lane struct {
 
 	pending  fifo[item]
 	channel  *channel // nil unless open
-	asked    *link    // whose reply is awaited
+	retired  []*channel
+	late     late
+	patience patience
+	asked    *link // whose reply is awaited
 	routes   map[string]*route
 	latest   *route // the last one looked up
 	suspects suspects
@@ -98,7 +102,7 @@ func (c *cut) end(term uint64, outcome error) {
 
 func newLane(r *running, number int) *lane {
 	wake := make(chan struct{}, 1)
-	return &lane{
+	l := &lane{
 		running:  r,
 		number:   number,
 		wake:     wake,
@@ -107,6 +111,8 @@ func newLane(r *running, number int) *lane {
 		routes:   make(map[string]*route),
 		suspects: newSuspects(r.settings.Window),
 	}
+	l.late.repeated = l.takeRepeated
+	return l
 }
 
 // run serves the lane until ctx ends and then gives back what has no outcome.
@@ -144,6 +150,9 @@ func (l *lane) step(ctx context.Context) {
 	if l.asked != now.link {
 		l.asked = nil // that connection answers no more
 	}
+	if len(l.retired) > 0 && l.retired[0].link != now.link {
+		l.tendRetired()
+	}
 	l.receive()
 	if c := l.channel; c != nil && (!c.settle(false) || c.isClosed() || c.link != now.link) {
 		l.lose(ctx, unavailableNoConnection)
@@ -156,9 +165,12 @@ func (l *lane) receive() {
 	for _, b := range l.batches {
 		over := b.term != 0 && b.term == l.cut.term
 		for _, m := range b.msgs {
-			if over {
+			switch e := l.late.on(l.channel, m); {
+			case over:
 				b.done(m, l.cut.outcome)
-			} else {
+			case e != nil:
+				l.adopt(e, m, b)
+			default:
 				l.pending.push(item{m, b})
 			}
 		}
@@ -177,7 +189,7 @@ func (l *lane) receive() {
 		case r.route != nil:
 			r.route.declared = true
 		default:
-			r.channel.suspects = &l.suspects
+			r.channel.suspects, r.channel.late = &l.suspects, &l.late
 			l.channel = r.channel
 		}
 	}
@@ -213,7 +225,7 @@ func (l *lane) publishNext(at time.Time) bool {
 	case !c.broken.IsZero() || c.link.blocked.Load() || !c.link.net.room():
 		return false
 	}
-	r := l.route(it.message.Topic)
+	r := l.route(c.link, it.message.Topic)
 	if r.refusal != nil {
 		l.pending.drop(1)
 		it.batch.done(it.message, r.refusal)
@@ -243,7 +255,36 @@ func (l *lane) publishNext(at time.Time) bool {
 	return true
 }
 
-func (l *lane) route(topic string) *route {
+// adopt takes a message that was handed over again while a copy of it is in flight
+// on the lane's channel. That copy serves: what is slow is not sent twice.
+func (l *lane) adopt(e *entry, m *relay.Message, b *batch) {
+	l.late.remove(e)
+	e.message, e.batch, e.term = m, b, b.term
+	e.channel.waiting++
+}
+
+// takeRepeated finds a message that was handed over again and has no outcome.
+func (l *lane) takeRepeated(m *relay.Message) func(*relay.Message, error) {
+	if i := slices.IndexFunc(l.pending.all(), func(it item) bool { return it.message == m }); i >= 0 {
+		b := l.pending.all()[i].batch
+		l.pending.remove(i)
+		return b.done
+	}
+	if l.channel == nil {
+		return nil
+	}
+	for _, e := range l.channel.flight.all() {
+		if e.batch != nil && e.message == m {
+			b := e.batch
+			e.batch = nil
+			l.channel.waiting--
+			return b.done
+		}
+	}
+	return nil
+}
+
+func (l *lane) route(to *link, topic string) *route {
 	if l.latest != nil && l.latest.topic == topic {
 		return l.latest
 	}
@@ -253,7 +294,7 @@ func (l *lane) route(topic string) *route {
 			clear(l.routes)
 		}
 		topology := &l.running.settings.topology
-		r = &route{topic: topic}
+		r = &route{topic: topic, confirmed: to.mark(topic)}
 		err := contain.Call(func() error {
 			r.exchange = topology.Exchange.GenerateName(topic)
 			r.key = topology.Publish.GenerateRoutingKey(topic)
@@ -303,7 +344,7 @@ func (l *lane) sweepDue() time.Duration {
 	switch {
 	case l.pending.len() > 0, c != nil && c.waiting > 0:
 		return sweepEvery
-	case c != nil && c.unresolved > 0:
+	case c != nil && c.unresolved > 0, len(l.retired) > 0:
 		return idleSweepEvery
 	}
 	return 0

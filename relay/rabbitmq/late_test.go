@@ -19,14 +19,14 @@ func TestLane_FailsWhatComesOfATermAfterAnOutage(t *testing.T) {
 			c := &channel{}
 			for _, it := range l.pending.all() {
 				c.waiting++
-				c.flight.push(entry{message: it.message, batch: it.batch, term: it.batch.term})
+				c.flight.push(&entry{message: it.message, batch: it.batch, term: it.batch.term})
 			}
 			l.pending.cut(0)
 			l.abandon(c, c.flight.all(), outage)
 		},
 		"pending, with an older one in flight": func(l *lane) {
 			c := &channel{}
-			c.flight.push(entry{term: 6}) // it has its outcome
+			c.flight.push(&entry{term: 6}) // it has its outcome
 			l.failPending(0, outage)
 			l.abandon(c, c.flight.all(), outage)
 		},

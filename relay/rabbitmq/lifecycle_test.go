@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/big"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -120,6 +121,57 @@ func TestSink_GivesUpAHandshakeThatTakesTooLong(t *testing.T) {
 	awaitReady(t, sink, true)
 }
 
+// Addresses are tried in turn, and a connection that is lost goes on with the next.
+// One that takes connections and is silent costs DialTimeout.
+func TestSink_TriesTheNextAddress(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	declareQueue(t, dialAMQP(t, uri), "orders", nil)
+	_, vhost, _ := strings.Cut(strings.TrimPrefix(uri, "amqp://"), "/")
+	silent, closed := testserver.Listen(t), testserver.Listen(t)
+	t.Cleanup(func() { _ = silent.Close() })
+	_ = closed.Close()
+	at := func(l net.Listener) string { return "amqp://guest:guest@" + l.Addr().String() + "/" + vhost }
+	first, firstURI := testserver.ProxyAMQP(t, uri)
+	second, secondURI := testserver.ProxyAMQP(t, uri)
+	var log lockedBuffer
+	sink := start(t, queues(at(closed)), rabbitmq.Config{
+		Addresses:   []string{at(silent), firstURI, secondURI},
+		DialTimeout: 300 * time.Millisecond,
+		Logger:      slog.New(slog.NewTextHandler(&log, nil)),
+	})
+	used := func(f, s int32) {
+		t.Helper()
+		eventually(t, "another connection", func() bool {
+			return first.Dials.Load() == f && second.Dials.Load() == s && sink.Ready()
+		})
+	}
+	id := 1
+	next := func() []*relay.Message { id += 10; return batch(0, id, 10, "orders") }
+	used(1, 0)
+	deliver(t, sink, next())
+	first.Cut()
+	used(1, 1)
+	deliver(t, sink, next())
+	second.Cut()
+	used(2, 1)
+	deliver(t, sink, next())
+	var where []string
+	for line := range strings.Lines(log.String()) {
+		if _, rest, ok := strings.Cut(line, "connected\" uri="); ok {
+			shown, _, _ := strings.Cut(rest, " ")
+			where = append(where, shown)
+		}
+	}
+	shown := func(uri string) string { return strings.Replace(uri, "guest:guest", "guest", 1) }
+	if want := []string{shown(firstURI), shown(secondURI), shown(firstURI)}; !slices.Equal(where, want) {
+		t.Errorf("connected to %q in the log, want %q", where, want)
+	}
+	if strings.Contains(log.String(), "guest:guest") {
+		t.Errorf("the password is in the log: %s", log.String())
+	}
+}
+
 func TestSink_NeverSaysThePassword(t *testing.T) {
 	t.Parallel()
 	const password = "s3cr3t-word"
@@ -162,7 +214,7 @@ func TestSink_SpeaksTLS(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	admin := dialAMQP(t, uri)
 	declareQueue(t, admin, "orders", nil)
-	certificate, roots := selfSigned(t)
+	certificate, roots := selfSigned(t, "127.0.0.1")
 	p, proxied := testserver.ProxyAMQPOn(t, uri, tls.NewListener(testserver.Listen(t), &tls.Config{Certificates: []tls.Certificate{certificate}}))
 	proxied = strings.Replace(proxied, "amqp://", "amqps://", 1)
 
@@ -189,7 +241,37 @@ func TestSink_SpeaksTLS(t *testing.T) {
 	})
 }
 
-func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
+// Each address has the name that its certificate is checked for.
+func TestSink_ChecksTheCertificateOfEachAddress(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	declareQueue(t, dialAMQP(t, uri), "orders", nil)
+	pool := x509.NewCertPool()
+	through := func(name string) (*testserver.AMQPProxy, string) {
+		certificate, _ := selfSigned(t, name)
+		parsed, err := x509.ParseCertificate(certificate.Certificate[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		pool.AddCert(parsed)
+		p, at := testserver.ProxyAMQPOn(t, uri, tls.NewListener(testserver.Listen(t), &tls.Config{Certificates: []tls.Certificate{certificate}}))
+		return p, strings.NewReplacer("amqp://", "amqps://", "127.0.0.1", name).Replace(at)
+	}
+	first, firstURI := through("127.0.0.1")
+	second, secondURI := through("localhost")
+	cfg := queues(firstURI)
+	cfg.Connection.TLSConfig = &tls.Config{RootCAs: pool}
+	sink := start(t, cfg, rabbitmq.Config{Addresses: []string{secondURI}})
+	deliver(t, sink, batch(0, 1, 10, "orders"))
+	first.Cut()
+	eventually(t, "the second address is used", func() bool { return second.Dials.Load() > 0 && sink.Ready() })
+	deliver(t, sink, batch(0, 11, 10, "orders"))
+	if f, s := first.Dials.Load(), second.Dials.Load(); f != 1 || s != 1 {
+		t.Errorf("%d and %d connections", f, s)
+	}
+}
+
+func selfSigned(t *testing.T, name string) (tls.Certificate, *x509.CertPool) {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -197,11 +279,15 @@ func selfSigned(t *testing.T) (tls.Certificate, *x509.CertPool) {
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1),
-		Subject:      pkix.Name{CommonName: "localhost"},
+		Subject:      pkix.Name{CommonName: "oncemill " + name},
 		NotBefore:    time.Now().Add(-time.Hour),
 		NotAfter:     time.Now().Add(time.Hour),
-		IPAddresses:  []net.IP{net.IPv4(127, 0, 0, 1)},
 		IsCA:         true, BasicConstraintsValid: true,
+	}
+	if ip := net.ParseIP(name); ip != nil {
+		template.IPAddresses = []net.IP{ip}
+	} else {
+		template.DNSNames = []string{name}
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	if err != nil {

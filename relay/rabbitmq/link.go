@@ -9,6 +9,8 @@ import (
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/amqpconn"
 )
 
 // errClosedQuietly is the loss of a connection that came with no reason.
@@ -19,6 +21,7 @@ var errClosedQuietly = errors.New("connection closed")
 type link struct {
 	running *running
 	conn    *amqp.Connection
+	shown   string // where it leads, without the password
 	net     *batchConn
 	lost    chan *amqp.Error
 	flow    chan amqp.Blocking
@@ -27,16 +30,48 @@ type link struct {
 
 	blocked     atomic.Bool
 	unblockedAt atomic.Int64 // Unix nanoseconds, 0 if it never was blocked
+	answeredAt  atomic.Int64 // Unix nanoseconds of the last confirm or nack, on any channel
+	confirmed   mark         // of all messages
+
+	group *sync.WaitGroup // of Run
 
 	mu       sync.Mutex
 	declared map[string]struct{} // exchanges
+	marks    map[string]*mark    // by topic
+}
+
+// mark is how far confirms have come: the highest place in the stream of bytes at
+// which a confirmed message began. A message that ended before it was sent earlier.
+type mark struct{ atomic.Int64 }
+
+func (m *mark) reach(begin int64) {
+	for old := m.Load(); begin > old; old = m.Load() {
+		if m.CompareAndSwap(old, begin) {
+			return
+		}
+	}
+}
+
+// mark returns the mark of a topic, which the lanes share.
+func (l *link) mark(topic string) *mark {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	m := l.marks[topic]
+	if m == nil {
+		if len(l.marks) >= maxRoutes {
+			clear(l.marks)
+		}
+		m = &mark{}
+		l.marks[topic] = m
+	}
+	return m
 }
 
 // dial connects. The goroutines of the connection are added to group; they end
 // after close, or after abort of the network connection.
-func dial(ctx context.Context, r *running, group *sync.WaitGroup) (*link, error) {
+func dial(ctx context.Context, r *running, dialer *amqpconn.Dialer, group *sync.WaitGroup) (*link, error) {
 	var wire *batchConn
-	conn, err := r.settings.conn.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
+	conn, shown, err := dialer.Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
 		wire = newBatchConn(raw, r.settings.WriteBuffer, r.pokeLanes)
 		group.Go(wire.flush)
 		return wire, wire.abort
@@ -47,12 +82,15 @@ func dial(ctx context.Context, r *running, group *sync.WaitGroup) (*link, error)
 	l := &link{
 		running:  r,
 		conn:     conn,
+		shown:    shown,
 		net:      wire,
 		lost:     conn.NotifyClose(make(chan *amqp.Error, 1)),
 		flow:     conn.NotifyBlocked(make(chan amqp.Blocking, 16)),
 		calls:    newMailbox[call](make(chan struct{}, 1)),
 		stop:     make(chan struct{}),
+		group:    group,
 		declared: make(map[string]struct{}),
+		marks:    make(map[string]*mark),
 	}
 	group.Go(l.answer)
 	return l, nil

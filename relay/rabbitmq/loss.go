@@ -22,6 +22,7 @@ func (l *lane) sweep(ctx context.Context) {
 	case link == nil || l.channel == nil:
 		notSent = unavailableNoConnection
 	}
+	l.tendRetired()
 	if l.channel != nil {
 		l.sweepFlight(ctx, late)
 	}
@@ -35,27 +36,22 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		return
 	}
 	c.expire(late)
-	if c.overdue(time.Now(), &l.running.settings.Config) {
-		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
-		l.lose(ctx, unavailableStalled)
-	}
-}
-
-// overdue reports whether the oldest message in flight has waited too long for
-// its confirm, the time when the broker was blocked not counted.
-func (c *channel) overdue(now time.Time, cfg *Config) bool {
+	now := time.Now()
 	if !c.broken.IsZero() {
-		return now.Sub(c.broken) > cfg.CallTimeout
+		if now.Sub(c.broken) > l.running.settings.CallTimeout {
+			l.lose(ctx, unavailableNoConnection)
+		}
+		return
 	}
-	e := c.oldest()
-	if e == nil || c.link.blocked.Load() {
-		return false
+	switch c.judge(now, l.patience.at(now), l.running.settings.ConfirmTimeout) {
+	case stalled:
+		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, messages sent later were confirmed", "lane", l.number)
+		l.patience.lost(now)
+		l.retire(now, interruptedStalled)
+	case overdue:
+		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
+		l.retire(now, unavailableStalled)
 	}
-	since := e.since
-	if unblocked := time.Unix(0, c.link.unblockedAt.Load()); unblocked.After(since) {
-		since = unblocked
-	}
-	return now.Sub(since) > cfg.ConfirmTimeout
 }
 
 // lose gives the channel up, because it is closed or no longer of use. outcome is
@@ -97,7 +93,7 @@ func (c *channel) complaint() *amqp.Error {
 
 // accuse deals with a channel that the broker closed because of a message. Only
 // if one message was in flight is it known which.
-func (l *lane) accuse(ctx context.Context, c *channel, unknown []entry, cause *amqp.Error) {
+func (l *lane) accuse(ctx context.Context, c *channel, unknown []*entry, cause *amqp.Error) {
 	l.running.settings.Logger.WarnContext(ctx, "rabbitmq closed a channel", "lane", l.number,
 		"code", cause.Code, "reason", cause.Reason, "suspects", len(unknown))
 	outcome := relay.Unavailable(fmt.Errorf("channel closed: %w", cause))
@@ -124,19 +120,19 @@ func (l *lane) accuse(ctx context.Context, c *channel, unknown []entry, cause *a
 }
 
 // conclude gives messages of a channel that is lost their outcome.
-func (l *lane) conclude(c *channel, entries []entry, outcome error) {
+func (l *lane) conclude(c *channel, entries []*entry, outcome error) {
 	unavailable := errors.Is(outcome, relay.ErrUnavailable)
-	for i := range entries {
+	for _, e := range entries {
 		if unavailable {
-			l.cut.end(entries[i].term, outcome)
+			l.cut.end(e.term, outcome)
 		}
-		c.conclude(&entries[i], outcome)
+		c.conclude(e, outcome)
 	}
 }
 
 // abandon gives the messages of a channel that is lost, and all that are pending,
 // their outcome.
-func (l *lane) abandon(c *channel, unknown []entry, outcome error) {
+func (l *lane) abandon(c *channel, unknown []*entry, outcome error) {
 	l.conclude(c, unknown, outcome)
 	l.failPending(0, outcome)
 }
@@ -181,10 +177,11 @@ func (l *lane) expirePending(outcome error) {
 
 // close gives everything its outcome when the sink stops.
 func (l *lane) close() {
+	for _, c := range l.retired {
+		c.wreck()
+	}
 	if c := l.channel; c != nil {
-		for _, e := range c.wreck() {
-			c.conclude(&e, unavailableNotRunning)
-		}
+		l.conclude(c, c.wreck(), unavailableNotRunning)
 	}
 	l.failPending(0, unavailableNotRunning)
 	for _, b := range l.inbox.close() {

@@ -41,7 +41,8 @@ func TestSink_CallsANackUnavailable(t *testing.T) {
 func TestSink_SurvivesOutages(t *testing.T) {
 	t.Parallel()
 	node := testserver.PrivateRabbitMQ(t)
-	sink := start(t, queues(node.URI()), rabbitmq.Config{})
+	other, otherURI := testserver.ProxyAMQP(t, node.URI())
+	sink := start(t, queues(node.URI()), rabbitmq.Config{Addresses: []string{otherURI}})
 	id := 0
 	next := func(n int) []*relay.Message {
 		id += n
@@ -79,6 +80,9 @@ func TestSink_SurvivesOutages(t *testing.T) {
 				t.Errorf("%d delivered after the alarm", delivered)
 			}
 			awaitReady(t, sink, true)
+			if n := other.Dials.Load(); n > 0 {
+				t.Errorf("%d connections to the other address: an alarm is no reason to leave", n)
+			}
 		})
 	}
 

@@ -179,6 +179,58 @@ func TestSink_RefusesTheBadMessageAndSendsItsNeighbours(t *testing.T) {
 	}
 }
 
+// RabbitMQ reads CC and BCC as arrays of routing keys, and closes the channel if they
+// are anything else. It takes all other names that mean something to it.
+func TestSink_RefusesMetadataThatClosesTheChannel(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	admin := dialAMQP(t, uri)
+	declareQueue(t, admin, "orders", nil)
+	declareQueue(t, admin, "copies", nil)
+	array := amqp.DefaultMarshaler{PostprocessPublishing: func(p amqp091.Publishing) amqp091.Publishing {
+		if to, ok := p.Headers["copy-to"]; ok {
+			p.Headers["BCC"] = []any{to}
+		}
+		return p
+	}}
+	for name, marshaler := range map[string]amqp.Marshaler{"stock": amqp.DefaultMarshaler{}, "foreign": array} {
+		t.Run(name, func(t *testing.T) {
+			cfg := queues(uri)
+			cfg.Marshaler = marshaler
+			sink := start(t, cfg, rabbitmq.Config{})
+			names := []string{
+				"CC", "BCC", "cc", "bcc", "x-death", "x-delay", "x-match", "x-received-from", "x-first-death-reason", "x-stream-filter-value",
+				"x-deduplication-header", "x-priority", "x-message-ttl", "alternate-exchange", "expiration", "timestamp", "user-id",
+			}
+			msgs := batch(0, 1, len(names), "orders")
+			for i, header := range names {
+				msgs[i].Metadata = message.Metadata{header: "other"}
+			}
+			o := publish(t, sink, patience, msgs)
+			for i, m := range msgs {
+				var bad *rabbitmq.PropertyError
+				switch err := o.of(m); {
+				case i >= 2 && err != nil:
+					t.Errorf("metadata %s: %v", names[i], err)
+				case i < 2 && (!errors.Is(err, relay.ErrRefused) || !errors.As(err, &bad)):
+					t.Errorf("metadata %s: %v, want a refusal", names[i], err)
+				}
+			}
+			if n := len(content(t, admin, "orders")); n != len(names)-2 {
+				t.Errorf("%d messages arrived", n)
+			}
+		})
+	}
+	cfg := queues(uri)
+	cfg.Marshaler = array
+	msgs := batch(0, 1, 1, "orders")
+	msgs[0].Metadata = message.Metadata{"copy-to": "copies"}
+	deliver(t, start(t, cfg, rabbitmq.Config{}), msgs)
+	if a, b := len(content(t, admin, "orders")), len(content(t, admin, "copies")); a != 1 || b != 1 {
+		t.Errorf("%d and %d messages, want one in each queue", a, b)
+	}
+}
+
 // At the edge of what fits, the broker must agree with the sink's arithmetic.
 func TestSink_SendsWhatJustFits(t *testing.T) {
 	t.Parallel()

@@ -74,11 +74,12 @@ func (r *running) enter(s state) {
 // connect holds one connection after the other until ctx ends.
 func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	log := r.settings.Logger
+	dialer := r.settings.conn.Dialer()
 	wait := r.settings.conn.Backoff
 	wait.Reset()
 	var failures int
 	for {
-		link, err := dial(ctx, r, group)
+		link, err := dial(ctx, r, dialer, group)
 		if err != nil && ctx.Err() != nil {
 			return
 		}
@@ -86,14 +87,14 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			// Waiting messages need not wait for their deadlines.
 			r.enter(state{err: relay.Unavailable(fmt.Errorf("connect: %w", err))})
 			if failures++; failures == 1 {
-				log.WarnContext(ctx, "rabbitmq cannot be reached, trying again", "uri", r.settings.conn.Shown, "error", err)
+				log.WarnContext(ctx, "rabbitmq cannot be reached, trying again", "uri", r.settings.conn.Shown(), "error", err)
 			}
 			if !pause(ctx, wait.NextBackOff()) {
 				return
 			}
 			continue
 		}
-		log.InfoContext(ctx, "rabbitmq connected", "uri", r.settings.conn.Shown, "failed_attempts", failures)
+		log.InfoContext(ctx, "rabbitmq connected", "uri", link.shown, "failed_attempts", failures)
 		failures = 0
 		since := time.Now()
 		r.enter(state{link: link})
@@ -104,7 +105,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		}
 		r.enter(state{})
 		_ = link.net.Close() // lets amqp091-go's last word out; always nil
-		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", r.settings.conn.Shown, "error", err)
+		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", link.shown, "error", err)
 		// A broker that takes connections only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()

@@ -11,11 +11,12 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/amqpconn"
+	"github.com/oncemill/oncemill/outbox"
 )
 
-// minChannels is what one connection needs: a channel for each of the outbox's
-// 32 lanes and one for declarations.
-const minChannels = 33
+// minChannels is what one connection needs: for each of the outbox's 32 lanes a
+// channel and those that are retired, and one for declarations.
+const minChannels = outbox.Lanes*(1+maxRetired) + 1
 
 // settings is the validated configuration, defaults filled in.
 type settings struct {
@@ -36,7 +37,7 @@ func resolve(cfg wamqp.Config, opts Config) (*settings, error) {
 	s.resolveTopology(bad)
 	s.conn = amqpconn.Resolve(cfg.Connection, amqpconn.Options{
 		Name: "oncemill relay", Who: "the sink", MinChannels: minChannels,
-		AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout,
+		Addresses: opts.Addresses, AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout,
 	}, bad)
 	return s, errors.Join(errs...)
 }

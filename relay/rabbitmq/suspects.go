@@ -35,12 +35,12 @@ func (s *suspects) has(m *relay.Message) bool {
 
 // add suspects the messages of entries. Those of long ago, which the relay never
 // sent again, are forgotten when there are too many.
-func (s *suspects) add(entries []entry) {
+func (s *suspects) add(entries []*entry) {
 	if len(s.ids)+len(entries) > s.limit {
 		clear(s.ids)
 	}
-	for i := range entries {
-		s.ids[entries[i].message.ID] = struct{}{}
+	for _, e := range entries {
+		s.ids[e.message.ID] = struct{}{}
 	}
 }
 

@@ -24,8 +24,10 @@ die_missing() {
 }
 
 prepare_base() {
+	# Its name can be known before it is there, in a directory where everybody writes.
+	[[ ! -L $BASE ]] || die "$BASE is a link; remove it, or set ONCEMILL_SERVERS_DIR"
 	mkdir -p "$BASE"
-	[[ -O $BASE ]] || die "$BASE belongs to somebody else; set ONCEMILL_SERVERS_DIR"
+	[[ ! -L $BASE && -d $BASE && -O $BASE ]] || die "$BASE is a link, or belongs to somebody else; set ONCEMILL_SERVERS_DIR"
 	chmod 755 "$BASE"
 	mkdir -p "$BASE/ports" "$BASE/locks"
 }

@@ -6,17 +6,18 @@ pgbouncer_installed() { pgbouncer_program >/dev/null; }
 pgbouncer_install() { install_package pgbouncer && pgbouncer_installed; }
 
 pgbouncer_exports() {
-	export_line ONCEMILL_TEST_PGBOUNCER "postgres://postgres@127.0.0.1:$(<"$1/port")/postgres?sslmode=disable"
+	export_line ONCEMILL_TEST_PGBOUNCER "postgres://postgres:postgres@127.0.0.1:$(<"$1/port")/postgres?sslmode=disable"
 }
 
 # pgbouncer_create DIR writes the configuration. The setting upstream names the
 # directory of the PostgreSQL; the others go to pgbouncer.ini. Roles are looked up
-# in the server, which trusts loopback, so a role made later is known too.
+# in the server, so a role made later is known too. Its secret logs in to both: the
+# pooler passes on what the client has proved.
 pgbouncer_create() {
 	local dir=$1 upstream
 	upstream=$(sed -n 's/^upstream=//p' "$dir/settings")
 	of_kind "$upstream" postgres
-	printf '"postgres" ""\n' >"$dir/users"
+	printf '"postgres" "postgres"\n' >"$dir/users"
 	cat >"$dir/pgbouncer.ini" <<-SETTINGS
 		[databases]
 		* = host=127.0.0.1 port=$(<"$upstream/port")
@@ -25,7 +26,7 @@ pgbouncer_create() {
 		listen_port = $(<"$dir/port")
 		unix_socket_dir =
 		pool_mode = transaction
-		auth_type = trust
+		auth_type = scram-sha-256
 		auth_file = $dir/users
 		auth_user = postgres
 		auth_query = select usename, passwd from pg_shadow where usename = \$1

@@ -59,8 +59,9 @@ postgres_url() {
 }
 postgres_exports() { export_line ONCEMILL_TEST_POSTGRES "$(postgres_url "$1")"; }
 
-# postgres_create DIR makes the cluster, or a standby of that in PRIMARY. It trusts loopback: what is in it is
-# for the tests, and a password check at every connection would cost them time.
+# postgres_create DIR makes the cluster, or a standby of that in PRIMARY. Roles need
+# their passwords, that of the superuser is in postgres_url: other users of the machine
+# reach the port, and what trusts them runs programs for them.
 postgres_create() {
 	local dir=$1
 	mkdir "$dir/data"
@@ -68,9 +69,10 @@ postgres_create() {
 	touch "$dir/log"
 	[[ $EUID -ne 0 ]] || chown postgres: "$dir/data" "$dir/log"
 	# --no-sync concerns only these first files; the server itself syncs.
-	local make=(initdb -D "$dir/data" -U postgres -A trust -E UTF8 --locale=C.UTF-8 --no-sync)
+	printf 'postgres\n' >"$dir/password"
+	local make=(initdb -D "$dir/data" -U postgres -A scram-sha-256 --pwfile="$dir/password" -E UTF8 --locale=C.UTF-8 --no-sync)
 	if [[ -n ${PRIMARY:-} ]]; then
-		make=(pg_basebackup -D "$dir/data" -h 127.0.0.1 -p "$(<"$PRIMARY/port")" -U postgres -R -X stream -c fast --no-sync)
+		make=(pg_basebackup -D "$dir/data" -d "$(postgres_url "$PRIMARY")" -R -X stream -c fast --no-sync)
 	fi
 	as postgres
 	(cd / && "${AS[@]}" "$(postgres_bin)/${make[0]}" "${make[@]:1}") >"$dir/initdb.log" 2>&1 || {

@@ -1,0 +1,1 @@
+alter table {{dead_letters}} drop column maybe_delivered;

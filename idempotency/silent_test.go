@@ -1,0 +1,125 @@
+package idempotency_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// behindProxy returns a place whose store's connections lead through a proxy.
+func (p *place) behindProxy(t *testing.T) (*place, *testserver.PostgresProxy) {
+	t.Helper()
+	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
+	db, err := sql.Open(p.driver, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		proxy.Cut()
+		// What was abandoned gives its connection back.
+		for end := time.Now().Add(time.Minute); db.Stats().InUse > 0 && time.Now().Before(end); {
+			time.Sleep(time.Millisecond)
+		}
+		if n := db.Stats().InUse; n != 0 {
+			t.Errorf("%d connections were not given back", n)
+		}
+		_ = db.Close()
+	})
+	behind := *p
+	behind.db = db
+	behind.open(t)
+	return &behind, proxy
+}
+
+func containing(text string) func(string) bool {
+	return func(statement string) bool {
+		statement = strings.ToLower(statement)
+		if text == "commit" { // which "begin isolation level read committed" contains
+			return strings.HasPrefix(statement, text)
+		}
+		return strings.Contains(statement, text)
+	}
+}
+
+// A server falls silent at each step of a request. The request is answered all the
+// same, and sent again it runs, or finds its answer.
+func TestTxMiddleware_AnswersWhenTheServerFallsSilent(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"claim", "begin", "effect", "complete", "commit"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			direct := onPostgres(t)
+			p, proxy := direct.behindProxy(t)
+			timeout := 2 * time.Second
+			if step == "commit" {
+				timeout = time.Minute // the server ends a transaction in which nothing is sent for as long
+			}
+			url, _ := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Lease = timeout, 2*timeout })
+			text := map[string]string{
+				"claim": "idempotency_claim", "begin": "begin isolation", "effect": "insert into effects", "complete": "idempotency_finish", "commit": "commit",
+			}[step]
+			before, q := newRequest(), newRequest()
+			if a, err := before.send(t.Context(), http.DefaultClient, url, "before"); err != nil || a.status >= 300 {
+				t.Fatalf("%v %v", a, err)
+			}
+			proxy.Silence(containing(text), 1)
+			a, err := q.send(t.Context(), http.DefaultClient, url, "first")
+			if err != nil || a.status < 500 {
+				t.Errorf("the request that met silence: %v %v", a, err)
+			}
+			if n := proxy.Silenced(); n != 1 {
+				t.Errorf("%d connections were silenced", n)
+			}
+			if step == "commit" {
+				proxy.Resume() // the commit arrives
+			} else {
+				proxy.Cut()
+			}
+			for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+				if a, err = q.send(t.Context(), http.DefaultClient, url, "again"); err == nil && a.status < 300 {
+					break
+				}
+				if time.Now().After(end) {
+					t.Fatalf("sent again: %v %v", a, err)
+				}
+			}
+			if step == "commit" && a.body != "first" {
+				t.Errorf("the stored answer is %v", a)
+			}
+			q.expectOnce(t, direct)
+		})
+	}
+}
+
+func TestEngine_AbandonsWhatHasNoDeadlineOfItsOwn(t *testing.T) {
+	t.Parallel()
+	direct := onPostgres(t)
+	p, proxy := direct.behindProxy(t)
+	engine := p.engine(t, func(c *idempotency.Config) { c.StatusPath = "/status/" })
+
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	proxy.Silence(containing("idempotency_find"), 1)
+	w := httptest.NewRecorder()
+	path := "/status/" + strings.Repeat("A", 43)
+	engine.StatusHandler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil))
+	if w.Code != http.StatusServiceUnavailable {
+		t.Errorf("a status lookup that met silence answered %d", w.Code)
+	}
+
+	proxy.Silence(containing("delete from"), 1)
+	if _, err := engine.Purge(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a purge that met silence: %v", err)
+	}
+	if _, err := engine.Purge(t.Context()); err != nil {
+		t.Errorf("the next one: %v", err)
+	}
+}

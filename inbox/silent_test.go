@@ -1,0 +1,157 @@
+package inbox_test
+
+import (
+	"database/sql"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// behindProxy returns an inbox whose connections lead through a proxy.
+func (p *place) behindProxy(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *testserver.PostgresProxy) {
+	t.Helper()
+	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
+	db, err := sql.Open(testserver.DriverName(), dsn)
+	expectNoError(t, err)
+	t.Cleanup(func() {
+		proxy.Cut()
+		// What was abandoned gives its connection back.
+		eventually(t, "no connection is in use", func() bool { return db.Stats().InUse == 0 })
+		expectNoError(t, db.Close())
+	})
+	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Retry: inbox.Retry{Tries: 1}}
+	change(&cfg)
+	in, err := inbox.New(db, cfg)
+	expectNoError(t, err)
+	return in, proxy
+}
+
+func containing(text string) func(string) bool {
+	return func(statement string) bool {
+		statement = strings.ToLower(statement)
+		if text == "commit" { // which "begin isolation level read committed" contains
+			return strings.HasPrefix(statement, text)
+		}
+		return strings.Contains(statement, text)
+	}
+}
+
+// A server falls silent at each step of an attempt. The delivery fails all the same,
+// which is no attempt of the message's, and the next one, on another connection,
+// handles the message.
+func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
+	t.Parallel()
+	for _, step := range []string{"begin", "claim", "effect", "seal", "commit"} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			p := postgres(t, "binary_parameters=yes")
+			in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.Timeout, cfg.DeadLetters = 2*time.Second, &letters{} })
+			text := step
+			switch step {
+			case "claim":
+				text = "oncemill.lock_timeout"
+			case "effect":
+				text = "insert into effects"
+			case "seal":
+				text = "sealed"
+			}
+			expectNoError(t, deliver(t, in, "before", effect))
+			proxy.Silence(containing(text), 1)
+			if err := deliver(t, in, "a", effect); err == nil || (step == "commit") != errors.Is(err, inbox.ErrCommitUnknown) {
+				t.Errorf("the delivery that met silence: %v", err)
+			}
+			if n := proxy.Silenced(); n != 1 {
+				t.Errorf("%d connections were silenced", n)
+			}
+			if step == "commit" {
+				proxy.Resume() // the commit arrives
+				eventually(t, "the commit has arrived", func() bool { return p.count(t, `select count(*) from effects`) == 2 })
+			} else {
+				proxy.Cut()
+			}
+			eventually(t, "the message is handled", func() bool { return deliver(t, in, "a", effect) == nil })
+			p.expect(t, 2, 2, 0)
+			if n := p.count(t, `select count(*) from {{inbox_failures}}`); n != 0 {
+				t.Errorf("%d failures were counted", n)
+			}
+		})
+	}
+}
+
+// A group shares the fate of its transaction.
+func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
+	t.Parallel()
+	p := postgres(t, "binary_parameters=yes")
+	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
+		cfg.Timeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, &letters{}, 100*time.Millisecond
+	})
+	h := in.GroupMiddleware(effect)
+	proxy.Silence(containing("insert into effects"), 1)
+	failed := make(chan error, 5)
+	ids := []string{"a", "b", "c", "d", "e"}
+	for _, id := range ids {
+		go func() {
+			_, err := h(message.NewMessageWithContext(t.Context(), id, nil))
+			failed <- err
+		}()
+	}
+	for range ids {
+		if err := <-failed; err == nil {
+			t.Error("handled by a silent server")
+		}
+	}
+	proxy.Cut()
+	for _, id := range ids {
+		eventually(t, "the message is handled", func() bool { _, err := h(message.NewMessageWithContext(t.Context(), id, nil)); return err == nil })
+	}
+	p.expect(t, 5, 5, 0)
+	if n := p.count(t, `select count(*) from {{inbox_failures}}`); n != 0 {
+		t.Errorf("%d failures were counted", n)
+	}
+}
+
+// Notes and housekeeping have limits of their own.
+func TestInbox_AbandonsItsHousekeeping(t *testing.T) {
+	t.Parallel()
+	p := postgres(t, "binary_parameters=yes")
+	in, proxy := p.behindProxy(t, func(*inbox.Config) {})
+	proxy.Silence(containing("delete from"), 1)
+	if _, err := in.Prune(t.Context()); err == nil {
+		t.Error("a silent server has answered")
+	}
+	_, err := in.Prune(t.Context())
+	expectNoError(t, err)
+}
+
+// A handler that takes too long has failed, also if it heeds no context.
+func TestInbox_ALongHandlerIsAFailure(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
+		dead := &letters{}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.Timeout, cfg.DeadLetters, cfg.Retry.Deliveries = 100*time.Millisecond, dead, 1
+		})
+		expectNoError(t, deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+			err := addEffect(msg)
+			<-msg.Context().Done()
+			return nil, err
+		}))
+		p.expect(t, 0, 1, 0) // the id of a dead letter
+	})
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(time.Minute); !t.Failed() && !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("waited in vain until %s", what)
+			return
+		}
+	}
+}

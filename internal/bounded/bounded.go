@@ -1,0 +1,141 @@
+// Package bounded runs calls that may never return.
+//
+// A database driver may stay in a read from the network after its context has
+// ended: lib/pq does until the server answers, and a server that is frozen, or
+// behind a network that drops packets, does not. A call that is made here returns
+// to its caller all the same.
+package bounded
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+)
+
+var (
+	// ErrAbandoned says that a call did not return in time and was left behind.
+	// Its outcome is unknown: it may still take effect.
+	ErrAbandoned = fmt.Errorf("no answer in time, call abandoned: %w", context.DeadlineExceeded)
+
+	// ErrTooManyAbandoned says that a call was not made, because too many that were
+	// abandoned have not returned.
+	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
+)
+
+// grace is how long a call may take to return once its context has ended: the
+// time for a driver to cancel the statement and to read the server's answer.
+const grace = time.Second
+
+// Calls limits how many abandoned calls exist at a time. The zero value is not
+// usable; see [New].
+type Calls struct {
+	most  int
+	grace time.Duration
+
+	mu        sync.Mutex // guards what follows
+	abandoned int
+	idle      chan struct{} // closed when abandoned goes back to 0; nil while it is 0
+}
+
+// New returns Calls of which at most most are abandoned at a time. Each holds a
+// goroutine and a connection until the driver returns.
+func New(most int) *Calls { return &Calls{most: most, grace: grace} }
+
+// Abandoned returns the number of calls that were abandoned and have not returned.
+func (c *Calls) Abandoned() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.abandoned
+}
+
+// Idle returns a channel that is closed when no abandoned call is left.
+func (c *Calls) Idle() <-chan struct{} {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.idle != nil {
+		return c.idle
+	}
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}
+
+// Do calls f with a context that ends after limit, or with ctx, and returns what f
+// returns. If f has not returned a moment after that, Do returns [ErrAbandoned],
+// and f's result is dropped: f must hand over everything through its result, and
+// write to nothing that the caller reads.
+//
+// The connection of an abandoned call is not used again: its context has ended
+// while a statement ran, which makes the drivers close it.
+func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
+	var none T
+	if err := ctx.Err(); err != nil {
+		return none, err
+	}
+	if c.Abandoned() >= c.most {
+		return none, ErrTooManyAbandoned
+	}
+	type result struct {
+		value    T
+		err      error
+		panicked any
+		returned bool
+	}
+	limited, cancel := context.WithTimeout(ctx, limit)
+	done := make(chan result, 1)
+	go func() {
+		defer cancel()
+		var r result
+		defer func() {
+			if !r.returned {
+				r.panicked = recover()
+			}
+			done <- r
+		}()
+		r.value, r.err = f(limited)
+		r.returned = true
+	}()
+	take := func(r result) (T, error) {
+		if !r.returned {
+			panic(r.panicked) // where the caller's own deferred functions see it
+		}
+		return r.value, r.err
+	}
+	select {
+	case r := <-done:
+		return take(r)
+	case <-limited.Done():
+	}
+	timer := time.NewTimer(c.grace)
+	defer timer.Stop()
+	select {
+	case r := <-done:
+		return take(r)
+	case <-timer.C:
+	}
+	c.abandon()
+	go func() {
+		<-done
+		c.returned()
+	}()
+	return none, ErrAbandoned
+}
+
+func (c *Calls) abandon() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.abandoned++; c.idle == nil {
+		c.idle = make(chan struct{})
+	}
+}
+
+func (c *Calls) returned() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.abandoned--; c.abandoned == 0 {
+		close(c.idle)
+		c.idle = nil
+	}
+}

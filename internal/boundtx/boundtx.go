@@ -1,0 +1,151 @@
+// Package boundtx runs transactions that end for their caller in bounded time, also
+// when the server never answers.
+package boundtx
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// ErrUnknown is returned by Commit when the transaction may or may not have
+// committed.
+var ErrUnknown = errors.New("outcome of the commit is unknown")
+
+const (
+	// CommitLimit is how long callers wait for the answer to a COMMIT unless they are
+	// configured otherwise. It includes the wait for a synchronous standby.
+	CommitLimit = 10 * time.Second
+
+	// commitMost is when a COMMIT that was given up is canceled, which frees its
+	// connection. Canceling it earlier would do harm: PostgreSQL then stops waiting for
+	// the synchronous standby and shows a commit that a failover can still lose. By
+	// this time a failover has long happened.
+	commitMost = 5 * time.Minute
+
+	// rollbackLimit is how long a rollback may take before it is left to database/sql.
+	rollbackLimit = 2 * time.Second
+)
+
+// Tx is a transaction. Its statements go to Raw, by way of Do or Wait.
+type Tx struct {
+	Raw *sql.Tx
+
+	calls     *bounded.Calls
+	ctx       context.Context //nolint:containedctx // that of BeginTx, which the drivers commit under
+	cancel    context.CancelFunc
+	detach    func() bool  // from the caller's context
+	why       func() error // the caller's context has ended
+	ended     atomic.Bool
+	abandoned atomic.Bool
+}
+
+// Begin begins a transaction. The end of ctx rolls it back until Commit is called;
+// from then on it does nothing, so that it does not cancel a COMMIT.
+func Begin(ctx context.Context, db *sql.DB, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t := &Tx{calls: calls, ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
+	// A transaction that begins too late rolls back: its context has ended.
+	raw, err := bounded.Do(ctx, calls, math.MaxInt64, func(context.Context) (*sql.Tx, error) { return db.BeginTx(own, options) })
+	if err != nil {
+		cancel()
+		t.detach()
+		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+			err = ctx.Err() // which may be a deadline: own only knows that it was canceled
+		}
+		return nil, sqlerr.OfBegin(err)
+	}
+	t.Raw = raw
+	return t, nil
+}
+
+// Do runs statements of t for at most limit. f must scan what it queries, and return
+// everything through its result; see [bounded.Do].
+func Do[T any](ctx context.Context, t *Tx, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
+	if t.Abandoned() {
+		var none T
+		return none, bounded.ErrAbandoned
+	}
+	v, err := bounded.Do(ctx, t.calls, limit, f)
+	return v, t.judge(err)
+}
+
+// Wait runs one statement of t, made with ctx, until ctx or the transaction ends.
+// What f queries may be read later, since ctx is not a context of Wait's own.
+func Wait[T any](ctx context.Context, t *Tx, f func() (T, error)) (T, error) {
+	if t.ctx.Err() != nil {
+		var none T
+		return none, sql.ErrTxDone
+	}
+	either, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(t.ctx, cancel)() //nolint:contextcheck // the transaction has its own
+	v, err := bounded.Do(either, t.calls, math.MaxInt64, func(context.Context) (T, error) { return f() })
+	return v, t.judge(err)
+}
+
+// judge gives the transaction up if a statement of it was abandoned.
+func (t *Tx) judge(err error) error {
+	if errors.Is(err, bounded.ErrAbandoned) {
+		t.abandoned.Store(true)
+		t.cancel()
+	}
+	return err
+}
+
+// Abandoned reports that a statement was abandoned, so that an error which followed
+// says nothing about the statement.
+func (t *Tx) Abandoned() bool { return t.abandoned.Load() }
+
+// Commit commits, and waits for the answer for at most limit, even if the context of
+// Begin ends meanwhile. If that had ended before, its error is returned and the
+// transaction is rolled back. The error is [ErrUnknown] if the transaction may have
+// committed.
+func (t *Tx) Commit(limit time.Duration) error {
+	if !t.detach() {
+		t.Rollback()
+		return fmt.Errorf("commit: %w", t.why())
+	}
+	_, err := bounded.Do(context.WithoutCancel(t.ctx), t.calls, limit, func(context.Context) (struct{}, error) {
+		cut := time.AfterFunc(commitMost, t.cancel)
+		defer cut.Stop()
+		defer t.cancel()
+		return struct{}{}, t.Raw.Commit()
+	})
+	if errors.Is(err, bounded.ErrTooManyAbandoned) { // it was not sent
+		t.Rollback()
+		return fmt.Errorf("commit: %w", err)
+	}
+	t.ended.Store(true)
+	switch {
+	case err == nil:
+		return nil
+	case sqlerr.CommitUnknown(err):
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
+	}
+	return fmt.Errorf("commit: %w", err)
+}
+
+// Rollback rolls back, unless the transaction has ended. Its error would add nothing:
+// the server rolls back what it lost the connection of.
+func (t *Tx) Rollback() {
+	if t.ended.Swap(true) {
+		return
+	}
+	defer t.cancel() // database/sql rolls back what has not been
+	t.detach()
+	if t.ctx.Err() != nil {
+		return
+	}
+	_, _ = bounded.Do(context.WithoutCancel(t.ctx), t.calls, rollbackLimit, func(limited context.Context) (struct{}, error) {
+		defer context.AfterFunc(limited, t.cancel)()
+		return struct{}{}, t.Raw.Rollback()
+	})
+}

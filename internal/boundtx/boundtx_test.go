@@ -1,0 +1,162 @@
+package boundtx_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
+
+// fixture is a database behind a proxy, and the same one without it.
+type fixture struct {
+	proxy      *testserver.PostgresProxy
+	db, direct *sql.DB
+	calls      *bounded.Calls
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	pg := testserver.Postgres(t)
+	f := &fixture{direct: pg.DB, calls: bounded.New(10)}
+	t.Cleanup(func() { <-f.calls.Idle() })
+	var dsn string
+	f.proxy, dsn = testserver.NewPostgresProxy(t, pg.URL(t, "binary_parameters=yes"))
+	db, err := sql.Open(testserver.DriverName(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { db.Close() })
+	f.db = db
+	if _, err := f.direct.ExecContext(t.Context(), `create table t (n int)`); err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
+func (f *fixture) begin(ctx context.Context, t *testing.T) *boundtx.Tx {
+	t.Helper()
+	tx, err := boundtx.Begin(ctx, f.db, f.calls, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(tx.Rollback)
+	if _, err := tx.Raw.ExecContext(ctx, `insert into t values (1)`); err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+func (f *fixture) expectRows(t *testing.T, want int) {
+	t.Helper()
+	var n int
+	// The lock waits for the transactions that have written.
+	if _, err := f.direct.ExecContext(t.Context(), `alter table t add if not exists m int`); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.direct.QueryRowContext(t.Context(), `select count(*) from t`).Scan(&n); err != nil || n != want {
+		t.Errorf("%d rows, %v; want %d", n, err, want)
+	}
+}
+
+func statement(text string) func(string) bool {
+	return func(s string) bool { return strings.HasPrefix(strings.ToLower(s), text) }
+}
+
+func TestTx_EndsWithTheContextOfBegin(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	tx := f.begin(ctx, t)
+	cancel()
+	if err := tx.Commit(time.Minute); !errors.Is(err, context.Canceled) || errors.Is(err, boundtx.ErrUnknown) {
+		t.Errorf("got %v", err)
+	}
+	f.expectRows(t, 0)
+}
+
+func TestTx_ACommitWithoutAnswerIsUnknownAndGoesOn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	tx := f.begin(t.Context(), t)
+	f.proxy.Silence(statement("commit"), 1)
+	if err := tx.Commit(10 * time.Millisecond); !errors.Is(err, boundtx.ErrUnknown) {
+		t.Errorf("got %v", err)
+	}
+	f.proxy.Resume()
+	<-f.calls.Idle()
+	f.expectRows(t, 1)
+}
+
+func TestTx_AStatementWithoutAnswerIsAbandonedWithItsTransaction(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+	defer cancel()
+	tx := f.begin(ctx, t)
+	f.proxy.Silence(statement("select"), 1)
+	_, err := boundtx.Wait(ctx, tx, func() (sql.Result, error) { return tx.Raw.ExecContext(ctx, `select 1`) })
+	if err == nil {
+		t.Error("a silent server has answered")
+	}
+	if _, err := boundtx.Wait(t.Context(), tx, func() (sql.Result, error) { return tx.Raw.ExecContext(ctx, `select 1`) }); !errors.Is(err, sql.ErrTxDone) {
+		t.Errorf("the next statement: %v", err)
+	}
+	tx.Rollback()
+	f.proxy.Cut()
+	<-f.calls.Idle()
+	f.expectRows(t, 0)
+}
+
+func TestTx_ARollbackWithoutAnswerReturns(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	tx := f.begin(t.Context(), t)
+	f.proxy.Silence(statement("rollback"), 1)
+	tx.Rollback()
+	f.proxy.Cut()
+	<-f.calls.Idle()
+	f.expectRows(t, 0)
+}
+
+func TestBegin_IsAbandoned(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if err := f.db.PingContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.proxy.Silence(nil, 0)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	if _, err := boundtx.Begin(ctx, f.db, f.calls, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+	f.proxy.Cut()
+}
+
+// lib/pq begins with READ WRITE, and pgx fails at the first statement that writes.
+func TestBegin_RecognisesAStandby(t *testing.T) {
+	t.Parallel()
+	primary := testserver.PrivatePostgres(t)
+	if _, err := primary.Open().ExecContext(t.Context(), `create table t (n int)`); err != nil {
+		t.Fatal(err)
+	}
+	standby := primary.Standby().Open()
+	tx, err := boundtx.Begin(t.Context(), standby, bounded.New(1), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err == nil {
+		defer tx.Rollback()
+		_, err = tx.Raw.ExecContext(t.Context(), `create temporary table t (n int)`)
+	}
+	if !sqlerr.ReadOnly(err) || !sqlerr.Connection(err) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -1,0 +1,76 @@
+// Package shorttx runs short transactions on PostgreSQL. It is the one place that
+// sets their limits.
+package shorttx
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// Limits bound what a transaction may wait for, by the server's clock. They are
+// set for the transaction alone, so a pooler may stand between.
+//
+// They are shorter than the limit of the call that runs the transaction (see
+// package bounded), so that the server answers before the caller gives up: an
+// answer tells a lock from a connection that is silent.
+type Limits struct {
+	// Lock is the longest wait for a lock: 55P03 after that.
+	Lock time.Duration
+
+	// Statement is the longest run of a statement: 57014 after that.
+	Statement time.Duration
+}
+
+// Idle is how long the server keeps a transaction whose client says nothing: 25P03
+// after that. A client that was stopped in the middle of its transaction holds
+// locks for no longer.
+const Idle = 2 * time.Second
+
+// For returns the limits of transactions that are called within a time.
+func For(call time.Duration) Limits {
+	return Limits{Lock: call / 4, Statement: call / 2}
+}
+
+// Within returns the limits of transactions under a context, by its deadline.
+func Within(ctx context.Context) Limits {
+	if deadline, ok := ctx.Deadline(); ok {
+		return For(time.Until(deadline))
+	}
+	return For(5 * time.Second)
+}
+
+// Run runs fn in a transaction, and commits. An error of fn rolls back.
+//
+// READ COMMITTED is spelled out: under a REPEATABLE READ default, what a statement
+// sees after a lock is the world before it.
+func Run(ctx context.Context, db *sql.DB, l Limits, fn func(tx *sql.Tx) error) error {
+	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	if err != nil {
+		return sqlerr.OfBegin(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
+	if _, err := tx.ExecContext(ctx, l.text()); err != nil {
+		return err
+	}
+	if err := fn(tx); err != nil {
+		return err
+	}
+	if err := tx.Commit(); err != nil {
+		return err
+	}
+	// A context that ends during COMMIT ends the wait for a synchronous standby, and
+	// lib/pq reports success all the same.
+	return ctx.Err()
+}
+
+// text sets the limits. 0 would mean none.
+func (l Limits) text() string {
+	return fmt.Sprintf(
+		`set local lock_timeout = %d; set local statement_timeout = %d; set local idle_in_transaction_session_timeout = %d`,
+		max(1, l.Lock.Milliseconds()), max(1, l.Statement.Milliseconds()), Idle.Milliseconds(),
+	)
+}

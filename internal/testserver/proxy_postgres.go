@@ -1,0 +1,235 @@
+package testserver
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"net"
+	"net/url"
+	"sync"
+	"testing"
+)
+
+// PostgresProxy stands between clients and a PostgreSQL. A connection that it
+// silences stays open, but nothing passes in either direction, not even its end: it
+// looks like a server that is frozen, or behind a network that drops packets.
+type PostgresProxy struct {
+	target   string
+	listener net.Listener
+	group    sync.WaitGroup
+
+	mu       sync.Mutex // guards what follows
+	conns    map[*proxied]struct{}
+	match    func(statement string) bool // nil: nothing is looked for
+	left     int                         // connections that match may still silence
+	silenced int
+	all      bool // new connections are silent, too
+}
+
+// proxied is one connection.
+type proxied struct {
+	client, server net.Conn
+	statements     map[string]string // prepared, by name
+	closed         chan struct{}
+	resumed        chan struct{} // nil: it is not silent; guarded by the proxy's mu
+}
+
+// NewPostgresProxy returns a proxy to the server of dsn, which ends with the test,
+// and the URL to reach it by. It does not speak TLS.
+func NewPostgresProxy(t testing.TB, dsn string) (*PostgresProxy, string) {
+	t.Helper()
+	u, err := url.Parse(dsn)
+	if err != nil {
+		t.Fatal("testserver: the URL of the PostgreSQL cannot be parsed")
+	}
+	p := &PostgresProxy{target: u.Host, listener: Listen(t), conns: map[*proxied]struct{}{}}
+	u.Host = p.listener.Addr().String()
+	p.group.Go(p.accept)
+	t.Cleanup(func() {
+		_ = p.listener.Close()
+		p.Cut()
+		p.group.Wait()
+	})
+	return p, u.String()
+}
+
+// Silence silences up to most connections, each when it sends a statement that
+// match accepts: that statement does not reach the server. The text is that of a
+// Query or Parse message, or of the prepared statement that a Bind message names.
+// With match nil it silences all connections that exist now, at once. New
+// connections pass.
+func (p *PostgresProxy) Silence(match func(statement string) bool, most int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if match != nil {
+		p.match, p.left = match, most
+		return
+	}
+	for c := range p.conns {
+		p.silence(c)
+	}
+}
+
+// SilenceAll silences all connections, also those that are to come.
+func (p *PostgresProxy) SilenceAll() {
+	p.Silence(nil, 0)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.all = true
+}
+
+// Silenced returns how many connections have been silenced so far.
+func (p *PostgresProxy) Silenced() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.silenced
+}
+
+// Resume ends all silence. What was held passes.
+func (p *PostgresProxy) Resume() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.match, p.all = nil, false
+	for c := range p.conns {
+		if c.resumed != nil {
+			close(c.resumed)
+			c.resumed = nil
+		}
+	}
+}
+
+// Cut closes all connections.
+func (p *PostgresProxy) Cut() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		delete(p.conns, c)
+		close(c.closed)
+		_, _ = c.client.Close(), c.server.Close()
+	}
+}
+
+// silence is called with mu held.
+func (p *PostgresProxy) silence(c *proxied) {
+	if c.resumed == nil {
+		c.resumed = make(chan struct{})
+		p.silenced++
+	}
+}
+
+func (p *PostgresProxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.target)
+		if err != nil {
+			_ = client.Close()
+			continue
+		}
+		c := &proxied{client: client, server: server, statements: map[string]string{}, closed: make(chan struct{})}
+		p.mu.Lock()
+		p.conns[c] = struct{}{}
+		if p.all {
+			p.silence(c)
+		}
+		p.mu.Unlock()
+		var sides sync.WaitGroup
+		sides.Go(func() { p.requests(c) })
+		sides.Go(func() { p.answers(c) })
+		p.group.Go(func() {
+			sides.Wait()
+			_, _ = client.Close(), server.Close()
+			p.mu.Lock()
+			delete(p.conns, c)
+			p.mu.Unlock()
+		})
+	}
+}
+
+// hold waits while c is silent.
+func (p *PostgresProxy) hold(c *proxied) {
+	p.mu.Lock()
+	resumed := c.resumed
+	p.mu.Unlock()
+	if resumed == nil {
+		return
+	}
+	select {
+	case <-resumed:
+	case <-c.closed:
+	}
+}
+
+// requests passes what the client sends, message by message.
+func (p *PostgresProxy) requests(c *proxied) {
+	defer closeWrite(c.server) // its last answers are still to be passed
+	defer p.hold(c)
+	const protocol3 = 196608
+	started := false
+	for {
+		size := 0 // of the type of a message; there is none before the session starts
+		if started {
+			size = 1
+		}
+		message, err := readPacket(c.client, size)
+		if err != nil {
+			return
+		}
+		if started {
+			p.look(c, message)
+		} else {
+			started = len(message) >= 8 && binary.BigEndian.Uint32(message[4:]) == protocol3
+		}
+		p.hold(c)
+		if _, err := c.server.Write(message); err != nil {
+			return
+		}
+	}
+}
+
+func (p *PostgresProxy) answers(c *proxied) {
+	defer closeWrite(c.client)
+	defer p.hold(c)
+	buffer := make([]byte, 64<<10)
+	for {
+		n, err := c.server.Read(buffer)
+		if err != nil {
+			return
+		}
+		p.hold(c)
+		if _, err := c.client.Write(buffer[:n]); err != nil {
+			return
+		}
+	}
+}
+
+// look silences c if the message is a statement that is looked for.
+func (p *PostgresProxy) look(c *proxied, message []byte) {
+	var statement string
+	switch fields := bytes.SplitN(message[5:], []byte{0}, 3); {
+	case message[0] == 'Q':
+		statement = string(fields[0])
+	case message[0] == 'P' && len(fields) > 1:
+		statement = string(fields[1])
+		c.statements[string(fields[0])] = statement
+	case message[0] == 'B' && len(fields) > 1:
+		statement = c.statements[string(fields[1])]
+	default:
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.match != nil && p.left > 0 && c.resumed == nil && p.match(statement) {
+		p.left--
+		p.silence(c)
+	}
+}
+
+// closeWrite tells the other side that nothing more comes.
+func closeWrite(conn net.Conn) {
+	if half, ok := conn.(interface{ CloseWrite() error }); ok {
+		_ = half.CloseWrite()
+	}
+}

@@ -1,0 +1,72 @@
+package testserver_test
+
+import (
+	"context"
+	"database/sql"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestPostgresProxy_SilencesTheConnectionThatSendsAStatement(t *testing.T) {
+	t.Parallel()
+	proxy, dsn := testserver.NewPostgresProxy(t, testserver.Postgres(t).DSN)
+	db, err := sql.Open("postgres", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	if got := queryText(t, db, "select 'before'"); got != "before" {
+		t.Errorf("got %s", got)
+	}
+	proxy.Silence(func(statement string) bool { return strings.Contains(statement, "held") }, 1)
+	answer := make(chan string, 1)
+	go func() {
+		var text string
+		if err := db.QueryRowContext(context.WithoutCancel(t.Context()), "select $1::text || 'held'", "was ").Scan(&text); err != nil {
+			text = err.Error()
+		}
+		answer <- text
+	}()
+	for proxy.Silenced() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if got := queryText(t, db, "select 'new ' || 'held'"); got != "new held" {
+		t.Errorf("a new connection answers %s", got)
+	}
+	select {
+	case got := <-answer:
+		t.Errorf("a silent connection has answered %s", got)
+	default:
+	}
+	proxy.Resume()
+	if got := <-answer; got != "was held" {
+		t.Errorf("after the silence: %s", got)
+	}
+}
+
+func TestPostgresProxy_SilencesEverything(t *testing.T) {
+	t.Parallel()
+	proxy, dsn := testserver.NewPostgresProxy(t, testserver.Postgres(t).DSN)
+	db, err := sql.Open("postgres", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	proxy.SilenceAll()
+	failed := make(chan error, 1)
+	go func() { failed <- db.PingContext(context.WithoutCancel(t.Context())) }()
+	for proxy.Silenced() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	proxy.Cut()
+	if err := <-failed; err == nil {
+		t.Error("a connection that was cut answers")
+	}
+	proxy.Resume()
+	if err := db.PingContext(t.Context()); err != nil {
+		t.Errorf("after the silence: %v", err)
+	}
+}

@@ -1,0 +1,17 @@
+drop function {{scheduled_cancel}}(text);
+
+alter table {{scheduled}}
+	drop constraint {{name:scheduled_seq_limit}},
+	drop constraint {{name:scheduled_topic_limit}},
+	drop constraint {{name:scheduled_message_id_limit}},
+	drop constraint {{name:scheduled_key_limit}},
+	drop constraint {{name:scheduled_metadata_limit}},
+	drop constraint {{name:scheduled_deliver_at_limit}};
+
+alter table {{outbox}}
+	drop constraint {{name:outbox_id_limit}},
+	drop constraint {{name:outbox_topic_limit}},
+	drop constraint {{name:outbox_message_id_limit}},
+	drop constraint {{name:outbox_key_limit}},
+	drop constraint {{name:outbox_metadata_limit}},
+	drop constraint {{name:outbox_created_at_limit}};

@@ -1,0 +1,31 @@
+-- compatible: 3
+-- What a row may hold, whichever program writes it: the limits of Publish, and
+-- times and ids that a relay can work with. Rows of the outbox from before are not
+-- looked at, they leave soon; those that are scheduled have to fit, since they
+-- become rows of the outbox later.
+alter table {{outbox}}
+	add constraint {{name:outbox_id_limit}} check (id between 1 and 4611686018427387904) not valid,
+	add constraint {{name:outbox_topic_limit}} check (octet_length(topic) between 1 and 255) not valid,
+	add constraint {{name:outbox_message_id_limit}} check (octet_length(message_id) between 1 and 255) not valid,
+	add constraint {{name:outbox_key_limit}} check (octet_length(key) <= 255) not valid,
+	add constraint {{name:outbox_metadata_limit}} check (octet_length(metadata) <= 65536) not valid,
+	add constraint {{name:outbox_created_at_limit}} check (created_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00') not valid;
+
+alter table {{scheduled}}
+	add constraint {{name:scheduled_seq_limit}} check (seq between 1 and 4611686018427387904),
+	add constraint {{name:scheduled_topic_limit}} check (octet_length(topic) between 1 and 255),
+	add constraint {{name:scheduled_message_id_limit}} check (octet_length(message_id) between 1 and 255),
+	add constraint {{name:scheduled_key_limit}} check (octet_length(key) <= 255),
+	add constraint {{name:scheduled_metadata_limit}} check (octet_length(metadata) <= 65536),
+	add constraint {{name:scheduled_deliver_at_limit}} check (deliver_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00');
+
+-- Takes a scheduled message back, for roles that may not delete from the table:
+-- the right to delete would permit them to lock it, and to read it takes select. It
+-- waits for a move of the same row, and then finds it gone; a move does not wait for
+-- it. Served by the index on message_id.
+create function {{scheduled_cancel}}(text) returns setof bigint
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$ delete from {{scheduled}} where message_id = $1 returning seq $$;
+
+revoke all on function {{scheduled_cancel}}(text) from public;

@@ -1,0 +1,2 @@
+drop trigger {{name:scheduled_limits}};
+drop trigger {{name:outbox_limits}};

@@ -1,0 +1,153 @@
+package outbox_test
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// slowInsert makes each insert into the outbox whose row fulfils a condition execute
+// a statement (PostgreSQL).
+func (p *place) slowInsert(t *testing.T, when, do string) {
+	t.Helper()
+	p.exec(t, `create function slow_insert() returns trigger language plpgsql as $$ begin if `+when+` then `+do+`; end if; return new; end $$`)
+	p.exec(t, `create trigger slow_insert after insert on {{outbox}} for each row execute function slow_insert()`)
+}
+
+// moveWithin calls MoveDue as a relay does, with a limit.
+func (p *place) moveWithin(t *testing.T, limit time.Duration) outbox.Moved {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	moved, err := p.queue.MoveDue(ctx, always)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return moved
+}
+
+// scheduleLarge publishes a message of 9 MiB with the key k, another one of its key,
+// and some of others, due in this order.
+func (p *place) scheduleLarge(t *testing.T) {
+	t.Helper()
+	p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 16 << 20 })
+	past := p.now(t).Add(-time.Hour)
+	large := at("large", "k", past)
+	large.Payload = make([]byte, 9<<20)
+	p.publish(t, at("first", "k", past.Add(-time.Second)), large, at("after it", "k", past.Add(time.Second)))
+	for i := range 5 {
+		p.publish(t, at(fmt.Sprint("other ", i), fmt.Sprint("other ", i), past.Add(time.Minute)))
+	}
+}
+
+// A message that takes longer than a batch may take is moved all the same, and only
+// its key waits for it.
+func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		if !p.isSQLite() {
+			p.slowInsert(t, `octet_length(new.payload) > 8000000`, `perform pg_sleep(4)`)
+		}
+		p.scheduleLarge(t)
+		var order []string
+		limit, long := outbox.MoveLimit, false
+		for calls := 0; p.scheduled(t) > 0 && calls < 20; calls++ {
+			moved := p.moveWithin(t, limit)
+			limit = moved.Limit
+			rows := p.read(t)
+			slices.SortFunc(rows, func(a, b outbox.Row) int { return int(a.ID - b.ID) })
+			order = append(order, ids(rows)...)
+			p.remove(t, refs(rows)...)
+			if moved.Limit == outbox.LargeMoveLimit && !p.isSQLite() {
+				long = true
+				if got := len(order); got != 6 || p.scheduled(t) != 2 {
+					t.Errorf("%v were moved before the large one", order)
+				}
+			}
+		}
+		place := func(id string) int { return slices.Index(order, id) }
+		if len(order) != 8 || place("first") > place("large") || place("large") > place("after it") {
+			t.Errorf("moved %v", order)
+		}
+		if !long && !p.isSQLite() {
+			t.Error("the large message asked for no time: the test shows nothing")
+		}
+	})
+}
+
+// Even one that cannot be moved at all.
+func TestMoveDue_AMessageThatCannotBeMovedHoldsUpItsKeyAlone(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.slowInsert(t, `octet_length(new.payload) > 8000000`, `raise exception 'too slow' using errcode = 'query_canceled'`)
+		var log syncBuffer
+		p.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		p.scheduleLarge(t)
+		for range 5 {
+			p.moveWithin(t, outbox.LargeMoveLimit)
+		}
+		if n := len(p.read(t)); n != 6 || p.scheduled(t) != 2 {
+			t.Errorf("%d were moved, %d wait", n, p.scheduled(t))
+		}
+		if text := log.String(); strings.Count(text, "too large") != 1 {
+			t.Errorf("logged %q", text)
+		}
+	})
+}
+
+// Where a batch takes too long, fewer messages are moved at a time.
+func TestMoveDue_TakesFewerAtATimeWhereThatIsSlow(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.slowInsert(t, `true`, `perform pg_sleep(0.005)`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		const n = 900 // 4.5 s in one batch
+		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+			select now() - interval '1 hour', 12, 'orders', i::text, 'a', '' from generate_series(1, $1::int) i`, n)
+		for range 20 {
+			p.moveWithin(t, outbox.MoveLimit)
+			if p.scheduled(t) == 0 {
+				break
+			}
+		}
+		rows := p.read(t)
+		for i, r := range rows {
+			if r.MessageID != fmt.Sprint(i+1) {
+				t.Fatalf("%s comes at place %d", r.MessageID, i)
+			}
+		}
+		if len(rows) != n {
+			t.Errorf("%d of %d were moved", len(rows), n)
+		}
+	})
+}
+
+// The order of ids is the order of times, whatever plan the server chooses: the rows
+// are sorted before they take their ids.
+func TestMoveDue_SortsBeforeItTakesIDs(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "binary_parameters=yes")
+	p.exec(t, `insert into {{scheduled}} (deliver_at, seq, lane, topic, message_id, key, payload)
+		select now() - interval '1 hour' + ((i * 7919) % 1000) * interval '1 second', i + 1, 12, 'orders', ((i * 7919) % 1000)::text, 'a', ''
+		from generate_series(0, 999) i`)
+	p.exec(t, `analyze {{scheduled}}`)
+	p.tap.sent()
+	p.moveAll(t)
+	for i, r := range p.read(t) {
+		if r.MessageID != fmt.Sprint(i) {
+			t.Fatalf("%s comes at place %d", r.MessageID, i)
+		}
+	}
+	found := false
+	for _, s := range p.tap.sent() {
+		text := strings.Join(strings.Fields(s.text), " ")
+		found = found || strings.Contains(text, "from gone order by deliver_at, seq returning id")
+	}
+	if !found {
+		t.Error("the insert does not sort")
+	}
+}

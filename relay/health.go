@@ -1,0 +1,307 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// operation is a kind of work in the database that a worker depends on.
+type operation uint8
+
+const (
+	opRead operation = iota
+	opRemove
+	opTask
+	opHeartbeat
+	opTake
+	opMove
+	opUpkeep
+	opCheck
+	operations // how many there are
+)
+
+func (o operation) String() string {
+	return [...]string{
+		"reading the outbox", "deleting confirmed messages", "moving messages that failed", "renewing leases",
+		"taking leases", "moving scheduled messages", "upkeep of the tables", "checking the tables",
+	}[o]
+}
+
+// maxAbandoned is how many calls that do not return a worker leaves behind. Each
+// holds a goroutine and a connection.
+const maxAbandoned = 16
+
+// health is what a worker knows of its way to the database. A kind of operation
+// that has had no answer for longer than a worker may go without makes it unfit:
+// its lanes go to others until a probe of every kind has been answered. An error
+// of the server is an answer: what the server refuses here it refuses to others.
+//
+// Some calls of a kind may have answers while others have none: a task that
+// deletes hangs, one that reads does not. So an answer does not end a silence
+// until there has been no other for a while.
+type health struct {
+	full    time.Duration // that a call may take
+	patient time.Duration // without an answer, until the worker is unfit
+
+	mu    sync.Mutex // guards what follows
+	kinds [operations]contact
+}
+
+// contact is what is known of one kind of operation, of which there is one call at a
+// time.
+type contact struct {
+	since    time.Time     // when the silence began: with its first call; zero: there is none
+	last     time.Time     // when the last call without an answer ended; zero: none has
+	lost     int           // calls without an answer
+	answered bool          // others have had one
+	busy     time.Time     // when the call began that runs; zero: none does
+	limit    time.Duration // of the next call; 0: full
+}
+
+// callLeast is the least that a call may take, however short the lease: what others
+// have locked is waited for, a little.
+const callLeast = 2 * time.Second
+
+func newHealth(lease time.Duration) health {
+	full := max(lease/3, callLeast)
+	return health{full: full, patient: max(lease/2, full)}
+}
+
+// begin notes the start of a call and returns how long it may take. A call after
+// one without an answer is short at first: it may meet another connection that
+// leads nowhere, and is to find that out soon.
+func (h *health) begin(o operation, now time.Time) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	k := &h.kinds[o]
+	k.busy = now
+	if k.since.IsZero() {
+		k.since = now
+	}
+	if k.limit == 0 {
+		return h.full
+	}
+	return k.limit
+}
+
+// end notes the end of a call, and whether it had an answer.
+func (h *health) end(o operation, now time.Time, answered bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	k := &h.kinds[o]
+	k.busy = time.Time{}
+	switch {
+	case answered && now.Sub(k.last) > h.patient:
+		*k = contact{}
+		return
+	case answered:
+		k.answered = true
+		return
+	case k.limit == 0 || k.limit >= h.full:
+		k.limit = h.short()
+	default:
+		k.limit = min(2*k.limit, h.full)
+	}
+	k.last = now
+	k.lost++
+}
+
+// short is the limit of a call that may meet a connection that leads nowhere.
+func (h *health) short() time.Duration { return h.full / 5 }
+
+// silent returns for how long there has been no answer. One call without an answer
+// among others says little: its connection may be the only one that leads nowhere.
+func (k *contact) silent(now time.Time, short time.Duration) time.Duration {
+	hangs := !k.busy.IsZero() && now.Sub(k.busy) > short
+	switch {
+	case hangs, k.lost > 0 && !k.answered:
+		return now.Sub(k.since)
+	case k.lost > 1:
+		return k.last.Sub(k.since)
+	}
+	return 0
+}
+
+// unfit returns for how long the worker has been unfit, and why; nil: it is not.
+func (h *health) unfit(now time.Time) (since time.Duration, why error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for o := range operations {
+		if o == opHeartbeat || o == opCheck {
+			continue // without heartbeats the leases end by themselves
+		}
+		if silent := h.kinds[o].silent(now, h.short()); silent > h.patient && silent-h.patient >= since {
+			why, since = fmt.Errorf("no answer from the database for %v to: %v", silent.Truncate(time.Second), o), silent-h.patient
+		}
+	}
+	return since, why
+}
+
+// recovered forgets what had no answer: probes of every kind have had one.
+func (h *health) recovered() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.kinds = [operations]contact{}
+}
+
+// ask makes a call of the database that ends in time, whether it returns or not;
+// see [bounded.Do].
+func ask[T any](ctx context.Context, w *worker, o operation, f func(ctx context.Context) (T, error)) (T, error) {
+	if err := ctx.Err(); err != nil {
+		var none T
+		return none, err
+	}
+	limit := w.health.begin(o, time.Now())
+	value, err := bounded.Do(ctx, w.bounds, limit, f)
+	w.health.end(o, time.Now(), errors.Is(ctx.Err(), context.Canceled) || !unanswered(err))
+	return value, err
+}
+
+// askLong is ask for a call that may take longer than others, and whose silence says
+// nothing until then.
+func askLong[T any](ctx context.Context, w *worker, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
+	return bounded.Do(ctx, w.bounds, limit, f)
+}
+
+// do is ask for calls without a result.
+func do(ctx context.Context, w *worker, o operation, f func(ctx context.Context) error) error {
+	_, err := ask(ctx, w, o, func(ctx context.Context) (struct{}, error) { return struct{}{}, f(ctx) })
+	return err
+}
+
+const doctorEvery = time.Second
+
+// doctor says when the worker has become unfit, and makes it fit again when the
+// database has answered a call of every kind. The worker has no lanes then perhaps,
+// so that nothing else would tell.
+func (w *worker) doctor(ctx context.Context) error {
+	told := false
+	for pause(ctx, min(doctorEvery, w.cfg.Lease/5)) {
+		_, why := w.health.unfit(time.Now())
+		if why == nil {
+			continue
+		}
+		if !told {
+			told = true
+			w.log.ErrorContext(ctx, "worker is unfit, its lanes go to other workers", "error", why, "abandoned_calls", w.bounds.Abandoned())
+		}
+		if err := w.probe(ctx); err != nil {
+			continue
+		}
+		w.health.recovered()
+		told = false
+		w.log.InfoContext(ctx, "worker is fit again, the database answers")
+	}
+	return nil
+}
+
+// probe makes a call of each kind that changes nothing: what they are about does not
+// exist, or the lease that they name.
+func (w *worker) probe(ctx context.Context) error {
+	lanes, ref := []int{0}, outbox.Ref{CreatedAt: time.Unix(0, 0)}
+	nobody := fence{owner: w.owner} // a lease that was taken has an epoch above 0
+	idle := func(context.Context, *sql.Tx) (bool, error) { return false, nil }
+	probes := []func(context.Context) error{
+		w.check,
+		func(ctx context.Context) error {
+			_, err := w.queue.Read(ctx, outbox.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
+			return err
+		},
+		func(ctx context.Context) error { _, err := w.queue.Remove(ctx, []outbox.Ref{ref}); return err },
+		func(ctx context.Context) error { _, err := w.queue.MoveDue(ctx, idle); return err },
+		func(ctx context.Context) error { _, err := w.queue.Maintain(ctx, idle); return err },
+		func(ctx context.Context) error {
+			_, err := w.leases.take(ctx, w.owner, nil, 0, w.cfg.Lease)
+			return err
+		},
+		func(ctx context.Context) error { _, err := w.store.parkedKeys(ctx, lanes); return err },
+		func(ctx context.Context) error { _, _, err := w.store.settle(ctx, []outbox.Ref{ref}); return err },
+		func(ctx context.Context) error { _, err := w.store.commands(ctx, lanes, 1); return err },
+		func(ctx context.Context) error {
+			_, err := w.store.look(ctx, dueRequest{lanes: lanes, most: 1, heads: 1, rows: 1})
+			return err
+		},
+		func(ctx context.Context) error { return w.store.suspect(ctx, nobody, 0) },
+		func(ctx context.Context) error { return w.store.calm(ctx, w.owner, nil) },
+		func(ctx context.Context) error { _, err := w.store.follow(ctx, nobody, nil, nil, 1); return err },
+	}
+	for _, v := range []verdict{retryLater, letterSkip, letterHold} {
+		for _, parked := range []bool{false, true} {
+			probes = append(probes, func(ctx context.Context) error {
+				return w.store.fail(ctx, nobody, []failure{{Ref: ref, parked: parked, attempt: 1, verdict: v}}, nil)
+			})
+		}
+	}
+	for _, probe := range probes {
+		if err := do(ctx, w, opCheck, probe); err != nil && !errors.Is(err, errFenced) {
+			return err
+		}
+	}
+	return nil
+}
+
+// Ready returns nil if all workers of this relay that run can do their work, and
+// else what is wrong, joined: that none runs, that the database does not answer,
+// that the tables are not what they should be, that the sink does not reach its
+// broker. It does no I/O and may be called at any time. It is meant for readiness
+// probes: a worker that is not ready gives its lanes to one that is.
+func (r *Relay) Ready() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.running) == 0 {
+		return ErrNotRunning
+	}
+	var errs []error
+	for w := range r.running {
+		errs = append(errs, w.notReady())
+	}
+	return errors.Join(errs...)
+}
+
+// notReady returns why this worker cannot do its work; nil if it can.
+func (w *worker) notReady() error {
+	if _, why := w.health.unfit(time.Now()); why != nil {
+		return fmt.Errorf("relay: worker %s: %w", w.owner, why)
+	}
+	if w.unfit.Load() {
+		return fmt.Errorf("relay: worker %s: %w", w.owner, errTables)
+	}
+	if at := w.renewedAt.Load(); at == 0 || time.Since(time.Unix(0, at)) > w.cfg.Lease {
+		return fmt.Errorf("relay: worker %s: %w", w.owner, errNotRenewed)
+	}
+	if s, ok := w.sink.(interface{ Ready() bool }); ok && !s.Ready() {
+		return fmt.Errorf("relay: worker %s: %w", w.owner, errSinkNotReady)
+	}
+	return nil
+}
+
+var (
+	errTables       = errors.New("the tables did not pass their check; see the log")
+	errNotRenewed   = errors.New("the leases could not be renewed for longer than they last")
+	errSinkNotReady = errors.New("the sink does not reach its broker")
+)
+
+// unanswered reports that an error did not come from the server: nobody knows
+// whether the call took effect, or whether the next one meets the same server.
+func unanswered(err error) bool {
+	return errors.Is(err, bounded.ErrAbandoned) || errors.Is(err, bounded.ErrTooManyAbandoned) ||
+		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
+}
+
+// passing reports that an error says nothing about the tables: the call had no
+// answer, lost against another transaction, or waited too long for one.
+func passing(err error) bool {
+	switch sqlerr.State(err) {
+	case "55P03", "57014":
+		return true
+	}
+	return unanswered(err) || sqlerr.Retryable(err)
+}

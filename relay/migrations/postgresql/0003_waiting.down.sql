@@ -1,0 +1,2 @@
+drop index {{parked_heads}};
+alter table {{parked}} drop column unanswered;

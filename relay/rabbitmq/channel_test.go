@@ -1,0 +1,170 @@
+package rabbitmq
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// confirmed is a confirm that comes, with what comes before it, when somebody first
+// looks whether it is there.
+type confirmed struct {
+	before func()
+	done   chan struct{}
+}
+
+func (c *confirmed) Done() <-chan struct{} {
+	if c.done == nil {
+		if c.before != nil {
+			c.before()
+		}
+		c.done = make(chan struct{})
+		close(c.done)
+	}
+	return c.done
+}
+
+func (*confirmed) Acked() bool { return true }
+
+// never is a confirm that does not come.
+type never struct{}
+
+func (never) Done() <-chan struct{} { return nil }
+func (never) Acked() bool           { return false }
+
+// fakeChannel is a channel of a lane without a broker.
+func fakeChannel(l *lane, to *link) *channel {
+	return &channel{
+		link: to, suspects: &l.suspects, late: &l.late,
+		returns: make(chan amqp.Return, 10), closes: make(chan *amqp.Error, 1),
+	}
+}
+
+func fakeLane() (*lane, *link) {
+	r := newRunning(&settings{Config: Config{Window: 10}})
+	to := &link{running: r, calls: newMailbox[call](make(chan struct{}, 1))}
+	r.state.Store(&state{link: to})
+	return newLane(r, 0), to
+}
+
+// put puts a message in flight and returns it.
+func (c *channel) put(t *testing.T, id int64, confirm confirmation, done func(*relay.Message, error)) *relay.Message {
+	m := &relay.Message{ID: id, Topic: "orders"}
+	b := newBatch(t.Context(), []*relay.Message{m}, done)
+	c.flight.push(&entry{channel: c, confirm: confirm, message: m, batch: b, route: &route{confirmed: &mark{}}})
+	c.unresolved++
+	c.waiting++
+	return m
+}
+
+// A return and the confirm behind it may come at any time, also between two looks. The
+// message is refused, however its confirm is found.
+func TestChannel_FindsTheReturnOfEachConfirmItBelieves(t *testing.T) {
+	for name, look := range map[string]func(*channel){
+		"oldest": func(c *channel) { c.settle(false) },
+		"all":    func(c *channel) { c.settle(true) },
+		"lost":   func(c *channel) { c.wreck() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, to := fakeLane()
+			c := fakeChannel(l, to)
+			var outcomes []error
+			arrive := &confirmed{before: func() {
+				c.returns <- amqp.Return{ReplyCode: amqp.NoRoute, Headers: amqp.Table{idHeader: "0/7"}}
+			}}
+			c.put(t, 7, arrive, func(_ *relay.Message, err error) { outcomes = append(outcomes, err) })
+			look(c)
+			if len(outcomes) != 1 || !errors.Is(outcomes[0], relay.ErrUnroutable) {
+				t.Errorf("outcomes %v, want one, unroutable", outcomes)
+			}
+		})
+	}
+}
+
+// Channels that were replaced are listened to, but not all and not for ever.
+func TestLane_BoundsWhatItListensTo(t *testing.T) {
+	l, to := fakeLane()
+	var outcomes []error
+	done := func(_ *relay.Message, err error) { outcomes = append(outcomes, err) }
+	retire := func(confirm confirmation) *channel {
+		c := fakeChannel(l, to)
+		c.put(t, int64(len(outcomes)+1), confirm, done)
+		l.channel = c
+		l.retire(time.Now(), interruptedStalled)
+		return c
+	}
+	first, second, third := retire(never{}), retire(never{}), retire(never{})
+	if len(l.retired) != maxRetired || l.retired[0] != second || l.retired[1] != third {
+		t.Errorf("%d channels are listened to", len(l.retired))
+	}
+	if n := len(l.late.copies); n != 2 {
+		t.Errorf("%d confirms are awaited, want those of 2 channels", n)
+	}
+	second.retired = time.Now().Add(-retirement)
+	l.tendRetired()
+	if len(l.retired) != 1 || len(l.late.copies) != 1 {
+		t.Errorf("%d channels, %d confirms are awaited after the time of one", len(l.retired), len(l.late.copies))
+	}
+	third.flight.all()[0].confirm = &confirmed{}
+	l.tendRetired()
+	if len(l.retired) != 0 || len(l.late.copies) != 0 {
+		t.Errorf("%d channels, %d confirms are awaited when all have come", len(l.retired), len(l.late.copies))
+	}
+	if len(outcomes) != 4 || outcomes[3] != nil {
+		t.Errorf("outcomes %v, want 3 that were interrupted and a late confirm", outcomes)
+	}
+	var discarded []*channel
+	for _, call := range to.calls.take(nil) {
+		discarded = append(discarded, call.discard)
+	}
+	if len(discarded) != 3 || discarded[0] != first || discarded[1] != second || discarded[2] != third {
+		t.Errorf("%d channels were closed", len(discarded))
+	}
+}
+
+// Of several copies of a message only one is reported as confirmed.
+func TestLane_ReportsOneLateConfirmOfAMessage(t *testing.T) {
+	l, to := fakeLane()
+	late := 0
+	done := func(_ *relay.Message, err error) {
+		if err == nil {
+			late++
+		}
+	}
+	var m *relay.Message
+	for range maxRetired {
+		c := fakeChannel(l, to)
+		put := c.put(t, 7, &confirmed{}, done)
+		if m == nil {
+			m = put
+		}
+		c.flight.all()[0].message = m
+		l.channel = c
+		l.retire(time.Now(), interruptedStalled)
+	}
+	l.tendRetired()
+	if late != 1 || len(l.retired) != 0 {
+		t.Errorf("%d late confirms, %d channels left", late, len(l.retired))
+	}
+}
+
+// Each replacement doubles the time until the next one, so that a queue that is merely
+// slow does not get everything again and again.
+func TestPatience_Grows(t *testing.T) {
+	var p patience
+	now := time.Now()
+	for _, want := range []int{1, 2, 4, sameTopic, sameTopic} {
+		if f := p.at(now); f != want {
+			t.Errorf("factor %d, want %d", f, want)
+		}
+		p.lost(now)
+		now = now.Add(time.Minute)
+	}
+	if f := p.at(now.Add(impatience)); f != 1 {
+		t.Errorf("factor %d after a quiet time", f)
+	}
+}

@@ -1,0 +1,77 @@
+package rabbitmq
+
+import (
+	"slices"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// late is what a lane knows of copies whose messages were reported as unavailable
+// and whose confirms are still awaited, on whichever channel. It is bounded by what
+// may be in flight.
+type late struct {
+	copies map[int64][]*entry // by the id of the row
+
+	// repeated takes the message out of what is still to be sent, if it was handed
+	// over again, and returns where its outcome is due, nil if nowhere.
+	repeated func(*relay.Message) func(*relay.Message, error)
+}
+
+func (l *late) add(e *entry) {
+	if l.copies == nil {
+		l.copies = make(map[int64][]*entry)
+	}
+	l.copies[e.message.ID] = append(l.copies[e.message.ID], e)
+}
+
+// remove ends what add began.
+func (l *late) remove(e *entry) {
+	e.late = nil
+	kept := slices.DeleteFunc(l.copies[e.message.ID], func(other *entry) bool { return other == e })
+	if len(kept) == 0 {
+		delete(l.copies, e.message.ID)
+	} else {
+		l.copies[e.message.ID] = kept
+	}
+}
+
+// settle is called when m is confirmed or refused: nothing more is reported of it.
+func (l *late) settle(m *relay.Message) {
+	if len(l.copies) == 0 {
+		return
+	}
+	for _, e := range slices.Clone(l.copies[m.ID]) {
+		if e.message == m {
+			l.remove(e)
+		}
+	}
+}
+
+// confirm reports the message of a copy that was confirmed after all.
+func (l *late) confirm(e *entry) {
+	m, done := e.message, e.late
+	l.settle(m)
+	if again := l.repeated(m); again != nil {
+		done = again
+	}
+	done(m, nil)
+}
+
+// on returns a copy of m in flight on a channel, nil if there is none.
+func (l *late) on(c *channel, m *relay.Message) *entry {
+	if c == nil || len(l.copies) == 0 {
+		return nil
+	}
+	for _, e := range l.copies[m.ID] {
+		if e.channel == c && sameRow(e.message, m) {
+			return e
+		}
+	}
+	return nil
+}
+
+// sameRow reports that two messages are the same row, which may have been read
+// twice. An id alone does not say that: after a failover ids may be given out again.
+func sameRow(a, b *relay.Message) bool {
+	return a == b || a.Lane == b.Lane && a.ID == b.ID && a.MessageID == b.MessageID && a.Topic == b.Topic && a.CreatedAt.Equal(b.CreatedAt)
+}

@@ -1,0 +1,149 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// maxUndeleted is how many confirmed rows may wait for their deletion before
+// nothing more is read.
+const maxUndeleted = 1 << 15
+
+// removals is what an engine knows of the rows that the broker has confirmed and
+// that are to be deleted. One deletion is under way at a time. It is right whoever
+// holds the lane, so it goes on when a lane is lost.
+type removals struct {
+	confirmed []*entry  // not yet handed to a deletion
+	since     time.Time // the oldest of confirmed
+
+	removing     []*entry // the deletion under way, or the one to be tried again
+	removeActive bool
+	removeAt     time.Time // a failed deletion is tried again then
+
+	// locked are rows that another transaction has locked. They are tried again
+	// apart from the others, which go on.
+	locked      []*entry
+	lockedAt    time.Time
+	lockedRetry backoff.BackOff
+}
+
+func newRemovals(d draw) removals { return removals{lockedRetry: drawnBackOff(d)} }
+
+// removeAnswer is the answer to a deletion.
+type removeAnswer struct {
+	err     error
+	lost    bool          // the connection: the database may be another one afterwards
+	retryIn time.Duration // after an error
+	locked  []outbox.Ref  // rows that are there still, locked by another transaction
+}
+
+func (e *engine) addConfirmed(m *entry, now time.Time) {
+	if len(e.confirmed) == 0 {
+		e.since = now
+	}
+	e.confirmed = append(e.confirmed, m)
+}
+
+// undeleted returns the number of confirmed rows that are not deleted yet.
+func (r *removals) undeleted() int { return len(r.confirmed) + len(r.removing) + len(r.locked) }
+
+// owes reports that a confirmed row of a lane is not deleted yet, but for those
+// that another transaction has locked: nobody knows for how long.
+func (r *removals) owes(l *lane) bool {
+	of := func(m *entry) bool { return m.lane == l }
+	return slices.ContainsFunc(r.removing, of) || slices.ContainsFunc(r.confirmed, of)
+}
+
+// nextRemoval returns confirmed rows to delete, or nil. They gather for a
+// moment, so that a deletion is worth its round trip.
+func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
+	switch {
+	case e.removeActive || now.Before(e.removeAt):
+		return nil
+	case len(e.removing) > 0: // failed; tried again as it was
+	case len(e.confirmed) > 0 && (e.worthRemoving() || now.Sub(e.since) >= e.linger):
+		e.removing, e.confirmed = split(e.confirmed, e.removeRows)
+		e.since = now
+	case len(e.locked) > 0 && !now.Before(e.lockedAt):
+		e.removing, e.locked = split(e.locked, e.removeRows)
+	default:
+		return nil
+	}
+	e.removeActive = true
+	return entryRefs(e.removing)
+}
+
+// split takes up to n of a list from its start.
+func split(list []*entry, n int) (taken, rest []*entry) {
+	n = min(n, len(list))
+	return slices.Clone(list[:n]), slices.Delete(list, 0, n)
+}
+
+// worthRemoving reports that waiting for more confirmed rows is not worth it:
+// there are many, or quite some and none are about to join them.
+func (e *engine) worthRemoving() bool {
+	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
+}
+
+func (m *entry) ref() outbox.Ref {
+	return outbox.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
+}
+
+// removed takes the answer to a deletion. One that failed, or whose answer was
+// lost, is tried again: nothing confirmed is forgotten before it is gone. Reads
+// and other lanes go on meanwhile.
+func (e *engine) removed(now time.Time, a removeAnswer) {
+	e.removeActive = false
+	if a.err != nil {
+		e.removeAt = now.Add(a.retryIn)
+		if a.lost {
+			e.forgetUnsent()
+		}
+		return
+	}
+	locked := make(map[rowID]bool, len(a.locked))
+	for _, ref := range a.locked {
+		locked[rowID{ref.ID, ref.CreatedAt.UnixMicro()}] = true
+	}
+	again := 0
+	for _, m := range e.removing {
+		if locked[m.rowID()] {
+			e.locked = append(e.locked, m)
+			again++
+			continue
+		}
+		m.lane.forget(m)
+		m.lane.deleted++
+		if m.late || !e.live(m.lane) || now.After(m.lane.trusted) {
+			e.settled = append(e.settled, m) // it may have been moved to parked
+		}
+	}
+	switch {
+	case again > 0:
+		e.lockedAt = now.Add(e.lockedRetry.NextBackOff())
+	case len(e.locked) == 0:
+		e.lockedRetry.Reset()
+	}
+	e.removing = nil
+}
+
+// removalDue returns when the next deletion may begin; zero: not before something
+// happens.
+func (e *engine) removalDue(now time.Time) (due time.Time) {
+	if e.removeActive {
+		return due
+	}
+	if len(e.confirmed) > 0 {
+		due = e.since.Add(e.linger)
+	} else if len(e.locked) > 0 {
+		due = e.lockedAt
+	}
+	if len(e.removing) > 0 || !due.IsZero() && due.Before(e.removeAt) {
+		due = e.removeAt
+	}
+	return due
+}

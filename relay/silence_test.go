@@ -1,0 +1,504 @@
+package relay_test
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+const (
+	silenceLease = 3 * time.Second
+	beatEvery    = silenceLease / 15
+)
+
+// beats is a clock that ticks with each heartbeat of a worker, so that it runs slowly
+// where the machine is busy.
+type beats struct{ atomic.Int64 }
+
+// beatsOf starts a clock that goes by a worker's heartbeats until the test ends.
+func (p place) beatsOf(t testing.TB, worker string) *beats {
+	t.Helper()
+	clock := &beats{}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	var group sync.WaitGroup
+	group.Go(func() {
+		query := p.cfg.Expand(`select coalesce(max((extract(epoch from seen_until) * 1000000)::bigint), 0) from {{relay_workers}} where name = $1`)
+		for last := 0; pause(ctx, beatEvery/4); {
+			seen, err := countIn(ctx, p.db, query, worker)
+			if err == nil && seen-last >= int(beatEvery.Microseconds())*9/10 {
+				last = seen
+				clock.Add(1)
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); group.Wait() })
+	return clock
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// leases returns a number of heartbeats as a number of leases.
+func leases(beats int64) float64 { return float64(beats) * float64(beatEvery) / float64(silenceLease) }
+
+// variety is a producer that commits messages of every kind until it is stopped, and
+// what the sinks make of them.
+type variety struct {
+	clock *beats
+	wire  *wire
+	flaky int  // how often a message fails that fails at first
+	flood bool // keys with very many messages behind one that fails
+	held  bool // what is given up stays in parked
+
+	rounds int // of commits; the producer's own
+
+	mu                 sync.Mutex // guards what follows
+	tries              map[string]int
+	committed, arrived map[string]int64 // when, by the clock
+	expected           []*message.Message
+	dead               int
+}
+
+func newVariety(clock *beats) *variety {
+	return &variety{clock: clock, wire: &wire{}, flaky: 2, tries: map[string]int{}, committed: map[string]int64{}, arrived: map[string]int64{}}
+}
+
+// handle is that of a sink.
+func (f *variety) handle(_ context.Context, m *relay.Message) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.tries[m.MessageID]++
+	switch {
+	case strings.HasPrefix(m.MessageID, "dead"), strings.HasPrefix(m.MessageID, "flaky") && f.tries[m.MessageID] <= f.flaky:
+		return relay.Refused(errors.New("too large"))
+	}
+	if _, before := f.arrived[m.MessageID]; !before {
+		f.arrived[m.MessageID] = f.clock.Load()
+	}
+	return nil
+}
+
+// start begins; stop ends it, and waits for the last commit.
+func (f *variety) start(t testing.TB, box *outbox.Outbox) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() {
+		for pause(ctx, 200*time.Millisecond) {
+			f.commit(t, box, f.rounds)
+			f.rounds++
+		}
+	})
+	stop = sync.OnceFunc(func() { cancel(); group.Wait() })
+	t.Cleanup(stop)
+	return stop
+}
+
+func (f *variety) commit(t testing.TB, box *outbox.Outbox, round int) {
+	t.Helper()
+	var prompt, failing, later []*message.Message
+	each := 1 // few are deleted by their identity
+	if round%4 == 0 {
+		each = 8 // and many by their place
+	}
+	for k := range 20 {
+		prompt = append(prompt, keyed(fmt.Sprint("key", k), round*8, each)...)
+	}
+	if round%4 == 1 {
+		for range 8 {
+			prompt = append(prompt, message.NewMessage("large/"+watermill.NewUUID(), bytes.Repeat([]byte("x"), 8<<10)))
+		}
+	}
+	dead := 0
+	if round%4 == 0 {
+		for k := range 4 {
+			key := fmt.Sprint("flaky", round, "/", k)
+			first := keyed(key, 0, 2)
+			first[1].UUID = "behind/" + first[1].UUID // fails never, and waits
+			failing = append(failing, first...)
+		}
+		if dead = 2; round%8 > 0 {
+			dead = 0
+		}
+		for range dead {
+			failing = append(failing, message.NewMessage("dead/"+watermill.NewUUID(), []byte("payload")))
+		}
+	}
+	if f.flood && round%20 == 0 {
+		failing = append(failing, keyed(fmt.Sprint("flaky/flood", round), 0, 1)...)
+		behind := keyed(fmt.Sprint("flaky/flood", round), 1, 1000)
+		for _, m := range behind {
+			m.UUID = "behind/" + m.UUID
+		}
+		failing = append(failing, behind...)
+	}
+	if round%4 == 2 {
+		later = unkeyed(4)
+		for _, m := range later {
+			outbox.SetDeliverAfter(m, 200*time.Millisecond)
+		}
+	}
+	all := slices.Concat(prompt, failing, later)
+	err := box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error { return box.Publisher(tx).Publish("orders", all...) })
+	if err != nil {
+		t.Errorf("commit: %v", err)
+		return
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.dead += dead
+	for _, m := range all {
+		if !strings.HasPrefix(m.UUID, "dead") {
+			f.committed[m.UUID] = f.clock.Load()
+			f.expected = append(f.expected, m)
+		}
+	}
+}
+
+// longest returns the longest time, by the clock, from the commit of a message to its
+// delivery, of those committed since a time. One that has not arrived counts as if it
+// did now.
+func (f *variety) longest(since int64) (beats int64, which string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, at := range f.committed {
+		arrived, ok := f.arrived[id]
+		if !ok {
+			arrived = f.clock.Load()
+		}
+		if arrived >= since && arrived-at >= beats {
+			beats, which = arrived-at, id
+		}
+	}
+	return beats, which
+}
+
+// check waits until nothing is owed and compares what arrived with what was committed.
+func (f *variety) check(t testing.TB, p place) {
+	t.Helper()
+	p.awaitScheduled(t)
+	owed, state := 0, "dead"
+	if f.held {
+		owed, state = f.dead, "held"
+	}
+	until(t, fmt.Sprint(owed, " messages are owed"), func() bool { return p.owed(t) == owed }, func() int64 { return int64(f.wire.count()) })
+	f.wire.check(t, f.expected, math.MaxInt)
+	if n := p.count(t, `select count(*) from {{dead_letters}} where state = $1`, state); n != f.dead {
+		t.Errorf("%d dead letters, %d messages were given up", n, f.dead)
+	}
+}
+
+func (p place) awaitScheduled(t testing.TB) {
+	t.Helper()
+	eventually(t, "nothing is scheduled", func() bool { return p.count(t, `select count(*) from {{scheduled}}`) == 0 })
+}
+
+// until waits for a condition. It fails only if nothing that progress counts moves for
+// long.
+func until(t testing.TB, what string, condition func() bool, progress func() int64) {
+	t.Helper()
+	last, since := progress(), time.Now()
+	for ; !condition(); time.Sleep(50 * time.Millisecond) {
+		if now := progress(); now != last {
+			last, since = now, time.Now()
+		}
+		if time.Since(since) > patience {
+			t.Fatalf("%s: not in time", what)
+		}
+	}
+}
+
+// still is a progress that does not move.
+func still() int64 { return 0 }
+
+// phase is when a case's connections are silenced.
+type phase uint8
+
+const (
+	working  phase = iota // both workers share the lanes
+	joining               // the worker behind the proxy has all lanes, and another one comes
+	starting              // another worker has all lanes, and the one behind the proxy comes
+)
+
+// silencing is a kind of statement that has no answer.
+type silencing struct {
+	kind    string
+	parts   []string // that tell its text; nil: everything, from new connections too
+	when    phase
+	prepare string // executed before the worker behind the proxy starts
+	config  func(*relay.Config, *variety)
+	history time.Duration
+	locked  bool // rows of the outbox, one of each lane
+	long    bool // not in CI
+}
+
+func once(cfg *relay.Config, f *variety) { cfg.Retry.MaxAttempts, f.flaky = 1, 0 }
+
+func hold(cfg *relay.Config, f *variety) { cfg.Retry.Exhausted, f.held = relay.HoldKey, true }
+
+func flood(cfg *relay.Config, f *variety) {
+	cfg.Retry.MaxAttempts, f.flood, f.flaky, cfg.Batch = 12, true, 8, 400
+}
+
+var silences = []silencing{
+	{kind: "everything"},
+	{kind: "begin", parts: []string{"begin"}},
+	{kind: "limits", parts: []string{"set local lock_timeout"}, long: true},
+	{kind: "commit", parts: []string{"commit"}},
+	{kind: "check", parts: []string{"pg_is_in_recovery()"}, when: starting, long: true},
+	{kind: "migrations", parts: []string{"{{migrations}}"}, when: starting, long: true},
+
+	{kind: "read", parts: []string{"string_agg(int8send(f.id)"}},
+	{kind: "read of large rows", parts: []string{"select m.lane, int8send(m.id)"}, long: true},
+	{kind: "removal by place", parts: []string{"o.ctid = any"}, long: true},
+	{kind: "removal by identity", parts: []string{"delete from {{outbox}} o\nusing unnest("}},
+	{kind: "move by place", parts: []string{"o.ctid = any", "insert into {{outbox_history}}"}, history: 24 * time.Hour, long: true},
+	{kind: "move by identity", parts: []string{"delete from {{outbox}} o\nusing unnest(", "insert into {{outbox_history}}"}, history: 24 * time.Hour, long: true},
+	{kind: "removal of what is free", parts: []string{"for update of o skip locked"}, locked: true, long: true},
+
+	{kind: "heartbeat", parts: []string{"with alive as ("}},
+	{kind: "census", parts: []string{"select -2, owner"}, long: true},
+	{kind: "take", parts: []string{"crashes = l.crashes + case"}, when: starting},
+	{kind: "release", parts: []string{"set owner = '', suspect = null"}, when: joining},
+
+	{kind: "parked keys", parts: []string{"select p.lane, p.key\n"}, when: starting, long: true},
+	{kind: "topics that are due", parts: []string{"with recursive t (lane, topic, next_at, place)"}},
+	{kind: "rows that are due", parts: []string{"with known as materialized (", "{{parked}}"}, long: true},
+	{kind: "park", parts: []string{"delete from {{outbox}} o", "kind = 0"}},
+	{kind: "dead-letter at once", parts: []string{"delete from {{outbox}} o", "insert into {{dead_letters}}", "'dead', false"}, config: once, long: true},
+	{kind: "another attempt", parts: []string{"parked_at = case when c.attempt = 1"}},
+	{kind: "dead-letter", parts: []string{"delete from {{parked}} p", "insert into {{dead_letters}}"}},
+	{kind: "hold", parts: []string{"next_at = null, held = true"}, config: hold, long: true},
+	{kind: "settle", parts: []string{"with gone as (\n\tdelete from {{parked}} p"}},
+	{kind: "close letters", parts: []string{"confirmed by the broker after it was given up"}, long: true},
+	{kind: "promote", parts: []string{"with heads as (", "left join lateral ("}, long: true},
+	{kind: "follow", parts: []string{"(select count(*) from f), (select count(*) from d)"}, config: flood, long: true},
+	{kind: "commands", parts: []string{"d.state in ('replaying', 'discarding')"}},
+	{kind: "suspect", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: `update {{relay_leases}} set crashes = 3`, long: true},
+	{kind: "find", parts: []string{"where o.lane = $1 and o.id = $2"}, when: starting, prepare: `update {{relay_leases}} set suspect = 1`, long: true},
+	{kind: "calm", parts: []string{"set crashes = 0, suspect = null"}, when: starting, prepare: `update {{relay_leases}} set crashes = 1`, long: true},
+
+	{kind: "next scheduled", parts: []string{"from {{scheduled}} s\norder by s.deliver_at, s.seq\nlimit 1"}},
+	{kind: "move of scheduled", parts: []string{"with free as materialized (", "{{scheduled}}"}, long: true},
+	{kind: "guard", parts: []string{"for key share) held"}},
+	{kind: "ring", parts: []string{"pg_stat_get_tuples_fetched"}},
+	{kind: "days of the history", parts: []string{"right(c.relname, 8)"}, long: true},
+	{kind: "room in the history", parts: []string{"right(c.relname, 8)"}, when: starting, long: true},
+	{kind: "holders", parts: []string{"a.backend_xmin"}, long: true},
+	{kind: "retention of dead letters", parts: []string{"delete from {{dead_letters}}"}, long: true},
+}
+
+// One worker's connections fall silent at each kind of statement that it makes, while
+// another worker is healthy: every message is delivered within two leases, and the
+// first one has lanes again soon after.
+func TestRelay_DeliversWhateverStatementIsSilenced(t *testing.T) {
+	t.Parallel()
+	// CI sees that everything is delivered, for some kinds; how soon is for a quiet
+	// machine, with ONCEMILL_LONG.
+	brief := []string{"read", "removal by identity", "another attempt"}
+	kinds := slices.DeleteFunc(slices.Clone(silences), func(s silencing) bool { return !long() && !slices.Contains(brief, s.kind) })
+	together(t, 3, kinds, func(s silencing) string { return s.kind }, func(t *testing.T, s silencing) { s.run(t) })
+}
+
+// together runs a test of each of a list, some at a time: they wait most of the time.
+func together[T any](t *testing.T, most int, list []T, name func(T) string, test func(t *testing.T, one T)) {
+	var group sync.WaitGroup
+	slots := make(chan struct{}, most)
+	for _, one := range list {
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			t.Run(name(one), func(t *testing.T) { test(t, one) })
+		})
+	}
+	group.Wait()
+}
+
+func (s silencing) matcher(p place) func(string) bool {
+	parts := make([]string, len(s.parts))
+	for i, part := range s.parts {
+		parts[i] = strings.ToLower(p.cfg.Expand(part))
+	}
+	return func(statement string) bool {
+		statement = strings.ToLower(statement)
+		for _, part := range parts {
+			if !strings.Contains(statement, part) {
+				return false
+			}
+		}
+		if s.kind == "begin" || s.kind == "commit" {
+			return strings.HasPrefix(statement, s.kind)
+		}
+		return true
+	}
+}
+
+func (s silencing) run(t *testing.T) {
+	p := onPostgres(t)
+	proxy, behind := p.behindProxy(t)
+	history := s.history
+	if history == 0 {
+		history = outbox.NoHistory
+	}
+	clock := p.beatsOf(t, "b")
+	f := newVariety(clock)
+	cfg := relay.Config{Lease: silenceLease, Retry: quickly}
+	if s.config != nil {
+		s.config(&cfg, f)
+	}
+	producer := p.boxOn(t, p.db, history)
+	boxes := map[string]*outbox.Outbox{"a": p.boxOn(t, behind, history), "b": p.boxOn(t, p.open(t), history)}
+	begin := func(name string) {
+		t.Helper()
+		start(t, boxes[name], &sink{name: name, wire: f.wire, handle: f.handle}, cfg)
+	}
+	both := func() bool {
+		shares := p.shares(t)
+		return shares["a"] == outbox.Lanes/2 && shares["b"] == outbox.Lanes/2
+	}
+	silenceIt := func() {
+		if s.parts == nil {
+			proxy.SilenceAll()
+			return
+		}
+		proxy.Silence(s.matcher(p), math.MaxInt)
+	}
+	unlock := func() {}
+	if s.locked {
+		unlock = p.lockRows(t, producer, f)
+	}
+	switch s.when {
+	case working:
+		begin("a")
+		until(t, "the upkeep is a's", func() bool {
+			return p.count(t, `select count(*) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where l.lane = -1 and w.name = 'a'`) == 1
+		}, still)
+		begin("b")
+		until(t, "both workers have lanes", both, still)
+	case joining:
+		begin("a")
+		p.awaitShares(t, map[string]int{"a": outbox.Lanes})
+	case starting:
+		begin("b")
+		p.awaitShares(t, map[string]int{"b": outbox.Lanes})
+		if s.prepare != "" {
+			p.execute(t, s.prepare)
+		}
+	}
+	stop := f.start(t, producer)
+	until(t, "messages arrive", func() bool { return f.wire.count() > 100 }, still)
+	silenceIt()
+	switch s.when {
+	case joining:
+		begin("b")
+	case starting:
+		begin("a")
+	}
+	until(t, "a connection is silenced", func() bool { return proxy.Silenced() > 0 }, still)
+
+	silent := clock.Load()
+	const lease = int64(silenceLease / beatEvery)
+	until(t, "the silence lasts three leases", func() bool { return clock.Load() > silent+3*lease }, clock.Load)
+	gap, which := f.longest(silent)
+	t.Logf("%s: %d connections silenced; the longest delay was %.1f leases, of %s; lanes %v", s.kind, proxy.Silenced(), leases(gap), which, p.shares(t))
+	if long() && gap > 2*lease+lease/2 { // two leases, and some time for a busy machine to do it
+		t.Errorf("message %s took %.1f leases", which, leases(gap))
+	}
+
+	before, ended := f.wire.by()["a"], clock.Load()
+	proxy.Resume()
+	until(t, "the worker has lanes again and delivers", func() bool { return both() && f.wire.by()["a"] > before }, clock.Load)
+	back := clock.Load() - ended
+	t.Logf("%s: back after %v of heartbeats", s.kind, time.Duration(back)*beatEvery)
+	if long() && back > int64(10*time.Second/beatEvery) {
+		t.Errorf("the worker was back after %v", time.Duration(back)*beatEvery)
+	}
+	stop()
+	unlock()
+	f.check(t, p)
+}
+
+// lockRows commits a message of each lane and locks them all.
+func (p place) lockRows(t testing.TB, box *outbox.Outbox, f *variety) (unlock func()) {
+	t.Helper()
+	for lane := range outbox.Lanes {
+		msgs := ofLane("locked", lane, 1, 10)
+		commit(t, box, msgs...)
+		f.expected = append(f.expected, msgs...)
+	}
+	return p.lock(t, `select from {{outbox}} for update`)
+}
+
+// lock executes a statement in a transaction that lasts until unlock is called.
+func (p place) lock(t testing.TB, statement string) (unlock func()) {
+	t.Helper()
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	unlock = sync.OnceFunc(func() { _ = tx.Rollback() })
+	t.Cleanup(unlock)
+	if _, err := tx.ExecContext(t.Context(), p.cfg.Expand(statement)); err != nil {
+		t.Fatalf("%s: %v", statement, err)
+	}
+	return unlock
+}
+
+// behindProxy returns one more pool on the place, behind a proxy.
+func (p place) behindProxy(t testing.TB) (*testserver.PostgresProxy, *sql.DB) {
+	t.Helper()
+	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
+	db, err := sql.Open(p.driver, dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() }) // connections may have been cut
+	return proxy, db
+}
+
+// add notes messages that a test has committed itself.
+func (f *variety) add(msgs []*message.Message) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expected = append(f.expected, msgs...)
+}
+
+// missing returns how many of some messages have not arrived.
+func (f *variety) missing(msgs []*message.Message) (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, m := range msgs {
+		if _, ok := f.arrived[m.UUID]; !ok {
+			n++
+		}
+	}
+	return n
+}
+
+// await waits until everything has arrived.
+func (f *variety) await(t testing.TB) {
+	t.Helper()
+	until(t, "everything arrives", func() bool { return f.missing(f.expected) == 0 }, func() int64 { return int64(f.wire.count()) })
+}

@@ -1,0 +1,144 @@
+package relay
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const (
+	// sweepFrom is how many followers of one key are swept, instead of being read.
+	sweepFrom = 256
+	sweepRows = 5000
+
+	// slowRead is how long reads may take, so many of them in a row, before busy keys
+	// that they pass over are swept out of their way. Less is a busy machine.
+	slowRead  = 500 * time.Millisecond
+	slowReads = 3
+)
+
+// A key with very many messages that wait behind its first must not cost the reads
+// of its lane. It is swept: reads pass it over, and its rows are moved to parked by
+// statements of the database's own, without being read. Its key is in parked
+// already, or is put there as a whole, once nothing of it is in flight: what came
+// from the outbox and failed would be overtaken.
+
+// sweepFollowers sweeps the keys of a lane that have many followers in memory, once the
+// first of the key is in parked: else they would overtake it.
+func (l *lane) sweepFollowers() {
+	if len(l.followers) < l.limits.sweepFrom {
+		return
+	}
+	counts := map[string]int{}
+	for _, m := range l.followers {
+		if m.moving {
+			return // they are being moved
+		}
+		counts[m.Key]++
+	}
+	for key, n := range counts {
+		c := l.chains[key] // it is parked, or is about to be
+		if n >= l.limits.sweepFrom && c != nil && c.parked && c.failing == nil && len(c.letters) == 0 {
+			l.sweep(key)
+		}
+	}
+}
+
+// sweep makes reads pass a key of parked over, and forgets what is known of it
+// that is to be moved there.
+func (l *lane) sweep(key string) {
+	if l.swept == nil {
+		l.swept = map[string]bool{}
+	}
+	l.swept[key] = true
+	l.followers = slices.DeleteFunc(l.followers, func(m *entry) bool {
+		if m.Key != key || m.moving {
+			return false
+		}
+		l.forget(m)
+		return true
+	})
+}
+
+// stopBusy lets nothing more of the busy keys of a lane out, whose rows make its reads
+// slow, so that they can be swept.
+func (l *lane) stopBusy() {
+	for _, c := range l.chains {
+		if c.length <= l.limits.mostWaiting || c.parked || c.stopped() {
+			continue
+		}
+		c.sweeping = true
+		for m := c.head; m != nil; m = m.next {
+			if m.state == ready {
+				m.state = waiting
+			}
+		}
+	}
+}
+
+// sweepStopped sweeps keys that were stopped for that, once nothing of them is in
+// flight. A key whose topic is in trouble goes on instead.
+func (l *lane) sweepStopped() {
+	for _, key := range slices.Sorted(maps.Keys(l.chains)) {
+		c := l.chains[key]
+		switch {
+		case !c.sweeping:
+		case c.head != nil && c.head.state == inFlight:
+		case c.head == nil || c.head.state != waiting || c.failing != nil || len(c.letters) > 0:
+			c.sweeping = false
+			l.goOn(c)
+			l.tidy(key, c)
+		default:
+			c.sweeping = false
+			l.park(c)
+			l.sweep(key)
+		}
+	}
+}
+
+// moveSwept moves rows of swept keys of one lane to parked.
+func (e *engine) moveSwept(now time.Time) *chore {
+	for range e.lanes {
+		e.sweepLane = (e.sweepLane + 1) % len(e.lanes)
+		l := e.lanes[e.sweepLane]
+		if l == nil || !l.loaded || l.draining || now.Before(l.choreAt) {
+			continue
+		}
+		l.sweepFollowers()
+		l.sweepStopped()
+		if len(l.swept) == 0 {
+			continue
+		}
+		keys, f := slices.Sorted(maps.Keys(l.swept)), e.fence(l)
+		// What is in flight of them, or confirmed, is dealt with in the outbox.
+		var known []outbox.Known
+		for _, m := range l.entries {
+			if !m.parked && l.swept[m.Key] {
+				known = append(known, m.ref().Known())
+			}
+		}
+		moved := 0
+		return &chore{
+			lane: l,
+			do: func(ctx choreContext) (func(), error) {
+				n, err := ctx.store.follow(ctx, f, keys, known, sweepRows)
+				return func() { moved = n }, err
+			},
+			done: func(now time.Time) {
+				if moved > 0 {
+					e.parkedDue(now)
+				}
+				if moved < sweepRows {
+					for _, key := range keys {
+						delete(l.swept, key)
+					}
+					l.dry, l.unbusied = false, true
+					l.loaded = false // which of the keys have rows in parked now?
+				}
+			},
+		}
+	}
+	return nil
+}

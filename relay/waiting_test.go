@@ -1,0 +1,158 @@
+package relay
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func TestParking_ALetterSaysThatItsMessageMayHaveBeenDelivered(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, named(laneKey(1), 1)...)
+		rows = append(rows, p.publish(t, named(laneKey(2), 1)...)...)
+		rows = append(rows, p.publish(t, named(laneKey(3), 1)...)...)
+		rows = append(rows, p.publish(t, named(laneKey(4), 1)...)...)
+		unanswered := func(f failure) failure { f.unanswered = true; return f }
+
+		p.mustFail(t, []failure{unanswered(failing(rows[0], letterSkip))})
+		p.mustFail(t, []failure{unanswered(failing(rows[1], retryLater))})
+		if _, ok := find(p.expectDue(t, rows[1].MessageID), rows[1]); !ok {
+			t.Error("the parked row does not know that an attempt had no answer")
+		}
+		p.mustFail(t, []failure{failingAgain(parkedRow{Row: rows[1], attempts: 1}, letterSkip)})
+		p.mustFail(t, []failure{unanswered(failing(rows[2], letterHold))})
+		p.mustFail(t, []failure{failing(rows[3], letterSkip)})
+		for i, want := range []bool{true, true, true, false} {
+			if got := p.letterOf(t, rows[i]).MayHaveBeenDelivered; got != want {
+				t.Errorf("letter %d: may have been delivered %v", i, got)
+			}
+		}
+	})
+}
+
+func find(due []parkedRow, r outbox.Row) (parkedRow, bool) {
+	for _, d := range due {
+		if d.ID == r.ID {
+			return d, d.unanswered
+		}
+	}
+	return parkedRow{}, false
+}
+
+// What fails at no charge, in the outbox and again in parked, keeps its attempts.
+func TestParking_WhatFailsAtNoChargeOnlyWaits(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		key := laneKey(1)
+		rows := p.publish(t, named(key, 2)...)
+		free := failing(rows[0], retryLater)
+		free.free, free.attempt = true, 0
+		p.mustFail(t, []failure{free}, rows[1])
+		due := p.expectDue(t, named(key, 2)...)
+		if due[0].attempts != 0 || !due[0].tried || due[1].tried {
+			t.Errorf("due %+v", due)
+		}
+		again := free
+		again.parked, again.retryIn = true, time.Hour
+		p.mustFail(t, []failure{again})
+		if due, next := p.mustDue(t, 10, 10); len(due) != 0 || next < 59*time.Minute {
+			t.Errorf("due %v, next in %v", dueNames(due), next)
+		}
+		charged := failingAgain(parkedRow{Row: rows[0]}, retryLater)
+		p.mustFail(t, []failure{charged})
+		p.mustFail(t, []failure{again}) // late, after a charge: it changes nothing
+		if due := p.expectDue(t, named(key, 2)...); due[0].attempts != 1 {
+			t.Errorf("due %+v", due)
+		}
+	})
+}
+
+func TestParking_FollowMovesTheRowsOfKeys(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		one, two, other := laneKey(1), laneKey(2), laneKey(3)
+		first := p.publish(t, named(one, 6)...)
+		p.publish(t, named(other, 3)...)
+		second := p.publish(t, named(two, 3)...)
+		p.mustFail(t, []failure{failing(first[0], retryLater)})
+		// Of the second key nothing is in parked; its first row is being dealt with.
+		known := []outbox.Known{second[0].Known()}
+		moved := 0
+		for {
+			n, err := p.follow(t.Context(), p.f, []string{one, two}, known, 4)
+			if err != nil {
+				t.Fatal(err)
+			}
+			moved += min(n, 4)
+			if n < 4 {
+				break
+			}
+		}
+		want := append(named(other, 3), second[0].MessageID)
+		var owed []string
+		for _, r := range p.owed(t) {
+			owed = append(owed, r.MessageID)
+		}
+		slices.Sort(owed)
+		slices.Sort(want)
+		if !slices.Equal(owed, want) {
+			t.Errorf("in the outbox are %v, want %v", owed, want)
+		}
+		due, _ := p.mustDue(t, 10, 10)
+		if len(due) != 8 {
+			t.Errorf("due %v", dueNames(due))
+		}
+		for key, names := range map[string][]string{one: named(one, 6), two: named(two, 3)[1:]} {
+			var got []string
+			for _, r := range due {
+				if r.Key == key {
+					got = append(got, r.MessageID)
+				}
+			}
+			if !slices.Equal(got, names) {
+				t.Errorf("of %s are due %v, want %v", key, got, names)
+			}
+		}
+		stale := p.f
+		stale.epoch--
+		if _, err := p.follow(t.Context(), stale, []string{other}, nil, 4); err == nil {
+			t.Error("a former owner moved rows")
+		}
+	})
+}
+
+func TestParking_LooksAtTopicsInTurn(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		const topics = 10
+		rows := p.publish(t, loose(topics)...)
+		var failures []failure
+		for i, r := range rows {
+			p.exec(t, `update {{outbox}} set topic = $1 where id = $2`, fmt.Sprint("t", i), r.ID)
+			failures = append(failures, failing(r, retryLater))
+		}
+		failures[topics-1].retryIn = time.Hour
+		p.mustFail(t, failures)
+		var names []string
+		looks, after := 0, ""
+		for {
+			found, err := p.look(t.Context(), dueRequest{lanes: []int{lotLane}, after: after, most: 3, heads: 10, rows: 10})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if looks++; len(found.rows) > 3 {
+				t.Errorf("a look at three topics found %v", dueNames(found.rows))
+			}
+			names = append(names, dueNames(found.rows)...)
+			if after = found.more; after == "" {
+				if found.next < 59*time.Minute {
+					t.Errorf("the last topic is due in %v", found.next)
+				}
+				break
+			}
+		}
+		if slices.Sort(names); len(names) != topics-1 || len(slices.Compact(names)) != topics-1 || looks < topics/3 {
+			t.Errorf("%d looks found %v", looks, names)
+		}
+	})
+}
