@@ -148,8 +148,7 @@ func TestRunInTx_ACommitThatTheServerCancelsIsADefiniteFailure(t *testing.T) {
 func stalled(t *testing.T, commitTimeout time.Duration) (*place, *testserver.PostgresServer) {
 	t.Helper()
 	primary := testserver.PrivatePostgres(t)
-	p := &place{db: primary.Open(), cfg: outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}}}
-	expectNoError(t, oncemill.Migrate(t.Context(), p.db, p.cfg.Database, outbox.Migrations))
+	p := newPlace(t, testserver.Driver(), primary.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.CommitTimeout = commitTimeout })
 	standby := primary.Standby()
 	standby.Stop()

@@ -176,7 +176,7 @@ func TestRelay_WorksWithAllTablesPublishedAndOnTheSubscriberOnceRepaired(t *test
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := relay.Config{Lease: 6 * time.Second, Logger: slog.New(log), Retry: relay.Retry{Initial: 50 * time.Millisecond, Max: 100 * time.Millisecond, MaxAttempts: 3}}
+	cfg := relay.Config{Lease: 30 * time.Second, Logger: slog.New(log), Retry: relay.Retry{Initial: 50 * time.Millisecond, Max: 100 * time.Millisecond, MaxAttempts: 3}}
 	r := start(t, box, &sink{name: "publisher", wire: w, handle: gate.handle}, cfg)
 	bad := slices.Concat(keyed("bad1", 0, 3), keyed("bad2", 0, 2))
 	p.commitFacts(t, bad)
@@ -229,7 +229,7 @@ func TestRelay_WorksWithAllTablesPublishedAndOnTheSubscriberOnceRepaired(t *test
 		t.Fatal(err)
 	}
 	anew := &wire{}
-	start(t, s.box(t), &sink{name: "subscriber", wire: anew}, relay.Config{Lease: 2 * time.Second})
+	start(t, s.box(t), &sink{name: "subscriber", wire: anew}, relay.Config{Lease: 30 * time.Second}) // no lane changes hands on a busy machine
 	more := s.produce(t, 2, 5*time.Millisecond)
 	eventually(t, "traffic at the subscriber", func() bool { return more.count() > 100 })
 	more.halt()

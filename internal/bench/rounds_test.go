@@ -98,7 +98,7 @@ func TestChoose_NamesAreChecked(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := ids(all), []string{"relay-rabbitmq", "relay-vs-forwarder", "relay-engine", "relay-vs-skiplocked", "relay-wal", "relay-hotkey", "publish", "latency", "idle", "scale-out", "idempotency", "inbox", "inbox-limit", "inbox-hot"}; !slices.Equal(got, want) {
+	if got, want := ids(all), []string{"relay-rabbitmq", "relay-vs-forwarder", "relay-engine", "relay-vs-skiplocked", "relay-wal", "relay-hotkey", "publish", "latency", "dead-topics", "idle", "scale-out", "idempotency", "inbox", "inbox-limit", "inbox-hot"}; !slices.Equal(got, want) {
 		t.Errorf("all rows: %v, want %v", got, want)
 	}
 	long, err := choose("", true)
