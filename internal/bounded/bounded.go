@@ -10,8 +10,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime/debug"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill"
 )
 
 var (
@@ -65,7 +68,8 @@ func (c *Calls) Idle() <-chan struct{} {
 // Do calls f with a context that ends after limit, or with ctx, and returns what f
 // returns. If f has not returned a moment after that, Do returns [ErrAbandoned],
 // and f's result is dropped: f must hand over everything through its result, and
-// write to nothing that the caller reads.
+// write to nothing that the caller reads. A panic of f is one of the caller, with an
+// [*oncemill.PanicError].
 //
 // The connection of an abandoned call is not used again: its context has ended
 // while a statement ran, which makes the drivers close it.
@@ -80,7 +84,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	type result struct {
 		value    T
 		err      error
-		panicked any
+		panicked *oncemill.PanicError // with the stack, which the caller's does not show
 		returned bool
 	}
 	limited, cancel := context.WithTimeout(ctx, limit)
@@ -90,7 +94,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		var r result
 		defer func() {
 			if !r.returned {
-				r.panicked = recover()
+				r.panicked = &oncemill.PanicError{Value: recover(), Stack: debug.Stack()}
 			}
 			done <- r
 		}()

@@ -1,6 +1,7 @@
 package bounded_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
@@ -8,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 )
 
@@ -74,8 +76,9 @@ func TestDo_AbandonsWhenTheCallersContextEnds(t *testing.T) {
 
 func TestDo_PanicsInTheCaller(t *testing.T) {
 	defer func() {
-		if v := recover(); v != "lost" {
-			t.Errorf("recovered %v", v)
+		p, ok := recover().(*oncemill.PanicError)
+		if !ok || p.Value != "lost" || !bytes.Contains(p.Stack, []byte("TestDo_PanicsInTheCaller")) {
+			t.Errorf("recovered %v", p)
 		}
 	}()
 	_, _ = bounded.Do(t.Context(), bounded.New(1), time.Minute, func(context.Context) (int, error) { panic("lost") })

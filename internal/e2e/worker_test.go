@@ -32,6 +32,8 @@ type workerSpec struct {
 	DSN      string
 	Database oncemill.Config
 	AMQP     string
+	Queues   bool // a topic is a queue's name, and nothing is declared
+	Retry    relay.Retry
 }
 
 func (s workerSpec) run(ctx context.Context) (err error) {
@@ -46,11 +48,15 @@ func (s workerSpec) run(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	sink, err := rabbitmq.New(amqp.NewDurablePubSubConfig(s.AMQP, nil), rabbitmq.Config{Logger: log})
+	config := amqp.NewDurablePubSubConfig(s.AMQP, nil)
+	if s.Queues {
+		config = amqp.NewDurableQueueConfig(s.AMQP)
+	}
+	sink, err := rabbitmq.New(config, rabbitmq.Config{Logger: log})
 	if err != nil {
 		return err
 	}
-	worker, err := relay.New(box, sink, relay.Config{Lease: 3 * time.Second, Logger: log})
+	worker, err := relay.New(box, sink, relay.Config{Lease: 3 * time.Second, Retry: s.Retry, Logger: log})
 	if err != nil {
 		return err
 	}
