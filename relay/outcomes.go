@@ -1,0 +1,202 @@
+package relay
+
+import (
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/contain"
+)
+
+// outcome takes an outcome that the sink has reported.
+func (e *engine) outcome(m *entry, now time.Time, err error) {
+	if m.state != inFlight {
+		// Of two outcomes of one message the first one counts, but a confirm
+		// counts whenever it comes.
+		if err == nil {
+			e.confirmLate(m, now)
+		}
+		return
+	}
+	l := m.lane
+	e.inFlight--
+	l.inFlight--
+	if l.alone == m {
+		l.alone, l.stale = nil, true
+	}
+	kind := classify(err)
+	if m.parked && kind != confirmedOutcome {
+		e.waste(now)
+	}
+	if kind == unroutableOutcome && e.drops(m.Topic) {
+		kind = confirmedOutcome
+	}
+	lost := e.lanes[l.number] != l
+	if lost {
+		m.state = waiting // nothing more is done about it here, unless it is confirmed
+	}
+	switch kind {
+	case confirmedOutcome:
+		e.confirm(m, now)
+	case interruptedOutcome:
+		m.unanswered = true
+		e.unrelated(m)
+		if !lost {
+			e.interrupted(m, now)
+		}
+	case unavailableOutcome:
+		slow := !now.Before(m.deadline) && e.passed > m.sent
+		m.unanswered = true
+		if slow {
+			e.doubt(m, now, err, lost)
+			break
+		}
+		e.unavailable(m, e.sent, now, err)
+		switch {
+		case lost:
+		case e.overfull(now, kind):
+			e.leaveTopic(m)
+			e.postpone(m, now, classUnavailable, err.Error())
+		default:
+			e.putBack(m)
+		}
+	case refusedOutcome:
+		e.unrelated(m)
+		if !lost {
+			e.charge(m, now, m.class(), err.Error())
+		}
+	case unroutableOutcome, unknownOutcome:
+		e.doubt(m, now, err, lost)
+	}
+	if l.restart(now) {
+		e.terms++
+		l.term = e.terms
+	}
+}
+
+// drops asks Config.Unroutable. Whoever panics there has refused.
+func (e *engine) drops(topic string) (drop bool) {
+	_ = contain.Call(func() error {
+		drop = e.unroutable != nil && e.unroutable(topic) == Drop
+		return nil
+	})
+	return drop
+}
+
+// confirm settles a message that the broker has.
+func (e *engine) confirm(m *entry, now time.Time) {
+	l := m.lane
+	m.arrived = true
+	l.retry.Reset()
+	e.passedAt = now
+	if m.failedAt > 0 && e.suspected != nil {
+		e.suspected(m, nil)
+	}
+	if len(e.topics) > 0 || e.room > 0 {
+		for _, guilty := range e.pass(m) {
+			e.charge(guilty, now, guilty.failure.class, guilty.failure.text)
+		}
+		if e.room >= e.window {
+			e.room = 0
+		}
+	}
+	l.confirm(m)
+	if m.parked {
+		e.settled = append(e.settled, m)
+		return
+	}
+	e.addConfirmed(m, now)
+}
+
+// putBack keeps a message that found no way out.
+func (e *engine) putBack(m *entry) {
+	switch {
+	case m.lane.draining:
+		m.state = waiting
+	case e.inOrder:
+		m.state = again
+		m.lane.repeat = append(m.lane.repeat, m)
+		m.lane.restarting = true
+	default:
+		e.withhold(m)
+	}
+}
+
+// interrupted puts a message back to its lane, which goes on after a moment.
+func (e *engine) interrupted(m *entry, now time.Time) {
+	l := m.lane
+	switch {
+	case l.draining:
+		m.state = waiting
+	case e.inOrder:
+		e.putBack(m)
+	default:
+		l.push(m)
+		if !now.Before(l.retryAt) {
+			l.retryAt = now.Add(l.retry.NextBackOff())
+		}
+	}
+}
+
+// confirmLate takes a confirm for a message that is not in flight any more: the
+// broker has it, whatever has become of its row meanwhile. The row may have been
+// read anew, moved to parked, or belong to another worker now.
+func (e *engine) confirmLate(m *entry, now time.Time) {
+	if m.arrived {
+		return
+	}
+	m.arrived = true
+	for _, l := range []*lane{e.lanes[m.Lane], m.lane} {
+		if l != nil && l.entries[m.rowID()] != nil {
+			m = l.entries[m.rowID()]
+			break
+		}
+	}
+	switch m.state {
+	case inFlight: // another copy
+		e.outcome(m, now, nil)
+		return
+	case confirmed:
+		return
+	case charged, follower, forgotten:
+		// It is being moved, or was. Whichever of the move and the deletion
+		// comes first, the other one finds nothing; what was moved is settled
+		// after the deletion.
+		m.late = true
+		if m.parked {
+			e.settled = append(e.settled, m)
+		} else {
+			e.addConfirmed(m, now)
+		}
+		return
+	default:
+	}
+	e.purge(func(o *entry) bool { return o == m })
+	if m.lane.announced == m {
+		m.lane.cancel()
+	}
+	e.confirm(m, now)
+}
+
+// doubt deals with an outcome that may be the message's fault or its topic's.
+func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
+	class := classUnknown
+	switch {
+	case errors.Is(err, ErrUnroutable):
+		class = classUnroutable
+	case errors.Is(err, ErrUnavailable):
+		class = classSlow
+	}
+	m.failure = &failure{class: class, text: err.Error()}
+	switch {
+	case lost || m.lane.draining:
+		e.unrelated(m)
+		m.state = waiting
+	case e.unclear(m, e.sent, now, err):
+		e.charge(m, now, class, err.Error())
+	case m.state == suspected && (e.overfull(now, classify(err)) || e.tooManySuspects(now, classify(err))):
+		e.leaveTopic(m)
+		e.postpone(m, now, class, err.Error())
+	case e.inOrder || m.state == inFlight:
+		e.putBack(m)
+	}
+}
