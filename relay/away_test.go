@@ -106,7 +106,9 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return r.Run(t.Context())
+			ctx, cancel := context.WithTimeout(t.Context(), patience) // not for ever, should it work
+			defer cancel()
+			return r.Run(ctx)
 		}
 		wantSchema := func(t *testing.T, err error, set string, have, want int) {
 			t.Helper()
@@ -117,9 +119,10 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 		}
 		for _, set := range []string{"relay", "outbox", "dlq"} {
 			latest := p.count(t, `select max(version) from {{migrations}} where set_name = $1`, set)
-			p.execute(t, `update {{migrations}} set version = 99 where set_name = $1 and version = $2`, set, latest)
+			compatible := p.count(t, `select compatible from {{migrations}} where set_name = $1 and version = $2`, set, latest)
+			p.execute(t, `update {{migrations}} set version = 99, compatible = 99 where set_name = $1 and version = $2`, set, latest)
 			wantSchema(t, run(t), set, 99, latest)
-			p.execute(t, `update {{migrations}} set version = $2 where set_name = $1 and version = 99`, set, latest)
+			p.execute(t, `update {{migrations}} set version = $2, compatible = $3 where set_name = $1 and version = 99`, set, latest, compatible)
 
 			p.execute(t, `update {{migrations}} set set_name = 'moved' where set_name = $1`, set)
 			wantSchema(t, run(t), set, 0, latest)

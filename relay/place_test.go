@@ -128,7 +128,8 @@ func (p place) owed(t testing.TB) int {
 
 func (p place) awaitNothingOwed(t testing.TB) {
 	t.Helper()
-	eventually(t, "nothing is owed", func() bool { return p.owed(t) == 0 })
+	owed := 0
+	until(t, "nothing is owed", func() bool { owed = p.owed(t); return owed == 0 }, func() int64 { return int64(owed) })
 }
 
 // shares returns how many lanes each worker holds, by the workers' names.
