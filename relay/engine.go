@@ -104,9 +104,11 @@ func (e *engine) hold(number int, t taken, trusted time.Time) {
 		l.term = e.terms
 	}
 	e.lanes[number] = l
-	for _, m := range e.locked { // confirmed, and not to be sent again
-		if m.Lane == number {
-			l.know(m)
+	for _, list := range [][]*entry{e.locked, e.removing} { // confirmed, and not to be sent again
+		for _, m := range list {
+			if m.Lane == number {
+				l.know(m)
+			}
 		}
 	}
 }
@@ -177,7 +179,7 @@ func (e *engine) wake() {
 // nextRead returns the read that is due, or nil. Lanes that have enough to do,
 // that are full, or that wait after a failure are left out, and so are those that
 // know nothing but many rows about to be deleted, which the read would have to
-// pass over. Nothing is read while too many confirmed rows cannot be deleted: what
+// pass over. Rows that another transaction has locked fill no lane. Nothing is read while too many confirmed rows cannot be deleted: what
 // may be repeated after a crash must not grow without bound.
 func (e *engine) nextRead(now time.Time) *read {
 	if e.reading || e.undeleted() >= maxUndeleted {
@@ -239,8 +241,8 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		switch {
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
 			l.ready.len() > e.laneRows/2,
-			l.bytes >= e.laneBytes && !e.relieve(l), len(l.entries) >= maxEntries*e.laneRows,
-			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled():
+			l.bytes >= e.laneBytes && !e.relieve(l), l.size() >= maxEntries*e.laneRows,
+			l.size() >= e.laneRows/2 && len(e.topics) == 0 && l.settled():
 			continue
 		}
 		lanes = append(lanes, l)

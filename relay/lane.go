@@ -63,6 +63,7 @@ type entry struct {
 	unanswered bool // a copy of it may have arrived although no confirm came
 	arrived    bool // a confirm of it has come
 	late       bool // its confirm came while it was being moved, or after
+	locked     bool // its deletion found it locked by another transaction
 
 	span trace.Span // of the publish; nil: not traced
 }
@@ -97,6 +98,7 @@ type lane struct {
 	trusted time.Time // the lease may be relied on until then
 
 	entries   map[rowID]*entry
+	locked    int // of entries
 	chains    map[string]*chain
 	ready     fifo
 	failing   []*entry // sorted by nothing; each once
@@ -115,6 +117,7 @@ type lane struct {
 	readAt     time.Time       // it is not read before
 	swept      map[string]bool // keys of parked whose rows are moved there without being read
 	crowded    bool            // a key may have more than maxWaiting entries
+	stopping   bool            // a key may be stopped, to be swept
 	unbusied   bool            // a key that the read passes over ceased to be busy
 	dry        bool            // the last read found less than it asked for
 
@@ -199,8 +202,22 @@ func (l *lane) add(entries []*entry) int {
 func (l *lane) know(m *entry) {
 	m.lane = l
 	l.entries[m.rowID()] = m
+	if m.locked {
+		l.locked++
+	}
 	if !m.parked {
 		l.bytes += m.size()
+	}
+}
+
+// size is how many entries take room: nobody knows how long the locked ones stay.
+func (l *lane) size() int { return len(l.entries) - l.locked }
+
+// lockedOut notes that an entry's row is locked.
+func (l *lane) lockedOut(m *entry) {
+	if !m.locked && l.entries[m.rowID()] == m {
+		m.locked = true
+		l.locked++
 	}
 }
 
@@ -364,6 +381,9 @@ func (l *lane) forget(m *entry) {
 	}
 	l.empty(m) // its read's other entries may live on
 	delete(l.entries, m.rowID())
+	if m.locked {
+		l.locked--
+	}
 	m.state = forgotten
 }
 

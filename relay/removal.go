@@ -112,6 +112,7 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 	again := 0
 	for _, m := range e.removing {
 		if locked[m.rowID()] {
+			m.lane.lockedOut(m)
 			e.locked = append(e.locked, m)
 			again++
 			continue

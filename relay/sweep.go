@@ -69,7 +69,7 @@ func (l *lane) stopBusy() {
 		if c.length <= l.limits.mostWaiting || c.parked || c.stopped() {
 			continue
 		}
-		c.sweeping = true
+		c.sweeping, l.stopping = true, true
 		for m := c.head; m != nil; m = m.next {
 			if m.state == ready {
 				m.state = waiting
@@ -81,11 +81,22 @@ func (l *lane) stopBusy() {
 // sweepStopped sweeps keys that were stopped for that, once nothing of them is in
 // flight. A key whose topic is in trouble goes on instead.
 func (l *lane) sweepStopped() {
-	for _, key := range slices.Sorted(maps.Keys(l.chains)) {
+	if !l.stopping { // a lane may have very many keys
+		return
+	}
+	l.stopping = false
+	var stopped []string
+	for key, c := range l.chains {
+		if c.sweeping {
+			stopped = append(stopped, key)
+		}
+	}
+	slices.Sort(stopped)
+	for _, key := range stopped {
 		c := l.chains[key]
 		switch {
-		case !c.sweeping:
 		case c.head != nil && c.head.state == inFlight:
+			l.stopping = true
 		case c.head == nil || c.head.state != waiting || c.failing != nil || len(c.letters) > 0:
 			c.sweeping = false
 			l.goOn(c)
