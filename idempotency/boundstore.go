@@ -20,7 +20,7 @@ const (
 
 	// mostAbandoned is how many calls that have not returned may exist. Each holds a
 	// connection.
-	mostAbandoned = 256
+	mostAbandoned = 64
 )
 
 // found is a record, and whether there is one or whether it was granted.

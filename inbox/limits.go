@@ -19,7 +19,7 @@ const (
 
 	// mostAbandoned is how many steps that have not returned may exist. Each holds a
 	// connection.
-	mostAbandoned = 256
+	mostAbandoned = 64
 )
 
 // ask asks the database for something outside of the transaction of a message. f must

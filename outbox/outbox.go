@@ -30,7 +30,7 @@ var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "mi
 
 // mostAbandoned is how many transactions of RunInTx may be left to a server that does
 // not answer. Each holds a connection.
-const mostAbandoned = 256
+const mostAbandoned = 64
 
 // NoHistory as Config.History keeps no delivered message.
 const NoHistory time.Duration = -1

@@ -64,7 +64,7 @@ func (e *engine) writeSuspect(l *lane) *chore {
 	}
 	return &chore{
 		lane: l,
-		undo: func() { l.stale = true }, // it may be written down all the same
+		undo: func(choreError) { l.stale = true }, // it may be written down all the same
 		do:   func(ctx choreContext) (func(), error) { return nil, ctx.store.suspect(ctx, f, id) },
 		done: func(time.Time) {
 			switch {

@@ -19,8 +19,8 @@ import (
 type chore struct {
 	lane     *lane // whose lease it needs; nil: none
 	failures []failure
-	again    *time.Time // when the next of its kind may begin, if it cannot be done; nil: its lane's
-	undo     func()     // nil: nothing to undo
+	again    *time.Time       // when the next of its kind may begin, if it cannot be done; nil: its lane's
+	undo     func(choreError) // nil: nothing to undo
 
 	// do runs outside the loop, and may be left behind there while the chore is
 	// tried again: what it has found it hands to the loop by the function that it
@@ -56,6 +56,7 @@ type choreContext struct {
 // chores is what an engine remembers of its chores.
 type chores struct {
 	settled     []*entry // confirmed rows of parked
+	settleMost  int      // of them at a time
 	chore       *chore   // under way, or to be tried again
 	choreFailed bool
 	choreAt     time.Time     // a failed one is tried again then
@@ -179,6 +180,11 @@ func (e *engine) writeOneLane(now time.Time) *chore {
 		case l.accused, l.announced != nil && !l.written:
 			return e.writeSuspect(l)
 		case (len(l.failing) > 0 || l.mayFollow(now)) && !l.restarting:
+			if l.lettersNext = !l.lettersNext; !l.lettersNext {
+				if c := e.carryOut(l); c != nil {
+					return c
+				}
+			}
 			return e.writeFailures(l)
 		case len(l.letters) > 0 || len(l.commanded) > 0:
 			if c := e.carryOut(l); c != nil {
@@ -216,12 +222,12 @@ func (e *engine) choreDone(now time.Time, a choreAnswer) {
 		e.drop(c.lane.number)
 	case kind == choreImpossible:
 		e.chore = nil
-		e.putOff(c, now.Add(retryIn))
+		e.putOff(c, now.Add(retryIn), kind)
 	case kind == choreLost:
 		// Nobody knows whether it took effect, and it may hang again: it makes room
 		// for others. What it was about is read anew.
 		e.chore = nil
-		e.putOff(c, now.Add(retryIn))
+		e.putOff(c, now.Add(retryIn), kind)
 		e.forgetUnsent()
 	default:
 		e.choreFailed = true
@@ -230,14 +236,14 @@ func (e *engine) choreDone(now time.Time, a choreAnswer) {
 }
 
 // putOff lets a chore that could not be done wait, while others are done.
-func (e *engine) putOff(c *chore, until time.Time) {
+func (e *engine) putOff(c *chore, until time.Time, kind choreError) {
 	if c.again != nil {
 		*c.again = until
 	} else {
 		c.lane.choreAt = until
 	}
 	if c.undo != nil {
-		c.undo()
+		c.undo(kind)
 	}
 }
 
@@ -338,17 +344,28 @@ func (l *lane) resync(parked map[string]bool) {
 	}
 }
 
-// settle deletes confirmed rows of parked.
+// settle deletes confirmed rows of parked. Those among which one cannot be deleted,
+// since another transaction has it locked, say, give way to the others, and are tried
+// again in smaller parts.
 func (e *engine) settle(now time.Time) *chore {
 	if len(e.settled) == 0 || now.Before(e.settleAt) {
 		return nil
 	}
-	n := min(len(e.settled), e.removeRows, maxSettled)
+	if e.settleMost == 0 {
+		e.settleMost = maxSettled
+	}
+	n := min(len(e.settled), e.removeRows, e.settleMost)
 	rows := slices.Clone(e.settled[:n])
 	refs := entryRefs(rows)
 	var unparked []parkedKey
 	return &chore{
 		again: &e.settleAt,
+		undo: func(kind choreError) {
+			if kind == choreImpossible {
+				e.settled = append(slices.Delete(e.settled, 0, n), rows...)
+				e.settleMost = max(1, n/2)
+			}
+		},
 		do: func(ctx choreContext) (func(), error) {
 			keys, missed, err := ctx.store.settle(ctx, refs)
 			ctx.missed(missed)
@@ -356,6 +373,7 @@ func (e *engine) settle(now time.Time) *chore {
 		},
 		done: func(now time.Time) {
 			e.settled = slices.Delete(e.settled, 0, n)
+			e.settleMost = min(2*e.settleMost, maxSettled)
 			for _, m := range rows {
 				m.lane.forget(m)
 				if m.parked { // else its removal has counted it

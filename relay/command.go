@@ -74,20 +74,28 @@ func (c *chain) quiet() bool {
 
 // carryOut does what the commands of one lane say that can be done now.
 func (e *engine) carryOut(l *lane) *chore {
-	letters := slices.Clone(l.letters)
+	letters, most := slices.Clone(l.letters), maxCommands
+	if l.oneByOne {
+		letters, most = letters[:min(1, len(letters))], 1
+	}
+	unkeyed, f := len(letters), e.fence(l)
 	var keys []string
 	for _, key := range l.commanded {
-		if c := l.chains[key]; c != nil && c.quiet() && len(letters) < maxCommands {
+		if c := l.chains[key]; c != nil && c.quiet() && len(letters) < most {
 			letters, keys = append(letters, c.letters...), append(keys, key)
 		}
 	}
 	if len(letters) == 0 {
 		return nil
 	}
-	unkeyed, f := len(l.letters), e.fence(l)
 	var parked, unparked []parkedKey
 	return &chore{
 		lane: l,
+		undo: func(choreError) { // the first ones give way to the others
+			l.oneByOne = true
+			l.letters = rotated(l.letters)
+			l.commanded = rotated(l.commanded)
+		},
 		do: func(ctx choreContext) (func(), error) {
 			there, gone, err := ctx.store.carryOut(ctx, f, letters)
 			return func() { parked, unparked = there, gone }, err
@@ -120,4 +128,12 @@ func (e *engine) carryOut(l *lane) *chore {
 			}
 		},
 	}
+}
+
+// rotated returns a list with its first element last.
+func rotated[T any](list []T) []T {
+	if len(list) < 2 {
+		return list
+	}
+	return append(slices.Clone(list[1:]), list[0])
 }

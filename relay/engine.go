@@ -91,7 +91,7 @@ func newEngine(l limits) *engine {
 	if l.slowRead == 0 {
 		l.slowRead = slowRead
 	}
-	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
+	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.
@@ -104,11 +104,9 @@ func (e *engine) hold(number int, t taken, trusted time.Time) {
 		l.term = e.terms
 	}
 	e.lanes[number] = l
-	for _, list := range [][]*entry{e.locked, e.removing} { // confirmed, and not to be sent again
-		for _, m := range list {
-			if m.Lane == number {
-				l.know(m)
-			}
+	for _, m := range slices.Concat(e.locked, e.removing, e.confirmed) { // not to be sent again
+		if m.Lane == number {
+			l.know(m)
 		}
 	}
 }
@@ -177,9 +175,10 @@ func (e *engine) wake() {
 }
 
 // nextRead returns the read that is due, or nil. Lanes that have enough to do,
-// that are full, or that wait after a failure are left out, and so are those that
-// know nothing but many rows about to be deleted, which the read would have to
-// pass over. Rows that another transaction has locked fill no lane. Nothing is read while too many confirmed rows cannot be deleted: what
+// that are full, or that wait after a failure are left out, and so are for a moment
+// those that know nothing but many rows about to be deleted, which the read would
+// have to pass over. Rows that another transaction has locked fill no lane. Nothing is
+// read while too many confirmed rows cannot be deleted: what
 // may be repeated after a crash must not grow without bound.
 func (e *engine) nextRead(now time.Time) *read {
 	if e.reading || e.undeleted() >= maxUndeleted {
@@ -201,9 +200,9 @@ func (e *engine) nextRead(now time.Time) *read {
 		return nil // more of them soon: a read for a few costs as much as for many
 	}
 	wanting = e.narrow(wanting)
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes, Hollow: e.hollowTopics()}, lanes: wanting, began: now}
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now}
 	for _, l := range wanting {
-		l.reading, l.unbusied = true, false
+		l.reading, l.unbusied, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
 		r.Busy = l.busy(r.Busy)
 		for _, m := range l.entries {
@@ -241,8 +240,8 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		switch {
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
 			l.ready.len() > e.laneRows/2,
-			l.bytes >= e.laneBytes && !e.relieve(l), l.size() >= maxEntries*e.laneRows,
-			l.size() >= e.laneRows/2 && len(e.topics) == 0 && l.settled():
+			l.bytes >= e.laneBytes && !e.relieve(l), len(l.entries)-l.locked >= maxEntries*e.laneRows,
+			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled() && now.Sub(l.readBegan) < readAgain:
 			continue
 		}
 		lanes = append(lanes, l)
@@ -312,7 +311,8 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.pollAt = now.Add(e.poll)
 }
 
-// readAgain is how long a lane is left out whose read has failed alone.
+// readAgain is how long a lane is left out whose read has failed alone, or that knows
+// nothing but rows about to be deleted.
 const readAgain = time.Second
 
 // forgetUnsent makes all lanes forget what was not sent. A read under way passes

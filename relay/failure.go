@@ -249,7 +249,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 	}
 	return &chore{
 		lane: l, failures: failures,
-		undo: func() {
+		undo: func(choreError) {
 			l.oneByOne = true
 			for _, m := range slices.Concat(failed, followers) {
 				m.moving = false
@@ -265,6 +265,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 				l.forget(m)
 			}
 			if len(followers) > 0 {
+				l.dry, l.unbusied = false, true // there may be more of their keys
 				// A former owner may have deleted what they were moved behind.
 				e.parkedDue(now)
 			}

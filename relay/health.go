@@ -110,6 +110,9 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	default:
 		k.limit = min(2*k.limit, h.full)
 	}
+	if k.since.IsZero() { // the rest was forgotten while it ran
+		k.since = now
+	}
 	k.last = now
 	k.lost++
 }
@@ -146,10 +149,16 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 }
 
 // recovered forgets what had no answer: probes of every kind have had one.
-func (h *health) recovered() {
+func (h *health) recovered(now time.Time) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.kinds = [operations]contact{}
+	for o := range h.kinds {
+		k := &h.kinds[o]
+		*k = contact{busy: k.busy}
+		if !k.busy.IsZero() {
+			k.since = now
+		}
+	}
 }
 
 // ask makes a call of the database that ends in time, whether it returns or not;
@@ -196,7 +205,7 @@ func (w *worker) doctor(ctx context.Context) error {
 		if err := w.probe(ctx); err != nil {
 			continue
 		}
-		w.health.recovered()
+		w.health.recovered(time.Now())
 		told = false
 		w.log.InfoContext(ctx, "worker is fit again, the database answers")
 	}

@@ -61,3 +61,25 @@ func TestHealth_AsksBrieflyAfterASilence(t *testing.T) {
 		h.end(opRead, now, c.answered)
 	}
 }
+
+// Probes have had their answers while a call runs that has none.
+func TestHealth_ForgetsASilenceWhileACallRuns(t *testing.T) {
+	t.Parallel()
+	h := health{full: 5 * time.Second, patient: 7500 * time.Millisecond}
+	now := time.Unix(1000, 0)
+	h.begin(opRead, now)
+	now = now.Add(20 * time.Second)
+	h.recovered(now)
+	if _, why := h.unfit(now); why != nil {
+		t.Error(why)
+	}
+	now = now.Add(time.Second)
+	h.end(opRead, now, false)
+	if _, why := h.unfit(now); why != nil {
+		t.Error(why)
+	}
+	h.begin(opRead, now)
+	if _, why := h.unfit(now.Add(8 * time.Second)); why == nil {
+		t.Error("fit, after a silence of 9 s since then")
+	}
+}

@@ -98,7 +98,7 @@ type lane struct {
 	trusted time.Time // the lease may be relied on until then
 
 	entries   map[rowID]*entry
-	locked    int // of entries
+	locked    int // of entries: they take no room, since nobody knows for how long
 	chains    map[string]*chain
 	ready     fifo
 	failing   []*entry // sorted by nothing; each once
@@ -115,15 +115,19 @@ type lane struct {
 	refetch    bool            // something is to be sent whose payload is not here
 	refetched  bool            // what that read brings is of no use
 	readAt     time.Time       // it is not read before
+	readBegan  time.Time       // its last read
 	swept      map[string]bool // keys of parked whose rows are moved there without being read
 	crowded    bool            // a key may have more than maxWaiting entries
 	stopping   bool            // a key may be stopped, to be swept
 	unbusied   bool            // a key that the read passes over ceased to be busy
 	dry        bool            // the last read found less than it asked for
 
-	choreAt  time.Time // after a chore of this lane has failed: none before
-	oneByOne bool      // then: one failure or follower at a time, to find what is wrong
-	followAt time.Time // followers are moved then, unless there are many
+	choreAt     time.Time // after a chore of this lane has failed: none before
+	oneByOne    bool      // then: one failure, follower or letter at a time, to find what is wrong
+	lettersNext bool      // letters have waited for a failure
+	sweepOne    bool      // one swept key at a time, to find what is wrong
+	sweptLast   string    // the key of the last such try
+	followAt    time.Time // followers are moved then, unless there are many
 
 	// beyond is the id of a message that is not known yet, of a topic of which
 	// nothing has been tried; 0: there is none as far as anybody has looked.
@@ -209,9 +213,6 @@ func (l *lane) know(m *entry) {
 		l.bytes += m.size()
 	}
 }
-
-// size is how many entries take room: nobody knows how long the locked ones stay.
-func (l *lane) size() int { return len(l.entries) - l.locked }
 
 // lockedOut notes that an entry's row is locked.
 func (l *lane) lockedOut(m *entry) {
@@ -339,6 +340,11 @@ func (l *lane) tidy(key string, c *chain) {
 func (l *lane) busy(keys []string) []string {
 	for key := range l.swept {
 		keys = append(keys, key)
+	}
+	for _, key := range l.followed() { // behind a failure that cannot be written down
+		if !l.swept[key] {
+			keys = append(keys, key)
+		}
 	}
 	if l.order != OrderPerKey || !l.crowded {
 		return keys

@@ -2,9 +2,13 @@ package relay_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"math"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -190,4 +194,94 @@ func TestRelay_StopsWhileItsDatabaseIsSilent(t *testing.T) {
 			f.check(t, p)
 		})
 	}
+}
+
+// Somebody locks very many rows of a lane: what is committed since is delivered.
+func TestRelay_DeliversBesideManyLockedRowsOfALane(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, w := p.boxOn(t, p.db, outbox.NoHistory), &wire{}
+	locked := ofLane("locked", 3, 300, 10)
+	commit(t, box, locked...)
+	p.lock(t, `select from {{outbox}} for update`)
+	start(t, p.boxOn(t, p.open(t), outbox.NoHistory), &sink{name: "a", wire: w}, relay.Config{Lease: silenceLease, Retry: quickly})
+	w.await(t, len(locked))
+	more := ofLane("more", 3, 5, 10)
+	commit(t, box, more...)
+	w.await(t, len(locked)+len(more))
+}
+
+// Somebody locks a message that waits: those of other keys are delivered, though each
+// key waits for the deletion of its first, which failed once.
+func TestRelay_DeliversBesideALockedMessageThatWaits(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, w := p.boxOn(t, p.db, outbox.NoHistory), &wire{}
+	var mended atomic.Bool
+	tries := sync.Map{}
+	handle := func(_ context.Context, m *relay.Message) error {
+		if _, before := tries.LoadOrStore(m.MessageID, true); !before && strings.HasSuffix(m.MessageID, "/0") || m.Key == "victim" && !mended.Load() {
+			return relay.Refused(errors.New("bad"))
+		}
+		return nil
+	}
+	cfg := relay.Config{Lease: silenceLease, Retry: relay.Retry{Initial: 100 * time.Millisecond, Max: 200 * time.Millisecond, MaxAttempts: 1000}}
+	start(t, p.boxOn(t, p.open(t), outbox.NoHistory), &sink{name: "a", wire: w, handle: handle}, cfg)
+	commit(t, box, keyed("victim", 0, 1)...)
+	eventually(t, "it is parked", func() bool { return p.count(t, `select count(*) from {{parked}}`) == 1 })
+	unlock := p.lock(t, `select from {{parked}} where key = 'victim' for update`)
+	mended.Store(true)
+	var all []*message.Message
+	for k := range 10 {
+		all = append(all, keyed(fmt.Sprint("key", k), 0, 100)...)
+	}
+	commit(t, box, all...)
+	until(t, "the other keys arrive", func() bool { return w.distinct() >= len(all) }, func() int64 { return int64(w.distinct()) })
+	unlock()
+	p.awaitNothingOwed(t)
+}
+
+// A row of the outbox cannot be deleted: the others are.
+func TestRelay_DeletesWhatCanBeDeleted(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, w := p.boxOn(t, p.db, outbox.NoHistory), &wire{}
+	p.execute(t, `create function {{schema}}.refuse() returns trigger language plpgsql as $$ begin if old.message_id = 'kept/0' then raise exception 'not this one'; end if; return old; end $$`)
+	p.execute(t, `create trigger refuse before delete on {{outbox}} for each row execute function {{schema}}.refuse()`)
+	start(t, p.boxOn(t, p.open(t), outbox.NoHistory), &sink{name: "a", wire: w}, relay.Config{Lease: silenceLease, Retry: quickly})
+	commit(t, box, append(keyed("kept", 0, 1), spread(50, 1)...)...)
+	w.await(t, 51)
+	commit(t, box, keyed("more", 0, 20)...)
+	w.await(t, 71)
+	eventually(t, "only that one is owed", func() bool { return p.owed(t) == 1 })
+}
+
+// Very many connections of the pool lead nowhere, for ever. New ones work.
+func TestRelay_GoesOnWhenManyConnectionsAreDead(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	proxy, db := p.behindProxy(t)
+	const idle = 40
+	db.SetMaxIdleConns(2 * idle)
+	var conns []*sql.Conn
+	for range idle {
+		c, err := db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, c)
+	}
+	for _, c := range conns {
+		if err := c.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w, box := &wire{}, p.boxOn(t, p.db, outbox.NoHistory)
+	start(t, p.boxOn(t, db, outbox.NoHistory), &sink{name: "a", wire: w}, relay.Config{Lease: silenceLease, Retry: quickly})
+	commit(t, box, keyed("k", 0, 10)...)
+	w.await(t, 10)
+	proxy.Silence(func(string) bool { return true }, db.Stats().OpenConnections)
+	commit(t, box, keyed("k", 10, 10)...)
+	until(t, "they arrive", func() bool { return w.distinct() >= 20 }, func() int64 { return int64(proxy.Silenced()) })
+	proxy.Resume()
 }

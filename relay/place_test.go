@@ -20,7 +20,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 60 * time.Second
+const patience = 3 * time.Minute
 
 var quiet = slog.New(slog.DiscardHandler)
 

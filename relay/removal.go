@@ -21,17 +21,20 @@ type removals struct {
 	since     time.Time // the oldest of confirmed
 
 	removing     []*entry // the deletion under way, or the one to be tried again
+	removeMost   int      // rows in one
 	removeActive bool
 	removeAt     time.Time // a failed deletion is tried again then
 
-	// locked are rows that another transaction has locked. They are tried again
-	// apart from the others, which go on.
+	// locked are rows that another transaction has locked, or that cannot be deleted.
+	// They are tried again apart from the others, which go on.
 	locked      []*entry
 	lockedAt    time.Time
 	lockedRetry backoff.BackOff
 }
 
-func newRemovals(d draw) removals { return removals{lockedRetry: drawnBackOff(d)} }
+func newRemovals(d draw, rows int) removals {
+	return removals{removeMost: rows, lockedRetry: drawnBackOff(d)}
+}
 
 // removeAnswer is the answer to a deletion.
 type removeAnswer struct {
@@ -64,12 +67,12 @@ func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
 	switch {
 	case e.removeActive || now.Before(e.removeAt):
 		return nil
-	case len(e.removing) > 0: // failed; tried again as it was
+	case len(e.removing) > 0: // its answer was lost; tried again as it was
 	case len(e.confirmed) > 0 && (e.worthRemoving() || now.Sub(e.since) >= e.linger):
-		e.removing, e.confirmed = split(e.confirmed, e.removeRows)
+		e.removing, e.confirmed = split(e.confirmed, e.removeMost)
 		e.since = now
 	case len(e.locked) > 0 && !now.Before(e.lockedAt):
-		e.removing, e.locked = split(e.locked, e.removeRows)
+		e.removing, e.locked = split(e.locked, e.removeMost)
 	default:
 		return nil
 	}
@@ -95,13 +98,16 @@ func (m *entry) ref() outbox.Ref {
 
 // removed takes the answer to a deletion. One that failed, or whose answer was
 // lost, is tried again: nothing confirmed is forgotten before it is gone. Reads
-// and other lanes go on meanwhile.
+// and other lanes go on meanwhile. What fails gives way to the others and is tried
+// again in smaller parts, down to the row that is the cause.
 func (e *engine) removed(now time.Time, a removeAnswer) {
 	e.removeActive = false
 	if a.err != nil {
 		e.removeAt = now.Add(a.retryIn)
 		if a.lost {
 			e.forgetUnsent()
+		} else {
+			e.splitRemoval(now)
 		}
 		return
 	}
@@ -129,6 +135,22 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 	case len(e.locked) == 0:
 		e.lockedRetry.Reset()
 	}
+	e.removing = nil
+	e.removeMost = min(2*e.removeMost, e.removeRows)
+}
+
+// splitRemoval lets the rows of a deletion that failed wait behind the others.
+func (e *engine) splitRemoval(now time.Time) {
+	if m := e.removing[0]; len(e.removing) == 1 {
+		m.lane.lockedOut(m)
+		e.locked, e.lockedAt = append(e.locked, m), now.Add(e.lockedRetry.NextBackOff())
+	} else {
+		if len(e.confirmed) == 0 {
+			e.since = now
+		}
+		e.confirmed = append(e.confirmed, e.removing...)
+	}
+	e.removeMost = max(1, len(e.removing)/2)
 	e.removing = nil
 }
 

@@ -34,7 +34,7 @@ const (
 // waste counts a message of parked that has failed again.
 func (e *engine) waste(now time.Time) {
 	e.allowance(now)
-	e.tokens--
+	e.tokens = max(e.tokens-1, -wastedAtOnce) // a lost connection fails very many at once
 }
 
 // allowance returns how many messages of parked may be tried now.
@@ -129,12 +129,12 @@ func (e *engine) relieve(l *lane) bool {
 
 // hollowTopics returns the topics of which reads need no payloads: they are stuck, and
 // memory holds what probes.
-func (e *engine) hollowTopics() (names []string) {
+func (e *engine) hollowTopics(now time.Time) (names []string) {
 	if e.inOrder {
 		return nil
 	}
 	for _, t := range e.topics {
-		whole := func(m *entry) bool { return m.state == withheld && !m.hollow }
+		whole := func(m *entry) bool { return m.state == withheld && !m.hollow && m.lane.able(now) }
 		if t.state == opened && (t.probe != nil || slices.ContainsFunc(t.withheld, whole)) {
 			names = append(names, t.name)
 		}

@@ -28,22 +28,30 @@ const (
 // sweepFollowers sweeps the keys of a lane that have many followers in memory, once the
 // first of the key is in parked: else they would overtake it.
 func (l *lane) sweepFollowers() {
-	if len(l.followers) < l.limits.sweepFrom {
+	keys := l.followed()
+	if len(keys) == 0 || slices.ContainsFunc(l.followers, func(m *entry) bool { return m.moving }) {
 		return
 	}
-	counts := map[string]int{}
-	for _, m := range l.followers {
-		if m.moving {
-			return // they are being moved
-		}
-		counts[m.Key]++
-	}
-	for key, n := range counts {
+	for _, key := range keys {
 		c := l.chains[key] // it is parked, or is about to be
-		if n >= l.limits.sweepFrom && c != nil && c.parked && c.failing == nil && len(c.letters) == 0 {
+		if c != nil && c.parked && c.failing == nil && len(c.letters) == 0 {
 			l.sweep(key)
 		}
 	}
+}
+
+// followed returns the keys that have many followers in memory.
+func (l *lane) followed() (keys []string) {
+	if len(l.followers) < l.limits.sweepFrom {
+		return nil
+	}
+	counts := map[string]int{}
+	for _, m := range l.followers {
+		if counts[m.Key]++; counts[m.Key] == l.limits.sweepFrom {
+			keys = append(keys, m.Key)
+		}
+	}
+	return keys
 }
 
 // sweep makes reads pass a key of parked over, and forgets what is known of it
@@ -123,6 +131,11 @@ func (e *engine) moveSwept(now time.Time) *chore {
 			continue
 		}
 		keys, f := slices.Sorted(maps.Keys(l.swept)), e.fence(l)
+		if l.sweepOne {
+			at, _ := slices.BinarySearch(keys, l.sweptLast+"\x00")
+			keys = []string{keys[at%len(keys)]}
+			l.sweptLast = keys[0]
+		}
 		// What is in flight of them, or confirmed, is dealt with in the outbox.
 		var known []outbox.Known
 		for _, m := range l.entries {
@@ -133,11 +146,13 @@ func (e *engine) moveSwept(now time.Time) *chore {
 		moved := 0
 		return &chore{
 			lane: l,
+			undo: func(choreError) { l.sweepOne = true },
 			do: func(ctx choreContext) (func(), error) {
 				n, err := ctx.store.follow(ctx, f, keys, known, sweepRows)
 				return func() { moved = n }, err
 			},
 			done: func(now time.Time) {
+				l.sweepOne = false
 				if moved > 0 {
 					e.parkedDue(now)
 				}

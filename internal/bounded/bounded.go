@@ -33,18 +33,58 @@ const grace = time.Second
 
 // Calls limits how many abandoned calls exist at a time. The zero value is not
 // usable; see [New].
+//
+// Once there are so many, calls are refused, but for a few at a time that try
+// whether the database answers again: a pool may have had many connections that
+// lead nowhere, and has new ones once those are used up. The first answer lets
+// calls in again.
 type Calls struct {
 	most  int
 	grace time.Duration
 
 	mu        sync.Mutex // guards what follows
 	abandoned int
+	allowed   int           // abandoned calls; grows while there are answers all the same
+	trials    int           // under way beyond that
 	idle      chan struct{} // closed when abandoned goes back to 0; nil while it is 0
 }
 
-// New returns Calls of which at most most are abandoned at a time. Each holds a
-// goroutine and a connection until the driver returns.
-func New(most int) *Calls { return &Calls{most: most, grace: grace} }
+const (
+	// mostTrials is how many calls may try at a time whether there are answers again.
+	mostTrials = 4
+
+	// mostOfAll bounds the abandoned calls.
+	mostOfAll = 256
+)
+
+// New returns Calls that let most calls be abandoned at a time before others are
+// refused, and 256 in the end. (Calls that are under way by then come on top.) Each
+// holds a goroutine and a connection until the driver returns.
+func New(most int) *Calls { return &Calls{most: most, allowed: most, grace: grace} }
+
+// admit decides whether a call may be made, and whether it is a trial.
+func (c *Calls) admit() (trial bool, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case c.abandoned < c.allowed:
+		return false, nil
+	case c.trials < mostTrials && c.abandoned < mostOfAll:
+		c.trials++
+		return true, nil
+	}
+	return false, ErrTooManyAbandoned
+}
+
+// tried notes the end of a trial.
+func (c *Calls) tried(answered bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.trials--
+	if answered {
+		c.allowed = min(c.abandoned+c.most, mostOfAll)
+	}
+}
 
 // Abandoned returns the number of calls that were abandoned and have not returned.
 func (c *Calls) Abandoned() int {
@@ -78,8 +118,13 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	if err := ctx.Err(); err != nil {
 		return none, err
 	}
-	if c.Abandoned() >= c.most {
-		return none, ErrTooManyAbandoned
+	trial, err := c.admit()
+	if err != nil {
+		return none, err
+	}
+	answered := false
+	if trial {
+		defer func() { c.tried(answered) }()
 	}
 	type result struct {
 		value    T
@@ -102,6 +147,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		r.returned = true
 	}()
 	take := func(r result) (T, error) {
+		answered = true
 		if !r.returned {
 			panic(r.panicked) // where the caller's own deferred functions see it
 		}
@@ -142,4 +188,5 @@ func (c *Calls) returned() {
 		close(c.idle)
 		c.idle = nil
 	}
+	c.allowed = max(c.most, min(c.allowed, c.abandoned+c.most))
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,10 +41,6 @@ func TestDo_AbandonsACallThatDoesNotHeedItsContext(t *testing.T) {
 	if n := calls.Abandoned(); n != 2 {
 		t.Errorf("%d abandoned", n)
 	}
-	ran := false
-	if _, err := bounded.Do(t.Context(), calls, time.Minute, func(context.Context) (int, error) { ran = true; return 0, nil }); !errors.Is(err, bounded.ErrTooManyAbandoned) || ran {
-		t.Errorf("got %v, ran %v", err, ran)
-	}
 	idle := calls.Idle()
 	select {
 	case <-idle:
@@ -55,6 +52,49 @@ func TestDo_AbandonsACallThatDoesNotHeedItsContext(t *testing.T) {
 	if _, err := bounded.Do(t.Context(), calls, time.Minute, hang); err != nil {
 		t.Errorf("after they returned: %v", err)
 	}
+}
+
+// A pool may hold very many connections that lead nowhere. A few calls at a time use
+// them up, and the first answer of a new one lets calls in again.
+func TestDo_RefusesCallsUntilThereAreAnswersAgain(t *testing.T) {
+	const most, trials = 2, 4
+	calls, release := bounded.New(most), make(chan struct{})
+	hang := func(context.Context) (int, error) { <-release; return 0, nil }
+	answer := func(context.Context) (int, error) { return 7, nil }
+	var group sync.WaitGroup
+	for range most {
+		group.Go(func() { _, _ = bounded.Do(t.Context(), calls, time.Millisecond, hang) })
+	}
+	group.Wait()
+	var under sync.WaitGroup // way
+	under.Add(trials)
+	ctx, cancel := context.WithCancel(t.Context())
+	for range trials {
+		group.Go(func() {
+			_, _ = bounded.Do(ctx, calls, time.Hour, func(ctx context.Context) (int, error) { under.Done(); return hang(ctx) })
+		})
+	}
+	under.Wait()
+	if n, err := bounded.Do(t.Context(), calls, time.Minute, answer); n != 0 || !errors.Is(err, bounded.ErrTooManyAbandoned) {
+		t.Errorf("beside the trials: %d, %v", n, err)
+	}
+	cancel()
+	group.Wait()
+	if n := calls.Abandoned(); n != most+trials {
+		t.Errorf("%d abandoned", n)
+	}
+	for range 2 * trials {
+		if n, err := bounded.Do(t.Context(), calls, time.Minute, answer); n != 7 || err != nil {
+			t.Errorf("when there are answers again: %d, %v", n, err)
+		}
+	}
+	for range most { // as many as at first, again
+		group.Go(func() { _, _ = bounded.Do(t.Context(), calls, time.Millisecond, hang) })
+	}
+	group.Wait()
+	idle := calls.Idle()
+	close(release)
+	<-idle
 }
 
 func TestDo_AbandonsWhenTheCallersContextEnds(t *testing.T) {

@@ -113,6 +113,10 @@ func (t *Tx) Commit(limit time.Duration) error {
 		t.Rollback()
 		return fmt.Errorf("commit: %w", t.why())
 	}
+	if t.Abandoned() { // judge has ended it
+		t.Rollback()
+		return fmt.Errorf("commit: %w", bounded.ErrAbandoned)
+	}
 	_, err := bounded.Do(context.WithoutCancel(t.ctx), t.calls, limit, func(context.Context) (struct{}, error) {
 		cut := time.AfterFunc(commitMost, t.cancel)
 		defer cut.Stop()

@@ -160,3 +160,17 @@ func TestBegin_RecognisesAStandby(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A statement was left behind, so the transaction rolls back and no COMMIT is sent.
+func TestCommit_AfterAnAbandonedStatementIsNotUnknown(t *testing.T) {
+	f := newFixture(t)
+	tx := f.begin(t.Context(), t)
+	release := make(chan struct{})
+	defer close(release)
+	if _, err := boundtx.Do(t.Context(), tx, time.Millisecond, func(context.Context) (int, error) { <-release; return 0, nil }); !errors.Is(err, bounded.ErrAbandoned) {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(time.Second); errors.Is(err, boundtx.ErrUnknown) || !errors.Is(err, bounded.ErrAbandoned) {
+		t.Errorf("got %v", err)
+	}
+}

@@ -131,8 +131,8 @@ func (c *channel) settle(all bool) bool {
 		}
 		if acked && e.refusal == nil {
 			e.route.confirmed.reach(e.begin)
-			c.link.confirmed.reach(e.begin)
 		}
+		c.link.answered.reach(e.begin) // a refusal is an answer too
 		c.resolve(e, acked)
 	}
 	c.link.answeredAt.Store(time.Now().UnixNano())

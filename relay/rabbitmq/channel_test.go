@@ -168,3 +168,47 @@ func TestPatience_Grows(t *testing.T) {
 		t.Errorf("factor %d after a quiet time", f)
 	}
 }
+
+// answer is a confirm, or a nack.
+type answer struct{ acked bool }
+
+func (answer) Done() <-chan struct{} {
+	closed := make(chan struct{})
+	close(closed)
+	return closed
+}
+func (a answer) Acked() bool { return a.acked }
+
+// One channel has no answer, since the leader of its queue died. What the others of the
+// connection get, be it a refusal, shows that the broker is there.
+func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
+	for _, kind := range []string{"confirmed", "nacked", "returned"} {
+		l, to := fakeLane()
+		to.net = &batchConn{}
+		c, other := fakeChannel(l, to), fakeChannel(l, to)
+		begin := time.Now()
+		c.put(t, 1, never{}, func(*relay.Message, error) {})
+		e := c.flight.all()[0]
+		e.begin, e.end, e.since = 0, 100, begin
+		place, got := int64(100), fine
+		to.net.written.Store(place)
+		for now := begin; got == fine && now.Sub(begin) < time.Minute; now = now.Add(time.Second) {
+			other.put(t, place, answer{kind != "nacked"}, func(*relay.Message, error) {})
+			o := other.oldest()
+			o.begin, o.end, o.since = place, place+100, now
+			place += 100
+			to.net.written.Store(place)
+			if kind == "returned" {
+				other.returns <- amqp.Return{ReplyCode: amqp.NoRoute, Headers: amqp.Table{idHeader: rowID(o.message)}}
+			}
+			if !other.settle(true) {
+				t.Fatal("the other channel is not believed")
+			}
+			to.answeredAt.Store(now.UnixNano())
+			got = c.judge(now, 1, 30*time.Second)
+		}
+		if got != stalled {
+			t.Errorf("others are %s: verdict %d", kind, got)
+		}
+	}
+}

@@ -31,7 +31,7 @@ type link struct {
 	blocked     atomic.Bool
 	unblockedAt atomic.Int64 // Unix nanoseconds, 0 if it never was blocked
 	answeredAt  atomic.Int64 // Unix nanoseconds of the last confirm or nack, on any channel
-	confirmed   mark         // of all messages
+	answered    mark         // of all messages
 
 	group *sync.WaitGroup // of Run
 
@@ -40,8 +40,8 @@ type link struct {
 	marks    map[string]*mark    // by topic
 }
 
-// mark is how far confirms have come: the highest place in the stream of bytes at
-// which a confirmed message began. A message that ended before it was sent earlier.
+// mark is how far answers have come: the highest place in the stream of bytes at
+// which a message began that was confirmed, or of a whole connection was answered. A message that ended before it was sent earlier.
 type mark struct{ atomic.Int64 }
 
 func (m *mark) reach(begin int64) {

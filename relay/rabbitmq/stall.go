@@ -22,7 +22,7 @@ const (
 )
 
 // judge looks at the oldest message in flight. It is stalled if it stays without
-// an answer while messages that left after it, on whichever channel, are confirmed:
+// an answer while messages that left after it, on whichever channel, are answered:
 // sooner if they are of its topic, which most likely takes them to the same queue,
 // than if they are of another, whose queue may merely be faster. It is overdue when
 // the connection makes no progress. What has not left yet is not unanswered, and the
@@ -55,7 +55,7 @@ func (c *channel) judge(now time.Time, factor int, limit time.Duration) verdict 
 		if !within(min(limit, limit/sameTopic*time.Duration(factor)), e.flushed) {
 			return stalled
 		}
-	case c.link.confirmed.Load() >= e.end:
+	case c.link.answered.Load() >= e.end:
 		if !within(min(limit, limit/otherTopic*time.Duration(factor)), e.flushed) {
 			return stalled
 		}

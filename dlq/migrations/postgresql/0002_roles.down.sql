@@ -11,3 +11,5 @@ create index {{name:dead_letters_key}} on {{dead_letters}} (key, died_at, id) wh
 alter table {{dead_letters}}
 	drop constraint {{name:dead_letters_times_limit}},
 	drop column maybe_delivered;
+
+alter table {{dead_letters}} reset (vacuum_truncate, toast.vacuum_truncate);

@@ -15,3 +15,9 @@ alter table {{outbox}}
 	drop constraint {{name:outbox_key_limit}},
 	drop constraint {{name:outbox_metadata_limit}},
 	drop constraint {{name:outbox_created_at_limit}};
+
+alter table {{outbox_0}} reset (vacuum_truncate, toast.vacuum_truncate);
+alter table {{outbox_1}} reset (vacuum_truncate, toast.vacuum_truncate);
+alter table {{outbox_2}} reset (vacuum_truncate, toast.vacuum_truncate);
+alter table {{outbox_3}} reset (vacuum_truncate, toast.vacuum_truncate);
+alter table {{scheduled}} reset (vacuum_truncate, toast.vacuum_truncate);

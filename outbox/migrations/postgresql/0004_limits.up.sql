@@ -29,3 +29,12 @@ set search_path = pg_catalog, pg_temp
 as $$ delete from {{scheduled}} where message_id = $1 returning seq $$;
 
 revoke all on function {{scheduled_cancel}}(text) from public;
+
+-- Vacuum gives room at the end of a table back under a lock that a standby replays,
+-- and that whatever reads there then waits for, or stops. The relay truncates
+-- where no standby is.
+alter table {{outbox_0}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
+alter table {{outbox_1}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
+alter table {{outbox_2}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
+alter table {{outbox_3}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
+alter table {{scheduled}} set (vacuum_truncate = off, toast.vacuum_truncate = off);

@@ -1,2 +1,4 @@
 drop index {{parked_heads}};
 alter table {{parked}} drop column unanswered;
+
+alter table {{parked}} reset (vacuum_truncate, toast.vacuum_truncate);

@@ -1,0 +1,277 @@
+package relay
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// stack is an outbox in memory for a drive.
+type stack struct {
+	d    *drive
+	rows []*entry
+}
+
+func (o *stack) put(lane int, topic, key string, n int) {
+	for range n {
+		o.rows = append(o.rows, o.d.row(lane, topic, key))
+	}
+}
+
+func (o *stack) read(r *read) (entries []*entry) {
+	for _, lane := range r.Lanes {
+		n := 0
+		for _, m := range o.rows {
+			known := slices.Contains(r.Known, m.ref().Known())
+			if m.Lane != lane || known || n >= r.Rows || slices.Contains(r.Busy, m.Key) {
+				continue
+			}
+			row := outbox.Row{Ref: m.ref(), Topic: m.Topic, Key: m.Key, Payload: m.Payload}
+			if slices.Contains(r.Hollow, m.Topic) {
+				row.Payload, row.Hollow = nil, true
+			}
+			entries = append(entries, newEntry(row))
+			n++
+		}
+	}
+	return entries
+}
+
+func (o *stack) remove(refs []outbox.Ref) {
+	o.rows = slices.DeleteFunc(o.rows, func(m *entry) bool { return slices.Contains(refs, m.ref()) })
+	o.d.removed(o.d.now, removeAnswer{})
+}
+
+// publishAll publishes whatever may go; answer says what becomes of it.
+func (d *drive) publishAll(answer func(m *entry) error) {
+	for taken := d.nextPublish(d.now, d.now.Add(time.Second)); taken != nil; taken = d.nextPublish(d.now, d.now.Add(time.Second)) {
+		for _, m := range taken {
+			d.outcome(m, d.now, answer(m))
+		}
+	}
+}
+
+func delivered(*entry) error { return nil }
+
+// However many rows of a lane somebody has locked, the lane is read.
+func TestEngine_ReadsALaneWithManyLockedRows(t *testing.T) {
+	for _, n := range []int{100, 128, 3000} {
+		d := newDrive(limits{}, 0, 1)
+		d.add(0, n, "A", "")
+		d.publishAll(delivered)
+		d.now = d.now.Add(time.Second)
+		d.removed(d.now, removeAnswer{locked: d.nextRemoval(d.now)})
+		reads := 0
+		for range 100 {
+			d.now = d.now.Add(500 * time.Millisecond)
+			if refs := d.nextRemoval(d.now); refs != nil {
+				d.removed(d.now, removeAnswer{locked: refs})
+			}
+			if r := d.nextRead(d.now); r != nil {
+				if slices.Contains(r.Lanes, 0) {
+					reads++
+				}
+				d.read(r, nil, d.now, nil)
+			}
+		}
+		if reads < 10 {
+			t.Errorf("%d locked: %d reads of their lane in 50 s", n, reads)
+		}
+	}
+}
+
+// A lane may come back while what was confirmed of it is being deleted.
+func TestEngine_KnowsRowsThatAreBeingDeletedWhenALaneComesBack(t *testing.T) {
+	d := newDrive(limits{}, 0)
+	d.add(0, 10, "A", "")
+	d.publishAll(delivered)
+	d.now = d.now.Add(time.Second)
+	refs := d.nextRemoval(d.now)
+	d.removed(d.now, removeAnswer{locked: refs[:3]})
+	d.drop(0)
+	if !d.mayHold(0) {
+		t.Fatal("a locked row keeps the lane away")
+	}
+	d.now = d.now.Add(3 * time.Second)
+	if d.nextRemoval(d.now) == nil { // while the lane is taken
+		t.Fatal("no deletion")
+	}
+	d.hold(0, taken{epoch: 2}, d.now.Add(time.Hour))
+	if d.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: refs[0]})}) != 0 {
+		t.Error("a confirmed row is published again")
+	}
+}
+
+// One row cannot be deleted: the others are.
+func TestEngine_OneRowThatCannotBeDeletedKeepsNoOther(t *testing.T) {
+	d := newDrive(limits{}, 0)
+	o := &stack{d: d}
+	o.put(0, "A", "", 1)
+	bad := o.rows[0].ref()
+	for range 200 {
+		d.now = d.now.Add(50 * time.Millisecond)
+		o.put(0, "A", "", 5)
+		if r := d.nextRead(d.now); r != nil {
+			d.read(r, o.read(r), d.now, nil)
+		}
+		d.publishAll(delivered)
+		if refs := d.nextRemoval(d.now); slices.Contains(refs, bad) {
+			d.removed(d.now, removeAnswer{err: errors.New("a trigger"), retryIn: 25 * time.Millisecond})
+		} else if refs != nil {
+			o.remove(refs)
+		}
+	}
+	if len(o.rows) > 100 {
+		t.Errorf("%d rows of 1,001 are left after 10 s", len(o.rows))
+	}
+}
+
+// One confirmed row of parked cannot be deleted: the others are.
+func TestEngine_OneRowOfParkedThatCannotBeDeletedKeepsNoOther(t *testing.T) {
+	d := newDrive(limits{}, 0)
+	d.commandsAt = d.now.Add(time.Hour)
+	var bad *entry
+	for range 1000 {
+		m := d.row(0, "A", "")
+		m.parked, m.lane, m.state = true, d.lanes[0], confirmed
+		d.settled = append(d.settled, m)
+		if bad == nil {
+			bad = m
+		}
+	}
+	tries := 0
+	for now := d.now; tries < 60 && len(d.settled) > 1; now = now.Add(time.Second) {
+		c := d.nextChore(now)
+		if c == nil {
+			continue
+		}
+		tries++
+		n := min(len(d.settled), d.settleMost)
+		if slices.Contains(d.settled[:n], bad) {
+			d.choreDone(now, choreAnswer{err: errors.New("locked"), kind: choreImpossible, retryIn: time.Millisecond})
+		} else {
+			d.choreDone(now, choreAnswer{})
+		}
+	}
+	if len(d.settled) != 1 || d.settled[0] != bad {
+		t.Errorf("%d rows are left after %d tries", len(d.settled), tries)
+	}
+}
+
+// What could probe a stuck topic is in a lane that cannot publish. Another lane has
+// messages of it, which are read without their payloads.
+func TestEngine_ProbesAStuckTopicFromALaneThatCanPublish(t *testing.T) {
+	d := newDrive(limits{}, 0, 1)
+	o, up := &stack{d: d}, false
+	d.answer = func(m *entry) error {
+		if m.Topic == "T" && !up {
+			return errNack
+		}
+		return nil
+	}
+	reads := 0
+	tick := func() {
+		d.step(2 * time.Millisecond)
+		if r := d.nextRead(d.now); r != nil {
+			reads++
+			d.read(r, o.read(r), d.now, nil)
+		}
+		d.step(0)
+	}
+	o.put(0, "T", "", 3)
+	for range 1000 {
+		tick()
+	}
+	d.lanes[0].trusted = d.now.Add(-time.Second) // its lease is not renewed
+	o.put(1, "T", "", 3)
+	for range 500 {
+		tick()
+	}
+	up, reads = true, 0
+	for range 30_000 { // a minute
+		if tick(); d.passed["T"] > 0 {
+			break
+		}
+	}
+	if d.passed["T"] == 0 || reads > 1000 {
+		t.Errorf("%d messages passed; %d reads", d.passed["T"], reads)
+	}
+}
+
+// A failure cannot be written down for long. What is behind it leaves room.
+func TestEngine_AKeyWhoseFailureCannotBeWrittenLeavesRoom(t *testing.T) {
+	d := newDrive(limits{}, 0)
+	o := &stack{d: d}
+	o.put(0, "A", "hot", 4000)
+	o.put(0, "A", "", 500)
+	passed, reads := 0, 0
+	for range 20_000 { // 200 s
+		d.now = d.now.Add(10 * time.Millisecond)
+		d.publishAll(func(m *entry) error {
+			if m.Key == "hot" {
+				return Refused(errors.New("bad"))
+			}
+			passed++
+			return nil
+		})
+		if refs := d.nextRemoval(d.now); refs != nil {
+			o.remove(refs)
+		}
+		if c := d.nextChore(d.now); c != nil && c.lane != nil {
+			d.choreDone(d.now, choreAnswer{err: errors.New("locked"), kind: choreImpossible, retryIn: time.Second})
+		} else if c != nil {
+			d.choreDone(d.now, choreAnswer{})
+		}
+		if r := d.nextRead(d.now); r != nil {
+			reads++
+			d.read(r, o.read(r), d.now, nil)
+		}
+	}
+	if passed < 500 || reads > 5000 {
+		t.Errorf("%d of 500 others of the lane were sent in 200 s, in %d reads", passed, reads)
+	}
+}
+
+// A command that the database refuses lets the others of its lane be carried out, also
+// beside a failure that cannot be written.
+func TestEngine_ACommandThatIsImpossibleKeepsNoOther(t *testing.T) {
+	d := newDrive(limits{}, 0)
+	d.add(0, 1, "A", "poison")
+	d.publishAll(func(*entry) error { return Refused(errors.New("bad")) })
+	l := d.lanes[0]
+	for letter := range int64(10) {
+		d.receive(l, command{letter: letter + 1, lane: 0})
+	}
+	left := func() int { return len(l.letters) }
+	for range 400 {
+		d.now = d.now.Add(time.Second)
+		c := d.nextChore(d.now)
+		switch {
+		case c == nil:
+		case c.lane == nil:
+			d.choreDone(d.now, choreAnswer{found: func() {}})
+		case len(c.failures) > 0, l.letters[0] == 1, !l.oneByOne && slices.Contains(l.letters, 1):
+			d.choreDone(d.now, choreAnswer{err: errors.New("refused"), kind: choreImpossible, retryIn: time.Millisecond})
+		default:
+			d.choreDone(d.now, choreAnswer{})
+		}
+	}
+	if left() != 1 || l.letters[0] != 1 {
+		t.Errorf("%d commands are left: %v", left(), l.letters)
+	}
+}
+
+// The messages of parked that fail with a connection delay the next ones a little.
+func TestEngine_ALostConnectionDelaysParkedMessagesALittle(t *testing.T) {
+	e, now := newEngine(limits{window: 16384}), time.Unix(1_000_000, 0)
+	e.allowance(now)
+	for range 16384 {
+		e.waste(now)
+	}
+	if e.allowance(now) > 0 || e.allowance(now.Add(3*time.Second)) == 0 {
+		t.Errorf("%d may go at once, %d after 3 s", e.allowance(now), e.allowance(now.Add(3*time.Second)))
+	}
+}
