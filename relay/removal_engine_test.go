@@ -196,3 +196,33 @@ func TestEngine_NarrowsReadsThatFail(t *testing.T) {
 		t.Errorf("only lanes %v were read", seen)
 	}
 }
+
+// Whatever had no answer, the database may be another server since, which lost its
+// tail: what was read before and not sent is read again.
+func TestEngine_ForgetsWhatWasReadFromADatabaseThatMayBeAnother(t *testing.T) {
+	for name, loss := range map[string]func(d *drive, r *read){
+		"a read": func(d *drive, r *read) { d.read(r, nil, d.now, errors.New("connection reset")) },
+		"a deletion beside a read": func(d *drive, r *read) {
+			d.removed(d.now, removeAnswer{err: errors.New("connection reset"), lost: true, retryIn: time.Millisecond})
+			d.read(r, []*entry{d.row(0, "A", "")}, d.now, nil)
+		},
+	} {
+		d := newDrive(limits{window: 1}, 0)
+		d.add(0, 5, "A", "")
+		d.publishAll(func(*entry) error { return nil })
+		d.add(0, 1, "A", "")
+		d.now = d.now.Add(time.Second)
+		if d.nextRemoval(d.now) == nil {
+			t.Fatal("no deletion")
+		}
+		r := d.nextRead(d.now)
+		if r == nil {
+			t.Fatal("no read")
+		}
+		loss(d, r)
+		d.lanes[0].loaded = true
+		if taken := d.nextPublish(d.now, d.now.Add(time.Second)); taken != nil {
+			t.Errorf("after the loss of %s message %d is published, which may not be there", name, taken[0].ID)
+		}
+	}
+}
