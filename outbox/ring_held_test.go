@@ -224,7 +224,7 @@ func TestRing_ABacklogThatLapsTheRingComesWhole(t *testing.T) {
 	p := ring(t)
 	const n = 4*idsPerPartition + 20_000
 	p.exec(t, `insert into {{outbox}} (lane, topic, message_id, key, payload)
-		select i % 32, 'orders', i::text, 'key ' || i % 32, '' from generate_series(1, $1::int) i`, n)
+		select i % 32, 'orders', i::text, 'key ' || i % 32, convert_to(repeat('x', 100), 'UTF8') from generate_series(1, $1::int) i`, n) // worth a truncation
 	if first := p.count(t, `select count(*) from {{outbox_0}}`); first <= idsPerPartition {
 		t.Errorf("%d rows in partition 0: the ring is not lapped", first)
 	}
