@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -97,6 +98,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 			}
 			working, stop := context.WithCancel(t.Context())
 			var settlers, owner sync.WaitGroup
+			var missed atomic.Int64 // by the history, where a lock on it lasts too long
 			for range 3 {
 				settlers.Go(func() {
 					for working.Err() == nil {
@@ -109,7 +111,8 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 							r = due[rand.IntN(len(due))].Row
 						}
 						retried(t, func() error {
-							_, _, err := p.settle(t.Context(), []outbox.Ref{r.Ref})
+							_, n, err := p.settle(t.Context(), []outbox.Ref{r.Ref})
+							missed.Add(int64(n))
 							return err
 						})
 					}
@@ -151,7 +154,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 			if t.Failed() {
 				return
 			}
-			p.expectSound(t, each)
+			p.expectSound(t, each-int(missed.Load()))
 		}
 	})
 }

@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"slices"
 	"strings"
@@ -370,6 +371,13 @@ func (s silencing) run(t *testing.T) {
 	}
 	producer := p.boxOn(t, p.db, history)
 	boxes := map[string]*outbox.Outbox{"a": p.boxOn(t, behind, history), "b": p.boxOn(t, p.open(t), history)}
+	log := &bytes.Buffer{}
+	cfg.Logger = slog.New(slog.NewTextHandler(log, nil))
+	t.Cleanup(func() { // after the workers
+		if t.Failed() {
+			t.Logf("%s: the workers' log:\n%s", s.kind, tail(log.String(), 6000))
+		}
+	})
 	begin := func(name string) {
 		t.Helper()
 		start(t, boxes[name], &sink{name: name, wire: f.wire, handle: f.handle}, cfg)

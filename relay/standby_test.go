@@ -84,7 +84,7 @@ func TestRelay_TakesAStandbyForWhatItIs(t *testing.T) {
 // afterwards with ids that were given out before, arrives.
 func TestRelay_LosesNothingThatAPromotedStandbyHolds(t *testing.T) {
 	t.Parallel()
-	primary := testserver.PrivatePostgres(t)
+	primary := testserver.PrivatePostgres(t, "wal_sender_timeout=0", "wal_receiver_timeout=0") // the sender is stopped for long
 	db, x := openSwitched(t, primary)
 	p := migrated(t, place{db: db, driver: "postgres", dsn: primary.DSN()})
 	p.execute(t, makeFacts)

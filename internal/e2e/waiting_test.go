@@ -31,7 +31,7 @@ import (
 // documents with ONCEMILL_LONG.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
-	topics, rows, mebibytes, each := 1000, 3000, 64, 20*time.Second
+	topics, rows, mebibytes, each := 1000, 3000, 64, 10*time.Second
 	if long {
 		topics, rows, mebibytes, each = 100_000, 300_000, 2048, time.Minute
 	}
@@ -53,6 +53,7 @@ func TestWaiting(t *testing.T) {
 	}{
 		{fmt.Sprintf("%d topics without a queue", topics), func(t *testing.T, w *waiting) {
 			for i := range topics {
+				w.topics++
 				w.add(t, "nowhere."+strconv.Itoa(i), message.NewMessage(watermill.NewUUID(), make([]byte, 256)))
 			}
 		}},
@@ -89,6 +90,8 @@ type waiting struct {
 	batch map[string][]*message.Message // by topic, not committed yet
 	bytes int
 	rows  int
+	// topics without a queue
+	topics int
 }
 
 func newWaiting(t *testing.T) *waiting {
@@ -139,7 +142,7 @@ func (w *waiting) measure(t *testing.T, lasting time.Duration) {
 	const (
 		rate       = 100 // healthy messages a second
 		mostMemory = 256 << 10
-		mostWasted = 150 // a second; the relay's own bound is 100, and probes come to it
+		mostWasted = 250 // a second; the relay's own bound is 100, and probes of 64 topics come to it
 		mostLate   = time.Second
 	)
 	consumer := w.consume(t)
@@ -175,7 +178,8 @@ func (w *waiting) measure(t *testing.T, lasting time.Duration) {
 	}
 	slices.Sort(late)
 	p50, p99, most := late[len(late)/2], late[len(late)*99/100], late[len(late)-1]
-	memory, wasted := worker.peakMemory(), float64(w.returned(t))/seconds
+	// Each topic is tried once before it is known.
+	memory, wasted := worker.peakMemory(), float64(w.returned(t)-w.topics)/seconds
 	owed := count(t, w.pg.DB, "select (select count(*) from "+w.box.Database().Table("outbox")+") + (select count(*) from "+w.box.Database().Table("parked")+")")
 	t.Logf("%d messages wait; %d healthy ones came after %v (median), %v (99th percentile), %v (maximum); the worker took at most %d MiB; %.0f were published in vain a second",
 		owed, len(sent), p50.Round(time.Millisecond), p99.Round(time.Millisecond), most.Round(time.Millisecond), memory>>10, wasted)
