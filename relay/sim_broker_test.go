@@ -52,9 +52,7 @@ func (s *simulation) broker(w *simWorker) {
 			s.stats["refusals"]++
 			w.outcome(m.entry, s.now, row.says)
 		} else {
-			if !row.doubted {
-				row.doubted, row.before = true, len(s.wire)
-			}
+			s.doubt(row)
 			w.outcome(m.entry, s.now, down)
 		}
 		return
@@ -74,7 +72,8 @@ func (s *simulation) broker(w *simWorker) {
 	}
 	w.inFlight[number] = slices.Delete(slices.Clone(sent), i, i+1)
 	if s.faults && s.rng.IntN(15) == 0 {
-		s.rows[m.ID].excused++
+		row.excused++
+		s.doubt(row)
 		s.stats["lost confirms"]++
 		s.confirmLater(w, m.entry)
 		w.outcome(m.entry, s.now, Unavailable(errors.New("confirm lost")))
@@ -87,6 +86,13 @@ func (s *simulation) broker(w *simWorker) {
 func (s *simulation) confirmLater(w *simWorker, m *entry) {
 	if s.rng.IntN(2) == 0 {
 		w.late = append(w.late, m)
+	}
+}
+
+// doubt notes that a message had no answer, or was sent while its topic was down.
+func (s *simulation) doubt(r *simRow) {
+	if !r.doubted {
+		r.doubted, r.before = true, len(s.wire)
 	}
 }
 
