@@ -39,16 +39,6 @@ func (p *place) behindProxy(t *testing.T) (*place, *testserver.PostgresProxy) {
 	return &behind, proxy
 }
 
-func containing(text string) func(string) bool {
-	return func(statement string) bool {
-		statement = strings.ToLower(statement)
-		if text == "commit" { // which "begin isolation level read committed" contains
-			return strings.HasPrefix(statement, text)
-		}
-		return strings.Contains(statement, text)
-	}
-}
-
 // A server falls silent at each step of a request. The request is answered all the
 // same, and sent again it runs, or finds its answer.
 func TestTxMiddleware_AnswersWhenTheServerFallsSilent(t *testing.T) {
@@ -70,7 +60,7 @@ func TestTxMiddleware_AnswersWhenTheServerFallsSilent(t *testing.T) {
 			if a, err := before.send(t.Context(), http.DefaultClient, url, "before"); err != nil || a.status >= 300 {
 				t.Fatalf("%v %v", a, err)
 			}
-			proxy.Silence(containing(text), 1)
+			proxy.Silence(testserver.Containing(text), 1)
 			a, err := q.send(t.Context(), http.DefaultClient, url, "first")
 			if err != nil || a.status < 500 {
 				t.Errorf("the request that met silence: %v %v", a, err)
@@ -107,7 +97,7 @@ func TestEngine_AbandonsWhatHasNoDeadlineOfItsOwn(t *testing.T) {
 
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	proxy.Silence(containing("idempotency_find"), 1)
+	proxy.Silence(testserver.Containing("idempotency_find"), 1)
 	w := httptest.NewRecorder()
 	path := "/status/" + strings.Repeat("A", 43)
 	engine.StatusHandler().ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, path, nil))
@@ -115,7 +105,7 @@ func TestEngine_AbandonsWhatHasNoDeadlineOfItsOwn(t *testing.T) {
 		t.Errorf("a status lookup that met silence answered %d", w.Code)
 	}
 
-	proxy.Silence(containing("delete from"), 1)
+	proxy.Silence(testserver.Containing("delete from"), 1)
 	if _, err := engine.Purge(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("a purge that met silence: %v", err)
 	}

@@ -3,7 +3,6 @@ package inbox_test
 import (
 	"database/sql"
 	"errors"
-	"strings"
 	"testing"
 	"time"
 
@@ -32,16 +31,6 @@ func (p *place) behindProxy(t *testing.T, change func(*inbox.Config)) (*inbox.In
 	return in, proxy
 }
 
-func containing(text string) func(string) bool {
-	return func(statement string) bool {
-		statement = strings.ToLower(statement)
-		if text == "commit" { // which "begin isolation level read committed" contains
-			return strings.HasPrefix(statement, text)
-		}
-		return strings.Contains(statement, text)
-	}
-}
-
 // A server falls silent at each step of an attempt. The delivery fails all the same,
 // which is no attempt of the message's, and the next one, on another connection,
 // handles the message.
@@ -62,7 +51,7 @@ func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 				text = "sealed"
 			}
 			expectNoError(t, deliver(t, in, "before", effect))
-			proxy.Silence(containing(text), 1)
+			proxy.Silence(testserver.Containing(text), 1)
 			if err := deliver(t, in, "a", effect); err == nil || (step == "commit") != errors.Is(err, inbox.ErrCommitUnknown) {
 				t.Errorf("the delivery that met silence: %v", err)
 			}
@@ -92,7 +81,7 @@ func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 		cfg.Timeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, &letters{}, 100*time.Millisecond
 	})
 	h := in.GroupMiddleware(effect)
-	proxy.Silence(containing("insert into effects"), 1)
+	proxy.Silence(testserver.Containing("insert into effects"), 1)
 	failed := make(chan error, 5)
 	ids := []string{"a", "b", "c", "d", "e"}
 	for _, id := range ids {
@@ -121,7 +110,7 @@ func TestInbox_AbandonsItsHousekeeping(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
 	in, proxy := p.behindProxy(t, func(*inbox.Config) {})
-	proxy.Silence(containing("delete from"), 1)
+	proxy.Silence(testserver.Containing("delete from"), 1)
 	if _, err := in.Prune(t.Context()); err == nil {
 		t.Error("a silent server has answered")
 	}

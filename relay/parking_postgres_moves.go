@@ -91,13 +91,9 @@ select count(*) from f`
 )
 
 const (
-	// Outbox to parked: failures, those of them that are held with their
-	// letters, and followers. A row that comes before the head of its key takes
-	// over from it.
-	postgresPark = postgresFence + `, d as (
-	delete from {{outbox}} o
-	using ` + postgresRows + `, (select $13::smallint[])` + postgresRowsAs + `, kind` + postgresRowsEnd + postgresFromOutbox + `, c.kind
-), heads as (
+	// Of what is moved to parked, by "d": the head of each key, locked, and each row's
+	// place among those of its key.
+	postgresPlaced = `, heads as (
 	select k.key, h.id, h.message_id, h.created_at
 	from (select distinct key from d where key <> '') k
 	cross join lateral (
@@ -112,7 +108,15 @@ const (
 	select d.*, h.id as head, row_number() over (partition by d.key order by d.id) as place
 	from d
 	left join heads h on h.key = d.key
-), moved as (
+)`
+
+	// Outbox to parked: failures, those of them that are held with their
+	// letters, and followers. A row that comes before the head of its key takes
+	// over from it.
+	postgresPark = postgresFence + `, d as (
+	delete from {{outbox}} o
+	using ` + postgresRows + `, (select $13::smallint[])` + postgresRowsAs + `, kind` + postgresRowsEnd + postgresFromOutbox + `, c.kind
+)` + postgresPlaced + `, moved as (
 	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, attempts, next_at, crashed, unanswered, held, errors)
 	select lane, id, topic, message_id, key, payload, metadata, created_at, attempt,
 		case when kind <> 2 and (key = '' or place = 1 and (head is null or id < head))
@@ -164,22 +168,7 @@ select count(*) from f`
 		and o.message_id = c.message_id
 		and o.created_at = c.created_at
 	returning o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata, o.created_at
-), heads as (
-	select k.key, h.id, h.message_id, h.created_at
-	from (select distinct key from d) k
-	cross join lateral (
-		select p.id, p.message_id, p.created_at
-		from {{parked}} p
-		where p.lane = $1 and p.key = k.key
-		order by p.id
-		limit 1
-		for update
-	) h
-), placed as (
-	select d.*, h.id as head, row_number() over (partition by d.key order by d.id) as place
-	from d
-	left join heads h on h.key = d.key
-), moved as (
+)` + postgresPlaced + `, moved as (
 	insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 	select lane, id, topic, message_id, key, payload, metadata, created_at,
 		case when place = 1 and (head is null or id < head) then clock_timestamp() end

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"net"
 	"net/url"
+	"strings"
 	"sync"
 	"testing"
 )
@@ -67,6 +68,18 @@ func (p *PostgresProxy) Silence(match func(statement string) bool, most int) {
 	}
 	for c := range p.conns {
 		p.silence(c)
+	}
+}
+
+// Containing returns a match, for Silence, of the statements that contain a text in
+// lower case.
+func Containing(text string) func(statement string) bool {
+	return func(statement string) bool {
+		statement = strings.ToLower(statement)
+		if text == "commit" { // which "begin isolation level read committed" contains
+			return strings.HasPrefix(statement, text)
+		}
+		return strings.Contains(statement, text)
 	}
 }
 
