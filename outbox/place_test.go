@@ -171,8 +171,13 @@ func (p *place) inTx(t *testing.T, fn func(tx *sql.Tx)) {
 
 func (p *place) publish(t *testing.T, msgs ...*message.Message) {
 	t.Helper()
+	p.publishTo(t, "orders", msgs...)
+}
+
+func (p *place) publishTo(t *testing.T, topic string, msgs ...*message.Message) {
+	t.Helper()
 	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
-		return p.box.Publisher(tx).Publish("orders", msgs...)
+		return p.box.Publisher(tx).Publish(topic, msgs...)
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -240,6 +240,20 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			if cost := totalCost(t, used[0]); cost > 30_000 {
 				t.Errorf("%s, %s: the first read is expected to cost %v: the planner does not know its limit", situation, name, cost)
 			}
+			// A look ahead goes through the table once, at most, and sorts what it has chosen.
+			begin := time.Now()
+			for _, unordered := range []bool{true, false} {
+				_, err := r.queue.ReadAhead(t.Context(), outbox.ReadRequest{Lanes: allLanes(), Rows: 3, Bytes: 1 << 20, Known: []outbox.Known{{ID: 1}, {ID: 2}}},
+					outbox.Ahead{Topics: []string{"orders"}, Newest: 4, Look: 200, Scan: 500_000, Unordered: unordered})
+				expectNoError(t, err)
+			}
+			t.Logf("%s, %s: two looks ahead took %v", situation, name, time.Since(begin))
+			for _, plan := range r.seen.take() {
+				bad := slices.DeleteFunc(faults(t, plan), func(what string) bool { return strings.Contains(what, "Sort") })
+				if len(bad) > 4 || slices.ContainsFunc(bad, func(what string) bool { return what != "Seq Scan" }) {
+					t.Errorf("%s, %s: %v in\n%s", situation, name, bad, plan)
+				}
+			}
 			// Rows that are locked.
 			rows := refs(p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 20, Bytes: 1 << 20}))
 			release := p.lock(t, `select from {{outbox}} where lane = $1 and id = $2 for update`, rows[9].Lane, rows[9].ID)

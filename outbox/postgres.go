@@ -21,6 +21,7 @@ type postgresStore struct {
 
 	insertHead, insertOne string
 	readText, readBulky   string
+	readAheadText         string
 	removeText, moveText  string
 	removeFree, moveFree  string
 	sweep                 [4]postgresSweep // by the partition of the ring
@@ -43,17 +44,19 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		insertHead: names.Expand(postgresInsert),
 		readText:   names.Expand(postgresRead),
 		readBulky:  names.Expand(postgresReadBulky),
-		removeText: names.Expand(postgresRemove),
-		moveText:   names.Expand(postgresMove),
-		removeFree: names.Expand(postgresRemoveFree),
-		moveFree:   names.Expand(postgresMoveFree),
-		checkText:  names.Expand(postgresCheck),
-		repairText: names.Expand(postgresRepair),
-		forgedText: names.Expand(postgresForged),
-		lastText:   names.Expand(postgresLast),
-		upkeep:     newPostgresUpkeep(names),
-		scheduled:  newPostgresScheduled(names),
-		past:       newPostgresHistory(names),
+
+		readAheadText: names.Expand(postgresReadAhead),
+		removeText:    names.Expand(postgresRemove),
+		moveText:      names.Expand(postgresMove),
+		removeFree:    names.Expand(postgresRemoveFree),
+		moveFree:      names.Expand(postgresMoveFree),
+		checkText:     names.Expand(postgresCheck),
+		repairText:    names.Expand(postgresRepair),
+		forgedText:    names.Expand(postgresForged),
+		lastText:      names.Expand(postgresLast),
+		upkeep:        newPostgresUpkeep(names),
+		scheduled:     newPostgresScheduled(names),
+		past:          newPostgresHistory(names),
 	}
 	s.insertOne = s.insertHead + valuesText(1)
 	for i := range s.sweep {

@@ -238,7 +238,10 @@ func (r *Ref) identify(numbers []byte) {
 
 // readRows reads lanes row by row, up to their bytes.
 func (s *postgresStore) readRows(ctx context.Context, req ReadRequest) (out []Row, err error) {
-	rows, err := s.db.QueryContext(ctx, s.readBulky, readArgs(req, req.Bytes)...)
+	return scanRows(s.db.QueryContext(ctx, s.readBulky, readArgs(req, req.Bytes)...))
+}
+
+func scanRows(rows *sql.Rows, err error) (out []Row, _ error) {
 	if err != nil {
 		return nil, err
 	}

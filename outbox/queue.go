@@ -49,6 +49,30 @@ func (q *Queue) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	return q.box.store.read(ctx, req)
 }
 
+// Ahead says which rows a call of ReadAhead returns of each lane.
+type Ahead struct {
+	Topics []string // the oldest rows of these
+	Newest int      // and so many of the newest rows of other topics
+	Not    []string // but none of these topics
+
+	Look int // of the newest rows of each lane, so many
+
+	// Scan is among how many rows of the table earlier ones of their keys are looked
+	// for. If there are as many or more, no row with a key is returned.
+	Scan int
+
+	Unordered bool // keys do not order rows
+}
+
+// ReadAhead returns rows that may go before those that are in front of them in their
+// lanes: rows without a key, and rows before which their key has none that req.Known
+// does not name. Rows of one lane come together and in order, at most req.Rows of the topics
+// asked for, which are the first to get their bytes. The time that it takes grows with
+// the number of rows in the table, up to ahead.Scan.
+func (q *Queue) ReadAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
+	return q.box.store.readAhead(ctx, req, ahead)
+}
+
 // Removal says what a call of Remove did.
 type Removal struct {
 	// Missed is the number of rows that were removed without being kept in the
@@ -139,6 +163,7 @@ type store interface {
 	nextDue(ctx context.Context) (due, error)
 	moveDue(ctx context.Context, guard guard, head due) (Moved, error)
 	read(ctx context.Context, req ReadRequest) ([]Row, error)
+	readAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error)
 	remove(ctx context.Context, rows []Ref) (Removal, error)
 	listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 	countHistory(ctx context.Context, f HistoryFilter) (int, error)

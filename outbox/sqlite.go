@@ -95,25 +95,33 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 	for _, l := range req.Lanes {
 		args = append(args, l)
 	}
-	rows, err := s.db.QueryContext(ctx, s.readTexts[len(req.Lanes)], args...)
+	rows, err := s.query(ctx, s.readTexts[len(req.Lanes)], args, req.Bytes)
 	if err != nil {
 		return nil, fmt.Errorf("read lanes: %w", err)
 	}
+	return rows, nil
+}
+
+// query returns the rows of a statement that reads lanes, of each up to most bytes.
+func (s *sqliteStore) query(ctx context.Context, text string, args []any, most int) (out []Row, err error) {
+	rows, err := s.db.QueryContext(ctx, text, args...)
+	if err != nil {
+		return nil, err
+	}
 	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []Row
 	lane, bytes := -1, 0
 	for rows.Next() {
 		var r Row
 		var micros int64
 		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &micros, &r.Hollow, &r.Payload, &r.Metadata); err != nil {
-			return nil, fmt.Errorf("read lanes: %w", err)
+			return nil, err
 		}
 		if r.Lane != lane {
 			lane, bytes = r.Lane, 0
 		}
 		// The rest of the lane is passed over, here rather than in SQL: the
 		// rows come from this process's own page cache.
-		if bytes >= req.Bytes && bytes > 0 {
+		if bytes >= most && bytes > 0 {
 			continue
 		}
 		bytes += len(r.Payload) + len(r.Metadata)
@@ -123,10 +131,7 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 		}
 		out = append(out, r)
 	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("read lanes: %w", err)
-	}
-	return out, nil
+	return out, rows.Err()
 }
 
 // Served by the primary key. SQLite has one writer at a time, so the copy and

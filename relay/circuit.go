@@ -108,6 +108,7 @@ func (c *circuits) admits(m *entry) bool {
 func (c *circuits) withhold(m *entry) {
 	t := c.findOrAdd(m.Topic)
 	m.state = withheld
+	m.lane.waited++
 	t.withheld = append(t.withheld, m)
 }
 

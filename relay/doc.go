@@ -56,6 +56,8 @@
 // topics in trouble while the sink works. What is beyond is postponed, and at most
 // 100 messages a second that were parked may fail again. A key with very many
 // messages behind its first is swept: they are moved to parked without being read.
+// Where more of a lane waits than goes out, the reader looks ahead in it for messages
+// that may go before those in front of them.
 //
 // An outage of the sink, of whatever length, costs nothing but time: nothing is
 // counted against messages that found no way out, nacks and missing queues among

@@ -29,6 +29,8 @@ type limits struct {
 	mostWaiting  int                           // entries of one key before reads pass it over; 0: maxWaiting
 	sweepFrom    int                           // followers of one key before it is swept; 0: sweepFrom
 	slowRead     time.Duration                 // a read that takes longer has busy keys swept; 0: slowRead
+	aheadEvery   time.Duration                 // how often to look ahead; 0: aheadEvery
+	aheadScan    int                           // rows of the table in one such look; 0: aheadScan
 	postponed    time.Duration                 // shortest wait of what failed at no charge; 0: postponeLeast
 }
 
@@ -48,6 +50,7 @@ type engine struct {
 	circuits
 	chores
 	solo
+	ahead
 
 	reading bool
 	woken   bool          // something was committed while that read ran
@@ -64,6 +67,7 @@ type engine struct {
 // read is a read under way.
 type read struct {
 	outbox.ReadRequest
+	ahead   *outbox.Ahead // nil: from the start of the lanes
 	lanes   []*lane
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
@@ -90,6 +94,12 @@ func newEngine(l limits) *engine {
 	}
 	if l.slowRead == 0 {
 		l.slowRead = slowRead
+	}
+	if l.aheadEvery == 0 {
+		l.aheadEvery = aheadEvery
+	}
+	if l.aheadScan == 0 {
+		l.aheadScan = aheadScan
 	}
 	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
@@ -184,6 +194,9 @@ func (e *engine) nextRead(now time.Time) *read {
 	if e.reading || e.undeleted() >= maxUndeleted {
 		return nil
 	}
+	if r := e.lookAhead(now); r != nil {
+		return r
+	}
 	polled := !now.Before(e.pollAt)
 	if polled {
 		e.wake()
@@ -205,12 +218,18 @@ func (e *engine) nextRead(now time.Time) *read {
 		l.reading, l.unbusied, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
 		r.Busy = l.busy(r.Busy)
-		for _, m := range l.entries {
-			r.Known = append(r.Known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
-		}
+		r.Known = l.appendKnown(r.Known)
 	}
 	e.reading = true
 	return r
+}
+
+// appendKnown appends what reads of a lane are to pass over.
+func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
+	for _, m := range l.entries {
+		known = append(known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
+	}
+	return known
 }
 
 // narrow leaves lanes out of a read, each in its turn, after one that failed: it may
@@ -239,7 +258,7 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		held++
 		switch {
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
-			l.ready.len() > e.laneRows/2,
+			l.ready.len() > e.laneRows/2, len(l.failing) >= e.laneRows,
 			l.bytes >= e.laneBytes && !e.relieve(l), len(l.entries)-l.locked >= maxEntries*e.laneRows,
 			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled() && now.Sub(l.readBegan) < readAgain:
 			continue
@@ -267,21 +286,34 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 		mine := entries[:n]
 		entries = entries[n:]
+		for _, m := range mine {
+			m.ahead = r.ahead != nil
+		}
 		if useful && !l.draining { // a dropped lane is draining too
 			found += l.add(mine)
 		}
 		l.reading = false
+		if r.ahead != nil {
+			continue
+		}
 		bytes := 0
 		for _, m := range mine {
 			bytes += m.size()
 		}
-		l.dry = useful && !woken && !l.unbusied && len(mine) < r.Rows && bytes < r.Bytes
-		if l.dry {
-			l.beyond = 0
+		whole := useful && len(mine) < r.Rows && bytes < r.Bytes
+		l.dry = whole && !woken && !l.unbusied
+		if whole {
+			l.behind = time.Time{}
 		}
 	}
 	if err != nil {
 		e.forgetUnsent()
+	}
+	if r.ahead != nil {
+		e.lookedAhead(r, found, now, err)
+		return
+	}
+	if err != nil {
 		e.breadth = max(1, e.breadth/4)
 		if len(r.lanes) == 1 {
 			r.lanes[0].readAt = now.Add(readAgain)

@@ -99,6 +99,7 @@ const (
 // fail has a failure written down. Nothing of the message's key goes out before that.
 func (e *engine) fail(m *entry, f *failure) {
 	l := m.lane
+	l.waited++
 	m.state, m.failure = charged, f
 	l.failing = append(l.failing, m)
 	if key := l.orderKey(m); key != "" {

@@ -20,6 +20,16 @@ func (q *fifo) push(m *entry) {
 	q.items = append(q.items, m)
 }
 
+// pushFirst makes m the first one.
+func (q *fifo) pushFirst(m *entry) {
+	if q.first == 0 {
+		q.items = slices.Insert(q.items, 0, m)
+		return
+	}
+	q.first--
+	q.items[q.first] = m
+}
+
 // next returns the first entry that is still ready, which drop then removes; nil
 // if there is none.
 func (q *fifo) next() *entry {

@@ -52,6 +52,7 @@ type entry struct {
 
 	doubted  time.Time // when it became a suspect
 	parked   bool      // its row is in parked
+	ahead    bool      // it goes before what was read before it
 	crashed  bool      // a worker died with it alone in flight: it goes out alone
 	released bool      // let out by a circuit
 	moving   bool      // part of the chore under way
@@ -129,9 +130,9 @@ type lane struct {
 	sweptLast   string    // the key of the last such try
 	followAt    time.Time // followers are moved then, unless there are many
 
-	// beyond is the id of a message that is not known yet, of a topic of which
-	// nothing has been tried; 0: there is none as far as anybody has looked.
-	beyond int64
+	behind time.Time // since when there may be rows that it has not read; see lookAhead
+	went   int       // confirmed lately
+	waited int       // had to wait, lately
 
 	crashes   int    // takeovers in a row without a window confirmed
 	suspect   int64  // id that was alone in flight when the former owner died
@@ -193,9 +194,6 @@ func (l *lane) add(entries []*entry) int {
 		if _, known := l.entries[m.rowID()]; known {
 			continue
 		}
-		if m.ID >= l.beyond {
-			l.beyond = 0
-		}
 		l.know(m)
 		l.place(m)
 		added++
@@ -237,6 +235,7 @@ func (l *lane) place(m *entry) {
 			l.forget(m) // the statement that sweeps its key moves it
 			return
 		}
+		l.waited++
 		m.state = follower
 		l.followers = append(l.followers, m)
 		return
@@ -255,6 +254,10 @@ func (l *lane) place(m *entry) {
 // push makes an entry ready.
 func (l *lane) push(m *entry) {
 	m.state = ready
+	if m.ahead {
+		l.ready.pushFirst(m)
+		return
+	}
 	l.ready.push(m)
 }
 
@@ -362,6 +365,7 @@ func (l *lane) busy(keys []string) []string {
 // needed any more.
 func (l *lane) confirm(m *entry) {
 	m.state = confirmed
+	l.went++
 	l.empty(m)
 	key := l.orderKey(m)
 	if key == "" {

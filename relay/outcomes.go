@@ -88,6 +88,7 @@ func (e *engine) confirm(m *entry, now time.Time) {
 	m.arrived = true
 	l.retry.Reset()
 	e.passedAt = now
+	e.works(m.Topic)
 	if m.failedAt > 0 && e.suspected != nil {
 		e.suspected(m, nil)
 	}

@@ -137,7 +137,7 @@ func (s *simulation) newEngine(worker int) *engine {
 		window: 1 + s.rng.IntN(12), laneRows: 1 + s.rng.IntN(5), laneBytes: 1 + s.rng.IntN(60),
 		removeRows: 1 + s.rng.IntN(5), linger: time.Millisecond, pollMin: time.Millisecond, pollMax: 4 * time.Millisecond,
 		order: s.order, attempts: s.retry, owner: fmt.Sprint(worker),
-		reserve: simPublish, mostSuspects: 1 + s.rng.IntN(4), mostTopics: 1 + s.rng.IntN(3), postponed: time.Millisecond, mostWaiting: 2 + s.rng.IntN(4), sweepFrom: 1 + s.rng.IntN(4), slowRead: time.Duration(1+s.rng.IntN(20)) * time.Millisecond,
+		reserve: simPublish, mostSuspects: 1 + s.rng.IntN(4), mostTopics: 1 + s.rng.IntN(3), postponed: time.Millisecond, mostWaiting: 2 + s.rng.IntN(4), sweepFrom: 1 + s.rng.IntN(4), aheadEvery: time.Duration(1+s.rng.IntN(8)) * time.Millisecond, aheadScan: 1 + s.rng.IntN(30), slowRead: time.Duration(1+s.rng.IntN(20)) * time.Millisecond,
 		draw: func(below time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(below))) },
 	})
 }
@@ -469,6 +469,10 @@ func (s *simulation) snapshot(w *simWorker) {
 		return
 	}
 	w.read.snapped = true
+	if w.read.ahead != nil {
+		s.snapshotAhead(w.read)
+		return
+	}
 	for _, number := range w.read.Lanes {
 		n, bytes := 0, 0
 		for _, id := range slices.Sorted(maps.Keys(s.table[number])) {
@@ -486,6 +490,42 @@ func (s *simulation) snapshot(w *simWorker) {
 			}
 			n, bytes = n+1, bytes+len(row.Payload)
 			w.read.seen = append(w.read.seen, newEntry(row))
+		}
+	}
+}
+
+// snapshotAhead is that of a look ahead.
+func (s *simulation) snapshotAhead(r *simRead) {
+	s.stats["looks ahead"]++
+	rows := 0
+	for _, lane := range s.table {
+		rows += len(lane)
+	}
+	for _, number := range r.Lanes {
+		ids := slices.Sorted(maps.Keys(s.table[number]))
+		complete := rows < r.ahead.Scan
+		first, taken, others := map[string]bool{}, map[int64]bool{}, []int64(nil)
+		for at, id := range ids {
+			row := s.table[number][id]
+			if slices.Contains(r.Known, row.Known()) || slices.Contains(r.Busy, row.Key) {
+				continue
+			}
+			mayGo := row.Key == "" || r.ahead.Unordered || complete && !first[row.Key]
+			first[row.Key] = true
+			switch {
+			case !mayGo || at < len(ids)-r.ahead.Look || slices.Contains(r.ahead.Not, row.Topic):
+			case !slices.Contains(r.ahead.Topics, row.Topic):
+				others = append(others, id)
+			case len(taken) < r.Rows:
+				taken[id] = true
+			}
+		}
+		for _, id := range others[max(0, len(others)-r.ahead.Newest):] {
+			taken[id] = true
+		}
+		for _, id := range slices.Sorted(maps.Keys(taken)) {
+			s.stats["ahead"]++
+			r.seen = append(r.seen, newEntry(s.table[number][id].Row))
 		}
 	}
 }

@@ -22,7 +22,7 @@ func (w *worker) reader(ctx context.Context) error {
 			return nil
 		case r = <-w.reads:
 		}
-		entries, err := ask(ctx, w, opRead, func(ctx context.Context) ([]*entry, error) { return w.readLanes(ctx, r.ReadRequest) })
+		entries, err := ask(ctx, w, opRead, func(ctx context.Context) ([]*entry, error) { return w.readLanes(ctx, r.ReadRequest, r.ahead) })
 		switch {
 		case err == nil:
 			retry.Reset()
@@ -35,7 +35,7 @@ func (w *worker) reader(ctx context.Context) error {
 	}
 }
 
-func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entry, error) {
+func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *outbox.Ahead) ([]*entry, error) {
 	if w.checkDue.Swap(false) {
 		err := w.check(ctx)
 		w.unfit.Store(err != nil && !passing(err) && ctx.Err() == nil)
@@ -44,7 +44,13 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest) ([]*entr
 			return nil, err
 		}
 	}
-	rows, err := w.queue.Read(ctx, req)
+	var rows []outbox.Row
+	var err error
+	if ahead == nil {
+		rows, err = w.queue.Read(ctx, req)
+	} else {
+		rows, err = w.queue.ReadAhead(ctx, req, *ahead)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -63,7 +63,7 @@ func TestSubscriber_TriesTheNextAddress(t *testing.T) {
 	second, secondURI := testserver.ProxyAMQP(t, direct)
 	a := newAdmin(t, direct)
 	s := subscriber(t, queues("amqp://guest:guest@"+silent.Addr().String()+"/"+vhost, 10), rabbitmq.Config{
-		Addresses: []string{firstURI, secondURI}, DialTimeout: 300 * time.Millisecond,
+		Addresses: []string{firstURI, secondURI}, DialTimeout: 5 * time.Second,
 	})
 	out := subscribe(t, s, "orders")
 	used := func(id string, f, s int32) {

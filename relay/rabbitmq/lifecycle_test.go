@@ -137,7 +137,7 @@ func TestSink_TriesTheNextAddress(t *testing.T) {
 	var log lockedBuffer
 	sink := start(t, queues(at(closed)), rabbitmq.Config{
 		Addresses:   []string{at(silent), firstURI, secondURI},
-		DialTimeout: 300 * time.Millisecond,
+		DialTimeout: 5 * time.Second,
 		Logger:      slog.New(slog.NewTextHandler(&log, nil)),
 	})
 	used := func(f, s int32) {

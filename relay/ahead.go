@@ -1,0 +1,160 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// A lane is read from its start. What can go out does so faster than it is read, but
+// what cannot has to be tried first, and its failure written down: 100,000 messages
+// whose topics have no queue would delay what is behind them for half a minute. Where
+// more of a lane has to wait than goes out, and the lane has rows that it has not read,
+// the reader looks ahead now and then, for rows that may go before those in front of
+// them: of topics that work, and a few of the newest of any other topic that is not in
+// trouble, since one of those may work, too. They take room of their own.
+//
+// That keeps the order of keys. A row with a key comes only if the statement has gone
+// through the whole table and found no earlier row of the key, but such as the lane
+// knows: behind those it waits in its chain like any other. Reads of a lane do not
+// overlap, and one that is under way when the lane forgets something counts for nothing,
+// so what was known to the statement is known, or dealt with, when the answer comes.
+type ahead struct {
+	working map[string]bool // topics of which something has been confirmed
+	aheadAt time.Time       // when the next look may begin
+	scan    int             // rows of the table in it
+}
+
+const (
+	aheadEvery  = 250 * time.Millisecond
+	aheadFailed = 10 * time.Second // the pause after a look that has failed
+	aheadIdle   = 5                // the pause after one that has found nothing, in looks
+	aheadRows   = 64               // of each lane in one look; twice that in memory
+	aheadBytes  = 256 << 10        // of them
+	aheadNewest = 4                // of them, of topics of which nothing is known
+	aheadLook   = 200              // of each lane, the newest, to choose from
+	aheadKeys   = 1000             // of each lane, to pass over
+	aheadScan   = 500_000
+	leastScan   = 20_000
+	aheadSlow   = 500 * time.Millisecond // a look that takes longer scans fewer rows the next time
+	mostWorking = 256
+)
+
+// works notes that a message of a topic was confirmed.
+func (a *ahead) works(topic string) {
+	if a.working[topic] {
+		return
+	}
+	if a.working == nil || len(a.working) >= mostWorking {
+		a.working = map[string]bool{} // those that have traffic come back at once
+	}
+	a.working[topic] = true
+}
+
+// lookAhead returns the look that is due, or nil.
+func (e *engine) lookAhead(now time.Time) *read {
+	if e.inOrder || now.Before(e.aheadAt) || !e.worthLooking() {
+		return nil
+	}
+	var lanes []*lane
+	for _, l := range e.lanes {
+		switch {
+		case l == nil:
+		case l.dry:
+			l.behind = time.Time{}
+		case l.behind.IsZero():
+			l.behind = now
+		case now.Sub(l.behind) >= e.aheadEvery && l.went <= l.waited && e.waits(l) && e.mayPublish(l, now) && e.roomAhead(l):
+			lanes = append(lanes, l)
+		}
+		if l != nil {
+			l.went, l.waited = l.went/2, l.waited/2
+		}
+	}
+	if len(lanes) == 0 {
+		e.aheadAt = now.Add(e.aheadEvery)
+		return nil
+	}
+	if e.scan == 0 {
+		e.scan = e.aheadScan
+	}
+	a := &outbox.Ahead{Newest: aheadNewest, Look: aheadLook, Scan: e.scan, Unordered: e.order == OrderNone}
+	for _, t := range e.topics {
+		if t.state == opened {
+			a.Not = append(a.Not, t.name)
+		}
+	}
+	for topic := range e.working {
+		if !slices.Contains(a.Not, topic) {
+			a.Topics = append(a.Topics, topic)
+		}
+	}
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: aheadRows, Bytes: aheadBytes}, ahead: a, lanes: lanes, began: now}
+	for _, l := range lanes {
+		l.reading = true
+		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
+		r.Busy = l.appendStuck(l.busy(r.Busy))
+		r.Known = l.appendKnown(r.Known)
+	}
+	e.reading = true
+	return r
+}
+
+// lookedAhead takes the answer to a look, as far as it is not that to any read.
+func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
+	took := now.Sub(r.began)
+	pause := took / 2
+	switch {
+	case err != nil:
+		pause = aheadFailed
+	case found == 0:
+		pause = aheadIdle * took
+	}
+	e.aheadAt = now.Add(max(e.aheadEvery, pause))
+	if err != nil || took > aheadSlow {
+		e.scan = max(min(leastScan, e.aheadScan), e.scan/2)
+	} else {
+		e.scan = min(2*e.scan, e.aheadScan)
+	}
+}
+
+// appendStuck appends keys of which nothing more can go out now: of very many some,
+// others the next time.
+func (l *lane) appendStuck(keys []string) []string {
+	most := len(keys) + aheadKeys
+	for key, c := range l.chains {
+		if len(keys) == most {
+			break
+		}
+		if c.stuck() {
+			keys = append(keys, key)
+		}
+	}
+	return keys
+}
+
+// waits reports that something may be in front in a lane that cannot go out.
+func (e *engine) waits(l *lane) bool {
+	return len(e.topics) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
+}
+
+// roomAhead reports that a lane has room for what a look brings, which is apart from
+// that for its other reads. What has to wait now takes none, up to a bound.
+func (e *engine) roomAhead(l *lane) bool {
+	n := 0
+	for _, m := range l.entries {
+		if m.ahead && (m.state == ready || m.state == inFlight || m.state == waiting && !l.stuckKey(m)) {
+			n++
+		}
+	}
+	return n < 2*aheadRows && len(l.entries)-l.locked < 2*maxEntries*e.laneRows
+}
+
+// worthLooking reports that the broker may take messages of other topics.
+func (e *engine) worthLooking() bool {
+	if e.reachable != nil {
+		return e.reachable()
+	}
+	return !e.sinkDown
+}

@@ -1,0 +1,67 @@
+package relay_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/relay"
+)
+
+// A lane has thousands of messages whose topics nobody takes, each of which has to be
+// tried. Healthy ones that are committed behind them, with a key and without, do not
+// wait for that; one whose key has a dead one before it does.
+func TestRelay_LooksBehindWhatIsYetToFail(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		const lane, dead = 3, 3000
+		var one sync.Mutex
+		var tried atomic.Int64
+		broken := newBreakable(relay.NoRoute(errors.New("no queue")), func(m *relay.Message) bool { return strings.HasPrefix(m.Topic, "reply.") })
+		handle := func(ctx context.Context, m *relay.Message) error {
+			err := broken.handle(ctx, m)
+			if err != nil {
+				one.Lock()
+				defer one.Unlock()
+				time.Sleep(5 * time.Millisecond) // all of them take 15 s
+				tried.Add(1)
+			}
+			return err
+		}
+		box, w, cfg := p.box(t), &wire{}, p.unhurried()
+		cfg.Batch, cfg.Window, cfg.Retry = 32, 64, hasty
+		keys := keysOfLane(lane, 11)
+		var all []*message.Message
+		for i, m := range ofLane("dead", lane, dead, 100) {
+			commitTo(t, box, fmt.Sprint("reply.", i), m)
+			all = append(all, m)
+		}
+		first := keyed(keys[10], 0, 1)
+		commitTo(t, box, "reply.first", first...)
+		start(t, box, &sink{name: "w", wire: w, handle: handle}, cfg)
+		eventually(t, "they are tried", func() bool { return tried.Load() > 20 })
+		var healthy []*message.Message
+		for i := range 10 {
+			more := append(keyed(keys[i], 0, 2), ofLane(fmt.Sprint("free", i, "-"), lane, 1, 10)...)
+			commit(t, box, more...)
+			healthy = append(healthy, more...)
+		}
+		behind := keyed(keys[10], 1, 1)
+		commit(t, box, behind...)
+		w.await(t, len(healthy))
+		if n := tried.Load(); n > dead/2 {
+			t.Errorf("%d of %d were tried before the healthy ones were sent", n, dead)
+		}
+		broken.broken.Store(false)
+		until(t, "nothing is owed", func() bool { return p.owed(t) == 0 }, func() int64 { return int64(w.count()) })
+		all = append(append(append(all, first...), healthy...), behind...)
+		w.check(t, all, 0)
+	})
+}
