@@ -83,6 +83,7 @@ func newPlace(t *testing.T, d driver.Driver, dsn string, cfg oncemill.Config) *p
 func openTap(t *testing.T, through *tap) *sql.DB {
 	t.Helper()
 	db := sql.OpenDB(through)
+	db.SetMaxIdleConns(8)
 	t.Cleanup(func() {
 		if n := db.Stats().InUse; n != 0 {
 			t.Errorf("%d connections were not given back", n)

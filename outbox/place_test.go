@@ -113,6 +113,7 @@ func (p *place) open(t *testing.T, params ...string) *sql.DB {
 func openTap(t *testing.T, through *tap) *sql.DB {
 	t.Helper()
 	db := sql.OpenDB(through)
+	db.SetMaxIdleConns(8)
 	t.Cleanup(func() {
 		// database/sql rolls back what a context has ended on its own time.
 		for end := time.Now().Add(10 * time.Second); db.Stats().InUse > 0 && time.Now().Before(end); {

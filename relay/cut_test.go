@@ -45,6 +45,7 @@ func openCut(t testing.TB, d driver.Driver, dsn string) (*sql.DB, *cutter) {
 	t.Helper()
 	c := &cutter{driver: d, dsn: dsn}
 	db := sql.OpenDB(c)
+	db.SetMaxIdleConns(8)
 	t.Cleanup(func() { db.Close() })
 	return db, c
 }

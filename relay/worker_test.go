@@ -94,10 +94,15 @@ func workerMain(text string) int {
 
 func (s workerSpec) open() (*sql.DB, error) {
 	db, err := sql.Open(s.Driver, s.DSN)
-	if err != nil || s.Crash.Parts == nil {
-		return db, err
+	if err != nil {
+		return nil, err
 	}
-	return sql.OpenDB(&tap{driver: db.Driver(), dsn: s.DSN, around: s.Crash.around}), db.Close()
+	if s.Crash.Parts != nil {
+		err = db.Close()
+		db = sql.OpenDB(&tap{driver: db.Driver(), dsn: s.DSN, around: s.Crash.around})
+	}
+	db.SetMaxIdleConns(8)
+	return db, err
 }
 
 // process is a worker process.

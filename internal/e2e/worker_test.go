@@ -42,6 +42,7 @@ func (s workerSpec) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
+	db.SetMaxIdleConns(8)
 	db.SetMaxOpenConns(testserver.MaxOpenConns())
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	box, err := outbox.New(db, outbox.Config{Database: s.Database, Logger: log})

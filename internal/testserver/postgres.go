@@ -89,6 +89,7 @@ func open(t testing.TB, url string) *sql.DB {
 	if err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
+	db.SetMaxIdleConns(8) // as the README says
 	t.Cleanup(func() {
 		if err := db.Close(); err != nil {
 			t.Errorf("testserver: close the pool: %v", err)
