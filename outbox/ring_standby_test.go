@@ -1,9 +1,11 @@
 package outbox_test
 
 import (
+	"context"
 	"database/sql"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/lib/pq"
 
@@ -54,9 +56,11 @@ func TestRing_IsLeftToVacuumWhileAStandbyReplays(t *testing.T) {
 	p.exec(t, `vacuum {{outbox_1}}`)
 	p.publish(t, newMessage("after it", ""))
 	eventually(t, "the standby has replayed what came after", func() bool {
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second) // the query waits where replay does
+		defer cancel()
 		var n int
-		expectNoError(t, replica.QueryRowContext(t.Context(), p.expand(t, `select count(*) from {{outbox}}`)).Scan(&n))
-		return n == 1
+		err := replica.QueryRowContext(ctx, p.expand(t, `select count(*) from {{outbox}}`)).Scan(&n)
+		return err == nil && n == 1
 	})
 
 	// A role that may not see the state of others sees that there is a standby.

@@ -275,3 +275,18 @@ func TestEngine_ALostConnectionDelaysParkedMessagesALittle(t *testing.T) {
 		t.Errorf("%d may go at once, %d after 3 s", e.allowance(now), e.allowance(now.Add(3*time.Second)))
 	}
 }
+
+// One key cannot be swept: the others are.
+func TestEngine_AKeyThatCannotBeSweptKeepsNoOther(t *testing.T) {
+	r := newRig(OrderPerKey, 0)
+	r.stays = "c"
+	keys := []string{"a", "b", "c", "d", "e"}
+	for _, key := range keys {
+		r.lanes[0].sweep(key)
+	}
+	r.run(time.Second, time.Millisecond)
+	slices.Sort(r.moved)
+	if !slices.Equal(r.moved, []string{"a", "b", "d", "e"}) || len(r.lanes[0].swept) != 1 {
+		t.Errorf("swept: %v, left: %v", r.moved, r.lanes[0].swept)
+	}
+}

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,6 +17,8 @@ type shelf struct {
 	parkingStore
 	parked map[int64]*parkedRow // by id
 	timed  map[int64]bool
+	moved  []string // keys that were swept
+	stays  string   // a key that cannot be
 	looks  int
 	rows   int // brought by looks
 }
@@ -113,6 +116,13 @@ func (s *shelf) parkedKeys(_ context.Context, lanes []int) (keys []parkedKey, er
 func (s *shelf) commands(context.Context, []int, int) ([]command, error) { return nil, nil }
 func (s *shelf) calm(context.Context, string, map[int]int64) error       { return nil }
 func (s *shelf) suspect(context.Context, fence, int64) error             { return nil }
+func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outbox.Known, _ int) (int, error) {
+	if slices.Contains(keys, s.stays) {
+		return 0, errors.New("a trigger")
+	}
+	s.moved = append(s.moved, keys...)
+	return 0, nil
+}
 func (s *shelf) fail(_ context.Context, _ fence, failures []failure, followers []outbox.Ref) error {
 	return nil
 }
@@ -168,7 +178,7 @@ func (r *rig) step(passes time.Duration) {
 	}
 	if c := r.nextChore(r.now); c != nil {
 		found, err := c.do(choreContext{Context: context.Background(), store: r.shelf, clock: func() time.Time { return r.now }, missed: func(int) {}})
-		r.choreDone(r.now, choreAnswer{found: found, err: err, kind: choreCollided, retryIn: time.Millisecond})
+		r.choreDone(r.now, choreAnswer{found: found, err: err, kind: choreErrorOf(err), retryIn: time.Millisecond})
 	}
 }
 

@@ -61,8 +61,7 @@ postgres_exports() { export_line ONCEMILL_TEST_POSTGRES "$(postgres_url "$1")"; 
 
 # postgres_create DIR makes the cluster, or a standby of that in PRIMARY. Roles need
 # their passwords, that of the superuser is in postgres_url: other users of the machine
-# reach the port, and what trusts them runs programs for them. With scram-sha-256 the
-# tests' connections took a tenth of their processor time.
+# reach the port, and what trusts them runs programs for them.
 postgres_create() {
 	local dir=$1
 	mkdir "$dir/data"
@@ -71,7 +70,7 @@ postgres_create() {
 	[[ $EUID -ne 0 ]] || chown postgres: "$dir/data" "$dir/log"
 	# --no-sync concerns only these first files; the server itself syncs.
 	printf 'postgres\n' >"$dir/password"
-	local make=(initdb -D "$dir/data" -U postgres -A md5 --pwfile="$dir/password" -E UTF8 --locale=C.UTF-8 --no-sync)
+	local make=(initdb -D "$dir/data" -U postgres -A scram-sha-256 --pwfile="$dir/password" -E UTF8 --locale=C.UTF-8 --no-sync)
 	if [[ -n ${PRIMARY:-} ]]; then
 		make=(pg_basebackup -D "$dir/data" -d "$(postgres_url "$PRIMARY")" -R -X stream -c fast --no-sync)
 	fi
