@@ -263,6 +263,12 @@ func flood(cfg *relay.Config, f *variety) {
 	cfg.Retry.MaxAttempts, f.flood, f.flaky, cfg.Batch = 12, true, 8, 400
 }
 
+// cram is a flood, of lanes with little memory.
+func cram(cfg *relay.Config, f *variety) {
+	flood(cfg, f)
+	cfg.Batch = 8
+}
+
 var silences = []silencing{
 	{kind: "everything"},
 	{kind: "begin", parts: []string{"begin"}},
@@ -272,6 +278,7 @@ var silences = []silencing{
 	{kind: "migrations", parts: []string{"{{migrations}}"}, when: starting, long: true},
 
 	{kind: "read", parts: []string{"string_agg(int8send(f.id)"}},
+	{kind: "look ahead", parts: []string{"with newest as materialized ("}, config: cram, long: true},
 	{kind: "read of large rows", parts: []string{"select m.lane, int8send(m.id)"}, long: true},
 	{kind: "removal by place", parts: []string{"o.ctid = any"}, long: true},
 	{kind: "removal by identity", parts: []string{"delete from {{outbox}} o\nusing unnest("}},

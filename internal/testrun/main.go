@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"time"
 )
 
@@ -59,7 +60,11 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 
 // testModule runs the tests of the module in dir.
 func testModule(ctx context.Context, dir string, args []string, report *report) error {
-	cmd := exec.CommandContext(ctx, "go", append(append([]string{"test", "-json"}, args...), "./...")...)
+	paths, err := packages(ctx, dir)
+	if err != nil {
+		return err
+	}
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-json"}, args, paths)...)
 	cmd.Dir = dir
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()

@@ -3,6 +3,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -12,6 +13,14 @@ func runIn(t *testing.T, files map[string]string, args ...string) (string, error
 	t.Helper()
 	root := t.TempDir()
 	files["go.mod"] = "module example.com/probe\n\ngo 1.26\n"
+	write(t, root, files)
+	var out strings.Builder
+	err := run(t.Context(), root, args, &out)
+	return out.String(), err
+}
+
+func write(t *testing.T, root string, files map[string]string) {
+	t.Helper()
 	for name, text := range files {
 		path := filepath.Join(root, name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
@@ -21,9 +30,6 @@ func runIn(t *testing.T, files map[string]string, args ...string) (string, error
 			t.Fatal(err)
 		}
 	}
-	var out strings.Builder
-	err := run(t.Context(), root, args, &out)
-	return out.String(), err
 }
 
 // tests returns a test file with the functions.
@@ -119,5 +125,20 @@ func TestModules_FindsAllButTools(t *testing.T) {
 	}
 	if got, want := strings.Join(dirs, " "), ". examples internal/bench"; got != want {
 		t.Errorf("found %q, want %q", got, want)
+	}
+}
+
+func TestPackages_ComeWithTheLargestTestsFirst(t *testing.T) {
+	t.Parallel()
+	files := map[string]string{"go.mod": "module example.com/probe\n\ngo 1.26\n"}
+	for name, functions := range map[string]int{"a": 1, "b": 3, "c": 2} {
+		files[name+"/x.go"] = "package " + name + "\n"
+		files[name+"/x_test.go"] = "package " + name + "\n" + strings.Repeat("//\n", functions)
+	}
+	root := t.TempDir()
+	write(t, root, files)
+	got, err := packages(t.Context(), root)
+	if want := []string{"example.com/probe/b", "example.com/probe/c", "example.com/probe/a"}; err != nil || !slices.Equal(got, want) {
+		t.Errorf("%q, %v; want %q", got, err, want)
 	}
 }
