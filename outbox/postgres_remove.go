@@ -181,13 +181,13 @@ func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error)
 			if broken != nil {
 				reportMissed(ctx, s.log, removed, broken)
 			}
-			if timedOut(broken) {
+			if sqlerr.TimedOut(broken) {
 				s.historyLocked.begin(time.Now().Add(historyRest))
 			}
 			return Removal{Missed: missed, Locked: left}, nil
-		case passing(ctx, err):
+		case inconclusive(ctx, err):
 			return Removal{Missed: missed}, fmt.Errorf("remove confirmed: %w", err)
-		case timedOut(err) && !way.free:
+		case sqlerr.TimedOut(err) && !way.free:
 			way.free = true
 		case way.keep:
 			way.keep, broken = false, err
@@ -197,19 +197,9 @@ func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error)
 	}
 }
 
-// passing reports an error that says nothing about the statement.
-func passing(ctx context.Context, err error) bool {
+// inconclusive reports an error that says nothing about the statement.
+func inconclusive(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err)
-}
-
-// timedOut reports that a statement has waited too long for a lock, or taken too
-// long.
-func timedOut(err error) bool {
-	switch sqlerr.State(err) {
-	case "55P03", "57014":
-		return true
-	}
-	return false
 }
 
 // removeByIdentity returns how many rows were removed, and those that are locked.
@@ -280,7 +270,7 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref, keep bool
 			text = s.sweep[i].move
 		}
 		removed, err := s.removeWith(ctx, text, sweepArgs(part)...)
-		if err != nil && passing(ctx, err) {
+		if err != nil && inconclusive(ctx, err) {
 			return nil, missed, false, fmt.Errorf("remove confirmed: %w", err)
 		}
 		// Any other error is for the other way to report, or to overcome: it
@@ -291,7 +281,7 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref, keep bool
 			}
 			continue
 		}
-		locked = timedOut(err)
+		locked = sqlerr.TimedOut(err)
 		rest = append(rest, part...)
 	}
 	return rest, missed, locked, nil

@@ -169,7 +169,7 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 		case err == nil && n > 0:
 			s.pace.movedLarge()
 			return Moved{Rows: n}, nil
-		case err != nil && (ctx.Err() != nil || !timedOut(err)):
+		case err != nil && (ctx.Err() != nil || !sqlerr.TimedOut(err)):
 			return Moved{}, err
 		case err != nil:
 			wait := s.pace.failedLarge(time.Now())

@@ -86,7 +86,7 @@ func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, 
 // passedOver tells the errors that only say: not now. Somebody holds the
 // partition (an open writer, a dump), or looking at it took too long.
 func passedOver(err error) bool {
-	return timedOut(err) || sqlerr.Retryable(err)
+	return sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }
 
 // guarded runs fn in a short transaction of its own that the caller's lease

@@ -156,7 +156,7 @@ func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
 		switch {
 		case err == nil:
 			return Removal{}, nil
-		case passing(ctx, err):
+		case inconclusive(ctx, err):
 			return Removal{}, fmt.Errorf("move to history: %w", err)
 		}
 		broken = err // the history must never stop delivery

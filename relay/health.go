@@ -308,9 +308,5 @@ func unanswered(err error) bool {
 // passing reports that an error says nothing about the tables: the call had no
 // answer, lost against another transaction, or waited too long for one.
 func passing(err error) bool {
-	switch sqlerr.State(err) {
-	case "55P03", "57014":
-		return true
-	}
-	return unanswered(err) || sqlerr.Retryable(err)
+	return unanswered(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }

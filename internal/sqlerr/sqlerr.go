@@ -54,6 +54,15 @@ func Retryable(err error) bool {
 	return false
 }
 
+// TimedOut reports that a statement has waited too long for a lock, or taken too long.
+func TimedOut(err error) bool {
+	switch State(err) {
+	case "55P03", "57014":
+		return true
+	}
+	return false
+}
+
 // ReadOnly reports that the database takes no writes now: a standby, a role that
 // may only read, a read-only file.
 func ReadOnly(err error) bool {
