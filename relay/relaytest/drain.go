@@ -21,7 +21,7 @@ import (
 // run a relay of your own and use [Sink.Wait].
 func Drain(ctx context.Context, box *outbox.Outbox, sink relay.Sink) error {
 	worker, err := relay.New(box, sink, relay.Config{
-		Name: "relaytest", StopTimeout: time.Second, PollMax: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Name: "relaytest", PollMax: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
 	})
 	if err != nil {
 		return err
