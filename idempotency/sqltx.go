@@ -58,7 +58,7 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	if err != nil {
 		return nil, err
 	}
-	own, err := boundtx.Begin(ctx, s.db, s.calls, options)
+	own, err := boundtx.Begin(ctx, s.db, s.cfg.Dialect, s.calls, options)
 	if err != nil {
 		done()
 		return nil, fmt.Errorf("begin: %w", err)

@@ -216,7 +216,8 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 		}
 	}
 	f = fateOf(ctx, result, err)
-	if result == databaseAway && f == away && in.ping(ctx) == nil {
+	// A standby answers, but takes no writes.
+	if result == databaseAway && f == away && !sqlerr.ReadOnly(err) && in.ping(ctx) == nil {
 		f = cutOff
 		if noAnswer(err) {
 			f = elsewhere // whose connection it was is chance

@@ -57,7 +57,7 @@ const postgresSealState = "OMI01"
 
 // The isolation level is named, since the database's default may be another.
 func (s *postgresStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
-	return boundtx.Begin(ctx, s.db, calls, &s.options)
+	return boundtx.Begin(ctx, s.db, oncemill.PostgreSQL, calls, &s.options)
 }
 
 // Served by the primary key (consumer, message_id).

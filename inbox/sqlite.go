@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -30,7 +31,7 @@ func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 // There is one writer, so the begin waits for a copy that is being handled, as
 // long as the busy timeout of the connection says.
 func (s *sqliteStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
-	tx, err := boundtx.Begin(ctx, s.db, calls, nil)
+	tx, err := boundtx.Begin(ctx, s.db, oncemill.SQLite, calls, nil)
 	if err != nil && sqlerr.Retryable(err) {
 		return nil, fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	}

@@ -236,7 +236,7 @@ func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *s
 }
 
 func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
-	tx, err := boundtx.Begin(ctx, o.db, o.calls, nil)
+	tx, err := boundtx.Begin(ctx, o.db, o.cfg.Database.Dialect, o.calls, nil)
 	if err != nil {
 		return fmt.Errorf("begin: %w", err)
 	}

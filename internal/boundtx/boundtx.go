@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -23,6 +24,10 @@ const (
 	// CommitLimit is how long callers wait for the answer to a COMMIT unless they are
 	// configured otherwise. It includes the wait for a synchronous standby.
 	CommitLimit = 10 * time.Second
+
+	// beginLimit is how long PostgreSQL may take to answer a BEGIN, and to take a new
+	// connection for it. The wait for a connection of a full pool does not count.
+	beginLimit = 10 * time.Second
 
 	// commitMost is when a COMMIT that was given up is canceled, which frees its
 	// connection. Canceling it earlier would do harm: PostgreSQL then stops waiting for
@@ -48,12 +53,18 @@ type Tx struct {
 }
 
 // Begin begins a transaction. The end of ctx rolls it back until Commit is called;
-// from then on it does nothing, so that it does not cancel a COMMIT.
-func Begin(ctx context.Context, db *sql.DB, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
+// from then on it does nothing, so that it does not cancel a COMMIT. A connection that is
+// silent costs ten seconds, not all the time that ctx has. On SQLite, which is never
+// silent, BEGIN waits for the writer.
+func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	t := &Tx{calls: calls, ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
 	// A transaction that begins too late rolls back: its context has ended.
-	raw, err := bounded.Do(ctx, calls, math.MaxInt64, func(context.Context) (*sql.Tx, error) { return db.BeginTx(own, options) })
+	limit := time.Duration(beginLimit)
+	if pool := db.Stats(); dialect == oncemill.SQLite || pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
+		limit = math.MaxInt64
+	}
+	raw, err := bounded.Do(ctx, calls, limit, func(context.Context) (*sql.Tx, error) { return db.BeginTx(own, options) })
 	if err != nil {
 		cancel()
 		t.detach()

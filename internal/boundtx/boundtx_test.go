@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -45,7 +46,7 @@ func newFixture(t *testing.T) *fixture {
 
 func (f *fixture) begin(ctx context.Context, t *testing.T) *boundtx.Tx {
 	t.Helper()
-	tx, err := boundtx.Begin(ctx, f.db, f.calls, nil)
+	tx, err := boundtx.Begin(ctx, f.db, oncemill.PostgreSQL, f.calls, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,10 +138,29 @@ func TestBegin_IsAbandoned(t *testing.T) {
 	f.proxy.Silence(nil, 0)
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
 	defer cancel()
-	if _, err := boundtx.Begin(ctx, f.db, f.calls, nil); !errors.Is(err, context.DeadlineExceeded) {
+	if _, err := boundtx.Begin(ctx, f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got %v", err)
 	}
 	f.proxy.Cut()
+}
+
+// A silent connection costs ten seconds, and the next one serves.
+func TestBegin_GivesASilentConnectionUp(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	if err := f.db.PingContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	f.proxy.Silence(statement("begin"), 1)
+	if _, err := boundtx.Begin(t.Context(), f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, bounded.ErrAbandoned) {
+		t.Errorf("got %v", err)
+	}
+	tx := f.begin(t.Context(), t)
+	if err := tx.Commit(time.Minute); err != nil {
+		t.Error(err)
+	}
+	f.proxy.Cut()
+	f.expectRows(t, 1)
 }
 
 // lib/pq begins with READ WRITE, and pgx fails at the first statement that writes.
@@ -151,7 +171,7 @@ func TestBegin_RecognisesAStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	standby := primary.Standby().Open()
-	tx, err := boundtx.Begin(t.Context(), standby, bounded.New(1), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	tx, err := boundtx.Begin(t.Context(), standby, oncemill.PostgreSQL, bounded.New(1), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err == nil {
 		defer tx.Rollback()
 		_, err = tx.Raw.ExecContext(t.Context(), `create temporary table t (n int)`)

@@ -36,6 +36,11 @@ type channel struct {
 	stray  bool        // a return matched nothing: confirms cannot be believed
 
 	retired time.Time // since when only confirms are awaited on it
+
+	opened    int64     // where it opened in the stream of bytes
+	confirmed bool      // something was
+	believed  time.Time // until then it is believed when it nacks
+	useless   bool      // it only nacks, while others of the topic are confirmed
 }
 
 // entry is one copy of a message in flight.
@@ -72,6 +77,7 @@ func newChannel(l *link, ch *amqp.Channel, window int) *channel {
 		amqp:    ch,
 		returns: ch.NotifyReturn(make(chan amqp.Return, window)),
 		closes:  ch.NotifyClose(make(chan *amqp.Error, 1)),
+		opened:  l.net.accepted.Load(),
 	}
 }
 
@@ -152,16 +158,29 @@ func resolved(confirm confirmation) bool {
 // resolve ends the wait for the confirm of e.
 func (c *channel) resolve(e *entry, acked bool) {
 	outcome := e.refusal
-	if outcome == nil && !acked {
+	switch {
+	case outcome == nil && !acked && c.onlyNacks(e):
+		outcome, c.useless = interruptedNacked, true
+	case outcome == nil && !acked:
 		outcome = unavailableNacked
-	} else if c.solo {
-		c.suspects.clear(e.message) // the broker took it, routable or not
+	default:
+		c.confirmed = c.confirmed || outcome == nil
+		if c.solo {
+			c.suspects.clear(e.message) // the broker took it, routable or not
+		}
 	}
 	if e.late != nil && outcome == nil {
 		c.late.confirm(e)
 	}
 	c.conclude(e, outcome)
 	c.forget(e)
+}
+
+// onlyNacks reports that a nack of e is the channel's own trouble: nothing was ever
+// confirmed on it, and what others sent to the same topic meanwhile was. A quorum queue's
+// client in RabbitMQ that first asked a leader which is dead nacks until that is back.
+func (c *channel) onlyNacks(e *entry) bool {
+	return !c.confirmed && e.route.confirmed.Load() > c.opened && time.Now().After(c.believed)
 }
 
 // conclude gives a message its outcome unless it has one.

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -210,5 +211,53 @@ func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
 		if got != stalled {
 			t.Errorf("others are %s: verdict %d", kind, got)
 		}
+	}
+}
+
+// A channel on which nothing was ever confirmed nacks, while what others sent to the
+// same topic is confirmed: the lane gets another channel, and the topic is not to blame.
+// Any other nack counts as one.
+func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
+	for name, c := range map[string]struct {
+		change   func(c *channel)
+		replaced bool
+	}{
+		"others are confirmed":           {func(*channel) {}, true},
+		"others were, before it opened":  {func(c *channel) { c.opened = 200 }, false},
+		"something was confirmed on it":  {func(c *channel) { c.confirmed = true }, false},
+		"another was just replaced":      {func(c *channel) { c.believed = time.Now().Add(time.Hour) }, false},
+		"another was replaced long ago":  {func(c *channel) { c.believed = time.Now().Add(-time.Hour) }, true},
+		"a queue that is only half full": {func(c *channel) { c.flight.all()[0].confirm = answer{acked: true} }, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, to := fakeLane()
+			l.running.settings.Logger = slog.New(slog.DiscardHandler)
+			to.net = &batchConn{}
+			ch := fakeChannel(l, to)
+			ch.opened = 50
+			l.channel = ch
+			var outcomes []error
+			done := func(_ *relay.Message, err error) { outcomes = append(outcomes, err) }
+			ch.put(t, 1, answer{}, done)
+			ch.put(t, 2, answer{}, done)
+			ch.put(t, 3, never{}, done)
+			for _, e := range ch.flight.all() {
+				e.route.confirmed.reach(100) // on another channel
+			}
+			c.change(ch)
+			l.step(t.Context())
+			interrupted := 0
+			for _, err := range outcomes {
+				if errors.Is(err, relay.ErrInterrupted) {
+					interrupted++
+				}
+			}
+			if c.replaced != (l.channel == nil) || c.replaced && interrupted != 3 || !c.replaced && interrupted != 0 {
+				t.Errorf("replaced: %t; outcomes %v", l.channel == nil, outcomes)
+			}
+			if until := l.patience.until(); c.replaced && until.Before(time.Now()) {
+				t.Error("the next channel is not believed for a moment")
+			}
+		})
 	}
 }

@@ -56,6 +56,7 @@ var (
 	unavailableNacked       = relay.Unavailable(ErrNacked)
 	unavailableStalled      = relay.Unavailable(ErrStalled)
 	interruptedStalled      = relay.Interrupted(ErrStalled)
+	interruptedNacked       = relay.Interrupted(ErrNacked)
 	unavailableStrayReturn  = relay.Unavailable(ErrStrayReturn)
 )
 

@@ -157,6 +157,7 @@ func (l *lane) step(ctx context.Context) {
 	if c := l.channel; c != nil && (!c.settle(false) || c.isClosed() || c.link != now.link) {
 		l.lose(ctx, unavailableNoConnection)
 	}
+	l.replaceUseless(ctx)
 	l.publish(now)
 }
 
@@ -190,6 +191,7 @@ func (l *lane) receive() {
 			r.route.declared = true
 		default:
 			r.channel.suspects, r.channel.late = &l.suspects, &l.late
+			r.channel.believed = l.patience.until()
 			l.channel = r.channel
 		}
 	}

@@ -35,6 +35,9 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		l.lose(ctx, unavailableNoConnection)
 		return
 	}
+	if l.replaceUseless(ctx) {
+		return
+	}
 	c.expire(late)
 	now := time.Now()
 	if !c.broken.IsZero() {

@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"context"
 	"slices"
 	"time"
 )
@@ -91,6 +92,25 @@ func (p *patience) at(now time.Time) (factor int) {
 
 func (p *patience) lost(now time.Time) {
 	p.factor, p.since = min(2*p.factor, sameTopic), now
+}
+
+// until returns the time until which a new channel is believed when it nacks. A queue
+// that refuses some of what it is sent must not cost a channel each time.
+func (p *patience) until() time.Time { return p.since.Add(time.Duration(p.factor) * nackRest) }
+
+const nackRest = 500 * time.Millisecond
+
+// replaceUseless replaces a channel that only nacks, and reports whether it did.
+func (l *lane) replaceUseless(ctx context.Context) bool {
+	if l.channel == nil || !l.channel.useless {
+		return false
+	}
+	l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, it only nacks while others of its topic are confirmed", "lane", l.number)
+	now := time.Now()
+	l.patience.at(now)
+	l.patience.lost(now)
+	l.retire(now, interruptedNacked)
+	return true
 }
 
 // retire replaces the lane's channel and goes on listening to it: what is in flight
