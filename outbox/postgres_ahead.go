@@ -2,13 +2,18 @@ package outbox
 
 import (
 	"context"
+	"database/sql"
 	"fmt"
+	"time"
 
 	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
-// $1 to $5 and $7 are those of postgresReadBulky, $6 are the topics to leave out, $8
-// those to take, $9 the number of the newest rows of others, $10 the newest rows of each
+// $1 are the lanes, $2 is the number of rows of each, $3 and $4 are the known rows, $5
+// the busy keys, $6 the topics to leave out, $7 is the bytes of a lane, $8 are the topics
+// to take, $9 the number of the newest rows of others, $10 the newest rows of each
 // lane to choose from, $11 says that keys do not order rows, and $12 is the number of
 // rows among which to look for earlier ones of their keys.
 //
@@ -46,7 +51,7 @@ with newest as materialized (
 		when n.key in (select unnest((select $5::text[]))) then false
 		else n.topic not in (select unnest((select $6::text[])))
 	end
-), keys as materialized (
+), keys as materialized ( -- and one group of all keys that are not asked for, to count them
 	select case when s.key in (select f.key from fresh f) then s.key end as key,
 		min(s.id) filter (where case when (s.id, s.created_at) in (select k.id, k.created_at from known k) then false else true end) as first,
 		count(*) as scanned
@@ -89,10 +94,17 @@ from (
 where coalesce(m.bytes_before, 0) < $7
 order by m.turn, m.id`
 
+// aheadLimit is how long it may take: nobody waits for it, and others wait behind it.
+const aheadLimit = 2 * time.Second
+
 func (s *postgresStore) readAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
 	req.Hollow = ahead.Not
 	args := append(readArgs(req, req.Bytes), pq.Array(orEmpty(ahead.Topics)), ahead.Newest, ahead.Look, ahead.Unordered, ahead.Scan)
-	rows, err := scanRows(s.db.QueryContext(ctx, s.readAheadText, args...))
+	var rows []Row
+	err := shorttx.Run(ctx, s.db, shorttx.Limits{Lock: aheadLimit / 4, Statement: aheadLimit}, func(tx *sql.Tx) (err error) {
+		rows, err = scanRows(tx.QueryContext(ctx, s.readAheadText, args...))
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("read ahead: %w", err)
 	}

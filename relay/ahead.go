@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -23,7 +24,7 @@ import (
 type ahead struct {
 	working map[string]bool // topics of which something has been confirmed
 	aheadAt time.Time       // when the next look may begin
-	scan    int             // rows of the table in it
+	scanAt  time.Time       // not before then are earlier rows of keys looked for
 }
 
 const (
@@ -36,8 +37,6 @@ const (
 	aheadLook   = 200              // of each lane, the newest, to choose from
 	aheadKeys   = 1000             // of each lane, to pass over
 	aheadScan   = 500_000
-	leastScan   = 20_000
-	aheadSlow   = 500 * time.Millisecond // a look that takes longer scans fewer rows the next time
 	mostWorking = 256
 )
 
@@ -46,8 +45,14 @@ func (a *ahead) works(topic string) {
 	if a.working[topic] {
 		return
 	}
-	if a.working == nil || len(a.working) >= mostWorking {
-		a.working = map[string]bool{} // those that have traffic come back at once
+	if a.working == nil {
+		a.working = map[string]bool{}
+	}
+	for some := range a.working {
+		if len(a.working) < mostWorking {
+			break
+		}
+		delete(a.working, some) // one that has traffic comes back at once
 	}
 	a.working[topic] = true
 }
@@ -76,10 +81,10 @@ func (e *engine) lookAhead(now time.Time) *read {
 		e.aheadAt = now.Add(e.aheadEvery)
 		return nil
 	}
-	if e.scan == 0 {
-		e.scan = e.aheadScan
+	a := &outbox.Ahead{Newest: aheadNewest, Look: e.aheadLook, Unordered: e.order == OrderNone}
+	if !a.Unordered && !now.Before(e.scanAt) {
+		a.Scan = e.aheadScan
 	}
-	a := &outbox.Ahead{Newest: aheadNewest, Look: aheadLook, Scan: e.scan, Unordered: e.order == OrderNone}
 	for _, t := range e.topics {
 		if t.state == opened {
 			a.Not = append(a.Not, t.name)
@@ -106,17 +111,14 @@ func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
 	took := now.Sub(r.began)
 	pause := took / 2
 	switch {
+	case err != nil && r.ahead.Scan > 0 && sqlerr.TimedOut(err):
+		e.scanAt = now.Add(aheadFailed) // meanwhile messages without a key
 	case err != nil:
 		pause = aheadFailed
 	case found == 0:
 		pause = aheadIdle * took
 	}
 	e.aheadAt = now.Add(max(e.aheadEvery, pause))
-	if err != nil || took > aheadSlow {
-		e.scan = max(min(leastScan, e.aheadScan), e.scan/2)
-	} else {
-		e.scan = min(2*e.scan, e.aheadScan)
-	}
 }
 
 // appendStuck appends keys of which nothing more can go out now: of very many some,
@@ -142,19 +144,15 @@ func (e *engine) waits(l *lane) bool {
 // roomAhead reports that a lane has room for what a look brings, which is apart from
 // that for its other reads. What has to wait now takes none, up to a bound.
 func (e *engine) roomAhead(l *lane) bool {
-	n := 0
+	if l.bytes >= e.laneBytes {
+		e.relieve(l)
+	}
+	rows, bytes := 0, 0
 	for _, m := range l.entries {
 		if m.ahead && (m.state == ready || m.state == inFlight || m.state == waiting && !l.stuckKey(m)) {
-			n++
+			rows++
+			bytes += m.size()
 		}
 	}
-	return n < 2*aheadRows && len(l.entries)-l.locked < 2*maxEntries*e.laneRows
-}
-
-// worthLooking reports that the broker may take messages of other topics.
-func (e *engine) worthLooking() bool {
-	if e.reachable != nil {
-		return e.reachable()
-	}
-	return !e.sinkDown
+	return rows < 2*aheadRows && bytes < aheadBytes && len(l.entries)-l.locked < 2*maxEntries*e.laneRows
 }

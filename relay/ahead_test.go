@@ -65,3 +65,24 @@ func TestRelay_LooksBehindWhatIsYetToFail(t *testing.T) {
 		w.check(t, all, 0)
 	})
 }
+
+// Memory is full of a stuck topic. A message of another one lies between its messages,
+// further back than looks choose from.
+func TestRelay_FindsWhatLiesBetweenStuckMessages(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p place) {
+		const lane = 3
+		broken := newBreakable(relay.Unavailable(errors.New("queue full")), func(m *relay.Message) bool { return m.Topic == "stuck" })
+		box, w, cfg := p.box(t), &wire{}, crowded
+		stuck := ofLane("stuck", lane, 900, 10)
+		good := ofLane("good", lane, 1, 10)
+		commitTo(t, box, "stuck", stuck[:600]...)
+		commitTo(t, box, "good", good...)
+		commitTo(t, box, "stuck", stuck[600:]...)
+		start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, cfg)
+		w.await(t, len(good))
+		broken.broken.Store(false)
+		until(t, "nothing is owed", func() bool { return p.owed(t) == 0 }, func() int64 { return int64(w.count()) })
+		w.check(t, append(stuck, good...), 0)
+	})
+}

@@ -68,6 +68,7 @@ type chores struct {
 	calmAt      time.Time     // after a failure
 	dueAt       time.Time     // when to look for parked rows that are due; zero: nothing waits
 	commandsAt  time.Time     // when to look for operators' commands
+	beyondAt    time.Time     // when to look beyond the lanes' memory
 	heads       int           // keys in the next look for what is due
 	dueAfter    string        // the topic after which it begins; empty: with the first
 	dueNext     time.Duration // until something is due of the topics looked at since the first; negative: nothing is
@@ -154,7 +155,7 @@ func (e *engine) nextChore(now time.Time) *chore {
 // keeps the others waiting.
 func (e *engine) pickChore(now time.Time) *chore {
 	kinds := [...]func(time.Time) *chore{
-		e.load, e.settle, e.writeOneLane, e.moveSwept, e.lookForDue, e.lookForCommands, e.calm,
+		e.load, e.settle, e.writeOneLane, e.moveSwept, e.lookForDue, e.lookForCommands, e.lookBeyond, e.calm,
 	}
 	for range kinds {
 		e.choreTurn = (e.choreTurn + 1) % len(kinds)

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -31,6 +32,7 @@ type limits struct {
 	slowRead     time.Duration                 // a read that takes longer has busy keys swept; 0: slowRead
 	aheadEvery   time.Duration                 // how often to look ahead; 0: aheadEvery
 	aheadScan    int                           // rows of the table in one such look; 0: aheadScan
+	aheadLook    int                           // rows of each lane to choose from; 0: aheadLook
 	postponed    time.Duration                 // shortest wait of what failed at no charge; 0: postponeLeast
 }
 
@@ -100,6 +102,9 @@ func newEngine(l limits) *engine {
 	}
 	if l.aheadScan == 0 {
 		l.aheadScan = aheadScan
+	}
+	if l.aheadLook == 0 {
+		l.aheadLook = aheadLook
 	}
 	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
@@ -258,8 +263,8 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		held++
 		switch {
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
-			l.ready.len() > e.laneRows/2, len(l.failing) >= e.laneRows,
-			l.bytes >= e.laneBytes && !e.relieve(l), len(l.entries)-l.locked >= maxEntries*e.laneRows,
+			l.ready.len() > e.laneRows/2,
+			l.bytes >= e.laneBytes && !e.relieve(l), len(l.failing) >= e.laneRows, len(l.entries)-l.locked >= maxEntries*e.laneRows,
 			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled() && now.Sub(l.readBegan) < readAgain:
 			continue
 		}
@@ -302,11 +307,14 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 		whole := useful && len(mine) < r.Rows && bytes < r.Bytes
 		l.dry = whole && !woken && !l.unbusied
+		if l.dry {
+			l.beyond = 0
+		}
 		if whole {
 			l.behind = time.Time{}
 		}
 	}
-	if err != nil {
+	if err != nil && (r.ahead == nil || !sqlerr.TimedOut(err)) { // that is an answer
 		e.forgetUnsent()
 	}
 	if r.ahead != nil {

@@ -130,6 +130,10 @@ type lane struct {
 	sweptLast   string    // the key of the last such try
 	followAt    time.Time // followers are moved then, unless there are many
 
+	// beyond is the id of a message that is not known yet, of a topic of which
+	// nothing has been tried; 0: there is none as far as anybody has looked.
+	beyond int64
+
 	behind time.Time // since when there may be rows that it has not read; see lookAhead
 	went   int       // confirmed lately
 	waited int       // had to wait, lately
@@ -193,6 +197,9 @@ func (l *lane) add(entries []*entry) int {
 	for _, m := range entries {
 		if _, known := l.entries[m.rowID()]; known {
 			continue
+		}
+		if m.ID >= l.beyond {
+			l.beyond = 0
 		}
 		l.know(m)
 		l.place(m)
@@ -365,7 +372,9 @@ func (l *lane) busy(keys []string) []string {
 // needed any more.
 func (l *lane) confirm(m *entry) {
 	m.state = confirmed
-	l.went++
+	if !m.ahead { // those say nothing about what is in front of them
+		l.went++
+	}
 	l.empty(m)
 	key := l.orderKey(m)
 	if key == "" {

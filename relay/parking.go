@@ -140,6 +140,10 @@ type parkingStore interface {
 	// of the outbox.
 	find(ctx context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error)
 
+	// beyond returns, for those of lanes that have one among their newest rows
+	// of the outbox, the id of a message of another topic than these.
+	beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error)
+
 	// calm sets the count of crashes of lanes to zero, for those whose epochs
 	// are still these.
 	calm(ctx context.Context, owner string, epochs map[int]int64) error

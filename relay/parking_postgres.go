@@ -23,7 +23,7 @@ type postgresParking struct {
 	fenceText, parkText, buryText, againText, skipText, holdText       string
 	replayText, discardText, postponeText, followText                  string
 	settleText, settleMoveText, promoteText, closeLettersText          string
-	suspectText, calmText                                              string
+	suspectText, calmText, beyondText                                  string
 }
 
 func newPostgresParking(box *outbox.Outbox) *postgresParking {
@@ -39,6 +39,7 @@ func newPostgresParking(box *outbox.Outbox) *postgresParking {
 		settleText: names.Expand(postgresSettle), settleMoveText: names.Expand(postgresSettleMove),
 		promoteText: names.Expand(postgresPromote), closeLettersText: names.Expand(postgresCloseLetters),
 		suspectText: names.Expand(postgresSuspect), calmText: names.Expand(postgresCalm),
+		beyondText: names.Expand(postgresBeyond),
 	}
 }
 
@@ -181,6 +182,24 @@ cross join lateral (
 order by m.row_id, m.id
 limit $2`
 
+	// By the primary key of each partition, backwards: what is beyond comes last.
+	// It ends at the first row that it finds in a lane.
+	postgresBeyond = `
+select m.lane, m.id
+from unnest((select $1::smallint[])) as l (lane)
+cross join lateral (
+	select n.lane, n.id
+	from (
+		select o.lane, o.id, o.topic
+		from {{outbox}} o
+		where o.lane = l.lane
+		order by o.id desc
+		limit (select $3::bigint)
+	) n
+	where n.topic not in (select unnest((select $2::text[])))
+	limit 1
+) m`
+
 	// By primary key, and by (lane, key, id).
 	postgresLetterKeys = `
 select k.lane, k.key, (select true from {{parked}} p where p.lane = k.lane and p.key = k.key limit 1) is not null
@@ -236,6 +255,14 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 	})
 	if err != nil {
 		return looked{}, err
+	}
+	return found, nil
+}
+
+func (s *postgresParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {
+	found, err := scanLanes(s.db.QueryContext(ctx, s.beyondText, smallints(lanes), pq.Array(topics), rows))
+	if err != nil {
+		return nil, fmt.Errorf("look for other topics: %w", err)
 	}
 	return found, nil
 }

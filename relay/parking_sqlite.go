@@ -173,6 +173,20 @@ func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []pa
 	return due, err
 }
 
+func (s *sqliteParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {
+	known, found := jsonArray(topics), map[int]int64{}
+	for _, lane := range lanes {
+		var id int64
+		switch err := s.db.QueryRowContext(ctx, s.t.beyond, lane, known, rows).Scan(&id); {
+		case err == nil:
+			found[lane] = id
+		case !errors.Is(err, sql.ErrNoRows):
+			return nil, fmt.Errorf("look for other topics: %w", err)
+		}
+	}
+	return found, nil
+}
+
 func (s *sqliteParking) find(ctx context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error) {
 	row, parked, found, err = scanFound(s.db.QueryRowContext(ctx, s.t.find, lane, id))
 	if err != nil {

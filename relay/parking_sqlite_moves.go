@@ -13,7 +13,7 @@ type sqliteParkingTexts struct {
 	giveTime, takeTime, keyThere       string
 	letter, replay, close              string
 	settleMove, closeLetters           string
-	suspect, calm, ofKeys              string
+	suspect, calm, beyond, ofKeys      string
 	unanswered, maybeDelivered         string
 }
 
@@ -28,13 +28,21 @@ func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
 		giveTime: x(sqliteGiveTime), takeTime: x(sqliteTakeTime), keyThere: x(sqliteKeyThere),
 		letter: x(sqliteLetter), replay: x(sqliteReplay), close: x(sqliteClose),
 		settleMove: x(sqliteSettleMove), closeLetters: x(sqliteCloseLetters),
-		suspect: x(sqliteSuspect), calm: x(sqliteCalm), ofKeys: x(sqliteOfKeys),
+		suspect: x(sqliteSuspect), calm: x(sqliteCalm), beyond: x(sqliteBeyond), ofKeys: x(sqliteOfKeys),
 		unanswered: x(sqliteUnanswered), maybeDelivered: x(sqliteMaybeDelivered),
 	}
 }
 
 // What is read, all by index.
 const (
+	// By the index (lane, id), backwards: what is beyond comes last. It ends at
+	// the first row that it finds.
+	sqliteBeyond = `
+select n.id
+from (select o.id, o.topic from {{outbox}} o where o.lane = ?1 order by o.id desc limit ?3) n
+where n.topic not in (select t.value from json_each(?2) t)
+limit 1`
+
 	// By the partial index on (lane, key) of heads.
 	sqliteParkedKeys = `
 select p.lane, p.key

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -286,4 +287,27 @@ func eventuallyTrue(t testing.TB, what string, condition func() bool) {
 			t.Fatalf("%s: not in time", what)
 		}
 	}
+}
+
+func TestParkingStore_FindsOtherTopicsAmongTheNewestRows(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, named(laneKey(1), 5)...)
+		a := rows[0].Topic
+		p.exec(t, `update {{outbox}} set topic = 'b' where id = $1`, rows[2].ID)
+		for _, c := range []struct {
+			topics []string
+			rows   int
+			want   map[int]int64
+		}{
+			{[]string{a}, 3, map[int]int64{lotLane: rows[2].ID}},
+			{[]string{a}, 2, map[int]int64{}},
+			{[]string{"b"}, 5, map[int]int64{lotLane: rows[4].ID}},
+			{[]string{a, "b"}, 5, map[int]int64{}},
+		} {
+			found, err := p.beyond(t.Context(), []int{lotLane, lotLane + 1}, c.topics, c.rows)
+			if err != nil || !maps.Equal(found, c.want) {
+				t.Errorf("other than %v among %d: %v, %v; want %v", c.topics, c.rows, found, err, c.want)
+			}
+		}
+	})
 }

@@ -34,6 +34,7 @@ func (s *simulation) broker(w *simWorker) {
 				s.rows[f.ID].excused++
 				s.confirmLater(w, f.entry)
 			}
+			s.doubt(s.rows[f.ID])
 			w.outcome(f.entry, s.now, outcome)
 		}
 		w.inFlight[number] = sent[:i]

@@ -102,6 +102,19 @@ func (p *simParking) parkedKeys(_ context.Context, lanes []int) ([]parkedKey, er
 	return keys, nil
 }
 
+func (p *simParking) beyond(_ context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {
+	found := map[int]int64{}
+	for _, lane := range lanes {
+		ids := slices.Sorted(maps.Keys(p.table[lane]))
+		for _, id := range ids[max(0, len(ids)-rows):] {
+			if !slices.Contains(topics, p.table[lane][id].Topic) {
+				found[lane] = id
+			}
+		}
+	}
+	return found, nil
+}
+
 func (p *simParking) look(_ context.Context, req dueRequest) (looked, error) {
 	more := ""
 	if p.rng.IntN(3) == 0 { // there are three topics

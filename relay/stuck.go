@@ -1,11 +1,16 @@
 package relay
 
 import (
+	"maps"
 	"slices"
 	"time"
 )
 
 const (
+	beyondEvery = time.Second
+	beyondCost  = 20     // at most one part in so many of the time
+	beyondRows  = 10_000 // of each lane in one look
+
 	// parkedProbes is how many parked rows of a stuck topic are kept to probe with.
 	parkedProbes = 2
 )
@@ -241,14 +246,15 @@ func (l *lane) leave(m *entry, keep bool) {
 
 // setAside moves messages of a lane whose topics are unavailable to parked, at no
 // charge, so that those of other topics find room. It reports whether it found any.
-// While nothing at all goes out there is no need to.
+// While nothing at all goes out there is no need to, unless the lane has something
+// beyond its memory that was never tried.
 func (e *engine) setAside(l *lane) bool {
 	if !e.crammed(l) {
 		return false
 	}
 	before := len(l.failing)
 	for _, t := range e.topics {
-		if !e.dispensable(t) {
+		if !e.dispensable(t, l) {
 			continue
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
@@ -278,7 +284,63 @@ func (e *engine) crammed(l *lane) bool {
 		(len(l.entries) >= maxEntries*e.laneRows/2 || l.bytes >= e.laneBytes)
 }
 
-// dispensable reports that messages of a topic make room for others, which pass.
-func (e *engine) dispensable(t *topic) bool {
-	return t.state == opened && !e.sinkDown && e.passed > t.openedAt
+// dispensable reports that messages of a topic make room in a lane for others.
+func (e *engine) dispensable(t *topic, l *lane) bool {
+	return t.state == opened && (!e.sinkDown && e.passed > t.openedAt || l.beyond > 0 && e.worthLooking())
+}
+
+// worthLooking reports that the broker may take messages of other topics.
+func (e *engine) worthLooking() bool {
+	if e.reachable != nil {
+		return e.reachable()
+	}
+	return !e.sinkDown
+}
+
+// lookBeyond looks for messages of topics of which nothing has been tried, in lanes
+// whose memory is full of topics in trouble. Nothing else tells whether those would
+// pass: not before something is set aside to make room for them, and where there are
+// none, that is for nothing.
+func (e *engine) lookBeyond(now time.Time) *chore {
+	if len(e.topics) == 0 || now.Before(e.beyondAt) || !e.worthLooking() {
+		return nil
+	}
+	numbers, lanes := e.numbers(func(l *lane) bool {
+		return l.loaded && l.beyond == 0 && e.crammed(l) &&
+			!slices.ContainsFunc(e.topics, func(t *topic) bool { return e.dispensable(t, l) })
+	})
+	e.beyondAt = now.Add(beyondEvery)
+	if len(lanes) == 0 {
+		return nil
+	}
+	tried := map[string]bool{}
+	for _, t := range e.topics {
+		tried[t.name] = true
+	}
+	for _, l := range lanes {
+		for _, m := range l.entries {
+			if m.state != waiting && m.state != follower {
+				tried[m.Topic] = true
+			}
+		}
+	}
+	var found map[int]int64
+	var took time.Duration
+	return &chore{
+		again: &e.beyondAt,
+		do: func(ctx choreContext) (func(), error) {
+			begin := ctx.clock()
+			there, err := ctx.store.beyond(ctx, numbers, slices.Sorted(maps.Keys(tried)), beyondRows)
+			lasted := ctx.clock().Sub(begin)
+			return func() { found, took = there, lasted }, err
+		},
+		done: func(now time.Time) {
+			e.beyondAt = now.Add(max(beyondEvery, beyondCost*took))
+			for _, l := range lanes {
+				if e.live(l) {
+					l.beyond = found[l.number]
+				}
+			}
+		},
+	}
 }

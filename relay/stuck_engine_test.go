@@ -114,8 +114,11 @@ func (s *shelf) parkedKeys(_ context.Context, lanes []int) (keys []parkedKey, er
 }
 
 func (s *shelf) commands(context.Context, []int, int) ([]command, error) { return nil, nil }
-func (s *shelf) calm(context.Context, string, map[int]int64) error       { return nil }
-func (s *shelf) suspect(context.Context, fence, int64) error             { return nil }
+func (s *shelf) beyond(context.Context, []int, []string, int) (map[int]int64, error) {
+	return map[int]int64{}, nil
+}
+func (s *shelf) calm(context.Context, string, map[int]int64) error { return nil }
+func (s *shelf) suspect(context.Context, fence, int64) error       { return nil }
 func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outbox.Known, _ int) (int, error) {
 	if slices.Contains(keys, s.stays) {
 		return 0, errors.New("a trigger")

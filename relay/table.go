@@ -26,6 +26,8 @@ func (w *worker) reader(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
+		case r.ahead != nil && sqlerr.TimedOut(err):
+			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
 			w.checkDue.Store(true)
 			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "error", err)
