@@ -136,11 +136,12 @@ func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads [
 		if err := row.Scan(&h.lane, &h.id, &h.key, &h.wait, &created); err != nil {
 			return false, err
 		}
-		if !known[rowID{h.id, created}] {
-			h.topic = topic.topic
-			heads = append(heads, h)
-			most--
+		if known[rowID{h.id, created}] {
+			return true, nil
 		}
+		h.topic = topic.topic
+		heads = append(heads, h)
+		most--
 		return most > 0 && h.wait <= 0, nil
 	})
 	return heads, err
