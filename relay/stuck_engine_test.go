@@ -126,6 +126,7 @@ func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outbox.Kno
 	s.moved = append(s.moved, keys...)
 	return 0, nil
 }
+
 func (s *shelf) fail(_ context.Context, _ fence, failures []failure, followers []outbox.Ref) error {
 	return nil
 }
