@@ -60,7 +60,7 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	t := &Tx{calls: calls, ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
 	// A transaction that begins too late rolls back: its context has ended.
-	limit := time.Duration(beginLimit)
+	limit := beginLimit
 	if pool := db.Stats(); dialect == oncemill.SQLite || pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
 		limit = math.MaxInt64
 	}
