@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -79,33 +80,15 @@ func newEngine(l limits) *engine {
 	if l.draw == nil {
 		l.draw = rand.N
 	}
-	if l.mostSuspects == 0 {
-		l.mostSuspects = maxSuspects
-	}
-	if l.mostTopics == 0 {
-		l.mostTopics = maxTopics
-	}
-	if l.postponed == 0 {
-		l.postponed = postponeLeast
-	}
-	if l.mostWaiting == 0 {
-		l.mostWaiting = maxWaiting
-	}
-	if l.sweepFrom == 0 {
-		l.sweepFrom = sweepFrom
-	}
-	if l.slowRead == 0 {
-		l.slowRead = slowRead
-	}
-	if l.aheadEvery == 0 {
-		l.aheadEvery = aheadEvery
-	}
-	if l.aheadScan == 0 {
-		l.aheadScan = aheadScan
-	}
-	if l.aheadLook == 0 {
-		l.aheadLook = aheadLook
-	}
+	l.mostSuspects = cmp.Or(l.mostSuspects, maxSuspects)
+	l.mostTopics = cmp.Or(l.mostTopics, maxTopics)
+	l.postponed = cmp.Or(l.postponed, postponeLeast)
+	l.mostWaiting = cmp.Or(l.mostWaiting, maxWaiting)
+	l.sweepFrom = cmp.Or(l.sweepFrom, sweepFrom)
+	l.slowRead = cmp.Or(l.slowRead, slowRead)
+	l.aheadEvery = cmp.Or(l.aheadEvery, aheadEvery)
+	l.aheadScan = cmp.Or(l.aheadScan, aheadScan)
+	l.aheadLook = cmp.Or(l.aheadLook, aheadLook)
 	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
