@@ -144,7 +144,11 @@ func (f *variety) commit(t testing.TB, box *outbox.Outbox, round int) {
 			dead = 0
 		}
 		for range dead {
-			failing = append(failing, message.NewMessage("dead/"+watermill.NewUUID(), []byte("payload")))
+			msg := message.NewMessage("dead/"+watermill.NewUUID(), []byte("payload"))
+			if f.held { // without a key there is nothing to hold
+				outbox.SetKey(msg, msg.UUID)
+			}
+			failing = append(failing, msg)
 		}
 	}
 	if f.flood && round%20 == 0 {
