@@ -152,8 +152,10 @@ func TestBegin_GivesASilentConnectionUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.proxy.Silence(statement("begin"), 1)
-	if _, err := boundtx.Begin(t.Context(), f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, bounded.ErrAbandoned) {
-		t.Errorf("got %v", err)
+	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	defer cancel()
+	if _, err := boundtx.Begin(ctx, f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, bounded.ErrAbandoned) || ctx.Err() != nil {
+		t.Errorf("got %v, after all the time that there was: %v", err, ctx.Err())
 	}
 	tx := f.begin(t.Context(), t)
 	if err := tx.Commit(time.Minute); err != nil {
