@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -251,4 +253,45 @@ func TestArchive_IsCalledWithTheCallersContext(t *testing.T) {
 			t.Errorf("%v, %v", seen, err)
 		}
 	})
+}
+
+// The server falls silent at each statement of the archive's. Archive returns, and
+// goes on over other connections: what has not been handed over is then.
+func TestArchive_ReturnsWhenTheServerFallsSilent(t *testing.T) {
+	t.Parallel()
+	for step, text := range map[string]string{
+		"days":    "right(c.relname, 8)",
+		"read":    "over (order by f.id rows between",
+		"removal": "c.relayed_micros",
+		"guard":   "select 'the guard'",
+	} {
+		t.Run(step, func(t *testing.T) {
+			t.Parallel()
+			p := onPostgres(t, "binary_parameters=yes")
+			p.fillExpired(t, 3)
+			proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
+			db := sql.OpenDB(&tap{driver: p.tap.driver, dsn: dsn})
+			t.Cleanup(func() { proxy.Cut(); expectNoError(t, db.Close()) })
+			cfg, given := p.cfg, 0
+			cfg.Archive = func(_ context.Context, rows []outbox.HistoryRow) error { given += len(rows); return nil }
+			box, err := outbox.New(db, cfg)
+			expectNoError(t, err)
+			guard := func(ctx context.Context, tx *sql.Tx) (bool, error) {
+				_, err := tx.ExecContext(ctx, `select 'the guard'`)
+				return true, err
+			}
+			proxy.Silence(func(statement string) bool { return strings.Contains(statement, text) }, 1)
+			n, err := box.Queue().Archive(t.Context(), guard)
+			if !errors.Is(err, context.DeadlineExceeded) || n != 0 || proxy.Silenced() != 1 {
+				t.Errorf("archived %d, %v; %d connections silenced", n, err, proxy.Silenced())
+			}
+			want := 3
+			if step == "removal" {
+				want = 6 // once more: nobody knows whether they were removed
+			}
+			if n, err := box.Queue().Archive(t.Context(), guard); err != nil || n != 3 || given != want || p.historyRows(t) != 0 {
+				t.Errorf("then: archived %d, %v; %d rows were given, %d are left", n, err, given, p.historyRows(t))
+			}
+		})
+	}
 }

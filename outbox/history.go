@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 )
 
 // History is what was delivered and is still kept (Config.History): for search,
@@ -182,21 +183,52 @@ func (f HistoryFilter) resolve(limit int) (HistoryFilter, error) {
 // a time, and removes each batch when it has returned nil. It ends with nothing
 // left, with an error, or without the lease, and returns how many rows it removed.
 // guard is as in [Queue.Maintain]; it is asked before and after Config.Archive
-// runs, not meanwhile.
+// runs, not meanwhile. Config.Archive may take its time; the database may not.
 func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (archived int, err error) {
 	if q.box.cfg.Archive == nil {
 		return 0, nil
 	}
-	archived, err = q.box.store.archive(ctx, guard, q.box.cfg.Archive)
-	if err != nil {
-		return archived, fmt.Errorf("archive history: %w", err)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("archive history: %w", err)
+		}
+	}()
+	store := q.box.store
+	for last := (expired{}); ; {
+		batch, err := bounded.Do(ctx, q.archiving, archiveLimit, func(ctx context.Context) (expired, error) {
+			return store.expired(ctx, guard, last)
+		})
+		if err != nil || len(batch.rows) == 0 {
+			return archived, err
+		}
+		if err := q.box.cfg.Archive(ctx, batch.rows); err != nil {
+			return archived, err
+		}
+		removed, err := bounded.Do(ctx, q.archiving, archiveLimit, func(ctx context.Context) (bool, error) {
+			return store.forget(ctx, guard, batch)
+		})
+		if err != nil || !removed {
+			return archived, err
+		}
+		archived += len(batch.rows)
+		last = batch
 	}
-	return archived, nil
+}
+
+// expired is a batch of rows of the history that are past their time.
+type expired struct {
+	rows   []HistoryRow
+	day    string  // that they are all of; PostgreSQL
+	rowids []int64 // of each; SQLite
 }
 
 const (
 	archiveRows  = 500
 	archiveBytes = 8 << 20
+	archiveLimit = 10 * time.Second // for a read, or a removal
+
+	// archiveAbandoned is how many of them may be left behind at a time.
+	archiveAbandoned = 2
 )
 
 // scanHistory reads rows of the history; times come as microseconds.

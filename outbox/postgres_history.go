@@ -132,49 +132,43 @@ where h.id = c.id
 
 var archiveLimits = shorttx.Limits{Lock: time.Second, Statement: 4 * time.Second}
 
-func (s *postgresStore) archive(ctx context.Context, guard guard, hook archiveHook) (archived int, err error) {
+func (s *postgresStore) expired(ctx context.Context, guard guard, behind expired) (expired, error) {
 	now, days, err := s.historyDays(ctx)
 	if err != nil {
-		return 0, err
+		return expired{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(days)) {
 		day, err := time.Parse(dayLayout, name)
-		if err != nil || !days[name] || s.expiredFor(now, day) <= 0 {
-			continue // not one of ours, empty, or still kept
+		if err != nil || !days[name] || s.expiredFor(now, day) <= 0 || name < behind.day {
+			continue // not one of ours, empty, still kept, or done
 		}
-		n, err := s.archiveDay(ctx, s.upkeep.dayTable(name), guard, hook)
-		archived += n
+		after := int64(math.MinInt64)
+		if name == behind.day {
+			after = behind.rows[len(behind.rows)-1].ID
+		}
+		read := strings.ReplaceAll(postgresArchiveRead, "{{day}}", s.upkeep.dayTable(name))
+		rows, err := scanHistory(s.db.QueryContext(ctx, read, after, archiveRows, archiveBytes))
 		if err != nil {
-			return archived, err
+			return expired{}, err
 		}
+		if len(rows) == 0 {
+			continue
+		}
+		held, err := s.guarded(ctx, archiveLimits, guard, func(*sql.Tx) (bool, error) { return true, nil })
+		if err != nil || !held {
+			return expired{}, err
+		}
+		return expired{rows: rows, day: name}, nil
 	}
-	return archived, nil
+	return expired{}, nil
 }
 
-func (s *postgresStore) archiveDay(ctx context.Context, table string, guard guard, hook archiveHook) (archived int, err error) {
-	read := strings.ReplaceAll(postgresArchiveRead, "{{day}}", table)
-	remove := strings.ReplaceAll(postgresArchiveDelete, "{{day}}", table)
-	for after := int64(math.MinInt64); ; {
-		rows, err := scanHistory(s.db.QueryContext(ctx, read, after, archiveRows, archiveBytes))
-		if err != nil || len(rows) == 0 {
-			return archived, err
-		}
-		if held, err := s.guarded(ctx, archiveLimits, guard, func(*sql.Tx) (bool, error) { return true, nil }); err != nil || !held {
-			return archived, err
-		}
-		if err := hook(ctx, rows); err != nil {
-			return archived, err
-		}
-		removed, err := s.guarded(ctx, archiveLimits, guard, func(tx *sql.Tx) (bool, error) {
-			_, err := tx.ExecContext(ctx, remove, archivedArgs(rows)...)
-			return true, err
-		})
-		if err != nil || !removed {
-			return archived, err
-		}
-		archived += len(rows)
-		after = rows[len(rows)-1].ID
-	}
+func (s *postgresStore) forget(ctx context.Context, guard guard, batch expired) (bool, error) {
+	remove := strings.ReplaceAll(postgresArchiveDelete, "{{day}}", s.upkeep.dayTable(batch.day))
+	return s.guarded(ctx, archiveLimits, guard, func(tx *sql.Tx) (bool, error) {
+		_, err := tx.ExecContext(ctx, remove, archivedArgs(batch.rows)...)
+		return true, err
+	})
 }
 
 func archivedArgs(rows []HistoryRow) []any {

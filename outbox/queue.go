@@ -6,14 +6,18 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 )
 
 // Queue is the read side of an outbox: what a relay needs. It holds no state; a
 // row in the table is what is owed, and a lane is always read from its start.
-type Queue struct{ box *Outbox }
+type Queue struct {
+	box       *Outbox
+	archiving *bounded.Calls
+}
 
 // Queue returns the read side of o.
-func (o *Outbox) Queue() *Queue { return &Queue{box: o} }
+func (o *Outbox) Queue() *Queue { return &Queue{box: o, archiving: bounded.New(archiveAbandoned)} }
 
 // ReadRequest says what to read. Every lane is read from its start, in the order
 // of ids.
@@ -150,10 +154,7 @@ func (q *Queue) Listen() (wake <-chan struct{}, stop func()) {
 	return q.box.wake.listen()
 }
 
-type (
-	guard       = func(ctx context.Context, tx *sql.Tx) (bool, error)
-	archiveHook = func(ctx context.Context, rows []HistoryRow) error
-)
+type guard = func(ctx context.Context, tx *sql.Tx) (bool, error)
 
 // store is what differs between the databases.
 type store interface {
@@ -168,7 +169,10 @@ type store interface {
 	listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 	countHistory(ctx context.Context, f HistoryFilter) (int, error)
 	resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error)
-	archive(ctx context.Context, guard guard, hook archiveHook) (int, error)
+	// expired returns the oldest rows of the history that are past their time, behind
+	// a batch of them; none without the lease. forget removes them, with the lease.
+	expired(ctx context.Context, guard guard, behind expired) (expired, error)
+	forget(ctx context.Context, guard guard, batch expired) (bool, error)
 	held(ctx context.Context) (Held, error)
 	check(ctx context.Context) error
 	lastID(ctx context.Context) (int64, error)

@@ -120,56 +120,52 @@ delete from {{outbox_history}}
 where rowid = ?1 and id = ?2 and message_id = ?3 and relayed_at = ?4`
 )
 
-func (s *sqliteStore) archive(ctx context.Context, guard guard, hook archiveHook) (archived int, err error) {
-	for {
-		rowids, rows, err := s.archiveBatch(ctx)
-		if err != nil || len(rows) == 0 {
-			return archived, err
-		}
-		if held, err := s.guarded(ctx, guard, func(*sql.Tx) error { return nil }); err != nil || !held {
-			return archived, err
-		}
-		if err := hook(ctx, rows); err != nil {
-			return archived, err
-		}
-		held, err := s.guarded(ctx, guard, func(tx *sql.Tx) error {
-			remove, err := tx.PrepareContext(ctx, s.names.Expand(sqliteArchiveDelete))
-			if err != nil {
-				return err
-			}
-			defer remove.Close() //nolint:errcheck // nothing is left to be told
-			for i, r := range rows {
-				if _, err := remove.ExecContext(ctx, rowids[i], r.ID, r.MessageID, r.RelayedAt.UnixMicro()); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil || !held {
-			return archived, err
-		}
-		archived += len(rows)
+func (s *sqliteStore) expired(ctx context.Context, guard guard, _ expired) (expired, error) {
+	batch, err := s.oldest(ctx)
+	if err != nil || len(batch.rows) == 0 {
+		return expired{}, err
 	}
+	held, err := s.guarded(ctx, guard, func(*sql.Tx) error { return nil })
+	if err != nil || !held {
+		return expired{}, err
+	}
+	return batch, nil
 }
 
-// archiveBatch reads the oldest rows that are past their time.
-func (s *sqliteStore) archiveBatch(ctx context.Context) (rowids []int64, out []HistoryRow, err error) {
+// oldest reads the oldest rows that are past their time.
+func (s *sqliteStore) oldest(ctx context.Context) (batch expired, err error) {
 	rows, err := s.db.QueryContext(ctx, s.names.Expand(sqliteArchiveRead), s.history.Microseconds(), archiveRows)
 	if err != nil {
-		return nil, nil, err
+		return expired{}, err
 	}
 	defer func() { err = errors.Join(err, rows.Close()) }()
 	for bytes := 0; rows.Next() && bytes < archiveBytes; {
 		var rowid, created, relayed int64
 		var r HistoryRow
 		if err := rows.Scan(&rowid, &r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created, &relayed); err != nil {
-			return nil, nil, err
+			return expired{}, err
 		}
 		r.CreatedAt, r.RelayedAt = time.UnixMicro(created).UTC(), time.UnixMicro(relayed).UTC()
-		rowids, out = append(rowids, rowid), append(out, r)
+		batch.rowids, batch.rows = append(batch.rowids, rowid), append(batch.rows, r)
 		bytes += len(r.Payload) + len(r.Metadata)
 	}
-	return rowids, out, rows.Err()
+	return batch, rows.Err()
+}
+
+func (s *sqliteStore) forget(ctx context.Context, guard guard, batch expired) (bool, error) {
+	return s.guarded(ctx, guard, func(tx *sql.Tx) error {
+		remove, err := tx.PrepareContext(ctx, s.names.Expand(sqliteArchiveDelete))
+		if err != nil {
+			return err
+		}
+		defer remove.Close() //nolint:errcheck // nothing is left to be told
+		for i, r := range batch.rows {
+			if _, err := remove.ExecContext(ctx, batch.rowids[i], r.ID, r.MessageID, r.RelayedAt.UnixMicro()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // guarded runs fn in a transaction of its own that the caller's lease guards, and

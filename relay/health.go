@@ -2,7 +2,6 @@ package relay
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"sync"
@@ -47,6 +46,9 @@ const maxAbandoned = 16
 // Some calls of a kind may have answers while others have none: a task that
 // deletes hangs, one that reads does not. So an answer does not end a silence
 // until there has been no other for a while.
+//
+// The upkeep is apart from that: see tending. So are heartbeats, without which the
+// leases end by themselves.
 type health struct {
 	full    time.Duration // that a call may take
 	patient time.Duration // without an answer, until the worker is unfit
@@ -138,8 +140,8 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for o := range operations {
-		if o == opHeartbeat || o == opCheck {
-			continue // without heartbeats the leases end by themselves
+		if o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep {
+			continue
 		}
 		if silent := h.kinds[o].silent(now, h.short()); silent > h.patient && silent-h.patient >= since {
 			why, since = fmt.Errorf("no answer from the database for %v to: %v", silent.Truncate(time.Second), o), silent-h.patient
@@ -217,7 +219,6 @@ func (w *worker) doctor(ctx context.Context) error {
 func (w *worker) probe(ctx context.Context) error {
 	lanes, ref := []int{0}, outbox.Ref{CreatedAt: time.Unix(0, 0)}
 	nobody := fence{owner: w.owner} // a lease that was taken has an epoch above 0
-	idle := func(context.Context, *sql.Tx) (bool, error) { return false, nil }
 	probes := []func(context.Context) error{
 		w.check,
 		func(ctx context.Context) error {
@@ -225,8 +226,6 @@ func (w *worker) probe(ctx context.Context) error {
 			return err
 		},
 		func(ctx context.Context) error { _, err := w.queue.Remove(ctx, []outbox.Ref{ref}); return err },
-		func(ctx context.Context) error { _, err := w.queue.MoveDue(ctx, idle); return err },
-		func(ctx context.Context) error { _, err := w.queue.Maintain(ctx, idle); return err },
 		func(ctx context.Context) error {
 			_, err := w.leases.take(ctx, w.owner, nil, 0, w.cfg.Lease)
 			return err
@@ -280,6 +279,9 @@ func (w *worker) notReady() error {
 	if _, why := w.health.unfit(time.Now()); why != nil {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, why)
 	}
+	if w.tending.hangs() { // and no other worker has taken it
+		return fmt.Errorf("relay: worker %s: %w", w.owner, errUpkeep)
+	}
 	if w.unfit.Load() {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, errTables)
 	}
@@ -293,16 +295,21 @@ func (w *worker) notReady() error {
 }
 
 var (
+	errUpkeep       = errors.New("no answer from the database to the upkeep of the tables, or to moving scheduled messages")
 	errTables       = errors.New("the tables did not pass their check; see the log")
 	errNotRenewed   = errors.New("the leases could not be renewed for longer than they last")
 	errSinkNotReady = errors.New("the sink does not reach its broker")
 )
 
+// silence reports that a call had no answer in time.
+func silence(err error) bool {
+	return errors.Is(err, bounded.ErrTooManyAbandoned) || errors.Is(err, context.DeadlineExceeded)
+}
+
 // unanswered reports that an error did not come from the server: nobody knows
 // whether the call took effect, or whether the next one meets the same server.
 func unanswered(err error) bool {
-	return errors.Is(err, bounded.ErrAbandoned) || errors.Is(err, bounded.ErrTooManyAbandoned) ||
-		errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
+	return silence(err) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
 }
 
 // passing reports that an error says nothing about the tables: the call had no

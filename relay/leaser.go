@@ -122,7 +122,7 @@ func (s *leaser) leave(ctx context.Context) {
 			e.drop(number)
 		}
 	})
-	s.upkeepEpoch.Store(0)
+	s.tending.hold(0)
 	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
 		if err := s.leases.release(ctx, s.owner, lanes); err != nil {
 			return err
@@ -189,9 +189,9 @@ func (s *leaser) step(ctx context.Context) error {
 	}
 	renew := have.renew
 	if have.unfit {
-		s.upkeepEpoch.Store(0) // its lease is given back below
+		s.tending.hold(0) // its lease is given back below
 	}
-	if s.upkeepEpoch.Load() != 0 {
+	if s.tending.held() != 0 {
 		renew = append(renew, upkeepLane)
 	}
 	me := identity{owner: s.owner, name: s.cfg.Name, ready: s.ready() && !have.hung, stopping: s.stopping}
@@ -271,7 +271,7 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 // renewed tells the loop what the database said of its lanes.
 func (s *leaser) renewed(ctx context.Context, have holding, held map[int]renewal, trusted time.Time) {
 	if _, mine := held[upkeepLane]; !mine {
-		s.upkeepEpoch.Store(0)
+		s.tending.hold(0)
 	}
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, epoch := range have.epochs {
@@ -293,7 +293,7 @@ func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]re
 	var stray []int
 	for number := range held {
 		_, worked := have.epochs[number]
-		if !worked && (number != upkeepLane || s.upkeepEpoch.Load() == 0) {
+		if !worked && (number != upkeepLane || s.tending.held() == 0) {
 			stray = append(stray, number)
 		}
 	}
@@ -332,7 +332,12 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 		s.log.WarnContext(ctx, "the database's clock was set back, leases of workers that are gone end now", "leases", len(old), "workers", len(gone))
 		return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.expire(ctx, old, gone) })
 	}
-	mayHold := func(lane int) bool { return have.mayHold[lane] }
+	mayHold := func(lane int) bool {
+		if lane == upkeepLane {
+			return s.tending.mayHold(time.Now(), 2*s.cfg.Lease)
+		}
+		return have.mayHold[lane]
+	}
 	share := divide(s.owner, peers, leases, have.active, mayHold, s.cfg.Lease)
 	if len(share.give) > 0 {
 		s.call(ctx, func(e *engine, _ time.Time) {
@@ -409,7 +414,7 @@ func (s *leaser) takeUpkeep(ctx context.Context) error {
 		return err
 	}
 	if t, ok := taken[upkeepLane]; ok {
-		s.upkeepEpoch.Store(t.epoch)
+		s.tending.hold(t.epoch)
 		s.checkDue.Store(true)
 	}
 	return nil

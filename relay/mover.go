@@ -25,7 +25,7 @@ func (w *worker) mover(ctx context.Context) error {
 	for {
 		// A commit may end the wait once the rest is over.
 		rest, wait := moverRest, moverRest
-		if epoch := w.upkeepEpoch.Load(); epoch != 0 && !w.unfit.Load() {
+		if epoch := w.tending.held(); epoch != 0 && !w.unfit.Load() {
 			begin := time.Now()
 			moved, err := w.moveDue(ctx, epoch, limit)
 			limit = max(moved.Limit, outbox.MoveLimit) // a call without an answer names none
@@ -67,7 +67,7 @@ func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) 
 	if limit > outbox.MoveLimit { // a large message
 		moved, err = askLong(ctx, w, limit, move)
 	} else {
-		moved, err = ask(ctx, w, opMove, move)
+		moved, err = tend(ctx, w, opMove, epoch, move)
 	}
 	if moved.Rows > 0 {
 		w.met.moved.Add(ctx, int64(moved.Rows))

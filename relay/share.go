@@ -43,7 +43,8 @@ type shares struct {
 // worker that counts but does not work. It gives lanes back only while a worker
 // with a share has fewer than the share rounded down, and not more than that, and
 // what it has above the share rounded up: so a division that is fair is left alone,
-// and lanes do not wander.
+// and lanes do not wander. The upkeep goes to whoever comes first; a worker that may
+// not hold it leaves it to others, if there are any and they take it.
 func divide(me string, peers []peer, leases []lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
 	anyReady := false
 	for _, p := range peers {
@@ -73,7 +74,7 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 	for _, l := range leases {
 		switch {
 		case l.lane == upkeepLane:
-			s.upkeep = l.left < 0
+			s.upkeep = l.left < 0 && (mayHold(l.lane) || count == 1 || l.left < -term)
 		case l.left >= 0:
 			counts[l.owner]++
 		case mayHold(l.lane):

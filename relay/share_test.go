@@ -1,11 +1,13 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -73,6 +75,9 @@ func TestDivide(t *testing.T) {
 		}
 		return leases
 	}
+	upkeep := func(left time.Duration) []lease {
+		return append(all("me", 1), lease{lane: upkeepLane, left: left, owner: "other"})
+	}
 	lanes := func(from, to int) (lanes []int) {
 		for lane := from; lane < to; lane++ {
 			lanes = append(lanes, lane)
@@ -122,10 +127,10 @@ func TestDivide(t *testing.T) {
 			shares{give: lanes(11, 12)},
 		},
 		"the upkeep is free": {
-			[]peer{me}, append(all("me", 1), lease{lane: upkeepLane, left: -1}), lanes(0, 32), shares{upkeep: true},
+			[]peer{me}, upkeep(-1), lanes(0, 32), shares{upkeep: true},
 		},
 		"the upkeep is not free": {
-			[]peer{me}, append(all("me", 1), lease{lane: upkeepLane, left: 1, owner: "other"}), lanes(0, 32), shares{},
+			[]peer{me}, upkeep(1), lanes(0, 32), shares{},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -138,4 +143,51 @@ func TestDivide(t *testing.T) {
 			}
 		})
 	}
+	nothing := func(int) bool { return false }
+	for name, test := range map[string]struct {
+		peers []peer
+		left  time.Duration
+		want  bool
+	}{
+		"a worker that may not hold the upkeep leaves it to others":     {[]peer{me, other}, -1, false},
+		"and takes it if no other one does":                             {[]peer{me, other}, -term - 1, true},
+		"one that is alone takes it at once":                            {[]peer{me}, -1, true},
+		"and does not count those that stop":                            {[]peer{me, {owner: "other", ready: true, stopping: true}}, -1, true},
+		"it does not take what another has, though it may hold nothing": {[]peer{me}, 1, false},
+	} {
+		if got := divide("me", test.peers, upkeep(test.left), lanes(0, 32), nothing, term); got.upkeep != test.want {
+			t.Errorf("%s: %t", name, got.upkeep)
+		}
+	}
+}
+
+// The upkeep is given up by a call without an answer, and left to others for a while.
+func TestTending_EndsWithASilence(t *testing.T) {
+	t.Parallel()
+	const while = time.Minute
+	start := time.Unix(1000, 0)
+	answer, silent := errors.New("refused"), bounded.ErrAbandoned
+	var u tending
+	expect := func(what string, now time.Time, held int64, mayHold, hangs bool) {
+		t.Helper()
+		if u.held() != held || u.mayHold(now, while) != mayHold || u.hangs() != hangs {
+			t.Errorf("%s: held %d, may hold %t, hangs %t", what, u.held(), u.mayHold(now, while), u.hangs())
+		}
+	}
+	expect("new", start, 0, true, false)
+	u.hold(1)
+	u.heard(1, start, nil)
+	u.heard(1, start, answer)
+	expect("answers", start, 1, true, false)
+	u.heard(1, start, silent)
+	expect("a silence", start, 0, false, false)
+	u.heard(1, start, nil)
+	expect("an answer of the same time", start, 0, false, false)
+	expect("much later", start.Add(while+1), 0, true, false)
+	u.hold(2)
+	expect("taken again, since nobody else was there", start, 2, false, true)
+	u.heard(1, start, silent)
+	expect("a silence of the time before", start, 2, false, true)
+	u.heard(2, start, nil)
+	expect("an answer", start, 2, true, false)
 }

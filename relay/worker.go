@@ -76,8 +76,8 @@ type worker struct {
 	// reads nothing: another one may have the lanes.
 	unfit atomic.Bool
 
-	upkeepEpoch atomic.Int64 // 0: another worker keeps the tables
-	renewedAt   atomic.Int64 // when the last heartbeat succeeded, Unix nanoseconds; 0: none has
+	tending   tending
+	renewedAt atomic.Int64 // when the last heartbeat succeeded, Unix nanoseconds; 0: none has
 }
 
 type reported struct {

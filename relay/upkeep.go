@@ -1,0 +1,213 @@
+package relay
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// tending is a worker's lease of the upkeep. A call of the upkeep that has no answer
+// ends it, so that another worker does what this one cannot, and lets that one have
+// it for a while. A worker that is alone takes it again at once.
+type tending struct {
+	mu     sync.Mutex // guards what follows
+	epoch  int64      // of the lease; 0: another worker keeps the tables
+	silent time.Time  // when the last call had no answer; zero: it had one
+}
+
+// held returns the epoch of the lease; 0: another worker has it.
+func (t *tending) held() int64 {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.epoch
+}
+
+// hold notes the epoch of the lease; 0: another worker has it.
+func (t *tending) hold(epoch int64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.epoch = epoch
+}
+
+// heard notes how a call ended that was made under the lease of an epoch.
+func (t *tending) heard(epoch int64, now time.Time, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	switch {
+	case t.epoch != epoch: // what is left of an earlier lease
+	case silence(err):
+		t.epoch, t.silent = 0, now
+	default:
+		t.silent = time.Time{}
+	}
+}
+
+// mayHold reports whether this worker may take the lease although others can: its
+// calls have answers, or had none longer ago than a while.
+func (t *tending) mayHold(now time.Time, while time.Duration) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.silent.IsZero() || now.Sub(t.silent) > while
+}
+
+// hangs reports that this worker keeps the tables and its last call had no answer.
+func (t *tending) hangs() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.epoch != 0 && !t.silent.IsZero()
+}
+
+// tend is ask for calls that are made under the lease of the upkeep.
+func tend[T any](ctx context.Context, w *worker, o operation, epoch int64, f func(ctx context.Context) (T, error)) (T, error) {
+	value, err := ask(ctx, w, o, f)
+	if ctx.Err() == nil || !silence(err) { // else its own time is over
+		w.tending.heard(epoch, time.Now(), err)
+	}
+	return value, err
+}
+
+const (
+	upkeepEvery = time.Second
+	upkeepLimit = 5 * time.Second // for one round
+	checkEvery  = 30              // rounds: a switchover may pass without an error
+
+	archiveEvery = 10 // rounds
+	heldEvery    = 5  // rounds
+	heldLong     = 30 * time.Second
+
+	forever = 100 * 365 * 24 * time.Hour
+)
+
+// upkeep keeps the outbox's tables while this worker has the lease for it. Each
+// of its transactions locks that lease, so two workers never do it at once.
+func (w *worker) upkeep(ctx context.Context) error {
+	look := holders{met: w.met}
+	defer look.forget()
+	for n := 1; pause(ctx, upkeepEvery); n++ {
+		if n%checkEvery == 0 {
+			switch err := do(ctx, w, opCheck, w.check); {
+			case err == nil: // a worker without lanes has no other way to tell
+				w.unfit.Store(false)
+			case ctx.Err() == nil && !passing(err):
+				w.checkDue.Store(true)
+			}
+		}
+		epoch := w.tending.held()
+		if epoch == 0 {
+			look.forget()
+			continue
+		}
+		if n%heldEvery == 0 {
+			w.lookForHolders(ctx, epoch, &look)
+		}
+		if err := w.maintain(ctx, epoch); err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
+			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
+		}
+	}
+	return nil
+}
+
+// maintain does a round, and again what is worth it before the next one.
+func (w *worker) maintain(ctx context.Context, epoch int64) error {
+	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
+	defer cancel()
+	next := time.Now().Add(upkeepEvery)
+	maintain := func() (outbox.Maintained, error) {
+		done, err := tend(ctx, w, opUpkeep, epoch, func(ctx context.Context) (outbox.Maintained, error) {
+			return w.queue.Maintain(ctx, w.upkeepGuard(epoch))
+		})
+		w.met.truncated.Add(ctx, int64(done.Truncated))
+		return done, err
+	}
+	done, err := maintain()
+	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && pause(ctx, done.Again) {
+		done, err = maintain()
+	}
+	if err == nil {
+		// Needs no lease: letters are forgotten once, whoever does it.
+		_, err = tend(ctx, w, opUpkeep, epoch, w.letters.Forget)
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return nil // goes on in the next round
+	}
+	return err
+}
+
+// holders is what the worker that does the upkeep knows of those who keep dead
+// rows in the tables.
+type holders struct {
+	met    *metrics
+	told   bool // to the metrics
+	logged int  // the process
+}
+
+// forget leaves the metrics to the worker that does the upkeep now.
+func (h *holders) forget() {
+	if h.told {
+		h.met.held.Store(nil)
+	}
+	h.told, h.logged = false, 0
+}
+
+// lookForHolders measures who keeps dead rows in the tables, and logs who has held
+// the ring for long, once.
+func (w *worker) lookForHolders(ctx context.Context, epoch int64, known *holders) {
+	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
+	defer cancel()
+	held, err := tend(ctx, w, opUpkeep, epoch, w.queue.Held)
+	if err != nil {
+		return // the upkeep itself will say what is wrong
+	}
+	known.told = true
+	w.met.held.Store(&held)
+	if len(held.Blocked) == 0 {
+		known.logged = 0
+		return
+	}
+	if first := held.Blocked[0]; first.PID != known.logged && first.Age > heldLong {
+		known.logged = first.PID
+		w.log.WarnContext(ctx, "dead rows of the outbox cannot be removed while a transaction is open; reads pass over them",
+			"pid", first.PID, "application", first.Application, "state", first.State, "age", first.Age)
+	}
+}
+
+// archiver hands over what is past the history's time, while this worker has the
+// lease of the upkeep. It is apart from the upkeep since the user's function may
+// take its time.
+func (w *worker) archiver(ctx context.Context) error {
+	for n := 0; pause(ctx, upkeepEvery); n++ {
+		epoch := w.tending.held()
+		if epoch == 0 {
+			n = -1 // it begins with the lease
+			continue
+		}
+		if n%archiveEvery != 0 {
+			continue
+		}
+		// The user's function may take its time, so this has no limit; when ctx ends
+		// it is left behind if it does not return.
+		n, err := bounded.Do(ctx, w.bounds, forever, func(ctx context.Context) (int, error) {
+			return w.queue.Archive(ctx, w.upkeepGuard(epoch))
+		})
+		if n > 0 {
+			w.met.archived.Add(ctx, int64(n))
+		}
+		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
+			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
+		}
+	}
+	return nil
+}
+
+// upkeepGuard locks the lease of the upkeep in a transaction.
+func (w *worker) upkeepGuard(epoch int64) func(context.Context, *sql.Tx) (bool, error) {
+	return func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
+	}
+}
