@@ -191,8 +191,8 @@ func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, by
 		return Moved{Rows: n}, nil
 	case ctx.Err() == nil && sqlerr.State(err) != "57014", errors.Is(ctx.Err(), context.Canceled):
 		return Moved{}, err
-	case !s.pace.slower():
-		return Moved{}, err // less than this is not possible
+	case !s.pace.slower(), ctx.Err() != nil:
+		return Moved{}, err // less is not possible, or the server is silent
 	}
 	s.log.WarnContext(ctx, "moving scheduled messages takes too long; moving fewer at a time", "rows", rows, "bytes", bytes, "error", err)
 	return Moved{}, nil

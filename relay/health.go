@@ -122,12 +122,16 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 // short is the limit of a call that may meet a connection that leads nowhere.
 func (h *health) short() time.Duration { return h.full / 5 }
 
+// hangs reports whether a call runs that should have had its answer.
+func (k *contact) hangs(now time.Time, short time.Duration) bool {
+	return !k.busy.IsZero() && now.Sub(k.busy) > short
+}
+
 // silent returns for how long there has been no answer. One call without an answer
 // among others says little: its connection may be the only one that leads nowhere.
 func (k *contact) silent(now time.Time, short time.Duration) time.Duration {
-	hangs := !k.busy.IsZero() && now.Sub(k.busy) > short
 	switch {
-	case hangs, k.lost > 0 && !k.answered:
+	case k.hangs(now, short), k.lost > 0 && !k.answered:
 		return now.Sub(k.since)
 	case k.lost > 1:
 		return k.last.Sub(k.since)
@@ -140,7 +144,7 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for o := range operations {
-		if o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep {
+		if apart(o) {
 			continue
 		}
 		if silent := h.kinds[o].silent(now, h.short()); silent > h.patient && silent-h.patient >= since {
@@ -150,10 +154,17 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 	return since, why
 }
 
-// recovered forgets what had no answer: probes of every kind have had one.
-func (h *health) recovered(now time.Time) {
+// recover forgets what had no answer: probes of every kind have had one. It does not
+// while a call of the worker's own hangs, or as long as one has had no answer a moment
+// ago: there may be one that no probe is like.
+func (h *health) recover(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for o := range h.kinds {
+		if k := &h.kinds[o]; !apart(operation(o)) && (k.hangs(now, h.short()) || now.Sub(k.last) < h.full) {
+			return false
+		}
+	}
 	for o := range h.kinds {
 		k := &h.kinds[o]
 		*k = contact{busy: k.busy}
@@ -161,6 +172,12 @@ func (h *health) recovered(now time.Time) {
 			k.since = now
 		}
 	}
+	return true
+}
+
+// apart reports whether a kind of operation says nothing of a worker's fitness.
+func apart(o operation) bool {
+	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep
 }
 
 // ask makes a call of the database that ends in time, whether it returns or not;
@@ -207,7 +224,9 @@ func (w *worker) doctor(ctx context.Context) error {
 		if err := w.probe(ctx); err != nil {
 			continue
 		}
-		w.health.recovered(time.Now())
+		if !w.health.recover(time.Now()) {
+			continue
+		}
 		told = false
 		w.log.InfoContext(ctx, "worker is fit again, the database answers")
 	}

@@ -62,24 +62,36 @@ func TestHealth_AsksBrieflyAfterASilence(t *testing.T) {
 	}
 }
 
-// Probes have had their answers while a call runs that has none.
-func TestHealth_ForgetsASilenceWhileACallRuns(t *testing.T) {
+// Probes have had their answers, but a call of the worker's own hangs, or did a moment
+// ago. A call of the upkeep says nothing of the rest.
+func TestHealth_ForgetsASilenceOnceItsOwnCallsAreAnswered(t *testing.T) {
 	t.Parallel()
 	h := health{full: 5 * time.Second, patient: 7500 * time.Millisecond}
 	now := time.Unix(1000, 0)
+	expect := func(what string, recovers bool) {
+		t.Helper()
+		if got := h.recover(now); got != recovers {
+			t.Errorf("%s: recovers: %t", what, got)
+		}
+		if _, why := h.unfit(now); (why == nil) != recovers {
+			t.Errorf("%s: unfit: %v", what, why)
+		}
+	}
+	h.begin(opUpkeep, now)
 	h.begin(opRead, now)
 	now = now.Add(20 * time.Second)
-	h.recovered(now)
-	if _, why := h.unfit(now); why != nil {
-		t.Error(why)
-	}
-	now = now.Add(time.Second)
+	expect("a call hangs", false)
 	h.end(opRead, now, false)
-	if _, why := h.unfit(now); why != nil {
-		t.Error(why)
-	}
+	expect("it had no answer just now", false)
+	now = now.Add(4 * time.Second)
+	expect("it had none a moment ago", false)
+	now = now.Add(time.Second)
+	expect("it had none a while ago", true)
 	h.begin(opRead, now)
-	if _, why := h.unfit(now.Add(8 * time.Second)); why == nil {
-		t.Error("fit, after a silence of 9 s since then")
+	now = now.Add(h.short())
+	if !h.recover(now) {
+		t.Error("a call that has just begun is none that hangs")
 	}
+	now = now.Add(8 * time.Second)
+	expect("it hangs now", false)
 }

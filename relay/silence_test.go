@@ -217,9 +217,8 @@ func (f *variety) check(t testing.TB, p place) {
 	}
 	until(t, fmt.Sprint(owed, " messages are owed"), func() bool { return p.owed(t) == owed }, func() int64 { return int64(f.wire.count()) })
 	f.wire.check(t, f.expected, math.MaxInt)
-	if n := p.count(t, `select count(*) from {{dead_letters}} where state = $1`, state); n != f.dead {
-		t.Errorf("%d dead letters, %d messages were given up", n, f.dead)
-	}
+	letters := func() int { return p.count(t, `select count(*) from {{dead_letters}} where state = $1`, state) }
+	until(t, fmt.Sprint(f.dead, " dead letters"), func() bool { return letters() == f.dead }, func() int64 { return int64(letters()) })
 }
 
 func (p place) awaitScheduled(t testing.TB) {
@@ -249,10 +248,10 @@ func still() int64 { return 0 }
 type phase uint8
 
 const (
-	working  phase = iota // both workers share the lanes
-	joining               // the worker behind the proxy has all lanes, and another one comes
-	starting              // another worker has all lanes, and the one behind the proxy comes
-	following             // the one behind the proxy comes after one that has died, and then another one
+	working   phase = iota // both workers share the lanes
+	joining                // the worker behind the proxy has all lanes, and another one comes
+	starting               // another worker has all lanes, and the one behind the proxy comes
+	following              // the one behind the proxy comes after one that has died, and then another one
 )
 
 // silencing is a kind of statement that has no answer.
