@@ -6,82 +6,7 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"go.opentelemetry.io/otel/trace"
-
-	"github.com/oncemill/oncemill/outbox"
 )
-
-// state is where an entry stands on its way from its table to its deletion.
-type state uint8
-
-const (
-	waiting    state = iota // behind another message of its key
-	ready                   // to be published
-	withheld                // by its topic's circuit
-	suspected               // failed, perhaps by its own fault; its topic's others decide
-	announcing              // its id is being written down, since it goes out alone
-	inFlight                // handed to the sink, no outcome yet
-	again                   // found no way out, in a lane that is one pipeline
-	charged                 // its failure is to be written down
-	follower                // to be moved behind its key in parked
-	confirmed               // to be deleted
-	forgotten               // the lane knows it no more; lists may
-)
-
-// rowID is the identity of a row in its lane. The id alone is none: a server that
-// lost its tail gives ids out again.
-type rowID struct {
-	id      int64
-	created int64 // microseconds
-}
-
-func (m *entry) rowID() rowID { return rowID{m.ID, m.CreatedAt.UnixMicro()} }
-
-// entry is a row that a lane knows.
-type entry struct {
-	Message
-	lane      *lane
-	place     outbox.Place
-	metadata  []byte // as it is stored; decoded when it goes out
-	malformed error  // the row cannot become a message; its outcome without a sink
-	state     state
-	deadline  time.Time // of the outcome, while in flight
-	next      *entry    // of the same key
-	sent      uint64    // number of its latest publish
-	failedAt  uint64    // number of the last publish before it became a suspect; 0: it is none
-
-	doubted  time.Time // when it became a suspect
-	parked   bool      // its row is in parked
-	ahead    bool      // it goes before what was read before it
-	crashed  bool      // a worker died with it alone in flight: it goes out alone
-	released bool      // let out by a circuit
-	moving   bool      // part of the chore under way
-	attempts int       // failed so far
-	expires  time.Time // the time limit of its attempts; zero: none
-	failure  *failure  // while charged
-
-	hollow     bool // without its payload: it cannot be sent
-	unanswered bool // a copy of it may have arrived although no confirm came
-	arrived    bool // a confirm of it has come
-	late       bool // its confirm came while it was being moved, or after
-	locked     bool // its deletion found it locked by another transaction
-
-	span trace.Span // of the publish; nil: not traced
-}
-
-// chain holds what is known of one key and not confirmed, oldest first. Unless
-// the lane is one pipeline, only the head may go out.
-//
-// While the key is parked, the chain holds rows of parked alone; rows of the
-// outbox are followers.
-type chain struct {
-	head, tail *entry
-	length     int
-	parked     bool    // the key has rows in parked, or is about to
-	failing    *entry  // nothing goes out before its failure is written down
-	letters    []int64 // commands on these; nothing goes out before they are carried out
-	sweeping   bool    // nothing goes out before it is swept into parked
-}
 
 // lane is what a worker remembers of a lane that it holds. It belongs to the
 // worker's loop.
@@ -227,8 +152,6 @@ func (l *lane) lockedOut(m *entry) {
 	}
 }
 
-func (m *entry) size() int { return len(m.Payload) + len(m.metadata) }
-
 // place puts an entry where it belongs: out, behind its key, or into parked.
 func (l *lane) place(m *entry) {
 	key := l.orderKey(m)
@@ -275,52 +198,6 @@ func (l *lane) chain(key string) *chain {
 		l.chains[key] = c
 	}
 	return c
-}
-
-// stopped reports that nothing of the key goes out until a chore is done.
-func (c *chain) stopped() bool { return c.failing != nil || len(c.letters) > 0 || c.sweeping }
-
-// insert puts m into its place by id, but not before the head: that may be in
-// flight. A producer that does not serialise on its key may commit an earlier id
-// late. It has no promise, but gets the best order there is.
-func (c *chain) insert(m *entry) {
-	c.length++
-	switch {
-	case c.head == nil:
-		c.head, c.tail = m, m
-	case c.tail.ID < m.ID:
-		c.tail.next, c.tail = m, m
-	default:
-		before := c.head
-		for before.next != nil && before.next.ID < m.ID {
-			before = before.next
-		}
-		m.next, before.next = before.next, m
-		if m.next == nil {
-			c.tail = m
-		}
-	}
-}
-
-// remove takes m, which is the head unless the lane is one pipeline, out.
-func (c *chain) remove(m *entry) {
-	var before *entry
-	for at := c.head; at != m; at = at.next {
-		if at == nil {
-			return
-		}
-		before = at
-	}
-	if before == nil {
-		c.head = m.next
-	} else {
-		before.next = m.next
-	}
-	if c.tail == m {
-		c.tail = before
-	}
-	m.next = nil
-	c.length--
 }
 
 // goOn makes what may go out of a key ready.

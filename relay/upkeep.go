@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"sync"
 	"time"
 
@@ -35,17 +36,20 @@ func (t *tending) hold(epoch int64) {
 	t.epoch = epoch
 }
 
-// heard notes how a call ended that was made under the lease of an epoch.
-func (t *tending) heard(epoch int64, now time.Time, err error) {
+// heard notes how a call ended that was made under the lease of an epoch, and reports
+// whether that has ended the lease.
+func (t *tending) heard(epoch int64, now time.Time, err error) (ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
 	case t.epoch != epoch: // what is left of an earlier lease
+		return false
 	case silence(err):
 		t.epoch, t.silent = 0, now
-	default:
-		t.silent = time.Time{}
+		return true
 	}
+	t.silent = time.Time{}
+	return false
 }
 
 // mayHold reports whether this worker may take the lease although others can: its
@@ -66,15 +70,18 @@ func (t *tending) hangs() bool {
 // tend is ask for calls that are made under the lease of the upkeep.
 func tend[T any](ctx context.Context, w *worker, o operation, epoch int64, f func(ctx context.Context) (T, error)) (T, error) {
 	value, err := ask(ctx, w, o, f)
-	if ctx.Err() == nil || !silence(err) { // else its own time is over
-		w.tending.heard(epoch, time.Now(), err)
+	if ctx.Err() != nil && silence(err) {
+		return value, err // its own time is over
+	}
+	if w.tending.heard(epoch, time.Now(), err) {
+		w.log.WarnContext(ctx, "upkeep is left to other workers for a while", "error", fmt.Errorf("no answer from the database to: %v: %w", o, err))
 	}
 	return value, err
 }
 
 const (
 	upkeepEvery = time.Second
-	upkeepLimit = 5 * time.Second // for one round
+	upkeepMore  = 5 * time.Second // that a round may take, besides one call without an answer
 	checkEvery  = 30              // rounds: a switchover may pass without an error
 
 	archiveEvery = 10 // rounds
@@ -115,7 +122,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 
 // maintain does a round, and again what is worth it before the next one.
 func (w *worker) maintain(ctx context.Context, epoch int64) error {
-	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
+	ctx, cancel := context.WithTimeout(ctx, w.health.full+upkeepMore)
 	defer cancel()
 	next := time.Now().Add(upkeepEvery)
 	maintain := func() (outbox.Maintained, error) {
@@ -158,8 +165,6 @@ func (h *holders) forget() {
 // lookForHolders measures who keeps dead rows in the tables, and logs who has held
 // the ring for long, once.
 func (w *worker) lookForHolders(ctx context.Context, epoch int64, known *holders) {
-	ctx, cancel := context.WithTimeout(ctx, upkeepLimit)
-	defer cancel()
 	held, err := tend(ctx, w, opUpkeep, epoch, w.queue.Held)
 	if err != nil {
 		return // the upkeep itself will say what is wrong
