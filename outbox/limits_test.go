@@ -110,6 +110,22 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 			for column, value := range map[string]any{"topic": long[1:], "message_id": wide[2:], "key": long[1:], "metadata": make([]byte, 65_536)} {
 				expectNoError(t, try(table, column, value))
 			}
+			payload := `convert_to(repeat('x', $2::int), 'UTF8')`
+			if p.isSQLite() {
+				payload = `zeroblob($2)`
+			}
+			insert := func(size int) error {
+				columns, values, args := "lane, topic, message_id, payload", "1, 't', $1, "+payload, []any{"m", size}
+				if table == "scheduled" {
+					columns, values, args = columns+", deliver_at", values+", $3", append(args, p.inOneHour())
+				}
+				_, err := p.db.ExecContext(t.Context(), p.expand(t, fmt.Sprintf(`insert into {{%s}} (%s) values (%s)`, table, columns, values)), args...)
+				return err
+			}
+			if err := insert(128<<20 + 1); err == nil {
+				t.Errorf("%s: a payload of more than 128 MiB is taken", table)
+			}
+			expectNoError(t, insert(128<<20))
 		}
 	})
 }

@@ -62,6 +62,7 @@ type engine struct {
 	pollAt  time.Time     // dry lanes are read again then
 	breadth int           // lanes in one read: fewer after one that failed
 	slow    int           // reads in a row that passed busy keys over and took long
+	reads   int           // that were answered
 	readTo  int           // the lane that the last read ended with, if it left some out
 
 	removals
@@ -220,6 +221,16 @@ func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
 	return known
 }
 
+// unread puts off the next read of a lane whose read has failed alone. While others
+// are answered it is the lane's own fault, a message too large for the way to the
+// database perhaps, and the others are not to pay for each try.
+func (l *lane) unread(now time.Time, reads int) {
+	if reads > l.unreadFrom {
+		l.unreadable, l.unreadFrom = l.unreadable+1, reads
+	}
+	l.readAt = now.Add(min(readAgain<<min(l.unreadable, 8), readRarely))
+}
+
 // narrow leaves lanes out of a read, each in its turn, after one that failed: it may
 // have been too much for the time that it has.
 func (e *engine) narrow(lanes []*lane) []*lane {
@@ -307,10 +318,14 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	if err != nil {
 		e.breadth = max(1, e.breadth/4)
 		if len(r.lanes) == 1 {
-			r.lanes[0].readAt = now.Add(readAgain)
+			r.lanes[0].unread(now, e.reads)
 		}
 	} else {
 		e.breadth = min(outbox.Lanes, 2*e.breadth)
+		e.reads++
+		for _, l := range r.lanes {
+			l.unreadable = 0
+		}
 	}
 	if len(r.Busy) > 0 && now.Sub(r.began) > e.slowRead && e.order == OrderPerKey {
 		e.slow++
@@ -337,6 +352,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 // readAgain is how long a lane is left out whose read has failed alone, or that knows
 // nothing but rows about to be deleted.
 const readAgain = time.Second
+
+// readRarely is how long a lane is left out at most.
+const readRarely = time.Minute
 
 // forgetUnsent makes all lanes forget what was not sent. A read under way passes
 // over some of that, so what it brings may lie behind it: it counts for nothing.

@@ -41,6 +41,8 @@ type lane struct {
 	refetch    bool            // something is to be sent whose payload is not here
 	refetched  bool            // what that read brings is of no use
 	readAt     time.Time       // it is not read before
+	unreadable int             // reads of it alone that have failed while others have not
+	unreadFrom int             // engine.reads at the last of them
 	readBegan  time.Time       // its last read
 	swept      map[string]bool // keys of parked whose rows are moved there without being read
 	crowded    bool            // a key may have more than maxWaiting entries

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -288,5 +289,47 @@ func TestEngine_AKeyThatCannotBeSweptKeepsNoOther(t *testing.T) {
 	slices.Sort(r.moved)
 	if !slices.Equal(r.moved, []string{"a", "b", "d", "e"}) || len(r.lanes[0].swept) != 1 {
 		t.Errorf("swept: %v, left: %v", r.moved, r.lanes[0].swept)
+	}
+}
+
+// A lane whose first row takes longer to read than a read may is tried more and more
+// rarely, so that the others do not pay for it. In an outage of the whole database no
+// lane is.
+func TestEngine_TriesALaneThatCannotBeReadRarely(t *testing.T) {
+	t.Parallel()
+	run := func(seconds int, fails func(r *read) bool) (tries, reads int) {
+		d := newDrive(limits{}, 0, 1, 2, 3)
+		for range 10 * seconds {
+			d.now = d.now.Add(100 * time.Millisecond)
+			r := d.nextRead(d.now)
+			switch {
+			case r == nil:
+				continue
+			case fails(r):
+				if len(r.Lanes) == 1 {
+					tries++
+				}
+				d.read(r, nil, d.now, bounded.ErrAbandoned)
+				for lane := range 4 {
+					d.lanes[lane].loaded = true // again
+				}
+			default:
+				reads++
+				d.read(r, nil, d.now, nil)
+			}
+		}
+		return tries, reads
+	}
+	tries, reads := run(3600, func(r *read) bool { return slices.Contains(r.Lanes, 2) })
+	if tries < 30 || tries > 80 {
+		t.Errorf("in an hour the lane was tried %d times", tries)
+	}
+	if reads < 1000 {
+		t.Errorf("the others were read %d times meanwhile", reads)
+	}
+	away := true
+	tries, _ = run(600, func(*read) bool { return away })
+	if tries < 600 { // four lanes, one each second at least
+		t.Errorf("in an outage of ten minutes lanes were tried %d times", tries)
 	}
 }

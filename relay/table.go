@@ -28,7 +28,7 @@ func (w *worker) reader(ctx context.Context) error {
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
 			w.checkDue.Store(true)
-			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "error", err)
+			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "lanes", r.Lanes, "error", err)
 			pause(ctx, retry.NextBackOff())
 		}
 		w.rows <- readAnswer{read: r, entries: entries, err: err} // has room: one read at a time

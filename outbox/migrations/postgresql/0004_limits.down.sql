@@ -6,6 +6,7 @@ alter table {{scheduled}}
 	drop constraint {{name:scheduled_message_id_limit}},
 	drop constraint {{name:scheduled_key_limit}},
 	drop constraint {{name:scheduled_metadata_limit}},
+	drop constraint {{name:scheduled_payload_limit}},
 	drop constraint {{name:scheduled_deliver_at_limit}};
 
 alter table {{outbox}}
@@ -14,6 +15,7 @@ alter table {{outbox}}
 	drop constraint {{name:outbox_message_id_limit}},
 	drop constraint {{name:outbox_key_limit}},
 	drop constraint {{name:outbox_metadata_limit}},
+	drop constraint {{name:outbox_payload_limit}},
 	drop constraint {{name:outbox_created_at_limit}};
 
 alter table {{outbox_0}} reset (vacuum_truncate, toast.vacuum_truncate);

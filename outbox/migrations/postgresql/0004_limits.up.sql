@@ -9,6 +9,7 @@ alter table {{outbox}}
 	add constraint {{name:outbox_message_id_limit}} check (octet_length(message_id) between 1 and 255) not valid,
 	add constraint {{name:outbox_key_limit}} check (octet_length(key) <= 255) not valid,
 	add constraint {{name:outbox_metadata_limit}} check (octet_length(metadata) <= 65536) not valid,
+	add constraint {{name:outbox_payload_limit}} check (octet_length(payload) <= 134217728) not valid,
 	add constraint {{name:outbox_created_at_limit}} check (created_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00') not valid;
 
 alter table {{scheduled}}
@@ -17,6 +18,7 @@ alter table {{scheduled}}
 	add constraint {{name:scheduled_message_id_limit}} check (octet_length(message_id) between 1 and 255),
 	add constraint {{name:scheduled_key_limit}} check (octet_length(key) <= 255),
 	add constraint {{name:scheduled_metadata_limit}} check (octet_length(metadata) <= 65536),
+	add constraint {{name:scheduled_payload_limit}} check (octet_length(payload) <= 134217728),
 	add constraint {{name:scheduled_deliver_at_limit}} check (deliver_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00');
 
 -- Takes a scheduled message back, for roles that may not delete from the table:

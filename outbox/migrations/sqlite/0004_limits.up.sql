@@ -10,11 +10,12 @@ when not (
 	and length(cast(new.message_id as blob)) between 1 and 255
 	and length(cast(new.key as blob)) <= 255
 	and length(cast(new.metadata as blob)) <= 65536
+	and length(cast(new.payload as blob)) <= 134217728
 	and typeof(new.created_at) = 'integer'
 	and new.created_at between 0 and 253402300800000000
 )
 begin
-	select raise(abort, 'oncemill: a row of the outbox breaks the limits of id, topic, message_id, key, metadata or created_at');
+	select raise(abort, 'oncemill: a row of the outbox breaks the limits of id, topic, message_id, key, metadata, payload or created_at');
 end;
 
 create trigger {{name:scheduled_limits}}
@@ -25,11 +26,12 @@ when not (
 	and length(cast(new.message_id as blob)) between 1 and 255
 	and length(cast(new.key as blob)) <= 255
 	and length(cast(new.metadata as blob)) <= 65536
+	and length(cast(new.payload as blob)) <= 134217728
 	and typeof(new.deliver_at) = 'integer'
 	and new.deliver_at between 0 and 253402300800000000
 )
 begin
-	select raise(abort, 'oncemill: a scheduled row breaks the limits of seq, topic, message_id, key, metadata or deliver_at');
+	select raise(abort, 'oncemill: a scheduled row breaks the limits of seq, topic, message_id, key, metadata, payload or deliver_at');
 end;
 
 -- Rows that are scheduled have to fit, since they become rows of the outbox later.
@@ -43,6 +45,7 @@ select seq between 1 and 4611686018427387904
 	and length(cast(message_id as blob)) between 1 and 255
 	and length(cast(key as blob)) <= 255
 	and length(cast(metadata as blob)) <= 65536
+	and length(cast(payload as blob)) <= 134217728
 	and typeof(deliver_at) = 'integer'
 	and deliver_at between 0 and 253402300800000000
 from {{scheduled}};
