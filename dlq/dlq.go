@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -46,6 +47,7 @@ type Config struct {
 // no goroutine; it may be used by many goroutines.
 type Store struct {
 	db        *sql.DB
+	dialect   oncemill.Dialect
 	retention time.Duration
 	texts     texts
 }
@@ -71,7 +73,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Store{db: db, retention: cfg.Retention, texts: newTexts(database)}, nil
+	return &Store{db: db, dialect: database.Dialect, retention: cfg.Retention, texts: newTexts(database)}, nil
 }
 
 // Get returns a letter with its message, or [ErrNotFound].
@@ -206,11 +208,7 @@ const forgetBatch = 500
 // from time to time; calling it from several places at once is safe.
 func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
 	for {
-		result, err := s.db.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch)
-		if err != nil {
-			return forgotten, fmt.Errorf("dlq: forget: %w", err)
-		}
-		n, err := result.RowsAffected()
+		n, err := s.forget(ctx)
 		if err != nil {
 			return forgotten, fmt.Errorf("dlq: forget: %w", err)
 		}
@@ -219,6 +217,25 @@ func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
 			return forgotten, nil
 		}
 	}
+}
+
+// forget deletes a batch. What somebody has locked is waited for a little.
+func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
+	if s.dialect == oncemill.SQLite {
+		return affected(s.db.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
+	}
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
+		forgotten, err = affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
+		return err
+	})
+	return forgotten, err
+}
+
+func affected(result sql.Result, err error) (int64, error) {
+	if err != nil {
+		return 0, err
+	}
+	return result.RowsAffected()
 }
 
 // clean makes text fit for every database.

@@ -415,7 +415,6 @@ func (s *leaser) takeUpkeep(ctx context.Context) error {
 	}
 	if t, ok := taken[upkeepLane]; ok {
 		s.tending.hold(t.epoch)
-		s.checkDue.Store(true)
 	}
 	return nil
 }

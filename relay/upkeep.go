@@ -96,8 +96,11 @@ const (
 func (w *worker) upkeep(ctx context.Context) error {
 	look := holders{met: w.met}
 	defer look.forget()
+	var checked int64 // with the lease of which epoch
 	for n := 1; pause(ctx, upkeepEvery); n++ {
-		if n%checkEvery == 0 {
+		epoch := w.tending.held()
+		if n%checkEvery == 0 || epoch > checked {
+			checked = max(checked, epoch)
 			switch err := do(ctx, w, opCheck, w.check); {
 			case err == nil: // a worker without lanes has no other way to tell
 				w.unfit.Store(false)
@@ -105,7 +108,6 @@ func (w *worker) upkeep(ctx context.Context) error {
 				w.checkDue.Store(true)
 			}
 		}
-		epoch := w.tending.held()
 		if epoch == 0 {
 			look.forget()
 			continue

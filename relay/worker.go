@@ -55,7 +55,7 @@ type worker struct {
 	check func(context.Context) error
 	// checkDue asks the reader to check the tables before it reads on: at the
 	// start, after the database was away (it may be another server now), and
-	// with the lease of the upkeep.
+	// when the upkeep finds something wrong with them.
 	checkDue atomic.Bool
 
 	calls   chan func(*engine, time.Time) // run by the loop
