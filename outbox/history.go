@@ -195,7 +195,7 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 	}()
 	store := q.box.store
 	for last := (expired{}); ; {
-		batch, err := bounded.Do(ctx, q.archiving, archiveLimit, func(ctx context.Context) (expired, error) {
+		batch, err := bounded.Do(ctx, q.archiving, archiveReadLimit, func(ctx context.Context) (expired, error) {
 			return store.expired(ctx, guard, last)
 		})
 		if err != nil || len(batch.rows) == 0 {
@@ -204,7 +204,7 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 		if err := q.box.cfg.Archive(ctx, batch.rows); err != nil {
 			return archived, err
 		}
-		removed, err := bounded.Do(ctx, q.archiving, archiveLimit, func(ctx context.Context) (bool, error) {
+		removed, err := bounded.Do(ctx, q.archiving, archiveRemoveLimit, func(ctx context.Context) (bool, error) {
 			return store.forget(ctx, guard, batch)
 		})
 		if err != nil || !removed {
@@ -225,7 +225,10 @@ type expired struct {
 const (
 	archiveRows  = 500
 	archiveBytes = 8 << 20
-	archiveLimit = 10 * time.Second // for a read, or a removal
+
+	// Nothing waits for a read, which may bring one message of 128 MiB.
+	archiveReadLimit   = 30 * time.Second
+	archiveRemoveLimit = 10 * time.Second
 
 	// archiveAbandoned is how many of them may be left behind at a time.
 	archiveAbandoned = 2

@@ -183,16 +183,20 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 // moveSmall moves a batch of rows of at most so many bytes each, and adapts the batch
 // to how long that takes.
 func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, bytes int64) (Moved, error) {
+	limits := moveLimits
+	if within := shorttx.Within(ctx); within.Statement < limits.Statement {
+		limits = within // the server is to say what is slow, before the caller gives up
+	}
 	begin := time.Now()
-	n, err := s.move(ctx, moveLimits, guard, rows, bytes, 0, bytes)
+	n, err := s.move(ctx, limits, guard, rows, bytes, 0, bytes)
 	switch {
 	case err == nil:
-		s.pace.took(time.Since(begin), moveLimits.Statement)
+		s.pace.took(time.Since(begin), limits.Statement)
 		return Moved{Rows: n}, nil
 	case ctx.Err() == nil && sqlerr.State(err) != "57014", errors.Is(ctx.Err(), context.Canceled):
 		return Moved{}, err
-	case !s.pace.slower(), ctx.Err() != nil:
-		return Moved{}, err // less is not possible, or the server is silent
+	case ctx.Err() != nil, !s.pace.slower():
+		return Moved{}, err // the server is silent, or less is not possible
 	}
 	s.log.WarnContext(ctx, "moving scheduled messages takes too long; moving fewer at a time", "rows", rows, "bytes", bytes, "error", err)
 	return Moved{}, nil

@@ -9,11 +9,11 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 )
 
-// Queue is the read side of an outbox: what a relay needs. It holds no state; a
-// row in the table is what is owed, and a lane is always read from its start.
+// Queue is the read side of an outbox: what a relay needs. It remembers no
+// row: one in the table is what is owed, and a lane is always read from its start.
 type Queue struct {
 	box       *Outbox
-	archiving *bounded.Calls
+	archiving *bounded.Calls // of Archive
 }
 
 // Queue returns the read side of o.

@@ -60,7 +60,8 @@ type engine struct {
 	stale   bool          // what that read brings is of no use
 	poll    time.Duration // present interval of polls
 	pollAt  time.Time     // dry lanes are read again then
-	breadth int           // lanes in one read: fewer after one that failed
+	breadth int           // doubted lanes in one read
+	sound   bool          // the last read was of lanes that are not doubted
 	slow    int           // reads in a row that passed busy keys over and took long
 	reads   int           // that were answered
 	readTo  int           // the lane that the last read ended with, if it left some out
@@ -221,24 +222,38 @@ func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
 	return known
 }
 
-// unread puts off the next read of a lane whose read has failed alone. While others
-// are answered it is the lane's own fault, a message too large for the way to the
-// database perhaps, and the others are not to pay for each try.
-func (l *lane) unread(now time.Time, reads int) {
-	if reads > l.unreadFrom {
-		l.unreadable, l.unreadFrom = l.unreadable+1, reads
+// putOffReads puts off the next read of a lane whose read has failed alone, after so
+// many reads that had an answer. If others have one meanwhile, the lane is to blame, a
+// message too large for the way to the database perhaps, and is tried more and more
+// rarely.
+func (l *lane) putOffReads(now time.Time, reads int) {
+	if reads > l.unreadableAt {
+		l.unreadable, l.unreadableAt = l.unreadable+1, reads
 	}
 	l.readAt = now.Add(min(readAgain<<min(l.unreadable, 8), readRarely))
 }
 
-// narrow leaves lanes out of a read, each in its turn, after one that failed: it may
-// have been too much for the time that it has.
+// narrow leaves lanes out of a read. Those whose last read has failed are read apart
+// from the others, in turn with them, and fewer at a time with each failure: the read
+// may have been too much for the time that it has, or one of them cannot be read.
 func (e *engine) narrow(lanes []*lane) []*lane {
-	if len(lanes) <= e.breadth {
-		return lanes
+	var doubted, sound []*lane
+	for _, l := range lanes {
+		if l.doubted {
+			doubted = append(doubted, l)
+		} else {
+			sound = append(sound, l)
+		}
 	}
-	first, _ := slices.BinarySearchFunc(lanes, e.readTo+1, func(l *lane, n int) int { return l.number - n })
-	chosen := slices.Concat(lanes[first:], lanes[:first])[:e.breadth]
+	e.sound = len(sound) > 0 && (len(doubted) == 0 || !e.sound)
+	if e.sound {
+		return sound
+	}
+	if len(doubted) <= e.breadth {
+		return doubted
+	}
+	first, _ := slices.BinarySearchFunc(doubted, e.readTo+1, func(l *lane, n int) int { return l.number - n })
+	chosen := slices.Concat(doubted[first:], doubted[:first])[:e.breadth]
 	e.readTo = chosen[len(chosen)-1].number
 	slices.SortFunc(chosen, func(a, b *lane) int { return a.number - b.number })
 	return chosen
@@ -316,15 +331,20 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		return
 	}
 	if err != nil {
-		e.breadth = max(1, e.breadth/4)
+		e.breadth = max(1, min(e.breadth, len(r.lanes))/4)
+		for _, l := range r.lanes {
+			l.doubted = true
+		}
 		if len(r.lanes) == 1 {
-			r.lanes[0].unread(now, e.reads)
+			r.lanes[0].putOffReads(now, e.reads)
 		}
 	} else {
-		e.breadth = min(outbox.Lanes, 2*e.breadth)
 		e.reads++
 		for _, l := range r.lanes {
-			l.unreadable = 0
+			l.unreadable, l.unreadableAt, l.doubted = 0, e.reads, false
+		}
+		if !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.doubted }) {
+			e.breadth = outbox.Lanes
 		}
 	}
 	if len(r.Busy) > 0 && now.Sub(r.began) > e.slowRead && e.order == OrderPerKey {

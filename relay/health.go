@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,15 +40,16 @@ func (o operation) String() string {
 const maxAbandoned = 16
 
 // health is what a worker knows of its way to the database. A kind of operation
-// that has had no answer for longer than a worker may go without makes it unfit:
-// its lanes go to others until a probe of every kind has been answered. An error
-// of the server is an answer: what the server refuses here it refuses to others.
+// that has had no answer for longer than health.patient makes the worker unfit: its
+// lanes go to others until a probe of every kind has been answered, and its own calls
+// have had no silence for a while. An error of the server is an answer: what the
+// server refuses here it refuses to others.
 //
 // Some calls of a kind may have answers while others have none: a task that
 // deletes hangs, one that reads does not. So an answer does not end a silence
 // until there has been no other for a while.
 //
-// The upkeep is apart from that: see tending. So are heartbeats, without which the
+// Calls of the upkeep do not count, see tending, nor do heartbeats, without which the
 // leases end by themselves.
 type health struct {
 	full    time.Duration // that a call may take
@@ -161,7 +163,7 @@ func (h *health) recover(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	for o := range h.kinds {
-		if k := &h.kinds[o]; !apart(operation(o)) && (k.hangs(now, h.short()) || now.Sub(k.last) < h.full) {
+		if k := &h.kinds[o]; !apart(operation(o)) && (k.hangs(now, cmp.Or(k.limit, h.full)) || now.Sub(k.last) < h.full) {
 			return false
 		}
 	}
@@ -207,17 +209,20 @@ func do(ctx context.Context, w *worker, o operation, f func(ctx context.Context)
 
 const doctorEvery = time.Second
 
-// doctor says when the worker has become unfit, and makes it fit again when the
-// database has answered a call of every kind. The worker has no lanes then perhaps,
+// doctor says when the worker has become unfit, and makes it fit again; see health. The worker has no lanes then perhaps,
 // so that nothing else would tell.
 func (w *worker) doctor(ctx context.Context) error {
 	told := false
 	for pause(ctx, min(doctorEvery, w.cfg.Lease/5)) {
 		_, why := w.health.unfit(time.Now())
-		if why == nil {
+		switch {
+		case why == nil && told: // its calls had answers for a while
+			told = false
+			w.log.InfoContext(ctx, "worker is fit again, the database answers")
 			continue
-		}
-		if !told {
+		case why == nil:
+			continue
+		case !told:
 			told = true
 			w.log.ErrorContext(ctx, "worker is unfit, its lanes go to other workers", "error", why, "abandoned_calls", w.bounds.Abandoned())
 		}
@@ -298,9 +303,6 @@ func (w *worker) notReady() error {
 	if _, why := w.health.unfit(time.Now()); why != nil {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, why)
 	}
-	if w.tending.hangs() { // and no other worker has taken it
-		return fmt.Errorf("relay: worker %s: %w", w.owner, errUpkeep)
-	}
 	if w.unfit.Load() {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, errTables)
 	}
@@ -314,7 +316,6 @@ func (w *worker) notReady() error {
 }
 
 var (
-	errUpkeep       = errors.New("no answer from the database to the upkeep of the tables, or to moving scheduled messages")
 	errTables       = errors.New("the tables did not pass their check; see the log")
 	errNotRenewed   = errors.New("the leases could not be renewed for longer than they last")
 	errSinkNotReady = errors.New("the sink does not reach its broker")

@@ -34,21 +34,22 @@ type lane struct {
 	bytes     int      // of payload and metadata in entries of the outbox
 	inFlight  int
 
-	loaded     bool            // the parked keys are known
-	loading    bool            // they are being read
-	overlooked bool            // by looks for due rows, since its lease was not trusted
-	reading    bool            // a read of this lane is under way
-	refetch    bool            // something is to be sent whose payload is not here
-	refetched  bool            // what that read brings is of no use
-	readAt     time.Time       // it is not read before
-	unreadable int             // reads of it alone that have failed while others have not
-	unreadFrom int             // engine.reads at the last of them
-	readBegan  time.Time       // its last read
-	swept      map[string]bool // keys of parked whose rows are moved there without being read
-	crowded    bool            // a key may have more than maxWaiting entries
-	stopping   bool            // a key may be stopped, to be swept
-	unbusied   bool            // a key that the read passes over ceased to be busy
-	dry        bool            // the last read found less than it asked for
+	loaded       bool            // the parked keys are known
+	loading      bool            // they are being read
+	overlooked   bool            // by looks for due rows, since its lease was not trusted
+	reading      bool            // a read of this lane is under way
+	refetch      bool            // something is to be sent whose payload is not here
+	refetched    bool            // what that read brings is of no use
+	readAt       time.Time       // it is not read before
+	doubted      bool            // its last read failed
+	unreadable   int             // how often it failed to be read alone, with answers to other reads between
+	unreadableAt int             // engine.reads at the last of them
+	readBegan    time.Time       // its last read
+	swept        map[string]bool // keys of parked whose rows are moved there without being read
+	crowded      bool            // a key may have more than maxWaiting entries
+	stopping     bool            // a key may be stopped, to be swept
+	unbusied     bool            // a key that the read passes over ceased to be busy
+	dry          bool            // the last read found less than it asked for
 
 	choreAt     time.Time // after a chore of this lane has failed: none before
 	oneByOne    bool      // then: one failure, follower or letter at a time, to find what is wrong

@@ -42,7 +42,7 @@ func (w *worker) mover(ctx context.Context) error {
 			case ctx.Err() == nil:
 				rest = retry.NextBackOff()
 				wait = rest
-				if !sqlerr.Retryable(err) {
+				if !sqlerr.Retryable(err) && !silence(err) {
 					w.log.WarnContext(ctx, "moving scheduled messages failed; trying again", "error", err)
 				}
 			}
@@ -67,8 +67,9 @@ func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) 
 	if limit > outbox.MoveLimit { // a large message
 		moved, err = askLong(ctx, w, limit, move)
 	} else {
-		moved, err = tend(ctx, w, opMove, epoch, move)
+		moved, err = ask(ctx, w, opMove, move)
 	}
+	w.tended(ctx, opMove, epoch, err)
 	if moved.Rows > 0 {
 		w.met.moved.Add(ctx, int64(moved.Rows))
 	}

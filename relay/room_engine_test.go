@@ -293,43 +293,82 @@ func TestEngine_AKeyThatCannotBeSweptKeepsNoOther(t *testing.T) {
 }
 
 // A lane whose first row takes longer to read than a read may is tried more and more
-// rarely, so that the others do not pay for it. In an outage of the whole database no
-// lane is.
+// rarely, and alone, so that the others are read meanwhile. In an outage of the whole
+// database no lane is to blame.
 func TestEngine_TriesALaneThatCannotBeReadRarely(t *testing.T) {
 	t.Parallel()
-	run := func(seconds int, fails func(r *read) bool) (tries, reads int) {
-		d := newDrive(limits{}, 0, 1, 2, 3)
-		for range 10 * seconds {
-			d.now = d.now.Add(100 * time.Millisecond)
-			r := d.nextRead(d.now)
-			switch {
-			case r == nil:
-				continue
-			case fails(r):
-				if len(r.Lanes) == 1 {
-					tries++
+	for _, lanes := range []int{1, 4, 16, outbox.Lanes} {
+		held := make([]int, lanes)
+		for i := range held {
+			held[i] = i
+		}
+		// A read that fails takes five seconds, one that does not ten milliseconds.
+		run := func(lasts time.Duration, fails func(r *read) bool) (failed, alone int, worst time.Duration) {
+			d := newDrive(limits{}, held...)
+			begin, read := d.now, d.now // the last read of lane 0 that had an answer
+			for d.now.Sub(begin) < lasts {
+				d.now = d.now.Add(10 * time.Millisecond)
+				d.wake() // something is committed all the time
+				r := d.nextRead(d.now)
+				switch {
+				case r == nil:
+					continue
+				case fails(r):
+					failed++
+					if len(r.Lanes) == 1 {
+						alone++
+					}
+					d.now = d.now.Add(5 * time.Second)
+					d.read(r, nil, d.now, bounded.ErrAbandoned)
+					for _, lane := range held {
+						d.lanes[lane].loaded = true // again
+					}
+				default:
+					d.read(r, nil, d.now, nil)
+					if slices.Contains(r.Lanes, 0) {
+						worst, read = max(worst, d.now.Sub(read)), d.now
+					}
 				}
+			}
+			return failed, alone, worst
+		}
+		bad := lanes - 1
+		failed, alone, worst := run(time.Hour, func(r *read) bool { return slices.Contains(r.Lanes, bad) })
+		if lanes > 1 && (alone < 30 || failed > 80) {
+			t.Errorf("%d lanes: in an hour the lane was tried %d times alone, and %d reads failed", lanes, alone, failed)
+		}
+		if lanes > 1 && worst > 30*time.Second {
+			t.Errorf("%d lanes: another one was not read for %v", lanes, worst)
+		}
+		failed, _, _ = run(10*time.Minute, func(*read) bool { return true })
+		if failed < 100 { // five seconds each
+			t.Errorf("%d lanes: in an outage of ten minutes %d reads were tried", lanes, failed)
+		}
+		// It ends: all lanes are read again soon.
+		d := newDrive(limits{}, held...)
+		d.wake()
+		for range 200 {
+			if r := d.nextRead(d.now); r != nil {
 				d.read(r, nil, d.now, bounded.ErrAbandoned)
-				for lane := range 4 {
-					d.lanes[lane].loaded = true // again
-				}
-			default:
-				reads++
+			}
+			for _, lane := range held {
+				d.lanes[lane].loaded = true
+			}
+			d.now = d.now.Add(time.Second)
+		}
+		seen := map[int]bool{}
+		for range 200 {
+			d.wake()
+			d.now = d.now.Add(10 * time.Millisecond)
+			if r := d.nextRead(d.now); r != nil {
 				d.read(r, nil, d.now, nil)
+				for _, lane := range r.Lanes {
+					seen[lane] = true
+				}
 			}
 		}
-		return tries, reads
-	}
-	tries, reads := run(3600, func(r *read) bool { return slices.Contains(r.Lanes, 2) })
-	if tries < 30 || tries > 80 {
-		t.Errorf("in an hour the lane was tried %d times", tries)
-	}
-	if reads < 1000 {
-		t.Errorf("the others were read %d times meanwhile", reads)
-	}
-	away := true
-	tries, _ = run(600, func(*read) bool { return away })
-	if tries < 600 { // four lanes, one each second at least
-		t.Errorf("in an outage of ten minutes lanes were tried %d times", tries)
+		if len(seen) != lanes || d.breadth != outbox.Lanes {
+			t.Errorf("%d lanes: two seconds after an outage %d were read, %d at a time", lanes, len(seen), d.breadth)
+		}
 	}
 }

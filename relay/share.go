@@ -44,7 +44,7 @@ type shares struct {
 // with a share has fewer than the share rounded down, and not more than that, and
 // what it has above the share rounded up: so a division that is fair is left alone,
 // and lanes do not wander. The upkeep goes to whoever comes first; a worker that may
-// not hold it leaves it to others, if there are any and they take it.
+// not hold it takes it only if no other one has for a fifth of a lease.
 func divide(me string, peers []peer, leases []lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
 	anyReady := false
 	for _, p := range peers {
@@ -74,7 +74,7 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 	for _, l := range leases {
 		switch {
 		case l.lane == upkeepLane:
-			s.upkeep = l.left < 0 && (mayHold(l.lane) || count == 1 || l.left < -term)
+			s.upkeep = l.left < 0 && (mayHold(l.lane) || count == 1 || l.left < -term/5)
 		case l.left >= 0:
 			counts[l.owner]++
 		case mayHold(l.lane):

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
@@ -13,23 +12,23 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// tending is a worker's lease of the upkeep. A call of the upkeep that has no answer
-// ends it, so that another worker does what this one cannot, and lets that one have
-// it for a while. A worker that is alone takes it again at once.
+// tending is a worker's lease of the upkeep. A call under it that has no answer ends
+// it, so that another worker does what this one cannot, and this one does not compete
+// for it for a while. It takes it again if nobody else does.
 type tending struct {
-	mu     sync.Mutex // guards what follows
-	epoch  int64      // of the lease; 0: another worker keeps the tables
-	silent time.Time  // when the last call had no answer; zero: it had one
+	mu       sync.Mutex // guards what follows
+	epoch    int64      // of the lease; 0: this worker does not hold it
+	silentAt time.Time  // when a call had no answer; zero: the last one had one
 }
 
-// held returns the epoch of the lease; 0: another worker has it.
+// held returns the epoch of the lease; 0: this worker does not hold it.
 func (t *tending) held() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.epoch
 }
 
-// hold notes the epoch of the lease; 0: another worker has it.
+// hold notes the epoch of the lease; 0: this worker does not hold it.
 func (t *tending) hold(epoch int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -45,38 +44,29 @@ func (t *tending) heard(epoch int64, now time.Time, err error) (ended bool) {
 	case t.epoch != epoch: // what is left of an earlier lease
 		return false
 	case silence(err):
-		t.epoch, t.silent = 0, now
+		t.epoch, t.silentAt = 0, now
 		return true
 	}
-	t.silent = time.Time{}
+	t.silentAt = time.Time{}
 	return false
 }
 
-// mayHold reports whether this worker may take the lease although others can: its
-// calls have answers, or had none longer ago than a while.
-func (t *tending) mayHold(now time.Time, while time.Duration) bool {
+// mayHold reports whether this worker may compete for the lease: its last call had an
+// answer, or the silence was at least rest ago.
+func (t *tending) mayHold(now time.Time, rest time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.silent.IsZero() || now.Sub(t.silent) > while
+	return t.silentAt.IsZero() || now.Sub(t.silentAt) >= rest
 }
 
-// hangs reports that this worker keeps the tables and its last call had no answer.
-func (t *tending) hangs() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.epoch != 0 && !t.silent.IsZero()
-}
-
-// tend is ask for calls that are made under the lease of the upkeep.
-func tend[T any](ctx context.Context, w *worker, o operation, epoch int64, f func(ctx context.Context) (T, error)) (T, error) {
-	value, err := ask(ctx, w, o, f)
+// tended notes how a call of the upkeep ended.
+func (w *worker) tended(ctx context.Context, o operation, epoch int64, err error) {
 	if ctx.Err() != nil && silence(err) {
-		return value, err // its own time is over
+		return // the round is over, or the run
 	}
 	if w.tending.heard(epoch, time.Now(), err) {
-		w.log.WarnContext(ctx, "upkeep is left to other workers for a while", "error", fmt.Errorf("no answer from the database to: %v: %w", o, err))
+		w.log.WarnContext(ctx, "lease of the upkeep given up: no answer from the database", "operation", o, "error", err)
 	}
-	return value, err
 }
 
 const (
@@ -113,7 +103,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 			continue
 		}
 		if n%heldEvery == 0 {
-			w.lookForHolders(ctx, epoch, &look)
+			w.lookForHolders(ctx, &look)
 		}
 		if err := w.maintain(ctx, epoch); err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
@@ -128,9 +118,10 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	defer cancel()
 	next := time.Now().Add(upkeepEvery)
 	maintain := func() (outbox.Maintained, error) {
-		done, err := tend(ctx, w, opUpkeep, epoch, func(ctx context.Context) (outbox.Maintained, error) {
+		done, err := ask(ctx, w, opUpkeep, func(ctx context.Context) (outbox.Maintained, error) {
 			return w.queue.Maintain(ctx, w.upkeepGuard(epoch))
 		})
+		w.tended(ctx, opUpkeep, epoch, err)
 		w.met.truncated.Add(ctx, int64(done.Truncated))
 		return done, err
 	}
@@ -140,7 +131,7 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	}
 	if err == nil {
 		// Needs no lease: letters are forgotten once, whoever does it.
-		_, err = tend(ctx, w, opUpkeep, epoch, w.letters.Forget)
+		_, err = ask(ctx, w, opUpkeep, w.letters.Forget)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil // goes on in the next round
@@ -166,8 +157,8 @@ func (h *holders) forget() {
 
 // lookForHolders measures who keeps dead rows in the tables, and logs who has held
 // the ring for long, once.
-func (w *worker) lookForHolders(ctx context.Context, epoch int64, known *holders) {
-	held, err := tend(ctx, w, opUpkeep, epoch, w.queue.Held)
+func (w *worker) lookForHolders(ctx context.Context, known *holders) {
+	held, err := ask(ctx, w, opUpkeep, w.queue.Held)
 	if err != nil {
 		return // the upkeep itself will say what is wrong
 	}
