@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -102,8 +103,15 @@ func (p place) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Ou
 
 func (p place) execute(t testing.TB, statement string, args ...any) {
 	t.Helper()
-	if _, err := p.db.ExecContext(t.Context(), p.cfg.Expand(statement), args...); err != nil {
-		t.Fatalf("%s: %v", statement, err)
+	for tries := 1; ; tries++ {
+		_, err := p.db.ExecContext(t.Context(), p.cfg.Expand(statement), args...)
+		switch {
+		case err == nil:
+			return
+		case sqlerr.Retryable(err) && tries < 10: // a deadlock with a worker, say
+		default:
+			t.Fatalf("%s: %v", statement, err)
+		}
 	}
 }
 
