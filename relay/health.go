@@ -209,8 +209,8 @@ func do(ctx context.Context, w *worker, o operation, f func(ctx context.Context)
 
 const doctorEvery = time.Second
 
-// doctor says when the worker has become unfit, and makes it fit again; see health. The worker has no lanes then perhaps,
-// so that nothing else would tell.
+// doctor says when the worker has become unfit, and makes it fit again; see health. The
+// worker has no lanes then perhaps, so that nothing else would tell.
 func (w *worker) doctor(ctx context.Context) error {
 	told := false
 	for pause(ctx, min(doctorEvery, w.cfg.Lease/5)) {
