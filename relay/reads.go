@@ -1,0 +1,220 @@
+package relay
+
+import (
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// read is a read under way.
+type read struct {
+	outbox.ReadRequest
+	ahead   *outbox.Ahead // nil: from the start of the lanes
+	lanes   []*lane
+	trusted []time.Time // of each: what the read was made under
+	began   time.Time
+}
+
+// nextRead returns the read that is due, or nil. Lanes that have enough to do,
+// that are full, or that wait after a failure are left out, and so are for a moment
+// those that know nothing but many rows about to be deleted, which the read would
+// have to pass over. Rows that another transaction has locked fill no lane. Nothing is
+// read while too many confirmed rows cannot be deleted: what
+// may be repeated after a crash must not grow without bound.
+func (e *engine) nextRead(now time.Time) *read {
+	if e.reading || e.undeleted() >= maxUndeleted {
+		return nil
+	}
+	if r := e.lookAhead(now); r != nil {
+		return r
+	}
+	polled := !now.Before(e.pollAt)
+	if polled {
+		e.wake()
+		e.pollAt = now.Add(e.poll)
+	}
+	wanting, starving, held := e.wanting(now)
+	if len(wanting) == 0 {
+		if polled {
+			e.poll = min(2*e.poll, e.pollMax)
+		}
+		return nil
+	}
+	if !starving && len(wanting) < held/2 {
+		return nil // more of them soon: a read for a few costs as much as for many
+	}
+	wanting = e.narrow(wanting)
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now}
+	for _, l := range wanting {
+		l.reading, l.unbusied, l.readBegan = true, false, now
+		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
+		r.Busy = l.busy(r.Busy)
+		r.Known = l.appendKnown(r.Known)
+	}
+	e.reading = true
+	return r
+}
+
+// appendKnown appends what reads of a lane are to pass over.
+func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
+	for _, m := range l.entries {
+		known = append(known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
+	}
+	return known
+}
+
+// putOffReads puts off the next read of a lane whose read has failed alone, after so
+// many reads that had an answer. If others have one meanwhile, the lane is to blame, a
+// message too large for the way to the database perhaps, and is tried more and more
+// rarely.
+func (l *lane) putOffReads(now time.Time, reads int) {
+	if reads > l.unreadableAt {
+		l.unreadable, l.unreadableAt = l.unreadable+1, reads
+	}
+	l.readAt = now.Add(min(readAgain<<min(l.unreadable, 8), readRarely))
+}
+
+// narrow leaves lanes out of a read. Those whose last read has failed are read apart
+// from the others, in turn with them, and fewer at a time with each failure: the read
+// may have been too much for the time that it has, or one of them cannot be read.
+func (e *engine) narrow(lanes []*lane) []*lane {
+	var doubted, sound []*lane
+	for _, l := range lanes {
+		if l.doubted {
+			doubted = append(doubted, l)
+		} else {
+			sound = append(sound, l)
+		}
+	}
+	e.sound = len(sound) > 0 && (len(doubted) == 0 || !e.sound)
+	if e.sound {
+		return sound
+	}
+	if len(doubted) <= e.breadth {
+		return doubted
+	}
+	first, _ := slices.BinarySearchFunc(doubted, e.readTo+1, func(l *lane, n int) int { return l.number - n })
+	chosen := slices.Concat(doubted[first:], doubted[:first])[:e.breadth]
+	e.readTo = chosen[len(chosen)-1].number
+	slices.SortFunc(chosen, func(a, b *lane) int { return a.number - b.number })
+	return chosen
+}
+
+// maxEntries bounds a lane's memory, in reads.
+const maxEntries = 8
+
+// wanting returns the lanes that a read is worth it for, whether one of them has
+// nothing left to publish, and how many lanes are held.
+func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int) {
+	for _, l := range e.lanes {
+		if l == nil {
+			continue
+		}
+		held++
+		switch {
+		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
+			l.ready.len() > e.laneRows/2,
+			l.bytes >= e.laneBytes && !e.relieve(l), len(l.failing) >= e.laneRows, len(l.entries)-l.locked >= maxEntries*e.laneRows,
+			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled() && now.Sub(l.readBegan) < readAgain:
+			continue
+		}
+		lanes = append(lanes, l)
+		starving = starving || l.ready.len() == 0
+	}
+	return lanes, starving, held
+}
+
+// read takes what a read returned; entries of one lane come together, in order. What
+// comes later than the lease was good for under which it was asked for counts for
+// nothing: another server may hold the lease by now.
+func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
+	e.reading = false
+	woken, inTime := e.woken, err == nil && !e.stale
+	e.woken, e.stale = false, false
+	found := 0
+	for i, l := range r.lanes {
+		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
+		l.refetched = false
+		n := 0
+		for n < len(entries) && entries[n].Lane == l.number {
+			n++
+		}
+		mine := entries[:n]
+		entries = entries[n:]
+		for _, m := range mine {
+			m.ahead = r.ahead != nil
+		}
+		if useful && !l.draining { // a dropped lane is draining too
+			found += l.add(mine)
+		}
+		l.reading = false
+		if r.ahead != nil {
+			continue
+		}
+		bytes := 0
+		for _, m := range mine {
+			bytes += m.size()
+		}
+		whole := useful && len(mine) < r.Rows && bytes < r.Bytes
+		l.dry = whole && !woken && !l.unbusied
+		if l.dry {
+			l.beyond = 0
+		}
+		if whole {
+			l.behind = time.Time{}
+		}
+	}
+	if err != nil && (r.ahead == nil || !sqlerr.TimedOut(err)) { // that is an answer
+		e.forgetUnsent()
+	}
+	if r.ahead != nil {
+		e.lookedAhead(r, found, now, err)
+		return
+	}
+	if err != nil {
+		e.breadth = max(1, min(e.breadth, len(r.lanes))/4)
+		for _, l := range r.lanes {
+			l.doubted = true
+		}
+		if len(r.lanes) == 1 {
+			r.lanes[0].putOffReads(now, e.reads)
+		}
+	} else {
+		e.reads++
+		for _, l := range r.lanes {
+			l.unreadable, l.unreadableAt, l.doubted = 0, e.reads, false
+		}
+		if !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.doubted }) {
+			e.breadth = outbox.Lanes
+		}
+	}
+	if len(r.Busy) > 0 && now.Sub(r.began) > e.slowRead && e.order == OrderPerKey {
+		e.slow++
+	} else {
+		e.slow = 0
+	}
+	if e.slow >= slowReads {
+		e.slow = 0
+		for _, l := range r.lanes {
+			if e.live(l) && l.loaded && !l.draining {
+				l.stopBusy()
+			}
+		}
+	}
+	// Polls follow one another fast while they find something, then slower.
+	if found > 0 {
+		e.poll = e.pollMin
+	} else {
+		e.poll = min(2*e.poll, e.pollMax)
+	}
+	e.pollAt = now.Add(e.poll)
+}
+
+// readAgain is how long a lane is left out whose read has failed alone, or that knows
+// nothing but rows about to be deleted.
+const readAgain = time.Second
+
+// readRarely is how long a lane is left out at most.
+const readRarely = time.Minute
