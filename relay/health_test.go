@@ -1,8 +1,16 @@
 package relay
 
 import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
 )
 
 // A call that has an answer at once, or none, at a time of its own.
@@ -94,4 +102,46 @@ func TestHealth_ForgetsASilenceOnceItsOwnCallsAreAnswered(t *testing.T) {
 	}
 	now = now.Add(8 * time.Second)
 	expect("it hangs now", false)
+}
+
+// A silence may end without a probe that was answered: the worker's own calls have had
+// answers for a while. That is told too.
+func TestHealth_TellsThatASilenceHasEndedByItself(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		log := &bytes.Buffer{}
+		w := &worker{
+			cfg: Config{Lease: 15 * time.Second}, health: newHealth(15 * time.Second), bounds: bounded.New(maxAbandoned),
+			log:   slog.New(slog.NewTextHandler(log, nil)),
+			check: func(context.Context) error { return errors.New("no probe has an answer") },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- w.doctor(ctx) }()
+		calls := func(d time.Duration, answered bool) {
+			for begin := time.Now(); time.Since(begin) < d; {
+				w.health.begin(opRead, time.Now())
+				time.Sleep(100 * time.Millisecond)
+				w.health.end(opRead, time.Now(), answered)
+			}
+		}
+		expect := func(unfit, fit int) {
+			t.Helper()
+			synctest.Wait()
+			if got := strings.Count(log.String(), "worker is unfit"); got != unfit {
+				t.Errorf("it was told %d times that the worker is unfit, want %d", got, unfit)
+			}
+			if got := strings.Count(log.String(), "worker is fit again"); got != fit {
+				t.Errorf("it was told %d times that the worker is fit again, want %d", got, fit)
+			}
+		}
+		calls(20*time.Second, false)
+		expect(1, 0)
+		calls(20*time.Second, true)
+		expect(1, 1)
+		calls(20*time.Second, false)
+		expect(2, 1)
+		cancel()
+		<-ended
+	})
 }

@@ -114,6 +114,11 @@ func cram(cfg *relay.Config, f *variety) {
 	cfg.Batch = 8
 }
 
+// Where workers have died three times a lane goes one message at a time, and one lane
+// after the other. How long that takes for all 32 is a matter of the machine, so it is
+// some of them.
+const someCareful = `update {{relay_leases}} set crashes = 3 where lane % 4 = 0`
+
 var silences = []silencing{
 	{kind: "everything"},
 	{kind: "begin", parts: []string{"begin"}},
@@ -149,7 +154,7 @@ var silences = []silencing{
 	{kind: "promote", parts: []string{"with heads as (", "left join lateral ("}, long: true},
 	{kind: "follow", parts: []string{"(select count(*) from f), (select count(*) from d)"}, config: flood, long: true},
 	{kind: "commands", parts: []string{"d.state in ('replaying', 'discarding')"}},
-	{kind: "suspect", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: `update {{relay_leases}} set crashes = 3`, long: true},
+	{kind: "suspect", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: someCareful, long: true},
 	{kind: "find", parts: []string{"where o.lane = $1 and o.id = $2"}, when: following, prepare: `update {{relay_leases}} set suspect = 1, owner = 'dead'`, long: true},
 	{kind: "calm", parts: []string{"set crashes = 0, suspect = null"}, when: starting, prepare: `update {{relay_leases}} set crashes = 1`, long: true},
 
@@ -170,7 +175,7 @@ func TestRelay_DeliversWhateverStatementIsSilenced(t *testing.T) {
 	t.Parallel()
 	// CI sees that everything is delivered, for some kinds; how soon is for a quiet
 	// machine, with ONCEMILL_LONG.
-	brief := []string{"read", "removal by identity", "another attempt", "guard"}
+	brief := []string{"read", "removal by identity", "another attempt", "guard", "move of scheduled"}
 	kinds := slices.DeleteFunc(slices.Clone(silences), func(s silencing) bool { return !long() && !slices.Contains(brief, s.kind) })
 	together(t, 3, kinds, func(s silencing) string { return s.kind }, func(t *testing.T, s silencing) { s.run(t) })
 }

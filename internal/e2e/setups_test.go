@@ -42,7 +42,7 @@ var suites = []suite{
 	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
 		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|PreparesWhat|OneBad)`},
 	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions|` +
-		`DeliversWhatever|DeliversBesideLockedRows|WorksUnderTheAdmin|StopsWhileIts)|TestFromPublisher_DeliversToGoChannel`},
+		`DeliversWhatever|DeliversBesideA?Locked(Rows|Table)|WorksUnderTheAdmin|StopsWhileIts)|TestFromPublisher_DeliversToGoChannel`},
 	{"idempotency", `TestConformance_InGroups|TestGroup_(SharesOne|OneBad)`},
 	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
 }
@@ -65,14 +65,11 @@ func TestSetups(t *testing.T) {
 	// pgx does not ask the server to cancel a commit, and as it comes it keeps
 	// statements prepared.
 	const notPgx = `TestRunInTx_ACommitThatTheServerCancels|TestGroup_OpenRows|TestGroup_PreparesNothing`
-	// These wait long: with pgx they run with ONCEMILL_LONG, behind a pooler never.
+	// These wait long, and are not about a pooler.
 	const notAgain = `TestRelay_DeliversWhatever|TestRelay_DeliversBeside|TestRelay_StopsWhileIts|TestRelay_WorksUnderTheAdmin`
 	// In these a handler or a store prepares statements, which a pooler does not allow.
 	const notPooled = `TestStore_OnPostgreSQLPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared|TestGroup_PreparesNothing`
-	notPgxAsItComes := notPgx + `|TestPlans_TheLibraryPrepares`
-	if !long {
-		notPgxAsItComes += "|" + notAgain
-	}
+	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
 	// These hold one transaction of a pool while they want another of it.
 	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileRowsAreLocked`
 	setups := []setup{
