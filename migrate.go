@@ -142,6 +142,7 @@ var dialectSQL = map[Dialect]migrationSQL{
 		begin: []string{
 			`begin isolation level read committed`,
 			`set local lock_timeout = WAIT`,
+			`set local idle_in_transaction_session_timeout = '10s'`, // a migrator that is frozen keeps its locks no longer
 			`select pg_advisory_xact_lock(` + migrationLock + `)`,
 		},
 		columns: `select count(*) from pg_attribute where attrelid = to_regclass('{{migrations}}') and attnum > 0 and not attisdropped`,

@@ -412,3 +412,17 @@ func TestMigrations_OfTheOutboxCanBeTakenBack(t *testing.T) {
 func withoutSequence(objects []string) []string {
 	return slices.DeleteFunc(objects, func(s string) bool { return strings.HasPrefix(s, "sqlite_sequence") })
 }
+
+// A migrator that is frozen in the middle keeps its locks for seconds, not for ever.
+func TestMigrate_BoundsItsIdleTransaction(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	set := files("shop", `create table {{schema}}.seen as select current_setting('idle_in_transaction_session_timeout') as idle`)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, set); err != nil {
+		t.Fatal(err)
+	}
+	var idle string
+	if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(`select idle from {{schema}}.seen`)).Scan(&idle); err != nil || idle != "10s" {
+		t.Errorf("got %q, %v", idle, err)
+	}
+}

@@ -282,7 +282,7 @@ func TestArchive_ReturnsWhenTheServerFallsSilent(t *testing.T) {
 			}
 			proxy.Silence(func(statement string) bool { return strings.Contains(statement, text) }, 1)
 			n, err := box.Queue().Archive(t.Context(), guard)
-			if !errors.Is(err, context.DeadlineExceeded) || n != 0 || proxy.Silenced() != 1 {
+			if !errors.Is(err, outbox.ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) || n != 0 || proxy.Silenced() != 1 {
 				t.Errorf("archived %d, %v; %d connections silenced", n, err, proxy.Silenced())
 			}
 			want := 3

@@ -30,6 +30,10 @@ var (
 	// with a From or a To.
 	ErrEmptyFilter = errors.New("outbox: the filter of the history is empty; set what is to be sent again")
 
+	// ErrNoAnswer is returned by Queue.Archive when the database gave no answer in
+	// time. What was under way may have taken effect.
+	ErrNoAnswer = errors.New("outbox: no answer from the database")
+
 	// ErrSequenceBehind is returned by a relay at its start when the sequence
 	// of ids lies below an id that is in use, as after a logical replication
 	// or a partial restore: new rows would take ids of old ones. Run

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -183,7 +184,8 @@ func (f HistoryFilter) resolve(limit int) (HistoryFilter, error) {
 // a time, and removes each batch when it has returned nil. It ends with nothing
 // left, with an error, or without the lease, and returns how many rows it removed.
 // guard is as in [Queue.Maintain]; it is asked before and after Config.Archive
-// runs, not meanwhile. Config.Archive may take its time; the database may not.
+// runs, not meanwhile. Config.Archive may take its time; the database may not: the
+// error is [ErrNoAnswer] then.
 func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (archived int, err error) {
 	if q.box.cfg.Archive == nil {
 		return 0, nil
@@ -199,7 +201,7 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 			return store.expired(ctx, guard, last)
 		})
 		if err != nil || len(batch.rows) == 0 {
-			return archived, err
+			return archived, noAnswer(err)
 		}
 		if err := q.box.cfg.Archive(ctx, batch.rows); err != nil {
 			return archived, err
@@ -208,11 +210,19 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 			return store.forget(ctx, guard, batch)
 		})
 		if err != nil || !removed {
-			return archived, err
+			return archived, noAnswer(err)
 		}
 		archived += len(batch.rows)
 		last = batch
 	}
+}
+
+// noAnswer makes an error an ErrNoAnswer if it is one.
+func noAnswer(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bounded.ErrTooManyAbandoned) {
+		return fmt.Errorf("%w: %w", ErrNoAnswer, err)
+	}
+	return err
 }
 
 // expired is a batch of rows of the history that are past their time.

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -12,6 +13,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 )
 
 // notifyEvery bounds how often a Notifier sends: a hundred times a second.
@@ -26,9 +28,14 @@ const notifyEvery = 10 * time.Millisecond
 // cluster's notifying transactions wait for. Commits that come while one is being
 // sent, or within 10 ms of it, share the next.
 type Notifier struct {
-	box  *Outbox
-	text string
+	box   *Outbox
+	text  string
+	calls *bounded.Calls
 }
+
+// notifyLimit is how long a notification may take. A server that is silent does not
+// keep Run from its end.
+const notifyLimit = 5 * time.Second
 
 // NewNotifier returns a notifier of box. The error is an [*oncemill.ConfigError]
 // on a database that is not PostgreSQL.
@@ -37,7 +44,7 @@ func NewNotifier(box *Outbox) (*Notifier, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Notifier{box: box, text: "notify " + pq.QuoteIdentifier(channel)}, nil
+	return &Notifier{box: box, text: "notify " + pq.QuoteIdentifier(channel), calls: bounded.New(mostAbandoned)}, nil
 }
 
 // Run sends until ctx ends, and then returns nil. What is committed while no Run
@@ -53,7 +60,9 @@ func (n *Notifier) Run(ctx context.Context) error {
 			return nil
 		case <-commits:
 		}
-		_, err := n.box.db.ExecContext(ctx, n.text)
+		_, err := bounded.Do(ctx, n.calls, notifyLimit, func(ctx context.Context) (sql.Result, error) {
+			return n.box.db.ExecContext(ctx, n.text)
+		})
 		failing.report(ctx, err)
 		wait := notifyEvery
 		if err != nil {

@@ -212,7 +212,9 @@ func (o *Outbox) ContextPublisher() *Publisher {
 // If ctx ends before the commit, the transaction is rolled back. Once the COMMIT has
 // been sent, RunInTx waits for its answer, for up to Config.CommitTimeout; the end of
 // ctx does not cancel it, since PostgreSQL would then no longer wait for a synchronous
-// standby. The error is [ErrCommitUnknown] if there is no answer.
+// standby. The error is [ErrCommitUnknown] if there is no answer. While a server is
+// silent a statement of fn itself returns when its driver does, which with lib/pq may be
+// long after ctx has ended.
 func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	for attempt := 0; ; attempt++ {
 		err := o.runOnce(ctx, fn)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
 type postgresStore struct {
@@ -232,23 +233,21 @@ func (s *postgresStore) lastID(ctx context.Context) (last int64, err error) {
 }
 
 func (s *postgresStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
-	// READ COMMITTED: the highest id is to be looked up after the lock.
-	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	err = shorttx.Run(ctx, s.db, shorttx.Repair, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, s.names.Expand(postgresLockWriters)); err != nil {
+			return fmt.Errorf("lock writers out: %w", err)
+		}
+		// The highest id is to be looked up after the lock.
+		if err := tx.QueryRowContext(ctx, s.repairText, floor).Scan(&last); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, s.names.Expand(postgresRepairScheduled)); err != nil {
+			return fmt.Errorf("of scheduled messages: %w", err)
+		}
+		return nil
+	})
 	if err != nil {
 		return 0, fmt.Errorf("repair sequence: %w", err)
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if _, err := tx.ExecContext(ctx, s.names.Expand(postgresLockWriters)); err != nil {
-		return 0, fmt.Errorf("repair sequence: lock writers out: %w", err)
-	}
-	if err := tx.QueryRowContext(ctx, s.repairText, floor).Scan(&last); err != nil {
-		return 0, fmt.Errorf("repair sequence: %w", err)
-	}
-	if _, err := tx.ExecContext(ctx, s.names.Expand(postgresRepairScheduled)); err != nil {
-		return 0, fmt.Errorf("repair sequence of scheduled messages: %w", err)
-	}
-	if err := tx.Commit(); err != nil {
-		return 0, fmt.Errorf("repair sequence: commit: %w", err)
 	}
 	return last, nil
 }

@@ -351,3 +351,21 @@ func TestRepairSequence_WaitsForOpenWriters(t *testing.T) {
 		})
 	}
 }
+
+// A writer that stays open costs the repair its time, and others little: they do not wait
+// behind it for ever.
+func TestRepairSequence_DoesNotWaitForEver(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	tx, err := p.db.BeginTx(t.Context(), nil)
+	expectNoError(t, err)
+	defer tx.Rollback()
+	_, err = tx.ExecContext(t.Context(), p.expand(t, `insert into {{outbox}} (id, lane, topic, message_id, payload) values (1000, 1, 'orders', 'open', '')`))
+	expectNoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if last, err := p.queue.RepairSequence(ctx, 0); sqlerr.State(err) != "55P03" {
+		t.Errorf("repaired to %d, %v, beside an open writer", last, err)
+	}
+	p.publish(t, message.NewMessage("after", nil))
+}

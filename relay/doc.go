@@ -32,7 +32,7 @@
 // is fine.
 //
 // Every call of the database ends for the worker in bounded time, even if the
-// driver never returns. A worker without an answer for two thirds of Config.Lease is
+// driver never returns. A worker without an answer for half of Config.Lease is
 // unfit: it gives its lanes to others until the database answers again.
 // [Relay.Ready] reports that. A lock that another program holds on an outbox row
 // delays the deletion of that row, and nothing else.

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -72,7 +73,12 @@ type Intake struct {
 	box *outbox.Outbox
 	cfg ForwarderConfig
 	id  []byte // of this consumer, for offsets adapters that want one
+
+	calls *bounded.Calls
 }
+
+// intakeLimit is how long a transaction of an intake may take.
+const intakeLimit = time.Minute
 
 // FromForwarder returns an intake for the table watermill_<topic> that producers
 // fill through Watermill's forwarder.Publisher and watermill-sql/v3: it takes the
@@ -131,7 +137,7 @@ func FromForwarder(box *outbox.Outbox, cfg ForwarderConfig) (*Intake, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Intake{box: box, cfg: cfg, id: []byte(rand.Text())[:16]}, nil
+	return &Intake{box: box, cfg: cfg, id: []byte(rand.Text())[:16], calls: bounded.New(maxAbandoned)}, nil
 }
 
 // forwarderTopic matches what watermill-sql makes names of tables of.
@@ -176,11 +182,11 @@ func (in *Intake) Run(ctx context.Context) error {
 	return nil
 }
 
-// hopeless reports that trying again does not help, unless the connection was
-// lost: for a bad envelope, and for all errors at the start.
+// hopeless reports that trying again does not help: for a bad envelope, and for all
+// errors at the start that do not pass.
 func (in *Intake) hopeless(err error, prepared bool) bool {
 	var bad *EnvelopeError
-	return !sqlerr.Connection(err) && (!prepared || errors.As(err, &bad))
+	return !passing(err) && (!prepared || errors.As(err, &bad))
 }
 
 // prepareOnce checks that the tables are there and know the consumer group.
@@ -188,20 +194,20 @@ func (in *Intake) prepareOnce(ctx context.Context, prepared *bool) error {
 	if *prepared {
 		return nil
 	}
-	err := in.inTx(ctx, sql.LevelDefault, func(tx *sql.Tx) error {
+	_, err := in.inTx(ctx, sql.LevelDefault, func(ctx context.Context, tx *sql.Tx) (more bool, err error) {
 		known, err := in.groupKnown(ctx, tx)
 		switch {
 		case err != nil || known:
-			return err
+			return false, err
 		case !in.cfg.FromStart:
-			return fmt.Errorf("%w: topic %s, consumer group %q", ErrNoConsumerGroup, in.cfg.Topic, in.cfg.ConsumerGroup)
+			return false, fmt.Errorf("%w: topic %s, consumer group %q", ErrNoConsumerGroup, in.cfg.Topic, in.cfg.ConsumerGroup)
 		}
 		for _, q := range in.cfg.Offsets.BeforeSubscribingQueries(in.cfg.Topic, in.cfg.ConsumerGroup) {
 			if _, err := tx.ExecContext(ctx, q.Query, q.Args...); err != nil {
-				return err
+				return false, err
 			}
 		}
-		return nil
+		return false, nil
 	})
 	if err != nil {
 		return fmt.Errorf("relay: offsets of the forwarder: %w", err)
@@ -223,17 +229,16 @@ func (in *Intake) groupKnown(ctx context.Context, tx *sql.Tx) (known bool, err e
 
 // step moves one batch and reports whether there was one.
 func (in *Intake) step(ctx context.Context) (more bool, err error) {
-	err = in.inTx(ctx, in.cfg.Schema.SubscribeIsolationLevel(), func(tx *sql.Tx) error {
+	more, err = in.inTx(ctx, in.cfg.Schema.SubscribeIsolationLevel(), func(ctx context.Context, tx *sql.Tx) (more bool, err error) {
 		rows, err := in.read(ctx, tx)
 		if err != nil || len(rows) == 0 {
-			return err
+			return false, err
 		}
-		more = true
 		moved, err := in.move(ctx, tx, rows)
 		if err != nil {
-			return err
+			return false, err
 		}
-		return in.ack(ctx, tx, rows[:moved])
+		return true, in.ack(ctx, tx, rows[:moved])
 	})
 	if err != nil {
 		return false, fmt.Errorf("relay: intake of topic %s: %w", in.cfg.Topic, err)
@@ -244,21 +249,24 @@ func (in *Intake) step(ctx context.Context) (more bool, err error) {
 	return more, nil
 }
 
-// inTx runs fn in a transaction. An unknown outcome of the commit needs no care:
-// the next step starts from the offset that the database has.
-func (in *Intake) inTx(ctx context.Context, level sql.IsolationLevel, fn func(*sql.Tx) error) error {
-	tx, err := in.box.DB().BeginTx(ctx, &sql.TxOptions{Isolation: level})
-	if err != nil {
-		return fmt.Errorf("begin: %w", err)
-	}
-	defer tx.Rollback() //nolint:errcheck // of no effect after the commit, and else the first error is the one to report
-	if err := fn(tx); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
+// inTx runs fn in a transaction that ends for the caller in time. An unknown outcome
+// of the commit needs no care: the next step starts from the offset that the database
+// has, and waits for the row that holds it.
+func (in *Intake) inTx(ctx context.Context, level sql.IsolationLevel, fn func(context.Context, *sql.Tx) (more bool, err error)) (more bool, err error) {
+	return bounded.Do(ctx, in.calls, intakeLimit, func(ctx context.Context) (more bool, err error) {
+		tx, err := in.box.DB().BeginTx(ctx, &sql.TxOptions{Isolation: level})
+		if err != nil {
+			return false, fmt.Errorf("begin: %w", err)
+		}
+		defer tx.Rollback() //nolint:errcheck // of no effect after the commit, and else the first error is the one to report
+		if more, err = fn(ctx, tx); err != nil {
+			return false, err
+		}
+		if err := tx.Commit(); err != nil {
+			return false, fmt.Errorf("commit: %w", err)
+		}
+		return more, nil
+	})
 }
 
 // read returns the next rows by the adapter's own statement, which locks the

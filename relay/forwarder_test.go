@@ -80,6 +80,7 @@ func TestWatermillSQL(t *testing.T) {
 			"IntakeRefusesAGroupThatNobodyKnows":      intakeRefusesAGroupThatNobodyKnows,
 			"IntakeStopsAtWhatCannotBeMoved":          intakeStopsAtWhatCannotBeMoved,
 			"IntakeGivesKeys":                         intakeGivesKeys,
+			"IntakeEndsWhileTheServerIsSilent":        intakeEndsWhileTheServerIsSilent,
 		} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -537,6 +538,29 @@ func intakeGivesKeys(t *testing.T, server *testserver.PostgresServer) {
 	}
 	keys("without=orders with=own", relay.ForwarderConfig{})
 	keys("without= with=7", relay.ForwarderConfig{Key: func(_ string, m *message.Message) string { return m.Metadata.Get("customer") }})
+}
+
+// Run returns although a statement has no answer, and the next one goes on.
+func intakeEndsWhileTheServerIsSilent(t *testing.T, server *testserver.PostgresServer) {
+	o := onOldWay(t, server)
+	proxy, db := o.behindProxy(t)
+	behind := *o
+	behind.box = o.boxOn(t, db, outbox.NoHistory)
+	stop := behind.intake(t, relay.ForwarderConfig{})
+	o.commit(t, "orders", unkeyed(3)...)
+	eventually(t, "the first are taken in", func() bool { return o.owed(t) == 3 })
+	proxy.SilenceAll()
+	eventually(t, "a connection is silenced", func() bool { return proxy.Silenced() > 0 })
+	o.commit(t, "orders", unkeyed(3)...)
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	proxy.Resume()
+	stop = behind.intake(t, relay.ForwarderConfig{})
+	eventually(t, "the others are taken in", func() bool { return o.owed(t) == 6 })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A database that is away costs time only.

@@ -24,6 +24,7 @@ const (
 	opTake
 	opMove
 	opUpkeep
+	opArchive
 	opCheck
 	operations // how many there are
 )
@@ -31,7 +32,7 @@ const (
 func (o operation) String() string {
 	return [...]string{
 		"reading the outbox", "deleting confirmed messages", "moving messages that failed", "renewing leases",
-		"taking leases", "moving scheduled messages", "upkeep of the tables", "checking the tables",
+		"taking leases", "moving scheduled messages", "upkeep of the tables", "archiving the history", "checking the tables",
 	}[o]
 }
 
@@ -179,7 +180,7 @@ func (h *health) recover(now time.Time) bool {
 
 // apart reports whether a kind of operation says nothing of a worker's fitness.
 func apart(o operation) bool {
-	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep
+	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive
 }
 
 // ask makes a call of the database that ends in time, whether it returns or not;
@@ -238,10 +239,14 @@ func (w *worker) doctor(ctx context.Context) error {
 	return nil
 }
 
+// noLane is a lane that no message is of. A probe brings none, however large the first
+// one of a lane is.
+const noLane = outbox.Lanes
+
 // probe makes a call of each kind that changes nothing: what they are about does not
 // exist, or the lease that they name.
 func (w *worker) probe(ctx context.Context) error {
-	lanes, ref := []int{0}, outbox.Ref{CreatedAt: time.Unix(0, 0)}
+	lanes, ref := []int{noLane}, outbox.Ref{CreatedAt: time.Unix(0, 0)}
 	nobody := fence{owner: w.owner} // a lease that was taken has an epoch above 0
 	probes := []func(context.Context) error{
 		w.check,

@@ -188,9 +188,6 @@ func (s *leaser) step(ctx context.Context) error {
 		}
 	}
 	renew := have.renew
-	if have.unfit {
-		s.tending.hold(0) // its lease is given back below
-	}
 	if s.tending.held() != 0 {
 		renew = append(renew, upkeepLane)
 	}
@@ -345,6 +342,9 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 				e.drain(number)
 			}
 		})
+	}
+	if share.leave {
+		s.tending.hold(0) // its lease is released with the next heartbeat
 	}
 	if share.upkeep {
 		if err := s.takeUpkeep(ctx); err != nil {

@@ -121,7 +121,7 @@ func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 		stop()
 		producers.Wait()
 		eventually(t, "all are delivered", func() bool {
-			return p.owed(t) == 0 && p.count(t, `select count(*) from {{scheduled}}`) == 0
+			return p.count(t, `select count(*) from {{scheduled}}`) == 0 && p.owed(t) == 0 // in this order: rows move
 		})
 		for _, c := range current {
 			c.end()

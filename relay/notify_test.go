@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"net"
 	"net/url"
 	"strings"
@@ -402,4 +403,17 @@ func splitErrors(err error) []error {
 		return joined.Unwrap()
 	}
 	return []error{err}
+}
+
+// A server that is silent keeps no notifier from its end.
+func TestNotifier_EndsWhileTheServerIsSilent(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	proxy, db := p.behindProxy(t)
+	box := p.boxOn(t, db, outbox.NoHistory)
+	stop := notifier(t, box)
+	proxy.Silence(func(statement string) bool { return strings.HasPrefix(statement, "notify ") }, math.MaxInt)
+	commit(t, box, unkeyed(1)...)
+	eventually(t, "a notification has no answer", func() bool { return proxy.Silenced() > 0 })
+	stop()
 }

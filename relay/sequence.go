@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -134,16 +135,12 @@ func repairLetters(ctx context.Context, box *outbox.Outbox) error {
 	if names.Dialect == oncemill.SQLite {
 		return nil // it looks at the rows itself
 	}
-	// READ COMMITTED: the highest id is to be looked up after the lock.
-	tx, err := box.DB().BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-	if err != nil {
-		return err
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	for _, text := range []string{postgresLockLetters, postgresRepairLetters} {
-		if _, err := tx.ExecContext(ctx, names.Expand(text)); err != nil {
-			return err
+	return shorttx.Run(ctx, box.DB(), shorttx.Repair, func(tx *sql.Tx) error {
+		for _, text := range []string{postgresLockLetters, postgresRepairLetters} { // the highest id is that after the lock
+			if _, err := tx.ExecContext(ctx, names.Expand(text)); err != nil {
+				return err
+			}
 		}
-	}
-	return tx.Commit()
+		return nil
+	})
 }

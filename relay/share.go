@@ -32,6 +32,7 @@ type shares struct {
 	most   int   // of take
 	give   []int
 	upkeep bool // the upkeep is free to take
+	leave  bool // the upkeep, to another worker
 }
 
 // divide works out the shares of worker me, which holds the lanes in held (those
@@ -64,7 +65,7 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 	case count == 0:
 		return shares{} // nobody can work: all keep what they have
 	case !eligible[me]:
-		return shares{give: held}
+		return shares{give: held, leave: true}
 	}
 	up, down := (outbox.Lanes+count-1)/count, outbox.Lanes/count
 

@@ -106,10 +106,10 @@ func TestDivide(t *testing.T) {
 			[]peer{me, other}, all("me", 1), lanes(0, 32), shares{give: lanes(16, 32)},
 		},
 		"a worker that stops gives all": {
-			[]peer{{owner: "me", ready: true, stopping: true}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32)},
+			[]peer{{owner: "me", ready: true, stopping: true}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
 		},
 		"a worker without its broker gives all to one that has it": {
-			[]peer{{owner: "me"}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32)},
+			[]peer{{owner: "me"}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
 		},
 		"a worker without its broker keeps its share if nobody has it": {
 			[]peer{{owner: "me"}, {owner: "other"}}, all("me", 1), lanes(0, 32), shares{give: lanes(16, 32)},
@@ -128,6 +128,9 @@ func TestDivide(t *testing.T) {
 		},
 		"the upkeep is free": {
 			[]peer{me}, upkeep(-1), lanes(0, 32), shares{upkeep: true},
+		},
+		"who cannot work leaves the upkeep, too": {
+			[]peer{{owner: "me"}, other}, upkeep(1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
 		},
 		"the upkeep is not free": {
 			[]peer{me}, upkeep(1), lanes(0, 32), shares{},

@@ -196,6 +196,9 @@ func (w *worker) archiver(ctx context.Context) error {
 		if n > 0 {
 			w.met.archived.Add(ctx, int64(n))
 		}
+		if errors.Is(err, outbox.ErrNoAnswer) {
+			w.tended(ctx, opArchive, epoch, err)
+		}
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
 		}

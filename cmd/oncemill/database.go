@@ -40,7 +40,7 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	case scheme == "postgres" || scheme == "postgresql":
 		cfg.Dialect = oncemill.PostgreSQL
 		var connector *pq.Connector
-		if connector, err = pq.NewConnector(verified(o.url)); err == nil {
+		if connector, err = pq.NewConnector(o.url); err == nil {
 			db = sql.OpenDB(connector)
 			db.SetMaxIdleConns(8) // a relay works with up to six at a time
 		}

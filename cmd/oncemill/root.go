@@ -73,6 +73,7 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
 			}
+			opts.database.url = driverURL(opts.database.url) // before anything connects
 			log, err := opts.logger(cmd.ErrOrStderr())
 			if err != nil {
 				return err

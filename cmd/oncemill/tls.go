@@ -1,69 +1,85 @@
 package main
 
 import (
+	"cmp"
 	"net"
 	"net/url"
-	"os"
 	"slices"
 	"strings"
+
+	"github.com/lib/pq"
 )
 
-// verified returns the URL of a PostgreSQL with sslmode=verify-full if it leads to
+// driverURL returns the URL of a PostgreSQL as lib/pq is to have it: the ports of
+// several hosts where that looks for them, and sslmode=verify-full if it leads to
 // another machine and says nothing of TLS. The driver's own default encrypts, and
 // takes any certificate.
-func verified(database string) string {
-	u, mode, ok := remoteTLS(database)
-	if !ok || mode != "" {
+func driverURL(database string) string {
+	u, err := url.Parse(database)
+	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
+		return database // the driver says what is wrong with it
+	}
+	if movePorts(u) {
+		database = u.String()
+	}
+	if mode, remote := remoteTLS(database); !remote || mode != "" {
 		return database
 	}
-	query := u.RawQuery
-	if query != "" {
-		query += "&"
-	}
-	u.RawQuery = query + "sslmode=verify-full"
+	addParameter(u, "sslmode=verify-full")
 	return u.String()
+}
+
+// movePorts makes ?port=5432,5433 of the ports of several hosts, as lib/pq wants them,
+// where libpq and pgx take them with the hosts.
+func movePorts(u *url.URL) (moved bool) {
+	hosts := strings.Split(u.Host, ",")
+	if len(hosts) == 1 || !strings.Contains(u.Host, ":") {
+		return false
+	}
+	ports := make([]string, len(hosts))
+	for i, host := range hosts {
+		hosts[i], ports[i], _ = strings.Cut(host, ":")
+		ports[i] = cmp.Or(ports[i], "5432")
+	}
+	u.Host = strings.Join(hosts, ",")
+	addParameter(u, "port="+strings.Join(ports, ","))
+	return true
+}
+
+func addParameter(u *url.URL, parameter string) {
+	if u.RawQuery != "" {
+		u.RawQuery += "&"
+	}
+	u.RawQuery += parameter
 }
 
 // unverified returns the sslmode of a URL that leads to another machine without
 // making sure which one it is, or "".
 func unverified(database string) string {
-	_, mode, ok := remoteTLS(database)
-	if !ok || mode == "" || mode == "verify-full" || mode == "verify-ca" {
+	mode, remote := remoteTLS(database)
+	if !remote || mode == "verify-full" || mode == "verify-ca" {
 		return ""
 	}
 	return mode
 }
 
-// remoteTLS returns the URL of a PostgreSQL and the sslmode that it or the
-// environment asks for. ok is false where all its hosts are loopback, and where it
-// cannot be parsed, which the driver will say.
-func remoteTLS(database string) (u *url.URL, mode string, ok bool) {
-	u, err := url.Parse(database)
-	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
-		return nil, "", false
+// remoteTLS returns the sslmode that a URL, the environment or a service file asks
+// for, and whether any of the hosts is another machine.
+func remoteTLS(database string) (mode string, remote bool) {
+	cfg, err := pq.NewConfig(database)
+	if err != nil {
+		return "", false
 	}
-	query := u.Query()
-	mode = query.Get("sslmode")
-	if mode == "" {
-		mode = os.Getenv("PGSSLMODE")
-	}
-	hosts := []string{query.Get("hostaddr")}
-	if hosts[0] == "" {
-		hosts = strings.Split(query.Get("host"), ",")
-	}
-	if hosts[0] == "" {
-		hosts = strings.Split(u.Host, ",")
-		for i, host := range hosts {
-			hosts[i] = (&url.URL{Host: host}).Hostname()
+	hosts := append([]pq.ConfigMultihost{{Host: cfg.Host, Hostaddr: cfg.Hostaddr}}, cfg.Multi...)
+	return string(cfg.SSLMode), slices.ContainsFunc(hosts, func(h pq.ConfigMultihost) bool {
+		if h.Hostaddr.IsValid() {
+			return !h.Hostaddr.IsLoopback()
 		}
-	}
-	if hosts[0] == "" {
-		hosts = strings.Split(os.Getenv("PGHOST"), ",")
-	}
-	return u, mode, slices.ContainsFunc(hosts, func(host string) bool { return !loopback(host) })
+		return !loopback(h.Host)
+	})
 }
 
 func loopback(host string) bool {
-	ip := net.ParseIP(host)
-	return host == "" || host == "localhost" || strings.HasPrefix(host, "/") || ip != nil && ip.IsLoopback()
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "" || host == "localhost" || strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") || ip != nil && ip.IsLoopback()
 }

@@ -30,6 +30,10 @@ type Limits struct {
 // locks for no longer.
 const Idle = 2 * time.Second
 
+// Repair is for an operator's transaction that locks writers out. It waits for those
+// under way, and whoever comes later waits behind it.
+var Repair = Limits{Lock: 5 * time.Second, Statement: time.Minute}
+
 // For returns the limits of transactions that are called within a time.
 func For(call time.Duration) Limits {
 	return Limits{Lock: call / 4, Statement: call / 2}
