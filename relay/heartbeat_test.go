@@ -1,8 +1,10 @@
 package relay
 
 import (
+	"context"
 	"maps"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 )
@@ -41,6 +43,60 @@ func TestLeases_ABeatThatMetATakeoverDoesNotHoldTheLane(t *testing.T) {
 		leases, _ := s.mustCensus(t)
 		if leases[1].owner != "b" || leases[1].left >= 0 || leases[2].left <= longTerm/2 {
 			t.Errorf("lane 1 %+v, lane 2 %+v; want the second extended alone", leases[1], leases[2])
+		}
+	})
+}
+
+// Somebody has locked the rows of the other workers, the process of one that is frozen
+// perhaps. A heartbeat forgets the dead among them later, and neither it nor the flush of
+// RequireDurable waits. (SQLite has one writer at a time.)
+func TestLeases_ALockedRowOfAnotherWorkerKeepsNoHeartbeatWaiting(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		names := s.box.Database()
+		if names.Dialect == oncemill.SQLite {
+			return
+		}
+		me := identity{owner: "a", ready: true}
+		s.mustBeat(t, me, nil, longTerm)
+		s.mustTake(t, "a", []int{1}, 1, longTerm)
+		s.mustBeat(t, identity{owner: "frozen", ready: true}, nil, longTerm)
+		s.mustBeat(t, identity{owner: "dead"}, nil, -2*time.Hour)
+		workers := func() (n int) {
+			t.Helper()
+			if err := s.db.QueryRowContext(t.Context(), names.Expand(`select count(*) from {{relay_workers}}`)).Scan(&n); err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+		tx, err := s.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		if _, err := tx.ExecContext(t.Context(), names.Expand(`select from {{relay_workers}} where owner <> 'a' for update`)); err != nil {
+			t.Fatal(err)
+		}
+		want := map[int]renewal{1: {epoch: 1, renewed: true}}
+		ctx, cancel := context.WithTimeout(t.Context(), longTerm/2) // what waits for the lock waits for longer
+		defer cancel()
+		for range 2 {
+			held, err := s.beat(ctx, me, []int{1}, longTerm)
+			if err != nil || !maps.Equal(held, want) {
+				t.Errorf("beside the lock the beat returned %+v, %v; want %+v", held, err, want)
+			}
+			if err := s.flush(ctx, "a"); err != nil {
+				t.Errorf("beside the lock: %v", err)
+			}
+		}
+		if n := workers(); n != 3 {
+			t.Errorf("%d workers are remembered beside the lock, want all three", n)
+		}
+		if err := tx.Rollback(); err != nil {
+			t.Fatal(err)
+		}
+		s.mustBeat(t, me, []int{1}, longTerm)
+		if n := workers(); n != 2 {
+			t.Errorf("%d workers are remembered once the lock is gone, want two: one has died", n)
 		}
 	})
 }

@@ -102,6 +102,8 @@ type silencing struct {
 
 func once(cfg *relay.Config, f *variety) { cfg.Retry.MaxAttempts, f.flaky = 1, 0 }
 
+func durably(cfg *relay.Config, _ *variety) { cfg.RequireDurable = true }
+
 func hold(cfg *relay.Config, f *variety) { cfg.Retry.Exhausted, f.held = relay.HoldKey, true }
 
 func flood(cfg *relay.Config, f *variety) {
@@ -129,6 +131,7 @@ var silences = []silencing{
 
 	{kind: "read", parts: []string{"string_agg(int8send(f.id)"}},
 	{kind: "look ahead", parts: []string{"with newest as materialized ("}, config: cram, long: true},
+	{kind: "flush", parts: []string{"update {{relay_workers}} set seen_until = seen_until where"}, config: durably, long: true},
 	{kind: "read of large rows", parts: []string{"select m.lane, int8send(m.id)"}, long: true},
 	{kind: "removal by place", parts: []string{"o.ctid = any"}, long: true},
 	{kind: "removal by identity", parts: []string{"delete from {{outbox}} o\nusing unnest("}},
