@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"slices"
@@ -260,4 +261,54 @@ func TestRelay_ABacklogBehindAFailureDelaysNoOtherKey(t *testing.T) {
 		until(t, "nothing is owed", func() bool { return p.owed(t) == 0 }, func() int64 { return int64(w.count()) })
 		w.check(t, append(behind, healthy...), 0)
 	})
+}
+
+// A key has more messages, or larger ones, than its lane keeps in memory, of a topic that
+// nobody takes. What other keys of the lane send meanwhile does not wait for them.
+func TestRelay_ABacklogThatFailsDelaysNoOtherKeyOfItsLane(t *testing.T) {
+	t.Parallel()
+	for name, backlog := range map[string]struct{ n, size int }{"many": {300, 4 << 10}, "large": {40, 64 << 10}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			eachDatabase(t, func(t *testing.T, p place) {
+				const commits = 20
+				keys := keysOfLane(5, 3)
+				broken := newBreakable(relay.NoRoute(errors.New("no queue")), func(m *relay.Message) bool { return m.Topic == "dead" })
+				var looks atomic.Int64
+				db := p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
+					if strings.Contains(text, "fresh as materialized (") {
+						looks.Add(1)
+					}
+					return nil
+				})
+				box, w, cfg := p.box(t), &wire{}, p.unhurried()
+				cfg.Retry = hasty
+				dead := keyed(keys[0], 0, backlog.n)
+				for _, m := range dead {
+					m.Payload = bytes.Repeat([]byte("x"), backlog.size)
+				}
+				commitTo(t, box, "dead", dead...)
+				r := start(t, p.boxOn(t, db, outbox.NoHistory), &sink{name: "w", wire: w, handle: broken.handle}, cfg)
+				eventually(t, "they fail", func() bool { return r.outcomes(t, "unroutable") > 1 })
+				before := looks.Load()
+				var others []*message.Message
+				for i := range commits {
+					more := append(keyed(keys[1], i, 1), keyed(keys[2], i, 1)...)
+					commit(t, box, more...)
+					others = append(others, more...)
+					w.await(t, len(others))
+				}
+				// A look ahead finds them too, but comes a few times a second at most.
+				if n := looks.Load() - before; n > commits/2 {
+					t.Errorf("%d looks ahead for %d commits: the lane was not read on", n, commits)
+				}
+				if n := p.owed(t); n < len(dead) {
+					t.Errorf("%d are owed of the %d that nobody takes", n, len(dead))
+				}
+				broken.broken.Store(false)
+				p.awaitNothingOwed(t)
+				w.check(t, append(dead, others...), 0)
+			})
+		})
+	}
 }
