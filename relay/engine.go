@@ -29,6 +29,7 @@ type limits struct {
 	mostTopics   int                           // in trouble, kept in memory at most while the sink works; 0: maxTopics
 	mostWaiting  int                           // entries of one key before reads pass it over; 0: maxWaiting
 	sweepFrom    int                           // followers of one key before it is swept; 0: sweepFrom
+	quickRead    time.Duration                 // after a read that takes no longer the next one may bring twice as much; 0: quickRead
 	slowRead     time.Duration                 // a read that takes longer has busy keys swept; 0: slowRead
 	aheadEvery   time.Duration                 // how often to look ahead; 0: aheadEvery
 	aheadScan    int                           // rows of the table in one such look; 0: aheadScan
@@ -63,6 +64,7 @@ type engine struct {
 	sound   bool          // the last read was of lanes that are not doubted
 	slow    int           // reads in a row that passed busy keys over and took long
 	reads   int           // that were answered
+	carries int           // rows that a read may bring, of all lanes, as far as anybody knows
 	readTo  int           // the lane that the last read ended with, if it left some out
 
 	removals
@@ -77,11 +79,12 @@ func newEngine(l limits) *engine {
 	l.postponed = cmp.Or(l.postponed, postponeLeast)
 	l.mostWaiting = cmp.Or(l.mostWaiting, maxWaiting)
 	l.sweepFrom = cmp.Or(l.sweepFrom, sweepFrom)
+	l.quickRead = cmp.Or(l.quickRead, quickRead)
 	l.slowRead = cmp.Or(l.slowRead, slowRead)
 	l.aheadEvery = cmp.Or(l.aheadEvery, aheadEvery)
 	l.aheadScan = cmp.Or(l.aheadScan, aheadScan)
 	l.aheadLook = cmp.Or(l.aheadLook, aheadLook)
-	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
+	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, carries: carriesFirst, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.

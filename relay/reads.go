@@ -46,7 +46,8 @@ func (e *engine) nextRead(now time.Time) *read {
 		return nil // more of them soon: a read for a few costs as much as for many
 	}
 	wanting = e.narrow(wanting)
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: e.laneRows, Bytes: e.laneBytes, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now}
+	rows := e.rowsEach(len(wanting))
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now}
 	for _, l := range wanting {
 		l.reading, l.unbusied, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
@@ -102,6 +103,31 @@ func (e *engine) narrow(lanes []*lane) []*lane {
 	return chosen
 }
 
+const (
+	// carriesFirst is how many rows a read may bring at first: not more than 1 MiB, but
+	// for messages that are larger.
+	carriesFirst = 256
+
+	// quickRead is what takes so long over a way that carries more.
+	quickRead = time.Second
+)
+
+// rowsEach returns how many rows a read may bring of each of so many lanes.
+func (e *engine) rowsEach(lanes int) int {
+	return max(1, min(e.carries/lanes, e.laneRows))
+}
+
+// carried learns from a read how much the way to the database carries in time. A read
+// of everything that has failed for a slow way would fail again, at the next worker too.
+func (e *engine) carried(full bool, took time.Duration, err error) {
+	switch {
+	case err != nil:
+		e.carries = max(outbox.Lanes, e.carries/4)
+	case full && took <= e.quickRead:
+		e.carries = min(2*e.carries, outbox.Lanes*e.laneRows)
+	}
+}
+
 // maxEntries bounds a lane's memory, in reads.
 const maxEntries = 8
 
@@ -133,7 +159,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reading = false
 	woken, inTime := e.woken, err == nil && !e.stale
 	e.woken, e.stale = false, false
-	found := 0
+	found, full := 0, false
 	for i, l := range r.lanes {
 		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
 		l.refetched = false
@@ -157,7 +183,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		for _, m := range mine {
 			bytes += m.size()
 		}
-		whole := useful && len(mine) < r.Rows && bytes < r.Bytes
+		more := len(mine) >= r.Rows || bytes >= r.Bytes
+		full = full || more
+		whole := useful && !more
 		l.dry = whole && !woken && !l.unbusied
 		if l.dry {
 			l.beyond = 0
@@ -173,6 +201,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		e.lookedAhead(r, found, now, err)
 		return
 	}
+	e.carried(full, now.Sub(r.began), err)
 	if err != nil {
 		e.breadth = max(1, min(e.breadth, len(r.lanes))/4)
 		for _, l := range r.lanes {

@@ -372,3 +372,55 @@ func TestEngine_TriesALaneThatCannotBeReadRarely(t *testing.T) {
 		}
 	}
 }
+
+// A way to the database may be slow: a read brings no more than it carries, whoever
+// takes the lanes, and all that a fast one does.
+func TestEngine_ReadsWhatTheWayCarries(t *testing.T) {
+	t.Parallel()
+	const limit = 5 * time.Second // of a read
+	held := make([]int, outbox.Lanes)
+	for i := range held {
+		held[i] = i
+	}
+	for _, speed := range []int{20, 100, 1000, 1_000_000} { // rows a second
+		d := newDrive(limits{}, held...)
+		begin, failed, brought, most := d.now, 0, 0, 0
+		for reads := 0; reads < 300; {
+			d.now = d.now.Add(time.Millisecond)
+			d.wake()
+			r := d.nextRead(d.now)
+			if r == nil {
+				continue
+			}
+			reads++
+			var rows []*entry
+			for _, lane := range r.Lanes {
+				for range r.Rows {
+					rows = append(rows, d.row(lane, "orders", ""))
+				}
+			}
+			took := time.Duration(len(rows)) * time.Second / time.Duration(speed)
+			d.now = d.now.Add(min(took, limit))
+			if took > limit {
+				failed++
+				d.read(r, nil, d.now, bounded.ErrAbandoned)
+			} else {
+				brought, most = brought+len(rows), max(most, r.Rows)
+				d.read(r, rows, d.now, nil)
+			}
+			for _, l := range d.lanes { // it is all sent
+				l.forgetUnsent()
+				l.loaded = true
+			}
+		}
+		if failed > 1 {
+			t.Errorf("%d rows a second: %d reads failed", speed, failed)
+		}
+		if could := int(d.now.Sub(begin).Seconds()) * speed; speed <= 1000 && brought < could*9/10 {
+			t.Errorf("%d rows a second: %d were read, %d could have been", speed, brought, could)
+		}
+		if speed == 1_000_000 && most != d.laneRows {
+			t.Errorf("%d rows of a lane in a read at most, want %d", most, d.laneRows)
+		}
+	}
+}

@@ -225,7 +225,7 @@ func (w *worker) loop(ctx context.Context) error {
 		reachable = s.Ready
 	}
 	e := newEngine(limits{
-		window: window, laneRows: w.cfg.Batch, laneBytes: laneBytes, removeRows: removeRows,
+		window: window, laneRows: w.cfg.Batch, quickRead: w.health.full / 4, laneBytes: laneBytes, removeRows: removeRows,
 		linger: linger, reserve: w.cfg.Lease / 3, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
 		order: w.cfg.Order, attempts: w.cfg.Retry, unroutable: w.cfg.Unroutable, owner: w.owner,
 		reachable: reachable,
