@@ -47,6 +47,10 @@ type Row struct {
 
 	// Hollow says that payload and metadata were not read; see ReadRequest.Hollow.
 	Hollow bool
+
+	// Missing is how long the payload is if it was not read because of that; see
+	// [Queue.ReadPiece]. 0: it was read.
+	Missing int
 }
 
 // Known returns what identifies the row to a reader that holds it.

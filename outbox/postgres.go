@@ -22,6 +22,7 @@ type postgresStore struct {
 
 	insertHead, insertOne string
 	readText, readBulky   string
+	readPieceText         string
 	readAheadText         string
 	removeText, moveText  string
 	removeFree, moveFree  string
@@ -45,6 +46,8 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		insertHead: names.Expand(postgresInsert),
 		readText:   names.Expand(postgresRead),
 		readBulky:  names.Expand(postgresReadBulky),
+
+		readPieceText: names.Expand(postgresReadPiece),
 
 		readAheadText: names.Expand(postgresReadAhead),
 		removeText:    names.Expand(postgresRemove),

@@ -78,7 +78,7 @@ with newest as materialized (
 	) f
 	where f.place <= case when f.wanted then $2::bigint else $9::bigint end
 )
-select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, false, m.payload, m.metadata
+select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, false, m.payload, m.metadata, 0
 from (
 	select o.*, c.turn,
 		sum(octet_length(o.payload) + octet_length(o.metadata))

@@ -77,9 +77,12 @@ cross join lateral (
 	) f
 ) m`
 
-// $7 is the byte budget of a lane. Hollow rows add nothing to the sum.
+// $7 is the byte budget of a lane. Hollow rows add nothing to the sum. A payload that
+// is larger than that stays where it is, so that no answer is too large for its time.
 const postgresReadBulky = `
-select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, m.payload is null, m.payload, m.metadata
+select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, m.payload is null,
+	case when octet_length(m.payload) <= $7 then m.payload end, m.metadata,
+	case when octet_length(m.payload) > $7 then octet_length(m.payload) else 0 end
 from unnest($1::smallint[]) as l (lane)
 cross join lateral (
 	select *
@@ -92,6 +95,21 @@ cross join lateral (
 	) w
 	where coalesce(w.bytes_before, 0) < $7
 ) m`
+
+// Of a payload that is stored out of line and not compressed, the server reads only
+// the piece.
+const postgresReadPiece = `
+select substring(o.payload from $5 for $6)
+from {{outbox}} o
+where o.lane = $1 and o.id = $2 and o.created_at = timestamptz 'epoch' + $3 * interval '1 microsecond' and o.message_id = $4`
+
+func (s *postgresStore) readPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
+	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most).Scan(&piece)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nil, fmt.Errorf("read a piece of a message: %w", err)
+	}
+	return piece, nil
+}
 
 func (s *postgresStore) read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	rows, bulky, err := s.readPacked(ctx, req)
@@ -249,7 +267,7 @@ func scanRows(rows *sql.Rows, err error) (out []Row, _ error) {
 	for rows.Next() {
 		var r Row
 		var numbers []byte
-		if err := rows.Scan(&r.Lane, &numbers, &r.Topic, &r.MessageID, &r.Key, &r.Hollow, &r.Payload, &r.Metadata); err != nil {
+		if err := rows.Scan(&r.Lane, &numbers, &r.Topic, &r.MessageID, &r.Key, &r.Hollow, &r.Payload, &r.Metadata, &r.Missing); err != nil {
 			return nil, err
 		}
 		if len(numbers) != identityWidth {

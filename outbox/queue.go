@@ -48,9 +48,17 @@ type Known struct {
 }
 
 // Read returns the rows that req asks for, those of one lane together and in
-// order. It sees every row that was committed when it started.
+// order. It sees every row that was committed when it started. The last row of a lane
+// may come without its payload, if that has more bytes than the lane is to bring:
+// Row.Missing says so.
 func (q *Queue) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	return q.box.store.read(ctx, req)
+}
+
+// ReadPiece returns up to most bytes of the payload of a row, from an offset on; none if
+// there is no such row any more.
+func (q *Queue) ReadPiece(ctx context.Context, of Ref, offset, most int) ([]byte, error) {
+	return q.box.store.readPiece(ctx, of, offset, most)
 }
 
 // Ahead says which rows a call of ReadAhead returns of each lane.
@@ -164,6 +172,7 @@ type store interface {
 	nextDue(ctx context.Context) (due, error)
 	moveDue(ctx context.Context, guard guard, head due) (Moved, error)
 	read(ctx context.Context, req ReadRequest) ([]Row, error)
+	readPiece(ctx context.Context, of Ref, offset, most int) ([]byte, error)
 	readAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error)
 	remove(ctx context.Context, rows []Ref) (Removal, error)
 	listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"bytes"
 	"database/sql"
 	"fmt"
 	"reflect"
@@ -124,6 +125,58 @@ func TestRead_StopsALaneOnceItHasTheBytes(t *testing.T) {
 		expectIDs(t, read(5221), "a1", "a2", "a3", "a4", "b1")
 		expectIDs(t, read(90_010), "a1", "a2", "a3", "a4", "b1")
 		expectIDs(t, read(90_011), "a1", "a2", "a3", "a4", "b1", "b2")
+	})
+}
+
+// A payload that is larger than what the lane is to bring stays where it is (PostgreSQL),
+// and comes in pieces.
+func TestRead_LeavesALargePayloadWhereItIs(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		payload := make([]byte, 90_000)
+		for i := range payload {
+			payload[i] = byte(i * i >> 3)
+		}
+		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Key = func(*message.Message) string { return "one lane" } })
+		p.publish(t, message.NewMessage("1", []byte("s")), message.NewMessage("2", payload), message.NewMessage("3", nil))
+		lane := outbox.Lane("one lane", "")
+		of := func(bytes int) []outbox.Row {
+			return p.readAs(t, outbox.ReadRequest{Lanes: []int{lane}, Rows: 10, Bytes: bytes})
+		}
+		rows := of(90_000)
+		last := rows[len(rows)-1]
+		if last.Missing != 0 || !bytes.Equal(last.Payload, payload) {
+			t.Errorf("there is room for the payload: %d bytes came, %d are missing", len(last.Payload), last.Missing)
+		}
+		rows = of(80_000)
+		last = rows[len(rows)-1]
+		switch {
+		case p.isSQLite() && (last.Missing != 0 || !bytes.Equal(last.Payload, payload)):
+			t.Errorf("on SQLite %d bytes came, %d are missing", len(last.Payload), last.Missing)
+		case !p.isSQLite() && (last.Missing != len(payload) || last.Payload != nil || last.Metadata == nil || last.Hollow):
+			t.Errorf("%d bytes came, %d are missing; metadata %q", len(last.Payload), last.Missing, last.Metadata)
+		}
+		piece := func(of outbox.Ref, offset, most int) []byte {
+			t.Helper()
+			piece, err := p.queue.ReadPiece(t.Context(), of, offset, most)
+			expectNoError(t, err)
+			return piece
+		}
+		var whole []byte
+		for next := piece(last.Ref, 0, 25_000); len(next) > 0; next = piece(last.Ref, len(whole), 25_000) {
+			whole = append(whole, next...)
+		}
+		if !bytes.Equal(whole, payload) {
+			t.Errorf("%d bytes came in pieces, not those of the message", len(whole))
+		}
+		other := last.Ref
+		other.CreatedAt = other.CreatedAt.Add(time.Microsecond)
+		if got := piece(other, 0, 10); len(got) != 0 {
+			t.Errorf("%d bytes of a row that is not there", len(got))
+		}
+		p.remove(t, last.Ref)
+		if got := piece(last.Ref, 0, 10); len(got) != 0 {
+			t.Errorf("%d bytes of a row that is gone", len(got))
+		}
 	})
 }
 

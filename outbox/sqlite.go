@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
@@ -24,6 +25,7 @@ type sqliteStore struct {
 	insertHead, insertOne string
 	readTexts             [Lanes + 1]string // by the number of lanes
 	moveText, removeText  string
+	readPieceText         string
 }
 
 func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *sqliteStore {
@@ -32,6 +34,8 @@ func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, as
 		insertHead: names.Expand(sqliteInsert),
 		moveText:   names.Expand(sqliteMove),
 		removeText: names.Expand(sqliteRemove),
+
+		readPieceText: names.Expand(sqliteReadPiece),
 	}
 	s.insertOne = s.insertHead + valuesText(1)
 	for n := 1; n <= Lanes; n++ {
@@ -100,6 +104,18 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 		return nil, fmt.Errorf("read lanes: %w", err)
 	}
 	return rows, nil
+}
+
+const sqliteReadPiece = `
+select substr(payload, ?5, ?6) from {{outbox}} where lane = ?1 and id = ?2 and created_at = ?3 and message_id = ?4`
+
+// No payload is missing from a read here.
+func (s *sqliteStore) readPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
+	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most).Scan(&piece)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nil, fmt.Errorf("read a piece of a message: %w", err)
+	}
+	return piece, nil
 }
 
 // query returns the rows of a statement that reads lanes, of each up to most bytes.

@@ -133,7 +133,7 @@ func TestParking_ACutAtEachStatementLeavesTheTablesRight(t *testing.T) {
 					if got := p.dump(t); name != "fail" && name != "carry out" && got != before && got != want {
 						t.Errorf("%s left\n%s, which is neither\n%s nor\n%s", what, got, before, want)
 					}
-					p.expectSound(t, sceneMessages)
+					p.expectSound(t, sceneMessages, 0)
 					expectErr(t, write(s, t), nil)
 					if got := p.dump(t); got != want {
 						t.Errorf("%s and done again:\n%s want\n%s", what, got, want)

@@ -36,7 +36,9 @@ func retried(t testing.TB, fn func() error) {
 
 // expectSound looks for messages in two places or none, and for rows with a time
 // that should have none, or none that should have one.
-func (p *lot) expectSound(t testing.TB, messages int) {
+//
+// Some that the history has missed may be known all the same, by a letter.
+func (p *lot) expectSound(t testing.TB, messages, missed int) {
 	t.Helper()
 	if n := p.count(t, `
 		select count(*) from {{parked}} p
@@ -55,8 +57,8 @@ func (p *lot) expectSound(t testing.TB, messages int) {
 		where message_id not in (select message_id from {{dead_letters}} where state = 'replayed' and acted_by <> 'relay')`); n != 0 {
 		t.Errorf("%d messages in two places:\n%s", n, p.dump(t))
 	}
-	if n := p.count(t, `select count(distinct message_id) from (`+places+` union all select message_id from {{dead_letters}} where state = 'replayed') m`); n != messages {
-		t.Errorf("%d messages in all places, want %d:\n%s", n, messages, p.dump(t))
+	if n := p.count(t, `select count(distinct message_id) from (`+places+` union all select message_id from {{dead_letters}} where state = 'replayed') m`); n < messages-missed || n > messages {
+		t.Errorf("%d messages in all places, want %d; the history has missed %d:\n%s", n, messages, missed, p.dump(t))
 	}
 	if n := p.count(t, `
 		select count(*) from {{dead_letters}} d
@@ -154,7 +156,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 			if t.Failed() {
 				return
 			}
-			p.expectSound(t, each-int(missed.Load()))
+			p.expectSound(t, each, int(missed.Load()))
 		}
 	})
 }

@@ -256,7 +256,7 @@ func TestParking_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 		if l := p.letterOf(t, rows[1]); l.State != dlq.Discarded || l.Act.Reason != "obsolete" || l.ClosedAt.IsZero() {
 			t.Errorf("letter %+v", l)
 		}
-		p.expectSound(t, 4)
+		p.expectSound(t, 4, 0)
 	})
 }
 

@@ -15,6 +15,10 @@ type read struct {
 	lanes   []*lane
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
+
+	// short has the lanes of which a large message is yet to come (nil), or could not be
+	// read. The reader sets it.
+	short map[int]error
 }
 
 // nextRead returns the read that is due, or nil. Lanes that have enough to do,
@@ -183,7 +187,8 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		for _, m := range mine {
 			bytes += m.size()
 		}
-		more := len(mine) >= r.Rows || bytes >= r.Bytes
+		_, cut := r.short[l.number]
+		more := len(mine) >= r.Rows || bytes >= r.Bytes || cut
 		full = full || more
 		whole := useful && !more
 		l.dry = whole && !woken && !l.unbusied
@@ -213,7 +218,12 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	} else {
 		e.reads++
 		for _, l := range r.lanes {
-			l.unreadable, l.unreadableAt, l.doubted = 0, e.reads, false
+			l.doubted = false
+			if r.short[l.number] != nil {
+				l.putOffReads(now, e.reads)
+			} else {
+				l.unreadable, l.unreadableAt = 0, e.reads
+			}
 		}
 		if !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.doubted }) {
 			e.breadth = outbox.Lanes

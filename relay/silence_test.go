@@ -121,6 +121,8 @@ func cram(cfg *relay.Config, f *variety) {
 // some of them.
 const someCareful = `update {{relay_leases}} set crashes = 3 where lane % 4 = 0`
 
+func huge(_ *relay.Config, f *variety) { f.huge = true }
+
 var silences = []silencing{
 	{kind: "everything"},
 	{kind: "begin", parts: []string{"begin"}},
@@ -133,6 +135,7 @@ var silences = []silencing{
 	{kind: "look ahead", parts: []string{"with newest as materialized ("}, config: cram, long: true},
 	{kind: "flush", parts: []string{"update {{relay_workers}} set seen_until = seen_until where"}, config: durably, long: true},
 	{kind: "read of large rows", parts: []string{"select m.lane, int8send(m.id)"}, long: true},
+	{kind: "piece of a large message", parts: []string{"substring(o.payload from"}, config: huge, long: true},
 	{kind: "removal by place", parts: []string{"o.ctid = any"}, long: true},
 	{kind: "removal by identity", parts: []string{"delete from {{outbox}} o\nusing unnest("}},
 	{kind: "move by place", parts: []string{"o.ctid = any", "insert into {{outbox_history}}"}, history: 24 * time.Hour, long: true},
@@ -295,7 +298,7 @@ func (s silencing) run(t *testing.T) {
 	silent := clock.Load()
 	const lease = int64(silenceLease / beatEvery)
 	until(t, "the silence lasts three leases", func() bool { return clock.Load() > silent+3*lease }, clock.Load)
-	gap, which := f.longest(silent)
+	gap, which := f.longest(silent, nil)
 	t.Logf("%s: %d connections silenced; the longest delay was %.1f leases, of %s; lanes %v", s.kind, proxy.Silenced(), leases(gap), which, p.shares(t))
 	if long() && gap > 2*lease+lease/2 { // two leases, and some time for a busy machine to do it
 		t.Errorf("message %s took %.1f leases", which, leases(gap))

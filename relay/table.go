@@ -13,6 +13,7 @@ import (
 // after a pause, so that a database that is away is not asked all the time.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
+	var large pieces
 	for {
 		var r *read
 		select {
@@ -20,10 +21,13 @@ func (w *worker) reader(ctx context.Context) error {
 			return nil
 		case r = <-w.reads:
 		}
-		entries, err := ask(ctx, w, opRead, func(ctx context.Context) ([]*entry, error) { return w.readLanes(ctx, r.ReadRequest, r.ahead) })
+		rows, err := ask(ctx, w, opRead, func(ctx context.Context) ([]outbox.Row, error) { return w.readLanes(ctx, r.ReadRequest, r.ahead) })
+		answer := readAnswer{read: r, err: err}
 		switch {
 		case err == nil:
 			retry.Reset()
+			rows, r.short = large.complete(ctx, w, rows)
+			answer.entries = newEntries(rows)
 		case r.ahead != nil && sqlerr.TimedOut(err):
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
@@ -31,11 +35,11 @@ func (w *worker) reader(ctx context.Context) error {
 			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "lanes", r.Lanes, "error", err)
 			pause(ctx, retry.NextBackOff())
 		}
-		w.rows <- readAnswer{read: r, entries: entries, err: err} // has room: one read at a time
+		w.rows <- answer // has room: one read at a time
 	}
 }
 
-func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *outbox.Ahead) ([]*entry, error) {
+func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *outbox.Ahead) ([]outbox.Row, error) {
 	if w.checkDue.Swap(false) {
 		err := w.check(ctx)
 		w.unfit.Store(err != nil && !passing(err) && ctx.Err() == nil)
@@ -59,6 +63,10 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *o
 			return nil, err
 		}
 	}
+	return rows, nil
+}
+
+func newEntries(rows []outbox.Row) []*entry {
 	batch := make([]entry, len(rows)) // one piece of memory for all
 	entries := make([]*entry, len(rows))
 	for i, r := range rows {
@@ -66,7 +74,7 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *o
 		e.fill(r)
 		entries[i] = e
 	}
-	return entries, nil
+	return entries
 }
 
 // remover does the deletions that the loop asks for.

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // PostgresProxy stands between clients and a PostgreSQL. A connection that it
@@ -24,7 +25,9 @@ type PostgresProxy struct {
 	match    func(statement string) bool // nil: nothing is looked for
 	left     int                         // connections that match may still silence
 	silenced int
-	all      bool // new connections are silent, too
+	all      bool      // new connections are silent, too
+	rate     int       // bytes a second of answers, all connections together; 0: no limit
+	free     time.Time // when the next may pass
 }
 
 // proxied is one connection.
@@ -89,6 +92,33 @@ func (p *PostgresProxy) SilenceAll() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.all = true
+}
+
+// Slow lets answers pass at so many bytes a second, all connections together.
+func (p *PostgresProxy) Slow(rate int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rate = rate
+}
+
+// pace waits until so many bytes of an answer may pass.
+func (p *PostgresProxy) pace(c *proxied, n int) {
+	p.mu.Lock()
+	rate, now := p.rate, time.Now()
+	if rate == 0 {
+		p.mu.Unlock()
+		return
+	}
+	if p.free.Before(now) {
+		p.free = now
+	}
+	p.free = p.free.Add(time.Duration(n) * time.Second / time.Duration(rate))
+	wait := p.free.Sub(now)
+	p.mu.Unlock()
+	select {
+	case <-time.After(wait):
+	case <-c.closed:
+	}
 }
 
 // Silenced returns how many connections have been silenced so far.
@@ -211,6 +241,7 @@ func (p *PostgresProxy) answers(c *proxied) {
 		if err != nil {
 			return
 		}
+		p.pace(c, n)
 		p.hold(c)
 		if _, err := c.client.Write(buffer[:n]); err != nil {
 			return

@@ -1,0 +1,158 @@
+package relay
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+const (
+	leastPiece = 256 << 10
+	mostPiece  = 8 << 20
+)
+
+// pieces is what the reader has of a message that is too large for one read: it comes
+// in pieces, each of them a call of its own, so that a slow way to the database is none
+// that is silent. While that lasts, the other lanes are read in between, and messages of
+// one piece come before it. The reader keeps one at a time that has begun.
+type pieces struct {
+	of      outbox.Ref
+	payload []byte // as far as it is here
+	size    int    // of the next piece
+	missed  int    // reads in a row that lacked others, and not this one
+	small   int    // the lane that the last message of one piece was of
+}
+
+// mostMissed is how many reads a message that has begun may miss. Then its lane is
+// another worker's, perhaps, and others may begin.
+const mostMissed = 4
+
+// complete brings the payloads that rows lack, as many as there is time for. A row that
+// still lacks its own is left out. It is the last of its lane; short has those lanes,
+// with the error if there was one.
+func (p *pieces) complete(ctx context.Context, w *worker, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
+	var small, large []*outbox.Row
+	for i := range rows {
+		switch r := &rows[i]; {
+		case r.Missing > leastPiece:
+			large = append(large, r)
+		case r.Missing > 0:
+			small = append(small, r)
+		}
+	}
+	if len(small)+len(large) == 0 {
+		return rows, nil
+	}
+	short = map[int]error{}
+	end := time.Now().Add(w.health.full / 4)
+	fill := func(r *outbox.Row, payload []byte, err error) (filled bool) {
+		if err != nil {
+			short[r.Lane] = err
+			w.log.WarnContext(ctx, "reading a large message failed; trying again", "lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
+		}
+		if payload != nil {
+			r.Payload, r.Missing = payload, 0
+		}
+		return payload != nil
+	}
+	p.sort(small, p.small+1)
+	for _, r := range small {
+		payload, err := w.readPiece(ctx, r.Ref, 0, r.Missing)
+		if len(payload) != r.Missing {
+			payload = nil
+		}
+		p.small = r.Lane
+		if !fill(r, payload, err) || time.Now().After(end) {
+			break
+		}
+	}
+	// The one that has begun comes first, and then the lanes in turn.
+	if len(p.payload) > 0 {
+		p.sort(large, p.of.Lane)
+	} else {
+		p.sort(large, p.of.Lane+1)
+	}
+	p.seek(large)
+	for i, r := range large {
+		begun := len(p.payload) > 0
+		if begun && placeless(r.Ref) != p.of || i > 0 && (r.Missing > mostPiece || time.Now().After(end)) {
+			break
+		}
+		payload, err := p.bring(ctx, w, r, end)
+		if !fill(r, payload, err) {
+			break
+		}
+	}
+	return slices.DeleteFunc(rows, func(r outbox.Row) bool {
+		if _, failed := short[r.Lane]; r.Missing > 0 && !failed {
+			short[r.Lane] = nil // for now
+		}
+		return r.Missing > 0
+	}), short
+}
+
+// sort puts rows in the order of their lanes, from one on.
+func (p *pieces) sort(rows []*outbox.Row, first int) {
+	turn := func(r *outbox.Row) int { return (r.Lane - first + outbox.Lanes) % outbox.Lanes }
+	slices.SortFunc(rows, func(a, b *outbox.Row) int { return turn(a) - turn(b) })
+}
+
+// seek gives the message up that has begun if reads lack others and not this one.
+func (p *pieces) seek(large []*outbox.Row) {
+	switch {
+	case len(large) == 0:
+		return
+	case placeless(large[0].Ref) == p.of:
+		p.missed = 0
+		return
+	}
+	if p.missed++; p.missed > mostMissed {
+		p.payload = nil
+	}
+}
+
+func (w *worker) readPiece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	return ask(ctx, w, opRead, func(ctx context.Context) ([]byte, error) { return w.queue.ReadPiece(ctx, of, offset, most) })
+}
+
+// placeless is what a row is known by, wherever it is.
+func placeless(r outbox.Ref) outbox.Ref {
+	r.Place = outbox.Place{}
+	return r
+}
+
+// bring returns the payload of a row once all of it is here; nil: there is no more time,
+// or the row is gone.
+func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
+	of := placeless(r.Ref)
+	if p.of != of {
+		*p = pieces{of: of, size: p.size, small: p.small}
+	}
+	for n := 0; len(p.payload) < r.Missing; n++ {
+		now := time.Now()
+		if n > 0 && now.After(end) {
+			return nil, nil
+		}
+		p.size = min(max(p.size, leastPiece), mostPiece)
+		piece, err := w.readPiece(ctx, of, len(p.payload), p.size)
+		took := time.Since(now)
+		switch {
+		case err != nil:
+			p.size /= 4
+			return nil, err
+		case len(piece) == 0 || len(p.payload)+len(piece) > r.Missing:
+			p.payload = nil
+			return nil, nil
+		case took < w.health.full/20:
+			p.size *= 2
+		case took > w.health.full/5:
+			p.size /= 2
+		}
+		p.payload = append(slices.Grow(p.payload, r.Missing-len(p.payload)), piece...)
+	}
+	payload := p.payload
+	p.payload = nil
+	return payload, nil
+}
