@@ -248,7 +248,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	} else {
 		e.poll = min(2*e.poll, e.pollMax)
 	}
-	e.pollAt = now.Add(e.poll)
+	if r.short == nil { // it took its time, and is followed by another one: a poll may be due
+		e.pollAt = now.Add(e.poll)
+	}
 }
 
 // readAgain is how long a lane is left out whose read has failed alone, or that knows

@@ -424,3 +424,29 @@ func TestEngine_ReadsWhatTheWayCarries(t *testing.T) {
 		}
 	}
 }
+
+// While a large message of a lane comes in pieces, each read is followed by another one of
+// that lane: the others are read, too.
+func TestEngine_PollsWhileALargeMessageComes(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0, 1)
+	others := 0
+	const reads = 20
+	for n := 0; n < reads; {
+		d.now = d.now.Add(time.Millisecond)
+		r := d.nextRead(d.now)
+		if r == nil {
+			continue
+		}
+		n++
+		if slices.Contains(r.Lanes, 1) {
+			others++
+		}
+		r.short = map[int]error{0: nil}
+		d.now = d.now.Add(500 * time.Millisecond)
+		d.read(r, nil, d.now, nil)
+	}
+	if others < reads/2 {
+		t.Errorf("another lane was in %d of %d reads", others, reads)
+	}
+}
