@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -60,8 +61,8 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []outbox.Row) (ke
 	p.sort(small, p.small+1)
 	for _, r := range small {
 		payload, err := w.readPiece(ctx, r.Ref, 0, r.Missing)
-		if len(payload) != r.Missing {
-			payload = nil
+		if err == nil && len(payload) != r.Missing {
+			payload, err = nil, errOtherRow
 		}
 		p.small = r.Lane
 		if !fill(r, payload, err) || time.Now().After(end) {
@@ -123,8 +124,11 @@ func placeless(r outbox.Ref) outbox.Ref {
 	return r
 }
 
-// bring returns the payload of a row once all of it is here; nil: there is no more time,
-// or the row is gone.
+// errOtherRow puts the lane's reads off for a moment: one that goes on finding a row
+// whose pieces cannot be found would be repeated without a pause.
+var errOtherRow = errors.New("the row is gone, or is not what it was")
+
+// bring returns the payload of a row once all of it is here; nil: there is no more time.
 func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
 	of := placeless(r.Ref)
 	if p.of != of {
@@ -144,7 +148,7 @@ func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.T
 			return nil, err
 		case len(piece) == 0 || len(p.payload)+len(piece) > r.Missing:
 			p.payload = nil
-			return nil, nil
+			return nil, errOtherRow
 		case took < w.health.full/20:
 			p.size *= 2
 		case took > w.health.full/5:

@@ -450,3 +450,19 @@ func TestEngine_PollsWhileALargeMessageComes(t *testing.T) {
 		t.Errorf("another lane was in %d of %d reads", others, reads)
 	}
 }
+
+// A lane whose large message could not be read is left alone for a moment, and others are
+// not.
+func TestEngine_PutsALaneOffWhoseLargeMessageCannotBeRead(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0, 1)
+	d.wake()
+	r := d.nextRead(d.now)
+	r.short = map[int]error{0: errOtherRow}
+	d.read(r, nil, d.now, nil)
+	d.now = d.now.Add(readAgain / 2)
+	d.wake()
+	if r := d.nextRead(d.now); r == nil || !slices.Equal(r.Lanes, []int{1}) {
+		t.Errorf("read %v, want the other lane alone", r)
+	}
+}
