@@ -146,10 +146,7 @@ func nextDue(row *sql.Row) (head due, err error) {
 	return head, nil
 }
 
-var (
-	moveLimits      = shorttx.Limits{Lock: time.Second, Statement: 3 * time.Second}
-	moveLargeLimits = shorttx.Limits{Lock: time.Second, Statement: time.Minute}
-)
+var moveLimits = shorttx.Limits{Lock: time.Second, Statement: 3 * time.Second}
 
 const mostBytes = math.MaxInt32 // of a row
 
@@ -158,23 +155,25 @@ const mostBytes = math.MaxInt32 // of a row
 // fails, others pass it, but those of its key.
 func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
 	rows, bytes := s.pace.batch()
-	if head.bytes > bytes && s.pace.tryLarge(time.Now()) {
-		if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < moveLargeLimits.Statement {
+	if begin := time.Now(); head.bytes > bytes && s.pace.tryLarge(begin) {
+		limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(head.bytes)}
+		call := limits.Statement * 5 / 4
+		if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
 			moved, err := s.moveSmall(ctx, guard, rows, bytes)
-			moved.Limit = LargeMoveLimit
+			moved.Limit = call
 			return moved, err
 		}
-		n, err := s.move(ctx, moveLargeLimits, guard, 1, bytes, bytes+1, mostBytes)
+		n, err := s.move(ctx, limits, guard, 1, bytes, bytes+1, mostBytes)
 		switch {
 		case err == nil && n > 0:
-			s.pace.movedLarge()
+			s.pace.movedLarge(time.Since(begin))
 			return Moved{Rows: n}, nil
 		case err != nil && (ctx.Err() != nil || !sqlerr.TimedOut(err)):
 			return Moved{}, err
 		case err != nil:
-			wait := s.pace.failedLarge(time.Now())
+			wait := s.pace.failedLarge(time.Now(), limits.Statement)
 			s.log.ErrorContext(ctx, "scheduled message is too large to be moved in time; trying again later",
-				"bytes", head.bytes, "limit", moveLargeLimits.Statement, "retry_in", wait, "error", err)
+				"bytes", head.bytes, "limit", limits.Statement, "retry_in", wait, "error", err)
 		}
 	}
 	return s.moveSmall(ctx, guard, rows, bytes)
@@ -227,16 +226,23 @@ func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard g
 
 // pace is how many scheduled messages are moved at a time.
 type pace struct {
-	mu        sync.Mutex // guards what follows
-	halvings  int        // of the batch
-	largeWait time.Duration
-	largeAt   time.Time // when a large message may be tried again
+	mu         sync.Mutex // guards what follows
+	halvings   int        // of the batch
+	largeLimit time.Duration
+	largeWait  time.Duration
+	largeAt    time.Time // when a large message may be tried again
 }
 
 const (
 	mostHalvings     = 11 // one row
 	shortestLargeTry = 10 * time.Second
 	longestLargeTry  = 10 * time.Minute
+
+	// A large message has the time that its size needs on a slow disk, less than ten
+	// seconds: the connection may lead nowhere. It has more when the server has said
+	// that this was not enough.
+	largeBytesPerSecond = 20 << 20
+	mostLargeLimit      = time.Minute
 )
 
 // batch returns the rows and bytes of a batch.
@@ -272,16 +278,29 @@ func (p *pace) tryLarge(now time.Time) bool {
 	return !now.Before(p.largeAt)
 }
 
-func (p *pace) movedLarge() {
+// large returns how long the statement may take that moves a message of so many bytes.
+func (p *pace) large(bytes int64) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.largeWait, p.largeAt = 0, time.Time{}
+	needs := moveLimits.Statement + time.Duration(bytes)*time.Second/largeBytesPerSecond
+	return min(max(needs, p.largeLimit), mostLargeLimit)
 }
 
-func (p *pace) failedLarge(now time.Time) (wait time.Duration) {
+func (p *pace) movedLarge(took time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.largeWait = min(max(2*p.largeWait, shortestLargeTry), longestLargeTry)
+	p.largeLimit, p.largeWait, p.largeAt = 2*took, 0, time.Time{}
+}
+
+// failedLarge notes that so much time was not enough.
+func (p *pace) failedLarge(now time.Time, limit time.Duration) (wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if limit < mostLargeLimit {
+		p.largeLimit, p.largeWait = 2*limit, shortestLargeTry
+	} else {
+		p.largeWait = min(max(2*p.largeWait, shortestLargeTry), longestLargeTry)
+	}
 	p.largeAt = now.Add(p.largeWait)
 	return p.largeWait
 }

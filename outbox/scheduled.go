@@ -34,17 +34,11 @@ type Moved struct {
 	// or somebody may have ended what stands in the way of one that is.
 	Next time.Duration
 
-	// Limit is how much time to give the next call: MoveLimit, or LargeMoveLimit if
-	// a message is due that is too large for that. It is left until a call has so
+	// Limit is how much time to give the next call, since a message is due that is too
+	// large for what this one had; 0: as much as usual. It is left until a call has so
 	// much time; others pass it, but those of its key.
 	Limit time.Duration
 }
-
-// How long a call of MoveDue takes at most.
-const (
-	MoveLimit      = 5 * time.Second
-	LargeMoveLimit = 75 * time.Second
-)
 
 // due is the first message that waits for its time.
 type due struct {
@@ -70,13 +64,12 @@ const (
 func (q *Queue) MoveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Moved, error) {
 	head, err := q.box.store.nextDue(ctx)
 	if err != nil {
-		return Moved{Next: moveIdle, Limit: MoveLimit}, fmt.Errorf("look for what is due: %w", err)
+		return Moved{Next: moveIdle}, fmt.Errorf("look for what is due: %w", err)
 	}
 	if head.in > 0 {
-		return Moved{Next: min(head.in, moveIdle), Limit: MoveLimit}, nil
+		return Moved{Next: min(head.in, moveIdle)}, nil
 	}
 	moved, err := q.box.store.moveDue(ctx, guard, head)
-	moved.Limit = max(moved.Limit, MoveLimit)
 	switch {
 	case err != nil:
 		moved.Next = moveIdle

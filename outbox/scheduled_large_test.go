@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -19,6 +20,9 @@ func (p *place) slowInsert(t *testing.T, when, do string) {
 	p.exec(t, `create function slow_insert() returns trigger language plpgsql as $$ begin if `+when+` then `+do+`; end if; return new; end $$`)
 	p.exec(t, `create trigger slow_insert after insert on {{outbox}} for each row execute function slow_insert()`)
 }
+
+// usualLimit is what a relay gives a call.
+const usualLimit = 5 * time.Second
 
 // moveWithin calls MoveDue as a relay does, with a limit.
 func (p *place) moveWithin(t *testing.T, limit time.Duration) outbox.Moved {
@@ -55,15 +59,16 @@ func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
 		}
 		p.scheduleLarge(t)
 		var order []string
-		limit, long := outbox.MoveLimit, false
-		for calls := 0; p.scheduled(t) > 0 && calls < 20; calls++ {
+		limit, long := usualLimit, false
+		for calls := 0; p.scheduled(t) > 0 && calls < 600; calls++ {
 			moved := p.moveWithin(t, limit)
-			limit = moved.Limit
+			limit = cmp.Or(moved.Limit, usualLimit)
+			time.Sleep(moved.Next)
 			rows := p.read(t)
 			slices.SortFunc(rows, func(a, b outbox.Row) int { return int(a.ID - b.ID) })
 			order = append(order, ids(rows)...)
 			p.remove(t, refs(rows)...)
-			if moved.Limit == outbox.LargeMoveLimit && !p.isSQLite() {
+			if moved.Limit > 0 {
 				long = true
 				if got := len(order); got != 6 || p.scheduled(t) != 2 {
 					t.Errorf("%v were moved before the large one", order)
@@ -88,13 +93,33 @@ func TestMoveDue_AMessageThatCannotBeMovedHoldsUpItsKeyAlone(t *testing.T) {
 		p.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		p.scheduleLarge(t)
 		for range 5 {
-			p.moveWithin(t, outbox.LargeMoveLimit)
+			p.moveWithin(t, time.Minute)
 		}
 		if n := len(p.read(t)); n != 6 || p.scheduled(t) != 2 {
 			t.Errorf("%d were moved, %d wait", n, p.scheduled(t))
 		}
 		if text := log.String(); strings.Count(text, "too large") != 1 {
 			t.Errorf("logged %q", text)
+		}
+	})
+}
+
+// A connection that leads nowhere is found out while a message is moved that is as large
+// as one can be: no call asks for more time than its size needs before the server has
+// said that it takes longer.
+func TestMoveDue_ALargeMessageAsksForTheTimeOfItsSize(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		for bytes, want := range map[int]time.Duration{9 << 20: 4312500 * time.Microsecond, 128 << 20: 11750 * time.Millisecond} {
+			p.exec(t, `delete from {{scheduled}}`)
+			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+				select now() - interval '1 hour', 12, 'orders', 'large', 'a', convert_to(repeat('x', $1::int), 'UTF8')`, bytes)
+			if moved := p.moveWithin(t, want/2); moved.Rows > 0 || moved.Limit != want {
+				t.Errorf("%d bytes: asked for %v, moved %d", bytes, moved.Limit, moved.Rows)
+			}
+			p.moveWithin(t, want)
+			if p.scheduled(t) > 0 {
+				t.Errorf("%d bytes were not moved in %v", bytes, want)
+			}
 		}
 	})
 }
@@ -109,7 +134,7 @@ func TestMoveDue_TakesFewerAtATimeWhereThatIsSlow(t *testing.T) {
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
 			select now() - interval '1 hour', 12, 'orders', i::text, 'a', '' from generate_series(1, $1::int) i`, n)
 		for range 20 {
-			p.moveWithin(t, outbox.MoveLimit)
+			p.moveWithin(t, usualLimit)
 			if p.scheduled(t) == 0 {
 				break
 			}

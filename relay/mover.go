@@ -21,14 +21,14 @@ func (w *worker) mover(ctx context.Context) error {
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
 	retry := newBackOff()
-	limit := outbox.MoveLimit
+	limit := time.Duration(0) // of the next call; 0: as usual
 	for {
 		// A commit may end the wait once the rest is over.
 		rest, wait := moverRest, moverRest
 		if epoch := w.tending.held(); epoch != 0 && !w.unfit.Load() {
 			begin := time.Now()
 			moved, err := w.moveDue(ctx, epoch, limit)
-			limit = max(moved.Limit, outbox.MoveLimit) // a call without an answer names none
+			limit = moved.Limit // a call without an answer names none
 			// A slow look passes over entries that an old snapshot keeps from
 			// being removed; it is not to become all that the database does.
 			slow := 10 * time.Since(begin)
@@ -64,7 +64,7 @@ func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) 
 	move := func(ctx context.Context) (outbox.Moved, error) { return w.queue.MoveDue(ctx, w.upkeepGuard(epoch)) }
 	var moved outbox.Moved
 	var err error
-	if limit > outbox.MoveLimit { // a large message
+	if limit > 0 {
 		moved, err = askLong(ctx, w, limit, move)
 	} else {
 		moved, err = ask(ctx, w, opMove, move)

@@ -1,6 +1,6 @@
 -- compatible: 3
 -- What a row may hold, whichever program writes it: the limits of Publish, and
--- times and ids that a relay can work with. Rows of the outbox from before are not
+-- times (whose microseconds a double holds exactly) and ids that a relay can work with. Rows of the outbox from before are not
 -- looked at, they leave soon; those that are scheduled have to fit, since they
 -- become rows of the outbox later.
 alter table {{outbox}}
@@ -10,7 +10,7 @@ alter table {{outbox}}
 	add constraint {{name:outbox_key_limit}} check (octet_length(key) <= 255) not valid,
 	add constraint {{name:outbox_metadata_limit}} check (octet_length(metadata) <= 65536) not valid,
 	add constraint {{name:outbox_payload_limit}} check (octet_length(payload) <= 134217728) not valid,
-	add constraint {{name:outbox_created_at_limit}} check (created_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00') not valid;
+	add constraint {{name:outbox_created_at_limit}} check (created_at between '1970-01-01 00:00:00+00' and '2200-01-01 00:00:00+00') not valid;
 
 alter table {{scheduled}}
 	add constraint {{name:scheduled_seq_limit}} check (seq between 1 and 4611686018427387904),
