@@ -97,6 +97,12 @@ var laneKeys = func() (keys []string) {
 	return keys
 }()
 
+func (o *table) completes(t *testing.T, p *pieces, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
+	p.read = o.w.queue.ReadPiece
+	short = p.complete(t.Context(), o.w, lackingRows(rows))
+	return slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }), short
+}
+
 // brings completes rows, and returns how many of them came.
 func (o *table) brings(t *testing.T, p *pieces, of ...int) (came int) {
 	t.Helper()
@@ -104,7 +110,7 @@ func (o *table) brings(t *testing.T, p *pieces, of ...int) (came int) {
 	for _, i := range of {
 		rows = append(rows, o.rows[i])
 	}
-	kept, short := p.complete(t.Context(), o.w, rows)
+	kept, short := o.completes(t, p, rows)
 	for _, r := range kept {
 		if !bytes.Equal(r.Payload, o.want[r.MessageID]) || r.Missing != 0 {
 			t.Errorf("%s: %d bytes, %d are missing", r.MessageID, len(r.Payload), r.Missing)
@@ -142,8 +148,7 @@ func TestPieces_BringLargeOnesInTurn(t *testing.T) {
 	p := &pieces{}
 	var order []int
 	for range 6 {
-		rows := slices.Clone(o.rows)
-		kept, _ := p.complete(t.Context(), o.w, rows)
+		kept, _ := o.completes(t, p, slices.Clone(o.rows))
 		if len(kept) != 1 {
 			t.Fatalf("%d rows came at once", len(kept))
 		}

@@ -49,7 +49,8 @@ const (
 type choreContext struct {
 	context.Context //nolint:containedctx // lives for one call
 	store           parkingStore
-	missed          func(rows int) // that the history could not keep
+	missed          func(rows int)       // that the history could not keep
+	bring           func(large *lacking) // after the call: the payloads that rows lack, if there is time for them
 	clock           func() time.Time
 }
 
@@ -70,6 +71,7 @@ type chores struct {
 	commandsAt  time.Time     // when to look for operators' commands
 	beyondAt    time.Time     // when to look beyond the lanes' memory
 	heads       int           // keys in the next look for what is due
+	dueBytes    int           // of it; 0: firstDueBytes
 	dueAfter    string        // the topic after which it begins; empty: with the first
 	dueNext     time.Duration // until something is due of the topics looked at since the first; negative: nothing is
 	dueAgain    bool          // something changed of those looked at since the first

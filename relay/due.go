@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -8,12 +9,17 @@ import (
 )
 
 const (
-	dueHeads     = 64  // keys in one look for what is due
-	dueRows      = 32  // of each
-	maxDueHeads  = 256 // where keys have few rows, and small ones
-	dueTopics    = 64  // of each lane in one look
-	manyDueRows  = 1024
-	manyDueBytes = 2 << 20
+	dueHeads    = 64  // keys in one look for what is due
+	dueRows     = 32  // of each
+	maxDueHeads = 256 // where keys have few rows, and small ones
+	dueTopics   = 64  // of each lane in one look
+	manyDueRows = 1024
+
+	// What a look may bring grows and shrinks with what the way to the database carries
+	// in time, like a read; see carried.
+	leastDueBytes = 16 << 10
+	firstDueBytes = 256 << 10
+	mostDueBytes  = 4 << 20
 
 	// lookAgain is the pause before looking for due rows again when some cannot be
 	// taken now.
@@ -58,7 +64,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 	e.dueAt = time.Time{}
 	e.leaveParked(now)
-	req := dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics}
+	req := dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: cmp.Or(e.dueBytes, firstDueBytes)}
 	req.rows = dueRows * dueHeads / req.heads
 	var lanes []*lane
 	full, skipped := false, false
@@ -84,27 +90,39 @@ func (e *engine) lookForDue(now time.Time) *chore {
 		e.dueNext, e.dueFound, e.dueAgain = -1, false, false
 	}
 	found := looked{next: -1}
-	var rest time.Duration
+	var rest, took time.Duration
+	var large *lacking
 	return &chore{
 		again: &e.dueAt,
+		undo:  func(choreError) { e.dueBytes = max(leastDueBytes, req.bytes/4) },
 		do: func(ctx choreContext) (func(), error) {
 			if len(req.lanes) == 0 {
 				return nil, nil
 			}
 			begin := ctx.clock()
 			there, err := ctx.store.look(ctx, req)
-			took := ctx.clock().Sub(begin)
-			return func() {
-				if found = there; took > lookSlow {
-					rest = took
-				}
-			}, err
+			spent := ctx.clock().Sub(begin)
+			lack := there.lacking()
+			if lack != nil {
+				ctx.bring(lack)
+			}
+			return func() { found, took, large = there, spent, lack }, err
 		},
 		done: func(now time.Time) {
 			e.passedOver = req.topics
 			if req.heads >= dueHeads {
 				e.heads = nextHeads(req.heads, found.rows)
 			}
+			if took <= e.quickRead && bytesOf(found.rows) >= req.bytes {
+				e.dueBytes = min(2*req.bytes, mostDueBytes)
+			}
+			switch {
+			case large != nil && large.failed:
+				rest = readAgain
+			case took > lookSlow:
+				rest = took
+			}
+			found.rows = withPayloads(found.rows)
 			added := e.addParked(found.rows, now)
 			e.dueAfter = found.more
 			e.dueFound = e.dueFound || full || skipped || len(found.rows) > 0
@@ -115,7 +133,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 				e.nothingParked(req.topics)
 			}
 			switch {
-			case added > 0, found.more != "", e.dueAgain: // some topics are yet to be looked at
+			case added > 0, found.more != "", e.dueAgain, large != nil: // some are yet to be looked at, or to come
 				e.lookAt(now.Add(rest))
 			case full || len(found.rows) > 0:
 				e.lookAt(now.Add(lookAgain))
@@ -126,6 +144,43 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			}
 		},
 	}
+}
+
+// lacking is what a look has found whose payloads are yet to come.
+type lacking struct {
+	rows   []*outbox.Row
+	failed bool // one of them could not be read
+}
+
+// lacking returns the rows that lack their payload, of each lane those that it has room
+// for; nil: none does.
+func (l *looked) lacking() *lacking {
+	var rows []*outbox.Row
+	var bytes [outbox.Lanes]int
+	for i := range l.rows {
+		r := &l.rows[i].Row
+		if r.Missing > 0 && bytes[r.Lane] < laneBytes {
+			rows = append(rows, r)
+		}
+		bytes[r.Lane] += len(r.Payload) + r.Missing
+	}
+	if rows == nil {
+		return nil
+	}
+	return &lacking{rows: rows}
+}
+
+// withPayloads returns rows without those that lack their payload, and without what
+// follows them in their keys.
+func withPayloads(rows []parkedRow) []parkedRow {
+	short := map[parkedKey]bool{}
+	return slices.DeleteFunc(rows, func(r parkedRow) bool {
+		key := parkedKey{r.Lane, r.Key}
+		if r.Missing > 0 && r.Key != "" {
+			short[key] = true
+		}
+		return r.Missing > 0 || short[key]
+	})
 }
 
 // nothingParked lets go of the circuits of topics other than these: nothing more is due
@@ -142,12 +197,8 @@ func (e *engine) nothingParked(but []string) {
 // nextHeads returns how many keys to look for after a look for some that brought
 // these rows: unkeyed rows come one at a time, and there may be very many of them.
 func nextHeads(heads int, rows []parkedRow) int {
-	bytes := 0
-	for _, r := range rows {
-		bytes += len(r.Payload) + len(r.Metadata)
-	}
 	switch {
-	case len(rows) > manyDueRows || bytes > manyDueBytes:
+	case len(rows) > manyDueRows:
 		return max(dueHeads, heads/2)
 	case len(rows) >= heads:
 		return min(maxDueHeads, 2*heads)

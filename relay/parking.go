@@ -76,7 +76,12 @@ type dueRequest struct {
 	most   int            // topics of each lane to look at, at most
 	heads  int            // at most
 	rows   int            // at most, of each key
+	bytes  int            // of all; the last row may be too large
 }
+
+// mostInline is how long a payload may be to come with its row: no other one is kept
+// out by it, and no answer is too large for its time.
+func (r dueRequest) mostInline() int { return r.bytes / 4 }
 
 // looked is what a look for due rows has found.
 type looked struct {
@@ -99,8 +104,13 @@ type parkingStore interface {
 	parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error)
 
 	// look returns rows whose next attempt is due, of each topic in turn, each with
-	// the rows of its key that follow, in order.
+	// the rows of its key that follow, in order. A payload may be missing; see
+	// outbox.Row.Missing.
 	look(ctx context.Context, r dueRequest) (looked, error)
+
+	// piece returns up to most bytes of the payload of a parked row, from an offset on;
+	// none if it is not there.
+	piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
 
 	// fail writes failures of one lane down, and moves followers, rows of the
 	// outbox whose keys are in parked (or are put there by these failures),
@@ -136,8 +146,8 @@ type parkingStore interface {
 	// or with id 0 that none is.
 	suspect(ctx context.Context, f fence, id int64) error
 
-	// find returns a row by lane and id, wherever it is; attempts is 0 for one
-	// of the outbox.
+	// find returns a row by lane and id, wherever it is, without payload and metadata;
+	// attempts is 0 for one of the outbox.
 	find(ctx context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error)
 
 	// beyond returns, for those of lanes that have one among their newest rows

@@ -23,7 +23,7 @@ type postgresParking struct {
 	fenceText, parkText, buryText, againText, skipText, holdText       string
 	replayText, discardText, postponeText, followText                  string
 	settleText, settleMoveText, promoteText, closeLettersText          string
-	suspectText, calmText, beyondText                                  string
+	suspectText, calmText, beyondText, pieceText                       string
 }
 
 func newPostgresParking(box *outbox.Outbox) *postgresParking {
@@ -39,7 +39,7 @@ func newPostgresParking(box *outbox.Outbox) *postgresParking {
 		settleText: names.Expand(postgresSettle), settleMoveText: names.Expand(postgresSettleMove),
 		promoteText: names.Expand(postgresPromote), closeLettersText: names.Expand(postgresCloseLetters),
 		suspectText: names.Expand(postgresSuspect), calmText: names.Expand(postgresCalm),
-		beyondText: names.Expand(postgresBeyond),
+		beyondText: names.Expand(postgresBeyond), pieceText: names.Expand(postgresParkedPiece),
 	}
 }
 
@@ -90,15 +90,20 @@ where t.lane between 0 and 31`
 	// Of the lanes $1 and their topics $6, the heads that are due, and the first that is
 	// not, by the same index, and the rows of their keys by (lane, key, id). $2 and $7 are the rows to pass
 	// over, $3 the number of heads and one more, which tells that there are more, $4
-	// the rows of a key, $5 their bytes. An unkeyed row is alone. Topics take turns,
-	// so that none waits for the backlog of another one.
+	// the rows of a key, $5 their bytes, $8 the bytes of all, of which a row takes
+	// rowBytes besides its own. A payload of more than $9 bytes stays where it is. An
+	// unkeyed row is alone. Topics take turns, so that none waits for the backlog of
+	// another one.
 	postgresDue = `
 with known as materialized (
 	select k.id, timestamptz 'epoch' + k.created * interval '1 microsecond' as created_at
 	from unnest((select $2::bigint[]), (select $7::bigint[])) as k (id, created)
 )
-select h.wait, r.lane, r.id, r.topic, r.message_id, r.key, r.payload, r.metadata, r.created_micros,
-	r.attempts, r.tried, r.crashed, r.unanswered, r.held, r.age, h.place
+select wait, lane, id, topic, message_id, key, case when missing = 0 then payload end, metadata, created_micros,
+	attempts, tried, crashed, unanswered, held, age, place, missing
+from (
+select h.wait, h.place, r.*,
+	sum(r.bytes) over (order by h.place, r.id rows between unbounded preceding and 1 preceding) as all_before
 from (
 	select m.lane, m.id, m.key,
 		ceil(date_part('epoch', m.next_at - statement_timestamp()) * 1000000)::bigint as wait,
@@ -131,6 +136,8 @@ left join lateral (
 			(date_part('epoch', f.created_at) * 1000000)::bigint as created_micros,
 			(date_part('epoch', clock_timestamp() - f.parked_at) * 1000000)::bigint as age,
 			jsonb_array_length(f.errors) > 0 as tried,
+			case when octet_length(f.payload) > $9 then octet_length(f.payload) else 0 end as missing,
+			octet_length(f.metadata) + case when octet_length(f.payload) > $9 then 0 else octet_length(f.payload) end + (select $10::bigint) as bytes,
 			sum(octet_length(f.payload) + octet_length(f.metadata))
 				over (rows between unbounded preceding and 1 preceding) as bytes_before
 		from (
@@ -146,17 +153,24 @@ left join lateral (
 	) w
 	where coalesce(w.bytes_before, 0) < $5
 ) r on h.wait <= 0 and h.place < $3
-order by h.place, r.id`
+) x
+where coalesce(all_before, 0) < $8 or id is null
+order by place, id`
+
+	postgresParkedPiece = `
+select substring(p.payload from $5 for $6)
+from {{parked}} p
+where p.lane = $1 and p.id = $2 and p.message_id = $3 and p.created_at = timestamptz 'epoch' + $4 * interval '1 microsecond'`
 
 	// By the primary keys; of the ring one partition.
 	postgresFind = `
-select p.lane, p.id, p.topic, p.message_id, p.key, p.payload, p.metadata,
+select p.lane, p.id, p.topic, p.message_id, p.key,
 	(date_part('epoch', p.created_at) * 1000000)::bigint, p.attempts, jsonb_array_length(p.errors) > 0, p.crashed, p.unanswered,
 	(date_part('epoch', clock_timestamp() - p.parked_at) * 1000000)::bigint, true
 from {{parked}} p
 where p.lane = $1 and p.id = $2
 union all
-select o.lane, o.id, o.topic, o.message_id, o.key, o.payload, o.metadata,
+select o.lane, o.id, o.topic, o.message_id, o.key,
 	(date_part('epoch', o.created_at) * 1000000)::bigint, 0, false, false, false, 0, false
 from {{outbox}} o
 where o.lane = $1 and o.id = $2 and ((o.id >> 16) & 3) = (($2::bigint >> 16) & 3)
@@ -245,7 +259,7 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 		}
 		ids, created := knownArrays(r.known)
 		rows, next, err := scanDue(tx.QueryContext(ctx, s.dueText,
-			smallints(lanes), ids, r.heads+1, r.rows, parkedBytes, pq.Array(names), created))
+			smallints(lanes), ids, r.heads+1, r.rows, parkedBytes, pq.Array(names), created, r.bytes, r.mostInline(), rowBytes))
 		if err != nil {
 			return fmt.Errorf("read what is due of parked: %w", err)
 		}
@@ -257,6 +271,10 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 		return looked{}, err
 	}
 	return found, nil
+}
+
+func (s *postgresParking) piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	return scanPiece(s.db.QueryRowContext(ctx, s.pieceText, refArgs(of, offset+1, most)...))
 }
 
 func (s *postgresParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -17,6 +18,17 @@ import (
 // parkedBytes is how much of payload and metadata due returns of a key, but at
 // least one row.
 const parkedBytes = 1 << 20
+
+// rowBytes is what a row takes of a look's bytes besides payload and metadata.
+const rowBytes = 256
+
+// bytesOf returns what rows take of a look's bytes.
+func bytesOf(rows []parkedRow) (bytes int) {
+	for _, r := range rows {
+		bytes += rowBytes + len(r.Payload) + len(r.Metadata)
+	}
+	return bytes
+}
 
 func newParkingStore(box *outbox.Outbox) parkingStore {
 	if box.Database().Dialect == oncemill.SQLite {
@@ -131,7 +143,7 @@ func scanCommands(rows *sql.Rows, err error) ([]command, error) {
 // scanFound reads the one row that find looks for.
 func scanFound(row *sql.Row) (r parkedRow, parked, found bool, err error) {
 	var created, age int64
-	err = row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created,
+	err = row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &created,
 		&r.attempts, &r.tried, &r.crashed, &r.unanswered, &age, &parked)
 	switch {
 	case errors.Is(err, sql.ErrNoRows):
@@ -141,6 +153,14 @@ func scanFound(row *sql.Row) (r parkedRow, parked, found bool, err error) {
 	}
 	r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
 	return r, parked, true, nil
+}
+
+// scanPiece reads a piece of a payload.
+func scanPiece(row *sql.Row) (piece []byte, err error) {
+	if err = row.Scan(&piece); err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return nil, fmt.Errorf("read a piece of a parked message: %w", err)
+	}
+	return piece, nil
 }
 
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
@@ -229,12 +249,13 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 	barred := int64(0) // the place of a head behind which a row is held
 	for rows.Next() {
 		var wait, place int64
+		var missing sql.NullInt64
 		var lane, id, created, attempts, age sql.NullInt64
 		var tried, crashed, unanswered, held sql.NullBool
 		var topic, message, key sql.NullString
 		var payload, metadata []byte
 		if err := rows.Scan(&wait, &lane, &id, &topic, &message, &key, &payload, &metadata, &created,
-			&attempts, &tried, &crashed, &unanswered, &held, &age, &place); err != nil {
+			&attempts, &tried, &crashed, &unanswered, &held, &age, &place, &missing); err != nil {
 			return nil, 0, err
 		}
 		if !id.Valid {
@@ -255,7 +276,7 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 					Lane: int(lane.Int64), ID: id.Int64, MessageID: message.String,
 					CreatedAt: time.UnixMicro(created.Int64).UTC(),
 				},
-				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata,
+				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata, Missing: int(missing.Int64),
 			},
 			attempts: int(attempts.Int64), tried: tried.Bool, crashed: crashed.Bool, unanswered: unanswered.Bool, age: micros(age.Int64),
 		})

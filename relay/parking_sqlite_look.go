@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/litetx"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {
@@ -56,7 +57,11 @@ func (s *sqliteParking) look(ctx context.Context, r dueRequest) (found looked, e
 			if h.key == "" {
 				most = 1
 			}
-			if found.rows, err = s.appendRows(ctx, conn, found.rows, h, known, most); err != nil {
+			left := r.bytes - bytesOf(found.rows)
+			if left <= 0 {
+				return nil
+			}
+			if found.rows, err = s.appendRows(ctx, conn, found.rows, h, known, most, min(left, parkedBytes)); err != nil {
 				return err
 			}
 		}
@@ -114,8 +119,9 @@ func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads [
 	return heads, err
 }
 
-// appendRows appends a head and the rows that follow it, but for those known.
-func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[rowID]bool, most int) ([]parkedRow, error) {
+// appendRows appends a head and the rows that follow it, but for those known, so many
+// and so many bytes.
+func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[rowID]bool, most, mostBytes int) ([]parkedRow, error) {
 	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id)
 	if err != nil {
 		return nil, err
@@ -135,10 +141,14 @@ func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []pa
 		r.CreatedAt, r.age = time.UnixMicro(created).UTC(), micros(age)
 		due = append(due, r)
 		most--
-		bytes += len(r.Payload) + len(r.Metadata)
-		return most > 0 && bytes < parkedBytes, nil
+		bytes += rowBytes + len(r.Payload) + len(r.Metadata)
+		return most > 0 && bytes < mostBytes, nil
 	})
 	return due, err
+}
+
+func (s *sqliteParking) piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	return scanPiece(s.db.QueryRowContext(ctx, s.t.piece, refArgs(of, offset+1, most)...))
 }
 
 func (s *sqliteParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {

@@ -4,7 +4,8 @@ import "github.com/oncemill/oncemill"
 
 // sqliteParkingTexts are statements with their names filled in.
 type sqliteParkingTexts struct {
-	keys, topics, heads, rows, find    string
+	keys, topics, heads, rows          string
+	find, piece                        string
 	fence, cleared                     string
 	outboxKey, park, buryOutbox, unbox string
 	again, postpone                    string
@@ -20,7 +21,7 @@ type sqliteParkingTexts struct {
 func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
 	x := names.Expand
 	return sqliteParkingTexts{
-		keys: x(sqliteParkedKeys), topics: x(sqliteParkedTopics), heads: x(sqliteHeads), rows: x(sqliteRows), find: x(sqliteFind),
+		keys: x(sqliteParkedKeys), topics: x(sqliteParkedTopics), heads: x(sqliteHeads), rows: x(sqliteRows), find: x(sqliteFind), piece: x(sqliteParkedPiece),
 		fence: x(sqliteFence), cleared: x(sqliteCleared),
 		outboxKey: x(sqliteOutboxKey), park: x(sqlitePark), buryOutbox: x(sqliteBuryOutbox), unbox: x(sqliteUnbox),
 		again: x(sqliteAgain), postpone: x(sqlitePostpone), hold: x(sqliteHold), heldLetter: x(sqliteHeldLetter), bury: x(sqliteBury),
@@ -93,14 +94,17 @@ order by id`
 
 	// By the primary keys.
 	sqliteFind = `
-select lane, id, topic, message_id, key, payload, metadata, created_at, attempts, json_array_length(errors) > 0, crashed, unanswered, ` + sqliteNow + ` - parked_at, 1
+select lane, id, topic, message_id, key, created_at, attempts, json_array_length(errors) > 0, crashed, unanswered, ` + sqliteNow + ` - parked_at, 1
 from {{parked}}
 where lane = ?1 and id = ?2
 union all
-select lane, id, topic, message_id, key, payload, metadata, created_at, 0, 0, 0, 0, 0, 0
+select lane, id, topic, message_id, key, created_at, 0, 0, 0, 0, 0, 0
 from {{outbox}}
 where lane = ?1 and id = ?2
 limit 1`
+
+	sqliteParkedPiece = `
+select substr(payload, ?5, ?6) from {{parked}} where lane = ?1 and id = ?2 and message_id = ?3 and created_at = ?4`
 
 	// By the partial index of commands; the oldest message first.
 	sqliteCommands = `

@@ -30,7 +30,7 @@ func TestParking_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
 			t.Errorf("parked keys %v", got)
 		}
 		r, parked, found, err := p.find(t.Context(), lotLane, rows[0].ID)
-		if err != nil || !parked || !found || r.attempts != 1 || r.MessageID != rows[0].MessageID || r.Key != key || string(r.Payload) != string(rows[0].Payload) || !r.CreatedAt.Equal(rows[0].CreatedAt) {
+		if err != nil || !parked || !found || r.attempts != 1 || r.MessageID != rows[0].MessageID || r.Key != key || r.Payload != nil || !r.CreatedAt.Equal(rows[0].CreatedAt) {
 			t.Errorf("found %+v, %v, %v, %v", r, parked, found, err)
 		}
 		r, parked, found, err = p.find(t.Context(), lotLane, rows[3].ID)

@@ -131,6 +131,11 @@ func (p *lot) publish(t testing.TB, names ...string) []outbox.Row {
 			outbox.SetKey(msgs[i], key)
 		}
 	}
+	return p.publishAll(t, msgs)
+}
+
+func (p *lot) publishAll(t testing.TB, msgs []*message.Message) []outbox.Row {
+	t.Helper()
 	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 		return p.box.Publisher(tx).Publish("orders", msgs...)
 	})
@@ -139,12 +144,12 @@ func (p *lot) publish(t testing.TB, names ...string) []outbox.Row {
 	}
 	var mine []outbox.Row
 	for _, r := range p.owed(t) {
-		if slices.Contains(names, r.MessageID) {
+		if slices.ContainsFunc(msgs, func(m *message.Message) bool { return m.UUID == r.MessageID }) {
 			mine = append(mine, r)
 		}
 	}
-	if len(mine) != len(names) {
-		t.Fatalf("%d of %d messages are in the lane", len(mine), len(names))
+	if len(mine) != len(msgs) {
+		t.Fatalf("%d of %d messages are in the lane", len(mine), len(msgs))
 	}
 	return mine
 }
@@ -207,7 +212,7 @@ func refsOf(rows []outbox.Row) []outbox.Ref {
 
 // due looks for what is due of all topics.
 func (p *lot) due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration, error) {
-	r.most = 1000
+	r.most, r.bytes = 1000, 1<<30
 	found, err := p.look(ctx, r)
 	return found.rows, found.next, err
 }

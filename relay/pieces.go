@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -19,66 +20,69 @@ const (
 // that is silent. While that lasts, the other lanes are read in between, and messages of
 // one piece come before it. The reader keeps one at a time that has begun.
 type pieces struct {
+	read func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
+
 	of      outbox.Ref
-	payload []byte // as far as it is here
-	size    int    // of the next piece
-	missed  int    // reads in a row that lacked others, and not this one
-	small   int    // the lane that the last message of one piece was of
+	payload []byte     // as far as it is here
+	size    int        // of the next piece
+	missed  int        // reads in a row that lacked others, and not this one
+	small   int        // the lane that the last message of one piece was of
+	failed  outbox.Ref // the last one that could not be read: it has been told
 }
 
 // mostMissed is how many reads a message that has begun may miss. Then its lane is
 // another worker's, perhaps, and others may begin.
 const mostMissed = 4
 
-// complete brings the payloads that rows lack, as many as there is time for. A row that
-// still lacks its own is left out. It is the last of its lane; short has those lanes,
-// with the error if there was one.
-func (p *pieces) complete(ctx context.Context, w *worker, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
+// complete brings the payloads that rows lack, as many as there is time for, and not
+// many more bytes than mostPiece. It returns the lanes of the rows that still lack
+// theirs, with the error if there was one.
+func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (short map[int]error) {
+	if len(rows) == 0 {
+		return nil
+	}
 	var small, large []*outbox.Row
-	for i := range rows {
-		switch r := &rows[i]; {
-		case r.Missing > leastPiece:
+	for _, r := range rows {
+		if r.Missing > leastPiece {
 			large = append(large, r)
-		case r.Missing > 0:
+		} else {
 			small = append(small, r)
 		}
 	}
-	if len(small)+len(large) == 0 {
-		return rows, nil
-	}
 	short = map[int]error{}
-	end := time.Now().Add(w.health.full / 4)
+	end, bytes := time.Now().Add(w.health.full/4), 0
 	fill := func(r *outbox.Row, payload []byte, err error) (filled bool) {
 		if err != nil {
 			short[r.Lane] = err
-			w.log.WarnContext(ctx, "reading a large message failed; trying again", "lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
+			level := slog.LevelWarn
+			if p.failed == r.Ref {
+				level = slog.LevelDebug
+			}
+			p.failed = r.Ref
+			w.log.Log(ctx, level, "reading a large message failed; trying again", "lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
 		}
 		if payload != nil {
 			r.Payload, r.Missing = payload, 0
+			bytes += len(payload)
 		}
 		return payload != nil
 	}
 	p.sort(small, p.small+1)
 	for _, r := range small {
-		payload, err := w.readPiece(ctx, r.Ref, 0, r.Missing)
+		payload, err := p.read(ctx, placeless(r.Ref), 0, r.Missing)
 		if err == nil && len(payload) != r.Missing {
 			payload, err = nil, errOtherRow
 		}
 		p.small = r.Lane
-		if !fill(r, payload, err) || time.Now().After(end) {
+		if !fill(r, payload, err) || bytes > mostPiece || time.Now().After(end) {
 			break
 		}
 	}
-	// The one that has begun comes first, and then the lanes in turn.
-	if len(p.payload) > 0 {
-		p.sort(large, p.of.Lane)
-	} else {
-		p.sort(large, p.of.Lane+1)
-	}
+	p.sort(large, p.of.Lane+1)
 	p.seek(large)
 	for i, r := range large {
 		begun := len(p.payload) > 0
-		if begun && placeless(r.Ref) != p.of || i > 0 && (r.Missing > mostPiece || time.Now().After(end)) {
+		if begun && placeless(r.Ref) != p.of || i > 0 && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
 			break
 		}
 		payload, err := p.bring(ctx, w, r, end)
@@ -86,27 +90,32 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []outbox.Row) (ke
 			break
 		}
 	}
-	return slices.DeleteFunc(rows, func(r outbox.Row) bool {
+	for _, r := range rows {
 		if _, failed := short[r.Lane]; r.Missing > 0 && !failed {
 			short[r.Lane] = nil // for now
 		}
-		return r.Missing > 0
-	}), short
+	}
+	return short
 }
 
 // sort puts rows in the order of their lanes, from one on.
 func (p *pieces) sort(rows []*outbox.Row, first int) {
 	turn := func(r *outbox.Row) int { return (r.Lane - first + outbox.Lanes) % outbox.Lanes }
-	slices.SortFunc(rows, func(a, b *outbox.Row) int { return turn(a) - turn(b) })
+	slices.SortStableFunc(rows, func(a, b *outbox.Row) int { return turn(a) - turn(b) })
 }
 
-// seek gives the message up that has begun if reads lack others and not this one.
+// seek puts the message first that has begun, and gives it up if reads lack others and
+// not this one.
 func (p *pieces) seek(large []*outbox.Row) {
-	switch {
-	case len(large) == 0:
+	if len(p.payload) == 0 || len(large) == 0 {
 		return
-	case placeless(large[0].Ref) == p.of:
+	}
+	i := slices.IndexFunc(large, func(r *outbox.Row) bool { return placeless(r.Ref) == p.of })
+	if i >= 0 {
 		p.missed = 0
+		r := large[i]
+		copy(large[1:i+1], large)
+		large[0] = r
 		return
 	}
 	if p.missed++; p.missed > mostMissed {
@@ -114,8 +123,14 @@ func (p *pieces) seek(large []*outbox.Row) {
 	}
 }
 
-func (w *worker) readPiece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
-	return ask(ctx, w, opRead, func(ctx context.Context) ([]byte, error) { return w.queue.ReadPiece(ctx, of, offset, most) })
+// lackingRows returns those of rows that lack their payload.
+func lackingRows(rows []outbox.Row) (lacking []*outbox.Row) {
+	for i := range rows {
+		if rows[i].Missing > 0 {
+			lacking = append(lacking, &rows[i])
+		}
+	}
+	return lacking
 }
 
 // placeless is what a row is known by, wherever it is.
@@ -132,7 +147,7 @@ var errOtherRow = errors.New("the row is gone, or is not what it was")
 func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
 	of := placeless(r.Ref)
 	if p.of != of {
-		*p = pieces{of: of, size: p.size, small: p.small}
+		p.of, p.payload, p.missed = of, nil, 0
 	}
 	for n := 0; len(p.payload) < r.Missing; n++ {
 		now := time.Now()
@@ -140,7 +155,7 @@ func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.T
 			return nil, nil
 		}
 		p.size = min(max(p.size, leastPiece), mostPiece)
-		piece, err := w.readPiece(ctx, of, len(p.payload), p.size)
+		piece, err := p.read(ctx, of, len(p.payload), p.size)
 		took := time.Since(now)
 		switch {
 		case err != nil:

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/rand"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -19,9 +20,22 @@ import (
 // It comes in pieces; the others of its worker wait little, and nobody is unfit.
 func TestRelay_DeliversALargeMessageOverASlowWay(t *testing.T) {
 	t.Parallel()
+	for name, failures := range map[string]int32{"at once": 0, "after a failure": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			deliverLarge(t, failures)
+		})
+	}
+}
+
+// deliverLarge has a message of 12 MiB delivered after attempts that fail; then it comes from
+// where it waits.
+func deliverLarge(t *testing.T, failures int32) {
+	t.Helper()
 	p := onPostgres(t)
 	f := newVariety(p.beatsOf(t, "b"))
 	var came atomic.Bool
+	var attempts atomic.Int32
 	payload := make([]byte, 12<<20)
 	if _, err := rand.Read(payload); err != nil {
 		t.Fatal(err)
@@ -30,6 +44,9 @@ func TestRelay_DeliversALargeMessageOverASlowWay(t *testing.T) {
 		if m.MessageID == "huge" {
 			if !bytes.Equal(m.Payload, payload) {
 				t.Errorf("%d bytes came, not those of the message", len(m.Payload))
+			}
+			if attempts.Add(1) <= failures {
+				return relay.Refused(errors.New("not yet"))
 			}
 			came.Store(true)
 		}

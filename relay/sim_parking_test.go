@@ -126,6 +126,8 @@ func (p *simParking) look(_ context.Context, req dueRequest) (looked, error) {
 	return looked{found, next, more}, nil
 }
 
+func (p *simParking) piece(context.Context, outbox.Ref, int, int) ([]byte, error) { return nil, nil }
+
 // due returns what is due of the topics after req.after, up to one (empty: all).
 func (p *simParking) due(req dueRequest, upTo string) (found []parkedRow, next time.Duration) {
 	next = -1

@@ -3,6 +3,8 @@ package relay
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -13,7 +15,9 @@ import (
 // after a pause, so that a database that is away is not asked all the time.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
-	var large pieces
+	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		return ask(ctx, w, opRead, func(ctx context.Context) ([]byte, error) { return w.queue.ReadPiece(ctx, of, offset, most) })
+	}}
 	for {
 		var r *read
 		select {
@@ -26,8 +30,8 @@ func (w *worker) reader(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
-			rows, r.short = large.complete(ctx, w, rows)
-			answer.entries = newEntries(rows)
+			r.short = large.complete(ctx, w, lackingRows(rows))
+			answer.entries = newEntries(slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }))
 		case r.ahead != nil && sqlerr.TimedOut(err):
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
@@ -116,6 +120,13 @@ func (w *worker) doubt(err error) {
 // parker does the chores that the loop asks for.
 func (w *worker) parker(ctx context.Context) error {
 	retry := newBackOff()
+	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		return ask(ctx, w, opTask, func(ctx context.Context) ([]byte, error) { return w.store.piece(ctx, of, offset, most) })
+	}}
+	type work struct {
+		found func()
+		lack  *lacking
+	}
 	for {
 		var c *chore
 		select {
@@ -124,13 +135,23 @@ func (w *worker) parker(ctx context.Context) error {
 		case c = <-w.chores:
 		}
 		var answer choreAnswer
-		answer.found, answer.err = ask(ctx, w, opTask, func(ctx context.Context) (func(), error) {
-			return c.do(choreContext{Context: ctx, store: w.store, clock: time.Now, missed: func(n int) {
-				if n > 0 {
-					w.met.missed.Add(ctx, int64(n))
-				}
-			}})
+		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
+			did.found, err = c.do(choreContext{
+				Context: ctx, store: w.store, clock: time.Now,
+				bring: func(large *lacking) { did.lack = large },
+				missed: func(n int) {
+					if n > 0 {
+						w.met.missed.Add(ctx, int64(n))
+					}
+				},
+			})
+			return did, err
 		})
+		answer.found, answer.err = did.found, err
+		if err == nil && did.lack != nil {
+			short := large.complete(ctx, w, did.lack.rows)
+			did.lack.failed = slices.ContainsFunc(slices.Collect(maps.Values(short)), func(err error) bool { return err != nil })
+		}
 		switch {
 		case answer.err == nil:
 			retry.Reset()

@@ -136,7 +136,7 @@ func TestParking_LooksAtTopicsInTurn(t *testing.T) {
 		var names []string
 		looks, after := 0, ""
 		for {
-			found, err := p.look(t.Context(), dueRequest{lanes: []int{lotLane}, after: after, most: 3, heads: 10, rows: 10})
+			found, err := p.look(t.Context(), dueRequest{lanes: []int{lotLane}, after: after, most: 3, heads: 10, rows: 10, bytes: 1 << 30})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,0 +1,99 @@
+package relay
+
+import (
+	"bytes"
+	"slices"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// A look brings no more bytes than it asks for, and the payload of a large message not at
+// all, however many are due.
+func TestParking_LooksBringWhatTheWayCarries(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		const each, all = 10_000, 40
+		var messages []*message.Message
+		ids := loose(all)
+		for i := range all {
+			size := each
+			if i == 2 {
+				size = 3 * each
+			}
+			m := message.NewMessage(ids[i], bytes.Repeat([]byte{byte('a' + i%26), 'x'}, size/2))
+			outbox.SetKey(m, laneKey(i%4)) // 0: none
+			messages = append(messages, m)
+		}
+		var failures []failure
+		payloads := map[string][]byte{}
+		for _, r := range p.publishAll(t, messages) {
+			failures, payloads[r.MessageID] = append(failures, failing(r, retryLater)), r.Payload
+		}
+		p.mustFail(t, failures)
+		waiting := p.count(t, `select count(*) from {{parked}} where lane = $1`, lotLane)
+		req := dueRequest{lanes: []int{lotLane}, most: 10, heads: 64, rows: 32, bytes: 8 * each}
+		seen := map[string]bool{}
+		for looks := 0; len(seen) < waiting; looks++ {
+			found, err := p.look(t.Context(), req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytesLeft := req.bytes
+			for _, r := range found.rows {
+				if bytesLeft <= 0 {
+					t.Errorf("%s is beyond the bytes that were asked for", r.MessageID)
+				}
+				bytesLeft -= rowBytes + len(r.Payload) + len(r.Metadata)
+				if r.Missing > 0 {
+					if r.Missing <= req.mostInline() || r.Missing != len(payloads[r.MessageID]) || r.Payload != nil || p.sqlite() {
+						t.Errorf("%s: %d bytes are missing, %d came", r.MessageID, r.Missing, len(r.Payload))
+					}
+					for next := []byte("some"); len(next) > 0 && err == nil; {
+						if next, err = p.piece(t.Context(), r.Ref, len(r.Payload), 7_000); err == nil {
+							r.Payload = append(r.Payload, next...)
+						}
+					}
+					if err != nil {
+						t.Fatal(err)
+					}
+				}
+				if !bytes.Equal(r.Payload, payloads[r.MessageID]) {
+					t.Errorf("%s: %d bytes came, not those of the message", r.MessageID, len(r.Payload))
+				}
+				seen[r.MessageID] = true
+				p.mustSettle(t, r)
+			}
+			if looks > all {
+				t.Fatalf("%d looks found %d of %d", looks, len(seen), waiting)
+			}
+		}
+	})
+}
+
+// Of a message whose payload has not come nothing goes out, and nothing that follows it
+// in its key.
+func TestLooked_LeavesOutWhatHasNotCome(t *testing.T) {
+	t.Parallel()
+	row := func(id int64, key string, missing int) parkedRow {
+		return parkedRow{Row: outbox.Row{Ref: outbox.Ref{Lane: 1, ID: id}, Key: key, Missing: missing}}
+	}
+	found := looked{rows: []parkedRow{
+		row(1, "a", 0), row(2, "a", 9), row(3, "a", 0), row(4, "b", 0), row(5, "", 9), row(6, "", 0), row(7, "c", laneBytes), row(8, "d", 9),
+	}}
+	var lack []int64
+	for _, r := range found.lacking().rows {
+		lack = append(lack, r.ID)
+	}
+	if !slices.Equal(lack, []int64{2, 5, 7}) {
+		t.Errorf("to come: %v; of a lane no more than it has room for", lack)
+	}
+	var kept []int64
+	for _, r := range withPayloads(found.rows) {
+		kept = append(kept, r.ID)
+	}
+	if !slices.Equal(kept, []int64{1, 4, 6}) {
+		t.Errorf("may go: %v", kept)
+	}
+}
