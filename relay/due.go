@@ -64,10 +64,72 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 	e.dueAt = time.Time{}
 	e.leaveParked(now)
-	req := dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: cmp.Or(e.dueBytes, firstDueBytes)}
+	req, lanes, full, skipped := e.dueRequest(now, allowed)
+	if req.after == "" {
+		e.dueNext, e.dueFound, e.dueAgain = -1, false, false
+	}
+	found := looked{next: -1}
+	var rest, took time.Duration
+	var large bool // ones are yet to come
+	return &chore{
+		again: &e.dueAt,
+		undo:  func(choreError) { e.dueBytes = max(leastDueBytes, req.bytes/4) },
+		do: func(ctx choreContext) (func(), error) {
+			if len(req.lanes) == 0 {
+				return nil, nil
+			}
+			begin := ctx.clock()
+			there, err := ctx.store.look(ctx, req)
+			spent := ctx.clock().Sub(begin)
+			lacking := there.lacking()
+			if lacking != nil {
+				ctx.bring(lacking)
+			}
+			return func() { found, took, large = there, spent, lacking != nil }, err
+		},
+		done: func(now time.Time) {
+			e.passedOver = req.topics
+			if req.heads >= dueHeads {
+				e.heads = nextHeads(req.heads, found.rows)
+			}
+			if took <= e.quickRead && bytesOf(found.rows) >= req.bytes {
+				e.dueBytes = min(2*req.bytes, mostDueBytes)
+			}
+			switch {
+			case large:
+				rest = max(took, lookAgain)
+			case took > lookSlow:
+				rest = took
+			}
+			found.rows = withPayloads(found.rows)
+			added := e.addParked(found.rows, now)
+			e.dueAfter = found.more
+			e.dueFound = e.dueFound || full || skipped || large || len(found.rows) > 0
+			if found.next >= 0 && (e.dueNext < 0 || found.next < e.dueNext) {
+				e.dueNext = found.next
+			}
+			if found.more == "" && !e.dueFound {
+				e.nothingParked(req.topics)
+			}
+			switch {
+			case added > 0, found.more != "", e.dueAgain, large: // some are yet to be looked at, or to come
+				e.lookAt(now.Add(rest))
+			case full || len(found.rows) > 0:
+				e.lookAt(now.Add(lookAgain))
+			case e.dueNext >= 0:
+				e.lookAt(now.Add(min(e.dueNext, lookAnyway)))
+			case slices.ContainsFunc(lanes, (*lane).hasParkedKeys):
+				e.lookAt(now.Add(lookAnyway))
+			}
+		},
+	}
+}
+
+// dueRequest returns what to look for, and in which lanes; full and skipped say that
+// there are others, without room or not to be looked at now.
+func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes []*lane, full, skipped bool) {
+	req = dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: cmp.Or(e.dueBytes, firstDueBytes)}
 	req.rows = dueRows * dueHeads / req.heads
-	var lanes []*lane
-	full, skipped := false, false
 	for _, l := range e.lanes {
 		switch {
 		case l == nil, l.draining:
@@ -86,76 +148,12 @@ func (e *engine) lookForDue(now time.Time) *chore {
 		}
 		lanes, req.lanes, req.known = append(lanes, l), append(req.lanes, l.number), append(req.known, known...)
 	}
-	if req.after == "" {
-		e.dueNext, e.dueFound, e.dueAgain = -1, false, false
-	}
-	found := looked{next: -1}
-	var rest, took time.Duration
-	var large *lacking
-	return &chore{
-		again: &e.dueAt,
-		undo:  func(choreError) { e.dueBytes = max(leastDueBytes, req.bytes/4) },
-		do: func(ctx choreContext) (func(), error) {
-			if len(req.lanes) == 0 {
-				return nil, nil
-			}
-			begin := ctx.clock()
-			there, err := ctx.store.look(ctx, req)
-			spent := ctx.clock().Sub(begin)
-			lack := there.lacking()
-			if lack != nil {
-				ctx.bring(lack)
-			}
-			return func() { found, took, large = there, spent, lack }, err
-		},
-		done: func(now time.Time) {
-			e.passedOver = req.topics
-			if req.heads >= dueHeads {
-				e.heads = nextHeads(req.heads, found.rows)
-			}
-			if took <= e.quickRead && bytesOf(found.rows) >= req.bytes {
-				e.dueBytes = min(2*req.bytes, mostDueBytes)
-			}
-			switch {
-			case large != nil && large.failed:
-				rest = readAgain
-			case took > lookSlow:
-				rest = took
-			}
-			found.rows = withPayloads(found.rows)
-			added := e.addParked(found.rows, now)
-			e.dueAfter = found.more
-			e.dueFound = e.dueFound || full || skipped || len(found.rows) > 0
-			if found.next >= 0 && (e.dueNext < 0 || found.next < e.dueNext) {
-				e.dueNext = found.next
-			}
-			if found.more == "" && !e.dueFound {
-				e.nothingParked(req.topics)
-			}
-			switch {
-			case added > 0, found.more != "", e.dueAgain, large != nil: // some are yet to be looked at, or to come
-				e.lookAt(now.Add(rest))
-			case full || len(found.rows) > 0:
-				e.lookAt(now.Add(lookAgain))
-			case e.dueNext >= 0:
-				e.lookAt(now.Add(min(e.dueNext, lookAnyway)))
-			case slices.ContainsFunc(lanes, (*lane).hasParkedKeys):
-				e.lookAt(now.Add(lookAnyway))
-			}
-		},
-	}
-}
-
-// lacking is what a look has found whose payloads are yet to come.
-type lacking struct {
-	rows   []*outbox.Row
-	failed bool // one of them could not be read
+	return req, lanes, full, skipped
 }
 
 // lacking returns the rows that lack their payload, of each lane those that it has room
-// for; nil: none does.
-func (l *looked) lacking() *lacking {
-	var rows []*outbox.Row
+// for.
+func (l *looked) lacking() (rows []*outbox.Row) {
 	var bytes [outbox.Lanes]int
 	for i := range l.rows {
 		r := &l.rows[i].Row
@@ -164,10 +162,7 @@ func (l *looked) lacking() *lacking {
 		}
 		bytes[r.Lane] += len(r.Payload) + r.Missing
 	}
-	if rows == nil {
-		return nil
-	}
-	return &lacking{rows: rows}
+	return rows
 }
 
 // withPayloads returns rows without those that lack their payload, and without what

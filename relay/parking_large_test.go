@@ -83,7 +83,7 @@ func TestLooked_LeavesOutWhatHasNotCome(t *testing.T) {
 		row(1, "a", 0), row(2, "a", 9), row(3, "a", 0), row(4, "b", 0), row(5, "", 9), row(6, "", 0), row(7, "c", laneBytes), row(8, "d", 9),
 	}}
 	var lack []int64
-	for _, r := range found.lacking().rows {
+	for _, r := range found.lacking() {
 		lack = append(lack, r.ID)
 	}
 	if !slices.Equal(lack, []int64{2, 5, 7}) {

@@ -22,17 +22,27 @@ const (
 type pieces struct {
 	read func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
 
+	// mayMiss is how many reads a message that has begun may miss. Then its lane is
+	// another worker's, perhaps, and others may begin.
+	mayMiss int
+
 	of      outbox.Ref
-	payload []byte     // as far as it is here
-	size    int        // of the next piece
-	missed  int        // reads in a row that lacked others, and not this one
-	small   int        // the lane that the last message of one piece was of
-	failed  outbox.Ref // the last one that could not be read: it has been told
+	payload []byte // as far as it is here
+	size    int    // of the next piece
+	missed  int    // reads in a row that lacked others, and not this one
+	small   int    // the lane that the last message of one piece was of
+
+	failed map[outbox.Ref]failedPiece
 }
 
-// mostMissed is how many reads a message that has begun may miss. Then its lane is
-// another worker's, perhaps, and others may begin.
-const mostMissed = 4
+// failedPiece is why a message could not be read, and when to try again.
+type failedPiece struct {
+	err   error
+	until time.Time
+}
+
+// mostFailed bounds what is remembered of messages that could not be read.
+const mostFailed = 1000
 
 // complete brings the payloads that rows lack, as many as there is time for, and not
 // many more bytes than mostPiece. It returns the lanes of the rows that still lack
@@ -41,29 +51,37 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (s
 	if len(rows) == 0 {
 		return nil
 	}
+	now := time.Now()
+	short = map[int]error{}
 	var small, large []*outbox.Row
 	for _, r := range rows {
-		if r.Missing > leastPiece {
+		switch failed := p.failed[placeless(r.Ref)]; {
+		case now.Before(failed.until):
+			short[r.Lane] = failed.err
+		case r.Missing > leastPiece:
 			large = append(large, r)
-		} else {
+		default:
 			small = append(small, r)
 		}
 	}
-	short = map[int]error{}
-	end, bytes := time.Now().Add(w.health.full/4), 0
+	end, bytes := now.Add(w.health.full/4), 0
 	fill := func(r *outbox.Row, payload []byte, err error) (filled bool) {
 		if err != nil {
 			short[r.Lane] = err
 			level := slog.LevelWarn
-			if p.failed == r.Ref {
+			if _, told := p.failed[placeless(r.Ref)]; told {
 				level = slog.LevelDebug
 			}
-			p.failed = r.Ref
+			if p.failed == nil || len(p.failed) >= mostFailed {
+				p.failed = map[outbox.Ref]failedPiece{}
+			}
+			p.failed[placeless(r.Ref)] = failedPiece{err, time.Now().Add(readAgain)}
 			w.log.Log(ctx, level, "reading a large message failed; trying again", "lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
 		}
 		if payload != nil {
 			r.Payload, r.Missing = payload, 0
 			bytes += len(payload)
+			delete(p.failed, placeless(r.Ref))
 		}
 		return payload != nil
 	}
@@ -118,7 +136,7 @@ func (p *pieces) seek(large []*outbox.Row) {
 		large[0] = r
 		return
 	}
-	if p.missed++; p.missed > mostMissed {
+	if p.missed++; p.missed > p.mayMiss {
 		p.payload = nil
 	}
 }

@@ -3,7 +3,6 @@ package relay
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 // after a pause, so that a database that is away is not asked all the time.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
-	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	large := pieces{mayMiss: 4, read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
 		return ask(ctx, w, opRead, func(ctx context.Context) ([]byte, error) { return w.queue.ReadPiece(ctx, of, offset, most) })
 	}}
 	for {
@@ -120,12 +119,13 @@ func (w *worker) doubt(err error) {
 // parker does the chores that the loop asks for.
 func (w *worker) parker(ctx context.Context) error {
 	retry := newBackOff()
-	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	const dueLooks = 64 // in which topics take turns
+	large := pieces{mayMiss: dueLooks, read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
 		return ask(ctx, w, opTask, func(ctx context.Context) ([]byte, error) { return w.store.piece(ctx, of, offset, most) })
 	}}
 	type work struct {
-		found func()
-		lack  *lacking
+		found   func()
+		lacking []*outbox.Row
 	}
 	for {
 		var c *chore
@@ -138,7 +138,7 @@ func (w *worker) parker(ctx context.Context) error {
 		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
 			did.found, err = c.do(choreContext{
 				Context: ctx, store: w.store, clock: time.Now,
-				bring: func(large *lacking) { did.lack = large },
+				bring: func(rows []*outbox.Row) { did.lacking = rows },
 				missed: func(n int) {
 					if n > 0 {
 						w.met.missed.Add(ctx, int64(n))
@@ -148,9 +148,8 @@ func (w *worker) parker(ctx context.Context) error {
 			return did, err
 		})
 		answer.found, answer.err = did.found, err
-		if err == nil && did.lack != nil {
-			short := large.complete(ctx, w, did.lack.rows)
-			did.lack.failed = slices.ContainsFunc(slices.Collect(maps.Values(short)), func(err error) bool { return err != nil })
+		if err == nil {
+			large.complete(ctx, w, did.lacking)
 		}
 		switch {
 		case answer.err == nil:
