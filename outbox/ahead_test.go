@@ -71,8 +71,16 @@ func TestReadAhead_TakesWhatMayGoBeforeTheRest(t *testing.T) {
 			}
 		}
 		// What is asked for gets its bytes before what is newest of others.
-		rows, err := p.queue.ReadAhead(t.Context(), with(func(r *outbox.ReadRequest) { r.Bytes = 1; r.Lanes = []int{lane} }), outbox.Ahead{Topics: []string{"healthy"}, Newest: 3, Look: 99, Scan: 100})
-		expectNoError(t, err)
+		within := func(bytes int) []outbox.Row {
+			rows, err := p.queue.ReadAhead(t.Context(), with(func(r *outbox.ReadRequest) { r.Bytes = bytes; r.Lanes = []int{lane} }), outbox.Ahead{Topics: []string{"healthy"}, Newest: 3, Look: 99, Scan: 100})
+			expectNoError(t, err)
+			return rows
+		}
+		size := len("payload of A/1") + len(p.read(t)[0].Metadata)
+		if slices.ContainsFunc(within(size-1), func(r outbox.Row) bool { return r.MessageID == "A/1" }) {
+			t.Error("a message came that is too large for a look")
+		}
+		rows := within(size)
 		expectIDs(t, rows, "A/1")
 		removal, err := p.queue.Remove(t.Context(), refs(rows))
 		expectNoError(t, err)

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"bytes"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -31,11 +32,25 @@ type Ref struct {
 }
 
 // Place is where the database had a row when it was read. It makes the removal of
-// many rows cheaper; a wrong one, or none, does no harm. SQLite has none.
+// many rows cheaper; a wrong one, or none, does no harm there. A row that was changed
+// has another one. SQLite has none.
 type Place struct {
 	block uint32 // of the partition
 	item  uint16 // in the block; 0 for no place
 }
+
+// PlaceOf returns the place of what tidsend returns of a ctid.
+func PlaceOf(tid []byte) Place {
+	if len(tid) != placeWidth {
+		return Place{}
+	}
+	return Place{block: binary.BigEndian.Uint32(tid), item: binary.BigEndian.Uint16(tid[4:])}
+}
+
+const placeWidth = 6
+
+// String returns the place as a tid of PostgreSQL.
+func (p Place) String() string { return fmt.Sprintf("(%d,%d)", p.block, p.item) }
 
 // Row is a message in the outbox: one that the broker has not confirmed.
 type Row struct {

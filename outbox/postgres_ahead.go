@@ -12,7 +12,7 @@ import (
 )
 
 // $1 are the lanes, $2 is the number of rows of each, $3 and $4 are the known rows, $5
-// the busy keys, $6 the topics to leave out, $7 is the bytes of a lane, $8 are the topics
+// the busy keys, $6 the topics to leave out, $7 is the bytes of a lane (a row of more is left out), $8 are the topics
 // to take, $9 the number of the newest rows of others, $10 the newest rows of each
 // lane to choose from, $11 says that keys do not order rows, and $12 is the number of
 // rows among which to look for earlier ones of their keys.
@@ -88,6 +88,7 @@ from (
 		select o.ctid as place, o.*
 		from {{outbox}} o
 		where o.lane = c.lane and o.id = c.id and o.created_at = c.created_at
+			and octet_length(o.payload) + octet_length(o.metadata) <= $7
 		offset 0
 	) o
 ) m

@@ -97,14 +97,16 @@ cross join lateral (
 ) m`
 
 // Of a payload that is stored out of line and not compressed, the server reads only
-// the piece.
+// the piece. A row that somebody has changed has another place: no message is made of
+// pieces of two.
 const postgresReadPiece = `
 select substring(o.payload from $5 for $6)
 from {{outbox}} o
-where o.lane = $1 and o.id = $2 and o.created_at = timestamptz 'epoch' + $3 * interval '1 microsecond' and o.message_id = $4`
+where o.lane = $1 and o.id = $2 and o.created_at = timestamptz 'epoch' + $3 * interval '1 microsecond' and o.message_id = $4
+	and o.ctid = $7::tid`
 
 func (s *postgresStore) readPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
-	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most).Scan(&piece)
+	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most, of.Place.String()).Scan(&piece)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, fmt.Errorf("read a piece of a message: %w", err)
 	}
@@ -251,7 +253,7 @@ var postgresEpoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 func (r *Ref) identify(numbers []byte) {
 	r.ID = int64(binary.BigEndian.Uint64(numbers))
 	r.CreatedAt = time.UnixMicro(int64(binary.BigEndian.Uint64(numbers[8:])) + postgresEpoch).UTC()
-	r.Place = Place{block: binary.BigEndian.Uint32(numbers[16:]), item: binary.BigEndian.Uint16(numbers[20:])}
+	r.Place = PlaceOf(numbers[16 : 16+placeWidth])
 }
 
 // readRows reads lanes row by row, up to their bytes.

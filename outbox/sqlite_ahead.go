@@ -41,7 +41,7 @@ with fresh as materialized (
 			select key, first from keys where (select count(*) from (select 1 from {{outbox}} limit ?9)) < ?9
 		)
 	) f
-	join {{outbox}} o on o.id = f.id
+	join {{outbox}} o on o.id = f.id and length(o.payload) + length(o.metadata) <= ?10
 	where f.place <= iif(f.wanted, ?1, ?6)
 )
 select o.lane, o.id, o.topic, o.message_id, o.key, o.created_at, false, o.payload, o.metadata

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"bytes"
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
@@ -98,7 +99,7 @@ var laneKeys = func() (keys []string) {
 }()
 
 func (o *table) completes(t *testing.T, p *pieces, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
-	p.read, p.mayMiss = o.w.queue.ReadPiece, 4
+	p.read = o.w.queue.ReadPiece
 	short = p.complete(t.Context(), o.w, lackingRows(rows))
 	return slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }), short
 }
@@ -159,27 +160,116 @@ func TestPieces_BringLargeOnesInTurn(t *testing.T) {
 	}
 }
 
-// A message that has begun, and whose lane is another worker's now, keeps no other one
-// from beginning for long, and small ones not at all.
-func TestPieces_GiveUpWhatIsNotReadAnyMore(t *testing.T) {
+// However often the way fails, and however many large messages there are, no byte comes
+// twice.
+func TestPieces_KeepWhatHasComeOfEach(t *testing.T) {
 	t.Parallel()
-	o := newTable(t, 1<<20, 2<<20, 1000)
-	large := []int{}
-	small := 0
-	for i, r := range o.rows {
-		if r.Missing > leastPiece {
-			large = append(large, i)
-		} else {
-			small = i
+	o := newTable(t, 1<<20, 2<<20, 3<<20, 100)
+	calls, brought := 0, 0
+	p := &pieces{size: leastPiece}
+	rows, want := slices.Clone(o.rows), 0
+	for _, r := range rows {
+		want += r.Missing
+	}
+	for tries := 0; len(rows) > 0; tries++ {
+		if tries > 200 {
+			t.Fatal("they do not come")
+		}
+		p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+			p.size = leastPiece
+			if calls++; calls%5 == 0 {
+				return nil, errors.New("cut")
+			}
+			piece, err := o.w.queue.ReadPiece(ctx, of, offset, most)
+			brought += len(piece)
+			return piece, err
+		}
+		p.complete(t.Context(), o.w, lackingRows(rows))
+		rows = slices.DeleteFunc(rows, func(r outbox.Row) bool {
+			if r.Missing == 0 && !bytes.Equal(r.Payload, o.want[r.MessageID]) {
+				t.Errorf("%s: not its payload", r.MessageID)
+			}
+			return r.Missing == 0
+		})
+		p.failed = nil // a second has passed
+	}
+	if brought != want || len(p.begun) > 0 {
+		t.Errorf("%d bytes came of %d; %d messages are kept", brought, want, len(p.begun))
+	}
+}
+
+// One that cannot be read is left alone for a moment, and keeps no other one back.
+func TestPieces_LeaveOutWhatCannotBeRead(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1<<20, 1<<20, 100)
+	p := &pieces{}
+	bad, tries := o.rows[0].Ref, 0
+	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		if of == bad {
+			tries++
+			return nil, errors.New("broken")
+		}
+		return o.w.queue.ReadPiece(ctx, of, offset, most)
+	}
+	rows := slices.Clone(o.rows)
+	for range 3 {
+		short := p.complete(t.Context(), o.w, lackingRows(rows))
+		if short[bad.Lane] == nil {
+			t.Error("the lane of the one is not told from others")
 		}
 	}
-	p := &pieces{of: placeless(o.rows[large[0]].Ref), payload: make([]byte, 10)}
-	for n := range 4 {
-		if came := o.brings(t, p, large[1], small); came != 1 {
-			t.Errorf("read %d: %d rows came, want the small one", n, came)
+	for _, r := range rows {
+		if r.Ref != bad && r.Missing > 0 {
+			t.Errorf("%s has not come", r.MessageID)
 		}
 	}
-	if came := o.brings(t, p, large[1], small); came != 2 {
-		t.Errorf("%d rows came, want both", came)
+	if tries != 1 {
+		t.Errorf("it was tried %d times in a moment", tries)
+	}
+}
+
+// What has come of a message whose lane is another worker's, perhaps, is given up.
+func TestPieces_GiveUpWhatNoReadShows(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1<<20, 2<<20, 100)
+	gone := o.rows[0].Ref
+	gone.ID += 1000
+	p := &pieces{begun: []*begun{{of: gone, payload: make([]byte, 10), seen: time.Now().Add(-o.w.cfg.Lease / 2)}}}
+	if came := o.brings(t, p, 0, 1, 2); came != 3 || len(p.begun) != 1 {
+		t.Errorf("%d rows came, of %d there is a part", came, len(p.begun))
+	}
+	p.begun[0].seen = time.Now().Add(-2 * o.w.cfg.Lease)
+	if p.complete(t.Context(), o.w, nil); len(p.begun) != 0 {
+		t.Error("it is kept for ever")
+	}
+	p.begun = []*begun{{of: gone, payload: make([]byte, mostBegun+1), seen: time.Now()}}
+	if came := o.brings(t, p, 0, 1, 2); came != 3 || len(p.begun) != 0 {
+		t.Errorf("%d rows came, and of %d others there is a part, whose bytes were too many", came, len(p.begun))
+	}
+}
+
+// While very much is here of one, the large ones wait, but no small one.
+func TestPieces_WaitForTheLargest(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1<<20, 100, 2<<20)
+	first := slices.IndexFunc(o.rows, func(r outbox.Row) bool { return r.Missing == 1<<20 })
+	rows := slices.Clone(o.rows)
+	rows[first].Missing = mostBegun + 10 // more than there is
+	p := &pieces{begun: []*begun{{of: rows[first].Ref, payload: make([]byte, mostBegun+1), seen: time.Now()}}}
+	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		if of == rows[first].Ref {
+			return nil, errors.New("cut")
+		}
+		return o.w.queue.ReadPiece(ctx, of, offset, most)
+	}
+	p.fail(rows[first].Ref, errors.New("cut"))
+	short := p.complete(t.Context(), o.w, lackingRows(rows))
+	for i, r := range rows {
+		if came := r.Missing == 0; came != (r.Missing <= leastPiece && i != first && len(o.want[r.MessageID]) == 100) {
+			t.Errorf("%s: it came: %v", r.MessageID, came)
+		}
+	}
+	if len(short) != 2 || len(p.begun) != 1 {
+		t.Errorf("short are %v; of %d there is a part", short, len(p.begun))
 	}
 }

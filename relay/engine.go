@@ -65,6 +65,7 @@ type engine struct {
 	slow    int           // reads in a row that passed busy keys over and took long
 	reads   int           // that were answered
 	carries int           // rows that a read may bring, of all lanes, as far as anybody knows
+	tried   time.Duration // how long half of that took, if it was not quick; 0: nothing is tried, negative: it was no use
 	readTo  int           // the lane that the last read ended with, if it left some out
 
 	removals

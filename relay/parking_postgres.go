@@ -100,7 +100,7 @@ with known as materialized (
 	from unnest((select $2::bigint[]), (select $7::bigint[])) as k (id, created)
 )
 select wait, lane, id, topic, message_id, key, case when missing = 0 then payload end, metadata, created_micros,
-	attempts, tried, crashed, unanswered, held, age, place, missing
+	attempts, tried, crashed, unanswered, held, age, place, missing, tid
 from (
 select h.wait, h.place, r.*,
 	sum(r.bytes) over (order by h.place, r.id rows between unbounded preceding and 1 preceding) as all_before
@@ -135,13 +135,13 @@ left join lateral (
 		select f.*,
 			(date_part('epoch', f.created_at) * 1000000)::bigint as created_micros,
 			(date_part('epoch', clock_timestamp() - f.parked_at) * 1000000)::bigint as age,
-			jsonb_array_length(f.errors) > 0 as tried,
+			jsonb_array_length(f.errors) > 0 as tried, tidsend(f.at) as tid,
 			case when octet_length(f.payload) > $9 then octet_length(f.payload) else 0 end as missing,
 			octet_length(f.metadata) + case when octet_length(f.payload) > $9 then 0 else octet_length(f.payload) end + (select $10::bigint) as bytes,
 			sum(octet_length(f.payload) + octet_length(f.metadata))
 				over (rows between unbounded preceding and 1 preceding) as bytes_before
 		from (
-			select p.*
+			select p.*, p.ctid as at
 			from {{parked}} p
 			where p.lane = h.lane
 				and p.key = h.key
@@ -160,7 +160,8 @@ order by place, id`
 	postgresParkedPiece = `
 select substring(p.payload from $5 for $6)
 from {{parked}} p
-where p.lane = $1 and p.id = $2 and p.message_id = $3 and p.created_at = timestamptz 'epoch' + $4 * interval '1 microsecond'`
+where p.lane = $1 and p.id = $2 and p.message_id = $3 and p.created_at = timestamptz 'epoch' + $4 * interval '1 microsecond'
+	and p.ctid = $7::tid`
 
 	// By the primary keys; of the ring one partition.
 	postgresFind = `
@@ -274,7 +275,7 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 }
 
 func (s *postgresParking) piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
-	return scanPiece(s.db.QueryRowContext(ctx, s.pieceText, refArgs(of, offset+1, most)...))
+	return scanPiece(s.db.QueryRowContext(ctx, s.pieceText, refArgs(of, offset+1, most, of.Place.String())...))
 }
 
 func (s *postgresParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {

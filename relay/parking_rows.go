@@ -253,9 +253,9 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 		var lane, id, created, attempts, age sql.NullInt64
 		var tried, crashed, unanswered, held sql.NullBool
 		var topic, message, key sql.NullString
-		var payload, metadata []byte
+		var payload, metadata, tid []byte
 		if err := rows.Scan(&wait, &lane, &id, &topic, &message, &key, &payload, &metadata, &created,
-			&attempts, &tried, &crashed, &unanswered, &held, &age, &place, &missing); err != nil {
+			&attempts, &tried, &crashed, &unanswered, &held, &age, &place, &missing, &tid); err != nil {
 			return nil, 0, err
 		}
 		if !id.Valid {
@@ -274,7 +274,7 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 			Row: outbox.Row{
 				Ref: outbox.Ref{
 					Lane: int(lane.Int64), ID: id.Int64, MessageID: message.String,
-					CreatedAt: time.UnixMicro(created.Int64).UTC(),
+					CreatedAt: time.UnixMicro(created.Int64).UTC(), Place: outbox.PlaceOf(tid),
 				},
 				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata, Missing: int(missing.Int64),
 			},

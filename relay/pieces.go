@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -11,28 +12,40 @@ import (
 )
 
 const (
-	leastPiece = 256 << 10
+	leastPiece = 64 << 10
+	firstPiece = 256 << 10
 	mostPiece  = 8 << 20
+
+	// mostBegun bounds the bytes that are kept of messages that have begun while another
+	// one begins.
+	mostBegun = 32 << 20
+
+	// mostFailed bounds what is remembered of messages that could not be read.
+	mostFailed = 1000
 )
 
-// pieces is what the reader has of a message that is too large for one read: it comes
-// in pieces, each of them a call of its own, so that a slow way to the database is none
-// that is silent. While that lasts, the other lanes are read in between, and messages of
-// one piece come before it. The reader keeps one at a time that has begun.
+// pieces brings the payloads that reads leave where they are, since they are too large
+// for one read: in pieces, each of them a call of its own, so that a slow way to the
+// database is none that is silent. While that lasts, the other lanes are read in between,
+// and messages of one piece come before it. What has come of a message is kept, whatever
+// comes in between, until reads have not shown the message for a lease: its lane is
+// another worker's, perhaps.
 type pieces struct {
 	read func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
 
-	// mayMiss is how many reads a message that has begun may miss. Then its lane is
-	// another worker's, perhaps, and others may begin.
-	mayMiss int
-
-	of      outbox.Ref
-	payload []byte // as far as it is here
-	size    int    // of the next piece
-	missed  int    // reads in a row that lacked others, and not this one
-	small   int    // the lane that the last message of one piece was of
-
+	begun  []*begun
+	size   int // of the next piece
+	small  int // the lane that the last message of one piece was of
+	large  int // and the last of more
 	failed map[outbox.Ref]failedPiece
+}
+
+// begun is a message of which a part is here. Its Ref has the place: one that is changed
+// meanwhile begins anew.
+type begun struct {
+	of      outbox.Ref
+	payload []byte
+	seen    time.Time
 }
 
 // failedPiece is why a message could not be read, and when to try again.
@@ -41,21 +54,19 @@ type failedPiece struct {
 	until time.Time
 }
 
-// mostFailed bounds what is remembered of messages that could not be read.
-const mostFailed = 1000
-
 // complete brings the payloads that rows lack, as many as there is time for, and not
 // many more bytes than mostPiece. It returns the lanes of the rows that still lack
 // theirs, with the error if there was one.
 func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (short map[int]error) {
+	now := time.Now()
+	p.forget(rows, now, w.cfg.Lease)
 	if len(rows) == 0 {
 		return nil
 	}
-	now := time.Now()
 	short = map[int]error{}
 	var small, large []*outbox.Row
 	for _, r := range rows {
-		switch failed := p.failed[placeless(r.Ref)]; {
+		switch failed := p.failed[r.Ref]; {
 		case now.Before(failed.until):
 			short[r.Lane] = failed.err
 		case r.Missing > leastPiece:
@@ -64,49 +75,34 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (s
 			small = append(small, r)
 		}
 	}
-	end, bytes := now.Add(w.health.full/4), 0
-	fill := func(r *outbox.Row, payload []byte, err error) (filled bool) {
-		if err != nil {
-			short[r.Lane] = err
-			level := slog.LevelWarn
-			if _, told := p.failed[placeless(r.Ref)]; told {
-				level = slog.LevelDebug
-			}
-			if p.failed == nil || len(p.failed) >= mostFailed {
-				p.failed = map[outbox.Ref]failedPiece{}
-			}
-			p.failed[placeless(r.Ref)] = failedPiece{err, time.Now().Add(readAgain)}
-			w.log.Log(ctx, level, "reading a large message failed; trying again", "lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
-		}
-		if payload != nil {
-			r.Payload, r.Missing = payload, 0
-			bytes += len(payload)
-			delete(p.failed, placeless(r.Ref))
-		}
-		return payload != nil
-	}
 	p.sort(small, p.small+1)
-	for _, r := range small {
-		payload, err := p.read(ctx, placeless(r.Ref), 0, r.Missing)
-		if err == nil && len(payload) != r.Missing {
-			payload, err = nil, errOtherRow
-		}
-		p.small = r.Lane
-		if !fill(r, payload, err) || bytes > mostPiece || time.Now().After(end) {
+	p.sort(large, p.large+1)
+	end, bytes := now.Add(w.health.full/4), 0
+	for i, r := range slices.Concat(small, large) {
+		if first := i == 0 || i == len(small); !first && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
 			break
 		}
-	}
-	p.sort(large, p.of.Lane+1)
-	p.seek(large)
-	for i, r := range large {
-		begun := len(p.payload) > 0
-		if begun && placeless(r.Ref) != p.of || i > 0 && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
-			break
+		if i < len(small) {
+			p.small = r.Lane
+		} else {
+			p.large = r.Lane
+		}
+		if i >= len(small) && !p.mayBegin(r.Ref, now) {
+			short[r.Lane] = errBehind
+			continue
 		}
 		payload, err := p.bring(ctx, w, r, end)
-		if !fill(r, payload, err) {
+		if err != nil {
+			short[r.Lane] = err
+			w.log.Log(ctx, p.fail(r.Ref, err), "reading a large message failed; trying again",
+				"lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
+		}
+		if payload == nil {
 			break
 		}
+		bytes += r.Missing
+		r.Payload, r.Missing = payload, 0
+		delete(p.failed, r.Ref)
 	}
 	for _, r := range rows {
 		if _, failed := short[r.Lane]; r.Missing > 0 && !failed {
@@ -116,29 +112,119 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (s
 	return short
 }
 
-// sort puts rows in the order of their lanes, from one on.
+// sort puts rows in order: those first of which most is here, and then by their lanes,
+// from one on.
 func (p *pieces) sort(rows []*outbox.Row, first int) {
 	turn := func(r *outbox.Row) int { return (r.Lane - first + outbox.Lanes) % outbox.Lanes }
-	slices.SortStableFunc(rows, func(a, b *outbox.Row) int { return turn(a) - turn(b) })
+	slices.SortStableFunc(rows, func(a, b *outbox.Row) int {
+		return cmp.Or(cmp.Compare(p.here(b), p.here(a)), cmp.Compare(turn(a), turn(b)))
+	})
 }
 
-// seek puts the message first that has begun, and gives it up if reads lack others and
-// not this one.
-func (p *pieces) seek(large []*outbox.Row) {
-	if len(p.payload) == 0 || len(large) == 0 {
-		return
+// here returns how much of a message is here.
+func (p *pieces) here(r *outbox.Row) int {
+	if i := p.find(r.Ref); i >= 0 {
+		return len(p.begun[i].payload)
 	}
-	i := slices.IndexFunc(large, func(r *outbox.Row) bool { return placeless(r.Ref) == p.of })
-	if i >= 0 {
-		p.missed = 0
-		r := large[i]
-		copy(large[1:i+1], large)
-		large[0] = r
-		return
+	return 0
+}
+
+func (p *pieces) find(of outbox.Ref) int {
+	return slices.IndexFunc(p.begun, func(b *begun) bool { return b.of == of })
+}
+
+// forget gives up what no read has shown for long.
+func (p *pieces) forget(rows []*outbox.Row, now time.Time, long time.Duration) {
+	for _, r := range rows {
+		if i := p.find(r.Ref); i >= 0 {
+			p.begun[i].seen = now
+		}
 	}
-	if p.missed++; p.missed > p.mayMiss {
-		p.payload = nil
+	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return now.Sub(b.seen) > long })
+}
+
+// mayBegin reports that a message has begun, or may: not too much is here of others that
+// reads show. What is here of those that they do not gives way.
+func (p *pieces) mayBegin(of outbox.Ref, now time.Time) bool {
+	if p.find(of) >= 0 {
+		return true
 	}
+	bytes := 0
+	for _, b := range p.begun {
+		bytes += len(b.payload)
+	}
+	if bytes > mostBegun {
+		bytes = 0
+		p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return b.seen.Before(now) })
+		for _, b := range p.begun {
+			bytes += len(b.payload)
+		}
+	}
+	return bytes <= mostBegun
+}
+
+// begin returns what is here of a message.
+func (p *pieces) begin(of outbox.Ref) *begun {
+	if i := p.find(of); i >= 0 {
+		return p.begun[i]
+	}
+	b := &begun{of: of, seen: time.Now()}
+	p.begun = append(p.begun, b)
+	return b
+}
+
+func (p *pieces) end(of outbox.Ref) {
+	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return b.of == of })
+}
+
+// fail notes that a message could not be read, and returns how loud that is: it is told
+// once.
+func (p *pieces) fail(of outbox.Ref, err error) slog.Level {
+	level := slog.LevelWarn
+	if _, told := p.failed[of]; told {
+		level = slog.LevelDebug
+	}
+	if p.failed == nil || len(p.failed) >= mostFailed {
+		p.failed = map[outbox.Ref]failedPiece{}
+	}
+	p.failed[of] = failedPiece{err, time.Now().Add(readAgain)}
+	return level
+}
+
+// errBehind puts off the lane's reads, since larger messages come first.
+var errBehind = errors.New("others come first")
+
+// errOtherRow puts the lane's reads off for a moment: one that goes on finding a row
+// whose pieces cannot be found would be repeated without a pause.
+var errOtherRow = errors.New("the row is gone, or is not what it was")
+
+// bring returns the payload of a row once all of it is here; nil: there is no more time.
+func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
+	b := p.begin(r.Ref)
+	for n := 0; len(b.payload) < r.Missing; n++ {
+		now := time.Now()
+		if n > 0 && now.After(end) {
+			return nil, nil
+		}
+		p.size = min(max(cmp.Or(p.size, firstPiece), leastPiece), mostPiece)
+		piece, err := p.read(ctx, r.Ref, len(b.payload), p.size)
+		took := time.Since(now)
+		switch {
+		case err != nil:
+			p.size = max(leastPiece, p.size/4)
+			return nil, err
+		case len(piece) == 0 || len(b.payload)+len(piece) > r.Missing:
+			p.end(r.Ref)
+			return nil, errOtherRow
+		case len(piece) == p.size && took < w.health.full/20:
+			p.size *= 2
+		case took > w.health.full/5:
+			p.size /= 2
+		}
+		b.payload = append(slices.Grow(b.payload, r.Missing-len(b.payload)), piece...)
+	}
+	p.end(r.Ref)
+	return b.payload, nil
 }
 
 // lackingRows returns those of rows that lack their payload.
@@ -149,47 +235,4 @@ func lackingRows(rows []outbox.Row) (lacking []*outbox.Row) {
 		}
 	}
 	return lacking
-}
-
-// placeless is what a row is known by, wherever it is.
-func placeless(r outbox.Ref) outbox.Ref {
-	r.Place = outbox.Place{}
-	return r
-}
-
-// errOtherRow puts the lane's reads off for a moment: one that goes on finding a row
-// whose pieces cannot be found would be repeated without a pause.
-var errOtherRow = errors.New("the row is gone, or is not what it was")
-
-// bring returns the payload of a row once all of it is here; nil: there is no more time.
-func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
-	of := placeless(r.Ref)
-	if p.of != of {
-		p.of, p.payload, p.missed = of, nil, 0
-	}
-	for n := 0; len(p.payload) < r.Missing; n++ {
-		now := time.Now()
-		if n > 0 && now.After(end) {
-			return nil, nil
-		}
-		p.size = min(max(p.size, leastPiece), mostPiece)
-		piece, err := p.read(ctx, of, len(p.payload), p.size)
-		took := time.Since(now)
-		switch {
-		case err != nil:
-			p.size /= 4
-			return nil, err
-		case len(piece) == 0 || len(p.payload)+len(piece) > r.Missing:
-			p.payload = nil
-			return nil, errOtherRow
-		case took < w.health.full/20:
-			p.size *= 2
-		case took > w.health.full/5:
-			p.size /= 2
-		}
-		p.payload = append(slices.Grow(p.payload, r.Missing-len(p.payload)), piece...)
-	}
-	payload := p.payload
-	p.payload = nil
-	return payload, nil
 }

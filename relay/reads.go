@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ type read struct {
 	lanes   []*lane
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
+	took    time.Duration // without what came in pieces afterwards; 0: until the answer was taken
 
 	// short has the lanes of which a large message is yet to come (nil), or could not be
 	// read. The reader sets it.
@@ -123,12 +125,20 @@ func (e *engine) rowsEach(lanes int) int {
 
 // carried learns from a read how much the way to the database carries in time. A read
 // of everything that has failed for a slow way would fail again, at the next worker too.
+// One may take long whatever it brings, since it passes over very many dead rows, say:
+// then twice as much is tried, and kept if that takes hardly longer.
 func (e *engine) carried(full bool, took time.Duration, err error) {
+	tried := e.tried
 	switch {
 	case err != nil:
-		e.carries = max(outbox.Lanes, e.carries/4)
-	case full && took <= e.quickRead:
-		e.carries = min(2*e.carries, outbox.Lanes*e.laneRows)
+		e.carries, e.tried = max(outbox.Lanes, e.carries/4), 0
+	case !full:
+	case took <= e.quickRead:
+		e.carries, e.tried = min(2*e.carries, outbox.Lanes*e.laneRows), 0
+	case tried > 0 && took > tried*3/2:
+		e.carries, e.tried = max(outbox.Lanes, e.carries/2), -1
+	case tried >= 0 && took <= e.quickRead*3/2:
+		e.carries, e.tried = min(2*e.carries, outbox.Lanes*e.laneRows), took
 	}
 }
 
@@ -206,7 +216,8 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		e.lookedAhead(r, found, now, err)
 		return
 	}
-	e.carried(full, now.Sub(r.began), err)
+	took := cmp.Or(r.took, now.Sub(r.began))
+	e.carried(full, took, err)
 	if err != nil {
 		e.breadth = max(1, min(e.breadth, len(r.lanes))/4)
 		for _, l := range r.lanes {
@@ -229,7 +240,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			e.breadth = outbox.Lanes
 		}
 	}
-	if len(r.Busy) > 0 && now.Sub(r.began) > e.slowRead && e.order == OrderPerKey {
+	if len(r.Busy) > 0 && took > e.slowRead && e.order == OrderPerKey {
 		e.slow++
 	} else {
 		e.slow = 0

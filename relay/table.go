@@ -14,7 +14,7 @@ import (
 // after a pause, so that a database that is away is not asked all the time.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
-	large := pieces{mayMiss: 4, read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
 		return ask(ctx, w, opRead, func(ctx context.Context) ([]byte, error) { return w.queue.ReadPiece(ctx, of, offset, most) })
 	}}
 	for {
@@ -24,7 +24,9 @@ func (w *worker) reader(ctx context.Context) error {
 			return nil
 		case r = <-w.reads:
 		}
+		begin := time.Now()
 		rows, err := ask(ctx, w, opRead, func(ctx context.Context) ([]outbox.Row, error) { return w.readLanes(ctx, r.ReadRequest, r.ahead) })
+		r.took = time.Since(begin)
 		answer := readAnswer{read: r, err: err}
 		switch {
 		case err == nil:
@@ -119,8 +121,7 @@ func (w *worker) doubt(err error) {
 // parker does the chores that the loop asks for.
 func (w *worker) parker(ctx context.Context) error {
 	retry := newBackOff()
-	const dueLooks = 64 // in which topics take turns
-	large := pieces{mayMiss: dueLooks, read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
 		return ask(ctx, w, opTask, func(ctx context.Context) ([]byte, error) { return w.store.piece(ctx, of, offset, most) })
 	}}
 	type work struct {

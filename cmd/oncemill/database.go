@@ -37,7 +37,7 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	switch scheme, rest, _ := strings.Cut(o.url, ":"); {
 	case o.url == "":
 		return nil, cfg, &usageError{errors.New("--database or ONCEMILL_DATABASE is required")}
-	case scheme == "postgres" || scheme == "postgresql":
+	case (scheme == "postgres" || scheme == "postgresql") && strings.HasPrefix(rest, "//"):
 		cfg.Dialect = oncemill.PostgreSQL
 		var connector *pq.Connector
 		if connector, err = pq.NewConnector(o.url); err == nil {
@@ -49,7 +49,7 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 		file = strings.TrimPrefix(rest, "//")
 		db, err = sql.Open("sqlite", oncemill.SQLiteDSN(file))
 	default:
-		return nil, cfg, &usageError{errors.New("--database: the URL must begin with postgres or sqlite")}
+		return nil, cfg, &usageError{errors.New("--database: the URL must begin with postgres:// or sqlite:")}
 	}
 	if err != nil {
 		return nil, cfg, &usageError{errors.New("--database: the URL cannot be parsed")}

@@ -12,8 +12,8 @@ import (
 
 // driverURL returns the URL of a PostgreSQL as lib/pq is to have it: the ports of
 // several hosts where that looks for them, and sslmode=verify-full if it leads to
-// another machine and says nothing of TLS. The driver's own default encrypts, and
-// takes any certificate.
+// another machine and says nothing of TLS, or names no mode. The driver's own default
+// encrypts, and takes any certificate.
 func driverURL(database string) string {
 	u, err := url.Parse(database)
 	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
@@ -25,6 +25,7 @@ func driverURL(database string) string {
 	if mode, remote := remoteTLS(database); !remote || mode != "" {
 		return database
 	}
+	dropEmptyMode(u) // the driver goes by the first
 	addParameter(u, "sslmode=verify-full")
 	return u.String()
 }
@@ -44,6 +45,15 @@ func movePorts(u *url.URL) (moved bool) {
 	u.Host = strings.Join(hosts, ",")
 	addParameter(u, "port="+strings.Join(ports, ","))
 	return true
+}
+
+// dropEmptyMode drops what a template makes of a variable that is not set.
+func dropEmptyMode(u *url.URL) {
+	parameters := slices.DeleteFunc(strings.Split(u.RawQuery, "&"), func(parameter string) bool {
+		pair, err := url.ParseQuery(parameter)
+		return err == nil && pair.Has("sslmode") && pair.Get("sslmode") == ""
+	})
+	u.RawQuery = strings.Join(parameters, "&")
 }
 
 func addParameter(u *url.URL, parameter string) {

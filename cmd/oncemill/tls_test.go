@@ -45,6 +45,10 @@ func TestVerified_DemandsTheCertificateOfOtherMachines(t *testing.T) {
 		"postgres:///shop?host=localhost,db.example.com":               "verify-full",
 		"postgres:///shop?host=,db.example.com":                        "verify-full",
 		"postgres://db.example.com/shop?sslrootcert=system":            "", // which says verify-full
+		"postgres://a:b@db.example.com/shop?sslmode=":                  "verify-full",
+		"postgres://a:b@db.example.com/shop?a=1&ssl%6Dode=&b=2":        "verify-full",
+		"postgres://a:b@db.example.com/shop?sslmode&connect_timeout=1": "verify-full",
+		"postgres://a:b@db.example.com/shop?sslmode=&sslmode=":         "verify-full",
 		"postgres://a:b@db.example.com/shop?sslmode=disable":           "disable",
 		"postgres://a:b@db.example.com/shop?sslmode=require&connect=1": "require",
 		"postgres://a:b@db.example.com/shop?sslmode=verify-ca":         "verify-ca",
@@ -52,6 +56,9 @@ func TestVerified_DemandsTheCertificateOfOtherMachines(t *testing.T) {
 		u, err := url.Parse(driverURL(database))
 		if err != nil || u.Query().Get("sslmode") != want {
 			t.Errorf("%s: %v, %v; want sslmode %q", database, u, err, want)
+		}
+		if cfg, err := pq.NewConfig(driverURL(database)); err != nil || want != "" && string(cfg.SSLMode) != want {
+			t.Errorf("%s: the driver has mode %q, %v", database, cfg.SSLMode, err)
 		}
 		if want == "" && driverURL(database) != database {
 			t.Errorf("%s was changed", database)
