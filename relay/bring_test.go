@@ -100,7 +100,7 @@ var laneKeys = func() (keys []string) {
 
 func (o *table) completes(t *testing.T, p *pieces, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
 	p.read = o.w.queue.ReadPiece
-	short = p.complete(t.Context(), o.w, lackingRows(rows))
+	short = p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
 	return slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }), short
 }
 
@@ -184,7 +184,7 @@ func TestPieces_KeepWhatHasComeOfEach(t *testing.T) {
 			brought += len(piece)
 			return piece, err
 		}
-		p.complete(t.Context(), o.w, lackingRows(rows))
+		p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
 		rows = slices.DeleteFunc(rows, func(r outbox.Row) bool {
 			if r.Missing == 0 && !bytes.Equal(r.Payload, o.want[r.MessageID]) {
 				t.Errorf("%s: not its payload", r.MessageID)
@@ -213,7 +213,7 @@ func TestPieces_LeaveOutWhatCannotBeRead(t *testing.T) {
 	}
 	rows := slices.Clone(o.rows)
 	for range 3 {
-		short := p.complete(t.Context(), o.w, lackingRows(rows))
+		short := p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
 		if short[bad.Lane] == nil {
 			t.Error("the lane of the one is not told from others")
 		}
@@ -239,7 +239,7 @@ func TestPieces_GiveUpWhatNoReadShows(t *testing.T) {
 		t.Errorf("%d rows came, of %d there is a part", came, len(p.begun))
 	}
 	p.begun[0].seen = time.Now().Add(-2 * o.w.cfg.Lease)
-	if p.complete(t.Context(), o.w, nil); len(p.begun) != 0 {
+	if p.complete(t.Context(), o.w, nil, mostLarge); len(p.begun) != 0 {
 		t.Error("it is kept for ever")
 	}
 	p.begun = []*begun{{of: gone, payload: make([]byte, mostBegun+1), seen: time.Now()}}
@@ -263,7 +263,7 @@ func TestPieces_WaitForTheLargest(t *testing.T) {
 		return o.w.queue.ReadPiece(ctx, of, offset, most)
 	}
 	p.fail(rows[first].Ref, errors.New("cut"))
-	short := p.complete(t.Context(), o.w, lackingRows(rows))
+	short := p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
 	for i, r := range rows {
 		if came := r.Missing == 0; came != (r.Missing <= leastPiece && i != first && len(o.want[r.MessageID]) == 100) {
 			t.Errorf("%s: it came: %v", r.MessageID, came)
@@ -271,5 +271,22 @@ func TestPieces_WaitForTheLargest(t *testing.T) {
 	}
 	if len(short) != 2 || len(p.begun) != 1 {
 		t.Errorf("short are %v; of %d there is a part", short, len(p.begun))
+	}
+}
+
+// What goes out already bounds what may come, but for small messages.
+func TestPieces_BringWhatThereIsRoomFor(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1<<20, 100, 2<<20)
+	rows := slices.Clone(o.rows)
+	p := &pieces{read: o.w.queue.ReadPiece}
+	short := p.complete(t.Context(), o.w, lackingRows(rows), 0)
+	for _, r := range rows {
+		if came := r.Missing == 0; came != (len(o.want[r.MessageID]) == 100) || !came && !errors.Is(short[r.Lane], errBehind) {
+			t.Errorf("%s: it came: %v, %v", r.MessageID, came, short[r.Lane])
+		}
+	}
+	if p.complete(t.Context(), o.w, lackingRows(rows), 1); len(lackingRows(rows)) != 1 {
+		t.Errorf("%d have not come; there is room for the last of them", len(lackingRows(rows)))
 	}
 }

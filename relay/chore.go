@@ -49,8 +49,8 @@ const (
 type choreContext struct {
 	context.Context //nolint:containedctx // lives for one call
 	store           parkingStore
-	missed          func(rows int)      // that the history could not keep
-	bring           func([]*outbox.Row) // after the call: the payloads that rows lack, if there is time for them
+	missed          func(rows int)                     // that the history could not keep
+	bring           func(rows []*outbox.Row, room int) // after the call: the payloads that rows lack; see pieces
 	clock           func() time.Time
 }
 

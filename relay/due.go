@@ -71,6 +71,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	found := looked{next: -1}
 	var rest, took time.Duration
 	var large bool // ones are yet to come
+	room := e.largeRoom()
 	return &chore{
 		again: &e.dueAt,
 		undo:  func(choreError) { e.dueBytes = max(leastDueBytes, req.bytes/4) },
@@ -83,7 +84,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			spent := ctx.clock().Sub(begin)
 			lacking := there.lacking()
 			if lacking != nil {
-				ctx.bring(lacking)
+				ctx.bring(lacking, room)
 			}
 			return func() { found, took, large = there, spent, lacking != nil }, err
 		},

@@ -54,10 +54,10 @@ type failedPiece struct {
 	until time.Time
 }
 
-// complete brings the payloads that rows lack, as many as there is time for, and not
-// many more bytes than mostPiece. It returns the lanes of the rows that still lack
+// complete brings the payloads that rows lack, as many as there is time and room for, and
+// not many more bytes than mostPiece. It returns the lanes of the rows that still lack
 // theirs, with the error if there was one.
-func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (short map[int]error) {
+func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, room int) (short map[int]error) {
 	now := time.Now()
 	p.forget(rows, now, w.cfg.Lease)
 	if len(rows) == 0 {
@@ -87,7 +87,7 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row) (s
 		} else {
 			p.large = r.Lane
 		}
-		if i >= len(small) && !p.mayBegin(r.Ref, now) {
+		if i >= len(small) && (bytes >= room || !p.mayBegin(r.Ref, now)) {
 			short[r.Lane] = errBehind
 			continue
 		}
@@ -191,7 +191,7 @@ func (p *pieces) fail(of outbox.Ref, err error) slog.Level {
 	return level
 }
 
-// errBehind puts off the lane's reads, since larger messages come first.
+// errBehind puts off the lane's reads for a moment: others come, or go out, first.
 var errBehind = errors.New("others come first")
 
 // errOtherRow puts the lane's reads off for a moment: one that goes on finding a row

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"time"
 
@@ -17,6 +18,7 @@ type read struct {
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
 	took    time.Duration // without what came in pieces afterwards; 0: until the answer was taken
+	room    int           // for what comes in pieces, in bytes
 
 	// short has the lanes of which a large message is yet to come (nil), or could not be
 	// read. The reader sets it.
@@ -53,7 +55,7 @@ func (e *engine) nextRead(now time.Time) *read {
 	}
 	wanting = e.narrow(wanting)
 	rows := e.rowsEach(len(wanting))
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now}
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, room: e.largeRoom()}
 	for _, l := range wanting {
 		l.reading, l.unbusied, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
@@ -62,6 +64,26 @@ func (e *engine) nextRead(now time.Time) *read {
 	}
 	e.reading = true
 	return r
+}
+
+// mostLarge bounds the bytes of large messages in memory that go out, but for the last of
+// them.
+const mostLarge = 64 << 20
+
+// largeRoom returns how many bytes may come in pieces.
+func (e *engine) largeRoom() int {
+	bytes := 0
+	for _, l := range e.lanes {
+		if l == nil || l.bytes <= e.laneBytes { // of those that are full anyway
+			continue
+		}
+		for _, m := range l.entries {
+			if n := m.size(); n > leastPiece && (m.state == ready || m.state == inFlight || m.state == again) {
+				bytes += n
+			}
+		}
+	}
+	return mostLarge - bytes
 }
 
 // appendKnown appends what reads of a lane are to pass over.
@@ -230,9 +252,12 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		e.reads++
 		for _, l := range r.lanes {
 			l.doubted = false
-			if r.short[l.number] != nil {
+			switch err := r.short[l.number]; {
+			case errors.Is(err, errBehind):
+				l.readAt = now.Add(lookAgain)
+			case err != nil:
 				l.putOffReads(now, e.reads)
-			} else {
+			default:
 				l.unreadable, l.unreadableAt = 0, e.reads
 			}
 		}
@@ -240,16 +265,18 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			e.breadth = outbox.Lanes
 		}
 	}
-	if len(r.Busy) > 0 && took > e.slowRead && e.order == OrderPerKey {
+	switch { // reads that pass nothing over come in between
+	case len(r.Busy) == 0, e.order != OrderPerKey:
+	case took > e.slowRead:
 		e.slow++
-	} else {
+	default:
 		e.slow = 0
 	}
 	if e.slow >= slowReads {
 		e.slow = 0
 		for _, l := range r.lanes {
 			if e.live(l) && l.loaded && !l.draining {
-				l.stopBusy()
+				l.stopBusy(r.Busy)
 			}
 		}
 	}

@@ -70,11 +70,16 @@ func (l *lane) sweep(key string) {
 	})
 }
 
-// stopBusy lets nothing more of the busy keys of a lane out, whose rows make its reads
-// slow, so that they can be swept.
-func (l *lane) stopBusy() {
-	for _, c := range l.chains {
-		if c.length <= l.limits.mostWaiting || c.parked || c.stopped() {
+// stopBusy lets nothing more out of those of keys that are a lane's, whose rows make its
+// reads slow, so that they can be swept. What was in memory of such a key may have gone
+// out meanwhile: there is more of it in the table.
+func (l *lane) stopBusy(keys []string) {
+	for _, key := range keys {
+		if outbox.Lane(key, "") != l.number || l.swept[key] {
+			continue
+		}
+		c := l.chain(key)
+		if c.parked || c.stopped() {
 			continue
 		}
 		c.sweeping, l.stopping = true, true
@@ -105,7 +110,7 @@ func (l *lane) sweepStopped() {
 		switch {
 		case c.head != nil && c.head.state == inFlight:
 			l.stopping = true
-		case c.head == nil || c.head.state != waiting || c.failing != nil || len(c.letters) > 0:
+		case c.head != nil && c.head.state != waiting, c.failing != nil, len(c.letters) > 0:
 			c.sweeping = false
 			l.goOn(c)
 			l.tidy(key, c)

@@ -31,7 +31,7 @@ func (w *worker) reader(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
-			r.short = large.complete(ctx, w, lackingRows(rows))
+			r.short = large.complete(ctx, w, lackingRows(rows), r.room)
 			answer.entries = newEntries(slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }))
 		case r.ahead != nil && sqlerr.TimedOut(err):
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
@@ -127,6 +127,7 @@ func (w *worker) parker(ctx context.Context) error {
 	type work struct {
 		found   func()
 		lacking []*outbox.Row
+		room    int
 	}
 	for {
 		var c *chore
@@ -139,7 +140,7 @@ func (w *worker) parker(ctx context.Context) error {
 		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
 			did.found, err = c.do(choreContext{
 				Context: ctx, store: w.store, clock: time.Now,
-				bring: func(rows []*outbox.Row) { did.lacking = rows },
+				bring: func(rows []*outbox.Row, room int) { did.lacking, did.room = rows, room },
 				missed: func(n int) {
 					if n > 0 {
 						w.met.missed.Add(ctx, int64(n))
@@ -150,7 +151,7 @@ func (w *worker) parker(ctx context.Context) error {
 		})
 		answer.found, answer.err = did.found, err
 		if err == nil {
-			large.complete(ctx, w, did.lacking)
+			large.complete(ctx, w, did.lacking, did.room)
 		}
 		switch {
 		case answer.err == nil:
