@@ -97,6 +97,9 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 			}
 			if table == "outbox" {
 				bad["created_at"] = far
+				if !p.isSQLite() { // whose microseconds a double does not hold exactly
+					bad["created_at"] = append(far, "2255-06-06T00:00:00Z")
+				}
 			} else {
 				bad["deliver_at"] = far
 			}

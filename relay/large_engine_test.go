@@ -54,3 +54,31 @@ func TestEngine_SweepsAKeyThatMakesReadsSlow(t *testing.T) {
 		}
 	}
 }
+
+// What a read carries is learnt from the read alone, not from the large messages that came
+// in pieces after it; and one that takes long whatever it brings is not left at its
+// smallest.
+func TestEngine_LearnsWhatTheWayCarriesFromReadsAlone(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		fixed, row time.Duration // what a read takes, and each of its rows
+		pieces     time.Duration // what comes after it
+		want       int
+	}{
+		"pieces":                  {time.Millisecond, 0, time.Minute, 32 * 256},
+		"dead rows":               {1400 * time.Millisecond, 0, 0, 32 * 256},
+		"dead rows on a slow way": {1200 * time.Millisecond, time.Millisecond, 0, 1024},
+		"a slow way":              {0, 4 * time.Millisecond, 0, 512},
+	} {
+		d := newDrive(limits{quickRead: 1250 * time.Millisecond}, 0)
+		for range 30 {
+			took := c.fixed + time.Duration(d.carries)*c.row
+			r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{0}, Bytes: 1 << 20}, began: d.now, took: took}
+			d.now = d.now.Add(took + c.pieces)
+			d.read(r, nil, d.now, nil)
+		}
+		if d.carries != c.want {
+			t.Errorf("%s: %d rows, want %d", name, d.carries, c.want)
+		}
+	}
+}
