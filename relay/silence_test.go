@@ -150,6 +150,7 @@ var silences = []silencing{
 	{kind: "parked keys", parts: []string{"select p.lane, p.key\n"}, when: starting, long: true},
 	{kind: "topics that are due", parts: []string{"with recursive t (lane, topic, next_at, place)"}},
 	{kind: "rows that are due", parts: []string{"with known as materialized (", "{{parked}}"}, long: true},
+	{kind: "piece of a parked message", parts: []string{"substring(p.payload from"}, config: huge, long: true},
 	{kind: "park", parts: []string{"delete from {{outbox}} o", "kind = 0"}},
 	{kind: "dead-letter at once", parts: []string{"delete from {{outbox}} o", "insert into {{dead_letters}}", "'dead', false"}, config: once, long: true},
 	{kind: "another attempt", parts: []string{"parked_at = case when c.attempt = 1"}},

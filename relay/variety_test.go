@@ -95,6 +95,7 @@ func (f *variety) commit(t testing.TB, box *outbox.Outbox, round int) {
 	}
 	if f.huge && round%10 == 5 {
 		prompt = append(prompt, message.NewMessage("huge/"+watermill.NewUUID(), bytes.Repeat([]byte("x"), 600<<10)))
+		failing = append(failing, message.NewMessage("flaky/huge/"+watermill.NewUUID(), bytes.Repeat([]byte("x"), 600<<10)))
 	}
 	dead := 0
 	if round%4 == 0 {
