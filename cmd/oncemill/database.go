@@ -49,7 +49,7 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 		file = strings.TrimPrefix(rest, "//")
 		db, err = sql.Open("sqlite", oncemill.SQLiteDSN(file))
 	default:
-		return nil, cfg, &usageError{errors.New("--database: the URL must begin with postgres:// or sqlite:")}
+		return nil, cfg, &usageError{errors.New(`--database: the URL must begin with "postgres://" or "sqlite:"`)}
 	}
 	if err != nil {
 		return nil, cfg, &usageError{errors.New("--database: the URL cannot be parsed")}
