@@ -20,6 +20,7 @@ type postgresStore struct {
 	notes
 	options   sql.TxOptions
 	patience  string        // lock_timeout of the claim, as PostgreSQL reads it
+	idle      string        // idle_in_transaction_session_timeout, if there is none
 	most      time.Duration // for the claim as a whole
 	claimText string
 	sealText  string
@@ -36,16 +37,19 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 			text: postgresNotes.complete(cfg.Database),
 		},
 		options:   sql.TxOptions{Isolation: cfg.Isolation},
-		patience:  strconv.FormatInt(cfg.LockTimeout.Milliseconds(), 10) + "ms",
+		patience:  milliseconds(cfg.LockTimeout),
+		idle:      milliseconds(cfg.Timeout + boundtx.CommitLimit + claimGrace),
 		most:      cfg.LockTimeout + claimGrace,
 		claimText: cfg.Database.Expand(postgresClaim),
 		sealText:  postgresSeal,
 
-		groupPatience:  strconv.FormatInt(cfg.Group.LockTimeout.Milliseconds(), 10) + "ms",
+		groupPatience:  milliseconds(cfg.Group.LockTimeout),
 		groupMost:      cfg.Group.LockTimeout + claimGrace,
 		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
 	}
 }
+
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) + "ms" }
 
 // claimGrace is what a claim may take beyond its lock timeout. The lock on the
 // table itself is taken before the statement sets the timeout, so a migration
@@ -68,11 +72,19 @@ func (s *postgresStore) begin(ctx context.Context, calls *bounded.Calls) (*bound
 // evaluates its condition first) and put back for the handler after it. The
 // setting oncemill.inbox names the transaction for the seal. One round trip for
 // all. Subqueries would read better and cost 50 us more to plan.
+//
+// A transaction whose client is not heard of any more holds the id, and what the
+// handler has locked, for no longer than a handler and a COMMIT may take, unless the session says
+// how long: the connection may lead nowhere, and the server would not find out.
 const postgresClaim = `
 insert into {{inbox}} (consumer, message_id, fingerprint)
 select $1, $2, $4::bytea
 where case
 	when set_config('oncemill.lock_timeout', current_setting('lock_timeout'), true) is not null
+		and case current_setting('idle_in_transaction_session_timeout')
+			when '0' then set_config('idle_in_transaction_session_timeout', $5, true) is not null
+			else true
+		end
 	then set_config('lock_timeout', $3, true) is not null
 end
 on conflict (consumer, message_id) do nothing
@@ -83,7 +95,7 @@ returning
 func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.most)
 	defer cancel()
-	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience, fingerprint)
+	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience, fingerprint, s.idle)
 	if err != nil {
 		if limited.Err() != nil && ctx.Err() == nil || heldElsewhere(err) {
 			return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
@@ -108,6 +120,10 @@ insert into {{inbox}} (consumer, message_id, fingerprint)
 select $1, ids.id, decode(nullif(ids.fingerprint, ''), 'hex')
 from unnest($2::text[], $4::text[]) as ids (id, fingerprint)
 where (select set_config('lock_timeout', $3, true)) is not null
+	and (select case current_setting('idle_in_transaction_session_timeout')
+		when '0' then set_config('idle_in_transaction_session_timeout', $5, true) is not null
+		else true
+	end)
 on conflict (consumer, message_id) do nothing
 returning message_id, set_config('oncemill.inbox', 'open ' || txid_current(), true)`
 
@@ -129,7 +145,7 @@ func (s *postgresStore) claimIDs(ctx context.Context, tx *sql.Tx, sorted []*memb
 	for i, m := range sorted {
 		ids[i], fingerprints[i] = m.ID, hex.EncodeToString(m.Work.fingerprint)
 	}
-	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience, pq.Array(fingerprints))
+	rows, err := tx.QueryContext(ctx, s.claimGroupText, s.consumer, pq.Array(ids), s.groupPatience, pq.Array(fingerprints), s.idle)
 	if err != nil {
 		return nil, err
 	}

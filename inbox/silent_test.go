@@ -73,6 +73,55 @@ func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	}
 }
 
+// A server that does not find out that its client is gone keeps the transaction, and with
+// it the id, for no longer than a handler may take.
+func TestInbox_AnIDIsFreeAgainThoughTheServerKeepsTheConnection(t *testing.T) {
+	t.Parallel()
+	p := postgres(t, "binary_parameters=yes")
+	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
+		cfg.Timeout, cfg.LockTimeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, time.Millisecond, &letters{}, time.Millisecond
+	})
+	group := in.GroupMiddleware(effect)
+	for name, handle := range map[string]func(id string) error{
+		"alone": func(id string) error { return deliver(t, in, id, effect) },
+		"group": func(id string) error {
+			_, err := group(message.NewMessageWithContext(t.Context(), id, nil))
+			return err
+		},
+	} {
+		proxy.Silence(testserver.Containing("insert into effects"), 1)
+		if err := handle(name); err == nil {
+			t.Errorf("%s: handled by a silent server", name)
+		}
+		if err := handle(name); err == nil {
+			t.Errorf("%s: the id was free: the test shows nothing", name)
+		}
+		eventually(t, "the message is handled", func() bool { return handle(name) == nil })
+	}
+	p.expect(t, 2, 2, 0)
+}
+
+// The session's own setting counts.
+func TestPostgres_KeepsTheSessionsOwnIdleTimeout(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[string]string{"77s": "77s", "0": "75s"} {
+		p := postgres(t, "idle_in_transaction_session_timeout="+own)
+		in := p.inbox(t, nil)
+		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
+			tx, err := handlerTx(msg.Context())
+			if err != nil {
+				return nil, err
+			}
+			var idle string
+			if err = tx.QueryRowContext(msg.Context(), `select current_setting('idle_in_transaction_session_timeout')`).Scan(&idle); err == nil && idle != want {
+				t.Errorf("got %q, want %q", idle, want)
+			}
+			return nil, err
+		})
+		expectNoError(t, err)
+	}
+}
+
 // A group shares the fate of its transaction.
 func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	t.Parallel()
