@@ -146,6 +146,11 @@ func nextDue(row *sql.Row) (head due, err error) {
 	return head, nil
 }
 
+// moveBeside is how long a call may take besides the statement that moves a large message.
+// On a busy server the look for it takes long, too: one that had no time left would be
+// repeated for ever.
+const moveBeside = 5 * time.Second
+
 var moveLimits = shorttx.Limits{Lock: time.Second, Statement: 3 * time.Second}
 
 const mostBytes = math.MaxInt32 // of a row
@@ -157,7 +162,7 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 	rows, bytes := s.pace.batch()
 	if begin := time.Now(); head.bytes > bytes && s.pace.tryLarge(begin) {
 		limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(head.bytes)}
-		call := limits.Statement * 5 / 4
+		call := limits.Statement + moveBeside
 		if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
 			moved, err := s.moveSmall(ctx, guard, rows, bytes)
 			moved.Limit = call

@@ -1,6 +1,8 @@
 package relay
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
@@ -80,5 +82,74 @@ func TestEngine_LearnsWhatTheWayCarriesFromReadsAlone(t *testing.T) {
 		if d.carries != c.want {
 			t.Errorf("%s: %d rows, want %d", name, d.carries, c.want)
 		}
+	}
+}
+
+// A look brings a quarter where one has failed, more where one was full and
+// quick; a lane whose large message has to wait for others is read again soon, however
+// often that comes.
+func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0)
+	look := func(took time.Duration, rows int, err error) {
+		t.Helper()
+		d.parkedDue(d.now)
+		c := d.lookForDue(d.now)
+		if c == nil {
+			t.Fatal("no look")
+		}
+		if err != nil {
+			c.undo(choreLost)
+			return
+		}
+		clock := d.now
+		store := stubLook{found: looked{rows: make([]parkedRow, rows), next: -1}}
+		found, err := c.do(choreContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outbox.Row, int) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found()
+		c.done(d.now)
+		d.now = d.now.Add(time.Minute)
+	}
+	const many = mostDueBytes / rowBytes
+	look(time.Millisecond, many, nil)
+	if d.dueBytes != 2*firstDueBytes {
+		t.Errorf("%d bytes after a quick look that was full", d.dueBytes)
+	}
+	look(2*quickRead+time.Second, many, nil)
+	look(time.Millisecond, 1, nil)
+	if d.dueBytes != 2*firstDueBytes {
+		t.Errorf("%d bytes after one that was not quick, and one that was not full", d.dueBytes)
+	}
+	look(0, 0, errors.New("no answer"))
+	if d.dueBytes != firstDueBytes/2 {
+		t.Errorf("%d bytes after one that has failed", d.dueBytes)
+	}
+	for range 10 {
+		look(0, 0, errors.New("no answer"))
+	}
+	if d.dueBytes != leastDueBytes {
+		t.Errorf("%d bytes after many", d.dueBytes)
+	}
+}
+
+type stubLook struct {
+	parkingStore
+	found looked
+}
+
+func (s stubLook) look(context.Context, dueRequest) (looked, error) { return s.found, nil }
+
+func TestEngine_ReadsALaneAgainSoonWhoseLargeMessageWaitsForOthers(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0)
+	for range 20 {
+		r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{0}, Rows: 1, Bytes: 1 << 20}, began: d.now, short: map[int]error{0: errBehind}}
+		d.read(r, nil, d.now, nil)
+		if wait := d.lanes[0].readAt.Sub(d.now); wait != lookAgain {
+			t.Fatalf("it is read again in %v", wait)
+		}
+		d.now = d.now.Add(time.Second)
 	}
 }
