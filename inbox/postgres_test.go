@@ -23,22 +23,39 @@ func TestPostgres_HandlerHasTheIsolationOfTheInboxAndItsOwnLockTimeout(t *testin
 			p := postgres(t, "default_transaction_isolation=repeatable read", "lock_timeout=77ms")
 			in := p.inbox(t, func(cfg *inbox.Config) { cfg.Isolation = isolation })
 			err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
-				tx, err := handlerTx(msg.Context())
-				if err != nil {
-					return nil, err
-				}
-				var level, timeout string
-				err = tx.QueryRowContext(msg.Context(), `select current_setting('transaction_isolation'), current_setting('lock_timeout')`).Scan(&level, &timeout)
+				level, timeout := setting(t, msg, "transaction_isolation"), setting(t, msg, "lock_timeout")
 				if level != want || timeout != "77ms" {
 					t.Errorf("isolation %q, lock_timeout %q", level, timeout)
 				}
-				return nil, err
+				return nil, nil
 			})
 			expectNoError(t, err)
 			if n := p.count(t, `select count(*) from pg_settings where name = 'lock_timeout' and setting = '77'`); n != 1 {
 				t.Error("the lock timeout of the session has changed")
 			}
 		})
+	}
+}
+
+// setting returns what a handler's transaction has for a setting.
+func setting(t *testing.T, msg *message.Message, name string) (value string) {
+	tx, err := handlerTx(msg.Context())
+	expectNoError(t, err)
+	expectNoError(t, tx.QueryRowContext(msg.Context(), `select current_setting($1)`, name).Scan(&value))
+	return value
+}
+
+// The session's own limit for idle transactions counts.
+func TestPostgres_KeepsTheSessionsOwnIdleTimeout(t *testing.T) {
+	t.Parallel()
+	for own, want := range map[string]string{"77s": "77s", "0": "75s"} {
+		p := postgres(t, "idle_in_transaction_session_timeout="+own)
+		expectNoError(t, deliver(t, p.inbox(t, nil), "a", func(msg *message.Message) ([]*message.Message, error) {
+			if idle := setting(t, msg, "idle_in_transaction_session_timeout"); idle != want {
+				t.Errorf("got %q, want %q", idle, want)
+			}
+			return nil, nil
+		}))
 	}
 }
 

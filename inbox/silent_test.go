@@ -101,27 +101,6 @@ func TestInbox_AnIDIsFreeAgainThoughTheServerKeepsTheConnection(t *testing.T) {
 	p.expect(t, 2, 2, 0)
 }
 
-// The session's own setting counts.
-func TestPostgres_KeepsTheSessionsOwnIdleTimeout(t *testing.T) {
-	t.Parallel()
-	for own, want := range map[string]string{"77s": "77s", "0": "75s"} {
-		p := postgres(t, "idle_in_transaction_session_timeout="+own)
-		in := p.inbox(t, nil)
-		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
-			tx, err := handlerTx(msg.Context())
-			if err != nil {
-				return nil, err
-			}
-			var idle string
-			if err = tx.QueryRowContext(msg.Context(), `select current_setting('idle_in_transaction_session_timeout')`).Scan(&idle); err == nil && idle != want {
-				t.Errorf("got %q, want %q", idle, want)
-			}
-			return nil, err
-		})
-		expectNoError(t, err)
-	}
-}
-
 // A group shares the fate of its transaction.
 func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	t.Parallel()
