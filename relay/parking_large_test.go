@@ -97,3 +97,23 @@ func TestLooked_LeavesOutWhatHasNotCome(t *testing.T) {
 		t.Errorf("may go: %v", kept)
 	}
 }
+
+// No message is made of pieces of two versions of a row.
+func TestParking_APieceIsOfTheVersionThatWasLookedAt(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		if p.sqlite() {
+			t.Log("no payload is missing from a look there")
+			return
+		}
+		row := p.publish(t, loose(1)...)[0]
+		p.mustFail(t, []failure{failing(row, retryLater)})
+		due := p.expectDue(t, row.MessageID)[0]
+		if piece, err := p.piece(t.Context(), due.Ref, 0, 5); err != nil || string(piece) != "paylo" {
+			t.Errorf("got %q, %v", piece, err)
+		}
+		p.exec(t, `update {{parked}} set payload = 'another' where lane = $1`, lotLane)
+		if piece, err := p.piece(t.Context(), due.Ref, 0, 5); err != nil || len(piece) > 0 {
+			t.Errorf("got %q of what the row was not, %v", piece, err)
+		}
+	})
+}
