@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 var (
@@ -25,9 +27,29 @@ var (
 	ErrUnknownDialect = errors.New("oncemill: dialect cannot be told from the driver; set Config.Dialect")
 )
 
+// Errors of transactions on SQLite. They come from everything of oncemill that writes.
+var (
+	// ErrNestedTx means that a transaction was to begin under the context of another
+	// one of the same database, which it would wait for without end: SQLite has one
+	// writer. Use the transaction that is in the context ([TxFromContext]), or a
+	// context without it, after its end.
+	ErrNestedTx = turn.ErrNested
+
+	// ErrDatabaseLocked means that one transaction of this process, another process, or
+	// a transaction that was begun by hand, has kept the database from being written for
+	// ten seconds. Nothing was written; calling again is safe. A handler that takes that
+	// long does not belong into a transaction on SQLite.
+	ErrDatabaseLocked = turn.ErrLocked
+
+	// ErrDatabaseReplaced means that the database's file was removed, or replaced by
+	// another one, while it was open. Nothing was written. A relay ends with it. Stop
+	// every process before you restore a backup, and start them afterwards.
+	ErrDatabaseReplaced = turn.ErrReplaced
+)
+
 // ConfigError names a configuration value that cannot be used. Nothing has been
-// sent to the database when it is returned. Several of them come joined; find
-// them with errors.As.
+// written when it is returned, and nothing sent to the database unless it is about that
+// (see [CheckSQLite]). Several of them come joined; find them with errors.As.
 type ConfigError struct {
 	Field   string // as the caller wrote it, for example "outbox.Config.MaxPayload"
 	Value   string // the offending value, shortened and quoted where it is text

@@ -10,9 +10,6 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
-	"time"
-
-	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // Migrations is the history of the tables of one package. Every package of
@@ -54,6 +51,8 @@ func (s Status) tooNew() bool { return s.Oldest > s.Latest }
 // A wait for a lock ends after a minute, or after three quarters of the time
 // that ctx leaves, with a [*MigrationLockError].
 //
+// On SQLite it first looks at the settings of db; see [CheckSQLite].
+//
 // On PostgreSQL it creates the schema if it is missing. The role needs create on
 // the database (or on the schema, if that is there).
 func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
@@ -61,35 +60,17 @@ func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) er
 	if err != nil {
 		return err
 	}
-	conn, err := connect(ctx, db)
+	m, done, err := newMigrator(ctx, db, cfg)
 	if err != nil {
-		return fmt.Errorf("migrate: connect: %w", err)
+		return fmt.Errorf("migrate: %w", err)
 	}
-	defer conn.Close() //nolint:errcheck // returns the connection to the pool
-	m := migrator{conn, cfg}
+	defer done()
 	for _, s := range loaded {
 		if err := m.inTx(ctx, func() error { return m.up(ctx, s) }); err != nil {
 			return fmt.Errorf("migrate %s: %w", s.name, err)
 		}
 	}
 	return nil
-}
-
-// connect waits for its turn. The one who gives a new SQLite file its write-ahead log
-// needs the file alone, and SQLite's busy timeout does not hold for those who come at
-// that moment.
-func connect(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
-	for end := time.Now().Add(busyTimeout); ; {
-		conn, err := db.Conn(ctx)
-		if err == nil || !sqlerr.Retryable(err) || time.Now().After(end) {
-			return conn, err
-		}
-		select {
-		case <-ctx.Done():
-			return nil, err
-		case <-time.After(10 * time.Millisecond):
-		}
-	}
 }
 
 // MigrationStatus tells how far each set has been applied. It changes nothing;
@@ -225,94 +206,6 @@ type step struct {
 	compatible int    // the oldest version that may run beside it
 }
 
-// migrator migrates on one connection.
-type migrator struct {
-	conn *sql.Conn
-	cfg  Config
-}
-
-// inTx runs fn in a transaction that excludes other migrators.
-func (m migrator) inTx(ctx context.Context, fn func() error) (err error) {
-	wait, turn := lockWait(ctx), false
-	defer func() {
-		if err != nil {
-			// The transaction may be over already, or the connection gone; the
-			// first error is the one to report. ctx may have ended.
-			_, _ = m.conn.ExecContext(context.WithoutCancel(ctx), `rollback`)
-			if sqlerr.State(err) == "55P03" {
-				err = m.lockError(ctx, err, wait, !turn)
-			}
-		}
-	}()
-	texts := dialectSQL[m.cfg.Dialect]
-	for _, text := range texts.begin {
-		if err := m.exec(ctx, strings.ReplaceAll(text, "WAIT", strconv.FormatInt(wait.Milliseconds(), 10))); err != nil {
-			return fmt.Errorf("begin: %w", err)
-		}
-	}
-	turn = true
-	for _, text := range texts.prepare {
-		if err := m.exec(ctx, text); err != nil {
-			return fmt.Errorf("create table of versions: %w", err)
-		}
-	}
-	if err := m.upgradeVersions(ctx); err != nil {
-		return fmt.Errorf("upgrade table of versions: %w", err)
-	}
-	if err := fn(); err != nil {
-		return err
-	}
-	if err := m.exec(ctx, `commit`); err != nil {
-		return fmt.Errorf("commit: %w", err)
-	}
-	return nil
-}
-
-// upgradeVersions adds the column that the table of an older library lacks. It
-// looks first: the statement itself waits for all readers of the table.
-func (m migrator) upgradeVersions(ctx context.Context) error {
-	var columns int
-	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(dialectSQL[m.cfg.Dialect].columns)).Scan(&columns)
-	if err != nil || columns >= migrationsColumns {
-		return err
-	}
-	return m.exec(ctx, addCompatible)
-}
-
-func (m migrator) exec(ctx context.Context, text string, args ...any) error {
-	_, err := m.conn.ExecContext(ctx, m.cfg.Expand(text), args...)
-	return err
-}
-
-func (m migrator) status(ctx context.Context, s set) (Status, error) {
-	have := Status{Set: s.name, Latest: len(s.steps)}
-	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(selectVersion), s.name, have.Latest).Scan(&have.Version, &have.Oldest)
-	if err != nil {
-		return have, fmt.Errorf("read version: %w", err)
-	}
-	return have, nil
-}
-
-func (m migrator) up(ctx context.Context, s set) error {
-	have, err := m.status(ctx, s)
-	if err != nil {
-		return err
-	}
-	if have.tooNew() {
-		return have.schemaError()
-	}
-	for i := have.Version; i < len(s.steps); i++ {
-		step := s.steps[i]
-		if err := m.exec(ctx, step.up); err != nil {
-			return fmt.Errorf("step %d %s: %w", i+1, step.name, err)
-		}
-		if err := m.exec(ctx, insertVersion, s.name, i+1, step.name, step.compatible); err != nil {
-			return fmt.Errorf("record step %d: %w", i+1, err)
-		}
-	}
-	return nil
-}
-
 var (
 	upFile     = regexp.MustCompile(`^(\d{4})_([a-z0-9_]+)\.up\.sql$`)
 	compatible = regexp.MustCompile(`^-- compatible: (\d+)\n`)
@@ -387,11 +280,20 @@ func (m Migrations) load(d Dialect) (set, error) {
 // CheckMigrated returns a [*SchemaError] for each given set whose tables this
 // library cannot work with, joined: those that are older than it knows, and those
 // that a newer library has migrated to a version that this one cannot run beside.
-// Workers call it when they start.
+// On SQLite it looks at the settings of db, too; see [CheckSQLite]. Workers call it
+// when they start.
 func CheckMigrated(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
 	status, err := MigrationStatus(ctx, db, cfg, sets...)
 	if err != nil {
 		return err
+	}
+	if cfg, err = cfg.Resolve(db); err != nil {
+		return err
+	}
+	if cfg.Dialect == SQLite {
+		if err := CheckSQLite(ctx, db); err != nil {
+			return err
+		}
 	}
 	var errs []error
 	for _, s := range status {

@@ -27,12 +27,12 @@ func MigrateDown(ctx context.Context, db *sql.DB, cfg Config, set Migrations, op
 	if err != nil {
 		return Status{}, err
 	}
-	conn, err := connect(ctx, db)
+	m, done, err := newMigrator(ctx, db, cfg)
 	if err != nil {
-		return Status{}, fmt.Errorf("migrate down: connect: %w", err)
+		return Status{}, fmt.Errorf("migrate down: %w", err)
 	}
-	defer conn.Close() //nolint:errcheck // returns the connection to the pool
-	m, s := migrator{conn, cfg}, loaded[0]
+	defer done()
+	s := loaded[0]
 	var after Status
 	err = m.inTx(ctx, func() error {
 		if err := m.down(ctx, s, options); err != nil {

@@ -308,6 +308,44 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	stop()
 }
 
+// The token of a replay is known to the consumer of its letter alone. Nobody chooses it.
+func TestRoles_TokensOfReplaysAreTheConsumersOwn(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	if _, err := s.admin.ExecContext(t.Context(), `
+		insert into oncemill.dead_letters (source, consumer, topic, message_id, payload, reason, error, fingerprint)
+		select 'consumer', c, 'orders', c, 'x', 'failed', '', 'f' from unnest(array['mail', 'stock']) c`); err != nil {
+		t.Fatal(err)
+	}
+	for _, consumer := range []string{"mail", "stock"} {
+		if _, err := s.letters.Replay(t.Context(), []int64{s.theLetter(t, consumer).ID}, grace); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count(t, s.admin, `select count(distinct token) from oncemill.dead_letters where token ~ '^[0-9a-f]{32}$'`); n != 2 {
+		t.Fatalf("%d tokens", n)
+	}
+	if own := texts(t, s.stock, `select consumer from oncemill.dead_letters where token <> ''`); !slices.Equal(own, []string{"stock"}) {
+		t.Errorf("stock reads the tokens of %v", own)
+	}
+	for name, db := range map[string]*sql.DB{"producer": s.producer, "operator": s.operator} {
+		if _, err := db.ExecContext(t.Context(), `select token from oncemill.dead_letters`); sqlerr.State(err) != "42501" {
+			t.Errorf("the %s reads tokens: %v", name, err)
+		}
+	}
+	for name, db := range map[string]*sql.DB{"producer": s.producer, "operator": s.operator, "stock": s.stock} {
+		for _, text := range []string{
+			`update oncemill.dead_letters set token = 'mine'`,
+			`insert into oncemill.dead_letters (source, consumer, topic, message_id, payload, reason, error, fingerprint, token) values ('consumer', 'stock', '', '', '', '', '', '', 'mine')`,
+			`insert into oncemill.dead_letters (source, consumer, topic, message_id, payload, reason, error, fingerprint, state) values ('consumer', 'stock', '', '', '', '', '', '', 'replaying')`,
+		} {
+			if _, err := db.ExecContext(t.Context(), text); sqlerr.State(err) != "42501" {
+				t.Errorf("%s, as %s: %v", text, name, err)
+			}
+		}
+	}
+}
+
 // column is one of a table.
 type column struct{ table, name, kind string }
 
@@ -389,6 +427,7 @@ func TestRoles_ForgedRowsStopNobody(t *testing.T) {
 		insert into oncemill.dead_letters (source, consumer, topic, message_id, payload, reason, error, fingerprint) select 'consumer', 'mail', 'orders', 'm' || i, 'secret', 'failed', '', 'f' from generate_series(1, 20) i;
 		insert into oncemill.inbox_failures (consumer, message_id) select 'mail', 'm' || i from generate_series(1, 20) i;
 		insert into oncemill.inbox_sequences (consumer, key, seq) select 'mail', 'm' || i, 1 from generate_series(1, 20) i;
+		insert into oncemill.inbox_refused (consumer, topic, reason, refused, total) select 'mail', 'm' || i, 'unverified', 1, 1 from generate_series(1, 20) i;
 		alter table oncemill.inbox disable trigger all;
 		insert into oncemill.inbox (consumer, message_id) select 'mail', 'm' || i from generate_series(1, 20) i;
 		alter table oncemill.inbox enable trigger all`); err != nil {
@@ -400,6 +439,7 @@ func TestRoles_ForgedRowsStopNobody(t *testing.T) {
 			`select i::text from oncemill.inbox i where consumer = 'mail' order by message_id`,
 			`select i::text from oncemill.inbox_failures i where consumer = 'mail' order by message_id`,
 			`select i::text from oncemill.inbox_sequences i where consumer = 'mail' order by key`,
+			`select i::text from oncemill.inbox_refused i where consumer = 'mail' order by topic`,
 			`select i::text from oncemill.scheduled i where message_id = 'later'`,
 			`select i::text from oncemill.migrations i order by 1`,
 			`select count(*) || '' from oncemill.relay_leases`,
@@ -427,6 +467,7 @@ func TestRoles_ForgedRowsStopNobody(t *testing.T) {
 		"scheduled":    {"lane": 1, "topic": "orders", "key": "", "payload": []byte("x"), "metadata": []byte{}, "deliver_at": "now"},
 		"dead_letters": {"source": "consumer", "consumer": "stock", "topic": "orders", "payload": []byte("letter"), "reason": "failed", "error": "", "fingerprint": "f"},
 		"inbox":        {"consumer": "stock"}, "inbox_failures": {"consumer": "stock"}, "inbox_sequences": {"consumer": "stock", "key": "", "seq": 1},
+		"inbox_refused": {"consumer": "stock", "topic": "", "reason": "", "refused": 1, "total": 1},
 	}
 	may := []column{{"dead_letters", "state", "state"}, {"dead_letters", "closed_at", "timestamp with time zone"}, {"dead_letters", "acted_by", "text"}}
 	roles := map[string]*sql.DB{"producer": s.producer, "stock": s.stock, "operator": s.operator}
@@ -506,7 +547,7 @@ func TestRoles_ForgedRowsStopNobody(t *testing.T) {
 	// Nobody reads or locks what is others'.
 	for role, db := range roles {
 		for _, table := range tables {
-			mine := map[string][]string{"stock": {"inbox", "inbox_failures", "inbox_sequences", "dead_letters"}, "operator": {"dead_letters"}}[role]
+			mine := map[string][]string{"stock": {"inbox", "inbox_failures", "inbox_sequences", "inbox_refused", "dead_letters"}, "operator": {"dead_letters"}}[role]
 			if !slices.Contains(append(mine, "migrations"), table) {
 				if _, err := db.ExecContext(t.Context(), `select from oncemill.`+table); sqlerr.State(err) != "42501" {
 					t.Errorf("%s reads %s: %v", role, table, err)
@@ -524,7 +565,7 @@ func TestRoles_ForgedRowsStopNobody(t *testing.T) {
 			}
 		}
 	}
-	for _, table := range []string{"dead_letters", "inbox", "inbox_failures", "inbox_sequences"} {
+	for _, table := range []string{"dead_letters", "inbox", "inbox_failures", "inbox_sequences", "inbox_refused"} {
 		if n := count(t, s.stock, `select count(*) from oncemill.`+table+` where consumer not like 'stock%'`); n != 0 {
 			t.Errorf("stock sees %d rows of %s of others", n, table)
 		}

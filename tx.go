@@ -3,6 +3,8 @@ package oncemill
 import (
 	"context"
 	"database/sql"
+
+	"github.com/oncemill/oncemill/internal/txcontext"
 )
 
 // Tx is a database transaction that the caller began and will end. oncemill
@@ -16,18 +18,16 @@ type Tx interface {
 	Rollback() error
 }
 
-type txKey struct{}
-
 // ContextWithTx returns a context that carries tx. It is the only carrier of
 // transactions in oncemill: publishers bound to a context and inbox handlers
 // find the transaction through it.
 func ContextWithTx(ctx context.Context, tx Tx) context.Context {
-	return context.WithValue(ctx, txKey{}, tx)
+	return txcontext.With(ctx, tx)
 }
 
 // TxFromContext returns the transaction that [ContextWithTx] put into ctx.
 func TxFromContext(ctx context.Context) (Tx, bool) {
-	tx, ok := ctx.Value(txKey{}).(Tx)
+	tx, ok := txcontext.From(ctx).(Tx)
 	return tx, ok
 }
 

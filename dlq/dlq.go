@@ -14,6 +14,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 //go:embed migrations
@@ -127,22 +129,6 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 	return err
 }
 
-// EndReplay ends the replay of a consumer's letter in tx, which holds what has become
-// of the message. It is for whoever handles that: see inbox.Replays. It reports false,
-// and changes nothing, if the letter is not being replayed, any more perhaps. The caller
-// commits.
-func (s *Store) EndReplay(ctx context.Context, tx oncemill.Tx, consumer string, id int64) (ended bool, err error) {
-	result, err := tx.ExecContext(ctx, s.texts.replayed, id, consumer)
-	if err != nil {
-		return false, fmt.Errorf("dlq: end replay: %w", err)
-	}
-	n, err := result.RowsAffected()
-	if err != nil {
-		return false, fmt.Errorf("dlq: end replay: %w", err)
-	}
-	return n == 1, nil
-}
-
 // actBatch is the number of letters in one statement.
 const actBatch = 500
 
@@ -171,12 +157,29 @@ func (s *Store) act(ctx context.Context, text, deed string, ids []int64, act Act
 // COMMITTED the second of two at once fails, and has to look again.
 func (s *Store) command(ctx context.Context, text string, ids []int64, act Act) (did []int64, err error) {
 	for range 10 {
-		did, err = scanIDs(s.db.QueryContext(ctx, text, s.texts.int64s(ids), clean(act.By), clean(act.Reason)))
+		err = s.write(ctx, turn.Caller, func(via session) error {
+			did, err = scanIDs(via.QueryContext(ctx, text, s.texts.int64s(ids), clean(act.By), clean(act.Reason)))
+			return err
+		})
 		if !sqlerr.Retryable(err) {
 			break
 		}
 	}
 	return did, err
+}
+
+// session is the pool, or a transaction.
+type session interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}
+
+// write lets do execute one statement that writes: on SQLite when it is its turn.
+func (s *Store) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
+	if s.dialect == oncemill.SQLite {
+		return sqlitetx.Write(ctx, s.db, kind, func(tx *sql.Tx) error { return do(tx) })
+	}
+	return do(s.db)
 }
 
 // refusals says why letters were left alone.
@@ -222,7 +225,11 @@ func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
 // forget deletes a batch. What somebody has locked is waited for a little.
 func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
 	if s.dialect == oncemill.SQLite {
-		return affected(s.db.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
+		err = s.write(ctx, turn.Background, func(via session) error {
+			forgotten, err = affected(via.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
+			return err
+		})
+		return forgotten, err
 	}
 	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		forgotten, err = affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))

@@ -26,7 +26,8 @@
 // message. That is done by the one who owns it: a relay's letter by the worker
 // that holds its lane, within its next polls, and a consumer's by its inbox, which
 // gives the message to that consumer alone, and ends the replay with the effects
-// (inbox.Replays). A letter that is dead is
+// (inbox.Replays). The message carries a token that the database makes for each replay, so
+// that nobody else can make one ([Store.ReplayToken], [Store.CheckReplay]). A letter that is dead is
 // discarded at once, since nothing else exists.
 //
 // The message of a letter that was replayed lives on under the same message id,

@@ -57,7 +57,7 @@ type Letter struct {
 	DiedAt    time.Time        // when it was given up
 
 	// Reason is the class. Of relays: refused, unroutable, unanswered, malformed, crashed,
-	// failed. Of inboxes: failed, permanent, crashed, malformed, no-message-id,
+	// failed. Of inboxes: failed, permanent, unavailable, crashed, malformed, no-message-id,
 	// conflict, unverified, older-than-retention.
 	Reason string
 

@@ -62,7 +62,8 @@ returning id`
 	postgresReplayed = `
 update {{dead_letters}}
 set state = 'replayed', closed_at = clock_timestamp()
-where id = $1 and source = 'consumer' and consumer = $2 and state = 'replaying'`
+where id = $1 and source = 'consumer' and consumer = $2 and state = 'replaying'
+	and token = $3 and token <> '' and payload = $4`
 
 	postgresDiscard = `
 update {{dead_letters}}

@@ -64,7 +64,8 @@ returning id`
 	sqliteReplayed = `
 update {{dead_letters}}
 set state = 'replayed', version = version + 1, closed_at = ` + sqliteNow + `
-where id = $1 and source = 'consumer' and consumer = $2 and state = 'replaying'`
+where id = $1 and source = 'consumer' and consumer = $2 and state = 'replaying'
+	and token = $3 and token <> '' and payload = $4`
 
 	sqliteDiscard = `
 update {{dead_letters}}

@@ -4,7 +4,7 @@ import "github.com/oncemill/oncemill"
 
 // texts are the statements of a store, and how lists are sent to it.
 type texts struct {
-	get, states, replay, replayed, discard, forget, add string
+	get, states, replay, replayed, discard, forget, add, token, check string
 
 	lists map[string][2]string // by the condition that an index serves: newest first, oldest first
 
@@ -35,7 +35,8 @@ func newTexts(names oncemill.Config) texts {
 		drivers["key"] = " and left(key, 255) = left($6::text, 255) and key <> ''"
 		drivers["topic"] = " and left(topic, 255) = left($5::text, 255)"
 	}
-	for _, text := range []*string{&t.get, &t.states, &t.replay, &t.replayed, &t.discard, &t.forget, &t.add} {
+	t.token, t.check = tokenOf, t.get+checkToken
+	for _, text := range []*string{&t.get, &t.states, &t.replay, &t.replayed, &t.discard, &t.forget, &t.add, &t.token, &t.check} {
 		*text = names.Expand(*text)
 	}
 	for name, driver := range drivers {

@@ -32,9 +32,12 @@ const (
 	ProblemKeyExpired        = "key-expired"
 	ProblemBodyTooLarge      = "body-too-large"
 	ProblemUnsupportedBody   = "unsupported-body"
+	ProblemBodyBroken        = "body-broken"
+	ProblemBodyTimeout       = "body-timeout"
 	ProblemExecutionTimeout  = "execution-timeout"
 	ProblemCommitUnknown     = "commit-unknown"
 	ProblemCommitFailed      = "commit-failed"
+	ProblemContended         = "contended"
 	ProblemStoreUnavailable  = "store-unavailable"
 	ProblemTooManyKeys       = "too-many-outstanding"
 	ProblemInternal          = "internal"
@@ -55,14 +58,17 @@ var problemTexts = map[string]problemText{
 	ProblemKeyInvalid:       {400, "Idempotency-Key is invalid", "Send one header with 1 to 255 printable ASCII characters, for example a random UUID.", false, true},
 	ProblemKeyReused:        {422, "Idempotency-Key was used for another request", "A key belongs to one request. Send a new operation with a new key, and a retry exactly as the first time.", false, true},
 	ProblemInProgress:       {409, "The request is in progress", "A request with this key is being processed. Send it again later to get its answer.", true, false},
-	ProblemOutcomeUnknown:   {409, "The outcome is unknown", "A request with this key was interrupted. Whether it had an effect has to be found out in another way.", false, true},
+	ProblemOutcomeUnknown:   {409, "The outcome is unknown", "A request with this key was interrupted or failed. Whether it had an effect has to be found out in another way.", false, true},
 	ProblemNotStored:        {409, "The response was not stored", "The request with this key was processed once. Its response was not kept.", false, true},
 	ProblemKeyExpired:       {410, "The key has expired", "The request with this key was processed long ago, and its response is no longer kept.", false, true},
 	ProblemBodyTooLarge:     {413, "The body is too large", "The body of this request is larger than the server takes for this operation.", false, false},
 	ProblemUnsupportedBody:  {415, "The body cannot be compared", "The body is not what its content type says, so a retry could not be recognised.", false, true},
+	ProblemBodyBroken:       {400, "The body is broken", "The body of this request ended early or is malformed. Send it again with the same key.", false, false},
+	ProblemBodyTimeout:      {408, "The body took too long", "Send the request again with the same key.", true, false},
 	ProblemExecutionTimeout: {503, "The request took too long", "Send it again later with the same key.", true, false},
 	ProblemCommitUnknown:    {503, "The outcome is not known yet", "Send the request again later with the same key; it will have one effect.", true, false},
 	ProblemCommitFailed:     {500, "The request could not be committed", "It had no effect.", false, false},
+	ProblemContended:        {503, "The request lost against others", "It had no effect. Send it again later with the same key.", true, false},
 	ProblemStoreUnavailable: {503, "The request could not be registered", "Send it again later with the same key.", true, false},
 	ProblemTooManyKeys:      {429, "Too many requests are outstanding", "Wait for requests to be answered before sending more.", true, false},
 	ProblemInternal:         {500, "Internal error", "", false, false},

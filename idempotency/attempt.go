@@ -2,60 +2,131 @@ package idempotency
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
-	"fmt"
-	"sync"
+	"net/http"
+	"runtime/debug"
+	"time"
+
+	"github.com/oncemill/oncemill"
 )
 
-type runKey struct{}
+// attempt is one call of the user's function, with a state of its own. Its goroutine is
+// waited for, whatever happens: nobody else gets the key while it runs.
+type attempt struct {
+	state  *current
+	tx     *sqlTx // nil where effects are elsewhere
+	cancel context.CancelFunc
+	done   chan *panicked // capacity 1
 
-// current is what a handler can reach through its context.
-type current struct {
-	id ID
+	// Of a request.
+	request *http.Request
+	rec     *recorder
+	res     *response // see answer
 
-	mu         sync.Mutex
-	resourceID string
+	// Of a command.
+	result []byte
+	err    error
+
+	// Once it has returned.
+	panicked *panicked
+	late     bool // time was up before
 }
 
-func contextWithRun(ctx context.Context, id ID) (context.Context, *current) {
-	c := &current{id: id}
-	return context.WithValue(ctx, runKey{}, c), c
+// panicked is what a function panicked with. aborted: it ended its goroutine instead.
+type panicked struct {
+	value   any
+	stack   []byte
+	aborted bool
 }
 
-func (c *current) resource() string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.resourceID
+// error is that of a command.
+func (p *panicked) error() error {
+	return &oncemill.PanicError{Value: p.value, Stack: p.stack}
 }
 
-// SetResourceID notes the id of what the request made. It is stored with the
-// claim, for operators and for Config.Pointer. Without an idempotent request in
-// ctx it does nothing.
-func SetResourceID(ctx context.Context, id string) {
-	if c, ok := ctx.Value(runKey{}).(*current); ok {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		c.resourceID = id
+// newAttempt returns an attempt that has not begun, and its context, which ends at the
+// deadline. tx is nil where effects are elsewhere.
+func (in *intent) newAttempt(ctx context.Context, tx *sqlTx) (*attempt, context.Context) {
+	a := &attempt{tx: tx, state: &current{id: in.claim.ID, transactional: in.transactional}, done: make(chan *panicked, 1)}
+	ctx, a.cancel = context.WithDeadline(ctx, in.deadline)
+	ctx = context.WithValue(ctx, runKey{}, a.state)
+	if tx != nil {
+		ctx = oncemill.ContextWithTx(ctx, tx)
+	}
+	return a, ctx
+}
+
+// begin calls fn in a goroutine of its own.
+func (a *attempt) begin(ctx context.Context, fn func()) {
+	go func() {
+		p := &panicked{aborted: true}
+		defer func() {
+			if p != nil {
+				if v := recover(); v != nil {
+					p.value, p.stack, p.aborted = v, debug.Stack(), false
+				}
+			}
+			a.done <- p
+		}()
+		fn()
+		p = nil
+		if a.tx != nil {
+			a.tx.closeRows(ctx) // before its context ends, which costs the drivers their connection
+		}
+	}()
+}
+
+// wait waits until the function has returned. expire is called once if it still runs at
+// the deadline, or has returned after it.
+func (a *attempt) wait(deadline time.Time, expire func(*attempt)) {
+	defer a.cancel()
+	timer := time.NewTimer(time.Until(deadline))
+	defer timer.Stop()
+	for running := true; running; {
+		select {
+		case a.panicked = <-a.done:
+			running = false
+		case <-timer.C:
+			a.late = true
+			expire(a)
+		}
+	}
+	if !a.late && !time.Now().Before(deadline) {
+		a.late = true
+		expire(a)
 	}
 }
 
-// DeriveUUID returns a UUID that is the same for every attempt of the request or
-// command that ctx belongs to, and another for another name or key: the ids of the
-// messages that the request publishes, or of the rows it makes. It does not reveal
-// the key. Without one in ctx (Config.Optional) it is random.
-func DeriveUUID(ctx context.Context, name string) string {
-	var sum [sha256.Size]byte
-	version := byte(8) // RFC 9562: of our own making
-	if c, ok := ctx.Value(runKey{}).(*current); ok {
-		copy(sum[:], framed(sha256.New(), []byte("oncemill derived uuid"), c.id[:], []byte(name)))
-	} else {
-		version = 4
-		rand.Read(sum[:])
+// waitFor waits for no longer than patience, and not beyond the deadline.
+func (a *attempt) waitFor(patience time.Duration, deadline time.Time) (ended bool) {
+	timer := time.NewTimer(min(patience, time.Until(deadline)))
+	defer timer.Stop()
+	select {
+	case a.panicked = <-a.done:
+		a.cancel()
+		a.late = !time.Now().Before(deadline)
+		return true
+	case <-timer.C:
+		return false
 	}
-	sum[6] = sum[6]&0x0f | version<<4
-	sum[8] = sum[8]&0x3f | 0x80
-	s := hex.EncodeToString(sum[:16])
-	return fmt.Sprintf("%s-%s-%s-%s-%s", s[:8], s[8:12], s[12:16], s[16:20], s[20:])
+}
+
+// answer returns what was recorded, once the handler has returned.
+func (a *attempt) answer() *response {
+	if a.res == nil {
+		a.res = a.rec.result()
+	}
+	return a.res
+}
+
+// discard removes what the attempt keeps in files.
+func (a *attempt) discard() {
+	if a == nil {
+		return
+	}
+	if a.rec != nil {
+		a.rec.discard()
+	}
+	if a.request != nil && a.request.MultipartForm != nil {
+		_ = a.request.MultipartForm.RemoveAll() // what is left is left to the system
+	}
 }

@@ -8,8 +8,8 @@ import (
 	"unicode/utf8"
 )
 
-// maxJSONDepth keeps a nested body from using up the stack.
-const maxJSONDepth = 512
+// maxJSONDepth bounds the work of sorting: each level may move all that is below it.
+const maxJSONDepth = 128
 
 // CanonicalJSON returns body without insignificant white space, with the names
 // of each object sorted and with strings escaped in one way. Nothing else is
@@ -17,118 +17,141 @@ const maxJSONDepth = 512
 // 9007199254740992, and 1.0 is not 1. It reports false, and then the bytes as they
 // are have to be compared, for what has no lossless canonical form: text that is
 // not JSON or not UTF-8, an object that has a name twice, half of a surrogate
-// pair, nesting deeper than 512.
+// pair, nesting deeper than 128.
 func CanonicalJSON(body []byte) ([]byte, bool) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, false
 	}
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
-	c := canonicalizer{decoder: decoder}
-	out, ok := c.value(make([]byte, 0, len(body)), 0)
-	return out, ok
+	c := canonicalizer{decoder: decoder, out: make([]byte, 0, len(body))}
+	if !c.value(0) {
+		return nil, false
+	}
+	return c.out, true
 }
 
-type canonicalizer struct{ decoder *json.Decoder }
+// canonicalizer appends to out, and sorts there.
+type canonicalizer struct {
+	decoder *json.Decoder
+	out     []byte
+	spare   []byte
+}
 
 // value appends the next value.
-func (c canonicalizer) value(out []byte, depth int) ([]byte, bool) {
+func (c *canonicalizer) value(depth int) bool {
 	token, err := c.decoder.Token()
 	if err != nil || depth > maxJSONDepth {
-		return nil, false
+		return false
 	}
 	switch v := token.(type) {
 	case json.Delim:
 		if v == '{' {
-			return c.object(out, depth)
+			return c.object(depth)
 		}
-		return c.array(out, depth)
+		return c.array(depth)
 	case string:
-		return appendString(out, v)
+		return c.text(v)
 	case json.Number:
-		return append(out, v...), true
+		c.out = append(c.out, v...)
 	case bool:
 		if v {
-			return append(out, "true"...), true
+			c.out = append(c.out, "true"...)
+		} else {
+			c.out = append(c.out, "false"...)
 		}
-		return append(out, "false"...), true
 	default:
-		return append(out, "null"...), true
+		c.out = append(c.out, "null"...)
 	}
+	return true
 }
 
-func (c canonicalizer) array(out []byte, depth int) ([]byte, bool) {
-	out = append(out, '[')
+func (c *canonicalizer) array(depth int) bool {
+	c.out = append(c.out, '[')
 	for first := true; c.decoder.More(); first = false {
 		if !first {
-			out = append(out, ',')
+			c.out = append(c.out, ',')
 		}
-		var ok bool
-		if out, ok = c.value(out, depth+1); !ok {
-			return nil, false
+		if !c.value(depth + 1) {
+			return false
 		}
 	}
 	_, err := c.decoder.Token()
-	return append(out, ']'), err == nil
+	c.out = append(c.out, ']')
+	return err == nil
 }
 
+// member is a name and its value, and where they stand in the output.
 type member struct {
-	name  string
-	value []byte
+	name     string
+	from, to int
 }
 
-func (c canonicalizer) object(out []byte, depth int) ([]byte, bool) {
+func compareNames(a, b member) int { return strings.Compare(a.name, b.name) }
+
+func (c *canonicalizer) object(depth int) bool {
+	c.out = append(c.out, '{')
+	begin := len(c.out)
 	var members []member
 	for c.decoder.More() {
 		token, err := c.decoder.Token()
 		name, isString := token.(string)
 		if err != nil || !isString {
-			return nil, false
+			return false
 		}
-		value, ok := c.value(nil, depth+1)
-		if !ok {
-			return nil, false
+		m := member{name: name, from: len(c.out)}
+		if !c.text(name) {
+			return false
 		}
-		members = append(members, member{name, value})
+		c.out = append(c.out, ':')
+		if !c.value(depth + 1) {
+			return false
+		}
+		m.to = len(c.out)
+		c.out = append(c.out, ',')
+		members = append(members, m)
 	}
 	if _, err := c.decoder.Token(); err != nil {
-		return nil, false
+		return false
 	}
-	slices.SortFunc(members, func(a, b member) int { return strings.Compare(a.name, b.name) })
-	out = append(out, '{')
-	for i, m := range members {
-		if i > 0 {
-			if m.name == members[i-1].name {
-				return nil, false
-			}
-			out = append(out, ',')
+	if !slices.IsSortedFunc(members, compareNames) {
+		slices.SortFunc(members, compareNames)
+		c.spare = append(c.spare[:0], c.out[begin:]...)
+		sorted := c.out[:begin]
+		for _, m := range members {
+			sorted = append(append(sorted, c.spare[m.from-begin:m.to-begin]...), ',')
 		}
-		var ok bool
-		if out, ok = appendString(out, m.name); !ok {
-			return nil, false
-		}
-		out = append(append(out, ':'), m.value...)
 	}
-	return append(out, '}'), true
+	for i := 1; i < len(members); i++ {
+		if members[i].name == members[i-1].name {
+			return false
+		}
+	}
+	if len(members) > 0 {
+		c.out = c.out[:len(c.out)-1] // the last comma
+	}
+	c.out = append(c.out, '}')
+	return true
 }
 
-// appendString refuses U+FFFD: the decoder puts it in the place of half a
+// text appends a string. It refuses U+FFFD: the decoder puts it in the place of half a
 // surrogate pair, of which there are many.
-func appendString(out []byte, s string) ([]byte, bool) {
+func (c *canonicalizer) text(s string) bool {
 	if strings.ContainsRune(s, utf8.RuneError) {
-		return nil, false
+		return false
 	}
 	const hex = "0123456789abcdef"
-	out = append(out, '"')
+	out := append(c.out, '"')
 	for i := range len(s) {
-		switch c := s[i]; {
-		case c == '"' || c == '\\':
-			out = append(out, '\\', c)
-		case c < 0x20:
-			out = append(out, '\\', 'u', '0', '0', hex[c>>4], hex[c&15])
+		switch b := s[i]; {
+		case b == '"' || b == '\\':
+			out = append(out, '\\', b)
+		case b < 0x20:
+			out = append(out, '\\', 'u', '0', '0', hex[b>>4], hex[b&15])
 		default:
-			out = append(out, c)
+			out = append(out, b)
 		}
 	}
-	return append(out, '"'), true
+	c.out = append(out, '"')
+	return true
 }

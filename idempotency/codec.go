@@ -3,19 +3,23 @@ package idempotency
 import (
 	"bytes"
 	"compress/flate"
+	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
-	"encoding/binary"
-	"encoding/json"
+	"encoding/base64"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/oncemill/oncemill"
 )
 
-// Encryption encrypts stored responses with AES-GCM. The id of the key that
+// Encryption encrypts stored responses, and the Location and resource ids beside them,
+// with AES-GCM; correlation ids are not stored then. The id of the key that
 // encrypted a response is stored with it, so keys can be changed: add the new one,
 // make it current, and take the old one away when all that it encrypted has
 // expired.
@@ -24,7 +28,13 @@ type Encryption struct {
 	Current string
 
 	// Keys holds the keys by id; each has 16, 24 or 32 bytes.
-	Keys map[string][]byte
+	Keys map[string]Secret
+
+	// AcceptPlain lets responses that were stored without encryption be replayed, while
+	// encryption is being introduced. Whoever can write to the table or the cache can
+	// forge responses meanwhile. Default: false, they are refused with
+	// [ErrNotEncrypted].
+	AcceptPlain bool
 }
 
 // codec turns responses into what is stored, and back: a byte of flags, the key's
@@ -33,8 +43,9 @@ type Encryption struct {
 // cannot be exchanged.
 type codec struct {
 	compressAbove int // 0: never
+	acceptPlain   bool
 	current       string
-	ciphers       map[string]cipher.AEAD
+	ciphers       map[string]func() cipher.AEAD // which fmt does not look into
 }
 
 const (
@@ -50,18 +61,20 @@ func newCodec(compressAbove int, e *Encryption) (codec, error) {
 	bad := func(field, value, problem string) error {
 		return &oncemill.ConfigError{Field: "idempotency.Config.Encryption." + field, Value: value, Problem: problem}
 	}
-	c.current, c.ciphers = e.Current, map[string]cipher.AEAD{}
+	c.current, c.ciphers, c.acceptPlain = e.Current, map[string]func() cipher.AEAD{}, e.AcceptPlain
 	for id, key := range e.Keys {
 		if id == "" || len(id) > 32 {
 			return c, bad("Keys", strconv.Quote(id), "an id has 1 to 32 bytes")
 		}
-		block, err := aes.NewCipher(key)
+		block, err := aes.NewCipher(key.bytes())
 		if err != nil {
 			return c, bad("Keys", strconv.Quote(id), "a key has 16, 24 or 32 bytes")
 		}
-		if c.ciphers[id], err = cipher.NewGCM(block); err != nil {
+		gcm, err := cipher.NewGCM(block)
+		if err != nil {
 			return c, bad("Keys", strconv.Quote(id), err.Error())
 		}
+		c.ciphers[id] = func() cipher.AEAD { return gcm }
 	}
 	if c.ciphers[e.Current] == nil {
 		return c, bad("Current", strconv.Quote(e.Current), "must be the id of one of Keys")
@@ -91,13 +104,66 @@ func (c codec) encode(id ID, content []byte) ([]byte, error) {
 	if c.ciphers == nil {
 		return append(head, content...), nil
 	}
-	gcm := c.ciphers[c.current]
-	head[0] |= flagEncrypted
-	head = append(append(head, byte(len(c.current))), c.current...)
+	return c.seal(id, "", head[0], content), nil
+}
+
+// seal encrypts what is stored of id under a label.
+func (c codec) seal(id ID, label string, flags byte, content []byte) []byte {
+	gcm := c.ciphers[c.current]()
+	head := append([]byte{flags | flagEncrypted, byte(len(c.current))}, c.current...)
 	nonce := make([]byte, gcm.NonceSize())
 	rand.Read(nonce)
 	out := append(bytes.Clone(head), nonce...)
-	return gcm.Seal(out, nonce, content, append(head, id[:]...)), nil
+	return gcm.Seal(out, nonce, content, slices.Concat(head, id[:], []byte(label)))
+}
+
+// unseal decrypts what seal has made.
+func (c codec) unseal(id ID, label string, stored []byte) ([]byte, error) {
+	if len(stored) < 2 || len(stored) < 2+int(stored[1]) {
+		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
+	}
+	size := 2 + int(stored[1])
+	key := c.ciphers[string(stored[2:size])]
+	if key == nil {
+		return nil, fmt.Errorf("%w: there is no key with its id", ErrDecode)
+	}
+	gcm := key()
+	head, sealed := stored[:size], stored[size:]
+	if len(sealed) < gcm.NonceSize() {
+		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
+	}
+	content, err := gcm.Open(nil, sealed[:gcm.NonceSize()], sealed[gcm.NonceSize():], slices.Concat(head, id[:], []byte(label)))
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDecode, err)
+	}
+	return content, nil
+}
+
+// sealedText is before a text that is stored encrypted in a column of its own.
+const sealedText = "sealed:"
+
+// encodeText encrypts a text, where anything is encrypted.
+func (c codec) encodeText(id ID, label, text string) string {
+	if c.ciphers == nil || text == "" {
+		return text
+	}
+	return sealedText + base64.RawURLEncoding.EncodeToString(c.seal(id, label, 0, []byte(text)))
+}
+
+// decodeText returns "" for what cannot be believed.
+func (c codec) decodeText(id ID, label, stored string) string {
+	text, sealed := strings.CutPrefix(stored, sealedText)
+	if c.ciphers == nil || !sealed && c.acceptPlain {
+		return stored
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(text)
+	if err == nil {
+		raw, err = c.unseal(id, label, raw)
+	}
+	if err != nil || !sealed {
+		return ""
+	}
+	return string(raw)
 }
 
 func (c codec) decode(id ID, stored []byte) ([]byte, error) {
@@ -105,75 +171,60 @@ func (c codec) decode(id ID, stored []byte) ([]byte, error) {
 		return nil, fmt.Errorf("%w: it is empty", ErrDecode)
 	}
 	flags, content := stored[0], stored[1:]
-	if flags&flagEncrypted != 0 {
-		if len(content) < 1 || len(content) < 1+int(content[0]) {
-			return nil, fmt.Errorf("%w: it is too short", ErrDecode)
-		}
-		size := 2 + int(content[0])
-		gcm := c.ciphers[string(stored[2:size])]
-		if gcm == nil {
-			return nil, fmt.Errorf("%w: there is no key with its id", ErrDecode)
-		}
-		head, sealed := stored[:size:size], stored[size:]
-		if len(sealed) < gcm.NonceSize() {
-			return nil, fmt.Errorf("%w: it is too short", ErrDecode)
-		}
+	switch {
+	case flags&flagEncrypted != 0:
 		var err error
-		content, err = gcm.Open(nil, sealed[:gcm.NonceSize()], sealed[gcm.NonceSize():], append(head, id[:]...))
-		if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrDecode, err)
+		if content, err = c.unseal(id, "", stored); err != nil {
+			return nil, err
 		}
+	case c.ciphers != nil && !c.acceptPlain:
+		return nil, ErrNotEncrypted
 	}
 	if flags&flagCompressed == 0 {
 		return content, nil
 	}
-	plain, err := io.ReadAll(flate.NewReader(bytes.NewReader(content)))
-	if err != nil {
+	plain, err := io.ReadAll(io.LimitReader(flate.NewReader(bytes.NewReader(content)), mostStored+1))
+	switch {
+	case err != nil:
 		return nil, fmt.Errorf("%w: %w", ErrDecode, err)
+	case len(plain) > mostStored:
+		return nil, fmt.Errorf("%w: it is larger than any that is stored", ErrDecode)
 	}
 	return plain, nil
 }
 
-// response is what a handler answered, as it is stored.
-type response struct {
-	Status   int           `json:"s"`
-	Header   []headerEntry `json:"h,omitempty"`
-	Trailer  []headerEntry `json:"t,omitempty"`
-	Pointer  bool          `json:"p,omitempty"` // the body was left out on purpose
-	body     []byte
-	overflow bool // the body is not all of it
+// mostStored bounds what a stored response may be decompressed to: the largest body
+// that Config.MaxResponse allows, and headers.
+const mostStored = mostResponse + 16<<20
+
+// open decodes the response of a record.
+func (e *Engine) open(ctx context.Context, record Record) ([]byte, error) {
+	if record.plain != nil {
+		return record.plain, nil
+	}
+	plain, err := e.codec.decode(record.ID, record.Response)
+	if errors.Is(err, ErrNotEncrypted) {
+		e.telemetry.plainRefused.Add(ctx, 1)
+	}
+	return plain, err
 }
 
-// headerEntry says what a handler did to a header that it may have found set.
-type headerEntry struct {
-	Name   string   `json:"n"`
-	Values []string `json:"v,omitempty"`
-	Add    bool     `json:"a,omitempty"` // behind the values that were there; else in their place
+// reveal decrypts what a record holds besides its response.
+func (e *Engine) reveal(record Record) Record {
+	record.Location = e.codec.decodeText(record.ID, "location", record.Location)
+	record.ResourceID = e.codec.decodeText(record.ID, "resource id", record.ResourceID)
+	return record
 }
 
-// marshal puts the JSON of the head before the body, with its length.
-func (res *response) marshal() ([]byte, error) {
-	head, err := json.Marshal(res)
-	if err != nil {
-		return nil, fmt.Errorf("encode response: %w", err)
+// sealed fills in the response, and encrypts what else is stored.
+func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
+	id := in.claim.ID
+	c.Location = in.codec.encodeText(id, "location", c.Location)
+	c.ResourceID = in.codec.encodeText(id, "resource id", c.ResourceID)
+	if c.State == NotReplayable {
+		return c, nil
 	}
-	out := make([]byte, 0, 4+len(head)+len(res.body))
-	out = binary.BigEndian.AppendUint32(out, uint32(len(head))) //nolint:gosec // headers are far below 4 GiB
-	return append(append(out, head...), res.body...), nil
-}
-
-func unmarshalResponse(stored []byte) (*response, error) {
-	if len(stored) < 4 {
-		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
-	}
-	size := int(binary.BigEndian.Uint32(stored))
-	if size < 0 || len(stored)-4 < size {
-		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
-	}
-	var r response
-	if err := json.Unmarshal(stored[4:4+size], &r); err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrDecode, err)
-	}
-	r.body = stored[4+size:]
-	return &r, nil
+	c.Response, err = in.codec.encode(id, plain)
+	c.Large = len(c.Response) > in.cfg.LargeAbove && c.Refuse == 0
+	return c, err
 }

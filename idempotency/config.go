@@ -35,7 +35,7 @@ type Config struct {
 	// Secret makes the stored hashes of keys an HMAC, so that short keys cannot
 	// be guessed from a copy of the table. All processes need the same; changing
 	// it makes every key new. Default: none (SHA-256).
-	Secret []byte
+	Secret Secret
 
 	// Header is the name of the header. Default: "Idempotency-Key".
 	Header string
@@ -66,8 +66,9 @@ type Config struct {
 	// Default: 1 MiB. At most 1 GiB.
 	MaxBody int64
 
-	// Timeout is how long a handler may take, from the arrival of the request.
-	// Then its context ends and the client gets 503. Default: 25 s.
+	// Timeout is how long a handler may take, with the claim before it, from the end of
+	// the request's body. Then its context ends and the client gets 503. How long a body
+	// may take is http.Server's ReadTimeout. Default: 25 s.
 	Timeout time.Duration
 
 	// Lease is how long a claim keeps others away from a key whose process has
@@ -88,16 +89,21 @@ type Config struct {
 	// too, then share a statement. Default: 1, each has its own. At most 1,000.
 	GroupSize int
 
-	// Crashed says what Middleware does with a key whose owner died: whether the
-	// effect happened is unknown. (With TxMiddleware it is known: it did not.)
-	// Default: Ambiguous.
+	// Crashed says what Middleware does with a key whose run has an unknown outcome:
+	// its process died, or it failed (see Failed). With TxMiddleware the outcome
+	// is known: there was no effect. Default: Ambiguous.
 	Crashed CrashPolicy
+
+	// Failed says what a handler in Middleware that panics, answers with 5xx or takes
+	// longer than Timeout leaves behind, and a command in Do that returns an error, where
+	// they have not called [NoEffect]. Default: OutcomeUnknown.
+	Failed FailurePolicy
 
 	// Recover finds out what happened, for the policy Recover.
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
-	// MaxOutstanding is how many started keys a caller (tenant and principal) may
-	// have; more are answered with 429. They are not counted at every claim: each
+	// MaxOutstanding is how many running keys a caller (tenant and principal) may
+	// have, with a lease that has not ended; more are answered with 429. They are not counted at every claim: each
 	// process lets a caller pass the limit by up to a quarter of what it had left
 	// a second ago. Default: 1,000. See Unlimited.
 	MaxOutstanding int
@@ -106,7 +112,8 @@ type Config struct {
 	// Conflict.
 	InProgress InProgressPolicy
 
-	// WaitTimeout is how long the policy Wait waits. Default: 10 s.
+	// WaitTimeout is how long the policy Wait waits, also for copies that run after one
+	// that failed. Default: 10 s.
 	WaitTimeout time.Duration
 
 	// RetryAfter is what clients are told to wait, in whole seconds. Default: 1 s.
@@ -131,7 +138,8 @@ type Config struct {
 
 	// Storable tells which statuses are stored and replayed. A status below 400
 	// that is not stored leaves a key that is not replayable; of others the key
-	// is released. Default: StorableDefault.
+	// is released, but see Failed. An error with Retry-After, or with a problem that
+	// ends in "in-progress", is never stored. Default: StorableDefault.
 	Storable func(status int) bool
 
 	// MaxResponse is the largest body in bytes that is stored. A larger response
@@ -183,7 +191,7 @@ type Config struct {
 	Cache Cache
 
 	// CorrelationHeader names a header of the request that is stored with the
-	// claim. Default: "X-Correlation-Id".
+	// claim, unless Encryption is set. Default: "X-Correlation-Id".
 	CorrelationHeader string
 
 	// OnCommit is called after a commit, for example (*outbox.Outbox).Wake. It
@@ -208,61 +216,6 @@ type Config struct {
 	// MeterProvider makes the metrics. Default: otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
 }
-
-// CrashPolicy is what Middleware does about a key whose owner died.
-type CrashPolicy int
-
-const (
-	// Ambiguous answers 409 outcome-unknown until the key expires.
-	Ambiguous CrashPolicy = iota
-	// TakeOver runs the handler again: for handlers that are idempotent by
-	// themselves.
-	TakeOver
-	// Recover asks Config.Recover.
-	Recover
-)
-
-// Recovery is what Config.Recover found out. The zero value: still unknown.
-type Recovery struct {
-	RunAgain bool // the effect did not happen: run the handler
-	Status   int  // the effect happened: this is the answer, if not 0
-	Header   http.Header
-	Body     []byte
-}
-
-// InProgressPolicy is how a copy of a running request is answered.
-type InProgressPolicy int
-
-const (
-	// Conflict answers 409 with Retry-After.
-	Conflict InProgressPolicy = iota
-	// TooEarly answers 425 with Retry-After.
-	TooEarly
-	// TooManyRequests answers 429 with Retry-After.
-	TooManyRequests
-	// Accepted answers 202 with the URL of the status in Location.
-	Accepted
-	// Wait waits up to Config.WaitTimeout for the answer, then 409.
-	Wait
-)
-
-// StorableDefault stores 2xx, 3xx, 400, 404, 409, 410, 412 and 422: what would be
-// answered the same way again. It stores no 401, 403, 429 and 5xx, since the same
-// request may succeed later.
-func StorableDefault(status int) bool {
-	switch status {
-	case http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusGone,
-		http.StatusPreconditionFailed, http.StatusUnprocessableEntity:
-		return true
-	}
-	return StorableSuccesses(status) || status >= 300 && status < 400
-}
-
-// StorableSuccesses stores 2xx only.
-func StorableSuccesses(status int) bool { return status >= 200 && status < 300 }
-
-// StorableAll stores whatever a handler answered, also 500, as Stripe does.
-func StorableAll(int) bool { return true }
 
 // defaultDoc explains the problem types.
 const defaultDoc = "https://github.com/oncemill/oncemill/blob/main/docs/idempotency.md"
@@ -301,7 +254,7 @@ func (c Config) resolve() (Config, error) {
 	number("PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)
 	number("Retries", &c.Retries, 10, 0, 1000)
 	number("GroupSize", &c.GroupSize, 1, 1, 1000)
-	number("MaxResponse", &c.MaxResponse, 1<<20, 1, 64<<20)
+	number("MaxResponse", &c.MaxResponse, 1<<20, 1, mostResponse)
 	number("LargeAbove", &c.LargeAbove, 64<<10, 1, 64<<20)
 	if c.MaxOutstanding != Unlimited {
 		number("MaxOutstanding", &c.MaxOutstanding, 1000, 1, 1_000_000)
@@ -342,6 +295,9 @@ func (c Config) resolve() (Config, error) {
 	}
 	if c.Crashed < Ambiguous || c.Crashed > Recover {
 		bad("Crashed", strconv.Itoa(int(c.Crashed)), "must be Ambiguous, TakeOver or Recover")
+	}
+	if c.Failed != OutcomeUnknown && c.Failed != ReleaseKey {
+		bad("Failed", strconv.Itoa(int(c.Failed)), "must be OutcomeUnknown or ReleaseKey")
 	}
 	if (c.Crashed == Recover) != (c.Recover != nil) {
 		bad("Recover", strconv.FormatBool(c.Recover != nil), "belongs to the policy Recover in Crashed, which needs it")
@@ -388,6 +344,19 @@ func (c Config) resolve() (Config, error) {
 		c.MeterProvider = otel.GetMeterProvider()
 	}
 	return c, errors.Join(errs...)
+}
+
+// mostResponse is the most that Config.MaxResponse may be.
+const mostResponse = 64 << 20
+
+// retention of a response; r is nil for a command.
+func (c *Config) retention(r *http.Request, status int) time.Duration {
+	if c.RetentionFor != nil {
+		if d := c.RetentionFor(r, status); d > 0 {
+			return d
+		}
+	}
+	return c.Retention
 }
 
 func canonicalNames(names []string) []string {

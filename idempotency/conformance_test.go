@@ -67,3 +67,11 @@ func TestConformance_InMemory(t *testing.T) {
 	defer server.Close()
 	runSuite(t, server.URL)
 }
+
+// What a client sees does not tell whether requests share transactions.
+func TestConformance_InGroups(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		url, _ := p.probe(t, true, grouped)
+		runSuite(t, url)
+	})
+}

@@ -3,11 +3,11 @@ package idempotency
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"time"
+	"runtime"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // Command is what is to be done once.
@@ -25,18 +25,30 @@ type Result[T any] struct {
 }
 
 // Do runs fn once for each key, and returns what it returned, as encoding/json
-// keeps it. With a [SQLStore] fn runs in a transaction that it finds with
-// [TxFromContext] in its context, and its writes, what it publishes to the outbox
-// and the result commit together; otherwise it is run as by Engine.Middleware.
+// keeps it.
 //
-// An error of fn rolls back and is returned; the key may run again. A panic
-// becomes a [*oncemill.PanicError]. The other errors: [*KeyError], [ErrInProgress],
-// [ErrKeyReused], [ErrKeyExpired], [ErrNotStored], [ErrOutcomeUnknown],
-// [ErrCommitUnknown], [ErrTooManyOutstanding], [ErrStaleOwner] (another owner was
-// faster: call again), and those of the store.
+// With a [SQLStore] fn runs in a transaction that it finds with [TxFromContext] in its
+// context: its writes, what it publishes to the outbox and the result commit together.
+// An error, a panic, or a return after Config.Timeout roll back, and the key may run
+// again. fn may run several times, after serialization failures, so it must have no
+// other effects. Do cannot be called in another transaction: see [ErrInTransaction].
+//
+// With another store fn runs as by [Engine.Middleware]: its result is stored however late
+// it comes, and after an error or a panic the outcome is unknown, unless fn has called
+// [NoEffect] before. The error is then both, fn's and [ErrOutcomeUnknown].
+//
+// A panic becomes a [*oncemill.PanicError]. The other errors: [*KeyError],
+// [ErrInTransaction], [ErrInProgress], [ErrKeyReused], [ErrKeyExpired], [ErrNotStored],
+// [ErrOutcomeUnknown], [ErrCommitUnknown], [ErrTooManyOutstanding], [ErrContended],
+// [ErrStaleOwner] (another owner was faster: call again), context.DeadlineExceeded, and those
+// of the store.
+//
+// Until fn begins, the end of ctx ends Do. fn's context ends at the deadline of ctx or
+// after Config.Timeout, whichever is first, but not when ctx is canceled: a caller
+// that goes away must not make an outcome unknown. Do always waits for fn.
 func Do[T any](ctx context.Context, e *Engine, cmd Command, fn func(ctx context.Context) (T, error)) (Result[T], error) {
 	var result Result[T]
-	encoded, replayed, err := e.do(ctx, cmd, func(ctx context.Context) ([]byte, error) {
+	encoded, replayed, err := e.do(ctx, cmd, false, func(ctx context.Context) ([]byte, error) {
 		value, err := fn(ctx)
 		if err != nil {
 			return nil, err
@@ -57,7 +69,17 @@ func Do[T any](ctx context.Context, e *Engine, cmd Command, fn func(ctx context.
 	return result, nil
 }
 
-func (e *Engine) do(ctx context.Context, cmd Command, fn func(context.Context) ([]byte, error)) (result []byte, replayed bool, err error) {
+// commandEndpoint begins the endpoints of commands. Those of requests begin with a method.
+const commandEndpoint = "command "
+
+// command is a call of Do.
+type command struct {
+	intent
+	fn    func(context.Context) ([]byte, error)
+	whole bool // a result that is too large to be stored is an error
+}
+
+func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(context.Context) ([]byte, error)) (result []byte, replayed bool, err error) {
 	if cmd.Key == "" || len(cmd.Key) > maxKey {
 		return nil, false, &KeyError{Problem: "must have 1 to 255 bytes"}
 	}
@@ -68,60 +90,109 @@ func (e *Engine) do(ctx context.Context, cmd Command, fn func(context.Context) (
 		}
 	}
 	_, transactional := e.store.(*SQLStore)
-	in := &intent{claim: e.newClaim(transactional), transactional: transactional, began: time.Now()}
-	in.claim.ID = hashID(e.cfg.Secret, "oncemill command key", cmd.Scope.Tenant, cmd.Scope.Principal, cmd.Name, cmd.Key)
-	in.claim.Caller = hashCaller(e.cfg.Secret, cmd.Scope)
-	in.claim.Fingerprint = newFingerprint([]byte("command"), []byte(cmd.Name), payload)
-	in.claim.Endpoint = printable("command "+cmd.Name, maxKey)
-	if e.cfg.TenantAttribute {
-		in.tenant = cmd.Scope.Tenant
+	if _, inside := oncemill.TxFromContext(ctx); inside && transactional {
+		return nil, false, ErrInTransaction
 	}
-	in.count(ctx, e.telemetry.received, 0)
-	record, v, err := e.decide(context.WithoutCancel(ctx), in)
-	if v == inProgress && e.cfg.InProgress == Wait {
-		record, v, err = e.wait(ctx, in)
+	c := &command{intent: e.newIntent(transactional), fn: fn, whole: whole}
+	c.claim.ID = hashID(e.hash, "oncemill command key", cmd.Scope.Tenant, cmd.Scope.Principal, cmd.Name, cmd.Key)
+	c.claim.Caller = hashCaller(e.hash, cmd.Scope)
+	c.claim.Fingerprint = newFingerprint(e.hash, []byte("command"), []byte(cmd.Name), payload)
+	c.claim.Endpoint = printable(commandEndpoint+cmd.Name, maxKey)
+	if e.cfg.TenantAttribute {
+		c.tenant = cmd.Scope.Tenant
+	}
+	c.count(ctx, e.telemetry.received, 0)
+	record, v, err := c.decide(ctx)
+	x := &execution{&c.intent, c}
+	if limit, ok := ctx.Deadline(); ok && limit.Before(c.end) {
+		c.end = limit
+		if limit.Before(c.deadline) {
+			c.deadline = limit
+		}
 	}
 	switch v {
 	case replay:
-		return e.replayCommand(ctx, in, record)
+		if result, err = c.open(ctx, record); err == nil {
+			c.count(ctx, e.telemetry.replayed, 0)
+		}
+		return result, true, err
 	case run:
+		result, err = c.tell(x.run(ctx))
 	case recoverFirst:
-		return nil, false, e.recoverCommand(ctx, in, record)
+		result, err = c.tell(x.recover(ctx, record))
 	default:
-		return nil, false, commandError(v, err)
-	}
-	in.count(ctx, e.telemetry.started, 0)
-	deadline := in.began.Add(e.cfg.Timeout)
-	runCtx, _ := contextWithRun(context.WithoutCancel(ctx), in.claim.ID)
-	if transactional {
-		result, err = e.commandInTx(runCtx, in, record.Owner, deadline, fn)
-	} else {
-		result, err = e.commandSnapshot(runCtx, in, record.Owner, deadline, fn)
+		err = commandError(v, err)
 	}
 	return result, false, err
 }
 
-func (e *Engine) replayCommand(ctx context.Context, in *intent, record Record) ([]byte, bool, error) {
-	plain, err := e.codec.decode(record.ID, record.Response)
-	if err != nil {
-		return nil, false, err
-	}
-	in.count(ctx, e.telemetry.replayed, 0)
-	return plain, true, nil
+func (c *command) start(ctx context.Context, tx *sqlTx) *attempt {
+	a, ctx := c.newAttempt(ctx, tx)
+	a.begin(ctx, func() { a.result, a.err = c.fn(ctx) })
+	return a
 }
 
-// recoverCommand asks for the error's sake: a command that Config.Recover knows to
-// have failed is released, so that calling again runs it.
-func (e *Engine) recoverCommand(ctx context.Context, in *intent, record Record) error {
-	found, err := e.cfg.Recover(ctx, record)
-	if err == nil && found.RunAgain {
-		e.release(ctx, in, record.Owner)
-		return ErrInProgress
+func (*command) expire(*attempt) {}
+
+func (*command) said(a *attempt) said {
+	if a.panicked == nil && a.err == nil {
+		return succeeded
 	}
-	if err := e.store.Extend(ctx, in.claim.ID, record.Owner, 0); err != nil {
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	return failed
+}
+
+func (c *command) completion(a *attempt) (Completion, error) {
+	done := Completion{State: Completed, Retention: c.cfg.retention(nil, 0), Refuse: c.cfg.RefuseExpired}
+	most := c.cfg.MaxResponse
+	if c.whole {
+		most = mostResponse
 	}
-	return ErrOutcomeUnknown
+	switch {
+	case len(a.result) <= most:
+	case c.whole:
+		return done, ErrTooLarge
+	default:
+		done.State = NotReplayable
+		return done, nil
+	}
+	return c.sealed(done, a.result)
+}
+
+// recovered takes the body that was found for the result.
+func (c *command) recovered(_ context.Context, found Recovery) (*attempt, error) {
+	return &attempt{state: &current{id: c.claim.ID}, result: found.Body}, nil
+}
+
+// tell returns what Do does.
+func (c *command) tell(end ending) ([]byte, error) {
+	a, err := end.attempt, end.err
+	if a != nil && a.panicked != nil {
+		if a.panicked.aborted {
+			runtime.Goexit() // as it would have without Do, once the claim is settled
+		}
+		err = a.panicked.error()
+	}
+	switch end.outcome {
+	case stored, unstored: // what could not be stored was logged; there was an effect, and this is its result
+		return a.result, nil
+	case unknown:
+		return nil, joined(ErrOutcomeUnknown, err)
+	case contended:
+		return nil, joined(ErrContended, err)
+	case lostClaim:
+		return nil, joined(ErrStaleOwner, err)
+	case uncertain:
+		return nil, joined(ErrCommitUnknown, err)
+	case released, timedOut, uncommitted, unreachable:
+	}
+	return nil, err
+}
+
+func joined(kind, err error) error {
+	if err == nil || errors.Is(err, kind) {
+		return kind
+	}
+	return fmt.Errorf("%w: %w", kind, err)
 }
 
 func commandError(v verdict, err error) error {
@@ -140,100 +211,4 @@ func commandError(v verdict, err error) error {
 		return ErrTooManyOutstanding
 	}
 	return err
-}
-
-// call runs fn under the deadline and makes an error of its panic.
-func call(ctx context.Context, deadline time.Time, fn func(context.Context) ([]byte, error)) (result []byte, err error) {
-	ctx, cancel := context.WithDeadline(ctx, deadline)
-	defer cancel()
-	err = contain.Call(func() (err error) {
-		result, err = fn(ctx)
-		return err
-	})
-	if err == nil {
-		err = ctx.Err()
-	}
-	return result, err
-}
-
-func (e *Engine) commandCompletion(in *intent, result []byte) (Completion, error) {
-	c := Completion{State: Completed, Retention: e.cfg.Retention, Refuse: e.cfg.RefuseExpired}
-	if e.cfg.RetentionFor != nil {
-		if d := e.cfg.RetentionFor(nil, 0); d > 0 {
-			c.Retention = d
-		}
-	}
-	if len(result) > e.cfg.MaxResponse {
-		c.State = NotReplayable
-		return c, nil
-	}
-	var err error
-	c.Response, err = e.codec.encode(in.claim.ID, result)
-	c.Large = len(c.Response) > e.cfg.LargeAbove && c.Refuse == 0
-	return c, err
-}
-
-func (e *Engine) commandInTx(ctx context.Context, in *intent, owner Owner, deadline time.Time, fn func(context.Context) ([]byte, error)) ([]byte, error) {
-	store, ok := e.store.(*SQLStore)
-	if !ok {
-		return nil, ErrNotTransactional // do has looked
-	}
-	ctx, cancel := context.WithDeadline(ctx, in.began.Add(e.cfg.Lease))
-	defer cancel()
-	for try := 0; ; try++ {
-		result, outcome, err := e.commandAttempt(ctx, store, in, owner, deadline, fn)
-		switch outcome {
-		case committed:
-			e.cfg.OnCommit()
-			return result, nil
-		case runAgain:
-			if e.yield(deadline, try) {
-				continue
-			}
-			e.release(ctx, in, owner)
-		case rolledBack, unreachable:
-			e.release(ctx, in, owner)
-		case lostClaim:
-			in.count(ctx, e.telemetry.stale, 0)
-			err = fmt.Errorf("%w: %w", ErrStaleOwner, err)
-		case uncertain:
-			in.count(ctx, e.telemetry.completeFailures, 0)
-			err = fmt.Errorf("%w: %w", ErrCommitUnknown, err)
-		}
-		return nil, err
-	}
-}
-
-func (e *Engine) commandAttempt(ctx context.Context, store *SQLStore, in *intent, owner Owner, deadline time.Time, fn func(context.Context) ([]byte, error)) ([]byte, txOutcome, error) {
-	t, err := store.begin(ctx, in.claim.ID, owner, e.cfg.Isolation, e.cfg.Timeout)
-	if err != nil {
-		return nil, unreachable, err
-	}
-	defer t.rollback()
-	result, err := call(oncemill.ContextWithTx(ctx, t), deadline, fn)
-	if err != nil {
-		if t.beaten.Load() {
-			return nil, runAgain, err
-		}
-		return nil, rolledBack, err
-	}
-	c, err := e.commandCompletion(in, result)
-	if err != nil {
-		return nil, rolledBack, err
-	}
-	outcome, err := e.finish(ctx, in, t, owner, c)
-	return result, outcome, err
-}
-
-func (e *Engine) commandSnapshot(ctx context.Context, in *intent, owner Owner, deadline time.Time, fn func(context.Context) ([]byte, error)) ([]byte, error) {
-	result, err := call(ctx, deadline, fn)
-	if err != nil {
-		e.release(ctx, in, owner)
-		return nil, err
-	}
-	c, err := e.commandCompletion(in, result)
-	if err == nil {
-		err = e.complete(ctx, in, owner, c)
-	}
-	return result, err
 }

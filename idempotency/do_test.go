@@ -57,7 +57,7 @@ func TestDo_RunsOnceAndReplaysTheResult(t *testing.T) {
 
 func TestDo_FailedRunsMayRunAgain(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, store, nil)
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.ReleaseKey })
 		failure := errors.New("no")
 		cmd := idempotency.Command{Name: "close", Key: "a"}
 		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { return 0, failure }); !errors.Is(err, failure) {

@@ -31,17 +31,20 @@
 //
 // # What it does not
 //
-// Effects outside of the transaction are not covered. With [Engine.Middleware] none
-// is: it stores what was answered, and after a crash between the effect and the
-// storing it says that the outcome is unknown.
+// Effects outside of the transaction are not covered. With [Engine.Middleware], and with
+// [Do] on another store, none is: they store what was answered, and after a crash, a panic,
+// a 5xx, an error or a timeout they say that the outcome is unknown, unless the handler has
+// declared that there was none ([NoEffect]).
 //
 // # States
 //
 // A key is absent, started (it has an owner, a fence and a lease), completed (with
 // its response), not replayable (it ran, its response was too large or was
-// streamed), or expired. A failed attempt releases the key, which is absent again.
+// streamed), or expired. A failed attempt without effect releases the key, which is absent
+// again. Started with a lease that has ended is a key whose outcome is unknown, or in
+// transactions one that may be taken over.
 //
 //	absent -> started -> completed -> (expired ->) absent
 //	             |  \--> not replayable ---------> absent
-//	             \-----> absent, if nothing was committed and the answer is not stored
+//	             \-----> absent, if there was no effect and the answer is not stored
 package idempotency

@@ -17,6 +17,7 @@ type Engine struct {
 	store     Store
 	cfg       Config
 	codec     codec
+	hash      hasher
 	telemetry *telemetry
 	limits    limits
 	groups    *groups // nil: each transaction is of one request
@@ -66,7 +67,7 @@ func New(store Store, cfg Config) (*Engine, error) {
 	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
 		return nil, err
 	}
-	e := &Engine{store: store, cfg: cfg, codec: codec, telemetry: telemetry, at: func(string) {}}
+	e := &Engine{store: store, cfg: cfg, codec: codec, hash: newHasher(cfg.Secret), telemetry: telemetry, at: func(string) {}}
 	if shared, ok := store.(*SQLStore); ok && cfg.GroupSize > 1 {
 		e.groups = newGroups(e, shared)
 	}

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"errors"
+	"fmt"
 )
 
 var (
@@ -19,10 +20,30 @@ var (
 	// started keys as it may have (Config.MaxOutstanding). Nothing was claimed.
 	ErrTooManyOutstanding = errors.New("idempotency: too many keys outstanding")
 
+	// ErrInTransaction is returned by [Do] on a [SQLStore] when its context carries a
+	// transaction: its own would commit apart from that one, and on SQLite wait for it
+	// in vain. Write in the transaction that there is, or call Do outside of it.
+	ErrInTransaction = errors.New("idempotency: Do cannot be called in a transaction; call it before or after")
+
+	// ErrContended is returned by [Do] when every try lost against other transactions.
+	// Nothing happened. Call again.
+	ErrContended = errors.New("idempotency: every try lost against other transactions")
+
+	// ErrTooLarge is returned by a handler behind [Engine.Watermill] when the messages that
+	// it produced in a transaction take more than 64 MiB. Nothing happened. (Without a
+	// transaction they are returned once.)
+	ErrTooLarge = errors.New("idempotency: the result is too large to be stored")
+
 	// ErrTxEnded is returned by a transaction handle whose transaction is over:
 	// the handler has returned (do not keep the handle), its time is up, or the
 	// database ended the transaction on its own.
 	ErrTxEnded = errors.New("idempotency: the transaction has ended")
+
+	// ErrTxShared is returned by a transaction handle for a statement that changes a
+	// setting (SET, RESET, set_config), where the transaction is shared with other
+	// requests (Config.GroupSize). The handler runs again in a transaction of its own,
+	// which takes it.
+	ErrTxShared = errors.New("idempotency: the transaction is shared; the handler runs again in one of its own, where settings may be changed")
 
 	// ErrUnsealed is returned on SQLite when foreign keys are off: the database
 	// could not refuse a commit by the handler. Open it with
@@ -43,8 +64,8 @@ var (
 	ErrInProgress = errors.New("idempotency: the command is in progress")
 
 	// ErrOutcomeUnknown is returned by [Do] with a store that has no
-	// transactions, when an earlier run ended without a word, by a crash for
-	// example. Find out what happened, or set Config.Crashed.
+	// transactions, when this or an earlier run failed without having called [NoEffect],
+	// or died. Find out what happened, or set Config.Crashed.
 	ErrOutcomeUnknown = errors.New("idempotency: the outcome of an earlier run is unknown")
 
 	// ErrNotStored is returned by [Do] when the command has run, and its result
@@ -59,6 +80,10 @@ var (
 	// its result is gone, and Config.RefuseExpired keeps it from running again.
 	ErrKeyExpired = errors.New("idempotency: the key has expired")
 
+	// ErrNotUnknown is returned by [Engine.Settle] for a key whose outcome is not
+	// unknown.
+	ErrNotUnknown = errors.New("idempotency: the key has no unknown outcome")
+
 	// ErrCommitUnknown is returned by [Do] when the connection was lost between
 	// sending the commit and reading its answer, and the database could not be
 	// asked. The claim stays; calling Do again with the same key finds out.
@@ -67,6 +92,11 @@ var (
 	// ErrDecode means that a stored response cannot be read: it was encrypted
 	// with a key that is not in Config.Encryption, or the row was damaged.
 	ErrDecode = errors.New("idempotency: the stored response cannot be read")
+
+	// ErrNotEncrypted means that a stored response is not encrypted, although
+	// Config.Encryption is set: it was stored before, or forged. See
+	// Encryption.AcceptPlain.
+	ErrNotEncrypted = fmt.Errorf("%w: it is not encrypted", ErrDecode)
 )
 
 // KeyError means that an Idempotency-Key cannot be used. It never shows the key.

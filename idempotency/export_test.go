@@ -6,9 +6,24 @@ import "context"
 func (e *Engine) At(hook func(point string)) { e.at = hook }
 
 // FrameForTest hashes fields as fingerprints and ids do.
-func FrameForTest(fields ...string) ID { return hashID(nil, fields...) }
+func FrameForTest(fields ...string) ID { return hashID(newHasher(Secret{}), fields...) }
 
 // ClaimAll makes claims by one statement.
 func (s *SQLStore) ClaimAll(ctx context.Context, claims []Claim) (records []Record, found []bool, err error) {
 	return s.claimAll(ctx, claims)
+}
+
+// Token is what stands behind Config.StatusPath.
+func (id ID) Token() string { return statusToken(id) }
+
+// Forget loses a key.
+func (s *MemoryStore) Forget(id ID) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.records, id)
+}
+
+// ClaimInTurn is the part of a claim on SQLite that comes after the first look.
+func (s *SQLStore) ClaimInTurn(ctx context.Context, c Claim) (Record, bool, error) {
+	return s.claimInTurn(ctx, c)
 }

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -107,6 +108,16 @@ type lossy struct {
 	driver driver.Driver
 	dsn    string
 	armed  atomic.Bool
+	text   atomic.Pointer[string] // the answer of a statement that contains it is lost once
+}
+
+// lose loses the answer of a statement that was executed.
+func (l *lossy) lose(query string) error {
+	text := l.text.Load()
+	if text != nil && strings.Contains(query, *text) && l.text.CompareAndSwap(text, nil) {
+		return io.ErrUnexpectedEOF
+	}
+	return nil
 }
 
 const hidden = `select 'innocent' -- `
@@ -131,11 +142,20 @@ type lossyConn struct {
 
 func (c *lossyConn) ExecContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Result, error) {
 	query = strings.TrimPrefix(query, hidden)
-	return c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+	result, err := c.Conn.(driver.ExecerContext).ExecContext(ctx, query, args)
+	if lost := c.lossy.lose(query); err == nil && lost != nil {
+		return nil, lost
+	}
+	return result, err
 }
 
 func (c *lossyConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
-	return c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+	if lost := c.lossy.lose(query); err == nil && lost != nil {
+		_ = rows.Close()
+		return nil, lost
+	}
+	return rows, err
 }
 
 func (c *lossyConn) CheckNamedValue(v *driver.NamedValue) error {

@@ -9,9 +9,8 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"mime"
+	"maps"
 	"mime/multipart"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -28,9 +27,26 @@ func (id ID) String() string { return fmt.Sprintf("%x", id[:6]) }
 // the version of the format.
 type Fingerprint [1 + sha256.Size]byte
 
-// fingerprintVersion changes with what is hashed, and how. Fingerprints of
-// different versions differ.
-const fingerprintVersion = 1
+// fingerprintVersion changes with what is hashed, and how.
+const fingerprintVersion = 2
+
+// matches reports that both may be of the same request. Fingerprints of different
+// versions cannot be compared: those of a version before or after an upgrade are
+// believed, or every retry across it would be refused.
+func (f Fingerprint) matches(other Fingerprint) bool {
+	return f == other || f[0] != other[0]
+}
+
+// hasher makes the hash of keys and fingerprints: SHA-256, or an HMAC of it.
+type hasher func() hash.Hash
+
+func newHasher(secret Secret) hasher {
+	key := secret.bytes()
+	if len(key) == 0 {
+		return sha256.New
+	}
+	return func() hash.Hash { return hmac.New(sha256.New, key) }
+}
 
 // framed hashes fields so that no two lists of fields look alike: their number
 // first, then each behind its length.
@@ -46,23 +62,19 @@ func framed(h hash.Hash, fields ...[]byte) []byte {
 	return h.Sum(nil)
 }
 
-// hashID hashes scope and key, under the secret if there is one.
-func hashID(secret []byte, fields ...string) (id ID) {
-	h := sha256.New()
-	if len(secret) > 0 {
-		h = hmac.New(sha256.New, secret)
-	}
+// hashID hashes scope and key.
+func hashID(h hasher, fields ...string) (id ID) {
 	parts := make([][]byte, len(fields))
 	for i, field := range fields {
 		parts[i] = []byte(field)
 	}
-	copy(id[:], framed(h, parts...))
+	copy(id[:], framed(h(), parts...))
 	return id
 }
 
-func newFingerprint(fields ...[]byte) (f Fingerprint) {
+func newFingerprint(h hasher, fields ...[]byte) (f Fingerprint) {
 	f[0] = fingerprintVersion
-	copy(f[1:], framed(sha256.New(), fields...))
+	copy(f[1:], framed(h(), fields...))
 	return f
 }
 
@@ -77,42 +89,22 @@ const (
 	BodyJSON
 )
 
-var errUnsupportedBody = errors.New("idempotency: the body cannot be fingerprinted")
-
-// fingerprintRequest hashes method, route, path, query, content type, the chosen
-// headers and the whole body.
-func fingerprintRequest(r *http.Request, route string, body []byte, kind BodyKind, headers []string) (Fingerprint, error) {
-	contentType, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
-	if err != nil {
-		contentType, params = r.Header.Get("Content-Type"), nil
-	}
-	how, content := "raw", body
-	encoded := r.Header.Get("Content-Encoding")
-	switch {
-	case encoded != "" && !strings.EqualFold(encoded, "identity"):
-		how = "encoded " + encoded
-	case strings.HasPrefix(contentType, "multipart/") && params["boundary"] != "":
-		if content, err = hashParts(body, params["boundary"]); err != nil {
-			return Fingerprint{}, fmt.Errorf("%w: %w", errUnsupportedBody, err)
-		}
-		how = "parts"
+// fingerprint hashes method, route, path, query, content type, the chosen headers and the
+// whole body.
+func (x *exchange) fingerprint(route, path string, body content) Fingerprint {
+	contentType, params := mediaType(x.r.Header)
+	if strings.HasPrefix(contentType, "multipart/") {
 		delete(params, "boundary")
-	case strings.HasPrefix(contentType, "multipart/"):
-		return Fingerprint{}, fmt.Errorf("%w: multipart without a boundary", errUnsupportedBody)
-	case kind == BodyJSON && isJSON(contentType):
-		if canonical, ok := CanonicalJSON(body); ok {
-			how, content = "json", canonical
-		}
 	}
 	fields := [][]byte{
-		[]byte("request"), []byte(r.Method), []byte(route), []byte(r.URL.EscapedPath()),
-		canonicalQuery(r.URL.RawQuery), canonicalType(contentType, params),
-		[]byte(how), content,
+		[]byte("request"), []byte(x.r.Method), []byte(route), []byte(path),
+		canonicalQuery(x.r.URL.RawQuery), canonicalType(contentType, params),
+		[]byte(body.how), body.bytes,
 	}
-	for _, name := range headers {
-		fields = append(fields, []byte(name), framed(sha256.New(), bytesOf(r.Header.Values(name))...))
+	for _, name := range x.cfg.FingerprintHeaders {
+		fields = append(fields, []byte(name), framed(sha256.New(), bytesOf(x.r.Header.Values(name))...))
 	}
-	return newFingerprint(fields...), nil
+	return newFingerprint(x.hash, fields...)
 }
 
 func isJSON(contentType string) bool {
@@ -158,23 +150,57 @@ func bytesOf(values []string) [][]byte {
 	return out
 }
 
+// maxParts bounds the work that a multipart body makes. net/http parses no form of more.
+const maxParts = 1000
+
 // hashParts hashes the headers and the content of every part, so that only the
 // boundary between them does not matter.
 func hashParts(body []byte, boundary string) ([]byte, error) {
+	if boundary == "" {
+		return nil, fmt.Errorf("%w: multipart without a boundary", errUnsupportedBody)
+	}
 	reader := multipart.NewReader(bytes.NewReader(body), boundary)
+	buffer := make([]byte, 32<<10)
 	var fields [][]byte
-	for {
+	for range maxParts + 1 {
 		part, err := reader.NextRawPart()
 		if errors.Is(err, io.EOF) {
 			return framed(sha256.New(), fields...), nil
 		}
 		if err != nil {
-			return nil, err
+			return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
 		}
-		content := sha256.New()
-		if _, err := io.Copy(content, part); err != nil {
-			return nil, err
+		sum, err := hashAll(part, buffer)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
 		}
-		fields = append(fields, canonicalValues(part.Header), content.Sum(nil))
+		fields = append(fields, canonicalValues(part.Header), sum)
 	}
+	return nil, fmt.Errorf("%w: more than %d parts", errUnsupportedBody, maxParts)
+}
+
+func hashAll(r io.Reader, buffer []byte) ([]byte, error) {
+	h := sha256.New()
+	_, err := io.CopyBuffer(h, r, buffer)
+	return h.Sum(nil), err
+}
+
+// hashForm hashes a multipart form that was parsed outside of the middleware.
+func hashForm(form *multipart.Form) ([]byte, error) {
+	buffer := make([]byte, 32<<10)
+	fields := [][]byte{canonicalValues(form.Value)}
+	for _, name := range slices.Sorted(maps.Keys(form.File)) {
+		for _, header := range form.File[name] {
+			file, err := header.Open()
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
+			}
+			sum, err := hashAll(file, buffer)
+			if err := errors.Join(err, file.Close()); err != nil {
+				return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
+			}
+			fields = append(fields, []byte(name), []byte(header.Filename), canonicalValues(header.Header), sum)
+		}
+	}
+	return framed(sha256.New(), fields...), nil
 }

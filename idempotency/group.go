@@ -16,26 +16,21 @@ import (
 type groups struct {
 	*Engine
 	store   *SQLStore
-	gather  *group.Group[*exchange, groupEnd]
+	gather  *group.Group[*execution, groupEnd]
 	claims  *group.Group[Claim, claimEnd]
 	repeats *lent.Repeats
 }
 
-type groupMember = group.Member[*exchange, groupEnd]
+type groupMember = group.Member[*execution, groupEnd]
 
-// groupEnd is what has become of a request in a group. Its own goroutine answers.
+// groupEnd is what has become of a request in a group. Its own goroutine settles and
+// answers it.
 type groupEnd struct {
-	rec        *recorder
-	completion Completion
-	outcome    txOutcome
-	err        error
+	ending
+	refused bool // by its handler, which had no effects
 
-	answered bool // it has been
-	refused  bool // by its handler, which had no effects: rec has its answer
-
-	// slow is its handler, which runs still, in tx, in vain.
-	slow *serving
-	tx   *sqlGroup
+	// tx is the transaction in which the attempt runs still, in vain.
+	tx *sqlGroup
 }
 
 const (
@@ -60,65 +55,63 @@ func newGroups(e *Engine, store *SQLStore) *groups {
 	return g
 }
 
-// run runs the handler of x in a group, or alone, and answers.
-func (g *groups) run(ctx context.Context, x *exchange) {
+// run runs the handler of x in a group, or alone.
+func (g *groups) run(ctx context.Context, x *execution) ending {
 	end, done := g.gather.Do(ctx, &groupMember{Work: x, ID: string(x.claim.ID[:]), Since: x.began})
-	if end.rec != nil {
-		defer end.rec.discard()
-	}
 	switch {
 	case !done:
-		x.release(ctx, &x.intent, x.owner)
-		x.refuse(ProblemExecutionTimeout)
-	case end.answered:
-	case end.slow != nil:
-		g.afterSlow(ctx, x, end)
+		return ending{outcome: timedOut}
+	case end.tx != nil:
+		return g.afterSlow(ctx, x, end)
 	case end.refused:
-		x.withoutEffect(ctx, end.rec, end.rec.result())
+		return x.withoutEffect(ctx, end.attempt)
 	case end.outcome == uncertain:
-		outcome, err := x.lookUp(ctx, &x.intent, x.owner, end.completion, end.err)
-		x.conclude(ctx, end.rec, end.completion, outcome, err)
-	default:
-		x.conclude(ctx, end.rec, end.completion, end.outcome, end.err)
+		end.outcome, end.err = x.lookUp(ctx, end.completion, end.err)
 	}
+	return end.ending
 }
 
 // afterSlow runs a handler alone that was too slow for its group, if there is time after
 // it has returned. Its panics come again, too.
-func (g *groups) afterSlow(ctx context.Context, x *exchange, end groupEnd) {
-	var ending sync.WaitGroup
-	ending.Go(func() { end.tx.close(ctx, g.cfg.Logger) }) // waits for a statement that heeds no context
-	_, timedOut := end.slow.finished(0, nil)
-	end.slow.rec.discard()
-	ending.Wait()
-	if timedOut {
-		x.release(ctx, &x.intent, x.owner)
-		return
+func (g *groups) afterSlow(ctx context.Context, x *execution, end groupEnd) ending {
+	var closing sync.WaitGroup
+	closing.Go(func() { end.tx.close(ctx, g.cfg.Logger) }) // waits for a statement that heeds no context
+	end.attempt.wait(x.deadline, x.expire)
+	closing.Wait()
+	if end.attempt.late {
+		return ending{outcome: timedOut, attempt: end.attempt}
 	}
-	x.runAlone(ctx)
+	end.attempt.discard()
+	again, _ := x.runAlone(ctx)
+	return again
 }
 
 // Alone runs the handler in a transaction of its own.
-func (g *groups) Alone(ctx context.Context, x *exchange) (groupEnd, group.Result) {
-	outcome, lost := x.runAlone(ctx)
+func (g *groups) Alone(ctx context.Context, x *execution) (groupEnd, group.Result) {
+	end, lost := x.runAlone(ctx)
 	result := group.Failed
 	switch {
 	case lost > 0:
 		result = group.InTheWay
-	case outcome == committed:
+	case end.outcome == stored && x.said(end.attempt) == succeeded:
 		result = group.Clean
 	}
-	return groupEnd{answered: true}, result
+	return groupEnd{ending: end}, result
 }
 
 // Together runs the handlers of members in one transaction.
 func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*groupMember, group.Result) {
+	if len(members) == 1 { // nobody shares it, so it has all its time
+		end, result := g.Alone(members[0].Context(), members[0].Work) //nolint:contextcheck // each member has its own
+		members[0].Finish(end)
+		return nil, result
+	}
 	began := time.Now()
 	tx, err := g.store.beginGroup(ctx, g.cfg.Isolation, g.cfg.Timeout, g.repeats, len(members))
 	g.telemetry.latency(ctx, "begin", began, err)
 	if err != nil {
 		for _, m := range members { // alone they would fare no better
-			m.Finish(groupEnd{outcome: runAgain, err: err})
+			m.Finish(groupEnd{ending: ending{outcome: unreachable, err: err}})
 		}
 		return nil, group.Failed
 	}

@@ -3,7 +3,6 @@ package idempotency
 import (
 	"context"
 	"errors"
-	"net/http"
 	"slices"
 	"time"
 
@@ -29,7 +28,7 @@ func (r *groupRun) close(ctx context.Context) {
 		r.tx.close(ctx, r.cfg.Logger) // a no-op after the commit
 	}
 	for _, end := range r.ends {
-		end.rec.discard()
+		end.attempt.discard()
 	}
 }
 
@@ -47,7 +46,7 @@ func (r *groupRun) part(m *groupMember) group.Result {
 // handle runs the handler of m. ended tells that the transaction must not go on.
 func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 	x := m.Work
-	if !time.Now().Before(x.began.Add(x.cfg.Timeout)) {
+	if !time.Now().Before(x.deadline) {
 		r.part(m) // its time was up before
 		return group.Clean, false
 	}
@@ -55,37 +54,34 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 	if err != nil {
 		return r.part(m), true
 	}
-	called := x.start(m.Context(), t)
-	p, returned := called.waitFor(groupPatience)
+	a := x.start(m.Context(), t)
+	returned := a.waitFor(groupPatience, x.deadline)
 	x.at("after effect")
 	reason := t.Close(ErrTxEnded) // what the handler has overlooked
 	if !returned {
-		r.disband(m, called)
+		r.disband(m, a)
 		return group.InTheWay, true
 	}
-	called.cancel()
-	rec := called.rec
-	failed := p != nil || rec.failed != nil || !time.Now().Before(called.deadline)
-	refused := !failed && rec.result().Status >= http.StatusBadRequest
+	said := x.said(a)
 	switch {
-	case refused && t.untouched():
+	case !a.late && said == refused && t.untouched():
 		r.settled(m)
-		m.Finish(groupEnd{rec: rec, refused: true})
+		m.Finish(groupEnd{ending: ending{attempt: a}, refused: true})
 		return group.Clean, false
 	case t.beaten.Load():
-		rec.discard()
+		a.discard()
 		return group.InTheWay, true
-	case failed, refused, reason != nil:
-		rec.discard()
+	case a.late, said != succeeded, reason != nil:
+		a.discard()
 		return r.part(m), true
 	}
-	end := groupEnd{rec: rec, outcome: committed}
+	end := groupEnd{ending: ending{outcome: stored, attempt: a}}
 	err = contain.Call(func() (err error) { // what panics for m does so alone, and not here
-		end.completion, err = x.completion(rec.result(), false)
+		end.completion, err = x.completion(a)
 		return err
 	})
 	if err != nil {
-		rec.discard()
+		a.discard()
 		return r.part(m), true
 	}
 	r.done, r.ends = append(r.done, m), append(r.ends, end)
@@ -95,7 +91,7 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 
 // disband lets all others go their own way, while m waits for its handler, whose
 // context ends, and for the end of the transaction, which waits for its statement.
-func (r *groupRun) disband(m *groupMember, slow *serving) {
+func (r *groupRun) disband(m *groupMember, slow *attempt) {
 	slow.cancel()
 	for _, other := range r.left {
 		if other != m {
@@ -103,7 +99,7 @@ func (r *groupRun) disband(m *groupMember, slow *serving) {
 		}
 	}
 	r.left = nil
-	m.Finish(groupEnd{slow: slow, tx: r.tx})
+	m.Finish(groupEnd{ending: ending{attempt: slow}, tx: r.tx})
 	r.tx = nil
 }
 
@@ -135,7 +131,7 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 	err = r.tx.commit()
 	r.telemetry.latency(ctx, "commit", began, err)
 	r.at("after commit")
-	outcome := committed
+	outcome := stored
 	if errors.Is(err, boundtx.ErrUnknown) {
 		outcome = uncertain
 	} else if err != nil {

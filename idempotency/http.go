@@ -1,16 +1,12 @@
 package idempotency
 
 import (
-	"bytes"
 	"context"
-	"errors"
-	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"go.opentelemetry.io/otel/trace"
 )
@@ -22,8 +18,12 @@ import (
 // one.
 //
 // A response below 400 commits. Any other one, a panic, a timeout roll back, and
-// are stored too if Config.Storable says so. A serialization failure runs the
-// handler again, so it must have no other effects than those in the transaction.
+// are stored too if Config.Storable says so; what was answered after a statement had
+// failed on PostgreSQL, and with it the transaction, is not. A serialization failure runs the
+// handler again, so it must have no other effects than those in the transaction. Each
+// attempt has a request of its own, but shares the values of its context: a router behind
+// the middleware that keeps its state there, as chi does, needs a copy of it for each
+// attempt (see examples/adapters), or finds its routes the first time only.
 //
 // With Config.GroupSize requests that come at the same time share a transaction, and
 // the cost of its commit. They have their own keys, handles and outcomes. Handlers of a
@@ -31,12 +31,15 @@ import (
 // way, or answers with an error after it has asked the database for something (on SQLite:
 // with any error), the group is rolled back, that one runs again alone, and the others again without it. One that
 // takes longer than a second has its context ended and runs again alone, as do all of its
-// group. So a handler does not belong here that takes long, that often refuses, or that
-// changes the transaction: settings (set local, a role, a search path) and savepoints of the
-// same name would reach the others. Groups become smaller, down to one request, when they
+// group, and so does one that changes a setting (set local, a role, a search path), which
+// would reach the others. So a handler does not belong here that takes long, that often
+// refuses, or that does so each time. Functions that change settings, and savepoints of the
+// same name, do reach the others. Groups become smaller, down to one request, when they
 // take too long, and when their locks are in the way of others: after a deadlock, a
 // serialization failure, or a wait for a lock of 100 ms; they grow again slowly. It pays
 // where dozens of requests come at once.
+//
+// A request that a middleware of this package runs already passes through another one.
 func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 	if _, ok := e.store.(*SQLStore); !ok {
 		panic(ErrNotTransactional)
@@ -45,8 +48,12 @@ func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 }
 
 // Middleware runs handlers whose effects are elsewhere, and stores what they
-// answered. If the process dies between the effect and the storing, whether there
-// was an effect is unknown; see Config.Crashed.
+// answered, however late. If the process dies between the effect and the storing, or the
+// handler panics, answers with 5xx or takes longer than Config.Timeout, whether there
+// was an effect is unknown, unless the handler has called [NoEffect]; see Config.Crashed
+// and Config.Failed. An error from 400 to 499 in time says that there was none.
+//
+// A request that a middleware of this package runs already passes through another one.
 func (e *Engine) Middleware(next http.Handler) http.Handler { return e.middleware(next, false) }
 
 func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler {
@@ -55,20 +62,33 @@ func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler 
 			next.ServeHTTP(w, r)
 			return
 		}
-		(&exchange{Engine: e, w: w, r: r, next: next, intent: intent{transactional: transactional, began: time.Now()}}).serve(r.Context())
+		x := &exchange{intent: e.newIntent(transactional), w: w, r: r, next: next}
+		x.detached, x.shares = true, true
+		if outer, ok := r.Context().Value(runKey{}).(*current); ok && outer.request {
+			x.inside(r.Context(), outer)
+			return
+		}
+		x.serve(r.Context())
 	})
 }
 
 // exchange is one request and its answer.
 type exchange struct {
-	*Engine
 	intent
-	w     http.ResponseWriter
-	r     *http.Request
-	next  http.Handler
-	body  []byte
-	owner Owner
-	state *current
+	w    http.ResponseWriter
+	r    *http.Request
+	next http.Handler
+	body []byte
+}
+
+// inside serves a request that another middleware of ours runs: it has the key already.
+func (x *exchange) inside(ctx context.Context, outer *current) {
+	if x.transactional && !outer.transactional {
+		x.cfg.Logger.ErrorContext(ctx, "idempotency middleware applied twice", "problem", "TxMiddleware stands behind Middleware; remove one")
+		x.refuse(ProblemInternal)
+		return
+	}
+	x.next.ServeHTTP(x.w, x.r)
 }
 
 func (x *exchange) serve(ctx context.Context) {
@@ -84,15 +104,9 @@ func (x *exchange) serve(ctx context.Context) {
 	if !x.identify(ctx, key) {
 		return
 	}
-	x.log(ctx, "idempotency key received")
+	x.log(ctx, slog.LevelDebug, "idempotency key received")
 	x.count(ctx, x.telemetry.received, 0)
-	// A client that breaks off must not leave a claim behind that nobody runs.
-	patient, cancel := context.WithTimeout(context.WithoutCancel(ctx), x.cfg.Timeout)
-	defer cancel()
-	record, v, err := x.decide(patient, &x.intent)
-	if v == inProgress && x.cfg.InProgress == Wait {
-		record, v, err = x.wait(ctx, &x.intent)
-	}
+	record, v, err := x.decide(ctx)
 	x.act(ctx, record, v, err)
 }
 
@@ -139,25 +153,27 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 		x.refuse(ProblemInternal)
 		return false
 	}
+	path := requestPath(x.r)
+	x.claim.Endpoint = endpointOf(x.r.Method, scope.Route, x.r.Pattern)
 	if scope.Route == "" {
 		if scope.Route = x.r.Pattern; scope.Route == "" {
-			scope.Route = x.r.URL.Path
+			scope.Route = path
 		}
 	}
 	if !x.readBody() {
 		return false
 	}
-	fingerprint, err := fingerprintRequest(x.r, scope.Route, x.body, x.cfg.Body, x.cfg.FingerprintHeaders)
-	if err != nil {
-		x.refuse(ProblemUnsupportedBody)
+	x.begin() // whatever time the client took to send is its own
+	body, ok := x.compared(ctx)
+	if !ok {
 		return false
 	}
-	x.claim = x.newClaim(x.transactional)
-	x.claim.ID = hashID(x.cfg.Secret, "oncemill idempotency key", scope.Tenant, scope.Principal, x.r.Method, scope.Route, key)
-	x.claim.Caller = hashCaller(x.cfg.Secret, scope)
-	x.claim.Fingerprint = fingerprint
-	x.claim.Endpoint = endpointOf(x.r.Method, scope.Route)
-	x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.CorrelationHeader), maxKey)
+	x.claim.Fingerprint = x.fingerprint(scope.Route, path, body)
+	x.claim.ID = hashID(x.hash, "oncemill idempotency key", scope.Tenant, scope.Principal, x.r.Method, scope.Route, key)
+	x.claim.Caller = hashCaller(x.hash, scope)
+	if x.codec.ciphers == nil {
+		x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.CorrelationHeader), maxKey)
+	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		x.claim.TraceID = span.TraceID().String()
 	}
@@ -167,15 +183,29 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	return true
 }
 
-func hashCaller(secret []byte, scope Scope) (c Caller) {
-	id := hashID(secret, "oncemill idempotency caller", scope.Tenant, scope.Principal)
+// requestPath returns the path that the client asked for, whatever a router has cut
+// off on the way.
+func requestPath(r *http.Request) string {
+	if asked, err := url.ParseRequestURI(r.RequestURI); err == nil {
+		return asked.EscapedPath()
+	}
+	return r.URL.EscapedPath() // not from a server
+}
+
+func hashCaller(hash hasher, scope Scope) (c Caller) {
+	id := hashID(hash, "oncemill idempotency caller", scope.Tenant, scope.Principal)
 	copy(c[:], id[:])
 	return c
 }
 
 // endpointOf names the operation for operators. A pattern of http.ServeMux holds
-// the method already.
-func endpointOf(method, route string) string {
+// the method already. A path is none: there are too many, and some hold secrets.
+func endpointOf(method, route, pattern string) string {
+	if route == "" {
+		if route = pattern; route == "" {
+			route = "unmatched"
+		}
+	}
 	if !strings.HasPrefix(route, method+" ") {
 		route = method + " " + route
 	}
@@ -193,188 +223,4 @@ func printable(s string, most int) string {
 		}
 		return r
 	}, strings.ToValidUTF8(s, ""))
-}
-
-// readBody reads all of the body; false means that the request has been answered.
-func (x *exchange) readBody() bool {
-	if x.r.ContentLength > x.cfg.MaxBody {
-		// Before a byte is read: a client that expects 100-continue sends none.
-		x.refuse(ProblemBodyTooLarge)
-		return false
-	}
-	if x.r.Body == nil || x.r.Body == http.NoBody {
-		return true
-	}
-	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, x.cfg.MaxBody))
-	if err != nil {
-		var tooLarge *http.MaxBytesError
-		if errors.As(err, &tooLarge) {
-			x.refuse(ProblemBodyTooLarge)
-		} else {
-			x.refuse(ProblemUnsupportedBody) // the client broke off, or sent nonsense
-		}
-		return false
-	}
-	x.body = body
-	return true
-}
-
-func (x *exchange) log(ctx context.Context, event string, attrs ...slog.Attr) {
-	x.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, event, //nolint:sloglint // its callers have constants
-		append([]slog.Attr{x.keyHash(), slog.String("endpoint", x.claim.Endpoint)}, attrs...)...)
-}
-
-// refuse answers with a problem.
-func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
-
-func (x *exchange) answer(p Problem) { x.cfg.Answer(x.w, x.r, p) }
-
-// act does what was decided.
-func (x *exchange) act(ctx context.Context, record Record, v verdict, err error) {
-	switch v {
-	case run:
-		x.run(ctx, record)
-	case recoverFirst:
-		x.recoverThenRun(ctx, record)
-	case replay:
-		x.replay(ctx, record)
-	case reused:
-		x.count(ctx, x.telemetry.mismatched, x.cfg.ReusedStatus)
-		p := x.problem(ProblemKeyReused)
-		p.Status = x.cfg.ReusedStatus
-		x.answer(p)
-	case inProgress:
-		x.answerInProgress(ctx)
-	case outcomeLost:
-		x.count(ctx, x.telemetry.unknown, 0)
-		p := x.problem(ProblemOutcomeUnknown)
-		x.withState(&p)
-		x.answer(p)
-	case notStored:
-		p := x.problem(ProblemNotStored)
-		if record.Location != "" {
-			p.Header.Set("Location", record.Location)
-		}
-		x.answer(p)
-	case expired:
-		x.refuse(ProblemKeyExpired)
-	case tooMany:
-		x.refuse(ProblemTooManyKeys)
-	case storeFailed:
-		if x.cfg.FailOpen && !x.transactional {
-			x.logDown(ctx, err)
-			x.next.ServeHTTP(x.w, x.request(ctx))
-			return
-		}
-		x.storeDown(ctx, err)
-	}
-}
-
-func (x *exchange) withState(p *Problem) {
-	if x.cfg.StatusPath != "" {
-		p.State = x.cfg.StatusPath + statusToken(x.claim.ID)
-	}
-}
-
-func (x *exchange) answerInProgress(ctx context.Context) {
-	p := x.problem(ProblemInProgress)
-	x.withState(&p)
-	switch x.cfg.InProgress {
-	case TooEarly:
-		p.Status = http.StatusTooEarly
-	case TooManyRequests:
-		p.Status = http.StatusTooManyRequests
-	case Accepted:
-		p.Status = http.StatusAccepted
-		p.Header.Set("Location", p.State)
-	case Conflict, Wait:
-	}
-	x.count(ctx, x.telemetry.inProgress, p.Status)
-	x.answer(p)
-}
-
-// storeDown refuses, also where the handler has run.
-func (x *exchange) storeDown(ctx context.Context, err error) {
-	x.logDown(ctx, err)
-	x.refuse(ProblemStoreUnavailable)
-}
-
-func (x *exchange) logDown(ctx context.Context, err error) {
-	x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "idempotency store unavailable", x.keyHash(),
-		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-}
-
-// replay sends the stored response.
-func (x *exchange) replay(ctx context.Context, record Record) {
-	res, err := x.decode(ctx, record)
-	if err != nil {
-		x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "stored response not readable", x.keyHash(), slog.Any("error", err))
-		x.refuse(ProblemStoreUnavailable)
-		return
-	}
-	x.count(ctx, x.telemetry.replayed, res.Status)
-	x.log(ctx, "cached response returned", slog.Int("status", res.Status))
-	if err := res.writeTo(x.w); err != nil {
-		x.log(ctx, "replay not sent", slog.Any("error", err))
-	}
-}
-
-func (e *Engine) decode(ctx context.Context, record Record) (*response, error) {
-	plain, err := e.codec.decode(record.ID, record.Response)
-	if err != nil {
-		return nil, err
-	}
-	res, err := unmarshalResponse(plain)
-	if err != nil {
-		return nil, err
-	}
-	if res.Pointer && e.cfg.Resolve != nil {
-		if res.body, err = e.cfg.Resolve(ctx, record); err != nil {
-			return nil, fmt.Errorf("resolve: %w", err)
-		}
-	}
-	return res, nil
-}
-
-// completion encodes what is to be stored of a response.
-func (x *exchange) completion(res *response, streamed bool) (Completion, error) {
-	c := Completion{State: Completed, Status: res.Status, ResourceID: printable(x.state.resource(), maxKey), Refuse: x.cfg.RefuseExpired}
-	for _, e := range res.Header {
-		if e.Name == "Location" && len(e.Values) > 0 {
-			c.Location = printable(e.Values[0], 2048)
-		}
-	}
-	if c.Retention = x.cfg.Retention; x.cfg.RetentionFor != nil {
-		if d := x.cfg.RetentionFor(x.r, res.Status); d > 0 {
-			c.Retention = d
-		}
-	}
-	if res.overflow && !x.cfg.Pointer || streamed || !x.cfg.Storable(res.Status) {
-		c.State = NotReplayable
-		return c, nil
-	}
-	stored := *res
-	if x.cfg.Pointer {
-		stored.body, stored.Pointer = nil, true
-		stored.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && x.cfg.Resolve == nil })
-	}
-	plain, err := stored.marshal()
-	if err != nil {
-		return c, err
-	}
-	if c.Response, err = x.codec.encode(x.claim.ID, plain); err != nil {
-		return c, err
-	}
-	c.Large = len(c.Response) > x.cfg.LargeAbove && c.Refuse == 0
-	return c, nil
-}
-
-// request returns the request as the handler gets it, its body from the start.
-func (x *exchange) request(ctx context.Context) *http.Request {
-	r := x.r.WithContext(ctx)
-	r.Header = x.r.Header.Clone()
-	if x.body != nil {
-		r.Body = io.NopCloser(bytes.NewReader(x.body))
-	}
-	return r
 }

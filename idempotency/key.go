@@ -9,9 +9,10 @@ const maxKey = 255
 
 // ParseKey reads the value of an Idempotency-Key header: a string item of RFC
 // 9651 ("abc", parameters are ignored), as draft-ietf-httpapi-idempotency-key-header
-// says, or the same characters without quotes, as most clients send them. "abc"
-// and abc are the same key. A key has 1 to 255 visible ASCII characters; within
-// quotes also spaces. The error is a [*KeyError].
+// says, or the same characters without quotes, as most clients send them; these take
+// no parameters, so that a semicolon is part of the key. "abc" and abc are the same key.
+// A key has 1 to 255 visible ASCII characters; within quotes also spaces. The error is
+// a [*KeyError].
 func ParseKey(value string) (string, error) {
 	value = strings.Trim(value, " \t")
 	if value == "" {
@@ -22,7 +23,7 @@ func ParseKey(value string) (string, error) {
 	if value[0] == '"' {
 		key, rest, err = quotedKey(value[1:])
 	} else {
-		key, rest, err = bareKey(value)
+		key, err = bareKey(value)
 	}
 	if err != nil {
 		return "", err
@@ -61,20 +62,18 @@ func quotedKey(s string) (key, rest string, err error) {
 	return "", "", &KeyError{Problem: "has no closing quote"}
 }
 
-// bareKey reads up to the parameters. A comma would join two headers, so it has
-// to be quoted.
-func bareKey(s string) (key, rest string, err error) {
+// bareKey checks a key without quotes. A comma would join two headers, so it has to be
+// quoted.
+func bareKey(s string) (key string, err error) {
 	for i := range len(s) {
 		switch c := s[i]; {
-		case c == ';' || c == ' ' || c == '\t':
-			return s[:i], s[i:], nil
 		case c == ',' || c == '"' || c == '\\':
-			return "", "", &KeyError{Problem: "holds a comma, a quote or a backslash outside of quotes"}
+			return "", &KeyError{Problem: "holds a comma, a quote or a backslash outside of quotes"}
 		case c < 0x21 || c > 0x7e:
-			return "", "", &KeyError{Problem: "holds a character that is not printable ASCII"}
+			return "", &KeyError{Problem: "holds a character that is not visible ASCII outside of quotes"}
 		}
 	}
-	return s, "", nil
+	return s, nil
 }
 
 // validParameters tells whether s is *( ";" *SP key [ "=" bare-item ] ). What a

@@ -15,15 +15,25 @@ type limits struct {
 
 // allowance is how many claims a caller may make without being counted again.
 type allowance struct {
-	turn chan struct{} // held by who counts, or takes
+	mu       sync.Mutex
+	left     int
+	until    time.Time
+	counting *counting // nil: nobody counts
+}
 
-	left  int
-	until time.Time
+// counting is one that counts, while others of its caller wait for it.
+type counting struct {
+	done  chan struct{} // closed when it has counted
+	since time.Time
 }
 
 const (
 	allowanceTime = time.Second
 	maxAllowances = 10_000 // callers; when there are more all are forgotten, and counted again
+
+	// countPatience is how long claims wait for one that counts: its connection may be
+	// the one that leads nowhere. Then another counts, and they wait for that.
+	countPatience = 100 * time.Millisecond
 )
 
 func (l *limits) of(c Caller) *allowance {
@@ -34,45 +44,86 @@ func (l *limits) of(c Caller) *allowance {
 		if l.callers == nil || len(l.callers) >= maxAllowances {
 			l.callers = map[Caller]*allowance{}
 		}
-		a = &allowance{turn: make(chan struct{}, 1)}
+		a = &allowance{}
 		l.callers[c] = a
 	}
 	return a
 }
 
+// take takes one of what is left. Else it returns whom to wait for, who counts, or who
+// is the caller itself.
+func (a *allowance) take() (taken bool, other, self *counting) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := time.Now()
+	switch {
+	case a.left > 0 && now.Before(a.until):
+		a.left--
+		return true, nil, nil
+	case a.counting != nil && now.Sub(a.counting.since) < countPatience:
+		return false, a.counting, nil
+	}
+	a.counting = &counting{done: make(chan struct{}), since: now}
+	return false, nil, a.counting
+}
+
+// counted ends a count. What one found whose place was taken meanwhile is old.
+func (a *allowance) counted(self *counting, left int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	close(self.done)
+	if a.counting == self {
+		a.counting, a.left, a.until = nil, left, time.Now().Add(allowanceTime)
+	}
+}
+
 // limit tells whether the caller may claim another key: run if so. A key that it
 // has already is none. Of the claims of one caller one counts, and the others
 // wait for it: if all counted at once, all would find room.
-func (e *Engine) limit(ctx context.Context, in *intent) (verdict, Record, error) {
-	a := e.limits.of(in.claim.Caller)
-	select {
-	case a.turn <- struct{}{}:
-		defer func() { <-a.turn }()
-	case <-ctx.Done():
-		return storeFailed, Record{}, ctx.Err()
+func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
+	a := in.limits.of(in.claim.Caller)
+	for {
+		taken, other, self := a.take()
+		if taken {
+			return run, Record{}, nil
+		}
+		if self != nil {
+			return in.countOutstanding(ctx, a, self)
+		}
+		timer := time.NewTimer(time.Until(other.since.Add(countPatience)))
+		select {
+		case <-other.done:
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return storeFailed, Record{}, ctx.Err()
+		}
+		timer.Stop()
 	}
-	if a.left > 0 && time.Now().Before(a.until) {
-		a.left--
-		return run, Record{}, nil
-	}
+}
+
+func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *counting) (verdict, Record, error) {
+	left := 0
+	defer func() { a.counted(self, left) }()
 	began := time.Now()
-	n, err := e.store.Outstanding(ctx, in.claim.Caller, e.cfg.MaxOutstanding)
-	e.telemetry.latency(ctx, "outstanding", began, err)
+	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.MaxOutstanding)
+	in.telemetry.latency(ctx, "outstanding", began, err)
 	if err != nil {
 		return storeFailed, Record{}, err
 	}
-	if n < e.cfg.MaxOutstanding {
-		// The claim that asked is one of them.
-		a.left, a.until = (e.cfg.MaxOutstanding-n)/4, time.Now().Add(allowanceTime)
+	if n < in.cfg.MaxOutstanding {
+		left = (in.cfg.MaxOutstanding - n) / 4 // the claim that asked is one of them
 		return run, Record{}, nil
 	}
-	record, found, err := e.store.Find(ctx, in.claim.ID)
+	record, found, err := in.store.Find(ctx, in.claim.ID)
 	switch {
 	case err != nil:
 		return storeFailed, Record{}, err
 	case !found:
 		return tooMany, Record{}, nil
 	}
-	// A key whose owner died is counted already: it may be taken over.
-	return e.judge(in, record), record, nil
+	if v := in.judge(record); v != run {
+		return v, record, nil
+	}
+	return tooMany, Record{}, nil // to take it over would make it one more
 }

@@ -95,9 +95,9 @@ func (s *MemoryStore) Find(_ context.Context, id ID) (Record, bool, error) {
 func (s *MemoryStore) Outstanding(_ context.Context, caller Caller, limit int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	n := 0
+	n, now := 0, time.Now()
 	for _, r := range s.records {
-		if n < limit && r.Caller == caller && r.State == Started {
+		if n < limit && r.Caller == caller && r.State == Started && r.leaseUntil.After(now) {
 			n++
 		}
 	}

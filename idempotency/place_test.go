@@ -8,7 +8,6 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -47,9 +46,6 @@ func onPostgres(t *testing.T, params ...string) *place {
 func onSQLite(t *testing.T) *place {
 	t.Helper()
 	dsn := oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))
-	// No power fails here: what a killed process has written is safe, and a busy
-	// disk makes no test slow.
-	dsn = strings.Replace(dsn, "synchronous%28FULL%29", "synchronous%28OFF%29", 1)
 	return newPlace(t, &place{driver: "sqlite", dsn: dsn, cfg: oncemill.Config{Dialect: oncemill.SQLite}})
 }
 
@@ -208,14 +204,14 @@ func (p *place) probe(t *testing.T, transactional bool, change func(*idempotency
 func probeConfig() idempotency.Config {
 	return idempotency.Config{
 		Scope: conformance.Scope, Logger: testLogger(),
-		Timeout: 4 * time.Second, Lease: 10 * time.Second, MaxBody: 2 << 20, MaxResponse: 200_000,
+		Timeout: 4 * time.Second, Lease: 10 * time.Second, MaxBody: 2 << 20, MaxResponse: 200_000, StatusPath: "/status/",
 	}
 }
 
 func capabilitiesOf(cfg idempotency.Config, transactional bool) conformance.Capabilities {
 	return conformance.Capabilities{
 		Transactional: transactional, Timeout: cfg.Timeout, MaxBody: cfg.MaxBody, MaxResponse: cfg.MaxResponse,
-		Canonical: cfg.Body == idempotency.BodyJSON,
+		Canonical: cfg.Body == idempotency.BodyJSON, FailuresUnknown: !transactional && cfg.Failed == idempotency.OutcomeUnknown,
 	}
 }
 

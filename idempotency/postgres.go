@@ -32,7 +32,13 @@ from {{idempotency_claim_group}}($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 // Served by idempotency_outstanding.
 const postgresOutstanding = `
 select count(*)
-from (select from {{idempotency}} where caller = $1::bytea and completed_at is null limit $2::integer) as outstanding`
+from (
+	select from {{idempotency}}
+	where caller = $1::bytea
+		and completed_at is null
+		and lease_until > statement_timestamp()
+	limit $2::integer
+) as outstanding`
 
 // Served by the primary key. Owner and fence are the compare of the
 // compare-and-set in this and the following statements.

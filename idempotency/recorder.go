@@ -12,12 +12,16 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 )
+
+// replayedHeader marks a replay. A handler that passes a downstream's on does not.
+const replayedHeader = "Idempotency-Replayed"
 
 // perAnswer are headers that belong to one answer, not to its replays. (Those
 // about the connection are hop-by-hop.)
 var perAnswer = []string{
-	"Connection", "Content-Length", "Date", "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection",
+	"Connection", "Content-Length", "Date", replayedHeader, "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection",
 	"Set-Cookie", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
@@ -91,6 +95,7 @@ func (r *recorder) informational(status int) {
 
 func (r *recorder) writeHeader(status int) {
 	r.status, r.sent = status, cloneHeader(r.header)
+	r.sent.Del(replayedHeader)
 }
 
 // Write implements http.ResponseWriter.
@@ -154,6 +159,20 @@ func (r *recorder) FlushError() error {
 	return http.NewResponseController(r.w).Flush()
 }
 
+// SetReadDeadline is what http.ResponseController.SetReadDeadline calls.
+func (r *recorder) SetReadDeadline(deadline time.Time) error {
+	return http.NewResponseController(r.w).SetReadDeadline(deadline)
+}
+
+// SetWriteDeadline is what http.ResponseController.SetWriteDeadline calls.
+func (r *recorder) SetWriteDeadline(deadline time.Time) error {
+	return http.NewResponseController(r.w).SetWriteDeadline(deadline)
+}
+
+// EnableFullDuplex is what http.ResponseController.EnableFullDuplex calls. The body has
+// been read.
+func (r *recorder) EnableFullDuplex() error { return nil }
+
 // Hijack is what http.ResponseController.Hijack calls.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, ErrHijack }
 
@@ -192,23 +211,24 @@ func (r *recorder) result() *response {
 		r.writeHeader(http.StatusOK)
 	}
 	res := &response{Status: r.status, body: r.body, overflow: r.overflow != nil || r.failed != nil}
-	announced := announcedTrailers(r.sent)
+	announced, hops := listed(r.sent, "Trailer"), listed(r.sent, "Connection")
 	res.Header = r.entries(r.sent, func(name string) bool {
-		return !slices.Contains(announced, name) && !strings.HasPrefix(name, http.TrailerPrefix)
+		return !slices.Contains(announced, name) && !slices.Contains(hops, name) && !strings.HasPrefix(name, http.TrailerPrefix)
 	})
 	for _, name := range slices.Sorted(maps.Keys(r.header)) {
 		if short, ok := strings.CutPrefix(name, http.TrailerPrefix); ok {
-			res.Trailer = append(res.Trailer, headerEntry{Name: textproto.CanonicalMIMEHeaderKey(short), Values: r.header[name]})
+			res.Trailer = append(res.Trailer, headerEntry{Name: textproto.CanonicalMIMEHeaderKey(short), Values: bytesOf(r.header[name])})
 		} else if slices.Contains(announced, name) {
-			res.Trailer = append(res.Trailer, headerEntry{Name: name, Values: r.header[name]})
+			res.Trailer = append(res.Trailer, headerEntry{Name: name, Values: bytesOf(r.header[name])})
 		}
 	}
 	return res
 }
 
-func announcedTrailers(h http.Header) []string {
+// listed returns the names that a header lists.
+func listed(h http.Header, header string) []string {
 	var names []string
-	for _, line := range h["Trailer"] {
+	for _, line := range h[header] {
 		for name := range strings.SplitSeq(line, ",") {
 			names = append(names, textproto.CanonicalMIMEHeaderKey(strings.TrimSpace(name)))
 		}
@@ -231,9 +251,9 @@ func (r *recorder) entries(now http.Header, keep func(name string) bool) []heade
 		if slices.Equal(before, after) || slices.Contains(perAnswer, name) || slices.Contains(r.dropped, name) || !keep(name) {
 			continue
 		}
-		e := headerEntry{Name: name, Values: slices.Clone(after)}
+		e := headerEntry{Name: name, Values: bytesOf(after)}
 		if len(before) > 0 && len(after) > len(before) && slices.Equal(before, after[:len(before)]) {
-			e.Add, e.Values = true, slices.Clone(after[len(before):])
+			e.Add, e.Values = true, bytesOf(after[len(before):])
 		}
 		entries = append(entries, e)
 	}
@@ -245,8 +265,7 @@ func (r *recorder) send() error {
 	live := r.w.Header()
 	clear(live)
 	maps.Copy(live, r.sent)
-	trailers := announcedTrailers(r.sent)
-	for _, name := range trailers {
+	for _, name := range listed(r.sent, "Trailer") {
 		delete(live, name) // net/http wants their values behind the body
 	}
 	r.w.WriteHeader(r.status)
@@ -278,7 +297,7 @@ func (r *recorder) sendAll() error {
 		err = r.send()
 	}
 	live := r.w.Header()
-	for _, name := range announcedTrailers(r.sent) {
+	for _, name := range listed(r.sent, "Trailer") {
 		if values, ok := r.header[name]; ok {
 			live[name] = values
 		}
@@ -300,15 +319,15 @@ func (res *response) writeTo(w http.ResponseWriter) error {
 		case len(e.Values) == 0:
 			delete(live, e.Name)
 		case e.Add:
-			live[e.Name] = append(slices.Clone(live[e.Name]), e.Values...)
+			live[e.Name] = append(slices.Clone(live[e.Name]), stringsOf(e.Values)...)
 		default:
-			live[e.Name] = e.Values
+			live[e.Name] = stringsOf(e.Values)
 		}
 	}
 	for _, e := range res.Trailer {
 		live.Add("Trailer", e.Name)
 	}
-	live.Set("Idempotency-Replayed", "true")
+	live.Set(replayedHeader, "true")
 	w.WriteHeader(res.Status)
 	if len(res.body) > 0 {
 		if _, err := w.Write(res.body); err != nil {
@@ -316,7 +335,15 @@ func (res *response) writeTo(w http.ResponseWriter) error {
 		}
 	}
 	for _, e := range res.Trailer {
-		live[e.Name] = e.Values
+		live[e.Name] = stringsOf(e.Values)
 	}
 	return nil
+}
+
+func stringsOf(values [][]byte) []string {
+	out := make([]string, len(values))
+	for i, value := range values {
+		out[i] = string(value)
+	}
+	return out
 }

@@ -3,374 +3,211 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
-	"net/http"
-	"time"
 
-	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// run runs the handler for a claim that is ours.
-func (x *exchange) run(ctx context.Context, record Record) {
+// work is what runs under a claim: a request or a command.
+type work interface {
+	// start begins an attempt. tx is nil where effects are elsewhere.
+	start(ctx context.Context, tx *sqlTx) *attempt
+
+	// expire is called when time is up before an attempt has returned.
+	expire(a *attempt)
+
+	// said reads what an attempt said about its effects, once it has returned.
+	said(a *attempt) said
+
+	// completion encodes what is stored of an attempt.
+	completion(a *attempt) (Completion, error)
+
+	// recovered makes an attempt of what Config.Recover found out.
+	recovered(ctx context.Context, found Recovery) (*attempt, error)
+}
+
+// said is what an attempt says about its effects.
+type said int
+
+const (
+	failed    said = iota // nothing: it panicked, or answered with 5xx, or an error
+	succeeded             // they are there, or shall be
+	refused               // there is none, and the same request would be refused again
+	declined              // there is none; the same request may succeed later
+)
+
+// outcome is what has become of a run. It decides what becomes of the claim: see settled.
+type outcome int
+
+const (
+	stored      outcome = iota // the answer is stored, with the effects of the transaction
+	released                   // there is no effect, as the handler says
+	timedOut                   // there is no effect: rolled back, since time was up
+	contended                  // there is no effect: it lost against other transactions
+	uncommitted                // there is no effect: the database refused the commit
+	unreachable                // there is no effect: the store could not be reached
+	unknown                    // there may be effects elsewhere
+	unstored                   // there may be effects elsewhere, and their answer could not be stored
+	lostClaim                  // the claim is another's, and what was in the transaction is rolled back
+	uncertain                  // the transaction has committed or not
+)
+
+// ending is what has become of a run, with its last attempt, if there was one.
+type ending struct {
+	outcome    outcome
+	attempt    *attempt
+	completion Completion // of what is stored
+	err        error      // why nothing is
+}
+
+// execution is a claim in hand and what runs under it. It is the one place that runs
+// handlers, of requests and commands, in transactions and without.
+//
+// Where the effects of an attempt live makes the difference. In the transaction
+// they are undone with it, so whatever fails has had no effect. Elsewhere they stay:
+// once the function has been called, the outcome is unknown unless it is told.
+type execution struct {
+	*intent
+	work
+}
+
+// run runs the function and settles the claim. The caller tells the outcome.
+func (x *execution) run(ctx context.Context) ending {
 	x.at("after claim")
-	x.owner = record.Owner
-	ctx, x.state = contextWithRun(context.WithoutCancel(ctx), x.claim.ID)
+	ctx = context.WithoutCancel(ctx)
 	x.count(ctx, x.telemetry.started, 0)
-	x.log(ctx, "new request processing")
-	if x.transactional {
-		x.runInTx(ctx)
-	} else {
-		x.runSnapshot(ctx)
-	}
-}
-
-// withoutKey runs a request that has no key and needs none.
-func (x *exchange) withoutKey(ctx context.Context) {
+	x.log(ctx, slog.LevelDebug, "new request processing")
 	if !x.transactional {
-		x.next.ServeHTTP(x.w, x.r)
-		return
+		return x.settled(ctx, x.runElsewhere(ctx))
 	}
-	if !x.readBody() {
-		return
-	}
-	x.unkeyed(ctx)
-}
-
-// again tells the panic of a handler to whoever is outside, as net/http expects.
-func (x *exchange) again(ctx context.Context, p *panicked) {
-	if p.aborted {
-		panic(http.ErrAbortHandler)
-	}
-	if p.value != http.ErrAbortHandler { //nolint:errorlint // a value of recover, compared as net/http does
-		x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "handler panicked", x.keyHash(),
-			slog.String("endpoint", x.claim.Endpoint), slog.String("stack", string(p.stack)))
-	}
-	panic(p.value)
-}
-
-// runInTx runs the handler in a transaction, which it may share.
-func (x *exchange) runInTx(ctx context.Context) {
-	// A transaction that outlives its lease is worth nothing.
-	ctx, cancel := context.WithDeadline(ctx, x.began.Add(x.cfg.Lease))
+	inTime, cancel := context.WithDeadline(ctx, x.end)
 	defer cancel()
-	if x.groups == nil {
-		x.runAlone(ctx)
-		return
+	if x.groups != nil && x.shares {
+		return x.settled(ctx, x.groups.run(inTime, x))
 	}
-	x.groups.run(ctx, x)
+	end, _ := x.runAlone(inTime)
+	return x.settled(ctx, end)
 }
 
-// runAlone runs the handler in a transaction of its own, again where that lost against
-// another. It tells how the last one ended, and how many were lost before.
-func (x *exchange) runAlone(ctx context.Context) (outcome txOutcome, lost int) {
-	store, ok := x.store.(*SQLStore)
-	if !ok {
-		panic(ErrNotTransactional) // TxMiddleware has looked
-	}
-	for ; ; lost++ {
-		began := time.Now()
-		t, err := store.begin(ctx, x.claim.ID, x.owner, x.cfg.Isolation, x.cfg.Timeout)
-		x.telemetry.latency(ctx, "begin", began, err)
-		if err != nil {
-			x.release(ctx, &x.intent, x.owner)
-			x.storeDown(ctx, err)
-			return unreachable, lost
+// settled does to the claim what the outcome of its run asks for.
+func (x *execution) settled(ctx context.Context, end ending) ending {
+	switch end.outcome {
+	case stored:
+		if x.transactional && x.said(end.attempt) == succeeded {
+			x.cfg.OnCommit()
 		}
-		if outcome = x.attempt(ctx, t, lost); outcome != runAgain {
-			return outcome, lost
-		}
-	}
-}
-
-// attempt runs the handler once, and answers, or returns runAgain to be called again.
-func (x *exchange) attempt(ctx context.Context, t *sqlTx, try int) txOutcome {
-	defer t.rollback()
-	deadline := x.began.Add(x.cfg.Timeout)
-	called := x.start(ctx, t)
-	rec := called.rec
-	defer rec.discard()
-	p, timedOut := called.finished(0, nil)
-	x.at("after effect")
-	if p != nil || timedOut {
-		t.rollback()
-		x.release(ctx, &x.intent, x.owner)
-		if p != nil && !timedOut {
-			x.again(ctx, p)
-		}
-		return rolledBack
-	}
-	res := rec.result()
-	if res.Status >= http.StatusBadRequest || rec.failed != nil {
-		t.rollback()
-		if t.beaten.Load() && x.yield(deadline, try) {
-			return runAgain // it may have answered what a conflict in the database made it think
-		}
-		x.withoutEffect(ctx, rec, res)
-		return rolledBack
-	}
-	c, err := x.completion(res, false)
-	if err != nil {
-		t.rollback()
-		x.failed(ctx, err)
-		return rolledBack
-	}
-	outcome, err := x.finish(ctx, &x.intent, t, x.owner, c)
-	t.rollback() // a no-op after the commit
-	if outcome == runAgain && x.yield(deadline, try) {
-		return runAgain
-	}
-	x.conclude(ctx, rec, c, outcome, err)
-	if outcome == runAgain {
-		return rolledBack // there is no time
-	}
-	return outcome
-}
-
-// conclude answers as the transaction has ended.
-func (x *exchange) conclude(ctx context.Context, rec *recorder, c Completion, outcome txOutcome, err error) {
-	switch outcome {
-	case committed:
-		x.committed(ctx, rec, c)
-	case lostClaim:
-		x.lost(ctx, err)
-	case uncertain:
-		x.count(ctx, x.telemetry.completeFailures, http.StatusServiceUnavailable)
-		x.refuse(ProblemCommitUnknown)
+		x.cache(ctx, end.completion)
+	case released, timedOut, contended:
+		x.release(ctx)
+	case uncommitted:
+		x.count(ctx, x.telemetry.completeFailures, 0)
+		x.log(ctx, slog.LevelError, "request not committed", slog.Any("error", end.err))
+		x.release(ctx)
 	case unreachable:
-		x.count(ctx, x.telemetry.completeFailures, http.StatusServiceUnavailable)
-		fallthrough
-	case runAgain:
-		x.release(ctx, &x.intent, x.owner)
-		x.storeDown(ctx, err)
-	case rolledBack:
-		x.failed(ctx, err)
+		x.count(ctx, x.telemetry.completeFailures, 0)
+		x.release(ctx)
+	case unknown:
+		x.log(ctx, slog.LevelWarn, "outcome unknown") // its error, which may quote the payload, is the caller's
+		x.giveUp(ctx)
+	case unstored: // the end of the lease gives it up
+		x.count(ctx, x.telemetry.completeFailures, 0)
+		x.log(ctx, slog.LevelError, "response not stored", slog.Any("error", end.err))
+	case lostClaim:
+		x.count(ctx, x.telemetry.stale, 0)
+		x.log(ctx, slog.LevelWarn, "key lost to another owner", slog.Any("error", end.err))
+	case uncertain: // the claim has committed or not; whoever comes next finds out
+		x.count(ctx, x.telemetry.completeFailures, 0)
 	}
+	return end
 }
 
-// committed sends the answer, which is stored.
-func (x *exchange) committed(ctx context.Context, rec *recorder, c Completion) {
-	x.cfg.OnCommit()
-	x.cache(ctx, c)
-	x.send(ctx, rec)
-}
-
-// cache keeps a stored response near, once it has committed.
-func (x *exchange) cache(ctx context.Context, c Completion) {
-	if x.cfg.Cache == nil || c.State != Completed {
-		return
-	}
-	x.cfg.Cache.Put(ctx, Record{
-		ID: x.claim.ID, Caller: x.claim.Caller, Fingerprint: x.claim.Fingerprint, State: c.State, Owner: x.owner,
-		Endpoint: x.claim.Endpoint, Status: c.Status, Response: c.Response, Location: c.Location, ResourceID: c.ResourceID,
-		// Counted from before the commit, so that it does not outlive the record.
-		ExpiresIn: c.Retention - time.Since(x.began),
-	})
-}
-
-func (x *exchange) send(ctx context.Context, rec *recorder) {
-	x.log(ctx, "request completed", slog.Int("status", rec.status))
-	x.at("before answer")
-	if err := rec.sendAll(); err != nil {
-		x.log(ctx, "answer not sent", slog.Any("error", err))
-	}
-	if x.at("after answer"); ctx.Err() != nil {
-		x.log(ctx, "lease ended before the answer was sent")
-	}
-}
-
-// failed answers a handler whose transaction could not be committed, through no
-// fault of the store.
-func (x *exchange) failed(ctx context.Context, err error) {
-	x.count(ctx, x.telemetry.completeFailures, http.StatusInternalServerError)
-	x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "request not committed", x.keyHash(),
-		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-	x.release(ctx, &x.intent, x.owner)
-	x.refuse(ProblemCommitFailed)
-}
-
-// lost answers after somebody else has taken the claim over, from what stands
-// there now.
-func (x *exchange) lost(ctx context.Context, err error) {
-	x.count(ctx, x.telemetry.stale, 0)
-	x.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "key lost to another owner", x.keyHash(),
-		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
-	defer cancel()
-	record, found, err := x.store.Find(ctx, x.claim.ID)
-	switch {
-	case err != nil:
-		x.storeDown(ctx, err)
-		return
-	case !found:
-		x.answerInProgress(ctx) // somebody released it: sent again, it runs
-		return
-	}
-	v := x.judge(&x.intent, record)
-	if v == run {
-		v = inProgress
-	}
-	x.act(ctx, record, v, nil)
-}
-
-// withoutEffect answers with an error of the handler, whose transaction has been
-// rolled back, and stores it if it would be the same again.
-func (x *exchange) withoutEffect(ctx context.Context, rec *recorder, res *response) {
-	if rec.failed != nil {
-		x.failed(ctx, rec.failed)
-		return
-	}
-	if !x.cfg.Storable(res.Status) {
-		x.release(ctx, &x.intent, x.owner)
-		x.send(ctx, rec)
-		return
-	}
-	x.store4xx(ctx, rec, res)
-}
-
-func (x *exchange) store4xx(ctx context.Context, rec *recorder, res *response) {
-	c, err := x.completion(res, false)
-	if err == nil {
-		err = x.complete(ctx, &x.intent, x.owner, c)
-	}
-	switch {
-	case errors.Is(err, ErrStaleOwner):
-		x.lost(ctx, err)
-	case err != nil:
-		// There was no effect: rather no answer than one that may differ later.
-		x.storeDown(ctx, err)
-	default:
-		x.cache(ctx, c)
-		x.send(ctx, rec)
-	}
-}
-
-// runSnapshot runs the handler without a transaction. The claim is kept for as
-// long as the handler runs.
-func (x *exchange) runSnapshot(ctx context.Context) {
-	renew := func() {
-		renewing, cancel := context.WithTimeout(ctx, x.cfg.Lease/3)
-		defer cancel()
-		if err := x.store.Extend(renewing, x.claim.ID, x.owner, x.cfg.Lease); err != nil {
-			x.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "lease not extended", x.keyHash(), slog.Any("error", err))
-		}
-	}
-	called := x.start(ctx, nil)
-	rec := called.rec
-	defer rec.discard()
-	p, timedOut := called.finished(x.cfg.Lease/3, renew)
+// runElsewhere runs a function whose effects are not in a transaction of ours. The
+// claim is kept for as long as it runs, and its success however late it comes. Of what
+// comes late nothing else is believed: it may be what the end of its context made of it.
+func (x *execution) runElsewhere(ctx context.Context) ending {
+	stop := x.keepLease(ctx)
+	a := x.start(ctx, nil)
+	a.wait(x.deadline, x.expire)
+	stop()
 	x.at("after effect")
-	if p != nil {
-		x.release(ctx, &x.intent, x.owner)
-		if !timedOut {
-			x.again(ctx, p)
-		}
-		return
+	said := x.said(a)
+	if a.late && said != succeeded {
+		said = failed
 	}
-	res := rec.result()
-	streamed := rec.streamed
-	if res.Status >= http.StatusBadRequest && !streamed && !x.cfg.Storable(res.Status) {
-		x.release(ctx, &x.intent, x.owner)
-		if !timedOut {
-			x.send(ctx, rec)
-		}
-		return
+	switch {
+	case said == succeeded, said == refused:
+		return x.keep(ctx, a, unstored)
+	case said == declined, a.state.hadNoEffect(), x.cfg.Failed == ReleaseKey:
+		return ending{outcome: released, attempt: a, err: a.err}
 	}
-	c, err := x.completion(res, streamed)
+	return ending{outcome: unknown, attempt: a, err: a.err}
+}
+
+// keep stores the answer of an attempt. otherwise is the outcome if that fails.
+func (x *execution) keep(ctx context.Context, a *attempt, otherwise outcome) ending {
+	c, err := x.completion(a)
 	if err == nil {
 		x.at("before commit")
-		err = x.complete(ctx, &x.intent, x.owner, c)
+		err = x.complete(ctx, c)
 		x.at("after commit")
 	}
 	switch {
-	case timedOut:
 	case errors.Is(err, ErrStaleOwner):
-		if !streamed {
-			x.lost(ctx, err)
-		}
-	default:
-		// If it could not be stored, there was an effect all the same, and this is
-		// its answer.
-		if err == nil {
-			x.cache(ctx, c)
-		}
-		x.send(ctx, rec)
+		return ending{outcome: lostClaim, attempt: a, err: err}
+	case err != nil:
+		return ending{outcome: otherwise, attempt: a, err: err}
 	}
+	return ending{outcome: stored, attempt: a, completion: c}
 }
 
-// unkeyed runs a handler in a transaction of its own, without a claim.
-func (x *exchange) unkeyed(ctx context.Context) {
+// runAlone runs the function in a transaction of its own, again where that lost against
+// another, and returns how often it did.
+func (x *execution) runAlone(ctx context.Context) (end ending, lost int) {
 	store, ok := x.store.(*SQLStore)
 	if !ok {
-		panic(ErrNotTransactional) // TxMiddleware has looked
+		panic(ErrNotTransactional) // whoever made the intent has looked
 	}
-	x.claim.Endpoint = endpointOf(x.r.Method, x.r.URL.Path)
-	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), x.began.Add(x.cfg.Lease))
-	defer cancel()
-	t, err := store.beginPlain(ctx, x.cfg.Isolation)
-	if err != nil {
-		x.storeDown(ctx, err)
-		return
-	}
-	defer t.rollback()
-	called := x.start(ctx, t)
-	rec := called.rec
-	defer rec.discard()
-	p, timedOut := called.finished(0, nil)
-	switch {
-	case timedOut:
-		return
-	case p != nil:
-		t.rollback()
-		x.again(ctx, p)
-	}
-	if rec.result().Status < http.StatusBadRequest && rec.failed == nil {
-		if err = t.Close(ErrTxEnded); err == nil {
-			err = t.commit()
+	for ; ; lost++ {
+		end = x.tryInTx(ctx, store)
+		if end.outcome != contended || !x.yield(lost) {
+			return end, lost
 		}
-		if err != nil {
-			x.cfg.Logger.LogAttrs(ctx, slog.LevelError, "request not committed", slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-			if errors.Is(err, boundtx.ErrUnknown) {
-				x.refuse(ProblemCommitUnknown)
-				return
-			}
-			x.refuse(ProblemCommitFailed)
-			return
-		}
-		x.cfg.OnCommit()
+		end.attempt.discard()
 	}
-	t.rollback()
-	x.send(ctx, rec)
 }
 
-// recoverThenRun asks what became of the run of a dead owner.
-func (x *exchange) recoverThenRun(ctx context.Context, record Record) {
-	x.owner = record.Owner
-	found, err := x.cfg.Recover(ctx, record)
+// withoutEffect ends an attempt whose transaction has been rolled back, or that had no part in it.
+func (x *execution) withoutEffect(ctx context.Context, a *attempt) ending {
+	if x.said(a) == refused {
+		// If it cannot be stored, rather no answer than one that may differ later.
+		return x.keep(ctx, a, unreachable)
+	}
+	return ending{outcome: released, attempt: a, err: a.err}
+}
+
+// recover asks what became of the run of a dead owner.
+func (x *execution) recover(ctx context.Context, record Record) ending {
+	asking, cancel := context.WithDeadline(ctx, x.deadline)
+	defer cancel()
+	var found Recovery
+	err := contain.Call(func() (err error) {
+		found, err = x.cfg.Recover(asking, x.reveal(record))
+		return err
+	})
 	switch {
 	case err == nil && found.RunAgain:
-		x.run(ctx, record)
-		return
+		return x.run(ctx)
 	case err == nil && found.Status != 0:
-		_, x.state = contextWithRun(ctx, x.claim.ID)
-		rec := newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)
-		defer rec.discard()
-		for name, values := range found.Header {
-			rec.Header()[name] = values
+		a, failure := x.recovered(ctx, found)
+		if failure == nil {
+			return x.settled(ctx, x.keep(ctx, a, unstored))
 		}
-		rec.WriteHeader(found.Status)
-		if len(found.Body) > 0 {
-			_, err = rec.Write(found.Body)
-		}
-		if err == nil {
-			x.store4xx(ctx, rec, rec.result())
-			return
-		}
+		a.discard()
+		err = failure
+	case err != nil:
+		x.log(ctx, slog.LevelWarn, "outcome not found out", slog.Any("error", err))
+		err = fmt.Errorf("recover: %w", err)
 	}
-	// Still unknown: the next one may ask again.
-	if extendErr := x.store.Extend(ctx, x.claim.ID, x.owner, 0); extendErr != nil {
-		x.log(ctx, "lease not ended", slog.Any("error", extendErr))
-	}
-	x.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "outcome not found out", x.keyHash(),
-		slog.String("endpoint", x.claim.Endpoint), slog.Any("error", err))
-	x.act(ctx, record, outcomeLost, nil)
+	return x.settled(ctx, ending{outcome: unknown, err: err}) // the next one may ask again
 }

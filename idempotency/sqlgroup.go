@@ -122,6 +122,7 @@ func (g *sqlGroup) close(ctx context.Context, log *slog.Logger) {
 func (g *sqlGroup) lend(ctx context.Context, id ID, owner Owner) (*sqlTx, error) {
 	t := &sqlTx{store: g.store, own: g.own, tx: g.tx, id: id, owner: owner, grouped: true}
 	t.Handle = lent.New(g.own, g.statements, g.store.cfg.Dialect, ErrTxEnded, t.lost)
+	t.Share(ErrTxShared)
 	if g.store.cfg.Dialect == oncemill.SQLite {
 		if err := t.open(ctx, 0, asConfigured); err != nil {
 			return nil, err

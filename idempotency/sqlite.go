@@ -31,7 +31,13 @@ where key_hash = $1
 // Served by idempotency_outstanding.
 const sqliteOutstanding = `
 select count(*)
-from (select 1 from {{idempotency}} where caller = $1 and completed_at is null limit $2)`
+from (
+	select 1 from {{idempotency}}
+	where caller = $1
+		and completed_at is null
+		and lease_until > ` + sqliteNow + `
+	limit $2
+)`
 
 // Served by the primary keys. A reader does not wait for the writer.
 const sqliteFind = `

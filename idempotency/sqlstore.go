@@ -11,6 +11,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 // StoreConfig configures a SQLStore. The zero value is right for most services.
@@ -37,10 +39,6 @@ type SQLStore struct {
 
 	mu       sync.Mutex
 	prepared map[string]*sql.Stmt // by text; they live as long as db
-
-	// turn is held by the one of this store who writes, on SQLite; nil elsewhere.
-	// SQLite lets the rest try again and again, and some try in vain.
-	turn chan struct{}
 }
 
 // NewSQLStore returns a store on db. It does no I/O; the tables are made by
@@ -56,7 +54,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	}
 	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
 	if database.Dialect == oncemill.SQLite {
-		s.q, s.turn = sqliteQueries, make(chan struct{}, 1)
+		s.q = sqliteQueries
 	}
 	s.q = s.q.expand(database)
 	return s, nil
@@ -102,19 +100,6 @@ func (s *SQLStore) stmt(text string) *sql.Stmt {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.prepared[text]
-}
-
-// wait waits for the turn to write and returns what gives it back.
-func (s *SQLStore) wait(ctx context.Context) (done func(), err error) {
-	if s.turn == nil {
-		return func() {}, nil
-	}
-	select {
-	case s.turn <- struct{}{}:
-		return func() { <-s.turn }, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for the writer: %w", ctx.Err())
-	}
 }
 
 // queries are the statements of a dialect. Those of the same name take the same
@@ -176,28 +161,29 @@ func (s *SQLStore) record(ctx context.Context, id ID, text string, args ...any) 
 	return r, found, err
 }
 
-// change executes a statement when it is its turn, and returns how many rows it has
-// changed.
-func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int64, err error) {
-	done, err := s.wait(ctx)
-	if err != nil {
-		return 0, err
-	}
-	defer done()
-	err = s.ask(ctx, func(via session) error {
+// change executes a statement, on SQLite when it is its turn, and returns how many rows
+// it has changed.
+func (s *SQLStore) change(ctx context.Context, kind turn.Kind, text string, args ...any) (n int64, err error) {
+	do := func(via session) error {
 		result, err := via.ExecContext(ctx, text, args...)
 		if err != nil {
 			return err
 		}
 		n, err = result.RowsAffected()
 		return err
-	})
+	}
+	if s.cfg.Dialect == oncemill.SQLite {
+		err = sqlitetx.Write(ctx, s.db, kind, func(tx *sql.Tx) error { return do(tx) })
+	} else {
+		err = s.ask(ctx, do)
+	}
 	return n, err
 }
 
-// set is a change of a claim by its owner.
+// set is a change of a claim by its owner. On SQLite it goes first: others wait for what
+// it says, or it renews a lease.
 func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
-	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, text, args...) })
+	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, turn.Heartbeat, text, args...) })
 	switch {
 	case err != nil:
 		return fmt.Errorf("change claim: %w", err)
@@ -234,25 +220,28 @@ func grants(r Record, c Claim) bool {
 
 // tryClaim returns the record that stands there after an attempt to claim the key.
 func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) {
-	args := []any{
-		c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
-		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID,
-	}
 	if s.cfg.Dialect == oncemill.PostgreSQL {
-		return s.record(ctx, c.ID, s.q.claim, append(args, c.Durable)...)
+		return s.record(ctx, c.ID, s.q.claim, append(claimValues(c), c.Durable)...)
 	}
 	record, found, err := s.find(ctx, c.ID)
 	if err != nil || found {
 		return record, found, err
 	}
-	if _, err := s.change(ctx, s.q.claim, args...); err != nil {
-		return Record{}, false, err
+	if other, found, err := s.claimInTurn(ctx, c); err != nil || found {
+		return other, found, err
 	}
 	record, found, err = s.find(ctx, c.ID)
 	if err == nil && !found {
-		_, err = s.change(ctx, s.q.forget, c.ID[:])
+		_, err = s.change(ctx, turn.Caller, s.q.forget, c.ID[:])
 	}
 	return record, found, err
+}
+
+func claimValues(c Claim) []any {
+	return []any{
+		c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
+		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID,
+	}
 }
 
 func (s *SQLStore) takeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
@@ -268,7 +257,7 @@ func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.takeOver, append(args, c.Durable)...)
 	}
-	if _, err := s.change(ctx, s.q.takeOver, args...); err != nil {
+	if _, err := s.change(ctx, turn.Caller, s.q.takeOver, args...); err != nil {
 		return Record{}, false, err
 	}
 	return s.find(ctx, c.ID)
@@ -338,23 +327,7 @@ func (s *SQLStore) complete(ctx context.Context, id ID, owner Owner, c Completio
 		}
 		return nil
 	}
-	done, err := s.wait(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return fmt.Errorf("complete key: begin: %w", err)
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit; before it the first error matters
-	if err := s.update(ctx, tx, s.q.complete, id, owner, c); err != nil {
-		return err
-	}
-	if err := tx.Commit(); err != nil {
-		return fmt.Errorf("complete key: commit: %w", err)
-	}
-	return nil
+	return sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) error { return s.update(ctx, tx, s.q.complete, id, owner, c) })
 }
 
 // update completes the claim on SQLite by text, and stores a large body.
@@ -388,7 +361,7 @@ func completionArgs(id ID, owner Owner, c Completion) []any {
 func (s *SQLStore) purge(ctx context.Context, limit int) (int, error) {
 	total := 0
 	for _, text := range []string{s.q.purge, s.q.strip} {
-		n, err := s.change(ctx, text, limit)
+		n, err := s.change(ctx, turn.Background, text, limit)
 		if err != nil {
 			return total, fmt.Errorf("purge: %w", err)
 		}

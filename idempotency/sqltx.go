@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -27,8 +26,9 @@ type sqlTx struct {
 	owner Owner
 
 	grouped bool        // it shares its transaction
-	beaten  atomic.Bool // a statement lost against another transaction
-	done    func()      // gives the turn to write back
+	failed  atomic.Bool // a statement of the handler failed
+	beaten  atomic.Bool // one lost against another transaction
+	rows    handlerRows
 }
 
 // begin begins a transaction for the owner of a claim, which the database refuses
@@ -54,16 +54,11 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		options = &sql.TxOptions{Isolation: isolation}
 	}
-	done, err := s.wait(ctx)
-	if err != nil {
-		return nil, err
-	}
 	own, err := boundtx.Begin(ctx, s.db, s.cfg.Dialect, s.calls, options)
 	if err != nil {
-		done()
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	t := &sqlTx{store: s, own: own, tx: own.Raw, done: sync.OnceFunc(done)}
+	t := &sqlTx{store: s, own: own, tx: own.Raw}
 	t.Handle = lent.New(own, own.Raw, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
 	return t, nil
 }
@@ -130,13 +125,11 @@ func (t *sqlTx) completeIn(ctx context.Context, c Completion) error {
 // commit waits for the answer even if the context of the request ends meanwhile. The
 // error is boundtx.ErrUnknown if the transaction may have committed.
 func (t *sqlTx) commit() error {
-	defer t.done()
 	return t.own.Commit(boundtx.CommitLimit)
 }
 
 // rollback is a no-op after the commit.
 func (t *sqlTx) rollback() {
-	defer t.done()
 	t.own.Rollback()
 }
 
@@ -144,6 +137,22 @@ func (t *sqlTx) rollback() {
 // is committed that complete has not sealed. Its message names it, in the quotation
 // marks of its language.
 const sealConstraint = "idempotency_ended_by_handler"
+
+// txAborted is the SQLSTATE of a statement in a transaction in which one has failed.
+const txAborted = "25P02"
+
+// aborted reports that a statement has failed, maybe one that the handler prepared or
+// whose rows it read, which the handle does not see. SQLite aborts only the statement.
+func (t *sqlTx) aborted(ctx context.Context) bool {
+	if t.store.cfg.Dialect == oncemill.SQLite || !t.Used() {
+		return false
+	}
+	err := t.step(ctx, func(ctx context.Context) error {
+		_, err := t.tx.ExecContext(ctx, `select 1`)
+		return err
+	})
+	return err != nil
+}
 
 // lockTimedOut is the SQLSTATE of a statement that has waited for a lock for as long as
 // lock_timeout says.
@@ -155,6 +164,7 @@ const lockTimedOut = "55P03"
 // interrupted or the disk is full; what follows would then commit statement by
 // statement. An unsealed row is never committed, so one that is seen is ours.
 func (t *sqlTx) lost(ctx context.Context, err error) error {
+	t.failed.Store(true)
 	if sqlerr.Retryable(err) || t.grouped && sqlerr.State(err) == lockTimedOut {
 		t.beaten.Store(true)
 	}

@@ -1,22 +1,21 @@
 package idempotency
 
 import (
-	"encoding/base64"
 	"encoding/json"
 	"net/http"
 	"path"
 )
-
-func statusToken(id ID) string { return base64.RawURLEncoding.EncodeToString(id[:]) }
 
 // StatusHandler answers GET requests for Config.StatusPath and a token, as the
 // answers in-progress and outcome-unknown name them, with the state of a key:
 //
 //	{"state": "completed", "status": 201, "location": "/orders/7"}
 //
-// The states are started, interrupted (its owner died), completed, not_replayable
-// and expired. Only the caller whose key it is may see it, so it belongs behind the
-// same authentication; everybody else gets 404.
+// The states are started, interrupted (its outcome is unknown, or with TxMiddleware it
+// runs when it is sent again), completed, not_replayable and expired. With status 404
+// the state is absent: nothing is left of the key, because its run had no effect or it
+// is forgotten; the request may be sent again. Only the caller whose key it is sees
+// more, so the handler belongs behind the same authentication.
 func (e *Engine) StatusHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
@@ -24,8 +23,8 @@ func (e *Engine) StatusHandler() http.Handler {
 			http.Error(w, "only GET", http.StatusMethodNotAllowed)
 			return
 		}
-		raw, err := base64.RawURLEncoding.DecodeString(path.Base(r.URL.Path))
-		if err != nil || len(raw) != len(ID{}) || e.cfg.Scope == nil {
+		id, ok := parseToken(path.Base(r.URL.Path))
+		if !ok || e.cfg.Scope == nil {
 			http.NotFound(w, r)
 			return
 		}
@@ -34,14 +33,14 @@ func (e *Engine) StatusHandler() http.Handler {
 			http.NotFound(w, r)
 			return
 		}
-		record, found, err := e.store.Find(r.Context(), ID(raw))
+		record, found, err := e.store.Find(r.Context(), id)
 		switch {
 		case err != nil:
 			e.cfg.Logger.ErrorContext(r.Context(), "idempotency store unavailable", "error", err)
 			e.cfg.Answer(w, r, e.problem(ProblemStoreUnavailable))
 			return
-		case !found || record.Caller != hashCaller(e.cfg.Secret, scope):
-			http.NotFound(w, r)
+		case !found || record.Caller != hashCaller(e.hash, scope):
+			writeState(w, http.StatusNotFound, Record{}, "absent")
 			return
 		}
 		state := record.State.String()
@@ -51,13 +50,18 @@ func (e *Engine) StatusHandler() http.Handler {
 				state = "interrupted"
 			}
 		}
-		w.Header().Set("Content-Type", "application/json")
-		w.Header().Set("Cache-Control", "no-store")
-		_ = json.NewEncoder(w).Encode(struct { // a client that has gone needs no answer
-			State      string `json:"state"`
-			Status     int    `json:"status,omitempty"`
-			Location   string `json:"location,omitempty"`
-			ResourceID string `json:"resource_id,omitempty"`
-		}{state, record.Status, record.Location, record.ResourceID})
+		writeState(w, http.StatusOK, e.reveal(record), state)
 	})
+}
+
+func writeState(w http.ResponseWriter, status int, record Record, state string) {
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(struct { // a client that has gone needs no answer
+		State      string `json:"state"`
+		Status     int    `json:"status,omitempty"`
+		Location   string `json:"location,omitempty"`
+		ResourceID string `json:"resource_id,omitempty"`
+	}{state, record.Status, record.Location, record.ResourceID})
 }

@@ -99,6 +99,8 @@ type Record struct {
 	ExpiresIn   time.Duration // until the response is no longer replayed
 	CreatedAt   time.Time
 	CompletedAt time.Time // zero until then
+
+	plain []byte // the response, if it has been decoded
 }
 
 // Store keeps claims. All its methods may be called at once, by many processes
@@ -122,7 +124,8 @@ type Store interface {
 	// for an absent key and for one that is to be forgotten.
 	Find(ctx context.Context, id ID) (record Record, found bool, err error)
 
-	// Outstanding counts the started keys of a caller, up to limit.
+	// Outstanding counts the started keys of a caller whose lease has not ended, up to
+	// limit.
 	Outstanding(ctx context.Context, caller Caller, limit int) (int, error)
 
 	// Extend makes the lease of a started claim last until this long from now.

@@ -14,7 +14,7 @@ import (
 type telemetry struct {
 	received, started, replayed, inProgress, mismatched metric.Int64Counter
 	completeFailures, takeovers, stale, cacheHits       metric.Int64Counter
-	cacheMisses, unknown                                metric.Int64Counter
+	cacheMisses, unknown, plainRefused                  metric.Int64Counter
 	storeLatency                                        metric.Float64Histogram
 }
 
@@ -35,7 +35,8 @@ func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
 	t.completeFailures = counter("idempotency.complete_failures_total", "Responses that could not be stored.")
 	t.takeovers = counter("idempotency.takeovers_total", "Keys that were taken over from an owner whose lease had ended.")
 	t.stale = counter("idempotency.stale_owner_total", "Runs that lost their key to another owner.")
-	t.unknown = counter("idempotency.outcome_unknown_total", "Requests whose earlier run ended without a word.")
+	t.unknown = counter("idempotency.outcome_unknown_total", "Requests whose earlier run has an unknown outcome.")
+	t.plainRefused = counter("idempotency.plain_refused_total", "Stored responses that were refused because they were not encrypted.")
 	t.cacheHits = counter("idempotency.cache_hits_total", "Replays that the cache answered.")
 	t.cacheMisses = counter("idempotency.cache_misses_total", "Requests for which the store was asked.")
 	var err error
@@ -52,17 +53,4 @@ func (t *telemetry) latency(ctx context.Context, operation string, began time.Ti
 	}
 	t.storeLatency.Record(ctx, time.Since(began).Seconds(), metric.WithAttributes(
 		attribute.String("operation", operation), attribute.String("result", result)))
-}
-
-// count adds one, with the attributes of the intent and, where there is one, the
-// status of the answer.
-func (in *intent) count(ctx context.Context, c metric.Int64Counter, status int) {
-	attrs := []attribute.KeyValue{attribute.String("endpoint", in.claim.Endpoint)}
-	if status != 0 {
-		attrs = append(attrs, attribute.Int("status", status))
-	}
-	if in.tenant != "" {
-		attrs = append(attrs, attribute.String("tenant", in.tenant))
-	}
-	c.Add(ctx, 1, metric.WithAttributes(attrs...))
 }

@@ -41,87 +41,122 @@ func TxFromContext(ctx context.Context) (Tx, bool) {
 	return t, ok
 }
 
-// txOutcome is how a transaction of a handler ended.
-type txOutcome int
-
-const (
-	committed   txOutcome = iota
-	rolledBack            // nothing of it is left, and the claim is still ours
-	lostClaim             // nothing of it is left, and the claim is another's
-	uncertain             // it committed or not
-	runAgain              // it lost against another transaction
-	unreachable           // the store could not be reached; the claim may be ours
-)
-
-// finish completes the claim in the transaction and commits.
-func (e *Engine) finish(ctx context.Context, in *intent, t *sqlTx, owner Owner, c Completion) (txOutcome, error) {
-	if reason := t.Close(ErrTxEnded); reason != nil {
-		// The handler has overlooked what its statement returned.
-		return rolledBack, reason
-	}
+// tryInTx runs the function once in a transaction of its own.
+func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 	began := time.Now()
-	err := t.complete(ctx, c)
-	e.telemetry.latency(ctx, "complete_tx", began, err)
+	t, err := store.begin(ctx, x.claim.ID, x.owner, x.cfg.Isolation, x.cfg.Timeout)
+	x.telemetry.latency(ctx, "begin", began, err)
 	switch {
 	case errors.Is(err, ErrStaleOwner):
-		if outcome, err := e.beaten(ctx, in, t, owner, err); outcome != runAgain {
+		return ending{outcome: lostClaim, err: err}
+	case err != nil:
+		return ending{outcome: unreachable, err: err}
+	}
+	defer t.rollback() // a no-op after the commit
+	a := x.start(ctx, t)
+	a.wait(x.deadline, x.expire)
+	x.at("after effect")
+	said := x.said(a)
+	if said == succeeded && !a.late {
+		return x.finish(ctx, t, a)
+	}
+	closed := t.Close(ErrTxEnded)
+	beaten := t.beaten.Load() || sqlerr.Retryable(a.err)
+	aborted := said == refused && closed == nil && !beaten && t.aborted(ctx)
+	t.rollback()
+	switch {
+	case a.late:
+		return ending{outcome: timedOut, attempt: a, err: context.DeadlineExceeded}
+	case beaten, aborted && !t.failed.Load():
+		// It may have answered what a conflict in the database made it think.
+		return ending{outcome: contended, attempt: a, err: a.err}
+	case aborted:
+		return ending{outcome: released, attempt: a}
+	}
+	return x.withoutEffect(ctx, a)
+}
+
+// finish completes the claim in the transaction and commits.
+func (x *execution) finish(ctx context.Context, t *sqlTx, a *attempt) ending {
+	if reason := t.Close(ErrTxEnded); reason != nil {
+		// The handler has overlooked what its statement returned.
+		return ending{outcome: uncommitted, attempt: a, err: reason}
+	}
+	c, err := x.completion(a)
+	if err != nil {
+		return ending{outcome: uncommitted, attempt: a, err: err}
+	}
+	end := ending{attempt: a, completion: c}
+	end.outcome, end.err = x.completeAndCommit(ctx, t, c)
+	return end
+}
+
+func (x *execution) completeAndCommit(ctx context.Context, t *sqlTx, c Completion) (outcome, error) {
+	began := time.Now()
+	err := t.complete(ctx, c)
+	x.telemetry.latency(ctx, "complete_tx", began, err)
+	switch {
+	case errors.Is(err, ErrStaleOwner):
+		if outcome, err := x.beaten(ctx, t, err); outcome != contended {
 			return outcome, err
 		}
-		return rolledBack, ErrTxEnded // the claim is ours: the handler has ended the transaction
+		return uncommitted, ErrTxEnded // the claim is ours: the handler has ended the transaction
 	case err != nil:
-		return e.beaten(ctx, in, t, owner, err)
+		return x.beaten(ctx, t, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return rolledBack, fmt.Errorf("commit: %w", err)
+		return uncommitted, fmt.Errorf("commit: %w", err)
 	}
-	e.at("before commit")
+	x.at("before commit")
 	began = time.Now()
 	err = t.commit()
-	e.telemetry.latency(ctx, "commit", began, err)
-	e.at("after commit")
+	x.telemetry.latency(ctx, "commit", began, err)
+	x.at("after commit")
 	switch {
 	case err == nil:
-		return committed, nil
+		return stored, nil
 	case errors.Is(err, boundtx.ErrUnknown):
-		return e.lookUp(ctx, in, owner, c, err)
+		return x.lookUp(ctx, c, err)
 	}
-	return e.beaten(ctx, in, t, owner, err)
+	return x.beaten(ctx, t, err)
 }
 
 // beaten finds out why a transaction did not commit: against a business
 // transaction, or for a reason of its own, in which case the claim is still ours,
 // or against whoever took the claim over.
-func (e *Engine) beaten(ctx context.Context, in *intent, t *sqlTx, owner Owner, cause error) (txOutcome, error) {
+func (x *execution) beaten(ctx context.Context, t *sqlTx, cause error) (outcome, error) {
 	t.rollback()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
-	record, found, err := e.store.Find(ctx, in.claim.ID)
+	record, found, err := x.store.Find(ctx, x.claim.ID)
 	switch {
 	case err != nil:
 		return unreachable, errors.Join(cause, err)
-	case !found || record.State != Started || record.Owner != owner:
+	case !found || record.State != Started || record.Owner != x.owner:
 		return lostClaim, cause
 	case sqlerr.Retryable(cause) || t.beaten.Load() || errors.Is(cause, ErrStaleOwner):
-		return runAgain, cause
+		return contended, cause
+	case sqlerr.State(cause) == txAborted && !t.failed.Load():
+		return contended, cause // by a statement that we have not seen, so maybe by a conflict
 	case sqlerr.Connection(cause):
 		return unreachable, cause
 	}
-	return rolledBack, cause
+	return uncommitted, cause
 }
 
 // lookUp asks, on another connection, what became of a commit whose answer was
 // lost. A row that is completed by us says that it committed. One that is still
 // started says nothing for certain: the commit may be on its way in the server, so
 // the claim is left alone; whoever takes it over meets the row's lock first.
-func (e *Engine) lookUp(ctx context.Context, in *intent, owner Owner, c Completion, cause error) (txOutcome, error) {
+func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outcome, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
 	for pause := 5 * time.Millisecond; ; pause *= 2 {
-		record, found, err := e.store.Find(ctx, in.claim.ID)
+		record, found, err := x.store.Find(ctx, x.claim.ID)
 		switch {
-		case err == nil && found && record.Owner == owner && record.State == c.State:
-			return committed, nil
-		case err == nil && (!found || record.Owner != owner):
+		case err == nil && found && record.Owner == x.owner && record.State == c.State:
+			return stored, nil
+		case err == nil && (!found || record.Owner != x.owner):
 			return lostClaim, cause
 		}
 		const most = 500 * time.Millisecond
@@ -132,8 +167,7 @@ func (e *Engine) lookUp(ctx context.Context, in *intent, owner Owner, c Completi
 		}
 		timer.Stop()
 		if ctx.Err() != nil || pause > most {
-			e.cfg.Logger.LogAttrs(ctx, slog.LevelError, "outcome of a commit is unknown", in.keyHash(),
-				slog.String("endpoint", in.claim.Endpoint), slog.Any("error", errors.Join(cause, err)))
+			x.log(ctx, slog.LevelError, "outcome of a commit is unknown", slog.Any("error", errors.Join(cause, err)))
 			return uncertain, cause
 		}
 	}
@@ -141,12 +175,12 @@ func (e *Engine) lookUp(ctx context.Context, in *intent, owner Owner, c Completi
 
 // yield lets the winner of a conflict finish; the spread keeps losers from meeting
 // again. It reports false when there is no time for another try.
-func (e *Engine) yield(deadline time.Time, try int) bool {
-	if try >= e.cfg.Retries {
+func (x *execution) yield(try int) bool {
+	if try >= x.cfg.Retries {
 		return false
 	}
 	pause := time.Duration(rand.Int64N(int64(time.Millisecond) << min(try, 7))) //nolint:gosec // no secret
-	if time.Until(deadline) <= pause {
+	if time.Until(x.deadline) <= pause {
 		return false
 	}
 	timer := time.NewTimer(pause)

@@ -17,7 +17,7 @@ func TestParseKey(t *testing.T) {
 	t.Parallel()
 	for value, want := range map[string]string{
 		`abc`: "abc", `"abc"`: "abc", ` "abc" `: "abc", `"a b"`: "a b", `"a\"b\\c"`: `a"b\c`,
-		`"abc";a`: "abc", `"abc";a=1;b="x;y"; c=?1`: "abc", `abc;a=1`: "abc", `"abc;a"`: "abc;a", `"a,b"`: "a,b",
+		`"abc";a`: "abc", `"abc";a=1;b="x;y"; c=?1`: "abc", `abc;a=1`: "abc;a=1", `"abc;a"`: "abc;a", `"a,b"`: "a,b",
 		"8e03978e-40d5-43e8-bc93-6e9bdb8c4c54": "8e03978e-40d5-43e8-bc93-6e9bdb8c4c54",
 		"a/b+c==":                              "a/b+c==", strings.Repeat("k", 255): strings.Repeat("k", 255),
 	} {

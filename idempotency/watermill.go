@@ -2,13 +2,16 @@ package idempotency
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
 // Watermill returns a Watermill middleware that runs a handler once for each
 // message, as [Do] does, and returns the same messages for every copy, so that what
-// the router failed to publish the first time is published then. name is that of
+// the router failed to publish the first time is published then. They are stored
+// whatever Config.MaxResponse says, up to 64 MiB ([ErrTooLarge]). name is that of
 // the consumer; key returns the key of a message and may be nil for its UUID.
 //
 // For handlers whose effects are in the database, package inbox does the same with
@@ -25,20 +28,27 @@ func (e *Engine) Watermill(name string, key func(*message.Message) string) messa
 			ctx := msg.Context()
 			defer msg.SetContext(ctx)
 			cmd := Command{Name: name, Key: key(msg), Payload: []byte(msg.Payload)}
-			result, err := Do(ctx, e, cmd, func(ctx context.Context) ([]producedMessage, error) {
+			result, _, err := e.do(ctx, cmd, true, func(ctx context.Context) ([]byte, error) {
 				msg.SetContext(ctx)
 				produced, err := h(msg)
+				if err != nil {
+					return nil, err
+				}
 				out := make([]producedMessage, len(produced))
 				for i, p := range produced {
 					out[i] = producedMessage{UUID: p.UUID, Metadata: p.Metadata, Payload: p.Payload}
 				}
-				return out, err
+				return json.Marshal(out)
 			})
 			if err != nil {
 				return nil, err
 			}
-			messages := make([]*message.Message, len(result.Value))
-			for i, p := range result.Value {
+			var produced []producedMessage
+			if err := json.Unmarshal(result, &produced); err != nil {
+				return nil, fmt.Errorf("%w: %w", ErrDecode, err)
+			}
+			messages := make([]*message.Message, len(produced))
+			for i, p := range produced {
 				messages[i] = message.NewMessageWithContext(ctx, p.UUID, p.Payload)
 				if p.Metadata != nil {
 					messages[i].Metadata = p.Metadata

@@ -151,11 +151,10 @@ func TestInbox_DifferentMessagesDoNotWaitForEachOther(t *testing.T) {
 	p.expect(t, 2, 2, 0)
 }
 
+// A transaction that was begun by hand does not end for longer than a delivery waits.
 func TestSQLite_BusyDatabaseComesAgain(t *testing.T) {
 	t.Parallel()
 	p := places["sqlite"](t)
-	p.tap.dsn = impatient(p.dsn)
-	p.db.SetMaxIdleConns(0) // from now on every connection is opened with that
 	in := p.inbox(t, nil)
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {

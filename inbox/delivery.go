@@ -28,6 +28,10 @@ type Delivery interface {
 	// d and not before. The last call counts.
 	DelayNack(d time.Duration)
 
+	// Nacks returns how often this process has nacked the delivery before. Groups take
+	// no delivery that was nacked.
+	Nacks() int
+
 	// GiveWay asks that later messages of the same ordering key be delivered
 	// while this one, if it is nacked, waits for its redelivery.
 	GiveWay()

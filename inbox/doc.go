@@ -55,12 +55,15 @@
 // A message is tried again in the process, then delivered again after a delay,
 // then, with Config.DeadLetters, kept as a dead letter: see [Retry] for when and
 // [Permanent], [RetryAfter] and [Unavailable] for what a handler can say. What is
-// not the message's doing spends no attempt. A message is
+// not the message's doing spends no attempt. A failure delays its message and its key, and
+// nobody else. A message is
 //
 //	new           nothing is known of it
 //	failing       it has a row in inbox_failures
 //	handled       its id is in inbox, effects and produced messages are committed
 //	dead          its id is in inbox, marked, and it has a letter
+//	refused       its signature or encoding is bad: it has a letter, or is counted, and
+//	              its id is nobody's
 //
 // and a replay of its letter makes a dead one new, for one consumer, once.
 //

@@ -52,6 +52,15 @@ var (
 	// see Config.Sequence. It is no attempt.
 	ErrGap = errors.New("inbox: a message of the key before this one has not come")
 
+	// ErrOvertaken is the failure of a message that failed, and that a later one of its
+	// key did not wait for any longer; see Config.Sequence. It becomes a dead letter.
+	ErrOvertaken = errors.New("inbox: a later message of the key has been handled")
+
+	// ErrShared is returned by a transaction that a group shares for a statement that
+	// changes settings (SET, RESET, set_config, PRAGMA): they would hold for the others
+	// too. The message is then handled alone, where they are allowed.
+	ErrShared = errors.New("inbox: a setting in a transaction that messages share")
+
 	// ErrTxEnded is returned by a transaction handle whose transaction is over:
 	// the handler has returned (do not keep the handle, do not use it from a
 	// goroutine that outlives the handler), or the database ended the

@@ -8,21 +8,46 @@ import (
 
 // gate keeps messages waiting during an outage. While it is closed one message at
 // a time goes through to see whether the outage is over.
+//
+// One message that finds something unavailable says little: it, or its tenant, may be the
+// only one. So the gate closes when several different keys say so, and for a moment no message
+// is handled. That the
+// database is away is known from a ping, and one message is enough.
 type gate struct {
 	mu       sync.Mutex
 	closed   bool
 	until    time.Time // the next probe is not before
 	failures int
 	probing  bool
-	changed  chan struct{} // closed, and replaced, on every change
+	changed  chan struct{}       // closed, and replaced, on every change
+	agree    map[string]struct{} // some keys that found something missing since a message was last handled
+	since    time.Time           // the first of them
+	works    bool                // one was handled since the last that found something missing
+	outage   bool                // it was closed since the database is away
 }
 
 const (
 	firstProbe = 100 * time.Millisecond
 	lastProbe  = 5 * time.Second
+
+	// agreement is how many different keys have to find something missing, over
+	// agreementTime.
+	agreement     = 3
+	agreementTime = 500 * time.Millisecond
 )
 
-func newGate() *gate { return &gate{changed: make(chan struct{})} }
+// report is what a message has found out about what handlers need.
+type report int
+
+const (
+	nothing   report = iota
+	working          // all of it is there
+	answering        // the handler has failed, but not because of that
+	missing          // something is unavailable, says the handler
+	down             // the database is away
+)
+
+func newGate() *gate { return &gate{changed: make(chan struct{}), agree: make(map[string]struct{})} }
 
 // enter waits until a message may be handled. probe means that it is the one
 // whose fate decides; its result must be told to leave.
@@ -56,25 +81,57 @@ func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 	}
 }
 
-// leave tells how a message fared that was let through. It returns true if this
-// is the beginning of an outage, or its end.
-func (g *gate) leave(probe, outage bool) (turned bool) {
+// leave tells how a message of a key fared that was let through. turned means that
+// this is the beginning of an outage, or its end; alone that the message found something
+// missing which others have found there since the last one that did not.
+func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if probe {
 		g.probing = false
-	} else if !outage || g.closed {
-		return false
 	}
-	turned = g.closed != outage
-	g.closed = outage
-	if outage {
+	shut, decides := seen == down, probe
+	switch seen {
+	case working:
+		g.works = true
+		clear(g.agree)
+		// One that was let through before, and takes longer than those that found
+		// something missing, says as much as a probe: what it needs is there.
+		decides = decides || g.closed && !g.outage
+	case missing:
+		alone = g.works
+		g.works = false
+		if len(g.agree) == 0 {
+			g.since = time.Now()
+		}
+		if len(g.agree) < agreement {
+			g.agree[key] = struct{}{}
+		}
+		shut = probe || len(g.agree) >= agreement && time.Since(g.since) >= agreementTime
+	case nothing:
+		if probe {
+			g.tell() // the next one probes
+		}
+		return false, false
+	}
+	if !decides && (g.closed || !shut) {
+		return false, alone
+	}
+	turned = g.closed != shut
+	g.closed, g.outage = shut, seen == down
+	if shut {
 		g.failures++
 		g.until = time.Now().Add(jitter(double(firstProbe, g.failures-1, lastProbe)))
+		clear(g.agree) // it holds no more than closes it
 	} else {
 		g.failures = 0
 	}
+	g.tell()
+	return turned, alone
+}
+
+// tell wakes those who wait. Called with mu held.
+func (g *gate) tell() {
 	close(g.changed)
 	g.changed = make(chan struct{})
-	return turned
 }

@@ -78,10 +78,10 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 // It is a declaration of the handler's, since what it asks for is that a handler
 // may run again after an attempt that left nothing: if a member of a group fails,
 // the group is rolled back, the member runs again alone, and the others run again
-// without it. Settings that a handler makes for its transaction (set local, a
-// role, a search path) and savepoints that it goes back to without having set them
-// would reach the others of its group; such a handler does not belong here, nor does
-// one that takes long. Handlers of a group run one
+// without it. A handler that makes settings for its transaction (set local, set_config)
+// gets ErrShared and runs again alone, so it gains nothing here. Savepoints that it goes
+// back to without having set them would reach the others of its group; such a handler
+// does not belong here, nor does one that takes long. Handlers of a group run one
 // after the other, sorted by ordering key, at most one of a key. With lib/pq, which
 // keeps no prepared statements, a statement with arguments that they execute repeatedly
 // is prepared, until one of them queries, for the rest of the transaction.
@@ -124,7 +124,7 @@ func newShared(in *Inbox, batch BatchHandler) *shared {
 // attempt is an attempt in a transaction that may be shared.
 func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	d, ok := DeliveryFromContext(ctx)
-	if ok && d.Redelivered() || w.failed || w.replay.marked {
+	if ok && (d.Redelivered() || d.Nacks() > 0) || w.failed || w.replay.marked() {
 		return s.in.alone(ctx, w)
 	}
 	m := &member{Work: w, ID: w.id, Key: s.in.cfg.Key(w.msg), Bytes: len(w.msg.Payload), Since: time.Now()}
@@ -160,7 +160,11 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 	case inTheWay(e.err):
 		return members, group.InTheWay
 	case culprit != nil:
-		culprit.Alone()
+		if culprit.Context().Err() != nil {
+			culprit.Finish(e) // alone it would have no time
+		} else {
+			culprit.Alone()
+		}
 		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit }), group.Failed
 	case e.outcome == databaseAway, e.outcome == commitUnknown, ctx.Err() != nil:
 		// Alone they would fare no better.
@@ -199,13 +203,13 @@ func (s *shared) tell(members []*member, claimed map[string]bool) {
 
 // try is one transaction for all members. The culprit is the member whose handler
 // failed.
-func (s *shared) try(ctx context.Context, members []*member) (claimed map[string]bool, culprit *member, e ended) {
+func (s *shared) try(unlimited context.Context, members []*member) (claimed map[string]bool, culprit *member, e ended) {
 	in := s.in
-	ctx, cancel := context.WithTimeout(ctx, in.cfg.Timeout)
+	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
 	defer cancel()
 	tx, err := in.store.begin(ctx, in.calls)
 	if err != nil {
-		return nil, nil, ended{claimFailed(err), fmt.Errorf("begin: %w", err)}
+		return nil, nil, ended{claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)}
 	}
 	defer tx.Rollback() // as in alone
 	byID := slices.SortedFunc(slices.Values(members), func(a, b *member) int { return cmp.Compare(a.ID, b.ID) })
@@ -213,7 +217,7 @@ func (s *shared) try(ctx context.Context, members []*member) (claimed map[string
 		return in.store.claimGroup(ctx, tx.Raw, byID)
 	})
 	if err != nil {
-		return nil, nil, ended{claimFailed(err), err}
+		return nil, nil, ended{claimFailed(unlimited, err), err}
 	}
 	if len(claimed) == 0 {
 		return claimed, nil, ended{outcome: duplicate}
@@ -251,7 +255,7 @@ func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member,
 		if !claimed[m.ID] {
 			continue
 		}
-		if err := s.in.effect(until(ctx, m.Context()), tx, statements, m.Work); err != nil {
+		if err := s.in.effect(until(ctx, m.Context()), tx, statements, m.Work, ErrShared); err != nil {
 			return m, err
 		}
 	}

@@ -381,6 +381,7 @@ type delivery struct {
 	arrivedAt   time.Time
 	createdAt   time.Time
 	delayed     *atomic.Int64
+	nacks       int
 }
 
 func (d delivery) Redelivered() bool { return d.redelivered }
@@ -390,6 +391,8 @@ func (d delivery) ArrivedAt() time.Time { return d.arrivedAt }
 func (d delivery) CreatedAt() time.Time { return d.createdAt }
 
 func (d delivery) GiveWay() {}
+
+func (d delivery) Nacks() int { return d.nacks }
 
 func (d delivery) DelayNack(delay time.Duration) {
 	if d.delayed != nil {

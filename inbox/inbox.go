@@ -43,14 +43,14 @@ type Config struct {
 	// Payload decodes what producers encoded (see outbox.Config.Payload), so
 	// that handlers get the plain payload, and refuses what it has to, with a
 	// *payload.DecodeError. It does so before the transaction begins: no
-	// transaction waits for a store, and a forged message takes no id. The topic
+	// transaction waits for a store, and what it refuses takes no id. The topic
 	// it checks is the one that the router subscribed to. Messages that
 	// handlers return are encoded by the codec of Outbox. Default: none;
 	// handlers get what the broker delivered.
 	Payload *payload.Codec
 
-	// ID returns the id of a message: the same for every copy, another for
-	// every other message. At most 255 bytes of UTF-8 without NUL. Default: the
+	// ID returns the id of a message, as handlers see it: the same for every copy,
+	// another for every other message. At most 255 bytes of UTF-8 without NUL. Default: the
 	// Watermill UUID. A Payload that requires signatures vouches for the UUID;
 	// name what another id is made of in its SignedMetadata.
 	ID func(*message.Message) string
@@ -64,6 +64,22 @@ type Config struct {
 	// then a message that fails comes again for ever, and crashes are not
 	// counted.
 	DeadLetters DeadLetters
+
+	// KeepRefused is how many messages of a topic that Verify, Payload or the subscriber
+	// refused become dead letters, in a day, for each reason (Unverified, Malformed).
+	// Anybody who can write to the broker can send such messages, so what comes beyond is
+	// acknowledged and only counted: in the table inbox_refused, in the metric
+	// oncemill.inbox.failed and, once a second at most, in the log. A wrong key here makes
+	// genuine messages look like that: watch these, and send them again from the
+	// producer's history. Default: 1,000. At least 1. Raising it costs space, and
+	// operators' time.
+	KeepRefused int
+
+	// ErrorText returns what logs, letters and notes say of an error, and the errors that
+	// the middleware returns. Payloads that are encrypted everywhere else can get there
+	// by the texts of handlers' errors, and by panics. Default: [ErrorText], which hides
+	// what the database quotes.
+	ErrorText func(error) string
 
 	// Replays gives dead letters back when an operator wants that. Default: none;
 	// then letters that are to be replayed stay in that state.
@@ -97,12 +113,13 @@ type Config struct {
 	Sequence func(*message.Message) (seq int64, ok bool)
 
 	// GapWait is how long a message waits for one before it that does not come.
-	// It is counted in the process and begins anew with it. Default: 30 s.
+	// It is counted in the process and begins anew with it. One before it that has failed
+	// and is to come again is waited for as long, from then on. Default: 30 s.
 	GapWait time.Duration
 
-	// Verify looks at every message before anything but its id, at its signature,
-	// say. A message that it returns an error for fails with ErrUnverified. Default:
-	// none.
+	// Verify looks at every message before anything else does, at its signature, say,
+	// as it came. A message that it returns an error for fails with ErrUnverified, and
+	// takes no id: a forged message keeps no genuine one out. Default: none.
 	Verify func(*message.Message) error
 
 	// Group limits the groups of GroupMiddleware and Batch.
@@ -129,7 +146,7 @@ type Config struct {
 	// 1 ms to 1 h. Default: 1 s. Raising it keeps a connection waiting for
 	// longer, lowering it brings more redeliveries of messages that are being
 	// handled. It does not apply to the handler's own statements. On SQLite
-	// the busy timeout of the connection says it; see oncemill.SQLiteDSN.
+	// BEGIN waits for its turn, at most ten seconds for one transaction of others.
 	LockTimeout time.Duration
 
 	// Logger receives duplicates, at debug level. Default: slog.Default().
@@ -150,7 +167,11 @@ type Inbox struct {
 	calls     *bounded.Calls
 	group     *shared
 	gate      *gate
-	room      *semaphore.Weighted // what is being handled
+	room      *room
+	decoders  *semaphore.Weighted // that decode payloads
+	plain     *semaphore.Weighted // bytes of decoded payloads
+	refused   *refusals
+	warnings  seldom
 	telemetry *telemetry
 	gaps      gaps
 
@@ -221,6 +242,15 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.Retention < time.Second {
 		bad("Retention", cfg.Retention.String(), "must be at least 1s, or 0 for 7 days")
 	}
+	if cfg.KeepRefused == 0 {
+		cfg.KeepRefused = 1000
+	}
+	if cfg.KeepRefused < 0 {
+		bad("KeepRefused", strconv.Itoa(cfg.KeepRefused), "must be positive, or 0 for 1000")
+	}
+	if cfg.ErrorText == nil {
+		cfg.ErrorText = ErrorText
+	}
 	if cfg.Key == nil {
 		cfg.Key = func(msg *message.Message) string { return msg.Metadata.Get(outbox.KeyMetadata) }
 	}
@@ -240,13 +270,11 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: semaphore.NewWeighted(wholeRoom), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in.refused = newRefusals(in)
 	in.group = newShared(in, nil)
 	return in, nil
 }
-
-// wholeRoom is more than is ever handled at once.
-const wholeRoom = 1 << 30
 
 const maxID = 255 // bytes; an AMQP message id is no longer
 

@@ -50,79 +50,63 @@ type Reason string
 
 // Reasons of dead letters.
 const (
-	Failed       Reason = "failed"               // Retry.Deliveries have failed
-	PermanentErr Reason = "permanent"            // the error was marked by Permanent
-	Crashed      Reason = "crashed"              // Retry.Crashes processes have died of it
-	NoMessageID  Reason = "no-message-id"        // or one that cannot be kept
-	Conflict     Reason = "conflict"             // same id, other fingerprint
-	Unverified   Reason = "unverified"           // Config.Verify has refused it
-	TooOld       Reason = "older-than-retention" // whether it is a duplicate is no longer known
-	Malformed    Reason = "malformed"            // the subscriber or Config.Fingerprint could not read it
+	Failed           Reason = "failed"               // Retry.Deliveries have failed
+	PermanentErr     Reason = "permanent"            // the error was marked by Permanent
+	StillUnavailable Reason = "unavailable"          // Retry.Unavailable deliveries have missed something that others found
+	Crashed          Reason = "crashed"              // Retry.Crashes processes have died of it
+	NoMessageID      Reason = "no-message-id"        // or one that cannot be kept
+	Conflict         Reason = "conflict"             // same id, other fingerprint
+	Unverified       Reason = "unverified"           // Config.Verify or Config.Payload does not believe it
+	TooOld           Reason = "older-than-retention" // whether it is a duplicate is no longer known
+	Malformed        Reason = "malformed"            // the subscriber, Config.Payload or Config.Fingerprint could not read it
 )
 
-// Metadata of a replay. A broker's header of the same name becomes it.
-const (
-	// ReplayMetadata marks a message as the replay of a dead letter, whatever its
-	// value. Its effects happen if the letter is open, and close it.
-	ReplayMetadata = "oncemill_replay"
-
-	// ConsumerMetadata names the one consumer that a message is for. Others
-	// acknowledge it without handling it.
-	ConsumerMetadata = "oncemill_consumer"
-)
+// refused reports that the message may have been made by anybody: it is known by no id,
+// and only so many letters are made (Config.KeepRefused).
+func (r Reason) refused() bool { return r == Unverified || r == Malformed }
 
 // Refuse makes a dead letter of a message that cannot be handed to a handler,
 // with the class Malformed. It needs Config.DeadLetters and is what the Malformed
 // hook of inbox/rabbitmq wants. Nothing is deduplicated: each call makes a
-// letter, but for copies of a replay.
+// letter, up to Config.KeepRefused. No replay is ended: one that cannot be read again
+// goes on.
 func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error) error {
 	if in.cfg.DeadLetters == nil {
 		return ErrNoDeadLetters
 	}
-	if to := msg.Metadata.Get(ConsumerMetadata); to != "" && to != in.cfg.Consumer {
-		in.telemetry.record(ctx, notForUs)
-		return nil
-	}
-	w := &work{msg: msg}
-	w.replay, _ = in.replayed(msg)
-	defer w.unmark()()
-	letter := in.newLetter(ctx, msg, "", Malformed, reason)
-	err := in.bury(ctx, letter, w.replay)
-	if err == nil {
-		in.telemetry.record(ctx, deadLetter)
-	}
-	return err
+	w := &work{msg: msg, uuid: msg.UUID}
+	_, restore := w.unmark()
+	defer restore()
+	return in.refuse(ctx, w, Malformed, reason)
 }
 
-func (in *Inbox) newLetter(ctx context.Context, msg *message.Message, id string, reason Reason, err error) *Letter {
+func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reason, err error) *Letter {
+	came := w.came()
 	letter := &Letter{
 		Consumer:  in.cfg.Consumer,
-		Topic:     message.SubscribeTopicFromCtx(ctx),
+		Topic:     in.topicOf(ctx),
 		MessageID: id,
-		Key:       in.keyOf(msg),
-		Payload:   msg.Payload,
-		Metadata:  msg.Metadata,
+		Key:       in.keyOf(w.msg),
+		Payload:   came.payload,
+		Metadata:  came.metadata,
 		Reason:    reason,
-		Error:     textOf(err.Error()),
+		Error:     textOf(in.textOf(err)),
 		Attempts:  1,
 	}
 	if d, ok := DeliveryFromContext(ctx); ok {
 		letter.CreatedAt = d.CreatedAt()
-		if from, ok := d.(interface{ Topic() string }); ok && letter.Topic == "" {
-			letter.Topic = from.Topic()
-		}
 	}
-	if msg.UUID != "" && msg.UUID != id {
-		letter.Metadata = maps.Clone(msg.Metadata)
+	if w.uuid != "" && w.uuid != id {
+		letter.Metadata = maps.Clone(came.metadata)
 		if letter.Metadata == nil {
 			letter.Metadata = message.Metadata{}
 		}
-		letter.Metadata.Set(uuidMetadata, msg.UUID)
+		letter.Metadata.Set(uuidMetadata, w.uuid)
 	}
 	var panicked *oncemill.PanicError
 	if errors.As(err, &panicked) {
 		letter.Stack = textOf(string(panicked.Stack))
-		letter.Error = textOf(strings.ReplaceAll(err.Error(), panicked.Error(), fmt.Sprintf("panicked: %v", panicked.Value)))
+		letter.Error = strings.ReplaceAll(letter.Error, textOf(panicked.Error()), fmt.Sprintf("panicked: %v", panicked.Value))
 	}
 	return letter
 }
@@ -137,7 +121,7 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 // dealt with from now on, and the failures of the message are forgotten; if
 // another has the id already there is no letter. A conflict of ids is about an id
 // that another has.
-func (in *Inbox) bury(ctx context.Context, letter *Letter, r replay) error {
+func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) error {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	tx, err := in.store.begin(limited, in.calls)
@@ -145,7 +129,7 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, r replay) error {
 		return fmt.Errorf("dead letter: begin: %w", err)
 	}
 	defer tx.Rollback() // as in alone
-	written, err := within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, r) })
+	written, err := within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, w) })
 	if err == nil && written {
 		_, err = in.commit(tx)
 	}
@@ -156,20 +140,22 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, r replay) error {
 }
 
 // buryIn reports whether there is something to commit.
-func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, r replay) (bool, error) {
+func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work) (bool, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
 	taken := takesID(letter.MessageID, letter.Reason)
-	if taken {
-		claimed, err := in.claimIn(ctx, tx, id, nil, r)
+	switch {
+	case taken:
+		dead := *w
+		dead.fingerprint = nil // that is of effects
+		claimed, err := in.claimIn(ctx, tx, id, &dead)
 		if err != nil || !claimed {
-			return false, err
+			return w.replay.marked(), err
 		}
 		if err := errors.Join(in.store.markDead(ctx, tx, letter.MessageID), in.store.forgetFailures(ctx, tx, letter.MessageID)); err != nil {
 			return false, err
 		}
-	}
-	if !taken && r.marked {
-		if open, err := in.endReplay(ctx, tx, r); err != nil || !open {
+	case w.replay.marked():
+		if err := in.endReplay(ctx, tx, w); err != nil {
 			return false, err
 		}
 	}

@@ -38,19 +38,19 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	tx, err := in.store.begin(ctx, in.calls)
 	if err != nil {
-		return claimFailed(err), fmt.Errorf("begin: %w", err)
+		return claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)
 	}
 	// A no-op after the commit. Otherwise it gives the connection back, also
 	// when the handler ends its goroutine.
 	defer tx.Rollback()
-	claimed, err := in.claim(ctx, tx, id, w.fingerprint, w.replay)
+	claimed, err := in.claim(ctx, tx, id, w)
 	if err != nil {
-		return claimFailed(err), err
+		return claimFailed(unlimited, err), err
 	}
 	if !claimed {
 		return in.duplicate(ctx, tx, w)
 	}
-	if err := in.effect(ctx, tx, tx.Raw, w); err != nil {
+	if err := in.effect(ctx, tx, tx.Raw, w, nil); err != nil {
 		if tx.Abandoned() {
 			return databaseAway, errors.Join(err, bounded.ErrAbandoned)
 		}
@@ -59,14 +59,14 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 		}
 		return handlerFailed, err
 	}
-	if ctx.Err() != nil && unlimited.Err() == nil {
-		return handlerFailed, fmt.Errorf("the handler took longer than inbox.Config.Timeout: %w", ctx.Err())
+	if ctx.Err() != nil {
+		return handlerFailed, fmt.Errorf("the handler took longer than it has: %w", ctx.Err())
 	}
 	if w.start.noted {
 		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
 			return struct{}{}, in.store.forgetFailures(ctx, tx, id.message)
 		}); err != nil {
-			return claimFailed(err), fmt.Errorf("forget failures: %w", err)
+			return claimFailed(ctx, err), fmt.Errorf("forget failures: %w", err)
 		}
 	}
 	if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
@@ -87,23 +87,25 @@ func (in *Inbox) gone(ctx context.Context, tx *boundtx.Tx) bool {
 
 // claim takes the id. The id of a dead letter is taken by its replay alone, which ends
 // with that.
-func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id messageID, fingerprint []byte, r replay) (bool, error) {
+func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id messageID, w *work) (bool, error) {
 	return boundtx.Do(ctx, tx, in.cfg.LockTimeout+callLimit, func(ctx context.Context) (bool, error) {
-		return in.claimIn(ctx, tx.Raw, id, fingerprint, r)
+		return in.claimIn(ctx, tx.Raw, id, w)
 	})
 }
 
-func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte, r replay) (bool, error) {
-	if r.marked && !r.fresh {
-		if open, err := in.store.reopen(ctx, tx, id); err != nil || !open {
+func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id messageID, w *work) (bool, error) {
+	if w.replay.marked() {
+		if err := in.endReplay(ctx, tx, w); err != nil {
 			return false, err
 		}
+		if w.replay.dead {
+			// Without its mark of death the claim decides.
+			if err := in.store.reopen(ctx, tx, id); err != nil {
+				return false, err
+			}
+		}
 	}
-	claimed, err := in.store.claim(ctx, tx, id, fingerprint)
-	if err != nil || !claimed || !r.marked {
-		return claimed, err
-	}
-	return in.endReplay(ctx, tx, r)
+	return in.store.claim(ctx, tx, id, w.fingerprint)
 }
 
 // duplicate is an id that a committed transaction has.
@@ -114,20 +116,15 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 			return in.store.sameFingerprint(ctx, tx, id, fingerprint)
 		})
 		if err != nil {
-			return claimFailed(err), fmt.Errorf("compare fingerprints: %w", err)
+			return claimFailed(ctx, err), fmt.Errorf("compare fingerprints: %w", err)
 		}
 		if !same {
 			return conflict, ErrConflict
 		}
 	}
-	if w.replay.letter != 0 { // of a message that is dead no more
-		r := w.replay
-		open, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.endReplay(ctx, tx, r) })
-		if err == nil && open {
-			_, err = in.commit(tx)
-		}
-		if err != nil {
-			return claimFailed(err), fmt.Errorf("end replay: %w", err)
+	if w.replay.marked() { // of a message that is dead no more
+		if result, err := in.commit(tx); err != nil {
+			return result, fmt.Errorf("end replay: %w", err)
 		}
 	}
 	if w.start.noted {
@@ -145,17 +142,19 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 
 // effect runs the handler in tx, by statements, and writes what it returns to the
 // outbox. Functions of Config are called on the way, so it is contained as a whole.
-func (in *Inbox) effect(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work) error {
-	return contain.Call(func() error { return in.run(ctx, tx, statements, w) })
+// It refuses settings with shared, unless that is nil.
+func (in *Inbox) effect(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work, shared error) error {
+	return contain.Call(func() error { return in.run(ctx, tx, statements, w, shared) })
 }
 
-func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work) error {
+func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work, shared error) error {
 	admitted, err := in.admit(ctx, tx, w)
 	if err != nil || !admitted {
 		return err
 	}
 	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx, statements)
+	borrowed.Share(shared)
 	// Also when the handler ends its goroutine.
 	defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 	produced, err := call(ctx, borrowed, w.msg, w.handler)
@@ -205,9 +204,11 @@ func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*mess
 }
 
 // claimFailed names a failure before the handler: whatever it is, the message has
-// no part in it.
-func claimFailed(err error) outcome {
+// no part in it. ctx is that of the message.
+func claimFailed(ctx context.Context, err error) outcome {
 	switch {
+	case ctx.Err() != nil:
+		return waiting
 	case errors.Is(err, ErrBeingHandled):
 		return beingHandled
 	case sqlerr.Connection(err), noAnswer(err):

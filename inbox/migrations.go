@@ -10,8 +10,8 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables inbox, with its seal, inbox_failures and
-// inbox_sequences.
+// Migrations makes the tables inbox, with its seal, inbox_failures, inbox_sequences and
+// inbox_refused.
 var Migrations = oncemill.Migrations{Name: "inbox", FS: sub(migrationFiles, "migrations")}
 
 func sub(files fs.FS, dir string) fs.FS {

@@ -7,7 +7,9 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/shorttx"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 // notes is the part of a store beside the way of a message that is handled at its first
@@ -15,18 +17,19 @@ import (
 type notes struct {
 	db       *sql.DB
 	consumer string
-	own      *sql.TxOptions // of transactions that have nothing to do with a handler
+	sqlite   bool // writes need their turn
 	text     notesText
 }
 
 // notesText is what is executed. Texts of the same name take the same arguments; times
 // are microseconds.
 type notesText struct {
-	sameFingerprint, reopen, markDead                            string
-	noteStart, charge, noteEnd, countFailure, keepErrors, forget string
-	pruneIDs, pruneHandled, pruneOld                             string
-	advance, sequence                                            string
-	now                                                          string
+	sameFingerprint, reopen, markDead                                       string
+	noteStart, charge, discharge, noteEnd, countFailure, keepErrors, forget string
+	pruneIDs, pruneHandled, pruneOld                                        string
+	advance, sequence, retried                                              string
+	countRefused                                                            string
+	now                                                                     string
 }
 
 // Texts that are the same everywhere. All are served by the primary keys.
@@ -62,11 +65,12 @@ set alone = alone + 1
 where consumer = $1
 	and message_id = $2
 returning alone`
-	notesKeepErrors = `
+	notesDischarge = `
 update {{inbox_failures}}
-set errors = $3
+set alone = alone - 1
 where consumer = $1
-	and message_id = $2`
+	and message_id = $2
+	and alone > 0`
 	notesForget = `
 delete from {{inbox_failures}}
 where consumer = $1
@@ -76,12 +80,12 @@ where consumer = $1
 // complete adds what is the same everywhere, and names the tables.
 func (t notesText) complete(cfg oncemill.Config) notesText {
 	t.sameFingerprint, t.advance, t.sequence = notesSameFingerprint, notesAdvance, notesSequence
-	t.charge, t.keepErrors, t.forget = notesCharge, notesKeepErrors, notesForget
+	t.charge, t.discharge, t.forget = notesCharge, notesDischarge, notesForget
 	for _, text := range []*string{
 		&t.sameFingerprint, &t.reopen, &t.markDead,
-		&t.noteStart, &t.charge, &t.noteEnd, &t.countFailure, &t.keepErrors, &t.forget,
+		&t.noteStart, &t.charge, &t.discharge, &t.noteEnd, &t.countFailure, &t.keepErrors, &t.forget,
 		&t.pruneIDs, &t.pruneHandled, &t.pruneOld,
-		&t.advance, &t.sequence,
+		&t.advance, &t.sequence, &t.retried, &t.countRefused,
 	} {
 		*text = cfg.Expand(*text)
 	}
@@ -121,48 +125,101 @@ func (n *notes) advance(ctx context.Context, tx *sql.Tx, key string, seq int64, 
 
 func (n *notes) noteStart(ctx context.Context, id string, replay bool) (start, error) {
 	noted := start{noted: true}
-	err := n.db.QueryRowContext(ctx, n.text.noteStart, n.consumer, id, replay).Scan(&noted.suspect)
+	var early int64
+	err := n.write(ctx, turn.Caller, func(via session) error {
+		return via.QueryRowContext(ctx, n.text.noteStart, n.consumer, id, replay).Scan(&noted.suspect, &early)
+	})
 	if errors.Is(err, sql.ErrNoRows) {
 		return start{}, nil // a duplicate
 	}
 	if err != nil {
 		return start{}, err
 	}
+	noted.early = time.Duration(early) * time.Microsecond
 	return noted, nil
 }
 
 func (n *notes) charge(ctx context.Context, id string) (alone int, err error) {
-	err = n.db.QueryRowContext(ctx, n.text.charge, n.consumer, id).Scan(&alone)
+	err = n.write(ctx, turn.Caller, func(via session) error {
+		return via.QueryRowContext(ctx, n.text.charge, n.consumer, id).Scan(&alone)
+	})
 	if errors.Is(err, sql.ErrNoRows) {
 		return 0, nil // handled meanwhile
 	}
 	return alone, err
 }
 
-func (n *notes) noteEnd(ctx context.Context, id string, noted start) error {
-	_, err := n.db.ExecContext(ctx, n.text.noteEnd, n.consumer, id, noted.charged)
-	return err
+func (n *notes) discharge(ctx context.Context, id string) error {
+	return n.write(ctx, turn.Caller, func(via session) error {
+		_, err := via.ExecContext(ctx, n.text.discharge, n.consumer, id)
+		return err
+	})
 }
 
-func (n *notes) recordFailure(ctx context.Context, id string, noted start, failure error) (rec record, err error) {
-	tx, err := n.db.BeginTx(ctx, n.own)
-	if err != nil {
-		return rec, sqlerr.OfBegin(err)
+func (n *notes) noteEnd(ctx context.Context, id string, noted start) error {
+	return n.write(ctx, turn.Caller, func(via session) error {
+		_, err := via.ExecContext(ctx, n.text.noteEnd, n.consumer, id, noted.charged)
+		return err
+	})
+}
+
+func (n *notes) recordFailure(ctx context.Context, id string, noted start, f failure) (rec record, err error) {
+	failed, unavailable := 1, 0
+	switch {
+	case f.uncounted:
+		failed = 0
+	case f.unavailable:
+		failed, unavailable = 0, 1
 	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	var kept string
-	var now int64
-	err = tx.QueryRowContext(ctx, n.text.countFailure, n.consumer, id, noted.noted, noted.charged).Scan(&rec.failures, &kept, &now)
-	if err != nil {
-		return rec, err
+	err = n.inTx(ctx, func(tx *sql.Tx) error {
+		var kept string
+		var now int64
+		err := tx.QueryRowContext(ctx, n.text.countFailure, n.consumer, id, noted.noted, noted.charged, failed, unavailable, f.key, f.seq).
+			Scan(&rec.failures, &rec.unavailable, &kept, &now)
+		if err != nil {
+			return err
+		}
+		if kept, err = rec.add(kept, time.UnixMicro(now), f.text); err != nil {
+			return err
+		}
+		rec.again = f.again(rec)
+		_, err = tx.ExecContext(ctx, n.text.keepErrors, n.consumer, id, kept, rec.again.Microseconds())
+		return err
+	})
+	return rec, err
+}
+
+// session is the pool, or a transaction.
+type session interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+}
+
+// write lets do execute one statement that writes: on SQLite when it is its turn.
+func (n *notes) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
+	if n.sqlite {
+		return sqlitetx.Write(ctx, n.db, kind, func(tx *sql.Tx) error { return do(tx) })
 	}
-	if kept, err = rec.add(kept, time.UnixMicro(now), failure); err != nil {
-		return rec, err
+	return do(n.db)
+}
+
+// inTx runs do in a transaction that has nothing to do with a handler. PostgreSQL ends it
+// when its client falls silent: the message could not be handled as long as it is open.
+func (n *notes) inTx(ctx context.Context, do func(tx *sql.Tx) error) error {
+	if n.sqlite {
+		return sqlitetx.Write(ctx, n.db, turn.Caller, do)
 	}
-	if _, err := tx.ExecContext(ctx, n.text.keepErrors, n.consumer, id, kept); err != nil {
-		return rec, err
-	}
-	return rec, tx.Commit()
+	return shorttx.Run(ctx, n.db, shorttx.Within(ctx), do)
+}
+
+func (n *notes) retried(ctx context.Context, tx *sql.Tx, key string, seq int64, wait time.Duration) (retried bool, err error) {
+	err = tx.QueryRowContext(ctx, n.text.retried, n.consumer, key, seq, wait.Microseconds()).Scan(&retried)
+	return retried, err
+}
+
+func (n *notes) countRefused(ctx context.Context, tx *sql.Tx, o origin, of int) (counted int64, err error) {
+	err = tx.QueryRowContext(ctx, n.text.countRefused, n.consumer, o.topic, string(o.reason), of, refusedFor.Microseconds()).Scan(&counted)
+	return counted, err
 }
 
 func (n *notes) forgetFailures(ctx context.Context, tx *sql.Tx, id string) error {
@@ -171,15 +228,23 @@ func (n *notes) forgetFailures(ctx context.Context, tx *sql.Tx, id string) error
 }
 
 func (n *notes) prune(ctx context.Context, retention time.Duration, limit int) (ids, notes int64, err error) {
-	if ids, err = affected(n.db.ExecContext(ctx, n.text.pruneIDs, n.consumer, retention.Microseconds(), limit)); err != nil {
+	if ids, err = n.pruneBy(ctx, n.text.pruneIDs, n.consumer, retention.Microseconds(), limit); err != nil {
 		return ids, 0, err
 	}
-	of, err := affected(n.db.ExecContext(ctx, n.text.pruneHandled, n.consumer, limit))
+	of, err := n.pruneBy(ctx, n.text.pruneHandled, n.consumer, limit)
 	if err != nil {
 		return ids, of, err
 	}
-	old, err := affected(n.db.ExecContext(ctx, n.text.pruneOld, n.consumer, retention.Microseconds(), limit))
+	old, err := n.pruneBy(ctx, n.text.pruneOld, n.consumer, retention.Microseconds(), limit)
 	return ids, of + old, err
+}
+
+func (n *notes) pruneBy(ctx context.Context, text string, args ...any) (rows int64, err error) {
+	err = n.write(ctx, turn.Background, func(via session) error {
+		rows, err = affected(via.ExecContext(ctx, text, args...))
+		return err
+	})
+	return rows, err
 }
 
 func affected(result sql.Result, err error) (int64, error) {

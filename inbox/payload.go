@@ -10,35 +10,89 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// decode gives msg its plain payload. What is outside of the inbox, a retry or a
-// queue for poison, has the message as it came: restore gives it that back.
-func (in *Inbox) decode(ctx context.Context, msg *message.Message) (restore func(), err error) {
+// Limits of what payloads cost that are larger decoded than they came: a stranger's 65 KB
+// may become payload.Config.MaxSize. A message that finds no room waits without its
+// payload.
+const (
+	decodersAtMost = 4         // that decode at once
+	plainAtMost    = 256 << 20 // bytes of decoded payloads in flight; one alone may have more
+)
+
+// decoded gives msg its plain payload while next runs, before any transaction: it may be
+// in a store elsewhere. What is outside of the inbox, a retry or a queue for poison, has
+// the message as it came.
+//
+// What cannot be decoded is refused, since anybody may have made it, but where the store
+// has failed: then its signature is good, if it needs one.
+func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error {
 	if in.cfg.Payload == nil {
-		return func() {}, nil
+		return next()
 	}
+	for attempts := 1; ; attempts++ {
+		plain, err := in.decode(ctx, w.msg)
+		if err == nil {
+			return in.with(w, plain, next)
+		}
+		in.telemetry.record(ctx, badPayload)
+		var broken *payload.DecodeError
+		switch {
+		case !errors.As(err, &broken):
+			return err
+		case broken.Permanent():
+			return in.refuse(ctx, w, refusal(err), err)
+		case attempts < in.cfg.Retry.Tries && pause(ctx, in.cfg.Retry.backoff(attempts)):
+		case ctx.Err() != nil || in.cfg.DeadLetters == nil:
+			return err
+		case errors.Is(err, payload.ErrStore):
+			if in.identify(w) != nil {
+				return in.refuse(ctx, w, NoMessageID, err)
+			}
+			return in.giveUp(ctx, w, err)
+		case nacksOf(ctx)+1 < in.cfg.Retry.Deliveries: // the key may come
+			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+			return err
+		default:
+			return in.refuse(ctx, w, refusal(err), err)
+		}
+	}
+}
+
+// refusal is why a message was not decoded.
+func refusal(err error) Reason {
+	for _, changed := range []error{
+		payload.ErrUnsigned, payload.ErrUnencrypted, payload.ErrSignature, payload.ErrCiphertext, payload.ErrTopic, payload.ErrUnknownKey,
+	} {
+		if errors.Is(err, changed) {
+			return Unverified
+		}
+	}
+	return Malformed
+}
+
+func (in *Inbox) decode(ctx context.Context, msg *message.Message) (*message.Message, error) {
+	if err := in.decoders.Acquire(ctx, 1); err != nil {
+		return nil, err
+	}
+	defer in.decoders.Release(1)
 	plain, err := in.cfg.Payload.Decode(ctx, message.SubscribeTopicFromCtx(ctx), msg)
 	if err != nil {
 		return nil, fmt.Errorf("inbox: %w", err)
 	}
-	payload, metadata := msg.Payload, msg.Metadata
-	msg.Payload, msg.Metadata = plain.Payload, plain.Metadata
-	return func() { msg.Payload, msg.Metadata = payload, metadata }, nil
+	// While it waits it keeps others from decoding, and its payload is one of few.
+	if err := in.plain.Acquire(ctx, plainSize(plain)); err != nil {
+		return nil, err
+	}
+	return plain, nil
 }
 
-// decoded makes an attempt with the plain payload, which is got before the
-// transaction begins: it may be in a store elsewhere.
-func (in *Inbox) decoded(ctx context.Context, w *work, try attempt) (outcome, error) {
-	restore, err := in.decode(ctx, w.msg)
-	if err != nil {
-		var broken *payload.DecodeError
-		if errors.As(err, &broken) && broken.Permanent() {
-			err = Permanent(err)
-		}
-		return badPayload, err
-	}
-	defer restore()
-	if in.cfg.Fingerprint != nil && in.cfg.Payload != nil {
-		w.fingerprint = in.cfg.Fingerprint(w.msg) // what it says, not how it came
-	}
-	return try(ctx, w)
+func plainSize(plain *message.Message) int64 { return min(int64(len(plain.Payload)), plainAtMost) }
+
+// with runs next while the message has its plain payload.
+func (in *Inbox) with(w *work, plain *message.Message, next func() error) error {
+	defer in.plain.Release(plainSize(plain))
+	msg := w.msg
+	w.wire = &wire{msg.Payload, msg.Metadata}
+	defer func() { msg.Payload, msg.Metadata, w.wire = w.wire.payload, w.wire.metadata, nil }()
+	msg.Payload, msg.Metadata = plain.Payload, plain.Metadata
+	return next()
 }

@@ -16,8 +16,11 @@ func RetryAfter(err error, d time.Duration) error { return mark(err, policy{afte
 
 // Unavailable marks an error that says nothing about the message: something that
 // the handler depends on is away (an open circuit, a refused connection). It is
-// no attempt. The inbox stops handling messages, lets one through from time to
-// time, and goes on when that one does not fail in this way.
+// no attempt, and delays the message with its key. If messages of three keys say so and
+// for half a second none is handled, the inbox stops handling messages, lets one through
+// from time to time, and goes on when that one does not fail in this way. A message that
+// says so again and again while others are handled becomes a dead letter
+// (Retry.Unavailable).
 func Unavailable(err error) error { return mark(err, policy{unavailable: true}) }
 
 // policy is what a mark says.

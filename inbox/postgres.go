@@ -19,7 +19,7 @@ import (
 type postgresStore struct {
 	notes
 	options   sql.TxOptions
-	patience  string        // lock_timeout of the claim, as PostgreSQL reads it
+	wait      string        // lock_timeout of the claim, as PostgreSQL reads it
 	idle      string        // idle_in_transaction_session_timeout, if there is none
 	most      time.Duration // for the claim as a whole
 	claimText string
@@ -33,11 +33,11 @@ type postgresStore struct {
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 	return &postgresStore{
 		notes: notes{
-			db: db, consumer: cfg.Consumer, own: &sql.TxOptions{Isolation: sql.LevelReadCommitted},
+			db: db, consumer: cfg.Consumer,
 			text: postgresNotes.complete(cfg.Database),
 		},
 		options:   sql.TxOptions{Isolation: cfg.Isolation},
-		patience:  milliseconds(cfg.LockTimeout),
+		wait:      milliseconds(cfg.LockTimeout),
 		idle:      milliseconds(cfg.Timeout + boundtx.CommitLimit + claimGrace),
 		most:      cfg.LockTimeout + claimGrace,
 		claimText: cfg.Database.Expand(postgresClaim),
@@ -80,7 +80,7 @@ const postgresClaim = `
 insert into {{inbox}} (consumer, message_id, fingerprint)
 select $1, $2, $4::bytea
 where case
-	when set_config('oncemill.lock_timeout', current_setting('lock_timeout'), true) is not null
+	when set_config('oncemill.lock_timeout', coalesce(nullif(current_setting('oncemill.lock_timeout', true), ''), current_setting('lock_timeout')), true) is not null
 		and case current_setting('idle_in_transaction_session_timeout')
 			when '0' then set_config('idle_in_transaction_session_timeout', $5, true) is not null
 			else true
@@ -95,7 +95,7 @@ returning
 func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.most)
 	defer cancel()
-	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.patience, fingerprint, s.idle)
+	result, err := tx.ExecContext(limited, s.claimText, id.consumer, id.message, s.wait, fingerprint, s.idle)
 	if err != nil {
 		if limited.Err() != nil && ctx.Err() == nil || heldElsewhere(err) {
 			return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)

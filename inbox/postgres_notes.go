@@ -37,7 +37,7 @@ where not exists (select from {{inbox}} i where i.consumer = $1 and i.message_id
 on conflict (consumer, message_id) do update
 set starts = f.starts + 1,
 	changed_at = clock_timestamp()
-returning starts > 1`,
+returning starts > 1, greatest((extract(epoch from f.again_at - clock_timestamp()) * 1000000)::bigint, 0)`,
 	noteEnd: `
 update {{inbox_failures}}
 set starts = greatest(starts - 1, 0),
@@ -48,18 +48,53 @@ where consumer = $1
 
 	// Served by the primary key. The first statement locks the row for the second.
 	countFailure: `
-insert into {{inbox_failures}} as f (consumer, message_id, failures)
-values ($1, $2, 1)
+insert into {{inbox_failures}} as f (consumer, message_id, failures, unavailable, key, seq)
+values ($1, $2, $5::integer, $6::integer, $7, $8::bigint)
 on conflict (consumer, message_id) do update
-set failures = f.failures + 1,
+set failures = f.failures + excluded.failures,
+	unavailable = f.unavailable + excluded.unavailable,
+	key = excluded.key,
+	seq = excluded.seq,
 	starts = case when $3 then greatest(f.starts - 1, 0) else f.starts end,
 	alone = case when $4 then greatest(f.alone - 1, 0) else f.alone end,
 	changed_at = clock_timestamp()
-returning failures, errors, ` + postgresNow,
+returning failures, unavailable, errors, ` + postgresNow,
 
 	// Served by inbox_received and inbox_failures_changed, from their oldest end.
 	// Rows that another pruner has locked are left to it. An id of a dead letter
 	// stays.
+	// Served by the primary key; the row is of this transaction.
+	keepErrors: `
+update {{inbox_failures}}
+set errors = $3,
+	again_at = clock_timestamp() + $4::bigint * interval '1 microsecond'
+where consumer = $1
+	and message_id = $2`,
+
+	// Served by inbox_failures_sequence. The key's sequence is locked by this
+	// transaction, so none of its messages is handled meanwhile.
+	retried: `
+select exists (
+	select 1
+	from {{inbox_failures}} f
+	where f.consumer = $1
+		and f.key = $2
+		and f.seq < $3
+		and f.seq > (select s.seq from {{inbox_sequences}} s where s.consumer = $1 and s.key = $2)
+		and f.again_at > clock_timestamp() - $4::bigint * interval '1 microsecond')`,
+
+	// Served by the primary key. The upsert locks its row, so counts that come at the
+	// same time come one after the other.
+	countRefused: `
+insert into {{inbox_refused}} as r (consumer, topic, reason, refused, total)
+values ($1, $2, $3, $4::bigint, $4::bigint)
+on conflict (consumer, topic, reason) do update
+set refused = excluded.refused + case when r.since < clock_timestamp() - $5::bigint * interval '1 microsecond' then 0 else r.refused end,
+	since = case when r.since < clock_timestamp() - $5::bigint * interval '1 microsecond' then clock_timestamp() else r.since end,
+	total = r.total + excluded.total,
+	last_at = clock_timestamp()
+returning refused`,
+
 	pruneIDs: `
 delete from {{inbox}}
 where ctid = any (array(
@@ -98,19 +133,24 @@ func (s *postgresStore) gone(ctx context.Context, tx *sql.Tx) bool {
 	return sqlerr.Connection(err)
 }
 
-const postgresPatience = `select set_config('lock_timeout', $1, true)`
+const postgresPatience = `
+select
+	set_config('oncemill.lock_timeout', current_setting('lock_timeout'), true),
+	set_config('lock_timeout', $1, true),
+	case current_setting('idle_in_transaction_session_timeout')
+		when '0' then set_config('idle_in_transaction_session_timeout', $2, true)
+	end`
 
-func (s *postgresStore) reopen(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
-	_, err := tx.ExecContext(ctx, postgresPatience, s.patience)
-	if err != nil {
-		return false, fmt.Errorf("reopen: %w", err)
+// The claim, which follows, puts back what it was.
+func (s *postgresStore) patience(ctx context.Context, tx *sql.Tx) error {
+	_, err := tx.ExecContext(ctx, postgresPatience, s.wait, s.idle)
+	return err
+}
+
+func (s *postgresStore) reopen(ctx context.Context, tx *sql.Tx, id messageID) error {
+	_, err := tx.ExecContext(ctx, s.text.reopen, id.consumer, id.message)
+	if err != nil && heldElsewhere(err) {
+		return fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	}
-	n, err := affected(tx.ExecContext(ctx, s.text.reopen, id.consumer, id.message))
-	switch {
-	case err == nil:
-		return n == 1, nil
-	case heldElsewhere(err):
-		return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
-	}
-	return false, fmt.Errorf("reopen: %w", err)
+	return err
 }

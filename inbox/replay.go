@@ -1,15 +1,11 @@
 package inbox
 
 import (
-	"bytes"
-	"cmp"
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,19 +13,22 @@ import (
 
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/contain"
-	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // Replays gives the messages of this consumer's dead letters back to it, when an
 // operator wants that ([dlq.Store.Replay]). Inbox.Run does it.
 //
-// A message is published with its letter's number, and the transaction of its effects,
-// or of a new letter, ends the replay: until then the letter stays in the state
-// replaying, and the message is published again now and then. However often it comes,
-// it is handled once. It keeps its id, or gets one of its letter's if it had none of its
-// own. Other consumers that see it acknowledge it without handling it, if they have an
-// inbox.
+// A message is published with its letter's number and secret (dlq.Store.ReplayToken),
+// and the transaction of its effects, or of a new letter, ends the replay: until then the
+// letter stays in the state replaying, and the message is published again now and then.
+// However often it comes, it is handled once, as long as its letter is kept. It keeps its
+// id, or gets one of its letter's if it had none of its own.
+//
+// A message that says it is a replay is believed if it passes Config.Verify and
+// Config.Payload, and if the letter is of its consumer, has that secret, and holds that
+// message. Otherwise what it says is ignored, with a warning, and it is handled as any
+// message. Inboxes of other consumers acknowledge a replay that they can check; give them
+// no part in it where they cannot read the letters (Topic).
 type Replays struct {
 	// Letters is the store that Config.DeadLetters writes to (see LettersOf), in the
 	// database of the inbox. Required.
@@ -170,106 +169,17 @@ func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	if topic == "" {
 		return false, errNoReplayTopic
 	}
-	if err := r.Publisher.Publish(topic, replayOf(ctx, letter)); err != nil {
+	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return r.Letters.ReplayToken(ctx, id) })
+	if errors.Is(err, dlq.ErrNotFound) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := r.Publisher.Publish(topic, replayOf(ctx, letter, token)); err != nil {
 		return false, fmt.Errorf("publish to %q: %w", topic, err)
 	}
 	return true, nil
 }
 
 var errNoReplayTopic = errors.New("it is not known where to; let Config.Replays.Topic return a topic")
-
-// Metadata that a replay has besides ReplayMetadata and ConsumerMetadata.
-const (
-	replayIDMetadata = outbox.ReservedMetadata + "replay_id" // that the inbox is to know it by
-	uuidMetadata     = outbox.ReservedMetadata + "uuid"      // of the message of a letter, if that is not its id
-)
-
-// replayOf makes the message of a letter again. The id of one that had none, or that of
-// another message, has no mark of death that a replay could claim: it is a new message,
-// with an id that each copy of it has.
-func replayOf(ctx context.Context, letter *dlq.Letter) *message.Message {
-	metadata := message.Metadata{}
-	maps.Copy(metadata, letter.Metadata)
-	delete(metadata, outbox.RowMetadata)
-	metadata.Set(ConsumerMetadata, letter.Consumer)
-	metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
-	id := letter.MessageID
-	if !takesID(id, Reason(letter.Reason)) {
-		id = freshID(letter.ID)
-	}
-	metadata.Set(replayIDMetadata, id)
-	uuid := cmp.Or(metadata[uuidMetadata], letter.MessageID, id)
-	delete(metadata, uuidMetadata)
-	msg := message.NewMessageWithContext(ctx, uuid, letter.Payload)
-	msg.Metadata = metadata
-	return msg
-}
-
-func freshID(letter int64) string { return "letter-" + strconv.FormatInt(letter, 10) }
-
-// replay is what a message tells of the letter that it is the replay of.
-type replay struct {
-	marked bool  // it is one
-	letter int64 // 0: published by somebody else, who does not say
-	fresh  bool  // it has a new id
-}
-
-// replayed reads the marks of a replay, and returns the id that the message is to be
-// known by, if they say.
-func (in *Inbox) replayed(msg *message.Message) (r replay, id string) {
-	mark := msg.Metadata[ReplayMetadata]
-	if mark == "" {
-		return replay{}, ""
-	}
-	r.marked = true
-	letter, err := strconv.ParseInt(mark, 10, 64)
-	if err != nil || letter <= 0 || in.letters() == nil {
-		return r, ""
-	}
-	id = msg.Metadata[replayIDMetadata]
-	r.letter, r.fresh = letter, id == freshID(letter)
-	return r, id
-}
-
-// letters returns the store of the letters, if it is known. A process that handles
-// messages ends their replays, also where another one publishes them.
-func (in *Inbox) letters() *dlq.Store {
-	if l, ok := in.cfg.DeadLetters.(letters); ok {
-		return l.store
-	}
-	if in.cfg.Replays != nil {
-		return in.cfg.Replays.Letters
-	}
-	return nil
-}
-
-// distrust takes no mark of a replay for true on a message that may be forged, unless
-// it is what is in its letter.
-func (in *Inbox) distrust(ctx context.Context, w *work) {
-	if w.replay.letter == 0 {
-		return
-	}
-	id := w.replay.letter
-	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return in.letters().Get(ctx, id) })
-	if err == nil && bytes.Equal(letter.Payload, w.msg.Payload) {
-		return
-	}
-	w.replay, w.id = replay{}, ""
-	_ = contain.Call(func() error { w.id = in.cfg.ID(w.msg); return nil }) // without one it is nobody's
-}
-
-// endReplay ends, with tx, the replay that a message belongs to. It reports false if
-// there is none any more: another copy was faster.
-func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, r replay) (open bool, err error) {
-	if r.letter == 0 {
-		return true, nil
-	}
-	open, err = in.letters().EndReplay(ctx, tx, in.cfg.Consumer, r.letter)
-	if err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)) {
-		return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
-	}
-	return open, err
-}
-
-// takesID reports that a letter takes the id of its message: that is not another's.
-func takesID(id string, reason Reason) bool { return id != "" && reason != Conflict }

@@ -99,17 +99,47 @@ func TestReplays_OneThatCrashesDies(t *testing.T) {
 	})
 }
 
-// A replay that the subscriber cannot read makes a new letter, which ends it.
-func TestReplays_OneThatCannotBeReadEnds(t *testing.T) {
+// A replay that the subscriber cannot read goes on: who made the message is not known.
+func TestReplays_OneThatCannotBeReadGoesOn(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, in.Refuse(t.Context(), message.NewMessage("a", []byte("x")), errors.New("no such encoding")))
 		publishReplays(t, in, store)
 		expectNoError(t, in.Refuse(t.Context(), rec.msgs[0], errors.New("no such encoding")))
-		expectNoError(t, in.Refuse(t.Context(), rec.msgs[0].Copy(), errors.New("no such encoding")))
-		if got := statesOf(t, store); got["replayed malformed"] != 1 || got["dead malformed"] != 1 {
-			t.Errorf("letters %v, want one replayed and one dead", got)
+		if got := statesOf(t, store); got["replaying malformed"] != 1 || got["dead malformed"] != 1 {
+			t.Errorf("letters %v, want one replaying and one dead", got)
 		}
+		for range 2 {
+			expectNoError(t, deliverMessage(t, in, redeliver(t, rec.msgs[0], false), effect))
+		}
+		if got := statesOf(t, store); got["replayed malformed"] != 1 {
+			t.Errorf("letters %v, want one replayed", got)
+		}
+		p.expect(t, 1, 1, 0)
+	})
+}
+
+// Other consumers of a replay's topic acknowledge it unseen if they can check it. It may
+// be older than ids are kept, and it has one effect however often it comes.
+func TestReplays_AreForOneConsumer(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, store, rec := p.replaying(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
+		mail, _, _ := p.replaying(t, func(cfg *inbox.Config) { cfg.Consumer, cfg.Retention = "mail", time.Hour })
+		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("x")), bad))
+		publishReplays(t, in, store)
+		old := func() *message.Message {
+			m := rec.msgs[0].Copy()
+			m.SetContext(inbox.ContextWithDelivery(context.WithoutCancel(t.Context()), delivery{createdAt: time.Now().Add(-240 * time.Hour)}))
+			return m
+		}
+		expectNoError(t, deliverMessage(t, mail, old(), effect))
+		p.expect(t, 0, 1, 0)
+		for range 3 {
+			_, err := in.GroupMiddleware(effect)(old())
+			expectNoError(t, err)
+			expectNoError(t, deliverMessage(t, mail, old(), effect))
+		}
+		p.expect(t, 1, 1, 0)
 	})
 }
 

@@ -37,6 +37,12 @@ type Retry struct {
 	// longer.
 	DelayMax time.Duration
 
+	// Unavailable is the number of deliveries that may end with an error marked by
+	// Unavailable, while other messages are handled, before the message becomes a dead
+	// letter. They wait as failed ones do: by default an hour and a quarter in all. It has
+	// no meaning without Config.DeadLetters. Default: 20. 1 to 1,000.
+	Unavailable int
+
 	// Crashes is the number of times that a message may take its process down
 	// before it becomes a dead letter. Only deliveries are counted that the
 	// broker has marked as repeated, and from the second on only while no other
@@ -71,6 +77,7 @@ func (r *Retry) resolve(bad func(field, value, problem string)) {
 	if r.DelayMax < r.Delay {
 		bad("Retry.DelayMax", r.DelayMax.String(), "must not be below Delay")
 	}
+	count("Unavailable", &r.Unavailable, 20, 1000)
 	count("Crashes", &r.Crashes, 3, 100)
 }
 
@@ -79,6 +86,15 @@ func (r *Retry) backoff(n int) time.Duration { return jitter(double(r.Backoff, n
 
 // delay returns the time before the next delivery after n of them have failed.
 func (r *Retry) delay(n int) time.Duration { return jitter(double(r.Delay, n-1, r.DelayMax)) }
+
+// again returns the time before the next delivery of a message whose last one has failed
+// with an error that is marked with p.
+func (r *Retry) again(p policy, rec record) time.Duration {
+	if p.unavailable {
+		return r.delay(rec.unavailable)
+	}
+	return max(p.after, r.delay(rec.failures))
+}
 
 // double returns d * 2^times, at most most.
 func double(d time.Duration, times int, most time.Duration) time.Duration {

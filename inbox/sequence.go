@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // gaps remembers since when messages that came too early wait.
@@ -47,17 +48,41 @@ const (
 	early            // one before it has not come
 )
 
+// place is the number of a message among those of its key, if it has one.
+func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
+	seq, ok = in.cfg.Sequence(w.msg)
+	key = in.cfg.Key(w.msg)
+	return key, seq, ok && key != ""
+}
+
+// placeOf is the place of a message that may be why these functions panic. A replay has
+// none: nothing waits for it.
+func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
+	if in.cfg.Sequence == nil || w.replay.marked() {
+		return "", nil
+	}
+	_ = contain.Call(func() error {
+		if k, n, ok := in.place(w); ok && checkText(k) == "" {
+			key, seq = k, &n
+		}
+		return nil
+	})
+	return key, seq
+}
+
 // admit asks the sequence gate whether the message may have its effects now. It
 // keeps its key locked until the end of the transaction. A replay may, and leaves the
 // sequence as it is: whoever asked for it knows that it comes late.
 func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, error) {
-	if in.cfg.Sequence == nil || w.replay.marked {
+	if in.cfg.Sequence == nil || w.replay.marked() {
 		return true, nil
 	}
-	seq, ok := in.cfg.Sequence(w.msg)
-	key := in.cfg.Key(w.msg)
-	if !ok || key == "" {
+	key, seq, ok := in.place(w)
+	if !ok {
 		return true, nil
+	}
+	if problem := checkText(key); problem != "" {
+		return false, Permanent(fmt.Errorf("the key of a sequence %s", problem))
 	}
 	over := false
 	for {
@@ -68,8 +93,17 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 		case at == early && in.gaps.waited(w.id) <= in.cfg.GapWait:
 			return false, ErrGap
 		case at == early && !over:
+			retried, err := boundtx.Wait(ctx, tx, func() (bool, error) { return in.store.retried(ctx, tx.Raw, key, seq, in.cfg.GapWait) })
+			if err != nil {
+				return false, fmt.Errorf("sequence: %w", err)
+			}
+			if retried {
+				return false, ErrGap
+			}
 			over = true // nobody waits for ever
 			continue
+		case at == outdated && (w.failed || cameBefore(ctx)):
+			return false, Permanent(ErrOvertaken)
 		}
 		in.gaps.forget(w.id)
 		return at == nextInLine, nil

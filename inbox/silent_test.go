@@ -172,3 +172,26 @@ func eventually(t *testing.T, what string, ok func() bool) {
 		}
 	}
 }
+
+// A note whose connection falls silent in the middle keeps its row for as long as the
+// server waits for its client, and no longer.
+func TestInbox_ANoteWhoseConnectionIsSilentHoldsNothingUp(t *testing.T) {
+	t.Parallel()
+	p := postgres(t, "binary_parameters=yes")
+	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
+		cfg.Timeout, cfg.LockTimeout, cfg.DeadLetters = 2*time.Second, 100*time.Millisecond, &letters{}
+	})
+	proxy.Silence(testserver.Containing("set errors"), 1)
+	msg := message.NewMessageWithContext(t.Context(), "a", nil)
+	if _, err := in.Middleware(func(*message.Message) ([]*message.Message, error) { return nil, errors.New("fails once") })(msg); err == nil || proxy.Silenced() != 1 {
+		t.Fatalf("%v; %d connections are silent", err, proxy.Silenced())
+	}
+	tries := 0
+	for ; tries < 5; tries++ { // each waits for up to 10 s
+		msg := message.NewMessageWithContext(inbox.ContextWithDelivery(t.Context(), delivery{redelivered: true}), "a", nil)
+		if _, err := in.Middleware(effect)(msg); err == nil {
+			return
+		}
+	}
+	t.Errorf("after %d redeliveries it is not handled", tries)
+}

@@ -21,15 +21,16 @@ type sqliteStore struct {
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	return &sqliteStore{
-		notes:     notes{db: db, consumer: cfg.Consumer, text: sqliteNotes.complete(cfg.Database)},
+		notes:     notes{db: db, sqlite: true, consumer: cfg.Consumer, text: sqliteNotes.complete(cfg.Database)},
 		claimText: cfg.Database.Expand(sqliteClaim),
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
 	}
 }
 
-// There is one writer, so the begin waits for a copy that is being handled, as
-// long as the busy timeout of the connection says.
+// There is one writer, so the begin waits for a copy that is being handled, until ctx
+// ends or, without a deadline, for as long as a begin waits for a transaction that does
+// not end.
 func (s *sqliteStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
 	tx, err := boundtx.Begin(ctx, s.db, oncemill.SQLite, calls, nil)
 	if err != nil && sqlerr.Retryable(err) {

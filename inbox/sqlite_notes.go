@@ -34,7 +34,7 @@ where not exists (select 1 from {{inbox}} i where i.consumer = $1 and i.message_
 on conflict (consumer, message_id) do update
 set starts = f.starts + 1,
 	changed_at = ` + sqliteNow + `
-returning starts > 1`,
+returning starts > 1, max(again_at - ` + sqliteNow + `, 0)`,
 	noteEnd: `
 update {{inbox_failures}}
 set starts = max(starts - 1, 0),
@@ -43,14 +43,49 @@ set starts = max(starts - 1, 0),
 where consumer = $1
 	and message_id = $2`,
 	countFailure: `
-insert into {{inbox_failures}} as f (consumer, message_id, failures)
-values ($1, $2, 1)
+insert into {{inbox_failures}} as f (consumer, message_id, failures, unavailable, key, seq)
+values ($1, $2, $5, $6, $7, $8)
 on conflict (consumer, message_id) do update
-set failures = f.failures + 1,
+set failures = f.failures + excluded.failures,
+	unavailable = f.unavailable + excluded.unavailable,
+	key = excluded.key,
+	seq = excluded.seq,
 	starts = case when $3 then max(f.starts - 1, 0) else f.starts end,
 	alone = case when $4 then max(f.alone - 1, 0) else f.alone end,
 	changed_at = ` + sqliteNow + `
-returning failures, errors, ` + sqliteNow,
+returning failures, unavailable, errors, ` + sqliteNow,
+
+	// Served by the primary key; the row is of this transaction.
+	keepErrors: `
+update {{inbox_failures}}
+set errors = $3,
+	again_at = ` + sqliteNow + ` + $4
+where consumer = $1
+	and message_id = $2`,
+
+	// Served by inbox_failures_sequence. The key's sequence is locked by this
+	// transaction, so none of its messages is handled meanwhile.
+	retried: `
+select exists (
+	select 1
+	from {{inbox_failures}} f
+	where f.consumer = $1
+		and f.key = $2
+		and f.seq < $3
+		and f.seq > (select s.seq from {{inbox_sequences}} s where s.consumer = $1 and s.key = $2)
+		and f.again_at > ` + sqliteNow + ` - $4)`,
+
+	// Served by the primary key. The upsert locks its row, so counts that come at the
+	// same time come one after the other.
+	countRefused: `
+insert into {{inbox_refused}} as r (consumer, topic, reason, refused, total)
+values ($1, $2, $3, $4, $4)
+on conflict (consumer, topic, reason) do update
+set refused = excluded.refused + case when r.since < ` + sqliteNow + ` - $5 then 0 else r.refused end,
+	since = case when r.since < ` + sqliteNow + ` - $5 then ` + sqliteNow + ` else r.since end,
+	total = r.total + excluded.total,
+	last_at = ` + sqliteNow + `
+returning refused`,
 
 	pruneIDs: `
 delete from {{inbox}}
@@ -87,10 +122,13 @@ where consumer = $1
 // The database is a file: a connection to it is not lost.
 func (s *sqliteStore) gone(context.Context, *sql.Tx) bool { return false }
 
-func (s *sqliteStore) reopen(ctx context.Context, tx *sql.Tx, id messageID) (bool, error) {
-	n, err := affected(tx.ExecContext(ctx, s.text.reopen, id.consumer, id.message))
+// The busy timeout of the connection says how long locks are waited for.
+func (s *sqliteStore) patience(context.Context, *sql.Tx) error { return nil }
+
+func (s *sqliteStore) reopen(ctx context.Context, tx *sql.Tx, id messageID) error {
+	_, err := tx.ExecContext(ctx, s.text.reopen, id.consumer, id.message)
 	if err != nil && sqlerr.Retryable(err) {
-		return false, fmt.Errorf("%w: %w", ErrBeingHandled, err)
+		return fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	}
-	return n == 1, err
+	return err
 }

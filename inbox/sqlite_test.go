@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"io/fs"
-	"strings"
 	"testing"
 	"time"
 
@@ -12,11 +11,6 @@ import (
 
 	"github.com/oncemill/oncemill/inbox"
 )
-
-// impatient is a data source name without a wait for a busy database.
-func impatient(dsn string) string {
-	return strings.Replace(dsn, "busy_timeout%2810000%29", "busy_timeout%281%29", 1)
-}
 
 func readFile(t *testing.T, files fs.FS, path string) string {
 	t.Helper()
@@ -108,22 +102,5 @@ func TestSQLite_InterruptedReadEndsNothing(t *testing.T) {
 		return effect(msg)
 	})
 	expectNoError(t, err)
-	p.expect(t, 1, 1, 0)
-}
-
-// A connection that does not begin as a writer becomes one by the claim.
-func TestSQLite_WorksWithoutImmediateTransactions(t *testing.T) {
-	t.Parallel()
-	p := places["sqlite"](t)
-	p.tap.dsn = strings.Replace(p.dsn, "_txlock=immediate", "_txlock=deferred", 1)
-	p.db.SetMaxIdleConns(0)
-	in := p.inbox(t, nil)
-	done := make(chan error)
-	for range 10 {
-		go func() { done <- deliver(t, in, "a", effect) }()
-	}
-	for range 10 {
-		expectNoError(t, <-done)
-	}
 	p.expect(t, 1, 1, 0)
 }

@@ -46,9 +46,12 @@ type store interface {
 	// there it is the same.
 	sameFingerprint(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (bool, error)
 
-	// reopen removes the row of a dead letter. False means that there is none.
-	// It waits as claim does.
-	reopen(ctx context.Context, tx *sql.Tx, id messageID) (bool, error)
+	// patience makes what follows wait for locks as long as the claim does, up to the
+	// claim. The server ends a transaction whose client is silent, as after a claim.
+	patience(ctx context.Context, tx *sql.Tx) error
+
+	// reopen removes the row of a dead letter, if there is one.
+	reopen(ctx context.Context, tx *sql.Tx, id messageID) error
 
 	// markDead makes the row of an id that of a dead letter.
 	markDead(ctx context.Context, tx *sql.Tx, id string) error
@@ -58,7 +61,7 @@ type store interface {
 	advance(ctx context.Context, tx *sql.Tx, key string, seq int64, skip bool) (place, error)
 
 	// noteStart counts a start, unless the id is in the inbox: for a replay, as
-	// that of another than a dead letter.
+	// that of another than a dead letter. It tells what to expect of it.
 	noteStart(ctx context.Context, id string, replay bool) (start, error)
 
 	// charge counts a start alone and returns how many have not ended.
@@ -67,8 +70,19 @@ type store interface {
 	// noteEnd takes back what noteStart and charge have counted.
 	noteEnd(ctx context.Context, id string, s start) error
 
+	// discharge takes back what charge has counted.
+	discharge(ctx context.Context, id string) error
+
 	// recordFailure counts a failed delivery and ends its start.
-	recordFailure(ctx context.Context, id string, s start, failure error) (record, error)
+	recordFailure(ctx context.Context, id string, s start, f failure) (record, error)
+
+	// retried reports that a message of the key before seq has failed and is expected to
+	// come again, or was to come no longer than wait ago.
+	retried(ctx context.Context, tx *sql.Tx, key string, seq int64, wait time.Duration) (bool, error)
+
+	// countRefused counts refused messages, and returns how many there were in the last
+	// refusedFor, more or less.
+	countRefused(ctx context.Context, tx *sql.Tx, o origin, n int) (int64, error)
 
 	// forgetFailures removes what is noted of a message.
 	forgetFailures(ctx context.Context, tx *sql.Tx, id string) error
@@ -84,24 +98,36 @@ type store interface {
 	now(ctx context.Context) (time.Time, error)
 }
 
+// failure is a delivery that failed.
+type failure struct {
+	text        string
+	unavailable bool                       // what the handler needs
+	uncounted   bool                       // it is no fault of the message
+	key         string                     // with seq, the place of the message
+	seq         *int64                     // nil if it has none
+	again       func(record) time.Duration // until the next delivery
+}
+
 // record is what is noted of a message that fails.
 type record struct {
-	failures int
-	errors   []Failure
+	failures    int
+	unavailable int
+	errors      []Failure
+	again       time.Duration
 }
 
 // mostErrors is how many failures of a message are kept in full.
 const mostErrors = 10
 
 // add appends a failure to those of a row, and returns what to keep.
-func (r *record) add(kept string, now time.Time, failure error) (string, error) {
+func (r *record) add(kept string, now time.Time, text string) (string, error) {
 	if err := json.Unmarshal([]byte(kept), &r.errors); err != nil {
 		return "", fmt.Errorf("read former failures: %w", err)
 	}
-	r.errors = append(r.errors, Failure{At: now.UTC(), Error: textOf(failure.Error())})
+	r.errors = append(r.errors, Failure{At: now.UTC(), Error: textOf(text)})
 	r.errors = r.errors[max(0, len(r.errors)-mostErrors):]
-	text, err := json.Marshal(r.errors)
-	return string(text), err
+	encoded, err := json.Marshal(r.errors)
+	return string(encoded), err
 }
 
 // messageID is the key of the inbox.

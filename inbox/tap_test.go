@@ -64,7 +64,10 @@ func (t *tap) pass(text string) string {
 	if other, ok := t.rewrites[text]; ok {
 		text = other
 	}
-	t.statements = append(t.statements, text)
+	// What precedes each turn to write on SQLite is not the inbox's.
+	if !strings.HasPrefix(text, "pragma ") && !strings.HasPrefix(text, "select file from pragma_") {
+		t.statements = append(t.statements, text)
+	}
 	return text
 }
 

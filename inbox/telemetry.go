@@ -59,7 +59,7 @@ func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, e
 	t.dead, errs[3] = meter.Int64Counter("oncemill.inbox.dead_letters", metric.WithUnit("{message}"),
 		metric.WithDescription("Messages that became dead letters."))
 	t.ignored, errs[4] = meter.Int64Counter("oncemill.inbox.ignored", metric.WithUnit("{message}"),
-		metric.WithDescription("Messages for one other consumer, acknowledged without running the handler."))
+		metric.WithDescription("Replays for another consumer, acknowledged without running the handler."))
 	return t, errors.Join(errs[:]...)
 }
 

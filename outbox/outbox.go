@@ -209,6 +209,10 @@ func (o *Outbox) ContextPublisher() *Publisher {
 // commit, runs fn again, so fn must have no other effects than those in the
 // transaction; it must not commit or roll back itself.
 //
+// On SQLite it waits for its turn to write until ctx ends, and fn must be short: nobody
+// else writes meanwhile. Its errors there are those of oncemill, see
+// [oncemill.ErrNestedTx].
+//
 // If ctx ends before the commit, the transaction is rolled back. Once the COMMIT has
 // been sent, RunInTx waits for its answer, for up to Config.CommitTimeout; the end of
 // ctx does not cancel it, since PostgreSQL would then no longer wait for a synchronous
@@ -222,7 +226,7 @@ func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *s
 			o.Wake()
 			return nil
 		}
-		if !sqlerr.Retryable(err) || errors.Is(err, ErrCommitUnknown) || attempt == o.cfg.Retries {
+		if !sqlerr.Retryable(err) || errors.Is(err, ErrCommitUnknown) || errors.Is(err, oncemill.ErrDatabaseLocked) || attempt == o.cfg.Retries {
 			return err
 		}
 		// The loser gives the winner time to finish; the spread keeps losers

@@ -199,7 +199,7 @@ func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error)
 
 // inconclusive reports an error that says nothing about the statement.
 func inconclusive(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err)
+	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) || sqlerr.Full(err)
 }
 
 // removeByIdentity returns how many rows were removed, and those that are locked.

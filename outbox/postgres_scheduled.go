@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/lib/pq"
@@ -18,12 +17,12 @@ import (
 )
 
 // postgresScheduled is the SQL of messages for later.
-type postgresScheduled struct{ insert, cancel, next, move string }
+type postgresScheduled struct{ insert, cancel, next, large, choose, move string }
 
 func newPostgresScheduled(names oncemill.Config) postgresScheduled {
 	return postgresScheduled{
 		insert: names.Expand(postgresSchedule), cancel: names.Expand(postgresCancel),
-		next: names.Expand(postgresNextDue), move: names.Expand(postgresMoveDue),
+		next: names.Expand(postgresNextDue), large: names.Expand(postgresNextLarge), choose: names.Expand(postgresChooseDue), move: names.Expand(postgresMoveChosen),
 	}
 }
 
@@ -46,33 +45,48 @@ var postgresScheduleParts = [scheduleColumns + 1]string{
 const postgresCancel = `select from {{scheduled_cancel}}($1)`
 
 const (
-	// The first entry of the primary key.
+	// The first entry of the primary key, but for those put aside, $1.
 	postgresNextDue = `
 select (extract(epoch from s.deliver_at - clock_timestamp()) * 1000000)::bigint, octet_length(s.payload) + octet_length(s.metadata)
 from {{scheduled}} s
+where s.seq not in (select unnest((select $1::bigint[])))
+order by s.deliver_at, s.seq
+limit 1`
+
+	// The first that is due and has more bytes than $2. What stands before it in the
+	// index waits for a cancellation.
+	postgresNextLarge = `
+select octet_length(s.payload) + octet_length(s.metadata)
+from {{scheduled}} s
+where s.deliver_at <= (select clock_timestamp())
+	and octet_length(s.payload) + octet_length(s.metadata) > $2
+	and s.seq not in (select unnest((select $1::bigint[])))
 order by s.deliver_at, s.seq
 limit 1`
 
 	// What is due comes first in the index, which statistics of a table that fills
 	// and empties do not tell: the planner gets no other choice.
-	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off`
+	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off; set local datestyle = 'ISO'`
 
 	// Served by the primary key (deliver_at, seq), from its start. $1 is the
 	// number of rows, $2 the byte budget, $3 keys that wait already, $4 and $5 the
-	// least and the most bytes of a row.
+	// least and the most bytes of a row, $6 those put aside, $7 the one row that it is
+	// about, if it is not 0.
 	//
-	// Rows of another size, and those that somebody is cancelling, which are locked,
-	// are passed over, and so are the later ones of their keys: the cancellation may
-	// be rolled back. A row
+	// Rows of another size, those put aside, and those that somebody is cancelling,
+	// which are locked, are passed over, and so are the later ones of their keys: the
+	// cancellation may be rolled back. A row
 	// that is not locked once it was read cannot be cancelled before this
-	// commits. Ids are taken after the sort.
-	postgresMoveDue = `
+	// commits. It is apart from the move so that one that fails is known.
+	postgresChooseDue = `
 with free as materialized (
 	select s.deliver_at, s.seq, s.key, octet_length(s.payload) + octet_length(s.metadata) as bytes
 	from {{scheduled}} s
 	where s.deliver_at <= (select clock_timestamp())
 		and s.key not in (select unnest((select $3::text[])))
 		and octet_length(s.payload) + octet_length(s.metadata) between $4 and $5
+		and s.seq not in (select unnest((select $6::bigint[])))
+		and ((select $7::bigint) = 0 or s.seq = (select $7::bigint))
 	order by s.deliver_at, s.seq
 	limit $1
 	for update skip locked
@@ -99,19 +113,21 @@ with free as materialized (
 		)
 	) f
 	where coalesce(bytes_before, 0) < $2
-), gone as (
+)
+select array(select deliver_at::text from chosen order by deliver_at, seq), array(select seq from chosen order by deliver_at, seq), array(select key from held)`
+
+	// Ids are taken after the sort.
+	postgresMoveChosen = `
+with gone as (
 	delete from {{scheduled}} s
-	using chosen c
+	using unnest((select $1::timestamptz[]), (select $2::bigint[])) as c (deliver_at, seq)
 	where s.deliver_at = c.deliver_at and s.seq = c.seq
 	returning s.deliver_at, s.seq, s.lane, s.topic, s.message_id, s.key, s.payload, s.metadata
-), moved as (
-	insert into {{outbox}} (lane, topic, message_id, key, payload, metadata)
-	select lane, topic, message_id, key, payload, metadata
-	from gone
-	order by deliver_at, seq
-	returning id
 )
-select (select count(*) from moved), array(select key from held)`
+insert into {{outbox}} (lane, topic, message_id, key, payload, metadata)
+select lane, topic, message_id, key, payload, metadata
+from gone
+order by deliver_at, seq`
 )
 
 func (s *postgresStore) schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error {
@@ -130,7 +146,11 @@ func affected(result sql.Result, err error) (int64, error) {
 }
 
 func (s *postgresStore) nextDue(ctx context.Context) (due, error) {
-	return nextDue(s.db.QueryRowContext(ctx, s.scheduled.next))
+	head, err := nextDue(s.db.QueryRowContext(ctx, s.scheduled.next, pq.Array(s.pace.putAside())))
+	if err == nil && s.pace.retryIn(time.Now()) <= 0 {
+		head.in = 0
+	}
+	return head, err
 }
 
 func nextDue(row *sql.Row) (head due, err error) {
@@ -156,156 +176,143 @@ var moveLimits = shorttx.Limits{Lock: time.Second, Statement: 3 * time.Second}
 const mostBytes = math.MaxInt32 // of a row
 
 // moveDue moves a batch. A message that is larger than a batch is moved alone, with
-// more time, when it has become the first one that is due; until then, and while that
-// fails, others pass it, but those of its key.
+// more time, when it has become the first one that is due, or the others wait; until then
+// others pass it, but those of its key. One that cannot be moved, for whatever reason of
+// its own, is put aside, and tried again alone.
 func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
 	rows, bytes := s.pace.batch()
-	if begin := time.Now(); head.bytes > bytes && s.pace.tryLarge(begin) {
-		limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(head.bytes)}
-		call := limits.Statement + moveBeside
-		if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
-			moved, err := s.moveSmall(ctx, guard, rows, bytes)
-			moved.Limit = call
+	alone := choice{rows: 1, bytes: bytes, most: mostBytes}
+	try := false
+	if one, ok := s.pace.retry(time.Now()); ok {
+		alone.only, head.bytes, try = one.seq, one.bytes, true
+	} else if head.bytes > bytes && s.pace.tryLarge(time.Now()) {
+		alone.least, try = bytes+1, true
+	}
+	if try {
+		moved, err := s.moveAlone(ctx, guard, alone, head.bytes)
+		if err != nil || moved.Rows > 0 {
 			return moved, err
 		}
-		n, err := s.move(ctx, limits, guard, 1, bytes, bytes+1, mostBytes)
-		switch {
-		case err == nil && n > 0:
-			s.pace.movedLarge(time.Since(begin))
-			return Moved{Rows: n}, nil
-		case err != nil && (ctx.Err() != nil || !sqlerr.TimedOut(err)):
-			return Moved{}, err
-		case err != nil:
-			wait := s.pace.failedLarge(time.Now(), limits.Statement)
-			s.log.ErrorContext(ctx, "scheduled message is too large to be moved in time; trying again later",
-				"bytes", head.bytes, "limit", limits.Statement, "retry_in", wait, "error", err)
-		}
+		others, err := s.moveSmall(ctx, guard, rows, bytes)
+		others.Limit, others.Failed = moved.Limit, others.Failed || moved.Failed
+		return others, err
 	}
-	return s.moveSmall(ctx, guard, rows, bytes)
+	moved, err := s.moveSmall(ctx, guard, rows, bytes)
+	if err != nil || moved.Rows > 0 || !s.pace.tryLarge(time.Now()) {
+		return moved, err
+	}
+	switch err := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(s.pace.putAside()), bytes).Scan(&head.bytes); {
+	case errors.Is(err, sql.ErrNoRows):
+		return moved, nil
+	case err != nil:
+		return moved, err
+	}
+	alone.least = bytes + 1
+	return s.moveAlone(ctx, guard, alone, head.bytes)
+}
+
+// moveAlone moves one message, with the time of its size.
+func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, bytes int64) (Moved, error) {
+	limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(c.only, bytes)}
+	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
+		return Moved{Limit: limits.Statement + moveBeside}, nil
+	}
+	begin := time.Now()
+	moved, chosen, err := s.move(ctx, limits, guard, c)
+	switch {
+	case err == nil && moved > 0:
+		s.pace.movedAlone(c.only, bytes, time.Since(begin), limits.Statement)
+		return Moved{Rows: moved}, nil
+	case err == nil: // it was cancelled, or waits for another one of its key
+		s.pace.forget(c.only)
+	case len(chosen) == 1 && ofRow(ctx, err):
+		s.putAside(ctx, chosen[0], bytes, limits.Statement, err)
+		return Moved{Failed: true}, nil
+	default:
+		return Moved{}, err
+	}
+	return Moved{}, nil
+}
+
+// ofRow reports an error that a row may have a part in: it takes too long, or is not what
+// the outbox takes.
+func ofRow(ctx context.Context, err error) bool {
+	state := sqlerr.State(err)
+	if ctx.Err() != nil || len(state) != 5 {
+		return false
+	}
+	switch state[:2] {
+	case "22", "23", "54", "P0", "XX": // data, constraints, limits, a trigger's own, corruption
+		return true
+	}
+	return state == "57014"
+}
+
+func (s *postgresStore) putAside(ctx context.Context, seq, bytes int64, limit time.Duration, err error) {
+	wait := s.pace.failed(seq, bytes, limit, sqlerr.TimedOut(err), time.Now())
+	s.log.ErrorContext(ctx, "scheduled message cannot be moved to the outbox; it and those of its key wait, trying again later",
+		"seq", seq, "bytes", bytes, "limit", limit, "retry_in", wait, "error", err)
 }
 
 // moveSmall moves a batch of rows of at most so many bytes each, and adapts the batch
-// to how long that takes.
+// to how long that takes. One that fails is made smaller, down to the row that is why.
 func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, bytes int64) (Moved, error) {
 	limits := moveLimits
 	if within := shorttx.Within(ctx); within.Statement < limits.Statement {
 		limits = within // the server is to say what is slow, before the caller gives up
 	}
 	begin := time.Now()
-	n, err := s.move(ctx, limits, guard, rows, bytes, 0, bytes)
+	moved, chosen, err := s.move(ctx, limits, guard, choice{rows: rows, bytes: bytes, most: bytes})
 	switch {
 	case err == nil:
 		s.pace.took(time.Since(begin), limits.Statement)
-		return Moved{Rows: n}, nil
-	case ctx.Err() == nil && sqlerr.State(err) != "57014", errors.Is(ctx.Err(), context.Canceled):
+		return Moved{Rows: moved}, nil
+	case ctx.Err() == nil && !ofRow(ctx, err), errors.Is(ctx.Err(), context.Canceled):
 		return Moved{}, err
+	case ctx.Err() == nil && len(chosen) == 1 && (rows == 1 || !sqlerr.TimedOut(err)):
+		s.putAside(ctx, chosen[0], 0, limits.Statement, err)
+		return Moved{Failed: true}, nil
 	case ctx.Err() != nil, !s.pace.slower():
 		return Moved{}, err // the server is silent, or less is not possible
 	}
-	s.log.WarnContext(ctx, "moving scheduled messages takes too long; moving fewer at a time", "rows", rows, "bytes", bytes, "error", err)
-	return Moved{}, nil
+	s.log.WarnContext(ctx, "moving scheduled messages failed; moving fewer at a time", "rows", rows, "bytes", bytes, "error", err)
+	return Moved{Failed: true}, nil
 }
 
-// move moves the first rows that are due, of a size.
-func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, rows int, bytes, least, most int64) (moved int, err error) {
+// choice says which rows to move.
+type choice struct {
+	rows        int
+	bytes       int64 // of all; the last row may be too large
+	least, most int64 // bytes of each
+	only        int64 // the one row that it is about; 0: all
+}
+
+// move moves the first rows that are due, of a choice, and returns their number, and in
+// case of an error what they are, as far as that is known.
+func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, chosen []int64, err error) {
 	var waiting []string
 	for {
-		var held []string
+		var times, held []string
+		chosen = nil
 		_, err := s.guarded(ctx, limits, guard, func(tx *sql.Tx) (bool, error) {
 			if _, err := tx.ExecContext(ctx, postgresMovePlan); err != nil {
 				return false, err
 			}
-			row := tx.QueryRowContext(ctx, s.scheduled.move, rows, bytes, pq.Array(orEmpty(waiting)), least, most)
-			return true, row.Scan(&moved, pq.Array(&held))
+			row := tx.QueryRowContext(ctx, s.scheduled.choose, c.rows, c.bytes, pq.Array(orEmpty(waiting)), c.least, c.most, pq.Array(s.pace.putAside(c.only)), c.only)
+			if err := row.Scan(pq.Array(&times), pq.Array(&chosen), pq.Array(&held)); err != nil || len(chosen) == 0 {
+				return false, err
+			}
+			n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array(times), pq.Array(chosen)))
+			moved = int(n)
+			return true, err
 		})
 		// Where all that came first waits, others may not.
-		if err != nil || moved > 0 || len(held) == 0 {
-			return moved, err
+		if err != nil || moved > 0 || len(held) == 0 || c.only != 0 {
+			return moved, chosen, err
 		}
 		waiting = slices.Concat(waiting, held)
 		if len(waiting) > mostWaiting {
-			return 0, fmt.Errorf("%d keys of scheduled messages wait for transactions that cancel one", len(waiting))
+			return 0, nil, fmt.Errorf("%d keys of scheduled messages wait for transactions that cancel one", len(waiting))
 		}
 	}
-}
-
-// pace is how many scheduled messages are moved at a time.
-type pace struct {
-	mu         sync.Mutex // guards what follows
-	halvings   int        // of the batch
-	largeLimit time.Duration
-	largeWait  time.Duration
-	largeAt    time.Time // when a large message may be tried again
-}
-
-const (
-	mostHalvings     = 11 // one row
-	shortestLargeTry = 10 * time.Second
-	longestLargeTry  = 10 * time.Minute
-
-	// A large message has the time that its size needs on a slow disk, less than ten
-	// seconds: the connection may lead nowhere. It has more when the server has said
-	// that this was not enough.
-	largeBytesPerSecond = 20 << 20
-	mostLargeLimit      = time.Minute
-)
-
-// batch returns the rows and bytes of a batch.
-func (p *pace) batch() (rows int, bytes int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return max(1, moveRows>>p.halvings), moveBytes >> p.halvings
-}
-
-// slower halves the batch, and reports whether that is possible.
-func (p *pace) slower() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.halvings == mostHalvings {
-		return false
-	}
-	p.halvings++
-	return true
-}
-
-// took doubles the batch after one that took a small part of its time.
-func (p *pace) took(elapsed, limit time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if elapsed < limit/8 {
-		p.halvings = max(0, p.halvings-1)
-	}
-}
-
-func (p *pace) tryLarge(now time.Time) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return !now.Before(p.largeAt)
-}
-
-// large returns how long the statement may take that moves a message of so many bytes.
-func (p *pace) large(bytes int64) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	needs := moveLimits.Statement + time.Duration(bytes)*time.Second/largeBytesPerSecond
-	return min(max(needs, p.largeLimit), mostLargeLimit)
-}
-
-func (p *pace) movedLarge(took time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.largeLimit, p.largeWait, p.largeAt = 2*took, 0, time.Time{}
-}
-
-// failedLarge notes that so much time was not enough.
-func (p *pace) failedLarge(now time.Time, limit time.Duration) (wait time.Duration) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if limit < mostLargeLimit {
-		p.largeLimit, p.largeWait = 2*limit, shortestLargeTry
-	} else {
-		p.largeWait = min(max(2*p.largeWait, shortestLargeTry), longestLargeTry)
-	}
-	p.largeAt = now.Add(p.largeWait)
-	return p.largeWait
 }

@@ -3,6 +3,7 @@ package outbox
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -75,12 +76,13 @@ const (
 	dayLayout = "20060102"
 )
 
-func (s *postgresStore) maintain(ctx context.Context, guard guard) (Maintained, error) {
-	var done Maintained
-	if err := s.maintainRing(ctx, guard, &done); err != nil {
-		return done, err
+// maintain does each step, whatever becomes of the others.
+func (s *postgresStore) maintain(ctx context.Context, guard guard) (done Maintained, err error) {
+	err = s.maintainRing(ctx, guard, &done)
+	if err == nil || !inconclusive(ctx, err) {
+		err = errors.Join(err, s.maintainHistory(ctx, guard, &done))
 	}
-	return done, s.maintainHistory(ctx, guard, &done)
+	return done, err
 }
 
 // passedOver tells the errors that only say: not now. Somebody holds the
@@ -116,9 +118,10 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *
 	if err != nil {
 		return fmt.Errorf("look at the history: %w", err)
 	}
+	var failed error
 	if s.history > 0 {
 		if err := s.makeDays(ctx, guard, now, days, done); err != nil {
-			return fmt.Errorf("make partition of the history: %w", err)
+			failed = fmt.Errorf("make partition of the history: %w", err)
 		}
 	}
 	for name, filled := range days {
@@ -149,10 +152,10 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *
 		case retired:
 			done.Retired++
 		case err != nil && !passedOver(err):
-			return fmt.Errorf("retire partition of the history: %w", err)
+			return errors.Join(failed, fmt.Errorf("retire partition of the history: %w", err))
 		}
 	}
-	return nil
+	return failed
 }
 
 // expiredFor tells for how long nothing of a day has had to be kept. Without a

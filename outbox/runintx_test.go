@@ -5,14 +5,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"runtime"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/lib/pq"
-	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
@@ -319,12 +317,10 @@ func TestRunInTx_ManyAtOnceAllSucceed(t *testing.T) {
 	}
 }
 
-// Where the data source name sets no busy timeout, RunInTx waits for its turn.
-func TestRunInTx_RetriesABusySQLite(t *testing.T) {
+// A transaction that was begun by hand has no turn that RunInTx could wait for.
+func TestRunInTx_WaitsForATransactionThatWasBegunByHand(t *testing.T) {
 	t.Parallel()
-	path := filepath.Join(t.TempDir(), "test.db")
-	cfg := outbox.Config{Database: oncemill.Config{Dialect: oncemill.SQLite}, Retries: 1 << 20}
-	p := newPlace(t, &sqlite.Driver{}, "file:"+path+"?_txlock=immediate&_pragma=journal_mode(WAL)&_pragma=busy_timeout(0)", cfg)
+	p := onSQLite(t)
 	holder, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)

@@ -38,6 +38,10 @@ type Moved struct {
 	// large for what this one had; 0: as much as usual. It is left until a call has so
 	// much time; others pass it, but those of its key.
 	Limit time.Duration
+
+	// Failed says that a message, or a batch, could not be moved: others, or fewer of
+	// them, may go at once.
+	Failed bool
 }
 
 // due is the first message that waits for its time.

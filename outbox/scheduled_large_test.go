@@ -98,8 +98,79 @@ func TestMoveDue_AMessageThatCannotBeMovedHoldsUpItsKeyAlone(t *testing.T) {
 		if n := len(p.read(t)); n != 6 || p.scheduled(t) != 2 {
 			t.Errorf("%d were moved, %d wait", n, p.scheduled(t))
 		}
-		if text := log.String(); strings.Count(text, "too large") != 1 {
+		if text := log.String(); strings.Count(text, "cannot be moved") != 1 {
 			t.Errorf("logged %q", text)
+		}
+	})
+}
+
+// Messages that the outbox does not take, whatever their size, hold up their keys alone,
+// and are tried again.
+func TestMoveDue_OneThatIsRefusedHoldsUpItsKeyAlone(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		for _, size := range []int{10, 9 << 20} {
+			p.exec(t, `delete from {{outbox}}`)
+			p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+			p.cfg.Logger = slog.New(slog.DiscardHandler)
+			p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 16 << 20 })
+			past := p.now(t).Add(-time.Hour)
+			for i := range 3 {
+				bad := at(fmt.Sprint("bad", i), fmt.Sprint("k", i), past.Add(time.Duration(i)*time.Second))
+				bad.Payload = make([]byte, size)
+				large := at(fmt.Sprint("large", i), fmt.Sprint("other", i), past.Add(time.Minute))
+				large.Payload = make([]byte, 9<<20)
+				p.publish(t, bad, large, at(fmt.Sprint("behind", i), fmt.Sprint("k", i), past.Add(time.Minute)))
+			}
+			for i := range 100 {
+				p.publish(t, at(fmt.Sprint("small", i), fmt.Sprint("small", i), past.Add(2*time.Minute)))
+			}
+			for calls := 0; p.scheduled(t) > 6; calls++ {
+				if calls == 200 {
+					t.Fatalf("%d wait, want 6", p.scheduled(t))
+				}
+				p.moveWithin(t, time.Minute)
+			}
+			p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+			until := time.Now().Add(time.Minute)
+			for p.scheduled(t) > 0 && time.Now().Before(until) { // they are tried again after 10 s
+				time.Sleep(p.moveWithin(t, time.Minute).Next)
+			}
+			var order []string
+			rows := p.read(t)
+			slices.SortFunc(rows, func(a, b outbox.Row) int { return int(a.ID - b.ID) })
+			for _, r := range rows {
+				if strings.HasPrefix(r.Key, "k") {
+					order = append(order, r.MessageID)
+				}
+			}
+			if len(rows) != 109 || slices.Index(order, "bad1") > slices.Index(order, "behind1") {
+				t.Errorf("%d were moved, %v", len(rows), order)
+			}
+			p.exec(t, `drop function slow_insert`)
+		}
+	})
+}
+
+// A batch that was halved since the server was slow grows again, also where messages are
+// larger than what it was halved to.
+func TestMoveDue_TakesMoreAtATimeAgain(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.slowInsert(t, `true`, `raise exception 'too slow' using errcode = 'query_canceled'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		const n = 100
+		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+			select now() - interval '1 hour', 12, 'orders', i::text, 'k' || i, convert_to(repeat('x', 300000), 'UTF8') from generate_series(1, $1::int) i`, n)
+		for range 5 {
+			p.moveWithin(t, usualLimit)
+		}
+		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+		calls := 0
+		for ; p.scheduled(t) > 0 && calls < n; calls++ {
+			p.moveWithin(t, usualLimit)
+		}
+		if p.scheduled(t) > 0 || calls > n/4 {
+			t.Errorf("%d calls, %d are left", calls, p.scheduled(t))
 		}
 	})
 }
@@ -170,7 +241,7 @@ func TestMoveDue_SortsBeforeItTakesIDs(t *testing.T) {
 	found := false
 	for _, s := range p.tap.sent() {
 		text := strings.Join(strings.Fields(s.text), " ")
-		found = found || strings.Contains(text, "from gone order by deliver_at, seq returning id")
+		found = found || strings.Contains(text, "from gone order by deliver_at, seq")
 	}
 	if !found {
 		t.Error("the insert does not sort")

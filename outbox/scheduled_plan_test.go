@@ -53,7 +53,7 @@ func TestPlans_AMillionScheduledMessagesSlowNobody(t *testing.T) {
 			t.Fatal(err)
 		}
 		used := seen.take()
-		want := 3
+		want := 4
 		if rows == 0 {
 			want = 2
 		}

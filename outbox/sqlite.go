@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/litetx"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 type sqliteStore struct {
@@ -188,36 +189,41 @@ func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
 	return Removal{Missed: int(removed)}, nil
 }
 
-// removeBy executes the texts for each row, in one transaction, and returns how
-// many rows the last of them has changed.
+// removeBy executes the texts for each row, in transactions that end when others wait
+// for their turn, and returns how many rows the last of them has changed.
 func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string) (changed int64, err error) {
-	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		statements := make([]*sql.Stmt, len(texts))
 		for i, text := range texts {
-			stmt, err := conn.PrepareContext(ctx, text)
+			stmt, err := tx.PrepareContext(ctx, text)
 			if err != nil {
-				return err
+				return false, err
 			}
 			defer stmt.Close() //nolint:errcheck // nothing is left to be told
 			statements[i] = stmt
 		}
-		for _, r := range rows {
-			var last sql.Result
-			for _, stmt := range statements {
-				var err error
-				if last, err = stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()); err != nil {
-					return err
-				}
-			}
-			n, err := last.RowsAffected()
+		for ; len(rows) > 0 && !over(); rows = rows[1:] {
+			n, err := removeRow(ctx, rows[0], statements)
 			if err != nil {
-				return err
+				return false, err
 			}
 			changed += n
 		}
-		return nil
+		return len(rows) > 0, nil
 	})
 	return changed, err
+}
+
+// removeRow executes the statements for a row, and returns how many rows the last of them
+// has changed.
+func removeRow(ctx context.Context, r Ref, statements []*sql.Stmt) (changed int64, err error) {
+	for _, stmt := range statements {
+		changed, err = affected(stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()))
+		if err != nil {
+			return 0, err
+		}
+	}
+	return changed, nil
 }
 
 const (
@@ -262,15 +268,15 @@ func (s *sqliteStore) lastID(ctx context.Context) (last int64, err error) {
 }
 
 func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
-	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+	err = sqlitetx.Write(ctx, s.db, turn.Caller, func(tx *sql.Tx) error {
 		text := s.names.Expand(`select max((` + sqliteLast + `), (` + sqliteHighest + `), ?1)`)
-		if err := conn.QueryRowContext(ctx, text, floor).Scan(&last); err != nil {
+		if err := tx.QueryRowContext(ctx, text, floor).Scan(&last); err != nil {
 			return err
 		}
-		if _, err := conn.ExecContext(ctx, s.names.Expand(sqliteRepairDelete)); err != nil {
+		if _, err := tx.ExecContext(ctx, s.names.Expand(sqliteRepairDelete)); err != nil {
 			return err
 		}
-		_, err := conn.ExecContext(ctx, s.names.Expand(sqliteRepairInsert), last)
+		_, err := tx.ExecContext(ctx, s.names.Expand(sqliteRepairInsert), last)
 		return err
 	})
 	if err != nil {
@@ -282,8 +288,8 @@ func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int
 // held: a reader keeps the log of an SQLite database long, and nothing else.
 func (s *sqliteStore) held(context.Context) (Held, error) { return Held{}, nil }
 
-// Served by the index on relayed_at; bounded, so that the writer's turn is
-// short.
+// Served by the index on relayed_at; a few at a time, so that others need not wait for
+// their turn to write.
 const sqliteRetire = `
 delete from {{outbox_history}}
 where rowid in (
@@ -293,31 +299,35 @@ where rowid in (
 	limit ?2
 )`
 
-const sqliteRetireRows = 1000
+const sqliteRetireRows = 200
 
-func (s *sqliteStore) maintain(ctx context.Context, guard guard) (Maintained, error) {
-	var done Maintained
-	for !s.ask {
-		// A look needs no turn as the writer.
-		var expired bool
-		if err := s.db.QueryRowContext(ctx, s.names.Expand(sqliteExpired), s.history.Microseconds()).Scan(&expired); err != nil {
-			return done, fmt.Errorf("look at the history: %w", err)
+func (s *sqliteStore) maintain(ctx context.Context, guard guard) (done Maintained, err error) {
+	if s.ask {
+		return done, nil
+	}
+	// A look needs no turn.
+	var expired bool
+	if err := s.db.QueryRowContext(ctx, s.names.Expand(sqliteExpired), s.history.Microseconds()).Scan(&expired); err != nil {
+		return done, fmt.Errorf("look at the history: %w", err)
+	}
+	if !expired {
+		return done, nil
+	}
+	_, err = s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		for !over() {
+			retired, err := affected(tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows))
+			if err != nil {
+				return false, err
+			}
+			done.Retired += retired
+			if retired < sqliteRetireRows {
+				return false, nil
+			}
 		}
-		if !expired {
-			break
-		}
-		var retired int64
-		held, err := s.guarded(ctx, guard, func(tx *sql.Tx) (err error) {
-			retired, err = affected(tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows))
-			return err
-		})
-		if err != nil {
-			return done, fmt.Errorf("retire history: %w", err)
-		}
-		if !held {
-			break
-		}
-		done.Retired += retired
+		return true, nil
+	})
+	if err != nil {
+		return done, fmt.Errorf("retire history: %w", err)
 	}
 	return done, nil
 }

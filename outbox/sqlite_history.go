@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
 )
 
 const (
@@ -125,7 +126,7 @@ func (s *sqliteStore) expired(ctx context.Context, guard guard, _ expired) (expi
 	if err != nil || len(batch.rows) == 0 {
 		return expired{}, err
 	}
-	held, err := s.guarded(ctx, guard, func(*sql.Tx) error { return nil })
+	held, err := s.guarded(ctx, guard, func(*sql.Tx, func() bool) (bool, error) { return false, nil })
 	if err != nil || !held {
 		return expired{}, err
 	}
@@ -153,34 +154,31 @@ func (s *sqliteStore) oldest(ctx context.Context) (batch expired, err error) {
 }
 
 func (s *sqliteStore) forget(ctx context.Context, guard guard, batch expired) (bool, error) {
-	return s.guarded(ctx, guard, func(tx *sql.Tx) error {
+	left := batch
+	return s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		remove, err := tx.PrepareContext(ctx, s.names.Expand(sqliteArchiveDelete))
 		if err != nil {
-			return err
+			return false, err
 		}
 		defer remove.Close() //nolint:errcheck // nothing is left to be told
-		for i, r := range batch.rows {
-			if _, err := remove.ExecContext(ctx, batch.rowids[i], r.ID, r.MessageID, r.RelayedAt.UnixMicro()); err != nil {
-				return err
+		for ; len(left.rows) > 0 && !over(); left.rows, left.rowids = left.rows[1:], left.rowids[1:] {
+			r := left.rows[0]
+			if _, err := remove.ExecContext(ctx, left.rowids[0], r.ID, r.MessageID, r.RelayedAt.UnixMicro()); err != nil {
+				return false, err
 			}
 		}
-		return nil
+		return len(left.rows) > 0, nil
 	})
 }
 
-// guarded runs fn in a transaction of its own that the caller's lease guards, and
-// reports whether the lease was held.
-func (s *sqliteStore) guarded(ctx context.Context, guard guard, fn func(tx *sql.Tx) error) (held bool, err error) {
-	tx, err := s.db.BeginTx(ctx, nil)
-	if err != nil {
-		return false, err
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	if held, err := guard(ctx, tx); err != nil || !held {
-		return false, err
-	}
-	if err := fn(tx); err != nil {
-		return false, err
-	}
-	return true, tx.Commit()
+// guarded runs fn as [sqlitetx.WriteSlices] does, in transactions that the caller's lease
+// guards, and reports whether the lease was held.
+func (s *sqliteStore) guarded(ctx context.Context, guard guard, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) (held bool, err error) {
+	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		if held, err = guard(ctx, tx); err != nil || !held {
+			return false, err
+		}
+		return fn(tx, over)
+	})
+	return held && err == nil, err
 }

@@ -56,24 +56,21 @@ func (s *sqliteStore) nextDue(ctx context.Context) (due, error) {
 	return nextDue(s.db.QueryRowContext(ctx, s.names.Expand(sqliteNextDue)))
 }
 
+// moveDue moves a few at a time, until others wait for their turn to write, nothing is
+// due, or one transaction is long enough.
 func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, error) {
 	var moved int
-	held, err := s.guarded(ctx, guard, func(tx *sql.Tx) error {
-		chosen, err := s.chooseDue(ctx, tx)
-		if err != nil || len(chosen) == 0 {
-			return err
-		}
-		list, err := json.Marshal(chosen)
-		if err != nil {
-			return err
-		}
-		for _, text := range []string{sqliteMoveDue, sqliteForgetDue} {
-			if _, err := tx.ExecContext(ctx, s.names.Expand(text), string(list)); err != nil {
-				return err
+	held, err := s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (bool, error) {
+		for moved < moveRows && !over() {
+			n, err := s.moveSome(ctx, tx)
+			if err != nil {
+				return false, err
+			}
+			if moved += n; n < sqliteMoveRows {
+				break
 			}
 		}
-		moved = len(chosen)
-		return nil
+		return false, nil // the caller comes again
 	})
 	if err != nil || !held {
 		return Moved{}, err
@@ -81,9 +78,30 @@ func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, e
 	return Moved{Rows: moved}, nil
 }
 
-// chooseDue returns the first rows that are due, as many as a move takes.
+// sqliteMoveRows is how many rows a statement moves.
+const sqliteMoveRows = 200
+
+// moveSome moves the first rows that are due, and returns how many.
+func (s *sqliteStore) moveSome(ctx context.Context, tx *sql.Tx) (moved int, err error) {
+	chosen, err := s.chooseDue(ctx, tx)
+	if err != nil || len(chosen) == 0 {
+		return 0, err
+	}
+	list, err := json.Marshal(chosen)
+	if err != nil {
+		return 0, err
+	}
+	for _, text := range []string{sqliteMoveDue, sqliteForgetDue} {
+		if _, err := tx.ExecContext(ctx, s.names.Expand(text), string(list)); err != nil {
+			return 0, err
+		}
+	}
+	return len(chosen), nil
+}
+
+// chooseDue returns the first rows that are due, as many as a statement takes.
 func (s *sqliteStore) chooseDue(ctx context.Context, tx *sql.Tx) (chosen []int64, err error) {
-	rows, err := tx.QueryContext(ctx, s.names.Expand(sqliteChooseDue), moveRows)
+	rows, err := tx.QueryContext(ctx, s.names.Expand(sqliteChooseDue), sqliteMoveRows)
 	if err != nil {
 		return nil, err
 	}

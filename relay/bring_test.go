@@ -98,9 +98,12 @@ var laneKeys = func() (keys []string) {
 	return keys
 }()
 
+// newSpace is that of an engine with so many bytes of large messages of another topic.
+func newSpace(taken int) *space { return &space{taken: taken, of: map[string]int{}} }
+
 func (o *table) completes(t *testing.T, p *pieces, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
 	p.read = o.w.queue.ReadPiece
-	short = p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
+	short = p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
 	return slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }), short
 }
 
@@ -142,21 +145,103 @@ func TestPieces_BringWhatThereIsTimeFor(t *testing.T) {
 	}
 }
 
-// Messages that are too large for one read come in turn.
+// Messages that are too large for one read come in turn, besides the one of which least is
+// missing.
 func TestPieces_BringLargeOnesInTurn(t *testing.T) {
 	t.Parallel()
 	o := newTable(t, mostPiece+1, mostPiece+2, mostPiece+3)
 	p := &pieces{}
-	var order []int
-	for range 6 {
+	came := map[int]int{}
+	for range 12 {
 		kept, _ := o.completes(t, p, slices.Clone(o.rows))
 		if len(kept) != 1 {
 			t.Fatalf("%d rows came at once", len(kept))
 		}
-		order = append(order, kept[0].Lane)
+		came[kept[0].Lane]++
 	}
-	if slices.Equal(order[:3], []int{order[0], order[0], order[0]}) || !slices.Equal(order[:3], order[3:]) || order[0] == order[1] || order[1] == order[2] {
-		t.Errorf("lanes in the order %v", order)
+	for _, r := range o.rows {
+		if n := came[r.Lane]; n < 2 {
+			t.Errorf("%d bytes: %d times of 12", r.Missing, n)
+		}
+	}
+}
+
+// One that is much larger than the others, and comes for long, has half of the time.
+func TestPieces_BringOthersBesideAVeryLargeOne(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1<<20, 1<<20, 1<<20, 1<<20)
+	o.w.health = newHealth(time.Second)
+	rows := slices.Clone(o.rows)
+	rows[0].Missing = 64 << 20
+	p, brought := &pieces{begun: []*begun{{of: rows[0].Ref, payload: make([]byte, mostBegun+1), seen: time.Now()}}}, 0
+	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		p.size = leastPiece
+		time.Sleep(10 * time.Millisecond)
+		if of == rows[0].Ref {
+			brought += leastPiece
+			return make([]byte, leastPiece), nil
+		}
+		return o.w.queue.ReadPiece(ctx, of, offset, most)
+	}
+	for range 30 {
+		p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
+	}
+	for _, r := range rows[1:] {
+		if r.Missing > 0 {
+			t.Errorf("%s has not come", r.MessageID)
+		}
+	}
+	if brought == 0 {
+		t.Error("nothing has come of the large one")
+	}
+}
+
+// Small ones, of which there are always more, keep no large one back.
+func TestPieces_TryALargeOneHoweverManySmallOnesThereAre(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1, 1<<20)
+	o.w.health = newHealth(time.Second)
+	large := slices.IndexFunc(o.rows, func(r outbox.Row) bool { return r.Missing > 1 })
+	p := &pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		if of == o.rows[large].Ref {
+			return o.w.queue.ReadPiece(ctx, of, offset, most)
+		}
+		time.Sleep(20 * time.Millisecond)
+		return []byte("a"), nil
+	}}
+	rows := []*outbox.Row{&o.rows[large]}
+	for range 10 {
+		for lane := range outbox.Lanes {
+			if r := o.rows[1-large]; lane != o.rows[large].Lane {
+				r.Lane = lane
+				rows = append(rows, &r)
+			}
+		}
+		p.complete(t.Context(), o.w, rows, newSpace(0))
+		rows = rows[:1]
+	}
+	if rows[0].Missing > 0 {
+		t.Error("it has not come")
+	}
+}
+
+// Halving the pieces of a payload, each of which takes long since the server reads what
+// comes before it, makes each take as long: then they are not made smaller.
+func TestPieces_AreNotMadeSmallerInVain(t *testing.T) {
+	t.Parallel()
+	p := &pieces{size: 4 << 20}
+	for range 20 {
+		p.adapt(300*time.Millisecond, time.Second)
+	}
+	if p.size != 4<<20 {
+		t.Errorf("%d bytes", p.size)
+	}
+	p = &pieces{size: 4 << 20}
+	for range 20 { // a slow way
+		p.adapt(time.Duration(p.size)*time.Second/(4<<20), time.Second)
+	}
+	if p.size != 512<<10 {
+		t.Errorf("%d bytes over a slow way", p.size)
 	}
 }
 
@@ -184,7 +269,7 @@ func TestPieces_KeepWhatHasComeOfEach(t *testing.T) {
 			brought += len(piece)
 			return piece, err
 		}
-		p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
+		p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
 		rows = slices.DeleteFunc(rows, func(r outbox.Row) bool {
 			if r.Missing == 0 && !bytes.Equal(r.Payload, o.want[r.MessageID]) {
 				t.Errorf("%s: not its payload", r.MessageID)
@@ -213,7 +298,7 @@ func TestPieces_LeaveOutWhatCannotBeRead(t *testing.T) {
 	}
 	rows := slices.Clone(o.rows)
 	for range 3 {
-		short := p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
+		short := p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
 		if short[bad.Lane] == nil {
 			t.Error("the lane of the one is not told from others")
 		}
@@ -234,43 +319,95 @@ func TestPieces_GiveUpWhatNoReadShows(t *testing.T) {
 	o := newTable(t, 1<<20, 2<<20, 100)
 	gone := o.rows[0].Ref
 	gone.ID += 1000
-	p := &pieces{begun: []*begun{{of: gone, payload: make([]byte, 10), seen: time.Now().Add(-o.w.cfg.Lease / 2)}}}
+	p := &pieces{begun: []*begun{{of: gone, payload: make([]byte, 10), seen: time.Now().Add(-keepFor / 2)}}}
 	if came := o.brings(t, p, 0, 1, 2); came != 3 || len(p.begun) != 1 {
 		t.Errorf("%d rows came, of %d there is a part", came, len(p.begun))
 	}
-	p.begun[0].seen = time.Now().Add(-2 * o.w.cfg.Lease)
-	if p.complete(t.Context(), o.w, nil, mostLarge); len(p.begun) != 0 {
+	p.begun[0].seen = time.Now().Add(-keepFor - time.Second)
+	if p.complete(t.Context(), o.w, nil, newSpace(0)); len(p.begun) != 0 {
 		t.Error("it is kept for ever")
 	}
-	p.begun = []*begun{{of: gone, payload: make([]byte, mostBegun+1), seen: time.Now()}}
-	if came := o.brings(t, p, 0, 1, 2); came != 3 || len(p.begun) != 0 {
+	other := gone
+	other.ID++
+	p.begun = []*begun{{of: gone, payload: make([]byte, mostBegun+1), seen: time.Now()}, {of: other, payload: make([]byte, mostBegun+2), seen: time.Now()}}
+	if came := o.brings(t, p, 0, 1, 2); came != 3 || len(p.begun) != 1 || p.begun[0].of != other {
 		t.Errorf("%d rows came, and of %d others there is a part, whose bytes were too many", came, len(p.begun))
 	}
 }
 
-// While very much is here of one, the large ones wait, but no small one.
-func TestPieces_WaitForTheLargest(t *testing.T) {
+// While very much is here of others, besides the largest, no large one begins, but small
+// ones come.
+func TestPieces_WaitForOthers(t *testing.T) {
 	t.Parallel()
-	o := newTable(t, 1<<20, 100, 2<<20)
-	first := slices.IndexFunc(o.rows, func(r outbox.Row) bool { return r.Missing == 1<<20 })
+	o := newTable(t, 1<<20, 100, 1<<20, 2<<20)
 	rows := slices.Clone(o.rows)
-	rows[first].Missing = mostBegun + 10 // more than there is
-	p := &pieces{begun: []*begun{{of: rows[first].Ref, payload: make([]byte, mostBegun+1), seen: time.Now()}}}
-	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
-		if of == rows[first].Ref {
-			return nil, errors.New("cut")
+	p, cut := &pieces{}, map[outbox.Ref]bool{}
+	for i := range rows {
+		if rows[i].Missing == 1<<20 {
+			rows[i].Missing = mostBegun + 10 // more than there is
+			p.begun = append(p.begun, &begun{of: rows[i].Ref, payload: make([]byte, mostBegun+1), seen: time.Now()})
+			p.fail(rows[i].Ref, errors.New("cut"))
+			cut[rows[i].Ref] = true
 		}
-		return o.w.queue.ReadPiece(ctx, of, offset, most)
 	}
-	p.fail(rows[first].Ref, errors.New("cut"))
-	short := p.complete(t.Context(), o.w, lackingRows(rows), mostLarge)
-	for i, r := range rows {
-		if came := r.Missing == 0; came != (r.Missing <= leastPiece && i != first && len(o.want[r.MessageID]) == 100) {
+	p.read = o.w.queue.ReadPiece
+	short := p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
+	for _, r := range rows {
+		if came := r.Missing == 0; came != (len(o.want[r.MessageID]) == 100) {
 			t.Errorf("%s: it came: %v", r.MessageID, came)
 		}
+		if !cut[r.Ref] && r.Missing > 0 && !errors.Is(short[r.Lane], errBehind) {
+			t.Errorf("%s: %v", r.MessageID, short[r.Lane])
+		}
 	}
-	if len(short) != 2 || len(p.begun) != 1 {
+	if len(short) != 3 || len(p.begun) != 2 {
 		t.Errorf("short are %v; of %d there is a part", short, len(p.begun))
+	}
+}
+
+// Of a lane comes no more than it has room for; one that cannot be read takes none.
+func TestPieces_BringWhatALaneHasRoomFor(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 2*laneBytes)
+	rows := make([]outbox.Row, 3)
+	for i := range rows {
+		rows[i] = o.rows[0]
+		rows[i].ID += int64(i)
+	}
+	bad, came := rows[0].Ref, 0
+	p := &pieces{}
+	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		if of == bad {
+			return nil, errors.New("broken")
+		}
+		return o.w.queue.ReadPiece(ctx, o.rows[0].Ref, offset, most)
+	}
+	for range 2 {
+		p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
+	}
+	for _, r := range rows {
+		if r.Missing == 0 {
+			came++
+		}
+	}
+	if came != 1 || rows[0].Missing == 0 {
+		t.Errorf("%d came, want one of the two that can be read", came)
+	}
+}
+
+// One topic, whose messages may never be confirmed, leaves room for the others.
+func TestPieces_LeaveRoomForOtherTopics(t *testing.T) {
+	t.Parallel()
+	o := newTable(t, 1<<20, 1<<20)
+	rows := slices.Clone(o.rows)
+	rows[1].Topic = "other"
+	p, s := &pieces{read: o.w.queue.ReadPiece}, newSpace(0)
+	s.take(rows[0].Topic, mostLarge/2)
+	for range 2 {
+		p.complete(t.Context(), o.w, lackingRows(rows), s)
+	}
+	if rows[0].Missing == 0 || rows[1].Missing > 0 || s.of["other"] != 1<<20 {
+		t.Errorf("of the topic without room %d bytes are missing, of the other %d", rows[0].Missing, rows[1].Missing)
 	}
 }
 
@@ -280,13 +417,13 @@ func TestPieces_BringWhatThereIsRoomFor(t *testing.T) {
 	o := newTable(t, 1<<20, 100, 2<<20)
 	rows := slices.Clone(o.rows)
 	p := &pieces{read: o.w.queue.ReadPiece}
-	short := p.complete(t.Context(), o.w, lackingRows(rows), 0)
+	short := p.complete(t.Context(), o.w, lackingRows(rows), newSpace(mostLarge))
 	for _, r := range rows {
 		if came := r.Missing == 0; came != (len(o.want[r.MessageID]) == 100) || !came && !errors.Is(short[r.Lane], errBehind) {
 			t.Errorf("%s: it came: %v, %v", r.MessageID, came, short[r.Lane])
 		}
 	}
-	if p.complete(t.Context(), o.w, lackingRows(rows), 1); len(lackingRows(rows)) != 1 {
+	if p.complete(t.Context(), o.w, lackingRows(rows), newSpace(mostLarge-1)); len(lackingRows(rows)) != 1 {
 		t.Errorf("%d have not come; there is room for the last of them", len(lackingRows(rows)))
 	}
 }

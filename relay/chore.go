@@ -50,7 +50,7 @@ type choreContext struct {
 	context.Context //nolint:containedctx // lives for one call
 	store           parkingStore
 	missed          func(rows int)                     // that the history could not keep
-	bring           func(rows []*outbox.Row, room int) // after the call: the payloads that rows lack; see pieces
+	bring           func(rows []*outbox.Row, s *space) // after the call: the payloads that rows lack; see pieces
 	clock           func() time.Time
 }
 
@@ -71,7 +71,8 @@ type chores struct {
 	commandsAt  time.Time     // when to look for operators' commands
 	beyondAt    time.Time     // when to look beyond the lanes' memory
 	heads       int           // keys in the next look for what is due
-	dueBytes    int           // of it; 0: firstDueBytes
+	dueBytes    pace          // of payload and metadata in it
+	dueInline   bool          // it passes large messages over, which had their turn
 	dueAfter    string        // the topic after which it begins; empty: with the first
 	dueNext     time.Duration // until something is due of the topics looked at since the first; negative: nothing is
 	dueAgain    bool          // something changed of those looked at since the first

@@ -1,7 +1,6 @@
 package relay
 
 import (
-	"cmp"
 	"slices"
 	"time"
 
@@ -16,7 +15,7 @@ const (
 	manyDueRows = 1024
 
 	// What a look may bring grows and shrinks with what the way to the database carries
-	// in time, like a read; see carried.
+	// in time, like a read; see pace.
 	leastDueBytes = 16 << 10
 	firstDueBytes = 256 << 10
 	mostDueBytes  = 4 << 20
@@ -70,11 +69,11 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 	found := looked{next: -1}
 	var rest, took time.Duration
-	var large bool // ones are yet to come
-	room := e.largeRoom()
+	var lacking []*outbox.Row
+	brought, space := 0, e.space()
 	return &chore{
 		again: &e.dueAt,
-		undo:  func(choreError) { e.dueBytes = max(leastDueBytes, req.bytes/4) },
+		undo:  func(choreError) { e.dueBytes.failed() },
 		do: func(ctx choreContext) (func(), error) {
 			if len(req.lanes) == 0 {
 				return nil, nil
@@ -82,22 +81,25 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			begin := ctx.clock()
 			there, err := ctx.store.look(ctx, req)
 			spent := ctx.clock().Sub(begin)
-			lacking := there.lacking()
-			if lacking != nil {
-				ctx.bring(lacking, room)
+			large := there.lacking()
+			if large != nil {
+				ctx.bring(large, space)
 			}
-			return func() { found, took, large = there, spent, lacking != nil }, err
+			bytes := bytesOf(there.rows)
+			return func() { found, took, lacking, brought = there, spent, large, bytes }, err
 		},
 		done: func(now time.Time) {
 			e.passedOver = req.topics
 			if req.heads >= dueHeads {
 				e.heads = nextHeads(req.heads, found.rows)
 			}
-			if took <= e.quickRead && bytesOf(found.rows) >= req.bytes {
-				e.dueBytes = min(2*req.bytes, mostDueBytes)
+			if brought >= req.bytes {
+				e.dueBytes.took(took, e.quickRead)
 			}
+			large := req.inline || len(lacking) > 0
+			missing := len(lacking) > 0 && !slices.ContainsFunc(lacking, func(r *outbox.Row) bool { return r.Missing == 0 })
 			switch {
-			case large:
+			case missing: // others go first
 				rest = max(took, lookAgain)
 			case took > lookSlow:
 				rest = took
@@ -105,15 +107,20 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			found.rows = withPayloads(found.rows)
 			added := e.addParked(found.rows, now)
 			e.dueAfter = found.more
+			// Large ones may take all the places of a look, and come one by one. So the
+			// others have every second look, at the same topics.
+			if e.dueInline = len(lacking) > 0 && !req.inline; e.dueInline {
+				e.dueAfter = req.after
+			}
 			e.dueFound = e.dueFound || full || skipped || large || len(found.rows) > 0
 			if found.next >= 0 && (e.dueNext < 0 || found.next < e.dueNext) {
 				e.dueNext = found.next
 			}
-			if found.more == "" && !e.dueFound {
+			if e.dueAfter == "" && !e.dueFound {
 				e.nothingParked(req.topics)
 			}
 			switch {
-			case added > 0, found.more != "", e.dueAgain, large: // some are yet to be looked at, or to come
+			case added > 0, e.dueAfter != "", e.dueAgain, large: // some are yet to be looked at, or to come
 				e.lookAt(now.Add(rest))
 			case full || len(found.rows) > 0:
 				e.lookAt(now.Add(lookAgain))
@@ -129,7 +136,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 // dueRequest returns what to look for, and in which lanes; full and skipped say that
 // there are others, without room or not to be looked at now.
 func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes []*lane, full, skipped bool) {
-	req = dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: cmp.Or(e.dueBytes, firstDueBytes)}
+	req = dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: e.dueBytes.size, inline: e.dueInline}
 	req.rows = dueRows * dueHeads / req.heads
 	for _, l := range e.lanes {
 		switch {
@@ -152,16 +159,12 @@ func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes [
 	return req, lanes, full, skipped
 }
 
-// lacking returns the rows that lack their payload, of each lane those that it has room
-// for.
+// lacking returns the rows that lack their payload.
 func (l *looked) lacking() (rows []*outbox.Row) {
-	var bytes [outbox.Lanes]int
 	for i := range l.rows {
-		r := &l.rows[i].Row
-		if r.Missing > 0 && bytes[r.Lane] < laneBytes {
+		if r := &l.rows[i].Row; r.Missing > 0 {
 			rows = append(rows, r)
 		}
-		bytes[r.Lane] += len(r.Payload) + r.Missing
 	}
 	return rows
 }

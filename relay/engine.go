@@ -63,10 +63,11 @@ type engine struct {
 	breadth int           // doubted lanes in one read
 	sound   bool          // the last read was of lanes that are not doubted
 	slow    int           // reads in a row that passed busy keys over and took long
-	reads   int           // that were answered
-	carries int           // rows that a read may bring, of all lanes, as far as anybody knows
-	tried   time.Duration // how long half of that took, if it was not quick; 0: nothing is tried, negative: it was no use
-	readTo  int           // the lane that the last read ended with, if it left some out
+
+	unhindered time.Duration // what the last read took that passed none over
+	reads      int           // that were answered
+	carries    pace          // rows that a read may bring, of all lanes
+	readTo     int           // the lane that the last read ended with, if it left some out
 
 	removals
 }
@@ -85,7 +86,7 @@ func newEngine(l limits) *engine {
 	l.aheadEvery = cmp.Or(l.aheadEvery, aheadEvery)
 	l.aheadScan = cmp.Or(l.aheadScan, aheadScan)
 	l.aheadLook = cmp.Or(l.aheadLook, aheadLook)
-	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, carries: carriesFirst, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
+	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, carries: pace{size: carriesFirst, least: outbox.Lanes, most: outbox.Lanes * l.laneRows}, chores: chores{dueBytes: pace{size: firstDueBytes, least: leastDueBytes, most: mostDueBytes}}, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
 // hold begins to work a lane; see mayHold.

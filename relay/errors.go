@@ -71,25 +71,3 @@ type NoRouteError struct {
 func (e *NoRouteError) Error() string {
 	return fmt.Sprintf("relay: no route for topic %q", e.Topic)
 }
-
-// ErrNoConsumerGroup is returned by [Intake.Run] when the offsets table does not
-// know the consumer group: it is mistyped, or no forwarder has ever run with it.
-// In the latter case set ForwarderConfig.FromStart.
-var ErrNoConsumerGroup = errors.New("the forwarder's consumer group has no offset")
-
-// EnvelopeError is returned by [Intake.Run] for a message that cannot be moved:
-// it is no envelope, or the outbox does not accept it (then errors.As finds the
-// *outbox.MessageError). Nothing behind it moves. Mend or delete its row, or set
-// ForwarderConfig.Reject.
-type EnvelopeError struct {
-	Topic     string // the forwarder's
-	Offset    int64  // of the row
-	MessageID string // of the envelope, the uuid of the row
-	Err       error  // why
-}
-
-func (e *EnvelopeError) Error() string {
-	return fmt.Sprintf("relay: row with offset %d (uuid %q) of the forwarder's topic %s cannot be moved: %v", e.Offset, e.MessageID, e.Topic, e.Err)
-}
-
-func (e *EnvelopeError) Unwrap() error { return e.Err }

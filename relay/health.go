@@ -326,15 +326,10 @@ var (
 	errSinkNotReady = errors.New("the sink does not reach its broker")
 )
 
-// silence reports that a call had no answer in time.
-func silence(err error) bool {
-	return errors.Is(err, bounded.ErrTooManyAbandoned) || errors.Is(err, context.DeadlineExceeded)
-}
-
 // unanswered reports that an error did not come from the server: nobody knows
 // whether the call took effect, or whether the next one meets the same server.
 func unanswered(err error) bool {
-	return silence(err) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
+	return bounded.Silence(err) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
 }
 
 // passing reports that an error says nothing about the tables: the call had no

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A call that has an answer at once, or none, at a time of its own.
@@ -144,4 +145,40 @@ func TestHealth_TellsThatASilenceHasEndedByItself(t *testing.T) {
 		cancel()
 		<-ended
 	})
+}
+
+// A probe costs the same however much is owed. A worker whose way to the database is too
+// slow for the first message of a lane must not have to read it to be fit again.
+func TestHealth_AProbeReadsNoMessage(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	db, seen := testserver.Explained(t, pg.DSN)
+	p := newLot(t, db, pg.Config, 0)
+	p.fill(t, 1_000)
+	p.exec(t, `analyze {{outbox}}`)
+	p.exec(t, `analyze {{parked}}`)
+	p.exec(t, `analyze {{dead_letters}}`)
+	w := &worker{
+		owner: "me", cfg: Config{Lease: 15 * time.Second}, health: newHealth(15 * time.Second), bounds: bounded.New(maxAbandoned),
+		log: slog.New(slog.DiscardHandler), queue: p.box.Queue(), store: p.parkingStore, leases: p.leases,
+		check: func(context.Context) error { return nil },
+	}
+	seen.Take()
+	if err := w.probe(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	looked := 0
+	for _, plan := range seen.Take() {
+		reads := strings.Contains(plan.Statement, `."outbox" `) || strings.Contains(plan.Statement, `."parked" `)
+		if !reads || strings.Contains(plan.Statement, "delete from") || strings.Contains(plan.Statement, "relay_leases") {
+			continue
+		}
+		looked++
+		if plan.Rows > 0 {
+			t.Errorf("a probe looked at %v rows:\n%s", plan.Rows, plan.Text)
+		}
+	}
+	if looked < 3 {
+		t.Errorf("%d statements that read messages", looked)
+	}
 }

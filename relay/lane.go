@@ -23,16 +23,17 @@ type lane struct {
 	order   Order
 	trusted time.Time // the lease may be relied on until then
 
-	entries   map[rowID]*entry
-	locked    int // of entries: they take no room, since nobody knows for how long
-	chains    map[string]*chain
-	ready     fifo
-	failing   []*entry // sorted by nothing; each once
-	followers []*entry
-	letters   []int64  // commands on letters without a key
-	commanded []string // keys with commands
-	bytes     int      // of payload and metadata in entries of the outbox
-	inFlight  int
+	entries     map[rowID]*entry
+	locked      int // of entries: they take no room, since nobody knows for how long
+	chains      map[string]*chain
+	ready       fifo
+	failing     []*entry // sorted by nothing; each once
+	followers   []*entry
+	letters     []int64  // commands on letters without a key
+	commanded   []string // keys with commands
+	bytes       int      // of payload and metadata in entries of the outbox
+	parkedBytes int      // and in those of parked
+	inFlight    int
 
 	loaded       bool            // the parked keys are known
 	loading      bool            // they are being read
@@ -142,7 +143,9 @@ func (l *lane) know(m *entry) {
 	if m.locked {
 		l.locked++
 	}
-	if !m.parked {
+	if m.parked {
+		l.parkedBytes += m.size()
+	} else {
 		l.bytes += m.size()
 	}
 }
@@ -288,8 +291,12 @@ func (l *lane) forget(m *entry) {
 
 // empty frees the payload of an entry. The sink has a copy of what it was handed.
 func (l *lane) empty(m *entry) {
-	if !m.parked && l.entries[m.rowID()] == m {
-		l.bytes -= m.size()
+	if l.entries[m.rowID()] == m {
+		if m.parked {
+			l.parkedBytes -= m.size()
+		} else {
+			l.bytes -= m.size()
+		}
 	}
 	m.Payload, m.Metadata, m.metadata = nil, nil, nil
 	m.hollow = true

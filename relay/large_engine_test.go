@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,8 +15,8 @@ import (
 func TestEngine_HasRoomForLargeMessages(t *testing.T) {
 	t.Parallel()
 	d := newDrive(limits{}, 0, 1, 2)
-	if got := d.largeRoom(); got != mostLarge {
-		t.Errorf("room for %d bytes, with nothing in memory", got)
+	if got := d.space().taken; got != 0 {
+		t.Errorf("%d bytes are taken, with nothing in memory", got)
 	}
 	for lane, size := range []int{10 << 20, 20 << 20, 100} {
 		d.add(lane, 1, "orders", "")
@@ -24,14 +25,18 @@ func TestEngine_HasRoomForLargeMessages(t *testing.T) {
 			m.Payload = make([]byte, size)
 		}
 	}
-	if got := d.largeRoom(); got != mostLarge-30<<20 {
-		t.Errorf("room for %d bytes beside 30 MiB", got)
+	if got := d.space(); got.taken != 30<<20 || got.of["orders"] != 30<<20 {
+		t.Errorf("%d bytes are taken, want 30 MiB", got.taken)
+	}
+	d.addParked([]parkedRow{{Row: outbox.Row{Ref: outbox.Ref{Lane: 2, ID: 99}, Topic: "orders", Payload: make([]byte, 5<<20)}, attempts: 1}}, d.now)
+	if got := d.space().taken; got != 35<<20 {
+		t.Errorf("%d bytes are taken, want 5 MiB of parked more", got)
 	}
 	for _, m := range d.lanes[0].entries {
 		m.state = withheld
 	}
-	if got := d.largeRoom(); got != mostLarge-20<<20 {
-		t.Errorf("room for %d bytes beside 20 MiB and 10 that wait", got)
+	if got := d.space().taken; got != 25<<20 {
+		t.Errorf("%d bytes are taken, want 25 MiB and none of the 10 that wait", got)
 	}
 }
 
@@ -57,6 +62,31 @@ func TestEngine_SweepsAKeyThatMakesReadsSlow(t *testing.T) {
 	}
 }
 
+// A read that takes long since it brings much over a slow way, or since each one does, says
+// nothing of the keys that it passes over.
+func TestEngine_SweepsNoKeyForASlowWay(t *testing.T) {
+	t.Parallel()
+	const number = 7
+	d := newDrive(limits{}, number)
+	for name, c := range map[string]struct {
+		took, unhindered time.Duration
+		bytes            int
+	}{
+		"much":    {1300 * time.Millisecond, 10 * time.Millisecond, 1 << 20},
+		"far off": {1300 * time.Millisecond, 900 * time.Millisecond, 0},
+	} {
+		for range 5 * slowReads {
+			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20}, began: d.now, took: c.unhindered}, nil, d.now, nil)
+			m := newEntry(outbox.Row{Ref: outbox.Ref{Lane: number, ID: 1}, Payload: make([]byte, c.bytes)})
+			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{{}}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{"key"}}, began: d.now, took: c.took}, []*entry{m}, d.now, nil)
+			d.lanes[number].sweepStopped()
+		}
+		if len(d.lanes[number].swept) > 0 || d.slow > 0 {
+			t.Errorf("%s: swept %v", name, d.lanes[number].swept)
+		}
+	}
+}
+
 // What a read carries is learnt from the read alone, not from the large messages that came
 // in pieces after it; and one that takes long whatever it brings is not left at its
 // smallest.
@@ -69,18 +99,19 @@ func TestEngine_LearnsWhatTheWayCarriesFromReadsAlone(t *testing.T) {
 	}{
 		"pieces":                  {time.Millisecond, 0, time.Minute, 32 * 256},
 		"dead rows":               {1400 * time.Millisecond, 0, 0, 32 * 256},
+		"very many dead rows":     {1900 * time.Millisecond, 0, 0, 32 * 256},
 		"dead rows on a slow way": {1200 * time.Millisecond, time.Millisecond, 0, 1024},
 		"a slow way":              {0, 4 * time.Millisecond, 0, 512},
 	} {
 		d := newDrive(limits{quickRead: 1250 * time.Millisecond}, 0)
 		for range 30 {
-			took := c.fixed + time.Duration(d.carries)*c.row
+			took := c.fixed + time.Duration(d.carries.size)*c.row
 			r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{0}, Bytes: 1 << 20}, began: d.now, took: took}
 			d.now = d.now.Add(took + c.pieces)
 			d.read(r, nil, d.now, nil)
 		}
-		if d.carries != c.want {
-			t.Errorf("%s: %d rows, want %d", name, d.carries, c.want)
+		if d.carries.size != c.want {
+			t.Errorf("%s: %d rows, want %d", name, d.carries.size, c.want)
 		}
 	}
 }
@@ -104,7 +135,7 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 		}
 		clock := d.now
 		store := stubLook{found: looked{rows: make([]parkedRow, rows), next: -1}}
-		found, err := c.do(choreContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outbox.Row, int) {}})
+		found, err := c.do(choreContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outbox.Row, *space) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -114,24 +145,73 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 	}
 	const many = mostDueBytes / rowBytes
 	look(time.Millisecond, many, nil)
-	if d.dueBytes != 2*firstDueBytes {
-		t.Errorf("%d bytes after a quick look that was full", d.dueBytes)
+	if d.dueBytes.size != 2*firstDueBytes {
+		t.Errorf("%d bytes after a quick look that was full", d.dueBytes.size)
 	}
-	look(2*quickRead+time.Second, many, nil)
+	look(4*quickRead, many, nil)
 	look(time.Millisecond, 1, nil)
-	if d.dueBytes != 2*firstDueBytes {
-		t.Errorf("%d bytes after one that was not quick, and one that was not full", d.dueBytes)
+	if d.dueBytes.size != 2*firstDueBytes {
+		t.Errorf("%d bytes after one that was not quick, and one that was not full", d.dueBytes.size)
 	}
 	look(0, 0, errors.New("no answer"))
-	if d.dueBytes != firstDueBytes/2 {
-		t.Errorf("%d bytes after one that has failed", d.dueBytes)
+	if d.dueBytes.size != firstDueBytes/2 {
+		t.Errorf("%d bytes after one that has failed", d.dueBytes.size)
 	}
 	for range 10 {
 		look(0, 0, errors.New("no answer"))
 	}
-	if d.dueBytes != leastDueBytes {
-		t.Errorf("%d bytes after many", d.dueBytes)
+	if d.dueBytes.size != leastDueBytes {
+		t.Errorf("%d bytes after many", d.dueBytes.size)
 	}
+}
+
+// After a look that found large messages, which may have taken all its places, the next
+// one is for the others, at the same topics.
+func TestEngine_LooksForSmallMessagesBesideLargeOnes(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0)
+	store := &recordedLooks{answers: []looked{
+		{rows: []parkedRow{{Row: outbox.Row{Ref: outbox.Ref{ID: 1}, Missing: 1 << 20}}}, next: -1, more: "b"},
+		{next: -1, more: "b"},
+		{next: -1},
+		{next: -1},
+	}}
+	d.parkedDue(d.now)
+	for range store.answers {
+		c := d.lookForDue(d.now)
+		if c == nil {
+			t.Fatal("no look")
+		}
+		found, err := c.do(choreContext{store: store, clock: func() time.Time { return d.now }, bring: func([]*outbox.Row, *space) {}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		found()
+		c.done(d.now)
+		d.now = d.now.Add(time.Minute)
+		if d.dueAt.IsZero() || d.now.Before(d.dueAt) {
+			d.parkedDue(d.now)
+		}
+	}
+	if got, want := strings.Join(store.asked, " "), "all: small: all:b all:"; got != want {
+		t.Errorf("looked for %q, want %q", got, want)
+	}
+}
+
+// recordedLooks answers looks, and notes what they ask for.
+type recordedLooks struct {
+	parkingStore
+	answers []looked
+	asked   []string
+}
+
+func (s *recordedLooks) look(_ context.Context, r dueRequest) (looked, error) {
+	kind := "all:"
+	if r.inline {
+		kind = "small:"
+	}
+	s.asked = append(s.asked, kind+r.after)
+	return s.answers[len(s.asked)-1], nil
 }
 
 type stubLook struct {

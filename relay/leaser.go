@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -47,11 +48,13 @@ type holding struct {
 
 // run beats until stopping ends, then hands the lanes back. Steps come often
 // enough that several may fail before a lease expires. working is what the
-// statements run under.
-func (s *leaser) run(stopping, working context.Context) {
+// statements run under. The error is one that no heartbeat mends.
+func (s *leaser) run(stopping, working context.Context) error {
 	every := s.cfg.Lease / 15
 	for {
-		s.try(working)
+		if err := s.try(working); errors.Is(err, oncemill.ErrDatabaseReplaced) {
+			return fmt.Errorf("relay: %w", err)
+		}
 		timer := time.NewTimer(every)
 		select {
 		case <-timer.C:
@@ -71,6 +74,7 @@ func (s *leaser) run(stopping, working context.Context) {
 	last, cancelLast := context.WithTimeout(working, time.Second)
 	defer cancelLast()
 	s.leave(last)
+	return nil
 }
 
 // stop drains all lanes and waits until nothing is in flight or ctx ends.
@@ -84,7 +88,7 @@ func (s *leaser) stop(ctx context.Context) {
 				}
 			}
 		})
-		s.try(ctx)
+		_ = s.try(ctx) // it is logged
 		held := 0
 		known := s.call(ctx, func(e *engine, _ time.Time) {
 			for _, l := range e.lanes {
@@ -153,7 +157,7 @@ var errHung = errors.New("the worker's loop does not answer; does its sink's Pub
 
 // try does a step within a part of the lease and logs the first failure of a
 // row.
-func (s *leaser) try(ctx context.Context) {
+func (s *leaser) try(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, s.cfg.Lease/3)
 	defer cancel()
 	err := s.step(limited)
@@ -173,6 +177,7 @@ func (s *leaser) try(ctx context.Context) {
 		s.failing = true
 		s.log.WarnContext(ctx, "leases could not be renewed; publishing stops when they expire", "error", err)
 	}
+	return err
 }
 
 // step is one heartbeat: give back what has drained, extend what is held, learn

@@ -13,8 +13,5 @@ func TestMain(m *testing.M) {
 	if spec := os.Getenv(workerEnv); spec != "" {
 		os.Exit(workerMain(spec))
 	}
-	if spec := os.Getenv(intakeEnv); spec != "" {
-		os.Exit(intakeMain(spec))
-	}
 	os.Exit(testserver.Main(m))
 }

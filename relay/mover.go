@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -36,13 +37,16 @@ func (w *worker) mover(ctx context.Context) error {
 			case err == nil && moved.Rows > 0:
 				retry.Reset()
 				continue // there may be more
+			case err == nil && moved.Failed:
+				retry.Reset()
+				wait = max(rest, moved.Next)
 			case err == nil:
 				retry.Reset()
 				rest, wait = max(rest, slow), max(moved.Next, slow)
 			case ctx.Err() == nil:
 				rest = retry.NextBackOff()
 				wait = rest
-				if !sqlerr.Retryable(err) && !silence(err) {
+				if !sqlerr.Retryable(err) && !bounded.Silence(err) {
 					w.log.WarnContext(ctx, "moving scheduled messages failed; trying again", "error", err)
 				}
 			}

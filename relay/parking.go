@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
@@ -77,11 +78,20 @@ type dueRequest struct {
 	heads  int            // at most
 	rows   int            // at most, of each key
 	bytes  int            // of all; the last row may be too large
+	inline bool           // pass over keys whose first row does not come with its payload
 }
 
 // mostInline is how long a payload may be to come with its row: no other one is kept
 // out by it, and no answer is too large for its time.
 func (r dueRequest) mostInline() int { return r.bytes / 4 }
+
+// mostHead is how long the payload of a head may be.
+func (r dueRequest) mostHead() int {
+	if r.inline {
+		return r.mostInline()
+	}
+	return math.MaxInt32
+}
 
 // looked is what a look for due rows has found.
 type looked struct {

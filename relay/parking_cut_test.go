@@ -150,7 +150,7 @@ func TestParking_ACutAtEachStatementLeavesTheTablesRight(t *testing.T) {
 	})
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		db, c := openCut(t, &sqlite.Driver{}, oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))+"&_pragma=synchronous(0)")
+		db, c := openCut(t, &sqlite.Driver{}, oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db")))
 		test(t, newLot(t, db, oncemill.Config{Dialect: oncemill.SQLite}, time.Hour), c)
 	})
 }

@@ -59,8 +59,8 @@ where t.lane between 0 and 31`
 	// not, by the same index, and the rows of their keys by (lane, key, id). $2 and $7 are the rows to pass
 	// over, $3 the number of heads and one more, which tells that there are more, $4
 	// the rows of a key, $5 their bytes, $8 the bytes of all, of which a row takes
-	// rowBytes besides its own. A payload of more than $9 bytes stays where it is. An
-	// unkeyed row is alone. Topics take turns, so that none waits for the backlog of
+	// rowBytes besides its own. A payload of more than $9 bytes stays where it is, and
+	// keys are passed over whose head has more than $11. An unkeyed row is alone. Topics take turns, so that none waits for the backlog of
 	// another one.
 	postgresDue = `
 with known as materialized (
@@ -88,6 +88,7 @@ from (
 					and p.topic = w.topic
 					and p.next_at is not null
 					and (p.id, p.created_at) not in (select k.id, k.created_at from known k)
+					and octet_length(p.payload) <= (select $11::bigint)
 				order by p.next_at
 				limit (select $3::bigint)
 			) n
@@ -228,7 +229,7 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 		}
 		ids, created := knownArrays(r.known)
 		rows, next, err := scanDue(tx.QueryContext(ctx, s.dueText,
-			smallints(lanes), ids, r.heads+1, r.rows, parkedBytes, pq.Array(names), created, r.bytes, r.mostInline(), rowBytes))
+			smallints(lanes), ids, r.heads+1, r.rows, parkedBytes, pq.Array(names), created, r.bytes, r.mostInline(), rowBytes, r.mostHead()))
 		if err != nil {
 			return fmt.Errorf("read what is due of parked: %w", err)
 		}

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/litetx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -46,20 +47,20 @@ func commandsOf(n int, text string) string {
 
 // fenced runs fn in a transaction in which the lease is the owner's, and then
 // gives the heads of the keys that fn has touched their times.
-func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(conn *sql.Conn, touched touchedKeys) error) error {
-	return litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(tx *sql.Tx, touched touchedKeys) error) error {
+	return sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
 		var holds int
-		if err := conn.QueryRowContext(ctx, s.t.fence, f.lane, f.owner, f.epoch).Scan(&holds); err != nil {
+		if err := tx.QueryRowContext(ctx, s.t.fence, f.lane, f.owner, f.epoch).Scan(&holds); err != nil {
 			return err
 		}
 		if holds == 0 {
 			return errFenced
 		}
 		touched := touchedKeys{}
-		if err := fn(conn, touched); err != nil {
+		if err := fn(tx, touched); err != nil {
 			return err
 		}
-		return s.straighten(ctx, conn, touched)
+		return s.straighten(ctx, tx, touched)
 	})
 }
 
@@ -73,10 +74,10 @@ func (k touchedKeys) add(lane int, key string) {
 
 // straighten gives the first row of each key a time, unless it has one or is
 // held, and takes it from the others.
-func (s *sqliteParking) straighten(ctx context.Context, conn *sql.Conn, touched touchedKeys) error {
+func (s *sqliteParking) straighten(ctx context.Context, tx *sql.Tx, touched touchedKeys) error {
 	for k := range touched {
 		for _, text := range []string{s.t.takeTime, s.t.giveTime} {
-			if _, err := conn.ExecContext(ctx, text, k.lane, k.key); err != nil {
+			if _, err := tx.ExecContext(ctx, text, k.lane, k.key); err != nil {
 				return err
 			}
 		}
@@ -85,31 +86,31 @@ func (s *sqliteParking) straighten(ctx context.Context, conn *sql.Conn, touched 
 }
 
 func (s *sqliteParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
-	err := s.fenced(ctx, f, func(conn *sql.Conn, touched touchedKeys) error {
+	err := s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys) error {
 		for _, one := range failures {
 			one.Lane, one.class, one.text = f.lane, clean(one.class), clean(one.text)
 			write := s.failInOutbox
 			if one.parked {
 				write = s.failInParked
 			}
-			if err := write(ctx, conn, one, touched); err != nil {
+			if err := write(ctx, tx, one, touched); err != nil {
 				return err
 			}
 			for _, text := range []string{s.t.unanswered, s.t.maybeDelivered} {
 				if !one.unanswered {
 					break
 				}
-				if _, err := conn.ExecContext(ctx, text, refArgs(one.Ref)...); err != nil {
+				if _, err := tx.ExecContext(ctx, text, refArgs(one.Ref)...); err != nil {
 					return err
 				}
 			}
-			if _, err := conn.ExecContext(ctx, s.t.cleared, f.lane, one.ID); err != nil {
+			if _, err := tx.ExecContext(ctx, s.t.cleared, f.lane, one.ID); err != nil {
 				return err
 			}
 		}
 		for _, ref := range followers {
 			ref.Lane = f.lane
-			if err := s.followOne(ctx, conn, ref, touched); err != nil {
+			if err := s.followOne(ctx, tx, ref, touched); err != nil {
 				return err
 			}
 		}
@@ -126,15 +127,15 @@ func refArgs(r outbox.Ref, more ...any) []any {
 }
 
 // failInOutbox moves a row of the outbox to where its verdict says.
-func (s *sqliteParking) failInOutbox(ctx context.Context, conn *sql.Conn, one failure, touched touchedKeys) error {
-	return s.unbox(ctx, conn, one.Ref, touched, func(string) error {
+func (s *sqliteParking) failInOutbox(ctx context.Context, tx *sql.Tx, one failure, touched touchedKeys) error {
+	return s.unbox(ctx, tx, one.Ref, touched, func(string) error {
 		if one.verdict != letterSkip {
 			var wait any // none: it is held
 			if one.verdict == retryLater {
 				wait = one.retryIn.Microseconds()
 			}
 			held := one.verdict == letterHold
-			if _, err := conn.ExecContext(ctx, s.t.park, refArgs(one.Ref, one.attempt, one.class, one.text, wait, held)...); err != nil {
+			if _, err := tx.ExecContext(ctx, s.t.park, refArgs(one.Ref, one.attempt, one.class, one.text, wait, held)...); err != nil {
 				return err
 			}
 		}
@@ -145,15 +146,15 @@ func (s *sqliteParking) failInOutbox(ctx context.Context, conn *sql.Conn, one fa
 		if one.verdict == letterHold {
 			state, held = "held", true
 		}
-		_, err := conn.ExecContext(ctx, s.t.buryOutbox,
+		_, err := tx.ExecContext(ctx, s.t.buryOutbox,
 			refArgs(one.Ref, one.attempt, one.class, one.text, one.fingerprint(), state, held)...)
 		return err
 	})
 }
 
 func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
-	err = s.fenced(ctx, f, func(conn *sql.Conn, touched touchedKeys) error {
-		rows, err := conn.QueryContext(ctx, s.t.ofKeys, f.lane, jsonArray(keys), min(limit, sqliteSweepRows)+len(known))
+	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys) error {
+		rows, err := tx.QueryContext(ctx, s.t.ofKeys, f.lane, jsonArray(keys), min(limit, sqliteSweepRows)+len(known))
 		if err != nil {
 			return err
 		}
@@ -171,7 +172,7 @@ func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, know
 			return err
 		}
 		for _, ref := range refs {
-			if err := s.followOne(ctx, conn, ref, touched); err != nil {
+			if err := s.followOne(ctx, tx, ref, touched); err != nil {
 				return err
 			}
 		}
@@ -191,21 +192,21 @@ func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, know
 const sqliteSweepRows = 500
 
 // followOne moves a row of the outbox behind those of its key.
-func (s *sqliteParking) followOne(ctx context.Context, conn *sql.Conn, ref outbox.Ref, touched touchedKeys) error {
-	return s.unbox(ctx, conn, ref, touched, func(key string) error {
+func (s *sqliteParking) followOne(ctx context.Context, tx *sql.Tx, ref outbox.Ref, touched touchedKeys) error {
+	return s.unbox(ctx, tx, ref, touched, func(key string) error {
 		var wait any // straighten gives the head its time
 		if key == "" {
 			wait = 0
 		}
-		_, err := conn.ExecContext(ctx, s.t.park, refArgs(ref, 0, "", "", wait, false)...)
+		_, err := tx.ExecContext(ctx, s.t.park, refArgs(ref, 0, "", "", wait, false)...)
 		return err
 	})
 }
 
 // unbox calls copy for a row that is in the outbox, and deletes it there.
-func (s *sqliteParking) unbox(ctx context.Context, conn *sql.Conn, ref outbox.Ref, touched touchedKeys, copyRow func(key string) error) error {
+func (s *sqliteParking) unbox(ctx context.Context, tx *sql.Tx, ref outbox.Ref, touched touchedKeys, copyRow func(key string) error) error {
 	var key string
-	err := conn.QueryRowContext(ctx, s.t.outboxKey, refArgs(ref)...).Scan(&key)
+	err := tx.QueryRowContext(ctx, s.t.outboxKey, refArgs(ref)...).Scan(&key)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
@@ -216,13 +217,13 @@ func (s *sqliteParking) unbox(ctx context.Context, conn *sql.Conn, ref outbox.Re
 		return err
 	}
 	touched.add(ref.Lane, key)
-	_, err = conn.ExecContext(ctx, s.t.unbox, refArgs(ref)...)
+	_, err = tx.ExecContext(ctx, s.t.unbox, refArgs(ref)...)
 	return err
 }
 
-func (s *sqliteParking) failInParked(ctx context.Context, conn *sql.Conn, one failure, touched touchedKeys) error {
+func (s *sqliteParking) failInParked(ctx context.Context, tx *sql.Tx, one failure, touched touchedKeys) error {
 	exec := func(text string, more ...any) (bool, error) {
-		result, err := conn.ExecContext(ctx, text, refArgs(one.Ref, append([]any{one.attempt, one.class, one.text}, more...)...)...)
+		result, err := tx.ExecContext(ctx, text, refArgs(one.Ref, append([]any{one.attempt, one.class, one.text}, more...)...)...)
 		if err != nil {
 			return false, err
 		}
@@ -247,7 +248,7 @@ func (s *sqliteParking) failInParked(ctx context.Context, conn *sql.Conn, one fa
 		if did, err := exec(s.t.bury, one.fingerprint()); err != nil || !did {
 			return err
 		}
-		key, _, err := s.unpark(ctx, conn, s.t.unpark, one.Ref)
+		key, _, err := s.unpark(ctx, tx, s.t.unpark, one.Ref)
 		touched.add(one.Lane, key)
 		return err
 	}
@@ -255,8 +256,8 @@ func (s *sqliteParking) failInParked(ctx context.Context, conn *sql.Conn, one fa
 }
 
 // unpark deletes a row of parked and returns its key.
-func (s *sqliteParking) unpark(ctx context.Context, conn *sql.Conn, text string, ref outbox.Ref) (key string, was bool, err error) {
-	err = conn.QueryRowContext(ctx, text, refArgs(ref)...).Scan(&key)
+func (s *sqliteParking) unpark(ctx context.Context, tx *sql.Tx, text string, ref outbox.Ref) (key string, was bool, err error) {
+	err = tx.QueryRowContext(ctx, text, refArgs(ref)...).Scan(&key)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", false, nil
 	}
@@ -272,7 +273,7 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 		if err == nil {
 			return unparked, 0, nil
 		}
-		if ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) {
+		if ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) || sqlerr.Full(err) {
 			return nil, 0, fmt.Errorf("settle parked, into the history: %w", err)
 		}
 	}
@@ -289,15 +290,15 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 }
 
 func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bool) (unparked []parkedKey, removed int, err error) {
-	err = litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+	err = sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
 		touched := touchedKeys{}
 		for _, ref := range rows {
 			if keep {
-				if _, err := conn.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {
+				if _, err := tx.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {
 					return err
 				}
 			}
-			key, was, err := s.unpark(ctx, conn, s.t.unpark, ref)
+			key, was, err := s.unpark(ctx, tx, s.t.unpark, ref)
 			if err != nil {
 				return err
 			}
@@ -305,23 +306,23 @@ func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bo
 				removed++
 			}
 			touched.add(ref.Lane, key)
-			if _, err := conn.ExecContext(ctx, s.t.closeLetters, refArgs(ref)...); err != nil {
+			if _, err := tx.ExecContext(ctx, s.t.closeLetters, refArgs(ref)...); err != nil {
 				return err
 			}
 		}
-		if err := s.straighten(ctx, conn, touched); err != nil {
+		if err := s.straighten(ctx, tx, touched); err != nil {
 			return err
 		}
-		_, unparked, err = s.keyStates(ctx, conn, touched)
+		_, unparked, err = s.keyStates(ctx, tx, touched)
 		return err
 	})
 	return unparked, removed, err
 }
 
-func (s *sqliteParking) keyStates(ctx context.Context, conn *sql.Conn, keys touchedKeys) (parked, unparked []parkedKey, err error) {
+func (s *sqliteParking) keyStates(ctx context.Context, tx *sql.Tx, keys touchedKeys) (parked, unparked []parkedKey, err error) {
 	for k := range keys {
 		var there bool
-		if err := conn.QueryRowContext(ctx, s.t.keyThere, k.lane, k.key).Scan(&there); err != nil {
+		if err := tx.QueryRowContext(ctx, s.t.keyThere, k.lane, k.key).Scan(&there); err != nil {
 			return nil, nil, err
 		}
 		if there {
@@ -334,16 +335,16 @@ func (s *sqliteParking) keyStates(ctx context.Context, conn *sql.Conn, keys touc
 }
 
 func (s *sqliteParking) carryOut(ctx context.Context, f fence, letters []int64) (parked, unparked []parkedKey, err error) {
-	err = s.fenced(ctx, f, func(conn *sql.Conn, touched touchedKeys) error {
+	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys) error {
 		for _, id := range letters {
-			if err := s.carryOutOne(ctx, conn, f.lane, id, touched); err != nil {
+			if err := s.carryOutOne(ctx, tx, f.lane, id, touched); err != nil {
 				return err
 			}
 		}
-		if err := s.straighten(ctx, conn, touched); err != nil {
+		if err := s.straighten(ctx, tx, touched); err != nil {
 			return err
 		}
-		parked, unparked, err = s.keyStates(ctx, conn, touched)
+		parked, unparked, err = s.keyStates(ctx, tx, touched)
 		return err
 	})
 	if err != nil {
@@ -352,11 +353,11 @@ func (s *sqliteParking) carryOut(ctx context.Context, f fence, letters []int64) 
 	return parked, unparked, nil
 }
 
-func (s *sqliteParking) carryOutOne(ctx context.Context, conn *sql.Conn, lane int, letter int64, touched touchedKeys) error {
+func (s *sqliteParking) carryOutOne(ctx context.Context, tx *sql.Tx, lane int, letter int64, touched touchedKeys) error {
 	var state, key string
 	var created int64
 	ref := outbox.Ref{Lane: lane}
-	err := conn.QueryRowContext(ctx, s.t.letter, letter, lane).Scan(&state, &key, &ref.ID, &ref.MessageID, &created)
+	err := tx.QueryRowContext(ctx, s.t.letter, letter, lane).Scan(&state, &key, &ref.ID, &ref.MessageID, &created)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
@@ -369,33 +370,35 @@ func (s *sqliteParking) carryOutOne(ctx context.Context, conn *sql.Conn, lane in
 	switch state {
 	case "replaying":
 		end = "replayed"
-		if _, err := conn.ExecContext(ctx, s.t.replay, letter); err != nil {
+		if _, err := tx.ExecContext(ctx, s.t.replay, letter); err != nil {
 			return err
 		}
 	case "discarding":
 		end = "discarded"
-		if _, _, err := s.unpark(ctx, conn, s.t.dropHeld, ref); err != nil {
+		if _, _, err := s.unpark(ctx, tx, s.t.dropHeld, ref); err != nil {
 			return err
 		}
 	default:
 		return nil // carried out already
 	}
-	_, err = conn.ExecContext(ctx, s.t.close, letter, end)
+	_, err = tx.ExecContext(ctx, s.t.close, letter, end)
 	return err
 }
 
 func (s *sqliteParking) suspect(ctx context.Context, f fence, id int64) error {
-	result, err := s.db.ExecContext(ctx, s.t.suspect, f.lane, f.owner, f.epoch, id)
-	if err != nil {
-		return fmt.Errorf("write suspect: %w", err)
-	}
-	return stood(result)
+	return sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
+		result, err := tx.ExecContext(ctx, s.t.suspect, f.lane, f.owner, f.epoch, id)
+		if err != nil {
+			return fmt.Errorf("write suspect: %w", err)
+		}
+		return stood(result)
+	})
 }
 
 func (s *sqliteParking) calm(ctx context.Context, owner string, epochs map[int]int64) error {
-	err := litetx.Write(ctx, s.db, func(conn *sql.Conn) error {
+	err := sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
 		for lane, epoch := range epochs {
-			if _, err := conn.ExecContext(ctx, s.t.calm, owner, lane, epoch); err != nil {
+			if _, err := tx.ExecContext(ctx, s.t.calm, owner, lane, epoch); err != nil {
 				return err
 			}
 		}

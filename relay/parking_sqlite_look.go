@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/litetx"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -37,7 +37,7 @@ func (s *sqliteParking) look(ctx context.Context, r dueRequest) (found looked, e
 	for _, k := range r.known {
 		known[rowID{k.ID, k.CreatedAt.UnixMicro()}] = true
 	}
-	err = litetx.Read(ctx, s.db, func(conn *sql.Conn) error {
+	err = sqlitetx.Read(ctx, s.db, func(conn *sql.Conn) error {
 		topics, err := scanTopics(conn.QueryContext(ctx, s.t.topics, jsonArray(r.lanes), r.after, r.most))
 		if err != nil {
 			return err

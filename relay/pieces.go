@@ -17,7 +17,7 @@ const (
 	mostPiece  = 8 << 20
 
 	// mostBegun bounds the bytes that are kept of messages that have begun while another
-	// one begins.
+	// one begins, besides those of the one of which most is here.
 	mostBegun = 32 << 20
 
 	// mostFailed bounds what is remembered of messages that could not be read.
@@ -28,15 +28,18 @@ const (
 // for one read: in pieces, each of them a call of its own, so that a slow way to the
 // database is none that is silent. While that lasts, the other lanes are read in between,
 // and messages of one piece come before it. What has come of a message is kept, whatever
-// comes in between, until reads have not shown the message for a lease: its lane is
+// comes in between, until reads have not shown the message for long: its lane is
 // another worker's, perhaps.
 type pieces struct {
 	read func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
 
 	begun  []*begun
-	size   int // of the next piece
-	small  int // the lane that the last message of one piece was of
-	large  int // and the last of more
+	size   int           // of the next piece
+	slow   time.Duration // what one of twice the size took, after it was halved; 0: it was not
+	vain   bool          // halving it has made it no quicker
+	small  int           // the lane that the last message of one piece was of
+	large  int           // and the last of more that was in turn
+	finish bool          // the message goes first of which least is missing
 	failed map[outbox.Ref]failedPiece
 }
 
@@ -54,42 +57,47 @@ type failedPiece struct {
 	until time.Time
 }
 
-// complete brings the payloads that rows lack, as many as there is time and room for, and
-// not many more bytes than mostPiece. It returns the lanes of the rows that still lack
-// theirs, with the error if there was one.
-func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, room int) (short map[int]error) {
+// complete brings the payloads that rows lack, as many as there is time and space for, of
+// each lane what it has room for, and not many more bytes than mostPiece. It returns the
+// lanes of the rows that still lack theirs, with the error if there was one.
+func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s *space) (short map[int]error) {
 	now := time.Now()
-	p.forget(rows, now, w.cfg.Lease)
+	p.forget(rows, now)
 	if len(rows) == 0 {
 		return nil
 	}
 	short = map[int]error{}
 	var small, large []*outbox.Row
+	var asked [outbox.Lanes]int // bytes
 	for _, r := range rows {
 		switch failed := p.failed[r.Ref]; {
 		case now.Before(failed.until):
 			short[r.Lane] = failed.err
+			continue
+		case asked[r.Lane] >= laneBytes:
+			continue
 		case r.Missing > leastPiece:
 			large = append(large, r)
 		default:
 			small = append(small, r)
 		}
+		asked[r.Lane] += r.Missing
 	}
-	p.sort(small, p.small+1)
-	p.sort(large, p.large+1)
+	p.sort(small, large)
 	end, bytes := now.Add(w.health.full/4), 0
 	for i, r := range slices.Concat(small, large) {
+		// Of either kind one is tried, however long the others take.
 		if first := i == 0 || i == len(small); !first && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
-			break
+			continue
 		}
-		if i < len(small) {
+		switch {
+		case i < len(small):
 			p.small = r.Lane
-		} else {
-			p.large = r.Lane
-		}
-		if i >= len(small) && (bytes >= room || !p.mayBegin(r.Ref, now)) {
+		case !s.has(r.Topic) || !p.mayBegin(r.Ref, now):
 			short[r.Lane] = errBehind
 			continue
+		case !p.finish:
+			p.large = r.Lane
 		}
 		payload, err := p.bring(ctx, w, r, end)
 		if err != nil {
@@ -97,10 +105,16 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, ro
 			w.log.Log(ctx, p.fail(r.Ref, err), "reading a large message failed; trying again",
 				"lane", r.Lane, "id", r.ID, "message_id", r.MessageID, "bytes", r.Missing, "error", err)
 		}
+		if unanswered(err) {
+			break // so may be the others
+		}
 		if payload == nil {
-			break
+			continue
 		}
 		bytes += r.Missing
+		if i >= len(small) {
+			s.take(r.Topic, r.Missing)
+		}
 		r.Payload, r.Missing = payload, 0
 		delete(p.failed, r.Ref)
 	}
@@ -112,12 +126,19 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, ro
 	return short
 }
 
-// sort puts rows in order: those first of which most is here, and then by their lanes,
-// from one on.
-func (p *pieces) sort(rows []*outbox.Row, first int) {
-	turn := func(r *outbox.Row) int { return (r.Lane - first + outbox.Lanes) % outbox.Lanes }
-	slices.SortStableFunc(rows, func(a, b *outbox.Row) int {
-		return cmp.Or(cmp.Compare(p.here(b), p.here(a)), cmp.Compare(turn(a), turn(b)))
+// sort puts rows in order: small ones in turn, by their lanes; of the large ones that
+// first of which most is here, which will be the one to end some time, and every other
+// time that of which least is missing, so that none waits for a much larger one.
+func (p *pieces) sort(small, large []*outbox.Row) {
+	turn := func(r *outbox.Row, last int) int { return (r.Lane - last - 1 + outbox.Lanes) % outbox.Lanes }
+	slices.SortStableFunc(small, func(a, b *outbox.Row) int { return cmp.Compare(turn(a, p.small), turn(b, p.small)) })
+	p.finish = !p.finish
+	slices.SortStableFunc(large, func(a, b *outbox.Row) int {
+		first := cmp.Compare(p.here(b), p.here(a))
+		if p.finish {
+			first = cmp.Compare(a.Missing-p.here(a), b.Missing-p.here(b))
+		}
+		return cmp.Or(first, cmp.Compare(turn(a, p.large), turn(b, p.large)))
 	})
 }
 
@@ -133,34 +154,47 @@ func (p *pieces) find(of outbox.Ref) int {
 	return slices.IndexFunc(p.begun, func(b *begun) bool { return b.of == of })
 }
 
+// keepFor is how long what has come is kept of a message that no read shows. The lane of
+// one that could not be read is put off for as long as readRarely.
+const keepFor = 2 * readRarely
+
 // forget gives up what no read has shown for long.
-func (p *pieces) forget(rows []*outbox.Row, now time.Time, long time.Duration) {
+func (p *pieces) forget(rows []*outbox.Row, now time.Time) {
 	for _, r := range rows {
 		if i := p.find(r.Ref); i >= 0 {
 			p.begun[i].seen = now
 		}
 	}
-	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return now.Sub(b.seen) > long })
+	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return now.Sub(b.seen) > keepFor })
 }
 
 // mayBegin reports that a message has begun, or may: not too much is here of others that
-// reads show. What is here of those that they do not gives way.
+// reads show. What is here of those that they do not gives way, but for the one of which
+// most is here.
 func (p *pieces) mayBegin(of outbox.Ref, now time.Time) bool {
 	if p.find(of) >= 0 {
 		return true
 	}
-	bytes := 0
-	for _, b := range p.begun {
-		bytes += len(b.payload)
+	most, kept := p.kept()
+	if kept > mostBegun {
+		p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return b != most && b.seen.Before(now) })
+		_, kept = p.kept()
 	}
-	if bytes > mostBegun {
-		bytes = 0
-		p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return b.seen.Before(now) })
-		for _, b := range p.begun {
-			bytes += len(b.payload)
+	return kept <= mostBegun
+}
+
+// kept returns the message of which most is here, and the bytes kept of the others.
+func (p *pieces) kept() (most *begun, bytes int) {
+	for _, b := range p.begun {
+		bytes += cap(b.payload)
+		if most == nil || cap(b.payload) > cap(most.payload) {
+			most = b
 		}
 	}
-	return bytes <= mostBegun
+	if most != nil {
+		bytes -= cap(most.payload)
+	}
+	return most, bytes
 }
 
 // begin returns what is here of a message.
@@ -211,20 +245,45 @@ func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.T
 		took := time.Since(now)
 		switch {
 		case err != nil:
-			p.size = max(leastPiece, p.size/4)
+			p.size, p.slow, p.vain = max(leastPiece, p.size/4), 0, false
 			return nil, err
 		case len(piece) == 0 || len(b.payload)+len(piece) > r.Missing:
 			p.end(r.Ref)
 			return nil, errOtherRow
-		case len(piece) == p.size && took < w.health.full/20:
-			p.size *= 2
-		case took > w.health.full/5:
-			p.size /= 2
 		}
-		b.payload = append(slices.Grow(b.payload, r.Missing-len(b.payload)), piece...)
+		b.add(piece, r.Missing)
+		if len(piece) == p.size {
+			p.adapt(took, w.health.full)
+		}
 	}
 	p.end(r.Ref)
 	return b.payload, nil
+}
+
+// adapt learns the size of pieces from what one took: a tenth of the time of a call, or so.
+// One may take long whatever its size, of a compressed payload say, of which the server
+// reads all that comes before: then it is not made smaller.
+func (p *pieces) adapt(took, full time.Duration) {
+	switch {
+	case took < full/20:
+		p.size, p.slow, p.vain = 2*p.size, 0, false
+	case p.slow > 0 && took > p.slow*3/4:
+		p.size, p.slow, p.vain = 2*p.size, 0, true
+	case took > full/5 && !p.vain:
+		p.size, p.slow = p.size/2, took
+	default:
+		p.slow = 0
+	}
+}
+
+// add appends a piece. What is to come takes no memory yet.
+func (b *begun) add(piece []byte, whole int) {
+	if need := len(b.payload) + len(piece); need > cap(b.payload) {
+		grown := make([]byte, len(b.payload), min(max(2*len(b.payload), need), whole))
+		copy(grown, b.payload)
+		b.payload = grown
+	}
+	b.payload = append(b.payload, piece...)
 }
 
 // lackingRows returns those of rows that lack their payload.

@@ -18,7 +18,7 @@ type read struct {
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
 	took    time.Duration // without what came in pieces afterwards; 0: until the answer was taken
-	room    int           // for what comes in pieces, in bytes
+	space   *space        // that large messages take; what comes in pieces adds to it
 
 	// short has the lanes of which a large message is yet to come (nil), or could not be
 	// read. The reader sets it.
@@ -55,7 +55,7 @@ func (e *engine) nextRead(now time.Time) *read {
 	}
 	wanting = e.narrow(wanting)
 	rows := e.rowsEach(len(wanting))
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, room: e.largeRoom()}
+	r := &read{ReadRequest: outbox.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
 	for _, l := range wanting {
 		l.reading, l.unbusied, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
@@ -67,23 +67,40 @@ func (e *engine) nextRead(now time.Time) *read {
 }
 
 // mostLarge bounds the bytes of large messages in memory that go out, but for the last of
-// them.
+// them. One topic has half of what the others leave: it may be one whose messages are
+// never confirmed.
 const mostLarge = 64 << 20
 
-// largeRoom returns how many bytes may come in pieces.
-func (e *engine) largeRoom() int {
-	bytes := 0
+// space is how many bytes of large messages go out.
+type space struct {
+	taken int
+	of    map[string]int // of each topic
+}
+
+func (s *space) take(topic string, bytes int) {
+	s.taken += bytes
+	s.of[topic] += bytes
+}
+
+// has reports whether one more of a topic may come.
+func (s *space) has(topic string) bool {
+	return s.taken < mostLarge && s.of[topic] < max(1, (mostLarge-(s.taken-s.of[topic]))/2)
+}
+
+// space returns what large messages take.
+func (e *engine) space() *space {
+	s := &space{of: map[string]int{}}
 	for _, l := range e.lanes {
-		if l == nil || l.bytes <= e.laneBytes { // of those that are full anyway
+		if l == nil || l.bytes+l.parkedBytes <= leastPiece {
 			continue
 		}
 		for _, m := range l.entries {
 			if n := m.size(); n > leastPiece && (m.state == ready || m.state == inFlight || m.state == again) {
-				bytes += n
+				s.take(m.Topic, n)
 			}
 		}
 	}
-	return mostLarge - bytes
+	return s
 }
 
 // appendKnown appends what reads of a lane are to pass over.
@@ -142,26 +159,7 @@ const (
 
 // rowsEach returns how many rows a read may bring of each of so many lanes.
 func (e *engine) rowsEach(lanes int) int {
-	return max(1, min(e.carries/lanes, e.laneRows))
-}
-
-// carried learns from a read how much the way to the database carries in time. A read
-// of everything that has failed for a slow way would fail again, at the next worker too.
-// One may take long whatever it brings, since it passes over very many dead rows, say:
-// then twice as much is tried, and kept if that takes hardly longer.
-func (e *engine) carried(full bool, took time.Duration, err error) {
-	tried := e.tried
-	switch {
-	case err != nil:
-		e.carries, e.tried = max(outbox.Lanes, e.carries/4), 0
-	case !full:
-	case took <= e.quickRead:
-		e.carries, e.tried = min(2*e.carries, outbox.Lanes*e.laneRows), 0
-	case tried > 0 && took > tried*3/2:
-		e.carries, e.tried = max(outbox.Lanes, e.carries/2), -1
-	case tried >= 0 && took <= e.quickRead*3/2:
-		e.carries, e.tried = min(2*e.carries, outbox.Lanes*e.laneRows), took
-	}
+	return max(1, min(e.carries.size/lanes, e.laneRows))
 }
 
 // maxEntries bounds a lane's memory, in reads.
@@ -195,7 +193,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reading = false
 	woken, inTime := e.woken, err == nil && !e.stale
 	e.woken, e.stale = false, false
-	found, full := 0, false
+	found, brought, full := 0, 0, false
 	for i, l := range r.lanes {
 		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
 		l.refetched = false
@@ -219,6 +217,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		for _, m := range mine {
 			bytes += m.size()
 		}
+		brought += bytes
 		_, cut := r.short[l.number]
 		more := len(mine) >= r.Rows || bytes >= r.Bytes || cut
 		full = full || more
@@ -239,8 +238,8 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		return
 	}
 	took := cmp.Or(r.took, now.Sub(r.began))
-	e.carried(full, took, err)
 	if err != nil {
+		e.carries.failed()
 		e.breadth = max(1, min(e.breadth, len(r.lanes))/4)
 		for _, l := range r.lanes {
 			l.doubted = true
@@ -249,6 +248,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			r.lanes[0].putOffReads(now, e.reads)
 		}
 	} else {
+		if full {
+			e.carries.took(took, e.quickRead)
+		}
 		e.reads++
 		for _, l := range r.lanes {
 			l.doubted = false
@@ -266,8 +268,10 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 	}
 	switch { // reads that pass nothing over come in between
-	case len(r.Busy) == 0, e.order != OrderPerKey:
-	case took > e.slowRead:
+	case err != nil, e.order != OrderPerKey:
+	case len(r.Busy) == 0:
+		e.unhindered = took
+	case took > e.slowRead+e.unhindered+time.Duration(min(brought, mostExcused))*time.Second/slowWay:
 		e.slow++
 	default:
 		e.slow = 0

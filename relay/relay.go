@@ -218,7 +218,9 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 // It rides out a database or a broker that is away. It returns an error only for
 // what waiting cannot mend at its start, that is tables that are not migrated (a
 // *oncemill.SchemaError), [outbox.ErrSequenceBehind], [outbox.ErrSequenceCached] or
-// [outbox.ErrReadOnly], and for a sink that gave up. What comes up later,
+// [outbox.ErrReadOnly], on SQLite for settings that are wrong (see [oncemill.CheckSQLite]),
+// later for its file that was replaced ([oncemill.ErrDatabaseReplaced]), and for a sink
+// that gave up. What else comes up later,
 // after a failover say, stops the reading of the outbox and is logged until it is
 // mended. Run returns when the sink's Run has. It may be called again after it has returned, and
 // more than once at a time if the sink allows that.

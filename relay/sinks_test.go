@@ -75,9 +75,12 @@ func TestFromPublisher_DeliversToStockWatermillAMQP(t *testing.T) {
 	w.check(t, all, 0)
 }
 
-// watermill-sql with PostgreSQL as the broker. See TestWatermillSQL.
-func watermillSQLIsASink(t *testing.T, server *testserver.PostgresServer) {
-	p := schemaOn(t, server)
+// watermill-sql with PostgreSQL as the broker. It waits for all transactions of the whole
+// server, so this has one to itself.
+func TestPublisherSink_DeliversToWatermillSQL(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	p := onServer(t, server)
 	broker := server.Open("search_path=public")
 	schema := sql.DefaultPostgreSQLSchema{}
 	publisher, err := sql.NewPublisher(broker, sql.PublisherConfig{SchemaAdapter: schema, AutoInitializeSchema: true}, watermill.NopLogger{})

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 type sqliteLeases struct {
@@ -108,14 +110,28 @@ func jsonArray[T int | int64 | string](list []T) string {
 	return string(text)
 }
 
-func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (map[int]renewal, error) {
-	if _, err := s.db.ExecContext(ctx, s.aliveText, me.owner, me.name, term.Microseconds(), me.ready, me.stopping); err != nil {
+// beat is one transaction, as everything here that writes: it waits for no other one
+// than that of who writes now.
+func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (held map[int]renewal, err error) {
+	err = s.write(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, s.aliveText, me.owner, me.name, term.Microseconds(), me.ready, me.stopping); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, s.keepText, me.owner, jsonArray(lanes), term.Microseconds()); err != nil {
+			return err
+		}
+		held, err = scanHeld(tx.QueryContext(ctx, s.heldText, me.owner, jsonArray(lanes)))
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
-	if _, err := s.db.ExecContext(ctx, s.keepText, me.owner, jsonArray(lanes), term.Microseconds()); err != nil {
-		return nil, err
-	}
-	return scanHeld(s.db.QueryContext(ctx, s.heldText, me.owner, jsonArray(lanes)))
+	return held, nil
+}
+
+// write runs fn in a transaction before all others that wait.
+func (s *sqliteLeases) write(ctx context.Context, fn func(tx *sql.Tx) error) error {
+	return sqlitetx.Write(ctx, s.db, turn.Heartbeat, fn)
 }
 
 func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
@@ -123,26 +139,37 @@ func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
 }
 
 func (s *sqliteLeases) expire(ctx context.Context, leases []lease, peers []peer) error {
-	for _, p := range peers {
-		if _, err := s.db.ExecContext(ctx, s.expireWorkerText, p.owner, p.until); err != nil {
-			return err
+	return s.write(ctx, func(tx *sql.Tx) error {
+		for _, p := range peers {
+			if _, err := tx.ExecContext(ctx, s.expireWorkerText, p.owner, p.until); err != nil {
+				return err
+			}
 		}
-	}
-	for _, l := range leases {
-		if _, err := s.db.ExecContext(ctx, s.expireText, l.lane, l.owner, l.epoch, l.until); err != nil {
-			return err
+		for _, l := range leases {
+			if _, err := tx.ExecContext(ctx, s.expireText, l.lane, l.owner, l.epoch, l.until); err != nil {
+				return err
+			}
 		}
-	}
-	return nil
+		return nil
+	})
 }
 
-func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error) {
-	return scanTaken(s.db.QueryContext(ctx, s.takeText, owner, jsonArray(lanes), most, term.Microseconds()))
+func (s *sqliteLeases) take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (leases map[int]taken, err error) {
+	err = s.write(ctx, func(tx *sql.Tx) error {
+		leases, err = scanTaken(tx.QueryContext(ctx, s.takeText, owner, jsonArray(lanes), most, term.Microseconds()))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return leases, nil
 }
 
 func (s *sqliteLeases) release(ctx context.Context, owner string, lanes []int) error {
-	_, err := s.db.ExecContext(ctx, s.releaseText, owner, jsonArray(lanes))
-	return err
+	return s.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, s.releaseText, owner, jsonArray(lanes))
+		return err
+	})
 }
 
 // flush has nothing to do: with synchronous=FULL a commit is durable when it is
@@ -150,8 +177,10 @@ func (s *sqliteLeases) release(ctx context.Context, owner string, lanes []int) e
 func (s *sqliteLeases) flush(context.Context, string) error { return nil }
 
 func (s *sqliteLeases) leave(ctx context.Context, owner string) error {
-	_, err := s.db.ExecContext(ctx, s.leaveText, owner)
-	return err
+	return s.write(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, s.leaveText, owner)
+		return err
+	})
 }
 
 func (s *sqliteLeases) guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error) {

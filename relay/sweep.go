@@ -14,9 +14,14 @@ const (
 	sweepRows = 5000
 
 	// slowRead is how long reads may take, so many of them in a row, before busy keys
-	// that they pass over are swept out of their way. Less is a busy machine.
+	// that they pass over are swept out of their way, besides what reads take that pass
+	// nothing over, and what a way takes that is slow itself. Less is a busy machine.
 	slowRead  = 500 * time.Millisecond
 	slowReads = 3
+	slowWay   = 256 << 10 // bytes a second
+
+	// mostExcused bounds the bytes whose way explains that a read takes long.
+	mostExcused = 512 << 10
 )
 
 // A key with very many messages that wait behind its first must not cost the reads

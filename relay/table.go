@@ -31,7 +31,7 @@ func (w *worker) reader(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
-			r.short = large.complete(ctx, w, lackingRows(rows), r.room)
+			r.short = large.complete(ctx, w, lackingRows(rows), r.space)
 			answer.entries = newEntries(slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }))
 		case r.ahead != nil && sqlerr.TimedOut(err):
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
@@ -127,7 +127,7 @@ func (w *worker) parker(ctx context.Context) error {
 	type work struct {
 		found   func()
 		lacking []*outbox.Row
-		room    int
+		space   *space
 	}
 	for {
 		var c *chore
@@ -140,7 +140,7 @@ func (w *worker) parker(ctx context.Context) error {
 		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
 			did.found, err = c.do(choreContext{
 				Context: ctx, store: w.store, clock: time.Now,
-				bring: func(rows []*outbox.Row, room int) { did.lacking, did.room = rows, room },
+				bring: func(rows []*outbox.Row, s *space) { did.lacking, did.space = rows, s },
 				missed: func(n int) {
 					if n > 0 {
 						w.met.missed.Add(ctx, int64(n))
@@ -151,7 +151,7 @@ func (w *worker) parker(ctx context.Context) error {
 		})
 		answer.found, answer.err = did.found, err
 		if err == nil {
-			large.complete(ctx, w, did.lacking, did.room)
+			large.complete(ctx, w, did.lacking, did.space)
 		}
 		switch {
 		case answer.err == nil:

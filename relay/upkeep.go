@@ -43,7 +43,7 @@ func (t *tending) heard(epoch int64, now time.Time, err error) (ended bool) {
 	switch {
 	case t.epoch != epoch: // what is left of an earlier lease
 		return false
-	case silence(err):
+	case bounded.Silence(err):
 		t.epoch, t.silentAt = 0, now
 		return true
 	}
@@ -61,7 +61,7 @@ func (t *tending) mayHold(now time.Time, rest time.Duration) bool {
 
 // tended notes how a call of the upkeep ended.
 func (w *worker) tended(ctx context.Context, o operation, epoch int64, err error) {
-	if ctx.Err() != nil && silence(err) {
+	if ctx.Err() != nil && bounded.Silence(err) {
 		return // the round is over, or the run
 	}
 	if w.tending.heard(epoch, time.Now(), err) {
@@ -129,9 +129,12 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && pause(ctx, done.Again) {
 		done, err = maintain()
 	}
-	if err == nil {
+	if !bounded.Silence(err) {
 		// Needs no lease: letters are forgotten once, whoever does it.
-		_, err = ask(ctx, w, opUpkeep, w.letters.Forget)
+		_, forget := ask(ctx, w, opUpkeep, w.letters.Forget)
+		if err == nil || !bounded.Silence(forget) {
+			err = errors.Join(err, forget)
+		}
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		return nil // goes on in the next round

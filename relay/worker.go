@@ -203,9 +203,12 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.archiver(working) })
 	group.Go(func() error { return w.doctor(working) })
 	group.Go(func() error {
-		newLeaser(w).run(stopping, working)
+		err := newLeaser(w).run(stopping, working)
 		endSink()
 		<-sinkDone
+		if err != nil {
+			return err
+		}
 		return errStopped
 	})
 	if err := group.Wait(); !errors.Is(err, errStopped) {

@@ -29,6 +29,7 @@ type conformanceOptions struct {
 	path        string
 	body, other string
 	contentType string
+	optional    bool
 	run         string
 }
 
@@ -55,12 +56,13 @@ Exit code 1 if a case fails.`,
 	flags.StringVar(&o.body, "body", "", "file with the body of a valid request")
 	flags.StringVar(&o.other, "other", "", "file with the body of another valid request")
 	flags.StringVar(&o.contentType, "content-type", "application/json", "content type of the bodies")
+	flags.BoolVar(&o.optional, "optional-key", false, "the service takes requests without a key")
 	flags.StringVar(&o.run, "run", "", "only cases whose name contains this")
 	return cmd
 }
 
 func (o *conformanceOptions) target() (conformance.Target, error) {
-	target := conformance.Target{KeyHeader: o.keyHeader, Header: http.Header{}}
+	target := conformance.Target{KeyHeader: o.keyHeader, OptionalKey: o.optional, Header: http.Header{}}
 	if len(o.urls) == 0 {
 		return target, &usageError{errors.New("--url is required")}
 	}
@@ -157,7 +159,7 @@ whoever reaches it can have it do anything that a test case needs.`,
 			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
 				engineConfig := idempotency.Config{
 					Scope: conformance.Scope, Timeout: 3 * time.Second, Lease: 6 * time.Second,
-					MaxBody: 2 << 20, MaxResponse: 200_000, Logger: log,
+					MaxBody: 2 << 20, MaxResponse: 200_000, StatusPath: "/status/", Logger: log,
 				}
 				return o.serve(cmd, db, cfg, engineConfig)
 			})
@@ -192,7 +194,7 @@ func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config
 		return err
 	}
 	probe := conformance.NewProbe(engine, effects, conformance.Capabilities{
-		Transactional: !o.snapshot, Timeout: engineConfig.Timeout, MaxBody: engineConfig.MaxBody, MaxResponse: engineConfig.MaxResponse,
+		Transactional: !o.snapshot, FailuresUnknown: o.snapshot, Timeout: engineConfig.Timeout, MaxBody: engineConfig.MaxBody, MaxResponse: engineConfig.MaxResponse,
 	})
 	server := &http.Server{Handler: probe, ReadHeaderTimeout: 10 * time.Second}
 	fmt.Fprintf(cmd.OutOrStdout(), "probe at http://%s\n", listener.Addr())

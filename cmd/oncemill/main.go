@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"regexp"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,7 +37,7 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	text := escaped(inFlags(err), func(out *strings.Builder, r rune) { // it may quote what strangers wrote
+	text := escaped(withoutPasswords(inFlags(err)), func(out *strings.Builder, r rune) { // it may quote what strangers wrote
 		out.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
 	})
 	fmt.Fprintln(os.Stderr, "oncemill:", text)
@@ -47,3 +48,9 @@ func run(args []string) int {
 	}
 	return 1
 }
+
+var password = regexp.MustCompile(`(://[^\s/:@"]*):[^\s"]*@`)
+
+// withoutPasswords hides those of the URLs in a text, which may be arguments that were
+// given in the wrong place.
+func withoutPasswords(text string) string { return password.ReplaceAllString(text, "$1:xxxxx@") }

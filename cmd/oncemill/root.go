@@ -74,6 +74,9 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 				return err
 			}
 			opts.database.url = driverURL(opts.database.url) // before anything connects
+			if socketFirst(opts.database.url) {
+				return &usageError{errors.New("--database: the list of hosts begins with a socket, after which the driver uses TLS for none of them; name either sockets or hosts")}
+			}
 			log, err := opts.logger(cmd.ErrOrStderr())
 			if err != nil {
 				return err

@@ -73,6 +73,18 @@ func unverified(database string) string {
 	return mode
 }
 
+// socketFirst reports that a list of hosts begins with a socket and leads to another
+// machine, too: whatever mode it asks for, lib/pq would show the password in clear.
+func socketFirst(database string) bool {
+	cfg, err := pq.NewConfig(database)
+	if err != nil || !socket(cfg.Host) {
+		return false
+	}
+	return slices.ContainsFunc(cfg.Multi, func(h pq.ConfigMultihost) bool { return !socket(h.Host) && leadsAway(h) })
+}
+
+func socket(host string) bool { return strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") }
+
 // remoteTLS returns the sslmode that a URL, the environment or a service file asks
 // for, and whether any of the hosts is another machine.
 func remoteTLS(database string) (mode string, remote bool) {
@@ -81,15 +93,18 @@ func remoteTLS(database string) (mode string, remote bool) {
 		return "", false
 	}
 	hosts := append([]pq.ConfigMultihost{{Host: cfg.Host, Hostaddr: cfg.Hostaddr}}, cfg.Multi...)
-	return string(cfg.SSLMode), slices.ContainsFunc(hosts, func(h pq.ConfigMultihost) bool {
-		if h.Hostaddr.IsValid() {
-			return !h.Hostaddr.IsLoopback()
-		}
-		return !loopback(h.Host)
-	})
+	return string(cfg.SSLMode), slices.ContainsFunc(hosts, leadsAway)
+}
+
+// leadsAway reports that a host is another machine.
+func leadsAway(h pq.ConfigMultihost) bool {
+	if h.Hostaddr.IsValid() {
+		return !h.Hostaddr.IsLoopback()
+	}
+	return !loopback(h.Host)
 }
 
 func loopback(host string) bool {
 	ip := net.ParseIP(strings.Trim(host, "[]"))
-	return host == "" || host == "localhost" || strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") || ip != nil && ip.IsLoopback()
+	return host == "" || host == "localhost" || socket(host) || ip != nil && ip.IsLoopback()
 }

@@ -95,6 +95,24 @@ func TestVerified_DemandsTheCertificateOfOtherMachines(t *testing.T) {
 	}
 }
 
+// A list of hosts that begins with a socket is refused: the driver would send the password
+// to the others in clear, whatever mode it is given.
+func TestCommand_RefusesASocketBeforeOtherHosts(t *testing.T) {
+	t.Parallel()
+	for database, want := range map[string]int{
+		"postgres://u:p@/shop?host=/nowhere,db.example.com&sslmode=verify-full&connect_timeout=1": 2,
+		"postgres://u:p@/shop?host=@abs,db.example.com&connect_timeout=1":                         2,
+		"postgres://u:p@/shop?host=/nowhere,/elsewhere&connect_timeout=1":                         1,
+		"postgres://u:p@/shop?host=/nowhere&connect_timeout=1":                                    1,
+	} {
+		cmd, output := command(t.Context(), nil, "letters", "--database", database)
+		err := cmd.Run()
+		if code := cmd.ProcessState.ExitCode(); code != want || (want == 2) != strings.Contains(output.String(), "begins with a socket") {
+			t.Errorf("%s: %v, %s", database, err, output)
+		}
+	}
+}
+
 // unset takes a variable out of the environment until the test ends.
 func unset(t *testing.T, name string) {
 	t.Helper()

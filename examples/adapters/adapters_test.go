@@ -3,14 +3,17 @@ package adapters_test
 import (
 	"database/sql"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/gin-gonic/gin"
+	"github.com/go-chi/chi/v5"
 	"github.com/labstack/echo/v4"
 
 	"github.com/oncemill/oncemill"
@@ -21,10 +24,21 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
 
-func pay(r *http.Request) error {
+// pay pays an order in the transaction of the request.
+func pay(r *http.Request, order string) error {
 	tx, ok := idempotency.TxFromContext(r.Context())
 	if !ok {
 		return errors.New("no transaction")
+	}
+	if strings.HasPrefix(order, "again") {
+		// A serialization failure, the first time.
+		if _, err := tx.ExecContext(r.Context(), `select lose($1)`, order); err != nil {
+			return err
+		}
+	}
+	if strings.HasPrefix(order, "full") {
+		_, err := tx.ExecContext(r.Context(), `select 1`)
+		return errors.Join(err, errSoldOut)
 	}
 	_, err := tx.ExecContext(r.Context(), `insert into payments (path) values ($1)`, r.URL.Path)
 	return err
@@ -32,93 +46,145 @@ func pay(r *http.Request) error {
 
 var errSoldOut = errors.New("sold out")
 
-func TestAdapters_PayOnce(t *testing.T) {
-	gin.SetMode(gin.TestMode)
-	for name, make := range map[string]func(*idempotency.Engine) http.Handler{
-		"chi": func(e *idempotency.Engine) http.Handler {
-			return adapters.Chi(e, func(w http.ResponseWriter, r *http.Request) {
-				if err := pay(r); err != nil {
-					http.Error(w, err.Error(), http.StatusInternalServerError)
-					return
-				}
-				if strings.Contains(r.URL.Path, "full") {
-					w.WriteHeader(http.StatusUnprocessableEntity)
-					return
-				}
-				w.Header().Set("Location", "/payments/1")
-				w.WriteHeader(http.StatusCreated)
-				_, _ = w.Write([]byte("paid"))
+// routers are services whose middleware stands before their routes, where it can.
+var routers = map[string]func(*idempotency.Engine) http.Handler{
+	"chi": func(e *idempotency.Engine) http.Handler {
+		router := chi.NewRouter()
+		router.Use(adapters.Chi(e))
+		router.Route("/orders", func(orders chi.Router) {
+			orders.Route("/{id}", func(order chi.Router) {
+				order.Post("/pay", func(w http.ResponseWriter, r *http.Request) {
+					switch err := pay(r, chi.URLParam(r, "id")); {
+					case errors.Is(err, errSoldOut):
+						w.WriteHeader(http.StatusUnprocessableEntity)
+					case err != nil:
+						http.Error(w, err.Error(), http.StatusInternalServerError)
+					default:
+						w.Header().Set("Location", "/payments/1")
+						w.WriteHeader(http.StatusCreated)
+						_, _ = w.Write([]byte("paid"))
+					}
+				})
 			})
-		},
-		"gin": func(e *idempotency.Engine) http.Handler {
-			router := gin.New()
-			router.POST("/orders/:id/pay", adapters.Gin(e), func(c *gin.Context) {
-				if err := pay(c.Request); err != nil {
-					c.AbortWithStatus(http.StatusInternalServerError)
-					return
-				}
-				if c.Param("id") == "full" {
-					c.AbortWithStatus(http.StatusUnprocessableEntity)
-					return
-				}
+		})
+		return router
+	},
+	"gin": func(e *idempotency.Engine) http.Handler {
+		orders := gin.New()
+		orders.POST("/orders/:id/pay", func(c *gin.Context) {
+			switch err := pay(c.Request, c.Param("id")); {
+			case errors.Is(err, errSoldOut):
+				c.AbortWithStatus(http.StatusUnprocessableEntity)
+			case err != nil:
+				c.AbortWithStatus(http.StatusInternalServerError)
+			default:
 				c.Header("Location", "/payments/1")
 				c.String(http.StatusCreated, "paid")
-			})
-			return router
-		},
-		"echo": func(e *idempotency.Engine) http.Handler {
-			router := echo.New()
-			router.POST("/orders/:id/pay", func(c echo.Context) error {
-				if err := pay(c.Request()); err != nil {
-					return err
-				}
-				if c.Param("id") == "full" {
-					return echo.NewHTTPError(http.StatusUnprocessableEntity, errSoldOut.Error())
-				}
-				c.Response().Header().Set("Location", "/payments/1")
-				return c.String(http.StatusCreated, "paid")
-			}, adapters.Echo(e))
-			return router
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			db := testserver.SQLite(t)
-			handler := make(engine(t, db))
-			for path, want := range map[string]int{"/orders/1/pay": http.StatusCreated, "/orders/full/pay": http.StatusUnprocessableEntity} {
-				for i := range 3 {
-					r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, strings.NewReader("{}"))
-					r.Header.Set("Idempotency-Key", name+path)
-					w := httptest.NewRecorder()
-					handler.ServeHTTP(w, r)
-					if w.Code != want || (w.Header().Get("Idempotency-Replayed") == "true") != (i > 0) {
-						t.Errorf("%s, time %d: %d %q %s", path, i, w.Code, w.Header(), w.Body)
-					}
-					if want == http.StatusCreated && (w.Body.String() != "paid" || w.Header().Get("Location") != "/payments/1") {
-						t.Errorf("%s, time %d: %q %s", path, i, w.Header(), w.Body)
-					}
-				}
-			}
-			var n int
-			if err := db.QueryRowContext(t.Context(), `select count(*) from payments`).Scan(&n); err != nil || n != 1 {
-				t.Errorf("%d payments, %v", n, err)
 			}
 		})
+		router := gin.New()
+		router.POST("/orders/:id/pay", adapters.Gin(e, orders))
+		return router
+	},
+	"echo": func(e *idempotency.Engine) http.Handler {
+		router := echo.New()
+		router.POST("/orders/:id/pay", func(c echo.Context) error {
+			switch err := pay(c.Request(), c.Param("id")); {
+			case errors.Is(err, errSoldOut):
+				return echo.NewHTTPError(http.StatusUnprocessableEntity, err.Error())
+			case err != nil:
+				return err
+			}
+			c.Response().Header().Set("Location", "/payments/1")
+			return c.String(http.StatusCreated, "paid")
+		}, adapters.Echo(e))
+		return router
+	},
+}
+
+const requests = 40
+
+// Requests are paid once, also where the first attempt loses against another transaction,
+// alone and in groups.
+func TestAdapters_PayOnce(t *testing.T) {
+	gin.SetMode(gin.TestMode)
+	for name, make := range routers {
+		for _, size := range []int{1, 32} {
+			t.Run(fmt.Sprint(name, " ", size), func(t *testing.T) {
+				db, cfg := database(t)
+				handler := make(engine(t, db, cfg, size))
+				var sending sync.WaitGroup
+				for n := range requests {
+					path, want := fmt.Sprintf("/orders/%d/pay", n), http.StatusCreated
+					switch n % 4 {
+					case 0:
+						path = fmt.Sprintf("/orders/again-%d/pay", n)
+					case 1:
+						path, want = fmt.Sprintf("/orders/full-%d/pay", n), http.StatusUnprocessableEntity
+					}
+					sending.Go(func() {
+						for i := range 3 {
+							expect(t, handler, path, want, i > 0)
+						}
+					})
+				}
+				sending.Wait()
+				var n, times int
+				err := db.QueryRowContext(t.Context(), `select count(*), count(distinct path) from payments`).Scan(&n, &times)
+				if err != nil || n != requests*3/4 || times != n {
+					t.Errorf("%d payments of %d orders, %v", n, times, err)
+				}
+			})
+		}
 	}
 }
 
-func engine(t *testing.T, db *sql.DB) *idempotency.Engine {
+func expect(t *testing.T, handler http.Handler, path string, status int, replayed bool) {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, idempotency.Migrations); err != nil {
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, path, strings.NewReader("{}"))
+	r.Header.Set("Idempotency-Key", path)
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, r)
+	if w.Code != status || (w.Header().Get("Idempotency-Replayed") == "true") != replayed {
+		t.Errorf("%s, replayed %t: %d %q %s", path, replayed, w.Code, w.Header(), w.Body)
+	}
+	if status == http.StatusCreated && (w.Body.String() != "paid" || w.Header().Get("Location") != "/payments/1") {
+		t.Errorf("%s, replayed %t: %q %s", path, replayed, w.Header(), w.Body)
+	}
+}
+
+// database has a function that fails, once for each name, as a transaction does that loses
+// against another.
+func database(t *testing.T) (*sql.DB, oncemill.Config) {
+	t.Helper()
+	pg := testserver.Postgres(t)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, idempotency.Migrations); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := db.ExecContext(t.Context(), `create table payments (path text)`); err != nil {
-		t.Fatal(err)
+	_, err := pg.DB.ExecContext(t.Context(), `
+		create table payments (path text);
+		create function lose(name text) returns void language plpgsql as $$
+		begin
+			if nextval(quote_ident('tries ' || name)) = 1 then -- which no rollback takes back
+				raise exception 'lost' using errcode = '40001';
+			end if;
+		end $$`)
+	for n := 0; n < requests && err == nil; n += 4 {
+		_, err = pg.DB.ExecContext(t.Context(), fmt.Sprintf(`create sequence "tries again-%d"`, n))
 	}
-	store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), Logger: slog.New(slog.DiscardHandler)})
+	return pg.DB, pg.Config
+}
+
+func engine(t *testing.T, db *sql.DB, cfg oncemill.Config, size int) *idempotency.Engine {
+	t.Helper()
+	store, err := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: cfg})
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), GroupSize: size, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -108,9 +108,7 @@ func (s service) open(ctx context.Context) (*sql.DB, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open database: %w", err)
 	}
-	// SQLite has one writer at a time. To wait for the connection is fairer than
-	// to wait for the file's lock.
-	db.SetMaxOpenConns(1)
+	db.SetMaxIdleConns(8) // readers work beside the one writer
 	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
 	if err == nil {
 		err = shop.CreateTables(ctx, db)

@@ -67,7 +67,7 @@ type Config struct {
 // Transport is an http.RoundTripper that retries. It may be used by many
 // goroutines.
 //
-// It sends again after an error of the connection, after 425, 429, 502, 503 and 504,
+// It sends again after an error of the connection, after 408, 425, 429, 502, 503 and 504,
 // and after a 409 that says in-progress (or asks to come again, by Retry-After). It
 // never does after 422, which says that the key belongs to another request.
 type Transport struct {
@@ -257,7 +257,7 @@ func (t *Transport) body(request *http.Request) (body func() (io.ReadCloser, err
 func worthRetrying(response *http.Response) (retry bool, asked time.Duration, err error) {
 	asked = retryAfter(response.Header.Get("Retry-After"))
 	switch response.StatusCode {
-	case http.StatusTooEarly, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
+	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true, asked, nil
 	case http.StatusConflict:
 	default:

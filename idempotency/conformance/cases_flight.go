@@ -3,8 +3,10 @@ package conformance
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
 	"sync"
+	"time"
 )
 
 // What happens while a request runs.
@@ -36,6 +38,51 @@ func flightCases() []Case {
 			}
 			x.expectEffects(1, 1)
 		}},
+		{Name: "of copies that come at once while the first runs none starts", test: func(x *session) {
+			for range 8 {
+				x.key, x.name = unique(), unique()
+				x.burst()
+			}
+		}},
+		{Name: "a handler of seconds runs once, though copies come all along", test: func(x *session) {
+			m := message{plan: once(Plan{Hold: true, Body: []byte("slow")})}
+			var first *reply
+			var sending sync.WaitGroup
+			sending.Go(func() { first = x.try(m) })
+			defer sending.Wait()
+			x.awaitHeld()
+			defer x.release()
+			for end := time.Now().Add(min(2500*time.Millisecond, x.capabilities.Timeout*3/4)); time.Now().Before(end); {
+				r := x.send(m)
+				x.check(r.inProgress(), "status %d: %s", r.status, r.body)
+				x.wait(100 * time.Millisecond)
+			}
+			x.check(x.held() == 1, "%d handlers run", x.held())
+			x.release()
+			sending.Wait()
+			x.check(first.err == nil && first.status == http.StatusCreated, "status %d: %s %v", first.status, first.body, first.err)
+			x.expectReplay(first, x.settle(m))
+			x.expectEffects(1, 1)
+		}},
+		{Name: "the status URL tells what becomes of a key", test: inFlight(func(x *session, _ int, m message) {
+			var problem struct {
+				URL string `json:"status_url"`
+			}
+			if r := x.send(m); json.Unmarshal(r.body, &problem) != nil || problem.URL == "" {
+				panic(skipped("names no status URL"))
+			}
+			for _, state := range []string{"started", "completed"} {
+				var status struct {
+					State string `json:"state"`
+				}
+				if err := x.get(x.ctx, x.target.URLs[0]+problem.URL, &status); err != nil {
+					x.fail("%v", err)
+				}
+				x.check(status.State == state, "state %q, want %q", status.State, state)
+				x.release()
+				x.settle(m)
+			}
+		})},
 		{Name: "50 different keys at once all run", test: func(x *session) {
 			var sending sync.WaitGroup
 			replies := make([]*reply, 50)
@@ -102,4 +149,34 @@ func inFlight(test func(x *session, at int, m message)) func(*session) {
 		x.expectReplay(first, x.send(m))
 		x.expectEffects(1, 1)
 	}
+}
+
+// burst sends 20 copies at once to a handler that stands still until they are answered.
+func (x *session) burst() {
+	const copies = 20
+	m := message{plan: once(Plan{Hold: true})}
+	replies := make(chan *reply, copies)
+	var sending sync.WaitGroup
+	for range copies {
+		sending.Go(func() { replies <- x.try(m) })
+	}
+	defer sending.Wait()
+	x.awaitHeld()
+	defer x.release()
+	for n := range copies - 1 { // all but the first
+		select {
+		case r := <-replies:
+			if r.problem() == "execution-timeout" {
+				x.check(x.held() == 1, "%d handlers run", x.held())
+				panic(skipped("the first ran out of time before the others were answered: the machine is busy"))
+			}
+			x.check(r.inProgress(), "status %d: %s %v", r.status, r.body, r.err)
+		case <-x.ctx.Done():
+			x.fail("only %d copies are answered while the first runs", n)
+		}
+	}
+	x.check(x.held() == 1, "%d handlers run", x.held())
+	x.release()
+	sending.Wait()
+	x.expectEffects(1, 1)
 }

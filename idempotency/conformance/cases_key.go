@@ -28,7 +28,7 @@ func keyCases() []Case {
 	}
 	const invalid = "key-invalid"
 	return []Case{
-		{Name: "a missing key is refused", plain: true, test: refused("key-missing")},
+		{Name: "a missing key is refused", plain: true, key: true, test: refused("key-missing")},
 		{Name: "an empty key is refused", plain: true, test: refused(invalid, "")},
 		{Name: "an empty quoted key is refused", plain: true, test: refused(invalid, `""`)},
 		{Name: "a key of 256 characters is refused", plain: true, test: refused(invalid, strings.Repeat("k", 256))},
@@ -48,6 +48,16 @@ func keyCases() []Case {
 		{Name: "quoted and bare are the same key", test: accepted(func(key string) (string, string) { return `"` + key + `"`, key })},
 		{Name: "parameters of a key are ignored", test: accepted(func(key string) (string, string) { return `"` + key + `";v=1;w="x y"`, `"` + key + `"` })},
 		{Name: "an escaped quote is part of the key", test: accepted(func(key string) (string, string) { return `"` + key + `\"\\"`, `"` + key + `\"\\" ` })},
+		{Name: "all of a long key matters", test: func(x *session) {
+			for _, size := range []int{65, 101, 129, 200, 255} {
+				long := x.key + strings.Repeat("k", size-len(x.key)-1)
+				for _, last := range []string{"a", "b"} {
+					r := x.send(message{keys: []string{long + last}, plan: once(Plan{Body: []byte(last)})})
+					x.check(string(r.body) == last, "keys of %d characters that differ in the last one: %s", size, r.body)
+				}
+			}
+			x.expectEffects(10, 10)
+		}},
 		{Name: "the case of a key matters", test: func(x *session) {
 			x.send(message{keys: []string{x.key + "a"}, plan: once(Plan{})})
 			r := x.send(message{keys: []string{x.key + "A"}, plan: once(Plan{})})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 )
 
 // once makes one effect and one message.
@@ -67,8 +68,19 @@ func replayCases() []Case {
 		cases = append(cases, Case{Name: fmt.Sprintf("%d is replayed with its body and Location", status), test: replayed(p)})
 	}
 	cases = append(cases, Case{Name: "204 is replayed without a body", test: replayed(Plan{Status: 204})})
-	for _, status := range []int{401, 403, 429, 500, 502, 503} {
+	for _, status := range []int{401, 403, 429} {
 		cases = append(cases, Case{Name: fmt.Sprintf("%d is not stored: the request runs again", status), test: rerun(status)})
+	}
+	for _, status := range []int{500, 502, 503} {
+		cases = append(cases, Case{Name: fmt.Sprintf("%d is not stored: nothing has happened, or it is said to be unknown", status), test: func(x *session) {
+			if x.capabilities.FailuresUnknown {
+				r := x.send(message{plan: once(Plan{Status: status})})
+				x.check(r.status == status, "status %d, want %d", r.status, status)
+				x.expectUnknown()
+				return
+			}
+			rerun(status)(x)
+		}})
 	}
 	binary := make([]byte, 256)
 	for i := range binary {
@@ -88,6 +100,34 @@ func replayCases() []Case {
 			first, again := x.send(m), x.send(m)
 			x.expectReplay(first, again)
 			x.check(slices.Equal(again.header.Values("X-Many"), []string{"b", "a", "c"}), "got %q", again.header.Values("X-Many"))
+		}},
+		Case{Name: "ETag, Cache-Control and headers of the service's own are replayed", test: func(x *session) {
+			want := map[string][]string{
+				"Etag": {`"7"`}, "Cache-Control": {"private, max-age=5"}, "Content-Language": {"de"}, "Content-Encoding": {"x-test"},
+				"Last-Modified": {"Mon, 01 Jan 2001 00:00:00 GMT"}, "Link": {"</orders>; rel=up"}, "X-Total": {"1"}, "Retry-Count": {"0"},
+			}
+			m := message{plan: once(Plan{Header: want, Body: []byte{0x1f, 0x8b, 0xff}})}
+			first, again := x.send(m), x.send(m)
+			x.expectReplay(first, again)
+			for name, values := range want {
+				x.check(slices.Equal(again.header.Values(name), values), "%s is %q", name, again.header.Values(name))
+			}
+		}},
+		Case{Name: "an answer is still there after some seconds", plain: true, test: func(x *session) {
+			m := message{plan: once(Plan{Body: []byte("kept")})}
+			first := x.send(m)
+			x.wait(3 * time.Second)
+			x.expectReplay(first, x.send(m))
+			x.expectEffects(1, 1)
+		}},
+		Case{Name: "an answer is still there after 300 others", test: func(x *session) {
+			m := message{plan: once(Plan{Body: []byte("first")})}
+			first := x.send(m)
+			for range 300 {
+				x.send(message{keys: []string{unique()}, plan: Plan{Size: 1000}})
+			}
+			x.expectReplay(first, x.send(m))
+			x.expectEffects(1, 1)
 		}},
 		Case{Name: "Set-Cookie is not replayed", test: func(x *session) {
 			m := message{plan: once(Plan{Header: header("Set-Cookie", "session=secret")})}

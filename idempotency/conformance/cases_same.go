@@ -86,6 +86,18 @@ func sameCases() []Case {
 		{Name: "the case of a content type does not matter", test: same(message{header: typed("text/plain; charset=utf-8")}, message{header: typed("Text/Plain;charset=utf-8")})},
 		{Name: "headers that are not chosen do not matter", test: same(message{header: http.Header{"User-Agent": {"a"}}}, message{header: http.Header{"User-Agent": {"b"}}})},
 		{Name: "9007199254740993 is not 9007199254740992", test: distinct(message{body: []byte(`{"n": 9007199254740993}`)}, message{body: []byte(`{"n": 9007199254740992}`)})},
+		{Name: "an object with a name twice is not one with either", test: func(x *session) {
+			bodies := []string{`{"n":1,"n":2}`, `{"n":2,"n":1}`, `{"n":2}`, `{"n":1}`}
+			for i, body := range bodies {
+				for _, other := range bodies[i+1:] {
+					x.key = unique()
+					first := x.send(message{body: []byte(body), plan: Plan{Body: []byte(body)}})
+					r := x.send(message{body: []byte(other), plan: Plan{Body: []byte(other)}})
+					x.check(string(first.body) == body, "status %d: %s", first.status, first.body)
+					x.check(r.status == http.StatusUnprocessableEntity || string(r.body) == other, "%s gets the answer to %s", other, body)
+				}
+			}
+		}},
 		{Name: "1.0 is not 1", test: distinct(message{body: []byte(`{"n": 1.0}`)}, message{body: []byte(`{"n": 1}`)})},
 		{Name: "white space in a body matters, compared as bytes", raw: true, test: distinct(message{body: []byte(`{"n": 1}`)}, message{body: []byte(`{"n":1}`)})},
 		{Name: "bodies that differ after the first MiB are not confused", test: func(x *session) {

@@ -23,6 +23,7 @@ type Plan struct {
 	Flush         bool `json:"flush,omitempty"`
 	EndTx         bool `json:"end_tx,omitempty"` // try to commit the transaction
 	SkipBody      bool `json:"skip_body,omitempty"`
+	NoEffect      bool `json:"no_effect,omitempty"` // declare that there is none
 }
 
 // Capabilities are what a service tells about its configuration, at
@@ -33,6 +34,10 @@ type Capabilities struct {
 	MaxBody       int64         `json:"max_body"`
 	MaxResponse   int           `json:"max_response"`
 	Canonical     bool          `json:"canonical"` // bodies are compared as canonical JSON
+
+	// FailuresUnknown: a panic, a 5xx and a timeout leave a key whose outcome is
+	// unknown. Else they let it run again.
+	FailuresUnknown bool `json:"failures_unknown"`
 }
 
 // Counts are the effects and messages of a name, at GET /effects/{name}.

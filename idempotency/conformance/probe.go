@@ -128,6 +128,9 @@ func (p *Probe) act(ctx context.Context, plan Plan) error {
 			return fmt.Errorf("publish: %w", err)
 		}
 	}
+	if plan.NoEffect {
+		idempotency.NoEffect(ctx)
+	}
 	if plan.EndTx {
 		tx, ok := idempotency.TxFromContext(ctx)
 		if !ok {

@@ -186,8 +186,10 @@ func (x *session) settle(m message) *reply {
 	}
 }
 
-func (x *session) pause() {
-	timer := time.NewTimer(10 * time.Millisecond)
+func (x *session) pause() { x.wait(10 * time.Millisecond) }
+
+func (x *session) wait(d time.Duration) {
+	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
@@ -236,6 +238,18 @@ func (x *session) expectEffects(effects, messages int) {
 	}
 }
 
+// held returns how many handlers of this case have stood still.
+func (x *session) held() (total int) {
+	for _, address := range x.target.URLs {
+		n := 0
+		if err := x.get(x.ctx, address+"/held/"+x.name, &n); err != nil {
+			x.fail("%v", err)
+		}
+		total += n
+	}
+	return total
+}
+
 // awaitHeld waits until a handler of this case stands still, and returns where.
 func (x *session) awaitHeld() int {
 	for {
@@ -274,7 +288,7 @@ func (x *session) expectReplay(first, again *reply) {
 	if x.target.Plain == nil {
 		x.check(again.header.Get("Idempotency-Replayed") == "true", "the replay does not say so")
 	}
-	for _, name := range []string{"Location", "Content-Type", "Etag"} {
+	for _, name := range []string{"Location", "Content-Type", "Etag", "Cache-Control"} {
 		x.check(again.header.Get(name) == first.header.Get(name), "the replay has %s %q, the first answer %q", name, again.header.Get(name), first.header.Get(name))
 	}
 }

@@ -25,6 +25,9 @@ type Target struct {
 	// Header is sent with every request, for example Authorization.
 	Header http.Header
 
+	// OptionalKey: the service takes requests without a key.
+	OptionalKey bool
+
 	// KeyHeader is the name of the key's header. Default: "Idempotency-Key".
 	KeyHeader string
 
@@ -58,6 +61,7 @@ type Case struct {
 	tx    bool // only for transactional engines
 	two   bool // needs two processes
 	raw   bool // only where bodies are compared as bytes
+	key   bool // only where a key is required
 	test  func(x *session)
 }
 
@@ -85,9 +89,9 @@ func New(ctx context.Context, target Target) (*Suite, error) {
 	if len(target.URLs) == 0 {
 		return nil, errors.New("conformance: a URL is needed")
 	}
-	for _, address := range target.URLs {
+	for i, address := range target.URLs {
 		if u, err := url.Parse(address); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return nil, fmt.Errorf("conformance: %q is not an http or https URL", address)
+			return nil, fmt.Errorf("conformance: URL %d is not an http or https URL", i+1) // it may hold a password
 		}
 	}
 	if target.KeyHeader == "" {
@@ -106,7 +110,7 @@ func New(ctx context.Context, target Target) (*Suite, error) {
 		return s, nil
 	}
 	if err := s.get(ctx, target.URLs[0]+"/capabilities", &s.capabilities); err != nil {
-		return nil, fmt.Errorf("conformance: there is no probe at %s (name an operation with --path and --body instead): %w", target.URLs[0], err)
+		return nil, fmt.Errorf("conformance: there is no probe at %s (name an operation with --path and --body instead): %w", redacted(target.URLs[0]), err)
 	}
 	return s, nil
 }
@@ -137,6 +141,8 @@ func (s *Suite) Run(ctx context.Context, c Case) (result Result) {
 		result.Skipped = "is about transactions"
 	case c.raw && s.capabilities.Canonical:
 		result.Skipped = "is about bodies compared as bytes"
+	case c.key && s.target.OptionalKey:
+		result.Skipped = "takes requests without a key"
 	case c.two && len(s.target.URLs) < 2:
 		result.Skipped = "needs two processes"
 	}
@@ -179,7 +185,16 @@ func (s *Suite) get(ctx context.Context, address string, value any) error {
 		return err
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: answered with %d: %s", address, response.StatusCode, strings.TrimSpace(string(body)))
+		return fmt.Errorf("%s: answered with %d: %s", redacted(address), response.StatusCode, strings.TrimSpace(string(body)))
 	}
 	return json.Unmarshal(body, value)
+}
+
+// redacted returns an address without its password.
+func redacted(address string) string {
+	u, err := url.Parse(address)
+	if err != nil {
+		return "the URL"
+	}
+	return u.Redacted()
 }

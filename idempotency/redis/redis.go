@@ -19,6 +19,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"hash/crc32"
 	"log/slog"
 	"strconv"
 	"sync/atomic"
@@ -111,7 +112,10 @@ type entry struct {
 	Response    []byte `json:"response"`
 	Location    string `json:"location,omitempty"`
 	ResourceID  string `json:"resource_id,omitempty"`
+	Sum         uint32 `json:"sum"` // of the response: what is damaged is not replayed
 }
+
+func sum(response []byte) uint32 { return crc32.ChecksumIEEE(response) }
 
 // Get implements idempotency.Cache.
 func (c *Cache) Get(ctx context.Context, id idempotency.ID) (record idempotency.Record, ok bool) {
@@ -129,7 +133,7 @@ func (c *Cache) Get(ctx context.Context, id idempotency.ID) (record idempotency.
 		return record, false
 	}
 	var e entry
-	if err := json.Unmarshal(text, &e); err != nil || len(e.Response) == 0 ||
+	if err := json.Unmarshal(text, &e); err != nil || len(e.Response) == 0 || e.Sum != sum(e.Response) ||
 		copy(record.ID[:], e.ID) != len(record.ID) || record.ID != id ||
 		copy(record.Caller[:], e.Caller) != len(record.Caller) ||
 		copy(record.Fingerprint[:], e.Fingerprint) != len(record.Fingerprint) {
@@ -145,7 +149,7 @@ func (c *Cache) Put(ctx context.Context, r idempotency.Record) {
 	if r.State != idempotency.Completed || r.ExpiresIn < time.Second || len(r.Response) > c.cfg.MaxResponse || c.resting() {
 		return
 	}
-	text, err := json.Marshal(entry{r.ID[:], r.Caller[:], r.Fingerprint[:], r.Endpoint, r.Status, r.Response, r.Location, r.ResourceID})
+	text, err := json.Marshal(entry{r.ID[:], r.Caller[:], r.Fingerprint[:], r.Endpoint, r.Status, r.Response, r.Location, r.ResourceID, sum(r.Response)})
 	if err != nil {
 		return // it is made of strings and bytes
 	}

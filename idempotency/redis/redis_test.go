@@ -2,6 +2,8 @@ package redis_test
 
 import (
 	"context"
+	"encoding/base64"
+	"encoding/json"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -120,21 +122,34 @@ func TestCache_AnswersReplaysAndNothingElse(t *testing.T) {
 	if ttl := s.client.TTL(t.Context(), keys[0]).Val(); ttl <= 50*time.Minute || ttl > time.Hour {
 		t.Errorf("it expires in %v", ttl)
 	}
-	// The store fills the cache again.
+	// The store, which was asked about that, fills the cache again.
 	s.client.FlushAll(t.Context())
-	s.expect("a", 2, 1)
-	s.expect("a", 2, 1)
-	// What is not ours is not believed.
-	s.client.Set(t.Context(), keys[0], "garbage", 0)
 	s.expect("a", 3, 1)
-	s.expect("b", 4, 2)
+	s.expect("a", 3, 1)
+	good := s.client.Get(t.Context(), keys[0]).Val()
+	// What is not ours is not believed, nor what is damaged, nor what is of another request.
+	s.client.Set(t.Context(), keys[0], "garbage", 0)
+	s.expect("a", 4, 1)
+	s.expect("b", 5, 2)
 	both, _ := s.client.Keys(t.Context(), "oncemill:idempotency:*").Result()
 	for _, key := range both {
 		if key != keys[0] {
 			s.client.Set(t.Context(), keys[0], s.client.Get(t.Context(), key).Val(), 0)
 		}
 	}
-	s.expect("a", 5, 2)
+	s.expect("a", 6, 2)
+	for i, field := range []string{"response", "fingerprint"} {
+		var e map[string]any
+		if err := json.Unmarshal([]byte(good), &e); err != nil {
+			t.Fatal(err)
+		}
+		value, _ := base64.StdEncoding.DecodeString(e[field].(string))
+		value[len(value)/3] ^= 0xff
+		e[field] = value
+		damaged, _ := json.Marshal(e)
+		s.client.Set(t.Context(), keys[0], damaged, 0)
+		s.expect("a", 7+int64(i), 2)
+	}
 }
 
 // Redis is flushed, killed and started again while copies of many requests come.

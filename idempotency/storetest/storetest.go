@@ -379,6 +379,13 @@ func (s *suite) outstanding() {
 	expect(2, 2)
 	s.ok(s.store.Complete(s.Context(), first.ID, owner, completion()))
 	expect(10, 2)
+	died := newClaim()
+	died.Caller = first.Caller
+	owner = s.granted(died)
+	expect(10, 3)
+	s.ok(s.store.Extend(s.Context(), died.ID, owner, 0)) // as the end of its lease
+	s.leaseEnds(died.ID)
+	expect(10, 2)
 }
 
 func (s *suite) purge() {

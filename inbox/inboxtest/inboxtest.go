@@ -130,3 +130,4 @@ func (d delivery) ArrivedAt() time.Time    { return time.Time{} }
 func (d delivery) CreatedAt() time.Time    { return time.Time{} }
 func (d delivery) DelayNack(time.Duration) {}
 func (d delivery) GiveWay()                {}
+func (d delivery) Nacks() int              { return 0 }

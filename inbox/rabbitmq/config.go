@@ -53,12 +53,23 @@ type Config struct {
 	// that is longer.
 	NackDelayMax time.Duration
 
+	// Backlog is how many deliveries may wait in this process for one of their key that
+	// was nacked or is being handled for more than a second, beside the prefetch, so that
+	// other keys go on; at most 64 MiB of payloads. They count for consumers that the
+	// subscriber adds on its channel, which a queue with a single active consumer, or an
+	// exclusive one, does not allow: there the prefetch is the bound. Beyond it a key in
+	// trouble delays the others. Default: 10,000. At least 1. Raising it costs memory,
+	// and as many more deliveries are repeated after a crash.
+	Backlog int
+
 	// AckTimeout is how long a delivery may go without an acknowledgement. It
 	// must be less than consumer_timeout of the broker, which closes the channel
 	// of a consumer that takes longer; that is 30 min by default. The context of
-	// a message ends with it. Deliveries that have waited so long without having
-	// been handed out go back to the queue, all of the subscription together, so
-	// that they keep their order. Default: 25 min. At least 1 s.
+	// a message ends with it. What was nacked and waits for its time goes back to the queue
+	// before, with all of its key, in its order, and comes again at once: so a message may
+	// wait for longer (inbox.RetryAfter), but each time counts for x-delivery-limit.
+	// Deliveries that wait for a handler for so long go back, all of the subscription
+	// together, so that they keep their order. Default: 25 min. At least 1 s.
 	AckTimeout time.Duration
 
 	// CloseTimeout is how long Close, and the end of the context given to
@@ -84,6 +95,7 @@ const (
 	defaultNackDelay    = 100 * time.Millisecond
 	defaultNackDelayMax = 10 * time.Second
 	defaultAckTimeout   = 25 * time.Minute
+	defaultBacklog      = 10_000
 	defaultCloseTimeout = 10 * time.Second
 	defaultCallTimeout  = 10 * time.Second
 )

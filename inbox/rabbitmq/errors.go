@@ -13,6 +13,7 @@ var (
 	errConsumerGone  = errors.New("the broker has cancelled the consumer; is the queue deleted?")
 	errClosedQuietly = errors.New("channel closed")
 	errWaitedTooLong = errors.New("deliveries have waited longer than Config.AckTimeout")
+	errUnreadable    = errors.New("the delivery cannot be read")
 	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
 	errNoMalformed   = errors.New("set Config.Malformed to keep it elsewhere")
 )

@@ -3,6 +3,7 @@ package rabbitmq
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/amqpconn"
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
@@ -19,7 +21,8 @@ type parcel struct {
 	session  *session // whose channel it came by; nil once that is lost
 	delivery amqp.Delivery
 	arrived  time.Time
-	lane     *lane // nil if nothing waits for it
+	out      time.Time // handed out
+	lane     *lane     // nil if nothing waits for it
 	nacks    int
 	queue    bool      // it has left its lane, and lines up again when it is due
 	due      time.Time // while it is delayed
@@ -35,6 +38,7 @@ type parcel struct {
 // is on its way, the others wait.
 type lane struct {
 	name    string
+	head    *parcel // the one on its way, or delayed
 	waiting []*parcel
 }
 
@@ -43,6 +47,9 @@ type lane struct {
 func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key string, err error) {
 	delivery.Body = bytes.Clone(delivery.Body)
 	err = contain.Call(func() (err error) {
+		if problem, unreadable := delivery.Headers[amqpconn.UnreadableHeader]; unreadable {
+			return fmt.Errorf("%w: %v", errUnreadable, problem)
+		}
 		if msg, err = s.topology.Marshaler.Unmarshal(delivery); err != nil {
 			return err
 		}
@@ -61,7 +68,7 @@ func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 	if p.msg == nil {
 		p.read(s)
 	}
-	p.note = &note{topic: topic, arrivedAt: p.arrived, redelivered: p.delivery.Redelivered}
+	p.note = &note{topic: topic, nacks: p.nacks, arrivedAt: p.arrived, redelivered: p.delivery.Redelivered}
 	if _, relayed := p.delivery.Headers[relayHeader]; relayed {
 		p.note.createdAt = p.delivery.Timestamp
 	}
@@ -76,7 +83,8 @@ func (p *parcel) read(s *settings) {
 	if p.reason != nil {
 		delivery := p.delivery
 		delivery.Body = bytes.Clone(delivery.Body)
-		p.msg, _ = s.tolerant.Unmarshal(delivery) // it never fails
+		p.msg, _ = s.tolerant.Unmarshal(delivery)         // it never fails
+		delete(p.msg.Metadata, amqpconn.UnreadableHeader) // p.reason says it; a replay is to be read
 	}
 }
 
@@ -101,6 +109,7 @@ const relayHeader = "oncemill_id"
 // note is what a handler can learn and say of its delivery.
 type note struct {
 	topic       string
+	nacks       int
 	arrivedAt   time.Time
 	redelivered bool
 	createdAt   time.Time
@@ -110,6 +119,8 @@ type note struct {
 
 // Topic tells an inbox where a message that no router has seen was subscribed to.
 func (n *note) Topic() string { return n.topic }
+
+func (n *note) Nacks() int { return n.nacks }
 
 func (n *note) Redelivered() bool { return n.redelivered }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
 
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -19,6 +20,16 @@ type session struct {
 	deliveries <-chan amqp.Delivery
 	lost       <-chan *amqp.Error
 	acks       acks
+
+	next  uint64                   // tag of the delivery to be taken in
+	early map[uint64]amqp.Delivery // that came before it
+
+	more       []string           // consumers that were added
+	made       int                // as many until now
+	calm       int                // looks in a row that found no key in trouble
+	others     chan amqp.Delivery // of these
+	forwarders sync.WaitGroup
+	ended      chan struct{} // closed with the session
 }
 
 // open declares what the subscription needs, as the topology builder says, and
@@ -30,7 +41,7 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 	}
 	settings := s.owner.settings
 	consume := settings.topology.Consume
-	opened := &session{link: l}
+	opened := &session{link: l, next: 1, early: make(map[uint64]amqp.Delivery), others: make(chan amqp.Delivery), ended: make(chan struct{})}
 	err = l.within(func() error {
 		channel, err := l.conn.Channel()
 		if err != nil {
@@ -76,8 +87,10 @@ func (o *session) close() {
 	if o.channel == nil {
 		return
 	}
+	close(o.ended)
 	// If it fails the channel is closed too.
 	_ = o.link.within(o.channel.Close)
+	o.forwarders.Wait()
 }
 
 // cause returns why the session has ended when its channel has closed.

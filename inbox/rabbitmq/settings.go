@@ -34,7 +34,7 @@ func resolve(cfg wamqp.Config, opts Config) (*settings, error) {
 	s.resolveTopology(bad)
 	s.conn = amqpconn.Resolve(cfg.Connection, amqpconn.Options{
 		Name: "oncemill inbox", Who: "the subscriber", Addresses: opts.Addresses,
-		AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout,
+		AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout, Tolerant: true,
 	}, bad)
 	return s, errors.Join(errs...)
 }
@@ -59,6 +59,12 @@ func (s *settings) resolveOptions(bad amqpconn.Report) {
 	atLeast("AckTimeout", &s.AckTimeout, defaultAckTimeout, time.Second)
 	atLeast("CloseTimeout", &s.CloseTimeout, defaultCloseTimeout, time.Millisecond)
 	atLeast("CallTimeout", &s.CallTimeout, defaultCallTimeout, time.Millisecond)
+	if s.Backlog == 0 {
+		s.Backlog = defaultBacklog
+	}
+	if s.Backlog < 1 {
+		bad("rabbitmq.Config.Backlog", strconv.Itoa(s.Backlog), "must be positive, or 0 for "+strconv.Itoa(defaultBacklog))
+	}
 	if s.Logger == nil {
 		s.Logger = slog.Default()
 	}

@@ -130,6 +130,8 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 	prefetch := settings.topology.Consume.Qos.PrefetchCount
 	aging := time.NewTicker(settings.AckTimeout / 10)
 	defer aging.Stop()
+	looking := time.NewTicker(lookInterval)
+	defer looking.Stop()
 	due := time.NewTimer(time.Hour)
 	defer due.Stop()
 	linger := time.NewTimer(time.Hour)
@@ -162,6 +164,8 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			}
 			s.accept(current, delivery)
 			s.acceptAll(current)
+		case delivery := <-current.others:
+			s.accept(current, delivery)
 		case out <- msg:
 			s.handOut()
 			s.gone.Go(func() { s.await(next) })
@@ -181,7 +185,12 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			}
 		case <-due.C:
 			s.release(time.Now())
+		case <-looking.C:
+			if err := s.makeRoom(ctx, current); err != nil {
+				return err
+			}
 		case <-aging.C:
+			s.giveBack(time.Now())
 			s.giveUp(time.Now().Add(-settings.AckTimeout))
 			if s.oldestIdle(time.Now()) > settings.AckTimeout {
 				return errWaitedTooLong
@@ -217,8 +226,20 @@ func (s *subscription) lossOf(current *session) error {
 	}
 }
 
-// accept takes a delivery in.
+// accept takes a delivery in, and those that waited for it.
 func (s *subscription) accept(current *session, delivery amqp.Delivery) {
+	if delivery.DeliveryTag != current.next {
+		current.early[delivery.DeliveryTag] = delivery
+		return
+	}
+	for here := true; here; delivery, here = current.early[current.next] {
+		delete(current.early, current.next)
+		current.next++
+		s.take(current, delivery)
+	}
+}
+
+func (s *subscription) take(current *session, delivery amqp.Delivery) {
 	current.acks.arrived(delivery.DeliveryTag)
 	p := &parcel{session: current, delivery: delivery, arrived: time.Now()}
 	p.read(s.owner.settings)
@@ -237,7 +258,7 @@ func (s *subscription) lineUp(p *parcel) {
 		l.waiting = append(l.waiting, p)
 		return
 	}
-	p.lane = &lane{name: name}
+	p.lane = &lane{name: name, head: p}
 	s.lanes[name] = p.lane
 	s.ready = append(s.ready, p)
 }
@@ -247,6 +268,7 @@ func (s *subscription) handOut() {
 	p := s.ready[0]
 	s.ready[0] = nil
 	s.ready = s.ready[1:]
+	p.out = time.Now()
 	s.away[p] = struct{}{}
 }
 
@@ -319,7 +341,8 @@ func (s *subscription) next(p *parcel) {
 		delete(s.lanes, l.name)
 		return
 	}
-	s.ready = append(s.ready, l.waiting[0])
+	l.head = l.waiting[0]
+	s.ready = append(s.ready, l.head)
 	l.waiting[0] = nil
 	l.waiting = l.waiting[1:]
 }
@@ -362,19 +385,15 @@ func (s *subscription) untilDue() time.Duration {
 	return time.Until(s.firstDue)
 }
 
-// oldestIdle returns how long the oldest delivery that is not being handled has
-// been here.
+// oldestIdle returns how long the oldest delivery has been here that waits for a place, or
+// for one that is being handled. Delayed ones have been given back.
 func (s *subscription) oldestIdle(now time.Time) (age time.Duration) {
-	look := func(p *parcel) { age = max(age, now.Sub(p.arrived)) }
 	for _, p := range s.ready {
-		look(p)
-	}
-	for p := range s.delayed {
-		look(p)
+		age = max(age, now.Sub(p.arrived))
 	}
 	for _, l := range s.lanes {
 		for _, p := range l.waiting {
-			look(p)
+			age = max(age, now.Sub(p.arrived))
 		}
 	}
 	return age

@@ -25,6 +25,10 @@ type Options struct {
 	AllowPlaintext bool
 	DialTimeout    time.Duration // 0: what the URI says, or else 10 s
 	MinChannels    int           // that a connection needs
+
+	// Tolerant gives deliveries whose headers amqp091-go cannot read the header
+	// UnreadableHeader in their place. Without it they close the connection.
+	Tolerant bool
 }
 
 // DefaultDialTimeout is the time for dialing and the handshakes.
@@ -37,11 +41,13 @@ type Settings struct {
 	addresses []address
 	config    amqp.Config
 	tls       *tls.Config
+	tolerant  bool
 }
 
 // address is one way to the broker.
 type address struct {
 	uri         string // holds the password; never to be shown
+	plain       string // the same without TLS, which is then made by us
 	shown       string // the URI without it
 	vhost       string
 	dialTimeout time.Duration
@@ -61,7 +67,7 @@ type Report func(field, value, problem string)
 
 // Resolve returns the settings of a configuration, and reports what is bad in it.
 func Resolve(c wamqp.ConnectionConfig, o Options, bad Report) Settings {
-	s := Settings{}
+	s := Settings{tolerant: o.Tolerant}
 	if o.DialTimeout < 0 {
 		bad("rabbitmq.Config.DialTimeout", o.DialTimeout.String(), "must not be negative")
 	}
@@ -123,7 +129,7 @@ func (s *Settings) resolveAddress(field, text string, o Options, bad Report) {
 		bad(field, "(not shown)", "is no AMQP URI such as amqps://user:password@host:5671/vhost; reserved characters must be percent-encoded")
 		return
 	}
-	a := address{uri: text, shown: redact(uri), vhost: uri.Vhost, dialTimeout: o.DialTimeout}
+	a := address{uri: text, plain: withoutTLS(text, uri), shown: redact(uri), vhost: uri.Vhost, dialTimeout: o.DialTimeout}
 	wrong := func(problem string) { bad(field, strconv.Quote(a.shown), problem) }
 	for _, m := range uri.AuthMechanism {
 		switch strings.ToUpper(m) {

@@ -2,17 +2,25 @@ package amqpconn
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
+	"net/url"
+	"os"
+	"strconv"
 	"sync"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-var errAborted = errors.New("dialing was given up")
+var (
+	errAborted = errors.New("dialing was given up")
+	errBadURI  = errors.New("the URI cannot be parsed")
+)
 
 // Dialer connects to the addresses of its settings, one after the other. It must
 // not be used by two goroutines at the same time.
@@ -70,20 +78,30 @@ func (s *Settings) dial(ctx context.Context, a address, open func(raw net.Conn) 
 		if err := raw.SetDeadline(time.Now().Add(a.dialTimeout)); err != nil {
 			return nil, errors.Join(err, raw.Close())
 		}
-		mu.Lock()
-		defer mu.Unlock()
-		if ctx.Err() != nil {
-			return nil, errors.Join(errAborted, raw.Close())
+		wire, err := func() (net.Conn, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if ctx.Err() != nil {
+				return nil, errors.Join(errAborted, raw.Close())
+			}
+			var wire net.Conn
+			wire, drop = open(raw)
+			return wire, nil
+		}()
+		if err != nil || !s.tolerant {
+			return wire, err
 		}
-		var wire net.Conn
-		wire, drop = open(raw)
-		return wire, nil
+		return s.tolerate(ctx, a, wire)
 	}
 	config.Properties = maps.Clone(config.Properties) // amqp091-go writes into both
 	if s.tls != nil {
 		config.TLSClientConfig = s.tls.Clone()
 	}
-	conn, err := amqp.DialConfig(a.uri, config)
+	uri := a.uri
+	if s.tolerant {
+		uri = a.plain
+	}
+	conn, err := amqp.DialConfig(uri, config)
 	if err != nil {
 		dropped() // amqp091-go does not after every failure
 		return nil, err
@@ -97,4 +115,65 @@ func (s *Settings) dialNetwork(ctx context.Context, a address, network, address 
 	}
 	dialer := net.Dialer{Timeout: a.dialTimeout}
 	return dialer.DialContext(ctx, network, address)
+}
+
+// tolerate makes a connection tolerant, over TLS if the address says so: amqp091-go, which
+// is told that there is none, would make it between us and the frames.
+func (s *Settings) tolerate(ctx context.Context, a address, wire net.Conn) (net.Conn, error) {
+	if a.plain == a.uri {
+		return newTolerant(wire), nil
+	}
+	config, err := s.tlsFor(a)
+	if err != nil {
+		return nil, errors.Join(err, wire.Close())
+	}
+	client := tls.Client(wire, config)
+	if err := client.HandshakeContext(ctx); err != nil {
+		return nil, errors.Join(err, wire.Close())
+	}
+	return newTolerant(client), nil
+}
+
+// tlsFor returns what amqp091-go makes of the configuration and the URI.
+func (s *Settings) tlsFor(a address) (*tls.Config, error) {
+	uri, err := amqp.ParseURI(a.uri)
+	if err != nil {
+		return nil, errBadURI // that of the parser quotes it
+	}
+	config := s.tls.Clone()
+	if config == nil {
+		config = &tls.Config{ServerName: uri.ServerName, MinVersion: tls.VersionTLS12}
+		if uri.CACertFile != "" {
+			pem, err := os.ReadFile(uri.CACertFile)
+			if err != nil {
+				return nil, fmt.Errorf("read CA certificate: %w", err)
+			}
+			config.RootCAs = x509.NewCertPool()
+			config.RootCAs.AppendCertsFromPEM(pem)
+		}
+		if uri.CertFile != "" && uri.KeyFile != "" {
+			certificate, err := tls.LoadX509KeyPair(uri.CertFile, uri.KeyFile)
+			if err != nil {
+				return nil, fmt.Errorf("load client certificate: %w", err)
+			}
+			config.Certificates = []tls.Certificate{certificate}
+		}
+	}
+	if config.ServerName == "" {
+		config.ServerName = uri.Host
+	}
+	return config, nil
+}
+
+// withoutTLS is the same URI for amqp091-go where the TLS is ours.
+func withoutTLS(text string, uri amqp.URI) string {
+	if uri.Scheme != "amqps" {
+		return text
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return text // the parser of amqp091-go has taken it
+	}
+	u.Scheme, u.Host = "amqp", net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port))
+	return u.String()
 }

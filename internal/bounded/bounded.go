@@ -27,6 +27,11 @@ var (
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
 )
 
+// Silence reports that a call had no answer in time.
+func Silence(err error) bool {
+	return errors.Is(err, ErrTooManyAbandoned) || errors.Is(err, context.DeadlineExceeded)
+}
+
 // grace is how long a call may take to return once its context has ended: the
 // time for a driver to cancel the statement and to read the server's answer.
 const grace = time.Second

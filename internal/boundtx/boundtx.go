@@ -14,6 +14,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/turn"
 )
 
 // ErrUnknown is returned by Commit when the transaction may or may not have
@@ -48,6 +50,7 @@ type Tx struct {
 	cancel    context.CancelFunc
 	detach    func() bool  // from the caller's context
 	why       func() error // the caller's context has ended
+	release   func()       // gives back what the transaction holds besides its connection
 	ended     atomic.Bool
 	abandoned atomic.Bool
 }
@@ -55,13 +58,17 @@ type Tx struct {
 // Begin begins a transaction. The end of ctx rolls it back until Commit is called;
 // from then on it does nothing, so that it does not cancel a COMMIT. A connection that is
 // silent costs ten seconds, not all the time that ctx has. On SQLite, which is never
-// silent, BEGIN waits for the writer.
+// silent, it waits for the turn to write, for as long as ctx lets it; see
+// [sqlitetx.Acquire].
 func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
+	if dialect == oncemill.SQLite {
+		return beginWriter(ctx, db, calls, options)
+	}
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	t := &Tx{calls: calls, ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
+	t := &Tx{calls: calls, ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err, release: func() {}}
 	// A transaction that begins too late rolls back: its context has ended.
 	limit := beginLimit
-	if pool := db.Stats(); dialect == oncemill.SQLite || pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
+	if pool := db.Stats(); pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
 		limit = math.MaxInt64
 	}
 	raw, err := bounded.Do(ctx, calls, limit, func(context.Context) (*sql.Tx, error) { return db.BeginTx(own, options) })
@@ -74,6 +81,31 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 		return nil, sqlerr.OfBegin(err)
 	}
 	t.Raw = raw
+	return t, nil
+}
+
+// beginWriter begins a transaction in its turn. The turn goes on when the transaction has
+// ended, whoever has ended it: also when its context did, while a statement or a handler
+// that uses it has not returned.
+func beginWriter(ctx context.Context, db *sql.DB, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
+	w, err := sqlitetx.Acquire(ctx, db, turn.Caller)
+	if err != nil {
+		return nil, err
+	}
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t := &Tx{calls: calls, ctx: own, cancel: cancel, why: ctx.Err, release: w.Release}
+	err = w.Begin(ctx, func(context.Context) (err error) { // own does not end meanwhile
+		t.Raw, err = w.Conn.BeginTx(own, options)
+		return err
+	})
+	if err != nil {
+		cancel()
+		w.Release()
+		return nil, err
+	}
+	w.Runs(t.Raw)
+	t.detach = context.AfterFunc(ctx, cancel)
+	context.AfterFunc(own, w.Release)
 	return t, nil
 }
 
@@ -132,6 +164,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 		cut := time.AfterFunc(commitMost, t.cancel)
 		defer cut.Stop()
 		defer t.cancel()
+		defer t.release()
 		return struct{}{}, t.Raw.Commit()
 	})
 	if errors.Is(err, bounded.ErrTooManyAbandoned) { // it was not sent
@@ -161,6 +194,7 @@ func (t *Tx) Rollback() {
 	}
 	_, _ = bounded.Do(context.WithoutCancel(t.ctx), t.calls, rollbackLimit, func(limited context.Context) (struct{}, error) {
 		defer context.AfterFunc(limited, t.cancel)()
+		defer t.release()
 		return struct{}{}, t.Raw.Rollback()
 	})
 }

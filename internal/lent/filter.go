@@ -10,13 +10,7 @@ import (
 // transaction. It reads words only, not grammar; what gets past it meets the
 // seal.
 func endsTransaction(dialect oncemill.Dialect, text string) bool {
-	l := lexer{
-		text:     text,
-		postgres: dialect == oncemill.PostgreSQL,
-		// What a backslash in a string means depends on its kind and on
-		// standard_conforming_strings, and so does where the string ends.
-		blunt: dialect == oncemill.PostgreSQL && strings.Contains(text, `\`),
-	}
+	l := newLexer(dialect, text)
 	for l.at < len(l.text) {
 		switch l.word() {
 		case "begin", "start", "commit", "end", "abort":
@@ -31,8 +25,46 @@ func endsTransaction(dialect oncemill.Dialect, text string) bool {
 			}
 		}
 		l.skipStatement()
+		if l.hides() {
+			return true
+		}
 	}
 	return false
+}
+
+// changesSettings reports that one of the statements in text changes what later ones of
+// the transaction mean: its role, its search path, a row-level-security tenant. Like
+// endsTransaction it reads words only.
+func changesSettings(dialect oncemill.Dialect, text string) bool {
+	if dialect == oncemill.PostgreSQL && strings.Contains(strings.ToLower(text), "set_config") {
+		return true // a function, so anywhere
+	}
+	l := newLexer(dialect, text)
+	for l.at < len(l.text) {
+		switch l.word() {
+		case "set":
+			if l.word() != "constraints" {
+				return true
+			}
+		case "reset", "discard", "pragma":
+			return true
+		}
+		l.skipStatement()
+		if l.hides() {
+			return true
+		}
+	}
+	return false
+}
+
+func newLexer(dialect oncemill.Dialect, text string) lexer {
+	return lexer{
+		text:     text,
+		postgres: dialect == oncemill.PostgreSQL,
+		// What a backslash in a string means depends on its kind and on
+		// standard_conforming_strings, and so does where the string ends.
+		blunt: dialect == oncemill.PostgreSQL && strings.Contains(text, `\`),
+	}
 }
 
 // lexer finds the first words of statements: what stands at the start or after a
@@ -42,6 +74,16 @@ type lexer struct {
 	at       int
 	postgres bool // else SQLite
 	blunt    bool // every semicolon counts, wherever it stands
+}
+
+// hides reports that a comment follows, which may stand in a string: then what stands in
+// the comment is read by the server, and not here.
+func (l *lexer) hides() bool {
+	if !l.blunt {
+		return false
+	}
+	rest := strings.TrimLeft(l.text[l.at:], " \t\n\v\f\r")
+	return strings.HasPrefix(rest, "--") || strings.HasPrefix(rest, "/*")
 }
 
 // toSavepoint reads on after rollback: [work | transaction] to ...

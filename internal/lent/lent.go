@@ -23,6 +23,7 @@ type Handle struct {
 	lost    func(ctx context.Context, err error) error
 
 	mu     sync.Mutex
+	shared error // what settings are refused with; nil if they are not
 	used   bool
 	closed error // what every statement gets from now on; nil while lent
 }
@@ -34,6 +35,11 @@ type Handle struct {
 func New(own *boundtx.Tx, tx Statements, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
 	return &Handle{own: own, tx: tx, dialect: dialect, ended: ended, lost: lost}
 }
+
+// Share makes the handle refuse statements that change settings, which would reach the
+// other borrowers of the transaction: reason closes it. It is called before the handle is
+// lent.
+func (h *Handle) Share(reason error) { h.shared = reason }
 
 // ExecContext is that of *sql.Tx.
 func (h *Handle) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
@@ -85,6 +91,9 @@ func (h *Handle) PrepareContext(ctx context.Context, query string) (*sql.Stmt, e
 	return stmt, h.judge(ctx, err)
 }
 
+// Lends reports that tx is what h lends. It is how package turn knows whose turn it is.
+func (h *Handle) Lends(tx *sql.Tx) bool { return h.own.Raw == tx }
+
 // Commit does nothing and returns oncemill.ErrTxOwned.
 func (h *Handle) Commit() error { return oncemill.ErrTxOwned }
 
@@ -96,8 +105,12 @@ func (h *Handle) admit(query string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.used = true
-	if h.closed == nil && endsTransaction(h.dialect, query) {
+	switch {
+	case h.closed != nil:
+	case endsTransaction(h.dialect, query):
 		h.closed = oncemill.ErrTxOwned
+	case h.shared != nil && changesSettings(h.dialect, query):
+		h.closed = h.shared
 	}
 	return h.closed
 }

@@ -75,6 +75,9 @@ type standbyError struct{ cause error }
 func (e *standbyError) Error() string { return e.cause.Error() }
 func (e *standbyError) Unwrap() error { return e.cause }
 
+// Full reports that SQLite has no room to write: the same statement may succeed later.
+func Full(err error) bool { return sqliteCode(err) == sqliteFull }
+
 // OfBegin marks an error of BeginTx, so that [ReadOnly] recognises a standby.
 // lib/pq begins with READ WRITE, which a standby refuses as a feature that it does not
 // support. There is nothing else in a BEGIN that a server does not support.

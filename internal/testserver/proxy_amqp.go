@@ -102,9 +102,9 @@ func (p *AMQPProxy) Cut() {
 
 // ReleaseAcks lets through what HoldAcks kept back, and the confirms to come.
 func (p *AMQPProxy) ReleaseAcks() {
-	p.HoldAcks.Store(0)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.HoldAcks.Store(0)
 	for _, send := range p.held {
 		send()
 	}
@@ -200,12 +200,12 @@ func readFrame(from io.Reader) ([]byte, error) {
 
 // hold keeps a frame back if HoldAcks says so.
 func (p *AMQPProxy) hold(frame []byte, send func([]byte) error) bool {
+	p.mu.Lock() // what comes while the others are released is not kept
+	defer p.mu.Unlock()
 	channel := p.HoldAcks.Load()
 	if channel == 0 || !isConfirm(frame) || int32(binary.BigEndian.Uint16(frame[1:])) != channel {
 		return false
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
 	p.held = append(p.held, func() { _ = send(frame) }) // an error means that the connection is gone
 	return true
 }

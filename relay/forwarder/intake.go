@@ -1,4 +1,4 @@
-package relay
+package forwarder
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 
 	watermillsql "github.com/ThreeDotsLabs/watermill-sql/v3/pkg/sql"
 	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/cenkalti/backoff/v4"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
@@ -21,10 +22,10 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// ForwarderConfig configures [FromForwarder]: it repeats what Watermill's
+// Config configures an [Intake]: it repeats what Watermill's
 // forwarder and the subscriber that it reads from were given. The zero value is
 // right for a forwarder with defaults throughout.
-type ForwarderConfig struct {
+type Config struct {
 	// Topic is the forwarder's own topic, forwarder.Config.ForwarderTopic.
 	// Default: forwarder_topic.
 	Topic string
@@ -67,20 +68,25 @@ type ForwarderConfig struct {
 	Logger *slog.Logger
 }
 
-// Intake moves what a forwarder's producers wrote into an outbox. See
-// [FromForwarder].
+// Intake moves what a forwarder's producers wrote into an outbox. See [New].
 type Intake struct {
 	box *outbox.Outbox
-	cfg ForwarderConfig
+	cfg Config
 	id  []byte // of this consumer, for offsets adapters that want one
 
 	calls *bounded.Calls
 }
 
-// intakeLimit is how long a transaction of an intake may take.
-const intakeLimit = time.Minute
+const (
+	// txLimit is how long a transaction of an intake may take.
+	txLimit = time.Minute
 
-// FromForwarder returns an intake for the table watermill_<topic> that producers
+	// maxAbandoned is how many that do not return are left behind. Each holds a
+	// goroutine and a connection.
+	maxAbandoned = 4
+)
+
+// New returns an intake for the table watermill_<topic> that producers
 // fill through Watermill's forwarder.Publisher and watermill-sql/v3: it takes the
 // place of the forwarder, so that a service goes over to the outbox without
 // losing a message. See docs/migrate-from-forwarder.md.
@@ -97,30 +103,30 @@ const intakeLimit = time.Minute
 // passed over that commits late, and nothing is seen before every older
 // transaction of the server has ended.
 //
-// FromForwarder does no I/O. All bad values of cfg are reported at once, each as
+// New does no I/O. All bad values of cfg are reported at once, each as
 // an [*oncemill.ConfigError].
-func FromForwarder(box *outbox.Outbox, cfg ForwarderConfig) (*Intake, error) {
+func New(box *outbox.Outbox, cfg Config) (*Intake, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
-		errs = append(errs, &oncemill.ConfigError{Field: "relay." + field, Value: value, Problem: problem})
+		errs = append(errs, &oncemill.ConfigError{Field: "forwarder." + field, Value: value, Problem: problem})
 	}
 	switch {
 	case box == nil:
-		bad("FromForwarder box", "nil", "an outbox is needed")
+		bad("New box", "nil", "an outbox is needed")
 	case box.Database().Dialect != oncemill.PostgreSQL:
-		bad("FromForwarder box", box.Database().Dialect.String(), "must be on PostgreSQL, in the database of the forwarder's table")
+		bad("New box", box.Database().Dialect.String(), "must be on PostgreSQL, in the database of the forwarder's table")
 	}
 	if cfg.Topic == "" {
 		cfg.Topic = "forwarder_topic"
 	}
 	if !forwarderTopic.MatchString(cfg.Topic) {
-		bad("ForwarderConfig.Topic", strconv.Quote(cfg.Topic), "must be a topic of watermill-sql: letters, digits and - $ : . _")
+		bad("Config.Topic", strconv.Quote(cfg.Topic), "must be a topic of watermill-sql: letters, digits and - $ : . _")
 	}
 	if cfg.Poll == 0 {
 		cfg.Poll = 250 * time.Millisecond
 	}
 	if cfg.Poll < time.Millisecond || cfg.Poll > time.Hour {
-		bad("ForwarderConfig.Poll", cfg.Poll.String(), "must be 1ms to 1h, or 0 for 250ms")
+		bad("Config.Poll", cfg.Poll.String(), "must be 1ms to 1h, or 0 for 250ms")
 	}
 	if cfg.Schema == nil {
 		cfg.Schema = watermillsql.DefaultPostgreSQLSchema{SubscribeBatchSize: 500}
@@ -154,7 +160,7 @@ func keyOfTopic(topic string, msg *message.Message) string {
 // that is away. It returns an error for what waiting cannot mend:
 // [ErrNoConsumerGroup], tables that are not there, and an [*EnvelopeError].
 func (in *Intake) Run(ctx context.Context) error {
-	retry := newBackOff()
+	retry := backoff.NewExponentialBackOff(backoff.WithInitialInterval(25*time.Millisecond), backoff.WithMaxInterval(time.Second), backoff.WithMaxElapsedTime(0))
 	prepared := false
 	for ctx.Err() == nil {
 		var more bool
@@ -177,9 +183,20 @@ func (in *Intake) Run(ctx context.Context) error {
 			wait = retry.NextBackOff()
 			in.cfg.Logger.WarnContext(ctx, "taking in the forwarder's messages failed; trying again", "topic", in.cfg.Topic, "error", err)
 		}
-		pause(ctx, wait)
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+		timer.Stop()
 	}
 	return nil
+}
+
+// passing reports that an error says nothing about the tables: the call had no
+// answer, lost against another transaction, or waited too long for one.
+func passing(err error) bool {
+	return bounded.Silence(err) || sqlerr.Connection(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }
 
 // hopeless reports that trying again does not help: for a bad envelope, and for all
@@ -210,7 +227,7 @@ func (in *Intake) prepareOnce(ctx context.Context, prepared *bool) error {
 		return false, nil
 	})
 	if err != nil {
-		return fmt.Errorf("relay: offsets of the forwarder: %w", err)
+		return fmt.Errorf("forwarder: offsets: %w", err)
 	}
 	*prepared = true
 	return nil
@@ -241,7 +258,7 @@ func (in *Intake) step(ctx context.Context) (more bool, err error) {
 		return true, in.ack(ctx, tx, rows[:moved])
 	})
 	if err != nil {
-		return false, fmt.Errorf("relay: intake of topic %s: %w", in.cfg.Topic, err)
+		return false, fmt.Errorf("forwarder: intake of topic %s: %w", in.cfg.Topic, err)
 	}
 	if more {
 		in.box.Wake()
@@ -253,7 +270,7 @@ func (in *Intake) step(ctx context.Context) (more bool, err error) {
 // of the commit needs no care: the next step starts from the offset that the database
 // has, and waits for the row that holds it.
 func (in *Intake) inTx(ctx context.Context, level sql.IsolationLevel, fn func(context.Context, *sql.Tx) (more bool, err error)) (more bool, err error) {
-	return bounded.Do(ctx, in.calls, intakeLimit, func(ctx context.Context) (more bool, err error) {
+	return bounded.Do(ctx, in.calls, txLimit, func(ctx context.Context) (more bool, err error) {
 		tx, err := in.box.DB().BeginTx(ctx, &sql.TxOptions{Isolation: level})
 		if err != nil {
 			return false, fmt.Errorf("begin: %w", err)

@@ -1,0 +1,230 @@
+package idempotency_test
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+// A downstream's answer that asks to come again is passed on, and not kept.
+func TestMiddleware_StoresNoAnswerThatAsksToComeAgain(t *testing.T) {
+	t.Parallel()
+	for name, answer := range map[string]func(http.ResponseWriter){
+		"Retry-After": func(w http.ResponseWriter) { w.Header().Set("Retry-After", "1") },
+		"in-progress": func(w http.ResponseWriter) { w.Header().Set("Content-Type", "application/problem+json; charset=utf-8") },
+	} {
+		runs := 0
+		handler := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if runs++; runs > 1 {
+				return
+			}
+			answer(w)
+			w.WriteHeader(http.StatusConflict)
+			_, _ = w.Write([]byte(`{"type": "https://psp.example/problems#in-progress"}`))
+		}))
+		first, second := do(t, handler, post("/", "x")), do(t, handler, post("/", "x"))
+		if first.Code != http.StatusConflict || second.Code != http.StatusOK {
+			t.Errorf("%s: %d, then %d", name, first.Code, second.Code)
+		}
+	}
+}
+
+// A header is bytes, and those about the connection are not replayed.
+func TestMiddleware_ReplaysHeadersAsTheyWere(t *testing.T) {
+	t.Parallel()
+	const latin = "attachment; filename=\"caf\xe9\""
+	handler := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Disposition", latin)
+		w.Header().Set("Connection", "X-Hop, close")
+		w.Header().Set("X-Hop", "once")
+		w.Header().Set("Idempotency-Replayed", "true") // of a downstream
+	}))
+	first, again := do(t, handler, post("/", "x")), do(t, handler, post("/", "x"))
+	if first.Header().Get("Idempotency-Replayed") != "" || again.Header().Get("Idempotency-Replayed") != "true" {
+		t.Error("the first answer is marked as a replay, or the replay is not")
+	}
+	if got := again.Header().Get("Content-Disposition"); got != latin {
+		t.Errorf("replayed as %q", got)
+	}
+	if first.Header().Get("X-Hop") == "" || again.Header().Get("X-Hop") != "" {
+		t.Errorf("a header of the connection: %q, then %q", first.Header(), again.Header())
+	}
+}
+
+func TestMiddleware_HandlersMaySetDeadlines(t *testing.T) {
+	t.Parallel()
+	server := httptest.NewServer(newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		c := http.NewResponseController(w)
+		in := time.Now().Add(time.Minute)
+		if err := errors.Join(c.SetReadDeadline(in), c.SetWriteDeadline(in), c.EnableFullDuplex()); err != nil {
+			t.Error(err)
+		}
+	})))
+	defer server.Close()
+	r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, strings.NewReader("x"))
+	r.Header.Set("Idempotency-Key", "key")
+	response, err := server.Client().Do(r)
+	if err != nil || response.StatusCode != http.StatusOK {
+		t.Fatal(response, err)
+	}
+	_ = response.Body.Close()
+}
+
+// What becomes of a failure is decided by what the handler declares, and by Config.Failed.
+func TestMiddleware_FailuresWithoutEffectReleaseTheKey(t *testing.T) {
+	t.Parallel()
+	failures := map[string]func(w http.ResponseWriter, r *http.Request){
+		"panic":    func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"5xx":      func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) },
+		"time-out": func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done(); panic(http.ErrAbortHandler) },
+		"late 422": func(w http.ResponseWriter, r *http.Request) {
+			<-r.Context().Done()
+			w.WriteHeader(http.StatusUnprocessableEntity)
+		},
+	}
+	for name, fail := range failures {
+		for _, c := range []struct {
+			declares bool
+			policy   idempotency.FailurePolicy
+			want     string
+		}{
+			{false, idempotency.OutcomeUnknown, "outcome-unknown"},
+			{true, idempotency.OutcomeUnknown, ""},
+			{false, idempotency.ReleaseKey, ""},
+		} {
+			runs := 0
+			handler := newEngine(t, &idempotency.MemoryStore{}, func(cfg *idempotency.Config) {
+				cfg.Failed, cfg.Timeout = c.policy, 50*time.Millisecond
+				cfg.StatusPath = "/status/"
+			}).Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if runs++; runs > 1 {
+					return
+				}
+				if c.declares {
+					idempotency.NoEffect(r.Context())
+				}
+				fail(w, r)
+			}))
+			func() {
+				defer func() { _ = recover() }()
+				if w := do(t, handler, post("/", "x")); w.Code == http.StatusServiceUnavailable && strings.Contains(w.Body.String(), "Send it again") {
+					t.Errorf("%s: whose outcome is unknown is told %s", name, w.Body)
+				}
+			}()
+			w := do(t, handler, post("/", "x"))
+			if problemOf(w) != c.want || c.want == "" && w.Code != http.StatusOK {
+				t.Errorf("%s, %+v: then %d %s", name, c, w.Code, w.Body)
+			}
+		}
+	}
+}
+
+// Several copies wait; the first run fails, and so do the next ones: all are answered when
+// one has succeeded.
+func TestMiddleware_WaitsThoughTheFirstFails(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var runs atomic.Int64
+		handler := p.engine(t, func(c *idempotency.Config) {
+			c.InProgress, c.WaitTimeout = idempotency.Wait, 30*time.Second
+		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			n := runs.Add(1)
+			time.Sleep(100 * time.Millisecond)
+			if n <= 3 {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+		}))
+		var mu sync.Mutex
+		statuses := map[int]int{}
+		var sending sync.WaitGroup
+		for range 10 {
+			sending.Go(func() {
+				w := do(t, handler, post("/", "x"))
+				mu.Lock()
+				defer mu.Unlock()
+				statuses[w.Code]++
+			})
+		}
+		sending.Wait()
+		if statuses[500] != 3 || statuses[200] != 7 {
+			t.Errorf("answered with %v", statuses)
+		}
+	})
+}
+
+// cacheOf is a cache of one record, as somebody has left it.
+type cacheOf struct {
+	record atomic.Pointer[idempotency.Record]
+}
+
+func (c *cacheOf) Get(context.Context, idempotency.ID) (idempotency.Record, bool) {
+	if r := c.record.Load(); r != nil {
+		return *r, true
+	}
+	return idempotency.Record{}, false
+}
+
+func (c *cacheOf) Put(_ context.Context, r idempotency.Record) { c.record.CompareAndSwap(nil, &r) }
+
+// What a cache says is believed if it fits; else the store knows.
+func TestMiddleware_ASpoiltCacheCostsADetour(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		cache := &cacheOf{}
+		handler := newEngine(t, store, func(c *idempotency.Config) { c.Cache = cache }).Middleware(ok("genuine"))
+		do(t, handler, post("/", "x"))
+		good := *cache.record.Load()
+		for name, spoil := range map[string]func(*idempotency.Record){
+			"nothing":             func(*idempotency.Record) {},
+			"damaged":             func(r *idempotency.Record) { r.Response = []byte{9, 9, 9} },
+			"empty":               func(r *idempotency.Record) { r.Response = nil },
+			"of another request":  func(r *idempotency.Record) { r.Fingerprint[5]++ },
+			"of another key":      func(r *idempotency.Record) { r.ID[5]++ },
+			"that is not done":    func(r *idempotency.Record) { r.State = idempotency.Started },
+			"which is not stored": func(r *idempotency.Record) { r.State = idempotency.NotReplayable },
+		} {
+			spoilt := good
+			spoil(&spoilt)
+			cache.record.Store(&spoilt)
+			if w := do(t, handler, post("/", "x")); w.Body.String() != "genuine" || w.Header().Get("Idempotency-Replayed") == "" {
+				t.Errorf("%s: %d %s", name, w.Code, w.Body)
+			}
+			expectProblem(t, do(t, handler, post("/", "y")), http.StatusUnprocessableEntity, "key-reused")
+		}
+	})
+}
+
+// The status tells a key that may be sent again from one whose outcome is unknown.
+func TestStatus_TellsReleasedFromUnknown(t *testing.T) {
+	t.Parallel()
+	for released, want := range map[bool]string{true: "absent", false: "interrupted"} {
+		goOn, running := make(chan struct{}), make(chan struct{})
+		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+			c.StatusPath, c.InProgress = "/status/", idempotency.Accepted
+		})
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			close(running)
+			<-goOn
+			if released {
+				idempotency.NoEffect(r.Context())
+			}
+			w.WriteHeader(http.StatusBadGateway)
+		}))
+		var sending sync.WaitGroup
+		sending.Go(func() { do(t, handler, post("/", "x")) })
+		<-running
+		where := do(t, handler, post("/", "x")).Header().Get("Location")
+		close(goOn)
+		sending.Wait()
+		w := do(t, engine.StatusHandler(), httptest.NewRequest(http.MethodGet, where, nil))
+		if !strings.Contains(w.Body.String(), `"state":"`+want+`"`) {
+			t.Errorf("released %t: %d %s", released, w.Code, w.Body)
+		}
+	}
+}

@@ -1,0 +1,326 @@
+package idempotency_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/idempotency"
+)
+
+// losing makes a function that fails like a transaction that lost against another.
+func losing(t *testing.T) *place {
+	t.Helper()
+	p := onPostgres(t)
+	p.exec(t, `create function lose(i int, at int) returns int language plpgsql as $$
+		begin if i = at then raise exception 'lost' using errcode = '40001'; end if; return i; end $$`)
+	return p
+}
+
+// However a handler comes to hear that it lost, it runs again, and what it thought of it is
+// not stored.
+func TestTxMiddleware_RunsAgainHoweverAStatementFails(t *testing.T) {
+	t.Parallel()
+	p := losing(t)
+	deeds := map[string]func(context.Context, idempotency.Tx) error{
+		"exec": func(ctx context.Context, tx idempotency.Tx) error {
+			_, err := tx.ExecContext(ctx, `select lose(1, 1)`)
+			return err
+		},
+		"row": func(ctx context.Context, tx idempotency.Tx) error {
+			return tx.QueryRowContext(ctx, `select lose(1, 1)`).Scan(new(int))
+		},
+		"prepared": func(ctx context.Context, tx idempotency.Tx) error {
+			stmt, err := tx.PrepareContext(ctx, `select lose(1, 1)`)
+			if err != nil {
+				return err
+			}
+			defer stmt.Close()
+			_, err = stmt.ExecContext(ctx)
+			return err
+		},
+		"the last of many rows": func(ctx context.Context, tx idempotency.Tx) error {
+			rows, err := tx.QueryContext(ctx, `select lose(i, 5000) from generate_series(1, 5000) as i`)
+			if err != nil {
+				return err
+			}
+			defer rows.Close()
+			for rows.Next() {
+			}
+			return rows.Err()
+		},
+	}
+	for how, lose := range deeds {
+		for _, status := range []int{http.StatusConflict, http.StatusOK} { // it minds, or it does not
+			t.Run(fmt.Sprint(how, " ", status), func(t *testing.T) {
+				t.Parallel()
+				runs := 0
+				handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					if runs++; runs > 1 {
+						w.WriteHeader(http.StatusCreated)
+						return
+					}
+					tx, _ := idempotency.TxFromContext(r.Context())
+					if err := lose(r.Context(), tx); err == nil {
+						t.Error("it did not fail")
+					}
+					w.WriteHeader(status)
+				}))
+				key := withKey(fmt.Sprint(how, status))
+				if strings.Contains(how, " ") {
+					key = withKey(fmt.Sprintf("%q", fmt.Sprint(how, status)))
+				}
+				if w := do(t, handler, post("/", "x", key)); w.Code != http.StatusCreated || runs != 2 {
+					t.Errorf("%d after %d attempts", w.Code, runs)
+				}
+			})
+		}
+	}
+}
+
+// An answer of a transaction that has failed is sent, and not kept: the next one may find
+// another world. It does not run again where its own statement was refused.
+func TestTxMiddleware_StoresNoAnswerOfAnAbortedTransaction(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	p.exec(t, `create table names (name text primary key)`)
+	p.exec(t, `insert into names values ('taken')`)
+	for _, savepoint := range []bool{false, true} {
+		runs := 0
+		handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			runs++
+			tx, _ := idempotency.TxFromContext(r.Context())
+			if savepoint {
+				_, _ = tx.ExecContext(r.Context(), `savepoint s`)
+			}
+			if _, err := tx.ExecContext(r.Context(), `insert into names values ('taken')`); err != nil {
+				if savepoint {
+					_, _ = tx.ExecContext(r.Context(), `rollback to savepoint s`)
+				}
+				w.WriteHeader(http.StatusConflict)
+			}
+		}))
+		for i := range 2 {
+			w := do(t, handler, post("/", "x", withKey(fmt.Sprint(savepoint))))
+			replayed := w.Header().Get("Idempotency-Replayed") != ""
+			if w.Code != http.StatusConflict || replayed != (savepoint && i == 1) {
+				t.Errorf("savepoint %t, time %d: %d, replayed %t", savepoint, i, w.Code, replayed)
+			}
+		}
+		if want := map[bool]int{false: 2, true: 1}[savepoint]; runs != want {
+			t.Errorf("savepoint %t: ran %d times, want %d", savepoint, runs, want)
+		}
+	}
+}
+
+func TestTxMiddleware_SaysThatItLostWhenItMayNotTryAgain(t *testing.T) {
+	t.Parallel()
+	p := losing(t)
+	handler := p.engine(t, func(c *idempotency.Config) { c.Retries = 2 }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tx, _ := idempotency.TxFromContext(r.Context())
+		if _, err := tx.ExecContext(r.Context(), `select lose(1, 1)`); err != nil {
+			w.WriteHeader(http.StatusInternalServerError)
+		}
+	}))
+	w := do(t, handler, post("/", "x"))
+	expectProblem(t, w, http.StatusServiceUnavailable, "contended")
+	if w.Header().Get("Retry-After") == "" {
+		t.Error("no Retry-After")
+	}
+	if n := p.count(t, `select count(*) from {{idempotency}}`); n != 0 {
+		t.Errorf("%d keys are held", n)
+	}
+}
+
+// What one attempt noted is not the next one's.
+func TestTxMiddleware_AnAttemptHasAStateOfItsOwn(t *testing.T) {
+	t.Parallel()
+	p := losing(t)
+	runs := 0
+	handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if r.Header.Get("X-Mark") != "" || r.URL.Path != "/orders" || r.Form != nil || string(body) != "x" {
+			t.Errorf("attempt %d finds %v %v %v %q", runs+1, r.Header, r.URL, r.Form, body)
+		}
+		if runs++; runs == 1 {
+			idempotency.SetResourceID(r.Context(), "of the first attempt")
+			r.Header.Set("X-Mark", "1")
+			r.URL.Path = "/elsewhere"
+			_ = r.ParseForm()
+			tx, _ := idempotency.TxFromContext(r.Context())
+			_, _ = tx.ExecContext(r.Context(), `select lose(1, 1)`)
+		}
+		w.WriteHeader(http.StatusGone)
+	}))
+	if w := do(t, handler, post("/orders", "x")); w.Code != http.StatusGone || runs != 2 {
+		t.Errorf("%d after %d attempts", w.Code, runs)
+	}
+	if n := p.count(t, `select count(*) from {{idempotency}} where resource_id is not null`); n != 0 {
+		t.Error("the resource of an attempt that was rolled back is stored")
+	}
+}
+
+func TestTxMiddleware_RowsLeftOpenDoNotKeepItFromCommitting(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for _, size := range shapes {
+			for _, how := range []string{"rows", "row"} {
+				handler := p.engine(t, func(c *idempotency.Config) { c.GroupSize = size }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+					tx, _ := idempotency.TxFromContext(r.Context())
+					if err := addNamed(r.Context(), how); err != nil {
+						t.Error(err)
+					}
+					const many = `with recursive n(i) as (select 1 union all select i + 1 from n where i < 1000) select i from n`
+					if how == "row" {
+						_ = tx.QueryRowContext(r.Context(), many)
+					} else if rows, err := tx.QueryContext(r.Context(), many); err != nil || !rows.Next() { //nolint:sqlclosecheck // on purpose
+						t.Error(err)
+					}
+					w.WriteHeader(http.StatusCreated)
+				}))
+				w := do(t, handler, post("/", "x", withKey(fmt.Sprint(how, size))))
+				if n := p.count(t, `select count(*) from effects where name = $1`, how); w.Code != http.StatusCreated || n == 0 {
+					t.Errorf("%s, %d: %d %s, %d effects", how, size, w.Code, w.Body, n)
+				}
+			}
+		}
+	})
+}
+
+// A request that has its group for itself has all its time there.
+func TestGroup_ALoneRequestIsNotCutShort(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var runs atomic.Int64
+		handler := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 20*time.Second }).TxMiddleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			runs.Add(1)
+			select {
+			case <-time.After(1500 * time.Millisecond):
+			case <-r.Context().Done():
+			}
+		}))
+		if w := do(t, handler, post("/", "x")); w.Code != http.StatusOK || runs.Load() != 1 {
+			t.Errorf("%d after %d runs", w.Code, runs.Load())
+		}
+	})
+}
+
+// A middleware that stands behind another one of ours lets its requests pass.
+func TestMiddleware_AppliedTwicePasses(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		engine, other := p.engine(t, nil), p.engine(t, nil)
+		pay := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := addNamed(r.Context(), "paid"); err != nil {
+				t.Error(err)
+			}
+			w.WriteHeader(http.StatusCreated)
+		})
+		for i, handler := range []http.Handler{
+			engine.TxMiddleware(engine.TxMiddleware(pay)), engine.TxMiddleware(other.Middleware(pay)),
+		} {
+			for again := range 2 {
+				w := do(t, handler, post("/", "x", withKey(fmt.Sprint(i))))
+				if w.Code != http.StatusCreated || (w.Header().Get("Idempotency-Replayed") != "") != (again == 1) {
+					t.Errorf("%d: %d %s", i, w.Code, w.Body)
+				}
+			}
+		}
+		if n := p.count(t, `select count(*) from effects`); n != 2 {
+			t.Errorf("%d effects", n)
+		}
+		expectProblem(t, do(t, engine.Middleware(other.TxMiddleware(pay)), post("/", "x", withKey("wrong"))), http.StatusInternalServerError, "internal")
+	})
+}
+
+// A form's files are removed with the attempt, as net/http removes those of its request.
+func TestMiddleware_LeavesNoFilesOfAForm(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	p := onSQLite(t)
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	file, err := form.CreateFormFile("file", "name")
+	if err == nil {
+		_, err = file.Write(make([]byte, 100_000))
+	}
+	if err := errors.Join(err, form.Close()); err != nil {
+		t.Fatal(err)
+	}
+	for name, wrap := range map[string]func(http.Handler) http.Handler{"tx": p.engine(t, nil).TxMiddleware, "snapshot": p.engine(t, nil).Middleware} {
+		seen := 0
+		handler := wrap(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			if err := r.ParseMultipartForm(1); err != nil {
+				t.Error(err)
+			}
+			seen = len(filesIn(t, os.TempDir()))
+		}))
+		w := httptest.NewRecorder()
+		r := post("/", body.String(), withKey(name), func(r *http.Request) { r.Header.Set("Content-Type", form.FormDataContentType()) })
+		handler.ServeHTTP(w, r)
+		if left := filesIn(t, os.TempDir()); seen == 0 || len(left) != 0 {
+			t.Errorf("%s: %d files, then %q", name, seen, left)
+		}
+	}
+}
+
+func filesIn(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), "multipart-") {
+			names = append(names, e.Name())
+		}
+	}
+	return names
+}
+
+// A success is kept however late it comes; whoever asks meanwhile is told that it runs.
+func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
+	onEachStore(t, func(t *testing.T, store idempotency.Store) {
+		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {
+			c.Timeout, c.Lease, c.Crashed = 100*time.Millisecond, time.Second, idempotency.TakeOver
+		})
+		var running, most, runs atomic.Int64
+		work := func() {
+			runs.Add(1)
+			most.Store(max(most.Load(), running.Add(1)))
+			time.Sleep(2500 * time.Millisecond)
+			running.Add(-1)
+		}
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			work()
+			_, _ = io.WriteString(w, "done")
+		}))
+		command := func() (string, error) {
+			r, err := idempotency.Do(t.Context(), engine, idempotency.Command{Name: "a", Key: "a"}, func(context.Context) (string, error) {
+				work()
+				return "done", nil
+			})
+			return r.Value, err
+		}
+		for name, ask := range map[string]func() bool{
+			"request": func() bool { w := do(t, handler, post("/", "x")); return w.Body.String() == "done" },
+			"command": func() bool { v, err := command(); return err == nil && v == "done" },
+		} {
+			runs.Store(0)
+			ended := make(chan bool, 1)
+			go func() { ended <- ask() }()
+			eventually(t, name+" runs", func() bool { return running.Load() == 1 })
+			eventually(t, name+" is done", ask)
+			<-ended
+			if runs.Load() != 1 || most.Load() != 1 {
+				t.Errorf("%s: %d runs, %d at a time", name, runs.Load(), most.Load())
+			}
+		}
+	})
+}

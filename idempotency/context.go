@@ -1,0 +1,80 @@
+package idempotency
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"sync"
+)
+
+type runKey struct{}
+
+// current is what a handler can reach through its context: the state of one attempt.
+type current struct {
+	id            ID
+	request       bool // else a command
+	transactional bool
+
+	mu         sync.Mutex
+	resourceID string
+	noEffect   bool
+}
+
+func (c *current) resource() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.resourceID
+}
+
+func (c *current) hadNoEffect() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.noEffect
+}
+
+// SetResourceID notes the id of what the request made. It is stored with the
+// claim, for operators and for Config.Pointer. Without an idempotent request in
+// ctx it does nothing.
+func SetResourceID(ctx context.Context, id string) {
+	if c, ok := ctx.Value(runKey{}).(*current); ok {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.resourceID = id
+	}
+}
+
+// NoEffect declares that this attempt has had no effect and will have none, so that
+// its failure releases the key: a panic, a 5xx, an error of a command, a timeout.
+// Without it their outcome is unknown where effects are outside of the transaction; see
+// Config.Crashed. Call it once the handler knows, for example when the payment
+// provider could not be connected to. It changes nothing about an answer below 400,
+// which is stored, nor in a transaction, which is rolled back. Without an idempotent
+// request or command in ctx it does nothing.
+func NoEffect(ctx context.Context) {
+	if c, ok := ctx.Value(runKey{}).(*current); ok {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.noEffect = true
+	}
+}
+
+// DeriveUUID returns a UUID that is the same for every attempt of the request or
+// command that ctx belongs to, and another for another name or key: the ids of the
+// messages that the request publishes, or of the rows it makes. It does not reveal
+// the key. Without one in ctx (Config.Optional) it is random.
+func DeriveUUID(ctx context.Context, name string) string {
+	var sum [sha256.Size]byte
+	version := byte(8) // RFC 9562: of our own making
+	if c, ok := ctx.Value(runKey{}).(*current); ok {
+		copy(sum[:], framed(sha256.New(), []byte("oncemill derived uuid"), c.id[:], []byte(name)))
+	} else {
+		version = 4
+		rand.Read(sum[:])
+	}
+	sum[6] = sum[6]&0x0f | version<<4
+	sum[8] = sum[8]&0x3f | 0x80
+	s := hex.EncodeToString(sum[:16])
+	return fmt.Sprintf("%s-%s-%s-%s-%s", s[:8], s[8:12], s[12:16], s[16:20], s[20:])
+}

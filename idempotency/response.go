@@ -1,0 +1,96 @@
+package idempotency
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+)
+
+// response is what a handler answered, as it is stored.
+type response struct {
+	Status   int           `json:"s"`
+	Header   []headerEntry `json:"h,omitempty"`
+	Trailer  []headerEntry `json:"t,omitempty"`
+	Pointer  bool          `json:"p,omitempty"` // the body was left out on purpose
+	body     []byte
+	overflow bool // the body is not all of it
+}
+
+// headerEntry says what a handler did to a header that it may have found set.
+type headerEntry struct {
+	Name   string   `json:"n"`
+	Values [][]byte `json:"v,omitempty"` // bytes: JSON's strings could not hold them all
+	Add    bool     `json:"a,omitempty"` // behind the values that were there; else in their place
+}
+
+// marshal puts the JSON of the head before the body, with its length.
+func (res *response) marshal() ([]byte, error) {
+	head, err := json.Marshal(res)
+	if err != nil {
+		return nil, fmt.Errorf("encode response: %w", err)
+	}
+	out := make([]byte, 0, 4+len(head)+len(res.body))
+	out = binary.BigEndian.AppendUint32(out, uint32(len(head))) //nolint:gosec // headers are far below 4 GiB
+	return append(append(out, head...), res.body...), nil
+}
+
+func unmarshalResponse(stored []byte) (*response, error) {
+	if len(stored) < 4 {
+		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
+	}
+	size := int(binary.BigEndian.Uint32(stored))
+	if size < 0 || len(stored)-4 < size {
+		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
+	}
+	var r response
+	if err := json.Unmarshal(stored[4:4+size], &r); err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrDecode, err)
+	}
+	r.body = stored[4+size:]
+	return &r, nil
+}
+
+func (res *response) header(name string) string {
+	for _, e := range res.Header {
+		if e.Name == name && len(e.Values) > 0 {
+			return string(e.Values[0])
+		}
+	}
+	return ""
+}
+
+// transient reports that an error asks to come again: by Retry-After, or because a
+// downstream's problem that is passed on says so.
+func (res *response) transient() bool {
+	if res.header("Retry-After") != "" {
+		return true
+	}
+	if res.Status != http.StatusConflict || !strings.HasPrefix(res.header("Content-Type"), problemContentType) {
+		return false
+	}
+	var problem struct {
+		Type string `json:"type"`
+	}
+	return json.Unmarshal(res.body, &problem) == nil && strings.HasSuffix(problem.Type, ProblemInProgress)
+}
+
+// response returns the stored response of a record.
+func (e *Engine) response(ctx context.Context, record Record) (*response, error) {
+	plain, err := e.open(ctx, record)
+	if err != nil {
+		return nil, err
+	}
+	res, err := unmarshalResponse(plain)
+	if err != nil {
+		return nil, err
+	}
+	if res.Pointer && e.cfg.Resolve != nil {
+		if res.body, err = e.cfg.Resolve(ctx, e.reveal(record)); err != nil {
+			return nil, fmt.Errorf("resolve: %w", err)
+		}
+	}
+	return res, nil
+}

@@ -1,0 +1,140 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// settleTime is how long the engine tries to report the end of a run to the store,
+// where another request would find out in the end.
+const settleTime = 5 * time.Second
+
+// settlePatience is how long it tries. Without transactions nobody else knows what
+// happened, so it tries for longer.
+func (in *intent) settlePatience() time.Duration {
+	if in.transactional {
+		return settleTime
+	}
+	return max(settleTime, in.cfg.Lease)
+}
+
+// settle calls tell until it succeeds, has been too late, or the time is up. ctx
+// may have ended.
+func (in *intent) settle(ctx context.Context, operation string, tell func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.settlePatience())
+	defer cancel()
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
+		began := time.Now()
+		err := tell(ctx)
+		in.telemetry.latency(ctx, operation, began, err)
+		if err == nil || errors.Is(err, ErrStaleOwner) {
+			return err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return err
+		}
+	}
+}
+
+// release lets the key run again. If that fails, the end of the lease does it (or,
+// without transactions, Config.Crashed decides then).
+func (in *intent) release(ctx context.Context) {
+	tell := func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, in.owner) }
+	var err error
+	if in.transactional {
+		once, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+		defer cancel()
+		err = tell(once)
+	} else {
+		err = in.settle(ctx, "release", tell)
+	}
+	if err != nil {
+		in.log(ctx, slog.LevelWarn, "key not released", slog.Any("error", err))
+	}
+}
+
+// giveUp ends the lease of a run whose outcome is unknown, as if its process had
+// died: Config.Crashed decides from now on. If that fails, the lease ends by itself.
+func (in *intent) giveUp(ctx context.Context) {
+	err := in.settle(ctx, "give_up", func(ctx context.Context) error { return in.store.Extend(ctx, in.claim.ID, in.owner, 0) })
+	if err != nil {
+		in.log(ctx, slog.LevelWarn, "lease not ended", slog.Any("error", err))
+	}
+}
+
+// complete stores an answer outside of a transaction.
+func (in *intent) complete(ctx context.Context, c Completion) error {
+	return in.settle(ctx, "complete", func(ctx context.Context) error {
+		err := in.store.Complete(ctx, in.claim.ID, in.owner, c)
+		if errors.Is(err, ErrStaleOwner) {
+			// Or the attempt before has arrived and only its answer was lost.
+			if record, found, findErr := in.store.Find(ctx, in.claim.ID); findErr == nil && found && record.Owner == in.owner && record.State == c.State {
+				return nil
+			}
+		}
+		return err
+	})
+}
+
+// abandon gives up what the store may have granted although its answer was lost.
+func (in *intent) abandon(ctx context.Context, cause error, tell func(context.Context) error) {
+	if sqlerr.Retryable(cause) {
+		return // the database has said that nothing happened
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
+	defer cancel()
+	if err := tell(ctx); err != nil {
+		in.log(ctx, slog.LevelDebug, "claim not abandoned", slog.Any("error", err))
+	}
+}
+
+// keepLease renews the lease until stop is called, which waits for a renewal that is
+// under way.
+func (in *intent) keepLease(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	every := in.cfg.Lease / 3
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ticker := time.NewTicker(every)
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case <-ticker.C:
+			}
+			renewing, cancel := context.WithTimeout(ctx, every)
+			err := in.store.Extend(renewing, in.claim.ID, in.owner, in.cfg.Lease)
+			cancel()
+			if err != nil && ctx.Err() == nil {
+				in.log(ctx, slog.LevelWarn, "lease not extended", slog.Any("error", err))
+			}
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}
+}
+
+// cache keeps a stored response near, once it has committed.
+func (in *intent) cache(ctx context.Context, c Completion) {
+	if in.cfg.Cache == nil || c.State != Completed {
+		return
+	}
+	in.cfg.Cache.Put(ctx, Record{
+		ID: in.claim.ID, Caller: in.claim.Caller, Fingerprint: in.claim.Fingerprint, State: c.State, Owner: in.owner,
+		Endpoint: in.claim.Endpoint, Status: c.Status, Response: c.Response, Location: c.Location, ResourceID: c.ResourceID,
+		// Counted from before the commit, so that it does not outlive the record.
+		ExpiresIn: c.Retention - time.Since(in.began),
+	})
+}

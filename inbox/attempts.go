@@ -1,0 +1,197 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// try attempts a message until it is handled or this delivery of it is given up.
+func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
+	const collisionsAtMost, lossesAtMost = 10, 2
+	for attempts, collisions, losses := 0, 0, 0; ; {
+		result, fate, err := in.once(ctx, w, try)
+		in.telemetry.record(ctx, result)
+		var again time.Duration
+		if fate == cutOff {
+			// Most likely it was not the message's doing, but a message that costs
+			// its connection every time must come to an end.
+			if losses++; losses <= lossesAtMost {
+				fate = collided
+			} else {
+				fate = failed
+			}
+		}
+		switch fate {
+		case settled:
+			return nil
+		case crashed:
+			return in.refuse(ctx, w, Crashed, err)
+		case conflicting:
+			in.noteEnd(ctx, w)
+			return in.refuse(ctx, w, Conflict, err)
+		case away: // once waits for its end
+			continue
+		case gap:
+			in.noteEnd(ctx, w)
+			giveWay(ctx)
+			delayNack(ctx, jitter(comeAgain))
+			return err
+		case elsewhere, ending:
+			in.noteEnd(ctx, w)
+			delayNack(ctx, jitter(comeAgain))
+			return err
+		case lacking:
+			if in.cfg.Sequence != nil {
+				return in.putOff(ctx, w, err) // those behind it are to wait for it
+			}
+			in.noteEnd(ctx, w)
+			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+			return err
+		case lackingAlone:
+			return in.giveUp(ctx, w, err)
+		case collided:
+			if collisions++; collisions == collisionsAtMost {
+				in.noteEnd(ctx, w)
+				delayNack(ctx, jitter(in.cfg.Retry.Backoff))
+				return err
+			}
+			again = jitter(double(5*time.Millisecond, collisions-1, in.cfg.Retry.Backoff))
+		case failed:
+			attempts++
+			w.failed = true
+			p := policyOf(err)
+			if p.permanent || p.after > 0 || attempts >= in.cfg.Retry.Tries {
+				return in.giveUp(ctx, w, err)
+			}
+			again = in.cfg.Retry.backoff(attempts)
+		}
+		if !pause(ctx, again) {
+			if w.failed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return in.giveUp(ctx, w, err)
+			}
+			in.noteEnd(ctx, w)
+			return err
+		}
+	}
+}
+
+// comeAgain is the time to the redelivery of a message that another copy of is
+// being handled, on average. The claim has waited for it already.
+const comeAgain = 500 * time.Millisecond
+
+// fate is what an attempt means for its message.
+type fate int
+
+const (
+	settled      fate = iota // it is handled, or was before
+	failed                   // by its handler
+	collided                 // with another transaction, which is no attempt
+	elsewhere                // a copy of it is being handled, or what became of it is not known
+	away                     // the database
+	lacking                  // what the handler needs is away
+	lackingAlone             // the same, but others find it there
+	cutOff                   // its connection was lost, but the database is there
+	gap                      // it waits for one before it
+	ending                   // its context has ended before its handler ran
+	crashed                  // too many processes have died of it
+	conflicting              // its id was used for another
+)
+
+// once is one attempt, let through by the gate.
+func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome, f fate, err error) {
+	probe, err := in.gate.enter(ctx)
+	if err != nil {
+		return waiting, ending, err
+	}
+	seen, key := nothing, w.id
+	// Also when the handler ends its goroutine.
+	defer func() {
+		turned, alone := in.gate.leave(probe, seen, key)
+		if turned {
+			in.logOutage(ctx, seen == down || seen == missing, err)
+		}
+		if f == lacking && alone {
+			f = lackingAlone
+		}
+	}()
+	leave, err := in.enterRoom(ctx, w)
+	if err != nil {
+		return waiting, ending, err
+	}
+	defer leave()
+	if result, err = in.charge(ctx, w); err == nil {
+		result = handlerFailed // if it panics
+		err = contain.Call(func() (err error) {
+			result, err = try(ctx, w)
+			return err
+		})
+	}
+	if cause := err; cause != nil && in.cfg.Classify != nil && result == handlerFailed {
+		if panicked := contain.Call(func() error { err = in.cfg.Classify(cause); return nil }); panicked != nil {
+			err = errors.Join(cause, panicked)
+		}
+	}
+	f = fateOf(ctx, result, err)
+	// A standby answers, but takes no writes. The ping has a context that lives: that of
+	// the message says nothing about the database.
+	if f == away && !sqlerr.ReadOnly(err) && in.ping(context.WithoutCancel(ctx)) == nil {
+		f = cutOff
+		if noAnswer(err) {
+			f = elsewhere // whose connection it was is chance
+		}
+	}
+	switch {
+	case f == away:
+		seen = down
+	case f == lacking:
+		seen = missing
+		if k := in.keyOf(w.msg); k != "" {
+			key = k
+		}
+	case result == handled:
+		seen = working
+	case f == failed:
+		seen = answering
+	}
+	return result, f, err
+}
+
+// fateOf says what an attempt means. A context's error is never taken for one of the
+// connection: once the handler has begun, its time is the message's own, and used up.
+func fateOf(ctx context.Context, result outcome, err error) fate {
+	switch {
+	case err == nil:
+		return settled
+	case errors.Is(err, ErrConflict):
+		return conflicting
+	case result == crashLoop:
+		return crashed
+	case result == waiting, errors.Is(ctx.Err(), context.Canceled):
+		return ending
+	case result == beingHandled, result == commitUnknown, result == databaseFailed:
+		return elsewhere
+	case errors.Is(err, ErrGap):
+		return gap
+	case result == databaseAway:
+		return away
+	case policyOf(err).unavailable:
+		return lacking
+	case heldElsewhere(err), sqlerr.Retryable(err):
+		return collided
+	}
+	return failed
+}
+
+func (in *Inbox) logOutage(ctx context.Context, begins bool, err error) {
+	if begins {
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "consumption paused, something is unavailable",
+			slog.String("consumer", in.cfg.Consumer), slog.String("error", in.textOf(err)))
+		return
+	}
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "consumption goes on", slog.String("consumer", in.cfg.Consumer))
+}

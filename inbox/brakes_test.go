@@ -1,0 +1,498 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// limited returns a message that has so much time.
+func limited(t *testing.T, id string, d time.Duration) *message.Message {
+	ctx, cancel := context.WithTimeout(inbox.ContextWithDelivery(t.Context(), delivery{}), d)
+	t.Cleanup(cancel)
+	return message.NewMessageWithContext(ctx, id, nil)
+}
+
+// A handler that uses up the time of its message, however little the inbox knows of that,
+// has failed, and dies of it.
+func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for name, handle := range map[string]func(*inbox.Inbox) message.HandlerMiddleware{
+			"alone": func(in *inbox.Inbox) message.HandlerMiddleware { return in.Middleware },
+			"group": func(in *inbox.Inbox) message.HandlerMiddleware { return in.GroupMiddleware },
+		} {
+			in, dead := p.burying(t, func(cfg *inbox.Config) {
+				cfg.Retry = inbox.Retry{Deliveries: 3, Delay: time.Millisecond}
+				cfg.Logger = slog.New(slog.DiscardHandler)
+			})
+			runs := 0
+			h := handle(in)(func(m *message.Message) ([]*message.Message, error) {
+				runs++
+				<-m.Context().Done()
+				return nil, m.Context().Err()
+			})
+			deliveries := 0
+			for err := errUndo; err != nil && deliveries < 20; deliveries++ {
+				_, err = h(limited(t, name, 300*time.Millisecond))
+			}
+			if letter := dead.last(); deliveries > 6 || letter.Reason != inbox.Failed || letter.Attempts != 3 {
+				t.Errorf("%s: %d runs in %d deliveries, letter %+v", name, runs, deliveries, letter)
+			}
+		}
+	})
+}
+
+// A statement that is cancelled by the end of a message's time is not an outage: nobody
+// waits.
+func TestBrakes_ATimeoutInAGroupClosesNoGate(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	var log lines
+	in, dead := p.burying(t, func(cfg *inbox.Config) {
+		cfg.Retry = inbox.Retry{Deliveries: 3, Delay: time.Millisecond}
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	h := in.GroupMiddleware(func(m *message.Message) ([]*message.Message, error) {
+		if m.UUID == "slow" {
+			return nil, handlerExec(m, `select pg_sleep(20)`)
+		}
+		return effect(m)
+	})
+	deliveries := 0
+	for err := errUndo; err != nil && deliveries < 20; deliveries++ {
+		_, err = h(limited(t, "slow", 300*time.Millisecond))
+		_, other := h(from(t, fmt.Sprint("other ", deliveries), delivery{}))
+		expectNoError(t, other)
+	}
+	if letter := dead.last(); letter.MessageID != "slow" || letter.Reason != inbox.Failed || deliveries > 6 {
+		t.Errorf("letter %+v after %d deliveries", letter, deliveries)
+	}
+	if log.count("consumption paused") > 0 {
+		t.Error("consumption was paused")
+	}
+}
+
+// lines keeps a log.
+type lines struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (l *lines) Write(b []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.text.Write(b)
+}
+
+func (l *lines) count(what string) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return strings.Count(l.text.String(), what)
+}
+
+// One message that finds something unavailable delays itself alone, and dies in the end,
+// if others are handled.
+func TestBrakes_OneThatFindsNothingThereDies(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var log lines
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Retry = inbox.Retry{Delay: time.Second, Unavailable: 4}
+			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		})
+		delayed := &atomic.Int64{}
+		lacking := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Unavailable(errUndo) }
+		poison := func(n int) error {
+			delayed.Store(0)
+			return deliverMessage(t, in, from(t, "poison", delivery{delayed: delayed, nacks: n}), lacking)
+		}
+		expectError(t, poison(0), errUndo) // nothing was handled yet: it says nothing
+		p.expectNotes(t, 0, 0)
+		for n := 1; n <= 4; n++ {
+			expectNoError(t, deliver(t, in, fmt.Sprint("m", n), effect))
+			err := poison(n)
+			if n == 4 {
+				expectNoError(t, err)
+				break
+			}
+			expectError(t, err, errUndo)
+			if d, least := time.Duration(delayed.Load()), time.Second<<(n-1)/2; d < least || d > 3*least {
+				t.Errorf("delivery %d comes again after %v", n, d)
+			}
+			expectError(t, poison(n), errUndo) // without a success between it is not charged
+		}
+		if letter := dead.last(); letter.Reason != inbox.StillUnavailable || letter.Attempts != 4 {
+			t.Errorf("letter %+v", letter)
+		}
+		if log.count("consumption paused") > 0 {
+			t.Error("consumption was paused")
+		}
+		p.expect(t, 4, 5, 0)
+	})
+}
+
+// One unavailable tenant, one poison message and one hanging handler leave the others
+// their rate.
+func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
+	rounds := 0
+	run := func(trouble string) (others int) {
+		rounds++
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.Consumer, cfg.DeadLetters, cfg.Logger = fmt.Sprint("stock ", rounds), &letters{}, slog.New(slog.DiscardHandler)
+			cfg.Retry = inbox.Retry{}
+			cfg.Timeout = 10 * time.Second
+		})
+		h := in.Middleware(func(m *message.Message) ([]*message.Message, error) {
+			if strings.HasPrefix(m.UUID, "trouble") {
+				switch trouble {
+				case "unavailable":
+					return nil, inbox.Unavailable(errors.New("tenant 7 is away"))
+				case "poison":
+					return nil, errUndo
+				case "hanging":
+					<-m.Context().Done()
+					return nil, m.Context().Err()
+				}
+			}
+			time.Sleep(10 * time.Millisecond) // so that the rate is the handlers', not the machine's
+			return nil, addEffect(m)
+		})
+		end := time.Now().Add(4 * time.Second)
+		var n atomic.Int64
+		var all sync.WaitGroup
+		ctx, cancel := context.WithCancel(t.Context())
+		if trouble != "" {
+			all.Go(func() {
+				for i := 0; ctx.Err() == nil; i++ {
+					msg := message.NewMessageWithContext(inbox.ContextWithDelivery(ctx, delivery{nacks: i}), "trouble", nil)
+					msg.Metadata.Set(outbox.KeyMetadata, "tenant 7")
+					_, _ = h(msg)
+					time.Sleep(50 * time.Millisecond)
+				}
+			})
+		}
+		var workers sync.WaitGroup
+		for w := range 8 {
+			workers.Go(func() {
+				for i := 0; time.Now().Before(end); i++ {
+					msg := from(t, fmt.Sprint(trouble, w, " ", i), delivery{})
+					if _, err := h(msg); err == nil {
+						n.Add(1)
+					}
+				}
+			})
+		}
+		workers.Wait()
+		cancel()
+		all.Wait()
+		return int(n.Load())
+	}
+	without := run("")
+	for _, trouble := range []string{"unavailable", "poison", "hanging"} {
+		with := run(trouble)
+		for try := 0; with < without*9/10 && try < 3; try++ { // the machine is others' too
+			with, without = run(trouble), run("")
+		}
+		t.Logf("%s: %d messages of others, %d without", trouble, with, without)
+		if with < without*9/10 {
+			t.Errorf("%s: %d messages of others, %d without", trouble, with, without)
+		}
+	}
+}
+
+// A suspect waits for others, and they for it, for a short time only: also if one of them
+// does not end, and if it does not end itself.
+func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	in, dead := p.burying(t, nil)
+	suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
+	for range 2 {
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = deliverMessage(t, in, suspect(), func(*message.Message) ([]*message.Message, error) {
+				runtime.Goexit()
+				return nil, nil
+			})
+		}()
+		<-ended
+	}
+	var all sync.WaitGroup
+	hold := func(msg *message.Message) (begun, end chan struct{}) {
+		running, release := make(chan struct{}), make(chan struct{})
+		all.Go(func() {
+			expectNoError(t, deliverMessage(t, in, msg, func(m *message.Message) ([]*message.Message, error) {
+				close(running)
+				<-release
+				return effect(m)
+			}))
+		})
+		return running, release
+	}
+	running, release := hold(from(t, "long", delivery{}))
+	<-running
+	crowded := deliverMessage(t, in, suspect(), effect)
+	if crowded == nil || p.count(t, `select count(*) from effects`) != 0 {
+		t.Errorf("the suspect was not alone: %v", crowded)
+	}
+	expectNoError(t, deliver(t, in, "innocent 1", effect)) // beside the long one
+	close(release)
+	all.Wait()
+	running, release = hold(suspect())
+	<-running
+	if n := p.count(t, `select alone from {{inbox_failures}}`); n != 2 { // the second crash was one
+		t.Errorf("the suspect is charged with %d", n)
+	}
+	expectNoError(t, deliver(t, in, "innocent 2", effect)) // beside the suspect
+	if n := p.count(t, `select alone from {{inbox_failures}}`); n != 1 {
+		t.Errorf("the suspect is charged with %d though it is not alone", n)
+	}
+	close(release)
+	all.Wait()
+	p.expect(t, 4, 4, 0)
+	p.expectNotes(t, 0, 0)
+	if len(dead.added) > 0 {
+		t.Errorf("letter %+v", dead.last())
+	}
+}
+
+// A message that has failed comes again alone: no group has it twice.
+func TestBrakes_WhatWasNackedJoinsNoGroup(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	in, dead := p.burying(t, func(cfg *inbox.Config) {
+		cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 5, Delay: time.Millisecond}
+		cfg.Group.Wait = 200 * time.Millisecond
+	})
+	var mu sync.Mutex
+	runs := map[string]int{}
+	h := in.GroupMiddleware(func(m *message.Message) ([]*message.Message, error) {
+		mu.Lock()
+		runs[m.UUID]++
+		mu.Unlock()
+		if m.UUID == "poison" {
+			return nil, errUndo
+		}
+		return effect(m)
+	})
+	for round := range 5 {
+		var all sync.WaitGroup
+		for i := range 9 {
+			all.Go(func() { _, _ = h(from(t, fmt.Sprint(round, " ", i), delivery{})) })
+		}
+		all.Go(func() { _, _ = h(from(t, "poison", delivery{nacks: round})) })
+		all.Wait()
+	}
+	vain := -runs["poison"]
+	for _, n := range runs {
+		vain += n
+	}
+	if vain -= 45; vain > 9 || len(dead.added) != 1 {
+		t.Errorf("%d runs of 45 innocents in vain, %d letters", vain, len(dead.added))
+	}
+	p.expect(t, 45, 46, 0)
+}
+
+// A setting that a handler makes reaches no other message of its group.
+func TestBrakes_SettingsAreRefusedInGroups(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	in := p.inbox(t, func(cfg *inbox.Config) { cfg.Group.Wait = 200 * time.Millisecond })
+	var mu sync.Mutex
+	seen := map[string]int{}
+	var refused atomic.Int32
+	h := in.GroupMiddleware(func(m *message.Message) ([]*message.Message, error) {
+		tx, err := handlerTx(m.Context())
+		if err != nil {
+			return nil, err
+		}
+		if m.UUID < "5" {
+			texts := []string{"set local app.tenant = 'a'", "SELECT set_config('app.tenant', 'a', true)", "/* */ reset app.tenant; set app.tenant to 'a'", "select 1; set local app.tenant = 'a'", "set local app.tenant = 'a'"}
+			if _, err := tx.ExecContext(m.Context(), texts[m.UUID[0]-'0']); err != nil {
+				if !errors.Is(err, inbox.ErrShared) {
+					t.Error(err)
+				}
+				refused.Add(1)
+				return nil, err
+			}
+		}
+		var tenant string
+		if err := tx.QueryRowContext(m.Context(), `select coalesce(current_setting('app.tenant', true), '')`).Scan(&tenant); err != nil {
+			return nil, err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		seen[m.UUID+tenant]++
+		return effect(m)
+	})
+	var all sync.WaitGroup
+	for i := range 10 {
+		all.Go(func() {
+			_, err := h(from(t, fmt.Sprint(i), delivery{}))
+			expectNoError(t, err)
+		})
+	}
+	all.Wait()
+	if refused.Load() == 0 {
+		t.Error("there was no group: the test shows nothing")
+	}
+	for i := range 10 {
+		tenant := ""
+		if i < 5 {
+			tenant = "a"
+		}
+		if seen[fmt.Sprint(i)+tenant] == 0 {
+			t.Errorf("message %d did not run as %q: %v", i, tenant, seen)
+		}
+	}
+	p.expect(t, 10, 10, 0)
+}
+
+// The sequence waits for a message that has failed and comes again, and drops none that
+// is being tried.
+func TestBrakes_TheSequenceWaitsForWhatIsRetried(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.GapWait = 100 * time.Millisecond
+			cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 5, Delay: 10 * time.Second}
+			cfg.Sequence = func(m *message.Message) (int64, bool) {
+				n, err := strconv.ParseInt(m.UUID, 10, 64)
+				return n, err == nil
+			}
+		})
+		msg := func(id string) *message.Message {
+			m := from(t, id, delivery{})
+			m.Metadata.Set(outbox.KeyMetadata, "k")
+			return m
+		}
+		failing := func(*message.Message) ([]*message.Message, error) { return nil, errUndo }
+		expectNoError(t, deliverMessage(t, in, msg("1"), effect))
+		expectError(t, deliverMessage(t, in, msg("2"), failing), errUndo)
+		for range 3 {
+			expectError(t, deliverMessage(t, in, msg("3"), effect), inbox.ErrGap)
+			time.Sleep(150 * time.Millisecond) // longer than GapWait
+		}
+		expectError(t, deliverMessage(t, in, msg("2"), failing), errUndo)
+		expectError(t, deliverMessage(t, in, msg("3"), effect), inbox.ErrGap)
+		expectNoError(t, deliverMessage(t, in, msg("2"), effect))
+		expectNoError(t, deliverMessage(t, in, msg("3"), effect))
+		p.expect(t, 3, 3, 0)
+		// One that has not come is not waited for, and one that fails meanwhile is kept.
+		expectError(t, deliverMessage(t, in, msg("5"), effect), inbox.ErrGap)
+		time.Sleep(150 * time.Millisecond)
+		in2, dead2 := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Sequence = func(*message.Message) (int64, bool) { return 4, true }
+			cfg.Classify = func(err error) error { // after the attempt
+				expectNoError(t, deliverMessage(t, in, msg("5"), effect)) // it has waited for long enough
+				return err
+			}
+		})
+		runs := 0
+		expectNoError(t, deliverMessage(t, in2, msg("4"), func(*message.Message) ([]*message.Message, error) {
+			runs++
+			return nil, errUndo
+		}))
+		if letter := dead2.last(); runs != 1 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) || len(dead.added) > 0 {
+			t.Errorf("%d runs, letter %+v", runs, letter)
+		}
+	})
+}
+
+// A key that no database takes makes a letter, at the first delivery; and what was tried
+// before, by whichever process, and is overtaken meanwhile is not dropped without a word.
+func TestBrakes_TheSequenceDropsNothingThatWasTried(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Sequence = func(m *message.Message) (int64, bool) {
+				n, err := strconv.ParseInt(m.UUID, 10, 64)
+				return n, err == nil
+			}
+		})
+		msg := func(id, key string, d delivery) *message.Message {
+			m := from(t, id, d)
+			m.Metadata.Set(outbox.KeyMetadata, key)
+			return m
+		}
+		for i, key := range []string{"\xff", "\x00", strings.Repeat("k", 3000)} {
+			expectNoError(t, deliverMessage(t, in, msg(strconv.Itoa(i+1), key, delivery{}), effect))
+			if letter := dead.last(); len(dead.added) != i+1 || letter.Reason != inbox.PermanentErr {
+				t.Errorf("%d letters, the last %+v", len(dead.added), letter)
+			}
+		}
+		expectNoError(t, deliverMessage(t, in, msg("15", "k", delivery{}), effect))
+		expectNoError(t, deliverMessage(t, in, msg("14", "k", delivery{redelivered: true}), effect))
+		if letter := dead.last(); len(dead.added) != 4 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) {
+			t.Errorf("%d letters, the last %+v", len(dead.added), letter)
+		}
+	})
+}
+
+// A message that was to come later is not handled before, whoever delivers it.
+func TestBrakes_RetryAfterIsKept(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, _ := p.burying(t, nil)
+		delayed := &atomic.Int64{}
+		runs := 0
+		later := func(*message.Message) ([]*message.Message, error) {
+			runs++
+			return nil, inbox.RetryAfter(errUndo, time.Hour)
+		}
+		expectError(t, deliverMessage(t, in, from(t, "a", delivery{delayed: delayed}), later), errUndo)
+		for range 3 {
+			delayed.Store(0)
+			if err := deliverMessage(t, in, from(t, "a", delivery{redelivered: true, delayed: delayed}), later); err == nil {
+				t.Error("acknowledged")
+			}
+			if d := time.Duration(delayed.Load()); d < 59*time.Minute || d > time.Hour {
+				t.Errorf("comes again after %v", d)
+			}
+		}
+		if runs != 1 {
+			t.Errorf("%d runs within the hour", runs)
+		}
+		p.expectNotes(t, 1, 0)
+	})
+}
+
+// What the database quotes of a payload gets into no letter, note, log or returned error.
+func TestBrakes_ValuesStayOutOfTexts(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	var log lines
+	in, dead := p.burying(t, func(cfg *inbox.Config) {
+		cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 2, Delay: time.Millisecond}
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+	})
+	for range 2 {
+		err := deliverMessage(t, in, from(t, "a", delivery{}), func(m *message.Message) ([]*message.Message, error) {
+			return nil, fmt.Errorf("reserve: %w", handlerExec(m, `select $1::text::integer`, "canary"))
+		})
+		if err != nil && (strings.Contains(err.Error(), "canary") || !strings.Contains(err.Error(), "22P02") || sqlerr.State(err) != "22P02") {
+			t.Errorf("returned %v", err)
+		}
+	}
+	letter := dead.last()
+	if text := fmt.Sprintf("%+v", *letter); strings.Contains(text, "canary") || !strings.Contains(letter.Error, "reserve: database error, SQLSTATE 22P02") {
+		t.Errorf("letter %s", text)
+	}
+	if log.count("canary") > 0 || log.count("22P02") == 0 {
+		t.Errorf("logged: %s", log.text.String())
+	}
+}

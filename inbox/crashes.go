@@ -1,0 +1,100 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// start is what was noted, in a transaction of its own, before a message that may
+// have crashed a process is handled.
+type start struct {
+	noted   bool
+	suspect bool          // an earlier one has not ended: nothing else may be handled beside it
+	charged bool          // with what may happen now: it is alone
+	early   time.Duration // until it is to be handled again
+}
+
+var errEarly = errors.New("inbox: the message is to be handled later")
+
+// noteStart counts a delivery that the broker has marked as repeated before it is
+// handled, so that a message that takes the process down is found. One that has come
+// back before its time is delayed again.
+func (in *Inbox) noteStart(ctx context.Context, w *work) error {
+	d, ok := DeliveryFromContext(ctx)
+	if in.cfg.DeadLetters == nil || !ok || !d.Redelivered() {
+		return nil
+	}
+	for {
+		probe, err := in.gate.enter(ctx)
+		if err != nil {
+			return err
+		}
+		id, marked := w.id, w.replay.marked()
+		w.start, err = ask(ctx, in, func(ctx context.Context) (start, error) { return in.store.noteStart(ctx, id, marked) })
+		seen := nothing
+		if err != nil && ctx.Err() == nil && sqlerr.Connection(err) {
+			seen = down
+		}
+		if turned, _ := in.gate.leave(probe, seen, id); turned {
+			in.logOutage(ctx, true, err)
+		}
+		switch {
+		case seen == down:
+			continue
+		case err != nil:
+			return fmt.Errorf("note start: %w", err)
+		case w.start.early > earlyEnough && d.Nacks() == 0:
+			delayNack(ctx, w.start.early)
+			in.noteEnd(ctx, w)
+			return errEarly
+		}
+		return nil
+	}
+}
+
+// earlyEnough is what clocks and timers may differ by.
+const earlyEnough = 100 * time.Millisecond
+
+// charge counts, in a transaction of its own, the attempt of a suspect that is
+// alone now: if the process ends it is the message's doing, and not that of
+// another that was being handled.
+func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
+	if !w.start.suspect || w.start.charged {
+		return handled, nil
+	}
+	id := w.id
+	alone, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.charge(ctx, id) })
+	if err != nil {
+		return claimFailed(ctx, err), fmt.Errorf("charge suspect: %w", err)
+	}
+	if alone > in.cfg.Retry.Crashes {
+		return crashLoop, ErrCrashed
+	}
+	w.start.charged = true
+	return handled, nil
+}
+
+// noteEnd takes back what noteStart noted. If it cannot, the message is taken for
+// one that crashed, once, alone and without harm.
+func (in *Inbox) noteEnd(ctx context.Context, w *work) {
+	if !w.start.noted {
+		return
+	}
+	detached, cancel := in.detach(ctx)
+	defer cancel()
+	id, begun := w.id, w.start
+	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, in.store.noteEnd(ctx, id, begun)
+	})
+	if err != nil {
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "end of an attempt not noted",
+			slog.String("message_id", w.id), slog.String("error", in.textOf(err)))
+		return
+	}
+	w.start = start{}
+}

@@ -1,0 +1,97 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// giveUp notes that a delivery has failed. It returns nil if the message has
+// become a dead letter.
+func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
+	p := policyOf(err)
+	if in.cfg.DeadLetters == nil && in.cfg.Sequence == nil {
+		switch {
+		case p.after > 0:
+			delayNack(ctx, p.after)
+		case p.unavailable:
+			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+		}
+		return err
+	}
+	detached, cancel := in.detach(ctx)
+	defer cancel()
+	f := failure{text: in.textOf(err), unavailable: p.unavailable, again: func(r record) time.Duration { return in.cfg.Retry.again(p, r) }}
+	f.key, f.seq = in.placeOf(w)
+	id, begun := w.id, w.start
+	rec, recErr := ask(detached, in, func(ctx context.Context) (record, error) {
+		return in.store.recordFailure(ctx, id, begun, f)
+	})
+	if recErr != nil {
+		delayNack(ctx, in.cfg.Retry.delay(1))
+		return errors.Join(err, fmt.Errorf("record failure: %w", recErr))
+	}
+	w.start = start{}
+	if in.cfg.DeadLetters == nil || !p.permanent && rec.failures < in.cfg.Retry.Deliveries && rec.unavailable < in.cfg.Retry.Unavailable {
+		delayNack(ctx, rec.again)
+		return err
+	}
+	reason := Failed
+	switch {
+	case p.permanent:
+		reason = PermanentErr
+	case p.unavailable:
+		reason = StillUnavailable
+	}
+	letter := in.newLetter(ctx, w, w.id, reason, err)
+	letter.Attempts, letter.Errors = rec.failures+rec.unavailable, rec.errors
+	return in.deadLetter(ctx, w, letter)
+}
+
+// putOff notes that a message comes again, and when, which counts for nothing.
+func (in *Inbox) putOff(ctx context.Context, w *work, err error) error {
+	detached, cancel := in.detach(ctx)
+	defer cancel()
+	wait := in.cfg.Retry.delay(nacksOf(ctx) + 1)
+	f := failure{text: in.textOf(err), uncounted: true, again: func(record) time.Duration { return wait }}
+	f.key, f.seq = in.placeOf(w)
+	id, begun := w.id, w.start
+	_, recErr := ask(detached, in, func(ctx context.Context) (record, error) { return in.store.recordFailure(ctx, id, begun, f) })
+	delayNack(ctx, wait)
+	if recErr != nil {
+		return errors.Join(err, fmt.Errorf("record failure: %w", recErr))
+	}
+	w.start = start{}
+	return err
+}
+
+// refuse makes a dead letter of a message that is not to be handled; without
+// dead letters it is an error as any other.
+func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) error {
+	if in.cfg.DeadLetters == nil {
+		return err
+	}
+	if reason.refused() {
+		return in.refuseLetter(ctx, in.newLetter(ctx, w, in.nameOf(w), reason, err))
+	}
+	id := w.id
+	if reason == NoMessageID {
+		id = ""
+	}
+	return in.deadLetter(ctx, w, in.newLetter(ctx, w, id, reason, err))
+}
+
+func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *Letter) error {
+	detached, cancel := in.detach(ctx)
+	defer cancel()
+	if err := in.bury(detached, letter, w); err != nil {
+		delayNack(ctx, in.cfg.Retry.delay(1))
+		return fmt.Errorf("%s: %w", letter.Error, err)
+	}
+	in.telemetry.record(ctx, deadLetter)
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),
+		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", string(letter.Reason)), slog.String("error", letter.Error))
+	return nil
+}

@@ -1,0 +1,30 @@
+package inbox
+
+import (
+	"testing"
+	"time"
+)
+
+// What several keys found missing is there for others, whose handlers take longer: those
+// that were let through before the gate closed open it again. That the database is away is
+// for a probe to find out.
+func TestGate_OpensWhenOneThatCameBeforeFindsAllThere(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		closes report
+		opens  bool
+	}{"something is missing": {missing, true}, "the database is away": {down, false}} {
+		g := newGate()
+		for _, key := range []string{"a", "b", "c"} {
+			g.leave(false, c.closes, key)
+			g.since = time.Now().Add(-agreementTime)
+		}
+		g.leave(false, c.closes, "c")
+		if !g.closed {
+			t.Fatalf("%s: it is open", name)
+		}
+		if turned, _ := g.leave(false, working, "d"); turned != c.opens || g.closed == c.opens {
+			t.Errorf("%s: turned %v, closed %v", name, turned, g.closed)
+		}
+	}
+}

@@ -1,0 +1,173 @@
+package inbox
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"strconv"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// Metadata of a replay. A broker's header of the same name becomes it. Anybody can write
+// it; what it is worth is decided by [Inbox.believe].
+const (
+	ReplayMetadata   = outbox.ReservedMetadata + "replay"   // number of the letter
+	TokenMetadata    = outbox.ReservedMetadata + "token"    // its secret
+	ConsumerMetadata = outbox.ReservedMetadata + "consumer" // that the letter is of, for those who look at queues
+)
+
+// uuidMetadata is, in a letter, the UUID of a message whose id is not that.
+const uuidMetadata = outbox.ReservedMetadata + "uuid"
+
+var replayMetadata = []string{ReplayMetadata, TokenMetadata, ConsumerMetadata, uuidMetadata}
+
+// replayOf makes the message of a letter again.
+func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Message {
+	metadata := message.Metadata{}
+	maps.Copy(metadata, letter.Metadata)
+	delete(metadata, outbox.RowMetadata)
+	delete(metadata, uuidMetadata)
+	metadata.Set(ConsumerMetadata, letter.Consumer)
+	metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
+	metadata.Set(TokenMetadata, token)
+	msg := message.NewMessageWithContext(ctx, uuidOf(letter), letter.Payload)
+	msg.Metadata = metadata
+	return msg
+}
+
+// uuidOf is the UUID of the message of a letter; empty if it had none.
+func uuidOf(letter *dlq.Letter) string {
+	return cmp.Or(letter.Metadata[uuidMetadata], letter.MessageID)
+}
+
+// idOf is what a replay is known by: the id of its message, unless it had none, or that
+// of another. Then it is a new message, with an id that each copy of it has.
+func idOf(letter *dlq.Letter) string {
+	if letter.MessageID == "" || Reason(letter.Reason) == Conflict {
+		return "letter-" + strconv.FormatInt(letter.ID, 10)
+	}
+	return letter.MessageID
+}
+
+// takesID reports that a letter takes the id of its message: that is nobody else's. What
+// was refused may have been made by anybody, and the id in it be that of another. How old
+// a message is no signature says, so a copy that somebody else has made look old takes
+// nothing from the message itself.
+func takesID(id string, reason Reason) bool {
+	return id != "" && reason != Conflict && reason != TooOld && !reason.refused()
+}
+
+// replay is the letter that a message is the replay of.
+type replay struct {
+	letter int64 // 0: it is none
+	token  string
+	dead   bool // the letter has taken the id
+}
+
+func (r replay) marked() bool { return r.letter != 0 }
+
+// unmark takes the marks of a replay from the message. So they reach no letter of it, and
+// no message that a handler makes of its metadata. What is outside of the inbox has the
+// message as it came.
+func (w *work) unmark() (claimed replay, restore func()) {
+	marked := w.msg.Metadata
+	w.marked = false
+	for _, name := range replayMetadata {
+		_, has := marked[name]
+		w.marked = w.marked || has
+	}
+	if !w.marked {
+		return replay{}, func() {}
+	}
+	w.msg.Metadata = maps.Clone(marked)
+	for _, name := range replayMetadata {
+		delete(w.msg.Metadata, name)
+	}
+	claimed.token = marked[TokenMetadata]
+	if letter, err := strconv.ParseInt(marked[ReplayMetadata], 10, 64); err == nil {
+		claimed.letter = letter
+	}
+	return claimed, func() { w.msg.Metadata = marked }
+}
+
+// believe finds out whether a message that has passed all checks is the replay of the
+// letter that it names. If so it is known by the letter's id from now on, and the
+// transaction that takes the id will check the letter again, and end its replay: nothing
+// but its state can have changed. done reports that nothing is left to do: the replay has
+// ended, or is for another consumer.
+func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done bool, err error) {
+	letters := in.letters()
+	if letters == nil || !claimed.marked() || claimed.token == "" || checkText(claimed.token) != "" {
+		in.disbelieve(ctx, w)
+		return false, nil
+	}
+	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) {
+		return letters.CheckReplay(ctx, claimed.letter, claimed.token)
+	})
+	switch {
+	case errors.Is(err, dlq.ErrNotFound):
+	case err != nil:
+		return false, fmt.Errorf("check replay: %w", err)
+	case w.msg.UUID != uuidOf(letter) || !bytes.Equal(w.came().payload, letter.Payload):
+	case letter.Consumer != in.cfg.Consumer:
+		in.telemetry.record(ctx, notForUs)
+		return true, nil
+	case letter.State != dlq.Replaying: // a copy that comes late
+		in.telemetry.record(ctx, duplicate)
+		in.logDuplicate(ctx, letter.MessageID)
+		return true, nil
+	default:
+		claimed.dead = takesID(letter.MessageID, Reason(letter.Reason))
+		w.replay, w.id = claimed, idOf(letter)
+		return false, nil
+	}
+	in.disbelieve(ctx, w)
+	return false, nil
+}
+
+func (in *Inbox) disbelieve(ctx context.Context, w *work) {
+	in.warnings.do(func(more int) {
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "not a replay of ours; handling it as any message",
+			slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
+			slog.String("message_id", shorten(w.msg.UUID)), slog.Int("more", more))
+	})
+}
+
+// letters returns the store of the letters, if it is known. A process that handles
+// messages ends their replays, also where another one publishes them.
+func (in *Inbox) letters() *dlq.Store {
+	if l, ok := in.cfg.DeadLetters.(letters); ok {
+		return l.store
+	}
+	if in.cfg.Replays != nil {
+		return in.cfg.Replays.Letters
+	}
+	return nil
+}
+
+// endReplay ends, with tx, the replay that w is. It is the first statement that looks
+// at more than the id: copies wait here for each other, and all but one find that the
+// replay has ended, which is an outcome of its own: the next delivery is a late copy.
+func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, w *work) error {
+	if err := in.store.patience(ctx, tx); err != nil {
+		return err
+	}
+	ended, err := in.letters().EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
+	switch {
+	case err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)):
+		return fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	case err == nil && !ended:
+		return fmt.Errorf("%w: its replay has just ended", ErrBeingHandled)
+	}
+	return err
+}

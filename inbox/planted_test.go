@@ -1,0 +1,147 @@
+package inbox_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/outbox/payload"
+)
+
+// By the database's clock, whatever unit statements count in.
+func TestPrune_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
+		resolved, err := p.cfg.Resolve(p.db)
+		expectNoError(t, err)
+		for _, minutes := range []int{1, 59, 61} {
+			id := fmt.Sprint(minutes)
+			expectNoError(t, deliver(t, in, id, effect))
+			ago := fmt.Sprintf(`received_at - interval '%d minutes'`, minutes)
+			if resolved.Dialect == oncemill.SQLite {
+				ago = fmt.Sprintf(`received_at - %d`, int64(minutes)*60_000_000)
+			}
+			p.exec(t, resolved.Expand(`update {{inbox}} set received_at = `+ago+` where message_id = $1`), id)
+		}
+		_, err = in.Prune(t.Context())
+		expectNoError(t, err)
+		if n := p.count(t, `select count(*) from {{inbox}} where message_id in ('1', '59')`); n != 2 || p.count(t, `select count(*) from {{inbox}}`) != 2 {
+			t.Errorf("%d of the two that are younger are left", n)
+		}
+	})
+}
+
+// Another message of the same id is a conflict wherever it meets the first: in a
+// group before it, in the same one, alone.
+func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Fingerprint = func(m *message.Message) []byte { return m.Payload }
+			cfg.Group.Wait = 50 * time.Millisecond
+		})
+		group := in.GroupMiddleware(effect)
+		batch := in.Batch(func(_ context.Context, msgs []*message.Message) error {
+			for _, m := range msgs {
+				if err := addEffect(m); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		handlers := map[string]func(*message.Message) error{
+			"group": func(m *message.Message) error { _, err := group(m); return err },
+			"batch": batch,
+		}
+		for name, handle := range handlers {
+			before := len(dead.added)
+			for _, together := range []bool{true, false} {
+				var all sync.WaitGroup
+				for i := range 6 { // three ids, each of two messages
+					msg := message.NewMessageWithContext(inbox.ContextWithDelivery(t.Context(), delivery{}), fmt.Sprint(name, together, i%3), []byte{byte(i / 3)})
+					run := func() {
+						for try := 0; handle(msg) != nil && try < 100; try++ { // being handled
+							time.Sleep(10 * time.Millisecond)
+						}
+					}
+					if together {
+						all.Go(run)
+					} else {
+						run()
+					}
+				}
+				all.Wait()
+			}
+			conflicts := 0
+			for _, l := range dead.added[before:] {
+				if l.Reason == inbox.Conflict {
+					conflicts++
+				}
+			}
+			if conflicts != 6 || len(dead.added) != before+6 {
+				t.Errorf("%s: %d conflicts of 6, %d letters", name, conflicts, len(dead.added)-before)
+			}
+		}
+		p.expect(t, 12, 12, 0)
+		if n := p.count(t, `select count(*) from {{inbox}} where fingerprint is not null`); n != 12 {
+			t.Errorf("%d fingerprints are kept", n)
+		}
+	})
+}
+
+// crowd is a store that looks how many are served at once.
+type crowd struct {
+	mu        sync.Mutex
+	all       map[string][]byte
+	now, most atomic.Int32
+}
+
+func (c *crowd) Put(_ context.Context, name string, body []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.all[name] = bytes.Clone(body)
+	return nil
+}
+
+func (c *crowd) Get(_ context.Context, name string) (io.ReadCloser, error) {
+	now := c.now.Add(1)
+	for most := c.most.Load(); now > most && !c.most.CompareAndSwap(most, now); most = c.most.Load() {
+	}
+	defer c.now.Add(-1)
+	for begin := time.Now(); c.most.Load() < 2 && time.Since(begin) < time.Minute; { // the next one comes
+		time.Sleep(time.Millisecond)
+	}
+	time.Sleep(5 * time.Millisecond)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return io.NopCloser(bytes.NewReader(c.all[name])), nil
+}
+
+func TestInbox_FewPayloadsAreDecodedAtOnce(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	store := &crowd{all: map[string][]byte{}}
+	codec := newCodec(t, func(cfg *payload.Config) { cfg.Store, cfg.StoreFrom, cfg.CompressFrom = store, 1, 1 })
+	in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload = codec })
+	var all sync.WaitGroup
+	for i := range 40 {
+		msg := encoded(t, codec, "orders", fmt.Sprint(i), string(make([]byte, 1<<20)))
+		all.Go(func() {
+			_, err := in.Middleware(effect)(msg)
+			expectNoError(t, err)
+		})
+	}
+	all.Wait()
+	if n := store.most.Load(); n > 4 || n < 2 {
+		t.Errorf("%d payloads were decoded at once", n)
+	}
+	p.expect(t, 40, 40, 0)
+}

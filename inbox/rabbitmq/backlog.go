@@ -1,0 +1,167 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math"
+	"time"
+
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// A key in trouble, whose message is delayed or takes long, holds what follows it, and so
+// the prefetch. RabbitMQ changes no consumer's prefetch, but a second consumer on the same
+// channel has one of its own; so as many are added as the keys in trouble hold, up to
+// Config.Backlog, and cancelled when the trouble is over. A queue with a single active
+// consumer gives them nothing.
+//
+// Deliveries of one channel are numbered in the order in which the broker sent them, and
+// are taken in in this order, whichever consumer they are for.
+
+const (
+	// lookInterval is the time between two looks at what keys in trouble hold.
+	lookInterval = 50 * time.Millisecond
+
+	// calmLooks are how many looks in a row find no trouble before its consumers go.
+	calmLooks = 20
+
+	// longAway makes a key one in trouble.
+	longAway = time.Second
+
+	// backlogBytes bounds the payloads that keys in trouble hold, beside their number.
+	backlogBytes = 64 << 20
+)
+
+// held returns how many deliveries keys in trouble hold.
+func (s *subscription) held(now time.Time) (n int) {
+	bytes := 0
+	count := func(p *parcel) { n, bytes = n+1, bytes+len(p.delivery.Body) }
+	for p := range s.delayed {
+		count(p)
+	}
+	for _, l := range s.lanes {
+		_, delayed := s.delayed[l.head]
+		_, away := s.away[l.head]
+		if delayed || away && now.Sub(l.head.out) > longAway {
+			for _, p := range l.waiting {
+				count(p)
+			}
+		}
+	}
+	if bytes > backlogBytes {
+		return min(n, s.owner.settings.Backlog) * backlogBytes / bytes
+	}
+	return min(n, s.owner.settings.Backlog)
+}
+
+// makeRoom adds consumers for what keys in trouble hold. An error means that the channel
+// is lost.
+func (s *subscription) makeRoom(ctx context.Context, o *session) error {
+	settings := s.owner.settings
+	prefetch, held := settings.topology.Consume.Qos.PrefetchCount, s.held(time.Now())
+	o.calm++
+	if held > 0 {
+		o.calm = 0
+	}
+	switch {
+	case settings.topology.Consume.Exclusive, held*16 < prefetch && held > 0:
+		return nil // not worth while
+	case o.calm > calmLooks && len(o.more) > 0:
+		return s.cancelMore(ctx, o)
+	}
+	if o.acks.prefetch-prefetch >= held {
+		return nil
+	}
+	// Each at least doubles the room, so they are few.
+	if err := s.consumeMore(o, min(max(prefetch, held), math.MaxUint16)); err != nil {
+		return fmt.Errorf("consume beside keys in trouble: %w", err)
+	}
+	settings.Logger.LogAttrs(ctx, slog.LevelDebug, "keys in trouble hold deliveries, consuming more", slog.String("queue", s.queue), slog.Int("held", held))
+	return nil
+}
+
+func (s *subscription) consumeMore(o *session, prefetch int) error {
+	consume := s.owner.settings.topology.Consume
+	o.made++
+	tag := fmt.Sprintf("oncemill-more-%d", o.made)
+	var deliveries <-chan amqp.Delivery
+	err := o.link.within(func() (err error) {
+		if err := o.channel.Qos(prefetch, 0, false); err != nil {
+			return err
+		}
+		const autoAck, exclusive, noWait = false, false, false
+		deliveries, err = o.channel.Consume(s.queue, tag, autoAck, exclusive, consume.NoLocal, noWait, consume.Arguments)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	o.more = append(o.more, tag)
+	o.acks.prefetch += prefetch
+	o.forwarders.Go(func() {
+		for d := range deliveries {
+			select {
+			case o.others <- d:
+			case <-o.ended:
+				return
+			}
+		}
+	})
+	return nil
+}
+
+// cancelMore ends the consumers that were added. What they have been sent stays here.
+func (s *subscription) cancelMore(ctx context.Context, o *session) error {
+	tags := o.more
+	o.more, o.acks.prefetch = nil, s.owner.settings.topology.Consume.Qos.PrefetchCount
+	// The forwarders may wait for us to take something in, and amqp091-go for them.
+	done := make(chan error, 1)
+	go func() {
+		var errs []error
+		for _, tag := range tags {
+			errs = append(errs, o.link.within(func() error { return o.channel.Cancel(tag, false) }))
+		}
+		done <- errors.Join(errs...)
+	}()
+	for {
+		select {
+		case d := <-o.others:
+			s.accept(o, d)
+		case err := <-done:
+			if err != nil && ctx.Err() == nil {
+				return fmt.Errorf("cancel consumers: %w", err)
+			}
+			return nil
+		}
+	}
+}
+
+// giveBack returns to the queue what is delayed and has nearly waited for
+// Config.AckTimeout, with what is behind it, in its order. Nobody else's deliveries go with
+// it. They come again at once, with all the time there is.
+func (s *subscription) giveBack(now time.Time) {
+	most := s.owner.settings.AckTimeout * 8 / 10
+	old := func(p *parcel) bool { return now.Sub(p.arrived) > most }
+	for p := range s.delayed {
+		if !old(p) {
+			continue
+		}
+		delete(s.delayed, p)
+		p.returned()
+		if p.lane != nil {
+			for _, behind := range p.lane.waiting {
+				behind.returned()
+			}
+			delete(s.lanes, p.lane.name)
+		}
+	}
+}
+
+// returned gives one delivery back.
+func (p *parcel) returned() {
+	p.session.acks.rejected(p.delivery.DeliveryTag)
+	// If it fails the channel is lost, and NotifyClose says why.
+	_ = p.delivery.Nack(false, true)
+}

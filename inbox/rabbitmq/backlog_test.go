@@ -1,0 +1,221 @@
+package rabbitmq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// One key in trouble with a backlog far beyond the prefetch leaves the others theirs, and
+// keeps its order.
+func TestSubscriber_AKeyInTroubleDoesNotFillThePrefetch(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	for _, kind := range []string{"classic", "quorum"} {
+		for _, trouble := range []string{"nacked", "hanging"} {
+			t.Run(kind+" "+trouble, func(t *testing.T) {
+				t.Parallel()
+				a := newAdmin(t, uri)
+				queue := strings.Join([]string{"orders", kind, trouble}, " ")
+				args := amqp091.Table{"x-queue-type": kind}
+				a.declare(queue, args)
+				const prefetch, backlog, others = 20, 400, 200
+				var all []amqp091.Publishing
+				for i := range backlog {
+					all = append(all, publishing(fmt.Sprint("evil ", i), "evil"))
+				}
+				for i := range others {
+					all = append(all, publishing(fmt.Sprint("other ", i), fmt.Sprint("key ", i%50)))
+				}
+				a.publish(queue, all...)
+				cfg := queues(uri, prefetch)
+				cfg.Queue.Arguments = args
+				out := subscribe(t, subscriber(t, cfg, rabbitmq.Config{}), queue)
+				mended := make(chan struct{})
+				var evil []string
+				for handled := 0; handled < others; {
+					msg := next(t, out)
+					switch {
+					case strings.HasPrefix(msg.UUID, "other"):
+						handled++
+						msg.Ack()
+					case trouble == "nacked":
+						evil = append(evil, msg.UUID)
+						d, _ := inbox.DeliveryFromContext(msg.Context())
+						d.DelayNack(time.Second)
+						msg.Nack()
+					default:
+						evil = append(evil, msg.UUID)
+						go func() {
+							<-mended
+							msg.Nack()
+						}()
+					}
+				}
+				for _, id := range evil {
+					if id != "evil 0" {
+						t.Errorf("%s came before its turn", id)
+					}
+				}
+				close(mended)
+				for i := range backlog {
+					msg := next(t, out)
+					if msg.UUID != fmt.Sprint("evil ", i) {
+						t.Fatalf("got %s, want evil %d", msg.UUID, i)
+					}
+					msg.Ack()
+				}
+				// The consumers that were added go.
+				eventually(t, "one consumer is left", func() bool {
+					state, err := a.ch.QueueDeclarePassive(queue, true, false, false, false, args)
+					return err == nil && state.Consumers == 1
+				})
+				none(t, out)
+			})
+		}
+	}
+}
+
+// withLetters returns a database with the tables of an inbox, and its letters.
+func withLetters(t *testing.T) (testserver.PG, *dlq.Store) {
+	t.Helper()
+	pg := testserver.Postgres(t)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, dlq.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	letters, err := dlq.New(pg.DB, dlq.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pg, letters
+}
+
+// The rate of others beside a message that fails as the defaults have it, and all that
+// follows it, is that without.
+func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	pg, letters := withLetters(t)
+	const prefetch, backlog, others = 20, 500, 5000
+	rounds := 0
+	run := func(poison bool) time.Duration {
+		rounds++
+		queue := "orders " + strconv.Itoa(rounds)
+		in, err := inbox.New(pg.DB, inbox.Config{Consumer: queue, Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Logger: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := newAdmin(t, uri)
+		a.declare(queue, nil)
+		var all []amqp091.Publishing
+		if poison {
+			for i := range backlog {
+				all = append(all, publishing(fmt.Sprint("evil ", i), "evil"))
+			}
+		}
+		for i := range others {
+			all = append(all, publishing(fmt.Sprint("other ", i), fmt.Sprint("key ", i)))
+		}
+		a.publish(queue, all...)
+		router := message.NewDefaultRouter(watermill.NopLogger{})
+		var handled atomic.Int64
+		done := make(chan struct{})
+		router.AddConsumerHandler("reserve", queue, subscriber(t, queues(uri, prefetch), rabbitmq.Config{}), func(msg *message.Message) error {
+			if strings.HasPrefix(msg.UUID, "evil") {
+				return errors.New("always")
+			}
+			time.Sleep(20 * time.Millisecond) // the rate is the handlers', not the machine's
+			if handled.Add(1) == others {
+				close(done)
+			}
+			return nil
+		}).AddMiddleware(in.Middleware)
+		begin := time.Now()
+		ended := make(chan error, 1)
+		go func() { ended <- router.Run(context.WithoutCancel(t.Context())) }()
+		select {
+		case <-done:
+		case <-time.After(2 * patience):
+			t.Errorf("%d of %d messages of others", handled.Load(), others)
+		}
+		took := time.Since(begin)
+		if err := errors.Join(router.Close(), <-ended); err != nil {
+			t.Error(err)
+		}
+		return took
+	}
+	for try := 1; ; try++ {
+		without, with := run(false), run(true)
+		t.Logf("%v with a poison key, %v without: %.2f of the rate", with, without, float64(without)/float64(with))
+		if float64(without)/float64(with) >= 0.9 || t.Failed() {
+			return
+		}
+		if try == 4 { // the machine is others', too
+			t.Error("too slow")
+			return
+		}
+	}
+}
+
+// A message that is to come again after AckTimeout is given back to the queue before, with
+// what follows it, and handled when it is time; nobody else notices.
+func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	pg, letters := withLetters(t)
+	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Retry: inbox.Retry{Delay: time.Millisecond}, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := newAdmin(t, uri)
+	a.declare("orders", nil)
+	a.publish("orders", publishing("later", "k"), publishing("next", "k"), publishing("last", "k"), publishing("slow", ""))
+	router := message.NewDefaultRouter(watermill.NopLogger{})
+	var mu sync.Mutex
+	var handled []string
+	var at []time.Time
+	begun := make(chan struct{}, 10)
+	const wait = 4 * time.Second
+	router.AddConsumerHandler("reserve", "orders", subscriber(t, queues(uri, 10), rabbitmq.Config{AckTimeout: time.Second}), func(msg *message.Message) error {
+		if msg.UUID == "slow" { // would be repeated if the subscription were
+			begun <- struct{}{}
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		handled, at = append(handled, msg.UUID), append(at, time.Now())
+		if len(handled) == 1 {
+			return inbox.RetryAfter(errors.New("not now"), wait)
+		}
+		return nil
+	}).AddMiddleware(in.Middleware)
+	ended := make(chan error, 1)
+	go func() { ended <- router.Run(context.WithoutCancel(t.Context())) }()
+	eventually(t, "all are handled", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return len(handled) >= 4
+	})
+	if err := errors.Join(router.Close(), <-ended); err != nil {
+		t.Error(err)
+	}
+	if got := strings.Join(handled, " "); got != "later later next last" || at[1].Sub(at[0]) < wait-200*time.Millisecond || len(begun) != 1 {
+		t.Errorf("handled %s, after %v; slow ran %d times", got, at[1].Sub(at[0]), len(begun))
+	}
+}

@@ -1,0 +1,170 @@
+package inbox
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"log/slog"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/group"
+)
+
+// refusals writes the letters of messages that were refused, which anybody can send as
+// many of as he likes: many in one transaction, and for each topic and reason no more
+// than Config.KeepRefused a day. The others are counted.
+type refusals struct {
+	in     *Inbox
+	gather *group.Group[*Letter, written]
+	count  atomic.Uint64
+}
+
+// written is what has become of a letter.
+type written struct{ err error }
+
+// refusedFor is how long refused messages count towards Config.KeepRefused.
+const refusedFor = 24 * time.Hour
+
+func newRefusals(in *Inbox) *refusals {
+	r := &refusals{in: in}
+	r.gather = group.New(group.Limits{Size: 500, Bytes: 16 << 20, Writers: 1}, r)
+	return r
+}
+
+func (in *Inbox) refuseLetter(ctx context.Context, letter *Letter) error {
+	detached, cancel := in.detach(ctx)
+	defer cancel()
+	id := strconv.FormatUint(in.refused.count.Add(1), 10) // no two are the same
+	result, done := in.refused.gather.Do(detached, &group.Member[*Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
+	err := result.err
+	if !done {
+		err = detached.Err()
+	}
+	if err != nil {
+		delayNack(ctx, in.cfg.Retry.delay(1))
+		return fmt.Errorf("%s: dead letter: %w", letter.Error, err)
+	}
+	in.telemetry.record(ctx, deadLetter)
+	return nil
+}
+
+// Alone writes one.
+func (r *refusals) Alone(ctx context.Context, letter *Letter) (written, group.Result) {
+	err := r.write(ctx, []*Letter{letter})
+	return written{err}, resultOf(err)
+}
+
+// Together writes several, all or none.
+func (r *refusals) Together(ctx context.Context, members []*group.Member[*Letter, written]) ([]*group.Member[*Letter, written], group.Result) {
+	letters := make([]*Letter, len(members))
+	for i, m := range members {
+		letters[i] = m.Work
+	}
+	err := r.write(ctx, letters)
+	result := resultOf(err)
+	if result == group.InTheWay {
+		return members, result
+	}
+	for _, m := range members {
+		m.Finish(written{err})
+	}
+	return nil, result
+}
+
+func resultOf(err error) group.Result {
+	switch {
+	case err == nil:
+		return group.Clean
+	case inTheWay(err):
+		return group.InTheWay
+	}
+	return group.Failed
+}
+
+// origin is what refused messages are counted by. There are few: topics are those that
+// something has subscribed to.
+type origin struct {
+	topic  string
+	reason Reason
+}
+
+func (r *refusals) write(ctx context.Context, letters []*Letter) error {
+	in := r.in
+	byOrigin := map[origin][]*Letter{}
+	for _, l := range letters {
+		o := origin{l.Topic, l.Reason}
+		byOrigin[o] = append(byOrigin[o], l)
+	}
+	tx, err := in.store.begin(ctx, in.calls)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback() // as in alone
+	counts := map[origin]int64{}
+	_, err = within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
+		if err := in.store.patience(ctx, tx); err != nil {
+			return struct{}{}, err
+		}
+		for o, of := range byOrigin {
+			counted, err := in.store.countRefused(ctx, tx, o, len(of))
+			if err != nil {
+				return struct{}{}, fmt.Errorf("count: %w", err)
+			}
+			counts[o] = counted
+			room := int64(in.cfg.KeepRefused) - (counted - int64(len(of)))
+			for _, l := range of[:max(0, min(room, int64(len(of))))] {
+				if err := contain.Call(func() error { return in.cfg.DeadLetters.Add(ctx, tx, l) }); err != nil {
+					return struct{}{}, err
+				}
+			}
+		}
+		return struct{}{}, nil
+	})
+	if err == nil {
+		_, err = in.commit(tx)
+	}
+	if err != nil {
+		return err
+	}
+	in.warnings.do(func(more int) {
+		for o, of := range byOrigin {
+			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "messages refused", slog.String("consumer", in.cfg.Consumer),
+				slog.String("topic", o.topic), slog.String("reason", string(o.reason)), slog.String("error", of[0].Error),
+				slog.Int64("in_a_day", counts[o]), slog.Int("kept_at_most", in.cfg.KeepRefused), slog.Int("more_warnings", more))
+		}
+	})
+	return nil
+}
+
+// nameOf is the id that a refused message claims, if it is one.
+func (in *Inbox) nameOf(w *work) string {
+	var id string
+	if contain.Call(func() error { id = in.cfg.ID(w.msg); return nil }) != nil || checkMessageID(id) != nil {
+		return ""
+	}
+	return id
+}
+
+// seldom lets one warning a second through, of those that a stranger can cause.
+type seldom struct {
+	mu   sync.Mutex
+	last time.Time
+	left int
+}
+
+func (s *seldom) do(warn func(more int)) {
+	s.mu.Lock()
+	if time.Since(s.last) < time.Second {
+		s.left++
+		s.mu.Unlock()
+		return
+	}
+	more := s.left
+	s.last, s.left = time.Now(), 0
+	s.mu.Unlock()
+	warn(more)
+}

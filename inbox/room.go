@@ -1,0 +1,168 @@
+package inbox
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"time"
+)
+
+// room is where messages are handled. A suspect is alone in it, for a short time: the
+// others finish, and the door is shut until it has gone, or has been in there for long.
+//
+// The others wait for at most the suspect's patience and isolation together, and then
+// have as much time as they have waited before the next suspect shuts the door. So many
+// suspects leave them half of the time. patience doubles while handlers take longer, up to
+// the time that any may take.
+type room struct {
+	turn chan struct{} // capacity 1: holds a token while a suspect has its turn
+
+	mu       sync.Mutex
+	inside   int
+	door     chan struct{} // nil while it is open; closed when it opens
+	empty    chan struct{} // closed when nobody is inside; nil while no suspect waits for that
+	shut     time.Time
+	next     time.Time // the door stays open until then
+	patience time.Duration
+}
+
+const (
+	firstPatience = 500 * time.Millisecond
+	isolation     = 2 * time.Second
+)
+
+func newRoom() *room { return &room{turn: make(chan struct{}, 1), patience: firstPatience} }
+
+func (r *room) enter(ctx context.Context) error {
+	for {
+		r.mu.Lock()
+		door := r.door
+		if door == nil {
+			r.inside++
+			r.mu.Unlock()
+			return nil
+		}
+		r.mu.Unlock()
+		select {
+		case <-door:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (r *room) leave() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.inside--
+	if r.inside == 0 && r.empty != nil {
+		close(r.empty)
+		r.empty = nil
+	}
+}
+
+var errCrowded = errors.New("inbox: others took too long for a suspect to be alone")
+
+// isolate returns when its caller is alone. The caller opens the door, and gives the turn
+// back. If the others take too long the error is errCrowded.
+func (r *room) isolate(ctx context.Context, most time.Duration) error {
+	select {
+	case r.turn <- struct{}{}:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	err := r.clear(ctx, most)
+	if err != nil {
+		<-r.turn
+	}
+	return err
+}
+
+func (r *room) clear(ctx context.Context, most time.Duration) error {
+	r.mu.Lock()
+	wait, patience := time.Until(r.next), r.patience
+	r.mu.Unlock()
+	if !pause(ctx, wait) {
+		return ctx.Err()
+	}
+	empty := make(chan struct{})
+	r.mu.Lock()
+	r.door, r.shut = make(chan struct{}), time.Now()
+	if r.inside == 0 {
+		close(empty)
+	} else {
+		r.empty = empty
+	}
+	r.mu.Unlock()
+	timer := time.NewTimer(patience)
+	defer timer.Stop()
+	select {
+	case <-empty:
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.patience = firstPatience
+		return nil
+	case <-ctx.Done():
+		r.open()
+		return ctx.Err()
+	case <-timer.C:
+		r.open()
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.patience = min(2*r.patience, most)
+		return errCrowded
+	}
+}
+
+// open lets the others in again.
+func (r *room) open() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.door)
+	r.door, r.empty = nil, nil
+	r.next = time.Now().Add(time.Since(r.shut))
+}
+
+// enterRoom waits for a place, for a suspect for one alone. leave belongs after the
+// attempt.
+func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err error) {
+	if !w.start.suspect {
+		return in.room.leave, in.room.enter(ctx)
+	}
+	if err := in.room.isolate(ctx, max(in.cfg.Timeout, firstPatience)); err != nil {
+		return nil, err
+	}
+	ended, released := make(chan struct{}), make(chan struct{})
+	charged := true
+	go func() { // leave waits for it
+		defer close(released)
+		defer in.room.open()
+		timer := time.NewTimer(isolation)
+		defer timer.Stop()
+		select {
+		case <-ended:
+		case <-timer.C:
+			// From here on the process may end because of others.
+			charged = false
+			in.discharge(ctx, w.id)
+		}
+	}()
+	return func() {
+		close(ended)
+		<-released
+		w.start.charged = w.start.charged && charged
+		<-in.room.turn
+	}, nil
+}
+
+// discharge takes back what charge has counted.
+func (in *Inbox) discharge(ctx context.Context, id string) {
+	detached, cancel := in.detach(ctx)
+	defer cancel()
+	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.discharge(ctx, id) })
+	if err != nil {
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a suspect is charged with what others may do",
+			slog.String("message_id", id), slog.String("error", in.textOf(err)))
+	}
+}

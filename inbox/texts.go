@@ -1,0 +1,69 @@
+package inbox
+
+import (
+	"strings"
+
+	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// ErrorText is the default of Config.ErrorText: the text of err, but of an error of
+// PostgreSQL its SQLSTATE alone, since its text quotes the values of statements. It finds errors of the database through any wrapping that keeps their
+// text.
+func ErrorText(err error) string {
+	text := err.Error()
+	for _, quoted := range databaseErrors(err) {
+		text = strings.ReplaceAll(text, quoted.Error(), "database error, SQLSTATE "+sqlerr.State(quoted))
+	}
+	return text
+}
+
+// databaseErrors returns the errors that have a SQLSTATE of their own.
+func databaseErrors(err error) (found []error) {
+	if err == nil {
+		return nil
+	}
+	if _, ok := err.(interface{ SQLState() string }); ok {
+		return []error{err}
+	}
+	switch e := err.(type) { //nolint:errorlint // walks the tree itself
+	case interface{ Unwrap() error }:
+		return databaseErrors(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		for _, one := range e.Unwrap() {
+			found = append(found, databaseErrors(one)...)
+		}
+	}
+	return found
+}
+
+// textOf is what logs, notes and letters say of err.
+func (in *Inbox) textOf(err error) (text string) {
+	if err == nil {
+		return ""
+	}
+	if panicked := contain.Call(func() error { text = in.cfg.ErrorText(err); return nil }); panicked != nil {
+		return "inbox.Config.ErrorText panicked"
+	}
+	return text
+}
+
+// told returns err as a router may log it.
+func (in *Inbox) told(err error) error {
+	if err == nil {
+		return nil
+	}
+	if text := in.textOf(err); text != err.Error() {
+		return &toldError{text, err}
+	}
+	return err
+}
+
+// toldError is an error whose text says nothing of payloads.
+type toldError struct {
+	text string
+	err  error
+}
+
+func (e *toldError) Error() string { return e.text }
+func (e *toldError) Unwrap() error { return e.err }

@@ -1,0 +1,28 @@
+package turn
+
+// Waiting returns how many wait.
+func (t *Turns) Waiting() (n int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, w := range t.waiting {
+		n += len(w)
+	}
+	return n
+}
+
+// Held reports that somebody has the turn.
+func (t *Turns) Held() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.held
+}
+
+// Handles returns for how many handles a turn is kept.
+func Handles() int {
+	all.Lock()
+	defer all.Unlock()
+	return len(all.turns)
+}
+
+// Patience is how long one holder is waited for.
+const Patience = patience

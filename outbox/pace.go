@@ -1,0 +1,179 @@
+package outbox
+
+import (
+	"slices"
+	"sync"
+	"time"
+)
+
+// pace is how many scheduled messages are moved at a time, and which are put aside.
+type pace struct {
+	mu         sync.Mutex // guards what follows
+	halvings   int        // of the batch
+	largeLimit time.Duration
+	largeAt    time.Time // when the next large message may be tried
+	aside      []aside   // in the order in which they were
+}
+
+// aside is a message that could not be moved.
+type aside struct {
+	seq   int64
+	bytes int64
+	limit time.Duration // of the next attempt
+	wait  time.Duration
+	until time.Time
+}
+
+const (
+	mostHalvings = 11 // one row
+
+	// Whatever cannot be moved is tried again after a while.
+	leastAside = 10 * time.Second
+	longAside  = 10 * time.Minute
+
+	// mostAside bounds how many are known; the first of more is tried anew.
+	mostAside = 10_000
+
+	// A large message has the time that its size needs on a slow disk, less than ten
+	// seconds: the connection may lead nowhere. It has more when the server has said
+	// that this was not enough.
+	largeBytesPerSecond = 20 << 20
+	mostLargeLimit      = time.Minute
+)
+
+// batch returns the rows and bytes of a batch.
+func (p *pace) batch() (rows int, bytes int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return max(1, moveRows>>p.halvings), moveBytes >> p.halvings
+}
+
+// slower halves the batch, and reports whether that is possible.
+func (p *pace) slower() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.halvings == mostHalvings {
+		return false
+	}
+	p.halvings++
+	return true
+}
+
+// took doubles the batch after one that took a small part of its time.
+func (p *pace) took(elapsed, limit time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if elapsed < limit/8 {
+		p.halvings = max(0, p.halvings-1)
+	}
+}
+
+// tryLarge reports that a large message may be tried. After one that took too long,
+// those that are not large have their turn for a while.
+func (p *pace) tryLarge(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !now.Before(p.largeAt)
+}
+
+// large returns how long the statement may take that moves a message of so many bytes,
+// which may have been put aside.
+func (p *pace) large(seq, bytes int64) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	needs := max(moveLimits.Statement+time.Duration(bytes)*time.Second/largeBytesPerSecond, p.largeLimit)
+	if i := p.find(seq); i >= 0 {
+		needs = max(needs, p.aside[i].limit)
+	}
+	return min(needs, mostLargeLimit)
+}
+
+func (p *pace) find(seq int64) int {
+	return slices.IndexFunc(p.aside, func(a aside) bool { return a.seq == seq })
+}
+
+// movedAlone notes that a message was moved.
+func (p *pace) movedAlone(seq, bytes int64, took, limit time.Duration) {
+	p.mu.Lock()
+	p.largeAt = time.Time{}
+	if bytes > moveBytes {
+		p.largeLimit = 2 * took
+	}
+	p.aside = slices.DeleteFunc(p.aside, func(a aside) bool { return a.seq == seq })
+	p.mu.Unlock()
+	if bytes <= moveBytes { // it is large only since the batch was halved
+		p.took(took, limit)
+	}
+}
+
+// failed puts a message aside, and returns for how long.
+func (p *pace) failed(seq, bytes int64, limit time.Duration, late bool, now time.Time) (wait time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	i := p.find(seq)
+	if i < 0 {
+		if len(p.aside) == mostAside {
+			p.aside = slices.Delete(p.aside, 0, 1)
+		}
+		i = len(p.aside)
+		p.aside = append(p.aside, aside{seq: seq, bytes: bytes})
+	}
+	a := &p.aside[i]
+	if late {
+		a.limit, p.largeAt = min(2*limit, mostLargeLimit), now.Add(leastAside)
+	}
+	if a.wait = max(2*a.wait, leastAside); late && limit < mostLargeLimit {
+		a.wait = leastAside
+	}
+	a.wait = min(a.wait, longAside)
+	a.until = now.Add(a.wait)
+	return a.wait
+}
+
+// forget forgets a message that was put aside and is not there any more, or waits for
+// another one of its key, as any message does.
+func (p *pace) forget(seq int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.aside = slices.DeleteFunc(p.aside, func(a aside) bool { return a.seq == seq })
+}
+
+// retry returns a message that was put aside and is to be tried again.
+func (p *pace) retry(now time.Time) (aside, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, a := range p.aside {
+		if !now.Before(a.until) && (a.limit == 0 || !now.Before(p.largeAt)) {
+			return a, true
+		}
+	}
+	return aside{}, false
+}
+
+// retryIn returns when one is to be tried again.
+func (p *pace) retryIn(now time.Time) time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	in := longAside
+	for _, a := range p.aside {
+		wait := a.until.Sub(now)
+		if a.limit > 0 {
+			wait = max(wait, p.largeAt.Sub(now))
+		}
+		in = min(in, wait)
+	}
+	return in
+}
+
+// putAside returns the messages that are, but for one.
+func (p *pace) putAside(but ...int64) []int64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	seqs := []int64{}
+	for _, a := range p.aside {
+		if !slices.Contains(but, a.seq) {
+			seqs = append(seqs, a.seq)
+		}
+	}
+	return seqs
+}
