@@ -52,15 +52,20 @@ func TestRelay_FindsWhatLiesBehindStuckTopics(t *testing.T) {
 				if n := p.count(t, `select count(*) from {{parked}}`); topics == 1 && n > 0 {
 					t.Errorf("%d messages were set aside for nobody", n)
 				}
-				good := spread(20, 5)
-				commitTo(t, box, "good", good...)
-				all = append(all, good...)
-				w.await(t, len(good))
+				// A read may come on all of them in time, so that nothing has to be set aside:
+				// the next ones need it.
+				found := 0
+				for rounds := 1; found == 0 || r.counter(t, "oncemill.relay.set_aside") == 0; rounds++ {
+					if rounds > 20 {
+						t.Fatal("nothing had to be set aside: the test shows nothing")
+					}
+					good := spread(20, 5*rounds)[found:]
+					commitTo(t, box, "good", good...)
+					all, found = append(all, good...), found+len(good)
+					w.await(t, found)
+				}
 				if n := p.count(t, `select count(*) from {{parked}} where attempts > 0`) + p.count(t, `select count(*) from {{dead_letters}}`); n > 0 {
 					t.Errorf("%d messages were charged", n)
-				}
-				if n := r.counter(t, "oncemill.relay.set_aside"); n == 0 {
-					t.Error("nothing had to be set aside: the test shows nothing")
 				}
 				broken.broken.Store(false)
 				p.awaitNothingOwed(t)

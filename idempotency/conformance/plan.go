@@ -17,7 +17,7 @@ type Plan struct {
 	Messages int    `json:"messages,omitempty"` // how many to publish
 
 	Hold          bool `json:"hold,omitempty"`           // wait until released, after the effects
-	IgnoreContext bool `json:"ignore_context,omitempty"` // and do not look at the deadline
+	IgnoreContext bool `json:"ignore_context,omitempty"` // whatever is done, do not look at the deadline
 	Panic         bool `json:"panic,omitempty"`
 	EarlyHints    bool `json:"early_hints,omitempty"`
 	Flush         bool `json:"flush,omitempty"`

@@ -106,7 +106,11 @@ func (p *Probe) serve(w http.ResponseWriter, r *http.Request) {
 			return
 		}
 	}
-	if err := p.act(r.Context(), plan); err != nil {
+	ctx := r.Context()
+	if plan.IgnoreContext {
+		ctx = context.WithoutCancel(ctx)
+	}
+	if err := p.act(ctx, plan); err != nil {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
@@ -163,14 +167,10 @@ func (p *Probe) hold(ctx context.Context, plan Plan) error {
 	p.mu.Unlock()
 	limit := time.NewTimer(holdLimit)
 	defer limit.Stop()
-	done := ctx.Done()
-	if plan.IgnoreContext {
-		done = nil
-	}
 	select {
 	case <-hold:
 		return nil
-	case <-done:
+	case <-ctx.Done():
 		return ctx.Err()
 	case <-limit.C:
 		return errors.New("nobody released it")
