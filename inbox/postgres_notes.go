@@ -60,9 +60,6 @@ set failures = f.failures + excluded.failures,
 	changed_at = clock_timestamp()
 returning failures, unavailable, errors, ` + postgresNow,
 
-	// Served by inbox_received and inbox_failures_changed, from their oldest end.
-	// Rows that another pruner has locked are left to it. An id of a dead letter
-	// stays.
 	// Served by the primary key; the row is of this transaction.
 	keepErrors: `
 update {{inbox_failures}}
@@ -95,6 +92,9 @@ set refused = excluded.refused + case when r.since < clock_timestamp() - $5::big
 	last_at = clock_timestamp()
 returning refused`,
 
+	// Served by inbox_received and inbox_failures_changed, from their oldest end.
+	// Rows that another pruner has locked are left to it. An id of a dead letter
+	// stays.
 	pruneIDs: `
 delete from {{inbox}}
 where ctid = any (array(

@@ -1,0 +1,185 @@
+package relay
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func TestParking_DueKeepsToItsBounds(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		one, two := laneKey(1), laneKey(2)
+		rows := p.publish(t, slices.Concat(named(one, 4), named(two, 4), loose(2))...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater), failing(rows[4], retryLater), failing(rows[8], retryLater), failing(rows[9], retryLater)},
+			slices.Concat(rows[1:4], rows[5:8])...)
+		due, next := p.mustDue(t, 4, 2)
+		if len(due) != 6 || next >= 0 {
+			t.Errorf("due %v, next in %v", dueNames(due), next)
+		}
+		due, next = p.mustDue(t, 3, 1)
+		if len(due) != 3 || next != 0 {
+			t.Errorf("due %v, next in %v; want 3, and more at once", dueNames(due), next)
+		}
+		due, next = p.mustDue(t, 4, 4, rows[0].ID, rows[5].ID, rows[9].ID)
+		slices.SortFunc(due, byID) // heads come by their times
+		if got := dueNames(due); !slices.Equal(got, []string{rows[4].MessageID, rows[6].MessageID, rows[7].MessageID, rows[8].MessageID}) || next >= 0 {
+			t.Errorf("due %v, next in %v", got, next)
+		}
+		for _, lanes := range [][]int{nil, {1, 2, 3}} {
+			due, next, err := p.due(t.Context(), dueRequest{lanes: lanes, heads: 4, rows: 4})
+			if err != nil || len(due) != 0 || next >= 0 {
+				t.Errorf("of lanes %v: due %v, next in %v, %v", lanes, dueNames(due), next, err)
+			}
+			if keys, err := p.parkedKeys(t.Context(), lanes); err != nil || len(keys) != 0 {
+				t.Errorf("of lanes %v: keys %v, %v", lanes, keys, err)
+			}
+			if commands, err := p.commands(t.Context(), lanes, 4); err != nil || len(commands) != 0 {
+				t.Errorf("of lanes %v: commands %v, %v", lanes, commands, err)
+			}
+		}
+		// Of large messages so many that their bytes fit, but one at least.
+		p.exec(t, `update {{parked}} set payload = $1 where key = $2`, make([]byte, parkedBytes/2), one)
+		p.exec(t, `update {{parked}} set payload = $1 where key = $2`, make([]byte, parkedBytes*2), two)
+		due, _ = p.mustDue(t, 4, 4, rows[8].ID, rows[9].ID)
+		slices.SortFunc(due, byID)
+		if got := dueNames(due); !slices.Equal(got, []string{rows[0].MessageID, rows[1].MessageID, rows[4].MessageID}) {
+			t.Errorf("due of large ones: %v", got)
+		}
+	})
+}
+
+func TestParking_CommandsAreTheOldestMessagesFirst(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, named(laneKey(1), 5)...)
+		for _, i := range []int{3, 1, 4, 0, 2} {
+			p.mustFail(t, []failure{failing(rows[i], letterSkip)})
+		}
+		for _, i := range []int{4, 0, 3, 1} {
+			p.replay(t, p.letterOf(t, rows[i]))
+		}
+		commands, err := p.commands(t.Context(), []int{1, lotLane}, 3)
+		if err != nil || len(commands) != 3 {
+			t.Fatalf("commands %v, %v", commands, err)
+		}
+		for n, i := range []int{0, 1, 3} {
+			if want := p.letterOf(t, rows[i]).ID; commands[n].letter != want {
+				t.Errorf("command %d is of letter %d, want %d", n, commands[n].letter, want)
+			}
+		}
+		// Letters of other lanes are not this owner's.
+		p.exec(t, `update {{dead_letters}} set lane = 6 where row_id = $1`, rows[1].ID)
+		parked, _ := p.mustCarryOut(t, commands[0].letter, commands[1].letter)
+		p.expectDue(t, rows[0].MessageID)
+		if len(parked) == 0 || p.letterOf(t, rows[1]).State != dlq.Replaying {
+			t.Errorf("a letter of another lane was carried out; parked %v", parked)
+		}
+	})
+}
+
+// The time limit of attempts counts from the first failure, whatever a row has waited
+// for before that.
+func TestParking_AgeIsThatOfTheFirstFailure(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, named(laneKey(1), 2)...)
+		p.mustFail(t, []failure{failing(rows[0], retryLater)}, rows[1])
+		hour := `interval '1 hour'`
+		if p.sqlite() {
+			hour = `3600000000`
+		}
+		age := func() { p.exec(t, `update {{parked}} set parked_at = parked_at - `+hour) }
+		age()
+		due, _ := p.mustDue(t, 4, 4)
+		if len(due) != 2 || due[0].age < time.Hour || due[1].age < time.Hour {
+			t.Fatalf("due %+v", due)
+		}
+		p.mustSettle(t, due[0])
+		p.mustFail(t, []failure{failingAgain(due[1], retryLater)}) // its first
+		due, _ = p.mustDue(t, 4, 4)
+		if len(due) != 1 || due[0].attempts != 1 || due[0].age > time.Minute {
+			t.Fatalf("after the first failure: %+v", due)
+		}
+		age()
+		p.mustFail(t, []failure{failingAgain(due[0], retryLater)})
+		if due, _ = p.mustDue(t, 4, 4); len(due) != 1 || due[0].attempts != 2 || due[0].age < time.Hour {
+			t.Errorf("after the second failure: %+v", due)
+		}
+	})
+}
+
+// A message is not kept waiting by the backlog of another topic, which has waited for
+// longer.
+func TestParking_TopicsTakeTurns(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		const backlog = 300
+		rows := p.publish(t, loose(backlog+1)...)
+		var failures []failure
+		for _, r := range rows {
+			failures = append(failures, failing(r, retryLater))
+		}
+		p.exec(t, `update {{outbox}} set topic = 'other' where id = $1`, rows[backlog].ID)
+		p.mustFail(t, failures[:backlog])
+		p.mustFail(t, failures[backlog:])
+		due, next := p.mustDue(t, 4, 1)
+		if len(due) != 4 || next != 0 || !slices.ContainsFunc(due, func(r parkedRow) bool { return r.Topic == "other" }) {
+			t.Errorf("due %v, next in %v; want %s among them", dueNames(due), next, rows[backlog].MessageID)
+		}
+	})
+}
+
+// What is due while a look is under way is for the next one, and lets nothing out whose
+// time has not come.
+func TestParking_DueBringsOnlyWhatIsDue(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, loose(40)...)
+		var failures []failure
+		for _, r := range rows {
+			failures = append(failures, failing(r, retryLater))
+		}
+		failures[0].retryIn = time.Hour // the first row of all, which looks for nothing must not meet
+		p.exec(t, `update {{outbox}} set topic = 'soon' where id = $1`, rows[1].ID)
+		p.mustFail(t, failures)
+		p.exec(t, `update {{parked}} set lane = 0 where id = $1`, rows[0].ID)
+		var known []outbox.Known
+		for _, r := range rows[2:] {
+			known = append(known, r.Known())
+		}
+		in := `clock_timestamp() + $1::bigint * interval '1 microsecond'`
+		if p.sqlite() {
+			in = sqliteNow + ` + $1`
+		}
+		for look := range 400 {
+			p.exec(t, `update {{parked}} set next_at = `+in+` where id = $2`, 50+look*37%1500, rows[1].ID)
+			due, _, err := p.due(t.Context(), dueRequest{lanes: allLanes(), known: known, heads: dueHeads, rows: dueRows})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range due {
+				if r.ID != rows[1].ID {
+					t.Fatalf("look %d brought %s of lane %d", look, r.MessageID, r.Lane)
+				}
+			}
+		}
+	})
+}
+
+// One topic's first is known, its second is due in 1 s; another topic is due in 1 h.
+func TestParking_NextIsTheFirstOfAllTopics(t *testing.T) {
+	eachLot(t, func(t *testing.T, p *lot) {
+		rows := p.publish(t, loose(3)...)
+		p.exec(t, `update {{outbox}} set topic = 'other' where id = $1`, rows[2].ID)
+		var failures []failure
+		for _, r := range rows {
+			failures = append(failures, failing(r, retryLater))
+		}
+		failures[1].retryIn, failures[2].retryIn = time.Second, time.Hour
+		p.mustFail(t, failures)
+		time.Sleep(10 * time.Millisecond)
+		due, next := p.mustDue(t, 10, 10, rows[0].ID)
+		if len(due) != 0 || next > time.Second || next <= 0 {
+			t.Errorf("due %v, next in %v, want none, and 1s at most", dueNames(due), next)
+		}
+	})
+}
