@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -31,7 +32,7 @@ type StoreConfig struct {
 // goroutine; it may be used by many goroutines and engines. Only with it are
 // there transactional requests.
 type SQLStore struct {
-	db      *sql.DB
+	db      bounded.DB
 	cfg     oncemill.Config
 	q       queries
 	prepare bool
@@ -52,7 +53,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
+	s := &SQLStore{db: bounded.DB{DB: db}, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
 	if database.Dialect == oncemill.SQLite {
 		s.q = sqliteQueries
 	}
@@ -137,15 +138,7 @@ func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
 	if s.cfg.Dialect == oncemill.SQLite || !sqlerr.Retryable(err) {
 		return err
 	}
-	tx, err := s.db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
-	if err != nil {
-		return fmt.Errorf("begin: %w", sqlerr.OfBegin(err))
-	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit; before it the first error matters
-	if err := do(tx); err != nil {
-		return err
-	}
-	return tx.Commit()
+	return shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), func(tx *sql.Tx) error { return do(tx) })
 }
 
 // record asks for a record by a text.
@@ -173,7 +166,7 @@ func (s *SQLStore) change(ctx context.Context, kind turn.Kind, text string, args
 		return err
 	}
 	if s.cfg.Dialect == oncemill.SQLite {
-		err = sqlitetx.Write(ctx, s.db, kind, func(tx *sql.Tx) error { return do(tx) })
+		err = sqlitetx.Write(ctx, s.db.DB, kind, func(tx *sql.Tx) error { return do(tx) })
 	} else {
 		err = s.ask(ctx, do)
 	}
@@ -327,7 +320,7 @@ func (s *SQLStore) complete(ctx context.Context, id ID, owner Owner, c Completio
 		}
 		return nil
 	}
-	return sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) error { return s.update(ctx, tx, s.q.complete, id, owner, c) })
+	return sqlitetx.Write(ctx, s.db.DB, turn.Heartbeat, func(tx *sql.Tx) error { return s.update(ctx, tx, s.q.complete, id, owner, c) })
 }
 
 // update completes the claim on SQLite by text, and stores a large body.

@@ -3,6 +3,8 @@ package inbox_test
 import (
 	"database/sql"
 	"errors"
+	"fmt"
+	"sync"
 	"testing"
 	"time"
 
@@ -131,6 +133,33 @@ func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	if n := p.count(t, `select count(*) from {{inbox_failures}}`); n != 0 {
 		t.Errorf("%d failures were counted", n)
 	}
+}
+
+// Handlers are more than the pool has connections, all of which fall silent, and stay so.
+func TestInbox_ASilentServerUsesNoPoolUp(t *testing.T) {
+	t.Parallel()
+	p := postgres(t, "binary_parameters=yes")
+	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
+	db, err := sql.Open(testserver.DriverName(), dsn)
+	expectNoError(t, err)
+	t.Cleanup(func() { expectNoError(t, db.Close()) })
+	db.SetMaxOpenConns(4)
+	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Database: p.cfg, Timeout: 2 * time.Second, DeadLetters: &letters{}})
+	expectNoError(t, err)
+	const messages, rounds = 20, 3
+	for round := range rounds {
+		var all sync.WaitGroup
+		for n := range messages {
+			all.Go(func() {
+				id := fmt.Sprint(round, "-", n)
+				eventually(t, "the message is handled", func() bool { return deliver(t, in, id, effect) == nil })
+			})
+		}
+		eventually(t, "some are handled", func() bool { return p.count(t, `select count(*) from effects`) > messages*round })
+		proxy.Silence(nil, 0)
+		all.Wait()
+	}
+	p.expect(t, rounds*messages, rounds*messages, 0)
 }
 
 // Notes and housekeeping have limits of their own.

@@ -49,9 +49,11 @@ type Calls struct {
 
 	mu        sync.Mutex // guards what follows
 	abandoned int
-	allowed   int           // abandoned calls; grows while there are answers all the same
-	trials    int           // under way beyond that
-	idle      chan struct{} // closed when abandoned goes back to 0; nil while it is 0
+	allowed   int            // abandoned calls; grows while there are answers all the same
+	trials    int            // under way beyond that
+	idle      chan struct{}  // closed when abandoned goes back to 0; nil while it is 0
+	hungUp    int            // abandoned commits whose connections were closed, since one had an answer
+	commits   map[*Line]bool // of the others
 }
 
 const (
@@ -65,7 +67,9 @@ const (
 // New returns Calls that let most calls be abandoned at a time before others are
 // refused, and 256 in the end. (Calls that are under way by then come on top.) Each
 // holds a goroutine and a connection until the driver returns.
-func New(most int) *Calls { return &Calls{most: most, allowed: most, grace: grace} }
+func New(most int) *Calls {
+	return &Calls{most: most, allowed: most, grace: grace, commits: map[*Line]bool{}}
+}
 
 // admit decides whether a call may be made, and whether it is a trial.
 func (c *Calls) admit() (trial bool, err error) {
@@ -117,7 +121,7 @@ func (c *Calls) Idle() <-chan struct{} {
 // [*oncemill.PanicError].
 //
 // The connection of an abandoned call is not used again: its context has ended
-// while a statement ran, which makes the drivers close it.
+// while a statement ran, which makes the drivers close it, or the call's [Line] is closed.
 func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -137,7 +141,13 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		panicked *oncemill.PanicError // with the stack, which the caller's does not show
 		returned bool
 	}
-	limited, cancel := context.WithTimeout(ctx, limit)
+	u, _ := ctx.Value(lineKey{}).(use)
+	own := use{}
+	if !u.given {
+		own.line = new(Line)
+		u = own
+	}
+	limited, cancel := context.WithTimeout(context.WithValue(ctx, lineKey{}, own), limit)
 	done := make(chan result, 1)
 	go func() {
 		defer cancel()
@@ -146,6 +156,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 			if !r.returned {
 				r.panicked = &oncemill.PanicError{Value: recover(), Stack: debug.Stack()}
 			}
+			own.line.Close()
 			done <- r
 		}()
 		r.value, r.err = f(limited)
@@ -155,6 +166,9 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 		answered = true
 		if !r.returned {
 			panic(r.panicked) // where the caller's own deferred functions see it
+		}
+		if u.commit && r.err == nil {
+			c.committed()
 		}
 		return r.value, r.err
 	}
@@ -172,8 +186,9 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	}
 	c.abandon()
 	go func() {
+		c.hangUp(u)
 		<-done
-		c.returned()
+		c.returned(u.line)
 	}()
 	return none, ErrAbandoned
 }
@@ -186,12 +201,48 @@ func (c *Calls) abandon() {
 	}
 }
 
-func (c *Calls) returned() {
+func (c *Calls) returned(l *Line) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	delete(c.commits, l)
 	if c.abandoned--; c.abandoned == 0 {
 		close(c.idle)
 		c.idle = nil
 	}
 	c.allowed = max(c.most, min(c.allowed, c.abandoned+c.most))
+}
+
+// hangUp closes the connection of an abandoned call.
+func (c *Calls) hangUp(u use) {
+	if u.commit && !c.mayHangUp(u.line) {
+		return
+	}
+	u.line.hangUp()
+}
+
+// mayHangUp reports whether the connection of an abandoned commit is to be closed now.
+func (c *Calls) mayHangUp(l *Line) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hungUp == mostTrials {
+		c.commits[l] = true
+		return false
+	}
+	c.hungUp++
+	return true
+}
+
+// committed notes that a commit had an answer: those that have none will not have one.
+func (c *Calls) committed() {
+	c.mu.Lock()
+	if c.hungUp == 0 {
+		c.mu.Unlock()
+		return
+	}
+	lines := c.commits
+	c.hungUp, c.commits = 0, map[*Line]bool{}
+	c.mu.Unlock()
+	for l := range lines {
+		go l.hangUp() // which may have to wait
+	}
 }

@@ -46,11 +46,12 @@ type Tx struct {
 	Raw *sql.Tx
 
 	calls     *bounded.Calls
+	line      *bounded.Line   // nil on SQLite
 	ctx       context.Context //nolint:containedctx // that of BeginTx, which the drivers commit under
 	cancel    context.CancelFunc
 	detach    func() bool  // from the caller's context
 	why       func() error // the caller's context has ended
-	release   func()       // gives back what the transaction holds besides its connection
+	release   func()       // gives back its connection and, on SQLite, its turn
 	ended     atomic.Bool
 	abandoned atomic.Bool
 }
@@ -65,13 +66,25 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 		return beginWriter(ctx, db, calls, options)
 	}
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	t := &Tx{calls: calls, ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err, release: func() {}}
+	t := &Tx{calls: calls, line: new(bounded.Line), ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
+	stop := context.AfterFunc(own, t.line.Lose)
+	t.release = func() {
+		if stop() {
+			t.line.Close()
+		}
+	}
 	// A transaction that begins too late rolls back: its context has ended.
 	limit := beginLimit
 	if pool := db.Stats(); pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
 		limit = math.MaxInt64
 	}
-	raw, err := bounded.Do(ctx, calls, limit, func(context.Context) (*sql.Tx, error) { return db.BeginTx(own, options) })
+	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) {
+		tx, err := t.line.BeginTx(own, db, options)
+		if err != nil {
+			t.line.Close()
+		}
+		return tx, err
+	})
 	if err != nil {
 		cancel()
 		t.detach()
@@ -116,7 +129,7 @@ func Do[T any](ctx context.Context, t *Tx, limit time.Duration, f func(ctx conte
 		var none T
 		return none, bounded.ErrAbandoned
 	}
-	v, err := bounded.Do(ctx, t.calls, limit, f)
+	v, err := bounded.Do(bounded.On(ctx, t.line), t.calls, limit, f)
 	return v, t.judge(err)
 }
 
@@ -130,7 +143,7 @@ func Wait[T any](ctx context.Context, t *Tx, f func() (T, error)) (T, error) {
 	either, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(t.ctx, cancel)() //nolint:contextcheck // the transaction has its own
-	v, err := bounded.Do(either, t.calls, math.MaxInt64, func(context.Context) (T, error) { return f() })
+	v, err := bounded.Do(bounded.On(either, t.line), t.calls, math.MaxInt64, func(context.Context) (T, error) { return f() })
 	return v, t.judge(err)
 }
 
@@ -160,7 +173,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 		t.Rollback()
 		return fmt.Errorf("commit: %w", bounded.ErrAbandoned)
 	}
-	_, err := bounded.Do(context.WithoutCancel(t.ctx), t.calls, limit, func(context.Context) (struct{}, error) {
+	_, err := bounded.Do(bounded.Committing(context.WithoutCancel(t.ctx), t.line), t.calls, limit, func(context.Context) (struct{}, error) {
 		cut := time.AfterFunc(commitMost, t.cancel)
 		defer cut.Stop()
 		defer t.cancel()
@@ -192,7 +205,7 @@ func (t *Tx) Rollback() {
 	if t.ctx.Err() != nil {
 		return
 	}
-	_, _ = bounded.Do(context.WithoutCancel(t.ctx), t.calls, rollbackLimit, func(limited context.Context) (struct{}, error) {
+	_, _ = bounded.Do(bounded.On(context.WithoutCancel(t.ctx), t.line), t.calls, rollbackLimit, func(limited context.Context) (struct{}, error) {
 		defer context.AfterFunc(limited, t.cancel)()
 		defer t.release()
 		return struct{}{}, t.Raw.Rollback()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -195,4 +196,100 @@ func TestCommit_AfterAnAbandonedStatementIsNotUnknown(t *testing.T) {
 	if err := tx.Commit(time.Second); errors.Is(err, boundtx.ErrUnknown) || !errors.Is(err, bounded.ErrAbandoned) {
 		t.Errorf("got %v", err)
 	}
+}
+
+// The connections that a silent server has left give their places in the pool up, while
+// it is silent, whatever was sent over them.
+func TestTx_ASilentServerUsesNoPoolUp(t *testing.T) {
+	t.Parallel()
+	for name, meet := range map[string]func(ctx context.Context, tx *boundtx.Tx) error{
+		"statement": func(ctx context.Context, tx *boundtx.Tx) error {
+			_, err := boundtx.Wait(ctx, tx, func() (sql.Result, error) { return tx.Raw.ExecContext(ctx, `select 1`) })
+			tx.Rollback()
+			return err
+		},
+		"commit":   func(_ context.Context, tx *boundtx.Tx) error { return tx.Commit(100 * time.Millisecond) },
+		"rollback": func(_ context.Context, tx *boundtx.Tx) error { tx.Rollback(); return context.DeadlineExceeded },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			const size = 8
+			f.db.SetMaxOpenConns(size)
+			txs := make([]*boundtx.Tx, size)
+			for i := range txs {
+				txs[i] = f.begin(t.Context(), t)
+			}
+			f.proxy.Silence(nil, 0)
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			var all sync.WaitGroup
+			for _, tx := range txs {
+				all.Go(func() {
+					if err := meet(ctx, tx); !errors.Is(err, context.DeadlineExceeded) {
+						t.Errorf("a silent server has answered: %v", err)
+					}
+				})
+			}
+			all.Wait()
+			for range size {
+				tx := f.begin(t.Context(), t)
+				if err := tx.Commit(time.Minute); err != nil {
+					t.Error(err)
+				}
+			}
+			<-f.calls.Idle()
+			for began := time.Now(); f.db.Stats().InUse > 0; time.Sleep(time.Millisecond) {
+				if time.Since(began) > time.Minute {
+					t.Fatalf("%d connections are in use", f.db.Stats().InUse)
+				}
+			}
+			f.proxy.Cut()
+			if name != "commit" { // whose outcome is unknown
+				f.expectRows(t, size)
+			}
+		})
+	}
+}
+
+// While a synchronous standby is away, no COMMIT has an answer, and each connection that
+// is closed is one more to the same server: it is few of them.
+func TestTx_CommitsThatWaitForAStandbyKeepTheirConnections(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const size, few = 8, 4
+	f.db.SetMaxOpenConns(size)
+	commit := func(n int) {
+		txs := make([]*boundtx.Tx, n)
+		for i := range txs {
+			txs[i] = f.begin(t.Context(), t)
+		}
+		f.proxy.Silence(statement("commit"), n)
+		var all sync.WaitGroup
+		for _, tx := range txs {
+			all.Go(func() {
+				if err := tx.Commit(time.Millisecond); !errors.Is(err, boundtx.ErrUnknown) {
+					t.Errorf("got %v", err)
+				}
+			})
+		}
+		all.Wait()
+	}
+	commit(size)
+	commit(few)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if tx, err := boundtx.Begin(ctx, f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, context.DeadlineExceeded) {
+		if err == nil {
+			tx.Rollback()
+		}
+		t.Errorf("a connection was free: %v", err)
+	}
+	f.proxy.Resume()
+	<-f.calls.Idle()
+	tx := f.begin(t.Context(), t)
+	if err := tx.Commit(time.Minute); err != nil {
+		t.Error(err)
+	}
+	f.expectRows(t, size+few+1)
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -52,10 +53,12 @@ func Within(ctx context.Context) Limits {
 // READ COMMITTED is spelled out: under a REPEATABLE READ default, what a statement
 // sees after a lock is the world before it.
 func Run(ctx context.Context, db *sql.DB, l Limits, fn func(tx *sql.Tx) error) error {
-	tx, err := db.BeginTx(ctx, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
+	line := bounded.LineOf(ctx)
+	tx, err := line.BeginTx(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
 		return sqlerr.OfBegin(err)
 	}
+	defer line.Close()
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	if _, err := tx.ExecContext(ctx, l.text()); err != nil {
 		return err
