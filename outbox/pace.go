@@ -13,11 +13,22 @@ type pace struct {
 	largeLimit time.Duration
 	largeAt    time.Time // when the next large message may be tried
 	aside      []aside   // in the order in which they were
+	most       int       // of them
+
+	// What comes up to behind and is not put aside is left to rounds, in which it is
+	// tried one by one: too many could not be moved.
+	behind  place
+	round   place // what comes up to it has been tried in this round
+	roundAt time.Time
+	missed  bool // in this round one found no room
+
+	toldAt time.Time // that one could not be moved
+	untold int       // since then
 }
 
 // aside is a message that could not be moved.
 type aside struct {
-	seq   int64
+	row
 	bytes int64
 	limit time.Duration // of the next attempt
 	wait  time.Duration
@@ -31,7 +42,7 @@ const (
 	leastAside = 10 * time.Second
 	longAside  = 10 * time.Minute
 
-	// mostAside bounds how many are known; the first of more is tried anew.
+	// mostAside bounds how many are known.
 	mostAside = 10_000
 
 	// A large message has the time that its size needs on a slow disk, less than ten
@@ -40,6 +51,21 @@ const (
 	largeBytesPerSecond = 20 << 20
 	mostLargeLimit      = time.Minute
 )
+
+// row is a scheduled message.
+type row struct {
+	place
+	key string
+}
+
+// place is where a message stands in the order in which they are due.
+type place struct {
+	at  string // as the database writes it
+	seq int64
+}
+
+// All messages are between beginning and end.
+var beginning, end = place{at: "-infinity"}, place{at: "infinity"}
 
 // batch returns the rows and bytes of a batch.
 func (p *pace) batch() (rows int, bytes int64) {
@@ -106,17 +132,26 @@ func (p *pace) movedAlone(seq, bytes int64, took, limit time.Duration) {
 	}
 }
 
-// failed puts a message aside, and returns for how long.
-func (p *pace) failed(seq, bytes int64, limit time.Duration, late bool, now time.Time) (wait time.Duration) {
+// failed puts a message aside, and returns for how long. One for which there is no room
+// is left to rounds, with all that comes before it.
+func (p *pace) failed(r row, bytes int64, limit time.Duration, late, inRound bool, now time.Time) (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	i := p.find(seq)
-	if i < 0 {
-		if len(p.aside) == mostAside {
-			p.aside = slices.Delete(p.aside, 0, 1)
-		}
+	i := p.find(r.seq)
+	switch {
+	case i >= 0:
+	case len(p.aside) < p.most:
 		i = len(p.aside)
-		p.aside = append(p.aside, aside{seq: seq, bytes: bytes})
+		p.aside = append(p.aside, aside{row: r, bytes: bytes})
+	case inRound:
+		p.round, p.missed = r.place, true
+		return longAside
+	default:
+		if p.behind == beginning {
+			p.roundAt = now.Add(longAside)
+		}
+		p.behind = r.place
+		return longAside
 	}
 	a := &p.aside[i]
 	if late {
@@ -128,6 +163,19 @@ func (p *pace) failed(seq, bytes int64, limit time.Duration, late bool, now time
 	a.wait = min(a.wait, longAside)
 	a.until = now.Add(a.wait)
 	return a.wait
+}
+
+// tell reports whether to tell that a message could not be moved, and how many there were
+// since the last time: once a second is enough.
+func (p *pace) tell(now time.Time) (others int, due bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now.Sub(p.toldAt) < time.Second {
+		p.untold++
+		return 0, false
+	}
+	others, p.untold, p.toldAt = p.untold, 0, now
+	return others, true
 }
 
 // forget forgets a message that was put aside and is not there any more, or waits for
@@ -150,7 +198,7 @@ func (p *pace) retry(now time.Time) (aside, bool) {
 	return aside{}, false
 }
 
-// retryIn returns when one is to be tried again.
+// retryIn returns when one is to be tried again, or a round goes on.
 func (p *pace) retryIn(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -162,18 +210,59 @@ func (p *pace) retryIn(now time.Time) time.Duration {
 		}
 		in = min(in, wait)
 	}
+	if p.behind != beginning {
+		in = min(in, p.roundAt.Sub(now))
+	}
 	return in
 }
 
-// putAside returns the messages that are, but for one.
-func (p *pace) putAside(but ...int64) []int64 {
+// notNow puts off what could not be looked at: the message that was put aside, or large
+// ones.
+func (p *pace) notNow(seq int64, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	seqs := []int64{}
+	if i := p.find(seq); i >= 0 {
+		p.aside[i].until = now.Add(leastAside)
+	} else {
+		p.largeAt = now.Add(leastAside)
+	}
+}
+
+// inRound returns the places between which a round is to try the next message.
+func (p *pace) inRound(now time.Time) (after, upTo place, due bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.round, p.behind, p.behind != beginning && !now.Before(p.roundAt)
+}
+
+// roundOver notes that a round has found nothing more. It was the last one if all that
+// could not be moved was put aside.
+func (p *pace) roundOver(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.missed {
+		p.behind = beginning
+	}
+	p.round, p.missed, p.roundAt = beginning, false, now.Add(longAside)
+}
+
+// leftOut is what is not looked at: the messages that are put aside, all of their keys,
+// and what is left to rounds.
+type leftOut struct {
+	seqs  []int64
+	keys  []string
+	after place
+}
+
+func (p *pace) leftOut() leftOut {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	o := leftOut{seqs: []int64{}, keys: []string{}, after: p.behind}
 	for _, a := range p.aside {
-		if !slices.Contains(but, a.seq) {
-			seqs = append(seqs, a.seq)
+		o.seqs = append(o.seqs, a.seq)
+		if a.key != "" {
+			o.keys = append(o.keys, a.key)
 		}
 	}
-	return seqs
+	return o
 }

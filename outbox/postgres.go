@@ -43,7 +43,8 @@ type postgresStore struct {
 
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
 	s := &postgresStore{
-		db: bounded.DB{DB: db}, history: history, ask: ask, log: log, names: names,
+		pace: pace{most: mostAside, behind: beginning, round: beginning},
+		db:   bounded.DB{DB: db}, history: history, ask: ask, log: log, names: names,
 		insertHead: names.Expand(postgresInsert),
 		readText:   names.Expand(postgresRead),
 		readBulky:  names.Expand(postgresReadBulky),

@@ -4,7 +4,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -45,22 +44,27 @@ var postgresScheduleParts = [scheduleColumns + 1]string{
 const postgresCancel = `select from {{scheduled_cancel}}($1)`
 
 const (
-	// The first entry of the primary key, but for those put aside, $1.
+	// The first entry of the primary key behind $3 and $4, but for those put aside, $1, and
+	// those of keys that wait, $2.
 	postgresNextDue = `
 select (extract(epoch from s.deliver_at - clock_timestamp()) * 1000000)::bigint, octet_length(s.payload) + octet_length(s.metadata)
 from {{scheduled}} s
-where s.seq not in (select unnest((select $1::bigint[])))
+where (s.deliver_at, s.seq) > ((select $3::timestamptz), (select $4::bigint))
+	and s.seq not in (select unnest((select $1::bigint[])))
+	and s.key not in (select unnest((select $2::text[])))
 order by s.deliver_at, s.seq
 limit 1`
 
-	// The first that is due and has more bytes than $2. What stands before it in the
+	// The same of those that are due and have more bytes than $5. What stands before it in the
 	// index waits for a cancellation.
 	postgresNextLarge = `
 select octet_length(s.payload) + octet_length(s.metadata)
 from {{scheduled}} s
 where s.deliver_at <= (select clock_timestamp())
-	and octet_length(s.payload) + octet_length(s.metadata) > $2
+	and (s.deliver_at, s.seq) > ((select $3::timestamptz), (select $4::bigint))
 	and s.seq not in (select unnest((select $1::bigint[])))
+	and s.key not in (select unnest((select $2::text[])))
+	and octet_length(s.payload) + octet_length(s.metadata) > $5
 order by s.deliver_at, s.seq
 limit 1`
 
@@ -68,7 +72,7 @@ limit 1`
 	// and empties do not tell: the planner gets no other choice.
 	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off; set local datestyle = 'ISO'`
 
-	// Served by the primary key (deliver_at, seq), from its start. $1 is the
+	// Served by the primary key (deliver_at, seq), from $8 and $9 to $10 and $11. $1 is the
 	// number of rows, $2 the byte budget, $3 keys that wait already, $4 and $5 the
 	// least and the most bytes of a row, $6 those put aside, $7 the one row that it is
 	// about, if it is not 0.
@@ -83,6 +87,8 @@ with free as materialized (
 	select s.deliver_at, s.seq, s.key, octet_length(s.payload) + octet_length(s.metadata) as bytes
 	from {{scheduled}} s
 	where s.deliver_at <= (select clock_timestamp())
+		and (s.deliver_at, s.seq) > ((select $8::timestamptz), (select $9::bigint))
+		and (s.deliver_at, s.seq) <= ((select $10::timestamptz), (select $11::bigint))
 		and s.key not in (select unnest((select $3::text[])))
 		and octet_length(s.payload) + octet_length(s.metadata) between $4 and $5
 		and s.seq not in (select unnest((select $6::bigint[])))
@@ -101,9 +107,9 @@ with free as materialized (
 		and s.seq not in (select seq from free)
 	order by s.key, s.deliver_at, s.seq
 ), chosen as (
-	select deliver_at, seq
+	select deliver_at, seq, key
 	from (
-		select deliver_at, seq,
+		select deliver_at, seq, key,
 			sum(bytes) over (order by deliver_at, seq rows between unbounded preceding and 1 preceding) as bytes_before
 		from free
 		where not exists (
@@ -114,7 +120,8 @@ with free as materialized (
 	) f
 	where coalesce(bytes_before, 0) < $2
 )
-select array(select deliver_at::text from chosen order by deliver_at, seq), array(select seq from chosen order by deliver_at, seq), array(select key from held)`
+select array(select deliver_at::text from chosen order by deliver_at, seq), array(select seq from chosen order by deliver_at, seq),
+	array(select key from chosen order by deliver_at, seq), array(select key from free intersect select key from held)`
 
 	// Ids are taken after the sort.
 	postgresMoveChosen = `
@@ -146,7 +153,8 @@ func affected(result sql.Result, err error) (int64, error) {
 }
 
 func (s *postgresStore) nextDue(ctx context.Context) (due, error) {
-	head, err := nextDue(s.db.QueryRowContext(ctx, s.scheduled.next, pq.Array(s.pace.putAside())))
+	over := s.pace.leftOut()
+	head, err := nextDue(s.db.QueryRowContext(ctx, s.scheduled.next, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq))
 	if err == nil && s.pace.retryIn(time.Now()) <= 0 {
 		head.in = 0
 	}
@@ -181,27 +189,31 @@ const mostBytes = math.MaxInt32 // of a row
 // its own, is put aside, and tried again alone.
 func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
 	rows, bytes := s.pace.batch()
-	alone := choice{rows: 1, bytes: bytes, most: mostBytes}
+	alone := choice{rows: 1, bytes: bytes, most: mostBytes, after: s.pace.leftOut().after, upTo: end}
 	try := false
 	if one, ok := s.pace.retry(time.Now()); ok {
 		alone.only, head.bytes, try = one.seq, one.bytes, true
+	} else if after, upTo, due := s.pace.inRound(time.Now()); due {
+		alone.after, alone.upTo, head.bytes, try = after, upTo, 0, true
 	} else if head.bytes > bytes && s.pace.tryLarge(time.Now()) {
 		alone.least, try = bytes+1, true
 	}
 	if try {
 		moved, err := s.moveAlone(ctx, guard, alone, head.bytes)
-		if err != nil || moved.Rows > 0 {
+		if err != nil || moved.Rows > 0 && alone.upTo == end {
 			return moved, err
 		}
 		others, err := s.moveSmall(ctx, guard, rows, bytes)
-		others.Limit, others.Failed = moved.Limit, others.Failed || moved.Failed
+		others.Rows, others.Limit, others.Failed = others.Rows+moved.Rows, moved.Limit, others.Failed || moved.Failed
 		return others, err
 	}
 	moved, err := s.moveSmall(ctx, guard, rows, bytes)
 	if err != nil || moved.Rows > 0 || !s.pace.tryLarge(time.Now()) {
 		return moved, err
 	}
-	switch err := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(s.pace.putAside()), bytes).Scan(&head.bytes); {
+	over := s.pace.leftOut()
+	large := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq, bytes)
+	switch err := large.Scan(&head.bytes); {
 	case errors.Is(err, sql.ErrNoRows):
 		return moved, nil
 	case err != nil:
@@ -223,11 +235,16 @@ func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, by
 	case err == nil && moved > 0:
 		s.pace.movedAlone(c.only, bytes, time.Since(begin), limits.Statement)
 		return Moved{Rows: moved}, nil
+	case err == nil && c.upTo != end:
+		s.pace.roundOver(time.Now())
 	case err == nil: // it was cancelled, or waits for another one of its key
 		s.pace.forget(c.only)
 	case len(chosen) == 1 && ofRow(ctx, err):
-		s.putAside(ctx, chosen[0], bytes, limits.Statement, err)
+		s.putAside(ctx, chosen[0], bytes, limits.Statement, c.upTo != end, err)
 		return Moved{Failed: true}, nil
+	case ctx.Err() == nil && (errors.Is(err, errKeysWait) || sqlerr.State(err) != ""):
+		s.pace.notNow(c.only, time.Now())
+		s.log.WarnContext(ctx, "looking for a scheduled message failed; others go on", "error", err)
 	default:
 		return Moved{}, err
 	}
@@ -248,10 +265,13 @@ func ofRow(ctx context.Context, err error) bool {
 	return state == "57014"
 }
 
-func (s *postgresStore) putAside(ctx context.Context, seq, bytes int64, limit time.Duration, err error) {
-	wait := s.pace.failed(seq, bytes, limit, sqlerr.TimedOut(err), time.Now())
-	s.log.ErrorContext(ctx, "scheduled message cannot be moved to the outbox; it and those of its key wait, trying again later",
-		"seq", seq, "bytes", bytes, "limit", limit, "retry_in", wait, "error", err)
+func (s *postgresStore) putAside(ctx context.Context, r row, bytes int64, limit time.Duration, inRound bool, err error) {
+	wait := s.pace.failed(r, bytes, limit, sqlerr.TimedOut(err), inRound, time.Now())
+	others, due := s.pace.tell(time.Now())
+	if due {
+		s.log.ErrorContext(ctx, "scheduled message cannot be moved to the outbox; it and those of its key wait, trying again later",
+			"seq", r.seq, "bytes", bytes, "limit", limit, "retry_in", wait, "others_since", others, "error", err)
+	}
 }
 
 // moveSmall moves a batch of rows of at most so many bytes each, and adapts the batch
@@ -262,15 +282,20 @@ func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, by
 		limits = within // the server is to say what is slow, before the caller gives up
 	}
 	begin := time.Now()
-	moved, chosen, err := s.move(ctx, limits, guard, choice{rows: rows, bytes: bytes, most: bytes})
+	c := choice{rows: rows, bytes: bytes, most: bytes, after: s.pace.leftOut().after, upTo: end}
+	moved, chosen, err := s.move(ctx, limits, guard, c)
+	if err != nil && ofRow(ctx, err) && !sqlerr.TimedOut(err) && len(chosen) > 1 && time.Since(begin) < limits.Statement/2 {
+		c.apart = true
+		moved, chosen, err = s.move(ctx, limits, guard, c)
+	}
 	switch {
 	case err == nil:
 		s.pace.took(time.Since(begin), limits.Statement)
-		return Moved{Rows: moved}, nil
+		return Moved{Rows: moved, Failed: c.apart}, nil
 	case ctx.Err() == nil && !ofRow(ctx, err), errors.Is(ctx.Err(), context.Canceled):
 		return Moved{}, err
 	case ctx.Err() == nil && len(chosen) == 1 && (rows == 1 || !sqlerr.TimedOut(err)):
-		s.putAside(ctx, chosen[0], 0, limits.Statement, err)
+		s.putAside(ctx, chosen[0], 0, limits.Statement, false, err)
 		return Moved{Failed: true}, nil
 	case ctx.Err() != nil, !s.pace.slower():
 		return Moved{}, err // the server is silent, or less is not possible
@@ -285,34 +310,96 @@ type choice struct {
 	bytes       int64 // of all; the last row may be too large
 	least, most int64 // bytes of each
 	only        int64 // the one row that it is about; 0: all
+	after, upTo place
+	apart       bool // each for itself; those that are refused are put aside
 }
+
+// errKeysWait says that more keys wait than a look passes over.
+var errKeysWait = errors.New("too many keys of scheduled messages wait for transactions that cancel one, or for a message that cannot be moved")
 
 // move moves the first rows that are due, of a choice, and returns their number, and in
 // case of an error what they are, as far as that is known.
-func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, chosen []int64, err error) {
-	var waiting []string
+func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, chosen []row, err error) {
+	over := s.pace.leftOut()
+	if c.only != 0 {
+		over.seqs, over.keys, c.after = []int64{}, []string{}, beginning
+	}
+	waiting := over.keys
 	for {
-		var times, held []string
+		var times, keys, held []string
+		var seqs []int64
+		var refused []refusal
 		chosen = nil
 		_, err := s.guarded(ctx, limits, guard, func(tx *sql.Tx) (bool, error) {
 			if _, err := tx.ExecContext(ctx, postgresMovePlan); err != nil {
 				return false, err
 			}
-			row := tx.QueryRowContext(ctx, s.scheduled.choose, c.rows, c.bytes, pq.Array(orEmpty(waiting)), c.least, c.most, pq.Array(s.pace.putAside(c.only)), c.only)
-			if err := row.Scan(pq.Array(&times), pq.Array(&chosen), pq.Array(&held)); err != nil || len(chosen) == 0 {
+			found := tx.QueryRowContext(ctx, s.scheduled.choose, c.rows, c.bytes, pq.Array(waiting), c.least, c.most, pq.Array(over.seqs), c.only,
+				c.after.at, c.after.seq, c.upTo.at, c.upTo.seq)
+			if err := found.Scan(pq.Array(&times), pq.Array(&seqs), pq.Array(&keys), pq.Array(&held)); err != nil || len(seqs) == 0 {
 				return false, err
 			}
-			n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array(times), pq.Array(chosen)))
+			for i := range seqs {
+				chosen = append(chosen, row{place{times[i], seqs[i]}, keys[i]})
+			}
+			if c.apart {
+				moved, refused, err = s.moveApart(ctx, tx, limits, chosen)
+				return true, err
+			}
+			n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array(times), pq.Array(seqs)))
 			moved = int(n)
 			return true, err
 		})
+		for _, r := range refused {
+			s.putAside(ctx, r.row, 0, limits.Statement, false, r.err)
+		}
 		// Where all that came first waits, others may not.
-		if err != nil || moved > 0 || len(held) == 0 || c.only != 0 {
+		if err != nil || moved > 0 || len(refused) > 0 || len(held) == 0 || c.only != 0 {
 			return moved, chosen, err
 		}
 		waiting = slices.Concat(waiting, held)
-		if len(waiting) > mostWaiting {
-			return 0, nil, fmt.Errorf("%d keys of scheduled messages wait for transactions that cancel one", len(waiting))
+		if len(waiting)-len(over.keys) > mostWaiting {
+			return 0, nil, errKeysWait
 		}
 	}
+}
+
+// refusal is a message that the outbox does not take.
+type refusal struct {
+	row
+	err error
+}
+
+// moveApart moves messages one by one, as many as there is time for, so that those that
+// are refused, and those of their keys, are all that stays.
+func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shorttx.Limits, rows []row) (moved int, refused []refusal, err error) {
+	begin := time.Now()
+	waiting := map[string]bool{}
+	for _, r := range rows {
+		if time.Since(begin) > limits.Statement/2 {
+			break
+		}
+		if waiting[r.key] {
+			continue
+		}
+		if _, err := tx.ExecContext(ctx, `savepoint apart`); err != nil {
+			return 0, nil, err
+		}
+		n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array([]string{r.at}), pq.Array([]int64{r.seq})))
+		after := `release savepoint apart`
+		switch {
+		case err == nil:
+			moved += int(n)
+		case ofRow(ctx, err):
+			refused = append(refused, refusal{r, err})
+			waiting[r.key] = r.key != ""
+			after = `rollback to savepoint apart`
+		default:
+			return 0, nil, err
+		}
+		if _, err := tx.ExecContext(ctx, after); err != nil {
+			return 0, nil, err
+		}
+	}
+	return moved, refused, nil
 }

@@ -247,3 +247,62 @@ func TestMoveDue_SortsBeforeItTakesIDs(t *testing.T) {
 		t.Error("the insert does not sort")
 	}
 }
+
+// More messages cannot be moved than are known one by one: others go on, those of their
+// keys wait, and all are moved once they can be.
+func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		const known, refused = 20, 50
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		var log syncBuffer
+		p.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		p.use(t, p.db, nil)
+		outbox.KnowRefused(p.queue, known)
+		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+			select now() - interval '1 hour' + i * interval '1 second', 12, 'orders', kind || i, 'k' || i || extra, ''
+			from generate_series(1, $1::int) i, (values ('bad', ''), ('behind', ''), ('other', 'x')) v (kind, extra)`, refused)
+		calls := 0
+		for ; p.scheduled(t) > 2*refused && calls < refused/2; calls++ {
+			p.moveWithin(t, usualLimit)
+		}
+		if rows := p.read(t); len(rows) != refused || slices.ContainsFunc(rows, func(r outbox.Row) bool { return !strings.HasPrefix(r.MessageID, "other") }) {
+			t.Fatalf("%d calls moved %v", calls, ids(rows))
+		}
+		if n := strings.Count(log.String(), "cannot be moved"); n > refused/2 {
+			t.Errorf("%d lines were logged", n)
+		}
+		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+		outbox.TryRefusedNow(p.queue)
+		for calls = 0; p.scheduled(t) > 0 && calls < 20*refused; calls++ {
+			p.moveWithin(t, usualLimit)
+		}
+		at := map[string]int64{}
+		for _, r := range p.read(t) {
+			at[r.MessageID] = r.ID
+		}
+		for i := range refused {
+			if bad, behind := at[fmt.Sprint("bad", i+1)], at[fmt.Sprint("behind", i+1)]; bad == 0 || behind < bad {
+				t.Errorf("bad%d came at %d, and what is behind it at %d", i+1, bad, behind)
+			}
+		}
+		p.exec(t, `drop function slow_insert`)
+	})
+}
+
+// What waits for a message that was put aside keeps nobody busy.
+func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		past := p.now(t).Add(-time.Hour)
+		p.publish(t, at("bad", "k", past), at("behind", "k", past.Add(time.Second)))
+		var moved outbox.Moved
+		for calls := 0; calls < 20 && (moved.Failed || moved.Next <= 50*time.Millisecond); calls++ {
+			moved = p.moveWithin(t, usualLimit)
+		}
+		if p.scheduled(t) != 2 || moved.Next <= 50*time.Millisecond {
+			t.Errorf("%d wait, and the next look is in %v", p.scheduled(t), moved.Next)
+		}
+	})
+}

@@ -34,12 +34,9 @@ func (w *worker) mover(ctx context.Context) error {
 			// being removed; it is not to become all that the database does.
 			slow := 10 * time.Since(begin)
 			switch {
-			case err == nil && moved.Rows > 0:
+			case err == nil && (moved.Rows > 0 || moved.Failed):
 				retry.Reset()
 				continue // there may be more
-			case err == nil && moved.Failed:
-				retry.Reset()
-				wait = max(rest, moved.Next)
 			case err == nil:
 				retry.Reset()
 				rest, wait = max(rest, slow), max(moved.Next, slow)
