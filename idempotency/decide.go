@@ -56,6 +56,9 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		began := time.Now()
 		record, granted, err := claim(ctx, in.claim)
 		in.telemetry.latency(ctx, "claim", began, err)
+		if granted && err == nil {
+			err = ctx.Err() // nothing begins that has no time left
+		}
 		switch {
 		case err != nil:
 			// Nothing has run under a claim that may have been made.
@@ -77,6 +80,9 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		from := record.Owner
 		record, granted, err = in.store.TakeOver(ctx, in.claim, from)
 		in.telemetry.latency(ctx, "take_over", began, err)
+		if granted && err == nil {
+			err = ctx.Err()
+		}
 		if err != nil {
 			// Under the one that may have been taken over something may have.
 			owner := Owner{Token: in.claim.Token, Fence: from.Fence + 1}

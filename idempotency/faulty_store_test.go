@@ -119,6 +119,52 @@ func TestMiddleware_ALostAnswerOfATakeOverForgetsNothing(t *testing.T) {
 	})
 }
 
+// lateStore answers when its caller's time is up.
+type lateStore struct {
+	idempotency.Store
+	end context.CancelFunc
+}
+
+func (s lateStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
+	defer s.end()
+	return s.Store.Claim(ctx, c)
+}
+
+func (s lateStore) TakeOver(ctx context.Context, c idempotency.Claim, from idempotency.Owner) (idempotency.Record, bool, error) {
+	defer s.end()
+	return s.Store.TakeOver(ctx, c, from)
+}
+
+// A claim that is granted when the caller has gone begins nothing, and is given back.
+func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &idempotency.MemoryStore{}
+		takeOver := func(c *idempotency.Config) { c.Crashed = idempotency.TakeOver }
+		runs := 0
+		command := func(ctx context.Context, store idempotency.Store) error {
+			cmd := idempotency.Command{Name: "a", Key: "a"}
+			_, err := idempotency.Do(ctx, newEngine(t, store, takeOver), cmd, func(context.Context) (int, error) { runs++; return runs, nil })
+			return err
+		}
+		late := func() {
+			t.Helper()
+			ctx, cancel := context.WithCancel(t.Context())
+			if err := command(ctx, lateStore{store, cancel}); !errors.Is(err, context.Canceled) || runs != 0 {
+				t.Errorf("%v, %d runs", err, runs)
+			}
+		}
+		late()                                      // at the claim
+		_ = command(t.Context(), dyingStore{store}) // whose claim stays
+		runs = 0
+		time.Sleep(time.Minute)
+		late() // at the takeover
+		if err := command(t.Context(), store); err != nil || runs != 1 {
+			t.Errorf("%v, %d runs", err, runs)
+		}
+	})
+}
+
 // To fail open is to run what has not run.
 func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 	t.Parallel()

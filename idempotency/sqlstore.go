@@ -223,18 +223,10 @@ func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) 
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.claim, append(claimValues(c), c.Durable)...)
 	}
-	record, found, err := s.find(ctx, c.ID)
-	if err != nil || found {
+	if record, found, err := s.find(ctx, c.ID); err != nil || found {
 		return record, found, err
 	}
-	if other, found, err := s.claimInTurn(ctx, c); err != nil || found {
-		return other, found, err
-	}
-	record, found, err = s.find(ctx, c.ID)
-	if err == nil && !found {
-		_, err = s.change(ctx, turn.Caller, s.q.forget, c.ID[:])
-	}
-	return record, found, err
+	return s.claimInTurn(ctx, c)
 }
 
 func claimValues(c Claim) []any {
@@ -257,10 +249,10 @@ func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.takeOver, append(args, c.Durable)...)
 	}
-	if _, err := s.change(ctx, turn.Caller, s.q.takeOver, args...); err != nil {
-		return Record{}, false, err
-	}
-	return s.find(ctx, c.ID)
+	return s.writeAndFind(ctx, c.ID, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, s.q.takeOver, args...)
+		return err
+	})
 }
 
 func (s *SQLStore) find(ctx context.Context, id ID) (Record, bool, error) {
