@@ -151,7 +151,10 @@ type Config struct {
 	DropHeaders []string
 
 	// AllowStreaming lets a handler in Middleware flush. Then its response is
-	// sent as it is written, and the key is not replayable.
+	// sent as it is written, and is not replayed: copies get 409
+	// response-not-stored. Its status decides as that of any other response, so a
+	// streamed 5xx leaves an unknown outcome. Default: false, flushing fails with
+	// [ErrStreaming].
 	AllowStreaming bool
 
 	// Pointer stores status, Location and resource id, and no body: a replay has

@@ -54,8 +54,13 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 func (x *exchange) tell(ctx context.Context, end ending) {
 	a := end.attempt
 	defer a.discard()
-	if a != nil && a.late {
-		return // it has been answered
+	switch {
+	case a == nil:
+	case a.rec.streamed && a.panicked == nil: // all of it is there but its trailers
+		x.send(ctx, a)
+		return
+	case a.late && !a.rec.streamed: // it has been answered
+		return
 	}
 	switch end.outcome {
 	case stored, unstored: // what could not be stored was logged; there was an effect, and this is its answer
@@ -243,7 +248,7 @@ func (x *exchange) said(a *attempt) said {
 		return failed
 	}
 	switch res := a.answer(); {
-	case a.rec.streamed, res.Status < http.StatusBadRequest:
+	case res.Status < http.StatusBadRequest:
 		return succeeded
 	case x.storable(res):
 		return refused
