@@ -278,7 +278,7 @@ func (c Config) resolve() (Config, error) {
 		c.Header = "Idempotency-Key"
 	}
 	c.Header = textproto.CanonicalMIMEHeaderKey(c.Header)
-	if strings.ContainsFunc(c.Header, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) {
+	if !isHeaderName(c.Header) {
 		bad("Header", strconv.Quote(c.Header), "must be the name of a header")
 	}
 	if c.CorrelationHeader == "" {
@@ -360,6 +360,10 @@ func (c *Config) retention(r *http.Request, status int) time.Duration {
 		}
 	}
 	return c.Retention
+}
+
+func isHeaderName(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
 }
 
 func canonicalNames(names []string) []string {

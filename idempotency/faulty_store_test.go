@@ -43,6 +43,8 @@ func TestMiddleware_CrashPolicies(t *testing.T) {
 		for range 2 {
 			expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
 		}
+		recovery = idempotency.Recovery{Status: 103} // no answer
+		expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
 		recovery = idempotency.Recovery{Status: 201, Header: http.Header{"Location": {"/orders/7"}}, Body: []byte("found")}
 		for range 2 {
 			if w := do(t, handler, post("/", "x")); w.Code != 201 || w.Body.String() != "found" || w.Header().Get("Location") != "/orders/7" {

@@ -274,40 +274,35 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 		State: Completed, Status: res.Status, ResourceID: printable(a.state.resource(), maxKey),
 		Retention: x.cfg.retention(x.r, res.Status), Refuse: x.cfg.RefuseExpired,
 	}
-	for _, e := range res.Header {
-		if e.Name == "Location" && len(e.Values) > 0 {
-			c.Location = printable(string(e.Values[0]), 2048)
-		}
-	}
 	if res.overflow && !x.cfg.Pointer || a.rec.streamed || !x.storable(res) {
 		c.State = NotReplayable
+		c.Location = printable(res.header("Location"), mostLocation)
 		return x.sealed(c, nil)
 	}
+	return x.encoded(c, res)
+}
+
+const mostLocation = 2048
+
+// encoded fills in what is stored of a response.
+func (in *intent) encoded(c Completion, res *response) (Completion, error) {
+	c.Location = printable(res.header("Location"), mostLocation)
 	kept := *res
-	if x.cfg.Pointer {
+	if in.cfg.Pointer {
 		kept.body, kept.Pointer = nil, true
-		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && x.cfg.Resolve == nil })
+		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Resolve == nil })
 	}
 	plain, err := kept.marshal()
 	if err != nil {
 		return c, err
 	}
-	return x.sealed(c, plain)
+	return in.sealed(c, plain)
 }
 
 // recovered answers with what was found out.
 func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
 	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)}
-	for name, values := range found.Header {
-		a.rec.Header()[name] = values
-	}
-	a.rec.WriteHeader(found.Status)
-	if len(found.Body) > 0 {
-		if _, err := a.rec.Write(found.Body); err != nil {
-			return a, err
-		}
-	}
-	return a, nil
+	return a, a.rec.fill(found)
 }
 
 // withoutKey runs a request that has no key and needs none.
