@@ -66,7 +66,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
 			return Record{}, storeFailed, err
 		case granted:
-			in.owner = record.Owner
+			in.own(record)
 			return record, run, nil
 		}
 		v := in.judge(record)
@@ -90,7 +90,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			return Record{}, storeFailed, err
 		}
 		if granted {
-			in.owner = record.Owner
+			in.own(record)
 			in.count(ctx, in.telemetry.takeovers, 0)
 			in.log(ctx, slog.LevelWarn, "key taken over", slog.Int64("fence", record.Owner.Fence))
 			if !in.transactional && in.cfg.Crashed == Recover {
@@ -101,6 +101,12 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 	}
 	// It changes hands, or its owner is just completing it.
 	return Record{}, inProgress, nil
+}
+
+// own makes the intent the owner of a record. That of a claim that was taken over has kept
+// its fingerprint, maybe of another version.
+func (in *intent) own(record Record) {
+	in.owner, in.claim.Fingerprint = record.Owner, record.Fingerprint
 }
 
 // cached returns the record that the cache has, if it is an answer to this request that

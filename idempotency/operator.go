@@ -30,7 +30,7 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 		return ErrNotUnknown
 	}
 	in := e.newIntent(false)
-	in.claim.ID, in.claim.Endpoint = id, record.Endpoint
+	in.claim.ID, in.claim.Caller, in.claim.Endpoint = id, record.Caller, record.Endpoint
 	if err := in.fits(found); err != nil {
 		return err
 	}
@@ -41,14 +41,15 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 	case !granted:
 		return ErrNotUnknown
 	}
+	in.own(taken)
 	if found.RunAgain {
-		return e.store.Release(ctx, id, taken.Owner)
+		return e.store.Release(ctx, id, in.owner)
 	}
 	c, err := in.foundOut(found)
 	if err != nil {
 		return err
 	}
-	return e.store.Complete(ctx, id, taken.Owner, c)
+	return e.store.Complete(ctx, id, in.owner, c)
 }
 
 // mostFoundHeader bounds the names and values of Recovery.Header.
