@@ -204,8 +204,8 @@ type Config struct {
 	// PurgeEvery is the pause between two purges of Run. Default: 1 min.
 	PurgeEvery time.Duration
 
-	// PurgeBatch is how many records one statement of a purge deletes. Default:
-	// 1,000.
+	// PurgeBatch is how many records one transaction of a purge deletes at most. On
+	// SQLite it deletes fewer when others wait for their turn to write. Default: 1,000.
 	PurgeBatch int
 
 	// TenantAttribute adds the tenant to metrics. It costs a time series for

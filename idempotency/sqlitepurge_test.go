@@ -1,0 +1,50 @@
+package idempotency_test
+
+import (
+	"context"
+	"database/sql"
+	"sync"
+	"testing"
+)
+
+// However many records have expired, others get their turn to write in between.
+func TestPurge_OnSQLiteGivesWay(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	const expired = 30_000
+	p.exec(t, `with recursive n (i) as (select 1 union all select i + 1 from n where i < $1)
+		insert into {{idempotency}} (key_hash, caller, fingerprint, state, owner, fence, endpoint, created_at, completed_at, lease_until, expires_at, forget_at, response)
+		select randomblob(32), randomblob(16), randomblob(33), 2, randomblob(16), 1, 'POST /', i, i, i, i, i, randomblob(500) from n`, expired)
+	waiting, stop := context.WithCancel(t.Context())
+	var writing sync.WaitGroup
+	for range 2 { // so that one waits while the other writes
+		writing.Go(func() {
+			for waiting.Err() == nil {
+				err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+					_, err := tx.ExecContext(ctx, `insert into effects (name) values ('a')`)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	total, turns := 0, 0
+	for {
+		n, err := p.store.Purge(t.Context(), expired)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n == 0 {
+			break
+		}
+		total += n
+		turns++
+	}
+	stop()
+	writing.Wait()
+	if total != expired || turns < 3 {
+		t.Errorf("%d records in %d turns", total, turns)
+	}
+}
