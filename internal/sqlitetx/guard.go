@@ -3,6 +3,7 @@ package sqlitetx
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"reflect"
 )
 
@@ -34,35 +35,35 @@ func (w *Writer) Commit() error {
 }
 
 // hookCommits has allowed asked before each commit on a connection; nil: nobody is asked.
-// Without such a hook (of another driver, or hidden by one that wraps it) nothing is done.
+// Without such a hook (of another driver, or hidden by one that wraps it and has no Raw
+// method to show it) nothing is done.
 //
 // The drivers' types are not imported, which would register a driver in every program:
 // modernc.org/sqlite takes a func() int32, mattn/go-sqlite3 a func() int.
 func hookCommits(conn *sql.Conn, allowed func() bool) {
 	_ = conn.Raw(func(driverConn any) error { // it fails where the connection is gone
+		for wrapper, ok := driverConn.(rawer); ok; wrapper, ok = driverConn.(rawer) {
+			driverConn = wrapper.Raw()
+		}
 		register := reflect.ValueOf(driverConn).MethodByName("RegisterCommitHook")
-		if !register.IsValid() || register.Type().NumIn() != 1 {
+		if !register.IsValid() {
 			return nil
 		}
 		kind := register.Type().In(0)
 		hook := reflect.Zero(kind)
-		switch refuses := func() bool { return !allowed() }; {
-		case allowed == nil:
-		case reflect.TypeFor[func() int32]().ConvertibleTo(kind):
-			hook = reflect.ValueOf(func() int32 { return number[int32](refuses()) }).Convert(kind)
-		case reflect.TypeFor[func() int]().ConvertibleTo(kind):
-			hook = reflect.ValueOf(func() int { return number[int](refuses()) }).Convert(kind)
-		default:
-			return nil
+		if allowed != nil {
+			hook = reflect.MakeFunc(kind, func([]reflect.Value) []reflect.Value {
+				refused := reflect.New(kind.Out(0)).Elem()
+				if !allowed() {
+					refused.SetInt(1)
+				}
+				return []reflect.Value{refused}
+			})
 		}
 		register.Call([]reflect.Value{hook})
 		return nil
 	})
 }
 
-func number[N int | int32](refuses bool) N {
-	if refuses {
-		return 1
-	}
-	return 0
-}
+// rawer is a connection that wraps another one, as those of otelsql do.
+type rawer interface{ Raw() driver.Conn }

@@ -3,10 +3,15 @@ package sqlitetx_test
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
+	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"modernc.org/sqlite"
+
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -56,6 +61,41 @@ func TestLend_NothingCommitsAloneWhenTheTransactionIsLost(t *testing.T) {
 	}
 }
 
+// A driver that wraps another one, and shows it, protects as that one does.
+func TestLend_FindsTheHookBehindAWrapper(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "test.db")
+	fill(t, testserver.OpenSQLite(t, path))
+	db := sql.OpenDB(wrapper{dsn: oncemill.SQLiteDSN(path)})
+	defer db.Close()
+	w, tx := lend(t, db)
+	if err := losses["a constraint says so"](t, tx); err == nil {
+		t.Fatal("nothing was lost")
+	}
+	if _, err := tx.ExecContext(t.Context(), `insert into names values ('alone')`); err == nil {
+		t.Error("a statement succeeded")
+	}
+	w.Release()
+	expectNames(t, db, 1)
+	usable(t, db)
+}
+
+// wrapper is a driver as those for tracing are.
+type wrapper struct{ dsn string }
+
+type wrapped struct{ driver.Conn }
+
+func (w wrapper) Connect(context.Context) (driver.Conn, error) {
+	conn, err := (&sqlite.Driver{}).Open(w.dsn)
+	return wrapped{conn}, err
+}
+
+func (wrapper) Driver() driver.Driver { return &sqlite.Driver{} }
+func (w wrapped) Raw() driver.Conn    { return w.Conn }
+func (w wrapped) BeginTx(ctx context.Context, options driver.TxOptions) (driver.Tx, error) {
+	return w.Conn.(driver.ConnBeginTx).BeginTx(ctx, options)
+}
+
 // Whoever ends a lost transaction does so while its statements run.
 func TestLend_ReleaseLetsNothingCommitOnItsWay(t *testing.T) {
 	t.Parallel()
@@ -91,12 +131,17 @@ func TestLend_ReleaseLetsNothingCommitOnItsWay(t *testing.T) {
 func newDatabase(t *testing.T) *sql.DB {
 	t.Helper()
 	db := testserver.SQLite(t)
+	fill(t, db)
+	return db
+}
+
+func fill(t *testing.T, db *sql.DB) {
+	t.Helper()
 	for _, text := range []string{`create table names (name text primary key)`, `insert into names values ('taken')`} {
 		if _, err := db.ExecContext(t.Context(), text); err != nil {
 			t.Fatal(err)
 		}
 	}
-	return db
 }
 
 func lend(t *testing.T, db *sql.DB) (*sqlitetx.Writer, *sql.Tx) {
