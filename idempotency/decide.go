@@ -20,6 +20,7 @@ const (
 	expired                     // it ran, and its response is gone
 	tooMany                     // the caller has too many keys outstanding
 	storeFailed                 // the store could not be asked
+	tooLate                     // the claim came when no time was left, and was given back
 )
 
 // decide claims the key, or tells from its record what to do, and waits for the end of
@@ -56,15 +57,16 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		began := time.Now()
 		record, granted, err := claim(ctx, in.claim)
 		in.telemetry.latency(ctx, "claim", began, err)
+		failure := storeFailed
 		if granted && err == nil {
-			err = ctx.Err() // nothing begins that has no time left
+			failure, err = tooLate, ctx.Err()
 		}
 		switch {
 		case err != nil:
 			// Nothing has run under a claim that may have been made.
 			owner := Owner{Token: in.claim.Token, Fence: 1}
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
-			return Record{}, storeFailed, err
+			return Record{}, failure, err
 		case granted:
 			in.own(record)
 			return record, run, nil
@@ -81,13 +83,13 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		record, granted, err = in.store.TakeOver(ctx, in.claim, from)
 		in.telemetry.latency(ctx, "take_over", began, err)
 		if granted && err == nil {
-			err = ctx.Err()
+			failure, err = tooLate, ctx.Err()
 		}
 		if err != nil {
 			// Under the one that may have been taken over something may have.
 			owner := Owner{Token: in.claim.Token, Fence: from.Fence + 1}
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Extend(ctx, in.claim.ID, owner, 0) })
-			return Record{}, storeFailed, err
+			return Record{}, failure, err
 		}
 		if granted {
 			in.own(record)

@@ -167,6 +167,31 @@ func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
 	})
 }
 
+// The same of a request: that its claim took all the time does not mean that the store could
+// not be reached.
+func TestMiddleware_BeginsNothingWithoutTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store, runs := &idempotency.MemoryStore{}, 0
+		open := func(c *idempotency.Config) { c.FailOpen = true }
+		expectProblem(t, do(t, newEngine(t, slowStore{store}, open).Middleware(counted(&runs)), post("/", "x")), 503, "execution-timeout")
+		if runs != 0 {
+			t.Errorf("it ran")
+		}
+		if w := do(t, newEngine(t, store, open).Middleware(counted(&runs)), post("/", "x")); w.Code != 200 || runs != 1 {
+			t.Errorf("then %d, %d runs", w.Code, runs)
+		}
+	})
+}
+
+// slowStore takes all the time for a claim.
+type slowStore struct{ idempotency.Store }
+
+func (s slowStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
+	<-ctx.Done()
+	return s.Store.Claim(context.WithoutCancel(ctx), c)
+}
+
 // To fail open is to run what has not run.
 func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 	t.Parallel()

@@ -40,6 +40,8 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 		x.refuse(ProblemKeyExpired)
 	case tooMany:
 		x.refuse(ProblemTooManyKeys)
+	case tooLate:
+		x.refuse(ProblemExecutionTimeout)
 	case storeFailed:
 		if x.cfg.FailOpen && !x.transactional {
 			x.logDown(ctx, err)
