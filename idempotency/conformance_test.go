@@ -6,6 +6,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
@@ -69,6 +70,7 @@ func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
 	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
 		settings := p.settings()
 		settings.Transactional = transactional
+		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second // a busy machine answers in time
 		first, second := &process{t: t, settings: settings}, &process{t: t, settings: settings}
 		target := conformance.Target{Processes: []conformance.Process{first, second}}
 		for _, p := range []*process{first, second} {

@@ -44,7 +44,7 @@ func TestPurge_OnSQLiteGivesWay(t *testing.T) {
 	}
 	stop()
 	writing.Wait()
-	if total != expired || turns < 3 {
+	if total != expired || turns < 2 {
 		t.Errorf("%d records in %d turns", total, turns)
 	}
 }
