@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"sync"
 	"testing"
 )
@@ -30,21 +31,18 @@ func TestPurge_OnSQLiteGivesWay(t *testing.T) {
 			}
 		})
 	}
-	total, turns := 0, 0
-	for {
-		n, err := p.store.Purge(t.Context(), expired)
-		if err != nil {
+	defer writing.Wait()
+	defer stop()
+	turns := 0
+	for p.count(t, `select count(*) from {{idempotency}}`) > 0 {
+		switch n, err := p.store.Purge(t.Context(), expired); {
+		case err == nil && n > 0:
+			turns++
+		case err != nil && !errors.Is(err, context.DeadlineExceeded): // a busy machine
 			t.Fatal(err)
 		}
-		if n == 0 {
-			break
-		}
-		total += n
-		turns++
 	}
-	stop()
-	writing.Wait()
-	if total != expired || turns < 2 {
-		t.Errorf("%d records in %d turns", total, turns)
+	if turns < 2 {
+		t.Errorf("%d records in %d turn", expired, turns)
 	}
 }
