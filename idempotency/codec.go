@@ -39,8 +39,8 @@ type Encryption struct {
 
 // codec turns responses into what is stored, and back: a byte of flags, the key's
 // id where encrypted, and the content, first compressed, then encrypted. What a
-// response is encrypted for (its record) is authenticated with it, so that rows
-// cannot be exchanged.
+// response is encrypted for (its record's key, caller and request) is authenticated with
+// it, so that it is believed nowhere else.
 type codec struct {
 	compressAbove int // 0: never
 	acceptPlain   bool
@@ -82,7 +82,17 @@ func newCodec(compressAbove int, e *Encryption) (codec, error) {
 	return c, nil
 }
 
-func (c codec) encode(id ID, content []byte) ([]byte, error) {
+// binding is what a response belongs to.
+type binding []byte
+
+func bind(id ID, caller Caller, fingerprint Fingerprint) binding {
+	return slices.Concat(id[:], caller[:], fingerprint[:]) // of fixed lengths
+}
+
+func (r *Record) binding() binding { return bind(r.ID, r.Caller, r.Fingerprint) }
+func (c *Claim) binding() binding  { return bind(c.ID, c.Caller, c.Fingerprint) }
+
+func (c codec) encode(of binding, content []byte) ([]byte, error) {
 	head := []byte{0}
 	if c.compressAbove > 0 && len(content) > c.compressAbove {
 		var b bytes.Buffer
@@ -104,21 +114,21 @@ func (c codec) encode(id ID, content []byte) ([]byte, error) {
 	if c.ciphers == nil {
 		return append(head, content...), nil
 	}
-	return c.seal(id, "", head[0], content), nil
+	return c.seal(of, "", head[0], content), nil
 }
 
-// seal encrypts what is stored of id under a label.
-func (c codec) seal(id ID, label string, flags byte, content []byte) []byte {
+// seal encrypts what is stored under a label.
+func (c codec) seal(of binding, label string, flags byte, content []byte) []byte {
 	gcm := c.ciphers[c.current]()
 	head := append([]byte{flags | flagEncrypted, byte(len(c.current))}, c.current...)
 	nonce := make([]byte, gcm.NonceSize())
 	rand.Read(nonce)
 	out := append(bytes.Clone(head), nonce...)
-	return gcm.Seal(out, nonce, content, slices.Concat(head, id[:], []byte(label)))
+	return gcm.Seal(out, nonce, content, slices.Concat(head, of, []byte(label)))
 }
 
 // unseal decrypts what seal has made.
-func (c codec) unseal(id ID, label string, stored []byte) ([]byte, error) {
+func (c codec) unseal(of binding, label string, stored []byte) ([]byte, error) {
 	if len(stored) < 2 || len(stored) < 2+int(stored[1]) {
 		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
 	}
@@ -132,7 +142,7 @@ func (c codec) unseal(id ID, label string, stored []byte) ([]byte, error) {
 	if len(sealed) < gcm.NonceSize() {
 		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
 	}
-	content, err := gcm.Open(nil, sealed[:gcm.NonceSize()], sealed[gcm.NonceSize():], slices.Concat(head, id[:], []byte(label)))
+	content, err := gcm.Open(nil, sealed[:gcm.NonceSize()], sealed[gcm.NonceSize():], slices.Concat(head, of, []byte(label)))
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrDecode, err)
 	}
@@ -143,22 +153,22 @@ func (c codec) unseal(id ID, label string, stored []byte) ([]byte, error) {
 const sealedText = "sealed:"
 
 // encodeText encrypts a text, where anything is encrypted.
-func (c codec) encodeText(id ID, label, text string) string {
+func (c codec) encodeText(of binding, label, text string) string {
 	if c.ciphers == nil || text == "" {
 		return text
 	}
-	return sealedText + base64.RawURLEncoding.EncodeToString(c.seal(id, label, 0, []byte(text)))
+	return sealedText + base64.RawURLEncoding.EncodeToString(c.seal(of, label, 0, []byte(text)))
 }
 
 // decodeText returns "" for what cannot be believed.
-func (c codec) decodeText(id ID, label, stored string) string {
+func (c codec) decodeText(of binding, label, stored string) string {
 	text, sealed := strings.CutPrefix(stored, sealedText)
 	if c.ciphers == nil || !sealed && c.acceptPlain {
 		return stored
 	}
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	if err == nil {
-		raw, err = c.unseal(id, label, raw)
+		raw, err = c.unseal(of, label, raw)
 	}
 	if err != nil || !sealed {
 		return ""
@@ -166,7 +176,7 @@ func (c codec) decodeText(id ID, label, stored string) string {
 	return string(raw)
 }
 
-func (c codec) decode(id ID, stored []byte) ([]byte, error) {
+func (c codec) decode(of binding, stored []byte) ([]byte, error) {
 	if len(stored) == 0 {
 		return nil, fmt.Errorf("%w: it is empty", ErrDecode)
 	}
@@ -174,7 +184,7 @@ func (c codec) decode(id ID, stored []byte) ([]byte, error) {
 	switch {
 	case flags&flagEncrypted != 0:
 		var err error
-		if content, err = c.unseal(id, "", stored); err != nil {
+		if content, err = c.unseal(of, "", stored); err != nil {
 			return nil, err
 		}
 	case c.ciphers != nil && !c.acceptPlain:
@@ -202,7 +212,7 @@ func (e *Engine) open(ctx context.Context, record Record) ([]byte, error) {
 	if record.plain != nil {
 		return record.plain, nil
 	}
-	plain, err := e.codec.decode(record.ID, record.Response)
+	plain, err := e.codec.decode(record.binding(), record.Response)
 	if errors.Is(err, ErrNotEncrypted) {
 		e.telemetry.plainRefused.Add(ctx, 1)
 	}
@@ -211,20 +221,20 @@ func (e *Engine) open(ctx context.Context, record Record) ([]byte, error) {
 
 // reveal decrypts what a record holds besides its response.
 func (e *Engine) reveal(record Record) Record {
-	record.Location = e.codec.decodeText(record.ID, "location", record.Location)
-	record.ResourceID = e.codec.decodeText(record.ID, "resource id", record.ResourceID)
+	record.Location = e.codec.decodeText(record.binding(), "location", record.Location)
+	record.ResourceID = e.codec.decodeText(record.binding(), "resource id", record.ResourceID)
 	return record
 }
 
 // sealed fills in the response, and encrypts what else is stored.
 func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
-	id := in.claim.ID
-	c.Location = in.codec.encodeText(id, "location", c.Location)
-	c.ResourceID = in.codec.encodeText(id, "resource id", c.ResourceID)
+	of := in.claim.binding()
+	c.Location = in.codec.encodeText(of, "location", c.Location)
+	c.ResourceID = in.codec.encodeText(of, "resource id", c.ResourceID)
 	if c.State == NotReplayable {
 		return c, nil
 	}
-	c.Response, err = in.codec.encode(id, plain)
+	c.Response, err = in.codec.encode(of, plain)
 	c.Large = len(c.Response) > in.cfg.LargeAbove && c.Refuse == 0
 	return c, err
 }

@@ -151,7 +151,10 @@ type Config struct {
 	DropHeaders []string
 
 	// AllowStreaming lets a handler in Middleware flush. Then its response is
-	// sent as it is written, and the key is not replayable.
+	// sent as it is written, and is not replayed: copies get 409
+	// response-not-stored. Its status decides as that of any other response, so a
+	// streamed 5xx leaves an unknown outcome. Default: false, flushing fails with
+	// [ErrStreaming].
 	AllowStreaming bool
 
 	// Pointer stores status, Location and resource id, and no body: a replay has
@@ -201,8 +204,8 @@ type Config struct {
 	// PurgeEvery is the pause between two purges of Run. Default: 1 min.
 	PurgeEvery time.Duration
 
-	// PurgeBatch is how many records one statement of a purge deletes. Default:
-	// 1,000.
+	// PurgeBatch is how many records one transaction of a purge deletes at most. On
+	// SQLite it deletes fewer when others wait for their turn to write. Default: 1,000.
 	PurgeBatch int
 
 	// TenantAttribute adds the tenant to metrics. It costs a time series for
@@ -275,7 +278,7 @@ func (c Config) resolve() (Config, error) {
 		c.Header = "Idempotency-Key"
 	}
 	c.Header = textproto.CanonicalMIMEHeaderKey(c.Header)
-	if strings.ContainsFunc(c.Header, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' }) {
+	if !isHeaderName(c.Header) {
 		bad("Header", strconv.Quote(c.Header), "must be the name of a header")
 	}
 	if c.CorrelationHeader == "" {
@@ -357,6 +360,10 @@ func (c *Config) retention(r *http.Request, status int) time.Duration {
 		}
 	}
 	return c.Retention
+}
+
+func isHeaderName(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
 }
 
 func canonicalNames(names []string) []string {

@@ -1,9 +1,14 @@
 package idempotency_test
 
 import (
+	"context"
 	"net/http/httptest"
+	"strings"
+	"syscall"
 	"testing"
+	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
 )
@@ -57,6 +62,72 @@ func TestConformance_OfTwoProcesses(t *testing.T) {
 		s := serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: transactional}
 		runSuite(t, startServer(t, s).url, startServer(t, s).url)
 	})
+}
+
+// The suite kills and stops the second one.
+func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
+	t.Parallel()
+	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
+		settings := p.settings()
+		settings.Transactional = transactional
+		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second // a busy machine answers in time
+		first, second := &process{t: t, settings: settings}, &process{t: t, settings: settings}
+		target := conformance.Target{Processes: []conformance.Process{first, second}}
+		for _, p := range []*process{first, second} {
+			p.server = startServer(t, settings)
+			p.settings.Address = p.server.address
+			target.URLs = append(target.URLs, p.server.url)
+		}
+		suite, err := conformance.New(t.Context(), target)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer suite.Close()
+		ran := 0
+		for _, c := range conformance.Cases() {
+			if !strings.Contains(c.Name, "process dies") && !strings.HasPrefix(c.Name, "a process that") {
+				continue
+			}
+			result := suite.Run(t.Context(), c)
+			if result.Err != nil {
+				t.Errorf("%s: %v", result.Name, result.Err)
+			}
+			if result.Skipped == "" {
+				ran++
+			}
+		}
+		if oneWriter := p.cfg.Dialect == oncemill.SQLite && transactional; ran != map[bool]int{true: 2, false: 3}[oneWriter] {
+			t.Errorf("%d cases", ran)
+		}
+	})
+}
+
+// process is a server whose process the suite controls.
+type process struct {
+	t        *testing.T
+	settings serveSettings
+	server   *server
+}
+
+func (p *process) Kill(context.Context) error {
+	p.server.kill()
+	return nil
+}
+
+func (p *process) Start(context.Context) error {
+	p.server = startServer(p.t, p.settings)
+	return nil
+}
+
+func (p *process) Freeze(context.Context) error {
+	p.server.signal(syscall.SIGSTOP)
+	p.server.awaitStopped()
+	return nil
+}
+
+func (p *process) Thaw(context.Context) error {
+	p.server.signal(syscall.SIGCONT)
+	return nil
 }
 
 func TestConformance_InMemory(t *testing.T) {

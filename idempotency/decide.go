@@ -20,6 +20,7 @@ const (
 	expired                     // it ran, and its response is gone
 	tooMany                     // the caller has too many keys outstanding
 	storeFailed                 // the store could not be asked
+	tooLate                     // the claim came when no time was left, and was given back
 )
 
 // decide claims the key, or tells from its record what to do, and waits for the end of
@@ -56,14 +57,18 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		began := time.Now()
 		record, granted, err := claim(ctx, in.claim)
 		in.telemetry.latency(ctx, "claim", began, err)
+		failure := storeFailed
+		if granted && err == nil {
+			failure, err = tooLate, ctx.Err()
+		}
 		switch {
 		case err != nil:
 			// Nothing has run under a claim that may have been made.
 			owner := Owner{Token: in.claim.Token, Fence: 1}
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
-			return Record{}, storeFailed, err
+			return Record{}, failure, err
 		case granted:
-			in.owner = record.Owner
+			in.own(record)
 			return record, run, nil
 		}
 		v := in.judge(record)
@@ -77,14 +82,17 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		from := record.Owner
 		record, granted, err = in.store.TakeOver(ctx, in.claim, from)
 		in.telemetry.latency(ctx, "take_over", began, err)
+		if granted && err == nil {
+			failure, err = tooLate, ctx.Err()
+		}
 		if err != nil {
 			// Under the one that may have been taken over something may have.
 			owner := Owner{Token: in.claim.Token, Fence: from.Fence + 1}
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Extend(ctx, in.claim.ID, owner, 0) })
-			return Record{}, storeFailed, err
+			return Record{}, failure, err
 		}
 		if granted {
-			in.owner = record.Owner
+			in.own(record)
 			in.count(ctx, in.telemetry.takeovers, 0)
 			in.log(ctx, slog.LevelWarn, "key taken over", slog.Int64("fence", record.Owner.Fence))
 			if !in.transactional && in.cfg.Crashed == Recover {
@@ -95,6 +103,12 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 	}
 	// It changes hands, or its owner is just completing it.
 	return Record{}, inProgress, nil
+}
+
+// own makes the intent the owner of a record. That of a claim that was taken over has kept
+// its fingerprint, maybe of another version.
+func (in *intent) own(record Record) {
+	in.owner, in.claim.Fingerprint = record.Owner, record.Fingerprint
 }
 
 // cached returns the record that the cache has, if it is an answer to this request that

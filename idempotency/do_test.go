@@ -117,6 +117,35 @@ func TestDo_ResultsThatAreTooLargeAreNotRunAgain(t *testing.T) {
 	})
 }
 
+// What a failed attempt did to its message the next one does not see, nor does the router.
+func TestWatermill_EachAttemptHasACopyOfTheMessage(t *testing.T) {
+	t.Parallel()
+	p := losing(t)
+	runs := 0
+	handler := p.engine(t, nil).Watermill("stock", nil)(func(msg *message.Message) ([]*message.Message, error) {
+		runs++
+		if string(msg.Payload) != "payload" || msg.Metadata.Get("tries") != "" || msg.UUID != "1" {
+			t.Errorf("attempt %d gets %q, %v", runs, msg.Payload, msg.Metadata)
+		}
+		msg.Metadata.Set("tries", "1")
+		copy(msg.Payload, "changed")
+		tx, _ := idempotency.TxFromContext(msg.Context())
+		if runs == 1 {
+			_, err := tx.ExecContext(msg.Context(), `select lose(1, 1)`)
+			return nil, err
+		}
+		return []*message.Message{msg}, nil
+	})
+	msg := message.NewMessageWithContext(t.Context(), "1", []byte("payload"))
+	produced, err := handler(msg)
+	if err != nil || runs != 2 || len(produced) != 1 || string(produced[0].Payload) != "changed" || produced[0].Metadata.Get("tries") != "1" {
+		t.Errorf("%v after %d runs: %v", err, runs, produced)
+	}
+	if string(msg.Payload) != "payload" || len(msg.Metadata) != 0 || msg.Context() != t.Context() {
+		t.Errorf("left: %q, %v", msg.Payload, msg.Metadata)
+	}
+}
+
 func TestWatermill_ReturnsTheSameMessagesForEveryCopy(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		runs := 0

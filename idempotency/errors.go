@@ -105,3 +105,15 @@ type KeyError struct {
 }
 
 func (e *KeyError) Error() string { return "idempotency: the key " + e.Problem }
+
+// RecoveryError is returned by [Engine.Settle] for a Recovery that no client could be
+// answered with. Nothing was changed; call again with a valid one. (What Config.Recover
+// returns is checked in the same way: the outcome then stays unknown, and the log says why.)
+type RecoveryError struct {
+	Field   string // of Recovery
+	Problem string // completes the sentence "the field ..."
+}
+
+func (e *RecoveryError) Error() string {
+	return "idempotency: Recovery." + e.Field + " " + e.Problem
+}

@@ -109,6 +109,9 @@ type lossy struct {
 	dsn    string
 	armed  atomic.Bool
 	text   atomic.Pointer[string] // the answer of a statement that contains it is lost once
+
+	asked     func(query string) // called after a query, unless nil
+	committed func()             // called after a commit, unless nil
 }
 
 // lose loses the answer of a statement that was executed.
@@ -151,6 +154,9 @@ func (c *lossyConn) ExecContext(ctx context.Context, query string, args []driver
 
 func (c *lossyConn) QueryContext(ctx context.Context, query string, args []driver.NamedValue) (driver.Rows, error) {
 	rows, err := c.Conn.(driver.QueryerContext).QueryContext(ctx, query, args)
+	if c.lossy.asked != nil {
+		c.lossy.asked(query)
+	}
 	if lost := c.lossy.lose(query); err == nil && lost != nil {
 		_ = rows.Close()
 		return nil, lost
@@ -177,6 +183,9 @@ type lossyTx struct {
 
 func (t lossyTx) Commit() error {
 	err := t.Tx.Commit()
+	if err == nil && t.lossy.committed != nil {
+		t.lossy.committed()
+	}
 	if err == nil && t.lossy.armed.CompareAndSwap(true, false) {
 		return driver.ErrBadConn
 	}

@@ -43,6 +43,8 @@ func TestMiddleware_CrashPolicies(t *testing.T) {
 		for range 2 {
 			expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
 		}
+		recovery = idempotency.Recovery{Status: 103} // no answer
+		expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
 		recovery = idempotency.Recovery{Status: 201, Header: http.Header{"Location": {"/orders/7"}}, Body: []byte("found")}
 		for range 2 {
 			if w := do(t, handler, post("/", "x")); w.Code != 201 || w.Body.String() != "found" || w.Header().Get("Location") != "/orders/7" {
@@ -117,6 +119,77 @@ func TestMiddleware_ALostAnswerOfATakeOverForgetsNothing(t *testing.T) {
 			t.Errorf("ran %d times: %d %s", runs, w.Code, w.Body)
 		}
 	})
+}
+
+// lateStore answers when its caller's time is up.
+type lateStore struct {
+	idempotency.Store
+	end context.CancelFunc
+}
+
+func (s lateStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
+	defer s.end()
+	return s.Store.Claim(ctx, c)
+}
+
+func (s lateStore) TakeOver(ctx context.Context, c idempotency.Claim, from idempotency.Owner) (idempotency.Record, bool, error) {
+	defer s.end()
+	return s.Store.TakeOver(ctx, c, from)
+}
+
+// A claim that is granted when the caller has gone begins nothing, and is given back.
+func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store := &idempotency.MemoryStore{}
+		takeOver := func(c *idempotency.Config) { c.Crashed = idempotency.TakeOver }
+		runs := 0
+		command := func(ctx context.Context, store idempotency.Store) error {
+			cmd := idempotency.Command{Name: "a", Key: "a"}
+			_, err := idempotency.Do(ctx, newEngine(t, store, takeOver), cmd, func(context.Context) (int, error) { runs++; return runs, nil })
+			return err
+		}
+		late := func() {
+			t.Helper()
+			ctx, cancel := context.WithCancel(t.Context())
+			if err := command(ctx, lateStore{store, cancel}); !errors.Is(err, context.Canceled) || runs != 0 {
+				t.Errorf("%v, %d runs", err, runs)
+			}
+		}
+		late()                                      // at the claim
+		_ = command(t.Context(), dyingStore{store}) // whose claim stays
+		runs = 0
+		time.Sleep(time.Minute)
+		late() // at the takeover
+		if err := command(t.Context(), store); err != nil || runs != 1 {
+			t.Errorf("%v, %d runs", err, runs)
+		}
+	})
+}
+
+// The same of a request: that its claim took all the time does not mean that the store could
+// not be reached.
+func TestMiddleware_BeginsNothingWithoutTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		store, runs := &idempotency.MemoryStore{}, 0
+		open := func(c *idempotency.Config) { c.FailOpen = true }
+		expectProblem(t, do(t, newEngine(t, slowStore{store}, open).Middleware(counted(&runs)), post("/", "x")), 503, "execution-timeout")
+		if runs != 0 {
+			t.Errorf("it ran")
+		}
+		if w := do(t, newEngine(t, store, open).Middleware(counted(&runs)), post("/", "x")); w.Code != 200 || runs != 1 {
+			t.Errorf("then %d, %d runs", w.Code, runs)
+		}
+	})
+}
+
+// slowStore takes all the time for a claim.
+type slowStore struct{ idempotency.Store }
+
+func (s slowStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
+	<-ctx.Done()
+	return s.Store.Claim(context.WithoutCancel(ctx), c)
 }
 
 // To fail open is to run what has not run.

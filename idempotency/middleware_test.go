@@ -407,37 +407,6 @@ func TestTxMiddleware_OptionalKeyStillHasATransaction(t *testing.T) {
 	})
 }
 
-func TestMiddleware_StreamsIfAllowed(t *testing.T) {
-	t.Parallel()
-	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.AllowStreaming = true })
-	var flushed string
-	var w *httptest.ResponseRecorder
-	handler := engine.Middleware(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(rw, "one")
-		rw.(http.Flusher).Flush()
-		flushed = w.Body.String()
-		_, _ = io.WriteString(rw, "two")
-	}))
-	w = httptest.NewRecorder()
-	handler.ServeHTTP(w, post("/", "x"))
-	if flushed != "one" || w.Body.String() != "onetwo" {
-		t.Errorf("flushed %q, then %q", flushed, w.Body)
-	}
-	expectProblem(t, do(t, handler, post("/", "x")), 409, "response-not-stored")
-	recorded := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {
-		if err := http.NewResponseController(rw).Flush(); !errors.Is(err, idempotency.ErrStreaming) {
-			t.Errorf("Flush: %v", err)
-		}
-		if _, _, err := http.NewResponseController(rw).Hijack(); !errors.Is(err, idempotency.ErrHijack) {
-			t.Errorf("Hijack: %v", err)
-		}
-		if _, ok := rw.(http.Flusher); ok {
-			t.Error("it is an http.Flusher that cannot flush")
-		}
-	}))
-	do(t, recorded, post("/", "x"))
-}
-
 func TestEngine_PurgesWhatIsToBeForgotten(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		engine := p.engine(t, func(c *idempotency.Config) { c.Retention, c.PurgeBatch, c.LargeAbove = time.Second, 3, 10 })

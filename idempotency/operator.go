@@ -3,6 +3,10 @@ package idempotency
 import (
 	"context"
 	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strconv"
 	"strings"
 )
 
@@ -11,7 +15,8 @@ import (
 // token is what stands behind Config.StatusPath in a status URL.
 //
 // It returns [ErrNotUnknown] for a key that has no run, runs, or has ended, and for a zero
-// Recovery. Of several calls at once one settles the key.
+// Recovery, and a [*RecoveryError] for an answer that cannot be stored. Of several calls at
+// once one settles the key.
 func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error {
 	id, ok := parseToken(token)
 	if !ok || !found.RunAgain && found.Status == 0 {
@@ -25,7 +30,10 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 		return ErrNotUnknown
 	}
 	in := e.newIntent(false)
-	in.claim.ID, in.claim.Endpoint = id, record.Endpoint
+	in.claim.ID, in.claim.Caller, in.claim.Endpoint = id, record.Caller, record.Endpoint
+	if err := in.fits(found); err != nil {
+		return err
+	}
 	taken, granted, err := e.store.TakeOver(ctx, in.claim, record.Owner)
 	switch {
 	case err != nil:
@@ -33,32 +41,77 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 	case !granted:
 		return ErrNotUnknown
 	}
+	in.own(taken)
 	if found.RunAgain {
-		return e.store.Release(ctx, id, taken.Owner)
+		return e.store.Release(ctx, id, in.owner)
 	}
 	c, err := in.foundOut(found)
 	if err != nil {
 		return err
 	}
-	return e.store.Complete(ctx, id, taken.Owner, c)
+	return e.store.Complete(ctx, id, in.owner, c)
 }
+
+// mostFoundHeader bounds the names and values of Recovery.Header.
+const mostFoundHeader = 64 << 10
+
+// check returns what keeps clients from being answered with what was found, as a
+// *RecoveryError.
+func (in *intent) check(found Recovery) error {
+	switch {
+	case found.RunAgain, found.Status == 0:
+		return nil
+	case found.Status < 200 || found.Status > 599:
+		return &RecoveryError{"Status", "must be 200 to 599"}
+	case in.isCommand() && !json.Valid(found.Body):
+		return &RecoveryError{"Body", "must be what encoding/json makes of the command's result"}
+	case !in.isCommand() && len(found.Body) > 0 && !hasBody(found.Status):
+		return &RecoveryError{"Body", "must be empty with this status"}
+	}
+	size := 0
+	for name, values := range found.Header {
+		if !isHeaderName(name) {
+			return &RecoveryError{"Header", "has a name that is none: " + strconv.Quote(name)}
+		}
+		for _, value := range values {
+			if strings.ContainsFunc(value, func(r rune) bool { return r < ' ' && r != '\t' || r == 0x7f }) {
+				return &RecoveryError{"Header", "has a control character in " + strconv.Quote(name)}
+			}
+			size += len(name) + len(value)
+		}
+	}
+	if size > mostFoundHeader {
+		return &RecoveryError{"Header", "must have at most 64 KiB"}
+	}
+	return nil
+}
+
+// fits is check for what is to be stored whole.
+func (in *intent) fits(found Recovery) error {
+	most := in.cfg.MaxResponse
+	if in.isCommand() { // maybe of Engine.Watermill
+		most = mostResponse
+	}
+	if len(found.Body) > most {
+		return &RecoveryError{"Body", fmt.Sprintf("must have at most %d bytes", most)}
+	}
+	return in.check(found)
+}
+
+func (in *intent) isCommand() bool { return strings.HasPrefix(in.claim.Endpoint, commandEndpoint) }
 
 // foundOut encodes what is stored of a run that somebody has found out about.
 func (in *intent) foundOut(found Recovery) (Completion, error) {
 	c := Completion{State: Completed, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.RefuseExpired}
-	if strings.HasPrefix(in.claim.Endpoint, commandEndpoint) {
+	if in.isCommand() {
 		return in.sealed(c, found.Body)
 	}
-	c.Status, c.Location = found.Status, printable(found.Header.Get("Location"), 2048)
-	res := response{Status: found.Status, body: found.Body}
-	for name, values := range found.Header {
-		res.Header = append(res.Header, headerEntry{Name: name, Values: bytesOf(values)})
-	}
-	plain, err := res.marshal()
-	if err != nil {
+	c.Status = found.Status
+	rec := &recorder{header: http.Header{}, limit: in.cfg.MaxResponse, dropped: in.cfg.DropHeaders}
+	if err := rec.fill(found); err != nil {
 		return c, err
 	}
-	return in.sealed(c, plain)
+	return in.encoded(c, rec.result())
 }
 
 func statusToken(id ID) string { return base64.RawURLEncoding.EncodeToString(id[:]) }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"path"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -76,6 +77,58 @@ func TestEngine_SettlesAnUnknownOutcome(t *testing.T) {
 
 // token2 is another token of the same length.
 func token2(token string) string { return "A" + token[1:len(token)-1] + "A" }
+
+// What no client could be answered with is refused, and leaves the key as it was.
+func TestEngine_RefusesToSettleWithWhatIsNoAnswer(t *testing.T) {
+	t.Parallel()
+	store := &spy{Store: &idempotency.MemoryStore{}}
+	small := func(c *idempotency.Config) { c.MaxResponse = 10 }
+	engine := newEngine(t, store, small)
+	handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
+	do(t, handler, post("/", "x"))
+	request := store.last.Load().ID.Token()
+	cmd := idempotency.Command{Name: "charge", Key: "a"}
+	command := func() (string, error) {
+		r, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (string, error) { return "", errHandler })
+		return r.Value, err
+	}
+	_, _ = command()
+	ofCommand := store.last.Load().ID.Token()
+	large := strings.Repeat("x", 11)
+	for _, c := range []struct {
+		field, token string
+		found        idempotency.Recovery
+	}{
+		{"Status", request, idempotency.Recovery{Status: -1}},
+		{"Status", request, idempotency.Recovery{Status: 103}},
+		{"Status", request, idempotency.Recovery{Status: 600}},
+		{"Body", request, idempotency.Recovery{Status: 200, Body: []byte(large)}},
+		{"Body", request, idempotency.Recovery{Status: 204, Body: []byte("x")}},
+		{"Header", request, idempotency.Recovery{Status: 200, Header: http.Header{"A": {strings.Repeat("x", 40<<10), strings.Repeat("x", 40<<10)}}}},
+		{"Header", request, idempotency.Recovery{Status: 200, Header: http.Header{"A b": {"x"}}}},
+		{"Header", request, idempotency.Recovery{Status: 200, Header: http.Header{"A": {"x\r\nSet-Cookie: a=b"}}}},
+		{"Body", ofCommand, idempotency.Recovery{Status: 200}},
+		{"Body", ofCommand, idempotency.Recovery{Status: 200, Body: []byte(`charged`)}},
+	} {
+		var wrong *idempotency.RecoveryError
+		if err := engine.Settle(t.Context(), c.token, c.found); !errors.As(err, &wrong) || wrong.Field != c.field {
+			t.Errorf("%s of a %d: %v", c.field, c.found.Status, err)
+		}
+	}
+	expectProblem(t, do(t, handler, post("/", "x")), http.StatusConflict, "outcome-unknown")
+	if err := engine.Settle(t.Context(), request, idempotency.Recovery{Status: 204, Header: http.Header{"Set-Cookie": {"a=b"}, "Content-Length": {"7"}, "Etag": {"1"}}}); err != nil {
+		t.Error(err)
+	}
+	if w := do(t, handler, post("/", "x")); w.Code != 204 || w.Header().Get("Etag") != "1" || w.Header().Get("Set-Cookie")+w.Header().Get("Content-Length") != "" {
+		t.Errorf("%d %v", w.Code, w.Header())
+	}
+	if err := engine.Settle(t.Context(), ofCommand, idempotency.Recovery{Status: 200, Body: []byte(`"charged twice"`)}); err != nil {
+		t.Error(err) // it may be of Engine.Watermill, which knows no MaxResponse
+	}
+	if v, err := command(); err != nil || v != "charged twice" {
+		t.Error(v, err)
+	}
+}
 
 func TestEngine_SettlesACommand(t *testing.T) {
 	t.Parallel()

@@ -31,10 +31,10 @@ const (
 
 // Recovery is what Config.Recover found out. The zero value: still unknown.
 type Recovery struct {
-	RunAgain bool // the effect did not happen: run the handler
-	Status   int  // the effect happened: this is the answer, if not 0
-	Header   http.Header
-	Body     []byte // for Do the result, as encoding/json encodes it
+	RunAgain bool        // the effect did not happen: run the handler
+	Status   int         // the effect happened: this is the answer, 200 to 599, if not 0
+	Header   http.Header // at most 64 KiB
+	Body     []byte      // for Do the result, as encoding/json encodes it
 }
 
 // InProgressPolicy is how a copy of a running request is answered.

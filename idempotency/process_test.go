@@ -147,7 +147,9 @@ func serveProcess() error {
 	var bomb bomb
 	engine.At(bomb.at)
 	mux := http.NewServeMux()
-	mux.Handle("/", conformance.NewProbe(engine, pointedEffects{newSQLEffects(db, box), &bomb}, capabilitiesOf(cfg, s.Transactional)))
+	capabilities := capabilitiesOf(cfg, s.Transactional)
+	capabilities.OneWriter = s.Database.Dialect == oncemill.SQLite
+	mux.Handle("/", conformance.NewProbe(engine, pointedEffects{newSQLEffects(db, box), &bomb}, capabilities))
 	mux.HandleFunc("POST /arm", func(_ http.ResponseWriter, r *http.Request) {
 		point := r.FormValue("point")
 		var n int64

@@ -105,7 +105,7 @@ func (r *recorder) Write(p []byte) (int, error) {
 	if r.status == 0 {
 		r.writeHeader(http.StatusOK)
 	}
-	if r.status == http.StatusNoContent || r.status == http.StatusNotModified {
+	if !hasBody(r.status) {
 		return 0, http.ErrBodyNotAllowed
 	}
 	if r.streamed {
@@ -116,6 +116,21 @@ func (r *recorder) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	return r.spill(p)
+}
+
+func hasBody(status int) bool {
+	return status != http.StatusNoContent && status != http.StatusNotModified
+}
+
+// fill records what was found out of an earlier run.
+func (r *recorder) fill(found Recovery) error {
+	maps.Copy(r.header, found.Header)
+	r.WriteHeader(found.Status)
+	if len(found.Body) == 0 {
+		return nil
+	}
+	_, err := r.Write(found.Body)
+	return err
 }
 
 // spill writes what is too large to be stored to a file, so that it can be sent

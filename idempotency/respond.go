@@ -40,6 +40,8 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 		x.refuse(ProblemKeyExpired)
 	case tooMany:
 		x.refuse(ProblemTooManyKeys)
+	case tooLate:
+		x.refuse(ProblemExecutionTimeout)
 	case storeFailed:
 		if x.cfg.FailOpen && !x.transactional {
 			x.logDown(ctx, err)
@@ -54,8 +56,13 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 func (x *exchange) tell(ctx context.Context, end ending) {
 	a := end.attempt
 	defer a.discard()
-	if a != nil && a.late {
-		return // it has been answered
+	switch {
+	case a == nil:
+	case a.rec.streamed && a.panicked == nil: // all of it is there but its trailers
+		x.send(ctx, a)
+		return
+	case a.late && !a.rec.streamed: // it has been answered
+		return
 	}
 	switch end.outcome {
 	case stored, unstored: // what could not be stored was logged; there was an effect, and this is its answer
@@ -243,7 +250,7 @@ func (x *exchange) said(a *attempt) said {
 		return failed
 	}
 	switch res := a.answer(); {
-	case a.rec.streamed, res.Status < http.StatusBadRequest:
+	case res.Status < http.StatusBadRequest:
 		return succeeded
 	case x.storable(res):
 		return refused
@@ -269,40 +276,35 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 		State: Completed, Status: res.Status, ResourceID: printable(a.state.resource(), maxKey),
 		Retention: x.cfg.retention(x.r, res.Status), Refuse: x.cfg.RefuseExpired,
 	}
-	for _, e := range res.Header {
-		if e.Name == "Location" && len(e.Values) > 0 {
-			c.Location = printable(string(e.Values[0]), 2048)
-		}
-	}
 	if res.overflow && !x.cfg.Pointer || a.rec.streamed || !x.storable(res) {
 		c.State = NotReplayable
+		c.Location = printable(res.header("Location"), mostLocation)
 		return x.sealed(c, nil)
 	}
+	return x.encoded(c, res)
+}
+
+const mostLocation = 2048
+
+// encoded fills in what is stored of a response.
+func (in *intent) encoded(c Completion, res *response) (Completion, error) {
+	c.Location = printable(res.header("Location"), mostLocation)
 	kept := *res
-	if x.cfg.Pointer {
+	if in.cfg.Pointer {
 		kept.body, kept.Pointer = nil, true
-		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && x.cfg.Resolve == nil })
+		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Resolve == nil })
 	}
 	plain, err := kept.marshal()
 	if err != nil {
 		return c, err
 	}
-	return x.sealed(c, plain)
+	return in.sealed(c, plain)
 }
 
 // recovered answers with what was found out.
 func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
 	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)}
-	for name, values := range found.Header {
-		a.rec.Header()[name] = values
-	}
-	a.rec.WriteHeader(found.Status)
-	if len(found.Body) > 0 {
-		if _, err := a.rec.Write(found.Body); err != nil {
-			return a, err
-		}
-	}
-	return a, nil
+	return a, a.rec.fill(found)
 }
 
 // withoutKey runs a request that has no key and needs none.

@@ -195,6 +195,9 @@ func (x *execution) recover(ctx context.Context, record Record) ending {
 		found, err = x.cfg.Recover(asking, x.reveal(record))
 		return err
 	})
+	if err == nil {
+		err = x.check(found)
+	}
 	switch {
 	case err == nil && found.RunAgain:
 		return x.run(ctx)

@@ -93,6 +93,65 @@ func TestEncryption_RefusesPlainResponses(t *testing.T) {
 	})
 }
 
+// A response belongs to a key, its caller and a request: moved to another record, in the table
+// or the cache, it is not believed.
+func TestEncryption_BindsAResponseToItsRequest(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		cache := &cacheOf{}
+		handler := p.engine(t, func(c *idempotency.Config) {
+			encrypted(c)
+			c.Cache = cache
+		}).Middleware(ok("for one euro"))
+		do(t, handler, post("/", "amount=1"))
+		genuine := *cache.record.Load()
+		other := &cacheOf{}
+		do(t, newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Cache = other }).Middleware(ok("x")), post("/", "amount=1000"))
+		forged := genuine
+		forged.Fingerprint = other.record.Load().Fingerprint
+		if forged.ID != other.record.Load().ID || forged.Fingerprint == genuine.Fingerprint {
+			t.Fatal("the key is another, or the request is not")
+		}
+		cache.record.Store(&forged)
+		expectProblem(t, do(t, handler, post("/", "amount=1000")), http.StatusUnprocessableEntity, "key-reused")
+		forged = genuine
+		forged.Caller[0]++
+		cache.record.Store(&forged)
+		p.exec(t, `update {{idempotency}} set caller = $1`, forged.Caller[:])
+		expectProblem(t, do(t, handler, post("/", "amount=1")), http.StatusServiceUnavailable, "store-unavailable")
+	})
+}
+
+// A claim that was taken over keeps the fingerprint that it was made with, and one that was
+// settled its own: what is stored then can be read.
+func TestEncryption_ReadsWhatATakeOverHasStored(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		store := &spy{Store: p.store}
+		engine := newEngine(t, store, encrypted)
+		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
+		do(t, handler, post("/", "x", withKey("settled")))
+		found := idempotency.Recovery{Status: 201, Body: []byte("found")}
+		if err := engine.Settle(t.Context(), store.last.Load().ID.Token(), found); err != nil {
+			t.Error(err)
+		}
+		if w := do(t, handler, post("/", "x", withKey("settled"))); w.Body.String() != "found" {
+			t.Errorf("settled: %d %s", w.Code, w.Body)
+		}
+		again := newEngine(t, store, func(c *idempotency.Config) {
+			encrypted(c)
+			c.Crashed = idempotency.TakeOver
+		}).Middleware(ok("again"))
+		do(t, handler, post("/", "x", withKey("older")))
+		older := store.last.Load().Fingerprint
+		older[0] = 1 // of an older version
+		p.exec(t, `update {{idempotency}} set fingerprint = $1 where state = 1`, older[:])
+		for range 2 {
+			if w := do(t, again, post("/", "x", withKey("older"))); w.Body.String() != "again" {
+				t.Errorf("taken over: %d %s", w.Code, w.Body)
+			}
+		}
+	})
+}
+
 // Besides the response nothing that a handler said stands in the table in clear.
 func TestEncryption_LeavesNothingInClear(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {

@@ -4,7 +4,7 @@ var sqliteQueries = queries{
 	claim: sqliteClaim, forget: sqliteForget, outstanding: sqliteOutstanding,
 	find: sqliteFind, takeOver: sqliteTakeOver, extend: sqliteExtend, release: sqliteRelease,
 	complete: sqliteComplete, completeBody: sqliteBody, completeTx: sqliteCompleteTx, open: sqliteOpen, lost: sqliteLost,
-	purge: sqlitePurge, strip: sqliteStrip,
+	forgettable: sqliteForgettable, purge: sqliteForget, expired: sqliteExpired, strip: sqliteStrip,
 }
 
 const sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
@@ -21,7 +21,7 @@ select
 where true
 on conflict (key_hash) do nothing`
 
-// Served by the primary key.
+// Served by the primary key. A trigger takes a large response along.
 const sqliteForget = `
 delete from {{idempotency}}
 where key_hash = $1
@@ -122,28 +122,32 @@ from {{idempotency}}
 where key_hash = $1
 	and seal = 1`
 
-// Served by idempotency_forget. A trigger takes the large responses along.
-const sqlitePurge = `
-delete from {{idempotency}}
-where key_hash in (
-	select key_hash from {{idempotency}}
-	where forget_at <= ` + sqliteNow + `
-		and (state <> 1 or lease_until <= ` + sqliteNow + `)
-	order by forget_at
-	limit $1
-)`
+// Served by idempotency_forget.
+const sqliteForgettable = `
+select key_hash
+from {{idempotency}}
+where forget_at <= ` + sqliteNow + `
+	and (state <> 1 or lease_until <= ` + sqliteNow + `)
+order by forget_at
+limit $1`
 
 // Served by idempotency_expire.
+const sqliteExpired = `
+select key_hash
+from {{idempotency}}
+where response is not null
+	and forget_at > expires_at
+	and expires_at <= ` + sqliteNow + `
+	and state in (2, 3)
+order by expires_at
+limit $1`
+
 const sqliteStrip = `
 update {{idempotency}}
 set state = 4,
 	response = null
-where key_hash in (
-	select key_hash from {{idempotency}}
-	where response is not null
-		and forget_at > expires_at
-		and expires_at <= ` + sqliteNow + `
-	order by expires_at
-	limit $1
-)
-and state in (2, 3)`
+where key_hash = $1
+	and response is not null
+	and forget_at > expires_at
+	and expires_at <= ` + sqliteNow + `
+	and state in (2, 3)`

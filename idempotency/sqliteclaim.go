@@ -2,45 +2,72 @@ package idempotency
 
 import (
 	"context"
+	"database/sql"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
 )
-
-// lookEvery is how often a claim that waits for the writer looks whether its key has been
-// claimed.
-const lookEvery = 50 * time.Millisecond
 
 // claimInTurn claims a key on SQLite when it is its turn to write. The writer it waits for
 // may be the handler of a copy that was a moment faster, and whose claim was not there when
 // this one looked first: so it looks again while it waits, and gives its turn up if somebody
-// else has the key. It returns that record.
-func (s *SQLStore) claimInTurn(ctx context.Context, c Claim) (other Record, found bool, err error) {
-	ctx, cancel := context.WithCancel(ctx)
-	looked := make(chan struct{})
+// else has the key. It returns the record that is there then.
+func (s *SQLStore) claimInTurn(ctx context.Context, c Claim) (Record, bool, error) {
+	waiting, stop := context.WithCancel(ctx)
+	defer stop()
+	other := make(chan Record, 1)
 	go func() {
-		defer close(looked)
-		ticker := time.NewTicker(lookEvery)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ticker.C:
-			case <-ctx.Done():
-				return
-			}
-			r, there, err := s.find(ctx, c.ID)
-			if err == nil && there && r.Owner.Token != c.Token {
-				other, found = r, true
-				cancel()
-				return
-			}
+		defer close(other)
+		if r, found := s.watch(waiting, c); found {
+			other <- r
+			stop()
 		}
 	}()
-	_, err = s.change(ctx, turn.Caller, s.q.claim, claimValues(c)...)
-	cancel()
-	<-looked
-	if found {
-		return other, true, nil // whatever the claim did, the key was another's
+	record, found, err := s.writeAndFind(waiting, c.ID, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(waiting, s.q.forget, c.ID[:]); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(waiting, s.q.claim, claimValues(c)...)
+		return err
+	})
+	stop()
+	r, looked := <-other
+	if err == nil || !looked {
+		return record, found, err // what was committed counts, whatever has been seen before
 	}
-	return Record{}, false, err
+	return r, true, nil
+}
+
+// watch looks at the key until somebody else has it, at first often.
+func (s *SQLStore) watch(ctx context.Context, c Claim) (Record, bool) {
+	const least, most = 10 * time.Millisecond, 400 * time.Millisecond
+	for pause := least; ; pause = min(2*pause, most) {
+		timer := time.NewTimer(pause)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return Record{}, false
+		}
+		if r, found, err := s.find(ctx, c.ID); err == nil && found && r.Owner.Token != c.Token {
+			return r, true
+		}
+	}
+}
+
+// writeAndFind writes in a transaction on SQLite, and returns the record that is there
+// then. Once it has committed it says so, even if ctx has ended meanwhile.
+func (s *SQLStore) writeAndFind(ctx context.Context, id ID, do func(tx *sql.Tx) error) (record Record, found bool, err error) {
+	err = sqlitetx.Write(ctx, s.db.DB, turn.Caller, func(tx *sql.Tx) (err error) {
+		if err := do(tx); err != nil {
+			return err
+		}
+		record, found, err = scanRecord(id, tx.QueryRowContext(ctx, s.q.find, id[:]))
+		return err
+	})
+	if err != nil {
+		return Record{}, false, err
+	}
+	return record, found, nil
 }

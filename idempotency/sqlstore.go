@@ -104,20 +104,20 @@ func (s *SQLStore) stmt(text string) *sql.Stmt {
 }
 
 // queries are the statements of a dialect. Those of the same name take the same
-// arguments, but for open, claim and takeOver.
+// arguments, but for open, claim, takeOver, purge and strip.
 type queries struct {
 	claim, claimGroup                                    string
 	forget, outstanding, find, takeOver, extend, release string
 	complete, completeBody, completeTx, completeGroup    string
 	open, lost                                           string
-	purge, strip                                         string
+	forgettable, purge, expired, strip                   string
 }
 
 func (q queries) expand(cfg oncemill.Config) queries {
 	for _, text := range []*string{
 		&q.claim, &q.claimGroup, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
 		&q.complete, &q.completeBody, &q.completeTx, &q.completeGroup, &q.open, &q.lost,
-		&q.purge, &q.strip,
+		&q.forgettable, &q.purge, &q.expired, &q.strip,
 	} {
 		*text = cfg.Expand(*text)
 	}
@@ -154,9 +154,9 @@ func (s *SQLStore) record(ctx context.Context, id ID, text string, args ...any) 
 	return r, found, err
 }
 
-// change executes a statement, on SQLite when it is its turn, and returns how many rows
-// it has changed.
-func (s *SQLStore) change(ctx context.Context, kind turn.Kind, text string, args ...any) (n int64, err error) {
+// change executes a statement, and returns how many rows it has changed. On SQLite it
+// takes its turn before others.
+func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int64, err error) {
 	do := func(via session) error {
 		result, err := via.ExecContext(ctx, text, args...)
 		if err != nil {
@@ -166,7 +166,7 @@ func (s *SQLStore) change(ctx context.Context, kind turn.Kind, text string, args
 		return err
 	}
 	if s.cfg.Dialect == oncemill.SQLite {
-		err = sqlitetx.Write(ctx, s.db.DB, kind, func(tx *sql.Tx) error { return do(tx) })
+		err = sqlitetx.Write(ctx, s.db.DB, turn.Heartbeat, func(tx *sql.Tx) error { return do(tx) })
 	} else {
 		err = s.ask(ctx, do)
 	}
@@ -176,7 +176,7 @@ func (s *SQLStore) change(ctx context.Context, kind turn.Kind, text string, args
 // set is a change of a claim by its owner. On SQLite it goes first: others wait for what
 // it says, or it renews a lease.
 func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
-	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, turn.Heartbeat, text, args...) })
+	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, text, args...) })
 	switch {
 	case err != nil:
 		return fmt.Errorf("change claim: %w", err)
@@ -216,18 +216,10 @@ func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) 
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.claim, append(claimValues(c), c.Durable)...)
 	}
-	record, found, err := s.find(ctx, c.ID)
-	if err != nil || found {
+	if record, found, err := s.find(ctx, c.ID); err != nil || found {
 		return record, found, err
 	}
-	if other, found, err := s.claimInTurn(ctx, c); err != nil || found {
-		return other, found, err
-	}
-	record, found, err = s.find(ctx, c.ID)
-	if err == nil && !found {
-		_, err = s.change(ctx, turn.Caller, s.q.forget, c.ID[:])
-	}
-	return record, found, err
+	return s.claimInTurn(ctx, c)
 }
 
 func claimValues(c Claim) []any {
@@ -250,10 +242,10 @@ func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.takeOver, append(args, c.Durable)...)
 	}
-	if _, err := s.change(ctx, turn.Caller, s.q.takeOver, args...); err != nil {
-		return Record{}, false, err
-	}
-	return s.find(ctx, c.ID)
+	return s.writeAndFind(ctx, c.ID, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, s.q.takeOver, args...)
+		return err
+	})
 }
 
 func (s *SQLStore) find(ctx context.Context, id ID) (Record, bool, error) {
@@ -351,14 +343,18 @@ func completionArgs(id ID, owner Owner, c Completion) []any {
 	}
 }
 
-func (s *SQLStore) purge(ctx context.Context, limit int) (int, error) {
-	total := 0
-	for _, text := range []string{s.q.purge, s.q.strip} {
-		n, err := s.change(ctx, turn.Background, text, limit)
+func (s *SQLStore) purge(ctx context.Context, limit int) (total int, err error) {
+	for _, part := range []struct{ due, text string }{{s.q.forgettable, s.q.purge}, {s.q.expired, s.q.strip}} {
+		var n int64
+		if s.cfg.Dialect == oncemill.SQLite {
+			n, err = s.purgeInTurn(ctx, part.due, part.text, limit)
+		} else {
+			n, err = s.change(ctx, part.text, limit)
+		}
+		total += int(n)
 		if err != nil {
 			return total, fmt.Errorf("purge: %w", err)
 		}
-		total += int(n)
 	}
 	return total, nil
 }

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 //
 // For handlers whose effects are in the database, package inbox does the same with
 // less: prefer it. This is for those that share their keys with HTTP, or whose
-// effects are elsewhere. On a [SQLStore] an attempt that died counts as one without
+// effects are elsewhere. Each attempt gets a copy of the message, with the same metadata and
+// payload whatever an earlier one did to its own; acknowledging is left to the router. On a [SQLStore] an attempt that died counts as one without
 // effects, as in [Do], and runs again: what it did elsewhere happens twice unless its
 // receiver knows the message.
 func (e *Engine) Watermill(name string, key func(*message.Message) string) message.HandlerMiddleware {
@@ -26,11 +28,9 @@ func (e *Engine) Watermill(name string, key func(*message.Message) string) messa
 	return func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			ctx := msg.Context()
-			defer msg.SetContext(ctx)
 			cmd := Command{Name: name, Key: key(msg), Payload: []byte(msg.Payload)}
 			result, _, err := e.do(ctx, cmd, true, func(ctx context.Context) ([]byte, error) {
-				msg.SetContext(ctx)
-				produced, err := h(msg)
+				produced, err := h(copyOf(ctx, msg))
 				if err != nil {
 					return nil, err
 				}
@@ -57,6 +57,15 @@ func (e *Engine) Watermill(name string, key func(*message.Message) string) messa
 			return messages, nil
 		}
 	}
+}
+
+// copyOf returns what an attempt may change. Metadata and payload of msg are those of the
+// next one.
+func copyOf(ctx context.Context, msg *message.Message) *message.Message {
+	c := msg.Copy()
+	c.Payload = bytes.Clone(msg.Payload)
+	c.SetContext(ctx)
+	return c
 }
 
 type producedMessage struct {

@@ -411,3 +411,25 @@ func (b *syncBuffer) String() string {
 	defer b.mu.Unlock()
 	return b.text.String()
 }
+
+// Large rows are freed a few at a time: each is as many pages as it has.
+func TestHistory_OnSQLiteLargeRowsAreDeletedAFewAtATime(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	const expired = 10
+	p.exec(t, fmt.Sprintf(`with recursive n (i) as (select 1 union all select i + 1 from n where i < %d)
+		insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
+		select i, 1, 'orders', 'old', '', zeroblob(%d), x'', 0, i from n`, expired, 1<<20))
+	p.tap.sent()
+	done, err := p.queue.Maintain(t.Context(), func(context.Context, *sql.Tx) (bool, error) { return true, nil })
+	expectNoError(t, err)
+	deletions := 0
+	for _, s := range p.tap.sent() {
+		if strings.Contains(s.text, p.expand(t, `delete from {{outbox_history}}`)) {
+			deletions++
+		}
+	}
+	if done.Retired != expired || deletions < 3 {
+		t.Errorf("%d rows in %d statements", done.Retired, deletions)
+	}
+}

@@ -288,18 +288,32 @@ func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int
 // held: a reader keeps the log of an SQLite database long, and nothing else.
 func (s *sqliteStore) held(context.Context) (Held, error) { return Held{}, nil }
 
-// Served by the index on relayed_at; a few at a time, so that others need not wait for
-// their turn to write.
+// Served by the index on relayed_at; a few at a time, by rows and by bytes, so that others
+// need not wait for their turn to write.
 const sqliteRetire = `
 delete from {{outbox_history}}
 where rowid in (
-	select rowid from {{outbox_history}}
-	where relayed_at < cast(unixepoch('subsec') * 1000000 as integer) - ?1
-	order by relayed_at
-	limit ?2
+	select rowid
+	from (
+		select
+			rowid,
+			sum(length(payload) + length(metadata))
+				over (order by relayed_at, rowid rows between unbounded preceding and 1 preceding) as bytes_before
+		from (
+			select rowid, relayed_at, payload, metadata
+			from {{outbox_history}}
+			where relayed_at < ` + sqliteNow + ` - ?1
+			order by relayed_at
+			limit ?2
+		)
+	)
+	where coalesce(bytes_before, 0) < ?3
 )`
 
-const sqliteRetireRows = 200
+const (
+	sqliteRetireRows  = 200
+	sqliteRetireBytes = 4 << 20
+)
 
 func (s *sqliteStore) maintain(ctx context.Context, guard guard) (done Maintained, err error) {
 	if s.ask {
@@ -315,12 +329,11 @@ func (s *sqliteStore) maintain(ctx context.Context, guard guard) (done Maintaine
 	}
 	_, err = s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		for !over() {
-			retired, err := affected(tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows))
+			retired, err := affected(tx.ExecContext(ctx, s.names.Expand(sqliteRetire), s.history.Microseconds(), sqliteRetireRows, sqliteRetireBytes))
 			if err != nil {
 				return false, err
 			}
-			done.Retired += retired
-			if retired < sqliteRetireRows {
+			if done.Retired += retired; retired == 0 {
 				return false, nil
 			}
 		}

@@ -104,6 +104,34 @@ func TestSQLite_AHandlerWhoseContextEndedKeepsNobody(t *testing.T) {
 	expectIDs(t, p.read(t), "a")
 }
 
+// What SQLite has rolled back does not commit in pieces, whatever the function overlooks.
+func TestSQLite_ALostTransactionPublishesNothing(t *testing.T) {
+	t.Parallel()
+	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
+	expectNoError(t, oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations))
+	box, err := outbox.New(db, outbox.Config{})
+	expectNoError(t, err)
+	for _, text := range []string{`create table names (name text primary key)`, `insert into names values ('taken')`} {
+		_, err := db.ExecContext(t.Context(), text)
+		expectNoError(t, err)
+	}
+	p := &place{db: db, box: box, queue: box.Queue()}
+	var overlooked error
+	err = box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+		_, overlooked = tx.ExecContext(ctx, `insert or rollback into names values ('taken')`)
+		_ = box.Publisher(tx).Publish("orders", newMessage("a", ""))
+		return nil
+	})
+	if overlooked == nil || err == nil || errors.Is(err, outbox.ErrCommitUnknown) {
+		t.Errorf("after %v: %v", overlooked, err)
+	}
+	if rows := p.read(t); len(rows) != 0 {
+		t.Errorf("%d messages of a transaction that was rolled back", len(rows))
+	}
+	expectNoError(t, box.RunInTx(t.Context(), p.publishing(newMessage("b", ""))))
+	expectIDs(t, p.read(t), "b")
+}
+
 // What begins is not interrupted, so no connection is left in a transaction. In memory
 // the connection is the database, and cannot be given up.
 func TestSQLite_ACanceledBeginLeavesNothingOpen(t *testing.T) {

@@ -11,5 +11,10 @@
 // of a real service, of which only two bodies are known; the cases that need no
 // more run.
 //
-// Several URLs are several processes on one store; requests are spread over them.
+// Several URLs are several processes on one store; requests are spread over them. In a test
+// of your own, Target.Processes lets the suite kill, restart, stop and continue them:
+//
+//	type process struct{ cmd *exec.Cmd }
+//
+//	func (p *process) Freeze(context.Context) error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
 package conformance

@@ -38,6 +38,9 @@ type Capabilities struct {
 	// FailuresUnknown: a panic, a 5xx and a timeout leave a key whose outcome is
 	// unknown. Else they let it run again.
 	FailuresUnknown bool `json:"failures_unknown"`
+
+	// OneWriter: a transaction that is open keeps all others from writing, as on SQLite.
+	OneWriter bool `json:"one_writer"`
 }
 
 // Counts are the effects and messages of a name, at GET /effects/{name}.

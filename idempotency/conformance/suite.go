@@ -22,6 +22,10 @@ type Target struct {
 	// there is a Probe.
 	Plain *Plain
 
+	// Processes are those behind URLs, at least two, in the same order. Default: none;
+	// cases in which a process is killed, or stands still, are left out.
+	Processes []Process
+
 	// Header is sent with every request, for example Authorization.
 	Header http.Header
 
@@ -56,19 +60,20 @@ type Result struct {
 type Case struct {
 	Name string
 
-	plain bool // needs nothing but an operation
-	other bool // needs a second body of it
-	tx    bool // only for transactional engines
-	two   bool // needs two processes
-	raw   bool // only where bodies are compared as bytes
-	key   bool // only where a key is required
-	test  func(x *session)
+	plain   bool // needs nothing but an operation
+	other   bool // needs a second body of it
+	tx      bool // only for transactional engines
+	two     bool // needs two processes
+	control bool // needs two processes that can be killed
+	raw     bool // only where bodies are compared as bytes
+	key     bool // only where a key is required
+	test    func(x *session)
 }
 
 // Cases returns all cases, in order.
 func Cases() []Case {
 	var all []Case
-	for _, group := range [][]Case{replayCases(), keyCases(), sameCases(), flightCases(), failureCases(), sizeCases(), effectCases()} {
+	for _, group := range [][]Case{replayCases(), keyCases(), sameCases(), flightCases(), failureCases(), sizeCases(), effectCases(), processCases()} {
 		all = append(all, group...)
 	}
 	return all
@@ -88,6 +93,9 @@ type Suite struct {
 func New(ctx context.Context, target Target) (*Suite, error) {
 	if len(target.URLs) == 0 {
 		return nil, errors.New("conformance: a URL is needed")
+	}
+	if n := len(target.Processes); n > 0 && (n < 2 || n != len(target.URLs)) {
+		return nil, fmt.Errorf("conformance: %d processes for %d URLs; name each, and at least two", n, len(target.URLs))
 	}
 	for i, address := range target.URLs {
 		if u, err := url.Parse(address); err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
@@ -145,6 +153,8 @@ func (s *Suite) Run(ctx context.Context, c Case) (result Result) {
 		result.Skipped = "takes requests without a key"
 	case c.two && len(s.target.URLs) < 2:
 		result.Skipped = "needs two processes"
+	case c.control && len(s.target.Processes) == 0:
+		result.Skipped = "needs processes that can be killed"
 	}
 	if result.Skipped != "" {
 		return result

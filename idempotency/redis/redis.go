@@ -11,8 +11,8 @@
 // else.
 //
 // What is written holds responses, encrypted if Config.Encryption of the engine
-// says so. Whoever can write to this Redis can make replays of his own unless they
-// are.
+// says so, and then bound to key, caller and request. Whoever can write to this Redis can
+// make replays of his own unless they are.
 package redis
 
 import (

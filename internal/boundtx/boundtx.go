@@ -51,7 +51,8 @@ type Tx struct {
 	cancel    context.CancelFunc
 	detach    func() bool  // from the caller's context
 	why       func() error // the caller's context has ended
-	release   func()       // gives back its connection and, on SQLite, its turn
+	commit    func() error
+	end       func() // rolls back, unless it has ended, and gives back what it holds
 	ended     atomic.Bool
 	abandoned atomic.Bool
 }
@@ -68,11 +69,6 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	t := &Tx{calls: calls, line: new(bounded.Line), ctx: own, cancel: cancel, detach: context.AfterFunc(ctx, cancel), why: ctx.Err}
 	stop := context.AfterFunc(own, t.line.Lose)
-	t.release = func() {
-		if stop() {
-			t.line.Close()
-		}
-	}
 	// A transaction that begins too late rolls back: its context has ended.
 	limit := beginLimit
 	if pool := db.Stats(); pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
@@ -93,7 +89,13 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 		}
 		return nil, sqlerr.OfBegin(err)
 	}
-	t.Raw = raw
+	t.Raw, t.commit = raw, raw.Commit
+	t.end = func() {
+		_ = raw.Rollback() // the server rolls back what it lost the connection of
+		if stop() {
+			t.line.Close()
+		}
+	}
 	return t, nil
 }
 
@@ -105,18 +107,13 @@ func beginWriter(ctx context.Context, db *sql.DB, calls *bounded.Calls, options 
 	if err != nil {
 		return nil, err
 	}
-	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	t := &Tx{calls: calls, ctx: own, cancel: cancel, why: ctx.Err, release: w.Release}
-	err = w.Begin(ctx, func(context.Context) (err error) { // own does not end meanwhile
-		t.Raw, err = w.Conn.BeginTx(own, options)
-		return err
-	})
+	raw, err := w.Lend(ctx, options)
 	if err != nil {
-		cancel()
 		w.Release()
 		return nil, err
 	}
-	w.Runs(t.Raw)
+	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	t := &Tx{Raw: raw, calls: calls, ctx: own, cancel: cancel, why: ctx.Err, commit: w.Commit, end: w.Release}
 	t.detach = context.AfterFunc(ctx, cancel)
 	context.AfterFunc(own, w.Release)
 	return t, nil
@@ -177,8 +174,8 @@ func (t *Tx) Commit(limit time.Duration) error {
 		cut := time.AfterFunc(commitMost, t.cancel)
 		defer cut.Stop()
 		defer t.cancel()
-		defer t.release()
-		return struct{}{}, t.Raw.Commit()
+		defer t.end()
+		return struct{}{}, t.commit()
 	})
 	if errors.Is(err, bounded.ErrTooManyAbandoned) { // it was not sent
 		t.Rollback()
@@ -194,8 +191,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 	return fmt.Errorf("commit: %w", err)
 }
 
-// Rollback rolls back, unless the transaction has ended. Its error would add nothing:
-// the server rolls back what it lost the connection of.
+// Rollback rolls back, unless the transaction has ended.
 func (t *Tx) Rollback() {
 	if t.ended.Swap(true) {
 		return
@@ -207,7 +203,7 @@ func (t *Tx) Rollback() {
 	}
 	_, _ = bounded.Do(bounded.On(context.WithoutCancel(t.ctx), t.line), t.calls, rollbackLimit, func(limited context.Context) (struct{}, error) {
 		defer context.AfterFunc(limited, t.cancel)()
-		defer t.release()
-		return struct{}{}, t.Raw.Rollback()
+		t.end()
+		return struct{}{}, nil
 	})
 }

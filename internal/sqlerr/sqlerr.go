@@ -14,6 +14,7 @@ import (
 // SQLite's primary result codes that say something about concurrency or about
 // the outcome of a commit.
 const (
+	sqliteError      = 1 // of a commit: there is no transaction, SQLite has rolled it back
 	sqliteBusy       = 5
 	sqliteLocked     = 6
 	sqliteReadOnly   = 8
@@ -121,7 +122,7 @@ func CommitUnknown(err error) bool {
 		return false // lib/pq, pgx: the server answered ROLLBACK
 	}
 	switch sqliteCode(err) {
-	case sqliteBusy, sqliteLocked, sqliteFull, sqliteConstraint:
+	case sqliteError, sqliteBusy, sqliteLocked, sqliteFull, sqliteConstraint:
 		return false
 	}
 	return true

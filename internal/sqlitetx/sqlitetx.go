@@ -6,6 +6,7 @@ import (
 	"context"
 	"database/sql"
 	"sync"
+	"sync/atomic"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -13,9 +14,11 @@ import (
 
 // Writer is a connection whose turn it is to write.
 type Writer struct {
-	Conn    *sql.Conn
-	turn    *turn.Turn
-	release sync.Once
+	Conn       *sql.Conn
+	turn       *turn.Turn
+	lent       *sql.Tx     // nil: none
+	committing atomic.Bool // it may commit
+	release    sync.Once
 }
 
 // Acquire waits for the turn, and then for a connection, until ctx ends. At the first
@@ -48,18 +51,15 @@ func (w *Writer) prepare(ctx context.Context, db *sql.DB, turns *turn.Turns) (er
 	return turns.CheckFile(ctx, w.Conn)
 }
 
-// Begin calls begin until it has begun a transaction; see [turn.Turn.Begin].
-func (w *Writer) Begin(ctx context.Context, begin func(ctx context.Context) error) error {
-	return w.turn.Begin(ctx, w.Conn, begin)
-}
-
-// Runs says which transaction it is; see [turn.Turn.Runs].
-func (w *Writer) Runs(tx *sql.Tx) { w.turn.Runs(tx) }
-
-// Release waits for the end of the connection's *sql.Tx, if it has one, and gives
-// connection and turn back. To call it again only waits.
+// Release rolls back what was lent, unless it has ended, waits for the end of the
+// connection's *sql.Tx, if it has one, and gives connection and turn back. To call it
+// again only waits.
 func (w *Writer) Release() {
 	w.release.Do(func() {
+		if w.lent != nil {
+			_ = w.lent.Rollback() // a no-op after Commit
+			hookCommits(w.Conn, nil)
+		}
 		if w.Conn != nil {
 			_ = w.Conn.Close() // only returns it to the pool
 		}
@@ -97,7 +97,7 @@ func write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx, 
 	defer w.Release()
 	// Neither begins nor ends under ctx: what was interrupted may have taken effect.
 	var tx *sql.Tx
-	err = w.Begin(ctx, func(whole context.Context) (err error) {
+	err = w.turn.Begin(ctx, w.Conn, func(whole context.Context) (err error) {
 		tx, err = w.Conn.BeginTx(whole, nil)
 		return err
 	})
