@@ -225,6 +225,63 @@ func TestPieces_TryALargeOneHoweverManySmallOnesThereAre(t *testing.T) {
 	}
 }
 
+// One that has no room keeps no other large one from being tried, however many small ones
+// there are.
+func TestPieces_TryALargeOneBehindOneThatHasNoRoom(t *testing.T) {
+	t.Parallel()
+	for _, stuck := range []int{1, 2} {
+		o := newTable(t, 1, 1<<20, 1<<20)
+		o.w.health = newHealth(time.Second)
+		slices.SortFunc(o.rows, func(a, b outbox.Row) int { return a.Missing - b.Missing })
+		o.rows[stuck].Topic = "stuck"
+		p := &pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+			if of != o.rows[0].Ref {
+				return o.w.queue.ReadPiece(ctx, of, offset, most)
+			}
+			time.Sleep(20 * time.Millisecond)
+			return []byte("a"), nil
+		}}
+		for range 4 {
+			rows := []*outbox.Row{&o.rows[1], &o.rows[2]}
+			for range 2 * outbox.Lanes {
+				r := o.rows[0]
+				rows = append(rows, &r)
+			}
+			p.complete(t.Context(), o.w, rows, &space{taken: mostLarge / 2, of: map[string]int{"stuck": mostLarge / 2}})
+		}
+		if o.rows[3-stuck].Missing > 0 {
+			t.Errorf("row %d has not come", 3-stuck)
+		}
+		if o.rows[stuck].Missing == 0 {
+			t.Error("the other one came: the test shows nothing")
+		}
+	}
+}
+
+// However many topics are stuck, others have room, until as many bytes are taken as there
+// may be.
+func TestSpace_LeavesRoomBesideStuckTopics(t *testing.T) {
+	t.Parallel()
+	s := newSpace(0)
+	for _, topic := range []string{"a", "b", "c"} {
+		for s.has(topic) {
+			s.take(topic, 1<<20)
+		}
+		if !s.has("healthy") {
+			t.Fatalf("no room is left beside %v", s.of)
+		}
+	}
+	if s.of["a"] != mostLarge/2 || s.of["b"] != mostLarge/4 || s.of["c"] != mostLarge/8 {
+		t.Errorf("taken: %v", s.of)
+	}
+	for s.has("healthy") {
+		s.take("healthy", 1<<20)
+	}
+	if s.taken > mostLarge {
+		t.Errorf("%d bytes are taken", s.taken)
+	}
+}
+
 // Halving the pieces of a payload, each of which takes long since the server reads what
 // comes before it, makes each take as long: then they are not made smaller.
 func TestPieces_AreNotMadeSmallerInVain(t *testing.T) {

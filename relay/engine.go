@@ -64,10 +64,10 @@ type engine struct {
 	sound   bool          // the last read was of lanes that are not doubted
 	slow    int           // reads in a row that passed busy keys over and took long
 
-	unhindered time.Duration // what the last read took that passed none over
-	reads      int           // that were answered
-	carries    pace          // rows that a read may bring, of all lanes
-	readTo     int           // the lane that the last read ended with, if it left some out
+	unhindered unhindered
+	reads      int  // that were answered
+	carries    pace // rows that a read may bring, of all lanes
+	readTo     int  // the lane that the last read ended with, if it left some out
 
 	removals
 }

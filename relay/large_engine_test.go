@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/lib/pq"
+
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -40,17 +42,21 @@ func TestEngine_HasRoomForLargeMessages(t *testing.T) {
 	}
 }
 
+// keyOfLane returns a key whose messages are of a lane.
+func keyOfLane(number int) string {
+	for n := 'a'; ; n++ {
+		if key := string(n); outbox.Lane(key, "") == number {
+			return key
+		}
+	}
+}
+
 // A key whose many rows make reads slow is swept, whether what was read of it has gone out
 // or not, and whatever reads come in between that pass nothing over.
 func TestEngine_SweepsAKeyThatMakesReadsSlow(t *testing.T) {
 	t.Parallel()
 	const number = 7
-	key := ""
-	for n := 0; key == ""; n++ {
-		if k := string(rune('a' + n)); outbox.Lane(k, "") == number {
-			key = k
-		}
-	}
+	key := keyOfLane(number)
 	d := newDrive(limits{}, number)
 	for n := range slowReads {
 		d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{key}}, began: d.now, took: 2 * slowRead}, nil, d.now, nil)
@@ -58,6 +64,41 @@ func TestEngine_SweepsAKeyThatMakesReadsSlow(t *testing.T) {
 		d.lanes[number].sweepStopped()
 		if swept := d.lanes[number].swept[key]; swept != (n == slowReads-1) {
 			t.Errorf("after %d slow reads: swept %v", n+1, swept)
+		}
+	}
+}
+
+// What excuses a slow read must be of now, and of as many bytes; and one that comes to no
+// end in its time is the slowest.
+func TestEngine_SweepsAKeyWhateverItsReadsHadForAnExcuse(t *testing.T) {
+	t.Parallel()
+	const number = 7
+	key := keyOfLane(number)
+	for name, c := range map[string]struct {
+		slow read
+		err  error
+		age  time.Duration // of what a read took that passed nothing over
+	}{
+		"long ago":  {slow: read{took: 2 * time.Second}, age: 2 * readRarely},
+		"in pieces": {slow: read{took: 4 * time.Second, brought: 1 << 10}},
+		"no end":    {slow: read{took: time.Second}, err: &pq.Error{Code: "57014"}},
+	} {
+		d := newDrive(limits{}, number)
+		answer := func(r read, err error) {
+			r.lanes, r.trusted, r.began = []*lane{d.lanes[number]}, []time.Time{{}}, d.now
+			r.Lanes, r.Rows, r.Bytes = []int{number}, 256, 1<<20
+			large := newEntry(outbox.Row{Ref: outbox.Ref{Lane: number, ID: 1}, Payload: make([]byte, 1<<20)})
+			d.read(&r, []*entry{large}, d.now, err)
+		}
+		answer(read{took: 3 * time.Second}, nil)
+		d.now = d.now.Add(c.age)
+		for range slowReads {
+			c.slow.Busy = []string{key}
+			answer(c.slow, c.err)
+		}
+		d.lanes[number].sweepStopped()
+		if !d.lanes[number].swept[key] {
+			t.Errorf("%s: it was not swept", name)
 		}
 	}
 }
@@ -77,8 +118,7 @@ func TestEngine_SweepsNoKeyForASlowWay(t *testing.T) {
 	} {
 		for range 5 * slowReads {
 			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20}, began: d.now, took: c.unhindered}, nil, d.now, nil)
-			m := newEntry(outbox.Row{Ref: outbox.Ref{Lane: number, ID: 1}, Payload: make([]byte, c.bytes)})
-			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{{}}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{"key"}}, began: d.now, took: c.took}, []*entry{m}, d.now, nil)
+			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{{}}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{"key"}}, began: d.now, took: c.took, brought: c.bytes}, nil, d.now, nil)
 			d.lanes[number].sweepStopped()
 		}
 		if len(d.lanes[number].swept) > 0 || d.slow > 0 {

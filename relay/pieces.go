@@ -85,13 +85,15 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s 
 	}
 	p.sort(small, large)
 	end, bytes := now.Add(w.health.full/4), 0
+	tried := map[bool]bool{} // by whether they are large
 	for i, r := range slices.Concat(small, large) {
+		isLarge := i >= len(small)
 		// Of either kind one is tried, however long the others take.
-		if first := i == 0 || i == len(small); !first && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
+		if tried[isLarge] && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
 			continue
 		}
 		switch {
-		case i < len(small):
+		case !isLarge:
 			p.small = r.Lane
 		case !s.has(r.Topic) || !p.mayBegin(r.Ref, now):
 			short[r.Lane] = errBehind
@@ -99,6 +101,7 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s 
 		case !p.finish:
 			p.large = r.Lane
 		}
+		tried[isLarge] = true
 		payload, err := p.bring(ctx, w, r, end)
 		if err != nil {
 			short[r.Lane] = err
@@ -112,7 +115,7 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s 
 			continue
 		}
 		bytes += r.Missing
-		if i >= len(small) {
+		if isLarge {
 			s.take(r.Topic, r.Missing)
 		}
 		r.Payload, r.Missing = payload, 0

@@ -18,6 +18,7 @@ type read struct {
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
 	took    time.Duration // without what came in pieces afterwards; 0: until the answer was taken
+	brought int           // bytes, in this time
 	space   *space        // that large messages take; what comes in pieces adds to it
 
 	// short has the lanes of which a large message is yet to come (nil), or could not be
@@ -193,7 +194,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reading = false
 	woken, inTime := e.woken, err == nil && !e.stale
 	e.woken, e.stale = false, false
-	found, brought, full := 0, 0, false
+	found, full := 0, false
 	for i, l := range r.lanes {
 		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
 		l.refetched = false
@@ -217,7 +218,6 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		for _, m := range mine {
 			bytes += m.size()
 		}
-		brought += bytes
 		_, cut := r.short[l.number]
 		more := len(mine) >= r.Rows || bytes >= r.Bytes || cut
 		full = full || more
@@ -230,7 +230,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			l.behind = time.Time{}
 		}
 	}
-	if err != nil && (r.ahead == nil || !sqlerr.TimedOut(err)) { // that is an answer
+	if err != nil && !sqlerr.TimedOut(err) { // that is an answer
 		e.forgetUnsent()
 	}
 	if r.ahead != nil {
@@ -267,23 +267,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			e.breadth = outbox.Lanes
 		}
 	}
-	switch { // reads that pass nothing over come in between
-	case err != nil, e.order != OrderPerKey:
-	case len(r.Busy) == 0:
-		e.unhindered = took
-	case took > e.slowRead+e.unhindered+time.Duration(min(brought, mostExcused))*time.Second/slowWay:
-		e.slow++
-	default:
-		e.slow = 0
-	}
-	if e.slow >= slowReads {
-		e.slow = 0
-		for _, l := range r.lanes {
-			if e.live(l) && l.loaded && !l.draining {
-				l.stopBusy(r.Busy)
-			}
-		}
-	}
+	e.sweepSlow(r, took, now, err)
 	// Polls follow one another fast while they find something, then slower.
 	if found > 0 {
 		e.poll = e.pollMin

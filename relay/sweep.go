@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -73,6 +74,47 @@ func (l *lane) sweep(key string) {
 		l.forget(m)
 		return true
 	})
+}
+
+// unhindered is what the last read took that passed nothing over.
+type unhindered struct {
+	took    time.Duration
+	brought int // bytes
+	at      time.Time
+}
+
+// excuses returns how long a read may take that brings so many bytes, whatever it passes
+// over. What was measured too long ago says nothing.
+func (u unhindered) excuses(brought int, now time.Time) time.Duration {
+	if now.Sub(u.at) > readRarely {
+		u = unhindered{}
+	}
+	return u.took + time.Duration(max(0, min(brought, mostExcused)-u.brought))*time.Second/slowWay
+}
+
+// sweepSlow has the busy keys of reads swept that take long because of them, several of
+// them in a row but for those that pass nothing over. One that has come to the end of its
+// time is such a read.
+func (e *engine) sweepSlow(r *read, took time.Duration, now time.Time, err error) {
+	switch {
+	case e.order != OrderPerKey:
+	case len(r.Busy) > 0 && (sqlerr.TimedOut(err) || err == nil && took > e.slowRead+e.unhindered.excuses(r.brought, now)):
+		e.slow++
+	case err != nil:
+	case len(r.Busy) == 0:
+		e.unhindered = unhindered{took, r.brought, now}
+	default:
+		e.slow = 0
+	}
+	if e.slow < slowReads {
+		return
+	}
+	e.slow = 0
+	for _, l := range r.lanes {
+		if e.live(l) && l.loaded && !l.draining {
+			l.stopBusy(r.Busy)
+		}
+	}
 }
 
 // stopBusy lets nothing more out of those of keys that are a lane's, whose rows make its

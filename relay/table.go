@@ -31,6 +31,9 @@ func (w *worker) reader(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
+			for i := range rows {
+				r.brought += len(rows[i].Payload) + len(rows[i].Metadata)
+			}
 			r.short = large.complete(ctx, w, lackingRows(rows), r.space)
 			answer.entries = newEntries(slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }))
 		case r.ahead != nil && sqlerr.TimedOut(err):
