@@ -49,8 +49,16 @@ func run(args []string) int {
 	return 1
 }
 
-var password = regexp.MustCompile(`(://[^\s/:@"]*):[^\s"]*@`)
+var password = regexp.MustCompile(`(?s)^([^\s:@]*):.*@`)
 
 // withoutPasswords hides those of the URLs in a text, which may be arguments that were
-// given in the wrong place.
-func withoutPasswords(text string) string { return password.ReplaceAllString(text, "$1:xxxxx@") }
+// given in the wrong place. A password may hold anything, so all is hidden up to the last
+// @ before the next URL.
+func withoutPasswords(text string) string {
+	const begin = "://"
+	parts := strings.Split(text, begin)
+	for i, part := range parts[1:] {
+		parts[i+1] = password.ReplaceAllString(part, "$1:xxxxx@")
+	}
+	return strings.Join(parts, begin)
+}

@@ -12,6 +12,8 @@ func TestErrors_ShowNoPassword(t *testing.T) {
 	const url = "http://user:canary%2Fpass@127.0.0.1:1"
 	for _, args := range [][]string{
 		{url},
+		{"http://user:pass canary@127.0.0.1:1"},
+		{`http://user:"canary@127.0.0.1:1`},
 		{"conformance", url},
 		{"conformance", "--url", url},
 		{"conformance", "--url", url + "/\x7f"},
@@ -19,6 +21,18 @@ func TestErrors_ShowNoPassword(t *testing.T) {
 		{"conformance", "--url", url, "--path", "/orders"},
 		{"migrate", "up", url},
 		{"status", "--database", "postgres://user:can@ary@127.0.0.1:1/x"},
+		{"status", "--database", "postgres://user:pass canary@127.0.0.1:1/x"},
+		{"status", "--database", `postgres://user:pass"canary@127.0.0.1:1/x`},
+		{"status", "--database", "host=127.0.0.1 port=1 password=canary"},
+		{"status", "--database", "host=127.0.0.1 port=1 password='pass canary'"},
+		{"status", `postgres://user:"canary@127.0.0.1:1/x`},
+		{"status", "postgres://user:pass canary@127.0.0.1:1/x and amqp://user:pass canary@127.0.0.1:1/"},
+		{"conformance", "--url", "http://user:pass canary@127.0.0.1:1"},
+		{"conformance", "--url", `http://user:"canary@127.0.0.1:1`},
+		{"conformance", "--url", "http://user:pass canary@127.0.0.1:1", "--path", "/orders"},
+		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", "amqp://user:pass canary@127.0.0.1:1/"},
+		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", `amqp://user:"canary@127.0.0.1:x/`},
+		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", "amqp://us/er:pass canary@127.0.0.1:1/"},
 	} {
 		var out bytes.Buffer
 		root := newRoot()
