@@ -165,7 +165,7 @@ var silences = []silencing{
 	{kind: "find", parts: []string{"where o.lane = $1 and o.id = $2"}, when: following, prepare: `update {{relay_leases}} set suspect = 1, owner = 'dead'`, long: true},
 	{kind: "calm", parts: []string{"set crashes = 0, suspect = null"}, when: starting, prepare: `update {{relay_leases}} set crashes = 1`, long: true},
 
-	{kind: "next scheduled", parts: []string{"from {{scheduled}} s\norder by s.deliver_at, s.seq\nlimit 1"}, upkeep: true},
+	{kind: "next scheduled", parts: []string{"extract(epoch from s.deliver_at - clock_timestamp())"}, upkeep: true},
 	{kind: "move of scheduled", parts: []string{"with free as materialized (", "{{scheduled}}"}, upkeep: true, long: true},
 	{kind: "guard", parts: []string{"for key share) held"}, upkeep: true},
 	{kind: "ring", parts: []string{"pg_stat_get_tuples_fetched"}},

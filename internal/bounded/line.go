@@ -101,12 +101,21 @@ func (l *Line) Close() {
 		return
 	}
 	l.mu.Lock()
-	conn := l.conn
+	conn, down := l.conn, l.down
 	l.conn, l.socket, l.busy = nil, nil, false
 	l.mu.Unlock()
-	if conn != nil {
+	switch {
+	case conn == nil:
+	case down:
+		giveUp(conn)
+	default:
 		_ = conn.Close() // to the pool
 	}
+}
+
+// giveUp takes a connection out of the pool.
+func giveUp(conn *sql.Conn) {
+	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 }
 
 // Lose waits as Close does, but gives the connection up: for a transaction whose context
@@ -117,7 +126,7 @@ func (l *Line) Lose() {
 	conn := l.conn
 	l.mu.Unlock()
 	if conn != nil {
-		_ = conn.Raw(func(any) error { return driver.ErrBadConn })
+		giveUp(conn)
 	}
 }
 

@@ -293,3 +293,27 @@ func TestTx_CommitsThatWaitForAStandbyKeepTheirConnections(t *testing.T) {
 	}
 	f.expectRows(t, size+few+1)
 }
+
+// The call returns after its connection was closed, which nobody meets in the pool.
+func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	release := make(chan struct{})
+	if _, err := bounded.Do(t.Context(), f.calls, 100*time.Millisecond, func(ctx context.Context) (sql.Result, error) {
+		result, err := bounded.DB{DB: f.db}.ExecContext(ctx, `select 1`)
+		<-release
+		return result, err
+	}); !errors.Is(err, bounded.ErrAbandoned) {
+		t.Errorf("got %v", err)
+	}
+	for began, n := time.Now(), 1; n > 0; time.Sleep(time.Millisecond) {
+		if err := f.direct.QueryRowContext(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and query = 'select 1'`).Scan(&n); err != nil || time.Since(began) > time.Minute {
+			t.Fatalf("%d connections, %v", n, err)
+		}
+	}
+	close(release)
+	<-f.calls.Idle()
+	if n := f.db.Stats().OpenConnections; n != 0 {
+		t.Errorf("%d connections are in the pool", n)
+	}
+}
