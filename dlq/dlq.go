@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
@@ -49,7 +48,7 @@ type Config struct {
 // Store is the operators' side of the dead letters. It holds no connection and
 // no goroutine; it may be used by many goroutines.
 type Store struct {
-	db        bounded.DB
+	db        *sql.DB
 	dialect   oncemill.Dialect
 	retention time.Duration
 	texts     texts
@@ -76,7 +75,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Store{db: bounded.DB{DB: db}, dialect: database.Dialect, retention: cfg.Retention, texts: newTexts(database)}, nil
+	return &Store{db: db, dialect: database.Dialect, retention: cfg.Retention, texts: newTexts(database)}, nil
 }
 
 // Get returns a letter with its message, or [ErrNotFound].
@@ -178,7 +177,7 @@ type session interface {
 // write lets do execute one statement that writes: on SQLite when it is its turn.
 func (s *Store) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
 	if s.dialect == oncemill.SQLite {
-		return sqlitetx.Write(ctx, s.db.DB, kind, func(tx *sql.Tx) error { return do(tx) })
+		return sqlitetx.Write(ctx, s.db, kind, func(tx *sql.Tx) error { return do(tx) })
 	}
 	return do(s.db)
 }
@@ -232,7 +231,7 @@ func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
 		})
 		return forgotten, err
 	}
-	err = shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		forgotten, err = affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
 		return err
 	})

@@ -49,7 +49,7 @@ func newGroups(e *Engine, store *SQLStore) *groups {
 	if store.cfg.Dialect == oncemill.SQLite {
 		limits.Writers = 1
 	}
-	g := &groups{Engine: e, store: store, repeats: lent.NewRepeats(store.db.DB)}
+	g := &groups{Engine: e, store: store, repeats: lent.NewRepeats(store.db)}
 	g.gather = group.New(limits, g)
 	g.claims = group.New(limits, claims{store, e.cfg.Logger})
 	return g

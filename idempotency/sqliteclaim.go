@@ -59,7 +59,7 @@ func (s *SQLStore) watch(ctx context.Context, c Claim) (Record, bool) {
 // writeAndFind writes in a transaction on SQLite, and returns the record that is there
 // then. Once it has committed it says so, even if ctx has ended meanwhile.
 func (s *SQLStore) writeAndFind(ctx context.Context, id ID, do func(tx *sql.Tx) error) (record Record, found bool, err error) {
-	err = sqlitetx.Write(ctx, s.db.DB, turn.Caller, func(tx *sql.Tx) (err error) {
+	err = sqlitetx.Write(ctx, s.db, turn.Caller, func(tx *sql.Tx) (err error) {
 		if err := do(tx); err != nil {
 			return err
 		}

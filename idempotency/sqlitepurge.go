@@ -16,7 +16,7 @@ func (s *SQLStore) purgeInTurn(ctx context.Context, due, text string, limit int)
 	if err != nil || len(keys) == 0 {
 		return 0, err
 	}
-	err = sqlitetx.WriteSlices(ctx, s.db.DB, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		stmt, err := tx.PrepareContext(ctx, text)
 		if err != nil {
 			return false, err

@@ -32,7 +32,7 @@ type StoreConfig struct {
 // goroutine; it may be used by many goroutines and engines. Only with it are
 // there transactional requests.
 type SQLStore struct {
-	db      bounded.DB
+	db      *sql.DB
 	cfg     oncemill.Config
 	q       queries
 	prepare bool
@@ -53,7 +53,7 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &SQLStore{db: bounded.DB{DB: db}, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
+	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
 	if database.Dialect == oncemill.SQLite {
 		s.q = sqliteQueries
 	}
@@ -138,7 +138,7 @@ func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
 	if s.cfg.Dialect == oncemill.SQLite || !sqlerr.Retryable(err) {
 		return err
 	}
-	return shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), func(tx *sql.Tx) error { return do(tx) })
+	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error { return do(tx) })
 }
 
 // record asks for a record by a text.
@@ -166,7 +166,7 @@ func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int6
 		return err
 	}
 	if s.cfg.Dialect == oncemill.SQLite {
-		err = sqlitetx.Write(ctx, s.db.DB, turn.Heartbeat, func(tx *sql.Tx) error { return do(tx) })
+		err = sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) error { return do(tx) })
 	} else {
 		err = s.ask(ctx, do)
 	}
@@ -312,7 +312,7 @@ func (s *SQLStore) complete(ctx context.Context, id ID, owner Owner, c Completio
 		}
 		return nil
 	}
-	return sqlitetx.Write(ctx, s.db.DB, turn.Heartbeat, func(tx *sql.Tx) error { return s.update(ctx, tx, s.q.complete, id, owner, c) })
+	return sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) error { return s.update(ctx, tx, s.q.complete, id, owner, c) })
 }
 
 // update completes the claim on SQLite by text, and stores a large body.

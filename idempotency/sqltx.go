@@ -54,7 +54,7 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		options = &sql.TxOptions{Isolation: isolation}
 	}
-	own, err := boundtx.Begin(ctx, s.db.DB, s.cfg.Dialect, s.calls, options)
+	own, err := boundtx.Begin(ctx, s.db, s.cfg.Dialect, s.calls, options)
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}

@@ -324,7 +324,7 @@ func TestBrakes_SettingsAreRefusedInGroups(t *testing.T) {
 			return nil, err
 		}
 		if m.UUID < "5" {
-			texts := []string{"set local app.tenant = 'a'", "SELECT set_config('app.tenant', 'a', true)", "/* */ reset app.tenant; set app.tenant to 'a'", "select 1; set local app.tenant = 'a'", "set local app.tenant = 'a'"}
+			texts := []string{"set local app.tenant = 'a'", "SELECT set_config('app.tenant', 'a', true)", "/* */ reset app.tenant; set local app.tenant to 'a'", "select 1; set local app.tenant = 'a'", "set local app.tenant = 'a'"}
 			if _, err := tx.ExecContext(m.Context(), texts[m.UUID[0]-'0']); err != nil {
 				if !errors.Is(err, inbox.ErrShared) {
 					t.Error(err)

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -16,7 +15,7 @@ import (
 // notes is the part of a store beside the way of a message that is handled at its first
 // delivery. Databases differ in its texts alone.
 type notes struct {
-	db       bounded.DB
+	db       *sql.DB
 	consumer string
 	sqlite   bool // writes need their turn
 	text     notesText
@@ -199,7 +198,7 @@ type session interface {
 // write lets do execute one statement that writes: on SQLite when it is its turn.
 func (n *notes) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
 	if n.sqlite {
-		return sqlitetx.Write(ctx, n.db.DB, kind, func(tx *sql.Tx) error { return do(tx) })
+		return sqlitetx.Write(ctx, n.db, kind, func(tx *sql.Tx) error { return do(tx) })
 	}
 	return do(n.db)
 }
@@ -208,9 +207,9 @@ func (n *notes) write(ctx context.Context, kind turn.Kind, do func(session) erro
 // when its client falls silent: the message could not be handled as long as it is open.
 func (n *notes) inTx(ctx context.Context, do func(tx *sql.Tx) error) error {
 	if n.sqlite {
-		return sqlitetx.Write(ctx, n.db.DB, turn.Caller, do)
+		return sqlitetx.Write(ctx, n.db, turn.Caller, do)
 	}
-	return shorttx.Run(ctx, n.db.DB, shorttx.Within(ctx), do)
+	return shorttx.Run(ctx, n.db, shorttx.Within(ctx), do)
 }
 
 func (n *notes) retried(ctx context.Context, tx *sql.Tx, key string, seq int64, wait time.Duration) (retried bool, err error) {

@@ -33,7 +33,7 @@ type postgresStore struct {
 func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 	return &postgresStore{
 		notes: notes{
-			db: bounded.DB{DB: db}, consumer: cfg.Consumer,
+			db: db, consumer: cfg.Consumer,
 			text: postgresNotes.complete(cfg.Database),
 		},
 		options:   sql.TxOptions{Isolation: cfg.Isolation},
@@ -61,7 +61,7 @@ const postgresSealState = "OMI01"
 
 // The isolation level is named, since the database's default may be another.
 func (s *postgresStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
-	return boundtx.Begin(ctx, s.db.DB, oncemill.PostgreSQL, calls, &s.options)
+	return boundtx.Begin(ctx, s.db, oncemill.PostgreSQL, calls, &s.options)
 }
 
 // Served by the primary key (consumer, message_id).

@@ -21,7 +21,7 @@ type sqliteStore struct {
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	return &sqliteStore{
-		notes:     notes{db: bounded.DB{DB: db}, sqlite: true, consumer: cfg.Consumer, text: sqliteNotes.complete(cfg.Database)},
+		notes:     notes{db: db, sqlite: true, consumer: cfg.Consumer, text: sqliteNotes.complete(cfg.Database)},
 		claimText: cfg.Database.Expand(sqliteClaim),
 		sealText:  cfg.Database.Expand(sqliteSeal),
 		openText:  cfg.Database.Expand(sqliteOpen),
@@ -32,7 +32,7 @@ func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 // ends or, without a deadline, for as long as a begin waits for a transaction that does
 // not end.
 func (s *sqliteStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
-	tx, err := boundtx.Begin(ctx, s.db.DB, oncemill.SQLite, calls, nil)
+	tx, err := boundtx.Begin(ctx, s.db, oncemill.SQLite, calls, nil)
 	if err != nil && sqlerr.Retryable(err) {
 		return nil, fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	}

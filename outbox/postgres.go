@@ -10,12 +10,11 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
 type postgresStore struct {
-	db      bounded.DB
+	db      *sql.DB
 	history time.Duration // 0: none
 	ask     bool          // Config.Archive decides what is removed
 	log     *slog.Logger
@@ -44,7 +43,7 @@ type postgresStore struct {
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
 	s := &postgresStore{
 		pace: pace{most: mostAside, behind: beginning, round: beginning},
-		db:   bounded.DB{DB: db}, history: history, ask: ask, log: log, names: names,
+		db:   db, history: history, ask: ask, log: log, names: names,
 		insertHead: names.Expand(postgresInsert),
 		readText:   names.Expand(postgresRead),
 		readBulky:  names.Expand(postgresReadBulky),
@@ -238,7 +237,7 @@ func (s *postgresStore) lastID(ctx context.Context) (last int64, err error) {
 }
 
 func (s *postgresStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
-	err = shorttx.Run(ctx, s.db.DB, shorttx.Repair, func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, shorttx.Repair, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, s.names.Expand(postgresLockWriters)); err != nil {
 			return fmt.Errorf("lock writers out: %w", err)
 		}

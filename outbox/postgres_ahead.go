@@ -102,7 +102,7 @@ func (s *postgresStore) readAhead(ctx context.Context, req ReadRequest, ahead Ah
 	req.Hollow = ahead.Not
 	args := append(readArgs(req, req.Bytes), pq.Array(orEmpty(ahead.Topics)), ahead.Newest, ahead.Look, ahead.Unordered, ahead.Scan)
 	var rows []Row
-	err := shorttx.Run(ctx, s.db.DB, shorttx.Limits{Lock: aheadLimit / 4, Statement: aheadLimit}, func(tx *sql.Tx) (err error) {
+	err := shorttx.Run(ctx, s.db, shorttx.Limits{Lock: aheadLimit / 4, Statement: aheadLimit}, func(tx *sql.Tx) (err error) {
 		rows, err = scanRows(tx.QueryContext(ctx, s.readAheadText, args...))
 		return err
 	})

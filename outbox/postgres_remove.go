@@ -218,7 +218,7 @@ func (s *postgresStore) removeByIdentity(ctx context.Context, rows []Ref, way re
 	}
 	var places []int64
 	limits := shorttx.Limits{Lock: waitForTable, Statement: removeLimit}
-	err = shorttx.Run(ctx, s.db.DB, limits, func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
 		return tx.QueryRowContext(ctx, text, removeArgs(rows)...).Scan(&removed, pq.Array(&places))
 	})
 	if err != nil {
@@ -233,7 +233,7 @@ func (s *postgresStore) removeByIdentity(ctx context.Context, rows []Ref, way re
 // removeWith executes a text that waits for rows that are locked.
 func (s *postgresStore) removeWith(ctx context.Context, text string, args ...any) (removed int, err error) {
 	limits := shorttx.Limits{Lock: waitForRow, Statement: removeLimit}
-	err = shorttx.Run(ctx, s.db.DB, limits, func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
 		n, err := affected(tx.ExecContext(ctx, text, args...))
 		removed = int(n)
 		return err

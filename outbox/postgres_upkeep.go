@@ -96,7 +96,7 @@ func passedOver(err error) bool {
 // REPEATABLE READ default a test for emptiness made after a lock still sees the world
 // before it, and a committed row would be destroyed.
 func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guard guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
-	err = shorttx.Run(ctx, s.db.DB, limits, func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
 		held, err := guard(ctx, tx)
 		if err != nil || !held {
 			return err

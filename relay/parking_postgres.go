@@ -9,7 +9,6 @@ import (
 
 	"github.com/lib/pq"
 
-	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
@@ -17,7 +16,7 @@ import (
 
 type postgresParking struct {
 	box     *outbox.Outbox
-	db      bounded.DB
+	db      *sql.DB
 	history bool
 
 	keysText, topicsText, dueText, findText, commandsText, lettersText string
@@ -30,7 +29,7 @@ type postgresParking struct {
 func newPostgresParking(box *outbox.Outbox) *postgresParking {
 	names := box.Database()
 	return &postgresParking{
-		box: box, db: bounded.DB{DB: box.DB()}, history: box.Config().History > 0,
+		box: box, db: box.DB(), history: box.Config().History > 0,
 		keysText: names.Expand(postgresParkedKeys), topicsText: names.Expand(postgresParkedTopics), dueText: names.Expand(postgresDue),
 		findText: names.Expand(postgresFind), commandsText: names.Expand(postgresCommands),
 		lettersText: names.Expand(postgresLetterKeys), fenceText: names.Expand(postgresFenceAlone),
@@ -100,7 +99,7 @@ func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure,
 
 func (s *postgresParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
 	ids, created := knownArrays(known)
-	err = shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		var stood int
 		if err := tx.QueryRowContext(ctx, s.followText, f.lane, f.owner, f.epoch, pq.Array(keys), limit, ids, created).Scan(&stood, &moved); err != nil {
 			return err
@@ -129,7 +128,7 @@ func repeat(kind int64, n int) []int64 { return slices.Repeat([]int64{kind}, n) 
 // fenced executes a statement that begins with the fence, and returns errFenced if
 // that did not stand.
 func (s *postgresParking) fenced(ctx context.Context, text string, f fence, args ...any) error {
-	return shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), func(tx *sql.Tx) error {
+	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		var stood int
 		if err := tx.QueryRowContext(ctx, text, append([]any{f.lane, f.owner, f.epoch}, args...)...).Scan(&stood); err != nil {
 			return err
@@ -238,7 +237,7 @@ func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outb
 		lanes[i], ids[i], messages[i], created[i] = r.Lane, r.ID, r.MessageID, r.CreatedAt.UnixMicro()
 	}
 	args := []any{smallints(lanes), pq.Array(ids), pq.Array(messages), pq.Array(created)}
-	err = shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), func(tx *sql.Tx) error {
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		var keys []parkedKey
 		if keys, removed, err = scanSettled(tx.QueryContext(ctx, text, args...)); err != nil {
 			return err

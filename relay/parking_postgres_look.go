@@ -197,7 +197,7 @@ from (
 // read runs fn within limits, like what writes: somebody's lock on the table is to have
 // an answer, so that nobody takes it for a connection that leads nowhere.
 func (s *postgresParking) read(ctx context.Context, fn func(tx *sql.Tx) error) error {
-	return shorttx.Run(ctx, s.db.DB, shorttx.Within(ctx), fn)
+	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), fn)
 }
 
 func (s *postgresParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {

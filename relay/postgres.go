@@ -9,18 +9,17 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
 type postgresLeases struct {
-	db                                                                                       bounded.DB
+	db                                                                                       *sql.DB
 	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText string
 }
 
 func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 	return &postgresLeases{
-		db:       bounded.DB{DB: db},
+		db:       db,
 		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),
 		takeText: names.Expand(postgresTake), releaseText: names.Expand(postgresRelease),
 		leaveText: names.Expand(postgresLeave), guardText: names.Expand(postgresGuard),
@@ -220,7 +219,7 @@ func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int)
 // flush commits a change of the worker's own row. Its record in the log lies behind
 // the commits of all that was visible before, so when it is durable, they are.
 func (s *postgresLeases) flush(ctx context.Context, owner string) error {
-	err := shorttx.Run(ctx, s.db.DB, shorttx.For(shorttx.Idle), func(tx *sql.Tx) error {
+	err := shorttx.Run(ctx, s.db, shorttx.For(shorttx.Idle), func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, postgresDurably); err != nil {
 			return err
 		}

@@ -11,10 +11,10 @@ import (
 	"github.com/lib/pq"
 )
 
-// Line is the connection that a call waits on, with a driver that goes on waiting when
-// the call has been given up. lib/pq reads until the server answers, and until then the
-// connection has its place in the pool: a server that is silent would use the pool up. So
-// the connection of an abandoned call is closed, which ends the read.
+// Line is the connection of a transaction that a call waits on, with a driver that goes on
+// waiting when the call has been given up. lib/pq reads until the server answers, and
+// until then the connection has its place in the pool: a server that is silent would use
+// the pool up. So the connection of an abandoned call is closed, which ends the read.
 //
 // That is safe beside the read: lib/pq's Close sends a message and closes the socket, and
 // shares nothing else with it. And it meets no other call: while a connection can be
@@ -25,49 +25,36 @@ type Line struct {
 	mu     sync.Mutex // guards what follows
 	conn   *sql.Conn
 	socket io.Closer // of conn
-	busy   bool      // with a transaction
 	down   bool
 }
 
-// statements are what *sql.DB and *sql.Conn have in common.
-type statements interface {
-	BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error)
-	PingContext(ctx context.Context) error
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
-// on calls f for the line's connection, or for the pool: without a line, or with a driver
-// that stops waiting by itself. As database/sql does, it tries
-// another connection when the server had closed one before it was used.
-func on[T any](ctx context.Context, l *Line, db *sql.DB, f func(statements) (T, error)) (T, error) {
-	var none T
+// BeginTx begins a transaction of db, on the line where the driver goes on waiting. As
+// database/sql does, it tries another connection when the server had closed one before it
+// was used. The line is to be closed when the transaction has ended, before anything else
+// is asked of db: the pool may have one connection.
+func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
 	if _, waits := db.Driver().(*pq.Driver); l == nil || !waits {
-		return f(db)
+		return db.BeginTx(ctx, options)
 	}
 	for range 2 {
 		conn, err := l.take(ctx, db)
 		if err != nil {
-			return none, err
+			return nil, err
 		}
-		v, err := f(conn)
-		if !errors.Is(err, driver.ErrBadConn) {
-			return v, err
+		tx, err := conn.BeginTx(ctx, options)
+		if err == nil {
+			return tx, nil
 		}
 		l.Close()
+		if !errors.Is(err, driver.ErrBadConn) {
+			return nil, err
+		}
 	}
-	return f(db)
+	return db.BeginTx(ctx, options)
 }
 
-// take returns the line's connection, at first one of the pool.
+// take takes a connection of the pool.
 func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
-	l.mu.Lock()
-	conn := l.conn
-	l.mu.Unlock()
-	if conn != nil {
-		return conn, nil
-	}
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
@@ -84,17 +71,6 @@ func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	return conn, nil
 }
 
-// BeginTx begins a transaction on the line. Until it is closed, nothing else goes over it.
-func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
-	tx, err := on(ctx, l, db, func(s statements) (*sql.Tx, error) { return s.BeginTx(ctx, options) })
-	if err == nil && l != nil {
-		l.mu.Lock()
-		l.busy = true
-		l.mu.Unlock()
-	}
-	return tx, err
-}
-
 // Close waits for the end of what goes over the line, and gives the connection back.
 func (l *Line) Close() {
 	if l == nil {
@@ -102,7 +78,7 @@ func (l *Line) Close() {
 	}
 	l.mu.Lock()
 	conn, down := l.conn, l.down
-	l.conn, l.socket, l.busy = nil, nil, false
+	l.conn, l.socket = nil, nil
 	l.mu.Unlock()
 	switch {
 	case conn == nil:
@@ -144,38 +120,6 @@ func (l *Line) hangUp() {
 	}
 }
 
-// DB is a pool. What a call (see [Do]) sends by it goes over the call's line, one
-// statement after the other: rows are to be read before the next.
-type DB struct{ *sql.DB }
-
-// ExecContext is that of *sql.DB.
-func (db DB) ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error) {
-	return on(ctx, LineOf(ctx), db.DB, func(s statements) (sql.Result, error) { return s.ExecContext(ctx, query, args...) })
-}
-
-// QueryContext is that of *sql.DB.
-func (db DB) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	return on(ctx, LineOf(ctx), db.DB, func(s statements) (*sql.Rows, error) { return s.QueryContext(ctx, query, args...) })
-}
-
-// QueryRowContext is that of *sql.DB.
-func (db DB) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	row, err := on(ctx, LineOf(ctx), db.DB, func(s statements) (*sql.Row, error) {
-		row := s.QueryRowContext(ctx, query, args...)
-		return row, row.Err()
-	})
-	if row == nil && err != nil { // there was no connection: nor is there one now
-		return db.DB.QueryRowContext(ctx, query, args...)
-	}
-	return row
-}
-
-// PingContext is that of *sql.DB.
-func (db DB) PingContext(ctx context.Context) error {
-	_, err := on(ctx, LineOf(ctx), db.DB, func(s statements) (struct{}, error) { return struct{}{}, s.PingContext(ctx) })
-	return err
-}
-
 type lineKey struct{}
 
 // use is what a context says of the line of its call.
@@ -208,7 +152,7 @@ func LineOf(ctx context.Context) *Line {
 	}
 	u.line.mu.Lock()
 	defer u.line.mu.Unlock()
-	if u.line.busy {
+	if u.line.conn != nil {
 		return nil
 	}
 	return u.line

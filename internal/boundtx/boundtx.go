@@ -74,13 +74,7 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	if pool := db.Stats(); pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
 		limit = math.MaxInt64
 	}
-	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) {
-		tx, err := t.line.BeginTx(own, db, options)
-		if err != nil {
-			t.line.Close()
-		}
-		return tx, err
-	})
+	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) { return t.line.BeginTx(own, db, options) })
 	if err != nil {
 		cancel()
 		t.detach()

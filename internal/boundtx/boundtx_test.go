@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -299,10 +300,12 @@ func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	release := make(chan struct{})
-	if _, err := bounded.Do(t.Context(), f.calls, 100*time.Millisecond, func(ctx context.Context) (sql.Result, error) {
-		result, err := bounded.DB{DB: f.db}.ExecContext(ctx, `select 1`)
-		<-release
-		return result, err
+	if _, err := bounded.Do(t.Context(), f.calls, 100*time.Millisecond, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, shorttx.Run(ctx, f.db, shorttx.For(time.Minute), func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(context.WithoutCancel(ctx), `select 1`)
+			<-release
+			return err
+		})
 	}); !errors.Is(err, bounded.ErrAbandoned) {
 		t.Errorf("got %v", err)
 	}
