@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,20 +147,39 @@ func TestInbox_ASilentServerUsesNoPoolUp(t *testing.T) {
 	db.SetMaxOpenConns(4)
 	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Database: p.cfg, Timeout: 2 * time.Second, DeadLetters: &letters{}})
 	expectNoError(t, err)
-	const messages, rounds = 20, 3
-	for round := range rounds {
-		var all sync.WaitGroup
-		for n := range messages {
-			all.Go(func() {
-				id := fmt.Sprint(round, "-", n)
-				eventually(t, "the message is handled", func() bool { return deliver(t, in, id, effect) == nil })
-			})
+	const before, messages = 4, 20
+	begun, silent := make(chan struct{}, messages), make(chan struct{})
+	meets := func(msg *message.Message) ([]*message.Message, error) {
+		select {
+		case begun <- struct{}{}:
+		default:
 		}
-		eventually(t, "some are handled", func() bool { return p.count(t, `select count(*) from effects`) > messages*round })
-		proxy.Silence(nil, 0)
-		all.Wait()
+		<-silent
+		return effect(msg)
 	}
-	p.expect(t, rounds*messages, rounds*messages, 0)
+	var all sync.WaitGroup
+	var handled atomic.Int32
+	for n := range messages {
+		all.Go(func() {
+			for last, since := int32(0), time.Now(); deliver(t, in, fmt.Sprint("m", n), meets) != nil; time.Sleep(5 * time.Millisecond) {
+				if now := handled.Load(); now != last {
+					last, since = now, time.Now()
+				}
+				if time.Since(since) > 3*time.Minute {
+					t.Errorf("message %d is not handled", n)
+					return
+				}
+			}
+			handled.Add(1)
+		})
+	}
+	for range before { // each has a connection
+		<-begun
+	}
+	proxy.Silence(nil, 0)
+	close(silent)
+	all.Wait()
+	p.expect(t, messages, messages, 0)
 }
 
 // Notes and housekeeping have limits of their own.
