@@ -16,3 +16,6 @@ func TryRefusedNow(q *Queue) {
 		p.aside[i].until = time.Time{}
 	}
 }
+
+// PassOver sets how many keys a look passes over (PostgreSQL).
+func PassOver(q *Queue, keys int) { q.box.store.(*postgresStore).pace.mostWaiting = keys }

@@ -16,11 +16,13 @@ type pace struct {
 	most       int       // of them
 
 	// What comes up to behind and is not put aside is left to rounds, in which it is
-	// tried one by one: too many could not be moved.
-	behind  place
-	round   place // what comes up to it has been tried in this round
-	roundAt time.Time
-	missed  bool // in this round one found no room
+	// tried one by one: too many could not be moved, or more than mostWaiting keys wait
+	// among them.
+	mostWaiting int
+	behind      place
+	round       place // what comes up to it has been tried in this round
+	roundAt     time.Time
+	missed      bool // in this round one found no room
 
 	toldAt time.Time // that one could not be moved
 	untold int       // since then
@@ -42,8 +44,10 @@ const (
 	leastAside = 10 * time.Second
 	longAside  = 10 * time.Minute
 
-	// mostAside bounds how many are known.
-	mostAside = 10_000
+	// mostAside bounds how many are known, and mostWaiting the keys that a look passes over
+	// besides.
+	mostAside   = 10_000
+	mostWaiting = 10_000
 
 	// A large message has the time that its size needs on a slow disk, less than ten
 	// seconds: the connection may lead nowhere. It has more when the server has said
@@ -144,7 +148,10 @@ func (p *pace) failed(r row, bytes int64, limit time.Duration, late, inRound boo
 		i = len(p.aside)
 		p.aside = append(p.aside, aside{row: r, bytes: bytes})
 	case inRound:
-		p.round, p.missed = r.place, true
+		p.missed = true
+		if late { // it may need more time than others have in a round
+			p.largeLimit = min(2*limit, mostLargeLimit)
+		}
 		return longAside
 	default:
 		if p.behind == beginning {
@@ -228,11 +235,36 @@ func (p *pace) notNow(seq int64, now time.Time) {
 	}
 }
 
+// leave leaves what comes up to a place to rounds. It may be tried again soon: the
+// transactions that it waits for may have ended.
+func (p *pace) leave(upTo place, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.behind == beginning {
+		p.roundAt = now.Add(leastAside)
+	}
+	p.behind = upTo
+}
+
 // inRound returns the places between which a round is to try the next message.
 func (p *pace) inRound(now time.Time) (after, upTo place, due bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.round, p.behind, p.behind != beginning && !now.Before(p.roundAt)
+}
+
+// wentTo notes that what comes up to a place has been tried in this round.
+func (p *pace) wentTo(last place) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.round = last
+}
+
+// roundLater has the round go on after a while.
+func (p *pace) roundLater(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.roundAt = now.Add(leastAside)
 }
 
 // roundOver notes that a round has found nothing more. It was the last one if all that

@@ -42,7 +42,7 @@ type postgresStore struct {
 
 func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
 	s := &postgresStore{
-		pace: pace{most: mostAside, behind: beginning, round: beginning},
+		pace: pace{most: mostAside, mostWaiting: mostWaiting, behind: beginning, round: beginning},
 		db:   db, history: history, ask: ask, log: log, names: names,
 		insertHead: names.Expand(postgresInsert),
 		readText:   names.Expand(postgresRead),

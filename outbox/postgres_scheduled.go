@@ -27,7 +27,6 @@ func newPostgresScheduled(names oncemill.Config) postgresScheduled {
 
 const (
 	rowsPerSchedule = 8_000 // 64,000 of the protocol's 65,535 parameters
-	mostWaiting     = 10_000
 )
 
 // The sequence is read in the order of the values, so messages of one call and
@@ -73,7 +72,7 @@ limit 1`
 	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off; set local datestyle = 'ISO'`
 
 	// Served by the primary key (deliver_at, seq), from $8 and $9 to $10 and $11. $1 is the
-	// number of rows, $2 the byte budget, $3 keys that wait already, $4 and $5 the
+	// number of rows to look at, $12 to choose, $2 the byte budget, $3 keys that wait already, $4 and $5 the
 	// least and the most bytes of a row, $6 those put aside, $7 the one row that it is
 	// about, if it is not 0.
 	//
@@ -81,7 +80,8 @@ limit 1`
 	// which are locked, are passed over, and so are the later ones of their keys: the
 	// cancellation may be rolled back. A row
 	// that is not locked once it was read cannot be cancelled before this
-	// commits. It is apart from the move so that one that fails is known.
+	// commits. It is apart from the move so that one that fails is known. The last columns
+	// are the place of the last row that was looked at.
 	postgresChooseDue = `
 with free as materialized (
 	select s.deliver_at, s.seq, s.key, octet_length(s.payload) + octet_length(s.metadata) as bytes
@@ -119,9 +119,12 @@ with free as materialized (
 		)
 	) f
 	where coalesce(bytes_before, 0) < $2
+	order by deliver_at, seq
+	limit $12
 )
 select array(select deliver_at::text from chosen order by deliver_at, seq), array(select seq from chosen order by deliver_at, seq),
-	array(select key from chosen order by deliver_at, seq), array(select key from free intersect select key from held)`
+	array(select key from chosen order by deliver_at, seq), array(select key from free intersect select key from held),
+	coalesce((select deliver_at::text from last), ''), coalesce((select seq from last), 0)`
 
 	// Ids are taken after the sort.
 	postgresMoveChosen = `
@@ -189,38 +192,37 @@ const mostBytes = math.MaxInt32 // of a row
 // its own, is put aside, and tried again alone.
 func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
 	rows, bytes := s.pace.batch()
-	alone := choice{rows: 1, bytes: bytes, most: mostBytes, after: s.pace.leftOut().after, upTo: end}
-	try := false
+	alone := choice{rows: 1, bytes: bytes, least: bytes + 1, most: mostBytes, after: s.pace.leftOut().after, upTo: end}
+	moved, err := Moved{}, error(nil)
 	if one, ok := s.pace.retry(time.Now()); ok {
-		alone.only, head.bytes, try = one.seq, one.bytes, true
+		again := choice{rows: 1, bytes: bytes, only: one.seq, most: mostBytes, after: beginning, upTo: end}
+		moved, err = s.moveAlone(ctx, guard, again, one.bytes)
 	} else if after, upTo, due := s.pace.inRound(time.Now()); due {
-		alone.after, alone.upTo, head.bytes, try = after, upTo, 0, true
+		round := choice{rows: rows, bytes: bytes, most: mostBytes, after: after, upTo: upTo, apart: true}
+		moved, err = s.goRound(ctx, guard, round)
 	} else if head.bytes > bytes && s.pace.tryLarge(time.Now()) {
-		alone.least, try = bytes+1, true
+		moved, err = s.moveAlone(ctx, guard, alone, head.bytes)
 	}
-	if try {
-		moved, err := s.moveAlone(ctx, guard, alone, head.bytes)
-		if err != nil || moved.Rows > 0 && alone.upTo == end {
-			return moved, err
-		}
-		others, err := s.moveSmall(ctx, guard, rows, bytes)
-		others.Rows, others.Limit, others.Failed = others.Rows+moved.Rows, moved.Limit, others.Failed || moved.Failed
-		return others, err
-	}
-	moved, err := s.moveSmall(ctx, guard, rows, bytes)
-	if err != nil || moved.Rows > 0 || !s.pace.tryLarge(time.Now()) {
+	if err != nil || moved.Rows > 0 {
 		return moved, err
+	}
+	others, err := s.moveSmall(ctx, guard, rows, bytes)
+	others.Limit, others.Failed = moved.Limit, others.Failed || moved.Failed
+	if err != nil || others.Rows > 0 || others.Limit > 0 || !s.pace.tryLarge(time.Now()) {
+		return others, err
 	}
 	over := s.pace.leftOut()
 	large := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq, bytes)
 	switch err := large.Scan(&head.bytes); {
 	case errors.Is(err, sql.ErrNoRows):
-		return moved, nil
+		return others, nil
 	case err != nil:
-		return moved, err
+		return others, err
 	}
-	alone.least = bytes + 1
-	return s.moveAlone(ctx, guard, alone, head.bytes)
+	alone.after = over.after
+	moved, err = s.moveAlone(ctx, guard, alone, head.bytes)
+	moved.Failed = moved.Failed || others.Failed
+	return moved, err
 }
 
 // moveAlone moves one message, with the time of its size.
@@ -230,25 +232,51 @@ func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, by
 		return Moved{Limit: limits.Statement + moveBeside}, nil
 	}
 	begin := time.Now()
-	moved, chosen, err := s.move(ctx, limits, guard, c)
+	moved, seen, err := s.move(ctx, limits, guard, c)
 	switch {
 	case err == nil && moved > 0:
 		s.pace.movedAlone(c.only, bytes, time.Since(begin), limits.Statement)
 		return Moved{Rows: moved}, nil
-	case err == nil && c.upTo != end:
-		s.pace.roundOver(time.Now())
 	case err == nil: // it was cancelled, or waits for another one of its key
 		s.pace.forget(c.only)
-	case len(chosen) == 1 && ofRow(ctx, err):
-		s.putAside(ctx, chosen[0], bytes, limits.Statement, c.upTo != end, err)
+		return Moved{}, nil
+	case len(seen.chosen) == 1 && ofRow(ctx, err):
+		s.putAside(ctx, seen.chosen[0], bytes, limits.Statement, false, err)
 		return Moved{Failed: true}, nil
-	case ctx.Err() == nil && (errors.Is(err, errKeysWait) || sqlerr.State(err) != ""):
-		s.pace.notNow(c.only, time.Now())
-		s.log.WarnContext(ctx, "looking for a scheduled message failed; others go on", "error", err)
-	default:
-		return Moved{}, err
+	case errors.Is(err, errKeysWait):
+		s.leave(ctx, seen.last, err)
+		return Moved{Failed: true}, nil
 	}
-	return Moved{}, nil
+	s.pace.notNow(c.only, time.Now())
+	return Moved{}, s.othersGoOn(ctx, err)
+}
+
+// goRound goes on with the round, as far as there is time for.
+func (s *postgresStore) goRound(ctx context.Context, guard guard, c choice) (Moved, error) {
+	limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(0, 0)}
+	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
+		return Moved{Limit: limits.Statement + moveBeside}, nil
+	}
+	moved, seen, err := s.move(ctx, limits, guard, c)
+	switch {
+	case err != nil:
+		s.pace.roundLater(time.Now())
+		return Moved{}, s.othersGoOn(ctx, err)
+	case seen.last == (place{}):
+		s.pace.roundOver(time.Now())
+	default:
+		s.pace.wentTo(seen.last)
+	}
+	return Moved{Rows: moved, Failed: true}, nil
+}
+
+// othersGoOn returns err if others cannot go on.
+func (s *postgresStore) othersGoOn(ctx context.Context, err error) error {
+	if ctx.Err() != nil || sqlerr.State(err) == "" {
+		return err
+	}
+	s.log.WarnContext(ctx, "looking for a scheduled message failed; others go on", "error", err)
+	return nil
 }
 
 // ofRow reports an error that a row may have a part in: it takes too long, or is not what
@@ -283,19 +311,22 @@ func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, by
 	}
 	begin := time.Now()
 	c := choice{rows: rows, bytes: bytes, most: bytes, after: s.pace.leftOut().after, upTo: end}
-	moved, chosen, err := s.move(ctx, limits, guard, c)
-	if err != nil && ofRow(ctx, err) && !sqlerr.TimedOut(err) && len(chosen) > 1 && time.Since(begin) < limits.Statement/2 {
+	moved, seen, err := s.move(ctx, limits, guard, c)
+	if err != nil && ofRow(ctx, err) && !sqlerr.TimedOut(err) && len(seen.chosen) > 1 && time.Since(begin) < limits.Statement/2 {
 		c.apart = true
-		moved, chosen, err = s.move(ctx, limits, guard, c)
+		moved, seen, err = s.move(ctx, limits, guard, c)
 	}
 	switch {
 	case err == nil:
 		s.pace.took(time.Since(begin), limits.Statement)
 		return Moved{Rows: moved, Failed: c.apart}, nil
+	case errors.Is(err, errKeysWait):
+		s.leave(ctx, seen.last, err)
+		return Moved{Failed: true}, nil
 	case ctx.Err() == nil && !ofRow(ctx, err), errors.Is(ctx.Err(), context.Canceled):
 		return Moved{}, err
-	case ctx.Err() == nil && len(chosen) == 1 && (rows == 1 || !sqlerr.TimedOut(err)):
-		s.putAside(ctx, chosen[0], 0, limits.Statement, false, err)
+	case ctx.Err() == nil && len(seen.chosen) == 1 && (rows == 1 || !sqlerr.TimedOut(err)):
+		s.putAside(ctx, seen.chosen[0], 0, limits.Statement, false, err)
 		return Moved{Failed: true}, nil
 	case ctx.Err() != nil, !s.pace.slower():
 		return Moved{}, err // the server is silent, or less is not possible
@@ -314,36 +345,56 @@ type choice struct {
 	apart       bool // each for itself; those that are refused are put aside
 }
 
+// seen is what move has looked at.
+type seen struct {
+	chosen []row
+	last   place // everything up to it was tried, or is in nobody's way; the zero place if there was nothing
+}
+
 // errKeysWait says that more keys wait than a look passes over.
 var errKeysWait = errors.New("too many keys of scheduled messages wait for transactions that cancel one, or for a message that cannot be moved")
 
-// move moves the first rows that are due, of a choice, and returns their number, and in
-// case of an error what they are, as far as that is known.
-func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, chosen []row, err error) {
+// leave leaves to rounds what more keys wait among than a look passes over.
+func (s *postgresStore) leave(ctx context.Context, upTo place, err error) {
+	now := time.Now()
+	s.pace.leave(upTo, now)
+	if _, due := s.pace.tell(now); due {
+		s.log.WarnContext(ctx, "scheduled messages up to this time are tried less often", "deliver_at", upTo.at, "error", err)
+	}
+}
+
+// move moves the first rows that are due, of a choice, and returns their number and what
+// it has looked at, in case of an error as far as that is known.
+func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, looked seen, err error) {
 	over := s.pace.leftOut()
 	if c.only != 0 {
-		over.seqs, over.keys, c.after = []int64{}, []string{}, beginning
+		over.seqs, over.keys = []int64{}, []string{}
 	}
 	waiting := over.keys
-	for {
+	for look := c.rows; ; look = min(2*look, moveRows) {
 		var times, keys, held []string
 		var seqs []int64
 		var refused []refusal
-		chosen = nil
+		looked = seen{}
 		_, err := s.guarded(ctx, limits, guard, func(tx *sql.Tx) (bool, error) {
 			if _, err := tx.ExecContext(ctx, postgresMovePlan); err != nil {
 				return false, err
 			}
-			found := tx.QueryRowContext(ctx, s.scheduled.choose, c.rows, c.bytes, pq.Array(waiting), c.least, c.most, pq.Array(over.seqs), c.only,
-				c.after.at, c.after.seq, c.upTo.at, c.upTo.seq)
-			if err := found.Scan(pq.Array(&times), pq.Array(&seqs), pq.Array(&keys), pq.Array(&held)); err != nil || len(seqs) == 0 {
+			found := tx.QueryRowContext(ctx, s.scheduled.choose, look, c.bytes, pq.Array(waiting), c.least, c.most, pq.Array(over.seqs), c.only,
+				c.after.at, c.after.seq, c.upTo.at, c.upTo.seq, c.rows)
+			err := found.Scan(pq.Array(&times), pq.Array(&seqs), pq.Array(&keys), pq.Array(&held), &looked.last.at, &looked.last.seq)
+			if err != nil || len(seqs) == 0 {
 				return false, err
 			}
 			for i := range seqs {
-				chosen = append(chosen, row{place{times[i], seqs[i]}, keys[i]})
+				looked.chosen = append(looked.chosen, row{place{times[i], seqs[i]}, keys[i]})
 			}
 			if c.apart {
-				moved, refused, err = s.moveApart(ctx, tx, limits, chosen)
+				tried := 0
+				moved, tried, refused, err = s.moveApart(ctx, tx, limits, looked.chosen)
+				if err == nil && tried < len(looked.chosen) {
+					looked.last = looked.chosen[tried-1].place
+				}
 				return true, err
 			}
 			n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array(times), pq.Array(seqs)))
@@ -351,15 +402,15 @@ func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard g
 			return true, err
 		})
 		for _, r := range refused {
-			s.putAside(ctx, r.row, 0, limits.Statement, false, r.err)
+			s.putAside(ctx, r.row, 0, limits.Statement, c.upTo != end, r.err)
 		}
-		// Where all that came first waits, others may not.
-		if err != nil || moved > 0 || len(refused) > 0 || len(held) == 0 || c.only != 0 {
-			return moved, chosen, err
+		// Where all that came first waits, others may not. A round goes on behind it.
+		if err != nil || moved > 0 || len(refused) > 0 || len(held) == 0 || c.only != 0 || c.upTo != end {
+			return moved, looked, err
 		}
 		waiting = slices.Concat(waiting, held)
-		if len(waiting)-len(over.keys) > mostWaiting {
-			return 0, nil, errKeysWait
+		if len(waiting)-len(over.keys) > s.pace.mostWaiting {
+			return 0, looked, errKeysWait
 		}
 	}
 }
@@ -371,19 +422,21 @@ type refusal struct {
 }
 
 // moveApart moves messages one by one, as many as there is time for, so that those that
-// are refused, and those of their keys, are all that stays.
-func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shorttx.Limits, rows []row) (moved int, refused []refusal, err error) {
+// are refused, and those of their keys, are all that stays. It tries at least one.
+func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shorttx.Limits, rows []row) (moved, tried int, refused []refusal, err error) {
 	begin := time.Now()
 	waiting := map[string]bool{}
-	for _, r := range rows {
-		if time.Since(begin) > limits.Statement/2 {
+	late := false
+	for i, r := range rows {
+		if late || i > 0 && time.Since(begin) > moveLimits.Statement/4 {
 			break
 		}
+		tried++
 		if waiting[r.key] {
 			continue
 		}
 		if _, err := tx.ExecContext(ctx, `savepoint apart`); err != nil {
-			return 0, nil, err
+			return 0, 0, nil, err
 		}
 		n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array([]string{r.at}), pq.Array([]int64{r.seq})))
 		after := `release savepoint apart`
@@ -393,13 +446,14 @@ func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shortt
 		case ofRow(ctx, err):
 			refused = append(refused, refusal{r, err})
 			waiting[r.key] = r.key != ""
+			late = sqlerr.TimedOut(err)
 			after = `rollback to savepoint apart`
 		default:
-			return 0, nil, err
+			return 0, 0, nil, err
 		}
 		if _, err := tx.ExecContext(ctx, after); err != nil {
-			return 0, nil, err
+			return 0, 0, nil, err
 		}
 	}
-	return moved, refused, nil
+	return moved, tried, refused, nil
 }

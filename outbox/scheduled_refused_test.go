@@ -1,0 +1,145 @@
+package outbox_test
+
+import (
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// More messages cannot be moved than are known one by one: others go on, those of their
+// keys wait, and all are moved once they can be.
+func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		const known, refused = 20, 50
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		var log syncBuffer
+		p.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		p.use(t, p.db, nil)
+		outbox.KnowRefused(p.queue, known)
+		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+			select now() - interval '1 hour' + i * interval '1 second', 12, 'orders', kind || i, 'k' || i || extra, ''
+			from generate_series(1, $1::int) i, (values ('bad', ''), ('behind', ''), ('other', 'x')) v (kind, extra)`, refused)
+		calls := 0
+		for ; p.scheduled(t) > 2*refused && calls < refused/2; calls++ {
+			p.moveWithin(t, usualLimit)
+		}
+		if rows := p.read(t); len(rows) != refused || slices.ContainsFunc(rows, func(r outbox.Row) bool { return !strings.HasPrefix(r.MessageID, "other") }) {
+			t.Fatalf("%d calls moved %v", calls, ids(rows))
+		}
+		if n := strings.Count(log.String(), "cannot be moved"); n > refused/2 {
+			t.Errorf("%d lines were logged", n)
+		}
+		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+		outbox.TryRefusedNow(p.queue)
+		for calls = 0; p.scheduled(t) > 0 && calls < 20*refused; calls++ {
+			p.moveWithin(t, usualLimit)
+		}
+		at := map[string]int64{}
+		for _, r := range p.read(t) {
+			at[r.MessageID] = r.ID
+		}
+		for i := range refused {
+			if bad, behind := at[fmt.Sprint("bad", i+1)], at[fmt.Sprint("behind", i+1)]; bad == 0 || behind < bad {
+				t.Errorf("bad%d came at %d, and what is behind it at %d", i+1, bad, behind)
+			}
+		}
+		p.exec(t, `drop function slow_insert`)
+	})
+}
+
+// What waits for a message that was put aside keeps nobody busy.
+func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		past := p.now(t).Add(-time.Hour)
+		p.publish(t, at("bad", "k", past), at("behind", "k", past.Add(time.Second)))
+		var moved outbox.Moved
+		for calls := 0; calls < 20 && (moved.Failed || moved.Next <= 50*time.Millisecond); calls++ {
+			moved = p.moveWithin(t, usualLimit)
+		}
+		if p.scheduled(t) != 2 || moved.Next <= 50*time.Millisecond {
+			t.Errorf("%d wait, and the next look is in %v", p.scheduled(t), moved.Next)
+		}
+	})
+}
+
+// More keys wait for such messages than a look passes over, small ones and large ones, and
+// among what is left to rounds: others go on, now and while a round goes on.
+func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		const known, refused, waiting = 20, 300, 6000 // more than are looked at at a time
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		outbox.KnowRefused(p.queue, known)
+		outbox.PassOver(p.queue, known)
+		schedule := func(id, key string, minute, n, bytes int) {
+			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+				select now() - interval '2 hours' + $3::int * interval '1 minute' + i * interval '1 millisecond', 12, 'orders', $1::text || i, $2::text || 1 + (i - 1) % $6::int, decode(repeat('00', $5::int), 'hex')
+				from generate_series(1, $4::int) i`, id, key, minute, n, bytes, refused)
+		}
+		schedule("bad", "k", 0, refused, 1)
+		schedule("small", "k", 1, waiting, 1)
+		schedule("bad again", "again", 2, refused, 1)
+		schedule("large", "k", 3, known+4, 9<<20)
+		schedule("small again", "again", 4, waiting, 1)
+		stuck := 2*(refused+waiting) + known + 4
+		others := 0
+		moveOthers := func(when string) {
+			t.Helper()
+			schedule(fmt.Sprint("other ", when), "other", 5, 50, 1)
+			schedule(fmt.Sprint("large other ", when), "large other", 5, 2, 9<<20)
+			others += 52
+			calls := 0
+			for ; p.scheduled(t) > stuck && calls < refused; calls++ {
+				p.moveWithin(t, usualLimit)
+			}
+			if n := p.scheduled(t); n != stuck || len(p.read(t)) != others {
+				t.Fatalf("%s: after %d calls %d wait, and %d of %d others were moved", when, calls, n-stuck, len(p.read(t)), others)
+			}
+		}
+		moveOthers("at first")
+		outbox.TryRefusedNow(p.queue)
+		moveOthers("in a round")
+		moveAll := func(what string, rest int) {
+			t.Helper()
+			calls := 0
+			for ; p.scheduled(t) > rest && calls < 3*refused; calls++ {
+				if calls%(3*known) == 0 {
+					outbox.TryRefusedNow(p.queue)
+				}
+				p.moveWithin(t, usualLimit)
+			}
+			if n := p.scheduled(t); n != rest {
+				t.Fatalf("%s: after %d calls %d are left, want %d", what, calls, n, rest)
+			}
+		}
+		p.exec(t, `alter table {{outbox}} disable trigger slow_insert`)
+		p.exec(t, `create trigger refuse before insert on {{outbox}} for each row when (new.message_id ~ '^bad[0-9]') execute function slow_insert()`)
+		moveAll("those that others are still refused before", refused+waiting+known+4)
+		p.exec(t, `drop trigger refuse on {{outbox}}`)
+		moveAll("all", 0)
+		at := map[string]int64{}
+		for _, r := range p.read(t) {
+			at[r.MessageID] = r.ID
+		}
+		for _, then := range []struct {
+			first, last string
+			n           int
+		}{{"bad", "small", refused}, {"small", "large", known + 4}, {"bad again", "small again", refused}} {
+			for i := range then.n {
+				if first, last := at[fmt.Sprint(then.first, i+1)], at[fmt.Sprint(then.last, i+1)]; first == 0 || last < first {
+					t.Fatalf("%s%d came at %d, and %s of its key at %d", then.first, i+1, first, then.last, last)
+				}
+			}
+		}
+		p.exec(t, `drop function slow_insert cascade`)
+	})
+}
