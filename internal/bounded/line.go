@@ -26,6 +26,7 @@ type Line struct {
 	conn   *sql.Conn
 	socket io.Closer // of conn
 	down   bool
+	lost   bool // Lose was called before there was a connection
 }
 
 // BeginTx begins a transaction of db, on the line where the driver goes on waiting. As
@@ -63,9 +64,13 @@ func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a connection that is bad, which is found soon
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.down {
+	switch {
+	case l.down:
 		_ = conn.Close() // to the pool
 		return nil, ErrAbandoned
+	case l.lost:
+		_ = conn.Close()
+		return nil, context.Canceled
 	}
 	l.conn, l.socket = conn, socket
 	return conn, nil
@@ -96,10 +101,12 @@ func giveUp(conn *sql.Conn) {
 
 // Lose waits as Close does, but gives the connection up: for a transaction whose context
 // has ended, after which lib/pq uses the connection for nothing. It can be closed
-// meanwhile.
+// meanwhile. A line that has no connection yet gets none: the driver may begin a
+// transaction under a context that has ended, and nobody would give its connection back.
 func (l *Line) Lose() {
 	l.mu.Lock()
 	conn := l.conn
+	l.lost = conn == nil
 	l.mu.Unlock()
 	if conn != nil {
 		giveUp(conn)
