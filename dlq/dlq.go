@@ -202,14 +202,16 @@ func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]
 	return errs, nil
 }
 
-// forgetBatch bounds a statement, so that it holds its locks, or on SQLite the
-// writer's turn, for a moment only.
+// forgetBatch bounds a statement, so that it holds its locks for a moment only.
 const forgetBatch = 500
 
 // Forget deletes letters that were replayed or discarded longer ago than
 // Config.Retention, in small batches, and returns how many. It is to be called
 // from time to time; calling it from several places at once is safe.
 func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
+	if s.dialect == oncemill.SQLite {
+		return s.forgetInTurn(ctx)
+	}
 	for {
 		n, err := s.forget(ctx)
 		if err != nil {
@@ -224,18 +226,30 @@ func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
 
 // forget deletes a batch. What somebody has locked is waited for a little.
 func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
-	if s.dialect == oncemill.SQLite {
-		err = s.write(ctx, turn.Background, func(via session) error {
-			forgotten, err = affected(via.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
-			return err
-		})
-		return forgotten, err
-	}
 	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		forgotten, err = affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
 		return err
 	})
 	return forgotten, err
+}
+
+// forgetInTurn deletes some at a time, on SQLite: a letter may be of any size, so only the
+// time tells how many are few.
+func (s *Store) forgetInTurn(ctx context.Context) (forgotten int64, err error) {
+	const some = 10
+	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		for {
+			n, err := affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), some))
+			forgotten += n
+			if err != nil || n < some || over() {
+				return n == some, err
+			}
+		}
+	})
+	if err != nil {
+		return forgotten, fmt.Errorf("dlq: forget: %w", err)
+	}
+	return forgotten, nil
 }
 
 func affected(result sql.Result, err error) (int64, error) {

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -45,23 +46,39 @@ func commandsOf(n int, text string) string {
 	return "select id, lane, key from (" + strings.Join(parts, "\nunion all") + "\n) order by row_id, id limit ?1"
 }
 
-// fenced runs fn in a transaction in which the lease is the owner's, and then
-// gives the heads of the keys that fn has touched their times.
-func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(tx *sql.Tx, touched touchedKeys) error) error {
-	return sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
+// fenced runs fn in transactions in which the lease is the owner's, as
+// [sqlitetx.WriteSlices] does, and gives the heads of the keys that fn has touched in one
+// their times.
+func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error)) error {
+	return sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		var holds int
 		if err := tx.QueryRowContext(ctx, s.t.fence, f.lane, f.owner, f.epoch).Scan(&holds); err != nil {
-			return err
+			return false, err
 		}
 		if holds == 0 {
-			return errFenced
+			return false, errFenced
 		}
 		touched := touchedKeys{}
-		if err := fn(tx, touched); err != nil {
-			return err
+		if more, err = fn(tx, touched, over); err != nil {
+			return false, err
 		}
-		return s.straighten(ctx, tx, touched)
+		return more, s.straighten(ctx, tx, touched)
 	})
+}
+
+// some does one after the other, at least one, until over says that it is enough, and
+// returns those that are left: a row may be of any size, so only the time tells how many
+// are few.
+func some[T any](list []T, over func() bool, do func(T) error) (left []T, err error) {
+	for i, one := range list {
+		if i > 0 && over() {
+			return list[i:], nil
+		}
+		if err := do(one); err != nil {
+			return nil, err
+		}
+	}
+	return nil, nil
 }
 
 type touchedKeys map[parkedKey]bool
@@ -86,40 +103,41 @@ func (s *sqliteParking) straighten(ctx context.Context, tx *sql.Tx, touched touc
 }
 
 func (s *sqliteParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
-	err := s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys) error {
-		for _, one := range failures {
-			one.Lane, one.class, one.text = f.lane, clean(one.class), clean(one.text)
-			write := s.failInOutbox
-			if one.parked {
-				write = s.failInParked
-			}
-			if err := write(ctx, tx, one, touched); err != nil {
-				return err
-			}
-			for _, text := range []string{s.t.unanswered, s.t.maybeDelivered} {
-				if !one.unanswered {
-					break
-				}
-				if _, err := tx.ExecContext(ctx, text, refArgs(one.Ref)...); err != nil {
-					return err
-				}
-			}
-			if _, err := tx.ExecContext(ctx, s.t.cleared, f.lane, one.ID); err != nil {
-				return err
-			}
+	err := s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error) {
+		failures, err = some(failures, over, func(one failure) error { return s.failOne(ctx, tx, f, one, touched) })
+		if err != nil || len(failures) > 0 {
+			return true, err
 		}
-		for _, ref := range followers {
+		followers, err = some(followers, over, func(ref outbox.Ref) error {
 			ref.Lane = f.lane
-			if err := s.followOne(ctx, tx, ref, touched); err != nil {
-				return err
-			}
-		}
-		return nil
+			return s.followOne(ctx, tx, ref, touched)
+		})
+		return len(followers) > 0, err
 	})
 	if err != nil {
 		return fmt.Errorf("write failures: %w", err)
 	}
 	return nil
+}
+
+func (s *sqliteParking) failOne(ctx context.Context, tx *sql.Tx, f fence, one failure, touched touchedKeys) error {
+	one.Lane, one.class, one.text = f.lane, clean(one.class), clean(one.text)
+	write := s.failInOutbox
+	if one.parked {
+		write = s.failInParked
+	}
+	if err := write(ctx, tx, one, touched); err != nil {
+		return err
+	}
+	if one.unanswered {
+		for _, text := range []string{s.t.unanswered, s.t.maybeDelivered} {
+			if _, err := tx.ExecContext(ctx, text, refArgs(one.Ref)...); err != nil {
+				return err
+			}
+		}
+	}
+	_, err := tx.ExecContext(ctx, s.t.cleared, f.lane, one.ID)
+	return err
 }
 
 func refArgs(r outbox.Ref, more ...any) []any {
@@ -153,10 +171,10 @@ func (s *sqliteParking) failInOutbox(ctx context.Context, tx *sql.Tx, one failur
 }
 
 func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
-	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys) error {
+	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error) {
 		rows, err := tx.QueryContext(ctx, s.t.ofKeys, f.lane, jsonArray(keys), min(limit, sqliteSweepRows)+len(known))
 		if err != nil {
-			return err
+			return false, err
 		}
 		var refs []outbox.Ref
 		err = each(rows, func(row *sql.Rows) (bool, error) {
@@ -169,18 +187,14 @@ func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, know
 			return len(refs) < min(limit, sqliteSweepRows), err
 		})
 		if err != nil {
-			return err
+			return false, err
 		}
-		for _, ref := range refs {
-			if err := s.followOne(ctx, tx, ref, touched); err != nil {
-				return err
-			}
-		}
-		moved = len(refs)
-		if moved == sqliteSweepRows {
+		left, err := some(refs, over, func(ref outbox.Ref) error { return s.followOne(ctx, tx, ref, touched) })
+		moved = len(refs) - len(left)
+		if len(left) > 0 || moved == sqliteSweepRows {
 			moved = limit // there may be more
 		}
-		return nil
+		return false, err
 	})
 	if err != nil {
 		return 0, fmt.Errorf("move what follows in parked: %w", err)
@@ -268,8 +282,9 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 	if len(rows) == 0 {
 		return nil, 0, nil
 	}
+	touched := touchedKeys{}
 	if s.history {
-		unparked, _, err = s.settleBy(ctx, rows, true)
+		unparked, _, err = s.settleBy(ctx, rows, true, touched)
 		if err == nil {
 			return unparked, 0, nil
 		}
@@ -278,7 +293,7 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 		}
 	}
 	broken := err // the history must never stop delivery
-	unparked, removed, err := s.settleBy(ctx, rows, false)
+	unparked, removed, err := s.settleBy(ctx, rows, false, touched)
 	if err != nil {
 		return nil, 0, fmt.Errorf("settle parked: %w", err)
 	}
@@ -289,34 +304,45 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 	return unparked, removed, nil
 }
 
-func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bool) (unparked []parkedKey, removed int, err error) {
-	err = sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
-		touched := touchedKeys{}
-		for _, ref := range rows {
-			if keep {
-				if _, err := tx.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {
-					return err
-				}
-			}
-			key, was, err := s.unpark(ctx, tx, s.t.unpark, ref)
-			if err != nil {
-				return err
-			}
+// settleBy adds the keys of the rows to touched, and returns those of touched that have
+// none left.
+func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bool, touched touchedKeys) (unparked []parkedKey, removed int, err error) {
+	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		now := touchedKeys{}
+		rows, err = some(rows, over, func(ref outbox.Ref) error {
+			was, err := s.settleOne(ctx, tx, ref, keep, now)
 			if was {
 				removed++
 			}
-			touched.add(ref.Lane, key)
-			if _, err := tx.ExecContext(ctx, s.t.closeLetters, refArgs(ref)...); err != nil {
-				return err
-			}
-		}
-		if err := s.straighten(ctx, tx, touched); err != nil {
 			return err
+		})
+		if err != nil {
+			return false, err
+		}
+		maps.Copy(touched, now)
+		if err := s.straighten(ctx, tx, now); err != nil || len(rows) > 0 {
+			return true, err
 		}
 		_, unparked, err = s.keyStates(ctx, tx, touched)
-		return err
+		return false, err
 	})
 	return unparked, removed, err
+}
+
+// settleOne deletes a confirmed row, if it is there.
+func (s *sqliteParking) settleOne(ctx context.Context, tx *sql.Tx, ref outbox.Ref, keep bool, touched touchedKeys) (was bool, err error) {
+	if keep {
+		if _, err := tx.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {
+			return false, err
+		}
+	}
+	key, was, err := s.unpark(ctx, tx, s.t.unpark, ref)
+	if err != nil {
+		return false, err
+	}
+	touched.add(ref.Lane, key)
+	_, err = tx.ExecContext(ctx, s.t.closeLetters, refArgs(ref)...)
+	return was, err
 }
 
 func (s *sqliteParking) keyStates(ctx context.Context, tx *sql.Tx, keys touchedKeys) (parked, unparked []parkedKey, err error) {
@@ -335,17 +361,14 @@ func (s *sqliteParking) keyStates(ctx context.Context, tx *sql.Tx, keys touchedK
 }
 
 func (s *sqliteParking) carryOut(ctx context.Context, f fence, letters []int64) (parked, unparked []parkedKey, err error) {
-	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys) error {
-		for _, id := range letters {
-			if err := s.carryOutOne(ctx, tx, f.lane, id, touched); err != nil {
-				return err
-			}
+	all := touchedKeys{}
+	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error) {
+		letters, err = some(letters, over, func(id int64) error { return s.carryOutOne(ctx, tx, f.lane, id, touched) })
+		maps.Copy(all, touched)
+		if err == nil && len(letters) == 0 {
+			parked, unparked, err = s.keyStates(ctx, tx, all)
 		}
-		if err := s.straighten(ctx, tx, touched); err != nil {
-			return err
-		}
-		parked, unparked, err = s.keyStates(ctx, tx, touched)
-		return err
+		return len(letters) > 0, err
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("carry commands out: %w", err)
