@@ -156,7 +156,7 @@ whoever reaches it can have it do anything that a test case needs.`,
 			if err != nil {
 				return err
 			}
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+			return opts.database.make(func(db *sql.DB, cfg oncemill.Config) error {
 				engineConfig := idempotency.Config{
 					Scope: conformance.Scope, Timeout: 3 * time.Second, Lease: 6 * time.Second,
 					MaxBody: 2 << 20, MaxResponse: 200_000, StatusPath: "/status/", Logger: log,

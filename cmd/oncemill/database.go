@@ -27,9 +27,9 @@ func (o *databaseOptions) register(flags *pflag.FlagSet) {
 	flags.StringVar(&o.prefix, "prefix", "", `prefix of oncemill's tables (default none; "oncemill_" on SQLite)`)
 }
 
-// open opens a pool for the URL; nothing is connected yet. Errors never show the
-// URL, which holds a password.
-func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
+// open opens a pool for the URL; nothing is connected yet. The file of SQLite must be
+// there, unless it may be made. Errors never show the URL, which holds a password.
+func (o *databaseOptions) open(mayMake bool) (*sql.DB, oncemill.Config, error) {
 	cfg := oncemill.Config{Schema: o.schema, Prefix: o.prefix}
 	var db *sql.DB
 	var err error
@@ -37,6 +37,8 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 	switch scheme, rest, _ := strings.Cut(o.url, ":"); {
 	case o.url == "":
 		return nil, cfg, &usageError{errors.New("--database or ONCEMILL_DATABASE is required")}
+	case ambiguous(o.url):
+		return nil, cfg, &usageError{errors.New("--database: " + howToEscape)}
 	case (scheme == "postgres" || scheme == "postgresql") && strings.HasPrefix(rest, "//"):
 		cfg.Dialect = oncemill.PostgreSQL
 		var connector *pq.Connector
@@ -58,11 +60,23 @@ func (o *databaseOptions) open() (*sql.DB, oncemill.Config, error) {
 		return nil, cfg, &usageError{errors.Join(err, db.Close())}
 	}
 	if file != "" {
-		if err := makePrivate(file); err != nil {
+		if err := present(file, mayMake); err != nil {
 			return nil, cfg, &usageError{errors.Join(fmt.Errorf("--database: %w", err), db.Close())}
 		}
 	}
 	return db, cfg, nil
+}
+
+// present makes sure that the file of SQLite is there.
+func present(path string, mayMake bool) error {
+	if mayMake {
+		return makePrivate(path)
+	}
+	_, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("there is no file %s; oncemill migrate makes it", path)
+	}
+	return err
 }
 
 // makePrivate makes the file of a new database readable for its owner alone. SQLite
@@ -80,7 +94,16 @@ func makePrivate(path string) error {
 
 // with opens the database, runs fn and closes it.
 func (o *databaseOptions) with(fn func(db *sql.DB, cfg oncemill.Config) error) error {
-	db, cfg, err := o.open()
+	return o.run(false, fn)
+}
+
+// make is with for what makes the file of SQLite, if it is not there.
+func (o *databaseOptions) make(fn func(db *sql.DB, cfg oncemill.Config) error) error {
+	return o.run(true, fn)
+}
+
+func (o *databaseOptions) run(mayMake bool, fn func(db *sql.DB, cfg oncemill.Config) error) error {
+	db, cfg, err := o.open(mayMake)
 	if err != nil {
 		return err
 	}

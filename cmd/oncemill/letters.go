@@ -36,6 +36,7 @@ its inbox, if that has Config.Replays and runs.`,
   oncemill letters show 17
   oncemill letters replay 17 18 --reason "queue made"
   oncemill letters discard 19 --reason "test order"`,
+		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				for _, s := range states {

@@ -40,7 +40,7 @@ func run(args []string) int {
 	text := escaped(withoutPasswords(inFlags(err)), func(out *strings.Builder, r rune) { // it may quote what strangers wrote
 		out.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
 	})
-	fmt.Fprintln(os.Stderr, "oncemill:", text)
+	fmt.Fprintln(os.Stderr, "oncemill:", strings.TrimPrefix(strings.ReplaceAll(text, "\noncemill: ", "\n"), "oncemill: "))
 	var usage *usageError
 	var value *oncemill.ConfigError
 	if errors.As(err, &usage) || errors.As(err, &value) || errors.Is(err, dlq.ErrNoReason) {
@@ -48,6 +48,16 @@ func run(args []string) int {
 	}
 	return 1
 }
+
+// ambiguous reports that the password of a URL may go on behind what looks like its end:
+// the host that it is read to have would then be a part of the password.
+func ambiguous(text string) bool {
+	_, rest, _ := strings.Cut(text, "://")
+	end := strings.IndexAny(rest+"/", "/?#")
+	return strings.Count(rest[:end], "@") > 1 || strings.Contains(rest[end:], "@")
+}
+
+const howToEscape = `the URL has an "@" that may or may not end its password; write "@" as %40, "/" as %2F, "?" as %3F and "#" as %23 in it`
 
 var password = regexp.MustCompile(`(?s)^([^\s:@]*):.*@`)
 

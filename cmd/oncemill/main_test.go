@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -43,7 +44,11 @@ func command(ctx context.Context, env []string, args ...string) (*exec.Cmd, *byt
 
 func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
 	t.Parallel()
-	lite := "sqlite:" + filepath.Join(t.TempDir(), "x.db")
+	dir := t.TempDir()
+	lite, absent := "sqlite:"+filepath.Join(dir, "x.db"), "sqlite:"+filepath.Join(dir, "absent.db")
+	if err := os.WriteFile(filepath.Join(dir, "x.db"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	const secret = "hunter2"
 	for name, c := range map[string]struct {
 		env  []string
@@ -51,6 +56,14 @@ func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
 		want string
 	}{
 		"unknown command":     {args: []string{"bogus"}, want: "bogus"},
+		"mistyped command":    {args: []string{"leters"}, want: "did you mean letters?"},
+		"mistyped second":     {args: []string{"migrate", "statsu"}, want: "did you mean status?"},
+		"unknown help":        {args: []string{"help", "bogus"}, want: "bogus"},
+		"mistyped help":       {args: []string{"help", "letters", "shwo"}, want: "did you mean show?"},
+		"status of no file":   {args: []string{"migrate", "status", "--database", absent}, want: "no file"},
+		"letters of no file":  {args: []string{"letters", "--database", absent}, want: "no file"},
+		"relay of no file":    {args: []string{"relay", "--amqp-url", "amqp://localhost", "--database", absent}, want: "no file"},
+		"two ends":            {args: []string{"migrate", "--database", "postgres://a:p@" + secret + "/x@localhost/x"}, want: "%40"},
 		"unknown flag":        {args: []string{"migrate", "--bogus"}, want: "--bogus"},
 		"argument":            {args: []string{"migrate", "bogus"}, want: "bogus"},
 		"no database":         {args: []string{"migrate"}, want: "ONCEMILL_DATABASE"},
@@ -87,7 +100,21 @@ func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
 			if strings.Contains(output.String(), secret) {
 				t.Errorf("output shows a secret: %s", output)
 			}
+			if strings.Count(output.String(), "oncemill: ") != 1 {
+				t.Errorf("the command names itself more than once: %s", output)
+			}
+			if _, err := os.Stat(filepath.Join(dir, "absent.db")); err == nil {
+				t.Error("a file was made")
+			}
 		})
+	}
+}
+
+func TestCommand_TellsItsVersion(t *testing.T) {
+	t.Parallel()
+	cmd, output := command(t.Context(), []string{"ONCEMILL_VERSION=x"}, "--version")
+	if err := cmd.Run(); err != nil || !strings.HasPrefix(output.String(), "oncemill ") || !strings.Contains(output.String(), runtime.Version()) {
+		t.Errorf("%v: %s", err, output)
 	}
 }
 
@@ -112,7 +139,11 @@ func TestCommand_MigratesAndTellsTheStatus(t *testing.T) {
 					t.Errorf("%v: exit code %d, want %d and %q; output: %s", args, got, code, want, output)
 				}
 			}
-			expect(1, "run oncemill migrate", "migrate", "status")
+			if name == "sqlite" {
+				expect(2, "no file", "migrate", "status")
+			} else {
+				expect(1, "run oncemill migrate", "migrate", "status")
+			}
 			expect(0, "LATEST", "migrate")
 			expect(0, "LATEST", "migrate")
 			expect(0, `"Set":"relay"`, "migrate", "status", "--json")

@@ -28,8 +28,9 @@ func newMigrate(opts *options) *cobra.Command {
 		Short: "Make or upgrade the tables; idempotent and safe to run at once from several places",
 		Example: `  oncemill migrate --database postgres://app@localhost/shop
   oncemill migrate status --database sqlite:shop.db --json`,
+		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+			return opts.database.make(func(db *sql.DB, cfg oncemill.Config) error {
 				if err := oncemill.Migrate(cmd.Context(), db, cfg, sets...); err != nil {
 					return err
 				}

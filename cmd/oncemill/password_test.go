@@ -33,6 +33,11 @@ func TestErrors_ShowNoPassword(t *testing.T) {
 		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", "amqp://user:pass canary@127.0.0.1:1/"},
 		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", `amqp://user:"canary@127.0.0.1:x/`},
 		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", "amqp://us/er:pass canary@127.0.0.1:1/"},
+		{"relay", "--database", "postgres://127.0.0.1:1/x", "--amqp-url", "amqp://user:pass@canary/@127.0.0.1:1/"},
+		{"migrate", "--database", "postgres://user:pass@canary/word@127.0.0.1:1/x"},
+		{"migrate", "--database", "postgres://user:1/canary@127.0.0.1:1/x"},
+		{"migrate", "--database", "postgres://user:1?canary@127.0.0.1:1/x"},
+		{"migrate", "--database", "postgres://user:pass#canary@127.0.0.1:1/x"},
 	} {
 		var out bytes.Buffer
 		root := newRoot()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"time"
 
@@ -84,6 +85,9 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	urls := strings.Fields(strings.Join(o.amqpURLs, " "))
 	if len(urls) == 0 {
 		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
+	}
+	if slices.ContainsFunc(urls, ambiguous) {
+		return &usageError{errors.New("--amqp-url: " + howToEscape)}
 	}
 	history := o.history
 	switch {

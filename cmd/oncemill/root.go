@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"os"
+	"runtime/debug"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -95,9 +97,62 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
-		c.Args = wrongUse(cobra.NoArgs)
+		if c.Args == nil {
+			c.Args = wrongUse(noCommand)
+		}
 	}
+	root.Version = version()
+	root.SetVersionTemplate("{{.DisplayName}} {{.Version}}\n")
+	root.SetHelpCommand(newHelp())
 	return root
+}
+
+// newHelp is cobra's own, but that an unknown command is an error.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [command]",
+		Short: "Help about any command",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return noCommand(about, args[len(args)-max(1, len(rest)):])
+			}
+			return about.Help()
+		},
+	}
+}
+
+// noCommand refuses arguments, which are mistyped commands, and says what may be meant.
+func noCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	text := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+	if !cmd.HasSubCommands() {
+		text = fmt.Sprintf("%q takes no argument %q", cmd.CommandPath(), args[0])
+	}
+	if cmd.SuggestionsMinimumDistance == 0 {
+		cmd.SuggestionsMinimumDistance = 2
+	}
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += "; did you mean " + strings.Join(near, " or ") + "?"
+	}
+	return &usageError{errors.New(text)}
+}
+
+// version tells what this program was built from.
+func version() string {
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return "unknown"
+	}
+	text := cmp.Or(info.Main.Version, "(devel)")
+	for _, s := range info.Settings {
+		if s.Key == "vcs.revision" && !strings.Contains(text, s.Value[:min(12, len(s.Value))]) {
+			text += " " + s.Value
+		}
+	}
+	return text + " " + info.GoVersion
 }
 
 // wrongUse makes usage errors of what is wrong with the arguments.
@@ -114,7 +169,7 @@ func wrongUse(check cobra.PositionalArgs) cobra.PositionalArgs {
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Changed || f.Name == "help" {
+		if f.Changed || f.Name == "help" || f.Name == "version" {
 			return
 		}
 		name := "ONCEMILL_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
