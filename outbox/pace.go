@@ -22,7 +22,10 @@ type pace struct {
 	behind      place
 	round       place // what comes up to it has been tried in this round
 	roundAt     time.Time
-	missed      bool // in this round one found no room
+	roundWait   time.Duration // of the next one
+	missed      bool          // in this round one found no room
+
+	last attempt // what was tried alone
 
 	toldAt time.Time // that one could not be moved
 	untold int       // since then
@@ -55,6 +58,30 @@ const (
 	largeBytesPerSecond = 20 << 20
 	mostLargeLimit      = time.Minute
 )
+
+// attempt is what is tried alone.
+type attempt int
+
+const (
+	ofNone attempt = iota
+	ofAside
+	ofRound
+	ofLarge
+)
+
+// takeTurn chooses one of what may be tried alone: none waits until there is no other.
+func (p *pace) takeTurn(aside, round, large bool) attempt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for i := range attempt(3) {
+		one := 1 + (p.last+i)%3
+		if one == ofAside && aside || one == ofRound && round || one == ofLarge && large {
+			p.last = one
+			return one
+		}
+	}
+	return ofNone
+}
 
 // row is a scheduled message.
 type row struct {
@@ -152,13 +179,10 @@ func (p *pace) failed(r row, bytes int64, limit time.Duration, late, inRound boo
 		if late { // it may need more time than others have in a round
 			p.largeLimit = min(2*limit, mostLargeLimit)
 		}
-		return longAside
+		return p.roundWait
 	default:
-		if p.behind == beginning {
-			p.roundAt = now.Add(longAside)
-		}
-		p.behind = r.place
-		return longAside
+		p.leaveTo(r.place, now)
+		return p.roundAt.Sub(now)
 	}
 	a := &p.aside[i]
 	if late {
@@ -193,16 +217,20 @@ func (p *pace) forget(seq int64) {
 	p.aside = slices.DeleteFunc(p.aside, func(a aside) bool { return a.seq == seq })
 }
 
-// retry returns a message that was put aside and is to be tried again.
+// retry returns the message that was put aside and is to be tried again first.
 func (p *pace) retry(now time.Time) (aside, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, a := range p.aside {
-		if !now.Before(a.until) && (a.limit == 0 || !now.Before(p.largeAt)) {
-			return a, true
+	var first *aside
+	for i, a := range p.aside {
+		if !now.Before(a.until) && (a.limit == 0 || !now.Before(p.largeAt)) && (first == nil || a.until.Before(first.until)) {
+			first = &p.aside[i]
 		}
 	}
-	return aside{}, false
+	if first == nil {
+		return aside{}, false
+	}
+	return *first, true
 }
 
 // retryIn returns when one is to be tried again, or a round goes on.
@@ -240,8 +268,13 @@ func (p *pace) notNow(seq int64, now time.Time) {
 func (p *pace) leave(upTo place, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.leaveTo(upTo, now)
+}
+
+// leaveTo is called with mu held.
+func (p *pace) leaveTo(upTo place, now time.Time) {
 	if p.behind == beginning {
-		p.roundAt = now.Add(leastAside)
+		p.roundWait, p.roundAt = leastAside, now.Add(leastAside)
 	}
 	p.behind = upTo
 }
@@ -275,7 +308,8 @@ func (p *pace) roundOver(now time.Time) {
 	if !p.missed {
 		p.behind = beginning
 	}
-	p.round, p.missed, p.roundAt = beginning, false, now.Add(longAside)
+	p.roundWait = min(2*p.roundWait, longAside)
+	p.round, p.missed, p.roundAt = beginning, false, now.Add(p.roundWait)
 }
 
 // leftOut is what is not looked at: the messages that are put aside, all of their keys,

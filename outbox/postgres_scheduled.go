@@ -68,8 +68,9 @@ order by s.deliver_at, s.seq
 limit 1`
 
 	// What is due comes first in the index, which statistics of a table that fills
-	// and empties do not tell: the planner gets no other choice.
-	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off; set local datestyle = 'ISO'`
+	// and empties do not tell: the planner gets no other choice. Constraints are checked
+	// when a row is moved, so that what is refused is known.
+	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off; set local datestyle = 'ISO'; set constraints all immediate`
 
 	// Served by the primary key (deliver_at, seq), from $8 and $9 to $10 and $11. $1 is the
 	// number of rows to look at, $12 to choose, $2 the byte budget, $3 keys that wait already, $4 and $5 the
@@ -182,7 +183,7 @@ func nextDue(row *sql.Row) (head due, err error) {
 // repeated for ever.
 const moveBeside = 5 * time.Second
 
-var moveLimits = shorttx.Limits{Lock: time.Second, Statement: 3 * time.Second}
+var moveLimits = shorttx.Limits{Lock: 500 * time.Millisecond, Statement: 3 * time.Second}
 
 const mostBytes = math.MaxInt32 // of a row
 
@@ -193,14 +194,18 @@ const mostBytes = math.MaxInt32 // of a row
 func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
 	rows, bytes := s.pace.batch()
 	alone := choice{rows: 1, bytes: bytes, least: bytes + 1, most: mostBytes, after: s.pace.leftOut().after, upTo: end}
+	one, again := s.pace.retry(time.Now())
+	after, upTo, inRound := s.pace.inRound(time.Now())
+	large := head.bytes > bytes && s.pace.tryLarge(time.Now())
 	moved, err := Moved{}, error(nil)
-	if one, ok := s.pace.retry(time.Now()); ok {
-		again := choice{rows: 1, bytes: bytes, only: one.seq, most: mostBytes, after: beginning, upTo: end}
-		moved, err = s.moveAlone(ctx, guard, again, one.bytes)
-	} else if after, upTo, due := s.pace.inRound(time.Now()); due {
-		round := choice{rows: rows, bytes: bytes, most: mostBytes, after: after, upTo: upTo, apart: true}
+	switch s.pace.takeTurn(again, inRound, large) {
+	case ofAside:
+		only := choice{rows: 1, bytes: bytes, only: one.seq, most: mostBytes, after: beginning, upTo: end}
+		moved, err = s.moveAlone(ctx, guard, only, one.bytes)
+	case ofRound:
+		round := choice{rows: rows, bytes: math.MaxInt64, most: mostBytes, after: after, upTo: upTo, apart: true}
 		moved, err = s.goRound(ctx, guard, round)
-	} else if head.bytes > bytes && s.pace.tryLarge(time.Now()) {
+	case ofLarge:
 		moved, err = s.moveAlone(ctx, guard, alone, head.bytes)
 	}
 	if err != nil || moved.Rows > 0 {
@@ -212,8 +217,8 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 		return others, err
 	}
 	over := s.pace.leftOut()
-	large := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq, bytes)
-	switch err := large.Scan(&head.bytes); {
+	found := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq, bytes)
+	switch err := found.Scan(&head.bytes); {
 	case errors.Is(err, sql.ErrNoRows):
 		return others, nil
 	case err != nil:
@@ -279,22 +284,30 @@ func (s *postgresStore) othersGoOn(ctx context.Context, err error) error {
 	return nil
 }
 
-// ofRow reports an error that a row may have a part in: it takes too long, or is not what
-// the outbox takes.
+// rowError is an error of the statement that moves rows.
+type rowError struct{ error }
+
+func (e *rowError) Unwrap() error { return e.error }
+
+// ofRow reports an error that a row may have a part in: it takes too long, waits for what
+// others hold, or is not what the outbox, or a trigger on it, takes. What says that the
+// server does nothing for anybody is none.
 func ofRow(ctx context.Context, err error) bool {
 	state := sqlerr.State(err)
-	if ctx.Err() != nil || len(state) != 5 {
+	if ctx.Err() != nil || len(state) != 5 || !errors.As(err, new(*rowError)) {
 		return false
 	}
 	switch state[:2] {
-	case "22", "23", "54", "P0", "XX": // data, constraints, limits, a trigger's own, corruption
-		return true
+	case "08", "25", "28", "40", "53", "57", "58": // connection, transaction, role, retries, resources, operators, system
+		return state == tookLong
 	}
-	return state == "57014"
+	return true
 }
 
+const tookLong = "57014"
+
 func (s *postgresStore) putAside(ctx context.Context, r row, bytes int64, limit time.Duration, inRound bool, err error) {
-	wait := s.pace.failed(r, bytes, limit, sqlerr.TimedOut(err), inRound, time.Now())
+	wait := s.pace.failed(r, bytes, limit, sqlerr.State(err) == tookLong, inRound, time.Now())
 	others, due := s.pace.tell(time.Now())
 	if due {
 		s.log.ErrorContext(ctx, "scheduled message cannot be moved to the outbox; it and those of its key wait, trying again later",
@@ -307,12 +320,12 @@ func (s *postgresStore) putAside(ctx context.Context, r row, bytes int64, limit 
 func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, bytes int64) (Moved, error) {
 	limits := moveLimits
 	if within := shorttx.Within(ctx); within.Statement < limits.Statement {
-		limits = within // the server is to say what is slow, before the caller gives up
+		limits.Statement = within.Statement // the server is to say what is slow, before the caller gives up
 	}
 	begin := time.Now()
 	c := choice{rows: rows, bytes: bytes, most: bytes, after: s.pace.leftOut().after, upTo: end}
 	moved, seen, err := s.move(ctx, limits, guard, c)
-	if err != nil && ofRow(ctx, err) && !sqlerr.TimedOut(err) && len(seen.chosen) > 1 && time.Since(begin) < limits.Statement/2 {
+	if err != nil && ofRow(ctx, err) && sqlerr.State(err) != tookLong && len(seen.chosen) > 1 && time.Since(begin) < limits.Statement/2 {
 		c.apart = true
 		moved, seen, err = s.move(ctx, limits, guard, c)
 	}
@@ -323,9 +336,9 @@ func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, by
 	case errors.Is(err, errKeysWait):
 		s.leave(ctx, seen.last, err)
 		return Moved{Failed: true}, nil
-	case ctx.Err() == nil && !ofRow(ctx, err), errors.Is(ctx.Err(), context.Canceled):
+	case ctx.Err() == nil && !ofRow(ctx, err) && !sqlerr.TimedOut(err), errors.Is(ctx.Err(), context.Canceled):
 		return Moved{}, err
-	case ctx.Err() == nil && len(seen.chosen) == 1 && (rows == 1 || !sqlerr.TimedOut(err)):
+	case ofRow(ctx, err) && len(seen.chosen) == 1 && (rows == 1 || sqlerr.State(err) != tookLong):
 		s.putAside(ctx, seen.chosen[0], 0, limits.Statement, false, err)
 		return Moved{Failed: true}, nil
 	case ctx.Err() != nil, !s.pace.slower():
@@ -399,6 +412,9 @@ func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard g
 			}
 			n, err := affected(tx.ExecContext(ctx, s.scheduled.move, pq.Array(times), pq.Array(seqs)))
 			moved = int(n)
+			if err != nil {
+				err = &rowError{err}
+			}
 			return true, err
 		})
 		for _, r := range refused {
@@ -424,6 +440,10 @@ type refusal struct {
 // moveApart moves messages one by one, as many as there is time for, so that those that
 // are refused, and those of their keys, are all that stays. It tries at least one.
 func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shorttx.Limits, rows []row) (moved, tried int, refused []refusal, err error) {
+	// What waits for others, in a trigger, is to cost little.
+	if _, err := tx.ExecContext(ctx, `set local lock_timeout = '50ms'`); err != nil {
+		return 0, 0, nil, err
+	}
 	begin := time.Now()
 	waiting := map[string]bool{}
 	late := false
@@ -443,10 +463,10 @@ func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shortt
 		switch {
 		case err == nil:
 			moved += int(n)
-		case ofRow(ctx, err):
+		case ofRow(ctx, &rowError{err}):
 			refused = append(refused, refusal{r, err})
 			waiting[r.key] = r.key != ""
-			late = sqlerr.TimedOut(err)
+			late = sqlerr.State(err) == tookLong
 			after = `rollback to savepoint apart`
 		default:
 			return 0, 0, nil, err

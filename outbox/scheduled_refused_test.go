@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"database/sql"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -139,6 +140,91 @@ func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
 					t.Fatalf("%s%d came at %d, and %s of its key at %d", then.first, i+1, first, then.last, last)
 				}
 			}
+		}
+		p.exec(t, `drop function slow_insert cascade`)
+	})
+}
+
+// Whatever a trigger says, whether it says so at once or at the commit.
+func TestMoveDue_ARefusalOfAnyKindHoldsUpItsKeyAlone(t *testing.T) {
+	t.Parallel()
+	for _, state := range []string{"check_violation", "45000", "insufficient_privilege", "38000", "0A000", "F0001", "42883", "55000", "21000"} {
+		for _, kind := range []string{`create trigger`, `create constraint trigger`} {
+			t.Run(state+" "+kind, func(t *testing.T) {
+				t.Parallel()
+				p := onPostgres(t)
+				p.slowInsert(t, `new.message_id like 'bad%'`, fmt.Sprintf(`raise exception 'not so' using errcode = '%s'`, state))
+				if kind != `create trigger` {
+					p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+					p.exec(t, kind+` slow_insert after insert on {{outbox}} deferrable initially deferred for each row execute function slow_insert()`)
+				}
+				p.cfg.Logger = slog.New(slog.DiscardHandler)
+				p.use(t, p.db, nil)
+				past := p.now(t).Add(-time.Hour)
+				p.publish(t, at("bad", "k", past), at("behind", "k", past), at("good", "other", past.Add(time.Second)))
+				for range 3 {
+					p.moveWithin(t, usualLimit)
+				}
+				expectIDs(t, p.read(t), "good")
+			})
+		}
+	}
+}
+
+// A trigger waits for a row that an open transaction holds.
+func TestMoveDue_OneThatWaitsForALockHoldsUpItsKeyAlone(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.exec(t, `create table counters (n int)`)
+		p.exec(t, `insert into counters values (0)`)
+		p.slowInsert(t, `new.message_id like 'bad%'`, `update counters set n = n + 1`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		past := p.now(t).Add(-time.Hour)
+		p.publish(t, at("bad", "k", past), at("good", "other", past.Add(time.Second)))
+		p.inTx(t, func(tx *sql.Tx) {
+			_, err := tx.ExecContext(t.Context(), `update counters set n = n + 1`)
+			expectNoError(t, err)
+			for range 3 {
+				p.moveWithin(t, usualLimit)
+			}
+			expectIDs(t, p.read(t), "good")
+		})
+		outbox.TryRefusedNow(p.queue)
+		p.moveWithin(t, usualLimit)
+		if n := p.scheduled(t); n != 0 {
+			t.Errorf("%d wait when the lock is free", n)
+		}
+		p.exec(t, `drop table counters`)
+		p.exec(t, `drop function slow_insert cascade`)
+	})
+}
+
+// A round tries all that there is time for, however many bytes.
+func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		const known, refused, large = 5, 20, 300
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		outbox.KnowRefused(p.queue, known)
+		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+			select now() - interval '1 hour' + i * interval '1 second', 12, 'orders', 'bad' || i, 'bad' || i, '' from generate_series(1, $1::int) i`, refused)
+		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+			select now() - interval '50 minutes' + i * interval '1 second', 12, 'orders', 'bad for now' || i, 'now' || i, decode(repeat('00', 100000), 'hex') from generate_series(1, $1::int) i`, large)
+		settle := func() {
+			for calls := 0; p.moveWithin(t, usualLimit).Failed; calls++ {
+				if calls > 200 {
+					t.Fatal("it does not settle")
+				}
+			}
+		}
+		settle()
+		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+		p.exec(t, `create trigger refuse before insert on {{outbox}} for each row when (new.message_id ~ '^bad[0-9]') execute function slow_insert()`)
+		outbox.TryRefusedNow(p.queue)
+		settle()
+		if n := p.scheduled(t); n != refused {
+			t.Errorf("%d wait after a round, want %d", n, refused)
 		}
 		p.exec(t, `drop function slow_insert cascade`)
 	})
