@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -44,8 +45,11 @@ func (s *subscription) held(now time.Time) (n int) {
 	for _, l := range s.lanes {
 		_, delayed := s.delayed[l.head]
 		_, away := s.away[l.head]
-		if delayed || away && now.Sub(l.head.out) > longAway {
+		if delayed || l.head == nil || away && now.Sub(l.head.out) > longAway {
 			for _, p := range l.waiting {
+				count(p)
+			}
+			for p := range l.here() {
 				count(p)
 			}
 		}
@@ -138,29 +142,77 @@ func (s *subscription) cancelMore(ctx context.Context, o *session) error {
 	}
 }
 
-// giveBack returns to the queue what is delayed and has nearly waited for
-// Config.AckTimeout, with what is behind it, in its order. Nobody else's deliveries go with
-// it. They come again at once, with all the time there is.
+// giveBack returns to the queue what is not being handled and has nearly waited for
+// Config.AckTimeout, each with all of its lane, in its order. Nobody else's deliveries go
+// with it. They come again at once, with all the time there is.
 func (s *subscription) giveBack(now time.Time) {
 	most := s.owner.settings.AckTimeout * 8 / 10
 	old := func(p *parcel) bool { return now.Sub(p.arrived) > most }
 	for p := range s.delayed {
-		if !old(p) {
+		if p.lane == nil && old(p) {
+			delete(s.delayed, p)
+			p.returned()
+		}
+	}
+	for _, l := range s.lanes {
+		idle := slices.AppendSeq(slices.Clone(l.waiting), l.here())
+		if _, away := s.away[l.head]; l.head != nil && !away {
+			idle = append(idle, l.head)
+		}
+		if slices.ContainsFunc(idle, old) {
+			s.returnLane(l, now)
+		}
+	}
+	s.ready = slices.DeleteFunc(s.ready, func(p *parcel) bool {
+		if p.lane == nil && old(p) {
+			p.returned()
+			return true
+		}
+		return p.lane != nil && p.lane.head != p // returned
+	})
+}
+
+// returnLane gives back what is in l and not being handled. The lane stays, and what
+// comes meanwhile waits behind it.
+func (s *subscription) returnLane(l *lane, now time.Time) {
+	var places []place
+	if _, away := s.away[l.head]; l.head != nil && !away {
+		places = append(places, place{l.head.id, l.head})
+		delete(s.delayed, l.head)
+		l.head = nil
+	}
+	for _, p := range l.waiting {
+		places = append(places, place{p.id, p})
+	}
+	places = append(places, l.awaited...)
+	for i, at := range places {
+		if at.parcel != nil {
+			at.parcel.returned()
+			places[i].parcel = nil
+		}
+	}
+	l.waiting, l.awaited = nil, places
+	l.until = now.Add(s.owner.settings.CallTimeout)
+}
+
+// awaitNoLonger gives up what does not come again: another consumer has it, or nobody.
+func (s *subscription) awaitNoLonger(now time.Time) {
+	for _, l := range s.lanes {
+		if len(l.awaited) == 0 || now.Before(l.until) {
 			continue
 		}
-		delete(s.delayed, p)
-		p.returned()
-		if p.lane != nil {
-			for _, behind := range p.lane.waiting {
-				behind.returned()
-			}
-			delete(s.lanes, p.lane.name)
+		l.awaitNone()
+		if l.head == nil {
+			s.advance(l)
 		}
 	}
 }
 
 // returned gives one delivery back.
 func (p *parcel) returned() {
+	if p.cancel != nil {
+		p.cancel()
+	}
 	p.session.acks.rejected(p.delivery.DeliveryTag)
 	// If it fails the channel is lost, and NotifyClose says why.
 	_ = p.delivery.Nack(false, true)

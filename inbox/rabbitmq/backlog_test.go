@@ -219,3 +219,121 @@ func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
 		t.Errorf("handled %s, after %v; slow ran %d times", got, at[1].Sub(at[0]), len(begun))
 	}
 }
+
+// What is given back is handled before what its producer has sent meanwhile.
+func TestSubscriber_NothingOvertakesWhatIsGivenBack(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	for _, kind := range []string{"classic", "quorum"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := newAdmin(t, uri)
+			args := amqp091.Table{"x-queue-type": kind}
+			a.declare(kind, args)
+			cfg := queues(uri, 500)
+			cfg.Queue.Arguments = args
+			out := subscribe(t, subscriber(t, cfg, rabbitmq.Config{AckTimeout: time.Second}), kind)
+			const width = "%06d"
+			again, published := make(chan struct{}), make(chan int)
+			go func() {
+				for n := 0; ; n++ {
+					select {
+					case <-again:
+						published <- n
+						return
+					default:
+						a.publish(kind, publishing(fmt.Sprintf(width, n), "k"))
+					}
+				}
+			}()
+			first := next(t, out)
+			d, _ := inbox.DeliveryFromContext(first.Context())
+			d.DelayNack(patience)
+			first.Nack()
+			var got []string
+			for last := 0; len(got) == 0 || got[len(got)-1] != fmt.Sprintf(width, last-1); {
+				msg := next(t, out)
+				if got = append(got, msg.UUID); len(got) == 1 {
+					close(again)
+					last = <-published
+				}
+				msg.Ack()
+			}
+			for i, id := range got {
+				if want := fmt.Sprintf(width, i); id != want {
+					t.Fatalf("got %s, want %s", id, want)
+				}
+			}
+		})
+	}
+}
+
+// Messages that wait for their turn behind handlers that take their time go back when it
+// is time, and nobody notices.
+func TestSubscriber_AKeyMayTakeLongerThanAckTimeout(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	s := subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: 2 * time.Second})
+	out := subscribe(t, s, "orders")
+	var all []amqp091.Publishing
+	const messages = 20
+	for i := range messages {
+		all = append(all, publishing(fmt.Sprint(i), "k"))
+	}
+	a.publish("orders", all...)
+	for i := range messages {
+		msg := next(t, out)
+		if msg.UUID != fmt.Sprint(i) {
+			t.Fatalf("got %s, want %d", msg.UUID, i)
+		}
+		time.Sleep(200 * time.Millisecond) // of the handler's
+		if !s.Ready() {
+			t.Fatal("the subscription is reset")
+		}
+		msg.Ack()
+	}
+	none(t, out)
+}
+
+// What is given back, and taken by another consumer, is not awaited for ever.
+func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	one := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: time.Second, CallTimeout: 500 * time.Millisecond}), "orders")
+	const messages = 10
+	publish := func(name string) {
+		for i := range messages {
+			a.publish("orders", publishing(fmt.Sprint(name, i), "k"))
+		}
+	}
+	publish("before ")
+	msg := next(t, one)
+	d, _ := inbox.DeliveryFromContext(msg.Context())
+	d.DelayNack(patience)
+	msg.Nack()
+	two := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{}), "orders")
+	handled := map[string]int{}
+	handle := func(all int) {
+		for len(handled) < all {
+			select {
+			case msg = <-one:
+			case msg = <-two:
+			case <-time.After(patience):
+				t.Fatalf("%d handled, want %d", len(handled), all)
+			}
+			handled[msg.UUID]++
+			msg.Ack()
+		}
+	}
+	publish("beside ")
+	handle(2 * messages)
+	publish("after ")
+	handle(3 * messages)
+	for id, n := range handled {
+		if n > 1 {
+			t.Errorf("%s was handled %d times", id, n)
+		}
+	}
+}
