@@ -337,3 +337,69 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 		}
 	}
 }
+
+// Consumers that were added go when keys in trouble hold less, though they hold something.
+func TestSubscriber_AddedConsumersGoWhenTheyAreNotNeeded(t *testing.T) {
+	t.Parallel()
+	a := newAdmin(t, testserver.RabbitMQ(t))
+	const prefetch, backlog = 20, 400
+	out, consumers := troubled(t, a, prefetch, backlog, 3*time.Second, rabbitmq.Config{})
+	eventually(t, "consumers are added", func() bool { return consumers() > 2 })
+	for handled := 0; handled < backlog; { // but for the last, which fails for ever
+		msg := next(t, out)
+		if handled++; handled < backlog {
+			msg.Ack()
+			continue
+		}
+		d, _ := inbox.DeliveryFromContext(msg.Context())
+		d.DelayNack(2 * patience)
+		msg.Nack()
+	}
+	eventually(t, "one consumer is left", func() bool { return consumers() == 1 })
+}
+
+// A key in trouble holds no more than the prefetch and Config.Backlog.
+func TestSubscriber_AKeyInTroubleHoldsNoMoreThanTheBacklog(t *testing.T) {
+	t.Parallel()
+	a := newAdmin(t, testserver.RabbitMQ(t))
+	const prefetch, backlog, published = 20, 100, 1000
+	_, consumers := troubled(t, a, prefetch, published, 2*patience, rabbitmq.Config{Backlog: backlog})
+	least, since := published, time.Now()
+	for time.Since(since) < 3*time.Second {
+		state, err := a.ch.QueueDeclarePassive("orders", true, false, false, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state.Messages < least {
+			least, since = state.Messages, time.Now()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if held := published - least; held < prefetch+backlog/2 || held > prefetch+backlog {
+		t.Errorf("%d consumers hold %d, want at most %d", consumers(), held, prefetch+backlog)
+	}
+}
+
+// troubled publishes messages of one key, the first of which is nacked once, and returns
+// how many consumers there are.
+func troubled(t *testing.T, a *admin, prefetch, messages int, delay time.Duration, opts rabbitmq.Config) (out <-chan *message.Message, consumers func() int) {
+	t.Helper()
+	a.declare("orders", nil)
+	var all []amqp091.Publishing
+	for i := range messages {
+		all = append(all, publishing(fmt.Sprint("evil ", i), "evil"))
+	}
+	a.publish("orders", all...)
+	out = subscribe(t, subscriber(t, queues(a.uri, prefetch), opts), "orders")
+	msg := next(t, out)
+	d, _ := inbox.DeliveryFromContext(msg.Context())
+	d.DelayNack(delay)
+	msg.Nack()
+	return out, func() int {
+		state, err := a.ch.QueueDeclarePassive("orders", true, false, false, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return state.Consumers
+	}
+}

@@ -21,6 +21,7 @@ import (
 // the subscription uses it.
 type parcel struct {
 	session  *session // whose channel it came by; nil once that is lost
+	by       *added   // the consumer; nil for that which is always there
 	delivery amqp.Delivery
 	arrived  time.Time
 	out      time.Time // handed out

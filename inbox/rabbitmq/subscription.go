@@ -239,7 +239,7 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 
 func (s *subscription) take(current *session, delivery amqp.Delivery) {
 	current.acks.arrived(delivery.DeliveryTag)
-	p := &parcel{session: current, delivery: delivery, arrived: time.Now()}
+	p := &parcel{session: current, by: current.consumer(delivery.ConsumerTag), delivery: delivery, arrived: time.Now()}
 	p.read(s.owner.settings)
 	s.lineUp(p)
 }
