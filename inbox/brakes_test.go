@@ -415,6 +415,45 @@ func TestBrakes_TheSequenceWaitsForWhatIsRetried(t *testing.T) {
 	})
 }
 
+// Those behind one that does not come go on in their order when they have waited for it
+// for long enough.
+func TestBrakes_TheSequenceGoesOnInOrder(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.GapWait = 2 * time.Second
+			cfg.Sequence = func(m *message.Message) (int64, bool) {
+				n, err := strconv.ParseInt(m.UUID, 10, 64)
+				return n, err == nil
+			}
+		})
+		deliver := func(id int, nacks int) error {
+			m := from(t, strconv.Itoa(id), delivery{nacks: nacks})
+			m.Metadata.Set(outbox.KeyMetadata, "k")
+			return deliverMessage(t, in, m, effect)
+		}
+		expectNoError(t, deliver(1, 0))
+		const last = 10 // 2 does not come
+		for n := 3; n <= last; n++ {
+			expectError(t, deliver(n, 0), inbox.ErrGap)
+		}
+		for n := 3; n <= last; {
+			for behind := last; behind > n; behind-- {
+				expectError(t, deliver(behind, 1), inbox.ErrGap)
+			}
+			if err := deliver(n, 1); err == nil {
+				n++
+			} else {
+				expectError(t, err, inbox.ErrGap)
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+		if len(dead.added) > 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+		p.expect(t, last-1, last-1, 0)
+	})
+}
+
 // A key that no database takes makes a letter, at the first delivery; and what was tried
 // before, by whichever process, and is overtaken meanwhile is not dropped without a word.
 func TestBrakes_TheSequenceDropsNothingThatWasTried(t *testing.T) {

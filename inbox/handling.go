@@ -96,6 +96,11 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 		in.telemetry.record(ctx, tooOld)
 		return in.refuse(ctx, w, TooOld, err)
 	}
+	if in.early(w) {
+		in.telemetry.record(ctx, waiting)
+		in.comeAfter(ctx, w)
+		return ErrGap
+	}
 	if err := in.noteStart(ctx, w); err != nil {
 		return err
 	}

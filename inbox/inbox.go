@@ -114,7 +114,9 @@ type Config struct {
 
 	// GapWait is how long a message waits for one before it that does not come.
 	// It is counted in the process and begins anew with it. One before it that has failed
-	// and is to come again is waited for as long, from then on. Default: 30 s.
+	// and is to come again is waited for as long, from then on, and so is one that waits
+	// itself: those behind one that does not come go on in their order. The longer they
+	// wait, the more rarely they are delivered again. Default: 30 s.
 	GapWait time.Duration
 
 	// Verify looks at every message before anything else does, at its signature, say,
