@@ -173,7 +173,7 @@ type Inbox struct {
 	decoders  *semaphore.Weighted // that decode payloads
 	plain     *semaphore.Weighted // bytes of decoded payloads
 	refused   *refusals
-	warnings  seldom
+	disbelief seldom // warnings of marks that are no replay
 	telemetry *telemetry
 	gaps      gaps
 
