@@ -121,7 +121,9 @@ type Config struct {
 
 	// Verify looks at every message before anything else does, at its signature, say,
 	// as it came. A message that it returns an error for fails with ErrUnverified, and
-	// takes no id: a forged message keeps no genuine one out. Default: none.
+	// takes no id: a forged message keeps no genuine one out. One for which the error is
+	// marked by Unavailable or RetryAfter, or whose context has ended, is delivered again,
+	// as often as it takes. Default: none.
 	Verify func(*message.Message) error
 
 	// Group limits the groups of GroupMiddleware and Batch.

@@ -58,7 +58,7 @@ const (
 	Conflict         Reason = "conflict"             // same id, other fingerprint
 	Unverified       Reason = "unverified"           // Config.Verify or Config.Payload does not believe it
 	TooOld           Reason = "older-than-retention" // whether it is a duplicate is no longer known
-	Malformed        Reason = "malformed"            // the subscriber, Config.Payload or Config.Fingerprint could not read it
+	Malformed        Reason = "malformed"            // the subscriber or Config.Payload could not read it
 )
 
 // refused reports that the message may have been made by anybody: it is known by no id,

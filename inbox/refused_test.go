@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
@@ -124,5 +126,56 @@ func TestRefused_WarningsOfEachKindAreLogged(t *testing.T) {
 		if log.count("messages refused") == 0 || log.count("not a replay of ours") == 0 {
 			t.Errorf("logged:\n%s", log.text.String())
 		}
+	})
+}
+
+// What Verify cannot find out now is not held against the message.
+func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var verify func(*message.Message) error
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Verify = func(msg *message.Message) error { return verify(msg) }
+		})
+		for _, undecided := range []error{inbox.Unavailable(errUndo), inbox.RetryAfter(errUndo, time.Second)} {
+			verify = func(*message.Message) error { return fmt.Errorf("fetch keys: %w", undecided) }
+			for nacks := range 30 {
+				delayed := &atomic.Int64{}
+				expectError(t, deliverMessage(t, in, from(t, "a", delivery{delayed: delayed, nacks: nacks}), effect), errUndo)
+				if d := time.Duration(delayed.Load()); d < time.Second/2 {
+					t.Errorf("comes again after %v", d)
+				}
+			}
+		}
+		verify = func(msg *message.Message) error { return msg.Context().Err() }
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		expectError(t, deliverMessage(t, in, message.NewMessageWithContext(ctx, "a", nil), effect), context.Canceled)
+		p.expect(t, 0, 0, 0)
+		p.expectNotes(t, 0, 0)
+		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{}), effect))
+		p.expect(t, 1, 1, 0)
+		if len(dead.added) > 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+	})
+}
+
+// Messages that Config.Fingerprint panics at are genuine: each has its letter.
+func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.KeepRefused = 1
+			cfg.Fingerprint = func(*message.Message) []byte { panic("no content") }
+		})
+		for i := range 3 {
+			id := fmt.Sprint("m", i)
+			for range 2 { // the second is a copy
+				expectNoError(t, deliverMessage(t, in, from(t, id, delivery{}), effect))
+			}
+			if l := dead.last(); len(dead.added) != i+1 || l.MessageID != id || l.Reason != inbox.PermanentErr || l.Stack == "" {
+				t.Errorf("%d letters, the last %+v", len(dead.added), l)
+			}
+		}
+		p.expect(t, 0, 3, 0)
 	})
 }
