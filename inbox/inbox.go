@@ -95,8 +95,9 @@ type Config struct {
 
 	// Retention is how long ids are kept. With DeadLetters a message that was
 	// created longer ago (less a margin) is not handled but becomes a dead
-	// letter, if the subscriber knows its age. Run removes older ids. Default: 7
-	// days. At least 1 s. Raising it costs space, about 100 bytes an id.
+	// letter, if the subscriber knows its age; copies of it make no more of them. Run
+	// removes older ids. Default: 7 days. At least 1 s. Raising it costs space, about 100
+	// bytes an id.
 	Retention time.Duration
 
 	// Fingerprint returns what tells two messages with the same id apart, a hash
