@@ -273,6 +273,64 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 	}
 }
 
+// A handler that does not return though its time is up keeps no suspect out, which is not
+// charged beside it.
+func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
+		suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
+		crash := func(*message.Message) ([]*message.Message, error) {
+			runtime.Goexit()
+			return nil, nil
+		}
+		deliverAndEnd := func() {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = deliverMessage(t, in, suspect(), crash)
+			}()
+			<-ended
+		}
+		deliverAndEnd()
+		hanging, release := make(chan struct{}), make(chan struct{})
+		var all sync.WaitGroup
+		all.Go(func() {
+			_ = deliver(t, in, "hanging", func(*message.Message) ([]*message.Message, error) {
+				close(hanging)
+				<-release
+				return nil, errUndo
+			})
+		})
+		defer all.Wait()
+		defer close(release)
+		<-hanging
+		for range 5 { // more than Retry.Crashes
+			alone := `select coalesce(max(alone), 0) from {{inbox_failures}}`
+			for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+				runs := 0
+				err := deliverMessage(t, in, suspect(), func(*message.Message) ([]*message.Message, error) {
+					runs++
+					if n := p.count(t, alone); n != 0 {
+						t.Errorf("the suspect is charged with %d", n)
+					}
+					return nil, inbox.Unavailable(errUndo)
+				})
+				if runs > 0 {
+					expectError(t, err, errUndo)
+					break
+				}
+				if time.Since(begin) > 20*time.Second {
+					t.Fatalf("the suspect is kept out: %v", err)
+				}
+			}
+			deliverAndEnd()
+		}
+		if len(dead.added) > 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+	})
+}
+
 // A message that has failed comes again alone: no group has it twice.
 func TestBrakes_WhatWasNackedJoinsNoGroup(t *testing.T) {
 	t.Parallel()

@@ -275,7 +275,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
 	in.refused = newRefusals(in)
 	in.group = newShared(in, nil)
 	return in, nil
