@@ -274,10 +274,10 @@ func TestSubscriber_AKeyMayTakeLongerThanAckTimeout(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
-	s := subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: 2 * time.Second})
+	s := subscriber(t, queues(uri, 200), rabbitmq.Config{AckTimeout: 8 * time.Second})
 	out := subscribe(t, s, "orders")
 	var all []amqp091.Publishing
-	const messages = 20
+	const messages = 100
 	for i := range messages {
 		all = append(all, publishing(fmt.Sprint(i), "k"))
 	}
@@ -287,7 +287,7 @@ func TestSubscriber_AKeyMayTakeLongerThanAckTimeout(t *testing.T) {
 		if msg.UUID != fmt.Sprint(i) {
 			t.Fatalf("got %s, want %d", msg.UUID, i)
 		}
-		time.Sleep(200 * time.Millisecond) // of the handler's
+		time.Sleep(100 * time.Millisecond) // of the handler's
 		if !s.Ready() {
 			t.Fatal("the subscription is reset")
 		}
