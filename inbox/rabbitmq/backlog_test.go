@@ -301,7 +301,7 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
-	one := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: time.Second, CallTimeout: 500 * time.Millisecond}), "orders")
+	one := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: 5 * time.Second, CallTimeout: 500 * time.Millisecond}), "orders")
 	const messages = 10
 	publish := func(name string) {
 		for i := range messages {
@@ -324,6 +324,9 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 				t.Fatalf("%d handled, want %d", len(handled), all)
 			}
 			handled[msg.UUID]++
+			if d, _ := inbox.DeliveryFromContext(msg.Context()); d.Redelivered() && strings.HasPrefix(msg.UUID, "after") {
+				t.Errorf("%s has waited so long that it was given back", msg.UUID)
+			}
 			msg.Ack()
 		}
 	}
