@@ -38,8 +38,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			continue
 		case gap:
 			in.noteEnd(ctx, w)
-			giveWay(ctx)
-			delayNack(ctx, jitter(comeAgain))
+			in.comeAfter(ctx, w)
 			return err
 		case elsewhere, ending:
 			in.noteEnd(ctx, w)

@@ -273,6 +273,64 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 	}
 }
 
+// A handler that does not return though its time is up keeps no suspect out, which is not
+// charged beside it.
+func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
+		suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
+		crash := func(*message.Message) ([]*message.Message, error) {
+			runtime.Goexit()
+			return nil, nil
+		}
+		deliverAndEnd := func() {
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				_ = deliverMessage(t, in, suspect(), crash)
+			}()
+			<-ended
+		}
+		deliverAndEnd()
+		hanging, release := make(chan struct{}), make(chan struct{})
+		var all sync.WaitGroup
+		all.Go(func() {
+			_ = deliver(t, in, "hanging", func(*message.Message) ([]*message.Message, error) {
+				close(hanging)
+				<-release
+				return nil, errUndo
+			})
+		})
+		defer all.Wait()
+		defer close(release)
+		<-hanging
+		for range 5 { // more than Retry.Crashes
+			alone := `select coalesce(max(alone), 0) from {{inbox_failures}}`
+			for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+				runs := 0
+				err := deliverMessage(t, in, suspect(), func(*message.Message) ([]*message.Message, error) {
+					runs++
+					if n := p.count(t, alone); n != 0 {
+						t.Errorf("the suspect is charged with %d", n)
+					}
+					return nil, inbox.Unavailable(errUndo)
+				})
+				if runs > 0 {
+					expectError(t, err, errUndo)
+					break
+				}
+				if time.Since(begin) > 20*time.Second {
+					t.Fatalf("the suspect is kept out: %v", err)
+				}
+			}
+			deliverAndEnd()
+		}
+		if len(dead.added) > 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+	})
+}
+
 // A message that has failed comes again alone: no group has it twice.
 func TestBrakes_WhatWasNackedJoinsNoGroup(t *testing.T) {
 	t.Parallel()
@@ -412,6 +470,45 @@ func TestBrakes_TheSequenceWaitsForWhatIsRetried(t *testing.T) {
 		if letter := dead2.last(); runs != 1 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) || len(dead.added) > 0 {
 			t.Errorf("%d runs, letter %+v", runs, letter)
 		}
+	})
+}
+
+// Those behind one that does not come go on in their order when they have waited for it
+// for long enough.
+func TestBrakes_TheSequenceGoesOnInOrder(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.GapWait = 2 * time.Second
+			cfg.Sequence = func(m *message.Message) (int64, bool) {
+				n, err := strconv.ParseInt(m.UUID, 10, 64)
+				return n, err == nil
+			}
+		})
+		deliver := func(id int, nacks int) error {
+			m := from(t, strconv.Itoa(id), delivery{nacks: nacks})
+			m.Metadata.Set(outbox.KeyMetadata, "k")
+			return deliverMessage(t, in, m, effect)
+		}
+		expectNoError(t, deliver(1, 0))
+		const last = 10 // 2 does not come
+		for n := 3; n <= last; n++ {
+			expectError(t, deliver(n, 0), inbox.ErrGap)
+		}
+		for n := 3; n <= last; {
+			for behind := last; behind > n; behind-- {
+				expectError(t, deliver(behind, 1), inbox.ErrGap)
+			}
+			if err := deliver(n, 1); err == nil {
+				n++
+			} else {
+				expectError(t, err, inbox.ErrGap)
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+		if len(dead.added) > 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+		p.expect(t, last-1, last-1, 0)
 	})
 }
 

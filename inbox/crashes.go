@@ -16,6 +16,7 @@ type start struct {
 	noted   bool
 	suspect bool          // an earlier one has not ended: nothing else may be handled beside it
 	charged bool          // with what may happen now: it is alone
+	beside  bool          // handlers that do not return: it is charged with nothing
 	early   time.Duration // until it is to be handled again
 }
 
@@ -64,7 +65,7 @@ const earlyEnough = 100 * time.Millisecond
 // alone now: if the process ends it is the message's doing, and not that of
 // another that was being handled.
 func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
-	if !w.start.suspect || w.start.charged {
+	if !w.start.suspect || w.start.charged || w.start.beside {
 		return handled, nil
 	}
 	id := w.id

@@ -86,9 +86,15 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	if err := in.bury(detached, letter, w); err != nil {
+	added, err := in.bury(detached, letter, w)
+	if err != nil {
 		delayNack(ctx, in.cfg.Retry.delay(1))
 		return fmt.Errorf("%s: %w", letter.Error, err)
+	}
+	if !added {
+		in.telemetry.record(ctx, duplicate)
+		in.logDuplicate(ctx, letter.MessageID)
+		return nil
 	}
 	in.telemetry.record(ctx, deadLetter)
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),

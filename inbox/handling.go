@@ -59,11 +59,29 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	if in.cfg.Verify != nil {
 		if err := contain.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
 			in.telemetry.record(ctx, unverified)
+			if in.undecided(ctx, err) {
+				return in.told(err)
+			}
 			return in.told(in.refuse(ctx, w, Unverified, fmt.Errorf("%w: %w", ErrUnverified, err)))
 		}
 	}
 	err := in.decoded(ctx, w, func() error { return in.handleGenuine(ctx, w, claimed, try) })
 	return in.told(err)
+}
+
+// undecided reports that Verify has not found out what it makes of the message, which is
+// to come again.
+func (in *Inbox) undecided(ctx context.Context, err error) bool {
+	p := policyOf(err)
+	switch {
+	case p.after > 0:
+		delayNack(ctx, p.after)
+	case p.unavailable, ctx.Err() != nil:
+		delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+	default:
+		return false
+	}
+	return true
 }
 
 // handleGenuine handles a message that is what its producer has sent, as far as
@@ -86,7 +104,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 	if in.cfg.Fingerprint != nil {
 		if err := contain.Call(func() error { w.fingerprint = in.cfg.Fingerprint(w.msg); return nil }); err != nil {
 			in.telemetry.record(ctx, badPayload)
-			return in.refuse(ctx, w, Malformed, err)
+			return in.giveUp(ctx, w, Permanent(err))
 		}
 	}
 	if err := in.checkAge(ctx, w); err != nil {
@@ -95,6 +113,11 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 		}
 		in.telemetry.record(ctx, tooOld)
 		return in.refuse(ctx, w, TooOld, err)
+	}
+	if in.early(w) {
+		in.telemetry.record(ctx, waiting)
+		in.comeAfter(ctx, w)
+		return ErrGap
 	}
 	if err := in.noteStart(ctx, w); err != nil {
 		return err

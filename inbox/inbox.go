@@ -95,8 +95,9 @@ type Config struct {
 
 	// Retention is how long ids are kept. With DeadLetters a message that was
 	// created longer ago (less a margin) is not handled but becomes a dead
-	// letter, if the subscriber knows its age. Run removes older ids. Default: 7
-	// days. At least 1 s. Raising it costs space, about 100 bytes an id.
+	// letter, if the subscriber knows its age; copies of it make no more of them. Run
+	// removes older ids. Default: 7 days. At least 1 s. Raising it costs space, about 100
+	// bytes an id.
 	Retention time.Duration
 
 	// Fingerprint returns what tells two messages with the same id apart, a hash
@@ -114,12 +115,16 @@ type Config struct {
 
 	// GapWait is how long a message waits for one before it that does not come.
 	// It is counted in the process and begins anew with it. One before it that has failed
-	// and is to come again is waited for as long, from then on. Default: 30 s.
+	// and is to come again is waited for as long, from then on, and so is one that waits
+	// itself: those behind one that does not come go on in their order. The longer they
+	// wait, the more rarely they are delivered again. Default: 30 s.
 	GapWait time.Duration
 
 	// Verify looks at every message before anything else does, at its signature, say,
 	// as it came. A message that it returns an error for fails with ErrUnverified, and
-	// takes no id: a forged message keeps no genuine one out. Default: none.
+	// takes no id: a forged message keeps no genuine one out. One for which the error is
+	// marked by Unavailable or RetryAfter, or whose context has ended, is delivered again,
+	// as often as it takes. Default: none.
 	Verify func(*message.Message) error
 
 	// Group limits the groups of GroupMiddleware and Batch.
@@ -171,7 +176,7 @@ type Inbox struct {
 	decoders  *semaphore.Weighted // that decode payloads
 	plain     *semaphore.Weighted // bytes of decoded payloads
 	refused   *refusals
-	warnings  seldom
+	disbelief seldom // warnings of marks that are no replay
 	telemetry *telemetry
 	gaps      gaps
 
@@ -270,7 +275,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
 	in.refused = newRefusals(in)
 	in.group = newShared(in, nil)
 	return in, nil

@@ -2,7 +2,9 @@ package inbox
 
 import (
 	"context"
+	"crypto/sha256"
 	"database/sql"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"maps"
@@ -58,7 +60,7 @@ const (
 	Conflict         Reason = "conflict"             // same id, other fingerprint
 	Unverified       Reason = "unverified"           // Config.Verify or Config.Payload does not believe it
 	TooOld           Reason = "older-than-retention" // whether it is a duplicate is no longer known
-	Malformed        Reason = "malformed"            // the subscriber, Config.Payload or Config.Fingerprint could not read it
+	Malformed        Reason = "malformed"            // the subscriber or Config.Payload could not read it
 )
 
 // refused reports that the message may have been made by anybody: it is known by no id,
@@ -119,27 +121,28 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 
 // bury commits a letter. A letter with a message id takes the id, which counts as
 // dealt with from now on, and the failures of the message are forgotten; if
-// another has the id already there is no letter. A conflict of ids is about an id
-// that another has.
-func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) error {
+// another has the id already there is no letter. A letter that cannot take it, since that
+// is another's or may have been handled, takes one of its own, so that copies of the
+// message make no more of them.
+func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	tx, err := in.store.begin(limited, in.calls)
 	if err != nil {
-		return fmt.Errorf("dead letter: begin: %w", err)
+		return false, fmt.Errorf("dead letter: begin: %w", err)
 	}
 	defer tx.Rollback() // as in alone
-	written, err := within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, w) })
-	if err == nil && written {
+	added, err = within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, w) })
+	if err == nil && (added || w.replay.marked()) {
 		_, err = in.commit(tx)
 	}
 	if err != nil {
-		return fmt.Errorf("dead letter: %w", err)
+		return false, fmt.Errorf("dead letter: %w", err)
 	}
-	return nil
+	return added, nil
 }
 
-// buryIn reports whether there is something to commit.
+// buryIn reports whether there is a letter. Otherwise a replay has ended.
 func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work) (bool, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
 	taken := takesID(letter.MessageID, letter.Reason)
@@ -149,13 +152,19 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work
 		dead.fingerprint = nil // that is of effects
 		claimed, err := in.claimIn(ctx, tx, id, &dead)
 		if err != nil || !claimed {
-			return w.replay.marked(), err
+			return false, err
 		}
 		if err := errors.Join(in.store.markDead(ctx, tx, letter.MessageID), in.store.forgetFailures(ctx, tx, letter.MessageID)); err != nil {
 			return false, err
 		}
 	case w.replay.marked():
 		if err := in.endReplay(ctx, tx, w); err != nil {
+			return false, err
+		}
+	case letter.MessageID != "":
+		id.message = ownID(letter)
+		taken = true
+		if claimed, err := in.store.claim(ctx, tx, id, nil); err != nil || !claimed {
 			return false, err
 		}
 	}
@@ -168,6 +177,14 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work
 		}
 	}
 	return true, nil
+}
+
+// ownID is the same for letters of copies of one message.
+func ownID(letter *Letter) string {
+	hash := sha256.New()
+	fmt.Fprintf(hash, "%d %s", len(letter.MessageID), letter.MessageID)
+	hash.Write(letter.Payload)
+	return string(letter.Reason) + " " + hex.EncodeToString(hash.Sum(nil))
 }
 
 // textOf makes what any database takes as text.

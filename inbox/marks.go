@@ -136,7 +136,7 @@ func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done boo
 }
 
 func (in *Inbox) disbelieve(ctx context.Context, w *work) {
-	in.warnings.do(func(more int) {
+	in.disbelief.do(func(more int) {
 		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "not a replay of ours; handling it as any message",
 			slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
 			slog.String("message_id", shorten(w.msg.UUID)), slog.Int("more", more))

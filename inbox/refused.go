@@ -1,10 +1,14 @@
 package inbox
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -12,15 +16,17 @@ import (
 
 	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/group"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // refusals writes the letters of messages that were refused, which anybody can send as
 // many of as he likes: many in one transaction, and for each topic and reason no more
 // than Config.KeepRefused a day. The others are counted.
 type refusals struct {
-	in     *Inbox
-	gather *group.Group[*Letter, written]
-	count  atomic.Uint64
+	in       *Inbox
+	gather   *group.Group[*Letter, written]
+	count    atomic.Uint64
+	warnings seldom
 }
 
 // written is what has become of a letter.
@@ -69,8 +75,14 @@ func (r *refusals) Together(ctx context.Context, members []*group.Member[*Letter
 	if result == group.InTheWay {
 		return members, result
 	}
+	// One letter may be why; but without the database they would fare no better alone.
+	apart := err != nil && len(members) > 1 && ctx.Err() == nil && !sqlerr.Connection(err) && !noAnswer(err) && !errors.Is(err, ErrCommitUnknown)
 	for _, m := range members {
-		m.Finish(written{err})
+		if apart {
+			m.Alone()
+		} else {
+			m.Finish(written{err})
+		}
 	}
 	return nil, result
 }
@@ -92,6 +104,10 @@ type origin struct {
 	reason Reason
 }
 
+func (o origin) compare(other origin) int {
+	return cmp.Or(cmp.Compare(o.topic, other.topic), cmp.Compare(o.reason, other.reason))
+}
+
 func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 	in := r.in
 	byOrigin := map[origin][]*Letter{}
@@ -99,6 +115,7 @@ func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 		o := origin{l.Topic, l.Reason}
 		byOrigin[o] = append(byOrigin[o], l)
 	}
+	origins := slices.SortedFunc(maps.Keys(byOrigin), origin.compare) // counts are locked in one order
 	tx, err := in.store.begin(ctx, in.calls)
 	if err != nil {
 		return err
@@ -109,7 +126,8 @@ func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 		if err := in.store.patience(ctx, tx); err != nil {
 			return struct{}{}, err
 		}
-		for o, of := range byOrigin {
+		for _, o := range origins {
+			of := byOrigin[o]
 			counted, err := in.store.countRefused(ctx, tx, o, len(of))
 			if err != nil {
 				return struct{}{}, fmt.Errorf("count: %w", err)
@@ -130,8 +148,9 @@ func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 	if err != nil {
 		return err
 	}
-	in.warnings.do(func(more int) {
-		for o, of := range byOrigin {
+	r.warnings.do(func(more int) {
+		for _, o := range origins {
+			of := byOrigin[o]
 			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "messages refused", slog.String("consumer", in.cfg.Consumer),
 				slog.String("topic", o.topic), slog.String("reason", string(o.reason)), slog.String("error", of[0].Error),
 				slog.Int64("in_a_day", counts[o]), slog.Int("kept_at_most", in.cfg.KeepRefused), slog.Int("more_warnings", more))

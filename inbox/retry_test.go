@@ -222,12 +222,18 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 		} {
 			before := len(dead.added)
 			expectNoError(t, deliverMessage(t, in, c.msg, never))
+			if c.reason == inbox.Conflict || c.reason == inbox.TooOld {
+				expectNoError(t, deliverMessage(t, in, c.msg, never)) // a copy has no letter
+			}
 			if letter := dead.last(); letter.Reason != c.reason || len(dead.added) != before+1 {
 				t.Errorf("%s: letter %+v", c.reason, letter)
 			}
 		}
 		expectNoError(t, deliverMessage(t, in, from(t, "younger", delivery{createdAt: time.Now().Add(-40 * time.Minute)}), effect))
-		p.expect(t, 2, 2, 0) // "known" and "younger": what is refused takes no id
+		p.expect(t, 2, 4, 0) // "known" and "younger", and of two letters: what is refused takes no id
+		if got := p.count(t, `select count(*) from {{inbox}} where message_id in ('old', 'forged')`); got != 0 {
+			t.Errorf("%d took their id", got)
+		}
 		expectNoError(t, in.Refuse(t.Context(), from(t, "garbage", delivery{}), errUndo))
 		if letter := dead.last(); letter.Reason != inbox.Malformed {
 			t.Errorf("letter %+v", letter)

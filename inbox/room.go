@@ -14,14 +14,16 @@ import (
 // The others wait for at most the suspect's patience and isolation together, and then
 // have as much time as they have waited before the next suspect shuts the door. So many
 // suspects leave them half of the time. patience doubles while handlers take longer, up to
-// the time that any may take.
+// the time that any may take. Who has been inside for longer, a handler that does not
+// return, is not waited for; beside him a suspect is not charged.
 type room struct {
 	turn chan struct{} // capacity 1: holds a token while a suspect has its turn
 
 	mu       sync.Mutex
-	inside   int
+	inside   map[*guest]struct{}
+	most     time.Duration // that any may be inside
 	door     chan struct{} // nil while it is open; closed when it opens
-	empty    chan struct{} // closed when nobody is inside; nil while no suspect waits for that
+	empty    chan struct{} // closed when nobody is waited for; nil while no suspect waits for that
 	shut     time.Time
 	next     time.Time // the door stays open until then
 	patience time.Duration
@@ -32,54 +34,73 @@ const (
 	isolation     = 2 * time.Second
 )
 
-func newRoom() *room { return &room{turn: make(chan struct{}, 1), patience: firstPatience} }
+// guest is one inside, but a suspect.
+type guest struct{ since time.Time }
 
-func (r *room) enter(ctx context.Context) error {
+func newRoom(most time.Duration) *room {
+	return &room{turn: make(chan struct{}, 1), inside: make(map[*guest]struct{}), most: max(most, firstPatience), patience: firstPatience}
+}
+
+func (r *room) enter(ctx context.Context) (*guest, error) {
 	for {
 		r.mu.Lock()
 		door := r.door
 		if door == nil {
-			r.inside++
+			g := &guest{time.Now()}
+			r.inside[g] = struct{}{}
 			r.mu.Unlock()
-			return nil
+			return g, nil
 		}
 		r.mu.Unlock()
 		select {
 		case <-door:
 		case <-ctx.Done():
-			return ctx.Err()
+			return nil, ctx.Err()
 		}
 	}
 }
 
-func (r *room) leave() {
+func (r *room) leave(g *guest) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.inside--
-	if r.inside == 0 && r.empty != nil {
+	delete(r.inside, g)
+	if r.empty != nil && r.clear() {
 		close(r.empty)
 		r.empty = nil
 	}
 }
 
+// clear reports that nobody is inside who is waited for. Called with mu held.
+func (r *room) clear() bool {
+	for g := range r.inside {
+		if time.Since(g.since) <= r.most {
+			return false
+		}
+	}
+	return true
+}
+
 var errCrowded = errors.New("inbox: others took too long for a suspect to be alone")
 
-// isolate returns when its caller is alone. The caller opens the door, and gives the turn
-// back. If the others take too long the error is errCrowded.
-func (r *room) isolate(ctx context.Context, most time.Duration) error {
+// isolate returns when its caller is alone, or beside those who do not return. The caller
+// opens the door, and gives the turn back. If the others take too long the error is
+// errCrowded.
+func (r *room) isolate(ctx context.Context) (alone bool, err error) {
 	select {
 	case r.turn <- struct{}{}:
 	case <-ctx.Done():
-		return ctx.Err()
+		return false, ctx.Err()
 	}
-	err := r.clear(ctx, most)
-	if err != nil {
+	if err := r.shutOut(ctx); err != nil {
 		<-r.turn
+		return false, err
 	}
-	return err
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.inside) == 0, nil
 }
 
-func (r *room) clear(ctx context.Context, most time.Duration) error {
+func (r *room) shutOut(ctx context.Context) error {
 	r.mu.Lock()
 	wait, patience := time.Until(r.next), r.patience
 	r.mu.Unlock()
@@ -89,7 +110,7 @@ func (r *room) clear(ctx context.Context, most time.Duration) error {
 	empty := make(chan struct{})
 	r.mu.Lock()
 	r.door, r.shut = make(chan struct{}), time.Now()
-	if r.inside == 0 {
+	if r.clear() {
 		close(empty)
 	} else {
 		r.empty = empty
@@ -110,7 +131,7 @@ func (r *room) clear(ctx context.Context, most time.Duration) error {
 		r.open()
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.patience = min(2*r.patience, most)
+		r.patience = min(2*r.patience, r.most)
 		return errCrowded
 	}
 }
@@ -128,10 +149,16 @@ func (r *room) open() {
 // attempt.
 func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err error) {
 	if !w.start.suspect {
-		return in.room.leave, in.room.enter(ctx)
+		g, err := in.room.enter(ctx)
+		return func() { in.room.leave(g) }, err
 	}
-	if err := in.room.isolate(ctx, max(in.cfg.Timeout, firstPatience)); err != nil {
+	alone, err := in.room.isolate(ctx)
+	if err != nil {
 		return nil, err
+	}
+	if w.start.beside = !alone; w.start.beside && w.start.charged { // since it was alone
+		w.start.charged = false
+		in.discharge(ctx, w.id)
 	}
 	ended, released := make(chan struct{}), make(chan struct{})
 	charged := true
@@ -145,7 +172,9 @@ func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err erro
 		case <-timer.C:
 			// From here on the process may end because of others.
 			charged = false
-			in.discharge(ctx, w.id)
+			if alone {
+				in.discharge(ctx, w.id)
+			}
 		}
 	}()
 	return func() {

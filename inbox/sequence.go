@@ -10,33 +10,100 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// gaps remembers since when messages that came too early wait.
+// gaps remembers the messages that came too early, by key. They come again all at once, in
+// their order if the subscriber keeps it, and but for the first of them ask the database
+// nothing: they wait for that, which may go before its turn when it has waited for long.
 type gaps struct {
-	mu    sync.Mutex
-	since map[string]time.Time // by id
+	mu   sync.Mutex
+	keys map[string]*keyGap
+	many int
+}
+
+// keyGap is one of a key.
+type keyGap struct {
+	since time.Time // that the key has not gone on
+	next  time.Time // when they come again
+	early map[string]*waiter
+}
+
+type waiter struct {
+	seq   int64
+	since time.Time
+	due   time.Time // to come again
 }
 
 const mostGaps = 100_000
 
-// waited returns for how long the message has been known to wait.
-func (g *gaps) waited(id string) time.Duration {
+// wait notes that a message waits, and returns for how long it does so.
+func (g *gaps) wait(key, id string, seq int64) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	since, ok := g.since[id]
-	if !ok {
-		if g.since == nil || len(g.since) >= mostGaps {
-			g.since = make(map[string]time.Time)
-		}
-		g.since[id] = time.Now()
-		return 0
+	now := time.Now()
+	if g.keys == nil || g.many >= mostGaps {
+		g.keys, g.many = make(map[string]*keyGap), 0
 	}
-	return time.Since(since)
+	of := g.keys[key]
+	if of == nil {
+		of = &keyGap{since: now, next: now, early: make(map[string]*waiter)}
+		g.keys[key] = of
+	}
+	w := of.early[id]
+	if w == nil {
+		w = &waiter{seq: seq, since: now, due: now}
+		of.early[id] = w
+		g.many++
+	}
+	return now.Sub(w.since)
 }
 
-func (g *gaps) forget(id string) {
+// behind reports that one before the message waits here, or is late by less than patience:
+// another process may have it.
+func (g *gaps) behind(key string, seq int64, patience time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	delete(g.since, id)
+	of := g.keys[key]
+	if of == nil {
+		return false
+	}
+	for _, w := range of.early {
+		if w.seq < seq && time.Since(w.due) < patience {
+			return true
+		}
+	}
+	return false
+}
+
+// again returns the time to the redelivery of a message that waits: the longer its key
+// does, the longer.
+func (g *gaps) again(key, id string) time.Duration {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	now := time.Now()
+	of := g.keys[key]
+	if of == nil {
+		return jitter(comeAgain)
+	}
+	if !of.next.After(now) {
+		of.next = now.Add(jitter(max(comeAgain, now.Sub(of.since)/8)))
+	}
+	if w := of.early[id]; w != nil {
+		w.due = of.next
+	}
+	return of.next.Sub(now)
+}
+
+func (g *gaps) forget(key, id string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	of := g.keys[key]
+	if of == nil || of.early[id] == nil {
+		return
+	}
+	delete(of.early, id)
+	g.many--
+	if of.since = time.Now(); len(of.early) == 0 {
+		delete(g.keys, key)
+	}
 }
 
 // place is where a message stands in the sequence of its key.
@@ -70,6 +137,23 @@ func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
 	return key, seq
 }
 
+// early reports that the message has to wait for others that wait in this process.
+func (in *Inbox) early(w *work) bool {
+	key, seq := in.placeOf(w)
+	if seq == nil || !in.gaps.behind(key, *seq, in.cfg.GapWait) {
+		return false
+	}
+	in.gaps.wait(key, w.id, *seq)
+	return true
+}
+
+// comeAfter asks for the redelivery of a message that waits for one before it.
+func (in *Inbox) comeAfter(ctx context.Context, w *work) {
+	key, _ := in.placeOf(w)
+	giveWay(ctx)
+	delayNack(ctx, in.gaps.again(key, w.id))
+}
+
 // admit asks the sequence gate whether the message may have its effects now. It
 // keeps its key locked until the end of the transaction. A replay may, and leaves the
 // sequence as it is: whoever asked for it knows that it comes late.
@@ -90,7 +174,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("sequence: %w", err)
-		case at == early && in.gaps.waited(w.id) <= in.cfg.GapWait:
+		case at == early && in.gaps.wait(key, w.id, seq) <= in.cfg.GapWait:
 			return false, ErrGap
 		case at == early && !over:
 			retried, err := boundtx.Wait(ctx, tx, func() (bool, error) { return in.store.retried(ctx, tx.Raw, key, seq, in.cfg.GapWait) })
@@ -105,7 +189,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 		case at == outdated && (w.failed || cameBefore(ctx)):
 			return false, Permanent(ErrOvertaken)
 		}
-		in.gaps.forget(w.id)
+		in.gaps.forget(key, w.id)
 		return at == nextInLine, nil
 	}
 }

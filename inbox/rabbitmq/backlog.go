@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math"
+	"slices"
+	"strings"
 	"time"
 
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -24,7 +26,7 @@ const (
 	// lookInterval is the time between two looks at what keys in trouble hold.
 	lookInterval = 50 * time.Millisecond
 
-	// calmLooks are how many looks in a row find no trouble before its consumers go.
+	// calmLooks are how many looks in a row find more consumers than needed before they go.
 	calmLooks = 20
 
 	// longAway makes a key one in trouble.
@@ -34,58 +36,104 @@ const (
 	backlogBytes = 64 << 20
 )
 
-// held returns how many deliveries keys in trouble hold.
-func (s *subscription) held(now time.Time) (n int) {
-	bytes := 0
-	count := func(p *parcel) { n, bytes = n+1, bytes+len(p.delivery.Body) }
+// added is a consumer that was added.
+type added struct {
+	tag      string
+	prefetch int
+	gone     bool
+}
+
+// room is what consumers are to be added for.
+type room struct {
+	needed int // by what keys in trouble hold, in the places of consumers that are there
+	most   int // as Config.Backlog has it
+}
+
+func (s *subscription) room(now time.Time) room {
+	n, bytes, free := 0, 0, 0 // free of places: sent by consumers that have gone
+	count := func(p *parcel) {
+		n, bytes = n+1, bytes+len(p.delivery.Body)
+		if p.by != nil && p.by.gone {
+			free++
+		}
+	}
 	for p := range s.delayed {
 		count(p)
 	}
 	for _, l := range s.lanes {
 		_, delayed := s.delayed[l.head]
 		_, away := s.away[l.head]
-		if delayed || away && now.Sub(l.head.out) > longAway {
+		if delayed || l.head == nil || away && now.Sub(l.head.out) > longAway {
 			for _, p := range l.waiting {
+				count(p)
+			}
+			for p := range l.here() {
 				count(p)
 			}
 		}
 	}
-	if bytes > backlogBytes {
-		return min(n, s.owner.settings.Backlog) * backlogBytes / bytes
+	most := s.owner.settings.Backlog
+	if bytes > backlogBytes/2 { // what is to come may be as large
+		most = min(most, n*backlogBytes/bytes)
 	}
-	return min(n, s.owner.settings.Backlog)
+	most = max(0, most-free)
+	return room{needed: min(n-free, most), most: most}
 }
 
-// makeRoom adds consumers for what keys in trouble hold. An error means that the channel
-// is lost.
+// makeRoom adds consumers for what keys in trouble hold, and cancels those that are not
+// needed any more. An error means that the channel is lost.
 func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 	settings := s.owner.settings
-	prefetch, held := settings.topology.Consume.Qos.PrefetchCount, s.held(time.Now())
-	o.calm++
-	if held > 0 {
+	if settings.topology.Consume.Exclusive {
+		return nil
+	}
+	prefetch, r := settings.topology.Consume.Qos.PrefetchCount, s.room(time.Now())
+	if r.needed*16 < prefetch {
+		r.needed = 0 // not worth while
+	}
+	there := o.acks.prefetch - prefetch
+	stay, enough := len(o.more), there
+	for stay > 0 && enough-o.more[stay-1].prefetch >= 2*r.needed {
+		stay--
+		enough -= o.more[stay].prefetch
+	}
+	if o.calm++; stay == len(o.more) {
 		o.calm = 0
 	}
 	switch {
-	case settings.topology.Consume.Exclusive, held*16 < prefetch && held > 0:
-		return nil // not worth while
-	case o.calm > calmLooks && len(o.more) > 0:
-		return s.cancelMore(ctx, o)
-	}
-	if o.acks.prefetch-prefetch >= held {
+	case o.calm > calmLooks:
+		o.calm = 0
+		return s.cancelMore(ctx, o, stay)
+	case there >= r.needed:
 		return nil
 	}
-	// Each at least doubles the room, so they are few.
-	if err := s.consumeMore(o, min(max(prefetch, held), math.MaxUint16)); err != nil {
+	// Each doubles the room, if it may, so they are few.
+	if err := s.consumeMore(o, min(max(prefetch, r.needed), r.most-there, math.MaxUint16)); err != nil {
 		return fmt.Errorf("consume beside keys in trouble: %w", err)
 	}
-	settings.Logger.LogAttrs(ctx, slog.LevelDebug, "keys in trouble hold deliveries, consuming more", slog.String("queue", s.queue), slog.Int("held", held))
+	settings.Logger.LogAttrs(ctx, slog.LevelDebug, "keys in trouble hold deliveries, consuming more", slog.String("queue", s.queue), slog.Int("held", r.needed))
 	return nil
+}
+
+const addedTag = "oncemill-more-"
+
+// consumer returns the added one with this tag; nil for that which is always there.
+func (o *session) consumer(tag string) *added {
+	if !strings.HasPrefix(tag, addedTag) {
+		return nil
+	}
+	for _, one := range o.more {
+		if one.tag == tag {
+			return one
+		}
+	}
+	return &added{tag: tag, gone: true}
 }
 
 func (s *subscription) consumeMore(o *session, prefetch int) error {
 	consume := s.owner.settings.topology.Consume
 	o.made++
-	tag := fmt.Sprintf("oncemill-more-%d", o.made)
+	tag := fmt.Sprint(addedTag, o.made)
 	var deliveries <-chan amqp.Delivery
 	err := o.link.within(func() (err error) {
 		if err := o.channel.Qos(prefetch, 0, false); err != nil {
@@ -98,7 +146,7 @@ func (s *subscription) consumeMore(o *session, prefetch int) error {
 	if err != nil {
 		return err
 	}
-	o.more = append(o.more, tag)
+	o.more = append(o.more, &added{tag: tag, prefetch: prefetch})
 	o.acks.prefetch += prefetch
 	o.forwarders.Go(func() {
 		for d := range deliveries {
@@ -112,16 +160,21 @@ func (s *subscription) consumeMore(o *session, prefetch int) error {
 	return nil
 }
 
-// cancelMore ends the consumers that were added. What they have been sent stays here.
-func (s *subscription) cancelMore(ctx context.Context, o *session) error {
-	tags := o.more
-	o.more, o.acks.prefetch = nil, s.owner.settings.topology.Consume.Qos.PrefetchCount
+// cancelMore ends the consumers that were added after the first few. What they have been
+// sent stays here.
+func (s *subscription) cancelMore(ctx context.Context, o *session, first int) error {
+	ending := o.more[first:]
+	o.more = o.more[:first:first]
+	for _, one := range ending {
+		one.gone = true
+		o.acks.prefetch -= one.prefetch
+	}
 	// The forwarders may wait for us to take something in, and amqp091-go for them.
 	done := make(chan error, 1)
 	go func() {
 		var errs []error
-		for _, tag := range tags {
-			errs = append(errs, o.link.within(func() error { return o.channel.Cancel(tag, false) }))
+		for _, one := range ending {
+			errs = append(errs, o.link.within(func() error { return o.channel.Cancel(one.tag, false) }))
 		}
 		done <- errors.Join(errs...)
 	}()
@@ -138,29 +191,77 @@ func (s *subscription) cancelMore(ctx context.Context, o *session) error {
 	}
 }
 
-// giveBack returns to the queue what is delayed and has nearly waited for
-// Config.AckTimeout, with what is behind it, in its order. Nobody else's deliveries go with
-// it. They come again at once, with all the time there is.
+// giveBack returns to the queue what is not being handled and has nearly waited for
+// Config.AckTimeout, each with all of its lane, in its order. Nobody else's deliveries go
+// with it. They come again at once, with all the time there is.
 func (s *subscription) giveBack(now time.Time) {
 	most := s.owner.settings.AckTimeout * 8 / 10
 	old := func(p *parcel) bool { return now.Sub(p.arrived) > most }
 	for p := range s.delayed {
-		if !old(p) {
+		if p.lane == nil && old(p) {
+			delete(s.delayed, p)
+			p.returned()
+		}
+	}
+	for _, l := range s.lanes {
+		idle := slices.AppendSeq(slices.Clone(l.waiting), l.here())
+		if _, away := s.away[l.head]; l.head != nil && !away {
+			idle = append(idle, l.head)
+		}
+		if slices.ContainsFunc(idle, old) {
+			s.returnLane(l, now)
+		}
+	}
+	s.ready = slices.DeleteFunc(s.ready, func(p *parcel) bool {
+		if p.lane == nil && old(p) {
+			p.returned()
+			return true
+		}
+		return p.lane != nil && p.lane.head != p // returned
+	})
+}
+
+// returnLane gives back what is in l and not being handled. The lane stays, and what
+// comes meanwhile waits behind it.
+func (s *subscription) returnLane(l *lane, now time.Time) {
+	var places []place
+	if _, away := s.away[l.head]; l.head != nil && !away {
+		places = append(places, place{l.head.id, l.head})
+		delete(s.delayed, l.head)
+		l.head = nil
+	}
+	for _, p := range l.waiting {
+		places = append(places, place{p.id, p})
+	}
+	places = append(places, l.awaited...)
+	for i, at := range places {
+		if at.parcel != nil {
+			at.parcel.returned()
+			places[i].parcel = nil
+		}
+	}
+	l.waiting, l.awaited = nil, places
+	l.until = now.Add(s.owner.settings.CallTimeout)
+}
+
+// awaitNoLonger gives up what does not come again: another consumer has it, or nobody.
+func (s *subscription) awaitNoLonger(now time.Time) {
+	for _, l := range s.lanes {
+		if len(l.awaited) == 0 || now.Before(l.until) {
 			continue
 		}
-		delete(s.delayed, p)
-		p.returned()
-		if p.lane != nil {
-			for _, behind := range p.lane.waiting {
-				behind.returned()
-			}
-			delete(s.lanes, p.lane.name)
+		l.awaitNone()
+		if l.head == nil {
+			s.advance(l)
 		}
 	}
 }
 
 // returned gives one delivery back.
 func (p *parcel) returned() {
+	if p.cancel != nil {
+		p.cancel()
+	}
 	p.session.acks.rejected(p.delivery.DeliveryTag)
 	// If it fails the channel is lost, and NotifyClose says why.
 	_ = p.delivery.Nack(false, true)

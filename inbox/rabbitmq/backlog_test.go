@@ -219,3 +219,190 @@ func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
 		t.Errorf("handled %s, after %v; slow ran %d times", got, at[1].Sub(at[0]), len(begun))
 	}
 }
+
+// What is given back is handled before what its producer has sent meanwhile.
+func TestSubscriber_NothingOvertakesWhatIsGivenBack(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	for _, kind := range []string{"classic", "quorum"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			a := newAdmin(t, uri)
+			args := amqp091.Table{"x-queue-type": kind}
+			a.declare(kind, args)
+			cfg := queues(uri, 500)
+			cfg.Queue.Arguments = args
+			out := subscribe(t, subscriber(t, cfg, rabbitmq.Config{AckTimeout: time.Second}), kind)
+			const width = "%06d"
+			again, published := make(chan struct{}), make(chan int)
+			go func() {
+				for n := 0; ; n++ {
+					select {
+					case <-again:
+						published <- n
+						return
+					default:
+						a.publish(kind, publishing(fmt.Sprintf(width, n), "k"))
+					}
+				}
+			}()
+			first := next(t, out)
+			d, _ := inbox.DeliveryFromContext(first.Context())
+			d.DelayNack(patience)
+			first.Nack()
+			var got []string
+			for last := 0; len(got) == 0 || got[len(got)-1] != fmt.Sprintf(width, last-1); {
+				msg := next(t, out)
+				if got = append(got, msg.UUID); len(got) == 1 {
+					close(again)
+					last = <-published
+				}
+				msg.Ack()
+			}
+			for i, id := range got {
+				if want := fmt.Sprintf(width, i); id != want {
+					t.Fatalf("got %s, want %s", id, want)
+				}
+			}
+		})
+	}
+}
+
+// Messages that wait for their turn behind handlers that take their time go back when it
+// is time, and nobody notices.
+func TestSubscriber_AKeyMayTakeLongerThanAckTimeout(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	s := subscriber(t, queues(uri, 200), rabbitmq.Config{AckTimeout: 8 * time.Second})
+	out := subscribe(t, s, "orders")
+	var all []amqp091.Publishing
+	const messages = 100
+	for i := range messages {
+		all = append(all, publishing(fmt.Sprint(i), "k"))
+	}
+	a.publish("orders", all...)
+	for i := range messages {
+		msg := next(t, out)
+		if msg.UUID != fmt.Sprint(i) {
+			t.Fatalf("got %s, want %d", msg.UUID, i)
+		}
+		time.Sleep(100 * time.Millisecond) // of the handler's
+		if !s.Ready() {
+			t.Fatal("the subscription is reset")
+		}
+		msg.Ack()
+	}
+	none(t, out)
+}
+
+// What is given back, and taken by another consumer, is not awaited for ever.
+func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	one := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: 5 * time.Second, CallTimeout: 500 * time.Millisecond}), "orders")
+	const messages = 10
+	publish := func(name string) {
+		for i := range messages {
+			a.publish("orders", publishing(fmt.Sprint(name, i), "k"))
+		}
+	}
+	publish("before ")
+	msg := next(t, one)
+	d, _ := inbox.DeliveryFromContext(msg.Context())
+	d.DelayNack(patience)
+	msg.Nack()
+	two := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{}), "orders")
+	handled := map[string]int{}
+	handle := func(all int) {
+		for len(handled) < all {
+			select {
+			case msg = <-one:
+			case msg = <-two:
+			case <-time.After(patience):
+				t.Fatalf("%d handled, want %d", len(handled), all)
+			}
+			handled[msg.UUID]++
+			if d, _ := inbox.DeliveryFromContext(msg.Context()); d.Redelivered() && strings.HasPrefix(msg.UUID, "after") {
+				t.Errorf("%s has waited so long that it was given back", msg.UUID)
+			}
+			msg.Ack()
+		}
+	}
+	publish("beside ")
+	handle(2 * messages)
+	publish("after ")
+	handle(3 * messages)
+	for id, n := range handled {
+		if n > 1 {
+			t.Errorf("%s was handled %d times", id, n)
+		}
+	}
+}
+
+// Consumers that were added go when keys in trouble hold less, though they hold something.
+func TestSubscriber_AddedConsumersGoWhenTheyAreNotNeeded(t *testing.T) {
+	t.Parallel()
+	a := newAdmin(t, testserver.RabbitMQ(t))
+	const prefetch, backlog = 20, 400
+	out, consumers := troubled(t, a, prefetch, backlog, 3*time.Second, rabbitmq.Config{})
+	eventually(t, "consumers are added", func() bool { return consumers() > 2 })
+	for handled := 0; handled < backlog; { // but for the last, which fails for ever
+		msg := next(t, out)
+		if handled++; handled < backlog {
+			msg.Ack()
+			continue
+		}
+		d, _ := inbox.DeliveryFromContext(msg.Context())
+		d.DelayNack(2 * patience)
+		msg.Nack()
+	}
+	eventually(t, "one consumer is left", func() bool { return consumers() == 1 })
+}
+
+// A key in trouble holds no more than the prefetch and Config.Backlog.
+func TestSubscriber_AKeyInTroubleHoldsNoMoreThanTheBacklog(t *testing.T) {
+	t.Parallel()
+	a := newAdmin(t, testserver.RabbitMQ(t))
+	const prefetch, backlog, published = 20, 100, 1000
+	_, consumers := troubled(t, a, prefetch, published, 2*patience, rabbitmq.Config{Backlog: backlog})
+	least, since := published, time.Now()
+	for time.Since(since) < 3*time.Second {
+		state, err := a.ch.QueueDeclarePassive("orders", true, false, false, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if state.Messages < least {
+			least, since = state.Messages, time.Now()
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+	if held := published - least; held < prefetch+backlog/2 || held > prefetch+backlog {
+		t.Errorf("%d consumers hold %d, want at most %d", consumers(), held, prefetch+backlog)
+	}
+}
+
+// troubled publishes messages of one key, the first of which is nacked once, and returns
+// how many consumers there are.
+func troubled(t *testing.T, a *admin, prefetch, messages int, delay time.Duration, opts rabbitmq.Config) (out <-chan *message.Message, consumers func() int) {
+	t.Helper()
+	a.declare("orders", nil)
+	var all []amqp091.Publishing
+	for i := range messages {
+		all = append(all, publishing(fmt.Sprint("evil ", i), "evil"))
+	}
+	a.publish("orders", all...)
+	out = subscribe(t, subscriber(t, queues(a.uri, prefetch), opts), "orders")
+	msg := next(t, out)
+	d, _ := inbox.DeliveryFromContext(msg.Context())
+	d.DelayNack(delay)
+	msg.Nack()
+	return out, func() int {
+		state, err := a.ch.QueueDeclarePassive("orders", true, false, false, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return state.Consumers
+	}
+}

@@ -65,11 +65,12 @@ type Config struct {
 	// AckTimeout is how long a delivery may go without an acknowledgement. It
 	// must be less than consumer_timeout of the broker, which closes the channel
 	// of a consumer that takes longer; that is 30 min by default. The context of
-	// a message ends with it. What was nacked and waits for its time goes back to the queue
+	// a message ends with it. What is not being handled by then goes back to the queue
 	// before, with all of its key, in its order, and comes again at once: so a message may
-	// wait for longer (inbox.RetryAfter), but each time counts for x-delivery-limit.
-	// Deliveries that wait for a handler for so long go back, all of the subscription
-	// together, so that they keep their order. Default: 25 min. At least 1 s.
+	// wait for longer (inbox.RetryAfter), but each time counts for x-delivery-limit. What
+	// follows of its key waits for it, at most CallTimeout: by then another consumer has
+	// it. If messages wait for a handler that has not returned by then, all of the
+	// subscription goes back. Default: 25 min. At least 1 s.
 	AckTimeout time.Duration
 
 	// CloseTimeout is how long Close, and the end of the context given to

@@ -12,7 +12,7 @@ var (
 	errCallTimeout   = errors.New("no answer from the broker in time")
 	errConsumerGone  = errors.New("the broker has cancelled the consumer; is the queue deleted?")
 	errClosedQuietly = errors.New("channel closed")
-	errWaitedTooLong = errors.New("deliveries have waited longer than Config.AckTimeout")
+	errStuck         = errors.New("deliveries wait for a handler that has taken longer than Config.AckTimeout")
 	errUnreadable    = errors.New("the delivery cannot be read")
 	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
 	errNoMalformed   = errors.New("set Config.Malformed to keep it elsewhere")

@@ -93,8 +93,9 @@ func eventually(t testing.TB, what string, condition func() bool) {
 
 // admin is a raw channel, in confirm mode, of a connection of its own.
 type admin struct {
-	t  testing.TB
-	ch *amqp091.Channel
+	t   testing.TB
+	uri string
+	ch  *amqp091.Channel
 
 	mu sync.Mutex
 }
@@ -113,7 +114,7 @@ func newAdmin(t testing.TB, uri string) *admin {
 	if err := ch.Confirm(false); err != nil {
 		t.Fatal(err)
 	}
-	return &admin{t: t, ch: ch}
+	return &admin{t: t, uri: uri, ch: ch}
 }
 
 func (a *admin) declare(queue string, args amqp091.Table) {

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"iter"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -19,6 +21,7 @@ import (
 // the subscription uses it.
 type parcel struct {
 	session  *session // whose channel it came by; nil once that is lost
+	by       *added   // the consumer; nil for that which is always there
 	delivery amqp.Delivery
 	arrived  time.Time
 	out      time.Time // handed out
@@ -30,6 +33,7 @@ type parcel struct {
 	msg    *message.Message // ready to be handed out, or handed out
 	cancel context.CancelFunc
 	note   *note
+	id     string // of the message, as it came
 	key    string
 	reason error // why the marshaler or Config.Key cannot read it
 }
@@ -38,8 +42,67 @@ type parcel struct {
 // is on its way, the others wait.
 type lane struct {
 	name    string
-	head    *parcel // the one on its way, or delayed
+	head    *parcel // the one on its way, or delayed; nil while it is awaited
 	waiting []*parcel
+
+	// What was given back comes again, but others may come before, and a quorum queue
+	// mixes more than 32. From the first that has not come on.
+	awaited []place
+	until   time.Time
+}
+
+// place is that of a delivery which was given back, or came behind it.
+type place struct {
+	id     string
+	parcel *parcel // nil until it comes again
+}
+
+// takeIn puts p behind all others, or where it was before it was given back. It reports
+// whether p was awaited.
+func (l *lane) takeIn(p *parcel) bool {
+	if len(l.awaited) == 0 {
+		l.waiting = append(l.waiting, p)
+		return false
+	}
+	i := -1
+	if p.delivery.Redelivered {
+		i = slices.IndexFunc(l.awaited, func(at place) bool { return at.parcel == nil && at.id == p.id })
+	}
+	if i < 0 {
+		l.awaited = append(l.awaited, place{p.id, p})
+		return false
+	}
+	l.awaited[i].parcel = p
+	for len(l.awaited) > 0 && l.awaited[0].parcel != nil {
+		l.waiting = append(l.waiting, l.awaited[0].parcel)
+		l.awaited = l.awaited[1:]
+	}
+	return true
+}
+
+// awaitNone lets those go that are behind what does not come again.
+func (l *lane) awaitNone() {
+	l.waiting, l.awaited = slices.AppendSeq(l.waiting, l.here()), nil
+}
+
+// here returns those that have come of the awaited, and behind them.
+func (l *lane) here() iter.Seq[*parcel] {
+	return func(yield func(*parcel) bool) {
+		for _, at := range l.awaited {
+			if at.parcel != nil && !yield(at.parcel) {
+				return
+			}
+		}
+	}
+}
+
+// behind returns how many are here, but the head.
+func (l *lane) behind() (n int) {
+	n = len(l.waiting)
+	for range l.here() {
+		n++
+	}
+	return n
 }
 
 // unmarshal reads the delivery and its key. The body is a copy, so that a handler that
@@ -80,7 +143,9 @@ func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 // read makes the message, by the tolerant marshaler if need be.
 func (p *parcel) read(s *settings) {
 	p.msg, p.key, p.reason = s.unmarshal(p.delivery)
-	if p.reason != nil {
+	if p.reason == nil {
+		p.id = p.msg.UUID
+	} else {
 		delivery := p.delivery
 		delivery.Body = bytes.Clone(delivery.Body)
 		p.msg, _ = s.tolerant.Unmarshal(delivery)         // it never fails
@@ -96,8 +161,8 @@ func (p *parcel) laneName() string {
 		return ""
 	case p.key != "":
 		return "key " + p.key
-	case p.msg.UUID != "":
-		return "id " + p.msg.UUID
+	case p.id != "":
+		return "id " + p.id
 	}
 	return ""
 }

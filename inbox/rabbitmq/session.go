@@ -24,9 +24,9 @@ type session struct {
 	next  uint64                   // tag of the delivery to be taken in
 	early map[uint64]amqp.Delivery // that came before it
 
-	more       []string           // consumers that were added
+	more       []*added           // consumers that were added
 	made       int                // as many until now
-	calm       int                // looks in a row that found no key in trouble
+	calm       int                // looks in a row that found more of them than needed
 	others     chan amqp.Delivery // of these
 	forwarders sync.WaitGroup
 	ended      chan struct{} // closed with the session

@@ -2,7 +2,6 @@ package rabbitmq
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -84,9 +83,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.flush(ctx, log, closing) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
-		if !errors.Is(err, errWaitedTooLong) {
-			log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
-		}
+		log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
 		// A broker that takes consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
@@ -186,14 +183,15 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		case <-due.C:
 			s.release(time.Now())
 		case <-looking.C:
+			s.awaitNoLonger(time.Now())
 			if err := s.makeRoom(ctx, current); err != nil {
 				return err
 			}
 		case <-aging.C:
 			s.giveBack(time.Now())
 			s.giveUp(time.Now().Add(-settings.AckTimeout))
-			if s.oldestIdle(time.Now()) > settings.AckTimeout {
-				return errWaitedTooLong
+			if s.stuck(time.Now()) {
+				return errStuck
 			}
 		}
 	}
@@ -241,7 +239,7 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 
 func (s *subscription) take(current *session, delivery amqp.Delivery) {
 	current.acks.arrived(delivery.DeliveryTag)
-	p := &parcel{session: current, delivery: delivery, arrived: time.Now()}
+	p := &parcel{session: current, by: current.consumer(delivery.ConsumerTag), delivery: delivery, arrived: time.Now()}
 	p.read(s.owner.settings)
 	s.lineUp(p)
 }
@@ -253,14 +251,18 @@ func (s *subscription) lineUp(p *parcel) {
 		s.ready = append(s.ready, p)
 		return
 	}
-	if l, busy := s.lanes[name]; busy {
-		p.lane = l
-		l.waiting = append(l.waiting, p)
-		return
+	l, busy := s.lanes[name]
+	if !busy {
+		l = &lane{name: name}
+		s.lanes[name] = l
 	}
-	p.lane = &lane{name: name, head: p}
-	s.lanes[name] = p.lane
-	s.ready = append(s.ready, p)
+	p.lane = l
+	if l.takeIn(p) {
+		l.until = time.Now().Add(s.owner.settings.CallTimeout)
+	}
+	if l.head == nil {
+		s.advance(l)
+	}
 }
 
 // handOut moves the first of the ready.
@@ -333,70 +335,35 @@ func (s *subscription) settle() {
 
 // next lets the follower of p in its lane go.
 func (s *subscription) next(p *parcel) {
-	l := p.lane
-	if l == nil {
-		return
+	if p.lane != nil {
+		s.advance(p.lane)
 	}
-	if len(l.waiting) == 0 {
+}
+
+// advance makes the first that waits in l its head.
+func (s *subscription) advance(l *lane) {
+	l.head = nil
+	switch {
+	case len(l.waiting) > 0:
+		l.head = l.waiting[0]
+		s.ready = append(s.ready, l.head)
+		l.waiting[0] = nil
+		l.waiting = l.waiting[1:]
+	case len(l.awaited) == 0:
 		delete(s.lanes, l.name)
-		return
 	}
-	l.head = l.waiting[0]
-	s.ready = append(s.ready, l.head)
-	l.waiting[0] = nil
-	l.waiting = l.waiting[1:]
 }
 
-// delay keeps p, and its lane, until a time.
-func (s *subscription) delay(p *parcel, until time.Time) {
-	p.msg, p.note, p.reason = nil, nil, nil // each try has its own
-	p.due = until
-	if len(s.delayed) == 0 || until.Before(s.firstDue) {
-		s.firstDue = until
-	}
-	s.delayed[p] = struct{}{}
-}
-
-// release makes those ready whose delay is over.
-func (s *subscription) release(now time.Time) {
-	var first time.Time
-	for p := range s.delayed {
-		switch {
-		case !p.due.After(now):
-			delete(s.delayed, p)
-			if p.queue {
-				p.queue = false
-				p.read(s.owner.settings)
-				s.lineUp(p)
-			} else {
-				s.ready = append(s.ready, p)
-			}
-		case first.IsZero() || p.due.Before(first):
-			first = p.due
+// stuck reports that deliveries wait for a handler that has not returned though the
+// context of its message has ended.
+func (s *subscription) stuck(now time.Time) bool {
+	full := len(s.ready) > 0 && len(s.away) >= s.owner.settings.topology.Consume.Qos.PrefetchCount
+	for p := range s.away {
+		if now.Sub(p.arrived) > s.owner.settings.AckTimeout && (full || p.lane != nil && p.lane.behind() > 0) {
+			return true
 		}
 	}
-	s.firstDue = first
-}
-
-func (s *subscription) untilDue() time.Duration {
-	if len(s.delayed) == 0 {
-		return time.Hour
-	}
-	return time.Until(s.firstDue)
-}
-
-// oldestIdle returns how long the oldest delivery has been here that waits for a place, or
-// for one that is being handled. Delayed ones have been given back.
-func (s *subscription) oldestIdle(now time.Time) (age time.Duration) {
-	for _, p := range s.ready {
-		age = max(age, now.Sub(p.arrived))
-	}
-	for _, l := range s.lanes {
-		for _, p := range l.waiting {
-			age = max(age, now.Sub(p.arrived))
-		}
-	}
-	return age
+	return false
 }
 
 // giveUp waits no longer for handlers that do not return though the contexts of
@@ -428,8 +395,11 @@ func (s *subscription) forget(lost *session) {
 			p.session = nil
 		}
 	}
-	for _, l := range s.lanes {
-		l.waiting = nil
+	for name, l := range s.lanes {
+		l.waiting, l.awaited = nil, nil
+		if l.head == nil {
+			delete(s.lanes, name)
+		}
 	}
 }
 

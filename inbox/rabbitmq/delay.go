@@ -1,0 +1,62 @@
+package rabbitmq
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// delay keeps p, and its lane, until a time.
+func (s *subscription) delay(p *parcel, until time.Time) {
+	p.msg, p.note, p.reason = nil, nil, nil // each try has its own
+	p.due = until
+	if wake := p.wake(); len(s.delayed) == 0 || wake.Before(s.firstDue) {
+		s.firstDue = wake
+	}
+	s.delayed[p] = struct{}{}
+}
+
+// together is the time for which those that gave way wait for others of their key, which
+// are due at about the same time.
+const together = 20 * time.Millisecond
+
+// wake returns when there is something to do for p, which is delayed.
+func (p *parcel) wake() time.Time {
+	if p.queue {
+		return p.due.Add(together)
+	}
+	return p.due
+}
+
+// release makes those ready whose delay is over, in the order of their arrival.
+func (s *subscription) release(now time.Time) {
+	var first time.Time
+	var due []*parcel
+	for p := range s.delayed {
+		switch {
+		case !p.due.After(now):
+			due = append(due, p)
+		case first.IsZero() || p.wake().Before(first):
+			first = p.wake()
+		}
+	}
+	s.firstDue = first
+	slices.SortFunc(due, func(a, b *parcel) int { return cmp.Compare(a.delivery.DeliveryTag, b.delivery.DeliveryTag) })
+	for _, p := range due {
+		delete(s.delayed, p)
+		if p.queue {
+			p.queue = false
+			p.read(s.owner.settings)
+			s.lineUp(p)
+		} else {
+			s.ready = append(s.ready, p)
+		}
+	}
+}
+
+func (s *subscription) untilDue() time.Duration {
+	if len(s.delayed) == 0 {
+		return time.Hour
+	}
+	return time.Until(s.firstDue)
+}

@@ -1,0 +1,181 @@
+package inbox_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox"
+)
+
+// topical is the delivery of a topic.
+type topical struct {
+	delivery
+	topic string
+}
+
+func (d topical) Topic() string { return d.topic }
+
+// refused are letters by the transaction they were written in.
+type refused struct {
+	mu   sync.Mutex
+	txs  []oncemill.Tx
+	in   map[oncemill.Tx][]*inbox.Letter
+	fail func(*inbox.Letter) error
+}
+
+func (r *refused) Add(_ context.Context, tx oncemill.Tx, letter *inbox.Letter) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.in == nil {
+		r.in = map[oncemill.Tx][]*inbox.Letter{}
+	}
+	if r.in[tx] == nil {
+		r.txs = append(r.txs, tx)
+	}
+	r.in[tx] = append(r.in[tx], letter)
+	if r.fail != nil {
+		return r.fail(letter)
+	}
+	return nil
+}
+
+// refuseMany refuses messages of eight topics at the same time.
+func refuseMany(t *testing.T, in *inbox.Inbox, n int, done func(id string, err error)) {
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			id := fmt.Sprint("m", i)
+			ctx := inbox.ContextWithDelivery(t.Context(), topical{topic: fmt.Sprint("topic ", i%8)})
+			done(id, in.Refuse(ctx, message.NewMessage(id, nil), errUndo))
+		})
+	}
+	all.Wait()
+}
+
+// Counts of refused messages are locked in one order, so that processes do not wait for
+// each other in a circle.
+func TestRefused_CountsAreLockedInOneOrder(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var written refused
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters, cfg.Logger = &written, slog.New(slog.DiscardHandler)
+		})
+		refuseMany(t, in, 300, func(_ string, err error) { expectNoError(t, err) })
+		several := 0
+		for _, tx := range written.txs {
+			var topics []string
+			for _, l := range written.in[tx] {
+				topics = append(topics, l.Topic)
+			}
+			if !slices.IsSorted(topics) {
+				t.Errorf("counted in this order: %v", topics)
+			}
+			if topics[0] != topics[len(topics)-1] {
+				several++
+			}
+		}
+		if several == 0 {
+			t.Errorf("%d transactions, none with several topics", len(written.txs))
+		}
+	})
+}
+
+// A letter that cannot be written holds up none of those that were to be written with it.
+func TestRefused_ALetterThatFailsFailsAlone(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		written := refused{fail: func(l *inbox.Letter) error {
+			if l.MessageID == "m150" {
+				return errors.New("no such letter")
+			}
+			return nil
+		}}
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters, cfg.Logger = &written, slog.New(slog.DiscardHandler)
+		})
+		refuseMany(t, in, 300, func(id string, err error) {
+			if (err != nil) != (id == "m150") {
+				t.Errorf("%s: %v", id, err)
+			}
+		})
+	})
+}
+
+// One kind of warnings keeps no other out of the log.
+func TestRefused_WarningsOfEachKindAreLogged(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var log lines
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.DeadLetters, cfg.Logger = &refused{}, slog.New(slog.NewTextHandler(&log, nil))
+		})
+		for range 3 {
+			expectNoError(t, in.Refuse(t.Context(), message.NewMessage("m", nil), errUndo))
+			marked := message.NewMessageWithContext(t.Context(), "marked", nil)
+			marked.Metadata.Set(inbox.ReplayMetadata, "yes")
+			expectNoError(t, deliverMessage(t, in, marked, effect))
+		}
+		if log.count("messages refused") == 0 || log.count("not a replay of ours") == 0 {
+			t.Errorf("logged:\n%s", log.text.String())
+		}
+	})
+}
+
+// What Verify cannot find out now is not held against the message.
+func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		var verify func(*message.Message) error
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.Verify = func(msg *message.Message) error { return verify(msg) }
+		})
+		for _, undecided := range []error{inbox.Unavailable(errUndo), inbox.RetryAfter(errUndo, time.Second)} {
+			verify = func(*message.Message) error { return fmt.Errorf("fetch keys: %w", undecided) }
+			for nacks := range 30 {
+				delayed := &atomic.Int64{}
+				expectError(t, deliverMessage(t, in, from(t, "a", delivery{delayed: delayed, nacks: nacks}), effect), errUndo)
+				if d := time.Duration(delayed.Load()); d < time.Second/2 {
+					t.Errorf("comes again after %v", d)
+				}
+			}
+		}
+		verify = func(msg *message.Message) error { return msg.Context().Err() }
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		expectError(t, deliverMessage(t, in, message.NewMessageWithContext(ctx, "a", nil), effect), context.Canceled)
+		p.expect(t, 0, 0, 0)
+		p.expectNotes(t, 0, 0)
+		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{}), effect))
+		p.expect(t, 1, 1, 0)
+		if len(dead.added) > 0 {
+			t.Errorf("letter %+v", dead.last())
+		}
+	})
+}
+
+// Messages that Config.Fingerprint panics at are genuine: each has its letter.
+func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, dead := p.burying(t, func(cfg *inbox.Config) {
+			cfg.KeepRefused = 1
+			cfg.Fingerprint = func(*message.Message) []byte { panic("no content") }
+		})
+		for i := range 3 {
+			id := fmt.Sprint("m", i)
+			for range 2 { // the second is a copy
+				expectNoError(t, deliverMessage(t, in, from(t, id, delivery{}), effect))
+			}
+			if l := dead.last(); len(dead.added) != i+1 || l.MessageID != id || l.Reason != inbox.PermanentErr || l.Stack == "" {
+				t.Errorf("%d letters, the last %+v", len(dead.added), l)
+			}
+		}
+		p.expect(t, 0, 3, 0)
+	})
+}
