@@ -139,6 +139,16 @@ func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 // Handlers are more than the pool has connections, all of which fall silent, and stay so.
 func TestInbox_ASilentServerUsesNoPoolUp(t *testing.T) {
 	t.Parallel()
+	for name, busy := range map[string]bool{"in statements": false, "with something else": true} {
+		t.Run("handlers are "+name, func(t *testing.T) {
+			t.Parallel()
+			meetSilence(t, busy)
+		})
+	}
+}
+
+func meetSilence(t *testing.T, busy bool) {
+	t.Helper()
 	p := postgres(t, "binary_parameters=yes")
 	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
 	db, err := sql.Open(testserver.DriverName(), dsn)
@@ -148,13 +158,19 @@ func TestInbox_ASilentServerUsesNoPoolUp(t *testing.T) {
 	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Database: p.cfg, Timeout: 2 * time.Second, DeadLetters: &letters{}})
 	expectNoError(t, err)
 	const before, messages = 4, 20
-	begun, silent := make(chan struct{}, messages), make(chan struct{})
+	begun, silent := make(chan struct{}), make(chan struct{})
 	meets := func(msg *message.Message) ([]*message.Message, error) {
+		first := false
 		select {
+		case <-silent:
 		case begun <- struct{}{}:
-		default:
+			first = true
 		}
 		<-silent
+		if first && busy { // until its time is up
+			<-msg.Context().Done()
+			return nil, msg.Context().Err()
+		}
 		return effect(msg)
 	}
 	var all sync.WaitGroup

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
 
 	"github.com/lib/pq"
 )
@@ -18,7 +19,8 @@ import (
 //
 // That is safe beside the read: lib/pq's Close sends a message and closes the socket, and
 // shares nothing else with it. And it meets no other call: while a connection can be
-// closed it is not in the pool.
+// closed it is not in the pool. But it waits for a write that the server does not take:
+// the connection of a statement that fills the socket's buffers is the kernel's to give up.
 //
 // The zero value is a line without a connection.
 type Line struct {
@@ -27,6 +29,21 @@ type Line struct {
 	socket io.Closer // of conn
 	down   bool
 	lost   bool // Lose was called before there was a connection
+
+	limit time.Duration // of BEGIN; 0: none
+	late  func()
+}
+
+// Limit has BeginTx call late, which ends its context, if it has had no answer for so long
+// once it has a connection.
+func (l *Line) Limit(limit time.Duration, late func()) { l.limit, l.late = limit, late }
+
+// begin begins a transaction on a connection.
+func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions) (*sql.Tx, error) {
+	if l.limit > 0 {
+		defer time.AfterFunc(l.limit, l.late).Stop()
+	}
+	return conn.BeginTx(ctx, options)
 }
 
 // BeginTx begins a transaction of db, on the line where the driver goes on waiting. As
@@ -34,19 +51,43 @@ type Line struct {
 // was used. The line is to be closed when the transaction has ended, before anything else
 // is asked of db: the pool may have one connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
-	if _, waits := db.Driver().(*pq.Driver); l == nil || !waits {
+	_, waits := db.Driver().(*pq.Driver)
+	switch {
+	case l == nil, !waits && l.limit == 0:
 		return db.BeginTx(ctx, options)
+	case !waits:
+		return l.beginBeside(ctx, db, options)
 	}
 	for range 2 {
 		conn, err := l.take(ctx, db)
 		if err != nil {
 			return nil, err
 		}
-		tx, err := conn.BeginTx(ctx, options)
+		tx, err := l.begin(ctx, conn, options)
 		if err == nil {
 			return tx, nil
 		}
 		l.Close()
+		if !errors.Is(err, driver.ErrBadConn) {
+			return nil, err
+		}
+	}
+	return db.BeginTx(ctx, options)
+}
+
+// beginBeside begins a transaction with a driver that heeds contexts.
+func (l *Line) beginBeside(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
+	for range 2 {
+		conn, err := db.Conn(ctx)
+		if err != nil {
+			return nil, err
+		}
+		tx, err := l.begin(ctx, conn, options)
+		if err == nil {
+			go conn.Close() //nolint:errcheck // waits for the end of tx, and returns it to the pool
+			return tx, nil
+		}
+		_ = conn.Close() // to the pool
 		if !errors.Is(err, driver.ErrBadConn) {
 			return nil, err
 		}
@@ -104,11 +145,15 @@ func giveUp(conn *sql.Conn) {
 // meanwhile. A line that has no connection yet gets none: the driver may begin a
 // transaction under a context that has ended, and nobody would give its connection back.
 func (l *Line) Lose() {
+	if l == nil {
+		return
+	}
 	l.mu.Lock()
 	conn := l.conn
 	l.lost = conn == nil
 	l.mu.Unlock()
 	if conn != nil {
+		defer time.AfterFunc(grace, l.hangUp).Stop() // the ROLLBACK of database/sql may have no answer
 		giveUp(conn)
 	}
 }
@@ -119,11 +164,11 @@ func (l *Line) hangUp() {
 		return
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.down = true
-	if l.socket != nil {
-		_ = l.socket.Close() // nobody waits for it
-		l.socket = nil
+	socket := l.socket
+	l.socket, l.down = nil, true
+	l.mu.Unlock()
+	if socket != nil {
+		_ = socket.Close() // nobody waits for it
 	}
 }
 

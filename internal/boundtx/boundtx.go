@@ -73,14 +73,18 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	limit := beginLimit
 	if pool := db.Stats(); pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
 		limit = math.MaxInt64
+		t.line.Limit(beginLimit, cancel)
 	}
 	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) { return t.line.BeginTx(own, db, options) })
 	if err != nil {
+		switch {
+		case ctx.Err() != nil && errors.Is(err, context.Canceled):
+			err = ctx.Err() // which may be a deadline: own only knows that it was canceled
+		case ctx.Err() == nil && own.Err() != nil:
+			err = bounded.ErrAbandoned
+		}
 		cancel()
 		t.detach()
-		if ctx.Err() != nil && errors.Is(err, context.Canceled) {
-			err = ctx.Err() // which may be a deadline: own only knows that it was canceled
-		}
 		return nil, sqlerr.OfBegin(err)
 	}
 	t.Raw, t.commit = raw, raw.Commit

@@ -58,7 +58,13 @@ func Run(ctx context.Context, db *sql.DB, l Limits, fn func(tx *sql.Tx) error) e
 	if err != nil {
 		return sqlerr.OfBegin(err)
 	}
-	defer line.Close()
+	defer func() {
+		if ctx.Err() != nil {
+			line.Lose() // database/sql rolls back meanwhile, and may have no answer
+			return
+		}
+		line.Close()
+	}()
 	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
 	if _, err := tx.ExecContext(ctx, l.text()); err != nil {
 		return err

@@ -1,0 +1,114 @@
+package boundtx_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/shorttx"
+)
+
+// The context of a transaction ends while the server is silent, and no statement of it is
+// under way, or none that anybody bounds: its connection leaves the pool all the same.
+func TestTx_ASilentServerKeepsNoConnectionOfAnIdleTransaction(t *testing.T) {
+	t.Parallel()
+	for name, meet := range map[string]func(t *testing.T, f *fixture){
+		"handler": func(t *testing.T, f *fixture) {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			tx := f.begin(ctx, t)
+			f.proxy.Silence(nil, 0)
+			<-ctx.Done()
+			tx.Rollback()
+		},
+		"rows": func(t *testing.T, f *fixture) {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			tx := f.begin(ctx, t)
+			rows, err := boundtx.Wait(ctx, tx, func() (*sql.Rows, error) {
+				return tx.Raw.QueryContext(ctx, `select repeat('x', 100000) from generate_series(1, 1000)`)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer rows.Close()
+			f.proxy.Silence(nil, 0)
+			for rows.Next() { // until the connection is closed
+			}
+			if rows.Err() == nil {
+				t.Error("a silent server has sent all rows")
+			}
+			tx.Rollback()
+		},
+		"short": func(t *testing.T, f *fixture) {
+			_, err := bounded.Do(t.Context(), f.calls, 300*time.Millisecond, func(ctx context.Context) (struct{}, error) {
+				return struct{}{}, shorttx.Run(ctx, f.db, shorttx.For(time.Second), func(*sql.Tx) error {
+					f.proxy.Silence(nil, 0)
+					<-ctx.Done()
+					return ctx.Err()
+				})
+			})
+			if !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("got %v", err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			f.db.SetMaxOpenConns(1)
+			meet(t, f)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			if err := f.db.PingContext(ctx); err != nil {
+				t.Errorf("there is no room in the pool: %v", err)
+			}
+			f.proxy.Cut()
+		})
+	}
+}
+
+// A connection that is had after a wait for a full pool, and is silent, costs as much as
+// another one.
+func TestBegin_GivesASilentConnectionOfAFullPoolUp(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.db.SetMaxOpenConns(2)
+	held, other := f.begin(t.Context(), t), f.begin(t.Context(), t)
+	f.proxy.Silence(statement("begin"), 1)
+	done := make(chan error, 1)
+	go func() {
+		tx, err := boundtx.Begin(t.Context(), f.db, oncemill.PostgreSQL, f.calls, nil)
+		if err == nil {
+			tx.Rollback()
+		}
+		done <- err
+	}()
+	for f.db.Stats().WaitCount == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := other.Commit(time.Minute); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-done:
+		if !errors.Is(err, bounded.ErrAbandoned) {
+			t.Errorf("got %v", err)
+		}
+	case <-time.After(2 * time.Minute):
+		t.Error("Begin does not return")
+		f.proxy.Cut()
+		<-done
+	}
+	held.Rollback()
+	for began := time.Now(); f.db.Stats().InUse > 0; time.Sleep(time.Millisecond) {
+		if time.Since(began) > time.Minute {
+			t.Fatalf("%d connections are in use", f.db.Stats().InUse)
+		}
+	}
+}
