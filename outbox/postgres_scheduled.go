@@ -403,8 +403,8 @@ func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard g
 				looked.chosen = append(looked.chosen, row{place{times[i], seqs[i]}, keys[i]})
 			}
 			if c.apart {
-				tried := 0
-				moved, tried, refused, err = s.moveApart(ctx, tx, limits, looked.chosen)
+				var tried int
+				moved, tried, refused, err = s.moveApart(ctx, tx, looked.chosen)
 				if err == nil && tried < len(looked.chosen) {
 					looked.last = looked.chosen[tried-1].place
 				}
@@ -439,7 +439,7 @@ type refusal struct {
 
 // moveApart moves messages one by one, as many as there is time for, so that those that
 // are refused, and those of their keys, are all that stays. It tries at least one.
-func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, limits shorttx.Limits, rows []row) (moved, tried int, refused []refusal, err error) {
+func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, rows []row) (moved, tried int, refused []refusal, err error) {
 	// What waits for others, in a trigger, is to cost little.
 	if _, err := tx.ExecContext(ctx, `set local lock_timeout = '50ms'`); err != nil {
 		return 0, 0, nil, err
