@@ -28,6 +28,9 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		}
 		switch fate {
 		case settled:
+			if key, seq := in.placeOf(w); seq != nil { // a duplicate, too
+				in.gaps.forget(key, w.id)
+			}
 			return nil
 		case crashed:
 			return in.refuse(ctx, w, Crashed, err)

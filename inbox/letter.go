@@ -162,7 +162,7 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work
 			return false, err
 		}
 	case letter.MessageID != "":
-		id.message = ownID(letter)
+		id.message = ownID(letter, w.fingerprint)
 		taken = true
 		if claimed, err := in.store.claim(ctx, tx, id, nil); err != nil || !claimed {
 			return false, err
@@ -180,9 +180,9 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work
 }
 
 // ownID is the same for letters of copies of one message.
-func ownID(letter *Letter) string {
+func ownID(letter *Letter, fingerprint []byte) string {
 	hash := sha256.New()
-	fmt.Fprintf(hash, "%d %s", len(letter.MessageID), letter.MessageID)
+	fmt.Fprintf(hash, "%d %s%d %s", len(letter.MessageID), letter.MessageID, len(fingerprint), fingerprint)
 	hash.Write(letter.Payload)
 	return string(letter.Reason) + " " + hex.EncodeToString(hash.Sum(nil))
 }

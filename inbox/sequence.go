@@ -74,8 +74,8 @@ func (g *gaps) behind(key string, seq int64, patience time.Duration) bool {
 }
 
 // again returns the time to the redelivery of a message that waits: the longer its key
-// does, the longer.
-func (g *gaps) again(key, id string) time.Duration {
+// does, the longer, up to most.
+func (g *gaps) again(key, id string, most time.Duration) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	now := time.Now()
@@ -84,7 +84,7 @@ func (g *gaps) again(key, id string) time.Duration {
 		return jitter(comeAgain)
 	}
 	if !of.next.After(now) {
-		of.next = now.Add(jitter(max(comeAgain, now.Sub(of.since)/8)))
+		of.next = now.Add(jitter(max(comeAgain, min(now.Sub(of.since)/8, most))))
 	}
 	if w := of.early[id]; w != nil {
 		w.due = of.next
@@ -96,12 +96,16 @@ func (g *gaps) forget(key, id string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	of := g.keys[key]
-	if of == nil || of.early[id] == nil {
+	if of == nil {
 		return
 	}
-	delete(of.early, id)
-	g.many--
-	if of.since = time.Now(); len(of.early) == 0 {
+	if of.early[id] != nil {
+		delete(of.early, id)
+		g.many--
+	}
+	of.since = time.Now()
+	of.next = of.since
+	if len(of.early) == 0 {
 		delete(g.keys, key)
 	}
 }
@@ -151,7 +155,7 @@ func (in *Inbox) early(w *work) bool {
 func (in *Inbox) comeAfter(ctx context.Context, w *work) {
 	key, _ := in.placeOf(w)
 	giveWay(ctx)
-	delayNack(ctx, in.gaps.again(key, w.id))
+	delayNack(ctx, in.gaps.again(key, w.id, in.cfg.GapWait))
 }
 
 // admit asks the sequence gate whether the message may have its effects now. It
@@ -187,6 +191,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 			over = true // nobody waits for ever
 			continue
 		case at == outdated && (w.failed || cameBefore(ctx)):
+			in.gaps.forget(key, w.id)
 			return false, Permanent(ErrOvertaken)
 		}
 		in.gaps.forget(key, w.id)

@@ -83,6 +83,13 @@ func (p *pace) takeTurn(aside, round, large bool) attempt {
 	return ofNone
 }
 
+// turnAgain gives what has asked for more time the next turn, too: the call that has it.
+func (p *pace) turnAgain(what attempt) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.last = what - 1
+}
+
 // row is a scheduled message.
 type row struct {
 	place

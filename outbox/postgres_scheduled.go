@@ -198,7 +198,8 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 	after, upTo, inRound := s.pace.inRound(time.Now())
 	large := head.bytes > bytes && s.pace.tryLarge(time.Now())
 	moved, err := Moved{}, error(nil)
-	switch s.pace.takeTurn(again, inRound, large) {
+	what := s.pace.takeTurn(again, inRound, large)
+	switch what {
 	case ofAside:
 		only := choice{rows: 1, bytes: bytes, only: one.seq, most: mostBytes, after: beginning, upTo: end}
 		moved, err = s.moveAlone(ctx, guard, only, one.bytes)
@@ -208,11 +209,14 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 	case ofLarge:
 		moved, err = s.moveAlone(ctx, guard, alone, head.bytes)
 	}
-	if err != nil || moved.Rows > 0 {
+	if moved.Limit > 0 {
+		s.pace.turnAgain(what)
+	}
+	if err != nil || moved.Rows > 0 && what == ofLarge {
 		return moved, err
 	}
 	others, err := s.moveSmall(ctx, guard, rows, bytes)
-	others.Limit, others.Failed = moved.Limit, others.Failed || moved.Failed
+	others.Rows, others.Limit, others.Failed = others.Rows+moved.Rows, moved.Limit, others.Failed || moved.Failed
 	if err != nil || others.Rows > 0 || others.Limit > 0 || !s.pace.tryLarge(time.Now()) {
 		return others, err
 	}

@@ -1,6 +1,7 @@
 package outbox_test
 
 import (
+	"cmp"
 	"database/sql"
 	"fmt"
 	"log/slog"
@@ -227,5 +228,59 @@ func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
 			t.Errorf("%d wait after a round, want %d", n, refused)
 		}
 		p.exec(t, `drop function slow_insert cascade`)
+	})
+}
+
+// What is due goes on while a round moves what was left to it.
+func TestMoveDue_ARoundKeepsNobodyWaiting(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		const known, refused, behind = 2, 3, 2000
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, nil)
+		outbox.KnowRefused(p.queue, known)
+		schedule := func(id, key string, hours, n int) {
+			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+				select now() - $3::int * interval '1 hour' + i * interval '1 second', 12, 'orders', $1::text || i, $2::text || 1 + i % 3, '' from generate_series(1, $4::int) i`, id, key, hours, n)
+		}
+		schedule("bad", "k", 4, refused)
+		schedule("behind", "k", 3, behind)
+		schedule("bad later", "z", 1, refused)
+		for range 12 {
+			p.moveWithin(t, usualLimit)
+		}
+		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
+		outbox.TryRefusedNow(p.queue)
+		p.publish(t, at("new", "new", p.now(t).Add(-time.Second)))
+		isNew := func(r outbox.Row) bool { return r.MessageID == "new" }
+		for p.scheduled(t) > 0 && !slices.ContainsFunc(p.read(t), isNew) {
+			p.moveWithin(t, usualLimit)
+		}
+		if n := p.scheduled(t); n < behind/2 {
+			t.Errorf("the new one came when %d others were left", n)
+		}
+		p.exec(t, `drop function slow_insert cascade`)
+	})
+}
+
+// The call that has the time which a large message has asked for is the large message's.
+func TestMoveDue_ALargeMessageHasTheTimeItAskedFor(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+		p.cfg.Logger = slog.New(slog.DiscardHandler)
+		p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 64 << 20 })
+		past := p.now(t).Add(-time.Hour)
+		large := at("large", "k", past)
+		large.Payload = make([]byte, 50<<20)
+		p.publish(t, at("bad", "b", past.Add(-time.Second)), large)
+		limit := usualLimit
+		for calls := 0; p.scheduled(t) > 1; calls++ {
+			if calls == 10 {
+				t.Fatal("the large message was not moved")
+			}
+			p.publish(t, at(fmt.Sprint("small", calls), "s", past.Add(time.Minute)))
+			outbox.TryRefusedNow(p.queue) // there are so many that one is always due
+			limit = cmp.Or(p.moveWithin(t, limit).Limit, usualLimit)
+		}
 	})
 }

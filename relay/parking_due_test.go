@@ -152,10 +152,11 @@ func TestParking_DueBringsOnlyWhatIsDue(t *testing.T) {
 		}
 		for look := range 400 {
 			p.exec(t, `update {{parked}} set next_at = `+in+` where id = $2`, 50+look*37%1500, rows[1].ID)
-			due, _, err := p.due(t.Context(), dueRequest{lanes: allLanes(), known: known, heads: dueHeads, rows: dueRows})
-			if err != nil {
-				t.Fatal(err)
-			}
+			var due []parkedRow
+			retried(t, func() (err error) {
+				due, _, err = p.due(t.Context(), dueRequest{lanes: allLanes(), known: known, heads: dueHeads, rows: dueRows})
+				return err
+			})
 			for _, r := range due {
 				if r.ID != rows[1].ID {
 					t.Fatalf("look %d brought %s of lane %d", look, r.MessageID, r.Lane)

@@ -18,7 +18,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// retried calls fn until it does not lose against others any more.
+// retried calls fn until it does not lose against others any more, nor its connection: the
+// server ends transactions that a machine without time to spare has left alone for 2 s.
 func retried(t testing.TB, fn func() error) {
 	t.Helper()
 	for range 1000 {

@@ -197,9 +197,7 @@ func failingAgain(r parkedRow, v verdict) failure {
 
 func (p *lot) mustFail(t testing.TB, failures []failure, followers ...outbox.Row) {
 	t.Helper()
-	if err := p.fail(t.Context(), p.f, failures, refsOf(followers)); err != nil {
-		t.Fatal(err)
-	}
+	retried(t, func() error { return p.fail(t.Context(), p.f, failures, refsOf(followers)) })
 }
 
 func refsOf(rows []outbox.Row) []outbox.Ref {
@@ -232,10 +230,12 @@ func (p *lot) known(t testing.TB, ids ...int64) (known []outbox.Known) {
 
 func (p *lot) mustDue(t testing.TB, heads, rows int, known ...int64) ([]parkedRow, time.Duration) {
 	t.Helper()
-	due, next, err := p.due(t.Context(), dueRequest{lanes: []int{lotLane}, known: p.known(t, known...), heads: heads, rows: rows})
-	if err != nil {
-		t.Fatal(err)
-	}
+	var due []parkedRow
+	var next time.Duration
+	retried(t, func() (err error) {
+		due, next, err = p.due(t.Context(), dueRequest{lanes: []int{lotLane}, known: p.known(t, known...), heads: heads, rows: rows})
+		return err
+	})
 	return due, next
 }
 

@@ -241,7 +241,13 @@ func (s *subscription) returnLane(l *lane, now time.Time) {
 		}
 	}
 	l.waiting, l.awaited = nil, places
-	l.until = now.Add(s.owner.settings.CallTimeout)
+	l.until = now.Add(s.patience())
+}
+
+// patience is how long what was given back is awaited: less than what has come behind it
+// may stay.
+func (s *subscription) patience() time.Duration {
+	return min(s.owner.settings.CallTimeout, s.owner.settings.AckTimeout/4)
 }
 
 // awaitNoLonger gives up what does not come again: another consumer has it, or nobody.

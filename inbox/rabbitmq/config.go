@@ -68,9 +68,9 @@ type Config struct {
 	// a message ends with it. What is not being handled by then goes back to the queue
 	// before, with all of its key, in its order, and comes again at once: so a message may
 	// wait for longer (inbox.RetryAfter), but each time counts for x-delivery-limit. What
-	// follows of its key waits for it, at most CallTimeout: by then another consumer has
-	// it. If messages wait for a handler that has not returned by then, all of the
-	// subscription goes back. Default: 25 min. At least 1 s.
+	// follows of its key waits for it, at most CallTimeout or a quarter of AckTimeout: by then
+	// another consumer has it. If messages wait for a handler that has not returned by then,
+	// all of the subscription goes back. Default: 25 min. At least 1 s.
 	AckTimeout time.Duration
 
 	// CloseTimeout is how long Close, and the end of the context given to

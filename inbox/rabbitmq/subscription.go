@@ -188,11 +188,11 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 				return err
 			}
 		case <-aging.C:
-			s.giveBack(time.Now())
 			s.giveUp(time.Now().Add(-settings.AckTimeout))
 			if s.stuck(time.Now()) {
-				return errStuck
+				return errStuck // all goes back together, in its order
 			}
+			s.giveBack(time.Now())
 		}
 	}
 }
@@ -258,7 +258,7 @@ func (s *subscription) lineUp(p *parcel) {
 	}
 	p.lane = l
 	if l.takeIn(p) {
-		l.until = time.Now().Add(s.owner.settings.CallTimeout)
+		l.until = time.Now().Add(s.patience())
 	}
 	if l.head == nil {
 		s.advance(l)

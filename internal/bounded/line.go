@@ -46,20 +46,18 @@ func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions
 	return conn.BeginTx(ctx, options)
 }
 
-// BeginTx begins a transaction of db, on the line where the driver goes on waiting. As
+// BeginTx begins a transaction of db, on the line where the driver goes on waiting, or there
+// is a limit. As
 // database/sql does, it tries another connection when the server had closed one before it
 // was used. The line is to be closed when the transaction has ended, before anything else
 // is asked of db: the pool may have one connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
 	_, waits := db.Driver().(*pq.Driver)
-	switch {
-	case l == nil, !waits && l.limit == 0:
+	if l == nil || !waits && l.limit == 0 {
 		return db.BeginTx(ctx, options)
-	case !waits:
-		return l.beginBeside(ctx, db, options)
 	}
 	for range 2 {
-		conn, err := l.take(ctx, db)
+		conn, err := l.take(ctx, db, waits)
 		if err != nil {
 			return nil, err
 		}
@@ -75,34 +73,17 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 	return db.BeginTx(ctx, options)
 }
 
-// beginBeside begins a transaction with a driver that heeds contexts.
-func (l *Line) beginBeside(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
-	for range 2 {
-		conn, err := db.Conn(ctx)
-		if err != nil {
-			return nil, err
-		}
-		tx, err := l.begin(ctx, conn, options)
-		if err == nil {
-			go conn.Close() //nolint:errcheck // waits for the end of tx, and returns it to the pool
-			return tx, nil
-		}
-		_ = conn.Close() // to the pool
-		if !errors.Is(err, driver.ErrBadConn) {
-			return nil, err
-		}
-	}
-	return db.BeginTx(ctx, options)
-}
-
-// take takes a connection of the pool.
-func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
+// take takes a connection of the pool, and its socket, if that is to be closed beside a
+// call that waits.
+func (l *Line) take(ctx context.Context, db *sql.DB, waits bool) (*sql.Conn, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var socket io.Closer
-	_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a connection that is bad, which is found soon
+	if waits {
+		_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a connection that is bad, which is found soon
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {

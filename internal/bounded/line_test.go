@@ -1,0 +1,58 @@
+package bounded_test
+
+import (
+	"context"
+	"database/sql"
+	"database/sql/driver"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
+)
+
+// broken is a driver whose connections break when they commit.
+type broken struct{ opened atomic.Int32 }
+
+type brokenConn struct{ number int32 }
+
+func (d *broken) Connect(context.Context) (driver.Conn, error) {
+	return &brokenConn{d.opened.Add(1)}, nil
+}
+func (d *broken) Open(string) (driver.Conn, error)      { return d.Connect(context.Background()) }
+func (d *broken) Driver() driver.Driver                 { return d }
+func (*brokenConn) Prepare(string) (driver.Stmt, error) { return nil, errors.New("not here") }
+func (*brokenConn) Close() error                        { return nil }
+func (c *brokenConn) Begin() (driver.Tx, error)         { return c, nil }
+func (*brokenConn) Commit() error                       { return driver.ErrBadConn }
+func (*brokenConn) Rollback() error                     { return nil }
+
+// A connection that breaks does not go back to the pool, though a line holds it.
+func TestLine_GivesNoBrokenConnectionBack(t *testing.T) {
+	t.Parallel()
+	db := sql.OpenDB(&broken{})
+	defer db.Close()
+	db.SetMaxOpenConns(1)
+	line := new(bounded.Line)
+	line.Limit(time.Minute, func() {})
+	tx, err := line.BeginTx(t.Context(), db, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(); !errors.Is(err, driver.ErrBadConn) {
+		t.Errorf("committed with %v", err)
+	}
+	line.Close()
+	conn, err := db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.Raw(func(c any) error {
+		if n := c.(*brokenConn).number; n != 2 {
+			t.Errorf("the next connection is number %d", n)
+		}
+		return nil
+	})
+}
