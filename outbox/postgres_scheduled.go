@@ -302,7 +302,7 @@ func ofRow(ctx context.Context, err error) bool {
 		return false
 	}
 	switch state[:2] {
-	case "08", "25", "28", "40", "53", "57", "58": // connection, transaction, role, retries, resources, operators, system
+	case "25", "28", "40", "53", "57": // transaction, role, retries, resources, operators
 		return state == tookLong
 	}
 	return true
