@@ -237,10 +237,12 @@ func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
 // time tells how many are few.
 func (s *Store) forgetInTurn(ctx context.Context) (forgotten int64, err error) {
 	const some = 10
+	slice := int64(0) // what the last transaction has deleted
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		forgotten, slice = forgotten+slice, 0
 		for {
 			n, err := affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), some))
-			forgotten += n
+			slice += n
 			if err != nil || n < some || over() {
 				return n == some, err
 			}
@@ -249,7 +251,7 @@ func (s *Store) forgetInTurn(ctx context.Context) (forgotten int64, err error) {
 	if err != nil {
 		return forgotten, fmt.Errorf("dlq: forget: %w", err)
 	}
-	return forgotten, nil
+	return forgotten + slice, nil
 }
 
 func affected(result sql.Result, err error) (int64, error) {

@@ -47,9 +47,8 @@ func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions
 }
 
 // BeginTx begins a transaction of db, on the line where the driver goes on waiting, or there
-// is a limit. As
-// database/sql does, it tries another connection when the server had closed one before it
-// was used. The line is to be closed when the transaction has ended, before anything else
+// is a limit. As database/sql does, it tries another connection when the server had closed
+// one before it was used. The line is to be closed when the transaction has ended, before anything else
 // is asked of db: the pool may have one connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
 	_, waits := db.Driver().(*pq.Driver)

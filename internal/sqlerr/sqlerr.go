@@ -95,7 +95,7 @@ func Connection(err error) bool {
 	if state := State(err); state != "" {
 		// 57P01 to 57P03: the server shuts down, crashed, or is starting up.
 		// A standby may be promoted. 53300: no connection free.
-		return strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P0") || state == "53300" || leftAlone(state) || ReadOnly(err)
+		return strings.HasPrefix(state, "08") || strings.HasPrefix(state, "57P0") || state == "53300" || state == idleTooLong || state == openTooLong || ReadOnly(err)
 	}
 	var netErr net.Error
 	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone) ||
@@ -104,9 +104,12 @@ func Connection(err error) bool {
 		errors.As(err, &netErr)
 }
 
-// leftAlone tells that the server has ended a transaction, with its connection, whose
-// client had said nothing for too long, or that was open for too long.
-func leftAlone(state string) bool { return state == "25P03" || state == "25P04" }
+// The server has ended a transaction, with its connection, whose client had said nothing
+// for too long, or that was open for too long, at any moment.
+const (
+	idleTooLong = "25P03"
+	openTooLong = "25P04"
+)
 
 // CommitUnknown reports that an error of Commit leaves open whether the
 // transaction committed. It answers no only where the server has said so, or
@@ -120,7 +123,7 @@ func CommitUnknown(err error) bool {
 	switch {
 	case err == nil, errors.Is(err, sql.ErrTxDone):
 		return false
-	case leftAlone(State(err)):
+	case State(err) == idleTooLong:
 		return false // it had ended before the commit came
 	case State(err) != "":
 		return Connection(err) || State(err) == "40003" // statement completion unknown
