@@ -13,6 +13,16 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
+// refuses has the outbox take no message whose id begins with bad. So many of them are
+// known one by one.
+func (p *place) refuses(t *testing.T, known int) {
+	t.Helper()
+	p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
+	p.cfg.Logger = slog.New(slog.DiscardHandler)
+	p.use(t, p.db, nil)
+	outbox.KnowRefused(p.queue, known)
+}
+
 // More messages cannot be moved than are known one by one: others go on, those of their
 // keys wait, and all are moved once they can be.
 func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
@@ -77,10 +87,7 @@ func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
 func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
 	onEachPostgres(t, func(t *testing.T, p *place) {
 		const known, refused, waiting = 20, 300, 6000 // more than are looked at at a time
-		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
-		p.cfg.Logger = slog.New(slog.DiscardHandler)
-		p.use(t, p.db, nil)
-		outbox.KnowRefused(p.queue, known)
+		p.refuses(t, known)
 		outbox.PassOver(p.queue, known)
 		schedule := func(id, key string, minute, n, bytes int) {
 			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
@@ -204,10 +211,7 @@ func TestMoveDue_OneThatWaitsForALockHoldsUpItsKeyAlone(t *testing.T) {
 func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
 	onEachPostgres(t, func(t *testing.T, p *place) {
 		const known, refused, large = 5, 20, 300
-		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
-		p.cfg.Logger = slog.New(slog.DiscardHandler)
-		p.use(t, p.db, nil)
-		outbox.KnowRefused(p.queue, known)
+		p.refuses(t, known)
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
 			select now() - interval '1 hour' + i * interval '1 second', 12, 'orders', 'bad' || i, 'bad' || i, '' from generate_series(1, $1::int) i`, refused)
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
@@ -235,10 +239,7 @@ func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
 func TestMoveDue_ARoundKeepsNobodyWaiting(t *testing.T) {
 	onEachPostgres(t, func(t *testing.T, p *place) {
 		const known, refused, behind = 2, 3, 2000
-		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
-		p.cfg.Logger = slog.New(slog.DiscardHandler)
-		p.use(t, p.db, nil)
-		outbox.KnowRefused(p.queue, known)
+		p.refuses(t, known)
 		schedule := func(id, key string, hours, n int) {
 			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
 				select now() - $3::int * interval '1 hour' + i * interval '1 second', 12, 'orders', $1::text || i, $2::text || 1 + i % 3, '' from generate_series(1, $4::int) i`, id, key, hours, n)
@@ -282,5 +283,39 @@ func TestMoveDue_ALargeMessageHasTheTimeItAskedFor(t *testing.T) {
 			outbox.TryRefusedNow(p.queue) // there are so many that one is always due
 			limit = cmp.Or(p.moveWithin(t, limit).Limit, usualLimit)
 		}
+	})
+}
+
+// Large messages whose keys wait are passed over in ever larger steps, not one by one.
+func TestMoveDue_PassesLargeOnesThatWaitInFewLooks(t *testing.T) {
+	onEachPostgres(t, func(t *testing.T, p *place) {
+		const known, waiting = 1, 24
+		p.refuses(t, known)
+		schedule := func(id, key string, hours, n, bytes int) {
+			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
+				select now() - $3::int * interval '1 hour' + i * interval '1 second', 12, 'orders', $1::text || i, $2::text || i, decode(repeat('00', $5::int), 'hex') from generate_series(1, $4::int) i`, id, key, hours, n, bytes)
+		}
+		schedule("bad", "k", 4, waiting, 1)
+		schedule("large", "k", 3, waiting, 9<<20)
+		schedule("good", "good", 2, 1, 9<<20)
+		looks := 0
+		for calls := 0; p.scheduled(t) > 2*waiting; calls++ {
+			if calls == 100 {
+				t.Fatal("the good one was not moved")
+			}
+			p.tap.sent()
+			p.moveWithin(t, usualLimit)
+			n := 0
+			for _, statement := range p.tap.sent() {
+				if strings.Contains(statement.text, "with free as materialized") {
+					n++
+				}
+			}
+			looks = max(looks, n)
+		}
+		if looks > waiting/2 {
+			t.Errorf("%d looks of one call passed %d over", looks, waiting)
+		}
+		p.exec(t, `drop function slow_insert cascade`)
 	})
 }
