@@ -27,7 +27,8 @@ type ReadRequest struct {
 	Bytes int // of each lane at most so many bytes of payload and metadata, but at least one row
 
 	// Known are the rows that the caller holds already; they are passed over. They
-	// are rows whose deletion has not committed before this read.
+	// are rows whose deletion has not committed before this read. Of rows with one id,
+	// PostgreSQL passes over the newest only.
 	Known []Known
 
 	// Busy are keys whose rows are to be passed over, because the caller has

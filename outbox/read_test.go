@@ -305,6 +305,8 @@ func TestRead_ReturnsANewRowThatHasAKnownID(t *testing.T) {
 		known[0].CreatedAt = known[0].CreatedAt.Add(-time.Microsecond) // of the row that was lost
 		known[1].CreatedAt = known[1].CreatedAt.In(time.FixedZone("elsewhere", 20_700))
 		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "3")
+		both := append([]outbox.Known{rows[0].Known()}, known...)
+		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: both}), "3")
 		// The time of one known row and the id of another are no known row.
 		known[0].CreatedAt, known[1].CreatedAt = rows[1].CreatedAt, rows[0].CreatedAt
 		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "2", "3")

@@ -184,7 +184,7 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 		d.now = d.now.Add(time.Minute)
 	}
 	const many = mostDueBytes / rowBytes
-	look(time.Millisecond, many, nil)
+	look(quickRead/2, many, nil)
 	if d.dueBytes.size != 2*firstDueBytes {
 		t.Errorf("%d bytes after a quick look that was full", d.dueBytes.size)
 	}

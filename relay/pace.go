@@ -17,6 +17,8 @@ func (p *pace) failed() { p.size, p.tried = max(p.least, p.size/4), 0 }
 // took learns from one that brought as much as it might.
 func (p *pace) took(took, quick time.Duration) {
 	switch {
+	case took <= quick/8: // eight times as long would still be quick
+		p.size, p.tried = min(8*p.size, p.most), 0
 	case took <= quick:
 		p.size, p.tried = min(2*p.size, p.most), 0
 	case p.tried > 0 && took > p.tried*3/2:
