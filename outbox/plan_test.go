@@ -57,7 +57,7 @@ func explained(t *testing.T, dsn string) (*sql.DB, *plans) {
 	t.Cleanup(func() { db.Close() })
 	for _, text := range []string{
 		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_level = notice`,
-		`set auto_explain.log_format = json`, `set auto_explain.log_analyze = on`, `set auto_explain.log_timing = off`, `set auto_explain.log_verbose = on`,
+		`set auto_explain.log_nested_statements = on`, `set auto_explain.log_format = json`, `set auto_explain.log_analyze = on`, `set auto_explain.log_timing = off`, `set auto_explain.log_verbose = on`,
 		`set client_min_messages = notice`,
 	} {
 		if _, err := db.ExecContext(t.Context(), text); err != nil {
@@ -143,7 +143,7 @@ func work(t *testing.T, queue *outbox.Queue) {
 		known = append(known, r.Known())
 	}
 	read(outbox.ReadRequest{Lanes: allLanes(), Rows: 400, Bytes: 1 << 20, Known: known, Busy: []string{"key 1", "key 2"}, Hollow: []string{"paused"}})
-	read(outbox.ReadRequest{Lanes: []int{7}, Rows: 1, Bytes: 1})
+	read(outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1})
 	for _, n := range []int{1, 500} {
 		if _, err := queue.Remove(ctx, refs(rows[:min(n, len(rows))])); err != nil {
 			t.Fatal(err)
@@ -167,6 +167,9 @@ cross join lateral (
 	limit 500
 ) m`
 
+// naiveRead is planned once.
+var naiveRead = strings.Replace(naiveLimited, "limit 500", "limit $2", 1)
+
 func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	t.Parallel()
 	// On a server where nobody else's changes make a session forget its plans.
@@ -187,7 +190,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	for _, text := range []string{
 		`prepare naive_limited as ` + p.expand(t, naiveLimited),
 		`set plan_cache_mode = force_generic_plan`,
-		`prepare naive_read as ` + read.text, `execute naive_read ` + read.values(),
+		`prepare naive_read as ` + p.expand(t, naiveRead), `execute naive_read ` + read.values(),
 		`prepare naive_remove as ` + remove.text, `execute naive_remove ` + remove.values(),
 	} {
 		if _, err := naive.ExecContext(t.Context(), text); err != nil {
@@ -225,20 +228,29 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			r.seen.take()
 			work(t, r.queue)
 			used := r.seen.take()
-			// Lanes of large messages are read twice, and a removal may
-			// concern two partitions.
-			if len(used) < 6 || len(used) > 8 {
-				t.Fatalf("%s, %s: %d plans, want those of 6 to 8 statements", situation, name, len(used))
+			// A read is a statement and the one in its function, lanes of large messages
+			// are read twice, and a removal may concern two partitions.
+			if len(used) < 9 || len(used) > 11 {
+				t.Fatalf("%s, %s: %d plans, want those of 9 to 11 statements", situation, name, len(used))
 			}
+			kept := 0
 			for _, plan := range used {
-				if bad := faults(t, plan); len(bad) > 0 {
+				bad := faults(t, plan)
+				if strings.Contains(plan, "unnest(lanes)") { // in the function: it can have no other plan
+					kept++
+					bad = slices.DeleteFunc(bad, func(what string) bool { return what == "generic" })
+				}
+				if len(bad) > 0 {
 					t.Errorf("%s, %s: %v in\n%s", situation, name, bad, plan)
 				}
+				// 100 rows of each lane cost 16,000 by estimate, a tenth of each lane 49,000,
+				// and five times that with a million rows, where compiling begins.
+				if strings.Contains(plan, "bytes_before") && totalCost(t, plan) > 30_000 {
+					t.Errorf("%s, %s: a read of large messages is expected to cost %v: the planner does not know its limit", situation, name, totalCost(t, plan))
+				}
 			}
-			// 100 rows of each lane cost 16,000 by estimate, a tenth of each lane 49,000,
-			// and five times that with a million rows, where compiling begins.
-			if cost := totalCost(t, used[0]); cost > 30_000 {
-				t.Errorf("%s, %s: the first read is expected to cost %v: the planner does not know its limit", situation, name, cost)
+			if kept != 3 {
+				t.Errorf("%s, %s: %d plans of reads, want 3", situation, name, kept)
 			}
 			// A look ahead goes through the table once, at most, and sorts what it has chosen.
 			begin := time.Now()
@@ -289,7 +301,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 		expectNoError(t, err)
 		bad := faults(t, plan)
 		t.Logf("a naive %s took %v: %v", name, time.Since(start), bad)
-		if !slices.Contains(bad, "generic") || !slices.Contains(bad, "Seq Scan") {
+		if !slices.Contains(bad, "Seq Scan") {
 			t.Errorf("the plan of a naive %s is good: the test shows nothing", name)
 		}
 	}

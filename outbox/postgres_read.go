@@ -15,20 +15,19 @@ import (
 	"github.com/lib/pq"
 )
 
-// Served by the primary keys (lane, id) of the ring's partitions, merged: a scan
-// of each lane from its start that stops after $2 rows. $3 and $4 are the known rows,
-// $5 the busy keys, $6 the topics whose rows come hollow: payload and metadata null.
-//
-// The snapshot is the statement's own, so every row that was committed before is
-// seen; among the rows of one key, whose producers serialise, a visible row
-// implies that every earlier one is visible or gone.
+// What a lane holds comes packed in one row. $1 are the lanes, $2 is the number of rows
+// of each, $3 and $4 are the known rows, $5 the busy keys, $6 the topics whose rows come
+// hollow: payload and metadata null. Rows with more than $7 bytes come without payload and
+// metadata; a lane with such a row is read again by postgresReadBulky. The migration that
+// makes the function says how it reads.
+const postgresRead = `select * from {{outbox_read}}($1, $2, $3, $4, $5, $6, $7)`
+
+// What the function reads of a lane, for the few that hold large rows.
 //
 // Planned at each execution (an unnamed statement): a plan kept from a time when
-// the table was empty scans and sorts. The arrays stand behind sub-selects, so
-// that planning does not weigh each element (36 ms with 4,000 known rows), and
-// "not in" is a hashed subplan on every version. That is built for each partition: with
-// 4,000 known rows it took longer than the read of as many. So they are sorted, and
-// looked up by bisection (width_bucket: where o.id would stand).
+// the table was empty scans and sorts, unless it may do neither. The arrays stand behind
+// sub-selects, so that planning does not weigh each element (36 ms with 4,000 known rows),
+// and "not in" is a hashed subplan on every version.
 //
 // The limit stands there twice. The inner one hides its number: where that is
 // above the rows that old statistics promise of a lane, the planner would fetch
@@ -54,30 +53,6 @@ const postgresLaneRows = `
 			limit (select $2::bigint)
 		) h
 		limit $2`
-
-// One row for each lane: a protocol message for each row of the outbox cost twice
-// as much on the way here, for both sides. Numbers have a fixed width, the texts
-// hold no NUL, and the lengths of the rest are among the numbers. Functions of
-// binary output need no parsing and give the same bytes through every driver.
-//
-// Rows with more than $7 bytes come without payload and metadata: so many rows
-// within a lane's bytes need no running sum. A lane with such a row is read again
-// by postgresReadBulky. A hollow row has the lengths -1 and 0.
-const postgresRead = `
-select l.lane, m.*
-from unnest($1::smallint[]) as l (lane)
-cross join lateral (
-	select
-		string_agg(int8send(f.id) || timestamptz_send(f.created_at) || tidsend(f.place)
-			|| int4send(coalesce(octet_length(f.payload), -1)) || int4send(coalesce(octet_length(f.metadata), 0)), ''),
-		string_agg(textsend(f.topic), decode('00', 'hex')),
-		string_agg(textsend(f.message_id), decode('00', 'hex')),
-		string_agg(textsend(f.key), decode('00', 'hex')),
-		string_agg(case when octet_length(f.payload) + octet_length(f.metadata) <= $7 then f.payload end, ''),
-		string_agg(case when octet_length(f.payload) + octet_length(f.metadata) <= $7 then f.metadata end, '')
-	from (` + postgresLaneRows + `
-	) f
-) m`
 
 // $7 is the byte budget of a lane. Hollow rows add nothing to the sum. A payload that
 // is larger than that stays where it is, so that no answer is too large for its time.

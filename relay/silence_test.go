@@ -131,7 +131,7 @@ var silences = []silencing{
 	{kind: "check", parts: []string{"pg_is_in_recovery()"}, when: starting, long: true},
 	{kind: "migrations", parts: []string{"{{migrations}}"}, when: starting, long: true},
 
-	{kind: "read", parts: []string{"string_agg(int8send(f.id)"}},
+	{kind: "read", parts: []string{"_read\"("}},
 	{kind: "look ahead", parts: []string{"with newest as materialized ("}, config: cram, long: true},
 	{kind: "flush", parts: []string{"update {{relay_workers}} set seen_until = seen_until where"}, config: durably, long: true},
 	{kind: "read of large rows", parts: []string{"select m.lane, int8send(m.id)"}, long: true},

@@ -1,0 +1,1 @@
+drop function {{outbox_read}}(smallint[], bigint, bigint[], bigint[], text[], text[], bigint);
