@@ -154,6 +154,7 @@ func TestHealth_AProbeReadsNoMessage(t *testing.T) {
 	pg := testserver.Postgres(t)
 	db, seen := testserver.Explained(t, pg.DSN)
 	p := newLot(t, db, pg.Config, 0)
+	p.exec(t, `set auto_explain.log_nested_statements = on`) // of the function that reads
 	p.fill(t, 1_000)
 	p.exec(t, `analyze {{outbox}}`)
 	p.exec(t, `analyze {{parked}}`)
