@@ -44,7 +44,7 @@ bench-long: ## the same with more repetitions and growth curves
 # SQLite is C in Go's clothes, whose every load the race detector would look at: five
 # times the processor time, for races that are not ours.
 test: ## every test of every module with -race; starts what is missing
-	exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=60m
+	exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=80m
 
 .PHONY: sim
 sim: ## drive the relay's engine through 50,000 random schedules (SCHEDULES=n; SEED=n for the first)

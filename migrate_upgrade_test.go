@@ -145,16 +145,7 @@ func (b *broker) times(id string) int {
 	return b.got[id]
 }
 
-// eventually waits for what a running worker does. It gives up when nothing was
-// seen for two minutes.
-func eventually(t *testing.T, what string, seen func() bool) {
-	t.Helper()
-	for end := time.Now().Add(2 * time.Minute); !seen(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: not seen", what)
-		}
-	}
-}
+var eventually = testserver.Eventually
 
 func publishOne(t *testing.T, box *outbox.Outbox, id string) {
 	t.Helper()

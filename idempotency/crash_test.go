@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // points of a request at which a process may die, or stand still.
@@ -124,7 +125,7 @@ func expectOnceThoughKilled(t *testing.T, p *place, groupSize int, point string)
 		return current.url
 	}
 	s.arm(syscall.SIGKILL, point)
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
 	defer cancel()
 	const copies = 8
 	requests := make([]request, min(groupSize, 6))
@@ -200,7 +201,7 @@ func TestTxMiddleware_AStaleOwnerIsRolledBackOnSQLite(t *testing.T) {
 
 func expectTakeover(t *testing.T, p *place, stale, taker *server) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()

@@ -92,7 +92,7 @@ func TestTxMiddleware_DatabaseGone(t *testing.T) {
 		}
 		expect503(q)
 		pg.Start()
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
 		a, err := q.settle(ctx, http.DefaultClient, func() string { return url }, "then")
 		cancel()
 		if err != nil || a.body != "then" {

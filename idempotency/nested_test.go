@@ -126,7 +126,9 @@ func TestDo_RecoversAResult(t *testing.T) {
 func TestWatermill_KeepsLargeResults(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		runs := 0
-		handler := newEngine(t, store, func(c *idempotency.Config) { c.MaxResponse = 1000 }).Watermill("c", nil)(func(m *message.Message) ([]*message.Message, error) {
+		handler := newEngine(t, store, func(c *idempotency.Config) {
+			c.MaxResponse, c.Timeout, c.Lease = 1000, testserver.Patience, 2*testserver.Patience
+		}).Watermill("c", nil)(func(m *message.Message) ([]*message.Message, error) {
 			runs++
 			size := 2000
 			if m.UUID == "huge" {

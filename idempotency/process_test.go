@@ -22,6 +22,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -199,13 +200,4 @@ func (e pointedEffects) Add(ctx context.Context, name string) error {
 	return e.sqlEffects.Add(ctx, name)
 }
 
-func eventually(t *testing.T, what string, done func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for !done() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waited in vain until %s", what)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
+var eventually = testserver.Eventually

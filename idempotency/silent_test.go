@@ -25,12 +25,7 @@ func (p *place) behindProxy(t *testing.T) (*place, *testserver.PostgresProxy) {
 	t.Cleanup(func() {
 		proxy.Cut()
 		// What was abandoned gives its connection back.
-		for end := time.Now().Add(time.Minute); db.Stats().InUse > 0 && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		if n := db.Stats().InUse; n != 0 {
-			t.Errorf("%d connections were not given back", n)
-		}
+		eventually(t, "all connections are given back", func() bool { return db.Stats().InUse == 0 })
 		_ = db.Close()
 	})
 	behind := *p
@@ -73,14 +68,10 @@ func TestTxMiddleware_AnswersWhenTheServerFallsSilent(t *testing.T) {
 			} else {
 				proxy.Cut()
 			}
-			for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
-				if a, err = q.send(t.Context(), http.DefaultClient, url, "again"); err == nil && a.status < 300 {
-					break
-				}
-				if time.Now().After(end) {
-					t.Fatalf("sent again: %v %v", a, err)
-				}
-			}
+			eventually(t, "it succeeds when it is sent again", func() bool {
+				a, err = q.send(t.Context(), http.DefaultClient, url, "again")
+				return err == nil && a.status < 300
+			})
 			if step == "commit" && a.body != "first" {
 				t.Errorf("the stored answer is %v", a)
 			}

@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A function of Config that cannot cope with a message is as good as a handler that
@@ -150,8 +151,8 @@ func TestGroups_GoOnWhenALeaderThatWasLeftBehindEnds(t *testing.T) {
 	}
 	select {
 	case <-busy: // the leader handles a group without itself
-	case <-time.After(5 * time.Second):
-		t.Fatal("the handler has not been reached in time")
+	case <-time.After(testserver.Patience):
+		t.Fatal("the handler has not been reached")
 	}
 	for i := range 51 {
 		send(fmt.Sprint("new ", i), now.Add(time.Hour))

@@ -127,16 +127,9 @@ func TestPostgres_CopyThatSeesTheFirstCommitIsADuplicateOrComesAgain(t *testing.
 // awaitLockWait returns once a statement on the inbox waits for a lock.
 func (p *place) awaitLockWait(t *testing.T) {
 	t.Helper()
-	for start := time.Now(); ; time.Sleep(time.Millisecond) {
-		n := p.count(t, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and strpos(query, '{{inbox}}') > 0`)
-		if n == 1 {
-			return
-		}
-		if time.Since(start) > 10*time.Second {
-			t.Error("nobody waits")
-			return
-		}
-	}
+	eventually(t, "one statement waits for a lock", func() bool {
+		return p.count(t, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and strpos(query, '{{inbox}}') > 0`) == 1
+	})
 }
 
 func TestInbox_DifferentMessagesDoNotWaitForEachOther(t *testing.T) {

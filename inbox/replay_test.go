@@ -108,11 +108,7 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 			expectNoError(t, err)
 			return len(left) == 3
 		}
-		for begin := time.Now(); !closed(); time.Sleep(10 * time.Millisecond) {
-			if time.Since(begin) > 20*time.Second {
-				t.Fatal("not replayed in time")
-			}
-		}
+		eventually(t, "all are replayed", closed)
 		stop()
 		if err := errors.Join(<-stopped, router.Close(), <-ended, pubsub.Close()); err != nil {
 			t.Error(err)

@@ -228,15 +228,7 @@ func TestInbox_ALongHandlerIsAFailure(t *testing.T) {
 	})
 }
 
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !t.Failed() && !ok(); time.Sleep(5 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Errorf("waited in vain until %s", what)
-			return
-		}
-	}
-}
+var eventually = testserver.Eventually
 
 // A note whose connection falls silent in the middle keeps its row for as long as the
 // server waits for its client, and no longer.

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -163,11 +162,7 @@ func TestInbox_ContextThatEndsRollsBack(t *testing.T) {
 			t.Error("no error")
 		}
 		p.expect(t, 0, 0, 0)
-		for start := time.Now(); p.db.Stats().InUse != 0; time.Sleep(time.Millisecond) {
-			if time.Since(start) > 10*time.Second {
-				t.Fatal("the connection was not given back")
-			}
-		}
+		eventually(t, "the connection is given back", func() bool { return p.db.Stats().InUse == 0 })
 		expectNoError(t, deliver(t, in, "a", effect))
 	})
 }

@@ -149,11 +149,7 @@ func TestInbox_CQRSOverSeveralHops(t *testing.T) {
 			expectNoError(t, err)
 			expectNoError(t, twice{broker}.Publish(name(&placed{}), msg))
 		}
-		for start := time.Now(); p.count(t, `select count(*) from effects`) < 4*orders; time.Sleep(5 * time.Millisecond) {
-			if time.Since(start) > 30*time.Second {
-				t.Fatalf("only %d effects", p.count(t, `select count(*) from effects`))
-			}
-		}
+		eventually(t, "all have their effects", func() bool { return p.count(t, `select count(*) from effects`) >= 4*orders })
 		expectNoError(t, router.Close())
 		cancel()
 		expectNoError(t, errors.Join(<-ended, <-ended, broker.Close()))
@@ -213,11 +209,7 @@ func TestSequence_EnforcesTheOrderOfAKey(t *testing.T) {
 		expectNoError(t, send("a", 6, " again with another id")) // outdated
 		p.expect(t, 4, 5, 0)
 		expectError(t, send("a", 10, ""), inbox.ErrGap)
-		for start := time.Now(); send("a", 10, "") != nil; time.Sleep(10 * time.Millisecond) {
-			if time.Since(start) > 10*time.Second {
-				t.Fatal("the gap is waited for without end")
-			}
-		}
+		eventually(t, "the gap is not waited for any longer", func() bool { return send("a", 10, "") == nil })
 		expectNoError(t, send("a", 9, "")) // too late
 		p.expect(t, 5, 7, 0)
 		// Without a key or a number nothing is enforced.

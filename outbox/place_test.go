@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"modernc.org/sqlite"
@@ -116,12 +115,7 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 	db.SetMaxIdleConns(8)
 	t.Cleanup(func() {
 		// database/sql rolls back what a context has ended on its own time.
-		for end := time.Now().Add(10 * time.Second); db.Stats().InUse > 0 && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		if n := db.Stats().InUse; n != 0 {
-			t.Errorf("%d connections were not given back", n)
-		}
+		eventually(t, "all connections are given back", func() bool { return db.Stats().InUse == 0 })
 		if err := db.Close(); err != nil {
 			t.Error(err)
 		}
@@ -280,14 +274,4 @@ func expectIDs(t *testing.T, rows []outbox.Row, want ...string) {
 	}
 }
 
-// eventually waits until ok returns true, or the test has failed. It may run on
-// any goroutine.
-func eventually(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(30 * time.Second); !t.Failed() && !ok(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Errorf("waited in vain until %s", what)
-			return
-		}
-	}
-}
+var eventually = testserver.Eventually

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -253,7 +254,7 @@ func TestPublish_NothingIsNoStatement(t *testing.T) {
 func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.db.SetMaxOpenConns(1)
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
 		defer cancel()
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Archive = func(ctx context.Context, _ []outbox.HistoryRow) error { return p.db.PingContext(ctx) }

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -80,7 +81,7 @@ func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 		})
 	}
 	// Only a run that has been everywhere means anything.
-	for end := time.Now().Add(90 * time.Second); !t.Failed() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(testserver.Patience); !t.Failed() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if r.truncated.Load() >= truncations && r.turns.Load() >= 8 && r.late.Load() >= 5 && r.rollbacks.Load() >= 5 {
 			break
 		}

@@ -13,6 +13,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -339,7 +340,7 @@ func expectWake(t *testing.T, wake <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-wake:
-	case <-time.After(10 * time.Second):
+	case <-time.After(testserver.Patience):
 		t.Error("nobody was woken")
 	}
 }

@@ -259,7 +259,7 @@ func TestParking_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
 // awaitBlocked waits until somebody waits for a server process.
 func (p *lot) awaitBlocked(t *testing.T, pid int) {
 	t.Helper()
-	eventuallyTrue(t, "somebody waits", func() bool {
+	eventually(t, "somebody waits", func() bool {
 		return p.count(t, `select count(*) from pg_stat_activity where $1 = any (pg_blocking_pids(pid))`, pid) > 0
 	})
 }

@@ -285,15 +285,6 @@ func expectErr(t testing.TB, err, want error) {
 	}
 }
 
-func eventuallyTrue(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Since(begin) > longTerm/2 {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
-}
-
 func TestParkingStore_FindsOtherTopicsAmongTheNewestRows(t *testing.T) {
 	eachLot(t, func(t *testing.T, p *lot) {
 		rows := p.publish(t, named(laneKey(1), 5)...)
@@ -316,3 +307,5 @@ func TestParkingStore_FindsOtherTopicsAmongTheNewestRows(t *testing.T) {
 		}
 	})
 }
+
+var eventually = testserver.Eventually

@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long a test waits for what must come.
-const patience = 3 * time.Minute
+const patience = testserver.Patience
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -248,14 +248,7 @@ func commitTo(t testing.TB, box *outbox.Outbox, topic string, msgs ...*message.M
 	}
 }
 
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > patience {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
-}
+var eventually = testserver.Eventually
 
 // unguarded lets the upkeep run without a lease.
 func unguarded(context.Context, *sql.Tx) (bool, error) { return true, nil }

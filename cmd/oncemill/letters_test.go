@@ -82,12 +82,7 @@ func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
 	}()
 	await := func(what string, args ...string) {
 		t.Helper()
-		deadline := time.Now().Add(time.Minute)
-		for !strings.Contains(run(0, args...), what) {
-			if time.Now().After(deadline) {
-				t.Fatalf("%v: no %q in time", args, what)
-			}
-		}
+		testserver.Eventually(t, fmt.Sprintf("%v prints %q", args, what), func() bool { return strings.Contains(run(0, args...), what) })
 	}
 	await("  a ", "letters")
 	await("  b ", "letters", "--topic", "orders")

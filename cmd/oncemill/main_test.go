@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -201,11 +200,7 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 		}
 		return n
 	}
-	for deadline := time.Now().Add(time.Minute); left() > 0; time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d messages are left", left())
-		}
-	}
+	testserver.Eventually(t, "all messages are relayed", func() bool { return left() == 0 })
 	var kept int
 	if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("outbox_history")).Scan(&kept); err != nil {
 		t.Fatal(err)

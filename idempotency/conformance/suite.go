@@ -80,7 +80,7 @@ func Cases() []Case {
 }
 
 // caseTimeout ends a case that hangs.
-const caseTimeout = 60 * time.Second
+const caseTimeout = 3 * time.Minute
 
 // Suite runs cases against one target.
 type Suite struct {

@@ -12,10 +12,11 @@ import (
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // patience is how long a test waits for what must come.
-const patience = 30 * time.Second
+const patience = testserver.Patience
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -82,14 +83,7 @@ func none(t testing.TB, out <-chan *message.Message) {
 	}
 }
 
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Since(begin) > patience {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
-}
+var eventually = testserver.Eventually
 
 // admin is a raw channel, in confirm mode, of a connection of its own.
 type admin struct {

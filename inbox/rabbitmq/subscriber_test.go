@@ -59,7 +59,7 @@ func TestMarshaler_InTheStockSubscriber(t *testing.T) {
 	msg := message.NewMessage("none", nil)
 	select {
 	case msg = <-handled:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 	}
 	if msg.UUID != "order-1" || string(msg.Payload) != "payload" || msg.Metadata.Get("attempt") != "7" {
 		t.Errorf("got %+v", msg)
@@ -67,7 +67,7 @@ func TestMarshaler_InTheStockSubscriber(t *testing.T) {
 	if death := msg.Metadata.Get("x-death"); !strings.Contains(death, `"reason":"expired"`) {
 		t.Errorf("x-death is %q", death)
 	}
-	for start := time.Now(); deliveries.Load() < 3 && time.Since(start) < 20*time.Second; {
+	for start := time.Now(); deliveries.Load() < 3 && time.Since(start) < patience; {
 		time.Sleep(5 * time.Millisecond)
 	}
 	if err := router.Close(); err != nil {
@@ -108,7 +108,7 @@ func publishForeign(t *testing.T, uri string, copies int) {
 		t.Fatal(err)
 	}
 	for range copies {
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
 		defer cancel()
 		confirm, err := channel.PublishWithDeferredConfirm("", "waiting", false, false, amqp091.Publishing{
 			MessageId: "order-1", Headers: amqp091.Table{"attempt": int32(7), "tags": []any{"a", int64(1)}}, Body: []byte("payload"),

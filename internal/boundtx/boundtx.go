@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -78,7 +79,7 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) { return t.line.BeginTx(own, db, options) })
 	if err != nil {
 		switch {
-		case ctx.Err() != nil && errors.Is(err, context.Canceled):
+		case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed)): // its end closes the connection
 			err = ctx.Err() // which may be a deadline: own only knows that it was canceled
 		case ctx.Err() == nil && own.Err() != nil:
 			err = bounded.ErrAbandoned

@@ -28,7 +28,7 @@ import (
 
 const (
 	producers = 4
-	patience  = 60 * time.Second
+	patience  = testserver.Patience
 )
 
 // TestWholeWay goes from a transaction over outbox, relay and RabbitMQ to an inbox
@@ -236,11 +236,4 @@ func list(t *testing.T, db *sql.DB, query string) (all []string) {
 	return all
 }
 
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(begin) > patience {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
-}
+var eventually = testserver.Eventually

@@ -181,3 +181,21 @@ func usable(t *testing.T, db *sql.DB) {
 	}
 	expectNames(t, db, 3)
 }
+
+// Each transaction does something, also where its beginning has used up the time for it.
+func TestWriteSlices_DoesSomethingInEachTransaction(t *testing.T) {
+	t.Parallel()
+	db := newDatabase(t)
+	const rows, most = 3, 30
+	done, transactions := 0, 0
+	err := sqlitetx.WriteSlices(t.Context(), db, func(_ *sql.Tx, over func() bool) (more bool, err error) {
+		transactions++
+		time.Sleep(300 * time.Millisecond) // a beginning that takes longer than a slice may
+		for ; done < rows && !over(); done++ {
+		}
+		return done < rows && transactions < most, nil
+	})
+	if err != nil || done < rows || transactions < rows {
+		t.Errorf("%d of %d done in %d transactions, %v", done, rows, transactions, err)
+	}
+}

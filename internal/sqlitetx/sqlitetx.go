@@ -74,12 +74,19 @@ func Write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx) 
 }
 
 // WriteSlices runs fn in transactions of the background, one after the other, until it
-// reports that nothing more is to be done. fn returns early, with more to do, when over
-// says so: others wait for the turn. What was committed stays when a later call fails.
+// reports that nothing more is to be done. fn does something, asks over, and returns with
+// more to do when that says so: others wait for the turn. The first answer in each
+// transaction is no, so that each does something, however long its beginning took. What
+// was committed stays when a later call fails.
 func WriteSlices(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) error {
 	for more := true; more; {
 		err := write(ctx, db, turn.Background, func(tx *sql.Tx, over func() bool) (err error) {
-			more, err = fn(tx, over)
+			asked := false
+			more, err = fn(tx, func() bool {
+				first := !asked
+				asked = true
+				return !first && over()
+			})
 			return err
 		})
 		if err != nil {

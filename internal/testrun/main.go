@@ -1,6 +1,6 @@
 // Command testrun runs the tests of every module of this repository with
-// go test -json and fails if any fails, is skipped without being listed, or if
-// a module has no test at all.
+// go test -json, one package at a time, and fails if any fails, is skipped without
+// being listed, or if a module has no test at all.
 //
 //	go run ./internal/testrun [-skips FILE] [flags of go test]
 //
@@ -16,11 +16,17 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 )
 
 func main() {
+	if len(os.Args) > 3 && os.Args[1] == turnFlag {
+		fmt.Fprintln(os.Stderr, "testrun:", takeTurn(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
 	if err := run(ctx, ".", os.Args[1:], os.Stdout); err != nil {
@@ -44,6 +50,16 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	turns, err := os.MkdirTemp("", "testrun")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(turns)
+	args = append([]string{"-exec", strings.Join([]string{self, turnFlag, filepath.Join(turns, "turn")}, " ")}, args...)
 	var total counts
 	var errs []error
 	for _, dir := range dirs {

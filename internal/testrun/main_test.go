@@ -1,12 +1,23 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 )
+
+// The test binary is what go test -exec is given as this command.
+func TestMain(m *testing.M) {
+	if len(os.Args) > 3 && os.Args[1] == turnFlag {
+		fmt.Fprintln(os.Stderr, takeTurn(os.Args[2], os.Args[3:]))
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
 
 // runIn makes a module of the files, runs its tests and returns the output and the error.
 func runIn(t *testing.T, files map[string]string, args ...string) (string, error) {
@@ -140,5 +151,35 @@ func TestPackages_ComeWithTheLargestTestsFirst(t *testing.T) {
 	got, err := packages(t.Context(), root)
 	if want := []string{"example.com/probe/b", "example.com/probe/c", "example.com/probe/a"}; err != nil || !slices.Equal(got, want) {
 		t.Errorf("%q, %v; want %q", got, err, want)
+	}
+}
+
+// Packages are tested one after the other: each finds the file of no other one.
+func TestRun_TestsOnePackageAtATime(t *testing.T) {
+	t.Parallel()
+	busy := filepath.Join(t.TempDir(), "busy")
+	files := map[string]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		files[name+"/"+name+"_test.go"] = "package " + name + `
+
+import (
+	"os"
+	"testing"
+	"time"
+)
+
+func TestIsAlone(t *testing.T) {
+	if err := os.Mkdir(` + strconv.Quote(busy) + `, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	if err := os.Remove(` + strconv.Quote(busy) + `); err != nil {
+		t.Fatal(err)
+	}
+}
+`
+	}
+	if out, err := runIn(t, files, "-p=3"); err != nil || !strings.Contains(out, "passed=3") {
+		t.Errorf("%v\n%s", err, out)
 	}
 }

@@ -112,9 +112,9 @@ func TestCodec_FromTransactionToEffect(t *testing.T) {
 		return wire >= orders+forgeries && refused >= forgeries && count(t, pg.DB) >= orders
 	}
 	for begin := time.Now(); !awaited(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > 60*time.Second || ctx.Err() != nil {
+		if time.Since(begin) > testserver.Patience || ctx.Err() != nil {
 			wire, refused := seen.count()
-			t.Errorf("after a minute %d deliveries, %d of them refused, %d effects", wire, refused, count(t, pg.DB))
+			t.Errorf("in the end %d deliveries, %d of them refused, %d effects", wire, refused, count(t, pg.DB))
 			break
 		}
 	}
@@ -223,7 +223,7 @@ func forge(t *testing.T, uri string, n int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
 		defer cancel()
 		if ok, err := confirm.WaitContext(ctx); !ok || err != nil {
 			t.Fatalf("confirmed: %t, %v", ok, err)

@@ -78,7 +78,7 @@ func intakeMain(text string) int {
 }
 
 // patience is how long a test waits for what must come.
-const patience = 3 * time.Minute
+const patience = testserver.Patience
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -149,14 +149,7 @@ func (s *service) owed(t testing.TB) int {
 	return s.count(t, `select count(*) from {{outbox}}`)
 }
 
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > patience {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
-}
+var eventually = testserver.Eventually
 
 // publisherFunc is a Watermill publisher.
 type publisherFunc func(topic string, msg *message.Message) error

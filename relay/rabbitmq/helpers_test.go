@@ -14,12 +14,13 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
 
 // patience is how long a test waits for what must come.
-const patience = 30 * time.Second
+const patience = testserver.Patience
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -125,14 +126,7 @@ func awaitReady(t testing.TB, sink *rabbitmq.Sink, want bool) {
 	eventually(t, fmt.Sprintf("Ready() == %v", want), func() bool { return sink.Ready() == want })
 }
 
-func eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(2 * time.Millisecond) {
-		if time.Since(begin) > patience {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
-}
+var eventually = testserver.Eventually
 
 // batch makes n messages of a lane with ids from first on.
 func batch(lane int, first, n int, topic string) []*relay.Message {
