@@ -40,7 +40,7 @@ type PgxTx[T interface{ RowsAffected() int64 }] interface {
 
 // FromPgx makes a [Tx] of a pgx.Tx:
 //
-//	box.Publisher(oncemill.FromPgx(tx)).Publish("orders", msg)
+//	box.Publish(ctx, oncemill.FromPgx(tx), "orders", msg)
 //
 // The type parameter is inferred. As with every Tx, ending the transaction
 // stays the caller's business: Commit and Rollback of the adapter refuse with

@@ -200,7 +200,7 @@ func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*mess
 	if topic == "" {
 		return ErrNoTopic
 	}
-	return in.cfg.Outbox.Publisher(borrowed).Publish(topic, produced...) //nolint:contextcheck // Watermill's Publish takes none; the messages and the transaction have theirs
+	return in.cfg.Outbox.Publish(ctx, borrowed, topic, produced...)
 }
 
 // claimFailed names a failure before the handler: whatever it is, the message has

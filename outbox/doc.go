@@ -9,7 +9,7 @@
 //		}
 //		msg := message.NewMessage(watermill.NewUUID(), payload)
 //		outbox.SetKey(msg, order.Customer)
-//		return box.Publisher(tx).Publish("orders", msg)
+//		return box.Publish(ctx, tx, "orders", msg)
 //	})
 //
 // A row of the outbox is a message that the broker has not confirmed; package
@@ -24,7 +24,7 @@
 // same transaction.
 //
 //	update account set ... where id = $1   -- serialises the key
-//	box.Publisher(tx).Publish(...)          -- its id is taken under that lock
+//	box.Publish(ctx, tx, ...)               -- its id is taken under that lock
 //
 // The other way round is wrong: of two transactions that publish first and then
 // wait for each other's row, the one with the later id may commit first. The

@@ -6,11 +6,11 @@ import (
 )
 
 var (
-	// ErrNoTx is returned by a context-bound publisher when the message's
-	// context carries no transaction. Put it there with oncemill.ContextWithTx,
-	// or publish inside RunInTx or an inbox handler, with a message whose
-	// context is theirs (message.SetContext).
-	ErrNoTx = errors.New("outbox: no transaction in the message's context; use oncemill.ContextWithTx and msg.SetContext")
+	// ErrNoTx is returned by Publish for a transaction that is nil, and by a
+	// context-bound publisher when the message's context carries none. Put it there
+	// with oncemill.ContextWithTx, or publish inside RunInTx or an inbox handler, with
+	// a message whose context is theirs (message.SetContext).
+	ErrNoTx = errors.New("outbox: no transaction; give Publish one, or put it into the message's context (oncemill.ContextWithTx, msg.SetContext)")
 
 	// ErrMixedTx is returned when messages of one Publish carry different
 	// transactions. Publish each transaction's messages in a call of its own. It is

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"bytes"
+	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -72,8 +73,9 @@ type Row struct {
 func (r Ref) Known() Known { return Known{ID: r.ID, CreatedAt: r.CreatedAt} }
 
 // newRow checks the message at position i and makes its row, without what
-// Config.Payload has yet to encode, and says whether it is for later.
-func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, delay, error) {
+// Config.Payload has yet to encode, and says whether it is for later. ctx is that of
+// the call.
+func (o *Outbox) newRow(ctx context.Context, i int, topic string, msg *message.Message) (Row, delay, error) {
 	if msg == nil {
 		return Row{}, delay{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
 	}
@@ -98,12 +100,12 @@ func (o *Outbox) newRow(i int, topic string, msg *message.Message) (Row, delay, 
 	if o.cfg.Payload != nil {
 		return row, wait, nil
 	}
-	row, err := o.fill(row, i, msg)
+	row, err := o.fill(traceOf(ctx, msg), row, i, msg)
 	return row, wait, err
 }
 
-// fill adds what of the message is stored as it is.
-func (o *Outbox) fill(row Row, i int, msg *message.Message) (Row, error) {
+// fill adds what of the message is stored as it is, and the trace of ctx.
+func (o *Outbox) fill(ctx context.Context, row Row, i int, msg *message.Message) (Row, error) {
 	bad := func(field, problem string) (Row, error) {
 		return Row{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
 	}
@@ -114,7 +116,7 @@ func (o *Outbox) fill(row Row, i int, msg *message.Message) (Row, error) {
 	if problem != "" {
 		return bad("metadata", problem)
 	}
-	metadata, problem := encodeMetadata(traced(msg.Context(), o.cfg.Propagator, kept))
+	metadata, problem := encodeMetadata(traced(ctx, o.cfg.Propagator, kept))
 	if problem != "" {
 		return bad("metadata", problem)
 	}
@@ -128,16 +130,16 @@ func (o *Outbox) fill(row Row, i int, msg *message.Message) (Row, error) {
 // encode fills rows with what Config.Payload makes of messages: copies, since the
 // caller may publish his again. It comes last, because it may put payloads into a
 // store.
-func (o *Outbox) encode(rows []Row, messages []*message.Message) error {
+func (o *Outbox) encode(ctx context.Context, rows []Row, messages []*message.Message) error {
 	if o.cfg.Payload == nil {
 		return nil
 	}
 	for i, msg := range messages {
-		encoded, err := o.cfg.Payload.Encode(msg.Context(), rows[i].Topic, rows[i].Key, msg)
+		encoded, err := o.cfg.Payload.Encode(ctx, rows[i].Topic, rows[i].Key, msg)
 		if err != nil {
 			return fmt.Errorf("outbox: message %d (id %q): %w", i, shorten(msg.UUID), err)
 		}
-		if rows[i], err = o.fill(rows[i], i, encoded); err != nil {
+		if rows[i], err = o.fill(traceOf(ctx, msg), rows[i], i, encoded); err != nil {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -157,20 +158,29 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 	return kept, ""
 }
 
+// traceOf returns the context whose trace a message goes on with: its own, if that has
+// a span, or that of the call.
+func traceOf(ctx context.Context, msg *message.Message) context.Context {
+	if trace.SpanContextFromContext(msg.Context()).IsValid() {
+		return msg.Context()
+	}
+	return ctx
+}
+
 // traced returns metadata with the trace of ctx, unless it has one.
 func traced(ctx context.Context, propagator propagation.TextMapPropagator, metadata message.Metadata) message.Metadata {
 	fields := propagator.Fields()
 	if len(fields) == 0 || metadata[fields[0]] != "" {
 		return metadata
 	}
-	trace := propagation.MapCarrier{}
-	propagator.Inject(ctx, trace)
-	if len(trace) == 0 {
+	carrier := propagation.MapCarrier{}
+	propagator.Inject(ctx, carrier)
+	if len(carrier) == 0 {
 		return metadata
 	}
 	if metadata = maps.Clone(metadata); metadata == nil {
 		metadata = message.Metadata{}
 	}
-	maps.Copy(metadata, trace)
+	maps.Copy(metadata, carrier)
 	return metadata
 }

@@ -189,20 +189,6 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	return &Outbox{db: db, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned)}, nil
 }
 
-// Publisher returns a Watermill publisher that writes in tx. It is cheap: make
-// one for each transaction. For a pgx.Tx see oncemill.FromPgx.
-func (o *Outbox) Publisher(tx oncemill.Tx) *Publisher {
-	return &Publisher{box: o, tx: tx}
-}
-
-// ContextPublisher returns a Watermill publisher that writes in the transaction
-// it finds in each message's context (oncemill.ContextWithTx), so that one bus
-// made at the start serves every transaction. A message without one is refused
-// with [ErrNoTx].
-func (o *Outbox) ContextPublisher() *Publisher {
-	return &Publisher{box: o}
-}
-
 // RunInTx runs fn in a transaction of its own, with the transaction also in the
 // context, commits, and wakes the relays of this process. An error of fn, or a
 // panic, rolls back. A serialization failure or a deadlock, in fn or at the

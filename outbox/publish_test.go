@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -374,6 +376,49 @@ func TestPublish_ObeysTheContextOfTheMessage(t *testing.T) {
 		msg := newMessage("a", "")
 		msg.SetContext(ctx)
 		expectError(t, p.box.Publisher(tx).Publish("orders", msg), context.Canceled)
+	})
+}
+
+func TestPublish_RunsUnderTheContextOfTheCall(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		tx, err := p.db.BeginTx(t.Context(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		expectError(t, p.box.Publish(ctx, tx, "orders", newMessage("a", "")), context.Canceled)
+	})
+}
+
+func TestPublish_WantsATransaction(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		for _, none := range []oncemill.Tx{nil, (*sql.Tx)(nil)} {
+			expectError(t, p.box.Publish(t.Context(), none, "orders", newMessage("a", "")), outbox.ErrNoTx)
+		}
+		expectIDs(t, p.read(t))
+	})
+}
+
+// A message goes on with its own trace, and one that has none with that of the call.
+func TestPublish_GoesOnWithTheTrace(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Propagator = propagation.TraceContext{} })
+		inTrace := func(id byte) context.Context {
+			return trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{id}, SpanID: trace.SpanID{id}}))
+		}
+		own, none := newMessage("own", ""), newMessage("none", "")
+		own.SetContext(inTrace(7))
+		p.inTx(t, func(tx *sql.Tx) { expectNoError(t, p.box.Publish(inTrace(9), tx, "orders", own, none)) })
+		for _, row := range p.read(t) {
+			metadata, err := outbox.DecodeMetadata(row.Metadata)
+			expectNoError(t, err)
+			want := map[string]string{"own": "00-07", "none": "00-09"}[row.MessageID]
+			if got := metadata.Get("traceparent"); !strings.HasPrefix(got, want) {
+				t.Errorf("%s goes on with %q, want %s", row.MessageID, got, want)
+			}
+		}
 	})
 }
 

@@ -1,6 +1,8 @@
 package outbox
 
 import (
+	"context"
+	"database/sql"
 	"fmt"
 	"reflect"
 
@@ -9,55 +11,55 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Publisher writes messages to the outbox, in a transaction that it does not
-// own. It implements Watermill's message.Publisher. A context-bound publisher
-// may be used by many goroutines at once; a transaction-bound one by as many as
-// its transaction allows, that is one.
-type Publisher struct {
-	box *Outbox
-	tx  oncemill.Tx // nil: taken from the message's context
-}
-
-var _ message.Publisher = (*Publisher)(nil)
-
-// Publish writes all messages with one INSERT, in their order, and those for
-// later ([SetDeliverAt], [SetDeliverAfter]) with one of their own. Bad messages are
-// reported as a [*MessageError], what Config.Payload cannot encode with an error
-// of package payload, both before any SQL is sent; an error of the database
-// leaves the caller's transaction to the caller, who has to roll it back.
+// Publish writes messages to the outbox in tx, which the caller began and ends: they
+// exist if and only if it commits. For a pgx.Tx see [oncemill.FromPgx]. As many
+// goroutines may call it at once as the transaction allows, that is one.
 //
-// A statement takes at most 10,000 messages (on SQLite, which has no round trips to
-// save, 100) and 8 MiB of payload and metadata; more of them take several.
-func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
+// ctx ends the statements, and is what Config.Payload works under. A message goes on
+// with the trace of its own context (message.SetContext), if that has a span, or else
+// with that of ctx.
+//
+// All messages are written with one INSERT, in their order, and those for later
+// ([SetDeliverAt], [SetDeliverAfter]) with one of their own. A statement takes at most
+// 10,000 messages (on SQLite, which has no round trips to save, 100) and 8 MiB of
+// payload and metadata; more of them take several.
+//
+// Bad messages are reported as a [*MessageError], what Config.Payload cannot encode
+// with an error of package payload, and a tx that is nil with [ErrNoTx], all before any
+// SQL is sent. An error of the database leaves the transaction to the caller, who has
+// to roll it back.
+func (o *Outbox) Publish(ctx context.Context, tx oncemill.Tx, topic string, messages ...*message.Message) error {
+	if isNil(tx) {
+		return ErrNoTx
+	}
 	if len(messages) == 0 {
 		return nil
 	}
 	all, waits := make([]Row, len(messages)), make([]delay, len(messages))
 	for i, msg := range messages {
 		var err error
-		if all[i], waits[i], err = p.box.newRow(i, topic, msg); err != nil {
+		if all[i], waits[i], err = o.newRow(ctx, i, topic, msg); err != nil {
 			return err
 		}
 	}
-	tx := p.tx
-	if tx == nil {
-		var err error
-		if tx, err = txOfMessages(messages); err != nil {
-			return err
-		}
-	}
-	if err := p.box.encode(all, messages); err != nil {
+	if err := o.encode(ctx, all, messages); err != nil {
 		return err
 	}
 	rows, later := apart(all, waits)
-	ctx := messages[0].Context()
-	if err := p.box.store.insert(ctx, tx, rows); err != nil {
+	if err := o.store.insert(ctx, tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)
 	}
-	if err := p.box.store.schedule(ctx, tx, later); err != nil {
+	if err := o.store.schedule(ctx, tx, later); err != nil {
 		return fmt.Errorf("outbox: schedule: %w", err)
 	}
 	return nil
+}
+
+// isNil reports that there is no transaction. A variable of type *sql.Tx that was never
+// set is none either.
+func isNil(tx oncemill.Tx) bool {
+	raw, ok := tx.(*sql.Tx)
+	return tx == nil || ok && raw == nil
 }
 
 // apart separates what is for now from what is for later.
@@ -73,12 +75,59 @@ func apart(all []Row, waits []delay) (now []Row, later []scheduledRow) {
 	return now, later
 }
 
+// Publisher is [Outbox.Publish] as a message.Publisher of Watermill, which has no
+// context: that of the first message counts. One that is bound to the context may be
+// used by many goroutines at once; one that is bound to a transaction by as many as
+// that allows, that is one.
+type Publisher struct {
+	box *Outbox
+	tx  oncemill.Tx // nil: taken from the message's context
+}
+
+var _ message.Publisher = (*Publisher)(nil)
+
+// Publisher returns a Watermill publisher that writes in tx. It is cheap: make one for
+// each transaction.
+func (o *Outbox) Publisher(tx oncemill.Tx) *Publisher {
+	return &Publisher{box: o, tx: tx}
+}
+
+// ContextPublisher returns a Watermill publisher that writes in the transaction that it
+// finds in each message's context (oncemill.ContextWithTx), so that one bus made at the
+// start serves every transaction. A message without one is refused with [ErrNoTx].
+func (o *Outbox) ContextPublisher() *Publisher {
+	return &Publisher{box: o}
+}
+
+// Publish is [Outbox.Publish] under the context of the first message.
+func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
+	if len(messages) == 0 {
+		return nil
+	}
+	tx := p.tx
+	if tx == nil {
+		var err error
+		if tx, err = txOfMessages(messages); err != nil {
+			return err
+		}
+	}
+	ctx := context.Background()
+	if messages[0] != nil { // Publish refuses it
+		ctx = messages[0].Context()
+	}
+	return p.box.Publish(ctx, tx, topic, messages...)
+}
+
 // Close does nothing: a Publisher holds nothing. The transaction stays open.
 func (p *Publisher) Close() error { return nil }
 
+// txOfMessages returns the transaction in the context of the messages.
 func txOfMessages(messages []*message.Message) (oncemill.Tx, error) {
 	var tx oncemill.Tx
 	for i, msg := range messages {
+		if msg == nil {
+			return nil, &MessageError{Index: i, Field: "message", Problem: "is nil"}
+		}
 		found, ok := oncemill.TxFromContext(msg.Context())
 		switch {
 		case !ok:

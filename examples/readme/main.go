@@ -50,7 +50,7 @@ func work(ctx context.Context, db *sql.DB, broker Broker, router *message.Router
 			if _, err := tx.ExecContext(ctx, `insert into orders values ('order-1', 'tea')`); err != nil {
 				return err
 			}
-			return box.Publisher(tx).Publish("orders", message.NewMessage(watermill.NewUUID(), []byte("tea")))
+			return box.Publish(ctx, tx, "orders", message.NewMessage(watermill.NewUUID(), []byte("tea")))
 		})
 	})
 	return group.Wait()

@@ -62,11 +62,11 @@ func deadTopics(ctx context.Context, b *bench) ([]result, error) {
 func publishDeadTopics(ctx context.Context, box *outbox.Outbox) error {
 	const each = 1000
 	for first := 0; first < deadTopicsCount; first += each {
-		err := box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+		err := box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 			var errs []error
 			for i := first; i < first+each; i++ {
 				msg := message.NewMessage("dead-"+strconv.Itoa(i), make([]byte, payloadSize))
-				errs = append(errs, box.Publisher(tx).Publish("bench.reply."+strconv.Itoa(i), msg))
+				errs = append(errs, box.Publish(ctx, tx, "bench.reply."+strconv.Itoa(i), msg))
 			}
 			return errors.Join(errs...)
 		})

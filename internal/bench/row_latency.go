@@ -189,14 +189,14 @@ func (b *bench) oursPaced(rate int, beside func(ctx context.Context, box *outbox
 // publishTo publishes some messages in a transaction.
 func (b *bench) publishTo(box *outbox.Outbox) func(ctx context.Context, first, end int) error {
 	return func(ctx context.Context, first, end int) error {
-		return box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
+		return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 			msgs := make([]*message.Message, 0, end-first)
 			for i := first; i < end; i++ {
 				msg := message.NewMessage(b.traffic.id(i), b.traffic.payload(i))
 				outbox.SetKey(msg, b.traffic.key(i))
 				msgs = append(msgs, msg)
 			}
-			return box.Publisher(tx).Publish(topic, msgs...)
+			return box.Publish(ctx, tx, topic, msgs...)
 		})
 	}
 }

@@ -42,7 +42,7 @@ func publish(ctx context.Context, b *bench) ([]result, error) {
 			}
 			msg := message.NewMessage(b.traffic.id(i), b.traffic.payload(i))
 			outbox.SetKey(msg, b.traffic.key(i))
-			return box.Publisher(tx).Publish(topic, msg)
+			return box.Publish(ctx, tx, topic, msg)
 		})
 	})
 	plain := b.transactions("plain INSERT", `plain_outbox`, func(ctx context.Context, i int) error {

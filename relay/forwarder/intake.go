@@ -336,7 +336,6 @@ func (in *Intake) move(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row)
 // publish writes messages of one topic after another with one insert, up to the
 // first that cannot be moved.
 func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row) (moved int, err error) {
-	to := in.box.Publisher(tx)
 	for moved < len(rows) {
 		var topic string
 		var run []*message.Message
@@ -352,13 +351,12 @@ func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.R
 			}
 			topic = of
 			outbox.SetKey(msg, in.cfg.Key(of, msg))
-			msg.SetContext(ctx)
 			run = append(run, msg)
 		}
-		err := to.Publish(topic, run...) //nolint:contextcheck // the messages have it
+		err := in.box.Publish(ctx, tx, topic, run...)
 		if refused := (*outbox.MessageError)(nil); errors.As(err, &refused) {
 			// Nothing was sent; what stands before it is good.
-			if again := to.Publish(topic, run[:refused.Index]...); again != nil { //nolint:contextcheck // as above
+			if again := in.box.Publish(ctx, tx, topic, run[:refused.Index]...); again != nil {
 				return 0, again
 			}
 			return moved + refused.Index, err
