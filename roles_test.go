@@ -214,7 +214,7 @@ func (s *shop) theLetter(t *testing.T, messageID string) *dlq.Letter {
 	var page []*dlq.Letter
 	eventually(t, "the letter of "+messageID, func() (seen bool) {
 		var err error
-		if page, err = s.letters.List(t.Context(), dlq.Filter{MessageID: messageID, States: []dlq.State{dlq.Dead}}); err != nil {
+		if page, err = s.letters.List(t.Context(), dlq.Filter{MessageID: messageID, States: []dlq.State{dlq.StateDead}}); err != nil {
 			t.Fatal(err)
 		}
 		return len(page) == 1
@@ -278,7 +278,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	replay := s.broker.published("soon")
 	s.consume(t, replay[len(replay)-1], false)
 	s.consume(t, replay[len(replay)-1], false)
-	if l, err := s.letters.Get(t.Context(), dead.ID); err != nil || l.State != dlq.Replayed || l.Version != 3 {
+	if l, err := s.letters.Get(t.Context(), dead.ID); err != nil || l.State != dlq.StateReplayed || l.Version != 3 {
 		t.Errorf("after its replay: %+v, %v", l, err)
 	}
 	if n := count(t, s.admin, `select count(*) from oncemill.effects`); n != 2 {

@@ -25,7 +25,7 @@ func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
 		if !slices.Equal(accepted, []int64{dead, held, consumers}) {
 			t.Errorf("accepted %v of %v", accepted, ids)
 		}
-		p.expectStates(t, []int64{dead, held, consumers, other}, dlq.Replaying, dlq.Replaying, dlq.Replaying, dlq.Dead)
+		p.expectStates(t, []int64{dead, held, consumers, other}, dlq.StateReplaying, dlq.StateReplaying, dlq.StateReplaying, dlq.StateDead)
 		l, err := p.Get(t.Context(), dead)
 		must(t, err)
 		if l.Version != 2 || l.Act != ada || l.ActedAt.Before(l.DiedAt) || !l.ClosedAt.IsZero() {
@@ -34,13 +34,13 @@ func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
 		// Again, by another one, with one that is not there and one that is new.
 		accepted, err = p.Replay(t.Context(), []int64{dead, 99, other}, dlq.Act{By: "bob"})
 		var state *dlq.StateError
-		if !errors.As(err, &state) || *state != (dlq.StateError{ID: dead, State: dlq.Replaying, Deed: "replayed"}) || !errors.Is(err, dlq.ErrNotFound) || !slices.Equal(accepted, []int64{other}) {
+		if !errors.As(err, &state) || *state != (dlq.StateError{ID: dead, State: dlq.StateReplaying, Deed: "replayed"}) || !errors.Is(err, dlq.ErrNotFound) || !slices.Equal(accepted, []int64{other}) {
 			t.Errorf("accepted %v, %v", accepted, err)
 		}
 		if l, err := p.Get(t.Context(), dead); err != nil || l.Act != ada || l.Version != 2 {
 			t.Errorf("the second command left %+v, %v", l, err)
 		}
-		if err := p.Discard(t.Context(), held, ada); !errors.As(err, &state) || state.State != dlq.Replaying || state.Deed != "discarded" {
+		if err := p.Discard(t.Context(), held, ada); !errors.As(err, &state) || state.State != dlq.StateReplaying || state.Deed != "discarded" {
 			t.Errorf("a discard of what is being replayed: %v", err)
 		}
 	})
@@ -61,7 +61,7 @@ func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
 				t.Errorf("letter %d of %q: ended %v", c.id, c.consumer, ended)
 			}
 		}
-		p.expectStates(t, []int64{replaying, dead, relays}, dlq.Replayed, dlq.Dead, dlq.Replaying)
+		p.expectStates(t, []int64{replaying, dead, relays}, dlq.StateReplayed, dlq.StateDead, dlq.StateReplaying)
 		l, err := p.Get(t.Context(), replaying)
 		must(t, err)
 		if l.Version != 3 || l.Act != ada || l.ClosedAt.IsZero() {
@@ -86,15 +86,15 @@ func TestStore_ADiscardEndsWhatNobodyHolds(t *testing.T) {
 		if _, err := p.Replay(t.Context(), ids, dlq.Act{}); !errors.Is(err, dlq.ErrNoActor) {
 			t.Errorf("by nobody: %v", err)
 		}
-		p.expectStates(t, ids, dlq.Dead, dlq.Held, dlq.Dead)
+		p.expectStates(t, ids, dlq.StateDead, dlq.StateHeld, dlq.StateDead)
 		for _, id := range ids {
 			must(t, p.Discard(t.Context(), id, ada))
 		}
-		p.expectStates(t, ids, dlq.Discarded, dlq.Discarding, dlq.Discarded)
+		p.expectStates(t, ids, dlq.StateDiscarded, dlq.StateDiscarding, dlq.StateDiscarded)
 		for _, id := range ids {
 			l, err := p.Get(t.Context(), id)
 			must(t, err)
-			if l.Act != ada || l.ClosedAt.IsZero() != (l.State == dlq.Discarding) {
+			if l.Act != ada || l.ClosedAt.IsZero() != (l.State == dlq.StateDiscarding) {
 				t.Errorf("after the discard: %+v", l)
 			}
 			var state *dlq.StateError

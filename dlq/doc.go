@@ -3,7 +3,7 @@
 //
 //	letters, err := dlq.New(db, dlq.Config{})
 //	...
-//	page, err := letters.List(ctx, dlq.Filter{States: []dlq.State{dlq.Dead, dlq.Held}, Topic: "orders"})
+//	page, err := letters.List(ctx, dlq.Filter{States: []dlq.State{dlq.StateDead, dlq.StateHeld}, Topic: "orders"})
 //	...
 //	accepted, err := letters.Replay(ctx, []int64{page[0].ID}, dlq.Act{By: "ada", Reason: "queue made"})
 //

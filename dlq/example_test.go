@@ -18,7 +18,7 @@ func ExampleStore_Replay() {
 			return err
 		}
 		filter := dlq.Filter{
-			States: []dlq.State{dlq.Dead, dlq.Held}, Topic: "orders", Reason: "unroutable",
+			States: []dlq.State{dlq.StateDead, dlq.StateHeld}, Topic: "orders", Reason: "unroutable",
 			From: time.Now().Add(-time.Hour), OldestFirst: true,
 		}
 		for {

@@ -17,23 +17,23 @@ type State string
 
 // The states of a letter.
 const (
-	Dead       State = "dead"
-	Held       State = "held"
-	Replaying  State = "replaying"
-	Discarding State = "discarding"
-	Replayed   State = "replayed"
-	Discarded  State = "discarded"
+	StateDead       State = "dead"
+	StateHeld       State = "held"
+	StateReplaying  State = "replaying"
+	StateDiscarding State = "discarding"
+	StateReplayed   State = "replayed"
+	StateDiscarded  State = "discarded"
 )
 
-var states = []State{Dead, Held, Replaying, Discarding, Replayed, Discarded}
+var states = []State{StateDead, StateHeld, StateReplaying, StateDiscarding, StateReplayed, StateDiscarded}
 
 // Source is who wrote a letter.
 type Source string
 
 // The sources of letters.
 const (
-	Relay    Source = "relay"    // could not be published
-	Consumer Source = "consumer" // could not be handled
+	FromRelay    Source = "relay"    // could not be published
+	FromConsumer Source = "consumer" // could not be handled
 )
 
 // Letter is a message that was given up, and why. All times are the database's.

@@ -84,7 +84,7 @@ func (f Filter) driver() string {
 		return "key"
 	case f.Fingerprint != "":
 		return "fingerprint"
-	case len(f.States) == 1 && (f.States[0] == Replaying || f.States[0] == Discarding): // it passes
+	case len(f.States) == 1 && (f.States[0] == StateReplaying || f.States[0] == StateDiscarding): // it passes
 		return "state"
 	case f.Consumer != "":
 		return "consumer"

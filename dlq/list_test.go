@@ -43,9 +43,9 @@ func TestStore_ListsByEachFilter(t *testing.T) {
 		}{
 			"all":                {dlq.Filter{}, []int{5, 4, 3, 2, 1, 0}},
 			"oldest first":       {dlq.Filter{OldestFirst: true}, []int{0, 1, 2, 3, 4, 5}},
-			"state":              {dlq.Filter{States: []dlq.State{dlq.Dead}}, []int{4, 2, 0}},
-			"states":             {dlq.Filter{States: []dlq.State{dlq.Held, dlq.Replayed}, OldestFirst: true}, []int{1, 5}},
-			"source":             {dlq.Filter{Source: dlq.Consumer}, []int{3, 2}},
+			"state":              {dlq.Filter{States: []dlq.State{dlq.StateDead}}, []int{4, 2, 0}},
+			"states":             {dlq.Filter{States: []dlq.State{dlq.StateHeld, dlq.StateReplayed}, OldestFirst: true}, []int{1, 5}},
+			"source":             {dlq.Filter{Source: dlq.FromConsumer}, []int{3, 2}},
 			"consumer":           {dlq.Filter{Consumer: "stock"}, []int{2}},
 			"topic":              {dlq.Filter{Topic: "bills"}, []int{5, 4}},
 			"key":                {dlq.Filter{Key: "k1"}, []int{3, 1}},
@@ -54,7 +54,7 @@ func TestStore_ListsByEachFilter(t *testing.T) {
 			"fingerprint":        {dlq.Filter{Fingerprint: "cafe"}, []int{5}},
 			"from":               {dlq.Filter{From: time.Now().Add(-6*time.Hour - time.Minute)}, []int{5, 4, 3}},
 			"until":              {dlq.Filter{Until: time.Now().Add(-6*time.Hour + time.Minute)}, []int{3, 2, 1, 0}},
-			"some of each":       {dlq.Filter{Source: dlq.Relay, Topic: "bills", States: []dlq.State{dlq.Dead, dlq.Held}}, []int{4}},
+			"some of each":       {dlq.Filter{Source: dlq.FromRelay, Topic: "bills", States: []dlq.State{dlq.StateDead, dlq.StateHeld}}, []int{4}},
 			"nothing is like it": {dlq.Filter{Key: "k1", Topic: "bills"}, nil},
 		}
 		for name, c := range cases {
@@ -111,9 +111,9 @@ func TestStore_GetTellsAllAListTellsLittle(t *testing.T) {
 		p.exec(t, `update {{dead_letters}} set created_at = null, stack = 'main.go:1', trace_id = 'cafe', metadata = $1 where source = 'consumer'`, []byte("not JSON"))
 		l, err := p.Get(t.Context(), relays)
 		must(t, err)
-		if l.Source != dlq.Relay || l.Lane != 3 || l.RowID != 77 || l.Consumer != "" || l.Topic != "orders" || l.MessageID != "m" || l.Key != "k" ||
+		if l.Source != dlq.FromRelay || l.Lane != 3 || l.RowID != 77 || l.Consumer != "" || l.Topic != "orders" || l.MessageID != "m" || l.Key != "k" ||
 			string(l.Payload) != "payload" || l.Size != 7 || l.Reason != "refused" || l.Error != "no queue" || l.Tries != 3 || l.Fingerprint != "f" ||
-			l.TraceID != "0af7651916cd43dd8448eb211c80319c" || l.State != dlq.Dead || l.Version != 1 {
+			l.TraceID != "0af7651916cd43dd8448eb211c80319c" || l.State != dlq.StateDead || l.Version != 1 {
 			t.Errorf("got %+v", l)
 		}
 		if d := l.DiedAt.Sub(l.CreatedAt); d < 59*time.Minute || d > 61*time.Minute || !l.ActedAt.IsZero() || !l.ClosedAt.IsZero() {
@@ -128,7 +128,7 @@ func TestStore_GetTellsAllAListTellsLittle(t *testing.T) {
 		}
 		l, err = p.Get(t.Context(), consumers)
 		must(t, err)
-		if l.Source != dlq.Consumer || l.Lane != -1 || l.RowID != 0 || l.Consumer != "stock" || !l.CreatedAt.IsZero() || l.Stack != "main.go:1" || l.TraceID != "cafe" || l.Metadata != nil {
+		if l.Source != dlq.FromConsumer || l.Lane != -1 || l.RowID != 0 || l.Consumer != "stock" || !l.CreatedAt.IsZero() || l.Stack != "main.go:1" || l.TraceID != "cafe" || l.Metadata != nil {
 			t.Errorf("got %+v", l)
 		}
 		list, err := p.List(t.Context(), dlq.Filter{})

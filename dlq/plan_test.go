@@ -28,7 +28,7 @@ func narrow() map[string]dlq.Filter {
 		"fingerprint": {Fingerprint: "f7"},
 		"consumer":    {Consumer: "consumer 7", OldestFirst: true},
 		"topic":       {Topic: "topic 7"},
-		"state":       {States: []dlq.State{dlq.Replayed}},
+		"state":       {States: []dlq.State{dlq.StateReplayed}},
 		"time":        {From: now.Add(-300 * time.Minute), Until: now.Add(-200 * time.Minute)},
 		"cursor":      {After: dlq.Cursor{DiedAt: now.Add(-300 * time.Minute), ID: 1}},
 	}
@@ -59,7 +59,7 @@ func TestPlans_ListsLookAtWhatTheyReturn(t *testing.T) {
 	if _, err := p.Forget(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	replaying, err := p.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Replaying}, Source: dlq.Consumer, OldestFirst: true})
+	replaying, err := p.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.StateReplaying}, Source: dlq.FromConsumer, OldestFirst: true})
 	if err != nil || len(replaying) != 3 {
 		t.Fatalf("%d letters are to be replayed, %v", len(replaying), err)
 	}

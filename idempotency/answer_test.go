@@ -96,9 +96,9 @@ func TestMiddleware_FailuresWithoutEffectReleaseTheKey(t *testing.T) {
 			policy   idempotency.FailurePolicy
 			want     string
 		}{
-			{false, idempotency.OutcomeUnknown, "outcome-unknown"},
-			{true, idempotency.OutcomeUnknown, ""},
-			{false, idempotency.ReleaseKey, ""},
+			{false, idempotency.FailedUnknown, "outcome-unknown"},
+			{true, idempotency.FailedUnknown, ""},
+			{false, idempotency.FailedRelease, ""},
 		} {
 			runs := 0
 			handler := newEngine(t, &idempotency.MemoryStore{}, func(cfg *idempotency.Config) {
@@ -133,7 +133,7 @@ func TestMiddleware_WaitsThoughTheFirstFails(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var runs atomic.Int64
 		handler := p.engine(t, func(c *idempotency.Config) {
-			c.InProgress, c.WaitTimeout = idempotency.Wait, 30*time.Second
+			c.InProgress, c.WaitTimeout = idempotency.InProgressWait, 30*time.Second
 		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			n := runs.Add(1)
 			time.Sleep(100 * time.Millisecond)
@@ -186,8 +186,8 @@ func TestMiddleware_ASpoiltCacheCostsADetour(t *testing.T) {
 			"empty":               func(r *idempotency.Record) { r.Response = nil },
 			"of another request":  func(r *idempotency.Record) { r.Fingerprint[5]++ },
 			"of another key":      func(r *idempotency.Record) { r.ID[5]++ },
-			"that is not done":    func(r *idempotency.Record) { r.State = idempotency.Started },
-			"which is not stored": func(r *idempotency.Record) { r.State = idempotency.NotReplayable },
+			"that is not done":    func(r *idempotency.Record) { r.State = idempotency.StateStarted },
+			"which is not stored": func(r *idempotency.Record) { r.State = idempotency.StateNotReplayable },
 		} {
 			spoilt := good
 			spoil(&spoilt)
@@ -206,7 +206,7 @@ func TestStatus_TellsReleasedFromUnknown(t *testing.T) {
 	for released, want := range map[bool]string{true: "absent", false: "interrupted"} {
 		goOn, running := make(chan struct{}), make(chan struct{})
 		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
-			c.StatusPath, c.InProgress = "/status/", idempotency.Accepted
+			c.StatusPath, c.InProgress = "/status/", idempotency.InProgressAccepted
 		})
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			close(running)

@@ -288,7 +288,7 @@ func filesIn(t *testing.T, dir string) (names []string) {
 func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {
-			c.Timeout, c.Lease, c.Crashed = 100*time.Millisecond, time.Second, idempotency.TakeOver
+			c.Timeout, c.Lease, c.Crashed = 100*time.Millisecond, time.Second, idempotency.CrashedTakeOver
 		})
 		var running, most, runs atomic.Int64
 		work := func() {

@@ -231,7 +231,7 @@ func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
 	of := in.claim.binding()
 	c.Location = in.codec.encodeText(of, "location", c.Location)
 	c.ResourceID = in.codec.encodeText(of, "resource id", c.ResourceID)
-	if c.State == NotReplayable {
+	if c.State == StateNotReplayable {
 		return c, nil
 	}
 	c.Response, err = in.codec.encode(of, plain)

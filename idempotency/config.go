@@ -23,13 +23,12 @@ import (
 // outstanding.
 const Unlimited = -1
 
-// Config configures an Engine. Only Scope is needed, and that only for HTTP. An
-// engine is cheap: make one for each kind of route that needs another Config, on
-// one store.
+// Config configures an Engine. Only Scope is needed. An engine is cheap: make one for
+// each kind of route that needs another Config, on one store.
 type Config struct {
 	// Scope returns whose key it is. It runs for each request, after the
-	// application's authentication. An error answers with 500 and is logged.
-	// Required for HTTP; see SingleTenant.
+	// application's authentication. An error answers with 500 and is logged. Needed;
+	// see SingleTenant. Commands and Watermill handlers say it themselves.
 	Scope func(*http.Request) (Scope, error)
 
 	// Secret makes the stored hashes of keys an HMAC, so that short keys cannot
@@ -91,15 +90,15 @@ type Config struct {
 
 	// Crashed says what Middleware does with a key whose run has an unknown outcome:
 	// its process died, or it failed (see Failed). With TxMiddleware the outcome
-	// is known: there was no effect. Default: Ambiguous.
+	// is known: there was no effect. Default: CrashedUnknown.
 	Crashed CrashPolicy
 
 	// Failed says what a handler in Middleware that panics, answers with 5xx or takes
 	// longer than Timeout leaves behind, and a command in Do that returns an error, where
-	// they have not called [NoEffect]. Default: OutcomeUnknown.
+	// they have not called [NoEffect]. Default: FailedUnknown.
 	Failed FailurePolicy
 
-	// Recover finds out what happened, for the policy Recover.
+	// Recover finds out what happened, for CrashedRecover.
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
 	// MaxOutstanding is how many running keys a caller (tenant and principal) may
@@ -109,10 +108,10 @@ type Config struct {
 	MaxOutstanding int
 
 	// InProgress says how a copy of a running request is answered. Default:
-	// Conflict.
+	// InProgressConflict.
 	InProgress InProgressPolicy
 
-	// WaitTimeout is how long the policy Wait waits, also for copies that run after one
+	// WaitTimeout is how long InProgressWait waits, also for copies that run after one
 	// that failed. Default: 10 s.
 	WaitTimeout time.Duration
 
@@ -124,7 +123,7 @@ type Config struct {
 	ReusedStatus int
 
 	// StatusPath is the path under which StatusHandler is served, ending in a
-	// slash. It is needed by the policy Accepted, and named in other answers.
+	// slash. It is needed by InProgressAccepted, and named in other answers.
 	// Default: none.
 	StatusPath string
 
@@ -244,6 +243,9 @@ func (c Config) resolve() (Config, error) {
 			bad(field, strconv.Itoa(*value), fmt.Sprintf("must be %d to %d, or 0 for %d", least, most, fallback))
 		}
 	}
+	if c.Scope == nil {
+		bad("Scope", "nil", "is needed: it keeps callers' keys apart; idempotency.SingleTenant() where there is one caller")
+	}
 	const year = 366 * 24 * time.Hour
 	duration("Timeout", &c.Timeout, 25*time.Second, time.Millisecond, time.Hour)
 	duration("Lease", &c.Lease, max(30*time.Second, c.Timeout+c.Timeout/5), time.Second, 2*time.Hour)
@@ -296,23 +298,23 @@ func (c Config) resolve() (Config, error) {
 	if c.Body != BodyRaw && c.Body != BodyJSON {
 		bad("Body", strconv.Itoa(int(c.Body)), "must be BodyRaw or BodyJSON")
 	}
-	if c.Crashed < Ambiguous || c.Crashed > Recover {
-		bad("Crashed", strconv.Itoa(int(c.Crashed)), "must be Ambiguous, TakeOver or Recover")
+	if c.Crashed < CrashedUnknown || c.Crashed > CrashedRecover {
+		bad("Crashed", strconv.Itoa(int(c.Crashed)), "must be CrashedUnknown, CrashedTakeOver or CrashedRecover")
 	}
-	if c.Failed != OutcomeUnknown && c.Failed != ReleaseKey {
-		bad("Failed", strconv.Itoa(int(c.Failed)), "must be OutcomeUnknown or ReleaseKey")
+	if c.Failed != FailedUnknown && c.Failed != FailedRelease {
+		bad("Failed", strconv.Itoa(int(c.Failed)), "must be FailedUnknown or FailedRelease")
 	}
-	if (c.Crashed == Recover) != (c.Recover != nil) {
-		bad("Recover", strconv.FormatBool(c.Recover != nil), "belongs to the policy Recover in Crashed, which needs it")
+	if (c.Crashed == CrashedRecover) != (c.Recover != nil) {
+		bad("Recover", strconv.FormatBool(c.Recover != nil), "belongs to Crashed: CrashedRecover, which needs it")
 	}
-	if c.InProgress < Conflict || c.InProgress > Wait {
-		bad("InProgress", strconv.Itoa(int(c.InProgress)), "must be Conflict, TooEarly, TooManyRequests, Accepted or Wait")
+	if c.InProgress < InProgressConflict || c.InProgress > InProgressWait {
+		bad("InProgress", strconv.Itoa(int(c.InProgress)), "must be InProgressConflict, InProgressTooEarly, InProgressTooManyRequests, InProgressAccepted or InProgressWait")
 	}
 	if c.StatusPath != "" && (c.StatusPath[0] != '/' || !strings.HasSuffix(c.StatusPath, "/")) {
 		bad("StatusPath", strconv.Quote(c.StatusPath), "must begin and end with a slash")
 	}
-	if c.InProgress == Accepted && c.StatusPath == "" {
-		bad("StatusPath", `""`, "is needed by the policy Accepted")
+	if c.InProgress == InProgressAccepted && c.StatusPath == "" {
+		bad("StatusPath", `""`, "is needed by InProgressAccepted")
 	}
 	switch c.ReusedStatus {
 	case 0:

@@ -29,7 +29,7 @@ func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
 	patient, cancel := in.patient(ctx)
 	defer cancel()
 	record, v, err := in.tryClaim(patient)
-	if v != inProgress || in.cfg.InProgress != Wait {
+	if v != inProgress || in.cfg.InProgress != InProgressWait {
 		return record, v, err
 	}
 	return in.wait(ctx)
@@ -95,7 +95,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			in.own(record)
 			in.count(ctx, in.telemetry.takeovers, 0)
 			in.log(ctx, slog.LevelWarn, "key taken over", slog.Int64("fence", record.Owner.Fence))
-			if !in.transactional && in.cfg.Crashed == Recover {
+			if !in.transactional && in.cfg.Crashed == CrashedRecover {
 				return record, recoverFirst, nil
 			}
 			return record, run, nil
@@ -118,7 +118,7 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 		return Record{}, false
 	}
 	record, ok := in.cfg.Cache.Get(ctx, in.claim.ID)
-	ok = ok && record.ID == in.claim.ID && record.State == Completed && in.judge(record) == replay
+	ok = ok && record.ID == in.claim.ID && record.State == StateCompleted && in.judge(record) == replay
 	if ok {
 		var err error
 		if record.plain, err = in.open(ctx, record); err != nil {
@@ -137,22 +137,22 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 // judge reads a record that stands in the way; run means that it may be taken
 // over. Whether it is the same request comes first.
 func (in *intent) judge(record Record) verdict {
-	if record.State == Expired {
+	if record.State == StateExpired {
 		return expired
 	}
 	if !record.Fingerprint.matches(in.claim.Fingerprint) {
 		return reused
 	}
 	switch record.State {
-	case Completed:
+	case StateCompleted:
 		return replay
-	case NotReplayable:
+	case StateNotReplayable:
 		return notStored
 	}
 	switch {
 	case record.LeaseLeft > 0:
 		return inProgress
-	case !in.transactional && in.cfg.Crashed == Ambiguous:
+	case !in.transactional && in.cfg.Crashed == CrashedUnknown:
 		return outcomeLost
 	}
 	return run

@@ -142,7 +142,7 @@ func (*command) said(a *attempt) said {
 }
 
 func (c *command) completion(a *attempt) (Completion, error) {
-	done := Completion{State: Completed, Retention: c.cfg.retention(nil, 0), Refuse: c.cfg.RefuseExpired}
+	done := Completion{State: StateCompleted, Retention: c.cfg.retention(nil, 0), Refuse: c.cfg.RefuseExpired}
 	most := c.cfg.MaxResponse
 	if c.whole {
 		most = mostResponse
@@ -152,7 +152,7 @@ func (c *command) completion(a *attempt) (Completion, error) {
 	case c.whole:
 		return done, ErrTooLarge
 	default:
-		done.State = NotReplayable
+		done.State = StateNotReplayable
 		return done, nil
 	}
 	return c.sealed(done, a.result)

@@ -57,7 +57,7 @@ func TestDo_RunsOnceAndReplaysTheResult(t *testing.T) {
 
 func TestDo_FailedRunsMayRunAgain(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.ReleaseKey })
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.FailedRelease })
 		failure := errors.New("no")
 		cmd := idempotency.Command{Name: "close", Key: "a"}
 		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { return 0, failure }); !errors.Is(err, failure) {
@@ -78,7 +78,7 @@ func TestDo_TwoAtOnceRunOnce(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var group sync.WaitGroup
 		for range 10 {
-			engine := p.engine(t, func(c *idempotency.Config) { c.InProgress = idempotency.Wait })
+			engine := p.engine(t, func(c *idempotency.Config) { c.InProgress = idempotency.InProgressWait })
 			group.Go(func() {
 				r, err := idempotency.Do(t.Context(), engine, idempotency.Command{Name: "job", Key: "2026-11-21"}, func(ctx context.Context) (int, error) {
 					tx, ok := idempotency.TxFromContext(ctx)

@@ -20,7 +20,7 @@ func TestMiddleware_CrashPolicies(t *testing.T) {
 			store := &idempotency.MemoryStore{}
 			engine := newEngine(t, store, func(c *idempotency.Config) {
 				c.Crashed = policy
-				if policy == idempotency.Recover {
+				if policy == idempotency.CrashedRecover {
 					c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return recovery, nil }
 				}
 			})
@@ -32,14 +32,14 @@ func TestMiddleware_CrashPolicies(t *testing.T) {
 			time.Sleep(time.Minute)
 			return engine.Middleware(ok("again"))
 		}
-		handler := crash(idempotency.Ambiguous)
+		handler := crash(idempotency.CrashedUnknown)
 		for range 2 {
 			expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
 		}
-		if w := do(t, crash(idempotency.TakeOver), post("/", "x")); w.Body.String() != "again" {
+		if w := do(t, crash(idempotency.CrashedTakeOver), post("/", "x")); w.Body.String() != "again" {
 			t.Errorf("TakeOver: %d %s", w.Code, w.Body)
 		}
-		handler = crash(idempotency.Recover)
+		handler = crash(idempotency.CrashedRecover)
 		for range 2 {
 			expectProblem(t, do(t, handler, post("/", "x")), 409, "outcome-unknown")
 		}
@@ -52,7 +52,7 @@ func TestMiddleware_CrashPolicies(t *testing.T) {
 			}
 		}
 		recovery = idempotency.Recovery{RunAgain: true}
-		if w := do(t, crash(idempotency.Recover), post("/", "x")); w.Body.String() != "again" {
+		if w := do(t, crash(idempotency.CrashedRecover), post("/", "x")); w.Body.String() != "again" {
 			t.Errorf("Recover, run again: %d %s", w.Code, w.Body)
 		}
 	})
@@ -108,7 +108,7 @@ func TestMiddleware_ALostAnswerOfATakeOverForgetsNothing(t *testing.T) {
 		do(t, newEngine(t, dyingStore{store}, nil).Middleware(counted(&runs)), post("/", "x"))
 		time.Sleep(time.Minute)
 		handler := newEngine(t, muttering(store), func(c *idempotency.Config) {
-			c.Crashed = idempotency.Recover
+			c.Crashed = idempotency.CrashedRecover
 			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
 				return idempotency.Recovery{Status: 201, Body: []byte("found")}, nil
 			}
@@ -142,7 +142,7 @@ func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &idempotency.MemoryStore{}
-		takeOver := func(c *idempotency.Config) { c.Crashed = idempotency.TakeOver }
+		takeOver := func(c *idempotency.Config) { c.Crashed = idempotency.CrashedTakeOver }
 		runs := 0
 		command := func(ctx context.Context, store idempotency.Store) error {
 			cmd := idempotency.Command{Name: "a", Key: "a"}
@@ -209,7 +209,7 @@ func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 		runs = 0
 		do(t, newEngine(t, dying, func(c *idempotency.Config) {
 			open(c)
-			c.Crashed = idempotency.Recover
+			c.Crashed = idempotency.CrashedRecover
 			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
 				return idempotency.Recovery{Status: 201}, nil
 			}

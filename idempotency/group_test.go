@@ -348,7 +348,7 @@ func TestSQLStore_ClaimsTogetherAsAlone(t *testing.T) {
 				}
 				if err == nil && i%4 == done {
 					err = p.store.Complete(t.Context(), c.ID, owner, idempotency.Completion{
-						State: idempotency.Completed, Status: 201, Response: []byte{0, 1, 255}, Large: i%8 == done, Retention: time.Hour, Location: "/x",
+						State: idempotency.StateCompleted, Status: 201, Response: []byte{0, 1, 255}, Large: i%8 == done, Retention: time.Hour, Location: "/x",
 					})
 				}
 				if err != nil {
@@ -463,7 +463,7 @@ func expectAllOnceInConflict(t *testing.T, p *place) {
 	for range 2 {
 		handlers = append(handlers, p.engine(t, func(c *idempotency.Config) {
 			c.GroupSize, c.Retries, c.Isolation = 50, 1000, levels[rand.IntN(len(levels))]
-			c.InProgress = idempotency.Wait
+			c.InProgress = idempotency.InProgressWait
 		}).TxMiddleware(handler))
 	}
 	var next atomic.Int64

@@ -142,11 +142,6 @@ func (x *exchange) key() (key, problem string) {
 // identify reads the request and makes its claim; false means that it has been
 // answered.
 func (x *exchange) identify(ctx context.Context, key string) bool {
-	if x.cfg.Scope == nil {
-		x.cfg.Logger.ErrorContext(ctx, "idempotency scope missing", "problem", "set Config.Scope")
-		x.refuse(ProblemInternal)
-		return false
-	}
 	scope, err := x.cfg.Scope(x.r)
 	if err != nil {
 		x.cfg.Logger.ErrorContext(ctx, "idempotency scope failed", "error", err)

@@ -78,7 +78,7 @@ func TestSQLStore_DifferentKeysDoNotMeet(t *testing.T) {
 					if err == nil && i%2 == 0 {
 						err = p.store.Release(t.Context(), c.ID, r.Owner)
 					} else if err == nil {
-						err = p.store.Complete(t.Context(), c.ID, r.Owner, idempotency.Completion{State: idempotency.Completed, Status: 200, Retention: time.Hour})
+						err = p.store.Complete(t.Context(), c.ID, r.Owner, idempotency.Completion{State: idempotency.StateCompleted, Status: 200, Retention: time.Hour})
 					}
 					if err != nil {
 						t.Errorf("its own claim: %v", err)
@@ -138,7 +138,7 @@ func TestSQLStore_NoBodyOutlivesItsRecord(t *testing.T) {
 			return r.Owner
 		}
 		err := p.store.Complete(t.Context(), c.ID, claim(), idempotency.Completion{
-			State: idempotency.Completed, Status: 200, Response: make([]byte, 100_000), Large: true, Retention: time.Millisecond,
+			State: idempotency.StateCompleted, Status: 200, Response: make([]byte, 100_000), Large: true, Retention: time.Millisecond,
 		})
 		if err != nil {
 			t.Fatal(err)

@@ -21,14 +21,14 @@ type memoryRecord struct {
 
 // dead tells whether the record is to be forgotten.
 func (r *memoryRecord) dead(now time.Time) bool {
-	return !r.forgetAt.After(now) && (r.State != Started || !r.leaseUntil.After(now))
+	return !r.forgetAt.After(now) && (r.State != StateStarted || !r.leaseUntil.After(now))
 }
 
 func (r *memoryRecord) at(now time.Time) Record {
 	out := r.Record
 	out.LeaseLeft, out.ExpiresIn = r.leaseUntil.Sub(now), r.expiresAt.Sub(now)
-	if out.State != Started && out.ExpiresIn <= 0 {
-		out.State, out.Response = Expired, nil
+	if out.State != StateStarted && out.ExpiresIn <= 0 {
+		out.State, out.Response = StateExpired, nil
 	}
 	return out
 }
@@ -46,7 +46,7 @@ func (s *MemoryStore) Claim(_ context.Context, c Claim) (Record, bool, error) {
 	}
 	r := &memoryRecord{
 		Record: Record{
-			ID: c.ID, Caller: c.Caller, Fingerprint: c.Fingerprint, State: Started,
+			ID: c.ID, Caller: c.Caller, Fingerprint: c.Fingerprint, State: StateStarted,
 			Owner: Owner{Token: c.Token, Fence: 1}, Endpoint: c.Endpoint,
 			CorrelationID: c.CorrelationID, TraceID: c.TraceID, CreatedAt: now,
 		},
@@ -73,7 +73,7 @@ func (s *MemoryStore) TakeOver(_ context.Context, c Claim, from Owner) (Record, 
 // owned returns the started record that the owner has, or nil. The caller holds
 // the lock.
 func (s *MemoryStore) owned(id ID, owner Owner) *memoryRecord {
-	if r := s.records[id]; r != nil && r.Owner == owner && r.State == Started {
+	if r := s.records[id]; r != nil && r.Owner == owner && r.State == StateStarted {
 		return r
 	}
 	return nil
@@ -97,7 +97,7 @@ func (s *MemoryStore) Outstanding(_ context.Context, caller Caller, limit int) (
 	defer s.mu.Unlock()
 	n, now := 0, time.Now()
 	for _, r := range s.records {
-		if n < limit && r.Caller == caller && r.State == Started && r.leaseUntil.After(now) {
+		if n < limit && r.Caller == caller && r.State == StateStarted && r.leaseUntil.After(now) {
 			n++
 		}
 	}

@@ -66,10 +66,10 @@ func ok(body string) http.Handler {
 func TestNew_ReportsAllBadValuesAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{
-		Header: "a b", Timeout: time.Minute, Lease: time.Minute, MaxBody: -1, InProgress: idempotency.Accepted,
+		Header: "a b", Timeout: time.Minute, Lease: time.Minute, MaxBody: -1, InProgress: idempotency.InProgressAccepted,
 		Methods: []string{"GET"}, Encryption: &idempotency.Encryption{Current: "a"}, ReusedStatus: 400,
 	})
-	for _, field := range []string{"Header", "Lease", "MaxBody", "StatusPath", "Methods", "Encryption.Current", "ReusedStatus"} {
+	for _, field := range []string{"Scope", "Header", "Lease", "MaxBody", "StatusPath", "Methods", "Encryption.Current", "ReusedStatus"} {
 		if err == nil || !strings.Contains(err.Error(), "idempotency.Config."+field+" ") {
 			t.Errorf("%s is missing in %v", field, err)
 		}
@@ -78,8 +78,8 @@ func TestNew_ReportsAllBadValuesAtOnce(t *testing.T) {
 	if !errors.As(err, &bad) {
 		t.Errorf("got %T", err)
 	}
-	if _, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{}); err != nil {
-		t.Errorf("the zero value: %v", err)
+	if _, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{Scope: idempotency.SingleTenant()}); err != nil {
+		t.Errorf("only with a scope: %v", err)
 	}
 	if _, err := idempotency.New(nil, idempotency.Config{}); !errors.As(err, &bad) {
 		t.Errorf("no store: %v", err)
@@ -99,7 +99,7 @@ func TestTxMiddleware_PanicsWithoutTransactions(t *testing.T) {
 func TestMiddleware_InProgressPolicies(t *testing.T) {
 	t.Parallel()
 	for policy, status := range map[idempotency.InProgressPolicy]int{
-		idempotency.Conflict: 409, idempotency.TooEarly: 425, idempotency.TooManyRequests: 429, idempotency.Accepted: 202, idempotency.Wait: 200,
+		idempotency.InProgressConflict: 409, idempotency.InProgressTooEarly: 425, idempotency.InProgressTooManyRequests: 429, idempotency.InProgressAccepted: 202, idempotency.InProgressWait: 200,
 	} {
 		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
 			c.InProgress, c.StatusPath = policy, "/status/"
@@ -113,7 +113,7 @@ func TestMiddleware_InProgressPolicies(t *testing.T) {
 		var sending sync.WaitGroup
 		sending.Go(func() { do(t, handler, post("/", "x")) })
 		<-running
-		if policy == idempotency.Wait {
+		if policy == idempotency.InProgressWait {
 			sending.Go(func() {
 				time.Sleep(20 * time.Millisecond)
 				close(goOn)
@@ -124,11 +124,11 @@ func TestMiddleware_InProgressPolicies(t *testing.T) {
 			t.Errorf("%v: status %d: %s", policy, w.Code, w.Body)
 		}
 		switch policy {
-		case idempotency.Wait:
+		case idempotency.InProgressWait:
 			if w.Body.String() != "done" || w.Header().Get("Idempotency-Replayed") != "true" {
 				t.Errorf("got %s", w.Body)
 			}
-		case idempotency.Accepted:
+		case idempotency.InProgressAccepted:
 			state := do(t, engine.StatusHandler(), httptest.NewRequest(http.MethodGet, w.Header().Get("Location"), nil))
 			if !strings.Contains(state.Body.String(), `"state":"started"`) {
 				t.Errorf("status is %d %s", state.Code, state.Body)

@@ -79,7 +79,7 @@ func TestDo_KeepsItsCallersDeadline(t *testing.T) {
 // claim settled.
 func TestDo_EndsItsGoroutineWithThatOfTheCommand(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.ReleaseKey })
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.FailedRelease })
 		cmd := idempotency.Command{Name: "a", Key: "a"}
 		ended := make(chan bool, 1)
 		go func() {
@@ -104,7 +104,7 @@ func TestDo_RecoversAResult(t *testing.T) {
 	failure := errors.New("no answer")
 	run := func(found idempotency.Recovery) (idempotency.Result[string], error) {
 		engine := newEngine(t, store, func(c *idempotency.Config) {
-			c.Crashed = idempotency.Recover
+			c.Crashed = idempotency.CrashedRecover
 			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return found, nil }
 		})
 		return idempotency.Do(t.Context(), engine, cmd, func(context.Context) (string, error) { return "", failure })

@@ -26,7 +26,7 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 	if err != nil {
 		return err
 	}
-	if !exists || record.State != Started || record.LeaseLeft > 0 {
+	if !exists || record.State != StateStarted || record.LeaseLeft > 0 {
 		return ErrNotUnknown
 	}
 	in := e.newIntent(false)
@@ -102,7 +102,7 @@ func (in *intent) isCommand() bool { return strings.HasPrefix(in.claim.Endpoint,
 
 // foundOut encodes what is stored of a run that somebody has found out about.
 func (in *intent) foundOut(found Recovery) (Completion, error) {
-	c := Completion{State: Completed, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.RefuseExpired}
+	c := Completion{State: StateCompleted, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.RefuseExpired}
 	if in.isCommand() {
 		return in.sealed(c, found.Body)
 	}

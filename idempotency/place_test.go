@@ -211,7 +211,7 @@ func probeConfig() idempotency.Config {
 func capabilitiesOf(cfg idempotency.Config, transactional bool) conformance.Capabilities {
 	return conformance.Capabilities{
 		Transactional: transactional, Timeout: cfg.Timeout, MaxBody: cfg.MaxBody, MaxResponse: cfg.MaxResponse,
-		Canonical: cfg.Body == idempotency.BodyJSON, FailuresUnknown: !transactional && cfg.Failed == idempotency.OutcomeUnknown,
+		Canonical: cfg.Body == idempotency.BodyJSON, FailuresUnknown: !transactional && cfg.Failed == idempotency.FailedUnknown,
 	}
 }
 

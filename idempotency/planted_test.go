@@ -38,7 +38,7 @@ func (s careless) Claim(ctx context.Context, c idempotency.Claim) (idempotency.R
 	time.Sleep(time.Millisecond)
 	r, granted, err := s.Store.Claim(ctx, c)
 	if !found && !granted {
-		r.Owner, r.State = idempotency.Owner{Token: c.Token, Fence: 1}, idempotency.Started
+		r.Owner, r.State = idempotency.Owner{Token: c.Token, Fence: 1}, idempotency.StateStarted
 		granted = true
 	}
 	return r, granted, err
@@ -73,7 +73,7 @@ func TestConformance_NoticesPlantedBugs(t *testing.T) {
 		"forgets after a second": {"an answer is still there after some seconds", memory(), func(c *idempotency.Config) { c.Retention = time.Second }, same},
 		"keeps a hundred keys":   {"an answer is still there after 300 others", &forgetful{Store: memory()}, nil, same},
 		"leases of a second": {"a handler of seconds runs once, though copies come all along", unrenewed{memory()}, func(c *idempotency.Config) {
-			c.Timeout, c.Lease, c.Crashed = 800*time.Millisecond, time.Second, idempotency.TakeOver
+			c.Timeout, c.Lease, c.Crashed = 800*time.Millisecond, time.Second, idempotency.CrashedTakeOver
 		}, same},
 		"loses ETag":          {"ETag, Cache-Control and headers of the service's own are replayed", memory(), func(c *idempotency.Config) { c.DropHeaders = []string{"ETag"} }, same},
 		"loses Cache-Control": {"ETag, Cache-Control and headers of the service's own are replayed", memory(), func(c *idempotency.Config) { c.DropHeaders = []string{"Cache-Control"} }, same},

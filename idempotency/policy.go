@@ -6,27 +6,27 @@ import "net/http"
 type CrashPolicy int
 
 const (
-	// Ambiguous answers 409 outcome-unknown until the key expires, or somebody who has
+	// CrashedUnknown answers 409 outcome-unknown until the key expires, or somebody who has
 	// found out calls [Engine.Settle].
-	Ambiguous CrashPolicy = iota
-	// TakeOver runs the handler again: for handlers that are idempotent by
+	CrashedUnknown CrashPolicy = iota
+	// CrashedTakeOver runs the handler again: for handlers that are idempotent by
 	// themselves.
-	TakeOver
-	// Recover asks Config.Recover.
-	Recover
+	CrashedTakeOver
+	// CrashedRecover asks Config.Recover.
+	CrashedRecover
 )
 
 // FailurePolicy is what a failure leaves behind where effects are not in a transaction.
 type FailurePolicy int
 
 const (
-	// OutcomeUnknown leaves a key whose outcome is unknown, for Config.Crashed to decide
+	// FailedUnknown leaves a key whose outcome is unknown, for Config.Crashed to decide
 	// about: the effect may have happened before the failure.
-	OutcomeUnknown FailurePolicy = iota
-	// ReleaseKey lets the key run again. It is safe where a handler's effects are
+	FailedUnknown FailurePolicy = iota
+	// FailedRelease lets the key run again. It is safe where a handler's effects are
 	// idempotent by themselves, or come after everything that can fail; elsewhere
 	// they may happen twice.
-	ReleaseKey
+	FailedRelease
 )
 
 // Recovery is what Config.Recover found out. The zero value: still unknown.
@@ -41,16 +41,16 @@ type Recovery struct {
 type InProgressPolicy int
 
 const (
-	// Conflict answers 409 with Retry-After.
-	Conflict InProgressPolicy = iota
-	// TooEarly answers 425 with Retry-After.
-	TooEarly
-	// TooManyRequests answers 429 with Retry-After.
-	TooManyRequests
-	// Accepted answers 202 with the URL of the status in Location.
-	Accepted
-	// Wait waits up to Config.WaitTimeout for the answer, then 409.
-	Wait
+	// InProgressConflict answers 409 with Retry-After.
+	InProgressConflict InProgressPolicy = iota
+	// InProgressTooEarly answers 425 with Retry-After.
+	InProgressTooEarly
+	// InProgressTooManyRequests answers 429 with Retry-After.
+	InProgressTooManyRequests
+	// InProgressAccepted answers 202 with the URL of the status in Location.
+	InProgressAccepted
+	// InProgressWait waits up to Config.WaitTimeout for the answer, then 409.
+	InProgressWait
 )
 
 // StorableDefault stores 2xx, 3xx, 400, 404, 409, 410, 412 and 422: what would be

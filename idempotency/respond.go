@@ -173,14 +173,14 @@ func (x *exchange) answerInProgress(ctx context.Context) {
 	p := x.problem(ProblemInProgress)
 	x.withState(&p)
 	switch x.cfg.InProgress {
-	case TooEarly:
+	case InProgressTooEarly:
 		p.Status = http.StatusTooEarly
-	case TooManyRequests:
+	case InProgressTooManyRequests:
 		p.Status = http.StatusTooManyRequests
-	case Accepted:
+	case InProgressAccepted:
 		p.Status = http.StatusAccepted
 		p.Header.Set("Location", p.State)
-	case Conflict, Wait:
+	case InProgressConflict, InProgressWait:
 	}
 	x.count(ctx, x.telemetry.inProgress, p.Status)
 	x.answer(p)
@@ -273,11 +273,11 @@ func (x *exchange) storable(res *response) bool {
 func (x *exchange) completion(a *attempt) (Completion, error) {
 	res := a.answer()
 	c := Completion{
-		State: Completed, Status: res.Status, ResourceID: printable(a.state.resource(), maxKey),
+		State: StateCompleted, Status: res.Status, ResourceID: printable(a.state.resource(), maxKey),
 		Retention: x.cfg.retention(x.r, res.Status), Refuse: x.cfg.RefuseExpired,
 	}
 	if res.overflow && !x.cfg.Pointer || a.rec.streamed || !x.storable(res) {
-		c.State = NotReplayable
+		c.State = StateNotReplayable
 		c.Location = printable(res.header("Location"), mostLocation)
 		return x.sealed(c, nil)
 	}

@@ -138,7 +138,7 @@ func (x *execution) runElsewhere(ctx context.Context) ending {
 	switch {
 	case said == succeeded, said == refused:
 		return x.keep(ctx, a, unstored)
-	case said == declined, a.state.hadNoEffect(), x.cfg.Failed == ReleaseKey:
+	case said == declined, a.state.hadNoEffect(), x.cfg.Failed == FailedRelease:
 		return ending{outcome: released, attempt: a, err: a.err}
 	}
 	return ending{outcome: unknown, attempt: a, err: a.err}

@@ -138,7 +138,7 @@ func TestEncryption_ReadsWhatATakeOverHasStored(t *testing.T) {
 		}
 		again := newEngine(t, store, func(c *idempotency.Config) {
 			encrypted(c)
-			c.Crashed = idempotency.TakeOver
+			c.Crashed = idempotency.CrashedTakeOver
 		}).Middleware(ok("again"))
 		do(t, handler, post("/", "x", withKey("older")))
 		older := store.last.Load().Fingerprint

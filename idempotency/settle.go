@@ -128,7 +128,7 @@ func (in *intent) keepLease(ctx context.Context) (stop func()) {
 
 // cache keeps a stored response near, once it has committed.
 func (in *intent) cache(ctx context.Context, c Completion) {
-	if in.cfg.Cache == nil || c.State != Completed {
+	if in.cfg.Cache == nil || c.State != StateCompleted {
 		return
 	}
 	in.cfg.Cache.Put(ctx, Record{

@@ -208,7 +208,7 @@ func (s *SQLStore) claim(ctx context.Context, claim Claim) (Record, bool, error)
 
 // grants reports whether a record is that of the claim.
 func grants(r Record, c Claim) bool {
-	return r.State == Started && r.Owner == Owner{Token: c.Token, Fence: 1}
+	return r.State == StateStarted && r.Owner == Owner{Token: c.Token, Fence: 1}
 }
 
 // tryClaim returns the record that stands there after an attempt to claim the key.
@@ -284,8 +284,8 @@ func scan(id ID, row interface{ Scan(dest ...any) error }, before ...any) (Recor
 	if completed != 0 {
 		r.CompletedAt = fromMicros(completed)
 	}
-	if r.State != Started && r.ExpiresIn <= 0 {
-		r.State, r.Response = Expired, nil
+	if r.State != StateStarted && r.ExpiresIn <= 0 {
+		r.State, r.Response = StateExpired, nil
 	}
 	return r, nil
 }

@@ -24,7 +24,7 @@ func (e *Engine) StatusHandler() http.Handler {
 			return
 		}
 		id, ok := parseToken(path.Base(r.URL.Path))
-		if !ok || e.cfg.Scope == nil {
+		if !ok {
 			http.NotFound(w, r)
 			return
 		}
@@ -44,7 +44,7 @@ func (e *Engine) StatusHandler() http.Handler {
 			return
 		}
 		state := record.State.String()
-		if record.State == Started {
+		if record.State == StateStarted {
 			w.Header().Set("Retry-After", seconds(e.cfg.RetryAfter))
 			if record.LeaseLeft <= 0 {
 				state = "interrupted"

@@ -10,27 +10,27 @@ import (
 type State int
 
 const (
-	// Started: an owner runs the request, or died running it.
-	Started State = 1
-	// Completed: the response is stored and will be replayed.
-	Completed State = 2
-	// NotReplayable: the request ran once, but its response was not stored. It
+	// StateStarted: an owner runs the request, or died running it.
+	StateStarted State = 1
+	// StateCompleted: the response is stored and will be replayed.
+	StateCompleted State = 2
+	// StateNotReplayable: the request ran once, but its response was not stored. It
 	// will not run again.
-	NotReplayable State = 3
-	// Expired: the response was stored, has been deleted, and its key is still
+	StateNotReplayable State = 3
+	// StateExpired: the response was stored, has been deleted, and its key is still
 	// refused (Config.RefuseExpired).
-	Expired State = 4
+	StateExpired State = 4
 )
 
 func (s State) String() string {
 	switch s {
-	case Started:
+	case StateStarted:
 		return "started"
-	case Completed:
+	case StateCompleted:
 		return "completed"
-	case NotReplayable:
+	case StateNotReplayable:
 		return "not_replayable"
-	case Expired:
+	case StateExpired:
 		return "expired"
 	}
 	return "unknown"
@@ -67,7 +67,7 @@ type Claim struct {
 
 // Completion ends a claim.
 type Completion struct {
-	State     State // Completed or NotReplayable
+	State     State // StateCompleted or StateNotReplayable
 	Status    int   // of HTTP; 0 if there is none
 	Response  []byte
 	Large     bool          // the response goes into the table of large ones

@@ -23,7 +23,7 @@ func TestMiddleware_AStreamedFailureIsNoSuccess(t *testing.T) {
 		"success":            {status: 201, problem: "response-not-stored"},
 		"failure":            {status: 500, problem: "outcome-unknown"},
 		"without effect":     {status: 500, noEffect: true},
-		"released":           {status: 500, failed: idempotency.ReleaseKey},
+		"released":           {status: 500, failed: idempotency.FailedRelease},
 		"refused":            {status: 422, problem: "response-not-stored"},
 		"refused for a time": {status: 429},
 	} {

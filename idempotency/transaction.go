@@ -132,7 +132,7 @@ func (x *execution) beaten(ctx context.Context, t *sqlTx, cause error) (outcome,
 	switch {
 	case err != nil:
 		return unreachable, errors.Join(cause, err)
-	case !found || record.State != Started || record.Owner != x.owner:
+	case !found || record.State != StateStarted || record.Owner != x.owner:
 		return lostClaim, cause
 	case sqlerr.Retryable(cause) || t.beaten.Load() || errors.Is(cause, ErrStaleOwner):
 		return contended, cause

@@ -33,10 +33,10 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			}
 			return nil
 		case crashed:
-			return in.refuse(ctx, w, Crashed, err)
+			return in.refuse(ctx, w, ReasonCrashed, err)
 		case conflicting:
 			in.noteEnd(ctx, w)
-			return in.refuse(ctx, w, Conflict, err)
+			return in.refuse(ctx, w, ReasonConflict, err)
 		case away: // once waits for its end
 			continue
 		case gap:

@@ -49,7 +49,7 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			for err := errUndo; err != nil && deliveries < 20; deliveries++ {
 				_, err = h(limited(t, name, 300*time.Millisecond))
 			}
-			if letter := dead.last(); deliveries > 6 || letter.Reason != inbox.Failed || letter.Attempts != 3 {
+			if letter := dead.last(); deliveries > 6 || letter.Reason != inbox.ReasonFailed || letter.Attempts != 3 {
 				t.Errorf("%s: %d runs in %d deliveries, letter %+v", name, runs, deliveries, letter)
 			}
 		}
@@ -78,7 +78,7 @@ func TestBrakes_ATimeoutInAGroupClosesNoGate(t *testing.T) {
 		_, other := h(from(t, fmt.Sprint("other ", deliveries), delivery{}))
 		expectNoError(t, other)
 	}
-	if letter := dead.last(); letter.MessageID != "slow" || letter.Reason != inbox.Failed || deliveries > 6 {
+	if letter := dead.last(); letter.MessageID != "slow" || letter.Reason != inbox.ReasonFailed || deliveries > 6 {
 		t.Errorf("letter %+v after %d deliveries", letter, deliveries)
 	}
 	if log.count("consumption paused") > 0 {
@@ -134,7 +134,7 @@ func TestBrakes_OneThatFindsNothingThereDies(t *testing.T) {
 			}
 			expectError(t, poison(n), errUndo) // without a success between it is not charged
 		}
-		if letter := dead.last(); letter.Reason != inbox.StillUnavailable || letter.Attempts != 4 {
+		if letter := dead.last(); letter.Reason != inbox.ReasonUnavailable || letter.Attempts != 4 {
 			t.Errorf("letter %+v", letter)
 		}
 		if log.count("consumption paused") > 0 {

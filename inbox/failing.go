@@ -38,12 +38,12 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 		delayNack(ctx, rec.again)
 		return err
 	}
-	reason := Failed
+	reason := ReasonFailed
 	switch {
 	case p.permanent:
-		reason = PermanentErr
+		reason = ReasonPermanent
 	case p.unavailable:
-		reason = StillUnavailable
+		reason = ReasonUnavailable
 	}
 	letter := in.newLetter(ctx, w, w.id, reason, err)
 	letter.Attempts, letter.Errors = rec.failures+rec.unavailable, rec.errors
@@ -77,7 +77,7 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 		return in.refuseLetter(ctx, in.newLetter(ctx, w, in.nameOf(w), reason, err))
 	}
 	id := w.id
-	if reason == NoMessageID {
+	if reason == ReasonNoMessageID {
 		id = ""
 	}
 	return in.deadLetter(ctx, w, in.newLetter(ctx, w, id, reason, err))

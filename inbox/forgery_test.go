@@ -52,7 +52,7 @@ func TestForgery_TakesNoID(t *testing.T) {
 			if n := p.count(t, `select count(*) from effects where message_id = $1`, name); n != 1 {
 				t.Errorf("%s: %d effects of the genuine message", name, n)
 			}
-			list, err := store.List(t.Context(), dlq.Filter{Reason: string(inbox.Unverified), MessageID: name})
+			list, err := store.List(t.Context(), dlq.Filter{Reason: string(inbox.ReasonUnverified), MessageID: name})
 			if err != nil || len(list) != 6 {
 				t.Errorf("%s: %d letters of 6 forged messages, %v", name, len(list), err)
 			}
@@ -94,7 +94,7 @@ func TestForgery_AReplayOfWhatWasRefusedTakesNoDeadID(t *testing.T) {
 		})
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("gold")), effect))
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("tea")), bad))
-		list, err := store.List(t.Context(), dlq.Filter{Reason: string(inbox.Unverified)})
+		list, err := store.List(t.Context(), dlq.Filter{Reason: string(inbox.ReasonUnverified)})
 		expectNoError(t, err)
 		_, err = store.Replay(t.Context(), []int64{list[0].ID}, dlq.Act{By: "eve"})
 		expectNoError(t, err)

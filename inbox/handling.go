@@ -62,7 +62,7 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 			if in.undecided(ctx, err) {
 				return in.told(err)
 			}
-			return in.told(in.refuse(ctx, w, Unverified, fmt.Errorf("%w: %w", ErrUnverified, err)))
+			return in.told(in.refuse(ctx, w, ReasonUnverified, fmt.Errorf("%w: %w", ErrUnverified, err)))
 		}
 	}
 	err := in.decoded(ctx, w, func() error { return in.handleGenuine(ctx, w, claimed, try) })
@@ -95,7 +95,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 	}
 	if err := in.identify(w); err != nil {
 		in.telemetry.record(ctx, badMessageID)
-		return in.refuse(ctx, w, NoMessageID, err)
+		return in.refuse(ctx, w, ReasonNoMessageID, err)
 	}
 	if w.msg.UUID == "" { // of a replay
 		w.msg.UUID = w.id
@@ -112,7 +112,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 			return err
 		}
 		in.telemetry.record(ctx, tooOld)
-		return in.refuse(ctx, w, TooOld, err)
+		return in.refuse(ctx, w, ReasonTooOld, err)
 	}
 	if in.early(w) {
 		in.telemetry.record(ctx, waiting)

@@ -66,7 +66,7 @@ type Config struct {
 	DeadLetters DeadLetters
 
 	// KeepRefused is how many messages of a topic that Verify, Payload or the subscriber
-	// refused become dead letters, in a day, for each reason (Unverified, Malformed).
+	// refused become dead letters, in a day, for each reason (ReasonUnverified, ReasonMalformed).
 	// Anybody who can write to the broker can send such messages, so what comes beyond is
 	// acknowledged and only counted: in the table inbox_refused, in the metric
 	// oncemill.inbox.failed and, once a second at most, in the log. A wrong key here makes

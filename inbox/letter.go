@@ -52,20 +52,20 @@ type Reason string
 
 // Reasons of dead letters.
 const (
-	Failed           Reason = "failed"               // Retry.Deliveries have failed
-	PermanentErr     Reason = "permanent"            // the error was marked by Permanent
-	StillUnavailable Reason = "unavailable"          // Retry.Unavailable deliveries have missed something that others found
-	Crashed          Reason = "crashed"              // Retry.Crashes processes have died of it
-	NoMessageID      Reason = "no-message-id"        // or one that cannot be kept
-	Conflict         Reason = "conflict"             // same id, other fingerprint
-	Unverified       Reason = "unverified"           // Config.Verify or Config.Payload does not believe it
-	TooOld           Reason = "older-than-retention" // whether it is a duplicate is no longer known
-	Malformed        Reason = "malformed"            // the subscriber or Config.Payload could not read it
+	ReasonFailed      Reason = "failed"               // Retry.Deliveries have failed
+	ReasonPermanent   Reason = "permanent"            // the error was marked by Permanent
+	ReasonUnavailable Reason = "unavailable"          // Retry.Unavailable deliveries have missed something that others found
+	ReasonCrashed     Reason = "crashed"              // Retry.Crashes processes have died of it
+	ReasonNoMessageID Reason = "no-message-id"        // or one that cannot be kept
+	ReasonConflict    Reason = "conflict"             // same id, other fingerprint
+	ReasonUnverified  Reason = "unverified"           // Config.Verify or Config.Payload does not believe it
+	ReasonTooOld      Reason = "older-than-retention" // whether it is a duplicate is no longer known
+	ReasonMalformed   Reason = "malformed"            // the subscriber or Config.Payload could not read it
 )
 
 // refused reports that the message may have been made by anybody: it is known by no id,
 // and only so many letters are made (Config.KeepRefused).
-func (r Reason) refused() bool { return r == Unverified || r == Malformed }
+func (r Reason) refused() bool { return r == ReasonUnverified || r == ReasonMalformed }
 
 // Refuse makes a dead letter of a message that cannot be handed to a handler,
 // with the class Malformed. It needs Config.DeadLetters and is what the Malformed
@@ -79,7 +79,7 @@ func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error)
 	w := &work{msg: msg, uuid: msg.UUID}
 	_, restore := w.unmark()
 	defer restore()
-	return in.refuse(ctx, w, Malformed, reason)
+	return in.refuse(ctx, w, ReasonMalformed, reason)
 }
 
 func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reason, err error) *Letter {

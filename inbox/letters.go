@@ -16,7 +16,7 @@ type letters struct{ store *dlq.Store }
 func (l letters) Add(ctx context.Context, tx oncemill.Tx, letter *Letter) error {
 	attempts := make([]dlq.Attempt, len(letter.Errors))
 	for i, f := range letter.Errors {
-		attempts[i] = dlq.Attempt{At: f.At, Class: string(Failed), Error: f.Error}
+		attempts[i] = dlq.Attempt{At: f.At, Class: string(ReasonFailed), Error: f.Error}
 	}
 	return l.store.Add(ctx, tx, &dlq.Letter{
 		Consumer:  letter.Consumer,

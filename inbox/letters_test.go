@@ -42,7 +42,7 @@ func TestLettersOf_KeepsTheWholeMessageAndWhy(t *testing.T) {
 			}
 		}
 		a, b := byID["a"], byID["b"]
-		if a.State != dlq.Dead || a.Source != dlq.Consumer || a.Reason != "failed" || a.Error != errUndo.Error() || a.Tries != 2 || len(a.Attempts) != 2 ||
+		if a.State != dlq.StateDead || a.Source != dlq.FromConsumer || a.Reason != "failed" || a.Error != errUndo.Error() || a.Tries != 2 || len(a.Attempts) != 2 ||
 			string(a.Payload) != "payload of a" || a.Metadata.Get("about") != "a" || a.Key != "customer" || !a.CreatedAt.Equal(created) || a.Attempts[0].At.IsZero() {
 			t.Errorf("letter %+v", a)
 		}

@@ -53,7 +53,7 @@ func uuidOf(letter *dlq.Letter) string {
 // idOf is what a replay is known by: the id of its message, unless it had none, or that
 // of another. Then it is a new message, with an id that each copy of it has.
 func idOf(letter *dlq.Letter) string {
-	if letter.MessageID == "" || Reason(letter.Reason) == Conflict {
+	if letter.MessageID == "" || Reason(letter.Reason) == ReasonConflict {
 		return "letter-" + strconv.FormatInt(letter.ID, 10)
 	}
 	return letter.MessageID
@@ -64,7 +64,7 @@ func idOf(letter *dlq.Letter) string {
 // a message is no signature says, so a copy that somebody else has made look old takes
 // nothing from the message itself.
 func takesID(id string, reason Reason) bool {
-	return id != "" && reason != Conflict && reason != TooOld && !reason.refused()
+	return id != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
 }
 
 // replay is the letter that a message is the replay of.
@@ -122,7 +122,7 @@ func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done boo
 	case letter.Consumer != in.cfg.Consumer:
 		in.telemetry.record(ctx, notForUs)
 		return true, nil
-	case letter.State != dlq.Replaying: // a copy that comes late
+	case letter.State != dlq.StateReplaying: // a copy that comes late
 		in.telemetry.record(ctx, duplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil

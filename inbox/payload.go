@@ -45,7 +45,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 			return err
 		case errors.Is(err, payload.ErrStore):
 			if in.identify(w) != nil {
-				return in.refuse(ctx, w, NoMessageID, err)
+				return in.refuse(ctx, w, ReasonNoMessageID, err)
 			}
 			return in.giveUp(ctx, w, err)
 		case nacksOf(ctx)+1 < in.cfg.Retry.Deliveries: // the key may come
@@ -63,10 +63,10 @@ func refusal(err error) Reason {
 		payload.ErrUnsigned, payload.ErrUnencrypted, payload.ErrSignature, payload.ErrCiphertext, payload.ErrTopic, payload.ErrUnknownKey,
 	} {
 		if errors.Is(err, changed) {
-			return Unverified
+			return ReasonUnverified
 		}
 	}
-	return Malformed
+	return ReasonMalformed
 }
 
 func (in *Inbox) decode(ctx context.Context, msg *message.Message) (*message.Message, error) {

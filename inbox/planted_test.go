@@ -82,7 +82,7 @@ func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
 			}
 			conflicts := 0
 			for _, l := range dead.added[before:] {
-				if l.Reason == inbox.Conflict {
+				if l.Reason == inbox.ReasonConflict {
 					conflicts++
 				}
 			}

@@ -178,7 +178,7 @@ func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
 			for range 2 { // the second is a copy
 				expectNoError(t, deliverMessage(t, in, from(t, id, delivery{}), effect))
 			}
-			if l := dead.last(); len(dead.added) != i+1 || l.MessageID != id || l.Reason != inbox.PermanentErr || l.Stack == "" {
+			if l := dead.last(); len(dead.added) != i+1 || l.MessageID != id || l.Reason != inbox.ReasonPermanent || l.Stack == "" {
 				t.Errorf("%d letters, the last %+v", len(dead.added), l)
 			}
 		}

@@ -106,7 +106,7 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	var errs []error
 	failed := 0
 	published := map[int64]publishedLetter{} // what is replaying no more is forgotten
-	filter := dlq.Filter{States: []dlq.State{dlq.Replaying}, Source: dlq.Consumer, OldestFirst: true, Limit: replayPage}
+	filter := dlq.Filter{States: []dlq.State{dlq.StateReplaying}, Source: dlq.FromConsumer, OldestFirst: true, Limit: replayPage}
 	for {
 		from := filter
 		page, err := ask(ctx, in, func(ctx context.Context) ([]*dlq.Letter, error) { return in.cfg.Replays.Letters.List(ctx, from) })
@@ -156,7 +156,7 @@ func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	r := in.cfg.Replays
 	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return r.Letters.Get(ctx, id) })
 	switch {
-	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.Replaying:
+	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.StateReplaying:
 		return false, nil // another process was faster
 	case err != nil:
 		return false, err

@@ -104,7 +104,7 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 		stopped := make(chan error)
 		go func() { stopped <- in.Run(running) }()
 		closed := func() bool {
-			left, err := store.List(ctx, dlq.Filter{States: []dlq.State{dlq.Replayed}})
+			left, err := store.List(ctx, dlq.Filter{States: []dlq.State{dlq.StateReplayed}})
 			expectNoError(t, err)
 			return len(left) == 3
 		}
@@ -181,7 +181,7 @@ func toQueue(*dlq.Letter) string { return "queue" }
 
 func replayAll(t *testing.T, store *dlq.Store, consumer string) (ids []int64) {
 	t.Helper()
-	list, err := store.List(t.Context(), dlq.Filter{Consumer: consumer, States: []dlq.State{dlq.Dead}, Limit: 1000})
+	list, err := store.List(t.Context(), dlq.Filter{Consumer: consumer, States: []dlq.State{dlq.StateDead}, Limit: 1000})
 	expectNoError(t, err)
 	for _, l := range list {
 		ids = append(ids, l.ID)
@@ -226,7 +226,7 @@ func TestReplays_CopiesOfOneThatFailsMakeOneLetter(t *testing.T) {
 				m.SetContext(context.WithoutCancel(t.Context()))
 				expectNoError(t, deliverMessage(t, a, m, bad))
 			}
-			dead, err := store.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead}, Limit: 1000})
+			dead, err := store.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.StateDead}, Limit: 1000})
 			expectNoError(t, err)
 			if len(dead) != n {
 				t.Errorf("round %d: %d messages were published %d times, and have %d open letters", round, n, len(rec.msgs), len(dead))
@@ -251,7 +251,7 @@ func TestReplays_ALateCopyHasNoEffect(t *testing.T) {
 		}
 		again := rec.msgs[0].Copy() // published twice
 		expectNoError(t, deliverMessage(t, in, rec.msgs[0], bad))
-		dead, err := store.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead}})
+		dead, err := store.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.StateDead}})
 		expectNoError(t, err)
 		expectNoError(t, store.Discard(t.Context(), dead[0].ID, dlq.Act{By: "ada", Reason: "done by hand"}))
 		ran := false
@@ -348,7 +348,7 @@ func TestReplays_PassTheSequence(t *testing.T) {
 		expectNoError(t, deliverMessage(t, in, rec.msgs[0], good))
 		left, err := store.List(t.Context(), dlq.Filter{})
 		expectNoError(t, err)
-		if !slices.Equal(ran, []string{"1", "3", "2"}) || left[0].State != dlq.Replayed {
+		if !slices.Equal(ran, []string{"1", "3", "2"}) || left[0].State != dlq.StateReplayed {
 			t.Errorf("handled %q; the letter is %s", ran, left[0].State)
 		}
 		expectNoError(t, deliverMessage(t, in, nth(4), good)) // the sequence is where it was

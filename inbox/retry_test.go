@@ -108,7 +108,7 @@ func TestRetry_TriesThenDelaysThenBuries(t *testing.T) {
 		}
 		p.expectNotes(t, 0, 1)
 		letter := dead.last()
-		if runs != 6 || letter.Reason != inbox.Failed || letter.Attempts != 3 || len(letter.Errors) != 3 || letter.Error != "run 6: "+errUndo.Error() ||
+		if runs != 6 || letter.Reason != inbox.ReasonFailed || letter.Attempts != 3 || len(letter.Errors) != 3 || letter.Error != "run 6: "+errUndo.Error() ||
 			letter.Errors[0].Error != "run 2: "+errUndo.Error() || letter.Errors[0].At.IsZero() || string(letter.Payload) != "payload of a" ||
 			letter.Metadata.Get("about") != "a" || letter.Consumer != "stock" || letter.MessageID != "a" {
 			t.Errorf("%d runs, letter %+v", runs, letter)
@@ -163,7 +163,7 @@ func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
 			return func(msg *message.Message) ([]*message.Message, error) { runs++; return nil, err }
 		}
 		expectNoError(t, deliver(t, in, "permanent", failing(fmt.Errorf("wrapped: %w", inbox.Permanent(errUndo)))))
-		if letter := dead.last(); runs != 1 || letter.Reason != inbox.PermanentErr || letter.Error != "wrapped: "+errUndo.Error() {
+		if letter := dead.last(); runs != 1 || letter.Reason != inbox.ReasonPermanent || letter.Error != "wrapped: "+errUndo.Error() {
 			t.Errorf("%d runs, letter %+v", runs, letter)
 		}
 		expectNoError(t, deliver(t, in, "classified", failing(errors.New("classified"))))
@@ -214,15 +214,15 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 			msg    *message.Message
 			reason inbox.Reason
 		}{
-			{from(t, "", delivery{}), inbox.NoMessageID},
-			{from(t, "\xff\x00", delivery{}), inbox.NoMessageID},
-			{other, inbox.Conflict},
-			{forged, inbox.Unverified},
-			{from(t, "old", delivery{createdAt: time.Now().Add(-59 * time.Minute)}), inbox.TooOld},
+			{from(t, "", delivery{}), inbox.ReasonNoMessageID},
+			{from(t, "\xff\x00", delivery{}), inbox.ReasonNoMessageID},
+			{other, inbox.ReasonConflict},
+			{forged, inbox.ReasonUnverified},
+			{from(t, "old", delivery{createdAt: time.Now().Add(-59 * time.Minute)}), inbox.ReasonTooOld},
 		} {
 			before := len(dead.added)
 			expectNoError(t, deliverMessage(t, in, c.msg, never))
-			if c.reason == inbox.Conflict || c.reason == inbox.TooOld {
+			if c.reason == inbox.ReasonConflict || c.reason == inbox.ReasonTooOld {
 				expectNoError(t, deliverMessage(t, in, c.msg, never)) // a copy has no letter
 			}
 			if letter := dead.last(); letter.Reason != c.reason || len(dead.added) != before+1 {
@@ -235,7 +235,7 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 			t.Errorf("%d took their id", got)
 		}
 		expectNoError(t, in.Refuse(t.Context(), from(t, "garbage", delivery{}), errUndo))
-		if letter := dead.last(); letter.Reason != inbox.Malformed {
+		if letter := dead.last(); letter.Reason != inbox.ReasonMalformed {
 			t.Errorf("letter %+v", letter)
 		}
 		expectError(t, p.inbox(t, nil).Refuse(t.Context(), known, errUndo), inbox.ErrNoDeadLetters)
@@ -283,7 +283,7 @@ func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
 		expectNoError(t, deliverMessage(t, in, from(t, "b", delivery{redelivered: true}), effect))
 		p.expectNotes(t, 1, 0)
 		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true}), effect))
-		if letter := dead.last(); crashes != 4 || letter.Reason != inbox.Crashed {
+		if letter := dead.last(); crashes != 4 || letter.Reason != inbox.ReasonCrashed {
 			t.Errorf("%d crashes, letter %+v", crashes, letter)
 		}
 		p.expect(t, 1, 2, 0)

@@ -118,7 +118,7 @@ func TestSequence_DropsNothingThatWasTried(t *testing.T) {
 		}
 		for i, key := range []string{"\xff", "\x00", strings.Repeat("k", 3000)} {
 			expectNoError(t, deliverMessage(t, in, msg(strconv.Itoa(i+1), key, delivery{}), effect))
-			if letter := dead.last(); len(dead.added) != i+1 || letter.Reason != inbox.PermanentErr {
+			if letter := dead.last(); len(dead.added) != i+1 || letter.Reason != inbox.ReasonPermanent {
 				t.Errorf("%d letters, the last %+v", len(dead.added), letter)
 			}
 		}

@@ -5,8 +5,6 @@ import (
 	"database/sql"
 	"fmt"
 	"log/slog"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -20,7 +18,6 @@ type postgresStore struct {
 	log     *slog.Logger
 	names   oncemill.Config
 
-	insertHead, insertOne string
 	readText, readBulky   string
 	readPieceText         string
 	readAheadText         string
@@ -44,9 +41,8 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 	s := &postgresStore{
 		pace: pace{most: mostAside, mostWaiting: mostWaiting, behind: beginning, round: beginning},
 		db:   db, history: history, ask: ask, log: log, names: names,
-		insertHead: names.Expand(postgresInsert),
-		readText:   names.Expand(postgresRead),
-		readBulky:  names.Expand(postgresReadBulky),
+		readText:  names.Expand(postgresRead),
+		readBulky: names.Expand(postgresReadBulky),
 
 		readPieceText: names.Expand(postgresReadPiece),
 
@@ -63,65 +59,10 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 		scheduled:     newPostgresScheduled(names),
 		past:          newPostgresHistory(names),
 	}
-	s.insertOne = s.insertHead + valuesText(1)
 	for i := range s.sweep {
 		s.sweep[i] = newPostgresSweep(names, i)
 	}
 	return s
-}
-
-// Ids come from the sequence in the order of the values, so the order of the
-// call is the order of the rows.
-const (
-	postgresInsert   = `insert into {{outbox}} (lane, topic, message_id, key, payload, metadata) values `
-	insertColumns    = 6
-	rowsPerInsert    = 10_000 // 60,000 of the protocol's 65,535 parameters
-	sqliteRowsInsert = 100    // in process: a statement costs no round trip, and binding is quadratic
-)
-
-// valuesText returns ($1, ..., $6), ($7, ...) for n rows.
-func valuesText(n int) string {
-	var b strings.Builder
-	b.Grow(n * insertColumns * 7)
-	for i := range n * insertColumns {
-		switch {
-		case i == 0:
-			b.WriteByte('(')
-		case i%insertColumns == 0:
-			b.WriteString("), (")
-		default:
-			b.WriteString(", ")
-		}
-		b.WriteByte('$')
-		b.WriteString(strconv.Itoa(i + 1))
-	}
-	b.WriteByte(')')
-	return b.String()
-}
-
-func insertArgs(rows []Row) []any {
-	args := make([]any, 0, len(rows)*insertColumns)
-	for _, r := range rows {
-		args = append(args, r.Lane, r.Topic, r.MessageID, r.Key, r.Payload, r.Metadata)
-	}
-	return args
-}
-
-func (s *postgresStore) insert(ctx context.Context, tx oncemill.Tx, rows []Row) error {
-	return insertRows(ctx, tx, rows, rowsPerInsert, s.insertHead, s.insertOne)
-}
-
-func insertRows(ctx context.Context, tx oncemill.Tx, rows []Row, most int, head, one string) error {
-	for chunk := range chunks(rows, most, func(r *Row) *Row { return r }) {
-		text := one
-		if len(chunk) > 1 {
-			text = head + valuesText(len(chunk))
-		}
-		if _, err := tx.ExecContext(ctx, text, insertArgs(chunk)...); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // An id that lies 2^48 and more ahead of the sequence was never given out: at a

@@ -29,9 +29,16 @@ import (
 // SQL is sent. An error of the database leaves the transaction to the caller, who has
 // to roll it back.
 func (o *Outbox) Publish(ctx context.Context, tx oncemill.Tx, topic string, messages ...*message.Message) error {
-	if isNil(tx) {
-		return ErrNoTx
-	}
+	return o.publish(ctx, topic, messages, func() (oncemill.Tx, error) {
+		if isNil(tx) {
+			return nil, ErrNoTx
+		}
+		return tx, nil
+	})
+}
+
+// publish asks for the transaction when the messages are good.
+func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.Message, txOf func() (oncemill.Tx, error)) error {
 	if len(messages) == 0 {
 		return nil
 	}
@@ -42,11 +49,15 @@ func (o *Outbox) Publish(ctx context.Context, tx oncemill.Tx, topic string, mess
 			return err
 		}
 	}
+	tx, err := txOf()
+	if err != nil {
+		return err
+	}
 	if err := o.encode(ctx, all, messages); err != nil {
 		return err
 	}
 	rows, later := apart(all, waits)
-	if err := o.store.insert(ctx, tx, rows); err != nil {
+	if err := o.insert(ctx, tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)
 	}
 	if err := o.store.schedule(ctx, tx, later); err != nil {
@@ -101,21 +112,14 @@ func (o *Outbox) ContextPublisher() *Publisher {
 
 // Publish is [Outbox.Publish] under the context of the first message.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
-	if len(messages) == 0 {
-		return nil
-	}
-	tx := p.tx
-	if tx == nil {
-		var err error
-		if tx, err = txOfMessages(messages); err != nil {
-			return err
-		}
-	}
 	ctx := context.Background()
-	if messages[0] != nil { // Publish refuses it
+	if len(messages) > 0 && messages[0] != nil {
 		ctx = messages[0].Context()
 	}
-	return p.box.Publish(ctx, tx, topic, messages...)
+	if p.tx != nil {
+		return p.box.Publish(ctx, p.tx, topic, messages...)
+	}
+	return p.box.publish(ctx, topic, messages, func() (oncemill.Tx, error) { return txOfMessages(messages) })
 }
 
 // Close does nothing: a Publisher holds nothing. The transaction stays open.
@@ -125,9 +129,6 @@ func (p *Publisher) Close() error { return nil }
 func txOfMessages(messages []*message.Message) (oncemill.Tx, error) {
 	var tx oncemill.Tx
 	for i, msg := range messages {
-		if msg == nil {
-			return nil, &MessageError{Index: i, Field: "message", Problem: "is nil"}
-		}
 		found, ok := oncemill.TxFromContext(msg.Context())
 		switch {
 		case !ok:

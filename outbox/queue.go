@@ -167,7 +167,6 @@ type guard = func(ctx context.Context, tx *sql.Tx) (bool, error)
 
 // store is what differs between the databases.
 type store interface {
-	insert(ctx context.Context, tx oncemill.Tx, rows []Row) error
 	schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error
 	cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error)
 	nextDue(ctx context.Context) (due, error)

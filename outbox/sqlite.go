@@ -23,22 +23,19 @@ type sqliteStore struct {
 	log     *slog.Logger
 	names   oncemill.Config
 
-	insertHead, insertOne string
-	readTexts             [Lanes + 1]string // by the number of lanes
-	moveText, removeText  string
-	readPieceText         string
+	readTexts            [Lanes + 1]string // by the number of lanes
+	moveText, removeText string
+	readPieceText        string
 }
 
 func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *sqliteStore {
 	s := &sqliteStore{
 		db: db, history: history, ask: ask, log: log, names: names,
-		insertHead: names.Expand(sqliteInsert),
 		moveText:   names.Expand(sqliteMove),
 		removeText: names.Expand(sqliteRemove),
 
 		readPieceText: names.Expand(sqliteReadPiece),
 	}
-	s.insertOne = s.insertHead + valuesText(1)
 	for n := 1; n <= Lanes; n++ {
 		parts := make([]string, n)
 		for i := range parts {
@@ -47,12 +44,6 @@ func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, as
 		s.readTexts[n] = strings.Join(parts, "\nunion all")
 	}
 	return s
-}
-
-const sqliteInsert = `insert into {{outbox}} (lane, topic, message_id, key, payload, metadata) values `
-
-func (s *sqliteStore) insert(ctx context.Context, tx oncemill.Tx, rows []Row) error {
-	return insertRows(ctx, tx, rows, sqliteRowsInsert, s.insertHead, s.insertOne)
 }
 
 // Served by the index (lane, id). One limited subselect for each lane: a window

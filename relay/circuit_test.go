@@ -165,7 +165,7 @@ func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {
 			if says == "panic" {
 				panic("no such topic")
 			}
-			return Drop
+			return UnroutableDrop
 		}
 		m := b.bring(t, 0, 1, "a")
 		b.outcome(m, b.now, NoRoute(errors.New("nobody")))

@@ -69,7 +69,7 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	switch {
 	case m.attempts < e.attempts.MaxAttempts && !late:
 		f.verdict, f.retryIn = retryLater, e.attempts.wait(m.attempts, e.draw)
-	case e.attempts.Exhausted == HoldKey && l.orderKey(m) != "":
+	case e.attempts.Exhausted == ExhaustedHoldKey && l.orderKey(m) != "":
 		f.verdict = letterHold
 	default:
 		f.verdict = letterSkip

@@ -30,8 +30,8 @@ func (p place) steps() []step {
 	attempts := func(n int, e relay.Exhausted) relay.Retry {
 		return relay.Retry{Initial: 5 * time.Millisecond, Max: 20 * time.Millisecond, MaxAttempts: n, Exhausted: e}
 	}
-	skip, skipAtOnce := attempts(3, relay.Skip), attempts(1, relay.Skip)
-	hold, holdAtOnce := attempts(3, relay.HoldKey), attempts(1, relay.HoldKey)
+	skip, skipAtOnce := attempts(3, relay.ExhaustedSkip), attempts(1, relay.ExhaustedSkip)
+	hold, holdAtOnce := attempts(3, relay.ExhaustedHoldKey), attempts(1, relay.ExhaustedHoldKey)
 	type named struct {
 		name    string
 		retry   relay.Retry
@@ -210,7 +210,7 @@ func (c *casualty) workload(round string) []*message.Message {
 // replayed, unless nobody wants it.
 func (c *casualty) operate(t *testing.T) {
 	t.Helper()
-	list, err := c.letters.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead, dlq.Held}})
+	list, err := c.letters.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.StateDead, dlq.StateHeld}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,7 +305,7 @@ func (c *casualty) judge(t *testing.T, s step, all []*message.Message, wire []de
 		switch {
 		case unwanted && len(senders) > 0:
 			bad("%s is discarded and delivered", id)
-		case unwanted && letter != dlq.Discarded:
+		case unwanted && letter != dlq.StateDiscarded:
 			bad("%s was not discarded but is %s", id, letter)
 		case !unwanted && len(senders) == 0:
 			bad("%s is lost", id)
@@ -320,7 +320,7 @@ func (c *casualty) judge(t *testing.T, s step, all []*message.Message, wire []de
 		}
 		delivered++
 		repeats += len(senders) - 1
-		if letter == "" || s.retry.Exhausted == relay.HoldKey {
+		if letter == "" || s.retry.Exhausted == relay.ExhaustedHoldKey {
 			want[key] = append(want[key], id)
 		} else {
 			// Its place was given up.

@@ -188,7 +188,7 @@ func TestRelay_GivesUpAMessageThatKillsItsWorkers(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, l := range list {
-			if l.MessageID != lethal.UUID || l.Reason != "crashed" || l.Tries != spec.Retry.MaxAttempts || l.State != dlq.Dead {
+			if l.MessageID != lethal.UUID || l.Reason != "crashed" || l.Tries != spec.Retry.MaxAttempts || l.State != dlq.StateDead {
 				t.Errorf("letter %+v, want one of the message that kills", l)
 			}
 		}

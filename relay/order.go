@@ -30,27 +30,27 @@ const (
 type Exhausted uint8
 
 const (
-	// Skip makes the message a dead letter, and its successors flow. If it is
+	// ExhaustedSkip makes the message a dead letter, and its successors flow. If it is
 	// replayed, it comes after them.
-	Skip Exhausted = iota
+	ExhaustedSkip Exhausted = iota
 
-	// HoldKey makes the message a dead letter and keeps its successors waiting,
+	// ExhaustedHoldKey makes the message a dead letter and keeps its successors waiting,
 	// in order, until an operator replays or discards it. It has no effect in
 	// OrderNone.
-	HoldKey
+	ExhaustedHoldKey
 )
 
 // Unroutable says what becomes of a message that the broker has no receiver for.
 type Unroutable uint8
 
 const (
-	// Refuse counts it as a failed attempt, unless the topic as a whole seems
+	// UnroutableRefuse counts it as a failed attempt, unless the topic as a whole seems
 	// to have lost its queues: then its messages wait.
-	Refuse Unroutable = iota
+	UnroutableRefuse Unroutable = iota
 
-	// Drop takes it for delivered: right for a topic that may have no
+	// UnroutableDrop takes it for delivered: right for a topic that may have no
 	// subscriber.
-	Drop
+	UnroutableDrop
 )
 
 // Retry says how often and when a message is tried again that was refused. Only
@@ -71,6 +71,6 @@ type Retry struct {
 	// attempts left. Default: none.
 	TimeLimit time.Duration
 
-	// Exhausted says what follows the last attempt. Default: Skip.
+	// Exhausted says what follows the last attempt. Default: ExhaustedSkip.
 	Exhausted Exhausted
 }

@@ -76,7 +76,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 // drops asks Config.Unroutable. Whoever panics there has refused.
 func (e *engine) drops(topic string) (drop bool) {
 	_ = contain.Call(func() error {
-		drop = e.unroutable != nil && e.unroutable(topic) == Drop
+		drop = e.unroutable != nil && e.unroutable(topic) == UnroutableDrop
 		return nil
 	})
 	return drop

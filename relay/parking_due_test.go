@@ -73,7 +73,7 @@ func TestParking_CommandsAreTheOldestMessagesFirst(t *testing.T) {
 		p.exec(t, `update {{dead_letters}} set lane = 6 where row_id = $1`, rows[1].ID)
 		parked, _ := p.mustCarryOut(t, commands[0].letter, commands[1].letter)
 		p.expectDue(t, rows[0].MessageID)
-		if len(parked) == 0 || p.letterOf(t, rows[1]).State != dlq.Replaying {
+		if len(parked) == 0 || p.letterOf(t, rows[1]).State != dlq.StateReplaying {
 			t.Errorf("a letter of another lane was carried out; parked %v", parked)
 		}
 	})

@@ -112,21 +112,21 @@ func (g *gambler) learnIDs(t *testing.T) {
 
 func (g *gambler) act(t *testing.T) {
 	for _, l := range g.someLetters(t) {
-		open := l.state == dlq.Dead || l.state == dlq.Held
+		open := l.state == dlq.StateDead || l.state == dlq.StateHeld
 		act := dlq.Act{By: "gambler", Reason: "luck"}
 		var err error
 		if g.IntN(3) > 0 {
 			_, err = g.letters.Replay(t.Context(), []int64{l.id}, act)
 			if open {
-				l.state = dlq.Replaying
+				l.state = dlq.StateReplaying
 			}
 		} else {
 			err = g.letters.Discard(t.Context(), l.id, act)
 			switch {
-			case open && l.state == dlq.Dead:
-				l.state, l.row.spot = dlq.Discarded, isDropped
+			case open && l.state == dlq.StateDead:
+				l.state, l.row.spot = dlq.StateDiscarded, isDropped
 			case open:
-				l.state = dlq.Discarding
+				l.state = dlq.StateDiscarding
 			}
 		}
 		var refused *dlq.StateError

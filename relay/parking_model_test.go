@@ -103,10 +103,10 @@ func (m *model) fail(failures []failure, followers []outbox.Ref) {
 		switch {
 		case f.verdict == letterSkip:
 			r.spot = isDead
-			m.letters = append(m.letters, &modelLetter{row: r, state: dlq.Dead, attempts: f.attempt})
+			m.letters = append(m.letters, &modelLetter{row: r, state: dlq.StateDead, attempts: f.attempt})
 		case f.verdict == letterHold:
 			r.spot, r.held = inParked, true
-			m.letters = append(m.letters, &modelLetter{row: r, state: dlq.Held, held: true, attempts: f.attempt})
+			m.letters = append(m.letters, &modelLetter{row: r, state: dlq.StateHeld, held: true, attempts: f.attempt})
 		case r.spot == inOutbox || r.time != 0:
 			r.spot, r.time = inParked, timeOf(f)
 		}
@@ -128,8 +128,8 @@ func (m *model) settle(refs []outbox.Ref) (unparked []parkedKey) {
 			touched[r.Key] = true
 		}
 		for _, l := range m.letters {
-			if l.row == r && l.state != dlq.Replayed && l.state != dlq.Discarded {
-				l.state = dlq.Replayed
+			if l.row == r && l.state != dlq.StateReplayed && l.state != dlq.StateDiscarded {
+				l.state = dlq.StateReplayed
 				if r.spot == isDead {
 					r.spot = isDropped // nothing is left of it
 				}
@@ -151,11 +151,11 @@ func (m *model) carryOut(letters []*modelLetter) (parked, unparked []parkedKey) 
 		r := l.row
 		keys[r.Key] = true
 		switch l.state {
-		case dlq.Replaying:
-			l.state = dlq.Replayed
+		case dlq.StateReplaying:
+			l.state = dlq.StateReplayed
 			r.spot, r.held, r.attempts, r.errors, r.crashed, r.time = inParked, false, 0, 0, false, 1
-		case dlq.Discarding:
-			l.state = dlq.Discarded
+		case dlq.StateDiscarding:
+			l.state = dlq.StateDiscarded
 			r.spot, r.held = isDropped, false
 		}
 	}

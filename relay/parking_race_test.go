@@ -133,7 +133,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 					}
 					var open []*dlq.Letter
 					retried(t, func() (err error) {
-						open, err = letters.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.Dead, dlq.Held}})
+						open, err = letters.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.StateDead, dlq.StateHeld}})
 						return err
 					})
 					var ids []int64

@@ -127,7 +127,7 @@ func TestParking_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
 		last.text = "too large: 1048577 bytes of " + r.MessageID
 		p.mustFail(t, []failure{last})
 		l := p.letterOf(t, r)
-		if l.State != dlq.Dead || l.Source != dlq.Relay || l.Lane != lotLane || l.RowID != r.ID || l.Topic != r.Topic || l.MessageID != r.MessageID || l.Key != key ||
+		if l.State != dlq.StateDead || l.Source != dlq.FromRelay || l.Lane != lotLane || l.RowID != r.ID || l.Topic != r.Topic || l.MessageID != r.MessageID || l.Key != key ||
 			string(l.Payload) != string(r.Payload) || l.Metadata[outbox.KeyMetadata] != key || !l.CreatedAt.Equal(r.CreatedAt) || l.DiedAt.Before(l.CreatedAt) ||
 			l.Reason != "refused" || l.Error != last.text || l.Tries != 13 || l.Consumer != "" {
 			t.Errorf("letter %+v", l)
@@ -150,7 +150,7 @@ func TestParking_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
 	})
 }
 
-// Policy Skip: the successors of a dead letter flow, and its replay takes its
+// Policy ExhaustedSkip: the successors of a dead letter flow, and its replay takes its
 // place among those that are parked by then.
 func TestParking_AReplayComesBackInItsPlace(t *testing.T) {
 	eachLot(t, func(t *testing.T, p *lot) {
@@ -198,7 +198,7 @@ func TestParking_AReplayComesBackInItsPlace(t *testing.T) {
 		p.mustSettle(t, due[2])
 		expectKeys(t, "unparked", p.mustSettle(t, due[3]), []parkedKey{{lotLane, key}})
 		all, err := p.letters(t).List(t.Context(), dlq.Filter{MessageID: rows[0].MessageID, OldestFirst: true})
-		if err != nil || len(all) != 2 || all[0].State != dlq.Replayed || all[1].State != dlq.Dead || all[1].Tries != 1 {
+		if err != nil || len(all) != 2 || all[0].State != dlq.StateReplayed || all[1].State != dlq.StateDead || all[1].Tries != 1 {
 			t.Errorf("letters %+v, %v", all, err)
 		}
 	})
@@ -210,7 +210,7 @@ func TestParking_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 		rows := p.publish(t, named(key, 4)...)
 		p.mustFail(t, []failure{failing(rows[0], letterHold)}, rows[1:3]...)
 		held := p.letterOf(t, rows[0])
-		if held.State != dlq.Held || string(held.Payload) != string(rows[0].Payload) {
+		if held.State != dlq.StateHeld || string(held.Payload) != string(rows[0].Payload) {
 			t.Errorf("letter %+v", held)
 		}
 		if due, next := p.mustDue(t, 10, 10); len(due) != 0 || next >= 0 {
@@ -228,7 +228,7 @@ func TestParking_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 		p.mustFail(t, []failure{failingAgain(due[0], retryLater)})
 		p.mustFail(t, []failure{failingAgain(parkedRow{Row: rows[0], attempts: 1}, letterHold)})
 		again := p.letterOf(t, rows[0])
-		if again.ID == held.ID || again.State != dlq.Held || again.Tries != 2 {
+		if again.ID == held.ID || again.State != dlq.StateHeld || again.Tries != 2 {
 			t.Errorf("letter %+v after %+v", again, held)
 		}
 		if due, _ := p.mustDue(t, 10, 10); len(due) != 0 {
@@ -253,7 +253,7 @@ func TestParking_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 		if n := p.count(t, `select count(*) from {{outbox_history}}`); n != 2 {
 			t.Errorf("%d messages in the history, want 2", n)
 		}
-		if l := p.letterOf(t, rows[1]); l.State != dlq.Discarded || l.Act.Reason != "obsolete" || l.ClosedAt.IsZero() {
+		if l := p.letterOf(t, rows[1]); l.State != dlq.StateDiscarded || l.Act.Reason != "obsolete" || l.ClosedAt.IsZero() {
 			t.Errorf("letter %+v", l)
 		}
 		p.expectSound(t, 4, 0)
@@ -273,7 +273,7 @@ func TestParking_AConfirmThatComesLateClosesTheLetter(t *testing.T) {
 		}
 		p.expectDue(t, rows[1].MessageID)
 		for _, r := range []outbox.Row{rows[0], rows[2]} {
-			if l := p.letterOf(t, r); l.State != dlq.Replayed || l.Act.By != "relay" || l.Act.Reason == "" || l.ClosedAt.IsZero() {
+			if l := p.letterOf(t, r); l.State != dlq.StateReplayed || l.Act.By != "relay" || l.Act.Reason == "" || l.ClosedAt.IsZero() {
 				t.Errorf("letter %+v", l)
 			}
 		}

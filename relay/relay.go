@@ -85,7 +85,7 @@ type Config struct {
 	LetterRetention time.Duration
 
 	// Unroutable says for a topic what becomes of messages that nobody takes.
-	// Default: Refuse for all.
+	// Default: UnroutableRefuse for all.
 	Unroutable func(topic string) Unroutable
 
 	// RequireDurable publishes nothing that the database server could still
@@ -178,7 +178,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 		duration("Retry.Max", &cfg.Retry.Max, max(5*time.Minute, cfg.Retry.Initial), cfg.Retry.Initial, 30*24*time.Hour)
 	}
 	duration("Retry.TimeLimit", &cfg.Retry.TimeLimit, 0, time.Millisecond, 365*24*time.Hour)
-	if cfg.Retry.Exhausted > HoldKey {
+	if cfg.Retry.Exhausted > ExhaustedHoldKey {
 		bad("Config.Retry.Exhausted", strconv.Itoa(int(cfg.Retry.Exhausted)), "must be Skip or HoldKey")
 	}
 	if cfg.Logger == nil {

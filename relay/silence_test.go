@@ -104,7 +104,7 @@ func once(cfg *relay.Config, f *variety) { cfg.Retry.MaxAttempts, f.flaky = 1, 0
 
 func durably(cfg *relay.Config, _ *variety) { cfg.RequireDurable = true }
 
-func hold(cfg *relay.Config, f *variety) { cfg.Retry.Exhausted, f.held = relay.HoldKey, true }
+func hold(cfg *relay.Config, f *variety) { cfg.Retry.Exhausted, f.held = relay.ExhaustedHoldKey, true }
 
 func flood(cfg *relay.Config, f *variety) {
 	cfg.Retry.MaxAttempts, f.flood, cfg.Batch = 12, true, 400

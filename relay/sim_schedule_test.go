@@ -95,7 +95,7 @@ func (s *simulation) problems() []string {
 			continue
 		}
 		first[r.ID] = true
-		if r.replayed && s.retry.Exhausted == Skip {
+		if r.replayed && s.retry.Exhausted == ExhaustedSkip {
 			continue // its place was given up
 		}
 		if r.Key != "" && r.ID < last[r.Key] && s.order == OrderPerKey {

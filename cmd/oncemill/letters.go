@@ -51,7 +51,7 @@ its inbox, if that has Config.Replays and runs.`,
 		},
 	}
 	flags := list.Flags()
-	flags.StringSliceVar(&states, "state", []string{string(dlq.Dead), string(dlq.Held), string(dlq.Replaying), string(dlq.Discarding)},
+	flags.StringSliceVar(&states, "state", []string{string(dlq.StateDead), string(dlq.StateHeld), string(dlq.StateReplaying), string(dlq.StateDiscarding)},
 		"states to list: dead, held, replaying, discarding, replayed, discarded")
 	flags.StringVar(&filter.Topic, "topic", "", "of this topic")
 	flags.StringVar(&filter.Key, "key", "", "of this ordering key")

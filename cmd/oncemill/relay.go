@@ -79,7 +79,7 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	}
 	o.relay.Order = order
 	if o.holdKey {
-		o.relay.Retry.Exhausted = relay.HoldKey
+		o.relay.Retry.Exhausted = relay.ExhaustedHoldKey
 	}
 	// No URL contains a space, and the variable can hold several only in this way.
 	urls := strings.Fields(strings.Join(o.amqpURLs, " "))

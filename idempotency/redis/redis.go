@@ -139,14 +139,14 @@ func (c *Cache) Get(ctx context.Context, id idempotency.ID) (record idempotency.
 		copy(record.Fingerprint[:], e.Fingerprint) != len(record.Fingerprint) {
 		return idempotency.Record{}, false // not ours, or damaged: the store knows
 	}
-	record.State, record.Endpoint, record.Status = idempotency.Completed, e.Endpoint, e.Status
+	record.State, record.Endpoint, record.Status = idempotency.StateCompleted, e.Endpoint, e.Status
 	record.Response, record.Location, record.ResourceID = e.Response, e.Location, e.ResourceID
 	return record, true
 }
 
 // Put implements idempotency.Cache.
 func (c *Cache) Put(ctx context.Context, r idempotency.Record) {
-	if r.State != idempotency.Completed || r.ExpiresIn < time.Second || len(r.Response) > c.cfg.MaxResponse || c.resting() {
+	if r.State != idempotency.StateCompleted || r.ExpiresIn < time.Second || len(r.Response) > c.cfg.MaxResponse || c.resting() {
 		return
 	}
 	text, err := json.Marshal(entry{r.ID[:], r.Caller[:], r.Fingerprint[:], r.Endpoint, r.Status, r.Response, r.Location, r.ResourceID, sum(r.Response)})

@@ -71,7 +71,7 @@ func newService(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	engine, err := idempotency.New(s.store, idempotency.Config{
-		Scope: idempotency.SingleTenant(), Cache: cache, Retention: time.Hour, Logger: slog.New(slog.DiscardHandler), InProgress: idempotency.Wait,
+		Scope: idempotency.SingleTenant(), Cache: cache, Retention: time.Hour, Logger: slog.New(slog.DiscardHandler), InProgress: idempotency.InProgressWait,
 		WaitTimeout: time.Minute, Timeout: time.Minute, // a slow disk is no failure
 	})
 	if err != nil {

@@ -14,7 +14,7 @@ func (s *suite) claimOnce() {
 	c := newClaim()
 	owner := s.granted(c)
 	record, granted := s.claim(again(c))
-	if granted || record.State != idempotency.Started || record.Owner != owner {
+	if granted || record.State != idempotency.StateStarted || record.Owner != owner {
 		s.Errorf("granted %t: %+v", granted, record)
 	}
 	s.granted(newClaim())
@@ -44,7 +44,7 @@ func (s *suite) find() {
 	s.expectAbsent(c.ID)
 	owner := s.granted(c)
 	r := s.mustFind(c.ID)
-	if r.ID != c.ID || r.Caller != c.Caller || r.Fingerprint != c.Fingerprint || r.State != idempotency.Started || r.Owner != owner ||
+	if r.ID != c.ID || r.Caller != c.Caller || r.Fingerprint != c.Fingerprint || r.State != idempotency.StateStarted || r.Owner != owner ||
 		r.Endpoint != c.Endpoint || r.CorrelationID != c.CorrelationID || r.TraceID != c.TraceID || r.Response != nil {
 		s.Errorf("found %+v", r)
 	}
@@ -56,7 +56,7 @@ func (s *suite) find() {
 func (s *suite) complete() {
 	for _, change := range []func(*idempotency.Completion){
 		func(*idempotency.Completion) {},
-		func(c *idempotency.Completion) { c.State, c.Response = idempotency.NotReplayable, nil },
+		func(c *idempotency.Completion) { c.State, c.Response = idempotency.StateNotReplayable, nil },
 	} {
 		c, done := newClaim(), completion()
 		change(&done)
@@ -160,7 +160,7 @@ func (s *suite) stale() {
 		s.expectStale(s.store.Release(s.Context(), c.ID, stranger))
 		s.expectStale(s.store.Extend(s.Context(), c.ID, stranger, time.Hour))
 	}
-	if r := s.mustFind(c.ID); r.Owner != owner || r.State != idempotency.Started || r.LeaseLeft > c.Lease {
+	if r := s.mustFind(c.ID); r.Owner != owner || r.State != idempotency.StateStarted || r.LeaseLeft > c.Lease {
 		s.Errorf("found %+v", r)
 	}
 	s.expectStale(s.store.Complete(s.Context(), newClaim().ID, owner, completion()))
@@ -178,7 +178,7 @@ func (s *suite) completedStays() {
 	if _, granted, err := s.store.TakeOver(s.Context(), again(c), owner); err != nil || granted {
 		s.Errorf("taken over: %v", err)
 	}
-	if r := s.mustFind(c.ID); r.Status != 201 || r.State != idempotency.Completed {
+	if r := s.mustFind(c.ID); r.Status != 201 || r.State != idempotency.StateCompleted {
 		s.Errorf("found %+v", r)
 	}
 }
@@ -199,9 +199,9 @@ func (s *suite) refuse() {
 	c, done := newClaim(), completion()
 	done.Retention, done.Refuse = 30*time.Millisecond, time.Hour
 	s.ok(s.store.Complete(s.Context(), c.ID, s.granted(c), done))
-	s.until("the response has expired", func() bool { return s.mustFind(c.ID).State == idempotency.Expired })
+	s.until("the response has expired", func() bool { return s.mustFind(c.ID).State == idempotency.StateExpired })
 	for range 2 {
-		if r, granted := s.claim(again(c)); granted || r.State != idempotency.Expired || r.Response != nil {
+		if r, granted := s.claim(again(c)); granted || r.State != idempotency.StateExpired || r.Response != nil {
 			s.Errorf("granted %t: %+v", granted, r)
 		}
 		if _, err := s.store.Purge(s.Context(), 100); err != nil {
@@ -331,7 +331,7 @@ func (s *suite) churn() {
 				case err != nil: // it may have come and gone too often
 					continue
 				case !ok:
-					if r.Owner.Token == c.Token || r.State == idempotency.Completed && !bytes.HasPrefix(r.Response, r.Owner.Token[:]) {
+					if r.Owner.Token == c.Token || r.State == idempotency.StateCompleted && !bytes.HasPrefix(r.Response, r.Owner.Token[:]) {
 						s.Errorf("refused by its own, or with another's response: %+v", r)
 					}
 					s.pause(100 * time.Microsecond)

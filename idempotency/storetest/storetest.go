@@ -83,7 +83,7 @@ func (s *suite) claim(c idempotency.Claim) (idempotency.Record, bool) {
 func (s *suite) granted(c idempotency.Claim) idempotency.Owner {
 	s.Helper()
 	record, granted := s.claim(c)
-	if !granted || record.State != idempotency.Started || record.Owner.Token != c.Token {
+	if !granted || record.State != idempotency.StateStarted || record.Owner.Token != c.Token {
 		s.Fatalf("granted %t: %+v", granted, record)
 	}
 	return record.Owner
@@ -151,7 +151,7 @@ func (s *suite) leaseEnds(id idempotency.ID) {
 
 func completion() idempotency.Completion {
 	return idempotency.Completion{
-		State: idempotency.Completed, Status: 201, Response: []byte("\x00\xffresponse"), Retention: time.Hour,
+		State: idempotency.StateCompleted, Status: 201, Response: []byte("\x00\xffresponse"), Retention: time.Hour,
 		Location: "/orders/7", ResourceID: "7",
 	}
 }

@@ -105,7 +105,7 @@ func TestSubscriber_ReplayComesToTheQueueOfItsConsumer(t *testing.T) {
 		return n
 	}
 	eventually(t, "the effect of stock", func() bool { return count() == 2 })
-	if closed := list(dlq.Filter{States: []dlq.State{dlq.Replayed}}); len(closed) != 1 {
+	if closed := list(dlq.Filter{States: []dlq.State{dlq.StateReplayed}}); len(closed) != 1 {
 		t.Errorf("%d letters are replayed", len(closed))
 	}
 	if err := errors.Join(router.Close(), <-stopped); err != nil {
@@ -155,7 +155,7 @@ func TestSubscriber_ReplayToNoQueueLosesNothing(t *testing.T) {
 	if n, err := in.Replay(t.Context()); n != 1 || err != nil {
 		t.Errorf("%d published, %v", n, err)
 	}
-	if list, err = letters.List(t.Context(), dlq.Filter{}); err != nil || list[0].State != dlq.Replaying {
+	if list, err = letters.List(t.Context(), dlq.Filter{}); err != nil || list[0].State != dlq.StateReplaying {
 		t.Errorf("the letter is %+v, %v", list[0], err)
 	}
 }

@@ -151,7 +151,7 @@ func (w *waiting) measure(t *testing.T, lasting time.Duration) {
 	consumer := w.consume(t)
 	worker := startWorker(t, workerSpec{
 		DSN: w.pg.URL(t, "binary_parameters=yes"), Database: w.pg.Config, AMQP: w.uri, Queues: true,
-		Retry: relay.Retry{MaxAttempts: 2, Initial: 10 * time.Millisecond, Exhausted: relay.HoldKey},
+		Retry: relay.Retry{MaxAttempts: 2, Initial: 10 * time.Millisecond, Exhausted: relay.ExhaustedHoldKey},
 	})
 	begin := time.Now()
 	sent := map[string]time.Time{}
