@@ -26,7 +26,7 @@ func ExampleOutbox_CancelScheduled() {
 			reminder := message.NewMessage("reminder-of-bill-7", []byte(`{"bill":7}`))
 			outbox.SetKey(reminder, "bill-7")
 			outbox.SetDeliverAfter(reminder, 24*time.Hour) // or SetDeliverAt
-			return box.Publisher(tx).Publish("reminders", reminder)
+			return box.Publish(ctx, tx, "reminders", reminder)
 		})
 		//snippet:end
 	}

@@ -52,7 +52,7 @@ func ExampleOutbox_RunInTx() {
 			}
 			msg := message.NewMessage(id, []byte(`{"item":"tea"}`))
 			outbox.SetKey(msg, "tea")
-			return box.Publisher(tx).Publish("orders", msg)
+			return box.Publish(ctx, tx, "orders", msg)
 		})
 	}
 	fmt.Println("first order refused:", order("order-1") != nil)

@@ -112,10 +112,13 @@ func (o *Outbox) ContextPublisher() *Publisher {
 
 // Publish is [Outbox.Publish] under the context of the first message.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
-	ctx := context.Background()
-	if len(messages) > 0 && messages[0] != nil {
-		ctx = messages[0].Context()
+	switch {
+	case len(messages) == 0:
+		return nil
+	case messages[0] == nil:
+		return &MessageError{Field: "message", Problem: "is nil"}
 	}
+	ctx := messages[0].Context()
 	if p.tx != nil {
 		return p.box.Publish(ctx, p.tx, topic, messages...)
 	}

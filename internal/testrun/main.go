@@ -58,7 +58,7 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(turns)
+	defer os.RemoveAll(turns) //nolint:errcheck // it is temporary
 	args = append([]string{"-exec", strings.Join([]string{self, turnFlag, filepath.Join(turns, "turn")}, " ")}, args...)
 	var total counts
 	var errs []error
