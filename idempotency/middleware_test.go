@@ -232,7 +232,9 @@ func TestMiddleware_Options(t *testing.T) {
 		t.Errorf("canonical JSON: %d", w.Code)
 	}
 	expectProblem(t, do(t, h, post("/", `{"a":1.0, "b":[true]}`, asJSON)), 422, "key-reused")
-	h = handler(func(c *idempotency.Config) { c.Scope = nil }, ok("x"))
+	h = handler(func(c *idempotency.Config) {
+		c.Scope = func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, errors.New("who is this?") }
+	}, ok("x"))
 	expectProblem(t, do(t, h, post("/", "x")), 500, "internal")
 	h = handler(func(c *idempotency.Config) {
 		c.Answer = func(w http.ResponseWriter, _ *http.Request, p idempotency.Problem) {
