@@ -364,22 +364,8 @@ func TestPublish_ReturnsWhatTheDatabaseSays(t *testing.T) {
 	})
 }
 
-func TestPublish_ObeysTheContextOfTheMessage(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
-		tx, err := p.db.BeginTx(t.Context(), nil)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer tx.Rollback()
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		msg := newMessage("a", "")
-		msg.SetContext(ctx)
-		expectError(t, p.box.Publisher(tx).Publish("orders", msg), context.Canceled)
-	})
-}
-
-func TestPublish_RunsUnderTheContextOfTheCall(t *testing.T) {
+// The context of a publisher of Watermill's is that of the message.
+func TestPublish_ObeysItsContext(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		tx, err := p.db.BeginTx(t.Context(), nil)
 		if err != nil {
@@ -389,6 +375,9 @@ func TestPublish_RunsUnderTheContextOfTheCall(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		expectError(t, p.box.Publish(ctx, tx, "orders", newMessage("a", "")), context.Canceled)
+		msg := newMessage("a", "")
+		msg.SetContext(ctx)
+		expectError(t, p.box.Publisher(tx).Publish("orders", msg), context.Canceled)
 	})
 }
 
