@@ -13,8 +13,8 @@ import (
 type Dialect int
 
 const (
-	// DialectAuto tells the dialect from the Go package of the driver (lib/pq,
-	// pgx, modernc.org/sqlite). It is the zero value.
+	// DialectAuto detects the dialect from the Go package of the driver (lib/pq, pgx,
+	// modernc.org/sqlite). It is the zero value.
 	DialectAuto Dialect = iota
 	// PostgreSQL is PostgreSQL 13 or newer.
 	PostgreSQL
@@ -34,8 +34,8 @@ func (d Dialect) String() string {
 	return "Dialect(" + strconv.Itoa(int(d)) + ")"
 }
 
-// DialectOf tells the dialect of db from its driver. It does no I/O. The error
-// is [ErrUnknownDialect].
+// DialectOf detects the dialect of db from its driver. It does no I/O. The error is
+// [ErrUnknownDialect].
 func DialectOf(db *sql.DB) (Dialect, error) {
 	t := reflect.TypeOf(db.Driver())
 	for t.Kind() == reflect.Pointer {
@@ -50,15 +50,15 @@ func DialectOf(db *sql.DB) (Dialect, error) {
 	return DialectAuto, ErrUnknownDialect
 }
 
-// Config says which database is spoken to and where its tables are. The zero
-// value is right for a database of one service. Every building block that works
-// on the same tables is given the same Config.
+// Config describes a database and the location of oncemill's tables in it. The zero
+// value is right for a database of one service. Give the same Config to every package
+// that works on the same tables.
 type Config struct {
-	// Dialect of the database. Default: told from the driver.
+	// Dialect of the database. Default: detected from the driver.
 	Dialect Dialect
 
-	// Schema that holds the tables. Default: "oncemill" on PostgreSQL. SQLite
-	// has no schemas; it must be empty there.
+	// Schema that holds the tables. Default: "oncemill" on PostgreSQL. Must be empty on
+	// SQLite, which has no schemas.
 	Schema string
 
 	// Prefix of every table name. Default: none on PostgreSQL, "oncemill_" on
@@ -66,15 +66,15 @@ type Config struct {
 	Prefix string
 }
 
-// identifierPattern admits what needs no quoting anywhere and leaves room, of
-// PostgreSQL's 63 bytes, for the names that are made of it.
+// identifierPattern admits names that never need quoting. The limit leaves room within
+// PostgreSQL's 63 bytes for the names that are derived from them.
 var identifierPattern = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,30}$`)
 
 const identifierRule = "must be 1 to 31 characters of a-z, 0-9 and _, not starting with a digit"
 
-// Resolve returns c with its defaults filled in, or every bad value of it as a
-// [*ConfigError] (joined). It does no I/O. Packages of oncemill call it in New;
-// applications need it only to write SQL of their own against [Config.Table].
+// Resolve returns c with its defaults filled in, or a [*ConfigError] for every bad
+// value (joined). It does no I/O. The packages of oncemill call it in New. Applications
+// need it only to write their own SQL with [Config.Table].
 func (c Config) Resolve(db *sql.DB) (Config, error) {
 	var errs []error
 	if c.Dialect == DialectAuto {
@@ -111,8 +111,8 @@ func (c Config) Resolve(db *sql.DB) (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// Table returns the quoted, qualified name of one of oncemill's tables, for
-// example "oncemill"."outbox". c must come from [Config.Resolve].
+// Table returns the quoted, qualified name of an oncemill table, for example
+// "oncemill"."outbox". c must come from [Config.Resolve].
 func (c Config) Table(name string) string {
 	if c.Schema == "" {
 		return c.Name(name)
@@ -120,9 +120,8 @@ func (c Config) Table(name string) string {
 	return `"` + c.Schema + `".` + c.Name(name)
 }
 
-// Name returns the quoted, unqualified name of an object of oncemill's (an
-// index, a constraint), for example "outbox_lane". c must come from
-// [Config.Resolve].
+// Name returns the quoted, unqualified name of an oncemill object (an index, a
+// constraint), for example "outbox_lane". c must come from [Config.Resolve].
 func (c Config) Name(name string) string {
 	return `"` + c.Prefix + name + `"`
 }
@@ -130,10 +129,10 @@ func (c Config) Name(name string) string {
 // placeholder matches {{name}}, {{name:x}} and {{schema}} in SQL texts.
 var placeholder = regexp.MustCompile(`\{\{[a-z0-9_:]+\}\}`)
 
-// Expand fills a constant SQL text in: {{outbox}} becomes the qualified name of
-// that table, {{name:outbox_key}} the unqualified one, {{schema}} the quoted
-// schema. It is how all SQL of oncemill gets its names, once, in New. c must
-// come from [Config.Resolve].
+// Expand fills in the names in a constant SQL text: {{outbox}} becomes the qualified
+// name of that table, {{name:outbox_key}} the unqualified name, {{schema}} the quoted
+// schema. All SQL of oncemill gets its names this way, once, in New. c must come from
+// [Config.Resolve].
 func (c Config) Expand(text string) string {
 	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
 		word := p[2 : len(p)-2]

@@ -1,12 +1,11 @@
-// Package oncemill is the shared vocabulary of the oncemill building blocks:
-// which database dialect is spoken ([Dialect]), where the tables are
-// ([Config]), the transaction that the caller owns ([Tx]), the one way to carry
-// it in a context ([ContextWithTx]), and the migrations that make the tables
-// ([Migrate]).
+// Package oncemill holds what all oncemill packages share: the database dialects
+// ([Dialect]), the location of the tables ([Config]), the caller's transaction ([Tx])
+// and how a context carries it ([ContextWithTx]), and the migrations that create the
+// tables ([Migrate]).
 //
-// The building blocks live in the packages below it: outbox writes messages in
-// the caller's transaction, relay delivers them, inbox applies a message's
-// effects once, idempotency runs a retried HTTP request once.
+// The building blocks are separate packages. Package outbox writes messages in the
+// caller's transaction, relay delivers them, inbox applies the effects of a message
+// once, and idempotency runs a retried HTTP request once.
 //
 //	cfg := oncemill.Config{}
 //	err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)

@@ -10,46 +10,48 @@ import (
 )
 
 var (
-	// ErrTxOwned is returned by Commit and Rollback of a transaction handle
-	// that only lends the transaction out. Return nil or an error from your
-	// function instead: whoever began the transaction ends it.
+	// ErrTxOwned is returned by Commit and Rollback of a borrowed transaction handle.
+	// Do not end the transaction; return nil or an error from your function instead.
+	// The code that began the transaction ends it.
 	ErrTxOwned = errors.New("oncemill: the transaction belongs to whoever began it; return instead of ending it")
 
-	// ErrNoLastInsertID is returned by LastInsertId of a result that came from
-	// PostgreSQL, which has no such thing. Use RETURNING.
+	// ErrNoLastInsertID is returned by LastInsertId of a result from PostgreSQL, which
+	// does not support it. Use RETURNING.
 	ErrNoLastInsertID = errors.New("oncemill: PostgreSQL reports no last insert id; use returning")
 
 	// ErrNothingToUndo is returned by MigrateDown for a set that is not applied.
 	ErrNothingToUndo = errors.New("oncemill: no step of the migrations is applied")
 
-	// ErrUnknownDialect means that the database cannot be told from its driver
-	// (a wrapped driver, for example). Set Config.Dialect.
+	// ErrUnknownDialect means that the dialect cannot be detected from the driver (a
+	// wrapped driver, for example). Set Config.Dialect.
 	ErrUnknownDialect = errors.New("oncemill: dialect cannot be told from the driver; set Config.Dialect")
 )
 
-// Errors of transactions on SQLite. They come from everything of oncemill that writes.
+// Errors of transactions on SQLite. Every oncemill function that writes can return
+// them.
 var (
-	// ErrNestedTx means that a transaction was to begin under the context of another
-	// one of the same database, which it would wait for without end: SQLite has one
-	// writer. Use the transaction that is in the context ([TxFromContext]), or a
-	// context without it, after its end.
+	// ErrNestedTx means that a transaction would begin inside another one on the same
+	// database. SQLite has one writer, so it would wait forever. Use the transaction
+	// that is in the context ([TxFromContext]), or use a context without it after that
+	// transaction has ended.
 	ErrNestedTx = turn.ErrNested
 
-	// ErrDatabaseLocked means that one transaction of this process, another process, or
-	// a transaction that was begun by hand, has kept the database from being written for
-	// ten seconds. Nothing was written; calling again is safe. A handler that takes that
-	// long does not belong into a transaction on SQLite.
+	// ErrDatabaseLocked means that a single transaction has kept the database from
+	// being written for ten seconds. The transaction is one of this process, of another
+	// process, or was begun by hand. Nothing was written; calling again is safe. A
+	// handler that takes that long does not belong in a transaction on SQLite.
 	ErrDatabaseLocked = turn.ErrLocked
 
-	// ErrDatabaseReplaced means that the database's file was removed, or replaced by
-	// another one, while it was open. Nothing was written. A relay ends with it. Stop
-	// every process before you restore a backup, and start them afterwards.
+	// ErrDatabaseReplaced means that the database's file was removed or replaced while
+	// it was open. Nothing was written. A relay stops with this error. Stop every
+	// process before you restore a backup, and start them afterwards.
 	ErrDatabaseReplaced = turn.ErrReplaced
 )
 
-// ConfigError names a configuration value that cannot be used. Nothing has been
-// written when it is returned, and nothing sent to the database unless it is about that
-// (see [CheckSQLite]). Several of them come joined; find them with errors.As.
+// ConfigError names a configuration value that cannot be used. Nothing has been written
+// when it is returned. Nothing has been sent to the database either, unless the error
+// is about the database itself (see [CheckSQLite]). Several of them are joined; find
+// them with errors.As.
 type ConfigError struct {
 	Field   string // as the caller wrote it, for example "outbox.Config.MaxPayload"
 	Value   string // the offending value, shortened and quoted where it is text
@@ -60,8 +62,8 @@ func (e *ConfigError) Error() string {
 	return fmt.Sprintf("%s = %s: %s", e.Field, e.Value, e.Problem)
 }
 
-// SchemaError means that the tables in the database do not fit this version of
-// the library.
+// SchemaError means that the tables in the database do not match this version of the
+// library.
 type SchemaError struct {
 	Set     string // name of the migration set, for example "outbox"
 	Have    int    // version found in the database, 0 if none
@@ -73,12 +75,13 @@ func (e *SchemaError) Error() string {
 	return fmt.Sprintf("oncemill: migrations %q: database has version %d, library has %d: %s", e.Set, e.Have, e.Want, e.Problem)
 }
 
-// MigrationLockError means that a migration gave up waiting for a lock. Nothing of
-// the set was changed; calling again is safe. If PID is not 0, that session holds
-// the lock that migrations take turns by: let it end if it is a migration. Any
-// login can take that lock, so if it is none, end it with pg_terminate_backend. If
-// PID is 0, that session has ended since, or a transaction uses a table that a step
-// changes.
+// MigrationLockError means that a migration gave up waiting for a lock. Nothing of the
+// set was changed; calling again is safe.
+//
+// If PID is not 0, that session holds the lock that serializes migrations. If it is a
+// migration, let it finish. Any login can take that lock: if the session is not a
+// migration, end it with pg_terminate_backend. If PID is 0, that session has ended
+// since, or a transaction uses a table that a step changes.
 type MigrationLockError struct {
 	PID         int    // backend that holds the lock of migrations, or 0
 	User        string // its role
@@ -97,12 +100,11 @@ func (e *MigrationLockError) Error() string {
 
 func (e *MigrationLockError) Unwrap() error { return e.Err }
 
-// DataLossError means that a step back was refused because it drops tables with
-// rows in them. Nothing was changed. Let the rows go first, or set
-// DownOptions.LoseRows.
+// DataLossError means that a down step was refused because it drops tables that have
+// rows. Nothing was changed. Remove the rows first, or set DownOptions.LoseRows.
 type DataLossError struct {
 	Set     string
-	Version int      // of the step that would be taken back
+	Version int      // of the step that would be undone
 	Tables  []string // quoted names
 }
 
@@ -110,9 +112,9 @@ func (e *DataLossError) Error() string {
 	return fmt.Sprintf("oncemill: migrations %q: version %d cannot be undone without losing the rows of %s", e.Set, e.Version, strings.Join(e.Tables, ", "))
 }
 
-// PanicError is what a panic of a function of yours becomes where it must not end the
-// process: of a handler once its attempt has been rolled back, of a command, of a
-// marshaler, of a function in a Config.
+// PanicError reports a panic of one of your functions that must not end the process: of
+// a handler (after its attempt was rolled back), a command, a marshaler, or a function
+// in a Config.
 type PanicError struct {
 	Value any    // what it panicked with
 	Stack []byte // of its goroutine, from where it panicked

@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// Migrations is the history of the tables of one package. Every package of
-// oncemill that owns tables exports its own as a variable of this type.
+// Migrations is the migration set of one package. Every oncemill package that owns
+// tables exports its set as a variable of this type.
 type Migrations struct {
-	// Name of the set, for example "outbox". It is what the database remembers.
+	// Name of the set, for example "outbox". The database records it.
 	Name string
 
-	// FS holds the folders postgresql and sqlite with files named
-	// 0001_name.up.sql and 0001_name.down.sql, numbered from 1 without gaps.
+	// FS holds the folders postgresql and sqlite with files named 0001_name.up.sql and
+	// 0001_name.down.sql, numbered from 1 without gaps.
 	//
-	// An up file whose first line is "-- compatible: 3" leaves tables that
-	// libraries with version 3 of the set can still work with. Without that line
-	// only libraries that know the file can.
+	// An up file whose first line is "-- compatible: 3" leaves tables that libraries
+	// with version 3 of the set can still work with. Without that line, only libraries
+	// that know the file can work with them.
 	FS fs.FS
 }
 
@@ -33,28 +33,28 @@ type Status struct {
 	Version int // applied in the database, 0 if none
 	Latest  int // known to this library
 
-	// Oldest is the lowest version that a library must know to work with the
-	// tables of a newer database. 0 while Version is not above Latest.
+	// Oldest is the lowest version that a library must know to work with the tables of
+	// a newer database. It is 0 while Version is not above Latest.
 	Oldest int
 }
 
-// tooNew reports that the tables are newer than this library can work with.
+// tooNew reports whether the tables are too new for this library.
 func (s Status) tooNew() bool { return s.Oldest > s.Latest }
 
-// Migrate brings the tables of the given sets to the versions this library
-// knows, each set in one transaction. It may be called at every start: it is
-// idempotent, and processes that start at once wait for each other.
+// Migrate brings the tables of the given sets to the versions this library knows, each
+// set in one transaction. Call it at every start: it is idempotent, and processes that
+// start at the same time wait for each other.
 //
-// A database that a newer library has migrated is left alone: with a nil error
-// if its tables still suit this library, else with a [*SchemaError].
+// Migrate does not touch a database that a newer library has migrated. It returns nil
+// if this library can still work with the tables, otherwise a [*SchemaError].
 //
-// A wait for a lock ends after a minute, or after three quarters of the time
-// that ctx leaves, with a [*MigrationLockError].
+// A wait for a lock ends after a minute, or after three quarters of the time left in
+// ctx, with a [*MigrationLockError].
 //
-// On SQLite it first looks at the settings of db; see [CheckSQLite].
+// On SQLite it first checks the settings of db; see [CheckSQLite].
 //
-// On PostgreSQL it creates the schema if it is missing. The role needs create on
-// the database (or on the schema, if that is there).
+// On PostgreSQL it creates the schema if it is missing. The role needs CREATE on the
+// database (or on the schema, if that exists).
 func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
 	cfg, loaded, err := loadSets(db, cfg, sets)
 	if err != nil {
@@ -73,8 +73,8 @@ func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) er
 	return nil
 }
 
-// MigrationStatus tells how far each set has been applied. It changes nothing;
-// a database without oncemill's tables has version 0 everywhere.
+// MigrationStatus returns how far each set has been applied. It changes nothing. In a
+// database without oncemill's tables every version is 0.
 func MigrationStatus(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) ([]Status, error) {
 	cfg, loaded, err := loadSets(db, cfg, sets)
 	if err != nil {
@@ -101,11 +101,10 @@ func MigrationStatus(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrat
 	return status, nil
 }
 
-// migrationSQL holds what differs between the dialects. begin takes the lock
-// that makes concurrent migrators wait: on PostgreSQL a transaction-level
-// advisory lock, which a pooler in transaction mode keeps intact. The isolation
-// level is spelled out because a REPEATABLE READ default would fix the snapshot
-// before the lock is granted.
+// migrationSQL holds what differs between the dialects. begin takes the lock that
+// serializes migrators: on PostgreSQL a transaction-level advisory lock, which also
+// works through a pooler in transaction mode. The isolation level is explicit because a
+// REPEATABLE READ default would fix the snapshot before the lock is granted.
 type migrationSQL struct {
 	begin   []string // WAIT is the lock_timeout in milliseconds
 	columns string   // of the table migrations; 0 without it
@@ -114,8 +113,8 @@ type migrationSQL struct {
 	lock    string // of a table in front of its name
 }
 
-// migrationsColumns is the number of columns of the table migrations. Libraries
-// from before rolling upgrades made it with one fewer.
+// migrationsColumns is the number of columns of the table migrations. Libraries from
+// before rolling upgrades created it with one column fewer.
 const migrationsColumns = 5
 
 var dialectSQL = map[Dialect]migrationSQL{
@@ -123,7 +122,7 @@ var dialectSQL = map[Dialect]migrationSQL{
 		begin: []string{
 			`begin isolation level read committed`,
 			`set local lock_timeout = WAIT`,
-			`set local idle_in_transaction_session_timeout = '10s'`, // a migrator that is frozen keeps its locks no longer
+			`set local idle_in_transaction_session_timeout = '10s'`, // a frozen migrator keeps its locks no longer
 			`select pg_advisory_xact_lock(` + migrationLock + `)`,
 		},
 		columns: `select count(*) from pg_attribute where attrelid = to_regclass('{{migrations}}') and attnum > 0 and not attisdropped`,
@@ -177,13 +176,14 @@ const (
 
 	addCompatible = `alter table {{migrations}} add column compatible integer`
 
-	// The newest version, and the lowest that a library must know which knows $2.
+	// The newest version, and the lowest version that a library must know if it knows
+	// $2.
 	selectVersion = `
 select coalesce(max(version), 0), coalesce(max(case when version > $2 then coalesce(compatible, version) end), 0)
 from {{migrations}}
 where set_name = $1`
 
-	// The same, of a table that an older library has made.
+	// The same, for a table that an older library created.
 	selectVersionBefore = `
 select coalesce(max(version), 0), coalesce(max(case when version > $2 then version end), 0)
 from {{migrations}}
@@ -277,11 +277,11 @@ func (m Migrations) load(d Dialect) (set, error) {
 	return s, nil
 }
 
-// CheckMigrated returns a [*SchemaError] for each given set whose tables this
-// library cannot work with, joined: those that are older than it knows, and those
-// that a newer library has migrated to a version that this one cannot run beside.
-// On SQLite it looks at the settings of db, too; see [CheckSQLite]. Workers call it
-// when they start.
+// CheckMigrated returns a [*SchemaError] for each given set whose tables this library
+// cannot work with, joined. Such tables are older than this library requires, or a
+// newer library has migrated them to a version that this library cannot run beside. On
+// SQLite it also checks the settings of db; see [CheckSQLite]. Workers call it when
+// they start.
 func CheckMigrated(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
 	status, err := MigrationStatus(ctx, db, cfg, sets...)
 	if err != nil {

@@ -7,21 +7,21 @@ import (
 	"slices"
 )
 
-// DownOptions are what [MigrateDown] may do.
+// DownOptions configures [MigrateDown].
 type DownOptions struct {
-	// LoseRows permits a step that drops tables with rows in them: messages,
-	// dead letters, ids of the inbox. Default: such a step is refused.
+	// LoseRows permits a step that drops tables that have rows: messages, dead letters,
+	// ids of the inbox. Default: such a step is refused.
 	LoseRows bool
 }
 
-// MigrateDown takes the last step of one set back, in one transaction, and
-// returns the status after it. Call it to go back to an older library, before
-// that starts and after all processes with the newer one have stopped.
+// MigrateDown undoes the last step of one set, in one transaction, and returns the
+// status after it. Call it to go back to an older library, after all processes with the
+// newer library have stopped and before the older one starts.
 //
-// A step that drops tables with rows is refused with a [*DataLossError], and the
-// database is left alone, unless [DownOptions] permits it. Columns that the step
-// drops go with what is in them. [ErrNothingToUndo] means that the set is not
-// applied; a [*SchemaError], that only a newer library knows the way back.
+// A step that drops tables with rows is refused with a [*DataLossError] and changes
+// nothing, unless [DownOptions] permits it. Columns that the step drops are lost with
+// their contents. [ErrNothingToUndo] means that the set is not applied. A
+// [*SchemaError] means that only a newer library can undo the step.
 func MigrateDown(ctx context.Context, db *sql.DB, cfg Config, set Migrations, options DownOptions) (Status, error) {
 	cfg, loaded, err := loadSets(db, cfg, []Migrations{set})
 	if err != nil {
@@ -76,9 +76,9 @@ func (m migrator) down(ctx context.Context, s set, options DownOptions) error {
 	return m.exec(ctx, deleteVersion, s.name, have.Version)
 }
 
-// losses returns the tables that a step drops although there are rows in them. It
-// tries the step and takes it back; then it locks what the step dropped, so that
-// nothing is written between the look and the step.
+// losses returns the tables with rows that a step drops. It tries the step and rolls it
+// back. Then it locks those tables, so that nothing is written between the check and
+// the step.
 func (m migrator) losses(ctx context.Context, step step) (lost []string, err error) {
 	before, err := m.tables(ctx)
 	if err != nil {
@@ -117,7 +117,7 @@ func (m migrator) losses(ctx context.Context, step step) (lost []string, err err
 	return lost, nil
 }
 
-// tables returns the quoted names of the tables beside the table of versions.
+// tables returns the quoted names of the tables, except the migrations table.
 func (m migrator) tables(ctx context.Context) (names []string, err error) {
 	rows, err := m.conn.QueryContext(ctx, m.cfg.Expand(dialectSQL[m.cfg.Dialect].tables))
 	if err != nil {

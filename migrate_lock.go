@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// mostLockWait is how long a migration waits for a lock: for another migrator, or
-// for the transactions that use a table that a step changes. Whoever uses that
-// table meanwhile queues behind it.
+// mostLockWait is how long a migration waits for a lock: for another migrator, or for
+// transactions that use a table that a step changes. New users of that table queue
+// behind the migration meanwhile.
 const mostLockWait = time.Minute
 
-// lockWait leaves a part of the time of ctx to say what stood in the way.
+// lockWait reserves part of the time left in ctx for reporting which session is in the
+// way.
 func lockWait(ctx context.Context) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {
@@ -21,8 +22,8 @@ func lockWait(ctx context.Context) time.Duration {
 	return max(time.Millisecond, min(mostLockWait, 3*time.Until(deadline)/4))
 }
 
-// Others' sessions show their role and name to everybody. The key of an advisory
-// lock of 64 bits is in two columns, and objsubid is 1.
+// Every role can see the role and application name of other sessions. pg_locks shows
+// the key of a 64-bit advisory lock in two columns, with objsubid 1.
 const selectHolder = `
 select a.pid, coalesce(a.usename, ''), a.application_name
 from pg_locks l
@@ -32,8 +33,8 @@ where l.locktype = 'advisory' and l.granted and l.objsubid = 1
 	and (l.classid::bigint << 32 | l.objid::bigint) = ` + migrationLock + `
 limit 1`
 
-// lockError is what a lock timeout becomes. With holder it names the session that
-// has the lock of migrations, if that is still there.
+// lockError returns the error for a lock timeout. With holder it names the session that
+// holds the migration lock, if that session still exists.
 func (m migrator) lockError(ctx context.Context, err error, wait time.Duration, holder bool) error {
 	locked := &MigrationLockError{Waited: wait, Err: err}
 	if !holder {

@@ -16,10 +16,10 @@ import (
 type migrator struct {
 	conn *sql.Conn
 	cfg  Config
-	turn *turn.Turn // to write, on SQLite
+	turn *turn.Turn // the turn to write, on SQLite
 }
 
-// newMigrator returns a migrator that must be given back with done.
+// newMigrator returns a migrator. The caller must call done.
 func newMigrator(ctx context.Context, db *sql.DB, cfg Config) (m migrator, done func(), err error) {
 	m.cfg = cfg
 	if cfg.Dialect == SQLite {
@@ -57,7 +57,7 @@ func takeTurn(ctx context.Context, db *sql.DB) (*turn.Turn, error) {
 	return taken, err
 }
 
-// begin begins the transaction, behind other migrators.
+// begin begins the transaction, after other migrators.
 func (m migrator) begin(ctx context.Context, wait time.Duration) error {
 	begin := func(ctx context.Context) error {
 		for _, text := range dialectSQL[m.cfg.Dialect].begin {
@@ -84,8 +84,8 @@ func (m migrator) inTx(ctx context.Context, fn func() error) (err error) {
 	wait, begun := lockWait(ctx), false
 	defer func() {
 		if err != nil {
-			// The transaction may be over already, or the connection gone; the
-			// first error is the one to report. ctx may have ended.
+			// The transaction may already be over, or the connection lost; the first
+			// error is the one to report. ctx may have ended.
 			_, _ = m.conn.ExecContext(context.WithoutCancel(ctx), `rollback`)
 			if sqlerr.State(err) == "55P03" {
 				err = m.lockError(ctx, err, wait, !begun)
@@ -113,8 +113,8 @@ func (m migrator) inTx(ctx context.Context, fn func() error) (err error) {
 	return nil
 }
 
-// upgradeVersions adds the column that the table of an older library lacks. It
-// looks first: the statement itself waits for all readers of the table.
+// upgradeVersions adds the column that the table of an older library lacks. It checks
+// first, because the statement itself waits for all readers of the table.
 func (m migrator) upgradeVersions(ctx context.Context) error {
 	var columns int
 	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(dialectSQL[m.cfg.Dialect].columns)).Scan(&columns)
@@ -158,9 +158,9 @@ func (m migrator) up(ctx context.Context, s set) error {
 	return nil
 }
 
-// connect waits for its turn. The one who gives a new SQLite file its write-ahead log
-// needs the file alone, and SQLite's busy timeout does not hold for those who come at
-// that moment.
+// connect retries while the database is busy. The connection that switches a new SQLite
+// file to a write-ahead log needs exclusive access, and SQLite's busy timeout does not
+// apply to connections that open at that moment.
 func connect(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	for end := time.Now().Add(busyTimeout); ; {
 		conn, err := db.Conn(ctx)

@@ -20,17 +20,21 @@ const (
 	walLimit         = 64 << 20
 )
 
-// SQLiteDSN returns the data source name that oncemill's promises need on
-// SQLite, for the driver modernc.org/sqlite (named "sqlite"):
+// SQLiteDSN returns the data source name that oncemill's guarantees require on SQLite,
+// for the driver modernc.org/sqlite (named "sqlite"):
 //
 //	db, err := sql.Open("sqlite", oncemill.SQLiteDSN("orders.db"))
 //
-// It sets a write-ahead log, so that readers do not wait for the writer, whose file
-// shrinks to 64 MiB once it is not needed; synchronous=FULL, so that a commit survives
-// a power failure; foreign keys; a busy timeout of 10 s, for transactions that you
-// begin by hand (those of oncemill wait as long as their context allows); and
-// transactions that begin as writers, since one that began as a reader and then
-// writes fails at once when another has written meanwhile.
+// It sets:
+//
+//   - A write-ahead log, so that readers do not wait for the writer. The log file shrinks
+//     to 64 MiB when the space is no longer needed.
+//   - synchronous=FULL, so that a commit survives a power failure.
+//   - Foreign keys.
+//   - A busy timeout of 10 s, for transactions that you begin by hand. Those of oncemill
+//     wait as long as their context allows.
+//   - Transactions that begin as writers. A transaction that began as a reader fails at
+//     once when it writes after another one has written.
 func SQLiteDSN(path string) string {
 	q := url.Values{
 		"_txlock": {"immediate"},
@@ -43,9 +47,9 @@ func SQLiteDSN(path string) string {
 }
 
 // CheckSQLite returns a [*ConfigError] for each setting of a SQLite database that
-// oncemill's promises do not hold with, joined; [SQLiteDSN] makes them right. Migrate
-// and CheckMigrated, and with it relay, inbox and idempotency when they start, call it,
-// and so does the first transaction of oncemill on db.
+// breaks oncemill's guarantees, joined; [SQLiteDSN] sets them all. Migrate and
+// CheckMigrated call it, and so do relay, inbox and idempotency when they start
+// (through CheckMigrated). The first transaction of oncemill on db calls it too.
 //
 // A database in memory belongs to one connection, so it needs db.SetMaxOpenConns(1).
 func CheckSQLite(ctx context.Context, db *sql.DB) error {
@@ -65,7 +69,7 @@ func CheckSQLite(ctx context.Context, db *sql.DB) error {
 	return nil
 }
 
-// sqliteSettings are what the promises need of a connection.
+// sqliteSettings are the connection settings that the guarantees depend on.
 type sqliteSettings struct {
 	file, journal string
 	synchronous   int
@@ -86,10 +90,10 @@ where d.name = 'main'`).Scan(&s.file, &s.journal, &s.synchronous, &s.foreignKeys
 	return s, err
 }
 
-// beginsAsWriter asks for a transaction of a connection that may only read, which
-// SQLite refuses to a writer. So no lock is taken.
+// beginsAsWriter begins a transaction on a connection that may only read. SQLite
+// refuses that to a writer, so no lock is taken.
 func beginsAsWriter(ctx context.Context, conn *sql.Conn) (yes bool, err error) {
-	whole := context.WithoutCancel(ctx) // what is set is to be set back
+	whole := context.WithoutCancel(ctx) // the setting must be undone
 	if _, err := conn.ExecContext(whole, `pragma query_only = 1`); err != nil {
 		return false, err
 	}

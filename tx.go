@@ -7,20 +7,19 @@ import (
 	"github.com/oncemill/oncemill/internal/txcontext"
 )
 
-// Tx is a database transaction that the caller began and will end. oncemill
-// executes statements in it and never calls Commit or Rollback: they are part
-// of the interface so that a *sql.DB, which would lose atomicity silently, does
-// not compile where a transaction is wanted. *sql.Tx is a Tx; see [FromPgx] for
-// pgx.Tx.
+// Tx is a database transaction that the caller began and will end. oncemill executes
+// statements in it and never calls Commit or Rollback. They are part of the interface
+// so that a *sql.DB, which would silently lose atomicity, does not compile in place of
+// a transaction. *sql.Tx is a Tx; see [FromPgx] for pgx.Tx.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	Commit() error
 	Rollback() error
 }
 
-// ContextWithTx returns a context that carries tx. It is the only carrier of
-// transactions in oncemill: publishers bound to a context and inbox handlers
-// find the transaction through it.
+// ContextWithTx returns a context that carries tx. oncemill passes transactions in a
+// context in no other way: context-bound publishers and inbox handlers find the
+// transaction through it.
 func ContextWithTx(ctx context.Context, tx Tx) context.Context {
 	return txcontext.With(ctx, tx)
 }
@@ -38,14 +37,17 @@ type PgxTx[T interface{ RowsAffected() int64 }] interface {
 	Rollback(ctx context.Context) error
 }
 
-// FromPgx makes a [Tx] of a pgx.Tx:
+// FromPgx adapts a pgx.Tx to [Tx]:
 //
 //	box.Publish(ctx, oncemill.FromPgx(tx), "orders", msg)
 //
-// The type parameter is inferred. As with every Tx, ending the transaction
-// stays the caller's business: Commit and Rollback of the adapter refuse with
-// [ErrTxOwned], since they have no context to hand to pgx.
+// The type parameter is inferred. As with every Tx, the caller ends the transaction.
+// Commit and Rollback of the adapter return [ErrTxOwned], since they have no context to
+// pass to pgx.
 func FromPgx[T interface{ RowsAffected() int64 }](tx PgxTx[T]) Tx {
+	if tx == nil {
+		return nil
+	}
 	return pgxTx[T]{tx: tx}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// What a consumer could not handle. A time that is not known is null.
+// A message that a consumer could not handle. An unknown time is null.
 const (
 	addColumns = `
 insert into {{dead_letters}} (source, consumer, topic, message_id, key, payload, metadata,
@@ -21,11 +21,11 @@ values ('consumer', $1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, `
 	sqliteAdd   = addColumns + `$14)`
 )
 
-// Add writes the letter of a consumer in a transaction of its own database, which
-// is that of the store. It takes what describes the message and its failure from
-// l; the identity of the letter, its state, its times and its fingerprint are
-// given to it. Texts that a database does not take are cleaned, and cut at 4 KiB with
-// a mark: a letter can always be written. The caller commits.
+// Add writes a consumer's dead letter in a transaction of the consumer's database,
+// which is also the store's. It takes the description of the message and of its failure
+// from l. The id, the state, the times and the fingerprint are assigned. Texts that a
+// database does not accept are cleaned, and cut at 4 KiB with a mark, so that a dead
+// letter can always be written. The caller commits.
 func (s *Store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 	metadata, err := encode(map[string]string(l.Metadata))
 	if err != nil {
@@ -69,9 +69,10 @@ func encode(v any) ([]byte, error) {
 	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
 }
 
-// micros returns a time that a producer gave, or nil for one that no table takes.
+// micros returns a time that a producer gave, or nil for a time that no table can
+// store.
 func micros(t time.Time) any {
-	if t.Year() < 1970 || t.Year() > 9999 { // the zero time among them
+	if t.Year() < 1970 || t.Year() > 9999 { // includes the zero time
 		return nil
 	}
 	return t.UnixMicro()

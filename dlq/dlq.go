@@ -21,7 +21,7 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the table dead_letters.
+// Migrations creates the table dead_letters.
 var Migrations = oncemill.Migrations{Name: "dlq", FS: migrationsFS()}
 
 func migrationsFS() fs.FS {
@@ -34,19 +34,19 @@ func migrationsFS() fs.FS {
 
 // Config configures a Store. The zero value is right for most services.
 type Config struct {
-	// Database says where the table is.
+	// Database describes the database and the location of the table.
 	Database oncemill.Config
 
-	// Retention is how long letters are kept once they are replayed or
-	// discarded. Letters in other states are kept until somebody acts on them.
-	// It is for Forget. A relay forgets letters by relay.Config.LetterRetention;
-	// where there is no relay, call Forget. Default: 30 days. At least 1 h. A
-	// longer one costs the space of their messages.
+	// Retention is how long dead letters are kept once they are replayed or discarded.
+	// Dead letters in other states are kept until somebody acts on them. Forget uses
+	// it. A relay purges dead letters by relay.Config.LetterRetention; call Forget
+	// where there is no relay. Default: 30 days. At least 1 h. A longer retention costs
+	// the space of the messages.
 	Retention time.Duration
 }
 
-// Store is the operators' side of the dead letters. It holds no connection and
-// no goroutine; it may be used by many goroutines.
+// Store is the operators' side of the dead letters. It holds no connection and no
+// goroutine. It is safe for concurrent use.
 type Store struct {
 	db        *sql.DB
 	dialect   oncemill.Dialect
@@ -54,9 +54,9 @@ type Store struct {
 	texts     texts
 }
 
-// New returns a store on db. It does no I/O; the table is made by
-// oncemill.Migrate with [Migrations]. All bad values of cfg are reported at
-// once, each as an [*oncemill.ConfigError]. The caller keeps owning db.
+// New returns a store on db. It does no I/O; oncemill.Migrate creates the table with
+// [Migrations]. All bad values of cfg are reported at once, each as an
+// [*oncemill.ConfigError]. The caller keeps owning db.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "dlq.New db", Value: "nil", Problem: "a database is needed"}
@@ -78,7 +78,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	return &Store{db: db, dialect: database.Dialect, retention: cfg.Retention, texts: newTexts(database)}, nil
 }
 
-// Get returns a letter with its message, or [ErrNotFound].
+// Get returns a dead letter with its message, or [ErrNotFound].
 func (s *Store) Get(ctx context.Context, id int64) (*Letter, error) {
 	l, err := scanLetter(s.db.QueryRowContext(ctx, s.texts.get, id), true)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -90,23 +90,23 @@ func (s *Store) Get(ctx context.Context, id int64) (*Letter, error) {
 	return l, nil
 }
 
-// Act says who wants something done, and why. It is kept with the letter.
+// Act records who acts on a dead letter, and why. It is stored with the dead letter.
 type Act struct {
 	By     string // who; required
 	Reason string // why; required to discard
 }
 
-// Replay asks for the delivery of the messages of letters that are dead or held.
-// It returns the ids of those that it has given the command: of all calls on one
-// letter, at once or one after the other, exactly one gets its id.
+// Replay requests delivery of the messages of dead letters that are dead or held. It
+// returns the ids it accepted. Of all calls for one dead letter, concurrent or not,
+// exactly one gets its id.
 //
-// The others are reported in the error, joined: a [*StateError] for a letter that
-// somebody has acted on already, and [ErrNotFound]. [ErrNoActor] comes alone, and
-// nothing was done. After an error of the database the outcome is open; calling
+// The other ids are reported in the error, joined: a [*StateError] for a dead letter
+// that somebody has already acted on, and [ErrNotFound]. [ErrNoActor] is returned
+// alone, and nothing was done. After a database error the outcome is unknown; calling
 // again is safe.
 //
-// A relay's message comes back in its place among those of its key that are
-// parked; those that were delivered meanwhile stay before it.
+// A relay's message returns to its position among the parked messages of its key.
+// Messages of the key that were delivered meanwhile stay before it.
 func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []int64, err error) {
 	if strings.TrimSpace(act.By) == "" {
 		return nil, ErrNoActor
@@ -114,10 +114,10 @@ func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []in
 	return s.act(ctx, s.texts.replay, "replayed", ids, act)
 }
 
-// Discard ends a letter that is dead or held, or a consumer's that is being replayed:
-// its message will not be delivered, and a held one stops holding its successors. It is discarded at once, or, if it
-// is held, when the worker that holds its lane has removed the message. The
-// errors are those of Replay, and [ErrNoReason].
+// Discard closes a dead letter that is dead or held, or a consumer's that is replaying.
+// Its message will not be delivered, and a held message stops holding its successors.
+// The dead letter is discarded at once, or, if it is held, when the worker that holds
+// its lane has removed the message. The errors are those of Replay, and [ErrNoReason].
 func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 	switch {
 	case strings.TrimSpace(act.By) == "":
@@ -129,7 +129,7 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 	return err
 }
 
-// actBatch is the number of letters in one statement.
+// actBatch is the number of dead letters in one statement.
 const actBatch = 500
 
 func (s *Store) act(ctx context.Context, text, deed string, ids []int64, act Act) (accepted []int64, err error) {
@@ -153,8 +153,8 @@ func (s *Store) act(ctx context.Context, text, deed string, ids []int64, act Act
 	return accepted, errors.Join(errs...)
 }
 
-// command gives a batch its command. Under a higher isolation level than READ
-// COMMITTED the second of two at once fails, and has to look again.
+// command writes the command for a batch. Under an isolation level above READ
+// COMMITTED, the second of two concurrent calls fails and has to retry.
 func (s *Store) command(ctx context.Context, text string, ids []int64, act Act) (did []int64, err error) {
 	for range 10 {
 		err = s.write(ctx, turn.Caller, func(via session) error {
@@ -174,7 +174,8 @@ type session interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// write lets do execute one statement that writes: on SQLite when it is its turn.
+// write runs do, which executes one writing statement. On SQLite it waits for its turn
+// first.
 func (s *Store) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
 	if s.dialect == oncemill.SQLite {
 		return sqlitetx.Write(ctx, s.db, kind, func(tx *sql.Tx) error { return do(tx) })
@@ -182,7 +183,7 @@ func (s *Store) write(ctx context.Context, kind turn.Kind, do func(session) erro
 	return do(s.db)
 }
 
-// refusals says why letters were left alone.
+// refusals returns why dead letters were left alone.
 func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]error, error) {
 	states, err := scanStates(s.db.QueryContext(ctx, s.texts.states, s.texts.int64s(ids)))
 	if err != nil {
@@ -202,12 +203,12 @@ func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]
 	return errs, nil
 }
 
-// forgetBatch bounds a statement, so that it holds its locks for a moment only.
+// forgetBatch bounds a statement, so that it holds its locks only briefly.
 const forgetBatch = 500
 
-// Forget deletes letters that were replayed or discarded longer ago than
-// Config.Retention, in small batches, and returns how many. It is to be called
-// from time to time; calling it from several places at once is safe.
+// Forget deletes dead letters that were replayed or discarded longer ago than
+// Config.Retention, in small batches, and returns how many. Call it from time to time;
+// concurrent calls are safe.
 func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
 	if s.dialect == oncemill.SQLite {
 		return s.forgetInTurn(ctx)
@@ -224,7 +225,7 @@ func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
 	}
 }
 
-// forget deletes a batch. What somebody has locked is waited for a little.
+// forget deletes a batch. It waits briefly for locked rows.
 func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
 	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		forgotten, err = affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
@@ -233,20 +234,21 @@ func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
 	return forgotten, err
 }
 
-// forgetInTurn deletes some at a time, on SQLite: a letter may be of any size, so only the
-// time tells how many are few.
+// forgetInTurn deletes a few at a time, on SQLite. A dead letter may be of any size, so
+// the elapsed time decides when to stop.
 func (s *Store) forgetInTurn(ctx context.Context) (forgotten int64, err error) {
 	const some = 10
-	slice := int64(0) // what the last transaction has deleted
+	slice := int64(0) // deleted by the last transaction
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		forgotten, slice = forgotten+slice, 0
-		for {
+		for !over() {
 			n, err := affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), some))
 			slice += n
-			if err != nil || n < some || over() {
-				return n == some, err
+			if err != nil || n < some {
+				return false, err
 			}
 		}
+		return true, nil
 	})
 	if err != nil {
 		return forgotten, fmt.Errorf("dlq: forget: %w", err)
@@ -261,7 +263,7 @@ func affected(result sql.Result, err error) (int64, error) {
 	return result.RowsAffected()
 }
 
-// clean makes text fit for every database.
+// clean makes text acceptable to every database.
 func clean(s string) string {
 	const limit = 4 << 10
 	if len(s) > limit {

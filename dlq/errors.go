@@ -6,24 +6,23 @@ import (
 )
 
 var (
-	// ErrNotFound is returned for an id that no letter has. It may have been
-	// forgotten; see Config.Retention.
+	// ErrNotFound is returned for an id that no dead letter has. It may have been
+	// purged; see Config.Retention.
 	ErrNotFound = errors.New("no such letter")
 
-	// ErrNoActor is returned for an Act that does not say who acts. Nothing was
-	// done.
+	// ErrNoActor is returned for an Act without By. Nothing was done.
 	ErrNoActor = errors.New("dlq: the act needs to say by whom")
 
 	// ErrNoReason is returned for a discard without a reason. Nothing was done.
 	ErrNoReason = errors.New("dlq: a discard needs a reason")
 )
 
-// StateError means that a letter was left alone because of its state: somebody
-// has acted on it already.
+// StateError means that a dead letter was left alone because of its state: somebody has
+// already acted on it.
 type StateError struct {
 	ID    int64
-	State State  // that it is in
-	Deed  string // that was refused: "replayed" or "discarded"
+	State State  // current state
+	Deed  string // refused action: "replayed" or "discarded"
 }
 
 func (e *StateError) Error() string {

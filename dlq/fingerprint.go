@@ -7,11 +7,10 @@ import (
 	"unicode"
 )
 
-// Fingerprint returns 16 hexadecimal digits that are the same for failures that
-// are alike: at the same place ("relay", or the name of a consumer), of the same
-// class, with the same text but for what differs from message to message. That
-// is every occurrence of one of own (the id of the message, say), and every word
-// with a digit in it.
+// Fingerprint returns 16 hexadecimal digits that are the same for similar failures: at
+// the same place ("relay", or the name of a consumer), of the same class, with the same
+// text apart from what differs from message to message. That is every occurrence of one
+// of own (the id of the message, for example), and every word that contains a digit.
 func Fingerprint(place, class, text string, own ...string) string {
 	for _, s := range own {
 		if s != "" {

@@ -12,10 +12,10 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// State is where a letter stands; see the package's documentation.
+// State is the state of a dead letter; see the package documentation.
 type State string
 
-// The states of a letter.
+// The states of a dead letter.
 const (
 	StateDead       State = "dead"
 	StateHeld       State = "held"
@@ -27,33 +27,34 @@ const (
 
 var states = []State{StateDead, StateHeld, StateReplaying, StateDiscarding, StateReplayed, StateDiscarded}
 
-// Source is who wrote a letter.
+// Source is who wrote a dead letter.
 type Source string
 
-// The sources of letters.
+// The sources of dead letters.
 const (
 	FromRelay    Source = "relay"    // could not be published
 	FromConsumer Source = "consumer" // could not be handled
 )
 
-// Letter is a message that was given up, and why. All times are the database's.
+// Letter is a dead letter: a message that was given up, and why. All times are the
+// database's.
 type Letter struct {
 	ID      int64
 	State   State
 	Version int // grows with each change of the state
 	Source  Source
 
-	Consumer string // name of the consumer; empty for a relay's letter
-	Lane     int    // of a relay's letter; -1 for a consumer's
-	RowID    int64  // the message's id in the outbox; 0 for a consumer's
+	Consumer string // name of the consumer; empty if a relay wrote it
+	Lane     int    // lane of the message; -1 if a consumer wrote it
+	RowID    int64  // the message's id in the outbox; 0 if a consumer wrote it
 
 	Topic     string
 	MessageID string
 	Key       string           // ordering key; empty for none
 	Payload   []byte           // nil in a list
 	Metadata  message.Metadata // nil in a list
-	Size      int              // of the payload, in bytes
-	CreatedAt time.Time        // when the message was written; zero where a foreign producer did not tell
+	Size      int              // payload size in bytes
+	CreatedAt time.Time        // when the message was written; zero if a foreign producer did not set it
 	DiedAt    time.Time        // when it was given up
 
 	// Reason is the class. Of relays: refused, unroutable, unanswered, malformed, crashed,
@@ -61,16 +62,16 @@ type Letter struct {
 	// conflict, unverified, older-than-retention.
 	Reason string
 
-	Error       string    // of the last attempt, with all that it wraps
+	Error       string    // of the last attempt, with all wrapped errors
 	Stack       string    // of a consumer's panic, or empty
 	Tries       int       // attempts of a relay; failed deliveries of a consumer
 	Attempts    []Attempt // the last ten; nil in a list
 	TraceID     string    // W3C, 32 hexadecimal digits, or empty
-	Fingerprint string    // the same for failures that are alike, see Fingerprint
+	Fingerprint string    // the same for similar failures, see Fingerprint
 
-	// MayHaveBeenDelivered reports that an attempt of a relay was not answered
-	// before the message was refused for good: the broker may have taken it then,
-	// and a replay may deliver it again.
+	// MayHaveBeenDelivered reports that the message was refused for good after an
+	// attempt of a relay whose answer was lost. The broker may have taken it then, and
+	// a replay may deliver it again.
 	MayHaveBeenDelivered bool
 
 	Act      Act       // who replayed or discarded it, and why
@@ -78,20 +79,19 @@ type Letter struct {
 	ClosedAt time.Time // when it became replayed or discarded; zero until then
 }
 
-// Attempt is one that failed.
+// Attempt is a failed attempt.
 type Attempt struct {
 	At    time.Time
 	Class string
 	Error string
 }
 
-// Cursor returns the place of the letter in a list; see [Filter.After].
+// Cursor returns the position of the dead letter in a list; see [Filter.After].
 func (l *Letter) Cursor() Cursor { return Cursor{DiedAt: l.DiedAt, ID: l.ID} }
 
 type scanner interface{ Scan(dest ...any) error }
 
-// scanLetter reads the columns of a list, and those of the message if it is
-// whole.
+// scanLetter reads the columns of a list, and those of the message if whole is set.
 func scanLetter(row scanner, whole bool) (*Letter, error) {
 	l := &Letter{}
 	var lane, rowID, created, acted, closed sql.NullInt64
@@ -150,9 +150,9 @@ func decodeAttempts(encoded []byte) ([]Attempt, error) {
 	return attempts, nil
 }
 
-// traceID reads the traceparent that tracing leaves in a message (W3C Trace
-// Context, section 3.2): version, trace, parent and flags. Anybody may have written
-// it; what is no trace id is dropped.
+// traceID reads the traceparent that tracing puts into a message (W3C Trace Context,
+// section 3.2): version, trace, parent and flags. Anybody may have written it, so
+// anything that is not a trace id is dropped.
 func traceID(metadata message.Metadata) string {
 	parent := metadata.Get("traceparent")
 	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {

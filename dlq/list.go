@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Filter says which letters to list. Its zero value lists the newest of all.
-// Empty fields admit everything.
+// Filter selects the dead letters to list. Empty fields match everything. The zero
+// value lists the newest of all.
 type Filter struct {
 	States      []State
 	Source      Source
@@ -28,11 +28,11 @@ type Filter struct {
 
 	OldestFirst bool
 	Limit       int    // Default: 100. At most 1000.
-	After       Cursor // go on behind this one: the Cursor of the last letter of the page before
+	After       Cursor // go on after this one: the Cursor of the last dead letter of the page before
 }
 
-// Cursor is a place in a list. Lists are ordered by the time of death, so letters
-// that are written meanwhile move no other.
+// Cursor is a position in a list. Lists are ordered by the time of death, so dead
+// letters written meanwhile do not move any other.
 type Cursor struct {
 	DiedAt time.Time
 	ID     int64
@@ -43,11 +43,11 @@ const (
 	mostLimit    = 1000
 )
 
-// List returns letters without their payload, metadata and attempts (see Get).
-// It goes by an index for each of message id, key, fingerprint, consumer, topic,
-// a single state, and time; a filter by source, reason or several states alone reads
-// all letters until it has found enough, so ask for the states one by one where many
-// letters are closed. A bad Limit is an [*oncemill.ConfigError].
+// List returns dead letters without their payload, metadata and attempts (see Get). It
+// uses an index for each of message id, key, fingerprint, consumer, topic, a single
+// state, and time. A filter by source, reason or several states alone reads all dead
+// letters until it has found enough: where many are closed, list the states one by one.
+// A bad Limit is an [*oncemill.ConfigError].
 func (s *Store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 	switch {
 	case f.Limit == 0:
@@ -75,7 +75,7 @@ func (s *Store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 	return letters, nil
 }
 
-// driver names the condition that admits the fewest letters.
+// driver returns the condition that admits the fewest dead letters.
 func (f Filter) driver() string {
 	switch {
 	case f.MessageID != "":
@@ -116,7 +116,7 @@ func upper(f Filter) int64 {
 	return f.Until.UnixMicro()
 }
 
-// cursorMicros is where the list goes on: before its start without a cursor.
+// cursorMicros is where the list continues: before its start if there is no cursor.
 func cursorMicros(f Filter) int64 {
 	switch {
 	case f.After != Cursor{}:

@@ -23,8 +23,8 @@ const (
 
 	postgresStates = `select id, state from {{dead_letters}} where id = any ($1::bigint[])`
 
-	// By the index on what a driver adds, or on (died_at, id), in its order; the
-	// other conditions are tested on what that brings.
+	// By the index on what a driver adds, or on (died_at, id), in its order. The other
+	// conditions filter the rows of that index.
 	postgresList = `
 select ` + postgresColumns + `
 from {{dead_letters}}
@@ -51,8 +51,8 @@ limit $1`
 order by died_at, id
 limit $1`
 
-	// A trigger counts the version up. The condition on the state is what makes a command one: of two at once the
-	// second waits for the row, and looks at it again.
+	// A trigger increments version. The condition on the state accepts one command
+	// only: of two concurrent ones, the second waits for the row and checks it again.
 	postgresReplay = `
 update {{dead_letters}}
 set state = 'replaying', acted_at = clock_timestamp(), acted_by = $2, acted_reason = $3
@@ -73,8 +73,8 @@ set state = case state when 'held' then 'discarding' else 'discarded' end,
 where id = any ($1::bigint[]) and (state in ('dead', 'held') or state = 'replaying' and source = 'consumer')
 returning id`
 
-	// By the partial index on closed_at, and by primary key. Others that forget
-	// take other letters. The time is one that an index can be searched by.
+	// By the partial index on closed_at, and by primary key. Concurrent calls take
+	// different rows. statement_timestamp() can be used in an index condition.
 	postgresForget = `
 delete from {{dead_letters}}
 where id = any (array(

@@ -10,8 +10,8 @@ func jsonList[T int64 | State](list []T) any {
 	return string(text)
 }
 
-// SQLite has one writer at a time: a statement that writes sees the latest state
-// and nobody between.
+// SQLite has one writer at a time: a writing statement sees the latest state, and
+// nothing changes in between.
 const (
 	sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
 
@@ -21,7 +21,8 @@ const (
 	acted_by, acted_reason, acted_at, closed_at,
 	metadata`
 
-	// By primary key.
+	// By the index on what a driver adds, or on (died_at, id), in its order. The other
+	// conditions filter the rows of that index.
 	sqliteGet = `select ` + sqliteColumns + `, payload, errors from {{dead_letters}} where id = $1`
 
 	sqliteStates = `select id, state from {{dead_letters}} where id in (select value from json_each($1))`
@@ -54,7 +55,7 @@ limit $1`
 order by died_at, id
 limit $1`
 
-	// By primary key: the sign keeps the index of states out of it.
+	// By primary key: the unary plus keeps SQLite from using the index of states.
 	sqliteReplay = `
 update {{dead_letters}}
 set state = 'replaying', version = version + 1, acted_at = ` + sqliteNow + `, acted_by = $2, acted_reason = $3

@@ -2,7 +2,7 @@ package dlq
 
 import "github.com/oncemill/oncemill"
 
-// texts are the statements of a store, and how lists are sent to it.
+// texts are the statements of a store, and how lists are passed to it.
 type texts struct {
 	get, states, replay, replayed, discard, forget, add, token, check string
 
@@ -30,7 +30,7 @@ func newTexts(names oncemill.Config) texts {
 		t.replay, t.replayed, t.discard = postgresReplay, postgresReplayed, postgresDiscard
 		t.int64s, t.strings = arrayList[int64], arrayList[State]
 		list, order, drivers["state"] = postgresList, [2]string{postgresNewest, postgresOldest}, postgresOneState
-		// The indexes have the beginning of long texts; the list itself compares the rest.
+		// The indexes hold a prefix of long texts; the list itself compares the rest.
 		drivers["message_id"] = " and left(message_id, 255) = left($7::text, 255)"
 		drivers["key"] = " and left(key, 255) = left($6::text, 255) and key <> ''"
 		drivers["topic"] = " and left(topic, 255) = left($5::text, 255)"

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Problem is an answer that is not the handler's, as RFC 9457 has it. It never
-// holds key or scope.
+// Problem is an answer that does not come from the handler, as defined by RFC 9457. It
+// never contains key or scope.
 type Problem struct {
 	Kind   string // one of the Problem constants
 	Type   string // URI: Config.DocURL with the kind as its fragment

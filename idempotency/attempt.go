@@ -9,42 +9,42 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// attempt is one call of the user's function, with a state of its own. Its goroutine is
-// waited for, whatever happens: nobody else gets the key while it runs.
+// attempt is one call of the user's function, with its own state. Its goroutine is always
+// waited for: nobody else gets the key while it runs.
 type attempt struct {
 	state  *current
 	tx     *sqlTx // nil where effects are elsewhere
 	cancel context.CancelFunc
 	done   chan *panicked // capacity 1
 
-	// Of a request.
+	// For a request.
 	request *http.Request
 	rec     *recorder
 	res     *response // see answer
 
-	// Of a command.
+	// For a command.
 	result []byte
 	err    error
 
-	// Once it has returned.
+	// Set once the function has returned.
 	panicked *panicked
 	late     bool // time was up before
 }
 
-// panicked is what a function panicked with. aborted: it ended its goroutine instead.
+// panicked is a panic of a function. aborted means that it ended its goroutine instead.
 type panicked struct {
 	value   any
 	stack   []byte
 	aborted bool
 }
 
-// error is that of a command.
+// error returns the error of a command.
 func (p *panicked) error() error {
 	return &oncemill.PanicError{Value: p.value, Stack: p.stack}
 }
 
 // newAttempt returns an attempt that has not begun, and its context, which ends at the
-// deadline. tx is nil where effects are elsewhere.
+// deadline. tx is nil if effects are elsewhere.
 func (in *intent) newAttempt(ctx context.Context, tx *sqlTx) (*attempt, context.Context) {
 	a := &attempt{tx: tx, state: &current{id: in.claim.ID, transactional: in.transactional}, done: make(chan *panicked, 1)}
 	ctx, a.cancel = context.WithDeadline(ctx, in.deadline)
@@ -75,8 +75,8 @@ func (a *attempt) begin(ctx context.Context, fn func()) {
 	}()
 }
 
-// wait waits until the function has returned. expire is called once if it still runs at
-// the deadline, or has returned after it.
+// wait waits until the function has returned. It calls expire once if the function is
+// still running at the deadline, or has returned after it.
 func (a *attempt) wait(deadline time.Time, expire func(*attempt)) {
 	defer a.cancel()
 	timer := time.NewTimer(time.Until(deadline))
@@ -96,7 +96,7 @@ func (a *attempt) wait(deadline time.Time, expire func(*attempt)) {
 	}
 }
 
-// waitFor waits for no longer than patience, and not beyond the deadline.
+// waitFor waits no longer than patience, and not beyond the deadline.
 func (a *attempt) waitFor(patience time.Duration, deadline time.Time) (ended bool) {
 	timer := time.NewTimer(min(patience, time.Until(deadline)))
 	defer timer.Stop()
@@ -110,7 +110,7 @@ func (a *attempt) waitFor(patience time.Duration, deadline time.Time) (ended boo
 	}
 }
 
-// answer returns what was recorded, once the handler has returned.
+// answer returns the recorded response, once the handler has returned.
 func (a *attempt) answer() *response {
 	if a.res == nil {
 		a.res = a.rec.result()
@@ -118,7 +118,7 @@ func (a *attempt) answer() *response {
 	return a.res
 }
 
-// discard removes what the attempt keeps in files.
+// discard removes the attempt's files.
 func (a *attempt) discard() {
 	if a == nil {
 		return

@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// content is what is compared of a body, and how it was read.
+// content is the part of a body that is compared, and how it was read.
 type content struct {
 	how   string
 	bytes []byte
@@ -19,7 +19,7 @@ type content struct {
 // readBody reads all of the body; false means that the request has been answered.
 func (x *exchange) readBody() bool {
 	if x.r.ContentLength > x.cfg.MaxBody {
-		// Before a byte is read: a client that expects 100-continue sends none.
+		// Before a byte is read: a client that expects 100-continue then sends none.
 		x.refuse(ProblemBodyTooLarge)
 		return false
 	}
@@ -35,7 +35,7 @@ func (x *exchange) readBody() bool {
 	return true
 }
 
-// bodyProblem tells a client that was too slow from one that broke off and from one that
+// bodyProblem distinguishes a client that was too slow, one that broke off, and one that
 // sent too much.
 func bodyProblem(err error) string {
 	var slow net.Error
@@ -53,8 +53,8 @@ var (
 	errBodyTaken       = errors.New("idempotency: the body was read before")
 )
 
-// compared returns what is compared of the body; false means that the request has been
-// answered.
+// compared returns the part of the body that is compared; false means that the request has
+// been answered.
 func (x *exchange) compared(ctx context.Context) (content, bool) {
 	c, err := x.content()
 	switch {
@@ -70,9 +70,9 @@ func (x *exchange) compared(ctx context.Context) (content, bool) {
 	return content{}, false
 }
 
-// content returns what is compared of the body. Where a middleware outside has parsed
-// a form, that is what the handler sees, and there may be nothing left of the body. What
-// is there comes first: a form may have been looked for and not found.
+// content returns the part of the body that is compared. If an outer middleware has parsed
+// a form, the handler sees the form, and nothing of the body may be left. If there is a
+// body, it takes precedence: the middleware may have looked for a form and found none.
 func (x *exchange) content() (content, error) {
 	contentType, params := mediaType(x.r.Header)
 	gone := int64(len(x.body)) < x.r.ContentLength || x.r.ContentLength < 0 && len(x.body) == 0
@@ -98,8 +98,8 @@ func (x *exchange) content() (content, error) {
 	return content{"raw", x.body}, nil
 }
 
-// mediaType returns the content type as it is compared, and its parameters. One that
-// cannot be parsed is taken as it is.
+// mediaType returns the content type in the form that is compared, and its parameters. A
+// type that cannot be parsed is returned unchanged.
 func mediaType(h http.Header) (contentType string, params map[string]string) {
 	contentType, params, err := mime.ParseMediaType(h.Get("Content-Type"))
 	if err != nil {

@@ -8,16 +8,15 @@ import (
 	"unicode/utf8"
 )
 
-// maxJSONDepth bounds the work of sorting: each level may move all that is below it.
+// maxJSONDepth bounds the work of sorting: each level may move everything below it.
 const maxJSONDepth = 128
 
-// CanonicalJSON returns body without insignificant white space, with the names
-// of each object sorted and with strings escaped in one way. Nothing else is
-// changed: a number keeps its digits, so 9007199254740993 is not
-// 9007199254740992, and 1.0 is not 1. It reports false, and then the bytes as they
-// are have to be compared, for what has no lossless canonical form: text that is
-// not JSON or not UTF-8, an object that has a name twice, half of a surrogate
-// pair, nesting deeper than 128.
+// CanonicalJSON returns body without insignificant white space, with the names of each
+// object sorted and with strings escaped in one way. Nothing else is changed: a number
+// keeps its digits, so 9007199254740993 is not 9007199254740992, and 1.0 is not 1. It
+// returns false if there is no lossless canonical form; then compare the original bytes.
+// There is none for text that is not JSON or not UTF-8, an object that has a name twice,
+// half of a surrogate pair, or nesting deeper than 128.
 func CanonicalJSON(body []byte) ([]byte, bool) {
 	if !utf8.Valid(body) || !json.Valid(body) {
 		return nil, false
@@ -31,7 +30,7 @@ func CanonicalJSON(body []byte) ([]byte, bool) {
 	return c.out, true
 }
 
-// canonicalizer appends to out, and sorts there.
+// canonicalizer appends to out, and sorts in place.
 type canonicalizer struct {
 	decoder *json.Decoder
 	out     []byte
@@ -81,7 +80,7 @@ func (c *canonicalizer) array(depth int) bool {
 	return err == nil
 }
 
-// member is a name and its value, and where they stand in the output.
+// member is a name and its value, and their position in the output.
 type member struct {
 	name     string
 	from, to int
@@ -134,8 +133,8 @@ func (c *canonicalizer) object(depth int) bool {
 	return true
 }
 
-// text appends a string. It refuses U+FFFD: the decoder puts it in the place of half a
-// surrogate pair, of which there are many.
+// text appends a string. It refuses U+FFFD, because the decoder replaces half a surrogate
+// pair with it, and there are many different halves.
 func (c *canonicalizer) text(s string) bool {
 	if strings.ContainsRune(s, utf8.RuneError) {
 		return false

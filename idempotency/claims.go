@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// claims are made by one statement, and share the cost of its commit.
+// claims makes claims with one statement, so that they share the cost of its commit.
 type claims struct {
 	store *SQLStore
 	log   *slog.Logger
@@ -23,7 +23,7 @@ type claimEnd struct {
 	err     error
 }
 
-// claim makes a claim, maybe with others.
+// claim makes a claim, possibly together with others.
 func (g *groups) claim(ctx context.Context, c Claim) (Record, bool, error) {
 	if g.store.cfg.Dialect == oncemill.SQLite || c.Durable { // which first reads; which waits for the disk
 		return g.store.Claim(ctx, c)
@@ -41,8 +41,8 @@ func (c claims) Alone(ctx context.Context, claim Claim) (claimEnd, group.Result)
 	return claimEnd{record, granted, err}, group.Clean
 }
 
-// Together makes several. Whatever goes wrong is left to each alone, as is a copy of a key
-// that comes at the same time: it was not taken along.
+// Together makes several claims. If anything goes wrong, each is made alone. So is a copy
+// of a key that arrives at the same time, since it was not part of the statement.
 func (c claims) Together(ctx context.Context, members []*group.Member[Claim, claimEnd]) ([]*group.Member[Claim, claimEnd], group.Result) {
 	if len(members) == 1 {
 		end, result := c.Alone(ctx, members[0].Work) // here, so that others gather meanwhile

@@ -18,29 +18,27 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Encryption encrypts stored responses, and the Location and resource ids beside them,
-// with AES-GCM; correlation ids are not stored then. The id of the key that
-// encrypted a response is stored with it, so keys can be changed: add the new one,
-// make it current, and take the old one away when all that it encrypted has
-// expired.
+// Encryption encrypts stored responses, and their Location and resource ids, with AES-GCM.
+// Correlation ids are not stored then. Each response is stored with the id of the key that
+// encrypted it, so keys can be rotated: add the new key, make it current, and remove the
+// old one when everything that it encrypted has expired.
 type Encryption struct {
-	// Current is the id of the key that encrypts, 1 to 32 bytes.
+	// Current is the id of the key to encrypt with, 1 to 32 bytes.
 	Current string
 
-	// Keys holds the keys by id; each has 16, 24 or 32 bytes.
+	// Keys holds the keys by id; each key has 16, 24 or 32 bytes.
 	Keys map[string]Secret
 
-	// AcceptPlain lets responses that were stored without encryption be replayed, while
-	// encryption is being introduced. Whoever can write to the table or the cache can
-	// forge responses meanwhile. Default: false, they are refused with
-	// [ErrNotEncrypted].
+	// AcceptPlain permits the replay of responses that were stored without encryption, while
+	// encryption is being introduced. Meanwhile, anybody who can write to the table or the
+	// cache can forge responses. Default: false; they are refused with [ErrNotEncrypted].
 	AcceptPlain bool
 }
 
-// codec turns responses into what is stored, and back: a byte of flags, the key's
-// id where encrypted, and the content, first compressed, then encrypted. What a
-// response is encrypted for (its record's key, caller and request) is authenticated with
-// it, so that it is believed nowhere else.
+// codec converts responses to and from their stored form: a byte of flags, the key's id if
+// encrypted, and the content, first compressed, then encrypted. The record that a response
+// belongs to (its key, caller and request) is authenticated with it, so that it is valid
+// for no other record.
 type codec struct {
 	compressAbove int // 0: never
 	acceptPlain   bool
@@ -82,7 +80,7 @@ func newCodec(compressAbove int, e *Encryption) (codec, error) {
 	return c, nil
 }
 
-// binding is what a response belongs to.
+// binding identifies the record that a response belongs to.
 type binding []byte
 
 func bind(id ID, caller Caller, fingerprint Fingerprint) binding {
@@ -117,7 +115,7 @@ func (c codec) encode(of binding, content []byte) ([]byte, error) {
 	return c.seal(of, "", head[0], content), nil
 }
 
-// seal encrypts what is stored under a label.
+// seal encrypts content under a label.
 func (c codec) seal(of binding, label string, flags byte, content []byte) []byte {
 	gcm := c.ciphers[c.current]()
 	head := append([]byte{flags | flagEncrypted, byte(len(c.current))}, c.current...)
@@ -127,7 +125,7 @@ func (c codec) seal(of binding, label string, flags byte, content []byte) []byte
 	return gcm.Seal(out, nonce, content, slices.Concat(head, of, []byte(label)))
 }
 
-// unseal decrypts what seal has made.
+// unseal decrypts the output of seal.
 func (c codec) unseal(of binding, label string, stored []byte) ([]byte, error) {
 	if len(stored) < 2 || len(stored) < 2+int(stored[1]) {
 		return nil, fmt.Errorf("%w: it is too short", ErrDecode)
@@ -149,10 +147,10 @@ func (c codec) unseal(of binding, label string, stored []byte) ([]byte, error) {
 	return content, nil
 }
 
-// sealedText is before a text that is stored encrypted in a column of its own.
+// sealedText is the prefix of an encrypted text in a column of its own.
 const sealedText = "sealed:"
 
-// encodeText encrypts a text, where anything is encrypted.
+// encodeText encrypts a text if encryption is on.
 func (c codec) encodeText(of binding, label, text string) string {
 	if c.ciphers == nil || text == "" {
 		return text
@@ -160,7 +158,7 @@ func (c codec) encodeText(of binding, label, text string) string {
 	return sealedText + base64.RawURLEncoding.EncodeToString(c.seal(of, label, 0, []byte(text)))
 }
 
-// decodeText returns "" for what cannot be believed.
+// decodeText returns "" for a text that cannot be trusted.
 func (c codec) decodeText(of binding, label, stored string) string {
 	text, sealed := strings.CutPrefix(stored, sealedText)
 	if c.ciphers == nil || !sealed && c.acceptPlain {
@@ -203,8 +201,8 @@ func (c codec) decode(of binding, stored []byte) ([]byte, error) {
 	return plain, nil
 }
 
-// mostStored bounds what a stored response may be decompressed to: the largest body
-// that Config.MaxResponse allows, and headers.
+// mostStored bounds the decompressed size of a stored response: the largest body that
+// Config.MaxResponse allows, and headers.
 const mostStored = mostResponse + 16<<20
 
 // open decodes the response of a record.
@@ -219,14 +217,14 @@ func (e *Engine) open(ctx context.Context, record Record) ([]byte, error) {
 	return plain, err
 }
 
-// reveal decrypts what a record holds besides its response.
+// reveal decrypts the fields of a record other than its response.
 func (e *Engine) reveal(record Record) Record {
 	record.Location = e.codec.decodeText(record.binding(), "location", record.Location)
 	record.ResourceID = e.codec.decodeText(record.binding(), "resource id", record.ResourceID)
 	return record
 }
 
-// sealed fills in the response, and encrypts what else is stored.
+// sealed fills in the response, and encrypts the other stored fields.
 func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
 	of := in.claim.binding()
 	c.Location = in.codec.encodeText(of, "location", c.Location)

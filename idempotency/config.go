@@ -19,170 +19,167 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Unlimited as Config.MaxOutstanding lets a caller have any number of keys
-// outstanding.
+// Unlimited, as Config.MaxOutstanding, lets a caller have any number of keys outstanding.
 const Unlimited = -1
 
-// Config configures an Engine. Only Scope is needed. An engine is cheap: make one for
-// each kind of route that needs another Config, on one store.
+// Config configures an Engine. Only Scope is required. An engine is cheap: make one for
+// each kind of route that needs a different Config, on one store.
 type Config struct {
-	// Scope returns whose key it is. It runs for each request, after the
-	// application's authentication. An error answers with 500 and is logged. Needed;
-	// see SingleTenant. Commands and Watermill handlers say it themselves.
+	// Scope returns the scope that the key belongs to. It runs for each request, after the
+	// application's authentication. An error answers with 500 and is logged. Required; see
+	// SingleTenant. Commands and Watermill handlers specify their scope themselves.
 	Scope func(*http.Request) (Scope, error)
 
-	// Secret makes the stored hashes of keys an HMAC, so that short keys cannot
-	// be guessed from a copy of the table. All processes need the same; changing
-	// it makes every key new. Default: none (SHA-256).
+	// Secret makes the stored hashes of keys an HMAC, so that short keys cannot be guessed
+	// from a copy of the table. All processes need the same Secret; changing it makes every
+	// key new. Default: none (SHA-256).
 	Secret Secret
 
-	// Header is the name of the header. Default: "Idempotency-Key".
+	// Header is the name of the key's header. Default: "Idempotency-Key".
 	Header string
 
-	// Methods are those that need a key; all others pass untouched. Default:
-	// POST, PUT and PATCH.
+	// Methods are the methods that need a key; all others pass untouched. Default: POST, PUT
+	// and PATCH.
 	Methods []string
 
-	// Optional lets requests without a key through. They run as without the
-	// middleware; in TxMiddleware still in a transaction.
+	// Optional lets requests without a key through. They run as if there were no middleware;
+	// in TxMiddleware still in a transaction.
 	Optional bool
 
-	// StrictUUID refuses keys that are not UUIDs. Their case does not matter.
+	// StrictUUID refuses keys that are not UUIDs. Upper and lower case are equal.
 	StrictUUID bool
 
 	// TrimSpace removes white space inside the quotes of a key.
 	TrimSpace bool
 
-	// Body says how bodies are compared. Default: BodyRaw.
+	// Body selects how bodies are compared. Default: BodyRaw.
 	Body BodyKind
 
-	// FingerprintHeaders are headers that are compared as well. Default: only
-	// the content type is.
+	// FingerprintHeaders are further headers to compare. Default: only the content type is
+	// compared.
 	FingerprintHeaders []string
 
-	// MaxBody is the largest body of a request in bytes; larger ones are
-	// answered with 413. Each request in flight holds its body in memory.
-	// Default: 1 MiB. At most 1 GiB.
+	// MaxBody is the largest request body in bytes; larger ones are answered with 413. Each
+	// request in flight holds its body in memory. Default: 1 MiB. At most 1 GiB.
 	MaxBody int64
 
-	// Timeout is how long a handler may take, with the claim before it, from the end of
-	// the request's body. Then its context ends and the client gets 503. How long a body
-	// may take is http.Server's ReadTimeout. Default: 25 s.
+	// Timeout is how long the claim and the handler may take together, from the end of the
+	// request's body. Then the handler's context ends and the client gets 503. http.Server's
+	// ReadTimeout limits how long a body may take. Default: 25 s.
 	Timeout time.Duration
 
-	// Lease is how long a claim keeps others away from a key whose process has
-	// died. At least 1 s, and a fifth longer than Timeout. Default: 30 s, or
-	// Timeout and a fifth if that is longer.
+	// Lease is how long a claim keeps others away from a key whose process has died. At
+	// least 1 s, and a fifth longer than Timeout. Default: 30 s, or Timeout and a fifth if
+	// that is longer.
 	Lease time.Duration
 
-	// Isolation is the isolation level of TxMiddleware's transactions on
-	// PostgreSQL. Default: READ COMMITTED. SQLite is always serializable.
+	// Isolation is the isolation level of TxMiddleware's transactions on PostgreSQL.
+	// Default: READ COMMITTED. SQLite is always serializable.
 	Isolation sql.IsolationLevel
 
-	// Retries is how often TxMiddleware and Do run a handler again after a
-	// serialization failure or a deadlock, within Timeout. Default: 10.
+	// Retries is how often TxMiddleware and Do run a handler again after a serialization
+	// failure or a deadlock, within Timeout. Default: 10.
 	Retries int
 
-	// GroupSize is how many requests may share a transaction in TxMiddleware; see
-	// there what that asks of handlers. Claims that need not be durable, those of Do
-	// too, then share a statement. Default: 1, each has its own. At most 1,000.
+	// GroupSize is how many requests may share a transaction in TxMiddleware; see there for
+	// what this requires of handlers. Claims that need not be durable, including those of
+	// Do, then share a statement. Default: 1, which means that each has its own. At most
+	// 1,000.
 	GroupSize int
 
-	// Crashed says what Middleware does with a key whose run has an unknown outcome:
-	// its process died, or it failed (see Failed). With TxMiddleware the outcome
-	// is known: there was no effect. Default: CrashedUnknown.
+	// Crashed selects what Middleware does with a key whose run has an unknown outcome
+	// because its process died or it failed (see Failed). With TxMiddleware the outcome is
+	// known: there was no effect. Default: CrashedUnknown.
 	Crashed CrashPolicy
 
-	// Failed says what a handler in Middleware that panics, answers with 5xx or takes
-	// longer than Timeout leaves behind, and a command in Do that returns an error, where
-	// they have not called [NoEffect]. Default: FailedUnknown.
+	// Failed selects the state of a key after a failure without [NoEffect]: a handler in
+	// Middleware that panics, answers with 5xx or takes longer than Timeout, or a command in
+	// Do that returns an error. Default: FailedUnknown.
 	Failed FailurePolicy
 
 	// Recover finds out what happened, for CrashedRecover.
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
-	// MaxOutstanding is how many running keys a caller (tenant and principal) may
-	// have, with a lease that has not ended; more are answered with 429. They are not counted at every claim: each
-	// process lets a caller pass the limit by up to a quarter of what it had left
-	// a second ago. Default: 1,000. See Unlimited.
+	// MaxOutstanding is how many running keys, with a lease that has not ended, a caller
+	// (tenant and principal) may have. More are answered with 429. Not every claim is
+	// counted: each process lets a caller exceed the limit by up to a quarter of what it had
+	// left a second ago. Default: 1,000. See Unlimited.
 	MaxOutstanding int
 
-	// InProgress says how a copy of a running request is answered. Default:
+	// InProgress selects the answer to a copy of a running request. Default:
 	// InProgressConflict.
 	InProgress InProgressPolicy
 
-	// WaitTimeout is how long InProgressWait waits, also for copies that run after one
-	// that failed. Default: 10 s.
+	// WaitTimeout is how long InProgressWait waits. It also applies to copies that run after
+	// one that failed. Default: 10 s.
 	WaitTimeout time.Duration
 
-	// RetryAfter is what clients are told to wait, in whole seconds. Default: 1 s.
+	// RetryAfter is how long clients are asked to wait, in whole seconds. Default: 1 s.
 	RetryAfter time.Duration
 
-	// ReusedStatus answers a key that comes with another request: 422 or 409.
-	// Default: 422.
+	// ReusedStatus is the status for a key that is used with a different request: 422 or
+	// 409. Default: 422.
 	ReusedStatus int
 
-	// StatusPath is the path under which StatusHandler is served, ending in a
-	// slash. It is needed by InProgressAccepted, and named in other answers.
-	// Default: none.
+	// StatusPath is the path under which StatusHandler is served, ending in a slash. It is
+	// required for InProgressAccepted, and mentioned in other answers. Default: none.
 	StatusPath string
 
-	// DocURL is the page that explains the problem types, which are its
-	// fragments. Default: oncemill's own.
+	// DocURL is the page that explains the problem types, which are its fragments. Default:
+	// oncemill's own.
 	DocURL string
 
-	// Answer writes what is not the handler's answer. It may change the problem,
-	// its status for example. Default: WriteProblem.
+	// Answer writes answers that do not come from the handler. It may change the problem,
+	// for example its status. Default: WriteProblem.
 	Answer func(w http.ResponseWriter, r *http.Request, p Problem)
 
-	// Storable tells which statuses are stored and replayed. A status below 400
-	// that is not stored leaves a key that is not replayable; of others the key
-	// is released, but see Failed. An error with Retry-After, or with a problem that
-	// ends in "in-progress", is never stored. Default: StorableDefault.
+	// Storable reports whether responses with a status are stored and replayed. A status
+	// below 400 that is not stored makes the key not replayable. Any other releases the key,
+	// but see Failed. An error with Retry-After, or with a problem that ends in
+	// "in-progress", is never stored. Default: StorableDefault.
 	Storable func(status int) bool
 
-	// MaxResponse is the largest body in bytes that is stored. A larger response
-	// is sent once; then the key is not replayable. Default: 1 MiB. At most 64 MiB.
+	// MaxResponse is the largest body in bytes that is stored. A larger response is sent
+	// once; then the key is not replayable. Default: 1 MiB. At most 64 MiB.
 	MaxResponse int
 
-	// DropHeaders are headers that are not stored, in addition to Set-Cookie,
-	// Date and those about the connection.
+	// DropHeaders are headers that are not stored, in addition to Set-Cookie, Date and
+	// connection headers.
 	DropHeaders []string
 
-	// AllowStreaming lets a handler in Middleware flush. Then its response is
-	// sent as it is written, and is not replayed: copies get 409
-	// response-not-stored. Its status decides as that of any other response, so a
-	// streamed 5xx leaves an unknown outcome. Default: false, flushing fails with
-	// [ErrStreaming].
+	// AllowStreaming permits a handler in Middleware to flush. Then its response is sent as
+	// it is written and is not replayed: copies get 409 response-not-stored. Its status has
+	// the same meaning as that of any other response, so a streamed 5xx leaves an unknown
+	// outcome. Default: false; flushing fails with [ErrStreaming].
 	AllowStreaming bool
 
-	// Pointer stores status, Location and resource id, and no body: a replay has
-	// the headers and an empty body, or what Resolve returns.
+	// Pointer stores the status, Location and resource id, but no body. A replay has the
+	// headers and an empty body, or the body that Resolve returns.
 	Pointer bool
 
-	// Resolve makes the body of a replay for Pointer. Its error answers with 503.
+	// Resolve returns the body of a replay for Pointer. An error answers with 503.
 	Resolve func(ctx context.Context, record Record) ([]byte, error)
 
-	// CompressAbove compresses stored responses above this many bytes. Default:
-	// 0, never.
+	// CompressAbove compresses stored responses above this many bytes. Default: 0, which
+	// means never.
 	CompressAbove int
 
 	// Encryption encrypts stored responses. Default: none.
 	Encryption *Encryption
 
-	// LargeAbove stores responses above this many bytes in a table of their own.
-	// Default: 64 KiB.
+	// LargeAbove stores responses above this many bytes in a separate table. Default: 64
+	// KiB.
 	LargeAbove int
 
 	// Retention is how long a response is replayed. 1 s to 366 days. Default: 24 h.
 	Retention time.Duration
 
-	// RetentionFor returns the retention of one response; 0 for Retention. r is
-	// nil for a command.
+	// RetentionFor returns the retention of one response; 0 means Retention. r is nil for a
+	// command.
 	RetentionFor func(r *http.Request, status int) time.Duration
 
-	// RefuseExpired answers a key with 410 for this long after its response
-	// expired, instead of running it again. Default: 0.
+	// RefuseExpired answers a key with 410 for this long after its response has expired,
+	// instead of running it again. Default: 0.
 	RefuseExpired time.Duration
 
 	// FailOpen lets Middleware run requests unprotected while the store cannot be
@@ -203,23 +200,22 @@ type Config struct {
 	// PurgeEvery is the pause between two purges of Run. Default: 1 min.
 	PurgeEvery time.Duration
 
-	// PurgeBatch is how many records one transaction of a purge deletes at most. On
-	// SQLite it deletes fewer when others wait for their turn to write. Default: 1,000.
+	// PurgeBatch is how many records one transaction of a purge deletes at most. On SQLite
+	// it deletes fewer when others wait to write. Default: 1,000.
 	PurgeBatch int
 
-	// TenantAttribute adds the tenant to metrics. It costs a time series for
-	// each tenant.
+	// TenantAttribute adds the tenant to metrics, which costs a time series per tenant.
 	TenantAttribute bool
 
-	// Logger receives the events of keys at debug level, and what is worth an
-	// operator's attention at higher ones. Default: slog.Default().
+	// Logger receives the events of keys at debug level, and events that need an operator's
+	// attention at higher levels. Default: slog.Default().
 	Logger *slog.Logger
 
 	// MeterProvider makes the metrics. Default: otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
 }
 
-// defaultDoc explains the problem types.
+// defaultDoc is the page that explains the problem types.
 const defaultDoc = "https://github.com/oncemill/oncemill/blob/main/docs/idempotency.md"
 
 func (c Config) resolve() (Config, error) {
@@ -351,10 +347,10 @@ func (c Config) resolve() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-// mostResponse is the most that Config.MaxResponse may be.
+// mostResponse is the upper bound of Config.MaxResponse.
 const mostResponse = 64 << 20
 
-// retention of a response; r is nil for a command.
+// retention returns the retention of a response; r is nil for a command.
 func (c *Config) retention(r *http.Request, status int) time.Duration {
 	if c.RetentionFor != nil {
 		if d := c.RetentionFor(r, status); d > 0 {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// verdict is what is to be done about an intent.
+// verdict is what to do about an intent.
 type verdict int
 
 const (
@@ -23,8 +23,8 @@ const (
 	tooLate                     // the claim came when no time was left, and was given back
 )
 
-// decide claims the key, or tells from its record what to do, and waits for the end of
-// another run where Config.InProgress says so.
+// decide claims the key, or decides from its record what to do. It waits for the end of
+// another run if Config.InProgress is InProgressWait.
 func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
 	patient, cancel := in.patient(ctx)
 	defer cancel()
@@ -35,10 +35,10 @@ func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
 	return in.wait(ctx)
 }
 
-// lookAgain is how often a claim that changed hands meanwhile is looked at again.
+// lookAgain is how often a claim that changed hands meanwhile is read again.
 const lookAgain = 5
 
-// tryClaim claims the key, or tells from its record what to do. For run and recoverFirst
+// tryClaim claims the key, or decides from its record what to do. For run and recoverFirst
 // the intent has become the owner.
 func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 	if record, ok := in.cached(ctx); ok {
@@ -63,7 +63,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		}
 		switch {
 		case err != nil:
-			// Nothing has run under a claim that may have been made.
+			// Nothing has run under a claim that may have been granted.
 			owner := Owner{Token: in.claim.Token, Fence: 1}
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
 			return Record{}, failure, err
@@ -86,7 +86,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			failure, err = tooLate, ctx.Err()
 		}
 		if err != nil {
-			// Under the one that may have been taken over something may have.
+			// Something may have run under a claim that may have been taken over.
 			owner := Owner{Token: in.claim.Token, Fence: from.Fence + 1}
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Extend(ctx, in.claim.ID, owner, 0) })
 			return Record{}, failure, err
@@ -101,18 +101,18 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			return record, run, nil
 		}
 	}
-	// It changes hands, or its owner is just completing it.
+	// The claim is changing hands, or its owner is just completing it.
 	return Record{}, inProgress, nil
 }
 
-// own makes the intent the owner of a record. That of a claim that was taken over has kept
-// its fingerprint, maybe of another version.
+// own makes the intent the owner of a record. A claim that was taken over has kept its
+// fingerprint, possibly of another version.
 func (in *intent) own(record Record) {
 	in.owner, in.claim.Fingerprint = record.Owner, record.Fingerprint
 }
 
-// cached returns the record that the cache has, if it is an answer to this request that
-// can be read. Whatever else it says, the store knows better.
+// cached returns the cache's record, if it is a readable answer to this request. For
+// anything else the store has more recent data.
 func (in *intent) cached(ctx context.Context) (Record, bool) {
 	if in.cfg.Cache == nil {
 		return Record{}, false
@@ -134,8 +134,8 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 	return record, true
 }
 
-// judge reads a record that stands in the way; run means that it may be taken
-// over. Whether it is the same request comes first.
+// judge decides about the record that prevented a claim; run means that it may be taken
+// over. It first checks whether the request is the same.
 func (in *intent) judge(record Record) verdict {
 	if record.State == StateExpired {
 		return expired
@@ -158,8 +158,8 @@ func (in *intent) judge(record Record) verdict {
 	return run
 }
 
-// wait looks at the key until it is no longer in progress and then decides again, as
-// often as another copy is faster, until the time is up.
+// wait polls the key until it is no longer in progress and then decides again. It repeats
+// that as often as another copy is faster, until the time is up.
 func (in *intent) wait(ctx context.Context) (Record, verdict, error) {
 	const least, most = 5 * time.Millisecond, 200 * time.Millisecond
 	ctx, cancel := context.WithTimeout(ctx, in.cfg.WaitTimeout)

@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Command is what is to be done once.
+// Command is an operation to run once.
 type Command struct {
 	Scope   Scope  // Route is not needed
 	Name    string // of the operation, for example "close-month"
@@ -18,33 +18,33 @@ type Command struct {
 	Payload any    // a []byte, or what encoding/json encodes: compared, not stored
 }
 
-// Result is what a command returned, the first time or before.
+// Result is what a command returned, now or in an earlier run.
 type Result[T any] struct {
 	Value    T
 	Replayed bool // fn did not run: an earlier run of the command returned Value
 }
 
-// Do runs fn once for each key, and returns what it returned, as encoding/json
-// keeps it.
+// Do runs fn once for each key, and returns its result, as encoded by encoding/json.
 //
-// With a [SQLStore] fn runs in a transaction that it finds with [TxFromContext] in its
-// context: its writes, what it publishes to the outbox and the result commit together.
-// An error, a panic, or a return after Config.Timeout roll back, and the key may run
-// again. fn may run several times, after serialization failures, so it must have no
-// other effects. Do cannot be called in another transaction: see [ErrInTransaction].
+// With a [SQLStore], fn runs in a transaction that it gets from its context with
+// [TxFromContext]. Its writes, the messages it publishes to the outbox, and the result
+// commit together. An error, a panic, or a return after Config.Timeout rolls back, and the
+// key may run again. fn may run several times, after serialization failures, so it must
+// have no other effects. Do cannot be called in another transaction: see
+// [ErrInTransaction].
 //
-// With another store fn runs as by [Engine.Middleware]: its result is stored however late
-// it comes, and after an error or a panic the outcome is unknown, unless fn has called
-// [NoEffect] before. The error is then both, fn's and [ErrOutcomeUnknown].
+// With another store, fn runs as in [Engine.Middleware]: its result is stored however late
+// it arrives. After an error or a panic the outcome is unknown, unless fn has called
+// [NoEffect] before. The error then wraps both fn's error and [ErrOutcomeUnknown].
 //
 // A panic becomes a [*oncemill.PanicError]. The other errors: [*KeyError],
 // [ErrInTransaction], [ErrInProgress], [ErrKeyReused], [ErrKeyExpired], [ErrNotStored],
 // [ErrOutcomeUnknown], [ErrCommitUnknown], [ErrTooManyOutstanding], [ErrContended],
-// [ErrStaleOwner] (another owner was faster: call again), context.DeadlineExceeded, and those
-// of the store.
+// [ErrStaleOwner] (another owner was faster: call again), context.DeadlineExceeded, and
+// those of the store.
 //
 // Until fn begins, the end of ctx ends Do. fn's context ends at the deadline of ctx or
-// after Config.Timeout, whichever is first, but not when ctx is canceled: a caller
+// after Config.Timeout, whichever is first. It does not end when ctx is canceled: a caller
 // that goes away must not make an outcome unknown. Do always waits for fn.
 func Do[T any](ctx context.Context, e *Engine, cmd Command, fn func(ctx context.Context) (T, error)) (Result[T], error) {
 	var result Result[T]
@@ -69,10 +69,11 @@ func Do[T any](ctx context.Context, e *Engine, cmd Command, fn func(ctx context.
 	return result, nil
 }
 
-// commandEndpoint begins the endpoints of commands. Those of requests begin with a method.
+// commandEndpoint is the prefix of the endpoints of commands. Those of requests begin with
+// a method.
 const commandEndpoint = "command "
 
-// command is a call of Do.
+// command is one call of Do.
 type command struct {
 	intent
 	fn    func(context.Context) ([]byte, error)
@@ -158,12 +159,12 @@ func (c *command) completion(a *attempt) (Completion, error) {
 	return c.sealed(done, a.result)
 }
 
-// recovered takes the body that was found for the result.
+// recovered uses the recovered body as the result.
 func (c *command) recovered(_ context.Context, found Recovery) (*attempt, error) {
 	return &attempt{state: &current{id: c.claim.ID}, result: found.Body}, nil
 }
 
-// tell returns what Do does.
+// tell turns the ending of a run into the return values of Do.
 func (c *command) tell(end ending) ([]byte, error) {
 	a, err := end.attempt, end.err
 	if a != nil && a.panicked != nil {

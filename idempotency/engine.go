@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Engine makes requests and commands run once for each key. Its methods are
-// middleware; see [Engine.TxMiddleware] and [Engine.Middleware]. It holds no
-// connection and no goroutine and may be used by many goroutines.
+// Engine runs requests and commands once for each key. Its methods are middleware; see
+// [Engine.TxMiddleware] and [Engine.Middleware]. It owns no connection and no goroutine,
+// and is safe for concurrent use.
 type Engine struct {
 	store     Store
 	cfg       Config
@@ -26,34 +26,35 @@ type Engine struct {
 	at func(point string)
 }
 
-// Scope says whose key it is. The same key in another scope is another key.
+// Scope identifies the caller and operation that a key belongs to. The same key in another
+// scope is another key.
 type Scope struct {
 	Tenant    string
 	Principal string // user, or client of the API
 
-	// Route is the operation. Default: the pattern that http.ServeMux matched;
-	// where there is none, because the middleware stands outside of the mux, the
-	// path. The method is always part of the scope.
+	// Route is the operation. Default: the pattern that http.ServeMux matched. If there is
+	// none, because the middleware is outside the mux: the path. The method is always part
+	// of the scope.
 	Route string
 }
 
-// SingleTenant is a Config.Scope for services that know only one caller. Where
-// there are several, one could replay another's answer by guessing its key.
+// SingleTenant is a Config.Scope for services that have only one caller. With several
+// callers, one could replay another's answer by guessing its key.
 func SingleTenant() func(*http.Request) (Scope, error) {
 	return func(*http.Request) (Scope, error) { return Scope{}, nil }
 }
 
-// Cache keeps completed records nearer than the store. Nothing depends on it: it
-// never grants the right to run, and losing it costs speed alone. Its errors are
-// its own affair; where it cannot answer, it reports false.
+// Cache keeps completed records closer than the store. Correctness does not depend on it:
+// it never grants the right to run, and losing it only costs speed. It handles its own
+// errors; if it cannot answer, it returns false.
 type Cache interface {
 	Get(ctx context.Context, id ID) (Record, bool)
 	// Put keeps a record for at most its ExpiresIn.
 	Put(ctx context.Context, record Record)
 }
 
-// New returns an engine on a store. It does no I/O. All bad values of cfg are
-// reported at once, each as an [*oncemill.ConfigError].
+// New returns an engine on a store. It does no I/O. All bad values of cfg are reported at
+// once, each as an [*oncemill.ConfigError].
 func New(store Store, cfg Config) (*Engine, error) {
 	if store == nil {
 		return nil, &oncemill.ConfigError{Field: "idempotency.New store", Value: "nil", Problem: "a store is needed"}
@@ -74,8 +75,8 @@ func New(store Store, cfg Config) (*Engine, error) {
 	return e, nil
 }
 
-// Purge deletes records that are to be forgotten, in batches, until there are no
-// more. It returns how many.
+// Purge deletes records that are past retention, in batches, until there are none left. It
+// returns how many it deleted.
 func (e *Engine) Purge(ctx context.Context) (int, error) {
 	total := 0
 	for {
@@ -94,10 +95,10 @@ func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 	return n, err
 }
 
-// Run purges every PurgeEvery until ctx ends, and then returns nil. One process
-// of a service is enough, and any number is harmless. An error of the store is
-// logged and the purge tried again. Where the tables of a [SQLStore] have not been made
-// it returns at once, with an [*oncemill.SchemaError].
+// Run purges every PurgeEvery until ctx ends, and then returns nil. One process per
+// service is enough; more do no harm. An error of the store is logged, and the purge is
+// retried. If the tables of a [SQLStore] have not been created, it returns at once with an
+// [*oncemill.SchemaError].
 func (e *Engine) Run(ctx context.Context) error {
 	if store, ok := e.store.(*SQLStore); ok {
 		var schema *oncemill.SchemaError

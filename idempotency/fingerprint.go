@@ -16,23 +16,23 @@ import (
 	"strings"
 )
 
-// ID identifies a claim: the hash of scope and key, from which neither can be
-// told. It is all that is stored of them.
+// ID identifies a claim. It is the hash of scope and key, neither of which can be derived
+// from it, and all that is stored of them.
 type ID [sha256.Size]byte
 
-// String returns the first 12 hexadecimal digits, which is what logs show.
+// String returns the first 12 hexadecimal digits, as shown in logs.
 func (id ID) String() string { return fmt.Sprintf("%x", id[:6]) }
 
-// Fingerprint tells requests apart that come with the same key. The first byte is
-// the version of the format.
+// Fingerprint distinguishes requests with the same key. The first byte is the version of
+// the format.
 type Fingerprint [1 + sha256.Size]byte
 
-// fingerprintVersion changes with what is hashed, and how.
+// fingerprintVersion changes when other data is hashed, or hashed in another way.
 const fingerprintVersion = 2
 
-// matches reports that both may be of the same request. Fingerprints of different
-// versions cannot be compared: those of a version before or after an upgrade are
-// believed, or every retry across it would be refused.
+// matches reports whether both may be of the same request. Fingerprints of different
+// versions cannot be compared. Those of another version are accepted, because otherwise
+// every retry across an upgrade would be refused.
 func (f Fingerprint) matches(other Fingerprint) bool {
 	return f == other || f[0] != other[0]
 }
@@ -48,8 +48,8 @@ func newHasher(secret Secret) hasher {
 	return func() hash.Hash { return hmac.New(sha256.New, key) }
 }
 
-// framed hashes fields so that no two lists of fields look alike: their number
-// first, then each behind its length.
+// framed hashes fields so that no two lists of fields have the same hash input: their
+// number first, then each field after its length.
 func framed(h hash.Hash, fields ...[]byte) []byte {
 	var size [8]byte
 	binary.BigEndian.PutUint64(size[:], uint64(len(fields)))
@@ -78,14 +78,14 @@ func newFingerprint(h hasher, fields ...[]byte) (f Fingerprint) {
 	return f
 }
 
-// BodyKind says how bodies are compared.
+// BodyKind is how bodies are compared.
 type BodyKind int
 
 const (
 	// BodyRaw compares bytes. It is the default.
 	BodyRaw BodyKind = iota
-	// BodyJSON compares bodies whose content type is JSON by [CanonicalJSON], so
-	// that white space and the order of names do not matter.
+	// BodyJSON compares bodies whose content type is JSON by [CanonicalJSON], so that white
+	// space and the order of names do not matter.
 	BodyJSON
 )
 
@@ -111,8 +111,8 @@ func isJSON(contentType string) bool {
 	return contentType == "application/json" || strings.HasSuffix(contentType, "+json")
 }
 
-// canonicalQuery sorts by name and keeps the order of the values of a name. A
-// query that cannot be parsed is taken as it is.
+// canonicalQuery sorts by name and keeps the order of the values of a name. A query that
+// cannot be parsed is returned unchanged.
 func canonicalQuery(raw string) []byte {
 	values, err := url.ParseQuery(raw)
 	if err != nil {
@@ -150,11 +150,11 @@ func bytesOf(values []string) [][]byte {
 	return out
 }
 
-// maxParts bounds the work that a multipart body makes. net/http parses no form of more.
+// maxParts bounds the work for a multipart body. net/http parses no form with more parts.
 const maxParts = 1000
 
-// hashParts hashes the headers and the content of every part, so that only the
-// boundary between them does not matter.
+// hashParts hashes the headers and the content of every part, so that only the boundary
+// between them does not matter.
 func hashParts(body []byte, boundary string) ([]byte, error) {
 	if boundary == "" {
 		return nil, fmt.Errorf("%w: multipart without a boundary", errUnsupportedBody)
@@ -185,7 +185,7 @@ func hashAll(r io.Reader, buffer []byte) ([]byte, error) {
 	return h.Sum(nil), err
 }
 
-// hashForm hashes a multipart form that was parsed outside of the middleware.
+// hashForm hashes a multipart form that was parsed outside the middleware.
 func hashForm(form *multipart.Form) ([]byte, error) {
 	buffer := make([]byte, 32<<10)
 	fields := [][]byte{canonicalValues(form.Value)}

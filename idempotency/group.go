@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/internal/lent"
 )
 
-// groups run requests in transactions that they share.
+// groups runs requests in shared transactions.
 type groups struct {
 	*Engine
 	store   *SQLStore
@@ -23,24 +23,23 @@ type groups struct {
 
 type groupMember = group.Member[*execution, groupEnd]
 
-// groupEnd is what has become of a request in a group. Its own goroutine settles and
+// groupEnd is the ending of a request in a group. The request's own goroutine settles and
 // answers it.
 type groupEnd struct {
 	ending
 	refused bool // by its handler, which had no effects
 
-	// tx is the transaction in which the attempt runs still, in vain.
+	// tx is the transaction in which the attempt is still running, in vain.
 	tx *sqlGroup
 }
 
 const (
 	// groupPatience is how long a request waits for a group, and a group for one handler.
 	groupPatience = time.Second
-	// groupTime is how long handlers of a group may take together: those behind them
-	// wait, and so does whoever wants what they have locked.
+	// groupTime is how long the handlers of a group may take together. The handlers behind
+	// them wait, and so do others that need what they have locked.
 	groupTime = 250 * time.Millisecond
-	// groupResponses is how much a group stores, in bytes, beyond the response that
-	// comes to more.
+	// groupResponses is how much a group stores, in bytes; one response may exceed it.
 	groupResponses = 4 << 20
 )
 
@@ -71,8 +70,8 @@ func (g *groups) run(ctx context.Context, x *execution) ending {
 	return end.ending
 }
 
-// afterSlow runs a handler alone that was too slow for its group, if there is time after
-// it has returned. Its panics come again, too.
+// afterSlow waits for a handler that was too slow for its group and, if there is time
+// left, runs it alone. Its panics come again, too.
 func (g *groups) afterSlow(ctx context.Context, x *execution, end groupEnd) ending {
 	var closing sync.WaitGroup
 	closing.Go(func() { end.tx.close(ctx, g.cfg.Logger) }) // waits for a statement that heeds no context

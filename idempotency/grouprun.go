@@ -22,7 +22,7 @@ type groupRun struct {
 	stored int            // bytes of their responses
 }
 
-// close ends the transaction, and lets go of what was recorded in vain.
+// close ends the transaction, and discards what was recorded in vain.
 func (r *groupRun) close(ctx context.Context) {
 	if r.tx != nil {
 		r.tx.close(ctx, r.cfg.Logger) // a no-op after the commit
@@ -36,14 +36,14 @@ func (r *groupRun) settled(members ...*groupMember) {
 	r.left = slices.DeleteFunc(r.left, func(m *groupMember) bool { return slices.Contains(members, m) })
 }
 
-// part ends the group for m, which goes its own way.
+// part removes m from the group, so that it continues alone.
 func (r *groupRun) part(m *groupMember) group.Result {
 	r.settled(m)
 	m.Alone()
 	return group.Failed
 }
 
-// handle runs the handler of m. ended tells that the transaction must not go on.
+// handle runs the handler of m. ended means that the transaction must not continue.
 func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 	x := m.Work
 	if !time.Now().Before(x.deadline) {
@@ -89,8 +89,8 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 	return group.Clean, false
 }
 
-// disband lets all others go their own way, while m waits for its handler, whose
-// context ends, and for the end of the transaction, which waits for its statement.
+// disband lets all others continue alone, while m waits for its handler, whose context
+// ends, and for the end of the transaction, which waits for its statement.
 func (r *groupRun) disband(m *groupMember, slow *attempt) {
 	slow.cancel()
 	for _, other := range r.left {
@@ -119,7 +119,7 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 		}
 		return group.Failed
 	}
-	// As in finish.
+	// The same as in finish.
 	if err == nil {
 		err = ctx.Err()
 	}

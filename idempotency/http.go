@@ -11,35 +11,37 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// TxMiddleware runs handlers in a transaction that they find with
-// [TxFromContext]: what they write there, what they publish to the outbox, and
-// their response, which is kept back until then, commit together. It needs a
-// [SQLStore] and panics, when it is called, with [ErrNotTransactional] without
-// one.
+// TxMiddleware runs handlers in a transaction that they get with [TxFromContext]. Their
+// writes there, the messages they publish to the outbox, and their response commit
+// together; until then the response is held back. TxMiddleware needs a [SQLStore]; without
+// one it panics with [ErrNotTransactional] when it is called.
 //
-// A response below 400 commits. Any other one, a panic, a timeout roll back, and
-// are stored too if Config.Storable says so; what was answered after a statement had
-// failed on PostgreSQL, and with it the transaction, is not. A serialization failure runs the
-// handler again, so it must have no other effects than those in the transaction. Each
-// attempt has a request of its own, but shares the values of its context: a router behind
-// the middleware that keeps its state there, as chi does, needs a copy of it for each
-// attempt (see examples/adapters), or finds its routes the first time only.
+// A response below 400 commits. Any other response, a panic or a timeout rolls back; such
+// responses are also stored if Config.Storable allows it. On PostgreSQL a response is not
+// stored if a statement had failed before it, and with it the transaction. After a
+// serialization failure the handler runs again, so it must have no effects other than
+// those in the transaction. Each attempt has a request of its own, but shares the values
+// of its context. A router behind the middleware that keeps its state there, as chi does,
+// needs a copy of it for each attempt (see examples/adapters); otherwise it finds its
+// routes only the first time.
 //
-// With Config.GroupSize requests that come at the same time share a transaction, and
-// the cost of its commit. They have their own keys, handles and outcomes. Handlers of a
-// group run one after the other, for a quarter of a second in all; if one fails in any
-// way, or answers with an error after it has asked the database for something (on SQLite:
-// with any error), the group is rolled back, that one runs again alone, and the others again without it. One that
-// takes longer than a second has its context ended and runs again alone, as do all of its
-// group, and so does one that changes a setting (set local, a role, a search path), which
-// would reach the others. So a handler does not belong here that takes long, that often
-// refuses, or that does so each time. Functions that change settings, and savepoints of the
-// same name, do reach the others. Groups become smaller, down to one request, when they
-// take too long, and when their locks are in the way of others: after a deadlock, a
-// serialization failure, or a wait for a lock of 100 ms; they grow again slowly. It pays
-// where dozens of requests come at once.
+// With Config.GroupSize, requests that arrive at the same time share a transaction, and
+// the cost of its commit. They have their own keys, handles and outcomes. The handlers of
+// a group run one after the other, for a quarter of a second in all. If a handler fails in
+// any way, or answers with an error after it has queried the database (on SQLite: with any
+// error), the group is rolled back. That request runs again alone, and the others again
+// without it. If a handler takes longer than a second, its context ends, and it and all
+// others of its group run again alone. A handler that changes a setting (set local, a
+// role, a search path), which would affect the others, also runs again alone. So do not
+// use groups for handlers that take long, often refuse, or change a setting each time.
+// Functions that change settings, and savepoints of the same name, do affect the others.
 //
-// A request that a middleware of this package runs already passes through another one.
+// Groups become smaller, down to one request, when they take too long or when their locks
+// block others: after a deadlock, a serialization failure, or a wait for a lock of 100 ms.
+// They grow again slowly. Groups pay off where dozens of requests arrive at once.
+//
+// A request that a middleware of this package already runs passes through another one
+// unchanged.
 func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 	if _, ok := e.store.(*SQLStore); !ok {
 		panic(ErrNotTransactional)
@@ -47,13 +49,14 @@ func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 	return e.middleware(next, true)
 }
 
-// Middleware runs handlers whose effects are elsewhere, and stores what they
-// answered, however late. If the process dies between the effect and the storing, or the
-// handler panics, answers with 5xx or takes longer than Config.Timeout, whether there
-// was an effect is unknown, unless the handler has called [NoEffect]; see Config.Crashed
-// and Config.Failed. An error from 400 to 499 in time says that there was none.
+// Middleware runs handlers whose effects are elsewhere, and stores their answers, however
+// late. The outcome is unknown if the process dies between the effect and the storing, or
+// if the handler panics, answers with 5xx or takes longer than Config.Timeout, unless the
+// handler has called [NoEffect]; see Config.Crashed and Config.Failed. An error from 400
+// to 499 in time means that there was no effect.
 //
-// A request that a middleware of this package runs already passes through another one.
+// A request that a middleware of this package already runs passes through another one
+// unchanged.
 func (e *Engine) Middleware(next http.Handler) http.Handler { return e.middleware(next, false) }
 
 func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler {
@@ -81,7 +84,8 @@ type exchange struct {
 	body []byte
 }
 
-// inside serves a request that another middleware of ours runs: it has the key already.
+// inside serves a request that another middleware of this package runs, and which already
+// has its key.
 func (x *exchange) inside(ctx context.Context, outer *current) {
 	if x.transactional && !outer.transactional {
 		x.cfg.Logger.ErrorContext(ctx, "idempotency middleware applied twice", "problem", "TxMiddleware stands behind Middleware; remove one")
@@ -110,7 +114,7 @@ func (x *exchange) serve(ctx context.Context) {
 	x.act(ctx, record, v, err)
 }
 
-// key returns the key, "" for none where none is needed, or the problem with it.
+// key returns the key, "" if none is required, or the problem with it.
 func (x *exchange) key() (key, problem string) {
 	values := x.r.Header.Values(x.cfg.Header)
 	switch {
@@ -139,8 +143,7 @@ func (x *exchange) key() (key, problem string) {
 	return key, ""
 }
 
-// identify reads the request and makes its claim; false means that it has been
-// answered.
+// identify reads the request and makes its claim. False means that it has been answered.
 func (x *exchange) identify(ctx context.Context, key string) bool {
 	scope, err := x.cfg.Scope(x.r)
 	if err != nil {
@@ -178,8 +181,8 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	return true
 }
 
-// requestPath returns the path that the client asked for, whatever a router has cut
-// off on the way.
+// requestPath returns the path that the client requested, whatever prefix a router
+// removed.
 func requestPath(r *http.Request) string {
 	if asked, err := url.ParseRequestURI(r.RequestURI); err == nil {
 		return asked.EscapedPath()
@@ -193,8 +196,8 @@ func hashCaller(hash hasher, scope Scope) (c Caller) {
 	return c
 }
 
-// endpointOf names the operation for operators. A pattern of http.ServeMux holds
-// the method already. A path is none: there are too many, and some hold secrets.
+// endpointOf names the operation for operators. A pattern of http.ServeMux already
+// contains the method. A path is not used: there are too many, and some contain secrets.
 func endpointOf(method, route, pattern string) string {
 	if route == "" {
 		if route = pattern; route == "" {
@@ -207,7 +210,7 @@ func endpointOf(method, route, pattern string) string {
 	return printable(route, maxKey)
 }
 
-// printable makes foreign text fit for a column, a log or a metric.
+// printable makes foreign text safe for a column, a log or a metric.
 func printable(s string, most int) string {
 	if len(s) > most {
 		s = s[:most]

@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// intent is a request or a command that wants to run.
+// intent is a request or a command that is to run.
 type intent struct {
 	*Engine
 	claim         Claim
@@ -33,7 +33,7 @@ func (e *Engine) newIntent(transactional bool) intent {
 	return in
 }
 
-// begin starts the clock: of the handler's time, and of the trust in the lease.
+// begin starts the clock for the handler's time, and for how long the lease is trusted.
 func (in *intent) begin() {
 	in.began = time.Now()
 	in.deadline = in.began.Add(in.cfg.Timeout)
@@ -55,8 +55,8 @@ func (in *intent) log(ctx context.Context, level slog.Level, event string, attrs
 		append([]slog.Attr{in.keyHash(), slog.String("endpoint", in.claim.Endpoint)}, attrs...)...)
 }
 
-// count adds one, with the attributes of the intent and, where there is one, the
-// status of the answer.
+// count adds one, with the attributes of the intent and, if there is one, the status of
+// the answer.
 func (in *intent) count(ctx context.Context, c metric.Int64Counter, status int) {
 	attrs := []attribute.KeyValue{attribute.String("endpoint", in.claim.Endpoint)}
 	if status != 0 {

@@ -7,12 +7,12 @@ import (
 // maxKey is the longest key in bytes.
 const maxKey = 255
 
-// ParseKey reads the value of an Idempotency-Key header: a string item of RFC
+// ParseKey reads the value of an Idempotency-Key header. It accepts a string item of RFC
 // 9651 ("abc", parameters are ignored), as draft-ietf-httpapi-idempotency-key-header
-// says, or the same characters without quotes, as most clients send them; these take
-// no parameters, so that a semicolon is part of the key. "abc" and abc are the same key.
-// A key has 1 to 255 visible ASCII characters; within quotes also spaces. The error is
-// a [*KeyError].
+// defines it. It also accepts the same characters without quotes, as most clients send
+// them; these take no parameters, so a semicolon is part of the key. "abc" and abc are the
+// same key. A key has 1 to 255 visible ASCII characters; within quotes also spaces. The
+// error is a [*KeyError].
 func ParseKey(value string) (string, error) {
 	value = strings.Trim(value, " \t")
 	if value == "" {
@@ -40,7 +40,7 @@ func ParseKey(value string) (string, error) {
 	return key, nil
 }
 
-// quotedKey reads what follows an opening quote.
+// quotedKey reads the part after an opening quote.
 func quotedKey(s string) (key, rest string, err error) {
 	var b strings.Builder
 	for i := 0; i < len(s); i++ {
@@ -62,8 +62,8 @@ func quotedKey(s string) (key, rest string, err error) {
 	return "", "", &KeyError{Problem: "has no closing quote"}
 }
 
-// bareKey checks a key without quotes. A comma would join two headers, so it has to be
-// quoted.
+// bareKey checks a key without quotes. A comma would join two headers, so a key with one
+// must be quoted.
 func bareKey(s string) (key string, err error) {
 	for i := range len(s) {
 		switch c := s[i]; {
@@ -76,8 +76,8 @@ func bareKey(s string) (key string, err error) {
 	return s, nil
 }
 
-// validParameters tells whether s is *( ";" *SP key [ "=" bare-item ] ). What a
-// bare item may be is read loosely: its value is ignored.
+// validParameters reports whether s is *( ";" *SP key [ "=" bare-item ] ). A bare item is
+// read loosely, since its value is ignored.
 func validParameters(s string) bool {
 	for s != "" {
 		if s[0] != ';' {
@@ -122,7 +122,7 @@ func isParameterName(c byte, first bool) bool {
 	return !first && (c >= '0' && c <= '9' || c == '_' || c == '-' || c == '.')
 }
 
-// isUUID tells whether s is a UUID in its usual form, in either case.
+// isUUID reports whether s is a UUID in its usual form, in either case.
 func isUUID(s string) bool {
 	if len(s) != 36 {
 		return false

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// limits knows which callers are far from their limit, so that not every claim has
-// to count.
+// limits remembers which callers are far below their limit, so that not every claim has to
+// be counted.
 type limits struct {
 	mu      sync.Mutex
 	callers map[Caller]*allowance
 }
 
-// allowance is how many claims a caller may make without being counted again.
+// allowance is how many claims a caller may make before the next count.
 type allowance struct {
 	mu       sync.Mutex
 	left     int
@@ -21,7 +21,7 @@ type allowance struct {
 	counting *counting // nil: nobody counts
 }
 
-// counting is one that counts, while others of its caller wait for it.
+// counting is a claim that counts, while others of its caller wait for it.
 type counting struct {
 	done  chan struct{} // closed when it has counted
 	since time.Time
@@ -31,8 +31,8 @@ const (
 	allowanceTime = time.Second
 	maxAllowances = 10_000 // callers; when there are more all are forgotten, and counted again
 
-	// countPatience is how long claims wait for one that counts: its connection may be
-	// the one that leads nowhere. Then another counts, and they wait for that.
+	// countPatience is how long claims wait for the one that counts: its connection may be
+	// dead. Then another one counts, and they wait for that.
 	countPatience = 100 * time.Millisecond
 )
 
@@ -50,8 +50,8 @@ func (l *limits) of(c Caller) *allowance {
 	return a
 }
 
-// take takes one of what is left. Else it returns whom to wait for, who counts, or who
-// is the caller itself.
+// take uses one of the remaining claims. If none remain, it returns the count to wait for
+// (other), or the count that the caller must do (self).
 func (a *allowance) take() (taken bool, other, self *counting) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -67,7 +67,7 @@ func (a *allowance) take() (taken bool, other, self *counting) {
 	return false, nil, a.counting
 }
 
-// counted ends a count. What one found whose place was taken meanwhile is old.
+// counted ends a count. The result is outdated if another count has replaced it meanwhile.
 func (a *allowance) counted(self *counting, left int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -77,9 +77,9 @@ func (a *allowance) counted(self *counting, left int) {
 	}
 }
 
-// limit tells whether the caller may claim another key: run if so. A key that it
-// has already is none. Of the claims of one caller one counts, and the others
-// wait for it: if all counted at once, all would find room.
+// limit returns run if the caller may claim another key. A key that the caller already has
+// is not counted as another. Of the claims of one caller one counts, and the others wait
+// for it: if all counted at once, all would find room.
 func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
 	a := in.limits.of(in.claim.Caller)
 	for {

@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// MemoryStore is a [Store] for unit tests: it forgets everything with its
-// process, knows no other process, and has no transactions. The zero value is
-// empty and ready. Its clock is that of package time.
+// MemoryStore is a [Store] for unit tests. It is lost with its process, is not shared with
+// other processes, and has no transactions. The zero value is empty and ready to use. Its
+// clock is that of package time.
 type MemoryStore struct {
 	mu      sync.Mutex
 	records map[ID]*memoryRecord
@@ -19,7 +19,7 @@ type memoryRecord struct {
 	leaseUntil, expiresAt, forgetAt time.Time
 }
 
-// dead tells whether the record is to be forgotten.
+// dead reports whether the record is due for purging.
 func (r *memoryRecord) dead(now time.Time) bool {
 	return !r.forgetAt.After(now) && (r.State != StateStarted || !r.leaseUntil.After(now))
 }
@@ -33,7 +33,7 @@ func (r *memoryRecord) at(now time.Time) Record {
 	return out
 }
 
-// Claim is [Store.Claim].
+// Claim implements [Store.Claim].
 func (s *MemoryStore) Claim(_ context.Context, c Claim) (Record, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -56,7 +56,7 @@ func (s *MemoryStore) Claim(_ context.Context, c Claim) (Record, bool, error) {
 	return r.at(now), true, nil
 }
 
-// TakeOver is [Store.TakeOver].
+// TakeOver implements [Store.TakeOver].
 func (s *MemoryStore) TakeOver(_ context.Context, c Claim, from Owner) (Record, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -70,8 +70,7 @@ func (s *MemoryStore) TakeOver(_ context.Context, c Claim, from Owner) (Record, 
 	return r.at(now), true, nil
 }
 
-// owned returns the started record that the owner has, or nil. The caller holds
-// the lock.
+// owned returns the started record that owner has, or nil. The caller holds the lock.
 func (s *MemoryStore) owned(id ID, owner Owner) *memoryRecord {
 	if r := s.records[id]; r != nil && r.Owner == owner && r.State == StateStarted {
 		return r
@@ -79,7 +78,7 @@ func (s *MemoryStore) owned(id ID, owner Owner) *memoryRecord {
 	return nil
 }
 
-// Find is [Store.Find].
+// Find implements [Store.Find].
 func (s *MemoryStore) Find(_ context.Context, id ID) (Record, bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,7 +90,7 @@ func (s *MemoryStore) Find(_ context.Context, id ID) (Record, bool, error) {
 	return r.at(now), true, nil
 }
 
-// Outstanding is [Store.Outstanding].
+// Outstanding implements [Store.Outstanding].
 func (s *MemoryStore) Outstanding(_ context.Context, caller Caller, limit int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -104,7 +103,7 @@ func (s *MemoryStore) Outstanding(_ context.Context, caller Caller, limit int) (
 	return n, nil
 }
 
-// Extend is [Store.Extend].
+// Extend implements [Store.Extend].
 func (s *MemoryStore) Extend(_ context.Context, id ID, owner Owner, lease time.Duration) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -116,7 +115,7 @@ func (s *MemoryStore) Extend(_ context.Context, id ID, owner Owner, lease time.D
 	return nil
 }
 
-// Complete is [Store.Complete].
+// Complete implements [Store.Complete].
 func (s *MemoryStore) Complete(_ context.Context, id ID, owner Owner, c Completion) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,7 +130,7 @@ func (s *MemoryStore) Complete(_ context.Context, id ID, owner Owner, c Completi
 	return nil
 }
 
-// Release is [Store.Release].
+// Release implements [Store.Release].
 func (s *MemoryStore) Release(_ context.Context, id ID, owner Owner) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -142,7 +141,7 @@ func (s *MemoryStore) Release(_ context.Context, id ID, owner Owner) error {
 	return nil
 }
 
-// Purge is [Store.Purge].
+// Purge implements [Store.Purge].
 func (s *MemoryStore) Purge(_ context.Context, limit int) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

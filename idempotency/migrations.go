@@ -10,7 +10,7 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables idempotency and idempotency_body, the seal, and on
+// Migrations creates the tables idempotency and idempotency_body, the seal, and on
 // PostgreSQL the functions that requests call.
 var Migrations = oncemill.Migrations{Name: "idempotency", FS: sub(migrationFiles, "migrations")}
 

@@ -10,13 +10,13 @@ import (
 	"strings"
 )
 
-// Settle ends a key whose outcome is unknown, for an operator who has found out: with
-// found.RunAgain the key may run again, else its answer is stored, as Config.Recover's is.
-// token is what stands behind Config.StatusPath in a status URL.
+// Settle ends a key whose outcome is unknown, for an operator who has found out the
+// outcome. With found.RunAgain the key may run again; otherwise its answer is stored, like
+// that of Config.Recover. token is the part of a status URL after Config.StatusPath.
 //
-// It returns [ErrNotUnknown] for a key that has no run, runs, or has ended, and for a zero
-// Recovery, and a [*RecoveryError] for an answer that cannot be stored. Of several calls at
-// once one settles the key.
+// Settle returns [ErrNotUnknown] for a key that has no run, is running, or has ended, and
+// for a zero Recovery. It returns a [*RecoveryError] for an answer that cannot be stored.
+// Of several concurrent calls, one settles the key.
 func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error {
 	id, ok := parseToken(token)
 	if !ok || !found.RunAgain && found.Status == 0 {
@@ -55,8 +55,7 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 // mostFoundHeader bounds the names and values of Recovery.Header.
 const mostFoundHeader = 64 << 10
 
-// check returns what keeps clients from being answered with what was found, as a
-// *RecoveryError.
+// check returns a *RecoveryError if found cannot be sent to clients.
 func (in *intent) check(found Recovery) error {
 	switch {
 	case found.RunAgain, found.Status == 0:
@@ -86,7 +85,7 @@ func (in *intent) check(found Recovery) error {
 	return nil
 }
 
-// fits is check for what is to be stored whole.
+// fits is the check for a Recovery that is to be stored whole.
 func (in *intent) fits(found Recovery) error {
 	most := in.cfg.MaxResponse
 	if in.isCommand() { // maybe of Engine.Watermill
@@ -100,7 +99,7 @@ func (in *intent) fits(found Recovery) error {
 
 func (in *intent) isCommand() bool { return strings.HasPrefix(in.claim.Endpoint, commandEndpoint) }
 
-// foundOut encodes what is stored of a run that somebody has found out about.
+// foundOut encodes the completion for a run whose outcome somebody has found out.
 func (in *intent) foundOut(found Recovery) (Completion, error) {
 	c := Completion{State: StateCompleted, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.RefuseExpired}
 	if in.isCommand() {

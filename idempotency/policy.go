@@ -2,34 +2,33 @@ package idempotency
 
 import "net/http"
 
-// CrashPolicy is what Middleware does about a key whose owner died.
+// CrashPolicy is what Middleware does with a key whose owner died.
 type CrashPolicy int
 
 const (
-	// CrashedUnknown answers 409 outcome-unknown until the key expires, or somebody who has
-	// found out calls [Engine.Settle].
+	// CrashedUnknown answers 409 outcome-unknown until the key expires, or until somebody
+	// who has found out the outcome calls [Engine.Settle].
 	CrashedUnknown CrashPolicy = iota
-	// CrashedTakeOver runs the handler again: for handlers that are idempotent by
-	// themselves.
+	// CrashedTakeOver runs the handler again, for handlers that are themselves idempotent.
 	CrashedTakeOver
-	// CrashedRecover asks Config.Recover.
+	// CrashedRecover calls Config.Recover.
 	CrashedRecover
 )
 
-// FailurePolicy is what a failure leaves behind where effects are not in a transaction.
+// FailurePolicy is the state of a key after a failure whose effects are not in a
+// transaction.
 type FailurePolicy int
 
 const (
-	// FailedUnknown leaves a key whose outcome is unknown, for Config.Crashed to decide
-	// about: the effect may have happened before the failure.
+	// FailedUnknown leaves a key whose outcome is unknown, which Config.Crashed then
+	// handles. The effect may have happened before the failure.
 	FailedUnknown FailurePolicy = iota
-	// FailedRelease lets the key run again. It is safe where a handler's effects are
-	// idempotent by themselves, or come after everything that can fail; elsewhere
-	// they may happen twice.
+	// FailedRelease lets the key run again. It is safe if a handler's effects are idempotent
+	// themselves, or happen after everything that can fail; otherwise they may happen twice.
 	FailedRelease
 )
 
-// Recovery is what Config.Recover found out. The zero value: still unknown.
+// Recovery is what Config.Recover found out. The zero value means still unknown.
 type Recovery struct {
 	RunAgain bool        // the effect did not happen: run the handler
 	Status   int         // the effect happened: this is the answer, 200 to 599, if not 0
@@ -37,7 +36,7 @@ type Recovery struct {
 	Body     []byte      // for Do the result, as encoding/json encodes it
 }
 
-// InProgressPolicy is how a copy of a running request is answered.
+// InProgressPolicy is the answer to a copy of a running request.
 type InProgressPolicy int
 
 const (
@@ -47,15 +46,15 @@ const (
 	InProgressTooEarly
 	// InProgressTooManyRequests answers 429 with Retry-After.
 	InProgressTooManyRequests
-	// InProgressAccepted answers 202 with the URL of the status in Location.
+	// InProgressAccepted answers 202 with the status URL in Location.
 	InProgressAccepted
-	// InProgressWait waits up to Config.WaitTimeout for the answer, then 409.
+	// InProgressWait waits up to Config.WaitTimeout for the answer, then answers 409.
 	InProgressWait
 )
 
-// StorableDefault stores 2xx, 3xx, 400, 404, 409, 410, 412 and 422: what would be
-// answered the same way again. It stores no 401, 403, 429 and 5xx, since the same
-// request may succeed later.
+// StorableDefault stores 2xx, 3xx, 400, 404, 409, 410, 412 and 422, which the same request
+// would get again. It stores no 401, 403, 429 and 5xx, since the same request may succeed
+// later.
 func StorableDefault(status int) bool {
 	switch status {
 	case http.StatusBadRequest, http.StatusNotFound, http.StatusConflict, http.StatusGone,
@@ -68,5 +67,5 @@ func StorableDefault(status int) bool {
 // StorableSuccesses stores 2xx only.
 func StorableSuccesses(status int) bool { return status >= 200 && status < 300 }
 
-// StorableAll stores whatever a handler answered, also 500, as Stripe does.
+// StorableAll stores every answer of a handler, including 500, as Stripe does.
 func StorableAll(int) bool { return true }

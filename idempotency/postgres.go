@@ -7,7 +7,7 @@ var postgresQueries = queries{
 	purge: postgresPurge, strip: postgresStrip,
 }
 
-// What each request needs are functions; see the migration.
+// The statements that each request needs are functions; see the migration.
 const (
 	postgresRecord = `
 select
@@ -40,8 +40,8 @@ from (
 	limit $2::integer
 ) as outstanding`
 
-// Served by the primary key. Owner and fence are the compare of the
-// compare-and-set in this and the following statements.
+// Served by the primary key. In this and the following statements, owner and fence make
+// the update a compare-and-set.
 const postgresExtend = `
 update {{idempotency}}
 set lease_until = statement_timestamp() + $4::bigint * interval '1 microsecond'
@@ -57,7 +57,7 @@ where key_hash = $1
 	and fence = $3
 	and state = 1`
 
-// Served by idempotency_forget. Several purges at once take different rows.
+// Served by idempotency_forget. Concurrent purges take different rows.
 const postgresPurge = `
 with dead as (
 	select key_hash from {{idempotency}}

@@ -15,22 +15,23 @@ import (
 	"time"
 )
 
-// replayedHeader marks a replay. A handler that passes a downstream's on does not.
+// replayedHeader marks a replay. It is removed from a downstream's response that a handler
+// passes on.
 const replayedHeader = "Idempotency-Replayed"
 
-// perAnswer are headers that belong to one answer, not to its replays. (Those
-// about the connection are hop-by-hop.)
+// perAnswer are headers that belong to one answer, not to its replays. (Connection headers
+// are hop-by-hop.)
 var perAnswer = []string{
 	"Connection", "Content-Length", "Date", replayedHeader, "Keep-Alive", "Proxy-Authenticate", "Proxy-Connection",
 	"Set-Cookie", "Te", "Trailer", "Transfer-Encoding", "Upgrade",
 }
 
-// recorder is the http.ResponseWriter of a handler. It keeps the response back,
-// but for informational ones (1xx). It has no Unwrap: what is written past it
-// would not be stored.
+// recorder is the http.ResponseWriter of a handler. It holds the response back, except for
+// informational ones (1xx). It has no Unwrap, because anything written around it would not
+// be stored.
 //
-// The handler sees the headers that were set outside, and may change them; what
-// it did to them is what is stored.
+// The handler sees the headers that were set outside, and may change them. Its changes are
+// what is stored.
 type recorder struct {
 	w       http.ResponseWriter
 	outer   http.Header // as they were before the handler
@@ -82,8 +83,8 @@ func (r *recorder) WriteHeader(status int) {
 	r.writeHeader(status)
 }
 
-// informational passes a 1xx on with the headers of the handler, which are taken
-// back for the answer itself. The caller holds the lock.
+// informational passes on a 1xx with the headers of the handler, and then removes them for
+// the answer itself. The caller holds the lock.
 func (r *recorder) informational(status int) {
 	live := r.w.Header()
 	before := live.Clone()
@@ -122,7 +123,7 @@ func hasBody(status int) bool {
 	return status != http.StatusNoContent && status != http.StatusNotModified
 }
 
-// fill records what was found out of an earlier run.
+// fill records the recovered answer of an earlier run.
 func (r *recorder) fill(found Recovery) error {
 	maps.Copy(r.header, found.Header)
 	r.WriteHeader(found.Status)
@@ -133,14 +134,14 @@ func (r *recorder) fill(found Recovery) error {
 	return err
 }
 
-// spill writes what is too large to be stored to a file, so that it can be sent
+// spill writes the part that is too large to be stored to a file, so that it can be sent
 // once. The caller holds the lock.
 func (r *recorder) spill(p []byte) (int, error) {
 	if r.overflow == nil && r.failed == nil {
 		r.overflow, r.failed = os.CreateTemp("", "oncemill-response-*")
 		if r.failed == nil {
-			// It needs no name: what has it open keeps it. (Where the system
-			// refuses that, discard removes it.)
+			// The open file needs no name. (Where the system refuses to remove it, discard
+			// does.)
 			_ = os.Remove(r.overflow.Name())
 		}
 	}
@@ -152,7 +153,7 @@ func (r *recorder) spill(p []byte) (int, error) {
 	return n, err
 }
 
-// FlushError is what http.ResponseController.Flush calls.
+// FlushError is called by http.ResponseController.Flush.
 func (r *recorder) FlushError() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -174,32 +175,31 @@ func (r *recorder) FlushError() error {
 	return http.NewResponseController(r.w).Flush()
 }
 
-// SetReadDeadline is what http.ResponseController.SetReadDeadline calls.
+// SetReadDeadline is called by http.ResponseController.SetReadDeadline.
 func (r *recorder) SetReadDeadline(deadline time.Time) error {
 	return http.NewResponseController(r.w).SetReadDeadline(deadline)
 }
 
-// SetWriteDeadline is what http.ResponseController.SetWriteDeadline calls.
+// SetWriteDeadline is called by http.ResponseController.SetWriteDeadline.
 func (r *recorder) SetWriteDeadline(deadline time.Time) error {
 	return http.NewResponseController(r.w).SetWriteDeadline(deadline)
 }
 
-// EnableFullDuplex is what http.ResponseController.EnableFullDuplex calls. The body has
-// been read.
+// EnableFullDuplex is called by http.ResponseController.EnableFullDuplex. The body has
+// already been read.
 func (r *recorder) EnableFullDuplex() error { return nil }
 
-// Hijack is what http.ResponseController.Hijack calls.
+// Hijack is called by http.ResponseController.Hijack.
 func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, ErrHijack }
 
-// flusher adds http.Flusher, which has no error to return, where flushing is
-// allowed.
+// flusher adds http.Flusher, which cannot return an error, where flushing is allowed.
 type flusher struct{ *recorder }
 
 func (f flusher) Flush() { _ = f.FlushError() } // the next Write tells
 
-// close keeps what the handler writes from now on from the wire, where another
-// answer is to be given. It is recorded all the same. It reports false if the
-// handler's answer is there already, at least in part.
+// close keeps later writes of the handler off the wire, when another answer is to be sent;
+// they are still recorded. It returns false if the handler's answer has been sent, at
+// least in part.
 func (r *recorder) close() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -207,7 +207,7 @@ func (r *recorder) close() bool {
 	return r.closed
 }
 
-// discard removes the overflow.
+// discard removes the overflow file.
 func (r *recorder) discard() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -218,7 +218,7 @@ func (r *recorder) discard() {
 	}
 }
 
-// result returns what was recorded, once the handler has returned.
+// result returns the recorded response, once the handler has returned.
 func (r *recorder) result() *response {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -240,7 +240,7 @@ func (r *recorder) result() *response {
 	return res
 }
 
-// listed returns the names that a header lists.
+// listed returns the names listed in a header.
 func listed(h http.Header, header string) []string {
 	var names []string
 	for _, line := range h[header] {
@@ -251,7 +251,7 @@ func listed(h http.Header, header string) []string {
 	return names
 }
 
-// entries is what the handler did to the headers that it found.
+// entries returns the handler's changes to the headers that it found.
 func (r *recorder) entries(now http.Header, keep func(name string) bool) []headerEntry {
 	names := map[string]bool{}
 	for name := range now {
@@ -325,8 +325,8 @@ func (r *recorder) sendAll() error {
 	return errors.Join(err, r.failed)
 }
 
-// writeTo writes a replay: the headers that are set outside stay, but for what
-// the handler did to them.
+// writeTo writes a replay. Headers that are set outside stay, except for the handler's
+// changes to them.
 func (res *response) writeTo(w http.ResponseWriter) error {
 	live := w.Header()
 	for _, e := range res.Header {

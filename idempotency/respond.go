@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
-// act does what was decided.
+// act carries out the verdict.
 func (x *exchange) act(ctx context.Context, record Record, v verdict, err error) {
 	switch v {
 	case run:
@@ -52,7 +52,7 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 	}
 }
 
-// tell answers as a run has ended.
+// tell answers according to the ending of a run.
 func (x *exchange) tell(ctx context.Context, end ending) {
 	a := end.attempt
 	defer a.discard()
@@ -94,7 +94,7 @@ func (x *exchange) tell(ctx context.Context, end ending) {
 	}
 }
 
-// again tells the panic of a handler to whoever is outside, as net/http expects.
+// again passes the panic of a handler on to outer handlers, as net/http expects.
 func (x *exchange) again(ctx context.Context, p *panicked) {
 	if p.aborted {
 		panic(http.ErrAbortHandler)
@@ -105,8 +105,7 @@ func (x *exchange) again(ctx context.Context, p *panicked) {
 	panic(p.value)
 }
 
-// lost answers after somebody else has taken the claim over, from what stands
-// there now.
+// lost answers from the current record after another owner has taken over the claim.
 func (x *exchange) lost(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
@@ -186,7 +185,7 @@ func (x *exchange) answerInProgress(ctx context.Context) {
 	x.answer(p)
 }
 
-// storeDown refuses, also where the handler has run.
+// storeDown refuses the request, even if the handler has run.
 func (x *exchange) storeDown(ctx context.Context, err error) {
 	x.logDown(ctx, err)
 	x.refuse(ProblemStoreUnavailable)
@@ -196,7 +195,7 @@ func (x *exchange) logDown(ctx context.Context, err error) {
 	x.log(ctx, slog.LevelError, "idempotency store unavailable", slog.Any("error", err))
 }
 
-// start starts the handler with a fresh request and recorder.
+// start starts the handler with a new request and recorder.
 func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
 	a, ctx := x.newAttempt(ctx, tx)
 	a.state.request = true
@@ -214,8 +213,8 @@ func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
 	return a
 }
 
-// request returns the request as the handler gets it: all that can be changed of it is a
-// copy, and its body begins at the start.
+// request returns the request for the handler: everything that can be changed is a copy,
+// and its body begins at the start.
 func (x *exchange) request(ctx context.Context) *http.Request {
 	r := x.r.Clone(ctx)
 	if x.body != nil {
@@ -243,8 +242,8 @@ func (x *exchange) expire(a *attempt) {
 	_ = http.NewResponseController(x.w).Flush() // a writer that cannot flush sends it later
 }
 
-// said reads the answer. In a transaction any error is one without effect; elsewhere
-// only those that accuse the request are.
+// said reads the answer. In a transaction any error has no effect; elsewhere only errors
+// that blame the request are known to have none.
 func (x *exchange) said(a *attempt) said {
 	if a.panicked != nil || a.rec.failed != nil && x.transactional {
 		return failed
@@ -260,8 +259,8 @@ func (x *exchange) said(a *attempt) said {
 	return failed
 }
 
-// storable reports that a response is to be stored and replayed. One that asks to come
-// again, or passes on a downstream's that does, is none.
+// storable reports whether a response is to be stored and replayed. A response that asks
+// for a retry, or passes on a downstream's that does, is not.
 func (x *exchange) storable(res *response) bool {
 	if !x.cfg.Storable(res.Status) {
 		return false
@@ -269,7 +268,7 @@ func (x *exchange) storable(res *response) bool {
 	return res.Status < http.StatusBadRequest || !res.transient()
 }
 
-// completion encodes what is to be stored of a response.
+// completion encodes the stored form of a response.
 func (x *exchange) completion(a *attempt) (Completion, error) {
 	res := a.answer()
 	c := Completion{
@@ -286,7 +285,7 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 
 const mostLocation = 2048
 
-// encoded fills in what is stored of a response.
+// encoded fills in the stored form of a response.
 func (in *intent) encoded(c Completion, res *response) (Completion, error) {
 	c.Location = printable(res.header("Location"), mostLocation)
 	kept := *res
@@ -301,13 +300,13 @@ func (in *intent) encoded(c Completion, res *response) (Completion, error) {
 	return in.sealed(c, plain)
 }
 
-// recovered answers with what was found out.
+// recovered answers with the recovered answer.
 func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
 	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)}
 	return a, a.rec.fill(found)
 }
 
-// withoutKey runs a request that has no key and needs none.
+// withoutKey runs a request that has no key and does not need one.
 func (x *exchange) withoutKey(ctx context.Context) {
 	if !x.transactional {
 		x.next.ServeHTTP(x.w, x.r)

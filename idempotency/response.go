@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// response is what a handler answered, as it is stored.
+// response is a handler's answer in its stored form.
 type response struct {
 	Status   int           `json:"s"`
 	Header   []headerEntry `json:"h,omitempty"`
@@ -19,7 +19,7 @@ type response struct {
 	overflow bool // the body is not all of it
 }
 
-// headerEntry says what a handler did to a header that it may have found set.
+// headerEntry is what a handler did to a header that may already have been set.
 type headerEntry struct {
 	Name   string   `json:"n"`
 	Values [][]byte `json:"v,omitempty"` // bytes: JSON's strings could not hold them all
@@ -62,8 +62,8 @@ func (res *response) header(name string) string {
 	return ""
 }
 
-// transient reports that an error asks to come again: by Retry-After, or because a
-// downstream's problem that is passed on says so.
+// transient reports whether an error asks the client to retry, by Retry-After or by a
+// downstream problem that is passed on.
 func (res *response) transient() bool {
 	if res.header("Retry-After") != "" {
 		return true

@@ -7,15 +7,15 @@ import (
 	"sync"
 )
 
-// handlerRows are what a handler has queried. What it leaves open keeps the connection
-// from taking another statement.
+// handlerRows are the open results of a handler's queries. A result that stays open keeps
+// the connection from executing another statement.
 type handlerRows struct {
 	mu   sync.Mutex
 	many []*sql.Rows
 	one  *sql.Row // the last; those before it have been read, or this could not have been queried
 }
 
-// QueryContext is that of *sql.Tx.
+// QueryContext is like that of *sql.Tx.
 func (t *sqlTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
 	rows, err := t.Handle.QueryContext(ctx, query, args...) //nolint:sqlclosecheck // the handler closes it, or closeRows
 	if err != nil {
@@ -30,13 +30,13 @@ func (t *sqlTx) QueryContext(ctx context.Context, query string, args ...any) (*s
 	return rows, nil
 }
 
-// closed reports that rows are closed; then they have no columns.
+// closed reports whether rows are closed; then they have no columns.
 func closed(rows *sql.Rows) bool {
 	_, err := rows.Columns()
 	return err != nil
 }
 
-// QueryRowContext is that of *sql.Tx.
+// QueryRowContext is like that of *sql.Tx.
 func (t *sqlTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
 	row := t.Handle.QueryRowContext(ctx, query, args...)
 	t.rows.mu.Lock()
@@ -45,8 +45,8 @@ func (t *sqlTx) QueryRowContext(ctx context.Context, query string, args ...any) 
 	return row
 }
 
-// closeRows closes what the handler has left open, as database/sql does at a commit.
-// The handler has returned, and its context has not ended.
+// closeRows closes what the handler has left open, as database/sql does at a commit. The
+// handler has returned, and its context has not ended.
 func (t *sqlTx) closeRows(ctx context.Context) {
 	t.rows.mu.Lock()
 	many, one := slices.DeleteFunc(t.rows.many, closed), t.rows.one

@@ -11,23 +11,23 @@ import (
 
 // work is what runs under a claim: a request or a command.
 type work interface {
-	// start begins an attempt. tx is nil where effects are elsewhere.
+	// start begins an attempt. tx is nil if effects are elsewhere.
 	start(ctx context.Context, tx *sqlTx) *attempt
 
 	// expire is called when time is up before an attempt has returned.
 	expire(a *attempt)
 
-	// said reads what an attempt said about its effects, once it has returned.
+	// said returns what an attempt reported about its effects, once it has returned.
 	said(a *attempt) said
 
-	// completion encodes what is stored of an attempt.
+	// completion encodes the stored form of an attempt.
 	completion(a *attempt) (Completion, error)
 
-	// recovered makes an attempt of what Config.Recover found out.
+	// recovered makes an attempt of the result of Config.Recover.
 	recovered(ctx context.Context, found Recovery) (*attempt, error)
 }
 
-// said is what an attempt says about its effects.
+// said is what an attempt reports about its effects.
 type said int
 
 const (
@@ -37,7 +37,7 @@ const (
 	declined              // there is none; the same request may succeed later
 )
 
-// outcome is what has become of a run. It decides what becomes of the claim: see settled.
+// outcome is the outcome of a run. It decides what happens to the claim; see settled.
 type outcome int
 
 const (
@@ -53,7 +53,7 @@ const (
 	uncertain                  // the transaction has committed or not
 )
 
-// ending is what has become of a run, with its last attempt, if there was one.
+// ending is the outcome of a run, with its last attempt, if there was one.
 type ending struct {
 	outcome    outcome
 	attempt    *attempt
@@ -61,18 +61,18 @@ type ending struct {
 	err        error      // why nothing is
 }
 
-// execution is a claim in hand and what runs under it. It is the one place that runs
-// handlers, of requests and commands, in transactions and without.
+// execution is a claim and what runs under it. It is the only place that runs handlers, of
+// requests and commands, in transactions and without.
 //
-// Where the effects of an attempt live makes the difference. In the transaction
-// they are undone with it, so whatever fails has had no effect. Elsewhere they stay:
-// once the function has been called, the outcome is unknown unless it is told.
+// The difference is where the effects of an attempt are. In the transaction they are
+// rolled back with it, so a failure has had no effect. Elsewhere they stay: once the
+// function has been called, the outcome is unknown unless the function reports it.
 type execution struct {
 	*intent
 	work
 }
 
-// run runs the function and settles the claim. The caller tells the outcome.
+// run runs the function and settles the claim. The caller reports the outcome.
 func (x *execution) run(ctx context.Context) ending {
 	x.at("after claim")
 	ctx = context.WithoutCancel(ctx)
@@ -90,7 +90,7 @@ func (x *execution) run(ctx context.Context) ending {
 	return x.settled(ctx, end)
 }
 
-// settled does to the claim what the outcome of its run asks for.
+// settled updates the claim according to the outcome of its run.
 func (x *execution) settled(ctx context.Context, end ending) ending {
 	switch end.outcome {
 	case stored:
@@ -122,9 +122,9 @@ func (x *execution) settled(ctx context.Context, end ending) ending {
 	return end
 }
 
-// runElsewhere runs a function whose effects are not in a transaction of ours. The
-// claim is kept for as long as it runs, and its success however late it comes. Of what
-// comes late nothing else is believed: it may be what the end of its context made of it.
+// runElsewhere runs a function whose effects are not in our transaction. The claim is kept
+// for as long as it runs, and its success is stored however late. No other late answer is
+// trusted: the end of the context may have caused it.
 func (x *execution) runElsewhere(ctx context.Context) ending {
 	stop := x.keepLease(ctx)
 	a := x.start(ctx, nil)
@@ -161,8 +161,8 @@ func (x *execution) keep(ctx context.Context, a *attempt, otherwise outcome) end
 	return ending{outcome: stored, attempt: a, completion: c}
 }
 
-// runAlone runs the function in a transaction of its own, again where that lost against
-// another, and returns how often it did.
+// runAlone runs the function in a transaction of its own, and again if that lost against
+// another. It returns how often it lost.
 func (x *execution) runAlone(ctx context.Context) (end ending, lost int) {
 	store, ok := x.store.(*SQLStore)
 	if !ok {
@@ -177,16 +177,17 @@ func (x *execution) runAlone(ctx context.Context) (end ending, lost int) {
 	}
 }
 
-// withoutEffect ends an attempt whose transaction has been rolled back, or that had no part in it.
+// withoutEffect ends an attempt whose transaction was rolled back, or that had no part in
+// it.
 func (x *execution) withoutEffect(ctx context.Context, a *attempt) ending {
 	if x.said(a) == refused {
-		// If it cannot be stored, rather no answer than one that may differ later.
+		// If it cannot be stored, no answer is better than one that may differ later.
 		return x.keep(ctx, a, unreachable)
 	}
 	return ending{outcome: released, attempt: a, err: a.err}
 }
 
-// recover asks what became of the run of a dead owner.
+// recover asks Config.Recover about the run of a dead owner.
 func (x *execution) recover(ctx context.Context, record Record) ending {
 	asking, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()

@@ -7,13 +7,13 @@ import (
 	"log/slog"
 )
 
-// Secret is a key that nothing prints: no verb of package fmt, whatever it is part of, no
-// log and no encoder. The zero value is no key.
+// Secret is a key that is never printed: not by any verb of package fmt, even inside
+// another value, nor by a logger or an encoder. The zero value is no key.
 type Secret struct {
 	key func() []byte // fmt prints fields where it is asked for a verb that they do not have
 }
 
-// NewSecret returns key, of which it keeps a copy.
+// NewSecret returns a Secret with a copy of key.
 func NewSecret(key []byte) Secret {
 	key = bytes.Clone(key)
 	return Secret{func() []byte { return key }}

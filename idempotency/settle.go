@@ -9,12 +9,12 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// settleTime is how long the engine tries to report the end of a run to the store,
-// where another request would find out in the end.
+// settleTime is how long the engine tries to report the end of a run to the store, if
+// another request would find out eventually.
 const settleTime = 5 * time.Second
 
-// settlePatience is how long it tries. Without transactions nobody else knows what
-// happened, so it tries for longer.
+// settlePatience returns how long to try. Without transactions nobody else knows what
+// happened, so it is longer.
 func (in *intent) settlePatience() time.Duration {
 	if in.transactional {
 		return settleTime
@@ -22,8 +22,7 @@ func (in *intent) settlePatience() time.Duration {
 	return max(settleTime, in.cfg.Lease)
 }
 
-// settle calls tell until it succeeds, has been too late, or the time is up. ctx
-// may have ended.
+// settle calls tell until it succeeds, is too late, or the time is up. ctx may have ended.
 func (in *intent) settle(ctx context.Context, operation string, tell func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.settlePatience())
 	defer cancel()
@@ -44,8 +43,8 @@ func (in *intent) settle(ctx context.Context, operation string, tell func(contex
 	}
 }
 
-// release lets the key run again. If that fails, the end of the lease does it (or,
-// without transactions, Config.Crashed decides then).
+// release lets the key run again. If that fails, the end of the lease does so (or, without
+// transactions, Config.Crashed then decides).
 func (in *intent) release(ctx context.Context) {
 	tell := func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, in.owner) }
 	var err error
@@ -61,8 +60,8 @@ func (in *intent) release(ctx context.Context) {
 	}
 }
 
-// giveUp ends the lease of a run whose outcome is unknown, as if its process had
-// died: Config.Crashed decides from now on. If that fails, the lease ends by itself.
+// giveUp ends the lease of a run whose outcome is unknown, as if its process had died.
+// From then on Config.Crashed decides. If giveUp fails, the lease ends by itself.
 func (in *intent) giveUp(ctx context.Context) {
 	err := in.settle(ctx, "give_up", func(ctx context.Context) error { return in.store.Extend(ctx, in.claim.ID, in.owner, 0) })
 	if err != nil {
@@ -70,12 +69,12 @@ func (in *intent) giveUp(ctx context.Context) {
 	}
 }
 
-// complete stores an answer outside of a transaction.
+// complete stores an answer outside a transaction.
 func (in *intent) complete(ctx context.Context, c Completion) error {
 	return in.settle(ctx, "complete", func(ctx context.Context) error {
 		err := in.store.Complete(ctx, in.claim.ID, in.owner, c)
 		if errors.Is(err, ErrStaleOwner) {
-			// Or the attempt before has arrived and only its answer was lost.
+			// Or the previous try has arrived and only its answer was lost.
 			if record, found, findErr := in.store.Find(ctx, in.claim.ID); findErr == nil && found && record.Owner == in.owner && record.State == c.State {
 				return nil
 			}
@@ -84,7 +83,7 @@ func (in *intent) complete(ctx context.Context, c Completion) error {
 	})
 }
 
-// abandon gives up what the store may have granted although its answer was lost.
+// abandon gives up a claim that the store may have granted although its answer was lost.
 func (in *intent) abandon(ctx context.Context, cause error, tell func(context.Context) error) {
 	if sqlerr.Retryable(cause) {
 		return // the database has said that nothing happened
@@ -96,8 +95,8 @@ func (in *intent) abandon(ctx context.Context, cause error, tell func(context.Co
 	}
 }
 
-// keepLease renews the lease until stop is called, which waits for a renewal that is
-// under way.
+// keepLease renews the lease until stop is called; stop waits for a renewal that is
+// running.
 func (in *intent) keepLease(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	every := in.cfg.Lease / 3
@@ -126,7 +125,7 @@ func (in *intent) keepLease(ctx context.Context) (stop func()) {
 	}
 }
 
-// cache keeps a stored response near, once it has committed.
+// cache puts a stored response into the cache, once it has committed.
 func (in *intent) cache(ctx context.Context, c Completion) {
 	if in.cfg.Cache == nil || c.State != StateCompleted {
 		return
@@ -134,7 +133,7 @@ func (in *intent) cache(ctx context.Context, c Completion) {
 	in.cfg.Cache.Put(ctx, Record{
 		ID: in.claim.ID, Caller: in.claim.Caller, Fingerprint: in.claim.Fingerprint, State: c.State, Owner: in.owner,
 		Endpoint: in.claim.Endpoint, Status: c.Status, Response: c.Response, Location: c.Location, ResourceID: c.ResourceID,
-		// Counted from before the commit, so that it does not outlive the record.
+		// Measured from before the commit, so that it does not outlive the record.
 		ExpiresIn: c.Retention - time.Since(in.began),
 	})
 }

@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/internal/lent"
 )
 
-// claimAll makes claims of different keys, on PostgreSQL, that need not be durable. The
-// records are in the order of the claims; those that are not found are to be asked for
-// again. Claims that are sorted by key do not deadlock.
+// claimAll makes claims of different keys that need not be durable, on PostgreSQL. The
+// records are in the order of the claims; claims that are not found must be repeated.
+// Claims that are sorted by key do not deadlock.
 func (s *SQLStore) claimAll(ctx context.Context, claims []Claim) (records []Record, found []bool, err error) {
 	type all struct {
 		records []Record
@@ -75,18 +75,18 @@ func claimArgs(claims []Claim) []any {
 	}
 }
 
-// sqlGroup is a transaction that handlers share.
+// sqlGroup is a transaction that several handlers share.
 type sqlGroup struct {
 	*sqlTx
 	statements lent.Statements
 	end        func() error
 }
 
-// groupLocks is how long a statement of a group waits for a lock, well below
-// PostgreSQL's deadlock_timeout: it may be another group that waits for this one.
+// groupLocks is how long a statement of a group waits for a lock. It is well below
+// PostgreSQL's deadlock_timeout, since another group may be waiting for this one.
 const groupLocks = "100ms"
 
-// beginGroup begins a transaction for n handlers. It is sealed as that of one is.
+// beginGroup begins a transaction for n handlers. It is sealed like that of one handler.
 func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel, idle time.Duration, repeats *lent.Repeats, n int) (*sqlGroup, error) {
 	t, err := s.beginPlain(ctx, isolation)
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel,
 	return g, nil
 }
 
-// endStatements lets go of what was prepared, before the transaction ends.
+// endStatements closes prepared statements before the transaction ends.
 func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
 	spoiled := g.step(context.WithoutCancel(ctx), func(context.Context) error { return g.end() })
 	if spoiled != nil && !g.own.Abandoned() {
@@ -112,7 +112,7 @@ func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
 	}
 }
 
-// close rolls back; a no-op after the commit. It waits for the statement under way.
+// close rolls back; a no-op after the commit. It waits for a running statement.
 func (g *sqlGroup) close(ctx context.Context, log *slog.Logger) {
 	g.endStatements(ctx, log)
 	g.rollback()
@@ -131,21 +131,21 @@ func (g *sqlGroup) lend(ctx context.Context, id ID, owner Owner) (*sqlTx, error)
 	return t, nil
 }
 
-// untouched reports that the handler has had no part in the transaction. On SQLite its
-// seal has.
+// untouched reports whether the handler has had no part in the transaction. On SQLite its
+// seal is already a part.
 func (t *sqlTx) untouched() bool {
 	return t.store.cfg.Dialect == oncemill.PostgreSQL && !t.Used()
 }
 
-// completed is a claim that is to be completed.
+// completed is a claim to complete.
 type completed struct {
 	id    ID
 	owner Owner
 	Completion
 }
 
-// complete is the last statement, as that of one handler is. stale are the places of
-// claims that are others'; if there are any, the transaction must not be committed.
+// complete is the last statement, as for a single handler. stale are the indexes of claims
+// that belong to other owners; if there are any, the transaction must not be committed.
 func (g *sqlGroup) complete(ctx context.Context, all []completed) (stale []int, err error) {
 	return boundtx.Do(ctx, g.own, stepLimit, func(ctx context.Context) ([]int, error) { return g.completeIn(ctx, all) })
 }

@@ -21,7 +21,7 @@ select
 where true
 on conflict (key_hash) do nothing`
 
-// Served by the primary key. A trigger takes a large response along.
+// Served by the primary key. A trigger also deletes the row of a large response.
 const sqliteForget = `
 delete from {{idempotency}}
 where key_hash = $1
@@ -50,8 +50,8 @@ from {{idempotency}} as i
 where key_hash = $1
 	and (forget_at > ` + sqliteNow + ` or state = 1 and lease_until > ` + sqliteNow + `)`
 
-// Served by the primary key, as all that follows; one writer makes each a
-// compare-and-set.
+// This and all that follow are served by the primary key. SQLite's single writer makes
+// each a compare-and-set.
 const sqliteTakeOver = `
 update {{idempotency}}
 set owner = $4,
@@ -97,8 +97,8 @@ where key_hash = $1
 	and fence = $3
 	and state = 1`
 
-// An unsealed row is never committed, so none means that the handler has ended
-// the transaction, or that another has the claim.
+// An unsealed row is never committed. No row means that the handler has ended the
+// transaction, or that another owner has the claim.
 const sqliteCompleteTx = sqliteComplete + `
 	and seal = 1`
 

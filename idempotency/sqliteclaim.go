@@ -10,9 +10,9 @@ import (
 )
 
 // claimInTurn claims a key on SQLite when it is its turn to write. The writer it waits for
-// may be the handler of a copy that was a moment faster, and whose claim was not there when
-// this one looked first: so it looks again while it waits, and gives its turn up if somebody
-// else has the key. It returns the record that is there then.
+// may be the handler of a copy that was slightly faster, and whose claim did not exist at
+// the first look. So it looks again while it waits, and gives its turn up if another owner
+// has the key. It returns the record that exists then.
 func (s *SQLStore) claimInTurn(ctx context.Context, c Claim) (Record, bool, error) {
 	waiting, stop := context.WithCancel(ctx)
 	defer stop()
@@ -39,7 +39,7 @@ func (s *SQLStore) claimInTurn(ctx context.Context, c Claim) (Record, bool, erro
 	return r, true, nil
 }
 
-// watch looks at the key until somebody else has it, at first often.
+// watch polls the key until another owner has it, at first often.
 func (s *SQLStore) watch(ctx context.Context, c Claim) (Record, bool) {
 	const least, most = 10 * time.Millisecond, 400 * time.Millisecond
 	for pause := least; ; pause = min(2*pause, most) {
@@ -56,8 +56,8 @@ func (s *SQLStore) watch(ctx context.Context, c Claim) (Record, bool) {
 	}
 }
 
-// writeAndFind writes in a transaction on SQLite, and returns the record that is there
-// then. Once it has committed it says so, even if ctx has ended meanwhile.
+// writeAndFind writes in a transaction on SQLite, and returns the record that exists
+// afterwards. If it has committed it reports that, even if ctx has ended meanwhile.
 func (s *SQLStore) writeAndFind(ctx context.Context, id ID, do func(tx *sql.Tx) error) (record Record, found bool, err error) {
 	err = sqlitetx.Write(ctx, s.db, turn.Caller, func(tx *sql.Tx) (err error) {
 		if err := do(tx); err != nil {

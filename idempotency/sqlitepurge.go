@@ -8,9 +8,10 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 )
 
-// purgeInTurn changes by text up to limit records that due lists, on SQLite. It ends
-// earlier when others wait for their turn to write, and the caller comes again: a record is
-// a page or two, or 64 MiB, so only the time tells how many are few. The list needs no turn.
+// purgeInTurn changes by text up to limit records that due lists, on SQLite. It stops
+// early when others wait for their turn to write, and the caller repeats it. A record
+// takes a page or two, or 64 MiB, so time is a better limit than number. Listing needs no
+// turn.
 func (s *SQLStore) purgeInTurn(ctx context.Context, due, text string, limit int) (changed int64, err error) {
 	keys, err := s.keys(ctx, due, limit)
 	if err != nil || len(keys) == 0 {
@@ -22,8 +23,8 @@ func (s *SQLStore) purgeInTurn(ctx context.Context, due, text string, limit int)
 			return false, err
 		}
 		defer stmt.Close() //nolint:errcheck // nothing is left to be told
-		for i, key := range keys {
-			if i > 0 && over() {
+		for _, key := range keys {
+			if over() {
 				break
 			}
 			result, err := stmt.ExecContext(ctx, key)

@@ -18,19 +18,18 @@ import (
 
 // StoreConfig configures a SQLStore. The zero value is right for most services.
 type StoreConfig struct {
-	// Database says where the tables are.
+	// Database describes where the tables are.
 	Database oncemill.Config
 
-	// Prepare prepares the statements that every request needs, on each
-	// connection, which saves their parsing. It does not go with a pooler in
-	// transaction mode that knows nothing of prepared statements (PgBouncer
-	// before 1.21). Default: false.
+	// Prepare prepares the statements that every request needs, on each connection, which
+	// saves parsing them. Do not use it with a pooler in transaction mode that does not
+	// support prepared statements (PgBouncer before 1.21). Default: false.
 	Prepare bool
 }
 
-// SQLStore is a [Store] in PostgreSQL or SQLite. It holds no connection and no
-// goroutine; it may be used by many goroutines and engines. Only with it are
-// there transactional requests.
+// SQLStore is a [Store] in PostgreSQL or SQLite. It owns no connection and no goroutine,
+// and is safe for concurrent use, by any number of engines. It is the only Store that
+// supports transactional requests.
 type SQLStore struct {
 	db      *sql.DB
 	cfg     oncemill.Config
@@ -42,9 +41,9 @@ type SQLStore struct {
 	prepared map[string]*sql.Stmt // by text; they live as long as db
 }
 
-// NewSQLStore returns a store on db. It does no I/O; the tables are made by
-// oncemill.Migrate with [Migrations]. Bad values of cfg are reported at once, each
-// as an [*oncemill.ConfigError]. The caller keeps owning db.
+// NewSQLStore returns a store on db. It does no I/O; oncemill.Migrate with [Migrations]
+// creates the tables. Bad values of cfg are reported at once, each as an
+// [*oncemill.ConfigError]. The caller keeps ownership of db.
 func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "idempotency.NewSQLStore db", Value: "nil", Problem: "a database is needed"}
@@ -61,8 +60,8 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	return s, nil
 }
 
-// prepareAll prepares the statements of a request, where that is wanted. It needs a
-// connection, so it is not for those who hold one.
+// prepareAll prepares the statements of a request, if configured. It needs a connection,
+// so do not call it while holding one.
 func (s *SQLStore) prepareAll(ctx context.Context) error {
 	if !s.prepare {
 		return nil
@@ -103,8 +102,8 @@ func (s *SQLStore) stmt(text string) *sql.Stmt {
 	return s.prepared[text]
 }
 
-// queries are the statements of a dialect. Those of the same name take the same
-// arguments, but for open, claim, takeOver, purge and strip.
+// queries are the statements of a dialect. Statements of the same name take the same
+// arguments, except for open, claim, takeOver, purge and strip.
 type queries struct {
 	claim, claimGroup                                    string
 	forget, outstanding, find, takeOver, extend, release string
@@ -124,15 +123,15 @@ func (q queries) expand(cfg oncemill.Config) queries {
 	return q
 }
 
-// session is the pool, or a transaction.
+// session is the pool or a transaction.
 type session interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// ask lets do ask the database something that stands on its own. Where PostgreSQL's
-// default is a higher level of isolation, a serialization failure says only that: at
-// READ COMMITTED each statement here is a compare-and-set that tells the truth.
+// ask runs do for a single statement outside any other transaction. A serialization
+// failure only means that PostgreSQL's default is a higher isolation level; do then runs
+// again at READ COMMITTED, where each statement here is a reliable compare-and-set.
 func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
 	err := do(s.db)
 	if s.cfg.Dialect == oncemill.SQLite || !sqlerr.Retryable(err) {
@@ -141,7 +140,7 @@ func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
 	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error { return do(tx) })
 }
 
-// record asks for a record by a text.
+// record queries a record by a text.
 func (s *SQLStore) record(ctx context.Context, id ID, text string, args ...any) (r Record, found bool, err error) {
 	err = s.ask(ctx, func(via session) (err error) {
 		row := via.QueryRowContext
@@ -155,7 +154,7 @@ func (s *SQLStore) record(ctx context.Context, id ID, text string, args ...any) 
 }
 
 // change executes a statement, and returns how many rows it has changed. On SQLite it
-// takes its turn before others.
+// waits for its turn ahead of others.
 func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int64, err error) {
 	do := func(via session) error {
 		result, err := via.ExecContext(ctx, text, args...)
@@ -173,8 +172,8 @@ func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int6
 	return n, err
 }
 
-// set is a change of a claim by its owner. On SQLite it goes first: others wait for what
-// it says, or it renews a lease.
+// set is a change of a claim by its owner. On SQLite it goes first: others wait for its
+// result, or it renews a lease.
 func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
 	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, text, args...) })
 	switch {
@@ -186,8 +185,7 @@ func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
 	return nil
 }
 
-// claimTries is how often a claim is tried again when the record that stood in its
-// way is gone.
+// claimTries is how often a claim is retried when the record that prevented it is gone.
 const claimTries = 5
 
 func (s *SQLStore) claim(ctx context.Context, claim Claim) (Record, bool, error) {
@@ -206,12 +204,12 @@ func (s *SQLStore) claim(ctx context.Context, claim Claim) (Record, bool, error)
 	return Record{}, false, errors.New("claim key: its record comes and goes")
 }
 
-// grants reports whether a record is that of the claim.
+// grants reports whether a record was made by the claim.
 func grants(r Record, c Claim) bool {
 	return r.State == StateStarted && r.Owner == Owner{Token: c.Token, Fence: 1}
 }
 
-// tryClaim returns the record that stands there after an attempt to claim the key.
+// tryClaim returns the record that exists after an attempt to claim the key.
 func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) {
 	if s.cfg.Dialect == oncemill.PostgreSQL {
 		return s.record(ctx, c.ID, s.q.claim, append(claimValues(c), c.Durable)...)
@@ -264,7 +262,7 @@ func scanRecord(id ID, row *sql.Row) (Record, bool, error) {
 	return r, err == nil, err
 }
 
-// scan scans a record, behind columns that go elsewhere.
+// scan scans a record, after columns that go into before.
 func scan(id ID, row interface{ Scan(dest ...any) error }, before ...any) (Record, error) {
 	r := Record{ID: id}
 	var caller, fingerprint, token []byte

@@ -31,9 +31,8 @@ type sqlTx struct {
 	rows    handlerRows
 }
 
-// begin begins a transaction for the owner of a claim, which the database refuses
-// to commit unless complete has sealed it. PostgreSQL ends it when nothing is sent
-// in it for idle.
+// begin begins a transaction for the owner of a claim. The database refuses to commit it
+// unless complete has sealed it. PostgreSQL ends it when nothing is sent in it for idle.
 func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
 	t, err := s.beginPlain(ctx, isolation)
 	if err != nil {
@@ -63,7 +62,7 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	return t, nil
 }
 
-// asConfigured leaves the lock_timeout of PostgreSQL as it is.
+// asConfigured leaves PostgreSQL's lock_timeout unchanged.
 const asConfigured = ""
 
 // open opens the seal. locks is how long a statement waits for a lock.
@@ -71,7 +70,7 @@ func (t *sqlTx) open(ctx context.Context, idle time.Duration, locks string) erro
 	return t.step(ctx, func(ctx context.Context) error { return t.openIn(ctx, idle, locks) })
 }
 
-// step runs statements of the store's own in the transaction.
+// step runs the store's own statements in the transaction.
 func (t *sqlTx) step(ctx context.Context, do func(ctx context.Context) error) error {
 	_, err := boundtx.Do(ctx, t.own, stepLimit, func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx) })
 	return err
@@ -99,9 +98,9 @@ func (t *sqlTx) openIn(ctx context.Context, idle time.Duration, locks string) er
 	return nil
 }
 
-// complete is the last statement: it marks the claim and lets the database
-// commit. ErrStaleOwner: the claim is another's, or the handler has ended the
-// transaction.
+// complete is the last statement: it marks the claim and permits the database to commit.
+// ErrStaleOwner means that the claim belongs to another owner, or that the handler has
+// ended the transaction.
 func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 	return t.step(ctx, func(ctx context.Context) error { return t.completeIn(ctx, c) })
 }
@@ -113,7 +112,7 @@ func (t *sqlTx) completeIn(ctx context.Context, c Completion) error {
 	}
 	var sealed bool
 	if err := t.queryRow(ctx, s.q.completeTx, completionArgs(t.id, t.owner, c)...).Scan(&sealed); err != nil {
-		// With 40001 for a claim that was taken over under the higher isolation levels.
+		// With 40001 for a claim that was taken over, at the higher isolation levels.
 		return fmt.Errorf("complete key: %w", err)
 	}
 	if !sealed {
@@ -133,16 +132,18 @@ func (t *sqlTx) rollback() {
 	t.own.Rollback()
 }
 
-// sealConstraint is the foreign key that PostgreSQL finds violated when a transaction
-// is committed that complete has not sealed. Its message names it, in the quotation
-// marks of its language.
+// sealConstraint is the foreign key that PostgreSQL finds violated at the commit of a
+// transaction that complete has not sealed. Its error message contains the name, in the
+// quotation marks of its language.
 const sealConstraint = "idempotency_ended_by_handler"
 
-// txAborted is the SQLSTATE of a statement in a transaction in which one has failed.
+// txAborted is the SQLSTATE of a statement in a transaction in which a statement has
+// failed.
 const txAborted = "25P02"
 
-// aborted reports that a statement has failed, maybe one that the handler prepared or
-// whose rows it read, which the handle does not see. SQLite aborts only the statement.
+// aborted reports whether a statement has failed, including one that the handle does not
+// see: one that the handler prepared, or whose rows it read. SQLite aborts only the
+// statement.
 func (t *sqlTx) aborted(ctx context.Context) bool {
 	if t.store.cfg.Dialect == oncemill.SQLite || !t.Used() {
 		return false
@@ -154,15 +155,15 @@ func (t *sqlTx) aborted(ctx context.Context) bool {
 	return err != nil
 }
 
-// lockTimedOut is the SQLSTATE of a statement that has waited for a lock for as long as
-// lock_timeout says.
+// lockTimedOut is the SQLSTATE of a statement that has waited for a lock for the whole
+// lock_timeout.
 const lockTimedOut = "55P03"
 
-// lost tells whether a failed statement took the transaction with it. PostgreSQL
-// ends none on its own and refuses everything after an error; only the seal
-// speaks of an attempt to commit. SQLite rolls back when a writing statement is
-// interrupted or the disk is full; what follows would then commit statement by
-// statement. An unsealed row is never committed, so one that is seen is ours.
+// lost finds out whether a failed statement also ended the transaction. PostgreSQL never
+// ends one on its own and refuses everything after an error; only the seal reports an
+// attempt to commit. SQLite rolls back when a writing statement is interrupted or the disk
+// is full; later statements would then commit one by one. An unsealed row is never
+// committed, so a visible one is ours.
 func (t *sqlTx) lost(ctx context.Context, err error) error {
 	t.failed.Store(true)
 	if sqlerr.Retryable(err) || t.grouped && sqlerr.State(err) == lockTimedOut {
@@ -182,7 +183,7 @@ func (t *sqlTx) lost(ctx context.Context, err error) error {
 	return nil
 }
 
-// queryRow queries in the transaction.
+// queryRow runs a query for one row in the transaction.
 func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
 	if stmt := t.store.stmt(text); stmt != nil {
 		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
@@ -190,7 +191,7 @@ func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row
 	return t.tx.QueryRowContext(ctx, text, args...)
 }
 
-// query queries in the transaction.
+// query runs a query in the transaction.
 func (t *sqlTx) query(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
 	if stmt := t.store.stmt(text); stmt != nil {
 		return t.tx.StmtContext(ctx, stmt).QueryContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it

@@ -6,16 +6,16 @@ import (
 	"path"
 )
 
-// StatusHandler answers GET requests for Config.StatusPath and a token, as the
-// answers in-progress and outcome-unknown name them, with the state of a key:
+// StatusHandler answers GET requests for Config.StatusPath and a token, as found in the
+// answers in-progress and outcome-unknown, with the state of a key:
 //
 //	{"state": "completed", "status": 201, "location": "/orders/7"}
 //
 // The states are started, interrupted (its outcome is unknown, or with TxMiddleware it
-// runs when it is sent again), completed, not_replayable and expired. With status 404
-// the state is absent: nothing is left of the key, because its run had no effect or it
-// is forgotten; the request may be sent again. Only the caller whose key it is sees
-// more, so the handler belongs behind the same authentication.
+// runs when it is sent again), completed, not_replayable and expired. With status 404 the
+// state is absent: the key has no record, because its run had no effect or it was purged;
+// the request may be sent again. Only the caller who owns the key sees more than that, so
+// put the handler behind the same authentication.
 func (e *Engine) StatusHandler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {

@@ -5,20 +5,20 @@ import (
 	"time"
 )
 
-// State of a claim. A key that was never used, that was released after a failed
-// attempt, or that was forgotten, has no record and no state.
+// State is the state of a claim. A key that was never used, that was released after a
+// failed attempt, or that was purged, has no record and no state.
 type State int
 
 const (
-	// StateStarted: an owner runs the request, or died running it.
+	// StateStarted means that an owner runs the request, or died running it.
 	StateStarted State = 1
-	// StateCompleted: the response is stored and will be replayed.
+	// StateCompleted means that the response is stored and will be replayed.
 	StateCompleted State = 2
-	// StateNotReplayable: the request ran once, but its response was not stored. It
-	// will not run again.
+	// StateNotReplayable means that the request ran once, but its response was not stored.
+	// It will not run again.
 	StateNotReplayable State = 3
-	// StateExpired: the response was stored, has been deleted, and its key is still
-	// refused (Config.RefuseExpired).
+	// StateExpired means that the stored response has been deleted, and that its key is
+	// still refused (Config.RefuseExpired).
 	StateExpired State = 4
 )
 
@@ -36,14 +36,15 @@ func (s State) String() string {
 	return "unknown"
 }
 
-// Owner is the right to complete a claim: a random token of one attempt, and a
-// fence that each takeover raises.
+// Owner is the right to complete a claim: a random token of one attempt, and a fence that
+// each takeover increases.
 type Owner struct {
 	Token [16]byte
 	Fence int64
 }
 
-// Caller is a hash of tenant and principal, for counting what one has outstanding.
+// Caller is a hash of tenant and principal. It is used to count a caller's outstanding
+// keys.
 type Caller [16]byte
 
 // Claim asks for the right to run a request.
@@ -57,8 +58,8 @@ type Claim struct {
 	Lease     time.Duration // until others may call this owner dead
 	Retention time.Duration // of the claim itself; completing sets another
 
-	// Durable claims survive a crash of the database's server. Others may be lost
-	// in one, unless the transaction of the effects has committed.
+	// Durable claims survive a crash of the database server. Other claims may be lost in
+	// one, unless the transaction of the effects has committed.
 	Durable bool
 
 	CorrelationID string
@@ -78,7 +79,7 @@ type Completion struct {
 	ResourceID string
 }
 
-// Record is what is stored for a key. What depends on the time is by the store's
+// Record is what is stored for a key. Values that depend on the time are by the store's
 // clock at the time of reading.
 type Record struct {
 	ID          ID
@@ -103,33 +104,33 @@ type Record struct {
 	plain []byte // the response, if it has been decoded
 }
 
-// Store keeps claims. All its methods may be called at once, by many processes
-// that share the store. An error other than those named here means that the store
-// could not be reached, and nothing else; what was asked may have happened or not.
+// Store keeps claims. All its methods must be safe for concurrent use, by many processes
+// that share the store. An error other than those documented here means that the store
+// could not be reached; the requested change may or may not have happened.
 //
 // The package storetest tests implementations.
 type Store interface {
-	// Claim claims the key if it has no record, or one that is to be forgotten.
-	// granted tells whether it did; then the record is the new one, else the one
-	// that stands in the way. It waits for nobody, except, on SQLite, for the one
+	// Claim claims the key if it has no record, or one that is due for purging. granted
+	// reports whether it did. Then the record is the new one, otherwise the one that
+	// prevents the claim. Claim never waits for others, except, on SQLite, for the one
 	// writer.
 	Claim(ctx context.Context, claim Claim) (record Record, granted bool, err error)
 
-	// TakeOver gives a started claim whose lease has ended, and which from still
-	// has, to a new owner with a higher fence. granted is false if somebody else
-	// was faster, or the lease was extended.
+	// TakeOver gives a started claim whose lease has ended, and which from still owns, to a
+	// new owner with a higher fence. granted is false if somebody else was faster, or the
+	// lease was extended.
 	TakeOver(ctx context.Context, claim Claim, from Owner) (record Record, granted bool, err error)
 
-	// Find returns the record of a key. It waits for no writer. found is false
-	// for an absent key and for one that is to be forgotten.
+	// Find returns the record of a key. It waits for no writer. found is false for an absent
+	// key and for one that is due for purging.
 	Find(ctx context.Context, id ID) (record Record, found bool, err error)
 
 	// Outstanding counts the started keys of a caller whose lease has not ended, up to
 	// limit.
 	Outstanding(ctx context.Context, caller Caller, limit int) (int, error)
 
-	// Extend makes the lease of a started claim last until this long from now.
-	// Error: ErrStaleOwner.
+	// Extend makes the lease of a started claim last until this long from now. Error:
+	// ErrStaleOwner.
 	Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error
 
 	// Complete ends a started claim, durably. Error: ErrStaleOwner.
@@ -139,8 +140,8 @@ type Store interface {
 	// ErrStaleOwner.
 	Release(ctx context.Context, id ID, owner Owner) error
 
-	// Purge deletes up to limit records that are to be forgotten, and the
-	// responses of up to limit records that have expired. A started claim whose
-	// lease runs is never touched. It returns how many it changed.
+	// Purge deletes up to limit records that are past retention, and the responses of up to
+	// limit records that have expired. It never touches a started claim whose lease is
+	// running. It returns how many records it changed.
 	Purge(ctx context.Context, limit int) (int, error)
 }

@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// telemetry holds the metrics of an engine. What each means for an operator is in
-// docs/idempotency.md.
+// telemetry holds the metrics of an engine. docs/idempotency.md explains what each means
+// for an operator.
 type telemetry struct {
 	received, started, replayed, inProgress, mismatched metric.Int64Counter
 	completeFailures, takeovers, stale, cacheHits       metric.Int64Counter

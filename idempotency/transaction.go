@@ -14,17 +14,16 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Tx is the transaction of an idempotent request or command, as its handler sees
-// it: statements and savepoints, but no end. It fits where sqlc wants a DBTX and
-// where outbox.Publisher wants a transaction.
+// Tx is the transaction of an idempotent request or command, as its handler sees it:
+// statements and savepoints, but no way to end it. It works as sqlc's DBTX and as the
+// transaction that outbox.Publisher takes.
 //
-// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred
-// Rollback is harmless; answer below 400 to commit, else it is rolled back. SQL
-// text that ends the transaction is not sent: it returns oncemill.ErrTxOwned and
-// fails the request. After the handler has returned every method fails with
-// [ErrTxEnded].
+// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred Rollback is
+// harmless. An answer below 400 commits; any other rolls back. SQL text that ends the
+// transaction is not sent: it returns oncemill.ErrTxOwned and fails the request. After the
+// handler has returned, every method fails with [ErrTxEnded].
 //
-// On PostgreSQL, set constraints all immediate fails; name the constraints.
+// On PostgreSQL, set constraints all immediate fails; name the constraints instead.
 type Tx interface {
 	oncemill.Tx
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -32,9 +31,9 @@ type Tx interface {
 	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
-// TxFromContext returns the transaction of the request or command that ctx belongs
-// to. It is what oncemill.TxFromContext returns there, so a context-bound outbox
-// publisher writes in the same transaction.
+// TxFromContext returns the transaction of the request or command that ctx belongs to.
+// oncemill.TxFromContext returns the same transaction there, so a context-bound outbox
+// publisher writes in it.
 func TxFromContext(ctx context.Context) (Tx, bool) {
 	tx, _ := oncemill.TxFromContext(ctx)
 	t, ok := tx.(*sqlTx)
@@ -68,7 +67,7 @@ func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 	case a.late:
 		return ending{outcome: timedOut, attempt: a, err: context.DeadlineExceeded}
 	case beaten, aborted && !t.failed.Load():
-		// It may have answered what a conflict in the database made it think.
+		// The answer may be based on an error that a conflict in the database caused.
 		return ending{outcome: contended, attempt: a, err: a.err}
 	case aborted:
 		return ending{outcome: released, attempt: a}
@@ -79,7 +78,7 @@ func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 // finish completes the claim in the transaction and commits.
 func (x *execution) finish(ctx context.Context, t *sqlTx, a *attempt) ending {
 	if reason := t.Close(ErrTxEnded); reason != nil {
-		// The handler has overlooked what its statement returned.
+		// The handler has ignored the error that its statement returned.
 		return ending{outcome: uncommitted, attempt: a, err: reason}
 	}
 	c, err := x.completion(a)
@@ -121,9 +120,9 @@ func (x *execution) completeAndCommit(ctx context.Context, t *sqlTx, c Completio
 	return x.beaten(ctx, t, err)
 }
 
-// beaten finds out why a transaction did not commit: against a business
-// transaction, or for a reason of its own, in which case the claim is still ours,
-// or against whoever took the claim over.
+// beaten finds out why a transaction did not commit. It lost against another business
+// transaction, or failed for a reason of its own (the claim is still ours in both cases),
+// or lost against an owner that took over the claim.
 func (x *execution) beaten(ctx context.Context, t *sqlTx, cause error) (outcome, error) {
 	t.rollback()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
@@ -144,10 +143,10 @@ func (x *execution) beaten(ctx context.Context, t *sqlTx, cause error) (outcome,
 	return uncommitted, cause
 }
 
-// lookUp asks, on another connection, what became of a commit whose answer was
-// lost. A row that is completed by us says that it committed. One that is still
-// started says nothing for certain: the commit may be on its way in the server, so
-// the claim is left alone; whoever takes it over meets the row's lock first.
+// lookUp finds out, on another connection, what became of a commit whose answer was lost.
+// A row that we have completed proves that it committed. A row that is still started
+// proves nothing: the commit may be on its way in the server, so the claim is left alone.
+// An owner that takes it over waits for the row's lock first.
 func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outcome, error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
@@ -173,8 +172,8 @@ func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outc
 	}
 }
 
-// yield lets the winner of a conflict finish; the spread keeps losers from meeting
-// again. It reports false when there is no time for another try.
+// yield lets the winner of a conflict finish; the spread keeps losers from colliding
+// again. It returns false when there is no time for another try.
 func (x *execution) yield(try int) bool {
 	if try >= x.cfg.Retries {
 		return false

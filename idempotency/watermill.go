@@ -9,18 +9,19 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Watermill returns a Watermill middleware that runs a handler once for each
-// message, as [Do] does, and returns the same messages for every copy, so that what
-// the router failed to publish the first time is published then. They are stored
-// whatever Config.MaxResponse says, up to 64 MiB ([ErrTooLarge]). name is that of
-// the consumer; key returns the key of a message and may be nil for its UUID.
+// Watermill returns a Watermill middleware that runs a handler once for each message, as
+// [Do] does. It returns the same messages for every copy, so that what the router failed
+// to publish the first time is published then. They are stored up to 64 MiB
+// ([ErrTooLarge]), regardless of Config.MaxResponse. name is the name of the consumer. key
+// returns the key of a message; nil uses its UUID.
 //
-// For handlers whose effects are in the database, package inbox does the same with
-// less: prefer it. This is for those that share their keys with HTTP, or whose
-// effects are elsewhere. Each attempt gets a copy of the message, with the same metadata and
-// payload whatever an earlier one did to its own; acknowledging is left to the router. On a [SQLStore] an attempt that died counts as one without
-// effects, as in [Do], and runs again: what it did elsewhere happens twice unless its
-// receiver knows the message.
+// For handlers whose effects are in the database, prefer package inbox, which does the
+// same at a lower cost. This middleware is for handlers that share their keys with HTTP,
+// or whose effects are elsewhere. Each attempt gets a copy of the message with the
+// original metadata and payload, whatever an earlier attempt did to its copy.
+// Acknowledging is left to the router. On a [SQLStore] an attempt that died counts as one
+// without effects, as in [Do], and runs again: effects elsewhere happen twice unless their
+// receiver deduplicates.
 func (e *Engine) Watermill(name string, key func(*message.Message) string) message.HandlerMiddleware {
 	if key == nil {
 		key = func(msg *message.Message) string { return msg.UUID }
@@ -59,8 +60,8 @@ func (e *Engine) Watermill(name string, key func(*message.Message) string) messa
 	}
 }
 
-// copyOf returns what an attempt may change. Metadata and payload of msg are those of the
-// next one.
+// copyOf returns a copy that an attempt may change. The metadata and payload of msg stay
+// as they are for the next attempt.
 func copyOf(ctx context.Context, msg *message.Message) *message.Message {
 	c := msg.Copy()
 	c.Payload = bytes.Clone(msg.Payload)

@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// try attempts a message until it is handled or this delivery of it is given up.
+// try attempts a message until it is handled or this delivery is given up.
 func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 	const collisionsAtMost, lossesAtMost = 10, 2
 	for attempts, collisions, losses := 0, 0, 0; ; {
@@ -18,8 +18,8 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		in.telemetry.record(ctx, result)
 		var again time.Duration
 		if fate == cutOff {
-			// Most likely it was not the message's doing, but a message that costs
-			// its connection every time must come to an end.
+			// Most likely the message is not at fault, but one that costs its connection every
+			// time must come to an end.
 			if losses++; losses <= lossesAtMost {
 				fate = collided
 			} else {
@@ -82,8 +82,8 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 	}
 }
 
-// comeAgain is the time to the redelivery of a message that another copy of is
-// being handled, on average. The claim has waited for it already.
+// comeAgain is the average time to the redelivery of a message of which another copy is
+// being handled. The claim has already waited for that copy.
 const comeAgain = 500 * time.Millisecond
 
 // fate is what an attempt means for its message.
@@ -104,7 +104,7 @@ const (
 	conflicting              // its id was used for another
 )
 
-// once is one attempt, let through by the gate.
+// once makes one attempt, after the gate has let it through.
 func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome, f fate, err error) {
 	probe, err := in.gate.enter(ctx)
 	if err != nil {
@@ -139,8 +139,8 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 		}
 	}
 	f = fateOf(ctx, result, err)
-	// A standby answers, but takes no writes. The ping has a context that lives: that of
-	// the message says nothing about the database.
+	// A standby answers, but accepts no writes. The ping needs a context that has not ended:
+	// the message's context says nothing about the database.
 	if f == away && !sqlerr.ReadOnly(err) && in.ping(context.WithoutCancel(ctx)) == nil {
 		f = cutOff
 		if noAnswer(err) {
@@ -163,8 +163,8 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	return result, f, err
 }
 
-// fateOf says what an attempt means. A context's error is never taken for one of the
-// connection: once the handler has begun, its time is the message's own, and used up.
+// fateOf returns what an attempt means for its message. A context error never counts as a
+// connection error: once the handler has begun, the message has used up its own time.
 func fateOf(ctx context.Context, result outcome, err error) fate {
 	switch {
 	case err == nil:

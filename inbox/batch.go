@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// BatchHandler handles messages whose effects commit together, for example by one
+// BatchHandler handles messages whose effects commit together, for example with one
 // statement for all of them:
 //
 //	func reserve(ctx context.Context, orders []*message.Message) error {
@@ -21,24 +21,24 @@ import (
 //		return err
 //	}
 //
-// The messages are new to the consumer, all different, sorted by ordering key, at most
-// one of a key; there is one at least. The context has the transaction, as those of the
-// messages have, and the values of the first message's; it ends when those of all have
-// ended. What the handler publishes, it publishes to the outbox by that context.
+// There is at least one message. The messages are new to the consumer, all different, and
+// sorted by ordering key, with at most one of a key. The context carries the transaction,
+// as the messages' contexts do, and the values of the first message's context. It ends
+// when the contexts of all messages have ended. To publish to the outbox, the handler uses
+// that context.
 type BatchHandler func(ctx context.Context, msgs []*message.Message) error
 
-// Batch makes a handler of h, with the inbox in it, so that it needs no middleware of
-// the inbox:
+// Batch makes a handler of h that includes the inbox, so it needs no inbox middleware:
 //
 //	router.AddConsumerHandler("reserve", "orders", subscriber, in.Batch(reserve))
 //
-// h is called for groups, limited by Config.Group, as [Inbox.GroupMiddleware] makes
-// them, and what that asks of handlers and says about groups is true of h. If it fails
-// for several messages, it is called again for parts of them until the one it fails for
-// is found, and the rest is handled; that one is tried again alone. If all parts fail,
-// each message is tried alone.
+// h is called for groups, limited by Config.Group and formed as by
+// [Inbox.GroupMiddleware]. The requirements on handlers and the statements about groups
+// there apply to h too. If h fails for several messages, it is called again for parts of
+// them until the failing one is found, and the rest is handled; the failing one is tried
+// again alone. If all parts fail, each message is tried alone.
 //
-// An Inbox may have several, each with groups of its own.
+// Batch may be called several times on one Inbox; each handler has its own groups.
 func (in *Inbox) Batch(h BatchHandler) message.NoPublishHandlerFunc {
 	alone := func(msg *message.Message) ([]*message.Message, error) {
 		return nil, h(msg.Context(), []*message.Message{msg})
@@ -50,7 +50,7 @@ func (in *Inbox) Batch(h BatchHandler) message.NoPublishHandlerFunc {
 	}
 }
 
-// batchEffect calls the handler for those whose ids were claimed. The culprit is a
+// batchEffect calls the handler for the members whose ids were claimed. The culprit is a
 // member that may not have its effects now.
 func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
 	in := s.in
@@ -92,7 +92,7 @@ func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*mem
 	return culprit, err
 }
 
-// search finds the member that a batch failed for, in halves, and has the others
+// search finds the member for which a batch failed, by halving, and has the others
 // handled.
 func (s *shared) search(ctx context.Context, members []*member) {
 	for len(members) > 1 {

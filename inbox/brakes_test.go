@@ -151,7 +151,7 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 	p := postgres(t)
 	p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
 	rounds := 0
-	begin := func(trouble string) message.HandlerFunc {
+	begin := func(p *place, trouble string) message.HandlerFunc {
 		rounds++
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.Consumer, cfg.DeadLetters, cfg.Logger = fmt.Sprint("stock ", rounds), &letters{}, slog.New(slog.DiscardHandler)
@@ -177,7 +177,10 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 	measure := func(trouble string) (with, without int64) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		troubled, untroubled := begin(trouble), begin("")
+		apart := *p // with connections of its own, so that what uses them up is seen
+		apart.db = openTap(t, p.tap)
+		troubled, untroubled := begin(p, trouble), begin(&apart, "")
+		began := time.Now()
 		var all sync.WaitGroup
 		all.Go(func() {
 			for i := 0; ctx.Err() == nil; i++ {
@@ -199,7 +202,9 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 				})
 			}
 		}
-		eventually(t, "400 are handled without trouble", func() bool { return handled[1].Load() >= 400 })
+		eventually(t, "400 are handled without trouble, and it took four seconds", func() bool {
+			return handled[1].Load() >= 400 && time.Since(began) > 4*time.Second
+		})
 		with, without = handled[0].Load(), handled[1].Load()
 		cancel()
 		all.Wait()

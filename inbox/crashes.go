@@ -10,8 +10,8 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// start is what was noted, in a transaction of its own, before a message that may
-// have crashed a process is handled.
+// start is what was recorded, in a transaction of its own, before handling a message that
+// may have crashed a process.
 type start struct {
 	noted   bool
 	suspect bool          // an earlier one has not ended: nothing else may be handled beside it
@@ -22,9 +22,9 @@ type start struct {
 
 var errEarly = errors.New("inbox: the message is to be handled later")
 
-// noteStart counts a delivery that the broker has marked as repeated before it is
-// handled, so that a message that takes the process down is found. One that has come
-// back before its time is delayed again.
+// noteStart counts a delivery that the broker has marked as redelivered before it is
+// handled, so that a message that crashes the process is found. A delivery that arrives
+// before its time is delayed again.
 func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 	d, ok := DeliveryFromContext(ctx)
 	if in.cfg.DeadLetters == nil || !ok || !d.Redelivered() {
@@ -58,12 +58,12 @@ func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 	}
 }
 
-// earlyEnough is what clocks and timers may differ by.
+// earlyEnough is how much clocks and timers may differ.
 const earlyEnough = 100 * time.Millisecond
 
-// charge counts, in a transaction of its own, the attempt of a suspect that is
-// alone now: if the process ends it is the message's doing, and not that of
-// another that was being handled.
+// charge counts, in a transaction of its own, the attempt of a suspect that is now alone.
+// If the process ends, the suspect is at fault, not another message that was being
+// handled.
 func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 	if !w.start.suspect || w.start.charged || w.start.beside {
 		return handled, nil
@@ -80,8 +80,8 @@ func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 	return handled, nil
 }
 
-// noteEnd takes back what noteStart noted. If it cannot, the message is taken for
-// one that crashed, once, alone and without harm.
+// noteEnd undoes what noteStart recorded. If it fails, the message counts once as one that
+// crashed, and is handled alone, without harm.
 func (in *Inbox) noteEnd(ctx context.Context, w *work) {
 	if !w.start.noted {
 		return

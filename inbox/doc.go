@@ -1,5 +1,5 @@
-// Package inbox applies the effects of each message once per consumer, over any
-// Watermill subscriber that delivers at least once.
+// Package inbox applies the effects of each message once per consumer, over any Watermill
+// subscriber that delivers at least once.
 //
 //	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Outbox: box})
 //	...
@@ -15,60 +15,59 @@
 //		return []*message.Message{reserved}, nil // goes to the outbox
 //	}
 //
-// The router's own publisher is not used. A context publisher in its place fails,
-// and so shows it, where the middleware has been forgotten.
+// The router's own publisher is not used. Pass a context publisher in its place: it fails
+// when the middleware has been forgotten, so the mistake is visible.
 //
 // # What it guarantees
 //
-// The id of the message, the effects of the handler and the messages it returns
-// commit in one transaction, or none of them. The message is acknowledged after
-// the commit. A copy of a message whose transaction has committed is
-// acknowledged without running the handler; a copy that comes while the first is
-// being handled waits a moment and then fails with [ErrBeingHandled], to be
-// delivered again. A failed attempt, a panic, a crash leave nothing. If the
-// connection is lost during the commit the attempt fails with
-// [ErrCommitUnknown], and the redelivery finds the truth.
+// The id of the message, the effects of the handler and the messages it returns commit in
+// one transaction, or none of them do. The message is acknowledged after the commit. A
+// copy of a message whose transaction has committed is acknowledged without running the
+// handler. A copy that arrives while the first is being handled waits a moment, then fails
+// with [ErrBeingHandled] and is delivered again. A failed attempt, a panic or a crash
+// leaves nothing behind. If the connection is lost during the commit, the attempt fails
+// with [ErrCommitUnknown]; the redelivery finds out what happened.
 //
-// The handler cannot end the transaction: its handle refuses, and what gets past
-// the handle (a driver that rewrites statements, say) the database refuses to
-// commit, since the id is sealed until the inbox's last statement.
+// The handler cannot end the transaction: its handle refuses. If something gets past the
+// handle (for example a driver that rewrites statements), the database refuses to commit,
+// because the id is sealed until the inbox's last statement.
 //
-// # What it does not
+// # What it does not guarantee
 //
-// Effects outside of the transaction are not covered: a mail that the handler
-// sends, a second database, a message that it publishes to a broker directly, a
-// statement on the *sql.DB. Nor is a handler that acknowledges the message
-// itself, or one that attacks: that takes the raw connection (in a group it can roll
-// back what is the others' too), sets oncemill.inbox, disables triggers, turns defer_foreign_keys off on SQLite, or
-// forges the inbox's rows.
+// Effects outside the transaction are not covered: an email that the handler sends, a
+// second database, a message that it publishes directly to a broker, a statement on the
+// *sql.DB. Neither is a handler that acknowledges the message itself. A hostile handler is
+// not covered either: one that takes the raw connection (in a group it can also roll back
+// the effects of others), sets oncemill.inbox, disables triggers, turns defer_foreign_keys
+// off on SQLite, or forges the inbox's rows.
 //
-// A handler must return the errors of its statements. On PostgreSQL one failed
-// statement fails the attempt anyway, unless the handler goes back to a
-// savepoint. SQLite may end a transaction on an error; the handle notices, but
-// not for statements that were prepared with it.
+// A handler must return the errors of its statements. On PostgreSQL one failed statement
+// fails the attempt anyway, unless the handler rolls back to a savepoint. SQLite may end a
+// transaction on an error; the handle notices this, except for statements that were
+// prepared with it.
 //
-// Ids are kept for Config.Retention, if [Inbox.Run] runs. Messages without an id
-// fail with [ErrNoMessageID].
+// Ids are kept for Config.Retention, provided that [Inbox.Run] runs. Messages without an
+// id fail with [ErrNoMessageID].
 //
 // # When a handler fails
 //
-// A message is tried again in the process, then delivered again after a delay,
-// then, with Config.DeadLetters, kept as a dead letter: see [Retry] for when and
-// [Permanent], [RetryAfter] and [Unavailable] for what a handler can say. What is
-// not the message's doing spends no attempt. A failure delays its message and its key, and
-// nobody else. A message is
+// A message is first tried again in the process, then delivered again after a delay. With
+// Config.DeadLetters it is then kept as a dead letter. See [Retry] for the schedule, and
+// [Permanent], [RetryAfter] and [Unavailable] for the errors with which a handler can
+// influence it. A failure that is not caused by the message uses up no attempt. A failure
+// delays its message and the messages of its key, and no others. A message is
 //
 //	new           nothing is known of it
 //	failing       it has a row in inbox_failures
 //	handled       its id is in inbox, effects and produced messages are committed
-//	dead          its id is in inbox, marked, and it has a letter
-//	refused       its signature or encoding is bad: it has a letter, or is counted, and
-//	              its id is nobody's
+//	dead          its id is in inbox, marked, and it has a dead letter
+//	refused       its signature or encoding is bad: it becomes a dead letter, or is
+//	              counted, and takes no id
 //
-// and a replay of its letter makes a dead one new, for one consumer, once.
+// A replay of its dead letter makes a dead message new, for one consumer, once.
 //
 // # Throughput
 //
-// [Inbox.GroupMiddleware] lets messages share a transaction. Its group size adapts
-// to contention. [Inbox.Batch] calls a handler once for all messages of a group.
+// [Inbox.GroupMiddleware] lets messages share a transaction. Its group size adapts to
+// contention. [Inbox.Batch] calls a handler once for all messages of a group.
 package inbox

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// giveUp notes that a delivery has failed. It returns nil if the message has
-// become a dead letter.
+// giveUp records that a delivery has failed. It returns nil if the message has become a
+// dead letter.
 func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	p := policyOf(err)
 	if in.cfg.DeadLetters == nil && in.cfg.Sequence == nil {
@@ -50,7 +50,7 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	return in.deadLetter(ctx, w, letter)
 }
 
-// putOff notes that a message comes again, and when, which counts for nothing.
+// putOff records that a message will be delivered again, and when; no attempt is used up.
 func (in *Inbox) putOff(ctx context.Context, w *work, err error) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
@@ -67,8 +67,8 @@ func (in *Inbox) putOff(ctx context.Context, w *work, err error) error {
 	return err
 }
 
-// refuse makes a dead letter of a message that is not to be handled; without
-// dead letters it is an error as any other.
+// refuse makes a dead letter of a message that must not be handled. Without dead letters
+// err is treated like any other error.
 func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) error {
 	if in.cfg.DeadLetters == nil {
 		return err

@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// gate keeps messages waiting during an outage. While it is closed one message at
-// a time goes through to see whether the outage is over.
+// gate keeps messages waiting during an outage. While it is closed, one message at a time
+// goes through to find out whether the outage is over.
 //
-// One message that finds something unavailable says little: it, or its tenant, may be the
-// only one. So the gate closes when several different keys say so, and for a moment no message
-// is handled. That the
-// database is away is known from a ping, and one message is enough.
+// One message that finds something unavailable proves little: only it, or its tenant, may
+// be affected. So the gate closes when several different keys report it, and for a moment
+// no message is handled. An outage of the database is detected by a ping, so one message
+// is enough.
 type gate struct {
 	mu       sync.Mutex
 	closed   bool
@@ -30,13 +30,13 @@ const (
 	firstProbe = 100 * time.Millisecond
 	lastProbe  = 5 * time.Second
 
-	// agreement is how many different keys have to find something missing, over
+	// agreement is how many different keys must find something unavailable, over
 	// agreementTime.
 	agreement     = 3
 	agreementTime = 500 * time.Millisecond
 )
 
-// report is what a message has found out about what handlers need.
+// report is what a message has found out about the handler's dependencies.
 type report int
 
 const (
@@ -49,8 +49,8 @@ const (
 
 func newGate() *gate { return &gate{changed: make(chan struct{}), agree: make(map[string]struct{})} }
 
-// enter waits until a message may be handled. probe means that it is the one
-// whose fate decides; its result must be told to leave.
+// enter waits until a message may be handled. probe means that this message's result
+// decides; pass it to leave.
 func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 	for {
 		g.mu.Lock()
@@ -81,9 +81,10 @@ func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 	}
 }
 
-// leave tells how a message of a key fared that was let through. turned means that
-// this is the beginning of an outage, or its end; alone that the message found something
-// missing which others have found there since the last one that did not.
+// leave reports the result of a message of a key that was let through. turned means that
+// this is the beginning or the end of an outage. alone means that the message found
+// something unavailable which others have found available since the last message that did
+// not.
 func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -95,8 +96,8 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	case working:
 		g.works = true
 		clear(g.agree)
-		// One that was let through before, and takes longer than those that found
-		// something missing, says as much as a probe: what it needs is there.
+		// A message that was let through before the outage, and takes longer than those that
+		// found something unavailable, proves as much as a probe: what it needs is available.
 		decides = decides || g.closed && !g.outage
 	case missing:
 		alone = g.works
@@ -130,7 +131,7 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	return turned, alone
 }
 
-// tell wakes those who wait. Called with mu held.
+// tell wakes all that wait. Called with mu held.
 func (g *gate) tell() {
 	close(g.changed)
 	g.changed = make(chan struct{})

@@ -21,26 +21,26 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Group limits what shares a transaction under [Inbox.GroupMiddleware] and [Inbox.Batch].
+// Group limits the groups that share a transaction under [Inbox.GroupMiddleware] and
+// [Inbox.Batch].
 type Group struct {
-	// Size is the most messages of a group. Default: 100. 2 to 10,000. The
-	// subscriber must have as many in flight, or more, for groups to fill. A
-	// larger one saves little and makes a failure cost more.
+	// Size is the largest number of messages of a group. Default: 100. 2 to 10,000. For
+	// groups to fill, the subscriber must have at least as many messages in flight. A larger
+	// group saves little and makes a failure cost more.
 	Size int
 
-	// Bytes is the most payload of a group; one message may exceed it.
+	// Bytes is the largest total payload of a group; a single message may exceed it.
 	// Default: 4 MiB.
 	Bytes int
 
-	// Wait is how long the first message of a group waits for others. Default:
-	// 0, that is not at all: under load a group gathers while the one before it
-	// commits, and without load nothing should wait. At most 1 s.
+	// Wait is how long the first message of a group waits for others. Default: 0, no wait:
+	// under load a group fills while the one before it commits, and without load nothing
+	// should wait. At most 1 s.
 	Wait time.Duration
 
-	// LockTimeout is how long a statement of a group waits for any lock, on
-	// PostgreSQL, before the group is given up and groups become smaller. 1 ms
-	// to 1 h. Default: 100 ms, well below the server's deadlock_timeout. On
-	// SQLite it has no meaning.
+	// LockTimeout is how long, on PostgreSQL, a statement of a group waits for any lock
+	// before the group is given up and groups become smaller. 1 ms to 1 h. Default: 100 ms,
+	// well below the server's deadlock_timeout. On SQLite it has no effect.
 	LockTimeout time.Duration
 }
 
@@ -70,31 +70,30 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 	}
 }
 
-// GroupMiddleware is [Inbox.Middleware] for handlers whose effects are SQL
-// statements in the transaction and nothing else: messages that are being handled
-// at the same time share a transaction, so that they share the cost of its
-// commit. Each has its own id, its own handle, and its own outcome.
+// GroupMiddleware is [Inbox.Middleware] for handlers whose only effects are SQL statements
+// in the transaction. Messages that are being handled at the same time share a
+// transaction, and the cost of its commit. Each has its own id, its own handle, and its
+// own outcome.
 //
-// It is a declaration of the handler's, since what it asks for is that a handler
-// may run again after an attempt that left nothing: if a member of a group fails,
-// the group is rolled back, the member runs again alone, and the others run again
-// without it. A handler that makes settings for its transaction (set local, set_config)
-// gets ErrShared and runs again alone, so it gains nothing here. Savepoints that it goes
-// back to without having set them would reach the others of its group; such a handler
-// does not belong here, nor does one that takes long. Handlers of a group run one
-// after the other, sorted by ordering key, at most one of a key. With lib/pq, which
-// keeps no prepared statements, a statement with arguments that they execute repeatedly
-// is prepared, until one of them queries, for the rest of the transaction.
+// It requires that a handler may run again after an attempt that left nothing behind. If a
+// member of a group fails, the group is rolled back, the member runs again alone, and the
+// others run again without it. A handler that changes settings for its transaction (set
+// local, set_config) gets ErrShared and runs again alone, so it gains nothing here. Do not
+// use groups for a handler that rolls back to savepoints it has not set, because they
+// would affect the others of its group, nor for one that takes long. Handlers of a group
+// run one after the other, sorted by ordering key, at most one of a key. lib/pq keeps no
+// prepared statements. With it, a statement with arguments that handlers execute
+// repeatedly is prepared for the rest of the transaction, until a handler runs a query.
 //
-// Groups become smaller, down to one message, when their locks are in the way of
-// others: after a deadlock, a serialization failure, or a wait for a lock that
-// takes longer than Group.LockTimeout. They grow again slowly. None of this is an
-// attempt. A message that was delivered before, or has failed, is handled alone.
+// Groups become smaller, down to one message, when their locks block others: after a
+// deadlock, a serialization failure, or a wait for a lock that takes longer than
+// Group.LockTimeout. They grow again slowly. None of this uses up an attempt. A message
+// that was delivered before, or has failed, is handled alone.
 func (in *Inbox) GroupMiddleware(h message.HandlerFunc) message.HandlerFunc {
 	return in.middleware(h, in.group.attempt)
 }
 
-// shared handles messages in transactions that they share.
+// shared handles messages in shared transactions.
 type shared struct {
 	in      *Inbox
 	gather  *group.Group[*work, ended]
@@ -104,7 +103,7 @@ type shared struct {
 
 type member = group.Member[*work, ended]
 
-// ended is what has become of an attempt.
+// ended is the outcome of an attempt.
 type ended struct {
 	outcome outcome
 	err     error
@@ -121,7 +120,7 @@ func newShared(in *Inbox, batch BatchHandler) *shared {
 	return s
 }
 
-// attempt is an attempt in a transaction that may be shared.
+// attempt makes an attempt in a transaction that may be shared.
 func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	d, ok := DeliveryFromContext(ctx)
 	if ok && (d.Redelivered() || d.Nacks() > 0) || w.failed || w.replay.marked() {
@@ -138,7 +137,7 @@ func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	return e.outcome, e.err
 }
 
-// Alone is an attempt in a transaction of its own.
+// Alone makes an attempt in a transaction of its own.
 func (s *shared) Alone(ctx context.Context, w *work) (ended, group.Result) {
 	result, err := s.in.alone(ctx, w)
 	switch {
@@ -167,14 +166,14 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 		}
 		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit }), group.Failed
 	case e.outcome == databaseAway, e.outcome == commitUnknown, ctx.Err() != nil:
-		// Alone they would fare no better.
+		// They would fail alone too.
 		for _, m := range members {
 			m.Finish(e)
 		}
 	case s.batch != nil:
 		s.search(ctx, members)
 	default:
-		// It is not known whose fault it was: a deferred constraint, perhaps.
+		// It is unknown which message is at fault: it may have been a deferred constraint.
 		s.disband(members)
 	}
 	return nil, group.Failed
@@ -186,7 +185,7 @@ func (s *shared) disband(members []*member) {
 	}
 }
 
-// tell tells members that their transaction has committed.
+// tell reports to members that their transaction has committed.
 func (s *shared) tell(members []*member, claimed map[string]bool) {
 	for _, m := range members {
 		switch {
@@ -201,7 +200,7 @@ func (s *shared) tell(members []*member, claimed map[string]bool) {
 	}
 }
 
-// try is one transaction for all members. The culprit is the member whose handler
+// try runs one transaction for all members. The culprit is the member whose handler
 // failed.
 func (s *shared) try(unlimited context.Context, members []*member) (claimed map[string]bool, culprit *member, e ended) {
 	in := s.in
@@ -238,7 +237,7 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 	return claimed, nil, ended{result, err}
 }
 
-// effects runs the handlers of those whose ids were claimed.
+// effects runs the handlers of the members whose ids were claimed.
 func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
 	if s.batch != nil {
 		return s.batchEffect(ctx, tx, members, claimed)
@@ -262,8 +261,9 @@ func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member,
 	return nil, nil
 }
 
-// until returns ctx, that of a member, with the deadline of its transaction's. It ends
-// with that and not before: rows that a handler forgot would take the transaction along.
+// until returns ctx, the context of a member, with the deadline of the transaction's
+// context. It ends with the transaction and not before: rows that a handler left open
+// would otherwise end the transaction too.
 func until(transaction, ctx context.Context) context.Context {
 	deadline, _ := transaction.Deadline() // try has set it
 	ctx, cancel := context.WithDeadline(ctx, deadline)
@@ -271,8 +271,8 @@ func until(transaction, ctx context.Context) context.Context {
 	return ctx
 }
 
-// inTheWay reports that a transaction failed because of others that ran at the
-// same time: a deadlock, a serialization failure, a lock that did not come.
+// inTheWay reports whether a transaction failed because of concurrent transactions: a
+// deadlock, a serialization failure, a lock timeout.
 func inTheWay(err error) bool {
 	return err != nil && (heldElsewhere(err) || sqlerr.Retryable(err) || errors.Is(err, ErrBeingHandled))
 }

@@ -25,13 +25,13 @@ type work struct {
 	failed      bool  // an attempt of this delivery
 }
 
-// wire is what the codec changes of a message.
+// wire is the part of a message that the codec changes.
 type wire struct {
 	payload  message.Payload
 	metadata message.Metadata
 }
 
-// came is what the message was before it was decoded.
+// came returns the message as it was before decoding.
 func (w *work) came() wire {
 	if w.wire != nil {
 		return *w.wire
@@ -44,14 +44,14 @@ type attempt func(ctx context.Context, w *work) (outcome, error)
 
 func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
-		// What h returns is in the outbox: the router has nothing to publish.
+		// The messages that h returned are in the outbox: the router has nothing to publish.
 		return nil, in.handle(msg.Context(), msg, h, try)
 	}
 }
 
-// handle handles one delivery. Nothing that the message says of itself is believed
-// before it is verified and decoded: until then it has no id, and leaves no note under
-// one that may be another's.
+// handle handles one delivery. No claim of the message is trusted before it is verified
+// and decoded. Until then it has no id, and leaves no record under one that may be
+// another's.
 func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.HandlerFunc, try attempt) error {
 	w := &work{msg: msg, uuid: msg.UUID, handler: h}
 	claimed, restore := w.unmark()
@@ -69,8 +69,8 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	return in.told(err)
 }
 
-// undecided reports that Verify has not found out what it makes of the message, which is
-// to come again.
+// undecided reports whether Verify could not decide about the message, which is then to be
+// delivered again.
 func (in *Inbox) undecided(ctx context.Context, err error) bool {
 	p := policyOf(err)
 	switch {
@@ -84,8 +84,8 @@ func (in *Inbox) undecided(ctx context.Context, err error) bool {
 	return true
 }
 
-// handleGenuine handles a message that is what its producer has sent, as far as
-// that is checked.
+// handleGenuine handles a message that is what its producer has sent, as far as that can
+// be checked.
 func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try attempt) error {
 	if w.marked {
 		done, err := in.believe(ctx, w, claimed)
@@ -125,7 +125,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 	return in.try(ctx, w, try)
 }
 
-// identify finds the id of a message that has none from its letter.
+// identify takes the id of a message that has none from its dead letter.
 func (in *Inbox) identify(w *work) error {
 	if w.replay.marked() {
 		return nil
@@ -136,14 +136,14 @@ func (in *Inbox) identify(w *work) error {
 	})
 }
 
-// checkAge refuses a message whose id may have been forgotten.
+// checkAge refuses a message whose id may have been purged.
 func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 	d, ok := DeliveryFromContext(ctx)
 	if !ok || in.cfg.DeadLetters == nil || w.replay.marked() {
 		return nil
 	}
 	created := d.CreatedAt()
-	// The database is asked for its clock only where it may matter.
+	// Query the database's clock only if it may matter.
 	if created.IsZero() || time.Since(created) < in.cfg.Retention/2 {
 		return nil
 	}
@@ -157,8 +157,7 @@ func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 	return nil
 }
 
-// margin covers the clocks of two databases, and the time that a message may
-// spend between the check and its claim.
+// margin covers the clocks of two databases, and the time between the check and the claim.
 func (in *Inbox) margin() time.Duration { return min(time.Hour, in.cfg.Retention/10) }
 
 func (in *Inbox) ping(ctx context.Context) error {
@@ -166,8 +165,8 @@ func (in *Inbox) ping(ctx context.Context) error {
 	return err
 }
 
-// detach returns a context for what must be written though that of the message
-// may have ended.
+// detach returns a context for writes that must happen even if the message's context has
+// ended.
 func (in *Inbox) detach(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 }
@@ -186,7 +185,7 @@ func delayNack(ctx context.Context, d time.Duration) {
 	}
 }
 
-// nacksOf is how often this process has nacked the delivery before.
+// nacksOf returns how often this process has nacked the delivery before.
 func nacksOf(ctx context.Context) int {
 	if delivery, ok := DeliveryFromContext(ctx); ok {
 		return delivery.Nacks()
@@ -194,13 +193,13 @@ func nacksOf(ctx context.Context) int {
 	return 0
 }
 
-// cameBefore reports that it is not the first delivery, as far as anybody knows.
+// cameBefore reports whether this is known not to be the first delivery.
 func cameBefore(ctx context.Context) bool {
 	delivery, ok := DeliveryFromContext(ctx)
 	return ok && (delivery.Redelivered() || delivery.Nacks() > 0)
 }
 
-// topicOf is what the message was subscribed to, if somebody says so.
+// topicOf returns the topic that the message was subscribed to, if known.
 func (in *Inbox) topicOf(ctx context.Context) string {
 	if topic := message.SubscribeTopicFromCtx(ctx); topic != "" {
 		return topic

@@ -24,146 +24,141 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Config configures an Inbox. Only Consumer is needed.
+// Config configures an Inbox. Only Consumer is required.
 type Config struct {
-	// Consumer names who handles the messages: every consumer handles every
-	// message once. It is stored with each id, so it must stay the same over
-	// restarts and be the same in all processes that share the work. 1 to 255
-	// bytes without control characters. Required.
+	// Consumer names the consumer: every consumer handles every message once. It is stored
+	// with each id, so it must stay the same across restarts and be the same in all
+	// processes that share the work. 1 to 255 bytes without control characters. Required.
 	Consumer string
 
-	// Database says where the table is.
+	// Database describes where the table is.
 	Database oncemill.Config
 
-	// Outbox takes the messages that handlers return, in the transaction of
-	// their effects. Its tables are in the database of the inbox. Default:
-	// none; a handler that returns messages fails with ErrNoOutbox.
+	// Outbox takes the messages that handlers return, in the transaction of their effects.
+	// Its tables must be in the inbox's database. Default: none; a handler that returns
+	// messages fails with ErrNoOutbox.
 	Outbox *outbox.Outbox
 
-	// Payload decodes what producers encoded (see outbox.Config.Payload), so
-	// that handlers get the plain payload, and refuses what it has to, with a
-	// *payload.DecodeError. It does so before the transaction begins: no
-	// transaction waits for a store, and what it refuses takes no id. The topic
-	// it checks is the one that the router subscribed to. Messages that
-	// handlers return are encoded by the codec of Outbox. Default: none;
+	// Payload decodes what producers encoded (see outbox.Config.Payload), so that handlers
+	// get the plain payload. It refuses messages with a *payload.DecodeError. Decoding
+	// happens before the transaction begins: no transaction waits for a store, and a refused
+	// message takes no id. The topic it checks is the one that the router subscribed to.
+	// Messages that handlers return are encoded by the codec of Outbox. Default: none;
 	// handlers get what the broker delivered.
 	Payload *payload.Codec
 
-	// ID returns the id of a message, as handlers see it: the same for every copy,
-	// another for every other message. At most 255 bytes of UTF-8 without NUL. Default: the
-	// Watermill UUID. A Payload that requires signatures vouches for the UUID;
-	// name what another id is made of in its SignedMetadata.
+	// ID returns the id of a message, as handlers see it: the same for every copy, different
+	// for every other message. At most 255 bytes of UTF-8 without NUL. Default: the
+	// Watermill UUID. A Payload that requires signatures vouches for the UUID. If the id is
+	// made of metadata, name that metadata in its SignedMetadata.
 	ID func(*message.Message) string
 
-	// Key returns the ordering key of a message, "" for none: a group holds at
-	// most one message of a key. Default: the metadata outbox.KeyMetadata, which
-	// is where a relay sends it.
+	// Key returns the ordering key of a message, "" for none. A group holds at most one
+	// message of a key. Default: the metadata outbox.KeyMetadata, where a relay sends it.
 	Key func(*message.Message) string
 
-	// DeadLetters takes what cannot be handled, in this database. Default: none;
-	// then a message that fails comes again for ever, and crashes are not
-	// counted.
+	// DeadLetters stores messages that cannot be handled, in this database. Default: none;
+	// then a failing message is delivered again without limit, and crashes are not counted.
 	DeadLetters DeadLetters
 
 	// KeepRefused is how many messages of a topic that Verify, Payload or the subscriber
-	// refused become dead letters, in a day, for each reason (ReasonUnverified, ReasonMalformed).
-	// Anybody who can write to the broker can send such messages, so what comes beyond is
-	// acknowledged and only counted: in the table inbox_refused, in the metric
-	// oncemill.inbox.failed and, once a second at most, in the log. A wrong key here makes
-	// genuine messages look like that: watch these, and send them again from the
-	// producer's history. Default: 1,000. At least 1. Raising it costs space, and
+	// refused become dead letters per day, for each reason (ReasonUnverified,
+	// ReasonMalformed). Anybody who can write to the broker can send such messages. Further
+	// ones are acknowledged and only counted: in the table inbox_refused, in the metric
+	// oncemill.inbox.failed and, at most once a second, in the log. A wrong key on this side
+	// makes genuine messages look refused: watch these counts, and resend such messages from
+	// the producer's history. Default: 1,000. At least 1. Raising it costs disk space and
 	// operators' time.
 	KeepRefused int
 
-	// ErrorText returns what logs, letters and notes say of an error, and the errors that
-	// the middleware returns. Payloads that are encrypted everywhere else can get there
-	// by the texts of handlers' errors, and by panics. Default: [ErrorText], which hides
+	// ErrorText returns the text of an error for logs, dead letters, failure records, and
+	// the errors that the middleware returns. Texts of handlers' errors and panics can
+	// expose payloads that are encrypted everywhere else. Default: [ErrorText], which hides
 	// what the database quotes.
 	ErrorText func(error) string
 
-	// Replays gives dead letters back when an operator wants that. Default: none;
-	// then letters that are to be replayed stay in that state.
+	// Replays publishes dead letters again when an operator asks for it. Default: none; then
+	// dead letters marked for replay stay in that state.
 	Replays *Replays
 
-	// Retry says when a message is tried again, and when it becomes a dead letter.
+	// Retry defines when a message is tried again, and when it becomes a dead letter.
 	Retry Retry
 
-	// Classify looks at every error of a handler and may mark it: see Permanent,
-	// RetryAfter and Unavailable. It returns the error, wrapped or not, and never
-	// nil. Default: errors have the marks that the handler gave them.
+	// Classify inspects every error of a handler and may mark it; see Permanent, RetryAfter
+	// and Unavailable. It returns the error, wrapped or not, and never nil. Default: errors
+	// keep the marks that the handler gave them.
 	Classify func(error) error
 
-	// Retention is how long ids are kept. With DeadLetters a message that was
-	// created longer ago (less a margin) is not handled but becomes a dead
-	// letter, if the subscriber knows its age; copies of it make no more of them. Run
-	// removes older ids. Default: 7 days. At least 1 s. Raising it costs space, about 100
-	// bytes an id.
+	// Retention is how long ids are kept. With DeadLetters, a message created longer ago
+	// (less a margin) is not handled but becomes a dead letter, if the subscriber knows its
+	// age; copies of it make no further dead letters. Run removes older ids. Default: 7
+	// days. At least 1 s. Raising it costs disk space, about 100 bytes an id.
 	Retention time.Duration
 
-	// Fingerprint returns what tells two messages with the same id apart, a hash
-	// of the payload, say. It is kept with the id; a copy with another one is not
-	// taken for a duplicate but fails with ErrConflict. Default: none.
+	// Fingerprint returns what distinguishes two messages with the same id, for example a
+	// hash of the payload. It is stored with the id. A copy with a different fingerprint is
+	// not treated as a duplicate but fails with ErrConflict. Default: none.
 	Fingerprint func(*message.Message) []byte
 
-	// Sequence returns the number of a message among those of its key, counted
-	// up by one, and whether it has one. With it the order of a key is enforced:
-	// a message whose number is not above that of the last one handled is
-	// acknowledged without running the handler, and one that comes early waits
-	// for those before it, up to GapWait. The first message of a key may have any
-	// number. It takes one more statement. Default: none.
+	// Sequence returns the sequence number of a message within its key, which increases by
+	// one, and whether it has one. With it the inbox enforces the order of a key: a message
+	// whose number is not above that of the last one handled is acknowledged without running
+	// the handler. A message that arrives early waits for those before it, up to GapWait.
+	// The first message of a key may have any number. Costs one more statement. Default:
+	// none.
 	Sequence func(*message.Message) (seq int64, ok bool)
 
-	// GapWait is how long a message waits for one before it that does not come.
-	// It is counted in the process and begins anew with it. One before it that has failed
-	// and is to come again is waited for as long, from then on, and so is one that waits
-	// itself: those behind one that does not come go on in their order. The longer they
-	// wait, the more rarely they are delivered again. Default: 30 s.
+	// GapWait is how long a message waits for a missing earlier message. The time is
+	// measured in the process and starts over when the process restarts. An earlier message
+	// that failed and is to be retried is waited for just as long, counted from when its
+	// retry is due; so is one that is itself waiting. Messages behind a missing one continue
+	// in their order. The longer they wait, the more rarely they are delivered again.
+	// Default: 30 s.
 	GapWait time.Duration
 
-	// Verify looks at every message before anything else does, at its signature, say,
-	// as it came. A message that it returns an error for fails with ErrUnverified, and
-	// takes no id: a forged message keeps no genuine one out. One for which the error is
-	// marked by Unavailable or RetryAfter, or whose context has ended, is delivered again,
-	// as often as it takes. Default: none.
+	// Verify checks every message, as it arrived, before anything else does; for example its
+	// signature. A message for which it returns an error fails with ErrUnverified and takes
+	// no id, so a forged message blocks no genuine one. If the error is marked by
+	// Unavailable or RetryAfter, or the message's context has ended, the message is
+	// delivered again without limit. Default: none.
 	Verify func(*message.Message) error
 
 	// Group limits the groups of GroupMiddleware and Batch.
 	Group Group
 
 	// Timeout is how long an attempt may take, from its begin to its commit. Then the
-	// context of the handler ends, the attempt is rolled back, and it counts as a
-	// failure if it was the handler that took so long. It is also how long a server
-	// that does not answer can hold up a message; statements of the handler's that a
-	// driver does not return from are abandoned then, with their connections. The
-	// commit may take 10 s more; without an answer the message is delivered again.
-	// 10 ms to 24 h. Default: 1 min. A group of messages has this time together.
+	// context of the handler ends and the attempt is rolled back. It counts as a failure if
+	// the handler took that long. It is also how long a server that does not answer can
+	// delay a message: a handler's statement that the driver does not return from is then
+	// abandoned, with its connection. The commit may take 10 s more; without an answer the
+	// message is delivered again. 10 ms to 24 h. Default: 1 min. A group of messages shares
+	// this time.
 	Timeout time.Duration
 
 	// Isolation is the isolation level of the transactions, on PostgreSQL:
-	// sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable. The
-	// higher levels fail more attempts, which are then delivered again.
-	// Default: READ COMMITTED, whatever the default of the database is. SQLite
-	// is always serializable.
+	// sql.LevelReadCommitted, LevelRepeatableRead or LevelSerializable. The higher levels
+	// fail more attempts, which are then delivered again. Default: READ COMMITTED,
+	// regardless of the database's default. SQLite is always serializable.
 	Isolation sql.IsolationLevel
 
-	// LockTimeout is how long an attempt waits, on PostgreSQL, for another
-	// transaction that holds the same id before it fails with ErrBeingHandled.
-	// 1 ms to 1 h. Default: 1 s. Raising it keeps a connection waiting for
-	// longer, lowering it brings more redeliveries of messages that are being
-	// handled. It does not apply to the handler's own statements. On SQLite
-	// BEGIN waits for its turn, at most ten seconds for one transaction of others.
+	// LockTimeout is how long an attempt waits, on PostgreSQL, for another transaction that
+	// holds the same id before it fails with ErrBeingHandled. 1 ms to 1 h. Default: 1 s.
+	// Raising it keeps a connection waiting for longer; lowering it causes more redeliveries
+	// of messages that are being handled. It does not apply to the handler's own statements.
+	// On SQLite, BEGIN waits for its turn, at most ten seconds for one transaction of
+	// others.
 	LockTimeout time.Duration
 
 	// Logger receives duplicates, at debug level. Default: slog.Default().
 	Logger *slog.Logger
 
-	// MeterProvider makes the counters of messages handled, duplicates, and
-	// failed. Default: otel.GetMeterProvider().
+	// MeterProvider makes the counters of handled, duplicate and failed messages. Default:
+	// otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
 }
 
-// Inbox applies the effects of each message once. It holds no connection and no
-// goroutine of its own; it may be used by many goroutines and for many handlers.
+// Inbox applies the effects of each message once. It owns no connection and no goroutine.
+// It is safe for concurrent use, and for many handlers.
 type Inbox struct {
 	db        *sql.DB
 	given     Config // by the user
@@ -189,9 +184,9 @@ type Inbox struct {
 	published map[int64]publishedLetter // guarded by replaying
 }
 
-// New returns an inbox on db. It does no I/O; the table is made by
-// oncemill.Migrate with [Migrations]. All bad values of cfg are reported at
-// once, each as an [*oncemill.ConfigError]. The caller keeps owning db.
+// New returns an inbox on db. It does no I/O; oncemill.Migrate with [Migrations] creates
+// the table. All bad values of cfg are reported at once, each as an
+// [*oncemill.ConfigError]. The caller keeps ownership of db.
 func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "inbox.New db", Value: "nil", Problem: "a database is needed"}
@@ -293,7 +288,7 @@ func checkConsumer(consumer string) (problem string) {
 	return checkText(consumer)
 }
 
-// checkMessageID refuses ids before anything is sent.
+// checkMessageID refuses unusable ids before anything is sent to the database.
 func checkMessageID(id string) error {
 	if id == "" {
 		return ErrNoMessageID

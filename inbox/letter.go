@@ -17,10 +17,10 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// DeadLetters keeps what a consumer could not handle.
+// DeadLetters stores messages that a consumer could not handle.
 type DeadLetters interface {
-	// Add writes the letter in tx, which also holds that the message is dealt
-	// with. The inbox commits.
+	// Add writes the letter in tx, which also records that the message is done. The inbox
+	// commits.
 	Add(ctx context.Context, tx oncemill.Tx, letter *Letter) error
 }
 
@@ -50,7 +50,7 @@ type Failure struct {
 // Reason is the class of a dead letter.
 type Reason string
 
-// Reasons of dead letters.
+// The reasons of dead letters.
 const (
 	ReasonFailed      Reason = "failed"               // Retry.Deliveries have failed
 	ReasonPermanent   Reason = "permanent"            // the error was marked by Permanent
@@ -63,15 +63,15 @@ const (
 	ReasonMalformed   Reason = "malformed"            // the subscriber or Config.Payload could not read it
 )
 
-// refused reports that the message may have been made by anybody: it is known by no id,
-// and only so many letters are made (Config.KeepRefused).
+// refused reports whether anybody may have made the message. Such a message is known by no
+// id, and only a limited number become dead letters (Config.KeepRefused).
 func (r Reason) refused() bool { return r == ReasonUnverified || r == ReasonMalformed }
 
-// Refuse makes a dead letter of a message that cannot be handed to a handler,
-// with the class Malformed. It needs Config.DeadLetters and is what the Malformed
-// hook of inbox/rabbitmq wants. Nothing is deduplicated: each call makes a
-// letter, up to Config.KeepRefused. No replay is ended: one that cannot be read again
-// goes on.
+// Refuse makes a dead letter of a message that cannot be passed to a handler, with
+// ReasonMalformed. It needs Config.DeadLetters and fits the Malformed hook of
+// inbox/rabbitmq. Nothing is deduplicated: each call makes a dead letter, up to
+// Config.KeepRefused. It ends no replay: the replay of a message that again cannot be read
+// stays open.
 func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error) error {
 	if in.cfg.DeadLetters == nil {
 		return ErrNoDeadLetters
@@ -113,17 +113,17 @@ func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reaso
 	return letter
 }
 
-// keyOf is the key of a message that may be why its function panics.
+// keyOf is the key of a message. The message may make the key function panic.
 func (in *Inbox) keyOf(msg *message.Message) (key string) {
 	_ = contain.Call(func() error { key = in.cfg.Key(msg); return nil })
 	return key
 }
 
-// bury commits a letter. A letter with a message id takes the id, which counts as
-// dealt with from now on, and the failures of the message are forgotten; if
-// another has the id already there is no letter. A letter that cannot take it, since that
-// is another's or may have been handled, takes one of its own, so that copies of the
-// message make no more of them.
+// bury commits a dead letter. A letter with a message id takes the id, which counts as
+// done from now on, and removes the failure records of the message. If the id is already
+// taken, no letter is written. A letter that cannot take the id, because it is another
+// message's or may have been handled, takes one of its own, so that copies make no further
+// letters.
 func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -142,7 +142,7 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) (added bool,
 	return added, nil
 }
 
-// buryIn reports whether there is a letter. Otherwise a replay has ended.
+// buryIn reports whether a dead letter was written. If not, a replay has ended.
 func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work) (bool, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
 	taken := takesID(letter.MessageID, letter.Reason)
@@ -179,7 +179,7 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work
 	return true, nil
 }
 
-// ownID is the same for letters of copies of one message.
+// ownID returns the same id for the dead letters of all copies of a message.
 func ownID(letter *Letter, fingerprint []byte) string {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%d %s%d %s", len(letter.MessageID), letter.MessageID, len(fingerprint), fingerprint)
@@ -187,7 +187,7 @@ func ownID(letter *Letter, fingerprint []byte) string {
 	return string(letter.Reason) + " " + hex.EncodeToString(hash.Sum(nil))
 }
 
-// textOf makes what any database takes as text.
+// textOf makes s acceptable as text to any database.
 func textOf(s string) string {
 	const most = 16 << 10
 	if len(s) > most {

@@ -7,8 +7,8 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 )
 
-// LettersOf returns the dead letters of store, whose table is in the database of
-// the inbox, for Config.DeadLetters.
+// LettersOf returns the dead letters of store for Config.DeadLetters. The store's table
+// must be in the inbox's database.
 func LettersOf(store *dlq.Store) DeadLetters { return letters{store} }
 
 type letters struct{ store *dlq.Store }

@@ -10,11 +10,11 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
-// Limits of what the inbox asks the database. A driver may not return although its
-// context has ended, as long as a server is silent; the inbox goes on without it.
+// Limits on the inbox's database calls. While a server is silent, a driver may not return
+// although its context has ended; the inbox continues without it.
 const (
-	// callLimit is for one step: the statements before and after a handler, a note, a
-	// batch of a purge.
+	// callLimit bounds one step: the statements before and after a handler, a failure
+	// record, a batch of a purge.
 	callLimit = 10 * time.Second
 
 	// mostAbandoned is how many steps that have not returned may exist. Each holds a
@@ -22,8 +22,8 @@ const (
 	mostAbandoned = 64
 )
 
-// ask asks the database for something outside of the transaction of a message. f must
-// return everything through its result.
+// ask calls the database outside the transaction of a message. f must return everything
+// through its result.
 func ask[T any](ctx context.Context, in *Inbox, f func(ctx context.Context) (T, error)) (T, error) {
 	return bounded.Do(ctx, in.calls, callLimit, f)
 }
@@ -33,8 +33,8 @@ func within[T any](ctx context.Context, tx *boundtx.Tx, f func(ctx context.Conte
 	return boundtx.Do(ctx, tx, callLimit, func(ctx context.Context) (T, error) { return f(ctx, tx.Raw) })
 }
 
-// noAnswer reports that the database has not answered in time, which says nothing
-// about the message.
+// noAnswer reports whether the database did not answer in time. The message is not at
+// fault.
 func noAnswer(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bounded.ErrTooManyAbandoned)
 }

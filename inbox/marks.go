@@ -18,20 +18,20 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// Metadata of a replay. A broker's header of the same name becomes it. Anybody can write
-// it; what it is worth is decided by [Inbox.believe].
+// Metadata of a replay. A broker's header of the same name becomes metadata. Anybody can
+// set it; [Inbox.believe] decides whether it is trusted.
 const (
 	ReplayMetadata   = outbox.ReservedMetadata + "replay"   // number of the letter
 	TokenMetadata    = outbox.ReservedMetadata + "token"    // its secret
 	ConsumerMetadata = outbox.ReservedMetadata + "consumer" // that the letter is of, for those who look at queues
 )
 
-// uuidMetadata is, in a letter, the UUID of a message whose id is not that.
+// uuidMetadata is, in a dead letter, the UUID of a message whose id is not its UUID.
 const uuidMetadata = outbox.ReservedMetadata + "uuid"
 
 var replayMetadata = []string{ReplayMetadata, TokenMetadata, ConsumerMetadata, uuidMetadata}
 
-// replayOf makes the message of a letter again.
+// replayOf makes the message of a dead letter again.
 func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Message {
 	metadata := message.Metadata{}
 	maps.Copy(metadata, letter.Metadata)
@@ -45,13 +45,14 @@ func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Me
 	return msg
 }
 
-// uuidOf is the UUID of the message of a letter; empty if it had none.
+// uuidOf returns the UUID of the message of a dead letter; empty if it had none.
 func uuidOf(letter *dlq.Letter) string {
 	return cmp.Or(letter.Metadata[uuidMetadata], letter.MessageID)
 }
 
-// idOf is what a replay is known by: the id of its message, unless it had none, or that
-// of another. Then it is a new message, with an id that each copy of it has.
+// idOf returns the id of a replay: the id of its message, unless that had none, or had
+// that of another message. Then the replay is a new message, whose copies all have the
+// same id.
 func idOf(letter *dlq.Letter) string {
 	if letter.MessageID == "" || Reason(letter.Reason) == ReasonConflict {
 		return "letter-" + strconv.FormatInt(letter.ID, 10)
@@ -59,15 +60,15 @@ func idOf(letter *dlq.Letter) string {
 	return letter.MessageID
 }
 
-// takesID reports that a letter takes the id of its message: that is nobody else's. What
-// was refused may have been made by anybody, and the id in it be that of another. How old
-// a message is no signature says, so a copy that somebody else has made look old takes
-// nothing from the message itself.
+// takesID reports whether a dead letter takes the id of its message, which requires that
+// the id belongs to no other message. A refused message may have been made by anybody,
+// with the id of another. No signature covers a message's age, so a copy that somebody has
+// made look old takes nothing from the message itself.
 func takesID(id string, reason Reason) bool {
 	return id != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
 }
 
-// replay is the letter that a message is the replay of.
+// replay is the dead letter that a message is the replay of.
 type replay struct {
 	letter int64 // 0: it is none
 	token  string
@@ -76,9 +77,9 @@ type replay struct {
 
 func (r replay) marked() bool { return r.letter != 0 }
 
-// unmark takes the marks of a replay from the message. So they reach no letter of it, and
-// no message that a handler makes of its metadata. What is outside of the inbox has the
-// message as it came.
+// unmark removes the replay metadata from the message. So it gets into no dead letter of
+// the message, and into no message that a handler makes from the metadata. Outside the
+// inbox the message is unchanged.
 func (w *work) unmark() (claimed replay, restore func()) {
 	marked := w.msg.Metadata
 	w.marked = false
@@ -100,11 +101,11 @@ func (w *work) unmark() (claimed replay, restore func()) {
 	return claimed, func() { w.msg.Metadata = marked }
 }
 
-// believe finds out whether a message that has passed all checks is the replay of the
-// letter that it names. If so it is known by the letter's id from now on, and the
-// transaction that takes the id will check the letter again, and end its replay: nothing
-// but its state can have changed. done reports that nothing is left to do: the replay has
-// ended, or is for another consumer.
+// believe finds out whether a message that has passed all checks is the replay of the dead
+// letter that it names. If so, the letter's id is the message's id from now on. The
+// transaction that takes the id checks the letter again and ends its replay: only its
+// state can have changed. done means that nothing is left to do: the replay has ended, or
+// is for another consumer.
 func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done bool, err error) {
 	letters := in.letters()
 	if letters == nil || !claimed.marked() || claimed.token == "" || checkText(claimed.token) != "" {
@@ -143,8 +144,8 @@ func (in *Inbox) disbelieve(ctx context.Context, w *work) {
 	})
 }
 
-// letters returns the store of the letters, if it is known. A process that handles
-// messages ends their replays, also where another one publishes them.
+// letters returns the store of the dead letters, if it is known. A process that handles
+// messages ends their replays, even if another one publishes them.
 func (in *Inbox) letters() *dlq.Store {
 	if l, ok := in.cfg.DeadLetters.(letters); ok {
 		return l.store
@@ -155,9 +156,9 @@ func (in *Inbox) letters() *dlq.Store {
 	return nil
 }
 
-// endReplay ends, with tx, the replay that w is. It is the first statement that looks
-// at more than the id: copies wait here for each other, and all but one find that the
-// replay has ended, which is an outcome of its own: the next delivery is a late copy.
+// endReplay ends, with tx, the replay that w is. It is the first statement that looks at
+// more than the id: copies wait here for each other. All but one find that the replay has
+// ended, which is an outcome of its own: the next delivery is a late copy.
 func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, w *work) error {
 	if err := in.store.patience(ctx, tx); err != nil {
 		return err

@@ -17,21 +17,20 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Middleware is a Watermill message.HandlerMiddleware. It runs h in a
-// transaction that also holds the id of the message and the messages that h
-// returns, and reports success once that has committed; then the router
-// acknowledges. A copy of a message that was handled before is reported as
-// success without running h. After any error, or a panic (reported as a
-// [*oncemill.PanicError]), nothing of the attempt is left.
+// Middleware is a Watermill message.HandlerMiddleware. It runs h in a transaction that
+// also contains the id of the message and the messages that h returns. It reports success
+// once that has committed; then the router acknowledges. A copy of a message that was
+// handled before is reported as success without running h. After an error, or a panic
+// (reported as a [*oncemill.PanicError]), nothing of the attempt is left.
 //
-// Add it last, so that it is next to the handler: a middleware that retries or
-// limits the time belongs outside of the transaction. The handler must not
-// acknowledge the message itself.
+// Add it last, so that it is next to the handler: a middleware that retries or limits the
+// time belongs outside the transaction. The handler must not acknowledge the message
+// itself.
 func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return in.middleware(h, in.alone)
 }
 
-// alone is an attempt in a transaction of its own.
+// alone makes an attempt in a transaction of its own.
 func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
 	defer cancel()
@@ -40,8 +39,8 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	if err != nil {
 		return claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)
 	}
-	// A no-op after the commit. Otherwise it gives the connection back, also
-	// when the handler ends its goroutine.
+	// A no-op after the commit. Otherwise it returns the connection to the pool, also when
+	// the handler ends its goroutine.
 	defer tx.Rollback()
 	claimed, err := in.claim(ctx, tx, id, w)
 	if err != nil {
@@ -77,7 +76,7 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	return in.commit(tx)
 }
 
-// gone reports that the connection of tx is lost, or does not answer.
+// gone reports whether the connection of tx is lost, or does not answer.
 func (in *Inbox) gone(ctx context.Context, tx *boundtx.Tx) bool {
 	gone, err := within(context.WithoutCancel(ctx), tx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
 		return in.store.gone(ctx, tx), nil
@@ -85,8 +84,8 @@ func (in *Inbox) gone(ctx context.Context, tx *boundtx.Tx) bool {
 	return gone || err != nil
 }
 
-// claim takes the id. The id of a dead letter is taken by its replay alone, which ends
-// with that.
+// claim takes the id. Only the replay of a dead letter can take the dead letter's id; that
+// ends the replay.
 func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id messageID, w *work) (bool, error) {
 	return boundtx.Do(ctx, tx, in.cfg.LockTimeout+callLimit, func(ctx context.Context) (bool, error) {
 		return in.claimIn(ctx, tx.Raw, id, w)
@@ -99,7 +98,7 @@ func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id messageID, w *work)
 			return false, err
 		}
 		if w.replay.dead {
-			// Without its mark of death the claim decides.
+			// Once the row is no longer marked dead, the claim decides.
 			if err := in.store.reopen(ctx, tx, id); err != nil {
 				return false, err
 			}
@@ -108,7 +107,7 @@ func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id messageID, w *work)
 	return in.store.claim(ctx, tx, id, w.fingerprint)
 }
 
-// duplicate is an id that a committed transaction has.
+// duplicate handles an id that a committed transaction has claimed.
 func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcome, error) {
 	if w.fingerprint != nil {
 		id, fingerprint := w.id, w.fingerprint
@@ -140,9 +139,9 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id))
 }
 
-// effect runs the handler in tx, by statements, and writes what it returns to the
-// outbox. Functions of Config are called on the way, so it is contained as a whole.
-// It refuses settings with shared, unless that is nil.
+// effect runs the handler in tx, through statements, and writes the returned messages to
+// the outbox. It calls functions of Config on the way, so it recovers panics as a whole.
+// If shared is not nil, it refuses changes of settings with shared.
 func (in *Inbox) effect(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work, shared error) error {
 	return contain.Call(func() error { return in.run(ctx, tx, statements, w, shared) })
 }
@@ -162,7 +161,7 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statem
 		err = in.publish(ctx, borrowed, produced)
 	}
 	if reason := borrowed.Close(ErrTxEnded); err == nil && reason != nil {
-		// The handler has overlooked what its statement returned.
+		// The handler has ignored the error that its statement returned.
 		err = reason
 	}
 	return err
@@ -203,8 +202,8 @@ func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*mess
 	return in.cfg.Outbox.Publish(ctx, borrowed, topic, produced...)
 }
 
-// claimFailed names a failure before the handler: whatever it is, the message has
-// no part in it. ctx is that of the message.
+// claimFailed classifies a failure before the handler, which is never the message's fault.
+// ctx is the context of the message.
 func claimFailed(ctx context.Context, err error) outcome {
 	switch {
 	case ctx.Err() != nil:
@@ -217,8 +216,8 @@ func claimFailed(ctx context.Context, err error) outcome {
 	return databaseFailed
 }
 
-// commitFailed names a failure after the handler, which may be its doing: a
-// deferred constraint, an ended transaction.
+// commitFailed classifies a failure after the handler, which the handler may have caused:
+// a deferred constraint, an ended transaction.
 func commitFailed(err error) outcome {
 	if sqlerr.Connection(err) {
 		return databaseAway

@@ -10,7 +10,7 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables inbox, with its seal, inbox_failures, inbox_sequences and
+// Migrations creates the tables inbox, with its seal, inbox_failures, inbox_sequences and
 // inbox_refused.
 var Migrations = oncemill.Migrations{Name: "inbox", FS: sub(migrationFiles, "migrations")}
 

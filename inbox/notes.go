@@ -12,8 +12,8 @@ import (
 	"github.com/oncemill/oncemill/internal/turn"
 )
 
-// notes is the part of a store beside the way of a message that is handled at its first
-// delivery. Databases differ in its texts alone.
+// notes is the part of a store that a message does not need if it is handled at its first
+// delivery. Databases differ only in the SQL texts.
 type notes struct {
 	db       *sql.DB
 	consumer string
@@ -21,8 +21,8 @@ type notes struct {
 	text     notesText
 }
 
-// notesText is what is executed. Texts of the same name take the same arguments; times
-// are microseconds.
+// notesText holds the SQL texts. Texts of the same name take the same arguments; times are
+// in microseconds.
 type notesText struct {
 	sameFingerprint, reopen, markDead                                       string
 	noteStart, charge, discharge, noteEnd, countFailure, keepErrors, forget string
@@ -32,19 +32,19 @@ type notesText struct {
 	now                                                                     string
 }
 
-// Texts that are the same everywhere. All are served by the primary keys.
+// SQL texts that are the same on all databases. All are served by the primary keys.
 const (
-	// On PostgreSQL the row is committed, and nothing changes its fingerprint.
+	// On PostgreSQL the row is committed, and its fingerprint never changes.
 	notesSameFingerprint = `
 select coalesce(fingerprint = $3, true)
 from {{inbox}}
 where consumer = $1
 	and message_id = $2`
 
-	// The upsert locks the row of the key, or waits for the transaction that does, so
-	// one message of a key at a time is between here and its commit, whichever process
-	// it is in. The statement after it sees what this one was decided by: nobody changes
-	// a locked row.
+	// The upsert locks the row of the key, or waits for the transaction that holds the lock.
+	// So at most one message of a key is between here and its commit, in any process. The
+	// statement after it sees the values that decided this one, since nobody changes a
+	// locked row.
 	notesAdvance = `
 insert into {{inbox_sequences}} as s (consumer, key, seq)
 values ($1, $2, $3)
@@ -77,7 +77,7 @@ where consumer = $1
 	and message_id = $2`
 )
 
-// complete adds what is the same everywhere, and names the tables.
+// complete adds the texts that are the same everywhere, and fills in the table names.
 func (t notesText) complete(cfg oncemill.Config) notesText {
 	t.sameFingerprint, t.advance, t.sequence = notesSameFingerprint, notesAdvance, notesSequence
 	t.charge, t.discharge, t.forget = notesCharge, notesDischarge, notesForget
@@ -189,13 +189,13 @@ func (n *notes) recordFailure(ctx context.Context, id string, noted start, f fai
 	return rec, err
 }
 
-// session is the pool, or a transaction.
+// session is the pool or a transaction.
 type session interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
 }
 
-// write lets do execute one statement that writes: on SQLite when it is its turn.
+// write runs do, which executes one writing statement; on SQLite it waits for its turn.
 func (n *notes) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
 	if n.sqlite {
 		return sqlitetx.Write(ctx, n.db, kind, func(tx *sql.Tx) error { return do(tx) })
@@ -203,8 +203,8 @@ func (n *notes) write(ctx context.Context, kind turn.Kind, do func(session) erro
 	return do(n.db)
 }
 
-// inTx runs do in a transaction that has nothing to do with a handler. PostgreSQL ends it
-// when its client falls silent: the message could not be handled as long as it is open.
+// inTx runs do in a transaction that is independent of any handler. PostgreSQL ends it
+// when its client falls silent, since the message could not be handled while it is open.
 func (n *notes) inTx(ctx context.Context, do func(tx *sql.Tx) error) error {
 	if n.sqlite {
 		return sqlitetx.Write(ctx, n.db, turn.Caller, do)

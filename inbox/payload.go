@@ -10,20 +10,19 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Limits of what payloads cost that are larger decoded than they came: a stranger's 65 KB
-// may become payload.Config.MaxSize. A message that finds no room waits without its
-// payload.
+// Limits for payloads that are larger when decoded: a stranger's 65 KB may become
+// payload.Config.MaxSize. A message for which there is no room waits without its payload.
 const (
 	decodersAtMost = 4         // that decode at once
 	plainAtMost    = 256 << 20 // bytes of decoded payloads in flight; one alone may have more
 )
 
-// decoded gives msg its plain payload while next runs, before any transaction: it may be
-// in a store elsewhere. What is outside of the inbox, a retry or a queue for poison, has
-// the message as it came.
+// decoded gives msg its plain payload while next runs, before any transaction, since the
+// payload may be in a remote store. Outside the inbox, for example in a retry or a poison
+// queue, the message is unchanged.
 //
-// What cannot be decoded is refused, since anybody may have made it, but where the store
-// has failed: then its signature is good, if it needs one.
+// A message that cannot be decoded is refused, since anybody may have made it. If the
+// store has failed it is not refused: then its signature is good, if it needs one.
 func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error {
 	if in.cfg.Payload == nil {
 		return next()
@@ -57,7 +56,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 	}
 }
 
-// refusal is why a message was not decoded.
+// refusal returns why a message was not decoded.
 func refusal(err error) Reason {
 	for _, changed := range []error{
 		payload.ErrUnsigned, payload.ErrUnencrypted, payload.ErrSignature, payload.ErrCiphertext, payload.ErrTopic, payload.ErrUnknownKey,

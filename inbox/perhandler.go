@@ -7,16 +7,16 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// PerHandler is a Watermill message.HandlerMiddleware for a whole router, such as
-// one that a CQRS processor fills: each handler becomes a consumer of its own, so
-// that several handlers of one event all get it. The consumer's name is
-// Config.Consumer, a slash, and the name of the handler in the router, which
-// therefore must stay the same over restarts.
+// PerHandler is a Watermill message.HandlerMiddleware for a whole router, such as one that
+// a CQRS processor fills. Each handler becomes a consumer of its own, so that several
+// handlers of one event all receive it. The consumer's name is Config.Consumer, a slash,
+// and the name of the handler in the router, which therefore must stay the same across
+// restarts.
 //
 //	router.AddMiddleware(in.PerHandler)
 //
-// Otherwise it is as [Inbox.Middleware]. Run of this inbox cares for the consumers
-// of all its handlers.
+// Otherwise it works like [Inbox.Middleware]. Run of this inbox serves the consumers of
+// all its handlers.
 func (in *Inbox) PerHandler(h message.HandlerFunc) message.HandlerFunc {
 	in.perHandler.Store(true)
 	var once sync.Once
@@ -49,7 +49,7 @@ func (in *Inbox) derive(ctx context.Context) (*Inbox, error) {
 	return own, nil
 }
 
-// family is this inbox and those of its handlers.
+// family returns this inbox and those of its handlers.
 func (in *Inbox) family() []*Inbox {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -51,31 +51,31 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 
 func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) + "ms" }
 
-// claimGrace is what a claim may take beyond its lock timeout. The lock on the
-// table itself is taken before the statement sets the timeout, so a migration
-// that holds the table is waited for by this limit.
+// claimGrace is how much longer than its lock timeout a claim may take. The table lock is
+// taken before the statement sets the timeout, so this limit bounds the wait for a
+// migration that holds the table.
 const claimGrace = 5 * time.Second
 
 // postgresSealState is the SQLSTATE that the seal raises.
 const postgresSealState = "OMI01"
 
-// The isolation level is named, since the database's default may be another.
+// The isolation level is explicit, since the database's default may differ.
 func (s *postgresStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
 	return boundtx.Begin(ctx, s.db, oncemill.PostgreSQL, calls, &s.options)
 }
 
 // Served by the primary key (consumer, message_id).
 //
-// The insert waits for a transaction that holds the same id and has not ended:
-// if it commits there is no row here, if it rolls back the id is ours. The wait
-// has a lock_timeout of its own, set before there is a row to insert (a case
-// evaluates its condition first) and put back for the handler after it. The
-// setting oncemill.inbox names the transaction for the seal. One round trip for
-// all. Subqueries would read better and cost 50 us more to plan.
+// The insert waits for a transaction that holds the same id and has not ended. If that
+// commits, no row is inserted; if it rolls back, the id is ours. The wait has its own
+// lock_timeout, which is set before there is a row to insert (a case evaluates its
+// condition first) and restored for the handler. The setting oncemill.inbox identifies the
+// transaction for the seal. All of this takes one round trip. Subqueries would be easier
+// to read and cost 50 us more to plan.
 //
-// A transaction whose client is not heard of any more holds the id, and what the
-// handler has locked, for no longer than a handler and a COMMIT may take, unless the session says
-// how long: the connection may lead nowhere, and the server would not find out.
+// A transaction whose client has fallen silent keeps the id, and the handler's locks, for
+// no longer than a handler and a COMMIT may take, unless the session sets its own timeout:
+// the connection may be dead without the server noticing.
 const postgresClaim = `
 insert into {{inbox}} (consumer, message_id, fingerprint)
 select $1, $2, $4::bytea
@@ -111,10 +111,10 @@ func (s *postgresStore) claim(ctx context.Context, tx *sql.Tx, id messageID, fin
 
 // Served by the primary key (consumer, message_id).
 //
-// As the claim of one, for an array of ids in sorted order, so that two groups
-// with common ids wait for each other and do not deadlock. The lock_timeout stays
-// for the handlers of the group. The sub-select is evaluated once, before there
-// is a row to insert.
+// Like the claim of one, for an array of ids in sorted order, so that two groups with
+// common ids wait for each other and do not deadlock. The lock_timeout stays in effect for
+// the handlers of the group. The sub-select is evaluated once, before there is a row to
+// insert.
 const postgresClaimGroup = `
 insert into {{inbox}} (consumer, message_id, fingerprint)
 select $1, ids.id, decode(nullif(ids.fingerprint, ''), 'hex')
@@ -176,8 +176,8 @@ func heldElsewhere(err error) bool {
 	return false
 }
 
-// Without parameters, so that every driver needs one round trip for it. Where
-// the handler has ended the transaction, a new one does not have the setting.
+// Without parameters, so that every driver needs one round trip for it. If the handler has
+// ended the transaction, a new one does not have the setting.
 const postgresSeal = `
 select set_config('oncemill.inbox', 'sealed ' || txid_current(), true)
 where current_setting('oncemill.inbox', true) = 'open ' || txid_current()`
@@ -186,8 +186,8 @@ func (s *postgresStore) seal(ctx context.Context, tx *sql.Tx, _ messageID) error
 	return expectOne(tx.ExecContext(ctx, s.sealText))
 }
 
-// PostgreSQL ends no transaction on its own and refuses everything after an
-// error. Only the seal speaks of an attempt to commit.
+// PostgreSQL never ends a transaction on its own, and refuses everything after an error.
+// Only the seal reports an attempt to commit.
 func (s *postgresStore) lost(_ context.Context, _ *sql.Tx, _ messageID, err error) error {
 	if sqlerr.State(err) == postgresSealState {
 		return fmt.Errorf("%w: %w", oncemill.ErrTxOwned, err)

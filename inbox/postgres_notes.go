@@ -13,7 +13,7 @@ const postgresNow = `(extract(epoch from clock_timestamp()) * 1000000)::bigint`
 var postgresNotes = notesText{
 	now: `select ` + postgresNow,
 
-	// Served by the primary key. Two replays of a letter lock its row: one deletes it,
+	// Served by the primary key. Two replays of a dead letter lock its row: one deletes it,
 	// the other finds none.
 	reopen: `
 delete from {{inbox}}
@@ -21,15 +21,15 @@ where consumer = $1
 	and message_id = $2
 	and dead`,
 
-	// Served by the primary key; the row is of this transaction.
+	// Served by the primary key; the row was written by this transaction.
 	markDead: `
 update {{inbox}}
 set dead = true
 where consumer = $1
 	and message_id = $2`,
 
-	// Served by the primary keys. The upsert locks its row, so starts that come at the
-	// same time count one after the other.
+	// Served by the primary keys. The upsert locks its row, so concurrent starts are counted
+	// one after the other.
 	noteStart: `
 insert into {{inbox_failures}} as f (consumer, message_id, starts)
 select $1, $2, 1
@@ -60,7 +60,7 @@ set failures = f.failures + excluded.failures,
 	changed_at = clock_timestamp()
 returning failures, unavailable, errors, ` + postgresNow,
 
-	// Served by the primary key; the row is of this transaction.
+	// Served by the primary key; the row was written by this transaction.
 	keepErrors: `
 update {{inbox_failures}}
 set errors = $3,
@@ -80,8 +80,8 @@ select exists (
 		and f.seq > (select s.seq from {{inbox_sequences}} s where s.consumer = $1 and s.key = $2)
 		and f.again_at > clock_timestamp() - $4::bigint * interval '1 microsecond')`,
 
-	// Served by the primary key. The upsert locks its row, so counts that come at the
-	// same time come one after the other.
+	// Served by the primary key. The upsert locks its row, so concurrent counts are made one
+	// after the other.
 	countRefused: `
 insert into {{inbox_refused}} as r (consumer, topic, reason, refused, total)
 values ($1, $2, $3, $4::bigint, $4::bigint)
@@ -92,9 +92,8 @@ set refused = excluded.refused + case when r.since < clock_timestamp() - $5::big
 	last_at = clock_timestamp()
 returning refused`,
 
-	// Served by inbox_received and inbox_failures_changed, from their oldest end.
-	// Rows that another pruner has locked are left to it. An id of a dead letter
-	// stays.
+	// Served by inbox_received and inbox_failures_changed, from their oldest end. Rows that
+	// another purge has locked are left to it. The id of a dead letter stays.
 	pruneIDs: `
 delete from {{inbox}}
 where ctid = any (array(
@@ -127,7 +126,7 @@ where ctid = any (array(
 	for update skip locked))`,
 }
 
-// A connection that is there answers, be it that the transaction is aborted.
+// A live connection answers, even if the transaction is aborted.
 func (s *postgresStore) gone(ctx context.Context, tx *sql.Tx) bool {
 	_, err := tx.ExecContext(context.WithoutCancel(ctx), `select 1`)
 	return sqlerr.Connection(err)
@@ -141,7 +140,7 @@ select
 		when '0' then set_config('idle_in_transaction_session_timeout', $2, true)
 	end`
 
-// The claim, which follows, puts back what it was.
+// The claim, which follows, restores the previous value.
 func (s *postgresStore) patience(ctx context.Context, tx *sql.Tx) error {
 	_, err := tx.ExecContext(ctx, postgresPatience, s.wait, s.idle)
 	return err

@@ -16,11 +16,10 @@ const (
 	pruneInterval = 10 * time.Second
 )
 
-// Run removes ids that are older than Config.Retention, a thousand at a time, and
-// carries out replays (Config.Replays), until ctx ends; then it returns nil. Ids of
-// dead letters stay. One process for each consumer is enough; more do no harm. What
-// fails is logged and tried again. Where the tables have not been made it returns at
-// once, with an [*oncemill.SchemaError].
+// Run removes ids that are older than Config.Retention, a thousand at a time, and performs
+// replays (Config.Replays), until ctx ends; then it returns nil. Ids of dead letters stay.
+// One process per consumer is enough; more do no harm. Failures are logged and retried. If
+// the tables have not been created, it returns at once with an [*oncemill.SchemaError].
 func (in *Inbox) Run(ctx context.Context) error {
 	var schema *oncemill.SchemaError
 	_, err := ask(ctx, in, func(ctx context.Context) (struct{}, error) {
@@ -44,7 +43,7 @@ func (in *Inbox) pruneLoop(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "old ids not removed", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
 		}
-		// Pruning yields to handling: at most some 10,000 ids a second.
+		// Pruning yields to handling: it removes at most some 10,000 ids a second.
 		wait := pruneInterval
 		if more {
 			wait = pruneInterval / 100

@@ -19,9 +19,9 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// refusals writes the letters of messages that were refused, which anybody can send as
-// many of as he likes: many in one transaction, and for each topic and reason no more
-// than Config.KeepRefused a day. The others are counted.
+// refusals writes the dead letters of refused messages, of which anybody can send any
+// number. It writes many in one transaction, and for each topic and reason no more than
+// Config.KeepRefused a day. The others are counted.
 type refusals struct {
 	in       *Inbox
 	gather   *group.Group[*Letter, written]
@@ -29,7 +29,7 @@ type refusals struct {
 	warnings seldom
 }
 
-// written is what has become of a letter.
+// written is the outcome of writing a dead letter.
 type written struct{ err error }
 
 // refusedFor is how long refused messages count towards Config.KeepRefused.
@@ -58,7 +58,7 @@ func (in *Inbox) refuseLetter(ctx context.Context, letter *Letter) error {
 	return nil
 }
 
-// Alone writes one.
+// Alone writes one dead letter.
 func (r *refusals) Alone(ctx context.Context, letter *Letter) (written, group.Result) {
 	err := r.write(ctx, []*Letter{letter})
 	return written{err}, resultOf(err)
@@ -75,7 +75,7 @@ func (r *refusals) Together(ctx context.Context, members []*group.Member[*Letter
 	if result == group.InTheWay {
 		return members, result
 	}
-	// One letter may be why; but without the database they would fare no better alone.
+	// One letter may be at fault; but without the database they would fail alone too.
 	apart := err != nil && len(members) > 1 && ctx.Err() == nil && !sqlerr.Connection(err) && !noAnswer(err) && !errors.Is(err, ErrCommitUnknown)
 	for _, m := range members {
 		if apart {
@@ -97,8 +97,8 @@ func resultOf(err error) group.Result {
 	return group.Failed
 }
 
-// origin is what refused messages are counted by. There are few: topics are those that
-// something has subscribed to.
+// origin is what refused messages are counted by. There are few: topics are only those
+// that somebody has subscribed to.
 type origin struct {
 	topic  string
 	reason Reason
@@ -159,7 +159,7 @@ func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 	return nil
 }
 
-// nameOf is the id that a refused message claims, if it is one.
+// nameOf returns the id that a refused message claims, if it is a valid one.
 func (in *Inbox) nameOf(w *work) string {
 	var id string
 	if contain.Call(func() error { id = in.cfg.ID(w.msg); return nil }) != nil || checkMessageID(id) != nil {

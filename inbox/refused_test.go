@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // topical is the delivery of a topic.
@@ -59,7 +60,7 @@ func refuseMany(t *testing.T, in *inbox.Inbox, n int, done func(id string, err e
 			id := fmt.Sprint("m", i)
 			ctx := inbox.ContextWithDelivery(t.Context(), topical{topic: fmt.Sprint("topic ", i%8)})
 			err := in.Refuse(ctx, message.NewMessage(id, nil), errUndo)
-			for sqlerr.State(err) == "55P03" {
+			for end := time.Now().Add(testserver.Patience); sqlerr.State(err) == "55P03" && time.Now().Before(end); {
 				err = in.Refuse(ctx, message.NewMessage(id, nil), errUndo)
 			}
 			done(id, err)

@@ -15,34 +15,33 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// Replays gives the messages of this consumer's dead letters back to it, when an
-// operator wants that ([dlq.Store.Replay]). Inbox.Run does it.
+// Replays publishes the messages of this consumer's dead letters to it again, when an
+// operator asks for it ([dlq.Store.Replay]). Inbox.Run does the work.
 //
-// A message is published with its letter's number and secret (dlq.Store.ReplayToken),
-// and the transaction of its effects, or of a new letter, ends the replay: until then the
-// letter stays in the state replaying, and the message is published again now and then.
-// However often it comes, it is handled once, as long as its letter is kept. It keeps its
-// id, or gets one of its letter's if it had none of its own.
+// A message is published with its dead letter's number and secret (dlq.Store.ReplayToken).
+// The transaction of its effects, or of a new dead letter, ends the replay. Until then the
+// dead letter stays in the state replaying, and the message is published again from time
+// to time. However often it arrives, it is handled once, as long as its dead letter is
+// kept. It keeps its id, or gets one from its dead letter if it had none of its own.
 //
-// A message that says it is a replay is believed if it passes Config.Verify and
-// Config.Payload, and if the letter is of its consumer, has that secret, and holds that
-// message. Otherwise what it says is ignored, with a warning, and it is handled as any
-// message. Inboxes of other consumers acknowledge a replay that they can check; give them
-// no part in it where they cannot read the letters (Topic).
+// A message that claims to be a replay is believed if it passes Config.Verify and
+// Config.Payload, and if the dead letter belongs to its consumer, has that secret, and
+// holds that message. Otherwise the claim is ignored, with a warning, and the message is
+// handled like any other. Inboxes of other consumers acknowledge a replay that they can
+// check. If they cannot read the dead letters, choose a Topic that they do not receive.
 type Replays struct {
-	// Letters is the store that Config.DeadLetters writes to (see LettersOf), in the
-	// database of the inbox. Required.
+	// Letters is the store that Config.DeadLetters writes to (see LettersOf), in the inbox's
+	// database. Required.
 	Letters *dlq.Store
 
-	// Publisher publishes the messages. Give it a timeout of its own: a call that
-	// does not return holds up the end of Run. Required.
+	// Publisher publishes the messages. Give it a timeout: a call that does not return
+	// delays the end of Run. Required.
 	Publisher message.Publisher
 
-	// Topic returns the topic to publish a letter's message to: best one that
-	// leads to this consumer alone, which is the name of its queue for a
-	// publisher that has watermill-amqp's configuration of a durable queue.
-	// Default: the topic that it was subscribed to, which other consumers may
-	// read as well. An empty one is an error.
+	// Topic returns the topic to publish a dead letter's message to. Prefer a topic that
+	// only this consumer receives: its queue name, for a publisher with watermill-amqp's
+	// durable queue configuration. Default: the topic that the message was subscribed to,
+	// which other consumers may read as well. An empty topic is an error.
 	Topic func(*dlq.Letter) string
 }
 
@@ -69,20 +68,20 @@ const (
 	replayPage     = 200
 	mostErrorsTold = 3
 
-	// replayAgain is how long a message that was published may take to be handled
-	// before it is published again; each time it is doubled.
+	// replayAgain is how long a published message may take to be handled before it is
+	// published again. It doubles each time.
 	replayAgain    = 10 * time.Minute
 	replayAgainMax = 6 * time.Hour
 )
 
-// publishedLetter is when the message of a letter was published, and how long from
-// then it may take.
+// publishedLetter is when the message of a dead letter was published, and how long it may
+// take from then on.
 type publishedLetter struct {
 	at   time.Time
 	wait time.Duration
 }
 
-// replayLoop carries replays out until ctx ends.
+// replayLoop performs replays until ctx ends.
 func (in *Inbox) replayLoop(ctx context.Context) {
 	for wait := replayInterval; pause(ctx, jitter(wait)); {
 		begin := time.Now()
@@ -93,10 +92,10 @@ func (in *Inbox) replayLoop(ctx context.Context) {
 	}
 }
 
-// Replay is one step of Run: it publishes the messages of all letters that are to be
-// replayed, in the order in which they died, but for those that this inbox has
-// published lately, and returns how many. A letter whose message cannot be published
-// stays as it is, and holds no other up. Without Config.Replays it does nothing.
+// Replay is one step of Run. It publishes the messages of all dead letters that are to be
+// replayed, in the order in which they died, except those that this inbox has published
+// recently, and returns how many. If a message cannot be published, its dead letter stays
+// as it is and delays no other. Without Config.Replays it does nothing.
 func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	if in.cfg.Replays == nil {
 		return 0, nil
@@ -146,8 +145,8 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	return replayed, errors.Join(errs...)
 }
 
-// caresFor reports that a consumer is that of this inbox, or one of its handlers', of
-// which none may have had a message yet.
+// caresFor reports whether a consumer belongs to this inbox or one of its handlers, even
+// if that handler has not received a message yet.
 func (in *Inbox) caresFor(consumer string) bool {
 	return consumer == in.cfg.Consumer || in.perHandler.Load() && strings.HasPrefix(consumer, in.cfg.Consumer+"/")
 }

@@ -7,30 +7,28 @@ import (
 	"time"
 )
 
-// Retry says how often and when a message is tried whose handler fails. An attempt
-// is a run of the handler that ended with an error of its own, or a panic. What
-// is not the message's doing is no attempt and has no limit: a copy that is being
-// handled elsewhere, a deadlock, a serialization failure, an outage of the
-// database or of what the handler depends on, a shutdown.
+// Retry configures how often and when a failing message is tried again. An attempt is a
+// run of the handler that ended with an error of its own, or a panic. Failures that the
+// message did not cause are no attempts and have no limit: a copy that is being handled
+// elsewhere, a deadlock, a serialization failure, an outage of the database or of what the
+// handler depends on, a shutdown.
 type Retry struct {
-	// Tries is the number of attempts within one delivery. Until the last one
-	// the message keeps its place: nothing of its key overtakes it. Default: 3.
-	// 1 to 100.
+	// Tries is the number of attempts within one delivery. Until the last one the message
+	// keeps its place: no message of its key overtakes it. Default: 3. 1 to 100.
 	Tries int
 
-	// Backoff is the time before the second attempt, on average. It doubles with
-	// each. Default: 50 ms. At most 1 min.
+	// Backoff is the average time before the second attempt. It doubles with each. Default:
+	// 50 ms. At most 1 min.
 	Backoff time.Duration
 
-	// Deliveries is the number of deliveries, Tries attempts each, after which
-	// the message becomes a dead letter. It has no meaning without
-	// Config.DeadLetters: then a message comes again for ever. Default: 5. 1 to
-	// 1,000.
+	// Deliveries is the number of deliveries, of Tries attempts each, after which the
+	// message becomes a dead letter. Without Config.DeadLetters it has no effect and
+	// deliveries have no limit. Default: 5. 1 to 1,000.
 	Deliveries int
 
-	// Delay is the time to the second delivery, on average. It doubles with each,
-	// up to DelayMax. Without Config.DeadLetters, or over a subscriber that
-	// cannot delay (see Delivery), the subscriber decides. Default: 5 s.
+	// Delay is the average time to the second delivery. It doubles with each, up to
+	// DelayMax. Without Config.DeadLetters, or over a subscriber that cannot delay (see
+	// Delivery), the subscriber decides. Default: 5 s.
 	Delay time.Duration
 
 	// DelayMax is the longest of these times. Default: 5 min, or Delay if that is
@@ -39,15 +37,14 @@ type Retry struct {
 
 	// Unavailable is the number of deliveries that may end with an error marked by
 	// Unavailable, while other messages are handled, before the message becomes a dead
-	// letter. They wait as failed ones do: by default an hour and a quarter in all. It has
-	// no meaning without Config.DeadLetters. Default: 20. 1 to 1,000.
+	// letter. They are delayed like failed ones: by default for an hour and a quarter in
+	// all. Without Config.DeadLetters it has no effect. Default: 20. 1 to 1,000.
 	Unavailable int
 
-	// Crashes is the number of times that a message may take its process down
-	// before it becomes a dead letter. Only deliveries are counted that the
-	// broker has marked as repeated, and from the second on only while no other
-	// message was being handled by this inbox in the process. It has no meaning
-	// without Config.DeadLetters. Default: 3. 1 to 100.
+	// Crashes is how often a message may crash its process before it becomes a dead letter.
+	// Only deliveries that the broker has marked as redelivered are counted. From the second
+	// crash on they count only if this inbox was handling no other message in the process.
+	// Without Config.DeadLetters it has no effect. Default: 3. 1 to 100.
 	Crashes int
 }
 
@@ -87,8 +84,8 @@ func (r *Retry) backoff(n int) time.Duration { return jitter(double(r.Backoff, n
 // delay returns the time before the next delivery after n of them have failed.
 func (r *Retry) delay(n int) time.Duration { return jitter(double(r.Delay, n-1, r.DelayMax)) }
 
-// again returns the time before the next delivery of a message whose last one has failed
-// with an error that is marked with p.
+// again returns the time before the next delivery of a message whose last delivery failed
+// with an error marked with p.
 func (r *Retry) again(p policy, rec record) time.Duration {
 	if p.unavailable {
 		return r.delay(rec.unavailable)
@@ -109,7 +106,7 @@ func double(d time.Duration, times int, most time.Duration) time.Duration {
 // jitter spreads d evenly between a half and one and a half of it.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
 
-// pause reports whether the time has passed, rather than ctx ended.
+// pause reports whether the time has passed; false means that ctx ended first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

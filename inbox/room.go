@@ -8,14 +8,15 @@ import (
 	"time"
 )
 
-// room is where messages are handled. A suspect is alone in it, for a short time: the
-// others finish, and the door is shut until it has gone, or has been in there for long.
+// room limits which messages are handled at the same time, for crash isolation. A suspect
+// is alone in it for a short time: the others finish first, and the door stays shut until
+// the suspect has left or its time is over.
 //
-// The others wait for at most the suspect's patience and isolation together, and then
-// have as much time as they have waited before the next suspect shuts the door. So many
-// suspects leave them half of the time. patience doubles while handlers take longer, up to
-// the time that any may take. Who has been inside for longer, a handler that does not
-// return, is not waited for; beside him a suspect is not charged.
+// The others wait for at most the suspect's patience and isolation together. Then they
+// have as much time as they have waited before the next suspect shuts the door, so even
+// many suspects leave them half of the time. patience doubles while handlers take longer,
+// up to the time that any may take. A handler that has been inside for longer, and so does
+// not return, is not waited for; a suspect that runs beside it is not charged.
 type room struct {
 	turn chan struct{} // capacity 1: holds a token while a suspect has its turn
 
@@ -34,7 +35,7 @@ const (
 	isolation     = 2 * time.Second
 )
 
-// guest is one inside, but a suspect.
+// guest is a message inside that is not a suspect.
 type guest struct{ since time.Time }
 
 func newRoom(most time.Duration) *room {
@@ -70,7 +71,7 @@ func (r *room) leave(g *guest) {
 	}
 }
 
-// clear reports that nobody is inside who is waited for. Called with mu held.
+// clear reports whether nobody is inside who must be waited for. Called with mu held.
 func (r *room) clear() bool {
 	for g := range r.inside {
 		if time.Since(g.since) <= r.most {
@@ -82,9 +83,9 @@ func (r *room) clear() bool {
 
 var errCrowded = errors.New("inbox: others took too long for a suspect to be alone")
 
-// isolate returns when its caller is alone, or beside those who do not return. The caller
-// opens the door, and gives the turn back. If the others take too long the error is
-// errCrowded.
+// isolate returns when its caller is alone, or beside handlers that do not return. The
+// caller opens the door, and gives the turn back. If the others take too long, the error
+// is errCrowded.
 func (r *room) isolate(ctx context.Context) (alone bool, err error) {
 	select {
 	case r.turn <- struct{}{}:
@@ -145,8 +146,8 @@ func (r *room) open() {
 	r.next = time.Now().Add(time.Since(r.shut))
 }
 
-// enterRoom waits for a place, for a suspect for one alone. leave belongs after the
-// attempt.
+// enterRoom waits until the message may enter; a suspect waits until it is alone. Call
+// leave after the attempt.
 func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err error) {
 	if !w.start.suspect {
 		g, err := in.room.enter(ctx)
@@ -170,7 +171,7 @@ func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err erro
 		select {
 		case <-ended:
 		case <-timer.C:
-			// From here on the process may end because of others.
+			// From here on other messages may crash the process.
 			charged = false
 			if alone {
 				in.discharge(ctx, w.id)
@@ -185,7 +186,7 @@ func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err erro
 	}, nil
 }
 
-// discharge takes back what charge has counted.
+// discharge undoes what charge has counted.
 func (in *Inbox) discharge(ctx context.Context, id string) {
 	detached, cancel := in.detach(ctx)
 	defer cancel()

@@ -10,16 +10,17 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// gaps remembers the messages that came too early, by key. They come again all at once, in
-// their order if the subscriber keeps it, and but for the first of them ask the database
-// nothing: they wait for that, which may go before its turn when it has waited for long.
+// gaps remembers, by key, the messages that arrived too early. They are delivered again
+// all at once, in their order if the subscriber keeps it. All but the first of them cause
+// no query: they wait for the first, which may go ahead of its turn when it has waited
+// long enough.
 type gaps struct {
 	mu   sync.Mutex
 	keys map[string]*keyGap
 	many int
 }
 
-// keyGap is one of a key.
+// keyGap is the gap of one key.
 type keyGap struct {
 	since time.Time // that the key has not gone on
 	next  time.Time // when they come again
@@ -34,7 +35,7 @@ type waiter struct {
 
 const mostGaps = 100_000
 
-// wait notes that a message waits, and returns for how long it does so.
+// wait records that a message waits, and returns how long it has waited.
 func (g *gaps) wait(key, id string, seq int64) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -56,8 +57,8 @@ func (g *gaps) wait(key, id string, seq int64) time.Duration {
 	return now.Sub(w.since)
 }
 
-// behind reports that one before the message waits here, or is late by less than patience:
-// another process may have it.
+// behind reports whether a message before this one waits here, or is overdue by less than
+// patience: another process may have it.
 func (g *gaps) behind(key string, seq int64, patience time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -73,8 +74,8 @@ func (g *gaps) behind(key string, seq int64, patience time.Duration) bool {
 	return false
 }
 
-// again returns the time to the redelivery of a message that waits: the longer its key
-// does, the longer, up to most.
+// again returns the time until the redelivery of a message that waits. The longer its key
+// waits, the longer the time, up to most.
 func (g *gaps) again(key, id string, most time.Duration) time.Duration {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -110,7 +111,7 @@ func (g *gaps) forget(key, id string) {
 	}
 }
 
-// place is where a message stands in the sequence of its key.
+// place is the position of a message in the sequence of its key.
 type place int
 
 const (
@@ -119,15 +120,15 @@ const (
 	early            // one before it has not come
 )
 
-// place is the number of a message among those of its key, if it has one.
+// place returns the sequence number of a message within its key, if it has one.
 func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
 	seq, ok = in.cfg.Sequence(w.msg)
 	key = in.cfg.Key(w.msg)
 	return key, seq, ok && key != ""
 }
 
-// placeOf is the place of a message that may be why these functions panic. A replay has
-// none: nothing waits for it.
+// placeOf returns the position of a message that may make these functions panic. A replay
+// has none: nothing waits for it.
 func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
 	if in.cfg.Sequence == nil || w.replay.marked() {
 		return "", nil
@@ -141,7 +142,7 @@ func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
 	return key, seq
 }
 
-// early reports that the message has to wait for others that wait in this process.
+// early reports whether the message has to wait for others that wait in this process.
 func (in *Inbox) early(w *work) bool {
 	key, seq := in.placeOf(w)
 	if seq == nil || !in.gaps.behind(key, *seq, in.cfg.GapWait) {
@@ -151,16 +152,16 @@ func (in *Inbox) early(w *work) bool {
 	return true
 }
 
-// comeAfter asks for the redelivery of a message that waits for one before it.
+// comeAfter requests the redelivery of a message that waits for an earlier one.
 func (in *Inbox) comeAfter(ctx context.Context, w *work) {
 	key, _ := in.placeOf(w)
 	giveWay(ctx)
 	delayNack(ctx, in.gaps.again(key, w.id, in.cfg.GapWait))
 }
 
-// admit asks the sequence gate whether the message may have its effects now. It
-// keeps its key locked until the end of the transaction. A replay may, and leaves the
-// sequence as it is: whoever asked for it knows that it comes late.
+// admit reports whether the message may have its effects now. It keeps its key locked
+// until the end of the transaction. A replay always may, and leaves the sequence
+// unchanged: the operator who asked for it knows that it is late.
 func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, error) {
 	if in.cfg.Sequence == nil || w.replay.marked() {
 		return true, nil

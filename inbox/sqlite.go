@@ -28,9 +28,8 @@ func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	}
 }
 
-// There is one writer, so the begin waits for a copy that is being handled, until ctx
-// ends or, without a deadline, for as long as a begin waits for a transaction that does
-// not end.
+// There is one writer, so BEGIN waits for a copy that is being handled, until ctx ends.
+// Without a deadline it waits as long as BEGIN waits for a transaction that does not end.
 func (s *sqliteStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error) {
 	tx, err := boundtx.Begin(ctx, s.db, oncemill.SQLite, calls, nil)
 	if err != nil && sqlerr.Retryable(err) {
@@ -39,9 +38,9 @@ func (s *sqliteStore) begin(ctx context.Context, calls *bounded.Calls) (*boundtx
 	return tx, err
 }
 
-// Served by the primary key (consumer, message_id). It is the first statement
-// of the transaction, so a connection that does not begin as a writer becomes one
-// here without having read, and waits for its turn.
+// Served by the primary key (consumer, message_id). It is the first statement of the
+// transaction. So a connection that did not begin as a writer becomes one here without
+// having read, and waits for its turn.
 const sqliteClaim = `
 insert into {{inbox}} (consumer, message_id, seal, fingerprint)
 values ($1, $2, 1, $3)
@@ -64,7 +63,7 @@ func (s *sqliteStore) claim(ctx context.Context, tx *sql.Tx, id messageID, finge
 	return true, nil
 }
 
-// Statements are calls here, not round trips.
+// On SQLite statements are function calls, not round trips.
 func (s *sqliteStore) claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (map[string]bool, error) {
 	claimed := make(map[string]bool, len(sorted))
 	for _, m := range sorted {
@@ -88,8 +87,8 @@ func (s *sqliteStore) sealGroup(ctx context.Context, tx *sql.Tx, claimed map[str
 	return nil
 }
 
-// Served by the primary key. An unsealed row is never committed, so one that can
-// be seen is of this transaction; none means that the handler has ended it.
+// Served by the primary key. An unsealed row is never committed, so a visible one was
+// written by this transaction; none means that the handler has ended it.
 const (
 	sqliteSeal = `
 update {{inbox}}
@@ -109,10 +108,10 @@ func (s *sqliteStore) seal(ctx context.Context, tx *sql.Tx, id messageID) error 
 	return expectOne(tx.ExecContext(ctx, s.sealText, id.consumer, id.message))
 }
 
-// SQLite rolls a whole transaction back when a writing statement is interrupted,
-// when the disk is full, and where a constraint says "on conflict rollback".
-// What follows would commit statement by statement, so the handle must learn it
-// even though the context of the statement has ended.
+// SQLite rolls a whole transaction back when a writing statement is interrupted, when the
+// disk is full, and where a constraint has "on conflict rollback". Later statements would
+// then commit one by one, so the handle must detect it even if the statement's context has
+// ended.
 func (s *sqliteStore) lost(ctx context.Context, tx *sql.Tx, id messageID, err error) error {
 	var open int
 	check := tx.QueryRowContext(context.WithoutCancel(ctx), s.openText, id.consumer, id.message).Scan(&open)

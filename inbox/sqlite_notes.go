@@ -10,9 +10,9 @@ import (
 
 const sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
 
-// There is one writer: that is why all of it is safe. Served by the primary keys, the
-// pruning by inbox_received and inbox_failures_changed too, from their oldest end; an id
-// of a dead letter stays.
+// Safe because SQLite has one writer. Served by the primary keys; the purge also by
+// inbox_received and inbox_failures_changed, from their oldest end. The id of a dead
+// letter stays.
 var sqliteNotes = notesText{
 	now: `select ` + sqliteNow,
 
@@ -55,7 +55,7 @@ set failures = f.failures + excluded.failures,
 	changed_at = ` + sqliteNow + `
 returning failures, unavailable, errors, ` + sqliteNow,
 
-	// Served by the primary key; the row is of this transaction.
+	// Served by the primary key; the row was written by this transaction.
 	keepErrors: `
 update {{inbox_failures}}
 set errors = $3,
@@ -75,8 +75,8 @@ select exists (
 		and f.seq > (select s.seq from {{inbox_sequences}} s where s.consumer = $1 and s.key = $2)
 		and f.again_at > ` + sqliteNow + ` - $4)`,
 
-	// Served by the primary key. The upsert locks its row, so counts that come at the
-	// same time come one after the other.
+	// Served by the primary key. The upsert locks its row, so concurrent counts are made one
+	// after the other.
 	countRefused: `
 insert into {{inbox_refused}} as r (consumer, topic, reason, refused, total)
 values ($1, $2, $3, $4, $4)
@@ -122,7 +122,7 @@ where consumer = $1
 // The database is a file: a connection to it is not lost.
 func (s *sqliteStore) gone(context.Context, *sql.Tx) bool { return false }
 
-// The busy timeout of the connection says how long locks are waited for.
+// The connection's busy timeout limits the wait for locks.
 func (s *sqliteStore) patience(context.Context, *sql.Tx) error { return nil }
 
 func (s *sqliteStore) reopen(ctx context.Context, tx *sql.Tx, id messageID) error {

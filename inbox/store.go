@@ -12,89 +12,88 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
-// store is what a database does for an inbox. An attempt is begin, claim, the
+// store is the database access of an inbox. An attempt consists of begin, claim, the
 // handler's statements, seal, and the commit.
 type store interface {
 	begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx, error)
 
-	// claim inserts the id. False means that a committed transaction has it.
-	// It waits for another transaction that holds the id, but not for long: then
-	// the error is ErrBeingHandled.
+	// claim inserts the id. False means that a committed transaction has it. It waits for
+	// another transaction that holds the id, but not for long: then the error is
+	// ErrBeingHandled.
 	claim(ctx context.Context, tx *sql.Tx, id messageID, fingerprint []byte) (bool, error)
 
-	// seal allows the database to commit. It is the last statement, and fails
-	// with ErrTxEnded if tx is not the transaction that claimed the id.
+	// seal permits the database to commit. It is the last statement, and fails with
+	// ErrTxEnded if tx is not the transaction that claimed the id.
 	seal(ctx context.Context, tx *sql.Tx, id messageID) error
 
-	// claimGroup inserts the ids, sorted and all different, for one
-	// transaction that does the work of a group, and returns those that no
-	// committed transaction has. Any lock in this transaction is waited for at
-	// most as long as the group's lock timeout says.
+	// claimGroup inserts the ids, sorted and all different, for one transaction that does
+	// the work of a group. It returns those that no committed transaction has. In this
+	// transaction any wait for a lock is limited by the group's lock timeout.
 	claimGroup(ctx context.Context, tx *sql.Tx, sorted []*member) (claimed map[string]bool, err error)
 
 	// sealGroup is seal for what claimGroup claimed.
 	sealGroup(ctx context.Context, tx *sql.Tx, claimed map[string]bool) error
 
-	// lost tells whether a statement of the handler that failed with err has
-	// taken the transaction with it: nil if not.
+	// lost reports whether a statement of the handler that failed with err also ended the
+	// transaction: nil if not.
 	lost(ctx context.Context, tx *sql.Tx, id messageID, err error) error
 
-	// gone reports that the connection of tx is lost.
+	// gone reports whether the connection of tx is lost.
 	gone(ctx context.Context, tx *sql.Tx) bool
 
-	// sameFingerprint compares with that of the row that has the id. Without one
-	// there it is the same.
+	// sameFingerprint compares fingerprint with that of the row that has the id. A row
+	// without one counts as equal.
 	sameFingerprint(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (bool, error)
 
-	// patience makes what follows wait for locks as long as the claim does, up to the
-	// claim. The server ends a transaction whose client is silent, as after a claim.
+	// patience makes the statements up to the claim wait for locks as long as the claim
+	// does. The server ends a transaction whose client is silent, as after a claim.
 	patience(ctx context.Context, tx *sql.Tx) error
 
 	// reopen removes the row of a dead letter, if there is one.
 	reopen(ctx context.Context, tx *sql.Tx, id messageID) error
 
-	// markDead makes the row of an id that of a dead letter.
+	// markDead marks the row of an id as that of a dead letter.
 	markDead(ctx context.Context, tx *sql.Tx, id string) error
 
 	// advance moves the sequence of a key to seq if that is the next one, or with
 	// skip any later one. The key stays locked.
 	advance(ctx context.Context, tx *sql.Tx, key string, seq int64, skip bool) (place, error)
 
-	// noteStart counts a start, unless the id is in the inbox: for a replay, as
-	// that of another than a dead letter. It tells what to expect of it.
+	// noteStart counts a start, unless the id is in the inbox; for a replay, unless it is
+	// there and not that of a dead letter. The result is what to expect of the start.
 	noteStart(ctx context.Context, id string, replay bool) (start, error)
 
-	// charge counts a start alone and returns how many have not ended.
+	// charge counts a start alone, and returns how many have not ended.
 	charge(ctx context.Context, id string) (alone int, err error)
 
-	// noteEnd takes back what noteStart and charge have counted.
+	// noteEnd undoes what noteStart and charge have counted.
 	noteEnd(ctx context.Context, id string, s start) error
 
-	// discharge takes back what charge has counted.
+	// discharge undoes what charge has counted.
 	discharge(ctx context.Context, id string) error
 
 	// recordFailure counts a failed delivery and ends its start.
 	recordFailure(ctx context.Context, id string, s start, f failure) (record, error)
 
-	// retried reports that a message of the key before seq has failed and is expected to
-	// come again, or was to come no longer than wait ago.
+	// retried reports whether a message of the key before seq has failed and is to be
+	// delivered again, or was due for that no longer than wait ago.
 	retried(ctx context.Context, tx *sql.Tx, key string, seq int64, wait time.Duration) (bool, error)
 
-	// countRefused counts refused messages, and returns how many there were in the last
-	// refusedFor, more or less.
+	// countRefused counts refused messages, and returns approximately how many there were
+	// within refusedFor.
 	countRefused(ctx context.Context, tx *sql.Tx, o origin, n int) (int64, error)
 
-	// forgetFailures removes what is noted of a message.
+	// forgetFailures removes the failure records of a message.
 	forgetFailures(ctx context.Context, tx *sql.Tx, id string) error
 
-	// prune removes at most limit ids that are older than the retention, and as
-	// many notes on messages that have been handled or are that old.
+	// prune removes at most limit ids that are past retention, and as many failure records
+	// of messages that have been handled or are that old.
 	prune(ctx context.Context, retention time.Duration, limit int) (ids, notes int64, err error)
 
-	// ping reports whether the database can be reached.
+	// ping checks whether the database can be reached.
 	ping(ctx context.Context) error
 
-	// now is the clock of the database.
+	// now returns the database's time.
 	now(ctx context.Context) (time.Time, error)
 }
 
@@ -108,7 +107,7 @@ type failure struct {
 	again       func(record) time.Duration // until the next delivery
 }
 
-// record is what is noted of a message that fails.
+// record is what is stored about a failing message.
 type record struct {
 	failures    int
 	unavailable int
@@ -116,10 +115,10 @@ type record struct {
 	again       time.Duration
 }
 
-// mostErrors is how many failures of a message are kept in full.
+// mostErrors is how many failures of a message are stored in full.
 const mostErrors = 10
 
-// add appends a failure to those of a row, and returns what to keep.
+// add appends a failure to those of a row, and returns the new content of the row.
 func (r *record) add(kept string, now time.Time, text string) (string, error) {
 	if err := json.Unmarshal([]byte(kept), &r.errors); err != nil {
 		return "", fmt.Errorf("read former failures: %w", err)
@@ -143,7 +142,7 @@ func newStore(db *sql.DB, cfg Config) store {
 	return newPostgresStore(db, cfg)
 }
 
-// expectOne turns the result of a seal into its error.
+// expectOne turns the result of a seal into an error.
 func expectOne(result sql.Result, err error) error {
 	if err != nil {
 		return fmt.Errorf("seal: %w", err)

@@ -10,7 +10,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 )
 
-// outcome of an attempt to handle a message. Most are failures, and the
+// outcome is the outcome of an attempt to handle a message. Most are failures, and the
 // value of their error.type.
 type outcome string
 
@@ -78,8 +78,8 @@ func (t *telemetry) record(ctx context.Context, result outcome) {
 	counter.Add(ctx, 1, t.attributes(label{message.SubscribeTopicFromCtx(ctx), kind}))
 }
 
-// label is what tells one count from another. There are few: topics are those that
-// something has subscribed to.
+// label distinguishes one count from another. There are few: topics are only those that
+// somebody has subscribed to.
 type label struct {
 	topic string
 	kind  outcome // of a failure

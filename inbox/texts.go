@@ -7,9 +7,9 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// ErrorText is the default of Config.ErrorText: the text of err, but of an error of
-// PostgreSQL its SQLSTATE alone, since its text quotes the values of statements. It finds errors of the database through any wrapping that keeps their
-// text.
+// ErrorText is the default of Config.ErrorText. It returns the text of err, but for a
+// PostgreSQL error only its SQLSTATE, since its text quotes the values of statements. It
+// finds database errors through any wrapping that keeps their text.
 func ErrorText(err error) string {
 	text := err.Error()
 	for _, quoted := range databaseErrors(err) {
@@ -37,7 +37,7 @@ func databaseErrors(err error) (found []error) {
 	return found
 }
 
-// textOf is what logs, notes and letters say of err.
+// textOf returns the text of err for logs, failure records and dead letters.
 func (in *Inbox) textOf(err error) (text string) {
 	if err == nil {
 		return ""
@@ -48,7 +48,7 @@ func (in *Inbox) textOf(err error) (text string) {
 	return text
 }
 
-// told returns err as a router may log it.
+// told returns err in a form that is safe for a router to log.
 func (in *Inbox) told(err error) error {
 	if err == nil {
 		return nil
@@ -59,7 +59,7 @@ func (in *Inbox) told(err error) error {
 	return err
 }
 
-// toldError is an error whose text says nothing of payloads.
+// toldError is an error whose text reveals nothing of payloads.
 type toldError struct {
 	text string
 	err  error

@@ -9,17 +9,16 @@ import (
 	"github.com/oncemill/oncemill/internal/lent"
 )
 
-// Tx is the transaction of one attempt to handle a message, as its handler sees
-// it: statements and savepoints, but no end. It fits where sqlc wants a DBTX and
-// where outbox.Publisher wants a transaction.
+// Tx is the transaction of one attempt to handle a message, as its handler sees it:
+// statements and savepoints, but no way to end it. It works as sqlc's DBTX and as the
+// transaction that outbox.Publisher takes.
 //
-// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred
-// Rollback is harmless; return nil to commit and an error to roll back. SQL text
-// that ends the transaction is not sent: it returns oncemill.ErrTxOwned and fails
-// the attempt. After the handler has returned every method fails with
-// [ErrTxEnded].
+// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred Rollback is
+// harmless. Return nil to commit and an error to roll back. SQL text that ends the
+// transaction is not sent: it returns oncemill.ErrTxOwned and fails the attempt. After the
+// handler has returned, every method fails with [ErrTxEnded].
 //
-// On PostgreSQL, set constraints all immediate fails; name the constraints.
+// On PostgreSQL, set constraints all immediate fails; name the constraints instead.
 type Tx interface {
 	oncemill.Tx
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -27,10 +26,9 @@ type Tx interface {
 	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
-// TxFromContext returns the transaction in which a message is being handled.
-// ctx is the context of that message, or derived from it. It is what
-// oncemill.TxFromContext returns there, so a context-bound outbox publisher
-// writes in the same transaction.
+// TxFromContext returns the transaction in which a message is being handled. ctx is the
+// context of that message, or derived from it. oncemill.TxFromContext returns the same
+// transaction there, so a context-bound outbox publisher writes in it.
 func TxFromContext(ctx context.Context) (Tx, bool) {
 	tx, _ := oncemill.TxFromContext(ctx)
 	h, ok := tx.(*handle)

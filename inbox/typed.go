@@ -8,14 +8,13 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Codec reads the payload of a message into a value. It is used by many goroutines
-// at once. See [JSON] and [CodecFunc]; the marshalers of Watermill's cqrs package
-// are codecs too.
+// Codec reads the payload of a message into a value. It must be safe for concurrent use.
+// See [JSON] and [CodecFunc]; the marshalers of Watermill's cqrs package are codecs too.
 type Codec interface {
 	Unmarshal(msg *message.Message, v any) error
 }
 
-// CodecFunc is a function as a Codec.
+// CodecFunc is a function that implements Codec.
 type CodecFunc func(msg *message.Message, v any) error
 
 // Unmarshal calls f.
@@ -24,7 +23,7 @@ func (f CodecFunc) Unmarshal(msg *message.Message, v any) error { return f(msg, 
 // JSON is the Codec for payloads in JSON (RFC 8259), as encoding/json reads it.
 var JSON Codec = CodecFunc(func(msg *message.Message, v any) error { return json.Unmarshal(msg.Payload, v) })
 
-// Handle makes a handler of a function that takes what a message says and the
+// Handle makes a message handler of a function that takes the decoded payload and the
 // transaction for its effects:
 //
 //	router.AddHandler("reserve", "orders", subscriber, "reservations", box.ContextPublisher(),
@@ -32,10 +31,9 @@ var JSON Codec = CodecFunc(func(msg *message.Message, v any) error { return json
 //
 //	func reserve(ctx context.Context, tx inbox.Tx, order Order) ([]*message.Message, error)
 //
-// The context is that of the message. What the function returns is treated as
-// what any handler returns. A payload that the codec cannot read is a [Permanent]
-// error, a [*PayloadError]. A handler made so fails with [ErrNoInbox] where the
-// middleware is missing.
+// The context is that of the message. Returned messages and errors are treated like those
+// of any handler. If the codec cannot read a payload, the error is a [Permanent]
+// [*PayloadError]. The handler fails with [ErrNoInbox] where the middleware is missing.
 func Handle[T any](codec Codec, handler func(ctx context.Context, tx Tx, value T) ([]*message.Message, error)) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()
@@ -51,7 +49,7 @@ func Handle[T any](codec Codec, handler func(ctx context.Context, tx Tx, value T
 	}
 }
 
-// Decode reads the payload of a message. Its error is as in [Handle].
+// Decode reads the payload of a message. It fails with the same error as [Handle].
 func Decode[T any](codec Codec, msg *message.Message) (value T, err error) {
 	if err := codec.Unmarshal(msg, &value); err != nil {
 		return value, Permanent(&PayloadError{Type: fmt.Sprintf("%T", value), Err: err})

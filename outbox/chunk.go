@@ -2,12 +2,13 @@ package outbox
 
 import "iter"
 
-// bytesPerInsert bounds the payload and metadata of one statement: the driver and the
-// server hold several copies of it. A single larger message has a statement of its own.
+// bytesPerInsert bounds the payload and metadata of one statement, since the driver and
+// the server hold several copies of it. A single larger message gets a separate
+// statement.
 const bytesPerInsert = 8 << 20
 
-// chunks cuts rows into what one statement inserts, in their order: at most most rows,
-// and at most bytesPerInsert of them.
+// chunks splits rows into the rows of one statement each, in order: at most most rows,
+// and at most bytesPerInsert.
 func chunks[R any](rows []R, most int, row func(*R) *Row) iter.Seq[[]R] {
 	return func(yield func([]R) bool) {
 		begin, bytes := 0, 0

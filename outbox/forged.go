@@ -29,8 +29,8 @@ func scanForged(rows *sql.Rows, err error) (forged []forgedRow, _ error) {
 	return forged, rows.Err()
 }
 
-// reportForged logs forged rows. They are delivered as the others are, so nothing
-// has to stop for them.
+// reportForged logs forged rows. They are delivered like all others, so delivery goes
+// on.
 func reportForged(ctx context.Context, log *slog.Logger, forged []forgedRow, err error) error {
 	if err != nil {
 		return fmt.Errorf("look for forged ids: %w", err)

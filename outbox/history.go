@@ -12,8 +12,8 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 )
 
-// History is what was delivered and is still kept (Config.History): for search,
-// and for sending again. It holds no state.
+// History gives access to delivered messages that are still kept (Config.History), for
+// search and resend. It holds no state.
 type History struct{ box *Outbox }
 
 // History returns the delivered messages of o.
@@ -25,39 +25,38 @@ type HistoryRow struct {
 	RelayedAt time.Time // by the database's clock, when the confirmed row was moved
 }
 
-// Position is the place of the row in the order of the history.
+// Position returns the position of the row in the order of the history.
 func (r HistoryRow) Position() HistoryPosition { return HistoryPosition{r.ID, r.RelayedAt} }
 
-// HistoryPosition is a place in the history. An id alone is none: a server that
-// lost its tail gives ids out again.
+// HistoryPosition is a position in the history. An id alone is not enough: a server
+// that lost its latest commits gives ids out again.
 type HistoryPosition struct {
 	ID        int64
 	RelayedAt time.Time
 }
 
-// HistoryFilter says which rows of the history are meant: those for which all that
-// is set holds.
+// HistoryFilter selects rows of the history: those that match all fields that are set.
 //
-// IDs and times are served by indexes. A search by message id, key or topic alone
-// reads all that is kept: give the times too if that is much, or make an index of
-// your own on outbox_history (the days to come get it too; each costs the delivery
-// of a message some 70 bytes of write-ahead log).
+// Ids and times are indexed. A search by message id, key or topic alone reads the whole
+// history. If that is large, set the times too, or create an index of your own on
+// outbox_history. The partitions of later days get it too. Each index costs about 70
+// bytes of write-ahead log per delivered message.
 type HistoryFilter struct {
 	IDs        []int64  // ids of rows, at most 10,000
 	MessageIDs []string // at most 10,000
 	Key        string
 	Topic      string
 
-	// From and To bound the time at which the message was confirmed: from From
-	// on and before To. Zero is no bound.
+	// From and To bound the time at which the message was confirmed: at or after From
+	// and before To. Zero is no bound.
 	From, To time.Time
 
-	// After is where a page of List begins: behind this row. It is the Position
-	// of the last row of the page before. Zero is the start.
+	// After is where a page of List starts: behind this row. Set it to the Position of
+	// the last row of the previous page. Zero is the start.
 	After HistoryPosition
 
-	// Limit is the largest number of rows that List returns or Resend sends.
-	// Default: 100 for List, 1000 for Resend. At most 10,000.
+	// Limit is the largest number of rows that List returns or Resend sends. Default:
+	// 100 for List, 1000 for Resend. At most 10,000.
 	Limit int
 }
 
@@ -67,9 +66,9 @@ const (
 	mostOfHistory   = 10_000
 )
 
-// List returns delivered messages in the order of their ids, that is, for a key,
-// in the order in which they were delivered. An empty filter means all of them.
-// The error is a [*FilterError] if the filter cannot be right.
+// List returns delivered messages in the order of their ids. For one key, that is the
+// order of delivery. An empty filter selects all messages. The error is a
+// [*FilterError] if the filter is invalid.
 func (h *History) List(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
 	f, err := f.resolve(listByDefault)
 	if err != nil {
@@ -82,8 +81,8 @@ func (h *History) List(ctx context.Context, f HistoryFilter) ([]HistoryRow, erro
 	return rows, nil
 }
 
-// Count returns how many messages Resend would send with this filter and no
-// limit. Like Resend it wants a filter that is not empty.
+// Count returns how many messages Resend would send with this filter and no limit. Like
+// Resend, it requires a filter that is not empty.
 func (h *History) Count(ctx context.Context, f HistoryFilter) (int, error) {
 	f, err := f.resolveToSend()
 	if err != nil {
@@ -96,8 +95,8 @@ func (h *History) Count(ctx context.Context, f HistoryFilter) (int, error) {
 	return n, nil
 }
 
-// Resend writes delivered messages into the outbox again, in a transaction of its
-// own (RunInTx), and returns how many. See [History.ResendTx].
+// Resend writes delivered messages to the outbox again, in a new transaction (RunInTx),
+// and returns how many. See [History.ResendTx].
 func (h *History) Resend(ctx context.Context, f HistoryFilter) (sent int, err error) {
 	err = h.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) (err error) {
 		sent, err = h.ResendTx(ctx, tx, f)
@@ -109,20 +108,20 @@ func (h *History) Resend(ctx context.Context, f HistoryFilter) (sent int, err er
 	return sent, nil
 }
 
-// ResendTx writes delivered messages into the outbox again, in the caller's
-// transaction, and returns how many: the first Limit of them in the order of their
-// ids, so those of a key among themselves in the order in which they were
-// delivered; towards messages that are published meanwhile they have no order. A
-// message that was sent more than once is taken once.
+// ResendTx writes delivered messages to the outbox again, in the caller's transaction,
+// and returns how many. It takes the first Limit of them in the order of their ids.
+// Messages of one key thus keep the order in which they were delivered. They are not
+// ordered relative to messages published meanwhile. A message that was sent more than
+// once is taken once.
 //
-// They are the same messages to every consumer: with the same message id and the
-// same creation time, in rows with ids of their own. An inbox that knows the
-// message drops it, and one that may have forgotten it by its age refuses it; so
-// sending again repairs what a broker or a new consumer lacks, and repeats no
-// effect. All consumers of the topic get it.
+// They are the same messages to every consumer: they keep the message id and the
+// creation time, in rows with new ids. An inbox that knows the message drops it. An
+// inbox that may have forgotten it because of its age refuses it. Resending therefore
+// supplies what a broker or a new consumer lacks, and repeats no effect. All consumers
+// of the topic get the messages.
 //
-// The error is [ErrEmptyFilter] for a filter without a condition, and a
-// [*FilterError] for one that cannot be right. After is not for here.
+// The error is [ErrEmptyFilter] for a filter without a condition, and a [*FilterError]
+// for an invalid one. After cannot be used here.
 func (h *History) ResendTx(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (sent int, err error) {
 	if f, err = f.resolveToSend(); err != nil {
 		return 0, err
@@ -180,12 +179,12 @@ func (f HistoryFilter) resolve(limit int) (HistoryFilter, error) {
 	return f, nil
 }
 
-// Archive calls Config.Archive with the rows that are past their time, a batch at
-// a time, and removes each batch when it has returned nil. It ends with nothing
-// left, with an error, or without the lease, and returns how many rows it removed.
-// guard is as in [Queue.Maintain]; it is asked before and after Config.Archive
-// runs, not meanwhile. Config.Archive may take its time; the database may not: the
-// error is [ErrNoAnswer] then.
+// Archive calls Config.Archive with rows past their retention, a batch at a time, and
+// removes each batch after it has returned nil. It ends when nothing is left, on an
+// error, or without the lease, and returns how many rows it removed. guard is as in
+// [Queue.Maintain]; it is called before and after Config.Archive runs, not meanwhile.
+// Config.Archive may take its time. The database may not: the error is [ErrNoAnswer]
+// then.
 func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (archived int, err error) {
 	if q.box.cfg.Archive == nil {
 		return 0, nil
@@ -217,7 +216,7 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 	}
 }
 
-// noAnswer makes an error an ErrNoAnswer if it is one.
+// noAnswer turns a timeout of the database into an ErrNoAnswer.
 func noAnswer(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bounded.ErrTooManyAbandoned) {
 		return fmt.Errorf("%w: %w", ErrNoAnswer, err)
@@ -225,10 +224,10 @@ func noAnswer(err error) error {
 	return err
 }
 
-// expired is a batch of rows of the history that are past their time.
+// expired is a batch of history rows past their retention.
 type expired struct {
 	rows   []HistoryRow
-	day    string  // that they are all of; PostgreSQL
+	day    string  // the day of all rows; PostgreSQL
 	rowids []int64 // of each; SQLite
 }
 
@@ -236,15 +235,15 @@ const (
 	archiveRows  = 500
 	archiveBytes = 8 << 20
 
-	// Nothing waits for a read, which may bring one message of 128 MiB.
+	// Nothing waits for a read, which may return one message of 128 MiB.
 	archiveReadLimit   = 30 * time.Second
 	archiveRemoveLimit = 10 * time.Second
 
-	// archiveAbandoned is how many of them may be left behind at a time.
+	// archiveAbandoned is how many such calls may be left behind at a time.
 	archiveAbandoned = 2
 )
 
-// scanHistory reads rows of the history; times come as microseconds.
+// scanHistory reads rows of the history; times are in microseconds.
 func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
 	if err != nil {
 		return nil, err

@@ -7,12 +7,14 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
-// Ids are given out in the order of the values, so the order of the call is the order
-// of the rows.
+// Ids are given out in the order of the values, so rows are ordered as in the call.
 const insertText = `insert into {{outbox}} (lane, topic, message_id, key, payload, metadata) values `
 
 const (
@@ -21,13 +23,16 @@ const (
 	sqliteRowsInsert = 100    // in process: a statement costs no round trip, and binding is quadratic
 )
 
-// inserts are the statements that write rows. That of one row, which most calls need, is
-// kept prepared once prepare was called.
+// prepareLimit is how long a server may take to prepare the statement.
+const prepareLimit = time.Second
+
+// inserts are the statements that write rows. The single-row statement, which most
+// calls need, stays prepared once prepare was called.
 type inserts struct {
 	head, one string
 	most      int // rows of a statement
 
-	preparing sync.Mutex
+	preparing atomic.Bool
 	prepared  atomic.Pointer[sql.Stmt] // it lives as long as its pool
 }
 
@@ -40,16 +45,13 @@ func newInserts(names oncemill.Config) *inserts {
 	return i
 }
 
-// ownTx is the key, in the context of RunInTx's function, of its transaction. What is
-// prepared is of one pool, and no *sql.Tx says which its own is.
-type ownTx struct{ *Outbox }
-
 // insert writes rows.
 func (o *Outbox) insert(ctx context.Context, tx oncemill.Tx, rows []Row) error {
+	own, _ := ctx.Value(ownKey{o}).(*ownTx)
 	for chunk := range chunks(rows, o.inserts.most, func(r *Row) *Row { return r }) {
 		var err error
-		if own, stmt := o.preparedFor(ctx, tx); stmt != nil && len(chunk) == 1 {
-			_, err = own.StmtContext(ctx, stmt).ExecContext(ctx, insertArgs(chunk)...) //nolint:sqlclosecheck // the transaction closes it
+		if len(chunk) == 1 && own != nil && tx == oncemill.Tx(own.tx.Raw) {
+			err = own.execute(ctx, insertArgs(chunk))
 		} else {
 			_, err = tx.ExecContext(ctx, o.inserts.text(len(chunk)), insertArgs(chunk)...)
 		}
@@ -60,16 +62,37 @@ func (o *Outbox) insert(ctx context.Context, tx oncemill.Tx, rows []Row) error {
 	return nil
 }
 
-// preparedFor returns what is prepared for tx, nil if there is nothing.
-func (o *Outbox) preparedFor(ctx context.Context, tx oncemill.Tx) (*sql.Tx, *sql.Stmt) {
-	if !o.cfg.Prepare {
-		return nil, nil
+// ownKey is the context key for a transaction of RunInTx. A prepared statement belongs
+// to one pool, and a *sql.Tx does not reveal its pool.
+type ownKey struct{ *Outbox }
+
+// ownTx is a transaction of RunInTx, with the statement that is prepared in its pool.
+type ownTx struct {
+	tx       *boundtx.Tx
+	prepared *sql.Stmt
+
+	mu   sync.Mutex // guards stmt
+	stmt *sql.Stmt  // prepared, in the transaction, which closes it; nil before its first use
+}
+
+// execute returns when ctx ends, also while the driver does not: lib/pq waits until the
+// server has taken note that a prepared statement is canceled.
+func (o *ownTx) execute(ctx context.Context, args []any) error {
+	_, err := boundtx.Wait(ctx, o.tx, func() (sql.Result, error) { return o.statement(ctx).ExecContext(ctx, args...) })
+	return err
+}
+
+func (o *ownTx) statement(ctx context.Context) *sql.Stmt {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stmt != nil {
+		return o.stmt
 	}
-	own, ok := ctx.Value(ownTx{o}).(*sql.Tx)
-	if !ok || tx != oncemill.Tx(own) {
-		return nil, nil
+	stmt := o.tx.Raw.StmtContext(ctx, o.prepared)
+	if ctx.Err() == nil { // or it may hold the error of ctx
+		o.stmt = stmt
 	}
-	return own, o.inserts.prepared.Load()
+	return stmt
 }
 
 func (i *inserts) text(rows int) string {
@@ -79,22 +102,25 @@ func (i *inserts) text(rows int) string {
 	return i.head + valuesText(rows)
 }
 
-// prepare needs a connection, so it is not for those who hold one. Who comes while another
-// one prepares goes on without.
-func (i *inserts) prepare(ctx context.Context, db *sql.DB) error {
-	if i.prepared.Load() != nil || !i.preparing.TryLock() {
-		return nil
+// prepare prepares the single-row statement. It is called after a transaction has
+// succeeded: the server answers, and a connection is free. One caller at a time prepares;
+// the others, and those after a failure, write without it, which is only slower.
+func (o *Outbox) prepare(ctx context.Context) {
+	i, pool := o.inserts, o.db.Stats()
+	if i.prepared.Load() != nil || i.preparing.Load() || pool.MaxOpenConnections > 0 && pool.InUse >= pool.MaxOpenConnections {
+		return
 	}
-	defer i.preparing.Unlock()
-	if i.prepared.Load() != nil {
-		return nil
-	}
-	stmt, err := db.PrepareContext(ctx, i.one)
-	if err != nil {
-		return err
-	}
-	i.prepared.Store(stmt)
-	return nil
+	_, _ = bounded.Do(ctx, o.calls, prepareLimit, func(ctx context.Context) (struct{}, error) {
+		if i.prepared.Load() != nil || !i.preparing.CompareAndSwap(false, true) {
+			return struct{}{}, nil
+		}
+		defer i.preparing.Store(false)
+		stmt, err := o.db.PrepareContext(ctx, i.one)
+		if err == nil {
+			i.prepared.Store(stmt)
+		}
+		return struct{}{}, err
+	})
 }
 
 // valuesText returns ($1, ..., $6), ($7, ...) for n rows.

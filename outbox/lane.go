@@ -1,13 +1,13 @@
 package outbox
 
-// Lanes is the number of lanes that the messages are spread over. It is part of
-// the stored format: every producer and every relay agree on it, and the table
-// refuses a row outside it.
+// Lanes is the number of lanes that the messages are spread over. It is part of the
+// stored format: all producers and relays use the same number, and the table refuses a
+// row outside it.
 const Lanes = 32
 
-// Lane returns the lane of a message: the 64-bit FNV-1a hash of its ordering
-// key, or of its id when it has no key, modulo [Lanes]. It is part of the stored
-// format, so that programs in other languages can write rows too.
+// Lane returns the lane of a message: the 64-bit FNV-1a hash of its ordering key, or of
+// its id if it has no key, modulo [Lanes]. It is part of the stored format, so that
+// programs in other languages can write rows too.
 func Lane(key, messageID string) int {
 	const (
 		offset = 14695981039346656037

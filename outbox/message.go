@@ -13,8 +13,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// What a row can hold. The first three are AMQP's short strings; metadata has to
-// fit, with the rest of the headers, into one frame of 128 KiB.
+// What a row can hold. The first three are limits of AMQP short strings. Metadata has
+// to fit into one frame of 128 KiB, together with the other headers.
 const (
 	maxTopic    = 255
 	maxID       = 255
@@ -22,25 +22,25 @@ const (
 	maxMetadata = 64 << 10
 )
 
-// Ref is the identity of a row. The id alone is none: a server that lost its tail
-// gives ids out again.
+// Ref is the identity of a row. The id alone is not enough: a server that lost its
+// latest commits gives ids out again.
 type Ref struct {
 	Lane      int
 	ID        int64
 	MessageID string
 	CreatedAt time.Time // by the database's clock, at the insert
-	Place     Place     // no part of the identity
+	Place     Place     // not part of the identity
 }
 
-// Place is where the database had a row when it was read. It makes the removal of
-// many rows cheaper; a wrong one, or none, does no harm there. A row that was changed
-// has another one. SQLite has none.
+// Place is the physical location of a row when it was read. It makes the removal of
+// many rows cheaper. A wrong or missing place does no harm there. A row that was
+// changed has a new place. SQLite has none.
 type Place struct {
 	block uint32 // of the partition
 	item  uint16 // in the block; 0 for no place
 }
 
-// PlaceOf returns the place of what tidsend returns of a ctid.
+// PlaceOf returns the place for a ctid in the binary form of tidsend.
 func PlaceOf(tid []byte) Place {
 	if len(tid) != placeWidth {
 		return Place{}
@@ -61,10 +61,10 @@ type Row struct {
 	Payload  []byte
 	Metadata []byte // see DecodeMetadata
 
-	// Hollow says that payload and metadata were not read; see ReadRequest.Hollow.
+	// Hollow reports that payload and metadata were not read; see ReadRequest.Hollow.
 	Hollow bool
 
-	// Missing is how long the payload is if it was not read because of that; see
+	// Missing is the length of the payload if it was too long to be read; see
 	// [Queue.ReadPiece]. 0: it was read.
 	Missing int
 }
@@ -72,10 +72,9 @@ type Row struct {
 // Known returns what identifies the row to a reader that holds it.
 func (r Ref) Known() Known { return Known{ID: r.ID, CreatedAt: r.CreatedAt} }
 
-// newRow checks the message at position i and makes its row, without what
-// Config.Payload has yet to encode, and says whether it is for later. ctx is that of
-// the call.
-func (o *Outbox) newRow(ctx context.Context, i int, topic string, msg *message.Message) (Row, delay, error) {
+// newRow checks the message at position i and returns its row, without the parts that
+// Config.Payload has yet to encode, and its delay if it is scheduled.
+func (o *Outbox) newRow(of tracer, i int, topic string, msg *message.Message) (Row, delay, error) {
 	if msg == nil {
 		return Row{}, delay{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
 	}
@@ -100,11 +99,11 @@ func (o *Outbox) newRow(ctx context.Context, i int, topic string, msg *message.M
 	if o.cfg.Payload != nil {
 		return row, wait, nil
 	}
-	row, err := o.fill(traceOf(ctx, msg), row, i, msg)
+	row, err := o.fill(of(msg), row, i, msg)
 	return row, wait, err
 }
 
-// fill adds what of the message is stored as it is, and the trace of ctx.
+// fill adds the parts of the message that are stored unchanged, and the trace of ctx.
 func (o *Outbox) fill(ctx context.Context, row Row, i int, msg *message.Message) (Row, error) {
 	bad := func(field, problem string) (Row, error) {
 		return Row{}, &MessageError{Index: i, MessageID: shorten(msg.UUID), Field: field, Problem: problem}
@@ -127,10 +126,10 @@ func (o *Outbox) fill(ctx context.Context, row Row, i int, msg *message.Message)
 	return row, nil
 }
 
-// encode fills rows with what Config.Payload makes of messages: copies, since the
-// caller may publish his again. It comes last, because it may put payloads into a
+// encode fills rows with the output of Config.Payload. It works on copies, since the
+// caller may publish a message again. It runs last, because it may put payloads into a
 // store.
-func (o *Outbox) encode(ctx context.Context, rows []Row, messages []*message.Message) error {
+func (o *Outbox) encode(ctx context.Context, of tracer, rows []Row, messages []*message.Message) error {
 	if o.cfg.Payload == nil {
 		return nil
 	}
@@ -139,7 +138,7 @@ func (o *Outbox) encode(ctx context.Context, rows []Row, messages []*message.Mes
 		if err != nil {
 			return fmt.Errorf("outbox: message %d (id %q): %w", i, shorten(msg.UUID), err)
 		}
-		if rows[i], err = o.fill(traceOf(ctx, msg), rows[i], i, encoded); err != nil {
+		if rows[i], err = o.fill(of(msg), rows[i], i, encoded); err != nil {
 			return err
 		}
 	}
@@ -160,8 +159,8 @@ func checkText(s string, limit int, required bool) string {
 	return ""
 }
 
-// encodeMetadata returns a JSON object with sorted names, or no bytes for no
-// metadata. It is stored as bytes, so what was published is what comes back.
+// encodeMetadata returns a JSON object with sorted names, or no bytes for no metadata.
+// It is stored as bytes, so exactly what was published comes back.
 func encodeMetadata(metadata message.Metadata) (encoded []byte, problem string) {
 	if len(metadata) == 0 {
 		return []byte{}, ""
@@ -199,9 +198,9 @@ func DecodeMetadata(encoded []byte) (message.Metadata, error) {
 	return metadata, nil
 }
 
-// decodePlain decodes an object of strings as our encoder writes it if there is
-// nothing to unescape in them, which json.Unmarshal takes ten times as long for.
-// Anything else it leaves to that.
+// decodePlain decodes an object of strings in our encoder's format that contains
+// nothing to unescape. json.Unmarshal takes ten times as long, and decodes everything
+// else.
 func decodePlain(s string) (metadata message.Metadata, ok bool) {
 	metadata = message.Metadata{}
 	if s == "" {
@@ -227,7 +226,7 @@ func decodePlain(s string) (metadata message.Metadata, ok bool) {
 	}
 }
 
-// plain reports that a string stands in JSON as it is.
+// plain reports whether s appears in JSON without escapes.
 func plain(s string) bool {
 	for i := range len(s) {
 		if s[i] < ' ' || s[i] == '"' || s[i] == '\\' {
@@ -237,7 +236,7 @@ func plain(s string) bool {
 	return true
 }
 
-// shorten makes foreign text fit for an error message: short, valid UTF-8.
+// shorten makes foreign text suitable for an error message: short, valid UTF-8.
 func shorten(s string) string {
 	const limit = 64
 	if len(s) > limit {

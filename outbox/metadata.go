@@ -9,50 +9,46 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Names of metadata that begin with ReservedMetadata belong to oncemill. These are
-// all that a message may carry into Publish, besides those of package payload
-// (oncemill_encoding, oncemill_signature, oncemill_topic), which are passed on as
-// they are; any other is refused with a [*MessageError], so that a slip of the pen
-// does not become a header.
+// Metadata names that begin with ReservedMetadata belong to oncemill. A message may
+// carry only these into Publish, and those of package payload (oncemill_encoding,
+// oncemill_signature, oncemill_topic), which are passed on unchanged. Any other is
+// refused with a [*MessageError], so that a typo does not become a header.
 const (
-	// ReservedMetadata is the prefix.
+	// ReservedMetadata is the prefix of reserved names.
 	ReservedMetadata = "oncemill_"
 
-	// KeyMetadata holds a message's ordering key, unless Config.Key says
-	// otherwise; see [SetKey]. Relays write the key under this name to the
-	// broker.
+	// KeyMetadata holds a message's ordering key, unless Config.Key is set; see
+	// [SetKey]. Relays send the key to the broker under this name.
 	KeyMetadata = ReservedMetadata + "key"
 
-	// DeliverAtMetadata holds the time before which a message is not
-	// delivered, as in RFC 3339; see [SetDeliverAt]. It does not leave the
-	// database.
+	// DeliverAtMetadata holds the time before which a message is not delivered, in RFC
+	// 3339; see [SetDeliverAt]. It is not sent to the broker.
 	DeliverAtMetadata = ReservedMetadata + "deliver_at"
 
-	// DeliverAfterMetadata holds how long after its publishing a message is
-	// delivered, in the notation of time.ParseDuration; see
-	// [SetDeliverAfter]. It does not leave the database.
+	// DeliverAfterMetadata holds the delay after which a message is delivered, counted
+	// from its publishing, in the notation of time.ParseDuration; see
+	// [SetDeliverAfter]. It is not sent to the broker.
 	DeliverAfterMetadata = ReservedMetadata + "deliver_after"
 
-	// RowMetadata names the row that a message came from, lane/id. Relays write
-	// it to the broker. On a message that a consumer passes on it tells of the
-	// one that came in, so Publish drops it.
+	// RowMetadata identifies the row of a message, as lane/id. Relays send it to the
+	// broker. On a message that a consumer passes on it would identify the incoming
+	// message, so Publish drops it.
 	RowMetadata = ReservedMetadata + "id"
 )
 
-// SetKey sets the ordering key of msg: messages of one key are delivered in
-// order. The empty key takes the order away.
+// SetKey sets the ordering key of msg: messages of one key are delivered in order. An
+// empty key removes the ordering key.
 func SetKey(msg *message.Message, key string) { setMetadata(msg, KeyMetadata, key) }
 
-// SetDeliverAt keeps msg back until t, a time between 1970 and 9999, by the
-// database's clock. A time that has passed is as good as now. The zero time takes
-// it back. It replaces what SetDeliverAfter has set.
+// SetDeliverAt delays msg until t, by the database's clock. t must be between 1970 and
+// 9999. A time in the past means now. The zero time removes the delay. It replaces what
+// SetDeliverAfter has set.
 //
-// See "Later delivery" in the package's documentation for what is promised.
+// See "Later delivery" in the package documentation for the guarantees.
 func SetDeliverAt(msg *message.Message, t time.Time) {
 	text := ""
 	if !t.IsZero() {
@@ -62,9 +58,9 @@ func SetDeliverAt(msg *message.Message, t time.Time) {
 	setMetadata(msg, DeliverAtMetadata, text)
 }
 
-// SetDeliverAfter keeps msg back for d, counted by the database's clock from the
-// statement that Publish sends. Zero takes it back; a negative duration is refused
-// by Publish. It replaces what SetDeliverAt has set.
+// SetDeliverAfter delays msg by d, counted by the database's clock from the statement
+// that Publish sends. Zero removes the delay; Publish refuses a negative duration. It
+// replaces what SetDeliverAt has set.
 func SetDeliverAfter(msg *message.Message, d time.Duration) {
 	text := ""
 	if d != 0 {
@@ -74,7 +70,7 @@ func SetDeliverAfter(msg *message.Message, d time.Duration) {
 	setMetadata(msg, DeliverAfterMetadata, text)
 }
 
-// setMetadata sets an entry, or removes it for the empty value.
+// setMetadata sets an entry, or removes it if the value is empty.
 func setMetadata(msg *message.Message, name, value string) {
 	if value == "" {
 		delete(msg.Metadata, name)
@@ -86,15 +82,15 @@ func setMetadata(msg *message.Message, name, value string) {
 	msg.Metadata.Set(name, value)
 }
 
-// delay says when a message is due. The zero value: at once.
+// delay is when a message is due. The zero value means at once.
 type delay struct {
 	scheduled bool
 	relative  bool  // to the database's clock, instead of to 1970
 	micros    int64 // rounded up: a message is never early
 }
 
-// delayOf reads what SetDeliverAt and SetDeliverAfter have set. The field is the
-// one that is wrong.
+// delayOf reads what SetDeliverAt and SetDeliverAfter have set. field names the entry
+// with the problem.
 func delayOf(metadata message.Metadata) (d delay, field, problem string) {
 	at, after := metadata[DeliverAtMetadata], metadata[DeliverAfterMetadata]
 	switch {
@@ -107,7 +103,7 @@ func delayOf(metadata message.Metadata) (d delay, field, problem string) {
 		if err != nil || t.UTC().Year() < 1970 || t.UTC().Year() > 9999 {
 			return delay{}, "deliver_at", fmt.Sprintf("is %q; it must be a time of RFC 3339 between 1970 and 9999", shorten(at))
 		}
-		// The time's own nanoseconds: UnixNano ends in 2262.
+		// Not t.UnixNano, which ends in 2262.
 		return delay{scheduled: true, micros: t.Unix()*1e6 + int64(t.Nanosecond()+999)/1000}, "", ""
 	}
 	wait, err := time.ParseDuration(after)
@@ -121,8 +117,7 @@ func delayOf(metadata message.Metadata) (d delay, field, problem string) {
 	return delay{scheduled: wait > 0, relative: true, micros: micros}, "", ""
 }
 
-// passages tells of each reserved name whether its entry is passed on to the
-// broker, or concerns only the way here.
+// passages holds for each reserved name whether its entry is passed on to the broker.
 var passages = map[string]bool{
 	KeyMetadata:               true,
 	payload.EncodingMetadata:  true,
@@ -133,8 +128,8 @@ var passages = map[string]bool{
 	RowMetadata:               false,
 }
 
-// forBroker returns the metadata that is to be stored. It returns a copy where
-// anything has to go.
+// forBroker returns the metadata to store. It returns a copy if an entry has to be
+// removed.
 func forBroker(metadata message.Metadata) (kept message.Metadata, problem string) {
 	var drop []string
 	for name := range metadata {
@@ -158,16 +153,7 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 	return kept, ""
 }
 
-// traceOf returns the context whose trace a message goes on with: its own, if that has
-// a span, or that of the call.
-func traceOf(ctx context.Context, msg *message.Message) context.Context {
-	if trace.SpanContextFromContext(msg.Context()).IsValid() {
-		return msg.Context()
-	}
-	return ctx
-}
-
-// traced returns metadata with the trace of ctx, unless it has one.
+// traced returns metadata with the trace of ctx, unless metadata has one already.
 func traced(ctx context.Context, propagator propagation.TextMapPropagator, metadata message.Metadata) message.Metadata {
 	fields := propagator.Fields()
 	if len(fields) == 0 || metadata[fields[0]] != "" {

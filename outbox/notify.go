@@ -19,26 +19,26 @@ import (
 // notifyEvery bounds how often a Notifier sends: a hundred times a second.
 const notifyEvery = 10 * time.Millisecond
 
-// Notifier tells the relays of other processes, with PostgreSQL's NOTIFY, that
-// this process has committed something. It is optional: relays poll, and nothing
-// but the time until the next poll depends on it. The other end is a [Listener].
+// Notifier notifies relays of other processes, with PostgreSQL's NOTIFY, that this
+// process has committed something. It is optional: relays poll, and without it they
+// only learn of new messages at their next poll. The receiving side is a [Listener].
 //
-// It sends after the commit, as a statement of its own: a NOTIFY within the
-// business transaction would take, at its commit, a lock that all of the
-// cluster's notifying transactions wait for. Commits that come while one is being
-// sent, or within 10 ms of it, share the next.
+// It sends after the commit, in a separate statement. A NOTIFY in the business
+// transaction would take a lock at its commit that all notifying transactions of the
+// cluster wait for. Commits that arrive while one is being sent, or within 10 ms of it,
+// share the next.
 type Notifier struct {
 	box   *Outbox
 	text  string
 	calls *bounded.Calls
 }
 
-// notifyLimit is how long a notification may take. A server that is silent does not
-// keep Run from its end.
+// notifyLimit is how long a notification may take. A silent server does not keep Run
+// from ending.
 const notifyLimit = 5 * time.Second
 
-// NewNotifier returns a notifier of box. The error is an [*oncemill.ConfigError]
-// on a database that is not PostgreSQL.
+// NewNotifier returns a notifier of box. The error is an [*oncemill.ConfigError] on a
+// database other than PostgreSQL.
 func NewNotifier(box *Outbox) (*Notifier, error) {
 	channel, err := notifyChannel("outbox.NewNotifier", box)
 	if err != nil {
@@ -47,9 +47,9 @@ func NewNotifier(box *Outbox) (*Notifier, error) {
 	return &Notifier{box: box, text: "notify " + pq.QuoteIdentifier(channel), calls: bounded.New(mostAbandoned)}, nil
 }
 
-// Run sends until ctx ends, and then returns nil. What is committed while no Run
-// is under way is not announced. It uses a connection of the outbox's pool for
-// each statement; a pooler in transaction mode is fine.
+// Run sends until ctx ends, and then returns nil. Commits made while no Run is active
+// are not announced. It uses a connection of the outbox's pool for each statement; a
+// pooler in transaction mode is fine.
 func (n *Notifier) Run(ctx context.Context) error {
 	commits, stop := n.box.commits.listen()
 	defer stop()
@@ -66,7 +66,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 		failing.report(ctx, err)
 		wait := notifyEvery
 		if err != nil {
-			n.box.commits.raise() // it is still to be told
+			n.box.commits.raise() // not announced yet
 			wait = time.Second
 		}
 		if !pause(ctx, wait) {
@@ -75,23 +75,24 @@ func (n *Notifier) Run(ctx context.Context) error {
 	}
 }
 
-// Listener wakes the relays of this process when a [Notifier] of another one says
-// that something was committed. It is optional; see there.
+// Listener wakes the relays of this process when the [Notifier] of another process
+// announces a commit. It is optional; see Notifier.
 type Listener struct {
 	box     *Outbox
 	dsn     string
 	channel string
 }
 
-// NewListener returns a listener that wakes the relays of box. dsn is what lib/pq
-// takes. It is for one connection of its own, that LISTEN stays on: it leads to
-// the server itself, since over a pooler in transaction mode no notification
-// arrives. It is not opened before Run. All bad values are reported at once, each
+// NewListener returns a listener that wakes the relays of box. dsn is a lib/pq
+// connection string. It is used for one dedicated connection, which LISTEN needs. It
+// must lead to the server itself: no notification arrives through a pooler in
+// transaction mode. Run opens the connection. All bad values are reported at once, each
 // as an [*oncemill.ConfigError].
 func NewListener(box *Outbox, dsn string) (*Listener, error) {
 	channel, err := notifyChannel("outbox.NewListener", box)
 	if _, dsnErr := pq.NewConnector(dsn); dsn == "" || dsnErr != nil {
-		// Neither its text nor the error's, which may hold it: a password is in it.
+		// Show neither the dsn nor the error, which may contain it: it holds a
+		// password.
 		err = errors.Join(err, &oncemill.ConfigError{Field: "outbox.NewListener dsn", Value: "(not shown)", Problem: "must be a connection string of lib/pq"})
 	}
 	if err != nil {
@@ -114,14 +115,14 @@ func notifyChannel(field string, box *Outbox) (string, error) {
 	return channel[:min(len(channel), most)], nil
 }
 
-// Run listens until ctx ends, and then returns nil. It connects again whenever the
-// connection is lost. Each time that it has begun to listen it wakes the relays
-// once, for what was committed while nobody listened.
+// Run listens until ctx ends, and then returns nil. It reconnects whenever the
+// connection is lost. Each time it starts to listen it wakes the relays once, for
+// commits made while nobody listened.
 func (l *Listener) Run(ctx context.Context) error {
 	failing := trouble{log: l.box.cfg.Logger, message: "relays do not hear of other processes' commits; they poll"}
 	line := &line{}
-	// pq.Listener pauses between attempts in a way that nothing ends; line.dial
-	// does it instead.
+	// The pauses of pq.Listener between attempts cannot be interrupted; line.dial
+	// pauses instead.
 	listener := pq.NewDialListener(dialFunc(func(network, address string, timeout time.Duration) (net.Conn, error) {
 		return line.dial(ctx, network, address, timeout)
 	}), l.dsn, time.Millisecond, time.Millisecond, func(event pq.ListenerEventType, err error) {
@@ -137,11 +138,11 @@ func (l *Listener) Run(ctx context.Context) error {
 	closing.Go(func() {
 		<-ctx.Done()
 		line.hangUp()
-		_ = listener.Close() // it says only whether it was closed already
+		_ = listener.Close() // the error only means that it was already closed
 	})
 	defer closing.Wait()
 	for {
-		// Blocks until the connection is there and LISTEN is done.
+		// Blocks until the connection is up and LISTEN is done.
 		err := listener.Listen(l.channel)
 		if errors.Is(err, net.ErrClosed) {
 			break
@@ -150,11 +151,11 @@ func (l *Listener) Run(ctx context.Context) error {
 			failing.report(ctx, nil)
 			break
 		}
-		failing.report(ctx, fmt.Errorf("listen: %w", err)) // a standby, say
+		failing.report(ctx, fmt.Errorf("listen: %w", err)) // for example on a standby
 		pause(ctx, time.Second)
 	}
 	l.box.wake.raise()
-	for range listener.Notify { // nil says that the connection is a new one
+	for range listener.Notify { // nil means a new connection
 		l.box.wake.raise()
 	}
 	return nil // closed: ctx has ended
@@ -174,13 +175,13 @@ func (f dialFunc) DialTimeout(network, address string, timeout time.Duration) (n
 // line is the connection of a Listener. One goroutine dials.
 type line struct {
 	dialled time.Time // the latest
-	short   int       // lines in a row that did not last
+	short   int       // short-lived connections in a row
 
 	mu   sync.Mutex // guards conn
 	conn net.Conn   // the latest
 }
 
-// dial connects, after a pause that grows with each connection that was lost soon.
+// dial connects, after a pause that grows with each short-lived connection.
 func (l *line) dial(ctx context.Context, network, address string, timeout time.Duration) (net.Conn, error) {
 	const lasting = 10 * time.Second
 	if time.Since(l.dialled) > lasting {
@@ -190,7 +191,7 @@ func (l *line) dial(ctx context.Context, network, address string, timeout time.D
 		l.short++
 	}
 	l.dialled = time.Now()
-	// A peer that is gone without a word is noticed within a minute.
+	// Keepalives detect a vanished peer within a minute.
 	dialer := net.Dialer{Timeout: timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 10 * time.Second, Count: 3}}
 	conn, err := dialer.DialContext(ctx, network, address)
 	if err != nil {
@@ -206,7 +207,7 @@ func (l *line) dial(ctx context.Context, network, address string, timeout time.D
 	return conn, nil
 }
 
-// hangUp ends what is under way on the line. The context of dial has ended.
+// hangUp ends what is running on the connection. The context of dial has ended.
 func (l *line) hangUp() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -215,7 +216,7 @@ func (l *line) hangUp() {
 	}
 }
 
-// trouble logs the first error of a row, and its end.
+// trouble logs the first error of a series, and its end.
 type trouble struct {
 	log     *slog.Logger
 	message string
@@ -237,7 +238,7 @@ func (t *trouble) report(ctx context.Context, err error) {
 	}
 }
 
-// pause waits for d and reports whether ctx let it.
+// pause waits for d and reports whether it did so before ctx ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

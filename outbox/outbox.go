@@ -25,110 +25,107 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables outbox, outbox_history and scheduled.
+// Migrations creates the tables outbox, outbox_history and scheduled.
 var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "migrations")}
 
-// mostAbandoned is how many transactions of RunInTx may be left to a server that does
-// not answer. Each holds a connection.
+// mostAbandoned is how many transactions of RunInTx may be left behind on a server that
+// does not answer. Each holds a connection.
 const mostAbandoned = 64
 
-// prepareLimit is how long a server may take to prepare a statement.
-const prepareLimit = 10 * time.Second
-
-// NoHistory as Config.History keeps no delivered message.
+// NoHistory, as Config.History, keeps no delivered messages.
 const NoHistory time.Duration = -1
 
-// Config configures an Outbox. The zero value is right for most services. Every
-// process that works on one outbox, producers and relays, uses the same
-// Database and History.
+// Config configures an Outbox. The zero value is right for most services. All processes
+// that work on one outbox, producers and relays, must use the same Database and
+// History.
 type Config struct {
-	// Database says where the tables are.
+	// Database describes the database and the location of the tables.
 	Database oncemill.Config
 
-	// Payload compresses, encrypts, stores elsewhere and signs what is
-	// published, as it is configured; consumers need one that undoes it (see
-	// inbox.Config.Payload). The caller's messages are not changed. Default:
-	// none; payloads are stored and sent as they are.
+	// Payload compresses, encrypts, offloads and signs published messages, as
+	// configured. Consumers need a codec that reverses it (see inbox.Config.Payload).
+	// The caller's messages are not changed. Default: none; payloads are stored and
+	// sent as they are.
 	Payload *payload.Codec
 
-	// MaxPayload is the largest payload in bytes that Publish accepts, as it is
-	// stored: after Payload. Default: 1 MiB. At most 128 MiB. Larger messages
-	// cost memory in the relay and the broker; RabbitMQ itself refuses more than
-	// its max_message_size.
+	// MaxPayload is the largest payload in bytes that Publish accepts, as stored: after
+	// Payload. Default: 1 MiB. At most 128 MiB. Larger messages cost memory in the
+	// relay and the broker. RabbitMQ itself refuses more than its max_message_size.
 	MaxPayload int
 
-	// Key returns the ordering key of a message, "" for none. Default: the
-	// metadata entry KeyMetadata.
+	// Key returns the ordering key of a message, "" for none. Default: the metadata
+	// entry KeyMetadata.
 	Key func(*message.Message) string
 
-	// History is how long delivered messages are kept in outbox_history, for
-	// search and for sending again, at least: PostgreSQL gives them up by whole
-	// days. Default: 24 h. NoHistory keeps none, which saves some 700 bytes of
-	// write-ahead log a message.
+	// History is the minimum time that delivered messages are kept in outbox_history,
+	// for search and resend. PostgreSQL removes them by whole days. Default: 24 h.
+	// NoHistory keeps none, which saves about 700 bytes of write-ahead log per message.
 	History time.Duration
 
-	// Archive is called with delivered messages that are past History, before
-	// they are removed, a batch of at most 500 at a time; none is removed before
-	// it has returned nil. Its error, or a crash, keeps them, and it is called
-	// with them again: it must be idempotent. A slow Archive delays nothing else. ctx
-	// is the relay's, and ends with it. Every relay of this outbox needs the function:
-	// one without it removes rows without asking. Default: none, rows are just removed.
+	// Archive is called with delivered messages that are past History, at most 500 at a
+	// time, before they are removed. None is removed before Archive has returned nil.
+	// After an error or a crash the messages are kept and Archive is called with them
+	// again, so it must be idempotent. A slow Archive delays nothing else. ctx is the
+	// relay's, and ends with it. Every relay of this outbox needs the function: one
+	// without it removes rows without archiving them. Default: none, rows are just
+	// removed.
 	Archive func(ctx context.Context, rows []HistoryRow) error
 
-	// Truncate says when relays of this outbox may truncate partitions of its table to
-	// get rid of dead rows (PostgreSQL). A hot standby has to end its queries on the
-	// outbox, or stops replaying, when it replays a truncation. Default: TruncateAuto.
+	// Truncate controls whether relays of this outbox may truncate partitions of its
+	// table to remove dead rows (PostgreSQL). To replay a truncation, a hot standby has
+	// to cancel its queries on the outbox, or stops replaying. Default: TruncateAuto.
 	Truncate Truncation
 
 	// Propagator writes the trace of a message's context into its metadata
-	// (traceparent, for W3C Trace Context), so that relays and consumers can go on
-	// with it. An entry that is there already stays. Default: the global one of
-	// OpenTelemetry, which writes nothing unless it was set.
+	// (traceparent, for W3C Trace Context), so that relays and consumers can continue
+	// it. An existing entry is kept. Default: OpenTelemetry's global propagator, which
+	// writes nothing unless it was set.
 	Propagator propagation.TextMapPropagator
 
-	// CommitTimeout is how long RunInTx waits for the answer to a COMMIT, also when
-	// its context has ended meanwhile. After that it returns ErrCommitUnknown. With
-	// synchronous replication a COMMIT waits for the standby. Default: 10 s. At least
-	// 1 ms, at most 1 h.
+	// CommitTimeout is how long RunInTx waits for the answer to a COMMIT, even if its
+	// context has ended meanwhile. After that it returns ErrCommitUnknown. With
+	// synchronous replication a COMMIT waits for the standby. Default: 10 s. At least 1
+	// ms, at most 1 h.
 	CommitTimeout time.Duration
 
-	// Prepare keeps the statement that writes one message prepared on each connection,
-	// which saves its parsing, and with lib/pq a round trip. It is for transactions of
-	// RunInTx, published to under the context that RunInTx gives. It does not go with a
-	// pooler in transaction mode that knows nothing of prepared statements (PgBouncer
+	// Prepare keeps the statement that writes one message prepared on each connection.
+	// This saves parsing, and with lib/pq a round trip. It applies to transactions of
+	// RunInTx when you publish with the context that RunInTx passes. Close rows before
+	// you publish: with lib/pq, open rows then cost the connection. Do not use it with
+	// a pooler in transaction mode that does not support prepared statements (PgBouncer
 	// before 1.21). Default: false.
 	Prepare bool
 
-	// Retries is how often RunInTx runs its function again after a
-	// serialization failure or a deadlock. Default: 10.
+	// Retries is how often RunInTx runs its function again after a serialization
+	// failure or a deadlock. Default: 10.
 	Retries int
 
-	// Logger receives what is worth an operator's attention. Default:
+	// Logger receives events that need an operator's attention. Default:
 	// slog.Default().
 	Logger *slog.Logger
 }
 
-// Truncation says when partitions of the outbox are truncated. It happens only where
-// dead rows make reads slow: a transaction that is open for long keeps vacuum from
-// removing them, or vacuum does not keep up.
+// Truncation controls when partitions of the outbox are truncated. They are truncated
+// only where dead rows slow reads down: a long transaction keeps vacuum from removing
+// them, or vacuum does not keep up.
 type Truncation uint8
 
 const (
-	// TruncateAuto leaves it to vacuum while a standby is connected, or a physical
-	// replication slot exists. A standby that reads archived log without a slot is
-	// not seen: set TruncateNever there.
+	// TruncateAuto leaves dead rows to vacuum while a standby is connected or a
+	// physical replication slot exists. A standby that reads archived WAL without a
+	// slot is not detected: set TruncateNever there.
 	TruncateAuto Truncation = iota
 
-	// TruncateAlways truncates whether or not there are standbys.
+	// TruncateAlways truncates with or without standbys.
 	TruncateAlways
 
-	// TruncateNever leaves dead rows to vacuum. Reads become slower while a
-	// transaction that is open for long keeps vacuum from removing them.
+	// TruncateNever leaves dead rows to vacuum. Reads become slower while a long
+	// transaction keeps vacuum from removing them.
 	TruncateNever
 )
 
-// Outbox is the write side of an outbox, and by [Outbox.Queue] its read side.
-// It holds no connection and no goroutine; it may be used by many goroutines.
+// Outbox is the write side of an outbox; [Outbox.Queue] is its read side. It holds no
+// connection and no goroutine. It is safe for concurrent use.
 type Outbox struct {
 	db    *sql.DB
 	cfg   Config
@@ -138,12 +135,12 @@ type Outbox struct {
 	inserts *inserts
 
 	commits signal // of this process; Notifiers pass them on
-	wake    signal // those, and what a Listener hears; relays read
+	wake    signal // those, and a Listener's notifications; relays receive it
 }
 
-// New returns an outbox on db. It does no I/O; the tables are made by
-// oncemill.Migrate with [Migrations]. All bad values of cfg are reported at
-// once, each as an [*oncemill.ConfigError]. The caller keeps owning db.
+// New returns an outbox on db. It does no I/O; oncemill.Migrate creates the tables with
+// [Migrations]. All bad values of cfg are reported at once, each as an
+// [*oncemill.ConfigError]. The caller keeps owning db.
 func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
@@ -201,30 +198,30 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	return &Outbox{db: db, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), inserts: newInserts(cfg.Database)}, nil
 }
 
-// RunInTx runs fn in a transaction of its own, with the transaction also in the
-// context, commits, and wakes the relays of this process. An error of fn, or a
-// panic, rolls back. A serialization failure or a deadlock, in fn or at the
-// commit, runs fn again, so fn must have no other effects than those in the
-// transaction; it must not commit or roll back itself.
+// RunInTx runs fn in a new transaction, which the context also carries. It then commits
+// and wakes the relays of this process. An error or a panic of fn rolls back. After a
+// serialization failure or a deadlock, in fn or at the commit, RunInTx runs fn again.
+// So fn must have no effects outside the transaction. It must not commit or roll back
+// itself.
 //
-// On SQLite it waits for its turn to write until ctx ends, and fn must be short: nobody
-// else writes meanwhile. Its errors there are those of oncemill, see
+// On SQLite it waits for its turn to write until ctx ends. fn must be short, since
+// nobody else can write meanwhile. Its errors there are those of oncemill, see
 // [oncemill.ErrNestedTx].
 //
 // If ctx ends before the commit, the transaction is rolled back. Once the COMMIT has
-// been sent, RunInTx waits for its answer, for up to Config.CommitTimeout; the end of
-// ctx does not cancel it, since PostgreSQL would then no longer wait for a synchronous
-// standby. The error is [ErrCommitUnknown] if there is no answer. While a server is
-// silent a statement of fn itself returns when its driver does, which with lib/pq may be
-// long after ctx has ended.
+// been sent, RunInTx waits for its answer for up to Config.CommitTimeout. The end of
+// ctx does not cancel the COMMIT, since PostgreSQL would then no longer wait for a
+// synchronous standby. Without an answer the error is [ErrCommitUnknown]. While a
+// server is silent, a statement of fn returns when its driver does. With lib/pq that
+// may be long after ctx has ended.
 func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
-	if o.cfg.Prepare {
-		o.prepare(ctx)
-	}
 	for attempt := 0; ; attempt++ {
 		err := o.runOnce(ctx, fn)
 		if err == nil {
 			o.Wake()
+			if o.cfg.Prepare {
+				o.prepare(ctx)
+			}
 			return nil
 		}
 		if !sqlerr.Retryable(err) || errors.Is(err, ErrCommitUnknown) || errors.Is(err, oncemill.ErrDatabaseLocked) || attempt == o.cfg.Retries {
@@ -242,14 +239,6 @@ func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *s
 	}
 }
 
-// prepare prepares what Publish executes. Without it Publish is slower and nothing else,
-// so whatever is wrong is for the transaction to report.
-func (o *Outbox) prepare(ctx context.Context) {
-	_, _ = bounded.Do(ctx, o.calls, prepareLimit, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, o.inserts.prepare(ctx, o.db)
-	})
-}
-
 func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *sql.Tx) error) error {
 	tx, err := boundtx.Begin(ctx, o.db, o.cfg.Database.Dialect, o.calls, nil)
 	if err != nil {
@@ -258,8 +247,8 @@ func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *s
 	// A no-op after Commit; after an error or a panic of fn it is the rollback.
 	defer tx.Rollback()
 	within := oncemill.ContextWithTx(ctx, tx.Raw)
-	if o.cfg.Prepare {
-		within = context.WithValue(within, ownTx{o}, tx.Raw)
+	if stmt := o.inserts.prepared.Load(); stmt != nil {
+		within = context.WithValue(within, ownKey{o}, &ownTx{tx: tx, prepared: stmt})
 	}
 	if err := fn(within, tx.Raw); err != nil {
 		return err
@@ -271,22 +260,22 @@ func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *s
 	return err
 }
 
-// Wake tells the relays of this process that something was committed. RunInTx
-// does it; whoever commits a transaction in another way may do it, or leave it
-// to the relay's next poll. It never blocks, and many calls become one wake-up.
-// A [Notifier] passes it on to other processes.
+// Wake notifies the relays of this process that something was committed. RunInTx calls it.
+// If you commit a transaction in another way, call Wake, or leave it to the relay's
+// next poll. It never blocks, and many calls are merged into one wake-up. A [Notifier]
+// passes it on to other processes.
 func (o *Outbox) Wake() {
 	o.wake.raise()
 	o.commits.raise()
 }
 
-// Database returns the resolved configuration of the database, for the packages
-// that keep tables beside the outbox.
+// Database returns the resolved database configuration, for packages that keep tables
+// next to the outbox.
 func (o *Outbox) Database() oncemill.Config { return o.cfg.Database }
 
-// Config returns the configuration with its defaults filled in, for the packages
-// that keep tables beside the outbox.
+// Config returns the configuration with its defaults filled in, for packages that keep
+// tables next to the outbox.
 func (o *Outbox) Config() Config { return o.cfg }
 
-// DB returns the database that New was given.
+// DB returns the database passed to New.
 func (o *Outbox) DB() *sql.DB { return o.db }

@@ -6,28 +6,29 @@ import (
 	"time"
 )
 
-// pace is how many scheduled messages are moved at a time, and which are put aside.
+// pace decides how many scheduled messages are moved at a time, and which are put
+// aside.
 type pace struct {
 	mu         sync.Mutex // guards what follows
 	halvings   int        // of the batch
 	largeLimit time.Duration
 	largeAt    time.Time // when the next large message may be tried
-	aside      []aside   // in the order in which they were
+	aside      []aside   // in the order in which they were put aside
 	most       int       // of them
 
-	// What comes up to behind and is not put aside is left to rounds, in which it is
-	// tried one by one: too many could not be moved, or more than mostWaiting keys wait
-	// among them.
+	// Messages up to behind that are not put aside are left to rounds, which try them
+	// one by one: too many could not be moved, or more than mostWaiting keys wait among
+	// them.
 	mostWaiting int
 	behind      place
-	round       place // what comes up to it has been tried in this round
+	round       place // everything up to it has been tried in this round
 	roundAt     time.Time
 	roundWait   time.Duration // of the next one
-	missed      bool          // in this round one found no room
+	missed      bool          // a message found no room in this round
 
-	last attempt // what was tried alone
+	last attempt // the last one tried alone
 
-	toldAt time.Time // that one could not be moved
+	toldAt time.Time // last log entry about a message that could not be moved
 	untold int       // since then
 }
 
@@ -43,18 +44,18 @@ type aside struct {
 const (
 	mostHalvings = 11 // one row
 
-	// Whatever cannot be moved is tried again after a while.
+	// Every message that cannot be moved is tried again after a while.
 	leastAside = 10 * time.Second
 	longAside  = 10 * time.Minute
 
-	// mostAside bounds how many are known, and mostWaiting the keys that a look passes over
-	// besides.
+	// mostAside bounds how many such messages are tracked, and mostWaiting the keys
+	// that a look passes over in addition.
 	mostAside   = 10_000
 	mostWaiting = 10_000
 
-	// A large message has the time that its size needs on a slow disk, less than ten
-	// seconds: the connection may lead nowhere. It has more when the server has said
-	// that this was not enough.
+	// A large message gets the time that its size needs on a slow disk, but less than
+	// ten seconds: the connection may be dead. It gets more once the server has
+	// answered that this was not enough.
 	largeBytesPerSecond = 20 << 20
 	mostLargeLimit      = time.Minute
 )
@@ -69,7 +70,8 @@ const (
 	ofLarge
 )
 
-// takeTurn chooses one of what may be tried alone: none waits until there is no other.
+// takeTurn chooses one of the things that may be tried alone. Each waits only until
+// there is no other.
 func (p *pace) takeTurn(aside, round, large bool) attempt {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +85,8 @@ func (p *pace) takeTurn(aside, round, large bool) attempt {
 	return ofNone
 }
 
-// turnAgain gives what has asked for more time the next turn, too: the call that has it.
+// turnAgain repeats a turn that asked for more time: the next call, which has it, gets
+// it.
 func (p *pace) turnAgain(what attempt) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -96,7 +99,7 @@ type row struct {
 	key string
 }
 
-// place is where a message stands in the order in which they are due.
+// place is the position of a message in the order in which messages are due.
 type place struct {
 	at  string // as the database writes it
 	seq int64
@@ -123,7 +126,7 @@ func (p *pace) slower() bool {
 	return true
 }
 
-// took doubles the batch after one that took a small part of its time.
+// took doubles the batch after one that used only a small part of its time.
 func (p *pace) took(elapsed, limit time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -132,15 +135,15 @@ func (p *pace) took(elapsed, limit time.Duration) {
 	}
 }
 
-// tryLarge reports that a large message may be tried. After one that took too long,
-// those that are not large have their turn for a while.
+// tryLarge reports whether a large message may be tried. After one that took too long,
+// smaller messages have their turn for a while.
 func (p *pace) tryLarge(now time.Time) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return !now.Before(p.largeAt)
 }
 
-// large returns how long the statement may take that moves a message of so many bytes,
+// large returns the time limit of the statement that moves a message of the given size,
 // which may have been put aside.
 func (p *pace) large(seq, bytes int64) time.Duration {
 	p.mu.Lock()
@@ -156,7 +159,7 @@ func (p *pace) find(seq int64) int {
 	return slices.IndexFunc(p.aside, func(a aside) bool { return a.seq == seq })
 }
 
-// movedAlone notes that a message was moved.
+// movedAlone records that a message was moved.
 func (p *pace) movedAlone(seq, bytes int64, took, limit time.Duration) {
 	p.mu.Lock()
 	p.largeAt = time.Time{}
@@ -165,13 +168,13 @@ func (p *pace) movedAlone(seq, bytes int64, took, limit time.Duration) {
 	}
 	p.aside = slices.DeleteFunc(p.aside, func(a aside) bool { return a.seq == seq })
 	p.mu.Unlock()
-	if bytes <= moveBytes { // it is large only since the batch was halved
+	if bytes <= moveBytes { // large only because the batch was halved
 		p.took(took, limit)
 	}
 }
 
-// failed puts a message aside, and returns for how long. One for which there is no room
-// is left to rounds, with all that comes before it.
+// failed puts a message aside, and returns for how long. If there is no room for it, it
+// is left to rounds, with everything before it.
 func (p *pace) failed(r row, bytes int64, limit time.Duration, late, inRound bool, now time.Time) (wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -183,7 +186,7 @@ func (p *pace) failed(r row, bytes int64, limit time.Duration, late, inRound boo
 		p.aside = append(p.aside, aside{row: r, bytes: bytes})
 	case inRound:
 		p.missed = true
-		if late { // it may need more time than others have in a round
+		if late { // may need more time than a round gives
 			p.largeLimit = min(2*limit, mostLargeLimit)
 		}
 		return p.roundWait
@@ -203,8 +206,8 @@ func (p *pace) failed(r row, bytes int64, limit time.Duration, late, inRound boo
 	return a.wait
 }
 
-// tell reports whether to tell that a message could not be moved, and how many there were
-// since the last time: once a second is enough.
+// tell reports whether to log that a message could not be moved, and how many there
+// were since the last log entry: at most one a second.
 func (p *pace) tell(now time.Time) (others int, due bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -216,15 +219,15 @@ func (p *pace) tell(now time.Time) (others int, due bool) {
 	return others, true
 }
 
-// forget forgets a message that was put aside and is not there any more, or waits for
-// another one of its key, as any message does.
+// forget drops a message from those put aside. It is gone, or it waits for another one
+// of its key, as any message does.
 func (p *pace) forget(seq int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.aside = slices.DeleteFunc(p.aside, func(a aside) bool { return a.seq == seq })
 }
 
-// retry returns the message that was put aside and is to be tried again first.
+// retry returns the message put aside that is to be retried first.
 func (p *pace) retry(now time.Time) (aside, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -240,7 +243,7 @@ func (p *pace) retry(now time.Time) (aside, bool) {
 	return *first, true
 }
 
-// retryIn returns when one is to be tried again, or a round goes on.
+// retryIn returns when a message is to be retried, or when a round continues.
 func (p *pace) retryIn(now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -258,8 +261,8 @@ func (p *pace) retryIn(now time.Time) time.Duration {
 	return in
 }
 
-// notNow puts off what could not be looked at: the message that was put aside, or large
-// ones.
+// notNow postpones what could not be looked at: the message that was put aside, or
+// large ones.
 func (p *pace) notNow(seq int64, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -270,7 +273,7 @@ func (p *pace) notNow(seq int64, now time.Time) {
 	}
 }
 
-// leave leaves what comes up to a place to rounds. It may be tried again soon: the
+// leave leaves everything up to a place to rounds. It may be retried soon: the
 // transactions that it waits for may have ended.
 func (p *pace) leave(upTo place, now time.Time) {
 	p.mu.Lock()
@@ -286,29 +289,29 @@ func (p *pace) leaveTo(upTo place, now time.Time) {
 	p.behind = upTo
 }
 
-// inRound returns the places between which a round is to try the next message.
+// inRound returns the places between which a round tries the next message.
 func (p *pace) inRound(now time.Time) (after, upTo place, due bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.round, p.behind, p.behind != beginning && !now.Before(p.roundAt)
 }
 
-// wentTo notes that what comes up to a place has been tried in this round.
+// wentTo records that everything up to a place has been tried in this round.
 func (p *pace) wentTo(last place) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.round = last
 }
 
-// roundLater has the round go on after a while.
+// roundLater makes the round continue after a while.
 func (p *pace) roundLater(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.roundAt = now.Add(leastAside)
 }
 
-// roundOver notes that a round has found nothing more. It was the last one if all that
-// could not be moved was put aside.
+// roundOver records that a round has found nothing more. It was the last one if every
+// message that could not be moved was put aside.
 func (p *pace) roundOver(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -319,8 +322,8 @@ func (p *pace) roundOver(now time.Time) {
 	p.round, p.missed, p.roundAt = beginning, false, now.Add(p.roundWait)
 }
 
-// leftOut is what is not looked at: the messages that are put aside, all of their keys,
-// and what is left to rounds.
+// leftOut is what a look skips: the messages that are put aside, all of their keys, and
+// everything that is left to rounds.
 type leftOut struct {
 	seqs  []int64
 	keys  []string

@@ -5,21 +5,21 @@ import (
 	"time"
 )
 
-// patience decides how the upkeep asks for the lock on a partition that others
-// hold, since readers queue behind each attempt.
+// patience decides how the upkeep asks for the lock on a partition that others hold,
+// since readers queue behind each attempt.
 //
-// Holders that come and go are reads: the next attempt waits for up to twice as
-// long, so that it outlasts them, and is not put off, since dead rows make reads
-// longer. Behind one that stays (a dump) an attempt is in vain: the next one waits
-// for as long as that has lasted already, and at most half a minute.
+// Short-lived holders are reads. The next attempt waits up to twice as long, to outlast
+// them. It is not postponed, since dead rows make reads longer. Behind a holder that
+// stays (a dump) an attempt is futile: the next one waits for as long as that has
+// lasted already, and at most half a minute.
 type patience struct {
 	mu      sync.Mutex // guards what follows
-	doubled int        // times that the lock timeout was; reads hold all partitions alike
+	doubled int        // how often the lock timeout was doubled; reads lock all partitions
 	parts   [4]partPatience
 }
 
 type partPatience struct {
-	blocked bool // by the last attempt's account
+	blocked bool // according to the last attempt
 	until   time.Time
 	seen    map[string]time.Time // transactions that held the lock after an attempt, since when
 }
@@ -31,8 +31,8 @@ const (
 	longHeld       = time.Second
 	longestBackoff = 30 * time.Second
 
-	// A statement may take as many lock timeouts: looking at the rows takes time
-	// too, and a partition that dead rows have made large is not given up.
+	// A statement may take this many lock timeouts: checking the rows takes time too,
+	// and a partition that dead rows have made large is not skipped.
 	statementWaits = 25
 )
 
@@ -43,8 +43,8 @@ func (p *patience) may(i int, now time.Time) (wait time.Duration, ok bool) {
 	return shortestWait << p.doubled, !now.Before(p.parts[i].until)
 }
 
-// pause returns the time to wait before the next attempt, or 0 if that is to be
-// put off: readers get four times as long as an attempt may keep them waiting.
+// pause returns the time to wait before the next attempt, or 0 if it is to be
+// postponed: readers get four times as long as an attempt may keep them waiting.
 func (p *patience) pause(i int, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -54,21 +54,21 @@ func (p *patience) pause(i int, now time.Time) time.Duration {
 	return max(soonest, 4*shortestWait<<p.doubled)
 }
 
-// free notes that nobody is in the way of the upkeep.
+// free records that nobody blocks the upkeep.
 func (p *patience) free(i int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.parts[i] = partPatience{}
 }
 
-// allFree notes that nothing is to be truncated.
+// allFree records that nothing is to be truncated.
 func (p *patience) allFree() {
 	for i := range p.parts {
 		p.free(i)
 	}
 }
 
-// granted notes that the lock was.
+// granted records that the lock was granted.
 func (p *patience) granted(i int) {
 	p.free(i)
 	p.mu.Lock()
@@ -76,7 +76,7 @@ func (p *patience) granted(i int) {
 	p.doubled = max(0, p.doubled-1)
 }
 
-// refused notes an attempt in vain, and the transactions that hold the lock now.
+// refused records a failed attempt, and the transactions that hold the lock now.
 func (p *patience) refused(i int, now time.Time, holders []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -99,7 +99,7 @@ func (p *patience) refused(i int, now time.Time, holders []string) {
 	p.doubled, part.until = 0, now.Add(min(longest, longestBackoff))
 }
 
-// blocked reports whether the last attempt on any partition was.
+// blocked reports whether the last attempt on any partition was blocked.
 func (p *patience) blocked() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,7 +111,7 @@ func (p *patience) blocked() bool {
 	return false
 }
 
-// rest is a time in which something is not tried again.
+// rest is a period during which something is not retried.
 type rest struct {
 	mu    sync.Mutex // guards what follows
 	until time.Time

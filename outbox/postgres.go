@@ -65,18 +65,17 @@ func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, 
 	return s
 }
 
-// An id that lies 2^48 and more ahead of the sequence was never given out: at a
-// million a second that takes nine years, and a sequence that was left behind began
-// at 1. Whoever wrote the row chose the id. It stops nobody, and no sequence is set
-// to it.
+// An id that is 2^48 or more ahead of the sequence was never given out: at a million a
+// second that takes nine years, and a sequence that was left behind began at 1. The
+// writer of the row chose the id. It blocks nothing, and no sequence is set to it.
 const (
 	postgresLast = `select s.last_value - case when s.is_called then 0 else 1 end from {{outbox_id}} s`
 
 	// The highest id that the sequence can have given out.
 	postgresBound = `select least(s.last_value, 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48) from {{outbox_id}} s`
 
-	// The highest id of each lane is one probe of an index, and so is that of each
-	// day of the history.
+	// The highest id of each lane is one probe of an index, and so is that of each day
+	// of the history.
 	postgresHighest = `
 select greatest(
 	(select coalesce(max(m.id), 0)
@@ -108,7 +107,7 @@ where h.id > (` + postgresBound + `)
 limit 10)
 limit 10`
 
-	// The sequence of what is scheduled, and what lies beyond it.
+	// The sequence of scheduled messages, and what lies beyond it.
 	postgresScheduledSequence = `pg_get_serial_sequence('{{scheduled}}', 'seq')::regclass`
 	postgresScheduledBound    = `select least(coalesce(pg_sequence_last_value(` + postgresScheduledSequence + `), 0), 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48)`
 
@@ -121,9 +120,9 @@ select
 	pg_is_in_recovery(),
 	current_setting('transaction_read_only')::boolean`
 
-	// Scheduled messages of one time are in the order of their own sequence, and
-	// have to differ in it. Both ends of the primary key tell enough of the highest
-	// one; no index serves it.
+	// Scheduled messages with the same due time are ordered by their own sequence, so
+	// it has to differ. No index serves the highest value; both ends of the primary key
+	// approximate it well enough.
 	postgresScheduledSeen = `
 select coalesce(max(e.seq), 0)
 from (
@@ -133,7 +132,7 @@ from (
 ) e
 where e.seq <= (` + postgresScheduledBound + `)`
 
-	// Writers hold row exclusive, which this lock excludes; readers go on.
+	// Writers hold row exclusive, which this lock excludes; readers continue.
 	postgresLockWriters = `lock table {{outbox}}, {{scheduled}} in share row exclusive mode`
 
 	// A scan of the whole table, unless nothing is scheduled.
@@ -182,7 +181,7 @@ func (s *postgresStore) repairSequence(ctx context.Context, floor int64) (last i
 		if _, err := tx.ExecContext(ctx, s.names.Expand(postgresLockWriters)); err != nil {
 			return fmt.Errorf("lock writers out: %w", err)
 		}
-		// The highest id is to be looked up after the lock.
+		// The highest id must be looked up after the lock.
 		if err := tx.QueryRowContext(ctx, s.repairText, floor).Scan(&last); err != nil {
 			return err
 		}

@@ -12,17 +12,18 @@ import (
 )
 
 // $1 are the lanes, $2 is the number of rows of each, $3 and $4 are the known rows, $5
-// the busy keys, $6 the topics to leave out, $7 is the bytes of a lane (a row of more is left out), $8 are the topics
-// to take, $9 the number of the newest rows of others, $10 the newest rows of each
-// lane to choose from, $11 says that keys do not order rows, and $12 is the number of
-// rows among which to look for earlier ones of their keys.
+// the busy keys, $6 the topics to leave out, $7 is the bytes of a lane (a row of more
+// is left out), $8 are the topics to take, $9 the number of the newest rows of others,
+// $10 the newest rows of each lane to choose from, $11 says that keys do not order
+// rows, and $12 is the number of rows among which to look for earlier ones of their
+// keys.
 //
-// The newest rows come by the primary keys (lane, id) of the ring's partitions, merged
-// and backwards. Earlier rows of their keys are looked for in one pass over the table:
-// in the order of lanes each row would be on another page. What is numbered is narrow;
-// payload and metadata are fetched for the rows that were chosen, by their ids. All that
-// has one snapshot, so the first row of a key that nobody knows is the first there is,
-// if the pass has come to the end.
+// The newest rows come from the primary keys (lane, id) of the ring's partitions,
+// merged and backwards. Earlier rows of their keys are searched in one pass over the
+// table: in lane order each row would be on another page. The numbered rows are narrow;
+// payload and metadata are fetched for the chosen rows only, by their ids. Everything
+// uses one snapshot, so the first unknown row of a key is its first row, if the pass
+// has reached the end.
 //
 // Sub-selects and limits are as in postgresLaneRows.
 const postgresReadAhead = `
@@ -95,7 +96,8 @@ from (
 where coalesce(m.bytes_before, 0) < $7
 order by m.turn, m.id`
 
-// aheadLimit is how long it may take: nobody waits for it, and others wait behind it.
+// aheadLimit is how long the call may take: nobody waits for it, and others wait behind
+// it.
 const aheadLimit = 2 * time.Second
 
 func (s *postgresStore) readAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {

@@ -8,8 +8,8 @@ import (
 )
 
 const (
-	// Views of the system; sorted by how far back they reach. A walsender shows
-	// its standby's oldest snapshot here. A vacuum holds nothing back.
+	// System views, sorted by how far back they reach. A walsender shows its standby's
+	// oldest snapshot here. A vacuum holds nothing back.
 	postgresOldest = `
 select kind, coalesce(pid, 0), coalesce(name, ''), coalesce(state, ''),
 	coalesce((extract(epoch from clock_timestamp() - since) * 1000000)::bigint, 0)

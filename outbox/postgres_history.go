@@ -29,8 +29,8 @@ const (
 	h.lane, h.id, h.topic, h.message_id, h.key, h.payload, h.metadata,
 	(date_part('epoch', h.created_at) * 1000000)::bigint, (date_part('epoch', h.relayed_at) * 1000000)::bigint`
 
-	// Planned for its parameters at each execution, so a condition that is not
-	// set is gone before a plan is chosen, and times choose the days.
+	// Planned for its parameters at each execution. A condition that is not set thus
+	// disappears before a plan is chosen, and times select the days.
 	postgresHistoryWhere = `
 	($1::bigint[] is null or h.id = any ($1::bigint[]))
 	and ($2::text[] is null or h.message_id = any ($2::text[]))
@@ -40,8 +40,8 @@ const (
 	and ($6::timestamptz is null or h.relayed_at < $6::timestamptz)`
 
 	// Served by the index on id of each day, merged: a page reads from where the
-	// one before has ended. Rows that come meanwhile have any id; a page shows
-	// what its snapshot has.
+	// previous one ended. Rows added meanwhile may have any id; a page shows its
+	// snapshot.
 	postgresListHistory = `
 select` + postgresHistoryRow + `
 from {{outbox_history}} h
@@ -58,8 +58,8 @@ from (
 	where` + postgresHistoryWhere + `
 ) m`
 
-	// Ids are taken after the sort. The rows stay in the history: what is
-	// inserted is a copy, so two at a time only send twice.
+	// Ids are taken after the sort. The rows stay in the history: what is inserted is a
+	// copy, so two concurrent calls only send twice.
 	postgresResend = `
 insert into {{outbox}} (lane, topic, message_id, key, payload, metadata, created_at)
 select lane, topic, message_id, key, payload, metadata, created_at
@@ -107,8 +107,8 @@ func (s *postgresStore) resend(ctx context.Context, tx oncemill.Tx, f HistoryFil
 }
 
 const (
-	// Served by the index on id of the day. $1 is the last id of the batch before,
-	// behind entries of deleted rows that vacuum has not taken yet; $2 the number of
+	// Served by the index on id of the day. $1 is the last id of the previous batch,
+	// behind entries of deleted rows that vacuum has not removed yet; $2 the number of
 	// rows, $3 the byte budget.
 	postgresArchiveRead = `
 select` + postgresHistoryRow + `
@@ -121,7 +121,7 @@ from (
 where coalesce(h.bytes_before, 0) < $3
 order by h.id`
 
-	// Nobody writes to a day that is past its time but those who do the same.
+	// Only other archivers write to a day that is past its retention.
 	postgresArchiveDelete = `
 delete from {{day}} h
 using unnest((select $1::bigint[]), (select $2::text[]), (select $3::bigint[])) as c (id, message_id, relayed_micros)

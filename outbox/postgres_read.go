@@ -15,26 +15,25 @@ import (
 	"github.com/lib/pq"
 )
 
-// What a lane holds comes packed in one row. $1 are the lanes, $2 is the number of rows
-// of each, $3 and $4 are the known rows, $5 the busy keys, $6 the topics whose rows come
-// hollow: payload and metadata null. Rows with more than $7 bytes come without payload and
-// metadata; a lane with such a row is read again by postgresReadBulky. The migration that
-// makes the function says how it reads.
+// Each lane is returned packed in one row. $1 are the lanes, $2 is the number of rows
+// of each, $3 and $4 are the known rows, $5 the busy keys, $6 the topics whose rows
+// come hollow: payload and metadata null. Rows with more than $7 bytes come without
+// payload and metadata; a lane with such a row is read again by postgresReadBulky. The
+// migration that creates the function documents how it reads.
 const postgresRead = `select * from {{outbox_read}}($1, $2, $3, $4, $5, $6, $7)`
 
-// What the function reads of a lane, for the few that hold large rows.
+// The function's query for one lane, used for the few lanes that hold large rows.
 //
-// Planned at each execution (an unnamed statement): a plan kept from a time when
-// the table was empty scans and sorts, unless it may do neither. The arrays stand behind
-// sub-selects, so that planning does not weigh each element (36 ms with 4,000 known rows),
-// and "not in" is a hashed subplan on every version.
+// It is planned at each execution (an unnamed statement): a plan kept from a time when
+// the table was empty scans and sorts, unless it may do neither. The arrays are behind
+// sub-selects, so that planning does not weigh each element (36 ms with 4,000 known
+// rows), and "not in" is a hashed subplan on every version.
 //
-// The limit stands there twice. The inner one hides its number: where that is
-// above the rows that old statistics promise of a lane, the planner would fetch
-// the whole lane and sort it. The outer one shows it: without it the estimate is
-// a tenth of the lane, and a large backlog makes the planner compile the
-// statement (JIT) at each execution. One condition in place of two halves the
-// estimate for the same reason.
+// The limit appears twice. The inner one hides its number: if that is above the rows
+// that old statistics predict for a lane, the planner would fetch the whole lane and
+// sort it. The outer one shows it: without it the estimate is a tenth of the lane, and
+// a large backlog makes the planner compile the statement (JIT) at each execution. One
+// condition instead of two halves the estimate for the same reason.
 const postgresLaneRows = `
 		select *
 		from (
@@ -54,8 +53,8 @@ const postgresLaneRows = `
 		) h
 		limit $2`
 
-// $7 is the byte budget of a lane. Hollow rows add nothing to the sum. A payload that
-// is larger than that stays where it is, so that no answer is too large for its time.
+// $7 is the byte budget of a lane. Hollow rows add nothing to the sum. A larger payload
+// is not returned, so that no answer is too large for its time.
 const postgresReadBulky = `
 select m.lane, int8send(m.id) || timestamptz_send(m.created_at) || tidsend(m.place), m.topic, m.message_id, m.key, m.payload is null,
 	case when octet_length(m.payload) <= $7 then m.payload end, m.metadata,
@@ -73,8 +72,8 @@ cross join lateral (
 	where coalesce(w.bytes_before, 0) < $7
 ) m`
 
-// Of a payload that is stored out of line and not compressed, the server reads only
-// the piece. A row that somebody has changed has another place: no message is made of
+// The server reads only the piece of a payload that is stored out of line and not
+// compressed. A row that was changed has another place: no message is assembled from
 // pieces of two.
 const postgresReadPiece = `
 select substring(o.payload from $5 for $6)
@@ -122,7 +121,7 @@ func readArgs(req ReadRequest, bytes int) []any {
 	for i, l := range req.Lanes {
 		lanes[i] = int64(l)
 	}
-	// Of rows with one id the newest stands last, where the statement looks: the others
+	// Of rows with one id the newest comes last, where the statement looks: the others
 	// are of a server that is gone.
 	known := slices.SortedFunc(slices.Values(req.Known), func(a, b Known) int {
 		return cmp.Or(cmp.Compare(a.ID, b.ID), a.CreatedAt.Compare(b.CreatedAt))
@@ -145,8 +144,8 @@ func orEmpty[T any](s []T) []T {
 	return s
 }
 
-// readPacked returns the rows of all lanes but those that hold a row with more
-// than its share of the bytes.
+// readPacked returns the rows of all lanes except those that hold a row with more than
+// its share of the bytes.
 func (s *postgresStore) readPacked(ctx context.Context, req ReadRequest) (out []Row, bulky []int, err error) {
 	share := req.Bytes / max(1, req.Rows)
 	rows, err := s.db.QueryContext(ctx, s.readText, readArgs(req, share)...)
@@ -174,13 +173,13 @@ func (s *postgresStore) readPacked(ctx context.Context, req ReadRequest) (out []
 	return out, bulky, rows.Err()
 }
 
-// packedLane is an answer of postgresRead. The driver owns the memory.
+// packedLane is a lane as returned by postgresRead. The driver owns the memory.
 type packedLane struct {
 	lane                                                  int
 	numbers, topics, messageIDs, keys, payloads, metadata sql.RawBytes
 }
 
-// The numbers of a row are its identity's (id, time, place) and two lengths.
+// The numbers of a row: its identity (id, time, place) and two lengths.
 const (
 	identityWidth = 8 + 8 + 6
 	numbersWidth  = identityWidth + 4 + 4
@@ -228,17 +227,17 @@ func (p *packedLane) unpack(rows []Row, mem *slab) ([]Row, error) {
 	return rows, nil
 }
 
-// postgresEpoch is where PostgreSQL's times begin, in microseconds.
+// postgresEpoch is PostgreSQL's epoch, in microseconds since 1970.
 var postgresEpoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// identify takes the numbers of an identity: id, time, place.
+// identify decodes the numbers of an identity: id, time, place.
 func (r *Ref) identify(numbers []byte) {
 	r.ID = int64(binary.BigEndian.Uint64(numbers))
 	r.CreatedAt = time.UnixMicro(int64(binary.BigEndian.Uint64(numbers[8:])) + postgresEpoch).UTC()
 	r.Place = PlaceOf(numbers[16 : 16+placeWidth])
 }
 
-// readRows reads lanes row by row, up to their bytes.
+// readRows reads lanes row by row, up to their byte budget.
 func (s *postgresStore) readRows(ctx context.Context, req ReadRequest) (out []Row, err error) {
 	return scanRows(s.db.QueryContext(ctx, s.readBulky, readArgs(req, req.Bytes)...))
 }
@@ -263,8 +262,8 @@ func scanRows(rows *sql.Rows, err error) (out []Row, _ error) {
 	return out, rows.Err()
 }
 
-// slab gives out memory for small pieces. A piece that lives on keeps at most
-// slabSize bytes from being freed.
+// slab allocates memory for small pieces. A piece that lives on keeps at most slabSize
+// bytes from being freed.
 type slab struct{ free []byte }
 
 const slabSize = 32 << 10

@@ -20,12 +20,12 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Served by the primary keys (lane, id); the repeated partition expression lets
-// the executor go to the one partition. Rows are locked in the order of the
-// arrays, which are sorted by id; two workers that meet all the same, after a
-// takeover, get 40P01, and the caller tries again. The sub-selects hide the
-// length of the arrays from the planner, which would scan and hash the whole
-// table for a few thousand rows (90 us a row instead of 2).
+// Served by the primary keys (lane, id). The repeated partition expression lets the
+// executor go to the one partition. Rows are locked in the order of the arrays, which
+// are sorted by id. Two workers that still deadlock, after a takeover, get 40P01, and
+// the caller tries again. The sub-selects hide the length of the arrays from the
+// planner, which would scan and hash the whole table for a few thousand rows (90 us a
+// row instead of 2).
 const (
 	postgresRemove = `
 delete from {{outbox}} o
@@ -52,10 +52,11 @@ select lane, id, topic, message_id, key, payload, metadata, created_at, clock_ti
 from gone`
 )
 
-// The same with rows that others have locked left alone. Locking costs a record in
-// the log for each row, so this is only for rows that the plain deletion has waited
-// for in vain. What is in the snapshot and was not locked here is returned, by its
-// place in the arrays: it is locked, or was deleted meanwhile.
+// The same, but rows that others have locked are left alone. Locking costs a WAL record
+// for each row, so this is only for rows that the plain deletion has waited for without
+// success. Rows in the snapshot that were not locked here are returned, by their
+// position in the arrays: another transaction has locked them, or they were deleted
+// meanwhile.
 //
 // FOR UPDATE needs the right to update the table.
 const (
@@ -104,15 +105,14 @@ select
 	)`
 )
 
-// A scan of the row addresses $1 in one partition of the ring, no index. An
-// address alone is no identity: before the first row is touched, $2 is compared
-// with the digest of the identities of all rows that are there, in the order of
-// the addresses (a TID scan sorts them), and one that differs makes this a
-// statement that does nothing. Both scans have one snapshot, in which the row at
-// an address does not change.
+// A scan of the row addresses $1 in one partition of the ring, without an index. An
+// address alone does not identify a row. Before the first row is touched, $2 is
+// compared with the digest of the identities of all rows found, in the order of the
+// addresses (a TID scan sorts them). If it differs, the statement does nothing. Both
+// scans use one snapshot, in which the row at an address does not change.
 //
-// In the digested bytes a message id ends with the first byte of its lane, which
-// is NUL.
+// In the digested bytes a message id ends with the first byte of its lane, which is
+// NUL.
 const postgresSweepRows = `
 delete from {{partition}} o
 where o.ctid = any ((select $1::tid[])::tid[])
@@ -133,24 +133,24 @@ func newPostgresSweep(names oncemill.Config, partition int) postgresSweep {
 	}
 }
 
-// worthSweeping is the number of rows of a partition below which a statement of its own does not
-// pay. (In a table of a few pages the planner prefers to scan them.)
+// worthSweeping is the number of rows of a partition below which a separate statement
+// does not pay. (In a table of a few pages the planner prefers to scan them.)
 const (
 	worthSweeping = 64
 	mostSwept     = 1 << 16
 )
 
 const (
-	// A deletion that skips locked rows waits for locks on tables only. The plain one
-	// gives up sooner, since what it waits for is mostly a row.
+	// A deletion that skips locked rows waits only for table locks. The plain one gives
+	// up sooner, since it mostly waits for a row.
 	waitForRow   = 100 * time.Millisecond
 	waitForTable = 500 * time.Millisecond
 
 	// A batch takes some milliseconds.
 	removeLimit = 4 * time.Second
 
-	// For so long nothing is moved into a history that was found locked: each batch
-	// would wait for it.
+	// How long nothing is moved into a history that was found locked: each batch would
+	// wait for it.
 	historyRest = 10 * time.Second
 )
 
@@ -160,8 +160,8 @@ type removing struct {
 	free bool // skips rows that are locked
 }
 
-// remove tries the cheapest way first, and falls back to others: rows may have
-// moved, or be locked, and the history must never stop delivery.
+// remove tries the cheapest way first, then the others: rows may have moved, or be
+// locked, and the history must never stop delivery.
 func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
 	way := removing{keep: s.history > 0 && !s.historyLocked.lasts(time.Now())}
 	rest, missed, locked, err := s.removeByPlace(ctx, rows, way.keep)
@@ -197,7 +197,7 @@ func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error)
 	}
 }
 
-// inconclusive reports an error that says nothing about the statement.
+// inconclusive reports whether an error says nothing about the statement.
 func inconclusive(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) || sqlerr.Full(err)
 }
@@ -230,7 +230,7 @@ func (s *postgresStore) removeByIdentity(ctx context.Context, rows []Ref, way re
 	return removed, locked, nil
 }
 
-// removeWith executes a text that waits for rows that are locked.
+// removeWith executes a text that waits for locked rows.
 func (s *postgresStore) removeWith(ctx context.Context, text string, args ...any) (removed int, err error) {
 	limits := shorttx.Limits{Lock: waitForRow, Statement: removeLimit}
 	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
@@ -244,9 +244,9 @@ func (s *postgresStore) removeWith(ctx context.Context, text string, args ...any
 	return removed, nil
 }
 
-// removeByPlace removes rows where they were when they were read, at half the
-// price, and returns those that are to be removed by identity. That is all rows of a
-// partition if one of them is not in its place, or is locked.
+// removeByPlace removes rows at the place where they were read, at half the cost. It
+// returns those that must be removed by identity: all rows of a partition if one of
+// them has moved or is locked.
 func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref, keep bool) (rest []Ref, missed int, locked bool, err error) {
 	if len(rows) < worthSweeping {
 		return slices.Clone(rows), 0, false, nil
@@ -273,8 +273,8 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref, keep bool
 		if err != nil && inconclusive(ctx, err) {
 			return nil, missed, false, fmt.Errorf("remove confirmed: %w", err)
 		}
-		// Any other error is for the other way to report, or to overcome: it
-		// needs no right on the partition, and a broken history does not stop it.
+		// Any other error is for the fallback to report or avoid: it needs no right on
+		// the partition, and a broken history does not stop it.
 		if err == nil && removed == len(part) {
 			if s.history > 0 && !keep {
 				missed += removed
@@ -313,7 +313,7 @@ func sweepArgs(rows []Ref) []any {
 	return []any{string(append(places, '}')), digest[:]}
 }
 
-// byPlace returns the indices of rows, of which there are at most mostSwept, by
+// byPlace returns the indices of rows, of which there are at most mostSwept, sorted by
 // place. Sorting numbers is several times as fast as sorting rows.
 func byPlace(rows []Ref) []uint16 {
 	keys := make([]uint64, len(rows))
@@ -328,16 +328,16 @@ func byPlace(rows []Ref) []uint16 {
 	return order
 }
 
-// reportMissed logs what a broken history has missed.
+// reportMissed logs rows that a broken history did not keep.
 func reportMissed(ctx context.Context, log *slog.Logger, removed int, broken error) {
 	if removed > 0 {
 		log.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", removed, "error", broken)
 	}
 }
 
-// removeArgs writes the four arrays as text: every driver sends a string for a
-// parameter of any type. Times go as microseconds, which are exact, and cheaper
-// for both sides than dates. The rows are sorted by id.
+// removeArgs encodes the four arrays as text: every driver sends a string for a
+// parameter of any type. Times are microseconds, which are exact, and cheaper for both
+// sides than dates. The rows are sorted by id.
 func removeArgs(rows []Ref) []any {
 	var lanes, ids, times []byte
 	messageIDs := make([]string, len(rows))

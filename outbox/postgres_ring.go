@@ -10,15 +10,13 @@ import (
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
-// A turn takes some 20 ms and no lock; what it has taken stays taken if it is cut
-// short.
+// A turn takes about 20 ms and no lock. Ids taken stay taken if it is interrupted.
 var turnLimits = shorttx.Limits{Lock: time.Second, Statement: 2 * time.Second}
 
 const (
-	// One row for each partition. The size is a look at the file system, no lock. The
-	// last number counts the index entries that scans have met without finding a row:
-	// those of dead rows that somebody's snapshot keeps. (Others are marked, and met
-	// once.)
+	// One row for each partition. The size comes from the file system, without a lock.
+	// The last number counts the index entries for which scans found no row: entries of
+	// dead rows that a snapshot keeps. (Others are marked, and met once.)
 	postgresRingState = `
 select
 	(select last_value from {{outbox_id}}),
@@ -32,9 +30,9 @@ from unnest(array['{{outbox_0}}'::regclass, '{{outbox_1}}'::regclass, '{{outbox_
 	with ordinality as p (partition, n)
 order by p.n`
 
-	// Any role sees that a walsender is there; only some see its state. Those that
-	// make a backup or decode for logical replication replay nothing. A physical slot
-	// is a standby's, which may be away for the moment.
+	// Any role sees that a walsender exists; only some see its state. Walsenders that
+	// take a backup or decode for logical replication replay nothing. A physical slot
+	// belongs to a standby, which may be disconnected at the moment.
 	postgresStandby = `
 select exists (
 	select
@@ -45,9 +43,9 @@ select exists (
 	select from pg_replication_slots s where s.slot_type = 'physical' and not s.temporary
 )`
 
-	// Takes the ids that the partition being written has left. nextval never goes
-	// back, so no writer needs to be kept out, and it does no harm if a writer or
-	// another upkeep takes some of them meanwhile.
+	// Takes the remaining ids of the partition being written. nextval never goes back,
+	// so writers need not be locked out. It does no harm if a writer or another upkeep
+	// takes some of them meanwhile.
 	postgresTurn = `
 select count(nextval('{{outbox_id}}'))
 from generate_series(1, 65536 - ((select last_value from {{outbox_id}}) & 65535))`
@@ -63,16 +61,16 @@ where l.granted
 )
 
 const (
-	// Reads pass over the dead rows of so many bytes in less than a millisecond, so
-	// that a truncation gains nothing.
+	// Reads pass over this many bytes of dead rows in less than a millisecond, so a
+	// truncation gains nothing.
 	worthTruncating = 8 << 20
 
-	// This much is worth it once reads have paid for it many times over.
+	// Truncating this much is worthwhile once reads have passed over it many times.
 	worthWhereSlow = 1 << 20
 )
 
-// maintainRing truncates the partitions that hold nothing but dead rows, and turns
-// the ring when that is worth it.
+// maintainRing truncates the partitions that hold only dead rows, and turns the ring
+// when that is worthwhile.
 func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Maintained) error {
 	if s.truncation == TruncateNever {
 		return nil
@@ -97,10 +95,10 @@ func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Mai
 			return nil
 		}
 	}
-	writing, clean := partitionOf(last), true // all but the partition being written
+	writing, clean := partitionOf(last), true // clean: all except the partition being written
 	for i := range sizes {
-		// The partition being written is not empty for long; the one that comes
-		// next must be cleaned before its turn, so it is not left out.
+		// The partition being written is not empty for long. The one that comes next
+		// must be cleaned before its turn, so it is not skipped.
 		if i == writing || !dirty(i) {
 			s.ring.free(i)
 			clean = clean && (i == writing || sizes[i] < worthWhereSlow)
@@ -118,8 +116,8 @@ func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Mai
 		}
 		clean = clean && emptied
 	}
-	// While another partition holds rows, turning would spread a backlog over the
-	// whole ring, and nothing could be truncated.
+	// While another partition holds rows, turning would spread a backlog over the whole
+	// ring, and nothing could be truncated.
 	if slow[writing] && clean && sizes[writing] >= worthWhereSlow {
 		turned, err := s.turn(ctx, guard)
 		if err != nil {
@@ -133,8 +131,8 @@ func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Mai
 	return nil
 }
 
-// ringState returns the last id given out, and of each partition its bytes and the
-// entries that scans have passed over.
+// ringState returns the last id given out, and for each partition its size in bytes and
+// the entries that scans have passed over.
 func (s *postgresStore) ringState(ctx context.Context) (last int64, sizes, passed [4]int64, err error) {
 	rows, err := s.db.QueryContext(ctx, s.upkeep.ringState)
 	if err != nil {
@@ -149,7 +147,7 @@ func (s *postgresStore) ringState(ctx context.Context) (last int64, sizes, passe
 	return last, sizes, passed, rows.Err()
 }
 
-// turn makes the ids go on to the next partition of the ring.
+// turn advances the ids to the next partition of the ring.
 func (s *postgresStore) turn(ctx context.Context, guard guard) (turned bool, err error) {
 	turned, err = s.guarded(ctx, turnLimits, guard, func(tx *sql.Tx) (bool, error) {
 		_, err := tx.ExecContext(ctx, s.upkeep.turn)
@@ -161,8 +159,8 @@ func (s *postgresStore) turn(ctx context.Context, guard guard) (turned bool, err
 	return turned, err
 }
 
-// truncate empties a partition of the ring of its dead rows, unless there are
-// others in it or somebody's lock blocks that.
+// truncate removes the dead rows of a partition of the ring, unless it has other rows
+// or somebody's lock blocks that.
 func (s *postgresStore) truncate(ctx context.Context, guard guard, i int) (emptied, blocked bool, err error) {
 	wait, ok := s.ring.may(i, time.Now())
 	if !ok {
@@ -187,7 +185,7 @@ func (s *postgresStore) truncate(ctx context.Context, guard guard, i int) (empti
 	return false, true, nil
 }
 
-// holders returns the transactions that have a lock on a partition of the ring.
+// holders returns the transactions that hold a lock on a partition of the ring.
 func (s *postgresStore) holders(ctx context.Context, i int) (holders []string, err error) {
 	rows, err := s.db.QueryContext(ctx, s.upkeep.holders[i])
 	if err != nil {
@@ -204,13 +202,12 @@ func (s *postgresStore) holders(ctx context.Context, i int) (holders []string, e
 	return holders, rows.Err()
 }
 
-// ifEmpty executes text, which empties or drops a partition, if no row is in it
-// but dead ones. An open writer holds a lock on the partition from its insert to
-// its end, so once SHARE ROW EXCLUSIVE is granted, which keeps writers and other
-// upkeep out, every row is either committed, and seen by the test that follows as
-// a statement of its own, or gone. The test passes over all dead rows, so readers
-// are kept out only after it. The test before the lock keeps the lock off
-// partitions that it would find in use.
+// ifEmpty executes text, which empties or drops a partition, if the partition has only
+// dead rows. An open writer holds a lock on the partition from its insert to its end.
+// So once SHARE ROW EXCLUSIVE is granted, which excludes writers and other upkeep,
+// every row is either committed, and visible to the test that follows as a separate
+// statement, or gone. The test passes over all dead rows, so readers are excluded only
+// after it. The test before the lock avoids locking partitions that are in use.
 func ifEmpty(ctx context.Context, tx *sql.Tx, partition, text string) (bool, error) {
 	empty := func() (empty bool, err error) {
 		err = tx.QueryRowContext(ctx, `select not exists (select from `+partition+`)`).Scan(&empty)

@@ -15,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// postgresScheduled is the SQL of messages for later.
+// postgresScheduled is the SQL of scheduled messages.
 type postgresScheduled struct{ insert, cancel, next, large, choose, move string }
 
 func newPostgresScheduled(names oncemill.Config) postgresScheduled {
@@ -29,8 +29,8 @@ const (
 	rowsPerSchedule = 8_000 // 64,000 of the protocol's 65,535 parameters
 )
 
-// The sequence is read in the order of the values, so messages of one call and
-// one time keep the call's order.
+// The sequence is read in the order of the values, so messages of one call with the
+// same due time keep the call's order.
 const postgresSchedule = `insert into {{scheduled}} (lane, topic, message_id, key, payload, metadata, deliver_at) values `
 
 var postgresScheduleParts = [scheduleColumns + 1]string{
@@ -38,13 +38,13 @@ var postgresScheduleParts = [scheduleColumns + 1]string{
 	", case ", "::smallint when 1 then statement_timestamp() else timestamptz 'epoch' end + ", "::bigint * interval '1 microsecond')",
 }
 
-// A row for each message that was taken back. The function is in the migrations;
-// its caller needs no right on the table.
+// One row for each cancelled message. The migrations define the function; its caller
+// needs no right on the table.
 const postgresCancel = `select from {{scheduled_cancel}}($1)`
 
 const (
-	// The first entry of the primary key behind $3 and $4, but for those put aside, $1, and
-	// those of keys that wait, $2.
+	// The first entry of the primary key behind $3 and $4, except those put aside, $1,
+	// and those of keys that wait, $2.
 	postgresNextDue = `
 select (extract(epoch from s.deliver_at - clock_timestamp()) * 1000000)::bigint, octet_length(s.payload) + octet_length(s.metadata)
 from {{scheduled}} s
@@ -54,8 +54,8 @@ where (s.deliver_at, s.seq) > ((select $3::timestamptz), (select $4::bigint))
 order by s.deliver_at, s.seq
 limit 1`
 
-	// The same of those that are due and have more bytes than $5. What stands before it in the
-	// index waits for a cancellation.
+	// The same, for due messages with more bytes than $5. Entries before it in the
+	// index wait for a cancellation.
 	postgresNextLarge = `
 select octet_length(s.payload) + octet_length(s.metadata)
 from {{scheduled}} s
@@ -67,22 +67,22 @@ where s.deliver_at <= (select clock_timestamp())
 order by s.deliver_at, s.seq
 limit 1`
 
-	// What is due comes first in the index, which statistics of a table that fills
-	// and empties do not tell: the planner gets no other choice. Constraints are checked
-	// when a row is moved, so that what is refused is known.
+	// Due rows come first in the index. The statistics of a table that fills and
+	// empties do not show that, so the planner gets no other choice. Constraints are
+	// checked when a row is moved, so that a refused row is identified.
 	postgresMovePlan = `set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit = off; set local datestyle = 'ISO'; set constraints all immediate`
 
-	// Served by the primary key (deliver_at, seq), from $8 and $9 to $10 and $11. $1 is the
-	// number of rows to look at, $12 to choose, $2 the byte budget, $3 keys that wait already, $4 and $5 the
-	// least and the most bytes of a row, $6 those put aside, $7 the one row that it is
-	// about, if it is not 0.
+	// Served by the primary key (deliver_at, seq), from $8 and $9 to $10 and $11. $1 is
+	// the number of rows to look at, $12 to choose, $2 the byte budget, $3 keys that
+	// wait already, $4 and $5 the least and the most bytes of a row, $6 those put
+	// aside, $7 the only row to move, if it is not 0.
 	//
-	// Rows of another size, those put aside, and those that somebody is cancelling,
-	// which are locked, are passed over, and so are the later ones of their keys: the
-	// cancellation may be rolled back. A row
-	// that is not locked once it was read cannot be cancelled before this
-	// commits. It is apart from the move so that one that fails is known. The last columns
-	// are the place of the last row that was looked at.
+	// Passed over are rows of another size, rows put aside, and rows that somebody is
+	// cancelling, which are locked. So are the later rows of their keys: the
+	// cancellation may be rolled back. A row that is not locked once it was read cannot
+	// be cancelled before this commits. The choice is separate from the move, so that a
+	// row that fails is identified. The last columns are the place of the last row that
+	// was looked at.
 	postgresChooseDue = `
 with free as materialized (
 	select s.deliver_at, s.seq, s.key, octet_length(s.payload) + octet_length(s.metadata) as bytes
@@ -173,24 +173,24 @@ func nextDue(row *sql.Row) (head due, err error) {
 	case err != nil:
 		return due{}, err
 	}
-	// Far ahead, the duration would overflow.
+	// Far in the future, the duration would overflow.
 	head.in = time.Duration(min(micros, moveIdle.Microseconds())) * time.Microsecond
 	return head, nil
 }
 
-// moveBeside is how long a call may take besides the statement that moves a large message.
-// On a busy server the look for it takes long, too: one that had no time left would be
-// repeated for ever.
+// moveBeside is how long a call may take in addition to the statement that moves a
+// large message. On a busy server the look for it takes long, too; a call with no time
+// left would be repeated forever.
 const moveBeside = 5 * time.Second
 
 var moveLimits = shorttx.Limits{Lock: 500 * time.Millisecond, Statement: 3 * time.Second}
 
 const mostBytes = math.MaxInt32 // of a row
 
-// moveDue moves a batch. A message that is larger than a batch is moved alone, with
-// more time, when it has become the first one that is due, or the others wait; until then
-// others pass it, but those of its key. One that cannot be moved, for whatever reason of
-// its own, is put aside, and tried again alone.
+// moveDue moves a batch. A message larger than a batch is moved alone, with more time,
+// once it is the first one due or the others wait. Until then others pass it, except
+// those of its key. A message that cannot be moved, for a reason of its own, is put
+// aside and retried alone.
 func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
 	rows, bytes := s.pace.batch()
 	alone := choice{rows: 1, bytes: bytes, least: bytes + 1, most: mostBytes, after: s.pace.leftOut().after, upTo: end}
@@ -234,7 +234,7 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 	return moved, err
 }
 
-// moveAlone moves one message, with the time of its size.
+// moveAlone moves one message, with a time limit for its size.
 func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, bytes int64) (Moved, error) {
 	limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(c.only, bytes)}
 	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
@@ -246,7 +246,7 @@ func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, by
 	case err == nil && moved > 0:
 		s.pace.movedAlone(c.only, bytes, time.Since(begin), limits.Statement)
 		return Moved{Rows: moved}, nil
-	case err == nil: // it was cancelled, or waits for another one of its key
+	case err == nil: // cancelled, or waits for another one of its key
 		s.pace.forget(c.only)
 		return Moved{}, nil
 	case len(seen.chosen) == 1 && ofRow(ctx, err):
@@ -260,7 +260,7 @@ func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, by
 	return Moved{}, s.othersGoOn(ctx, err)
 }
 
-// goRound goes on with the round, as far as there is time for.
+// goRound continues the round, as far as time permits.
 func (s *postgresStore) goRound(ctx context.Context, guard guard, c choice) (Moved, error) {
 	limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(0, 0)}
 	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
@@ -279,7 +279,7 @@ func (s *postgresStore) goRound(ctx context.Context, guard guard, c choice) (Mov
 	return Moved{Rows: moved, Failed: true}, nil
 }
 
-// othersGoOn returns err if others cannot go on.
+// othersGoOn returns err if others cannot continue.
 func (s *postgresStore) othersGoOn(ctx context.Context, err error) error {
 	if ctx.Err() != nil || sqlerr.State(err) == "" {
 		return err
@@ -293,9 +293,9 @@ type rowError struct{ error }
 
 func (e *rowError) Unwrap() error { return e.error }
 
-// ofRow reports an error that a row may have a part in: it takes too long, waits for what
-// others hold, or is not what the outbox, or a trigger on it, takes. What says that the
-// server does nothing for anybody is none.
+// ofRow reports whether a row may have caused an error: it takes too long, waits for
+// locks, or is refused by the outbox or by a trigger on it. Errors of a server that
+// serves nobody do not count.
 func ofRow(ctx context.Context, err error) bool {
 	state := sqlerr.State(err)
 	if ctx.Err() != nil || len(state) != 5 || !errors.As(err, new(*rowError)) {
@@ -319,12 +319,13 @@ func (s *postgresStore) putAside(ctx context.Context, r row, bytes int64, limit 
 	}
 }
 
-// moveSmall moves a batch of rows of at most so many bytes each, and adapts the batch
-// to how long that takes. One that fails is made smaller, down to the row that is why.
+// moveSmall moves a batch of rows of at most the given bytes each, and adapts the batch
+// to the time that takes. A batch that fails is made smaller, down to the row that is
+// the cause.
 func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, bytes int64) (Moved, error) {
 	limits := moveLimits
 	if within := shorttx.Within(ctx); within.Statement < limits.Statement {
-		limits.Statement = within.Statement // the server is to say what is slow, before the caller gives up
+		limits.Statement = within.Statement // the server should report what is slow before the caller gives up
 	}
 	begin := time.Now()
 	c := choice{rows: rows, bytes: bytes, most: bytes, after: s.pace.leftOut().after, upTo: end}
@@ -346,32 +347,32 @@ func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, by
 		s.putAside(ctx, seen.chosen[0], 0, limits.Statement, false, err)
 		return Moved{Failed: true}, nil
 	case ctx.Err() != nil, !s.pace.slower():
-		return Moved{}, err // the server is silent, or less is not possible
+		return Moved{}, err // the server is silent, or the batch cannot be smaller
 	}
 	s.log.WarnContext(ctx, "moving scheduled messages failed; moving fewer at a time", "rows", rows, "bytes", bytes, "error", err)
 	return Moved{Failed: true}, nil
 }
 
-// choice says which rows to move.
+// choice selects the rows to move.
 type choice struct {
 	rows        int
 	bytes       int64 // of all; the last row may be too large
 	least, most int64 // bytes of each
-	only        int64 // the one row that it is about; 0: all
+	only        int64 // the only row to move; 0: all
 	after, upTo place
-	apart       bool // each for itself; those that are refused are put aside
+	apart       bool // moved one by one; refused ones are put aside
 }
 
 // seen is what move has looked at.
 type seen struct {
 	chosen []row
-	last   place // everything up to it was tried, or is in nobody's way; the zero place if there was nothing
+	last   place // everything up to it was tried, or blocks nobody; the zero place if there was nothing
 }
 
-// errKeysWait says that more keys wait than a look passes over.
+// errKeysWait means that more keys wait than a look passes over.
 var errKeysWait = errors.New("too many keys of scheduled messages wait for transactions that cancel one, or for a message that cannot be moved")
 
-// leave leaves to rounds what more keys wait among than a look passes over.
+// leave leaves to rounds the range in which more keys wait than a look passes over.
 func (s *postgresStore) leave(ctx context.Context, upTo place, err error) {
 	now := time.Now()
 	s.pace.leave(upTo, now)
@@ -380,8 +381,8 @@ func (s *postgresStore) leave(ctx context.Context, upTo place, err error) {
 	}
 }
 
-// move moves the first rows that are due, of a choice, and returns their number and what
-// it has looked at, in case of an error as far as that is known.
+// move moves the first due rows of a choice. It returns their number and what it has
+// looked at, after an error as far as that is known.
 func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, looked seen, err error) {
 	over := s.pace.leftOut()
 	if c.only != 0 {
@@ -424,7 +425,7 @@ func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard g
 		for _, r := range refused {
 			s.putAside(ctx, r.row, 0, limits.Statement, c.upTo != end, r.err)
 		}
-		// Where all that came first waits, others may not. A round goes on behind it.
+		// If all the first rows wait, others may not. A round continues behind them.
 		if err != nil || moved > 0 || len(refused) > 0 || len(held) == 0 || c.only != 0 || c.upTo != end {
 			return moved, looked, err
 		}
@@ -435,16 +436,16 @@ func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard g
 	}
 }
 
-// refusal is a message that the outbox does not take.
+// refusal is a message that the outbox refuses.
 type refusal struct {
 	row
 	err error
 }
 
-// moveApart moves messages one by one, as many as there is time for, so that those that
-// are refused, and those of their keys, are all that stays. It tries at least one.
+// moveApart moves messages one by one, as many as time permits, so that only refused
+// messages and those of their keys remain. It tries at least one.
 func (s *postgresStore) moveApart(ctx context.Context, tx *sql.Tx, rows []row) (moved, tried int, refused []refusal, err error) {
-	// What waits for others, in a trigger, is to cost little.
+	// A message that waits for others, in a trigger, must cost little.
 	if _, err := tx.ExecContext(ctx, `set local lock_timeout = '50ms'`); err != nil {
 		return 0, 0, nil, err
 	}

@@ -13,7 +13,8 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// postgresUpkeep keeps the ring free of dead rows and the history in days.
+// postgresUpkeep keeps the ring free of dead rows and maintains the daily partitions of
+// the history.
 type postgresUpkeep struct {
 	names     oncemill.Config
 	partition [4]string
@@ -44,13 +45,12 @@ var (
 	// Others queue behind the lock that a truncate or a drop waits for.
 	retireLimits = shorttx.Limits{Lock: 10 * time.Millisecond, Statement: 250 * time.Millisecond}
 
-	// Making a day takes no lock that a move or a reader waits for.
+	// Creating a day takes no lock that a move or a reader waits for.
 	makeDayLimits = shorttx.Limits{Lock: 2 * time.Second, Statement: 4 * time.Second}
 )
 
 const (
-	// The days that there are, as YYYYMMDD. One that is dropped meanwhile has no
-	// size.
+	// The existing days, as YYYYMMDD. A day that is dropped meanwhile has no size.
 	postgresDays = `
 select right(c.relname, 8), coalesce(pg_relation_size(c.oid) > 0, false)
 from pg_inherits i
@@ -58,7 +58,7 @@ join pg_class c on c.oid = i.inhrelid
 where i.inhparent = '{{outbox_history}}'::regclass
 order by 1`
 
-	// Upkeep excludes other upkeep by it, but no move and no reader; attaching a
+	// The upkeep excludes other upkeep with it, but no move and no reader. Attaching a
 	// partition takes it anyway.
 	postgresLockHistory = `lock table {{outbox_history}} in share update exclusive mode`
 
@@ -76,7 +76,7 @@ const (
 	dayLayout = "20060102"
 )
 
-// maintain does each step, whatever becomes of the others.
+// maintain does each step, whether or not the others succeed.
 func (s *postgresStore) maintain(ctx context.Context, guard guard) (done Maintained, err error) {
 	err = s.maintainRing(ctx, guard, &done)
 	if err == nil || !inconclusive(ctx, err) {
@@ -85,16 +85,16 @@ func (s *postgresStore) maintain(ctx context.Context, guard guard) (done Maintai
 	return done, err
 }
 
-// passedOver tells the errors that only say: not now. Somebody holds the
-// partition (an open writer, a dump), or looking at it took too long.
+// passedOver reports whether an error only means: not now. Somebody holds the partition
+// (an open writer, a dump), or looking at it took too long.
 func passedOver(err error) bool {
 	return sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }
 
-// guarded runs fn in a short transaction of its own that the caller's lease
-// guards, and reports whether fn did anything. It is READ COMMITTED: under a
-// REPEATABLE READ default a test for emptiness made after a lock still sees the world
-// before it, and a committed row would be destroyed.
+// guarded runs fn in a short transaction of its own that the caller's lease guards, and
+// reports whether fn did anything. It is READ COMMITTED. Under a REPEATABLE READ
+// default, a test for emptiness after a lock would still use the snapshot before it,
+// and a committed row would be destroyed.
 func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guard guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
 	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
 		held, err := guard(ctx, tx)
@@ -110,9 +110,9 @@ func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guar
 	return did, nil
 }
 
-// maintainHistory makes the partitions of today and the days ahead, empties
-// those that are past their time, and drops them a day later, when no reader
-// remembers them. What is to be archived goes when it has been.
+// maintainHistory creates the partitions of today and the days ahead, and empties those
+// past their retention. It drops them a day later, when no reader remembers them. Rows
+// to be archived are removed once they have been archived.
 func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *Maintained) error {
 	now, days, err := s.historyDays(ctx)
 	if err != nil {
@@ -158,8 +158,8 @@ func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *
 	return failed
 }
 
-// expiredFor tells for how long nothing of a day has had to be kept. Without a
-// history that is so from the day's end on.
+// expiredFor returns how long nothing of a day has had to be kept. Without a history
+// that counts from the end of the day.
 func (s *postgresStore) expiredFor(now, day time.Time) time.Duration {
 	return now.Sub(day.AddDate(0, 0, 1)) - s.history
 }
@@ -187,8 +187,8 @@ func (s *postgresStore) makeDays(ctx context.Context, guard guard, now time.Time
 	return nil
 }
 
-// historyDays returns the server's time (UTC) and the days that have a
-// partition, with whether it holds anything.
+// historyDays returns the server's time (UTC), and the days that have a partition, with
+// whether the partition has any rows.
 func (s *postgresStore) historyDays(ctx context.Context) (now time.Time, days map[string]bool, err error) {
 	if err := s.db.QueryRowContext(ctx, `select clock_timestamp()`).Scan(&now); err != nil {
 		return now, nil, err
@@ -212,8 +212,8 @@ func (s *postgresStore) historyDays(ctx context.Context) (now time.Time, days ma
 
 func (u postgresUpkeep) dayTable(name string) string { return u.names.Table("outbox_history_" + name) }
 
-// lockedDay locks the history against other upkeep and then reports whether a
-// day has its partition.
+// lockedDay locks the history against other upkeep, then reports whether a day has a
+// partition.
 func (s *postgresStore) lockedDay(ctx context.Context, tx *sql.Tx, name string) (there bool, err error) {
 	if _, err := tx.ExecContext(ctx, s.upkeep.lockDays); err != nil {
 		return false, err
@@ -222,9 +222,9 @@ func (s *postgresStore) lockedDay(ctx context.Context, tx *sql.Tx, name string) 
 	return there, err
 }
 
-// CREATE and ATTACH, unlike CREATE ... PARTITION OF, leave the history open to
-// the moves of other sessions. There is no key; where a publication for all tables
-// publishes deletions, the archive's would fail without an identity.
+// CREATE and ATTACH, unlike CREATE ... PARTITION OF, do not block moves of other
+// sessions. There is no key; where a publication for all tables publishes deletions,
+// the archive's would fail without an identity.
 const postgresMakeDay = `
 create table {{day}} (like {{outbox_history}} including all);
 alter table {{day}} replica identity full;

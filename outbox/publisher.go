@@ -7,53 +7,60 @@ import (
 	"reflect"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
 )
 
-// Publish writes messages to the outbox in tx, which the caller began and ends: they
-// exist if and only if it commits. For a pgx.Tx see [oncemill.FromPgx]. As many
-// goroutines may call it at once as the transaction allows, that is one.
+// Publish writes messages to the outbox in tx, which the caller began and ends. The
+// messages exist if and only if tx commits. For a pgx.Tx see [oncemill.FromPgx].
+// Publish allows as many concurrent calls as the transaction does, that is one.
 //
-// ctx ends the statements, and is what Config.Payload works under. A message goes on
-// with the trace of its own context (message.SetContext), if that has a span, or else
-// with that of ctx.
+// ctx bounds the statements and is passed to Config.Payload. A message continues the
+// trace of its own context (message.SetContext) if that has a span, otherwise the trace
+// of ctx.
 //
-// All messages are written with one INSERT, in their order, and those for later
-// ([SetDeliverAt], [SetDeliverAfter]) with one of their own. A statement takes at most
+// All messages are written with one INSERT, in their order, and scheduled messages
+// ([SetDeliverAt], [SetDeliverAfter]) with a second one. A statement takes at most
 // 10,000 messages (on SQLite, which has no round trips to save, 100) and 8 MiB of
-// payload and metadata; more of them take several.
+// payload and metadata. More messages take several statements.
 //
-// Bad messages are reported as a [*MessageError], what Config.Payload cannot encode
-// with an error of package payload, and a tx that is nil with [ErrNoTx], all before any
-// SQL is sent. An error of the database leaves the transaction to the caller, who has
-// to roll it back.
+// Errors are reported before any SQL is sent: a bad message as a [*MessageError], a
+// message that Config.Payload cannot encode as an error of package payload, a nil tx as
+// [ErrNoTx]. After a database error the caller has to roll the transaction back.
 func (o *Outbox) Publish(ctx context.Context, tx oncemill.Tx, topic string, messages ...*message.Message) error {
-	return o.publish(ctx, topic, messages, func() (oncemill.Tx, error) {
-		if isNil(tx) {
-			return nil, ErrNoTx
+	own := func() (oncemill.Tx, error) { return tx, nil }
+	return o.publish(ctx, topic, messages, own, func(msg *message.Message) context.Context {
+		if trace.SpanContextFromContext(msg.Context()).IsValid() {
+			return msg.Context()
 		}
-		return tx, nil
+		return ctx
 	})
 }
 
-// publish asks for the transaction when the messages are good.
-func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.Message, txOf func() (oncemill.Tx, error)) error {
+// tracer returns the context whose trace a message continues.
+type tracer func(msg *message.Message) context.Context
+
+// publish asks for the transaction once the messages are known to be good.
+func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.Message, txOf func() (oncemill.Tx, error), of tracer) error {
 	if len(messages) == 0 {
 		return nil
 	}
 	all, waits := make([]Row, len(messages)), make([]delay, len(messages))
 	for i, msg := range messages {
 		var err error
-		if all[i], waits[i], err = o.newRow(ctx, i, topic, msg); err != nil {
+		if all[i], waits[i], err = o.newRow(of, i, topic, msg); err != nil {
 			return err
 		}
 	}
 	tx, err := txOf()
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
+	case isNil(tx):
+		return ErrNoTx
 	}
-	if err := o.encode(ctx, all, messages); err != nil {
+	if err := o.encode(ctx, of, all, messages); err != nil {
 		return err
 	}
 	rows, later := apart(all, waits)
@@ -66,14 +73,14 @@ func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.
 	return nil
 }
 
-// isNil reports that there is no transaction. A variable of type *sql.Tx that was never
-// set is none either.
+// isNil reports whether there is no transaction. That includes a *sql.Tx variable that
+// was never set.
 func isNil(tx oncemill.Tx) bool {
 	raw, ok := tx.(*sql.Tx)
 	return tx == nil || ok && raw == nil
 }
 
-// apart separates what is for now from what is for later.
+// apart separates messages for now from scheduled messages.
 func apart(all []Row, waits []delay) (now []Row, later []scheduledRow) {
 	now = all[:0]
 	for i, row := range all {
@@ -86,10 +93,10 @@ func apart(all []Row, waits []delay) (now []Row, later []scheduledRow) {
 	return now, later
 }
 
-// Publisher is [Outbox.Publish] as a message.Publisher of Watermill, which has no
-// context: that of the first message counts. One that is bound to the context may be
-// used by many goroutines at once; one that is bound to a transaction by as many as
-// that allows, that is one.
+// Publisher is [Outbox.Publish] as a Watermill message.Publisher, which has no context:
+// the first message's context is used. A context-bound publisher is safe for concurrent
+// use. A publisher bound to a transaction allows as many concurrent calls as that does,
+// that is one.
 type Publisher struct {
 	box *Outbox
 	tx  oncemill.Tx // nil: taken from the message's context
@@ -103,14 +110,16 @@ func (o *Outbox) Publisher(tx oncemill.Tx) *Publisher {
 	return &Publisher{box: o, tx: tx}
 }
 
-// ContextPublisher returns a Watermill publisher that writes in the transaction that it
-// finds in each message's context (oncemill.ContextWithTx), so that one bus made at the
-// start serves every transaction. A message without one is refused with [ErrNoTx].
+// ContextPublisher returns a Watermill publisher that writes in the transaction in each
+// message's context (oncemill.ContextWithTx). One event bus, created at startup, can
+// thus serve every transaction. A message without a transaction is refused with
+// [ErrNoTx].
 func (o *Outbox) ContextPublisher() *Publisher {
 	return &Publisher{box: o}
 }
 
-// Publish is [Outbox.Publish] under the context of the first message.
+// Publish is [Outbox.Publish] with the context of the first message. Each message
+// continues the trace of its own context.
 func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	switch {
 	case len(messages) == 0:
@@ -119,13 +128,14 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 		return &MessageError{Field: "message", Problem: "is nil"}
 	}
 	ctx := messages[0].Context()
+	tx := func() (oncemill.Tx, error) { return txOfMessages(messages) }
 	if p.tx != nil {
-		return p.box.Publish(ctx, p.tx, topic, messages...)
+		tx = func() (oncemill.Tx, error) { return p.tx, nil }
 	}
-	return p.box.publish(ctx, topic, messages, func() (oncemill.Tx, error) { return txOfMessages(messages) })
+	return p.box.publish(ctx, topic, messages, tx, (*message.Message).Context)
 }
 
-// Close does nothing: a Publisher holds nothing. The transaction stays open.
+// Close does nothing: a Publisher holds no resources. The transaction stays open.
 func (p *Publisher) Close() error { return nil }
 
 // txOfMessages returns the transaction in the context of the messages.

@@ -9,8 +9,8 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 )
 
-// Queue is the read side of an outbox: what a relay needs. It remembers no
-// row: one in the table is what is owed, and a lane is always read from its start.
+// Queue is the read side of an outbox, for a relay. It keeps no state about rows: a row
+// in the table is an unconfirmed message, and a lane is always read from its start.
 type Queue struct {
 	box       *Outbox
 	archiving *bounded.Calls // of Archive
@@ -19,101 +19,101 @@ type Queue struct {
 // Queue returns the read side of o.
 func (o *Outbox) Queue() *Queue { return &Queue{box: o, archiving: bounded.New(archiveAbandoned)} }
 
-// ReadRequest says what to read. Every lane is read from its start, in the order
-// of ids.
+// ReadRequest selects what to read. Every lane is read from its start, in the order of
+// ids.
 type ReadRequest struct {
 	Lanes []int
-	Rows  int // at most so many of each lane
-	Bytes int // of each lane at most so many bytes of payload and metadata, but at least one row
+	Rows  int // largest number of rows of each lane
+	Bytes int // largest number of bytes of payload and metadata of each lane; at least one row is returned
 
-	// Known are the rows that the caller holds already; they are passed over. They
+	// Known are the rows that the caller already holds; the read passes over them. They
 	// are rows whose deletion has not committed before this read. Of rows with one id,
 	// PostgreSQL passes over the newest only.
 	Known []Known
 
-	// Busy are keys whose rows are to be passed over, because the caller has
-	// enough of them waiting.
+	// Busy are keys to pass over, because enough of their rows already wait at the
+	// caller.
 	Busy []string
 
-	// Hollow are topics whose rows come without payload and metadata, with
-	// Row.Hollow set: the caller cannot send them now, and only needs to know that
-	// they are there. They count as rows, and as no bytes.
+	// Hollow are topics whose rows are returned without payload and metadata, with
+	// Row.Hollow set: the caller cannot send them now, and only needs to know that they
+	// exist. They count as rows, but as no bytes.
 	Hollow []string
 }
 
-// Known identifies a row that a reader holds. The id alone is not enough: a server
-// that lost its tail gives ids out again, and the row that has one now is another.
+// Known identifies a row that a reader holds. The id alone is not enough: a server that
+// lost its latest commits gives ids out again, and the row that has one now is another.
 type Known struct {
 	ID        int64
 	CreatedAt time.Time
 }
 
-// Read returns the rows that req asks for, those of one lane together and in
-// order. It sees every row that was committed when it started. The last row of a lane
-// may come without its payload, if that has more bytes than the lane is to bring:
-// Row.Missing says so.
+// Read returns the rows that req selects, those of one lane together and in order. It
+// sees every row that was committed when it started. The last row of a lane may come
+// without its payload, if that has more bytes than the lane is to return: Row.Missing
+// reports that.
 func (q *Queue) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	return q.box.store.read(ctx, req)
 }
 
-// ReadPiece returns up to most bytes of the payload of a row, from an offset on; none if
-// there is no such row any more.
+// ReadPiece returns up to most bytes of the payload of a row, starting at offset. It
+// returns none if the row no longer exists.
 func (q *Queue) ReadPiece(ctx context.Context, of Ref, offset, most int) ([]byte, error) {
 	return q.box.store.readPiece(ctx, of, offset, most)
 }
 
-// Ahead says which rows a call of ReadAhead returns of each lane.
+// Ahead selects the rows that ReadAhead returns from each lane.
 type Ahead struct {
 	Topics []string // the oldest rows of these
-	Newest int      // and so many of the newest rows of other topics
+	Newest int      // and this many of the newest rows of other topics
 	Not    []string // but none of these topics
 
-	Look int // of the newest rows of each lane, so many
+	Look int // how many of the newest rows of each lane to consider
 
-	// Scan is among how many rows of the table earlier ones of their keys are looked
-	// for. If there are as many or more, no row with a key is returned.
+	// Scan bounds the search for earlier rows of the same keys, in rows of the table.
+	// If the table has as many or more, no row with a key is returned.
 	Scan int
 
 	Unordered bool // keys do not order rows
 }
 
-// ReadAhead returns rows that may go before those that are in front of them in their
-// lanes: rows without a key, and rows before which their key has none that req.Known
-// does not name. Rows of one lane come together and in order, at most req.Rows of the topics
-// asked for, which are the first to get their bytes. The time that it takes grows with
-// the number of rows in the table, up to ahead.Scan.
+// ReadAhead returns rows that may go before those in front of them in their lanes: rows
+// without a key, and rows whose key has no earlier row outside req.Known. Rows of one
+// lane are returned together and in order, at most req.Rows of the requested topics,
+// which get their bytes first. Its cost grows with the number of rows in the table, up
+// to ahead.Scan.
 func (q *Queue) ReadAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
 	return q.box.store.readAhead(ctx, req, ahead)
 }
 
-// Removal says what a call of Remove did.
+// Removal is the result of Remove.
 type Removal struct {
-	// Missed is the number of rows that were removed without being kept in the
-	// history, since that could not be written.
+	// Missed is the number of rows that were removed but not kept in the history,
+	// because it could not be written.
 	Missed int
 
-	// Locked are the rows that are still there because another transaction has
-	// locked them. Remove them again later.
+	// Locked are rows that still exist because another transaction has locked them.
+	// Remove them again later.
 	Locked []Ref
 }
 
-// Remove deletes rows that the broker has confirmed, and moves them into the
-// history if one is kept. It waits for nobody's lock for long: a row that another
-// transaction has locked is skipped and returned. With an error, any of the rows may
-// have been removed.
+// Remove deletes rows that the broker has confirmed, and moves them into the history if
+// one is kept. It never waits long for a lock: a row that another transaction has
+// locked is skipped and returned. After an error, any of the rows may have been
+// removed.
 //
-// A row is matched by lane, id, message id and creation time, so a row that is
-// gone, or another one that was given the same id after the server lost its
-// tail, is left alone. Removing twice is harmless, whoever owns the lane: the
-// message has been confirmed.
+// A row is matched by lane, id, message id and creation time. A row that is gone, or
+// another row that got the same id after the server lost its latest commits, is left
+// alone. Removing twice is harmless, whichever worker holds the lane: the message has
+// been confirmed.
 func (q *Queue) Remove(ctx context.Context, rows []Ref) (Removal, error) {
 	return q.box.store.remove(ctx, rows)
 }
 
-// Check returns [ErrSequenceBehind] or [ErrSequenceCached] if the outbox would
-// give ids out that break the order of keys, [ErrReadOnly] if a PostgreSQL takes no
-// writes, and a *oncemill.SchemaError if the tables are not migrated. A relay
-// publishes nothing before it passes.
+// Check returns [ErrSequenceBehind] or [ErrSequenceCached] if the outbox would give out
+// ids that break the order of keys. It returns [ErrReadOnly] if a PostgreSQL server
+// accepts no writes, and a *oncemill.SchemaError if the tables are not migrated. A
+// relay publishes nothing until it passes.
 func (q *Queue) Check(ctx context.Context) error {
 	if err := oncemill.CheckMigrated(ctx, q.box.db, q.box.cfg.Database, Migrations); err != nil {
 		return err
@@ -121,44 +121,44 @@ func (q *Queue) Check(ctx context.Context) error {
 	return q.box.store.check(ctx)
 }
 
-// LastID returns the last id that was given out. Ids in use elsewhere than in the
-// outbox and its history must not be above it.
+// LastID returns the last id that was given out. Ids in use outside the outbox and its
+// history must not exceed it.
 func (q *Queue) LastID(ctx context.Context) (int64, error) {
 	return q.box.store.lastID(ctx)
 }
 
-// RepairSequence sets the sequence of ids above every id in use in the outbox and
-// its history, and above floor, with writers locked out, and returns the last id
-// given out. The floor is the highest id that is in use elsewhere; where there is
-// a relay, call relay.RepairSequence, which knows it.
+// RepairSequence sets the id sequence above every id in use in the outbox and its
+// history, and above floor, with writers locked out. It returns the last id given out.
+// floor is the highest id in use elsewhere. If you have a relay, call
+// relay.RepairSequence, which determines it.
 func (q *Queue) RepairSequence(ctx context.Context, floor int64) (int64, error) {
 	return q.box.store.repairSequence(ctx, floor)
 }
 
-// Maintained says what a call of Maintain did.
+// Maintained is the result of Maintain.
 type Maintained struct {
 	Truncated int   // partitions of the ring emptied of dead rows
-	Blocked   int   // partitions of the ring that somebody's lock kept from that; see Held
-	Turned    int   // 1: ids went on to the next partition early, since reads passed over too many dead rows
-	Made      int   // partitions of the history made
+	Blocked   int   // partitions of the ring not truncated because of a lock; see Held
+	Turned    int   // 1: ids moved to the next partition early, since reads passed over too many dead rows
+	Made      int   // partitions of the history created
 	Retired   int64 // partitions (PostgreSQL) or rows (SQLite) of the history removed
 
-	// Again is the time after which another call is worth it, sooner than usual: a
-	// partition is to be truncated that others hold only for moments. 0: none is.
+	// Again is set if another call is worthwhile sooner than usual: a partition is to
+	// be truncated that others lock only briefly. It is the time to wait before that
+	// call; 0: none is due.
 	Again time.Duration
 }
 
-// Maintain does a piece of the upkeep: dead rows of the ring, partitions and
-// retention of the history. guard is called in each transaction before it does
-// anything, to lock the caller's lease; if it returns false, nothing is done.
-// One process at a time needs to call it, every few seconds; calling it at once
-// from several is safe.
+// Maintain does a part of the upkeep: dead rows of the ring, partitions and retention
+// of the history. It calls guard in each transaction before it does anything, to lock
+// the caller's lease. If guard returns false, nothing is done. One process at a time
+// needs to call it, every few seconds; concurrent calls are safe.
 func (q *Queue) Maintain(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Maintained, error) {
 	return q.box.store.maintain(ctx, guard)
 }
 
-// Listen returns a channel that receives after commits of this process (see
-// Wake), and a function that ends that.
+// Listen returns a channel that receives after commits of this process (see Wake), and
+// a function that stops it.
 func (q *Queue) Listen() (wake <-chan struct{}, stop func()) {
 	return q.box.wake.listen()
 }
@@ -178,8 +178,8 @@ type store interface {
 	listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 	countHistory(ctx context.Context, f HistoryFilter) (int, error)
 	resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error)
-	// expired returns the oldest rows of the history that are past their time, behind
-	// a batch of them; none without the lease. forget removes them, with the lease.
+	// expired returns the oldest history rows past their retention, behind a previous
+	// batch; none without the lease. forget removes them, with the lease.
 	expired(ctx context.Context, guard guard, behind expired) (expired, error)
 	forget(ctx context.Context, guard guard, batch expired) (bool, error)
 	held(ctx context.Context) (Held, error)

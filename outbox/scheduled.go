@@ -11,13 +11,13 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// CancelScheduled removes the messages with an id that wait for their time, in
-// the caller's transaction, and reports whether there were any. False says that
-// there is nothing to take back: the message is in the outbox or delivered, or was
-// never scheduled.
+// CancelScheduled removes the scheduled messages with an id that are not yet due, in
+// the caller's transaction, and reports whether there were any. False means that there
+// is nothing to cancel: the message is in the outbox or delivered, or was never
+// scheduled.
 //
-// While tx is open, what falls due of the message, and of its key, waits for it.
-// Whether it was there is settled when tx commits: end it soon.
+// While tx is open, due messages with this id, and of the same key, wait for it. The
+// result is final when tx commits: end it soon.
 func (o *Outbox) CancelScheduled(ctx context.Context, tx oncemill.Tx, messageID string) (bool, error) {
 	n, err := o.store.cancel(ctx, tx, messageID)
 	if err != nil {
@@ -26,25 +26,25 @@ func (o *Outbox) CancelScheduled(ctx context.Context, tx oncemill.Tx, messageID 
 	return n > 0, nil
 }
 
-// Moved says what a call of MoveDue did.
+// Moved is the result of MoveDue.
 type Moved struct {
-	Rows int // messages that became messages of the outbox
+	Rows int // messages moved into the outbox
 
-	// Next is when to call again at the latest: when the next message is due,
-	// or somebody may have ended what stands in the way of one that is.
+	// Next is when to call again at the latest: when the next message is due, or when a
+	// lock that blocks a due message may have been released.
 	Next time.Duration
 
-	// Limit is how much time to give the next call, since a message is due that is too
-	// large for what this one had; 0: as much as usual. It is left until a call has so
-	// much time; others pass it, but those of its key.
+	// Limit is how much time to give the next call. It is set if a message is due that
+	// is too large for the time of this call; 0: as much as usual. That message stays
+	// until a call has so much time. Others pass it, except those of its key.
 	Limit time.Duration
 
-	// Failed says that a message, or a batch, could not be moved: others, or fewer of
-	// them, may go at once.
+	// Failed reports that a message, or a batch, could not be moved. Others, or a
+	// smaller batch, may be moved at once.
 	Failed bool
 }
 
-// due is the first message that waits for its time.
+// due is the first scheduled message.
 type due struct {
 	in    time.Duration // until it is due
 	bytes int64         // of payload and metadata
@@ -53,18 +53,17 @@ type due struct {
 const (
 	moveRows  = 2000
 	moveBytes = 8 << 20
-	moveIdle  = time.Second // somebody may schedule something for sooner meanwhile
+	moveIdle  = time.Second // something may be scheduled for an earlier time meanwhile
 	moveHeld  = 50 * time.Millisecond
 )
 
-// MoveDue moves scheduled messages whose time has come into the outbox, a batch
-// of them, in the order of their times and, of one time, of their publishing, and
-// wakes the relays of this process. With nothing due it is one statement that looks at the first of them. guard is as
-// in [Queue.Maintain]; the order of keys needs that only one process at a time
-// does it.
+// MoveDue moves a batch of due scheduled messages into the outbox, by due time, then
+// publish order, and wakes the relays of this process. If nothing is due, it is one
+// statement that reads the first message. guard is as in [Queue.Maintain]. Only one
+// process at a time may call it, or the order of keys is lost.
 //
-// A message that a transaction is cancelling, and the later ones of its key, are
-// passed over until that transaction has ended.
+// A message that an open transaction cancels, and the later ones of its key, are passed
+// over until that transaction has ended.
 func (q *Queue) MoveDue(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (Moved, error) {
 	head, err := q.box.store.nextDue(ctx)
 	if err != nil {
@@ -105,8 +104,8 @@ func scheduleArgs(rows []scheduledRow) []any {
 
 const scheduleColumns = 8
 
-// scheduleText returns head with n rows of values, each made of the parts around
-// its parameters.
+// scheduleText returns head with n rows of values. parts are the texts around the
+// parameters of a row.
 func scheduleText(head string, parts [scheduleColumns + 1]string, n int) string {
 	var b strings.Builder
 	b.WriteString(head)

@@ -5,8 +5,8 @@ import (
 	"sync"
 )
 
-// signal wakes any number of listeners. A raise that finds a listener awake, or
-// not yet back from the last one, is remembered once.
+// signal wakes any number of listeners. A raise while a listener is awake, or has not
+// yet handled the last one, is remembered once.
 type signal struct {
 	mu        sync.Mutex // guards listeners
 	listeners map[chan struct{}]struct{}
@@ -38,7 +38,7 @@ func (s *signal) listen() (<-chan struct{}, func()) {
 	}
 }
 
-// sub is fs.Sub for a folder that the compiler has embedded.
+// sub is fs.Sub for an embedded folder.
 func sub(files fs.FS, dir string) fs.FS {
 	f, err := fs.Sub(files, dir)
 	if err != nil {

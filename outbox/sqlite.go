@@ -47,10 +47,10 @@ func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, as
 }
 
 // Served by the index (lane, id). One limited subselect for each lane: a window
-// function over all lanes at once took forty times as long. ?1 is the number of
-// rows, ?2 the known rows, ?3 the busy keys, ?4 the topics whose rows come hollow, as
-// JSON. A pair "not in" a list is compared with each of its elements, since one might
-// be null; a pair "in" it is looked up.
+// function over all lanes at once took forty times as long. ?1 is the number of rows,
+// ?2 the known rows, ?3 the busy keys, ?4 the topics whose rows come hollow, as JSON. A
+// pair that is "not in" a list is compared with each of its elements, since one might
+// be null; a pair that is "in" it is looked up.
 const sqliteReadLane = `
 select * from (
 	select lane, id, topic, message_id, key, created_at, hollow, iif(hollow, null, payload), iif(hollow, null, metadata)
@@ -63,7 +63,7 @@ select * from (
 )`
 
 // knownObject returns {"id": microseconds, ...}: SQLite takes six times as long to
-// take pairs out of an array.
+// extract pairs from an array.
 func knownObject(known []Known) string {
 	object := []byte{'{'}
 	for i, k := range known {
@@ -101,7 +101,7 @@ func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) 
 const sqliteReadPiece = `
 select substr(payload, ?5, ?6) from {{outbox}} where lane = ?1 and id = ?2 and created_at = ?3 and message_id = ?4`
 
-// No payload is missing from a read here.
+// Reads on SQLite always include the payload.
 func (s *sqliteStore) readPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
 	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most).Scan(&piece)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
@@ -110,7 +110,7 @@ func (s *sqliteStore) readPiece(ctx context.Context, of Ref, offset, most int) (
 	return piece, nil
 }
 
-// query returns the rows of a statement that reads lanes, of each up to most bytes.
+// query returns the rows of a statement that reads lanes, up to most bytes of each.
 func (s *sqliteStore) query(ctx context.Context, text string, args []any, most int) (out []Row, err error) {
 	rows, err := s.db.QueryContext(ctx, text, args...)
 	if err != nil {
@@ -127,14 +127,14 @@ func (s *sqliteStore) query(ctx context.Context, text string, args []any, most i
 		if r.Lane != lane {
 			lane, bytes = r.Lane, 0
 		}
-		// The rest of the lane is passed over, here rather than in SQL: the
-		// rows come from this process's own page cache.
+		// Skip the rest of the lane here rather than in SQL: the rows come from this
+		// process's own page cache.
 		if bytes >= most && bytes > 0 {
 			continue
 		}
 		bytes += len(r.Payload) + len(r.Metadata)
 		r.CreatedAt = time.UnixMicro(micros).UTC()
-		if !r.Hollow { // nil is the driver's way to say empty
+		if !r.Hollow { // the driver returns nil for empty
 			r.Payload, r.Metadata = orEmpty(r.Payload), orEmpty(r.Metadata)
 		}
 		out = append(out, r)
@@ -142,8 +142,8 @@ func (s *sqliteStore) query(ctx context.Context, text string, args []any, most i
 	return out, rows.Err()
 }
 
-// Served by the primary key. SQLite has one writer at a time, so the copy and
-// the deletion of a row are one move.
+// Served by the primary key. SQLite has one writer at a time, so the copy and the
+// deletion of a row are one move.
 const (
 	sqliteMove = `
 insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
@@ -156,7 +156,7 @@ delete from {{outbox}}
 where id = ?1 and lane = ?2 and message_id = ?3 and created_at = ?4`
 )
 
-// remove finds no row locked: SQLite locks whole databases, and only for moments.
+// remove finds no row locked: SQLite locks whole databases, and only briefly.
 func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
 	var broken error
 	if s.history > 0 {
@@ -181,7 +181,7 @@ func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
 }
 
 // removeBy executes the texts for each row, in transactions that end when others wait
-// for their turn, and returns how many rows the last of them has changed.
+// for their turn. It returns how many rows the last text has changed.
 func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string) (changed int64, err error) {
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		statements := make([]*sql.Stmt, len(texts))
@@ -205,8 +205,8 @@ func (s *sqliteStore) removeBy(ctx context.Context, rows []Ref, texts ...string)
 	return changed, err
 }
 
-// removeRow executes the statements for a row, and returns how many rows the last of them
-// has changed.
+// removeRow executes the statements for a row, and returns how many rows the last of
+// them has changed.
 func removeRow(ctx context.Context, r Ref, statements []*sql.Stmt) (changed int64, err error) {
 	for _, stmt := range statements {
 		changed, err = affected(stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()))
@@ -218,7 +218,7 @@ func removeRow(ctx context.Context, r Ref, statements []*sql.Stmt) (changed int6
 }
 
 const (
-	// As on PostgreSQL, what no sequence can have given out does not count.
+	// As on PostgreSQL, ids that no sequence can have given out do not count.
 	sqliteHighest = `
 select max(
 	(select coalesce(max(id), 0) from {{outbox}} where id <= (` + sqliteBound + `)),
@@ -276,11 +276,11 @@ func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int
 	return last, nil
 }
 
-// held: a reader keeps the log of an SQLite database long, and nothing else.
+// held: a reader only keeps the log of a SQLite database large.
 func (s *sqliteStore) held(context.Context) (Held, error) { return Held{}, nil }
 
-// Served by the index on relayed_at; a few at a time, by rows and by bytes, so that others
-// need not wait for their turn to write.
+// Served by the index on relayed_at. A few at a time, by rows and by bytes, so that
+// others need not wait for their turn to write.
 const sqliteRetire = `
 delete from {{outbox_history}}
 where rowid in (
@@ -310,7 +310,7 @@ func (s *sqliteStore) maintain(ctx context.Context, guard guard) (done Maintaine
 	if s.ask {
 		return done, nil
 	}
-	// A look needs no turn.
+	// Reading needs no turn.
 	var expired bool
 	if err := s.db.QueryRowContext(ctx, s.names.Expand(sqliteExpired), s.history.Microseconds()).Scan(&expired); err != nil {
 		return done, fmt.Errorf("look at the history: %w", err)

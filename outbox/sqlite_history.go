@@ -133,7 +133,7 @@ func (s *sqliteStore) expired(ctx context.Context, guard guard, _ expired) (expi
 	return batch, nil
 }
 
-// oldest reads the oldest rows that are past their time.
+// oldest reads the oldest rows past their retention.
 func (s *sqliteStore) oldest(ctx context.Context) (batch expired, err error) {
 	rows, err := s.db.QueryContext(ctx, s.names.Expand(sqliteArchiveRead), s.history.Microseconds(), archiveRows)
 	if err != nil {
@@ -171,7 +171,7 @@ func (s *sqliteStore) forget(ctx context.Context, guard guard, batch expired) (b
 	})
 }
 
-// guarded runs fn as [sqlitetx.WriteSlices] does, in transactions that the caller's lease
+// guarded runs fn like [sqlitetx.WriteSlices], in transactions that the caller's lease
 // guards, and reports whether the lease was held.
 func (s *sqliteStore) guarded(ctx context.Context, guard guard, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) (held bool, err error) {
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {

@@ -20,8 +20,8 @@ const (
 	// The first entry of the index (deliver_at, seq).
 	sqliteNextDue = `select deliver_at - ` + sqliteNow + `, length(payload) + length(metadata) from {{scheduled}} order by deliver_at, seq limit 1`
 
-	// Served by the index (deliver_at, seq). SQLite has one writer at a time: what
-	// is chosen is there when it is moved.
+	// Served by the index (deliver_at, seq). SQLite has one writer at a time: a chosen
+	// row still exists when it is moved.
 	sqliteChooseDue = `
 select seq, length(payload) + length(metadata)
 from {{scheduled}}
@@ -56,8 +56,8 @@ func (s *sqliteStore) nextDue(ctx context.Context) (due, error) {
 	return nextDue(s.db.QueryRowContext(ctx, s.names.Expand(sqliteNextDue)))
 }
 
-// moveDue moves a few at a time, until others wait for their turn to write, nothing is
-// due, or one transaction is long enough.
+// moveDue moves a few rows at a time, until others wait for their turn to write,
+// nothing is due, or one transaction is long enough.
 func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, error) {
 	var moved int
 	held, err := s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (bool, error) {
@@ -70,7 +70,7 @@ func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, e
 				break
 			}
 		}
-		return false, nil // the caller comes again
+		return false, nil // the caller calls again
 	})
 	if err != nil || !held {
 		return Moved{}, err
@@ -81,7 +81,7 @@ func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, e
 // sqliteMoveRows is how many rows a statement moves.
 const sqliteMoveRows = 200
 
-// moveSome moves the first rows that are due, and returns how many.
+// moveSome moves the first due rows, and returns how many.
 func (s *sqliteStore) moveSome(ctx context.Context, tx *sql.Tx) (moved int, err error) {
 	chosen, err := s.chooseDue(ctx, tx)
 	if err != nil || len(chosen) == 0 {
@@ -99,7 +99,7 @@ func (s *sqliteStore) moveSome(ctx context.Context, tx *sql.Tx) (moved int, err 
 	return len(chosen), nil
 }
 
-// chooseDue returns the first rows that are due, as many as a statement takes.
+// chooseDue returns the first due rows, as many as a statement takes.
 func (s *sqliteStore) chooseDue(ctx context.Context, tx *sql.Tx) (chosen []int64, err error) {
 	rows, err := tx.QueryContext(ctx, s.names.Expand(sqliteChooseDue), sqliteMoveRows)
 	if err != nil {

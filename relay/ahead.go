@@ -8,19 +8,20 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// A lane is read from its start. What can go out does so faster than it is read, but
-// what cannot has to be tried first, and its failure written down: 100,000 messages
-// whose topics have no queue would delay what is behind them for half a minute. Where
-// more of a lane has to wait than goes out, and the lane has rows that it has not read,
-// the reader looks ahead now and then, for rows that may go before those in front of
-// them: of topics that work, and a few of the newest of any other topic that is not in
-// trouble, since one of those may work, too. They take room of their own.
+// A lane is read from its start. Messages that can go out are published faster than
+// they are read. The others must first be tried and their failure recorded: 100,000
+// messages whose topics have no queue would delay the messages behind them for half a
+// minute. If more of a lane waits than goes out, and the lane has unread rows, the
+// reader sometimes looks ahead for rows that may go before those in front of them.
+// These are rows of topics that work, and a few of the newest of any other topic that
+// is not in trouble, since it may work, too. They take room of their own.
 //
-// That keeps the order of keys. A row with a key comes only if the statement has gone
-// through the whole table and found no earlier row of the key, but such as the lane
-// knows: behind those it waits in its chain like any other. Reads of a lane do not
-// overlap, and one that is under way when the lane forgets something counts for nothing,
-// so what was known to the statement is known, or dealt with, when the answer comes.
+// That keeps the order of keys. A row with a key is returned only if the statement has
+// gone through the whole table and found no earlier row of the key, except rows that
+// the lane knows: behind those it waits in its chain like any other. Reads of a lane do
+// not overlap, and a read during which the lane forgets something is ignored. So rows
+// that were known to the statement are still known, or dealt with, when the answer
+// arrives.
 type ahead struct {
 	working map[string]bool // topics of which something has been confirmed
 	aheadAt time.Time       // when the next look may begin
@@ -40,7 +41,7 @@ const (
 	mostWorking = 256
 )
 
-// works notes that a message of a topic was confirmed.
+// works records that a message of a topic was confirmed.
 func (a *ahead) works(topic string) {
 	if a.working[topic] {
 		return
@@ -52,12 +53,12 @@ func (a *ahead) works(topic string) {
 		if len(a.working) < mostWorking {
 			break
 		}
-		delete(a.working, some) // one that has traffic comes back at once
+		delete(a.working, some) // a topic with traffic returns at once
 	}
 	a.working[topic] = true
 }
 
-// lookAhead returns the look that is due, or nil.
+// lookAhead returns the look-ahead that is due, or nil.
 func (e *engine) lookAhead(now time.Time) *read {
 	if e.inOrder || now.Before(e.aheadAt) || !e.worthLooking() {
 		return nil
@@ -106,7 +107,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 	return r
 }
 
-// lookedAhead takes the answer to a look, as far as it is not that to any read.
+// lookedAhead handles the part of the answer that is specific to a look-ahead.
 func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
 	took := now.Sub(r.began)
 	pause := took / 2
@@ -121,8 +122,8 @@ func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
 	e.aheadAt = now.Add(max(e.aheadEvery, pause))
 }
 
-// appendStuck appends keys of which nothing more can go out now: of very many some,
-// others the next time.
+// appendStuck appends keys of which nothing more can go out now. If there are very
+// many, it appends some, and others the next time.
 func (l *lane) appendStuck(keys []string) []string {
 	most := len(keys) + aheadKeys
 	for key, c := range l.chains {
@@ -136,13 +137,13 @@ func (l *lane) appendStuck(keys []string) []string {
 	return keys
 }
 
-// waits reports that something may be in front in a lane that cannot go out.
+// waits reports whether messages that cannot go out may be in front in a lane.
 func (e *engine) waits(l *lane) bool {
 	return len(e.topics) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
 }
 
-// roomAhead reports that a lane has room for what a look brings, which is apart from
-// that for its other reads. What has to wait now takes none, up to a bound.
+// roomAhead reports whether a lane has room for the rows of a look-ahead, separate from
+// the room for its other reads. Rows that have to wait now take none, up to a bound.
 func (e *engine) roomAhead(l *lane) bool {
 	if l.bytes >= e.laneBytes {
 		e.relieve(l)

@@ -7,8 +7,8 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// draw returns a random time from zero to below a bound. The engine is given its
-// own, so that a simulation repeats.
+// draw returns a random time from zero to below a bound. The engine gets its own, so
+// that a simulation is repeatable.
 type draw func(below time.Duration) time.Duration
 
 // newBackOff returns exponential backoff with full jitter: each wait is drawn
@@ -25,7 +25,7 @@ func drawnBackOff(d draw) backoff.BackOff {
 	), d}
 }
 
-// jittered draws each wait from zero to twice an interval of its own.
+// jittered draws each wait from zero to twice its current interval.
 type jittered struct {
 	*backoff.ExponentialBackOff
 	draw draw

@@ -2,31 +2,31 @@ package relay
 
 import "time"
 
-// solo is whose turn it is to send a message alone. One lane at a time has it:
-// if the worker dies, the other lanes' messages had no part in it.
+// solo tracks whose turn it is to send a message alone. One lane at a time has the
+// turn: if the worker dies, the other lanes' messages were not involved.
 type solo struct {
 	turn  *lane
 	turns int // messages in a row
 }
 
-// maxTurns is how many messages a lane sends alone before it is the turn of the
-// next one. Giving the turn up costs a write, to clear the last suspect.
+// maxTurns is how many messages a lane sends alone before the next lane's turn. Ending
+// a turn costs a write, to clear the last suspect.
 const maxTurns = 32
 
-// aloneForCalm is how many messages a lane sends alone before it is trusted again:
-// more than its part of most windows. If what kills workers lies behind that, it is
-// met again, nearer to the start.
+// aloneForCalm is how many messages a lane sends alone before it is trusted again: more
+// than its part of most windows. If the message that kills workers lies behind that, it
+// is met again, nearer to the start.
 const aloneForCalm = 64
 
-// goesAlone reports that m may be what kills workers.
+// goesAlone reports whether m may be the message that kills workers.
 func (m *entry) goesAlone() bool { return m.lane.careful() || m.crashed }
 
-// hasTurn reports that m, if it is to go alone, may.
+// hasTurn reports whether m may go out, if it has to go alone.
 func (e *engine) hasTurn(m *entry) bool {
 	return !m.goesAlone() || e.turn == nil || e.turn == m.lane
 }
 
-// announce lets m go out alone, once that is written down.
+// announce lets m go out alone, once that is recorded in the database.
 func (e *engine) announce(m *entry) {
 	l := m.lane
 	if e.turn != l {
@@ -53,8 +53,8 @@ func (e *engine) passTurn() {
 	}
 }
 
-// writeSuspect writes down which message of a lane is about to be in flight
-// alone, or that the last one is no suspect any more.
+// writeSuspect records which message of a lane is about to be in flight alone, or that
+// the last one is no longer a suspect.
 func (e *engine) writeSuspect(l *lane) *chore {
 	var id int64
 	f := e.fence(l)
@@ -64,21 +64,21 @@ func (e *engine) writeSuspect(l *lane) *chore {
 	}
 	return &chore{
 		lane: l,
-		undo: func(choreError) { l.stale = true }, // it may be written down all the same
+		undo: func(choreError) { l.stale = true }, // it may have been recorded anyway
 		do:   func(ctx choreContext) (func(), error) { return nil, ctx.store.suspect(ctx, f, id) },
 		done: func(time.Time) {
 			switch {
 			case l.announced == m:
 				l.written, l.stale, l.accused = m != nil, false, false
 			case m != nil:
-				l.stale, l.accused = true, true // it was forgotten meanwhile
+				l.stale, l.accused = true, true // the lane forgot it meanwhile
 			}
 		},
 	}
 }
 
-// isCalm reports that a lane whose workers have died has come through a window,
-// or has nothing left: then it was not its messages.
+// isCalm reports whether a lane whose workers have died has got through a window, or
+// has nothing left: then its messages were not the cause.
 func (e *engine) isCalm(l *lane) bool {
 	if l.crashes == 0 || l.draining || l.announced != nil || l.alone != nil || len(l.failing) > 0 {
 		return false
@@ -86,8 +86,8 @@ func (e *engine) isCalm(l *lane) bool {
 	return l.proven(e.window) || l.dry && len(l.entries) == 0
 }
 
-// proven reports that so many messages of the lane came through that it was not
-// them. Nothing more goes out alone then: the caution is about to end.
+// proven reports whether enough messages of the lane got through to show that they were
+// not the cause. Nothing more goes out alone then: the caution is about to end.
 func (l *lane) proven(window int) bool {
 	if l.careful() {
 		window = min(window, aloneForCalm)
@@ -95,7 +95,7 @@ func (l *lane) proven(window int) bool {
 	return l.deleted >= window
 }
 
-// calm ends the caution towards lanes.
+// calm ends the caution for lanes.
 func (e *engine) calm(now time.Time) *chore {
 	if now.Before(e.calmAt) {
 		return nil

@@ -1,25 +1,25 @@
 package relay
 
-// chain holds what is known of one key and not confirmed, oldest first. Unless
-// the lane is one pipeline, only the head may go out.
+// chain holds the known, unconfirmed messages of one key, oldest first. Unless the lane
+// is one pipeline, only the head may go out.
 //
-// While the key is parked, the chain holds rows of parked alone; rows of the
-// outbox are followers.
+// While the key is parked, the chain holds only rows of parked; rows of the outbox are
+// followers.
 type chain struct {
 	head, tail *entry
 	length     int
 	parked     bool    // the key has rows in parked, or is about to
-	failing    *entry  // nothing goes out before its failure is written down
-	letters    []int64 // commands on these; nothing goes out before they are carried out
+	failing    *entry  // nothing goes out before its failure is recorded
+	letters    []int64 // dead letters with commands; nothing goes out before these are carried out
 	sweeping   bool    // nothing goes out before it is swept into parked
 }
 
-// stopped reports that nothing of the key goes out until a chore is done.
+// stopped reports whether nothing of the key may go out until a chore is done.
 func (c *chain) stopped() bool { return c.failing != nil || len(c.letters) > 0 || c.sweeping }
 
-// insert puts m into its place by id, but not before the head: that may be in
-// flight. A producer that does not serialise on its key may commit an earlier id
-// late. It has no promise, but gets the best order there is.
+// insert puts m into its position by id, but not before the head, which may be in
+// flight. A producer that does not serialize on its key may commit an earlier id late.
+// It has no guarantee, but gets the best possible order.
 func (c *chain) insert(m *entry) {
 	c.length++
 	switch {
@@ -39,7 +39,7 @@ func (c *chain) insert(m *entry) {
 	}
 }
 
-// remove takes m, which is the head unless the lane is one pipeline, out.
+// remove removes m, which is the head unless the lane is one pipeline.
 func (c *chain) remove(m *entry) {
 	var before *entry
 	for at := c.head; at != m; at = at.next {

@@ -10,21 +10,20 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// chore is a piece of work in the database besides reading the outbox and deleting
-// what was confirmed: all that has to do with parked rows, dead letters and
-// crashes. Chores are done one at a time, so each finds the tables as the one
-// before left them. One that collides with another transaction is tried again at
-// once. One that the database refuses, or does not answer, makes room for others
-// and is tried again later; doing it twice is harmless.
+// chore is a database task other than reading the outbox and deleting confirmed rows.
+// It concerns parked rows, dead letters or crashes. Chores are done one at a time, so
+// each finds the tables as the previous one left them. A chore that collides with
+// another transaction is retried at once. One that the database refuses or does not
+// answer yields to others and is retried later. Doing it twice is harmless.
 type chore struct {
 	lane     *lane // whose lease it needs; nil: none
 	failures []failure
 	again    *time.Time       // when the next of its kind may begin, if it cannot be done; nil: its lane's
 	undo     func(choreError) // nil: nothing to undo
 
-	// do runs outside the loop, and may be left behind there while the chore is
-	// tried again: what it has found it hands to the loop by the function that it
-	// returns (nil: nothing). done follows that.
+	// do runs outside the loop, and may be left running there while the chore is
+	// retried. So it passes its results to the loop through the function it returns
+	// (nil: none). done follows that.
 	do   func(choreContext) (found func(), err error)
 	done func(now time.Time)
 }
@@ -37,11 +36,11 @@ type choreAnswer struct {
 	retryIn time.Duration
 }
 
-// choreError says what a chore that failed means.
+// choreError classifies the failure of a chore.
 type choreError uint8
 
 const (
-	choreLost       choreError = iota // the connection: the database may be another one afterwards
+	choreLost       choreError = iota // connection lost: the database may be another one afterwards
 	choreCollided                     // with another transaction
 	choreImpossible                   // this one; others may be possible
 )
@@ -54,13 +53,13 @@ type choreContext struct {
 	clock           func() time.Time
 }
 
-// chores is what an engine remembers of its chores.
+// chores is the engine's state of its chores.
 type chores struct {
 	settled     []*entry // confirmed rows of parked
 	settleMost  int      // of them at a time
-	chore       *chore   // under way, or to be tried again
+	chore       *chore   // running, or to be retried
 	choreFailed bool
-	choreAt     time.Time     // a failed one is tried again then
+	choreAt     time.Time     // when a failed one is retried
 	choreLane   int           // rotates
 	sweepLane   int           // rotates
 	choreTurn   int           // rotates over the kinds
@@ -72,7 +71,7 @@ type chores struct {
 	beyondAt    time.Time     // when to look beyond the lanes' memory
 	heads       int           // keys in the next look for what is due
 	dueBytes    pace          // of payload and metadata in it
-	dueInline   bool          // it passes large messages over, which had their turn
+	dueInline   bool          // it skips large messages, which had their turn
 	dueAfter    string        // the topic after which it begins; empty: with the first
 	dueNext     time.Duration // until something is due of the topics looked at since the first; negative: nothing is
 	dueAgain    bool          // something changed of those looked at since the first
@@ -90,8 +89,7 @@ const (
 	followLinger  = 50 * time.Millisecond
 )
 
-// choresDue returns when the next chore may begin; zero: not before something
-// happens.
+// choresDue returns when the next chore may begin; zero: not before an event.
 func (e *engine) choresDue() (due time.Time) {
 	earlier := func(at time.Time) {
 		if due.IsZero() || at.Before(due) {
@@ -129,13 +127,13 @@ func (e *engine) fence(l *lane) fence { return fence{lane: l.number, owner: e.ow
 
 func (e *engine) live(l *lane) bool { return e.lanes[l.number] == l }
 
-// hasChores reports that something of a lane is yet to be written down.
+// hasChores reports whether a lane has something left to write.
 func (e *engine) hasChores(l *lane) bool {
 	return len(l.failing) > 0 || e.chore != nil && e.chore.lane == l ||
 		slices.ContainsFunc(e.settled, func(m *entry) bool { return m.lane == l })
 }
 
-// nextChore returns what is to be done in the database now, or nil.
+// nextChore returns the next database task, or nil.
 func (e *engine) nextChore(now time.Time) *chore {
 	if e.chore != nil && e.chore.lane != nil && e.choreFailed && !e.live(e.chore.lane) {
 		e.chore, e.choreFailed = nil, false
@@ -154,8 +152,8 @@ func (e *engine) nextChore(now time.Time) *chore {
 	return e.chore
 }
 
-// pickChore returns one chore that is due, of each kind in its turn, so that none
-// keeps the others waiting.
+// pickChore returns one chore that is due. The kinds take turns, so that none keeps the
+// others waiting.
 func (e *engine) pickChore(now time.Time) *chore {
 	kinds := [...]func(time.Time) *chore{
 		e.load, e.settle, e.writeOneLane, e.moveSwept, e.lookForDue, e.lookForCommands, e.lookBeyond, e.calm,
@@ -169,7 +167,7 @@ func (e *engine) pickChore(now time.Time) *chore {
 	return nil
 }
 
-// writeOneLane returns what is to be written of a lane, of each in its turn.
+// writeOneLane returns what a lane has to write; the lanes take turns.
 func (e *engine) writeOneLane(now time.Time) *chore {
 	for range e.lanes {
 		e.choreLane = (e.choreLane + 1) % len(e.lanes)
@@ -198,12 +196,12 @@ func (e *engine) writeOneLane(now time.Time) *chore {
 	return nil
 }
 
-// mayFollow reports that followers are worth a statement now.
+// mayFollow reports whether followers are worth a statement now.
 func (l *lane) mayFollow(now time.Time) bool {
 	return len(l.followers) > 0 && !l.draining && (len(l.followers) >= maxFollowers/5 || !now.Before(l.followAt))
 }
 
-// choreDone takes the answer to a chore.
+// choreDone handles the answer to a chore.
 func (e *engine) choreDone(now time.Time, a choreAnswer) {
 	c := e.chore
 	retryIn, err, kind := a.retryIn, a.err, a.kind
@@ -227,8 +225,8 @@ func (e *engine) choreDone(now time.Time, a choreAnswer) {
 		e.chore = nil
 		e.putOff(c, now.Add(retryIn), kind)
 	case kind == choreLost:
-		// Nobody knows whether it took effect, and it may hang again: it makes room
-		// for others. What it was about is read anew.
+		// Nobody knows whether it took effect, and it may hang again, so it yields to
+		// others. The state it concerned is read again.
 		e.chore = nil
 		e.putOff(c, now.Add(retryIn), kind)
 		e.forgetUnsent()
@@ -238,7 +236,7 @@ func (e *engine) choreDone(now time.Time, a choreAnswer) {
 	}
 }
 
-// putOff lets a chore that could not be done wait, while others are done.
+// putOff delays a chore that could not be done, while others are done.
 func (e *engine) putOff(c *chore, until time.Time, kind choreError) {
 	if c.again != nil {
 		*c.again = until
@@ -250,7 +248,7 @@ func (e *engine) putOff(c *chore, until time.Time, kind choreError) {
 	}
 }
 
-// numbers returns the lanes that want says yes to, and marks them.
+// numbers returns the lanes for which want returns true, and marks them.
 func (e *engine) numbers(want func(*lane) bool) (numbers []int, lanes []*lane) {
 	for number, l := range e.lanes {
 		if l != nil && want(l) {
@@ -260,8 +258,8 @@ func (e *engine) numbers(want func(*lane) bool) (numbers []int, lanes []*lane) {
 	return numbers, lanes
 }
 
-// load learns what is parked in lanes that were just taken, or whose memory is
-// in doubt, and charges whoever was alone in flight when a former owner died.
+// load reads what is parked in lanes that were just taken, or whose memory is in doubt.
+// It charges the message that was alone in flight when a former owner died.
 func (e *engine) load(now time.Time) *chore {
 	numbers, lanes := e.numbers(func(l *lane) bool { return !l.loaded && !l.draining })
 	if len(lanes) == 0 || now.Before(e.loadAt) {
@@ -330,7 +328,7 @@ func (e *engine) load(now time.Time) *chore {
 	}
 }
 
-// resync makes what a lane remembers of parked keys agree with the table.
+// resync makes a lane's memory of parked keys agree with the table.
 func (l *lane) resync(parked map[string]bool) {
 	if l.order == OrderNone {
 		return
@@ -347,9 +345,9 @@ func (l *lane) resync(parked map[string]bool) {
 	}
 }
 
-// settle deletes confirmed rows of parked. Those among which one cannot be deleted,
-// since another transaction has it locked, say, give way to the others, and are tried
-// again in smaller parts.
+// settle deletes confirmed rows of parked. If one of them cannot be deleted, for
+// example because another transaction has locked it, the batch yields to others and is
+// retried in smaller parts.
 func (e *engine) settle(now time.Time) *chore {
 	if len(e.settled) == 0 || now.Before(e.settleAt) {
 		return nil
@@ -379,7 +377,7 @@ func (e *engine) settle(now time.Time) *chore {
 			e.settleMost = min(2*e.settleMost, maxSettled)
 			for _, m := range rows {
 				m.lane.forget(m)
-				if m.parked { // else its removal has counted it
+				if m.parked { // otherwise its removal has counted it
 					m.lane.deleted++
 				}
 			}
@@ -393,7 +391,7 @@ func (e *engine) settle(now time.Time) *chore {
 	}
 }
 
-// newEntry makes an entry of a row.
+// newEntry returns an entry for a row.
 func newEntry(r outbox.Row) *entry {
 	m := &entry{}
 	m.fill(r)

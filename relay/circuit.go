@@ -7,17 +7,16 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// circuitState is how a topic in trouble is dealt with.
+// circuitState is how a topic in trouble is handled.
 type circuitState uint8
 
 const (
 	suspicious circuitState = iota // a message failed, perhaps by its own fault; the others go out
-	opened                         // nothing goes out but one probe after another
+	opened                         // only one probe after another goes out
 	recovering                     // each confirm lets two more out
 )
 
-// topic is the circuit of one topic that has had trouble. Those without have
-// none.
+// topic is the circuit of one topic that has had trouble. Other topics have none.
 type topic struct {
 	name     string
 	state    circuitState
@@ -25,23 +24,23 @@ type topic struct {
 	retry    backoff.BackOff
 	retryAt  time.Time
 	probe    *entry   // in flight, while opened
-	withheld []*entry // would be ready but for the circuit
+	withheld []*entry // would be ready without the circuit
 	credit   int      // how many may go out, while recovering
-	suspects []*entry // failed in a way that may be theirs or the topic's
+	suspects []*entry // failed through their own fault or the topic's
 	passed   uint64   // the latest publish of this topic that was confirmed
 	parked   bool     // there may be more of it in parked, due
 }
 
-// circuits tell what is wrong with a message from what is wrong with the way out.
+// circuits separate faults of a message from faults of its topic or of the sink.
 //
-// An unavailable outcome opens the circuit of its topic. Where two are open and
-// nothing has passed since the first of them opened, it is the sink: then one
-// message at a time probes for all.
+// An unavailable outcome opens the circuit of its topic. If two are open and nothing
+// has passed since the first of them opened, the sink is at fault: then one message at
+// a time probes for all.
 //
 // An unclear outcome (unroutable, or an error of unknown kind) makes its message a
-// suspect. What is published of the topic after that decides: if it passes, the
-// message is refused; if it fails as unclearly, the circuit opens, and nobody is
-// charged. A lone suspect is tried again and again until there is an answer.
+// suspect. The next messages of the topic decide. If one passes, the suspect is
+// refused. If one fails as unclearly, the circuit opens, and nobody is charged. A lone
+// suspect is retried until there is an answer.
 type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
 	enough  int  // the credit at which a topic has recovered
@@ -52,19 +51,19 @@ type circuits struct {
 	passed   uint64    // the latest publish that was confirmed
 	passedAt time.Time // when the latest confirm came
 
-	// changed is told when a topic becomes unavailable, and when it is not any
-	// more (a nil cause); nil: nobody is.
+	// changed is called when a topic becomes unavailable, and when it is available
+	// again (a nil cause); it may be nil.
 	changed func(topic string, cause error)
 
-	// suspected is told when a message becomes a suspect, and when it has passed after
-	// all (a nil cause); nil: nobody is.
+	// suspected is called when a message becomes a suspect, and when it has passed
+	// after all (a nil cause); it may be nil.
 	suspected func(m *entry, cause error)
 
 	sinkDown    bool
 	sinkRetry   backoff.BackOff
 	sinkRetryAt time.Time
 	sinkProbe   *entry
-	sinkTurn    bool // the next probe is one of a topic without trouble, if there is any
+	sinkTurn    bool // the next probe is of a topic without trouble, if there is one
 	room        int  // the window while the sink recovers; 0: as configured
 }
 
@@ -85,7 +84,7 @@ func (c *circuits) findOrAdd(name string) *topic {
 	return t
 }
 
-// admits reports whether a message may go out now, and uses up what lets it.
+// admits reports whether a message may go out now, and consumes the permission.
 func (c *circuits) admits(m *entry) bool {
 	if len(c.topics) == 0 {
 		return true
@@ -104,7 +103,7 @@ func (c *circuits) admits(m *entry) bool {
 	return true
 }
 
-// withhold keeps a message until its topic's circuit lets it out.
+// withhold keeps a message until its topic's circuit releases it.
 func (c *circuits) withhold(m *entry) {
 	t := c.findOrAdd(m.Topic)
 	m.state = withheld
@@ -112,7 +111,7 @@ func (c *circuits) withhold(m *entry) {
 	t.withheld = append(t.withheld, m)
 }
 
-// unavailable takes the outcome of a message that found no way out.
+// unavailable handles an unavailable outcome of a message.
 func (c *circuits) unavailable(m *entry, sent uint64, now time.Time, cause error) {
 	t := c.findOrAdd(m.Topic)
 	t.unsuspect(m)
@@ -132,12 +131,12 @@ func (c *circuits) probed(t *topic, m *entry, now time.Time) {
 		c.sinkProbe = nil
 		c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
 		c.sinkTurn = !c.sinkTurn
-		// It may be this topic's own trouble: the next one has its turn.
+		// It may be the trouble of this topic alone: the next one has its turn.
 		c.topics = append(slices.DeleteFunc(c.topics, func(o *topic) bool { return o == t }), t)
 	}
 }
 
-// open opens a circuit; its suspects are none, since it is the topic's fault.
+// open opens a circuit. Its suspects are cleared, since the topic is at fault.
 func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
 	if t.state != recovering && c.changed != nil {
 		c.changed(t.name, cause)
@@ -164,8 +163,8 @@ func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
 	}
 }
 
-// unclear takes an outcome that may be the message's fault or the topic's, and
-// reports whether it is known to be the message's.
+// unclear handles an outcome that may be the fault of the message or of its topic, and
+// reports whether the message is known to be at fault.
 func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (guilty bool) {
 	t := c.findOrAdd(m.Topic)
 	c.probed(t, m, now)
@@ -197,12 +196,12 @@ func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (g
 	return false
 }
 
-// loneLimit is how long a suspect without others of its topic is tried while those
-// of other topics pass, before it is held to be guilty.
+// loneLimit is how long a suspect without others of its topic is retried while messages
+// of other topics pass, before it is blamed.
 const loneLimit = 5 * time.Minute
 
-// unrelated takes an outcome that says nothing about the way out: the next message
-// probes.
+// unrelated handles an outcome that says nothing about the topic or the sink: the next
+// message probes.
 func (c *circuits) unrelated(m *entry) {
 	if t := c.find(m.Topic); t != nil {
 		t.unsuspect(m)
@@ -225,8 +224,8 @@ func (t *topic) unsuspect(m *entry) {
 	}
 }
 
-// pass takes the good news that a message has passed. It returns suspects
-// that are guilty by that.
+// pass records that a message has passed. It returns suspects that are guilty as a
+// result.
 func (c *circuits) pass(m *entry) (guilty []*entry) {
 	c.passed = max(c.passed, m.sent)
 	if c.room > 0 {
@@ -266,8 +265,8 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 	return guilty
 }
 
-// firstOpened returns the number of the last publish before the oldest of the
-// open circuits opened.
+// firstOpened returns the number of the last publish before the oldest open circuit
+// opened.
 func (c *circuits) firstOpened() uint64 {
 	first := ^uint64(0)
 	for _, t := range c.topics {
@@ -278,18 +277,19 @@ func (c *circuits) firstOpened() uint64 {
 	return first
 }
 
-// trickle is how often a recovering topic lets one message out even if nothing is
+// trickle is how often a recovering topic releases one message even if nothing is
 // confirmed.
 const trickle = time.Second
 
-// release lets withheld messages out that recovering topics have credit for.
+// release releases withheld messages for which recovering topics have credit.
 func (c *circuits) release(now time.Time, out func(*entry)) {
 	for _, t := range slices.Clone(c.topics) {
 		if t.state != recovering {
 			continue
 		}
 		if t.credit == 0 && !now.Before(t.retryAt) {
-			// What used the credit up may have been lost, with its lane say.
+			// The messages that used up the credit may have been lost, for example with
+			// their lane.
 			t.credit, t.retryAt = 1, now.Add(trickle)
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
@@ -304,8 +304,7 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 	}
 }
 
-// purge forgets messages that are gone: their lane is lost, or they are to be read
-// anew.
+// purge drops messages that are gone: their lane is lost, or they will be read again.
 func (c *circuits) purge(gone func(*entry) bool) {
 	dangling := func(m *entry) bool { return m != nil && gone(m) } // as in abandon
 	for _, t := range slices.Clone(c.topics) {
@@ -322,8 +321,8 @@ func (c *circuits) purge(gone func(*entry) bool) {
 }
 
 // abandon gives up probes that will have no outcome, and those whose outcome has not
-// come while their lanes were trusted: their calls may never return. When one comes
-// after all it counts as that of any message.
+// arrived while their lanes were trusted: their calls may never return. A late outcome
+// counts like that of any message.
 func (c *circuits) abandon(now time.Time) {
 	lost := func(m *entry) bool {
 		return m != nil && (now.After(m.lane.trusted) || m.state != inFlight && m.state != announcing)
@@ -338,7 +337,7 @@ func (c *circuits) abandon(now time.Time) {
 	}
 }
 
-// due returns when the next probe may go out; zero: not before something happens.
+// due returns when the next probe may go out; zero: not before an event.
 func (c *circuits) due() (due time.Time) {
 	earlier := func(at time.Time) {
 		if due.IsZero() || at.Before(due) {
@@ -363,7 +362,7 @@ func (c *circuits) due() (due time.Time) {
 	return due
 }
 
-// forget drops a circuit that has nothing left to say.
+// forget drops a circuit that has no state left.
 func (c *circuits) forget(t *topic) {
 	if t.state == opened || len(t.suspects) > 0 || len(t.withheld) > 0 ||
 		t.state == recovering && t.parked && t.credit < c.enough {

@@ -5,12 +5,12 @@ import (
 	"time"
 )
 
-// lookForCommands asks what operators want done with dead letters of the lanes.
+// lookForCommands reads the operators' commands for dead letters of the lanes.
 func (e *engine) lookForCommands(now time.Time) *chore {
 	if now.Before(e.commandsAt) {
 		return nil
 	}
-	e.sweep(now) // as often is enough
+	e.sweep(now) // this interval is enough
 	numbers, _ := e.numbers(func(l *lane) bool { return l.loaded && !l.draining })
 	var found []command
 	return &chore{
@@ -33,8 +33,8 @@ func (e *engine) lookForCommands(now time.Time) *chore {
 	}
 }
 
-// receive takes a command. It is carried out when nothing of its key is in
-// flight, and nothing of the key goes out before.
+// receive accepts a command. It is carried out when nothing of its key is in flight,
+// and nothing of the key goes out before.
 func (e *engine) receive(l *lane, cmd command) {
 	if cmd.key == "" || l.order == OrderNone {
 		if !slices.Contains(l.letters, cmd.letter) {
@@ -62,7 +62,7 @@ func (e *engine) receive(l *lane, cmd command) {
 	}
 }
 
-// quiet reports that nothing of a key is on its way out.
+// quiet reports whether nothing of a key is in flight or about to be.
 func (c *chain) quiet() bool {
 	for m := c.head; m != nil; m = m.next {
 		if m.state != waiting {
@@ -72,7 +72,7 @@ func (c *chain) quiet() bool {
 	return c.failing == nil
 }
 
-// carryOut does what the commands of one lane say that can be done now.
+// carryOut carries out the commands of one lane that can be done now.
 func (e *engine) carryOut(l *lane) *chore {
 	letters, most := slices.Clone(l.letters), maxCommands
 	if l.oneByOne {
@@ -91,7 +91,7 @@ func (e *engine) carryOut(l *lane) *chore {
 	var parked, unparked []parkedKey
 	return &chore{
 		lane: l,
-		undo: func(choreError) { // the first ones give way to the others
+		undo: func(choreError) { // the first ones yield to the others
 			l.oneByOne = true
 			l.letters = rotated(l.letters)
 			l.commanded = rotated(l.commanded)
@@ -130,7 +130,7 @@ func (e *engine) carryOut(l *lane) *chore {
 	}
 }
 
-// rotated returns a list with its first element last.
+// rotated returns a list with its first element moved to the end.
 func rotated[T any](list []T) []T {
 	if len(list) < 2 {
 		return list

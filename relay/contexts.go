@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// publishContexts gives publishes their contexts. One ends when the relay gives its lane up,
-// because the lease could not be renewed or was lost, and at the latest after
-// Config.PublishTimeout: so the deadline of a publish moves with the lease. It
-// belongs to the worker's loop.
+// publishContexts provides the contexts of publishes. A context ends when the relay
+// gives up its lane, because the lease could not be renewed or was lost, and after
+// Config.PublishTimeout at the latest. The deadline of a publish thus moves with the
+// lease. It belongs to the worker's loop.
 type publishContexts struct {
 	parent  context.Context //nolint:containedctx // lives as long as the loop
 	timeout time.Duration
 	lanes   map[*lane]*laneContext
 }
 
-// laneContext is what publishes of one lane run under.
+// laneContext is the context of publishes of one lane.
 type laneContext struct {
 	ctx     context.Context //nolint:containedctx // ends with the lane
 	cancel  context.CancelFunc
@@ -28,9 +28,9 @@ func newPublishContexts(parent context.Context, timeout time.Duration) *publishC
 	return &publishContexts{parent: parent, timeout: timeout, lanes: map[*lane]*laneContext{}}
 }
 
-// of returns the context of publishes that begin now, and its end. One serves the
-// publishes of a short while, instead of a timer for each; it leaves them at least
-// seven eighths of the time.
+// of returns the context for publishes that begin now, and its end. Publishes of a
+// short period share one, which avoids a timer for each. It leaves them at least seven
+// eighths of the time.
 func (t *publishContexts) of(l *lane, now time.Time) (ctx context.Context, until time.Time) {
 	const parts = 8
 	p := t.lanes[l]
@@ -52,8 +52,8 @@ func (t *publishContexts) of(l *lane, now time.Time) (ctx context.Context, until
 	return p.current, p.until
 }
 
-// endLapsed ends the contexts of lanes that were dropped or whose leases cannot be
-// trusted any more.
+// endLapsed ends the contexts of lanes that were dropped or whose leases can no longer
+// be trusted.
 func (t *publishContexts) endLapsed(e *engine, now time.Time) {
 	for l, p := range t.lanes {
 		if !e.live(l) || now.After(l.trusted) {

@@ -14,8 +14,8 @@ const (
 	dueTopics   = 64  // of each lane in one look
 	manyDueRows = 1024
 
-	// What a look may bring grows and shrinks with what the way to the database carries
-	// in time, like a read; see pace.
+	// The size of a look adapts to what the connection to the database carries in time,
+	// like a read; see pace.
 	leastDueBytes = 16 << 10
 	firstDueBytes = 256 << 10
 	mostDueBytes  = 4 << 20
@@ -24,30 +24,29 @@ const (
 	// taken now.
 	lookAgain = 100 * time.Millisecond
 
-	// lookSlow is how long a look may take without a rest as long after it, for other
-	// chores.
+	// lookSlow is how long a look may take before other chores get a break of the same
+	// length.
 	lookSlow = 50 * time.Millisecond
 
-	// lookAnyway is the longest pause while keys are parked: a former owner whose
-	// confirm comes late removes a row and makes its successor due, and this worker
-	// is not told.
+	// lookAnyway is the longest pause while keys are parked. A late confirm at a former
+	// owner removes a row and makes its successor due, and this worker is not notified.
 	lookAnyway = 10 * time.Second
 )
 
-// parkedDue makes the engine look for due rows at a time, at those of all topics.
+// parkedDue schedules a look for due rows of all topics.
 func (c *chores) parkedDue(at time.Time) {
 	c.dueAgain = c.dueAgain || c.dueAfter != ""
 	c.lookAt(at)
 }
 
-// lookAt makes the engine look for due rows at a time, where it has left off.
+// lookAt schedules a look for due rows that continues where the last one ended.
 func (c *chores) lookAt(at time.Time) {
 	if c.dueAt.IsZero() || at.Before(c.dueAt) {
 		c.dueAt = at
 	}
 }
 
-// lookForDue brings parked rows whose time has come, but of topics that are stuck.
+// lookForDue reads due parked rows, except those of stuck topics.
 func (e *engine) lookForDue(now time.Time) *chore {
 	if slices.ContainsFunc(e.passedOver, func(topic string) bool { return !e.stuck(e.find(topic), now) }) {
 		e.passedOver = nil
@@ -107,7 +106,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			found.rows = withPayloads(found.rows)
 			added := e.addParked(found.rows, now)
 			e.dueAfter = found.more
-			// Large ones may take all the places of a look, and come one by one. So the
+			// Large rows may take all the places of a look, and come one by one. So the
 			// others have every second look, at the same topics.
 			if e.dueInline = len(lacking) > 0 && !req.inline; e.dueInline {
 				e.dueAfter = req.after
@@ -120,7 +119,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 				e.nothingParked(req.topics)
 			}
 			switch {
-			case added > 0, e.dueAfter != "", e.dueAgain, large: // some are yet to be looked at, or to come
+			case added > 0, e.dueAfter != "", e.dueAgain, large: // some are yet to be looked at or read
 				e.lookAt(now.Add(rest))
 			case full || len(found.rows) > 0:
 				e.lookAt(now.Add(lookAgain))
@@ -133,7 +132,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 }
 
-// dueRequest returns what to look for, and in which lanes; full and skipped say that
+// dueRequest returns what to look for, and in which lanes. full and skipped report that
 // there are others, without room or not to be looked at now.
 func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes []*lane, full, skipped bool) {
 	req = dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: e.dueBytes.size, inline: e.dueInline}
@@ -145,7 +144,7 @@ func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes [
 		case now.After(l.trusted):
 			l.overlooked, skipped = true, true
 			continue
-		case !l.loaded: // it is looked at when it is
+		case !l.loaded: // looked at once it is loaded
 			skipped = true
 			continue
 		}
@@ -169,8 +168,8 @@ func (l *looked) lacking() (rows []*outbox.Row) {
 	return rows
 }
 
-// withPayloads returns rows without those that lack their payload, and without what
-// follows them in their keys.
+// withPayloads drops rows that lack their payload, and those that follow them in their
+// keys.
 func withPayloads(rows []parkedRow) []parkedRow {
 	short := map[parkedKey]bool{}
 	return slices.DeleteFunc(rows, func(r parkedRow) bool {
@@ -182,8 +181,8 @@ func withPayloads(rows []parkedRow) []parkedRow {
 	})
 }
 
-// nothingParked lets go of the circuits of topics other than these: nothing more is due
-// of them.
+// nothingParked releases the circuits of topics other than these: nothing more of them
+// is due.
 func (e *engine) nothingParked(but []string) {
 	for _, t := range slices.Clone(e.topics) {
 		if t.parked && !slices.Contains(but, t.name) {
@@ -193,8 +192,8 @@ func (e *engine) nothingParked(but []string) {
 	}
 }
 
-// nextHeads returns how many keys to look for after a look for some that brought
-// these rows: unkeyed rows come one at a time, and there may be very many of them.
+// nextHeads returns how many keys to look for after a look that returned these rows.
+// Unkeyed rows come one at a time, and there may be very many of them.
 func nextHeads(heads int, rows []parkedRow) int {
 	switch {
 	case len(rows) > manyDueRows:
@@ -205,15 +204,15 @@ func nextHeads(heads int, rows []parkedRow) int {
 	return heads
 }
 
-// room is how many rows of parked a lane may take, and bytes of payload and metadata;
-// the last row may be too large.
+// room is how many rows of parked a lane may take, and how many bytes of payload and
+// metadata; the last row may exceed it.
 type room struct{ rows, bytes int }
 
 func (r room) none() bool { return r.rows <= 0 || r.bytes <= 0 }
 
-// parkedRoom returns a lane's room for rows of parked, and those that it has. The rest
-// of its memory is for what comes from the outbox. The few that an open circuit keeps to
-// probe with take no room, else they would keep others out: see leaveParked.
+// parkedRoom returns a lane's room for rows of parked, and the rows it has. The rest of
+// its memory is for rows of the outbox. The few that an open circuit keeps to probe
+// with take no room, or they would exclude others: see leaveParked.
 func (e *engine) parkedRoom(l *lane) (r room, known []outbox.Known) {
 	r = room{rows: maxEntries * e.laneRows / 4, bytes: e.laneBytes}
 	for _, m := range l.entries {
@@ -229,8 +228,7 @@ func (e *engine) parkedRoom(l *lane) (r room, known []outbox.Known) {
 	return r, known
 }
 
-// addParked takes rows of parked that are due, those of a key together and in
-// order.
+// addParked adds due rows of parked, those of one key together and in order.
 func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 	opened, rooms, passed := map[*chain]bool{}, map[*lane]*room{}, map[parkedKey]bool{}
 	for _, r := range rows {
@@ -248,7 +246,7 @@ func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 			// What follows it in its key must not overtake it.
 			passed[barred] = barred.key != ""
 			if known != nil && known.state == follower {
-				l.loaded = false // it has been moved, and nobody has told: learn anew
+				l.loaded = false // moved without notice: load again
 			}
 			continue
 		}
@@ -263,7 +261,7 @@ func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
 			c := l.chain(key)
 			switch {
 			case !c.parked:
-				l.loaded = false // the memory is wrong: learn anew
+				l.loaded = false // the memory is wrong: load again
 				continue
 			case c.stopped(), c.head != nil && !opened[c]:
 				continue

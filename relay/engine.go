@@ -9,7 +9,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// limits are the sizes that an engine works with.
+// limits are the sizes and limits of an engine.
 type limits struct {
 	window       int           // messages in flight, over all lanes
 	laneRows     int           // rows of one lane in one read
@@ -24,7 +24,7 @@ type limits struct {
 	unroutable   func(topic string) Unroutable // nil: refuse
 	owner        string                        // the worker's
 	draw         draw                          // nil: at random
-	reachable    func() bool                   // whether the sink reaches its broker; nil: it cannot tell
+	reachable    func() bool                   // whether the sink reaches its broker; nil: it cannot report it
 	mostSuspects int                           // kept in memory at most; 0: maxSuspects
 	mostTopics   int                           // in trouble, kept in memory at most while the sink works; 0: maxTopics
 	mostWaiting  int                           // entries of one key before reads pass it over; 0: maxWaiting
@@ -37,11 +37,11 @@ type limits struct {
 	postponed    time.Duration                 // shortest wait of what failed at no charge; 0: postponeLeast
 }
 
-// engine decides what a worker does next: what to read, publish and delete. It
-// does no I/O, knows no goroutine and is told the time, so that a test can drive
+// engine decides what a worker does next: what to read, publish and delete. It does no
+// I/O, starts no goroutine and gets the time as an argument, so that a test can drive
 // it through any schedule. It belongs to the worker's loop.
 //
-// At most one read and one deletion are under way at a time.
+// At most one read and one deletion run at a time.
 type engine struct {
 	limits
 	lanes    [outbox.Lanes]*lane
@@ -57,15 +57,15 @@ type engine struct {
 
 	reading bool
 	woken   bool          // something was committed while that read ran
-	stale   bool          // what that read brings is of no use
-	poll    time.Duration // present interval of polls
+	stale   bool          // the result of that read is useless
+	poll    time.Duration // current poll interval
 	pollAt  time.Time     // dry lanes are read again then
 	breadth int           // doubted lanes in one read
 	sound   bool          // the last read was of lanes that are not doubted
 	slow    int           // reads in a row that passed busy keys over and took long
 
 	unhindered unhindered
-	reads      int  // that were answered
+	reads      int  // reads answered
 	carries    pace // rows that a read may bring, of all lanes
 	readTo     int  // the lane that the last read ended with, if it left some out
 
@@ -89,7 +89,7 @@ func newEngine(l limits) *engine {
 	return &engine{limits: l, poll: l.pollMin, breadth: outbox.Lanes, carries: pace{size: carriesFirst, least: outbox.Lanes, most: outbox.Lanes * l.laneRows}, chores: chores{dueBytes: pace{size: firstDueBytes, least: leastDueBytes, most: mostDueBytes}}, removals: newRemovals(l.draw, l.removeRows), circuits: circuits{inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw}}
 }
 
-// hold begins to work a lane; see mayHold.
+// hold starts the work on a lane; see mayHold.
 func (e *engine) hold(number int, t taken, trusted time.Time) {
 	l := newLane(number, t.epoch, &e.limits, trusted)
 	l.crashes, l.suspect = t.crashes, t.suspect
@@ -106,7 +106,7 @@ func (e *engine) hold(number int, t taken, trusted time.Time) {
 	}
 }
 
-// trust extends the time that a lane's lease may be relied on.
+// trust extends the time for which a lane's lease may be relied on.
 func (e *engine) trust(number int, epoch int64, until time.Time) {
 	l := e.lanes[number]
 	if l == nil || l.epoch != epoch {
@@ -119,8 +119,8 @@ func (e *engine) trust(number int, epoch int64, until time.Time) {
 	l.trusted = until
 }
 
-// mayHold reports that a lane can be worked: it is not held, and nothing is left
-// of an earlier time that its rows could be confused with.
+// mayHold reports whether a lane can be worked: it is not held, and nothing of an
+// earlier lease is left that could be confused with its rows.
 func (e *engine) mayHold(number int) bool {
 	if e.lanes[number] != nil {
 		return false
@@ -129,8 +129,8 @@ func (e *engine) mayHold(number int) bool {
 	return !slices.ContainsFunc(e.leaving, func(l *lane) bool { return l.number == number })
 }
 
-// drain stops a lane from taking anything new. Once it is idle it can be
-// dropped and its lease given back.
+// drain stops a lane from taking anything new. Once idle, it can be dropped and its
+// lease given back.
 func (e *engine) drain(number int) {
 	if l := e.lanes[number]; l != nil {
 		l.draining = true
@@ -141,14 +141,14 @@ func (e *engine) drain(number int) {
 	}
 }
 
-// idle reports that nothing of a lane is in flight or waits for its deletion, so
-// that letting it go repeats nothing.
+// idle reports whether nothing of a lane is in flight or waits for deletion, so that
+// giving it up repeats nothing.
 func (e *engine) idle(l *lane) bool {
 	return l.inFlight == 0 && !l.reading && !e.hasChores(l) && !e.owes(l)
 }
 
-// drop ends the work on a lane. What is in flight still gets its outcome, and
-// what is confirmed is still deleted: that is right whoever holds the lease.
+// drop ends the work on a lane. Messages in flight still get their outcome, and
+// confirmed ones are still deleted: that is right whoever holds the lease.
 func (e *engine) drop(number int) {
 	if l := e.lanes[number]; l != nil {
 		e.lanes[number] = nil
@@ -158,8 +158,7 @@ func (e *engine) drop(number int) {
 	}
 }
 
-// wake makes every lane worth a read: something was committed, or the poll is
-// due.
+// wake makes every lane worth a read: something was committed, or the poll is due.
 func (e *engine) wake() {
 	e.woken = e.reading
 	for _, l := range e.lanes {
@@ -169,8 +168,8 @@ func (e *engine) wake() {
 	}
 }
 
-// forgetUnsent makes all lanes forget what was not sent. A read under way passes
-// over some of that, so what it brings may lie behind it: it counts for nothing.
+// forgetUnsent makes all lanes forget what was not sent. A running read passes over
+// some of that, and its rows may lie behind it, so its result is ignored.
 func (e *engine) forgetUnsent() {
 	e.stale = e.reading
 	for _, l := range e.lanes {
@@ -181,9 +180,9 @@ func (e *engine) forgetUnsent() {
 	e.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
 }
 
-// nextPublish returns messages of one lane to publish, in order, whose outcomes
-// are due at deadline, or nothing. A lane publishes only while its lease can be
-// trusted for a while yet: the deadline is reached only if the lease is renewed.
+// nextPublish returns messages of one lane to publish, in order, with their outcomes
+// due at deadline, or nothing. A lane publishes only while its lease can be trusted for
+// some time: the deadline is reached only if the lease is renewed.
 func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	free := e.window - e.inFlight
 	if e.room > 0 && e.room < e.window {
@@ -230,8 +229,8 @@ func (e *engine) mayPublish(l *lane, now time.Time) bool {
 		l.alone == nil && !l.accused && !l.restarting
 }
 
-// take returns up to most publishable entries of a lane. One that has to go out
-// alone is announced first, and returned once that is written down.
+// take returns up to most publishable entries of a lane. An entry that has to go out
+// alone is announced first, and returned once the announcement is recorded.
 func (e *engine) take(l *lane, most int) []*entry {
 	if m := l.announced; m != nil {
 		if !l.written || l.inFlight > 0 {
@@ -270,14 +269,13 @@ func (e *engine) take(l *lane, most int) []*entry {
 			e.announce(m)
 			break
 		}
-		m.state = inFlight // so that it is not taken twice
+		m.state = inFlight // prevents taking it twice
 		taken = append(taken, m)
 	}
 	return taken
 }
 
-// due returns the time at which something is to be done even if nothing happens
-// before.
+// due returns the time at which something is to be done even without an event.
 func (e *engine) due(now time.Time) time.Time {
 	due := now.Add(e.pollMax)
 	earlier := func(t time.Time) {
@@ -293,7 +291,7 @@ func (e *engine) due(now time.Time) time.Time {
 			earlier(l.retryAt)
 		}
 	}
-	// What is due and was not done just now waits for something else as well.
+	// If it is due and was not done just now, it also waits for something else.
 	for _, at := range []time.Time{e.circuits.due(), e.choresDue(), e.removalDue(now)} {
 		switch {
 		case at.IsZero():

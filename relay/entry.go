@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// state is where an entry stands on its way from its table to its deletion.
+// state is the state of an entry between its table and its deletion.
 type state uint8
 
 const (
@@ -16,17 +16,17 @@ const (
 	ready                   // to be published
 	withheld                // by its topic's circuit
 	suspected               // failed, perhaps by its own fault; its topic's others decide
-	announcing              // its id is being written down, since it goes out alone
+	announcing              // its id is being recorded, since it goes out alone
 	inFlight                // handed to the sink, no outcome yet
-	again                   // found no way out, in a lane that is one pipeline
-	charged                 // its failure is to be written down
+	again                   // unavailable, in a lane that is one pipeline
+	charged                 // its failure is to be recorded
 	follower                // to be moved behind its key in parked
 	confirmed               // to be deleted
-	forgotten               // the lane knows it no more; lists may
+	forgotten               // no longer known to the lane; lists may still have it
 )
 
-// rowID is the identity of a row in its lane. The id alone is none: a server that
-// lost its tail gives ids out again.
+// rowID is the identity of a row in its lane. The id alone is not enough: a server that
+// lost its latest commits gives ids out again.
 type rowID struct {
 	id      int64
 	created int64 // microseconds
@@ -52,7 +52,7 @@ type entry struct {
 	ahead    bool      // it goes before what was read before it
 	crashed  bool      // a worker died with it alone in flight: it goes out alone
 	released bool      // let out by a circuit
-	moving   bool      // part of the chore under way
+	moving   bool      // part of the running chore
 	attempts int       // failed so far
 	expires  time.Time // the time limit of its attempts; zero: none
 	failure  *failure  // while charged

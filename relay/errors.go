@@ -6,52 +6,50 @@ import (
 )
 
 var (
-	// ErrRefused matches every outcome that says: this message cannot be
-	// delivered, whatever the state of the broker. It costs an attempt.
-	// A sink makes one with [Refused].
+	// ErrRefused matches every outcome that means: this message cannot be delivered,
+	// whatever the state of the broker. It uses up an attempt. A sink makes one with
+	// [Refused].
 	ErrRefused = errors.New("message refused")
 
-	// ErrUnavailable matches every outcome that says: the broker, the
-	// connection or the queue cannot take messages now. It costs nothing; the
-	// lane waits and tries again. A sink makes one with [Unavailable].
+	// ErrUnavailable matches every outcome that means: the broker, the connection or
+	// the queue cannot take messages now. It uses up no attempt; the lane waits and
+	// tries again. A sink makes one with [Unavailable].
 	ErrUnavailable = errors.New("sink unavailable")
 
-	// ErrInterrupted matches outcomes of messages whose sink has replaced what
-	// their lane publishes on, an AMQP channel for example. Nothing is known
-	// against the messages, their topic or the broker: the lane tries again, and
-	// no circuit opens. Such an outcome matches ErrUnavailable too. A sink makes
-	// one with [Interrupted].
+	// ErrInterrupted matches outcomes of messages whose sink has replaced what their
+	// lane publishes on, for example an AMQP channel. The messages, their topic and the
+	// broker are not blamed: the lane tries again, and no circuit opens. Such an
+	// outcome also matches ErrUnavailable. A sink makes one with [Interrupted].
 	ErrInterrupted = errors.New("publishing interrupted")
 
-	// ErrUnroutable matches a refusal that says: the broker has nobody to give
-	// this message to. If the other messages of its topic pass, it counts as
-	// refused; if they do not, the topic's queues are missing, and all wait
-	// without being charged. A sink makes one with [NoRoute].
+	// ErrUnroutable matches a refusal that means: the broker has no receiver for this
+	// message. If the other messages of its topic pass, it counts as refused. If they
+	// do not, the topic's queues are missing, and all wait without being charged. A
+	// sink makes one with [NoRoute].
 	ErrUnroutable = errors.New("message unroutable")
 )
 
-// ErrNotRunning is returned by [Relay.Ready] while no Run is under way.
+// ErrNotRunning is returned by [Relay.Ready] while no Run is active.
 var ErrNotRunning = errors.New("relay: not running")
 
-// ErrStillRunning is returned by [Relay.Run] when something did not end within
+// ErrStillRunning is returned by [Relay.Run] if something did not end within
 // Config.StopTimeout and a second after its context: a sink, a function of the
-// configuration, or a call of the database driver. It was left behind. The
-// messages in flight stay in the outbox and are sent again.
+// configuration, or a call of the database driver. It was left running. The messages in
+// flight stay in the outbox and are sent again.
 var ErrStillRunning = errors.New("relay: stopped, but something has not returned")
 
-// Refused marks err as the refusal of one message: too large, not to be
-// marshalled, unroutable. Refused(nil) is nil.
+// Refused marks err as the refusal of one message: too large, not marshallable,
+// unroutable. Refused(nil) is nil.
 func Refused(err error) error { return mark(ErrRefused, err) }
 
-// Unavailable marks err as an outage: connection lost, time out, nack, blocked
-// broker. Unavailable(nil) is nil.
+// Unavailable marks err as an outage: connection lost, timeout, nack, blocked broker.
+// Unavailable(nil) is nil.
 func Unavailable(err error) error { return mark(ErrUnavailable, err) }
 
-// Interrupted marks err as ErrInterrupted, and as ErrUnavailable. Interrupted(nil)
-// is nil.
+// Interrupted marks err as ErrInterrupted and ErrUnavailable. Interrupted(nil) is nil.
 func Interrupted(err error) error { return Unavailable(mark(ErrInterrupted, err)) }
 
-// NoRoute marks err as ErrUnroutable, and as ErrRefused. NoRoute(nil) is nil.
+// NoRoute marks err as ErrUnroutable and ErrRefused. NoRoute(nil) is nil.
 func NoRoute(err error) error { return Refused(mark(ErrUnroutable, err)) }
 
 func mark(kind, err error) error {
@@ -61,9 +59,8 @@ func mark(kind, err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-// NoRouteError is the outcome of a message whose topic no route of a [Router]
-// matches. The message is refused: add a route, and it is sent when it is tried
-// again.
+// NoRouteError is the outcome of a message whose topic no route of a [Router] matches.
+// The message is refused. Once you add a route, the next retry sends it.
 type NoRouteError struct {
 	Topic string
 }

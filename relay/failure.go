@@ -9,16 +9,16 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// outcomeKind is what an outcome says of a message.
+// outcomeKind classifies an outcome.
 type outcomeKind uint8
 
 const (
 	confirmedOutcome   outcomeKind = iota
-	unavailableOutcome             // nothing against the message
+	unavailableOutcome             // the message is not blamed
 	refusedOutcome                 // the message cannot be delivered
-	interruptedOutcome             // nothing against anybody but what the lane publishes on
-	unroutableOutcome              // nobody takes it: the message's fault or its topic's
-	unknownOutcome                 // an error that says neither
+	interruptedOutcome             // only the channel of the lane failed
+	unroutableOutcome              // no receiver: the message or its topic is at fault
+	unknownOutcome                 // an error of unknown kind
 )
 
 func classify(err error) outcomeKind {
@@ -38,7 +38,7 @@ func classify(err error) outcomeKind {
 	}
 }
 
-// Classes of reasons why a message fails; operators see and filter by them.
+// Classes of reasons why a message fails. Operators see them and filter by them.
 const (
 	classRefused    = "refused"
 	classMalformed  = "malformed"
@@ -48,10 +48,10 @@ const (
 
 	classSlow = "unanswered" // never confirmed in time, while others were
 
-	classUnavailable = "unavailable" // nothing against the message: set aside
+	classUnavailable = "unavailable" // the message is not blamed: set aside
 )
 
-// class of a refusal of m.
+// class returns the class of a refusal of m.
 func (m *entry) class() string {
 	if m.malformed != nil {
 		return classMalformed
@@ -59,8 +59,8 @@ func (m *entry) class() string {
 	return classRefused
 }
 
-// charge counts an attempt that m has failed, and decides what follows. Nothing of
-// its key goes out before that is written down.
+// charge counts a failed attempt of m, and decides what follows. Nothing of its key
+// goes out before that is recorded.
 func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l := m.lane
 	m.attempts++
@@ -78,8 +78,8 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	e.fail(m, f)
 }
 
-// postpone lets m wait in parked, at no charge: it may be its own fault that it
-// failed or its topic's. The longer that lasts, the longer it waits.
+// postpone lets m wait in parked, without charging it: the message or its topic may be
+// at fault. The longer that lasts, the longer it waits.
 func (e *engine) postpone(m *entry, now time.Time, class, text string) {
 	waited := time.Duration(0)
 	if !m.doubted.IsZero() {
@@ -93,10 +93,11 @@ func (e *engine) postpone(m *entry, now time.Time, class, text string) {
 
 const (
 	postponeLeast = 5 * time.Second
-	postponeMost  = 60 // times that
+	postponeMost  = 60 // times postponeLeast
 )
 
-// fail has a failure written down. Nothing of the message's key goes out before that.
+// fail schedules a failure to be recorded. Nothing of the message's key goes out before
+// that.
 func (e *engine) fail(m *entry, f *failure) {
 	l := m.lane
 	l.waited++
@@ -123,9 +124,9 @@ func (r Retry) wait(n int, d draw) time.Duration {
 	return d(2 * min(interval, r.Max))
 }
 
-// stopFailing takes failing messages out of their keys. What follows one that is
-// to stay in parked goes there too. Of several of one key, sent together, only the
-// first one counts: the others have their turn again.
+// stopFailing removes failing messages from their keys. If one is to stay in parked,
+// its followers go there too. Of several messages of one key that were sent together,
+// only the first counts; the others are sent again.
 func (l *lane) stopFailing() {
 	l.failing = slices.DeleteFunc(l.failing, func(m *entry) bool {
 		key := l.orderKey(m)
@@ -160,8 +161,8 @@ func (l *lane) stopFailing() {
 	}
 }
 
-// park marks a key as parked and makes what is known of it followers, but for
-// what is in flight.
+// park marks a key as parked and makes its known messages followers, except those in
+// flight.
 func (l *lane) park(c *chain) {
 	l.retract(c)
 	c.parked = true
@@ -183,22 +184,22 @@ func (l *lane) park(c *chain) {
 	}
 }
 
-// retract takes an announcement of a key back.
+// retract takes back an announcement of a key.
 func (l *lane) retract(c *chain) {
 	if m := l.announced; m != nil && c.head == m {
 		l.cancel()
 	}
 }
 
-// unpark lets a key go on of which nothing is left in parked.
+// unpark lets a key continue that has no rows left in parked.
 func (l *lane) unpark(key string) {
 	c := l.chains[key]
 	if c == nil || !c.parked || c.failing != nil || l.swept[key] {
-		return // what is swept is on its way to parked
+		return // swept rows are on their way to parked
 	}
 	l.retract(c)
 	c.parked = false
-	// What is known of parked is gone from there: a former owner has settled it.
+	// Rows known from parked are gone from there: a former owner has settled them.
 	for m := c.head; m != nil; {
 		next := m.next
 		if m.parked && m.state != inFlight {
@@ -224,7 +225,7 @@ func (l *lane) unpark(key string) {
 	l.tidy(key, c)
 }
 
-// writeFailures writes down what has failed in one lane, and moves followers.
+// writeFailures records the failures of one lane, and moves followers.
 func (e *engine) writeFailures(l *lane) *chore {
 	failed, followers := slices.Clone(l.failing), slices.Clone(l.followers[:min(len(l.followers), maxFollowers)])
 	if l.oneByOne {
@@ -233,7 +234,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 			l.failing = append(l.failing[1:], failed[0]) // the next one has its turn
 		} else {
 			followers = followers[:1]
-			// The next key has its turn. Those of this one stay in their order.
+			// The next key has its turn. The entries of this one keep their order.
 			others := slices.DeleteFunc(slices.Clone(l.followers), func(m *entry) bool { return m.Key == followers[0].Key })
 			l.followers = slices.DeleteFunc(l.followers, func(m *entry) bool { return m.Key != followers[0].Key })
 			l.followers = append(others, l.followers...)
@@ -267,7 +268,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 			}
 			if len(followers) > 0 {
 				l.dry, l.unbusied = false, true // there may be more of their keys
-				// A former owner may have deleted what they were moved behind.
+				// A former owner may have deleted the rows that they were moved behind.
 				e.parkedDue(now)
 			}
 			for _, m := range failed {
@@ -278,7 +279,7 @@ func (e *engine) writeFailures(l *lane) *chore {
 	}
 }
 
-// written goes on after a failure has been written down.
+// written continues after a failure has been recorded.
 func (e *engine) written(m *entry, now time.Time) {
 	l := m.lane
 	key := l.orderKey(m)

@@ -2,8 +2,8 @@ package relay
 
 import "slices"
 
-// fifo is a queue of entries. One whose state has changed since it was pushed is
-// passed over when its turn comes.
+// fifo is a queue of entries. An entry whose state has changed since it was pushed is
+// skipped when its turn comes.
 type fifo struct {
 	items []*entry
 	first int
@@ -12,7 +12,7 @@ type fifo struct {
 func (q *fifo) len() int { return len(q.items) - q.first }
 
 func (q *fifo) push(m *entry) {
-	if q.first > len(q.items)/2 { // more popped than left: move down, amortised
+	if q.first > len(q.items)/2 { // more popped than left: move down, amortized
 		n := copy(q.items, q.items[q.first:])
 		clear(q.items[n:])
 		q.items, q.first = q.items[:n], 0
@@ -20,7 +20,7 @@ func (q *fifo) push(m *entry) {
 	q.items = append(q.items, m)
 }
 
-// pushFirst makes m the first one.
+// pushFirst puts m at the front.
 func (q *fifo) pushFirst(m *entry) {
 	if q.first == 0 {
 		q.items = slices.Insert(q.items, 0, m)

@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// operation is a kind of work in the database that a worker depends on.
+// operation is a kind of database call that a worker depends on.
 type operation uint8
 
 const (
@@ -36,21 +36,21 @@ func (o operation) String() string {
 	}[o]
 }
 
-// maxAbandoned is how many calls that do not return a worker leaves behind. Each
-// holds a goroutine and a connection.
+// maxAbandoned is how many calls that do not return a worker leaves behind. Each holds
+// a goroutine and a connection.
 const maxAbandoned = 16
 
-// health is what a worker knows of its way to the database. A kind of operation
-// that has had no answer for longer than health.patient makes the worker unfit: its
-// lanes go to others until a probe of every kind has been answered, and its own calls
-// have had no silence for a while. An error of the server is an answer: what the
-// server refuses here it refuses to others.
+// health tracks whether a worker reaches its database. A kind of operation without an
+// answer for longer than health.patient makes the worker unfit. Its lanes go to others
+// until a probe of every kind has been answered, and its own calls have had no silence
+// for a while. An error of the server is an answer: what the server refuses here it
+// refuses to others.
 //
-// Some calls of a kind may have answers while others have none: a task that
-// deletes hangs, one that reads does not. So an answer does not end a silence
-// until there has been no other for a while.
+// Some calls of a kind may have answers while others have none: a deletion hangs, a
+// read does not. So an answer does not end a silence until there has been no other for
+// a while.
 //
-// Calls of the upkeep do not count, see tending, nor do heartbeats, without which the
+// Calls of the upkeep do not count, see tending. Nor do heartbeats: without them the
 // leases end by themselves.
 type health struct {
 	full    time.Duration // that a call may take
@@ -60,8 +60,7 @@ type health struct {
 	kinds [operations]contact
 }
 
-// contact is what is known of one kind of operation, of which there is one call at a
-// time.
+// contact is the state of one kind of operation, which has one call at a time.
 type contact struct {
 	since    time.Time     // when the silence began: with its first call; zero: there is none
 	last     time.Time     // when the last call without an answer ended; zero: none has
@@ -71,8 +70,8 @@ type contact struct {
 	limit    time.Duration // of the next call; 0: full
 }
 
-// callLeast is the least that a call may take, however short the lease: what others
-// have locked is waited for, a little.
+// callLeast is the minimum time of a call, however short the lease: calls wait a little
+// for rows that others have locked.
 const callLeast = 2 * time.Second
 
 func newHealth(lease time.Duration) health {
@@ -80,9 +79,9 @@ func newHealth(lease time.Duration) health {
 	return health{full: full, patient: max(lease/2, full)}
 }
 
-// begin notes the start of a call and returns how long it may take. A call after
-// one without an answer is short at first: it may meet another connection that
-// leads nowhere, and is to find that out soon.
+// begin records the start of a call and returns its time limit. A call after one
+// without an answer gets a short limit at first: it may get another dead connection,
+// and has to find that out soon.
 func (h *health) begin(o operation, now time.Time) time.Duration {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -97,7 +96,7 @@ func (h *health) begin(o operation, now time.Time) time.Duration {
 	return k.limit
 }
 
-// end notes the end of a call, and whether it had an answer.
+// end records the end of a call, and whether it was answered.
 func (h *health) end(o operation, now time.Time, answered bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -122,16 +121,16 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	k.lost++
 }
 
-// short is the limit of a call that may meet a connection that leads nowhere.
+// short is the limit of a call that may get a dead connection.
 func (h *health) short() time.Duration { return h.full / 5 }
 
-// hangs reports whether a call runs that should have had its answer.
+// hangs reports whether a running call should have been answered by now.
 func (k *contact) hangs(now time.Time, short time.Duration) bool {
 	return !k.busy.IsZero() && now.Sub(k.busy) > short
 }
 
-// silent returns for how long there has been no answer. One call without an answer
-// among others says little: its connection may be the only one that leads nowhere.
+// silent returns how long there has been no answer. One call without an answer among
+// others means little: its connection may be the only dead one.
 func (k *contact) silent(now time.Time, short time.Duration) time.Duration {
 	switch {
 	case k.hangs(now, short), k.lost > 0 && !k.answered:
@@ -142,7 +141,7 @@ func (k *contact) silent(now time.Time, short time.Duration) time.Duration {
 	return 0
 }
 
-// unfit returns for how long the worker has been unfit, and why; nil: it is not.
+// unfit returns how long the worker has been unfit, and why; nil: it is not.
 func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -157,9 +156,9 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 	return since, why
 }
 
-// recover forgets what had no answer: probes of every kind have had one. It does not
-// while a call of the worker's own hangs, or as long as one has had no answer a moment
-// ago: there may be one that no probe is like.
+// recover forgets unanswered calls: probes of every kind have been answered. It does
+// not while a call of the worker itself hangs, or shortly after one went unanswered: it
+// may be of a kind that no probe covers.
 func (h *health) recover(now time.Time) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -178,13 +177,13 @@ func (h *health) recover(now time.Time) bool {
 	return true
 }
 
-// apart reports whether a kind of operation says nothing of a worker's fitness.
+// apart reports whether a kind of operation does not count for a worker's fitness.
 func apart(o operation) bool {
 	return o == opHeartbeat || o == opCheck || o == opMove || o == opUpkeep || o == opArchive
 }
 
-// ask makes a call of the database that ends in time, whether it returns or not;
-// see [bounded.Do].
+// ask makes a database call that ends in time, whether it returns or not; see
+// [bounded.Do].
 func ask[T any](ctx context.Context, w *worker, o operation, f func(ctx context.Context) (T, error)) (T, error) {
 	if err := ctx.Err(); err != nil {
 		var none T
@@ -196,8 +195,8 @@ func ask[T any](ctx context.Context, w *worker, o operation, f func(ctx context.
 	return value, err
 }
 
-// askLong is ask for a call that may take longer than others, and whose silence says
-// nothing until then.
+// askLong is ask for a call that may take longer than others. Its silence does not
+// count until then.
 func askLong[T any](ctx context.Context, w *worker, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
 	return bounded.Do(ctx, w.bounds, limit, f)
 }
@@ -210,8 +209,8 @@ func do(ctx context.Context, w *worker, o operation, f func(ctx context.Context)
 
 const doctorEvery = time.Second
 
-// doctor says when the worker has become unfit, and makes it fit again; see health. The
-// worker has no lanes then perhaps, so that nothing else would tell.
+// doctor logs when the worker has become unfit, and makes it fit again; see health. The
+// worker may have no lanes then, so nothing else would do it.
 func (w *worker) doctor(ctx context.Context) error {
 	told := false
 	for pause(ctx, min(doctorEvery, w.cfg.Lease/5)) {
@@ -239,12 +238,12 @@ func (w *worker) doctor(ctx context.Context) error {
 	return nil
 }
 
-// noLane is a lane that no message is of. A probe brings none, however large the first
-// one of a lane is.
+// noLane is a lane without messages. A probe thus returns none, however large the first
+// message of a real lane is.
 const noLane = outbox.Lanes
 
-// probe makes a call of each kind that changes nothing: what they are about does not
-// exist, or the lease that they name.
+// probe makes a call of each kind that changes nothing: the rows do not exist, or the
+// lease does not.
 func (w *worker) probe(ctx context.Context) error {
 	lanes, ref := []int{noLane}, outbox.Ref{CreatedAt: time.Unix(0, 0)}
 	nobody := fence{owner: w.owner} // a lease that was taken has an epoch above 0
@@ -285,11 +284,11 @@ func (w *worker) probe(ctx context.Context) error {
 	return nil
 }
 
-// Ready returns nil if all workers of this relay that run can do their work, and
-// else what is wrong, joined: that none runs, that the database does not answer,
-// that the tables are not what they should be, that the sink does not reach its
-// broker. It does no I/O and may be called at any time. It is meant for readiness
-// probes: a worker that is not ready gives its lanes to one that is.
+// Ready returns nil if all running workers of this relay can do their work. Otherwise
+// it returns what is wrong, joined: no worker runs, the database does not answer, the
+// tables are not as they should be, the sink does not reach its broker. It does no I/O
+// and may be called at any time. It is meant for readiness probes: a worker that is not
+// ready gives its lanes to one that is.
 func (r *Relay) Ready() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -303,7 +302,7 @@ func (r *Relay) Ready() error {
 	return errors.Join(errs...)
 }
 
-// notReady returns why this worker cannot do its work; nil if it can.
+// notReady returns why this worker cannot do its work, nil if it can.
 func (w *worker) notReady() error {
 	if _, why := w.health.unfit(time.Now()); why != nil {
 		return fmt.Errorf("relay: worker %s: %w", w.owner, why)
@@ -326,13 +325,13 @@ var (
 	errSinkNotReady = errors.New("the sink does not reach its broker")
 )
 
-// unanswered reports that an error did not come from the server: nobody knows
-// whether the call took effect, or whether the next one meets the same server.
+// unanswered reports whether an error did not come from the server: nobody knows if the
+// call took effect, or if the next one reaches the same server.
 func unanswered(err error) bool {
 	return bounded.Silence(err) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
 }
 
-// passing reports that an error says nothing about the tables: the call had no
+// passing reports whether an error says nothing about the tables: the call had no
 // answer, lost against another transaction, or waited too long for one.
 func passing(err error) bool {
 	return unanswered(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)

@@ -8,14 +8,13 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// lane is what a worker remembers of a lane that it holds. It belongs to the
-// worker's loop.
+// lane is a worker's memory of a lane that it holds. It belongs to the worker's loop.
 //
-// An id stays in entries from the read that brought it until its deletion, or
-// its move to parked, has committed, and every read passes over the ids in entries
-// when it starts. Reads of a lane do not overlap, so a row that was confirmed is
-// never taken for a new one: a read that may have seen it before its deletion
-// started while it was known, and a later one starts after the deletion.
+// An id stays in entries from the read that returned it until its deletion, or its move
+// to parked, has committed. Every read passes over the ids in entries when it starts.
+// Reads of a lane do not overlap, so a confirmed row is never taken for a new one: a
+// read that may have seen it before its deletion started while it was known, and a
+// later one starts after the deletion.
 type lane struct {
 	number  int
 	epoch   int64
@@ -27,7 +26,7 @@ type lane struct {
 	locked      int // of entries: they take no room, since nobody knows for how long
 	chains      map[string]*chain
 	ready       fifo
-	failing     []*entry // sorted by nothing; each once
+	failing     []*entry // unsorted; each once
 	followers   []*entry
 	letters     []int64  // commands on letters without a key
 	commanded   []string // keys with commands
@@ -40,7 +39,7 @@ type lane struct {
 	overlooked   bool            // by looks for due rows, since its lease was not trusted
 	reading      bool            // a read of this lane is under way
 	refetch      bool            // something is to be sent whose payload is not here
-	refetched    bool            // what that read brings is of no use
+	refetched    bool            // the result of that read is useless
 	readAt       time.Time       // it is not read before
 	doubted      bool            // its last read failed
 	unreadable   int             // how often it failed to be read alone, with answers to other reads between
@@ -59,8 +58,8 @@ type lane struct {
 	sweptLast   string    // the key of the last such try
 	followAt    time.Time // followers are moved then, unless there are many
 
-	// beyond is the id of a message that is not known yet, of a topic of which
-	// nothing has been tried; 0: there is none as far as anybody has looked.
+	// beyond is the id of an unknown message of a topic of which nothing has been
+	// tried; 0: none has been found so far.
 	beyond int64
 
 	behind time.Time // since when there may be rows that it has not read; see lookAhead
@@ -70,13 +69,13 @@ type lane struct {
 	crashes   int    // takeovers in a row without a window confirmed
 	suspect   int64  // id that was alone in flight when the former owner died
 	deleted   int    // messages of this lane, while crashes counts
-	announced *entry // goes out alone, once that is written down
-	written   bool   // it is
+	announced *entry // goes out alone, once that is recorded
+	written   bool   // the announcement is recorded
 	alone     *entry // in flight, announced
-	stale     bool   // the database knows a suspect that is none any more
-	accused   bool   // and is to be told, before anything else goes out
+	stale     bool   // the database has a suspect that no longer is one
+	accused   bool   // and must be updated before anything else goes out
 
-	// Of a lane that is one pipeline: after a failure it goes on from its first
+	// For a lane that is one pipeline: after a failure it resumes from its first
 	// unconfirmed message, once everything in flight has its outcome.
 	restarting bool
 	term       uint64 // changes with each restart; see Message.Term
@@ -96,8 +95,8 @@ func (l *lane) hasParkedKeys() bool {
 	return false
 }
 
-// maxWaiting is how many entries of one key are kept waiting before reads pass
-// the key over, and so how far a burst of one key can fill a lane's memory.
+// maxWaiting is how many entries of one key are kept waiting before reads pass over the
+// key. It limits how far a burst of one key can fill a lane's memory.
 const maxWaiting = 32
 
 func newLane(number int, epoch int64, limits *limits, trusted time.Time) *lane {
@@ -107,8 +106,8 @@ func newLane(number int, epoch int64, limits *limits, trusted time.Time) *lane {
 	}
 }
 
-// careful lanes have one message in flight at a time, so that if their worker
-// dies again it is known with which.
+// careful lanes have one message in flight at a time, so that if their worker dies
+// again, the message is known.
 func (l *lane) careful() bool { return l.crashes >= 2 }
 
 // orderKey is the key that m has to wait for; empty for none.
@@ -119,8 +118,7 @@ func (l *lane) orderKey(m *entry) string {
 	return m.Key
 }
 
-// add takes the entries that a read brought, in the order of ids, and returns
-// how many were new.
+// add adds the entries of a read, in the order of ids, and returns how many were new.
 func (l *lane) add(entries []*entry) int {
 	added := 0
 	for _, m := range entries {
@@ -150,7 +148,7 @@ func (l *lane) know(m *entry) {
 	}
 }
 
-// lockedOut notes that an entry's row is locked.
+// lockedOut records that an entry's row is locked.
 func (l *lane) lockedOut(m *entry) {
 	if !m.locked && l.entries[m.rowID()] == m {
 		m.locked = true
@@ -158,7 +156,7 @@ func (l *lane) lockedOut(m *entry) {
 	}
 }
 
-// place puts an entry where it belongs: out, behind its key, or into parked.
+// place moves an entry to where it belongs: out, behind its key, or into parked.
 func (l *lane) place(m *entry) {
 	key := l.orderKey(m)
 	if key == "" {
@@ -168,7 +166,7 @@ func (l *lane) place(m *entry) {
 	c := l.chain(key)
 	if c.parked && !m.parked {
 		if l.swept[key] {
-			l.forget(m) // the statement that sweeps its key moves it
+			l.forget(m) // the sweep of its key moves it
 			return
 		}
 		l.waited++
@@ -206,7 +204,7 @@ func (l *lane) chain(key string) *chain {
 	return c
 }
 
-// goOn makes what may go out of a key ready.
+// goOn makes ready what may go out of a key.
 func (l *lane) goOn(c *chain) {
 	if c.stopped() {
 		return
@@ -221,14 +219,14 @@ func (l *lane) goOn(c *chain) {
 	}
 }
 
-// tidy forgets a key of which nothing is left to know.
+// tidy forgets a key without any state left.
 func (l *lane) tidy(key string, c *chain) {
 	if c.head == nil && !c.parked && !c.stopped() {
 		delete(l.chains, key)
 	}
 }
 
-// busy appends the keys that reads are to pass over: more of them would only
+// busy appends the keys that reads are to pass over: more of their rows would only
 // wait. In a pipeline nothing waits.
 func (l *lane) busy(keys []string) []string {
 	for key := range l.swept {
@@ -251,11 +249,11 @@ func (l *lane) busy(keys []string) []string {
 	return keys
 }
 
-// confirm settles an entry in flight and lets its key go on. Its payload is not
-// needed any more.
+// confirm marks an entry in flight as confirmed and lets its key continue. Its payload
+// is no longer needed.
 func (l *lane) confirm(m *entry) {
 	m.state = confirmed
-	if !m.ahead { // those say nothing about what is in front of them
+	if !m.ahead { // those prove nothing about the messages in front of them
 		l.went++
 	}
 	l.empty(m)
@@ -275,8 +273,8 @@ func (l *lane) confirm(m *entry) {
 	l.tidy(key, c)
 }
 
-// forget drops an entry whose deletion has committed. One that is in flight (its
-// confirm came late, and it went out again meanwhile) stays until its outcome.
+// forget drops an entry whose deletion has committed. An entry in flight (its confirm
+// was late, and it was sent again meanwhile) stays until its outcome.
 func (l *lane) forget(m *entry) {
 	if l.entries[m.rowID()] != m || m.state == inFlight {
 		return
@@ -302,9 +300,9 @@ func (l *lane) empty(m *entry) {
 	m.hollow = true
 }
 
-// forgetUnsent drops what is neither in flight nor confirmed nor being moved, to
-// be read again. After an error the database may be another server, which lost its
-// tail: what it does not hold any more must not be sent.
+// forgetUnsent drops entries that are not in flight, confirmed or being moved, to be
+// read again. After an error the database may be another server, one that lost its
+// latest commits: what it no longer holds must not be sent.
 func (l *lane) forgetUnsent() {
 	keep := func(m *entry) bool { return m.state == inFlight || m.state == confirmed || m.moving }
 	for _, m := range l.entries {
@@ -337,8 +335,8 @@ func (l *lane) forgetUnsent() {
 	l.dry, l.loaded, l.loading = false, false, false
 }
 
-// cancel takes an announcement back. If it is written down, the database knows a
-// suspect that is none.
+// cancel takes back an announcement. If it is recorded, the database has a suspect that
+// no longer is one.
 func (l *lane) cancel() {
 	if m := l.announced; m != nil && m.state == announcing {
 		m.state = waiting
@@ -347,14 +345,14 @@ func (l *lane) cancel() {
 	l.announced, l.written = nil, false
 }
 
-// settled reports that the lane knows rows, and all of them are about to be
-// deleted or moved.
+// settled reports whether the lane knows rows, and all of them are about to be deleted
+// or moved.
 func (l *lane) settled() bool {
 	return len(l.entries) > 0 && l.inFlight == 0 && l.ready.len() == 0
 }
 
-// hung reports that the sink owes an outcome that is long overdue. Such a lane's
-// lease is not renewed.
+// hung reports whether an outcome from the sink is long overdue. Such a lane's lease is
+// not renewed.
 func (l *lane) hung(now time.Time, grace time.Duration) bool {
 	if l.inFlight == 0 {
 		return false
@@ -367,8 +365,8 @@ func (l *lane) hung(now time.Time, grace time.Duration) bool {
 	return false
 }
 
-// restart lets a lane that is one pipeline go on from its first unconfirmed
-// message, when everything in flight has its outcome.
+// restart lets a lane that is one pipeline resume from its first unconfirmed message,
+// once everything in flight has its outcome.
 func (l *lane) restart(now time.Time) bool {
 	if !l.restarting || l.inFlight > 0 {
 		return false

@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// leaser keeps a worker's leases: it is the only one that asks the database for
-// them, and tells the loop what it may work.
+// leaser keeps a worker's leases. Only it asks the database for them; it passes to the
+// loop which lanes it may work.
 type leaser struct {
 	*worker
 	stopping bool
@@ -25,7 +25,7 @@ type leaser struct {
 	workersSeen map[string]seen[peer]
 }
 
-// seen is what a leaser has seen unchanged since a time of its own clock.
+// seen is a value that has been unchanged since a time of the leaser's own clock.
 type seen[T any] struct {
 	value T
 	since time.Time
@@ -35,10 +35,10 @@ func newLeaser(w *worker) *leaser {
 	return &leaser{worker: w, leasesSeen: map[int]seen[lease]{}, workersSeen: map[string]seen[peer]{}}
 }
 
-// holding is what the loop says about its lanes.
+// holding is the loop's report on its lanes.
 type holding struct {
 	active   []int         // held, not draining; sorted
-	renew    []int         // active and draining ones, but for those that hang
+	renew    []int         // active and draining ones, except those that hang
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
@@ -46,9 +46,9 @@ type holding struct {
 	mayHold  [outbox.Lanes]bool
 }
 
-// run beats until stopping ends, then hands the lanes back. Steps come often
-// enough that several may fail before a lease expires. working is what the
-// statements run under. The error is one that no heartbeat mends.
+// run sends heartbeats until stopping ends, then hands the lanes back. Steps are
+// frequent enough that several may fail before a lease expires. The statements run
+// under working. The error is one that no heartbeat can repair.
 func (s *leaser) run(stopping, working context.Context) error {
 	every := s.cfg.Lease / 15
 	for {
@@ -70,7 +70,7 @@ func (s *leaser) run(stopping, working context.Context) error {
 	ctx, cancel := context.WithTimeout(working, s.cfg.StopTimeout)
 	defer cancel()
 	s.stop(ctx)
-	// The last words have a little time of their own.
+	// The final calls get a little extra time.
 	last, cancelLast := context.WithTimeout(working, time.Second)
 	defer cancelLast()
 	s.leave(last)
@@ -88,7 +88,7 @@ func (s *leaser) stop(ctx context.Context) {
 				}
 			}
 		})
-		_ = s.try(ctx) // it is logged
+		_ = s.try(ctx) // try logs the error
 		held := 0
 		known := s.call(ctx, func(e *engine, _ time.Time) {
 			for _, l := range e.lanes {
@@ -113,9 +113,9 @@ func (s *leaser) stop(ctx context.Context) {
 	}
 }
 
-// leave frees what is left, so that nobody has to wait for the leases to
-// expire. Lanes whose messages are unanswered are freed too: the next owner
-// sends them again, sooner rather than later.
+// leave releases the remaining leases, so that nobody has to wait for them to expire.
+// Lanes with unanswered messages are released too: the next owner sends those again,
+// sooner rather than later.
 func (s *leaser) leave(ctx context.Context) {
 	lanes := []int{upkeepLane}
 	for number := range outbox.Lanes {
@@ -138,9 +138,9 @@ func (s *leaser) leave(ctx context.Context) {
 	}
 }
 
-// call runs fn in the worker's loop and waits for it. It reports whether fn ran:
-// a loop that hangs, in a sink that blocks say, makes the caller's step fail, and
-// with it the renewal. A loop that has taken fn runs it.
+// call runs fn in the worker's loop, waits for it, and reports whether fn ran. If the
+// loop hangs, for example in a sink that blocks, the caller's step fails, and with it
+// the renewal. A loop that has taken fn runs it.
 func (s *leaser) call(ctx context.Context, fn func(*engine, time.Time)) bool {
 	done := make(chan struct{})
 	select {
@@ -152,11 +152,10 @@ func (s *leaser) call(ctx context.Context, fn func(*engine, time.Time)) bool {
 	}
 }
 
-// errHung fails a heartbeat whose worker does not move.
+// errHung fails the heartbeat of a worker whose loop does not respond.
 var errHung = errors.New("the worker's loop does not answer; does its sink's Publish block?")
 
-// try does a step within a part of the lease and logs the first failure of a
-// row.
+// try runs a step within a part of the lease and logs the first failure of a series.
 func (s *leaser) try(ctx context.Context) error {
 	limited, cancel := context.WithTimeout(ctx, s.cfg.Lease/3)
 	defer cancel()
@@ -170,7 +169,7 @@ func (s *leaser) try(ctx context.Context) error {
 		s.failing, s.readOnly = false, false
 	case ctx.Err() == nil && readOnly && !s.readOnly:
 		s.failing, s.readOnly = true, true
-		s.checkDue.Store(true) // it is another server, or was turned round
+		s.checkDue.Store(true) // another server, or its role changed
 		s.log.ErrorContext(ctx, "the database is read-only; nothing is published until this worker is connected to a server that takes writes",
 			"error", fmt.Errorf("%w: %w", outbox.ErrReadOnly, err))
 	case ctx.Err() == nil && !s.failing:
@@ -180,8 +179,8 @@ func (s *leaser) try(ctx context.Context) error {
 	return err
 }
 
-// step is one heartbeat: give back what has drained, extend what is held, learn
-// what was lost, and take or begin to drain what the shares say.
+// step is one heartbeat: give back drained lanes, extend held leases, learn what was
+// lost, and take or drain lanes according to the shares.
 func (s *leaser) step(ctx context.Context) error {
 	have, ok := s.holding(ctx)
 	if !ok {
@@ -197,8 +196,8 @@ func (s *leaser) step(ctx context.Context) error {
 		renew = append(renew, upkeepLane)
 	}
 	me := identity{owner: s.owner, name: s.cfg.Name, ready: s.ready() && !have.hung, stopping: s.stopping}
-	// Trust counts from before the renewal is sent: the database's clock gives
-	// at least that much.
+	// Trust counts from before the renewal is sent: the database's clock grants at
+	// least that much.
 	trusted := s.trustFrom(time.Now())
 	held, err := ask(ctx, s.worker, opHeartbeat, func(ctx context.Context) (map[int]renewal, error) {
 		return s.leases.beat(ctx, me, renew, s.cfg.Lease)
@@ -217,14 +216,14 @@ func (s *leaser) step(ctx context.Context) error {
 	return s.balance(ctx, have)
 }
 
-// trustFrom leaves a tenth of the lease as a margin for clocks that run at
-// different speeds.
+// trustFrom leaves a tenth of the lease as a margin for clocks that run at different
+// speeds.
 func (s *leaser) trustFrom(sent time.Time) time.Time {
 	return sent.Add(s.cfg.Lease - s.cfg.Lease/10)
 }
 
-// ready tells whether this worker can work: the tables are what it knows, and the
-// sink, if it can say, reaches its broker.
+// ready reports whether this worker can work: the tables are as expected, and the sink,
+// if it can report it, reaches its broker.
 func (s *leaser) ready() bool {
 	if _, why := s.health.unfit(time.Now()); why != nil || s.unfit.Load() {
 		return false
@@ -235,7 +234,7 @@ func (s *leaser) ready() bool {
 	return true
 }
 
-// holding asks the loop for its lanes, and drops those that have drained.
+// holding asks the loop for its lanes, and drops the drained ones.
 func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	have := holding{epochs: map[int]int64{}}
 	unfitFor, _ := s.health.unfit(time.Now())
@@ -270,7 +269,7 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	return have, ok
 }
 
-// renewed tells the loop what the database said of its lanes.
+// renewed passes the database's answer on its lanes to the loop.
 func (s *leaser) renewed(ctx context.Context, have holding, held map[int]renewal, trusted time.Time) {
 	if _, mine := held[upkeepLane]; !mine {
 		s.tending.hold(0)
@@ -289,8 +288,8 @@ func (s *leaser) renewed(ctx context.Context, have holding, held map[int]renewal
 	})
 }
 
-// releaseStray gives back leases that the database knows as this worker's and the
-// loop does not: the answer to their taking, or to their release, was lost.
+// releaseStray gives back leases that are this worker's in the database but unknown to
+// the loop: the answer to taking or releasing them was lost.
 func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]renewal) error {
 	var stray []int
 	for number := range held {
@@ -309,14 +308,14 @@ func (s *leaser) release(ctx context.Context, lanes []int) error {
 	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.release(ctx, s.owner, lanes) })
 }
 
-// take leases lanes, if they are free still.
+// take leases lanes that are still free.
 func (s *leaser) take(ctx context.Context, lanes []int, most int) (map[int]taken, error) {
 	return ask(ctx, s.worker, opTake, func(ctx context.Context) (map[int]taken, error) {
 		return s.leases.take(ctx, s.owner, lanes, most, s.cfg.Lease)
 	})
 }
 
-// balance moves towards a fair share.
+// balance moves the worker towards a fair share.
 func (s *leaser) balance(ctx context.Context, have holding) error {
 	type census struct {
 		leases []lease
@@ -383,9 +382,9 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 }
 
 // unrenewed returns leases that have not expired, and workers that count as alive,
-// although nobody has renewed them for longer than a lease lasts, by this worker's
-// own clock: the database's clock was set back after their owner had died. An owner
-// that lives renews them, and trusts them for no longer than that.
+// although nobody has renewed them for longer than a lease lasts, by this worker's own
+// clock: the database's clock was set back after their owner had died. A live owner
+// renews them, and trusts them for no longer than that.
 func (s *leaser) unrenewed(leases []lease, peers []peer, now time.Time) (old []lease, gone []peer) {
 	for _, l := range leases {
 		was := s.leasesSeen[l.lane]

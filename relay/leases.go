@@ -9,9 +9,9 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// identity is how a running worker presents itself.
+// identity is how a running worker identifies itself.
 type identity struct {
-	owner    string // random, made anew at each start
+	owner    string // random, new at each start
 	name     string
 	ready    bool
 	stopping bool
@@ -20,35 +20,34 @@ type identity struct {
 // leaseStore is what differs between the databases. All times are the
 // database's.
 type leaseStore interface {
-	// beat keeps the worker among the living and extends its leases on lanes.
-	// It returns all lanes that are the worker's: the extended ones, those it left
-	// out, and those that it could not extend since somebody has locked them.
+	// beat keeps the worker registered as alive and extends its leases on lanes. It
+	// returns all lanes of the worker: the extended ones, those not in lanes, and those
+	// that it could not extend because somebody has locked them.
 	beat(ctx context.Context, me identity, lanes []int, term time.Duration) (held map[int]renewal, err error)
 
 	// census returns all leases and the workers that are alive.
 	census(ctx context.Context) ([]lease, []peer, error)
 
-	// take leases at most most of those lanes that are still free, each with
-	// a new epoch. It counts a crash for a lane whose lease another owner let
-	// expire with messages that may have been in flight, unless two or more
-	// other owners have let leases expire: that was the database's outage.
+	// take leases up to most of those lanes that are still free, each with a new epoch.
+	// It counts a crash for a lane whose lease another owner let expire with messages
+	// that may have been in flight. It does not if two or more other owners have let
+	// leases expire: that was an outage of the database.
 	take(ctx context.Context, owner string, lanes []int, most int, term time.Duration) (map[int]taken, error)
 
-	// expire ends leases and workers that nobody has renewed since they were seen
-	// so: they are from before the database's clock was set back.
+	// expire ends leases and workers that nobody has renewed since they were seen like
+	// this: they date from before the database's clock was set back.
 	expire(ctx context.Context, leases []lease, peers []peer) error
 
 	// release frees lanes that are still the owner's.
 	release(ctx context.Context, owner string, lanes []int) error
 
-	// leave removes the worker from the living.
+	// leave removes the worker from those registered as alive.
 	leave(ctx context.Context, owner string) error
 
 	// flush returns when everything that was committed before is durable.
 	flush(ctx context.Context, owner string) error
 
-	// guard locks a lease in tx and reports whether it is the owner's, at that
-	// epoch.
+	// guard locks a lease in tx and reports whether it is the owner's, with that epoch.
 	guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error)
 }
 
@@ -60,7 +59,7 @@ func newLeaseStore(box *outbox.Outbox) leaseStore {
 	return newPostgresLeases(box.DB(), names)
 }
 
-// renewal is a lease as a heartbeat has found it.
+// renewal is a lease as seen by a heartbeat.
 type renewal struct {
 	epoch   int64
 	renewed bool
@@ -128,8 +127,7 @@ func scanTaken(rows *sql.Rows, err error) (map[int]taken, error) {
 	return all, nil
 }
 
-// scanCensus reads leases and workers from one result: a worker comes as lane
-// -2.
+// scanCensus reads leases and workers from one result: a worker is returned as lane -2.
 func scanCensus(rows *sql.Rows, err error) ([]lease, []peer, error) {
 	if err != nil {
 		return nil, nil, err

@@ -12,8 +12,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// metrics are what a relay counts. Names follow OpenTelemetry: a prefix, a noun,
-// the unit apart.
+// metrics are the instruments of a relay. Names follow OpenTelemetry: a prefix and a
+// noun, with the unit separate.
 type metrics struct {
 	outcomes  metric.Int64Counter
 	takeovers metric.Int64Counter
@@ -26,8 +26,8 @@ type metrics struct {
 	moved     metric.Int64Counter
 	archived  metric.Int64Counter
 
-	// held is what the upkeep has found to be in its way; nil if another worker
-	// does the upkeep.
+	// held is what the upkeep has found to block it; nil if another worker does the
+	// upkeep.
 	held atomic.Pointer[outbox.Held]
 
 	confirmed, refused, unroutable, unavailable, unknown metric.MeasurementOption

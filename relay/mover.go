@@ -10,14 +10,14 @@ import (
 )
 
 const (
-	// Commits of this process wake the mover: they may have scheduled something
-	// for now. Most have not, so it looks at most so often.
+	// Commits of this process wake the mover: they may have scheduled something for
+	// now. Most have not, so its rate is limited.
 	moverRest = 25 * time.Millisecond
 )
 
-// mover moves scheduled messages into the outbox when they are due, while this
-// worker has the lease of the upkeep. Each of its transactions locks that lease,
-// so two workers never do it at once, which would lose the order of keys.
+// mover moves due scheduled messages into the outbox while this worker has the lease of
+// the upkeep. Each of its transactions locks that lease, so two workers never do it at
+// once, which would lose the order of keys.
 func (w *worker) mover(ctx context.Context) error {
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
@@ -30,8 +30,8 @@ func (w *worker) mover(ctx context.Context) error {
 			begin := time.Now()
 			moved, err := w.moveDue(ctx, epoch, limit)
 			limit = moved.Limit // a call without an answer names none
-			// A slow look passes over entries that an old snapshot keeps from
-			// being removed; it is not to become all that the database does.
+			// A slow look passes over entries that an old snapshot keeps from being
+			// removed. It must not become the database's main load.
 			slow := 10 * time.Since(begin)
 			switch {
 			case err == nil && (moved.Rows > 0 || moved.Failed):

@@ -7,11 +7,10 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// outcome takes an outcome that the sink has reported.
+// outcome handles an outcome that the sink has reported.
 func (e *engine) outcome(m *entry, now time.Time, err error) {
 	if m.state != inFlight {
-		// Of two outcomes of one message the first one counts, but a confirm
-		// counts whenever it comes.
+		// The first of two outcomes of a message counts, but a confirm always counts.
 		if err == nil {
 			e.confirmLate(m, now)
 		}
@@ -73,7 +72,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	}
 }
 
-// drops asks Config.Unroutable. Whoever panics there has refused.
+// drops calls Config.Unroutable. A panic there counts as a refusal.
 func (e *engine) drops(topic string) (drop bool) {
 	_ = contain.Call(func() error {
 		drop = e.unroutable != nil && e.unroutable(topic) == UnroutableDrop
@@ -82,7 +81,7 @@ func (e *engine) drops(topic string) (drop bool) {
 	return drop
 }
 
-// confirm settles a message that the broker has.
+// confirm handles a message that the broker has.
 func (e *engine) confirm(m *entry, now time.Time) {
 	l := m.lane
 	m.arrived = true
@@ -108,7 +107,7 @@ func (e *engine) confirm(m *entry, now time.Time) {
 	e.addConfirmed(m, now)
 }
 
-// putBack keeps a message that found no way out.
+// putBack keeps an unavailable message.
 func (e *engine) putBack(m *entry) {
 	switch {
 	case m.lane.draining:
@@ -122,7 +121,7 @@ func (e *engine) putBack(m *entry) {
 	}
 }
 
-// interrupted puts a message back to its lane, which goes on after a moment.
+// interrupted returns a message to its lane, which resumes after a moment.
 func (e *engine) interrupted(m *entry, now time.Time) {
 	l := m.lane
 	switch {
@@ -138,9 +137,9 @@ func (e *engine) interrupted(m *entry, now time.Time) {
 	}
 }
 
-// confirmLate takes a confirm for a message that is not in flight any more: the
-// broker has it, whatever has become of its row meanwhile. The row may have been
-// read anew, moved to parked, or belong to another worker now.
+// confirmLate handles a confirm for a message that is no longer in flight: the broker
+// has it, whatever has become of its row meanwhile. The row may have been read again,
+// moved to parked, or belong to another worker now.
 func (e *engine) confirmLate(m *entry, now time.Time) {
 	if m.arrived {
 		return
@@ -159,9 +158,8 @@ func (e *engine) confirmLate(m *entry, now time.Time) {
 	case confirmed:
 		return
 	case charged, follower, forgotten:
-		// It is being moved, or was. Whichever of the move and the deletion
-		// comes first, the other one finds nothing; what was moved is settled
-		// after the deletion.
+		// It is being moved, or was. Whichever of the move and the deletion is first,
+		// the other one finds nothing; a moved row is settled after the deletion.
 		m.late = true
 		if m.parked {
 			e.settled = append(e.settled, m)
@@ -178,7 +176,7 @@ func (e *engine) confirmLate(m *entry, now time.Time) {
 	e.confirm(m, now)
 }
 
-// doubt deals with an outcome that may be the message's fault or its topic's.
+// doubt handles an outcome that may be the fault of the message or of its topic.
 func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 	class := classUnknown
 	switch {

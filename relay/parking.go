@@ -9,32 +9,33 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// fence is a lease as its holder knows it. A fenced write happens only while the
-// row of the lease still says so.
+// fence is a lease as its holder knows it. A fenced write takes effect only while the
+// row of the lease still matches.
 type fence struct {
 	lane  int
 	owner string
 	epoch int64
 }
 
-// errFenced is the answer to a fenced write of a former owner: nothing happened.
+// errFenced is the result of a fenced write of a former owner: nothing was written.
 var errFenced = errors.New("the lane belongs to another worker")
 
-// verdict says what becomes of a message that failed.
+// verdict is what happens to a message that failed.
 type verdict uint8
 
 const (
 	retryLater verdict = iota // to parked, due again after a while
-	letterSkip                // to the dead letters; the successors of its key flow
+	letterSkip                // to the dead letters; the successors of its key continue
 	letterHold                // to the dead letters, and kept in parked: its successors wait
 )
 
-// failure is an attempt that the message, and not the way out, has failed.
+// failure is a failed attempt for which the message, not the topic or the sink, is
+// blamed.
 type failure struct {
 	outbox.Ref
 	parked  bool    // where the row is: in parked, else in the outbox
 	attempt int     // number of the attempt, from 1: writing one twice is harmless
-	free    bool    // at no charge: attempt is the number of those charged before
+	free    bool    // not charged: attempt is the number charged before
 	class   string  // of the reason; see failure.go
 	text    string  // the error's
 	verdict verdict // and what follows
@@ -54,21 +55,21 @@ type parkedRow struct {
 }
 
 // parkedKey is a key of a lane that has rows in parked. Unkeyed rows are parked
-// each on its own and have none.
+// individually and have none.
 type parkedKey struct {
 	lane int
 	key  string
 }
 
-// command is what an operator wants done with a dead letter. Only the owner of
-// its lane does it.
+// command is an operator's command on a dead letter. Only the owner of its lane carries
+// it out.
 type command struct {
-	letter int64 // id of the letter
+	letter int64 // id of the dead letter
 	lane   int
 	key    string // empty: unkeyed
 }
 
-// dueRequest is what to look for among parked rows.
+// dueRequest selects parked rows to look for.
 type dueRequest struct {
 	lanes  []int
 	known  []outbox.Known // rows to pass over
@@ -81,11 +82,11 @@ type dueRequest struct {
 	inline bool           // pass over keys whose first row does not come with its payload
 }
 
-// mostInline is how long a payload may be to come with its row: no other one is kept
-// out by it, and no answer is too large for its time.
+// mostInline is the largest payload that is returned with its row: it excludes no other
+// one, and no answer is too large for its time.
 func (r dueRequest) mostInline() int { return r.bytes / 4 }
 
-// mostHead is how long the payload of a head may be.
+// mostHead is the largest payload of a head.
 func (r dueRequest) mostHead() int {
 	if r.inline {
 		return r.mostInline()
@@ -93,78 +94,75 @@ func (r dueRequest) mostHead() int {
 	return math.MaxInt32
 }
 
-// looked is what a look for due rows has found.
+// looked is the result of a look for due rows.
 type looked struct {
 	rows []parkedRow
 	next time.Duration // until the next one is due, of the topics looked at; negative: none is
 	more string        // the topic after which to go on; empty: all were looked at
 }
 
-// parkingStore keeps what could not be published: rows that wait for their next
-// attempt with their successors behind them (parked), and dead letters. A row is in
-// one of outbox, parked and dead letters at any time (a held one in parked, with
-// a letter that points to it), and every write moves what its delete returned, in
-// one fenced statement. All writes may be repeated: a failure is written for its
-// attempt once.
+// parkingStore keeps messages that could not be published: rows that wait for their
+// next attempt with their successors behind them (parked), and dead letters. At any
+// time a row is in exactly one of outbox, parked and dead letters (a held one in
+// parked, with a dead letter that points to it). Every write moves what its delete
+// returned, in one fenced statement. All writes may be repeated: a failure is recorded
+// once per attempt.
 //
-// In parked, the first row of a key has the time of its next attempt, unless it
-// is held; its successors have none. An unkeyed row always has its own.
+// In parked, the first row of a key has the time of its next attempt, unless it is
+// held; its successors have none. An unkeyed row always has its own.
 type parkingStore interface {
 	// parkedKeys returns all keys of lanes that have rows in parked.
 	parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error)
 
-	// look returns rows whose next attempt is due, of each topic in turn, each with
-	// the rows of its key that follow, in order. A payload may be missing; see
-	// outbox.Row.Missing.
+	// look returns rows whose next attempt is due. Topics take turns, and each row
+	// comes with the rows of its key that follow, in order. A payload may be missing;
+	// see outbox.Row.Missing.
 	look(ctx context.Context, r dueRequest) (looked, error)
 
-	// piece returns up to most bytes of the payload of a parked row, from an offset on;
-	// none if it is not there.
+	// piece returns up to most bytes of the payload of a parked row, starting at
+	// offset; none if the row is gone.
 	piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
 
-	// fail writes failures of one lane down, and moves followers, rows of the
-	// outbox whose keys are in parked (or are put there by these failures),
-	// behind them. A parked row that fails at no charge only waits longer. A
-	// letterSkip of a parked row makes its successor due now.
-	// If the suspect of the lane is among the failures, it is none any more.
-	// Rows that are gone are passed over.
+	// fail records failures of one lane. It moves followers, rows of the outbox whose
+	// keys are in parked (or are put there by these failures), behind them. A parked
+	// row that fails at no charge only waits longer. A letterSkip of a parked row makes
+	// its successor due now. If the suspect of the lane is among the failures, it is
+	// cleared. Rows that are gone are passed over.
 	fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error
 
-	// follow moves rows of the outbox whose keys are in parked there, the first of
-	// these keys up to a limit but for those known, and returns how many.
+	// follow moves rows of the outbox whose keys are in parked there: the first rows of
+	// these keys up to a limit, except those known. It returns how many.
 	follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error)
 
-	// settle deletes parked rows that the broker has confirmed, into the
-	// history if one is kept; matched like outbox.Queue.Remove, and like it
-	// needs no fence. What is first of its key now is due now. It returns the
-	// keys of these rows that have none left in parked.
+	// settle deletes parked rows that the broker has confirmed, into the history if one
+	// is kept. Like outbox.Queue.Remove, it matches rows by identity and needs no
+	// fence. Rows that are now first of their key are due now. It returns the keys of
+	// these rows that have none left in parked.
 	settle(ctx context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error)
 
-	// commands returns what operators want done in lanes, oldest first, at
-	// most limit.
+	// commands returns operators' commands on lanes, oldest first, at most limit.
 	commands(ctx context.Context, lanes []int, limit int) ([]command, error)
 
-	// carryOut does what letters of one lane say: a replay puts the message
-	// back to parked, in its place, with its attempts at zero, due now if it
-	// is first of its key; a discard of a held message removes it from parked
-	// and makes its successor due now. Letters whose command is gone are
-	// passed over. It returns the keys that are in parked afterwards and those
-	// that are not any more, of the letters' keys.
+	// carryOut carries out the commands on dead letters of one lane. A replay puts the
+	// message back to parked, in its position, with its attempts at zero, due now if it
+	// is first of its key. A discard of a held message removes it from parked and makes
+	// its successor due now. Dead letters without a command are passed over. Of the
+	// dead letters' keys, it returns those that are in parked afterwards and those that
+	// no longer are.
 	carryOut(ctx context.Context, f fence, letters []int64) (parked, unparked []parkedKey, err error)
 
-	// suspect writes down the one message that is about to be in flight alone,
-	// or with id 0 that none is.
+	// suspect records the one message that is about to be in flight alone, or with id 0
+	// that there is none.
 	suspect(ctx context.Context, f fence, id int64) error
 
-	// find returns a row by lane and id, wherever it is, without payload and metadata;
-	// attempts is 0 for one of the outbox.
+	// find returns a row by lane and id, from outbox or parked, without payload and
+	// metadata; attempts is 0 for a row of the outbox.
 	find(ctx context.Context, lane int, id int64) (row parkedRow, parked, found bool, err error)
 
-	// beyond returns, for those of lanes that have one among their newest rows
-	// of the outbox, the id of a message of another topic than these.
+	// beyond returns, for each of lanes, the id of a message among its newest rows of
+	// the outbox whose topic is not in topics, if there is one.
 	beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error)
 
-	// calm sets the count of crashes of lanes to zero, for those whose epochs
-	// are still these.
+	// calm resets the crash count of lanes whose epochs still match.
 	calm(ctx context.Context, owner string, epochs map[int]int64) error
 }

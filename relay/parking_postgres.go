@@ -64,7 +64,7 @@ func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure,
 	for _, ref := range followers {
 		park, kinds = append(park, failure{Ref: ref}), append(kinds, kindFollower)
 	}
-	// Each is a fenced statement of its own, right without the others.
+	// Each is a separate fenced statement, correct without the others.
 	wrote := false
 	for _, w := range []struct {
 		text string
@@ -125,8 +125,8 @@ func knownArrays(known []outbox.Known) (ids, created any) {
 
 func repeat(kind int64, n int) []int64 { return slices.Repeat([]int64{kind}, n) }
 
-// fenced executes a statement that begins with the fence, and returns errFenced if
-// that did not stand.
+// fenced executes a statement that begins with the fence, and returns errFenced if the
+// lease did not match.
 func (s *postgresParking) fenced(ctx context.Context, text string, f fence, args ...any) error {
 	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		var stood int
@@ -224,10 +224,9 @@ func (s *postgresParking) settle(ctx context.Context, rows []outbox.Ref) (unpark
 	return unparked, removed, nil
 }
 
-// settleBy deletes and then promotes, in one transaction: whoever writes a
-// follower without a time locks the head of its key in the same statement, so a
-// second statement after the deletion sees each of them. READ COMMITTED is
-// spelled out because of that.
+// settleBy deletes and then promotes, in one transaction. A writer of a follower
+// without a time locks the head of its key in the same statement, so a second statement
+// after the deletion sees each of them. READ COMMITTED is explicit because of that.
 func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outbox.Ref) (unparked []parkedKey, removed int, err error) {
 	rows = slices.Clone(rows)
 	slices.SortFunc(rows, func(a, b outbox.Ref) int { return cmp.Compare(a.ID, b.ID) })

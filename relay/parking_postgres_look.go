@@ -11,9 +11,9 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// What is read, and the plans: like the reads of the outbox. Each is planned at
-// its execution; arrays and inner limits stand behind sub-selects, so that the
-// planner goes by an index in its order whatever it believes of the table.
+// Reads and their plans are like the reads of the outbox. Each is planned at its
+// execution. Arrays and inner limits are behind sub-selects, so that the planner uses
+// an index in its order, whatever its statistics of the table.
 const (
 	// Served by the partial index on (lane, key) of heads: the rows behind them cost
 	// nothing.
@@ -24,10 +24,10 @@ where p.lane = any ((select $1::smallint[])::smallint[])
 	and p.key > ''
 	and (p.next_at is not null or p.held)`
 
-	// Heads by the partial index (lane, topic, next_at), which holds heads alone: it
+	// Heads by the partial index (lane, topic, next_at), which holds only heads: it
 	// jumps from each topic to the next, at most $3 times in a lane, from the topic
-	// after $2 on. That all lanes are between 0 and 31 makes the planner expect few
-	// rows of the recursion; else it would compile.
+	// after $2 on. The condition that all lanes are between 0 and 31 makes the planner
+	// expect few rows of the recursion; otherwise it would compile.
 	postgresParkedTopics = `
 with recursive t (lane, topic, next_at, place) as (
 	select l.lane, m.topic, m.next_at, 1
@@ -55,13 +55,14 @@ select t.lane, t.topic, ceil(date_part('epoch', t.next_at - statement_timestamp(
 from t
 where t.lane between 0 and 31`
 
-	// Of the lanes $1 and their topics $6, the heads that are due, and the first that is
-	// not, by the same index, and the rows of their keys by (lane, key, id). $2 and $7 are the rows to pass
-	// over, $3 the number of heads and one more, which tells that there are more, $4
-	// the rows of a key, $5 their bytes, $8 the bytes of all, of which a row takes
-	// rowBytes besides its own. A payload of more than $9 bytes stays where it is, and
-	// keys are passed over whose head has more than $11. An unkeyed row is alone. Topics take turns, so that none waits for the backlog of
-	// another one.
+	// Of the lanes $1 and their topics $6: the due heads and the first one that is not
+	// due, by the same index, and the rows of their keys by (lane, key, id). $2 and $7
+	// are the rows to pass over, $3 the number of heads plus one, which shows that
+	// there are more, $4 the rows of a key, $5 their bytes, $8 the bytes of all, of
+	// which a row takes rowBytes besides its own. A payload of more than $9 bytes is
+	// not returned, and keys are passed over whose head has more than $11. An unkeyed
+	// row is alone. Topics take turns, so that none waits for the backlog of another
+	// one.
 	postgresDue = `
 with known as materialized (
 	select k.id, timestamptz 'epoch' + k.created * interval '1 microsecond' as created_at
@@ -146,9 +147,8 @@ from {{outbox}} o
 where o.lane = $1 and o.id = $2 and ((o.id >> 16) & 3) = (($2::bigint >> 16) & 3)
 limit 1`
 
-	// By the partial index of commands. The oldest message first, whichever
-	// command was given first: of a key that is replayed as a whole, what came
-	// first comes first.
+	// By the partial index of commands. The oldest message first, whichever command was
+	// given first: if a key is replayed as a whole, its messages keep their order.
 	postgresCommands = `
 select m.id, m.lane, m.key
 from unnest((select $1::smallint[])) as l (lane)
@@ -166,8 +166,8 @@ cross join lateral (
 order by m.row_id, m.id
 limit $2`
 
-	// By the primary key of each partition, backwards: what is beyond comes last.
-	// It ends at the first row that it finds in a lane.
+	// By the primary key of each partition, backwards: rows beyond come last. It ends
+	// at the first matching row of a lane.
 	postgresBeyond = `
 select m.lane, m.id
 from unnest((select $1::smallint[])) as l (lane)
@@ -194,8 +194,8 @@ from (
 ) k`
 )
 
-// read runs fn within limits, like what writes: somebody's lock on the table is to have
-// an answer, so that nobody takes it for a connection that leads nowhere.
+// read runs fn within limits, like writes. A lock that somebody holds on the table must
+// produce an answer, so that it is not taken for a dead connection.
 func (s *postgresParking) read(ctx context.Context, fn func(tx *sql.Tx) error) error {
 	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), fn)
 }

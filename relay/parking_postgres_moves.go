@@ -1,18 +1,18 @@
 package relay
 
-// Every fenced write is one statement. Its fence takes FOR KEY SHARE on the row
-// of the lease: a takeover, which locks FOR UPDATE, waits for a write under way,
-// and a write that waited for a takeover finds another owner; the owner's own
-// renewal is not held up. What a move inserts is what its deletion returned.
+// Every fenced write is one statement. Its fence takes FOR KEY SHARE on the row of the
+// lease. A takeover, which locks FOR UPDATE, waits for a running write, and a write
+// that waited for a takeover finds another owner. The owner's own renewal is not
+// delayed. A move inserts what its deletion returned.
 //
-// A row that gets no time because another one stands before it is written by a
-// statement that has locked that other one FOR UPDATE, in "heads". Whoever
-// deletes a first row looks for its successor later, by a newer snapshot, or, if
-// fenced too, cannot run at the same time. Locks are waited for, so a row that
-// was deleted meanwhile is passed over for the next one. Whoever deletes another
-// row leaves the search to the one that deletes the first, so that locks of a key
-// are taken in the order of its rows. Conditions on columns that others change
-// are tested on the locked rows, never on the snapshot.
+// A row that gets no time because another one is before it is written by a statement
+// that has locked that other one FOR UPDATE, in "heads". The statement that deletes a
+// first row looks for its successor later, with a newer snapshot, or, if fenced too,
+// cannot run at the same time. It waits for locks, so a row that was deleted meanwhile
+// is passed over for the next one. A statement that deletes another row leaves the
+// search to the one that deletes the first, so that locks of a key are taken in the
+// order of its rows. Conditions on columns that others change are tested on the locked
+// rows, never on the snapshot.
 //
 // Rows are matched by lane, id, message id and creation time, by primary key.
 
@@ -34,8 +34,8 @@ with f as (
 	postgresFenceAlone = postgresFence + `
 select count(*) from f`
 
-	// The suspect that is written down as failed is none any more, in the same
-	// statement: else the next owner would charge it again.
+	// A suspect that is recorded as failed is cleared in the same statement. Otherwise
+	// the next owner would charge it again.
 	postgresFenceEnd = postgresCleared + `($4::bigint[])
 )
 select count(*) from f`
@@ -46,9 +46,8 @@ select count(*) from f`
 	from f
 	where l.lane = f.lane and l.suspect = any `
 
-	// The rows that a write is about, while the fence stands. The offset keeps
-	// the lane with them: a scan of the whole lane would look cheap to a planner
-	// that knows little.
+	// The rows of a write, while the fence holds. The offset keeps the lane with them:
+	// with poor statistics, the planner would consider a scan of the whole lane cheap.
 	postgresRows = `(
 		select f.lane, c.*
 		from f, unnest(
@@ -78,11 +77,11 @@ select count(*) from f`
 		and p.attempts = c.attempt - 1
 		and not p.held`
 
-	// Of a row or of what a deletion returned.
+	// From a row, or from what a deletion returned.
 	postgresErrors = `case when jsonb_array_length(errors) < 10 then errors else errors - 0 end || jsonb_build_object(
 		'at', (date_part('epoch', clock_timestamp()) * 1000000)::bigint, 'class', class, 'text', text)`
 
-	// What a letter holds of a row, before where it comes from.
+	// The columns that a dead letter takes from a row, before its source.
 	postgresLetter = `
 	insert into {{dead_letters}} (source, lane, row_id, topic, message_id, key, payload, metadata, created_at,
 		reason, error, attempts, fingerprint, maybe_delivered, errors, state, held)
@@ -91,8 +90,8 @@ select count(*) from f`
 )
 
 const (
-	// Of what is moved to parked, by "d": the head of each key, locked, and each row's
-	// place among those of its key.
+	// For the rows moved to parked, from "d": the head of each key, locked, and each
+	// row's position among those of its key.
 	postgresPlaced = `, heads as (
 	select k.key, h.id, h.message_id, h.created_at
 	from (select distinct key from d where key <> '') k
@@ -110,9 +109,8 @@ const (
 	left join heads h on h.key = d.key
 )`
 
-	// Outbox to parked: failures, those of them that are held with their
-	// letters, and followers. A row that comes before the head of its key takes
-	// over from it.
+	// Outbox to parked: failures, the held ones with their dead letters, and followers.
+	// A row that comes before the head of its key takes over from it.
 	postgresPark = postgresFence + `, d as (
 	delete from {{outbox}} o
 	using ` + postgresRows + `, (select $13::smallint[])` + postgresRowsAs + `, kind` + postgresRowsEnd + postgresFromOutbox + `, c.kind
@@ -142,7 +140,7 @@ const (
 select count(*) from f`
 
 	// Outbox to parked, by key: a scan of the lane from its start, by its primary key,
-	// to the first $5 rows of the keys $4, but for the rows $6 and $7.
+	// to the first $5 rows of the keys $4, except the rows $6 and $7.
 	postgresFollow = postgresFence + `, c as materialized (
 	select o.lane, o.id, o.message_id, o.created_at
 	from f
@@ -191,8 +189,8 @@ select (select count(*) from f), (select count(*) from d)`
 	from d
 )` + postgresFenceEnd
 
-	// One more attempt of a parked row. A row without a time is none's head and
-	// gets none. Retry.TimeLimit counts from the first failure.
+	// One more attempt of a parked row. A row without a time is not a head and gets
+	// none. Retry.TimeLimit counts from the first failure.
 	postgresAgain = postgresFence + `, u as (
 	update {{parked}} p
 	set attempts = c.attempt,
@@ -219,7 +217,7 @@ select (select count(*) from f), (select count(*) from d)`
 		and not p.held
 )` + postgresFenceEnd
 
-	// Parked to dead letters; what comes next is due now.
+	// Parked to dead letters; the next row is due now.
 	postgresSkip = postgresFence + `, d as (
 	delete from {{parked}} p
 	using ` + postgresFailures + postgresFromParked + `
@@ -229,8 +227,8 @@ select (select count(*) from f), (select count(*) from d)`
 	from d
 )` + postgresSuccessors + postgresFenceEnd
 
-	// The first rows that are left of the keys of d, which the snapshot still
-	// holds, get a time.
+	// The first remaining rows of the keys of d, which the snapshot still holds, get a
+	// time.
 	postgresSuccessors = `, heads as (
 	select h.*
 	from (select distinct key from d where key <> '' and first) k
@@ -251,7 +249,7 @@ select (select count(*) from f), (select count(*) from d)`
 		and h.next_at is null and not h.held
 )`
 
-	// A parked row stays and is held; the letter holds what it is.
+	// A parked row stays and is held; the dead letter holds its description.
 	postgresHold = postgresFence + `, d as (
 	update {{parked}} p
 	set attempts = c.attempt, next_at = null, held = true, crashed = p.crashed or c.class = 'crashed',
@@ -266,11 +264,11 @@ select (select count(*) from f), (select count(*) from d)`
 )
 
 const (
-	// A settlement of a held row locks the row and then its letter. So does this.
+	// A settlement of a held row locks the row and then its dead letter. So does this.
 	//
-	// Letters are found by primary key. A condition that fits a partial index is
-	// hidden from the planner, which would take the whole of that for a row or
-	// two as long as the table was never analyzed.
+	// Dead letters are found by primary key. A condition that matches a partial index
+	// is hidden from the planner, which would read the whole index for a row or two as
+	// long as the table was never analyzed.
 	postgresHeldRows = `, locked as (
 	select p.id
 	from {{dead_letters}} d
@@ -281,8 +279,8 @@ const (
 	for update of p
 )`
 
-	// The state of a letter changes once, and what its update returns goes back
-	// to parked, or is there, held, and is let go. It is due if it is the first
+	// The state of a dead letter changes once, and the row that its update returns goes
+	// back to parked, or is there, held, and is released. It is due if it is the first
 	// of its key, and takes over from the row that was.
 	postgresReplay = postgresFence + postgresHeldRows + `, r as (
 	update {{dead_letters}} d
@@ -368,10 +366,10 @@ select lane, key, count(*), bool_or(first) from gone group by lane, key`
 )
 select lane, key, count(*), bool_or(first) from gone group by lane, key`
 
-	// By the partial index of open letters, a probe for each row, and by primary
-	// key. A message that the broker has confirmed is no dead letter, if somebody
-	// gave it up meanwhile; the statement is one of its own since the deletion may
-	// have waited for that.
+	// By the partial index of open dead letters, a probe for each row, and by primary
+	// key. A message that the broker has confirmed is no dead letter, even if somebody
+	// gave it up meanwhile. The statement is separate, since the deletion may have
+	// waited for that.
 	postgresCloseLetters = `
 update {{dead_letters}} d
 set state = 'replayed', version = d.version + 1, closed_at = clock_timestamp(), acted_at = clock_timestamp(),
@@ -392,8 +390,8 @@ from (
 ) open
 where d.id = open.id and coalesce(d.closed_at, 'infinity') = 'infinity'`
 
-	// The first row of each key, once whoever has it locked is done, gets a time;
-	// the keys that have none left are returned.
+	// The first row of each key gets a time, once it is not locked any more. Keys
+	// without rows are returned.
 	postgresPromote = `
 with heads as (
 	select k.lane, k.key, h.id, h.message_id, h.created_at, h.next_at, h.held
@@ -415,7 +413,7 @@ with heads as (
 )
 select lane, key from heads where id is null`
 
-	// The update waits for a takeover, and is its own fence.
+	// The update waits for a takeover, and acts as its own fence.
 	postgresSuspect = `
 update {{relay_leases}}
 set suspect = nullif($4::bigint, 0)

@@ -15,14 +15,14 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// parkedBytes is how much of payload and metadata due returns of a key, but at
-// least one row.
+// parkedBytes is how much payload and metadata due returns of a key, but at least one
+// row.
 const parkedBytes = 1 << 20
 
-// rowBytes is what a row takes of a look's bytes besides payload and metadata.
+// rowBytes is the share of a row in a look's bytes, besides payload and metadata.
 const rowBytes = 256
 
-// bytesOf returns what rows take of a look's bytes.
+// bytesOf returns the share of rows in a look's bytes.
 func bytesOf(rows []parkedRow) (bytes int) {
 	for _, r := range rows {
 		bytes += rowBytes + len(r.Payload) + len(r.Metadata)
@@ -37,10 +37,10 @@ func newParkingStore(box *outbox.Outbox) parkingStore {
 	return newPostgresParking(box)
 }
 
-// fingerprint groups failures that are alike.
+// fingerprint groups similar failures.
 func (f failure) fingerprint() string { return dlq.Fingerprint("relay", f.class, f.text, f.MessageID) }
 
-// clean makes an error's text fit for every database.
+// clean makes an error's text acceptable to every database.
 func clean(s string) string {
 	const limit = 8 << 10
 	if len(s) > limit {
@@ -81,7 +81,7 @@ func scanKeys(rows *sql.Rows, err error) ([]parkedKey, error) {
 	return keys, rows.Err()
 }
 
-// scanKeyStates reads keys with whether they have rows in parked.
+// scanKeyStates reads keys, with whether they have rows in parked.
 func scanKeyStates(rows *sql.Rows, err error) (parked, unparked []parkedKey, _ error) {
 	if err != nil {
 		return nil, nil, err
@@ -102,8 +102,8 @@ func scanKeyStates(rows *sql.Rows, err error) (parked, unparked []parkedKey, _ e
 	return parked, unparked, rows.Err()
 }
 
-// scanSettled reads the keys of deleted rows, with how many they were and
-// whether the first of the key was among them. It returns the keys of those.
+// scanSettled reads the keys of deleted rows, with their number and whether the first
+// row of the key was among them. It returns the keys of those.
 func scanSettled(rows *sql.Rows, err error) (keys []parkedKey, removed int, _ error) {
 	if err != nil {
 		return nil, 0, err
@@ -140,7 +140,7 @@ func scanCommands(rows *sql.Rows, err error) ([]command, error) {
 	return found, rows.Err()
 }
 
-// scanFound reads the one row that find looks for.
+// scanFound reads the one row that find returns.
 func scanFound(row *sql.Row) (r parkedRow, parked, found bool, err error) {
 	var created, age int64
 	err = row.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &created,
@@ -193,9 +193,9 @@ func scanTopics(rows *sql.Rows, err error) (topics []parkedTopic, _ error) {
 // mostTopicsDue bounds the topics of lanes that one look brings rows of.
 const mostTopicsDue = 512
 
-// choose returns the topics that rows are due of, those that have waited longest
-// first, and what else a look has found: where to go on if a lane has more topics
-// than were looked at, and when the first of the others is due.
+// choose returns the topics with due rows, longest waiting first, and the rest of a
+// look's result: where to continue if a lane has more topics than were looked at, and
+// when the first of the others is due.
 func (r dueRequest) choose(topics []parkedTopic) (due []parkedTopic, found looked) {
 	found.next = -1
 	for _, t := range topics {
@@ -220,14 +220,14 @@ func (r dueRequest) choose(topics []parkedTopic) (due []parkedTopic, found looke
 	return due, found
 }
 
-// sooner notes that something is due in a time; negative: nothing is.
+// sooner records that something is due after wait; negative: nothing is.
 func (l *looked) sooner(wait time.Duration) {
 	if wait >= 0 && (l.next < 0 || wait < l.next) {
 		l.next = wait
 	}
 }
 
-// unique drops keys that come twice: one may have a head and a held row behind it.
+// unique drops duplicate keys: a key may have a head and a held row behind it.
 func unique(keys []parkedKey) []parkedKey {
 	seen := make(map[parkedKey]bool, len(keys))
 	return slices.DeleteFunc(keys, func(k parkedKey) bool {
@@ -237,9 +237,9 @@ func unique(keys []parkedKey) []parkedKey {
 	})
 }
 
-// scanDue reads heads in the order of their times, each with the rows of its key;
-// a head that is not due, or one too many, comes without rows and says when to
-// ask again. Behind a held row nothing may be published.
+// scanDue reads heads in the order of their times, each with the rows of its key. A
+// head that is not due, or one too many, has no rows and shows when to ask again.
+// Nothing may be published behind a held row.
 func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ error) {
 	if err != nil {
 		return nil, 0, err

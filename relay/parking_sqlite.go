@@ -16,8 +16,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// sqliteParking writes in transactions that are writers from their start. There
-// is one writer at a time, so a look at the row of the lease is the fence.
+// sqliteParking writes in transactions that are writers from their start. There is one
+// writer at a time, so reading the row of the lease is the fence.
 type sqliteParking struct {
 	box     *outbox.Outbox
 	db      *sql.DB
@@ -36,8 +36,8 @@ func newSQLiteParking(box *outbox.Outbox) *sqliteParking {
 	return s
 }
 
-// commandsOf repeats a limited subselect for n lanes, whose numbers are the
-// parameters from the second, and limits the whole.
+// commandsOf repeats a limited subselect for n lanes, whose numbers are the parameters
+// from the second, and limits the result.
 func commandsOf(n int, text string) string {
 	parts := make([]string, n)
 	for i := range parts {
@@ -46,9 +46,9 @@ func commandsOf(n int, text string) string {
 	return "select id, lane, key from (" + strings.Join(parts, "\nunion all") + "\n) order by row_id, id limit ?1"
 }
 
-// fenced runs fn in transactions in which the lease is the owner's, as
-// [sqlitetx.WriteSlices] does, and gives the heads of the keys that fn has touched in one
-// their times.
+// fenced runs fn in transactions in which the lease is the owner's, like
+// [sqlitetx.WriteSlices]. In each of them it then sets the times of the heads of the
+// keys that fn has touched.
 func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error)) error {
 	return sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		var holds int
@@ -66,12 +66,11 @@ func (s *sqliteParking) fenced(ctx context.Context, f fence, fn func(tx *sql.Tx,
 	})
 }
 
-// some does one after the other, at least one, until over says that it is enough, and
-// returns those that are left: a row may be of any size, so only the time tells how many
-// are few.
+// some handles elements one by one, at least one, until over reports that it is enough,
+// and returns the rest. A row may be of any size, so the elapsed time decides how many.
 func some[T any](list []T, over func() bool, do func(T) error) (left []T, err error) {
 	for i, one := range list {
-		if i > 0 && over() {
+		if over() {
 			return list[i:], nil
 		}
 		if err := do(one); err != nil {
@@ -89,8 +88,8 @@ func (k touchedKeys) add(lane int, key string) {
 	}
 }
 
-// straighten gives the first row of each key a time, unless it has one or is
-// held, and takes it from the others.
+// straighten gives the first row of each key a time, unless it has one or is held, and
+// removes it from the others.
 func (s *sqliteParking) straighten(ctx context.Context, tx *sql.Tx, touched touchedKeys) error {
 	for k := range touched {
 		for _, text := range []string{s.t.takeTime, s.t.giveTime} {
@@ -144,7 +143,7 @@ func refArgs(r outbox.Ref, more ...any) []any {
 	return append([]any{r.Lane, r.ID, r.MessageID, r.CreatedAt.UnixMicro()}, more...)
 }
 
-// failInOutbox moves a row of the outbox to where its verdict says.
+// failInOutbox moves a row of the outbox according to its verdict.
 func (s *sqliteParking) failInOutbox(ctx context.Context, tx *sql.Tx, one failure, touched touchedKeys) error {
 	return s.unbox(ctx, tx, one.Ref, touched, func(string) error {
 		if one.verdict != letterSkip {
@@ -217,7 +216,7 @@ func (s *sqliteParking) followOne(ctx context.Context, tx *sql.Tx, ref outbox.Re
 	})
 }
 
-// unbox calls copy for a row that is in the outbox, and deletes it there.
+// unbox calls copyRow for a row that is in the outbox, and deletes it there.
 func (s *sqliteParking) unbox(ctx context.Context, tx *sql.Tx, ref outbox.Ref, touched touchedKeys, copyRow func(key string) error) error {
 	var key string
 	err := tx.QueryRowContext(ctx, s.t.outboxKey, refArgs(ref)...).Scan(&key)
@@ -305,7 +304,7 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 }
 
 // settleBy adds the keys of the rows to touched, and returns those of touched that have
-// none left.
+// no rows left.
 func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bool, touched touchedKeys) (unparked []parkedKey, removed int, err error) {
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		now := touchedKeys{}
@@ -329,7 +328,7 @@ func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bo
 	return unparked, removed, err
 }
 
-// settleOne deletes a confirmed row, if it is there.
+// settleOne deletes a confirmed row, if it exists.
 func (s *sqliteParking) settleOne(ctx context.Context, tx *sql.Tx, ref outbox.Ref, keep bool, touched touchedKeys) (was bool, err error) {
 	if keep {
 		if _, err := tx.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {

@@ -73,8 +73,8 @@ func (s *sqliteParking) look(ctx context.Context, r dueRequest) (found looked, e
 	return found, nil
 }
 
-// readHeads returns the first rows of keys that are due, at most one more than asked
-// for, of each topic in turn.
+// readHeads returns the first rows of due keys, at most one more than asked for. Topics
+// take turns.
 func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequest, due []parkedTopic, known map[rowID]bool) (heads []sqliteHead, err error) {
 	for _, topic := range due {
 		if heads, err = s.appendHeads(ctx, conn, heads, topic, known, r.heads+1); err != nil {
@@ -95,8 +95,8 @@ func (s *sqliteParking) readHeads(ctx context.Context, conn *sql.Conn, r dueRequ
 	return heads[:min(len(heads), r.heads+1)], nil
 }
 
-// appendHeads appends the first rows of keys of a topic that are due, but for those
-// known, and the first that is not.
+// appendHeads appends the due first rows of keys of a topic, except those known, and
+// the first that is not due.
 func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads []sqliteHead, topic parkedTopic, known map[rowID]bool, most int) ([]sqliteHead, error) {
 	rows, err := conn.QueryContext(ctx, s.t.heads, topic.lane, topic.topic)
 	if err != nil {
@@ -119,8 +119,8 @@ func (s *sqliteParking) appendHeads(ctx context.Context, conn *sql.Conn, heads [
 	return heads, err
 }
 
-// appendRows appends a head and the rows that follow it, but for those known, so many
-// and so many bytes.
+// appendRows appends a head and the rows that follow it, except those known, up to the
+// limits on rows and bytes.
 func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []parkedRow, h sqliteHead, known map[rowID]bool, most, mostBytes int) ([]parkedRow, error) {
 	rows, err := conn.QueryContext(ctx, s.t.rows, h.lane, h.key, h.id)
 	if err != nil {

@@ -34,10 +34,10 @@ func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
 	}
 }
 
-// What is read, all by index.
+// Reads, all by index.
 const (
-	// By the index (lane, id), backwards: what is beyond comes last. It ends at
-	// the first row that it finds.
+	// By the index (lane, id), backwards: rows beyond come last. It ends at the first
+	// matching row.
 	sqliteBeyond = `
 select n.id
 from (select o.id, o.topic from {{outbox}} o where o.lane = ?1 order by o.id desc limit ?3) n
@@ -52,7 +52,7 @@ where p.lane in (select value from json_each(?1))
 	and p.key > ''
 	and (p.next_at is not null or p.held)`
 
-	// By the partial index (lane, topic, next_at), which holds heads alone, from each
+	// By the partial index (lane, topic, next_at), which holds only heads, from each
 	// topic to the next, with the time of its first.
 	sqliteParkedTopics = `
 with recursive t (lane, topic, place) as (
@@ -124,13 +124,13 @@ from {{dead_letters}}
 where id = ?1 and lane = ?2 and source = 'relay'`
 )
 
-// What is written: a row at a time, by primary key, in a transaction that is the
-// only writer. Rows are matched by lane, id, message id and creation time, ?1 to
-// ?4; ?5 to ?7 are the attempt, its class and its text.
+// Writes: one row at a time, by primary key, in a transaction that is the only writer.
+// Rows are matched by lane, id, message id and creation time, ?1 to ?4; ?5 to ?7 are
+// the attempt, its class and its text.
 const (
 	sqliteFence = `select count(*) from {{relay_leases}} where lane = ?1 and owner = ?2 and epoch = ?3`
 
-	// The suspect that is written down as failed is none any more.
+	// A suspect that is recorded as failed is cleared.
 	sqliteCleared = `update {{relay_leases}} set suspect = null where lane = ?1 and suspect = ?2`
 
 	sqliteRow = `
@@ -177,14 +177,14 @@ from {{parked}}` + sqliteFailing
 	sqliteHeldLetter = sqliteLetterColumns + `errors, 'held', 1, unanswered
 from {{parked}}` + sqliteRow
 
-	// A row without a time is none's head and gets none.
+	// A row without a time is not a head and gets none.
 	sqliteAgain = `
 update {{parked}}
 set attempts = ?5, next_at = case when next_at is not null then ` + sqliteNow + ` + ?8 end,
 	crashed = crashed or ?6 = 'crashed', parked_at = iif(?5 = 1, ` + sqliteNow + `, parked_at),
 	errors = ` + sqliteErrors + sqliteFailing
 
-	// Of a message that may have been delivered, in parked and in its letter.
+	// For a message that may have been delivered, in parked and in its dead letter.
 	sqliteUnanswered = `update {{parked}} set unanswered = 1` + sqliteRow
 
 	sqliteMaybeDelivered = `
@@ -219,7 +219,7 @@ update {{parked}}
 set next_at = null
 where lane = ?1 and key = ?2 and next_at is not null and rowid <> ` + sqliteFirst
 
-	// Back to parked; or it is there, held, and is let go.
+	// Back to parked; or it is there, held, and is released.
 	sqliteReplay = `
 insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 select lane, row_id, topic, message_id, key, payload, metadata, created_at, ` + sqliteNow + `
@@ -238,7 +238,7 @@ insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metad
 select id, lane, topic, message_id, key, payload, metadata, created_at, ` + sqliteNow + `
 from {{parked}}` + sqliteRow
 
-	// A message that the broker has confirmed is no dead letter, if somebody gave
+	// A message that the broker has confirmed is no dead letter, even if somebody gave
 	// it up meanwhile.
 	sqliteCloseLetters = `
 update {{dead_letters}}

@@ -16,20 +16,20 @@ const (
 	firstPiece = 256 << 10
 	mostPiece  = 8 << 20
 
-	// mostBegun bounds the bytes that are kept of messages that have begun while another
-	// one begins, besides those of the one of which most is here.
+	// mostBegun bounds the bytes kept of partly read messages while another one begins,
+	// except those of the message of which most has been read.
 	mostBegun = 32 << 20
 
-	// mostFailed bounds what is remembered of messages that could not be read.
+	// mostFailed bounds the number of tracked messages that could not be read.
 	mostFailed = 1000
 )
 
-// pieces brings the payloads that reads leave where they are, since they are too large
-// for one read: in pieces, each of them a call of its own, so that a slow way to the
-// database is none that is silent. While that lasts, the other lanes are read in between,
-// and messages of one piece come before it. What has come of a message is kept, whatever
-// comes in between, until reads have not shown the message for long: its lane is
-// another worker's, perhaps.
+// pieces reads the payloads that reads leave out because they are too large for one
+// read. It reads them in pieces, each with a separate call, so that a slow connection
+// does not look like a silent one. Meanwhile the other lanes are read in between, and
+// messages of one piece come first. The pieces read so far are kept, whatever comes in
+// between, until reads have not returned the message for long: its lane may be another
+// worker's.
 type pieces struct {
 	read func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
 
@@ -43,23 +43,23 @@ type pieces struct {
 	failed map[outbox.Ref]failedPiece
 }
 
-// begun is a message of which a part is here. Its Ref has the place: one that is changed
-// meanwhile begins anew.
+// begun is a partly read message. Its Ref includes the place: a message that is changed
+// meanwhile starts again.
 type begun struct {
 	of      outbox.Ref
 	payload []byte
 	seen    time.Time
 }
 
-// failedPiece is why a message could not be read, and when to try again.
+// failedPiece is why a message could not be read, and when to retry.
 type failedPiece struct {
 	err   error
 	until time.Time
 }
 
-// complete brings the payloads that rows lack, as many as there is time and space for, of
-// each lane what it has room for, and not many more bytes than mostPiece. It returns the
-// lanes of the rows that still lack theirs, with the error if there was one.
+// complete reads the payloads that rows lack, as many as time and space permit, for
+// each lane what it has room for, and not many more bytes than mostPiece. It returns
+// the lanes of the rows that still lack theirs, with the error if there was one.
 func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s *space) (short map[int]error) {
 	now := time.Now()
 	p.forget(rows, now)
@@ -88,7 +88,7 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s 
 	tried := map[bool]bool{} // by whether they are large
 	for i, r := range slices.Concat(small, large) {
 		isLarge := i >= len(small)
-		// Of either kind one is tried, however long the others take.
+		// One of either kind is tried, however long the others take.
 		if tried[isLarge] && (bytes+r.Missing > mostPiece || time.Now().After(end)) {
 			continue
 		}
@@ -129,9 +129,9 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s 
 	return short
 }
 
-// sort puts rows in order: small ones in turn, by their lanes; of the large ones that
-// first of which most is here, which will be the one to end some time, and every other
-// time that of which least is missing, so that none waits for a much larger one.
+// sort orders rows. Small ones take turns, by their lanes. Of the large ones, the one
+// of which most has been read comes first: it is sure to be completed. Every other time
+// the one with the least missing comes first, so that none waits for a much larger one.
 func (p *pieces) sort(small, large []*outbox.Row) {
 	turn := func(r *outbox.Row, last int) int { return (r.Lane - last - 1 + outbox.Lanes) % outbox.Lanes }
 	slices.SortStableFunc(small, func(a, b *outbox.Row) int { return cmp.Compare(turn(a, p.small), turn(b, p.small)) })
@@ -145,7 +145,7 @@ func (p *pieces) sort(small, large []*outbox.Row) {
 	})
 }
 
-// here returns how much of a message is here.
+// here returns how many bytes of a message have been read.
 func (p *pieces) here(r *outbox.Row) int {
 	if i := p.find(r.Ref); i >= 0 {
 		return len(p.begun[i].payload)
@@ -157,11 +157,11 @@ func (p *pieces) find(of outbox.Ref) int {
 	return slices.IndexFunc(p.begun, func(b *begun) bool { return b.of == of })
 }
 
-// keepFor is how long what has come is kept of a message that no read shows. The lane of
-// one that could not be read is put off for as long as readRarely.
+// keepFor is how long the pieces of a message are kept that no read returns. The lane
+// of a message that could not be read is delayed for as long as readRarely.
 const keepFor = 2 * readRarely
 
-// forget gives up what no read has shown for long.
+// forget drops messages that no read has returned for long.
 func (p *pieces) forget(rows []*outbox.Row, now time.Time) {
 	for _, r := range rows {
 		if i := p.find(r.Ref); i >= 0 {
@@ -171,9 +171,9 @@ func (p *pieces) forget(rows []*outbox.Row, now time.Time) {
 	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return now.Sub(b.seen) > keepFor })
 }
 
-// mayBegin reports that a message has begun, or may: not too much is here of others that
-// reads show. What is here of those that they do not gives way, but for the one of which
-// most is here.
+// mayBegin reports whether a message has begun, or may: not too much is kept of others
+// that reads return. Messages that reads do not return are dropped to make room, except
+// the one of which most has been read.
 func (p *pieces) mayBegin(of outbox.Ref, now time.Time) bool {
 	if p.find(of) >= 0 {
 		return true
@@ -186,7 +186,8 @@ func (p *pieces) mayBegin(of outbox.Ref, now time.Time) bool {
 	return kept <= mostBegun
 }
 
-// kept returns the message of which most is here, and the bytes kept of the others.
+// kept returns the message of which most has been read, and the bytes kept of the
+// others.
 func (p *pieces) kept() (most *begun, bytes int) {
 	for _, b := range p.begun {
 		bytes += cap(b.payload)
@@ -200,7 +201,7 @@ func (p *pieces) kept() (most *begun, bytes int) {
 	return most, bytes
 }
 
-// begin returns what is here of a message.
+// begin returns what has been read of a message.
 func (p *pieces) begin(of outbox.Ref) *begun {
 	if i := p.find(of); i >= 0 {
 		return p.begun[i]
@@ -214,8 +215,8 @@ func (p *pieces) end(of outbox.Ref) {
 	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return b.of == of })
 }
 
-// fail notes that a message could not be read, and returns how loud that is: it is told
-// once.
+// fail records that a message could not be read, and returns the log level for it: it
+// is logged once.
 func (p *pieces) fail(of outbox.Ref, err error) slog.Level {
 	level := slog.LevelWarn
 	if _, told := p.failed[of]; told {
@@ -228,14 +229,16 @@ func (p *pieces) fail(of outbox.Ref, err error) slog.Level {
 	return level
 }
 
-// errBehind puts off the lane's reads for a moment: others come, or go out, first.
+// errBehind delays the lane's reads for a moment: other messages are read or sent
+// first.
 var errBehind = errors.New("others come first")
 
-// errOtherRow puts the lane's reads off for a moment: one that goes on finding a row
-// whose pieces cannot be found would be repeated without a pause.
+// errOtherRow delays the lane's reads for a moment. A read that keeps finding a row
+// whose pieces cannot be found would otherwise be repeated without a pause.
 var errOtherRow = errors.New("the row is gone, or is not what it was")
 
-// bring returns the payload of a row once all of it is here; nil: there is no more time.
+// bring returns the payload of a row once all of it has been read; nil: time has run
+// out.
 func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
 	b := p.begin(r.Ref)
 	for n := 0; len(b.payload) < r.Missing; n++ {
@@ -263,9 +266,9 @@ func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.T
 	return b.payload, nil
 }
 
-// adapt learns the size of pieces from what one took: a tenth of the time of a call, or so.
-// One may take long whatever its size, of a compressed payload say, of which the server
-// reads all that comes before: then it is not made smaller.
+// adapt learns the size of pieces from the time that one took: about a tenth of the
+// time of a call. A piece may take long whatever its size. For a compressed payload,
+// for example, the server reads everything before it. Then the size is not reduced.
 func (p *pieces) adapt(took, full time.Duration) {
 	switch {
 	case took < full/20:
@@ -279,7 +282,7 @@ func (p *pieces) adapt(took, full time.Duration) {
 	}
 }
 
-// add appends a piece. What is to come takes no memory yet.
+// add appends a piece. Pieces not yet read take no memory.
 func (b *begun) add(piece []byte, whole int) {
 	if need := len(b.payload) + len(piece); need > cap(b.payload) {
 		grown := make([]byte, len(b.payload), min(max(2*len(b.payload), need), whole))

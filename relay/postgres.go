@@ -27,15 +27,15 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 	}
 }
 
-// All by primary key, over 33 rows and as many workers as there are. Each is one
-// statement, so a process that stops in the middle holds no lock; under a
-// REPEATABLE READ default a statement that lost against another one fails with
-// 40001 and is due again at the next beat.
+// All by primary key, over 33 rows and the rows of the workers. Each is one statement,
+// so a process that stops in the middle holds no lock. Under a REPEATABLE READ default
+// a statement that lost against another one fails with 40001 and is retried at the next
+// heartbeat.
 const (
-	// Owner and epoch do not change, so extending a lease that has expired is
-	// right as long as nobody took it. What was extended is what the update
-	// returns. A lease that somebody has locked, to take it over perhaps, is not
-	// extended this time, and does not keep the others from that.
+	// Owner and epoch do not change, so extending an expired lease is right as long as
+	// nobody took it. The update returns the extended leases. A lease that somebody has
+	// locked, maybe to take it over, is not extended this time, and does not keep the
+	// others from that.
 	postgresBeat = `
 with alive as (
 	insert into {{relay_workers}} (owner, name, seen_until, ready, stopping)
@@ -74,16 +74,16 @@ select -2, owner, 0, 0, (date_part('epoch', seen_until) * 1000000)::bigint, read
 from {{relay_workers}}
 where seen_until > clock_timestamp()`
 
-	// FOR UPDATE conflicts with the FOR KEY SHARE of a fenced write, so a
-	// takeover waits for a write under way and the next fenced write of the
-	// former owner sees the new epoch.
+	// FOR UPDATE conflicts with the FOR KEY SHARE of a fenced write. A takeover thus
+	// waits for a running write, and the next fenced write of the former owner sees the
+	// new epoch.
 	//
-	// An owner that lives on longer than its lease has not died of a message: it could
-	// not finish one in time, which is an outage.
+	// An owner that outlives its lease has not died of a message: it could not finish
+	// one in time, which is an outage.
 	//
 	// Whether a lane has anything to be charged for is one probe of an index of the
-	// outbox, and one or two for each topic that is parked: the limits keep the planner
-	// from hashing them.
+	// outbox, and one or two for each parked topic: the limits keep the planner from
+	// hashing them.
 	postgresTake = `
 update {{relay_leases}} l
 set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
@@ -159,12 +159,12 @@ where owner = $1 and lane = any ($2::smallint[])`
 
 	postgresLeave = `delete from {{relay_workers}} where owner = $1`
 
-	// A setting that waits for more, remote_apply say, stays.
+	// A stronger setting, for example remote_apply, stays.
 	postgresDurably = `select set_config('synchronous_commit', 'on', true)
 where current_setting('synchronous_commit') in ('off', 'local', 'remote_write')`
 
-	// A statement timeout would end the wait of COMMIT for a synchronous standby, and
-	// COMMIT would succeed all the same.
+	// A statement timeout would end COMMIT's wait for a synchronous standby, and COMMIT
+	// would still succeed.
 	postgresCommitInFull = `set local statement_timeout = 0`
 
 	postgresTouch = `update {{relay_workers}} set seen_until = seen_until where owner = $1`
@@ -216,8 +216,8 @@ func (s *postgresLeases) release(ctx context.Context, owner string, lanes []int)
 	return err
 }
 
-// flush commits a change of the worker's own row. Its record in the log lies behind
-// the commits of all that was visible before, so when it is durable, they are.
+// flush commits a change of the worker's own row. Its WAL record lies behind the
+// commits of all that was visible before. Once it is durable, they are.
 func (s *postgresLeases) flush(ctx context.Context, owner string) error {
 	err := shorttx.Run(ctx, s.db, shorttx.For(shorttx.Idle), func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, postgresDurably); err != nil {
@@ -227,8 +227,8 @@ func (s *postgresLeases) flush(ctx context.Context, owner string) error {
 		if err != nil {
 			return err
 		}
-		// A commit that changed nothing waits for nothing. The heartbeat puts the row
-		// back where it is missing, as on a server that was restored.
+		// A commit that changed nothing waits for nothing. The heartbeat restores the
+		// row if it is missing, for example on a restored server.
 		n, err := touched.RowsAffected()
 		if err == nil && n == 0 {
 			err = fmt.Errorf("worker %s is not registered yet", owner)

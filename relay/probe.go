@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// nextProbe returns a message that is to find out whether its topic's circuit, or
-// the sink's, may close.
+// nextProbe returns a message that probes whether its topic's circuit, or the sink's,
+// may close.
 func (e *engine) nextProbe(now time.Time) *entry {
 	if e.sinkDown {
 		return e.nextSinkProbe(now)
@@ -28,8 +28,8 @@ func (e *engine) nextProbe(now time.Time) *entry {
 	return nil
 }
 
-// nextSinkProbe returns a message that is to find out whether the sink is there
-// again: one of a topic without trouble and one of each topic with it, in turn.
+// nextSinkProbe returns a message that probes whether the sink is back: one of a topic
+// without trouble and one of each topic in trouble, in turn.
 func (e *engine) nextSinkProbe(now time.Time) *entry {
 	if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
 		return nil
@@ -91,7 +91,7 @@ func (e *engine) freshProbe(now time.Time) *entry {
 	return nil
 }
 
-// loneSuspect returns the one suspect of a topic if it may be tried again.
+// loneSuspect returns the one suspect of a topic, if it may be retried.
 func (e *engine) loneSuspect(t *topic, now time.Time) *entry {
 	if t.state == opened || len(t.suspects) != 1 {
 		return nil
@@ -103,7 +103,7 @@ func (e *engine) loneSuspect(t *topic, now time.Time) *entry {
 	return m
 }
 
-// candidate takes a message of a topic that may probe: the withheld one that has
+// candidate returns a message of a topic that may probe: the withheld one that has
 // waited longest, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now time.Time) *entry {
 	for i, m := range t.withheld {
@@ -128,7 +128,7 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 	return nil
 }
 
-// refetchProbe reads a message again that could probe if it had its payload.
+// refetchProbe reads again a message that could probe if it had its payload.
 func (e *engine) refetchProbe(t *topic, now time.Time) {
 	for _, m := range t.withheld {
 		if m.state == withheld && m.hollow && e.mayPublish(m.lane, now) {

@@ -15,29 +15,29 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// FromPublisher makes a sink of any Watermill publisher. A message counts as
-// confirmed when Publish returns nil, so the publisher must wait for its
-// broker's word: watermill-amqp with ConfirmDelivery, JetStream, watermill-sql.
-// An error of Publish is of unknown kind, unless it matches [ErrRefused] or
-// [ErrUnavailable].
+// FromPublisher adapts a Watermill publisher to a sink. A message counts as confirmed
+// when Publish returns nil, so the publisher must wait for the broker's confirmation:
+// watermill-amqp with ConfirmDelivery, JetStream, watermill-sql. An error of Publish is
+// of unknown kind, unless it matches [ErrRefused] or [ErrUnavailable].
 //
-// Messages of one lane are published one after another, lanes at the same time:
-// up to 32 calls of Publish at once; [NewPublisherSink] makes fewer. A message whose
-// call has not returned when its time ends is unavailable; if the call returns nil
-// later, the message counts as delivered. A call that does not return holds its lane:
-// what is handed over behind it has no outcome, until the relay gives the lane to
-// another worker. It also holds up the end of Run, so give the publisher a timeout.
-// A call that hangs is taken for an outage and charges nobody, so a message that
-// hangs every publisher it meets is never given up. The publisher is not closed. The
-// sink serves one Relay.Run at a time.
+// Messages of one lane are published one after another, lanes concurrently: up to 32
+// concurrent calls of Publish; [NewPublisherSink] makes fewer. A message whose call has
+// not returned when its time ends is unavailable. If the call returns nil later, the
+// message counts as delivered.
+//
+// A call that does not return blocks its lane: messages handed over behind it have no
+// outcome until the relay gives the lane to another worker. It also delays the end of
+// Run, so give the publisher a timeout. A hanging call counts as an outage and charges
+// no message, so a message that hangs every publisher is never given up. The publisher
+// is not closed. The sink serves one Relay.Run at a time.
 func FromPublisher(p message.Publisher) Sink { return newPublisherSink(p, outbox.Lanes) }
 
 // PublisherConfig configures a sink made of a Watermill publisher.
 type PublisherConfig struct {
-	// Parallel is how many calls of Publish are under way at once, 1 to 32.
-	// Fewer spare a broker, or a pool of connections: with watermill-sql each
-	// call needs one. Calls that do not return use their places up. Default:
-	// 32, one for each lane; more would be of no use.
+	// Parallel is the number of concurrent calls of Publish, 1 to 32. Fewer spare a
+	// broker, or a connection pool: with watermill-sql each call needs a connection.
+	// Calls that do not return keep their slots. Default: 32, one for each lane; more
+	// would be of no use.
 	Parallel int
 }
 
@@ -73,7 +73,7 @@ func newPublisherSink(p message.Publisher, parallel int) Sink {
 
 type publisherSink struct {
 	publisher message.Publisher
-	calls     chan struct{} // holds one for each call of Publish under way
+	calls     chan struct{} // holds one for each running call of Publish
 	lanes     [outbox.Lanes]laneQueue
 
 	mu      sync.Mutex // guards running and the queues of lanes
@@ -83,7 +83,7 @@ type publisherSink struct {
 type laneQueue struct {
 	jobs   []*publishJob
 	signal chan struct{}
-	call   *publishCall // whose message was unavailable before it returned; belongs to serve
+	call   *publishCall // running for a message already reported unavailable; belongs to serve
 }
 
 type publishCall struct {
@@ -101,8 +101,8 @@ type publishJob struct {
 
 var errSinkStopped = errors.New("the sink is not running")
 
-// MaxInFlight keeps a slow publisher from being handed more than it can publish
-// within the deadline.
+// MaxInFlight keeps a slow publisher from being handed more than it can publish before
+// the deadline.
 func (s *publisherSink) MaxInFlight() int { return 4 * cap(s.calls) }
 
 func (s *publisherSink) Run(ctx context.Context) error {
@@ -135,8 +135,8 @@ func (s *publisherSink) Publish(ctx context.Context, msgs []*Message, done func(
 	raise(lane.signal)
 }
 
-// serve publishes one lane's messages until ctx ends. The lock makes sure that a
-// job is either taken here or refused in Publish.
+// serve publishes one lane's messages until ctx ends. The lock ensures that a job is
+// either taken here or refused in Publish.
 func (s *publisherSink) serve(ctx context.Context, lane *laneQueue) {
 	for {
 		job, ended := s.next(ctx, lane)
@@ -163,7 +163,7 @@ func (s *publisherSink) serve(ctx context.Context, lane *laneQueue) {
 	}
 }
 
-// next takes the lane's oldest job, if there is one. Once ctx has ended no job is
+// next takes the lane's oldest job, if there is one. Once ctx has ended, no job is
 // added.
 func (s *publisherSink) next(ctx context.Context, lane *laneQueue) (job *publishJob, ended bool) {
 	s.mu.Lock()
@@ -186,9 +186,9 @@ func (s *publisherSink) publish(ctx context.Context, lane *laneQueue, job *publi
 	}
 }
 
-// awaitCall waits for a call that has outlived its message's time: messages of one
-// lane are published one after another. If it returns nil the message is delivered,
-// and is not published again if it waits in current or in the queue.
+// awaitCall waits for a call that has exceeded its message's time: messages of one lane
+// are published one after another. If it returns nil, the message is delivered and is
+// not published again, even if it waits in current or in the queue.
 func (s *publisherSink) awaitCall(lane *laneQueue, current *publishJob) {
 	c := lane.call
 	if c == nil {
@@ -220,7 +220,7 @@ func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *pu
 	}
 	// Also of what came at the same time as the place.
 	select {
-	case <-ctx.Done(): // the lane may be another worker's by now
+	case <-ctx.Done(): // the lane may belong to another worker by now
 		<-s.calls
 		return Unavailable(errSinkStopped)
 	case <-job.expired:
@@ -243,7 +243,7 @@ func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *pu
 	}
 }
 
-// drop takes a message out of the job.
+// drop removes a message from the job.
 func (j *publishJob) drop(m *Message) bool {
 	i := slices.Index(j.messages, m)
 	if i >= 0 {

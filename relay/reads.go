@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// read is a read under way.
+// read is a running read.
 type read struct {
 	outbox.ReadRequest
 	ahead   *outbox.Ahead // nil: from the start of the lanes
@@ -21,17 +21,17 @@ type read struct {
 	brought int           // bytes, in this time
 	space   *space        // that large messages take; what comes in pieces adds to it
 
-	// short has the lanes of which a large message is yet to come (nil), or could not be
-	// read. The reader sets it.
+	// short holds the lanes with a large message that is yet to come (nil), or could
+	// not be read. The reader sets it.
 	short map[int]error
 }
 
-// nextRead returns the read that is due, or nil. Lanes that have enough to do,
-// that are full, or that wait after a failure are left out, and so are for a moment
-// those that know nothing but many rows about to be deleted, which the read would
-// have to pass over. Rows that another transaction has locked fill no lane. Nothing is
-// read while too many confirmed rows cannot be deleted: what
-// may be repeated after a crash must not grow without bound.
+// nextRead returns the read that is due, or nil. It leaves out lanes that have enough
+// to do, are full, or wait after a failure. For a moment it also leaves out lanes that
+// only know many rows about to be deleted, which the read would have to pass over. Rows
+// that another transaction has locked fill no lane. Nothing is read while too many
+// confirmed rows cannot be deleted: what may be repeated after a crash must not grow
+// without bound.
 func (e *engine) nextRead(now time.Time) *read {
 	if e.reading || e.undeleted() >= maxUndeleted {
 		return nil
@@ -67,12 +67,12 @@ func (e *engine) nextRead(now time.Time) *read {
 	return r
 }
 
-// mostLarge bounds the bytes of large messages in memory that go out, but for the last of
-// them. One topic has half of what the others leave: it may be one whose messages are
-// never confirmed.
+// mostLarge bounds the bytes in memory of large messages that are going out, except the
+// last of them. One topic gets half of what the others leave: its messages may never be
+// confirmed.
 const mostLarge = 64 << 20
 
-// space is how many bytes of large messages go out.
+// space counts the bytes of large messages that are going out.
 type space struct {
 	taken int
 	of    map[string]int // of each topic
@@ -83,12 +83,12 @@ func (s *space) take(topic string, bytes int) {
 	s.of[topic] += bytes
 }
 
-// has reports whether one more of a topic may come.
+// has reports whether a topic has room for one more.
 func (s *space) has(topic string) bool {
 	return s.taken < mostLarge && s.of[topic] < max(1, (mostLarge-(s.taken-s.of[topic]))/2)
 }
 
-// space returns what large messages take.
+// space returns the space that large messages take.
 func (e *engine) space() *space {
 	s := &space{of: map[string]int{}}
 	for _, l := range e.lanes {
@@ -104,7 +104,7 @@ func (e *engine) space() *space {
 	return s
 }
 
-// appendKnown appends what reads of a lane are to pass over.
+// appendKnown appends the rows that reads of a lane are to pass over.
 func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
 	for _, m := range l.entries {
 		known = append(known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
@@ -112,9 +112,9 @@ func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
 	return known
 }
 
-// putOffReads puts off the next read of a lane whose read has failed alone, after so
-// many reads that had an answer. If others have one meanwhile, the lane is to blame, a
-// message too large for the way to the database perhaps, and is tried more and more
+// putOffReads delays the next read of a lane after a read of it alone has failed. reads
+// is the number of reads answered so far. If others are answered meanwhile, the lane is
+// to blame, maybe a message too large for the connection, and is tried more and more
 // rarely.
 func (l *lane) putOffReads(now time.Time, reads int) {
 	if reads > l.unreadableAt {
@@ -123,9 +123,9 @@ func (l *lane) putOffReads(now time.Time, reads int) {
 	l.readAt = now.Add(min(readAgain<<min(l.unreadable, 8), readRarely))
 }
 
-// narrow leaves lanes out of a read. Those whose last read has failed are read apart
-// from the others, in turn with them, and fewer at a time with each failure: the read
-// may have been too much for the time that it has, or one of them cannot be read.
+// narrow leaves lanes out of a read. Lanes whose last read has failed are read apart
+// from the others, in turn with them, and fewer at a time with each failure. The read
+// may have been too large for its time, or one of them cannot be read.
 func (e *engine) narrow(lanes []*lane) []*lane {
 	var doubted, sound []*lane
 	for _, l := range lanes {
@@ -150,15 +150,15 @@ func (e *engine) narrow(lanes []*lane) []*lane {
 }
 
 const (
-	// carriesFirst is how many rows a read may bring at first: not more than 1 MiB, but
-	// for messages that are larger.
+	// carriesFirst is the first limit on the rows of a read: not more than 1 MiB,
+	// except for messages that are larger.
 	carriesFirst = 256
 
-	// quickRead is what takes so long over a way that carries more.
+	// quickRead is the longest read after which the size may grow.
 	quickRead = time.Second
 )
 
-// rowsEach returns how many rows a read may bring of each of so many lanes.
+// rowsEach returns how many rows a read may return per lane, for a number of lanes.
 func (e *engine) rowsEach(lanes int) int {
 	return max(1, min(e.carries.size/lanes, e.laneRows))
 }
@@ -166,8 +166,8 @@ func (e *engine) rowsEach(lanes int) int {
 // maxEntries bounds a lane's memory, in reads.
 const maxEntries = 8
 
-// wanting returns the lanes that a read is worth it for, whether one of them has
-// nothing left to publish, and how many lanes are held.
+// wanting returns the lanes that are worth a read, whether one of them has nothing left
+// to publish, and how many lanes are held.
 func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int) {
 	for _, l := range e.lanes {
 		if l == nil {
@@ -187,9 +187,9 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 	return lanes, starving, held
 }
 
-// read takes what a read returned; entries of one lane come together, in order. What
-// comes later than the lease was good for under which it was asked for counts for
-// nothing: another server may hold the lease by now.
+// read handles the result of a read. Entries of one lane come together, in order. A
+// result that arrives after the lease under which it was requested is ignored: another
+// server may hold the lease by now.
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	e.reading = false
 	woken, inTime := e.woken, err == nil && !e.stale
@@ -230,7 +230,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 			l.behind = time.Time{}
 		}
 	}
-	if err != nil && !sqlerr.TimedOut(err) { // that is an answer
+	if err != nil && !sqlerr.TimedOut(err) { // a timeout is an answer
 		e.forgetUnsent()
 	}
 	if r.ahead != nil {
@@ -268,7 +268,7 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		}
 	}
 	e.sweepSlow(r, took, now, err)
-	// Polls follow one another fast while they find something, then slower.
+	// Polls are frequent while they find something, then slower.
 	if found > 0 {
 		e.poll = e.pollMin
 	} else {
@@ -279,9 +279,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	}
 }
 
-// readAgain is how long a lane is left out whose read has failed alone, or that knows
-// nothing but rows about to be deleted.
+// readAgain is how long a lane is left out after a read of it alone has failed, or if
+// it only knows rows about to be deleted.
 const readAgain = time.Second
 
-// readRarely is how long a lane is left out at most.
+// readRarely is the longest time for which a lane is left out.
 const readRarely = time.Minute

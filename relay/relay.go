@@ -24,8 +24,8 @@ import (
 //go:embed migrations
 var migrationFiles embed.FS
 
-// Migrations makes the tables relay_leases, relay_workers and parked. A relay
-// needs those of package dlq too.
+// Migrations creates the tables relay_leases, relay_workers and parked. A relay also
+// needs the tables of package dlq.
 var Migrations = oncemill.Migrations{Name: "relay", FS: migrationsFS()}
 
 func migrationsFS() fs.FS {
@@ -36,89 +36,85 @@ func migrationsFS() fs.FS {
 	return files
 }
 
-// Config configures a Relay. The zero value is right for most services. Workers
-// of one outbox use the same Lease.
+// Config configures a Relay. The zero value is right for most services. All workers of
+// one outbox must use the same Lease.
 type Config struct {
-	// Name is shown to operators. Default: the host's name.
+	// Name is shown to operators. Default: the host name.
 	Name string
 
-	// Lease is how long a worker that has died or is cut off keeps others from
-	// its lanes: the longest pause after a crash. A shorter one tolerates less:
-	// a worker that cannot reach its database for so long stops publishing.
-	// Default: 15 s. At least 1 s.
+	// Lease is how long a worker that has died or is cut off keeps others from its
+	// lanes: the longest pause after a crash. A shorter lease tolerates less: a worker
+	// that cannot reach its database for that long stops publishing. Default: 15 s. At
+	// least 1 s.
 	Lease time.Duration
 
-	// PublishTimeout is how long the broker may take to confirm a message
-	// before it is sent again; a confirm that comes later still counts. The lane's
-	// lease is renewed meanwhile. A message that takes longer again and again,
-	// while others are confirmed, becomes a dead letter. A shorter one notices a
-	// lost confirm sooner, and repeats messages when the broker is slow. Default:
-	// twice Lease. At least 10 ms.
+	// PublishTimeout is how long the broker may take to confirm a message before it is
+	// sent again. A later confirm still counts. The lane's lease is renewed meanwhile.
+	// A message that exceeds it again and again, while others are confirmed, becomes a
+	// dead letter. A shorter timeout notices a lost confirm sooner, and repeats
+	// messages when the broker is slow. Default: twice Lease. At least 10 ms.
 	PublishTimeout time.Duration
 
-	// StopTimeout is how long Run, when its context ends, waits for what is in
-	// flight. What the broker has not answered by then stays owed and is sent
-	// again by the next worker. Default: 10 s.
+	// StopTimeout is how long Run waits for messages in flight when its context ends.
+	// Messages without an answer by then stay in the outbox, and the next worker sends
+	// them again. Default: 10 s.
 	StopTimeout time.Duration
 
-	// Window is the largest number of messages in flight to the broker. More
-	// hide a longer round trip, cost memory in the broker, and are what may be
-	// sent again after a crash. Default: 1024.
+	// Window is the largest number of messages in flight to the broker. A larger window
+	// hides a longer round trip, but costs memory in the broker, and more messages may
+	// be sent again after a crash. Default: 1024.
 	Window int
 
-	// Batch is the largest number of rows that one read takes of a lane.
-	// Default: 256. At most 400: PostgreSQL would take a larger read for one
-	// that is worth compiling each time. By default a worker with all 32 lanes
-	// keeps some ten thousand rows in memory, and up to some 65,536 while topics
-	// are stuck (8 times Batch a lane), but no more than some 3 MiB of each lane.
+	// Batch is the largest number of rows that one read takes from a lane. Default:
+	// 256. At most 400: PostgreSQL would consider a larger read worth JIT compiling
+	// each time. With the default, a worker with all 32 lanes keeps about ten thousand
+	// rows in memory. While topics are stuck it keeps up to about 65,536 (8 times Batch
+	// per lane), but no more than about 3 MiB of each lane.
 	Batch int
 
-	// Order says what is kept in order. Default: OrderPerKey.
+	// Order selects what is kept in order. Default: OrderPerKey.
 	Order Order
 
-	// Retry says how often and when a message that was refused is tried again.
+	// Retry configures how often and when a refused message is retried.
 	Retry Retry
 
-	// LetterRetention is how long dead letters are kept once they have been
-	// replayed or discarded; open ones are kept for ever. Default: 30 days. At
-	// least 1 h.
+	// LetterRetention is how long dead letters are kept once they have been replayed or
+	// discarded. Open ones are kept forever. Default: 30 days. At least 1 h.
 	LetterRetention time.Duration
 
-	// Unroutable says for a topic what becomes of messages that nobody takes.
+	// Unroutable returns, for a topic, what happens to messages without a receiver.
 	// Default: UnroutableRefuse for all.
 	Unroutable func(topic string) Unroutable
 
-	// RequireDurable publishes nothing that the database server could still
-	// forget: after each read the worker waits for a commit of its own, with
-	// synchronous_commit on, behind everything it has read. Without it, a
-	// transaction that was committed with synchronous_commit off may be lost in a
-	// crash of the server after its message is out. Against a failover it helps
-	// only with synchronous standbys. It costs a commit for each read. SQLite
-	// needs it not. Default: false.
+	// RequireDurable publishes nothing that the database server could still lose. After
+	// each read the worker makes a commit with synchronous_commit on, behind everything
+	// it has read, and waits for it. Otherwise a transaction that was committed with
+	// synchronous_commit off may be lost in a server crash after its message was
+	// published. It protects against a failover only with synchronous standbys. It
+	// costs a commit for each read. Not needed on SQLite. Default: false.
 	RequireDurable bool
 
-	// PollMin and PollMax bound the pause between two reads of lanes that had
-	// nothing more: the shortest while messages come, the longest after a
-	// quiet time. A commit of the same process, by outbox.RunInTx, is seen at
-	// once. Defaults: 2 ms and 250 ms.
+	// PollMin and PollMax bound the pause between two reads of lanes that had nothing
+	// more. The pause is shortest while messages arrive and longest after a quiet time.
+	// A commit of the same process, by outbox.RunInTx, is seen at once. Defaults: 2 ms
+	// and 250 ms.
 	PollMin, PollMax time.Duration
 
-	// Logger receives outages, refused messages, takeovers. Default:
-	// slog.Default().
+	// Logger receives outages, refused messages and takeovers. Default: slog.Default().
 	Logger *slog.Logger
 
 	// MeterProvider receives the metrics. Default: the global one.
 	MeterProvider metric.MeterProvider
 
-	// TracerProvider receives a span for each time a message is handed to the
-	// sink, if the message carries a trace that is sampled. Propagator finds
-	// that in the metadata. Defaults: the global ones.
+	// TracerProvider receives a span each time a message is handed to the sink, if the
+	// message carries a sampled trace. Propagator extracts the trace from the metadata.
+	// Defaults: the global ones.
 	TracerProvider trace.TracerProvider
 	Propagator     propagation.TextMapPropagator
 }
 
-// Relay is a worker: it delivers the messages of one outbox to one sink. Any
-// number of them, in any number of processes, share the lanes.
+// Relay delivers the messages of one outbox to one sink; each Run is a worker. Any
+// number of relays, in any number of processes, share the lanes.
 type Relay struct {
 	box  *outbox.Outbox
 	sink Sink
@@ -131,8 +127,8 @@ type Relay struct {
 	running map[*worker]struct{}
 }
 
-// New returns a relay from box to sink. It does no I/O. All bad values of cfg
-// are reported at once, each as an [*oncemill.ConfigError].
+// New returns a relay from box to sink. It does no I/O. All bad values of cfg are
+// reported at once, each as an [*oncemill.ConfigError].
 func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
@@ -179,7 +175,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	}
 	duration("Retry.TimeLimit", &cfg.Retry.TimeLimit, 0, time.Millisecond, 365*24*time.Hour)
 	if cfg.Retry.Exhausted > ExhaustedHoldKey {
-		bad("Config.Retry.Exhausted", strconv.Itoa(int(cfg.Retry.Exhausted)), "must be Skip or HoldKey")
+		bad("Config.Retry.Exhausted", strconv.Itoa(int(cfg.Retry.Exhausted)), "must be ExhaustedSkip or ExhaustedHoldKey")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()
@@ -194,7 +190,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 		cfg.Propagator = otel.GetTextMapPropagator()
 	}
 	if cfg.Name == "" {
-		cfg.Name, _ = os.Hostname() // no name is a poor name, not a reason to fail
+		cfg.Name, _ = os.Hostname() // a missing host name is no reason to fail
 	}
 	met, err := newMetrics(cfg.MeterProvider)
 	if err != nil {
@@ -211,19 +207,23 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
 }
 
-// Run works until ctx ends; then it takes nothing new, finishes what is in
-// flight within StopTimeout, gives its lanes back, and returns nil. A clean stop
-// repeats nothing.
+// Run works until ctx ends. Then it takes nothing new, finishes what is in flight
+// within StopTimeout, gives its lanes back, and returns nil. A clean stop repeats
+// nothing.
 //
-// It rides out a database or a broker that is away. It returns an error only for
-// what waiting cannot mend at its start, that is tables that are not migrated (a
-// *oncemill.SchemaError), [outbox.ErrSequenceBehind], [outbox.ErrSequenceCached] or
-// [outbox.ErrReadOnly], on SQLite for settings that are wrong (see [oncemill.CheckSQLite]),
-// later for its file that was replaced ([oncemill.ErrDatabaseReplaced]), and for a sink
-// that gave up. What else comes up later,
-// after a failover say, stops the reading of the outbox and is logged until it is
-// mended. Run returns when the sink's Run has. It may be called again after it has returned, and
-// more than once at a time if the sink allows that.
+// Run survives outages of the database and the broker. It returns an error only for
+// what waiting cannot repair:
+//
+//   - At its start: tables that are not migrated (a *oncemill.SchemaError),
+//     [outbox.ErrSequenceBehind], [outbox.ErrSequenceCached] or [outbox.ErrReadOnly], and
+//     on SQLite wrong settings (see [oncemill.CheckSQLite]).
+//   - Later: a SQLite file that was replaced ([oncemill.ErrDatabaseReplaced]).
+//   - A sink that gave up.
+//
+// Any other such condition that appears later, for example after a failover, stops the
+// reading of the outbox and is logged until it is repaired. Run returns when the sink's
+// Run has. It may be called again after it has returned, and concurrently if the sink
+// allows that.
 //
 // It returns within StopTimeout and a second after ctx has ended, with
 // [ErrStillRunning] if something hangs.
@@ -261,5 +261,5 @@ func (r *Relay) Run(ctx context.Context) error {
 	}
 }
 
-// lastSecond is how long Run waits, after StopTimeout, for what hangs.
+// lastSecond is how long Run waits, after StopTimeout, for calls that hang.
 const lastSecond = time.Second

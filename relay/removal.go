@@ -9,24 +9,23 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// maxUndeleted is how many confirmed rows may wait for their deletion before
-// nothing more is read.
+// maxUndeleted is how many confirmed rows may wait for deletion before reads stop.
 const maxUndeleted = 1 << 15
 
-// removals is what an engine knows of the rows that the broker has confirmed and
-// that are to be deleted. One deletion is under way at a time. It is right whoever
-// holds the lane, so it goes on when a lane is lost.
+// removals are the rows that the broker has confirmed and that are to be deleted. One
+// deletion runs at a time. It is right whoever holds the lane, so it goes on when a
+// lane is lost.
 type removals struct {
 	confirmed []*entry  // not yet handed to a deletion
 	since     time.Time // the oldest of confirmed
 
-	removing     []*entry // the deletion under way, or the one to be tried again
+	removing     []*entry // the running deletion, or the one to be retried
 	removeMost   int      // rows in one
 	removeActive bool
-	removeAt     time.Time // a failed deletion is tried again then
+	removeAt     time.Time // when a failed deletion is retried
 
 	// locked are rows that another transaction has locked, or that cannot be deleted.
-	// They are tried again apart from the others, which go on.
+	// They are retried separately from the others, which go on.
 	locked      []*entry
 	lockedAt    time.Time
 	lockedRetry backoff.BackOff
@@ -39,9 +38,9 @@ func newRemovals(d draw, rows int) removals {
 // removeAnswer is the answer to a deletion.
 type removeAnswer struct {
 	err     error
-	lost    bool          // the connection: the database may be another one afterwards
+	lost    bool          // connection lost: the database may be another one afterwards
 	retryIn time.Duration // after an error
-	locked  []outbox.Ref  // rows that are there still, locked by another transaction
+	locked  []outbox.Ref  // rows that still exist, locked by another transaction
 }
 
 func (e *engine) addConfirmed(m *entry, now time.Time) {
@@ -51,23 +50,23 @@ func (e *engine) addConfirmed(m *entry, now time.Time) {
 	e.confirmed = append(e.confirmed, m)
 }
 
-// undeleted returns the number of confirmed rows that are not deleted yet.
+// undeleted returns the number of confirmed rows that are not yet deleted.
 func (r *removals) undeleted() int { return len(r.confirmed) + len(r.removing) + len(r.locked) }
 
-// owes reports that a confirmed row of a lane is not deleted yet, but for those
-// that another transaction has locked: nobody knows for how long.
+// owes reports whether a lane has confirmed rows that are not yet deleted. It ignores
+// rows that another transaction has locked: nobody knows for how long.
 func (r *removals) owes(l *lane) bool {
 	of := func(m *entry) bool { return m.lane == l }
 	return slices.ContainsFunc(r.removing, of) || slices.ContainsFunc(r.confirmed, of)
 }
 
-// nextRemoval returns confirmed rows to delete, or nil. They gather for a
-// moment, so that a deletion is worth its round trip.
+// nextRemoval returns confirmed rows to delete, or nil. They are collected briefly, so
+// that a deletion is worth its round trip.
 func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
 	switch {
 	case e.removeActive || now.Before(e.removeAt):
 		return nil
-	case len(e.removing) > 0: // its answer was lost; tried again as it was
+	case len(e.removing) > 0: // its answer was lost; retried unchanged
 	case len(e.confirmed) > 0 && (e.worthRemoving() || now.Sub(e.since) >= e.linger):
 		e.removing, e.confirmed = split(e.confirmed, e.removeMost)
 		e.since = now
@@ -86,8 +85,8 @@ func split(list []*entry, n int) (taken, rest []*entry) {
 	return slices.Clone(list[:n]), slices.Delete(list, 0, n)
 }
 
-// worthRemoving reports that waiting for more confirmed rows is not worth it:
-// there are many, or quite some and none are about to join them.
+// worthRemoving reports whether waiting for more confirmed rows is not worth it: there
+// are many, or quite a few and none are about to join them.
 func (e *engine) worthRemoving() bool {
 	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
 }
@@ -96,10 +95,10 @@ func (m *entry) ref() outbox.Ref {
 	return outbox.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
 }
 
-// removed takes the answer to a deletion. One that failed, or whose answer was
-// lost, is tried again: nothing confirmed is forgotten before it is gone. Reads
-// and other lanes go on meanwhile. What fails gives way to the others and is tried
-// again in smaller parts, down to the row that is the cause.
+// removed handles the answer to a deletion. A deletion that failed, or whose answer was
+// lost, is retried: nothing confirmed is forgotten before it is gone. Reads and other
+// lanes go on meanwhile. A failing deletion yields to the others and is retried in
+// smaller parts, down to the row that is the cause.
 func (e *engine) removed(now time.Time, a removeAnswer) {
 	e.removeActive = false
 	if a.err != nil {
@@ -139,7 +138,7 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 	e.removeMost = min(2*e.removeMost, e.removeRows)
 }
 
-// splitRemoval lets the rows of a deletion that failed wait behind the others.
+// splitRemoval moves the rows of a failed deletion behind the others.
 func (e *engine) splitRemoval(now time.Time) {
 	if m := e.removing[0]; len(e.removing) == 1 {
 		m.lane.lockedOut(m)
@@ -154,8 +153,7 @@ func (e *engine) splitRemoval(now time.Time) {
 	e.removing = nil
 }
 
-// removalDue returns when the next deletion may begin; zero: not before something
-// happens.
+// removalDue returns when the next deletion may begin; zero: not before an event.
 func (e *engine) removalDue(now time.Time) (due time.Time) {
 	if e.removeActive {
 		return due

@@ -16,9 +16,9 @@ import (
 
 // Route sends the messages of some topics to a sink.
 type Route struct {
-	// Topics is a pattern over the segments of a topic, which are separated by
-	// dots. A segment matches itself and * matches any one segment, empty or
-	// not; # stands at the end only and matches what is left, nothing included:
+	// Topics is a pattern over the segments of a topic, which are separated by dots. A
+	// segment matches itself, and * matches any one segment, empty or not. # is allowed
+	// only at the end and matches zero or more remaining segments:
 	//
 	//	orders.created    this topic
 	//	orders.*          orders.created, not orders and not orders.eu.created
@@ -28,18 +28,18 @@ type Route struct {
 	// These are the patterns of AMQP's topic exchanges, with # at the end only.
 	Topics string
 
-	// Sink takes them. It may stand in several routes.
+	// Sink receives them. It may appear in several routes.
 	Sink Sink
 }
 
-// Router is a sink that hands each message to the sink of the first route whose
-// pattern matches its topic. A message that no route matches is refused with a
-// [*NoRouteError]; a last route # takes all others. Sending one message to
-// several places is the broker's business.
+// Router is a sink that hands each message to the sink of the first route whose pattern
+// matches its topic. A message that no route matches is refused with a [*NoRouteError];
+// a last route # takes all others. To send one message to several places, configure the
+// broker.
 //
-// The messages of a key keep their order, to whichever sinks they go, while the
-// relay has one of them in flight at a time; where several are, those to
-// different sinks may overtake each other.
+// The messages of a key keep their order across sinks while the relay has only one of
+// them in flight at a time. If several are in flight, those to different sinks may
+// overtake each other.
 type Router struct {
 	routes []route
 	sinks  []Sink
@@ -51,10 +51,10 @@ type route struct {
 	sink     int      // in Router.sinks
 }
 
-// NewRouter returns a router over routes, in their order. All mistakes are
-// reported at once, each as an [*oncemill.ConfigError]: no route, a malformed
-// pattern, a missing sink, a pattern that an earlier one covers, so that its
-// route would never be taken.
+// NewRouter returns a router over routes, in their order. All mistakes are reported at
+// once, each as an [*oncemill.ConfigError]: no route, a malformed pattern, a missing
+// sink, or a pattern that an earlier one covers, so that its route would never be
+// taken.
 func NewRouter(routes ...Route) (*Router, error) {
 	var errs []error
 	r := &Router{}
@@ -93,7 +93,7 @@ func NewRouter(routes ...Route) (*Router, error) {
 	return r, nil
 }
 
-// indexOf returns the place of s in sinks, where it is put when it is new.
+// indexOf returns the index of s in sinks, and adds s if it is new.
 func (r *Router) indexOf(s Sink) int {
 	for i, known := range r.sinks {
 		if known == s {
@@ -104,8 +104,8 @@ func (r *Router) indexOf(s Sink) int {
 	return len(r.sinks) - 1
 }
 
-// Run runs each sink once, until ctx ends. If one of them fails, the others are
-// stopped and Run returns its error.
+// Run runs each sink once, until ctx ends. If a sink fails, Run stops the others and
+// returns its error.
 func (r *Router) Run(ctx context.Context) error {
 	group, running := errgroup.WithContext(ctx)
 	for i, s := range r.sinks {
@@ -123,8 +123,7 @@ func (r *Router) Run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// Publish hands each message to its sink, those of one sink together and in
-// their order.
+// Publish hands each message to its sink, grouped by sink and in order.
 func (r *Router) Publish(ctx context.Context, msgs []*Message, done func(*Message, error)) {
 	shares := make([][]*Message, len(r.sinks))
 	for from := 0; from < len(msgs); {
@@ -152,8 +151,8 @@ func (r *Router) Publish(ctx context.Context, msgs []*Message, done func(*Messag
 	}
 }
 
-// MaxInFlight is the smallest bound of any of the sinks, since all messages in
-// flight may belong to that one.
+// MaxInFlight returns the smallest bound of the sinks, since all messages in flight may
+// belong to that one.
 func (r *Router) MaxInFlight() int {
 	least := math.MaxInt
 	for _, s := range r.sinks {
@@ -164,8 +163,8 @@ func (r *Router) MaxInFlight() int {
 	return least
 }
 
-// Ready reports that at least one of the sinks reaches its broker, or cannot say:
-// a worker that reaches some of them is of use.
+// Ready reports whether at least one sink reaches its broker, or cannot report it: a
+// worker that reaches some of them is useful.
 func (r *Router) Ready() bool {
 	for _, s := range r.sinks {
 		if s, ok := s.(interface{ Ready() bool }); !ok || s.Ready() {
@@ -216,7 +215,7 @@ func (r *route) matches(topic string) bool {
 	return r.rest || !more
 }
 
-// covers reports that r matches every topic that other matches.
+// covers reports whether r matches every topic that other matches.
 func (r *route) covers(other route) bool {
 	switch {
 	case len(other.segments) < len(r.segments), !r.rest && (other.rest || len(other.segments) > len(r.segments)):

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// Each lane's highest id is one probe of an index. Letters count while their
-	// messages can come back. An id that lies 2^48 and more ahead of the sequence
-	// was never given out (see the check in package outbox), and does not count.
+	// Each lane's highest id is one probe of an index. Dead letters count while their
+	// messages can come back. An id that is 2^48 or more ahead of the sequence was
+	// never given out (see the check in package outbox), and does not count.
 	postgresHighest = `
 select coalesce(max(m.id), 0)
 from generate_series(0, 31) as l (lane)
@@ -28,18 +28,18 @@ cross join lateral (
 		limit 1)
 ) m (id)`
 
-	// The highest id of a letter that its sequence can have given out.
+	// The highest dead letter id that its sequence can have given out.
 	postgresHighestLetter = `
 select coalesce(max(d.id), 0)
 from {{dead_letters}} d
 where d.id <= (select least(s.last_value, 9223372036854775807 - (1::bigint << 48)) + (1::bigint << 48) from {{dead_letters_id}} s)`
 
-	// The letters' own ids: what lies below fails to be written.
+	// The dead letters' own ids: inserts that reuse an id fail.
 	postgresLettersBehind = `
 select s.last_value - case when s.is_called then 0 else 1 end < (` + postgresHighestLetter + `)
 from {{dead_letters_id}} s`
 
-	// Writers of letters hold row exclusive, which this lock excludes.
+	// Writers of dead letters hold row exclusive, which this lock excludes.
 	postgresLockLetters = `lock table {{dead_letters}} in share row exclusive mode`
 
 	postgresRepairLetters = `
@@ -65,8 +65,8 @@ order by id desc
 limit 1`
 )
 
-// highestParked returns the highest id of the outbox that is in use in parked, or
-// in dead letters whose messages can come back.
+// highestParked returns the highest outbox id that is in use in parked, or in dead
+// letters whose messages can come back.
 func highestParked(ctx context.Context, box *outbox.Outbox) (highest int64, err error) {
 	text := postgresHighest
 	if box.Database().Dialect == oncemill.SQLite {
@@ -78,9 +78,10 @@ func highestParked(ctx context.Context, box *outbox.Outbox) (highest int64, err 
 	return highest, nil
 }
 
-// checkSequence returns outbox.ErrSequenceBehind if the outbox would give ids out
-// that parked messages or dead letters have, or, on PostgreSQL, if letters cannot
-// be written because their own ids are in use. It goes with outbox.Queue.Check.
+// checkSequence returns outbox.ErrSequenceBehind if the outbox would give out ids that
+// parked messages or dead letters have. On PostgreSQL it also does so if dead letters
+// cannot be written because their own ids are in use. It complements
+// outbox.Queue.Check.
 func checkSequence(ctx context.Context, box *outbox.Outbox) error {
 	highest, err := highestParked(ctx, box)
 	if err != nil {
@@ -106,10 +107,10 @@ func checkSequence(ctx context.Context, box *outbox.Outbox) error {
 	return nil
 }
 
-// RepairSequence sets the sequence of the outbox's ids above every id in use, in
-// the outbox, its history, parked messages and dead letters, with writers locked
-// out, and returns the last id given out. It mends what a relay refuses to start
-// with, outbox.ErrSequenceBehind, and is harmless where nothing is wrong.
+// RepairSequence sets the outbox's id sequence above every id in use, in the outbox,
+// its history, parked messages and dead letters, with writers locked out. It returns
+// the last id given out. It repairs outbox.ErrSequenceBehind, which keeps a relay from
+// starting, and is harmless if nothing is wrong.
 func RepairSequence(ctx context.Context, box *outbox.Outbox) (last int64, err error) {
 	if err := repairLetters(ctx, box); err != nil {
 		return 0, fmt.Errorf("repair sequence of dead letters: %w", err)
@@ -122,8 +123,8 @@ func RepairSequence(ctx context.Context, box *outbox.Outbox) (last int64, err er
 		if floor <= last {
 			return last, nil
 		}
-		// A row may leave the outbox between this look and the lock on it, so
-		// there is a look after it, too.
+		// A row may leave the outbox between this check and the lock on it, so there is
+		// a second check after it.
 		if last, err = box.Queue().RepairSequence(ctx, floor); err != nil {
 			return 0, err
 		}

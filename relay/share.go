@@ -6,7 +6,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// upkeepLane is the lease under which one worker keeps the tables.
+// upkeepLane is the lease under which one worker maintains the tables.
 const upkeepLane = -1
 
 // lease is a row of relay_leases as one statement saw it.
@@ -23,10 +23,10 @@ type peer struct {
 	owner    string
 	ready    bool // reaches its sink
 	stopping bool
-	until    int64 // when it ceases to count, in microseconds
+	until    int64 // when it stops counting, in microseconds
 }
 
-// shares says which lanes a worker is to take and which to give back.
+// shares are the lanes that a worker is to take and to give back.
 type shares struct {
 	take   []int // candidates
 	most   int   // of take
@@ -35,17 +35,17 @@ type shares struct {
 	leave  bool // the upkeep, to another worker
 }
 
-// divide works out the shares of worker me, which holds the lanes in held (those
-// it is giving back not among them) and may take those that mayHold admits.
+// divide computes the shares of worker me. It holds the lanes in held (without those it
+// is giving back) and may take those that mayHold admits.
 //
-// A worker that stops, or that reaches no sink while another one does, has no
-// share. A worker takes free lanes up to the share rounded up, and a lane that
-// has been free for longer than a lease above it, so that none is orphaned by a
-// worker that counts but does not work. It gives lanes back only while a worker
-// with a share has fewer than the share rounded down, and not more than that, and
-// what it has above the share rounded up: so a division that is fair is left alone,
-// and lanes do not wander. The upkeep goes to whoever comes first; a worker that may
-// not hold it takes it only if no other one has for a fifth of a lease.
+// A worker that stops, or that reaches no sink while another one does, has no share. A
+// worker takes free lanes up to its share, rounded up. It takes a lane above that once
+// the lane has been free for longer than a lease, so that no lane is orphaned by a
+// worker that counts but does not work. It gives lanes back only while a worker with a
+// share has fewer than the share rounded down, and no more than are missing. It also
+// gives back what it has above the share rounded up. So a fair division is left alone,
+// and lanes do not wander. The upkeep goes to the first worker that takes it. A worker
+// that may not hold it takes it only if no other one has for a fifth of a lease.
 func divide(me string, peers []peer, leases []lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
 	anyReady := false
 	for _, p := range peers {
@@ -93,7 +93,7 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 	}
 	s.take, s.most = free, up-len(held)
 	if len(held) >= down {
-		s.most = min(s.most, -missing) // the rest is for those who have fewer
+		s.most = min(s.most, -missing) // the rest is for workers that have fewer
 	}
 	if s.most < len(orphaned) {
 		s.take, s.most = orphaned, len(orphaned)

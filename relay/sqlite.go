@@ -27,8 +27,8 @@ func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
 	}
 }
 
-// All by primary key. SQLite has one writer at a time: a statement that writes
-// sees the latest state and nobody between. Lanes come as JSON.
+// All by primary key. SQLite has one writer at a time: a writing statement sees the
+// latest state, and nothing changes in between. Lanes are passed as JSON.
 const (
 	sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
 
@@ -53,7 +53,7 @@ select -2, owner, 0, 0, seen_until, ready, stopping
 from {{relay_workers}}
 where seen_until > ` + sqliteNow
 
-	// The owners that are absent are counted before the first row changes.
+	// Absent owners are counted before the first row changes.
 	sqliteTake = `
 with absent (owners) as materialized (
 	select count(distinct owner)
@@ -95,7 +95,7 @@ update {{relay_leases}}
 set owner = '', suspect = null, lease_until = ` + sqliteNow + ` - 1
 where owner = ?1 and lane in (select value from json_each(?2))`
 
-	// The dead of the last hour go with whoever leaves.
+	// A leaving worker also removes workers that died more than an hour ago.
 	sqliteLeave = `delete from {{relay_workers}} where owner = ?1 or seen_until < ` + sqliteNow + ` - 3600000000`
 
 	// A write that changes nothing: from here on the transaction is the writer.
@@ -110,8 +110,8 @@ func jsonArray[T int | int64 | string](list []T) string {
 	return string(text)
 }
 
-// beat is one transaction, as everything here that writes: it waits for no other one
-// than that of who writes now.
+// beat is one transaction, like everything here that writes: it waits only for the
+// transaction that writes now.
 func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term time.Duration) (held map[int]renewal, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, s.aliveText, me.owner, me.name, term.Microseconds(), me.ready, me.stopping); err != nil {
@@ -129,7 +129,7 @@ func (s *sqliteLeases) beat(ctx context.Context, me identity, lanes []int, term 
 	return held, nil
 }
 
-// write runs fn in a transaction before all others that wait.
+// write runs fn in a transaction ahead of all others that wait.
 func (s *sqliteLeases) write(ctx context.Context, fn func(tx *sql.Tx) error) error {
 	return sqlitetx.Write(ctx, s.db, turn.Heartbeat, fn)
 }

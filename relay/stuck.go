@@ -16,28 +16,28 @@ const (
 )
 
 const (
-	// maxSuspects and maxTopics bound what a worker keeps of messages that failed
-	// and of topics in trouble. What is beyond waits in parked, at no charge.
+	// maxSuspects and maxTopics bound the failed messages and the topics in trouble
+	// that a worker keeps. Any more wait in parked, at no charge.
 	maxSuspects     = 32
 	maxSuspectBytes = 32 << 20
 	maxTopics       = 64
 
-	// wastedPerSecond is how many messages of parked may fail again in a second,
-	// for the whole worker, and wastedAtOnce how many at once.
+	// wastedPerSecond is how many parked messages may fail again in a second, for the
+	// whole worker, and wastedAtOnce how many at once.
 	wastedPerSecond = 100
 	wastedAtOnce    = 256
 
-	// aliveFor is how long a confirm shows that the sink works.
+	// aliveFor is how long a confirm proves that the sink works.
 	aliveFor = 10 * time.Second
 )
 
-// waste counts a message of parked that has failed again.
+// waste counts a parked message that has failed again.
 func (e *engine) waste(now time.Time) {
 	e.allowance(now)
 	e.tokens = max(e.tokens-1, -wastedAtOnce) // a lost connection fails very many at once
 }
 
-// allowance returns how many messages of parked may be tried now.
+// allowance returns how many parked messages may be tried now.
 func (e *engine) allowance(now time.Time) int {
 	if !e.tokensAt.IsZero() {
 		e.tokens += now.Sub(e.tokensAt).Seconds() * wastedPerSecond
@@ -48,8 +48,8 @@ func (e *engine) allowance(now time.Time) int {
 	return int(max(0, e.tokens))
 }
 
-// alive reports that the sink works, so that what fails does so by itself. An
-// answer about one message comes from a broker that is there.
+// alive reports whether the sink works, so that a failure is not the sink's. An answer
+// about one message comes from a broker that is there.
 func (e *engine) alive(now time.Time, kind outcomeKind) bool {
 	switch {
 	case e.reachable != nil:
@@ -60,13 +60,13 @@ func (e *engine) alive(now time.Time, kind outcomeKind) bool {
 	return !e.sinkDown && !e.passedAt.IsZero() && now.Sub(e.passedAt) < aliveFor
 }
 
-// overfull reports that there are too many topics in trouble.
+// overfull reports whether too many topics are in trouble.
 func (e *engine) overfull(now time.Time, kind outcomeKind) bool {
 	return !e.inOrder && len(e.topics) > e.mostTopics && e.alive(now, kind)
 }
 
-// tooManySuspects reports that memory holds more suspects, or more of their bytes,
-// than it should.
+// tooManySuspects reports whether memory holds too many suspects, or too many of their
+// bytes.
 func (e *engine) tooManySuspects(now time.Time, kind outcomeKind) bool {
 	if e.inOrder || !e.alive(now, kind) {
 		return false
@@ -81,8 +81,8 @@ func (e *engine) tooManySuspects(now time.Time, kind outcomeKind) bool {
 	return n > e.mostSuspects || bytes > maxSuspectBytes
 }
 
-// leaveTopic takes a message out of its topic's circuit, which is forgotten if that
-// was all there was.
+// leaveTopic removes a message from its topic's circuit, and drops the circuit if
+// nothing else is left in it.
 func (e *engine) leaveTopic(m *entry) {
 	t := e.find(m.Topic)
 	if t == nil {
@@ -96,8 +96,8 @@ func (e *engine) leaveTopic(m *entry) {
 	e.forget(t)
 }
 
-// relieve frees the payloads in a lane of what cannot go out now, but for the first
-// ones of each topic, which probe. What needs its payload again is read again. It
+// relieve frees the payloads of a lane's messages that cannot go out now, except the
+// first ones of each topic, which probe. Payloads needed again are read again. It
 // reports whether that made room.
 func (e *engine) relieve(l *lane) bool {
 	kept, probes := 0, map[string]int{}
@@ -127,8 +127,8 @@ func (e *engine) relieve(l *lane) bool {
 	return l.bytes-kept < e.laneBytes
 }
 
-// hollowTopics returns the topics of which reads need no payloads: they are stuck, and
-// memory holds what probes.
+// hollowTopics returns the topics whose payloads reads do not need: they are stuck, and
+// memory holds their probes.
 func (e *engine) hollowTopics(now time.Time) (names []string) {
 	if e.inOrder {
 		return nil
@@ -150,19 +150,19 @@ func probesKept(m *entry) int {
 	return parkedProbes
 }
 
-// stuckKey reports that the key of m waits for a message that cannot go out now.
+// stuckKey reports whether the key of m waits for a message that cannot go out now.
 func (l *lane) stuckKey(m *entry) bool {
 	c := l.chains[l.orderKey(m)]
 	return c != nil && c.head != nil && c.head != m && c.stuck()
 }
 
-// stuck reports that nothing of a key can go out now.
+// stuck reports whether nothing of a key can go out now.
 func (c *chain) stuck() bool {
 	return c.parked || c.stopped() || c.head != nil && (c.head.state == withheld || c.head.state == suspected)
 }
 
-// refetch makes lanes forget what they have not sent where some of that is there
-// without its payload and is needed now. It is read again, in its order.
+// refetch makes lanes forget their unsent entries if one of these lacks its payload and
+// is needed now. They are read again, in order.
 func (e *engine) refetch() {
 	for _, l := range e.lanes {
 		if l == nil || !l.refetch {
@@ -174,18 +174,18 @@ func (e *engine) refetch() {
 	}
 }
 
-// What cannot go out since its topic is unavailable must not keep others from the
-// memory of their lane. What came from the outbox is set aside in parked when there is
-// too much of it. What is parked is left there, due, but for a few messages that probe:
-// looks for what is due pass over its topic until that is free.
+// Messages of an unavailable topic must not exclude others from the memory of their
+// lane. Those from the outbox are set aside in parked if there are too many. Parked
+// ones are left there, due, except a few messages that probe: looks for due rows pass
+// over the topic until it is available.
 
-// stuck reports that a topic is unavailable and has a message to probe with.
+// stuck reports whether a topic is unavailable and has a message to probe with.
 func (e *engine) stuck(t *topic, now time.Time) bool {
 	return !e.inOrder && t != nil && t.state == opened &&
 		(t.probe != nil || slices.ContainsFunc(t.withheld, func(m *entry) bool { return m.state == withheld && m.lane.able(now) }))
 }
 
-// able reports that a lane may send what it holds, if not at this moment.
+// able reports whether a lane may send what it holds, though maybe not at this moment.
 func (l *lane) able(now time.Time) bool { return !l.draining && !now.After(l.trusted) }
 
 // passOver returns the topics that are stuck.
@@ -199,7 +199,7 @@ func (e *engine) passOver(now time.Time) (names []string) {
 	return names
 }
 
-// leaveParked forgets what circuits withhold of parked, but a few messages to probe
+// leaveParked forgets parked messages that circuits withhold, except a few to probe
 // with and nothing that is behind those.
 func (e *engine) leaveParked(now time.Time) {
 	for _, t := range e.topics {
@@ -221,8 +221,8 @@ func (e *engine) leaveParked(now time.Time) {
 	}
 }
 
-// leave forgets a parked row that is withheld, unless it is to be kept, and those that
-// follow it in its key. In the table they are due, or follow one that is.
+// leave forgets a withheld parked row, unless keep is set, and those that follow it in
+// its key. In the table they are due, or follow one that is.
 func (l *lane) leave(m *entry, keep bool) {
 	left := m
 	if key := l.orderKey(m); key != "" {
@@ -245,8 +245,8 @@ func (l *lane) leave(m *entry, keep bool) {
 }
 
 // setAside moves messages of a lane whose topics are unavailable to parked, at no
-// charge, so that those of other topics find room. It reports whether it found any.
-// While nothing at all goes out there is no need to, unless the lane has something
+// charge, to make room for those of other topics. It reports whether it found any.
+// While nothing at all goes out this is not needed, unless the lane has something
 // beyond its memory that was never tried.
 func (e *engine) setAside(l *lane) bool {
 	if !e.crammed(l) {
@@ -278,18 +278,18 @@ func (e *engine) setAside(l *lane) bool {
 	return true
 }
 
-// crammed reports that a topic in trouble may have filled a lane's memory.
+// crammed reports whether a topic in trouble may have filled a lane's memory.
 func (e *engine) crammed(l *lane) bool {
 	return !e.inOrder && len(e.topics) > 0 && !l.draining &&
 		(len(l.entries) >= maxEntries*e.laneRows/2 || l.bytes >= e.laneBytes)
 }
 
-// dispensable reports that messages of a topic make room in a lane for others.
+// dispensable reports whether messages of a topic make room in a lane for others.
 func (e *engine) dispensable(t *topic, l *lane) bool {
 	return t.state == opened && (!e.sinkDown && e.passed > t.openedAt || l.beyond > 0 && e.worthLooking())
 }
 
-// worthLooking reports that the broker may take messages of other topics.
+// worthLooking reports whether the broker may take messages of other topics.
 func (e *engine) worthLooking() bool {
 	if e.reachable != nil {
 		return e.reachable()
@@ -298,9 +298,9 @@ func (e *engine) worthLooking() bool {
 }
 
 // lookBeyond looks for messages of topics of which nothing has been tried, in lanes
-// whose memory is full of topics in trouble. Nothing else tells whether those would
-// pass: not before something is set aside to make room for them, and where there are
-// none, that is for nothing.
+// whose memory is full of topics in trouble. Otherwise nobody would learn whether those
+// pass: they are not tried before something is set aside to make room for them, which
+// is useless if there are none.
 func (e *engine) lookBeyond(now time.Time) *chore {
 	if len(e.topics) == 0 || now.Before(e.beyondAt) || !e.worthLooking() {
 		return nil

@@ -10,29 +10,29 @@ import (
 )
 
 const (
-	// sweepFrom is how many followers of one key are swept, instead of being read.
+	// sweepFrom is the number of followers from which a key is swept instead of read.
 	sweepFrom = 256
 	sweepRows = 5000
 
-	// slowRead is how long reads may take, so many of them in a row, before busy keys
-	// that they pass over are swept out of their way, besides what reads take that pass
-	// nothing over, and what a way takes that is slow itself. Less is a busy machine.
+	// slowRead is how long reads may take, this many of them in a row, before the busy
+	// keys that they pass over are swept. It excludes the time of reads that pass
+	// nothing over, and the time of a slow connection. Less is a busy machine.
 	slowRead  = 500 * time.Millisecond
 	slowReads = 3
 	slowWay   = 256 << 10 // bytes a second
 
-	// mostExcused bounds the bytes whose way explains that a read takes long.
+	// mostExcused bounds the bytes for which a slow connection excuses a long read.
 	mostExcused = 512 << 10
 )
 
-// A key with very many messages that wait behind its first must not cost the reads
-// of its lane. It is swept: reads pass it over, and its rows are moved to parked by
-// statements of the database's own, without being read. Its key is in parked
-// already, or is put there as a whole, once nothing of it is in flight: what came
-// from the outbox and failed would be overtaken.
+// A key with very many messages waiting behind its first must not slow down the reads
+// of its lane. It is swept: reads pass over it, and statements in the database move its
+// rows to parked, without reading them. Its key is already in parked, or is put there
+// as a whole, once nothing of it is in flight: otherwise a message from the outbox that
+// failed would be overtaken.
 
 // sweepFollowers sweeps the keys of a lane that have many followers in memory, once the
-// first of the key is in parked: else they would overtake it.
+// first message of the key is in parked: otherwise they would overtake it.
 func (l *lane) sweepFollowers() {
 	keys := l.followed()
 	if len(keys) == 0 || slices.ContainsFunc(l.followers, func(m *entry) bool { return m.moving }) {
@@ -60,8 +60,8 @@ func (l *lane) followed() (keys []string) {
 	return keys
 }
 
-// sweep makes reads pass a key of parked over, and forgets what is known of it
-// that is to be moved there.
+// sweep makes reads pass over a parked key, and forgets the known messages that are to
+// be moved to parked.
 func (l *lane) sweep(key string) {
 	if l.swept == nil {
 		l.swept = map[string]bool{}
@@ -76,15 +76,15 @@ func (l *lane) sweep(key string) {
 	})
 }
 
-// unhindered is what the last read took that passed nothing over.
+// unhindered measures the last read that passed nothing over.
 type unhindered struct {
 	took    time.Duration
 	brought int // bytes
 	at      time.Time
 }
 
-// excuses returns how long a read may take that brings so many bytes, whatever it passes
-// over. What was measured too long ago says nothing.
+// excuses returns how long a read of this many bytes may take, whatever it passes over.
+// A measurement that is too old does not count.
 func (u unhindered) excuses(brought int, now time.Time) time.Duration {
 	if now.Sub(u.at) > readRarely {
 		u = unhindered{}
@@ -92,9 +92,9 @@ func (u unhindered) excuses(brought int, now time.Time) time.Duration {
 	return u.took + time.Duration(max(0, min(brought, mostExcused)-u.brought))*time.Second/slowWay
 }
 
-// sweepSlow has the busy keys of reads swept that take long because of them, several of
-// them in a row but for those that pass nothing over. One that has come to the end of its
-// time is such a read.
+// sweepSlow sweeps the busy keys that make reads slow. It acts after several slow reads
+// in a row, not counting those that pass nothing over. A read that timed out counts as
+// slow.
 func (e *engine) sweepSlow(r *read, took time.Duration, now time.Time, err error) {
 	switch {
 	case e.order != OrderPerKey:
@@ -117,9 +117,9 @@ func (e *engine) sweepSlow(r *read, took time.Duration, now time.Time, err error
 	}
 }
 
-// stopBusy lets nothing more out of those of keys that are a lane's, whose rows make its
-// reads slow, so that they can be swept. What was in memory of such a key may have gone
-// out meanwhile: there is more of it in the table.
+// stopBusy stops those of keys that belong to a lane and whose rows make its reads
+// slow, so that they can be swept. Messages of such a key that were in memory may have
+// gone out meanwhile: there are more in the table.
 func (l *lane) stopBusy(keys []string) {
 	for _, key := range keys {
 		if outbox.Lane(key, "") != l.number || l.swept[key] {
@@ -138,8 +138,8 @@ func (l *lane) stopBusy(keys []string) {
 	}
 }
 
-// sweepStopped sweeps keys that were stopped for that, once nothing of them is in
-// flight. A key whose topic is in trouble goes on instead.
+// sweepStopped sweeps the stopped keys, once nothing of them is in flight. A key whose
+// topic is in trouble continues instead.
 func (l *lane) sweepStopped() {
 	if !l.stopping { // a lane may have very many keys
 		return
@@ -188,7 +188,7 @@ func (e *engine) moveSwept(now time.Time) *chore {
 			keys = []string{keys[at%len(keys)]}
 			l.sweptLast = keys[0]
 		}
-		// What is in flight of them, or confirmed, is dealt with in the outbox.
+		// Their messages in flight, and confirmed ones, are handled in the outbox.
 		var known []outbox.Known
 		for _, m := range l.entries {
 			if !m.parked && l.swept[m.Key] {

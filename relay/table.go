@@ -10,8 +10,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// reader does the reads that the loop asks for. An answer with an error comes
-// after a pause, so that a database that is away is not asked all the time.
+// reader does the reads that the loop requests. An answer with an error comes after a
+// pause, so that an unreachable database is not queried all the time.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
 	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
@@ -85,7 +85,7 @@ func newEntries(rows []outbox.Row) []*entry {
 	return entries
 }
 
-// remover does the deletions that the loop asks for.
+// remover does the deletions that the loop requests.
 func (w *worker) remover(ctx context.Context) error {
 	retry := newBackOff()
 	for {
@@ -112,16 +112,16 @@ func (w *worker) remover(ctx context.Context) error {
 	}
 }
 
-// doubt makes the reader check the tables after an error, but for one that another
-// transaction is the cause of: while somebody has locked a table that the check needs,
-// it would stop the reading of those that it does not.
+// doubt makes the reader check the tables after an error, unless another transaction
+// caused it. While a table that the check needs is locked, the check would stop the
+// reading of tables that are not.
 func (w *worker) doubt(err error) {
 	if unanswered(err) || !passing(err) {
 		w.checkDue.Store(true)
 	}
 }
 
-// parker does the chores that the loop asks for.
+// parker does the chores that the loop requests.
 func (w *worker) parker(ctx context.Context) error {
 	retry := newBackOff()
 	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
@@ -181,7 +181,7 @@ func choreErrorOf(err error) choreError {
 	return choreImpossible
 }
 
-// reportFailures tells of failures that have been written down.
+// reportFailures logs and counts failures that have been recorded.
 func (w *worker) reportFailures(ctx context.Context, failures []failure) {
 	for _, f := range failures {
 		if f.free {

@@ -9,8 +9,8 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// tracing makes the spans of publishing, by the semantic conventions for
-// messaging. A message without a sampled trace costs one look at its metadata.
+// tracing creates the spans of publishing, by the semantic conventions for messaging. A
+// message without a sampled trace costs one look at its metadata.
 type tracing struct {
 	tracer     trace.Tracer
 	propagator propagation.TextMapPropagator

@@ -12,9 +12,9 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// tending is a worker's lease of the upkeep. A call under it that has no answer ends
-// it, so that another worker does what this one cannot, and this one does not compete
-// for it for a while. It takes it again if nobody else does.
+// tending is a worker's lease of the upkeep. A call under it without an answer ends it,
+// so that another worker does what this one cannot. This one does not compete for it
+// for a while, and takes it again if nobody else does.
 type tending struct {
 	mu       sync.Mutex // guards what follows
 	epoch    int64      // of the lease; 0: this worker does not hold it
@@ -28,20 +28,20 @@ func (t *tending) held() int64 {
 	return t.epoch
 }
 
-// hold notes the epoch of the lease; 0: this worker does not hold it.
+// hold records the epoch of the lease; 0: this worker does not hold it.
 func (t *tending) hold(epoch int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.epoch = epoch
 }
 
-// heard notes how a call ended that was made under the lease of an epoch, and reports
-// whether that has ended the lease.
+// heard records how a call ended that was made under a lease with this epoch, and
+// reports whether that has ended the lease.
 func (t *tending) heard(epoch int64, now time.Time, err error) (ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
-	case t.epoch != epoch: // what is left of an earlier lease
+	case t.epoch != epoch: // a leftover of an earlier lease
 		return false
 	case bounded.Silence(err):
 		t.epoch, t.silentAt = 0, now
@@ -59,7 +59,7 @@ func (t *tending) mayHold(now time.Time, rest time.Duration) bool {
 	return t.silentAt.IsZero() || now.Sub(t.silentAt) >= rest
 }
 
-// tended notes how a call of the upkeep ended.
+// tended records how a call of the upkeep ended.
 func (w *worker) tended(ctx context.Context, o operation, epoch int64, err error) {
 	if ctx.Err() != nil && bounded.Silence(err) {
 		return // the round is over, or the run
@@ -81,8 +81,8 @@ const (
 	forever = 100 * 365 * 24 * time.Hour
 )
 
-// upkeep keeps the outbox's tables while this worker has the lease for it. Each
-// of its transactions locks that lease, so two workers never do it at once.
+// upkeep maintains the outbox's tables while this worker has the lease for it. Each of
+// its transactions locks that lease, so two workers never do it at once.
 func (w *worker) upkeep(ctx context.Context) error {
 	look := holders{met: w.met}
 	defer look.forget()
@@ -92,7 +92,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 		if n%checkEvery == 0 || epoch > checked {
 			checked = max(checked, epoch)
 			switch err := do(ctx, w, opCheck, w.check); {
-			case err == nil: // a worker without lanes has no other way to tell
+			case err == nil: // a worker without lanes has no other way to find out
 				w.unfit.Store(false)
 			case ctx.Err() == nil && !passing(err):
 				w.checkDue.Store(true)
@@ -112,7 +112,8 @@ func (w *worker) upkeep(ctx context.Context) error {
 	return nil
 }
 
-// maintain does a round, and again what is worth it before the next one.
+// maintain does a round, and repeats it as long as that is worthwhile before the next
+// one.
 func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, w.health.full+upkeepMore)
 	defer cancel()
@@ -130,7 +131,7 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		done, err = maintain()
 	}
 	if !bounded.Silence(err) {
-		// Needs no lease: letters are forgotten once, whoever does it.
+		// Needs no lease: a dead letter is purged once, whoever does it.
 		_, forget := ask(ctx, w, opUpkeep, w.letters.Forget)
 		if err == nil || !bounded.Silence(forget) {
 			err = errors.Join(err, forget)
@@ -142,15 +143,15 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	return err
 }
 
-// holders is what the worker that does the upkeep knows of those who keep dead
-// rows in the tables.
+// holders is what the upkeep's worker knows of the holders that keep dead rows in the
+// tables.
 type holders struct {
 	met    *metrics
-	told   bool // to the metrics
+	told   bool // reported to the metrics
 	logged int  // the process
 }
 
-// forget leaves the metrics to the worker that does the upkeep now.
+// forget leaves the metrics to the worker that now does the upkeep.
 func (h *holders) forget() {
 	if h.told {
 		h.met.held.Store(nil)
@@ -158,12 +159,12 @@ func (h *holders) forget() {
 	h.told, h.logged = false, 0
 }
 
-// lookForHolders measures who keeps dead rows in the tables, and logs who has held
-// the ring for long, once.
+// lookForHolders measures who keeps dead rows in the tables, and logs, once, who has
+// blocked the ring for long.
 func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 	held, err := ask(ctx, w, opUpkeep, w.queue.Held)
 	if err != nil {
-		return // the upkeep itself will say what is wrong
+		return // the upkeep itself reports what is wrong
 	}
 	known.told = true
 	w.met.held.Store(&held)
@@ -178,9 +179,9 @@ func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 	}
 }
 
-// archiver hands over what is past the history's time, while this worker has the
-// lease of the upkeep. It is apart from the upkeep since the user's function may
-// take its time.
+// archiver archives history rows past their retention, while this worker has the lease
+// of the upkeep. It is separate from the upkeep since the user's function may take its
+// time.
 func (w *worker) archiver(ctx context.Context) error {
 	for n := 0; pause(ctx, upkeepEvery); n++ {
 		epoch := w.tending.held()
@@ -191,8 +192,8 @@ func (w *worker) archiver(ctx context.Context) error {
 		if n%archiveEvery != 0 {
 			continue
 		}
-		// The user's function may take its time, so this has no limit; when ctx ends
-		// it is left behind if it does not return.
+		// The user's function may take its time, so this has no limit. It is left
+		// behind if it does not return when ctx ends.
 		n, err := bounded.Do(ctx, w.bounds, forever, func(ctx context.Context) (int, error) {
 			return w.queue.Archive(ctx, w.upkeepGuard(epoch))
 		})

@@ -19,8 +19,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// worker is one run of a relay. Its goroutines, all started and waited for in
-// run:
+// worker is one run of a relay. run starts its goroutines and waits for all of them:
 //
 //	loop    owns the engine: turns outcomes, rows and wake-ups into the next
 //	        publish, read and deletion
@@ -28,14 +27,14 @@ import (
 //	remover does the deletions, one at a time
 //	parker  does the chores, one at a time: parked rows, dead letters
 //	leaser  owns the leases: heartbeat, shares, hand-over; ends the run
-//	upkeep  keeps the tables, while this worker has the lease for it
+//	upkeep  maintains the tables, while this worker has the lease for it
 //	mover   moves scheduled messages that are due, under the same lease
 //	doctor  makes the worker fit again when the database answers
-//	archiver hands over what the history gives up, under the same lease
+//	archiver archives rows past the history's retention, under the same lease
 //	sink    runs the sink's own connections
 //
-// The others speak to the loop over channels; nothing but the list of outcomes
-// is shared.
+// The others communicate with the loop over channels; only the list of outcomes is
+// shared.
 type worker struct {
 	cfg     Config
 	sink    Sink
@@ -53,9 +52,9 @@ type worker struct {
 	health health
 
 	check func(context.Context) error
-	// checkDue asks the reader to check the tables before it reads on: at the
-	// start, after the database was away (it may be another server now), and
-	// when the upkeep finds something wrong with them.
+	// checkDue makes the reader check the tables before it reads on: at the start,
+	// after an outage of the database (it may be another server now), and when the
+	// upkeep finds something wrong with them.
 	checkDue atomic.Bool
 
 	calls   chan func(*engine, time.Time) // run by the loop
@@ -69,11 +68,11 @@ type worker struct {
 
 	mu       sync.Mutex // guards outcomes
 	outcomes []reported
-	settled  []reported // their former memory; the loop's own
+	settled  []reported // reuses their memory; belongs to the loop
 	reported chan struct{}
 
-	// unfit says that the tables did not pass their check, so that this worker
-	// reads nothing: another one may have the lanes.
+	// unfit is set if the tables did not pass their check. This worker then reads
+	// nothing, and another one may have the lanes.
 	unfit atomic.Bool
 
 	tending   tending
@@ -121,8 +120,7 @@ func newWorker(r *Relay) *worker {
 	return w
 }
 
-// prepare waits until the database answers, and returns what waiting cannot
-// mend.
+// prepare waits until the database answers, and returns errors that waiting cannot fix.
 func (w *worker) prepare(ctx context.Context) error {
 	retry := newBackOff()
 	level := slog.LevelWarn
@@ -146,8 +144,8 @@ func (w *worker) prepare(ctx context.Context) error {
 	}
 }
 
-// makeRoom lets the history have its partitions before the first message is
-// moved there. The upkeep's lease is not needed for that: doing it twice is safe.
+// makeRoom creates the history's partitions before the first message is moved there. It
+// does not need the upkeep's lease: doing it twice is safe.
 func (w *worker) makeRoom(ctx context.Context) {
 	err := do(ctx, w, opUpkeep, func(ctx context.Context) error {
 		_, err := w.queue.Maintain(ctx, func(context.Context, *sql.Tx) (bool, error) { return true, nil })
@@ -158,7 +156,7 @@ func (w *worker) makeRoom(ctx context.Context) {
 	}
 }
 
-// pause waits for d and reports whether ctx let it.
+// pause waits for d and reports whether it did so before ctx ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -174,11 +172,11 @@ func pause(ctx context.Context, d time.Duration) bool {
 var errStopped = errors.New("stopped")
 
 func (w *worker) run(ctx context.Context) error {
-	// What is in flight outlives ctx, until the leaser has ended the run.
+	// Messages in flight outlive ctx, until the leaser has ended the run.
 	group, working := errgroup.WithContext(context.WithoutCancel(ctx))
 	stopping, stop := context.WithCancel(ctx)
 	defer stop()
-	defer context.AfterFunc(working, stop)() // a failed sink stops the rest in good order
+	defer context.AfterFunc(working, stop)() // a failed sink stops the rest cleanly
 
 	sinkContext, endSink := context.WithCancel(context.WithoutCancel(ctx))
 	defer endSink()
@@ -217,7 +215,7 @@ func (w *worker) run(ctx context.Context) error {
 	return sinkErr
 }
 
-// loop is the one owner of the engine.
+// loop is the only owner of the engine.
 func (w *worker) loop(ctx context.Context) error {
 	window := w.cfg.Window
 	if s, ok := w.sink.(interface{ MaxInFlight() int }); ok {
@@ -285,7 +283,7 @@ const (
 	linger     = 20 * time.Millisecond
 )
 
-// step begins all that can be begun: publishes, and the requests to reader and
+// step starts everything that can be started: publishes, and the requests to reader and
 // remover.
 func (w *worker) step(e *engine, now time.Time, contexts *publishContexts) {
 	w.requestRead(e, now)
@@ -300,7 +298,7 @@ func (w *worker) step(e *engine, now time.Time, contexts *publishContexts) {
 		}
 		w.publish(ctx, entries)
 	}
-	// The channels have room: one request of each kind is under way at most.
+	// The channels have room: at most one request of each kind is running.
 	if refs := e.nextRemoval(now); refs != nil {
 		w.removes <- refs
 	}
@@ -322,16 +320,17 @@ func (w *worker) requestRead(e *engine, now time.Time) {
 	}
 }
 
-// publish hands entries to the sink. What cannot become a message has its
-// outcome already.
+// publish hands entries to the sink. An entry that cannot become a message already has
+// its outcome.
 //
-// The sink gets a copy of each: it may hold on to that after the outcome, for a
-// late confirm, when the payload is not needed here any more.
+// The sink gets a copy of each. It may keep that after the outcome, for a late confirm,
+// when the payload is no longer needed here.
 func (w *worker) publish(ctx context.Context, entries []*entry) {
 	messages := make([]*Message, 0, len(entries))
 	copies := make([]Message, len(entries))
 	for i, m := range entries {
-		// Here and not by the reader: its time is what a backlog costs.
+		// Decoded here and not by the reader, whose time determines how fast a backlog
+		// is read.
 		if m.Metadata, m.malformed = outbox.DecodeMetadata(m.metadata); m.malformed != nil {
 			w.done(&m.Message, Refused(m.malformed))
 			continue
@@ -345,7 +344,7 @@ func (w *worker) publish(ctx context.Context, entries []*entry) {
 	}
 }
 
-// settle takes the outcomes that the sink has reported.
+// settle handles the outcomes that the sink has reported.
 func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	w.mu.Lock()
 	outcomes := w.outcomes
@@ -367,7 +366,7 @@ func (w *worker) settle(ctx context.Context, e *engine, now time.Time) {
 	w.met.record(ctx, counts)
 }
 
-// done is what sinks report outcomes to.
+// done is the function that sinks report outcomes to.
 func (w *worker) done(m *Message, err error) {
 	if m.entry == nil {
 		return // not a message of ours
@@ -378,7 +377,7 @@ func (w *worker) done(m *Message, err error) {
 	raise(w.reported)
 }
 
-// raise signals a channel of capacity one, unless it is signalled already.
+// raise signals a channel of capacity one, unless it is already signaled.
 func raise(c chan struct{}) {
 	select {
 	case c <- struct{}{}:

@@ -11,6 +11,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -170,6 +172,17 @@ func (w *process) signal(s os.Signal) {
 	if err := w.cmd.Process.Signal(s); err != nil {
 		w.t.Errorf("worker %s: %v: %v", w.name, s, err)
 	}
+	if s != os.Signal(syscall.SIGSTOP) {
+		return
+	}
+	threads := fmt.Sprintf("/proc/%d/task/*/stat", w.cmd.Process.Pid)
+	eventually(w.t, "the worker "+w.name+" stands still", func() bool {
+		stats, err := filepath.Glob(threads)
+		return err == nil && len(stats) > 0 && !slices.ContainsFunc(stats, func(path string) bool {
+			stat, err := os.ReadFile(path)
+			return err == nil && !strings.Contains(string(stat), ") T ")
+		})
+	})
 }
 
 func (w *process) kill() {

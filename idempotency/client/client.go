@@ -1,5 +1,5 @@
-// Package client sends HTTP requests that may be repeated: one Idempotency-Key for
-// each logical request, the same on every attempt.
+// Package client sends HTTP requests that may be repeated: one Idempotency-Key for each
+// logical request, the same on every attempt.
 //
 //	transport, err := client.New(http.DefaultTransport, client.Config{})
 //	shop := &http.Client{Transport: transport}
@@ -8,12 +8,12 @@
 //	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
 //	response, err := shop.Do(request)
 //
-// A retry after a crash of the caller is another call of Do: only a key that the
-// caller keeps (in the row of the order, say) makes it the same request. Without
-// one a key is made for each call of Do, which covers its attempts.
+// A retry after a crash of the caller is another call of Do. It is the same request only
+// if the caller stores the key, for example in the row of the order. Without such a key,
+// each call of Do makes one, which covers only the attempts of that call.
 //
-// Go's own http.Transport also resends a request that carries an Idempotency-Key
-// when a connection that was used before breaks, with the same key.
+// Go's own http.Transport also resends a request that carries an Idempotency-Key, with the
+// same key, when a reused connection breaks.
 package client
 
 import (
@@ -45,18 +45,18 @@ type Config struct {
 	// Header is the name of the key's header. Default: "Idempotency-Key".
 	Header string
 
-	// Methods are those that get a key. Default: POST, PUT and PATCH.
+	// Methods are the methods whose requests get a key. Default: POST, PUT and PATCH.
 	Methods []string
 
-	// Attempts is how often a request is sent at most. Default: 3.
+	// Attempts is the largest number of times that a request is sent. Default: 3.
 	Attempts int
 
-	// Pause is how long to wait before another attempt when the server does not
-	// say; up to a quarter of it is added at random. Default: 2 s.
+	// Pause is how long to wait before another attempt when the server does not say; up to a
+	// quarter of it is added at random. Default: 2 s.
 	Pause time.Duration
 
-	// MaxPause is the longest Retry-After that is honoured; a server that asks for
-	// more gets no other attempt. Default: 1 min.
+	// MaxPause is the longest Retry-After that is honored. If a server asks for more, the
+	// request is not sent again. Default: 1 min.
 	MaxPause time.Duration
 
 	// MaxBody is the largest body in bytes that is kept for further attempts; a
@@ -64,12 +64,11 @@ type Config struct {
 	MaxBody int64
 }
 
-// Transport is an http.RoundTripper that retries. It may be used by many
-// goroutines.
+// Transport is an http.RoundTripper that retries. It is safe for concurrent use.
 //
-// It sends again after an error of the connection, after 408, 425, 429, 502, 503 and 504,
-// and after a 409 that says in-progress (or asks to come again, by Retry-After). It
-// never does after 422, which says that the key belongs to another request.
+// It sends again after a connection error, after 408, 425, 429, 502, 503 and 504, and
+// after a 409 whose problem is in-progress (or that has Retry-After). It never sends again
+// after 422, which means that the key belongs to another request.
 type Transport struct {
 	base http.RoundTripper
 	cfg  Config
@@ -124,8 +123,8 @@ func New(base http.RoundTripper, cfg Config) (*Transport, error) {
 
 type keyKey struct{}
 
-// WithKey returns a context whose requests carry key. A header that is set on the
-// request itself wins.
+// WithKey returns a context whose requests carry key. A key header set on the request
+// itself takes precedence.
 func WithKey(ctx context.Context, key string) context.Context {
 	return context.WithValue(ctx, keyKey{}, key)
 }
@@ -138,9 +137,9 @@ func NewKey() string {
 	return format(b)
 }
 
-// DeriveKey returns a key that is the same for the same parts: for a caller that
-// cannot keep a key, but knows what makes its operation unique, for example
-// ("pay", invoice). Use it only where the same parts never mean two operations.
+// DeriveKey returns a key that is the same for the same parts. It is for a caller that
+// cannot store a key, but knows what makes its operation unique, for example ("pay",
+// invoice). Use it only if the same parts never mean two operations.
 func DeriveKey(parts ...string) string {
 	h := sha256.New()
 	var size [8]byte
@@ -160,7 +159,7 @@ func format(b [16]byte) string {
 	return s[:8] + "-" + s[8:12] + "-" + s[12:16] + "-" + s[16:20] + "-" + s[20:]
 }
 
-// Replayed tells whether the response is that of an earlier attempt.
+// Replayed reports whether the response is that of an earlier attempt.
 func Replayed(response *http.Response) bool {
 	return response.Header.Get("Idempotency-Replayed") == "true"
 }
@@ -219,7 +218,7 @@ func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 }
 
-// quote makes an RFC 9651 string of a key, unless it is one.
+// quote makes an RFC 9651 string of a key, unless it already is one.
 func quote(key string) string {
 	if strings.HasPrefix(key, `"`) {
 		return key
@@ -227,8 +226,8 @@ func quote(key string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(key) + `"`
 }
 
-// body returns what makes the body anew for each attempt; nil for none. again is
-// false if there can be only one attempt.
+// body returns a function that opens the body anew for each attempt; nil if there is no
+// body. again is false if only one attempt is possible.
 func (t *Transport) body(request *http.Request) (body func() (io.ReadCloser, error), again bool, err error) {
 	switch {
 	case request.Body == nil || request.Body == http.NoBody:
@@ -252,8 +251,8 @@ func (t *Transport) body(request *http.Request) (body func() (io.ReadCloser, err
 	return func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(read)), nil }, true, request.Body.Close()
 }
 
-// worthRetrying reads a response as far as it has to. asked is what Retry-After
-// says, or -1.
+// worthRetrying reads as much of a response as it needs. asked is the value of
+// Retry-After, or -1.
 func worthRetrying(response *http.Response) (retry bool, asked time.Duration, err error) {
 	asked = retryAfter(response.Header.Get("Retry-After"))
 	switch response.StatusCode {
@@ -290,13 +289,13 @@ func worthRetrying(response *http.Response) (retry bool, asked time.Duration, er
 	return strings.HasSuffix(problem.Type, "in-progress"), asked, nil
 }
 
-// drain reads the rest of a body, so that the connection can be used again.
+// drain reads the rest of a body, so that the connection can be reused.
 func drain(body io.ReadCloser) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10)) // what is wrong with it matters to nobody
 	_ = body.Close()
 }
 
-// retryAfter reads seconds or a date; -1 for neither.
+// retryAfter parses seconds or a date; -1 for neither.
 func retryAfter(value string) time.Duration {
 	if n, err := strconv.Atoi(value); err == nil && n >= 0 && n < 1<<31 {
 		return time.Duration(n) * time.Second

@@ -2,7 +2,7 @@ package conformance
 
 import "net/http"
 
-// What transactions add.
+// effectCases returns the cases for what transactions add.
 func effectCases() []Case {
 	return []Case{
 		{Name: "a failed attempt leaves neither effect nor message", tx: true, test: func(x *session) {

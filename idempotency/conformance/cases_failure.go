@@ -73,7 +73,7 @@ func (x *session) expectUnknown() {
 	x.expectEffects(1, 1)
 }
 
-// shortTimeout leaves the case when the service's timeout is too long to wait for.
+// shortTimeout skips the case if the service's timeout is too long to wait for.
 func (x *session) shortTimeout() {
 	if x.capabilities.Timeout > 10*time.Second {
 		panic(skipped("the timeout is too long to wait for"))

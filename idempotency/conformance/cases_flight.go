@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// What happens while a request runs.
+// flightCases returns the cases for what happens while a request runs.
 func flightCases() []Case {
 	return []Case{
 		{Name: "50 copies at once run once", plain: true, test: func(x *session) {
@@ -87,8 +87,8 @@ func flightCases() []Case {
 			var sending sync.WaitGroup
 			replies := make([]*reply, 50)
 			for i := range replies {
-				// A service under load may answer that the time is up: who asks again hears
-				// of the success.
+				// A service under load may answer with a timeout first; sending the request
+				// again then returns the success.
 				m := message{keys: []string{unique()}, plan: once(Plan{IgnoreContext: true})}
 				sending.Go(func() { replies[i] = x.settle(m) })
 			}
@@ -134,8 +134,8 @@ func flightCases() []Case {
 	}
 }
 
-// inFlight runs test while a request stands still in its handler; then lets it go
-// on and checks that it is replayed.
+// inFlight runs test while a request is held in its handler. Then it releases the handler
+// and checks that the request is replayed.
 func inFlight(test func(x *session, at int, m message)) func(*session) {
 	return func(x *session) {
 		m := message{plan: once(Plan{Hold: true, Body: []byte("held")})}
@@ -154,7 +154,7 @@ func inFlight(test func(x *session, at int, m message)) func(*session) {
 	}
 }
 
-// burst sends 20 copies at once to a handler that stands still until they are answered.
+// burst sends 20 copies at once to a handler that is held until they are answered.
 func (x *session) burst() {
 	const copies = 20
 	m := message{plan: once(Plan{Hold: true})}

@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// Process controls a process of the service, for cases in which it dies or stands still.
-// Each method returns when that is so.
+// Process controls a process of the service, for cases in which it is killed or stopped.
+// Each method returns when that has happened.
 type Process interface {
 	Kill(ctx context.Context) error   // as kill -9 does
 	Start(ctx context.Context) error  // after Kill: it serves again at its URL
@@ -15,8 +15,8 @@ type Process interface {
 	Thaw(ctx context.Context) error   // as SIGCONT does
 }
 
-// What becomes of the requests of a process that dies or stands still. That is the last
-// one; the first one is asked meanwhile.
+// processCases returns the cases for the requests of a process that is killed or stopped. That
+// is the last process; the first one gets the requests meanwhile.
 func processCases() []Case {
 	return []Case{
 		{Name: "an answer is replayed though its process dies behind it", control: true, test: func(x *session) {
@@ -82,7 +82,7 @@ func processCases() []Case {
 	}
 }
 
-// last is the number of the URL whose process dies or stands still.
+// last is the number of the URL whose process is killed or stopped.
 func (x *session) last() int { return len(x.target.URLs) }
 
 func (x *session) control(what string, do func(Process, context.Context) error) {
@@ -91,7 +91,7 @@ func (x *session) control(what string, do func(Process, context.Context) error) 
 	}
 }
 
-// succeed asks the first process until the lease has ended.
+// succeed sends to the first process until the lease has ended.
 func (x *session) succeed() *reply {
 	r := x.settle(message{url: 1, plan: once(Plan{Body: []byte("successor")})})
 	if !x.capabilities.Transactional && r.problem() == "outcome-unknown" {

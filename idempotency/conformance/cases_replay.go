@@ -8,14 +8,14 @@ import (
 	"time"
 )
 
-// once makes one effect and one message.
+// once adds one effect and one message to a plan.
 func once(p Plan) Plan {
 	p.Effects, p.Messages = 1, 1
 	return p
 }
 
-// replayed sends twice and checks the replay; then there is one effect, unless the
-// status says that there is none.
+// replayed sends twice and checks the replay. Then there must be one effect, unless the
+// status means that there is none.
 func replayed(p Plan) func(*session) {
 	return func(x *session) {
 		first := x.send(message{plan: once(p)})
@@ -39,8 +39,8 @@ func replayed(p Plan) func(*session) {
 	}
 }
 
-// notStored sends twice, gets the status both times without a replay, and then a
-// request with another plan succeeds.
+// rerun sends twice and expects the status both times without a replay. Then a request
+// with another plan must succeed.
 func rerun(status int) func(*session) {
 	return func(x *session) {
 		for range 2 {

@@ -7,10 +7,10 @@ import (
 	"net/textproto"
 )
 
-// What is the same request, and what is not.
+// sameCases returns the cases for which requests count as the same, and which do not.
 func sameCases() []Case {
-	// distinct requests with one key: the second one is refused, or runs as one of
-	// its own. It never gets the first one's answer.
+	// distinct sends two requests with one key: the second one is refused, or runs as a
+	// request of its own. It never gets the first one's answer.
 	distinct := func(first, second message) func(*session) {
 		return func(x *session) {
 			first.plan, second.plan = once(Plan{Body: []byte("first")}), once(Plan{Body: []byte("second")})

@@ -2,8 +2,8 @@ package conformance
 
 import "time"
 
-// Plan tells the handler of a [Probe] what to do. It comes in the header
-// Probe-Plan, as JSON, which is no part of what makes requests the same.
+// Plan specifies what the handler of a [Probe] does. It is sent as JSON in the header
+// Probe-Plan, which is not compared when requests are compared.
 type Plan struct {
 	Status  int                 `json:"status,omitempty"` // default 201
 	Header  map[string][]string `json:"header,omitempty"`
@@ -26,8 +26,7 @@ type Plan struct {
 	NoEffect      bool `json:"no_effect,omitempty"` // declare that there is none
 }
 
-// Capabilities are what a service tells about its configuration, at
-// GET /capabilities.
+// Capabilities describe the configuration of a service, at GET /capabilities.
 type Capabilities struct {
 	Transactional bool          `json:"transactional"`
 	Timeout       time.Duration `json:"timeout"` // nanoseconds
@@ -35,11 +34,11 @@ type Capabilities struct {
 	MaxResponse   int           `json:"max_response"`
 	Canonical     bool          `json:"canonical"` // bodies are compared as canonical JSON
 
-	// FailuresUnknown: a panic, a 5xx and a timeout leave a key whose outcome is
-	// unknown. Else they let it run again.
+	// FailuresUnknown means that a panic, a 5xx and a timeout leave a key whose outcome is
+	// unknown. Otherwise they let it run again.
 	FailuresUnknown bool `json:"failures_unknown"`
 
-	// OneWriter: a transaction that is open keeps all others from writing, as on SQLite.
+	// OneWriter means that an open transaction keeps all others from writing, as on SQLite.
 	OneWriter bool `json:"one_writer"`
 }
 

@@ -15,18 +15,17 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// Effects is where a [Probe] leaves its traces. With a transactional engine Add and
-// Publish write in the transaction that they find in ctx; else at once.
+// Effects is where a [Probe] records its effects. With a transactional engine Add and
+// Publish write in the transaction that they find in ctx, otherwise at once.
 type Effects interface {
 	Add(ctx context.Context, name string) error
 	Publish(ctx context.Context, name string) error
 	Count(ctx context.Context, name string) (Counts, error)
 }
 
-// Probe is the service that the suite asks. Its operations, with any path behind
-// /probe/, go through the engine; the header X-Tenant and X-User are the scope.
-// It is for tests alone: whoever reaches it can make it do anything that a [Plan]
-// says.
+// Probe is the service that the suite tests. Its operations, with any path behind /probe/,
+// go through the engine; the headers X-Tenant and X-User are the scope. Use it for tests
+// only: anybody who can reach it can make it do anything that a [Plan] can express.
 type Probe struct {
 	effects      Effects
 	capabilities Capabilities
@@ -43,8 +42,8 @@ func Scope(r *http.Request) (idempotency.Scope, error) {
 	return idempotency.Scope{Tenant: r.Header.Get("X-Tenant"), Principal: r.Header.Get("X-User"), Route: "/probe"}, nil
 }
 
-// NewProbe returns a service on an engine, whose Config.Scope is [Scope] and whose
-// other settings capabilities describe.
+// NewProbe returns a service on an engine, whose Config.Scope must be [Scope] and whose
+// other settings are described by capabilities.
 func NewProbe(engine *idempotency.Engine, effects Effects, capabilities Capabilities) *Probe {
 	p := &Probe{
 		effects: effects, capabilities: capabilities, mux: http.NewServeMux(),
@@ -70,8 +69,8 @@ func NewProbe(engine *idempotency.Engine, effects Effects, capabilities Capabili
 // ServeHTTP implements http.Handler.
 func (p *Probe) ServeHTTP(w http.ResponseWriter, r *http.Request) { p.mux.ServeHTTP(w, r) }
 
-// outer is a middleware as applications have them: it sets headers that the
-// handler's must not double.
+// outer is a middleware like those of applications: it sets headers that the handler's
+// headers must not duplicate.
 func outer(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Access-Control-Allow-Origin", "https://shop.example")
@@ -120,7 +119,7 @@ func (p *Probe) serve(w http.ResponseWriter, r *http.Request) {
 	answer(w, plan)
 }
 
-// act has the effects of a plan.
+// act performs the effects of a plan.
 func (p *Probe) act(ctx context.Context, plan Plan) error {
 	for range plan.Effects {
 		if err := p.effects.Add(ctx, plan.Name); err != nil {
@@ -150,7 +149,7 @@ func (p *Probe) act(ctx context.Context, plan Plan) error {
 	return nil
 }
 
-// holdLimit keeps a suite that dies from holding a handler for ever.
+// holdLimit keeps a suite that dies from holding a handler forever.
 const holdLimit = time.Minute
 
 func (p *Probe) hold(ctx context.Context, plan Plan) error {
@@ -226,7 +225,7 @@ func answer(w http.ResponseWriter, plan Plan) {
 	}
 }
 
-// MemoryEffects are [Effects] of one process without a database.
+// MemoryEffects are [Effects] in the memory of one process, without a database.
 type MemoryEffects struct {
 	mu     sync.Mutex
 	counts map[string]Counts

@@ -39,7 +39,7 @@ func (x *session) check(ok bool, format string, args ...any) {
 
 func unique() string { return rand.Text() }
 
-// message is what is sent. Zero fields are filled in by send.
+// message is a request to send. send fills in zero fields.
 type message struct {
 	method  string
 	url     int // 1-based; 0: each in turn
@@ -55,7 +55,7 @@ type message struct {
 	ctx     context.Context //nolint:containedctx // of one request
 }
 
-// reply is what came back.
+// reply is the answer to a message.
 type reply struct {
 	status   int
 	header   http.Header
@@ -151,7 +151,7 @@ func (w *watched) Read(p []byte) (int, error) {
 	return w.Reader.Read(p)
 }
 
-// try sends, and tells of an error of the connection in the reply.
+// try sends m, and returns a connection error in the reply.
 func (x *session) try(m message) *reply {
 	request, r := x.request(m)
 	response, err := x.http.Do(request)
@@ -165,7 +165,7 @@ func (x *session) try(m message) *reply {
 	return r
 }
 
-// send sends; an error of the connection fails the case.
+// send sends m; a connection error fails the case.
 func (x *session) send(m message) *reply {
 	r := x.try(m)
 	if r.err != nil {
@@ -174,8 +174,8 @@ func (x *session) send(m message) *reply {
 	return r
 }
 
-// settle sends until the answer is neither "in progress" nor a failure that asks
-// for a retry.
+// settle sends until the answer is neither "in progress" nor a failure that asks for a
+// retry.
 func (x *session) settle(m message) *reply {
 	for {
 		r := x.try(m)
@@ -212,7 +212,7 @@ func (r *reply) isProblem() bool {
 	return strings.HasPrefix(r.header.Get("Content-Type"), "application/problem+json")
 }
 
-// inProgress also knows foreign services: a conflict that asks to come again.
+// inProgress also recognizes foreign services: a conflict that asks for a retry.
 func (r *reply) inProgress() bool {
 	if r.isProblem() && strings.Contains(r.problem(), "in-progress") {
 		return true
@@ -220,7 +220,7 @@ func (r *reply) inProgress() bool {
 	return (r.status == http.StatusConflict || r.status == http.StatusTooEarly) && r.header.Get("Retry-After") != "" && r.header.Get("Idempotency-Replayed") == ""
 }
 
-// counts asks for effects and messages of the case.
+// counts returns the effects and messages of the case.
 func (x *session) counts() Counts {
 	var c Counts
 	if err := x.get(x.ctx, x.target.URLs[0]+"/effects/"+x.name, &c); err != nil {
@@ -238,7 +238,7 @@ func (x *session) expectEffects(effects, messages int) {
 	}
 }
 
-// held returns how many handlers of this case have stood still.
+// held returns how many handlers of this case have been held.
 func (x *session) held() (total int) {
 	for _, address := range x.target.URLs {
 		n := 0
@@ -250,7 +250,7 @@ func (x *session) held() (total int) {
 	return total
 }
 
-// awaitHeld waits until a handler of this case stands still, and returns where.
+// awaitHeld waits until a handler of this case is held, and returns where.
 func (x *session) awaitHeld() int {
 	for {
 		for i, address := range x.target.URLs {
@@ -293,8 +293,8 @@ func (x *session) expectReplay(first, again *reply) {
 	}
 }
 
-// expectProblem checks an answer that is not the handler's. A foreign service may
-// have problem types of its own.
+// expectProblem checks an answer that is not the handler's. A foreign service may have its
+// own problem types.
 func (x *session) expectProblem(r *reply, status int, kind string) {
 	x.check(r.status == status, "status %d, want %d: %s", r.status, status, r.body)
 	if x.target.Plain != nil {

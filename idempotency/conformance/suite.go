@@ -12,31 +12,30 @@ import (
 	"time"
 )
 
-// Target is what is tested.
+// Target is the service to test.
 type Target struct {
-	// URLs of the processes of the service, at least one, without a slash at the
-	// end.
+	// URLs are those of the service's processes, at least one, without a trailing slash.
 	URLs []string
 
-	// Plain is a real operation of a service that has no Probe. Default: none;
-	// there is a Probe.
+	// Plain is a real operation of a service that has no Probe. Default: none; the service
+	// has a Probe.
 	Plain *Plain
 
-	// Processes are those behind URLs, at least two, in the same order. Default: none;
-	// cases in which a process is killed, or stands still, are left out.
+	// Processes are those behind URLs, at least two, in the same order. Default: none; cases
+	// in which a process is killed or stopped are skipped.
 	Processes []Process
 
 	// Header is sent with every request, for example Authorization.
 	Header http.Header
 
-	// OptionalKey: the service takes requests without a key.
+	// OptionalKey means that the service accepts requests without a key.
 	OptionalKey bool
 
 	// KeyHeader is the name of the key's header. Default: "Idempotency-Key".
 	KeyHeader string
 
-	// Client sends the requests; its Transport must not retry by itself. Default:
-	// one of its own.
+	// Client sends the requests; its Transport must not retry by itself. Default: a client
+	// of the suite's own.
 	Client *http.Client
 }
 
@@ -89,7 +88,7 @@ type Suite struct {
 	http         *http.Client
 }
 
-// New asks the target for its capabilities.
+// New returns a suite for target, after requesting its capabilities.
 func New(ctx context.Context, target Target) (*Suite, error) {
 	if len(target.URLs) == 0 {
 		return nil, errors.New("conformance: a URL is needed")

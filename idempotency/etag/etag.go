@@ -1,16 +1,16 @@
-// Package etag makes PUT and PATCH safe against lost updates, by RFC 9110: the
-// client sends the entity tag of what it has read in If-Match, and a change that
-// somebody made meanwhile is answered with 412 instead of being overwritten. A
-// retried PUT with If-Match whose first attempt had its effect gets 412, too: for
-// the first answer again, put idempotency around it.
+// Package etag makes PUT and PATCH safe against lost updates, as defined by RFC 9110. The
+// client sends the entity tag that it has read in If-Match. If somebody has changed the
+// resource meanwhile, the request is answered with 412 instead of overwriting that change.
+// A retried PUT with If-Match whose first attempt had its effect gets 412, too: to return
+// the first answer again, wrap it with idempotency.
 //
 //	current := etag.Of(order.Version)
 //	if !etag.Match(w, r, current) {
 //		return // answered: 412 or 428
 //	}
 //
-// Read the current version and write the new one in one transaction, under the
-// row's lock or with the version in the update's condition.
+// Read the current version and write the new one in one transaction, under the row's lock
+// or with the version in the update's condition.
 package etag
 
 import (
@@ -21,11 +21,11 @@ import (
 	"strings"
 )
 
-// Tag is an entity tag as it stands in a header: quoted, and with W/ in front if
-// it is weak. The empty Tag is that of a resource that does not exist.
+// Tag is an entity tag as written in a header: quoted, and prefixed with W/ if it is weak.
+// The empty Tag is that of a resource that does not exist.
 type Tag string
 
-// Of returns a strong tag of a version: the same value has the same tag.
+// Of returns a strong tag of a version: equal values have equal tags.
 func Of(version any) Tag {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%v", version))
 	return Tag(`"` + base64.RawURLEncoding.EncodeToString(sum[:12]) + `"`)
@@ -34,11 +34,11 @@ func Of(version any) Tag {
 // Set sets the header ETag.
 func (t Tag) Set(w http.ResponseWriter) { w.Header().Set("ETag", string(t)) }
 
-// Match tells whether a request may change a resource that has now the tag
-// current. It looks at If-Match (strong comparison) and at If-None-Match (weak),
-// where "*" stands for any existing resource. If it returns false it has answered:
-// 412 for a tag that does not match, 428 (RFC 6585) for a request that has neither
-// header, 400 for one that cannot be read.
+// Match reports whether a request may change a resource whose tag is current. It evaluates
+// If-Match (strong comparison) and If-None-Match (weak), where "*" matches any existing
+// resource. If it returns false, it has sent the answer: 412 for a tag that does not
+// match, 428 (RFC 6585) for a request that has neither header, 400 for one that cannot be
+// parsed.
 func Match(w http.ResponseWriter, r *http.Request, current Tag) bool {
 	match, none := r.Header.Values("If-Match"), r.Header.Values("If-None-Match")
 	if len(match) == 0 && len(none) == 0 {
@@ -76,7 +76,7 @@ func refuse(w http.ResponseWriter, status int, title, detail string) {
 	_, _ = fmt.Fprintf(w, `{"type":"about:blank","title":%q,"status":%d,"detail":%q}`, title, status, detail) // a client that has gone needs no answer
 }
 
-// contains reads a list of tags. valid is false if it is none.
+// contains parses a list of tags. valid is false if it is not one.
 func contains(list string, current Tag, weak bool) (matches, valid bool) {
 	list = strings.Trim(list, " \t")
 	if list == "*" {
@@ -99,7 +99,7 @@ func contains(list string, current Tag, weak bool) (matches, valid bool) {
 	}
 }
 
-// next takes a tag off the front of a list.
+// next removes the first tag of a list.
 func next(list string) (tag Tag, rest string, ok bool) {
 	start := 0
 	if strings.HasPrefix(list, "W/") {

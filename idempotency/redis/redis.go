@@ -1,18 +1,17 @@
-// Package redis keeps completed idempotency records in Redis, so that replays do
-// not reach the database:
+// Package redis keeps completed idempotency records in Redis, so that replays do not reach
+// the database:
 //
 //	cache, err := redis.New(client, redis.Config{})
 //	engine, err := idempotency.New(store, idempotency.Config{Cache: cache, ...})
 //
-// A record is written after its commit and expires with it. Redis never grants the
-// right to run: a request that it does not know goes to the store. So nothing
-// depends on it. Any error, a flush, a fail-over that loses writes, the loss of
-// all of it in the middle of a run cost the detour over the database and nothing
-// else.
+// A record is written after its commit and expires with it. Redis never grants the right
+// to run: a request whose record is not in Redis goes to the store. So correctness does
+// not depend on it. An error, a flush, a fail-over that loses writes, or the loss of all
+// data in the middle of a run only costs a query of the database.
 //
-// What is written holds responses, encrypted if Config.Encryption of the engine
-// says so, and then bound to key, caller and request. Whoever can write to this Redis can
-// make replays of his own unless they are.
+// The records contain responses. If Config.Encryption of the engine is set, they are
+// encrypted and bound to key, caller and request. Otherwise anybody who can write to this
+// Redis can forge replays.
 package redis
 
 import (
@@ -33,15 +32,15 @@ import (
 
 // Config configures a Cache. The zero value is right for most services.
 type Config struct {
-	// Prefix of the keys. Default: "oncemill:idempotency:".
+	// Prefix is the prefix of the keys. Default: "oncemill:idempotency:".
 	Prefix string
 
-	// Timeout of each command. What takes longer is asked of the store. Default:
-	// 50 ms.
+	// Timeout bounds each command. If a command takes longer, the store is queried instead.
+	// Default: 50 ms.
 	Timeout time.Duration
 
-	// Rest is how long Redis is left alone after an error, so that an outage
-	// does not cost each request a timeout. Default: 1 s.
+	// Rest is how long Redis is not used after an error, so that an outage does not cost
+	// each request a timeout. Default: 1 s.
 	Rest time.Duration
 
 	// MaxResponse is the largest response in bytes that is kept. Default: 64 KiB.
@@ -51,7 +50,7 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Cache is an idempotency.Cache. It may be used by many goroutines and engines.
+// Cache is an idempotency.Cache. It is safe for concurrent use, by any number of engines.
 type Cache struct {
 	client redis.Cmdable
 	cfg    Config
@@ -61,8 +60,8 @@ type Cache struct {
 
 var _ idempotency.Cache = (*Cache)(nil)
 
-// New returns a cache. It does no I/O. All bad values of cfg are reported at once,
-// each as an [*oncemill.ConfigError]. The caller keeps owning client.
+// New returns a cache. It does no I/O. All bad values of cfg are reported at once, each as
+// an [*oncemill.ConfigError]. The caller keeps ownership of client.
 func New(client redis.Cmdable, cfg Config) (*Cache, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
@@ -101,8 +100,8 @@ func New(client redis.Cmdable, cfg Config) (*Cache, error) {
 	return &Cache{client: client, cfg: cfg, began: time.Now()}, nil
 }
 
-// entry is what is written. It names its id, so that an entry under a wrong key is
-// noticed.
+// entry is the stored form of a record. It contains its id, so that an entry under a wrong
+// key is detected.
 type entry struct {
 	ID          []byte `json:"id"`
 	Caller      []byte `json:"caller"`

@@ -291,7 +291,7 @@ func (s *suite) outlived() {
 	}
 }
 
-// forgetLarge uses keys again whose response was large.
+// forgetLarge reuses keys whose response was large.
 func (s *suite) forgetLarge() {
 	c, large := newClaim(), completion()
 	large.Response, large.Large, large.Retention = bytes.Repeat([]byte("large"), 50_000), true, time.Millisecond
@@ -309,7 +309,7 @@ func (s *suite) forgetLarge() {
 	}
 }
 
-// churn uses few keys in all ways at once.
+// churn uses a few keys in all ways concurrently.
 func (s *suite) churn() {
 	var held [3]atomic.Int64
 	var claims [3]idempotency.Claim

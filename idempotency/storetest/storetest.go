@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// Run runs the suite. open returns an empty store for a test; what it opened it
-// closes with t.Cleanup. The tests run in parallel and take about two seconds.
+// Run runs the suite. open returns an empty store for a test, and closes with t.Cleanup
+// what it opened. The tests run in parallel and take about two seconds.
 func Run(t *testing.T, open func(t *testing.T) idempotency.Store) {
 	t.Helper()
 	for name, test := range map[string]func(*suite){
@@ -64,7 +64,7 @@ func newClaim() idempotency.Claim {
 	return c
 }
 
-// again is another attempt to claim the same key.
+// again returns another attempt to claim the same key.
 func again(c idempotency.Claim) idempotency.Claim {
 	rand.Read(c.Token[:])
 	return c
@@ -119,7 +119,7 @@ func (s *suite) expectStale(err error) {
 	}
 }
 
-// until waits for a condition that comes with time.
+// until waits for a condition that becomes true with time.
 func (s *suite) until(what string, done func() bool) {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(s.Context(), 20*time.Second)

@@ -1,5 +1,5 @@
-// Package inboxtest helps to test handlers behind an inbox: it delivers messages
-// as brokers do when things go wrong.
+// Package inboxtest helps to test handlers behind an inbox. It delivers messages the way
+// brokers do when things go wrong.
 //
 //	func TestReserve(t *testing.T) {
 //		in, err := inbox.New(db, inbox.Config{Consumer: "stock"})
@@ -9,7 +9,7 @@
 //			func() int { return countReservations(t, db) })
 //	}
 //
-// A crash is played by ending the goroutine of the delivery, at the places where
-// the end of a process would matter. What it cannot show is what happens to
-// effects that are not in the transaction.
+// A crash is simulated by ending the goroutine of the delivery, at the points where the
+// end of a process would matter. It cannot show what happens to effects outside the
+// transaction.
 package inboxtest

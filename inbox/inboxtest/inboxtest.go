@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 )
 
-// attemptsAtMost is after how many deliveries a copy counts as never handled.
+// attemptsAtMost is the number of deliveries after which a copy counts as never handled.
 const attemptsAtMost = 100
 
 // Twice delivers a message and a copy of it, one after the other.
@@ -26,7 +26,7 @@ func Twice(t testing.TB, middleware message.HandlerMiddleware, h message.Handler
 	}
 }
 
-// Concurrently delivers n copies of a message at once, each again until it is
+// Concurrently delivers n copies of a message at once, and delivers each again until it is
 // acknowledged.
 func Concurrently(t testing.TB, n int, middleware message.HandlerMiddleware, h message.HandlerFunc, msg *message.Message) {
 	t.Helper()
@@ -49,8 +49,8 @@ func Concurrently(t testing.TB, n int, middleware message.HandlerMiddleware, h m
 	copies.Wait()
 }
 
-// CrashBeforeCommit delivers a message, crashes when its handler has returned and
-// nothing is committed, and delivers it again.
+// CrashBeforeCommit delivers a message, crashes after its handler has returned and before
+// the commit, and delivers it again.
 func CrashBeforeCommit(t testing.TB, middleware message.HandlerMiddleware, h message.HandlerFunc, msg *message.Message) {
 	t.Helper()
 	crash(func() {
@@ -68,8 +68,8 @@ func CrashBeforeCommit(t testing.TB, middleware message.HandlerMiddleware, h mes
 	}
 }
 
-// CrashBeforeAck delivers a message, crashes when it is committed and not yet
-// acknowledged, and delivers it again.
+// CrashBeforeAck delivers a message, crashes after the commit and before the
+// acknowledgement, and delivers it again.
 func CrashBeforeAck(t testing.TB, middleware message.HandlerMiddleware, h message.HandlerFunc, msg *message.Message) {
 	t.Helper()
 	handle := middleware(h)
@@ -84,8 +84,8 @@ func CrashBeforeAck(t testing.TB, middleware message.HandlerMiddleware, h messag
 	}
 }
 
-// OneEffect does all of the above, each with a new message, and fails the test
-// unless each message adds one to effects.
+// OneEffect does all of the above, each with a new message. It fails the test unless each
+// message adds one to effects.
 func OneEffect(t testing.TB, middleware message.HandlerMiddleware, h message.HandlerFunc, newMessage func() *message.Message, effects func() int) {
 	t.Helper()
 	for _, play := range []struct {
@@ -105,7 +105,7 @@ func OneEffect(t testing.TB, middleware message.HandlerMiddleware, h message.Han
 	}
 }
 
-// crash runs a delivery in a goroutine that ends as the delivery likes.
+// crash runs a delivery in a goroutine of its own, which the delivery may end.
 func crash(deliver func()) {
 	ended := make(chan struct{})
 	go func() {
@@ -115,14 +115,14 @@ func crash(deliver func()) {
 	<-ended
 }
 
-// redelivery is a copy of msg as a subscriber would hand it out.
+// redelivery returns a copy of msg as a subscriber would deliver it.
 func redelivery(t testing.TB, msg *message.Message, again bool) *message.Message {
 	c := msg.Copy()
 	c.SetContext(inbox.ContextWithDelivery(t.Context(), delivery(again)))
 	return c
 }
 
-// delivery is whether it is a repeated one.
+// delivery reports whether it is a redelivery.
 type delivery bool
 
 func (d delivery) Redelivered() bool       { return bool(d) }

@@ -13,26 +13,27 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// A key in trouble, whose message is delayed or takes long, holds what follows it, and so
-// the prefetch. RabbitMQ changes no consumer's prefetch, but a second consumer on the same
-// channel has one of its own; so as many are added as the keys in trouble hold, up to
-// Config.Backlog, and cancelled when the trouble is over. A queue with a single active
-// consumer gives them nothing.
+// A key whose message is delayed or takes long holds up the messages behind it, and so the
+// prefetch. RabbitMQ cannot change a consumer's prefetch, but a second consumer on the
+// same channel has a prefetch of its own. So consumers are added for as many deliveries as
+// such keys hold, up to Config.Backlog, and cancelled when they are no longer needed. A
+// queue with a single active consumer delivers nothing to added consumers.
 //
 // Deliveries of one channel are numbered in the order in which the broker sent them, and
 // are taken in in this order, whichever consumer they are for.
 
 const (
-	// lookInterval is the time between two looks at what keys in trouble hold.
+	// lookInterval is the time between two checks of what delayed keys hold.
 	lookInterval = 50 * time.Millisecond
 
-	// calmLooks are how many looks in a row find more consumers than needed before they go.
+	// calmLooks is how many checks in a row must find more consumers than needed before
+	// consumers are cancelled.
 	calmLooks = 20
 
-	// longAway makes a key one in trouble.
+	// longAway is how long a message must be away for its key to count as delayed.
 	longAway = time.Second
 
-	// backlogBytes bounds the payloads that keys in trouble hold, beside their number.
+	// backlogBytes bounds the payloads that delayed keys hold, in addition to their number.
 	backlogBytes = 64 << 20
 )
 
@@ -43,7 +44,7 @@ type added struct {
 	gone     bool
 }
 
-// room is what consumers are to be added for.
+// room is how many deliveries to add consumers for.
 type room struct {
 	needed int // by what keys in trouble hold, in the places of consumers that are there
 	most   int // as Config.Backlog has it
@@ -80,8 +81,8 @@ func (s *subscription) room(now time.Time) room {
 	return room{needed: min(n-free, most), most: most}
 }
 
-// makeRoom adds consumers for what keys in trouble hold, and cancels those that are not
-// needed any more. An error means that the channel is lost.
+// makeRoom adds consumers for the deliveries that delayed keys hold, and cancels those
+// that are no longer needed. An error means that the channel is lost.
 func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 	settings := s.owner.settings
 	if settings.topology.Consume.Exclusive {
@@ -107,7 +108,7 @@ func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 	case there >= r.needed:
 		return nil
 	}
-	// Each doubles the room, if it may, so they are few.
+	// Each doubles the room, if allowed, so there are few.
 	if err := s.consumeMore(o, min(max(prefetch, r.needed), r.most-there, math.MaxUint16)); err != nil {
 		return fmt.Errorf("consume beside keys in trouble: %w", err)
 	}
@@ -117,7 +118,7 @@ func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 
 const addedTag = "oncemill-more-"
 
-// consumer returns the added one with this tag; nil for that which is always there.
+// consumer returns the added consumer with this tag; nil for the permanent one.
 func (o *session) consumer(tag string) *added {
 	if !strings.HasPrefix(tag, addedTag) {
 		return nil
@@ -160,8 +161,8 @@ func (s *subscription) consumeMore(o *session, prefetch int) error {
 	return nil
 }
 
-// cancelMore ends the consumers that were added after the first few. What they have been
-// sent stays here.
+// cancelMore cancels the consumers that were added after the first few. Their deliveries
+// stay here.
 func (s *subscription) cancelMore(ctx context.Context, o *session, first int) error {
 	ending := o.more[first:]
 	o.more = o.more[:first:first]
@@ -191,9 +192,10 @@ func (s *subscription) cancelMore(ctx context.Context, o *session, first int) er
 	}
 }
 
-// giveBack returns to the queue what is not being handled and has nearly waited for
-// Config.AckTimeout, each with all of its lane, in its order. Nobody else's deliveries go
-// with it. They come again at once, with all the time there is.
+// giveBack returns to the queue the deliveries that are not being handled and have waited
+// for nearly Config.AckTimeout, each with all of its lane, in its order. Deliveries of
+// other lanes are not affected. Returned deliveries come again at once, with the full
+// time.
 func (s *subscription) giveBack(now time.Time) {
 	most := s.owner.settings.AckTimeout * 8 / 10
 	old := func(p *parcel) bool { return now.Sub(p.arrived) > most }
@@ -222,7 +224,7 @@ func (s *subscription) giveBack(now time.Time) {
 }
 
 // returnLane gives back what is in l and not being handled. The lane stays, and what
-// comes meanwhile waits behind it.
+// arrives meanwhile waits behind it.
 func (s *subscription) returnLane(l *lane, now time.Time) {
 	var places []place
 	if _, away := s.away[l.head]; l.head != nil && !away {
@@ -244,13 +246,14 @@ func (s *subscription) returnLane(l *lane, now time.Time) {
 	l.until = now.Add(s.patience())
 }
 
-// patience is how long what was given back is awaited: less than what has come behind it
-// may stay.
+// patience is how long to wait for returned deliveries: less time than the deliveries
+// behind them may stay.
 func (s *subscription) patience() time.Duration {
 	return min(s.owner.settings.CallTimeout, s.owner.settings.AckTimeout/4)
 }
 
-// awaitNoLonger gives up what does not come again: another consumer has it, or nobody.
+// awaitNoLonger gives up on deliveries that do not come again: another consumer has them,
+// or nobody.
 func (s *subscription) awaitNoLonger(now time.Time) {
 	for _, l := range s.lanes {
 		if len(l.awaited) == 0 || now.Before(l.until) {
@@ -269,6 +272,6 @@ func (p *parcel) returned() {
 		p.cancel()
 	}
 	p.session.acks.rejected(p.delivery.DeliveryTag)
-	// If it fails the channel is lost, and NotifyClose says why.
+	// If it fails, the channel is lost, and NotifyClose reports why.
 	_ = p.delivery.Nack(false, true)
 }

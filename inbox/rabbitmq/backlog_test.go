@@ -114,7 +114,7 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 	pg, letters := withLetters(t)
 	const prefetch, backlog, others = 20, 500, 5000
 	rounds := 0
-	begin := func(poison bool) (handled *atomic.Int64, end func()) {
+	prepare := func(poison bool) (handled *atomic.Int64, begin, end func()) {
 		rounds++
 		queue := "orders " + strconv.Itoa(rounds)
 		in, err := inbox.New(pg.DB, inbox.Config{Consumer: queue, Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Logger: quiet})
@@ -144,17 +144,18 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 			return nil
 		}).AddMiddleware(in.Middleware)
 		ended := make(chan error, 1)
-		go func() { ended <- router.Run(context.WithoutCancel(t.Context())) }()
-		<-router.Running()
-		return handled, func() {
+		begin = func() { go func() { ended <- router.Run(context.WithoutCancel(t.Context())) }() }
+		return handled, begin, func() {
 			if err := errors.Join(router.Close(), <-ended); err != nil {
 				t.Error(err)
 			}
 		}
 	}
 	for try := 1; ; try++ {
-		with, endWith := begin(true)
-		without, endWithout := begin(false)
+		with, beginWith, endWith := prepare(true)
+		without, beginWithout, endWithout := prepare(false)
+		beginWith()
+		beginWithout()
 		eventually(t, "all are handled without a poison key", func() bool { return without.Load() == others })
 		share := float64(with.Load()) / others
 		t.Logf("%.2f of the rate", share)

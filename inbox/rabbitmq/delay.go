@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// delay keeps p, and its lane, until a time.
+// delay holds p, and its lane, until a time.
 func (s *subscription) delay(p *parcel, until time.Time) {
 	p.msg, p.note, p.reason = nil, nil, nil // each try has its own
 	p.due = until
@@ -16,8 +16,8 @@ func (s *subscription) delay(p *parcel, until time.Time) {
 	s.delayed[p] = struct{}{}
 }
 
-// together is the time for which those that gave way wait for others of their key, which
-// are due at about the same time.
+// together is how long deliveries that gave way wait for others of their key, which are
+// due at about the same time.
 const together = 20 * time.Millisecond
 
 // wake returns when there is something to do for p, which is delayed.
@@ -28,7 +28,7 @@ func (p *parcel) wake() time.Time {
 	return p.due
 }
 
-// release makes those ready whose delay is over, in the order of their arrival.
+// release makes the deliveries ready whose delay is over, in the order of their arrival.
 func (s *subscription) release(now time.Time) {
 	var first time.Time
 	var due []*parcel

@@ -5,8 +5,8 @@ import (
 )
 
 var (
-	// ErrClosed is returned by Subscribe and SubscribeInitialize of a subscriber
-	// that has been closed.
+	// ErrClosed is returned by Subscribe and SubscribeInitialize after the subscriber has
+	// been closed.
 	ErrClosed = errors.New("rabbitmq: the subscriber is closed")
 
 	errCallTimeout   = errors.New("no answer from the broker in time")

@@ -30,10 +30,10 @@ func headerText(value any) string {
 	}
 }
 
-// maxDepth is more than amqp091-go lets through (32).
+// maxDepth is greater than amqp091-go's limit (32).
 const maxDepth = 64
 
-// jsonValue returns value as something that encoding/json takes.
+// jsonValue converts value to something that encoding/json accepts.
 func jsonValue(value any, depth int) any {
 	if depth > maxDepth {
 		return "…"
@@ -76,7 +76,7 @@ func object(table map[string]any, depth int) map[string]any {
 	return fields
 }
 
-// number keeps what JSON cannot say, infinities and NaN, as a string.
+// number returns numbers that JSON does not have, infinities and NaN, as strings.
 func number(f float64, bits int) any {
 	text := strconv.FormatFloat(f, 'g', -1, bits)
 	if math.IsInf(f, 0) || math.IsNaN(f) {

@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/internal/amqpconn"
 )
 
-// connector keeps the one connection that all subscriptions share, and dials a
-// new one when a subscription finds it lost.
+// connector keeps the one connection that all subscriptions share, and dials a new one
+// when a subscription finds it lost.
 type connector struct {
 	settings *settings
 	turn     chan struct{} // capacity 1: holds a token while somebody uses dialer and link
@@ -24,7 +24,7 @@ func newConnector(s *settings) *connector {
 	return &connector{settings: s, turn: make(chan struct{}, 1), dialer: s.conn.Dialer()}
 }
 
-// get returns a connection that was good a moment ago.
+// get returns a connection that was usable a moment ago.
 func (c *connector) get(ctx context.Context) (*link, error) {
 	select {
 	case c.turn <- struct{}{}:
@@ -43,7 +43,7 @@ func (c *connector) get(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// close takes leave of the broker. Nobody calls get any more.
+// close closes the connection to the broker. get must not be called any more.
 func (c *connector) close() {
 	if c.link != nil {
 		c.link.close()
@@ -71,9 +71,9 @@ func dial(ctx context.Context, s *settings, dialer *amqpconn.Dialer) (*link, err
 	return l, nil
 }
 
-// within runs a request that the broker answers. amqp091-go waits for the answer
-// without end, so if it is not there in time the connection is dropped, which
-// makes every request fail.
+// within runs a request that the broker answers. amqp091-go waits for the answer without a
+// limit. If it does not arrive in time, the connection is dropped, which makes every
+// request fail.
 func (l *link) within(request func() error) error {
 	answered := make(chan error, 1)
 	go func() { answered <- request() }()
@@ -88,15 +88,15 @@ func (l *link) within(request func() error) error {
 	}
 }
 
-// farewell bounds the closing of a connection that is good. Without it the broker
-// only logs a line more.
+// farewell bounds the closing of a working connection. Without a proper close the broker
+// only logs one more line.
 const farewell = 2 * time.Second
 
 func (l *link) close() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		// The connection goes either way, and nothing hangs on how.
+		// The connection ends in any case; the result does not matter.
 		_ = l.conn.CloseDeadline(time.Now().Add(farewell))
 	}()
 	timer := time.NewTimer(farewell)

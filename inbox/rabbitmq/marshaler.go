@@ -8,22 +8,22 @@ import (
 	amqp091 "github.com/rabbitmq/amqp091-go"
 )
 
-// Marshaler implements watermill-amqp's Marshaler. The zero value reads and
-// writes what the stock marshaler does.
+// Marshaler implements watermill-amqp's Marshaler. The zero value reads and writes what
+// the stock marshaler does.
 type Marshaler struct {
-	// Stock is the stock marshaler, which writes messages, and whose header
-	// holds the Watermill UUID. Default: its zero value.
+	// Stock is the stock marshaler, which writes messages, and whose header holds the
+	// Watermill UUID. Default: its zero value.
 	Stock amqp.DefaultMarshaler
 }
 
 var _ amqp.Marshaler = Marshaler{}
 
-// maxShortString is the most bytes an AMQP message id can have.
+// maxShortString is the largest AMQP message id in bytes.
 const maxShortString = 255
 
 // Marshal does what the stock marshaler does, and sets the AMQP message id to the
-// Watermill UUID unless PostprocessPublishing has set another. An id of more than
-// 255 bytes does not fit there and is in the header alone.
+// Watermill UUID unless PostprocessPublishing has set another. An id of more than 255
+// bytes does not fit there; it is only in the header.
 func (m Marshaler) Marshal(msg *message.Message) (amqp091.Publishing, error) {
 	publishing, err := m.Stock.Marshal(msg)
 	if err != nil {
@@ -36,10 +36,10 @@ func (m Marshaler) Marshal(msg *message.Message) (amqp091.Publishing, error) {
 }
 
 // Unmarshal never fails. The Watermill UUID is taken from the header of the stock
-// marshaler, else from the AMQP message id. Every other header becomes metadata:
-// a string as it is, bytes as they are if they are UTF-8 and in base64 if not, a
-// number in decimal, a time in RFC 3339 and UTC, nothing as null, and tables and
-// arrays as JSON with the same values in them.
+// marshaler, else from the AMQP message id. Every other header becomes metadata: a string
+// unchanged, bytes unchanged if they are UTF-8 and otherwise in base64, a number in
+// decimal, a time in RFC 3339 and UTC, a nil value as null, and tables and arrays as JSON
+// with the same values in them.
 func (m Marshaler) Unmarshal(delivery amqp091.Delivery) (*message.Message, error) {
 	idHeader := cmp.Or(m.Stock.MessageUUIDHeaderKey, amqp.DefaultMessageUUIDHeaderKey)
 	metadata := make(message.Metadata, len(delivery.Headers))

@@ -2,7 +2,7 @@ package rabbitmq
 
 import "sync"
 
-// outcomes are what has become of messages that were handed out.
+// outcomes collects the outcomes of messages that were handed out.
 type outcomes struct {
 	wake chan struct{} // capacity 1: holds a token while there may be some
 

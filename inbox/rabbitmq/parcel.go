@@ -17,8 +17,8 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// parcel is a delivery on its way through a subscription. Only the goroutine of
-// the subscription uses it.
+// parcel is a delivery on its way through a subscription. Only the goroutine of the
+// subscription uses it.
 type parcel struct {
 	session  *session // whose channel it came by; nil once that is lost
 	by       *added   // the consumer; nil for that which is always there
@@ -38,20 +38,20 @@ type parcel struct {
 	reason error // why the marshaler or Config.Key cannot read it
 }
 
-// lane is the deliveries of one ordering key, or of one id: at most one of them
-// is on its way, the others wait.
+// lane contains the deliveries of one ordering key, or of one id. At most one of them is
+// away; the others wait.
 type lane struct {
 	name    string
 	head    *parcel // the one on its way, or delayed; nil while it is awaited
 	waiting []*parcel
 
-	// What was given back comes again, but others may come before, and a quorum queue
-	// mixes more than 32. From the first that has not come on.
+	// Deliveries that were given back come again, but others may arrive before them, and a
+	// quorum queue reorders more than 32. awaited begins at the first that has not come.
 	awaited []place
 	until   time.Time
 }
 
-// place is that of a delivery which was given back, or came behind it.
+// place is the position of a delivery that was given back, or arrived behind one.
 type place struct {
 	id     string
 	parcel *parcel // nil until it comes again
@@ -80,12 +80,12 @@ func (l *lane) takeIn(p *parcel) bool {
 	return true
 }
 
-// awaitNone lets those go that are behind what does not come again.
+// awaitNone releases the deliveries behind those that do not come again.
 func (l *lane) awaitNone() {
 	l.waiting, l.awaited = slices.AppendSeq(l.waiting, l.here()), nil
 }
 
-// here returns those that have come of the awaited, and behind them.
+// here returns the deliveries that have arrived among the awaited, and behind them.
 func (l *lane) here() iter.Seq[*parcel] {
 	return func(yield func(*parcel) bool) {
 		for _, at := range l.awaited {
@@ -96,7 +96,7 @@ func (l *lane) here() iter.Seq[*parcel] {
 	}
 }
 
-// behind returns how many are here, but the head.
+// behind returns how many are here, not counting the head.
 func (l *lane) behind() (n int) {
 	n = len(l.waiting)
 	for range l.here() {
@@ -106,7 +106,7 @@ func (l *lane) behind() (n int) {
 }
 
 // unmarshal reads the delivery and its key. The body is a copy, so that a handler that
-// writes into it does not change what comes again.
+// changes it does not change a later try.
 func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key string, err error) {
 	delivery.Body = bytes.Clone(delivery.Body)
 	err = contain.Call(func() (err error) {
@@ -125,8 +125,8 @@ func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key 
 	return msg, key, err
 }
 
-// prepare makes the message that is handed out, with a context of its own that
-// has the values of ctx.
+// prepare makes the message to hand out, with a context of its own that has the values of
+// ctx.
 func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 	if p.msg == nil {
 		p.read(s)
@@ -140,7 +140,7 @@ func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 	p.msg.SetContext(inbox.ContextWithDelivery(base, p.note))
 }
 
-// read makes the message, by the tolerant marshaler if need be.
+// read makes the message, with the tolerant marshaler if needed.
 func (p *parcel) read(s *settings) {
 	p.msg, p.key, p.reason = s.unmarshal(p.delivery)
 	if p.reason == nil {
@@ -153,8 +153,8 @@ func (p *parcel) read(s *settings) {
 	}
 }
 
-// laneName returns what the parcel's message is handed out in order with: its
-// key, or the copies of itself.
+// laneName returns the name of the parcel's lane: the key of the message, or its id, so
+// that copies of it share a lane.
 func (p *parcel) laneName() string {
 	switch {
 	case p.reason != nil:
@@ -167,11 +167,11 @@ func (p *parcel) laneName() string {
 	return ""
 }
 
-// relayHeader is set by a relay, whose timestamp is that of the producer's
-// database. Others may mean anything by theirs.
+// relayHeader is set by a relay, whose timestamp is that of the producer's database. The
+// timestamps of other producers may mean anything.
 const relayHeader = "oncemill_id"
 
-// note is what a handler can learn and say of its delivery.
+// note is what a handler can learn about its delivery, and request for it.
 type note struct {
 	topic       string
 	nacks       int
@@ -182,7 +182,8 @@ type note struct {
 	givesWay    atomic.Bool
 }
 
-// Topic tells an inbox where a message that no router has seen was subscribed to.
+// Topic returns the topic that the message was subscribed to, for a message that has not
+// come through a router.
 func (n *note) Topic() string { return n.topic }
 
 func (n *note) Nacks() int { return n.nacks }
@@ -197,7 +198,7 @@ func (n *note) GiveWay() { n.givesWay.Store(true) }
 
 func (n *note) DelayNack(d time.Duration) { n.delay.Store(int64(max(d, 1))) }
 
-// nackDelay returns the time to the redelivery of a message that was nacked.
+// nackDelay returns the time until the redelivery of a message that was nacked.
 func (p *parcel) nackDelay(s *settings) time.Duration {
 	if asked := time.Duration(p.note.delay.Load()); asked > 0 {
 		return asked

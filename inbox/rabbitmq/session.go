@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// session is one AMQP channel with one consumer on it.
+// session is one AMQP channel, with a consumer on it.
 type session struct {
 	link       *link
 	channel    *amqp.Channel
@@ -32,7 +32,7 @@ type session struct {
 	ended      chan struct{} // closed with the session
 }
 
-// open declares what the subscription needs, as the topology builder says, and
+// open declares what the subscription needs, as the topology builder defines it, and
 // begins to consume.
 func (s *subscription) open(ctx context.Context) (*session, error) {
 	l, err := s.owner.connector.get(ctx)
@@ -81,14 +81,14 @@ func (s *subscription) declare(channel *amqp.Channel) error {
 	return nil
 }
 
-// close ends the channel; the broker takes back what has not been acknowledged.
-// The broker's answer to it comes after it has seen all acknowledgements.
+// close closes the channel; the broker requeues what has not been acknowledged. The broker
+// answers the close only after it has seen all acknowledgements.
 func (o *session) close() {
 	if o.channel == nil {
 		return
 	}
 	close(o.ended)
-	// If it fails the channel is closed too.
+	// If it fails, the channel is closed too.
 	_ = o.link.within(o.channel.Close)
 	o.forwarders.Wait()
 }
@@ -101,8 +101,8 @@ func cause(err *amqp.Error) error {
 	return err
 }
 
-// flush sends acknowledgements that were noted, as [acks.flush] says. If it cannot,
-// the channel is lost, and NotifyClose says why.
+// flush sends recorded acknowledgements; see [acks.flush]. If it cannot, the channel is
+// lost, and NotifyClose reports why.
 func (o *session) flush(ctx context.Context, log *slog.Logger, h haste) {
 	if o.channel == nil {
 		return
@@ -113,10 +113,9 @@ func (o *session) flush(ctx context.Context, log *slog.Logger, h haste) {
 	}
 }
 
-// acks remembers which deliveries of a channel are to be acknowledged, so that
-// one frame does for a row of them: a frame costs the broker, a quorum queue above
-// all, more than handing out a message. Tags count up from 1, one for each
-// delivery.
+// acks records which deliveries of a channel are to be acknowledged, so that one frame
+// acknowledges a run of them. A frame costs the broker, especially with a quorum queue,
+// more than delivering a message. Tags count up from 1, one for each delivery.
 type acks struct {
 	prefetch int    // as many the broker lets be open
 	first    uint64 // tag of states[0]
@@ -126,7 +125,8 @@ type acks struct {
 	rounds   int      // overdue flushes until now
 	open     int      // deliveries that the broker counts: neither sent nor rejected
 
-	// Deliveries that have been unsettled for long: delayed, say, or behind their key.
+	// Deliveries that have been unsettled for long: delayed, for example, or behind their
+	// key.
 	old      int
 	oldBelow uint64 // their tags are below
 	ageing   int    // unsettled ones below seen, which are old at the next count
@@ -148,7 +148,7 @@ type unsent struct {
 	round int // overdue flushes before it
 }
 
-// arrived notes the next delivery.
+// arrived records the next delivery.
 func (a *acks) arrived(tag uint64) {
 	if len(a.states) == 0 {
 		a.first = tag
@@ -164,7 +164,7 @@ func (a *acks) ack(tag uint64) {
 	a.fresh = append(a.fresh, unsent{tag, a.rounds})
 }
 
-// rejected notes that the broker has been told something else.
+// rejected records that the broker was sent something other than an acknowledgement.
 func (a *acks) rejected(tag uint64) {
 	a.settled(tag, settled)
 	a.open--
@@ -181,7 +181,7 @@ func (a *acks) settled(tag uint64, state ackState) {
 	}
 }
 
-// age makes those old that were here, unsettled, at the last count.
+// age marks as old the deliveries that were already here, unsettled, at the last count.
 func (a *acks) age() {
 	if a.ticks--; a.ticks > 0 {
 		return
@@ -191,31 +191,31 @@ func (a *acks) age() {
 }
 
 const (
-	// ticksToAge are many lingers: in a full window of short handlers nothing gets old.
+	// ticksToAge spans many lingers: in a full window of short handlers nothing gets old.
 	ticksToAge = 16
 
-	// patience is how many overdue flushes leave an acknowledgement that is behind an
+	// patience is how many overdue flushes leave out an acknowledgement that is behind an
 	// unsettled delivery. The next one sends it.
 	patience = 3
 
-	// fewOpen is a number of deliveries for which frames are no matter.
+	// fewOpen is a number of deliveries for which the cost of frames does not matter.
 	fewOpen = 64
 
-	// plenty is a number of unsettled deliveries that keeps handlers busy until the
-	// broker has sent more: those of a few groups of an inbox, for example.
+	// plenty is a number of unsettled deliveries that keeps handlers busy until the broker
+	// has sent more, for example those of a few groups of an inbox.
 	plenty = 256
 )
 
-// ripe reports that acknowledgements must not wait for others: few would come, or
-// they are half of what the prefetch lets the broker send. What has been unsettled
-// for long does not count: it may stay so.
+// ripe reports whether acknowledgements must not wait for others: few others would come,
+// or they are half of what the prefetch lets the broker send. Deliveries that have been
+// unsettled for long do not count, since they may stay so.
 func (a *acks) ripe() bool {
 	return len(a.fresh) > 0 && (a.open-a.old < fewOpen || 2*len(a.fresh) >= a.prefetch-a.old)
 }
 
-// excess returns how many acknowledgements, the longest waiting first, must not wait
-// for a row: all that are ripe, unless a row will soon have most of them. Then they
-// only leave plenty to the handlers.
+// excess returns how many acknowledgements, the longest waiting first, must not wait for a
+// row: all ripe ones, unless a row will soon contain most of them. In that case it only
+// makes sure that handlers keep plenty of deliveries.
 func (a *acks) excess() int {
 	switch n := len(a.fresh); {
 	case !a.ripe():
@@ -227,17 +227,17 @@ func (a *acks) excess() int {
 	}
 }
 
-// rowSoon reports that a row will soon have most of what waits: nothing is old, and
-// the holes in it are not many, as they are if deliveries are settled in any order.
-// Handlers that take the oldest first leave few: what is in their hands, and what was
-// behind its key.
+// rowSoon reports whether a row will soon contain most of the waiting acknowledgements:
+// nothing is old, and the row has few holes. It has many if deliveries are settled in any
+// order. Handlers that take the oldest first leave few: the deliveries they are handling,
+// and those behind their key.
 func (a *acks) rowSoon() bool {
 	after := len(a.states) - int(a.newest+1-a.first) // all of them unsettled
 	holes := a.open - len(a.fresh) - after
 	return a.old == 0 && 3*holes <= 2*len(a.fresh)
 }
 
-// haste says which acknowledgements wait no longer for those before them.
+// haste selects which acknowledgements no longer wait for earlier ones.
 type haste int
 
 const (
@@ -246,8 +246,8 @@ const (
 	closing               // all
 )
 
-// flush sends one acknowledgement for all up to the first unsettled delivery. Those
-// behind it need a frame each, so they wait for it as long as h lets them.
+// flush sends one acknowledgement for everything up to the first unsettled delivery.
+// Acknowledgements behind it need a frame each, so they wait for it as long as h permits.
 func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error {
 	if tag := a.row(); tag != 0 {
 		if err := send(tag, true); err != nil {
@@ -276,8 +276,8 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 	return nil
 }
 
-// row forgets what is settled up to the first unsettled delivery, and returns the
-// last tag of that to be sent; 0 for none.
+// row removes the settled deliveries before the first unsettled one. It returns the last
+// tag among them that must be sent; 0 for none.
 func (a *acks) row() (last uint64) {
 	n := 0
 	for n < len(a.states) && a.states[n] != unsettled {

@@ -76,7 +76,8 @@ func (s *settings) resolveTopology(bad amqpconn.Report) {
 	case nil:
 		bad("amqp.Config.Marshaler", "nil", "is needed; the constructors of amqp.Config set it")
 	case wamqp.DefaultMarshaler:
-		// It refuses deliveries that RabbitMQ itself has added a header to.
+		// watermill-amqp's default refuses deliveries to which RabbitMQ itself has added a
+		// header.
 		s.tolerant.Stock = m
 		t.Marshaler = s.tolerant
 	case Marshaler:
@@ -114,7 +115,7 @@ func (s *settings) resolveTopology(bad amqpconn.Report) {
 			bad("amqp.Config."+field, "(not shown)", err.Error())
 		}
 	}
-	// What is declared is awaited: a refusal must be met here, and Subscribe must
-	// not return before messages are kept.
+	// Declarations are awaited: a refusal must be noticed here, and Subscribe must not
+	// return before messages are kept.
 	t.Exchange.NoWait, t.Queue.NoWait, t.QueueBind.NoWait, t.Consume.NoWait = false, false, false, false
 }

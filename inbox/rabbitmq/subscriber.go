@@ -11,9 +11,9 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Subscriber consumes from RabbitMQ. It is a Watermill message.Subscriber, to be
-// used by any number of goroutines. It has one connection, made by the first
-// Subscribe, and one channel for each subscription.
+// Subscriber consumes from RabbitMQ. It is a Watermill message.Subscriber and safe for
+// concurrent use. It has one connection, made by the first Subscribe, and one channel for
+// each subscription.
 type Subscriber struct {
 	settings  *settings
 	connector *connector
@@ -30,15 +30,15 @@ var (
 	_ message.SubscribeInitializer = (*Subscriber)(nil)
 )
 
-// New returns a subscriber that consumes where cfg says, with its queues,
-// bindings, marshaler and connection settings. It does no I/O. All bad values
-// come back together, each a *oncemill.ConfigError.
+// New returns a subscriber that consumes as cfg configures it, with its queues, bindings,
+// marshaler and connection settings. It does no I/O. All bad values are reported at once,
+// each as a *oncemill.ConfigError.
 //
-// cfg.Consume.Qos.PrefetchCount is the number of messages of a subscription that
-// are handled at once; watermill-amqp's constructors set it to 1. Its default
-// marshaler is replaced by [Marshaler], which reads the same and more. With
-// cfg.Consume.NoRequeueOnNack a nacked message is rejected, which leaves it to
-// the dead-letter exchange of the queue, or drops it where there is none.
+// cfg.Consume.Qos.PrefetchCount is the number of messages of a subscription that are
+// handled at once; watermill-amqp's constructors set it to 1. Its default marshaler is
+// replaced by [Marshaler], which reads the same and more. With cfg.Consume.NoRequeueOnNack
+// a nacked message is rejected, which leaves it to the dead-letter exchange of the queue,
+// or drops it if there is none.
 func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
 	s, err := resolve(cfg, opts)
 	if err != nil {
@@ -52,15 +52,14 @@ func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
 	}, nil
 }
 
-// Subscribe declares the queue of the topic and its binding and consumes from
-// it, until ctx ends or the subscriber is closed. An error means that this could
-// not be done now; from then on the subscription reconnects, declares and
-// consumes again as often as it takes.
+// Subscribe declares the queue of the topic and its binding and consumes from it, until
+// ctx ends or the subscriber is closed. An error means that this could not be done now.
+// After success the subscription reconnects, declares and consumes again as often as
+// needed.
 //
-// The context of a message has the values of ctx. It does not end with ctx but
-// when the message is acknowledged or nacked, or Config.CloseTimeout after the
-// end of the subscription. A handler that runs meanwhile can finish, and its
-// acknowledgement counts.
+// The context of a message has the values of ctx, but does not end with ctx. It ends when
+// the message is acknowledged or nacked, or Config.CloseTimeout after the end of the
+// subscription. A handler that runs meanwhile can finish, and its acknowledgement counts.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
 	sub, err := s.begin(topic)
 	if err != nil {
@@ -79,8 +78,8 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	return sub.out, nil
 }
 
-// SubscribeInitialize declares the queue of the topic and its binding, so that
-// messages are kept from now on.
+// SubscribeInitialize declares the queue of the topic and its binding, so that messages
+// are kept from now on.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
 	sub, err := s.begin(topic)
 	if err != nil {
@@ -93,10 +92,10 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 	return nil
 }
 
-// Close ends all subscriptions. Nothing new is handed out from now on; messages
-// that are being handled get Config.CloseTimeout. It returns when the broker has
-// seen all acknowledgements and the connection is closed. What was not
-// acknowledged is in its queue again. Calling it again waits for the same.
+// Close ends all subscriptions. No further message is handed out; messages that are being
+// handled get Config.CloseTimeout. It returns when the broker has seen all
+// acknowledgements and the connection is closed. Messages that were not acknowledged are
+// in their queue again. Another call waits for the same.
 func (s *Subscriber) Close() error {
 	s.mu.Lock()
 	first := !s.closed
@@ -112,9 +111,8 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// Ready reports whether every subscription has its consumer, which tells a
-// liveness probe more than that the process is there. It is false while there is
-// no subscription.
+// Ready reports whether every subscription has its consumer. It tells a liveness probe
+// more than that the process is running. It is false while there is no subscription.
 func (s *Subscriber) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -126,7 +124,7 @@ func (s *Subscriber) Ready() bool {
 	return len(s.current) > 0
 }
 
-// begin keeps Close waiting until end.
+// begin makes Close wait until end is called.
 func (s *Subscriber) begin(topic string) (*subscription, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -150,7 +148,7 @@ func (s *Subscriber) end(sub *subscription) {
 	s.group.Done()
 }
 
-// initialize declares what the subscription needs on a channel of its own.
+// initialize declares what the subscription needs, on a channel of its own.
 func (s *subscription) initialize() error {
 	l, err := s.owner.connector.get(untilClosed{s.owner.closing})
 	if err != nil {
@@ -168,8 +166,8 @@ func (s *subscription) initialize() error {
 	})
 }
 
-// untilClosed is the context of a call that Watermill gives none, while the
-// subscriber is not closed.
+// untilClosed is the context of a call to which Watermill passes none; it ends when the
+// subscriber is closed.
 type untilClosed struct{ closing <-chan struct{} }
 
 func (c untilClosed) Deadline() (time.Time, bool) { return time.Time{}, false }

@@ -12,9 +12,8 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// subscription is one Subscribe. All of it happens in one goroutine, run, but for
-// the waiting for what becomes of each message that was handed out, which comes
-// back as an outcome.
+// subscription is one Subscribe. Everything happens in one goroutine, run, except waiting
+// for the outcome of each message that was handed out, which comes back through outcomes.
 type subscription struct {
 	owner     *Subscriber
 	topic     string
@@ -50,8 +49,7 @@ func newSubscription(owner *Subscriber, topic string) *subscription {
 	}
 }
 
-// run consumes on one session after the other until ctx ends or the subscriber
-// is closed.
+// run consumes on one session after the other until ctx ends or the subscriber is closed.
 func (s *subscription) run(ctx context.Context, current *session) {
 	settings := s.owner.settings
 	log := settings.Logger.With("queue", s.queue)
@@ -64,7 +62,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		case <-ctx.Done():
 		}
 	}()
-	// Handlers that are running may finish after ctx has ended.
+	// Running handlers may finish after ctx has ended.
 	handling, giveUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer giveUp()
 
@@ -84,7 +82,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		s.forget(current)
 		current.close()
 		log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
-		// A broker that takes consumers only to drop them is still down.
+		// A broker that accepts consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
 		}
@@ -106,22 +104,21 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	giveUp()
 	close(s.abandon)
 	s.gone.Wait()
-	// Nothing was told to go to somebody else while handlers of this one were
-	// running: the channel was kept with its consumer, which takes no more than
-	// the prefetch. So a single active consumer leaves its place, and its
-	// messages in their order, when it has finished.
+	// Nothing was released to other consumers while handlers of this one were running: the
+	// channel was kept with its consumer, which takes no more than the prefetch. So a single
+	// active consumer gives up its place, with its messages in order, when it has finished.
 	if current != nil {
 		current.close()
 	}
 }
 
-// ackLinger is how long acknowledgements wait for others, so that one frame does for
-// many, and four times that behind a delivery that is unsettled (patience). It is what
-// a crash may add to the deliveries that come again.
+// ackLinger is how long acknowledgements wait for others, so that one frame covers many;
+// behind an unsettled delivery they wait four times that (patience). It bounds the
+// deliveries that a crash may repeat in addition.
 const ackLinger = 10 * time.Millisecond
 
-// consume hands out what the session delivers until that is lost, which is its
-// error, or ctx ends.
+// consume hands out what the session delivers until the session is lost, which it returns
+// as the error, or ctx ends.
 func (s *subscription) consume(ctx, handling context.Context, current *session) error {
 	settings := s.owner.settings
 	prefetch := settings.topology.Consume.Qos.PrefetchCount
@@ -197,8 +194,8 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 	}
 }
 
-// acceptAll takes what is there already, without a look at everything else for
-// each.
+// acceptAll takes in all deliveries that are already here, without checking everything
+// else after each.
 func (s *subscription) acceptAll(current *session) {
 	for range cap(current.deliveries) + s.owner.settings.topology.Consume.Qos.PrefetchCount {
 		select {
@@ -215,7 +212,7 @@ func (s *subscription) acceptAll(current *session) {
 
 // lossOf returns why the deliveries of a session have ended.
 func (s *subscription) lossOf(current *session) error {
-	// Without an error of the channel it was the broker that cancelled.
+	// Without an error of the channel, the broker has cancelled the consumer.
 	select {
 	case err := <-current.lost:
 		return cause(err)
@@ -224,7 +221,7 @@ func (s *subscription) lossOf(current *session) error {
 	}
 }
 
-// accept takes a delivery in, and those that waited for it.
+// accept takes in a delivery, and those that waited for it.
 func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 	if delivery.DeliveryTag != current.next {
 		current.early[delivery.DeliveryTag] = delivery
@@ -265,7 +262,7 @@ func (s *subscription) lineUp(p *parcel) {
 	}
 }
 
-// handOut moves the first of the ready.
+// handOut hands out the first of the ready.
 func (s *subscription) handOut() {
 	p := s.ready[0]
 	s.ready[0] = nil
@@ -274,7 +271,7 @@ func (s *subscription) handOut() {
 	s.away[p] = struct{}{}
 }
 
-// await waits for what becomes of a message that was handed out.
+// await waits for the outcome of a message that was handed out.
 func (s *subscription) await(p *parcel) {
 	select {
 	case <-p.msg.Acked():
@@ -285,7 +282,7 @@ func (s *subscription) await(p *parcel) {
 	}
 }
 
-// refuse hands a delivery that the marshaler could not read to Config.Malformed.
+// refuse passes a delivery that the marshaler could not read to Config.Malformed.
 func (s *subscription) refuse(p *parcel) {
 	err := s.owner.settings.refuse(p.msg, p.reason)
 	if err != nil {
@@ -302,7 +299,7 @@ func (s *settings) refuse(msg *message.Message, reason error) error {
 	return contain.Call(func() error { return s.Malformed(msg.Context(), msg, reason) })
 }
 
-// settle deals with the outcomes that have come.
+// settle processes the outcomes that have arrived.
 func (s *subscription) settle() {
 	for _, o := range s.outcomes.take() {
 		p := o.parcel
@@ -319,7 +316,7 @@ func (s *subscription) settle() {
 			s.next(p)
 		case s.owner.settings.topology.Consume.NoRequeueOnNack && p.reason == nil:
 			p.session.acks.rejected(p.delivery.DeliveryTag)
-			// If it fails the channel is lost, and NotifyClose says why.
+			// If it fails, the channel is lost, and NotifyClose reports why.
 			_ = p.delivery.Nack(false, false)
 			s.next(p)
 		default:
@@ -333,7 +330,7 @@ func (s *subscription) settle() {
 	}
 }
 
-// next lets the follower of p in its lane go.
+// next releases the delivery behind p in its lane.
 func (s *subscription) next(p *parcel) {
 	if p.lane != nil {
 		s.advance(p.lane)
@@ -354,7 +351,7 @@ func (s *subscription) advance(l *lane) {
 	}
 }
 
-// stuck reports that deliveries wait for a handler that has not returned though the
+// stuck reports whether deliveries wait for a handler that has not returned although the
 // context of its message has ended.
 func (s *subscription) stuck(now time.Time) bool {
 	full := len(s.ready) > 0 && len(s.away) >= s.owner.settings.topology.Consume.Qos.PrefetchCount
@@ -366,8 +363,8 @@ func (s *subscription) stuck(now time.Time) bool {
 	return false
 }
 
-// giveUp waits no longer for handlers that do not return though the contexts of
-// their messages have ended and the broker has taken the messages back.
+// giveUp stops waiting for handlers that do not return although the contexts of their
+// messages have ended and the broker has taken the messages back.
 func (s *subscription) giveUp(arrivedBefore time.Time) {
 	for p := range s.away {
 		if p.session == nil && p.arrived.Before(arrivedBefore) {
@@ -378,9 +375,9 @@ func (s *subscription) giveUp(arrivedBefore time.Time) {
 	}
 }
 
-// forget drops what came by a session that is lost: the broker delivers it again.
-// What is being handled keeps its lane until its handler has finished, so that the
-// repeat does not run beside it.
+// forget drops the deliveries of a lost session: the broker delivers them again. A message
+// that is being handled keeps its lane until its handler has finished, so that the repeat
+// does not run at the same time.
 func (s *subscription) forget(lost *session) {
 	for _, p := range s.ready {
 		s.drop(p)
@@ -403,7 +400,7 @@ func (s *subscription) forget(lost *session) {
 	}
 }
 
-// drop forgets a parcel that is not away, and so its lane.
+// drop drops a parcel that is not away, and with it its lane.
 func (s *subscription) drop(p *parcel) {
 	if p.cancel != nil {
 		p.cancel()
@@ -413,8 +410,7 @@ func (s *subscription) drop(p *parcel) {
 	}
 }
 
-// drain waits for the handlers that are running, but not for long, and
-// acknowledges what they have done.
+// drain waits a limited time for running handlers, and acknowledges what they have done.
 func (s *subscription) drain(handling context.Context, current *session) {
 	settings := s.owner.settings
 	for _, p := range s.ready {
@@ -441,8 +437,8 @@ func (s *subscription) drain(handling context.Context, current *session) {
 	}
 }
 
-// pause reports whether the time has passed, rather than ctx ended. Meanwhile
-// handlers of a session that is lost finish.
+// pause reports whether the time has passed; false means that ctx ended first. Meanwhile
+// handlers of a lost session finish.
 func (s *subscription) pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

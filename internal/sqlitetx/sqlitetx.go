@@ -74,10 +74,10 @@ func Write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx) 
 }
 
 // WriteSlices runs fn in transactions of the background, one after the other, until it
-// reports that nothing more is to be done. fn does something, asks over, and returns with
-// more to do when that says so: others wait for the turn. The first answer in each
-// transaction is no, so that each does something, however long its beginning took. What
-// was committed stays when a later call fails.
+// reports that nothing more is to be done. fn asks over before each piece of work, and
+// returns with more to do when that says yes: others wait for the turn. The first answer
+// in each transaction is no, so that each does something, however long its beginning
+// took. What was committed stays when a later call fails.
 func WriteSlices(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) error {
 	for more := true; more; {
 		err := write(ctx, db, turn.Background, func(tx *sql.Tx, over func() bool) (err error) {

@@ -76,11 +76,7 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 
 // testModule runs the tests of the module in dir.
 func testModule(ctx context.Context, dir string, args []string, report *report) error {
-	paths, err := packages(ctx, dir)
-	if err != nil {
-		return err
-	}
-	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-json"}, args, paths)...)
+	cmd := exec.CommandContext(ctx, "go", slices.Concat([]string{"test", "-json"}, args, []string{"./..."})...)
 	cmd.Dir = dir
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -136,21 +135,6 @@ func TestModules_FindsAllButTools(t *testing.T) {
 	}
 	if got, want := strings.Join(dirs, " "), ". examples internal/bench"; got != want {
 		t.Errorf("found %q, want %q", got, want)
-	}
-}
-
-func TestPackages_ComeWithTheLargestTestsFirst(t *testing.T) {
-	t.Parallel()
-	files := map[string]string{"go.mod": "module example.com/probe\n\ngo 1.26\n"}
-	for name, functions := range map[string]int{"a": 1, "b": 3, "c": 2} {
-		files[name+"/x.go"] = "package " + name + "\n"
-		files[name+"/x_test.go"] = "package " + name + "\n" + strings.Repeat("//\n", functions)
-	}
-	root := t.TempDir()
-	write(t, root, files)
-	got, err := packages(t.Context(), root)
-	if want := []string{"example.com/probe/b", "example.com/probe/c", "example.com/probe/a"}; err != nil || !slices.Equal(got, want) {
-		t.Errorf("%q, %v; want %q", got, err, want)
 	}
 }
 

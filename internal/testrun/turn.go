@@ -16,8 +16,8 @@ import (
 const turnFlag = "-turn"
 
 // takeTurn waits for the lock of the file and becomes the command. The lock is the
-// process's own: it outlives exec, it ends with the process, and what the process starts
-// does not have it.
+// process's own: it outlives exec (on Linux from 5.11 on; before that, packages are tested
+// side by side), it ends with the process, and what the process starts does not have it.
 func takeTurn(file string, command []string) error {
 	fd, err := syscall.Open(file, syscall.O_CREAT|syscall.O_RDWR, 0o600) // not closed on exec
 	if err != nil {

@@ -13,13 +13,13 @@ const Patience = 5 * time.Minute
 //
 //	testserver.Eventually(t, "the queue is empty", func() bool { return left() == 0 })
 //
-// It fails the test when that has not come within [Patience], and gives up at once when
-// the test has failed otherwise.
+// It fails the test when that has not come within [Patience], or within ten seconds when
+// the test has already failed.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for end := time.Now().Add(Patience); !condition(); time.Sleep(5 * time.Millisecond) {
-		if t.Failed() || time.Now().After(end) {
-			t.Fatalf("%s: not within %s", what, Patience)
+	for begin := time.Now(); !condition(); time.Sleep(5 * time.Millisecond) {
+		if waited := time.Since(begin); waited > Patience || waited > 10*time.Second && t.Failed() {
+			t.Fatalf("%s: not within %s", what, waited.Round(time.Second))
 		}
 	}
 }

@@ -5,14 +5,14 @@ import (
 	"fmt"
 )
 
-// ErrNoConsumerGroup is returned by [Intake.Run] when the offsets table does not
-// know the consumer group: it is mistyped, or no forwarder has ever run with it.
-// In the latter case set Config.FromStart.
+// ErrNoConsumerGroup is returned by [Intake.Run] when the offsets table does not contain
+// the consumer group: its name is mistyped, or no forwarder has ever run with it. In the
+// latter case set Config.FromStart.
 var ErrNoConsumerGroup = errors.New("the forwarder's consumer group has no offset")
 
-// EnvelopeError is returned by [Intake.Run] for a message that cannot be moved:
-// it is no envelope, or the outbox does not accept it (then errors.As finds the
-// *outbox.MessageError). Nothing behind it moves. Mend or delete its row, or set
+// EnvelopeError is returned by [Intake.Run] for a message that cannot be moved: it is not
+// an envelope, or the outbox does not accept it (then errors.As finds the
+// *outbox.MessageError). Nothing behind it moves. Correct or delete its row, or set
 // Config.Reject.
 type EnvelopeError struct {
 	Topic     string // the forwarder's

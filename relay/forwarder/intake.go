@@ -22,49 +22,47 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// Config configures an [Intake]: it repeats what Watermill's
-// forwarder and the subscriber that it reads from were given. The zero value is
-// right for a forwarder with defaults throughout.
+// Config configures an [Intake]. It repeats the configuration of Watermill's forwarder and
+// of the subscriber that the forwarder reads from. The zero value is right for a forwarder
+// with defaults throughout.
 type Config struct {
 	// Topic is the forwarder's own topic, forwarder.Config.ForwarderTopic.
 	// Default: forwarder_topic.
 	Topic string
 
-	// ConsumerGroup is that of the forwarder's subscriber. Default: the empty
-	// one, as there.
+	// ConsumerGroup is that of the forwarder's subscriber. Default: the empty group, the
+	// subscriber's default.
 	ConsumerGroup string
 
-	// FromStart takes the whole table when the consumer group has no offset,
-	// that is where no forwarder ever ran. Without it such a group is refused
-	// with ErrNoConsumerGroup: watermill-sql deletes nothing, so a mistyped
-	// group would send again whatever was sent since the table was made.
+	// FromStart moves the whole table when the consumer group has no offset, which means
+	// that no forwarder ever ran. Without it such a group is refused with
+	// ErrNoConsumerGroup. watermill-sql deletes nothing, so a mistyped group would send
+	// again everything that was sent since the table was created.
 	FromStart bool
 
-	// Schema and Offsets are the subscriber's adapters, which name the tables.
-	// A larger SubscribeBatchSize is faster and costs memory. Defaults:
-	// DefaultPostgreSQLSchema with batches of 500,
-	// DefaultPostgreSQLOffsetsAdapter.
+	// Schema and Offsets are the subscriber's adapters, which name the tables. A larger
+	// SubscribeBatchSize is faster and costs memory. Defaults: DefaultPostgreSQLSchema with
+	// batches of 500, DefaultPostgreSQLOffsetsAdapter.
 	Schema  watermillsql.SchemaAdapter
 	Offsets watermillsql.OffsetsAdapter
 
-	// Key gives a message its ordering key, "" for none. Default: the key that
-	// its metadata already has under outbox.KeyMetadata, else its topic, so that
-	// each topic keeps the order that the forwarder gave it; one key takes a
-	// round trip to the broker for each message, so a key of the message's own
-	// is faster where it will do. An outbox with a Config.Key of its own
-	// ignores what this one says.
+	// Key returns the ordering key of a message, "" for none. Default: the key that its
+	// metadata already has under outbox.KeyMetadata, otherwise its topic, so that each topic
+	// keeps the order that the forwarder gave it. One key costs a round trip to the broker
+	// for each message, so a key per message is faster where it is sufficient. An outbox
+	// with a Config.Key of its own ignores this one.
 	Key func(topic string, msg *message.Message) string
 
-	// Reject is given what cannot be moved: a message that is no envelope, or
-	// one that the outbox does not accept. It keeps it, in tx, by which the
-	// offset moves on too; an error stops Run. Default: none; Run stops with an
-	// [*EnvelopeError], and nothing behind that message moves.
+	// Reject takes a message that cannot be moved: one that is not an envelope, or that the
+	// outbox does not accept. It stores the message in tx, which also moves the offset; an
+	// error stops Run. Default: none; Run stops with an [*EnvelopeError], and nothing behind
+	// that message moves.
 	Reject func(ctx context.Context, tx *sql.Tx, envelope *message.Message, cause error) error
 
-	// Poll is the pause after a look that found nothing. Default: 250 ms.
+	// Poll is the pause after a poll that found nothing. Default: 250 ms.
 	Poll time.Duration
 
-	// Logger receives trouble with the database. Default: slog.Default().
+	// Logger receives problems with the database. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -78,33 +76,31 @@ type Intake struct {
 }
 
 const (
-	// txLimit is how long a transaction of an intake may take.
+	// txLimit bounds a transaction of an intake.
 	txLimit = time.Minute
 
-	// maxAbandoned is how many that do not return are left behind. Each holds a
-	// goroutine and a connection.
+	// maxAbandoned is how many transactions that do not return may be abandoned. Each holds
+	// a goroutine and a connection.
 	maxAbandoned = 4
 )
 
-// New returns an intake for the table watermill_<topic> that producers
-// fill through Watermill's forwarder.Publisher and watermill-sql/v3: it takes the
-// place of the forwarder, so that a service goes over to the outbox without
-// losing a message. See docs/migrate-from-forwarder.md.
+// New returns an intake for the table watermill_<topic> that producers fill through
+// Watermill's forwarder.Publisher and watermill-sql/v3. It replaces the forwarder, so that
+// a service can migrate to the outbox without losing a message. See
+// docs/migrate-from-forwarder.md.
 //
-// The table and the outbox are in one PostgreSQL database, that of box, and
-// envelopes move in the transaction that moves the consumer group's offset: each
-// exactly once, whenever the intake is killed. Any number of intakes, and the
-// forwarder itself, may run at once, since each holds the group's row while it
-// works; then an envelope takes one of the two ways, and those that the forwarder
-// takes may overtake others. A message keeps its id, payload and metadata, and
-// gets an ordering key.
+// The table and the outbox must be in one PostgreSQL database, that of box. Envelopes move
+// in the transaction that moves the consumer group's offset: each exactly once, whenever
+// the intake is killed. Any number of intakes, and the forwarder itself, may run at once,
+// since each holds the group's row while it works. Then an envelope takes one of the two
+// ways, and those that the forwarder takes may overtake others. A message keeps its id,
+// payload and metadata, and gets an ordering key.
 //
-// What it reads, and when, is up to watermill-sql's own statements: nothing is
-// passed over that commits late, and nothing is seen before every older
-// transaction of the server has ended.
+// watermill-sql's own statements decide what is read, and when: no row that commits late
+// is skipped, and no row is seen before every older transaction of the server has ended.
 //
-// New does no I/O. All bad values of cfg are reported at once, each as
-// an [*oncemill.ConfigError].
+// New does no I/O. All bad values of cfg are reported at once, each as an
+// [*oncemill.ConfigError].
 func New(box *outbox.Outbox, cfg Config) (*Intake, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
@@ -146,7 +142,7 @@ func New(box *outbox.Outbox, cfg Config) (*Intake, error) {
 	return &Intake{box: box, cfg: cfg, id: []byte(rand.Text())[:16], calls: bounded.New(maxAbandoned)}, nil
 }
 
-// forwarderTopic matches what watermill-sql makes names of tables of.
+// forwarderTopic matches the topics that watermill-sql makes table names of.
 var forwarderTopic = regexp.MustCompile(`^[A-Za-z0-9\-$:._]+$`)
 
 func keyOfTopic(topic string, msg *message.Message) string {
@@ -156,9 +152,9 @@ func keyOfTopic(topic string, msg *message.Message) string {
 	return topic
 }
 
-// Run moves envelopes until ctx ends, then returns nil. It rides out a database
-// that is away. It returns an error for what waiting cannot mend:
-// [ErrNoConsumerGroup], tables that are not there, and an [*EnvelopeError].
+// Run moves envelopes until ctx ends, then returns nil. While the database is unavailable,
+// it keeps trying. It returns an error for problems that waiting cannot solve:
+// [ErrNoConsumerGroup], missing tables, and an [*EnvelopeError].
 func (in *Intake) Run(ctx context.Context) error {
 	retry := backoff.NewExponentialBackOff(backoff.WithInitialInterval(25*time.Millisecond), backoff.WithMaxInterval(time.Second), backoff.WithMaxElapsedTime(0))
 	prepared := false
@@ -193,20 +189,20 @@ func (in *Intake) Run(ctx context.Context) error {
 	return nil
 }
 
-// passing reports that an error says nothing about the tables: the call had no
-// answer, lost against another transaction, or waited too long for one.
+// passing reports whether an error is not the fault of the tables: the call had no answer,
+// lost against another transaction, or waited too long for one.
 func passing(err error) bool {
 	return bounded.Silence(err) || sqlerr.Connection(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }
 
-// hopeless reports that trying again does not help: for a bad envelope, and for all
-// errors at the start that do not pass.
+// hopeless reports whether trying again cannot help: for a bad envelope, and for all
+// errors at the start that are not passing.
 func (in *Intake) hopeless(err error, prepared bool) bool {
 	var bad *EnvelopeError
 	return !passing(err) && (!prepared || errors.As(err, &bad))
 }
 
-// prepareOnce checks that the tables are there and know the consumer group.
+// prepareOnce checks that the tables exist and contain the consumer group.
 func (in *Intake) prepareOnce(ctx context.Context, prepared *bool) error {
 	if *prepared {
 		return nil
@@ -266,9 +262,9 @@ func (in *Intake) step(ctx context.Context) (more bool, err error) {
 	return more, nil
 }
 
-// inTx runs fn in a transaction that ends for the caller in time. An unknown outcome
-// of the commit needs no care: the next step starts from the offset that the database
-// has, and waits for the row that holds it.
+// inTx runs fn in a transaction that returns to the caller in time. An unknown outcome of
+// the commit needs no handling: the next step starts from the offset in the database, and
+// waits for the row that holds it.
 func (in *Intake) inTx(ctx context.Context, level sql.IsolationLevel, fn func(context.Context, *sql.Tx) (more bool, err error)) (more bool, err error) {
 	return bounded.Do(ctx, in.calls, txLimit, func(ctx context.Context) (more bool, err error) {
 		tx, err := in.box.DB().BeginTx(ctx, &sql.TxOptions{Isolation: level})
@@ -286,8 +282,8 @@ func (in *Intake) inTx(ctx context.Context, level sql.IsolationLevel, fn func(co
 	})
 }
 
-// read returns the next rows by the adapter's own statement, which locks the
-// offset of the group.
+// read returns the next rows with the adapter's own statement, which locks the offset of
+// the group.
 func (in *Intake) read(ctx context.Context, tx *sql.Tx) (all []watermillsql.Row, err error) {
 	q := in.cfg.Schema.SelectQuery(in.cfg.Topic, in.cfg.ConsumerGroup, in.cfg.Offsets)
 	rows, err := tx.QueryContext(ctx, q.Query, q.Args...)
@@ -308,9 +304,9 @@ func (in *Intake) read(ctx context.Context, tx *sql.Tx) (all []watermillsql.Row,
 	return all, nil
 }
 
-// move writes the envelopes' messages to the outbox, in their order, and returns
-// how many rows are settled: all, or those before the first that cannot be
-// moved, or that one if it is the first and was rejected.
+// move writes the envelopes' messages to the outbox, in their order. It returns how many
+// rows are settled: all, or those before the first that cannot be moved, or that one if it
+// is the first and was rejected.
 func (in *Intake) move(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row) (int, error) {
 	moved, cause := in.publish(ctx, tx, rows)
 	var refused *outbox.MessageError
@@ -333,8 +329,8 @@ func (in *Intake) move(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row)
 	return 1, nil
 }
 
-// publish writes messages of one topic after another with one insert, up to the
-// first that cannot be moved.
+// publish writes consecutive messages of one topic with one insert, up to the first that
+// cannot be moved.
 func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row) (moved int, err error) {
 	for moved < len(rows) {
 		var topic string
@@ -355,7 +351,7 @@ func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.R
 		}
 		err := in.box.Publish(ctx, tx, topic, run...)
 		if refused := (*outbox.MessageError)(nil); errors.As(err, &refused) {
-			// Nothing was sent; what stands before it is good.
+			// Nothing was sent; the messages before the refused one are valid.
 			if again := in.box.Publish(ctx, tx, topic, run[:refused.Index]...); again != nil {
 				return 0, again
 			}
@@ -372,7 +368,7 @@ func (in *Intake) publish(ctx context.Context, tx *sql.Tx, rows []watermillsql.R
 	return moved, nil
 }
 
-// ack moves the group's offset behind rows.
+// ack moves the group's offset past rows.
 func (in *Intake) ack(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row) error {
 	group := in.cfg.ConsumerGroup
 	for _, row := range rows {
@@ -389,10 +385,10 @@ func (in *Intake) ack(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row) 
 	return nil
 }
 
-// errNoEnvelope is why a message that no forwarder.Publisher wrote is refused.
+// errNoEnvelope is the reason for refusing a message that no forwarder.Publisher wrote.
 var errNoEnvelope = errors.New("not an envelope of Watermill's forwarder")
 
-// unwrap decodes an envelope, as components/forwarder of Watermill 1.5 writes it.
+// unwrap decodes an envelope as written by components/forwarder of Watermill 1.5.
 func unwrap(payload []byte) (topic string, msg *message.Message, err error) {
 	var envelope struct {
 		Topic    string            `json:"destination_topic"`

@@ -7,23 +7,23 @@ import (
 	"time"
 )
 
-// lastWords is how long a closed connection may still try to send what it was
-// given before.
+// lastWords is how long a closed connection may still try to send what it was given
+// before.
 const lastWords = time.Second
 
 // batchConn is a net.Conn whose Write only appends to a buffer. One goroutine,
-// [batchConn.flush], writes the buffer out, so that whatever gathers while one
-// system call is under way leaves with the next: amqp091-go makes one call for
-// each publishing, and on small machines that call is most of the cost.
+// [batchConn.flush], writes the buffer out, so that everything that gathers during one
+// system call leaves with the next. amqp091-go makes one call for each publishing, and on
+// small machines that call is most of the cost.
 //
-// Write never waits, for good reason: amqp091-go writes under locks that its
-// reading side needs too, so a Write that waits for the peer can stop the very
-// notice (connection.blocked) that explains the wait. Backpressure is room
-// instead, which the lanes ask before they publish.
+// Write never waits, for good reason: amqp091-go writes under locks that its reading side
+// needs too. A Write that waits for the peer could block the very notification
+// (connection.blocked) that explains the wait. Backpressure is provided by room instead,
+// which the lanes check before they publish.
 //
-// An error of the network is returned by every later Write and closes the
-// connection, which ends the reading side. Deadlines go to the network: a write
-// deadline ends the system call that is under way.
+// A network error is returned by every later Write and closes the connection, which ends
+// the reading side. Deadlines apply to the network: a write deadline ends the running
+// system call.
 type batchConn struct {
 	net.Conn
 
@@ -68,25 +68,25 @@ func (c *batchConn) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// room reports whether less than the limit waits to be written. After a false,
-// drained is called once there is room.
+// room reports whether less than the limit waits to be written. After it has returned
+// false, drained is called once there is room.
 func (c *batchConn) room() bool {
 	if c.buffered() < c.limit {
 		return true
 	}
 	c.short.Store(true)
-	// Written out in between? Then nobody would call drained.
+	// If it was written out in between, nobody would call drained.
 	return c.buffered() < c.limit
 }
 
-// buffered is how many bytes were accepted and not yet written out.
+// buffered returns how many bytes were accepted and not yet written out.
 func (c *batchConn) buffered() int64 {
 	written := c.written.Load() // first: it must not be ahead of accepted
 	return c.accepted.Load() - written
 }
 
-// Close makes Write and Read fail. What was written before still leaves, for at
-// most lastWords; flush then closes the network connection.
+// Close makes Write and Read fail. Bytes written before are still sent, for at most
+// lastWords; flush then closes the network connection.
 func (c *batchConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,21 +97,21 @@ func (c *batchConn) Close() error {
 	if c.err == nil {
 		c.err = net.ErrClosed
 	}
-	// The errors are of no use: flush closes the connection whatever they say.
+	// Errors can be ignored: flush closes the connection in any case.
 	_ = c.SetWriteDeadline(time.Now().Add(lastWords))
 	_ = c.SetReadDeadline(time.Now())
 	poke(c.wake)
 	return nil
 }
 
-// abort closes the connection at once; what waits to be written is lost.
+// abort closes the connection at once; buffered bytes are lost.
 func (c *batchConn) abort() {
 	c.fail(net.ErrClosed)
 	poke(c.wake)
 }
 
-// flush writes the buffer out until the connection is closed or broken. It must
-// run for as long as the connection is used, and returns after Close or abort.
+// flush writes the buffer out until the connection is closed or broken. It must run for as
+// long as the connection is used, and returns after Close or abort.
 func (c *batchConn) flush() {
 	var out []byte
 	for range c.wake {
@@ -136,7 +136,7 @@ func (c *batchConn) flush() {
 	}
 }
 
-// chunk is how much is written with one call. Progress is known after each.
+// chunk is how much is written with one call. Progress is known after each call.
 const chunk = 256 << 10
 
 func (c *batchConn) writeOut(out []byte) error {
@@ -173,6 +173,6 @@ func (c *batchConn) fail(err error) {
 	c.closing = true
 	c.buffer = nil
 	c.mu.Unlock()
-	// It is given up; whether it closes well does not matter.
+	// The connection is given up; whether it closes properly does not matter.
 	_ = c.Conn.Close()
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// errCallTimeout is why a connection is dropped that answers no request.
+// errCallTimeout is the reason for dropping a connection that does not answer a request.
 var errCallTimeout = errors.New("no answer from the broker in time")
 
-// call asks the link for something; one of the three is set. Openings and
-// declarations are answered to the lane.
+// call is a request to the link; one of the three is set. Openings and declarations are
+// answered to the lane.
 type call struct {
 	lane    *lane
 	open    bool
@@ -31,8 +31,8 @@ type reply struct {
 	err     error    // an unavailable outcome
 }
 
-// answer serves calls one after the other. It has a channel of its own for
-// declarations, since a refused one closes the channel it was made on.
+// answer serves calls one after the other. It has its own channel for declarations, since
+// a refused declaration closes the channel it was made on.
 func (l *link) answer() {
 	var control *amqp.Channel
 	for {
@@ -82,14 +82,14 @@ func (l *link) openChannel(window int) (*channel, error) {
 	return c, nil
 }
 
-// discard closes a channel that was given up. The broker may never answer on it,
-// and no other channel is the worse for that: nobody waits, and the connection's
-// end ends the call. An error means that the channel is closed.
+// discard closes a channel that was given up. The broker may never answer on it. Other
+// channels are not affected: nobody waits, and the end of the connection ends the call. An
+// error means that the channel is closed.
 func (l *link) discard(c *channel) {
 	l.group.Go(func() { _ = contain.Call(c.amqp.Close) })
 }
 
-// declareExchange declares an exchange once for the connection.
+// declareExchange declares an exchange once per connection.
 func (l *link) declareExchange(control **amqp.Channel, exchange string) error {
 	if l.hasDeclared(exchange) {
 		return nil
@@ -117,7 +117,7 @@ func (l *link) declareExchange(control **amqp.Channel, exchange string) error {
 	return nil
 }
 
-// hasDeclared is true of the default exchange, which cannot be declared.
+// hasDeclared is also true for the default exchange, which cannot be declared.
 func (l *link) hasDeclared(exchange string) bool {
 	if exchange == "" {
 		return true
@@ -135,10 +135,9 @@ func (l *link) forgetDeclared() {
 	clear(l.declared)
 }
 
-// within runs a request that the broker answers. amqp091-go waits for the answer
-// without end, so if it is not there after CallTimeout the connection is dropped,
-// which makes every request fail. A blocked broker reads no requests and is given
-// the time.
+// within runs a request that the broker answers. amqp091-go waits for the answer without a
+// limit. If it does not arrive within CallTimeout, the connection is dropped, which makes
+// every request fail. A blocked broker reads no requests, so the wait goes on.
 func (l *link) within(request func() error) error {
 	limit := l.running.settings.CallTimeout
 	answered := make(chan error, 1)

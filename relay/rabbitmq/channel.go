@@ -9,14 +9,14 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// channel is one AMQP channel in confirm mode and what is in flight on it. All
-// of it but its construction happens in the goroutine of its lane.
+// channel is one AMQP channel in confirm mode and what is in flight on it. Except for its
+// construction, everything happens in the goroutine of its lane.
 //
-// Invariant: unresolved <= cap(returns). amqp091-go drops a return that finds
-// its Go channel full for 5 s, and the confirm that follows would then pass for
-// a delivery. A message is returned at most once and before its confirm, and
-// returns are drained before a confirm is believed, so there are never more
-// returns in the Go channel than messages unresolved.
+// Invariant: unresolved <= cap(returns). amqp091-go drops a return that finds its Go
+// channel full for 5 s, and the confirm that follows would then count as a delivery. A
+// message is returned at most once and before its confirm, and returns are drained before
+// a confirm is believed. So there are never more returns in the Go channel than messages
+// unresolved.
 type channel struct {
 	link    *link
 	amqp    *amqp.Channel
@@ -52,7 +52,7 @@ type entry struct {
 	batch   *batch // nil once the message has its outcome
 	term    uint64 // of the batch
 
-	// late reports a confirm after an outcome that was unavailable, nil otherwise.
+	// late reports a confirm after an unavailable outcome; nil otherwise.
 	late func(*relay.Message, error)
 
 	begin, end int64     // where it stands in the stream of bytes, at most and at least
@@ -63,7 +63,7 @@ type entry struct {
 	refusal  error // it has been returned
 }
 
-// confirmation is what amqp091-go knows of a confirm.
+// confirmation is amqp091-go's state of a confirm.
 type confirmation interface {
 	Done() <-chan struct{}
 	Acked() bool
@@ -103,9 +103,9 @@ func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) e
 	return nil
 }
 
-// settle gives the messages that the broker has confirmed or nacked their
-// outcomes: from the oldest on up to the first unanswered one, or with all also
-// behind it. It returns false if the channel is closed or not to be believed.
+// settle gives the messages that the broker has confirmed or nacked their outcomes: from
+// the oldest up to the first unanswered one, or with all also those behind it. It returns
+// false if the channel is closed or must not be believed.
 func (c *channel) settle(all bool) bool {
 	entries := c.flight.all()
 	n := 0 // entries to look at again
@@ -122,8 +122,8 @@ func (c *channel) settle(all bool) bool {
 	if n == 0 {
 		return true
 	}
-	// A return is there before the confirm of its message is: for every entry
-	// marked above it is there now, for one answered since perhaps not.
+	// A return is there before the confirm of its message. So for every entry marked above
+	// it is there now; for an entry answered since then, perhaps not.
 	if !c.drainReturns() {
 		return false
 	}
@@ -176,9 +176,10 @@ func (c *channel) resolve(e *entry, acked bool) {
 	c.forget(e)
 }
 
-// onlyNacks reports that a nack of e is the channel's own trouble: nothing was ever
-// confirmed on it, and what others sent to the same topic meanwhile was. A quorum queue's
-// client in RabbitMQ that first asked a leader which is dead nacks until that is back.
+// onlyNacks reports whether a nack of e is caused by the channel: nothing was ever
+// confirmed on it, while messages that others sent to the same topic meanwhile were. In
+// RabbitMQ, a quorum queue's client whose first leader is dead nacks until that leader is
+// back.
 func (c *channel) onlyNacks(e *entry) bool {
 	return !c.confirmed && e.route.confirmed.Load() > c.opened && time.Now().After(c.believed)
 }
@@ -197,8 +198,8 @@ func (c *channel) conclude(e *entry, outcome error) {
 	done(e.message, outcome)
 }
 
-// giveBack makes a message unavailable unless it has its outcome. Its confirm is
-// still awaited.
+// giveBack makes a message unavailable unless it has its outcome. Its confirm is still
+// awaited.
 func (c *channel) giveBack(e *entry, outcome error) {
 	if e.batch == nil {
 		return
@@ -217,10 +218,9 @@ func (c *channel) forget(e *entry) {
 	c.unresolved--
 }
 
-// drainReturns marks returned messages. All copies of a message in flight are
-// marked: which of them was returned cannot be told, and the confirm of the
-// wrong one must not be believed. It returns false if the channel is not to be
-// believed.
+// drainReturns marks returned messages. It marks all copies of a message in flight: it
+// cannot tell which of them was returned, and the confirm of the wrong one must not be
+// believed. It returns false if the channel must not be believed.
 func (c *channel) drainReturns() bool {
 	for {
 		select {
@@ -260,8 +260,8 @@ func (c *channel) markReturned(r *amqp.Return) bool {
 	return refusal != nil
 }
 
-// expire makes messages unavailable whose time has ended. They stay in flight,
-// since their confirms and returns are still to come.
+// expire makes messages unavailable whose time has ended. They stay in flight, since their
+// confirms and returns are still to come.
 func (c *channel) expire(outcome error) {
 	for _, e := range c.flight.all() {
 		if e.batch != nil && e.batch.hasEnded() {
@@ -270,9 +270,9 @@ func (c *channel) expire(outcome error) {
 	}
 }
 
-// wreck ends the wait for everything in flight on a channel that is given up. It
-// returns what the broker has told nothing of. Those that have no outcome yet are
-// to be given one.
+// wreck ends the wait for everything in flight on a channel that is given up. It returns
+// the entries that the broker has not answered. Those without an outcome must still be
+// given one.
 func (c *channel) wreck() []*entry {
 	entries := c.flight.all()
 	for _, e := range entries {
@@ -318,7 +318,7 @@ func (c *channel) oldestWaiting() *entry {
 	return nil
 }
 
-// isClosed asks amqp091-go, which tells before it resolves the confirms.
+// isClosed asks amqp091-go, which reports the close before it resolves the confirms.
 func (c *channel) isClosed() bool {
 	if !c.closed {
 		select {

@@ -1,8 +1,7 @@
-// Package rabbitmq is the relay's way out to RabbitMQ: a [Sink] that publishes
-// with pipelined publisher confirms, one AMQP channel for each lane, on a
-// connection of its own. Exchanges, names, routing keys, marshaler and
-// connection settings are those of watermill-amqp/v2, so a stock watermill-amqp
-// subscriber reads what it publishes.
+// Package rabbitmq provides a relay's sink for RabbitMQ. A [Sink] publishes with pipelined
+// publisher confirms, one AMQP channel for each lane, on a connection of its own.
+// Exchanges, names, routing keys, marshaler and connection settings are those of
+// watermill-amqp/v2, so a stock watermill-amqp subscriber reads what it publishes.
 //
 //	sink, err := rabbitmq.New(amqp.NewDurablePubSubConfig(uri, nil), rabbitmq.Config{})
 //	if err != nil {
@@ -14,18 +13,19 @@
 //	}
 //	return r.Run(ctx) // runs the sink too
 //
-// What it guarantees: a message is reported as delivered only after the broker
-// has confirmed it and has not returned it as unroutable; every message is
-// published persistent and mandatory; messages of one lane are written in the
-// order in which they were handed over; every message gets an outcome, at the
-// latest when the context given to Publish ends. What it does not: a message
-// without an outcome from the broker (lost connection, lost confirm) may have
-// arrived and arrives again when the relay repeats it; the inbox removes the
-// repeat. Whether queues survive the broker is the topology's business: use
-// durable queues.
+// What it guarantees: a message is reported as delivered only after the broker has
+// confirmed it and has not returned it as unroutable. Every message is published
+// persistent and mandatory. Messages of one lane are written in the order in which they
+// were passed to the sink. Every message gets an outcome, at the latest when the context
+// given to Publish ends.
 //
-// A message waits in its lane, is then in flight on the lane's channel, and ends
-// as one of:
+// What it does not guarantee: a message without an outcome from the broker (lost
+// connection, lost confirm) may have arrived, and arrives again when the relay repeats it;
+// the inbox removes the duplicate. The topology decides whether queues survive a restart
+// of the broker: use durable queues.
+//
+// A message waits in its lane, is then in flight on the lane's channel, and ends as one
+// of:
 //
 //	delivered    confirmed, not returned
 //	refused      unroutable, not to be marshalled, larger than AMQP or the broker allows
@@ -33,22 +33,22 @@
 //	unavailable  everything else: no connection, blocked broker, nack, channel or
 //	             connection closed, exchange missing or forbidden, no answer in time
 //
-// A confirm counts whenever it comes. A message whose context has ended stays in
-// flight: if it is handed over again meanwhile, the copy in flight serves, and a
-// confirm that comes before that is reported as a second outcome. So a broker or a
-// link that is slow gets every message once.
+// A confirm counts whenever it arrives. A message whose context has ended stays in flight.
+// If it is passed to the sink again meanwhile, the copy in flight serves, and a confirm
+// that arrives before that is reported as a second outcome. So a broker or network that is
+// slow gets every message once.
 //
-// A channel is judged by progress, not by the age of its messages. It is stalled
-// when it does not answer for 5 s (a sixth of Config.ConfirmTimeout) though messages
-// of the same topic that were sent later are confirmed on the connection; for 7.5 s
-// if only those of other topics are. A dead leader of a quorum queue does this to
-// some channels. The lane goes on with a new channel; two old ones are listened to
-// for up to 5 minutes, and their confirms count. Each replacement in 5 minutes doubles
-// the time until the next, up to ConfirmTimeout. In OrderPerKeyPipelined a replacement
-// ends the term: nothing of it that was not sent is sent on the new channel.
+// A channel is judged by its progress, not by the age of its messages. It is stalled when
+// it does not answer for 5 s (a sixth of Config.ConfirmTimeout) although messages of the
+// same topic that were sent later are confirmed on the connection; for 7.5 s if only those
+// of other topics are. A dead leader of a quorum queue does this to some channels. The
+// lane continues with a new channel. Two old ones are kept for up to 5 minutes, and their
+// confirms count. Each replacement in 5 minutes doubles the time until the next, up to
+// ConfirmTimeout. In OrderPerKeyPipelined a replacement ends the term: none of its
+// messages that was not sent is sent on the new channel.
 //
-// On the wire a message carries its id as AMQP message-id, its topic as type,
-// the time of its insert as timestamp, its metadata as string headers, and the
-// string headers oncemill_id ("lane/id", which matches returns to messages) and,
-// if it has an ordering key, oncemill_key.
+// On the wire a message carries its id as AMQP message-id, its topic as type, the time of
+// its insert as timestamp, its metadata as string headers, and the string headers
+// oncemill_id ("lane/id", which matches returns to messages) and, if it has an ordering
+// key, oncemill_key.
 package rabbitmq

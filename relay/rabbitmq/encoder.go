@@ -18,14 +18,14 @@ const (
 	keyHeader = "oncemill_key" // the ordering key
 )
 
-// encoder turns messages of the relay into AMQP publishings. It is used by all
-// lanes at once.
+// encoder turns messages of the relay into AMQP publishings. All lanes use it
+// concurrently.
 type encoder struct {
 	marshaler wamqp.Marshaler
 
-	// Header of the message id if the marshaler is watermill-amqp's default one
-	// without a post-processor. Its table is then built here, with the same
-	// headers, at once, and without a Watermill message in between.
+	// stockHeader is the header of the message id if the marshaler is watermill-amqp's
+	// default one without a post-processor. Then its table is built here, with the same
+	// headers, directly and without an intermediate Watermill message.
 	stockHeader string
 }
 
@@ -40,10 +40,9 @@ func newEncoder(m wamqp.Marshaler) encoder {
 	return e
 }
 
-// encode returns the publishing of m. Its error says that this message cannot be
-// published, ever: what amqp091-go or the broker would answer by closing the
-// whole connection, bad short strings and properties that do not fit into one
-// frame, is found here.
+// encode returns the publishing of m. An error means that this message can never be
+// published. encode finds here what would make amqp091-go or the broker close the whole
+// connection: bad short strings, and properties that do not fit into one frame.
 func (e *encoder) encode(m *relay.Message, frameMax int) (amqp.Publishing, error) {
 	p, size, err := e.marshal(m)
 	if err != nil {
@@ -70,14 +69,14 @@ func (e *encoder) encode(m *relay.Message, frameMax int) (amqp.Publishing, error
 	return p, nil
 }
 
-// overhead is, rounded up, what a content header takes besides what is counted:
-// the frame (8), its fixed part (14), properties of fixed size (10), the lengths
-// of message-id and type (2), the headers oncemill_id (17 and its value of at
-// most 41) and oncemill_key (18 without its value).
+// overhead is the size, rounded up, of the parts of a content header that are not counted:
+// the frame (8), its fixed part (14), properties of fixed size (10), the lengths of
+// message-id and type (2), the headers oncemill_id (17 and its value of at most 41) and
+// oncemill_key (18 without its value).
 const overhead = 8 + 14 + 10 + 2 + 17 + 41 + 18
 
-// marshal returns what m becomes by the marshaler, with a header table of its
-// own, and the encoded size of its properties.
+// marshal returns the marshaler's publishing of m, with a header table of its own, and the
+// encoded size of its properties.
 func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err error) {
 	if e.stockHeader == "" {
 		return e.marshalForeign(m)
@@ -132,7 +131,7 @@ func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int,
 		}
 		size += 1 + len(s.value)
 	}
-	// Copied, since a foreign marshaler may share its table between messages.
+	// Copied, since a custom marshaler may share its table between messages.
 	headers := make(amqp.Table, len(p.Headers)+2)
 	for k, v := range p.Headers {
 		headers[k] = v
@@ -141,9 +140,9 @@ func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int,
 	return p, size, nil
 }
 
-// addsRoutes reports that RabbitMQ reads a header as an array of further routing
-// keys. It closes the channel if the header is anything else. Metadata of that name
-// is not made an array of one: it would send the message where nobody meant it to go.
+// addsRoutes reports whether RabbitMQ reads a header as an array of further routing keys;
+// it closes the channel if the header is anything else. Metadata of that name is not
+// converted to an array of one, which would send the message where nobody intended.
 func addsRoutes(header string) bool { return header == "CC" || header == "BCC" }
 
 func noRoutes(header string) error {
@@ -158,7 +157,7 @@ func rowID(m *relay.Message) string {
 	return string(b)
 }
 
-// parseRowID reads what rowID wrote.
+// parseRowID parses the output of rowID.
 func parseRowID(header any) (lane int, id int64, ok bool) {
 	text, _ := header.(string)
 	before, after, found := strings.Cut(text, "/")

@@ -8,42 +8,41 @@ import (
 )
 
 var (
-	// ErrRunning is returned by a second Run while the first one runs. Run the
-	// sink once; the relay does.
+	// ErrRunning is returned by a second Run while the first one runs. Run the sink once;
+	// the relay already does.
 	ErrRunning = errors.New("rabbitmq: the sink runs already")
 
-	// ErrNotRunning is the outcome, unavailable, of messages handed to a sink
-	// whose Run has not begun or has ended.
+	// ErrNotRunning is the unavailable outcome of messages passed to a sink whose Run has
+	// not begun or has ended.
 	ErrNotRunning = errors.New("rabbitmq: the sink is not running")
 
-	// ErrNoConnection is the outcome, unavailable, of messages whose time ended
-	// before there was a connection or a channel to publish them on.
+	// ErrNoConnection is the unavailable outcome of messages whose time ended before there
+	// was a connection or a channel to publish them on.
 	ErrNoConnection = errors.New("rabbitmq: not connected in time")
 
-	// ErrBlocked is the outcome, unavailable, of messages whose time ended while
-	// the broker blocked the connection. It does so when it is short of memory
-	// or disk; free some there.
+	// ErrBlocked is the unavailable outcome of messages whose time ended while the broker
+	// blocked the connection. A broker does so when it is short of memory or disk; free some
+	// there.
 	ErrBlocked = errors.New("rabbitmq: the broker has blocked publishing")
 
-	// ErrUnanswered is the outcome, unavailable, of messages that the broker did
-	// not confirm in time. They may have arrived.
+	// ErrUnanswered is the unavailable outcome of messages that the broker did not confirm
+	// in time. They may have arrived.
 	ErrUnanswered = errors.New("rabbitmq: no confirm in time")
 
-	// ErrNacked is the outcome, unavailable, of messages that the broker nacked:
-	// a queue is full and rejects publishing, or failed to store.
+	// ErrNacked is the unavailable outcome of messages that the broker nacked: a queue is
+	// full and rejects publishing, or failed to store.
 	ErrNacked = errors.New("rabbitmq: nacked by the broker")
 
-	// ErrStalled is the outcome, unavailable, of messages on a channel that was
-	// replaced because a confirm did not come: on that channel alone, which makes
-	// it a relay.ErrInterrupted too, or on the whole connection for
-	// Config.ConfirmTimeout. They may have arrived. A confirm that comes later, on
+	// ErrStalled is the unavailable outcome of messages on a channel that was replaced
+	// because a confirm did not arrive. Either that channel alone did not answer, which
+	// makes the error a relay.ErrInterrupted too, or the whole connection did not for
+	// Config.ConfirmTimeout. The messages may have arrived. A confirm that arrives later, on
 	// the old channel, still counts.
 	ErrStalled = errors.New("rabbitmq: channel replaced, a confirm is overdue")
 
-	// ErrStrayReturn is the outcome, unavailable, of all messages in flight on a
-	// channel that returned a message which was not in flight on it: the
-	// channel's confirms cannot be believed. It is a defect, in a proxy between
-	// or here; please report it.
+	// ErrStrayReturn is the unavailable outcome of all messages in flight on a channel that
+	// returned a message which was not in flight on it: the channel's confirms cannot be
+	// trusted. It is a defect in a proxy in between, or in this package; please report it.
 	ErrStrayReturn = errors.New("rabbitmq: a return matches no message in flight")
 )
 
@@ -60,8 +59,8 @@ var (
 	unavailableStrayReturn  = relay.Unavailable(ErrStrayReturn)
 )
 
-// UnroutableError is the outcome, refused, of a message that the broker
-// returned: no queue is bound where it went. Declare the queue and its binding.
+// UnroutableError is the refused outcome of a message that the broker returned, because no
+// queue is bound for it. Declare the queue and its binding.
 type UnroutableError struct {
 	Exchange   string
 	RoutingKey string
@@ -73,9 +72,9 @@ func (e *UnroutableError) Error() string {
 	return fmt.Sprintf("unroutable: exchange %q, routing key %q: %s (%d)", e.Exchange, e.RoutingKey, e.Reason, e.Code)
 }
 
-// RejectedError is the outcome, refused, of a message that made the broker close
-// the channel with a complaint about the message itself: it is larger than the
-// broker's max_message_size, or a property set by the marshaler is invalid.
+// RejectedError is the refused outcome of a message because of which the broker closed the
+// channel: it is larger than the broker's max_message_size, or a property set by the
+// marshaler is invalid.
 type RejectedError struct {
 	Code   int    // 406 PRECONDITION_FAILED or 311 CONTENT_TOO_LARGE
 	Reason string // the broker's text
@@ -85,8 +84,8 @@ func (e *RejectedError) Error() string {
 	return fmt.Sprintf("rejected by the broker: %s (%d)", e.Reason, e.Code)
 }
 
-// PropertyError is the outcome, refused, of a message with a property or header
-// that AMQP cannot carry. Nothing of it has been sent.
+// PropertyError is the refused outcome of a message with a property or header that AMQP
+// cannot carry. No part of it has been sent.
 type PropertyError struct {
 	Property string // for example "message-id" or "headers"
 	Problem  string

@@ -15,8 +15,7 @@ func (q *fifo[T]) push(one T) {
 	q.items = append(q.items, one)
 }
 
-// all returns what is queued, oldest first; it is valid until the next push or
-// drop.
+// all returns the queued items, oldest first; it is valid until the next push or drop.
 func (q *fifo[T]) all() []T { return q.items[q.first:] }
 
 func (q *fifo[T]) len() int { return len(q.items) - q.first }
@@ -37,7 +36,7 @@ func (q *fifo[T]) cut(n int) {
 	q.drop(0)
 }
 
-// remove removes the one at a place of all.
+// remove removes the item at an index of all.
 func (q *fifo[T]) remove(i int) {
 	copy(q.items[q.first+i:], q.items[q.first+i+1:])
 	q.cut(q.len() - 1)

@@ -13,17 +13,17 @@ import (
 )
 
 const (
-	// sweepEvery is how often a lane that waits looks at more than its oldest
-	// message: for confirms out of order and for contexts that end out of order.
+	// sweepEvery is how often a waiting lane checks more than its oldest message: for
+	// confirms out of order and for contexts that end out of order.
 	sweepEvery = 20 * time.Millisecond
 	// idleSweepEvery is the same while every message has its outcome and only
 	// confirms are awaited.
 	idleSweepEvery = time.Second
-	// maxRoutes bounds what is remembered of topics and exchanges.
+	// maxRoutes bounds the remembered topics and exchanges.
 	maxRoutes = 4096
 )
 
-// batch is what one call of Publish handed over.
+// batch is the messages of one call of Publish.
 type batch struct {
 	msgs  []*relay.Message
 	term  uint64          // of the messages, which are their relay's again once they are told
@@ -59,9 +59,9 @@ type route struct {
 	confirmed     *mark // of the topic, on the connection of the moment
 }
 
-// lane publishes the messages of one lane, in their order, on one channel. Its
-// goroutine both publishes and waits for the confirms, and never waits for
-// anything else: requests to the broker are made by the link's.
+// lane publishes the messages of one lane, in their order, on one channel. Its goroutine
+// both publishes and waits for the confirms, and never waits for anything else. Requests
+// to the broker are made by the link's goroutine.
 type lane struct {
 	running *running
 	number  int
@@ -69,7 +69,7 @@ type lane struct {
 	inbox   *mailbox[*batch]
 	replies *mailbox[reply]
 
-	// All below belongs to the goroutine of run.
+	// Everything below belongs to the goroutine of run.
 
 	pending  fifo[item]
 	channel  *channel // nil unless open
@@ -84,16 +84,16 @@ type lane struct {
 	cut      cut
 }
 
-// cut is the latest term of a pipeline that an outage has ended, and what its messages
-// are told. The goroutine that tells them is the one that takes more of the term in, so
-// nothing that is handed over meanwhile comes through.
+// cut is the latest term of a pipeline that an outage has ended, and the outcome of its
+// messages. The goroutine that reports this outcome also takes in further messages of the
+// term, so no message that is passed to the sink meanwhile gets through.
 type cut struct {
 	term    uint64
 	outcome error
 }
 
-// end ends a term. Terms only grow: what is still in flight of an older one is told
-// already.
+// end ends a term. Terms only increase: messages in flight of an older one already have
+// their outcome.
 func (c *cut) end(term uint64, outcome error) {
 	if term > c.term {
 		*c = cut{term, outcome}
@@ -115,7 +115,7 @@ func newLane(r *running, number int) *lane {
 	return l
 }
 
-// run serves the lane until ctx ends and then gives back what has no outcome.
+// run serves the lane until ctx ends and then gives back the messages without an outcome.
 func (l *lane) run(ctx context.Context) {
 	defer l.close()
 	timer := time.NewTimer(idleSweepEvery)
@@ -144,7 +144,7 @@ func (l *lane) run(ctx context.Context) {
 	}
 }
 
-// step takes in what has come and publishes what can be.
+// step takes in what has arrived and publishes what it can.
 func (l *lane) step(ctx context.Context) {
 	now := l.running.state.Load()
 	if l.asked != now.link {
@@ -197,8 +197,8 @@ func (l *lane) receive() {
 	}
 }
 
-// publish sends pending messages for as long as nothing is in the way. What is
-// in the way pokes the lane when it goes.
+// publish sends pending messages until something prevents it. When that is over, the lane
+// is poked.
 func (l *lane) publish(now *state) {
 	switch {
 	case l.pending.len() == 0:
@@ -214,8 +214,8 @@ func (l *lane) publish(now *state) {
 	}
 }
 
-// publishNext deals with the oldest pending message and reports whether the next
-// one may follow.
+// publishNext handles the oldest pending message and reports whether the next one may
+// follow.
 func (l *lane) publishNext(at time.Time) bool {
 	c, it := l.channel, l.pending.all()[0]
 	alone := l.suspects.has(it.message)
@@ -247,8 +247,8 @@ func (l *lane) publishNext(at time.Time) bool {
 		return true
 	}
 	if err := c.publish(r, p, it, at); err != nil {
-		// The channel is closed. The message stays pending until NotifyClose has
-		// told why, and shares the lot of the others.
+		// The channel is closed. The message stays pending until NotifyClose has reported why,
+		// and is then treated like the others.
 		c.broken = at
 		return false
 	}
@@ -257,15 +257,16 @@ func (l *lane) publishNext(at time.Time) bool {
 	return true
 }
 
-// adopt takes a message that was handed over again while a copy of it is in flight
-// on the lane's channel. That copy serves: what is slow is not sent twice.
+// adopt takes over a message that was passed to the sink again while a copy of it is in
+// flight on the lane's channel. That copy serves: on a slow broker no message is sent
+// twice.
 func (l *lane) adopt(e *entry, m *relay.Message, b *batch) {
 	l.late.remove(e)
 	e.message, e.batch, e.term = m, b, b.term
 	e.channel.waiting++
 }
 
-// takeRepeated finds a message that was handed over again and has no outcome.
+// takeRepeated finds a message that was passed to the sink again and has no outcome.
 func (l *lane) takeRepeated(m *relay.Message) func(*relay.Message, error) {
 	if i := slices.IndexFunc(l.pending.all(), func(it item) bool { return it.message == m }); i >= 0 {
 		b := l.pending.all()[i].batch
@@ -323,7 +324,7 @@ func (l *lane) ask(to *link, c call) {
 	to.calls.put(c)
 }
 
-// awaited returns what the lane waits for besides its mail.
+// awaited returns what the lane waits for in addition to its mailboxes.
 func (l *lane) awaited() (confirmed, ended <-chan struct{}, closes <-chan *amqp.Error) {
 	if c := l.channel; c != nil {
 		closes = c.closes
@@ -340,7 +341,7 @@ func (l *lane) awaited() (confirmed, ended <-chan struct{}, closes <-chan *amqp.
 	return confirmed, ended, closes
 }
 
-// sweepDue is when to look at everything again, 0 for never.
+// sweepDue returns when to check everything again, 0 for never.
 func (l *lane) sweepDue() time.Duration {
 	c := l.channel
 	switch {

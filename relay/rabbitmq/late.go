@@ -6,14 +6,14 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// late is what a lane knows of copies whose messages were reported as unavailable
-// and whose confirms are still awaited, on whichever channel. It is bounded by what
-// may be in flight.
+// late contains a lane's copies whose messages were reported as unavailable and whose
+// confirms are still awaited, on any channel. Its size is bounded by what may be in
+// flight.
 type late struct {
 	copies map[int64][]*entry // by the id of the row
 
-	// repeated takes the message out of what is still to be sent, if it was handed
-	// over again, and returns where its outcome is due, nil if nowhere.
+	// repeated removes the message from the pending ones, if it was passed to the sink
+	// again. It returns the function to report its outcome to, or nil.
 	repeated func(*relay.Message) func(*relay.Message, error)
 }
 
@@ -24,7 +24,7 @@ func (l *late) add(e *entry) {
 	l.copies[e.message.ID] = append(l.copies[e.message.ID], e)
 }
 
-// remove ends what add began.
+// remove undoes add.
 func (l *late) remove(e *entry) {
 	e.late = nil
 	kept := slices.DeleteFunc(l.copies[e.message.ID], func(other *entry) bool { return other == e })
@@ -35,7 +35,7 @@ func (l *late) remove(e *entry) {
 	}
 }
 
-// settle is called when m is confirmed or refused: nothing more is reported of it.
+// settle is called when m is confirmed or refused: nothing more is reported about it.
 func (l *late) settle(m *relay.Message) {
 	if len(l.copies) == 0 {
 		return
@@ -70,8 +70,8 @@ func (l *late) on(c *channel, m *relay.Message) *entry {
 	return nil
 }
 
-// sameRow reports that two messages are the same row, which may have been read
-// twice. An id alone does not say that: after a failover ids may be given out again.
+// sameRow reports whether two messages are the same row, which may have been read twice.
+// The id alone is not enough: after a failover ids may be assigned again.
 func sameRow(a, b *relay.Message) bool {
 	return a == b || a.Lane == b.Lane && a.ID == b.ID && a.MessageID == b.MessageID && a.Topic == b.Topic && a.CreatedAt.Equal(b.CreatedAt)
 }

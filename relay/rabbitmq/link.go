@@ -13,11 +13,11 @@ import (
 	"github.com/oncemill/oncemill/internal/amqpconn"
 )
 
-// errClosedQuietly is the loss of a connection that came with no reason.
+// errClosedQuietly is the error of a connection that was lost without a reason.
 var errClosedQuietly = errors.New("connection closed")
 
-// link is one AMQP connection with the one goroutine, [link.answer], that makes
-// all requests on it that the broker answers.
+// link is one AMQP connection. One goroutine, [link.answer], makes all requests on it that
+// the broker answers.
 type link struct {
 	running *running
 	conn    *amqp.Connection
@@ -40,8 +40,9 @@ type link struct {
 	marks    map[string]*mark    // by topic
 }
 
-// mark is how far answers have come: the highest place in the stream of bytes at
-// which a message began that was confirmed, or of a whole connection was answered. A message that ended before it was sent earlier.
+// mark is how far answers have come: the highest position in the stream of bytes at which
+// a confirmed message began; for a whole connection, an answered one. A message that ended
+// before it was sent earlier.
 type mark struct{ atomic.Int64 }
 
 func (m *mark) reach(begin int64) {
@@ -126,11 +127,11 @@ func (l *link) watch(ctx context.Context) error {
 	}
 }
 
-// farewell bounds the closing of a connection that is good. Without it the broker
-// only logs a line more.
+// farewell bounds the closing of a working connection. Without a proper close the broker
+// only logs one more line.
 const farewell = 2 * time.Second
 
-// close takes leave of the broker, unless that one is blocked and reads nothing.
+// close closes the connection, unless the broker is blocked and reads nothing.
 func (l *link) close() {
 	limit := min(farewell, l.running.settings.CallTimeout)
 	if l.blocked.Load() {
@@ -139,10 +140,10 @@ func (l *link) close() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
-		// The connection goes either way, and nothing hangs on how.
+		// The connection ends in any case; the result does not matter.
 		_ = l.conn.CloseDeadline(time.Now().Add(limit))
 	}()
-	// CloseDeadline alone would not do: each frame read moves its deadline.
+	// CloseDeadline alone is not enough: each frame read extends its deadline.
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {

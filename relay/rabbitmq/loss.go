@@ -11,8 +11,8 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// sweep looks at everything, in flight and pending: confirms that came out of
-// order, contexts that have ended, a confirm that is overdue.
+// sweep checks everything, in flight and pending, for confirms that came out of order,
+// contexts that have ended, and an overdue confirm.
 func (l *lane) sweep(ctx context.Context) {
 	late, notSent := unavailableUnanswered, unavailableUnanswered
 	link := l.running.state.Load().link
@@ -57,12 +57,12 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 	}
 }
 
-// lose gives the channel up, because it is closed or no longer of use. outcome is
-// for messages without an answer if the channel itself does not know better.
+// lose gives the channel up, because it is closed or no longer useful. outcome is for
+// messages without an answer, unless the channel itself has a better one.
 //
-// What was handed over so far becomes unavailable with it, also what was not
-// sent: were it sent later on another channel, it could overtake a message of
-// its key that is to be sent again. So it is with what is yet to come of its term.
+// Everything passed to the sink so far becomes unavailable, including messages that were
+// not sent: sent later on another channel, one of them could overtake a message of its key
+// that is to be sent again. The same applies to the rest of its term.
 func (l *lane) lose(ctx context.Context, outcome error) {
 	c := l.channel
 	l.channel, l.latest = nil, nil
@@ -85,8 +85,8 @@ func (l *lane) lose(ctx context.Context, outcome error) {
 	l.abandon(c, unknown, outcome)
 }
 
-// complaint returns why the broker closed this channel, nil if it did not or if
-// the whole connection went.
+// complaint returns why the broker closed this channel; nil if it did not, or if the whole
+// connection was lost.
 func (c *channel) complaint() *amqp.Error {
 	if c.stray || !c.closed || c.cause == nil || !c.cause.Server || c.link.conn.IsClosed() {
 		return nil
@@ -94,8 +94,8 @@ func (c *channel) complaint() *amqp.Error {
 	return c.cause
 }
 
-// accuse deals with a channel that the broker closed because of a message. Only
-// if one message was in flight is it known which.
+// accuse handles a channel that the broker closed because of a message. Which message it
+// was is known only if one was in flight.
 func (l *lane) accuse(ctx context.Context, c *channel, unknown []*entry, cause *amqp.Error) {
 	l.running.settings.Logger.WarnContext(ctx, "rabbitmq closed a channel", "lane", l.number,
 		"code", cause.Code, "reason", cause.Reason, "suspects", len(unknown))
@@ -133,14 +133,13 @@ func (l *lane) conclude(c *channel, entries []*entry, outcome error) {
 	}
 }
 
-// abandon gives the messages of a channel that is lost, and all that are pending,
-// their outcome.
+// abandon gives the messages of a lost channel, and all pending messages, their outcome.
 func (l *lane) abandon(c *channel, unknown []*entry, outcome error) {
 	l.conclude(c, unknown, outcome)
 	l.failPending(0, outcome)
 }
 
-// failPending gives all pending messages but the oldest ones their outcome.
+// failPending gives all pending messages, except the keep oldest, their outcome.
 func (l *lane) failPending(keep int, outcome error) {
 	items := l.pending.all()[keep:]
 	for _, it := range items {
@@ -150,8 +149,8 @@ func (l *lane) failPending(keep int, outcome error) {
 	l.pending.cut(keep)
 }
 
-// failTopic gives the pending messages of one topic their outcome. Those of others go
-// on, but what is yet to come of the term does not: it may be of the same key.
+// failTopic gives the pending messages of one topic their outcome. Those of other topics
+// continue, but the rest of the term does not: it may be of the same key.
 func (l *lane) failTopic(topic string, outcome error) {
 	items := l.pending.all()
 	kept := 0
@@ -167,8 +166,8 @@ func (l *lane) failTopic(topic string, outcome error) {
 	l.pending.cut(kept)
 }
 
-// expirePending makes the first pending message whose time has ended unavailable
-// and all behind it, which must not overtake it.
+// expirePending makes the first pending message whose time has ended unavailable, and all
+// behind it, because they must not overtake it.
 func (l *lane) expirePending(outcome error) {
 	for i, it := range l.pending.all() {
 		if it.batch.hasEnded() {

@@ -2,8 +2,8 @@ package rabbitmq
 
 import "sync"
 
-// mailbox is a queue between goroutines whose put never waits. Its owner waits
-// on wake, which several mailboxes may share.
+// mailbox is a queue between goroutines whose put never waits. Its owner waits on wake,
+// which several mailboxes may share.
 type mailbox[T any] struct {
 	wake chan struct{} // capacity 1: holds a token while there may be mail
 
@@ -29,7 +29,7 @@ func (m *mailbox[T]) put(one T) bool {
 	return true
 }
 
-// take empties the mailbox into emptied, which is reused for what comes next.
+// take empties the mailbox into emptied, which is reused for later mail.
 func (m *mailbox[T]) take(emptied []T) []T {
 	clear(emptied)
 	m.mu.Lock()

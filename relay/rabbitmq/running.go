@@ -10,8 +10,7 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// running is what lives during one Run: the connection of the moment and the
-// lanes.
+// running is the state of one Run: the current connection and the lanes.
 type running struct {
 	settings *settings
 	state    atomic.Pointer[state]
@@ -21,7 +20,7 @@ type running struct {
 	lanes map[int]*lane // nil once closed
 }
 
-// state is where the connection stands. Lanes are poked when it changes.
+// state is the state of the connection. Lanes are poked when it changes.
 type state struct {
 	link *link // not nil while connected
 	err  error // not nil if the last attempt to connect failed: an unavailable outcome
@@ -37,7 +36,7 @@ func newRunning(s *settings) *running {
 	return r
 }
 
-// lane returns the lane of that number, or nil if Run is ending.
+// lane returns the lane with that number, or nil if Run is ending.
 func (r *running) lane(number int) *lane {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -71,7 +70,7 @@ func (r *running) enter(s state) {
 	r.pokeLanes()
 }
 
-// connect holds one connection after the other until ctx ends.
+// connect keeps one connection after the other until ctx ends.
 func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	log := r.settings.Logger
 	dialer := r.settings.conn.Dialer()
@@ -106,7 +105,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		r.enter(state{})
 		_ = link.net.Close() // lets amqp091-go's last word out; always nil
 		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", link.shown, "error", err)
-		// A broker that takes connections only to drop them is still down.
+		// A broker that accepts connections only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
 		}
@@ -116,7 +115,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	}
 }
 
-// pause reports whether the time has passed, rather than ctx ended.
+// pause reports whether the time has passed; false means that ctx ended first.
 func pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

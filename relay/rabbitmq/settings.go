@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// minChannels is what one connection needs: for each of the outbox's 32 lanes a
-// channel and those that are retired, and one for declarations.
+// minChannels is how many channels one connection needs: for each of the outbox's 32 lanes
+// one channel and the retired ones, and one for declarations.
 const minChannels = outbox.Lanes*(1+maxRetired) + 1
 
 // settings is the validated configuration, defaults filled in.
@@ -103,7 +103,7 @@ func (s *settings) resolveTopology(bad func(field, value, problem string)) {
 	if err := amqpconn.CheckTable(t.Exchange.Arguments); err != nil {
 		bad("amqp.Config.Exchange.Arguments", "(not shown)", err.Error())
 	}
-	// A declaration that nobody waits for would race with the publishing, which
-	// goes over other channels.
+	// A declaration that nobody waits for would race with the publishing, which uses other
+	// channels.
 	t.Exchange.NoWait = false
 }

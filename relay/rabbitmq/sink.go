@@ -10,8 +10,8 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// Sink publishes the relay's messages to RabbitMQ. It is a [relay.Sink]; all
-// methods may be called from any goroutine.
+// Sink publishes the relay's messages to RabbitMQ. It is a [relay.Sink], and safe for
+// concurrent use.
 type Sink struct {
 	settings *settings
 	current  atomic.Pointer[running] // nil while Run is not running
@@ -19,15 +19,15 @@ type Sink struct {
 
 var _ relay.Sink = (*Sink)(nil)
 
-// New returns a sink that publishes where cfg says, with its exchange, its
-// routing keys, its marshaler and its connection settings. It does no I/O: a
-// broker that cannot be reached is met, and tried again, by Run. All bad values
-// come back together, each a *oncemill.ConfigError.
+// New returns a sink that publishes as cfg configures it, with its exchange, routing keys,
+// marshaler and connection settings. It does no I/O: if the broker cannot be reached, Run
+// finds out and tries again. All bad values are reported at once, each as a
+// *oncemill.ConfigError.
 //
-// Confirms are always awaited and messages always published persistent and
-// mandatory, whatever cfg.Publish and the marshaler say of it; ChannelPoolSize
-// has no meaning here. Marshaler, GenerateName and GenerateRoutingKey are called
-// from several goroutines at once; the names must depend on the topic alone.
+// Confirms are always awaited, and messages are always published persistent and mandatory,
+// regardless of cfg.Publish and the marshaler; ChannelPoolSize has no effect. Marshaler,
+// GenerateName and GenerateRoutingKey are called concurrently; the names must depend on
+// the topic alone.
 func New(cfg wamqp.Config, opts Config) (*Sink, error) {
 	s, err := resolve(cfg, opts)
 	if err != nil {
@@ -36,9 +36,9 @@ func New(cfg wamqp.Config, opts Config) (*Sink, error) {
 	return &Sink{settings: s}, nil
 }
 
-// Run keeps a connection to the broker until ctx ends, reconnecting as often as
-// it takes, and then returns nil. Messages without an outcome at that time are
-// unavailable. A second Run at the same time returns [ErrRunning].
+// Run keeps a connection to the broker until ctx ends, reconnecting as often as needed,
+// and then returns nil. Messages without an outcome at that time are unavailable. A second
+// Run at the same time returns [ErrRunning].
 func (s *Sink) Run(ctx context.Context) error {
 	r := newRunning(s.settings)
 	if !s.current.CompareAndSwap(nil, r) {
@@ -57,7 +57,7 @@ func (s *Sink) Run(ctx context.Context) error {
 		case <-r.created.wake:
 		}
 	}
-	// Lanes that came in the meantime only give their messages back.
+	// Lanes created in the meantime only give their messages back.
 	for _, l := range r.close() {
 		group.Go(func() { l.run(ctx) })
 	}
@@ -65,9 +65,8 @@ func (s *Sink) Run(ctx context.Context) error {
 	return nil
 }
 
-// Publish hands messages of one lane over to that lane's goroutine; see
-// [relay.Sink]. Only if the sink is not running is done called before it
-// returns.
+// Publish passes messages of one lane to that lane's goroutine; see [relay.Sink]. done is
+// called before Publish returns only if the sink is not running.
 func (s *Sink) Publish(ctx context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
 	if len(msgs) == 0 {
 		return
@@ -82,8 +81,8 @@ func (s *Sink) Publish(ctx context.Context, msgs []*relay.Message, done func(*re
 	}
 }
 
-// Ready reports whether the sink is connected and the broker accepts messages.
-// A relay that asks can leave its lanes to a worker that is better placed.
+// Ready reports whether the sink is connected and the broker accepts messages. A relay
+// that checks it can leave its lanes to a worker in a better position.
 func (s *Sink) Ready() bool {
 	r := s.current.Load()
 	if r == nil {

@@ -9,11 +9,11 @@ import (
 const (
 	// maxRetired is how many channels of a lane are kept for their late confirms.
 	maxRetired = 2
-	// retirement is how long one is kept.
+	// retirement is how long a retired channel is kept.
 	retirement = 5 * time.Minute
 )
 
-// verdict is what a lane thinks of its channel.
+// verdict is a lane's assessment of its channel.
 type verdict int
 
 const (
@@ -22,12 +22,12 @@ const (
 	overdue         // nothing is answered on the connection
 )
 
-// judge looks at the oldest message in flight. It is stalled if it stays without
-// an answer while messages that left after it, on whichever channel, are answered:
-// sooner if they are of its topic, which most likely takes them to the same queue,
-// than if they are of another, whose queue may merely be faster. It is overdue when
-// the connection makes no progress. What has not left yet is not unanswered, and the
-// time when the broker was blocked does not count.
+// judge assesses the channel by the oldest message in flight. The channel is stalled if
+// that message stays unanswered while messages sent after it, on any channel, are
+// answered. This takes less time if they are of its topic, which most likely leads to the
+// same queue, than if they are of another, whose queue may merely be faster. It is overdue
+// when the connection makes no progress. A message that has not been sent does not count
+// as unanswered, and the time when the broker was blocked does not count.
 func (c *channel) judge(now time.Time, factor int, limit time.Duration) verdict {
 	wire := c.link.net
 	written := wire.written.Load()
@@ -66,15 +66,15 @@ func (c *channel) judge(now time.Time, factor int, limit time.Duration) verdict 
 	return fine
 }
 
-// A channel is stalled after these parts of ConfirmTimeout: 5 s and 7.5 s.
+// A channel is stalled after these fractions of ConfirmTimeout: 5 s and 7.5 s.
 const (
 	sameTopic  = 6
 	otherTopic = 4
 )
 
 // patience keeps a queue that is merely slower than others from getting everything
-// again and again: each replacement of a lane's channel doubles the time until the
-// next one, for a while.
+// repeatedly. For a while, each replacement of a lane's channel doubles the time until the
+// next one.
 type patience struct {
 	factor int
 	since  time.Time
@@ -94,8 +94,8 @@ func (p *patience) lost(now time.Time) {
 	p.factor, p.since = min(2*p.factor, sameTopic), now
 }
 
-// until returns the time until which a new channel is believed when it nacks. A queue
-// that refuses some of what it is sent must not cost a channel each time.
+// until returns the time until which a new channel is believed when it nacks. A queue that
+// refuses some of its messages must not cost a channel each time.
 func (p *patience) until() time.Time { return p.since.Add(time.Duration(p.factor) * nackRest) }
 
 const nackRest = 500 * time.Millisecond
@@ -113,9 +113,9 @@ func (l *lane) replaceUseless(ctx context.Context) bool {
 	return true
 }
 
-// retire replaces the lane's channel and goes on listening to it: what is in flight
-// on it has an outcome, and its confirms count when they come. As after a loss, what
-// was handed over and not sent fails too.
+// retire replaces the lane's channel but keeps listening to it. What is in flight on it
+// has an outcome, and its confirms still count. As after a loss, messages that were passed
+// to the sink but not sent fail too.
 func (l *lane) retire(now time.Time, outcome error) {
 	c := l.channel
 	l.channel, l.latest = nil, nil
@@ -135,8 +135,8 @@ func (l *lane) retire(now time.Time, outcome error) {
 	}
 }
 
-// tendRetired takes what has come on retired channels, and lets those go that have
-// nothing more to say.
+// tendRetired takes in what has arrived on retired channels, and dismisses those from
+// which nothing more is expected.
 func (l *lane) tendRetired() {
 	now, link := time.Now(), l.running.state.Load().link
 	l.retired = slices.DeleteFunc(l.retired, func(c *channel) bool {

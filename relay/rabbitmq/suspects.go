@@ -2,14 +2,14 @@ package rabbitmq
 
 import "github.com/oncemill/oncemill/relay"
 
-// suspects is what a lane knows of messages that may make the broker close the
-// channel. The broker does not say which message it complains of, and everything
-// in flight goes down with it, perhaps for ever if they always went together. So
-// all that was in flight is suspected, and from then on a suspect is published
-// only when nothing else is in flight: the next time, the guilty one is alone.
+// suspects are a lane's messages that may make the broker close the channel. The broker
+// does not report which message it complains about, and everything in flight is lost with
+// the channel, perhaps forever if the messages were always sent together. So everything in
+// flight becomes a suspect. From then on a suspect is published only when nothing else is
+// in flight: the next time, the message at fault is alone.
 //
-// If the complaint is of the exchange (missing, forbidden) its topic is
-// suspected too, so that one message of it at a time finds out.
+// If the complaint is about the exchange (missing, forbidden), its topic becomes a suspect
+// too, so that only one message of it at a time finds out.
 type suspects struct {
 	limit  int
 	ids    map[int64]struct{}
@@ -33,8 +33,8 @@ func (s *suspects) has(m *relay.Message) bool {
 	return id || topic
 }
 
-// add suspects the messages of entries. Those of long ago, which the relay never
-// sent again, are forgotten when there are too many.
+// add makes the messages of entries suspects. Old ones, which the relay never sent again,
+// are removed when there are too many.
 func (s *suspects) add(entries []*entry) {
 	if len(s.ids)+len(entries) > s.limit {
 		clear(s.ids)
@@ -51,7 +51,7 @@ func (s *suspects) addTopic(topic string) {
 	s.topics[topic] = struct{}{}
 }
 
-// clear is called when the broker has taken m alone.
+// clear is called when the broker has accepted m alone.
 func (s *suspects) clear(m *relay.Message) {
 	delete(s.ids, m.ID)
 	delete(s.topics, m.Topic)

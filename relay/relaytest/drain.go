@@ -11,14 +11,13 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// Drain runs a relay from box to sink until nothing is left in the outbox, then
-// stops it. What a refusal has made the relay put aside is not in the outbox, so
-// look at the sink for what was delivered. Messages that are committed meanwhile
-// are delivered too.
+// Drain runs a relay from box to sink until the outbox is empty, then stops it. Messages
+// that the relay has set aside after a refusal are not in the outbox, so check the sink
+// for what was delivered. Messages that are committed meanwhile are delivered too.
 //
-// It fails when ctx ends before that: give it a deadline. Each call is a whole
-// life of a worker and takes some milliseconds; for many messages over a while
-// run a relay of your own and use [Sink.Wait].
+// It fails if ctx ends before that, so give ctx a deadline. Each call starts and stops a
+// worker, which takes some milliseconds. For many messages over a longer time, run a relay
+// of your own and use [Sink.Wait].
 func Drain(ctx context.Context, box *outbox.Outbox, sink relay.Sink) error {
 	worker, err := relay.New(box, sink, relay.Config{
 		Name: "relaytest", PollMax: 10 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
@@ -49,8 +48,7 @@ func Drain(ctx context.Context, box *outbox.Outbox, sink relay.Sink) error {
 	}
 }
 
-// isEmpty reports that the outbox has no row. That ctx ends is the relay's to
-// notice.
+// isEmpty reports whether the outbox has no row. The relay notices the end of ctx.
 func isEmpty(ctx context.Context, box *outbox.Outbox) (bool, error) {
 	lanes := make([]int, outbox.Lanes)
 	for i := range lanes {

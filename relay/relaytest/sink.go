@@ -10,9 +10,9 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// Sink is a [relay.Sink] in memory. It confirms every message and keeps it, but
-// for those that it was told to fail. The zero value is ready for use; all
-// methods may be called from any goroutine, also while a relay runs.
+// Sink is a [relay.Sink] in memory. It confirms and keeps every message, except those that
+// it was told to fail. The zero value is ready to use. All methods are safe for concurrent
+// use, also while a relay runs.
 type Sink struct {
 	mu        sync.Mutex // guards all below
 	confirmed []relay.Message
@@ -50,7 +50,7 @@ func (s *Sink) take(m *relay.Message) error {
 	if err := s.topics[m.Topic]; err != nil {
 		return err
 	}
-	// A copy: the relay goes on using m.
+	// A copy, because the relay continues to use m.
 	s.confirmed = append(s.confirmed, relay.Message{
 		Lane: m.Lane, ID: m.ID, Topic: m.Topic, MessageID: m.MessageID, Key: m.Key,
 		Payload: slices.Clone(m.Payload), Metadata: maps.Clone(m.Metadata), CreatedAt: m.CreatedAt,
@@ -62,10 +62,10 @@ func (s *Sink) take(m *relay.Message) error {
 	return nil
 }
 
-// Fail makes err the outcome of every message of topic, until it is called again
-// with another or with nil. An error made by [relay.Refused] is the message's own
-// fault, one made by [relay.Unavailable] an outage; the relay finds out about any
-// other.
+// Fail makes err the outcome of every message of topic, until it is called again with
+// another error or with nil. An error made by [relay.Refused] means that the message is at
+// fault; one made by [relay.Unavailable] means an outage. For any other error, the relay
+// finds out which it is.
 func (s *Sink) Fail(topic string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -75,7 +75,7 @@ func (s *Sink) Fail(topic string, err error) {
 	s.topics[topic] = err
 }
 
-// FailMessage is Fail for the message with this id, whatever its topic.
+// FailMessage is like Fail, for the message with this id, whatever its topic.
 func (s *Sink) FailMessage(id string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -85,24 +85,24 @@ func (s *Sink) FailMessage(id string, err error) {
 	s.messages[id] = err
 }
 
-// Messages returns what was confirmed, in its order. A message that was delivered
-// twice is there twice.
+// Messages returns the confirmed messages, in order of confirmation. A message that was
+// delivered twice appears twice.
 func (s *Sink) Messages() []relay.Message {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.confirmed)
 }
 
-// Attempts returns how often the message with this id was handed to the sink,
-// whatever the outcome.
+// Attempts returns how often the message with this id was passed to the sink, whatever the
+// outcome.
 func (s *Sink) Attempts(id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.attempts[id]
 }
 
-// Wait waits until at least n messages are confirmed and returns all that are. It
-// fails when ctx ends before.
+// Wait waits until at least n messages are confirmed, and returns all confirmed messages.
+// It fails if ctx ends before.
 func (s *Sink) Wait(ctx context.Context, n int) ([]relay.Message, error) {
 	for {
 		s.mu.Lock()
@@ -123,7 +123,7 @@ func (s *Sink) Wait(ctx context.Context, n int) ([]relay.Message, error) {
 	}
 }
 
-// Reset forgets messages and attempts. What Fail and FailMessage have set stays.
+// Reset removes all messages and attempts. Outcomes set by Fail and FailMessage stay.
 func (s *Sink) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
