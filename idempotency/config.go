@@ -19,7 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Unlimited, as Config.MaxOutstanding, lets a caller have any number of keys outstanding.
+// Unlimited as Config.MaxOutstanding lets a caller have any number of keys outstanding.
 const Unlimited = -1
 
 // Config configures an Engine. Only Scope is required. An engine is cheap: make one for

@@ -26,8 +26,8 @@ var (
 	// or somebody forges messages.
 	ErrConflict = errors.New("inbox: the id belongs to another message, with another fingerprint")
 
-	// ErrUnverified is the failure of a message that Config.Verify refused. It wraps the
-	// reason.
+	// ErrUnverified is the failure of a message that Config.Verify refused. The reason is
+	// wrapped with it.
 	ErrUnverified = errors.New("inbox: the message was not verified")
 
 	// ErrTooOld is the failure of a message that is older than Config.Retention, less a

@@ -43,7 +43,7 @@ type Retry struct {
 
 	// Crashes is how often a message may crash its process before it becomes a dead letter.
 	// Only deliveries that the broker has marked as redelivered are counted. From the second
-	// crash on they count only if this inbox was handling no other message in the process.
+	// on they count only if this inbox was handling no other message in the process.
 	// Without Config.DeadLetters it has no effect. Default: 3. 1 to 100.
 	Crashes int
 }

@@ -216,7 +216,7 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 	}
 }
 
-// noAnswer turns a timeout of the database into an ErrNoAnswer.
+// noAnswer marks an error as ErrNoAnswer if the database gave no answer in time.
 func noAnswer(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bounded.ErrTooManyAbandoned) {
 		return fmt.Errorf("%w: %w", ErrNoAnswer, err)

@@ -78,7 +78,9 @@ type ownTx struct {
 // execute returns when ctx ends, also while the driver does not: lib/pq waits until the
 // server has taken note that a prepared statement is canceled.
 func (o *ownTx) execute(ctx context.Context, args []any) error {
-	_, err := boundtx.Wait(ctx, o.tx, func() (sql.Result, error) { return o.statement(ctx).ExecContext(ctx, args...) })
+	_, err := boundtx.Wait(ctx, o.tx, func() (sql.Result, error) {
+		return o.statement(ctx).ExecContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
+	})
 	return err
 }
 

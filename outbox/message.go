@@ -138,7 +138,7 @@ func (o *Outbox) encode(ctx context.Context, of tracer, rows []Row, messages []*
 		if err != nil {
 			return fmt.Errorf("outbox: message %d (id %q): %w", i, shorten(msg.UUID), err)
 		}
-		if rows[i], err = o.fill(of(msg), rows[i], i, encoded); err != nil {
+		if rows[i], err = o.fill(of(msg), rows[i], i, encoded); err != nil { //nolint:contextcheck // only for the trace
 			return err
 		}
 	}

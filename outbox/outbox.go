@@ -32,7 +32,7 @@ var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "mi
 // does not answer. Each holds a connection.
 const mostAbandoned = 64
 
-// NoHistory, as Config.History, keeps no delivered messages.
+// NoHistory as Config.History keeps no delivered messages.
 const NoHistory time.Duration = -1
 
 // Config configures an Outbox. The zero value is right for most services. All processes

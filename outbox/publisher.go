@@ -49,7 +49,7 @@ func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.
 	all, waits := make([]Row, len(messages)), make([]delay, len(messages))
 	for i, msg := range messages {
 		var err error
-		if all[i], waits[i], err = o.newRow(of, i, topic, msg); err != nil {
+		if all[i], waits[i], err = o.newRow(of, i, topic, msg); err != nil { //nolint:contextcheck // a context only for the trace
 			return err
 		}
 	}
