@@ -90,5 +90,5 @@ func ExampleOutbox_ContextPublisher() {
 	fmt.Println("outside:", publish(ctx, "order-2"))
 	// Output:
 	// inside: <nil>
-	// outside: outbox: no transaction in the message's context; use oncemill.ContextWithTx and msg.SetContext
+	// outside: outbox: no transaction; give Publish one, or put it into the message's context (oncemill.ContextWithTx, msg.SetContext)
 }
