@@ -101,9 +101,9 @@ type Config struct {
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
 	// MaxOutstanding is how many running keys, with a lease that has not ended, a caller
-	// (tenant and principal) may have. More are answered with 429. Not every claim is
-	// counted: each process lets a caller exceed the limit by up to a quarter of what it had
-	// left a second ago. Default: 1,000. See Unlimited.
+	// (tenant and principal) may have. More are answered with 429. They are not counted at
+	// every claim: each process lets a caller exceed the limit by up to a quarter of what it
+	// had left a second ago. Default: 1,000. See Unlimited.
 	MaxOutstanding int
 
 	// InProgress selects the answer to a copy of a running request. Default:

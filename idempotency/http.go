@@ -40,8 +40,7 @@ import (
 // block others: after a deadlock, a serialization failure, or a wait for a lock of 100 ms.
 // They grow again slowly. Groups pay off where dozens of requests arrive at once.
 //
-// A request that a middleware of this package already runs passes through another one
-// unchanged.
+// A request that a middleware of this package already runs passes through another one.
 func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 	if _, ok := e.store.(*SQLStore); !ok {
 		panic(ErrNotTransactional)
@@ -55,8 +54,7 @@ func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 // handler has called [NoEffect]; see Config.Crashed and Config.Failed. An error from 400
 // to 499 in time means that there was no effect.
 //
-// A request that a middleware of this package already runs passes through another one
-// unchanged.
+// A request that a middleware of this package already runs passes through another one.
 func (e *Engine) Middleware(next http.Handler) http.Handler { return e.middleware(next, false) }
 
 func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler {

@@ -7,7 +7,7 @@ import (
 )
 
 // limits remembers which callers are far below their limit, so that not every claim has to
-// be counted.
+// count.
 type limits struct {
 	mu      sync.Mutex
 	callers map[Caller]*allowance

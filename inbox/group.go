@@ -83,7 +83,7 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 // would affect the others of its group, nor for one that takes long. Handlers of a group
 // run one after the other, sorted by ordering key, at most one of a key. lib/pq keeps no
 // prepared statements. With it, a statement with arguments that handlers execute
-// repeatedly is prepared for the rest of the transaction, until a handler runs a query.
+// repeatedly is prepared, for the rest of the transaction or until a handler runs a query.
 //
 // Groups become smaller, down to one message, when their locks block others: after a
 // deadlock, a serialization failure, or a wait for a lock that takes longer than

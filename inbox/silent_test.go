@@ -34,9 +34,9 @@ func (p *place) behindProxy(t *testing.T, change func(*inbox.Config)) (*inbox.In
 	return in, proxy
 }
 
-// A server falls silent at each step of an attempt. The delivery fails all the same,
-// which is no attempt of the message's, and the next one, on another connection,
-// handles the message.
+// A server falls silent at each step of an attempt. The delivery ends all the same, mostly
+// with an error, which is no attempt of the message's, and the next one, on another
+// connection, handles the message.
 func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"begin", "claim", "effect", "seal", "commit"} {
@@ -55,7 +55,8 @@ func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 			}
 			expectNoError(t, deliver(t, in, "before", effect))
 			proxy.Silence(testserver.Containing(text), 1)
-			if err := deliver(t, in, "a", effect); err == nil || (step == "commit") != errors.Is(err, inbox.ErrCommitUnknown) {
+			// A connection that was closed in time is a lost one: the inbox tries again itself.
+			if err := deliver(t, in, "a", effect); (step == "commit") != errors.Is(err, inbox.ErrCommitUnknown) {
 				t.Errorf("the delivery that met silence: %v", err)
 			}
 			if n := proxy.Silenced(); n != 1 {
