@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -178,7 +180,8 @@ func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
-	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Retry: inbox.Retry{Delay: time.Millisecond}, Logger: quiet})
+	logger := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
+	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Retry: inbox.Retry{Delay: time.Millisecond}, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +194,7 @@ func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
 	var at []time.Time
 	begun := make(chan struct{}, 10)
 	const wait = 4 * time.Second
-	router.AddConsumerHandler("reserve", "orders", subscriber(t, queues(uri, 10), rabbitmq.Config{AckTimeout: time.Second}), func(msg *message.Message) error {
+	router.AddConsumerHandler("reserve", "orders", subscriber(t, queues(uri, 10), rabbitmq.Config{AckTimeout: time.Second, Logger: logger}), func(msg *message.Message) error {
 		if msg.UUID == "slow" { // would be repeated if the subscription were
 			begun <- struct{}{}
 			return nil
@@ -209,13 +212,17 @@ func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
 	eventually(t, "all are handled", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
-		return len(handled) >= 4
+		return slices.Contains(handled, "last")
 	})
 	if err := errors.Join(router.Close(), <-ended); err != nil {
 		t.Error(err)
 	}
-	if got := strings.Join(handled, " "); got != "later later next last" || at[1].Sub(at[0]) < wait-200*time.Millisecond || len(begun) != 1 {
-		t.Errorf("handled %s, after %v; slow ran %d times", got, at[1].Sub(at[0]), len(begun))
+	// A commit that takes longer than AckTimeout, as on a slow machine, is tried again.
+	if got := slices.Compact(slices.Clone(handled)); !slices.Equal(got, []string{"later", "next", "last"}) || handled[1] != "later" {
+		t.Errorf("handled %q", handled)
+	}
+	if waited := at[1].Sub(at[0]); waited < wait-200*time.Millisecond || len(begun) != 1 {
+		t.Errorf("tried again after %v; slow ran %d times", waited, len(begun))
 	}
 }
 
