@@ -152,6 +152,16 @@ func (l *Line) hangUp() {
 	}
 }
 
+// HungUp reports that the connection was closed because an answer did not come.
+func (l *Line) HungUp() bool {
+	if l == nil {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.down
+}
+
 type lineKey struct{}
 
 // use is what a context says of the line of its call.

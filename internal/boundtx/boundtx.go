@@ -152,9 +152,10 @@ func (t *Tx) judge(err error) error {
 	return err
 }
 
-// Abandoned reports that a statement was abandoned, so that an error which followed
-// says nothing about the statement.
-func (t *Tx) Abandoned() bool { return t.abandoned.Load() }
+// Abandoned reports that a statement was abandoned, or had its connection closed when the
+// transaction's context had ended, so that an error which followed says nothing about the
+// statement.
+func (t *Tx) Abandoned() bool { return t.abandoned.Load() || t.line.HungUp() }
 
 // Commit commits, and waits for the answer for at most limit, even if the context of
 // Begin ends meanwhile. If that had ended before, its error is returned and the

@@ -43,6 +43,9 @@ func TestTx_ASilentServerKeepsNoConnectionOfAnIdleTransaction(t *testing.T) {
 			if rows.Err() == nil {
 				t.Error("a silent server has sent all rows")
 			}
+			if !tx.Abandoned() {
+				t.Errorf("the statement is at fault: %v", rows.Err())
+			}
 			tx.Rollback()
 		},
 		"short": func(t *testing.T, f *fixture) {
