@@ -5,8 +5,8 @@ import (
 )
 
 var (
-	// ErrClosed is returned by Subscribe and SubscribeInitialize after the subscriber has
-	// been closed.
+	// ErrClosed is returned by Subscribe, SubscribeInitialize and Publish after the
+	// subscriber has been closed.
 	ErrClosed = errors.New("rabbitmq: the subscriber is closed")
 
 	errCallTimeout   = errors.New("no answer from the broker in time")
@@ -15,5 +15,7 @@ var (
 	errStuck         = errors.New("deliveries wait for a handler that has taken longer than Config.AckTimeout")
 	errUnreadable    = errors.New("the delivery cannot be read")
 	errNoMessage     = errors.New("the marshaler returned neither a message nor an error")
+	errNotConfirmed  = errors.New("the broker has not confirmed a message")
+	errNoQueue       = errors.New("there is no such queue")
 	errNoMalformed   = errors.New("set Config.Malformed to keep it elsewhere")
 )

@@ -13,11 +13,12 @@ import (
 
 // Subscriber consumes from RabbitMQ. It is a Watermill message.Subscriber and safe for
 // concurrent use. It has one connection, made by the first Subscribe, and one channel for
-// each subscription.
+// each subscription. It is also a message.Publisher, for replays of dead letters.
 type Subscriber struct {
-	settings  *settings
-	connector *connector
-	closing   chan struct{}
+	settings   *settings
+	connector  *connector
+	publishing *connector
+	closing    chan struct{}
 
 	mu      sync.Mutex
 	closed  bool
@@ -27,6 +28,7 @@ type Subscriber struct {
 
 var (
 	_ message.Subscriber           = (*Subscriber)(nil)
+	_ message.Publisher            = (*Subscriber)(nil)
 	_ message.SubscribeInitializer = (*Subscriber)(nil)
 )
 
@@ -45,10 +47,11 @@ func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
 		return nil, err
 	}
 	return &Subscriber{
-		settings:  s,
-		connector: newConnector(s),
-		closing:   make(chan struct{}),
-		current:   make(map[*subscription]struct{}),
+		settings:   s,
+		connector:  newConnector(s),
+		publishing: newConnector(s),
+		closing:    make(chan struct{}),
+		current:    make(map[*subscription]struct{}),
 	}, nil
 }
 
@@ -107,6 +110,7 @@ func (s *Subscriber) Close() error {
 	s.group.Wait()
 	if first {
 		s.connector.close()
+		s.publishing.close()
 	}
 	return nil
 }
