@@ -1,125 +1,127 @@
-// Command readme is the program whose middle part is the README's example. It
-// runs on a SQLite file and Watermill's in-memory broker.
+// Command readme is the program of the README: a shop on PostgreSQL and RabbitMQ whose
+// orders take stock, and whose reservations are confirmed by mail.
+//
+//	go run ./readme -database postgres://localhost/shop -broker amqp://localhost
 package main
 
 import (
 	"context"
 	"database/sql"
 	"errors"
+	"flag"
 	"fmt"
+	"net/http"
 	"os"
-	"path/filepath"
+	"os/signal"
+	"syscall"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
-	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
-	"golang.org/x/sync/errgroup"
-	_ "modernc.org/sqlite" // the driver "sqlite"
+	_ "github.com/lib/pq" // the driver "postgres"
 
-	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
+	inboxrabbitmq "github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/mill"
 	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
 
-//snippet:work
-func work(ctx context.Context, db *sql.DB, broker Broker, router *message.Router) error {
-	box, err1 := outbox.New(db, outbox.Config{})
-	worker, err2 := relay.New(box, relay.FromPublisher(broker), relay.Config{}) // or relay/rabbitmq: pipelined
-	in, err3 := inbox.New(db, inbox.Config{Consumer: "stock"})
-	err4 := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
-	if err := errors.Join(err1, err2, err3, err4); err != nil {
+//snippet:serve
+func serve(ctx context.Context, db *sql.DB, broker, address string) error {
+	sink, err := rabbitmq.New(amqp.NewDurablePubSubConfig(broker, nil), rabbitmq.Config{})
+	if err != nil {
 		return err
 	}
-
-	// However often the message comes, the stock shrinks by one.
-	router.AddMiddleware(in.Middleware)
-	router.AddConsumerHandler("stock", "orders", broker, func(msg *message.Message) error {
-		tx, _ := inbox.TxFromContext(msg.Context())
-		_, err := tx.ExecContext(msg.Context(), `update stock set units = units - 1 where item = ?`, string(msg.Payload))
+	queueOf := func(consumer string) func(*inbox.Inbox) (message.Subscriber, error) {
+		return func(in *inbox.Inbox) (message.Subscriber, error) {
+			cfg := amqp.NewDurablePubSubConfig(broker, amqp.GenerateQueueNameTopicNameWithSuffix(consumer))
+			return inboxrabbitmq.New(cfg, inboxrabbitmq.Config{Malformed: in.Refuse})
+		}
+	}
+	m, err := mill.New(db, mill.Config{
+		Idempotency: &idempotency.Config{Scope: idempotency.SingleTenant()},
+		Outbox:      &outbox.Config{},
+		Sink:        sink,
+		Consumers: []mill.Consumer{
+			{Name: "stock", Topic: "orders", Subscriber: queueOf("stock"), Handler: reserve, Produces: "reservations"},
+			{Name: "mail", Topic: "reservations", Subscriber: queueOf("mail"), Handler: confirm},
+		},
+	})
+	if err != nil {
 		return err
-	})
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return worker.Run(ctx) })
-	group.Go(func() error { return router.Run(ctx) })
-	group.Go(func() error { return in.Run(ctx) }) // removes old ids
-	// The message exists if and only if the order does.
-	group.Go(func() error {
-		return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
-			if _, err := tx.ExecContext(ctx, `insert into orders values ('order-1', 'tea')`); err != nil {
-				return err
-			}
-			return box.Publish(ctx, tx, "orders", message.NewMessage(watermill.NewUUID(), []byte("tea")))
-		})
-	})
-	return group.Wait()
+	}
+	http.Handle("POST /orders", m.Idempotency().TxMiddleware(placeOrder(m.Outbox())))
+	return m.Run(ctx, m.Serve(&http.Server{Addr: address, ReadHeaderTimeout: 10 * time.Second}))
+}
+
+// placeOrder commits the idempotency key, the order and its message in one transaction.
+// A client that sends the request again with its Idempotency-Key gets the first answer.
+func placeOrder(box *outbox.Outbox) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		tx, _ := idempotency.TxFromContext(r.Context())
+		id, item := watermill.NewUUID(), r.FormValue("item")
+		_, err := tx.ExecContext(r.Context(), `insert into orders (id, item) values ($1, $2)`, id, item)
+		if err == nil {
+			err = box.Publish(r.Context(), tx, "orders", message.NewMessage(id, []byte(item)))
+		}
+		if err != nil {
+			http.Error(w, "please try again", http.StatusServiceUnavailable) // nothing is stored
+			return
+		}
+		w.WriteHeader(http.StatusCreated)
+	}
+}
+
+// reserve commits the message's id, the new stock and the message that it returns in one
+// transaction. However often the order is delivered, the stock shrinks by one.
+func reserve(order *message.Message) ([]*message.Message, error) {
+	tx, _ := inbox.TxFromContext(order.Context())
+	_, err := tx.ExecContext(order.Context(), `update stock set units = units - 1 where item = $1`, string(order.Payload))
+	return []*message.Message{message.NewMessage(watermill.NewUUID(), order.Payload)}, err
 }
 
 //snippet:end
 
-// Broker is any Watermill Pub/Sub.
-type Broker interface {
-	message.Publisher
-	message.Subscriber
+// confirm stands for a mail: it writes down what it would send.
+func confirm(reservation *message.Message) ([]*message.Message, error) {
+	tx, _ := inbox.TxFromContext(reservation.Context())
+	_, err := tx.ExecContext(reservation.Context(), `insert into mails (item) values ($1)`, string(reservation.Payload))
+	return nil, err
 }
 
+// tables are those of the shop; oncemill creates its own in a schema of its own.
+const tables = `
+create table if not exists orders (id text primary key, item text not null);
+create table if not exists stock (item text primary key, units integer not null);
+create table if not exists mails (item text not null);
+insert into stock values ('tea', 10) on conflict do nothing`
+
 func main() {
-	if err := run(context.Background()); err != nil {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	database := flag.String("database", "postgres://localhost/shop?sslmode=disable", "URL of the database")
+	broker := flag.String("broker", "amqp://localhost", "URL of RabbitMQ")
+	address := flag.String("listen", "localhost:8080", "address of the API")
+	flag.Parse()
+	err := run(ctx, *database, *broker, *address)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "readme:", err)
 		os.Exit(1)
 	}
 }
 
-// run sends the message a second time, by the broker's fault so to say, waits for
-// both to be handled, and shows the stock.
-func run(ctx context.Context) (err error) {
-	dir, err := os.MkdirTemp("", "oncemill-readme-")
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	db, err := sql.Open("sqlite", oncemill.SQLiteDSN(filepath.Join(dir, "shop.db")))
+func run(ctx context.Context, database, broker, address string) (err error) {
+	db, err := sql.Open("postgres", database)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	_, err = db.ExecContext(ctx, `
-create table orders (id text primary key, item text not null);
-create table stock (item text primary key, units integer not null);
-insert into stock values ('tea', 10)`)
-	if err != nil {
-		return err
+	db.SetMaxIdleConns(8)
+	if _, err := db.ExecContext(ctx, tables); err != nil {
+		return fmt.Errorf("create the shop's tables: %w", err)
 	}
-
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	broker := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, nil)
-	router, err := message.NewRouter(message.RouterConfig{}, watermill.NopLogger{})
-	if err != nil {
-		return err
-	}
-	handled := 0
-	router.AddMiddleware(func(h message.HandlerFunc) message.HandlerFunc {
-		return func(msg *message.Message) ([]*message.Message, error) {
-			produced, err := h(msg)
-			if err != nil {
-				return nil, err
-			}
-			if handled++; handled == 1 {
-				return produced, broker.Publish("orders", msg.Copy())
-			}
-			stop()
-			return produced, nil
-		}
-	})
-	if err := work(ctx, db, broker, router); err != nil {
-		return err
-	}
-	var left int
-	if err := db.QueryRowContext(context.WithoutCancel(ctx), `select units from stock`).Scan(&left); err != nil {
-		return err
-	}
-	_, err = fmt.Printf("the message came %d times, %d of 10 teas are left\n", handled, left)
-	return err
+	return serve(ctx, db, broker, address)
 }

@@ -128,6 +128,9 @@ func (s *Subscriber) Ready() bool {
 	return len(s.current) > 0
 }
 
+// AckTimeout returns Config.AckTimeout: how long a delivery may remain unacknowledged.
+func (s *Subscriber) AckTimeout() time.Duration { return s.settings.AckTimeout }
+
 // begin makes Close wait until end is called.
 func (s *Subscriber) begin(topic string) (*subscription, error) {
 	s.mu.Lock()

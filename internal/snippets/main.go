@@ -2,7 +2,7 @@
 // fenced block of Go must be an excerpt of a source file of this repository,
 // named in a comment above it:
 //
-//	<!-- excerpt: examples/readme/main.go#work -->
+//	<!-- excerpt: examples/readme/main.go#serve -->
 //
 // In the file the excerpt stands between the lines "//snippet:work" and
 // "//snippet:end". Without a name the whole file is meant.

@@ -1,0 +1,139 @@
+package mill
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// Config says what a service uses. What is nil or empty is not used, and has no tables. The
+// parts share Database, Logger, MeterProvider, TracerProvider and Propagator: leave these
+// fields of theirs empty.
+type Config struct {
+	// Database describes where the tables are.
+	Database oncemill.Config
+
+	// Outbox configures the outbox; see [Mill.Outbox]. Required with Sink, and for
+	// consumers that produce messages. Default: none.
+	Outbox *outbox.Config
+
+	// Sink takes the messages of the outbox to the broker. With it Run is a relay worker.
+	// Default: none; another process relays, for example the command oncemill relay.
+	Sink relay.Sink
+
+	// Relay configures the worker. Its LetterRetention holds for dead letters of
+	// consumers, too.
+	Relay relay.Config
+
+	// Consumers handle messages.
+	Consumers []Consumer
+
+	// Idempotency configures the keys of HTTP requests and commands; see
+	// [Mill.Idempotency]. Its OnCommit wakes the relay unless it is set. Default: none.
+	Idempotency *idempotency.Config
+
+	// Keys configures the store of the keys.
+	Keys idempotency.StoreConfig
+
+	// NoMigrate makes Run check the tables instead of creating and changing them: for
+	// services whose database role may not. The command oncemill migrate does it for
+	// them. Default: false.
+	NoMigrate bool
+
+	// StopTimeout is how long Run waits, when its context ends, for handlers and requests
+	// that are under way. Default: 30 s. At least 10 ms. The relay then has
+	// relay.Config.StopTimeout for its messages in flight.
+	StopTimeout time.Duration
+
+	// Logger receives the start, the stop and the events of all parts. Default:
+	// slog.Default().
+	Logger *slog.Logger
+
+	// MeterProvider, TracerProvider and Propagator are those of all parts. Defaults: the
+	// global ones.
+	MeterProvider  metric.MeterProvider
+	TracerProvider trace.TracerProvider
+	Propagator     propagation.TextMapPropagator
+}
+
+// resolve fills in what the parts share, and returns everything that does not fit.
+func (c Config) resolve() (Config, error) {
+	var errs []error
+	bad := func(field, value, problem string) {
+		errs = append(errs, &oncemill.ConfigError{Field: "mill.Config." + field, Value: value, Problem: problem})
+	}
+	if c.StopTimeout == 0 {
+		c.StopTimeout = 30 * time.Second
+	}
+	if c.StopTimeout < 10*time.Millisecond {
+		bad("StopTimeout", c.StopTimeout.String(), "must be at least 10ms, or 0 for 30s")
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Outbox == nil && len(c.Consumers) == 0 && c.Idempotency == nil {
+		bad("Outbox", "nil", "nothing is used: set Outbox, Consumers or Idempotency")
+	}
+	if c.Sink != nil && c.Outbox == nil {
+		bad("Outbox", "nil", "is required with Sink, which takes its messages; set it to &outbox.Config{}")
+	}
+	c.share(bad)
+	names := map[string]bool{}
+	for i := range c.Consumers {
+		consumer := &c.Consumers[i]
+		consumer.check(c, func(field, value, problem string) { bad(fmt.Sprintf("Consumers[%d].%s", i, field), value, problem) })
+		if names[consumer.Name] {
+			bad(fmt.Sprintf("Consumers[%d].Name", i), consumer.Name, "another consumer has it; each handles every message once")
+		}
+		names[consumer.Name] = true
+	}
+	return c, errors.Join(errs...)
+}
+
+type report func(field, value, problem string)
+
+// share gives the parts what they share, in copies: the caller's are left alone.
+func (c *Config) share(bad report) {
+	same := func(field string, given, shared *oncemill.Config) {
+		if *given != (oncemill.Config{}) && *given != *shared {
+			bad(field, fmt.Sprintf("%+v", *given), "must be empty: all parts are in Config.Database")
+		}
+		*given = *shared
+	}
+	if c.Outbox != nil {
+		own := *c.Outbox
+		same("Outbox.Database", &own.Database, &c.Database)
+		own.Logger, own.Propagator = cmp.Or(own.Logger, c.Logger), cmp.Or(own.Propagator, c.Propagator)
+		c.Outbox = &own
+	}
+	c.Relay.StopTimeout = cmp.Or(c.Relay.StopTimeout, 10*time.Second) // its default
+	c.Relay.Logger = cmp.Or(c.Relay.Logger, c.Logger)
+	c.Relay.MeterProvider = cmp.Or(c.Relay.MeterProvider, c.MeterProvider)
+	c.Relay.TracerProvider = cmp.Or(c.Relay.TracerProvider, c.TracerProvider)
+	c.Relay.Propagator = cmp.Or(c.Relay.Propagator, c.Propagator)
+	same("Keys.Database", &c.Keys.Database, &c.Database)
+	if c.Idempotency != nil {
+		own := *c.Idempotency
+		own.Logger, own.MeterProvider = cmp.Or(own.Logger, c.Logger), cmp.Or(own.MeterProvider, c.MeterProvider)
+		c.Idempotency = &own
+	}
+	consumers := make([]Consumer, len(c.Consumers))
+	for i, consumer := range c.Consumers {
+		settings := &consumer.Inbox
+		same(fmt.Sprintf("Consumers[%d].Inbox.Database", i), &settings.Database, &c.Database)
+		settings.Logger, settings.MeterProvider = cmp.Or(settings.Logger, c.Logger), cmp.Or(settings.MeterProvider, c.MeterProvider)
+		consumers[i] = consumer
+	}
+	c.Consumers = consumers
+}

@@ -1,0 +1,240 @@
+package mill
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	"github.com/cenkalti/backoff/v4"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/inbox"
+)
+
+// Consumer handles the messages of one topic, each of them once. Messages that it cannot
+// handle become dead letters, which operators can replay to it.
+type Consumer struct {
+	// Name names the consumer: every consumer handles every message once. It is stored
+	// with each id, so it must stay the same across restarts and be the same in all
+	// processes that share the work. Required.
+	Name string
+
+	// Topic is the topic it subscribes to. Required.
+	Topic string
+
+	// Subscriber returns what delivers the messages, for example that of inbox/rabbitmq,
+	// whose Config.Malformed takes in.Refuse. New calls it once; Run subscribes, tries
+	// again while the broker is away, and closes it. Required.
+	Subscriber func(in *inbox.Inbox) (message.Subscriber, error)
+
+	// Handler handles a message in the transaction that inbox.TxFromContext returns, in
+	// which the messages that it returns are stored, too. An error rolls everything back;
+	// see inbox.Permanent, inbox.RetryAfter and inbox.Unavailable. Required.
+	Handler message.HandlerFunc
+
+	// Produces is the topic of the messages that Handler returns. Default: none; returning
+	// messages is an error.
+	Produces string
+
+	// Group lets messages of different keys share a transaction; see
+	// inbox.Inbox.GroupMiddleware for what that requires of Handler. Default: false.
+	Group bool
+
+	// Middleware runs around each delivery, outside of the transaction, the first one
+	// outermost.
+	Middleware []message.HandlerMiddleware
+
+	// Inbox has further settings. Leave Consumer, Outbox, DeadLetters and Replays empty.
+	Inbox inbox.Config
+
+	// Replays publishes the messages of dead letters again, to ReplayTopic. It should reach
+	// only this consumer. Required unless the subscriber is a message.Publisher itself, as
+	// that of inbox/rabbitmq is, which publishes to its own queue.
+	Replays message.Publisher
+
+	// ReplayTopic is the topic that Replays publishes to. Default: the topic that the
+	// message was subscribed to.
+	ReplayTopic string
+}
+
+// check reports everything that is missing, or does not fit the rest of the service.
+func (c *Consumer) check(whole Config, bad report) {
+	if c.Name == "" {
+		bad("Name", `""`, "is required; name what handles the messages, for example stock")
+	}
+	if c.Topic == "" {
+		bad("Topic", `""`, "is required")
+	}
+	if c.Subscriber == nil {
+		bad("Subscriber", "nil", "is required")
+	}
+	if c.Handler == nil {
+		bad("Handler", "nil", "is required")
+	}
+	if c.Produces != "" && whole.Outbox == nil {
+		bad("Produces", c.Produces, "needs Config.Outbox, which takes the messages")
+	}
+	for field, set := range map[string]bool{
+		"Consumer": c.Inbox.Consumer != "", "Outbox": c.Inbox.Outbox != nil,
+		"DeadLetters": c.Inbox.DeadLetters != nil, "Replays": c.Inbox.Replays != nil,
+	} {
+		if set {
+			bad("Inbox."+field, "(set)", "must be empty: the mill sets it")
+		}
+	}
+}
+
+// consumer is a Consumer that is ready to run.
+type consumer struct {
+	Consumer
+	log        *slog.Logger
+	inbox      *inbox.Inbox
+	subscriber message.Subscriber
+	subscribed chan struct{} // closed when it has
+}
+
+// newConsumer makes the inbox and the subscriber of c.
+func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
+	ready := &consumer{Consumer: c, log: m.cfg.Logger.With("consumer", c.Name), subscribed: make(chan struct{})}
+	cfg := c.Inbox
+	cfg.Consumer, cfg.DeadLetters, cfg.Replays = c.Name, inbox.LettersOf(m.letters), &inbox.Replays{Letters: m.letters, Publisher: replays{ready}}
+	if c.ReplayTopic != "" {
+		cfg.Replays.Topic = func(*dlq.Letter) string { return c.ReplayTopic }
+	}
+	if c.Produces != "" {
+		cfg.Outbox = m.box
+	}
+	var err error
+	if ready.inbox, err = inbox.New(m.db, cfg); err != nil {
+		return nil, fmt.Errorf("consumer %s: %w", c.Name, err)
+	}
+	if ready.subscriber, err = c.Subscriber(ready.inbox); err != nil {
+		return nil, fmt.Errorf("consumer %s: make subscriber: %w", c.Name, err)
+	}
+	if err := ready.fits(); err != nil {
+		return nil, errors.Join(err, ready.subscriber.Close())
+	}
+	return ready, nil
+}
+
+// fits checks what the subscriber has to do with the inbox.
+func (c *consumer) fits() error {
+	if c.Replays == nil {
+		publisher, ok := c.subscriber.(message.Publisher)
+		if !ok {
+			return &oncemill.ConfigError{Field: "mill.Consumer.Replays", Value: "nil", Problem: fmt.Sprintf(
+				"is required for consumer %s, whose subscriber cannot publish: without it a dead letter could not be replayed", c.Name)}
+		}
+		c.Replays = publisher
+	}
+	limited, ok := c.subscriber.(interface{ AckTimeout() time.Duration })
+	if timeout := cmp.Or(c.Inbox.Timeout, time.Minute); ok && timeout >= limited.AckTimeout() {
+		return &oncemill.ConfigError{Field: "mill.Consumer.Inbox.Timeout", Value: timeout.String(), Problem: fmt.Sprintf(
+			"must be shorter than the %v that the subscriber of consumer %s gives a delivery: a handler that hangs would never count as failed", limited.AckTimeout(), c.Name)}
+	}
+	return nil
+}
+
+// replays publishes with what a consumer has for it, which is known only after its inbox
+// has been made.
+type replays struct{ of *consumer }
+
+func (r replays) Publish(topic string, messages ...*message.Message) error {
+	return r.of.Replays.Publish(topic, messages...)
+}
+
+// Close does nothing: the publisher is the caller's, or the subscriber.
+func (replays) Close() error { return nil }
+
+// run handles messages until ctx ends; then it gives running handlers their time.
+func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: stopTimeout}, watermill.NewSlogLoggerWithLevelMapping(c.log, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}))
+	if err != nil {
+		return errors.Join(err, c.subscriber.Close())
+	}
+	subscription, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, cancel)()
+	messages, err := c.subscribe(ctx, subscription)
+	if err != nil { // ctx has ended
+		return c.subscriber.Close()
+	}
+	once := c.inbox.Middleware
+	if c.Group {
+		once = c.inbox.GroupMiddleware
+	}
+	var handler *message.Handler
+	if from := (subscribed{c.subscriber, messages}); c.Produces == "" {
+		handler = router.AddConsumerHandler(c.Name, c.Topic, from, c.handleAlone)
+	} else {
+		handler = router.AddHandler(c.Name, c.Topic, from, c.Produces, nobody{}, c.Handler)
+	}
+	handler.AddMiddleware(append(slices.Clone(c.Middleware), once)...)
+	closed := make(chan error, 1)
+	stop := context.AfterFunc(ctx, func() { closed <- router.Close() })
+	err = router.Run(context.WithoutCancel(ctx))
+	if stop() {
+		return errors.Join(err, errStoppedItself, c.subscriber.Close())
+	}
+	return errors.Join(err, <-closed, c.subscriber.Close())
+}
+
+// subscribe subscribes as soon as the broker allows it, however long that takes.
+func (c *consumer) subscribe(ctx, subscription context.Context) (<-chan *message.Message, error) {
+	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(100*time.Millisecond), backoff.WithMaxInterval(10*time.Second), backoff.WithMaxElapsedTime(0))
+	messages, err := backoff.RetryNotifyWithData(
+		func() (<-chan *message.Message, error) { return c.subscriber.Subscribe(subscription, c.Topic) },
+		backoff.WithContext(wait, ctx),
+		func(err error, next time.Duration) {
+			c.log.WarnContext(ctx, "cannot subscribe; trying again", "topic", c.Topic, "error", err, "next_in", next)
+		})
+	if err == nil {
+		close(c.subscribed)
+	}
+	return messages, err
+}
+
+// handleAlone is Handler of a consumer that produces nothing.
+func (c *consumer) handleAlone(msg *message.Message) error {
+	produced, err := c.Handler(msg)
+	if err == nil && len(produced) > 0 {
+		return fmt.Errorf("the handler has returned %d messages: %w", len(produced), errNoProduces)
+	}
+	return err
+}
+
+// subscribed is a subscriber whose subscription is there.
+type subscribed struct {
+	message.Subscriber
+	messages <-chan *message.Message
+}
+
+func (s subscribed) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+	return s.messages, nil
+}
+
+// nobody is the publisher of handlers whose messages are in the outbox already.
+type nobody struct{}
+
+func (nobody) Publish(string, ...*message.Message) error { return errNobody }
+func (nobody) Close() error                              { return nil }
+
+// ready returns an error if the consumer does not receive messages now.
+func (c *consumer) ready() error {
+	select {
+	case <-c.subscribed:
+		own, ok := c.subscriber.(interface{ Ready() bool })
+		if !ok || own.Ready() {
+			return nil
+		}
+	default:
+	}
+	return fmt.Errorf("consumer %s: %w", c.Name, ErrNotSubscribed)
+}

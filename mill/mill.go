@@ -1,0 +1,158 @@
+package mill
+
+import (
+	"database/sql"
+	"errors"
+	"sync/atomic"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// Mill is the assembly of one service. Its methods are safe for concurrent use.
+type Mill struct {
+	db  *sql.DB
+	cfg Config
+
+	box       *outbox.Outbox
+	worker    *relay.Relay
+	letters   *dlq.Store
+	consumers []*consumer
+	keys      *idempotency.Engine
+
+	started atomic.Bool
+	running atomic.Bool
+}
+
+// New builds what cfg says. It does no I/O, unless a Consumer.Subscriber does. Everything
+// that is missing or does not fit is reported at once, each as an [*oncemill.ConfigError].
+// The caller keeps ownership of db, which must stay open until Run has returned.
+func New(db *sql.DB, cfg Config) (*Mill, error) {
+	if db == nil {
+		return nil, &oncemill.ConfigError{Field: "mill.New db", Value: "nil", Problem: "a database is needed"}
+	}
+	cfg, err := cfg.resolve()
+	if err != nil {
+		return nil, err
+	}
+	m := &Mill{db: db, cfg: cfg}
+	if err := errors.Join(m.produce(), m.makeKeys()); err != nil {
+		return nil, err
+	}
+	if err := m.consume(); err != nil {
+		for _, c := range m.consumers {
+			err = errors.Join(err, c.subscriber.Close())
+		}
+		return nil, err
+	}
+	return m, nil
+}
+
+// produce makes the outbox and the relay.
+func (m *Mill) produce() (err error) {
+	if m.cfg.Outbox == nil {
+		return nil
+	}
+	if m.box, err = outbox.New(m.db, *m.cfg.Outbox); err != nil {
+		return err
+	}
+	if m.cfg.Sink != nil {
+		m.worker, err = relay.New(m.box, m.cfg.Sink, m.cfg.Relay)
+	}
+	return err
+}
+
+func (m *Mill) makeKeys() error {
+	if m.cfg.Idempotency == nil {
+		return nil
+	}
+	store, err := idempotency.NewSQLStore(m.db, m.cfg.Keys)
+	if err != nil {
+		return err
+	}
+	cfg := *m.cfg.Idempotency
+	if cfg.OnCommit == nil && m.box != nil {
+		cfg.OnCommit = m.box.Wake
+	}
+	m.keys, err = idempotency.New(store, cfg)
+	return err
+}
+
+// consume makes the dead letters and the consumers.
+func (m *Mill) consume() (err error) {
+	m.letters, err = dlq.New(m.db, dlq.Config{Database: m.cfg.Database, Retention: m.cfg.Relay.LetterRetention})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, c := range m.cfg.Consumers {
+		ready, err := m.newConsumer(c)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		m.consumers = append(m.consumers, ready)
+	}
+	return errors.Join(errs...)
+}
+
+// Outbox returns the outbox; nil without Config.Outbox.
+func (m *Mill) Outbox() *outbox.Outbox { return m.box }
+
+// Idempotency returns the engine of the idempotency keys; nil without Config.Idempotency.
+func (m *Mill) Idempotency() *idempotency.Engine { return m.keys }
+
+// Letters returns the dead letters of the relay and of all consumers.
+func (m *Mill) Letters() *dlq.Store { return m.letters }
+
+// Inbox returns the inbox of a consumer; nil if there is none of that name.
+func (m *Mill) Inbox(consumer string) *inbox.Inbox {
+	for _, c := range m.consumers {
+		if c.Name == consumer {
+			return c.inbox
+		}
+	}
+	return nil
+}
+
+// Migrations returns the migrations of the tables that the service uses, for
+// oncemill.Migrate. Run calls that itself.
+func (m *Mill) Migrations() []oncemill.Migrations {
+	var sets []oncemill.Migrations
+	if m.box != nil {
+		sets = append(sets, outbox.Migrations)
+	}
+	if m.worker != nil || len(m.consumers) > 0 {
+		sets = append(sets, dlq.Migrations)
+	}
+	if m.worker != nil {
+		sets = append(sets, relay.Migrations)
+	}
+	if len(m.consumers) > 0 {
+		sets = append(sets, inbox.Migrations)
+	}
+	if m.keys != nil {
+		sets = append(sets, idempotency.Migrations)
+	}
+	return sets
+}
+
+// Ready returns nil while the service does all of its work: the worker reaches database and
+// broker, and every consumer receives messages. It is meant for a readiness probe.
+func (m *Mill) Ready() error {
+	if !m.running.Load() {
+		return ErrNotRunning
+	}
+	var errs []error
+	if m.worker != nil {
+		errs = append(errs, m.worker.Ready())
+	}
+	for _, c := range m.consumers {
+		errs = append(errs, c.ready())
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,174 @@
+package mill
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/oncemill/oncemill"
+)
+
+const (
+	// together is how long the relay waits for the consumers to subscribe: a broker may
+	// have no queue for their topics before.
+	together = 5 * time.Second
+
+	// forgetEvery is the pause between two removals of old dead letters, where there is no
+	// relay that does it.
+	forgetEvery = time.Hour
+
+	// farewell is how long Run waits for parts beyond the limits that they have themselves.
+	farewell = 2 * time.Second
+)
+
+// Run creates the tables that are used, or checks them (Config.NoMigrate), and runs all of
+// the service until ctx ends; then it returns nil. Parts of the caller's own run beside it:
+// they return when their context ends. If one of them or one of the mill's fails, Run stops
+// the others and returns its error. A part of the caller's that returns nil has done its
+// work.
+//
+// When it stops, the caller's parts and the consumers go first and have Config.StopTimeout;
+// the relay goes last. Messages that are in the outbox then are delivered by other workers,
+// or after the next start. If something does not return, Run returns an error that matches
+// [ErrStillRunning] and names it.
+//
+// While the broker is away, Run keeps trying; it ends with an error if the database cannot
+// be reached at the start.
+func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error) error {
+	if m.started.Swap(true) {
+		return ErrRunning
+	}
+	log := m.cfg.Logger
+	log.InfoContext(ctx, "oncemill starts", m.uses()...)
+	if err := m.prepare(ctx); err != nil {
+		for _, c := range m.consumers {
+			err = errors.Join(err, c.subscriber.Close())
+		}
+		return fmt.Errorf("mill: %w", err)
+	}
+	// The relay outlives the others.
+	failed := make(chan error, 1)
+	front, back := newStage(ctx, failed), newStage(context.WithoutCancel(ctx), failed)
+	for i, part := range parts {
+		front.start(fmt.Sprintf("part %d", i+1), part)
+	}
+	for _, c := range m.consumers {
+		front.start("consumer "+c.Name, func(ctx context.Context) error { return c.run(ctx, m.cfg.StopTimeout) })
+		front.start("inbox of "+c.Name, c.inbox.Run)
+	}
+	if m.worker != nil {
+		back.start("relay", func(ctx context.Context) error { m.awaitConsumers(ctx); return m.worker.Run(ctx) })
+	} else if len(m.consumers) > 0 {
+		back.start("dead letters", m.forget)
+	}
+	if m.keys != nil {
+		back.start("idempotency", m.keys.Run)
+	}
+	m.running.Store(true)
+	defer m.running.Store(false)
+
+	var reason error
+	select {
+	case <-ctx.Done():
+	case reason = <-failed:
+	}
+	log.InfoContext(ctx, "oncemill stops", "reason", reasonOf(ctx, reason))
+	left := front.stop(m.cfg.StopTimeout + farewell)
+	left = append(left, back.stop(m.cfg.Relay.StopTimeout+farewell)...)
+	select {
+	case late := <-failed:
+		reason = errors.Join(reason, late)
+	default:
+	}
+	if len(left) > 0 {
+		reason = errors.Join(reason, fmt.Errorf("%w: %v", ErrStillRunning, left))
+	}
+	log.InfoContext(context.WithoutCancel(ctx), "oncemill stopped", "still_running", len(left))
+	return reason
+}
+
+func reasonOf(ctx context.Context, reason error) string {
+	if reason != nil {
+		return reason.Error()
+	}
+	return context.Cause(ctx).Error()
+}
+
+// uses tells what is on.
+func (m *Mill) uses() []any {
+	consumers := make([]string, len(m.consumers))
+	for i, c := range m.consumers {
+		consumers[i] = c.Name
+	}
+	return []any{
+		"outbox", m.box != nil, "relay", m.worker != nil, "consumers", consumers, "idempotency", m.keys != nil,
+		"schema", m.cfg.Database.Schema,
+	}
+}
+
+func (m *Mill) prepare(ctx context.Context) error {
+	if m.cfg.NoMigrate {
+		return oncemill.CheckMigrated(ctx, m.db, m.cfg.Database, m.Migrations()...)
+	}
+	return oncemill.Migrate(ctx, m.db, m.cfg.Database, m.Migrations()...)
+}
+
+// awaitConsumers gives the consumers time to subscribe.
+func (m *Mill) awaitConsumers(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, together)
+	defer cancel()
+	for _, c := range m.consumers {
+		select {
+		case <-c.subscribed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// forget removes old dead letters.
+func (m *Mill) forget(ctx context.Context) error {
+	for {
+		if _, err := m.letters.Forget(ctx); err != nil && ctx.Err() == nil {
+			m.cfg.Logger.WarnContext(ctx, "old dead letters not removed", "error", err)
+		}
+		select {
+		case <-time.After(forgetEvery):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Serve returns a part for Run that serves HTTP, with TLS if server has a configuration for
+// it. When it stops it takes no further requests and gives those under way
+// Config.StopTimeout.
+func (m *Mill) Serve(server *http.Server) func(ctx context.Context) error {
+	return func(ctx context.Context) error {
+		stopped := make(chan error, 1)
+		stop := context.AfterFunc(ctx, func() {
+			limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.cfg.StopTimeout)
+			defer cancel()
+			err := server.Shutdown(limited)
+			if err != nil {
+				err = errors.Join(err, server.Close())
+			}
+			stopped <- err
+		})
+		var err error
+		if server.TLSConfig != nil {
+			err = server.ListenAndServeTLS("", "")
+		} else {
+			err = server.ListenAndServe()
+		}
+		if stop() {
+			return fmt.Errorf("serve %s: %w", server.Addr, err)
+		}
+		if err := <-stopped; err != nil {
+			return fmt.Errorf("stop serving %s: %w", server.Addr, err)
+		}
+		return nil
+	}
+}
