@@ -300,9 +300,11 @@ func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	release := make(chan struct{})
-	if _, err := bounded.Do(t.Context(), f.calls, 100*time.Millisecond, func(ctx context.Context) (struct{}, error) {
+	ctx, giveUp := context.WithCancel(t.Context())
+	if _, err := bounded.Do(ctx, f.calls, time.Hour, func(ctx context.Context) (struct{}, error) {
 		return struct{}{}, shorttx.Run(ctx, f.db, shorttx.For(time.Minute), func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(context.WithoutCancel(ctx), `select 1`)
+			giveUp()
 			<-release
 			return err
 		})
