@@ -50,6 +50,7 @@ type holding struct {
 // frequent enough that several may fail before a lease expires. The statements run
 // under working. The error is one that no heartbeat can repair.
 func (s *leaser) run(stopping, working context.Context) error {
+	s.succeed(working)
 	every := s.cfg.Lease / 15
 	for {
 		if err := s.try(working); errors.Is(err, oncemill.ErrDatabaseReplaced) {
@@ -75,6 +76,22 @@ func (s *leaser) run(stopping, working context.Context) error {
 	defer cancelLast()
 	s.leave(last)
 	return nil
+}
+
+// succeed ends what a former worker of this name has left, if the name is this worker's
+// alone. Should it live all the same, the epoch of the next lease fences it off.
+func (s *leaser) succeed(ctx context.Context) {
+	if !s.named {
+		return
+	}
+	limited, cancel := context.WithTimeout(ctx, s.cfg.Lease/3)
+	defer cancel()
+	err := do(limited, s.worker, opHeartbeat, func(ctx context.Context) error {
+		return s.leases.succeed(ctx, identity{owner: s.owner, name: s.cfg.Name})
+	})
+	if err != nil && ctx.Err() == nil {
+		s.log.WarnContext(ctx, "leases of the former worker of this name could not be ended; they expire", "error", err)
+	}
 }
 
 // stop drains all lanes and waits until nothing is in flight or ctx ends.

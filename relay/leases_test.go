@@ -368,3 +368,38 @@ func TestLeases_EndsWhatNobodyRenewsAfterTheClockWasSetBack(t *testing.T) {
 		}
 	})
 }
+
+// Another name, another owner of the same name that comes later, and lanes that have gone
+// to somebody else meanwhile are left alone.
+func TestLeases_AWorkerSucceedsTheFormerOneOfItsName(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		const term = time.Hour
+		former, other := identity{owner: "former", name: "worker-1", ready: true}, identity{owner: "other", name: "worker-2", ready: true}
+		me := identity{owner: "me", name: "worker-1", ready: true}
+		s.mustBeat(t, former, nil, term)
+		s.mustBeat(t, other, nil, term)
+		s.mustTake(t, "former", []int{1, 2}, 2, term)
+		s.mustTake(t, "other", []int{3}, 1, term)
+		if err := s.succeed(t.Context(), me); err != nil {
+			t.Fatal(err)
+		}
+		leases, peers := s.mustCensus(t)
+		if leases[1].left >= 0 || leases[2].left >= 0 || leases[3].left < 0 || len(peers) != 1 || peers["other"].owner == "" {
+			t.Errorf("leases %v, workers %v; want those of the former worker to be over", leases, peers)
+		}
+		s.mustBeat(t, me, nil, term)
+		if taken := s.mustTake(t, "me", []int{1, 2, 3}, 3, term); len(taken) != 2 {
+			t.Errorf("took %v", taken)
+		}
+		// The former one was frozen: what it holds no longer it does not get back.
+		if held := s.mustBeat(t, former, []int{1, 2}, term); len(held) != 0 {
+			t.Errorf("the former worker holds %v", held)
+		}
+		if err := s.succeed(t.Context(), me); err != nil { // itself is nobody's successor
+			t.Fatal(err)
+		}
+		if held := s.mustBeat(t, me, []int{1, 2}, term); len(held) != 2 {
+			t.Errorf("the worker has ended its own leases: %v are left", held)
+		}
+	})
+}

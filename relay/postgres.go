@@ -14,7 +14,7 @@ import (
 
 type postgresLeases struct {
 	db                                                                                       *sql.DB
-	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText string
+	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText, succeedText string
 }
 
 func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
@@ -23,7 +23,7 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),
 		takeText: names.Expand(postgresTake), releaseText: names.Expand(postgresRelease),
 		leaveText: names.Expand(postgresLeave), guardText: names.Expand(postgresGuard),
-		touchText: names.Expand(postgresTouch), expireText: names.Expand(postgresExpire),
+		touchText: names.Expand(postgresTouch), expireText: names.Expand(postgresExpire), succeedText: names.Expand(postgresSucceed),
 	}
 }
 
@@ -152,6 +152,25 @@ from unnest($1::smallint[], $2::text[], $3::bigint[], $4::bigint[]) as s (lane, 
 where l.lane = s.lane and l.owner = s.owner and l.epoch = s.epoch
 	and l.lease_until = timestamptz 'epoch' + s.until * interval '1 microsecond'`
 
+	// What somebody has locked stays, and expires.
+	postgresSucceed = `
+with former as (
+	select owner
+	from {{relay_workers}}
+	where name = $2 and owner <> $1
+	for update skip locked
+), gone as (
+	delete from {{relay_workers}} where owner in (select owner from former)
+)
+update {{relay_leases}}
+set lease_until = clock_timestamp() - interval '1 microsecond'
+where lane in (
+	select lane
+	from {{relay_leases}}
+	where owner in (select owner from former) and lease_until > clock_timestamp()
+	for no key update skip locked
+)`
+
 	postgresRelease = `
 update {{relay_leases}}
 set owner = '', suspect = null, lease_until = clock_timestamp()
@@ -191,6 +210,11 @@ func (s *postgresLeases) beat(ctx context.Context, me identity, lanes []int, ter
 
 func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
+}
+
+func (s *postgresLeases) succeed(ctx context.Context, me identity) error {
+	_, err := s.db.ExecContext(ctx, s.succeedText, me.owner, me.name)
+	return err
 }
 
 func (s *postgresLeases) expire(ctx context.Context, leases []lease, peers []peer) error {

@@ -39,7 +39,10 @@ func migrationsFS() fs.FS {
 // Config configures a Relay. The zero value is right for most services. All workers of
 // one outbox must use the same Lease.
 type Config struct {
-	// Name is shown to operators. Default: the host name.
+	// Name is shown to operators. If you set it, no two running workers may have the same
+	// one: a worker that starts takes over the lanes of the former worker of its name at
+	// once, instead of after the Lease, for example after a crash. Default: the host name,
+	// and lanes are taken over after the Lease.
 	Name string
 
 	// Lease is how long a worker that has died or is cut off keeps others from its
@@ -116,10 +119,11 @@ type Config struct {
 // Relay delivers the messages of one outbox to one sink; each Run is a worker. Any
 // number of relays, in any number of processes, share the lanes.
 type Relay struct {
-	box  *outbox.Outbox
-	sink Sink
-	cfg  Config
-	met  *metrics
+	box   *outbox.Outbox
+	sink  Sink
+	cfg   Config
+	named bool // cfg.Name was given
+	met   *metrics
 
 	letters *dlq.Store
 
@@ -189,7 +193,8 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if cfg.Propagator == nil {
 		cfg.Propagator = otel.GetTextMapPropagator()
 	}
-	if cfg.Name == "" {
+	named := cfg.Name != ""
+	if !named {
 		cfg.Name, _ = os.Hostname() // a missing host name is no reason to fail
 	}
 	met, err := newMetrics(cfg.MeterProvider)
@@ -204,7 +209,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
+	return &Relay{box: box, sink: sink, cfg: cfg, named: named, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
 }
 
 // Run works until ctx ends. Then it takes nothing new, finishes what is in flight

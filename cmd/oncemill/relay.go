@@ -56,7 +56,7 @@ at once.`,
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
 	flags.BoolVar(&o.listen, "listen", false, "let producers' outbox.Notifier wake this worker; --database must lead to PostgreSQL itself, not to a pooler")
-	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's)")
+	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators; a worker that starts takes the lanes of the former one of the same name at once, so no two may run (default: the host's name, without that)")
 	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "how long a dead worker keeps others from its lanes; the same for all workers")
 	flags.DurationVar(&o.relay.StopTimeout, "stop-timeout", 10*time.Second, "how long a clean stop waits for what is in flight")
 	flags.DurationVar(&o.relay.PollMin, "poll-min", 2*time.Millisecond, "shortest pause between two reads that may find nothing")
