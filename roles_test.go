@@ -127,8 +127,8 @@ func newShop(t *testing.T) *shop {
 		t.Fatal(err)
 	}
 	s.consumer, err = inbox.New(s.stock, inbox.Config{
-		Consumer: "stock", Outbox: s.onward, DeadLetters: inbox.LettersOf(own), Logger: quiet,
-		Replays: &inbox.Replays{Letters: own, Publisher: s.broker, Topic: func(*dlq.Letter) string { return "orders" }},
+		Consumer: "stock", Outbox: s.onward, DeadLetters: own, Logger: quiet,
+		Replays: &inbox.Replays{Publisher: s.broker, Topic: func(*dlq.Letter) string { return "orders" }},
 	})
 	if err != nil {
 		t.Fatal(err)

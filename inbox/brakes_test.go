@@ -49,7 +49,7 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			for err := errUndo; err != nil && deliveries < 20; deliveries++ {
 				_, err = h(limited(t, name, 300*time.Millisecond))
 			}
-			if letter := dead.last(); deliveries > 6 || letter.Reason != inbox.ReasonFailed || letter.Attempts != 3 {
+			if letter := dead.last(); deliveries > 6 || letter.MessageID != name || letter.Reason != string(inbox.ReasonFailed) || letter.Tries != 3 {
 				t.Errorf("%s: %d runs in %d deliveries, letter %+v", name, runs, deliveries, letter)
 			}
 		}
@@ -78,7 +78,7 @@ func TestBrakes_ATimeoutInAGroupClosesNoGate(t *testing.T) {
 		_, other := h(from(t, fmt.Sprint("other ", deliveries), delivery{}))
 		expectNoError(t, other)
 	}
-	if letter := dead.last(); letter.MessageID != "slow" || letter.Reason != inbox.ReasonFailed || deliveries > 6 {
+	if letter := dead.last(); letter.MessageID != "slow" || letter.Reason != string(inbox.ReasonFailed) || deliveries > 6 {
 		t.Errorf("letter %+v after %d deliveries", letter, deliveries)
 	}
 	if log.count("consumption paused") > 0 {
@@ -134,7 +134,7 @@ func TestBrakes_OneThatFindsNothingThereDies(t *testing.T) {
 			}
 			expectError(t, poison(n), errUndo) // without a success between it is not charged
 		}
-		if letter := dead.last(); letter.Reason != inbox.ReasonUnavailable || letter.Attempts != 4 {
+		if letter := dead.last(); letter.Reason != string(inbox.ReasonUnavailable) || letter.Tries != 4 {
 			t.Errorf("letter %+v", letter)
 		}
 		if log.count("consumption paused") > 0 {
@@ -149,12 +149,12 @@ func TestBrakes_OneThatFindsNothingThereDies(t *testing.T) {
 func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 	t.Parallel()
 	p := postgres(t)
-	p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
+	dead := p.letterStore(t)
 	rounds := 0
 	begin := func(p *place, trouble string) message.HandlerFunc {
 		rounds++
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.Consumer, cfg.DeadLetters, cfg.Logger = fmt.Sprint("stock ", rounds), &letters{}, slog.New(slog.DiscardHandler)
+			cfg.Consumer, cfg.DeadLetters, cfg.Logger = fmt.Sprint("stock ", rounds), dead, slog.New(slog.DiscardHandler)
 			cfg.Retry = inbox.Retry{}
 			cfg.Timeout = 10 * time.Second
 		})
@@ -274,7 +274,7 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 	all.Wait()
 	p.expect(t, 4, 4, 0)
 	p.expectNotes(t, 0, 0)
-	if len(dead.added) > 0 {
+	if len(dead.all()) > 0 {
 		t.Errorf("letter %+v", dead.last())
 	}
 }
@@ -331,7 +331,7 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 			}
 			deliverAndEnd()
 		}
-		if len(dead.added) > 0 {
+		if len(dead.all()) > 0 {
 			t.Errorf("letter %+v", dead.last())
 		}
 	})
@@ -368,8 +368,8 @@ func TestBrakes_WhatWasNackedJoinsNoGroup(t *testing.T) {
 	for _, n := range runs {
 		vain += n
 	}
-	if vain -= 45; vain > 9 || len(dead.added) != 1 {
-		t.Errorf("%d runs of 45 innocents in vain, %d letters", vain, len(dead.added))
+	if vain -= 45; vain > 9 || len(dead.all()) != 1 {
+		t.Errorf("%d runs of 45 innocents in vain, %d letters", vain, len(dead.all()))
 	}
 	p.expect(t, 45, 46, 0)
 }

@@ -20,7 +20,7 @@ func TestConflict_EachMessageHasALetter(t *testing.T) {
 			m.Metadata.Set("tenant", tenant)
 			expectNoError(t, deliverMessage(t, in, m, effect))
 		}
-		if n := len(dead.added); n != 3 {
+		if n := len(dead.all()); n != 3 {
 			t.Errorf("%d letters, want those of b, c and d", n)
 		}
 	})

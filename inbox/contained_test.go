@@ -100,7 +100,7 @@ func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
 					if l := dead.last(); l.Stack == "" || l.Consumer != name+" "+how {
 						t.Errorf("no letter with a stack, but %+v", l)
 					}
-					if l := dead.last(); name == "classify" && (l.Reason != inbox.ReasonPermanent || !strings.Contains(l.Error, errUndo.Error())) {
+					if l := dead.last(); name == "classify" && (l.Reason != string(inbox.ReasonPermanent) || !strings.Contains(l.Error, errUndo.Error())) {
 						t.Errorf("what the handler said is forgotten: %s, %s", l.Reason, l.Error)
 					}
 				})

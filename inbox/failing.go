@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"time"
+
+	"github.com/oncemill/oncemill/dlq"
 )
 
 // giveUp records that a delivery has failed. It returns nil if the message has become a
@@ -46,7 +48,10 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 		reason = ReasonUnavailable
 	}
 	letter := in.newLetter(ctx, w, w.id, reason, err)
-	letter.Attempts, letter.Errors = rec.failures+rec.unavailable, rec.errors
+	letter.Tries = rec.failures + rec.unavailable
+	for _, e := range rec.errors {
+		letter.Attempts = append(letter.Attempts, dlq.Attempt{At: e.At, Class: string(ReasonFailed), Error: e.Error})
+	}
 	return in.deadLetter(ctx, w, letter)
 }
 
@@ -83,7 +88,7 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 	return in.deadLetter(ctx, w, in.newLetter(ctx, w, id, reason, err))
 }
 
-func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *Letter) error {
+func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlq.Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	added, err := in.bury(detached, letter, w)
@@ -98,6 +103,6 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *Letter) error 
 	}
 	in.telemetry.record(ctx, deadLetter)
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),
-		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", string(letter.Reason)), slog.String("error", letter.Error))
+		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", letter.Reason), slog.String("error", letter.Error))
 	return nil
 }

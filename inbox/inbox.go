@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
@@ -57,9 +58,10 @@ type Config struct {
 	// message of a key. Default: the metadata outbox.KeyMetadata, where a relay sends it.
 	Key func(*message.Message) string
 
-	// DeadLetters stores messages that cannot be handled, in this database. Default: none;
-	// then a failing message is delivered again without limit, and crashes are not counted.
-	DeadLetters DeadLetters
+	// DeadLetters stores messages that cannot be handled. Its table must be in the inbox's
+	// database. Default: none; then a failing message is delivered again without limit, and
+	// crashes are not counted.
+	DeadLetters *dlq.Store
 
 	// KeepRefused is how many messages of a topic that Verify, Payload or the subscriber
 	// refused become dead letters per day, for each reason (ReasonUnverified,
@@ -230,6 +232,9 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	cfg.Group.resolve(database.Dialect, bad)
 	cfg.Retry.resolve(bad)
 	cfg.Replays = cfg.Replays.resolve(bad)
+	if cfg.Replays != nil && cfg.DeadLetters == nil {
+		bad("DeadLetters", "nil", "is required with Replays; give the store of the dead letters")
+	}
 	if cfg.Retention == 0 {
 		cfg.Retention = 7 * 24 * time.Hour
 	}

@@ -9,45 +9,15 @@ import (
 	"fmt"
 	"maps"
 	"strings"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// DeadLetters stores messages that a consumer could not handle.
-type DeadLetters interface {
-	// Add writes the letter in tx, which also records that the message is done. The inbox
-	// commits.
-	Add(ctx context.Context, tx oncemill.Tx, letter *Letter) error
-}
-
-// Letter is a message that a consumer could not handle, and why.
-type Letter struct {
-	Consumer  string
-	Topic     string // subscribed to, if the message came through a router
-	MessageID string // empty if it has none
-	Key       string // ordering key, if any
-	Payload   []byte
-	Metadata  message.Metadata
-	CreatedAt time.Time // by the producer's database; zero if it is not known
-
-	Reason   Reason
-	Error    string // of the last attempt, its whole chain
-	Stack    string // if it was a panic
-	Attempts int    // failed deliveries
-	Errors   []Failure
-}
-
-// Failure is one delivery that failed.
-type Failure struct {
-	At    time.Time `json:"at"`
-	Error string    `json:"error"`
-}
-
-// Reason is the class of a dead letter.
+// Reason is the class of a dead letter, its dlq.Letter.Reason.
 type Reason string
 
 // The reasons of dead letters.
@@ -82,18 +52,18 @@ func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error)
 	return in.refuse(ctx, w, ReasonMalformed, reason)
 }
 
-func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reason, err error) *Letter {
+func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reason, err error) *dlq.Letter {
 	came := w.came()
-	letter := &Letter{
+	letter := &dlq.Letter{
 		Consumer:  in.cfg.Consumer,
 		Topic:     in.topicOf(ctx),
 		MessageID: id,
 		Key:       in.keyOf(w.msg),
 		Payload:   came.payload,
 		Metadata:  came.metadata,
-		Reason:    reason,
+		Reason:    string(reason),
 		Error:     textOf(in.textOf(err)),
-		Attempts:  1,
+		Tries:     1,
 	}
 	if d, ok := DeliveryFromContext(ctx); ok {
 		letter.CreatedAt = d.CreatedAt()
@@ -124,7 +94,7 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 // taken, no letter is written. A letter that cannot take the id, because it is another
 // message's or may have been handled, takes one of its own, so that copies make no further
 // letters.
-func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) (added bool, err error) {
+func (in *Inbox) bury(ctx context.Context, letter *dlq.Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	tx, err := in.store.begin(limited, in.calls)
@@ -143,9 +113,9 @@ func (in *Inbox) bury(ctx context.Context, letter *Letter, w *work) (added bool,
 }
 
 // buryIn reports whether a dead letter was written. If not, a replay has ended.
-func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work) (bool, error) {
+func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlq.Letter, w *work) (bool, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
-	taken := takesID(letter.MessageID, letter.Reason)
+	taken := takesID(letter)
 	switch {
 	case taken:
 		dead := *w
@@ -180,11 +150,11 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *Letter, w *work
 }
 
 // ownID returns the same id for the dead letters of all copies of a message.
-func ownID(letter *Letter, fingerprint []byte) string {
+func ownID(letter *dlq.Letter, fingerprint []byte) string {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%d %s%d %s", len(letter.MessageID), letter.MessageID, len(fingerprint), fingerprint)
 	hash.Write(letter.Payload)
-	return string(letter.Reason) + " " + hex.EncodeToString(hash.Sum(nil))
+	return letter.Reason + " " + hex.EncodeToString(hash.Sum(nil))
 }
 
 // textOf makes s acceptable as text to any database.

@@ -11,11 +11,11 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 )
 
-func TestLettersOf_KeepsTheWholeMessageAndWhy(t *testing.T) {
+func TestDeadLetters_KeepTheWholeMessageAndWhy(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		store := p.letterStore(t)
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.DeadLetters = store
 			cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 2}
 		})
 		created := time.Now().Add(-time.Minute).Truncate(time.Second)

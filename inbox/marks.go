@@ -64,8 +64,9 @@ func idOf(letter *dlq.Letter) string {
 // the id belongs to no other message. A refused message may have been made by anybody,
 // with the id of another. No signature covers a message's age, so a copy that somebody has
 // made look old takes nothing from the message itself.
-func takesID(id string, reason Reason) bool {
-	return id != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
+func takesID(letter *dlq.Letter) bool {
+	reason := Reason(letter.Reason)
+	return letter.MessageID != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
 }
 
 // replay is the dead letter that a message is the replay of.
@@ -107,13 +108,12 @@ func (w *work) unmark() (claimed replay, restore func()) {
 // state can have changed. done means that nothing is left to do: the replay has ended, or
 // is for another consumer.
 func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done bool, err error) {
-	letters := in.letters()
-	if letters == nil || !claimed.marked() || claimed.token == "" || checkText(claimed.token) != "" {
+	if in.cfg.DeadLetters == nil || !claimed.marked() || claimed.token == "" || checkText(claimed.token) != "" {
 		in.disbelieve(ctx, w)
 		return false, nil
 	}
 	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) {
-		return letters.CheckReplay(ctx, claimed.letter, claimed.token)
+		return in.cfg.DeadLetters.CheckReplay(ctx, claimed.letter, claimed.token)
 	})
 	switch {
 	case errors.Is(err, dlq.ErrNotFound):
@@ -128,7 +128,7 @@ func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done boo
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil
 	default:
-		claimed.dead = takesID(letter.MessageID, Reason(letter.Reason))
+		claimed.dead = takesID(letter)
 		w.replay, w.id = claimed, idOf(letter)
 		return false, nil
 	}
@@ -144,18 +144,6 @@ func (in *Inbox) disbelieve(ctx context.Context, w *work) {
 	})
 }
 
-// letters returns the store of the dead letters, if it is known. A process that handles
-// messages ends their replays, even if another one publishes them.
-func (in *Inbox) letters() *dlq.Store {
-	if l, ok := in.cfg.DeadLetters.(letters); ok {
-		return l.store
-	}
-	if in.cfg.Replays != nil {
-		return in.cfg.Replays.Letters
-	}
-	return nil
-}
-
 // endReplay ends, with tx, the replay that w is. It is the first statement that looks at
 // more than the id: copies wait here for each other. All but one find that the replay has
 // ended, which is an outcome of its own: the next delivery is a late copy.
@@ -163,7 +151,7 @@ func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, w *work) error {
 	if err := in.store.patience(ctx, tx); err != nil {
 		return err
 	}
-	ended, err := in.letters().EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
+	ended, err := in.cfg.DeadLetters.EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
 	switch {
 	case err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)):
 		return fmt.Errorf("%w: %w", ErrBeingHandled, err)

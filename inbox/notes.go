@@ -218,7 +218,7 @@ func (n *notes) retried(ctx context.Context, tx *sql.Tx, key string, seq int64, 
 }
 
 func (n *notes) countRefused(ctx context.Context, tx *sql.Tx, o origin, of int) (counted int64, err error) {
-	err = tx.QueryRowContext(ctx, n.text.countRefused, n.consumer, o.topic, string(o.reason), of, refusedFor.Microseconds()).Scan(&counted)
+	err = tx.QueryRowContext(ctx, n.text.countRefused, n.consumer, o.topic, o.reason, of, refusedFor.Microseconds()).Scan(&counted)
 	return counted, err
 }
 

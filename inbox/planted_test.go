@@ -62,7 +62,7 @@ func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
 			"batch": batch,
 		}
 		for name, handle := range handlers {
-			before := len(dead.added)
+			before := len(dead.all())
 			for _, together := range []bool{true, false} {
 				var all sync.WaitGroup
 				for i := range 6 { // three ids, each of two messages
@@ -81,13 +81,15 @@ func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
 				all.Wait()
 			}
 			conflicts := 0
-			for _, l := range dead.added[before:] {
-				if l.Reason == inbox.ReasonConflict {
+			added := dead.all()
+			added = added[:len(added)-before]
+			for _, l := range added {
+				if l.Reason == string(inbox.ReasonConflict) {
 					conflicts++
 				}
 			}
-			if conflicts != 6 || len(dead.added) != before+6 {
-				t.Errorf("%s: %d conflicts of 6, %d letters", name, conflicts, len(dead.added)-before)
+			if conflicts != 6 || len(added) != 6 {
+				t.Errorf("%s: %d conflicts of 6, %d letters", name, conflicts, len(added))
 			}
 		}
 		p.expect(t, 12, 24, 0) // each letter has an id of its own

@@ -14,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -24,7 +25,7 @@ import (
 // Config.KeepRefused a day. The others are counted.
 type refusals struct {
 	in       *Inbox
-	gather   *group.Group[*Letter, written]
+	gather   *group.Group[*dlq.Letter, written]
 	count    atomic.Uint64
 	warnings seldom
 }
@@ -41,11 +42,11 @@ func newRefusals(in *Inbox) *refusals {
 	return r
 }
 
-func (in *Inbox) refuseLetter(ctx context.Context, letter *Letter) error {
+func (in *Inbox) refuseLetter(ctx context.Context, letter *dlq.Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	id := strconv.FormatUint(in.refused.count.Add(1), 10) // no two are the same
-	result, done := in.refused.gather.Do(detached, &group.Member[*Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
+	result, done := in.refused.gather.Do(detached, &group.Member[*dlq.Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
 	err := result.err
 	if !done {
 		err = detached.Err()
@@ -59,14 +60,14 @@ func (in *Inbox) refuseLetter(ctx context.Context, letter *Letter) error {
 }
 
 // Alone writes one dead letter.
-func (r *refusals) Alone(ctx context.Context, letter *Letter) (written, group.Result) {
-	err := r.write(ctx, []*Letter{letter})
+func (r *refusals) Alone(ctx context.Context, letter *dlq.Letter) (written, group.Result) {
+	err := r.write(ctx, []*dlq.Letter{letter})
 	return written{err}, resultOf(err)
 }
 
 // Together writes several, all or none.
-func (r *refusals) Together(ctx context.Context, members []*group.Member[*Letter, written]) ([]*group.Member[*Letter, written], group.Result) {
-	letters := make([]*Letter, len(members))
+func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlq.Letter, written]) ([]*group.Member[*dlq.Letter, written], group.Result) {
+	letters := make([]*dlq.Letter, len(members))
 	for i, m := range members {
 		letters[i] = m.Work
 	}
@@ -101,16 +102,16 @@ func resultOf(err error) group.Result {
 // that somebody has subscribed to.
 type origin struct {
 	topic  string
-	reason Reason
+	reason string
 }
 
 func (o origin) compare(other origin) int {
 	return cmp.Or(cmp.Compare(o.topic, other.topic), cmp.Compare(o.reason, other.reason))
 }
 
-func (r *refusals) write(ctx context.Context, letters []*Letter) error {
+func (r *refusals) write(ctx context.Context, letters []*dlq.Letter) error {
 	in := r.in
-	byOrigin := map[origin][]*Letter{}
+	byOrigin := map[origin][]*dlq.Letter{}
 	for _, l := range letters {
 		o := origin{l.Topic, l.Reason}
 		byOrigin[o] = append(byOrigin[o], l)
@@ -135,7 +136,7 @@ func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 			counts[o] = counted
 			room := int64(in.cfg.KeepRefused) - (counted - int64(len(of)))
 			for _, l := range of[:max(0, min(room, int64(len(of))))] {
-				if err := contain.Call(func() error { return in.cfg.DeadLetters.Add(ctx, tx, l) }); err != nil {
+				if err := in.cfg.DeadLetters.Add(ctx, tx, l); err != nil {
 					return struct{}{}, err
 				}
 			}
@@ -152,7 +153,7 @@ func (r *refusals) write(ctx context.Context, letters []*Letter) error {
 		for _, o := range origins {
 			of := byOrigin[o]
 			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "messages refused", slog.String("consumer", in.cfg.Consumer),
-				slog.String("topic", o.topic), slog.String("reason", string(o.reason)), slog.String("error", of[0].Error),
+				slog.String("topic", o.topic), slog.String("reason", o.reason), slog.String("error", of[0].Error),
 				slog.Int64("in_a_day", counts[o]), slog.Int("kept_at_most", in.cfg.KeepRefused), slog.Int("more_warnings", more))
 		}
 	})

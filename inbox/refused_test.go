@@ -2,10 +2,8 @@ package inbox_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,7 +11,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -26,30 +23,6 @@ type topical struct {
 }
 
 func (d topical) Topic() string { return d.topic }
-
-// refused are letters by the transaction they were written in.
-type refused struct {
-	mu   sync.Mutex
-	txs  []oncemill.Tx
-	in   map[oncemill.Tx][]*inbox.Letter
-	fail func(*inbox.Letter) error
-}
-
-func (r *refused) Add(_ context.Context, tx oncemill.Tx, letter *inbox.Letter) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.in == nil {
-		r.in = map[oncemill.Tx][]*inbox.Letter{}
-	}
-	if r.in[tx] == nil {
-		r.txs = append(r.txs, tx)
-	}
-	r.in[tx] = append(r.in[tx], letter)
-	if r.fail != nil {
-		return r.fail(letter)
-	}
-	return nil
-}
 
 // refuseMany refuses messages of eight topics at the same time. On a slow machine some
 // have waited too long for the counts of others, and come again.
@@ -70,45 +43,38 @@ func refuseMany(t *testing.T, in *inbox.Inbox, n int, done func(id string, err e
 }
 
 // Counts of refused messages are locked in one order, so that processes do not wait for
-// each other in a circle.
+// each other in a circle. SQLite has one writer at a time.
 func TestRefused_CountsAreLockedInOneOrder(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
-		var written refused
-		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters, cfg.Logger = &written, slog.New(slog.DiscardHandler)
+	t.Parallel()
+	for _, name := range []string{"postgresql", "postgresql_text_repeatable_read"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := places[name](t)
+			in := p.inbox(t, func(cfg *inbox.Config) {
+				cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.DiscardHandler)
+			})
+			refuseMany(t, in, 300, func(_ string, err error) { expectNoError(t, err) })
+			// xmin is the transaction that wrote a letter.
+			if n := p.count(t, `select count(*) from {{dead_letters}} a join {{dead_letters}} b on a.xmin = b.xmin and a.id < b.id and a.topic > b.topic`); n > 0 {
+				t.Errorf("%d pairs were counted in another order", n)
+			}
+			if n := p.count(t, `select count(*) from {{dead_letters}} a join {{dead_letters}} b on a.xmin = b.xmin and a.topic < b.topic`); n == 0 {
+				t.Error("no transaction has several topics")
+			}
+			if n := p.count(t, `select count(*) from {{dead_letters}}`); n != 300 {
+				t.Errorf("%d letters", n)
+			}
 		})
-		refuseMany(t, in, 300, func(_ string, err error) { expectNoError(t, err) })
-		several := 0
-		for _, tx := range written.txs {
-			var topics []string
-			for _, l := range written.in[tx] {
-				topics = append(topics, l.Topic)
-			}
-			if !slices.IsSorted(topics) {
-				t.Errorf("counted in this order: %v", topics)
-			}
-			if topics[0] != topics[len(topics)-1] {
-				several++
-			}
-		}
-		if several == 0 {
-			t.Errorf("%d transactions, none with several topics", len(written.txs))
-		}
-	})
+	}
 }
 
 // A letter that cannot be written holds up none of those that were to be written with it.
 func TestRefused_ALetterThatFailsFailsAlone(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		written := refused{fail: func(l *inbox.Letter) error {
-			if l.MessageID == "m150" {
-				return errors.New("no such letter")
-			}
-			return nil
-		}}
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters, cfg.Logger = &written, slog.New(slog.DiscardHandler)
+			cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.DiscardHandler)
 		})
+		p.failLetters(t, "m150")
 		refuseMany(t, in, 300, func(id string, err error) {
 			if (err != nil) != (id == "m150") {
 				t.Errorf("%s: %v", id, err)
@@ -122,7 +88,7 @@ func TestRefused_WarningsOfEachKindAreLogged(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var log lines
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters, cfg.Logger = &refused{}, slog.New(slog.NewTextHandler(&log, nil))
+			cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.NewTextHandler(&log, nil))
 		})
 		for range 3 {
 			expectNoError(t, in.Refuse(t.Context(), message.NewMessage("m", nil), errUndo))
@@ -161,7 +127,7 @@ func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
 		p.expectNotes(t, 0, 0)
 		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{}), effect))
 		p.expect(t, 1, 1, 0)
-		if len(dead.added) > 0 {
+		if len(dead.all()) > 0 {
 			t.Errorf("letter %+v", dead.last())
 		}
 	})
@@ -179,8 +145,8 @@ func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
 			for range 2 { // the second is a copy
 				expectNoError(t, deliverMessage(t, in, from(t, id, delivery{}), effect))
 			}
-			if l := dead.last(); len(dead.added) != i+1 || l.MessageID != id || l.Reason != inbox.ReasonPermanent || l.Stack == "" {
-				t.Errorf("%d letters, the last %+v", len(dead.added), l)
+			if l := dead.last(); len(dead.all()) != i+1 || l.MessageID != id || l.Reason != string(inbox.ReasonPermanent) || l.Stack == "" {
+				t.Errorf("%d letters, the last %+v", len(dead.all()), l)
 			}
 		}
 		p.expect(t, 0, 3, 0)

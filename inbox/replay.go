@@ -17,6 +17,7 @@ import (
 
 // Replays publishes the messages of this consumer's dead letters to it again, when an
 // operator asks for it ([dlq.Store.Replay]). Inbox.Run does the work.
+// Config.DeadLetters is required.
 //
 // A message is published with its dead letter's number and secret (dlq.Store.ReplayToken).
 // The transaction of its effects, or of a new dead letter, ends the replay. Until then the
@@ -30,10 +31,6 @@ import (
 // handled like any other. Inboxes of other consumers acknowledge a replay that they can
 // check. If they cannot read the dead letters, choose a Topic that they do not receive.
 type Replays struct {
-	// Letters is the store that Config.DeadLetters writes to (see LettersOf), in the inbox's
-	// database. Required.
-	Letters *dlq.Store
-
 	// Publisher publishes the messages. Give it a timeout: a call that does not return
 	// delays the end of Run. Required.
 	Publisher message.Publisher
@@ -50,9 +47,6 @@ func (r *Replays) resolve(bad func(field, value, problem string)) *Replays {
 		return nil
 	}
 	resolved := *r
-	if r.Letters == nil {
-		bad("Replays.Letters", "nil", "is required; give the store that the dead letters are written to")
-	}
 	if r.Publisher == nil {
 		bad("Replays.Publisher", "nil", "is required; give one that returns once the broker has the message")
 	}
@@ -108,7 +102,7 @@ func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
 	filter := dlq.Filter{States: []dlq.State{dlq.StateReplaying}, Source: dlq.FromConsumer, OldestFirst: true, Limit: replayPage}
 	for {
 		from := filter
-		page, err := ask(ctx, in, func(ctx context.Context) ([]*dlq.Letter, error) { return in.cfg.Replays.Letters.List(ctx, from) })
+		page, err := ask(ctx, in, func(ctx context.Context) ([]*dlq.Letter, error) { return in.cfg.DeadLetters.List(ctx, from) })
 		if err != nil {
 			maps.Copy(in.published, published)
 			return replayed, errors.Join(append(errs, err)...)
@@ -152,8 +146,8 @@ func (in *Inbox) caresFor(consumer string) bool {
 }
 
 func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
-	r := in.cfg.Replays
-	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return r.Letters.Get(ctx, id) })
+	r, letters := in.cfg.Replays, in.cfg.DeadLetters
+	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return letters.Get(ctx, id) })
 	switch {
 	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.StateReplaying:
 		return false, nil // another process was faster
@@ -168,7 +162,7 @@ func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	if topic == "" {
 		return false, errNoReplayTopic
 	}
-	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return r.Letters.ReplayToken(ctx, id) })
+	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return letters.ReplayToken(ctx, id) })
 	if errors.Is(err, dlq.ErrNotFound) {
 		return false, nil
 	}

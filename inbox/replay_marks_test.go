@@ -19,8 +19,8 @@ func (p *place) replaying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbo
 	rec := &recorder{}
 	return p.inbox(t, func(cfg *inbox.Config) {
 		cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 3, Delay: time.Millisecond, Crashes: 2}
-		cfg.DeadLetters = inbox.LettersOf(store)
-		cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+		cfg.DeadLetters = store
+		cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 		if change != nil {
 			change(cfg)
 		}

@@ -42,12 +42,12 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 		pubsub := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 		publisher := &stutterer{Publisher: pubsub}
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.DeadLetters = store
 			cfg.Fingerprint = func(msg *message.Message) []byte { return msg.Payload }
-			cfg.Replays = &inbox.Replays{Letters: store, Publisher: publisher, Topic: func(l *dlq.Letter) string { return l.Topic }}
+			cfg.Replays = &inbox.Replays{Publisher: publisher, Topic: func(l *dlq.Letter) string { return l.Topic }}
 		})
 		mail := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.Consumer, cfg.DeadLetters = "mail", inbox.LettersOf(store)
+			cfg.Consumer, cfg.DeadLetters = "mail", store
 		})
 		var mended atomic.Bool
 		var seen sync.Map
@@ -134,7 +134,7 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 func TestNew_RefusesReplaysThatCannotBe(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Replays: &inbox.Replays{}})
-		for _, field := range []string{"inbox.Config.Replays.Letters", "inbox.Config.Replays.Publisher"} {
+		for _, field := range []string{"inbox.Config.DeadLetters", "inbox.Config.Replays.Publisher"} {
 			if err == nil || !strings.Contains(err.Error(), field) {
 				t.Errorf("%s is not reported: %v", field, err)
 			}
@@ -202,8 +202,8 @@ func TestReplays_CopiesOfOneThatFailsMakeOneLetter(t *testing.T) {
 		rec := &recorder{}
 		process := func() *inbox.Inbox {
 			return p.inbox(t, func(cfg *inbox.Config) {
-				cfg.DeadLetters = inbox.LettersOf(store)
-				cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+				cfg.DeadLetters = store
+				cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 			})
 		}
 		a, b := process(), process()
@@ -241,8 +241,8 @@ func TestReplays_ALateCopyHasNoEffect(t *testing.T) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters = inbox.LettersOf(store)
-			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+			cfg.DeadLetters = store
+			cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 		})
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 		replayAll(t, store, "stock")
@@ -268,8 +268,8 @@ func TestReplays_NeedATopic(t *testing.T) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters = inbox.LettersOf(store)
-			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec}
+			cfg.DeadLetters = store
+			cfg.Replays = &inbox.Replays{Publisher: rec}
 		})
 		// As rabbitmq.Config.Malformed calls it, with the subscriber's context.
 		expectNoError(t, in.Refuse(t.Context(), message.NewMessage("a", []byte("x")), errors.New("no such encoding")))
@@ -288,8 +288,8 @@ func TestReplays_KeepTheUUIDBesideConfigID(t *testing.T) {
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.ID = func(m *message.Message) string { return m.Metadata.Get("event_id") }
-			cfg.DeadLetters = inbox.LettersOf(store)
-			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+			cfg.DeadLetters = store
+			cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 		})
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("uuid", nil), bad)) // no event_id
 		withID := message.NewMessage("uuid 2", nil)
@@ -326,8 +326,8 @@ func TestReplays_PassTheSequence(t *testing.T) {
 				return n, err == nil
 			}
 			cfg.GapWait = time.Millisecond
-			cfg.DeadLetters = inbox.LettersOf(store)
-			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+			cfg.DeadLetters = store
+			cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 		})
 		var ran []string
 		good := func(m *message.Message) ([]*message.Message, error) { ran = append(ran, m.UUID); return nil, nil }
@@ -362,8 +362,8 @@ func TestReplays_AreOfTheirConsumerAlone(t *testing.T) {
 		with := func(consumer string) *inbox.Inbox {
 			return p.inbox(t, func(cfg *inbox.Config) {
 				cfg.Consumer = consumer
-				cfg.DeadLetters = inbox.LettersOf(store)
-				cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: func(*dlq.Letter) string { return "queue of " + consumer }}
+				cfg.DeadLetters = store
+				cfg.Replays = &inbox.Replays{Publisher: rec, Topic: func(*dlq.Letter) string { return "queue of " + consumer }}
 			})
 		}
 		stock, eu := with("stock"), with("stock/eu")
@@ -385,8 +385,8 @@ func TestReplays_AreOfHandlersToo(t *testing.T) {
 		rec := &recorder{}
 		with := func(consumer string) *inbox.Inbox {
 			return p.inbox(t, func(cfg *inbox.Config) {
-				cfg.Consumer, cfg.DeadLetters = consumer, inbox.LettersOf(store)
-				cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+				cfg.Consumer, cfg.DeadLetters = consumer, store
+				cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 			})
 		}
 		// As a process before this one has left it.
@@ -409,9 +409,9 @@ func TestReplays_EndWhereNothingIsDead(t *testing.T) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.DeadLetters = inbox.LettersOf(store)
+			cfg.DeadLetters = store
 			cfg.Fingerprint = func(m *message.Message) []byte { return m.Payload }
-			cfg.Replays = &inbox.Replays{Letters: store, Publisher: rec, Topic: toQueue}
+			cfg.Replays = &inbox.Replays{Publisher: rec, Topic: toQueue}
 		})
 		for id, payload := range map[string]string{"same": "x", "other": "y"} {
 			expectNoError(t, deliverMessage(t, in, message.NewMessage(id, []byte("x")), bad))

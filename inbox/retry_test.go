@@ -15,45 +15,43 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 )
 
-// letters is a store of dead letters: a table without a unique constraint.
+// letters are the dead letters of a test.
 type letters struct {
-	mu    sync.Mutex
-	added []*inbox.Letter
-	fail  error
+	*dlq.Store
+	t *testing.T
 }
 
-func (l *letters) Add(ctx context.Context, tx oncemill.Tx, letter *inbox.Letter) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.fail != nil {
-		return l.fail
+// all returns them with their messages, the newest first.
+func (l letters) all() []*dlq.Letter {
+	l.t.Helper()
+	list, err := l.List(l.t.Context(), dlq.Filter{})
+	expectNoError(l.t, err)
+	for i, head := range list {
+		list[i], err = l.Get(l.t.Context(), head.ID)
+		expectNoError(l.t, err)
 	}
-	l.added = append(l.added, letter)
-	_, err := tx.ExecContext(ctx, `insert into letters (message_id, reason, error) values ($1, $2, $3)`, letter.MessageID, string(letter.Reason), letter.Error)
-	return err
+	return list
 }
 
-func (l *letters) last() *inbox.Letter {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.added) == 0 {
-		return &inbox.Letter{}
+// last returns the newest letter, or an empty one if there is none.
+func (l letters) last() *dlq.Letter {
+	l.t.Helper()
+	if all := l.all(); len(all) > 0 {
+		return all[0]
 	}
-	return l.added[len(l.added)-1]
+	return &dlq.Letter{}
 }
 
 // burying returns an inbox with dead letters and short delays.
-func (p *place) burying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *letters) {
+func (p *place) burying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, letters) {
 	t.Helper()
-	if p.count(t, p.tableCount("letters")) == 0 {
-		p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
-	}
-	l := &letters{}
+	l := letters{p.letterStore(t), t}
 	return p.inbox(t, func(cfg *inbox.Config) {
-		cfg.DeadLetters = l
+		cfg.DeadLetters = l.Store
 		cfg.Retry = inbox.Retry{Tries: 2, Backoff: time.Millisecond, Deliveries: 3, Delay: time.Second, Crashes: 2}
 		if change != nil {
 			change(cfg)
@@ -61,17 +59,27 @@ func (p *place) burying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox,
 	}), l
 }
 
-func (p *place) tableCount(table string) string {
+// failLetters makes the database refuse the dead letters of a message until admit is
+// called.
+func (p *place) failLetters(t *testing.T, messageID string) (admit func()) {
+	t.Helper()
+	begin, end := `create function no_room() returns trigger language plpgsql as $$ begin raise 'no room'; end $$;
+		create trigger no_room before insert on {{dead_letters}} for each row when (new.message_id = '`+messageID+`') execute function no_room()`,
+		`drop function no_room cascade`
 	if p.cfg.Dialect == oncemill.SQLite {
-		return `select count(*) from sqlite_master where name = '` + table + `'`
+		begin, end = `create trigger no_room before insert on {{dead_letters}} when new.message_id = '`+messageID+`' begin select raise(abort, 'no room'); end`,
+			`drop trigger no_room`
 	}
-	return `select count(*) from pg_tables where schemaname = current_schema() and tablename = '` + table + `'`
+	resolved, err := p.cfg.Resolve(p.db)
+	expectNoError(t, err)
+	p.exec(t, resolved.Expand(begin))
+	return func() { p.exec(t, end) }
 }
 
 // expectNotes checks how many messages have notes and letters.
 func (p *place) expectNotes(t *testing.T, notes, letters int) {
 	t.Helper()
-	gotNotes, gotLetters := p.count(t, `select count(*) from {{inbox_failures}}`), p.count(t, `select count(*) from letters`)
+	gotNotes, gotLetters := p.count(t, `select count(*) from {{inbox_failures}}`), p.count(t, `select count(*) from {{dead_letters}}`)
 	if gotNotes != notes || gotLetters != letters {
 		t.Errorf("notes, letters: got %d, %d, want %d, %d", gotNotes, gotLetters, notes, letters)
 	}
@@ -108,8 +116,8 @@ func TestRetry_TriesThenDelaysThenBuries(t *testing.T) {
 		}
 		p.expectNotes(t, 0, 1)
 		letter := dead.last()
-		if runs != 6 || letter.Reason != inbox.ReasonFailed || letter.Attempts != 3 || len(letter.Errors) != 3 || letter.Error != "run 6: "+errUndo.Error() ||
-			letter.Errors[0].Error != "run 2: "+errUndo.Error() || letter.Errors[0].At.IsZero() || string(letter.Payload) != "payload of a" ||
+		if runs != 6 || letter.Reason != string(inbox.ReasonFailed) || letter.Tries != 3 || len(letter.Attempts) != 3 || letter.Error != "run 6: "+errUndo.Error() ||
+			letter.Attempts[0].Error != "run 2: "+errUndo.Error() || letter.Attempts[0].At.IsZero() || string(letter.Payload) != "payload of a" ||
 			letter.Metadata.Get("about") != "a" || letter.Consumer != "stock" || letter.MessageID != "a" {
 			t.Errorf("%d runs, letter %+v", runs, letter)
 		}
@@ -163,7 +171,7 @@ func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
 			return func(msg *message.Message) ([]*message.Message, error) { runs++; return nil, err }
 		}
 		expectNoError(t, deliver(t, in, "permanent", failing(fmt.Errorf("wrapped: %w", inbox.Permanent(errUndo)))))
-		if letter := dead.last(); runs != 1 || letter.Reason != inbox.ReasonPermanent || letter.Error != "wrapped: "+errUndo.Error() {
+		if letter := dead.last(); runs != 1 || letter.Reason != string(inbox.ReasonPermanent) || letter.Error != "wrapped: "+errUndo.Error() {
 			t.Errorf("%d runs, letter %+v", runs, letter)
 		}
 		expectNoError(t, deliver(t, in, "classified", failing(errors.New("classified"))))
@@ -220,12 +228,12 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 			{forged, inbox.ReasonUnverified},
 			{from(t, "old", delivery{createdAt: time.Now().Add(-59 * time.Minute)}), inbox.ReasonTooOld},
 		} {
-			before := len(dead.added)
+			before := len(dead.all())
 			expectNoError(t, deliverMessage(t, in, c.msg, never))
 			if c.reason == inbox.ReasonConflict || c.reason == inbox.ReasonTooOld {
 				expectNoError(t, deliverMessage(t, in, c.msg, never)) // a copy has no letter
 			}
-			if letter := dead.last(); letter.Reason != c.reason || len(dead.added) != before+1 {
+			if letter := dead.last(); letter.Reason != string(c.reason) || len(dead.all()) != before+1 {
 				t.Errorf("%s: letter %+v", c.reason, letter)
 			}
 		}
@@ -235,7 +243,7 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 			t.Errorf("%d took their id", got)
 		}
 		expectNoError(t, in.Refuse(t.Context(), from(t, "garbage", delivery{}), errUndo))
-		if letter := dead.last(); letter.Reason != inbox.ReasonMalformed {
+		if letter := dead.last(); letter.Reason != string(inbox.ReasonMalformed) {
 			t.Errorf("letter %+v", letter)
 		}
 		expectError(t, p.inbox(t, nil).Refuse(t.Context(), known, errUndo), inbox.ErrNoDeadLetters)
@@ -244,12 +252,14 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 
 func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, nil)
-		dead.fail = errors.New("no room")
+		in, _ := p.burying(t, nil)
+		admit := p.failLetters(t, "a")
 		fail := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }
-		expectError(t, deliver(t, in, "a", fail), dead.fail)
+		if err := deliver(t, in, "a", fail); err == nil || !strings.Contains(err.Error(), "dlq: add letter") {
+			t.Errorf("without a letter: %v", err)
+		}
 		p.expect(t, 0, 0, 0)
-		dead.fail = nil
+		admit()
 		expectNoError(t, deliver(t, in, "a", fail))
 		p.expect(t, 0, 1, 0)
 		p.expectNotes(t, 0, 1)
@@ -283,7 +293,7 @@ func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
 		expectNoError(t, deliverMessage(t, in, from(t, "b", delivery{redelivered: true}), effect))
 		p.expectNotes(t, 1, 0)
 		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true}), effect))
-		if letter := dead.last(); crashes != 4 || letter.Reason != inbox.ReasonCrashed {
+		if letter := dead.last(); crashes != 4 || letter.Reason != string(inbox.ReasonCrashed) {
 			t.Errorf("%d crashes, letter %+v", crashes, letter)
 		}
 		p.expect(t, 1, 2, 0)
@@ -311,7 +321,7 @@ func TestRetry_DoesNotTakeFailuresForCrashes(t *testing.T) {
 		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), effect))
 		p.expect(t, 1, 1, 0)
 		p.expectNotes(t, 0, 0)
-		if len(dead.added) != 0 {
+		if len(dead.all()) != 0 {
 			t.Errorf("letter %+v", dead.last())
 		}
 	})

@@ -44,7 +44,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 		// One that has not come is not waited for, and one that fails meanwhile is kept.
 		expectError(t, deliverMessage(t, in, msg("5"), effect), inbox.ErrGap)
 		time.Sleep(150 * time.Millisecond)
-		in2, dead2 := p.burying(t, func(cfg *inbox.Config) {
+		in2, _ := p.burying(t, func(cfg *inbox.Config) {
 			cfg.Sequence = func(*message.Message) (int64, bool) { return 4, true }
 			cfg.Classify = func(err error) error { // after the attempt
 				expectNoError(t, deliverMessage(t, in, msg("5"), effect)) // it has waited for long enough
@@ -56,7 +56,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 			runs++
 			return nil, errUndo
 		}))
-		if letter := dead2.last(); runs != 1 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) || len(dead.added) > 0 {
+		if letter := dead.last(); runs != 1 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) || len(dead.all()) != 1 {
 			t.Errorf("%d runs, letter %+v", runs, letter)
 		}
 	})
@@ -94,7 +94,7 @@ func TestSequence_GoesOnInOrder(t *testing.T) {
 				time.Sleep(50 * time.Millisecond)
 			}
 		}
-		if len(dead.added) > 0 {
+		if len(dead.all()) > 0 {
 			t.Errorf("letter %+v", dead.last())
 		}
 		p.expect(t, last-1, last-1, 0)
@@ -118,14 +118,14 @@ func TestSequence_DropsNothingThatWasTried(t *testing.T) {
 		}
 		for i, key := range []string{"\xff", "\x00", strings.Repeat("k", 3000)} {
 			expectNoError(t, deliverMessage(t, in, msg(strconv.Itoa(i+1), key, delivery{}), effect))
-			if letter := dead.last(); len(dead.added) != i+1 || letter.Reason != inbox.ReasonPermanent {
-				t.Errorf("%d letters, the last %+v", len(dead.added), letter)
+			if letter := dead.last(); len(dead.all()) != i+1 || letter.Reason != string(inbox.ReasonPermanent) {
+				t.Errorf("%d letters, the last %+v", len(dead.all()), letter)
 			}
 		}
 		expectNoError(t, deliverMessage(t, in, msg("15", "k", delivery{}), effect))
 		expectNoError(t, deliverMessage(t, in, msg("14", "k", delivery{redelivered: true}), effect))
-		if letter := dead.last(); len(dead.added) != 4 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) {
-			t.Errorf("%d letters, the last %+v", len(dead.added), letter)
+		if letter := dead.last(); len(dead.all()) != 4 || !strings.Contains(letter.Error, inbox.ErrOvertaken.Error()) {
+			t.Errorf("%d letters, the last %+v", len(dead.all()), letter)
 		}
 	})
 }

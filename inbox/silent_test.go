@@ -43,7 +43,7 @@ func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 		t.Run(step, func(t *testing.T) {
 			t.Parallel()
 			p := postgres(t, "binary_parameters=yes")
-			in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.Timeout, cfg.DeadLetters = 2*time.Second, &letters{} })
+			in, proxy := p.behindProxy(t, func(cfg *inbox.Config) { cfg.Timeout, cfg.DeadLetters = 2*time.Second, p.letterStore(t) })
 			text := step
 			switch step {
 			case "claim":
@@ -83,7 +83,7 @@ func TestInbox_AnIDIsFreeAgainThoughTheServerKeepsTheConnection(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
 	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
-		cfg.Timeout, cfg.LockTimeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, time.Millisecond, &letters{}, time.Millisecond
+		cfg.Timeout, cfg.LockTimeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, time.Millisecond, p.letterStore(t), time.Millisecond
 	})
 	group := in.GroupMiddleware(effect)
 	for name, handle := range map[string]func(id string) error{
@@ -110,7 +110,7 @@ func TestGroup_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
 	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
-		cfg.Timeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, &letters{}, 100*time.Millisecond
+		cfg.Timeout, cfg.DeadLetters, cfg.Group.Wait = 2*time.Second, p.letterStore(t), 100*time.Millisecond
 	})
 	h := in.GroupMiddleware(effect)
 	proxy.Silence(testserver.Containing("insert into effects"), 1)
@@ -156,7 +156,7 @@ func meetSilence(t *testing.T, busy bool) {
 	expectNoError(t, err)
 	t.Cleanup(func() { expectNoError(t, db.Close()) })
 	db.SetMaxOpenConns(4)
-	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Database: p.cfg, Timeout: 2 * time.Second, DeadLetters: &letters{}})
+	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Database: p.cfg, Timeout: 2 * time.Second, DeadLetters: p.letterStore(t)})
 	expectNoError(t, err)
 	const before, messages = 4, 20
 	begun, silent := make(chan struct{}), make(chan struct{})
@@ -215,10 +215,8 @@ func TestInbox_AbandonsItsHousekeeping(t *testing.T) {
 // A handler that takes too long has failed, also if it heeds no context.
 func TestInbox_ALongHandlerIsAFailure(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		p.exec(t, `create table letters (message_id text not null, reason text not null, error text not null)`)
-		dead := &letters{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
-			cfg.Timeout, cfg.DeadLetters, cfg.Retry.Deliveries = 100*time.Millisecond, dead, 1
+			cfg.Timeout, cfg.DeadLetters, cfg.Retry.Deliveries = 100*time.Millisecond, p.letterStore(t), 1
 		})
 		expectNoError(t, deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 			err := addEffect(msg)
@@ -237,7 +235,7 @@ func TestInbox_ANoteWhoseConnectionIsSilentHoldsNothingUp(t *testing.T) {
 	t.Parallel()
 	p := postgres(t, "binary_parameters=yes")
 	in, proxy := p.behindProxy(t, func(cfg *inbox.Config) {
-		cfg.Timeout, cfg.LockTimeout, cfg.DeadLetters = 2*time.Second, 100*time.Millisecond, &letters{}
+		cfg.Timeout, cfg.LockTimeout, cfg.DeadLetters = 2*time.Second, 100*time.Millisecond, p.letterStore(t)
 	})
 	proxy.Silence(testserver.Containing("set errors"), 1)
 	msg := message.NewMessageWithContext(t.Context(), "a", nil)

@@ -111,8 +111,14 @@ type failure struct {
 type record struct {
 	failures    int
 	unavailable int
-	errors      []Failure
+	errors      []keptError
 	again       time.Duration
+}
+
+// keptError is a failed delivery, as it is stored.
+type keptError struct {
+	At    time.Time `json:"at"`
+	Error string    `json:"error"`
 }
 
 // mostErrors is how many failures of a message are stored in full.
@@ -123,7 +129,7 @@ func (r *record) add(kept string, now time.Time, text string) (string, error) {
 	if err := json.Unmarshal([]byte(kept), &r.errors); err != nil {
 		return "", fmt.Errorf("read former failures: %w", err)
 	}
-	r.errors = append(r.errors, Failure{At: now.UTC(), Error: textOf(text)})
+	r.errors = append(r.errors, keptError{At: now.UTC(), Error: textOf(text)})
 	r.errors = r.errors[max(0, len(r.errors)-mostErrors):]
 	encoded, err := json.Marshal(r.errors)
 	return string(encoded), err

@@ -17,6 +17,6 @@ func NewInbox(db *sql.DB, tables oncemill.Config, logger *slog.Logger) (*inbox.I
 		return nil, err
 	}
 	return inbox.New(db, inbox.Config{
-		Consumer: "inventory", Database: tables, DeadLetters: inbox.LettersOf(letters), Logger: logger,
+		Consumer: "inventory", Database: tables, DeadLetters: letters, Logger: logger,
 	})
 }

@@ -119,7 +119,7 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 	prepare := func(poison bool) (handled *atomic.Int64, begin, end func()) {
 		rounds++
 		queue := "orders " + strconv.Itoa(rounds)
-		in, err := inbox.New(pg.DB, inbox.Config{Consumer: queue, Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Logger: quiet})
+		in, err := inbox.New(pg.DB, inbox.Config{Consumer: queue, Database: pg.Config, DeadLetters: letters, Logger: quiet})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -181,7 +181,7 @@ func TestSubscriber_ARetryMayTakeLongerThanAckTimeout(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
 	logger := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
-	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Retry: inbox.Retry{Delay: time.Millisecond}, Logger: logger})
+	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: letters, Retry: inbox.Retry{Delay: time.Millisecond}, Logger: logger})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,13 +8,14 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
 )
 
 func ExampleNew() {
 	// consume handles orders until ctx ends.
-	consume := func(ctx context.Context, db *sql.DB, letters inbox.DeadLetters) error {
+	consume := func(ctx context.Context, db *sql.DB, letters *dlq.Store) error {
 		in, err := inbox.New(db, inbox.Config{Consumer: "stock", DeadLetters: letters})
 		if err != nil {
 			return err

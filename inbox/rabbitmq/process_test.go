@@ -18,6 +18,7 @@ import (
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -25,14 +26,6 @@ import (
 
 // envConsumer makes the test binary a consumer: URI, DSN and schema in lines.
 const envConsumer = "ONCEMILL_TEST_CONSUMER"
-
-// letterTable keeps dead letters.
-type letterTable struct{}
-
-func (letterTable) Add(ctx context.Context, tx oncemill.Tx, l *inbox.Letter) error {
-	_, err := tx.ExecContext(ctx, `insert into letters (message_id, reason) values ($1, $2)`, l.MessageID, string(l.Reason))
-	return err
-}
 
 // consumeAsAProcess handles messages until it is told to stop. Those that say so
 // end the process in the middle of their transaction.
@@ -44,8 +37,13 @@ func consumeAsAProcess() error {
 	}
 	defer db.Close()
 	db.SetMaxOpenConns(10)
+	database := oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: settings[2]}
+	letters, err := dlq.New(db, dlq.Config{Database: database})
+	if err != nil {
+		return err
+	}
 	in, err := inbox.New(db, inbox.Config{
-		Consumer: "stock", Database: oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: settings[2]}, DeadLetters: letterTable{}, Logger: quiet,
+		Consumer: "stock", Database: database, DeadLetters: letters, Logger: quiet,
 		Retry: inbox.Retry{Crashes: 2, Backoff: time.Millisecond},
 	})
 	if err != nil {
@@ -89,14 +87,9 @@ func addEffect(msg *message.Message) error {
 func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
-	pg := testserver.Postgres(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations); err != nil {
+	pg, _ := withLetters(t)
+	if _, err := pg.DB.ExecContext(t.Context(), `create table effects (message_id text)`); err != nil {
 		t.Fatal(err)
-	}
-	for _, table := range []string{`create table effects (message_id text)`, `create table letters (message_id text, reason text)`} {
-		if _, err := pg.DB.ExecContext(t.Context(), table); err != nil {
-			t.Fatal(err)
-		}
 	}
 	a := newAdmin(t, uri)
 	a.declare("orders", nil)
@@ -110,18 +103,18 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 		}
 	}
 	count := func(query string) (n int) {
-		if err := pg.DB.QueryRowContext(t.Context(), query).Scan(&n); err != nil {
+		if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(query)).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	done := func() bool {
-		return count(`select count(*) from letters`) >= 3 && count(`select count(*) from effects`) >= innocent
+		return count(`select count(*) from {{dead_letters}}`) >= 3 && count(`select count(*) from effects`) >= innocent
 	}
 	deaths := 0
 	for start := time.Now(); !done(); {
 		if time.Since(start) > patience {
-			t.Fatalf("%d effects, %d letters after %d deaths", count(`select count(*) from effects`), count(`select count(*) from letters`), deaths)
+			t.Fatalf("%d effects, %d letters after %d deaths", count(`select count(*) from effects`), count(`select count(*) from {{dead_letters}}`), deaths)
 		}
 		child := exec.CommandContext(t.Context(), os.Args[0])
 		child.Env = append(os.Environ(), envConsumer+"="+strings.Join([]string{uri, pg.DSN, pg.Config.Schema}, "\n"))
@@ -142,7 +135,7 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 				running = false
 			case <-time.After(10 * time.Millisecond):
 				if time.Since(start) > patience {
-					t.Errorf("%d effects, %d letters after %d deaths", count(`select count(*) from effects`), count(`select count(*) from letters`), deaths)
+					t.Errorf("%d effects, %d letters after %d deaths", count(`select count(*) from effects`), count(`select count(*) from {{dead_letters}}`), deaths)
 					_ = child.Process.Signal(syscall.SIGQUIT) // tells what it waits for
 					<-ended
 					return
@@ -166,8 +159,8 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 	if n := count(`select count(*) from effects`); n != innocent {
 		t.Errorf("%d effects", n)
 	}
-	if n := count(`select count(*) from letters where message_id = reason or (message_id, reason) in (('exit', 'crashed'), ('panic', 'permanent'), ('timeout', 'permanent'))`); n != 3 || count(`select count(*) from letters`) != 3 {
-		t.Errorf("%d of %d letters are right", n, count(`select count(*) from letters`))
+	if n := count(`select count(*) from {{dead_letters}} where message_id = reason or (message_id, reason) in (('exit', 'crashed'), ('panic', 'permanent'), ('timeout', 'permanent'))`); n != 3 || count(`select count(*) from {{dead_letters}}`) != 3 {
+		t.Errorf("%d of %d letters are right", n, count(`select count(*) from {{dead_letters}}`))
 	}
 	if n, _ := a.left("orders"); n != 0 {
 		t.Errorf("%d messages are left", n)
@@ -178,17 +171,12 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 func TestSubscriber_TakesWhatForeignProducersSend(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
-	pg := testserver.Postgres(t)
+	pg, letters := withLetters(t)
 	pg.DB.SetMaxOpenConns(10)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations); err != nil {
+	if _, err := pg.DB.ExecContext(t.Context(), `create table effects (message_id text)`); err != nil {
 		t.Fatal(err)
 	}
-	for _, table := range []string{`create table effects (message_id text)`, `create table letters (message_id text, reason text)`} {
-		if _, err := pg.DB.ExecContext(t.Context(), table); err != nil {
-			t.Fatal(err)
-		}
-	}
-	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: letterTable{}, Logger: quiet})
+	in, err := inbox.New(pg.DB, inbox.Config{Consumer: "stock", Database: pg.Config, DeadLetters: letters, Logger: quiet})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -223,16 +211,16 @@ func TestSubscriber_TakesWhatForeignProducersSend(t *testing.T) {
 		{Body: []byte("no id")},
 		{MessageId: "nul\x00"}, // letters
 	}
-	const effects, letters = 12, 3
+	const effects, dead = 12, 3
 	a.publish("orders", all...)
 	count := func(query string) (n int) {
-		if err := pg.DB.QueryRowContext(t.Context(), query).Scan(&n); err != nil {
+		if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(query)).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	eventually(t, "everything has its end", func() bool {
-		return count(`select count(*) from effects`) >= effects && count(`select count(*) from letters`) >= letters
+		return count(`select count(*) from effects`) >= effects && count(`select count(*) from {{dead_letters}}`) >= dead
 	})
 	if err := errors.Join(router.Close(), <-stopped); err != nil {
 		t.Error(err)
@@ -240,8 +228,8 @@ func TestSubscriber_TakesWhatForeignProducersSend(t *testing.T) {
 	if n, m := count(`select count(distinct message_id) from effects`), count(`select count(*) from effects`); n != effects || m != effects {
 		t.Errorf("%d effects, %d different", m, n)
 	}
-	if n := count(`select count(*) from letters where reason = 'no-message-id'`); n != letters || count(`select count(*) from letters`) != letters {
-		t.Errorf("%d letters for missing ids of %d", n, count(`select count(*) from letters`))
+	if n := count(`select count(*) from {{dead_letters}} where reason = 'no-message-id'`); n != dead || count(`select count(*) from {{dead_letters}}`) != dead {
+		t.Errorf("%d letters for missing ids of %d", n, count(`select count(*) from {{dead_letters}}`))
 	}
 	// A copy may still have been waiting when the router stopped.
 	n, which := a.left("orders")

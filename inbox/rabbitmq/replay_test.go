@@ -46,8 +46,8 @@ func TestSubscriber_ReplayComesToTheQueueOfItsConsumer(t *testing.T) {
 	inboxes := map[string]*inbox.Inbox{}
 	for consumer, n := range deliveries {
 		in, err := inbox.New(pg.DB, inbox.Config{
-			Consumer: consumer, Database: pg.Config, DeadLetters: inbox.LettersOf(letters),
-			Replays: &inbox.Replays{Letters: letters, Publisher: toQueue, Topic: func(l *dlq.Letter) string { return l.Topic + "_" + consumer }},
+			Consumer: consumer, Database: pg.Config, DeadLetters: letters,
+			Replays: &inbox.Replays{Publisher: toQueue, Topic: func(l *dlq.Letter) string { return l.Topic + "_" + consumer }},
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -136,8 +136,8 @@ func TestSubscriber_ReplayToNoQueueLosesNothing(t *testing.T) {
 	}
 	t.Cleanup(func() { toQueue.Close() })
 	in, err := inbox.New(pg.DB, inbox.Config{
-		Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters),
-		Replays: &inbox.Replays{Letters: letters, Publisher: toQueue, Topic: func(*dlq.Letter) string { return "nowhere" }},
+		Consumer: "stock", Database: pg.Config, DeadLetters: letters,
+		Replays: &inbox.Replays{Publisher: toQueue, Topic: func(*dlq.Letter) string { return "nowhere" }},
 	})
 	if err != nil {
 		t.Fatal(err)

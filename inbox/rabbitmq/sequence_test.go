@@ -25,7 +25,7 @@ func TestSubscriber_ASequenceGoesOnWithoutOneThatDoesNotCome(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
 	in, err := inbox.New(pg.DB, inbox.Config{
-		Consumer: "stock", Database: pg.Config, DeadLetters: inbox.LettersOf(letters), Logger: quiet, GapWait: 5 * time.Second,
+		Consumer: "stock", Database: pg.Config, DeadLetters: letters, Logger: quiet, GapWait: 5 * time.Second,
 		Sequence: func(msg *message.Message) (int64, bool) {
 			n, err := strconv.ParseInt(msg.UUID, 10, 64)
 			return n, err == nil

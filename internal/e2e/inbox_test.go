@@ -114,7 +114,7 @@ func handleOnce(t *testing.T, broker stock, db *sql.DB, database oncemill.Config
 		t.Fatal(err)
 	}
 	in, err := inbox.New(db, inbox.Config{
-		Consumer: "stock", Database: database, DeadLetters: inbox.LettersOf(letters),
+		Consumer: "stock", Database: database, DeadLetters: letters,
 		Retry: inbox.Retry{Tries: 1, Deliveries: 5},
 	})
 	if err != nil {
