@@ -132,9 +132,9 @@ type Config struct {
 	// context of the handler ends and the attempt is rolled back. It counts as a failure if
 	// the handler took that long. It is also how long a server that does not answer can
 	// delay a message: a handler's statement that the driver does not return from is then
-	// abandoned, with its connection. The commit may take 10 s more; without an answer the
-	// message is delivered again. 10 ms to 24 h. Default: 1 min. A group of messages shares
-	// this time.
+	// abandoned, with its connection, and does not count. pgx always returns, so with pgx
+	// it counts. The commit may take 10 s more; without an answer the message is delivered
+	// again. 10 ms to 24 h. Default: 1 min. A group of messages shares this time.
 	Timeout time.Duration
 
 	// Isolation is the isolation level of the transactions, on PostgreSQL:

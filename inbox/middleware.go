@@ -76,8 +76,12 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	return in.commit(tx)
 }
 
-// gone reports whether the connection of tx is lost, or does not answer.
+// gone reports whether the connection of tx is lost, or does not answer. Once the time of
+// the attempt is over, the transaction has been rolled back, which may close the connection.
 func (in *Inbox) gone(ctx context.Context, tx *boundtx.Tx) bool {
+	if ctx.Err() != nil {
+		return false
+	}
 	gone, err := within(context.WithoutCancel(ctx), tx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
 		return in.store.gone(ctx, tx), nil
 	})

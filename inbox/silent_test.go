@@ -70,8 +70,12 @@ func TestInbox_GoesOnWhenTheServerFallsSilent(t *testing.T) {
 			}
 			eventually(t, "the message is handled", func() bool { return deliver(t, in, "a", effect) == nil })
 			p.expect(t, 2, 2, 0)
-			if n := p.count(t, `select count(*) from {{inbox_failures}}`); n != 0 {
-				t.Errorf("%d failures were counted", n)
+			counted := 0
+			if step == "effect" && testserver.DriverName() == "pgx" { // which returns when the time is over, and does not tell why
+				counted = 1
+			}
+			if n := p.count(t, `select count(*) from {{inbox_failures}}`); n != counted {
+				t.Errorf("%d failures were counted, want %d", n, counted)
 			}
 		})
 	}

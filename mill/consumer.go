@@ -104,7 +104,7 @@ type consumer struct {
 func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
 	ready := &consumer{Consumer: c, log: m.cfg.Logger.With("consumer", c.Name), subscribed: make(chan struct{})}
 	cfg := c.Inbox
-	cfg.Consumer, cfg.DeadLetters, cfg.Replays = c.Name, inbox.LettersOf(m.letters), &inbox.Replays{Letters: m.letters, Publisher: replays{ready}}
+	cfg.Consumer, cfg.DeadLetters, cfg.Replays = c.Name, m.letters, &inbox.Replays{Publisher: replays{ready}}
 	if c.ReplayTopic != "" {
 		cfg.Replays.Topic = func(*dlq.Letter) string { return c.ReplayTopic }
 	}

@@ -70,7 +70,7 @@ func TestSetups(t *testing.T) {
 	const notPooled = `TestStore_OnPostgreSQLPrepared|TestPublish_KeepsItsStatementPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared|TestGroup_PreparesNothing`
 	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
 	// These hold one transaction of a pool while they want another of it.
-	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileRowsAreLocked`
+	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileRowsAreLocked|TestBrakes_ASuspectIsAlone|TestBrakes_TroubleOfOne`
 	setups := []setup{
 		{"pgx", append([]string{pgx}, straight...), notPgxAsItComes, nil},
 		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx + "|" + notPooled + "|" + notAgain, pooler},
