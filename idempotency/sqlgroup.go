@@ -106,7 +106,7 @@ func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel,
 // endStatements closes prepared statements before the transaction ends.
 func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
 	spoiled := g.step(context.WithoutCancel(ctx), func(context.Context) error { return g.end() })
-	if spoiled != nil && !g.own.Abandoned() {
+	if spoiled != nil && !g.own.Unanswered(spoiled) {
 		log.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
 			slog.Any("error", spoiled))
 	}

@@ -2,6 +2,7 @@ package inbox_test
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -41,7 +42,9 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			})
 			runs := 0
 			h := handle(in)(func(m *message.Message) ([]*message.Message, error) {
-				runs++
+				if runs++; runs == 1 { // and keeps the transaction from its end
+					return nil, keepRows(m, func() { <-m.Context().Done(); time.Sleep(1500 * time.Millisecond) })
+				}
 				<-m.Context().Done()
 				return nil, m.Context().Err()
 			})
@@ -54,6 +57,22 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			}
 		}
 	})
+}
+
+// keepRows does something while it uses the bytes of a row, which belong to the driver.
+func keepRows(m *message.Message, do func()) error {
+	tx, _ := inbox.TxFromContext(m.Context())
+	rows, err := tx.QueryContext(m.Context(), `select '1' union all select '2'`)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	var raw sql.RawBytes
+	if rows.Next() {
+		err = rows.Scan(&raw)
+	}
+	do()
+	return errors.Join(err, errUndo)
 }
 
 // A statement that is cancelled by the end of a message's time is not an outage: nobody

@@ -222,7 +222,7 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 		return claimed, nil, ended{outcome: duplicate}
 	}
 	if culprit, err = s.effects(ctx, tx, members, claimed); err != nil {
-		if tx.Abandoned() {
+		if tx.Unanswered(err) {
 			return nil, nil, ended{databaseAway, errors.Join(err, bounded.ErrAbandoned)}
 		}
 		return nil, culprit, ended{handlerFailed, err}

@@ -50,7 +50,7 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 		return in.duplicate(ctx, tx, w)
 	}
 	if err := in.effect(ctx, tx, tx.Raw, w, nil); err != nil {
-		if tx.Abandoned() {
+		if tx.Unanswered(err) {
 			return databaseAway, errors.Join(err, bounded.ErrAbandoned)
 		}
 		if in.gone(ctx, tx) {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"reflect"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -32,8 +33,8 @@ type Config struct {
 	// Default: none; another process relays, for example the command oncemill relay.
 	Sink relay.Sink
 
-	// Relay configures the worker. Its LetterRetention holds for dead letters of
-	// consumers, too.
+	// Relay configures the worker. Without Sink only its LetterRetention is used, which
+	// applies to dead letters of consumers, too.
 	Relay relay.Config
 
 	// Consumers handle messages.
@@ -51,9 +52,9 @@ type Config struct {
 	// them. Default: false.
 	NoMigrate bool
 
-	// StopTimeout is how long Run waits, when its context ends, for handlers and requests
-	// that are under way. Default: 30 s. At least 10 ms. The relay then has
-	// relay.Config.StopTimeout for its messages in flight.
+	// StopTimeout is how long Run waits, when its context ends, for running handlers and
+	// requests. Default: 30 s. At least 10 ms. The relay then has relay.Config.StopTimeout
+	// for its messages in flight.
 	StopTimeout time.Duration
 
 	// Logger receives the start, the stop and the events of all parts. Default:
@@ -67,7 +68,7 @@ type Config struct {
 	Propagator     propagation.TextMapPropagator
 }
 
-// resolve fills in what the parts share, and returns everything that does not fit.
+// resolve fills in what the parts share, and reports missing and invalid settings.
 func (c Config) resolve() (Config, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
@@ -87,6 +88,14 @@ func (c Config) resolve() (Config, error) {
 	}
 	if c.Sink != nil && c.Outbox == nil {
 		bad("Outbox", "nil", "is required with Sink, which takes its messages; set it to &outbox.Config{}")
+	}
+	relayOnly := c.Relay
+	relayOnly.LetterRetention = 0
+	if c.Sink == nil && !reflect.ValueOf(relayOnly).IsZero() {
+		bad("Relay", "(given)", "has no effect without Sink")
+	}
+	if c.Idempotency == nil && c.Keys != (idempotency.StoreConfig{}) {
+		bad("Keys", "(given)", "has no effect without Idempotency")
 	}
 	c.share(bad)
 	names := map[string]bool{}
@@ -117,7 +126,7 @@ func (c *Config) share(bad report) {
 		own.Logger, own.Propagator = cmp.Or(own.Logger, c.Logger), cmp.Or(own.Propagator, c.Propagator)
 		c.Outbox = &own
 	}
-	c.Relay.StopTimeout = cmp.Or(c.Relay.StopTimeout, 10*time.Second) // its default
+	c.Relay.StopTimeout = cmp.Or(c.Relay.StopTimeout, 10*time.Second)
 	c.Relay.Logger = cmp.Or(c.Relay.Logger, c.Logger)
 	c.Relay.MeterProvider = cmp.Or(c.Relay.MeterProvider, c.MeterProvider)
 	c.Relay.TracerProvider = cmp.Or(c.Relay.TracerProvider, c.TracerProvider)

@@ -52,15 +52,18 @@ func TestNew_ReportsEverythingThatDoesNotFit(t *testing.T) {
 		"an empty consumer": {func(cfg *mill.Config) { cfg.Consumers = []mill.Consumer{{}} }, []string{
 			"mill.Config.Consumers[0].Name", "mill.Config.Consumers[0].Topic", "mill.Config.Consumers[0].Subscriber", "mill.Config.Consumers[0].Handler",
 		}},
-		"two consumers of one name": {func(cfg *mill.Config) { cfg.Consumers = []mill.Consumer{stock(), stock()} }, []string{"mill.Config.Consumers[1].Name"}},
+		"two consumers of one name":  {func(cfg *mill.Config) { cfg.Consumers = []mill.Consumer{stock(), stock()} }, []string{"mill.Config.Consumers[1].Name"}},
 		"messages without an outbox": {consumer(func(c *mill.Consumer) { c.Produces = "answers" }), []string{"mill.Config.Consumers[0].Produces"}},
 		"what the mill sets": {consumer(func(c *mill.Consumer) {
 			c.Inbox.Consumer, c.Inbox.Replays = "other", &inbox.Replays{}
 		}), []string{"mill.Config.Consumers[0].Inbox.Consumer", "mill.Config.Consumers[0].Inbox.Replays"}},
 		"another database": {func(cfg *mill.Config) {
 			cfg.Outbox = &outbox.Config{Database: oncemill.Config{Prefix: "other_"}}
-			cfg.Keys.Database.Prefix = "third_"
+			cfg.Idempotency, cfg.Keys.Database.Prefix = &idempotency.Config{Scope: idempotency.SingleTenant()}, "third_"
 		}, []string{"mill.Config.Outbox.Database", "mill.Config.Keys.Database"}},
+		"settings without effect": {func(cfg *mill.Config) {
+			cfg.Consumers, cfg.Relay, cfg.Keys.Prepare = []mill.Consumer{stock()}, relay.Config{Batch: 5, LetterRetention: time.Hour}, true
+		}, []string{"mill.Config.Relay", "mill.Config.Keys"}},
 		"no time to stop": {func(cfg *mill.Config) {
 			cfg.Outbox, cfg.StopTimeout = &outbox.Config{}, time.Millisecond
 		}, []string{"mill.Config.StopTimeout"}},

@@ -48,7 +48,7 @@ type Consumer struct {
 	Group bool
 
 	// Middleware runs around each delivery, outside of the transaction, the first one
-	// outermost.
+	// outermost. It must not return messages.
 	Middleware []message.HandlerMiddleware
 
 	// Inbox has further settings. Leave Consumer, Outbox, DeadLetters and Replays empty.
@@ -64,7 +64,7 @@ type Consumer struct {
 	ReplayTopic string
 }
 
-// check reports everything that is missing, or does not fit the rest of the service.
+// check reports missing and invalid settings.
 func (c *Consumer) check(whole Config, bad report) {
 	if c.Name == "" {
 		bad("Name", `""`, "is required; name what handles the messages, for example stock")
@@ -81,14 +81,23 @@ func (c *Consumer) check(whole Config, bad report) {
 	if c.Produces != "" && whole.Outbox == nil {
 		bad("Produces", c.Produces, "needs Config.Outbox, which takes the messages")
 	}
-	for field, set := range map[string]bool{
-		"Consumer": c.Inbox.Consumer != "", "Outbox": c.Inbox.Outbox != nil,
-		"DeadLetters": c.Inbox.DeadLetters != nil, "Replays": c.Inbox.Replays != nil,
+	if slices.ContainsFunc(c.Middleware, func(m message.HandlerMiddleware) bool { return m == nil }) {
+		bad("Middleware", "nil", "must not contain nil")
+	}
+	for _, of := range []struct {
+		field string
+		given bool
+	}{
+		{"Consumer", c.Inbox.Consumer != ""},
+		{"Outbox", c.Inbox.Outbox != nil},
+		{"DeadLetters", c.Inbox.DeadLetters != nil},
+		{"Replays", c.Inbox.Replays != nil},
 	} {
-		if set {
-			bad("Inbox."+field, "(set)", "must be empty: the mill sets it")
+		if of.given {
+			bad("Inbox."+of.field, "(given)", "must be empty: it follows from the rest of the configuration")
 		}
 	}
+	c.Inbox.Timeout = cmp.Or(c.Inbox.Timeout, time.Minute)
 }
 
 // consumer is a Consumer that is ready to run.
@@ -100,7 +109,8 @@ type consumer struct {
 	subscribed chan struct{} // closed when it has
 }
 
-// newConsumer makes the inbox and the subscriber of c.
+// newConsumer makes the inbox and the subscriber of c. It returns a consumer with an error
+// if there is a subscriber to close.
 func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
 	ready := &consumer{Consumer: c, log: m.cfg.Logger.With("consumer", c.Name), subscribed: make(chan struct{})}
 	cfg := c.Inbox
@@ -118,14 +128,15 @@ func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
 	if ready.subscriber, err = c.Subscriber(ready.inbox); err != nil {
 		return nil, fmt.Errorf("consumer %s: make subscriber: %w", c.Name, err)
 	}
-	if err := ready.fits(); err != nil {
-		return nil, errors.Join(err, ready.subscriber.Close())
+	if ready.subscriber == nil {
+		return nil, &oncemill.ConfigError{Field: "mill.Consumer.Subscriber", Value: "nil", Problem: "it must return a subscriber or an error"}
 	}
-	return ready, nil
+	return ready, ready.useSubscriber()
 }
 
-// fits checks what the subscriber has to do with the inbox.
-func (c *consumer) fits() error {
+// useSubscriber has replays go through the subscriber if nothing else is given, and checks
+// the limits of both.
+func (c *consumer) useSubscriber() error {
 	if c.Replays == nil {
 		publisher, ok := c.subscriber.(message.Publisher)
 		if !ok {
@@ -135,8 +146,8 @@ func (c *consumer) fits() error {
 		c.Replays = publisher
 	}
 	limited, ok := c.subscriber.(interface{ AckTimeout() time.Duration })
-	if timeout := cmp.Or(c.Inbox.Timeout, time.Minute); ok && timeout >= limited.AckTimeout() {
-		return &oncemill.ConfigError{Field: "mill.Consumer.Inbox.Timeout", Value: timeout.String(), Problem: fmt.Sprintf(
+	if ok && c.Inbox.Timeout >= limited.AckTimeout() {
+		return &oncemill.ConfigError{Field: "mill.Consumer.Inbox.Timeout", Value: c.Inbox.Timeout.String(), Problem: fmt.Sprintf(
 			"must be shorter than the %v that the subscriber of consumer %s gives a delivery: a handler that hangs would never count as failed", limited.AckTimeout(), c.Name)}
 	}
 	return nil
@@ -161,9 +172,10 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	}
 	subscription, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer context.AfterFunc(ctx, cancel)()
+	// Closing ends a Subscribe that does not heed its context.
+	giveUp := context.AfterFunc(ctx, func() { cancel(); _ = c.subscriber.Close() })
 	messages, err := c.subscribe(ctx, subscription)
-	if err != nil { // ctx has ended
+	if err != nil || !giveUp() { // ctx has ended
 		return c.subscriber.Close()
 	}
 	once := c.inbox.Middleware
@@ -171,19 +183,25 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 		once = c.inbox.GroupMiddleware
 	}
 	var handler *message.Handler
-	if from := (subscribed{c.subscriber, messages}); c.Produces == "" {
+	if from := (handingOut{ctx, messages}); c.Produces == "" {
 		handler = router.AddConsumerHandler(c.Name, c.Topic, from, c.handleAlone)
 	} else {
-		handler = router.AddHandler(c.Name, c.Topic, from, c.Produces, nobody{}, c.Handler)
+		handler = router.AddHandler(c.Name, c.Topic, from, c.Produces, noPublisher{}, c.Handler)
 	}
 	handler.AddMiddleware(append(slices.Clone(c.Middleware), once)...)
 	closed := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() { closed <- router.Close() })
+	stop := context.AfterFunc(ctx, func() {
+		<-router.Running() // else Close and Run wait for each other
+		closed <- router.Close()
+	})
 	err = router.Run(context.WithoutCancel(ctx))
 	if stop() {
-		return errors.Join(err, errStoppedItself, c.subscriber.Close())
+		return errors.Join(err, c.subscriber.Close())
 	}
-	return errors.Join(err, <-closed, c.subscriber.Close())
+	if late := <-closed; late != nil {
+		err = errors.Join(err, fmt.Errorf("%w: handlers: %w", ErrStillRunning, late))
+	}
+	return errors.Join(err, c.subscriber.Close())
 }
 
 // subscribe subscribes as soon as the broker allows it, however long that takes.
@@ -210,21 +228,45 @@ func (c *consumer) handleAlone(msg *message.Message) error {
 	return err
 }
 
-// subscribed is a subscriber whose subscription is there.
-type subscribed struct {
-	message.Subscriber
+// handingOut is a subscriber whose subscription is there. It hands out no messages once ctx
+// has ended, and leaves the subscription open: many subscribers end the contexts of running
+// handlers with it.
+type handingOut struct {
+	ctx      context.Context //nolint:containedctx // until it ends; the router's does not
 	messages <-chan *message.Message
 }
 
-func (s subscribed) Subscribe(context.Context, string) (<-chan *message.Message, error) {
-	return s.messages, nil
+func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+	out := make(chan *message.Message)
+	go func() {
+		defer close(out)
+		for {
+			select {
+			case msg, open := <-h.messages:
+				if !open {
+					return
+				}
+				select {
+				case out <- msg:
+				case <-h.ctx.Done():
+					msg.Nack()
+					return
+				}
+			case <-h.ctx.Done():
+				return
+			}
+		}
+	}()
+	return out, nil
 }
 
-// nobody is the publisher of handlers whose messages are in the outbox already.
-type nobody struct{}
+func (handingOut) Close() error { return nil }
 
-func (nobody) Publish(string, ...*message.Message) error { return errNobody }
-func (nobody) Close() error                              { return nil }
+// noPublisher is the publisher of handlers whose messages are in the outbox already.
+type noPublisher struct{}
+
+func (noPublisher) Publish(string, ...*message.Message) error { return errNotFromHandler }
+func (noPublisher) Close() error                              { return nil }
 
 // ready returns an error if the consumer does not receive messages now.
 func (c *consumer) ready() error {

@@ -1,6 +1,6 @@
 // Package mill assembles what a service uses of oncemill. [New] builds the outbox, the relay,
 // the inboxes, the dead letters with their replays, and the idempotency keys, with settings
-// that fit each other, and reports everything that does not fit. [Mill.Run] creates the
+// that fit each other, and reports settings that are missing or invalid. [Mill.Run] creates the
 // tables that are used, runs all of it, and stops it in the right order.
 //
 //	m, err := mill.New(db, mill.Config{

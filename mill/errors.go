@@ -16,7 +16,8 @@ var (
 	// context had ended. They are left behind.
 	ErrStillRunning = errors.New("mill: stopped, but something has not returned")
 
-	errStoppedItself = errors.New("has stopped by itself")
-	errNoProduces    = errors.New("set Consumer.Produces to their topic")
-	errNobody        = errors.New("mill: a message was to be published outside of the transaction; does a middleware return messages?")
+	errStoppedItself  = errors.New("has stopped by itself")
+	errEndedGoroutine = errors.New("has ended its goroutine")
+	errNoProduces     = errors.New("set Consumer.Produces to their topic")
+	errNotFromHandler = errors.New("mill: a middleware returned messages; return them from Consumer.Handler instead")
 )

@@ -28,8 +28,8 @@ type Mill struct {
 	running atomic.Bool
 }
 
-// New builds what cfg says. It does no I/O, unless a Consumer.Subscriber does. Everything
-// that is missing or does not fit is reported at once, each as an [*oncemill.ConfigError].
+// New builds what cfg describes. It does no I/O, unless a Consumer.Subscriber does. All
+// missing and invalid settings are reported at once, each as an [*oncemill.ConfigError].
 // The caller keeps ownership of db, which must stay open until Run has returned.
 func New(db *sql.DB, cfg Config) (*Mill, error) {
 	if db == nil {
@@ -44,10 +44,7 @@ func New(db *sql.DB, cfg Config) (*Mill, error) {
 		return nil, err
 	}
 	if err := m.consume(); err != nil {
-		for _, c := range m.consumers {
-			err = errors.Join(err, c.subscriber.Close())
-		}
-		return nil, err
+		return nil, errors.Join(err, m.closeSubscribers())
 	}
 	return m, nil
 }
@@ -91,11 +88,10 @@ func (m *Mill) consume() (err error) {
 	var errs []error
 	for _, c := range m.cfg.Consumers {
 		ready, err := m.newConsumer(c)
-		if err != nil {
-			errs = append(errs, err)
-			continue
+		if ready != nil {
+			m.consumers = append(m.consumers, ready)
 		}
-		m.consumers = append(m.consumers, ready)
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }

@@ -11,16 +11,17 @@ import (
 )
 
 const (
-	// together is how long the relay waits for the consumers to subscribe: a broker may
-	// have no queue for their topics before.
-	together = 5 * time.Second
+	// subscribeLimit is how long the relay waits for the consumers to subscribe: a broker
+	// may have no queue for their topics before.
+	subscribeLimit = 5 * time.Second
 
-	// forgetEvery is the pause between two removals of old dead letters, where there is no
+	// purgeInterval is the pause between two purges of dead letters, where there is no
 	// relay that does it.
-	forgetEvery = time.Hour
+	purgeInterval = time.Hour
 
-	// farewell is how long Run waits for parts beyond the limits that they have themselves.
-	farewell = 2 * time.Second
+	// stopMargin is how long Run waits for parts beyond the limits that they have
+	// themselves.
+	stopMargin = 2 * time.Second
 )
 
 // Run creates the tables that are used, or checks them (Config.NoMigrate), and runs all of
@@ -35,68 +36,56 @@ const (
 // [ErrStillRunning] and names it.
 //
 // While the broker is away, Run keeps trying; it ends with an error if the database cannot
-// be reached at the start.
+// be reached at the start. It can be called once.
 func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error) error {
 	if m.started.Swap(true) {
 		return ErrRunning
 	}
 	log := m.cfg.Logger
 	log.InfoContext(ctx, "oncemill starts", m.uses()...)
-	if err := m.prepare(ctx); err != nil {
-		for _, c := range m.consumers {
-			err = errors.Join(err, c.subscriber.Close())
-		}
-		return fmt.Errorf("mill: %w", err)
+	if err := m.prepare(ctx); err != nil || ctx.Err() != nil {
+		return errors.Join(err, m.closeSubscribers())
 	}
 	// The relay outlives the others.
-	failed := make(chan error, 1)
+	failed := newFailures()
 	front, back := newStage(ctx, failed), newStage(context.WithoutCancel(ctx), failed)
 	for i, part := range parts {
 		front.start(fmt.Sprintf("part %d", i+1), part)
 	}
 	for _, c := range m.consumers {
-		front.start("consumer "+c.Name, func(ctx context.Context) error { return c.run(ctx, m.cfg.StopTimeout) })
-		front.start("inbox of "+c.Name, c.inbox.Run)
+		front.startEndless("consumer "+c.Name, func(ctx context.Context) error { return c.run(ctx, m.cfg.StopTimeout) })
+		front.startEndless("inbox of "+c.Name, c.inbox.Run)
 	}
 	if m.worker != nil {
-		back.start("relay", func(ctx context.Context) error { m.awaitConsumers(ctx); return m.worker.Run(ctx) })
+		back.startEndless("relay", func(ctx context.Context) error { m.awaitConsumers(ctx); return m.worker.Run(ctx) })
 	} else if len(m.consumers) > 0 {
-		back.start("dead letters", m.forget)
+		back.startEndless("purge of dead letters", m.purge)
 	}
 	if m.keys != nil {
-		back.start("idempotency", m.keys.Run)
+		back.startEndless("idempotency", m.keys.Run)
 	}
 	m.running.Store(true)
-	defer m.running.Store(false)
-
-	var reason error
 	select {
 	case <-ctx.Done():
-	case reason = <-failed:
+		log.InfoContext(ctx, "oncemill stops", "reason", context.Cause(ctx))
+	case <-failed.first:
+		log.ErrorContext(ctx, "oncemill stops", "reason", failed.joined())
 	}
-	log.InfoContext(ctx, "oncemill stops", "reason", reasonOf(ctx, reason))
-	left := front.stop(m.cfg.StopTimeout + farewell)
-	left = append(left, back.stop(m.cfg.Relay.StopTimeout+farewell)...)
-	select {
-	case late := <-failed:
-		reason = errors.Join(reason, late)
-	default:
-	}
-	if len(left) > 0 {
-		reason = errors.Join(reason, fmt.Errorf("%w: %v", ErrStillRunning, left))
-	}
-	log.InfoContext(context.WithoutCancel(ctx), "oncemill stopped", "still_running", len(left))
-	return reason
+	m.running.Store(false) // no request comes any more, if a load balancer asks
+	left := front.stop(m.cfg.StopTimeout + stopMargin)
+	left = append(left, back.stop(m.cfg.Relay.StopTimeout+stopMargin)...)
+	log.InfoContext(context.WithoutCancel(ctx), "oncemill stopped", "still_running", left)
+	return errors.Join(failed.joined(), stillRunning(left))
 }
 
-func reasonOf(ctx context.Context, reason error) string {
-	if reason != nil {
-		return reason.Error()
+func stillRunning(names []string) error {
+	if len(names) == 0 {
+		return nil
 	}
-	return context.Cause(ctx).Error()
+	return fmt.Errorf("%w: %q", ErrStillRunning, names)
 }
 
-// uses tells what is on.
+// uses returns what is on.
 func (m *Mill) uses() []any {
 	consumers := make([]string, len(m.consumers))
 	for i, c := range m.consumers {
@@ -108,16 +97,40 @@ func (m *Mill) uses() []any {
 	}
 }
 
+// prepare creates or checks the tables. A database that is silent does not keep it when ctx
+// has ended.
 func (m *Mill) prepare(ctx context.Context) error {
-	if m.cfg.NoMigrate {
-		return oncemill.CheckMigrated(ctx, m.db, m.cfg.Database, m.Migrations()...)
+	failed := newFailures()
+	tables := newStage(ctx, failed)
+	tables.start("migrations", func(ctx context.Context) error {
+		if m.cfg.NoMigrate {
+			return oncemill.CheckMigrated(ctx, m.db, m.cfg.Database, m.Migrations()...)
+		}
+		return oncemill.Migrate(ctx, m.db, m.cfg.Database, m.Migrations()...)
+	})
+	select {
+	case <-tables.done():
+	case <-ctx.Done():
 	}
-	return oncemill.Migrate(ctx, m.db, m.cfg.Database, m.Migrations()...)
+	left := tables.stop(stopMargin)
+	return errors.Join(failed.joined(), stillRunning(left))
+}
+
+// closeSubscribers closes what Run has not started.
+func (m *Mill) closeSubscribers() error {
+	failed := newFailures()
+	closing := newStage(context.Background(), failed)
+	for _, c := range m.consumers {
+		closing.start("subscriber of "+c.Name, func(context.Context) error { return c.subscriber.Close() })
+	}
+	left := closing.wait(m.cfg.StopTimeout)
+	closing.cancel()
+	return errors.Join(failed.joined(), stillRunning(left))
 }
 
 // awaitConsumers gives the consumers time to subscribe.
 func (m *Mill) awaitConsumers(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, together)
+	ctx, cancel := context.WithTimeout(ctx, subscribeLimit)
 	defer cancel()
 	for _, c := range m.consumers {
 		select {
@@ -128,14 +141,14 @@ func (m *Mill) awaitConsumers(ctx context.Context) {
 	}
 }
 
-// forget removes old dead letters.
-func (m *Mill) forget(ctx context.Context) error {
+// purge removes old dead letters.
+func (m *Mill) purge(ctx context.Context) error {
 	for {
 		if _, err := m.letters.Forget(ctx); err != nil && ctx.Err() == nil {
-			m.cfg.Logger.WarnContext(ctx, "old dead letters not removed", "error", err)
+			m.cfg.Logger.WarnContext(ctx, "dead letters not purged", "error", err)
 		}
 		select {
-		case <-time.After(forgetEvery):
+		case <-time.After(purgeInterval):
 		case <-ctx.Done():
 			return nil
 		}
@@ -143,7 +156,7 @@ func (m *Mill) forget(ctx context.Context) error {
 }
 
 // Serve returns a part for Run that serves HTTP, with TLS if server has a configuration for
-// it. When it stops it takes no further requests and gives those under way
+// it. When it stops it takes no further requests and gives those in flight
 // Config.StopTimeout.
 func (m *Mill) Serve(server *http.Server) func(ctx context.Context) error {
 	return func(ctx context.Context) error {

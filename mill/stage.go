@@ -2,6 +2,7 @@ package mill
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -10,37 +11,71 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
+// failures collects the errors of all stages.
+type failures struct {
+	mu    sync.Mutex
+	errs  []error
+	first chan struct{} // closed with the first one
+}
+
+func newFailures() *failures { return &failures{first: make(chan struct{})} }
+
+func (f *failures) add(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.errs = append(f.errs, err); len(f.errs) == 1 {
+		close(f.first)
+	}
+}
+
+func (f *failures) joined() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return errors.Join(f.errs...)
+}
+
 // stage is a number of parts that stop at the same time.
 type stage struct {
 	ctx    context.Context //nolint:containedctx // that of the parts
 	cancel context.CancelFunc
-	failed chan<- error // takes the first error of all stages
+	failed *failures
 	parts  sync.WaitGroup
 
 	mu      sync.Mutex
 	running []string // names of parts; guarded by mu
 }
 
-func newStage(ctx context.Context, failed chan<- error) *stage {
+func newStage(ctx context.Context, failed *failures) *stage {
 	s := &stage{failed: failed}
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	return s
 }
 
+// start runs a part. That its context has ended is no error.
 func (s *stage) start(name string, run func(ctx context.Context) error) {
 	s.mu.Lock()
 	s.running = append(s.running, name)
 	s.mu.Unlock()
 	s.parts.Go(func() {
-		defer s.leave(name) // also if run ends its goroutine
-		err := contain.Call(func() error { return run(s.ctx) })
-		if err == nil {
-			return
+		defer s.leave(name)
+		err := errEndedGoroutine // unless run returns, or panics
+		defer func() {
+			if err != nil && (s.ctx.Err() == nil || !errors.Is(err, context.Canceled)) {
+				s.failed.add(fmt.Errorf("%s: %w", name, err))
+			}
+		}()
+		err = contain.Call(func() error { return run(s.ctx) })
+	})
+}
+
+// startEndless runs a part that must not return before its context ends.
+func (s *stage) startEndless(name string, run func(ctx context.Context) error) {
+	s.start(name, func(ctx context.Context) error {
+		err := run(ctx)
+		if err == nil && ctx.Err() == nil {
+			return errStoppedItself
 		}
-		select {
-		case s.failed <- fmt.Errorf("%s: %w", name, err):
-		default: // another was first
-		}
+		return err
 	})
 }
 
@@ -51,23 +86,32 @@ func (s *stage) leave(name string) {
 	s.running = slices.Delete(s.running, i, i+1)
 }
 
-// stop ends the context of the parts, waits for them, and returns the names of those that
-// have not returned in time.
-func (s *stage) stop(limit time.Duration) []string {
-	s.cancel()
+// done returns a channel that is closed when all parts have returned.
+func (s *stage) done() <-chan struct{} {
 	done := make(chan struct{})
 	go func() {
 		s.parts.Wait()
 		close(done)
 	}()
+	return done
+}
+
+// wait waits for the parts, and returns the names of those that have not returned in time.
+func (s *stage) wait(limit time.Duration) []string {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	select {
-	case <-done:
+	case <-s.done():
 		return nil
 	case <-timer.C:
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Clone(s.running)
+}
+
+// stop ends the context of the parts and waits for them.
+func (s *stage) stop(limit time.Duration) []string {
+	s.cancel()
+	return s.wait(limit)
 }

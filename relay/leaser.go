@@ -21,6 +21,8 @@ type leaser struct {
 	failing  bool // the last step failed; logged once
 	readOnly bool // because the database takes no writes; logged once, too
 
+	formerExpired bool // those of the former worker with this name
+
 	leasesSeen  map[int]seen[lease]
 	workersSeen map[string]seen[peer]
 }
@@ -50,7 +52,6 @@ type holding struct {
 // frequent enough that several may fail before a lease expires. The statements run
 // under working. The error is one that no heartbeat can repair.
 func (s *leaser) run(stopping, working context.Context) error {
-	s.succeed(working)
 	every := s.cfg.Lease / 15
 	for {
 		if err := s.try(working); errors.Is(err, oncemill.ErrDatabaseReplaced) {
@@ -76,22 +77,6 @@ func (s *leaser) run(stopping, working context.Context) error {
 	defer cancelLast()
 	s.leave(last)
 	return nil
-}
-
-// succeed ends what a former worker of this name has left, if the name is this worker's
-// alone. Should it live all the same, the epoch of the next lease fences it off.
-func (s *leaser) succeed(ctx context.Context) {
-	if !s.named {
-		return
-	}
-	limited, cancel := context.WithTimeout(ctx, s.cfg.Lease/3)
-	defer cancel()
-	err := do(limited, s.worker, opHeartbeat, func(ctx context.Context) error {
-		return s.leases.succeed(ctx, identity{owner: s.owner, name: s.cfg.Name})
-	})
-	if err != nil && ctx.Err() == nil {
-		s.log.WarnContext(ctx, "leases of the former worker of this name could not be ended; they expire", "error", err)
-	}
 }
 
 // stop drains all lanes and waits until nothing is in flight or ctx ends.
@@ -203,6 +188,9 @@ func (s *leaser) step(ctx context.Context) error {
 	if !ok {
 		return errHung
 	}
+	if err := s.expireFormer(ctx); err != nil {
+		return err
+	}
 	if len(have.released) > 0 {
 		if err := s.release(ctx, have.released); err != nil {
 			return err // they expire
@@ -231,6 +219,19 @@ func (s *leaser) step(ctx context.Context) error {
 		return nil
 	}
 	return s.balance(ctx, have)
+}
+
+// expireFormer ends, once, the leases of the former worker with this name, if the name is
+// this worker's alone. Should that worker be alive, epochs fence it off.
+func (s *leaser) expireFormer(ctx context.Context) error {
+	if !s.cfg.UniqueName || s.formerExpired {
+		return nil
+	}
+	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
+		return s.leases.expireFormer(ctx, identity{owner: s.owner, name: s.cfg.Name})
+	})
+	s.formerExpired = err == nil
+	return err
 }
 
 // trustFrom leaves a tenth of the lease as a margin for clocks that run at different

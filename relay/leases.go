@@ -38,8 +38,9 @@ type leaseStore interface {
 	// this: they date from before the database's clock was set back.
 	expire(ctx context.Context, leases []lease, peers []peer) error
 
-	// succeed ends the leases and the registration of former workers of the same name.
-	succeed(ctx context.Context, me identity) error
+	// expireFormer ends the leases and the registration of other workers with the same
+	// name.
+	expireFormer(ctx context.Context, me identity) error
 
 	// release frees lanes that are still the owner's.
 	release(ctx context.Context, owner string, lanes []int) error

@@ -371,7 +371,7 @@ func TestLeases_EndsWhatNobodyRenewsAfterTheClockWasSetBack(t *testing.T) {
 
 // Another name, another owner of the same name that comes later, and lanes that have gone
 // to somebody else meanwhile are left alone.
-func TestLeases_AWorkerSucceedsTheFormerOneOfItsName(t *testing.T) {
+func TestLeases_ExpireFormerEndsThoseOfTheSameName(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
 		const term = time.Hour
 		former, other := identity{owner: "former", name: "worker-1", ready: true}, identity{owner: "other", name: "worker-2", ready: true}
@@ -380,7 +380,7 @@ func TestLeases_AWorkerSucceedsTheFormerOneOfItsName(t *testing.T) {
 		s.mustBeat(t, other, nil, term)
 		s.mustTake(t, "former", []int{1, 2}, 2, term)
 		s.mustTake(t, "other", []int{3}, 1, term)
-		if err := s.succeed(t.Context(), me); err != nil {
+		if err := s.expireFormer(t.Context(), me); err != nil {
 			t.Fatal(err)
 		}
 		leases, peers := s.mustCensus(t)
@@ -395,7 +395,7 @@ func TestLeases_AWorkerSucceedsTheFormerOneOfItsName(t *testing.T) {
 		if held := s.mustBeat(t, former, []int{1, 2}, term); len(held) != 0 {
 			t.Errorf("the former worker holds %v", held)
 		}
-		if err := s.succeed(t.Context(), me); err != nil { // itself is nobody's successor
+		if err := s.expireFormer(t.Context(), me); err != nil {
 			t.Fatal(err)
 		}
 		if held := s.mustBeat(t, me, []int{1, 2}, term); len(held) != 2 {

@@ -13,8 +13,8 @@ import (
 )
 
 type postgresLeases struct {
-	db                                                                                       *sql.DB
-	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText, succeedText string
+	db                                                                                                         *sql.DB
+	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText, expireFormerText string
 }
 
 func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
@@ -23,7 +23,7 @@ func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
 		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),
 		takeText: names.Expand(postgresTake), releaseText: names.Expand(postgresRelease),
 		leaveText: names.Expand(postgresLeave), guardText: names.Expand(postgresGuard),
-		touchText: names.Expand(postgresTouch), expireText: names.Expand(postgresExpire), succeedText: names.Expand(postgresSucceed),
+		touchText: names.Expand(postgresTouch), expireText: names.Expand(postgresExpire), expireFormerText: names.Expand(postgresExpireFormer),
 	}
 }
 
@@ -153,7 +153,7 @@ where l.lane = s.lane and l.owner = s.owner and l.epoch = s.epoch
 	and l.lease_until = timestamptz 'epoch' + s.until * interval '1 microsecond'`
 
 	// What somebody has locked stays, and expires.
-	postgresSucceed = `
+	postgresExpireFormer = `
 with former as (
 	select owner
 	from {{relay_workers}}
@@ -212,8 +212,8 @@ func (s *postgresLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
-func (s *postgresLeases) succeed(ctx context.Context, me identity) error {
-	_, err := s.db.ExecContext(ctx, s.succeedText, me.owner, me.name)
+func (s *postgresLeases) expireFormer(ctx context.Context, me identity) error {
+	_, err := s.db.ExecContext(ctx, s.expireFormerText, me.owner, me.name)
 	return err
 }
 

@@ -39,11 +39,15 @@ func migrationsFS() fs.FS {
 // Config configures a Relay. The zero value is right for most services. All workers of
 // one outbox must use the same Lease.
 type Config struct {
-	// Name is shown to operators. If you set it, no two running workers may have the same
-	// one: a worker that starts takes over the lanes of the former worker of its name at
-	// once, instead of after the Lease, for example after a crash. Default: the host name,
-	// and lanes are taken over after the Lease.
+	// Name is shown to operators. Default: the host name.
 	Name string
+
+	// UniqueName promises that no two running workers of this outbox have this Name, as in
+	// a StatefulSet. A worker that starts then takes over the lanes of the crashed worker
+	// with its name at once, instead of after its Lease. If the promise is broken, each
+	// start interrupts the other worker, which costs repeated messages and counts as a
+	// crash. Requires Name, and one Run at a time. Default: false.
+	UniqueName bool
 
 	// Lease is how long a worker that has died or is cut off keeps others from its
 	// lanes: the longest pause after a crash. A shorter lease tolerates less: a worker
@@ -119,11 +123,10 @@ type Config struct {
 // Relay delivers the messages of one outbox to one sink; each Run is a worker. Any
 // number of relays, in any number of processes, share the lanes.
 type Relay struct {
-	box   *outbox.Outbox
-	sink  Sink
-	cfg   Config
-	named bool // cfg.Name was given
-	met   *metrics
+	box  *outbox.Outbox
+	sink Sink
+	cfg  Config
+	met  *metrics
 
 	letters *dlq.Store
 
@@ -193,8 +196,10 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if cfg.Propagator == nil {
 		cfg.Propagator = otel.GetTextMapPropagator()
 	}
-	named := cfg.Name != ""
-	if !named {
+	if cfg.UniqueName && cfg.Name == "" {
+		bad("Config.UniqueName", "true", "requires Name: hosts may run several workers")
+	}
+	if cfg.Name == "" {
 		cfg.Name, _ = os.Hostname() // a missing host name is no reason to fail
 	}
 	met, err := newMetrics(cfg.MeterProvider)
@@ -209,7 +214,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{box: box, sink: sink, cfg: cfg, named: named, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
+	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
 }
 
 // Run works until ctx ends. Then it takes nothing new, finishes what is in flight

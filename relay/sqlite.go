@@ -14,7 +14,7 @@ import (
 type sqliteLeases struct {
 	db                                                                          *sql.DB
 	aliveText, keepText, heldText, censusText, takeText, releaseText, leaveText string
-	guardText, expireText, expireWorkerText, succeedText, dismissText           string
+	guardText, expireText, expireWorkerText, expireFormerText, forgetFormerText string
 }
 
 func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
@@ -24,7 +24,7 @@ func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
 		censusText: names.Expand(sqliteCensus), takeText: names.Expand(sqliteTake),
 		releaseText: names.Expand(sqliteRelease), leaveText: names.Expand(sqliteLeave), guardText: names.Expand(sqliteGuard),
 		expireText: names.Expand(sqliteExpire), expireWorkerText: names.Expand(sqliteExpireWorker),
-		succeedText: names.Expand(sqliteSucceed), dismissText: names.Expand(sqliteDismiss),
+		expireFormerText: names.Expand(sqliteExpireFormer), forgetFormerText: names.Expand(sqliteForgetFormer),
 	}
 }
 
@@ -91,12 +91,12 @@ where lane = ?1 and owner = ?2 and epoch = ?3 and lease_until = ?4`
 
 	sqliteExpireWorker = `delete from {{relay_workers}} where owner = ?1 and seen_until = ?2`
 
-	sqliteSucceed = `
+	sqliteExpireFormer = `
 update {{relay_leases}}
 set lease_until = ` + sqliteNow + ` - 1
 where lease_until > ` + sqliteNow + ` and owner in (select owner from {{relay_workers}} where name = ?2 and owner <> ?1)`
 
-	sqliteDismiss = `delete from {{relay_workers}} where name = ?2 and owner <> ?1`
+	sqliteForgetFormer = `delete from {{relay_workers}} where name = ?2 and owner <> ?1`
 
 	sqliteRelease = `
 update {{relay_leases}}
@@ -146,9 +146,9 @@ func (s *sqliteLeases) census(ctx context.Context) ([]lease, []peer, error) {
 	return scanCensus(s.db.QueryContext(ctx, s.censusText))
 }
 
-func (s *sqliteLeases) succeed(ctx context.Context, me identity) error {
+func (s *sqliteLeases) expireFormer(ctx context.Context, me identity) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
-		for _, text := range []string{s.succeedText, s.dismissText} {
+		for _, text := range []string{s.expireFormerText, s.forgetFormerText} {
 			if _, err := tx.ExecContext(ctx, text, me.owner, me.name); err != nil {
 				return err
 			}

@@ -43,7 +43,6 @@ type worker struct {
 	store   parkingStore
 	letters *dlq.Store
 	owner   string
-	named   bool // no other running worker has its name
 	log     *slog.Logger
 	met     *metrics
 
@@ -95,7 +94,6 @@ func newWorker(r *Relay) *worker {
 	w := &worker{
 		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), letters: r.letters, met: r.met, tracing: newTracing(r.cfg),
 		owner:    rand.Text(),
-		named:    r.named,
 		bounds:   bounded.New(maxAbandoned),
 		health:   newHealth(r.cfg.Lease),
 		calls:    make(chan func(*engine, time.Time)),

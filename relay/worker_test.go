@@ -33,20 +33,21 @@ const workerEnv = "ONCEMILL_TEST_RELAY_WORKER"
 const workerListens = "listening"
 
 type workerSpec struct {
-	Name     string
-	Driver   string
-	DSN      string
-	Database oncemill.Config
-	History  time.Duration
-	Broker   string // its address
-	HoldBack string
-	Lease    time.Duration
-	Window   int
-	Batch    int
-	Order    relay.Order
-	Retry    relay.Retry
-	Crash    crashPoint // the process ends there by SIGKILL
-	Lethal   string     // and where it is to send this message
+	Name       string
+	UniqueName bool
+	Driver     string
+	DSN        string
+	Database   oncemill.Config
+	History    time.Duration
+	Broker     string // its address
+	HoldBack   string
+	Lease      time.Duration
+	Window     int
+	Batch      int
+	Order      relay.Order
+	Retry      relay.Retry
+	Crash      crashPoint // the process ends there by SIGKILL
+	Lethal     string     // and where it is to send this message
 }
 
 // workerMain is a worker process: a relay that runs until SIGTERM.
@@ -75,7 +76,7 @@ func workerMain(text string) int {
 	sink.lethal = spec.Lethal
 	endToggle := sink.toggle()
 	r, err := relay.New(box, sink, relay.Config{
-		Name: spec.Name, Lease: spec.Lease, Window: spec.Window, Batch: spec.Batch, Order: spec.Order, Retry: spec.Retry, Logger: log,
+		Name: spec.Name, UniqueName: spec.UniqueName, Lease: spec.Lease, Window: spec.Window, Batch: spec.Batch, Order: spec.Order, Retry: spec.Retry, Logger: log,
 	})
 	if err != nil {
 		return fail(err)

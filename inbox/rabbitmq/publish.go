@@ -3,18 +3,23 @@ package rabbitmq
 import (
 	"errors"
 	"fmt"
+	"maps"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill/internal/amqpconn"
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
 // Publish puts messages at the end of the queue of a topic, the one that Subscribe consumes
 // from. Other consumers of the topic have other queues and do not receive them, so a
 // subscriber is the right Publisher of inbox.Replays. It returns nil when the broker has
-// confirmed all of them, and an error if that takes longer than Config.CallTimeout, or if
-// there is no such queue. After an error some of the messages may be in the queue.
+// confirmed all of them. It returns an error if that takes longer than Config.CallTimeout,
+// not counting the time to connect, if there is no such queue, if a message has more
+// headers than fit into a frame, or when the subscriber is closed meanwhile. After an error
+// some of the messages may be in the queue. Headers named CC and BCC, by which RabbitMQ
+// sends copies elsewhere, are left out.
 //
 // It has a connection of its own, since a broker that is short of memory or disk space
 // stops reading from connections that publish.
@@ -24,39 +29,75 @@ func (s *Subscriber) Publish(topic string, messages ...*message.Message) error {
 		return err
 	}
 	defer s.end(sub)
+	sub.queue = s.queueOf(sub)
 	if err := sub.publish(messages); err != nil {
 		return fmt.Errorf("rabbitmq: publish to the queue of %q: %w", topic, err)
 	}
 	return nil
 }
 
-func (s *subscription) publish(messages []*message.Message) error {
-	publishings := make([]amqp.Publishing, len(messages))
-	for i, msg := range messages {
-		err := contain.Call(func() (err error) {
-			publishings[i], err = s.owner.settings.topology.Marshaler.Marshal(msg)
-			return err
-		})
-		if err != nil {
-			return fmt.Errorf("marshal message %q: %w", msg.UUID, err)
+// queueOf returns the queue that is consumed from, since its name may be made anew each
+// time, or that of another subscription to the topic.
+func (s *Subscriber) queueOf(other *subscription) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for sub := range s.current {
+		if sub.topic == other.topic {
+			return sub.queue
 		}
 	}
+	return other.queue
+}
+
+func (s *subscription) publish(messages []*message.Message) error {
 	l, err := s.owner.publishing.get(untilClosed{s.owner.closing})
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
+	}
+	publishings := make([]amqp.Publishing, len(messages))
+	for i, msg := range messages {
+		if publishings[i], err = s.encode(msg, l.conn.Config.FrameSize); err != nil {
+			return fmt.Errorf("message %q: %w", msg.UUID, err)
+		}
 	}
 	return l.within(func() error {
 		channel, err := l.conn.Channel()
 		if err != nil {
 			return fmt.Errorf("open a channel: %w", err)
 		}
-		return errors.Join(put(channel, s.queue, publishings), channel.Close())
+		err = s.put(channel, publishings)
+		if errors.Is(err, ErrClosed) { // the connection ends now
+			return err
+		}
+		return errors.Join(err, channel.Close())
 	})
 }
 
-// put publishes to a queue and waits for the confirms. The broker returns a message that
+// encode refuses what would make the client or the broker close the connection.
+func (s *subscription) encode(msg *message.Message, frameSize int) (p amqp.Publishing, err error) {
+	err = contain.Call(func() (err error) {
+		p, err = s.owner.settings.topology.Marshaler.Marshal(msg)
+		return err
+	})
+	if err != nil {
+		return p, fmt.Errorf("marshal: %w", err)
+	}
+	p.Headers = maps.Clone(p.Headers)
+	delete(p.Headers, "CC")
+	delete(p.Headers, "BCC")
+	if err := amqpconn.CheckTable(p.Headers); err != nil {
+		return p, fmt.Errorf("headers: %w", err)
+	}
+	const others = 2048 // bytes at most for all other properties
+	if size, _ := amqpconn.TableSize(p.Headers); frameSize > 0 && size > frameSize-others {
+		return p, fmt.Errorf("headers take %d bytes, more than the connection's frame of %d", size, frameSize)
+	}
+	return p, nil
+}
+
+// put publishes to the queue and waits for the confirms. The broker returns a message that
 // it has no queue for before it confirms it.
-func put(channel *amqp.Channel, queue string, publishings []amqp.Publishing) error {
+func (s *subscription) put(channel *amqp.Channel, publishings []amqp.Publishing) error {
 	returned := channel.NotifyReturn(make(chan amqp.Return, len(publishings)))
 	closed := channel.NotifyClose(make(chan *amqp.Error, 1))
 	if err := channel.Confirm(false); err != nil {
@@ -64,14 +105,19 @@ func put(channel *amqp.Channel, queue string, publishings []amqp.Publishing) err
 	}
 	confirms := make([]*amqp.DeferredConfirmation, len(publishings))
 	for i, p := range publishings {
-		confirm, err := channel.PublishWithDeferredConfirm("", queue, true, false, p)
+		confirm, err := channel.PublishWithDeferredConfirm("", s.queue, true, false, p)
 		if err != nil {
 			return err
 		}
 		confirms[i] = confirm
 	}
 	for _, confirm := range confirms {
-		if confirm.Wait() {
+		select {
+		case <-confirm.Done():
+		case <-s.owner.closing:
+			return ErrClosed
+		}
+		if confirm.Acked() {
 			continue
 		}
 		select {
@@ -83,7 +129,7 @@ func put(channel *amqp.Channel, queue string, publishings []amqp.Publishing) err
 	}
 	select {
 	case <-returned:
-		return fmt.Errorf("%w: %q", errNoQueue, queue)
+		return fmt.Errorf("%w: %q", errNoQueue, s.queue)
 	default:
 		return nil
 	}

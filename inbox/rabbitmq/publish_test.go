@@ -2,8 +2,10 @@ package rabbitmq_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -54,5 +56,66 @@ func TestSubscriber_PublishFailsWithoutAQueue(t *testing.T) {
 	}
 	if err := s.Publish("somewhere", msg); !errors.Is(err, rabbitmq.ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// The name of a queue may be made anew for each subscription.
+func TestSubscriber_PublishesToTheQueueItConsumesFrom(t *testing.T) {
+	t.Parallel()
+	cfg, n := queues(testserver.RabbitMQ(t), 1), 0
+	cfg.Queue.GenerateName = func(topic string) string { n++; return fmt.Sprint(topic, n) }
+	s := subscriber(t, cfg, rabbitmq.Config{})
+	out := subscribe(t, s, "orders")
+	if err := s.Publish("orders", message.NewMessage("order 1", nil)); err != nil {
+		t.Error(err)
+	}
+	next(t, out).Ack()
+}
+
+// Each of these would cost the connection, or a copy would go elsewhere.
+func TestSubscriber_PublishRefusesWhatCannotBeSent(t *testing.T) {
+	t.Parallel()
+	s := subscriber(t, queues(testserver.RabbitMQ(t), 1), rabbitmq.Config{})
+	out := subscribe(t, s, "orders")
+	with := func(name, value string) *message.Message {
+		msg := message.NewMessage("order 1", nil)
+		msg.Metadata.Set(name, value)
+		return msg
+	}
+	for name, msg := range map[string]*message.Message{
+		"a long name": with(strings.Repeat("n", 256), ""), "a large value": with("n", strings.Repeat("v", 200_000)),
+	} {
+		if err := s.Publish("orders", msg); err == nil || !strings.Contains(err.Error(), "headers") {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := s.Publish("orders", with("CC", "elsewhere")); err != nil {
+		t.Error(err)
+	}
+	next(t, out).Ack()
+}
+
+// Nobody waits for a broker that says nothing, when the subscriber is closed.
+func TestSubscriber_CloseEndsAPublish(t *testing.T) {
+	t.Parallel()
+	proxy, uri := testserver.ProxyAMQP(t, testserver.RabbitMQ(t))
+	s := subscriber(t, queues(uri, 1), rabbitmq.Config{CallTimeout: time.Hour})
+	subscribe(t, s, "orders")
+	if err := s.Publish("orders", message.NewMessage("order 1", nil)); err != nil {
+		t.Fatal(err)
+	}
+	proxy.DropAcks.Store(true)
+	published := make(chan error, 1)
+	go func() { published <- s.Publish("orders", message.NewMessage("order 2", nil)) }()
+	a := newAdmin(t, uri)
+	eventually(t, "it has been sent", func() bool {
+		q, err := a.ch.QueueDeclarePassive("orders", true, false, false, false, nil)
+		return err == nil && q.Messages > 0
+	})
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := <-published; !errors.Is(err, rabbitmq.ErrClosed) {
+		t.Errorf("got %v", err)
 	}
 }

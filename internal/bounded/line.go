@@ -152,7 +152,8 @@ func (l *Line) hangUp() {
 	}
 }
 
-// HungUp reports that the connection was closed because an answer did not come.
+// HungUp reports that the connection was closed because something that used it did not
+// return in time: a statement without an answer, or rows that somebody keeps open.
 func (l *Line) HungUp() bool {
 	if l == nil {
 		return false

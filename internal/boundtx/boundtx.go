@@ -5,6 +5,7 @@ package boundtx
 import (
 	"context"
 	"database/sql"
+	"database/sql/driver"
 	"errors"
 	"fmt"
 	"math"
@@ -152,10 +153,14 @@ func (t *Tx) judge(err error) error {
 	return err
 }
 
-// Abandoned reports that a statement was abandoned, or had its connection closed when the
-// transaction's context had ended, so that an error which followed says nothing about the
-// statement.
-func (t *Tx) Abandoned() bool { return t.abandoned.Load() || t.line.HungUp() }
+// Abandoned reports that a statement was abandoned.
+func (t *Tx) Abandoned() bool { return t.abandoned.Load() }
+
+// Unanswered reports that err, of a statement or of what used it, says nothing about the
+// statement: one was abandoned, or had its connection closed for want of an answer.
+func (t *Tx) Unanswered(err error) bool {
+	return t.Abandoned() || t.line.HungUp() && (errors.Is(err, net.ErrClosed) || errors.Is(err, driver.ErrBadConn))
+}
 
 // Commit commits, and waits for the answer for at most limit, even if the context of
 // Begin ends meanwhile. If that had ended before, its error is returned and the

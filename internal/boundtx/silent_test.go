@@ -43,8 +43,19 @@ func TestTx_ASilentServerKeepsNoConnectionOfAnIdleTransaction(t *testing.T) {
 			if rows.Err() == nil {
 				t.Error("a silent server has sent all rows")
 			}
-			if !tx.Abandoned() {
+			if !tx.Unanswered(rows.Err()) || tx.Unanswered(errors.New("refused")) {
 				t.Errorf("the statement is at fault: %v", rows.Err())
+			}
+			tx.Rollback()
+		},
+		"statement": func(t *testing.T, f *fixture) {
+			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			defer cancel()
+			tx := f.begin(ctx, t)
+			f.proxy.Silence(nil, 0)
+			_, err := tx.Raw.ExecContext(ctx, `select 1`)
+			if !tx.Unanswered(err) {
+				t.Errorf("the statement is at fault: %v", err)
 			}
 			tx.Rollback()
 		},
