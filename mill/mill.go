@@ -1,6 +1,7 @@
 package mill
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"sync/atomic"
@@ -44,7 +45,7 @@ func New(db *sql.DB, cfg Config) (*Mill, error) {
 		return nil, err
 	}
 	if err := m.consume(); err != nil {
-		return nil, errors.Join(err, m.closeSubscribers())
+		return nil, errors.Join(err, m.closeSubscribers(context.Background())) //nolint:forbidigo // it has no other, and closing heeds none
 	}
 	return m, nil
 }

@@ -44,7 +44,7 @@ func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error
 	log := m.cfg.Logger
 	log.InfoContext(ctx, "oncemill starts", m.uses()...)
 	if err := m.prepare(ctx); err != nil || ctx.Err() != nil {
-		return errors.Join(err, m.closeSubscribers())
+		return errors.Join(err, m.closeSubscribers(ctx))
 	}
 	// The relay outlives the others.
 	failed := newFailures()
@@ -117,9 +117,9 @@ func (m *Mill) prepare(ctx context.Context) error {
 }
 
 // closeSubscribers closes what Run has not started.
-func (m *Mill) closeSubscribers() error {
+func (m *Mill) closeSubscribers(ctx context.Context) error {
 	failed := newFailures()
-	closing := newStage(context.Background(), failed)
+	closing := newStage(context.WithoutCancel(ctx), failed)
 	for _, c := range m.consumers {
 		closing.start("subscriber of "+c.Name, func(context.Context) error { return c.subscriber.Close() })
 	}
