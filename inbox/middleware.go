@@ -157,6 +157,7 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statem
 	}
 	id := messageID{consumer: in.cfg.Consumer, message: w.id}
 	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx, statements)
+	borrowed.msg = w.msg
 	borrowed.Share(shared)
 	// Also when the handler ends its goroutine.
 	defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it

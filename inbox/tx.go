@@ -4,6 +4,8 @@ import (
 	"context"
 	"database/sql"
 
+	"github.com/ThreeDotsLabs/watermill/message"
+
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/lent"
@@ -35,11 +37,26 @@ func TxFromContext(ctx context.Context) (Tx, bool) {
 	return h, ok
 }
 
+// MessageFromContext returns the message that is being handled, with its id (UUID), its key
+// and its metadata: for typed handlers, which get only what it contains. ctx is the context
+// of that message, or derived from it. In a handler of Batch there is none.
+func MessageFromContext(ctx context.Context) (*message.Message, bool) {
+	tx, _ := oncemill.TxFromContext(ctx)
+	h, ok := tx.(*handle)
+	if !ok || h.msg == nil {
+		return nil, false
+	}
+	return h.msg, true
+}
+
 // handle lends the transaction of an inbox, which tells it from those of others.
-type handle struct{ *lent.Handle }
+type handle struct {
+	*lent.Handle
+	msg *message.Message // nil for a batch
+}
 
 func lend(s store, dialect oncemill.Dialect, id messageID, tx *boundtx.Tx, statements lent.Statements) *handle {
-	return &handle{lent.New(tx, statements, dialect, ErrTxEnded, func(ctx context.Context, err error) error {
+	return &handle{Handle: lent.New(tx, statements, dialect, ErrTxEnded, func(ctx context.Context, err error) error {
 		return s.lost(ctx, tx.Raw, id, err)
 	})}
 }

@@ -31,9 +31,10 @@ var JSON Codec = CodecFunc(func(msg *message.Message, v any) error { return json
 //
 //	func reserve(ctx context.Context, tx inbox.Tx, order Order) ([]*message.Message, error)
 //
-// The context is that of the message. Returned messages and errors are treated like those
-// of any handler. If the codec cannot read a payload, the error is a [Permanent]
-// [*PayloadError]. The handler fails with [ErrNoInbox] where the middleware is missing.
+// The context is that of the message, which [MessageFromContext] returns. Returned messages
+// and errors are treated like those of any handler. If the codec cannot read a payload, the
+// error is a [Permanent] [*PayloadError]. The handler fails with [ErrNoInbox] where the
+// middleware is missing.
 func Handle[T any](codec Codec, handler func(ctx context.Context, tx Tx, value T) ([]*message.Message, error)) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()

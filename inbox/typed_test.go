@@ -27,11 +27,15 @@ func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, dead := p.burying(t, nil)
 		handler := inbox.Handle(inbox.JSON, func(ctx context.Context, tx inbox.Tx, o order) ([]*message.Message, error) {
+			if msg, ok := inbox.MessageFromContext(ctx); !ok || msg.UUID != "a" || msg.Metadata.Get("tenant") != "t" {
+				t.Errorf("the message is %+v", msg)
+			}
 			_, err := tx.ExecContext(ctx, `insert into effects (message_id, note) values ($1, $2)`, o.ID, o.Item)
 			return []*message.Message{message.NewMessage("out", nil)}, err
 		})
 		msg := routed(t, "a", "results")
 		msg.Payload = []byte(`{"ID":"1","Item":"pen"}`)
+		msg.Metadata.Set("tenant", "t")
 		expectNoError(t, deliverMessage(t, in, msg, handler))
 		p.expect(t, 1, 1, 1)
 		if n := p.count(t, `select count(*) from effects where message_id = '1' and note = 'pen'`); n != 1 {
@@ -45,6 +49,9 @@ func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 		}
 		_, err := handler(msg)
 		expectError(t, err, inbox.ErrNoInbox)
+		if _, ok := inbox.MessageFromContext(msg.Context()); ok {
+			t.Error("there is a message where no inbox is")
+		}
 		_, err = inbox.Decode[int](inbox.JSON, msg)
 		var bad *inbox.PayloadError
 		if !errors.As(err, &bad) || bad.Type != "int" {

@@ -27,6 +27,7 @@ var flagOf = map[string]string{
 	"dlq.Filter.Limit":               "--limit",
 	"dlq.Filter.States":              "--state",
 	"amqp.Config.Connection.AmqpURI": "--amqp-url",
+	"relay.Config.UniqueName":        "--unique-name",
 	"relay.Config.Lease":             "--lease",
 	"relay.Config.StopTimeout":       "--stop-timeout",
 	"relay.Config.PollMin":           "--poll-min",
