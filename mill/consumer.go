@@ -246,12 +246,9 @@ func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message,
 				if !open {
 					return
 				}
-				select {
-				case out <- msg:
-				case <-h.ctx.Done():
-					msg.Nack()
-					return
-				}
+				// The router takes it also while it closes. A nack could lose it:
+				// some brokers are told to drop what is nacked.
+				out <- msg
 			case <-h.ctx.Done():
 				return
 			}

@@ -1,0 +1,38 @@
+package mill
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+)
+
+// A message that was taken from the subscriber as the service stopped is handled, or left to
+// the subscriber; a nack could drop it.
+func TestHandingOut_NacksNothing(t *testing.T) {
+	t.Parallel()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	taken := 0
+	for range 100 {
+		messages, msg := make(chan *message.Message, 1), message.NewMessage("order 1", nil)
+		messages <- msg
+		out, err := handingOut{ctx, messages}.Subscribe(t.Context(), "orders")
+		if err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond) // nobody receives yet
+		for range out {
+			taken++
+		}
+		select {
+		case <-msg.Nacked():
+			t.Fatal("the message was nacked")
+		default:
+		}
+	}
+	if taken == 0 {
+		t.Error("no message was taken: the test shows nothing")
+	}
+}
