@@ -2,7 +2,6 @@ package inbox_test
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,13 +19,6 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
-
-// limited returns a message that has so much time.
-func limited(t *testing.T, id string, d time.Duration) *message.Message {
-	ctx, cancel := context.WithTimeout(inbox.ContextWithDelivery(t.Context(), delivery{}), d)
-	t.Cleanup(cancel)
-	return message.NewMessageWithContext(ctx, id, nil)
-}
 
 // A handler that uses up the time of its message, however little the inbox knows of that,
 // has failed, and dies of it.
@@ -57,22 +49,6 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			}
 		}
 	})
-}
-
-// keepRows does something while it uses the bytes of a row, which belong to the driver.
-func keepRows(m *message.Message, do func()) error {
-	tx, _ := inbox.TxFromContext(m.Context())
-	rows, err := tx.QueryContext(m.Context(), `select '1' union all select '2'`)
-	if err != nil {
-		return err
-	}
-	defer rows.Close()
-	var raw sql.RawBytes
-	if rows.Next() {
-		err = rows.Scan(&raw)
-	}
-	do()
-	return errors.Join(err, errUndo)
 }
 
 // A statement that is cancelled by the end of a message's time is not an outage: nobody

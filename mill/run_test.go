@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -144,6 +145,31 @@ func appliedSets(t *testing.T, db *sql.DB) (names []string) {
 		t.Fatal(err)
 	}
 	return names
+}
+
+// Without a relay, which would do it, nobody else removes old dead letters.
+func TestRun_PurgesDeadLettersWithoutARelay(t *testing.T) {
+	t.Parallel()
+	db := testserver.SQLite(t)
+	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, dlq.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	for id, hours := range map[string]int{"old": 3, "new": 0} {
+		if _, err := db.ExecContext(t.Context(), `
+insert into oncemill_dead_letters (state, source, consumer, topic, message_id, payload, reason, error, fingerprint, closed_at)
+values ('replayed', 'consumer', 'stock', 'orders', ?1, x'00', 'failed', '', '', (unixepoch() - ?2 * 3600) * 1000000)`, id, hours); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := newMill(t, db, mill.Config{Consumers: []mill.Consumer{stock()}, Relay: relay.Config{LetterRetention: 2 * time.Hour}})
+	stop := run(t, m)
+	eventually(t, "the old one is gone", func() bool { return len(list(t, m)) == 1 })
+	if left := list(t, m)[0].MessageID; left != "new" {
+		t.Errorf("%s is left", left)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
 }
 
 // A broker that is away when the service starts is waited for.

@@ -1,7 +1,6 @@
 package rabbitmq
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 
@@ -50,26 +49,14 @@ func (s *Subscriber) queueOf(other *subscription) string {
 }
 
 func (s *subscription) publish(messages []*message.Message) error {
-	l, err := s.owner.publishing.get(untilClosed{s.owner.closing})
-	if err != nil {
-		return fmt.Errorf("connect: %w", err)
-	}
-	publishings := make([]amqp.Publishing, len(messages))
-	for i, msg := range messages {
-		if publishings[i], err = s.encode(msg, l.conn.Config.FrameSize); err != nil {
-			return fmt.Errorf("message %q: %w", msg.UUID, err)
+	return s.onChannel(s.owner.publishing, func(l *link, channel *amqp.Channel) (err error) {
+		publishings := make([]amqp.Publishing, len(messages))
+		for i, msg := range messages {
+			if publishings[i], err = s.encode(msg, l.conn.Config.FrameSize); err != nil {
+				return fmt.Errorf("message %q: %w", msg.UUID, err)
+			}
 		}
-	}
-	return l.within(func() error {
-		channel, err := l.conn.Channel()
-		if err != nil {
-			return fmt.Errorf("open a channel: %w", err)
-		}
-		err = s.put(channel, publishings)
-		if errors.Is(err, ErrClosed) { // the connection ends now
-			return err
-		}
-		return errors.Join(err, channel.Close())
+		return s.put(channel, publishings)
 	})
 }
 

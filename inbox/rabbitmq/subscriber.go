@@ -9,6 +9,7 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
 )
 
 // Subscriber consumes from RabbitMQ. It is a Watermill message.Subscriber and safe for
@@ -155,9 +156,14 @@ func (s *Subscriber) end(sub *subscription) {
 	s.group.Done()
 }
 
-// initialize declares what the subscription needs, on a channel of its own.
+// initialize declares what the subscription needs.
 func (s *subscription) initialize() error {
-	l, err := s.owner.connector.get(untilClosed{s.owner.closing})
+	return s.onChannel(s.owner.connector, func(_ *link, channel *amqp.Channel) error { return s.declare(channel) })
+}
+
+// onChannel runs requests on a channel of their own.
+func (s *subscription) onChannel(c *connector, requests func(l *link, channel *amqp.Channel) error) error {
+	l, err := c.get(untilClosed{s.owner.closing})
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
@@ -166,10 +172,11 @@ func (s *subscription) initialize() error {
 		if err != nil {
 			return fmt.Errorf("open a channel: %w", err)
 		}
-		if err := s.declare(channel); err != nil {
-			return errors.Join(err, channel.Close())
+		err = requests(l, channel)
+		if errors.Is(err, ErrClosed) { // the connection ends now
+			return err
 		}
-		return channel.Close()
+		return errors.Join(err, channel.Close())
 	})
 }
 
