@@ -101,13 +101,14 @@ func TestRun_NamesAHandlerThatDoesNotReturn(t *testing.T) {
 // Nobody waits for a subscriber that hangs, and it is closed, which frees it.
 func TestRun_StopsWhileASubscriberHangs(t *testing.T) {
 	t.Parallel()
-	closed := make(chan struct{})
+	begun, closed := make(chan struct{}), make(chan struct{})
 	c := stock()
 	c.Subscriber = from(odd{
-		subscribe: func(context.Context) (<-chan *message.Message, error) { <-closed; return nil, errAway },
+		subscribe: func(context.Context) (<-chan *message.Message, error) { close(begun); <-closed; return nil, errAway },
 		close:     sync.OnceValue(func() error { close(closed); return nil }),
 	})
-	stop := run(t, newMill(t, testserver.SQLite(t), mill.Config{Consumers: []mill.Consumer{c}}))
+	stop := run(t, newMill(t, testserver.SQLite(t), mill.Config{StopTimeout: time.Second, Consumers: []mill.Consumer{c}}))
+	<-begun
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
