@@ -197,7 +197,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 		cfg.Propagator = otel.GetTextMapPropagator()
 	}
 	if cfg.UniqueName && cfg.Name == "" {
-		bad("Config.UniqueName", "true", "requires Name: hosts may run several workers")
+		bad("Config.UniqueName", "true", "requires a name, which a host's is not: it may run several workers")
 	}
 	if cfg.Name == "" {
 		cfg.Name, _ = os.Hostname() // a missing host name is no reason to fail
