@@ -3,10 +3,9 @@ package oncemill
 import (
 	"database/sql"
 	"errors"
-	"reflect"
-	"regexp"
 	"strconv"
-	"strings"
+
+	"github.com/oncemill/oncemill/internal/names"
 )
 
 // Dialect is the SQL dialect of a database.
@@ -37,17 +36,11 @@ func (d Dialect) String() string {
 // DialectOf detects the dialect of db from its driver. It does no I/O. The error is
 // [ErrUnknownDialect].
 func DialectOf(db *sql.DB) (Dialect, error) {
-	t := reflect.TypeOf(db.Driver())
-	for t.Kind() == reflect.Pointer {
-		t = t.Elem()
+	d := Dialect(names.DialectOf(db))
+	if d == DialectAuto {
+		return d, ErrUnknownDialect
 	}
-	switch path := t.PkgPath(); {
-	case strings.Contains(path, "lib/pq"), strings.Contains(path, "jackc/pgx"):
-		return PostgreSQL, nil
-	case strings.Contains(path, "sqlite"):
-		return SQLite, nil
-	}
-	return DialectAuto, ErrUnknownDialect
+	return d, nil
 }
 
 // Config describes a database and the location of oncemill's tables in it. The zero
@@ -66,89 +59,31 @@ type Config struct {
 	Prefix string
 }
 
-// identifierPattern admits names that never need quoting. The limit leaves room within
-// PostgreSQL's 63 bytes for the names that are derived from them.
-var identifierPattern = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,30}$`)
+// Table returns the quoted, qualified name of an oncemill table of db, for your own SQL,
+// for example "oncemill"."outbox". It does no I/O. The error holds a [*ConfigError] for
+// each bad value of c, or is [ErrUnknownDialect].
+func (c Config) Table(db *sql.DB, name string) (string, error) {
+	t, err := c.resolve(db)
+	return t.Table(name), err
+}
 
-const identifierRule = "must be 1 to 31 characters of a-z, 0-9 and _, not starting with a digit"
+// resolved is a Config with its defaults filled in.
+type resolved struct {
+	dialect Dialect
+	names.Names
+}
 
-// Resolve returns c with its defaults filled in, or a [*ConfigError] for every bad
-// value (joined). It does no I/O. The packages of oncemill call it in New. Applications
-// need it only to write their own SQL with [Config.Table].
-func (c Config) Resolve(db *sql.DB) (Config, error) {
-	var errs []error
+func (c Config) resolve(db *sql.DB) (resolved, error) {
 	if c.Dialect == DialectAuto {
 		d, err := DialectOf(db)
 		if err != nil {
-			return c, err
+			return resolved{}, err
 		}
 		c.Dialect = d
 	}
-	switch c.Dialect {
-	case PostgreSQL:
-		if c.Schema == "" {
-			c.Schema = "oncemill"
-		}
-		if !identifierPattern.MatchString(c.Schema) {
-			errs = append(errs, &ConfigError{"oncemill.Config.Schema", shortQuote(c.Schema), identifierRule})
-		}
-		if strings.HasPrefix(c.Schema, "pg_") {
-			errs = append(errs, &ConfigError{"oncemill.Config.Schema", shortQuote(c.Schema), "names that begin with pg_ belong to PostgreSQL"})
-		}
-	case SQLite:
-		if c.Schema != "" {
-			errs = append(errs, &ConfigError{"oncemill.Config.Schema", shortQuote(c.Schema), "SQLite has no schemas; use Prefix"})
-		}
-		if c.Prefix == "" {
-			c.Prefix = "oncemill_"
-		}
-	default:
-		errs = append(errs, &ConfigError{"oncemill.Config.Dialect", c.Dialect.String(), "must be DialectAuto, PostgreSQL or SQLite"})
-	}
-	if c.Prefix != "" && !identifierPattern.MatchString(c.Prefix) {
-		errs = append(errs, &ConfigError{"oncemill.Config.Prefix", shortQuote(c.Prefix), identifierRule})
-	}
-	return c, errors.Join(errs...)
-}
-
-// Table returns the quoted, qualified name of an oncemill table, for example
-// "oncemill"."outbox". c must come from [Config.Resolve].
-func (c Config) Table(name string) string {
-	if c.Schema == "" {
-		return c.Name(name)
-	}
-	return `"` + c.Schema + `".` + c.Name(name)
-}
-
-// Name returns the quoted, unqualified name of an oncemill object (an index, a
-// constraint), for example "outbox_lane". c must come from [Config.Resolve].
-func (c Config) Name(name string) string {
-	return `"` + c.Prefix + name + `"`
-}
-
-// placeholder matches {{name}}, {{name:x}} and {{schema}} in SQL texts.
-var placeholder = regexp.MustCompile(`\{\{[a-z0-9_:]+\}\}`)
-
-// Expand fills in the names in a constant SQL text: {{outbox}} becomes the qualified
-// name of that table, {{name:outbox_key}} the unqualified name, {{schema}} the quoted
-// schema. All SQL of oncemill gets its names this way, once, in New. c must come from
-// [Config.Resolve].
-func (c Config) Expand(text string) string {
-	return placeholder.ReplaceAllStringFunc(text, func(p string) string {
-		word := p[2 : len(p)-2]
-		if word == "schema" {
-			return `"` + c.Schema + `"`
-		}
-		if name, ok := strings.CutPrefix(word, "name:"); ok {
-			return c.Name(name)
-		}
-		return c.Table(word)
+	var errs []error
+	tables := names.Names{Schema: c.Schema, Prefix: c.Prefix}.Resolve(int(c.Dialect), func(field, value, problem string) {
+		errs = append(errs, &ConfigError{"oncemill.Config." + field, value, problem})
 	})
-}
-
-func shortQuote(s string) string {
-	if len(s) > 64 {
-		s = s[:64] + "…"
-	}
-	return strconv.Quote(s)
+	return resolved{c.Dialect, tables}, errors.Join(errs...)
 }

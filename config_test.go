@@ -13,6 +13,7 @@ import (
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -71,9 +72,10 @@ func TestConfig_EveryBadValueIsNamedWithoutAConnection(t *testing.T) {
 	t.Parallel()
 	db := untouchableDB(t)
 	for name, c := range badConfigs {
-		_, resolved := c.cfg.Resolve(db)
+		_, resolved := database.Resolve(db, c.cfg)
 		for act, err := range map[string]error{
 			"resolve": resolved,
+			"table":   second(c.cfg.Table(db, "outbox")),
 			"migrate": oncemill.Migrate(t.Context(), db, c.cfg, outbox.Migrations),
 			"check":   oncemill.CheckMigrated(t.Context(), db, c.cfg, outbox.Migrations),
 			"status":  second(oncemill.MigrationStatus(t.Context(), db, c.cfg, outbox.Migrations)),
@@ -129,7 +131,7 @@ func TestConfig_DefaultsAndNames(t *testing.T) {
 		"SQLite":              {oncemill.Config{Dialect: oncemill.SQLite}, `"oncemill_outbox"`, `"oncemill_outbox" "oncemill_outbox_key" ""`},
 		"SQLite, named":       {oncemill.Config{Dialect: oncemill.SQLite, Prefix: "m_"}, `"m_outbox"`, `"m_outbox" "m_outbox_key" ""`},
 	} {
-		resolved, err := c.cfg.Resolve(db)
+		resolved, err := database.Resolve(db, c.cfg)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -142,7 +144,10 @@ func TestConfig_DefaultsAndNames(t *testing.T) {
 		if got := resolved.Expand(`{{outbox}} {{name:outbox_key}} {{schema}}` + braces); got != c.text+braces {
 			t.Errorf("%s: text %s", name, got)
 		}
-		if again, err := resolved.Resolve(db); err != nil || again != resolved {
+		if table, err := c.cfg.Table(db, "outbox"); err != nil || table != c.table {
+			t.Errorf("%s: Config.Table returned %s, %v", name, table, err)
+		}
+		if again, err := database.Resolve(db, resolved.Config()); err != nil || again != resolved || database.Of(resolved.Config()) != resolved {
 			t.Errorf("%s: resolved again it is %+v, %v", name, again, err)
 		}
 	}
@@ -167,7 +172,7 @@ func TestDialectOf_KnowsTheDriver(t *testing.T) {
 		if got != c.want || !errors.Is(err, c.err) {
 			t.Errorf("got %v, %v; want %v, %v", got, err, c.want, c.err)
 		}
-		resolved, err := oncemill.Config{}.Resolve(c.db)
+		resolved, err := database.Resolve(c.db, oncemill.Config{})
 		if !errors.Is(err, c.err) || err == nil && resolved.Dialect != c.want {
 			t.Errorf("resolved to %+v, %v", resolved, err)
 		}

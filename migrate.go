@@ -56,11 +56,11 @@ func (s Status) tooNew() bool { return s.Oldest > s.Latest }
 // On PostgreSQL it creates the schema if it is missing. The role needs CREATE on the
 // database (or on the schema, if that exists).
 func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
-	cfg, loaded, err := loadSets(db, cfg, sets)
+	to, loaded, err := loadSets(db, cfg, sets)
 	if err != nil {
 		return err
 	}
-	m, done, err := newMigrator(ctx, db, cfg)
+	m, done, err := newMigrator(ctx, db, to)
 	if err != nil {
 		return fmt.Errorf("migrate: %w", err)
 	}
@@ -76,12 +76,16 @@ func Migrate(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) er
 // MigrationStatus returns how far each set has been applied. It changes nothing. In a
 // database without oncemill's tables every version is 0.
 func MigrationStatus(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) ([]Status, error) {
-	cfg, loaded, err := loadSets(db, cfg, sets)
+	of, loaded, err := loadSets(db, cfg, sets)
 	if err != nil {
 		return nil, err
 	}
+	return of.status(ctx, db, loaded)
+}
+
+func (r resolved) status(ctx context.Context, db *sql.DB, loaded []set) ([]Status, error) {
 	var columns int
-	if err := db.QueryRowContext(ctx, cfg.Expand(dialectSQL[cfg.Dialect].columns)).Scan(&columns); err != nil {
+	if err := db.QueryRowContext(ctx, r.Expand(dialectSQL[r.dialect].columns)).Scan(&columns); err != nil {
 		return nil, fmt.Errorf("migration status: %w", err)
 	}
 	status := make([]Status, 0, len(loaded))
@@ -92,7 +96,7 @@ func MigrationStatus(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrat
 			text = selectVersionBefore
 		}
 		if columns > 0 {
-			if err := db.QueryRowContext(ctx, cfg.Expand(text), s.name, have.Latest).Scan(&have.Version, &have.Oldest); err != nil {
+			if err := db.QueryRowContext(ctx, r.Expand(text), s.name, have.Latest).Scan(&have.Version, &have.Oldest); err != nil {
 				return nil, fmt.Errorf("migration status: %w", err)
 			}
 		}
@@ -211,23 +215,23 @@ var (
 	compatible = regexp.MustCompile(`^-- compatible: (\d+)\n`)
 )
 
-func loadSets(db *sql.DB, cfg Config, sets []Migrations) (Config, []set, error) {
+func loadSets(db *sql.DB, cfg Config, sets []Migrations) (resolved, []set, error) {
 	if db == nil {
-		return cfg, nil, &ConfigError{Field: "oncemill.Migrate db", Value: "nil", Problem: "a database is needed"}
+		return resolved{}, nil, &ConfigError{Field: "oncemill.Migrate db", Value: "nil", Problem: "a database is needed"}
 	}
-	cfg, err := cfg.Resolve(db)
+	to, err := cfg.resolve(db)
 	if err != nil {
-		return cfg, nil, err
+		return to, nil, err
 	}
 	loaded := make([]set, 0, len(sets))
 	for _, m := range sets {
-		s, err := m.load(cfg.Dialect)
+		s, err := m.load(to.dialect)
 		if err != nil {
-			return cfg, nil, err
+			return to, nil, err
 		}
 		loaded = append(loaded, s)
 	}
-	return cfg, loaded, nil
+	return to, loaded, nil
 }
 
 func (m Migrations) load(d Dialect) (set, error) {
@@ -283,14 +287,15 @@ func (m Migrations) load(d Dialect) (set, error) {
 // SQLite it also checks the settings of db; see [CheckSQLite]. Workers call it when
 // they start.
 func CheckMigrated(ctx context.Context, db *sql.DB, cfg Config, sets ...Migrations) error {
-	status, err := MigrationStatus(ctx, db, cfg, sets...)
+	of, loaded, err := loadSets(db, cfg, sets)
 	if err != nil {
 		return err
 	}
-	if cfg, err = cfg.Resolve(db); err != nil {
+	status, err := of.status(ctx, db, loaded)
+	if err != nil {
 		return err
 	}
-	if cfg.Dialect == SQLite {
+	if of.dialect == SQLite {
 		if err := CheckSQLite(ctx, db); err != nil {
 			return err
 		}

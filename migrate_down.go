@@ -23,11 +23,11 @@ type DownOptions struct {
 // their contents. [ErrNothingToUndo] means that the set is not applied. A
 // [*SchemaError] means that only a newer library can undo the step.
 func MigrateDown(ctx context.Context, db *sql.DB, cfg Config, set Migrations, options DownOptions) (Status, error) {
-	cfg, loaded, err := loadSets(db, cfg, []Migrations{set})
+	to, loaded, err := loadSets(db, cfg, []Migrations{set})
 	if err != nil {
 		return Status{}, err
 	}
-	m, done, err := newMigrator(ctx, db, cfg)
+	m, done, err := newMigrator(ctx, db, to)
 	if err != nil {
 		return Status{}, fmt.Errorf("migrate down: %w", err)
 	}
@@ -96,7 +96,7 @@ func (m migrator) losses(ctx context.Context, step step) (lost []string, err err
 	if err := m.exec(ctx, `rollback to savepoint oncemill_down`); err != nil {
 		return nil, err
 	}
-	lock := dialectSQL[m.cfg.Dialect].lock
+	lock := dialectSQL[m.dialect].lock
 	for _, table := range before {
 		if slices.Contains(after, table) {
 			continue
@@ -119,7 +119,7 @@ func (m migrator) losses(ctx context.Context, step step) (lost []string, err err
 
 // tables returns the quoted names of the tables, except the migrations table.
 func (m migrator) tables(ctx context.Context) (names []string, err error) {
-	rows, err := m.conn.QueryContext(ctx, m.cfg.Expand(dialectSQL[m.cfg.Dialect].tables))
+	rows, err := m.conn.QueryContext(ctx, m.Expand(dialectSQL[m.dialect].tables))
 	if err != nil {
 		return nil, err
 	}

@@ -40,7 +40,7 @@ func (m migrator) lockError(ctx context.Context, err error, wait time.Duration, 
 	if !holder {
 		return locked
 	}
-	row := m.conn.QueryRowContext(ctx, m.cfg.Expand(selectHolder))
+	row := m.conn.QueryRowContext(ctx, m.Expand(selectHolder))
 	if look := row.Scan(&locked.PID, &locked.User, &locked.Application); look != nil && !errors.Is(look, sql.ErrNoRows) {
 		return errors.Join(locked, look)
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -422,7 +423,7 @@ func TestMigrate_BoundsItsIdleTransaction(t *testing.T) {
 		t.Fatal(err)
 	}
 	var idle string
-	if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(`select idle from {{schema}}.seen`)).Scan(&idle); err != nil || idle != "10s" {
+	if err := pg.DB.QueryRowContext(t.Context(), database.Of(pg.Config).Expand(`select idle from {{schema}}.seen`)).Scan(&idle); err != nil || idle != "10s" {
 		t.Errorf("got %q, %v", idle, err)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -344,7 +345,7 @@ func TestMigrate_GivesUpOnATableInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback()
-	if _, err := tx.ExecContext(t.Context(), p.cfg.Expand(`select * from {{shelf}}`)); err != nil {
+	if _, err := tx.ExecContext(t.Context(), database.Of(p.cfg).Expand(`select * from {{shelf}}`)); err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)

@@ -15,14 +15,14 @@ import (
 // migrator migrates on one connection.
 type migrator struct {
 	conn *sql.Conn
-	cfg  Config
+	resolved
 	turn *turn.Turn // the turn to write, on SQLite
 }
 
 // newMigrator returns a migrator. The caller must call done.
-func newMigrator(ctx context.Context, db *sql.DB, cfg Config) (m migrator, done func(), err error) {
-	m.cfg = cfg
-	if cfg.Dialect == SQLite {
+func newMigrator(ctx context.Context, db *sql.DB, to resolved) (m migrator, done func(), err error) {
+	m.resolved = to
+	if to.dialect == SQLite {
 		if err := CheckSQLite(ctx, db); err != nil {
 			return m, nil, err
 		}
@@ -60,7 +60,7 @@ func takeTurn(ctx context.Context, db *sql.DB) (*turn.Turn, error) {
 // begin begins the transaction, after other migrators.
 func (m migrator) begin(ctx context.Context, wait time.Duration) error {
 	begin := func(ctx context.Context) error {
-		for _, text := range dialectSQL[m.cfg.Dialect].begin {
+		for _, text := range dialectSQL[m.dialect].begin {
 			if err := m.exec(ctx, strings.ReplaceAll(text, "WAIT", strconv.FormatInt(wait.Milliseconds(), 10))); err != nil {
 				return fmt.Errorf("begin: %w", err)
 			}
@@ -96,7 +96,7 @@ func (m migrator) inTx(ctx context.Context, fn func() error) (err error) {
 		return err
 	}
 	begun = true
-	for _, text := range dialectSQL[m.cfg.Dialect].prepare {
+	for _, text := range dialectSQL[m.dialect].prepare {
 		if err := m.exec(ctx, text); err != nil {
 			return fmt.Errorf("create table of versions: %w", err)
 		}
@@ -117,7 +117,7 @@ func (m migrator) inTx(ctx context.Context, fn func() error) (err error) {
 // first, because the statement itself waits for all readers of the table.
 func (m migrator) upgradeVersions(ctx context.Context) error {
 	var columns int
-	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(dialectSQL[m.cfg.Dialect].columns)).Scan(&columns)
+	err := m.conn.QueryRowContext(ctx, m.Expand(dialectSQL[m.dialect].columns)).Scan(&columns)
 	if err != nil || columns >= migrationsColumns {
 		return err
 	}
@@ -125,13 +125,13 @@ func (m migrator) upgradeVersions(ctx context.Context) error {
 }
 
 func (m migrator) exec(ctx context.Context, text string, args ...any) error {
-	_, err := m.conn.ExecContext(ctx, m.cfg.Expand(text), args...)
+	_, err := m.conn.ExecContext(ctx, m.Expand(text), args...)
 	return err
 }
 
 func (m migrator) status(ctx context.Context, s set) (Status, error) {
 	have := Status{Set: s.name, Latest: len(s.steps)}
-	err := m.conn.QueryRowContext(ctx, m.cfg.Expand(selectVersion), s.name, have.Latest).Scan(&have.Version, &have.Oldest)
+	err := m.conn.QueryRowContext(ctx, m.Expand(selectVersion), s.name, have.Latest).Scan(&have.Version, &have.Oldest)
 	if err != nil {
 		return have, fmt.Errorf("read version: %w", err)
 	}

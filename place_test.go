@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -51,7 +52,7 @@ func (p *place) isSQLite() bool { return p.cfg.Dialect != oncemill.PostgreSQL }
 
 func (p *place) expand(t *testing.T, text string) string {
 	t.Helper()
-	resolved, err := p.cfg.Resolve(p.db)
+	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

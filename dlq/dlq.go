@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
@@ -62,7 +63,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 		return nil, &oncemill.ConfigError{Field: "dlq.New db", Value: "nil", Problem: "a database is needed"}
 	}
 	var errs []error
-	database, err := cfg.Database.Resolve(db)
+	resolved, err := database.Resolve(db, cfg.Database)
 	if err != nil {
 		errs = append(errs, err)
 	}
@@ -75,7 +76,7 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Store{db: db, dialect: database.Dialect, retention: cfg.Retention, texts: newTexts(database)}, nil
+	return &Store{db: db, dialect: resolved.Dialect, retention: cfg.Retention, texts: newTexts(resolved)}, nil
 }
 
 // Get returns a dead letter with its message, or [ErrNotFound].

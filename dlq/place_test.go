@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -40,16 +41,16 @@ func eachPlace(t *testing.T, test func(t *testing.T, p *place)) {
 func newPlace(t testing.TB, db *sql.DB, cfg oncemill.Config) *place {
 	t.Helper()
 	must(t, oncemill.Migrate(t.Context(), db, cfg, dlq.Migrations))
-	resolved, err := cfg.Resolve(db)
+	resolved, err := database.Resolve(db, cfg)
 	must(t, err)
 	store, err := dlq.New(db, dlq.Config{Database: cfg})
 	must(t, err)
-	return &place{store, db, resolved}
+	return &place{store, db, resolved.Config()}
 }
 
 func (p *place) exec(t testing.TB, text string, args ...any) {
 	t.Helper()
-	if _, err := p.db.ExecContext(t.Context(), p.cfg.Expand(text), args...); err != nil {
+	if _, err := p.db.ExecContext(t.Context(), database.Of(p.cfg).Expand(text), args...); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 }
@@ -90,7 +91,7 @@ func (p *place) write(t testing.TB, l letter) (id int64) {
 			created_at, died_at, closed_at)
 		values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 'no queue', 3, $12, $13, $14, %s, %s, %s) returning id`,
 		p.ago(time.Hour+l.died), p.ago(l.died), closed)
-	err := p.db.QueryRowContext(t.Context(), p.cfg.Expand(text), l.state, l.source, l.consumer, lane, row, l.topic, l.key, l.messageID,
+	err := p.db.QueryRowContext(t.Context(), database.Of(p.cfg).Expand(text), l.state, l.source, l.consumer, lane, row, l.topic, l.key, l.messageID,
 		[]byte("payload"), []byte(`{"traceparent":"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01","a":"b"}`), l.reason,
 		`[{"at":1700000000000000,"class":"refused","text":"once"},{"at":1700000001000000,"class":"crashed","text":"twice"}]`,
 		l.fingerprint, l.state == "held" || l.state == "discarding").Scan(&id)

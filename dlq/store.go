@@ -1,6 +1,9 @@
 package dlq
 
-import "github.com/oncemill/oncemill"
+import (
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
+)
 
 // texts are the statements of a store, and how lists are passed to it.
 type texts struct {
@@ -12,7 +15,7 @@ type texts struct {
 	strings func([]State) any
 }
 
-func newTexts(names oncemill.Config) texts {
+func newTexts(names database.Database) texts {
 	t := texts{lists: map[string][2]string{}}
 	drivers := map[string]string{
 		"died_at": "", "fingerprint": " and fingerprint = $9", "consumer": " and consumer = $4 and consumer <> ''",

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -133,7 +134,7 @@ func (p *place) count(t *testing.T, query string, args ...any) (n int) {
 
 func (p *place) expand(t *testing.T, query string) string {
 	t.Helper()
-	resolved, err := p.cfg.Resolve(p.db)
+	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +155,7 @@ func (p *place) effects(t *testing.T) sqlEffects {
 }
 
 func newSQLEffects(db *sql.DB, box *outbox.Outbox) sqlEffects {
-	return sqlEffects{db: db, box: box, outbox: box.Database().Table("outbox")}
+	return sqlEffects{db: db, box: box, outbox: database.Of(box.Config().Database).Table("outbox")}
 }
 
 func (e sqlEffects) Add(ctx context.Context, name string) error {

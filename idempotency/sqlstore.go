@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
@@ -32,7 +33,7 @@ type StoreConfig struct {
 // supports transactional requests.
 type SQLStore struct {
 	db      *sql.DB
-	cfg     oncemill.Config
+	cfg     database.Database
 	q       queries
 	prepare bool
 	calls   *bounded.Calls
@@ -48,15 +49,15 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "idempotency.NewSQLStore db", Value: "nil", Problem: "a database is needed"}
 	}
-	database, err := cfg.Database.Resolve(db)
+	resolved, err := database.Resolve(db, cfg.Database)
 	if err != nil {
 		return nil, err
 	}
-	s := &SQLStore{db: db, cfg: database, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
-	if database.Dialect == oncemill.SQLite {
+	s := &SQLStore{db: db, cfg: resolved, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
+	if resolved.Dialect == oncemill.SQLite {
 		s.q = sqliteQueries
 	}
-	s.q = s.q.expand(database)
+	s.q = s.q.expand(resolved)
 	return s, nil
 }
 
@@ -112,7 +113,7 @@ type queries struct {
 	forgettable, purge, expired, strip                   string
 }
 
-func (q queries) expand(cfg oncemill.Config) queries {
+func (q queries) expand(cfg database.Database) queries {
 	for _, text := range []*string{
 		&q.claim, &q.claimGroup, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
 		&q.complete, &q.completeBody, &q.completeTx, &q.completeGroup, &q.open, &q.lost,

@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -194,8 +195,8 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		return nil, &oncemill.ConfigError{Field: "inbox.New db", Value: "nil", Problem: "a database is needed"}
 	}
 	given := cfg
-	database, err := cfg.Database.Resolve(db)
-	cfg.Database = database
+	resolved, err := database.Resolve(db, cfg.Database)
+	cfg.Database = resolved.Config()
 	errs := []error{err}
 	bad := func(field, value, problem string) {
 		errs = append(errs, &oncemill.ConfigError{Field: "inbox.Config." + field, Value: value, Problem: problem})
@@ -203,14 +204,14 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if problem := checkConsumer(cfg.Consumer); problem != "" {
 		bad("Consumer", strconv.Quote(shorten(cfg.Consumer)), problem)
 	}
-	if cfg.Outbox != nil && cfg.Outbox.Database().Dialect != database.Dialect {
-		bad("Outbox", cfg.Outbox.Database().Dialect.String(), "must be in the database of the inbox, whose dialect is "+database.Dialect.String())
+	if cfg.Outbox != nil && cfg.Outbox.Config().Database.Dialect != resolved.Dialect {
+		bad("Outbox", cfg.Outbox.Config().Database.Dialect.String(), "must be in the database of the inbox, whose dialect is "+resolved.Dialect.String())
 	}
 	switch {
-	case cfg.Isolation == sql.LevelDefault && database.Dialect == oncemill.PostgreSQL:
+	case cfg.Isolation == sql.LevelDefault && resolved.Dialect == oncemill.PostgreSQL:
 		cfg.Isolation = sql.LevelReadCommitted
 	case cfg.Isolation == sql.LevelDefault, cfg.Isolation == sql.LevelSerializable:
-	case database.Dialect == oncemill.SQLite:
+	case resolved.Dialect == oncemill.SQLite:
 		bad("Isolation", cfg.Isolation.String(), "SQLite is always serializable")
 	case cfg.Isolation != sql.LevelReadCommitted && cfg.Isolation != sql.LevelRepeatableRead:
 		bad("Isolation", cfg.Isolation.String(), "must be sql.LevelReadCommitted, sql.LevelRepeatableRead or sql.LevelSerializable")
@@ -218,7 +219,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	switch {
 	case cfg.LockTimeout == 0:
 		cfg.LockTimeout = time.Second
-	case database.Dialect == oncemill.SQLite:
+	case resolved.Dialect == oncemill.SQLite:
 		bad("LockTimeout", cfg.LockTimeout.String(), "SQLite waits as long as the busy timeout of its connection says")
 	case cfg.LockTimeout < time.Millisecond || cfg.LockTimeout > time.Hour:
 		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
@@ -229,7 +230,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.Timeout < 10*time.Millisecond || cfg.Timeout > 24*time.Hour {
 		bad("Timeout", cfg.Timeout.String(), "must be 10ms to 24h, or 0 for 1m")
 	}
-	cfg.Group.resolve(database.Dialect, bad)
+	cfg.Group.resolve(resolved.Dialect, bad)
 	cfg.Retry.resolve(bad)
 	cfg.Replays = cfg.Replays.resolve(bad)
 	if cfg.Replays != nil && cfg.DeadLetters == nil {

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -78,7 +78,7 @@ where consumer = $1
 )
 
 // complete adds the texts that are the same everywhere, and fills in the table names.
-func (t notesText) complete(cfg oncemill.Config) notesText {
+func (t notesText) complete(cfg database.Database) notesText {
 	t.sameFingerprint, t.advance, t.sequence = notesSameFingerprint, notesAdvance, notesSequence
 	t.charge, t.discharge, t.forget = notesCharge, notesDischarge, notesForget
 	for _, text := range []*string{

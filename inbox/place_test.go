@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -127,7 +128,7 @@ func (p *place) exec(t *testing.T, query string, args ...any) {
 
 func (p *place) count(t *testing.T, query string, args ...any) (n int) {
 	t.Helper()
-	resolved, err := p.cfg.Resolve(p.db)
+	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

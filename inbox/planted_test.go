@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -21,7 +22,7 @@ import (
 func TestPrune_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
-		resolved, err := p.cfg.Resolve(p.db)
+		resolved, err := database.Resolve(p.db, p.cfg)
 		expectNoError(t, err)
 		for _, minutes := range []int{1, 59, 61} {
 			id := fmt.Sprint(minutes)

@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -34,18 +35,18 @@ func newPostgresStore(db *sql.DB, cfg Config) *postgresStore {
 	return &postgresStore{
 		notes: notes{
 			db: db, consumer: cfg.Consumer,
-			text: postgresNotes.complete(cfg.Database),
+			text: postgresNotes.complete(database.Of(cfg.Database)),
 		},
 		options:   sql.TxOptions{Isolation: cfg.Isolation},
 		wait:      milliseconds(cfg.LockTimeout),
 		idle:      milliseconds(cfg.Timeout + boundtx.CommitLimit + claimGrace),
 		most:      cfg.LockTimeout + claimGrace,
-		claimText: cfg.Database.Expand(postgresClaim),
+		claimText: database.Of(cfg.Database).Expand(postgresClaim),
 		sealText:  postgresSeal,
 
 		groupPatience:  milliseconds(cfg.Group.LockTimeout),
 		groupMost:      cfg.Group.LockTimeout + claimGrace,
-		claimGroupText: cfg.Database.Expand(postgresClaimGroup),
+		claimGroupText: database.Of(cfg.Database).Expand(postgresClaimGroup),
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 func TestPostgres_HandlerHasTheIsolationOfTheInboxAndItsOwnLockTimeout(t *testing.T) {
@@ -70,7 +71,7 @@ func TestPostgres_LockedTableIsNotWaitedForWithoutBound(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer tx.Rollback() //nolint:errcheck // rolled back below
-	resolved, err := p.cfg.Resolve(p.db)
+	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,7 +137,7 @@ func TestPostgres_LostConnectionLeavesNothing(t *testing.T) {
 
 func TestMigrations_DownTakesEverythingAway(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		resolved, err := p.cfg.Resolve(p.db)
+		resolved, err := database.Resolve(p.db, p.cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

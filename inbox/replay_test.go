@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // stutterer publishes everything twice, as two processes do, and fails before that.
@@ -415,7 +416,7 @@ func TestReplays_EndWhereNothingIsDead(t *testing.T) {
 		})
 		for id, payload := range map[string]string{"same": "x", "other": "y"} {
 			expectNoError(t, deliverMessage(t, in, message.NewMessage(id, []byte("x")), bad))
-			resolved, err := p.cfg.Resolve(p.db)
+			resolved, err := database.Resolve(p.db, p.cfg)
 			expectNoError(t, err)
 			p.exec(t, resolved.Expand(`delete from {{inbox}} where message_id = '`+id+`'`))
 			expectNoError(t, deliverMessage(t, in, message.NewMessage(id, []byte(payload)), effect))

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // letters are the dead letters of a test.
@@ -70,7 +71,7 @@ func (p *place) failLetters(t *testing.T, messageID string) (admit func()) {
 		begin, end = `create trigger no_room before insert on {{dead_letters}} when new.message_id = '`+messageID+`' begin select raise(abort, 'no room'); end`,
 			`drop trigger no_room`
 	}
-	resolved, err := p.cfg.Resolve(p.db)
+	resolved, err := database.Resolve(p.db, p.cfg)
 	expectNoError(t, err)
 	p.exec(t, resolved.Expand(begin))
 	return func() { p.exec(t, end) }

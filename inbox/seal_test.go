@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // fool is sent by a handler; the driver gets something else, so no filter of
@@ -98,7 +99,7 @@ func TestSeal_AnotherTransactionIsNotCommitted(t *testing.T) {
 // The seal is checked at the commit of any transaction, not only of ours.
 func TestSeal_IDsAreNotCommittedByHand(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		resolved, err := p.cfg.Resolve(p.db)
+		resolved, err := database.Resolve(p.db, p.cfg)
 		if err != nil {
 			t.Fatal(err)
 		}

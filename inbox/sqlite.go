@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -21,10 +22,10 @@ type sqliteStore struct {
 
 func newSQLiteStore(db *sql.DB, cfg Config) *sqliteStore {
 	return &sqliteStore{
-		notes:     notes{db: db, sqlite: true, consumer: cfg.Consumer, text: sqliteNotes.complete(cfg.Database)},
-		claimText: cfg.Database.Expand(sqliteClaim),
-		sealText:  cfg.Database.Expand(sqliteSeal),
-		openText:  cfg.Database.Expand(sqliteOpen),
+		notes:     notes{db: db, sqlite: true, consumer: cfg.Consumer, text: sqliteNotes.complete(database.Of(cfg.Database))},
+		claimText: database.Of(cfg.Database).Expand(sqliteClaim),
+		sealText:  database.Of(cfg.Database).Expand(sqliteSeal),
+		openText:  database.Of(cfg.Database).Expand(sqliteOpen),
 	}
 }
 

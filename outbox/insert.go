@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // Ids are given out in the order of the values, so rows are ordered as in the call.
@@ -36,7 +37,7 @@ type inserts struct {
 	prepared  atomic.Pointer[sql.Stmt] // it lives as long as its pool
 }
 
-func newInserts(names oncemill.Config) *inserts {
+func newInserts(names database.Database) *inserts {
 	i := &inserts{head: names.Expand(insertText), most: rowsPerInsert}
 	if names.Dialect == oncemill.SQLite {
 		i.most = sqliteRowsInsert

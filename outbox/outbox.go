@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -149,11 +150,11 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "outbox.New db", Value: "nil", Problem: "a database is needed"}
 	}
-	database, err := cfg.Database.Resolve(db)
+	resolved, err := database.Resolve(db, cfg.Database)
 	if err != nil {
 		errs = append(errs, err)
 	}
-	cfg.Database = database
+	cfg.Database = resolved.Config()
 	const mostPayload = 128 << 20
 	switch {
 	case cfg.MaxPayload == 0:
@@ -195,7 +196,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), inserts: newInserts(cfg.Database)}, nil
+	return &Outbox{db: db, cfg: cfg, store: newStore(db, resolved, cfg), calls: bounded.New(mostAbandoned), inserts: newInserts(resolved)}, nil
 }
 
 // RunInTx runs fn in a new transaction, which the context also carries. It then commits
@@ -268,10 +269,6 @@ func (o *Outbox) Wake() {
 	o.wake.raise()
 	o.commits.raise()
 }
-
-// Database returns the resolved database configuration, for packages that keep tables
-// next to the outbox.
-func (o *Outbox) Database() oncemill.Config { return o.cfg.Database }
 
 // Config returns the configuration with its defaults filled in, for packages that keep
 // tables next to the outbox.

@@ -13,6 +13,7 @@ import (
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -128,7 +129,7 @@ func (p *place) isSQLite() bool { return p.cfg.Database.Dialect == oncemill.SQLi
 // expand fills the names of the tables in.
 func (p *place) expand(t *testing.T, text string) string {
 	t.Helper()
-	resolved, err := p.cfg.Database.Resolve(p.db)
+	resolved, err := database.Resolve(p.db, p.cfg.Database)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
@@ -16,7 +16,7 @@ type postgresStore struct {
 	history time.Duration // 0: none
 	ask     bool          // Config.Archive decides what is removed
 	log     *slog.Logger
-	names   oncemill.Config
+	names   database.Database
 
 	readText, readBulky   string
 	readPieceText         string
@@ -37,7 +37,7 @@ type postgresStore struct {
 	truncation            Truncation
 }
 
-func newPostgresStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
+func newPostgresStore(db *sql.DB, names database.Database, history time.Duration, ask bool, log *slog.Logger) *postgresStore {
 	s := &postgresStore{
 		pace: pace{most: mostAside, mostWaiting: mostWaiting, behind: beginning, round: beginning},
 		db:   db, history: history, ask: ask, log: log, names: names,

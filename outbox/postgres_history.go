@@ -12,13 +12,14 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
 // postgresHistory is the SQL of the delivered messages.
 type postgresHistory struct{ list, count, resend string }
 
-func newPostgresHistory(names oncemill.Config) postgresHistory {
+func newPostgresHistory(names database.Database) postgresHistory {
 	return postgresHistory{
 		list: names.Expand(postgresListHistory), count: names.Expand(postgresCountHistory), resend: names.Expand(postgresResend),
 	}

@@ -15,7 +15,7 @@ import (
 
 	"github.com/lib/pq"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -125,7 +125,7 @@ where o.ctid = any ((select $1::tid[])::tid[])
 // postgresSweep are the texts for one partition.
 type postgresSweep struct{ remove, move string }
 
-func newPostgresSweep(names oncemill.Config, partition int) postgresSweep {
+func newPostgresSweep(names database.Database, partition int) postgresSweep {
 	text := strings.ReplaceAll(postgresSweepRows, "{{partition}}", fmt.Sprintf("{{outbox_%d}}", partition))
 	return postgresSweep{
 		remove: names.Expand(text),

@@ -11,6 +11,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -18,7 +19,7 @@ import (
 // postgresScheduled is the SQL of scheduled messages.
 type postgresScheduled struct{ insert, cancel, next, large, choose, move string }
 
-func newPostgresScheduled(names oncemill.Config) postgresScheduled {
+func newPostgresScheduled(names database.Database) postgresScheduled {
 	return postgresScheduled{
 		insert: names.Expand(postgresSchedule), cancel: names.Expand(postgresCancel),
 		next: names.Expand(postgresNextDue), large: names.Expand(postgresNextLarge), choose: names.Expand(postgresChooseDue), move: names.Expand(postgresMoveChosen),

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -16,7 +16,7 @@ import (
 // postgresUpkeep keeps the ring free of dead rows and maintains the daily partitions of
 // the history.
 type postgresUpkeep struct {
-	names     oncemill.Config
+	names     database.Database
 	partition [4]string
 	ringState string
 	standby   string
@@ -28,7 +28,7 @@ type postgresUpkeep struct {
 	turn      string
 }
 
-func newPostgresUpkeep(names oncemill.Config) postgresUpkeep {
+func newPostgresUpkeep(names database.Database) postgresUpkeep {
 	u := postgresUpkeep{
 		names: names, ringState: names.Expand(postgresRingState), standby: postgresStandby, days: names.Expand(postgresDays),
 		lockDays: names.Expand(postgresLockHistory), dayThere: names.Expand(postgresDayThere),

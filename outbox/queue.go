@@ -7,6 +7,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // Queue is the read side of an outbox, for a relay. It keeps no state about rows: a row
@@ -189,15 +190,15 @@ type store interface {
 	maintain(ctx context.Context, guard guard) (Maintained, error)
 }
 
-func newStore(db *sql.DB, cfg Config) store {
+func newStore(db *sql.DB, names database.Database, cfg Config) store {
 	var history time.Duration
 	if cfg.History != NoHistory {
 		history = cfg.History
 	}
 	if cfg.Database.Dialect == oncemill.SQLite {
-		return newSQLiteStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
+		return newSQLiteStore(db, names, history, cfg.Archive != nil, cfg.Logger)
 	}
-	s := newPostgresStore(db, cfg.Database, history, cfg.Archive != nil, cfg.Logger)
+	s := newPostgresStore(db, names, history, cfg.Archive != nil, cfg.Logger)
 	s.truncation = cfg.Truncate
 	return s
 }

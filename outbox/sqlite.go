@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
 )
@@ -21,14 +21,14 @@ type sqliteStore struct {
 	history time.Duration // 0: none
 	ask     bool          // Config.Archive decides what is removed
 	log     *slog.Logger
-	names   oncemill.Config
+	names   database.Database
 
 	readTexts            [Lanes + 1]string // by the number of lanes
 	moveText, removeText string
 	readPieceText        string
 }
 
-func newSQLiteStore(db *sql.DB, names oncemill.Config, history time.Duration, ask bool, log *slog.Logger) *sqliteStore {
+func newSQLiteStore(db *sql.DB, names database.Database, history time.Duration, ask bool, log *slog.Logger) *sqliteStore {
 	s := &sqliteStore{
 		db: db, history: history, ask: ask, log: log, names: names,
 		moveText:   names.Expand(sqliteMove),

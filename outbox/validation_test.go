@@ -244,8 +244,8 @@ func TestNew_DoesNoIO(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if box.DB() != db || box.Database().Prefix == "" && box.Database().Schema == "" {
-				t.Errorf("got %+v", box.Database())
+			if box.DB() != db || box.Config().Database.Prefix == "" && box.Config().Database.Schema == "" {
+				t.Errorf("got %+v", box.Config().Database)
 			}
 		}
 	}

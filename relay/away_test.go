@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -91,7 +92,7 @@ func TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut(t *testing.T) {
 		t.Errorf("%d connections cut: the run says nothing", n)
 	}
 	eventually(t, "nothing is owed", func() bool {
-		left, err := countIn(t.Context(), killer, p.cfg.Expand(`select count(*) from {{outbox}}`))
+		left, err := countIn(t.Context(), killer, database.Of(p.cfg).Expand(`select count(*) from {{outbox}}`))
 		return err == nil && left == 0
 	})
 	w.check(t, all, 0)

@@ -8,6 +8,8 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // gauge returns a gauge's values by their application.
@@ -44,7 +46,7 @@ func TestRelay_MeasuresWhoHoldsTheTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dump.Rollback()
-	if _, err := dump.ExecContext(t.Context(), p.cfg.Expand(`lock table {{outbox}} in access share mode; create table held (id int)`)); err != nil {
+	if _, err := dump.ExecContext(t.Context(), database.Of(p.cfg).Expand(`lock table {{outbox}} in access share mode; create table held (id int)`)); err != nil {
 		t.Fatal(err)
 	}
 	w := &wire{}

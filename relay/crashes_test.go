@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -30,7 +31,7 @@ func (s lessors) expectTaken(t *testing.T, owner string, want map[int]taken) {
 func (s lessors) insert(t *testing.T, table string, lane int, more, values string) {
 	t.Helper()
 	text := `insert into {{` + table + `}} (lane, topic, message_id, key, payload, metadata` + more + `) values ($1, 't', 'm', '', '', ''` + values + `)`
-	if _, err := s.db.ExecContext(t.Context(), s.box.Database().Expand(text), lane); err != nil {
+	if _, err := s.db.ExecContext(t.Context(), database.Of(s.box.Config().Database).Expand(text), lane); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -38,7 +39,7 @@ func (s lessors) insert(t *testing.T, table string, lane int, more, values strin
 func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
 		now, later := `now()`, `now() + interval '1 hour'`
-		if s.box.Database().Dialect == oncemill.SQLite {
+		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			now, later = sqliteNow, sqliteNow+` + 3600000000`
 		}
 		s.insert(t, "outbox", 1, "", "")

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/outbox"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // crowd is a place with a changing number of worker processes.
@@ -149,7 +151,7 @@ func (c *crowd) plug(w *attendant, reach bool) {
 }
 
 func (c *crowd) owner(name string) (owner string) {
-	_ = c.db.QueryRowContext(c.t.Context(), c.cfg.Expand(`select owner from {{relay_workers}} where name = $1`), name).Scan(&owner) // no row: empty
+	_ = c.db.QueryRowContext(c.t.Context(), database.Of(c.cfg).Expand(`select owner from {{relay_workers}} where name = $1`), name).Scan(&owner) // no row: empty
 	return owner
 }
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/relay"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // forgetful is a server that keeps in memory what it has committed, as long as
@@ -57,7 +59,7 @@ func (p place) ghosts(t testing.TB, w *wire) (n int) {
 
 func (p place) texts(t testing.TB, query string, args ...any) (all []string) {
 	t.Helper()
-	rows, err := p.db.QueryContext(t.Context(), p.cfg.Expand(query), args...)
+	rows, err := p.db.QueryContext(t.Context(), database.Of(p.cfg).Expand(query), args...)
 	if err != nil {
 		t.Fatal(err)
 	}

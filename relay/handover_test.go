@@ -23,7 +23,7 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 	var all []*message.Message
 	group.Go(func() {
 		keys, pause := 40, 10*time.Millisecond
-		if box.Database().Dialect == oncemill.SQLite {
+		if box.Config().Database.Dialect == oncemill.SQLite {
 			keys, pause = 5, 100*time.Millisecond // one writer at a time
 		}
 		for i := 0; ctx.Err() == nil; i++ {

@@ -7,13 +7,14 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // A heartbeat that waits for a takeover under way began before it, and its
 // snapshot shows the lane as the worker's still.
 func TestLeases_ABeatThatMetATakeoverDoesNotHoldTheLane(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		names := s.box.Database()
+		names := database.Of(s.box.Config().Database)
 		me := identity{owner: "a", ready: true}
 		s.mustBeat(t, me, nil, longTerm)
 		s.mustTake(t, "a", []int{1, 2}, 2, shortTerm)
@@ -52,7 +53,7 @@ func TestLeases_ABeatThatMetATakeoverDoesNotHoldTheLane(t *testing.T) {
 // RequireDurable waits. (SQLite has one writer at a time.)
 func TestLeases_ALockedRowOfAnotherWorkerKeepsNoHeartbeatWaiting(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		names := s.box.Database()
+		names := database.Of(s.box.Config().Database)
 		if names.Dialect == oncemill.SQLite {
 			return
 		}

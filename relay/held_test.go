@@ -9,6 +9,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // A transaction that stays open holds back the oldest snapshot of the whole
@@ -89,7 +91,7 @@ func TestRelay_IsNotDelayedByAnOpenReaderOfSQLite(t *testing.T) {
 		t.Fatal(err)
 	}
 	var n int
-	if err := conn.QueryRowContext(t.Context(), p.cfg.Expand(`select count(*) from {{outbox}}`)).Scan(&n); err != nil {
+	if err := conn.QueryRowContext(t.Context(), database.Of(p.cfg).Expand(`select count(*) from {{outbox}}`)).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	msgs := spread(20, 5)

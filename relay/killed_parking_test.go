@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // step is a statement at which a worker dies, and the policy that leads there.
@@ -86,7 +88,7 @@ func (p place) steps() []step {
 	var steps []step
 	for _, n := range all {
 		for i, part := range n.parts {
-			n.parts[i] = p.cfg.Expand(part)
+			n.parts[i] = database.Of(p.cfg).Expand(part)
 		}
 		for _, when := range n.moments {
 			steps = append(steps, step{crashPoint{n.name, n.parts, when}, n.retry})

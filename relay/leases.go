@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -56,7 +57,7 @@ type leaseStore interface {
 }
 
 func newLeaseStore(box *outbox.Outbox) leaseStore {
-	names := box.Database()
+	names := database.Of(box.Config().Database)
 	if names.Dialect == oncemill.SQLite {
 		return newSQLiteLeases(box.DB(), names)
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -148,7 +149,7 @@ func TestLeases_TheDeadAreForgotten(t *testing.T) {
 			t.Fatal(err)
 		}
 		var left string
-		if err := s.db.QueryRowContext(t.Context(), `select owner from `+s.box.Database().Table("relay_workers")).Scan(&left); err != nil || left != "lately" {
+		if err := s.db.QueryRowContext(t.Context(), `select owner from `+database.Of(s.box.Config().Database).Table("relay_workers")).Scan(&left); err != nil || left != "lately" {
 			t.Errorf("worker %q is remembered, %v; want the one that died lately", left, err)
 		}
 	})
@@ -183,7 +184,7 @@ func TestLeases_AGuardedTransactionExcludesATakeover(t *testing.T) {
 // (SQLite has one writer at a time.)
 func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		if s.box.Database().Dialect == oncemill.SQLite {
+		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			return
 		}
 		epoch := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
@@ -211,7 +212,7 @@ func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
 // locks only for a moment. (On SQLite it keeps the whole database waiting.)
 func TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		if s.box.Database().Dialect == oncemill.SQLite {
+		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			return
 		}
 		epoch := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
@@ -227,7 +228,7 @@ func TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer(t *testing.T) {
 
 func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		if names := s.box.Database(); names.Dialect == oncemill.SQLite { // on PostgreSQL days are missing
+		if names := database.Of(s.box.Config().Database); names.Dialect == oncemill.SQLite { // on PostgreSQL days are missing
 			if _, err := s.db.ExecContext(t.Context(), names.Expand(`
 				insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
 				values (1, 1, 't', 'm', '', '', '', 0, 0)`)); err != nil {
@@ -300,7 +301,7 @@ func TestLeases_ManyTakersShareNoLane(t *testing.T) {
 // The rows of a statement come before its commit, which may fail after them.
 func TestLeases_NothingIsTakenByAStatementThatDoesNotCommit(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		names := s.box.Database()
+		names := database.Of(s.box.Config().Database)
 		if names.Dialect == oncemill.SQLite {
 			return // a statement there has committed when its last row is read
 		}

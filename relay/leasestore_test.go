@@ -142,7 +142,7 @@ func (s lessors) inGuard(t *testing.T, lane int, owner string, epoch int64, fn f
 		fn(held)
 		return errors.New("roll back")
 	}
-	if s.box.Database().Dialect == oncemill.PostgreSQL {
+	if s.box.Config().Database.Dialect == oncemill.PostgreSQL {
 		_ = shorttx.Run(t.Context(), s.db, shorttx.For(longTerm), guarded)
 		return
 	}
@@ -164,7 +164,7 @@ func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (hel
 // there must not pass for durable.
 func TestLeases_AreNotFlushedWithoutARow(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s lessors) {
-		if s.box.Database().Dialect == oncemill.SQLite {
+		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			return // every commit is durable
 		}
 		if err := s.flush(t.Context(), "a"); err == nil {

@@ -17,6 +17,8 @@ import (
 
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 func TestRelay_DeliversScheduledMessagesWhenTheyAreDue(t *testing.T) {
@@ -166,7 +168,7 @@ func arrivals(b *broker) (ids []string) {
 // upkeepHolder returns the name of the worker that has the lease of the upkeep.
 func (p place) upkeepHolder(t testing.TB) (name string) {
 	t.Helper()
-	err := p.db.QueryRowContext(t.Context(), p.cfg.Expand(`
+	err := p.db.QueryRowContext(t.Context(), database.Of(p.cfg).Expand(`
 		select w.name from {{relay_workers}} w join {{relay_leases}} l on l.owner = w.owner where l.lane = -1`)).Scan(&name)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		t.Fatal(err)

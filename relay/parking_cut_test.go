@@ -44,7 +44,7 @@ func play(t *testing.T, p *lot) *scene {
 	p.mustFail(t, []failure{failing(s.rows[3], retryLater), failing(s.rows[6], letterHold), failing(s.rows[9], letterSkip), failing(s.rows[12], retryLater), failing(s.rows[13], letterHold)},
 		slices.Concat(s.rows[4:5], s.rows[7:8])...)
 	s.due, _ = p.mustDue(t, 10, 10)
-	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Config().Database})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -317,7 +317,7 @@ func (g *gambler) look(t *testing.T) {
 func gamble(t *testing.T, p *lot, rounds, steps int) {
 	seed := rand.Uint64() //nolint:gosec // no secret
 	t.Logf("seed %d", seed)
-	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Config().Database})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/oncemill/oncemill/internal/database"
+
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -212,7 +214,7 @@ func (p *lot) dump(t testing.TB) string {
 	var b strings.Builder
 	lines := func(format, query string, columns int) {
 		t.Helper()
-		rows, err := p.db.QueryContext(t.Context(), p.box.Database().Expand(query))
+		rows, err := p.db.QueryContext(t.Context(), database.Of(p.box.Config().Database).Expand(query))
 		if err != nil {
 			t.Fatalf("%s: %v", query, err)
 		}

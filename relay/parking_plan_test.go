@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -52,7 +53,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	insert := func(key string, n int) (rows []outbox.Row) {
 		for i := range n {
 			r := outbox.Row{Ref: outbox.Ref{Lane: lotLane, MessageID: fmt.Sprintf("%s/%d", key, i)}, Topic: "t", Key: key}
-			err := p.db.QueryRowContext(ctx, p.box.Database().Expand(`insert into {{outbox}} (lane, topic, message_id, key, payload) values ($1, 't', $2, $3, '') returning id, created_at -- test`),
+			err := p.db.QueryRowContext(ctx, database.Of(p.box.Config().Database).Expand(`insert into {{outbox}} (lane, topic, message_id, key, payload) values ($1, 't', $2, $3, '') returning id, created_at -- test`),
 				lotLane, r.MessageID, key).Scan(&r.ID, &r.CreatedAt)
 			if err != nil {
 				t.Fatal(err)

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/oncemill/oncemill/internal/database"
+
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill/internal/shorttx"
@@ -27,7 +29,7 @@ type postgresParking struct {
 }
 
 func newPostgresParking(box *outbox.Outbox) *postgresParking {
-	names := box.Database()
+	names := database.Of(box.Config().Database)
 	return &postgresParking{
 		box: box, db: box.DB(), history: box.Config().History > 0,
 		keysText: names.Expand(postgresParkedKeys), topicsText: names.Expand(postgresParkedTopics), dueText: names.Expand(postgresDue),

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
+
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill/dlq"
@@ -77,7 +79,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 		if p.sqlite() {
 			rounds = 2
 		}
-		letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+		letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Config().Database})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +232,7 @@ func TestParking_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
 			if err := tx.QueryRowContext(t.Context(), `select pg_backend_pid()`).Scan(&pid); err != nil {
 				t.Fatal(err)
 			}
-			takeover := p.box.Database().Expand(`update {{relay_leases}} set owner = 'another', epoch = epoch + 1
+			takeover := database.Of(p.box.Config().Database).Expand(`update {{relay_leases}} set owner = 'another', epoch = epoch + 1
 				where lane in (select lane from {{relay_leases}} where lane = $1 for update)`)
 			if _, err := tx.ExecContext(t.Context(), takeover, lotLane); err != nil {
 				t.Fatal(err)
@@ -278,7 +280,7 @@ func TestParking_AWriteUnderWayExcludesATakeoverOnly(t *testing.T) {
 		}
 		defer tx.Rollback()
 		var pid int
-		if err := tx.QueryRowContext(t.Context(), p.box.Database().Expand(`select pg_backend_pid() from {{outbox}} where id = $1 for update`), rows[0].ID).Scan(&pid); err != nil {
+		if err := tx.QueryRowContext(t.Context(), database.Of(p.box.Config().Database).Expand(`select pg_backend_pid() from {{outbox}} where id = $1 for update`), rows[0].ID).Scan(&pid); err != nil {
 			t.Fatal(err)
 		}
 		answer := make(chan error, 1)

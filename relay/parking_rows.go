@@ -31,7 +31,7 @@ func bytesOf(rows []parkedRow) (bytes int) {
 }
 
 func newParkingStore(box *outbox.Outbox) parkingStore {
-	if box.Database().Dialect == oncemill.SQLite {
+	if box.Config().Database.Dialect == oncemill.SQLite {
 		return newSQLiteParking(box)
 	}
 	return newPostgresParking(box)

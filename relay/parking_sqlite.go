@@ -10,6 +10,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
+
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -28,7 +30,7 @@ type sqliteParking struct {
 }
 
 func newSQLiteParking(box *outbox.Outbox) *sqliteParking {
-	names := box.Database()
+	names := database.Of(box.Config().Database)
 	s := &sqliteParking{box: box, db: box.DB(), history: box.Config().History > 0, t: newSQLiteParkingTexts(names)}
 	for n := 1; n <= outbox.Lanes; n++ {
 		s.commandTexts[n] = commandsOf(n, names.Expand(sqliteCommands))

@@ -1,6 +1,6 @@
 package relay
 
-import "github.com/oncemill/oncemill"
+import "github.com/oncemill/oncemill/internal/database"
 
 // sqliteParkingTexts are statements with their names filled in.
 type sqliteParkingTexts struct {
@@ -18,7 +18,7 @@ type sqliteParkingTexts struct {
 	unanswered, maybeDelivered         string
 }
 
-func newSQLiteParkingTexts(names oncemill.Config) sqliteParkingTexts {
+func newSQLiteParkingTexts(names database.Database) sqliteParkingTexts {
 	x := names.Expand
 	return sqliteParkingTexts{
 		keys: x(sqliteParkedKeys), topics: x(sqliteParkedTopics), heads: x(sqliteHeads), rows: x(sqliteRows), find: x(sqliteFind), piece: x(sqliteParkedPiece),

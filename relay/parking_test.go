@@ -82,7 +82,7 @@ func (p *lot) mustCommands(t *testing.T) []command {
 
 func (p *lot) letters(t *testing.T) *dlq.Store {
 	t.Helper()
-	s, err := dlq.New(p.db, dlq.Config{Database: p.box.Database()})
+	s, err := dlq.New(p.db, dlq.Config{Database: p.box.Config().Database})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -83,7 +84,7 @@ func (p *lot) own(t testing.TB, owner string) fence {
 	return fence{lotLane, owner, int64(p.count(t, `select epoch from {{relay_leases}} where lane = $1`, lotLane))}
 }
 
-func (p *lot) sqlite() bool { return p.box.Database().Dialect == oncemill.SQLite }
+func (p *lot) sqlite() bool { return p.box.Config().Database.Dialect == oncemill.SQLite }
 
 func (p *lot) longAgo() string {
 	if p.sqlite() {
@@ -94,14 +95,14 @@ func (p *lot) longAgo() string {
 
 func (p *lot) exec(t testing.TB, text string, args ...any) {
 	t.Helper()
-	if _, err := p.db.ExecContext(t.Context(), p.box.Database().Expand(text), args...); err != nil {
+	if _, err := p.db.ExecContext(t.Context(), database.Of(p.box.Config().Database).Expand(text), args...); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 }
 
 func (p *lot) count(t testing.TB, text string, args ...any) (n int) {
 	t.Helper()
-	if err := p.db.QueryRowContext(t.Context(), p.box.Database().Expand(text), args...).Scan(&n); err != nil {
+	if err := p.db.QueryRowContext(t.Context(), database.Of(p.box.Config().Database).Expand(text), args...).Scan(&n); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 	return n

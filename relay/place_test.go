@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
@@ -74,11 +75,11 @@ func migrated(t testing.TB, p place) place {
 	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
-	cfg, err := p.cfg.Resolve(p.db)
+	cfg, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.cfg = cfg
+	p.cfg = cfg.Config()
 	return p
 }
 
@@ -104,7 +105,7 @@ func (p place) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Ou
 func (p place) execute(t testing.TB, statement string, args ...any) {
 	t.Helper()
 	for tries := 1; ; tries++ {
-		_, err := p.db.ExecContext(t.Context(), p.cfg.Expand(statement), args...)
+		_, err := p.db.ExecContext(t.Context(), database.Of(p.cfg).Expand(statement), args...)
 		switch {
 		case err == nil:
 			return
@@ -117,7 +118,7 @@ func (p place) execute(t testing.TB, statement string, args ...any) {
 
 func (p place) count(t testing.TB, query string, args ...any) int {
 	t.Helper()
-	n, err := countIn(t.Context(), p.db, p.cfg.Expand(query), args...)
+	n, err := countIn(t.Context(), p.db, database.Of(p.cfg).Expand(query), args...)
 	if err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
@@ -143,7 +144,7 @@ func (p place) awaitNothingOwed(t testing.TB) {
 // shares returns how many lanes each worker holds, by the workers' names.
 func (p place) shares(t testing.TB) map[string]int {
 	t.Helper()
-	rows, err := p.db.QueryContext(t.Context(), p.cfg.Expand(`
+	rows, err := p.db.QueryContext(t.Context(), database.Of(p.cfg).Expand(`
 		select w.name, count(l.lane)
 		from {{relay_workers}} w
 		left join {{relay_leases}} l on l.owner = w.owner and l.lane >= 0

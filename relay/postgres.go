@@ -8,7 +8,7 @@ import (
 
 	"github.com/lib/pq"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
@@ -17,7 +17,7 @@ type postgresLeases struct {
 	beatText, censusText, takeText, releaseText, leaveText, guardText, touchText, expireText, expireFormerText string
 }
 
-func newPostgresLeases(db *sql.DB, names oncemill.Config) *postgresLeases {
+func newPostgresLeases(db *sql.DB, names database.Database) *postgresLeases {
 	return &postgresLeases{
 		db:       db,
 		beatText: names.Expand(postgresBeat), censusText: names.Expand(postgresCensus),

@@ -210,7 +210,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	letters, err := dlq.New(box.DB(), dlq.Config{Database: box.Database(), Retention: cfg.LetterRetention})
+	letters, err := dlq.New(box.DB(), dlq.Config{Database: box.Config().Database, Retention: cfg.LetterRetention})
 	if err != nil {
 		return nil, err
 	}

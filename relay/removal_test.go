@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill/relay"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // logbook counts what is logged.
@@ -78,7 +80,7 @@ func TestRelay_PublishesNothingAgainWhileRowsAreLocked(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer locker.Rollback()
-	if _, err := locker.ExecContext(t.Context(), p.cfg.Expand(`select from {{outbox}} for update`)); err != nil {
+	if _, err := locker.ExecContext(t.Context(), database.Of(p.cfg).Expand(`select from {{outbox}} for update`)); err != nil {
 		t.Fatal(err)
 	}
 	start(t, box, &sink{name: "w", wire: w}, unhurried)

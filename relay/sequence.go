@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -69,10 +70,10 @@ limit 1`
 // letters whose messages can come back.
 func highestParked(ctx context.Context, box *outbox.Outbox) (highest int64, err error) {
 	text := postgresHighest
-	if box.Database().Dialect == oncemill.SQLite {
+	if box.Config().Database.Dialect == oncemill.SQLite {
 		text = sqliteHighest
 	}
-	if err := box.DB().QueryRowContext(ctx, box.Database().Expand(text)).Scan(&highest); err != nil {
+	if err := box.DB().QueryRowContext(ctx, database.Of(box.Config().Database).Expand(text)).Scan(&highest); err != nil {
 		return 0, fmt.Errorf("look for the highest parked id: %w", err)
 	}
 	return highest, nil
@@ -94,11 +95,11 @@ func checkSequence(ctx context.Context, box *outbox.Outbox) error {
 	if last < highest {
 		return fmt.Errorf("%w (last id given out %d, highest id parked or in dead letters %d)", outbox.ErrSequenceBehind, last, highest)
 	}
-	if box.Database().Dialect == oncemill.SQLite {
+	if box.Config().Database.Dialect == oncemill.SQLite {
 		return nil // it looks at the rows itself
 	}
 	var behind bool
-	if err := box.DB().QueryRowContext(ctx, box.Database().Expand(postgresLettersBehind)).Scan(&behind); err != nil {
+	if err := box.DB().QueryRowContext(ctx, database.Of(box.Config().Database).Expand(postgresLettersBehind)).Scan(&behind); err != nil {
 		return fmt.Errorf("check id sequence of dead letters: %w", err)
 	}
 	if behind {
@@ -132,7 +133,7 @@ func RepairSequence(ctx context.Context, box *outbox.Outbox) (last int64, err er
 }
 
 func repairLetters(ctx context.Context, box *outbox.Outbox) error {
-	names := box.Database()
+	names := database.Of(box.Config().Database)
 	if names.Dialect == oncemill.SQLite {
 		return nil // it looks at the rows itself
 	}

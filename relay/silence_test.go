@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 const (
@@ -34,7 +36,7 @@ func (p place) beatsOf(t testing.TB, worker string) *beats {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var group sync.WaitGroup
 	group.Go(func() {
-		query := p.cfg.Expand(`select coalesce(max((extract(epoch from seen_until) * 1000000)::bigint), 0) from {{relay_workers}} where name = $1`)
+		query := database.Of(p.cfg).Expand(`select coalesce(max((extract(epoch from seen_until) * 1000000)::bigint), 0) from {{relay_workers}} where name = $1`)
 		for last := 0; pause(ctx, beatEvery/4); {
 			seen, err := countIn(ctx, p.db, query, worker)
 			if err == nil && seen-last >= int(beatEvery.Microseconds())*9/10 {
@@ -204,7 +206,7 @@ func together[T any](t *testing.T, most int, list []T, name func(T) string, test
 func (s silencing) matcher(p place) func(string) bool {
 	parts := make([]string, len(s.parts))
 	for i, part := range s.parts {
-		parts[i] = strings.ToLower(p.cfg.Expand(part))
+		parts[i] = strings.ToLower(database.Of(p.cfg).Expand(part))
 	}
 	return func(statement string) bool {
 		statement = strings.ToLower(statement)
@@ -352,7 +354,7 @@ func (p place) lock(t testing.TB, statement string) (unlock func()) {
 	}
 	unlock = sync.OnceFunc(func() { _ = tx.Rollback() })
 	t.Cleanup(unlock)
-	if _, err := tx.ExecContext(t.Context(), p.cfg.Expand(statement)); err != nil {
+	if _, err := tx.ExecContext(t.Context(), database.Of(p.cfg).Expand(statement)); err != nil {
 		t.Fatalf("%s: %v", statement, err)
 	}
 	return unlock

@@ -6,7 +6,7 @@ import (
 	"encoding/json"
 	"time"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
 )
@@ -17,7 +17,7 @@ type sqliteLeases struct {
 	guardText, expireText, expireWorkerText, expireFormerText, forgetFormerText string
 }
 
-func newSQLiteLeases(db *sql.DB, names oncemill.Config) *sqliteLeases {
+func newSQLiteLeases(db *sql.DB, names database.Database) *sqliteLeases {
 	return &sqliteLeases{
 		db:        db,
 		aliveText: names.Expand(sqliteAlive), keepText: names.Expand(sqliteKeep), heldText: names.Expand(sqliteHeld),

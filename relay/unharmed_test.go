@@ -13,6 +13,8 @@ import (
 
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // readings counts reads of the outbox, and those that were told to pass a key
@@ -46,7 +48,7 @@ func (r *readings) around(_ *tapConn, text string, args []driver.NamedValue) fun
 func TestRelay_OtherKeysPayNothingForAParkedOne(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, p place) {
-		r := &readings{table: p.cfg.Table("outbox")}
+		r := &readings{table: database.Of(p.cfg).Table("outbox")}
 		box, w := p.boxOn(t, p.tapped(t, r.around), outbox.NoHistory), &wire{}
 		keys := keysOfLane(5, 3)
 		broken := newBreakable(relay.Refused(errors.New("too large")), func(m *relay.Message) bool { return m.MessageID == keys[0]+"/0" })

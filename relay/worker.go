@@ -108,7 +108,7 @@ func newWorker(r *Relay) *worker {
 	}
 	w.log = r.cfg.Logger.With("worker", w.owner)
 	w.check = func(ctx context.Context) error {
-		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Database(), dlq.Migrations, Migrations); err != nil {
+		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Config().Database, dlq.Migrations, Migrations); err != nil {
 			return err
 		}
 		if err := w.queue.Check(ctx); err != nil {

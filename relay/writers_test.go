@@ -17,6 +17,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -98,7 +99,7 @@ func (b *business) write(ctx context.Context, tx session, key string, n int) (wr
 	}
 	w := written{rows: n, lane: outbox.Lane(key, msgs[0].UUID)}
 	if b.postgres() {
-		if err := tx.QueryRowContext(ctx, b.cfg.Expand(`select currval('{{outbox_id}}')`)).Scan(&w.highest); err != nil {
+		if err := tx.QueryRowContext(ctx, database.Of(b.cfg).Expand(`select currval('{{outbox_id}}')`)).Scan(&w.highest); err != nil {
 			return written{}, err
 		}
 	}
@@ -117,7 +118,7 @@ type written struct {
 func (b *business) lateRows(ctx context.Context, all []written) (late int64, err error) {
 	for _, w := range all {
 		var gone int64
-		err := b.db.QueryRowContext(ctx, b.cfg.Expand(`select coalesce(max(id), 0) from {{outbox_history}} where lane = $1`), w.lane).Scan(&gone)
+		err := b.db.QueryRowContext(ctx, database.Of(b.cfg).Expand(`select coalesce(max(id), 0) from {{outbox_history}} where lane = $1`), w.lane).Scan(&gone)
 		if err != nil {
 			return 0, err
 		}

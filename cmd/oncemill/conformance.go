@@ -175,7 +175,12 @@ func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config
 	if err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, idempotency.Migrations); err != nil {
 		return err
 	}
-	effects := probeEffects{db: db, table: cfg.Table("probe_effects"), outbox: cfg.Table("outbox")}
+	table, err := cfg.Table(db, "probe_effects")
+	owed, outboxErr := cfg.Table(db, "outbox")
+	if err := errors.Join(err, outboxErr); err != nil {
+		return err
+	}
+	effects := probeEffects{db: db, table: table, outbox: owed}
 	if _, err := db.ExecContext(ctx, `create table if not exists `+effects.table+` (name text not null)`); err != nil {
 		return fmt.Errorf("make the table of effects: %w", err)
 	}

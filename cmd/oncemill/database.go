@@ -56,7 +56,7 @@ func (o *databaseOptions) open(mayMake bool) (*sql.DB, oncemill.Config, error) {
 	if err != nil {
 		return nil, cfg, &usageError{errors.New("--database: the URL cannot be parsed")}
 	}
-	if cfg, err = cfg.Resolve(db); err != nil {
+	if _, err := cfg.Table(db, "outbox"); err != nil { // checks the names
 		return nil, cfg, &usageError{errors.Join(err, db.Close())}
 	}
 	if file != "" {

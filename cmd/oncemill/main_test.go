@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/oncemill/oncemill/internal/database"
+
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
@@ -195,14 +197,14 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 		}
 	}
 	left := func() (n int) {
-		if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("outbox")).Scan(&n); err != nil {
+		if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+database.Of(box.Config().Database).Table("outbox")).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
 	}
 	testserver.Eventually(t, "all messages are relayed", func() bool { return left() == 0 })
 	var kept int
-	if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("outbox_history")).Scan(&kept); err != nil {
+	if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+database.Of(box.Config().Database).Table("outbox_history")).Scan(&kept); err != nil {
 		t.Fatal(err)
 	}
 	if kept != messages {
@@ -222,7 +224,7 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 		t.Errorf("%d messages in the queue, want %d", q.Messages, messages)
 	}
 	var owned int
-	err = pg.DB.QueryRowContext(t.Context(), "select count(*) from "+box.Database().Table("relay_leases")+" where owner <> ''").Scan(&owned)
+	err = pg.DB.QueryRowContext(t.Context(), "select count(*) from "+database.Of(box.Config().Database).Table("relay_leases")+" where owner <> ''").Scan(&owned)
 	if err != nil || owned != 0 {
 		t.Errorf("%d leases are still owned (%v)", owned, err)
 	}

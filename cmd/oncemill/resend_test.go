@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -49,7 +50,7 @@ from generate_series(1, 2600) i`,
 				return output.String()
 			}
 			run(0, "migrate")
-			cfg, err := c.cfg.Resolve(c.db)
+			cfg, err := database.Resolve(c.db, c.cfg)
 			if err != nil {
 				t.Fatal(err)
 			}

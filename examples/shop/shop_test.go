@@ -44,7 +44,7 @@ func onEachDatabase(t *testing.T, test func(t *testing.T, d database)) {
 
 func prepare(t *testing.T, db *sql.DB, cfg oncemill.Config) database {
 	t.Helper()
-	resolved, err := cfg.Resolve(db)
+	table, err := cfg.Table(db, "outbox")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func prepare(t *testing.T, db *sql.DB, cfg oncemill.Config) database {
 		}
 		products[0].Stock = 1
 	}
-	return database{db: db, box: box, cfg: cfg, table: resolved.Table("outbox")}
+	return database{db: db, box: box, cfg: cfg, table: table}
 }
 
 func (d database) count(t *testing.T, query string) (n int) {

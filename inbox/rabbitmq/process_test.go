@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -103,7 +104,7 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 		}
 	}
 	count := func(query string) (n int) {
-		if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(query)).Scan(&n); err != nil {
+		if err := pg.DB.QueryRowContext(t.Context(), database.Of(pg.Config).Expand(query)).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n
@@ -214,7 +215,7 @@ func TestSubscriber_TakesWhatForeignProducersSend(t *testing.T) {
 	const effects, dead = 12, 3
 	a.publish("orders", all...)
 	count := func(query string) (n int) {
-		if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(query)).Scan(&n); err != nil {
+		if err := pg.DB.QueryRowContext(t.Context(), database.Of(pg.Config).Expand(query)).Scan(&n); err != nil {
 			t.Fatal(err)
 		}
 		return n

@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
 	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // Messages behind one of their sequence that never comes are handled in their order when
@@ -53,7 +55,7 @@ func TestSubscriber_ASequenceGoesOnWithoutOneThatDoesNotCome(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- router.Run(context.WithoutCancel(t.Context())) }()
 	settled := func() (n int) {
-		if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(`select count(*) from {{inbox}}`)).Scan(&n); err != nil {
+		if err := pg.DB.QueryRowContext(t.Context(), database.Of(pg.Config).Expand(`select count(*) from {{inbox}}`)).Scan(&n); err != nil {
 			t.Error(err)
 		}
 		return n
@@ -69,7 +71,7 @@ func TestSubscriber_ASequenceGoesOnWithoutOneThatDoesNotCome(t *testing.T) {
 		t.Error(err)
 	}
 	var dead int
-	if err := pg.DB.QueryRowContext(t.Context(), pg.Config.Expand(`select count(*) from {{dead_letters}}`)).Scan(&dead); err != nil || dead > 0 {
+	if err := pg.DB.QueryRowContext(t.Context(), database.Of(pg.Config).Expand(`select count(*) from {{dead_letters}}`)).Scan(&dead); err != nil || dead > 0 {
 		t.Errorf("%d dead letters, %v", dead, err)
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 const (
@@ -90,7 +91,7 @@ from generate_series(1::bigint, %d) as i`
 type posts struct {
 	b        *bench
 	db       *sql.DB
-	tables   oncemill.Config
+	tables   database.Database
 	bareURL  string
 	url      string // in groups
 	aloneURL string
@@ -117,7 +118,7 @@ func (b *bench) newPostsIn(ctx context.Context, tables oncemill.Config) (*posts,
 	}
 	db.SetMaxOpenConns(idempotencyClients)
 	db.SetMaxIdleConns(idempotencyClients)
-	resolved, err := tables.Resolve(db)
+	resolved, err := database.Resolve(db, tables)
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -183,7 +184,7 @@ func (w *waiting) measure(t *testing.T, lasting time.Duration) {
 	p50, p99, most := late[len(late)/2], late[len(late)*99/100], late[len(late)-1]
 	// Each topic is tried once before it is known.
 	memory, wasted := worker.peakMemory(), float64(w.returned(t)-w.topics)/seconds
-	owed := count(t, w.pg.DB, "select (select count(*) from "+w.box.Database().Table("outbox")+") + (select count(*) from "+w.box.Database().Table("parked")+")")
+	owed := count(t, w.pg.DB, "select (select count(*) from "+database.Of(w.box.Config().Database).Table("outbox")+") + (select count(*) from "+database.Of(w.box.Config().Database).Table("parked")+")")
 	t.Logf("%d messages wait; %d healthy ones came after %v (median), %v (99th percentile), %v (maximum); the worker took at most %d MiB; %.0f were published in vain a second",
 		owed, len(sent), p50.Round(time.Millisecond), p99.Round(time.Millisecond), most.Round(time.Millisecond), memory>>10, wasted)
 	if owed < w.rows {

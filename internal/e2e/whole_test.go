@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	inboxrabbitmq "github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -64,7 +65,7 @@ func TestWholeWay(t *testing.T) {
 		n += effects()
 		eventually(t, "more effects", func() bool { return effects() > n })
 	}
-	workers := "select count(distinct owner) from " + box.Database().Table("relay_leases") + " where owner <> '' and lane >= 0 and lease_until > clock_timestamp()"
+	workers := "select count(distinct owner) from " + database.Of(box.Config().Database).Table("relay_leases") + " where owner <> '' and lane >= 0 and lease_until > clock_timestamp()"
 	holding := func(n int) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("%d workers hold lanes", n), func() bool { return count(t, pg.DB, workers) == n })
@@ -86,7 +87,7 @@ func TestWholeWay(t *testing.T) {
 	stopProducing()
 	group.Wait()
 	eventually(t, "nothing is owed and all has its effect", func() bool {
-		return count(t, pg.DB, "select count(*) from "+box.Database().Table("outbox")) == 0 &&
+		return count(t, pg.DB, "select count(*) from "+database.Of(box.Config().Database).Table("outbox")) == 0 &&
 			effects() == 2*count(t, pg.DB, `select count(*) from written`)
 	})
 	third.end()

@@ -5,6 +5,8 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill/internal/testserver"
+
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 func queryText(t *testing.T, db *sql.DB, query string) string {
@@ -29,7 +31,7 @@ func TestPostgres_GivesEveryTestItsOwnSchemas(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			resolved, err := pg.Config.Resolve(pg.DB)
+			resolved, err := database.Resolve(pg.DB, pg.Config)
 			if err != nil {
 				t.Fatalf("config is not valid: %v", err)
 			}

@@ -109,8 +109,8 @@ func New(box *outbox.Outbox, cfg Config) (*Intake, error) {
 	switch {
 	case box == nil:
 		bad("New box", "nil", "an outbox is needed")
-	case box.Database().Dialect != oncemill.PostgreSQL:
-		bad("New box", box.Database().Dialect.String(), "must be on PostgreSQL, in the database of the forwarder's table")
+	case box.Config().Database.Dialect != oncemill.PostgreSQL:
+		bad("New box", box.Config().Database.Dialect.String(), "must be on PostgreSQL, in the database of the forwarder's table")
 	}
 	if cfg.Topic == "" {
 		cfg.Topic = "forwarder_topic"

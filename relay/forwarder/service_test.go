@@ -23,6 +23,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -104,11 +105,11 @@ func newService(t *testing.T, server *testserver.PostgresServer) *service {
 	if err := oncemill.Migrate(t.Context(), s.db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
-	resolved, err := cfg.Resolve(s.db)
+	resolved, err := database.Resolve(s.db, cfg)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.cfg = resolved
+	s.cfg = resolved.Config()
 	s.box = s.boxOn(t, testserver.Pool(s.db, open))
 	schema := watermillsql.DefaultPostgreSQLSchema{}
 	offsets := watermillsql.DefaultPostgreSQLOffsetsAdapter{}
@@ -131,14 +132,14 @@ func (s *service) boxOn(t testing.TB, db *sql.DB) *outbox.Outbox {
 
 func (s *service) execute(t testing.TB, statement string, args ...any) {
 	t.Helper()
-	if _, err := s.db.ExecContext(t.Context(), s.cfg.Expand(statement), args...); err != nil {
+	if _, err := s.db.ExecContext(t.Context(), database.Of(s.cfg).Expand(statement), args...); err != nil {
 		t.Fatalf("%s: %v", statement, err)
 	}
 }
 
 func (s *service) count(t testing.TB, query string, args ...any) (n int) {
 	t.Helper()
-	if err := s.db.QueryRowContext(t.Context(), s.cfg.Expand(query), args...).Scan(&n); err != nil {
+	if err := s.db.QueryRowContext(t.Context(), database.Of(s.cfg).Expand(query), args...).Scan(&n); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
 	return n
@@ -267,7 +268,7 @@ func (s *service) forward(t *testing.T, to message.Publisher) (stop func()) {
 // list returns strings from the database.
 func (s *service) list(t *testing.T, query string) (all []string) {
 	t.Helper()
-	rows, err := s.db.QueryContext(t.Context(), s.cfg.Expand(query))
+	rows, err := s.db.QueryContext(t.Context(), database.Of(s.cfg).Expand(query))
 	if err != nil {
 		t.Fatal(err)
 	}

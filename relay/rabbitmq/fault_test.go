@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
+
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -59,7 +61,7 @@ func (p *path) commitTo(t testing.TB, topic string, keys, n int) {
 
 func (p *path) count(t testing.TB, query string) (n int) {
 	t.Helper()
-	if err := p.box.DB().QueryRowContext(t.Context(), p.box.Database().Expand(query)).Scan(&n); err != nil {
+	if err := p.box.DB().QueryRowContext(t.Context(), database.Of(p.box.Config().Database).Expand(query)).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -94,7 +95,7 @@ func (p *path) commit(t testing.TB, n int) {
 
 func (p *path) owed(t testing.TB) (n int) {
 	t.Helper()
-	if err := p.box.DB().QueryRowContext(t.Context(), `select count(*) from `+p.box.Database().Table("outbox")).Scan(&n); err != nil {
+	if err := p.box.DB().QueryRowContext(t.Context(), `select count(*) from `+database.Of(p.box.Config().Database).Table("outbox")).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n

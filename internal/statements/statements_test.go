@@ -1,0 +1,66 @@
+package statements_test
+
+import (
+	"strings"
+	"testing"
+	"testing/fstest"
+
+	"github.com/oncemill/oncemill/internal/names"
+	"github.com/oncemill/oncemill/internal/statements"
+)
+
+const two = `-- name: claim_id
+-- By primary key.
+insert into {{inbox}} values ($1);
+
+-- name: find
+-- By primary key. Second line.
+select * -- of all
+from {{inbox}}
+`
+
+func folder(content string) fstest.MapFS {
+	return fstest.MapFS{"sqlite/a.sql": {Data: []byte(content)}}
+}
+
+func TestLoad_FillsInTheNames(t *testing.T) {
+	t.Parallel()
+	var q struct{ ClaimID, Find string }
+	statements.Load(&q, folder(two), "sqlite", names.Names{Prefix: "p_"})
+	if q.ClaimID != `insert into "p_inbox" values ($1)` || q.Find != "select * -- of all\nfrom \"p_inbox\"" {
+		t.Errorf("got %+v", q)
+	}
+	all := statements.Read(folder(two), "sqlite")
+	if len(all) != 2 || all[1].Comment != "By primary key. Second line.\n" {
+		t.Errorf("got %+v", all)
+	}
+}
+
+func TestLoad_RefusesWhatDoesNotMatch(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		content string
+		into    any
+		want    string
+	}{
+		"a field without statement": {two, &struct{ ClaimID, Find, Lost string }{}, "no statement lost"},
+		"a statement without field": {two, &struct{ Find string }{}, "no field for statement claim_id"},
+		"a name twice":              {two + two, &struct{ ClaimID, Find string }{}, "occurs twice"},
+		"no comment":                {"-- name: find\nselect 1", &struct{ Find string }{}, "lacks its comment"},
+		"no text":                   {"-- name: find\n-- By key.\n", &struct{ Find string }{}, "lacks its comment or its text"},
+		"no file":                   {"", &struct{ Find string }{}, "no files"},
+	} {
+		files := folder(c.content)
+		if c.content == "" {
+			files = nil
+		}
+		func() {
+			defer func() {
+				if text, _ := recover().(string); !strings.Contains(text, c.want) {
+					t.Errorf("%s: got %q", name, text)
+				}
+			}()
+			statements.Load(c.into, files, "sqlite", names.Names{})
+		}()
+	}
+}
