@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -184,7 +185,7 @@ func TestMigrate_TakesTheLongestSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := box.Queue().Check(t.Context()); err != nil {
+	if err := outboxqueue.Of(box).Check(t.Context()); err != nil {
 		t.Error(err)
 	}
 }

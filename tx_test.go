@@ -10,6 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -148,7 +150,7 @@ func TestFromPgx_ServesThePublishers(t *testing.T) {
 	for i := range lanes {
 		lanes[i] = i
 	}
-	rows, err := box.Queue().Read(t.Context(), outbox.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1000})
+	rows, err := outboxqueue.Of(box).Read(t.Context(), outboxstore.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1000})
 	if err != nil || len(rows) != 3 {
 		t.Errorf("%d rows, %v", len(rows), err)
 	}

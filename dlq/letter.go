@@ -9,7 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // State is the state of a dead letter; see the package documentation.
@@ -113,7 +113,7 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 		l.Lane = int(lane.Int64)
 	}
 	l.CreatedAt, l.DiedAt, l.ActedAt, l.ClosedAt = at(created), time.UnixMicro(died).UTC(), at(acted), at(closed)
-	decoded, err := outbox.DecodeMetadata(metadata)
+	decoded, err := outboxstore.DecodeMetadata(metadata)
 	if err == nil && l.TraceID == "" {
 		l.TraceID = traceID(decoded)
 	}

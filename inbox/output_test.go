@@ -8,6 +8,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -117,7 +118,7 @@ func TestInbox_ContextPublisherWritesInTheTransaction(t *testing.T) {
 func TestInbox_WakesTheRelayAfterTheCommit(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.inbox(t, nil)
-		wake, stop := p.box.Queue().Listen()
+		wake, stop := outboxqueue.Of(p.box).Listen()
 		defer stop()
 		expectNoError(t, deliverMessage(t, in, routed(t, "a", "results"), func(msg *message.Message) ([]*message.Message, error) {
 			if len(wake) != 0 {

@@ -11,6 +11,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -169,11 +171,11 @@ func TestInbox_EncodesWhatHandlersReturn(t *testing.T) {
 		for i := range lanes {
 			lanes[i] = i
 		}
-		rows, err := box.Queue().Read(t.Context(), outbox.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1 << 20})
+		rows, err := outboxqueue.Of(box).Read(t.Context(), outboxstore.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1 << 20})
 		if err != nil || len(rows) != 1 {
 			t.Fatalf("%d rows, %v", len(rows), err)
 		}
-		metadata, err := outbox.DecodeMetadata(rows[0].Metadata)
+		metadata, err := outboxstore.DecodeMetadata(rows[0].Metadata)
 		if err != nil {
 			t.Fatal(err)
 		}

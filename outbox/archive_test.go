@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -51,7 +53,7 @@ func TestArchive_IsGivenEverythingBeforeItIsRemoved(t *testing.T) {
 		p.publish(t, newMessage("kept", ""))
 		p.remove(t, refs(p.read(t))...)
 		// The upkeep removes nothing by itself.
-		if done := p.maintain(t); done != (outbox.Maintained{}) || p.historyRows(t) != 1201 {
+		if done := p.maintain(t); done != (outboxstore.Maintained{}) || p.historyRows(t) != 1201 {
 			t.Errorf("the upkeep did %+v, %d rows are left", done, p.historyRows(t))
 		}
 		n, err := p.queue.Archive(t.Context(), always)
@@ -175,7 +177,7 @@ func TestHistory_NoneRetiresWhatWasKeptBefore(t *testing.T) {
 		if got := p.remembered(t); got != "today" { // until the day is over
 			t.Errorf("remembered: %s", got)
 		}
-		if done := p.maintain(t); done != (outbox.Maintained{}) {
+		if done := p.maintain(t); done != (outboxstore.Maintained{}) {
 			t.Errorf("the second round did %+v", done)
 		}
 	})
@@ -281,15 +283,15 @@ func TestArchive_ReturnsWhenTheServerFallsSilent(t *testing.T) {
 				return true, err
 			}
 			proxy.Silence(func(statement string) bool { return strings.Contains(statement, text) }, 1)
-			n, err := box.Queue().Archive(t.Context(), guard)
-			if !errors.Is(err, outbox.ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) || n != 0 || proxy.Silenced() != 1 {
+			n, err := outboxqueue.Of(box).Archive(t.Context(), guard)
+			if !errors.Is(err, outboxqueue.ErrNoAnswer) || !errors.Is(err, context.DeadlineExceeded) || n != 0 || proxy.Silenced() != 1 {
 				t.Errorf("archived %d, %v; %d connections silenced", n, err, proxy.Silenced())
 			}
 			want := 3
 			if step == "removal" {
 				want = 6 // once more: nobody knows whether they were removed
 			}
-			if n, err := box.Queue().Archive(t.Context(), guard); err != nil || n != 3 || given != want || p.historyRows(t) != 0 {
+			if n, err := outboxqueue.Of(box).Archive(t.Context(), guard); err != nil || n != 3 || given != want || p.historyRows(t) != 0 {
 				t.Errorf("then: archived %d, %v; %d rows were given, %d are left", n, err, given, p.historyRows(t))
 			}
 		})

@@ -1,6 +1,10 @@
 package outbox
 
-import "iter"
+import (
+	"iter"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
+)
 
 // bytesPerInsert bounds the payload and metadata of one statement, since the driver and
 // the server hold several copies of it. A single larger message gets a separate
@@ -9,7 +13,7 @@ const bytesPerInsert = 8 << 20
 
 // chunks splits rows into the rows of one statement each, in order: at most most rows,
 // and at most bytesPerInsert.
-func chunks[R any](rows []R, most int, row func(*R) *Row) iter.Seq[[]R] {
+func chunks[R any](rows []R, most int, row func(*R) *outboxstore.Row) iter.Seq[[]R] {
 	return func(yield func([]R) bool) {
 		begin, bytes := 0, 0
 		for i := range rows {

@@ -3,6 +3,8 @@ package outbox
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 var (
@@ -29,27 +31,23 @@ var (
 	// without a condition. To resend the whole history, set a From or a To.
 	ErrEmptyFilter = errors.New("outbox: the filter of the history is empty; set what is to be sent again")
 
-	// ErrNoAnswer is returned by Queue.Archive when the database did not answer in
-	// time. The call that was running may have taken effect.
-	ErrNoAnswer = errors.New("outbox: no answer from the database")
-
 	// ErrSequenceBehind is returned by a relay at its start if the id sequence is below
 	// an id that is in use, for example after a logical replication or a partial
 	// restore. New rows would take ids of old ones. Run "oncemill repair-sequence",
 	// which locks writers out while it sets the sequence.
-	ErrSequenceBehind = errors.New("outbox: the id sequence is behind its rows; run oncemill repair-sequence")
+	ErrSequenceBehind = outboxstore.ErrSequenceBehind
 
 	// ErrReadOnly is returned by a relay at its start if its database accepts no
 	// writes: a standby, or a role or database with default_transaction_read_only.
 	// Connect to the primary, or promote the standby, and start the relay again. A
 	// running relay logs the condition, publishes nothing once its leases have expired,
 	// and resumes when the server accepts writes.
-	ErrReadOnly = errors.New("outbox: the database is read-only; connect to the primary, or promote this server")
+	ErrReadOnly = outboxstore.ErrReadOnly
 
 	// ErrSequenceCached is returned by a relay at its start if the id sequence has a
 	// cache above 1. Sessions would take ids in blocks, and the order of a key would be
 	// lost. Set it with alter sequence ... cache 1.
-	ErrSequenceCached = errors.New("outbox: the id sequence has a cache above 1; run alter sequence with cache 1")
+	ErrSequenceCached = outboxstore.ErrSequenceCached
 )
 
 // MessageError names the message and the field that cannot be published. Nothing of the

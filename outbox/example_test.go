@@ -58,13 +58,15 @@ func ExampleOutbox_RunInTx() {
 	fmt.Println("first order refused:", order("order-1") != nil)
 	fmt.Println("second order refused:", order("order-2") != nil)
 
-	owed, err := box.Queue().Read(ctx, outbox.ReadRequest{Lanes: []int{outbox.Lane("tea", "")}, Rows: 10, Bytes: 1 << 20})
+	table, err := box.Config().Database.Table(box.DB(), "outbox")
 	if err != nil {
 		log.Fatal(err)
 	}
-	for _, row := range owed {
-		fmt.Println("owed to the broker:", row.MessageID, row.Topic, string(row.Payload))
+	var id, topic, payload string
+	if err := box.DB().QueryRowContext(ctx, `select message_id, topic, payload from `+table).Scan(&id, &topic, &payload); err != nil {
+		log.Fatal(err)
 	}
+	fmt.Println("owed to the broker:", id, topic, payload)
 	// Output:
 	// first order refused: false
 	// second order refused: true

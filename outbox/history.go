@@ -3,13 +3,12 @@ package outbox
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // History gives access to delivered messages that are still kept (Config.History), for
@@ -21,7 +20,14 @@ func (o *Outbox) History() *History { return &History{box: o} }
 
 // HistoryRow is a message that the broker has confirmed.
 type HistoryRow struct {
-	Row
+	ID        int64
+	Lane      int
+	Topic     string
+	MessageID string
+	Key       string // empty for an unkeyed message
+	Payload   []byte
+	Metadata  []byte    // a JSON object of strings; empty for none
+	CreatedAt time.Time // by the database's clock, at the insert
 	RelayedAt time.Time // by the database's clock, when the confirmed row was moved
 }
 
@@ -74,11 +80,15 @@ func (h *History) List(ctx context.Context, f HistoryFilter) ([]HistoryRow, erro
 	if err != nil {
 		return nil, err
 	}
-	rows, err := h.box.store.listHistory(ctx, f)
+	rows, err := h.box.store.ListHistory(ctx, f.stored())
 	if err != nil {
 		return nil, fmt.Errorf("outbox: list history: %w", err)
 	}
-	return rows, nil
+	list := make([]HistoryRow, len(rows))
+	for i, r := range rows {
+		list[i] = HistoryRow(r)
+	}
+	return list, nil
 }
 
 // Count returns how many messages Resend would send with this filter and no limit. Like
@@ -88,7 +98,7 @@ func (h *History) Count(ctx context.Context, f HistoryFilter) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := h.box.store.countHistory(ctx, f)
+	n, err := h.box.store.CountHistory(ctx, f.stored())
 	if err != nil {
 		return 0, fmt.Errorf("outbox: count history: %w", err)
 	}
@@ -126,7 +136,7 @@ func (h *History) ResendTx(ctx context.Context, tx oncemill.Tx, f HistoryFilter)
 	if f, err = f.resolveToSend(); err != nil {
 		return 0, err
 	}
-	n, err := h.box.store.resend(ctx, tx, f)
+	n, err := h.box.store.Resend(ctx, tx, f.stored())
 	if err != nil {
 		return 0, fmt.Errorf("outbox: resend: %w", err)
 	}
@@ -179,85 +189,9 @@ func (f HistoryFilter) resolve(limit int) (HistoryFilter, error) {
 	return f, nil
 }
 
-// Archive calls Config.Archive with rows past their retention, a batch at a time, and
-// removes each batch after it has returned nil. It ends when nothing is left, on an
-// error, or without the lease, and returns how many rows it removed. guard is as in
-// [Queue.Maintain]; it is called before and after Config.Archive runs, not meanwhile.
-// Config.Archive may take its time. The database may not: the error is [ErrNoAnswer]
-// then.
-func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (archived int, err error) {
-	if q.box.cfg.Archive == nil {
-		return 0, nil
+func (f HistoryFilter) stored() outboxstore.HistoryFilter {
+	return outboxstore.HistoryFilter{
+		IDs: f.IDs, MessageIDs: f.MessageIDs, Key: f.Key, Topic: f.Topic, From: f.From, To: f.To,
+		After: outboxstore.HistoryPosition(f.After), Limit: f.Limit,
 	}
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("archive history: %w", err)
-		}
-	}()
-	store := q.box.store
-	for last := (expired{}); ; {
-		batch, err := bounded.Do(ctx, q.archiving, archiveReadLimit, func(ctx context.Context) (expired, error) {
-			return store.expired(ctx, guard, last)
-		})
-		if err != nil || len(batch.rows) == 0 {
-			return archived, noAnswer(err)
-		}
-		if err := q.box.cfg.Archive(ctx, batch.rows); err != nil {
-			return archived, err
-		}
-		removed, err := bounded.Do(ctx, q.archiving, archiveRemoveLimit, func(ctx context.Context) (bool, error) {
-			return store.forget(ctx, guard, batch)
-		})
-		if err != nil || !removed {
-			return archived, noAnswer(err)
-		}
-		archived += len(batch.rows)
-		last = batch
-	}
-}
-
-// noAnswer marks an error as ErrNoAnswer if the database gave no answer in time.
-func noAnswer(err error) error {
-	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, bounded.ErrTooManyAbandoned) {
-		return fmt.Errorf("%w: %w", ErrNoAnswer, err)
-	}
-	return err
-}
-
-// expired is a batch of history rows past their retention.
-type expired struct {
-	rows   []HistoryRow
-	day    string  // the day of all rows; PostgreSQL
-	rowids []int64 // of each; SQLite
-}
-
-const (
-	archiveRows  = 500
-	archiveBytes = 8 << 20
-
-	// Nothing waits for a read, which may return one message of 128 MiB.
-	archiveReadLimit   = 30 * time.Second
-	archiveRemoveLimit = 10 * time.Second
-
-	// archiveAbandoned is how many such calls may be left behind at a time.
-	archiveAbandoned = 2
-)
-
-// scanHistory reads rows of the history; times are in microseconds.
-func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var out []HistoryRow
-	for rows.Next() {
-		var r HistoryRow
-		var created, relayed int64
-		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created, &relayed); err != nil {
-			return nil, err
-		}
-		r.CreatedAt, r.RelayedAt = time.UnixMicro(created).UTC(), time.UnixMicro(relayed).UTC()
-		out = append(out, r)
-	}
-	return out, rows.Err()
 }

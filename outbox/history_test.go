@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -82,7 +84,7 @@ func TestHistory_DaysAreMadeAhead(t *testing.T) {
 		if done := p.maintain(t); done.Made != 4 {
 			t.Errorf("%d days were made, want today and three ahead", done.Made)
 		}
-		if done := p.maintain(t); done != (outbox.Maintained{}) {
+		if done := p.maintain(t); done != (outboxstore.Maintained{}) {
 			t.Errorf("the second round did %+v", done)
 		}
 		// A day is one of UTC, whatever the session's time zone.
@@ -109,7 +111,7 @@ func TestMaintain_AFailedStepSkipsNoOther(t *testing.T) {
 			p.exec(t, `drop table `+dayTable(p.day(t, n)))
 		}
 		p.exec(t, `alter table {{outbox_0}} rename to elsewhere`)
-		done, err := p.box.Queue().Maintain(t.Context(), always)
+		done, err := outboxqueue.Of(p.box).Maintain(t.Context(), always)
 		if err == nil || done.Made != 4 {
 			t.Errorf("%d days were made, error %v; want 4 days, and what is wrong with the ring", done.Made, err)
 		}
@@ -153,7 +155,7 @@ func TestHistory_ExpiredDaysAreEmptiedThenDropped(t *testing.T) {
 		if n := p.count(t, `select count(*) from pg_class where oid = to_regclass($1)`, p.expand(t, `{{outbox_history_aside}}`)); n != 1 {
 			t.Error("a partition that is not one of ours was dropped")
 		}
-		if done := p.maintain(t); done != (outbox.Maintained{}) {
+		if done := p.maintain(t); done != (outboxstore.Maintained{}) {
 			t.Errorf("the second round did %+v", done)
 		}
 	})
@@ -269,7 +271,7 @@ func TestMaintain_BySeveralAtOnceIsSafe(t *testing.T) {
 		}
 		workers.Wait()
 		p.maintain(t) // with nobody in the way
-		if done := p.maintain(t); done != (outbox.Maintained{}) {
+		if done := p.maintain(t); done != (outboxstore.Maintained{}) {
 			t.Errorf("left to be done: %+v", done)
 		}
 		if got := p.remembered(t); !p.isSQLite() && got != "day -1" {
@@ -358,7 +360,7 @@ func TestHistory_RevokedRightsDoNotStopDelivery(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	removal, err := box.Queue().Remove(t.Context(), refs(rows))
+	removal, err := outboxqueue.Of(box).Remove(t.Context(), refs(rows))
 	if err != nil || removal.Missed != 5 {
 		t.Errorf("%d were missed, %v", removal.Missed, err)
 	}

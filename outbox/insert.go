@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // Ids are given out in the order of the values, so rows are ordered as in the call.
@@ -47,9 +48,9 @@ func newInserts(names database.Database) *inserts {
 }
 
 // insert writes rows.
-func (o *Outbox) insert(ctx context.Context, tx oncemill.Tx, rows []Row) error {
+func (o *Outbox) insert(ctx context.Context, tx oncemill.Tx, rows []outboxstore.Row) error {
 	own, _ := ctx.Value(ownKey{o}).(*ownTx)
-	for chunk := range chunks(rows, o.inserts.most, func(r *Row) *Row { return r }) {
+	for chunk := range chunks(rows, o.inserts.most, func(r *outboxstore.Row) *outboxstore.Row { return r }) {
 		var err error
 		if len(chunk) == 1 && own != nil && tx == oncemill.Tx(own.tx.Raw) {
 			err = own.execute(ctx, insertArgs(chunk))
@@ -146,7 +147,7 @@ func valuesText(n int) string {
 	return b.String()
 }
 
-func insertArgs(rows []Row) []any {
+func insertArgs(rows []outboxstore.Row) []any {
 	args := make([]any, 0, len(rows)*insertColumns)
 	for _, r := range rows {
 		args = append(args, r.Lane, r.Topic, r.MessageID, r.Key, r.Payload, r.Metadata)

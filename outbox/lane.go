@@ -1,9 +1,11 @@
 package outbox
 
+import "github.com/oncemill/oncemill/internal/outboxstore"
+
 // Lanes is the number of lanes that the messages are spread over. It is part of the
 // stored format: all producers and relays use the same number, and the table refuses a
 // row outside it.
-const Lanes = 32
+const Lanes = outboxstore.Lanes
 
 // Lane returns the lane of a message: the 64-bit FNV-1a hash of its ordering key, or of
 // its id if it has no key, modulo [Lanes]. It is part of the stored format, so that

@@ -10,11 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // tryRemove removes rows beside locks. A removal that waits for them fails the test.
-func (p *place) tryRemove(t *testing.T, refs ...outbox.Ref) (outbox.Removal, error) {
+func (p *place) tryRemove(t *testing.T, refs ...outboxstore.Ref) (outboxstore.Removal, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -55,13 +56,13 @@ func TestRemove_SkipsRowsThatOthersHaveLocked(t *testing.T) {
 					before := p.historyRows(t)
 					p.publish(t, messages("m", n)...)
 					rows := p.read(t)
-					want := slices.DeleteFunc(refs(rows), func(r outbox.Ref) bool { return r.MessageID != "m-1" && r.MessageID != "m-3" })
+					want := slices.DeleteFunc(refs(rows), func(r outboxstore.Ref) bool { return r.MessageID != "m-1" && r.MessageID != "m-3" })
 					release := p.lock(t, text)
 					removal, err := p.tryRemove(t, refs(rows)...)
 					if err != nil || removal.Missed != 0 {
 						t.Errorf("%s: %+v, %v", name, removal, err)
 					}
-					byID := func(a, b outbox.Ref) int { return int(a.ID - b.ID) }
+					byID := func(a, b outboxstore.Ref) int { return int(a.ID - b.ID) }
 					slices.SortFunc(want, byID)
 					slices.SortFunc(removal.Locked, byID)
 					if !slices.Equal(removal.Locked, want) {

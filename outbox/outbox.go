@@ -3,7 +3,6 @@ package outbox
 import (
 	"context"
 	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,15 +18,13 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-//go:embed migrations
-var migrationFiles embed.FS
-
 // Migrations creates the tables outbox, outbox_history and scheduled.
-var Migrations = oncemill.Migrations{Name: "outbox", FS: sub(migrationFiles, "migrations")}
+var Migrations = oncemill.Migrations{Name: "outbox", FS: outboxstore.Migrations}
 
 // mostAbandoned is how many transactions of RunInTx may be left behind on a server that
 // does not answer. Each holds a connection.
@@ -125,12 +122,12 @@ const (
 	TruncateNever
 )
 
-// Outbox is the write side of an outbox; [Outbox.Queue] is its read side. It holds no
+// Outbox is the write side of an outbox. A relay is its read side. It holds no
 // connection and no goroutine. It is safe for concurrent use.
 type Outbox struct {
 	db    *sql.DB
 	cfg   Config
-	store store
+	store outboxstore.Store
 	calls *bounded.Calls // of RunInTx
 
 	inserts *inserts
@@ -270,9 +267,21 @@ func (o *Outbox) Wake() {
 	o.commits.raise()
 }
 
+// Listen returns a channel that receives after commits of this process, see
+// [Outbox.Wake], and a function that stops it.
+func (o *Outbox) Listen() (wake <-chan struct{}, stop func()) { return o.wake.listen() }
+
 // Config returns the configuration with its defaults filled in, for packages that keep
 // tables next to the outbox.
 func (o *Outbox) Config() Config { return o.cfg }
 
 // DB returns the database passed to New.
 func (o *Outbox) DB() *sql.DB { return o.db }
+
+func newStore(db *sql.DB, names database.Database, cfg Config) outboxstore.Store {
+	history := cfg.History
+	if history == NoHistory {
+		history = 0
+	}
+	return outboxstore.Open(db, names, outboxstore.Config{History: history, Logger: cfg.Logger})
+}

@@ -16,6 +16,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -67,9 +68,9 @@ func protecting(store payload.Store) payload.Config {
 }
 
 // wire returns a row as a consumer receives it.
-func wire(t *testing.T, row outbox.Row) *message.Message {
+func wire(t *testing.T, row outboxstore.Row) *message.Message {
 	t.Helper()
-	metadata, err := outbox.DecodeMetadata(row.Metadata)
+	metadata, err := outboxstore.DecodeMetadata(row.Metadata)
 	if err != nil {
 		t.Fatal(err)
 	}

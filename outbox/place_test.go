@@ -14,6 +14,8 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -26,7 +28,7 @@ type place struct {
 	url   func(params ...string) string // the same with more parameters (PostgreSQL)
 	cfg   outbox.Config
 	box   *outbox.Outbox
-	queue *outbox.Queue
+	queue *outboxqueue.Queue
 }
 
 // places are what the conformance suite runs on. The second differs from the
@@ -101,7 +103,7 @@ func (p *place) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.db, p.box, p.queue = db, box, box.Queue()
+	p.db, p.box, p.queue = db, box, outboxqueue.Of(box)
 }
 
 // open returns a pool on the same database, with more parameters (PostgreSQL).
@@ -181,12 +183,12 @@ func (p *place) publishTo(t *testing.T, topic string, msgs ...*message.Message) 
 }
 
 // read reads all lanes to their ends.
-func (p *place) read(t *testing.T) []outbox.Row {
+func (p *place) read(t *testing.T) []outboxstore.Row {
 	t.Helper()
-	return p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 1 << 20, Bytes: 1 << 30})
+	return p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 1 << 20, Bytes: 1 << 30})
 }
 
-func (p *place) readAs(t *testing.T, req outbox.ReadRequest) []outbox.Row {
+func (p *place) readAs(t *testing.T, req outboxstore.ReadRequest) []outboxstore.Row {
 	t.Helper()
 	rows, err := p.queue.Read(t.Context(), req)
 	if err != nil {
@@ -195,7 +197,7 @@ func (p *place) readAs(t *testing.T, req outbox.ReadRequest) []outbox.Row {
 	return rows
 }
 
-func (p *place) remove(t *testing.T, refs ...outbox.Ref) {
+func (p *place) remove(t *testing.T, refs ...outboxstore.Ref) {
 	t.Helper()
 	removal, err := p.queue.Remove(t.Context(), refs)
 	if err != nil || removal.Missed != 0 || len(removal.Locked) != 0 {
@@ -203,7 +205,7 @@ func (p *place) remove(t *testing.T, refs ...outbox.Ref) {
 	}
 }
 
-func (p *place) maintain(t *testing.T) outbox.Maintained {
+func (p *place) maintain(t *testing.T) outboxstore.Maintained {
 	t.Helper()
 	done, err := p.queue.Maintain(t.Context(), always)
 	if err != nil {
@@ -238,7 +240,7 @@ func messages(prefix string, n int) []*message.Message {
 	return msgs
 }
 
-func ids(rows []outbox.Row) []string {
+func ids(rows []outboxstore.Row) []string {
 	out := make([]string, len(rows))
 	for i, r := range rows {
 		out[i] = r.MessageID
@@ -246,8 +248,8 @@ func ids(rows []outbox.Row) []string {
 	return out
 }
 
-func refs(rows []outbox.Row) []outbox.Ref {
-	out := make([]outbox.Ref, len(rows))
+func refs(rows []outboxstore.Row) []outboxstore.Ref {
+	out := make([]outboxstore.Ref, len(rows))
 	for i, r := range rows {
 		out[i] = r.Ref
 	}
@@ -268,7 +270,7 @@ func expectNoError(t *testing.T, err error) {
 	}
 }
 
-func expectIDs(t *testing.T, rows []outbox.Row, want ...string) {
+func expectIDs(t *testing.T, rows []outboxstore.Row, want ...string) {
 	t.Helper()
 	if got := ids(rows); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("got messages %v, want %v", got, want)

@@ -14,6 +14,8 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -127,23 +129,23 @@ func totalCost(t *testing.T, plan string) float64 {
 }
 
 // work is a relay's use of the queue: reads of several kinds and a deletion.
-func work(t *testing.T, queue *outbox.Queue) {
+func work(t *testing.T, queue *outboxqueue.Queue) {
 	t.Helper()
 	ctx := t.Context()
-	read := func(req outbox.ReadRequest) []outbox.Row {
+	read := func(req outboxstore.ReadRequest) []outboxstore.Row {
 		rows, err := queue.Read(ctx, req)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return rows
 	}
-	rows := read(outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
-	known := make([]outbox.Known, 0, 1000)
+	rows := read(outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+	known := make([]outboxstore.Known, 0, 1000)
 	for _, r := range rows[:min(1000, len(rows))] {
 		known = append(known, r.Known())
 	}
-	read(outbox.ReadRequest{Lanes: allLanes(), Rows: 400, Bytes: 1 << 20, Known: known, Busy: []string{"key 1", "key 2"}, Hollow: []string{"paused"}})
-	read(outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1})
+	read(outboxstore.ReadRequest{Lanes: allLanes(), Rows: 400, Bytes: 1 << 20, Known: known, Busy: []string{"key 1", "key 2"}, Hollow: []string{"paused"}})
+	read(outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1})
 	for _, n := range []int{1, 500} {
 		if _, err := queue.Remove(ctx, refs(rows[:min(n, len(rows))])); err != nil {
 			t.Fatal(err)
@@ -201,7 +203,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	// Ours, on connections that have seen the empty table, too.
 	type relay struct {
 		db    *sql.DB
-		queue *outbox.Queue
+		queue *outboxqueue.Queue
 		seen  *plans
 	}
 	relays := map[string]relay{}
@@ -214,7 +216,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			r := relay{db, box.Queue(), seen}
+			r := relay{db, outboxqueue.Of(box), seen}
 			for range 8 { // a server begins to think of a generic plan after five
 				work(t, r.queue)
 			}
@@ -255,8 +257,8 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 			// A look ahead goes through the table once, at most, and sorts what it has chosen.
 			begin := time.Now()
 			for _, unordered := range []bool{true, false} {
-				_, err := r.queue.ReadAhead(t.Context(), outbox.ReadRequest{Lanes: allLanes(), Rows: 3, Bytes: 1 << 20, Known: []outbox.Known{{ID: 1}, {ID: 2}}},
-					outbox.Ahead{Topics: []string{"orders"}, Newest: 4, Look: 200, Scan: 500_000, Unordered: unordered})
+				_, err := r.queue.ReadAhead(t.Context(), outboxstore.ReadRequest{Lanes: allLanes(), Rows: 3, Bytes: 1 << 20, Known: []outboxstore.Known{{ID: 1}, {ID: 2}}},
+					outboxstore.Ahead{Topics: []string{"orders"}, Newest: 4, Look: 200, Scan: 500_000, Unordered: unordered})
 				expectNoError(t, err)
 			}
 			t.Logf("%s, %s: two looks ahead took %v", situation, name, time.Since(begin))
@@ -267,7 +269,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 				}
 			}
 			// Rows that are locked.
-			rows := refs(p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 20, Bytes: 1 << 20}))
+			rows := refs(p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 20, Bytes: 1 << 20}))
 			release := p.lock(t, `select from {{outbox}} where lane = $1 and id = $2 for update`, rows[9].Lane, rows[9].ID)
 			for _, n := range []int{10, 500} {
 				removal, err := r.queue.Remove(t.Context(), rows[:n])
@@ -327,8 +329,8 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 func (p *place) statements(t *testing.T) (read, remove statement) {
 	t.Helper()
 	p.tap.sent()
-	p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
-	p.remove(t, outbox.Ref{Lane: 1, ID: 1, MessageID: "a", CreatedAt: time.Now()})
+	p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+	p.remove(t, outboxstore.Ref{Lane: 1, ID: 1, MessageID: "a", CreatedAt: time.Now()})
 	sent := p.tap.sent()
 	if len(sent) != 5 {
 		t.Fatalf("sent %s", firstWords(sent))
@@ -397,7 +399,7 @@ func TestPlans_OnSQLiteEachLaneIsReadByItsIndex(t *testing.T) {
 	p.publish(t, messages("m", 50)...)
 	p.exec(t, `analyze`)
 	p.tap.sent()
-	rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: []outbox.Known{{ID: 1}, {ID: 2}}, Busy: []string{"a"}, Hollow: []string{"b"}})
+	rows := p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: []outboxstore.Known{{ID: 1}, {ID: 2}}, Busy: []string{"a"}, Hollow: []string{"b"}})
 	p.remove(t, refs(rows)...)
 	for _, s := range p.tap.sent() {
 		text, prepared := strings.CutPrefix(s.text, "PREPARE ")

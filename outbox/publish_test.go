@@ -18,6 +18,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -72,7 +73,7 @@ func TestPublish_WhatIsReadIsWhatWasPublished(t *testing.T) {
 			if r.CreatedAt.Before(before.Add(-time.Second)) || r.CreatedAt.After(time.Now().Add(time.Second)) {
 				t.Errorf("%s: created at %v, now is %v", name, r.CreatedAt, time.Now())
 			}
-			got, err := outbox.DecodeMetadata(r.Metadata)
+			got, err := outboxstore.DecodeMetadata(r.Metadata)
 			if err != nil || !maps.Equal(got, metadata) {
 				t.Errorf("%s: the metadata are %q, %v", name, got, err)
 			}
@@ -93,7 +94,7 @@ func TestPublish_TopicsIDsAndKeysRoundTrip(t *testing.T) {
 			}
 		})
 		rows := p.read(t)
-		got := map[string]outbox.Row{}
+		got := map[string]outboxstore.Row{}
 		for _, r := range rows {
 			got[r.MessageID] = r
 		}
@@ -115,7 +116,7 @@ func TestPublish_NoMetadataAreNoBytes(t *testing.T) {
 		if len(rows) != 1 || len(rows[0].Metadata) != 0 || len(rows[0].Payload) != 0 {
 			t.Fatalf("got %+v", rows)
 		}
-		got, err := outbox.DecodeMetadata(rows[0].Metadata)
+		got, err := outboxstore.DecodeMetadata(rows[0].Metadata)
 		if err != nil || got == nil || len(got) != 0 {
 			t.Errorf("metadata are %v, %v", got, err)
 		}
@@ -125,7 +126,7 @@ func TestPublish_NoMetadataAreNoBytes(t *testing.T) {
 func TestDecodeMetadata_RefusesWhatIsNotOurs(t *testing.T) {
 	t.Parallel()
 	for _, encoded := range []string{"{", `[]`, `{"a":1}`, `{"a":{}}`, "\x00", `"text"`} {
-		if got, err := outbox.DecodeMetadata([]byte(encoded)); err == nil {
+		if got, err := outboxstore.DecodeMetadata([]byte(encoded)); err == nil {
 			t.Errorf("%s became %v", encoded, got)
 		}
 	}
@@ -273,7 +274,7 @@ func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 			expectNoError(t, err)
 		}
 		expectNoError(t, p.queue.Check(ctx))
-		rows, err := p.queue.Read(ctx, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
+		rows, err := p.queue.Read(ctx, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
 		expectNoError(t, err)
 		expectIDs(t, rows, "a0", "b0", "a1", "b1", "a2", "b2")
 		_, err = p.queue.Remove(ctx, refs(rows))
@@ -401,7 +402,7 @@ func TestPublish_GoesOnWithTheTrace(t *testing.T) {
 		own.SetContext(inTrace(7))
 		p.inTx(t, func(tx *sql.Tx) { expectNoError(t, p.box.Publish(inTrace(9), tx, "orders", own, none)) })
 		for _, row := range p.read(t) {
-			metadata, err := outbox.DecodeMetadata(row.Metadata)
+			metadata, err := outboxstore.DecodeMetadata(row.Metadata)
 			expectNoError(t, err)
 			want := map[string]string{"own": "00-07", "none": "00-09"}[row.MessageID]
 			if got := metadata.Get("traceparent"); !strings.HasPrefix(got, want) {
@@ -459,7 +460,7 @@ func TestDecodeMetadata_AgreesWithEncodingJSON(t *testing.T) {
 		}
 		var want map[string]string
 		wantErr := json.Unmarshal([]byte(encoded), &want)
-		got, err := outbox.DecodeMetadata([]byte(encoded))
+		got, err := outboxstore.DecodeMetadata([]byte(encoded))
 		if (err != nil) != (wantErr != nil) || err == nil && !maps.Equal(want, map[string]string(got)) {
 			t.Fatalf("%q: got %v, %v; want %v, %v", encoded, got, err, want, wantErr)
 		}

@@ -10,6 +10,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // Publish writes messages to the outbox in tx, which the caller began and ends. The
@@ -46,7 +47,7 @@ func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.
 	if len(messages) == 0 {
 		return nil
 	}
-	all, waits := make([]Row, len(messages)), make([]delay, len(messages))
+	all, waits := make([]outboxstore.Row, len(messages)), make([]delay, len(messages))
 	for i, msg := range messages {
 		var err error
 		if all[i], waits[i], err = o.newRow(of, i, topic, msg); err != nil { //nolint:contextcheck // a context only for the trace
@@ -67,7 +68,7 @@ func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.
 	if err := o.insert(ctx, tx, rows); err != nil {
 		return fmt.Errorf("outbox: insert: %w", err)
 	}
-	if err := o.store.schedule(ctx, tx, later); err != nil {
+	if err := o.store.Schedule(ctx, tx, later); err != nil {
 		return fmt.Errorf("outbox: schedule: %w", err)
 	}
 	return nil
@@ -81,11 +82,11 @@ func isNil(tx oncemill.Tx) bool {
 }
 
 // apart separates messages for now from scheduled messages.
-func apart(all []Row, waits []delay) (now []Row, later []scheduledRow) {
+func apart(all []outboxstore.Row, waits []delay) (now []outboxstore.Row, later []outboxstore.ScheduledRow) {
 	now = all[:0]
 	for i, row := range all {
 		if waits[i].scheduled {
-			later = append(later, scheduledRow{row, waits[i]})
+			later = append(later, outboxstore.ScheduledRow{Row: row, Micros: waits[i].micros, Relative: waits[i].relative})
 		} else {
 			now = append(now, row)
 		}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -34,7 +35,7 @@ func TestRead_ReturnsEachLaneTogetherAndInOrder(t *testing.T) {
 		// Lanes may be asked for in any order.
 		lanes := allLanes()
 		slices.Reverse(lanes)
-		rows := p.readAs(t, outbox.ReadRequest{Lanes: lanes, Rows: 1000, Bytes: 1 << 20})
+		rows := p.readAs(t, outboxstore.ReadRequest{Lanes: lanes, Rows: 1000, Bytes: 1 << 20})
 		got, seen := map[int][]string{}, map[int]bool{}
 		for i, r := range rows {
 			if i > 0 && r.Lane != rows[i-1].Lane {
@@ -57,8 +58,8 @@ func TestRead_ReturnsOnlyTheLanesAskedFor(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		// Keys of different lanes; see the golden vectors.
 		p.publish(t, newMessage("a", "a"), newMessage("b", "b"), newMessage("c", "order-1"))
-		read := func(lanes ...int) []outbox.Row {
-			return p.readAs(t, outbox.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1000})
+		read := func(lanes ...int) []outboxstore.Row {
+			return p.readAs(t, outboxstore.ReadRequest{Lanes: lanes, Rows: 10, Bytes: 1000})
 		}
 		expectIDs(t, read())
 		expectIDs(t, read(0))
@@ -88,8 +89,8 @@ func TestRead_LimitsTheRowsOfEachLane(t *testing.T) {
 		for i := range 5 {
 			p.publish(t, newMessage(fmt.Sprint("a", i), "a"), newMessage(fmt.Sprint("b", i), "b"))
 		}
-		read := func(rows int) []outbox.Row {
-			return p.readAs(t, outbox.ReadRequest{Lanes: []int{12, 5}, Rows: rows, Bytes: 1 << 20})
+		read := func(rows int) []outboxstore.Row {
+			return p.readAs(t, outboxstore.ReadRequest{Lanes: []int{12, 5}, Rows: rows, Bytes: 1 << 20})
 		}
 		expectIDs(t, read(1), "a0", "b0")
 		expectIDs(t, read(3), "a0", "a1", "a2", "b0", "b1", "b2")
@@ -113,8 +114,8 @@ func TestRead_StopsALaneOnceItHasTheBytes(t *testing.T) {
 		sized("a4", "a", 80, 20)
 		sized("b1", "b", 90_000, 10)
 		sized("b2", "b", 1, 10)
-		read := func(bytes int) []outbox.Row {
-			return p.readAs(t, outbox.ReadRequest{Lanes: []int{12, 5}, Rows: 100, Bytes: bytes})
+		read := func(bytes int) []outboxstore.Row {
+			return p.readAs(t, outboxstore.ReadRequest{Lanes: []int{12, 5}, Rows: 100, Bytes: bytes})
 		}
 		// Each lane has its own budget and gives at least one row, however large.
 		expectIDs(t, read(1), "a1", "b1")
@@ -139,8 +140,8 @@ func TestRead_LeavesALargePayloadWhereItIs(t *testing.T) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Key = func(*message.Message) string { return "one lane" } })
 		p.publish(t, message.NewMessage("1", []byte("s")), message.NewMessage("2", payload), message.NewMessage("3", nil))
 		lane := outbox.Lane("one lane", "")
-		of := func(bytes int) []outbox.Row {
-			return p.readAs(t, outbox.ReadRequest{Lanes: []int{lane}, Rows: 10, Bytes: bytes})
+		of := func(bytes int) []outboxstore.Row {
+			return p.readAs(t, outboxstore.ReadRequest{Lanes: []int{lane}, Rows: 10, Bytes: bytes})
 		}
 		rows := of(90_000)
 		last := rows[len(rows)-1]
@@ -155,7 +156,7 @@ func TestRead_LeavesALargePayloadWhereItIs(t *testing.T) {
 		case !p.isSQLite() && (last.Missing != len(payload) || last.Payload != nil || last.Metadata == nil || last.Hollow):
 			t.Errorf("%d bytes came, %d are missing; metadata %q", len(last.Payload), last.Missing, last.Metadata)
 		}
-		piece := func(of outbox.Ref, offset, most int) []byte {
+		piece := func(of outboxstore.Ref, offset, most int) []byte {
 			t.Helper()
 			piece, err := p.queue.ReadPiece(t.Context(), of, offset, most)
 			expectNoError(t, err)
@@ -204,14 +205,14 @@ func TestRead_PassesOverKnownRows(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"), newMessage("4", "k"))
 		rows := p.read(t)
-		read := func(limit int, known ...outbox.Known) []outbox.Row {
-			return p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: limit, Bytes: 1 << 20, Known: known})
+		read := func(limit int, known ...outboxstore.Known) []outboxstore.Row {
+			return p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: limit, Bytes: 1 << 20, Known: known})
 		}
 		expectIDs(t, read(10, rows[0].Known()), "2", "3", "4")
-		expectIDs(t, read(10, rows[2].Known(), rows[0].Known(), outbox.Known{ID: 99_999}), "2", "4")
+		expectIDs(t, read(10, rows[2].Known(), rows[0].Known(), outboxstore.Known{ID: 99_999}), "2", "4")
 		// They count neither as rows nor as bytes.
 		expectIDs(t, read(1, rows[0].Known(), rows[1].Known()), "3")
-		one := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Known: []outbox.Known{rows[0].Known()}})
+		one := p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Known: []outboxstore.Known{rows[0].Known()}})
 		expectIDs(t, one, "2")
 		expectIDs(t, read(10, rows[0].Known(), rows[1].Known(), rows[2].Known(), rows[3].Known()))
 		expectIDs(t, read(10), "1", "2", "3", "4")
@@ -223,11 +224,11 @@ func TestRead_PassesOverManyKnownRows(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		n := sizes[p.isSQLite()]
 		p.publish(t, messages("m", n)...)
-		var known []outbox.Known
+		var known []outboxstore.Known
 		for _, r := range p.read(t)[:n-10] {
 			known = append(known, r.Known())
 		}
-		if n := len(p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Known: known})); n != 10 {
+		if n := len(p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Known: known})); n != 10 {
 			t.Errorf("%d rows, want 10", n)
 		}
 	})
@@ -237,8 +238,8 @@ func TestRead_PassesOverBusyKeys(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		// "a" and "A" share a lane with the unkeyed "a".
 		p.publish(t, newMessage("1", "a"), newMessage("2", "A"), newMessage("a", ""), newMessage("3", "a"), newMessage("4", "A"))
-		read := func(limit int, busy ...string) []outbox.Row {
-			return p.readAs(t, outbox.ReadRequest{Lanes: []int{12}, Rows: limit, Bytes: 1 << 20, Busy: busy})
+		read := func(limit int, busy ...string) []outboxstore.Row {
+			return p.readAs(t, outboxstore.ReadRequest{Lanes: []int{12}, Rows: limit, Bytes: 1 << 20, Busy: busy})
 		}
 		expectIDs(t, read(10), "1", "2", "a", "3", "4")
 		expectIDs(t, read(10, "a"), "2", "a", "4")
@@ -247,7 +248,7 @@ func TestRead_PassesOverBusyKeys(t *testing.T) {
 		expectIDs(t, read(10, oddTexts...), "1", "2", "a", "3", "4")
 		// Both at once.
 		third := p.read(t)[2]
-		both := p.readAs(t, outbox.ReadRequest{Lanes: []int{12}, Rows: 10, Bytes: 1 << 20, Busy: []string{"a"}, Known: []outbox.Known{third.Known()}})
+		both := p.readAs(t, outboxstore.ReadRequest{Lanes: []int{12}, Rows: 10, Bytes: 1 << 20, Busy: []string{"a"}, Known: []outboxstore.Known{third.Known()}})
 		expectIDs(t, both, "2", "4")
 	})
 }
@@ -261,7 +262,7 @@ func TestRead_BusyKeysMayHoldAnything(t *testing.T) {
 				}
 			}
 		})
-		req := outbox.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Busy: oddTexts[1:]}
+		req := outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20, Busy: oddTexts[1:]}
 		expectIDs(t, p.readAs(t, req), oddTexts[0])
 		req.Busy = oddTexts
 		expectIDs(t, p.readAs(t, req))
@@ -281,7 +282,7 @@ func TestRead_ABurstOfOneKeyHidesNobodyBehindIt(t *testing.T) {
 			p.publish(t, burst...)
 		}
 		p.publish(t, newMessage("other", "A")) // the same lane
-		req := outbox.ReadRequest{Lanes: []int{12}, Rows: 500, Bytes: 1 << 20}
+		req := outboxstore.ReadRequest{Lanes: []int{12}, Rows: 500, Bytes: 1 << 20}
 		for _, r := range p.readAs(t, req) {
 			if r.Key != "a" {
 				t.Fatalf("a naive read came to %+v", r.Ref)
@@ -301,15 +302,15 @@ func TestRead_ReturnsANewRowThatHasAKnownID(t *testing.T) {
 			p.exec(t, `update {{outbox}} set created_at = created_at + id`)
 		}
 		rows := p.read(t)
-		known := []outbox.Known{rows[0].Known(), rows[1].Known()}
+		known := []outboxstore.Known{rows[0].Known(), rows[1].Known()}
 		known[0].CreatedAt = known[0].CreatedAt.Add(-time.Microsecond) // of the row that was lost
 		known[1].CreatedAt = known[1].CreatedAt.In(time.FixedZone("elsewhere", 20_700))
-		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "3")
-		both := append([]outbox.Known{rows[0].Known()}, known...)
-		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: both}), "3")
+		expectIDs(t, p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "3")
+		both := append([]outboxstore.Known{rows[0].Known()}, known...)
+		expectIDs(t, p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: both}), "3")
 		// The time of one known row and the id of another are no known row.
 		known[0].CreatedAt, known[1].CreatedAt = rows[1].CreatedAt, rows[0].CreatedAt
-		expectIDs(t, p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "2", "3")
+		expectIDs(t, p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20, Known: known}), "1", "2", "3")
 	})
 }
 
@@ -330,7 +331,7 @@ func TestRead_HollowTopicsComeWithoutTheirBytes(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
-		full := map[string]outbox.Row{}
+		full := map[string]outboxstore.Row{}
 		for _, r := range p.read(t) {
 			if r.Hollow {
 				t.Errorf("%s is hollow without being asked for", r.MessageID)
@@ -338,8 +339,8 @@ func TestRead_HollowTopicsComeWithoutTheirBytes(t *testing.T) {
 			full[r.MessageID] = r
 		}
 		for name, bytes := range budgets {
-			rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: bytes, Hollow: []string{"closed", oddTexts[0], "absent"}})
-			byID := map[string]outbox.Row{}
+			rows := p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: bytes, Hollow: []string{"closed", oddTexts[0], "absent"}})
+			byID := map[string]outboxstore.Row{}
 			for _, r := range rows {
 				byID[r.MessageID] = r
 			}
@@ -358,11 +359,11 @@ func TestRead_HollowTopicsComeWithoutTheirBytes(t *testing.T) {
 			}
 		}
 		// A lane of nothing but hollow rows is read to its end, whatever its bytes.
-		all := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Hollow: []string{"closed", "orders", "Closed", oddTexts[0]}})
+		all := p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1, Hollow: []string{"closed", "orders", "Closed", oddTexts[0]}})
 		if len(all) != len(full) {
 			t.Errorf("%d rows of %d", len(all), len(full))
 		}
-		rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 2, Bytes: 1, Hollow: []string{"closed"}})
+		rows := p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 2, Bytes: 1, Hollow: []string{"closed"}})
 		if got := fmt.Sprint(ids(rows)); !strings.Contains(got, "0 1") || strings.Contains(got, "2") {
 			t.Errorf("got %s", got)
 		}

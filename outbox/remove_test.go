@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -30,20 +31,20 @@ func TestRemove_NeedsTheWholeIdentity(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.publish(t, newMessage("a", "k"))
 		ref := p.read(t)[0].Ref
-		other := map[string]outbox.Ref{}
+		other := map[string]outboxstore.Ref{}
 		for _, name := range []string{"lane", "id", "message id", "created later", "created earlier"} {
 			other[name] = ref
 		}
-		change := func(name string, fn func(r *outbox.Ref)) {
+		change := func(name string, fn func(r *outboxstore.Ref)) {
 			r := other[name]
 			fn(&r)
 			other[name] = r
 		}
-		change("lane", func(r *outbox.Ref) { r.Lane = (r.Lane + 1) % outbox.Lanes })
-		change("id", func(r *outbox.Ref) { r.ID++ })
-		change("message id", func(r *outbox.Ref) { r.MessageID = "b" })
-		change("created later", func(r *outbox.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) })
-		change("created earlier", func(r *outbox.Ref) { r.CreatedAt = r.CreatedAt.Add(-time.Microsecond) })
+		change("lane", func(r *outboxstore.Ref) { r.Lane = (r.Lane + 1) % outbox.Lanes })
+		change("id", func(r *outboxstore.Ref) { r.ID++ })
+		change("message id", func(r *outboxstore.Ref) { r.MessageID = "b" })
+		change("created later", func(r *outboxstore.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) })
+		change("created earlier", func(r *outboxstore.Ref) { r.CreatedAt = r.CreatedAt.Add(-time.Microsecond) })
 		for name, r := range other {
 			p.remove(t, r)
 			if n := len(p.read(t)); n != 1 {
@@ -142,14 +143,14 @@ func TestRemove_KeepsTheRowInTheHistory(t *testing.T) {
 		outbox.SetKey(msg, "日本語")
 		msg.Metadata.Set("note", "🚀")
 		p.publish(t, msg, newMessage("stays", "other"))
-		var r outbox.Row
+		var r outboxstore.Row
 		for _, r = range p.read(t) {
 			if r.MessageID == msg.UUID {
 				break
 			}
 		}
 		p.remove(t, r.Ref)
-		var got outbox.Row
+		var got outboxstore.Row
 		var created, relayed any
 		err := p.db.QueryRowContext(t.Context(),
 			p.expand(t, `select lane, id, message_id, topic, key, payload, metadata, created_at, relayed_at from {{outbox_history}}`)).

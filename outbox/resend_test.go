@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -57,7 +58,7 @@ func TestHistory_ListFindsByEachConditionAndAllOfThem(t *testing.T) {
 			t.Fatalf("listed %s", got)
 		}
 		first := all[0]
-		metadata, err := outbox.DecodeMetadata(first.Metadata)
+		metadata, err := outboxstore.DecodeMetadata(first.Metadata)
 		if err != nil || string(first.Payload) != "payload of a" || first.Key != "k" || first.Topic != "orders" || first.Lane != outbox.Lane("k", "") ||
 			metadata["of"] != "a" || first.CreatedAt.Before(start) || first.RelayedAt.Before(first.CreatedAt) {
 			t.Errorf("%+v, %v", first, err)

@@ -15,6 +15,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -162,7 +163,7 @@ func TestHeld_NamesTheOldestSnapshotAndWhoBlocks(t *testing.T) {
 	p := newPlace(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.url = func(params ...string) string { return server.DSN() + strings.Join(params, "") }
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = outbox.NoHistory })
-	held := func() outbox.Held {
+	held := func() outboxstore.Held {
 		t.Helper()
 		h, err := p.queue.Held(t.Context())
 		if err != nil {
@@ -231,7 +232,7 @@ func TestRing_ABacklogThatLapsTheRingComesWhole(t *testing.T) {
 	p.expectTruncated(t, 0)
 	got, latest := 0, map[string]int{}
 	for {
-		rows := p.readAs(t, outbox.ReadRequest{Lanes: allLanes(), Rows: 1000, Bytes: 1 << 30})
+		rows := p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 1000, Bytes: 1 << 30})
 		if len(rows) == 0 {
 			break
 		}

@@ -15,9 +15,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // ringRun drives an outbox round its ring with everybody at work: producers that
@@ -175,7 +175,7 @@ func (r *ringRun) advance(t *testing.T) {
 // deliver reads, takes the rows for delivered, removes them, and returns how
 // many they were.
 func (r *ringRun) deliver(t *testing.T) int {
-	rows, err := r.queue.Read(t.Context(), outbox.ReadRequest{Lanes: allLanes(), Rows: 50, Bytes: 1 << 20})
+	rows, err := r.queue.Read(t.Context(), outboxstore.ReadRequest{Lanes: allLanes(), Rows: 50, Bytes: 1 << 20})
 	if err != nil {
 		t.Error(err)
 		return 0

@@ -10,6 +10,8 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -48,7 +50,7 @@ func TestRing_IsLeftToVacuumWhileAStandbyReplays(t *testing.T) {
 		return err == nil
 	})
 	for range 3 {
-		if done := p.maintain(t); done != (outbox.Maintained{}) {
+		if done := p.maintain(t); done != (outboxstore.Maintained{}) {
 			t.Errorf("the upkeep did %+v", done)
 		}
 	}
@@ -71,7 +73,7 @@ func TestRing_IsLeftToVacuumWhileAStandbyReplays(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if done, err := box.Queue().Maintain(t.Context(), always); err != nil || done != (outbox.Maintained{}) {
+	if done, err := outboxqueue.Of(box).Maintain(t.Context(), always); err != nil || done != (outboxstore.Maintained{}) {
 		t.Errorf("as a role without rights: %+v, %v", done, err)
 	}
 

@@ -12,6 +12,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -334,7 +336,7 @@ func TestMaintain_DoesNothingWithoutTheLease(t *testing.T) {
 		before := p.count(t, `select count(*) from {{outbox_history}}`)
 		for name, guard := range guards {
 			done, err := p.queue.Maintain(t.Context(), guard)
-			if done != (outbox.Maintained{}) {
+			if done != (outboxstore.Maintained{}) {
 				t.Errorf("%s: %+v", name, done)
 			}
 			if name == "error" {
@@ -352,7 +354,7 @@ func TestMaintain_DoesNothingWithoutTheLease(t *testing.T) {
 		if !p.isSQLite() && p.size(t, 0) == 0 {
 			t.Error("a partition was truncated")
 		}
-		if done := p.maintain(t); done == (outbox.Maintained{}) {
+		if done := p.maintain(t); done == (outboxstore.Maintained{}) {
 			t.Error("there was nothing to do: the test shows nothing")
 		}
 	})
@@ -384,7 +386,7 @@ func TestMaintain_AFrozenProcessIsEndedByTheServer(t *testing.T) {
 			return box.Publisher(tx).Publish("orders", newMessage("beside it", ""))
 		})
 		expectNoError(t, err)
-		rows, err := box.Queue().Read(ctx, outbox.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20})
+		rows, err := outboxqueue.Of(box).Read(ctx, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 10, Bytes: 1 << 20})
 		expectNoError(t, err)
 		expectIDs(t, rows, "beside it")
 	})

@@ -5,7 +5,7 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // hold keeps a snapshot of another session for as long as the test runs.
@@ -82,7 +82,7 @@ func TestRing_TurnsEarlyOnceTheOthersAreClean(t *testing.T) {
 		return p.count(t, `select sum(pg_stat_get_tuples_returned(indexrelid) - pg_stat_get_tuples_fetched(indexrelid))
 			from pg_index where indrelid in ('{{outbox_0}}'::regclass, '{{outbox_1}}'::regclass)`)
 	}
-	look := func() outbox.Maintained {
+	look := func() outboxstore.Maintained {
 		p.read(t)
 		return p.maintain(t)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -27,7 +28,7 @@ const usualLimit = 5 * time.Second
 
 // moveWithin calls MoveDue as a relay does, with a limit, and again if that was too short on
 // a busy machine.
-func (p *place) moveWithin(t *testing.T, limit time.Duration) outbox.Moved {
+func (p *place) moveWithin(t *testing.T, limit time.Duration) outboxstore.Moved {
 	t.Helper()
 	for try := 1; ; try++ {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -73,7 +74,7 @@ func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
 			limit = cmp.Or(moved.Limit, usualLimit)
 			time.Sleep(moved.Next)
 			rows := p.read(t)
-			slices.SortFunc(rows, func(a, b outbox.Row) int { return int(a.ID - b.ID) })
+			slices.SortFunc(rows, func(a, b outboxstore.Row) int { return int(a.ID - b.ID) })
 			order = append(order, ids(rows)...)
 			p.remove(t, refs(rows)...)
 			if moved.Limit > 0 {
@@ -145,7 +146,7 @@ func TestMoveDue_OneThatIsRefusedHoldsUpItsKeyAlone(t *testing.T) {
 			}
 			var order []string
 			rows := p.read(t)
-			slices.SortFunc(rows, func(a, b outbox.Row) int { return int(a.ID - b.ID) })
+			slices.SortFunc(rows, func(a, b outboxstore.Row) int { return int(a.ID - b.ID) })
 			for _, r := range rows {
 				if strings.HasPrefix(r.Key, "k") {
 					order = append(order, r.MessageID)

@@ -10,6 +10,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -30,7 +31,7 @@ func TestPlans_AMillionScheduledMessagesSlowNobody(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	queue := box.Queue()
+	queue := outboxqueue.Of(box)
 	schedule := func(n int, due string) {
 		t.Helper()
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)

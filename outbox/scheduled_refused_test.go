@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -20,7 +21,7 @@ func (p *place) refuses(t *testing.T, known int) {
 	p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
 	p.cfg.Logger = slog.New(slog.DiscardHandler)
 	p.use(t, p.db, nil)
-	outbox.KnowRefused(p.queue, known)
+	p.queue.KnowRefused(known)
 }
 
 // More messages cannot be moved than are known one by one: others go on, those of their
@@ -32,7 +33,7 @@ func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
 		var log syncBuffer
 		p.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		p.use(t, p.db, nil)
-		outbox.KnowRefused(p.queue, known)
+		p.queue.KnowRefused(known)
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
 			select now() - interval '1 hour' + i * interval '1 second', 12, 'orders', kind || i, 'k' || i || extra, ''
 			from generate_series(1, $1::int) i, (values ('bad', ''), ('behind', ''), ('other', 'x')) v (kind, extra)`, refused)
@@ -40,14 +41,14 @@ func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
 		for ; p.scheduled(t) > 2*refused && calls < refused/2; calls++ {
 			p.moveWithin(t, usualLimit)
 		}
-		if rows := p.read(t); len(rows) != refused || slices.ContainsFunc(rows, func(r outbox.Row) bool { return !strings.HasPrefix(r.MessageID, "other") }) {
+		if rows := p.read(t); len(rows) != refused || slices.ContainsFunc(rows, func(r outboxstore.Row) bool { return !strings.HasPrefix(r.MessageID, "other") }) {
 			t.Fatalf("%d calls moved %v", calls, ids(rows))
 		}
 		if n := strings.Count(log.String(), "cannot be moved"); n > refused/2 {
 			t.Errorf("%d lines were logged", n)
 		}
 		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
-		outbox.TryRefusedNow(p.queue)
+		p.queue.TryRefusedNow()
 		for calls = 0; p.scheduled(t) > 0 && calls < 20*refused; calls++ {
 			p.moveWithin(t, usualLimit)
 		}
@@ -72,7 +73,7 @@ func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
 		p.use(t, p.db, nil)
 		past := p.now(t).Add(-time.Hour)
 		p.publish(t, at("bad", "k", past), at("behind", "k", past.Add(time.Second)))
-		var moved outbox.Moved
+		var moved outboxstore.Moved
 		for calls := 0; calls < 20 && (moved.Failed || moved.Next <= 50*time.Millisecond); calls++ {
 			moved = p.moveWithin(t, usualLimit)
 		}
@@ -88,7 +89,7 @@ func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
 	onEachPostgres(t, func(t *testing.T, p *place) {
 		const known, refused, waiting = 20, 300, 6000 // more than are looked at at a time
 		p.refuses(t, known)
-		outbox.PassOver(p.queue, known)
+		p.queue.PassOver(known)
 		schedule := func(id, key string, minute, n, bytes int) {
 			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
 				select now() - interval '2 hours' + $3::int * interval '1 minute' + i * interval '1 millisecond', 12, 'orders', $1::text || i, $2::text || 1 + (i - 1) % $6::int, decode(repeat('00', $5::int), 'hex')
@@ -115,14 +116,14 @@ func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
 			}
 		}
 		moveOthers("at first")
-		outbox.TryRefusedNow(p.queue)
+		p.queue.TryRefusedNow()
 		moveOthers("in a round")
 		moveAll := func(what string, rest int) {
 			t.Helper()
 			calls := 0
 			for ; p.scheduled(t) > rest && calls < 3*refused; calls++ {
 				if calls%(3*known) == 0 {
-					outbox.TryRefusedNow(p.queue)
+					p.queue.TryRefusedNow()
 				}
 				p.moveWithin(t, usualLimit)
 			}
@@ -197,7 +198,7 @@ func TestMoveDue_OneThatWaitsForALockHoldsUpItsKeyAlone(t *testing.T) {
 			}
 			expectIDs(t, p.read(t), "good")
 		})
-		outbox.TryRefusedNow(p.queue)
+		p.queue.TryRefusedNow()
 		p.moveWithin(t, usualLimit)
 		if n := p.scheduled(t); n != 0 {
 			t.Errorf("%d wait when the lock is free", n)
@@ -226,7 +227,7 @@ func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
 		settle()
 		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
 		p.exec(t, `create trigger refuse before insert on {{outbox}} for each row when (new.message_id ~ '^bad[0-9]') execute function slow_insert()`)
-		outbox.TryRefusedNow(p.queue)
+		p.queue.TryRefusedNow()
 		settle()
 		if n := p.scheduled(t); n != refused {
 			t.Errorf("%d wait after a round, want %d", n, refused)
@@ -251,9 +252,9 @@ func TestMoveDue_ARoundKeepsNobodyWaiting(t *testing.T) {
 			p.moveWithin(t, usualLimit)
 		}
 		p.exec(t, `drop trigger slow_insert on {{outbox}}`)
-		outbox.TryRefusedNow(p.queue)
+		p.queue.TryRefusedNow()
 		p.publish(t, at("new", "new", p.now(t).Add(-time.Second)))
-		isNew := func(r outbox.Row) bool { return r.MessageID == "new" }
+		isNew := func(r outboxstore.Row) bool { return r.MessageID == "new" }
 		for p.scheduled(t) > 0 && !slices.ContainsFunc(p.read(t), isNew) {
 			p.moveWithin(t, usualLimit)
 		}
@@ -280,7 +281,7 @@ func TestMoveDue_ALargeMessageHasTheTimeItAskedFor(t *testing.T) {
 				t.Fatal("the large message was not moved")
 			}
 			p.publish(t, at(fmt.Sprint("small", calls), "s", past.Add(time.Minute)))
-			outbox.TryRefusedNow(p.queue) // there are so many that one is always due
+			p.queue.TryRefusedNow() // there are so many that one is always due
 			limit = cmp.Or(p.moveWithin(t, limit).Limit, usualLimit)
 		}
 	})

@@ -11,6 +11,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -88,7 +89,7 @@ func TestScheduled_WaitsForItsTimeAndComesWhole(t *testing.T) {
 			if r.MessageID != "later" {
 				continue
 			}
-			metadata, err := outbox.DecodeMetadata(r.Metadata)
+			metadata, err := outboxstore.DecodeMetadata(r.Metadata)
 			want := map[string]string{outbox.KeyMetadata: "k", "colour": "gül\n"}
 			if err != nil || fmt.Sprint(metadata) != fmt.Sprint(message.Metadata(want)) {
 				t.Errorf("metadata %v, %v", metadata, err)
@@ -378,7 +379,7 @@ func TestPublish_DropsTheRowThatAMessageCameFrom(t *testing.T) {
 			msg.Metadata.Set(name, "kept")
 		}
 		p.publish(t, msg)
-		metadata, err := outbox.DecodeMetadata(p.read(t)[0].Metadata)
+		metadata, err := outboxstore.DecodeMetadata(p.read(t)[0].Metadata)
 		if err != nil || len(metadata) != 4 || metadata[outbox.KeyMetadata] != "k" || metadata["oncemill_topic"] != "kept" {
 			t.Errorf("metadata %v, %v", metadata, err)
 		}

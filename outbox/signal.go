@@ -1,9 +1,6 @@
 package outbox
 
-import (
-	"io/fs"
-	"sync"
-)
+import "sync"
 
 // signal wakes any number of listeners. A raise while a listener is awake, or has not
 // yet handled the last one, is remembered once.
@@ -36,13 +33,4 @@ func (s *signal) listen() (<-chan struct{}, func()) {
 		defer s.mu.Unlock()
 		delete(s.listeners, l)
 	}
-}
-
-// sub is fs.Sub for an embedded folder.
-func sub(files fs.FS, dir string) fs.FS {
-	f, err := fs.Sub(files, dir)
-	if err != nil {
-		panic(err) // only for a malformed constant path
-	}
-	return f
 }

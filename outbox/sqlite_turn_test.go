@@ -16,6 +16,7 @@ import (
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -115,7 +116,7 @@ func TestSQLite_ALostTransactionPublishesNothing(t *testing.T) {
 		_, err := db.ExecContext(t.Context(), text)
 		expectNoError(t, err)
 	}
-	p := &place{db: db, box: box, queue: box.Queue()}
+	p := &place{db: db, box: box, queue: outboxqueue.Of(box)}
 	var overlooked error
 	err = box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
 		_, overlooked = tx.ExecContext(ctx, `insert or rollback into names values ('taken')`)
@@ -143,7 +144,7 @@ func TestSQLite_ACanceledBeginLeavesNothingOpen(t *testing.T) {
 	expectNoError(t, oncemill.Migrate(t.Context(), db, cfg.Database, outbox.Migrations))
 	box, err := outbox.New(db, cfg)
 	expectNoError(t, err)
-	p := &place{db: db, cfg: cfg, box: box, queue: box.Queue()}
+	p := &place{db: db, cfg: cfg, box: box, queue: outboxqueue.Of(box)}
 	var publishing sync.WaitGroup
 	var committed atomic.Int64
 	for w := range 4 {
@@ -255,7 +256,7 @@ func TestSQLite_AFullDiskDropsNoHistory(t *testing.T) {
 	full := openTap(t, &tap{driver: p.tap.driver, dsn: p.dsn + "&_pragma=max_page_count(1)"}) // it is larger now
 	box, err := outbox.New(full, p.cfg)
 	expectNoError(t, err)
-	if removal, err := box.Queue().Remove(t.Context(), refs(rows)); err == nil || removal.Missed != 0 {
+	if removal, err := outboxqueue.Of(box).Remove(t.Context(), refs(rows)); err == nil || removal.Missed != 0 {
 		t.Errorf("%+v, %v: the history grew without room, or was given up", removal, err)
 	}
 	if n := p.count(t, `select count(*) from {{outbox}}`) + p.count(t, `select count(*) from {{outbox_history}}`); n != len(rows) {

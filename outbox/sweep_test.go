@@ -8,12 +8,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // ringed returns a place on PostgreSQL with n rows in one partition of the ring,
 // as a read returns them.
-func ringed(t *testing.T, n int) (*place, []outbox.Row) {
+func ringed(t *testing.T, n int) (*place, []outboxstore.Row) {
 	t.Helper()
 	p := onPostgres(t, "binary_parameters=yes")
 	p.exec(t, `insert into {{outbox}} (lane, id, topic, message_id, payload)
@@ -69,12 +70,12 @@ func TestRemove_SweepsManyRows(t *testing.T) {
 // identity takes all rows but that one.
 func TestRemove_SweepsNoRowOfAnotherIdentity(t *testing.T) {
 	t.Parallel()
-	changes := map[string]func(r *outbox.Ref){
-		"lane":            func(r *outbox.Ref) { r.Lane = (r.Lane + 1) % outbox.Lanes },
-		"id":              func(r *outbox.Ref) { r.ID += 1000 },
-		"message id":      func(r *outbox.Ref) { r.MessageID = "n" + r.MessageID[1:] },
-		"created later":   func(r *outbox.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) },
-		"created earlier": func(r *outbox.Ref) { r.CreatedAt = r.CreatedAt.Add(-time.Microsecond) },
+	changes := map[string]func(r *outboxstore.Ref){
+		"lane":            func(r *outboxstore.Ref) { r.Lane = (r.Lane + 1) % outbox.Lanes },
+		"id":              func(r *outboxstore.Ref) { r.ID += 1000 },
+		"message id":      func(r *outboxstore.Ref) { r.MessageID = "n" + r.MessageID[1:] },
+		"created later":   func(r *outboxstore.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) },
+		"created earlier": func(r *outboxstore.Ref) { r.CreatedAt = r.CreatedAt.Add(-time.Microsecond) },
 	}
 	for _, name := range slices.Sorted(maps.Keys(changes)) {
 		t.Run(name, func(t *testing.T) {
@@ -132,7 +133,7 @@ func TestRemove_NeedsNoPlace(t *testing.T) {
 	p, rows := ringed(t, 300)
 	gone := refs(rows)
 	for i := range gone[:150] {
-		gone[i].Place = outbox.Place{}
+		gone[i].Place = outboxstore.Place{}
 	}
 	p.tap.sent()
 	p.remove(t, gone...)

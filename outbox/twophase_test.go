@@ -7,7 +7,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // connTx is a transaction that is begun and ended by SQL texts, as a transaction
@@ -20,7 +20,7 @@ func (connTx) Rollback() error { return errors.New("not the library's business")
 // cursor is a naive reader: it goes by the highest id that it has seen.
 type cursor struct{ last int64 }
 
-func (c *cursor) read(rows []outbox.Row) (found []string) {
+func (c *cursor) read(rows []outboxstore.Row) (found []string) {
 	last := c.last
 	for _, r := range rows {
 		if r.ID > last {

@@ -5,12 +5,14 @@ import (
 	"database/sql"
 	"sync"
 	"testing"
+
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 )
 
 func TestWake_ReachesEveryListenerOnce(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		first, stopFirst := p.queue.Listen()
-		second, stopSecond := p.box.Queue().Listen() // another relay
+		second, stopSecond := outboxqueue.Of(p.box).Listen() // another relay
 		defer stopSecond()
 		for range 5 { // many become one; nobody listens in between
 			p.box.Wake()

@@ -4,8 +4,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // A lane is read from its start. Messages that can go out are published faster than
@@ -82,7 +82,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 		e.aheadAt = now.Add(e.aheadEvery)
 		return nil
 	}
-	a := &outbox.Ahead{Newest: aheadNewest, Look: e.aheadLook, Unordered: e.order == OrderNone}
+	a := &outboxstore.Ahead{Newest: aheadNewest, Look: e.aheadLook, Unordered: e.order == OrderNone}
 	if !a.Unordered && !now.Before(e.scanAt) {
 		a.Scan = e.aheadScan
 	}
@@ -96,7 +96,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 			a.Topics = append(a.Topics, topic)
 		}
 	}
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: aheadRows, Bytes: aheadBytes}, ahead: a, lanes: lanes, began: now}
+	r := &read{ReadRequest: outboxstore.ReadRequest{Rows: aheadRows, Bytes: aheadBytes}, ahead: a, lanes: lanes, began: now}
 	for _, l := range lanes {
 		l.reading = true
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)

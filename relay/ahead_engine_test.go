@@ -7,12 +7,12 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // heap is the unkeyed rows of one lane for a rig, which reads them from either end.
 type heap struct {
-	rows  []outbox.Row
+	rows  []outboxstore.Row
 	last  int64
 	looks int
 }
@@ -20,7 +20,7 @@ type heap struct {
 func (h *heap) add(topic string, n, size int) {
 	for range n {
 		h.last++
-		h.rows = append(h.rows, outbox.Row{Ref: outbox.Ref{ID: h.last, MessageID: fmt.Sprint(h.last)}, Topic: topic, Payload: make([]byte, size)})
+		h.rows = append(h.rows, outboxstore.Row{Ref: outboxstore.Ref{ID: h.last, MessageID: fmt.Sprint(h.last)}, Topic: topic, Payload: make([]byte, size)})
 	}
 }
 
@@ -33,7 +33,7 @@ func (h *heap) step(r *rig) {
 			rows, most = rows[max(0, len(rows)-rd.ahead.Look):], rd.Rows+rd.ahead.Newest
 		}
 		var entries []*entry
-		known, bytes := map[outbox.Known]bool{}, 0
+		known, bytes := map[outboxstore.Known]bool{}, 0
 		for _, k := range rd.Known {
 			known[k] = true
 		}

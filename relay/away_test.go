@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -141,7 +142,7 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 		if err := run(t); !errors.Is(err, outbox.ErrSequenceBehind) {
 			t.Errorf("error %v, want ErrSequenceBehind", err)
 		}
-		if _, err := p.box(t).Queue().RepairSequence(t.Context(), 0); err != nil {
+		if _, err := outboxqueue.Of(p.box(t)).RepairSequence(t.Context(), 0); err != nil {
 			t.Fatal(err)
 		}
 		if p.postgres() {

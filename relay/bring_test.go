@@ -16,13 +16,14 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // table is an outbox whose payloads a reader brings in pieces.
 type table struct {
 	w    *worker
-	rows []outbox.Row // as a read returns them, each the only one of its lane
+	rows []outboxstore.Row // as a read returns them, each the only one of its lane
 	want map[string][]byte
 }
 
@@ -62,11 +63,11 @@ func newTable(t *testing.T, sizes ...int) *table {
 			t.Fatal(err)
 		}
 	}
-	o.rows, err = o.w.queue.Read(t.Context(), outbox.ReadRequest{Lanes: allOf(outbox.Lanes), Rows: 10, Bytes: 1 << 30})
+	o.rows, err = o.w.queue.Read(t.Context(), outboxstore.ReadRequest{Lanes: allOf(outbox.Lanes), Rows: 10, Bytes: 1 << 30})
 	if err != nil || len(o.rows) != len(sizes) {
 		t.Fatalf("%d rows, %v", len(o.rows), err)
 	}
-	slices.SortFunc(o.rows, func(a, b outbox.Row) int { return a.Lane - b.Lane })
+	slices.SortFunc(o.rows, func(a, b outboxstore.Row) int { return a.Lane - b.Lane })
 	for i := range o.rows {
 		o.rows[i].Missing, o.rows[i].Payload = len(o.rows[i].Payload), nil
 	}
@@ -101,16 +102,16 @@ var laneKeys = func() (keys []string) {
 // newSpace is that of an engine with so many bytes of large messages of another topic.
 func newSpace(taken int) *space { return &space{taken: taken, of: map[string]int{}} }
 
-func (o *table) completes(t *testing.T, p *pieces, rows []outbox.Row) (kept []outbox.Row, short map[int]error) {
+func (o *table) completes(t *testing.T, p *pieces, rows []outboxstore.Row) (kept []outboxstore.Row, short map[int]error) {
 	p.read = o.w.queue.ReadPiece
 	short = p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
-	return slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }), short
+	return slices.DeleteFunc(rows, func(r outboxstore.Row) bool { return r.Missing > 0 }), short
 }
 
 // brings completes rows, and returns how many of them came.
 func (o *table) brings(t *testing.T, p *pieces, of ...int) (came int) {
 	t.Helper()
-	var rows []outbox.Row
+	var rows []outboxstore.Row
 	for _, i := range of {
 		rows = append(rows, o.rows[i])
 	}
@@ -137,7 +138,7 @@ func TestPieces_BringWhatThereIsTimeFor(t *testing.T) {
 	if n := o.brings(t, &pieces{}, 0, 1, 2, 3); n != 4 {
 		t.Errorf("%d rows came, want all", n)
 	}
-	if _, err := o.w.queue.Remove(t.Context(), []outbox.Ref{o.rows[0].Ref, o.rows[1].Ref, o.rows[2].Ref}); err != nil {
+	if _, err := o.w.queue.Remove(t.Context(), []outboxstore.Ref{o.rows[0].Ref, o.rows[1].Ref, o.rows[2].Ref}); err != nil {
 		t.Fatal(err)
 	}
 	if n := o.brings(t, &pieces{}, 0, 1, 2, 3); n > 1 {
@@ -174,7 +175,7 @@ func TestPieces_BringOthersBesideAVeryLargeOne(t *testing.T) {
 	rows := slices.Clone(o.rows)
 	rows[0].Missing = 64 << 20
 	p, brought := &pieces{begun: []*begun{{of: rows[0].Ref, payload: make([]byte, mostBegun+1), seen: time.Now()}}}, 0
-	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	p.read = func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		p.size = leastPiece
 		time.Sleep(10 * time.Millisecond)
 		if of == rows[0].Ref {
@@ -201,15 +202,15 @@ func TestPieces_TryALargeOneHoweverManySmallOnesThereAre(t *testing.T) {
 	t.Parallel()
 	o := newTable(t, 1, 1<<20)
 	o.w.health = newHealth(time.Second)
-	large := slices.IndexFunc(o.rows, func(r outbox.Row) bool { return r.Missing > 1 })
-	p := &pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	large := slices.IndexFunc(o.rows, func(r outboxstore.Row) bool { return r.Missing > 1 })
+	p := &pieces{read: func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		if of == o.rows[large].Ref {
 			return o.w.queue.ReadPiece(ctx, of, offset, most)
 		}
 		time.Sleep(20 * time.Millisecond)
 		return []byte("a"), nil
 	}}
-	rows := []*outbox.Row{&o.rows[large]}
+	rows := []*outboxstore.Row{&o.rows[large]}
 	for range 10 {
 		for lane := range outbox.Lanes {
 			if r := o.rows[1-large]; lane != o.rows[large].Lane {
@@ -232,9 +233,9 @@ func TestPieces_TryALargeOneBehindOneThatHasNoRoom(t *testing.T) {
 	for _, stuck := range []int{1, 2} {
 		o := newTable(t, 1, 1<<20, 1<<20)
 		o.w.health = newHealth(time.Second)
-		slices.SortFunc(o.rows, func(a, b outbox.Row) int { return a.Missing - b.Missing })
+		slices.SortFunc(o.rows, func(a, b outboxstore.Row) int { return a.Missing - b.Missing })
 		o.rows[stuck].Topic = "stuck"
-		p := &pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		p := &pieces{read: func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 			if of != o.rows[0].Ref {
 				return o.w.queue.ReadPiece(ctx, of, offset, most)
 			}
@@ -242,7 +243,7 @@ func TestPieces_TryALargeOneBehindOneThatHasNoRoom(t *testing.T) {
 			return []byte("a"), nil
 		}}
 		for range 4 {
-			rows := []*outbox.Row{&o.rows[1], &o.rows[2]}
+			rows := []*outboxstore.Row{&o.rows[1], &o.rows[2]}
 			for range 2 * outbox.Lanes {
 				r := o.rows[0]
 				rows = append(rows, &r)
@@ -317,7 +318,7 @@ func TestPieces_KeepWhatHasComeOfEach(t *testing.T) {
 		if tries > 200 {
 			t.Fatal("they do not come")
 		}
-		p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+		p.read = func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 			p.size = leastPiece
 			if calls++; calls%5 == 0 {
 				return nil, errors.New("cut")
@@ -327,7 +328,7 @@ func TestPieces_KeepWhatHasComeOfEach(t *testing.T) {
 			return piece, err
 		}
 		p.complete(t.Context(), o.w, lackingRows(rows), newSpace(0))
-		rows = slices.DeleteFunc(rows, func(r outbox.Row) bool {
+		rows = slices.DeleteFunc(rows, func(r outboxstore.Row) bool {
 			if r.Missing == 0 && !bytes.Equal(r.Payload, o.want[r.MessageID]) {
 				t.Errorf("%s: not its payload", r.MessageID)
 			}
@@ -346,7 +347,7 @@ func TestPieces_LeaveOutWhatCannotBeRead(t *testing.T) {
 	o := newTable(t, 1<<20, 1<<20, 100)
 	p := &pieces{}
 	bad, tries := o.rows[0].Ref, 0
-	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	p.read = func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		if of == bad {
 			tries++
 			return nil, errors.New("broken")
@@ -398,7 +399,7 @@ func TestPieces_WaitForOthers(t *testing.T) {
 	t.Parallel()
 	o := newTable(t, 1<<20, 100, 1<<20, 2<<20)
 	rows := slices.Clone(o.rows)
-	p, cut := &pieces{}, map[outbox.Ref]bool{}
+	p, cut := &pieces{}, map[outboxstore.Ref]bool{}
 	for i := range rows {
 		if rows[i].Missing == 1<<20 {
 			rows[i].Missing = mostBegun + 10 // more than there is
@@ -426,14 +427,14 @@ func TestPieces_WaitForOthers(t *testing.T) {
 func TestPieces_BringWhatALaneHasRoomFor(t *testing.T) {
 	t.Parallel()
 	o := newTable(t, 2*laneBytes)
-	rows := make([]outbox.Row, 3)
+	rows := make([]outboxstore.Row, 3)
 	for i := range rows {
 		rows[i] = o.rows[0]
 		rows[i].ID += int64(i)
 	}
 	bad, came := rows[0].Ref, 0
 	p := &pieces{}
-	p.read = func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	p.read = func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		if of == bad {
 			return nil, errors.New("broken")
 		}

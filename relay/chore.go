@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // chore is a database task other than reading the outbox and deleting confirmed rows.
@@ -48,8 +48,8 @@ const (
 type choreContext struct {
 	context.Context //nolint:containedctx // lives for one call
 	store           parkingStore
-	missed          func(rows int)                     // that the history could not keep
-	bring           func(rows []*outbox.Row, s *space) // after the call: the payloads that rows lack; see pieces
+	missed          func(rows int)                          // that the history could not keep
+	bring           func(rows []*outboxstore.Row, s *space) // after the call: the payloads that rows lack; see pieces
 	clock           func() time.Time
 }
 
@@ -392,13 +392,13 @@ func (e *engine) settle(now time.Time) *chore {
 }
 
 // newEntry returns an entry for a row.
-func newEntry(r outbox.Row) *entry {
+func newEntry(r outboxstore.Row) *entry {
 	m := &entry{}
 	m.fill(r)
 	return m
 }
 
-func (m *entry) fill(r outbox.Row) {
+func (m *entry) fill(r outboxstore.Row) {
 	m.Message = Message{
 		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
 		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // bench drives an engine by hand. What it is told takes effect at once.
@@ -43,7 +43,7 @@ func (b *bench) found(t *testing.T, lane int, id int64, topic string) {
 	if r == nil {
 		t.Fatal("no read is due")
 	}
-	b.read(r, []*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: lane, ID: id}, Topic: topic})}, b.now, nil)
+	b.read(r, []*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: lane, ID: id}, Topic: topic})}, b.now, nil)
 }
 
 // next returns what is published next, within a minute.
@@ -97,7 +97,7 @@ func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
 	b := newBench(3, 4)
 	b.outcome(b.bring(t, 3, 1, "a"), b.now, Unavailable(errors.New("queue full")))
 	probe := b.next(t)
-	for _, m := range []outbox.Ref{{Lane: 3, ID: 2}, {Lane: 4, ID: 3}, {Lane: 4, ID: 4}, {Lane: 4, ID: 5}} {
+	for _, m := range []outboxstore.Ref{{Lane: 3, ID: 2}, {Lane: 4, ID: 3}, {Lane: 4, ID: 4}, {Lane: 4, ID: 5}} {
 		b.found(t, m.Lane, m.ID, "a")
 		if sent := b.nextPublish(b.now, b.now.Add(time.Second)); len(sent) > 0 {
 			t.Fatalf("%d go out beside the probe", len(sent))
@@ -130,7 +130,7 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 		b := newBench(3)
 		l := b.lanes[3]
 		l.crashes = 2 // messages go out alone
-		row := outbox.Row{Ref: outbox.Ref{Lane: 3, ID: 1}, Topic: "a", Key: "K"}
+		row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a", Key: "K"}
 		if parked {
 			l.chain("K").parked = true
 			b.addParked([]parkedRow{{Row: row}}, b.now)

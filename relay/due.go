@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 const (
@@ -68,7 +68,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 	}
 	found := looked{next: -1}
 	var rest, took time.Duration
-	var lacking []*outbox.Row
+	var lacking []*outboxstore.Row
 	brought, space := 0, e.space()
 	return &chore{
 		again: &e.dueAt,
@@ -96,7 +96,7 @@ func (e *engine) lookForDue(now time.Time) *chore {
 				e.dueBytes.took(took, e.quickRead)
 			}
 			large := req.inline || len(lacking) > 0
-			missing := len(lacking) > 0 && !slices.ContainsFunc(lacking, func(r *outbox.Row) bool { return r.Missing == 0 })
+			missing := len(lacking) > 0 && !slices.ContainsFunc(lacking, func(r *outboxstore.Row) bool { return r.Missing == 0 })
 			switch {
 			case missing: // others go first
 				rest = max(took, lookAgain)
@@ -159,7 +159,7 @@ func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes [
 }
 
 // lacking returns the rows that lack their payload.
-func (l *looked) lacking() (rows []*outbox.Row) {
+func (l *looked) lacking() (rows []*outboxstore.Row) {
 	for i := range l.rows {
 		if r := &l.rows[i].Row; r.Missing > 0 {
 			rows = append(rows, r)
@@ -213,13 +213,13 @@ func (r room) none() bool { return r.rows <= 0 || r.bytes <= 0 }
 // parkedRoom returns a lane's room for rows of parked, and the rows it has. The rest of
 // its memory is for rows of the outbox. The few that an open circuit keeps to probe
 // with take no room, or they would exclude others: see leaveParked.
-func (e *engine) parkedRoom(l *lane) (r room, known []outbox.Known) {
+func (e *engine) parkedRoom(l *lane) (r room, known []outboxstore.Known) {
 	r = room{rows: maxEntries * e.laneRows / 4, bytes: e.laneBytes}
 	for _, m := range l.entries {
 		if !m.parked {
 			continue
 		}
-		known = append(known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
+		known = append(known, outboxstore.Known{ID: m.ID, CreatedAt: m.CreatedAt})
 		if t := e.find(m.Topic); m.state != withheld || t == nil || t.state != opened {
 			r.rows--
 			r.bytes -= m.size()

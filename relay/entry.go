@@ -5,7 +5,7 @@ import (
 
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // state is the state of an entry between its table and its deletion.
@@ -38,7 +38,7 @@ func (m *entry) rowID() rowID { return rowID{m.ID, m.CreatedAt.UnixMicro()} }
 type entry struct {
 	Message
 	lane      *lane
-	place     outbox.Place
+	place     outboxstore.Place
 	metadata  []byte // as it is stored; decoded when it goes out
 	malformed error  // the row cannot become a message; its outcome without a sink
 	state     state

@@ -6,7 +6,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // outcomeKind classifies an outcome.
@@ -307,8 +307,8 @@ func (e *engine) written(m *entry, now time.Time) {
 	l.tidy(key, c)
 }
 
-func entryRefs(entries []*entry) []outbox.Ref {
-	refs := make([]outbox.Ref, len(entries))
+func entryRefs(entries []*entry) []outboxstore.Ref {
+	refs := make([]outboxstore.Ref, len(entries))
 	for i, m := range entries {
 		refs[i] = m.ref()
 	}

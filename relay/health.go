@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -245,21 +246,21 @@ const noLane = outbox.Lanes
 // probe makes a call of each kind that changes nothing: the rows do not exist, or the
 // lease does not.
 func (w *worker) probe(ctx context.Context) error {
-	lanes, ref := []int{noLane}, outbox.Ref{CreatedAt: time.Unix(0, 0)}
+	lanes, ref := []int{noLane}, outboxstore.Ref{CreatedAt: time.Unix(0, 0)}
 	nobody := fence{owner: w.owner} // a lease that was taken has an epoch above 0
 	probes := []func(context.Context) error{
 		w.check,
 		func(ctx context.Context) error {
-			_, err := w.queue.Read(ctx, outbox.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
+			_, err := w.queue.Read(ctx, outboxstore.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
 			return err
 		},
-		func(ctx context.Context) error { _, err := w.queue.Remove(ctx, []outbox.Ref{ref}); return err },
+		func(ctx context.Context) error { _, err := w.queue.Remove(ctx, []outboxstore.Ref{ref}); return err },
 		func(ctx context.Context) error {
 			_, err := w.leases.take(ctx, w.owner, nil, 0, w.cfg.Lease)
 			return err
 		},
 		func(ctx context.Context) error { _, err := w.store.parkedKeys(ctx, lanes); return err },
-		func(ctx context.Context) error { _, _, err := w.store.settle(ctx, []outbox.Ref{ref}); return err },
+		func(ctx context.Context) error { _, _, err := w.store.settle(ctx, []outboxstore.Ref{ref}); return err },
 		func(ctx context.Context) error { _, err := w.store.commands(ctx, lanes, 1); return err },
 		func(ctx context.Context) error {
 			_, err := w.store.look(ctx, dueRequest{lanes: lanes, most: 1, heads: 1, rows: 1})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -161,7 +162,7 @@ func TestHealth_AProbeReadsNoMessage(t *testing.T) {
 	p.exec(t, `analyze {{dead_letters}}`)
 	w := &worker{
 		owner: "me", cfg: Config{Lease: 15 * time.Second}, health: newHealth(15 * time.Second), bounds: bounded.New(maxAbandoned),
-		log: slog.New(slog.DiscardHandler), queue: p.box.Queue(), store: p.parkingStore, leases: p.leases,
+		log: slog.New(slog.DiscardHandler), queue: outboxqueue.Of(p.box), store: p.parkingStore, leases: p.leases,
 		check: func(context.Context) error { return nil },
 	}
 	seen.Take()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -30,7 +31,7 @@ func TestEngine_HasRoomForLargeMessages(t *testing.T) {
 	if got := d.space(); got.taken != 30<<20 || got.of["orders"] != 30<<20 {
 		t.Errorf("%d bytes are taken, want 30 MiB", got.taken)
 	}
-	d.addParked([]parkedRow{{Row: outbox.Row{Ref: outbox.Ref{Lane: 2, ID: 99}, Topic: "orders", Payload: make([]byte, 5<<20)}, attempts: 1}}, d.now)
+	d.addParked([]parkedRow{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 2, ID: 99}, Topic: "orders", Payload: make([]byte, 5<<20)}, attempts: 1}}, d.now)
 	if got := d.space().taken; got != 35<<20 {
 		t.Errorf("%d bytes are taken, want 5 MiB of parked more", got)
 	}
@@ -59,8 +60,8 @@ func TestEngine_SweepsAKeyThatMakesReadsSlow(t *testing.T) {
 	key := keyOfLane(number)
 	d := newDrive(limits{}, number)
 	for n := range slowReads {
-		d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{key}}, began: d.now, took: 2 * slowRead}, nil, d.now, nil)
-		d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20}, began: d.now, took: time.Millisecond}, nil, d.now, nil)
+		d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{key}}, began: d.now, took: 2 * slowRead}, nil, d.now, nil)
+		d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20}, began: d.now, took: time.Millisecond}, nil, d.now, nil)
 		d.lanes[number].sweepStopped()
 		if swept := d.lanes[number].swept[key]; swept != (n == slowReads-1) {
 			t.Errorf("after %d slow reads: swept %v", n+1, swept)
@@ -87,7 +88,7 @@ func TestEngine_SweepsAKeyWhateverItsReadsHadForAnExcuse(t *testing.T) {
 		answer := func(r read, err error) {
 			r.lanes, r.trusted, r.began = []*lane{d.lanes[number]}, []time.Time{{}}, d.now
 			r.Lanes, r.Rows, r.Bytes = []int{number}, 256, 1<<20
-			large := newEntry(outbox.Row{Ref: outbox.Ref{Lane: number, ID: 1}, Payload: make([]byte, 1<<20)})
+			large := newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: number, ID: 1}, Payload: make([]byte, 1<<20)})
 			d.read(&r, []*entry{large}, d.now, err)
 		}
 		answer(read{took: 3 * time.Second}, nil)
@@ -117,8 +118,8 @@ func TestEngine_SweepsNoKeyForASlowWay(t *testing.T) {
 		"far off": {1300 * time.Millisecond, 900 * time.Millisecond, 0},
 	} {
 		for range 5 * slowReads {
-			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20}, began: d.now, took: c.unhindered}, nil, d.now, nil)
-			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{{}}, ReadRequest: outbox.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{"key"}}, began: d.now, took: c.took, brought: c.bytes}, nil, d.now, nil)
+			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20}, began: d.now, took: c.unhindered}, nil, d.now, nil)
+			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{{}}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{"key"}}, began: d.now, took: c.took, brought: c.bytes}, nil, d.now, nil)
 			d.lanes[number].sweepStopped()
 		}
 		if len(d.lanes[number].swept) > 0 || d.slow > 0 {
@@ -146,7 +147,7 @@ func TestEngine_LearnsWhatTheWayCarriesFromReadsAlone(t *testing.T) {
 		d := newDrive(limits{quickRead: 1250 * time.Millisecond}, 0)
 		for range 30 {
 			took := c.fixed + time.Duration(d.carries.size)*c.row
-			r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{0}, Bytes: 1 << 20}, began: d.now, took: took}
+			r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{0}, Bytes: 1 << 20}, began: d.now, took: took}
 			d.now = d.now.Add(took + c.pieces)
 			d.read(r, nil, d.now, nil)
 		}
@@ -175,7 +176,7 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 		}
 		clock := d.now
 		store := stubLook{found: looked{rows: make([]parkedRow, rows), next: -1}}
-		found, err := c.do(choreContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outbox.Row, *space) {}})
+		found, err := c.do(choreContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outboxstore.Row, *space) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -211,7 +212,7 @@ func TestEngine_LooksForSmallMessagesBesideLargeOnes(t *testing.T) {
 	t.Parallel()
 	d := newDrive(limits{}, 0)
 	store := &recordedLooks{answers: []looked{
-		{rows: []parkedRow{{Row: outbox.Row{Ref: outbox.Ref{ID: 1}, Missing: 1 << 20}}}, next: -1, more: "b"},
+		{rows: []parkedRow{{Row: outboxstore.Row{Ref: outboxstore.Ref{ID: 1}, Missing: 1 << 20}}}, next: -1, more: "b"},
 		{next: -1, more: "b"},
 		{next: -1},
 		{next: -1},
@@ -222,7 +223,7 @@ func TestEngine_LooksForSmallMessagesBesideLargeOnes(t *testing.T) {
 		if c == nil {
 			t.Fatal("no look")
 		}
-		found, err := c.do(choreContext{store: store, clock: func() time.Time { return d.now }, bring: func([]*outbox.Row, *space) {}})
+		found, err := c.do(choreContext{store: store, clock: func() time.Time { return d.now }, bring: func([]*outboxstore.Row, *space) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -265,7 +266,7 @@ func TestEngine_ReadsALaneAgainSoonWhoseLargeMessageWaitsForOthers(t *testing.T)
 	t.Parallel()
 	d := newDrive(limits{}, 0)
 	for range 20 {
-		r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outbox.ReadRequest{Lanes: []int{0}, Rows: 1, Bytes: 1 << 20}, began: d.now, short: map[int]error{0: errBehind}}
+		r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{0}, Rows: 1, Bytes: 1 << 20}, began: d.now, short: map[int]error{0: errBehind}}
 		d.read(r, nil, d.now, nil)
 		if wait := d.lanes[0].readAt.Sub(d.now); wait != lookAgain {
 			t.Fatalf("it is read again in %v", wait)

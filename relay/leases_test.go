@@ -11,6 +11,8 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -238,8 +240,8 @@ func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
 		stale := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
 		s.awaitExpired(t, upkeepLane)
 		fresh := s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm)[upkeepLane]
-		maintain := func(owner string, epoch int64) outbox.Maintained {
-			done, err := s.box.Queue().Maintain(t.Context(), func(ctx context.Context, tx *sql.Tx) (bool, error) {
+		maintain := func(owner string, epoch int64) outboxstore.Maintained {
+			done, err := outboxqueue.Of(s.box).Maintain(t.Context(), func(ctx context.Context, tx *sql.Tx) (bool, error) {
 				return s.guard(ctx, tx, upkeepLane, owner, epoch)
 			})
 			if err != nil {
@@ -247,10 +249,10 @@ func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
 			}
 			return done
 		}
-		if done := maintain("a", stale); done != (outbox.Maintained{}) {
+		if done := maintain("a", stale); done != (outboxstore.Maintained{}) {
 			t.Errorf("the former owner did %+v", done)
 		}
-		if done := maintain("b", fresh); done == (outbox.Maintained{}) {
+		if done := maintain("b", fresh); done == (outboxstore.Maintained{}) {
 			t.Error("the owner did nothing: the test shows nothing")
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -52,8 +53,8 @@ func (d *drive) add(lane, n int, topic, key string) {
 
 func (d *drive) row(lane int, topic, key string) *entry {
 	d.nextID++
-	return newEntry(outbox.Row{
-		Ref:   outbox.Ref{Lane: lane, ID: d.nextID, MessageID: fmt.Sprint("m", d.nextID), CreatedAt: d.now},
+	return newEntry(outboxstore.Row{
+		Ref:   outboxstore.Ref{Lane: lane, ID: d.nextID, MessageID: fmt.Sprint("m", d.nextID), CreatedAt: d.now},
 		Topic: topic, Key: key, Payload: []byte("x"),
 	})
 }
@@ -333,7 +334,7 @@ func TestEngine_CountsTheTimeLimitFromTheFirstFailure(t *testing.T) {
 	for attempts, want := range map[int]verdict{0: retryLater, 1: letterSkip} {
 		b := newBench(3)
 		b.attempts = Retry{MaxAttempts: 10, Initial: time.Second, Max: time.Minute, TimeLimit: time.Hour}
-		b.addParked([]parkedRow{{Row: outbox.Row{Ref: outbox.Ref{Lane: 3, ID: 7}, Topic: "a"}, attempts: attempts, age: 2 * time.Hour}}, b.now)
+		b.addParked([]parkedRow{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 7}, Topic: "a"}, attempts: attempts, age: 2 * time.Hour}}, b.now)
 		m := b.next(t)
 		b.outcome(m, b.now, Refused(errors.New("no")))
 		if m.failure.verdict != want {

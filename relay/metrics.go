@@ -9,7 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // metrics are the instruments of a relay. Names follow OpenTelemetry: a prefix and a
@@ -28,7 +28,7 @@ type metrics struct {
 
 	// held is what the upkeep has found to block it; nil if another worker does the
 	// upkeep.
-	held atomic.Pointer[outbox.Held]
+	held atomic.Pointer[outboxstore.Held]
 
 	confirmed, refused, unroutable, unavailable, unknown metric.MeasurementOption
 }
@@ -58,7 +58,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")
 	m.archived = counter("oncemill.relay.history_archived", "{message}", "Delivered messages that outbox.Config.Archive took and the history gave up.")
 	m.moved = counter("oncemill.relay.scheduled_moved", "{message}", "Scheduled messages whose time has come, moved into the outbox.")
-	gauge := func(name, description string, holders func(*outbox.Held) []outbox.Holder) {
+	gauge := func(name, description string, holders func(*outboxstore.Held) []outboxstore.Holder) {
 		_, err := meter.Float64ObservableGauge(name, metric.WithUnit("s"), metric.WithDescription(description),
 			metric.WithFloat64Callback(func(_ context.Context, o metric.Float64Observer) error {
 				held := m.held.Load()
@@ -74,13 +74,13 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 		errs = append(errs, err)
 	}
 	gauge("oncemill.relay.ring_blocked", "Ages of the transactions whose locks keep dead rows of the outbox from being removed.",
-		func(h *outbox.Held) []outbox.Holder { return h.Blocked })
+		func(h *outboxstore.Held) []outboxstore.Holder { return h.Blocked })
 	gauge("oncemill.relay.oldest_snapshot", "Age of the transaction whose snapshot is the oldest of the server; vacuum removes nothing younger.",
-		func(h *outbox.Held) []outbox.Holder {
+		func(h *outboxstore.Held) []outboxstore.Holder {
 			if h.Oldest == nil {
 				return nil
 			}
-			return []outbox.Holder{*h.Oldest}
+			return []outboxstore.Holder{*h.Oldest}
 		})
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)

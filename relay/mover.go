@@ -5,8 +5,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 const (
@@ -61,9 +61,11 @@ func (w *worker) mover(ctx context.Context) error {
 	}
 }
 
-func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) (outbox.Moved, error) {
-	move := func(ctx context.Context) (outbox.Moved, error) { return w.queue.MoveDue(ctx, w.upkeepGuard(epoch)) }
-	var moved outbox.Moved
+func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) (outboxstore.Moved, error) {
+	move := func(ctx context.Context) (outboxstore.Moved, error) {
+		return w.queue.MoveDue(ctx, w.upkeepGuard(epoch))
+	}
+	var moved outboxstore.Moved
 	var err error
 	if limit > 0 {
 		moved, err = askLong(ctx, w, limit, move)

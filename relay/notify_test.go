@@ -18,6 +18,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -171,7 +172,7 @@ func TestNotify_DoesNotEcho(t *testing.T) {
 	boxes := []*outbox.Outbox{p.boxOn(t, p.open(t), outbox.NoHistory), p.boxOn(t, p.open(t), outbox.NoHistory)}
 	var wakes []<-chan struct{}
 	for _, box := range boxes {
-		wake, stop := box.Queue().Listen()
+		wake, stop := outboxqueue.Of(box).Listen()
 		defer stop()
 		wakes = append(wakes, wake)
 		notifier(t, box)
@@ -320,7 +321,7 @@ func TestListener_WakesForWhatItMissed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	heard, stop := loud.Queue().Listen() // the same line, to see when it listens
+	heard, stop := outboxqueue.Of(loud).Listen() // the same line, to see when it listens
 	defer stop()
 	listener(t, loud, u.String())
 	listener(t, consumer, u.String())

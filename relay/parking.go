@@ -6,7 +6,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // fence is a lease as its holder knows it. A fenced write takes effect only while the
@@ -32,7 +32,7 @@ const (
 // failure is a failed attempt for which the message, not the topic or the sink, is
 // blamed.
 type failure struct {
-	outbox.Ref
+	outboxstore.Ref
 	parked  bool    // where the row is: in parked, else in the outbox
 	attempt int     // number of the attempt, from 1: writing one twice is harmless
 	free    bool    // not charged: attempt is the number charged before
@@ -46,7 +46,7 @@ type failure struct {
 
 // parkedRow is a row of parked.
 type parkedRow struct {
-	outbox.Row
+	outboxstore.Row
 	attempts   int           // failed so far
 	tried      bool          // it has failed, if at no charge
 	crashed    bool          // one of them ended with the death of its worker
@@ -72,14 +72,14 @@ type command struct {
 // dueRequest selects parked rows to look for.
 type dueRequest struct {
 	lanes  []int
-	known  []outbox.Known // rows to pass over
-	topics []string       // to pass over, with all that follows in their keys
-	after  string         // the topic after which to begin
-	most   int            // topics of each lane to look at, at most
-	heads  int            // at most
-	rows   int            // at most, of each key
-	bytes  int            // of all; the last row may be too large
-	inline bool           // pass over keys whose first row does not come with its payload
+	known  []outboxstore.Known // rows to pass over
+	topics []string            // to pass over, with all that follows in their keys
+	after  string              // the topic after which to begin
+	most   int                 // topics of each lane to look at, at most
+	heads  int                 // at most
+	rows   int                 // at most, of each key
+	bytes  int                 // of all; the last row may be too large
+	inline bool                // pass over keys whose first row does not come with its payload
 }
 
 // mostInline is the largest payload that is returned with its row: it excludes no other
@@ -116,29 +116,29 @@ type parkingStore interface {
 
 	// look returns rows whose next attempt is due. Topics take turns, and each row
 	// comes with the rows of its key that follow, in order. A payload may be missing;
-	// see outbox.Row.Missing.
+	// see outboxstore.Row.Missing.
 	look(ctx context.Context, r dueRequest) (looked, error)
 
 	// piece returns up to most bytes of the payload of a parked row, starting at
 	// offset; none if the row is gone.
-	piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
+	piece(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error)
 
 	// fail records failures of one lane. It moves followers, rows of the outbox whose
 	// keys are in parked (or are put there by these failures), behind them. A parked
 	// row that fails at no charge only waits longer. A letterSkip of a parked row makes
 	// its successor due now. If the suspect of the lane is among the failures, it is
 	// cleared. Rows that are gone are passed over.
-	fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error
+	fail(ctx context.Context, f fence, failures []failure, followers []outboxstore.Ref) error
 
 	// follow moves rows of the outbox whose keys are in parked there: the first rows of
 	// these keys up to a limit, except those known. It returns how many.
-	follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error)
+	follow(ctx context.Context, f fence, keys []string, known []outboxstore.Known, limit int) (moved int, err error)
 
 	// settle deletes parked rows that the broker has confirmed, into the history if one
-	// is kept. Like outbox.Queue.Remove, it matches rows by identity and needs no
+	// is kept. Like outboxqueue.Queue.Remove, it matches rows by identity and needs no
 	// fence. Rows that are now first of their key are due now. It returns the keys of
 	// these rows that have none left in parked.
-	settle(ctx context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error)
+	settle(ctx context.Context, rows []outboxstore.Ref) (unparked []parkedKey, missed int, err error)
 
 	// commands returns operators' commands on lanes, oldest first, at most limit.
 	commands(ctx context.Context, lanes []int, limit int) ([]command, error)

@@ -13,14 +13,14 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // scene is what the writes of the test find: rows of every kind.
 type scene struct {
 	*lot
-	rows    []outbox.Row
+	rows    []outboxstore.Row
 	due     []parkedRow
 	letters []int64
 }
@@ -82,7 +82,7 @@ var writes = map[string]func(s *scene, t *testing.T) error{
 		return s.fail(t.Context(), s.f, []failure{failingAgain(parkedRow{Row: s.rows[3], attempts: 1}, letterHold)}, nil)
 	},
 	"settle": func(s *scene, t *testing.T) error {
-		_, _, err := s.settle(t.Context(), []outbox.Ref{s.rows[3].Ref, s.rows[6].Ref, s.rows[12].Ref})
+		_, _, err := s.settle(t.Context(), []outboxstore.Ref{s.rows[3].Ref, s.rows[6].Ref, s.rows[12].Ref})
 		return err
 	},
 	"carry out": func(s *scene, t *testing.T) error {

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 func TestParking_DueKeepsToItsBounds(t *testing.T) {
@@ -142,7 +142,7 @@ func TestParking_DueBringsOnlyWhatIsDue(t *testing.T) {
 		p.exec(t, `update {{outbox}} set topic = 'soon' where id = $1`, rows[1].ID)
 		p.mustFail(t, failures)
 		p.exec(t, `update {{parked}} set lane = 0 where id = $1`, rows[0].ID)
-		var known []outbox.Known
+		var known []outboxstore.Known
 		for _, r := range rows[2:] {
 			known = append(known, r.Known())
 		}

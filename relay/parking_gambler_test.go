@@ -14,8 +14,8 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // gambler does random things to a lot and to its model.
@@ -47,7 +47,7 @@ func (g *gambler) publishSome(t *testing.T) {
 }
 
 // failures are of rows of every kind, some of them no longer where they were.
-func (g *gambler) failures() (failures []failure, followers []outbox.Ref) {
+func (g *gambler) failures() (failures []failure, followers []outboxstore.Ref) {
 	parked := map[string]bool{}
 	for _, r := range g.want.of(inParked, "") {
 		parked[r.Key] = true
@@ -180,7 +180,7 @@ func (g *gambler) step(t *testing.T) {
 		if g.IntN(4) == 0 {
 			rows = slices.DeleteFunc(slices.Clone(g.want.rows), func(r *modelRow) bool { return r.spot == inOutbox })
 		}
-		var refs []outbox.Ref
+		var refs []outboxstore.Ref
 		for _, r := range g.pick(rows, 5) {
 			refs = append(refs, r.Ref)
 		}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -114,7 +115,7 @@ func TestParking_LooksBringWhatTheWayCarries(t *testing.T) {
 func TestLooked_LeavesOutWhatHasNotCome(t *testing.T) {
 	t.Parallel()
 	row := func(id int64, key string, missing int) parkedRow {
-		return parkedRow{Row: outbox.Row{Ref: outbox.Ref{Lane: 1, ID: id}, Key: key, Missing: missing}}
+		return parkedRow{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 1, ID: id}, Key: key, Missing: missing}}
 	}
 	found := looked{rows: []parkedRow{
 		row(1, "a", 0), row(2, "a", 9), row(3, "a", 0), row(4, "b", 0), row(5, "", 9), row(6, "", 0), row(7, "c", laneBytes), row(8, "d", 9),

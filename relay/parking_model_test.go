@@ -9,7 +9,7 @@ import (
 	"github.com/oncemill/oncemill/internal/database"
 
 	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // spot is where a message is.
@@ -25,7 +25,7 @@ const (
 
 // modelRow is a message as it should be.
 type modelRow struct {
-	outbox.Row
+	outboxstore.Row
 	spot
 	attempts, errors int
 	crashed, held    bool
@@ -47,7 +47,7 @@ type model struct {
 	suspect int64
 }
 
-func (m *model) find(ref outbox.Ref) *modelRow {
+func (m *model) find(ref outboxstore.Ref) *modelRow {
 	for _, r := range m.rows {
 		if r.ID == ref.ID {
 			return r
@@ -91,7 +91,7 @@ func timeOf(f failure) int {
 	return 1
 }
 
-func (m *model) fail(failures []failure, followers []outbox.Ref) {
+func (m *model) fail(failures []failure, followers []outboxstore.Ref) {
 	for _, f := range failures {
 		if f.ID == m.suspect {
 			m.suspect = 0
@@ -121,7 +121,7 @@ func (m *model) fail(failures []failure, followers []outbox.Ref) {
 	m.straighten()
 }
 
-func (m *model) settle(refs []outbox.Ref) (unparked []parkedKey) {
+func (m *model) settle(refs []outboxstore.Ref) (unparked []parkedKey) {
 	touched := map[string]bool{}
 	for _, ref := range refs {
 		r := m.find(ref)

@@ -13,8 +13,9 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // fill loads many rows of the outbox; many parked rows of other lanes, of other keys, of one key behind its head,
@@ -50,9 +51,9 @@ func (p *lot) labour(t *testing.T, round string) {
 	t.Helper()
 	ctx := t.Context()
 	a, b := laneKey(1)+"x"+round, laneKey(2)+"y"+round
-	insert := func(key string, n int) (rows []outbox.Row) {
+	insert := func(key string, n int) (rows []outboxstore.Row) {
 		for i := range n {
-			r := outbox.Row{Ref: outbox.Ref{Lane: lotLane, MessageID: fmt.Sprintf("%s/%d", key, i)}, Topic: "t", Key: key}
+			r := outboxstore.Row{Ref: outboxstore.Ref{Lane: lotLane, MessageID: fmt.Sprintf("%s/%d", key, i)}, Topic: "t", Key: key}
 			err := p.db.QueryRowContext(ctx, database.Of(p.box.Config().Database).Expand(`insert into {{outbox}} (lane, topic, message_id, key, payload) values ($1, 't', $2, $3, '') returning id, created_at -- test`),
 				lotLane, r.MessageID, key).Scan(&r.ID, &r.CreatedAt)
 			if err != nil {
@@ -69,7 +70,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	p.mustFail(t, []failure{failingAgain(parkedRow{Row: first[0], attempts: 2}, letterSkip)}, first[5])
 	look := func() []parkedRow {
 		t.Helper()
-		due, _, err := p.due(ctx, dueRequest{lanes: []int{lotLane}, known: []outbox.Known{{ID: -1}, {ID: -2}, {ID: -3}}, topics: []string{"stuck"}, heads: 64, rows: 32})
+		due, _, err := p.due(ctx, dueRequest{lanes: []int{lotLane}, known: []outboxstore.Known{{ID: -1}, {ID: -2}, {ID: -3}}, topics: []string{"stuck"}, heads: 64, rows: 32})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +98,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	}
 	swept := insert(laneKey(3)+"z"+round, 4)
 	p.mustFail(t, []failure{failing(swept[0], retryLater)})
-	if n, err := p.follow(ctx, p.f, []string{swept[0].Key}, []outbox.Known{{ID: -1}}, 100); err != nil || n != 3 {
+	if n, err := p.follow(ctx, p.f, []string{swept[0].Key}, []outboxstore.Known{{ID: -1}}, 100); err != nil || n != 3 {
 		t.Fatalf("%d followed, %v", n, err)
 	}
 	postponed := failingAgain(parkedRow{Row: swept[0], attempts: 0}, retryLater)
@@ -115,7 +116,7 @@ func (p *lot) labour(t *testing.T, round string) {
 			t.Fatalf("row %d: found %v, %v", id, found, err)
 		}
 	}
-	if _, err := p.box.Queue().Remove(ctx, []outbox.Ref{loose[1].Ref}); err != nil {
+	if _, err := outboxqueue.Of(p.box).Remove(ctx, []outboxstore.Ref{loose[1].Ref}); err != nil {
 		t.Fatal(err)
 	}
 	p.exec(t, `update {{outbox}} set lane = 5 where id in (select id from {{outbox}} where lane = 6 limit 10) -- test`)

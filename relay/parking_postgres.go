@@ -11,6 +11,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
@@ -45,7 +46,7 @@ func newPostgresParking(box *outbox.Outbox) *postgresParking {
 	}
 }
 
-func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
+func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure, followers []outboxstore.Ref) error {
 	var groups [2][3][]failure
 	var postponed []failure
 	for _, one := range failures {
@@ -99,7 +100,7 @@ func (s *postgresParking) fail(ctx context.Context, f fence, failures []failure,
 	return nil
 }
 
-func (s *postgresParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
+func (s *postgresParking) follow(ctx context.Context, f fence, keys []string, known []outboxstore.Known, limit int) (moved int, err error) {
 	ids, created := knownArrays(known)
 	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
 		var stood int
@@ -117,7 +118,7 @@ func (s *postgresParking) follow(ctx context.Context, f fence, keys []string, kn
 	return moved, nil
 }
 
-func knownArrays(known []outbox.Known) (ids, created any) {
+func knownArrays(known []outboxstore.Known) (ids, created any) {
 	numbers, times := make([]int64, len(known)), make([]int64, len(known))
 	for i, k := range known {
 		numbers[i], times[i] = k.ID, k.CreatedAt.UnixMicro()
@@ -201,7 +202,7 @@ func (s *postgresParking) calm(ctx context.Context, owner string, epochs map[int
 	return nil
 }
 
-func (s *postgresParking) settle(ctx context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+func (s *postgresParking) settle(ctx context.Context, rows []outboxstore.Ref) (unparked []parkedKey, missed int, err error) {
 	if len(rows) == 0 {
 		return nil, 0, nil
 	}
@@ -229,9 +230,9 @@ func (s *postgresParking) settle(ctx context.Context, rows []outbox.Ref) (unpark
 // settleBy deletes and then promotes, in one transaction. A writer of a follower
 // without a time locks the head of its key in the same statement, so a second statement
 // after the deletion sees each of them. READ COMMITTED is explicit because of that.
-func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outbox.Ref) (unparked []parkedKey, removed int, err error) {
+func (s *postgresParking) settleBy(ctx context.Context, text string, rows []outboxstore.Ref) (unparked []parkedKey, removed int, err error) {
 	rows = slices.Clone(rows)
-	slices.SortFunc(rows, func(a, b outbox.Ref) int { return cmp.Compare(a.ID, b.ID) })
+	slices.SortFunc(rows, func(a, b outboxstore.Ref) int { return cmp.Compare(a.ID, b.ID) })
 	n := len(rows)
 	lanes, ids, messages, created := make([]int, n), make([]int64, n), make([]string, n), make([]int64, n)
 	for i, r := range rows {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/shorttx"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // Reads and their plans are like the reads of the outbox. Each is planned at its
@@ -243,7 +243,7 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 	return found, nil
 }
 
-func (s *postgresParking) piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+func (s *postgresParking) piece(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 	return scanPiece(s.db.QueryRowContext(ctx, s.pieceText, refArgs(of, offset+1, most, of.Place.String())...))
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // retried calls fn until it does not lose against others any more, nor its connection: the
@@ -116,7 +116,7 @@ func TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 							r = due[rand.IntN(len(due))].Row
 						}
 						retried(t, func() error {
-							_, n, err := p.settle(t.Context(), []outbox.Ref{r.Ref})
+							_, n, err := p.settle(t.Context(), []outboxstore.Ref{r.Ref})
 							missed.Add(int64(n))
 							return err
 						})
@@ -189,7 +189,7 @@ func TestParking_ASettlementSeesTheFollowerThatItWaitedFor(t *testing.T) {
 		}
 		answer := make(chan error, 1)
 		go func() {
-			_, _, err := p.settle(t.Context(), []outbox.Ref{rows[0].Ref})
+			_, _, err := p.settle(t.Context(), []outboxstore.Ref{rows[0].Ref})
 			answer <- err
 		}()
 		p.awaitBlocked(t, pid)

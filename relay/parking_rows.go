@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -271,10 +272,10 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 			continue
 		}
 		due = append(due, parkedRow{
-			Row: outbox.Row{
-				Ref: outbox.Ref{
+			Row: outboxstore.Row{
+				Ref: outboxstore.Ref{
 					Lane: int(lane.Int64), ID: id.Int64, MessageID: message.String,
-					CreatedAt: time.UnixMicro(created.Int64).UTC(), Place: outbox.PlaceOf(tid),
+					CreatedAt: time.UnixMicro(created.Int64).UTC(), Place: outboxstore.PlaceOf(tid),
 				},
 				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata, Missing: int(missing.Int64),
 			},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/database"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -103,13 +104,13 @@ func (s *sqliteParking) straighten(ctx context.Context, tx *sql.Tx, touched touc
 	return nil
 }
 
-func (s *sqliteParking) fail(ctx context.Context, f fence, failures []failure, followers []outbox.Ref) error {
+func (s *sqliteParking) fail(ctx context.Context, f fence, failures []failure, followers []outboxstore.Ref) error {
 	err := s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error) {
 		failures, err = some(failures, over, func(one failure) error { return s.failOne(ctx, tx, f, one, touched) })
 		if err != nil || len(failures) > 0 {
 			return true, err
 		}
-		followers, err = some(followers, over, func(ref outbox.Ref) error {
+		followers, err = some(followers, over, func(ref outboxstore.Ref) error {
 			ref.Lane = f.lane
 			return s.followOne(ctx, tx, ref, touched)
 		})
@@ -141,7 +142,7 @@ func (s *sqliteParking) failOne(ctx context.Context, tx *sql.Tx, f fence, one fa
 	return err
 }
 
-func refArgs(r outbox.Ref, more ...any) []any {
+func refArgs(r outboxstore.Ref, more ...any) []any {
 	return append([]any{r.Lane, r.ID, r.MessageID, r.CreatedAt.UnixMicro()}, more...)
 }
 
@@ -171,15 +172,15 @@ func (s *sqliteParking) failInOutbox(ctx context.Context, tx *sql.Tx, one failur
 	})
 }
 
-func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, known []outbox.Known, limit int) (moved int, err error) {
+func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, known []outboxstore.Known, limit int) (moved int, err error) {
 	err = s.fenced(ctx, f, func(tx *sql.Tx, touched touchedKeys, over func() bool) (more bool, err error) {
 		rows, err := tx.QueryContext(ctx, s.t.ofKeys, f.lane, jsonArray(keys), min(limit, sqliteSweepRows)+len(known))
 		if err != nil {
 			return false, err
 		}
-		var refs []outbox.Ref
+		var refs []outboxstore.Ref
 		err = each(rows, func(row *sql.Rows) (bool, error) {
-			ref, created := outbox.Ref{Lane: f.lane}, int64(0)
+			ref, created := outboxstore.Ref{Lane: f.lane}, int64(0)
 			err := row.Scan(&ref.ID, &ref.MessageID, &created)
 			ref.CreatedAt = time.UnixMicro(created).UTC()
 			if !slices.Contains(known, ref.Known()) {
@@ -190,7 +191,7 @@ func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, know
 		if err != nil {
 			return false, err
 		}
-		left, err := some(refs, over, func(ref outbox.Ref) error { return s.followOne(ctx, tx, ref, touched) })
+		left, err := some(refs, over, func(ref outboxstore.Ref) error { return s.followOne(ctx, tx, ref, touched) })
 		moved = len(refs) - len(left)
 		if len(left) > 0 || moved == sqliteSweepRows {
 			moved = limit // there may be more
@@ -207,7 +208,7 @@ func (s *sqliteParking) follow(ctx context.Context, f fence, keys []string, know
 const sqliteSweepRows = 500
 
 // followOne moves a row of the outbox behind those of its key.
-func (s *sqliteParking) followOne(ctx context.Context, tx *sql.Tx, ref outbox.Ref, touched touchedKeys) error {
+func (s *sqliteParking) followOne(ctx context.Context, tx *sql.Tx, ref outboxstore.Ref, touched touchedKeys) error {
 	return s.unbox(ctx, tx, ref, touched, func(key string) error {
 		var wait any // straighten gives the head its time
 		if key == "" {
@@ -219,7 +220,7 @@ func (s *sqliteParking) followOne(ctx context.Context, tx *sql.Tx, ref outbox.Re
 }
 
 // unbox calls copyRow for a row that is in the outbox, and deletes it there.
-func (s *sqliteParking) unbox(ctx context.Context, tx *sql.Tx, ref outbox.Ref, touched touchedKeys, copyRow func(key string) error) error {
+func (s *sqliteParking) unbox(ctx context.Context, tx *sql.Tx, ref outboxstore.Ref, touched touchedKeys, copyRow func(key string) error) error {
 	var key string
 	err := tx.QueryRowContext(ctx, s.t.outboxKey, refArgs(ref)...).Scan(&key)
 	if errors.Is(err, sql.ErrNoRows) {
@@ -271,7 +272,7 @@ func (s *sqliteParking) failInParked(ctx context.Context, tx *sql.Tx, one failur
 }
 
 // unpark deletes a row of parked and returns its key.
-func (s *sqliteParking) unpark(ctx context.Context, tx *sql.Tx, text string, ref outbox.Ref) (key string, was bool, err error) {
+func (s *sqliteParking) unpark(ctx context.Context, tx *sql.Tx, text string, ref outboxstore.Ref) (key string, was bool, err error) {
 	err = tx.QueryRowContext(ctx, text, refArgs(ref)...).Scan(&key)
 	if errors.Is(err, sql.ErrNoRows) {
 		return "", false, nil
@@ -279,7 +280,7 @@ func (s *sqliteParking) unpark(ctx context.Context, tx *sql.Tx, text string, ref
 	return key, err == nil, err
 }
 
-func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+func (s *sqliteParking) settle(ctx context.Context, rows []outboxstore.Ref) (unparked []parkedKey, missed int, err error) {
 	if len(rows) == 0 {
 		return nil, 0, nil
 	}
@@ -307,10 +308,10 @@ func (s *sqliteParking) settle(ctx context.Context, rows []outbox.Ref) (unparked
 
 // settleBy adds the keys of the rows to touched, and returns those of touched that have
 // no rows left.
-func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bool, touched touchedKeys) (unparked []parkedKey, removed int, err error) {
+func (s *sqliteParking) settleBy(ctx context.Context, rows []outboxstore.Ref, keep bool, touched touchedKeys) (unparked []parkedKey, removed int, err error) {
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		now := touchedKeys{}
-		rows, err = some(rows, over, func(ref outbox.Ref) error {
+		rows, err = some(rows, over, func(ref outboxstore.Ref) error {
 			was, err := s.settleOne(ctx, tx, ref, keep, now)
 			if was {
 				removed++
@@ -331,7 +332,7 @@ func (s *sqliteParking) settleBy(ctx context.Context, rows []outbox.Ref, keep bo
 }
 
 // settleOne deletes a confirmed row, if it exists.
-func (s *sqliteParking) settleOne(ctx context.Context, tx *sql.Tx, ref outbox.Ref, keep bool, touched touchedKeys) (was bool, err error) {
+func (s *sqliteParking) settleOne(ctx context.Context, tx *sql.Tx, ref outboxstore.Ref, keep bool, touched touchedKeys) (was bool, err error) {
 	if keep {
 		if _, err := tx.ExecContext(ctx, s.t.settleMove, refArgs(ref)...); err != nil {
 			return false, err
@@ -380,7 +381,7 @@ func (s *sqliteParking) carryOut(ctx context.Context, f fence, letters []int64) 
 func (s *sqliteParking) carryOutOne(ctx context.Context, tx *sql.Tx, lane int, letter int64, touched touchedKeys) error {
 	var state, key string
 	var created int64
-	ref := outbox.Ref{Lane: lane}
+	ref := outboxstore.Ref{Lane: lane}
 	err := tx.QueryRowContext(ctx, s.t.letter, letter, lane).Scan(&state, &key, &ref.ID, &ref.MessageID, &created)
 	if errors.Is(err, sql.ErrNoRows) {
 		return nil

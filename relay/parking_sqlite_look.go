@@ -10,8 +10,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 func (s *sqliteParking) parkedKeys(ctx context.Context, lanes []int) ([]parkedKey, error) {
@@ -147,7 +147,7 @@ func (s *sqliteParking) appendRows(ctx context.Context, conn *sql.Conn, due []pa
 	return due, err
 }
 
-func (s *sqliteParking) piece(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+func (s *sqliteParking) piece(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 	return scanPiece(s.db.QueryRowContext(ctx, s.t.piece, refArgs(of, offset+1, most)...))
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -52,9 +53,9 @@ func TestParking_OnSQLiteGivesWay(t *testing.T) {
 
 	const messages, size = 300, 512 << 10
 	key := laneKey(1)
-	publish := func(name string) []outbox.Ref {
+	publish := func(name string) []outboxstore.Ref {
 		t.Helper()
-		var refs []outbox.Ref
+		var refs []outboxstore.Ref
 		for batch := range slices.Chunk(make([]int, messages), 20) {
 			var msgs []*message.Message
 			for range batch {

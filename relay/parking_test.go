@@ -9,6 +9,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -90,7 +91,7 @@ func (p *lot) letters(t *testing.T) *dlq.Store {
 }
 
 // letterOf returns the newest letter of a message.
-func (p *lot) letterOf(t *testing.T, r outbox.Row) *dlq.Letter {
+func (p *lot) letterOf(t *testing.T, r outboxstore.Row) *dlq.Letter {
 	t.Helper()
 	list, err := p.letters(t).List(t.Context(), dlq.Filter{MessageID: r.MessageID})
 	if err != nil || len(list) == 0 {
@@ -170,7 +171,7 @@ func TestParking_AReplayComesBackInItsPlace(t *testing.T) {
 		later.retryIn = time.Hour
 		p.mustFail(t, []failure{later}, rows[4])
 		// Now the second and then the first are replayed.
-		for _, r := range []outbox.Row{rows[1], rows[0]} {
+		for _, r := range []outboxstore.Row{rows[1], rows[0]} {
 			p.replay(t, p.letterOf(t, r))
 		}
 		commands := p.mustCommands(t)
@@ -268,11 +269,11 @@ func TestParking_AConfirmThatComesLateClosesTheLetter(t *testing.T) {
 		rows := p.publish(t, slices.Concat(named(key, 2), loose(1))...)
 		p.mustFail(t, []failure{failing(rows[0], letterHold), failing(rows[2], retryLater)}, rows[1])
 		p.mustFail(t, []failure{failingAgain(parkedRow{Row: rows[2], attempts: 1}, letterSkip)})
-		if _, _, err := p.settle(t.Context(), []outbox.Ref{rows[0].Ref, rows[2].Ref}); err != nil {
+		if _, _, err := p.settle(t.Context(), []outboxstore.Ref{rows[0].Ref, rows[2].Ref}); err != nil {
 			t.Fatal(err)
 		}
 		p.expectDue(t, rows[1].MessageID)
-		for _, r := range []outbox.Row{rows[0], rows[2]} {
+		for _, r := range []outboxstore.Row{rows[0], rows[2]} {
 			if l := p.letterOf(t, r); l.State != dlq.StateReplayed || l.Act.By != "relay" || l.Act.Reason == "" || l.ClosedAt.IsZero() {
 				t.Errorf("letter %+v", l)
 			}
@@ -285,10 +286,10 @@ func TestParking_RowsAreMatchedByTheirWholeIdentity(t *testing.T) {
 		rows := p.publish(t, loose(4)...)
 		p.mustFail(t, []failure{failing(rows[0], retryLater), failing(rows[1], retryLater)})
 		before := p.dump(t)
-		for _, change := range []func(*outbox.Ref){
-			func(r *outbox.Ref) { r.MessageID = "another" },
-			func(r *outbox.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) },
-			func(r *outbox.Ref) { r.ID += 100 },
+		for _, change := range []func(*outboxstore.Ref){
+			func(r *outboxstore.Ref) { r.MessageID = "another" },
+			func(r *outboxstore.Ref) { r.CreatedAt = r.CreatedAt.Add(time.Microsecond) },
+			func(r *outboxstore.Ref) { r.ID += 100 },
 		} {
 			for _, v := range []verdict{retryLater, letterSkip, letterHold} {
 				parked, owed := failingAgain(parkedRow{Row: rows[0], attempts: 1}, v), failing(rows[2], v)
@@ -296,10 +297,10 @@ func TestParking_RowsAreMatchedByTheirWholeIdentity(t *testing.T) {
 				change(&owed.Ref)
 				follower := rows[3].Ref
 				change(&follower)
-				if err := p.fail(t.Context(), p.f, []failure{parked, owed}, []outbox.Ref{follower}); err != nil {
+				if err := p.fail(t.Context(), p.f, []failure{parked, owed}, []outboxstore.Ref{follower}); err != nil {
 					t.Fatal(err)
 				}
-				if _, _, err := p.settle(t.Context(), []outbox.Ref{parked.Ref}); err != nil {
+				if _, _, err := p.settle(t.Context(), []outboxstore.Ref{parked.Ref}); err != nil {
 					t.Fatal(err)
 				}
 			}

@@ -18,6 +18,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -58,7 +60,7 @@ func newLot(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration
 	}
 	p := &lot{db: db}
 	p.use(t, cfg, history)
-	if _, err := p.box.Queue().Maintain(t.Context(), func(context.Context, *sql.Tx) (bool, error) { return true, nil }); err != nil {
+	if _, err := outboxqueue.Of(p.box).Maintain(t.Context(), func(context.Context, *sql.Tx) (bool, error) { return true, nil }); err != nil {
 		t.Fatal(err)
 	}
 	p.f = p.own(t, "owner")
@@ -123,7 +125,7 @@ func laneKey(i int) string {
 }
 
 // publish commits messages of the lane, named "key/n", and returns their rows.
-func (p *lot) publish(t testing.TB, names ...string) []outbox.Row {
+func (p *lot) publish(t testing.TB, names ...string) []outboxstore.Row {
 	t.Helper()
 	msgs := make([]*message.Message, len(names))
 	for i, name := range names {
@@ -135,7 +137,7 @@ func (p *lot) publish(t testing.TB, names ...string) []outbox.Row {
 	return p.publishAll(t, msgs)
 }
 
-func (p *lot) publishAll(t testing.TB, msgs []*message.Message) []outbox.Row {
+func (p *lot) publishAll(t testing.TB, msgs []*message.Message) []outboxstore.Row {
 	t.Helper()
 	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 		return p.box.Publisher(tx).Publish("orders", msgs...)
@@ -143,7 +145,7 @@ func (p *lot) publishAll(t testing.TB, msgs []*message.Message) []outbox.Row {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var mine []outbox.Row
+	var mine []outboxstore.Row
 	for _, r := range p.owed(t) {
 		if slices.ContainsFunc(msgs, func(m *message.Message) bool { return m.UUID == r.MessageID }) {
 			mine = append(mine, r)
@@ -175,9 +177,9 @@ func loose(n int) []string {
 	return names
 }
 
-func (p *lot) owed(t testing.TB) []outbox.Row {
+func (p *lot) owed(t testing.TB) []outboxstore.Row {
 	t.Helper()
-	rows, err := p.box.Queue().Read(t.Context(), outbox.ReadRequest{Lanes: []int{lotLane}, Rows: 1 << 20, Bytes: 1 << 30})
+	rows, err := outboxqueue.Of(p.box).Read(t.Context(), outboxstore.ReadRequest{Lanes: []int{lotLane}, Rows: 1 << 20, Bytes: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +187,7 @@ func (p *lot) owed(t testing.TB) []outbox.Row {
 }
 
 // failing makes a failure of a row of the outbox.
-func failing(r outbox.Row, v verdict) failure {
+func failing(r outboxstore.Row, v verdict) failure {
 	return failure{Ref: r.Ref, attempt: 1, class: "refused", text: "too large: " + r.MessageID, verdict: v}
 }
 
@@ -196,13 +198,13 @@ func failingAgain(r parkedRow, v verdict) failure {
 	return f
 }
 
-func (p *lot) mustFail(t testing.TB, failures []failure, followers ...outbox.Row) {
+func (p *lot) mustFail(t testing.TB, failures []failure, followers ...outboxstore.Row) {
 	t.Helper()
 	retried(t, func() error { return p.fail(t.Context(), p.f, failures, refsOf(followers)) })
 }
 
-func refsOf(rows []outbox.Row) []outbox.Ref {
-	refs := make([]outbox.Ref, len(rows))
+func refsOf(rows []outboxstore.Row) []outboxstore.Ref {
+	refs := make([]outboxstore.Ref, len(rows))
 	for i, r := range rows {
 		refs[i] = r.Ref
 	}
@@ -217,7 +219,7 @@ func (p *lot) due(ctx context.Context, r dueRequest) ([]parkedRow, time.Duration
 }
 
 // known identifies rows of parked.
-func (p *lot) known(t testing.TB, ids ...int64) (known []outbox.Known) {
+func (p *lot) known(t testing.TB, ids ...int64) (known []outboxstore.Known) {
 	t.Helper()
 	for _, id := range ids {
 		row, _, found, err := p.find(t.Context(), lotLane, id)
@@ -259,7 +261,7 @@ func dueNames(rows []parkedRow) []string {
 
 func (p *lot) mustSettle(t testing.TB, rows ...parkedRow) []parkedKey {
 	t.Helper()
-	refs := make([]outbox.Ref, len(rows))
+	refs := make([]outboxstore.Ref, len(rows))
 	for i, r := range rows {
 		refs[i] = r.Ref
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -31,7 +32,7 @@ const (
 // between, until reads have not returned the message for long: its lane may be another
 // worker's.
 type pieces struct {
-	read func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error)
+	read func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error)
 
 	begun  []*begun
 	size   int           // of the next piece
@@ -40,13 +41,13 @@ type pieces struct {
 	small  int           // the lane that the last message of one piece was of
 	large  int           // and the last of more that was in turn
 	finish bool          // the message goes first of which least is missing
-	failed map[outbox.Ref]failedPiece
+	failed map[outboxstore.Ref]failedPiece
 }
 
 // begun is a partly read message. Its Ref includes the place: a message that is changed
 // meanwhile starts again.
 type begun struct {
-	of      outbox.Ref
+	of      outboxstore.Ref
 	payload []byte
 	seen    time.Time
 }
@@ -60,14 +61,14 @@ type failedPiece struct {
 // complete reads the payloads that rows lack, as many as time and space permit, for
 // each lane what it has room for, and not many more bytes than mostPiece. It returns
 // the lanes of the rows that still lack theirs, with the error if there was one.
-func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s *space) (short map[int]error) {
+func (p *pieces) complete(ctx context.Context, w *worker, rows []*outboxstore.Row, s *space) (short map[int]error) {
 	now := time.Now()
 	p.forget(rows, now)
 	if len(rows) == 0 {
 		return nil
 	}
 	short = map[int]error{}
-	var small, large []*outbox.Row
+	var small, large []*outboxstore.Row
 	var asked [outbox.Lanes]int // bytes
 	for _, r := range rows {
 		switch failed := p.failed[r.Ref]; {
@@ -132,11 +133,11 @@ func (p *pieces) complete(ctx context.Context, w *worker, rows []*outbox.Row, s 
 // sort orders rows. Small ones take turns, by their lanes. Of the large ones, the one
 // of which most has been read comes first: it is sure to be completed. Every other time
 // the one with the least missing comes first, so that none waits for a much larger one.
-func (p *pieces) sort(small, large []*outbox.Row) {
-	turn := func(r *outbox.Row, last int) int { return (r.Lane - last - 1 + outbox.Lanes) % outbox.Lanes }
-	slices.SortStableFunc(small, func(a, b *outbox.Row) int { return cmp.Compare(turn(a, p.small), turn(b, p.small)) })
+func (p *pieces) sort(small, large []*outboxstore.Row) {
+	turn := func(r *outboxstore.Row, last int) int { return (r.Lane - last - 1 + outbox.Lanes) % outbox.Lanes }
+	slices.SortStableFunc(small, func(a, b *outboxstore.Row) int { return cmp.Compare(turn(a, p.small), turn(b, p.small)) })
 	p.finish = !p.finish
-	slices.SortStableFunc(large, func(a, b *outbox.Row) int {
+	slices.SortStableFunc(large, func(a, b *outboxstore.Row) int {
 		first := cmp.Compare(p.here(b), p.here(a))
 		if p.finish {
 			first = cmp.Compare(a.Missing-p.here(a), b.Missing-p.here(b))
@@ -146,14 +147,14 @@ func (p *pieces) sort(small, large []*outbox.Row) {
 }
 
 // here returns how many bytes of a message have been read.
-func (p *pieces) here(r *outbox.Row) int {
+func (p *pieces) here(r *outboxstore.Row) int {
 	if i := p.find(r.Ref); i >= 0 {
 		return len(p.begun[i].payload)
 	}
 	return 0
 }
 
-func (p *pieces) find(of outbox.Ref) int {
+func (p *pieces) find(of outboxstore.Ref) int {
 	return slices.IndexFunc(p.begun, func(b *begun) bool { return b.of == of })
 }
 
@@ -162,7 +163,7 @@ func (p *pieces) find(of outbox.Ref) int {
 const keepFor = 2 * readRarely
 
 // forget drops messages that no read has returned for long.
-func (p *pieces) forget(rows []*outbox.Row, now time.Time) {
+func (p *pieces) forget(rows []*outboxstore.Row, now time.Time) {
 	for _, r := range rows {
 		if i := p.find(r.Ref); i >= 0 {
 			p.begun[i].seen = now
@@ -174,7 +175,7 @@ func (p *pieces) forget(rows []*outbox.Row, now time.Time) {
 // mayBegin reports whether a message has begun, or may: not too much is kept of others
 // that reads return. Messages that reads do not return are dropped to make room, except
 // the one of which most has been read.
-func (p *pieces) mayBegin(of outbox.Ref, now time.Time) bool {
+func (p *pieces) mayBegin(of outboxstore.Ref, now time.Time) bool {
 	if p.find(of) >= 0 {
 		return true
 	}
@@ -202,7 +203,7 @@ func (p *pieces) kept() (most *begun, bytes int) {
 }
 
 // begin returns what has been read of a message.
-func (p *pieces) begin(of outbox.Ref) *begun {
+func (p *pieces) begin(of outboxstore.Ref) *begun {
 	if i := p.find(of); i >= 0 {
 		return p.begun[i]
 	}
@@ -211,19 +212,19 @@ func (p *pieces) begin(of outbox.Ref) *begun {
 	return b
 }
 
-func (p *pieces) end(of outbox.Ref) {
+func (p *pieces) end(of outboxstore.Ref) {
 	p.begun = slices.DeleteFunc(p.begun, func(b *begun) bool { return b.of == of })
 }
 
 // fail records that a message could not be read, and returns the log level for it: it
 // is logged once.
-func (p *pieces) fail(of outbox.Ref, err error) slog.Level {
+func (p *pieces) fail(of outboxstore.Ref, err error) slog.Level {
 	level := slog.LevelWarn
 	if _, told := p.failed[of]; told {
 		level = slog.LevelDebug
 	}
 	if p.failed == nil || len(p.failed) >= mostFailed {
-		p.failed = map[outbox.Ref]failedPiece{}
+		p.failed = map[outboxstore.Ref]failedPiece{}
 	}
 	p.failed[of] = failedPiece{err, time.Now().Add(readAgain)}
 	return level
@@ -239,7 +240,7 @@ var errOtherRow = errors.New("the row is gone, or is not what it was")
 
 // bring returns the payload of a row once all of it has been read; nil: time has run
 // out.
-func (p *pieces) bring(ctx context.Context, w *worker, r *outbox.Row, end time.Time) ([]byte, error) {
+func (p *pieces) bring(ctx context.Context, w *worker, r *outboxstore.Row, end time.Time) ([]byte, error) {
 	b := p.begin(r.Ref)
 	for n := 0; len(b.payload) < r.Missing; n++ {
 		now := time.Now()
@@ -293,7 +294,7 @@ func (b *begun) add(piece []byte, whole int) {
 }
 
 // lackingRows returns those of rows that lack their payload.
-func lackingRows(rows []outbox.Row) (lacking []*outbox.Row) {
+func lackingRows(rows []outboxstore.Row) (lacking []*outboxstore.Row) {
 	for i := range rows {
 		if rows[i].Missing > 0 {
 			lacking = append(lacking, &rows[i])

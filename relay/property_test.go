@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -213,7 +214,7 @@ const leastLate = 100
 
 func makeHistory(t testing.TB, box *outbox.Outbox) {
 	t.Helper()
-	if _, err := box.Queue().Maintain(t.Context(), unguarded); err != nil {
+	if _, err := outboxqueue.Of(box).Maintain(t.Context(), unguarded); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -6,14 +6,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // read is a running read.
 type read struct {
-	outbox.ReadRequest
-	ahead   *outbox.Ahead // nil: from the start of the lanes
+	outboxstore.ReadRequest
+	ahead   *outboxstore.Ahead // nil: from the start of the lanes
 	lanes   []*lane
 	trusted []time.Time // of each: what the read was made under
 	began   time.Time
@@ -56,7 +57,7 @@ func (e *engine) nextRead(now time.Time) *read {
 	}
 	wanting = e.narrow(wanting)
 	rows := e.rowsEach(len(wanting))
-	r := &read{ReadRequest: outbox.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
+	r := &read{ReadRequest: outboxstore.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
 	for _, l := range wanting {
 		l.reading, l.unbusied, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
@@ -105,9 +106,9 @@ func (e *engine) space() *space {
 }
 
 // appendKnown appends the rows that reads of a lane are to pass over.
-func (l *lane) appendKnown(known []outbox.Known) []outbox.Known {
+func (l *lane) appendKnown(known []outboxstore.Known) []outboxstore.Known {
 	for _, m := range l.entries {
-		known = append(known, outbox.Known{ID: m.ID, CreatedAt: m.CreatedAt})
+		known = append(known, outboxstore.Known{ID: m.ID, CreatedAt: m.CreatedAt})
 	}
 	return known
 }

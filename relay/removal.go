@@ -6,7 +6,7 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // maxUndeleted is how many confirmed rows may wait for deletion before reads stop.
@@ -38,9 +38,9 @@ func newRemovals(d draw, rows int) removals {
 // removeAnswer is the answer to a deletion.
 type removeAnswer struct {
 	err     error
-	lost    bool          // connection lost: the database may be another one afterwards
-	retryIn time.Duration // after an error
-	locked  []outbox.Ref  // rows that still exist, locked by another transaction
+	lost    bool              // connection lost: the database may be another one afterwards
+	retryIn time.Duration     // after an error
+	locked  []outboxstore.Ref // rows that still exist, locked by another transaction
 }
 
 func (e *engine) addConfirmed(m *entry, now time.Time) {
@@ -62,7 +62,7 @@ func (r *removals) owes(l *lane) bool {
 
 // nextRemoval returns confirmed rows to delete, or nil. They are collected briefly, so
 // that a deletion is worth its round trip.
-func (e *engine) nextRemoval(now time.Time) []outbox.Ref {
+func (e *engine) nextRemoval(now time.Time) []outboxstore.Ref {
 	switch {
 	case e.removeActive || now.Before(e.removeAt):
 		return nil
@@ -91,8 +91,8 @@ func (e *engine) worthRemoving() bool {
 	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
 }
 
-func (m *entry) ref() outbox.Ref {
-	return outbox.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
+func (m *entry) ref() outboxstore.Ref {
+	return outboxstore.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
 }
 
 // removed handles the answer to a deletion. A deletion that failed, or whose answer was

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // A deletion that fails, or that others' locks keep from some rows, holds up neither
@@ -91,7 +91,7 @@ func TestEngine_LockedRowsAreTriedAgainApart(t *testing.T) {
 	}
 	d.drop(0)
 	d.hold(0, taken{epoch: 2}, d.now.Add(time.Hour))
-	if added := d.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: refs[0]})}); added != 0 {
+	if added := d.lanes[0].add([]*entry{newEntry(outboxstore.Row{Ref: refs[0]})}); added != 0 {
 		t.Error("a confirmed row is published again")
 	}
 	again := 0
@@ -141,8 +141,8 @@ func TestEngine_TakesConfirmsHoweverLate(t *testing.T) {
 	}
 }
 
-func rowOfEntry(m *entry) outbox.Row {
-	return outbox.Row{Ref: m.ref(), Topic: m.Topic, Key: m.Key, Payload: []byte("x")}
+func rowOfEntry(m *entry) outboxstore.Row {
+	return outboxstore.Row{Ref: m.ref(), Topic: m.Topic, Key: m.Key, Payload: []byte("x")}
 }
 
 // What was read under a lease that has run out meanwhile counts for nothing: the row

@@ -18,6 +18,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -149,7 +150,7 @@ func TestRelay_WorksWithAllTablesPublishedAndOnTheSubscriberOnceRepaired(t *test
 	// The days of the history have to be there before they are copied, and one of
 	// them is long past and to be archived, which deletes its rows.
 	history := p.boxOn(t, p.db, time.Hour)
-	if _, err := history.Queue().Maintain(t.Context(), unguarded); err != nil {
+	if _, err := outboxqueue.Of(history).Maintain(t.Context(), unguarded); err != nil {
 		t.Fatal(err)
 	}
 	day := func(days int) (name, date string) {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -30,7 +31,7 @@ func (o *stack) read(r *read) (entries []*entry) {
 			if m.Lane != lane || known || n >= r.Rows || slices.Contains(r.Busy, m.Key) {
 				continue
 			}
-			row := outbox.Row{Ref: m.ref(), Topic: m.Topic, Key: m.Key, Payload: m.Payload}
+			row := outboxstore.Row{Ref: m.ref(), Topic: m.Topic, Key: m.Key, Payload: m.Payload}
 			if slices.Contains(r.Hollow, m.Topic) {
 				row.Payload, row.Hollow = nil, true
 			}
@@ -41,7 +42,7 @@ func (o *stack) read(r *read) (entries []*entry) {
 	return entries
 }
 
-func (o *stack) remove(refs []outbox.Ref) {
+func (o *stack) remove(refs []outboxstore.Ref) {
 	o.rows = slices.DeleteFunc(o.rows, func(m *entry) bool { return slices.Contains(refs, m.ref()) })
 	o.d.removed(o.d.now, removeAnswer{})
 }
@@ -101,7 +102,7 @@ func TestEngine_KnowsRowsThatAreBeingDeletedWhenALaneComesBack(t *testing.T) {
 		t.Fatal("no deletion")
 	}
 	d.hold(0, taken{epoch: 2}, d.now.Add(time.Hour))
-	if d.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: refs[0]})}) != 0 {
+	if d.lanes[0].add([]*entry{newEntry(outboxstore.Row{Ref: refs[0]})}) != 0 {
 		t.Error("a confirmed row is published again")
 	}
 }

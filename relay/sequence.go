@@ -7,6 +7,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -82,13 +83,13 @@ func highestParked(ctx context.Context, box *outbox.Outbox) (highest int64, err 
 // checkSequence returns outbox.ErrSequenceBehind if the outbox would give out ids that
 // parked messages or dead letters have. On PostgreSQL it also does so if dead letters
 // cannot be written because their own ids are in use. It complements
-// outbox.Queue.Check.
+// outboxqueue.Queue.Check.
 func checkSequence(ctx context.Context, box *outbox.Outbox) error {
 	highest, err := highestParked(ctx, box)
 	if err != nil {
 		return err
 	}
-	last, err := box.Queue().LastID(ctx) // later: ids only grow
+	last, err := outboxqueue.Of(box).LastID(ctx) // later: ids only grow
 	if err != nil {
 		return err
 	}
@@ -126,7 +127,7 @@ func RepairSequence(ctx context.Context, box *outbox.Outbox) (last int64, err er
 		}
 		// A row may leave the outbox between this check and the lock on it, so there is
 		// a second check after it.
-		if last, err = box.Queue().RepairSequence(ctx, floor); err != nil {
+		if last, err = outboxqueue.Of(box).RepairSequence(ctx, floor); err != nil {
 			return 0, err
 		}
 	}

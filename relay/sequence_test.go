@@ -5,6 +5,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -33,7 +34,7 @@ func TestSequence_IsRefusedAndMendedWhileItIsBehindWhatIsParkedOrDead(t *testing
 		expectErr(t, checkSequence(t.Context(), p.box), nil)
 		for i, what := range []string{"parked", "held", "dead"} {
 			p.setSequence(t, rows[i].ID-1)
-			if err := p.box.Queue().Check(t.Context()); err != nil {
+			if err := outboxqueue.Of(p.box).Check(t.Context()); err != nil {
 				t.Fatalf("%s: the outbox itself knows of it: %v", what, err)
 			}
 			expectErr(t, checkSequence(t.Context(), p.box), outbox.ErrSequenceBehind)

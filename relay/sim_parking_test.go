@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -126,7 +127,9 @@ func (p *simParking) look(_ context.Context, req dueRequest) (looked, error) {
 	return looked{found, next, more}, nil
 }
 
-func (p *simParking) piece(context.Context, outbox.Ref, int, int) ([]byte, error) { return nil, nil }
+func (p *simParking) piece(context.Context, outboxstore.Ref, int, int) ([]byte, error) {
+	return nil, nil
+}
 
 // due returns what is due of the topics after req.after, up to one (empty: all).
 func (p *simParking) due(req dueRequest, upTo string) (found []parkedRow, next time.Duration) {
@@ -164,7 +167,7 @@ func (p *simParking) due(req dueRequest, upTo string) (found []parkedRow, next t
 	return found, next
 }
 
-func (p *simParking) fail(_ context.Context, f fence, failures []failure, followers []outbox.Ref) error {
+func (p *simParking) fail(_ context.Context, f fence, failures []failure, followers []outboxstore.Ref) error {
 	if p.fenced(f) {
 		return errFenced
 	}
@@ -216,7 +219,7 @@ func (p *simParking) fail(_ context.Context, f fence, failures []failure, follow
 	return nil
 }
 
-func (p *simParking) follow(_ context.Context, f fence, keys []string, known []outbox.Known, limit int) (int, error) {
+func (p *simParking) follow(_ context.Context, f fence, keys []string, known []outboxstore.Known, limit int) (int, error) {
 	if p.fenced(f) {
 		return 0, errFenced
 	}
@@ -236,7 +239,7 @@ func (p *simParking) follow(_ context.Context, f fence, keys []string, known []o
 	return moved, nil
 }
 
-func (p *simParking) settle(_ context.Context, rows []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+func (p *simParking) settle(_ context.Context, rows []outboxstore.Ref) (unparked []parkedKey, missed int, err error) {
 	for _, ref := range rows {
 		r := p.parked[ref.Lane][ref.ID]
 		if r == nil {

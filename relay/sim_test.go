@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -46,7 +47,7 @@ type simulation struct {
 }
 
 type simRow struct {
-	outbox.Row
+	outboxstore.Row
 	copies  int // on the wire
 	excused int // copies that a fault explains
 
@@ -92,8 +93,8 @@ type simRead struct {
 }
 
 type simRemoval struct {
-	refs      []outbox.Ref
-	locked    []outbox.Ref
+	refs      []outboxstore.Ref
+	locked    []outboxstore.Ref
 	committed bool
 }
 
@@ -300,8 +301,8 @@ func (s *simulation) begin() {
 		}
 		s.nextID++
 		id := fmt.Sprint("m", s.nextID)
-		row := &simRow{Row: outbox.Row{
-			Ref:   outbox.Ref{Lane: outbox.Lane(key, id) % 4, ID: s.nextID, MessageID: id, CreatedAt: s.now},
+		row := &simRow{Row: outboxstore.Row{
+			Ref:   outboxstore.Ref{Lane: outbox.Lane(key, id) % 4, ID: s.nextID, MessageID: id, CreatedAt: s.now},
 			Topic: fmt.Sprint("t", s.rng.IntN(3)), Key: key, Payload: make([]byte, s.rng.IntN(20)),
 		}}
 		switch s.rng.IntN(40) {

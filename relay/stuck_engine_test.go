@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // shelf is a parking store in memory, for one worker and no faults.
@@ -31,7 +31,7 @@ func newShelf() *shelf {
 }
 
 func (s *shelf) put(lane int, id int64, topic, key string) {
-	s.parked[id] = &parkedRow{Row: outbox.Row{Ref: outbox.Ref{Lane: lane, ID: id, MessageID: fmt.Sprint("m", id)}, Topic: topic, Key: key, Payload: []byte("x")}}
+	s.parked[id] = &parkedRow{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: lane, ID: id, MessageID: fmt.Sprint("m", id)}, Topic: topic, Key: key, Payload: []byte("x")}}
 	s.promote(lane, key)
 	if key == "" {
 		s.timed[id] = true
@@ -88,7 +88,7 @@ func (s *shelf) due(r dueRequest) (found []parkedRow, next time.Duration) {
 	return found, -1
 }
 
-func (s *shelf) settle(_ context.Context, refs []outbox.Ref) (unparked []parkedKey, missed int, err error) {
+func (s *shelf) settle(_ context.Context, refs []outboxstore.Ref) (unparked []parkedKey, missed int, err error) {
 	for _, ref := range refs {
 		r := s.parked[ref.ID]
 		if r == nil {
@@ -119,7 +119,7 @@ func (s *shelf) beyond(context.Context, []int, []string, int) (map[int]int64, er
 }
 func (s *shelf) calm(context.Context, string, map[int]int64) error { return nil }
 func (s *shelf) suspect(context.Context, fence, int64) error       { return nil }
-func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outbox.Known, _ int) (int, error) {
+func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outboxstore.Known, _ int) (int, error) {
 	if slices.Contains(keys, s.stays) {
 		return 0, errors.New("a trigger")
 	}
@@ -127,7 +127,7 @@ func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outbox.Kno
 	return 0, nil
 }
 
-func (s *shelf) fail(_ context.Context, _ fence, failures []failure, followers []outbox.Ref) error {
+func (s *shelf) fail(_ context.Context, _ fence, failures []failure, followers []outboxstore.Ref) error {
 	return nil
 }
 
@@ -225,7 +225,7 @@ func TestStuck_AQueueThatIsNearlyFullIsNotFlooded(t *testing.T) {
 			if where == "parked" {
 				r.put(i%4, id, "A", "")
 			} else {
-				r.lanes[i%4].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: i % 4, ID: id}, Topic: "A"})})
+				r.lanes[i%4].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: i % 4, ID: id}, Topic: "A"})})
 			}
 		}
 		r.run(10*time.Second, time.Millisecond)
@@ -251,7 +251,7 @@ func TestStuck_LooksBesideADrainingLaneAreFew(t *testing.T) {
 		return errNack, true
 	}
 	r.stick()
-	r.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 0, ID: 999}, Topic: "slow"})})
+	r.lanes[0].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 0, ID: 999}, Topic: "slow"})})
 	r.step(time.Millisecond)
 	r.looks, r.rows = 0, 0
 	r.drain(0)
@@ -282,7 +282,7 @@ func TestStuck_OthersProbeWhenTheLaneOfTheProbesHangs(t *testing.T) {
 		return errNack, true
 	}
 	r.stick()
-	r.lanes[0].add([]*entry{newEntry(outbox.Row{Ref: outbox.Ref{Lane: 0, ID: 999}, Topic: "hangs"})})
+	r.lanes[0].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 0, ID: 999}, Topic: "hangs"})})
 	r.step(time.Millisecond)
 	r.lanes[0].trusted = r.now // it is not renewed while it hangs
 	up = true

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -189,7 +190,7 @@ func (e *engine) moveSwept(now time.Time) *chore {
 			l.sweptLast = keys[0]
 		}
 		// Their messages in flight, and confirmed ones, are handled in the outbox.
-		var known []outbox.Known
+		var known []outboxstore.Known
 		for _, m := range l.entries {
 			if !m.parked && l.swept[m.Key] {
 				known = append(known, m.ref().Known())

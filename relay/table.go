@@ -6,15 +6,15 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // reader does the reads that the loop requests. An answer with an error comes after a
 // pause, so that an unreachable database is not queried all the time.
 func (w *worker) reader(ctx context.Context) error {
 	retry := newBackOff()
-	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	large := pieces{read: func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		return ask(ctx, w, opRead, func(ctx context.Context) ([]byte, error) { return w.queue.ReadPiece(ctx, of, offset, most) })
 	}}
 	for {
@@ -25,7 +25,7 @@ func (w *worker) reader(ctx context.Context) error {
 		case r = <-w.reads:
 		}
 		begin := time.Now()
-		rows, err := ask(ctx, w, opRead, func(ctx context.Context) ([]outbox.Row, error) { return w.readLanes(ctx, r.ReadRequest, r.ahead) })
+		rows, err := ask(ctx, w, opRead, func(ctx context.Context) ([]outboxstore.Row, error) { return w.readLanes(ctx, r.ReadRequest, r.ahead) })
 		r.took = time.Since(begin)
 		answer := readAnswer{read: r, err: err}
 		switch {
@@ -35,7 +35,7 @@ func (w *worker) reader(ctx context.Context) error {
 				r.brought += len(rows[i].Payload) + len(rows[i].Metadata)
 			}
 			r.short = large.complete(ctx, w, lackingRows(rows), r.space)
-			answer.entries = newEntries(slices.DeleteFunc(rows, func(r outbox.Row) bool { return r.Missing > 0 }))
+			answer.entries = newEntries(slices.DeleteFunc(rows, func(r outboxstore.Row) bool { return r.Missing > 0 }))
 		case r.ahead != nil && sqlerr.TimedOut(err):
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
@@ -47,7 +47,7 @@ func (w *worker) reader(ctx context.Context) error {
 	}
 }
 
-func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *outbox.Ahead) ([]outbox.Row, error) {
+func (w *worker) readLanes(ctx context.Context, req outboxstore.ReadRequest, ahead *outboxstore.Ahead) ([]outboxstore.Row, error) {
 	if w.checkDue.Swap(false) {
 		err := w.check(ctx)
 		w.unfit.Store(err != nil && !passing(err) && ctx.Err() == nil)
@@ -56,7 +56,7 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *o
 			return nil, err
 		}
 	}
-	var rows []outbox.Row
+	var rows []outboxstore.Row
 	var err error
 	if ahead == nil {
 		rows, err = w.queue.Read(ctx, req)
@@ -74,7 +74,7 @@ func (w *worker) readLanes(ctx context.Context, req outbox.ReadRequest, ahead *o
 	return rows, nil
 }
 
-func newEntries(rows []outbox.Row) []*entry {
+func newEntries(rows []outboxstore.Row) []*entry {
 	batch := make([]entry, len(rows)) // one piece of memory for all
 	entries := make([]*entry, len(rows))
 	for i, r := range rows {
@@ -89,13 +89,13 @@ func newEntries(rows []outbox.Row) []*entry {
 func (w *worker) remover(ctx context.Context) error {
 	retry := newBackOff()
 	for {
-		var refs []outbox.Ref
+		var refs []outboxstore.Ref
 		select {
 		case <-ctx.Done():
 			return nil
 		case refs = <-w.removes:
 		}
-		removal, err := ask(ctx, w, opRemove, func(ctx context.Context) (outbox.Removal, error) { return w.queue.Remove(ctx, refs) })
+		removal, err := ask(ctx, w, opRemove, func(ctx context.Context) (outboxstore.Removal, error) { return w.queue.Remove(ctx, refs) })
 		answer := removeAnswer{err: err, locked: removal.Locked}
 		if removal.Missed > 0 {
 			w.met.missed.Add(ctx, int64(removal.Missed))
@@ -124,12 +124,12 @@ func (w *worker) doubt(err error) {
 // parker does the chores that the loop requests.
 func (w *worker) parker(ctx context.Context) error {
 	retry := newBackOff()
-	large := pieces{read: func(ctx context.Context, of outbox.Ref, offset, most int) ([]byte, error) {
+	large := pieces{read: func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		return ask(ctx, w, opTask, func(ctx context.Context) ([]byte, error) { return w.store.piece(ctx, of, offset, most) })
 	}}
 	type work struct {
 		found   func()
-		lacking []*outbox.Row
+		lacking []*outboxstore.Row
 		space   *space
 	}
 	for {
@@ -143,7 +143,7 @@ func (w *worker) parker(ctx context.Context) error {
 		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
 			did.found, err = c.do(choreContext{
 				Context: ctx, store: w.store, clock: time.Now,
-				bring: func(rows []*outbox.Row, s *space) { did.lacking, did.space = rows, s },
+				bring: func(rows []*outboxstore.Row, s *space) { did.lacking, did.space = rows, s },
 				missed: func(n int) {
 					if n > 0 {
 						w.met.missed.Add(ctx, int64(n))

@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // tending is a worker's lease of the upkeep. A call under it without an answer ends it,
@@ -118,8 +119,8 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	ctx, cancel := context.WithTimeout(ctx, w.health.full+upkeepMore)
 	defer cancel()
 	next := time.Now().Add(upkeepEvery)
-	maintain := func() (outbox.Maintained, error) {
-		done, err := ask(ctx, w, opUpkeep, func(ctx context.Context) (outbox.Maintained, error) {
+	maintain := func() (outboxstore.Maintained, error) {
+		done, err := ask(ctx, w, opUpkeep, func(ctx context.Context) (outboxstore.Maintained, error) {
 			return w.queue.Maintain(ctx, w.upkeepGuard(epoch))
 		})
 		w.tended(ctx, opUpkeep, epoch, err)
@@ -200,7 +201,7 @@ func (w *worker) archiver(ctx context.Context) error {
 		if n > 0 {
 			w.met.archived.Add(ctx, int64(n))
 		}
-		if errors.Is(err, outbox.ErrNoAnswer) {
+		if errors.Is(err, outboxqueue.ErrNoAnswer) {
 			w.tended(ctx, opArchive, epoch, err)
 		}
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {

@@ -6,7 +6,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 func TestParking_ALetterSaysThatItsMessageMayHaveBeenDelivered(t *testing.T) {
@@ -33,7 +33,7 @@ func TestParking_ALetterSaysThatItsMessageMayHaveBeenDelivered(t *testing.T) {
 	})
 }
 
-func find(due []parkedRow, r outbox.Row) (parkedRow, bool) {
+func find(due []parkedRow, r outboxstore.Row) (parkedRow, bool) {
 	for _, d := range due {
 		if d.ID == r.ID {
 			return d, d.unanswered
@@ -77,7 +77,7 @@ func TestParking_FollowMovesTheRowsOfKeys(t *testing.T) {
 		second := p.publish(t, named(two, 3)...)
 		p.mustFail(t, []failure{failing(first[0], retryLater)})
 		// Of the second key nothing is in parked; its first row is being dealt with.
-		known := []outbox.Known{second[0].Known()}
+		known := []outboxstore.Known{second[0].Known()}
 		moved := 0
 		for {
 			n, err := p.follow(t.Context(), p.f, []string{one, two}, known, 4)

@@ -16,7 +16,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
-	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // worker is one run of a relay. run starts its goroutines and waits for all of them:
@@ -38,7 +39,7 @@ import (
 type worker struct {
 	cfg     Config
 	sink    Sink
-	queue   *outbox.Queue
+	queue   *outboxqueue.Queue
 	leases  leaseStore
 	store   parkingStore
 	letters *dlq.Store
@@ -61,7 +62,7 @@ type worker struct {
 	drained chan struct{}                 // a draining lane became idle
 	reads   chan *read
 	rows    chan readAnswer
-	removes chan []outbox.Ref
+	removes chan []outboxstore.Ref
 	answers chan removeAnswer
 	chores  chan *chore
 	chored  chan choreAnswer
@@ -92,7 +93,7 @@ type readAnswer struct {
 
 func newWorker(r *Relay) *worker {
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: r.box.Queue(), leases: newLeaseStore(r.box), store: newParkingStore(r.box), letters: r.letters, met: r.met, tracing: newTracing(r.cfg),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: newLeaseStore(r.box), store: newParkingStore(r.box), letters: r.letters, met: r.met, tracing: newTracing(r.cfg),
 		owner:    rand.Text(),
 		bounds:   bounded.New(maxAbandoned),
 		health:   newHealth(r.cfg.Lease),
@@ -100,7 +101,7 @@ func newWorker(r *Relay) *worker {
 		drained:  make(chan struct{}, 1),
 		reads:    make(chan *read, 1),
 		rows:     make(chan readAnswer, 1),
-		removes:  make(chan []outbox.Ref, 1),
+		removes:  make(chan []outboxstore.Ref, 1),
 		answers:  make(chan removeAnswer, 1),
 		chores:   make(chan *chore, 1),
 		chored:   make(chan choreAnswer, 1),
@@ -331,7 +332,7 @@ func (w *worker) publish(ctx context.Context, entries []*entry) {
 	for i, m := range entries {
 		// Decoded here and not by the reader, whose time determines how fast a backlog
 		// is read.
-		if m.Metadata, m.malformed = outbox.DecodeMetadata(m.metadata); m.malformed != nil {
+		if m.Metadata, m.malformed = outboxstore.DecodeMetadata(m.metadata); m.malformed != nil {
 			w.done(&m.Message, Refused(m.malformed))
 			continue
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
@@ -55,7 +56,7 @@ func (b *bench) drainWith(ctx context.Context, n int, history bool, sink relay.S
 	if history {
 		// A relay has been running for long where there is a backlog: the
 		// partitions of the history are there.
-		if _, err := box.Queue().Maintain(ctx, always); err != nil {
+		if _, err := outboxqueue.Of(box).Maintain(ctx, always); err != nil {
 			return 0, fmt.Errorf("drain: %w", err)
 		}
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -78,7 +80,7 @@ func TestFromPublisher_DeliversToJetStream(t *testing.T) {
 		lanes[i] = i
 	}
 	eventually(t, "nothing is owed", func() bool {
-		rows, err := box.Queue().Read(t.Context(), outbox.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
+		rows, err := outboxqueue.Of(box).Read(t.Context(), outboxstore.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
 		return err == nil && len(rows) == 0
 	})
 

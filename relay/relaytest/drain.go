@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -54,7 +56,7 @@ func isEmpty(ctx context.Context, box *outbox.Outbox) (bool, error) {
 	for i := range lanes {
 		lanes[i] = i
 	}
-	rows, err := box.Queue().Read(ctx, outbox.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
+	rows, err := outboxqueue.Of(box).Read(ctx, outboxstore.ReadRequest{Lanes: lanes, Rows: 1, Bytes: 1})
 	if err != nil && ctx.Err() == nil {
 		return false, fmt.Errorf("relaytest: %w", err)
 	}

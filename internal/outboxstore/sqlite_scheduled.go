@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -44,21 +44,23 @@ var sqliteScheduleParts = [scheduleColumns + 1]string{
 	", case ", " when 1 then " + sqliteNow + " else 0 end + ", ")",
 }
 
-func (s *sqliteStore) schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error {
-	return scheduleRows(ctx, tx, rows, sqliteRowsInsert, s.names.Expand(sqliteSchedule), sqliteScheduleParts)
+const sqliteScheduleRows = 100 // in process: a statement costs no round trip, and binding is quadratic
+
+func (s *sqliteStore) Schedule(ctx context.Context, tx oncemill.Tx, rows []ScheduledRow) error {
+	return scheduleRows(ctx, tx, rows, sqliteScheduleRows, s.names.Expand(sqliteSchedule), sqliteScheduleParts)
 }
 
-func (s *sqliteStore) cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
+func (s *sqliteStore) Cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
 	return affected(tx.ExecContext(ctx, s.names.Expand(sqliteCancel), messageID))
 }
 
-func (s *sqliteStore) nextDue(ctx context.Context) (due, error) {
+func (s *sqliteStore) NextDue(ctx context.Context) (Due, error) {
 	return nextDue(s.db.QueryRowContext(ctx, s.names.Expand(sqliteNextDue)))
 }
 
 // moveDue moves a few rows at a time, until others wait for their turn to write,
 // nothing is due, or one transaction is long enough.
-func (s *sqliteStore) moveDue(ctx context.Context, guard guard, _ due) (Moved, error) {
+func (s *sqliteStore) MoveDue(ctx context.Context, guard Guard, _ Due) (Moved, error) {
 	var moved int
 	held, err := s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (bool, error) {
 		for moved < moveRows && !over() {

@@ -1,9 +1,6 @@
-package outbox
+package outboxstore
 
-import (
-	"context"
-	"time"
-)
+import "time"
 
 // Holder is a session, prepared transaction or slot that keeps dead rows from being
 // removed.
@@ -27,8 +24,3 @@ type Held struct {
 	// and your own tables do not. Nil if there is none.
 	Oldest *Holder
 }
-
-// Held finds what keeps dead rows in the tables. It runs several statements on system
-// views: call it every few seconds at most. A role without pg_read_all_stats does not
-// see the age of other roles' transactions. On SQLite it is empty.
-func (q *Queue) Held(ctx context.Context) (Held, error) { return q.box.store.held(ctx) }

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -142,11 +142,11 @@ from gone
 order by deliver_at, seq`
 )
 
-func (s *postgresStore) schedule(ctx context.Context, tx oncemill.Tx, rows []scheduledRow) error {
+func (s *postgresStore) Schedule(ctx context.Context, tx oncemill.Tx, rows []ScheduledRow) error {
 	return scheduleRows(ctx, tx, rows, rowsPerSchedule, s.scheduled.insert, postgresScheduleParts)
 }
 
-func (s *postgresStore) cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
+func (s *postgresStore) Cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
 	return affected(tx.ExecContext(ctx, s.scheduled.cancel, messageID))
 }
 
@@ -157,25 +157,25 @@ func affected(result sql.Result, err error) (int64, error) {
 	return result.RowsAffected()
 }
 
-func (s *postgresStore) nextDue(ctx context.Context) (due, error) {
+func (s *postgresStore) NextDue(ctx context.Context) (Due, error) {
 	over := s.pace.leftOut()
 	head, err := nextDue(s.db.QueryRowContext(ctx, s.scheduled.next, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq))
 	if err == nil && s.pace.retryIn(time.Now()) <= 0 {
-		head.in = 0
+		head.In = 0
 	}
 	return head, err
 }
 
-func nextDue(row *sql.Row) (head due, err error) {
+func nextDue(row *sql.Row) (head Due, err error) {
 	var micros int64
-	switch err := row.Scan(&micros, &head.bytes); {
+	switch err := row.Scan(&micros, &head.Bytes); {
 	case errors.Is(err, sql.ErrNoRows):
-		return due{in: moveIdle}, nil
+		return Due{In: moveIdle}, nil
 	case err != nil:
-		return due{}, err
+		return Due{}, err
 	}
 	// Far in the future, the duration would overflow.
-	head.in = time.Duration(min(micros, moveIdle.Microseconds())) * time.Microsecond
+	head.In = time.Duration(min(micros, moveIdle.Microseconds())) * time.Microsecond
 	return head, nil
 }
 
@@ -192,12 +192,12 @@ const mostBytes = math.MaxInt32 // of a row
 // once it is the first one due or the others wait. Until then others pass it, except
 // those of its key. A message that cannot be moved, for a reason of its own, is put
 // aside and retried alone.
-func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Moved, error) {
+func (s *postgresStore) MoveDue(ctx context.Context, guard Guard, head Due) (Moved, error) {
 	rows, bytes := s.pace.batch()
 	alone := choice{rows: 1, bytes: bytes, least: bytes + 1, most: mostBytes, after: s.pace.leftOut().after, upTo: end}
 	one, again := s.pace.retry(time.Now())
 	after, upTo, inRound := s.pace.inRound(time.Now())
-	large := head.bytes > bytes && s.pace.tryLarge(time.Now())
+	large := head.Bytes > bytes && s.pace.tryLarge(time.Now())
 	moved, err := Moved{}, error(nil)
 	what := s.pace.takeTurn(again, inRound, large)
 	switch what {
@@ -208,7 +208,7 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 		round := choice{rows: rows, bytes: math.MaxInt64, most: mostBytes, after: after, upTo: upTo, apart: true}
 		moved, err = s.goRound(ctx, guard, round)
 	case ofLarge:
-		moved, err = s.moveAlone(ctx, guard, alone, head.bytes)
+		moved, err = s.moveAlone(ctx, guard, alone, head.Bytes)
 	}
 	if moved.Limit > 0 {
 		s.pace.turnAgain(what)
@@ -223,20 +223,20 @@ func (s *postgresStore) moveDue(ctx context.Context, guard guard, head due) (Mov
 	}
 	over := s.pace.leftOut()
 	found := s.db.QueryRowContext(ctx, s.scheduled.large, pq.Array(over.seqs), pq.Array(over.keys), over.after.at, over.after.seq, bytes)
-	switch err := found.Scan(&head.bytes); {
+	switch err := found.Scan(&head.Bytes); {
 	case errors.Is(err, sql.ErrNoRows):
 		return others, nil
 	case err != nil:
 		return others, err
 	}
 	alone.after = over.after
-	moved, err = s.moveAlone(ctx, guard, alone, head.bytes)
+	moved, err = s.moveAlone(ctx, guard, alone, head.Bytes)
 	moved.Failed = moved.Failed || others.Failed
 	return moved, err
 }
 
 // moveAlone moves one message, with a time limit for its size.
-func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, bytes int64) (Moved, error) {
+func (s *postgresStore) moveAlone(ctx context.Context, guard Guard, c choice, bytes int64) (Moved, error) {
 	limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(c.only, bytes)}
 	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
 		return Moved{Limit: limits.Statement + moveBeside}, nil
@@ -262,7 +262,7 @@ func (s *postgresStore) moveAlone(ctx context.Context, guard guard, c choice, by
 }
 
 // goRound continues the round, as far as time permits.
-func (s *postgresStore) goRound(ctx context.Context, guard guard, c choice) (Moved, error) {
+func (s *postgresStore) goRound(ctx context.Context, guard Guard, c choice) (Moved, error) {
 	limits := shorttx.Limits{Lock: moveLimits.Lock, Statement: s.pace.large(0, 0)}
 	if deadline, limited := ctx.Deadline(); limited && time.Until(deadline) < limits.Statement {
 		return Moved{Limit: limits.Statement + moveBeside}, nil
@@ -323,7 +323,7 @@ func (s *postgresStore) putAside(ctx context.Context, r row, bytes int64, limit 
 // moveSmall moves a batch of rows of at most the given bytes each, and adapts the batch
 // to the time that takes. A batch that fails is made smaller, down to the row that is
 // the cause.
-func (s *postgresStore) moveSmall(ctx context.Context, guard guard, rows int, bytes int64) (Moved, error) {
+func (s *postgresStore) moveSmall(ctx context.Context, guard Guard, rows int, bytes int64) (Moved, error) {
 	limits := moveLimits
 	if within := shorttx.Within(ctx); within.Statement < limits.Statement {
 		limits.Statement = within.Statement // the server should report what is slow before the caller gives up
@@ -384,7 +384,7 @@ func (s *postgresStore) leave(ctx context.Context, upTo place, err error) {
 
 // move moves the first due rows of a choice. It returns their number and what it has
 // looked at, after an error as far as that is known.
-func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard guard, c choice) (moved int, looked seen, err error) {
+func (s *postgresStore) move(ctx context.Context, limits shorttx.Limits, guard Guard, c choice) (moved int, looked seen, err error) {
 	over := s.pace.leftOut()
 	if c.only != 0 {
 		over.seqs, over.keys = []int64{}, []string{}

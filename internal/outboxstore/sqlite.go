@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -76,7 +76,7 @@ func knownObject(known []Known) string {
 	return string(append(object, '}'))
 }
 
-func (s *sqliteStore) read(ctx context.Context, req ReadRequest) ([]Row, error) {
+func (s *sqliteStore) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	if len(req.Lanes) == 0 {
 		return nil, nil
 	}
@@ -102,7 +102,7 @@ const sqliteReadPiece = `
 select substr(payload, ?5, ?6) from {{outbox}} where lane = ?1 and id = ?2 and created_at = ?3 and message_id = ?4`
 
 // Reads on SQLite always include the payload.
-func (s *sqliteStore) readPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
+func (s *sqliteStore) ReadPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
 	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most).Scan(&piece)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, fmt.Errorf("read a piece of a message: %w", err)
@@ -157,7 +157,7 @@ where id = ?1 and lane = ?2 and message_id = ?3 and created_at = ?4`
 )
 
 // remove finds no row locked: SQLite locks whole databases, and only briefly.
-func (s *sqliteStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
+func (s *sqliteStore) Remove(ctx context.Context, rows []Ref) (Removal, error) {
 	var broken error
 	if s.history > 0 {
 		_, err := s.removeBy(ctx, rows, s.moveText, s.removeText)
@@ -239,7 +239,7 @@ limit 10`
 	sqliteRepairInsert = `insert into sqlite_sequence (name, seq) values (trim('{{outbox}}', '"'), ?1)`
 )
 
-func (s *sqliteStore) check(ctx context.Context) error {
+func (s *sqliteStore) Check(ctx context.Context) error {
 	var last, highest int64
 	if err := s.db.QueryRowContext(ctx, s.names.Expand(`select (`+sqliteLast+`), (`+sqliteHighest+`)`)).Scan(&last, &highest); err != nil {
 		return fmt.Errorf("check id sequence: %w", err)
@@ -251,14 +251,14 @@ func (s *sqliteStore) check(ctx context.Context) error {
 	return reportForged(ctx, s.log, forged, err)
 }
 
-func (s *sqliteStore) lastID(ctx context.Context) (last int64, err error) {
+func (s *sqliteStore) LastID(ctx context.Context) (last int64, err error) {
 	if err := s.db.QueryRowContext(ctx, s.names.Expand(sqliteLast)).Scan(&last); err != nil {
 		return 0, fmt.Errorf("read id sequence: %w", err)
 	}
 	return last, nil
 }
 
-func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
+func (s *sqliteStore) RepairSequence(ctx context.Context, floor int64) (last int64, err error) {
 	err = sqlitetx.Write(ctx, s.db, turn.Caller, func(tx *sql.Tx) error {
 		text := s.names.Expand(`select max((` + sqliteLast + `), (` + sqliteHighest + `), ?1)`)
 		if err := tx.QueryRowContext(ctx, text, floor).Scan(&last); err != nil {
@@ -277,7 +277,7 @@ func (s *sqliteStore) repairSequence(ctx context.Context, floor int64) (last int
 }
 
 // held: a reader only keeps the log of a SQLite database large.
-func (s *sqliteStore) held(context.Context) (Held, error) { return Held{}, nil }
+func (s *sqliteStore) Held(context.Context) (Held, error) { return Held{}, nil }
 
 // Served by the index on relayed_at. A few at a time, by rows and by bytes, so that
 // others need not wait for their turn to write.
@@ -306,7 +306,7 @@ const (
 	sqliteRetireBytes = 4 << 20
 )
 
-func (s *sqliteStore) maintain(ctx context.Context, guard guard) (done Maintained, err error) {
+func (s *sqliteStore) Maintain(ctx context.Context, guard Guard) (done Maintained, err error) {
 	if s.ask {
 		return done, nil
 	}

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"cmp"
@@ -162,7 +162,7 @@ type removing struct {
 
 // remove tries the cheapest way first, then the others: rows may have moved, or be
 // locked, and the history must never stop delivery.
-func (s *postgresStore) remove(ctx context.Context, rows []Ref) (Removal, error) {
+func (s *postgresStore) Remove(ctx context.Context, rows []Ref) (Removal, error) {
 	way := removing{keep: s.history > 0 && !s.historyLocked.lasts(time.Now())}
 	rest, missed, locked, err := s.removeByPlace(ctx, rows, way.keep)
 	if err != nil || len(rest) == 0 {

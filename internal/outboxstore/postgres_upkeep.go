@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -77,7 +77,7 @@ const (
 )
 
 // maintain does each step, whether or not the others succeed.
-func (s *postgresStore) maintain(ctx context.Context, guard guard) (done Maintained, err error) {
+func (s *postgresStore) Maintain(ctx context.Context, guard Guard) (done Maintained, err error) {
 	err = s.maintainRing(ctx, guard, &done)
 	if err == nil || !inconclusive(ctx, err) {
 		err = errors.Join(err, s.maintainHistory(ctx, guard, &done))
@@ -95,7 +95,7 @@ func passedOver(err error) bool {
 // reports whether fn did anything. It is READ COMMITTED. Under a REPEATABLE READ
 // default, a test for emptiness after a lock would still use the snapshot before it,
 // and a committed row would be destroyed.
-func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guard guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
+func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guard Guard, fn func(tx *sql.Tx) (did bool, err error)) (did bool, err error) {
 	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
 		held, err := guard(ctx, tx)
 		if err != nil || !held {
@@ -113,7 +113,7 @@ func (s *postgresStore) guarded(ctx context.Context, limits shorttx.Limits, guar
 // maintainHistory creates the partitions of today and the days ahead, and empties those
 // past their retention. It drops them a day later, when no reader remembers them. Rows
 // to be archived are removed once they have been archived.
-func (s *postgresStore) maintainHistory(ctx context.Context, guard guard, done *Maintained) error {
+func (s *postgresStore) maintainHistory(ctx context.Context, guard Guard, done *Maintained) error {
 	now, days, err := s.historyDays(ctx)
 	if err != nil {
 		return fmt.Errorf("look at the history: %w", err)
@@ -164,7 +164,7 @@ func (s *postgresStore) expiredFor(now, day time.Time) time.Duration {
 	return now.Sub(day.AddDate(0, 0, 1)) - s.history
 }
 
-func (s *postgresStore) makeDays(ctx context.Context, guard guard, now time.Time, days map[string]bool, done *Maintained) error {
+func (s *postgresStore) makeDays(ctx context.Context, guard Guard, now time.Time, days map[string]bool, done *Maintained) error {
 	today := now.Truncate(24 * time.Hour)
 	for i := range daysAhead + 1 {
 		day := today.AddDate(0, 0, i)

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -93,17 +93,17 @@ func timeOrNull(t time.Time) any {
 	return t
 }
 
-func (s *postgresStore) listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
+func (s *postgresStore) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
 	args := append(historyArgs(f), f.After.ID, timeOrNull(f.After.RelayedAt), f.Limit)
 	return scanHistory(s.db.QueryContext(ctx, s.past.list, args...))
 }
 
-func (s *postgresStore) countHistory(ctx context.Context, f HistoryFilter) (n int, err error) {
+func (s *postgresStore) CountHistory(ctx context.Context, f HistoryFilter) (n int, err error) {
 	err = s.db.QueryRowContext(ctx, s.past.count, historyArgs(f)...).Scan(&n)
 	return n, err
 }
 
-func (s *postgresStore) resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error) {
+func (s *postgresStore) Resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error) {
 	return affected(tx.ExecContext(ctx, s.past.resend, append(historyArgs(f), f.Limit)...))
 }
 
@@ -133,10 +133,10 @@ where h.id = c.id
 
 var archiveLimits = shorttx.Limits{Lock: time.Second, Statement: 4 * time.Second}
 
-func (s *postgresStore) expired(ctx context.Context, guard guard, behind expired) (expired, error) {
+func (s *postgresStore) Expired(ctx context.Context, guard Guard, behind Expired) (Expired, error) {
 	now, days, err := s.historyDays(ctx)
 	if err != nil {
-		return expired{}, err
+		return Expired{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(days)) {
 		day, err := time.Parse(dayLayout, name)
@@ -145,29 +145,29 @@ func (s *postgresStore) expired(ctx context.Context, guard guard, behind expired
 		}
 		after := int64(math.MinInt64)
 		if name == behind.day {
-			after = behind.rows[len(behind.rows)-1].ID
+			after = behind.Rows[len(behind.Rows)-1].ID
 		}
 		read := strings.ReplaceAll(postgresArchiveRead, "{{day}}", s.upkeep.dayTable(name))
 		rows, err := scanHistory(s.db.QueryContext(ctx, read, after, archiveRows, archiveBytes))
 		if err != nil {
-			return expired{}, err
+			return Expired{}, err
 		}
 		if len(rows) == 0 {
 			continue
 		}
 		held, err := s.guarded(ctx, archiveLimits, guard, func(*sql.Tx) (bool, error) { return true, nil })
 		if err != nil || !held {
-			return expired{}, err
+			return Expired{}, err
 		}
-		return expired{rows: rows, day: name}, nil
+		return Expired{Rows: rows, day: name}, nil
 	}
-	return expired{}, nil
+	return Expired{}, nil
 }
 
-func (s *postgresStore) forget(ctx context.Context, guard guard, batch expired) (bool, error) {
+func (s *postgresStore) Forget(ctx context.Context, guard Guard, batch Expired) (bool, error) {
 	remove := strings.ReplaceAll(postgresArchiveDelete, "{{day}}", s.upkeep.dayTable(batch.day))
 	return s.guarded(ctx, archiveLimits, guard, func(tx *sql.Tx) (bool, error) {
-		_, err := tx.ExecContext(ctx, remove, archivedArgs(batch.rows)...)
+		_, err := tx.ExecContext(ctx, remove, archivedArgs(batch.Rows)...)
 		return true, err
 	})
 }

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -73,7 +73,7 @@ func sqliteHistoryArgs(f HistoryFilter) ([]any, error) {
 	return args, nil
 }
 
-func (s *sqliteStore) listHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
+func (s *sqliteStore) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
 	args, err := sqliteHistoryArgs(f)
 	if err != nil {
 		return nil, err
@@ -85,7 +85,7 @@ func (s *sqliteStore) listHistory(ctx context.Context, f HistoryFilter) ([]Histo
 	return scanHistory(s.db.QueryContext(ctx, s.names.Expand(sqliteListHistory), append(args, f.After.ID, relayed, f.Limit)...))
 }
 
-func (s *sqliteStore) countHistory(ctx context.Context, f HistoryFilter) (n int, err error) {
+func (s *sqliteStore) CountHistory(ctx context.Context, f HistoryFilter) (n int, err error) {
 	args, err := sqliteHistoryArgs(f)
 	if err != nil {
 		return 0, err
@@ -94,7 +94,7 @@ func (s *sqliteStore) countHistory(ctx context.Context, f HistoryFilter) (n int,
 	return n, err
 }
 
-func (s *sqliteStore) resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error) {
+func (s *sqliteStore) Resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error) {
 	args, err := sqliteHistoryArgs(f)
 	if err != nil {
 		return 0, err
@@ -121,39 +121,39 @@ delete from {{outbox_history}}
 where rowid = ?1 and id = ?2 and message_id = ?3 and relayed_at = ?4`
 )
 
-func (s *sqliteStore) expired(ctx context.Context, guard guard, _ expired) (expired, error) {
+func (s *sqliteStore) Expired(ctx context.Context, guard Guard, _ Expired) (Expired, error) {
 	batch, err := s.oldest(ctx)
-	if err != nil || len(batch.rows) == 0 {
-		return expired{}, err
+	if err != nil || len(batch.Rows) == 0 {
+		return Expired{}, err
 	}
 	held, err := s.guarded(ctx, guard, func(*sql.Tx, func() bool) (bool, error) { return false, nil })
 	if err != nil || !held {
-		return expired{}, err
+		return Expired{}, err
 	}
 	return batch, nil
 }
 
 // oldest reads the oldest rows past their retention.
-func (s *sqliteStore) oldest(ctx context.Context) (batch expired, err error) {
+func (s *sqliteStore) oldest(ctx context.Context) (batch Expired, err error) {
 	rows, err := s.db.QueryContext(ctx, s.names.Expand(sqliteArchiveRead), s.history.Microseconds(), archiveRows)
 	if err != nil {
-		return expired{}, err
+		return Expired{}, err
 	}
 	defer func() { err = errors.Join(err, rows.Close()) }()
 	for bytes := 0; rows.Next() && bytes < archiveBytes; {
 		var rowid, created, relayed int64
 		var r HistoryRow
 		if err := rows.Scan(&rowid, &r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created, &relayed); err != nil {
-			return expired{}, err
+			return Expired{}, err
 		}
 		r.CreatedAt, r.RelayedAt = time.UnixMicro(created).UTC(), time.UnixMicro(relayed).UTC()
-		batch.rowids, batch.rows = append(batch.rowids, rowid), append(batch.rows, r)
+		batch.rowids, batch.Rows = append(batch.rowids, rowid), append(batch.Rows, r)
 		bytes += len(r.Payload) + len(r.Metadata)
 	}
 	return batch, rows.Err()
 }
 
-func (s *sqliteStore) forget(ctx context.Context, guard guard, batch expired) (bool, error) {
+func (s *sqliteStore) Forget(ctx context.Context, guard Guard, batch Expired) (bool, error) {
 	left := batch
 	return s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		remove, err := tx.PrepareContext(ctx, s.names.Expand(sqliteArchiveDelete))
@@ -161,19 +161,19 @@ func (s *sqliteStore) forget(ctx context.Context, guard guard, batch expired) (b
 			return false, err
 		}
 		defer remove.Close() //nolint:errcheck // nothing is left to be told
-		for ; len(left.rows) > 0 && !over(); left.rows, left.rowids = left.rows[1:], left.rowids[1:] {
-			r := left.rows[0]
+		for ; len(left.Rows) > 0 && !over(); left.Rows, left.rowids = left.Rows[1:], left.rowids[1:] {
+			r := left.Rows[0]
 			if _, err := remove.ExecContext(ctx, left.rowids[0], r.ID, r.MessageID, r.RelayedAt.UnixMicro()); err != nil {
 				return false, err
 			}
 		}
-		return len(left.rows) > 0, nil
+		return len(left.Rows) > 0, nil
 	})
 }
 
 // guarded runs fn like [sqlitetx.WriteSlices], in transactions that the caller's lease
 // guards, and reports whether the lease was held.
-func (s *sqliteStore) guarded(ctx context.Context, guard guard, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) (held bool, err error) {
+func (s *sqliteStore) guarded(ctx context.Context, guard Guard, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) (held bool, err error) {
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		if held, err = guard(ctx, tx); err != nil || !held {
 			return false, err

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -144,7 +144,7 @@ from (select ` + postgresScheduledSequence + ` as seq) q`
 select setval('{{outbox_id}}', greatest((` + postgresHighest + `), (select last_value from {{outbox_id}}), $1), true)`
 )
 
-func (s *postgresStore) check(ctx context.Context) error {
+func (s *postgresStore) Check(ctx context.Context) error {
 	var last, cache, highest int64
 	var later, standby, readOnly bool
 	if err := s.db.QueryRowContext(ctx, s.checkText).Scan(&last, &cache, &highest, &later, &standby, &readOnly); err != nil {
@@ -169,14 +169,14 @@ func (s *postgresStore) check(ctx context.Context) error {
 	return reportForged(ctx, s.log, forged, err)
 }
 
-func (s *postgresStore) lastID(ctx context.Context) (last int64, err error) {
+func (s *postgresStore) LastID(ctx context.Context) (last int64, err error) {
 	if err := s.db.QueryRowContext(ctx, s.lastText).Scan(&last); err != nil {
 		return 0, fmt.Errorf("read id sequence: %w", err)
 	}
 	return last, nil
 }
 
-func (s *postgresStore) repairSequence(ctx context.Context, floor int64) (last int64, err error) {
+func (s *postgresStore) RepairSequence(ctx context.Context, floor int64) (last int64, err error) {
 	err = shorttx.Run(ctx, s.db, shorttx.Repair, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, s.names.Expand(postgresLockWriters)); err != nil {
 			return fmt.Errorf("lock writers out: %w", err)

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"bytes"
@@ -81,7 +81,7 @@ from {{outbox}} o
 where o.lane = $1 and o.id = $2 and o.created_at = timestamptz 'epoch' + $3 * interval '1 microsecond' and o.message_id = $4
 	and o.ctid = $7::tid`
 
-func (s *postgresStore) readPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
+func (s *postgresStore) ReadPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
 	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most, of.Place.String()).Scan(&piece)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, fmt.Errorf("read a piece of a message: %w", err)
@@ -89,7 +89,7 @@ func (s *postgresStore) readPiece(ctx context.Context, of Ref, offset, most int)
 	return piece, nil
 }
 
-func (s *postgresStore) read(ctx context.Context, req ReadRequest) ([]Row, error) {
+func (s *postgresStore) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 	rows, bulky, err := s.readPacked(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("read lanes: %w", err)

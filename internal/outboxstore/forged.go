@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -37,7 +37,7 @@ func reportForged(ctx context.Context, log *slog.Logger, forged []forgedRow, err
 	}
 	for _, r := range forged {
 		log.WarnContext(ctx, "row with a forged id ignored by the check of the sequence; somebody wrote an id of their choice",
-			"lane", r.lane, "id", r.id, "message_id", shorten(r.messageID))
+			"lane", r.lane, "id", r.id, "message_id", Shorten(r.messageID))
 	}
 	return nil
 }

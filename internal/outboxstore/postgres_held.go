@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -48,7 +48,7 @@ where l.granted
 order by since, l.pid`
 )
 
-func (s *postgresStore) held(ctx context.Context) (Held, error) {
+func (s *postgresStore) Held(ctx context.Context) (Held, error) {
 	oldest, err := scanHolders(s.db.QueryContext(ctx, postgresOldest))
 	if err != nil {
 		return Held{}, fmt.Errorf("look for old snapshots: %w", err)

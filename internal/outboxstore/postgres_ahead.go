@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -100,7 +100,7 @@ order by m.turn, m.id`
 // it.
 const aheadLimit = 2 * time.Second
 
-func (s *postgresStore) readAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
+func (s *postgresStore) ReadAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
 	req.Hollow = ahead.Not
 	args := append(readArgs(req, req.Bytes), pq.Array(orEmpty(ahead.Topics)), ahead.Newest, ahead.Look, ahead.Unordered, ahead.Scan)
 	var rows []Row

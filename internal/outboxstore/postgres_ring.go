@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"context"
@@ -71,7 +71,7 @@ const (
 
 // maintainRing truncates the partitions that hold only dead rows, and turns the ring
 // when that is worthwhile.
-func (s *postgresStore) maintainRing(ctx context.Context, guard guard, done *Maintained) error {
+func (s *postgresStore) maintainRing(ctx context.Context, guard Guard, done *Maintained) error {
 	if s.truncation == TruncateNever {
 		return nil
 	}
@@ -148,7 +148,7 @@ func (s *postgresStore) ringState(ctx context.Context) (last int64, sizes, passe
 }
 
 // turn advances the ids to the next partition of the ring.
-func (s *postgresStore) turn(ctx context.Context, guard guard) (turned bool, err error) {
+func (s *postgresStore) turn(ctx context.Context, guard Guard) (turned bool, err error) {
 	turned, err = s.guarded(ctx, turnLimits, guard, func(tx *sql.Tx) (bool, error) {
 		_, err := tx.ExecContext(ctx, s.upkeep.turn)
 		return true, err
@@ -161,7 +161,7 @@ func (s *postgresStore) turn(ctx context.Context, guard guard) (turned bool, err
 
 // truncate removes the dead rows of a partition of the ring, unless it has other rows
 // or somebody's lock blocks that.
-func (s *postgresStore) truncate(ctx context.Context, guard guard, i int) (emptied, blocked bool, err error) {
+func (s *postgresStore) truncate(ctx context.Context, guard Guard, i int) (emptied, blocked bool, err error) {
 	wait, ok := s.ring.may(i, time.Now())
 	if !ok {
 		return false, true, nil

@@ -1,4 +1,4 @@
-package outbox
+package outboxstore
 
 import (
 	"cmp"
@@ -50,7 +50,7 @@ join {{outbox}} o on o.id = c.id
 where coalesce(c.bytes_before, 0) < ?10`
 )
 
-func (s *sqliteStore) readAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
+func (s *sqliteStore) ReadAhead(ctx context.Context, req ReadRequest, ahead Ahead) ([]Row, error) {
 	if len(req.Lanes) == 0 {
 		return nil, nil
 	}

@@ -1,0 +1,3 @@
+// Package outboxstore holds the tables of an outbox: outbox, outbox_history and
+// scheduled.
+package outboxstore

@@ -1,0 +1,67 @@
+package outboxstore
+
+import (
+	"database/sql"
+	"time"
+)
+
+// HistoryRow is a message that the broker has confirmed.
+type HistoryRow struct {
+	ID        int64
+	Lane      int
+	Topic     string
+	MessageID string
+	Key       string // empty for an unkeyed message
+	Payload   []byte
+	Metadata  []byte // a JSON object of strings; empty for none
+	CreatedAt time.Time
+	RelayedAt time.Time
+}
+
+// HistoryPosition is a position in the history.
+type HistoryPosition struct {
+	ID        int64
+	RelayedAt time.Time
+}
+
+// HistoryFilter selects rows of the history: those that match all fields that are set.
+type HistoryFilter struct {
+	IDs        []int64
+	MessageIDs []string
+	Key        string
+	Topic      string
+	From, To   time.Time
+	After      HistoryPosition
+	Limit      int
+}
+
+// Expired is a batch of history rows past their retention.
+type Expired struct {
+	Rows   []HistoryRow
+	day    string  // the day of all rows; PostgreSQL
+	rowids []int64 // of each; SQLite
+}
+
+// scanHistory reads rows of the history; times are in microseconds.
+func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err tells
+	var out []HistoryRow
+	for rows.Next() {
+		var r HistoryRow
+		var created, relayed int64
+		if err := rows.Scan(&r.Lane, &r.ID, &r.Topic, &r.MessageID, &r.Key, &r.Payload, &r.Metadata, &created, &relayed); err != nil {
+			return nil, err
+		}
+		r.CreatedAt, r.RelayedAt = time.UnixMicro(created).UTC(), time.UnixMicro(relayed).UTC()
+		out = append(out, r)
+	}
+	return out, rows.Err()
+}
+
+const (
+	archiveRows  = 500
+	archiveBytes = 8 << 20
+)
