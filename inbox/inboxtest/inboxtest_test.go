@@ -1,9 +1,11 @@
 package inboxtest_test
 
 import (
+	"context"
 	"database/sql"
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -13,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/inboxtest"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
@@ -29,23 +32,43 @@ func (r *recorder) Errorf(format string, args ...any) {
 	r.failures = append(r.failures, fmt.Sprintf(format, args...))
 }
 
-func place(t *testing.T) (*sql.DB, *inbox.Inbox) {
-	db := testserver.SQLite(t)
-	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, inbox.Migrations); err != nil {
+type place struct {
+	db  *sql.DB
+	box *outbox.Outbox
+	in  *inbox.Inbox
+}
+
+func onEachPlace(t *testing.T, test func(t *testing.T, p place)) {
+	t.Parallel()
+	t.Run("sqlite", func(t *testing.T) { t.Parallel(); test(t, newPlace(t, testserver.SQLite(t), oncemill.Config{})) })
+	t.Run("postgresql", func(t *testing.T) {
+		t.Parallel()
+		pg := testserver.Postgres(t)
+		test(t, newPlace(t, pg.DB, pg.Config))
+	})
+}
+
+func newPlace(t *testing.T, db *sql.DB, cfg oncemill.Config) place {
+	t.Helper()
+	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, inbox.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := db.ExecContext(t.Context(), `create table effects (id text)`); err != nil {
 		t.Fatal(err)
 	}
-	in, err := inbox.New(db, inbox.Config{Consumer: "stock"})
+	box, err := outbox.New(db, outbox.Config{Database: cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return db, in
+	in, err := inbox.New(db, inbox.Config{Database: cfg, Consumer: "stock", Outbox: box})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return place{db, box, in}
 }
 
-func count(t *testing.T, db *sql.DB) (n int) {
-	if err := db.QueryRowContext(t.Context(), `select count(*) from effects`).Scan(&n); err != nil {
+func (p place) count(t *testing.T) (n int) {
+	if err := p.db.QueryRowContext(t.Context(), `select count(*) from effects`).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -53,37 +76,79 @@ func count(t *testing.T, db *sql.DB) (n int) {
 
 func newMessage() *message.Message { return message.NewMessage(watermill.NewUUID(), nil) }
 
-func TestOneEffect_PassesAHandlerInTheTransaction(t *testing.T) {
-	t.Parallel()
-	db, in := place(t)
-	for _, middleware := range []message.HandlerMiddleware{in.Middleware, in.GroupMiddleware} {
-		inboxtest.OneEffect(t, middleware, func(msg *message.Message) ([]*message.Message, error) {
-			tx, _ := inbox.TxFromContext(msg.Context())
-			_, err := tx.ExecContext(msg.Context(), `insert into effects values ($1)`, msg.UUID)
-			return nil, err
-		}, newMessage, func() int { return count(t, db) })
-	}
-	if n := count(t, db); n != 8 {
-		t.Errorf("%d effects", n)
-	}
+// reserve has one effect and returns two messages.
+func reserve(msg *message.Message) ([]*message.Message, error) {
+	tx, _ := inbox.TxFromContext(msg.Context())
+	_, err := tx.ExecContext(msg.Context(), `insert into effects values ($1)`, msg.UUID)
+	first, second := newMessage(), newMessage()
+	outbox.SetKey(first, msg.UUID)
+	first.Metadata.Set("of", msg.UUID)
+	return []*message.Message{first, second}, err
 }
 
-func TestOneEffect_FailsAHandlerBesideTheTransaction(t *testing.T) {
-	t.Parallel()
-	_, in := place(t)
-	effects := 0
-	r := &recorder{TB: t}
-	inboxtest.OneEffect(r, in.Middleware, func(*message.Message) ([]*message.Message, error) {
-		effects++
-		return nil, nil
-	}, newMessage, func() int { return effects })
-	if len(r.failures) != 1 {
-		t.Errorf("failures: %q", r.failures)
-	}
-	r = &recorder{TB: t}
-	noInbox := func(h message.HandlerFunc) message.HandlerFunc { return h }
-	inboxtest.OneEffect(r, noInbox, func(*message.Message) ([]*message.Message, error) { return nil, nil }, newMessage, func() int { return 0 })
-	if len(r.failures) != 4 {
-		t.Errorf("failures: %q", r.failures)
-	}
+func TestRun_PassesAHandlerInTheTransaction(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p place) {
+		scenarios := 0
+		for _, middleware := range []message.HandlerMiddleware{p.in.Middleware, p.in.GroupMiddleware} {
+			inboxtest.Run(t, inboxtest.Test{
+				Middleware: middleware, Handler: reserve, NewMessage: newMessage, Topic: "reservations", Outbox: p.box,
+				Effects: func() int { return p.count(t) },
+				Produced: func(t testing.TB, of *message.Message, produced []inboxtest.Produced) {
+					scenarios++
+					if len(produced) != 2 || produced[0].Topic != "reservations" || produced[0].Key != of.UUID && produced[1].Key != of.UUID {
+						t.Errorf("produced %+v for %s", produced, of.UUID)
+					}
+				},
+			})
+		}
+		if n := p.count(t); n != 12 || scenarios != 12 {
+			t.Errorf("%d effects, %d scenarios", n, scenarios)
+		}
+	})
+}
+
+func TestRun_FailsAHandlerBesideTheTransaction(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p place) {
+		beside := 0
+		var mu sync.Mutex // copies run at once where nothing holds them back
+		effect := func(*message.Message) ([]*message.Message, error) {
+			mu.Lock()
+			defer mu.Unlock()
+			beside++
+			return nil, nil
+		}
+		publish := func(*message.Message) ([]*message.Message, error) {
+			return nil, p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+				return p.box.Publish(ctx, tx, "beside", newMessage())
+			})
+		}
+		noInbox := func(h message.HandlerFunc) message.HandlerFunc { return h }
+		for name, c := range map[string]struct {
+			test inboxtest.Test
+			want int
+		}{
+			"an effect in memory": { // both crashes before the commit, and a COMMIT that was not sent
+				inboxtest.Test{Middleware: p.in.Middleware, Handler: effect, NewMessage: newMessage, Effects: func() int { return beside }}, 2,
+			},
+			"no inbox": { // no scenario has one effect, and lost commits are not noticed
+				inboxtest.Test{Middleware: noInbox, Handler: effect, NewMessage: newMessage, Effects: func() int { return beside }}, 8,
+			},
+			"nothing to check": {inboxtest.Test{Middleware: noInbox, Handler: effect, NewMessage: newMessage}, 1},
+			"nothing to test":  {inboxtest.Test{Effects: func() int { return beside }}, 1},
+		} {
+			r := &recorder{TB: t}
+			inboxtest.Run(r, c.test)
+			if len(r.failures) != c.want {
+				t.Errorf("%s: failures: %q", name, r.failures)
+			}
+		}
+		if p.box.Config().Database.Dialect == oncemill.SQLite {
+			return // publish would wait for the handler's own transaction
+		}
+		r := &recorder{TB: t}
+		inboxtest.Run(r, inboxtest.Test{Middleware: p.in.Middleware, Handler: publish, NewMessage: newMessage, Outbox: p.box})
+		if len(r.failures) != 2 {
+			t.Errorf("published beside the transaction: failures: %q", r.failures)
+		}
+	})
 }

@@ -89,7 +89,7 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 		t.detach()
 		return nil, sqlerr.OfBegin(err)
 	}
-	t.Raw, t.commit = raw, raw.Commit
+	t.Raw, t.commit = raw, faulty(ctx, raw.Commit)
 	t.end = func() {
 		_ = raw.Rollback() // the server rolls back what it lost the connection of
 		if stop() {
@@ -113,7 +113,7 @@ func beginWriter(ctx context.Context, db *sql.DB, calls *bounded.Calls, options 
 		return nil, err
 	}
 	own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	t := &Tx{Raw: raw, calls: calls, ctx: own, cancel: cancel, why: ctx.Err, commit: w.Commit, end: w.Release}
+	t := &Tx{Raw: raw, calls: calls, ctx: own, cancel: cancel, why: ctx.Err, commit: faulty(ctx, w.Commit), end: w.Release}
 	t.detach = context.AfterFunc(ctx, cancel)
 	context.AfterFunc(own, w.Release)
 	return t, nil
