@@ -81,7 +81,7 @@ func contextOf(t testing.TB, topic string) context.Context {
 	go func() { ended <- router.Run(running) }()
 	defer func() {
 		stop()
-		<-ended
+		_ = <-ended // the context is there, or the test fails
 	}()
 	<-router.Running()
 	if err := broker.Publish("in", message.NewMessage("context", nil)); err != nil {

@@ -92,9 +92,9 @@ func Run(t testing.TB, test Test) {
 type run struct {
 	testing.TB
 	Test
-	handle   message.HandlerFunc
-	ctx      context.Context //nolint:containedctx // of every delivery of this test
-	produced int             // by the message of the first scenario
+	handle message.HandlerFunc
+	ctx    context.Context //nolint:containedctx // of every delivery of this test
+	want   int             // produced by the message of the first scenario
 }
 
 // scenario delivers one message and checks what it has left.
@@ -117,18 +117,18 @@ func (r *run) scenario(i int, name string, deliver func(*message.Message)) {
 	}
 	produced := newSince(before, r.stored())
 	if i == 0 {
-		r.produced = len(produced)
+		r.want = len(produced)
 	}
-	if len(produced) != r.produced {
-		r.Errorf("delivered %s: %d messages in the outbox, want %d as in the first scenario", name, len(produced), r.produced)
+	if len(produced) != r.want {
+		r.Errorf("delivered %s: %d messages in the outbox, want %d as in the first scenario", name, len(produced), r.want)
 	}
 	for i, p := range produced {
 		if slices.ContainsFunc(produced[:i], func(o Produced) bool { return o.Message.UUID == p.Message.UUID }) {
 			r.Errorf("delivered %s: message %s is in the outbox more than once", name, p.Message.UUID)
 		}
 	}
-	if r.Test.Produced != nil {
-		r.Test.Produced(r, msg, produced)
+	if r.Produced != nil {
+		r.Produced(r, msg, produced)
 	}
 }
 
