@@ -81,7 +81,9 @@ func contextOf(t testing.TB, topic string) context.Context {
 	go func() { ended <- router.Run(running) }()
 	defer func() {
 		stop()
-		_ = <-ended // the context is there, or the test fails
+		if err := <-ended; err != nil {
+			t.Errorf("inboxtest: %v", err)
+		}
 	}()
 	<-router.Running()
 	if err := broker.Publish("in", message.NewMessage("context", nil)); err != nil {
