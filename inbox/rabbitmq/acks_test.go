@@ -96,7 +96,7 @@ func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
 			case 7:
 				_ = a.flush(overdue, b.send)
 				for _, u := range a.fresh {
-					if a.rounds-u.round > patience {
+					if a.rounds-u.round > maxRounds {
 						t.Fatalf("seed %d: %d has waited for %d flushes", seed, u.tag, a.rounds-u.round)
 					}
 				}

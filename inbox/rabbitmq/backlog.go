@@ -52,8 +52,8 @@ type room struct {
 
 func (s *subscription) room(now time.Time) room {
 	n, bytes, free := 0, 0, 0 // free of places: sent by consumers that have gone
-	count := func(p *parcel) {
-		n, bytes = n+1, bytes+len(p.delivery.Body)
+	count := func(p *delivery) {
+		n, bytes = n+1, bytes+len(p.raw.Body)
 		if p.by != nil && p.by.gone {
 			free++
 		}
@@ -198,7 +198,7 @@ func (s *subscription) cancelMore(ctx context.Context, o *session, first int) er
 // time.
 func (s *subscription) giveBack(now time.Time) {
 	most := s.owner.settings.AckTimeout * 8 / 10
-	old := func(p *parcel) bool { return now.Sub(p.arrived) > most }
+	old := func(p *delivery) bool { return now.Sub(p.arrived) > most }
 	for p := range s.delayed {
 		if p.lane == nil && old(p) {
 			delete(s.delayed, p)
@@ -214,7 +214,7 @@ func (s *subscription) giveBack(now time.Time) {
 			s.returnLane(l, now)
 		}
 	}
-	s.ready = slices.DeleteFunc(s.ready, func(p *parcel) bool {
+	s.ready = slices.DeleteFunc(s.ready, func(p *delivery) bool {
 		if p.lane == nil && old(p) {
 			p.returned()
 			return true
@@ -237,18 +237,18 @@ func (s *subscription) returnLane(l *lane, now time.Time) {
 	}
 	places = append(places, l.awaited...)
 	for i, at := range places {
-		if at.parcel != nil {
-			at.parcel.returned()
-			places[i].parcel = nil
+		if at.delivery != nil {
+			at.delivery.returned()
+			places[i].delivery = nil
 		}
 	}
 	l.waiting, l.awaited = nil, places
-	l.until = now.Add(s.patience())
+	l.until = now.Add(s.maxWait())
 }
 
-// patience is how long to wait for returned deliveries: less time than the deliveries
+// maxWait is how long to wait for returned deliveries: less time than the deliveries
 // behind them may stay.
-func (s *subscription) patience() time.Duration {
+func (s *subscription) maxWait() time.Duration {
 	return min(s.owner.settings.CallTimeout, s.owner.settings.AckTimeout/4)
 }
 
@@ -267,11 +267,11 @@ func (s *subscription) awaitNoLonger(now time.Time) {
 }
 
 // returned gives one delivery back.
-func (p *parcel) returned() {
+func (p *delivery) returned() {
 	if p.cancel != nil {
 		p.cancel()
 	}
-	p.session.acks.rejected(p.delivery.DeliveryTag)
+	p.session.acks.rejected(p.raw.DeliveryTag)
 	// If it fails, the channel is lost, and NotifyClose reports why.
-	_ = p.delivery.Nack(false, true)
+	_ = p.raw.Nack(false, true)
 }

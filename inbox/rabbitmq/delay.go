@@ -7,7 +7,7 @@ import (
 )
 
 // delay holds p, and its lane, until a time.
-func (s *subscription) delay(p *parcel, until time.Time) {
+func (s *subscription) delay(p *delivery, until time.Time) {
 	p.msg, p.note, p.reason = nil, nil, nil // each try has its own
 	p.due = until
 	if wake := p.wake(); len(s.delayed) == 0 || wake.Before(s.firstDue) {
@@ -21,7 +21,7 @@ func (s *subscription) delay(p *parcel, until time.Time) {
 const together = 20 * time.Millisecond
 
 // wake returns when there is something to do for p, which is delayed.
-func (p *parcel) wake() time.Time {
+func (p *delivery) wake() time.Time {
 	if p.queue {
 		return p.due.Add(together)
 	}
@@ -31,7 +31,7 @@ func (p *parcel) wake() time.Time {
 // release makes the deliveries ready whose delay is over, in the order of their arrival.
 func (s *subscription) release(now time.Time) {
 	var first time.Time
-	var due []*parcel
+	var due []*delivery
 	for p := range s.delayed {
 		switch {
 		case !p.due.After(now):
@@ -41,7 +41,7 @@ func (s *subscription) release(now time.Time) {
 		}
 	}
 	s.firstDue = first
-	slices.SortFunc(due, func(a, b *parcel) int { return cmp.Compare(a.delivery.DeliveryTag, b.delivery.DeliveryTag) })
+	slices.SortFunc(due, func(a, b *delivery) int { return cmp.Compare(a.raw.DeliveryTag, b.raw.DeliveryTag) })
 	for _, p := range due {
 		delete(s.delayed, p)
 		if p.queue {

@@ -11,8 +11,8 @@ type outcomes struct {
 }
 
 type outcome struct {
-	parcel *parcel
-	acked  bool
+	delivery *delivery
+	acked    bool
 }
 
 func (o *outcomes) put(one outcome) {

@@ -194,9 +194,9 @@ const (
 	// ticksToAge spans many lingers: in a full window of short handlers nothing gets old.
 	ticksToAge = 16
 
-	// patience is how many overdue flushes leave out an acknowledgement that is behind an
+	// maxRounds is how many overdue flushes leave out an acknowledgement that is behind an
 	// unsettled delivery. The next one sends it.
-	patience = 3
+	maxRounds = 3
 
 	// fewOpen is a number of deliveries for which the cost of frames does not matter.
 	fewOpen = 64
@@ -242,7 +242,7 @@ type haste int
 
 const (
 	whenRipe haste = iota // the excess
-	overdue               // that, and those that have run out of patience
+	overdue               // that, and those left out maxRounds times
 	closing               // all
 )
 
@@ -259,7 +259,7 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 	case closing:
 		n = len(a.fresh)
 	case overdue:
-		for n < len(a.fresh) && a.rounds-a.fresh[n].round >= patience {
+		for n < len(a.fresh) && a.rounds-a.fresh[n].round >= maxRounds {
 			n++
 		}
 		a.rounds++

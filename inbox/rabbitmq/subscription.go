@@ -22,11 +22,11 @@ type subscription struct {
 	out       chan *message.Message
 	consuming atomic.Bool
 
-	ready    []*parcel // to be handed out, in this order
-	delayed  map[*parcel]struct{}
+	ready    []*delivery // to be handed out, in this order
+	delayed  map[*delivery]struct{}
 	firstDue time.Time // of the delayed
 	lanes    map[string]*lane
-	away     map[*parcel]struct{} // handed out, no outcome yet; also of lost sessions
+	away     map[*delivery]struct{} // handed out, no outcome yet; also of lost sessions
 
 	gone     sync.WaitGroup // those who wait for outcomes
 	abandon  chan struct{}  // closed when nobody wants outcomes any more
@@ -41,9 +41,9 @@ func newSubscription(owner *Subscriber, topic string) *subscription {
 		queue:    topology.Queue.GenerateName(topic),
 		exchange: topology.Exchange.GenerateName(topic),
 		out:      make(chan *message.Message),
-		delayed:  make(map[*parcel]struct{}),
+		delayed:  make(map[*delivery]struct{}),
 		lanes:    make(map[string]*lane),
-		away:     make(map[*parcel]struct{}),
+		away:     make(map[*delivery]struct{}),
 		abandon:  make(chan struct{}),
 		outcomes: outcomes{wake: make(chan struct{}, 1)},
 	}
@@ -113,7 +113,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 }
 
 // ackLinger is how long acknowledgements wait for others, so that one frame covers many;
-// behind an unsettled delivery they wait four times that (patience). It bounds the
+// behind an unsettled delivery they wait four times that (maxRounds). It bounds the
 // deliveries that a crash may repeat in addition.
 const ackLinger = 10 * time.Millisecond
 
@@ -133,7 +133,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 	lingering := false
 	for {
 		var out chan<- *message.Message
-		var next *parcel
+		var next *delivery
 		var msg *message.Message
 		for len(s.ready) > 0 && len(s.away) < prefetch {
 			next = s.ready[0]
@@ -234,15 +234,15 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 	}
 }
 
-func (s *subscription) take(current *session, delivery amqp.Delivery) {
-	current.acks.arrived(delivery.DeliveryTag)
-	p := &parcel{session: current, by: current.consumer(delivery.ConsumerTag), delivery: delivery, arrived: time.Now()}
+func (s *subscription) take(current *session, raw amqp.Delivery) {
+	current.acks.arrived(raw.DeliveryTag)
+	p := &delivery{session: current, by: current.consumer(raw.ConsumerTag), raw: raw, arrived: time.Now()}
 	p.read(s.owner.settings)
 	s.lineUp(p)
 }
 
 // lineUp makes p ready, or puts it behind others in its lane.
-func (s *subscription) lineUp(p *parcel) {
+func (s *subscription) lineUp(p *delivery) {
 	name := p.laneName()
 	if name == "" {
 		s.ready = append(s.ready, p)
@@ -255,7 +255,7 @@ func (s *subscription) lineUp(p *parcel) {
 	}
 	p.lane = l
 	if l.takeIn(p) {
-		l.until = time.Now().Add(s.patience())
+		l.until = time.Now().Add(s.maxWait())
 	}
 	if l.head == nil {
 		s.advance(l)
@@ -272,24 +272,24 @@ func (s *subscription) handOut() {
 }
 
 // await waits for the outcome of a message that was handed out.
-func (s *subscription) await(p *parcel) {
+func (s *subscription) await(p *delivery) {
 	select {
 	case <-p.msg.Acked():
-		s.outcomes.put(outcome{parcel: p, acked: true})
+		s.outcomes.put(outcome{delivery: p, acked: true})
 	case <-p.msg.Nacked():
-		s.outcomes.put(outcome{parcel: p})
+		s.outcomes.put(outcome{delivery: p})
 	case <-s.abandon:
 	}
 }
 
 // refuse passes a delivery that the marshaler could not read to Config.Malformed.
-func (s *subscription) refuse(p *parcel) {
+func (s *subscription) refuse(p *delivery) {
 	err := s.owner.settings.refuse(p.msg, p.reason)
 	if err != nil {
 		s.owner.settings.Logger.ErrorContext(p.msg.Context(), "malformed delivery stays in its queue",
 			"queue", s.queue, "reason", p.reason, "error", err)
 	}
-	s.outcomes.put(outcome{parcel: p, acked: err == nil})
+	s.outcomes.put(outcome{delivery: p, acked: err == nil})
 }
 
 func (s *settings) refuse(msg *message.Message, reason error) error {
@@ -302,7 +302,7 @@ func (s *settings) refuse(msg *message.Message, reason error) error {
 // settle processes the outcomes that have arrived.
 func (s *subscription) settle() {
 	for _, o := range s.outcomes.take() {
-		p := o.parcel
+		p := o.delivery
 		if _, expected := s.away[p]; !expected {
 			continue // it had been given up
 		}
@@ -312,12 +312,12 @@ func (s *subscription) settle() {
 		case p.session == nil: // the broker has taken it back
 			s.next(p)
 		case o.acked:
-			p.session.acks.ack(p.delivery.DeliveryTag)
+			p.session.acks.ack(p.raw.DeliveryTag)
 			s.next(p)
 		case s.owner.settings.topology.Consume.NoRequeueOnNack && p.reason == nil:
-			p.session.acks.rejected(p.delivery.DeliveryTag)
+			p.session.acks.rejected(p.raw.DeliveryTag)
 			// If it fails, the channel is lost, and NotifyClose reports why.
-			_ = p.delivery.Nack(false, false)
+			_ = p.raw.Nack(false, false)
 			s.next(p)
 		default:
 			p.nacks++
@@ -331,7 +331,7 @@ func (s *subscription) settle() {
 }
 
 // next releases the delivery behind p in its lane.
-func (s *subscription) next(p *parcel) {
+func (s *subscription) next(p *delivery) {
 	if p.lane != nil {
 		s.advance(p.lane)
 	}
@@ -400,8 +400,8 @@ func (s *subscription) forget(lost *session) {
 	}
 }
 
-// drop drops a parcel that is not away, and with it its lane.
-func (s *subscription) drop(p *parcel) {
+// drop drops a delivery that is not away, and with it its lane.
+func (s *subscription) drop(p *delivery) {
 	if p.cancel != nil {
 		p.cancel()
 	}

@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// lastWords is how long a closed connection may still try to send what it was given
+// closeGrace is how long a closed connection may still try to send what it was given
 // before.
-const lastWords = time.Second
+const closeGrace = time.Second
 
 // batchConn is a net.Conn whose Write only appends to a buffer. One goroutine,
 // [batchConn.flush], writes the buffer out, so that everything that gathers during one
@@ -86,7 +86,7 @@ func (c *batchConn) buffered() int64 {
 }
 
 // Close makes Write and Read fail. Bytes written before are still sent, for at most
-// lastWords; flush then closes the network connection.
+// closeGrace; flush then closes the network connection.
 func (c *batchConn) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -98,7 +98,7 @@ func (c *batchConn) Close() error {
 		c.err = net.ErrClosed
 	}
 	// Errors can be ignored: flush closes the connection in any case.
-	_ = c.SetWriteDeadline(time.Now().Add(lastWords))
+	_ = c.SetWriteDeadline(time.Now().Add(closeGrace))
 	_ = c.SetReadDeadline(time.Now())
 	poke(c.wake)
 	return nil

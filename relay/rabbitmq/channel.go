@@ -23,15 +23,15 @@ type channel struct {
 	returns chan amqp.Return
 	closes  chan *amqp.Error
 
-	suspects   *suspects // of the lane
-	late       *late     // of the lane
+	isolated   *isolation // of the lane
+	late       *late      // of the lane
 	flight     fifo[*entry]
 	unresolved int  // entries whose confirm is awaited, with an outcome or without
 	waiting    int  // entries without an outcome
-	solo       bool // what is in flight is a suspect and must stay alone
+	alone      bool // what is in flight is isolated and must stay alone
 
-	broken time.Time   // of a failed publish: NotifyClose will tell why
-	closed bool        // NotifyClose has told
+	broken time.Time   // when a publish failed; NotifyClose reports why
+	closed bool        // NotifyClose has reported it
 	cause  *amqp.Error // why, nil if it closed without a reason
 	stray  bool        // a return matched nothing: confirms cannot be believed
 
@@ -165,8 +165,8 @@ func (c *channel) resolve(e *entry, acked bool) {
 		outcome = unavailableNacked
 	default:
 		c.confirmed = c.confirmed || outcome == nil
-		if c.solo {
-			c.suspects.clear(e.message) // the broker took it, routable or not
+		if c.alone {
+			c.isolated.clear(e.message) // the broker took it, routable or not
 		}
 	}
 	if e.late != nil && outcome == nil {
@@ -270,10 +270,10 @@ func (c *channel) expire(outcome error) {
 	}
 }
 
-// wreck ends the wait for everything in flight on a channel that is given up. It returns
+// giveUp ends the wait for everything in flight on a channel that is given up. It returns
 // the entries that the broker has not answered. Those without an outcome must still be
 // given one.
-func (c *channel) wreck() []*entry {
+func (c *channel) giveUp() []*entry {
 	entries := c.flight.all()
 	for _, e := range entries {
 		e.answered = e.confirm != nil && resolved(e.confirm)
@@ -339,6 +339,6 @@ func (c *channel) trim() {
 	}
 	c.flight.drop(n)
 	if c.unresolved == 0 {
-		c.solo = false
+		c.alone = false
 	}
 }

@@ -40,7 +40,7 @@ func (never) Acked() bool           { return false }
 // fakeChannel is a channel of a lane without a broker.
 func fakeChannel(l *lane, to *link) *channel {
 	return &channel{
-		link: to, suspects: &l.suspects, late: &l.late,
+		link: to, isolated: &l.isolated, late: &l.late,
 		returns: make(chan amqp.Return, 10), closes: make(chan *amqp.Error, 1),
 	}
 }
@@ -68,7 +68,7 @@ func TestChannel_FindsTheReturnOfEachConfirmItBelieves(t *testing.T) {
 	for name, look := range map[string]func(*channel){
 		"oldest": func(c *channel) { c.settle(false) },
 		"all":    func(c *channel) { c.settle(true) },
-		"lost":   func(c *channel) { c.wreck() },
+		"lost":   func(c *channel) { c.giveUp() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, to := fakeLane()
@@ -156,7 +156,7 @@ func TestLane_ReportsOneLateConfirmOfAMessage(t *testing.T) {
 // Each replacement doubles the time until the next one, so that a queue that is merely
 // slow does not get everything again and again.
 func TestPatience_Grows(t *testing.T) {
-	var p patience
+	var p grace
 	now := time.Now()
 	for _, want := range []int{1, 2, 4, sameTopic, sameTopic} {
 		if f := p.at(now); f != want {
@@ -165,7 +165,7 @@ func TestPatience_Grows(t *testing.T) {
 		p.lost(now)
 		now = now.Add(time.Minute)
 	}
-	if f := p.at(now.Add(impatience)); f != 1 {
+	if f := p.at(now.Add(graceMemory)); f != 1 {
 		t.Errorf("factor %d after a quiet time", f)
 	}
 }
@@ -255,7 +255,7 @@ func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 			if c.replaced != (l.channel == nil) || c.replaced && interrupted != 3 || !c.replaced && interrupted != 0 {
 				t.Errorf("replaced: %t; outcomes %v", l.channel == nil, outcomes)
 			}
-			if until := l.patience.until(); c.replaced && until.Before(time.Now()) {
+			if until := l.grace.until(); c.replaced && until.Before(time.Now()) {
 				t.Error("the next channel is not believed for a moment")
 			}
 		})

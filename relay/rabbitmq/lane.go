@@ -26,7 +26,7 @@ const (
 // batch is the messages of one call of Publish.
 type batch struct {
 	msgs  []*relay.Message
-	term  uint64          // of the messages, which are their relay's again once they are told
+	term  uint64          // of the messages; the relay may change a message once it has its outcome
 	ended <-chan struct{} // of the context
 	done  func(*relay.Message, error)
 }
@@ -75,11 +75,11 @@ type lane struct {
 	channel  *channel // nil unless open
 	retired  []*channel
 	late     late
-	patience patience
+	grace    grace
 	asked    *link // whose reply is awaited
 	routes   map[string]*route
 	latest   *route // the last one looked up
-	suspects suspects
+	isolated isolation
 	batches  []*batch // kept for its memory
 	cut      cut
 }
@@ -109,7 +109,7 @@ func newLane(r *running, number int) *lane {
 		inbox:    newMailbox[*batch](wake),
 		replies:  newMailbox[reply](wake),
 		routes:   make(map[string]*route),
-		suspects: newSuspects(r.settings.Window),
+		isolated: newIsolation(r.settings.Window),
 	}
 	l.late.repeated = l.takeRepeated
 	return l
@@ -190,8 +190,8 @@ func (l *lane) receive() {
 		case r.route != nil:
 			r.route.declared = true
 		default:
-			r.channel.suspects, r.channel.late = &l.suspects, &l.late
-			r.channel.believed = l.patience.until()
+			r.channel.isolated, r.channel.late = &l.isolated, &l.late
+			r.channel.believed = l.grace.until()
 			l.channel = r.channel
 		}
 	}
@@ -218,11 +218,11 @@ func (l *lane) publish(now *state) {
 // follow.
 func (l *lane) publishNext(at time.Time) bool {
 	c, it := l.channel, l.pending.all()[0]
-	alone := l.suspects.has(it.message)
+	alone := l.isolated.has(it.message)
 	switch {
 	case it.batch.hasEnded(): // awaited tells run
 		return false
-	case c.full() || c.unresolved > 0 && (alone || c.solo):
+	case c.full() || c.unresolved > 0 && (alone || c.alone):
 		return false
 	case !c.broken.IsZero() || c.link.blocked.Load() || !c.link.net.room():
 		return false
@@ -253,7 +253,7 @@ func (l *lane) publishNext(at time.Time) bool {
 		return false
 	}
 	l.pending.drop(1)
-	c.solo = alone
+	c.alone = alone
 	return true
 }
 

@@ -127,13 +127,13 @@ func (l *link) watch(ctx context.Context) error {
 	}
 }
 
-// farewell bounds the closing of a working connection. Without a proper close the broker
+// closeLimit bounds the closing of a working connection. Without a proper close the broker
 // only logs one more line.
-const farewell = 2 * time.Second
+const closeLimit = 2 * time.Second
 
 // close closes the connection, unless the broker is blocked and reads nothing.
 func (l *link) close() {
-	limit := min(farewell, l.running.settings.CallTimeout)
+	limit := min(closeLimit, l.running.settings.CallTimeout)
 	if l.blocked.Load() {
 		l.net.abort()
 	}

@@ -46,10 +46,10 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		}
 		return
 	}
-	switch c.judge(now, l.patience.at(now), l.running.settings.ConfirmTimeout) {
+	switch c.judge(now, l.grace.at(now), l.running.settings.ConfirmTimeout) {
 	case stalled:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, messages sent later were confirmed", "lane", l.number)
-		l.patience.lost(now)
+		l.grace.lost(now)
 		l.retire(now, interruptedStalled)
 	case overdue:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
@@ -67,11 +67,11 @@ func (l *lane) lose(ctx context.Context, outcome error) {
 	c := l.channel
 	l.channel, l.latest = nil, nil
 	clear(l.routes)
-	unknown := c.wreck()
+	unknown := c.giveUp()
 	cause := c.complaint()
 	switch {
 	case cause != nil:
-		l.accuse(ctx, c, unknown, cause)
+		l.blame(ctx, c, unknown, cause)
 		return
 	case c.stray:
 		outcome = unavailableStrayReturn
@@ -94,29 +94,29 @@ func (c *channel) complaint() *amqp.Error {
 	return c.cause
 }
 
-// accuse handles a channel that the broker closed because of a message. Which message it
+// blame handles a channel that the broker closed because of a message. Which message it
 // was is known only if one was in flight.
-func (l *lane) accuse(ctx context.Context, c *channel, unknown []*entry, cause *amqp.Error) {
+func (l *lane) blame(ctx context.Context, c *channel, unknown []*entry, cause *amqp.Error) {
 	l.running.settings.Logger.WarnContext(ctx, "rabbitmq closed a channel", "lane", l.number,
-		"code", cause.Code, "reason", cause.Reason, "suspects", len(unknown))
+		"code", cause.Code, "reason", cause.Reason, "in_flight", len(unknown))
 	outcome := relay.Unavailable(fmt.Errorf("channel closed: %w", cause))
 	if cause.Code == amqp.NotFound {
 		c.link.forgetDeclared()
 	}
 	if len(unknown) != 1 {
-		l.suspects.add(unknown)
+		l.isolated.add(unknown)
 		l.abandon(c, unknown, outcome)
 		return
 	}
 	guilty := unknown[0].message
-	l.suspects.add(unknown)
+	l.isolated.add(unknown)
 	switch cause.Code {
 	case amqp.PreconditionFailed, amqp.ContentTooLarge:
-		// It stays a suspect: the relay may try it again.
+		// It stays isolated: the relay may try it again.
 		outcome = relay.Refused(&RejectedError{Code: cause.Code, Reason: cause.Reason})
 		l.conclude(c, unknown, outcome)
 	default:
-		l.suspects.addTopic(guilty.Topic)
+		l.isolated.addTopic(guilty.Topic)
 		l.conclude(c, unknown, outcome)
 		l.failTopic(guilty.Topic, outcome)
 	}
@@ -180,10 +180,10 @@ func (l *lane) expirePending(outcome error) {
 // close gives everything its outcome when the sink stops.
 func (l *lane) close() {
 	for _, c := range l.retired {
-		c.wreck()
+		c.giveUp()
 	}
 	if c := l.channel; c != nil {
-		l.conclude(c, c.wreck(), unavailableNotRunning)
+		l.conclude(c, c.giveUp(), unavailableNotRunning)
 	}
 	l.failPending(0, unavailableNotRunning)
 	for _, b := range l.inbox.close() {

@@ -103,7 +103,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			return
 		}
 		r.enter(state{})
-		_ = link.net.Close() // lets amqp091-go's last word out; always nil
+		_ = link.net.Close() // sends what amqp091-go has written; always nil
 		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", link.shown, "error", err)
 		// A broker that accepts connections only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {

@@ -72,31 +72,31 @@ const (
 	otherTopic = 4
 )
 
-// patience keeps a queue that is merely slower than others from getting everything
+// grace keeps a queue that is merely slower than others from getting everything
 // repeatedly. For a while, each replacement of a lane's channel doubles the time until the
 // next one.
-type patience struct {
+type grace struct {
 	factor int
 	since  time.Time
 }
 
-// impatience is how long a replacement counts.
-const impatience = 5 * time.Minute
+// graceMemory is how long a replacement counts.
+const graceMemory = 5 * time.Minute
 
-func (p *patience) at(now time.Time) (factor int) {
-	if now.Sub(p.since) > impatience {
+func (p *grace) at(now time.Time) (factor int) {
+	if now.Sub(p.since) > graceMemory {
 		p.factor = 1
 	}
 	return p.factor
 }
 
-func (p *patience) lost(now time.Time) {
+func (p *grace) lost(now time.Time) {
 	p.factor, p.since = min(2*p.factor, sameTopic), now
 }
 
 // until returns the time until which a new channel is believed when it nacks. A queue that
 // refuses some of its messages must not cost a channel each time.
-func (p *patience) until() time.Time { return p.since.Add(time.Duration(p.factor) * nackRest) }
+func (p *grace) until() time.Time { return p.since.Add(time.Duration(p.factor) * nackRest) }
 
 const nackRest = 500 * time.Millisecond
 
@@ -107,8 +107,8 @@ func (l *lane) replaceUseless(ctx context.Context) bool {
 	}
 	l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, it only nacks while others of its topic are confirmed", "lane", l.number)
 	now := time.Now()
-	l.patience.at(now)
-	l.patience.lost(now)
+	l.grace.at(now)
+	l.grace.lost(now)
 	l.retire(now, interruptedNacked)
 	return true
 }
@@ -150,7 +150,7 @@ func (l *lane) tendRetired() {
 
 // dismiss ends the wait for confirms on a retired channel.
 func (l *lane) dismiss(c *channel) {
-	c.wreck()
+	c.giveUp()
 	if !c.isClosed() {
 		c.link.calls.put(call{discard: c})
 	}

@@ -17,18 +17,18 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// parcel is a delivery on its way through a subscription. Only the goroutine of the
+// delivery is a delivery on its way through a subscription. Only the goroutine of the
 // subscription uses it.
-type parcel struct {
-	session  *session // whose channel it came by; nil once that is lost
-	by       *added   // the consumer; nil for that which is always there
-	delivery amqp.Delivery
-	arrived  time.Time
-	out      time.Time // handed out
-	lane     *lane     // nil if nothing waits for it
-	nacks    int
-	queue    bool      // it has left its lane, and lines up again when it is due
-	due      time.Time // while it is delayed
+type delivery struct {
+	session *session // whose channel it came by; nil once that is lost
+	by      *added   // the consumer; nil for that which is always there
+	raw     amqp.Delivery
+	arrived time.Time
+	out     time.Time // handed out
+	lane    *lane     // nil if nothing waits for it
+	nacks   int
+	queue   bool      // it has left its lane, and lines up again when it is due
+	due     time.Time // while it is delayed
 
 	msg    *message.Message // ready to be handed out, or handed out
 	cancel context.CancelFunc
@@ -42,8 +42,8 @@ type parcel struct {
 // away; the others wait.
 type lane struct {
 	name    string
-	head    *parcel // the one on its way, or delayed; nil while it is awaited
-	waiting []*parcel
+	head    *delivery // the one on its way, or delayed; nil while it is awaited
+	waiting []*delivery
 
 	// Deliveries that were given back come again, but others may arrive before them, and a
 	// quorum queue reorders more than 32. awaited begins at the first that has not come.
@@ -53,28 +53,28 @@ type lane struct {
 
 // place is the position of a delivery that was given back, or arrived behind one.
 type place struct {
-	id     string
-	parcel *parcel // nil until it comes again
+	id       string
+	delivery *delivery // nil until it comes again
 }
 
 // takeIn puts p behind all others, or where it was before it was given back. It reports
 // whether p was awaited.
-func (l *lane) takeIn(p *parcel) bool {
+func (l *lane) takeIn(p *delivery) bool {
 	if len(l.awaited) == 0 {
 		l.waiting = append(l.waiting, p)
 		return false
 	}
 	i := -1
-	if p.delivery.Redelivered {
-		i = slices.IndexFunc(l.awaited, func(at place) bool { return at.parcel == nil && at.id == p.id })
+	if p.raw.Redelivered {
+		i = slices.IndexFunc(l.awaited, func(at place) bool { return at.delivery == nil && at.id == p.id })
 	}
 	if i < 0 {
 		l.awaited = append(l.awaited, place{p.id, p})
 		return false
 	}
-	l.awaited[i].parcel = p
-	for len(l.awaited) > 0 && l.awaited[0].parcel != nil {
-		l.waiting = append(l.waiting, l.awaited[0].parcel)
+	l.awaited[i].delivery = p
+	for len(l.awaited) > 0 && l.awaited[0].delivery != nil {
+		l.waiting = append(l.waiting, l.awaited[0].delivery)
 		l.awaited = l.awaited[1:]
 	}
 	return true
@@ -86,10 +86,10 @@ func (l *lane) awaitNone() {
 }
 
 // here returns the deliveries that have arrived among the awaited, and behind them.
-func (l *lane) here() iter.Seq[*parcel] {
-	return func(yield func(*parcel) bool) {
+func (l *lane) here() iter.Seq[*delivery] {
+	return func(yield func(*delivery) bool) {
 		for _, at := range l.awaited {
-			if at.parcel != nil && !yield(at.parcel) {
+			if at.delivery != nil && !yield(at.delivery) {
 				return
 			}
 		}
@@ -127,13 +127,13 @@ func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key 
 
 // prepare makes the message to hand out, with a context of its own that has the values of
 // ctx.
-func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
+func (p *delivery) prepare(ctx context.Context, s *settings, topic string) {
 	if p.msg == nil {
 		p.read(s)
 	}
-	p.note = &note{topic: topic, nacks: p.nacks, arrivedAt: p.arrived, redelivered: p.delivery.Redelivered}
-	if _, relayed := p.delivery.Headers[relayHeader]; relayed {
-		p.note.createdAt = p.delivery.Timestamp
+	p.note = &note{topic: topic, nacks: p.nacks, arrivedAt: p.arrived, redelivered: p.raw.Redelivered}
+	if _, relayed := p.raw.Headers[relayHeader]; relayed {
+		p.note.createdAt = p.raw.Timestamp
 	}
 	var base context.Context
 	base, p.cancel = context.WithDeadline(ctx, p.arrived.Add(s.AckTimeout))
@@ -141,21 +141,21 @@ func (p *parcel) prepare(ctx context.Context, s *settings, topic string) {
 }
 
 // read makes the message, with the tolerant marshaler if needed.
-func (p *parcel) read(s *settings) {
-	p.msg, p.key, p.reason = s.unmarshal(p.delivery)
+func (p *delivery) read(s *settings) {
+	p.msg, p.key, p.reason = s.unmarshal(p.raw)
 	if p.reason == nil {
 		p.id = p.msg.UUID
 	} else {
-		delivery := p.delivery
-		delivery.Body = bytes.Clone(delivery.Body)
-		p.msg, _ = s.tolerant.Unmarshal(delivery)         // it never fails
+		raw := p.raw
+		raw.Body = bytes.Clone(raw.Body)
+		p.msg, _ = s.tolerant.Unmarshal(raw)              // it never fails
 		delete(p.msg.Metadata, amqpconn.UnreadableHeader) // p.reason says it; a replay is to be read
 	}
 }
 
-// laneName returns the name of the parcel's lane: the key of the message, or its id, so
+// laneName returns the name of the delivery's lane: the key of the message, or its id, so
 // that copies of it share a lane.
-func (p *parcel) laneName() string {
+func (p *delivery) laneName() string {
 	switch {
 	case p.reason != nil:
 		return ""
@@ -199,7 +199,7 @@ func (n *note) GiveWay() { n.givesWay.Store(true) }
 func (n *note) DelayNack(d time.Duration) { n.delay.Store(int64(max(d, 1))) }
 
 // nackDelay returns the time until the redelivery of a message that was nacked.
-func (p *parcel) nackDelay(s *settings) time.Duration {
+func (p *delivery) nackDelay(s *settings) time.Duration {
 	if asked := time.Duration(p.note.delay.Load()); asked > 0 {
 		return asked
 	}

@@ -2,29 +2,29 @@ package rabbitmq
 
 import "github.com/oncemill/oncemill/relay"
 
-// suspects are a lane's messages that may make the broker close the channel. The broker
+// isolation holds a lane's messages that may make the broker close the channel. The broker
 // does not report which message it complains about, and everything in flight is lost with
 // the channel, perhaps forever if the messages were always sent together. So everything in
-// flight becomes a suspect. From then on a suspect is published only when nothing else is
+// flight is isolated. From then on such a message is published only when nothing else is
 // in flight: the next time, the message at fault is alone.
 //
-// If the complaint is about the exchange (missing, forbidden), its topic becomes a suspect
-// too, so that only one message of it at a time finds out.
-type suspects struct {
+// If the complaint is about the exchange (missing, forbidden), its topic is isolated too,
+// so that only one message of it at a time finds out.
+type isolation struct {
 	limit  int
 	ids    map[int64]struct{}
 	topics map[string]struct{}
 }
 
-func newSuspects(window int) suspects {
-	return suspects{
+func newIsolation(window int) isolation {
+	return isolation{
 		limit:  4 * window,
 		ids:    make(map[int64]struct{}),
 		topics: make(map[string]struct{}),
 	}
 }
 
-func (s *suspects) has(m *relay.Message) bool {
+func (s *isolation) has(m *relay.Message) bool {
 	if len(s.ids) == 0 && len(s.topics) == 0 {
 		return false
 	}
@@ -33,9 +33,9 @@ func (s *suspects) has(m *relay.Message) bool {
 	return id || topic
 }
 
-// add makes the messages of entries suspects. Old ones, which the relay never sent again,
-// are removed when there are too many.
-func (s *suspects) add(entries []*entry) {
+// add isolates the messages of entries. When there are too many, it forgets the earlier
+// ones: most likely the relay never sent them again.
+func (s *isolation) add(entries []*entry) {
 	if len(s.ids)+len(entries) > s.limit {
 		clear(s.ids)
 	}
@@ -44,7 +44,7 @@ func (s *suspects) add(entries []*entry) {
 	}
 }
 
-func (s *suspects) addTopic(topic string) {
+func (s *isolation) addTopic(topic string) {
 	if len(s.topics) >= maxRoutes {
 		clear(s.topics)
 	}
@@ -52,7 +52,7 @@ func (s *suspects) addTopic(topic string) {
 }
 
 // clear is called when the broker has accepted m alone.
-func (s *suspects) clear(m *relay.Message) {
+func (s *isolation) clear(m *relay.Message) {
 	delete(s.ids, m.ID)
 	delete(s.topics, m.Topic)
 }
