@@ -178,7 +178,7 @@ func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
 
 func (p *place) endReplay(t *testing.T, consumer string, id int64) bool {
 	t.Helper()
-	token, err := p.ReplayToken(t.Context(), id)
+	token, err := p.stored.ReplayToken(t.Context(), id)
 	if errors.Is(err, dlq.ErrNotFound) {
 		return false
 	}
@@ -189,11 +189,11 @@ func (p *place) endReplay(t *testing.T, consumer string, id int64) bool {
 	must(t, err)
 	defer tx.Rollback()
 	for _, forged := range []struct{ token, payload string }{{"", string(l.Payload)}, {token + "0", string(l.Payload)}, {token, string(l.Payload) + "x"}} {
-		if ended, err := p.EndReplay(t.Context(), tx, consumer, id, forged.token, []byte(forged.payload)); ended || err != nil {
+		if ended, err := p.stored.EndReplay(t.Context(), tx, consumer, id, forged.token, []byte(forged.payload)); ended || err != nil {
 			t.Errorf("ended by token %q, payload %q: %v", forged.token, forged.payload, err)
 		}
 	}
-	ended, err := p.EndReplay(t.Context(), tx, consumer, id, token, l.Payload)
+	ended, err := p.stored.EndReplay(t.Context(), tx, consumer, id, token, l.Payload)
 	must(t, err)
 	must(t, tx.Commit())
 	return ended

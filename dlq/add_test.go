@@ -11,14 +11,15 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
-func (p *place) add(t *testing.T, l *dlq.Letter) error {
+func (p *place) add(t *testing.T, l *dlqstore.Letter) error {
 	t.Helper()
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	must(t, err)
 	defer tx.Rollback()
-	if err := p.Add(t.Context(), tx, l); err != nil {
+	if err := p.stored.Add(t.Context(), tx, l); err != nil {
 		return err
 	}
 	return tx.Commit()
@@ -39,7 +40,7 @@ func TestStore_AddWritesWhateverAStrangerSent(t *testing.T) {
 			return message.Metadata{"traceparent": "00-" + id + "-b7ad6b7169203331-01"}
 		}
 		long, nul, bad := incompressible(8000), "a\x00b", "a\xffb"
-		for name, l := range map[string]*dlq.Letter{
+		for name, l := range map[string]*dlqstore.Letter{
 			"a NUL in the trace":       {Metadata: parent(nul + trace[3:])},
 			"bad UTF-8 in the trace":   {Metadata: parent(bad + trace[3:])},
 			"no digits in the trace":   {Metadata: parent(strings.Repeat("-", 32))},
@@ -53,7 +54,7 @@ func TestStore_AddWritesWhateverAStrangerSent(t *testing.T) {
 			"made before Christ":       {CreatedAt: time.Date(-4000, 1, 1, 0, 0, 0, 0, time.UTC)},
 			"made at the end of times": {CreatedAt: time.Unix(math.MaxInt64/2, 0)},
 			"many attempts":            {Tries: math.MaxInt},
-			"attempts of strangers":    {Attempts: []dlq.Attempt{{At: time.Unix(math.MaxInt64/2, 0), Class: nul, Error: bad}}},
+			"attempts of strangers":    {Attempts: []dlqstore.Attempt{{At: time.Unix(math.MaxInt64/2, 0), Class: nul, Error: bad}}},
 		} {
 			l.Consumer = "stock"
 			if err := p.add(t, l); err != nil {
@@ -74,7 +75,7 @@ func TestStore_AddWritesWhateverAStrangerSent(t *testing.T) {
 				}
 			}
 		}
-		must(t, p.add(t, &dlq.Letter{Consumer: "stock", Metadata: parent(trace)}))
+		must(t, p.add(t, &dlqstore.Letter{Consumer: "stock", Metadata: parent(trace)}))
 		if page, err := p.List(t.Context(), dlq.Filter{Limit: 1}); err != nil || page[0].TraceID != trace {
 			t.Errorf("got %+v, %v", page[0], err)
 		}

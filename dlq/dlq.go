@@ -3,35 +3,20 @@ package dlq
 import (
 	"context"
 	"database/sql"
-	"embed"
 	"errors"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
-	"github.com/oncemill/oncemill/internal/shorttx"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/internal/sqlitetx"
-	"github.com/oncemill/oncemill/internal/turn"
 )
 
-//go:embed migrations
-var migrationFiles embed.FS
-
 // Migrations creates the table dead_letters.
-var Migrations = oncemill.Migrations{Name: "dlq", FS: migrationsFS()}
-
-func migrationsFS() fs.FS {
-	files, err := fs.Sub(migrationFiles, "migrations")
-	if err != nil {
-		panic(err) // only for a malformed constant path
-	}
-	return files
-}
+var Migrations = oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations}
 
 // Config configures a Store. The zero value is right for most services.
 type Config struct {
@@ -46,13 +31,14 @@ type Config struct {
 	Retention time.Duration
 }
 
-// Store is the operators' side of the dead letters. It holds no connection and no
-// goroutine. It is safe for concurrent use.
+// Store reads the dead letters of a database, and replays, discards and purges them. An
+// inbox that is given one (inbox.Config.DeadLetters) writes the dead letters of its
+// consumer, and performs their replays. It holds no connection and no goroutine. It is
+// safe for concurrent use.
 type Store struct {
-	db        *sql.DB
-	dialect   oncemill.Dialect
-	retention time.Duration
-	texts     texts
+	db    *sql.DB
+	cfg   Config // defaults filled in
+	store dlqstore.Store
 }
 
 // New returns a store on db. It does no I/O; oncemill.Migrate creates the table with
@@ -76,19 +62,23 @@ func New(db *sql.DB, cfg Config) (*Store, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Store{db: db, dialect: resolved.Dialect, retention: cfg.Retention, texts: newTexts(resolved)}, nil
+	cfg.Database = resolved.Config()
+	return &Store{db: db, cfg: cfg, store: dlqstore.Open(db, resolved)}, nil
 }
+
+// Config returns the configuration with its defaults filled in.
+func (s *Store) Config() Config { return s.cfg }
+
+// DB returns the database passed to New.
+func (s *Store) DB() *sql.DB { return s.db }
 
 // Get returns a dead letter with its message, or [ErrNotFound].
 func (s *Store) Get(ctx context.Context, id int64) (*Letter, error) {
-	l, err := scanLetter(s.db.QueryRowContext(ctx, s.texts.get, id), true)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil, fmt.Errorf("dlq: letter %d: %w", id, ErrNotFound)
-	}
+	l, err := s.store.Get(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("dlq: read letter: %w", err)
+		return nil, fmt.Errorf("dlq: read dead letter %d: %w", id, err)
 	}
-	return l, nil
+	return letterOf(l), nil
 }
 
 // Act records who acts on a dead letter, and why. It is stored with the dead letter.
@@ -112,7 +102,7 @@ func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []in
 	if strings.TrimSpace(act.By) == "" {
 		return nil, ErrNoActor
 	}
-	return s.act(ctx, s.texts.replay, "replayed", ids, act)
+	return s.act(ctx, s.store.Replay, "replayed", ids, act)
 }
 
 // Discard closes a dead letter that is dead or held, or a consumer's that is replaying.
@@ -126,18 +116,21 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 	case strings.TrimSpace(act.Reason) == "":
 		return ErrNoReason
 	}
-	_, err := s.act(ctx, s.texts.discard, "discarded", []int64{id}, act)
+	_, err := s.act(ctx, s.store.Discard, "discarded", []int64{id}, act)
 	return err
 }
+
+// command is a change of the state of dead letters.
+type command func(ctx context.Context, ids []int64, by, reason string) (accepted []int64, err error)
 
 // actBatch is the number of dead letters in one statement.
 const actBatch = 500
 
-func (s *Store) act(ctx context.Context, text, deed string, ids []int64, act Act) (accepted []int64, err error) {
+func (s *Store) act(ctx context.Context, do command, deed string, ids []int64, act Act) (accepted []int64, err error) {
 	ids = slices.Compact(slices.Sorted(slices.Values(ids))) // one order of locks for all
 	var errs []error
 	for batch := range slices.Chunk(ids, actBatch) {
-		did, err := s.command(ctx, text, batch, act)
+		did, err := repeat(ctx, do, batch, act)
 		if err != nil {
 			return accepted, fmt.Errorf("dlq: write command: %w", err)
 		}
@@ -154,39 +147,21 @@ func (s *Store) act(ctx context.Context, text, deed string, ids []int64, act Act
 	return accepted, errors.Join(errs...)
 }
 
-// command writes the command for a batch. Under an isolation level above READ
-// COMMITTED, the second of two concurrent calls fails and has to retry.
-func (s *Store) command(ctx context.Context, text string, ids []int64, act Act) (did []int64, err error) {
+// repeat runs a command again if it can succeed then. Under an isolation level above READ
+// COMMITTED, the second of two concurrent commands fails.
+func repeat(ctx context.Context, do command, ids []int64, act Act) (accepted []int64, err error) {
 	for range 10 {
-		err = s.write(ctx, turn.Caller, func(via session) error {
-			did, err = scanIDs(via.QueryContext(ctx, text, s.texts.int64s(ids), clean(act.By), clean(act.Reason)))
-			return err
-		})
+		accepted, err = do(ctx, ids, act.By, act.Reason)
 		if !sqlerr.Retryable(err) {
 			break
 		}
 	}
-	return did, err
-}
-
-// session is the pool, or a transaction.
-type session interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}
-
-// write runs do, which executes one writing statement. On SQLite it waits for its turn
-// first.
-func (s *Store) write(ctx context.Context, kind turn.Kind, do func(session) error) error {
-	if s.dialect == oncemill.SQLite {
-		return sqlitetx.Write(ctx, s.db, kind, func(tx *sql.Tx) error { return do(tx) })
-	}
-	return do(s.db)
+	return accepted, err
 }
 
 // refusals returns why dead letters were left alone.
 func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]error, error) {
-	states, err := scanStates(s.db.QueryContext(ctx, s.texts.states, s.texts.int64s(ids)))
+	states, err := s.store.States(ctx, ids)
 	if err != nil {
 		return nil, fmt.Errorf("dlq: read states: %w", err)
 	}
@@ -196,79 +171,21 @@ func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]
 			continue
 		}
 		if state, ok := states[id]; ok {
-			errs = append(errs, &StateError{ID: id, State: state, Deed: deed})
+			errs = append(errs, &StateError{ID: id, State: State(state), Deed: deed})
 		} else {
-			errs = append(errs, fmt.Errorf("dlq: letter %d: %w", id, ErrNotFound))
+			errs = append(errs, fmt.Errorf("dlq: dead letter %d: %w", id, ErrNotFound))
 		}
 	}
 	return errs, nil
 }
 
-// forgetBatch bounds a statement, so that it holds its locks only briefly.
-const forgetBatch = 500
-
 // Forget deletes dead letters that were replayed or discarded longer ago than
 // Config.Retention, in small batches, and returns how many. Call it from time to time;
 // concurrent calls are safe.
 func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
-	if s.dialect == oncemill.SQLite {
-		return s.forgetInTurn(ctx)
+	forgotten, err = s.store.Purge(ctx, s.cfg.Retention)
+	if err != nil {
+		err = fmt.Errorf("dlq: purge: %w", err)
 	}
-	for {
-		n, err := s.forget(ctx)
-		if err != nil {
-			return forgotten, fmt.Errorf("dlq: forget: %w", err)
-		}
-		forgotten += n
-		if n < forgetBatch {
-			return forgotten, nil
-		}
-	}
-}
-
-// forget deletes a batch. It waits briefly for locked rows.
-func (s *Store) forget(ctx context.Context) (forgotten int64, err error) {
-	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
-		forgotten, err = affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), forgetBatch))
-		return err
-	})
 	return forgotten, err
-}
-
-// forgetInTurn deletes a few at a time, on SQLite. A dead letter may be of any size, so
-// the elapsed time decides when to stop.
-func (s *Store) forgetInTurn(ctx context.Context) (forgotten int64, err error) {
-	const some = 10
-	slice := int64(0) // deleted by the last transaction
-	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
-		forgotten, slice = forgotten+slice, 0
-		for !over() {
-			n, err := affected(tx.ExecContext(ctx, s.texts.forget, s.retention.Microseconds(), some))
-			slice += n
-			if err != nil || n < some {
-				return false, err
-			}
-		}
-		return true, nil
-	})
-	if err != nil {
-		return forgotten, fmt.Errorf("dlq: forget: %w", err)
-	}
-	return forgotten + slice, nil
-}
-
-func affected(result sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
-}
-
-// clean makes text acceptable to every database.
-func clean(s string) string {
-	const limit = 4 << 10
-	if len(s) > limit {
-		s = s[:limit] + "…"
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
 }

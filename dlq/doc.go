@@ -26,9 +26,8 @@
 // holds the lane moves a relay's message, within its next polls. The consumer's inbox
 // moves a consumer's message: it gives the message to that consumer alone, and ends the
 // replay in the transaction of the effects (inbox.Replays). The message carries a token
-// that the database generates for each replay, so that nobody else can forge one
-// ([Store.ReplayToken], [Store.CheckReplay]). A dead letter in state dead is discarded
-// at once, since nothing else exists.
+// that the database generates for each replay, so that nobody else can forge one. A
+// dead letter in state dead is discarded at once, since nothing else exists.
 //
 // A replayed message lives on under the same message id, with its attempts at zero. If
 // it fails for good again, it gets a new dead letter. The old one stays as it is until

@@ -3,18 +3,20 @@ package dlq
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
 var (
 	// ErrNotFound is returned for an id that no dead letter has. It may have been
 	// purged; see Config.Retention.
-	ErrNotFound = errors.New("no such letter")
+	ErrNotFound = dlqstore.ErrNotFound
 
 	// ErrNoActor is returned for an Act without By. Nothing was done.
-	ErrNoActor = errors.New("dlq: the act needs to say by whom")
+	ErrNoActor = errors.New("dlq: Act.By is required")
 
 	// ErrNoReason is returned for a discard without a reason. Nothing was done.
-	ErrNoReason = errors.New("dlq: a discard needs a reason")
+	ErrNoReason = errors.New("dlq: Act.Reason is required to discard")
 )
 
 // StateError means that a dead letter was left alone because of its state: somebody has
@@ -26,5 +28,5 @@ type StateError struct {
 }
 
 func (e *StateError) Error() string {
-	return fmt.Sprintf("dlq: letter %d cannot be %s: it is %s", e.ID, e.Deed, e.State)
+	return fmt.Sprintf("dlq: dead letter %d cannot be %s: it is %s", e.ID, e.Deed, e.State)
 }

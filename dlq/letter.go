@@ -1,15 +1,11 @@
 package dlq
 
 import (
-	"database/sql"
-	"encoding/json"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
 // State is the state of a dead letter; see the package documentation.
@@ -67,7 +63,7 @@ type Letter struct {
 	Tries       int       // attempts of a relay; failed deliveries of a consumer
 	Attempts    []Attempt // the last ten; nil in a list
 	TraceID     string    // W3C, 32 hexadecimal digits, or empty
-	Fingerprint string    // the same for similar failures, see Fingerprint
+	Fingerprint string    // the same for similar failures: texts may differ in ids and numbers
 
 	// MayHaveBeenDelivered reports that the message was refused for good after an
 	// attempt of a relay whose answer was lost. The broker may have taken it then, and
@@ -89,78 +85,41 @@ type Attempt struct {
 // Cursor returns the position of the dead letter in a list; see [Filter.After].
 func (l *Letter) Cursor() Cursor { return Cursor{DiedAt: l.DiedAt, ID: l.ID} }
 
-type scanner interface{ Scan(dest ...any) error }
+func letterOf(l *dlqstore.Letter) *Letter {
+	letter := &Letter{
+		ID:        l.ID,
+		State:     State(l.State),
+		Version:   l.Version,
+		Source:    Source(l.Source),
+		Consumer:  l.Consumer,
+		Lane:      l.Lane,
+		RowID:     l.RowID,
+		Topic:     l.Topic,
+		MessageID: l.MessageID,
+		Key:       l.Key,
+		Payload:   l.Payload,
+		Metadata:  l.Metadata,
+		Size:      l.Size,
+		CreatedAt: l.CreatedAt,
+		DiedAt:    l.DiedAt,
 
-// scanLetter reads the columns of a list, and those of the message if whole is set.
-func scanLetter(row scanner, whole bool) (*Letter, error) {
-	l := &Letter{}
-	var lane, rowID, created, acted, closed sql.NullInt64
-	var died int64
-	var attempts, metadata []byte
-	dest := []any{
-		&l.ID, &l.State, &l.Version, &l.Source, &l.Consumer, &lane, &rowID, &l.Topic, &l.MessageID, &l.Key,
-		&l.Size, &created, &died, &l.Reason, &l.Error, &l.Stack, &l.Tries, &l.TraceID, &l.Fingerprint, &l.MayHaveBeenDelivered,
-		&l.Act.By, &l.Act.Reason, &acted, &closed, &metadata,
-	}
-	if whole {
-		dest = append(dest, &l.Payload, &attempts)
-	}
-	if err := row.Scan(dest...); err != nil {
-		return nil, err
-	}
-	l.Lane, l.RowID = -1, rowID.Int64
-	if lane.Valid {
-		l.Lane = int(lane.Int64)
-	}
-	l.CreatedAt, l.DiedAt, l.ActedAt, l.ClosedAt = at(created), time.UnixMicro(died).UTC(), at(acted), at(closed)
-	decoded, err := outboxstore.DecodeMetadata(metadata)
-	if err == nil && l.TraceID == "" {
-		l.TraceID = traceID(decoded)
-	}
-	if !whole {
-		return l, nil
-	}
-	if err == nil { // a message may be dead because its metadata cannot be read
-		l.Metadata = decoded
-	}
-	l.Attempts, err = decodeAttempts(attempts)
-	return l, err
-}
+		Reason:               l.Reason,
+		Error:                l.Error,
+		Stack:                l.Stack,
+		Tries:                l.Tries,
+		TraceID:              l.TraceID,
+		Fingerprint:          l.Fingerprint,
+		MayHaveBeenDelivered: l.MayHaveBeenDelivered,
 
-func at(micros sql.NullInt64) time.Time {
-	if !micros.Valid {
-		return time.Time{}
+		Act:      Act{By: l.ActedBy, Reason: l.ActedReason},
+		ActedAt:  l.ActedAt,
+		ClosedAt: l.ClosedAt,
 	}
-	return time.UnixMicro(micros.Int64).UTC()
-}
-
-func decodeAttempts(encoded []byte) ([]Attempt, error) {
-	var raw []struct {
-		At    int64
-		Class string
-		Text  string
+	if l.Attempts != nil {
+		letter.Attempts = make([]Attempt, 0, len(l.Attempts))
 	}
-	if err := json.Unmarshal(encoded, &raw); err != nil {
-		return nil, fmt.Errorf("attempts of the letter: %w", err)
+	for _, a := range l.Attempts {
+		letter.Attempts = append(letter.Attempts, Attempt(a))
 	}
-	attempts := make([]Attempt, len(raw))
-	for i, r := range raw {
-		attempts[i] = Attempt{At: time.UnixMicro(r.At).UTC(), Class: r.Class, Error: r.Text}
-	}
-	return attempts, nil
-}
-
-// traceID reads the traceparent that tracing puts into a message (W3C Trace Context,
-// section 3.2): version, trace, parent and flags. Anybody may have written it, so
-// anything that is not a trace id is dropped.
-func traceID(metadata message.Metadata) string {
-	parent := metadata.Get("traceparent")
-	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {
-		return ""
-	}
-	id := strings.ToLower(parent[3:35])
-	if strings.Trim(id, "0123456789abcdef") != "" {
-		return ""
-	}
-	return id
+	return letter
 }

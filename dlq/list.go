@@ -2,13 +2,13 @@ package dlq
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"slices"
 	"strconv"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
 // Filter selects the dead letters to list. Empty fields match everything. The zero
@@ -60,118 +60,21 @@ func (s *Store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 			return nil, &oncemill.ConfigError{Field: "dlq.Filter.States", Value: strconv.Quote(string(state)), Problem: "must be dead, held, replaying, discarding, replayed or discarded"}
 		}
 	}
-	texts := s.texts.lists[f.driver()]
-	text := texts[0]
-	if f.OldestFirst {
-		text = texts[1]
+	filter := dlqstore.Filter{
+		Source: string(f.Source), Consumer: f.Consumer, Topic: f.Topic, Key: f.Key, MessageID: f.MessageID,
+		Reason: f.Reason, Fingerprint: f.Fingerprint, From: f.From, Until: f.Until,
+		OldestFirst: f.OldestFirst, Limit: f.Limit, AfterDiedAt: f.After.DiedAt, AfterID: f.After.ID,
 	}
-	rows, err := s.db.QueryContext(ctx, text, f.Limit, s.texts.strings(f.States),
-		string(f.Source), f.Consumer, f.Topic, f.Key, f.MessageID, f.Reason, f.Fingerprint,
-		lower(f), upper(f), cursorMicros(f), f.After.ID)
-	letters, err := scanLetters(rows, err)
+	for _, state := range f.States {
+		filter.States = append(filter.States, string(state))
+	}
+	found, err := s.store.List(ctx, filter)
 	if err != nil {
-		return nil, fmt.Errorf("dlq: list letters: %w", err)
+		return nil, fmt.Errorf("dlq: list dead letters: %w", err)
+	}
+	var letters []*Letter
+	for _, l := range found {
+		letters = append(letters, letterOf(l))
 	}
 	return letters, nil
-}
-
-// driver returns the condition that admits the fewest dead letters.
-func (f Filter) driver() string {
-	switch {
-	case f.MessageID != "":
-		return "message_id"
-	case f.Key != "":
-		return "key"
-	case f.Fingerprint != "":
-		return "fingerprint"
-	case len(f.States) == 1 && (f.States[0] == StateReplaying || f.States[0] == StateDiscarding): // it passes
-		return "state"
-	case f.Consumer != "":
-		return "consumer"
-	case f.Topic != "":
-		return "topic"
-	case len(f.States) == 1:
-		return "state"
-	}
-	return "died_at"
-}
-
-// The years 1 and 9999, in microseconds since 1970.
-const (
-	firstMicros = -62135596800000000
-	lastMicros  = 253402300799999999
-)
-
-func lower(f Filter) int64 {
-	if f.From.IsZero() {
-		return firstMicros
-	}
-	return f.From.UnixMicro()
-}
-
-func upper(f Filter) int64 {
-	if f.Until.IsZero() {
-		return lastMicros
-	}
-	return f.Until.UnixMicro()
-}
-
-// cursorMicros is where the list continues: before its start if there is no cursor.
-func cursorMicros(f Filter) int64 {
-	switch {
-	case f.After != Cursor{}:
-		return f.After.DiedAt.UnixMicro()
-	case f.OldestFirst:
-		return firstMicros
-	}
-	return lastMicros
-}
-
-func scanLetters(rows *sql.Rows, err error) ([]*Letter, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var letters []*Letter
-	for rows.Next() {
-		l, err := scanLetter(rows, false)
-		if err != nil {
-			return nil, err
-		}
-		letters = append(letters, l)
-	}
-	return letters, rows.Err()
-}
-
-func scanIDs(rows *sql.Rows, err error) ([]int64, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	var ids []int64
-	for rows.Next() {
-		var id int64
-		if err := rows.Scan(&id); err != nil {
-			return nil, err
-		}
-		ids = append(ids, id)
-	}
-	return ids, rows.Err()
-}
-
-func scanStates(rows *sql.Rows, err error) (map[int64]State, error) {
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
-	states := map[int64]State{}
-	for rows.Next() {
-		var id int64
-		var state State
-		if err := rows.Scan(&id, &state); err != nil {
-			return nil, err
-		}
-		states[id] = state
-	}
-	return states, rows.Err()
 }

@@ -170,21 +170,3 @@ func TestNew_NamesEveryBadValue(t *testing.T) {
 		}
 	}
 }
-
-func TestFingerprint_IsTheSameForWhatIsAlike(t *testing.T) {
-	t.Parallel()
-	one := dlq.Fingerprint("relay", "refused", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b")
-	if two := dlq.Fingerprint("relay", "refused", `message "c-d" of 2000000 bytes is too large (0xc000456)`, "c-d"); one != two || len(one) != 16 {
-		t.Errorf("fingerprints %s and %s", one, two)
-	}
-	for _, other := range []string{
-		dlq.Fingerprint("stock", "refused", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b"),
-		dlq.Fingerprint("relay", "crashed", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b"),
-		dlq.Fingerprint("relay", "refused", `message "a-b" of 1048577 bytes is too small (0xc000123)`, "a-b"),
-		dlq.Fingerprint("relay", "refused", ``),
-	} {
-		if one == other {
-			t.Errorf("%s twice", one)
-		}
-	}
-}

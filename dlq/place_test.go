@@ -11,14 +11,16 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // place is a database with dead letters in it.
 type place struct {
 	*dlq.Store
-	db  *sql.DB
-	cfg oncemill.Config // resolved
+	stored dlqstore.Store // what an inbox uses
+	db     *sql.DB
+	cfg    oncemill.Config // resolved
 }
 
 // eachPlace runs the conformance suite's test on both databases, and on
@@ -45,7 +47,7 @@ func newPlace(t testing.TB, db *sql.DB, cfg oncemill.Config) *place {
 	must(t, err)
 	store, err := dlq.New(db, dlq.Config{Database: cfg})
 	must(t, err)
-	return &place{store, db, resolved.Config()}
+	return &place{store, dlqstore.Open(db, resolved), db, resolved.Config()}
 }
 
 func (p *place) exec(t testing.TB, text string, args ...any) {

@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
 // giveUp records that a delivery has failed. It returns nil if the message has become a
@@ -50,7 +50,7 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	letter := in.newLetter(ctx, w, w.id, reason, err)
 	letter.Tries = rec.failures + rec.unavailable
 	for _, e := range rec.errors {
-		letter.Attempts = append(letter.Attempts, dlq.Attempt{At: e.At, Class: string(ReasonFailed), Error: e.Error})
+		letter.Attempts = append(letter.Attempts, dlqstore.Attempt{At: e.At, Class: string(ReasonFailed), Error: e.Error})
 	}
 	return in.deadLetter(ctx, w, letter)
 }
@@ -88,7 +88,7 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 	return in.deadLetter(ctx, w, in.newLetter(ctx, w, id, reason, err))
 }
 
-func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlq.Letter) error {
+func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	added, err := in.bury(detached, letter, w)

@@ -22,6 +22,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -167,6 +168,7 @@ type Inbox struct {
 	given     Config // by the user
 	cfg       Config // defaults filled in
 	store     store
+	letters   dlqstore.Store // nil without Config.DeadLetters
 	calls     *bounded.Calls
 	group     *shared
 	gate      *gate
@@ -206,6 +208,9 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	}
 	if cfg.Outbox != nil && cfg.Outbox.Config().Database.Dialect != resolved.Dialect {
 		bad("Outbox", cfg.Outbox.Config().Database.Dialect.String(), "must be in the database of the inbox, whose dialect is "+resolved.Dialect.String())
+	}
+	if cfg.DeadLetters != nil && cfg.DeadLetters.Config().Database.Dialect != resolved.Dialect {
+		bad("DeadLetters", cfg.DeadLetters.Config().Database.Dialect.String(), "must be in the database of the inbox, whose dialect is "+resolved.Dialect.String())
 	}
 	switch {
 	case cfg.Isolation == sql.LevelDefault && resolved.Dialect == oncemill.PostgreSQL:
@@ -277,6 +282,9 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		return nil, err
 	}
 	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	if cfg.DeadLetters != nil {
+		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
+	}
 	in.refused = newRefusals(in)
 	in.group = newShared(in, nil)
 	return in, nil

@@ -13,8 +13,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
 // Reason is the class of a dead letter, its dlq.Letter.Reason.
@@ -52,9 +52,9 @@ func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error)
 	return in.refuse(ctx, w, ReasonMalformed, reason)
 }
 
-func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reason, err error) *dlq.Letter {
+func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reason, err error) *dlqstore.Letter {
 	came := w.came()
-	letter := &dlq.Letter{
+	letter := &dlqstore.Letter{
 		Consumer:  in.cfg.Consumer,
 		Topic:     in.topicOf(ctx),
 		MessageID: id,
@@ -69,11 +69,11 @@ func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reaso
 		letter.CreatedAt = d.CreatedAt()
 	}
 	if w.uuid != "" && w.uuid != id {
-		letter.Metadata = maps.Clone(came.metadata)
+		letter.Metadata = maps.Clone(letter.Metadata)
 		if letter.Metadata == nil {
-			letter.Metadata = message.Metadata{}
+			letter.Metadata = map[string]string{}
 		}
-		letter.Metadata.Set(uuidMetadata, w.uuid)
+		letter.Metadata[uuidMetadata] = w.uuid
 	}
 	var panicked *oncemill.PanicError
 	if errors.As(err, &panicked) {
@@ -94,7 +94,7 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 // taken, no letter is written. A letter that cannot take the id, because it is another
 // message's or may have been handled, takes one of its own, so that copies make no further
 // letters.
-func (in *Inbox) bury(ctx context.Context, letter *dlq.Letter, w *work) (added bool, err error) {
+func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	tx, err := in.store.begin(limited, in.calls)
@@ -113,7 +113,7 @@ func (in *Inbox) bury(ctx context.Context, letter *dlq.Letter, w *work) (added b
 }
 
 // buryIn reports whether a dead letter was written. If not, a replay has ended.
-func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlq.Letter, w *work) (bool, error) {
+func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter, w *work) (bool, error) {
 	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
 	taken := takesID(letter)
 	switch {
@@ -138,8 +138,8 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlq.Letter, w *
 			return false, err
 		}
 	}
-	if err := in.cfg.DeadLetters.Add(ctx, tx, letter); err != nil {
-		return false, err
+	if err := in.letters.Add(ctx, tx, letter); err != nil {
+		return false, fmt.Errorf("add: %w", err)
 	}
 	if taken {
 		if err := in.store.seal(ctx, tx, id); err != nil {
@@ -150,7 +150,7 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlq.Letter, w *
 }
 
 // ownID returns the same id for the dead letters of all copies of a message.
-func ownID(letter *dlq.Letter, fingerprint []byte) string {
+func ownID(letter *dlqstore.Letter, fingerprint []byte) string {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%d %s%d %s", len(letter.MessageID), letter.MessageID, len(fingerprint), fingerprint)
 	hash.Write(letter.Payload)

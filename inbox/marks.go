@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -40,20 +41,20 @@ func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Me
 	metadata.Set(ConsumerMetadata, letter.Consumer)
 	metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
 	metadata.Set(TokenMetadata, token)
-	msg := message.NewMessageWithContext(ctx, uuidOf(letter), letter.Payload)
+	msg := message.NewMessageWithContext(ctx, uuidOf(letter.Metadata, letter.MessageID), letter.Payload)
 	msg.Metadata = metadata
 	return msg
 }
 
 // uuidOf returns the UUID of the message of a dead letter; empty if it had none.
-func uuidOf(letter *dlq.Letter) string {
-	return cmp.Or(letter.Metadata[uuidMetadata], letter.MessageID)
+func uuidOf(metadata map[string]string, messageID string) string {
+	return cmp.Or(metadata[uuidMetadata], messageID)
 }
 
 // idOf returns the id of a replay: the id of its message, unless that had none, or had
 // that of another message. Then the replay is a new message, whose copies all have the
 // same id.
-func idOf(letter *dlq.Letter) string {
+func idOf(letter *dlqstore.Letter) string {
 	if letter.MessageID == "" || Reason(letter.Reason) == ReasonConflict {
 		return "letter-" + strconv.FormatInt(letter.ID, 10)
 	}
@@ -64,7 +65,7 @@ func idOf(letter *dlq.Letter) string {
 // the id belongs to no other message. A refused message may have been made by anybody,
 // with the id of another. No signature covers a message's age, so a copy that somebody has
 // made look old takes nothing from the message itself.
-func takesID(letter *dlq.Letter) bool {
+func takesID(letter *dlqstore.Letter) bool {
 	reason := Reason(letter.Reason)
 	return letter.MessageID != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
 }
@@ -112,18 +113,18 @@ func (in *Inbox) believe(ctx context.Context, w *work, claimed replay) (done boo
 		in.disbelieve(ctx, w)
 		return false, nil
 	}
-	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) {
-		return in.cfg.DeadLetters.CheckReplay(ctx, claimed.letter, claimed.token)
+	letter, err := ask(ctx, in, func(ctx context.Context) (*dlqstore.Letter, error) {
+		return in.letters.CheckReplay(ctx, claimed.letter, claimed.token)
 	})
 	switch {
-	case errors.Is(err, dlq.ErrNotFound):
+	case errors.Is(err, dlqstore.ErrNotFound):
 	case err != nil:
 		return false, fmt.Errorf("check replay: %w", err)
-	case w.msg.UUID != uuidOf(letter) || !bytes.Equal(w.came().payload, letter.Payload):
+	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID) || !bytes.Equal(w.came().payload, letter.Payload):
 	case letter.Consumer != in.cfg.Consumer:
 		in.telemetry.record(ctx, notForUs)
 		return true, nil
-	case letter.State != dlq.StateReplaying: // a copy that comes late
+	case letter.State != string(dlq.StateReplaying): // a copy that comes late
 		in.telemetry.record(ctx, duplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil
@@ -151,12 +152,14 @@ func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, w *work) error {
 	if err := in.store.patience(ctx, tx); err != nil {
 		return err
 	}
-	ended, err := in.cfg.DeadLetters.EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
+	ended, err := in.letters.EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
 	switch {
 	case err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)):
 		return fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	case err == nil && !ended:
 		return fmt.Errorf("%w: its replay has just ended", ErrBeingHandled)
+	case err != nil:
+		return fmt.Errorf("end replay: %w", err)
 	}
-	return err
+	return nil
 }

@@ -14,8 +14,8 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -25,7 +25,7 @@ import (
 // Config.KeepRefused a day. The others are counted.
 type refusals struct {
 	in       *Inbox
-	gather   *group.Group[*dlq.Letter, written]
+	gather   *group.Group[*dlqstore.Letter, written]
 	count    atomic.Uint64
 	warnings seldom
 }
@@ -42,11 +42,11 @@ func newRefusals(in *Inbox) *refusals {
 	return r
 }
 
-func (in *Inbox) refuseLetter(ctx context.Context, letter *dlq.Letter) error {
+func (in *Inbox) refuseLetter(ctx context.Context, letter *dlqstore.Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	id := strconv.FormatUint(in.refused.count.Add(1), 10) // no two are the same
-	result, done := in.refused.gather.Do(detached, &group.Member[*dlq.Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
+	result, done := in.refused.gather.Do(detached, &group.Member[*dlqstore.Letter, written]{Work: letter, ID: id, Bytes: len(letter.Payload), Since: time.Now()})
 	err := result.err
 	if !done {
 		err = detached.Err()
@@ -60,14 +60,14 @@ func (in *Inbox) refuseLetter(ctx context.Context, letter *dlq.Letter) error {
 }
 
 // Alone writes one dead letter.
-func (r *refusals) Alone(ctx context.Context, letter *dlq.Letter) (written, group.Result) {
-	err := r.write(ctx, []*dlq.Letter{letter})
+func (r *refusals) Alone(ctx context.Context, letter *dlqstore.Letter) (written, group.Result) {
+	err := r.write(ctx, []*dlqstore.Letter{letter})
 	return written{err}, resultOf(err)
 }
 
 // Together writes several, all or none.
-func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlq.Letter, written]) ([]*group.Member[*dlq.Letter, written], group.Result) {
-	letters := make([]*dlq.Letter, len(members))
+func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlqstore.Letter, written]) ([]*group.Member[*dlqstore.Letter, written], group.Result) {
+	letters := make([]*dlqstore.Letter, len(members))
 	for i, m := range members {
 		letters[i] = m.Work
 	}
@@ -109,9 +109,9 @@ func (o origin) compare(other origin) int {
 	return cmp.Or(cmp.Compare(o.topic, other.topic), cmp.Compare(o.reason, other.reason))
 }
 
-func (r *refusals) write(ctx context.Context, letters []*dlq.Letter) error {
+func (r *refusals) write(ctx context.Context, letters []*dlqstore.Letter) error {
 	in := r.in
-	byOrigin := map[origin][]*dlq.Letter{}
+	byOrigin := map[origin][]*dlqstore.Letter{}
 	for _, l := range letters {
 		o := origin{l.Topic, l.Reason}
 		byOrigin[o] = append(byOrigin[o], l)
@@ -136,8 +136,8 @@ func (r *refusals) write(ctx context.Context, letters []*dlq.Letter) error {
 			counts[o] = counted
 			room := int64(in.cfg.KeepRefused) - (counted - int64(len(of)))
 			for _, l := range of[:max(0, min(room, int64(len(of))))] {
-				if err := in.cfg.DeadLetters.Add(ctx, tx, l); err != nil {
-					return struct{}{}, err
+				if err := in.letters.Add(ctx, tx, l); err != nil {
+					return struct{}{}, fmt.Errorf("add: %w", err)
 				}
 			}
 		}

@@ -13,13 +13,14 @@ import (
 
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
 // Replays publishes the messages of this consumer's dead letters to it again, when an
 // operator asks for it ([dlq.Store.Replay]). Inbox.Run does the work.
 // Config.DeadLetters is required.
 //
-// A message is published with its dead letter's number and secret (dlq.Store.ReplayToken).
+// A message is published with its dead letter's number and secret, a token.
 // The transaction of its effects, or of a new dead letter, ends the replay. Until then the
 // dead letter stays in the state replaying, and the message is published again from time
 // to time. However often it arrives, it is handled once, as long as its dead letter is
@@ -162,12 +163,12 @@ func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
 	if topic == "" {
 		return false, errNoReplayTopic
 	}
-	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return letters.ReplayToken(ctx, id) })
-	if errors.Is(err, dlq.ErrNotFound) {
+	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
+	if errors.Is(err, dlqstore.ErrNotFound) {
 		return false, nil
 	}
 	if err != nil {
-		return false, err
+		return false, fmt.Errorf("read token: %w", err)
 	}
 	if err := r.Publisher.Publish(topic, replayOf(ctx, letter, token)); err != nil {
 		return false, fmt.Errorf("publish to %q: %w", topic, err)

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -39,7 +39,9 @@ func newParkingStore(box *outbox.Outbox) parkingStore {
 }
 
 // fingerprint groups similar failures.
-func (f failure) fingerprint() string { return dlq.Fingerprint("relay", f.class, f.text, f.MessageID) }
+func (f failure) fingerprint() string {
+	return dlqstore.Fingerprint("relay", f.class, f.text, f.MessageID)
+}
 
 // clean makes an error's text acceptable to every database.
 func clean(s string) string {

@@ -11,7 +11,10 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -94,7 +97,7 @@ func TestLettersCommand_EscapesWhatStrangersWrote(t *testing.T) {
 	run := onFile(t, path)
 	run(0, "migrate")
 	db := testserver.OpenSQLite(t, path)
-	store, err := dlq.New(db, dlq.Config{})
+	where, err := database.Resolve(db, oncemill.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -103,9 +106,9 @@ func TestLettersCommand_EscapesWhatStrangersWrote(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = store.Add(t.Context(), tx, &dlq.Letter{
+	err = dlqstore.Open(db, where).Add(t.Context(), tx, &dlqstore.Letter{
 		Consumer: evil, Topic: evil, MessageID: evil, Key: evil, Reason: evil, Error: evil, Stack: evil,
-		Metadata: message.Metadata{evil: evil}, Attempts: []dlq.Attempt{{Class: evil, Error: evil}},
+		Metadata: message.Metadata{evil: evil}, Attempts: []dlqstore.Attempt{{Class: evil, Error: evil}},
 	})
 	if err != nil {
 		t.Fatal(err)

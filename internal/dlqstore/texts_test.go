@@ -1,4 +1,4 @@
-package dlq
+package dlqstore
 
 import (
 	"path/filepath"
@@ -7,22 +7,24 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func TestPlans_OnSQLiteEachListGoesByItsIndex(t *testing.T) {
 	t.Parallel()
 	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
-	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, oncemill.Migrations{Name: "dlq", FS: Migrations}); err != nil {
 		t.Fatal(err)
 	}
-	s, err := New(db, Config{})
+	where, err := database.Resolve(db, oncemill.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	indexes := map[string]string{
-		"died_at": "died", "message_id": "message", "key": "key", "fingerprint": "fingerprint",
-		"consumer": "consumer", "topic": "topic", "state": "state",
+	text := &newSQLite(db, where).text
+	indexes := map[string]*Filter{
+		"died": {}, "message": {MessageID: "m"}, "key": {Key: "k"}, "fingerprint": {Fingerprint: "f"},
+		"consumer": {Consumer: "c"}, "topic": {Topic: "t"}, "state": {States: []string{"dead"}},
 	}
 	explain := func(text, index string, args ...any) {
 		t.Helper()
@@ -50,20 +52,23 @@ func TestPlans_OnSQLiteEachListGoesByItsIndex(t *testing.T) {
 			t.Errorf("want index %s: %q\n%s", index, steps, text)
 		}
 	}
-	for driver, index := range indexes {
-		for _, text := range s.texts.lists[driver] {
+	seen := map[string]bool{}
+	for index, filter := range indexes {
+		by := text.by(filter)
+		for _, list := range []string{by.newest, by.oldest} {
 			args := make([]any, 13)
 			for i := range args {
 				args[i] = "[]"
 			}
-			explain(text, "oncemill_dead_letters_"+index+" ", args...)
+			explain(list, "oncemill_dead_letters_"+index+" ", args...)
+			seen[list] = true
 		}
 	}
-	if len(s.texts.lists) != len(indexes) {
-		t.Errorf("%d kinds of lists", len(s.texts.lists))
+	if len(seen) != 14 {
+		t.Errorf("%d kinds of lists", len(seen))
 	}
-	explain(s.texts.forget, "oncemill_dead_letters_closed ", 1, 1)
-	for _, text := range []string{s.texts.replay, s.texts.discard} {
-		explain(text, "INTEGER PRIMARY KEY", "[1]", "a", "b")
+	explain(text.Purge, "oncemill_dead_letters_closed ", 1, 1)
+	for _, command := range []string{text.Replay, text.Discard} {
+		explain(command, "INTEGER PRIMARY KEY", "[1]", "a", "b")
 	}
 }

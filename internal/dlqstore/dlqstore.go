@@ -1,0 +1,92 @@
+// Package dlqstore stores dead letters.
+package dlqstore
+
+import (
+	"context"
+	"database/sql"
+	"embed"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/statements"
+)
+
+//go:embed migrations postgresql sqlite
+var files embed.FS
+
+// Migrations create the table dead_letters.
+var Migrations = statements.Migrations(files)
+
+// ErrNotFound is returned for an id that no dead letter has, or none in the wanted state.
+var ErrNotFound = errors.New("not found")
+
+// Store holds the dead letters of a database. It is safe for concurrent use.
+type Store interface {
+	// Get returns a dead letter with its message, or ErrNotFound.
+	Get(ctx context.Context, id int64) (*Letter, error)
+
+	// List returns the dead letters that f selects, without payload, metadata and
+	// attempts.
+	List(ctx context.Context, f Filter) ([]*Letter, error)
+
+	// States returns the states of those of the dead letters that exist.
+	States(ctx context.Context, ids []int64) (map[int64]string, error)
+
+	// Replay sets the state replaying for the dead letters that are dead or held, and
+	// returns their ids. Of concurrent calls, one gets an id. A consumer's dead letter gets
+	// a new token. The caller sorts ids, so that concurrent calls do not deadlock.
+	Replay(ctx context.Context, ids []int64, by, reason string) (accepted []int64, err error)
+
+	// Discard sets the state discarding for a dead letter that is held, and discarded for
+	// one that is dead or a consumer's that is replaying. The rest is as with Replay.
+	Discard(ctx context.Context, ids []int64, by, reason string) (accepted []int64, err error)
+
+	// Purge deletes the dead letters that were replayed or discarded longer ago than
+	// retention, in short transactions. It leaves those that others have locked.
+	Purge(ctx context.Context, retention time.Duration) (deleted int64, err error)
+
+	// Add writes a consumer's dead letter in a transaction of the store's database. It
+	// takes the message and its failure from l. The id, the state, the times, the trace id
+	// and the fingerprint are assigned. Texts that a database does not accept are cleaned,
+	// and cut at 4 KiB with a mark, so that a dead letter can always be written.
+	Add(ctx context.Context, tx oncemill.Tx, l *Letter) error
+
+	// ReplayToken returns the secret of a consumer's dead letter that is replaying: 128
+	// random bits in hexadecimal, which the database generates with the replay. Otherwise
+	// the error is ErrNotFound.
+	ReplayToken(ctx context.Context, id int64) (token string, err error)
+
+	// CheckReplay returns a consumer's dead letter, with its message, if token is that of
+	// its replay, even if the replay has ended. Otherwise the error is ErrNotFound.
+	CheckReplay(ctx context.Context, id int64, token string) (*Letter, error)
+
+	// EndReplay ends the replay of a consumer's dead letter in tx, which holds the outcome
+	// of the message. It reports false and changes nothing, unless the dead letter belongs
+	// to that consumer, is replaying, and has this token and payload. Of two concurrent
+	// calls, the second waits for the transaction of the first.
+	EndReplay(ctx context.Context, tx oncemill.Tx, consumer string, id int64, token string, payload []byte) (ended bool, err error)
+}
+
+// Open returns the store of a database.
+func Open(db *sql.DB, where database.Database) Store {
+	if where.Dialect == oncemill.SQLite {
+		return newSQLite(db, where)
+	}
+	return newPostgres(db, where)
+}
+
+// texts are the statements. Those of the same name take the same arguments on all
+// databases; times are in microseconds since 1970.
+type texts struct {
+	Get, States, ReplayToken, CheckReplay    string
+	Add, Replay, Discard, EndReplay, Purge   string
+	NewestByTime, OldestByTime               string
+	NewestByMessage, OldestByMessage         string
+	NewestByKey, OldestByKey                 string
+	NewestByFingerprint, OldestByFingerprint string
+	NewestByConsumer, OldestByConsumer       string
+	NewestByTopic, OldestByTopic             string
+	NewestByState, OldestByState             string
+}

@@ -1,0 +1,25 @@
+package dlqstore_test
+
+import (
+	"testing"
+
+	"github.com/oncemill/oncemill/internal/dlqstore"
+)
+
+func TestFingerprint_IsTheSameForWhatIsAlike(t *testing.T) {
+	t.Parallel()
+	one := dlqstore.Fingerprint("relay", "refused", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b")
+	if two := dlqstore.Fingerprint("relay", "refused", `message "c-d" of 2000000 bytes is too large (0xc000456)`, "c-d"); one != two || len(one) != 16 {
+		t.Errorf("fingerprints %s and %s", one, two)
+	}
+	for _, other := range []string{
+		dlqstore.Fingerprint("stock", "refused", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b"),
+		dlqstore.Fingerprint("relay", "crashed", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b"),
+		dlqstore.Fingerprint("relay", "refused", `message "a-b" of 1048577 bytes is too small (0xc000123)`, "a-b"),
+		dlqstore.Fingerprint("relay", "refused", ``),
+	} {
+		if one == other {
+			t.Errorf("%s twice", one)
+		}
+	}
+}

@@ -1,0 +1,169 @@
+package dlqstore
+
+import (
+	"bytes"
+	"database/sql"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
+)
+
+// Letter is a dead letter; see dlq.Letter for its fields.
+type Letter struct {
+	ID                   int64
+	State                string
+	Version              int
+	Source               string
+	Consumer             string
+	Lane                 int   // -1 if a consumer wrote it
+	RowID                int64 // 0 if a consumer wrote it
+	Topic                string
+	MessageID            string
+	Key                  string
+	Payload              []byte            // nil in a list
+	Metadata             map[string]string // nil in a list, or if it cannot be read
+	Size                 int
+	CreatedAt            time.Time // zero if not known
+	DiedAt               time.Time
+	Reason               string
+	Error                string
+	Stack                string
+	Tries                int
+	Attempts             []Attempt // nil in a list
+	TraceID              string
+	Fingerprint          string
+	MayHaveBeenDelivered bool
+	ActedBy              string
+	ActedReason          string
+	ActedAt              time.Time // zero until then
+	ClosedAt             time.Time // zero until then
+}
+
+// Attempt is a failed attempt.
+type Attempt struct {
+	At    time.Time
+	Class string
+	Error string
+}
+
+type scanner interface{ Scan(dest ...any) error }
+
+// scanLetter reads the columns of a list, and those of the message if whole is set.
+func scanLetter(row scanner, whole bool) (*Letter, error) {
+	l := &Letter{}
+	var lane, rowID, created, acted, closed sql.NullInt64
+	var died int64
+	var attempts, encoded []byte
+	dest := []any{
+		&l.ID, &l.State, &l.Version, &l.Source, &l.Consumer, &lane, &rowID, &l.Topic, &l.MessageID, &l.Key,
+		&l.Size, &created, &died, &l.Reason, &l.Error, &l.Stack, &l.Tries, &l.TraceID, &l.Fingerprint, &l.MayHaveBeenDelivered,
+		&l.ActedBy, &l.ActedReason, &acted, &closed, &encoded,
+	}
+	if whole {
+		dest = append(dest, &l.Payload, &attempts)
+	}
+	if err := row.Scan(dest...); err != nil {
+		return nil, err
+	}
+	l.Lane, l.RowID = -1, rowID.Int64
+	if lane.Valid {
+		l.Lane = int(lane.Int64)
+	}
+	l.CreatedAt, l.DiedAt, l.ActedAt, l.ClosedAt = at(created), time.UnixMicro(died).UTC(), at(acted), at(closed)
+	metadata, _ := outboxstore.DecodeMetadata(encoded) // nil if it cannot be read, which may be why the message is dead
+	if l.TraceID == "" {
+		l.TraceID = traceID(metadata)
+	}
+	if !whole {
+		return l, nil
+	}
+	l.Metadata = metadata
+	var err error
+	l.Attempts, err = decodeAttempts(attempts)
+	return l, err
+}
+
+func at(micros sql.NullInt64) time.Time {
+	if !micros.Valid {
+		return time.Time{}
+	}
+	return time.UnixMicro(micros.Int64).UTC()
+}
+
+func encodeMetadata(metadata map[string]string) ([]byte, error) {
+	if len(metadata) == 0 {
+		return []byte{}, nil
+	}
+	return encode(metadata)
+}
+
+// storedAttempt is an attempt as it is stored.
+type storedAttempt struct {
+	At    int64  `json:"at"`
+	Class string `json:"class"`
+	Text  string `json:"text"`
+}
+
+func decodeAttempts(encoded []byte) ([]Attempt, error) {
+	var stored []storedAttempt
+	if err := json.Unmarshal(encoded, &stored); err != nil {
+		return nil, fmt.Errorf("decode attempts: %w", err)
+	}
+	attempts := make([]Attempt, len(stored))
+	for i, s := range stored {
+		attempts[i] = Attempt{At: time.UnixMicro(s.At).UTC(), Class: s.Class, Error: s.Text}
+	}
+	return attempts, nil
+}
+
+func encodeAttempts(attempts []Attempt) ([]byte, error) {
+	stored := make([]storedAttempt, len(attempts))
+	for i, a := range attempts {
+		stored[i] = storedAttempt{At: a.At.UnixMicro(), Class: clean(a.Class), Text: clean(a.Error)}
+	}
+	return encode(stored)
+}
+
+func encode(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
+}
+
+// traceID reads the traceparent that tracing puts into a message (W3C Trace Context,
+// section 3.2): version, trace, parent and flags. Anybody may have written it, so
+// anything that is not a trace id is dropped.
+func traceID(metadata map[string]string) string {
+	parent := metadata["traceparent"]
+	if len(parent) < 55 || parent[2] != '-' || parent[35] != '-' {
+		return ""
+	}
+	id := strings.ToLower(parent[3:35])
+	if strings.Trim(id, "0123456789abcdef") != "" {
+		return ""
+	}
+	return id
+}
+
+// clean makes text acceptable to every database.
+func clean(s string) string {
+	const limit = 4 << 10
+	if len(s) > limit {
+		s = s[:limit] + "…"
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
+}
+
+// micros returns a time that a producer gave, or nil for a time that no table can
+// store.
+func micros(t time.Time) any {
+	if t.Year() < 1970 || t.Year() > 9999 { // includes the zero time
+		return nil
+	}
+	return t.UnixMicro()
+}

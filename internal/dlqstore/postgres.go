@@ -1,0 +1,58 @@
+package dlqstore
+
+import (
+	"context"
+	"database/sql"
+	"time"
+
+	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/shorttx"
+	"github.com/oncemill/oncemill/internal/statements"
+)
+
+type postgres struct{ store }
+
+func newPostgres(db *sql.DB, where database.Database) *postgres {
+	s := &postgres{store{
+		db:      db,
+		write:   func(_ context.Context, do func(session) error) error { return do(db) },
+		ids:     array[int64],
+		strings: array[string],
+	}}
+	statements.Load(&s.text, files, "postgresql", where.Names)
+	return s
+}
+
+func array[T any](list []T) any {
+	if list == nil {
+		list = []T{} // nil would be NULL
+	}
+	return pq.Array(list)
+}
+
+// purgeBatch bounds a statement, so that it holds its locks only briefly.
+const purgeBatch = 500
+
+func (s *postgres) Purge(ctx context.Context, retention time.Duration) (deleted int64, err error) {
+	for {
+		n, err := s.purge(ctx, retention)
+		deleted += n
+		if err != nil || n < purgeBatch {
+			return deleted, err
+		}
+	}
+}
+
+// purge deletes a batch. It waits briefly for locks.
+func (s *postgres) purge(ctx context.Context, retention time.Duration) (deleted int64, err error) {
+	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
+		deleted, err = affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), purgeBatch))
+		return err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return deleted, nil
+}

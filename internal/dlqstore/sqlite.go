@@ -1,0 +1,58 @@
+package dlqstore
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/statements"
+	"github.com/oncemill/oncemill/internal/turn"
+)
+
+type sqlite struct{ store }
+
+func newSQLite(db *sql.DB, where database.Database) *sqlite {
+	s := &sqlite{store{
+		db: db,
+		write: func(ctx context.Context, do func(session) error) error { // in its turn
+			return sqlitetx.Write(ctx, db, turn.Caller, func(tx *sql.Tx) error { return do(tx) })
+		},
+		ids:     jsonArray[int64],
+		strings: jsonArray[string],
+	}}
+	statements.Load(&s.text, files, "sqlite", where.Names)
+	return s
+}
+
+func jsonArray[T int64 | string](list []T) any {
+	if list == nil {
+		list = []T{}
+	}
+	text, _ := json.Marshal(list) // integers and strings cannot fail
+	return string(text)
+}
+
+// Purge deletes a few at a time. A dead letter may be of any size, so the elapsed time
+// decides when a transaction ends.
+func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (deleted int64, err error) {
+	const some = 10
+	slice := int64(0) // deleted by the last transaction
+	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		deleted, slice = deleted+slice, 0
+		for !over() {
+			n, err := affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
+			slice += n
+			if err != nil || n < some {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		return deleted, err
+	}
+	return deleted + slice, nil
+}
