@@ -35,30 +35,30 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		case crashed:
 			return in.refuse(ctx, w, ReasonCrashed, err)
 		case conflicting:
-			in.noteEnd(ctx, w)
+			in.recordEnd(ctx, w)
 			return in.refuse(ctx, w, ReasonConflict, err)
 		case away: // once waits for its end
 			continue
 		case gap:
-			in.noteEnd(ctx, w)
+			in.recordEnd(ctx, w)
 			in.comeAfter(ctx, w)
 			return err
 		case elsewhere, ending:
-			in.noteEnd(ctx, w)
+			in.recordEnd(ctx, w)
 			delayNack(ctx, jitter(comeAgain))
 			return err
 		case lacking:
 			if in.cfg.Sequence != nil {
 				return in.putOff(ctx, w, err) // those behind it are to wait for it
 			}
-			in.noteEnd(ctx, w)
+			in.recordEnd(ctx, w)
 			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
 			return err
 		case lackingAlone:
 			return in.giveUp(ctx, w, err)
 		case collided:
 			if collisions++; collisions == collisionsAtMost {
-				in.noteEnd(ctx, w)
+				in.recordEnd(ctx, w)
 				delayNack(ctx, jitter(in.cfg.Retry.Backoff))
 				return err
 			}
@@ -76,7 +76,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			if w.failed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return in.giveUp(ctx, w, err)
 			}
-			in.noteEnd(ctx, w)
+			in.recordEnd(ctx, w)
 			return err
 		}
 	}
@@ -183,7 +183,7 @@ func fateOf(ctx context.Context, result outcome, err error) fate {
 		return away
 	case policyOf(err).unavailable:
 		return lacking
-	case heldElsewhere(err), sqlerr.Retryable(err):
+	case sqlerr.Contended(err):
 		return collided
 	}
 	return failed

@@ -71,7 +71,7 @@ func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*mem
 				continue
 			}
 			if borrowed == nil {
-				borrowed = lend(in.store, in.cfg.Database.Dialect, messageID{consumer: in.cfg.Consumer, message: m.ID}, tx, tx.Raw)
+				borrowed = in.lend(m.ID, tx, tx.Raw)
 				borrowed.Share(ErrShared)
 				// Also when the handler ends its goroutine.
 				defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it

@@ -7,25 +7,24 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/inboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // start is what was recorded, in a transaction of its own, before handling a message that
 // may have crashed a process.
 type start struct {
-	noted   bool
-	suspect bool          // an earlier one has not ended: nothing else may be handled beside it
-	charged bool          // with what may happen now: it is alone
-	beside  bool          // handlers that do not return: it is charged with nothing
-	early   time.Duration // until it is to be handled again
+	inboxstore.Start      // Unended: nothing else may be handled beside it
+	charged          bool // with what may happen now: it is alone
+	beside           bool // handlers that do not return: it is charged with nothing
 }
 
 var errEarly = errors.New("inbox: the message is to be handled later")
 
-// noteStart counts a delivery that the broker has marked as redelivered before it is
+// recordStart counts a delivery that the broker has marked as redelivered before it is
 // handled, so that a message that crashes the process is found. A delivery that arrives
 // before its time is delayed again.
-func (in *Inbox) noteStart(ctx context.Context, w *work) error {
+func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 	d, ok := DeliveryFromContext(ctx)
 	if in.cfg.DeadLetters == nil || !ok || !d.Redelivered() {
 		return nil
@@ -36,7 +35,7 @@ func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 			return err
 		}
 		id, marked := w.id, w.replay.marked()
-		w.start, err = ask(ctx, in, func(ctx context.Context) (start, error) { return in.store.noteStart(ctx, id, marked) })
+		w.start.Start, err = ask(ctx, in, func(ctx context.Context) (inboxstore.Start, error) { return in.store.RecordStart(ctx, id, marked) })
 		seen := nothing
 		if err != nil && ctx.Err() == nil && sqlerr.Connection(err) {
 			seen = down
@@ -48,10 +47,10 @@ func (in *Inbox) noteStart(ctx context.Context, w *work) error {
 		case seen == down:
 			continue
 		case err != nil:
-			return fmt.Errorf("note start: %w", err)
-		case w.start.early > earlyEnough && d.Nacks() == 0:
-			delayNack(ctx, w.start.early)
-			in.noteEnd(ctx, w)
+			return fmt.Errorf("record start: %w", err)
+		case w.start.Early > earlyEnough && d.Nacks() == 0:
+			delayNack(ctx, w.start.Early)
+			in.recordEnd(ctx, w)
 			return errEarly
 		}
 		return nil
@@ -65,11 +64,11 @@ const earlyEnough = 100 * time.Millisecond
 // If the process ends, the suspect is at fault, not another message that was being
 // handled.
 func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
-	if !w.start.suspect || w.start.charged || w.start.beside {
+	if !w.start.Unended || w.start.charged || w.start.beside {
 		return handled, nil
 	}
 	id := w.id
-	alone, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.charge(ctx, id) })
+	alone, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.Charge(ctx, id) })
 	if err != nil {
 		return claimFailed(ctx, err), fmt.Errorf("charge suspect: %w", err)
 	}
@@ -80,20 +79,20 @@ func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 	return handled, nil
 }
 
-// noteEnd undoes what noteStart recorded. If it fails, the message counts once as one that
+// recordEnd undoes what recordStart recorded. If it fails, the message counts once as one that
 // crashed, and is handled alone, without harm.
-func (in *Inbox) noteEnd(ctx context.Context, w *work) {
-	if !w.start.noted {
+func (in *Inbox) recordEnd(ctx context.Context, w *work) {
+	if !w.start.Recorded {
 		return
 	}
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	id, begun := w.id, w.start
+	id, charged := w.id, w.start.charged
 	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) {
-		return struct{}{}, in.store.noteEnd(ctx, id, begun)
+		return struct{}{}, in.store.RecordEnd(ctx, id, charged)
 	})
 	if err != nil {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "end of an attempt not noted",
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "end of an attempt not recorded",
 			slog.String("message_id", w.id), slog.String("error", in.textOf(err)))
 		return
 	}

@@ -3,6 +3,8 @@ package inbox
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill/internal/inboxstore"
 )
 
 var (
@@ -16,7 +18,7 @@ var (
 	// returned when that transaction has just committed and the isolation level hides its
 	// row here. The message is not at fault; the redelivery finds out what happened. Delay
 	// it if you can.
-	ErrBeingHandled = errors.New("inbox: the message is being handled elsewhere")
+	ErrBeingHandled = inboxstore.ErrBeingHandled
 
 	// ErrNoDeadLetters is returned by Refuse when Config.DeadLetters is not set.
 	ErrNoDeadLetters = errors.New("inbox: there is nowhere to put dead letters; set Config.DeadLetters")
@@ -66,12 +68,12 @@ var (
 	// handler has returned (do not keep the handle or use it from a goroutine that outlives
 	// the handler), or the database ended the transaction, as SQLite does when it interrupts
 	// a statement. The attempt is rolled back unless it had already committed.
-	ErrTxEnded = errors.New("inbox: the transaction has ended")
+	ErrTxEnded = inboxstore.ErrTxEnded
 
 	// ErrUnsealed is returned on SQLite when foreign keys are off, because the database
 	// could not refuse a commit by the handler. Open it with oncemill.SQLiteDSN, or set the
 	// pragma foreign_keys on every connection.
-	ErrUnsealed = errors.New("inbox: SQLite's foreign keys are off; open the database with oncemill.SQLiteDSN")
+	ErrUnsealed = inboxstore.ErrUnsealed
 
 	// ErrNoOutbox is returned when a handler returns messages and Config.Outbox is not set.
 	// The attempt is rolled back.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/inboxstore"
 )
 
 // giveUp records that a delivery has failed. It returns nil if the message has become a
@@ -25,19 +26,16 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	}
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	f := failure{text: in.textOf(err), unavailable: p.unavailable, again: func(r record) time.Duration { return in.cfg.Retry.again(p, r) }}
-	f.key, f.seq = in.placeOf(w)
-	id, begun := w.id, w.start
-	rec, recErr := ask(detached, in, func(ctx context.Context) (record, error) {
-		return in.store.recordFailure(ctx, id, begun, f)
+	rec, recErr := in.recordFailure(detached, w, inboxstore.Failure{
+		Text: in.textOf(err), Unavailable: p.unavailable,
+		Again: func(r inboxstore.Record) time.Duration { return in.cfg.Retry.again(p, r) },
 	})
 	if recErr != nil {
 		delayNack(ctx, in.cfg.Retry.delay(1))
-		return errors.Join(err, fmt.Errorf("record failure: %w", recErr))
+		return errors.Join(err, recErr)
 	}
-	w.start = start{}
-	if in.cfg.DeadLetters == nil || !p.permanent && rec.failures < in.cfg.Retry.Deliveries && rec.unavailable < in.cfg.Retry.Unavailable {
-		delayNack(ctx, rec.again)
+	if in.cfg.DeadLetters == nil || !p.permanent && rec.Failures < in.cfg.Retry.Deliveries && rec.Unavailable < in.cfg.Retry.Unavailable {
+		delayNack(ctx, rec.Again)
 		return err
 	}
 	reason := ReasonFailed
@@ -48,8 +46,8 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 		reason = ReasonUnavailable
 	}
 	letter := in.newLetter(ctx, w, w.id, reason, err)
-	letter.Tries = rec.failures + rec.unavailable
-	for _, e := range rec.errors {
+	letter.Tries = rec.Failures + rec.Unavailable
+	for _, e := range rec.Errors {
 		letter.Attempts = append(letter.Attempts, dlqstore.Attempt{At: e.At, Class: string(ReasonFailed), Error: e.Error})
 	}
 	return in.deadLetter(ctx, w, letter)
@@ -60,16 +58,29 @@ func (in *Inbox) putOff(ctx context.Context, w *work, err error) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	wait := in.cfg.Retry.delay(nacksOf(ctx) + 1)
-	f := failure{text: in.textOf(err), uncounted: true, again: func(record) time.Duration { return wait }}
-	f.key, f.seq = in.placeOf(w)
-	id, begun := w.id, w.start
-	_, recErr := ask(detached, in, func(ctx context.Context) (record, error) { return in.store.recordFailure(ctx, id, begun, f) })
+	_, recErr := in.recordFailure(detached, w, inboxstore.Failure{
+		Text: in.textOf(err), Uncounted: true,
+		Again: func(inboxstore.Record) time.Duration { return wait },
+	})
 	delayNack(ctx, wait)
 	if recErr != nil {
-		return errors.Join(err, fmt.Errorf("record failure: %w", recErr))
+		return errors.Join(err, recErr)
+	}
+	return err
+}
+
+// recordFailure records f for a message, and ends its start.
+func (in *Inbox) recordFailure(ctx context.Context, w *work, f inboxstore.Failure) (inboxstore.Record, error) {
+	f.Text = textOf(f.Text)
+	f.Key, f.Seq = in.placeOf(w)
+	f.Recorded, f.Charged = w.start.Recorded, w.start.charged
+	id := w.id
+	rec, err := ask(ctx, in, func(ctx context.Context) (inboxstore.Record, error) { return in.store.RecordFailure(ctx, id, f) })
+	if err != nil {
+		return rec, fmt.Errorf("record failure: %w", err)
 	}
 	w.start = start{}
-	return err
+	return rec, nil
 }
 
 // refuse makes a dead letter of a message that must not be handled. Without dead letters

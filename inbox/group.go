@@ -13,10 +13,10 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/group"
+	"github.com/oncemill/oncemill/internal/inboxstore"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -44,7 +44,7 @@ type Group struct {
 	LockTimeout time.Duration
 }
 
-func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem string)) {
+func (g *Group) resolve(bad func(field, value, problem string)) {
 	if g.Size == 0 {
 		g.Size = 100
 	}
@@ -59,14 +59,6 @@ func (g *Group) resolve(dialect oncemill.Dialect, bad func(field, value, problem
 	}
 	if g.Wait < 0 || g.Wait > time.Second {
 		bad("Group.Wait", g.Wait.String(), "must be 0 to 1s")
-	}
-	switch {
-	case g.LockTimeout == 0:
-		g.LockTimeout = 100 * time.Millisecond
-	case dialect == oncemill.SQLite:
-		bad("Group.LockTimeout", g.LockTimeout.String(), "SQLite waits as long as the busy timeout of its connection says")
-	case g.LockTimeout < time.Millisecond || g.LockTimeout > time.Hour:
-		bad("Group.LockTimeout", g.LockTimeout.String(), "must be 1ms to 1h, or 0 for 100ms")
 	}
 }
 
@@ -111,10 +103,7 @@ type ended struct {
 
 func newShared(in *Inbox, batch BatchHandler) *shared {
 	cfg := in.cfg.Group
-	limits := group.Limits{Size: cfg.Size, Bytes: cfg.Bytes, Wait: cfg.Wait}
-	if in.cfg.Database.Dialect == oncemill.SQLite {
-		limits.Writers = 1
-	}
+	limits := group.Limits{Size: cfg.Size, Bytes: cfg.Bytes, Wait: cfg.Wait, Writers: in.store.Writers()}
 	s := &shared{in: in, repeats: lent.NewRepeats(in.db), batch: batch}
 	s.gather = group.New(limits, s)
 	return s
@@ -143,7 +132,7 @@ func (s *shared) Alone(ctx context.Context, w *work) (ended, group.Result) {
 	switch {
 	case err == nil && result == handled:
 		return ended{result, err}, group.Clean
-	case inTheWay(err):
+	case contended(err):
 		return ended{result, err}, group.InTheWay
 	}
 	return ended{result, err}, group.Failed
@@ -156,7 +145,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 	case e.err == nil:
 		s.tell(members, claimed) //nolint:contextcheck // each member has its own
 		return nil, group.Clean
-	case inTheWay(e.err):
+	case contended(e.err):
 		return members, group.InTheWay
 	case culprit != nil:
 		if culprit.Context().Err() != nil {
@@ -206,14 +195,18 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 	in := s.in
 	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
 	defer cancel()
-	tx, err := in.store.begin(ctx, in.calls)
+	tx, err := in.store.Begin(ctx, in.calls)
 	if err != nil {
 		return nil, nil, ended{claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)}
 	}
 	defer tx.Rollback() // as in alone
-	byID := slices.SortedFunc(slices.Values(members), func(a, b *member) int { return cmp.Compare(a.ID, b.ID) })
+	claims := make([]inboxstore.Claim, len(members))
+	for i, m := range members {
+		claims[i] = inboxstore.Claim{ID: m.ID, Fingerprint: m.Work.fingerprint}
+	}
+	slices.SortFunc(claims, func(a, b inboxstore.Claim) int { return cmp.Compare(a.ID, b.ID) })
 	claimed, err = boundtx.Do(ctx, tx, in.cfg.Group.LockTimeout+callLimit, func(ctx context.Context) (map[string]bool, error) {
-		return in.store.claimGroup(ctx, tx.Raw, byID)
+		return in.store.ClaimGroup(ctx, tx.Raw, claims)
 	})
 	if err != nil {
 		return nil, nil, ended{claimFailed(unlimited, err), err}
@@ -228,7 +221,7 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 		return nil, culprit, ended{handlerFailed, err}
 	}
 	_, err = within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
-		return struct{}{}, in.store.sealGroup(ctx, tx, claimed)
+		return struct{}{}, in.store.SealGroup(ctx, tx, claimed)
 	})
 	if err != nil {
 		return nil, nil, ended{commitFailed(err), err}
@@ -271,8 +264,8 @@ func until(transaction, ctx context.Context) context.Context {
 	return ctx
 }
 
-// inTheWay reports whether a transaction failed because of concurrent transactions: a
+// contended reports whether a transaction failed because of concurrent transactions: a
 // deadlock, a serialization failure, a lock timeout.
-func inTheWay(err error) bool {
-	return err != nil && (heldElsewhere(err) || sqlerr.Retryable(err) || errors.Is(err, ErrBeingHandled))
+func contended(err error) bool {
+	return err != nil && (sqlerr.Contended(err) || errors.Is(err, ErrBeingHandled))
 }

@@ -21,7 +21,7 @@ type work struct {
 	fingerprint []byte
 	marked      bool // it says that it is a replay
 	replay      replay
-	start       start // what was noted of it before
+	start       start // what was recorded of it before
 	failed      bool  // an attempt of this delivery
 }
 
@@ -119,7 +119,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 		in.comeAfter(ctx, w)
 		return ErrGap
 	}
-	if err := in.noteStart(ctx, w); err != nil {
+	if err := in.recordStart(ctx, w); err != nil {
 		return err
 	}
 	return in.try(ctx, w, try)
@@ -147,7 +147,7 @@ func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 	if created.IsZero() || time.Since(created) < in.cfg.Retention/2 {
 		return nil
 	}
-	now, err := ask(ctx, in, in.store.now)
+	now, err := ask(ctx, in, in.store.Now)
 	if err != nil {
 		return fmt.Errorf("check age: %w", err)
 	}
@@ -161,7 +161,7 @@ func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 func (in *Inbox) margin() time.Duration { return min(time.Hour, in.cfg.Retention/10) }
 
 func (in *Inbox) ping(ctx context.Context) error {
-	_, err := ask(ctx, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.ping(ctx) })
+	_, err := ask(ctx, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.Ping(ctx) })
 	return err
 }
 

@@ -23,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/inboxstore"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -167,7 +168,7 @@ type Inbox struct {
 	db        *sql.DB
 	given     Config // by the user
 	cfg       Config // defaults filled in
-	store     store
+	store     inboxstore.Store
 	letters   dlqstore.Store // nil without Config.DeadLetters
 	calls     *bounded.Calls
 	group     *shared
@@ -212,30 +213,18 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.DeadLetters != nil && cfg.DeadLetters.Config().Database.Dialect != resolved.Dialect {
 		bad("DeadLetters", cfg.DeadLetters.Config().Database.Dialect.String(), "must be in the database of the inbox, whose dialect is "+resolved.Dialect.String())
 	}
-	switch {
-	case cfg.Isolation == sql.LevelDefault && resolved.Dialect == oncemill.PostgreSQL:
-		cfg.Isolation = sql.LevelReadCommitted
-	case cfg.Isolation == sql.LevelDefault, cfg.Isolation == sql.LevelSerializable:
-	case resolved.Dialect == oncemill.SQLite:
-		bad("Isolation", cfg.Isolation.String(), "SQLite is always serializable")
-	case cfg.Isolation != sql.LevelReadCommitted && cfg.Isolation != sql.LevelRepeatableRead:
-		bad("Isolation", cfg.Isolation.String(), "must be sql.LevelReadCommitted, sql.LevelRepeatableRead or sql.LevelSerializable")
-	}
-	switch {
-	case cfg.LockTimeout == 0:
-		cfg.LockTimeout = time.Second
-	case resolved.Dialect == oncemill.SQLite:
-		bad("LockTimeout", cfg.LockTimeout.String(), "SQLite waits as long as the busy timeout of its connection says")
-	case cfg.LockTimeout < time.Millisecond || cfg.LockTimeout > time.Hour:
-		bad("LockTimeout", cfg.LockTimeout.String(), "must be 1ms to 1h, or 0 for 1s")
-	}
 	if cfg.Timeout == 0 {
 		cfg.Timeout = time.Minute
 	}
 	if cfg.Timeout < 10*time.Millisecond || cfg.Timeout > 24*time.Hour {
 		bad("Timeout", cfg.Timeout.String(), "must be 10ms to 24h, or 0 for 1m")
 	}
-	cfg.Group.resolve(resolved.Dialect, bad)
+	stored := inboxstore.Config{
+		Consumer: cfg.Consumer, Timeout: cfg.Timeout, Isolation: cfg.Isolation,
+		LockTimeout: cfg.LockTimeout, GroupLockTimeout: cfg.Group.LockTimeout,
+	}.Resolve(resolved.Dialect, bad)
+	cfg.LockTimeout, cfg.Group.LockTimeout = stored.LockTimeout, stored.GroupLockTimeout
+	cfg.Group.resolve(bad)
 	cfg.Retry.resolve(bad)
 	cfg.Replays = cfg.Replays.resolve(bad)
 	if cfg.Replays != nil && cfg.DeadLetters == nil {
@@ -281,7 +270,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: newStore(db, cfg), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
 	if cfg.DeadLetters != nil {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
 	}

@@ -97,7 +97,7 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	tx, err := in.store.begin(limited, in.calls)
+	tx, err := in.store.Begin(limited, in.calls)
 	if err != nil {
 		return false, fmt.Errorf("dead letter: begin: %w", err)
 	}
@@ -114,7 +114,7 @@ func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (ad
 
 // buryIn reports whether a dead letter was written. If not, a replay has ended.
 func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter, w *work) (bool, error) {
-	id := messageID{consumer: in.cfg.Consumer, message: letter.MessageID}
+	id := letter.MessageID
 	taken := takesID(letter)
 	switch {
 	case taken:
@@ -124,7 +124,7 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter
 		if err != nil || !claimed {
 			return false, err
 		}
-		if err := errors.Join(in.store.markDead(ctx, tx, letter.MessageID), in.store.forgetFailures(ctx, tx, letter.MessageID)); err != nil {
+		if err := errors.Join(in.store.MarkDead(ctx, tx, id), in.store.DeleteFailures(ctx, tx, id)); err != nil {
 			return false, err
 		}
 	case w.replay.marked():
@@ -132,9 +132,9 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter
 			return false, err
 		}
 	case letter.MessageID != "":
-		id.message = ownID(letter, w.fingerprint)
+		id = ownID(letter, w.fingerprint)
 		taken = true
-		if claimed, err := in.store.claim(ctx, tx, id, nil); err != nil || !claimed {
+		if claimed, err := in.store.Claim(ctx, tx, id, nil); err != nil || !claimed {
 			return false, err
 		}
 	}
@@ -142,7 +142,7 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter
 		return false, fmt.Errorf("add: %w", err)
 	}
 	if taken {
-		if err := in.store.seal(ctx, tx, id); err != nil {
+		if err := in.store.Seal(ctx, tx, id); err != nil {
 			return false, err
 		}
 	}

@@ -149,12 +149,12 @@ func (in *Inbox) disbelieve(ctx context.Context, w *work) {
 // more than the id: copies wait here for each other. All but one find that the replay has
 // ended, which is an outcome of its own: the next delivery is a late copy.
 func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, w *work) error {
-	if err := in.store.patience(ctx, tx); err != nil {
+	if err := in.store.LimitLockWait(ctx, tx); err != nil {
 		return err
 	}
 	ended, err := in.letters.EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
 	switch {
-	case err != nil && (heldElsewhere(err) || sqlerr.Retryable(err)):
+	case err != nil && sqlerr.Contended(err):
 		return fmt.Errorf("%w: %w", ErrBeingHandled, err)
 	case err == nil && !ended:
 		return fmt.Errorf("%w: its replay has just ended", ErrBeingHandled)

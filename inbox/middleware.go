@@ -34,8 +34,8 @@ func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
 	defer cancel()
-	id := messageID{consumer: in.cfg.Consumer, message: w.id}
-	tx, err := in.store.begin(ctx, in.calls)
+	id := w.id
+	tx, err := in.store.Begin(ctx, in.calls)
 	if err != nil {
 		return claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)
 	}
@@ -61,15 +61,15 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	if ctx.Err() != nil {
 		return handlerFailed, fmt.Errorf("the handler took longer than it has: %w", ctx.Err())
 	}
-	if w.start.noted {
+	if w.start.Recorded {
 		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
-			return struct{}{}, in.store.forgetFailures(ctx, tx, id.message)
+			return struct{}{}, in.store.DeleteFailures(ctx, tx, id)
 		}); err != nil {
-			return claimFailed(ctx, err), fmt.Errorf("forget failures: %w", err)
+			return claimFailed(ctx, err), fmt.Errorf("delete failures: %w", err)
 		}
 	}
 	if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
-		return struct{}{}, in.store.seal(ctx, tx, id)
+		return struct{}{}, in.store.Seal(ctx, tx, id)
 	}); err != nil {
 		return commitFailed(err), err
 	}
@@ -83,32 +83,32 @@ func (in *Inbox) gone(ctx context.Context, tx *boundtx.Tx) bool {
 		return false
 	}
 	gone, err := within(context.WithoutCancel(ctx), tx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
-		return in.store.gone(ctx, tx), nil
+		return in.store.ConnectionLost(ctx, tx), nil
 	})
 	return gone || err != nil
 }
 
 // claim takes the id. Only the replay of a dead letter can take the dead letter's id; that
 // ends the replay.
-func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id messageID, w *work) (bool, error) {
+func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id string, w *work) (bool, error) {
 	return boundtx.Do(ctx, tx, in.cfg.LockTimeout+callLimit, func(ctx context.Context) (bool, error) {
 		return in.claimIn(ctx, tx.Raw, id, w)
 	})
 }
 
-func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id messageID, w *work) (bool, error) {
+func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id string, w *work) (bool, error) {
 	if w.replay.marked() {
 		if err := in.endReplay(ctx, tx, w); err != nil {
 			return false, err
 		}
 		if w.replay.dead {
 			// Once the row is no longer marked dead, the claim decides.
-			if err := in.store.reopen(ctx, tx, id); err != nil {
+			if err := in.store.Reopen(ctx, tx, id); err != nil {
 				return false, err
 			}
 		}
 	}
-	return in.store.claim(ctx, tx, id, w.fingerprint)
+	return in.store.Claim(ctx, tx, id, w.fingerprint)
 }
 
 // duplicate handles an id that a committed transaction has claimed.
@@ -116,7 +116,7 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 	if w.fingerprint != nil {
 		id, fingerprint := w.id, w.fingerprint
 		same, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) {
-			return in.store.sameFingerprint(ctx, tx, id, fingerprint)
+			return in.store.SameFingerprint(ctx, tx, id, fingerprint)
 		})
 		if err != nil {
 			return claimFailed(ctx, err), fmt.Errorf("compare fingerprints: %w", err)
@@ -130,9 +130,9 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 			return result, fmt.Errorf("end replay: %w", err)
 		}
 	}
-	if w.start.noted {
+	if w.start.Recorded {
 		tx.Rollback() // if it is not committed: on SQLite its writes would be waited for
-		in.noteEnd(ctx, w)
+		in.recordEnd(ctx, w)
 	}
 	in.logDuplicate(ctx, w.id)
 	return duplicate, nil
@@ -155,8 +155,7 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statem
 	if err != nil || !admitted {
 		return err
 	}
-	id := messageID{consumer: in.cfg.Consumer, message: w.id}
-	borrowed := lend(in.store, in.cfg.Database.Dialect, id, tx, statements)
+	borrowed := in.lend(w.id, tx, statements)
 	borrowed.msg = w.msg
 	borrowed.Share(shared)
 	// Also when the handler ends its goroutine.

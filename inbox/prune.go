@@ -9,7 +9,12 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/inboxstore"
 )
+
+// Migrations creates the tables inbox, with its seal, inbox_failures, inbox_sequences and
+// inbox_refused.
+var Migrations = oncemill.Migrations{Name: "inbox", FS: inboxstore.Migrations}
 
 const (
 	pruneBatch    = 1000
@@ -58,8 +63,8 @@ func (in *Inbox) pruneLoop(ctx context.Context) {
 func (in *Inbox) Prune(ctx context.Context) (more bool, err error) {
 	for _, own := range in.family() {
 		full, err := ask(ctx, own, func(ctx context.Context) (bool, error) {
-			ids, notes, err := own.store.prune(ctx, own.cfg.Retention, pruneBatch)
-			return ids == pruneBatch || notes >= pruneBatch, err
+			ids, failures, err := own.store.Purge(ctx, own.cfg.Retention, pruneBatch)
+			return ids == pruneBatch || failures >= pruneBatch, err
 		})
 		if err != nil {
 			return false, err

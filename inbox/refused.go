@@ -92,7 +92,7 @@ func resultOf(err error) group.Result {
 	switch {
 	case err == nil:
 		return group.Clean
-	case inTheWay(err):
+	case contended(err):
 		return group.InTheWay
 	}
 	return group.Failed
@@ -117,19 +117,19 @@ func (r *refusals) write(ctx context.Context, letters []*dlqstore.Letter) error 
 		byOrigin[o] = append(byOrigin[o], l)
 	}
 	origins := slices.SortedFunc(maps.Keys(byOrigin), origin.compare) // counts are locked in one order
-	tx, err := in.store.begin(ctx, in.calls)
+	tx, err := in.store.Begin(ctx, in.calls)
 	if err != nil {
 		return err
 	}
 	defer tx.Rollback() // as in alone
 	counts := map[origin]int64{}
 	_, err = within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
-		if err := in.store.patience(ctx, tx); err != nil {
+		if err := in.store.LimitLockWait(ctx, tx); err != nil {
 			return struct{}{}, err
 		}
 		for _, o := range origins {
 			of := byOrigin[o]
-			counted, err := in.store.countRefused(ctx, tx, o, len(of))
+			counted, err := in.store.CountRefused(ctx, tx, o.topic, o.reason, len(of), refusedFor)
 			if err != nil {
 				return struct{}{}, fmt.Errorf("count: %w", err)
 			}

@@ -5,6 +5,8 @@ import (
 	"math/rand/v2"
 	"strconv"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/inboxstore"
 )
 
 // Retry configures how often and when a failing message is tried again. An attempt is a
@@ -86,11 +88,11 @@ func (r *Retry) delay(n int) time.Duration { return jitter(double(r.Delay, n-1, 
 
 // again returns the time before the next delivery of a message whose last delivery failed
 // with an error marked with p.
-func (r *Retry) again(p policy, rec record) time.Duration {
+func (r *Retry) again(p policy, rec inboxstore.Record) time.Duration {
 	if p.unavailable {
-		return r.delay(rec.unavailable)
+		return r.delay(rec.Unavailable)
 	}
-	return max(p.after, r.delay(rec.failures))
+	return max(p.after, r.delay(rec.Failures))
 }
 
 // double returns d * 2^times, at most most.

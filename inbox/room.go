@@ -149,7 +149,7 @@ func (r *room) open() {
 // enterRoom waits until the message may enter; a suspect waits until it is alone. Call
 // leave after the attempt.
 func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err error) {
-	if !w.start.suspect {
+	if !w.start.Unended {
 		g, err := in.room.enter(ctx)
 		return func() { in.room.leave(g) }, err
 	}
@@ -190,7 +190,7 @@ func (in *Inbox) enterRoom(ctx context.Context, w *work) (leave func(), err erro
 func (in *Inbox) discharge(ctx context.Context, id string) {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.discharge(ctx, id) })
+	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.Discharge(ctx, id) })
 	if err != nil {
 		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a suspect is charged with what others may do",
 			slog.String("message_id", id), slog.String("error", in.textOf(err)))

@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/inboxstore"
 )
 
 // gaps remembers, by key, the messages that arrived too early. They are delivered again
@@ -111,15 +112,6 @@ func (g *gaps) forget(key, id string) {
 	}
 }
 
-// place is the position of a message in the sequence of its key.
-type place int
-
-const (
-	nextInLine place = iota
-	outdated         // a later one has had its effects
-	early            // one before it has not come
-)
-
 // place returns the sequence number of a message within its key, if it has one.
 func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
 	seq, ok = in.cfg.Sequence(w.msg)
@@ -175,14 +167,14 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 	}
 	over := false
 	for {
-		at, err := boundtx.Wait(ctx, tx, func() (place, error) { return in.store.advance(ctx, tx.Raw, key, seq, over) })
+		at, err := boundtx.Wait(ctx, tx, func() (inboxstore.Position, error) { return in.store.Advance(ctx, tx.Raw, key, seq, over) })
 		switch {
 		case err != nil:
 			return false, fmt.Errorf("sequence: %w", err)
-		case at == early && in.gaps.wait(key, w.id, seq) <= in.cfg.GapWait:
+		case at == inboxstore.PositionEarly && in.gaps.wait(key, w.id, seq) <= in.cfg.GapWait:
 			return false, ErrGap
-		case at == early && !over:
-			retried, err := boundtx.Wait(ctx, tx, func() (bool, error) { return in.store.retried(ctx, tx.Raw, key, seq, in.cfg.GapWait) })
+		case at == inboxstore.PositionEarly && !over:
+			retried, err := boundtx.Wait(ctx, tx, func() (bool, error) { return in.store.Retried(ctx, tx.Raw, key, seq, in.cfg.GapWait) })
 			if err != nil {
 				return false, fmt.Errorf("sequence: %w", err)
 			}
@@ -191,11 +183,11 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 			}
 			over = true // nobody waits for ever
 			continue
-		case at == outdated && (w.failed || cameBefore(ctx)):
+		case at == inboxstore.PositionPassed && (w.failed || cameBefore(ctx)):
 			in.gaps.forget(key, w.id)
 			return false, Permanent(ErrOvertaken)
 		}
 		in.gaps.forget(key, w.id)
-		return at == nextInLine, nil
+		return at == inboxstore.PositionNext, nil
 	}
 }

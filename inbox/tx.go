@@ -55,8 +55,9 @@ type handle struct {
 	msg *message.Message // nil for a batch
 }
 
-func lend(s store, dialect oncemill.Dialect, id messageID, tx *boundtx.Tx, statements lent.Statements) *handle {
-	return &handle{Handle: lent.New(tx, statements, dialect, ErrTxEnded, func(ctx context.Context, err error) error {
-		return s.lost(ctx, tx.Raw, id, err)
+// lend returns a handle on the transaction that has claimed an id.
+func (in *Inbox) lend(id string, tx *boundtx.Tx, statements lent.Statements) *handle {
+	return &handle{Handle: lent.New(tx, statements, in.cfg.Database.Dialect, ErrTxEnded, func(ctx context.Context, err error) error {
+		return in.store.EndedBy(ctx, tx.Raw, id, err)
 	})}
 }

@@ -35,16 +35,23 @@ func TestPlans_NoStatementScansTheTable(t *testing.T) {
 func TestPlans_FailWithoutAnIndex(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		f.fill(t)
-		for _, index := range []string{"topic", "closed"} {
+		for index, statements := range map[string][]string{
+			"closed": {"purge"}, "died": {"newest_by_time", "oldest_by_time"}, "message": {"newest_by_message", "oldest_by_message"},
+			"key": {"newest_by_key", "oldest_by_key"}, "fingerprint": {"newest_by_fingerprint", "oldest_by_fingerprint"},
+			"consumer": {"newest_by_consumer", "oldest_by_consumer"}, "topic": {"newest_by_topic", "oldest_by_topic"},
+			"state": {"newest_by_state", "oldest_by_state"},
+		} {
+			drop := `drop index {{dead_letters_` + index + `}}`
 			if f.where.Dialect == oncemill.SQLite {
-				f.exec(t, `drop index {{name:dead_letters_`+index+`}}`)
-			} else {
-				f.exec(t, `drop index {{dead_letters_`+index+`}}`)
+				drop = `drop index {{name:dead_letters_` + index + `}}`
 			}
-		}
-		faults := strings.Join(plantest.Faults(t, f.db, f.where, dlqstore.Files), "\n")
-		if !strings.Contains(faults, "purge: ") {
-			t.Errorf("without its index a purge is faultless: %q", faults)
+			f.exec(t, drop)
+			faults := strings.Join(plantest.Faults(t, f.db, f.where, dlqstore.Files), "\n")
+			for _, name := range statements {
+				if !strings.Contains(faults, name+": ") {
+					t.Errorf("without dead_letters_%s, %s has no fault: %s", index, name, faults)
+				}
+			}
 		}
 	})
 }

@@ -55,6 +55,10 @@ func Retryable(err error) bool {
 	return false
 }
 
+// Contended reports that a statement failed because of another transaction: as
+// [Retryable], or because that held a lock for too long.
+func Contended(err error) bool { return Retryable(err) || State(err) == "55P03" }
+
 // TimedOut reports that a statement has waited too long for a lock, or taken too long.
 func TimedOut(err error) bool {
 	switch State(err) {

@@ -10,7 +10,8 @@
 //	insert into {{inbox}} (consumer, message_id) values ($1, $2) on conflict do nothing
 //
 // [Load] fills the statements of a folder into a struct, one field each, with the names
-// of the tables in place of {{inbox}} (see names.Names.Expand).
+// of the tables in place of {{inbox}} (see names.Names.Expand). What several databases have
+// in common is a struct that is embedded in theirs.
 package statements
 
 import (
@@ -80,26 +81,35 @@ func parse(file, content string) (all []Statement) {
 	return all
 }
 
-// Load fills each string field of the struct that into points to with the statement of
-// its name in the folder: field ClaimGroup with statement claim_group. It panics if a
-// field has no statement or a statement has no field.
+// Load fills each string field of the struct that into points to, and of the structs
+// embedded in it, with the statement of its name in the folder: field ClaimGroup with
+// statement claim_group. It panics if a field has no statement or a statement has no field.
 func Load(into any, files fs.FS, folder string, tables names.Names) {
 	texts := map[string]string{}
 	for _, s := range Read(files, folder) {
 		texts[s.Name] = tables.Expand(s.Text)
 	}
-	fields := reflect.ValueOf(into).Elem()
+	fill(reflect.ValueOf(into).Elem(), texts, folder)
+	for name := range texts {
+		panic(fmt.Sprintf("statements: %T has no field for statement %s of %s", into, name, folder))
+	}
+}
+
+// fill moves texts into the fields.
+func fill(fields reflect.Value, texts map[string]string, folder string) {
 	for i := range fields.NumField() {
-		name := snake(fields.Type().Field(i).Name)
+		field := fields.Type().Field(i)
+		if field.Anonymous {
+			fill(fields.Field(i), texts, folder)
+			continue
+		}
+		name := snake(field.Name)
 		text, ok := texts[name]
 		if !ok {
 			panic(fmt.Sprintf("statements: %s has no statement %s", folder, name))
 		}
 		fields.Field(i).SetString(text)
 		delete(texts, name)
-	}
-	for name := range texts {
-		panic(fmt.Sprintf("statements: %T has no field for statement %s of %s", into, name, folder))
 	}
 }
 

@@ -36,6 +36,21 @@ func TestLoad_FillsInTheNames(t *testing.T) {
 	}
 }
 
+// shared is embedded, as what several databases have in common.
+type shared struct{ Find string }
+
+func TestLoad_FillsEmbeddedStructs(t *testing.T) {
+	t.Parallel()
+	var q struct {
+		shared
+		ClaimID string
+	}
+	statements.Load(&q, folder(two), "sqlite", names.Names{})
+	if q.ClaimID == "" || q.Find == "" {
+		t.Errorf("got %+v", q)
+	}
+}
+
 func TestLoad_RefusesWhatDoesNotMatch(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -44,7 +44,7 @@ where id = $1
 	and payload = $4
 
 -- name: purge
--- By the partial index dead_letters_closed, from its oldest end, and by primary key.
+-- index: dead_letters_closed, which is partial, from its oldest end
 -- Concurrent calls take different rows. statement_timestamp() can be used in an index
 -- condition.
 delete from {{dead_letters}}

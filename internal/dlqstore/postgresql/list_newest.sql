@@ -1,5 +1,5 @@
 -- name: newest_by_time
--- By dead_letters_died, in its order. The other conditions filter its rows.
+-- index: dead_letters_died, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
 	case when created_at > '0001-01-01 00:00:00+00' and created_at < '10000-01-01 00:00:00+00' then (date_part('epoch', created_at) * 1000000)::bigint end,
@@ -23,7 +23,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_message
--- By dead_letters_message, in its order. The index holds a prefix of long texts. The other
+-- index: dead_letters_message, in its order. The index holds a prefix of long texts. The other
 -- conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -49,7 +49,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_key
--- By dead_letters_key, in its order. The index holds a prefix of long texts. The other
+-- index: dead_letters_key, in its order. The index holds a prefix of long texts. The other
 -- conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -76,7 +76,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_fingerprint
--- By dead_letters_fingerprint, in its order. The other conditions filter its rows.
+-- index: dead_letters_fingerprint, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
 	case when created_at > '0001-01-01 00:00:00+00' and created_at < '10000-01-01 00:00:00+00' then (date_part('epoch', created_at) * 1000000)::bigint end,
@@ -100,7 +100,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_consumer
--- By dead_letters_consumer, in its order. The other conditions filter its rows.
+-- index: dead_letters_consumer, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
 	case when created_at > '0001-01-01 00:00:00+00' and created_at < '10000-01-01 00:00:00+00' then (date_part('epoch', created_at) * 1000000)::bigint end,
@@ -125,7 +125,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_topic
--- By dead_letters_topic, in its order. The index holds a prefix of long texts. The other
+-- index: dead_letters_topic, in its order. The index holds a prefix of long texts. The other
 -- conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -151,7 +151,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_state
--- By dead_letters_state, in its order, for one state. The other conditions filter its rows.
+-- index: dead_letters_state, in its order, for one state. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
 	case when created_at > '0001-01-01 00:00:00+00' and created_at < '10000-01-01 00:00:00+00' then (date_part('epoch', created_at) * 1000000)::bigint end,

@@ -47,7 +47,7 @@ where id = $1
 	and payload = $4
 
 -- name: purge
--- By the partial index dead_letters_closed, from its oldest end, and by primary key.
+-- index: dead_letters_closed, which is partial, from its oldest end
 -- One writer: see add.
 delete from {{dead_letters}}
 where id in (

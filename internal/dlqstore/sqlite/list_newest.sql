@@ -1,5 +1,5 @@
 -- name: newest_by_time
--- By dead_letters_died, in its order. The other conditions filter its rows.
+-- index: dead_letters_died, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
@@ -21,7 +21,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_message
--- By dead_letters_message, in its order. The other conditions filter its rows.
+-- index: dead_letters_message, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
@@ -43,7 +43,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_key
--- By dead_letters_key, in its order. The other conditions filter its rows.
+-- index: dead_letters_key, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
@@ -66,7 +66,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_fingerprint
--- By dead_letters_fingerprint, in its order. The other conditions filter its rows.
+-- index: dead_letters_fingerprint, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
@@ -88,7 +88,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_consumer
--- By dead_letters_consumer, in its order. The other conditions filter its rows.
+-- index: dead_letters_consumer, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
@@ -111,7 +111,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_topic
--- By dead_letters_topic, in its order. The other conditions filter its rows.
+-- index: dead_letters_topic, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,
@@ -133,7 +133,7 @@ order by died_at desc, id desc
 limit $1
 
 -- name: newest_by_state
--- By dead_letters_state, in its order, for one state. The other conditions filter its rows.
+-- index: dead_letters_state, in its order, for one state. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
 	reason, error, stack, attempts, trace_id, fingerprint, maybe_delivered,

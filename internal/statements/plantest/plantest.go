@@ -8,7 +8,11 @@
 //	-- Few rows.
 //	-- scans: leases: it has 32 rows
 //
-// A permission that no plan needs fails the test, too.
+// A permission that no plan needs fails the test, too. A comment may also name an index
+// that the plan has to use, which the test then requires:
+//
+//	-- name: newest
+//	-- index: orders_created, from its end. Reads only what it returns.
 package plantest
 
 import (
@@ -37,7 +41,8 @@ func Check(t testing.TB, db *sql.DB, where database.Database, files fs.FS) {
 // that is named like the dialect of where. On PostgreSQL a fault is a sequential scan of
 // a table of where, or a scan of a whole index that is not partial, unless a limit
 // ends it. On SQLite it is a scan without an index, or an index made for the statement.
-// Tables without rows are faults: their plans show nothing.
+// A table without rows is a fault, since plans for it show nothing; so is a statement that
+// cannot be explained.
 func Faults(t testing.TB, db *sql.DB, where database.Database, files fs.FS) (faults []string) {
 	t.Helper()
 	all := statements.Read(files, where.Dialect.String())
@@ -48,13 +53,16 @@ func Faults(t testing.TB, db *sql.DB, where database.Database, files fs.FS) (fau
 			continue
 		}
 		explained++
-		var scans []scan
+		explain := explainPostgres
 		if where.Dialect == oncemill.SQLite {
-			scans = sqliteScans(t, db, where, s)
-		} else {
-			scans = postgresScans(t, db, where, s)
+			explain = explainSQLite
 		}
-		faults = append(faults, judge(s, scans)...)
+		found, err := explain(t, db, where, s)
+		if err != nil {
+			faults = append(faults, fmt.Sprintf("%s: cannot be explained: %v", s.Name, err))
+			continue
+		}
+		faults = append(faults, judge(s, found)...)
 	}
 	if explained == 0 {
 		t.Fatalf("plantest: no statement of %s can be explained", where.Dialect)
@@ -65,18 +73,32 @@ func Faults(t testing.TB, db *sql.DB, where database.Database, files fs.FS) (fau
 // planned matches the statements that have a plan.
 var planned = regexp.MustCompile(`^(select|insert|update|delete|with|values)\s`)
 
+// plan is what matters of a plan.
+type plan struct {
+	scans   []scan
+	indexes []string // without the prefix
+}
+
 // scan is a part of a plan that reads a whole table.
 type scan struct{ table, step string }
 
-var permission = regexp.MustCompile(`(?m)^scans: ([a-z0-9_]+): \S`)
+var (
+	permission  = regexp.MustCompile(`(?m)^scans: ([a-z0-9_]+): \S`)
+	requirement = regexp.MustCompile(`(?m)^index: ([a-z0-9_]+)`)
+)
 
-// judge compares the scans of a statement with those that its comment permits.
-func judge(s statements.Statement, scans []scan) (faults []string) {
+// judge compares the plan of a statement with its comment.
+func judge(s statements.Statement, found plan) (faults []string) {
+	for _, match := range requirement.FindAllStringSubmatch(s.Comment, -1) {
+		if !slices.Contains(found.indexes, match[1]) {
+			faults = append(faults, fmt.Sprintf("%s: does not use %s but %q", s.Name, match[1], found.indexes))
+		}
+	}
 	needed := map[string]bool{}
 	for _, match := range permission.FindAllStringSubmatch(s.Comment, -1) {
 		needed[match[1]] = false
 	}
-	for _, found := range scans {
+	for _, found := range found.scans {
 		if _, permitted := needed[found.table]; permitted {
 			needed[found.table] = true
 			continue

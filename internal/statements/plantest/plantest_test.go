@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 
@@ -17,7 +18,7 @@ import (
 func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
 
 const texts = `-- name: find
--- By the index on word.
+-- index: words_word
 select id from {{words}} w where word = $1;
 
 -- name: change
@@ -70,8 +71,8 @@ func TestFaults_AreThoseOfADroppedIndex(t *testing.T) {
 		drop   string
 		faults []string
 	}{
-		{pg.Open(t), pg.Config, `drop index {{words_word}}`, []string{"find: Seq Scan of words", "change: Seq Scan of words"}},
-		{testserver.SQLite(t), oncemill.Config{}, `drop index {{name:words_word}}`, []string{"find: SCAN w of words", "change: SCAN oncemill_words of words"}},
+		{pg.Open(t), pg.Config, `drop index {{words_word}}`, []string{"find: does not use words_word but []", "find: Seq Scan of words", "change: Seq Scan of words"}},
+		{testserver.SQLite(t), oncemill.Config{}, `drop index {{name:words_word}}`, []string{"find: does not use words_word but []", "find: SCAN w of words", "change: SCAN oncemill_words of words"}},
 	} {
 		where, exec := newWords(t, c.db, c.cfg)
 		if faults := plantest.Faults(t, c.db, where, folder(where.Dialect, "")); len(faults) > 0 {
@@ -107,6 +108,10 @@ delete from {{words}} where seen = $1;
 -- scans: words: it did once
 select * from {{words}} where id = $1;
 
+-- name: broken
+-- Its table is another's.
+select nothing from {{words}} where id = $1;
+
 -- name: nothing
 -- By primary key.
 select * from {{empty}} where id = $1;
@@ -117,6 +122,11 @@ select * from {{empty}} where id = $1;
 			"needless: permits a scan of words, which its plan does not need",
 		}
 		faults := plantest.Faults(t, c.db, where, folder(where.Dialect, more))
+		if n := len(faults) - 1; n > 0 && strings.HasPrefix(faults[n], "broken: cannot be explained: ") {
+			faults = faults[:n]
+		} else {
+			t.Errorf("%s: %q", where.Dialect, faults)
+		}
 		if !slices.Equal(faults, want) {
 			t.Errorf("%s: %q", where.Dialect, faults)
 		}
@@ -127,22 +137,20 @@ select * from {{empty}} where id = $1;
 func TestFaults_OnPostgreSQLNameAWholeIndex(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
-	db := pg.Open(t)
-	where, exec := newWords(t, db, pg.Config)
+	db := pg.Open(t, "enable_seqscan=off")
+	where, _ := newWords(t, db, pg.Config)
 	const more = `
--- name: count
--- The index is smaller than the table.
-select count(word) from (select word from {{words}} order by word offset 0) as w;
+-- name: sorted
+-- The order of the index spares a sort.
+select id from {{words}} order by word;
 
 -- name: first
--- By the index on word, from its start.
-select word from {{words}} order by word limit 10;
+-- index: words_word, from its start
+select id from {{words}} order by word limit 10;
 `
-	exec(`alter table {{words}} add column wide text`)
-	exec(`update {{words}} set wide = repeat('x', 500)`)
-	exec(`vacuum (freeze, analyze) {{words}}`)
 	faults := plantest.Faults(t, db, where, folder(where.Dialect, more))
-	if want := []string{"count: Index Only Scan without condition by words_word of words"}; !slices.Equal(faults, want) {
+	want := []string{"sorted: Index Scan without condition by words_word of words"}
+	if !slices.Equal(faults, want) {
 		t.Errorf("got %q", faults)
 	}
 }

@@ -20,65 +20,54 @@ type node struct {
 	Plans     []node
 }
 
-// postgresScans returns the scans in the generic plan of a statement.
-func postgresScans(t testing.TB, db *sql.DB, where database.Database, s statements.Statement) (scans []scan) {
-	t.Helper()
+// explainPostgres returns the generic plan of a statement.
+func explainPostgres(t testing.TB, db *sql.DB, where database.Database, s statements.Statement) (found plan, err error) {
 	ctx := t.Context()
 	conn, err := db.Conn(ctx)
 	if err != nil {
-		t.Fatalf("plantest: %v", err)
+		return found, err
 	}
 	defer conn.Close() //nolint:errcheck // returns it to the pool
+	if _, err := conn.ExecContext(ctx, `prepare plantest as `+where.Expand(s.Text)); err != nil {
+		return found, err
+	}
+	defer conn.ExecContext(ctx, `deallocate plantest`) //nolint:errcheck // the next statement reports it
 	tx, err := conn.BeginTx(ctx, nil)
 	if err != nil {
-		t.Fatalf("plantest: %v", err)
+		return found, err
 	}
 	defer tx.Rollback() //nolint:errcheck // nothing is written
-	explain := `explain (format json, verbose) execute plantest`
+	if _, err := tx.ExecContext(ctx, `set local plan_cache_mode = force_generic_plan`); err != nil {
+		return found, err
+	}
 	var parameters int
-	var plan []byte
-	for _, step := range []func() error{
-		func() error {
-			_, err := tx.ExecContext(ctx, `set local plan_cache_mode = force_generic_plan`)
-			return err
-		},
-		func() error {
-			_, err := tx.ExecContext(ctx, `prepare plantest as `+where.Expand(s.Text))
-			return err
-		},
-		func() error {
-			return tx.QueryRowContext(ctx, `select cardinality(parameter_types) from pg_prepared_statements where name = 'plantest'`).Scan(&parameters)
-		},
-		func() error {
-			if parameters > 0 {
-				explain += `(null` + strings.Repeat(`, null`, parameters-1) + `)`
-			}
-			return tx.QueryRowContext(ctx, explain).Scan(&plan)
-		},
-		func() error { _, err := tx.ExecContext(ctx, `deallocate plantest`); return err },
-	} {
-		if err := step(); err != nil {
-			t.Errorf("plantest: explain %s: %v", s.Name, err)
-			_, _ = conn.ExecContext(ctx, `deallocate all`) // it outlives the transaction
-			return nil
-		}
+	if err := tx.QueryRowContext(ctx, `select cardinality(parameter_types) from pg_prepared_statements where name = 'plantest'`).Scan(&parameters); err != nil {
+		return found, err
+	}
+	explain := `explain (format json, verbose) execute plantest`
+	if parameters > 0 {
+		explain += `(null` + strings.Repeat(`, null`, parameters-1) + `)`
+	}
+	var text []byte
+	if err := tx.QueryRowContext(ctx, explain).Scan(&text); err != nil {
+		return found, err
 	}
 	var roots []struct{ Plan node }
-	if err := json.Unmarshal(plan, &roots); err != nil {
-		t.Fatalf("plantest: explain %s: %v", s.Name, err)
+	if err := json.Unmarshal(text, &roots); err != nil {
+		return found, err
 	}
 	p := postgresPlan{t: t, tx: tx, where: where}
 	for _, root := range roots {
 		p.walk(root.Plan, "", false)
 	}
-	return p.scans
+	return p.plan, nil
 }
 
 type postgresPlan struct {
 	t     testing.TB
 	tx    *sql.Tx
 	where database.Database
-	scans []scan
+	plan
 }
 
 // walk visits a node. A scan of an index below a limit reads what it returns. The scan of
@@ -90,6 +79,9 @@ func (p *postgresPlan) walk(n node, relation string, limited bool) {
 		if n.Schema != p.where.Schema {
 			relation = ""
 		}
+	}
+	if n.Index != "" {
+		p.indexes = append(p.indexes, strings.TrimPrefix(n.Index, p.where.Prefix))
 	}
 	switch {
 	case relation == "":

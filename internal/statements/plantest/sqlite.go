@@ -13,19 +13,30 @@ import (
 
 var parameter = regexp.MustCompile(`\$([0-9]+)`)
 
-// sqliteScans returns the scans in the plan of a statement. SQLite names a table by its
+var used = regexp.MustCompile(`USING (?:COVERING )?INDEX ([a-z0-9_]+)`)
+
+// explainSQLite returns the plan of a statement. SQLite names a table by its
 // alias; the rows of a function or a subquery have names that no table has.
-func sqliteScans(t testing.TB, db *sql.DB, where database.Database, s statements.Statement) (scans []scan) {
-	t.Helper()
+func explainSQLite(t testing.TB, db *sql.DB, where database.Database, s statements.Statement) (found plan, err error) {
 	last := 0
 	for _, match := range parameter.FindAllStringSubmatch(s.Text, -1) {
 		n, _ := strconv.Atoi(match[1]) // digits
 		last = max(last, n)
 	}
-	rows, err := db.QueryContext(t.Context(), `explain query plan `+where.Expand(s.Text), make([]any, last)...)
+	conn, err := db.Conn(t.Context())
 	if err != nil {
-		t.Errorf("plantest: explain %s: %v", s.Name, err)
-		return nil
+		return found, err
+	}
+	defer conn.Close() //nolint:errcheck // returns it to the pool
+	// Without samples of the rows, plans do not depend on the arguments.
+	for _, text := range []string{`delete from sqlite_stat4`, `analyze sqlite_schema`} {
+		if _, err := conn.ExecContext(t.Context(), text); err != nil {
+			return found, err
+		}
+	}
+	rows, err := conn.QueryContext(t.Context(), `explain query plan `+where.Expand(s.Text), make([]any, last)...)
+	if err != nil {
+		return found, err
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err reports it
 	tables := tablesOf(s.Text, where)
@@ -33,7 +44,10 @@ func sqliteScans(t testing.TB, db *sql.DB, where database.Database, s statements
 		var id, parent, unused int
 		var step string
 		if err := rows.Scan(&id, &parent, &unused, &step); err != nil {
-			t.Fatalf("plantest: explain %s: %v", s.Name, err)
+			return found, err
+		}
+		if match := used.FindStringSubmatch(step); match != nil {
+			found.indexes = append(found.indexes, strings.TrimPrefix(match[1], where.Prefix))
 		}
 		words := strings.Fields(step)
 		if len(words) < 2 || words[0] != "SCAN" && words[0] != "SEARCH" {
@@ -41,11 +55,8 @@ func sqliteScans(t testing.TB, db *sql.DB, where database.Database, s statements
 		}
 		table, known := tables[words[1]]
 		if known && (words[0] == "SCAN" && !strings.Contains(step, " INDEX ") || strings.Contains(step, " AUTOMATIC ")) {
-			scans = append(scans, scan{table, step})
+			found.scans = append(found.scans, scan{table, step})
 		}
 	}
-	if err := rows.Err(); err != nil {
-		t.Fatalf("plantest: explain %s: %v", s.Name, err)
-	}
-	return scans
+	return found, rows.Err()
 }
