@@ -2,6 +2,7 @@ package dlqstore
 
 import (
 	"context"
+	"database/sql"
 	"time"
 )
 
@@ -58,15 +59,14 @@ func (s *store) List(ctx context.Context, f Filter) ([]*Letter, error) {
 	if !f.AfterDiedAt.IsZero() || f.AfterID != 0 {
 		start = f.AfterDiedAt.UnixMicro()
 	}
-	rows, err := s.db.QueryContext(ctx, text, f.Limit, s.strings(f.States),
-		f.Source, f.Consumer, f.Topic, f.Key, f.MessageID, f.Reason, f.Fingerprint,
-		microsOr(f.From, firstMicros), microsOr(f.Until, lastMicros), start, f.AfterID)
 	var letters []*Letter
-	err = each(rows, err, func() error {
+	err := each(ctx, s.db, func(rows *sql.Rows) error {
 		l, err := scanLetter(rows, false)
 		letters = append(letters, l)
 		return err
-	})
+	}, text, f.Limit, s.strings(f.States),
+		f.Source, f.Consumer, f.Topic, f.Key, f.MessageID, f.Reason, f.Fingerprint,
+		microsOr(f.From, firstMicros), microsOr(f.Until, lastMicros), start, f.AfterID)
 	if err != nil {
 		return nil, err
 	}

@@ -47,8 +47,7 @@ func orNotFound[T any](found T, err error) (T, error) {
 
 func (s *store) States(ctx context.Context, ids []int64) (map[int64]string, error) {
 	states := map[int64]string{}
-	rows, err := s.db.QueryContext(ctx, s.text.States, s.ids(ids))
-	err = each(rows, err, func() error {
+	err := each(ctx, s.db, func(rows *sql.Rows) error {
 		var id int64
 		var state string
 		if err := rows.Scan(&id, &state); err != nil {
@@ -56,7 +55,7 @@ func (s *store) States(ctx context.Context, ids []int64) (map[int64]string, erro
 		}
 		states[id] = state
 		return nil
-	})
+	}, s.text.States, s.ids(ids))
 	return states, err
 }
 
@@ -71,13 +70,12 @@ func (s *store) Discard(ctx context.Context, ids []int64, by, reason string) ([]
 func (s *store) act(ctx context.Context, text string, ids []int64, by, reason string) (accepted []int64, err error) {
 	err = s.write(ctx, func(via session) error {
 		accepted = nil
-		rows, err := via.QueryContext(ctx, text, s.ids(ids), clean(by), clean(reason))
-		return each(rows, err, func() error {
+		return each(ctx, via, func(rows *sql.Rows) error {
 			var id int64
 			err := rows.Scan(&id)
 			accepted = append(accepted, id)
 			return err
-		})
+		}, text, s.ids(ids), clean(by), clean(reason))
 	})
 	return accepted, err
 }
@@ -117,14 +115,15 @@ func affected(result sql.Result, err error) (int64, error) {
 	return result.RowsAffected()
 }
 
-// each calls scan for each of rows, which a query returned with err.
-func each(rows *sql.Rows, err error, scan func() error) error {
+// each calls scan for each row of a query.
+func each(ctx context.Context, via session, scan func(*sql.Rows) error, query string, args ...any) error {
+	rows, err := via.QueryContext(ctx, query, args...)
 	if err != nil {
 		return err
 	}
 	defer rows.Close() //nolint:errcheck // rows.Err reports it
 	for rows.Next() {
-		if err := scan(); err != nil {
+		if err := scan(rows); err != nil {
 			return err
 		}
 	}

@@ -144,8 +144,14 @@ func TestStore_ListsByEachIndexInBothDirections(t *testing.T) {
 		l, err := f.Get(t.Context(), first)
 		must(t, err)
 		for _, filter := range []dlqstore.Filter{
-			{MessageID: "m"}, {Key: "k"}, {Fingerprint: l.Fingerprint}, {Consumer: "stock"}, {Topic: "orders"}, {States: []string{"dead"}},
-			{States: []string{"dead", "held"}}, {From: l.DiedAt, Until: l.DiedAt.Add(time.Hour), Topic: "orders"},
+			{MessageID: "m"},
+			{Key: "k"},
+			{Fingerprint: l.Fingerprint},
+			{Consumer: "stock"},
+			{Topic: "orders"},
+			{States: []string{"dead"}},
+			{States: []string{"dead", "held"}},
+			{From: l.DiedAt, Until: l.DiedAt.Add(time.Hour), Topic: "orders"},
 		} {
 			filter.Limit = 1
 			for _, want := range [][]int64{{second, first}, {first, second}} {
