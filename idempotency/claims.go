@@ -5,7 +5,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -25,7 +24,7 @@ type claimEnd struct {
 
 // claim makes a claim, possibly together with others.
 func (g *groups) claim(ctx context.Context, c Claim) (Record, bool, error) {
-	if g.store.cfg.Dialect == oncemill.SQLite || c.Durable { // which first reads; which waits for the disk
+	if c.Durable || !g.store.keys.Traits().ClaimsTogether { // a durable claim waits for the disk
 		return g.store.Claim(ctx, c)
 	}
 	end, done := g.claims.Do(ctx, &group.Member[Claim, claimEnd]{Work: c, ID: string(c.ID[:]), Since: time.Now()})

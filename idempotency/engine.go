@@ -103,7 +103,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if store, ok := e.store.(*SQLStore); ok {
 		var schema *oncemill.SchemaError
 		_, err := within(ctx, store, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.cfg.Config(), Migrations)
+			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), Migrations)
 		})
 		if errors.As(err, &schema) && schema.Have < schema.Want {
 			return fmt.Errorf("idempotency: %w", err)

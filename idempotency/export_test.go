@@ -22,8 +22,3 @@ func (s *MemoryStore) Forget(id ID) {
 	defer s.mu.Unlock()
 	delete(s.records, id)
 }
-
-// ClaimInTurn is the part of a claim on SQLite that comes after the first look.
-func (s *SQLStore) ClaimInTurn(ctx context.Context, c Claim) (Record, bool, error) {
-	return s.claimInTurn(ctx, c)
-}

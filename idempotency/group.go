@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/lent"
 )
@@ -45,7 +44,7 @@ const (
 
 func newGroups(e *Engine, store *SQLStore) *groups {
 	limits := group.Limits{Size: e.cfg.GroupSize, Bytes: math.MaxInt, Patience: groupPatience}
-	if store.cfg.Dialect == oncemill.SQLite {
+	if store.keys.Traits().OneWriter {
 		limits.Writers = 1
 	}
 	g := &groups{Engine: e, store: store, repeats: lent.NewRepeats(store.db)}

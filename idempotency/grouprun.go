@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/group"
+	"github.com/oncemill/oncemill/internal/keystore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -106,12 +107,12 @@ func (r *groupRun) disband(m *groupMember, slow *attempt) {
 // commit completes the claims of those whose handlers have run, and commits.
 func (r *groupRun) commit(ctx context.Context) group.Result {
 	r.tx.endStatements(ctx, r.cfg.Logger)
-	all := make([]completed, len(r.done))
+	all := make([]keystore.Completed, len(r.done))
 	for i, m := range r.done {
-		all[i] = completed{m.Work.claim.ID, m.Work.owner, r.ends[i].completion}
+		all[i] = keystore.Completed{ID: keystore.ID(m.Work.claim.ID), Owner: keystore.Owner(m.Work.owner), Completion: r.ends[i].completion.asKey()}
 	}
 	began := time.Now()
-	stale, err := r.tx.complete(ctx, all)
+	stale, err := r.tx.completeAll(ctx, all)
 	r.telemetry.latency(ctx, "complete_tx", began, err)
 	if err == nil && len(stale) > 0 {
 		for _, i := range stale {
@@ -148,7 +149,7 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 
 // failed ends a group that could not be committed.
 func (r *groupRun) failed(err error) group.Result {
-	if sqlerr.Retryable(err) || sqlerr.State(err) == lockTimedOut {
+	if sqlerr.Retryable(err) || sqlerr.LockTimedOut(err) {
 		return group.InTheWay
 	}
 	for _, m := range r.left { // it is not known whose fault it was: a deferred constraint, perhaps

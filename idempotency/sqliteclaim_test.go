@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"context"
 	"crypto/rand"
+	"database/sql"
 	"errors"
 	"strings"
 	"sync/atomic"
@@ -12,12 +13,37 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// A claim that looked for its key a moment too early does not wait for the writer, who may be
-// the handler of the one that was faster.
-func TestSQLStore_AClaimLooksAgainWhileItWaitsForTheWriter(t *testing.T) {
-	t.Parallel()
-	p := onSQLite(t)
-	first := newClaim()
+// lateCopy claims the key of first a moment before first does, on SQLite, and learns
+// nothing of its first look until first has it and a writer is busy. looks is called for
+// each later look, once it has its answer.
+func lateCopy(t *testing.T, p *place, first idempotency.Claim, looks func(number int64), committed func()) (copied idempotency.Claim, writer *sql.Tx, done <-chan claimAnswer) {
+	t.Helper()
+	q, slow := p.through(t)
+	looked, claimed := make(chan struct{}), make(chan struct{})
+	look := p.expand(t, "from {{idempotency}} as i")
+	var number atomic.Int64
+	slow.asked = func(query string) {
+		if !strings.Contains(query, look) {
+			return
+		}
+		if n := number.Add(1); n > 1 {
+			looks(n)
+			return
+		}
+		close(looked)
+		<-claimed
+	}
+	slow.committed = committed
+	copied = first
+	rand.Read(copied.Token[:])
+	answers := make(chan claimAnswer, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+		defer cancel()
+		record, granted, err := q.store.Claim(ctx, copied)
+		answers <- claimAnswer{record, granted, err}
+	}()
+	<-looked
 	if _, granted, err := p.store.Claim(t.Context(), first); !granted || err != nil {
 		t.Fatal(granted, err)
 	}
@@ -25,14 +51,26 @@ func TestSQLStore_AClaimLooksAgainWhileItWaitsForTheWriter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer writer.Rollback() //nolint:errcheck // nothing of it is wanted
-	second := first
-	rand.Read(second.Token[:])
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
-	defer cancel()
-	r, found, err := p.store.ClaimInTurn(ctx, second)
-	if err != nil || !found || r.Owner.Token != first.Token {
-		t.Errorf("found %t: %+v, %v", found, r, err)
+	t.Cleanup(func() { _ = writer.Rollback() })
+	close(claimed)
+	return copied, writer, answers
+}
+
+type claimAnswer struct {
+	record  idempotency.Record
+	granted bool
+	err     error
+}
+
+// A claim that looked for its key a moment too early does not wait for the writer, who may be
+// the handler of the one that was faster.
+func TestSQLStore_AClaimLooksAgainWhileItWaitsForTheWriter(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	first := newClaim()
+	_, _, done := lateCopy(t, p, first, func(int64) {}, nil)
+	if a := <-done; a.err != nil || a.granted || a.record.Owner.Token != first.Token {
+		t.Errorf("got %+v", a)
 	}
 }
 
@@ -42,43 +80,19 @@ func TestSQLStore_AClaimThatWasCommittedIsGranted(t *testing.T) {
 	t.Parallel()
 	p := onSQLite(t)
 	first := newClaim()
-	if _, granted, err := p.store.Claim(t.Context(), first); !granted || err != nil {
-		t.Fatal(granted, err)
-	}
-	writer, err := p.db.BeginTx(t.Context(), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer writer.Rollback() //nolint:errcheck // a no-op after the commit
 	seen, committed := make(chan struct{}), make(chan struct{})
-	var looks atomic.Int64
-	q, slow := p.through(t)
-	look := p.expand(t, "from {{idempotency}} as i")
-	slow.asked = func(query string) {
-		if strings.Contains(query, look) && looks.Add(1) == 1 {
+	second, writer, done := lateCopy(t, p, first, func(number int64) {
+		if number == 2 {
 			close(seen)
 			<-committed // the answer comes late
 		}
-	}
-	slow.committed = func() { close(committed) }
-	second := first
-	rand.Read(second.Token[:])
-	type result struct {
-		record idempotency.Record
-		found  bool
-		err    error
-	}
-	done := make(chan result, 1)
-	go func() {
-		r, found, err := q.store.ClaimInTurn(t.Context(), second)
-		done <- result{r, found, err}
-	}()
+	}, func() { close(committed) })
 	<-seen
-	_, err = writer.ExecContext(t.Context(), p.expand(t, `delete from {{idempotency}}`))
+	_, err := writer.ExecContext(t.Context(), p.expand(t, `delete from {{idempotency}}`))
 	if err := errors.Join(err, writer.Commit()); err != nil {
 		t.Fatal(err)
 	}
-	if r := <-done; r.err != nil || !r.found || r.record.Owner.Token != second.Token {
-		t.Errorf("found %t: %+v, %v", r.found, r.record, r.err)
+	if a := <-done; a.err != nil || !a.granted || a.record.Owner.Token != second.Token {
+		t.Errorf("got %+v", a)
 	}
 }

@@ -5,16 +5,12 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/database"
-	"github.com/oncemill/oncemill/internal/shorttx"
-	"github.com/oncemill/oncemill/internal/sqlerr"
-	"github.com/oncemill/oncemill/internal/sqlitetx"
-	"github.com/oncemill/oncemill/internal/turn"
+	"github.com/oncemill/oncemill/internal/keystore"
 )
 
 // StoreConfig configures a SQLStore. The zero value is right for most services.
@@ -32,15 +28,30 @@ type StoreConfig struct {
 // and is safe for concurrent use, by any number of engines. It is the only Store that
 // supports transactional requests.
 type SQLStore struct {
-	db      *sql.DB
-	cfg     database.Database
-	q       queries
-	prepare bool
-	calls   *bounded.Calls
-
-	mu       sync.Mutex
-	prepared map[string]*sql.Stmt // by text; they live as long as db
+	db    *sql.DB
+	where database.Database
+	keys  keystore.Store
+	calls *bounded.Calls
 }
+
+// Limits on the store's database calls. While a server is silent, a driver may not return
+// although its context has ended; requests are answered without it.
+const (
+	// storeLimit bounds one call of the store, if its context allows as much. It includes
+	// the wait for a connection, or on SQLite for the turn to write.
+	storeLimit = 30 * time.Second
+
+	// stepLimit bounds the statements before and after a handler, and a batch of a purge.
+	stepLimit = 10 * time.Second
+
+	// mostAbandoned is how many calls that have not returned may exist. Each holds a
+	// connection.
+	mostAbandoned = 64
+
+	// claimTries is how often a key is claimed again after the record that prevented it was
+	// deleted.
+	claimTries = 5
+)
 
 // NewSQLStore returns a store on db. It does no I/O; oncemill.Migrate with [Migrations]
 // creates the tables. Bad values of cfg are reported at once, each as an
@@ -49,160 +60,30 @@ func NewSQLStore(db *sql.DB, cfg StoreConfig) (*SQLStore, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "idempotency.NewSQLStore db", Value: "nil", Problem: "a database is needed"}
 	}
-	resolved, err := database.Resolve(db, cfg.Database)
+	where, err := database.Resolve(db, cfg.Database)
 	if err != nil {
 		return nil, err
 	}
-	s := &SQLStore{db: db, cfg: resolved, q: postgresQueries, prepare: cfg.Prepare, calls: bounded.New(mostAbandoned)}
-	if resolved.Dialect == oncemill.SQLite {
-		s.q = sqliteQueries
-	}
-	s.q = s.q.expand(resolved)
-	return s, nil
+	calls := bounded.New(mostAbandoned)
+	return &SQLStore{db: db, where: where, keys: keystore.Open(db, where, calls, cfg.Prepare), calls: calls}, nil
 }
 
-// prepareAll prepares the statements of a request, if configured. It needs a connection,
-// so do not call it while holding one.
-func (s *SQLStore) prepareAll(ctx context.Context) error {
-	if !s.prepare {
-		return nil
-	}
-	if s.stmt(s.q.claim) != nil {
-		return nil
-	}
-	prepared := map[string]*sql.Stmt{}
-	defer func() { // those that are not needed
-		for _, stmt := range prepared {
-			_ = stmt.Close() // nobody has used it
+// Claim implements [Store.Claim]. On SQLite it reads first, so that a duplicate does not
+// wait for the writer. On PostgreSQL it always takes one round trip.
+func (s *SQLStore) Claim(ctx context.Context, claim Claim) (Record, bool, error) {
+	record, found, err := s.one(ctx, func(ctx context.Context) (record keystore.Record, found bool, err error) {
+		for range claimTries {
+			record, found, err = s.keys.Claim(ctx, claim.asKey())
+			if err != nil || found {
+				return record, found, err
+			}
 		}
-	}()
-	for _, text := range []string{s.q.claim, s.q.claimGroup, s.q.find, s.q.open, s.q.completeTx, s.q.completeGroup} {
-		if text == "" {
-			continue // of another dialect
-		}
-		stmt, err := s.db.PrepareContext(ctx, text) //nolint:sqlclosecheck // it lives as long as db, or is closed above
-		if err != nil {
-			return fmt.Errorf("prepare: %w", err)
-		}
-		prepared[text] = stmt
-	}
-	s.mu.Lock() // not before, since a server may not answer
-	defer s.mu.Unlock()
-	if s.prepared == nil {
-		s.prepared, prepared = prepared, nil
-	}
-	return nil
-}
-
-func (s *SQLStore) stmt(text string) *sql.Stmt {
-	if !s.prepare {
-		return nil
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.prepared[text]
-}
-
-// queries are the statements of a dialect. Statements of the same name take the same
-// arguments, except for open, claim, takeOver, purge and strip.
-type queries struct {
-	claim, claimGroup                                    string
-	forget, outstanding, find, takeOver, extend, release string
-	complete, completeBody, completeTx, completeGroup    string
-	open, lost                                           string
-	forgettable, purge, expired, strip                   string
-}
-
-func (q queries) expand(cfg database.Database) queries {
-	for _, text := range []*string{
-		&q.claim, &q.claimGroup, &q.forget, &q.outstanding, &q.find, &q.takeOver, &q.extend, &q.release,
-		&q.complete, &q.completeBody, &q.completeTx, &q.completeGroup, &q.open, &q.lost,
-		&q.forgettable, &q.purge, &q.expired, &q.strip,
-	} {
-		*text = cfg.Expand(*text)
-	}
-	return q
-}
-
-// session is the pool or a transaction.
-type session interface {
-	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-}
-
-// ask runs do for a single statement outside any other transaction. A serialization
-// failure only means that PostgreSQL's default is a higher isolation level; do then runs
-// again at READ COMMITTED, where each statement here is a reliable compare-and-set.
-func (s *SQLStore) ask(ctx context.Context, do func(session) error) error {
-	err := do(s.db)
-	if s.cfg.Dialect == oncemill.SQLite || !sqlerr.Retryable(err) {
-		return err
-	}
-	return shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error { return do(tx) })
-}
-
-// record queries a record by a text.
-func (s *SQLStore) record(ctx context.Context, id ID, text string, args ...any) (r Record, found bool, err error) {
-	err = s.ask(ctx, func(via session) (err error) {
-		row := via.QueryRowContext
-		if stmt := s.stmt(text); stmt != nil && via == session(s.db) {
-			row = func(ctx context.Context, _ string, args ...any) *sql.Row { return stmt.QueryRowContext(ctx, args...) }
-		}
-		r, found, err = scanRecord(id, row(ctx, text, args...))
-		return err
+		return record, false, errors.New("gave up after 5 tries: the record keeps changing")
 	})
-	return r, found, err
-}
-
-// change executes a statement, and returns how many rows it has changed. On SQLite it
-// waits for its turn ahead of others.
-func (s *SQLStore) change(ctx context.Context, text string, args ...any) (n int64, err error) {
-	do := func(via session) error {
-		result, err := via.ExecContext(ctx, text, args...)
-		if err != nil {
-			return err
-		}
-		n, err = result.RowsAffected()
-		return err
+	if err != nil {
+		return Record{}, false, fmt.Errorf("claim key: %w", err)
 	}
-	if s.cfg.Dialect == oncemill.SQLite {
-		err = sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) error { return do(tx) })
-	} else {
-		err = s.ask(ctx, do)
-	}
-	return n, err
-}
-
-// set is a change of a claim by its owner. On SQLite it goes first: others wait for its
-// result, or it renews a lease.
-func (s *SQLStore) set(ctx context.Context, text string, args ...any) error {
-	n, err := within(ctx, s, func(ctx context.Context) (int64, error) { return s.change(ctx, text, args...) })
-	switch {
-	case err != nil:
-		return fmt.Errorf("change claim: %w", err)
-	case n != 1:
-		return ErrStaleOwner
-	}
-	return nil
-}
-
-// claimTries is how often a claim is retried when the record that prevented it is gone.
-const claimTries = 5
-
-func (s *SQLStore) claim(ctx context.Context, claim Claim) (Record, bool, error) {
-	if err := s.prepareAll(ctx); err != nil {
-		return Record{}, false, err
-	}
-	for range claimTries {
-		record, found, err := s.tryClaim(ctx, claim)
-		switch {
-		case err != nil:
-			return Record{}, false, fmt.Errorf("claim key: %w", err)
-		case found:
-			return record, grants(record, claim), nil
-		}
-	}
-	return Record{}, false, errors.New("claim key: its record comes and goes")
+	return record, found && grants(record, claim), nil
 }
 
 // grants reports whether a record was made by the claim.
@@ -210,152 +91,140 @@ func grants(r Record, c Claim) bool {
 	return r.State == StateStarted && r.Owner == Owner{Token: c.Token, Fence: 1}
 }
 
-// tryClaim returns the record that exists after an attempt to claim the key.
-func (s *SQLStore) tryClaim(ctx context.Context, c Claim) (Record, bool, error) {
-	if s.cfg.Dialect == oncemill.PostgreSQL {
-		return s.record(ctx, c.ID, s.q.claim, append(claimValues(c), c.Durable)...)
+// claimAll makes claims of different, sorted keys that need not be durable, where the
+// database supports it. Claims that are not found must be repeated.
+func (s *SQLStore) claimAll(ctx context.Context, claims []Claim) (records []Record, found []bool, err error) {
+	asked := make([]keystore.Claim, len(claims))
+	for i := range claims {
+		asked[i] = claims[i].asKey()
 	}
-	if record, found, err := s.find(ctx, c.ID); err != nil || found {
-		return record, found, err
+	type answer struct {
+		records []keystore.Record
+		found   []bool
 	}
-	return s.claimInTurn(ctx, c)
+	a, err := within(ctx, s, func(ctx context.Context) (a answer, err error) {
+		a.records, a.found, err = s.keys.ClaimAll(ctx, asked)
+		return a, err
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("claim keys: %w", err)
+	}
+	records = make([]Record, len(a.records))
+	for i := range a.records {
+		records[i] = recordOf(a.records[i])
+	}
+	return records, a.found, nil
 }
 
-func claimValues(c Claim) []any {
-	return []any{
-		c.ID[:], c.Caller[:], c.Fingerprint[:], c.Token[:], c.Endpoint,
-		c.Lease.Microseconds(), c.Retention.Microseconds(), c.CorrelationID, c.TraceID,
-	}
-}
-
-func (s *SQLStore) takeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
-	record, found, err := s.tryTakeOver(ctx, c, from)
+// TakeOver implements [Store.TakeOver].
+func (s *SQLStore) TakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
+	record, found, err := s.one(ctx, func(ctx context.Context) (keystore.Record, bool, error) {
+		return s.keys.TakeOver(ctx, c.asKey(), keystore.Owner(from))
+	})
 	if err != nil {
 		return Record{}, false, fmt.Errorf("take key over: %w", err)
 	}
 	return record, found && record.Owner == Owner{Token: c.Token, Fence: from.Fence + 1}, nil
 }
 
-func (s *SQLStore) tryTakeOver(ctx context.Context, c Claim, from Owner) (Record, bool, error) {
-	args := []any{c.ID[:], from.Token[:], from.Fence, c.Token[:], c.Lease.Microseconds(), c.Retention.Microseconds()}
-	if s.cfg.Dialect == oncemill.PostgreSQL {
-		return s.record(ctx, c.ID, s.q.takeOver, append(args, c.Durable)...)
-	}
-	return s.writeAndFind(ctx, c.ID, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, s.q.takeOver, args...)
-		return err
+// Find implements [Store.Find].
+func (s *SQLStore) Find(ctx context.Context, id ID) (Record, bool, error) {
+	record, found, err := s.one(ctx, func(ctx context.Context) (keystore.Record, bool, error) {
+		return s.keys.Find(ctx, keystore.ID(id))
 	})
-}
-
-func (s *SQLStore) find(ctx context.Context, id ID) (Record, bool, error) {
-	record, found, err := s.record(ctx, id, s.q.find, id[:])
 	if err != nil {
 		return Record{}, false, fmt.Errorf("find key: %w", err)
 	}
 	return record, found, nil
 }
 
-func scanRecord(id ID, row *sql.Row) (Record, bool, error) {
-	r, err := scan(id, row)
-	if errors.Is(err, sql.ErrNoRows) {
-		return Record{}, false, nil
-	}
-	return r, err == nil, err
-}
-
-// scan scans a record, after columns that go into before.
-func scan(id ID, row interface{ Scan(dest ...any) error }, before ...any) (Record, error) {
-	r := Record{ID: id}
-	var caller, fingerprint, token []byte
-	var lease, expires, created, completed int64
-	err := row.Scan(append(before, &caller, &fingerprint, &r.State, &token, &r.Owner.Fence,
-		&r.Endpoint, &r.Status, &r.Response, &r.Location, &r.ResourceID, &r.CorrelationID, &r.TraceID,
-		&lease, &expires, &created, &completed)...)
-	if err != nil {
-		return Record{}, err
-	}
-	copy(r.Caller[:], caller)
-	copy(r.Fingerprint[:], fingerprint)
-	copy(r.Owner.Token[:], token)
-	r.LeaseLeft = time.Duration(lease) * time.Microsecond
-	r.ExpiresIn = time.Duration(expires) * time.Microsecond
-	r.CreatedAt = fromMicros(created)
-	if completed != 0 {
-		r.CompletedAt = fromMicros(completed)
-	}
-	if r.State != StateStarted && r.ExpiresIn <= 0 {
-		r.State, r.Response = StateExpired, nil
-	}
-	return r, nil
-}
-
-func (s *SQLStore) outstanding(ctx context.Context, caller Caller, limit int) (n int, err error) {
-	err = s.ask(ctx, func(via session) error { return via.QueryRowContext(ctx, s.q.outstanding, caller[:], limit).Scan(&n) })
+// Outstanding implements [Store.Outstanding].
+func (s *SQLStore) Outstanding(ctx context.Context, caller Caller, limit int) (int, error) {
+	n, err := within(ctx, s, func(ctx context.Context) (int, error) { return s.keys.Outstanding(ctx, caller, limit) })
 	if err != nil {
 		return 0, fmt.Errorf("count outstanding keys: %w", err)
 	}
 	return n, nil
 }
 
-func (s *SQLStore) complete(ctx context.Context, id ID, owner Owner, c Completion) error {
-	if s.cfg.Dialect == oncemill.PostgreSQL {
-		var completed bool
-		err := s.ask(ctx, func(via session) error {
-			return via.QueryRowContext(ctx, s.q.complete, completionArgs(id, owner, c)...).Scan(&completed)
-		})
-		switch {
-		case err != nil:
-			return fmt.Errorf("complete key: %w", err)
-		case !completed:
-			return ErrStaleOwner
-		}
-		return nil
-	}
-	return sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) error { return s.update(ctx, tx, s.q.complete, id, owner, c) })
+// Extend implements [Store.Extend].
+func (s *SQLStore) Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) error {
+	return s.change(ctx, "extend lease", func(ctx context.Context) (bool, error) {
+		return s.keys.Extend(ctx, keystore.ID(id), keystore.Owner(owner), lease)
+	})
 }
 
-// update completes the claim on SQLite by text, and stores a large body.
-func (s *SQLStore) update(ctx context.Context, tx *sql.Tx, text string, id ID, owner Owner, c Completion) error {
-	result, err := tx.ExecContext(ctx, text, completionArgs(id, owner, c)...)
-	if err != nil {
-		return fmt.Errorf("complete key: %w", err)
+// Release implements [Store.Release].
+func (s *SQLStore) Release(ctx context.Context, id ID, owner Owner) error {
+	return s.change(ctx, "release key", func(ctx context.Context) (bool, error) {
+		return s.keys.Release(ctx, keystore.ID(id), keystore.Owner(owner))
+	})
+}
+
+// Complete implements [Store.Complete].
+func (s *SQLStore) Complete(ctx context.Context, id ID, owner Owner, c Completion) error {
+	return s.change(ctx, "complete key", func(ctx context.Context) (bool, error) {
+		return s.keys.Complete(ctx, keystore.ID(id), keystore.Owner(owner), c.asKey())
+	})
+}
+
+// Purge implements [Store.Purge].
+func (s *SQLStore) Purge(ctx context.Context, limit int) (int, error) {
+	return bounded.Do(ctx, s.calls, stepLimit, func(ctx context.Context) (int, error) { return s.keys.Purge(ctx, limit) })
+}
+
+// within runs a call of the store. do must return everything through its result.
+func within[T any](ctx context.Context, s *SQLStore, do func(ctx context.Context) (T, error)) (T, error) {
+	return bounded.Do(ctx, s.calls, storeLimit, do)
+}
+
+// one asks for one record.
+func (s *SQLStore) one(ctx context.Context, do func(context.Context) (keystore.Record, bool, error)) (Record, bool, error) {
+	type answer struct {
+		record keystore.Record
+		found  bool
 	}
-	switch n, err := result.RowsAffected(); {
+	a, err := within(ctx, s, func(ctx context.Context) (a answer, err error) {
+		a.record, a.found, err = do(ctx)
+		return a, err
+	})
+	if err != nil || !a.found {
+		return Record{}, false, err
+	}
+	return recordOf(a.record), true, nil
+}
+
+// change is a change of a claim by its owner.
+func (s *SQLStore) change(ctx context.Context, what string, do func(context.Context) (owned bool, err error)) error {
+	owned, err := within(ctx, s, do)
+	switch {
 	case err != nil:
-		return fmt.Errorf("complete key: %w", err)
-	case n != 1:
+		return fmt.Errorf("%s: %w", what, err)
+	case !owned:
 		return ErrStaleOwner
-	}
-	if !c.Large {
-		return nil
-	}
-	if _, err := tx.ExecContext(ctx, s.q.completeBody, id[:], c.Response); err != nil {
-		return fmt.Errorf("store large response: %w", err)
 	}
 	return nil
 }
 
-func completionArgs(id ID, owner Owner, c Completion) []any {
-	return []any{
-		id[:], owner.Token[:], owner.Fence, int(c.State), c.Status, c.Response, c.Large,
-		c.Location, c.ResourceID, c.Retention.Microseconds(), (c.Retention + c.Refuse).Microseconds(),
+func (c *Claim) asKey() keystore.Claim {
+	return keystore.Claim{
+		ID: keystore.ID(c.ID), Caller: c.Caller, Fingerprint: c.Fingerprint, Token: c.Token, Endpoint: c.Endpoint,
+		Lease: c.Lease, Retention: c.Retention, Durable: c.Durable, CorrelationID: c.CorrelationID, TraceID: c.TraceID,
 	}
 }
 
-func (s *SQLStore) purge(ctx context.Context, limit int) (total int, err error) {
-	for _, part := range []struct{ due, text string }{{s.q.forgettable, s.q.purge}, {s.q.expired, s.q.strip}} {
-		var n int64
-		if s.cfg.Dialect == oncemill.SQLite {
-			n, err = s.purgeInTurn(ctx, part.due, part.text, limit)
-		} else {
-			n, err = s.change(ctx, part.text, limit)
-		}
-		total += int(n)
-		if err != nil {
-			return total, fmt.Errorf("purge: %w", err)
-		}
+func (c *Completion) asKey() keystore.Completion {
+	return keystore.Completion{
+		State: keystore.State(c.State), Status: c.Status, Response: c.Response, Large: c.Large,
+		Retention: c.Retention, Refuse: c.Refuse, Location: c.Location, ResourceID: c.ResourceID,
 	}
-	return total, nil
 }
 
-func fromMicros(us int64) time.Time { return time.UnixMicro(us).UTC() }
+func recordOf(r keystore.Record) Record {
+	return Record{
+		ID: ID(r.ID), Caller: r.Caller, Fingerprint: r.Fingerprint, State: State(r.State), Owner: Owner(r.Owner),
+		Endpoint: r.Endpoint, Status: r.Status, Response: r.Response, Location: r.Location, ResourceID: r.ResourceID,
+		CorrelationID: r.CorrelationID, TraceID: r.TraceID, LeaseLeft: r.LeaseLeft, ExpiresIn: r.ExpiresIn,
+		CreatedAt: r.CreatedAt, CompletedAt: r.CompletedAt,
+	}
+}

@@ -3,25 +3,49 @@ package idempotency
 import (
 	"context"
 	"database/sql"
-	"errors"
 	"fmt"
-	"strconv"
-	"strings"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/keystore"
 	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
+
+// Tx is the transaction of an idempotent request or command, as its handler sees it:
+// statements and savepoints, but no way to end it. It works as sqlc's DBTX and as the
+// transaction that outbox.Publisher takes.
+//
+// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred Rollback is
+// harmless. An answer below 400 commits; any other rolls back. SQL text that ends the
+// transaction is not sent: it returns oncemill.ErrTxOwned and fails the request. After the
+// handler has returned, every method fails with [ErrTxEnded].
+//
+// On PostgreSQL, set constraints all immediate fails; name the constraints instead.
+type Tx interface {
+	oncemill.Tx
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
+}
+
+// TxFromContext returns the transaction of the request or command that ctx belongs to.
+// oncemill.TxFromContext returns the same transaction there, so a context-bound outbox
+// publisher writes in it.
+func TxFromContext(ctx context.Context) (Tx, bool) {
+	tx, _ := oncemill.TxFromContext(ctx)
+	t, ok := tx.(*sqlTx)
+	return t, ok
+}
 
 // sqlTx is the transaction in which a handler runs.
 type sqlTx struct {
 	*lent.Handle
 	store *SQLStore
 	own   *boundtx.Tx
-	tx    *sql.Tx // own's
 	id    ID
 	owner Owner
 
@@ -32,15 +56,22 @@ type sqlTx struct {
 }
 
 // begin begins a transaction for the owner of a claim. The database refuses to commit it
-// unless complete has sealed it. PostgreSQL ends it when nothing is sent in it for idle.
+// unless complete has removed its seal. PostgreSQL ends it when no statement is sent in it
+// for idle.
 func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.IsolationLevel, idle time.Duration) (*sqlTx, error) {
 	t, err := s.beginPlain(ctx, isolation)
 	if err != nil {
 		return nil, err
 	}
 	t.id, t.owner = id, owner
-	t.Handle = lent.New(t.own, t.tx, s.cfg.Dialect, ErrTxEnded, t.lost)
-	if err := t.open(ctx, idle, asConfigured); err != nil {
+	t.Handle = lent.New(t.own, t.own.Raw, s.where.Dialect, ErrTxEnded, t.lost)
+	err = t.step(ctx, func(ctx context.Context) error {
+		if err := s.keys.Seal(ctx, t.own.Raw, keystore.SealLimits{Idle: idle}); err != nil {
+			return fmt.Errorf("begin: seal: %w", err)
+		}
+		return t.sealClaim(ctx)
+	})
+	if err != nil {
 		t.rollback()
 		return nil, err
 	}
@@ -49,25 +80,13 @@ func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.
 
 // beginPlain begins a transaction that belongs to no claim and has no seal.
 func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel) (*sqlTx, error) {
-	var options *sql.TxOptions
-	if s.cfg.Dialect == oncemill.PostgreSQL {
-		options = &sql.TxOptions{Isolation: isolation}
-	}
-	own, err := boundtx.Begin(ctx, s.db, s.cfg.Dialect, s.calls, options)
+	own, err := s.keys.Begin(ctx, isolation)
 	if err != nil {
 		return nil, fmt.Errorf("begin: %w", err)
 	}
-	t := &sqlTx{store: s, own: own, tx: own.Raw}
-	t.Handle = lent.New(own, own.Raw, s.cfg.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
+	t := &sqlTx{store: s, own: own}
+	t.Handle = lent.New(own, own.Raw, s.where.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
 	return t, nil
-}
-
-// asConfigured leaves PostgreSQL's lock_timeout unchanged.
-const asConfigured = ""
-
-// open opens the seal. locks is how long a statement waits for a lock.
-func (t *sqlTx) open(ctx context.Context, idle time.Duration, locks string) error {
-	return t.step(ctx, func(ctx context.Context) error { return t.openIn(ctx, idle, locks) })
 }
 
 // step runs the store's own statements in the transaction.
@@ -76,49 +95,33 @@ func (t *sqlTx) step(ctx context.Context, do func(ctx context.Context) error) er
 	return err
 }
 
-func (t *sqlTx) openIn(ctx context.Context, idle time.Duration, locks string) error {
-	if t.store.cfg.Dialect == oncemill.PostgreSQL {
-		var nothing string
-		patience := strconv.FormatInt(idle.Milliseconds(), 10) + "ms"
-		if err := t.queryRow(ctx, t.store.q.open, patience, locks).Scan(&nothing); err != nil {
-			return fmt.Errorf("begin: open the seal: %w", err)
-		}
-		return nil
-	}
-	var sealable bool
-	err := t.queryRow(ctx, t.store.q.open, t.id[:], t.owner.Token[:], t.owner.Fence).Scan(&sealable)
+func (t *sqlTx) sealClaim(ctx context.Context) error {
+	owned, enforced, err := t.store.keys.SealClaim(ctx, t.own.Raw, keystore.ID(t.id), keystore.Owner(t.owner))
 	switch {
-	case errors.Is(err, sql.ErrNoRows):
-		return ErrStaleOwner
 	case err != nil:
-		return fmt.Errorf("begin: open the seal: %w", err)
-	case !sealable:
+		return fmt.Errorf("begin: seal: %w", err)
+	case !owned:
+		return ErrStaleOwner
+	case !enforced:
 		return ErrUnsealed
 	}
 	return nil
 }
 
-// complete is the last statement: it marks the claim and permits the database to commit.
-// ErrStaleOwner means that the claim belongs to another owner, or that the handler has
-// ended the transaction.
+// complete is the last statement: it completes the claim and permits the database to
+// commit. ErrStaleOwner means that the claim belongs to another owner, or that the handler
+// has ended the transaction.
 func (t *sqlTx) complete(ctx context.Context, c Completion) error {
-	return t.step(ctx, func(ctx context.Context) error { return t.completeIn(ctx, c) })
-}
-
-func (t *sqlTx) completeIn(ctx context.Context, c Completion) error {
-	s := t.store
-	if s.cfg.Dialect == oncemill.SQLite {
-		return s.update(ctx, t.tx, s.q.completeTx, t.id, t.owner, c)
-	}
-	var sealed bool
-	if err := t.queryRow(ctx, s.q.completeTx, completionArgs(t.id, t.owner, c)...).Scan(&sealed); err != nil {
-		// With 40001 for a claim that was taken over, at the higher isolation levels.
-		return fmt.Errorf("complete key: %w", err)
-	}
-	if !sealed {
-		return ErrStaleOwner
-	}
-	return nil
+	return t.step(ctx, func(ctx context.Context) error {
+		owned, err := t.store.keys.Finish(ctx, t.own.Raw, keystore.ID(t.id), keystore.Owner(t.owner), c.asKey())
+		switch {
+		case err != nil:
+			return fmt.Errorf("complete key: %w", err)
+		case !owned:
+			return ErrStaleOwner
+		}
+		return nil
+	})
 }
 
 // commit waits for the answer even if the context of the request ends meanwhile. The
@@ -132,69 +135,105 @@ func (t *sqlTx) rollback() {
 	t.own.Rollback()
 }
 
-// sealConstraint is the foreign key that PostgreSQL finds violated at the commit of a
-// transaction that complete has not sealed. Its error message contains the name, in the
-// quotation marks of its language.
-const sealConstraint = "idempotency_ended_by_handler"
-
-// txAborted is the SQLSTATE of a statement in a transaction in which a statement has
-// failed.
-const txAborted = "25P02"
-
 // aborted reports whether a statement has failed, including one that the handle does not
-// see: one that the handler prepared, or whose rows it read. SQLite aborts only the
-// statement.
+// see: one that the handler prepared, or whose rows it read.
 func (t *sqlTx) aborted(ctx context.Context) bool {
-	if t.store.cfg.Dialect == oncemill.SQLite || !t.Used() {
+	if !t.Used() {
 		return false
 	}
-	err := t.step(ctx, func(ctx context.Context) error {
-		_, err := t.tx.ExecContext(ctx, `select 1`)
-		return err
+	aborted, err := boundtx.Do(ctx, t.own, stepLimit, func(ctx context.Context) (bool, error) {
+		return t.store.keys.Aborted(ctx, t.own.Raw), nil
 	})
-	return err != nil
+	return aborted || err != nil
 }
 
-// lockTimedOut is the SQLSTATE of a statement that has waited for a lock for the whole
-// lock_timeout.
-const lockTimedOut = "55P03"
-
-// lost finds out whether a failed statement also ended the transaction. PostgreSQL never
-// ends one on its own and refuses everything after an error; only the seal reports an
-// attempt to commit. SQLite rolls back when a writing statement is interrupted or the disk
-// is full; later statements would then commit one by one. An unsealed row is never
-// committed, so a visible one is ours.
+// lost finds out whether a failed statement also ended the transaction.
 func (t *sqlTx) lost(ctx context.Context, err error) error {
 	t.failed.Store(true)
-	if sqlerr.Retryable(err) || t.grouped && sqlerr.State(err) == lockTimedOut {
+	if sqlerr.Retryable(err) || t.grouped && sqlerr.LockTimedOut(err) {
 		t.beaten.Store(true)
 	}
-	if t.store.cfg.Dialect == oncemill.PostgreSQL {
-		if sqlerr.State(err) == "23503" && strings.Contains(err.Error(), sealConstraint) {
-			return fmt.Errorf("%w (or it has set all constraints immediate: name those that are meant): %w", oncemill.ErrTxOwned, err)
-		}
-		return nil
-	}
-	var open int
-	check := t.tx.QueryRowContext(context.WithoutCancel(ctx), t.store.q.lost, t.id[:]).Scan(&open)
-	if check != nil || open != 1 {
+	switch t.store.keys.AfterFailure(ctx, t.own.Raw, keystore.ID(t.id), err) {
+	case keystore.TxSealed:
+		return fmt.Errorf("%w (or it has set all constraints immediate: name those that are meant): %w", oncemill.ErrTxOwned, err)
+	case keystore.TxGone:
 		return fmt.Errorf("%w: %w", ErrTxEnded, err)
+	case keystore.TxOpen:
 	}
 	return nil
 }
 
-// queryRow runs a query for one row in the transaction.
-func (t *sqlTx) queryRow(ctx context.Context, text string, args ...any) *sql.Row {
-	if stmt := t.store.stmt(text); stmt != nil {
-		return t.tx.StmtContext(ctx, stmt).QueryRowContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
-	}
-	return t.tx.QueryRowContext(ctx, text, args...)
+// sqlGroup is a transaction that several handlers share.
+type sqlGroup struct {
+	*sqlTx
+	statements lent.Statements
+	end        func() error
 }
 
-// query runs a query in the transaction.
-func (t *sqlTx) query(ctx context.Context, text string, args ...any) (*sql.Rows, error) {
-	if stmt := t.store.stmt(text); stmt != nil {
-		return t.tx.StmtContext(ctx, stmt).QueryContext(ctx, args...) //nolint:sqlclosecheck // the transaction closes it
+// groupLock is how long a statement of a group waits for a lock. It is well below
+// PostgreSQL's deadlock_timeout, since another group may be waiting for this one.
+const groupLock = 100 * time.Millisecond
+
+// beginGroup begins a transaction for n handlers. It is sealed like that of one handler.
+func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel, idle time.Duration, repeats *lent.Repeats, n int) (*sqlGroup, error) {
+	t, err := s.beginPlain(ctx, isolation)
+	if err != nil {
+		return nil, err
 	}
-	return t.tx.QueryContext(ctx, text, args...)
+	err = t.step(ctx, func(ctx context.Context) error {
+		return s.keys.Seal(ctx, t.own.Raw, keystore.SealLimits{Idle: idle, Lock: groupLock})
+	})
+	if err != nil {
+		t.rollback()
+		return nil, fmt.Errorf("begin: seal: %w", err)
+	}
+	g := &sqlGroup{sqlTx: t}
+	g.statements, g.end = repeats.Lend(t.own.Raw, n)
+	return g, nil
+}
+
+// lend returns the transaction as the handler of a claim sees it.
+func (g *sqlGroup) lend(ctx context.Context, id ID, owner Owner) (*sqlTx, error) {
+	t := &sqlTx{store: g.store, own: g.own, id: id, owner: owner, grouped: true}
+	t.Handle = lent.New(g.own, g.statements, g.store.where.Dialect, ErrTxEnded, t.lost)
+	t.Share(ErrTxShared)
+	if g.store.keys.Traits().SealsClaims {
+		if err := t.step(ctx, t.sealClaim); err != nil {
+			return nil, err
+		}
+	}
+	return t, nil
+}
+
+// untouched reports whether the handler has had no part in the transaction. Where claims
+// are sealed, the seal is a part.
+func (t *sqlTx) untouched() bool {
+	return !t.store.keys.Traits().SealsClaims && !t.Used()
+}
+
+// completeAll is complete for several claims. stale are the positions of those that belong
+// to other owners; if there are any, the transaction must not be committed.
+func (g *sqlGroup) completeAll(ctx context.Context, all []keystore.Completed) (stale []int, err error) {
+	stale, err = boundtx.Do(ctx, g.own, stepLimit, func(ctx context.Context) ([]int, error) {
+		return g.store.keys.FinishAll(ctx, g.own.Raw, all)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("complete keys: %w", err)
+	}
+	return stale, nil
+}
+
+// endStatements closes prepared statements before the transaction ends.
+func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
+	spoiled := g.step(context.WithoutCancel(ctx), func(context.Context) error { return g.end() })
+	if spoiled != nil && !g.own.Unanswered(spoiled) {
+		log.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
+			slog.Any("error", spoiled))
+	}
+}
+
+// close rolls back; a no-op after the commit. It waits for a running statement.
+func (g *sqlGroup) close(ctx context.Context, log *slog.Logger) {
+	g.endStatements(ctx, log)
+	g.rollback()
 }

@@ -2,43 +2,15 @@ package idempotency
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"time"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
-
-// Tx is the transaction of an idempotent request or command, as its handler sees it:
-// statements and savepoints, but no way to end it. It works as sqlc's DBTX and as the
-// transaction that outbox.Publisher takes.
-//
-// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred Rollback is
-// harmless. An answer below 400 commits; any other rolls back. SQL text that ends the
-// transaction is not sent: it returns oncemill.ErrTxOwned and fails the request. After the
-// handler has returned, every method fails with [ErrTxEnded].
-//
-// On PostgreSQL, set constraints all immediate fails; name the constraints instead.
-type Tx interface {
-	oncemill.Tx
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
-}
-
-// TxFromContext returns the transaction of the request or command that ctx belongs to.
-// oncemill.TxFromContext returns the same transaction there, so a context-bound outbox
-// publisher writes in it.
-func TxFromContext(ctx context.Context) (Tx, bool) {
-	tx, _ := oncemill.TxFromContext(ctx)
-	t, ok := tx.(*sqlTx)
-	return t, ok
-}
 
 // tryInTx runs the function once in a transaction of its own.
 func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
@@ -135,7 +107,7 @@ func (x *execution) beaten(ctx context.Context, t *sqlTx, cause error) (outcome,
 		return lostClaim, cause
 	case sqlerr.Retryable(cause) || t.beaten.Load() || errors.Is(cause, ErrStaleOwner):
 		return contended, cause
-	case sqlerr.State(cause) == txAborted && !t.failed.Load():
+	case sqlerr.TxAborted(cause) && !t.failed.Load():
 		return contended, cause // by a statement that we have not seen, so maybe by a conflict
 	case sqlerr.Connection(cause):
 		return unreachable, cause

@@ -68,6 +68,13 @@ func TimedOut(err error) bool {
 	return false
 }
 
+// LockTimedOut reports that a statement has waited for a lock for the whole lock_timeout.
+func LockTimedOut(err error) bool { return State(err) == "55P03" }
+
+// TxAborted reports that a statement was refused because an earlier one of its
+// transaction failed.
+func TxAborted(err error) bool { return State(err) == "25P02" }
+
 // ReadOnly reports that the database takes no writes now: a standby, a role that
 // may only read, a read-only file.
 func ReadOnly(err error) bool {

@@ -1,18 +1,29 @@
-package idempotency
+package keystore
 
 import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 )
 
-// purgeInTurn changes by text up to limit records that due lists, on SQLite. It stops
-// early when others wait for their turn to write, and the caller repeats it. A record
-// takes a page or two, or 64 MiB, so time is a better limit than number. Listing needs no
-// turn.
-func (s *SQLStore) purgeInTurn(ctx context.Context, due, text string, limit int) (changed int64, err error) {
+// Purge implements [Store]. A record takes a page or two, or 64 MiB, so the time of a turn
+// is a better limit than the number. Listing needs no turn.
+func (s *sqlite) Purge(ctx context.Context, limit int) (total int, err error) {
+	for _, part := range []struct{ due, text string }{{s.q.Forgettable, s.q.Forget}, {s.q.Expired, s.q.Strip}} {
+		n, err := s.purge(ctx, part.due, part.text, limit)
+		total += n
+		if err != nil {
+			return total, fmt.Errorf("purge: %w", err)
+		}
+	}
+	return total, nil
+}
+
+// purge changes by text up to limit records that due lists, in one turn.
+func (s *sqlite) purge(ctx context.Context, due, text string, limit int) (n int, err error) {
 	keys, err := s.keys(ctx, due, limit)
 	if err != nil || len(keys) == 0 {
 		return 0, err
@@ -22,7 +33,7 @@ func (s *SQLStore) purgeInTurn(ctx context.Context, due, text string, limit int)
 		if err != nil {
 			return false, err
 		}
-		defer stmt.Close() //nolint:errcheck // nothing is left to be told
+		defer stmt.Close() //nolint:errcheck // the transaction reports what goes wrong
 		for _, key := range keys {
 			if over() {
 				break
@@ -31,22 +42,22 @@ func (s *SQLStore) purgeInTurn(ctx context.Context, due, text string, limit int)
 			if err != nil {
 				return false, err
 			}
-			n, err := result.RowsAffected()
+			changed, err := result.RowsAffected()
 			if err != nil {
 				return false, err
 			}
-			changed += n
+			n += int(changed)
 		}
 		return false, nil
 	})
 	if err != nil {
 		return 0, err // it has been rolled back
 	}
-	return changed, nil
+	return n, nil
 }
 
 // keys lists the hashes of keys.
-func (s *SQLStore) keys(ctx context.Context, text string, limit int) (keys [][]byte, err error) {
+func (s *sqlite) keys(ctx context.Context, text string, limit int) (keys [][]byte, err error) {
 	rows, err := s.db.QueryContext(ctx, text, limit)
 	if err != nil {
 		return nil, err

@@ -1,0 +1,38 @@
+-- name: purge
+-- Served by idempotency_forget and the primary keys. Concurrent purges take different
+-- rows, and a row that somebody has locked is left for later. The deletes check nothing
+-- again: the rows are locked.
+with dead as (
+	select key_hash
+	from {{idempotency}}
+	where forget_at <= clock_timestamp()
+		and (state <> 1 or lease_until <= clock_timestamp())
+	order by forget_at
+	limit $1
+	for update skip locked
+), bodies as (
+	delete from {{idempotency_body}}
+	where key_hash in (select key_hash from dead)
+)
+delete from {{idempotency}}
+where key_hash in (select key_hash from dead)
+
+-- name: strip
+-- Served by idempotency_expire and the primary key. Concurrent purges take different
+-- rows. A large response has a row of its own and is never refused after it expires, so
+-- there is none to delete here.
+with old as (
+	select key_hash
+	from {{idempotency}}
+	where response is not null
+		and forget_at > expires_at
+		and expires_at <= clock_timestamp()
+	order by expires_at
+	limit $1
+	for update skip locked
+)
+update {{idempotency}}
+set state = 4,
+	response = null
+where key_hash in (select key_hash from old)
+	and state in (2, 3)
