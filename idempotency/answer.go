@@ -12,7 +12,7 @@ import (
 // never contains key or scope.
 type Problem struct {
 	Kind   string // one of the Problem constants
-	Type   string // URI: Config.DocURL with the kind as its fragment
+	Type   string // URI: Config.Answers.DocURL with the kind as its fragment
 	Title  string
 	Status int
 	Detail string
@@ -76,12 +76,12 @@ var problemTexts = map[string]problemText{
 
 func (e *Engine) problem(kind string) Problem {
 	text := problemTexts[kind]
-	p := Problem{Kind: kind, Type: e.cfg.DocURL + "#" + kind, Title: text.title, Status: text.status, Detail: text.detail, Header: http.Header{}}
+	p := Problem{Kind: kind, Type: e.cfg.Answers.DocURL + "#" + kind, Title: text.title, Status: text.status, Detail: text.detail, Header: http.Header{}}
 	if text.link {
-		p.Header.Set("Link", "<"+e.cfg.DocURL+">; rel=\"describedby\"")
+		p.Header.Set("Link", "<"+e.cfg.Answers.DocURL+">; rel=\"describedby\"")
 	}
 	if text.retry {
-		p.Header.Set(problemRetryAfterSeconds, seconds(e.cfg.RetryAfter))
+		p.Header.Set(problemRetryAfterSeconds, seconds(e.cfg.Answers.RetryAfter))
 	}
 	return p
 }

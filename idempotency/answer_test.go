@@ -78,7 +78,7 @@ func TestMiddleware_HandlersMaySetDeadlines(t *testing.T) {
 	_ = response.Body.Close()
 }
 
-// What becomes of a failure is decided by what the handler declares, and by Config.Failed.
+// What becomes of a failure is decided by what the handler declares, and by Config.Failures.Failed.
 func TestMiddleware_FailuresWithoutEffectReleaseTheKey(t *testing.T) {
 	t.Parallel()
 	failures := map[string]func(w http.ResponseWriter, r *http.Request){
@@ -102,8 +102,8 @@ func TestMiddleware_FailuresWithoutEffectReleaseTheKey(t *testing.T) {
 		} {
 			runs := 0
 			handler := newEngine(t, &idempotency.MemoryStore{}, func(cfg *idempotency.Config) {
-				cfg.Failed, cfg.Timeout = c.policy, 50*time.Millisecond
-				cfg.StatusPath = "/status/"
+				cfg.Failures.Failed, cfg.Timeout = c.policy, 50*time.Millisecond
+				cfg.Answers.StatusPath = "/status/"
 			}).Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if runs++; runs > 1 {
 					return
@@ -133,7 +133,7 @@ func TestMiddleware_WaitsThoughTheFirstFails(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var runs atomic.Int64
 		handler := p.engine(t, func(c *idempotency.Config) {
-			c.InProgress, c.WaitTimeout = idempotency.InProgressWait, 30*time.Second
+			c.Answers.InProgress, c.Answers.WaitTimeout = idempotency.InProgressWait, 30*time.Second
 		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			n := runs.Add(1)
 			time.Sleep(100 * time.Millisecond)
@@ -177,7 +177,7 @@ func (c *cacheOf) Put(_ context.Context, r idempotency.Record) { c.record.Compar
 func TestMiddleware_ASpoiltCacheCostsADetour(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		cache := &cacheOf{}
-		handler := newEngine(t, store, func(c *idempotency.Config) { c.Cache = cache }).Middleware(ok("genuine"))
+		handler := newEngine(t, store, func(c *idempotency.Config) { c.Responses.Cache = cache }).Middleware(ok("genuine"))
 		do(t, handler, post("/", "x"))
 		good := *cache.record.Load()
 		for name, spoil := range map[string]func(*idempotency.Record){
@@ -206,7 +206,7 @@ func TestStatus_TellsReleasedFromUnknown(t *testing.T) {
 	for released, want := range map[bool]string{true: "absent", false: "interrupted"} {
 		goOn, running := make(chan struct{}), make(chan struct{})
 		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
-			c.StatusPath, c.InProgress = "/status/", idempotency.InProgressAccepted
+			c.Answers.StatusPath, c.Answers.InProgress = "/status/", idempotency.InProgressAccepted
 		})
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			close(running)

@@ -126,7 +126,7 @@ func TestTxMiddleware_StoresNoAnswerOfAnAbortedTransaction(t *testing.T) {
 func TestTxMiddleware_SaysThatItLostWhenItMayNotTryAgain(t *testing.T) {
 	t.Parallel()
 	p := losing(t)
-	handler := p.engine(t, func(c *idempotency.Config) { c.Retries = 2 }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	handler := p.engine(t, func(c *idempotency.Config) { c.Transactions.Retries = 2 }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		tx, _ := idempotency.TxFromContext(r.Context())
 		if _, err := tx.ExecContext(r.Context(), `select lose(1, 1)`); err != nil {
 			w.WriteHeader(http.StatusInternalServerError)
@@ -174,7 +174,7 @@ func TestTxMiddleware_RowsLeftOpenDoNotKeepItFromCommitting(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		for _, size := range shapes {
 			for _, how := range []string{"rows", "row"} {
-				handler := p.engine(t, func(c *idempotency.Config) { c.GroupSize = size }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				handler := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize = size }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 					tx, _ := idempotency.TxFromContext(r.Context())
 					if err := addNamed(r.Context(), how); err != nil {
 						t.Error(err)
@@ -200,7 +200,7 @@ func TestTxMiddleware_RowsLeftOpenDoNotKeepItFromCommitting(t *testing.T) {
 func TestGroup_ALoneRequestIsNotCutShort(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var runs atomic.Int64
-		handler := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 20*time.Second }).TxMiddleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		handler := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Timeout = 50, 20*time.Second }).TxMiddleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			runs.Add(1)
 			select {
 			case <-time.After(1500 * time.Millisecond):
@@ -288,7 +288,7 @@ func filesIn(t *testing.T, dir string) (names []string) {
 func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {
-			c.Timeout, c.Lease, c.Crashed = 100*time.Millisecond, time.Second, idempotency.CrashedTakeOver
+			c.Timeout, c.Failures.Lease, c.Failures.Crashed = 100*time.Millisecond, time.Second, idempotency.CrashedTakeOver
 		})
 		var running, most, runs atomic.Int64
 		work := func() {

@@ -18,7 +18,7 @@ type content struct {
 
 // readBody reads all of the body; false means that the request has been answered.
 func (x *exchange) readBody() bool {
-	if x.r.ContentLength > x.cfg.MaxBody {
+	if x.r.ContentLength > x.cfg.Requests.MaxBody {
 		// Before a byte is read: a client that expects 100-continue then sends none.
 		x.refuse(ProblemBodyTooLarge)
 		return false
@@ -26,7 +26,7 @@ func (x *exchange) readBody() bool {
 	if x.r.Body == nil || x.r.Body == http.NoBody {
 		return true
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, x.cfg.MaxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, x.cfg.Requests.MaxBody))
 	if err != nil {
 		x.refuse(bodyProblem(err))
 		return false
@@ -90,7 +90,7 @@ func (x *exchange) content() (content, error) {
 	case strings.HasPrefix(contentType, "multipart/"):
 		sum, err := hashParts(x.body, params["boundary"])
 		return content{"parts", sum}, err
-	case x.cfg.Body == BodyJSON && isJSON(contentType):
+	case x.cfg.Requests.Body == BodyJSON && isJSON(contentType):
 		if canonical, ok := CanonicalJSON(x.body); ok {
 			return content{"json", canonical}, nil
 		}

@@ -130,7 +130,7 @@ func TestMiddleware_ASemicolonOfABareKeyIsPartOfIt(t *testing.T) {
 // The time of a handler begins when its request is there.
 func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Lease = 800*time.Millisecond, time.Second })
+		engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 800*time.Millisecond, time.Second })
 		server := httptest.NewServer(engine.TxMiddleware(ok("ran")))
 		defer server.Close()
 		reader, writer := io.Pipe()
@@ -192,7 +192,7 @@ func allocated(work func()) uint64 {
 
 // What a stranger sends costs memory in proportion.
 func TestMiddleware_BodiesOfStrangersAreCheap(t *testing.T) {
-	handler := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Body = idempotency.BodyJSON }).Middleware(ok("ran"))
+	handler := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Requests.Body = idempotency.BodyJSON }).Middleware(ok("ran"))
 	const most = 24 << 20
 	parts := strings.Repeat("--b\r\n\r\n\r\n", 1<<20/9)
 	w := httptest.NewRecorder()

@@ -14,8 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/oncemill/oncemill"
 )
 
 // Encryption encrypts stored responses, and their Location and resource ids, with AES-GCM.
@@ -57,7 +55,7 @@ func newCodec(compressAbove int, e *Encryption) (codec, error) {
 		return c, nil
 	}
 	bad := func(field, value, problem string) error {
-		return &oncemill.ConfigError{Field: "idempotency.Config.Encryption." + field, Value: value, Problem: problem}
+		return badValue("Responses.Encryption."+field, value, problem)
 	}
 	c.current, c.ciphers, c.acceptPlain = e.Current, map[string]func() cipher.AEAD{}, e.AcceptPlain
 	for id, key := range e.Keys {
@@ -201,8 +199,11 @@ func (c codec) decode(of binding, stored []byte) ([]byte, error) {
 	return plain, nil
 }
 
+// mostResponse is the largest body that can be stored.
+const mostResponse = 64 << 20
+
 // mostStored bounds the decompressed size of a stored response: the largest body that
-// Config.MaxResponse allows, and headers.
+// Config.Responses.MaxSize allows, and headers.
 const mostStored = mostResponse + 16<<20
 
 // open decodes the response of a record.
@@ -233,6 +234,6 @@ func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
 		return c, nil
 	}
 	c.Response, err = in.codec.encode(of, plain)
-	c.Large = len(c.Response) > in.cfg.LargeAbove && c.Refuse == 0
+	c.Large = len(c.Response) > in.cfg.Responses.LargeAbove && c.Refuse == 0
 	return c, err
 }

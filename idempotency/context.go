@@ -35,7 +35,7 @@ func (c *current) hadNoEffect() bool {
 }
 
 // SetResourceID records the id of what the request created. It is stored with the claim,
-// for operators and for Config.Pointer. Without an idempotent request in ctx it does
+// for operators and for Config.Responses.Pointer. Without an idempotent request in ctx it does
 // nothing.
 func SetResourceID(ctx context.Context, id string) {
 	if c, ok := ctx.Value(runKey{}).(*current); ok {
@@ -48,7 +48,7 @@ func SetResourceID(ctx context.Context, id string) {
 // NoEffect declares that this attempt has had no effect and will have none, so that its
 // failure releases the key: a panic, a 5xx, an error of a command, a timeout. Without it
 // the outcome of such a failure is unknown if effects are outside the transaction; see
-// Config.Crashed. Call it once the handler knows, for example when it could not connect to
+// Config.Failures.Crashed. Call it once the handler knows, for example when it could not connect to
 // the payment provider. It does not change an answer below 400, which is stored, nor an
 // attempt in a transaction, which is rolled back. Without an idempotent request or command
 // in ctx it does nothing.
@@ -63,7 +63,7 @@ func NoEffect(ctx context.Context) {
 // DeriveUUID returns a UUID that is the same for every attempt of the request or command
 // that ctx belongs to, and differs by name and key. Use it for the ids of the messages
 // that the request publishes, or of the rows it inserts. It does not reveal the key.
-// Without a request or command in ctx (Config.Optional) it is random.
+// Without a request or command in ctx (Config.Keys.Optional) it is random.
 func DeriveUUID(ctx context.Context, name string) string {
 	var sum [sha256.Size]byte
 	version := byte(8) // RFC 9562: of our own making

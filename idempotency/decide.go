@@ -11,7 +11,7 @@ type verdict int
 
 const (
 	run          verdict = iota // the claim is ours
-	recoverFirst                // the claim is ours, after its owner died: ask Config.Recover
+	recoverFirst                // the claim is ours, after its owner died: ask Config.Failures.Recover
 	replay                      // the record holds the answer
 	reused                      // the key came with another request
 	inProgress                  // somebody else runs it
@@ -24,12 +24,12 @@ const (
 )
 
 // decide claims the key, or decides from its record what to do. It waits for the end of
-// another run if Config.InProgress is InProgressWait.
+// another run if Config.Answers.InProgress is InProgressWait.
 func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
 	patient, cancel := in.patient(ctx)
 	defer cancel()
 	record, v, err := in.tryClaim(patient)
-	if v != inProgress || in.cfg.InProgress != InProgressWait {
+	if v != inProgress || in.cfg.Answers.InProgress != InProgressWait {
 		return record, v, err
 	}
 	return in.wait(ctx)
@@ -44,7 +44,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 	if record, ok := in.cached(ctx); ok {
 		return record, replay, nil
 	}
-	if in.cfg.MaxOutstanding != Unlimited {
+	if in.cfg.Keys.MaxOutstanding != Unlimited {
 		if v, record, err := in.limit(ctx); v != run {
 			return record, v, err
 		}
@@ -73,8 +73,8 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		}
 		v := in.judge(record)
 		if v != run {
-			if v == replay && in.cfg.Cache != nil {
-				in.cfg.Cache.Put(ctx, record)
+			if v == replay && in.cfg.Responses.Cache != nil {
+				in.cfg.Responses.Cache.Put(ctx, record)
 			}
 			return record, v, nil
 		}
@@ -95,7 +95,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			in.own(record)
 			in.count(ctx, in.telemetry.takeovers, 0)
 			in.log(ctx, slog.LevelWarn, "key taken over", slog.Int64("fence", record.Owner.Fence))
-			if !in.transactional && in.cfg.Crashed == CrashedRecover {
+			if !in.transactional && in.cfg.Failures.Crashed == CrashedRecover {
 				return record, recoverFirst, nil
 			}
 			return record, run, nil
@@ -114,10 +114,10 @@ func (in *intent) own(record Record) {
 // cached returns the cache's record, if it is a readable answer to this request. For
 // anything else the store has more recent data.
 func (in *intent) cached(ctx context.Context) (Record, bool) {
-	if in.cfg.Cache == nil {
+	if in.cfg.Responses.Cache == nil {
 		return Record{}, false
 	}
-	record, ok := in.cfg.Cache.Get(ctx, in.claim.ID)
+	record, ok := in.cfg.Responses.Cache.Get(ctx, in.claim.ID)
 	ok = ok && record.ID == in.claim.ID && record.State == StateCompleted && in.judge(record) == replay
 	if ok {
 		var err error
@@ -152,7 +152,7 @@ func (in *intent) judge(record Record) verdict {
 	switch {
 	case record.LeaseLeft > 0:
 		return inProgress
-	case !in.transactional && in.cfg.Crashed == CrashedUnknown:
+	case !in.transactional && in.cfg.Failures.Crashed == CrashedUnknown:
 		return outcomeLost
 	}
 	return run
@@ -162,7 +162,7 @@ func (in *intent) judge(record Record) verdict {
 // that as often as another copy is faster, until the time is up.
 func (in *intent) wait(ctx context.Context) (Record, verdict, error) {
 	const least, most = 5 * time.Millisecond, 200 * time.Millisecond
-	ctx, cancel := context.WithTimeout(ctx, in.cfg.WaitTimeout)
+	ctx, cancel := context.WithTimeout(ctx, in.cfg.Answers.WaitTimeout)
 	defer cancel()
 	for pause := least; ; pause = min(2*pause, most) {
 		timer := time.NewTimer(pause)

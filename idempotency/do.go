@@ -99,7 +99,7 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	c.claim.Caller = hashCaller(e.hash, cmd.Scope)
 	c.claim.Fingerprint = newFingerprint(e.hash, []byte("command"), []byte(cmd.Name), payload)
 	c.claim.Endpoint = printable(commandEndpoint+cmd.Name, maxKey)
-	if e.cfg.TenantAttribute {
+	if e.cfg.Telemetry.TenantAttribute {
 		c.tenant = cmd.Scope.Tenant
 	}
 	c.count(ctx, e.telemetry.received, 0)
@@ -143,8 +143,8 @@ func (*command) said(a *attempt) said {
 }
 
 func (c *command) completion(a *attempt) (Completion, error) {
-	done := Completion{State: StateCompleted, Retention: c.cfg.retention(nil, 0), Refuse: c.cfg.RefuseExpired}
-	most := c.cfg.MaxResponse
+	done := Completion{State: StateCompleted, Retention: c.cfg.retention(nil, 0), Refuse: c.cfg.Expiry.RefuseFor}
+	most := c.cfg.Responses.MaxSize
 	if c.whole {
 		most = mostResponse
 	}

@@ -57,7 +57,7 @@ func TestDo_RunsOnceAndReplaysTheResult(t *testing.T) {
 
 func TestDo_FailedRunsMayRunAgain(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.FailedRelease })
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failures.Failed = idempotency.FailedRelease })
 		failure := errors.New("no")
 		cmd := idempotency.Command{Name: "close", Key: "a"}
 		if _, err := idempotency.Do(t.Context(), engine, cmd, func(context.Context) (int, error) { return 0, failure }); !errors.Is(err, failure) {
@@ -78,7 +78,7 @@ func TestDo_TwoAtOnceRunOnce(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var group sync.WaitGroup
 		for range 10 {
-			engine := p.engine(t, func(c *idempotency.Config) { c.InProgress = idempotency.InProgressWait })
+			engine := p.engine(t, func(c *idempotency.Config) { c.Answers.InProgress = idempotency.InProgressWait })
 			group.Go(func() {
 				r, err := idempotency.Do(t.Context(), engine, idempotency.Command{Name: "job", Key: "2026-11-21"}, func(ctx context.Context) (int, error) {
 					tx, ok := idempotency.TxFromContext(ctx)
@@ -102,7 +102,7 @@ func TestDo_TwoAtOnceRunOnce(t *testing.T) {
 
 func TestDo_ResultsThatAreTooLargeAreNotRunAgain(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, store, func(c *idempotency.Config) { c.MaxResponse = 100 })
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.Responses.MaxSize = 100 })
 		run := func() (idempotency.Result[string], error) {
 			return idempotency.Do(t.Context(), engine, idempotency.Command{Name: "a", Key: "a"}, func(context.Context) (string, error) {
 				return strings.Repeat("x", 200), nil

@@ -60,16 +60,16 @@ func New(store Store, cfg Config) (*Engine, error) {
 		return nil, &oncemill.ConfigError{Field: "idempotency.New store", Value: "nil", Problem: "a store is needed"}
 	}
 	cfg, err := cfg.resolve()
-	codec, codecErr := newCodec(cfg.CompressAbove, cfg.Encryption)
-	telemetry, telemetryErr := newTelemetry(cfg.MeterProvider)
+	codec, codecErr := newCodec(cfg.Responses.CompressAbove, cfg.Responses.Encryption)
+	telemetry, telemetryErr := newTelemetry(cfg.Telemetry.MeterProvider)
 	if telemetryErr != nil {
 		telemetryErr = fmt.Errorf("idempotency: make metrics: %w", telemetryErr)
 	}
 	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
 		return nil, err
 	}
-	e := &Engine{store: store, cfg: cfg, codec: codec, hash: newHasher(cfg.Secret), telemetry: telemetry, at: func(string) {}}
-	if shared, ok := store.(*SQLStore); ok && cfg.GroupSize > 1 {
+	e := &Engine{store: store, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry, at: func(string) {}}
+	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {
 		e.groups = newGroups(e, shared)
 	}
 	return e, nil
@@ -90,7 +90,7 @@ func (e *Engine) Purge(ctx context.Context) (int, error) {
 
 func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 	began := time.Now()
-	n, err := e.store.Purge(ctx, e.cfg.PurgeBatch)
+	n, err := e.store.Purge(ctx, e.cfg.Expiry.PurgeBatch)
 	e.telemetry.latency(ctx, "purge", began, err)
 	return n, err
 }
@@ -122,6 +122,6 @@ func (e *Engine) Run(ctx context.Context) error {
 		} else if n > 0 {
 			e.cfg.Logger.DebugContext(ctx, "keys purged", "count", n)
 		}
-		timer.Reset(e.cfg.PurgeEvery)
+		timer.Reset(e.cfg.Expiry.PurgeEvery)
 	}
 }

@@ -17,7 +17,7 @@ var (
 	ErrStaleOwner = errors.New("idempotency: another owner has the claim")
 
 	// ErrTooManyOutstanding is returned by [Do] when the caller already has as many started
-	// keys as it may have (Config.MaxOutstanding). Nothing was claimed.
+	// keys as it may have (Config.Keys.MaxOutstanding). Nothing was claimed.
 	ErrTooManyOutstanding = errors.New("idempotency: too many keys outstanding")
 
 	// ErrInTransaction is returned by [Do] on a [SQLStore] when its context carries a
@@ -41,7 +41,7 @@ var (
 
 	// ErrTxShared is returned by a transaction handle for a statement that changes a setting
 	// (SET, RESET, set_config), when the transaction is shared with other requests
-	// (Config.GroupSize). The handler runs again in a transaction of its own, where the
+	// (Config.Transactions.GroupSize). The handler runs again in a transaction of its own, where the
 	// statement is allowed.
 	ErrTxShared = errors.New("idempotency: the transaction is shared; the handler runs again in one of its own, where settings may be changed")
 
@@ -52,7 +52,7 @@ var (
 
 	// ErrStreaming is returned by Flush (of http.ResponseController) while a response is
 	// recorded: it cannot be sent before it is stored. In Engine.Middleware,
-	// Config.AllowStreaming permits flushing and makes the key not replayable.
+	// Config.Responses.AllowStreaming permits flushing and makes the key not replayable.
 	ErrStreaming = errors.New("idempotency: the response is recorded and cannot be flushed")
 
 	// ErrHijack is returned by Hijack, because there would be no response to store.
@@ -64,7 +64,7 @@ var (
 
 	// ErrOutcomeUnknown is returned by [Do] on a store without transactions when this or an
 	// earlier run failed without calling [NoEffect], or died. Find out what happened, or set
-	// Config.Crashed.
+	// Config.Failures.Crashed.
 	ErrOutcomeUnknown = errors.New("idempotency: the outcome of an earlier run is unknown")
 
 	// ErrNotStored is returned by [Do] when the command has run, but its result was too
@@ -75,7 +75,7 @@ var (
 	ErrKeyReused = errors.New("idempotency: the key was used with another payload")
 
 	// ErrKeyExpired is returned by [Do] when the key was used so long ago that its result
-	// has been deleted, and Config.RefuseExpired prevents it from running again.
+	// has been deleted, and Config.Expiry.RefuseFor prevents it from running again.
 	ErrKeyExpired = errors.New("idempotency: the key has expired")
 
 	// ErrNotUnknown is returned by [Engine.Settle] for a key whose outcome is not
@@ -88,11 +88,11 @@ var (
 	ErrCommitUnknown = errors.New("idempotency: outcome of the commit is unknown")
 
 	// ErrDecode means that a stored response cannot be read: it was encrypted with a key
-	// that is not in Config.Encryption, or the row is damaged.
+	// that is not in Config.Responses.Encryption, or the row is damaged.
 	ErrDecode = errors.New("idempotency: the stored response cannot be read")
 
 	// ErrNotEncrypted means that a stored response is not encrypted, although
-	// Config.Encryption is set: it was stored before that, or forged. See
+	// Config.Responses.Encryption is set: it was stored before that, or forged. See
 	// Encryption.AcceptPlain.
 	ErrNotEncrypted = fmt.Errorf("%w: it is not encrypted", ErrDecode)
 )
@@ -106,7 +106,7 @@ func (e *KeyError) Error() string { return "idempotency: the key " + e.Problem }
 
 // RecoveryError is returned by [Engine.Settle] for a Recovery that cannot be sent to a
 // client. Nothing was changed; call again with a valid one. (The return value of
-// Config.Recover is checked in the same way. Then the outcome stays unknown, and the
+// Config.Failures.Recover is checked in the same way. Then the outcome stays unknown, and the
 // reason is logged.)
 type RecoveryError struct {
 	Field   string // of Recovery

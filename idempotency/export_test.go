@@ -13,7 +13,7 @@ func (s *SQLStore) ClaimAll(ctx context.Context, claims []Claim) (records []Reco
 	return s.claimAll(ctx, claims)
 }
 
-// Token is what stands behind Config.StatusPath.
+// Token is what stands behind Config.Answers.StatusPath.
 func (id ID) Token() string { return statusToken(id) }
 
 // Forget loses a key.

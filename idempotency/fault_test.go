@@ -27,14 +27,16 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 		t.Run(isolation.String(), func(t *testing.T) {
 			t.Parallel()
 			late, goOn := make(chan struct{}), make(chan struct{})
-			slow, engine := p.probe(t, true, func(c *idempotency.Config) { c.Isolation, c.Timeout, c.Lease = isolation, time.Minute, 2*time.Minute })
+			slow, engine := p.probe(t, true, func(c *idempotency.Config) {
+				c.Transactions.Isolation, c.Timeout, c.Failures.Lease = isolation, time.Minute, 2*time.Minute
+			})
 			engine.At(func(point string) {
 				if point == "after effect" {
 					close(late)
 					<-goOn
 				}
 			})
-			fast, _ := p.probe(t, true, func(c *idempotency.Config) { c.Isolation = isolation })
+			fast, _ := p.probe(t, true, func(c *idempotency.Config) { c.Transactions.Isolation = isolation })
 			q := newRequest()
 			var a answer
 			var sending sync.WaitGroup
@@ -69,7 +71,7 @@ func TestTxMiddleware_DatabaseGone(t *testing.T) {
 	t.Parallel()
 	pg := testserver.PrivatePostgres(t)
 	p := newPlace(t, &place{driver: "postgres", dsn: pg.DSN() + "&binary_parameters=yes", cfg: oncemill.Config{Dialect: oncemill.PostgreSQL}})
-	url, engine := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Lease = shortTimeout, shortLease })
+	url, engine := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = shortTimeout, shortLease })
 	var crashAt atomic.Pointer[string]
 	engine.At(func(point string) {
 		if at := crashAt.Load(); at != nil && *at == point {
@@ -208,7 +210,7 @@ func TestTxMiddleware_ALostAnswerOfTheCommitIsLookedUp(t *testing.T) {
 	p := onPostgres(t)
 	lost, through := p.through(t)
 	for _, size := range shapes {
-		url, _ := lost.probe(t, true, func(c *idempotency.Config) { c.GroupSize = size })
+		url, _ := lost.probe(t, true, func(c *idempotency.Config) { c.Transactions.GroupSize = size })
 		q := newRequest()
 		through.armed.Store(true)
 		a, err := q.send(t.Context(), http.DefaultClient, url, "first")
@@ -230,7 +232,10 @@ func TestTxMiddleware_RunsAgainAfterASerializationFailure(t *testing.T) {
 	p := onPostgres(t)
 	p.exec(t, `create table balance (id int primary key, amount int not null)`)
 	p.exec(t, `insert into balance values (1, 0)`)
-	engine := p.engine(t, func(c *idempotency.Config) { c.Isolation = sql.LevelSerializable; c.Retries = 100 })
+	engine := p.engine(t, func(c *idempotency.Config) {
+		c.Transactions.Isolation = sql.LevelSerializable
+		c.Transactions.Retries = 100
+	})
 	var runs atomic.Int64
 	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		runs.Add(1)

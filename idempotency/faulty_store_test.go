@@ -19,9 +19,9 @@ func TestMiddleware_CrashPolicies(t *testing.T) {
 		crash := func(policy idempotency.CrashPolicy) http.Handler {
 			store := &idempotency.MemoryStore{}
 			engine := newEngine(t, store, func(c *idempotency.Config) {
-				c.Crashed = policy
+				c.Failures.Crashed = policy
 				if policy == idempotency.CrashedRecover {
-					c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return recovery, nil }
+					c.Failures.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return recovery, nil }
 				}
 			})
 			// What a crash leaves: a claim that nobody ends.
@@ -108,8 +108,8 @@ func TestMiddleware_ALostAnswerOfATakeOverForgetsNothing(t *testing.T) {
 		do(t, newEngine(t, dyingStore{store}, nil).Middleware(counted(&runs)), post("/", "x"))
 		time.Sleep(time.Minute)
 		handler := newEngine(t, muttering(store), func(c *idempotency.Config) {
-			c.Crashed = idempotency.CrashedRecover
-			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
+			c.Failures.Crashed = idempotency.CrashedRecover
+			c.Failures.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
 				return idempotency.Recovery{Status: 201, Body: []byte("found")}, nil
 			}
 		}).Middleware(counted(&runs))
@@ -142,7 +142,7 @@ func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store := &idempotency.MemoryStore{}
-		takeOver := func(c *idempotency.Config) { c.Crashed = idempotency.CrashedTakeOver }
+		takeOver := func(c *idempotency.Config) { c.Failures.Crashed = idempotency.CrashedTakeOver }
 		runs := 0
 		command := func(ctx context.Context, store idempotency.Store) error {
 			cmd := idempotency.Command{Name: "a", Key: "a"}
@@ -173,7 +173,7 @@ func TestMiddleware_BeginsNothingWithoutTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		store, runs := &idempotency.MemoryStore{}, 0
-		open := func(c *idempotency.Config) { c.FailOpen = true }
+		open := func(c *idempotency.Config) { c.Failures.FailOpen = true }
 		expectProblem(t, do(t, newEngine(t, slowStore{store}, open).Middleware(counted(&runs)), post("/", "x")), 503, "execution-timeout")
 		if runs != 0 {
 			t.Errorf("it ran")
@@ -196,7 +196,7 @@ func (s slowStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.
 func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		open := func(c *idempotency.Config) { c.FailOpen = true }
+		open := func(c *idempotency.Config) { c.Failures.FailOpen = true }
 		runs := 0
 		do(t, newEngine(t, muttering(&idempotency.MemoryStore{}), open).Middleware(counted(&runs)), post("/", "x"))
 		if runs != 1 {
@@ -209,13 +209,13 @@ func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 		runs = 0
 		do(t, newEngine(t, dying, func(c *idempotency.Config) {
 			open(c)
-			c.Crashed = idempotency.CrashedRecover
-			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
+			c.Failures.Crashed = idempotency.CrashedRecover
+			c.Failures.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) {
 				return idempotency.Recovery{Status: 201}, nil
 			}
 		}).Middleware(counted(&runs)), post("/", "x"))
 		if runs != 0 {
-			t.Error("ran what Config.Recover knows to have run")
+			t.Error("ran what Config.Failures.Recover knows to have run")
 		}
 	})
 }
@@ -234,7 +234,7 @@ func (deadStore) Claim(context.Context, idempotency.Claim) (idempotency.Record, 
 func TestMiddleware_FailsClosed(t *testing.T) {
 	t.Parallel()
 	for open, want := range map[bool]int{false: 503, true: 200} {
-		engine := newEngine(t, deadStore{}, func(c *idempotency.Config) { c.FailOpen = open })
+		engine := newEngine(t, deadStore{}, func(c *idempotency.Config) { c.Failures.FailOpen = open })
 		if w := do(t, engine.Middleware(ok("ran")), post("/", "x")); w.Code != want {
 			t.Errorf("fail open %t: %d %s", open, w.Code, w.Body)
 		}

@@ -101,7 +101,7 @@ func (x *exchange) fingerprint(route, path string, body content) Fingerprint {
 		canonicalQuery(x.r.URL.RawQuery), canonicalType(contentType, params),
 		[]byte(body.how), body.bytes,
 	}
-	for _, name := range x.cfg.FingerprintHeaders {
+	for _, name := range x.cfg.Requests.Headers {
 		fields = append(fields, []byte(name), framed(sha256.New(), bytesOf(x.r.Header.Values(name))...))
 	}
 	return newFingerprint(x.hash, fields...)

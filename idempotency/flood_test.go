@@ -27,7 +27,7 @@ func TestMiddleware_SurvivesAFloodOfKeys(t *testing.T) {
 	p.open(t)
 	p.db.SetMaxOpenConns(16)
 	engine := p.engine(t, func(c *idempotency.Config) {
-		c.Retention, c.PurgeEvery, c.PurgeBatch = time.Second, 50*time.Millisecond, 5000
+		c.Retention, c.Expiry.PurgeEvery, c.Expiry.PurgeBatch = time.Second, 50*time.Millisecond, 5000
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	var purging sync.WaitGroup
@@ -94,7 +94,7 @@ func TestMiddleware_AnswersAFloodOfOneCallerWith429(t *testing.T) {
 	const limit, requests = 100, 600
 	goOn := make(chan struct{})
 	var running, refused atomic.Int64
-	handler := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding = limit }).Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+	handler := p.engine(t, func(c *idempotency.Config) { c.Keys.MaxOutstanding = limit }).Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		running.Add(1)
 		<-goOn
 	}))

@@ -43,7 +43,7 @@ const (
 )
 
 func newGroups(e *Engine, store *SQLStore) *groups {
-	limits := group.Limits{Size: e.cfg.GroupSize, Bytes: math.MaxInt, Patience: groupPatience}
+	limits := group.Limits{Size: e.cfg.Transactions.GroupSize, Bytes: math.MaxInt, Patience: groupPatience}
 	if store.keys.Traits().OneWriter {
 		limits.Writers = 1
 	}
@@ -105,7 +105,7 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 		return nil, result
 	}
 	began := time.Now()
-	tx, err := g.store.beginGroup(ctx, g.cfg.Isolation, g.cfg.Timeout, g.repeats, len(members))
+	tx, err := g.store.beginGroup(ctx, g.cfg.Transactions.Isolation, g.cfg.Timeout, g.repeats, len(members))
 	g.telemetry.latency(ctx, "begin", began, err)
 	if err != nil {
 		for _, m := range members { // alone they would fare no better

@@ -19,7 +19,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-func grouped(c *idempotency.Config) { c.GroupSize = 50 }
+func grouped(c *idempotency.Config) { c.Transactions.GroupSize = 50 }
 
 // sendTogether sends a request for each key while the first one's handler runs, so that
 // the others are in one group after it. The handler is for all but the first. Who
@@ -179,7 +179,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 					}
 					keys := keysUpTo(12)
 					bad := keys[7]
-					engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 8*time.Second })
+					engine := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Timeout = 50, 8*time.Second })
 					answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 						key := r.Header.Get("Idempotency-Key")
 						if key == bad && before {
@@ -223,7 +223,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
-	engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 7*time.Second })
+	engine := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Timeout = 50, 7*time.Second })
 	for key, w := range sendTogether(t, engine, keysUpTo(40), func(w http.ResponseWriter, r *http.Request) {
 		if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
@@ -244,7 +244,7 @@ func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
 func TestGroup_AStatementThatGoesOnKeepsNobody(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
-	engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Timeout = 50, 20*time.Second })
+	engine := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Timeout = 50, 20*time.Second })
 	keys := keysUpTo(12)
 	bad := keys[7]
 	answers, order := sendInOrder(t, engine, keys, func(_ http.ResponseWriter, r *http.Request) {
@@ -274,8 +274,8 @@ func TestGroup_APanicOfConfigSpoilsNobody(t *testing.T) {
 	keys := keysUpTo(12)
 	bad := keys[7]
 	engine := p.engine(t, func(c *idempotency.Config) {
-		c.GroupSize = 50
-		c.RetentionFor = func(r *http.Request, _ int) time.Duration {
+		c.Transactions.GroupSize = 50
+		c.Expiry.RetentionFor = func(r *http.Request, _ int) time.Duration {
 			if r.Header.Get("Idempotency-Key") == bad {
 				panic("on purpose")
 			}
@@ -393,7 +393,7 @@ func TestGroup_AStaleMemberLosesAlone(t *testing.T) {
 			t.Parallel()
 			p := onPostgres(t)
 			keys := keysUpTo(12)
-			engine := p.engine(t, func(c *idempotency.Config) { c.GroupSize, c.Isolation = 50, level })
+			engine := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Transactions.Isolation = 50, level })
 			var once sync.Once
 			answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 				key := r.Header.Get("Idempotency-Key")
@@ -462,8 +462,8 @@ func expectAllOnceInConflict(t *testing.T, p *place) {
 	var handlers []http.Handler
 	for range 2 {
 		handlers = append(handlers, p.engine(t, func(c *idempotency.Config) {
-			c.GroupSize, c.Retries, c.Isolation = 50, 1000, levels[rand.IntN(len(levels))]
-			c.InProgress = idempotency.InProgressWait
+			c.Transactions.GroupSize, c.Transactions.Retries, c.Transactions.Isolation = 50, 1000, levels[rand.IntN(len(levels))]
+			c.Answers.InProgress = idempotency.InProgressWait
 		}).TxMiddleware(handler))
 	}
 	var next atomic.Int64

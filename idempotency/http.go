@@ -17,7 +17,7 @@ import (
 // one it panics with [ErrNotTransactional] when it is called.
 //
 // A response below 400 commits. Any other response, a panic or a timeout rolls back; such
-// responses are also stored if Config.Storable allows it. On PostgreSQL a response is not
+// responses are also stored if Config.Responses.Storable allows it. On PostgreSQL a response is not
 // stored if a statement had failed before it, and with it the transaction. After a
 // serialization failure the handler runs again, so it must have no effects other than
 // those in the transaction. Each attempt has a request of its own, but shares the values
@@ -25,7 +25,7 @@ import (
 // needs a copy of it for each attempt (see examples/adapters); otherwise it finds its
 // routes only the first time.
 //
-// With Config.GroupSize, requests that arrive at the same time share a transaction, and
+// With Config.Transactions.GroupSize, requests that arrive at the same time share a transaction, and
 // the cost of its commit. They have their own keys, handles and outcomes. The handlers of
 // a group run one after the other, for a quarter of a second in all. If a handler fails in
 // any way, or answers with an error after it has queried the database (on SQLite: with any
@@ -51,7 +51,7 @@ func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 // Middleware runs handlers whose effects are elsewhere, and stores their answers, however
 // late. The outcome is unknown if the process dies between the effect and the storing, or
 // if the handler panics, answers with 5xx or takes longer than Config.Timeout, unless the
-// handler has called [NoEffect]; see Config.Crashed and Config.Failed. An error from 400
+// handler has called [NoEffect]; see Config.Failures.Crashed and Config.Failures.Failed. An error from 400
 // to 499 in time means that there was no effect.
 //
 // A request that a middleware of this package already runs passes through another one.
@@ -59,7 +59,7 @@ func (e *Engine) Middleware(next http.Handler) http.Handler { return e.middlewar
 
 func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !slices.Contains(e.cfg.Methods, r.Method) {
+		if !slices.Contains(e.cfg.Keys.Methods, r.Method) {
 			next.ServeHTTP(w, r)
 			return
 		}
@@ -114,9 +114,9 @@ func (x *exchange) serve(ctx context.Context) {
 
 // key returns the key, "" if none is required, or the problem with it.
 func (x *exchange) key() (key, problem string) {
-	values := x.r.Header.Values(x.cfg.Header)
+	values := x.r.Header.Values(x.cfg.Keys.Header)
 	switch {
-	case len(values) == 0 && x.cfg.Optional:
+	case len(values) == 0 && x.cfg.Keys.Optional:
 		return "", ""
 	case len(values) == 0:
 		return "", ProblemKeyMissing
@@ -127,12 +127,12 @@ func (x *exchange) key() (key, problem string) {
 	if err != nil {
 		return "", ProblemKeyInvalid
 	}
-	if x.cfg.TrimSpace {
+	if x.cfg.Keys.TrimSpace {
 		if key = strings.TrimSpace(key); key == "" {
 			return "", ProblemKeyInvalid
 		}
 	}
-	if x.cfg.StrictUUID {
+	if x.cfg.Keys.StrictUUID {
 		if !isUUID(key) {
 			return "", ProblemKeyInvalid
 		}
@@ -168,12 +168,12 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	x.claim.ID = hashID(x.hash, "oncemill idempotency key", scope.Tenant, scope.Principal, x.r.Method, scope.Route, key)
 	x.claim.Caller = hashCaller(x.hash, scope)
 	if x.codec.ciphers == nil {
-		x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.CorrelationHeader), maxKey)
+		x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.Telemetry.CorrelationHeader), maxKey)
 	}
 	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
 		x.claim.TraceID = span.TraceID().String()
 	}
-	if x.cfg.TenantAttribute {
+	if x.cfg.Telemetry.TenantAttribute {
 		x.tenant = scope.Tenant
 	}
 	return true

@@ -27,7 +27,7 @@ type intent struct {
 // newIntent fills in what all intents have in common.
 func (e *Engine) newIntent(transactional bool) intent {
 	in := intent{Engine: e, transactional: transactional}
-	in.claim = Claim{Lease: e.cfg.Lease, Retention: e.cfg.Retention, Durable: !transactional}
+	in.claim = Claim{Lease: e.cfg.Failures.Lease, Retention: e.cfg.Retention, Durable: !transactional}
 	rand.Read(in.claim.Token[:])
 	in.begin()
 	return in
@@ -37,7 +37,7 @@ func (e *Engine) newIntent(transactional bool) intent {
 func (in *intent) begin() {
 	in.began = time.Now()
 	in.deadline = in.began.Add(in.cfg.Timeout)
-	in.end = in.began.Add(in.cfg.Lease)
+	in.end = in.began.Add(in.cfg.Failures.Lease)
 }
 
 // patient returns a context for claiming.

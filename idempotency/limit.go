@@ -106,13 +106,13 @@ func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *coun
 	left := 0
 	defer func() { a.counted(self, left) }()
 	began := time.Now()
-	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.MaxOutstanding)
+	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.Keys.MaxOutstanding)
 	in.telemetry.latency(ctx, "outstanding", began, err)
 	if err != nil {
 		return storeFailed, Record{}, err
 	}
-	if n < in.cfg.MaxOutstanding {
-		left = (in.cfg.MaxOutstanding - n) / 4 // the claim that asked is one of them
+	if n < in.cfg.Keys.MaxOutstanding {
+		left = (in.cfg.Keys.MaxOutstanding - n) / 4 // the claim that asked is one of them
 		return run, Record{}, nil
 	}
 	record, found, err := in.store.Find(ctx, in.claim.ID)

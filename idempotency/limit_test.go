@@ -16,7 +16,7 @@ import (
 func TestMiddleware_OnlyRunningKeysCount(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		snapshot := struct{ idempotency.Store }{store}
-		engine := newEngine(t, snapshot, func(c *idempotency.Config) { c.MaxOutstanding = 5 })
+		engine := newEngine(t, snapshot, func(c *idempotency.Config) { c.Keys.MaxOutstanding = 5 })
 		bad := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
 		for i := range 20 {
 			if w := do(t, bad, post("/", "x", withKey(fmt.Sprint("unknown", i)))); w.Code != http.StatusBadGateway {

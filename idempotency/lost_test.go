@@ -14,7 +14,7 @@ import (
 func TestTxMiddleware_NothingCommitsAloneAfterSQLiteHasEndedTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*idempotency.Config){
-		"alone": nil, "in a group": func(c *idempotency.Config) { c.GroupSize = 50 },
+		"alone": nil, "in a group": func(c *idempotency.Config) { c.Transactions.GroupSize = 50 },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -144,9 +144,9 @@ func newTrial(t *testing.T, store string, way entrance, m mishap) *trial {
 		s = x.spy
 	}
 	x.engine = newEngine(t, s, func(c *idempotency.Config) {
-		c.GroupSize = max(1, way.groups)
+		c.Transactions.GroupSize = max(1, way.groups)
 		if m == timesOut || m == isLate {
-			c.Timeout, c.Lease = 2*time.Second, 3*time.Second
+			c.Timeout, c.Failures.Lease = 2*time.Second, 3*time.Second
 		}
 	})
 	x.engine.At(x.at)

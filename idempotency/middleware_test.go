@@ -66,10 +66,14 @@ func ok(body string) http.Handler {
 func TestNew_ReportsAllBadValuesAtOnce(t *testing.T) {
 	t.Parallel()
 	_, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{
-		Header: "a b", Timeout: time.Minute, Lease: time.Minute, MaxBody: -1, InProgress: idempotency.InProgressAccepted,
-		Methods: []string{"GET"}, Encryption: &idempotency.Encryption{Current: "a"}, ReusedStatus: 400,
+		Timeout:   time.Minute,
+		Keys:      idempotency.KeyConfig{Header: "a b", Methods: []string{"GET"}},
+		Failures:  idempotency.FailureConfig{Lease: time.Minute},
+		Requests:  idempotency.RequestConfig{MaxBody: -1},
+		Answers:   idempotency.AnswerConfig{InProgress: idempotency.InProgressAccepted, ReusedStatus: 400},
+		Responses: idempotency.ResponseConfig{Encryption: &idempotency.Encryption{Current: "a"}},
 	})
-	for _, field := range []string{"Scope", "Header", "Lease", "MaxBody", "StatusPath", "Methods", "Encryption.Current", "ReusedStatus"} {
+	for _, field := range []string{"Scope", "Keys.Header", "Failures.Lease", "Requests.MaxBody", "Answers.StatusPath", "Keys.Methods", "Responses.Encryption.Current", "Answers.ReusedStatus"} {
 		if err == nil || !strings.Contains(err.Error(), "idempotency.Config."+field+" ") {
 			t.Errorf("%s is missing in %v", field, err)
 		}
@@ -102,7 +106,7 @@ func TestMiddleware_InProgressPolicies(t *testing.T) {
 		idempotency.InProgressConflict: 409, idempotency.InProgressTooEarly: 425, idempotency.InProgressTooManyRequests: 429, idempotency.InProgressAccepted: 202, idempotency.InProgressWait: 200,
 	} {
 		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
-			c.InProgress, c.StatusPath = policy, "/status/"
+			c.Answers.InProgress, c.Answers.StatusPath = policy, "/status/"
 		})
 		running, goOn := make(chan struct{}), make(chan struct{})
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -162,8 +166,8 @@ func TestMiddleware_ExpiryAndRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for refuse, want := range map[time.Duration]int{0: 200, time.Hour: 410} {
 			engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
-				c.RefuseExpired = refuse
-				c.RetentionFor = func(*http.Request, int) time.Duration { return time.Minute }
+				c.Expiry.RefuseFor = refuse
+				c.Expiry.RetentionFor = func(*http.Request, int) time.Duration { return time.Minute }
 			})
 			handler := engine.Middleware(ok("x"))
 			do(t, handler, post("/", "x"))
@@ -188,44 +192,44 @@ func TestMiddleware_Options(t *testing.T) {
 	handler := func(change func(*idempotency.Config), next http.Handler) http.Handler {
 		return newEngine(t, &idempotency.MemoryStore{}, change).Middleware(next)
 	}
-	h := handler(func(c *idempotency.Config) { c.Header = "x-request-key" }, ok("x"))
+	h := handler(func(c *idempotency.Config) { c.Keys.Header = "x-request-key" }, ok("x"))
 	expectProblem(t, do(t, h, post("/", "x")), 400, "key-missing")
 	if w := do(t, h, post("/", "x", func(r *http.Request) { r.Header.Set("X-Request-Key", "a") })); w.Code != 200 {
 		t.Errorf("another header: %d", w.Code)
 	}
-	h = handler(func(c *idempotency.Config) { c.StrictUUID = true }, ok("x"))
+	h = handler(func(c *idempotency.Config) { c.Keys.StrictUUID = true }, ok("x"))
 	expectProblem(t, do(t, h, post("/", "x")), 400, "key-invalid")
 	do(t, h, post("/", "x", withKey("8E03978E-40D5-43E8-BC93-6E9BDB8C4C54")))
 	if w := do(t, h, post("/", "x", withKey(`"8e03978e-40d5-43e8-bc93-6e9bdb8c4c54"`))); w.Header().Get("Idempotency-Replayed") != "true" {
 		t.Errorf("UUID in another case: %d %s", w.Code, w.Body)
 	}
-	h = handler(func(c *idempotency.Config) { c.TrimSpace = true }, ok("x"))
+	h = handler(func(c *idempotency.Config) { c.Keys.TrimSpace = true }, ok("x"))
 	do(t, h, post("/", "x", withKey(`"  a "`)))
 	if w := do(t, h, post("/", "x", withKey("a"))); w.Header().Get("Idempotency-Replayed") != "true" {
 		t.Errorf("trimmed: %d", w.Code)
 	}
-	h = handler(func(c *idempotency.Config) { c.Optional = true }, ok("x"))
+	h = handler(func(c *idempotency.Config) { c.Keys.Optional = true }, ok("x"))
 	if w := do(t, h, post("/", "x", withoutKey)); w.Code != 200 {
 		t.Errorf("optional: %d", w.Code)
 	}
-	h = handler(func(c *idempotency.Config) { c.FingerprintHeaders = []string{"x-version"} }, ok("x"))
+	h = handler(func(c *idempotency.Config) { c.Requests.Headers = []string{"x-version"} }, ok("x"))
 	do(t, h, post("/", "x", func(r *http.Request) { r.Header.Set("X-Version", "1") }))
 	expectProblem(t, do(t, h, post("/", "x", func(r *http.Request) { r.Header.Set("X-Version", "2") })), 422, "key-reused")
-	h = handler(func(c *idempotency.Config) { c.ReusedStatus = 409 }, ok("x"))
+	h = handler(func(c *idempotency.Config) { c.Answers.ReusedStatus = 409 }, ok("x"))
 	do(t, h, post("/", "x"))
 	expectProblem(t, do(t, h, post("/", "y")), 409, "key-reused")
-	h = handler(func(c *idempotency.Config) { c.Storable = idempotency.StorableSuccesses }, http.NotFoundHandler())
+	h = handler(func(c *idempotency.Config) { c.Responses.Storable = idempotency.StorableSuccesses }, http.NotFoundHandler())
 	for range 2 {
 		if w := do(t, h, post("/", "x")); w.Code != 404 || w.Header().Get("Idempotency-Replayed") != "" {
 			t.Errorf("successes only: %d", w.Code)
 		}
 	}
-	h = handler(func(c *idempotency.Config) { c.Storable = idempotency.StorableAll }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
+	h = handler(func(c *idempotency.Config) { c.Responses.Storable = idempotency.StorableAll }, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusInternalServerError) }))
 	do(t, h, post("/", "x"))
 	if w := do(t, h, post("/", "x")); w.Code != 500 || w.Header().Get("Idempotency-Replayed") != "true" {
 		t.Errorf("as Stripe: %d", w.Code)
 	}
-	h = handler(func(c *idempotency.Config) { c.Body = idempotency.BodyJSON }, ok("x"))
+	h = handler(func(c *idempotency.Config) { c.Requests.Body = idempotency.BodyJSON }, ok("x"))
 	asJSON := func(r *http.Request) { r.Header.Set("Content-Type", "application/json") }
 	do(t, h, post("/", `{"a":1, "b":[true]}`, asJSON))
 	if w := do(t, h, post("/", `{ "b" : [true],"a":1}`, asJSON)); w.Header().Get("Idempotency-Replayed") != "true" {
@@ -237,7 +241,7 @@ func TestMiddleware_Options(t *testing.T) {
 	}, ok("x"))
 	expectProblem(t, do(t, h, post("/", "x")), 500, "internal")
 	h = handler(func(c *idempotency.Config) {
-		c.Answer = func(w http.ResponseWriter, _ *http.Request, p idempotency.Problem) {
+		c.Answers.Write = func(w http.ResponseWriter, _ *http.Request, p idempotency.Problem) {
 			http.Error(w, p.Kind, http.StatusTeapot)
 		}
 	}, ok("x"))
@@ -254,10 +258,10 @@ func TestMiddleware_PointerInsteadOfSnapshot(t *testing.T) {
 		w.WriteHeader(http.StatusCreated)
 		_, _ = io.WriteString(w, "a long story")
 	})
-	plain := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Pointer = true }).Middleware(made)
+	plain := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Responses.Pointer = true }).Middleware(made)
 	resolving := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
-		c.Pointer = true
-		c.Resolve = func(_ context.Context, r idempotency.Record) ([]byte, error) {
+		c.Responses.Pointer = true
+		c.Responses.Resolve = func(_ context.Context, r idempotency.Record) ([]byte, error) {
 			return []byte("order " + r.ResourceID), nil
 		}
 	}).Middleware(made)
@@ -274,7 +278,7 @@ func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		body := strings.Repeat("very secret ", 10_000)
 		old := idempotency.Encryption{Current: "1", Keys: map[string]idempotency.Secret{"1": idempotency.NewSecret(bytes.Repeat([]byte("k"), 32))}}
-		engine := p.engine(t, func(c *idempotency.Config) { c.Encryption, c.LargeAbove = &old, 1000 })
+		engine := p.engine(t, func(c *idempotency.Config) { c.Responses.Encryption, c.Responses.LargeAbove = &old, 1000 })
 		h := engine.TxMiddleware(ok(body))
 		do(t, h, post("/", "x"))
 		if n := p.count(t, `select count(*) from {{idempotency_body}}`); n != 1 {
@@ -285,7 +289,7 @@ func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 		}
 		// A new key, and compression: the old response is read with the old one.
 		renewed := idempotency.Encryption{Current: "2", Keys: map[string]idempotency.Secret{"1": old.Keys["1"], "2": idempotency.NewSecret(bytes.Repeat([]byte("n"), 16))}}
-		engine = p.engine(t, func(c *idempotency.Config) { c.Encryption, c.CompressAbove = &renewed, 100 })
+		engine = p.engine(t, func(c *idempotency.Config) { c.Responses.Encryption, c.Responses.CompressAbove = &renewed, 100 })
 		h = engine.TxMiddleware(ok(body))
 		for _, key := range []string{"key", "new", "new"} {
 			if w := do(t, h, post("/", "x", withKey(key))); w.Body.String() != body {
@@ -307,7 +311,7 @@ func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 
 func TestMiddleware_LimitsWhatACallerHasOutstanding(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		engine := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding = 3 })
+		engine := p.engine(t, func(c *idempotency.Config) { c.Keys.MaxOutstanding = 3 })
 		goOn := make(chan struct{})
 		started := make(chan struct{}, 3)
 		handler := engine.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -339,7 +343,7 @@ func TestMiddleware_NeverShowsKeyOrScope(t *testing.T) {
 		reader := metric.NewManualReader()
 		engine := p.engine(t, func(c *idempotency.Config) {
 			c.Logger = slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-			c.MeterProvider = metric.NewMeterProvider(metric.WithReader(reader))
+			c.Telemetry.MeterProvider = metric.NewMeterProvider(metric.WithReader(reader))
 		})
 		handler := engine.TxMiddleware(ok("x"))
 		as := func(r *http.Request) {
@@ -391,7 +395,7 @@ func TestMiddleware_NeverShowsKeyOrScope(t *testing.T) {
 
 func TestTxMiddleware_OptionalKeyStillHasATransaction(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		engine := p.engine(t, func(c *idempotency.Config) { c.Optional = true })
+		engine := p.engine(t, func(c *idempotency.Config) { c.Keys.Optional = true })
 		status := http.StatusOK
 		handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
@@ -411,7 +415,9 @@ func TestTxMiddleware_OptionalKeyStillHasATransaction(t *testing.T) {
 
 func TestEngine_PurgesWhatIsToBeForgotten(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		engine := p.engine(t, func(c *idempotency.Config) { c.Retention, c.PurgeBatch, c.LargeAbove = time.Second, 3, 10 })
+		engine := p.engine(t, func(c *idempotency.Config) {
+			c.Retention, c.Expiry.PurgeBatch, c.Responses.LargeAbove = time.Second, 3, 10
+		})
 		handler := engine.TxMiddleware(ok("longer than ten bytes"))
 		for i := range 10 {
 			do(t, handler, post("/", "x", withKey(string(rune('a'+i)))))

@@ -79,7 +79,7 @@ func TestDo_KeepsItsCallersDeadline(t *testing.T) {
 // claim settled.
 func TestDo_EndsItsGoroutineWithThatOfTheCommand(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failed = idempotency.FailedRelease })
+		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failures.Failed = idempotency.FailedRelease })
 		cmd := idempotency.Command{Name: "a", Key: "a"}
 		ended := make(chan bool, 1)
 		go func() {
@@ -104,8 +104,8 @@ func TestDo_RecoversAResult(t *testing.T) {
 	failure := errors.New("no answer")
 	run := func(found idempotency.Recovery) (idempotency.Result[string], error) {
 		engine := newEngine(t, store, func(c *idempotency.Config) {
-			c.Crashed = idempotency.CrashedRecover
-			c.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return found, nil }
+			c.Failures.Crashed = idempotency.CrashedRecover
+			c.Failures.Recover = func(context.Context, idempotency.Record) (idempotency.Recovery, error) { return found, nil }
 		})
 		return idempotency.Do(t.Context(), engine, cmd, func(context.Context) (string, error) { return "", failure })
 	}
@@ -127,7 +127,7 @@ func TestWatermill_KeepsLargeResults(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		runs := 0
 		handler := newEngine(t, store, func(c *idempotency.Config) {
-			c.MaxResponse, c.Timeout, c.Lease = 1000, testserver.Patience, 2*testserver.Patience
+			c.Responses.MaxSize, c.Timeout, c.Failures.Lease = 1000, testserver.Patience, 2*testserver.Patience
 		}).Watermill("c", nil)(func(m *message.Message) ([]*message.Message, error) {
 			runs++
 			size := 2000

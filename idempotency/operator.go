@@ -12,7 +12,7 @@ import (
 
 // Settle ends a key whose outcome is unknown, for an operator who has found out the
 // outcome. With found.RunAgain the key may run again; otherwise its answer is stored, like
-// that of Config.Recover. token is the part of a status URL after Config.StatusPath.
+// that of Config.Failures.Recover. token is the part of a status URL after Config.Answers.StatusPath.
 //
 // Settle returns [ErrNotUnknown] for a key that has no run, is running, or has ended, and
 // for a zero Recovery. It returns a [*RecoveryError] for an answer that cannot be stored.
@@ -87,7 +87,7 @@ func (in *intent) check(found Recovery) error {
 
 // fits is the check for a Recovery that is to be stored whole.
 func (in *intent) fits(found Recovery) error {
-	most := in.cfg.MaxResponse
+	most := in.cfg.Responses.MaxSize
 	if in.isCommand() { // maybe of Engine.Watermill
 		most = mostResponse
 	}
@@ -101,12 +101,12 @@ func (in *intent) isCommand() bool { return strings.HasPrefix(in.claim.Endpoint,
 
 // foundOut encodes the completion for a run whose outcome somebody has found out.
 func (in *intent) foundOut(found Recovery) (Completion, error) {
-	c := Completion{State: StateCompleted, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.RefuseExpired}
+	c := Completion{State: StateCompleted, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.Expiry.RefuseFor}
 	if in.isCommand() {
 		return in.sealed(c, found.Body)
 	}
 	c.Status = found.Status
-	rec := &recorder{header: http.Header{}, limit: in.cfg.MaxResponse, dropped: in.cfg.DropHeaders}
+	rec := &recorder{header: http.Header{}, limit: in.cfg.Responses.MaxSize, dropped: in.cfg.Responses.DropHeaders}
 	if err := rec.fill(found); err != nil {
 		return c, err
 	}

@@ -17,7 +17,7 @@ import (
 // An operator who has found out settles a key, once.
 func TestEngine_SettlesAnUnknownOutcome(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
-		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) { c.StatusPath = "/status/" })
+		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) { c.Answers.StatusPath = "/status/" })
 		runs := 0
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			if runs++; runs == 1 {
@@ -82,7 +82,7 @@ func token2(token string) string { return "A" + token[1:len(token)-1] + "A" }
 func TestEngine_RefusesToSettleWithWhatIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	store := &spy{Store: &idempotency.MemoryStore{}}
-	small := func(c *idempotency.Config) { c.MaxResponse = 10 }
+	small := func(c *idempotency.Config) { c.Responses.MaxSize = 10 }
 	engine := newEngine(t, store, small)
 	handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
 	do(t, handler, post("/", "x"))

@@ -204,15 +204,20 @@ func (p *place) probe(t *testing.T, transactional bool, change func(*idempotency
 
 func probeConfig() idempotency.Config {
 	return idempotency.Config{
-		Scope: conformance.Scope, Logger: testLogger(),
-		Timeout: 4 * time.Second, Lease: 10 * time.Second, MaxBody: 2 << 20, MaxResponse: 200_000, StatusPath: "/status/",
+		Scope:     conformance.Scope,
+		Logger:    testLogger(),
+		Timeout:   4 * time.Second,
+		Failures:  idempotency.FailureConfig{Lease: 10 * time.Second},
+		Requests:  idempotency.RequestConfig{MaxBody: 2 << 20},
+		Responses: idempotency.ResponseConfig{MaxSize: 200_000},
+		Answers:   idempotency.AnswerConfig{StatusPath: "/status/"},
 	}
 }
 
 func capabilitiesOf(cfg idempotency.Config, transactional bool) conformance.Capabilities {
 	return conformance.Capabilities{
-		Transactional: transactional, Timeout: cfg.Timeout, MaxBody: cfg.MaxBody, MaxResponse: cfg.MaxResponse,
-		Canonical: cfg.Body == idempotency.BodyJSON, FailuresUnknown: !transactional && cfg.Failed == idempotency.FailedUnknown,
+		Transactional: transactional, Timeout: cfg.Timeout, MaxBody: cfg.Requests.MaxBody, MaxResponse: cfg.Responses.MaxSize,
+		Canonical: cfg.Requests.Body == idempotency.BodyJSON, FailuresUnknown: !transactional && cfg.Failures.Failed == idempotency.FailedUnknown,
 	}
 }
 

@@ -29,9 +29,11 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 			p.exec(t, `analyze {{idempotency}}`) // it has seen nothing that is started
 			p.exec(t, `set auto_explain.log_nested_statements = on`)
 			// It would count now and then, which is looked at below.
-			engine := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding = idempotency.Unlimited })
+			engine := p.engine(t, func(c *idempotency.Config) { c.Keys.MaxOutstanding = idempotency.Unlimited })
 			inTx, snapshot := engine.TxMiddleware(ok("x")), engine.Middleware(ok("x"))
-			inGroups := p.engine(t, func(c *idempotency.Config) { c.MaxOutstanding, c.GroupSize = idempotency.Unlimited, 4 }).TxMiddleware(ok("x"))
+			inGroups := p.engine(t, func(c *idempotency.Config) {
+				c.Keys.MaxOutstanding, c.Transactions.GroupSize = idempotency.Unlimited, 4
+			}).TxMiddleware(ok("x"))
 			requests := func(from, to int) {
 				for i := from; i < to; i++ {
 					if _, _, err := p.store.Find(t.Context(), idempotency.ID{byte(i)}); err != nil {

@@ -73,10 +73,10 @@ func TestConformance_NoticesPlantedBugs(t *testing.T) {
 		"forgets after a second": {"an answer is still there after some seconds", memory(), func(c *idempotency.Config) { c.Retention = time.Second }, same},
 		"keeps a hundred keys":   {"an answer is still there after 300 others", &forgetful{Store: memory()}, nil, same},
 		"leases of a second": {"a handler of seconds runs once, though copies come all along", unrenewed{memory()}, func(c *idempotency.Config) {
-			c.Timeout, c.Lease, c.Crashed = 800*time.Millisecond, time.Second, idempotency.CrashedTakeOver
+			c.Timeout, c.Failures.Lease, c.Failures.Crashed = 800*time.Millisecond, time.Second, idempotency.CrashedTakeOver
 		}, same},
-		"loses ETag":          {"ETag, Cache-Control and headers of the service's own are replayed", memory(), func(c *idempotency.Config) { c.DropHeaders = []string{"ETag"} }, same},
-		"loses Cache-Control": {"ETag, Cache-Control and headers of the service's own are replayed", memory(), func(c *idempotency.Config) { c.DropHeaders = []string{"Cache-Control"} }, same},
+		"loses ETag":          {"ETag, Cache-Control and headers of the service's own are replayed", memory(), func(c *idempotency.Config) { c.Responses.DropHeaders = []string{"ETag"} }, same},
+		"loses Cache-Control": {"ETag, Cache-Control and headers of the service's own are replayed", memory(), func(c *idempotency.Config) { c.Responses.DropHeaders = []string{"Cache-Control"} }, same},
 		"checks, then acts":   {"of copies that come at once while the first runs none starts", careless{memory()}, nil, same},
 		"duplicate names": {"an object with a name twice is not one with either", memory(), nil, func(h http.Handler) http.Handler {
 			return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -11,7 +11,7 @@ const (
 	CrashedUnknown CrashPolicy = iota
 	// CrashedTakeOver runs the handler again, for handlers that are themselves idempotent.
 	CrashedTakeOver
-	// CrashedRecover calls Config.Recover.
+	// CrashedRecover calls Config.Failures.Recover.
 	CrashedRecover
 )
 
@@ -20,7 +20,7 @@ const (
 type FailurePolicy int
 
 const (
-	// FailedUnknown leaves a key whose outcome is unknown, which Config.Crashed then
+	// FailedUnknown leaves a key whose outcome is unknown, which Config.Failures.Crashed then
 	// handles. The effect may have happened before the failure.
 	FailedUnknown FailurePolicy = iota
 	// FailedRelease lets the key run again. It is safe if a handler's effects are idempotent
@@ -28,7 +28,7 @@ const (
 	FailedRelease
 )
 
-// Recovery is what Config.Recover found out. The zero value means still unknown.
+// Recovery is what Config.Failures.Recover found out. The zero value means still unknown.
 type Recovery struct {
 	RunAgain bool        // the effect did not happen: run the handler
 	Status   int         // the effect happened: this is the answer, 200 to 599, if not 0
@@ -48,7 +48,7 @@ const (
 	InProgressTooManyRequests
 	// InProgressAccepted answers 202 with the status URL in Location.
 	InProgressAccepted
-	// InProgressWait waits up to Config.WaitTimeout for the answer, then answers 409.
+	// InProgressWait waits up to Config.Answers.WaitTimeout for the answer, then answers 409.
 	InProgressWait
 )
 

@@ -137,9 +137,9 @@ func serveProcess() error {
 	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: s.Database, Prepare: true})
 	box, boxErr := outbox.New(db, outbox.Config{Database: s.Database})
 	cfg := probeConfig()
-	cfg.Isolation, cfg.GroupSize = s.Isolation, s.GroupSize
+	cfg.Transactions.Isolation, cfg.Transactions.GroupSize = s.Isolation, s.GroupSize
 	if s.Timeout != 0 {
-		cfg.Timeout, cfg.Lease = s.Timeout, s.Lease
+		cfg.Timeout, cfg.Failures.Lease = s.Timeout, s.Lease
 	}
 	engine, engineErr := idempotency.New(store, cfg)
 	if err := errors.Join(storeErr, boxErr, engineErr); err != nil {

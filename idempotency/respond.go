@@ -22,9 +22,9 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 	case replay:
 		x.replay(ctx, record)
 	case reused:
-		x.count(ctx, x.telemetry.mismatched, x.cfg.ReusedStatus)
+		x.count(ctx, x.telemetry.mismatched, x.cfg.Answers.ReusedStatus)
 		p := x.problem(ProblemKeyReused)
-		p.Status = x.cfg.ReusedStatus
+		p.Status = x.cfg.Answers.ReusedStatus
 		x.answer(p)
 	case inProgress:
 		x.answerInProgress(ctx)
@@ -43,7 +43,7 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 	case tooLate:
 		x.refuse(ProblemExecutionTimeout)
 	case storeFailed:
-		if x.cfg.FailOpen && !x.transactional {
+		if x.cfg.Failures.FailOpen && !x.transactional {
 			x.logDown(ctx, err)
 			x.next.ServeHTTP(x.w, x.request(ctx))
 			return
@@ -153,11 +153,11 @@ func (x *exchange) replay(ctx context.Context, record Record) {
 // refuse answers with a problem.
 func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
 
-func (x *exchange) answer(p Problem) { x.cfg.Answer(x.w, x.r, p) }
+func (x *exchange) answer(p Problem) { x.cfg.Answers.Write(x.w, x.r, p) }
 
 func (x *exchange) withState(p *Problem) {
-	if x.cfg.StatusPath != "" {
-		p.State = x.cfg.StatusPath + statusToken(x.claim.ID)
+	if x.cfg.Answers.StatusPath != "" {
+		p.State = x.cfg.Answers.StatusPath + statusToken(x.claim.ID)
 	}
 }
 
@@ -171,7 +171,7 @@ func (x *exchange) answerUnknown(ctx context.Context) {
 func (x *exchange) answerInProgress(ctx context.Context) {
 	p := x.problem(ProblemInProgress)
 	x.withState(&p)
-	switch x.cfg.InProgress {
+	switch x.cfg.Answers.InProgress {
 	case InProgressTooEarly:
 		p.Status = http.StatusTooEarly
 	case InProgressTooManyRequests:
@@ -199,8 +199,8 @@ func (x *exchange) logDown(ctx context.Context, err error) {
 func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
 	a, ctx := x.newAttempt(ctx, tx)
 	a.state.request = true
-	a.rec = newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)
-	a.rec.stream = x.cfg.AllowStreaming && !x.transactional
+	a.rec = newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)
+	a.rec.stream = x.cfg.Responses.AllowStreaming && !x.transactional
 	var w http.ResponseWriter = a.rec
 	if a.rec.stream {
 		w = flusher{a.rec}
@@ -262,7 +262,7 @@ func (x *exchange) said(a *attempt) said {
 // storable reports whether a response is to be stored and replayed. A response that asks
 // for a retry, or passes on a downstream's that does, is not.
 func (x *exchange) storable(res *response) bool {
-	if !x.cfg.Storable(res.Status) {
+	if !x.cfg.Responses.Storable(res.Status) {
 		return false
 	}
 	return res.Status < http.StatusBadRequest || !res.transient()
@@ -273,9 +273,9 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 	res := a.answer()
 	c := Completion{
 		State: StateCompleted, Status: res.Status, ResourceID: printable(a.state.resource(), maxKey),
-		Retention: x.cfg.retention(x.r, res.Status), Refuse: x.cfg.RefuseExpired,
+		Retention: x.cfg.retention(x.r, res.Status), Refuse: x.cfg.Expiry.RefuseFor,
 	}
-	if res.overflow && !x.cfg.Pointer || a.rec.streamed || !x.storable(res) {
+	if res.overflow && !x.cfg.Responses.Pointer || a.rec.streamed || !x.storable(res) {
 		c.State = StateNotReplayable
 		c.Location = printable(res.header("Location"), mostLocation)
 		return x.sealed(c, nil)
@@ -289,9 +289,9 @@ const mostLocation = 2048
 func (in *intent) encoded(c Completion, res *response) (Completion, error) {
 	c.Location = printable(res.header("Location"), mostLocation)
 	kept := *res
-	if in.cfg.Pointer {
+	if in.cfg.Responses.Pointer {
 		kept.body, kept.Pointer = nil, true
-		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Resolve == nil })
+		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Responses.Resolve == nil })
 	}
 	plain, err := kept.marshal()
 	if err != nil {
@@ -302,7 +302,7 @@ func (in *intent) encoded(c Completion, res *response) (Completion, error) {
 
 // recovered answers with the recovered answer.
 func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
-	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.MaxResponse, x.cfg.DropHeaders)}
+	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)}
 	return a, a.rec.fill(found)
 }
 
@@ -328,7 +328,7 @@ func (x *exchange) withoutKey(ctx context.Context) {
 
 // runUnkeyed runs a handler in a transaction of its own, without a claim.
 func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
-	t, err := store.beginPlain(ctx, x.cfg.Isolation)
+	t, err := store.beginPlain(ctx, x.cfg.Transactions.Isolation)
 	if err != nil {
 		return ending{outcome: unreachable, err: err}
 	}

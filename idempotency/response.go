@@ -87,8 +87,8 @@ func (e *Engine) response(ctx context.Context, record Record) (*response, error)
 	if err != nil {
 		return nil, err
 	}
-	if res.Pointer && e.cfg.Resolve != nil {
-		if res.body, err = e.cfg.Resolve(ctx, e.reveal(record)); err != nil {
+	if res.Pointer && e.cfg.Responses.Resolve != nil {
+		if res.body, err = e.cfg.Responses.Resolve(ctx, e.reveal(record)); err != nil {
 			return nil, fmt.Errorf("resolve: %w", err)
 		}
 	}

@@ -23,7 +23,7 @@ type work interface {
 	// completion encodes the stored form of an attempt.
 	completion(a *attempt) (Completion, error)
 
-	// recovered makes an attempt of the result of Config.Recover.
+	// recovered makes an attempt of the result of Config.Failures.Recover.
 	recovered(ctx context.Context, found Recovery) (*attempt, error)
 }
 
@@ -138,7 +138,7 @@ func (x *execution) runElsewhere(ctx context.Context) ending {
 	switch {
 	case said == succeeded, said == refused:
 		return x.keep(ctx, a, unstored)
-	case said == declined, a.state.hadNoEffect(), x.cfg.Failed == FailedRelease:
+	case said == declined, a.state.hadNoEffect(), x.cfg.Failures.Failed == FailedRelease:
 		return ending{outcome: released, attempt: a, err: a.err}
 	}
 	return ending{outcome: unknown, attempt: a, err: a.err}
@@ -187,13 +187,13 @@ func (x *execution) withoutEffect(ctx context.Context, a *attempt) ending {
 	return ending{outcome: released, attempt: a, err: a.err}
 }
 
-// recover asks Config.Recover about the run of a dead owner.
+// recover asks Config.Failures.Recover about the run of a dead owner.
 func (x *execution) recover(ctx context.Context, record Record) ending {
 	asking, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	var found Recovery
 	err := contain.Call(func() (err error) {
-		found, err = x.cfg.Recover(asking, x.reveal(record))
+		found, err = x.cfg.Failures.Recover(asking, x.reveal(record))
 		return err
 	})
 	if err == nil {

@@ -105,7 +105,7 @@ func schedule(t *testing.T, seed uint64) string {
 	dice := rand.New(rand.NewPCG(seed, 1))
 	store := &unreliable{Store: &idempotency.MemoryStore{}, dice: dice}
 	engine := newEngine(t, store, func(c *idempotency.Config) {
-		c.Timeout, c.Lease, c.MaxOutstanding = 2*time.Second, 3*time.Second, idempotency.Unlimited
+		c.Timeout, c.Failures.Lease, c.Keys.MaxOutstanding = 2*time.Second, 3*time.Second, idempotency.Unlimited
 	})
 	var mu sync.Mutex
 	effects, runs := 0, 0

@@ -116,7 +116,7 @@ func TestTxMiddleware_TheSealLeavesNoRows(t *testing.T) {
 	t.Parallel()
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
 		p := onPostgres(t)
-		handler := p.engine(t, func(c *idempotency.Config) { c.Isolation = level }).TxMiddleware(ok("x"))
+		handler := p.engine(t, func(c *idempotency.Config) { c.Transactions.Isolation = level }).TxMiddleware(ok("x"))
 		for i := range 5 {
 			do(t, handler, post("/", "x", withKey(string(rune('a'+i)))))
 		}

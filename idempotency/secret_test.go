@@ -21,25 +21,27 @@ import (
 const canary = "canary-0815-secret-of-32-bytes.."
 
 func encrypted(c *idempotency.Config) {
-	c.Encryption = &idempotency.Encryption{Current: "1", Keys: map[string]idempotency.Secret{"1": idempotency.NewSecret([]byte(canary))}}
+	c.Responses.Encryption = &idempotency.Encryption{Current: "1", Keys: map[string]idempotency.Secret{"1": idempotency.NewSecret([]byte(canary))}}
 }
 
 // No verb of fmt shows a key, whichever way it is reached.
 func TestConfig_PrintsNoSecret(t *testing.T) {
 	t.Parallel()
-	cfg := idempotency.Config{Secret: idempotency.NewSecret([]byte(canary))}
+	cfg := idempotency.Config{Keys: idempotency.KeyConfig{Secret: idempotency.NewSecret([]byte(canary))}}
 	encrypted(&cfg)
-	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Secret, c.Encryption = cfg.Secret, cfg.Encryption })
+	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+		c.Keys.Secret, c.Responses.Encryption = cfg.Keys.Secret, cfg.Responses.Encryption
+	})
 	var log bytes.Buffer
-	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "secret", cfg.Secret, "encryption", cfg.Encryption)
-	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "secret", cfg.Secret, "encryption", *cfg.Encryption)
-	encoded, err := json.Marshal(cfg.Encryption)
+	slog.New(slog.NewJSONHandler(&log, nil)).Info("x", "secret", cfg.Keys.Secret, "encryption", cfg.Responses.Encryption)
+	slog.New(slog.NewTextHandler(&log, nil)).Info("x", "secret", cfg.Keys.Secret, "encryption", *cfg.Responses.Encryption)
+	encoded, err := json.Marshal(cfg.Responses.Encryption)
 	if err != nil {
 		t.Fatal(err)
 	}
 	printed := log.String() + string(encoded)
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%x", "%X", "%q", "%d"} {
-		for _, what := range []any{cfg, &cfg, cfg.Secret, cfg.Encryption, *cfg.Encryption, engine} {
+		for _, what := range []any{cfg, &cfg, cfg.Keys.Secret, cfg.Responses.Encryption, *cfg.Responses.Encryption, engine} {
 			printed += fmt.Sprintf(verb, what)
 		}
 	}
@@ -67,8 +69,8 @@ func TestEncryption_RefusesPlainResponses(t *testing.T) {
 		with := func(accept bool) http.Handler {
 			return p.engine(t, func(c *idempotency.Config) {
 				encrypted(c)
-				c.Encryption.AcceptPlain = accept
-				c.Cache, c.MeterProvider = cache, provider
+				c.Responses.Encryption.AcceptPlain = accept
+				c.Responses.Cache, c.Telemetry.MeterProvider = cache, provider
 			}).Middleware(ok("genuine"))
 		}
 		do(t, with(false), post("/", "x"))
@@ -100,12 +102,12 @@ func TestEncryption_BindsAResponseToItsRequest(t *testing.T) {
 		cache := &cacheOf{}
 		handler := p.engine(t, func(c *idempotency.Config) {
 			encrypted(c)
-			c.Cache = cache
+			c.Responses.Cache = cache
 		}).Middleware(ok("for one euro"))
 		do(t, handler, post("/", "amount=1"))
 		genuine := *cache.record.Load()
 		other := &cacheOf{}
-		do(t, newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Cache = other }).Middleware(ok("x")), post("/", "amount=1000"))
+		do(t, newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Responses.Cache = other }).Middleware(ok("x")), post("/", "amount=1000"))
 		forged := genuine
 		forged.Fingerprint = other.record.Load().Fingerprint
 		if forged.ID != other.record.Load().ID || forged.Fingerprint == genuine.Fingerprint {
@@ -138,7 +140,7 @@ func TestEncryption_ReadsWhatATakeOverHasStored(t *testing.T) {
 		}
 		again := newEngine(t, store, func(c *idempotency.Config) {
 			encrypted(c)
-			c.Crashed = idempotency.CrashedTakeOver
+			c.Failures.Crashed = idempotency.CrashedTakeOver
 		}).Middleware(ok("again"))
 		do(t, handler, post("/", "x", withKey("older")))
 		older := store.last.Load().Fingerprint
@@ -158,7 +160,7 @@ func TestEncryption_LeavesNothingInClear(t *testing.T) {
 		cache := &cacheOf{}
 		engine := p.engine(t, func(c *idempotency.Config) {
 			encrypted(c)
-			c.StatusPath, c.MaxResponse, c.Cache = "/status/", 100, cache
+			c.Answers.StatusPath, c.Responses.MaxSize, c.Responses.Cache = "/status/", 100, cache
 		})
 		for _, size := range []int{10, 200} {
 			handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -205,7 +207,7 @@ func TestMiddleware_DecompressesWithinBounds(t *testing.T) {
 	_ = w.Close()
 	store := &idempotency.MemoryStore{}
 	cache := &cacheOf{}
-	handler := newEngine(t, store, func(c *idempotency.Config) { c.Cache = cache }).Middleware(ok("genuine"))
+	handler := newEngine(t, store, func(c *idempotency.Config) { c.Responses.Cache = cache }).Middleware(ok("genuine"))
 	do(t, handler, post("/", "x"))
 	bomb := *cache.record.Load()
 	bomb.Response = append([]byte{1}, b.Bytes()...)
@@ -229,8 +231,8 @@ func TestMiddleware_PathsAreNoAttributes(t *testing.T) {
 		engine := p.engine(t, func(c *idempotency.Config) {
 			c.Scope = idempotency.SingleTenant()
 			c.Logger = slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
-			c.MeterProvider = metric.NewMeterProvider(metric.WithReader(reader))
-			c.Optional = true
+			c.Telemetry.MeterProvider = metric.NewMeterProvider(metric.WithReader(reader))
+			c.Keys.Optional = true
 		})
 		handler := engine.TxMiddleware(ok("x"))
 		for i := range 20 {
@@ -264,9 +266,9 @@ func TestFingerprint_IsKeyedAndVersioned(t *testing.T) {
 	fingerprint := func(secret string) idempotency.Fingerprint {
 		cache := &cacheOf{}
 		do(t, newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
-			c.Cache = cache
+			c.Responses.Cache = cache
 			if secret != "" {
-				c.Secret = idempotency.NewSecret([]byte(secret))
+				c.Keys.Secret = idempotency.NewSecret([]byte(secret))
 			}
 		}).Middleware(ok("x")), post("/", "x"))
 		return cache.record.Load().Fingerprint

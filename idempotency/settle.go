@@ -19,7 +19,7 @@ func (in *intent) settlePatience() time.Duration {
 	if in.transactional {
 		return settleTime
 	}
-	return max(settleTime, in.cfg.Lease)
+	return max(settleTime, in.cfg.Failures.Lease)
 }
 
 // settle calls tell until it succeeds, is too late, or the time is up. ctx may have ended.
@@ -44,7 +44,7 @@ func (in *intent) settle(ctx context.Context, operation string, tell func(contex
 }
 
 // release lets the key run again. If that fails, the end of the lease does so (or, without
-// transactions, Config.Crashed then decides).
+// transactions, Config.Failures.Crashed then decides).
 func (in *intent) release(ctx context.Context) {
 	tell := func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, in.owner) }
 	var err error
@@ -61,7 +61,7 @@ func (in *intent) release(ctx context.Context) {
 }
 
 // giveUp ends the lease of a run whose outcome is unknown, as if its process had died.
-// From then on Config.Crashed decides. If giveUp fails, the lease ends by itself.
+// From then on Config.Failures.Crashed decides. If giveUp fails, the lease ends by itself.
 func (in *intent) giveUp(ctx context.Context) {
 	err := in.settle(ctx, "give_up", func(ctx context.Context) error { return in.store.Extend(ctx, in.claim.ID, in.owner, 0) })
 	if err != nil {
@@ -99,7 +99,7 @@ func (in *intent) abandon(ctx context.Context, cause error, tell func(context.Co
 // running.
 func (in *intent) keepLease(ctx context.Context) (stop func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	every := in.cfg.Lease / 3
+	every := in.cfg.Failures.Lease / 3
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -112,7 +112,7 @@ func (in *intent) keepLease(ctx context.Context) (stop func()) {
 			case <-ticker.C:
 			}
 			renewing, cancel := context.WithTimeout(ctx, every)
-			err := in.store.Extend(renewing, in.claim.ID, in.owner, in.cfg.Lease)
+			err := in.store.Extend(renewing, in.claim.ID, in.owner, in.cfg.Failures.Lease)
 			cancel()
 			if err != nil && ctx.Err() == nil {
 				in.log(ctx, slog.LevelWarn, "lease not extended", slog.Any("error", err))
@@ -127,10 +127,10 @@ func (in *intent) keepLease(ctx context.Context) (stop func()) {
 
 // cache puts a stored response into the cache, once it has committed.
 func (in *intent) cache(ctx context.Context, c Completion) {
-	if in.cfg.Cache == nil || c.State != StateCompleted {
+	if in.cfg.Responses.Cache == nil || c.State != StateCompleted {
 		return
 	}
-	in.cfg.Cache.Put(ctx, Record{
+	in.cfg.Responses.Cache.Put(ctx, Record{
 		ID: in.claim.ID, Caller: in.claim.Caller, Fingerprint: in.claim.Fingerprint, State: c.State, Owner: in.owner,
 		Endpoint: in.claim.Endpoint, Status: c.Status, Response: c.Response, Location: c.Location, ResourceID: c.ResourceID,
 		// Measured from before the commit, so that it does not outlive the record.

@@ -47,7 +47,7 @@ func TestTxMiddleware_AnswersWhenTheServerFallsSilent(t *testing.T) {
 			if step == "commit" {
 				timeout = time.Minute // the server ends a transaction in which nothing is sent for as long
 			}
-			url, _ := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Lease = timeout, 2*timeout })
+			url, _ := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = timeout, 2*timeout })
 			text := map[string]string{
 				"claim": "idempotency_claim", "begin": "begin isolation", "effect": "insert into effects", "complete": "idempotency_finish", "commit": "commit",
 			}[step]
@@ -84,7 +84,7 @@ func TestEngine_AbandonsWhatHasNoDeadlineOfItsOwn(t *testing.T) {
 	t.Parallel()
 	direct := onPostgres(t)
 	p, proxy := direct.behindProxy(t)
-	engine := p.engine(t, func(c *idempotency.Config) { c.StatusPath = "/status/" })
+	engine := p.engine(t, func(c *idempotency.Config) { c.Answers.StatusPath = "/status/" })
 
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

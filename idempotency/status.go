@@ -6,7 +6,7 @@ import (
 	"path"
 )
 
-// StatusHandler answers GET requests for Config.StatusPath and a token, as found in the
+// StatusHandler answers GET requests for Config.Answers.StatusPath and a token, as found in the
 // answers in-progress and outcome-unknown, with the state of a key:
 //
 //	{"state": "completed", "status": 201, "location": "/orders/7"}
@@ -37,7 +37,7 @@ func (e *Engine) StatusHandler() http.Handler {
 		switch {
 		case err != nil:
 			e.cfg.Logger.ErrorContext(r.Context(), "idempotency store unavailable", "error", err)
-			e.cfg.Answer(w, r, e.problem(ProblemStoreUnavailable))
+			e.cfg.Answers.Write(w, r, e.problem(ProblemStoreUnavailable))
 			return
 		case !found || record.Caller != hashCaller(e.hash, scope):
 			writeState(w, http.StatusNotFound, Record{}, "absent")
@@ -45,7 +45,7 @@ func (e *Engine) StatusHandler() http.Handler {
 		}
 		state := record.State.String()
 		if record.State == StateStarted {
-			w.Header().Set("Retry-After", seconds(e.cfg.RetryAfter))
+			w.Header().Set("Retry-After", seconds(e.cfg.Answers.RetryAfter))
 			if record.LeaseLeft <= 0 {
 				state = "interrupted"
 			}

@@ -18,7 +18,7 @@ const (
 	// It will not run again.
 	StateNotReplayable State = 3
 	// StateExpired means that the stored response has been deleted, and that its key is
-	// still refused (Config.RefuseExpired).
+	// still refused (Config.Expiry.RefuseFor).
 	StateExpired State = 4
 )
 

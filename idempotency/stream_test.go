@@ -29,7 +29,7 @@ func TestMiddleware_AStreamedFailureIsNoSuccess(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			engine := newEngine(t, &idempotency.MemoryStore{}, func(cfg *idempotency.Config) { cfg.AllowStreaming, cfg.Failed = true, c.failed })
+			engine := newEngine(t, &idempotency.MemoryStore{}, func(cfg *idempotency.Config) { cfg.Responses.AllowStreaming, cfg.Failures.Failed = true, c.failed })
 			runs := 0
 			handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				runs++
@@ -65,7 +65,7 @@ func TestMiddleware_NothingFollowsAStream(t *testing.T) {
 			t.Parallel()
 			store := &spy{Store: &idempotency.MemoryStore{}}
 			engine := newEngine(t, store, func(cfg *idempotency.Config) {
-				cfg.AllowStreaming = true
+				cfg.Responses.AllowStreaming = true
 				if c.late {
 					cfg.Timeout = 50 * time.Millisecond
 				}
@@ -99,7 +99,7 @@ func TestMiddleware_NothingFollowsAStream(t *testing.T) {
 
 func TestMiddleware_StreamsIfAllowed(t *testing.T) {
 	t.Parallel()
-	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.AllowStreaming = true })
+	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Responses.AllowStreaming = true })
 	var flushed string
 	var w *httptest.ResponseRecorder
 	handler := engine.Middleware(http.HandlerFunc(func(rw http.ResponseWriter, _ *http.Request) {

@@ -15,7 +15,7 @@ import (
 // tryInTx runs the function once in a transaction of its own.
 func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 	began := time.Now()
-	t, err := store.begin(ctx, x.claim.ID, x.owner, x.cfg.Isolation, x.cfg.Timeout)
+	t, err := store.begin(ctx, x.claim.ID, x.owner, x.cfg.Transactions.Isolation, x.cfg.Timeout)
 	x.telemetry.latency(ctx, "begin", began, err)
 	switch {
 	case errors.Is(err, ErrStaleOwner):
@@ -147,7 +147,7 @@ func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outc
 // yield lets the winner of a conflict finish; the spread keeps losers from colliding
 // again. It returns false when there is no time for another try.
 func (x *execution) yield(try int) bool {
-	if try >= x.cfg.Retries {
+	if try >= x.cfg.Transactions.Retries {
 		return false
 	}
 	pause := time.Duration(rand.Int64N(int64(time.Millisecond) << min(try, 7))) //nolint:gosec // no secret

@@ -153,7 +153,7 @@ func FuzzRecorder(f *testing.F) {
 				_, _ = w.Write(body[i:min(len(body), i+int(chunks)+1)])
 			}
 		})
-		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Storable = idempotency.StorableAll })
+		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Responses.Storable = idempotency.StorableAll })
 		send := func(h http.Handler) *httptest.ResponseRecorder {
 			w := httptest.NewRecorder()
 			w.Header().Set("Vary", "Origin")

@@ -134,7 +134,7 @@ func (c *Config) share(bad report) {
 	same("Keys.Database", &c.Keys.Database, &c.Database)
 	if c.Idempotency != nil {
 		own := *c.Idempotency
-		own.Logger, own.MeterProvider = cmp.Or(own.Logger, c.Logger), cmp.Or(own.MeterProvider, c.MeterProvider)
+		own.Logger, own.Telemetry.MeterProvider = cmp.Or(own.Logger, c.Logger), cmp.Or(own.Telemetry.MeterProvider, c.MeterProvider)
 		c.Idempotency = &own
 	}
 	consumers := make([]Consumer, len(c.Consumers))

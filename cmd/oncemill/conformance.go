@@ -158,8 +158,13 @@ whoever reaches it can have it do anything that a test case needs.`,
 			}
 			return opts.database.make(func(db *sql.DB, cfg oncemill.Config) error {
 				engineConfig := idempotency.Config{
-					Scope: conformance.Scope, Timeout: 3 * time.Second, Lease: 6 * time.Second,
-					MaxBody: 2 << 20, MaxResponse: 200_000, StatusPath: "/status/", Logger: log,
+					Scope:     conformance.Scope,
+					Timeout:   3 * time.Second,
+					Logger:    log,
+					Failures:  idempotency.FailureConfig{Lease: 6 * time.Second},
+					Requests:  idempotency.RequestConfig{MaxBody: 2 << 20},
+					Responses: idempotency.ResponseConfig{MaxSize: 200_000},
+					Answers:   idempotency.AnswerConfig{StatusPath: "/status/"},
 				}
 				return o.serve(cmd, db, cfg, engineConfig)
 			})
@@ -199,7 +204,7 @@ func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config
 		return err
 	}
 	probe := conformance.NewProbe(engine, effects, conformance.Capabilities{
-		Transactional: !o.snapshot, FailuresUnknown: o.snapshot, Timeout: engineConfig.Timeout, MaxBody: engineConfig.MaxBody, MaxResponse: engineConfig.MaxResponse,
+		Transactional: !o.snapshot, FailuresUnknown: o.snapshot, Timeout: engineConfig.Timeout, MaxBody: engineConfig.Requests.MaxBody, MaxResponse: engineConfig.Responses.MaxSize,
 	})
 	server := &http.Server{Handler: probe, ReadHeaderTimeout: 10 * time.Second}
 	fmt.Fprintf(cmd.OutOrStdout(), "probe at http://%s\n", listener.Addr())

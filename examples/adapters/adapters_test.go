@@ -184,7 +184,7 @@ func engine(t *testing.T, db *sql.DB, cfg oncemill.Config, size int) *idempotenc
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), GroupSize: size, Logger: slog.New(slog.DiscardHandler)})
+	e, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), Logger: slog.New(slog.DiscardHandler), Transactions: idempotency.TxConfig{GroupSize: size}})
 	if err != nil {
 		t.Fatal(err)
 	}

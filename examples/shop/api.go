@@ -49,11 +49,12 @@ func NewEngine(db *sql.DB, box *outbox.Outbox, tables oncemill.Config, logger *s
 	}
 	return idempotency.New(store, idempotency.Config{
 		Scope:    idempotency.SingleTenant(), // a shop with accounts names tenant and user
-		Optional: true,
-		Body:     idempotency.BodyJSON,
-		Timeout:  time.Second, Lease: 2 * time.Second, // for an impatient audience
+		Timeout:  time.Second,                // for an impatient audience, as the lease
 		OnCommit: box.Wake,
 		Logger:   logger,
+		Keys:     idempotency.KeyConfig{Optional: true},
+		Requests: idempotency.RequestConfig{Body: idempotency.BodyJSON},
+		Failures: idempotency.FailureConfig{Lease: 2 * time.Second},
 	})
 }
 

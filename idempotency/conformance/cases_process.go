@@ -64,7 +64,7 @@ func processCases() []Case {
 			sending.Wait()
 			x.check(late.err == nil, "no answer: %v", late.err)
 			if !x.capabilities.Transactional && r.status == http.StatusCreated {
-				return // it is taken over although it may have had its effect: Config.Crashed says so
+				return // it is taken over although it may have had its effect: Config.Failures.Crashed says so
 			}
 			want := "successor"
 			if !x.capabilities.Transactional {

@@ -9,7 +9,7 @@
 // not depend on it. An error, a flush, a fail-over that loses writes, or the loss of all
 // data in the middle of a run only costs a query of the database.
 //
-// The records contain responses. If Config.Encryption of the engine is set, they are
+// The records contain responses. If Config.Responses.Encryption of the engine is set, they are
 // encrypted and bound to key, caller and request. Otherwise anybody who can write to this
 // Redis can forge replays.
 package redis
@@ -89,7 +89,7 @@ func New(client redis.Cmdable, cfg Config) (*Cache, error) {
 		cfg.MaxResponse = 64 << 10
 	}
 	if cfg.MaxResponse < 0 {
-		bad("Config.MaxResponse", strconv.Itoa(cfg.MaxResponse), "must not be negative; 0 means 64 KiB")
+		bad("Config.Responses.MaxSize", strconv.Itoa(cfg.MaxResponse), "must not be negative; 0 means 64 KiB")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

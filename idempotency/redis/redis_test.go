@@ -71,8 +71,12 @@ func newService(t *testing.T) *service {
 		t.Fatal(err)
 	}
 	engine, err := idempotency.New(s.store, idempotency.Config{
-		Scope: idempotency.SingleTenant(), Cache: cache, Retention: time.Hour, Logger: slog.New(slog.DiscardHandler), InProgress: idempotency.InProgressWait,
-		WaitTimeout: time.Minute, Timeout: time.Minute, // a slow disk is no failure
+		Scope:     idempotency.SingleTenant(),
+		Retention: time.Hour,
+		Logger:    slog.New(slog.DiscardHandler),
+		Timeout:   time.Minute, // a slow disk is no failure
+		Responses: idempotency.ResponseConfig{Cache: cache},
+		Answers:   idempotency.AnswerConfig{InProgress: idempotency.InProgressWait, WaitTimeout: time.Minute},
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -137,7 +137,7 @@ func (b *bench) newPostsIn(ctx context.Context, tables oncemill.Config) (*posts,
 	if err != nil {
 		return nil, err
 	}
-	cfg.GroupSize = idempotencyClients
+	cfg.Transactions.GroupSize = idempotencyClients
 	grouped, err := idempotency.New(store, cfg)
 	if err != nil {
 		return nil, err
