@@ -74,14 +74,14 @@ var problemTexts = map[string]problemText{
 	ProblemInternal:         {500, "Internal error", "", false, false},
 }
 
-func (e *Engine) problem(kind string) Problem {
+func newProblem(kind, docURL string, retryAfter time.Duration) Problem {
 	text := problemTexts[kind]
-	p := Problem{Kind: kind, Type: e.cfg.Answers.DocURL + "#" + kind, Title: text.title, Status: text.status, Detail: text.detail, Header: http.Header{}}
+	p := Problem{Kind: kind, Type: docURL + "#" + kind, Title: text.title, Status: text.status, Detail: text.detail, Header: http.Header{}}
 	if text.link {
-		p.Header.Set("Link", "<"+e.cfg.Answers.DocURL+">; rel=\"describedby\"")
+		p.Header.Set("Link", "<"+docURL+">; rel=\"describedby\"")
 	}
 	if text.retry {
-		p.Header.Set(problemRetryAfterSeconds, seconds(e.cfg.Answers.RetryAfter))
+		p.Header.Set(problemRetryAfterSeconds, seconds(retryAfter))
 	}
 	return p
 }

@@ -1,12 +1,17 @@
 package idempotency
 
 import (
-	"context"
+	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"mime"
+	"mime/multipart"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 )
 
@@ -16,23 +21,21 @@ type content struct {
 	bytes []byte
 }
 
-// readBody reads all of the body; false means that the request has been answered.
-func (x *exchange) readBody() bool {
-	if x.r.ContentLength > x.cfg.Requests.MaxBody {
+// readBody reads all of the body, up to most bytes, or returns the problem with it. The
+// body is nil if there is none.
+func readBody(w http.ResponseWriter, r *http.Request, most int64) (body []byte, problem string) {
+	if r.ContentLength > most {
 		// Before a byte is read: a client that expects 100-continue then sends none.
-		x.refuse(ProblemBodyTooLarge)
-		return false
+		return nil, ProblemBodyTooLarge
 	}
-	if x.r.Body == nil || x.r.Body == http.NoBody {
-		return true
+	if r.Body == nil || r.Body == http.NoBody {
+		return nil, ""
 	}
-	body, err := io.ReadAll(http.MaxBytesReader(x.w, x.r.Body, x.cfg.Requests.MaxBody))
+	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, most))
 	if err != nil {
-		x.refuse(bodyProblem(err))
-		return false
+		return nil, bodyProblem(err)
 	}
-	x.body = body
-	return true
+	return body, ""
 }
 
 // bodyProblem distinguishes a client that was too slow, one that broke off, and one that
@@ -53,49 +56,32 @@ var (
 	errBodyTaken       = errors.New("idempotency: the body was read before")
 )
 
-// compared returns the part of the body that is compared; false means that the request has
-// been answered.
-func (x *exchange) compared(ctx context.Context) (content, bool) {
-	c, err := x.content()
-	switch {
-	case err == nil:
-		return c, true
-	case errors.Is(err, errBodyTaken):
-		x.cfg.Logger.ErrorContext(ctx, "request body was read before the idempotency middleware", "endpoint", x.claim.Endpoint,
-			"problem", "move the middleware before whatever reads the body, or put the body back into the request")
-		x.refuse(ProblemInternal)
-	default:
-		x.refuse(ProblemUnsupportedBody)
-	}
-	return content{}, false
-}
-
-// content returns the part of the body that is compared. If an outer middleware has parsed
+// contentOf returns the part of a body that is compared. If an outer middleware has parsed
 // a form, the handler sees the form, and nothing of the body may be left. If there is a
 // body, it takes precedence: the middleware may have looked for a form and found none.
-func (x *exchange) content() (content, error) {
-	contentType, params := mediaType(x.r.Header)
-	gone := int64(len(x.body)) < x.r.ContentLength || x.r.ContentLength < 0 && len(x.body) == 0
-	parts := x.r.MultipartForm
-	switch encoded := x.r.Header.Get("Content-Encoding"); {
+func contentOf(r *http.Request, body []byte, kind BodyKind) (content, error) {
+	contentType, params := mediaType(r.Header)
+	gone := int64(len(body)) < r.ContentLength || r.ContentLength < 0 && len(body) == 0
+	parts := r.MultipartForm
+	switch encoded := r.Header.Get("Content-Encoding"); {
 	case gone && parts != nil && len(parts.Value)+len(parts.File) > 0:
-		sum, err := hashForm(x.r.MultipartForm)
+		sum, err := hashForm(r.MultipartForm)
 		return content{"parsed parts", sum}, err
-	case gone && len(x.r.PostForm) > 0 && contentType == "application/x-www-form-urlencoded":
-		return content{"parsed form", canonicalValues(x.r.PostForm)}, nil
-	case int64(len(x.body)) < x.r.ContentLength:
+	case gone && len(r.PostForm) > 0 && contentType == "application/x-www-form-urlencoded":
+		return content{"parsed form", canonicalValues(r.PostForm)}, nil
+	case int64(len(body)) < r.ContentLength:
 		return content{}, errBodyTaken
 	case encoded != "" && !strings.EqualFold(encoded, "identity"):
-		return content{"encoded " + encoded, x.body}, nil
+		return content{"encoded " + encoded, body}, nil
 	case strings.HasPrefix(contentType, "multipart/"):
-		sum, err := hashParts(x.body, params["boundary"])
+		sum, err := hashParts(body, params["boundary"])
 		return content{"parts", sum}, err
-	case x.cfg.Requests.Body == BodyJSON && isJSON(contentType):
-		if canonical, ok := CanonicalJSON(x.body); ok {
+	case kind == BodyJSON && isJSON(contentType):
+		if canonical, ok := CanonicalJSON(body); ok {
 			return content{"json", canonical}, nil
 		}
 	}
-	return content{"raw", x.body}, nil
+	return content{"raw", body}, nil
 }
 
 // mediaType returns the content type in the form that is compared, and its parameters. A
@@ -106,4 +92,63 @@ func mediaType(h http.Header) (contentType string, params map[string]string) {
 		return h.Get("Content-Type"), nil
 	}
 	return contentType, params
+}
+
+func isJSON(contentType string) bool {
+	return contentType == "application/json" || strings.HasSuffix(contentType, "+json")
+}
+
+// maxParts bounds the work for a multipart body. net/http parses no form with more parts.
+const maxParts = 1000
+
+// hashParts hashes the headers and the content of every part, so that only the boundary
+// between them does not matter.
+func hashParts(body []byte, boundary string) ([]byte, error) {
+	if boundary == "" {
+		return nil, fmt.Errorf("%w: multipart without a boundary", errUnsupportedBody)
+	}
+	reader := multipart.NewReader(bytes.NewReader(body), boundary)
+	buffer := make([]byte, 32<<10)
+	var fields [][]byte
+	for range maxParts + 1 {
+		part, err := reader.NextRawPart()
+		if errors.Is(err, io.EOF) {
+			return framed(sha256.New(), fields...), nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
+		}
+		sum, err := hashAll(part, buffer)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
+		}
+		fields = append(fields, canonicalValues(part.Header), sum)
+	}
+	return nil, fmt.Errorf("%w: more than %d parts", errUnsupportedBody, maxParts)
+}
+
+func hashAll(r io.Reader, buffer []byte) ([]byte, error) {
+	h := sha256.New()
+	_, err := io.CopyBuffer(h, r, buffer)
+	return h.Sum(nil), err
+}
+
+// hashForm hashes a multipart form that was parsed outside the middleware.
+func hashForm(form *multipart.Form) ([]byte, error) {
+	buffer := make([]byte, 32<<10)
+	fields := [][]byte{canonicalValues(form.Value)}
+	for _, name := range slices.Sorted(maps.Keys(form.File)) {
+		for _, header := range form.File[name] {
+			file, err := header.Open()
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
+			}
+			sum, err := hashAll(file, buffer)
+			if err := errors.Join(err, file.Close()); err != nil {
+				return nil, fmt.Errorf("%w: %w", errUnsupportedBody, err)
+			}
+			fields = append(fields, []byte(name), []byte(header.Filename), canonicalValues(header.Header), sum)
+		}
+	}
+	return framed(sha256.New(), fields...), nil
 }

@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"log/slog"
+	"math"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/group"
@@ -13,6 +14,7 @@ import (
 type claims struct {
 	store *SQLStore
 	log   *slog.Logger
+	group *group.Group[Claim, claimEnd]
 }
 
 // claimEnd is what [Store.Claim] returns.
@@ -22,12 +24,30 @@ type claimEnd struct {
 	err     error
 }
 
-// claim makes a claim, possibly together with others.
-func (g *groups) claim(ctx context.Context, c Claim) (Record, bool, error) {
-	if c.Durable || !g.store.keys.Traits().ClaimsTogether { // a durable claim waits for the disk
-		return g.store.Claim(ctx, c)
+// groupWait is how long a request waits for a group, and a group for one handler.
+const groupWait = time.Second
+
+// groupLimits are the limits of groups of claims, and of requests.
+func groupLimits(size int, store *SQLStore) group.Limits {
+	limits := group.Limits{Size: size, Bytes: math.MaxInt, Patience: groupWait}
+	if store.keys.Traits().OneWriter {
+		limits.Writers = 1
 	}
-	end, done := g.claims.Do(ctx, &group.Member[Claim, claimEnd]{Work: c, ID: string(c.ID[:]), Since: time.Now()})
+	return limits
+}
+
+func newClaims(store *SQLStore, limits group.Limits, log *slog.Logger) *claims {
+	c := &claims{store: store, log: log}
+	c.group = group.New(limits, c)
+	return c
+}
+
+// claim makes a claim, possibly together with others.
+func (c *claims) claim(ctx context.Context, claim Claim) (Record, bool, error) {
+	if claim.Durable || !c.store.keys.Traits().ClaimsTogether { // a durable claim waits for the disk
+		return c.store.Claim(ctx, claim)
+	}
+	end, done := c.group.Do(ctx, &group.Member[Claim, claimEnd]{Work: claim, ID: string(claim.ID[:]), Since: time.Now()})
 	if !done {
 		return Record{}, false, ctx.Err()
 	}
@@ -35,14 +55,14 @@ func (g *groups) claim(ctx context.Context, c Claim) (Record, bool, error) {
 }
 
 // Alone makes one claim.
-func (c claims) Alone(ctx context.Context, claim Claim) (claimEnd, group.Result) {
+func (c *claims) Alone(ctx context.Context, claim Claim) (claimEnd, group.Result) {
 	record, granted, err := c.store.Claim(ctx, claim)
 	return claimEnd{record, granted, err}, group.Clean
 }
 
 // Together makes several claims. If anything goes wrong, each is made alone. So is a copy
 // of a key that arrives at the same time, since it was not part of the statement.
-func (c claims) Together(ctx context.Context, members []*group.Member[Claim, claimEnd]) ([]*group.Member[Claim, claimEnd], group.Result) {
+func (c *claims) Together(ctx context.Context, members []*group.Member[Claim, claimEnd]) ([]*group.Member[Claim, claimEnd], group.Result) {
 	if len(members) == 1 {
 		end, result := c.Alone(ctx, members[0].Work) // here, so that others gather meanwhile
 		members[0].Finish(end)

@@ -3,12 +3,10 @@ package idempotency
 import (
 	"bytes"
 	"compress/flate"
-	"context"
 	"crypto/aes"
 	"crypto/cipher"
 	"crypto/rand"
 	"encoding/base64"
-	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -205,35 +203,3 @@ const mostResponse = 64 << 20
 // mostStored bounds the decompressed size of a stored response: the largest body that
 // Config.Responses.MaxSize allows, and headers.
 const mostStored = mostResponse + 16<<20
-
-// open decodes the response of a record.
-func (e *Engine) open(ctx context.Context, record Record) ([]byte, error) {
-	if record.plain != nil {
-		return record.plain, nil
-	}
-	plain, err := e.codec.decode(record.binding(), record.Response)
-	if errors.Is(err, ErrNotEncrypted) {
-		e.telemetry.plainRefused.Add(ctx, 1)
-	}
-	return plain, err
-}
-
-// reveal decrypts the fields of a record other than its response.
-func (e *Engine) reveal(record Record) Record {
-	record.Location = e.codec.decodeText(record.binding(), "location", record.Location)
-	record.ResourceID = e.codec.decodeText(record.binding(), "resource id", record.ResourceID)
-	return record
-}
-
-// sealed fills in the response, and encrypts the other stored fields.
-func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
-	of := in.claim.binding()
-	c.Location = in.codec.encodeText(of, "location", c.Location)
-	c.ResourceID = in.codec.encodeText(of, "resource id", c.ResourceID)
-	if c.State == StateNotReplayable {
-		return c, nil
-	}
-	c.Response, err = in.codec.encode(of, plain)
-	c.Large = len(c.Response) > in.cfg.Responses.LargeAbove && c.Refuse == 0
-	return c, err
-}

@@ -69,10 +69,6 @@ func Do[T any](ctx context.Context, e *Engine, cmd Command, fn func(ctx context.
 	return result, nil
 }
 
-// commandEndpoint is the prefix of the endpoints of commands. Those of requests begin with
-// a method.
-const commandEndpoint = "command "
-
 // command is one call of Do.
 type command struct {
 	intent
@@ -118,9 +114,9 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 		}
 		return result, true, err
 	case run:
-		result, err = c.tell(x.run(ctx))
+		result, err = c.tell(e.runner.run(ctx, x))
 	case recoverFirst:
-		result, err = c.tell(x.recover(ctx, record))
+		result, err = c.tell(e.runner.recover(ctx, x, record))
 	default:
 		err = commandError(v, err)
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -14,43 +13,8 @@ import (
 // [Engine.TxMiddleware] and [Engine.Middleware]. It owns no connection and no goroutine,
 // and is safe for concurrent use.
 type Engine struct {
-	store     Store
-	cfg       Config
-	codec     codec
-	hash      hasher
-	telemetry *telemetry
-	limits    limits
-	groups    *groups // nil: each transaction is of one request
-
-	// at is called at named points of a request, for tests that crash there.
-	at func(point string)
-}
-
-// Scope identifies the caller and operation that a key belongs to. The same key in another
-// scope is another key.
-type Scope struct {
-	Tenant    string
-	Principal string // user, or client of the API
-
-	// Route is the operation. Default: the pattern that http.ServeMux matched. If there is
-	// none, because the middleware is outside the mux: the path. The method is always part
-	// of the scope.
-	Route string
-}
-
-// SingleTenant is a Config.Scope for services that have only one caller. With several
-// callers, one could replay another's answer by guessing its key.
-func SingleTenant() func(*http.Request) (Scope, error) {
-	return func(*http.Request) (Scope, error) { return Scope{}, nil }
-}
-
-// Cache keeps completed records closer than the store. Correctness does not depend on it:
-// it never grants the right to run, and losing it only costs speed. It handles its own
-// errors; if it cannot answer, it returns false.
-type Cache interface {
-	Get(ctx context.Context, id ID) (Record, bool)
-	// Put keeps a record for at most its ExpiresIn.
-	Put(ctx context.Context, record Record)
+	*core
+	runner runner
 }
 
 // New returns an engine on a store. It does no I/O. All bad values of cfg are reported at
@@ -68,9 +32,14 @@ func New(store Store, cfg Config) (*Engine, error) {
 	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
 		return nil, err
 	}
-	e := &Engine{store: store, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry, at: func(string) {}}
+	e := &Engine{core: &core{
+		store: store, claimKey: store.Claim, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry,
+		at: func(string) {},
+	}}
 	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {
-		e.groups = newGroups(e, shared)
+		limits := groupLimits(cfg.Transactions.GroupSize, shared)
+		e.claimKey = newClaims(shared, limits, cfg.Logger).claim
+		e.runner.groups = newGroups(e.core, shared, limits)
 	}
 	return e, nil
 }

@@ -3,6 +3,8 @@ package idempotency
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill"
 )
 
 var (
@@ -115,4 +117,9 @@ type RecoveryError struct {
 
 func (e *RecoveryError) Error() string {
 	return "idempotency: Recovery." + e.Field + " " + e.Problem
+}
+
+// badValue returns the error for a field of Config.
+func badValue(field, value, problem string) error {
+	return &oncemill.ConfigError{Field: "idempotency.Config." + field, Value: value, Problem: problem}
 }

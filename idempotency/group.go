@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"math"
 	"slices"
 	"sync"
 	"time"
@@ -13,28 +12,13 @@ import (
 
 // groups runs requests in shared transactions.
 type groups struct {
-	*Engine
+	*core
 	store   *SQLStore
 	gather  *group.Group[*execution, groupEnd]
-	claims  *group.Group[Claim, claimEnd]
 	repeats *lent.Repeats
 }
 
-type groupMember = group.Member[*execution, groupEnd]
-
-// groupEnd is the ending of a request in a group. The request's own goroutine settles and
-// answers it.
-type groupEnd struct {
-	ending
-	refused bool // by its handler, which had no effects
-
-	// tx is the transaction in which the attempt is still running, in vain.
-	tx *sqlGroup
-}
-
 const (
-	// groupPatience is how long a request waits for a group, and a group for one handler.
-	groupPatience = time.Second
 	// groupTime is how long the handlers of a group may take together. The handlers behind
 	// them wait, and so do others that need what they have locked.
 	groupTime = 250 * time.Millisecond
@@ -42,14 +26,9 @@ const (
 	groupResponses = 4 << 20
 )
 
-func newGroups(e *Engine, store *SQLStore) *groups {
-	limits := group.Limits{Size: e.cfg.Transactions.GroupSize, Bytes: math.MaxInt, Patience: groupPatience}
-	if store.keys.Traits().OneWriter {
-		limits.Writers = 1
-	}
-	g := &groups{Engine: e, store: store, repeats: lent.NewRepeats(store.db)}
+func newGroups(c *core, store *SQLStore, limits group.Limits) *groups {
+	g := &groups{core: c, store: store, repeats: lent.NewRepeats(store.db)}
 	g.gather = group.New(limits, g)
-	g.claims = group.New(limits, claims{store, e.cfg.Logger})
 	return g
 }
 
@@ -113,7 +92,7 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 		}
 		return nil, group.Failed
 	}
-	r := &groupRun{groups: g, tx: tx, left: slices.Clone(members)}
+	r := &groupRun{core: g.core, tx: tx, left: slices.Clone(members)}
 	defer r.close(ctx)
 	result, began := group.Clean, time.Now()
 	for i, m := range members {

@@ -15,7 +15,7 @@ import (
 
 // groupRun is one transaction of a group.
 type groupRun struct {
-	*groups
+	*core
 	tx     *sqlGroup      // nil: it belongs to the one whose handler is slow
 	left   []*groupMember // not settled
 	done   []*groupMember // of these, those whose handlers have run
@@ -56,7 +56,7 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 		return r.part(m), true
 	}
 	a := x.start(m.Context(), t)
-	returned := a.waitFor(groupPatience, x.deadline)
+	returned := a.waitFor(groupWait, x.deadline)
 	x.at("after effect")
 	reason := t.Close(ErrTxEnded) // what the handler has overlooked
 	if !returned {
@@ -157,4 +157,16 @@ func (r *groupRun) failed(err error) group.Result {
 	}
 	r.left = nil
 	return group.Failed
+}
+
+type groupMember = group.Member[*execution, groupEnd]
+
+// groupEnd is the ending of a request in a group. The request's own goroutine settles and
+// answers it.
+type groupEnd struct {
+	ending
+	refused bool // by its handler, which had no effects
+
+	// tx is the transaction in which the attempt is still running, in vain.
+	tx *sqlGroup
 }

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"net/http"
 	"net/url"
@@ -63,7 +64,7 @@ func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler 
 			next.ServeHTTP(w, r)
 			return
 		}
-		x := &exchange{intent: e.newIntent(transactional), w: w, r: r, next: next}
+		x := &exchange{intent: e.newIntent(transactional), runner: e.runner, w: w, r: r, next: next}
 		x.detached, x.shares = true, true
 		if outer, ok := r.Context().Value(runKey{}).(*current); ok && outer.request {
 			x.inside(r.Context(), outer)
@@ -71,15 +72,6 @@ func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler 
 		}
 		x.serve(r.Context())
 	})
-}
-
-// exchange is one request and its answer.
-type exchange struct {
-	intent
-	w    http.ResponseWriter
-	r    *http.Request
-	next http.Handler
-	body []byte
 }
 
 // inside serves a request that another middleware of this package runs, and which already
@@ -164,7 +156,7 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	if !ok {
 		return false
 	}
-	x.claim.Fingerprint = x.fingerprint(scope.Route, path, body)
+	x.claim.Fingerprint = requestFingerprint(x.hash, x.r, scope.Route, path, body, x.cfg.Requests.Headers)
 	x.claim.ID = hashID(x.hash, "oncemill idempotency key", scope.Tenant, scope.Principal, x.r.Method, scope.Route, key)
 	x.claim.Caller = hashCaller(x.hash, scope)
 	if x.codec.ciphers == nil {
@@ -179,6 +171,23 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	return true
 }
 
+// compared returns the part of the body that is compared; false means that the request has
+// been answered.
+func (x *exchange) compared(ctx context.Context) (content, bool) {
+	c, err := contentOf(x.r, x.body, x.cfg.Requests.Body)
+	switch {
+	case err == nil:
+		return c, true
+	case errors.Is(err, errBodyTaken):
+		x.cfg.Logger.ErrorContext(ctx, "request body was read before the idempotency middleware", "endpoint", x.claim.Endpoint,
+			"problem", "move the middleware before whatever reads the body, or put the body back into the request")
+		x.refuse(ProblemInternal)
+	default:
+		x.refuse(ProblemUnsupportedBody)
+	}
+	return content{}, false
+}
+
 // requestPath returns the path that the client requested, whatever prefix a router
 // removed.
 func requestPath(r *http.Request) string {
@@ -186,37 +195,4 @@ func requestPath(r *http.Request) string {
 		return asked.EscapedPath()
 	}
 	return r.URL.EscapedPath() // not from a server
-}
-
-func hashCaller(hash hasher, scope Scope) (c Caller) {
-	id := hashID(hash, "oncemill idempotency caller", scope.Tenant, scope.Principal)
-	copy(c[:], id[:])
-	return c
-}
-
-// endpointOf names the operation for operators. A pattern of http.ServeMux already
-// contains the method. A path is not used: there are too many, and some contain secrets.
-func endpointOf(method, route, pattern string) string {
-	if route == "" {
-		if route = pattern; route == "" {
-			route = "unmatched"
-		}
-	}
-	if !strings.HasPrefix(route, method+" ") {
-		route = method + " " + route
-	}
-	return printable(route, maxKey)
-}
-
-// printable makes foreign text safe for a column, a log or a metric.
-func printable(s string, most int) string {
-	if len(s) > most {
-		s = s[:most]
-	}
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r == '\uFFFD' {
-			return -1
-		}
-		return r
-	}, strings.ToValidUTF8(s, ""))
 }

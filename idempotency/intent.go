@@ -12,7 +12,7 @@ import (
 
 // intent is a request or a command that is to run.
 type intent struct {
-	*Engine
+	*core
 	claim         Claim
 	owner         Owner // of the claim, once it is in hand
 	transactional bool
@@ -25,9 +25,9 @@ type intent struct {
 }
 
 // newIntent fills in what all intents have in common.
-func (e *Engine) newIntent(transactional bool) intent {
-	in := intent{Engine: e, transactional: transactional}
-	in.claim = Claim{Lease: e.cfg.Failures.Lease, Retention: e.cfg.Retention, Durable: !transactional}
+func (c *core) newIntent(transactional bool) intent {
+	in := intent{core: c, transactional: transactional}
+	in.claim = Claim{Lease: c.cfg.Failures.Lease, Retention: c.cfg.Retention, Durable: !transactional}
 	rand.Read(in.claim.Token[:])
 	in.begin()
 	return in

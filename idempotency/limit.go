@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"context"
 	"sync"
 	"time"
 )
@@ -75,55 +74,4 @@ func (a *allowance) counted(self *counting, left int) {
 	if a.counting == self {
 		a.counting, a.left, a.until = nil, left, time.Now().Add(allowanceTime)
 	}
-}
-
-// limit returns run if the caller may claim another key. A key that the caller already has
-// is not counted as another. Of the claims of one caller one counts, and the others wait
-// for it: if all counted at once, all would find room.
-func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
-	a := in.limits.of(in.claim.Caller)
-	for {
-		taken, other, self := a.take()
-		if taken {
-			return run, Record{}, nil
-		}
-		if self != nil {
-			return in.countOutstanding(ctx, a, self)
-		}
-		timer := time.NewTimer(time.Until(other.since.Add(countPatience)))
-		select {
-		case <-other.done:
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-			return storeFailed, Record{}, ctx.Err()
-		}
-		timer.Stop()
-	}
-}
-
-func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *counting) (verdict, Record, error) {
-	left := 0
-	defer func() { a.counted(self, left) }()
-	began := time.Now()
-	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.Keys.MaxOutstanding)
-	in.telemetry.latency(ctx, "outstanding", began, err)
-	if err != nil {
-		return storeFailed, Record{}, err
-	}
-	if n < in.cfg.Keys.MaxOutstanding {
-		left = (in.cfg.Keys.MaxOutstanding - n) / 4 // the claim that asked is one of them
-		return run, Record{}, nil
-	}
-	record, found, err := in.store.Find(ctx, in.claim.ID)
-	switch {
-	case err != nil:
-		return storeFailed, Record{}, err
-	case !found:
-		return tooMany, Record{}, nil
-	}
-	if v := in.judge(record); v != run {
-		return v, record, nil
-	}
-	return tooMany, Record{}, nil // to take it over would make it one more
 }

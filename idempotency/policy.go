@@ -69,3 +69,14 @@ func StorableSuccesses(status int) bool { return status >= 200 && status < 300 }
 
 // StorableAll stores every answer of a handler, including 500, as Stripe does.
 func StorableAll(int) bool { return true }
+
+// BodyKind is how bodies are compared.
+type BodyKind int
+
+const (
+	// BodyRaw compares bytes. It is the default.
+	BodyRaw BodyKind = iota
+	// BodyJSON compares bodies whose content type is JSON by [CanonicalJSON], so that white
+	// space and the order of names do not matter.
+	BodyJSON
+)

@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel"
-
-	"github.com/oncemill/oncemill"
 )
 
 // defaultDoc is the page that explains the problem types.
@@ -150,11 +148,6 @@ type values struct{ errs []error }
 
 func (v *values) bad(field, value, problem string) {
 	v.errs = append(v.errs, badValue(field, value, problem))
-}
-
-// badValue returns the error for a field of Config.
-func badValue(field, value, problem string) error {
-	return &oncemill.ConfigError{Field: "idempotency.Config." + field, Value: value, Problem: problem}
 }
 
 func (v *values) duration(field string, value *time.Duration, fallback, least, most time.Duration) {

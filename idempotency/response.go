@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"context"
 	"encoding/binary"
 	"encoding/json"
 	"fmt"
@@ -75,22 +74,4 @@ func (res *response) transient() bool {
 		Type string `json:"type"`
 	}
 	return json.Unmarshal(res.body, &problem) == nil && strings.HasSuffix(problem.Type, ProblemInProgress)
-}
-
-// response returns the stored response of a record.
-func (e *Engine) response(ctx context.Context, record Record) (*response, error) {
-	plain, err := e.open(ctx, record)
-	if err != nil {
-		return nil, err
-	}
-	res, err := unmarshalResponse(plain)
-	if err != nil {
-		return nil, err
-	}
-	if res.Pointer && e.cfg.Responses.Resolve != nil {
-		if res.body, err = e.cfg.Responses.Resolve(ctx, e.reveal(record)); err != nil {
-			return nil, fmt.Errorf("resolve: %w", err)
-		}
-	}
-	return res, nil
 }

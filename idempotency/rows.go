@@ -1,7 +1,6 @@
 package idempotency
 
 import (
-	"context"
 	"database/sql"
 	"slices"
 	"sync"
@@ -15,19 +14,19 @@ type handlerRows struct {
 	one  *sql.Row // the last; those before it have been read, or this could not have been queried
 }
 
-// QueryContext is like that of *sql.Tx.
-func (t *sqlTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	rows, err := t.Handle.QueryContext(ctx, query, args...) //nolint:sqlclosecheck // the handler closes it, or closeRows
-	if err != nil {
-		return nil, err
+func (h *handlerRows) opened(rows *sql.Rows) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.many) == cap(h.many) { // before it grows
+		h.many = slices.DeleteFunc(h.many, closed)
 	}
-	t.rows.mu.Lock()
-	defer t.rows.mu.Unlock()
-	if len(t.rows.many) == cap(t.rows.many) { // before it grows
-		t.rows.many = slices.DeleteFunc(t.rows.many, closed)
-	}
-	t.rows.many = append(t.rows.many, rows)
-	return rows, nil
+	h.many = append(h.many, rows)
+}
+
+func (h *handlerRows) openedOne(row *sql.Row) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.one = row
 }
 
 // closed reports whether rows are closed; then they have no columns.
@@ -36,32 +35,22 @@ func closed(rows *sql.Rows) bool {
 	return err != nil
 }
 
-// QueryRowContext is like that of *sql.Tx.
-func (t *sqlTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
-	row := t.Handle.QueryRowContext(ctx, query, args...)
-	t.rows.mu.Lock()
-	defer t.rows.mu.Unlock()
-	t.rows.one = row
-	return row
-}
-
-// closeRows closes what the handler has left open, as database/sql does at a commit. The
-// handler has returned, and its context has not ended.
-func (t *sqlTx) closeRows(ctx context.Context) {
-	t.rows.mu.Lock()
-	many, one := slices.DeleteFunc(t.rows.many, closed), t.rows.one
-	t.rows.many, t.rows.one = nil, nil
-	t.rows.mu.Unlock()
+// takeOpen returns a function that closes what is open, or nil if nothing is. What goes
+// wrong shows in the next statement.
+func (h *handlerRows) takeOpen() func() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	many, one := slices.DeleteFunc(h.many, closed), h.one
+	h.many, h.one = nil, nil
 	if len(many) == 0 && one == nil {
-		return
+		return nil
 	}
-	_ = t.step(ctx, func(context.Context) error { // what goes wrong shows in the next statement
+	return func() {
 		for _, rows := range many {
 			_ = rows.Close() // after it has read the rest
 		}
 		if one != nil {
 			_ = one.Scan() // which closes it, if nobody has
 		}
-		return nil
-	})
+	}
 }

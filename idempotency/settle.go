@@ -137,3 +137,52 @@ func (in *intent) cache(ctx context.Context, c Completion) {
 		ExpiresIn: c.Retention - time.Since(in.began),
 	})
 }
+
+// settled updates the claim according to the outcome of its run.
+func (x *execution) settled(ctx context.Context, end ending) ending {
+	switch end.outcome {
+	case stored:
+		if x.transactional && x.said(end.attempt) == succeeded {
+			x.cfg.OnCommit()
+		}
+		x.cache(ctx, end.completion)
+	case released, timedOut, contended:
+		x.release(ctx)
+	case uncommitted:
+		x.count(ctx, x.telemetry.completeFailures, 0)
+		x.log(ctx, slog.LevelError, "request not committed", slog.Any("error", end.err))
+		x.release(ctx)
+	case unreachable:
+		x.count(ctx, x.telemetry.completeFailures, 0)
+		x.release(ctx)
+	case unknown:
+		x.log(ctx, slog.LevelWarn, "outcome unknown") // its error, which may quote the payload, is the caller's
+		x.giveUp(ctx)
+	case unstored: // the end of the lease gives it up
+		x.count(ctx, x.telemetry.completeFailures, 0)
+		x.log(ctx, slog.LevelError, "response not stored", slog.Any("error", end.err))
+	case lostClaim:
+		x.count(ctx, x.telemetry.stale, 0)
+		x.log(ctx, slog.LevelWarn, "key lost to another owner", slog.Any("error", end.err))
+	case uncertain: // the claim has committed or not; whoever comes next finds out
+		x.count(ctx, x.telemetry.completeFailures, 0)
+	}
+	return end
+}
+
+// keep stores the answer of an attempt. otherwise is the outcome if that fails.
+func (x *execution) keep(ctx context.Context, a *attempt, otherwise outcome) ending {
+	c, err := x.completion(a)
+	if err == nil {
+		x.at("before commit")
+		err = x.complete(ctx, c)
+		x.at("after commit")
+	}
+	switch {
+	case errors.Is(err, ErrStaleOwner):
+		return ending{outcome: lostClaim, attempt: a, err: err}
+	case err != nil:
+		return ending{outcome: otherwise, attempt: a, err: err}
+	}
+	return ending{outcome: stored, attempt: a, completion: c}
+}

@@ -89,6 +89,34 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 	return t, nil
 }
 
+// QueryContext is like that of *sql.Tx.
+func (t *sqlTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
+	rows, err := t.Handle.QueryContext(ctx, query, args...) //nolint:sqlclosecheck // the handler closes it, or closeRows
+	if err != nil {
+		return nil, err
+	}
+	t.rows.opened(rows)
+	return rows, nil
+}
+
+// QueryRowContext is like that of *sql.Tx.
+func (t *sqlTx) QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row {
+	row := t.Handle.QueryRowContext(ctx, query, args...)
+	t.rows.openedOne(row)
+	return row
+}
+
+// closeRows closes what the handler has left open, as database/sql does at a commit. The
+// handler has returned, and its context has not ended.
+func (t *sqlTx) closeRows(ctx context.Context) {
+	if closeAll := t.rows.takeOpen(); closeAll != nil {
+		_ = t.step(ctx, func(context.Context) error { // the next statement reports what goes wrong
+			closeAll()
+			return nil
+		})
+	}
+}
+
 // step runs the store's own statements in the transaction.
 func (t *sqlTx) step(ctx context.Context, do func(ctx context.Context) error) error {
 	_, err := boundtx.Do(ctx, t.own, stepLimit, func(ctx context.Context) (struct{}, error) { return struct{}{}, do(ctx) })

@@ -145,3 +145,12 @@ type Store interface {
 	// running. It returns how many records it changed.
 	Purge(ctx context.Context, limit int) (int, error)
 }
+
+// Cache keeps completed records closer than the store. Correctness does not depend on it:
+// it never grants the right to run, and losing it only costs speed. It handles its own
+// errors; if it cannot answer, it returns false.
+type Cache interface {
+	Get(ctx context.Context, id ID) (Record, bool)
+	// Put keeps a record for at most its ExpiresIn.
+	Put(ctx context.Context, record Record)
+}

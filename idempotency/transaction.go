@@ -159,3 +159,29 @@ func (x *execution) yield(try int) bool {
 	<-timer.C
 	return true
 }
+
+// runAlone runs the function in a transaction of its own, and again if that lost against
+// another. It returns how often it lost.
+func (x *execution) runAlone(ctx context.Context) (end ending, lost int) {
+	store, ok := x.store.(*SQLStore)
+	if !ok {
+		panic(ErrNotTransactional) // whoever made the intent has looked
+	}
+	for ; ; lost++ {
+		end = x.tryInTx(ctx, store)
+		if end.outcome != contended || !x.yield(lost) {
+			return end, lost
+		}
+		end.attempt.discard()
+	}
+}
+
+// withoutEffect ends an attempt whose transaction was rolled back, or that had no part in
+// it.
+func (x *execution) withoutEffect(ctx context.Context, a *attempt) ending {
+	if x.said(a) == refused {
+		// If it cannot be stored, no answer is better than one that may differ later.
+		return x.keep(ctx, a, unreachable)
+	}
+	return ending{outcome: released, attempt: a, err: a.err}
+}

@@ -1,0 +1,169 @@
+package idempotency
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"log/slog"
+	"net/http"
+)
+
+// exchange is one request and its answer.
+type exchange struct {
+	intent
+	runner runner
+	w      http.ResponseWriter
+	r      *http.Request
+	next   http.Handler
+	body   []byte
+}
+
+// refuse answers with a problem.
+func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
+
+func (x *exchange) answer(p Problem) { x.cfg.Answers.Write(x.w, x.r, p) }
+
+func (x *exchange) withState(p *Problem) {
+	if x.cfg.Answers.StatusPath != "" {
+		p.State = x.cfg.Answers.StatusPath + statusToken(x.claim.ID)
+	}
+}
+
+func (x *exchange) answerUnknown(ctx context.Context) {
+	x.count(ctx, x.telemetry.unknown, 0)
+	p := x.problem(ProblemOutcomeUnknown)
+	x.withState(&p)
+	x.answer(p)
+}
+
+func (x *exchange) answerInProgress(ctx context.Context) {
+	p := x.problem(ProblemInProgress)
+	x.withState(&p)
+	switch x.cfg.Answers.InProgress {
+	case InProgressTooEarly:
+		p.Status = http.StatusTooEarly
+	case InProgressTooManyRequests:
+		p.Status = http.StatusTooManyRequests
+	case InProgressAccepted:
+		p.Status = http.StatusAccepted
+		p.Header.Set("Location", p.State)
+	case InProgressConflict, InProgressWait:
+	}
+	x.count(ctx, x.telemetry.inProgress, p.Status)
+	x.answer(p)
+}
+
+// storeDown refuses the request, even if the handler has run.
+func (x *exchange) storeDown(ctx context.Context, err error) {
+	x.logDown(ctx, err)
+	x.refuse(ProblemStoreUnavailable)
+}
+
+func (x *exchange) logDown(ctx context.Context, err error) {
+	x.log(ctx, slog.LevelError, "idempotency store unavailable", slog.Any("error", err))
+}
+
+// start starts the handler with a new request and recorder.
+func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
+	a, ctx := x.newAttempt(ctx, tx)
+	a.state.request = true
+	a.rec = newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)
+	a.rec.stream = x.cfg.Responses.AllowStreaming && !x.transactional
+	var w http.ResponseWriter = a.rec
+	if a.rec.stream {
+		w = flusher{a.rec}
+	}
+	r := x.request(ctx)
+	if x.r.MultipartForm == nil {
+		a.request = r // net/http cleans up for nobody but the original
+	}
+	a.begin(ctx, func() { x.next.ServeHTTP(w, r) })
+	return a
+}
+
+// request returns the request for the handler: everything that can be changed is a copy,
+// and its body begins at the start.
+func (x *exchange) request(ctx context.Context) *http.Request {
+	r := x.r.Clone(ctx)
+	if x.body != nil {
+		r.Body = io.NopCloser(bytes.NewReader(x.body))
+	}
+	return r
+}
+
+// expire answers for a handler whose time is up.
+func (x *exchange) expire(a *attempt) {
+	if !a.rec.close() {
+		return
+	}
+	clear(x.w.Header())
+	for name, values := range a.rec.outer {
+		x.w.Header()[name] = values
+	}
+	x.w.Header().Set("Connection", "close") // it is busy until the handler returns
+	p := x.problem(ProblemExecutionTimeout)
+	if !x.transactional {
+		p.Detail = "Whether it had an effect is not known yet. Ask again later with the same key."
+		x.withState(&p)
+	}
+	x.answer(p)
+	_ = http.NewResponseController(x.w).Flush() // a writer that cannot flush sends it later
+}
+
+// said reads the answer. In a transaction any error has no effect; elsewhere only errors
+// that blame the request are known to have none.
+func (x *exchange) said(a *attempt) said {
+	if a.panicked != nil || a.rec.failed != nil && x.transactional {
+		return failed
+	}
+	switch res := a.answer(); {
+	case res.Status < http.StatusBadRequest:
+		return succeeded
+	case x.storable(res):
+		return refused
+	case res.Status < http.StatusInternalServerError:
+		return declined
+	}
+	return failed
+}
+
+// storable reports whether a response is to be stored and replayed. A response that asks
+// for a retry, or passes on a downstream's that does, is not.
+func (x *exchange) storable(res *response) bool {
+	if !x.cfg.Responses.Storable(res.Status) {
+		return false
+	}
+	return res.Status < http.StatusBadRequest || !res.transient()
+}
+
+// completion encodes the stored form of a response.
+func (x *exchange) completion(a *attempt) (Completion, error) {
+	res := a.answer()
+	c := Completion{
+		State: StateCompleted, Status: res.Status, ResourceID: printable(a.state.resource(), maxKey),
+		Retention: x.cfg.retention(x.r, res.Status), Refuse: x.cfg.Expiry.RefuseFor,
+	}
+	if res.overflow && !x.cfg.Responses.Pointer || a.rec.streamed || !x.storable(res) {
+		c.State = StateNotReplayable
+		c.Location = printable(res.header("Location"), mostLocation)
+		return x.sealed(c, nil)
+	}
+	return x.encoded(c, res)
+}
+
+// recovered answers with the recovered answer.
+func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
+	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)}
+	return a, a.rec.fill(found)
+}
+
+// readBody reads all of the body; false means that the request has been answered.
+func (x *exchange) readBody() bool {
+	body, problem := readBody(x.w, x.r, x.cfg.Requests.MaxBody)
+	if problem != "" {
+		x.refuse(problem)
+		return false
+	}
+	x.body = body
+	return true
+}

@@ -1,0 +1,58 @@
+package idempotency
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+
+	"github.com/oncemill/oncemill/internal/boundtx"
+)
+
+// withoutKey runs a request that has no key and does not need one.
+func (x *exchange) withoutKey(ctx context.Context) {
+	if !x.transactional {
+		x.next.ServeHTTP(x.w, x.r)
+		return
+	}
+	x.claim.Endpoint = endpointOf(x.r.Method, "", x.r.Pattern)
+	if !x.readBody() {
+		return
+	}
+	x.begin()
+	store, ok := x.store.(*SQLStore)
+	if !ok {
+		panic(ErrNotTransactional) // TxMiddleware has looked
+	}
+	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), x.end)
+	defer cancel()
+	x.tell(ctx, x.runUnkeyed(ctx, store))
+}
+
+// runUnkeyed runs a handler in a transaction of its own, without a claim.
+func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
+	t, err := store.beginPlain(ctx, x.cfg.Transactions.Isolation)
+	if err != nil {
+		return ending{outcome: unreachable, err: err}
+	}
+	defer t.rollback() // a no-op after the commit
+	a := x.start(ctx, t)
+	a.wait(x.deadline, x.expire)
+	switch {
+	case a.late:
+		return ending{outcome: timedOut, attempt: a}
+	case x.said(a) != succeeded:
+		return ending{outcome: released, attempt: a}
+	}
+	if err = t.Close(ErrTxEnded); err == nil {
+		err = t.commit()
+	}
+	switch {
+	case err == nil:
+		x.cfg.OnCommit()
+		return ending{outcome: stored, attempt: a}
+	case errors.Is(err, boundtx.ErrUnknown):
+		return ending{outcome: uncertain, attempt: a, err: err}
+	}
+	x.log(ctx, slog.LevelError, "request not committed", slog.Any("error", err))
+	return ending{outcome: uncommitted, attempt: a, err: err}
+}
