@@ -96,9 +96,9 @@ func (a *attempt) wait(deadline time.Time, expire func(*attempt)) {
 	}
 }
 
-// waitFor waits no longer than patience, and not beyond the deadline.
-func (a *attempt) waitFor(patience time.Duration, deadline time.Time) (ended bool) {
-	timer := time.NewTimer(min(patience, time.Until(deadline)))
+// waitFor waits no longer than most, and not beyond the deadline.
+func (a *attempt) waitFor(most time.Duration, deadline time.Time) (ended bool) {
+	timer := time.NewTimer(min(most, time.Until(deadline)))
 	defer timer.Stop()
 	select {
 	case a.panicked = <-a.done:

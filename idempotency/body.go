@@ -17,7 +17,7 @@ import (
 
 // content is the part of a body that is compared, and how it was read.
 type content struct {
-	how   string
+	kind  string
 	bytes []byte
 }
 

@@ -48,10 +48,10 @@ func SetResourceID(ctx context.Context, id string) {
 // NoEffect declares that this attempt has had no effect and will have none, so that its
 // failure releases the key: a panic, a 5xx, an error of a command, a timeout. Without it
 // the outcome of such a failure is unknown if effects are outside the transaction; see
-// Config.Failures.Crashed. Call it once the handler knows, for example when it could not connect to
-// the payment provider. It does not change an answer below 400, which is stored, nor an
-// attempt in a transaction, which is rolled back. Without an idempotent request or command
-// in ctx it does nothing.
+// Config.Failures.Crashed. Call it once the handler knows, for example when it could not
+// connect to the payment provider. It does not change an answer below 400, which is
+// stored, nor an attempt in a transaction, which is rolled back. Without an idempotent
+// request or command in ctx it does nothing.
 func NoEffect(ctx context.Context) {
 	if c, ok := ctx.Value(runKey{}).(*current); ok {
 		c.mu.Lock()

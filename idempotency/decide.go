@@ -10,52 +10,52 @@ import (
 type verdict int
 
 const (
-	run          verdict = iota // the claim is ours
-	recoverFirst                // the claim is ours, after its owner died: ask Config.Failures.Recover
-	replay                      // the record holds the answer
-	reused                      // the key came with another request
-	inProgress                  // somebody else runs it
-	outcomeLost                 // somebody else ran it and died
-	notStored                   // it ran, and its response was not stored
-	expired                     // it ran, and its response is gone
-	tooMany                     // the caller has too many keys outstanding
-	storeFailed                 // the store could not be asked
-	tooLate                     // the claim came when no time was left, and was given back
+	verdictRun         verdict = iota // the claim is ours
+	verdictRecover                    // the claim is ours, after its owner died: ask Config.Failures.Recover
+	verdictReplay                     // the record holds the answer
+	verdictReused                     // the key came with another request
+	verdictInProgress                 // another owner runs it
+	verdictUnknown                    // an owner ran it and died
+	verdictNotStored                  // it ran, and its response was not stored
+	verdictExpired                    // it ran, and its response is gone
+	verdictTooMany                    // the caller has too many keys outstanding
+	verdictStoreFailed                // the store could not be asked
+	verdictTooLate                    // the claim came when no time was left, and was given back
 )
 
 // decide claims the key, or decides from its record what to do. It waits for the end of
 // another run if Config.Answers.InProgress is InProgressWait.
 func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
-	patient, cancel := in.patient(ctx)
+	claiming, cancel := in.claimContext(ctx)
 	defer cancel()
-	record, v, err := in.tryClaim(patient)
-	if v != inProgress || in.cfg.Answers.InProgress != InProgressWait {
+	record, v, err := in.tryClaim(claiming)
+	if v != verdictInProgress || in.cfg.Answers.InProgress != InProgressWait {
 		return record, v, err
 	}
 	return in.wait(ctx)
 }
 
-// lookAgain is how often a claim that changed hands meanwhile is read again.
-const lookAgain = 5
+// judgeTries is how often a claim that changed hands meanwhile is read again.
+const judgeTries = 5
 
 // tryClaim claims the key, or decides from its record what to do. For run and recoverFirst
 // the intent has become the owner.
 func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 	if record, ok := in.cached(ctx); ok {
-		return record, replay, nil
+		return record, verdictReplay, nil
 	}
 	if in.cfg.Keys.MaxOutstanding != Unlimited {
-		if v, record, err := in.limit(ctx); v != run {
+		if v, record, err := in.limit(ctx); v != verdictRun {
 			return record, v, err
 		}
 	}
-	for range lookAgain {
+	for range judgeTries {
 		began := time.Now()
 		record, granted, err := in.claimKey(ctx, in.claim)
 		in.telemetry.latency(ctx, "claim", began, err)
-		failure := storeFailed
+		failure := verdictStoreFailed
 		if granted && err == nil {
-			failure, err = tooLate, ctx.Err()
+			failure, err = verdictTooLate, ctx.Err()
 		}
 		switch {
 		case err != nil:
@@ -64,12 +64,12 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			in.abandon(ctx, err, func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, owner) })
 			return Record{}, failure, err
 		case granted:
-			in.own(record)
-			return record, run, nil
+			in.take(record)
+			return record, verdictRun, nil
 		}
 		v := in.judge(record)
-		if v != run {
-			if v == replay && in.cfg.Responses.Cache != nil {
+		if v != verdictRun {
+			if v == verdictReplay && in.cfg.Responses.Cache != nil {
 				in.cfg.Responses.Cache.Put(ctx, record)
 			}
 			return record, v, nil
@@ -79,7 +79,7 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		record, granted, err = in.store.TakeOver(ctx, in.claim, from)
 		in.telemetry.latency(ctx, "take_over", began, err)
 		if granted && err == nil {
-			failure, err = tooLate, ctx.Err()
+			failure, err = verdictTooLate, ctx.Err()
 		}
 		if err != nil {
 			// Something may have run under a claim that may have been taken over.
@@ -88,22 +88,22 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			return Record{}, failure, err
 		}
 		if granted {
-			in.own(record)
+			in.take(record)
 			in.count(ctx, in.telemetry.takeovers, 0)
 			in.log(ctx, slog.LevelWarn, "key taken over", slog.Int64("fence", record.Owner.Fence))
 			if !in.transactional && in.cfg.Failures.Crashed == CrashedRecover {
-				return record, recoverFirst, nil
+				return record, verdictRecover, nil
 			}
-			return record, run, nil
+			return record, verdictRun, nil
 		}
 	}
 	// The claim is changing hands, or its owner is just completing it.
-	return Record{}, inProgress, nil
+	return Record{}, verdictInProgress, nil
 }
 
-// own makes the intent the owner of a record. A claim that was taken over has kept its
+// take makes the intent the owner of a record. A claim that was taken over has kept its
 // fingerprint, possibly of another version.
-func (in *intent) own(record Record) {
+func (in *intent) take(record Record) {
 	in.owner, in.claim.Fingerprint = record.Owner, record.Fingerprint
 }
 
@@ -114,7 +114,7 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 		return Record{}, false
 	}
 	record, ok := in.cfg.Responses.Cache.Get(ctx, in.claim.ID)
-	ok = ok && record.ID == in.claim.ID && record.State == StateCompleted && in.judge(record) == replay
+	ok = ok && record.ID == in.claim.ID && record.State == StateCompleted && in.judge(record) == verdictReplay
 	if ok {
 		var err error
 		if record.plain, err = in.open(ctx, record); err != nil {
@@ -134,24 +134,24 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 // over. It first checks whether the request is the same.
 func (in *intent) judge(record Record) verdict {
 	if record.State == StateExpired {
-		return expired
+		return verdictExpired
 	}
 	if !record.Fingerprint.matches(in.claim.Fingerprint) {
-		return reused
+		return verdictReused
 	}
 	switch record.State {
 	case StateCompleted:
-		return replay
+		return verdictReplay
 	case StateNotReplayable:
-		return notStored
+		return verdictNotStored
 	}
 	switch {
 	case record.LeaseLeft > 0:
-		return inProgress
+		return verdictInProgress
 	case !in.transactional && in.cfg.Failures.Crashed == CrashedUnknown:
-		return outcomeLost
+		return verdictUnknown
 	}
-	return run
+	return verdictRun
 }
 
 // wait polls the key until it is no longer in progress and then decides again. It repeats
@@ -166,24 +166,24 @@ func (in *intent) wait(ctx context.Context) (Record, verdict, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return Record{}, inProgress, nil
+			return Record{}, verdictInProgress, nil
 		}
 		began := time.Now()
 		record, found, err := in.store.Find(ctx, in.claim.ID)
 		in.telemetry.latency(ctx, "find", began, err)
 		switch {
 		case ctx.Err() != nil:
-			return Record{}, inProgress, nil
+			return Record{}, verdictInProgress, nil
 		case err != nil:
-			return Record{}, storeFailed, err
-		case found && in.judge(record) == inProgress:
+			return Record{}, verdictStoreFailed, err
+		case found && in.judge(record) == verdictInProgress:
 			continue
 		}
 		in.begin()
-		patient, cancel := in.patient(ctx)
-		record, v, err := in.tryClaim(patient)
+		claiming, cancel := in.claimContext(ctx)
+		record, v, err := in.tryClaim(claiming)
 		cancel()
-		if v != inProgress {
+		if v != verdictInProgress {
 			return record, v, err
 		}
 		pause = least
@@ -198,18 +198,18 @@ func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
 	for {
 		taken, other, self := a.take()
 		if taken {
-			return run, Record{}, nil
+			return verdictRun, Record{}, nil
 		}
 		if self != nil {
 			return in.countOutstanding(ctx, a, self)
 		}
-		timer := time.NewTimer(time.Until(other.since.Add(countPatience)))
+		timer := time.NewTimer(time.Until(other.since.Add(countWait)))
 		select {
 		case <-other.done:
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return storeFailed, Record{}, ctx.Err()
+			return verdictStoreFailed, Record{}, ctx.Err()
 		}
 		timer.Stop()
 	}
@@ -222,21 +222,21 @@ func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *coun
 	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.Keys.MaxOutstanding)
 	in.telemetry.latency(ctx, "outstanding", began, err)
 	if err != nil {
-		return storeFailed, Record{}, err
+		return verdictStoreFailed, Record{}, err
 	}
 	if n < in.cfg.Keys.MaxOutstanding {
 		left = (in.cfg.Keys.MaxOutstanding - n) / 4 // the claim that asked is one of them
-		return run, Record{}, nil
+		return verdictRun, Record{}, nil
 	}
 	record, found, err := in.store.Find(ctx, in.claim.ID)
 	switch {
 	case err != nil:
-		return storeFailed, Record{}, err
+		return verdictStoreFailed, Record{}, err
 	case !found:
-		return tooMany, Record{}, nil
+		return verdictTooMany, Record{}, nil
 	}
-	if v := in.judge(record); v != run {
+	if v := in.judge(record); v != verdictRun {
 		return v, record, nil
 	}
-	return tooMany, Record{}, nil // to take it over would make it one more
+	return verdictTooMany, Record{}, nil // to take it over would make it one more
 }

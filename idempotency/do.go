@@ -108,15 +108,15 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 		}
 	}
 	switch v {
-	case replay:
+	case verdictReplay:
 		if result, err = c.open(ctx, record); err == nil {
 			c.count(ctx, e.telemetry.replayed, 0)
 		}
 		return result, true, err
-	case run:
-		result, err = c.tell(e.runner.run(ctx, x))
-	case recoverFirst:
-		result, err = c.tell(e.runner.recover(ctx, x, record))
+	case verdictRun:
+		result, err = c.result(e.runner.run(ctx, x))
+	case verdictRecover:
+		result, err = c.result(e.runner.recover(ctx, x, record))
 	default:
 		err = commandError(v, err)
 	}
@@ -131,11 +131,11 @@ func (c *command) start(ctx context.Context, tx *sqlTx) *attempt {
 
 func (*command) expire(*attempt) {}
 
-func (*command) said(a *attempt) said {
+func (*command) report(a *attempt) report {
 	if a.panicked == nil && a.err == nil {
-		return succeeded
+		return reportSucceeded
 	}
-	return failed
+	return reportFailed
 }
 
 func (c *command) completion(a *attempt) (Completion, error) {
@@ -160,8 +160,8 @@ func (c *command) recovered(_ context.Context, found Recovery) (*attempt, error)
 	return &attempt{state: &current{id: c.claim.ID}, result: found.Body}, nil
 }
 
-// tell turns the ending of a run into the return values of Do.
-func (c *command) tell(end ending) ([]byte, error) {
+// result turns the ending of a run into the return values of Do.
+func (c *command) result(end ending) ([]byte, error) {
 	a, err := end.attempt, end.err
 	if a != nil && a.panicked != nil {
 		if a.panicked.aborted {
@@ -170,17 +170,17 @@ func (c *command) tell(end ending) ([]byte, error) {
 		err = a.panicked.error()
 	}
 	switch end.outcome {
-	case stored, unstored: // what could not be stored was logged; there was an effect, and this is its result
+	case outcomeStored, outcomeUnstored: // what could not be stored was logged; there was an effect, and this is its result
 		return a.result, nil
-	case unknown:
+	case outcomeUnknown:
 		return nil, joined(ErrOutcomeUnknown, err)
-	case contended:
+	case outcomeContended:
 		return nil, joined(ErrContended, err)
-	case lostClaim:
+	case outcomeLostClaim:
 		return nil, joined(ErrStaleOwner, err)
-	case uncertain:
+	case outcomeUncertain:
 		return nil, joined(ErrCommitUnknown, err)
-	case released, timedOut, uncommitted, unreachable:
+	case outcomeReleased, outcomeTimedOut, outcomeUncommitted, outcomeUnreachable:
 	}
 	return nil, err
 }
@@ -194,17 +194,17 @@ func joined(kind, err error) error {
 
 func commandError(v verdict, err error) error {
 	switch v {
-	case reused:
+	case verdictReused:
 		return ErrKeyReused
-	case inProgress:
+	case verdictInProgress:
 		return ErrInProgress
-	case outcomeLost:
+	case verdictUnknown:
 		return ErrOutcomeUnknown
-	case notStored:
+	case verdictNotStored:
 		return ErrNotStored
-	case expired:
+	case verdictExpired:
 		return ErrKeyExpired
-	case tooMany:
+	case verdictTooMany:
 		return ErrTooManyOutstanding
 	}
 	return err

@@ -9,6 +9,11 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
+// The way of a request: http.go reads it, decide.go claims its key or finds out why not,
+// run.go runs its handler (transaction.go, group.go), settle.go updates the claim, and
+// respond.go answers. do.go does the same for a command. Files depend in this direction
+// only; below them are core.go and the stores.
+
 // Engine runs requests and commands once for each key. Its methods are middleware; see
 // [Engine.TxMiddleware] and [Engine.Middleware]. It owns no connection and no goroutine,
 // and is safe for concurrent use.

@@ -24,7 +24,8 @@ var (
 
 	// ErrInTransaction is returned by [Do] on a [SQLStore] when its context carries a
 	// transaction. Do's own transaction would commit separately, and on SQLite would wait
-	// for the other in vain. Write in the existing transaction, or call Do outside it.
+	// for the other until it times out. Write in the existing transaction, or call Do
+	// outside it.
 	ErrInTransaction = errors.New("idempotency: Do cannot be called in a transaction; call it before or after")
 
 	// ErrContended is returned by [Do] when every try lost against other transactions.
@@ -41,10 +42,10 @@ var (
 	// transaction on its own.
 	ErrTxEnded = errors.New("idempotency: the transaction has ended")
 
-	// ErrTxShared is returned by a transaction handle for a statement that changes a setting
-	// (SET, RESET, set_config), when the transaction is shared with other requests
-	// (Config.Transactions.GroupSize). The handler runs again in a transaction of its own, where the
-	// statement is allowed.
+	// ErrTxShared is returned by a transaction handle for a statement that changes a
+	// setting (SET, RESET, set_config), when the transaction is shared with other
+	// requests (Config.Transactions.GroupSize). The handler runs again in a transaction
+	// of its own, where the statement is allowed.
 	ErrTxShared = errors.New("idempotency: the transaction is shared; the handler runs again in one of its own, where settings may be changed")
 
 	// ErrUnsealed is returned on SQLite when foreign keys are off, because the database

@@ -18,6 +18,17 @@ type exchange struct {
 	body   []byte
 }
 
+// readBody reads all of the body; false means that the request has been answered.
+func (x *exchange) readBody() bool {
+	body, problem := readBody(x.w, x.r, x.cfg.Requests.MaxBody)
+	if problem != "" {
+		x.refuse(problem)
+		return false
+	}
+	x.body = body
+	return true
+}
+
 // refuse answers with a problem.
 func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
 
@@ -110,21 +121,21 @@ func (x *exchange) expire(a *attempt) {
 	_ = http.NewResponseController(x.w).Flush() // a writer that cannot flush sends it later
 }
 
-// said reads the answer. In a transaction any error has no effect; elsewhere only errors
+// report reads the answer. In a transaction any error has no effect; elsewhere only errors
 // that blame the request are known to have none.
-func (x *exchange) said(a *attempt) said {
+func (x *exchange) report(a *attempt) report {
 	if a.panicked != nil || a.rec.failed != nil && x.transactional {
-		return failed
+		return reportFailed
 	}
 	switch res := a.answer(); {
 	case res.Status < http.StatusBadRequest:
-		return succeeded
+		return reportSucceeded
 	case x.storable(res):
-		return refused
+		return reportRefused
 	case res.Status < http.StatusInternalServerError:
-		return declined
+		return reportDeclined
 	}
-	return failed
+	return reportFailed
 }
 
 // storable reports whether a response is to be stored and replayed. A response that asks
@@ -155,15 +166,4 @@ func (x *exchange) completion(a *attempt) (Completion, error) {
 func (x *exchange) recovered(_ context.Context, found Recovery) (*attempt, error) {
 	a := &attempt{state: &current{id: x.claim.ID}, rec: newRecorder(x.w, x.cfg.Responses.MaxSize, x.cfg.Responses.DropHeaders)}
 	return a, a.rec.fill(found)
-}
-
-// readBody reads all of the body; false means that the request has been answered.
-func (x *exchange) readBody() bool {
-	body, problem := readBody(x.w, x.r, x.cfg.Requests.MaxBody)
-	if problem != "" {
-		x.refuse(problem)
-		return false
-	}
-	x.body = body
-	return true
 }

@@ -10,8 +10,8 @@ type work interface {
 	// expire is called when time is up before an attempt has returned.
 	expire(a *attempt)
 
-	// said returns what an attempt reported about its effects, once it has returned.
-	said(a *attempt) said
+	// report returns what an attempt reported about its effects, once it has returned.
+	report(a *attempt) report
 
 	// completion encodes the stored form of an attempt.
 	completion(a *attempt) (Completion, error)
@@ -20,30 +20,30 @@ type work interface {
 	recovered(ctx context.Context, found Recovery) (*attempt, error)
 }
 
-// said is what an attempt reports about its effects.
-type said int
+// report is what an attempt reports about its effects.
+type report int
 
 const (
-	failed    said = iota // nothing: it panicked, or answered with 5xx, or an error
-	succeeded             // they are there, or shall be
-	refused               // there is none, and the same request would be refused again
-	declined              // there is none; the same request may succeed later
+	reportFailed    report = iota // unknown: it panicked, or answered with 5xx, or an error
+	reportSucceeded               // they have happened, or shall be kept
+	reportRefused                 // none, and the same request would be refused again
+	reportDeclined                // none; the same request may succeed later
 )
 
 // outcome is the outcome of a run. It decides what happens to the claim; see settled.
 type outcome int
 
 const (
-	stored      outcome = iota // the answer is stored, with the effects of the transaction
-	released                   // there is no effect, as the handler says
-	timedOut                   // there is no effect: rolled back, since time was up
-	contended                  // there is no effect: it lost against other transactions
-	uncommitted                // there is no effect: the database refused the commit
-	unreachable                // there is no effect: the store could not be reached
-	unknown                    // there may be effects elsewhere
-	unstored                   // there may be effects elsewhere, and their answer could not be stored
-	lostClaim                  // the claim is another's, and what was in the transaction is rolled back
-	uncertain                  // the transaction has committed or not
+	outcomeStored      outcome = iota // the answer is stored, with the effects of the transaction
+	outcomeReleased                   // there is no effect, as the handler reports
+	outcomeTimedOut                   // there is no effect: rolled back, since time was up
+	outcomeContended                  // there is no effect: it lost against other transactions
+	outcomeUncommitted                // there is no effect: the database refused the commit
+	outcomeUnreachable                // there is no effect: the store could not be reached
+	outcomeUnknown                    // there may be effects elsewhere
+	outcomeUnstored                   // there may be effects elsewhere, and their answer could not be stored
+	outcomeLostClaim                  // another owner has the claim, and what was in the transaction is rolled back
+	outcomeUncertain                  // the transaction has committed or not
 )
 
 // ending is the outcome of a run, with its last attempt, if there was one.
@@ -54,12 +54,7 @@ type ending struct {
 	err        error      // why nothing is
 }
 
-// execution is a claim and what runs under it. It is the only place that runs handlers, of
-// requests and commands, in transactions and without.
-//
-// The difference is where the effects of an attempt are. In the transaction they are
-// rolled back with it, so a failure has had no effect. Elsewhere they stay: once the
-// function has been called, the outcome is unknown unless the function reports it.
+// execution is a claim and what runs under it.
 type execution struct {
 	*intent
 	work

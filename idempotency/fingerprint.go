@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// requestFingerprint hashes method, route, path, query, content type, the chosen headers and the
-// whole body.
+// requestFingerprint hashes method, route, path, query, content type, the chosen headers
+// and the whole body.
 func requestFingerprint(h hasher, r *http.Request, route, path string, body content, headers []string) Fingerprint {
 	contentType, params := mediaType(r.Header)
 	if strings.HasPrefix(contentType, "multipart/") {
@@ -17,7 +17,7 @@ func requestFingerprint(h hasher, r *http.Request, route, path string, body cont
 	fields := [][]byte{
 		[]byte("request"), []byte(r.Method), []byte(route), []byte(path),
 		canonicalQuery(r.URL.RawQuery), canonicalType(contentType, params),
-		[]byte(body.how), body.bytes,
+		[]byte(body.kind), body.bytes,
 	}
 	for _, name := range headers {
 		fields = append(fields, []byte(name), framed(sha256.New(), bytesOf(r.Header.Values(name))...))

@@ -37,12 +37,12 @@ func (g *groups) run(ctx context.Context, x *execution) ending {
 	end, done := g.gather.Do(ctx, &groupMember{Work: x, ID: string(x.claim.ID[:]), Since: x.began})
 	switch {
 	case !done:
-		return ending{outcome: timedOut}
+		return ending{outcome: outcomeTimedOut}
 	case end.tx != nil:
 		return g.afterSlow(ctx, x, end)
 	case end.refused:
 		return x.withoutEffect(ctx, end.attempt)
-	case end.outcome == uncertain:
+	case end.outcome == outcomeUncertain:
 		end.outcome, end.err = x.lookUp(ctx, end.completion, end.err)
 	}
 	return end.ending
@@ -56,7 +56,7 @@ func (g *groups) afterSlow(ctx context.Context, x *execution, end groupEnd) endi
 	end.attempt.wait(x.deadline, x.expire)
 	closing.Wait()
 	if end.attempt.late {
-		return ending{outcome: timedOut, attempt: end.attempt}
+		return ending{outcome: outcomeTimedOut, attempt: end.attempt}
 	}
 	end.attempt.discard()
 	again, _ := x.runAlone(ctx)
@@ -70,7 +70,7 @@ func (g *groups) Alone(ctx context.Context, x *execution) (groupEnd, group.Resul
 	switch {
 	case lost > 0:
 		result = group.InTheWay
-	case end.outcome == stored && x.said(end.attempt) == succeeded:
+	case end.outcome == outcomeStored && x.report(end.attempt) == reportSucceeded:
 		result = group.Clean
 	}
 	return groupEnd{ending: end}, result
@@ -88,7 +88,7 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 	g.telemetry.latency(ctx, "begin", began, err)
 	if err != nil {
 		for _, m := range members { // alone they would fare no better
-			m.Finish(groupEnd{ending: ending{outcome: unreachable, err: err}})
+			m.Finish(groupEnd{ending: ending{outcome: outcomeUnreachable, err: err}})
 		}
 		return nil, group.Failed
 	}
@@ -101,7 +101,7 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 			break
 		}
 		if r.stored > groupResponses {
-			result = group.Failed // which says nothing about others
+			result = group.Failed // not a reason for smaller groups
 			break
 		}
 		if result, ended := r.handle(m); ended { //nolint:contextcheck // each member has its own

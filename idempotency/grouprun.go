@@ -13,6 +13,18 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
+type groupMember = group.Member[*execution, groupEnd]
+
+// groupEnd is the ending of a request in a group. The request's own goroutine settles and
+// answers it.
+type groupEnd struct {
+	ending
+	refused bool // by its handler, which had no effects
+
+	// tx is the transaction in which the attempt is still running. It is rolled back.
+	tx *sqlGroup
+}
+
 // groupRun is one transaction of a group.
 type groupRun struct {
 	*core
@@ -23,7 +35,7 @@ type groupRun struct {
 	stored int            // bytes of their responses
 }
 
-// close ends the transaction, and discards what was recorded in vain.
+// close ends the transaction, and discards the recordings that are not used.
 func (r *groupRun) close(ctx context.Context) {
 	if r.tx != nil {
 		r.tx.close(ctx, r.cfg.Logger) // a no-op after the commit
@@ -37,8 +49,8 @@ func (r *groupRun) settled(members ...*groupMember) {
 	r.left = slices.DeleteFunc(r.left, func(m *groupMember) bool { return slices.Contains(members, m) })
 }
 
-// part removes m from the group, so that it continues alone.
-func (r *groupRun) part(m *groupMember) group.Result {
+// separate removes m from the group, so that it continues alone.
+func (r *groupRun) separate(m *groupMember) group.Result {
 	r.settled(m)
 	m.Alone()
 	return group.Failed
@@ -48,12 +60,12 @@ func (r *groupRun) part(m *groupMember) group.Result {
 func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 	x := m.Work
 	if !time.Now().Before(x.deadline) {
-		r.part(m) // its time was up before
+		r.separate(m) // its time is up
 		return group.Clean, false
 	}
 	t, err := r.tx.lend(m.Context(), x.claim.ID, x.owner)
 	if err != nil {
-		return r.part(m), true
+		return r.separate(m), true
 	}
 	a := x.start(m.Context(), t)
 	returned := a.waitFor(groupWait, x.deadline)
@@ -63,27 +75,27 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 		r.disband(m, a)
 		return group.InTheWay, true
 	}
-	said := x.said(a)
+	report := x.report(a)
 	switch {
-	case !a.late && said == refused && t.untouched():
+	case !a.late && report == reportRefused && t.untouched():
 		r.settled(m)
 		m.Finish(groupEnd{ending: ending{attempt: a}, refused: true})
 		return group.Clean, false
-	case t.beaten.Load():
+	case t.contended.Load():
 		a.discard()
 		return group.InTheWay, true
-	case a.late, said != succeeded, reason != nil:
+	case a.late, report != reportSucceeded, reason != nil:
 		a.discard()
-		return r.part(m), true
+		return r.separate(m), true
 	}
-	end := groupEnd{ending: ending{outcome: stored, attempt: a}}
+	end := groupEnd{ending: ending{outcome: outcomeStored, attempt: a}}
 	err = contain.Call(func() (err error) { // what panics for m does so alone, and not here
 		end.completion, err = x.completion(a)
 		return err
 	})
 	if err != nil {
 		a.discard()
-		return r.part(m), true
+		return r.separate(m), true
 	}
 	r.done, r.ends = append(r.done, m), append(r.ends, end)
 	r.stored += len(end.completion.Response)
@@ -116,7 +128,7 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 	r.telemetry.latency(ctx, "complete_tx", began, err)
 	if err == nil && len(stale) > 0 {
 		for _, i := range stale {
-			r.part(r.done[i])
+			r.separate(r.done[i])
 		}
 		return group.Failed
 	}
@@ -132,9 +144,9 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 	err = r.tx.commit()
 	r.telemetry.latency(ctx, "commit", began, err)
 	r.at("after commit")
-	outcome := stored
+	outcome := outcomeStored
 	if errors.Is(err, boundtx.ErrUnknown) {
-		outcome = uncertain
+		outcome = outcomeUncertain
 	} else if err != nil {
 		return r.failed(err)
 	}
@@ -157,16 +169,4 @@ func (r *groupRun) failed(err error) group.Result {
 	}
 	r.left = nil
 	return group.Failed
-}
-
-type groupMember = group.Member[*execution, groupEnd]
-
-// groupEnd is the ending of a request in a group. The request's own goroutine settles and
-// answers it.
-type groupEnd struct {
-	ending
-	refused bool // by its handler, which had no effects
-
-	// tx is the transaction in which the attempt is still running, in vain.
-	tx *sqlGroup
 }

@@ -18,24 +18,25 @@ import (
 // one it panics with [ErrNotTransactional] when it is called.
 //
 // A response below 400 commits. Any other response, a panic or a timeout rolls back; such
-// responses are also stored if Config.Responses.Storable allows it. On PostgreSQL a response is not
-// stored if a statement had failed before it, and with it the transaction. After a
-// serialization failure the handler runs again, so it must have no effects other than
-// those in the transaction. Each attempt has a request of its own, but shares the values
-// of its context. A router behind the middleware that keeps its state there, as chi does,
-// needs a copy of it for each attempt (see examples/adapters); otherwise it finds its
-// routes only the first time.
+// responses are also stored if Config.Responses.Storable allows it. On PostgreSQL a
+// response is not stored if a statement had failed before it, and with it the
+// transaction. After a serialization failure the handler runs again, so it must have no
+// effects other than those in the transaction. Each attempt has a request of its own, but
+// shares the values of its context. A router behind the middleware that keeps its state
+// there, as chi does, needs a copy of it for each attempt (see examples/adapters);
+// otherwise it finds its routes only the first time.
 //
-// With Config.Transactions.GroupSize, requests that arrive at the same time share a transaction, and
-// the cost of its commit. They have their own keys, handles and outcomes. The handlers of
-// a group run one after the other, for a quarter of a second in all. If a handler fails in
-// any way, or answers with an error after it has queried the database (on SQLite: with any
-// error), the group is rolled back. That request runs again alone, and the others again
-// without it. If a handler takes longer than a second, its context ends, and it and all
-// others of its group run again alone. A handler that changes a setting (set local, a
-// role, a search path), which would affect the others, also runs again alone. So do not
-// use groups for handlers that take long, often refuse, or change a setting each time.
-// Functions that change settings, and savepoints of the same name, do affect the others.
+// With Config.Transactions.GroupSize, requests that arrive at the same time share a
+// transaction, and the cost of its commit. They have their own keys, handles and
+// outcomes. The handlers of a group run one after the other, for a quarter of a second in
+// all. If a handler fails in any way, or answers with an error after it has queried the
+// database (on SQLite: with any error), the group is rolled back. That request runs again
+// alone, and the others again without it. If a handler takes longer than a second, its
+// context ends, and it and all others of its group run again alone. A handler that
+// changes a setting (set local, a role, a search path), which would affect the others,
+// also runs again alone. So do not use groups for handlers that take long, often refuse,
+// or change a setting each time. Functions that change settings, and savepoints of the
+// same name, do affect the others.
 //
 // Groups become smaller, down to one request, when they take too long or when their locks
 // block others: after a deadlock, a serialization failure, or a wait for a lock of 100 ms.
@@ -52,8 +53,8 @@ func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 // Middleware runs handlers whose effects are elsewhere, and stores their answers, however
 // late. The outcome is unknown if the process dies between the effect and the storing, or
 // if the handler panics, answers with 5xx or takes longer than Config.Timeout, unless the
-// handler has called [NoEffect]; see Config.Failures.Crashed and Config.Failures.Failed. An error from 400
-// to 499 in time means that there was no effect.
+// handler has called [NoEffect]; see Config.Failures.Crashed and Config.Failures.Failed.
+// An error from 400 to 499 in time means that there was no effect.
 //
 // A request that a middleware of this package already runs passes through another one.
 func (e *Engine) Middleware(next http.Handler) http.Handler { return e.middleware(next, false) }
@@ -78,7 +79,7 @@ func (e *Engine) middleware(next http.Handler, transactional bool) http.Handler 
 // has its key.
 func (x *exchange) inside(ctx context.Context, outer *current) {
 	if x.transactional && !outer.transactional {
-		x.cfg.Logger.ErrorContext(ctx, "idempotency middleware applied twice", "problem", "TxMiddleware stands behind Middleware; remove one")
+		x.cfg.Logger.ErrorContext(ctx, "idempotency middleware applied twice", "problem", "TxMiddleware is inside Middleware; remove one")
 		x.refuse(ProblemInternal)
 		return
 	}

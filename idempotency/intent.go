@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -14,10 +15,10 @@ import (
 type intent struct {
 	*core
 	claim         Claim
-	owner         Owner // of the claim, once it is in hand
+	owner         Owner // of the claim, once it is granted
 	transactional bool
 	shares        bool      // its transaction may be that of a group
-	detached      bool      // it is claimed although its caller goes away
+	detached      bool      // it is claimed even if its caller goes away
 	began         time.Time // when time started to count: before the claim was sent
 	deadline      time.Time // of the attempts
 	end           time.Time // of all but the commit: a transaction that outlives its lease is worth nothing
@@ -40,8 +41,8 @@ func (in *intent) begin() {
 	in.end = in.began.Add(in.cfg.Failures.Lease)
 }
 
-// patient returns a context for claiming.
-func (in *intent) patient(ctx context.Context) (context.Context, context.CancelFunc) {
+// claimContext returns a context for claiming.
+func (in *intent) claimContext(ctx context.Context) (context.Context, context.CancelFunc) {
 	if in.detached {
 		ctx = context.WithoutCancel(ctx)
 	}
@@ -67,3 +68,33 @@ func (in *intent) count(ctx context.Context, c metric.Int64Counter, status int) 
 	}
 	c.Add(ctx, 1, metric.WithAttributes(attrs...))
 }
+
+// sealed fills in the response, and encrypts the other stored fields.
+func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
+	of := in.claim.binding()
+	c.Location = in.codec.encodeText(of, "location", c.Location)
+	c.ResourceID = in.codec.encodeText(of, "resource id", c.ResourceID)
+	if c.State == StateNotReplayable {
+		return c, nil
+	}
+	c.Response, err = in.codec.encode(of, plain)
+	c.Large = len(c.Response) > in.cfg.Responses.LargeAbove && c.Refuse == 0
+	return c, err
+}
+
+// encoded fills in the stored form of a response.
+func (in *intent) encoded(c Completion, res *response) (Completion, error) {
+	c.Location = printable(res.header("Location"), mostLocation)
+	kept := *res
+	if in.cfg.Responses.Pointer {
+		kept.body, kept.Pointer = nil, true
+		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Responses.Resolve == nil })
+	}
+	plain, err := kept.marshal()
+	if err != nil {
+		return c, err
+	}
+	return in.sealed(c, plain)
+}
+
+const mostLocation = 2048

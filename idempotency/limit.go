@@ -30,9 +30,9 @@ const (
 	allowanceTime = time.Second
 	maxAllowances = 10_000 // callers; when there are more all are forgotten, and counted again
 
-	// countPatience is how long claims wait for the one that counts: its connection may be
+	// countWait is how long claims wait for the one that counts: its connection may be
 	// dead. Then another one counts, and they wait for that.
-	countPatience = 100 * time.Millisecond
+	countWait = 100 * time.Millisecond
 )
 
 func (l *limits) of(c Caller) *allowance {
@@ -59,7 +59,7 @@ func (a *allowance) take() (taken bool, other, self *counting) {
 	case a.left > 0 && now.Before(a.until):
 		a.left--
 		return true, nil, nil
-	case a.counting != nil && now.Sub(a.counting.since) < countPatience:
+	case a.counting != nil && now.Sub(a.counting.since) < countWait:
 		return false, a.counting, nil
 	}
 	a.counting = &counting{done: make(chan struct{}), since: now}

@@ -34,15 +34,15 @@ const (
 
 // What a caller is told.
 const (
-	ran         = "ran"
-	replayed    = "replayed"
-	panicked    = "panicked"
-	errored     = "failed"
-	unavailable = "unavailable" // nothing is known: ask again
-	unknown     = "unknown"     // 409 outcome-unknown, ErrOutcomeUnknown
-	inProgress  = "in progress"
-	lost        = "lost" // ErrStaleOwner
-	nothing     = "nothing"
+	ran               = "ran"
+	replayed          = "replayed"
+	panicked          = "panicked"
+	errored           = "failed"
+	unavailable       = "unavailable" // nothing is known: ask again
+	outcomeUnknown    = "unknown"     // 409 outcome-unknown, ErrOutcomeUnknown
+	verdictInProgress = "in progress"
+	lost              = "lost" // ErrStaleOwner
+	nothing           = "nothing"
 )
 
 // promised is what callers are told: the first, and whoever asks again once it has ended
@@ -57,8 +57,8 @@ var inTransaction = map[mishap]promised{
 
 // Elsewhere the effect stays, and nothing runs again.
 var elsewhere = map[mishap]promised{
-	panics: {panicked, unknown}, fails: {errored, unknown}, timesOut: {unavailable, unknown}, isLate: {unavailable, replayed},
-	losesClaim: {unavailable, ran}, losesEnd: {ran, replayed}, dies: {nothing, unknown}, isStale: {ran, unknown},
+	panics: {panicked, outcomeUnknown}, fails: {errored, outcomeUnknown}, timesOut: {unavailable, outcomeUnknown}, isLate: {unavailable, replayed},
+	losesClaim: {unavailable, ran}, losesEnd: {ran, replayed}, dies: {nothing, outcomeUnknown}, isStale: {ran, outcomeUnknown},
 }
 
 // entrance is a way into the engine.
@@ -209,8 +209,8 @@ func (x *trial) run() {
 	}
 	sending.Wait()
 	last := replayed
-	if again == unknown && x.mishap != isStale {
-		last = unknown
+	if again == outcomeUnknown && x.mishap != isStale {
+		last = outcomeUnknown
 	}
 	x.expect("the last", x.settle(victim), last)
 	for _, key := range append(companions, victim) {
@@ -276,7 +276,7 @@ func (x *trial) companions(sending *sync.WaitGroup) (keys []string) {
 func (x *trial) settle(key string) (kind string) {
 	eventually(x.T, key+" is answered", func() bool {
 		kind = x.send(key)
-		return kind != unavailable && kind != inProgress
+		return kind != unavailable && kind != verdictInProgress
 	})
 	return kind
 }
@@ -309,9 +309,9 @@ func (x *trial) send(key string) string {
 	case w.Code == http.StatusCreated:
 		return ran
 	case problem == "outcome-unknown":
-		return unknown
+		return outcomeUnknown
 	case problem == "in-progress":
-		return inProgress
+		return verdictInProgress
 	case w.Code == http.StatusInternalServerError:
 		return errored
 	case w.Code == http.StatusServiceUnavailable:
@@ -338,9 +338,9 @@ func (x *trial) do(key string) string {
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, driver.ErrBadConn), errors.Is(err, errDead):
 		return unavailable
 	case errors.Is(err, idempotency.ErrOutcomeUnknown):
-		return unknown
+		return outcomeUnknown
 	case errors.Is(err, idempotency.ErrInProgress):
-		return inProgress
+		return verdictInProgress
 	case errors.Is(err, idempotency.ErrStaleOwner):
 		return lost
 	}

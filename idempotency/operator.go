@@ -5,8 +5,9 @@ import (
 )
 
 // Settle ends a key whose outcome is unknown, for an operator who has found out the
-// outcome. With found.RunAgain the key may run again; otherwise its answer is stored, like
-// that of Config.Failures.Recover. token is the part of a status URL after Config.Answers.StatusPath.
+// outcome. With found.RunAgain the key may run again; otherwise its answer is stored,
+// like that of Config.Failures.Recover. token is the part of a status URL after
+// Config.Answers.StatusPath.
 //
 // Settle returns [ErrNotUnknown] for a key that has no run, is running, or has ended, and
 // for a zero Recovery. It returns a [*RecoveryError] for an answer that cannot be stored.
@@ -35,7 +36,7 @@ func (e *Engine) Settle(ctx context.Context, token string, found Recovery) error
 	case !granted:
 		return ErrNotUnknown
 	}
-	in.own(taken)
+	in.take(taken)
 	if found.RunAgain {
 		return e.store.Release(ctx, id, in.owner)
 	}

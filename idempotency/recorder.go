@@ -41,13 +41,13 @@ type recorder struct {
 	dropped []string    // further headers that are not stored
 
 	mu       sync.Mutex
-	closed   bool        // another answer has been given: nothing goes to the wire
+	closed   bool        // another answer has been given: nothing more is sent
 	status   int         // 0 until the header is written
 	sent     http.Header // the header when it was written
 	body     []byte
 	overflow *os.File // what comes behind a full body
 	failed   error    // of the overflow
-	streamed bool     // the answer goes straight to the wire from now on
+	streamed bool     // from now on, the answer is sent as it is written
 }
 
 func newRecorder(w http.ResponseWriter, limit int, dropped []string) *recorder {
@@ -195,7 +195,7 @@ func (r *recorder) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, n
 // flusher adds http.Flusher, which cannot return an error, where flushing is allowed.
 type flusher struct{ *recorder }
 
-func (f flusher) Flush() { _ = f.FlushError() } // the next Write tells
+func (f flusher) Flush() { _ = f.FlushError() } // the next Write returns what went wrong
 
 // close keeps later writes of the handler off the wire, when another answer is to be sent;
 // they are still recorded. It returns false if the handler's answer has been sent, at

@@ -55,7 +55,7 @@ func (in *intent) fits(found Recovery) error {
 
 func (in *intent) isCommand() bool { return strings.HasPrefix(in.claim.Endpoint, commandEndpoint) }
 
-// foundOut encodes the completion for a run whose outcome somebody has found out.
+// foundOut encodes the completion for a run whose outcome has been found out.
 func (in *intent) foundOut(found Recovery) (Completion, error) {
 	c := Completion{State: StateCompleted, Retention: in.cfg.retention(nil, found.Status), Refuse: in.cfg.Expiry.RefuseFor}
 	if in.isCommand() {

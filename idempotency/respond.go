@@ -10,34 +10,34 @@ import (
 // act carries out the verdict.
 func (x *exchange) act(ctx context.Context, record Record, v verdict, err error) {
 	switch v {
-	case run:
-		x.tell(ctx, x.runner.run(ctx, &execution{&x.intent, x}))
-	case recoverFirst:
-		x.tell(ctx, x.runner.recover(context.WithoutCancel(ctx), &execution{&x.intent, x}, record))
-	case replay:
+	case verdictRun:
+		x.respond(ctx, x.runner.run(ctx, &execution{&x.intent, x}))
+	case verdictRecover:
+		x.respond(ctx, x.runner.recover(context.WithoutCancel(ctx), &execution{&x.intent, x}, record))
+	case verdictReplay:
 		x.replay(ctx, record)
-	case reused:
+	case verdictReused:
 		x.count(ctx, x.telemetry.mismatched, x.cfg.Answers.ReusedStatus)
 		p := x.problem(ProblemKeyReused)
 		p.Status = x.cfg.Answers.ReusedStatus
 		x.answer(p)
-	case inProgress:
+	case verdictInProgress:
 		x.answerInProgress(ctx)
-	case outcomeLost:
+	case verdictUnknown:
 		x.answerUnknown(ctx)
-	case notStored:
+	case verdictNotStored:
 		p := x.problem(ProblemNotStored)
 		if location := x.reveal(record).Location; location != "" {
 			p.Header.Set("Location", location)
 		}
 		x.answer(p)
-	case expired:
+	case verdictExpired:
 		x.refuse(ProblemKeyExpired)
-	case tooMany:
+	case verdictTooMany:
 		x.refuse(ProblemTooManyKeys)
-	case tooLate:
+	case verdictTooLate:
 		x.refuse(ProblemExecutionTimeout)
-	case storeFailed:
+	case verdictStoreFailed:
 		if x.cfg.Failures.FailOpen && !x.transactional {
 			x.logDown(ctx, err)
 			x.next.ServeHTTP(x.w, x.request(ctx))
@@ -47,8 +47,8 @@ func (x *exchange) act(ctx context.Context, record Record, v verdict, err error)
 	}
 }
 
-// tell answers according to the ending of a run.
-func (x *exchange) tell(ctx context.Context, end ending) {
+// respond answers according to the ending of a run.
+func (x *exchange) respond(ctx context.Context, end ending) {
 	a := end.attempt
 	defer a.discard()
 	switch {
@@ -60,37 +60,37 @@ func (x *exchange) tell(ctx context.Context, end ending) {
 		return
 	}
 	switch end.outcome {
-	case stored, unstored: // what could not be stored was logged; there was an effect, and this is its answer
+	case outcomeStored, outcomeUnstored: // what could not be stored was logged; there was an effect, and this is its answer
 		x.send(ctx, a)
-	case released, unknown:
+	case outcomeReleased, outcomeUnknown:
 		switch {
 		case a == nil:
 			x.answerUnknown(ctx)
 		case a.panicked != nil:
-			x.again(ctx, a.panicked)
+			x.repanic(ctx, a.panicked)
 		case a.rec.failed != nil && x.transactional:
 			x.log(ctx, slog.LevelError, "response not recorded", slog.Any("error", a.rec.failed))
 			x.refuse(ProblemCommitFailed)
 		default:
 			x.send(ctx, a)
 		}
-	case timedOut:
+	case outcomeTimedOut:
 		x.refuse(ProblemExecutionTimeout)
-	case contended:
+	case outcomeContended:
 		x.refuse(ProblemContended)
-	case uncommitted:
+	case outcomeUncommitted:
 		x.refuse(ProblemCommitFailed)
-	case unreachable:
+	case outcomeUnreachable:
 		x.storeDown(ctx, end.err)
-	case lostClaim:
+	case outcomeLostClaim:
 		x.lost(ctx)
-	case uncertain:
+	case outcomeUncertain:
 		x.refuse(ProblemCommitUnknown)
 	}
 }
 
-// again passes the panic of a handler on to outer handlers, as net/http expects.
-func (x *exchange) again(ctx context.Context, p *panicked) {
+// repanic passes the panic of a handler on to outer handlers, as net/http expects.
+func (x *exchange) repanic(ctx context.Context, p *panicked) {
 	if p.aborted {
 		panic(http.ErrAbortHandler)
 	}
@@ -110,12 +110,12 @@ func (x *exchange) lost(ctx context.Context) {
 		x.storeDown(ctx, err)
 		return
 	case !found:
-		x.answerInProgress(ctx) // somebody released it: sent again, it runs
+		x.answerInProgress(ctx) // it was released: sent again, it runs
 		return
 	}
 	v := x.judge(record)
-	if v == run {
-		v = inProgress
+	if v == verdictRun {
+		v = verdictInProgress
 	}
 	x.act(ctx, record, v, nil)
 }

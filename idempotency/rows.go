@@ -35,8 +35,8 @@ func closed(rows *sql.Rows) bool {
 	return err != nil
 }
 
-// takeOpen returns a function that closes what is open, or nil if nothing is. What goes
-// wrong shows in the next statement.
+// takeOpen returns a function that closes what is open, or nil if nothing is. The
+// next statement returns what goes wrong.
 func (h *handlerRows) takeOpen() func() {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -8,7 +8,12 @@ import (
 	"github.com/oncemill/oncemill/internal/contain"
 )
 
-// runner runs what has been claimed, and settles the claim.
+// runner runs what has been claimed, and settles the claim. It is the only place that runs
+// handlers of requests and commands, in transactions and without.
+//
+// The difference is where the effects of an attempt are. In the transaction they are
+// rolled back with it, so a failure has had no effect. Elsewhere they stay: once the
+// function has been called, the outcome is unknown unless the function reports it.
 type runner struct {
 	groups *groups // nil: each transaction is of one request
 }
@@ -40,17 +45,17 @@ func (x *execution) runElsewhere(ctx context.Context) ending {
 	a.wait(x.deadline, x.expire)
 	stop()
 	x.at("after effect")
-	said := x.said(a)
-	if a.late && said != succeeded {
-		said = failed
+	report := x.report(a)
+	if a.late && report != reportSucceeded {
+		report = reportFailed
 	}
 	switch {
-	case said == succeeded, said == refused:
-		return x.keep(ctx, a, unstored)
-	case said == declined, a.state.hadNoEffect(), x.cfg.Failures.Failed == FailedRelease:
-		return ending{outcome: released, attempt: a, err: a.err}
+	case report == reportSucceeded, report == reportRefused:
+		return x.storeAnswer(ctx, a, outcomeUnstored)
+	case report == reportDeclined, a.state.hadNoEffect(), x.cfg.Failures.Failed == FailedRelease:
+		return ending{outcome: outcomeReleased, attempt: a, err: a.err}
 	}
-	return ending{outcome: unknown, attempt: a, err: a.err}
+	return ending{outcome: outcomeUnknown, attempt: a, err: a.err}
 }
 
 // recover asks Config.Failures.Recover about the run of a dead owner.
@@ -71,7 +76,7 @@ func (r runner) recover(ctx context.Context, x *execution, record Record) ending
 	case err == nil && found.Status != 0:
 		a, failure := x.recovered(ctx, found)
 		if failure == nil {
-			return x.settled(ctx, x.keep(ctx, a, unstored))
+			return x.settled(ctx, x.storeAnswer(ctx, a, outcomeUnstored))
 		}
 		a.discard()
 		err = failure
@@ -79,5 +84,5 @@ func (r runner) recover(ctx context.Context, x *execution, record Record) ending
 		x.log(ctx, slog.LevelWarn, "outcome not found out", slog.Any("error", err))
 		err = fmt.Errorf("recover: %w", err)
 	}
-	return x.settled(ctx, ending{outcome: unknown, err: err}) // the next one may ask again
+	return x.settled(ctx, ending{outcome: outcomeUnknown, err: err}) // the next one may ask again
 }

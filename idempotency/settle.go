@@ -13,22 +13,22 @@ import (
 // another request would find out eventually.
 const settleTime = 5 * time.Second
 
-// settlePatience returns how long to try. Without transactions nobody else knows what
-// happened, so it is longer.
-func (in *intent) settlePatience() time.Duration {
+// settleLimit returns how long to try. Without transactions the outcome is known only
+// here, so it is longer.
+func (in *intent) settleLimit() time.Duration {
 	if in.transactional {
 		return settleTime
 	}
 	return max(settleTime, in.cfg.Failures.Lease)
 }
 
-// settle calls tell until it succeeds, is too late, or the time is up. ctx may have ended.
-func (in *intent) settle(ctx context.Context, operation string, tell func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.settlePatience())
+// settle calls do until it succeeds, is too late, or the time is up. ctx may have ended.
+func (in *intent) settle(ctx context.Context, operation string, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), in.settleLimit())
 	defer cancel()
 	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		began := time.Now()
-		err := tell(ctx)
+		err := do(ctx)
 		in.telemetry.latency(ctx, operation, began, err)
 		if err == nil || errors.Is(err, ErrStaleOwner) {
 			return err
@@ -46,14 +46,14 @@ func (in *intent) settle(ctx context.Context, operation string, tell func(contex
 // release lets the key run again. If that fails, the end of the lease does so (or, without
 // transactions, Config.Failures.Crashed then decides).
 func (in *intent) release(ctx context.Context) {
-	tell := func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, in.owner) }
+	once := func(ctx context.Context) error { return in.store.Release(ctx, in.claim.ID, in.owner) }
 	var err error
 	if in.transactional {
-		once, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
+		limited, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 		defer cancel()
-		err = tell(once)
+		err = once(limited)
 	} else {
-		err = in.settle(ctx, "release", tell)
+		err = in.settle(ctx, "release", once)
 	}
 	if err != nil {
 		in.log(ctx, slog.LevelWarn, "key not released", slog.Any("error", err))
@@ -84,13 +84,13 @@ func (in *intent) complete(ctx context.Context, c Completion) error {
 }
 
 // abandon gives up a claim that the store may have granted although its answer was lost.
-func (in *intent) abandon(ctx context.Context, cause error, tell func(context.Context) error) {
+func (in *intent) abandon(ctx context.Context, cause error, do func(context.Context) error) {
 	if sqlerr.Retryable(cause) {
-		return // the database has said that nothing happened
+		return // the database has reported that nothing happened
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 	defer cancel()
-	if err := tell(ctx); err != nil {
+	if err := do(ctx); err != nil {
 		in.log(ctx, slog.LevelDebug, "claim not abandoned", slog.Any("error", err))
 	}
 }
@@ -141,37 +141,37 @@ func (in *intent) cache(ctx context.Context, c Completion) {
 // settled updates the claim according to the outcome of its run.
 func (x *execution) settled(ctx context.Context, end ending) ending {
 	switch end.outcome {
-	case stored:
-		if x.transactional && x.said(end.attempt) == succeeded {
+	case outcomeStored:
+		if x.transactional && x.report(end.attempt) == reportSucceeded {
 			x.cfg.OnCommit()
 		}
 		x.cache(ctx, end.completion)
-	case released, timedOut, contended:
+	case outcomeReleased, outcomeTimedOut, outcomeContended:
 		x.release(ctx)
-	case uncommitted:
+	case outcomeUncommitted:
 		x.count(ctx, x.telemetry.completeFailures, 0)
 		x.log(ctx, slog.LevelError, "request not committed", slog.Any("error", end.err))
 		x.release(ctx)
-	case unreachable:
+	case outcomeUnreachable:
 		x.count(ctx, x.telemetry.completeFailures, 0)
 		x.release(ctx)
-	case unknown:
+	case outcomeUnknown:
 		x.log(ctx, slog.LevelWarn, "outcome unknown") // its error, which may quote the payload, is the caller's
 		x.giveUp(ctx)
-	case unstored: // the end of the lease gives it up
+	case outcomeUnstored: // the end of the lease gives it up
 		x.count(ctx, x.telemetry.completeFailures, 0)
 		x.log(ctx, slog.LevelError, "response not stored", slog.Any("error", end.err))
-	case lostClaim:
+	case outcomeLostClaim:
 		x.count(ctx, x.telemetry.stale, 0)
 		x.log(ctx, slog.LevelWarn, "key lost to another owner", slog.Any("error", end.err))
-	case uncertain: // the claim has committed or not; whoever comes next finds out
+	case outcomeUncertain: // the claim has committed or not; the next request finds out
 		x.count(ctx, x.telemetry.completeFailures, 0)
 	}
 	return end
 }
 
-// keep stores the answer of an attempt. otherwise is the outcome if that fails.
-func (x *execution) keep(ctx context.Context, a *attempt, otherwise outcome) ending {
+// storeAnswer stores the answer of an attempt. otherwise is the outcome if that fails.
+func (x *execution) storeAnswer(ctx context.Context, a *attempt, otherwise outcome) ending {
 	c, err := x.completion(a)
 	if err == nil {
 		x.at("before commit")
@@ -180,9 +180,9 @@ func (x *execution) keep(ctx context.Context, a *attempt, otherwise outcome) end
 	}
 	switch {
 	case errors.Is(err, ErrStaleOwner):
-		return ending{outcome: lostClaim, attempt: a, err: err}
+		return ending{outcome: outcomeLostClaim, attempt: a, err: err}
 	case err != nil:
 		return ending{outcome: otherwise, attempt: a, err: err}
 	}
-	return ending{outcome: stored, attempt: a, completion: c}
+	return ending{outcome: outcomeStored, attempt: a, completion: c}
 }

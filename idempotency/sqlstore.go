@@ -228,3 +228,7 @@ func recordOf(r keystore.Record) Record {
 		CreatedAt: r.CreatedAt, CompletedAt: r.CompletedAt,
 	}
 }
+
+// Migrations creates the tables idempotency and idempotency_body, the seal, and on
+// PostgreSQL the functions that requests call.
+var Migrations = oncemill.Migrations{Name: "idempotency", FS: keystore.Migrations}

@@ -49,10 +49,10 @@ type sqlTx struct {
 	id    ID
 	owner Owner
 
-	grouped bool        // it shares its transaction
-	failed  atomic.Bool // a statement of the handler failed
-	beaten  atomic.Bool // one lost against another transaction
-	rows    handlerRows
+	grouped   bool        // it shares its transaction
+	failed    atomic.Bool // a statement of the handler failed
+	contended atomic.Bool // one lost against another transaction
+	rows      handlerRows
 }
 
 // begin begins a transaction for the owner of a claim. The database refuses to commit it
@@ -91,7 +91,7 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 
 // QueryContext is like that of *sql.Tx.
 func (t *sqlTx) QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error) {
-	rows, err := t.Handle.QueryContext(ctx, query, args...) //nolint:sqlclosecheck // the handler closes it, or closeRows
+	rows, err := t.Handle.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -179,7 +179,7 @@ func (t *sqlTx) aborted(ctx context.Context) bool {
 func (t *sqlTx) lost(ctx context.Context, err error) error {
 	t.failed.Store(true)
 	if sqlerr.Retryable(err) || t.grouped && sqlerr.LockTimedOut(err) {
-		t.beaten.Store(true)
+		t.contended.Store(true)
 	}
 	switch t.store.keys.AfterFailure(ctx, t.own.Raw, keystore.ID(t.id), err) {
 	case keystore.TxSealed:

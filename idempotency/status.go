@@ -6,8 +6,8 @@ import (
 	"path"
 )
 
-// StatusHandler answers GET requests for Config.Answers.StatusPath and a token, as found in the
-// answers in-progress and outcome-unknown, with the state of a key:
+// StatusHandler answers GET requests for Config.Answers.StatusPath and a token, as found
+// in the answers in-progress and outcome-unknown, with the state of a key:
 //
 //	{"state": "completed", "status": 201, "location": "/orders/7"}
 //

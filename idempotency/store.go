@@ -71,7 +71,7 @@ type Completion struct {
 	State     State // StateCompleted or StateNotReplayable
 	Status    int   // of HTTP; 0 if there is none
 	Response  []byte
-	Large     bool          // the response goes into the table of large ones
+	Large     bool          // the response is stored in the table of large ones
 	Retention time.Duration // how long the response is replayed
 	Refuse    time.Duration // how long after that the key is refused
 
@@ -117,7 +117,7 @@ type Store interface {
 	Claim(ctx context.Context, claim Claim) (record Record, granted bool, err error)
 
 	// TakeOver gives a started claim whose lease has ended, and which from still owns, to a
-	// new owner with a higher fence. granted is false if somebody else was faster, or the
+	// new owner with a higher fence. granted is false if another owner was faster, or the
 	// lease was extended.
 	TakeOver(ctx context.Context, claim Claim, from Owner) (record Record, granted bool, err error)
 

@@ -19,30 +19,30 @@ func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 	x.telemetry.latency(ctx, "begin", began, err)
 	switch {
 	case errors.Is(err, ErrStaleOwner):
-		return ending{outcome: lostClaim, err: err}
+		return ending{outcome: outcomeLostClaim, err: err}
 	case err != nil:
-		return ending{outcome: unreachable, err: err}
+		return ending{outcome: outcomeUnreachable, err: err}
 	}
 	defer t.rollback() // a no-op after the commit
 	a := x.start(ctx, t)
 	a.wait(x.deadline, x.expire)
 	x.at("after effect")
-	said := x.said(a)
-	if said == succeeded && !a.late {
+	report := x.report(a)
+	if report == reportSucceeded && !a.late {
 		return x.finish(ctx, t, a)
 	}
 	closed := t.Close(ErrTxEnded)
-	beaten := t.beaten.Load() || sqlerr.Retryable(a.err)
-	aborted := said == refused && closed == nil && !beaten && t.aborted(ctx)
+	lost := t.contended.Load() || sqlerr.Retryable(a.err)
+	aborted := report == reportRefused && closed == nil && !lost && t.aborted(ctx)
 	t.rollback()
 	switch {
 	case a.late:
-		return ending{outcome: timedOut, attempt: a, err: context.DeadlineExceeded}
-	case beaten, aborted && !t.failed.Load():
+		return ending{outcome: outcomeTimedOut, attempt: a, err: context.DeadlineExceeded}
+	case lost, aborted && !t.failed.Load():
 		// The answer may be based on an error that a conflict in the database caused.
-		return ending{outcome: contended, attempt: a, err: a.err}
+		return ending{outcome: outcomeContended, attempt: a, err: a.err}
 	case aborted:
-		return ending{outcome: released, attempt: a}
+		return ending{outcome: outcomeReleased, attempt: a}
 	}
 	return x.withoutEffect(ctx, a)
 }
@@ -51,11 +51,11 @@ func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 func (x *execution) finish(ctx context.Context, t *sqlTx, a *attempt) ending {
 	if reason := t.Close(ErrTxEnded); reason != nil {
 		// The handler has ignored the error that its statement returned.
-		return ending{outcome: uncommitted, attempt: a, err: reason}
+		return ending{outcome: outcomeUncommitted, attempt: a, err: reason}
 	}
 	c, err := x.completion(a)
 	if err != nil {
-		return ending{outcome: uncommitted, attempt: a, err: err}
+		return ending{outcome: outcomeUncommitted, attempt: a, err: err}
 	}
 	end := ending{attempt: a, completion: c}
 	end.outcome, end.err = x.completeAndCommit(ctx, t, c)
@@ -68,15 +68,15 @@ func (x *execution) completeAndCommit(ctx context.Context, t *sqlTx, c Completio
 	x.telemetry.latency(ctx, "complete_tx", began, err)
 	switch {
 	case errors.Is(err, ErrStaleOwner):
-		if outcome, err := x.beaten(ctx, t, err); outcome != contended {
+		if outcome, err := x.whyNotCommitted(ctx, t, err); outcome != outcomeContended {
 			return outcome, err
 		}
-		return uncommitted, ErrTxEnded // the claim is ours: the handler has ended the transaction
+		return outcomeUncommitted, ErrTxEnded // the claim is ours: the handler has ended the transaction
 	case err != nil:
-		return x.beaten(ctx, t, err)
+		return x.whyNotCommitted(ctx, t, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return uncommitted, fmt.Errorf("commit: %w", err)
+		return outcomeUncommitted, fmt.Errorf("commit: %w", err)
 	}
 	x.at("before commit")
 	began = time.Now()
@@ -85,34 +85,34 @@ func (x *execution) completeAndCommit(ctx context.Context, t *sqlTx, c Completio
 	x.at("after commit")
 	switch {
 	case err == nil:
-		return stored, nil
+		return outcomeStored, nil
 	case errors.Is(err, boundtx.ErrUnknown):
 		return x.lookUp(ctx, c, err)
 	}
-	return x.beaten(ctx, t, err)
+	return x.whyNotCommitted(ctx, t, err)
 }
 
-// beaten finds out why a transaction did not commit. It lost against another business
-// transaction, or failed for a reason of its own (the claim is still ours in both cases),
+// whyNotCommitted finds out why a transaction did not commit. It lost against another business
+// transaction, or failed for another reason (the claim is still ours in both cases),
 // or lost against an owner that took over the claim.
-func (x *execution) beaten(ctx context.Context, t *sqlTx, cause error) (outcome, error) {
+func (x *execution) whyNotCommitted(ctx context.Context, t *sqlTx, cause error) (outcome, error) {
 	t.rollback()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
 	record, found, err := x.store.Find(ctx, x.claim.ID)
 	switch {
 	case err != nil:
-		return unreachable, errors.Join(cause, err)
+		return outcomeUnreachable, errors.Join(cause, err)
 	case !found || record.State != StateStarted || record.Owner != x.owner:
-		return lostClaim, cause
-	case sqlerr.Retryable(cause) || t.beaten.Load() || errors.Is(cause, ErrStaleOwner):
-		return contended, cause
+		return outcomeLostClaim, cause
+	case sqlerr.Retryable(cause) || t.contended.Load() || errors.Is(cause, ErrStaleOwner):
+		return outcomeContended, cause
 	case sqlerr.TxAborted(cause) && !t.failed.Load():
-		return contended, cause // by a statement that we have not seen, so maybe by a conflict
+		return outcomeContended, cause // by a statement that we have not seen, so maybe by a conflict
 	case sqlerr.Connection(cause):
-		return unreachable, cause
+		return outcomeUnreachable, cause
 	}
-	return uncommitted, cause
+	return outcomeUncommitted, cause
 }
 
 // lookUp finds out, on another connection, what became of a commit whose answer was lost.
@@ -126,9 +126,9 @@ func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outc
 		record, found, err := x.store.Find(ctx, x.claim.ID)
 		switch {
 		case err == nil && found && record.Owner == x.owner && record.State == c.State:
-			return stored, nil
+			return outcomeStored, nil
 		case err == nil && (!found || record.Owner != x.owner):
-			return lostClaim, cause
+			return outcomeLostClaim, cause
 		}
 		const most = 500 * time.Millisecond
 		timer := time.NewTimer(pause)
@@ -139,14 +139,14 @@ func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outc
 		timer.Stop()
 		if ctx.Err() != nil || pause > most {
 			x.log(ctx, slog.LevelError, "outcome of a commit is unknown", slog.Any("error", errors.Join(cause, err)))
-			return uncertain, cause
+			return outcomeUncertain, cause
 		}
 	}
 }
 
-// yield lets the winner of a conflict finish; the spread keeps losers from colliding
+// backOff lets the winner of a conflict finish; the spread keeps losers from colliding
 // again. It returns false when there is no time for another try.
-func (x *execution) yield(try int) bool {
+func (x *execution) backOff(try int) bool {
 	if try >= x.cfg.Transactions.Retries {
 		return false
 	}
@@ -165,23 +165,22 @@ func (x *execution) yield(try int) bool {
 func (x *execution) runAlone(ctx context.Context) (end ending, lost int) {
 	store, ok := x.store.(*SQLStore)
 	if !ok {
-		panic(ErrNotTransactional) // whoever made the intent has looked
+		panic(ErrNotTransactional) // newIntent's caller has checked
 	}
 	for ; ; lost++ {
 		end = x.tryInTx(ctx, store)
-		if end.outcome != contended || !x.yield(lost) {
+		if end.outcome != outcomeContended || !x.backOff(lost) {
 			return end, lost
 		}
 		end.attempt.discard()
 	}
 }
 
-// withoutEffect ends an attempt whose transaction was rolled back, or that had no part in
-// it.
+// withoutEffect ends an attempt whose transaction was rolled back, or that did not use it.
 func (x *execution) withoutEffect(ctx context.Context, a *attempt) ending {
-	if x.said(a) == refused {
+	if x.report(a) == reportRefused {
 		// If it cannot be stored, no answer is better than one that may differ later.
-		return x.keep(ctx, a, unreachable)
+		return x.storeAnswer(ctx, a, outcomeUnreachable)
 	}
-	return ending{outcome: released, attempt: a, err: a.err}
+	return ending{outcome: outcomeReleased, attempt: a, err: a.err}
 }

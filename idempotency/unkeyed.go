@@ -25,23 +25,23 @@ func (x *exchange) withoutKey(ctx context.Context) {
 	}
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), x.end)
 	defer cancel()
-	x.tell(ctx, x.runUnkeyed(ctx, store))
+	x.respond(ctx, x.runUnkeyed(ctx, store))
 }
 
 // runUnkeyed runs a handler in a transaction of its own, without a claim.
 func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
 	t, err := store.beginPlain(ctx, x.cfg.Transactions.Isolation)
 	if err != nil {
-		return ending{outcome: unreachable, err: err}
+		return ending{outcome: outcomeUnreachable, err: err}
 	}
 	defer t.rollback() // a no-op after the commit
 	a := x.start(ctx, t)
 	a.wait(x.deadline, x.expire)
 	switch {
 	case a.late:
-		return ending{outcome: timedOut, attempt: a}
-	case x.said(a) != succeeded:
-		return ending{outcome: released, attempt: a}
+		return ending{outcome: outcomeTimedOut, attempt: a}
+	case x.report(a) != reportSucceeded:
+		return ending{outcome: outcomeReleased, attempt: a}
 	}
 	if err = t.Close(ErrTxEnded); err == nil {
 		err = t.commit()
@@ -49,10 +49,10 @@ func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
 	switch {
 	case err == nil:
 		x.cfg.OnCommit()
-		return ending{outcome: stored, attempt: a}
+		return ending{outcome: outcomeStored, attempt: a}
 	case errors.Is(err, boundtx.ErrUnknown):
-		return ending{outcome: uncertain, attempt: a, err: err}
+		return ending{outcome: outcomeUncertain, attempt: a, err: err}
 	}
 	x.log(ctx, slog.LevelError, "request not committed", slog.Any("error", err))
-	return ending{outcome: uncommitted, attempt: a, err: err}
+	return ending{outcome: outcomeUncommitted, attempt: a, err: err}
 }

@@ -12,8 +12,8 @@ import (
 // Watermill returns a Watermill middleware that runs a handler once for each message, as
 // [Do] does. It returns the same messages for every copy, so that what the router failed
 // to publish the first time is published then. They are stored up to 64 MiB
-// ([ErrTooLarge]), regardless of Config.Responses.MaxSize. name is the name of the consumer. key
-// returns the key of a message; nil uses its UUID.
+// ([ErrTooLarge]), regardless of Config.Responses.MaxSize. name is the name of the
+// consumer. key returns the key of a message; nil uses its UUID.
 //
 // For handlers whose effects are in the database, prefer package inbox, which does the
 // same at a lower cost. This middleware is for handlers that share their keys with HTTP,
