@@ -41,7 +41,7 @@ from {{idempotency_take_over}}($1, $2, $3, $4, $5, $6, $7)
 where alive
 
 -- name: outstanding
--- Served by idempotency_outstanding, up to the limit. Takes no lock.
+-- index: idempotency_outstanding, up to the limit. Takes no lock.
 select count(*)
 from (
 	select

@@ -1,7 +1,8 @@
 -- name: purge
--- Served by idempotency_forget and the primary keys. Concurrent purges take different
--- rows, and a row that somebody has locked is left for later. The deletes check nothing
--- again: the rows are locked.
+-- index: idempotency_forget, and the primary keys. Concurrent purges take different
+-- rows, and a locked row is left for later. The deletes check nothing again, since the rows
+-- are locked. The keys are an array, because a join with an unknown number of them is
+-- planned as a scan.
 with dead as (
 	select key_hash
 	from {{idempotency}}
@@ -12,13 +13,13 @@ with dead as (
 	for update skip locked
 ), bodies as (
 	delete from {{idempotency_body}}
-	where key_hash in (select key_hash from dead)
+	where key_hash = any (array(select key_hash from dead))
 )
 delete from {{idempotency}}
-where key_hash in (select key_hash from dead)
+where key_hash = any (array(select key_hash from dead))
 
 -- name: strip
--- Served by idempotency_expire and the primary key. Concurrent purges take different
+-- index: idempotency_expire, and the primary key. Concurrent purges take different
 -- rows. A large response has a row of its own and is never refused after it expires, so
 -- there is none to delete here.
 with old as (
@@ -34,5 +35,5 @@ with old as (
 update {{idempotency}}
 set state = 4,
 	response = null
-where key_hash in (select key_hash from old)
+where key_hash = any (array(select key_hash from old))
 	and state in (2, 3)

@@ -49,7 +49,7 @@ where key_hash = $1
 	and lease_until <= cast(unixepoch('subsec') * 1000000 as integer)
 
 -- name: outstanding
--- Served by idempotency_outstanding, up to the limit.
+-- index: idempotency_outstanding, up to the limit.
 select count(*)
 from (
 	select 1

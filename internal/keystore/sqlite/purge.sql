@@ -1,5 +1,5 @@
 -- name: forgettable
--- Served by idempotency_forget. Takes no lock; forget checks the condition again.
+-- index: idempotency_forget. Takes no lock; forget checks the condition again.
 select key_hash
 from {{idempotency}}
 where forget_at <= cast(unixepoch('subsec') * 1000000 as integer)
@@ -8,7 +8,7 @@ order by forget_at
 limit $1
 
 -- name: expired
--- Served by idempotency_expire. Takes no lock; strip checks the condition again.
+-- index: idempotency_expire. Takes no lock; strip checks the condition again.
 select key_hash
 from {{idempotency}}
 where response is not null
