@@ -7,7 +7,7 @@ import (
 
 func failureCases() []Case {
 	return []Case{
-		{Name: "a panic leaves nothing, or an outcome that is said to be unknown", test: func(x *session) {
+		{Name: "a panic leaves nothing, or an unknown outcome", test: func(x *session) {
 			r := x.try(message{plan: once(Plan{Panic: true})})
 			x.check(r.err != nil || r.status == http.StatusInternalServerError, "status %d: %s", r.status, r.body)
 			if x.capabilities.FailuresUnknown {

@@ -64,7 +64,7 @@ func flightCases() []Case {
 			x.expectReplay(first, x.settle(m))
 			x.expectEffects(1, 1)
 		}},
-		{Name: "the status URL tells what becomes of a key", test: inFlight(func(x *session, _ int, m message) {
+		{Name: "the status URL returns the state of a key", test: inFlight(func(x *session, _ int, m message) {
 			var problem struct {
 				URL string `json:"status_url"`
 			}
@@ -98,7 +98,7 @@ func flightCases() []Case {
 			}
 			x.expectEffects(50, 50)
 		}},
-		{Name: "a copy in flight is told so", test: inFlight(func(x *session, _ int, m message) {
+		{Name: "a copy in flight is answered as in progress", test: inFlight(func(x *session, _ int, m message) {
 			m.url = 0
 			for range len(x.target.URLs) {
 				r := x.send(m)
@@ -107,11 +107,11 @@ func flightCases() []Case {
 				x.check(r.header.Get("Retry-After") != "", "no Retry-After")
 			}
 		})},
-		{Name: "another process tells of a copy in flight", two: true, test: inFlight(func(x *session, at int, m message) {
+		{Name: "another process answers a copy in flight as in progress", two: true, test: inFlight(func(x *session, at int, m message) {
 			m.url = at%len(x.target.URLs) + 1
 			x.expectProblem(x.send(m), http.StatusConflict, "in-progress")
 		})},
-		{Name: "another body in flight is refused, not told to wait", test: inFlight(func(x *session, _ int, m message) {
+		{Name: "another body in flight is refused, not asked to wait", test: inFlight(func(x *session, _ int, m message) {
 			m.body = []byte("another")
 			x.expectProblem(x.send(m), http.StatusUnprocessableEntity, "key-reused")
 		})},

@@ -26,7 +26,7 @@ func processCases() []Case {
 			x.expectReplay(first, x.settle(message{url: 1}))
 			x.expectEffects(1, 1)
 		}},
-		{Name: "a process that is killed in a handler leaves no effect, or an outcome that is said to be unknown", control: true, test: func(x *session) {
+		{Name: "a process that is killed in a handler leaves no effect, or an unknown outcome", control: true, test: func(x *session) {
 			x.shortTimeout()
 			var sending sync.WaitGroup
 			defer sending.Wait()
@@ -43,10 +43,10 @@ func processCases() []Case {
 				x.expectEffects(1, 1)
 			}
 		}},
-		{Name: "a process that stands still beyond its lease and goes on has no effect beside its successor's", control: true, test: func(x *session) {
+		{Name: "a process that is paused beyond its lease and resumes has no effect beside its successor's", control: true, test: func(x *session) {
 			x.shortTimeout()
 			if x.capabilities.Transactional && x.capabilities.OneWriter {
-				panic(skipped("a process that stands still keeps all others from writing"))
+				panic(skipped("a paused process keeps all others from writing"))
 			}
 			var late *reply
 			var sending sync.WaitGroup
@@ -64,7 +64,7 @@ func processCases() []Case {
 			sending.Wait()
 			x.check(late.err == nil, "no answer: %v", late.err)
 			if !x.capabilities.Transactional && r.status == http.StatusCreated {
-				return // it is taken over although it may have had its effect: Config.Failures.Crashed says so
+				return // it is taken over although it may have had its effect: Config.Failures.Crashed allows it
 			}
 			want := "successor"
 			if !x.capabilities.Transactional {
@@ -72,7 +72,7 @@ func processCases() []Case {
 			}
 			x.check(late.status == http.StatusServiceUnavailable || string(late.body) == want, "it answers with %d: %s", late.status, late.body)
 			again := x.settle(message{plan: once(Plan{})})
-			for again.problem() == "outcome-unknown" { // until it has said so
+			for again.problem() == "outcome-unknown" { // until then
 				x.pause()
 				again = x.settle(message{plan: once(Plan{})})
 			}

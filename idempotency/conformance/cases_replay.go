@@ -72,7 +72,7 @@ func replayCases() []Case {
 		cases = append(cases, Case{Name: fmt.Sprintf("%d is not stored: the request runs again", status), test: rerun(status)})
 	}
 	for _, status := range []int{500, 502, 503} {
-		cases = append(cases, Case{Name: fmt.Sprintf("%d is not stored: nothing has happened, or it is said to be unknown", status), test: func(x *session) {
+		cases = append(cases, Case{Name: fmt.Sprintf("%d is not stored: nothing has happened, or its outcome is unknown", status), test: func(x *session) {
 			if x.capabilities.FailuresUnknown {
 				r := x.send(message{plan: once(Plan{Status: status})})
 				x.check(r.status == status, "status %d, want %d", r.status, status)

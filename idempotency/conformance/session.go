@@ -194,7 +194,7 @@ func (x *session) wait(d time.Duration) {
 	select {
 	case <-timer.C:
 	case <-x.ctx.Done():
-		x.fail("it did not come to an end: %v", x.ctx.Err())
+		x.fail("it did not end: %v", x.ctx.Err())
 	}
 }
 
@@ -284,9 +284,9 @@ func (x *session) release() {
 func (x *session) expectReplay(first, again *reply) {
 	x.check(again.status == first.status, "the replay has status %d, the first answer %d: %s", again.status, first.status, again.body)
 	x.check(bytes.Equal(again.body, first.body), "the replay's body differs: %d bytes %.80q, first %d bytes %.80q", len(again.body), again.body, len(first.body), first.body)
-	x.check(first.header.Get("Idempotency-Replayed") == "", "the first answer says that it is a replay")
+	x.check(first.header.Get("Idempotency-Replayed") == "", "the first answer is marked as a replay")
 	if x.target.Plain == nil {
-		x.check(again.header.Get("Idempotency-Replayed") == "true", "the replay does not say so")
+		x.check(again.header.Get("Idempotency-Replayed") == "true", "the replay is not marked")
 	}
 	for _, name := range []string{"Location", "Content-Type", "Etag", "Cache-Control"} {
 		x.check(again.header.Get(name) == first.header.Get(name), "the replay has %s %q, the first answer %q", name, again.header.Get(name), first.header.Get(name))
