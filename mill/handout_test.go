@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A message that was taken from the subscriber as the service stopped is handled, or left to
@@ -22,7 +24,7 @@ func TestHandingOut_NacksNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Millisecond) // nobody receives yet
+		testserver.Pause(t.Context(), time.Millisecond) // nobody receives yet
 		for range out {
 			taken++
 		}

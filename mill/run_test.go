@@ -245,10 +245,8 @@ func TestRun_StopsEverythingWhenAPartFails(t *testing.T) {
 			close(stopped)
 			return nil
 		},
-		func(context.Context) error {
-			for m.Ready() != nil {
-				time.Sleep(time.Millisecond)
-			}
+		func(ctx context.Context) error {
+			testserver.Poll(ctx, func() bool { return m.Ready() == nil })
 			return broken
 		})
 	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "part 3") {
@@ -311,23 +309,23 @@ func TestServe_EndsWithTheRequestsUnderWay(t *testing.T) {
 	stop := run(t, m, m.Serve(server))
 	answered := make(chan error, 1)
 	go func() {
-		for {
-			request, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, "http://"+address, http.NoBody)
-			if err != nil {
-				answered <- err
-				return
-			}
-			response, err := http.DefaultClient.Do(request)
-			if err != nil { // it does not listen yet
-				time.Sleep(time.Millisecond)
-				continue
-			}
-			if response.StatusCode != http.StatusNoContent {
-				err = errors.New(response.Status)
-			}
-			answered <- errors.Join(err, response.Body.Close())
+		request, err := http.NewRequestWithContext(context.WithoutCancel(t.Context()), http.MethodGet, "http://"+address, http.NoBody)
+		if err != nil {
+			answered <- err
 			return
 		}
+		var response *http.Response
+		testserver.Poll(t.Context(), func() bool { // until it listens
+			response, err = http.DefaultClient.Do(request)
+			return err == nil
+		})
+		if err == nil && response.StatusCode != http.StatusNoContent {
+			err = errors.New(response.Status)
+		}
+		if response != nil {
+			err = errors.Join(err, response.Body.Close())
+		}
+		answered <- err
 	}()
 	<-begun
 	ended := make(chan error, 1)

@@ -76,16 +76,16 @@ func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 				done, err := r.queue.Maintain(t.Context(), always)
 				expectNoError(t, err)
 				r.truncated.Add(int64(done.Truncated))
-				time.Sleep(time.Millisecond)
+				testserver.Pause(working, time.Millisecond)
 			}
 		})
 	}
 	// Only a run that has been everywhere means anything.
-	for end := time.Now().Add(testserver.Patience); !t.Failed() && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if r.truncated.Load() >= truncations && r.turns.Load() >= 8 && r.late.Load() >= 5 && r.rollbacks.Load() >= 5 {
-			break
-		}
-	}
+	been, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	testserver.Poll(been, func() bool {
+		return t.Failed() || r.truncated.Load() >= truncations && r.turns.Load() >= 8 && r.late.Load() >= 5 && r.rollbacks.Load() >= 5
+	})
+	cancel()
 	r.stop()
 	producers.Wait()
 	end()
@@ -127,9 +127,9 @@ func (r *ringRun) produce(t *testing.T, writer int) {
 				return err
 			}
 			if slow { // stays open until the ids have gone on
-				for end := time.Now().Add(2 * time.Second); r.turns.Load() == turn && r.ctx.Err() == nil && time.Now().Before(end); {
-					time.Sleep(time.Millisecond)
-				}
+				limited, cancel := context.WithTimeout(r.ctx, 2*time.Second)
+				testserver.Poll(limited, func() bool { return r.turns.Load() != turn })
+				cancel()
 			}
 			if rand.IntN(10) == 0 {
 				return errChangedMind
@@ -158,7 +158,7 @@ func (r *ringRun) produce(t *testing.T, writer int) {
 // the end of a later one: the ring goes round in thousands instead of 262,144 ids,
 // and every boundary is crossed by producers.
 func (r *ringRun) advance(t *testing.T) {
-	for ; r.ctx.Err() == nil; time.Sleep(2 * time.Millisecond) {
+	for ; r.ctx.Err() == nil; testserver.Pause(r.ctx, 2*time.Millisecond) {
 		last := int64(r.count(t, `select last_value from {{outbox_id}}`))
 		if last%idsPerPartition < 1100 || last%idsPerPartition > idsPerPartition-1000 {
 			continue

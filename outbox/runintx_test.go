@@ -328,7 +328,7 @@ func TestRunInTx_WaitsForATransactionThatWasBegunByHand(t *testing.T) {
 	}
 	var released sync.WaitGroup
 	released.Go(func() {
-		time.Sleep(30 * time.Millisecond)
+		testserver.Pause(t.Context(), 30*time.Millisecond)
 		expectNoError(t, holder.Rollback())
 	})
 	p.publish(t, newMessage("a", ""))

@@ -12,6 +12,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -72,7 +73,7 @@ func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
 		for calls := 0; p.scheduled(t) > 0 && calls < 600; calls++ {
 			moved := p.moveWithin(t, limit)
 			limit = cmp.Or(moved.Limit, usualLimit)
-			time.Sleep(moved.Next)
+			testserver.Pause(t.Context(), moved.Next)
 			rows := p.read(t)
 			slices.SortFunc(rows, func(a, b outboxstore.Row) int { return int(a.ID - b.ID) })
 			order = append(order, ids(rows)...)
@@ -142,7 +143,7 @@ func TestMoveDue_OneThatIsRefusedHoldsUpItsKeyAlone(t *testing.T) {
 			p.exec(t, `drop trigger slow_insert on {{outbox}}`)
 			until := time.Now().Add(time.Minute)
 			for p.scheduled(t) > 0 && time.Now().Before(until) { // they are tried again after 10 s
-				time.Sleep(p.moveWithin(t, time.Minute).Next)
+				testserver.Pause(t.Context(), p.moveWithin(t, time.Minute).Next)
 			}
 			var order []string
 			rows := p.read(t)

@@ -186,7 +186,7 @@ func TestSQLite_TwoHandlesShareAFile(t *testing.T) {
 			running.Go(func() {
 				for i := 0; working.Err() == nil; i++ {
 					err := box.RunInTx(context.WithoutCancel(working), func(_ context.Context, tx *sql.Tx) error {
-						time.Sleep(20 * time.Millisecond)
+						testserver.Pause(t.Context(), 20*time.Millisecond)
 						return box.Publisher(tx).Publish("orders", newMessage(fmt.Sprint(n, "/", w, "/", i), ""))
 					})
 					expectNoError(t, err)

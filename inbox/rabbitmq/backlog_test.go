@@ -141,7 +141,7 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 			if strings.HasPrefix(msg.UUID, "evil") {
 				return errors.New("always")
 			}
-			time.Sleep(20 * time.Millisecond) // the rate is the handlers', not the machine's
+			testserver.Pause(t.Context(), 20*time.Millisecond) // the rate is the handlers', not the machine's
 			handled.Add(1)
 			return nil
 		}).AddMiddleware(in.Middleware)
@@ -293,7 +293,7 @@ func TestSubscriber_AKeyMayTakeLongerThanAckTimeout(t *testing.T) {
 		if msg.UUID != fmt.Sprint(i) {
 			t.Fatalf("got %s, want %d", msg.UUID, i)
 		}
-		time.Sleep(100 * time.Millisecond) // of the handler's
+		testserver.Pause(t.Context(), 100*time.Millisecond) // of the handler's
 		if !s.Ready() {
 			t.Fatal("the subscription is reset")
 		}
@@ -382,7 +382,7 @@ func TestSubscriber_AKeyInTroubleHoldsNoMoreThanTheBacklog(t *testing.T) {
 		if state.Messages < least {
 			least, since = state.Messages, time.Now()
 		}
-		time.Sleep(10 * time.Millisecond)
+		testserver.Pause(t.Context(), 10*time.Millisecond)
 	}
 	if held := published - least; held < prefetch+backlog/2 || held > prefetch+backlog {
 		t.Errorf("%d consumers hold %d, want at most %d", consumers(), held, prefetch+backlog)

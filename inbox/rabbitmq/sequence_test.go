@@ -60,13 +60,7 @@ func TestSubscriber_ASequenceGoesOnWithoutOneThatDoesNotCome(t *testing.T) {
 		}
 		return n
 	}
-	for n, since := 0, time.Now(); n < last-1; time.Sleep(20 * time.Millisecond) {
-		if now := settled(); now > n {
-			n, since = now, time.Now()
-		} else if time.Since(since) > patience {
-			t.Fatalf("%d of %d have been dealt with", n, last-1)
-		}
-	}
+	testserver.EventuallyMoving(t, "all have been dealt with", func() bool { return settled() >= last-1 }, settled)
 	if err := errors.Join(router.Close(), <-ended); err != nil {
 		t.Error(err)
 	}

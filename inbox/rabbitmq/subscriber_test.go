@@ -67,9 +67,7 @@ func TestMarshaler_InTheStockSubscriber(t *testing.T) {
 	if death := msg.Metadata.Get("x-death"); !strings.Contains(death, `"reason":"expired"`) {
 		t.Errorf("x-death is %q", death)
 	}
-	for start := time.Now(); deliveries.Load() < 3 && time.Since(start) < patience; {
-		time.Sleep(5 * time.Millisecond)
-	}
+	eventually(t, "three deliveries", func() bool { return deliveries.Load() >= 3 })
 	if err := router.Close(); err != nil {
 		t.Error(err)
 	}

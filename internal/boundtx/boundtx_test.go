@@ -240,11 +240,7 @@ func TestTx_ASilentServerUsesNoPoolUp(t *testing.T) {
 				}
 			}
 			<-f.calls.Idle()
-			for began := time.Now(); f.db.Stats().InUse > 0; time.Sleep(time.Millisecond) {
-				if time.Since(began) > time.Minute {
-					t.Fatalf("%d connections are in use", f.db.Stats().InUse)
-				}
-			}
+			testserver.Eventually(t, "no connection is in use", func() bool { return f.db.Stats().InUse == 0 })
 			f.proxy.Cut()
 			if name != "commit" { // whose outcome is unknown
 				f.expectRows(t, size)
@@ -311,11 +307,13 @@ func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
 	}); !errors.Is(err, bounded.ErrAbandoned) {
 		t.Errorf("got %v", err)
 	}
-	for began, n := time.Now(), 1; n > 0; time.Sleep(time.Millisecond) {
-		if err := f.direct.QueryRowContext(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and query = 'select 1'`).Scan(&n); err != nil || time.Since(began) > time.Minute {
-			t.Fatalf("%d connections, %v", n, err)
+	testserver.Eventually(t, "its connection is gone", func() bool {
+		n := 0
+		if err := f.direct.QueryRowContext(t.Context(), `select count(*) from pg_stat_activity where datname = current_database() and query = 'select 1'`).Scan(&n); err != nil {
+			t.Fatal(err)
 		}
-	}
+		return n == 0
+	})
 	close(release)
 	<-f.calls.Idle()
 	if n := f.db.Stats().OpenConnections; n != 0 {

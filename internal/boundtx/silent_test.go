@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/shorttx"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // The context of a transaction ends while the server is silent, and no statement of it is
@@ -103,9 +104,7 @@ func TestBegin_GivesASilentConnectionOfAFullPoolUp(t *testing.T) {
 		}
 		done <- err
 	}()
-	for f.db.Stats().WaitCount == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testserver.Eventually(t, "it waits for a connection", func() bool { return f.db.Stats().WaitCount > 0 })
 	if err := other.Commit(time.Minute); err != nil {
 		t.Fatal(err)
 	}
@@ -120,9 +119,5 @@ func TestBegin_GivesASilentConnectionOfAFullPoolUp(t *testing.T) {
 		<-done
 	}
 	held.Rollback()
-	for began := time.Now(); f.db.Stats().InUse > 0; time.Sleep(time.Millisecond) {
-		if time.Since(began) > time.Minute {
-			t.Fatalf("%d connections are in use", f.db.Stats().InUse)
-		}
-	}
+	testserver.Eventually(t, "no connection is in use", func() bool { return f.db.Stats().InUse == 0 })
 }

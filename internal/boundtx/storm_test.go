@@ -16,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/shorttx"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // Whatever the connections do, and however small the pool, what a transaction says about
@@ -62,11 +63,7 @@ func TestTx_KeepsItsWordInAStorm(t *testing.T) {
 			f.proxy.Resume()
 
 			<-f.calls.Idle()
-			for began := time.Now(); f.db.Stats().InUse > 0; time.Sleep(time.Millisecond) {
-				if time.Since(began) > time.Minute {
-					t.Fatalf("%d connections are in use", f.db.Stats().InUse)
-				}
-			}
+			testserver.Eventually(t, "no connection is in use", func() bool { return f.db.Stats().InUse == 0 })
 			if err := f.insert(t.Context(), -1, false); err != nil {
 				t.Errorf("after the storm: %v", err)
 			}

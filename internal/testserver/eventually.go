@@ -1,15 +1,20 @@
 package testserver
 
 import (
+	"context"
+	"os"
 	"testing"
 	"time"
 )
 
-// Patience is how long a test waits for what must come. It is long because machines are
-// slow and busy: only a test that fails waits for all of it.
+// Patience is how long a test waits for what must come while nothing moves. It is long
+// because machines are slow and busy: only a test that fails waits for all of it.
 const Patience = 5 * time.Minute
 
-// Eventually waits until condition holds. what tells what is waited for:
+// lookEvery is the time between two looks at what is awaited.
+const lookEvery = 5 * time.Millisecond
+
+// Eventually waits until condition holds. what describes what is awaited:
 //
 //	testserver.Eventually(t, "the queue is empty", func() bool { return left() == 0 })
 //
@@ -17,9 +22,57 @@ const Patience = 5 * time.Minute
 // the test has already failed.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
-	for begin := time.Now(); !condition(); time.Sleep(5 * time.Millisecond) {
-		if waited := time.Since(begin); waited > Patience || waited > 10*time.Second && t.Failed() {
-			t.Fatalf("%s: not within %s", what, waited.Round(time.Second))
+	EventuallyMoving(t, what, condition, func() struct{} { return struct{}{} })
+}
+
+// EventuallyMoving waits until condition holds, for as long as progress moves: [Patience]
+// begins anew whenever progress returns another value. It suits what takes long on a busy
+// machine, such as the delivery of a backlog.
+func EventuallyMoving[P comparable](t testing.TB, what string, condition func() bool, progress func() P) {
+	t.Helper()
+	last, since := progress(), time.Now()
+	for ; !condition(); time.Sleep(lookEvery) {
+		if now := progress(); now != last {
+			last, since = now, time.Now()
+		}
+		if waited := time.Since(since); waited > Patience || waited > 10*time.Second && t.Failed() {
+			t.Fatalf("%s: nothing has moved for %s; the last state is %v", what, waited.Round(time.Second), last)
 		}
 	}
+}
+
+// Poll waits until condition holds and returns true, or false if ctx ends before. Unlike
+// [Eventually] it may be called in any goroutine.
+func Poll(ctx context.Context, condition func() bool) bool {
+	for !condition() {
+		if !Pause(ctx, lookEvery) {
+			return false
+		}
+	}
+	return true
+}
+
+// Pause is time that a simulated workload takes, such as a slow handler. It returns false
+// if ctx ends before.
+func Pause(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// Long reports whether tests may take long: ONCEMILL_LONG=1, as make test-long sets it.
+// Without it a test runs fewer rounds of the same, so that make test fits into minutes.
+func Long() bool { return os.Getenv("ONCEMILL_LONG") != "" }
+
+// Rounds returns the number of rounds for make test, or for a long run.
+func Rounds[N any](short, long N) N {
+	if Long() {
+		return long
+	}
+	return short
 }

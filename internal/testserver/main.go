@@ -18,7 +18,7 @@ import (
 // More tests run at once than there are processors, unless the command line says
 // otherwise: they wait most of the time, for leases and for servers.
 func Main(m *testing.M, options ...goleak.Option) int {
-	if err := flag.Set("test.parallel", strconv.Itoa(2*runtime.GOMAXPROCS(0))); err != nil {
+	if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err) // the testing package has no such flag
 	}
 	code := m.Run()

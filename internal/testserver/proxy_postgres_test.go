@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -30,9 +29,7 @@ func TestPostgresProxy_SilencesTheConnectionThatSendsAStatement(t *testing.T) {
 		}
 		answer <- text
 	}()
-	for proxy.Silenced() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testserver.Eventually(t, "a connection is silent", func() bool { return proxy.Silenced() > 0 })
 	if got := queryText(t, db, "select 'new ' || 'held'"); got != "new held" {
 		t.Errorf("a new connection answers %s", got)
 	}
@@ -58,9 +55,7 @@ func TestPostgresProxy_SilencesEverything(t *testing.T) {
 	proxy.SilenceAll()
 	failed := make(chan error, 1)
 	go func() { failed <- db.PingContext(context.WithoutCancel(t.Context())) }()
-	for proxy.Silenced() == 0 {
-		time.Sleep(time.Millisecond)
-	}
+	testserver.Eventually(t, "a connection is silent", func() bool { return proxy.Silenced() > 0 })
 	proxy.Cut()
 	if err := <-failed; err == nil {
 		t.Error("a connection that was cut answers")

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -111,13 +110,12 @@ func TestCodec_FromTransactionToEffect(t *testing.T) {
 		wire, refused := seen.count()
 		return wire >= orders+forgeries && refused >= forgeries && count(t, pg.DB) >= orders
 	}
-	for begin := time.Now(); !awaited(); time.Sleep(5 * time.Millisecond) {
-		if time.Since(begin) > testserver.Patience || ctx.Err() != nil {
-			wire, refused := seen.count()
-			t.Errorf("in the end %d deliveries, %d of them refused, %d effects", wire, refused, count(t, pg.DB))
-			break
-		}
+	limited, cancel := context.WithTimeout(ctx, testserver.Patience)
+	if !testserver.Poll(limited, awaited) {
+		wire, refused := seen.count()
+		t.Errorf("in the end %d deliveries, %d of them refused, %d effects", wire, refused, count(t, pg.DB))
 	}
+	cancel()
 	stop()
 	if err := errors.Join(group.Wait(), subscriber.Close()); err != nil {
 		t.Error(err)
