@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A downstream's answer that asks to come again is passed on, and not kept.
@@ -136,7 +137,7 @@ func TestMiddleware_WaitsThoughTheFirstFails(t *testing.T) {
 			c.Answers.InProgress, c.Answers.WaitTimeout = idempotency.InProgressWait, 30*time.Second
 		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			n := runs.Add(1)
-			time.Sleep(100 * time.Millisecond)
+			testserver.Pause(t.Context(), 100*time.Millisecond)
 			if n <= 3 {
 				w.WriteHeader(http.StatusInternalServerError)
 			}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // losing makes a function that fails like a transaction that lost against another.
@@ -294,7 +295,7 @@ func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 		work := func() {
 			runs.Add(1)
 			most.Store(max(most.Load(), running.Add(1)))
-			time.Sleep(2500 * time.Millisecond)
+			testserver.Pause(t.Context(), 2500*time.Millisecond)
 			running.Add(-1)
 		}
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

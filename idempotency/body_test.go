@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func typed(contentType string) func(*http.Request) {
@@ -136,7 +137,7 @@ func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 		reader, writer := io.Pipe()
 		go func() {
 			_, _ = writer.Write([]byte("a"))
-			time.Sleep(1500 * time.Millisecond)
+			testserver.Pause(t.Context(), 1500*time.Millisecond)
 			_ = writer.Close()
 		}()
 		r, _ := http.NewRequestWithContext(t.Context(), http.MethodPost, server.URL, reader)

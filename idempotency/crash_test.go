@@ -71,7 +71,7 @@ func (q request) settle(ctx context.Context, client *http.Client, url func() str
 		case ctx.Err() != nil:
 			return a, errors.Join(err, ctx.Err(), fmt.Errorf("last answer %d: %s", a.status, a.body))
 		}
-		time.Sleep(10 * time.Millisecond)
+		testserver.Pause(ctx, 10*time.Millisecond)
 	}
 }
 

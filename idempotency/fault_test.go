@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,9 +28,7 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 		t.Run(isolation.String(), func(t *testing.T) {
 			t.Parallel()
 			late, goOn := make(chan struct{}), make(chan struct{})
-			slow, engine := p.probe(t, true, func(c *idempotency.Config) {
-				c.Transactions.Isolation, c.Timeout, c.Failures.Lease = isolation, time.Minute, 2*time.Minute
-			})
+			slow, engine := p.probe(t, true, func(c *idempotency.Config) { c.Transactions.Isolation, c.Timeout, c.Failures.Lease = isolation, time.Minute, 2*time.Minute })
 			engine.At(func(point string) {
 				if point == "after effect" {
 					close(late)
@@ -110,6 +109,7 @@ type lossy struct {
 	driver driver.Driver
 	dsn    string
 	armed  atomic.Bool
+	unsent atomic.Bool            // a commit never arrives, once, and has no answer
 	text   atomic.Pointer[string] // the answer of a statement that contains it is lost once
 
 	asked     func(query string) // called after a query, unless nil
@@ -184,6 +184,10 @@ type lossyTx struct {
 }
 
 func (t lossyTx) Commit() error {
+	if t.lossy.unsent.CompareAndSwap(true, false) {
+		_ = t.Tx.Rollback()
+		return driver.ErrBadConn
+	}
 	err := t.Tx.Commit()
 	if err == nil && t.lossy.committed != nil {
 		t.lossy.committed()
@@ -210,18 +214,78 @@ func TestTxMiddleware_ALostAnswerOfTheCommitIsLookedUp(t *testing.T) {
 	p := onPostgres(t)
 	lost, through := p.through(t)
 	for _, size := range shapes {
-		url, _ := lost.probe(t, true, func(c *idempotency.Config) { c.Transactions.GroupSize = size })
-		q := newRequest()
-		through.armed.Store(true)
-		a, err := q.send(t.Context(), http.DefaultClient, url, "first")
-		if err != nil || a != (answer{http.StatusCreated, "first"}) || through.armed.Load() {
-			t.Errorf("%v %v", a, err)
+		url, _ := lost.probe(t, true, func(c *idempotency.Config) {
+			c.Transactions.GroupSize, c.Timeout, c.Failures.Lease = size, testserver.Patience, 2*testserver.Patience
+		})
+		// A server that is too busy to answer the look-up in time makes the outcome
+		// unknown, which is no reason to fail.
+		eventually(t, "an outcome is looked up", func() bool {
+			q := newRequest()
+			through.armed.Store(true)
+			a, err := q.send(t.Context(), http.DefaultClient, url, "first")
+			found := a == answer{http.StatusCreated, "first"}
+			if err != nil || !found && a.status != http.StatusServiceUnavailable || through.armed.Load() {
+				t.Errorf("%v %v", a, err)
+			}
+			b, err := q.send(t.Context(), http.DefaultClient, url, "second")
+			if err != nil || b != (answer{http.StatusCreated, "first"}) {
+				t.Errorf("then %v %v", b, err)
+			}
+			q.expectOnce(t, p)
+			return found || t.Failed()
+		})
+	}
+}
+
+// The commit never arrives: there is no effect, so nobody is told that there is one.
+func TestTxMiddleware_ACommitThatNeverArrivesIsNoSuccess(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	lost, through := p.through(t)
+	for shape, size := range shapes {
+		engine := lost.engine(t, func(c *idempotency.Config) {
+			c.Transactions.GroupSize, c.Timeout, c.Failures.Lease = size, testserver.Patience, 2*testserver.Patience
+		})
+		handler := func(arm bool) http.HandlerFunc {
+			return func(w http.ResponseWriter, r *http.Request) {
+				through.unsent.Store(arm)
+				if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
+					t.Error(err)
+				}
+				w.WriteHeader(http.StatusCreated)
+			}
 		}
-		b, err := q.send(t.Context(), http.DefaultClient, url, "second")
-		if err != nil || b != a {
-			t.Errorf("%v %v", b, err)
-		}
-		q.expectOnce(t, p)
+		eventually(t, shape+": a commit of some requests does not arrive", func() bool {
+			var keys []string
+			for range min(size, 3) {
+				keys = append(keys, newRequest().key)
+			}
+			unknown := 0
+			for key, w := range sendTogether(t, engine, keys, handler(true)) {
+				if !slices.Contains(keys, key) {
+					continue
+				}
+				effects := 1
+				if w.Code == http.StatusServiceUnavailable {
+					effects = 0
+					unknown++
+				} else if w.Code != http.StatusCreated {
+					t.Errorf("%s: %d %s", shape, w.Code, w.Body)
+				}
+				if n := p.count(t, `select count(*) from effects where name = $1`, key); n != effects {
+					t.Errorf("%s: %d effects after the answer %d", shape, n, w.Code)
+				}
+			}
+			through.unsent.Store(false)
+			p.endLeases(t)
+			for _, key := range keys {
+				w := do(t, engine.TxMiddleware(handler(false)), post("/", key, withKey(key)))
+				if n := p.count(t, `select count(*) from effects where name = $1`, key); w.Code != http.StatusCreated || n != 1 {
+					t.Errorf("%s: then %d, %d effects", shape, w.Code, n)
+				}
+			}
+			return unknown == len(keys) || t.Failed()
+		})
 	}
 }
 
@@ -233,8 +297,8 @@ func TestTxMiddleware_RunsAgainAfterASerializationFailure(t *testing.T) {
 	p.exec(t, `create table balance (id int primary key, amount int not null)`)
 	p.exec(t, `insert into balance values (1, 0)`)
 	engine := p.engine(t, func(c *idempotency.Config) {
-		c.Transactions.Isolation = sql.LevelSerializable
-		c.Transactions.Retries = 100
+		c.Transactions.Isolation, c.Transactions.Retries = sql.LevelSerializable, 1000
+		c.Timeout, c.Failures.Lease = testserver.Patience, 2*testserver.Patience
 	})
 	var runs atomic.Int64
 	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func grouped(c *idempotency.Config) { c.Transactions.GroupSize = 50 }
@@ -47,10 +48,10 @@ func sendInOrder(t *testing.T, engine *idempotency.Engine, keys []string, handle
 			return
 		}
 		close(running)
-		for deadline := time.Now().Add(500 * time.Millisecond); claimed.Load() <= int64(len(keys)) && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(20 * time.Millisecond) // from the claim to the group
+		limited, cancel := context.WithTimeout(r.Context(), 500*time.Millisecond)
+		defer cancel()
+		testserver.Poll(limited, func() bool { return claimed.Load() > int64(len(keys)) })
+		testserver.Pause(t.Context(), 20*time.Millisecond) // from the claim to the group
 	}))
 	var mu sync.Mutex
 	answers = map[string]*httptest.ResponseRecorder{}
@@ -90,6 +91,34 @@ func addNamed(ctx context.Context, name string) error {
 	tx, _ := idempotency.TxFromContext(ctx)
 	_, err := tx.ExecContext(ctx, `insert into effects (name) values ($1)`, name)
 	return err
+}
+
+// A key of a group whose response has expired is refused like any other, and does not run
+// again.
+func TestGroup_ExpiredKeysAreRefused(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		keys := keysUpTo(8)
+		engine := p.engine(t, func(c *idempotency.Config) {
+			c.Transactions.GroupSize, c.Retention, c.Expiry.RefuseFor = 50, time.Second, time.Hour
+		})
+		handler := func(w http.ResponseWriter, r *http.Request) {
+			if err := addNamed(r.Context(), r.Header.Get("Idempotency-Key")); err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+			w.WriteHeader(http.StatusCreated)
+		}
+		sendTogether(t, engine, keys, handler)
+		for _, key := range keys {
+			eventually(t, key+" has expired", func() bool {
+				w := do(t, engine.TxMiddleware(http.HandlerFunc(handler)), post("/", key, withKey(key)))
+				if n := p.count(t, `select count(*) from effects where name = $1`, key); n != 1 {
+					t.Fatalf("%s: %d effects", key, n)
+				}
+				return w.Code == http.StatusGone
+			})
+		}
+	})
 }
 
 func TestGroup_SharesOneTransaction(t *testing.T) {
@@ -161,7 +190,9 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `insert into late values (1), (1)`)
 		}},
-		"is slow": {status: http.StatusOK, effects: 1, do: func(*place, http.ResponseWriter, *http.Request) { time.Sleep(1200 * time.Millisecond) }},
+		"is slow": {status: http.StatusOK, effects: 1, do: func(*place, http.ResponseWriter, *http.Request) {
+			testserver.Pause(context.Background(), 1200*time.Millisecond) // and heeds no context
+		}},
 		// On SQLite it keeps the others from writing, in whatever transaction.
 		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
@@ -229,7 +260,7 @@ func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
 			http.Error(w, err.Error(), http.StatusInternalServerError) // its group may have been given up
 			return
 		}
-		time.Sleep(200 * time.Millisecond) // 8 s, one after the other
+		testserver.Pause(t.Context(), 200*time.Millisecond) // 8 s, one after the other
 	}) {
 		if w.Code != http.StatusOK {
 			t.Errorf("%s: %d %s", key, w.Code, w.Body)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // What may happen to the first run of a key, after its effect.
@@ -253,10 +254,10 @@ func (x *trial) companions(sending *sync.WaitGroup) (keys []string) {
 	keys = []string{"occupant"}
 	handler := x.engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		close(running)
-		for end := time.Now().Add(time.Second); x.claimed.Load() < 7 && time.Now().Before(end); {
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(20 * time.Millisecond) // from the claim to the group
+		claimed, cancel := context.WithTimeout(r.Context(), time.Second)
+		defer cancel()
+		testserver.Poll(claimed, func() bool { return x.claimed.Load() >= 7 })
+		testserver.Pause(r.Context(), 20*time.Millisecond) // from the claim to the group
 		if err := addNamed(r.Context(), "occupant"); err != nil {
 			x.Error(err)
 		}

@@ -20,6 +20,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func post(path, body string, change ...func(*http.Request)) *http.Request {
@@ -119,7 +120,7 @@ func TestMiddleware_InProgressPolicies(t *testing.T) {
 		<-running
 		if policy == idempotency.InProgressWait {
 			sending.Go(func() {
-				time.Sleep(20 * time.Millisecond)
+				testserver.Pause(t.Context(), 20*time.Millisecond)
 				close(goOn)
 			})
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // forgetful is a store of a hundred keys.
@@ -35,7 +36,7 @@ type careless struct{ idempotency.Store }
 
 func (s careless) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
 	_, found, _ := s.Find(ctx, c.ID)
-	time.Sleep(time.Millisecond)
+	testserver.Pause(ctx, time.Millisecond)
 	r, granted, err := s.Store.Claim(ctx, c)
 	if !found && !granted {
 		r.Owner, r.State = idempotency.Owner{Token: c.Token, Fence: 1}, idempotency.StateStarted

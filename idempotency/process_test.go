@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -184,9 +185,13 @@ func (b *bomb) at(point string) {
 	if at == nil || *at != point || !b.armed.CompareAndSwap(at, nil) {
 		return
 	}
+	// The signal needs a moment to reach this thread, too: whoever was stopped goes on
+	// once the process has been told to, and whoever was killed never.
+	continued := make(chan os.Signal, 1)
+	signal.Notify(continued, syscall.SIGCONT)
 	_ = syscall.Kill(os.Getpid(), syscall.Signal(b.signal.Load()))
-	// The signal needs a moment to reach this thread, too.
-	time.Sleep(100 * time.Millisecond)
+	<-continued
+	signal.Stop(continued)
 }
 
 // pointedEffects add the point "inside the handler".
