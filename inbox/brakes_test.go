@@ -35,7 +35,7 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			runs := 0
 			h := handle(in)(func(m *message.Message) ([]*message.Message, error) {
 				if runs++; runs == 1 { // and keeps the transaction from its end
-					return nil, keepRows(m, func() { <-m.Context().Done(); time.Sleep(1500 * time.Millisecond) })
+					return nil, keepRows(m, func() { <-m.Context().Done(); testserver.Pause(t.Context(), 1500*time.Millisecond) })
 				}
 				<-m.Context().Done()
 				return nil, m.Context().Err()
@@ -165,7 +165,7 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 					return nil, m.Context().Err()
 				}
 			}
-			time.Sleep(10 * time.Millisecond) // so that the rate is the handlers', not the machine's
+			testserver.Pause(m.Context(), 10*time.Millisecond) // so that the rate is the handlers', not the machine's
 			return nil, addEffect(m)
 		})
 	}
@@ -182,7 +182,7 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 				msg := message.NewMessageWithContext(inbox.ContextWithDelivery(ctx, delivery{nacks: i}), "trouble", nil)
 				msg.Metadata.Set(outbox.KeyMetadata, "tenant 7")
 				_, _ = troubled(msg)
-				time.Sleep(50 * time.Millisecond)
+				testserver.Pause(ctx, 50*time.Millisecond)
 			}
 		})
 		var handled [2]atomic.Int64
@@ -307,7 +307,7 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 		<-hanging
 		for range 5 { // more than Retry.Crashes
 			alone := `select coalesce(max(alone), 0) from {{inbox_failures}}`
-			for begin := time.Now(); ; time.Sleep(50 * time.Millisecond) {
+			for begin := time.Now(); ; testserver.Pause(t.Context(), 50*time.Millisecond) {
 				runs := 0
 				err := deliverMessage(t, in, suspect(), func(*message.Message) ([]*message.Message, error) {
 					runs++

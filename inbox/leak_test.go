@@ -5,11 +5,11 @@ import (
 	"database/sql"
 	"errors"
 	"testing"
-	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // useLeaked tries everything that a handle can do.
@@ -128,9 +128,7 @@ func TestTx_IsRefusedOnceItsContextHasEnded(t *testing.T) {
 				return nil, err
 			}
 			cancel()
-			for p.db.Stats().InUse != 0 { // database/sql rolls back on its own
-				time.Sleep(time.Millisecond)
-			}
+			testserver.Poll(t.Context(), func() bool { return p.db.Stats().InUse == 0 }) // database/sql rolls back on its own
 			useLeaked(t, tx, inbox.ErrTxEnded)
 			return nil, nil
 		})

@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -36,6 +37,29 @@ func TestPrune_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 		_, err = in.Prune(t.Context())
 		expectNoError(t, err)
 		if n := p.count(t, `select count(*) from {{inbox}} where message_id in ('1', '59')`); n != 2 || p.count(t, `select count(*) from {{inbox}}`) != 2 {
+			t.Errorf("%d of the two that are younger are left", n)
+		}
+	})
+}
+
+// The record of failed attempts is kept as long: it says when a message is given up.
+func TestPrune_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
+	onEachPlace(t, func(t *testing.T, p *place) {
+		in, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
+		resolved, err := database.Resolve(p.db, p.cfg)
+		expectNoError(t, err)
+		for _, minutes := range []int{1, 59, 61} {
+			id := fmt.Sprint(minutes)
+			expectError(t, deliver(t, in, id, func(*message.Message) ([]*message.Message, error) { return nil, errUndo }), errUndo)
+			ago := fmt.Sprintf(`changed_at - interval '%d minutes'`, minutes)
+			if resolved.Dialect == oncemill.SQLite {
+				ago = fmt.Sprintf(`changed_at - %d`, int64(minutes)*60_000_000)
+			}
+			p.exec(t, resolved.Expand(`update {{inbox_failures}} set changed_at = `+ago+` where message_id = $1`), id)
+		}
+		_, err = in.Prune(t.Context())
+		expectNoError(t, err)
+		if n := p.count(t, `select count(*) from {{inbox_failures}} where message_id in ('1', '59')`); n != 2 || p.count(t, `select count(*) from {{inbox_failures}}`) != 2 {
 			t.Errorf("%d of the two that are younger are left", n)
 		}
 	})
@@ -70,7 +94,7 @@ func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
 					msg := message.NewMessageWithContext(inbox.ContextWithDelivery(t.Context(), delivery{}), fmt.Sprint(name, together, i%3), []byte{byte(i / 3)})
 					run := func() {
 						for try := 0; handle(msg) != nil && try < 100; try++ { // being handled
-							time.Sleep(10 * time.Millisecond)
+							testserver.Pause(t.Context(), 10*time.Millisecond)
 						}
 					}
 					if together {
@@ -114,15 +138,15 @@ func (c *crowd) Put(_ context.Context, name string, body []byte) error {
 	return nil
 }
 
-func (c *crowd) Get(_ context.Context, name string) (io.ReadCloser, error) {
+func (c *crowd) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 	now := c.now.Add(1)
 	for most := c.most.Load(); now > most && !c.most.CompareAndSwap(most, now); most = c.most.Load() {
 	}
 	defer c.now.Add(-1)
-	for begin := time.Now(); c.most.Load() < 2 && time.Since(begin) < time.Minute; { // the next one comes
-		time.Sleep(time.Millisecond)
-	}
-	time.Sleep(5 * time.Millisecond)
+	limited, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	testserver.Poll(limited, func() bool { return c.most.Load() >= 2 }) // the next one comes
+	testserver.Pause(ctx, 5*time.Millisecond)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return io.NopCloser(bytes.NewReader(c.all[name])), nil

@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // letters are the dead letters of a test.
@@ -350,14 +351,14 @@ func TestRetry_OutageOfADependencyPausesAndCostsNothing(t *testing.T) {
 		for i := range 10 {
 			all.Go(func() {
 				for deliver(t, in, fmt.Sprint(i), handler) != nil && !t.Failed() { // as a subscriber that does not delay
-					time.Sleep(10 * time.Millisecond)
+					testserver.Pause(t.Context(), 10*time.Millisecond)
 				}
 			})
 		}
-		time.Sleep(time.Second) // until they agree, and those that had been let through are out
+		testserver.Pause(t.Context(), time.Second) // until they agree, and those that had been let through are out
 		paused.Store(true)
 		before := runs.Load()
-		time.Sleep(time.Second)
+		testserver.Pause(t.Context(), time.Second)
 		if n := runs.Load() - before; n > 10 {
 			t.Errorf("%d runs in a second of the outage", n)
 		}
@@ -391,10 +392,8 @@ func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
 						expectNoError(t, err)
 					})
 				}
-				for start := time.Now(); !p.tap.isAway() && time.Since(start) < 10*time.Second; {
-					time.Sleep(time.Millisecond)
-				}
-				time.Sleep(300 * time.Millisecond) // the length of the outage
+				eventually(t, "the outage begins", p.tap.isAway)
+				testserver.Pause(t.Context(), 300*time.Millisecond) // the length of the outage
 				runs := begun.Load()
 				p.tap.goAway(false)
 				all.Wait()
@@ -431,20 +430,20 @@ func TestPrune_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 		if got := left(); !slices.Equal(got, []string{"dead", "old", "theirs"}) {
 			t.Errorf("left at first: %v", got)
 		}
-		for start := time.Now(); len(left()) == 3 && time.Since(start) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
-			if _, err := in.Prune(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
+		eventually(t, "what is old goes", func() bool {
+			_, err := in.Prune(ctx)
+			expectNoError(t, err)
+			return len(left()) < 3
+		})
 		if got := left(); !slices.Equal(got, []string{"dead", "theirs"}) {
 			t.Errorf("left: %v", got)
 		}
 		// The note is younger than the message that was removed first.
-		for start := time.Now(); p.count(t, `select count(*) from {{inbox_failures}}`) > 0 && time.Since(start) < 20*time.Second; time.Sleep(10 * time.Millisecond) {
-			if _, err := in.Prune(ctx); err != nil {
-				t.Fatal(err)
-			}
-		}
+		eventually(t, "its notes go", func() bool {
+			_, err := in.Prune(ctx)
+			expectNoError(t, err)
+			return p.count(t, `select count(*) from {{inbox_failures}}`) == 0
+		})
 		p.expectNotes(t, 0, 1)
 		cancel()
 		expectNoError(t, <-ended)

@@ -9,6 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -34,7 +35,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 		expectError(t, deliverMessage(t, in, msg("2"), failing), errUndo)
 		for range 3 {
 			expectError(t, deliverMessage(t, in, msg("3"), effect), inbox.ErrGap)
-			time.Sleep(150 * time.Millisecond) // longer than GapWait
+			testserver.Pause(t.Context(), 150*time.Millisecond) // longer than GapWait
 		}
 		expectError(t, deliverMessage(t, in, msg("2"), failing), errUndo)
 		expectError(t, deliverMessage(t, in, msg("3"), effect), inbox.ErrGap)
@@ -43,7 +44,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 		p.expect(t, 3, 3, 0)
 		// One that has not come is not waited for, and one that fails meanwhile is kept.
 		expectError(t, deliverMessage(t, in, msg("5"), effect), inbox.ErrGap)
-		time.Sleep(150 * time.Millisecond)
+		testserver.Pause(t.Context(), 150*time.Millisecond)
 		in2, _ := p.burying(t, func(cfg *inbox.Config) {
 			cfg.Sequence = func(*message.Message) (int64, bool) { return 4, true }
 			cfg.Classify = func(err error) error { // after the attempt
@@ -91,7 +92,7 @@ func TestSequence_GoesOnInOrder(t *testing.T) {
 				n++
 			} else {
 				expectError(t, err, inbox.ErrGap)
-				time.Sleep(50 * time.Millisecond)
+				testserver.Pause(t.Context(), 50*time.Millisecond)
 			}
 		}
 		if len(dead.all()) > 0 {

@@ -182,7 +182,7 @@ func meetSilence(t *testing.T, busy bool) {
 	var handled atomic.Int32
 	for n := range messages {
 		all.Go(func() {
-			for last, since := int32(0), time.Now(); deliver(t, in, fmt.Sprint("m", n), meets) != nil; time.Sleep(5 * time.Millisecond) {
+			for last, since := int32(0), time.Now(); deliver(t, in, fmt.Sprint("m", n), meets) != nil; testserver.Pause(t.Context(), 5*time.Millisecond) {
 				if now := handled.Load(); now != last {
 					last, since = now, time.Now()
 				}
