@@ -150,9 +150,7 @@ func benchSink(b *testing.B, uri string, messages []*relay.Message, window int) 
 	group.Go(func() { _ = sink.Run(ctx) })
 	defer group.Wait()
 	defer cancel()
-	for !sink.Ready() {
-		time.Sleep(time.Millisecond)
-	}
+	testserver.Poll(ctx, sink.Ready)
 
 	var mu sync.Mutex
 	var outcomes int

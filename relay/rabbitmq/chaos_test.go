@@ -66,7 +66,7 @@ func chaos(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, o *outcom
 				id += len(msgs)
 				total.Add(int64(len(msgs)))
 				sink.Publish(ctx, msgs, o.done)
-				time.Sleep(time.Duration(random.IntN(20)) * time.Millisecond)
+				testserver.Pause(t.Context(), time.Duration(random.IntN(20))*time.Millisecond)
 				if random.IntN(4) == 0 {
 					cancel()
 				}
@@ -76,17 +76,17 @@ func chaos(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, o *outcom
 	}
 	random := rand.New(rand.NewPCG(7, 7))
 	for range 12 {
-		time.Sleep(time.Duration(50+random.IntN(150)) * time.Millisecond)
+		testserver.Pause(t.Context(), time.Duration(50+random.IntN(150))*time.Millisecond)
 		switch random.IntN(3) {
 		case 0:
 			p.Cut()
 		case 1:
 			p.DropAcks.Store(true)
-			time.Sleep(40 * time.Millisecond)
+			testserver.Pause(t.Context(), 40*time.Millisecond)
 			p.DropAcks.Store(false)
 		case 2:
 			p.Frozen.Store(true)
-			time.Sleep(40 * time.Millisecond)
+			testserver.Pause(t.Context(), 40*time.Millisecond)
 			p.Frozen.Store(false)
 			p.Cut() // frames may have been lost in the middle
 		}
@@ -121,13 +121,13 @@ func TestSink_KeepsTheOrderOfALaneOverOutages(t *testing.T) {
 	}
 	random := rand.New(rand.NewPCG(3, 3))
 	for range faults {
-		time.Sleep(time.Duration(20+random.IntN(60)) * time.Millisecond)
+		testserver.Pause(t.Context(), time.Duration(20+random.IntN(60))*time.Millisecond)
 		if random.IntN(2) == 0 {
 			p.Cut()
 			continue
 		}
 		p.DropAcks.Store(true)
-		time.Sleep(30 * time.Millisecond)
+		testserver.Pause(t.Context(), 30*time.Millisecond)
 		p.DropAcks.Store(false)
 	}
 	over.Store(true)
@@ -184,7 +184,7 @@ func pipeline(t *testing.T, sink *rabbitmq.Sink, lane int, over *atomic.Bool) (l
 			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+random.IntN(200))*time.Millisecond)
 			cancels = append(cancels, cancel)
 			// A relay has other lanes between its look at what has failed and this.
-			time.Sleep(time.Duration(random.IntN(2000)) * time.Microsecond)
+			testserver.Pause(ctx, time.Duration(random.IntN(2000))*time.Microsecond)
 			sink.Publish(ctx, open[sent:sent+n], o.done)
 			sent += n
 		}

@@ -100,6 +100,17 @@ func (c *tap) count() int {
 	return len(c.ids)
 }
 
+// distinct returns how many messages have arrived, repeats not counted.
+func (c *tap) distinct() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	seen := map[string]bool{}
+	for _, id := range c.ids {
+		seen[id] = true
+	}
+	return len(seen)
+}
+
 // check compares what has arrived with what was committed, with the order of each
 // key, and returns how many messages came again.
 func (c *tap) check(t testing.TB, committed []*message.Message) (repeats int) {
@@ -166,7 +177,7 @@ func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, e
 	eventually(t, "the outage is felt", func() bool {
 		return p.outcomes(t, "unavailable")+p.outcomes(t, "unroutable") > failed
 	})
-	for began := time.Now(); time.Since(began) < outage; time.Sleep(100 * time.Millisecond) {
+	for began := time.Now(); time.Since(began) < outage; testserver.Pause(t.Context(), 100*time.Millisecond) {
 		p.commitTo(t, topic, 40, 5)
 	}
 	p.mustHaveSpentNothing(t)
@@ -178,7 +189,7 @@ func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, e
 	ended := time.Now()
 	eventually(t, "a message is confirmed", func() bool { return p.outcomes(t, "confirmed") > confirmed })
 	took := time.Since(ended)
-	eventually(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 })
+	testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 }, func() int { return p.owedInAll(t) })
 	t.Logf("%v of outage, %d messages owed: the first is confirmed %v after its end, the last %v",
 		outage, owed, took.Round(time.Millisecond), time.Since(ended).Round(time.Millisecond))
 	if took > recovery {
@@ -205,7 +216,7 @@ func TestRelay_SitsOutAlarms(t *testing.T) {
 // finish checks what has arrived when all has been delivered.
 func (p *path) finish(t testing.TB, arrived *tap) {
 	t.Helper()
-	eventually(t, "all arrive", func() bool { return arrived.count() >= len(p.committed) })
+	testserver.EventuallyMoving(t, "all arrive", func() bool { return arrived.distinct() >= len(p.committed) }, arrived.distinct)
 	// What an outage has cut off is sent again, a window of it at most.
 	if repeats := arrived.check(t, p.committed); repeats > 512 {
 		t.Errorf("%d repeats", repeats)
@@ -237,7 +248,7 @@ func TestRelay_SitsOutAMissingQueue(t *testing.T) {
 	p := startPath(t, pg.DB, pg.Config, uri)
 	p.sitOut(t, arrived, outageTime(8*time.Second), func() {
 		// What the broker has taken must not go with the queue.
-		eventually(t, "all arrive", func() bool { return p.owedInAll(t) == 0 && arrived.count() == len(p.committed) })
+		eventually(t, "all arrive", func() bool { return p.owedInAll(t) == 0 && arrived.distinct() >= len(p.committed) })
 		if _, err := admin.QueueDelete("orders", false, false, false); err != nil {
 			t.Fatal(err)
 		}
@@ -292,7 +303,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 			for time.Since(began) < outage || !most() && time.Since(began) < 10*outage { // more time on a busy machine
 				p.commitTo(t, "good", 10, 2)
 				committed = append(committed, time.Now(), time.Now())
-				time.Sleep(20 * time.Millisecond)
+				testserver.Pause(t.Context(), 20*time.Millisecond)
 			}
 			p.mustHaveSpentNothing(t)
 			good.mu.Lock()
@@ -323,18 +334,14 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 			ended, arrived := time.Now(), bad.count()
 			eventually(t, "the topic goes on", func() bool { return bad.count() > arrived })
 			resumed := time.Since(ended)
-			for begin := time.Now(); p.owedInAll(t) > 0; time.Sleep(20 * time.Millisecond) {
-				if time.Since(begin) > 4*patience {
-					t.Fatalf("%d messages are owed still", p.owedInAll(t))
-				}
-			}
+			testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 }, func() int { return p.owedInAll(t) })
 			t.Logf("the stuck topic goes on %v after the end, and nothing is owed after %v",
 				resumed.Round(time.Millisecond), time.Since(ended).Round(time.Millisecond))
 			if resumed > recovery {
 				t.Errorf("the stuck topic went on %v after the end", resumed)
 			}
 			p.mustHaveSpentNothing(t)
-			eventually(t, "all arrive", func() bool { return bad.count() >= stuck && good.count() >= len(p.committed) })
+			eventually(t, "all arrive", func() bool { return bad.distinct() >= stuck && good.distinct() >= len(p.committed) })
 			for what, n := range map[string]int{"stuck topic": bad.check(t, stuckOnes), "other topic": good.check(t, p.committed)} {
 				if n > 256 { // confirms that were late on a busy machine, a window of them
 					t.Errorf("%s: %d repeats", what, n)
@@ -371,6 +378,6 @@ func TestRelay_LeavesNoLaneBehindAChannelThatStalls(t *testing.T) {
 	p.mustHaveSpentNothing(t)
 	arrived := &tap{}
 	arrived.consume(t, admin, "orders")
-	eventually(t, "all arrive", func() bool { return arrived.count() >= len(p.committed) })
+	eventually(t, "all arrive", func() bool { return arrived.distinct() >= len(p.committed) })
 	t.Logf("%d messages, %d repeats", len(p.committed), arrived.check(t, p.committed))
 }

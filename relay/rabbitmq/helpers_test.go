@@ -187,11 +187,7 @@ func (o *outcomes) lateConfirms() int {
 
 func (o *outcomes) await(n int) {
 	o.t.Helper()
-	for begin := time.Now(); o.count() < n; time.Sleep(time.Millisecond) {
-		if time.Since(begin) > patience {
-			o.t.Fatalf("%d of %d outcomes in time", o.count(), n)
-		}
-	}
+	testserver.EventuallyMoving(o.t, fmt.Sprint(n, " outcomes"), func() bool { return o.count() >= n }, o.count)
 }
 
 func (o *outcomes) of(m *relay.Message) error {
@@ -249,9 +245,9 @@ func publish(t testing.TB, sink relay.Sink, within time.Duration, msgs []*relay.
 // and fails on a refusal. It returns how often something was unavailable.
 func deliver(t testing.TB, sink relay.Sink, msgs []*relay.Message) (unavailable int) {
 	t.Helper()
-	for begin := time.Now(); len(msgs) > 0; {
-		if time.Since(begin) > patience {
-			t.Fatalf("%d messages not delivered in time", len(msgs))
+	for since := time.Now(); len(msgs) > 0; {
+		if time.Since(since) > patience {
+			t.Fatalf("%d messages not delivered, and none for long", len(msgs))
 		}
 		o := publish(t, sink, 5*time.Second, msgs)
 		var left []*relay.Message
@@ -263,10 +259,13 @@ func deliver(t testing.TB, sink relay.Sink, msgs []*relay.Message) (unavailable 
 				left = append(left, m)
 			}
 		}
+		if len(left) < len(msgs) {
+			since = time.Now()
+		}
 		msgs = left
 		if len(left) > 0 {
 			unavailable++
-			time.Sleep(20 * time.Millisecond)
+			testserver.Pause(t.Context(), 20*time.Millisecond)
 		}
 	}
 	return unavailable

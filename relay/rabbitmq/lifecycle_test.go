@@ -75,7 +75,14 @@ func TestSink_GivesBackEverythingWhenItStops(t *testing.T) {
 	for lane := range 3 {
 		sink.Publish(t.Context(), batch(lane, 10, 20, "orders"), o.done) // in flight and pending
 	}
-	time.Sleep(20 * time.Millisecond)
+	admin := dialAMQP(t, uri)
+	eventually(t, "what there is room for is in flight", func() bool {
+		q, err := admin.QueueDeclarePassive("orders", true, false, false, false, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return q.Messages == 5+3*5
+	})
 	stop()
 	if _, _, unavailable := o.kinds(); unavailable != 60 {
 		t.Errorf("%d of 60 unavailable when Run returned", unavailable)

@@ -143,7 +143,6 @@ func (p *path) receive(t testing.TB, uri string) (repeats int) {
 		want[key] = append(want[key], m.UUID)
 	}
 	seen := map[string]int{}
-	deadline := time.After(2 * patience)
 	for len(seen) < len(p.committed) {
 		select {
 		case m := <-received:
@@ -157,7 +156,7 @@ func (p *path) receive(t testing.TB, uri string) (repeats int) {
 				repeats++
 			}
 			m.Ack()
-		case <-deadline:
+		case <-time.After(patience):
 			t.Fatalf("%d of %d received in time", len(seen), len(p.committed))
 		}
 	}
@@ -183,7 +182,7 @@ func TestRelay_ResumesAfterAnOutageWithoutCountingAFailure(t *testing.T) {
 	node.Stop()
 	p.commit(t, 2000)
 	begin, owed := time.Now(), p.owed(t)
-	time.Sleep(outage)
+	testserver.Pause(t.Context(), outage)
 	if n := p.owed(t); n != owed || n < 2000 {
 		t.Errorf("%d rows are owed after %v without a broker, %d were when it went", n, time.Since(begin), owed)
 	}
@@ -201,11 +200,7 @@ func TestRelay_ResumesAfterAnOutageWithoutCountingAFailure(t *testing.T) {
 	}
 	p.mustHaveSpentNothing(t)
 	p.commit(t, 100)
-	for begin := time.Now(); p.owed(t) > 0; time.Sleep(20 * time.Millisecond) {
-		if time.Since(begin) > 4*patience {
-			t.Fatalf("%d rows are owed still", p.owed(t))
-		}
-	}
+	testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owed(t) == 0 }, func() int { return p.owed(t) })
 	for _, kind := range []string{"refused", "unknown"} {
 		if n := p.outcomes(t, kind); n != 0 {
 			t.Errorf("%d messages counted as %s", n, kind)

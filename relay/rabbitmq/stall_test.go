@@ -47,7 +47,7 @@ func busy(t *testing.T, sink *rabbitmq.Sink, first, lanes int, topic string) (st
 					t.Errorf("lane %d, message %d: not delivered: %v", lane, id, o.errs())
 					return
 				}
-				time.Sleep(5 * time.Millisecond)
+				testserver.Pause(t.Context(), 5*time.Millisecond)
 			}
 		})
 	}
@@ -318,14 +318,7 @@ func TestSink_SendsALargeMessageOverASlowLink(t *testing.T) {
 	sink.Publish(t.Context(), large, o.done)
 	small := batch(1, 10, 20, "orders")
 	sink.Publish(t.Context(), small, o.done)
-	for moved, began := 0, time.Now(); o.count() < 21; time.Sleep(10 * time.Millisecond) {
-		if n := o.count(); n > moved {
-			moved, began = n, time.Now()
-		}
-		if time.Since(began) > 2*patience {
-			t.Fatalf("%d of 21 outcomes", o.count())
-		}
-	}
+	testserver.EventuallyMoving(t, "21 outcomes", func() bool { return o.count() == 21 }, o.count)
 	if delivered, _, _ := o.kinds(); delivered != 21 {
 		t.Errorf("%d of 21 delivered: %v", delivered, o.errs())
 	}
