@@ -47,7 +47,7 @@ func TestRelay_ResumesWhenItsDatabaseComesBack(t *testing.T) {
 		all = append(all, more...)
 		w.await(t, len(all)-len(more)/2) // in the middle of it
 		stop()
-		time.Sleep(1500 * time.Millisecond) // longer than the lease
+		testserver.Pause(t.Context(), 1500*time.Millisecond) // longer than the lease
 		server.Start()
 		p.awaitNothingOwed(t)
 	}
@@ -74,7 +74,7 @@ func TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut(t *testing.T) {
 				t.Errorf("cut: %v", err)
 			}
 			cut.Add(int64(killed))
-			time.Sleep(30 * time.Millisecond)
+			testserver.Pause(t.Context(), 30*time.Millisecond)
 		}
 	}()
 	var all []*message.Message
@@ -83,7 +83,7 @@ func TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut(t *testing.T) {
 			all = append(all, keyed(string(rune('a'+k)), i, 1)...)
 		}
 		commit(t, sheltered, all[len(all)-20:]...)
-		time.Sleep(10 * time.Millisecond)
+		testserver.Pause(t.Context(), 10*time.Millisecond)
 	}
 	cancel()
 	<-ended

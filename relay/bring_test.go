@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -177,7 +178,7 @@ func TestPieces_BringOthersBesideAVeryLargeOne(t *testing.T) {
 	p, brought := &pieces{begun: []*begun{{of: rows[0].Ref, payload: make([]byte, mostBegun+1), seen: time.Now()}}}, 0
 	p.read = func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
 		p.size = leastPiece
-		time.Sleep(10 * time.Millisecond)
+		testserver.Pause(ctx, 10*time.Millisecond)
 		if of == rows[0].Ref {
 			brought += leastPiece
 			return make([]byte, leastPiece), nil
@@ -207,7 +208,7 @@ func TestPieces_TryALargeOneHoweverManySmallOnesThereAre(t *testing.T) {
 		if of == o.rows[large].Ref {
 			return o.w.queue.ReadPiece(ctx, of, offset, most)
 		}
-		time.Sleep(20 * time.Millisecond)
+		testserver.Pause(ctx, 20*time.Millisecond)
 		return []byte("a"), nil
 	}}
 	rows := []*outboxstore.Row{&o.rows[large]}
@@ -239,7 +240,7 @@ func TestPieces_TryALargeOneBehindOneThatHasNoRoom(t *testing.T) {
 			if of != o.rows[0].Ref {
 				return o.w.queue.ReadPiece(ctx, of, offset, most)
 			}
-			time.Sleep(20 * time.Millisecond)
+			testserver.Pause(ctx, 20*time.Millisecond)
 			return []byte("a"), nil
 		}}
 		for range 4 {

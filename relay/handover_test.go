@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -33,7 +34,7 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 			}
 			commit(t, box, msgs...)
 			all = append(all, msgs...)
-			time.Sleep(pause)
+			testserver.Pause(ctx, pause)
 		}
 	})
 	t.Cleanup(func() { cancel(); group.Wait() })

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -47,7 +48,7 @@ func feed(t *testing.T, p place, box *outbox.Outbox) (stop func() []*message.Mes
 	var all []*message.Message
 	var group sync.WaitGroup
 	group.Go(func() {
-		for i := 0; ctx.Err() == nil; time.Sleep(10 * time.Millisecond) {
+		for i := 0; ctx.Err() == nil; testserver.Pause(ctx, 10*time.Millisecond) {
 			if p.owed(t) > 400 {
 				continue
 			}
@@ -72,7 +73,7 @@ func feed(t *testing.T, p place, box *outbox.Outbox) (stop func() []*message.Mes
 func TestRelay_ChargesNobodyForAKilledWorker(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, p place) {
-		kills, crashes := 3, 0
+		kills, crashes := 2, 0
 		if long() {
 			kills = 20
 		}

@@ -130,15 +130,10 @@ func TestLeases_ReleaseAndLeave(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A worker that is not heard of is not counted.
-		for begin := time.Now(); ; time.Sleep(shortTerm) {
+		eventually(t, "nobody is counted", func() bool {
 			_, peers := s.mustCensus(t)
-			if len(peers) == 0 {
-				break
-			}
-			if time.Since(begin) > longTerm/2 {
-				t.Fatalf("peers %v stay", peers)
-			}
-		}
+			return len(peers) == 0
+		})
 	})
 }
 
@@ -219,11 +214,7 @@ func TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer(t *testing.T) {
 		}
 		epoch := s.mustTake(t, "a", []int{upkeepLane}, 1, shortTerm)[upkeepLane]
 		s.inGuard(t, upkeepLane, "a", epoch, func(bool) {
-			for begin := time.Now(); len(s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm)) == 0; time.Sleep(shortTerm) {
-				if time.Since(begin) > longTerm/2 {
-					t.Fatal("the transaction keeps the lease")
-				}
-			}
+			eventually(t, "the lease is taken over", func() bool { return len(s.mustTake(t, "b", []int{upkeepLane}, 1, longTerm)) == 1 })
 		})
 	})
 }

@@ -119,15 +119,10 @@ func (s lessors) mustCensus(t *testing.T) (map[int]lease, map[string]peer) {
 // awaitExpired waits until the database finds the lanes free.
 func (s lessors) awaitExpired(t *testing.T, lanes ...int) {
 	t.Helper()
-	for begin := time.Now(); ; time.Sleep(shortTerm / 4) {
+	eventually(t, "the leases expire", func() bool {
 		leases, _ := s.mustCensus(t)
-		if !slices.ContainsFunc(lanes, func(lane int) bool { return leases[lane].left >= 0 }) {
-			return
-		}
-		if time.Since(begin) > longTerm/2 {
-			t.Fatal("leases do not expire")
-		}
-	}
+		return !slices.ContainsFunc(lanes, func(lane int) bool { return leases[lane].left >= 0 })
+	})
 }
 
 // inGuard runs fn in a transaction that the lease guards, with the limits that such

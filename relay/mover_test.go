@@ -15,6 +15,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 
@@ -177,7 +178,7 @@ func (p place) upkeepHolder(t testing.TB) (name string) {
 }
 
 // rest makes a producer slow.
-func rest(d time.Duration) { time.Sleep(d) }
+func rest(d time.Duration) { testserver.Pause(context.Background(), d) }
 
 // A message that is too large for the usual limit of a move is given the time that it
 // needs.

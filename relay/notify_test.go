@@ -19,6 +19,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -73,7 +74,7 @@ func (w *wire) awaitSoon(t testing.TB, n int) {
 		if time.Since(begin) > deaf.PollMin/2 {
 			t.Fatalf("%d messages are there, want %d", w.distinct(), n)
 		}
-		time.Sleep(5 * time.Millisecond)
+		testserver.Pause(t.Context(), 5*time.Millisecond)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -134,7 +135,7 @@ func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 				<-ctx.Done()
 				return relay.Unavailable(ctx.Err())
 			}
-			time.Sleep(after)
+			testserver.Pause(ctx, after)
 			return verdict.err()
 		}}, cfg)
 		all := spread(50, 60)

@@ -51,7 +51,7 @@ func TestParking_OnSQLiteGivesWay(t *testing.T) {
 		}
 	}
 
-	const messages, size = 300, 512 << 10
+	const messages, size = 120, 512 << 10
 	key := laneKey(1)
 	publish := func(name string) []outboxstore.Ref {
 		t.Helper()

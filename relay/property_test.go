@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxqueue"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -62,7 +63,7 @@ func (o ordeal) random(stream string) *rand.Rand {
 func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		place: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 10 * time.Second,
+		place: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 6 * time.Second,
 		writers: 8, hold: 600 * time.Millisecond, bulk: 60, late: leastLate,
 		spec: workerSpec{Lease: time.Second, Window: 64, Batch: 16},
 	}
@@ -90,7 +91,7 @@ func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 func TestRelay_KeepsItsPromisesOnSQLite(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		place: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 8 * time.Second,
+		place: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 5 * time.Second,
 		writers: 3, hold: 30 * time.Millisecond, bulk: 20,
 		spec: workerSpec{Lease: 2 * time.Second, Window: 64, Batch: 8},
 	}
@@ -116,7 +117,7 @@ func TestRelay_KeepsItsPromisesInOtherOrders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.place, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 5*time.Second
+			o.place, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 3*time.Second
 			o.writers, o.hold, o.bulk = 4, 10*time.Millisecond, 30
 			o.spec.Lease, o.spec.Window, o.spec.Batch = time.Second, 64, 16
 			if long() {
@@ -165,7 +166,7 @@ func (o ordeal) run(t *testing.T) (*business, *naiveReader) {
 	others.Go(func() {
 		for ctx.Err() == nil {
 			naive.step(t)
-			time.Sleep(5 * time.Millisecond)
+			testserver.Pause(ctx, 5*time.Millisecond)
 		}
 	})
 	workers := o.nemesis(ctx, t, broker)
@@ -204,7 +205,7 @@ func (o ordeal) await(t *testing.T, b *business) {
 	}
 	begin := time.Now()
 	for time.Since(begin) < o.duration || !enough() && time.Since(begin) < 12*o.duration {
-		time.Sleep(50 * time.Millisecond)
+		testserver.Pause(t.Context(), 50*time.Millisecond)
 	}
 }
 

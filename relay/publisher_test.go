@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -324,7 +325,7 @@ func TestNewPublisherSink_BoundsTheCallsAndKeepsTheOrder(t *testing.T) {
 			defer under.Add(-1)
 			for old := most.Load(); n > old && !most.CompareAndSwap(old, n); old = most.Load() {
 			}
-			time.Sleep(time.Millisecond)
+			testserver.Pause(t.Context(), time.Millisecond)
 			w.note("publisher", m)
 			return nil
 		}), relay.PublisherConfig{Parallel: parallel})

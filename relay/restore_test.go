@@ -289,7 +289,7 @@ func TestRelay_ResumesAfterPostgresWasAway(t *testing.T) {
 	load := p.produce(t, 6, 2*time.Millisecond)
 	eventually(t, "traffic", func() bool { return load.count() > 500 })
 	server.Crash()
-	time.Sleep(outage)
+	testserver.Pause(t.Context(), outage)
 	before, n := w.count(), load.count()
 	server.Start()
 	begin := time.Now()

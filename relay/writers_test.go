@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -157,7 +158,9 @@ func (w *writer) run(ctx context.Context, t testing.TB) {
 	}
 }
 
-func (w *writer) pause(most time.Duration) { time.Sleep(time.Duration(w.rng.Int64N(int64(most)))) }
+func (w *writer) pause(most time.Duration) {
+	testserver.Pause(context.Background(), time.Duration(w.rng.Int64N(int64(most))))
+}
 
 var errUndo = errors.New("rolled back on purpose")
 

@@ -87,7 +87,7 @@ func movesEachEnvelopeOnceThroughKills(t *testing.T, server *testserver.Postgres
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(life + mathrand.N(life))
+		testserver.Pause(t.Context(), life+mathrand.N(life))
 		if err := cmd.Process.Kill(); err != nil {
 			t.Fatalf("the intake has ended by itself: %s", stderr.String())
 		}

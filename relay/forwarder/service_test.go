@@ -333,7 +333,7 @@ func (s *service) produce(t *testing.T) (stop func()) {
 					}
 					n++
 					if rng.IntN(20) == 0 {
-						time.Sleep(3 * time.Millisecond)
+						testserver.Pause(t.Context(), 3*time.Millisecond)
 					}
 				}
 				end := tx.Rollback

@@ -120,9 +120,7 @@ func TestDrain_SaysWhenItCannotDeliver(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		go func() {
-			for sink.Attempts("a") < 2 && ctx.Err() == nil {
-				time.Sleep(time.Millisecond)
-			}
+			testserver.Poll(ctx, func() bool { return sink.Attempts("a") >= 2 })
 			cancel()
 		}()
 		err := relaytest.Drain(ctx, box, sink)
