@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"database/sql"
 	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -18,80 +20,55 @@ import (
 type setup struct {
 	name string
 	env  []string
-	skip string // tests that it makes no sense for, and why
+	skip []skips // tests that it makes no sense for
 
 	pooler *testserver.Pooler // nil: straight to the server
 }
 
-// suite is a package whose tests touch the database.
-type suite struct {
-	name string
-	few  string // what CI runs; ONCEMILL_LONG runs all
-}
+// skips names tests of a suite.
+type skips map[string][]string
 
 // long runs more than CI has time for.
-var long = os.Getenv("ONCEMILL_LONG") != ""
+var long = testserver.Long()
 
 const module = "github.com/oncemill/oncemill"
-
-var suites = []suite{
-	{".", `TestMigrate_(AppliesEachSet|TenProcesses)|TestFromPgx`},
-	{"outbox", `TestPublish_(WhatIsRead|TopicsIDs|ManyMessages|NeedsNo|ReturnsWhat|Savepoints)|TestRunInTx_(ACommitThatWaits|WaitsForTheAnswer|ALostAnswer|RetriesASer|ManyAtOnce|AnOverlooked)|` +
-		`TestRead_(ReturnsEach|LimitsThe|StopsA|PassesOver|FindsWhatCommits)|TestRemove_(Matches|KeepsThe|WithoutHistory)|TestRing_(Truncates|NeverDestroys)|` +
-		`TestHistory_(DaysAre|RevokedRights)|TestPlans_TheLibrary|TestCheck_RefusesASequenceBehind|TestRepairSequence_Mends`},
-	{"inbox", `TestInbox_(Copies|RunsA|FailedAttempt|WorksOnOne|ContextThatEndsRolls|WritesReturned)|TestPostgres_(LostAnswer|LostConnection|HandlerHas)|` +
-		`TestTx_(Savepoints|Executes)|TestSeal_(CommitOf|IDs)|TestGroup_(SharesOne|PreparesWhat|OneBad)`},
-	{"relay", `TestLeases|TestParking|TestRelay_(RepeatsNothing|WorksUnderAny|PublishesNothingAgainWhileDeletions|StopsWhileIts)|TestFromPublisher_DeliversToGoChannel`},
-	{"idempotency", `TestConformance_InGroups|TestGroup_(SharesOne|OneBad)`},
-	{"idempotency/storetest", `TestStore_OnPostgreSQL`},
-}
-
-// always are tests that have nothing to do with how PostgreSQL is reached, or that
-// are about one way: a private server, settings of one session, a backlog of
-// lib/pq's, a server that cuts the connections of one pool.
-const always = `(?i)sqlite|TestPlans_Never|TestParkingPlans|TestRing_Loses|TestRemove_SparesNewRowsAfterACrash|TestRelay_KeepsItsPromises|TestRelay_Resumes|` +
-	`TestRelay_LosesAndRepeatsNothingWhileItsConnections|TestEngine|TestWatermillSQL|TestFromPublisher_DeliversToStock`
 
 // TestSetups runs the suites, and the whole way, where PostgreSQL is reached in
 // another way than by lib/pq straight to the server. The driver pgx is laid over
 // internal/testserver, so that the library's module does not know of it.
 func TestSetups(t *testing.T) {
+	t.Parallel()
 	server := testserver.PrivatePostgres(t, "max_connections=400")
 	pooler := server.PgBouncer("server_idle_timeout=3", "default_pool_size=10", "min_pool_size=2", "server_round_robin=1", "stats_users=postgres")
 	straight := []string{"ONCEMILL_TEST_POSTGRES=" + server.DSN()}
 	behind := append(straight[:1:1], "ONCEMILL_TEST_PGBOUNCER="+pooler.DSN())
 	pgx, one := "ONCEMILL_TEST_DRIVER=pgx", "ONCEMILL_TEST_MAX_OPEN_CONNS=1"
-	// pgx does not ask the server to cancel a commit, and as it comes it keeps
-	// statements prepared.
-	const notPgx = `TestRunInTx_ACommitThatTheServerCancels|TestGroup_OpenRows|TestGroup_PreparesNothing`
-	// These wait long, and are not about a pooler.
-	const notAgain = `TestRelay_DeliversWhatever|TestRelay_DeliversBeside|TestRelay_StopsWhileIts|TestRelay_WorksUnderTheAdmin`
-	// In these a handler or a store prepares statements, which a pooler does not allow.
-	const notPooled = `TestStore_OnPostgreSQLPrepared|TestPublish_KeepsItsStatementPrepared|TestTx_IsRefusedAfterTheHandler|TestTx_ExecutesQueriesAndPrepared|TestGroup_PreparesNothing`
-	const notPgxAsItComes = notPgx + `|TestPlans_TheLibraryPrepares`
-	// These hold one transaction of a pool while they want another of it.
-	const notOne = `TestTx_IsRefusedOnceItsContext|TestInbox_DifferentMessagesDoNotWait|TestPostgres_Copy|TestRelay_PublishesNothingAgainWhileRowsAreLocked|TestBrakes_ASuspectIsAlone|TestBrakes_TroubleOfOne`
 	setups := []setup{
-		{"pgx", append([]string{pgx}, straight...), notPgxAsItComes, nil},
-		{"pgx_PgBouncer", append([]string{pgx}, behind...), notPgx + "|" + notPooled + "|" + notAgain, pooler},
-		{"PgBouncer_one_connection", append([]string{one}, behind...), notOne + "|" + notPooled + "|" + notAgain, pooler},
+		{"pgx", append([]string{pgx}, straight...), []skips{notPgx, notPgxAsItComes}, nil},
+		{"pgx_PgBouncer", append([]string{pgx}, behind...), []skips{notPgx, notPooled, notAgain}, pooler},
+		{"PgBouncer_one_connection", append([]string{one}, behind...), []skips{notOne, notPooled, notAgain}, pooler},
 	}
 	if long {
-		setups = append(setups, setup{"PgBouncer", behind, notPooled + "|" + notAgain, pooler}, setup{"one_connection", append([]string{one}, straight...), notOne + "|" + notAgain, nil})
+		setups = append(setups, setup{"PgBouncer", behind, []skips{notPooled, notAgain}, pooler}, setup{"one_connection", append([]string{one}, straight...), []skips{notOne, notAgain}, nil})
 	}
 	binaries := build(t)
+	mustExist(t, binaries)
 	t.Run("suites", func(t *testing.T) {
 		for _, s := range setups {
 			t.Run(s.name, func(t *testing.T) {
 				t.Parallel()
-				for _, of := range suites {
-					s.run(t, of.name, binaries[of.name], of.few)
-				}
 				self, err := filepath.Abs(os.Args[0])
 				if err != nil {
 					t.Fatal(err)
 				}
-				s.run(t, "internal/e2e", self, "^TestWholeWay$")
+				binaries, suites := maps.Clone(binaries), slices.Clone(suites)
+				binaries["internal/e2e"] = self
+				for _, of := range append(suites, suite{name: "internal/e2e", few: []string{"TestWholeWay"}}) {
+					t.Run(of.name, func(t *testing.T) {
+						t.Parallel()
+						s.run(t, of, binaries[of.name])
+					})
+				}
 			})
 		}
 	})
@@ -160,28 +137,81 @@ var (
 )
 
 // run runs tests of a suite in the set-up, again if the pooler has died of itself.
-func (s setup) run(t *testing.T, suite, binary, tests string) {
+func (s setup) run(t *testing.T, of suite, binary string) {
 	t.Helper()
-	skip := always + "|" + s.skip
-	args := []string{"-test.v", "-test.timeout=30m", "-test.skip=" + skip + "|/(?i)^sqlite"} // with a slash: the last
-	if !long || suite == "internal/e2e" {
-		args = append(args, "-test.run="+tests)
+	never := slices.Clone(of.never)
+	for _, tests := range s.skip {
+		never = append(never, tests[of.name]...)
+	}
+	// With a slash: subtests.
+	cells := "|/(?i)^sqlite"
+	if !long {
+		cells += "|/(?i)(repeatable|serializable)" // their own packages test other levels
+	}
+	args := []string{"-test.v", "-test.timeout=30m", "-test.skip=" + exactly(never) + cells}
+	least := 1
+	if !long || of.name == "internal/e2e" {
+		few := slices.DeleteFunc(slices.Clone(of.few), func(name string) bool { return slices.Contains(never, name) })
+		least = len(few)
+		args = append(args, "-test.run="+exactly(few))
 	}
 	before := s.crashes()
-	cmd, out, err := s.start(t, suite, binary, args)
+	cmd, out, err := s.start(t, of.name, binary, args)
 	if err != nil && s.crashes() > before {
-		t.Logf("%s: PgBouncer has died; once more", suite)
-		cmd, out, err = s.start(t, suite, binary, args)
+		t.Logf("%s: PgBouncer has died; once more", of.name)
+		cmd, out, err = s.start(t, of.name, binary, args)
 	}
 	switch n := len(passed.FindAll(out, -1)); {
 	case err != nil:
-		t.Errorf("%s: %v\n%s", suite, err, failures(out))
+		t.Errorf("%s: %v\n%s", of.name, err, failures(out))
 	case skipped.Match(out):
-		t.Errorf("%s: %s", suite, skipped.Find(out))
-	case n < strings.Count(tests, "Test"):
-		t.Errorf("%s: %d tests ran", suite, n)
+		t.Errorf("%s: %s", of.name, skipped.Find(out))
+	case n < least:
+		t.Errorf("%s: %d of %d tests ran", of.name, n, least)
 	default:
-		t.Logf("%s: %d tests, %v of processor time", suite, n, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+		t.Logf("%s: %d tests, %v of processor time", of.name, n, cmd.ProcessState.UserTime()+cmd.ProcessState.SystemTime())
+	}
+}
+
+// exactly returns a pattern of the names; of none, one that matches nothing.
+func exactly(names []string) string {
+	if len(names) == 0 {
+		return "^$"
+	}
+	return "^(" + strings.Join(names, "|") + ")$"
+}
+
+// mustExist fails if a test that the lists name is not in its suite, so that one that was
+// renamed or removed is noticed.
+func mustExist(t *testing.T, binaries map[string]string) {
+	t.Helper()
+	known := map[string]bool{}
+	for _, of := range suites {
+		known[of.name] = true
+		out, err := exec.CommandContext(t.Context(), binaries[of.name], "-test.list=.").Output()
+		if err != nil {
+			t.Fatalf("list the tests of %s: %v", of.name, err)
+		}
+		there := strings.Fields(string(out))
+		named := slices.Concat(of.few, of.never)
+		for _, tests := range everySkip {
+			named = append(named, tests[of.name]...)
+		}
+		for _, name := range named {
+			if !slices.Contains(there, name) {
+				t.Errorf("%s has no test %s", of.name, name)
+			}
+		}
+	}
+	for _, tests := range everySkip {
+		for name := range tests {
+			if !known[name] {
+				t.Errorf("tests of %q are skipped, which is no suite", name)
+			}
+		}
+	}
+	if t.Failed() {
+		t.FailNow()
 	}
 }
 

@@ -31,6 +31,7 @@ import (
 // starves: everything is relayed while the load lasts, no lease is lost, and whoever
 // waits returns when its context ends.
 func TestSQLite_IsFairUnderSlowHandlers(t *testing.T) {
+	t.Parallel()
 	for _, load := range []struct {
 		requests int
 		handler  time.Duration
@@ -229,7 +230,7 @@ func (f *fair) handler(takes time.Duration) http.Handler {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		time.Sleep(takes)
+		testserver.Pause(r.Context(), takes)
 		msg := stamped()
 		msg.SetContext(r.Context())
 		if err := publisher.Publish("orders", msg); err != nil {
@@ -285,14 +286,7 @@ func (f *fair) produce(ctx context.Context, t *testing.T, within time.Duration) 
 // moving waits for what must come, as long as anything is relayed.
 func (f *fair) moving(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	last, since := f.sink.count(), time.Now()
-	for ; !condition(); time.Sleep(10 * time.Millisecond) {
-		if now := f.sink.count(); now != last {
-			last, since = now, time.Now()
-		} else if time.Since(since) > patience {
-			t.Fatalf("%s: not in time", what)
-		}
-	}
+	testserver.EventuallyMoving(t, what, condition, f.sink.count)
 }
 
 // check waits until nothing is owed and compares figures with what is promised.
@@ -341,10 +335,8 @@ func quantile(sorted []time.Duration, q float64) time.Duration {
 // A backlog is delivered while others publish: their transactions come between the
 // relay's, which are bounded by the time that they keep others waiting.
 func TestSQLite_ProducersPassABacklog(t *testing.T) {
-	rows := 20_000
-	if long {
-		rows = 300_000
-	}
+	t.Parallel()
+	rows := testserver.Rounds(10_000, 300_000)
 	f := newFair(t)
 	f.fill(t, rows)
 	stop := f.relay(t)
@@ -355,7 +347,7 @@ func TestSQLite_ProducersPassABacklog(t *testing.T) {
 	working.Go(func() {
 		for producing.Err() == nil {
 			f.produce(context.WithoutCancel(producing), t, 5*time.Second)
-			time.Sleep(10 * time.Millisecond) // a producer, not a flood
+			testserver.Pause(producing, 10*time.Millisecond) // a producer, not a flood
 		}
 	})
 	f.moving(t, "the backlog is delivered", func() bool { return f.sink.count() >= rows })

@@ -45,6 +45,7 @@ func universal(features tests.Features) tests.Features {
 // The flags of a GoChannel are those of its own tests. It has no order, and what it
 // keeps is gone with it. Each call makes one, and an outbox and a relay with it.
 func TestUniversal_GoChannel(t *testing.T) {
+	t.Parallel()
 	construct := func(t *testing.T) (message.Publisher, message.Subscriber) {
 		channel := gochannel.NewGoChannel(gochannel.Config{OutputChannelBuffer: 10_000, Persistent: true}, watermill.NopLogger{})
 		box := sqliteBox(t)
@@ -57,6 +58,7 @@ func TestUniversal_GoChannel(t *testing.T) {
 // The flags for RabbitMQ are those of watermill-amqp's own tests, whose subscriber
 // it is.
 func TestUniversal_RabbitMQ(t *testing.T) {
+	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	sink, err := rabbitmq.New(amqp.NewDurablePubSubConfig(uri, nil), rabbitmq.Config{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {

@@ -32,7 +32,7 @@ import (
 // documents with ONCEMILL_LONG.
 func TestWaiting(t *testing.T) {
 	t.Parallel()
-	topics, rows, mebibytes, each := 1000, 3000, 64, 10*time.Second
+	topics, rows, mebibytes, each := 1000, 3000, 64, 4*time.Second
 	if long {
 		topics, rows, mebibytes, each = 100_000, 300_000, 2048, time.Minute
 	}
@@ -260,7 +260,7 @@ func (w *waiting) returned(t *testing.T) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(6 * time.Second) // the server counts every five seconds
+	testserver.Pause(t.Context(), 6*time.Second) // the server counts every five seconds
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, os.Getenv("ONCEMILL_TEST_AMQP_ADMIN")+"/api/vhosts"+uri.Path, http.NoBody)
 	if err != nil {
 		t.Fatal(err)

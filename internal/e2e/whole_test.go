@@ -146,7 +146,7 @@ func produce(t *testing.T, ctx context.Context, box *outbox.Outbox, producer int
 			t.Errorf("transaction: %v", err)
 			return
 		}
-		time.Sleep(5 * time.Millisecond)
+		testserver.Pause(t.Context(), 5*time.Millisecond)
 	}
 }
 

@@ -1,0 +1,329 @@
+package e2e
+
+// suite is a package whose tests touch the database.
+type suite struct {
+	name string
+	few  []string // what CI runs; ONCEMILL_LONG runs all but the tests of never
+
+	// never names tests that have nothing to do with how PostgreSQL is reached, or that
+	// are of one way: SQLite, a private server, settings of one session, a backlog of lib/pq's,
+	// a server that cuts the connections of one pool.
+	never []string
+}
+
+var suites = []suite{
+	{
+		name: ".",
+		few: []string{
+			"TestFromPgx_PassesStatementsOnAndNeverEndsTheTransaction",
+			"TestFromPgx_ServesThePublishers",
+			"TestMigrate_AppliesEachSetOnceAndTells",
+			"TestMigrate_TenProcessesAtOnce",
+		},
+		never: []string{
+			"ExampleSQLiteDSN",
+			"TestCheckSQLite_NamesEachSettingThatIsWrong",
+			"TestMigrate_OnSQLiteSaysThatItWaitedInVain",
+			"TestSQLiteDSN_OpensTheFileOfThatName",
+			"TestSQLiteDSN_SetsWhatThePromisesNeedOnEveryConnection",
+			"TestSQLiteDSN_TakesARelativePath",
+			"TestSQLiteDSN_TheLogShrinks",
+			"TestSQLiteDSN_TransactionsWaitForEachOtherAndReadersForNobody",
+		},
+	},
+	{
+		name: "outbox",
+		few: []string{
+			"TestCheck_RefusesASequenceBehindItsRows",
+			"TestCheck_RefusesASequenceBehindTheHistory",
+			"TestCheck_RefusesASequenceBehindWhatIsScheduled",
+			"TestHistory_DaysAreMadeAhead",
+			"TestHistory_RevokedRightsDoNotStopDelivery",
+			"TestPlans_TheLibraryPreparesNothing",
+			"TestPublish_ManyMessagesAreOneStatement",
+			"TestPublish_NeedsNoSecondConnection",
+			"TestPublish_ReturnsWhatTheDatabaseSays",
+			"TestPublish_SavepointsDecideOnTheirMessages",
+			"TestPublish_TopicsIDsAndKeysRoundTrip",
+			"TestPublish_WhatIsReadIsWhatWasPublished",
+			"TestRead_FindsWhatCommitsLate",
+			"TestRead_LimitsTheRowsOfEachLane",
+			"TestRead_PassesOverBusyKeys",
+			"TestRead_PassesOverKnownRows",
+			"TestRead_PassesOverManyKnownRows",
+			"TestRead_ReturnsEachLaneTogetherAndInOrder",
+			"TestRead_StopsALaneOnceItHasTheBytes",
+			"TestRemove_KeepsTheRowInTheHistory",
+			"TestRemove_MatchesEveryMicrosecond",
+			"TestRemove_WithoutHistoryKeepsNothing",
+			"TestRepairSequence_MendsWhileOthersPublish",
+			"TestRing_NeverDestroysACommittedRow",
+			"TestRing_TruncatesBesideReadsThatNeverPause",
+			"TestRing_TruncatesDeadPartitionsThatAreNotBeingWritten",
+			"TestRunInTx_ACommitThatWaitsForAStandbyIsUnknownAndGoesOn",
+			"TestRunInTx_ALostAnswerOfTheCommitIsUnknown",
+			"TestRunInTx_AnOverlookedErrorIsADefiniteFailure",
+			"TestRunInTx_ManyAtOnceAllSucceed",
+			"TestRunInTx_RetriesASerializationFailureOfAStatement",
+			"TestRunInTx_RetriesASerializationFailureOfTheCommit",
+			"TestRunInTx_WaitsForTheAnswerToACommitAfterItsContextHasEnded",
+		},
+		never: []string{
+			"TestHistory_OnSQLiteExpiredRowsAreDeletedInPieces",
+			"TestHistory_OnSQLiteLargeRowsAreDeletedAFewAtATime",
+			"TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore",
+			"TestPlans_OnSQLiteEachLaneIsReadByItsIndex",
+			"TestRemove_SparesNewRowsAfterACrashThatLostCommits",
+			"TestRing_LosesNothingWhileItGoesRound",
+			"TestSQLite_ACanceledBeginLeavesNothingOpen",
+			"TestSQLite_AFullDiskDropsNoHistory",
+			"TestSQLite_AHandlerWhoseContextEndedKeepsNobody",
+			"TestSQLite_ALostTransactionPublishesNothing",
+			"TestSQLite_KnowsThatItsFileIsGone",
+			"TestSQLite_RefusesATransactionInsideAnother",
+			"TestSQLite_TheFirstTransactionChecksTheSettings",
+			"TestSQLite_TwoHandlesShareAFile",
+			"TestSQLite_WaitsNoLongerThanTheContext",
+			"TestSQLite_WaitsOnceWithoutADeadline",
+		},
+	},
+	{
+		name: "inbox",
+		few: []string{
+			"TestGroup_OneBadMemberSpoilsNobody",
+			"TestGroup_PreparesWhatItsHandlersRepeat",
+			"TestGroup_SharesOneTransaction",
+			"TestInbox_ContextThatEndsRollsBack",
+			"TestInbox_CopiesAtOnceHaveOneEffect",
+			"TestInbox_FailedAttemptLeavesNothing",
+			"TestInbox_RunsAMessageOnceForEachConsumer",
+			"TestInbox_WorksOnOneConnection",
+			"TestInbox_WritesReturnedMessagesToTheOutbox",
+			"TestPostgres_HandlerHasTheIsolationOfTheInboxAndItsOwnLockTimeout",
+			"TestPostgres_LostAnswerOfTheCommitIsResolvedByTheRedelivery",
+			"TestPostgres_LostConnectionLeavesNothing",
+			"TestSeal_CommitOfAHandlerFailsInTheDatabase",
+			"TestSeal_IDsAreNotCommittedByHand",
+			"TestTx_ExecutesQueriesAndPreparedStatements",
+			"TestTx_SavepointsWork",
+		},
+		never: []string{
+			"TestSQLite_BusyDatabaseComesAgain",
+			"TestSQLite_FailedStatementThatEndsNothingMayBeOverlooked",
+			"TestSQLite_InterruptedReadEndsNothing",
+			"TestSQLite_TransactionThatTheDatabaseEndsIsNoticed",
+			"TestSeal_SQLiteNeedsForeignKeys",
+		},
+	},
+	{
+		name: "relay",
+		few: []string{
+			"TestFromPublisher_DeliversToGoChannel",
+			"TestLeases_ABeatThatMetATakeoverDoesNotHoldTheLane",
+			"TestLeases_AGuardedTransactionExcludesATakeover",
+			"TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting",
+			"TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer",
+			"TestLeases_ALockedRowOfAnotherWorkerKeepsNoHeartbeatWaiting",
+			"TestLeases_ASuspectIsHandedOver",
+			"TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight",
+			"TestLeases_AnExpiredLeaseIsTheFirstTakers",
+			"TestLeases_AnOwnerThatLivesOnHasNotCrashed",
+			"TestLeases_AreNotFlushedWithoutARow",
+			"TestLeases_BeatShowsTheWorkerAndExtendsItsLanes",
+			"TestLeases_EndsWhatNobodyRenewsAfterTheClockWasSetBack",
+			"TestLeases_ExpireFormerEndsThoseOfTheSameName",
+			"TestLeases_ManyTakersShareNoLane",
+			"TestLeases_NothingIsTakenByAStatementThatDoesNotCommit",
+			"TestLeases_ReleaseAndLeave",
+			"TestLeases_TakeGivesFreeLanesWithANewEpoch",
+			"TestLeases_TheDeadAreForgotten",
+			"TestLeases_TheOutageOfTheDatabaseIsNobodysCrash",
+			"TestLeases_UpkeepWithAStaleLeaseDoesNothing",
+			"TestParkingStore_FindsOtherTopicsAmongTheNewestRows",
+			"TestParking_ABrokenHistoryStopsNothing",
+			"TestParking_AConfirmThatComesLateClosesTheLetter",
+			"TestParking_AFailedMessageWaitsWithItsSuccessorsBehindIt",
+			"TestParking_AHeldMessageHoldsItsKeyUntilAnOperatorDecides",
+			"TestParking_ALetterHoldsTheWholeMessageAndWhy",
+			"TestParking_ALetterSaysThatItsMessageMayHaveBeenDelivered",
+			"TestParking_APieceIsOfTheVersionThatWasLookedAt",
+			"TestParking_AReplayComesBackInItsPlace",
+			"TestParking_ASettlementSeesTheFollowerThatItWaitedFor",
+			"TestParking_AWriteThatWaitsForATakeoverIsFenced",
+			"TestParking_AWriteUnderWayExcludesATakeoverOnly",
+			"TestParking_AgeIsThatOfTheFirstFailure",
+			"TestParking_AgreesWithAModel",
+			"TestParking_CommandsAreTheOldestMessagesFirst",
+			"TestParking_DueBringsOnlyWhatIsDue",
+			"TestParking_DueKeepsToItsBounds",
+			"TestParking_FollowMovesTheRowsOfKeys",
+			"TestParking_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead",
+			"TestParking_LooksAtTopicsInTurn",
+			"TestParking_LooksBringWhatTheWayCarries",
+			"TestParking_LooksPassLargeMessagesOverIfAsked",
+			"TestParking_NextIsTheFirstOfAllTopics",
+			"TestParking_RowsAreMatchedByTheirWholeIdentity",
+			"TestParking_TopicsTakeTurns",
+			"TestParking_WhatFailsAtNoChargeOnlyWaits",
+			"TestRelay_PublishesNothingAgainWhileDeletionsFail",
+			"TestRelay_RepeatsNothingOverCleanStops",
+			"TestRelay_WorksUnderAnyDefaultIsolation",
+		},
+		never: []string{
+			"TestEngine_ACommandThatIsImpossibleKeepsNoOther",
+			"TestEngine_ADeletionThatFailsStopsNeitherReadsNorLanes",
+			"TestEngine_AKeyThatCannotBeSweptKeepsNoOther",
+			"TestEngine_AKeyWhoseFailureCannotBeWrittenLeavesRoom",
+			"TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain",
+			"TestEngine_ALostConnectionDelaysParkedMessagesALittle",
+			"TestEngine_AReadThatOutlivesItsLeaseCountsForNothing",
+			"TestEngine_ASeedRepeatsItsSchedule",
+			"TestEngine_AnAnnouncementEndsWithItsKeysState",
+			"TestEngine_AnotherProbeFollowsOneWhoseLaneIsLost",
+			"TestEngine_ChargesALoneSuspectInTheEnd",
+			"TestEngine_CountsTheTimeLimitFromTheFirstFailure",
+			"TestEngine_EndsTheCautionInABacklog",
+			"TestEngine_FailuresThatCannotBeWrittenTakeBoundedMemory",
+			"TestEngine_FindsSeveralSuspectsGuilty",
+			"TestEngine_ForgetsCircuitsWithoutMessages",
+			"TestEngine_ForgetsWhatWasReadFromADatabaseThatMayBeAnother",
+			"TestEngine_HasRoomForLargeMessages",
+			"TestEngine_IsNotDueInThePast",
+			"TestEngine_KeepsItsPromisesUnderAnySchedule",
+			"TestEngine_KeepsWhatItsFunctionPanicsAt",
+			"TestEngine_KnowsRowsThatAreBeingDeletedWhenALaneComesBack",
+			"TestEngine_LearnsWhatTheWayCarriesFromReadsAlone",
+			"TestEngine_LeavesADeadTopicBehindAfterAnOutage",
+			"TestEngine_LivesWithAWriteThatIsImpossible",
+			"TestEngine_LockedRowsAreTriedAgainApart",
+			"TestEngine_LooksAheadTakeBoundedMemory",
+			"TestEngine_LooksForDueRowsUnderLoad",
+			"TestEngine_LooksForSmallMessagesBesideLargeOnes",
+			"TestEngine_LooksForWhatTheWayCarries",
+			"TestEngine_NarrowsReadsThatFail",
+			"TestEngine_OneRowOfParkedThatCannotBeDeletedKeepsNoOther",
+			"TestEngine_OneRowThatCannotBeDeletedKeepsNoOther",
+			"TestEngine_PollsWhileALargeMessageComes",
+			"TestEngine_ProbesAStuckTopicFromALaneThatCanPublish",
+			"TestEngine_PutsALaneOffWhoseLargeMessageCannotBeRead",
+			"TestEngine_ReadsALaneAgainSoonWhoseLargeMessageWaitsForOthers",
+			"TestEngine_ReadsALaneWithManyLockedRows",
+			"TestEngine_ReadsWhatTheWayCarries",
+			"TestEngine_SettlesWhatAFormerOwnerConfirmed",
+			"TestEngine_SweepsAKeyThatMakesReadsSlow",
+			"TestEngine_SweepsAKeyWhateverItsReadsHadForAnExcuse",
+			"TestEngine_SweepsNoKeyForASlowWay",
+			"TestEngine_TakesConfirmsHoweverLate",
+			"TestEngine_TriesALaneThatCannotBeReadRarely",
+			"TestEngine_TriesALoneSuspectOfARecoveringTopic",
+			"TestFromPublisher_DeliversToStockWatermillAMQP",
+			"TestParkingPlans_OnSQLiteGoByIndexes",
+			"TestParkingPlans_TouchNothingElse",
+			"TestParking_OnSQLiteGivesWay",
+			"TestRelay_IsNotDelayedByAnOpenReaderOfSQLite",
+			"TestRelay_KeepsItsPromisesInOtherOrders",
+			"TestRelay_KeepsItsPromisesOnPostgreSQL",
+			"TestRelay_KeepsItsPromisesOnSQLite",
+			"TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut",
+			"TestRelay_ResumesAfterPostgresWasAway",
+			"TestRelay_ResumesWhenItsDatabaseComesBack",
+			"TestRun_EndsWhenTheFileOfSQLiteWasReplaced",
+		},
+	},
+	{
+		name: "idempotency",
+		few: []string{
+			"TestConformance_InGroups",
+			"TestGroup_OneBadRequestSpoilsNobody",
+			"TestGroup_SharesOneTransaction",
+		},
+		never: []string{
+			"TestEngine_AbandonsWhatHasNoDeadlineOfItsOwn",
+			"TestEngine_PurgesWhatIsToBeForgotten",
+			"TestEngine_RefusesToSettleWithWhatIsNoAnswer",
+			"TestEngine_RunNeedsTheTables",
+			"TestEngine_SettlesACommand",
+			"TestEngine_SettlesAnUnknownOutcome",
+			"TestPurge_OnSQLiteGivesWay",
+			"TestTxMiddleware_AStaleOwnerIsRolledBackOnSQLite",
+			"TestTxMiddleware_NothingCommitsAloneAfterSQLiteHasEndedTheTransaction",
+		},
+	},
+	{
+		name: "idempotency/storetest",
+		few: []string{
+			"TestStore_OnPostgreSQL",
+			"TestStore_OnPostgreSQLPrepared",
+		},
+		never: []string{
+			"TestStore_OnSQLite",
+		},
+	},
+}
+
+var (
+	// pgx does not ask the server to cancel a commit, and as it comes it keeps
+	// statements prepared.
+	notPgx = skips{
+		"outbox": {
+			"TestRunInTx_ACommitThatTheServerCancelsIsADefiniteFailure",
+		},
+		"inbox": {
+			"TestGroup_OpenRowsSpoilNobody",
+			"TestGroup_PreparesNothingWhereNamesAreTaken",
+		},
+	}
+
+	// As it comes, and with no pooler.
+	notPgxAsItComes = skips{
+		"outbox": {
+			"TestPlans_TheLibraryPreparesNothing",
+		},
+	}
+
+	// These wait long, and are not about a pooler.
+	notAgain = skips{
+		"relay": {
+			"TestRelay_DeliversBesideAFullDisk",
+			"TestRelay_DeliversBesideALockedMessageThatWaits",
+			"TestRelay_DeliversBesideALockedTable",
+			"TestRelay_DeliversBesideLockedRows",
+			"TestRelay_DeliversBesideManyLockedRowsOfALane",
+			"TestRelay_DeliversWhateverStatementIsSilenced",
+			"TestRelay_StopsWhileItsDatabaseIsSilent",
+			"TestRelay_WorksUnderTheAdministratorsLimits",
+		},
+	}
+
+	// In these a handler or a store prepares statements, which a pooler does not allow.
+	notPooled = skips{
+		"outbox": {
+			"TestPublish_KeepsItsStatementPrepared",
+		},
+		"inbox": {
+			"TestGroup_PreparesNothingWhereNamesAreTaken",
+			"TestTx_ExecutesQueriesAndPreparedStatements",
+			"TestTx_IsRefusedAfterTheHandlerHasReturned",
+		},
+		"idempotency/storetest": {
+			"TestStore_OnPostgreSQLPrepared",
+		},
+	}
+
+	// These hold one transaction of a pool while they want another of it.
+	notOne = skips{
+		"inbox": {
+			"TestBrakes_ASuspectIsAloneForAShortTime",
+			"TestBrakes_TroubleOfOneLeavesTheOthersTheirRate",
+			"TestInbox_DifferentMessagesDoNotWaitForEachOther",
+			"TestPostgres_CopyOfAMessageBeingHandledComesAgain",
+			"TestPostgres_CopyThatSeesTheFirstCommitIsADuplicateOrComesAgain",
+			"TestTx_IsRefusedOnceItsContextHasEnded",
+		},
+		"relay": {
+			"TestRelay_PublishesNothingAgainWhileRowsAreLocked",
+		},
+	}
+
+	everySkip = []skips{notPgx, notPgxAsItComes, notAgain, notPooled, notOne}
+)
