@@ -15,6 +15,8 @@ DOCUMENTS := README.md $(wildcard docs/*.md)
 tool = $$(go -C tools tool -n $(1))
 # Runs a command in every module, to the end; the second argument is what to call it.
 each = bad=0; for module in $(MODULES); do echo "$(2): $$module"; (cd "$$module" && $(1)) || bad=1; done; exit $$bad
+# Starts the servers that are missing and runs all tests; the argument limits each package.
+run-tests = exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=$(1)
 
 .PHONY: help
 help: ## print this
@@ -44,7 +46,11 @@ bench-long: ## the same with more repetitions and growth curves
 # SQLite is C in Go's clothes, whose every load the race detector would look at: five
 # times the processor time, for races that are not ours.
 test: ## every test of every module with -race; starts what is missing
-	exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=80m
+	$(call run-tests,80m)
+
+.PHONY: test-long
+test-long: ## the same in full: all cases, long runs, large sizes; takes hours
+	export ONCEMILL_LONG=1 && $(call run-tests,5h)
 
 .PHONY: sim
 sim: ## drive the relay's engine through 50,000 random schedules (SCHEDULES=n; SEED=n for the first)

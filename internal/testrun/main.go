@@ -19,6 +19,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -60,18 +61,47 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	}
 	defer os.RemoveAll(turns) //nolint:errcheck // it is temporary
 	args = append([]string{"-exec", strings.Join([]string{self, turnFlag, filepath.Join(turns, "turn")}, " ")}, args...)
-	var total counts
-	var errs []error
+	var (
+		group sync.WaitGroup
+		mu    sync.Mutex // guards total and errs
+		total counts
+		errs  []error
+	)
+	shared, slots := &sharedWriter{out: out}, make(chan struct{}, modulesAtOnce)
 	for _, dir := range dirs {
-		report := newReport(out, allowed)
-		if err := testModule(ctx, dir, args, report); err != nil {
-			errs = append(errs, fmt.Errorf("module %s: %w", dir, err))
-		}
-		total.add(report.counts)
+		slots <- struct{}{}
+		group.Go(func() {
+			defer func() { <-slots }()
+			report := newReport(shared, allowed)
+			err := testModule(ctx, dir, args, report)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				errs = append(errs, fmt.Errorf("module %s: %w", dir, err))
+			}
+			total.add(report.counts)
+		})
 	}
+	group.Wait()
 	fmt.Fprintf(out, "tests: modules=%d passed=%d failed=%d skipped=%d seconds=%.0f\n",
 		len(dirs), total.passed, total.failed, total.skipped, time.Since(started).Seconds())
 	return errors.Join(errs...)
+}
+
+// modulesAtOnce is how many modules are compiled side by side. Tests take turns in any case,
+// and while those of one module run, another one is compiled.
+const modulesAtOnce = 2
+
+// sharedWriter lets several modules write lines to one writer.
+type sharedWriter struct {
+	mu  sync.Mutex // guards out
+	out io.Writer
+}
+
+func (w *sharedWriter) Write(p []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.out.Write(p)
 }
 
 // testModule runs the tests of the module in dir.

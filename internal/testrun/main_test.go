@@ -138,13 +138,14 @@ func TestModules_FindsAllButTools(t *testing.T) {
 	}
 }
 
-// Packages are tested one after the other: each finds the file of no other one.
+// Packages are tested one after the other, those of other modules too: each finds the file
+// of no other one.
 func TestRun_TestsOnePackageAtATime(t *testing.T) {
 	t.Parallel()
 	busy := filepath.Join(t.TempDir(), "busy")
-	files := map[string]string{}
-	for _, name := range []string{"a", "b", "c"} {
-		files[name+"/"+name+"_test.go"] = "package " + name + `
+	files := map[string]string{"second/go.mod": "module example.com/second\n\ngo 1.26\n"}
+	for _, name := range []string{"a", "b", "second/c", "second/d"} {
+		files[name+"/alone_test.go"] = "package " + filepath.Base(name) + `
 
 import (
 	"os"
@@ -163,7 +164,7 @@ func TestIsAlone(t *testing.T) {
 }
 `
 	}
-	if out, err := runIn(t, files, "-p=3"); err != nil || !strings.Contains(out, "passed=3") {
+	if out, err := runIn(t, files, "-p=3"); err != nil || !strings.Contains(out, "modules=2 passed=4") {
 		t.Errorf("%v\n%s", err, out)
 	}
 }
