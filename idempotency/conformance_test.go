@@ -2,6 +2,7 @@ package idempotency_test
 
 import (
 	"context"
+	"fmt"
 	"net/http/httptest"
 	"strings"
 	"syscall"
@@ -11,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 func runSuite(t *testing.T, urls ...string) {
@@ -37,6 +39,28 @@ func runSuite(t *testing.T, urls ...string) {
 	}
 }
 
+// mode is a cell of the matrix of modes and databases.
+type mode struct {
+	transactional bool
+	place         string
+}
+
+// inModes is inEachMode for some cells only, unless the run is a long one: the others are
+// those of another test.
+func inModes(t *testing.T, some []mode, test func(t *testing.T, p *place, transactional bool)) {
+	t.Helper()
+	if testserver.Long() {
+		inEachMode(t, test)
+		return
+	}
+	for _, m := range some {
+		t.Run(fmt.Sprintf("transactional %t, %s", m.transactional, m.place), func(t *testing.T) {
+			t.Parallel()
+			test(t, places[m.place](t), m.transactional)
+		})
+	}
+}
+
 // inEachMode runs test on a database of its own for each mode: on SQLite a handler
 // that stands still in its transaction makes all others of its database wait.
 func inEachMode(t *testing.T, test func(t *testing.T, p *place, transactional bool)) {
@@ -50,7 +74,7 @@ func inEachMode(t *testing.T, test func(t *testing.T, p *place, transactional bo
 
 func TestConformance_InOneProcess(t *testing.T) {
 	t.Parallel()
-	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
+	inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *place, transactional bool) {
 		url, _ := p.probe(t, transactional, nil)
 		runSuite(t, url)
 	})
@@ -58,7 +82,7 @@ func TestConformance_InOneProcess(t *testing.T) {
 
 func TestConformance_OfTwoProcesses(t *testing.T) {
 	t.Parallel()
-	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
+	inModes(t, []mode{{false, "postgresql"}, {true, "sqlite"}}, func(t *testing.T, p *place, transactional bool) {
 		s := serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: transactional}
 		runSuite(t, startServer(t, s).url, startServer(t, s).url)
 	})

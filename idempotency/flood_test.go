@@ -3,7 +3,6 @@ package idempotency_test
 import (
 	"context"
 	"net/http"
-	"os"
 	"runtime"
 	"strconv"
 	"sync"
@@ -19,10 +18,7 @@ import (
 // purge keeps up, and whoever has too much outstanding is told so.
 func TestMiddleware_SurvivesAFloodOfKeys(t *testing.T) {
 	t.Parallel()
-	keys := 5_000
-	if os.Getenv("ONCEMILL_LONG") != "" {
-		keys = 1_000_000
-	}
+	keys := testserver.Rounds(3_000, 1_000_000)
 	p := onPostgres(t)
 	p.prepare = true
 	p.open(t)
