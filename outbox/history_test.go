@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -121,13 +122,10 @@ func TestMaintain_AFailedStepSkipsNoOther(t *testing.T) {
 func onEachPostgres(t *testing.T, test func(t *testing.T, p *place)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range places {
-		if name == "sqlite" {
-			continue
-		}
+	for _, name := range testserver.OneOf(t, "postgresql", "postgresql_other_defaults") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, open(t))
+			test(t, places[name](t))
 		})
 	}
 }

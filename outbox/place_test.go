@@ -47,10 +47,10 @@ var places = map[string]func(*testing.T) *place{
 func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range places {
+	for _, name := range append(testserver.OneOf(t, "postgresql", "postgresql_other_defaults"), "sqlite") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, open(t))
+			test(t, places[name](t))
 		})
 	}
 }

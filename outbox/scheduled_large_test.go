@@ -118,7 +118,7 @@ func TestMoveDue_AMessageThatCannotBeMovedHoldsUpItsKeyAlone(t *testing.T) {
 // and are tried again.
 func TestMoveDue_OneThatIsRefusedHoldsUpItsKeyAlone(t *testing.T) {
 	onEachPostgres(t, func(t *testing.T, p *place) {
-		for _, size := range []int{10, 9 << 20} {
+		for _, size := range testserver.Rounds([]int{9 << 20}, []int{10, 9 << 20}) {
 			p.exec(t, `delete from {{outbox}}`)
 			p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
 			p.cfg.Logger = slog.New(slog.DiscardHandler)

@@ -41,7 +41,7 @@ func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
 		box := newBox(db)
 		return lessors{newLeaseStore(box), db, box, newLeaseStore(newBox(other))}
 	}
-	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+	for _, level := range testserver.OneOf(t, "read committed", "repeatable read", "serializable") {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)

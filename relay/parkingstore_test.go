@@ -40,7 +40,7 @@ const lotLane = 5
 // highest, which forgives more than the one below it.
 func eachLot(t *testing.T, test func(t *testing.T, p *lot)) {
 	t.Parallel()
-	for _, level := range []string{"read committed", "repeatable read"} {
+	for _, level := range testserver.OneOf(t, "read committed", "repeatable read") {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)

@@ -144,11 +144,7 @@ func (s setup) run(t *testing.T, of suite, binary string) {
 		never = append(never, tests[of.name]...)
 	}
 	// With a slash: subtests.
-	cells := "|/(?i)^sqlite"
-	if !long {
-		cells += "|/(?i)(repeatable|serializable)" // their own packages test other levels
-	}
-	args := []string{"-test.v", "-test.timeout=30m", "-test.skip=" + exactly(never) + cells}
+	args := []string{"-test.v", "-test.timeout=30m", "-test.skip=" + exactly(never) + "|/(?i)^sqlite"}
 	least := 1
 	if !long || of.name == "internal/e2e" {
 		few := slices.DeleteFunc(slices.Clone(of.few), func(name string) bool { return slices.Contains(never, name) })
@@ -219,7 +215,7 @@ func (s setup) start(t *testing.T, suite, binary string, args []string) (cmd *ex
 	t.Helper()
 	cmd = exec.CommandContext(t.Context(), binary, args...)
 	cmd.Dir = filepath.Join(rootDir(t), suite)
-	cmd.Env = append(os.Environ(), s.env...)
+	cmd.Env = append(append(os.Environ(), "ONCEMILL_TEST_FIRST_CELL=1"), s.env...) // the defaults
 	out, err = cmd.CombinedOutput()
 	return cmd, out, err
 }

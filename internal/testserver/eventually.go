@@ -2,7 +2,6 @@ package testserver
 
 import (
 	"context"
-	"os"
 	"testing"
 	"time"
 )
@@ -63,16 +62,4 @@ func Pause(ctx context.Context, d time.Duration) bool {
 	case <-ctx.Done():
 		return false
 	}
-}
-
-// Long reports whether tests may take long: ONCEMILL_LONG=1, as make test-long sets it.
-// Without it a test runs fewer rounds of the same, so that make test fits into minutes.
-func Long() bool { return os.Getenv("ONCEMILL_LONG") != "" }
-
-// Rounds returns the number of rounds for make test, or for a long run.
-func Rounds[N any](short, long N) N {
-	if Long() {
-		return long
-	}
-	return short
 }

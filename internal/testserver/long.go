@@ -1,0 +1,37 @@
+package testserver
+
+import (
+	"hash/fnv"
+	"os"
+	"testing"
+)
+
+// Long reports whether tests may take long: ONCEMILL_LONG=1, as make test-long sets it.
+// Without it a test runs fewer rounds, or cells, of the same, so that make test fits into
+// minutes.
+func Long() bool { return os.Getenv("ONCEMILL_LONG") != "" }
+
+// Rounds returns the number of rounds for make test, or for a long run.
+func Rounds[N any](short, long N) N {
+	if Long() {
+		return long
+	}
+	return short
+}
+
+// OneOf returns the cells of a matrix that a test runs in: all in a long run, otherwise one.
+// Which one depends on the test's name, so that each cell has its share of the tests.
+// ONCEMILL_TEST_FIRST_CELL makes it the first.
+func OneOf(t testing.TB, cells ...string) []string {
+	t.Helper()
+	if Long() {
+		return cells
+	}
+	n := 0
+	if os.Getenv("ONCEMILL_TEST_FIRST_CELL") == "" {
+		hash := fnv.New32a()
+		_, _ = hash.Write([]byte(t.Name()))
+		n = int(hash.Sum32() % uint32(len(cells))) //nolint:gosec // a handful
+	}
+	return cells[n : n+1]
+}
