@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -87,7 +88,8 @@ func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
 // among what is left to rounds: others go on, now and while a round goes on.
 func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
 	onEachPostgres(t, func(t *testing.T, p *place) {
-		const known, refused, waiting = 20, 300, 6000 // more than are looked at at a time
+		const known = 20
+		refused, waiting := testserver.Rounds(150, 300), testserver.Rounds(2500, 6000) // more than are looked at at a time
 		p.refuses(t, known)
 		p.queue.PassOver(known)
 		schedule := func(id, key string, minute, n, bytes int) {

@@ -207,7 +207,7 @@ func TestRelay_SitsOutAlarms(t *testing.T) {
 	arrived.consume(t, admin, "orders")
 	pg := testserver.Postgres(t)
 	p := startPath(t, pg.DB, pg.Config, node.URI())
-	outage := outageTime(5 * time.Second)
+	outage := outageTime(3 * time.Second)
 	p.sitOut(t, arrived, outage, node.RaiseMemoryAlarm, node.ClearMemoryAlarm)
 	p.sitOut(t, arrived, outage, node.RaiseDiskAlarm, node.ClearDiskAlarm)
 	p.finish(t, arrived)
@@ -233,7 +233,7 @@ func TestRelay_SitsOutAFullQueue(t *testing.T) {
 	declareQueue(t, admin, "orders", amqp.Table{"x-max-length": 300, "x-overflow": "reject-publish"})
 	pg := testserver.Postgres(t)
 	p := startPath(t, pg.DB, pg.Config, uri)
-	p.sitOut(t, arrived, outageTime(8*time.Second), func() {}, func() { arrived.consume(t, admin, "orders") })
+	p.sitOut(t, arrived, outageTime(4*time.Second), func() {}, func() { arrived.consume(t, admin, "orders") })
 	p.finish(t, arrived)
 }
 
@@ -246,7 +246,7 @@ func TestRelay_SitsOutAMissingQueue(t *testing.T) {
 	arrived.consume(t, admin, "orders")
 	pg := testserver.Postgres(t)
 	p := startPath(t, pg.DB, pg.Config, uri)
-	p.sitOut(t, arrived, outageTime(8*time.Second), func() {
+	p.sitOut(t, arrived, outageTime(4*time.Second), func() {
 		// What the broker has taken must not go with the queue.
 		eventually(t, "all arrive", func() bool { return p.owedInAll(t) == 0 && arrived.distinct() >= len(p.committed) })
 		if _, err := admin.QueueDelete("orders", false, false, false); err != nil {
@@ -264,7 +264,7 @@ func TestRelay_SitsOutAMissingQueue(t *testing.T) {
 func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 	t.Parallel()
 	const batch = 16
-	stuck, memory := 10_000, 32*8*batch // rows
+	stuck, memory := 9_000, 32*8*batch // rows
 	if long() {
 		stuck = 30_000
 	}
@@ -296,7 +296,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 			stuckOnes := p.committed
 			p.committed = nil
 
-			outage := outageTime(8 * time.Second)
+			outage := outageTime(4 * time.Second)
 			began := time.Now()
 			var committed []time.Time
 			most := func() bool { return good.count() >= len(committed)*2/3 }

@@ -171,7 +171,7 @@ func (p *path) receive(t testing.TB, uri string) (repeats int) {
 // RabbitMQ is stopped in the middle of a backlog, for a while, and started again.
 func TestRelay_ResumesAfterAnOutageWithoutCountingAFailure(t *testing.T) {
 	t.Parallel()
-	outage := outageTime(10 * time.Second)
+	outage := outageTime(4 * time.Second)
 	node := testserver.PrivateRabbitMQ(t)
 	declareQueue(t, dialAMQP(t, node.URI()), "orders", nil)
 	pg := testserver.Postgres(t)
