@@ -31,7 +31,8 @@ func outageTime(short time.Duration) time.Duration {
 	return short
 }
 
-// recovery is how soon after the end of an outage a message must be confirmed.
+// recovery is how soon after the end of an outage a message must be confirmed, on the
+// quiet machine of a long run.
 const recovery = 5 * time.Second
 
 // commitTo publishes the next n messages to a topic, spread over keys, or without
@@ -192,7 +193,7 @@ func (p *path) sitOut(t testing.TB, arrived *tap, outage time.Duration, begin, e
 	testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 }, func() int { return p.owedInAll(t) })
 	t.Logf("%v of outage, %d messages owed: the first is confirmed %v after its end, the last %v",
 		outage, owed, took.Round(time.Millisecond), time.Since(ended).Round(time.Millisecond))
-	if took > recovery {
+	if long() && took > recovery {
 		t.Errorf("the first message was confirmed %v after the end", took)
 	}
 	p.mustHaveSpentNothing(t)
@@ -323,7 +324,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 				len(at), len(committed), at[0].Sub(committed[0]).Round(time.Millisecond), slowest.Round(time.Millisecond), gap.Round(time.Millisecond),
 				p.count(t, `select count(*) from {{parked}}`))
 
-			if len(at) < len(committed)*2/3 || gap > recovery {
+			if len(at) < len(committed)*2/3 || long() && gap > recovery {
 				t.Errorf("%d of %d messages of the other topic arrived, with a silence of %v", len(at), len(committed), gap)
 			}
 
@@ -337,7 +338,7 @@ func TestRelay_DeliversBesideATopicThatIsStuck(t *testing.T) {
 			testserver.EventuallyMoving(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 }, func() int { return p.owedInAll(t) })
 			t.Logf("the stuck topic goes on %v after the end, and nothing is owed after %v",
 				resumed.Round(time.Millisecond), time.Since(ended).Round(time.Millisecond))
-			if resumed > recovery {
+			if long() && resumed > recovery {
 				t.Errorf("the stuck topic went on %v after the end", resumed)
 			}
 			p.mustHaveSpentNothing(t)

@@ -63,7 +63,7 @@ func TestSink_SurvivesOutages(t *testing.T) {
 			awaitReady(t, sink, false)
 			begin := time.Now()
 			handedOver := publish(t, sink, 300*time.Millisecond, next(10))
-			if took := time.Since(begin); took > 2*time.Second || took < 250*time.Millisecond {
+			if took := time.Since(begin); took > 5*time.Second || took < 250*time.Millisecond {
 				t.Errorf("outcomes after %v, due after 300 ms", took)
 			}
 			for _, o := range []*outcomes{inFlight, handedOver} {
