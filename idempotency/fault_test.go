@@ -185,7 +185,7 @@ type lossyTx struct {
 
 func (t lossyTx) Commit() error {
 	if t.lossy.unsent.CompareAndSwap(true, false) {
-		_ = t.Tx.Rollback()
+		_ = t.Rollback()
 		return driver.ErrBadConn
 	}
 	err := t.Tx.Commit()
