@@ -18,6 +18,9 @@ each = bad=0; for module in $(MODULES); do echo "$(2): $$module"; (cd "$$module"
 # Starts the servers that are missing and runs all tests; the argument limits each package.
 run-tests = exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/testrun -skips .ci/skips -race -gcflags='modernc.org/...=-race=false' -count=1 -timeout=$(1)
 
+# go run prints nothing while it compiles, on a fresh machine for minutes.
+demo = echo "compiling the demo; the first time takes a minute or two ..." && cd examples && go run ./chaos $(1)
+
 .PHONY: help
 help: ## print this
 	@awk -F ':.*## ' '/^##@/ { print "\n" substr($$0, 5) } /^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,11 +29,12 @@ help: ## print this
 
 .PHONY: demo
 demo: ## the whole path with crashes, no server needed
-	cd examples && go run ./quickstart demo
+	@$(call demo)
 
 .PHONY: demo-servers
 demo-servers: ## the same on PostgreSQL and RabbitMQ
-	exports=$$(scripts/servers.sh up) && eval "$$exports" && cd examples && go run ./orders demo
+	@echo "looking for PostgreSQL and RabbitMQ; what is missing is installed and started ..."
+	@exports=$$(scripts/servers.sh up) && eval "$$exports" && $(call demo,-servers)
 
 .PHONY: bench
 bench: ## measure against other ways; writes bench.json

@@ -1,100 +1,152 @@
+// Command quickstart is a whole service in one process: an HTTP API, a SQLite file, an
+// embedded broker and a consumer. Start it and do what it prints:
+//
+//	go run ./quickstart
+//
+// Read it from top to bottom: it follows an order through the service.
 package main
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"flag"
 	"fmt"
-	"io"
+	"log"
 	"log/slog"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"syscall"
+	"time"
 
-	"github.com/oncemill/oncemill/examples/internal/demo"
+	"github.com/ThreeDotsLabs/watermill/message"
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/examples/internal/broker"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/mill"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:])
-	stop()
-	switch {
-	case errors.Is(err, flag.ErrHelp):
-		os.Exit(2)
-	case errors.Is(err, demo.ErrBroken): // the last line has said it
-		os.Exit(1)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1)
+const tables = `
+create table if not exists orders (id text primary key, item text not null) strict;
+create table if not exists sales (item text primary key, sold integer not null) strict`
+
+const welcome = `the shop opens. Order some tea:
+
+    curl -i http://%s/orders -H 'Idempotency-Key: "order-1"' -d item=tea
+
+Run the same line again: you get the same answer, and nothing is sold twice.
+Another key is another order. Stop with Ctrl-C or kill -9, and start again: nothing is lost.
+
+`
+
+// placeOrder handles a request. The idempotency key, the order, its message and the answer
+// are one transaction: all of them exist, or none.
+func placeOrder(box *outbox.Outbox) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx := r.Context()
+		tx, _ := idempotency.TxFromContext(ctx)
+		id, item := idempotency.DeriveUUID(ctx, "order"), r.FormValue("item")
+		_, err := tx.ExecContext(ctx, `insert into orders (id, item) values (?, ?)`, id, item)
+		if err == nil {
+			err = box.Publish(ctx, tx, "orders", message.NewMessage(id, []byte(item)))
+		}
+		if err != nil {
+			http.Error(w, "please try again", http.StatusServiceUnavailable) // nothing is stored
+			return
+		}
+		log.Printf("API:      order %s of %s is written, with its message", id, item)
+		w.WriteHeader(http.StatusCreated)
+		_, _ = fmt.Fprintln(w, "order", id) // the answer is stored whether or not the client is still there
 	}
 }
 
-func run(ctx context.Context, args []string) error {
-	if len(args) > 0 && args[0] == "demo" {
-		return runDemo(ctx, args[1:], os.Stdout)
-	}
-	if len(args) > 0 && args[0] == "service" {
-		return runService(ctx, args[1:])
-	}
-	return runQuickstart(ctx, args, os.Stdout)
+// logRelayed sees each message that the relay takes from the outbox to the broker.
+func logRelayed(msg *message.Message) {
+	log.Printf("relay:    message %s goes to the broker", msg.UUID)
 }
 
-// runQuickstart runs the broker and the service in this process.
-func runQuickstart(ctx context.Context, args []string, out io.Writer) error {
-	flags := flag.NewFlagSet("quickstart", flag.ContinueOnError)
-	dir := flags.String("dir", filepath.Join(os.TempDir(), "oncemill-quickstart"), "directory of the SQLite file and of the broker's files")
-	listen := flags.String("listen", "127.0.0.1:8080", "address of the HTTP API")
-	if err := flags.Parse(args); err != nil {
-		return err
+// sell handles a message. The message's id and the sale are one transaction: however often
+// the broker delivers the message, it is sold once.
+func sell(msg *message.Message) ([]*message.Message, error) {
+	ctx, item := msg.Context(), string(msg.Payload)
+	tx, _ := inbox.TxFromContext(ctx)
+	var sold int
+	err := tx.QueryRowContext(ctx, `
+insert into sales (item, sold) values (?, 1)
+on conflict (item) do update set sold = sold + 1
+returning sold`, item).Scan(&sold)
+	if err != nil {
+		return nil, err // it is delivered again
 	}
-	broker, err := startBroker(filepath.Join(*dir, "jetstream"))
+	log.Printf("consumer: message %s is handled, %d of %s sold", msg.UUID, sold, item)
+	return nil, nil
+}
+
+// run puts the parts together and runs them until ctx ends.
+func run(ctx context.Context, dir, address string) (err error) {
+	jetstream, err := broker.Start(filepath.Join(dir, "jetstream"))
 	if err != nil {
 		return err
 	}
-	defer broker.stop()
-	s := service{
-		database: filepath.Join(*dir, "shop.db"),
-		broker:   broker.url(),
-		listen:   *listen,
-		inbox:    true,
-		logger:   slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		ready:    func(address string) error { return welcome(out, *dir, address) },
-		booked: func(order, customer string) {
-			_, _ = fmt.Fprintf(out, "booked  order %s of %s\n", order, customer) // a terminal that has gone stops no shop
-		},
-	}
-	return s.run(ctx)
-}
-
-func welcome(out io.Writer, dir, address string) error {
-	_, err := fmt.Fprintf(out, `
-The shop is open at %[1]s; its files are in %[2]s.
-
-Place an order:
-
-  curl -i %[1]s/orders -d '{"id": "order-1", "customer": "ana", "placed_at": "2026-11-21T12:00:00Z",
-    "items": [{"sku": "SKU-1001", "quantity": 2, "price_cents": 2190}], "note": "ring twice"}'
-
-Its effect shows up below, and here:       curl %[1]s/stock
-Repeat the order: it changes nothing.      Stop with Ctrl-C, or with kill -9.
-
-Proof under fire, with 10,000 orders:      go run ./quickstart demo
-
-`, address, dir)
-	return err
-}
-
-// runService runs the service without the broker: what the demo kills.
-func runService(ctx context.Context, args []string) error {
-	s := service{listen: "127.0.0.1:0", logger: slog.New(slog.NewTextHandler(os.Stderr, nil))}
-	flags := flag.NewFlagSet("quickstart service", flag.ContinueOnError)
-	flags.StringVar(&s.database, "database", "", "path of the SQLite file")
-	flags.StringVar(&s.broker, "broker", "", "URL of the broker")
-	flags.BoolVar(&s.inbox, "inbox", true, "remove duplicates")
-	parent := flags.String("parent", "", "address of the demo that started this process")
-	if err := flags.Parse(args); err != nil {
+	defer jetstream.WaitForShutdown()
+	defer jetstream.Shutdown()
+	publisher, err := broker.NewPublisher(jetstream.ClientURL())
+	if err != nil {
 		return err
 	}
-	return s.runUnder(ctx, *parent)
+	defer func() { err = errors.Join(err, publisher.Close()) }()
+	db, err := sql.Open("sqlite", oncemill.SQLiteDSN(filepath.Join(dir, "shop.db")))
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	db.SetMaxIdleConns(8) // readers work beside the one writer
+	if _, err := db.ExecContext(ctx, tables); err != nil {
+		return fmt.Errorf("create the shop's tables: %w", err)
+	}
+
+	logged, err := message.MessageTransformPublisherDecorator(logRelayed)(publisher)
+	if err != nil {
+		return err
+	}
+	m, err := mill.New(db, mill.Config{
+		Idempotency: &idempotency.Config{Scope: idempotency.SingleTenant()},
+		Outbox:      &outbox.Config{},
+		Sink:        relay.FromPublisher(logged),
+		Relay:       relay.Config{Name: "quickstart", UniqueName: true}, // continues at once after kill -9
+		Consumers: []mill.Consumer{{
+			Name: "sales", Topic: "orders", Handler: sell, Replays: publisher,
+			Subscriber: func(*inbox.Inbox) (message.Subscriber, error) {
+				return broker.NewSubscriber(jetstream.ClientURL(), "sales")
+			},
+		}},
+	})
+	if err != nil {
+		return err
+	}
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders", m.Idempotency().TxMiddleware(placeOrder(m.Outbox())))
+	log.Printf(welcome, address)
+	return m.Run(ctx, m.Serve(&http.Server{Addr: address, Handler: mux, ReadHeaderTimeout: 10 * time.Second}))
+}
+
+func main() {
+	dir := flag.String("dir", filepath.Join(os.TempDir(), "oncemill-quickstart"), "directory of the database and the broker")
+	address := flag.String("listen", "localhost:8080", "address of the API")
+	flag.Parse()
+	log.SetFlags(log.Ltime)
+	slog.SetLogLoggerLevel(slog.LevelWarn) // what the parts log: warnings only
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, *dir, *address)
+	stop()
+	if err != nil {
+		log.Fatal("quickstart: ", err)
+	}
 }

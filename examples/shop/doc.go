@@ -1,5 +1,5 @@
-// Package shop is the business that the examples share: an HTTP API that takes
-// orders and an inventory that books them.
+// Package shop is the business of the chaos demo: an HTTP API that takes orders and an
+// inventory that books them.
 //
 // An order, its items, the customer's counter and the message "order placed"
 // commit in one transaction ([Shop.Place]). The inventory handles that message:

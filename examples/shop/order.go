@@ -39,10 +39,10 @@ type Placed struct {
 
 // Product is something the shop sells.
 type Product struct {
-	SKU        string `json:"sku"`
-	Name       string `json:"name"`
-	PriceCents int64  `json:"price_cents"`
-	Stock      int64  `json:"stock"`
+	SKU        string
+	Name       string
+	PriceCents int64
+	Stock      int64
 }
 
 // ErrOrder matches every complaint about the content of an order. Repeating the

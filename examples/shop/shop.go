@@ -15,7 +15,6 @@ import (
 
 // Shop takes orders.
 type Shop struct {
-	db        *sql.DB
 	publisher message.Publisher
 	topic     string
 	sql       statements
@@ -28,7 +27,7 @@ func New(db *sql.DB, box *outbox.Outbox, topic string) (*Shop, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Shop{db: db, publisher: box.ContextPublisher(), topic: topic, sql: stmts}, nil
+	return &Shop{publisher: box.ContextPublisher(), topic: topic, sql: stmts}, nil
 }
 
 // Place takes an order, in the transaction that it finds in ctx. It reports false
@@ -81,25 +80,4 @@ func (s *Shop) publish(ctx context.Context, tx idempotency.Tx, order Order) erro
 	msg := message.NewMessageWithContext(ctx, idempotency.DeriveUUID(ctx, "placed"), payload)
 	outbox.SetKey(msg, order.Customer)
 	return s.publisher.Publish(s.topic, msg)
-}
-
-// Stock lists the products with what is left of them.
-func (s *Shop) Stock(ctx context.Context) ([]Product, error) {
-	rows, err := s.db.QueryContext(ctx, s.sql.listStock)
-	if err != nil {
-		return nil, fmt.Errorf("list stock: %w", err)
-	}
-	defer rows.Close() //nolint:errcheck // rows.Err below reports what went wrong
-	var products []Product
-	for rows.Next() {
-		var p Product
-		if err := rows.Scan(&p.SKU, &p.Name, &p.PriceCents, &p.Stock); err != nil {
-			return nil, fmt.Errorf("list stock: %w", err)
-		}
-		products = append(products, p)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, fmt.Errorf("list stock: %w", err)
-	}
-	return products, nil
 }

@@ -1,6 +1,7 @@
 package shop_test
 
 import (
+	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
@@ -15,7 +16,6 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/examples/internal/plain"
 	"github.com/oncemill/oncemill/examples/shop"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -196,9 +196,12 @@ func TestInventory_BooksInTheMessagesTransaction(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		handle := plain.Transaction(d.db)(func(msg *message.Message) ([]*message.Message, error) {
-			return nil, inventory.Handle(msg)
-		})
+		handle := func(msg *message.Message) error {
+			return d.box.RunInTx(msg.Context(), func(ctx context.Context, _ *sql.Tx) error {
+				msg.SetContext(ctx)
+				return inventory.Handle(msg)
+			})
+		}
 		var placed shop.Placed
 		if err := json.Unmarshal([]byte(`{"number":7,"order":`+tea+`}`), &placed); err != nil {
 			t.Fatal(err)
@@ -207,7 +210,7 @@ func TestInventory_BooksInTheMessagesTransaction(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := handle(newMessage(t, "message-1", payload)); err != nil {
+		if err := handle(newMessage(t, "message-1", payload)); err != nil {
 			t.Fatal(err)
 		}
 		for query, want := range map[string]int{
@@ -220,7 +223,7 @@ func TestInventory_BooksInTheMessagesTransaction(t *testing.T) {
 			}
 		}
 
-		if _, err := handle(newMessage(t, "message-2", []byte("nonsense"))); err == nil {
+		if err := handle(newMessage(t, "message-2", []byte("nonsense"))); err == nil {
 			t.Error("an unreadable message was booked")
 		}
 		if err := inventory.Handle(newMessage(t, "message-3", payload)); !errors.Is(err, shop.ErrNoTx) {
@@ -232,32 +235,21 @@ func TestInventory_BooksInTheMessagesTransaction(t *testing.T) {
 	})
 }
 
-func TestAPI_ListsTheStock(t *testing.T) {
-	onEachDatabase(t, func(t *testing.T, d database) {
-		recorder := httptest.NewRecorder()
-		api(t, d).ServeHTTP(recorder, httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/stock", nil))
-		var products []shop.Product
-		if err := json.Unmarshal(recorder.Body.Bytes(), &products); err != nil {
-			t.Fatalf("%v: %s", err, recorder.Body)
-		}
-		if len(products) != 2 || products[1] != (shop.Product{SKU: "tea", Name: "Tea", PriceCents: 890, Stock: 100}) {
-			t.Fatalf("stock %+v", products)
-		}
-	})
-}
-
 func api(t *testing.T, d database) http.Handler {
 	t.Helper()
 	s, err := shop.New(d.db, d.box, "orders")
 	if err != nil {
 		t.Fatal(err)
 	}
-	logger := slog.New(slog.DiscardHandler)
-	engine, err := shop.NewEngine(d.db, d.box, d.cfg, logger)
+	store, err := idempotency.NewSQLStore(d.db, idempotency.StoreConfig{Database: d.cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return s.Handler(engine, logger)
+	engine, err := idempotency.New(store, *shop.Idempotency())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.Handler(engine, slog.New(slog.DiscardHandler))
 }
 
 func post(t *testing.T, handler http.Handler, body string) (int, string) {

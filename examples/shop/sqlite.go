@@ -73,9 +73,4 @@ where stock.sku = taken.sku`,
 	appendLedger: `
 insert into ledger (message_id, order_id, customer, number, units)
 values (?1, ?2, ?3, ?4, ?5)`,
-
-	listStock: `
-select sku, name, price_cents, quantity
-from stock
-order by sku`,
 }

@@ -17,7 +17,6 @@ type statements struct {
 	nextNumber   string
 	takeStock    string
 	appendLedger string
-	listStock    string
 }
 
 func statementsFor(db *sql.DB) (statements, error) {

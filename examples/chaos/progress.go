@@ -1,0 +1,67 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+)
+
+// errBroken is the end of a run that found a promise broken, or untested.
+var errBroken = errors.New("a promise was broken")
+
+const maxProblems = 20
+
+// progress shows how far a run is: on a terminal in one line that is written over and over.
+type progress struct {
+	out      io.Writer
+	every    time.Duration // between two lines of counts
+	terminal bool
+}
+
+func newProgress(out *os.File) progress {
+	info, err := out.Stat()
+	if err == nil && info.Mode()&os.ModeCharDevice != 0 {
+		return progress{out: out, every: 200 * time.Millisecond, terminal: true}
+	}
+	return progress{out: out, every: 2 * time.Second}
+}
+
+// say writes a line that stays.
+func (p progress) say(format string, args ...any) {
+	p.erase()
+	_, _ = fmt.Fprintf(p.out, format+"\n", args...) // a terminal that has gone stops no run
+}
+
+// counts writes a line that the next one replaces.
+func (p progress) counts(format string, args ...any) {
+	p.erase()
+	if !p.terminal {
+		format += "\n"
+	}
+	_, _ = fmt.Fprintf(p.out, format, args...)
+}
+
+func (p progress) erase() {
+	if p.terminal {
+		_, _ = fmt.Fprint(p.out, "\r\x1b[K")
+	}
+}
+
+// finish writes what was found, the last line last, and returns [errBroken] unless it is as
+// promised.
+func (p progress) finish(v verdict, took time.Duration) error {
+	for i, problem := range v.problems {
+		if i == maxProblems {
+			p.say("  ... and %d more", len(v.problems)-i)
+			break
+		}
+		p.say("  %s", problem)
+	}
+	p.say("%s", v.line(took))
+	if !v.ok() {
+		return errBroken
+	}
+	return nil
+}
