@@ -37,12 +37,12 @@ demo-servers: ## the same on PostgreSQL and RabbitMQ
 	@exports=$$(scripts/servers.sh up) && eval "$$exports" && $(call demo,-servers)
 
 .PHONY: bench
-bench: ## measure against other ways; writes bench.json
-	cd internal/bench && go run . -out ../../bench.json
+bench: ## measure against other ways, within 10 minutes; writes bench.json and docs/bench
+	cd internal/bench && go run . -out ../../bench.json -docs ../../docs/bench
 
 .PHONY: bench-long
-bench-long: ## the same with more repetitions and growth curves
-	cd internal/bench && go run . -long -out ../../bench.json
+bench-long: ## the same with more rounds, and the rows that grow
+	cd internal/bench && go run . -long -out ../../bench.json -docs ../../docs/bench
 
 ##@ what contributors run
 

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net/url"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -13,27 +12,98 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
 )
 
 // Messages of a run.
 const (
-	inboxBacklog = 60_000
-	stockBacklog = 3_000
-	hotBacklog   = 10_000
+	inboxBacklog  = 60_000
+	stockBacklog  = 10_000
+	hotBacklog    = 10_000
+	poisonBacklog = 20_000
 )
 
 const (
-	inFlight = 1000 // ours; the stock subscriber has one
-
+	inFlight        = 1000 // ours; the stock subscriber has one
 	batchSize       = 250
 	batchesInFlight = 2000
-
-	hotRows = 100
-	// inboxConns is what a consumer's pool may open.
-	inboxConns = 20
+	hotRows         = 100
+	poisonKeys      = 50
+	inboxConns      = 20 // that the pool of a consumer may open
 )
+
+// consuming applies effects in PostgreSQL for messages from RabbitMQ, with a handler of
+// batches and one of messages, and against a loop as it is usually written by hand.
+func consuming() scenario {
+	const unit = "msg/s"
+	what := "RabbitMQ to effects in PostgreSQL, group commit, "
+	one := what + fmt.Sprintf("one call of the handler for each message, %d in flight", inFlight)
+	return scenario{
+		id: "inbox", round: 13 * time.Second,
+		sides: func(_ context.Context, b *bench) ([]side, error) {
+			return []side{
+				b.consumingSide("ours", inboxBacklog, &consumption{traffic: b.traffic, add: b.ours(inbox.Config{Group: inbox.Group{Size: batchSize}}, batchesInFlight, inBatches)}),
+				b.consumingSide("ours", inboxBacklog, &consumption{traffic: b.traffic, add: b.ours(inbox.Config{}, inFlight, grouped(addRow))}),
+				b.consumingSide("stock router and subscriber, deduplication in the handler's transaction", stockBacklog, &consumption{traffic: b.traffic, add: b.stock}),
+				b.batchLoop(),
+			}, nil
+		},
+		rows: []row{
+			{"inbox", what + fmt.Sprintf("one call of the handler, with one statement, for a group of up to %d, %d in flight", batchSize, batchesInFlight), figure{0, 0}, figure{2, 0}, unit, atLeast(15)},
+			{"inbox-each", one, figure{1, 0}, figure{2, 0}, unit, atLeast(15)},
+			{"inbox-limit", one, figure{1, 0}, figure{3, 0}, unit, atLeast(0.8)},
+		},
+	}
+}
+
+// hot has two consumers whose effects are all on the same few rows.
+func hot() scenario {
+	return scenario{
+		id: "inbox-hot", round: 7 * time.Second,
+		sides: func(_ context.Context, b *bench) ([]side, error) {
+			return []side{
+				b.consumingSide("ours", hotBacklog, &consumption{traffic: b.traffic, routers: 2, hot: true, add: b.ours(inbox.Config{}, inFlight, grouped(b.countUp))}),
+				b.consumingSide("the same with a transaction for each message", hotBacklog, &consumption{traffic: b.traffic, routers: 2, hot: true, add: b.ours(inbox.Config{}, inFlight, alone(b.countUp))}),
+			}, nil
+		},
+		rows: []row{{
+			"inbox-hot", fmt.Sprintf("two consumers, effects on %d rows, group commit", hotRows),
+			figure{0, 0},
+			figure{1, 0},
+			"msg/s", atLeast(1),
+		}},
+	}
+}
+
+// poison has a key whose messages all fail, each time they are delivered.
+func poison() scenario {
+	return scenario{
+		id: "poison-key", round: 6 * time.Second,
+		sides: func(_ context.Context, b *bench) ([]side, error) {
+			few := newTraffic(poisonKeys)
+			failing := func(ctx context.Context, tx execer, id string, payload []byte) error {
+				if i, err := few.index(id); err != nil || few.keyNumber(i) == 0 {
+					return errors.Join(errPoison, err)
+				}
+				return addRow(ctx, tx, id, payload)
+			}
+			return []side{
+				b.consumingSide("ours", poisonBacklog, &consumption{traffic: few, poison: true, add: b.ours(inbox.Config{}, inFlight, grouped(failing))}),
+				b.consumingSide("the same without it", poisonBacklog, &consumption{traffic: few, add: b.ours(inbox.Config{}, inFlight, grouped(addRow))}),
+			}, nil
+		},
+		rows: []row{{
+			"poison-key", fmt.Sprintf("consumer with one failing key of %d: messages of the other keys", poisonKeys),
+			figure{0, 0},
+			figure{1, 0},
+			"msg/s", atLeast(0.9),
+		}},
+	}
+}
+
+var errPoison = errors.New("poison")
 
 // effect is what the handlers of all sides do to the database.
 type effect func(ctx context.Context, tx execer, id string, payload []byte) error
@@ -42,13 +112,13 @@ type execer interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// addRow makes effects that are nobody else's business.
+// addRow makes effects that touch no other message's.
 func addRow(ctx context.Context, tx execer, id string, payload []byte) error {
 	_, err := tx.ExecContext(ctx, `insert into bench_effects (message_id, payload) values ($1, $2)`, id, payload)
 	return err
 }
 
-// countUp makes effects on a few rows, which one is not to be told from the key.
+// countUp makes effects on a few rows. The key of a message does not say on which.
 func (b *bench) countUp(ctx context.Context, tx execer, id string, _ []byte) error {
 	i, err := b.traffic.index(id)
 	if err != nil {
@@ -58,267 +128,224 @@ func (b *bench) countUp(ctx context.Context, tx execer, id string, _ []byte) err
 	return err
 }
 
-// prepareEffects fills the queue with n messages and empties the tables; known is
-// the number of ids that the inbox has already.
-func (b *bench) prepareEffects(ctx context.Context, n, known int) error {
+// handler adds a handler to a router, with an inbox.
+type handler func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware)
+
+// grouped calls do for each message, in the transaction of a group.
+func grouped(do effect) handler { return each(do, (*inbox.Inbox).GroupMiddleware) }
+
+// alone calls do for each message, in a transaction of its own.
+func alone(do effect) handler { return each(do, (*inbox.Inbox).Middleware) }
+
+func each(do effect, middleware func(*inbox.Inbox, message.HandlerFunc) message.HandlerFunc) handler {
+	return func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
+		router.AddConsumerHandler("bench", topic, subscriber, func(msg *message.Message) error {
+			tx, _ := inbox.TxFromContext(msg.Context())
+			return do(msg.Context(), tx, msg.UUID, msg.Payload)
+		}).AddMiddleware(count, func(h message.HandlerFunc) message.HandlerFunc { return middleware(in, h) })
+	}
+}
+
+// inBatches has the effects of addRow, by one statement for a batch.
+func inBatches(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
+	router.AddConsumerHandler("bench", topic, subscriber, in.Batch(func(ctx context.Context, msgs []*message.Message) error {
+		tx, _ := inbox.TxFromContext(ctx)
+		query := []byte(`insert into bench_effects (message_id, payload) values `)
+		args := make([]any, 0, 2*len(msgs))
+		for i, msg := range msgs {
+			if i > 0 {
+				query = append(query, ',')
+			}
+			query = fmt.Appendf(query, "($%d,$%d)", 2*i+1, 2*i+2)
+			args = append(args, msg.UUID, []byte(msg.Payload))
+		}
+		_, err := tx.ExecContext(ctx, string(query), args...)
+		return err
+	})).AddMiddleware(count)
+}
+
+// consumption is how a side consumes.
+type consumption struct {
+	traffic *traffic
+	schema  string // of the inbox; "" is the default one
+	routers int    // each on a subscriber and a pool of its own; 0 is one
+	hot     bool   // counts effects on the hot rows
+	poison  bool   // messages of key 0 have no effects
+	add     func(router *message.Router, db *sql.DB, schema string, count message.HandlerMiddleware) error
+}
+
+// expected is how many of n messages have effects.
+func (c *consumption) expected(n int) int {
+	expected := n
+	for i := 0; c.poison && i < n; i++ {
+		if c.traffic.keyNumber(i) == 0 {
+			expected--
+		}
+	}
+	return expected
+}
+
+// consumingSide fills the queue, and consumes until all messages that can be are handled.
+func (b *bench) consumingSide(name string, n int, c *consumption) side {
+	return side{name: name, n: n, run: func(ctx context.Context, n int) (values, error) {
+		if err := b.prepareEffects(ctx, c, n); err != nil {
+			return nil, err
+		}
+		expected := c.expected(n)
+		took, err := b.consume(ctx, expected, c)
+		if err != nil {
+			return nil, err
+		}
+		count := `select count(distinct message_id) + (count(*) - count(distinct message_id)) * 1000000 from bench_effects`
+		if c.hot {
+			count = `select sum(n) from bench_hot`
+		}
+		return perSecond(expected, took), b.expectRows(ctx, expected, count)
+	}}
+}
+
+// prepareEffects fills the queue with n messages and empties the tables, but for ids that
+// were loaded into the inbox.
+func (b *bench) prepareEffects(ctx context.Context, c *consumption, n int) error {
+	schema := c.schema
+	if schema == "" {
+		schema = "oncemill"
+	}
 	err := b.exec(ctx, "prepare effects",
 		`drop table if exists bench_effects, bench_hot, bench_ids`,
 		`create table bench_effects (message_id text not null, payload bytea not null)`,
 		`create table bench_hot (id bigint primary key, n bigint not null)`,
 		fmt.Sprintf(`insert into bench_hot select g, 0 from generate_series(0, %d) g`, hotRows-1),
-		`create table bench_ids (message_id text primary key)`)
-	if err != nil {
+		`create table bench_ids (message_id text primary key)`,
+		`delete from `+schema+`.inbox where received_at > now() - interval '1 hour'`,
+		`truncate `+schema+`.inbox_failures`)
+	if err = errors.Join(err, b.settle(ctx), b.freshQueue()); err != nil {
 		return err
 	}
-	var have int
-	if err := b.db.QueryRowContext(ctx, `select count(*) from oncemill.inbox where consumer = 'bench' and received_at < now() - interval '1 hour'`).Scan(&have); err != nil {
-		return err
-	}
-	if have != known {
-		err = b.exec(ctx, "fill inbox", `truncate oncemill.inbox`, `alter table oncemill.inbox disable trigger user`,
-			fmt.Sprintf(`insert into oncemill.inbox (consumer, message_id, received_at) select 'bench', gen_random_uuid()::text, now() - interval '2 hours' from generate_series(1, %d)`, known),
-			`alter table oncemill.inbox enable trigger user`)
-	} else {
-		err = b.exec(ctx, "empty inbox", `delete from oncemill.inbox where received_at > now() - interval '1 hour'`)
-	}
-	if err != nil {
-		return err
-	}
-	if err := b.settle(ctx); err != nil {
-		return err
-	}
-	if err := b.freshQueue(); err != nil {
-		return err
-	}
-	_, err = publishRaw(ctx, b.servers.amqp, b.traffic, n, 500)
+	_, err = b.publishRaw(ctx, c.traffic, n, 500)
 	return err
 }
 
-// checkEffects is nil if each of n messages has had one effect.
-func (b *bench) checkEffects(ctx context.Context, n int, hot bool) error {
-	var rows, different int
-	query := `select count(*), count(distinct message_id) from bench_effects`
-	if hot {
-		query = `select sum(n), sum(n) from bench_hot`
-	}
-	if err := b.db.QueryRowContext(ctx, query).Scan(&rows, &different); err != nil {
-		return err
-	}
-	if rows != n || different != n {
-		return fmt.Errorf("%d effects of %d messages, wanted %d", rows, different, n)
-	}
-	return nil
-}
-
-// consumerDB is a pool as a consumer has one, with one round trip a statement.
-func (b *bench) consumerDB() (*sql.DB, error) {
-	u, err := url.Parse(b.servers.postgres)
-	if err != nil {
-		return nil, err
-	}
-	q := u.Query()
-	q.Set("binary_parameters", "yes")
-	u.RawQuery = q.Encode()
-	db, err := sql.Open("postgres", u.String())
-	if err != nil {
-		return nil, err
-	}
-	db.SetMaxOpenConns(inboxConns)
-	db.SetMaxIdleConns(inboxConns)
-	return db, nil
-}
-
-// consume runs routers, each on a subscriber and a pool of its own, until n messages
-// are acknowledged, which is when the queue is empty.
-func (b *bench) consume(ctx context.Context, n, routers int, add func(*message.Router, *sql.DB, message.HandlerMiddleware) error) (took time.Duration, err error) {
+// consume runs routers until n messages are acknowledged.
+func (b *bench) consume(ctx context.Context, n int, c *consumption) (took time.Duration, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	handled := make(chan struct{}, n)
+	handled := newCountdown(n)
 	count := func(h message.HandlerFunc) message.HandlerFunc {
 		return func(msg *message.Message) ([]*message.Message, error) {
 			produced, err := h(msg)
 			if err == nil {
-				handled <- struct{}{}
+				handled.count()
 			}
 			return produced, err
 		}
 	}
-	var all []*message.Router
-	stopped := make(chan error, routers)
-	for range routers {
+	var routers []*message.Router
+	for range max(1, c.routers) {
 		db, err := b.consumerDB()
 		if err != nil {
 			return 0, err
 		}
-		defer db.Close()
+		defer db.Close() //nolint:revive // at the end of the run
 		router, err := message.NewRouter(message.RouterConfig{CloseTimeout: time.Minute}, watermill.NopLogger{})
 		if err != nil {
 			return 0, err
 		}
-		if err := add(router, db, count); err != nil {
+		if err := c.add(router, db, c.schema, count); err != nil {
 			return 0, err
 		}
-		all = append(all, router)
+		routers = append(routers, router)
 	}
+	stopped := make(chan error, len(routers))
 	begin := time.Now()
-	for _, router := range all {
+	for _, router := range routers {
 		go func() { stopped <- router.Run(ctx) }()
 	}
-	for i := range n {
-		select {
-		case <-handled:
-		case <-ctx.Done():
-			return 0, fmt.Errorf("%w after %d of %d messages", ctx.Err(), i, n)
-		}
-	}
+	err = handled.await(ctx)
 	took = time.Since(begin)
-	var errs []error
-	for _, router := range all {
-		errs = append(errs, router.Close())
+	for _, router := range routers {
+		err = errors.Join(err, router.Close())
 	}
-	for range all {
-		errs = append(errs, <-stopped)
+	for range routers {
+		err = errors.Join(err, <-stopped)
 	}
-	return took, errors.Join(errs...)
+	return took, err
 }
 
-// how a handler stands in the inbox.
-type how struct {
-	group    inbox.Group
-	inFlight int
-	add      func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware)
-}
-
-// each calls do for each message, in a transaction of its own or in that of a group.
-func each(grouped bool, do effect) how {
-	add := func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
-		middleware := in.Middleware
-		if grouped {
-			middleware = in.GroupMiddleware
-		}
-		router.AddConsumerHandler("bench", topic, subscriber, func(msg *message.Message) error {
-			tx, _ := inbox.TxFromContext(msg.Context())
-			return do(msg.Context(), tx, msg.UUID, msg.Payload)
-		}).AddMiddleware(count, middleware)
+// consumerDB is a pool as a consumer has one.
+func (b *bench) consumerDB() (*sql.DB, error) {
+	db, err := b.open(inboxConns, oneTrip)
+	if err == nil {
+		db.SetMaxOpenConns(inboxConns)
 	}
-	return how{inFlight: inFlight, add: add}
-}
-
-// inBatches has the effects of addRow, by one statement for a batch.
-func inBatches() how {
-	add := func(in *inbox.Inbox, router *message.Router, subscriber message.Subscriber, count message.HandlerMiddleware) {
-		router.AddConsumerHandler("bench", topic, subscriber, in.Batch(addRows)).AddMiddleware(count)
-	}
-	return how{group: inbox.Group{Size: batchSize}, inFlight: batchesInFlight, add: add}
-}
-
-func addRows(ctx context.Context, msgs []*message.Message) error {
-	tx, _ := inbox.TxFromContext(ctx)
-	query := []byte(`insert into bench_effects (message_id, payload) values `)
-	args := make([]any, 0, 2*len(msgs))
-	for i, msg := range msgs {
-		if i > 0 {
-			query = append(query, ',')
-		}
-		query = fmt.Appendf(query, "($%d,$%d)", 2*i+1, 2*i+2)
-		args = append(args, msg.UUID, []byte(msg.Payload))
-	}
-	_, err := tx.ExecContext(ctx, string(query), args...)
-	return err
+	return db, err
 }
 
 // ours consumes with inbox and inbox/rabbitmq.
-func (b *bench) oursConsuming(name string, n, known, consumers int, handle how) side {
-	hot := consumers > 1
-	return side{name: name, n: n, run: func(ctx context.Context, n int) (float64, error) {
-		if err := b.prepareEffects(ctx, n, known); err != nil {
-			return 0, err
-		}
-		stopProfile, err := b.startProfile()
+func (b *bench) ours(cfg inbox.Config, prefetch int, handle handler) func(*message.Router, *sql.DB, string, message.HandlerMiddleware) error {
+	return func(router *message.Router, db *sql.DB, schema string, count message.HandlerMiddleware) error {
+		cfg.Consumer, cfg.Database, cfg.Logger = "bench", oncemill.Config{Schema: schema}, b.log
+		in, err := inbox.New(db, cfg)
 		if err != nil {
-			return 0, err
+			return err
 		}
-		defer stopProfile()
-		took, err := b.consume(ctx, n, consumers, func(router *message.Router, db *sql.DB, count message.HandlerMiddleware) error {
-			in, err := inbox.New(db, inbox.Config{Consumer: "bench", Group: handle.group, Logger: b.log})
-			if err != nil {
-				return err
-			}
-			cfg := b.topology()
-			cfg.Consume.Qos.PrefetchCount = handle.inFlight
-			subscriber, err := rabbitmq.New(cfg, rabbitmq.Config{Logger: b.log})
-			if err != nil {
-				return err
-			}
-			handle.add(in, router, subscriber, count)
-			return nil
-		})
+		topology := b.topology()
+		topology.Consume.Qos.PrefetchCount = prefetch
+		subscriber, err := rabbitmq.New(topology, rabbitmq.Config{Logger: b.log})
 		if err != nil {
-			return 0, err
+			return err
 		}
-		return perSecond(n, took), b.checkEffects(ctx, n, hot)
-	}}
+		handle(in, router, subscriber, count)
+		return nil
+	}
 }
 
 const addID = `insert into bench_ids (message_id) values ($1) on conflict do nothing`
 
-// stock consumes with Watermill's own subscriber and a handler that removes
-// duplicates in a transaction by itself.
-func (b *bench) stock() side {
-	return side{name: "stock", n: stockBacklog, run: func(ctx context.Context, n int) (float64, error) {
-		if err := b.prepareEffects(ctx, n, 0); err != nil {
-			return 0, err
-		}
-		took, err := b.consume(ctx, n, 1, func(router *message.Router, db *sql.DB, count message.HandlerMiddleware) error {
-			cfg := b.topology()
-			cfg.Consume.Qos.PrefetchCount = inFlight
-			subscriber, err := wamqp.NewSubscriber(cfg, watermill.NopLogger{})
-			if err != nil {
-				return err
-			}
-			router.AddConsumerHandler("bench", topic, subscriber, func(msg *message.Message) error {
-				ctx := msg.Context()
-				tx, err := db.BeginTx(ctx, nil)
-				if err != nil {
-					return err
-				}
-				defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-				result, err := tx.ExecContext(ctx, addID, msg.UUID)
-				if err != nil {
-					return err
-				}
-				if added, err := result.RowsAffected(); added == 0 || err != nil {
-					return err
-				}
-				if err := addRow(ctx, tx, msg.UUID, msg.Payload); err != nil {
-					return err
-				}
-				return tx.Commit()
-			}).AddMiddleware(count)
-			return nil
-		})
-		if err != nil {
-			return 0, err
-		}
-		return perSecond(n, took), b.checkEffects(ctx, n, false)
-	}}
+// addOnce is the effect of a message whose id is new.
+func addOnce(ctx context.Context, tx *sql.Tx, id string, payload []byte) error {
+	result, err := tx.ExecContext(ctx, addID, id)
+	if err != nil {
+		return err
+	}
+	if added, err := result.RowsAffected(); added == 0 || err != nil {
+		return err
+	}
+	return addRow(ctx, tx, id, payload)
 }
 
-// byHand is a side without a library: consume gets n deliveries and ends when it has
-// acknowledged them.
-func (b *bench) byHand(name string, consume func(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, n int) error) side {
-	return side{name: name, n: inboxBacklog, run: func(ctx context.Context, n int) (float64, error) {
-		if err := b.prepareEffects(ctx, n, 0); err != nil {
-			return 0, err
+// stock consumes with Watermill's subscriber and a handler that removes duplicates in a
+// transaction by itself.
+func (b *bench) stock(router *message.Router, db *sql.DB, _ string, count message.HandlerMiddleware) error {
+	cfg := b.topology()
+	cfg.Consume.Qos.PrefetchCount = inFlight
+	subscriber, err := wamqp.NewSubscriber(cfg, watermill.NopLogger{})
+	if err != nil {
+		return err
+	}
+	router.AddConsumerHandler("bench", topic, subscriber, func(msg *message.Message) error {
+		return inTx(msg.Context(), db, func(tx *sql.Tx) error { return addOnce(msg.Context(), tx, msg.UUID, msg.Payload) })
+	}).AddMiddleware(count)
+	return nil
+}
+
+const loopBatch = 100
+
+// batchLoop consumes as one would write it by hand for this one purpose: a transaction and
+// an acknowledgement for each hundred deliveries.
+func (b *bench) batchLoop() side {
+	name := fmt.Sprintf("a loop over amqp091-go with one transaction and one acknowledgement for each %d", loopBatch)
+	return side{name: name, n: inboxBacklog, run: func(ctx context.Context, n int) (values, error) {
+		if err := b.prepareEffects(ctx, &consumption{traffic: b.traffic}, n); err != nil {
+			return nil, err
 		}
 		db, err := b.consumerDB()
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
 		defer db.Close()
 		begin := time.Now()
-		var took time.Duration
-		err = withChannel(b.servers.amqp, func(ch *amqp.Channel) error {
+		err = b.withChannel(func(ch *amqp.Channel) error {
 			if err := ch.Qos(inFlight, 0, false); err != nil {
 				return err
 			}
@@ -326,77 +353,39 @@ func (b *bench) byHand(name string, consume func(ctx context.Context, db *sql.DB
 			if err != nil {
 				return err
 			}
-			if err := consume(ctx, db, ch, deliveries, n); err != nil {
-				return err
+			for done := 0; done < n; done += loopBatch {
+				if err := handleBatch(ctx, db, ch, deliveries, min(loopBatch, n-done)); err != nil {
+					return err
+				}
 			}
-			took = time.Since(begin)
-			return ch.Close()
+			return nil
 		})
+		took := time.Since(begin)
 		if err != nil {
-			return 0, fmt.Errorf("%s: %w", name, err)
+			return nil, err
 		}
-		return perSecond(n, took), b.checkEffects(ctx, n, false)
+		return perSecond(n, took), b.expectRows(ctx, n, `select count(*) from bench_effects`)
 	}}
 }
 
-// batchLoop consumes as one would write it by hand for this one purpose: a
-// transaction for each hundred deliveries, one acknowledgement for all of them.
-func (b *bench) batchLoop() side {
-	return b.byHand("batch loop", func(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, n int) error {
-		for done := 0; done < n; {
-			batch, err := nextBatch(ctx, deliveries, min(100, n-done))
-			if err != nil {
+func handleBatch(ctx context.Context, db *sql.DB, ch *amqp.Channel, deliveries <-chan amqp.Delivery, n int) error {
+	batch := make([]amqp.Delivery, n)
+	for i := range batch {
+		var err error
+		if batch[i], err = next(ctx, deliveries); err != nil {
+			return err
+		}
+	}
+	err := inTx(ctx, db, func(tx *sql.Tx) error {
+		for i := range batch {
+			if err := addOnce(ctx, tx, batch[i].MessageId, batch[i].Body); err != nil {
 				return err
 			}
-			if err := handleBatch(ctx, db, batch); err != nil {
-				return err
-			}
-			if err := ch.Ack(batch[len(batch)-1].DeliveryTag, true); err != nil {
-				return err
-			}
-			done += len(batch)
 		}
 		return nil
 	})
-}
-
-func nextBatch(ctx context.Context, deliveries <-chan amqp.Delivery, n int) (batch []amqp.Delivery, err error) {
-	for range n {
-		select {
-		case d, ok := <-deliveries:
-			if !ok {
-				return nil, amqp.ErrClosed
-			}
-			batch = append(batch, d)
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	return batch, nil
-}
-
-func handleBatch(ctx context.Context, db *sql.DB, batch []amqp.Delivery) error {
-	tx, err := db.BeginTx(ctx, nil)
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() //nolint:errcheck // a no-op after the commit
-	for i := range batch {
-		d := &batch[i]
-		result, err := tx.ExecContext(ctx, addID, d.MessageId)
-		if err != nil {
-			return err
-		}
-		added, err := result.RowsAffected()
-		if err != nil {
-			return err
-		}
-		if added == 0 {
-			continue
-		}
-		if err := addRow(ctx, tx, d.MessageId, d.Body); err != nil {
-			return err
-		}
-	}
-	return tx.Commit()
+	return ch.Ack(batch[n-1].DeliveryTag, true)
 }

@@ -2,59 +2,16 @@ package main
 
 import (
 	"context"
-	"database/sql"
 	"fmt"
 	"os"
+	"regexp"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"strings"
 
 	amqp "github.com/rabbitmq/amqp091-go"
 )
-
-// machine is what the numbers were measured on.
-type machine struct {
-	CPU      string `json:"cpu"`
-	Cores    int    `json:"cores"`
-	MemoryMB int    `json:"memory_mb"`
-	OS       string `json:"os"`
-	Kernel   string `json:"kernel"`
-}
-
-func (m machine) String() string {
-	return fmt.Sprintf("%s, %d cores, %d MB, %s %s", m.CPU, m.Cores, m.MemoryMB, m.OS, m.Kernel)
-}
-
-func thisMachine() machine {
-	m := machine{
-		CPU:    strings.TrimSpace(afterColon("/proc/cpuinfo", "model name")),
-		Cores:  runtime.NumCPU(),
-		OS:     runtime.GOOS + "/" + runtime.GOARCH,
-		Kernel: strings.TrimSpace(readFile("/proc/sys/kernel/osrelease")),
-	}
-	var kB int
-	if _, err := fmt.Sscan(afterColon("/proc/meminfo", "MemTotal"), &kB); err == nil {
-		m.MemoryMB = kB >> 10
-	}
-	return m
-}
-
-// afterColon returns what follows the colon in the first line of the file that
-// begins with name.
-func afterColon(file, name string) string {
-	for line := range strings.Lines(readFile(file)) {
-		if before, after, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(before) == name {
-			return after
-		}
-	}
-	return ""
-}
-
-// readFile returns "" where there is no such file: not every system has it.
-func readFile(name string) string {
-	content, _ := os.ReadFile(name)
-	return string(content)
-}
 
 // reportedModules take part in what is measured.
 var reportedModules = []string{
@@ -62,55 +19,62 @@ var reportedModules = []string{
 	"github.com/jackc/pgx/v5", "github.com/lib/pq", "github.com/rabbitmq/amqp091-go",
 }
 
-// versionsOf returns the versions of servers and libraries.
-func versionsOf(ctx context.Context, db *sql.DB, amqpURI string) (map[string]string, error) {
-	versions := map[string]string{"go": runtime.Version()}
-	var postgres string
-	if err := db.QueryRowContext(ctx, `show server_version`).Scan(&postgres); err != nil {
-		return nil, fmt.Errorf("version of PostgreSQL: %w", err)
+// newReport says on what, and with what, the rows are measured.
+func (b *bench) newReport(ctx context.Context) (report, error) {
+	r := report{Machine: thisMachine(), Versions: map[string]string{"go": runtime.Version()}, Settings: map[string]string{}}
+	for _, name := range []string{"server_version", "fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression", "autovacuum"} {
+		var value string
+		if err := b.db.QueryRowContext(ctx, `select current_setting($1)`, name).Scan(&value); err != nil {
+			return r, fmt.Errorf("setting %s: %w", name, err)
+		}
+		r.Settings[name] = value
 	}
-	versions["postgresql"] = postgres
-	conn, err := amqp.Dial(amqpURI)
+	conn, err := amqp.Dial(b.amqp)
 	if err != nil {
-		return nil, fmt.Errorf("version of RabbitMQ: %w", err)
+		return r, fmt.Errorf("version of RabbitMQ: %w", err)
 	}
 	defer conn.Close()
-	versions["rabbitmq"] = fmt.Sprint(conn.Properties["version"])
-	info, ok := debug.ReadBuildInfo()
-	if !ok {
-		return versions, nil
-	}
-	for _, dep := range info.Deps {
-		for _, path := range reportedModules {
-			if dep.Path == path {
-				versions[strings.TrimPrefix(path, "github.com/")] = dep.Version
+	r.Versions["postgresql"], r.Versions["rabbitmq"] = r.Settings["server_version"], fmt.Sprint(conn.Properties["version"])
+	delete(r.Settings, "server_version")
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, dep := range info.Deps {
+			if slices.Contains(reportedModules, dep.Path) {
+				r.Versions[strings.TrimPrefix(dep.Path, "github.com/")] = dep.Version
 			}
 		}
 	}
-	return versions, nil
+	return r, nil
 }
 
-// settings says, for people, under which conditions the rows were measured.
-func (b *bench) settings(ctx context.Context) ([]string, error) {
-	var line strings.Builder
-	line.WriteString("PostgreSQL:")
-	for i, name := range []string{"fsync", "synchronous_commit", "full_page_writes", "shared_buffers", "max_wal_size", "wal_compression", "autovacuum"} {
-		var value string
-		if err := b.db.QueryRowContext(ctx, `select current_setting($1)`, name).Scan(&value); err != nil {
-			return nil, fmt.Errorf("setting %s: %w", name, err)
-		}
-		if i > 0 {
-			line.WriteByte(',')
-		}
-		line.WriteString(" " + name + " " + value)
+// machine is what the figures were measured on.
+type machine struct {
+	CPU    string `json:"cpu"`
+	Cores  int    `json:"cores"`
+	Memory string `json:"memory"`
+	OS     string `json:"os"`
+	Kernel string `json:"kernel"`
+}
+
+func (m machine) String() string {
+	return fmt.Sprintf("%s, %d cores, %s, %s %s", m.CPU, m.Cores, m.Memory, m.OS, m.Kernel)
+}
+
+func thisMachine() machine {
+	return machine{
+		CPU:    firstMatch("/proc/cpuinfo", `model name\s*: (.*)`),
+		Cores:  runtime.NumCPU(),
+		Memory: firstMatch("/proc/meminfo", `MemTotal:\s*(.*)`),
+		OS:     runtime.GOOS + "/" + runtime.GOARCH,
+		Kernel: firstMatch("/proc/sys/kernel/osrelease", `(.*)`),
 	}
-	return []string{
-		line.String() + "; otherwise its defaults",
-		fmt.Sprintf("RabbitMQ: one node, one durable %s queue, deleted and declared again before each run", b.queue),
-		fmt.Sprintf("messages: %d B of payload, persistent, mandatory, confirmed, %d keys at random", payloadSize, keyCount),
-		"both servers, what is measured, and the clients of the other side share this machine; ours runs in the process of the bench",
-		"time runs from before connecting to the last confirm, for ours until the last row is deleted",
-		"before each run: tables truncated, checkpoint, rows inserted, vacuum analyze, garbage collected; each side has an unmeasured first run; who begins changes from round to round",
-		"after each run to RabbitMQ the queue is consumed and every message compared: each once, payload intact, in order per key",
-	}, nil
+}
+
+// firstMatch returns the group of a pattern in a file, or "" where there is no such file:
+// not every system has it.
+func firstMatch(file, pattern string) string {
+	content, _ := os.ReadFile(file)
+	if found := regexp.MustCompile(pattern).FindSubmatch(content); found != nil {
+		return string(found[1])
+	}
+	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -16,7 +17,7 @@ import (
 type report struct {
 	Machine  machine           `json:"machine"`
 	Versions map[string]string `json:"versions"`
-	Settings []string          `json:"settings"`
+	Settings map[string]string `json:"settings"` // of PostgreSQL
 	Rows     []result          `json:"rows"`
 }
 
@@ -27,14 +28,14 @@ type result struct {
 	Other float64 `json:"other"` // median
 	// Ratio is the median of the rounds' ratios of ours to the other.
 	Ratio float64 `json:"ratio"`
-	// Goal is what GoalOf has to reach: at least Goal if GoalIs is ">=", at
-	// most if it is "<=".
+	// Goal is what the ratio has to be: at least Goal if GoalIs is ">=", at most if it is
+	// "<=".
 	Goal        float64 `json:"goal"`
-	GoalOf      string  `json:"goal_of"` // "ratio" or "ours"
 	GoalIs      string  `json:"goal_is"`
 	Reached     bool    `json:"reached"`
 	Unit        string  `json:"unit"`
 	Repetitions int     `json:"repetitions"`
+	Messages    [2]int  `json:"messages"` // of a run of ours, and of the other
 	Spread      spread  `json:"spread"`
 	What        string  `json:"what"`
 	Against     string  `json:"against"`
@@ -47,80 +48,104 @@ type spread struct {
 	Ratio [2]float64 `json:"ratio"`
 }
 
-// goal is what a row has to reach.
+// goal is what the ratio of a row has to reach.
 type goal struct {
-	of, is string
-	value  float64
+	is    string
+	value float64
 }
 
-func ratioAtLeast(value float64) goal { return goal{"ratio", ">=", value} }
-func ratioAtMost(value float64) goal  { return goal{"ratio", "<=", value} }
-func oursAtMost(value float64) goal   { return goal{"ours", "<=", value} }
+func atLeast(ratio float64) goal { return goal{">=", ratio} }
+func atMost(ratio float64) goal  { return goal{"<=", ratio} }
 
-// compare makes a result of the values of two sides. What ids, what and against
-// say is up to the row.
-func compare(id, what, against, unit string, g goal, ours, other []float64) result {
+func (g goal) reachedBy(ratio float64) bool {
+	if g.is == "<=" {
+		return ratio <= g.value
+	}
+	return ratio >= g.value
+}
+
+// compare makes the result of a row of what its sides have measured, by round.
+func (r row) compare(sides []side, measured [][]values) result {
+	ours, other := r.ours.of(measured), r.other.of(measured)
 	byRound := ratios(ours, other)
-	r := result{
-		ID: id, What: what, Against: against, Unit: unit,
+	res := result{
+		ID: r.id, What: r.what, Against: sides[r.other.side].name, Unit: r.unit,
 		Ours: median(ours), Other: median(other), Ratio: median(byRound),
-		Goal: g.value, GoalOf: g.of, GoalIs: g.is,
+		Goal: r.goal.value, GoalIs: r.goal.is,
 		Repetitions: len(ours),
+		Messages:    [2]int{sides[r.ours.side].n, sides[r.other.side].n},
 		Spread:      spread{Ours: extent(ours), Other: extent(other), Ratio: extent(byRound)},
 	}
-	value := r.Ratio
-	if g.of == "ours" {
-		value = r.Ours
+	res.Reached = r.goal.reachedBy(res.Ratio)
+	return res
+}
+
+func (f figure) of(measured [][]values) (byRound []float64) {
+	for _, v := range measured[f.side] {
+		byRound = append(byRound, v[f.value])
 	}
-	r.Reached = value >= g.value
-	if g.is == "<=" {
-		r.Reached = value <= g.value
+	return byRound
+}
+
+// median of values, of which there is at least one.
+func median(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	middle := len(sorted) / 2
+	if len(sorted)%2 == 1 {
+		return sorted[middle]
 	}
-	return r
+	return (sorted[middle-1] + sorted[middle]) / 2
+}
+
+// ratios of the rounds: what happened to the machine in a round happened to both sides.
+func ratios(ours, other []float64) []float64 {
+	out := make([]float64, len(ours))
+	for i := range ours {
+		out[i] = ours[i] / other[i]
+	}
+	return out
 }
 
 func extent(values []float64) [2]float64 {
 	return [2]float64{slices.Min(values), slices.Max(values)}
 }
 
-// goalText is "ratio >= 0.95: yes".
+// goalText is ">= 0.95: reached".
 func (r result) goalText() string {
 	verdict := "not reached"
 	if r.Reached {
 		verdict = "reached"
 	}
-	return fmt.Sprintf("%s %s %s: %s", r.GoalOf, r.GoalIs, strconv.FormatFloat(r.Goal, 'g', -1, 64), verdict)
+	return fmt.Sprintf("%s %s: %s", r.GoalIs, strconv.FormatFloat(r.Goal, 'g', -1, 64), verdict)
 }
 
 // table writes the report for people, as Markdown.
-func (r report) table(w io.Writer) error {
-	rows := [][]string{{"row", "ours", "other", "ratio", "goal", "ours from..to", "other from..to", "rounds"}}
+func (r report) table() string {
+	rows := [][]string{{"row", "ours", "other", "ratio", "goal", "ratio from..to", "ours from..to", "other from..to", "rounds"}}
+	between := func(e [2]float64) string { return human(e[0]) + ".." + human(e[1]) }
 	for _, res := range r.Rows {
 		rows = append(rows, []string{
 			res.ID, human(res.Ours) + " " + res.Unit, human(res.Other) + " " + res.Unit, human(res.Ratio), res.goalText(),
-			human(res.Spread.Ours[0]) + ".." + human(res.Spread.Ours[1]),
-			human(res.Spread.Other[0]) + ".." + human(res.Spread.Other[1]),
-			strconv.Itoa(res.Repetitions),
+			between(res.Spread.Ratio), between(res.Spread.Ours), between(res.Spread.Other), strconv.Itoa(res.Repetitions),
 		})
 	}
 	var b strings.Builder
 	b.WriteString(alignTable(rows))
-	b.WriteString("\nMedians; the ratio is the median of the ratios of the rounds.\n\n")
+	b.WriteString("\nMedians of the rounds; the ratio is the median of the ratios of the rounds, and goals are of it.\n" +
+		"[How the figures are made](method.md).\n\n")
 	for _, res := range r.Rows {
-		fmt.Fprintf(&b, "- %s: %s, against %s\n", res.ID, res.What, res.Against)
+		fmt.Fprintf(&b, "- %s: %s; against %s\n", res.ID, res.What, res.Against)
 	}
-	fmt.Fprintf(&b, "\nMachine: %s. ", r.Machine)
-	names := make([]string, 0, len(r.Versions))
-	for name, version := range r.Versions {
-		names = append(names, name+" "+version)
+	fmt.Fprintf(&b, "\nMachine: %s.\n\nVersions: %s.\n\nPostgreSQL: %s; otherwise its defaults.\n", r.Machine, listed(r.Versions), listed(r.Settings))
+	return b.String()
+}
+
+func listed(named map[string]string) string {
+	var list []string
+	for _, name := range slices.Sorted(maps.Keys(named)) {
+		list = append(list, name+" "+named[name])
 	}
-	slices.Sort(names)
-	fmt.Fprintf(&b, "Versions: %s.\n\n", strings.Join(names, ", "))
-	for _, s := range r.Settings {
-		fmt.Fprintf(&b, "- %s\n", s)
-	}
-	_, err := io.WriteString(w, b.String())
-	return err
+	return strings.Join(list, ", ")
 }
 
 // alignTable lays rows out as a Markdown table that also reads well as it is.
@@ -168,27 +193,32 @@ func human(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// writeJSON writes the report for programs.
-func (r report) writeJSON(file string) error {
-	encoded, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
+// write prints the table, and writes the files that are named: JSON for programs, and a
+// directory with the table and the plot.
+func (r report) write(to io.Writer, file, docs string) error {
+	table := r.table()
+	if _, err := io.WriteString(to, table); err != nil {
 		return err
 	}
-	return os.WriteFile(file, append(encoded, '\n'), 0o644)
-}
-
-// writeDocs writes the table and the plot into dir.
-func (r report) writeDocs(dir string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
+	files := map[string]string{}
+	if file != "" {
+		encoded, err := json.MarshalIndent(r, "", "  ")
+		if err != nil {
+			return err
+		}
+		files[file] = string(encoded) + "\n"
 	}
-	var table strings.Builder
-	table.WriteString("# Measured by `make bench`\n\n![ours against the other ways](bench.svg)\n\n")
-	if err := r.table(&table); err != nil {
-		return err
+	if docs != "" {
+		if err := os.MkdirAll(docs, 0o755); err != nil {
+			return err
+		}
+		files[filepath.Join(docs, "README.md")] = "# Measured by `make bench`\n\n![ours against the other ways](bench.svg)\n\n" + table
+		files[filepath.Join(docs, "bench.svg")] = plot(r.Rows)
 	}
-	if err := os.WriteFile(filepath.Join(dir, "README.md"), []byte(table.String()), 0o644); err != nil {
-		return err
+	for name, content := range files {
+		if err := os.WriteFile(name, []byte(content), 0o644); err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(filepath.Join(dir, "bench.svg"), []byte(plot(r.Rows)), 0o644)
+	return nil
 }

@@ -7,26 +7,38 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
+// sample is a row of two sides, compared by their second values.
+func sample(id, name string, g goal, ours, other []float64) result {
+	sides := []side{{name: "ours", n: 100}, {name: name, n: 50}}
+	measured := make([][]values, 2)
+	for i := range ours {
+		measured[0] = append(measured[0], values{-1, ours[i]})
+		measured[1] = append(measured[1], values{-1, other[i]})
+	}
+	return row{id, "ours & co", figure{0, 1}, figure{1, 1}, "msg/s", g}.compare(sides, measured)
+}
+
 func sampleReport() report {
 	return report{
-		Machine:  machine{CPU: "some <CPU>", Cores: 2, MemoryMB: 1024, OS: "linux/amd64", Kernel: "6.1"},
+		Machine:  machine{CPU: "some <CPU>", Cores: 2, Memory: "1024 kB", OS: "linux/amd64", Kernel: "6.1"},
 		Versions: map[string]string{"go": "go1.26", "postgresql": "15.1"},
-		Settings: []string{"fsync on"},
+		Settings: map[string]string{"fsync": "on"},
 		Rows: []result{
-			compare("relay-rabbitmq", "ours & co", "raw <amqp>", "msg/s", ratioAtLeast(0.95), []float64{19_000, 20_000, 10_000}, []float64{20_000, 20_000, 20_000}),
-			compare("relay-wal", "ours", "loop", "B/msg", oursAtMost(100), []float64{62, 64}, []float64{1000, 1000}),
+			sample("relay-rabbitmq", "raw <amqp>", atLeast(0.95), []float64{19_000, 20_000, 10_000}, []float64{20_000, 20_000, 20_000}),
+			sample("relay-wal", "loop", atMost(0.1), []float64{62, 64}, []float64{1000, 1000}),
 		},
 	}
 }
 
 func TestCompare_TakesMediansSpreadAndGoal(t *testing.T) {
 	ours, other := []float64{30, 10, 20}, []float64{20, 20, 10}
-	r := compare("row", "", "", "msg/s", ratioAtLeast(1.5), ours, other)
-	if r.Ours != 20 || r.Other != 20 || r.Ratio != 1.5 || r.Repetitions != 3 || !r.Reached {
+	r := sample("row", "theirs", atLeast(1.5), ours, other)
+	if r.Ours != 20 || r.Other != 20 || r.Ratio != 1.5 || r.Repetitions != 3 || !r.Reached || r.Against != "theirs" || r.Messages != [2]int{100, 50} {
 		t.Errorf("result %+v", r)
 	}
 	if r.Spread.Ours != [2]float64{10, 30} || r.Spread.Other != [2]float64{10, 20} || r.Spread.Ratio != [2]float64{0.5, 2} {
@@ -36,17 +48,45 @@ func TestCompare_TakesMediansSpreadAndGoal(t *testing.T) {
 		goal    goal
 		reached bool
 	}{
-		{ratioAtLeast(1.51), false}, {ratioAtMost(1.5), true}, {ratioAtMost(1.4), false}, {oursAtMost(20), true}, {oursAtMost(19), false},
+		{atLeast(1.51), false}, {atMost(1.5), true}, {atMost(1.4), false},
 	} {
-		if got := compare("row", "", "", "", c.goal, ours, other); got.Reached != c.reached {
+		if got := sample("row", "", c.goal, ours, other); got.Reached != c.reached {
 			t.Errorf("%s, want reached %v", got.goalText(), c.reached)
 		}
 	}
 }
 
+func TestMedian_TakesTheMiddle(t *testing.T) {
+	for _, c := range []struct {
+		values []float64
+		want   float64
+	}{
+		{[]float64{7}, 7},
+		{[]float64{9, 1}, 5},
+		{[]float64{9, 1, 4}, 4},
+		{[]float64{4, 3, 1, 2}, 2.5},
+		{[]float64{5, 4, 1, 2, 3}, 3},
+	} {
+		before := slices.Clone(c.values)
+		if got := median(c.values); got != c.want {
+			t.Errorf("median(%v) = %v, want %v", c.values, got, c.want)
+		}
+		if !slices.Equal(before, c.values) {
+			t.Errorf("median changed its argument to %v", c.values)
+		}
+	}
+}
+
+func TestRatios_PairTheRounds(t *testing.T) {
+	got := ratios([]float64{10, 30}, []float64{20, 10})
+	if want := []float64{0.5, 3}; !slices.Equal(got, want) {
+		t.Errorf("ratios = %v, want %v", got, want)
+	}
+}
+
 func TestReport_HasTheShapeThatProgramsRead(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "bench.json")
-	if err := sampleReport().writeJSON(file); err != nil {
+	if err := sampleReport().write(io.Discard, file, ""); err != nil {
 		t.Fatal(err)
 	}
 	encoded, err := os.ReadFile(file)
@@ -66,7 +106,7 @@ func TestReport_HasTheShapeThatProgramsRead(t *testing.T) {
 	}
 	row := got.Rows[0]
 	for field, want := range map[string]any{
-		"id": "relay-rabbitmq", "ours": 19_000.0, "other": 20_000.0, "ratio": 0.95, "goal": 0.95, "unit": "msg/s", "repetitions": 3.0, "reached": true,
+		"id": "relay-rabbitmq", "ours": 19_000.0, "other": 20_000.0, "ratio": 0.95, "goal": 0.95, "unit": "msg/s", "repetitions": 3.0, "reached": true, "goal_is": ">=",
 	} {
 		if row[field] != want {
 			t.Errorf("%s = %v, want %v", field, row[field], want)
@@ -79,7 +119,7 @@ func TestReport_HasTheShapeThatProgramsRead(t *testing.T) {
 
 func TestReport_WritesTableAndPlot(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "docs", "bench")
-	if err := sampleReport().writeDocs(dir); err != nil {
+	if err := sampleReport().write(io.Discard, "", dir); err != nil {
 		t.Fatal(err)
 	}
 	for name, want := range map[string]string{"README.md": "| relay-wal ", "bench.svg": "</svg>"} {
@@ -91,19 +131,16 @@ func TestReport_WritesTableAndPlot(t *testing.T) {
 }
 
 func TestTable_AlignsItsColumns(t *testing.T) {
-	var b strings.Builder
-	if err := sampleReport().table(&b); err != nil {
-		t.Fatal(err)
-	}
-	lines := strings.Split(b.String(), "\n")
+	table := sampleReport().table()
+	lines := strings.Split(table, "\n")
 	for _, line := range lines[1:4] {
 		if len(line) != len(lines[0]) {
-			t.Errorf("a line of the table is %d wide, the first one %d:\n%s", len(line), len(lines[0]), b.String())
+			t.Errorf("a line of the table is %d wide, the first one %d:\n%s", len(line), len(lines[0]), table)
 		}
 	}
-	for _, want := range []string{"19,000 msg/s", "ratio >= 0.95: reached", "raw <amqp>", "fsync on", "postgresql 15.1", "some <CPU>"} {
-		if !strings.Contains(b.String(), want) {
-			t.Errorf("the table lacks %q:\n%s", want, b.String())
+	for _, want := range []string{"19,000 msg/s", ">= 0.95: reached", "raw <amqp>", "fsync on", "postgresql 15.1", "some <CPU>"} {
+		if !strings.Contains(table, want) {
+			t.Errorf("the table lacks %q:\n%s", want, table)
 		}
 	}
 }

@@ -1,102 +1,126 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
-	"strings"
 	"time"
 )
 
-// postgresSettings differ from the defaults; fsync, synchronous_commit and
-// full_page_writes are on.
-var postgresSettings = []string{"shared_buffers=512MB"}
+const serversScript = "../../scripts/servers.sh"
 
-// servers are a PostgreSQL and a RabbitMQ.
-type servers struct {
-	postgres string // URL
-	amqp     string // URI
-	script   string
-	dir      string   // holds what we started; empty if nothing
-	started  []string // directories of the servers in it
-}
-
-// startServers starts private servers for those that are not named.
-func startServers(ctx context.Context, root, postgres, amqp string) (*servers, error) {
-	script, err := filepath.Abs(filepath.Join(root, "scripts", "servers.sh"))
+// startServers starts a PostgreSQL and a RabbitMQ; stop removes them, also after the
+// program was interrupted. fsync, synchronous_commit and full_page_writes are on.
+func (b *bench) startServers(ctx context.Context) (stop func() error, err error) {
+	dir, err := os.MkdirTemp("", "oncemill-bench-")
 	if err != nil {
 		return nil, err
 	}
-	s := &servers{postgres: postgres, amqp: amqp, script: script}
-	if postgres != "" && amqp != "" {
-		return s, nil
-	}
-	if s.dir, err = os.MkdirTemp("", "oncemill-bench-"); err != nil {
-		return nil, err
-	}
-	if err := s.startMissing(ctx); err != nil {
-		return nil, errors.Join(err, s.stop())
-	}
-	return s, nil
-}
-
-func (s *servers) startMissing(ctx context.Context) (err error) {
-	// The servers run as users of their own.
-	if err := os.Chmod(s.dir, 0o755); err != nil {
-		return err
-	}
-	if s.postgres == "" {
-		if s.postgres, err = s.start(ctx, "postgres", "ONCEMILL_TEST_POSTGRES", postgresSettings...); err != nil {
-			return err
+	stop = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var errs []error
+		started, _ := filepath.Glob(filepath.Join(dir, "*")) // the pattern is well-formed
+		for _, server := range started {
+			if out, err := exec.CommandContext(ctx, serversScript, "remove", server).CombinedOutput(); err != nil {
+				errs = append(errs, fmt.Errorf("remove %s: %w: %s", server, err, out))
+			}
 		}
+		return errors.Join(append(errs, os.RemoveAll(dir))...)
 	}
-	if s.amqp == "" {
-		s.amqp, err = s.start(ctx, "rabbitmq", "ONCEMILL_TEST_AMQP")
+	err = os.Chmod(dir, 0o755) // the servers run as users of their own
+	if err == nil {
+		b.postgres, err = startServer(ctx, filepath.Join(dir, "postgres"), "ONCEMILL_TEST_POSTGRES", "shared_buffers=512MB")
 	}
-	return err
+	if err == nil {
+		b.amqp, err = startServer(ctx, filepath.Join(dir, "rabbitmq"), "ONCEMILL_TEST_AMQP")
+	}
+	if err != nil {
+		return nil, errors.Join(err, stop())
+	}
+	return stop, nil
 }
 
-// start starts a server and returns the value that the script exports as name.
-func (s *servers) start(ctx context.Context, kind, name string, settings ...string) (string, error) {
-	dir := filepath.Join(s.dir, kind)
-	s.started = append(s.started, dir)
-	args := append([]string{"start", kind, dir, "--owner", strconv.Itoa(os.Getpid())}, settings...)
-	cmd := exec.CommandContext(ctx, s.script, args...)
+// startServer starts the server that the directory is named after, and returns the value
+// that the script exports as name.
+func startServer(ctx context.Context, dir, name string, settings ...string) (string, error) {
+	args := append([]string{"start", filepath.Base(dir), dir, "--owner", strconv.Itoa(os.Getpid())}, settings...)
+	cmd := exec.CommandContext(ctx, serversScript, args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("start %s: %w", kind, err)
+		return "", fmt.Errorf("start %s: %w", dir, err)
 	}
-	lines := bufio.NewScanner(bytes.NewReader(out))
-	for lines.Scan() {
-		if value, ok := strings.CutPrefix(lines.Text(), "export "+name+"="); ok {
-			return strings.Trim(value, "'"), nil
-		}
+	exported := regexp.MustCompile(`(?m)^export ` + name + `='?([^'\n]*)`).FindSubmatch(out)
+	if exported == nil {
+		return "", fmt.Errorf("start %s: %s does not export %s", dir, serversScript, name)
 	}
-	return "", fmt.Errorf("start %s: %s does not export %s", kind, s.script, name)
+	return string(exported[1]), nil
 }
 
-// stop removes what was started, also after the program was interrupted.
-func (s *servers) stop() error {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	var errs []error
-	for _, dir := range s.started {
-		if _, err := os.Stat(dir); err != nil {
-			continue
-		}
-		if out, err := exec.CommandContext(ctx, s.script, "remove", dir).CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("remove %s: %w: %s", dir, err, out))
+// open returns a pool that keeps conns connections, as that of a service does.
+// parameters are lib/pq's.
+func (b *bench) open(conns int, parameters string) (*sql.DB, error) {
+	address, err := url.Parse(b.postgres)
+	if err != nil {
+		return nil, errors.New("the URL of the database cannot be parsed")
+	}
+	address.RawQuery += "&" + parameters
+	db, err := sql.Open("postgres", address.String())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxIdleConns(conns)
+	return db, nil
+}
+
+// oneTrip makes lib/pq use one round trip for a statement with arguments.
+const oneTrip = "binary_parameters=yes"
+
+func (b *bench) exec(ctx context.Context, what string, texts ...string) error {
+	for _, text := range texts {
+		if _, err := b.db.ExecContext(ctx, text); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
 		}
 	}
-	if s.dir != "" {
-		errs = append(errs, os.RemoveAll(s.dir))
+	return nil
+}
+
+// settled brings the database into the state from which a run on a backlog starts:
+// statistics known, nothing to vacuum.
+func (b *bench) settled(ctx context.Context) error {
+	return b.exec(ctx, "settle", `vacuum (analyze)`)
+}
+
+// settle is for a run that has no backlog: dirty pages are written before it begins.
+func (b *bench) settle(ctx context.Context) error {
+	return b.exec(ctx, "settle", `vacuum (analyze)`, `checkpoint`)
+}
+
+// expectRows fails if a query that counts does not return n.
+func (b *bench) expectRows(ctx context.Context, n int, query string) error {
+	var got int
+	if err := b.db.QueryRowContext(ctx, query).Scan(&got); err != nil {
+		return fmt.Errorf("count rows: %w", err)
 	}
-	return errors.Join(errs...)
+	if got != n {
+		return fmt.Errorf("%d rows, want %d: %s", got, n, query)
+	}
+	return nil
+}
+
+func pauseFor(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -5,55 +5,93 @@ import (
 	"fmt"
 	"sync"
 	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
 
-// countingSink closes all when left messages have been confirmed, and remembers
-// an outcome that was another one.
-type countingSink struct {
+// countdown waits for a number of events.
+type countdown struct {
+	left atomic.Int64
+	all  chan struct{}
+}
+
+func newCountdown(n int) *countdown {
+	c := &countdown{all: make(chan struct{})}
+	c.left.Store(int64(n))
+	return c
+}
+
+func (c *countdown) count() {
+	if c.left.Add(-1) == 0 {
+		close(c.all)
+	}
+}
+
+func (c *countdown) await(ctx context.Context) error {
+	select {
+	case <-c.all:
+		return nil
+	case <-ctx.Done():
+		return fmt.Errorf("%w with %d messages left", ctx.Err(), c.left.Load())
+	}
+}
+
+// watchedSink reports confirms, and remembers another outcome.
+type watchedSink struct {
 	relay.Sink
-	left    atomic.Int64
-	all     chan struct{}
-	problem atomic.Pointer[error]
+	confirmed func(*relay.Message)
+	problem   atomic.Pointer[error]
 }
 
-func newCountingSink(sink relay.Sink, n int) *countingSink {
-	s := &countingSink{Sink: sink, all: make(chan struct{})}
-	s.left.Store(int64(n))
-	return s
-}
-
-func (s *countingSink) Publish(ctx context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
+func (s *watchedSink) Publish(ctx context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
 	s.Sink.Publish(ctx, msgs, func(m *relay.Message, err error) {
 		done(m, err)
-		switch {
-		case err != nil:
+		if err != nil {
 			s.problem.CompareAndSwap(nil, &err)
-		case s.left.Add(-1) == 0:
-			close(s.all)
+			return
 		}
+		s.confirmed(m)
 	})
 }
 
-// Ready lets the relay see what the sink says of itself.
-func (s *countingSink) Ready() bool {
+// Ready lets the relay see whether the sink is ready.
+func (s *watchedSink) Ready() bool {
 	r, ok := s.Sink.(interface{ Ready() bool })
 	return !ok || r.Ready()
 }
 
-func (s *countingSink) failed() error {
+func (s *watchedSink) failed() error {
 	if err := s.problem.Load(); err != nil {
 		return fmt.Errorf("a message was not confirmed: %w", *err)
 	}
 	return nil
 }
 
-// ledgerSink confirms at once and checks every message. Lanes come from several
-// goroutines, and no key is in two lanes, so each lane has a ledger of its own.
+// watchedPublisher reports what stock Watermill has published with confirms.
+type watchedPublisher struct {
+	message.Publisher
+	confirmed func(id string)
+}
+
+func (p *watchedPublisher) Publish(topic string, messages ...*message.Message) error {
+	if err := p.Publisher.Publish(topic, messages...); err != nil {
+		return err
+	}
+	for _, m := range messages {
+		p.confirmed(m.UUID)
+	}
+	return nil
+}
+
+// ledgerSink confirms after a delay, or at once, and checks every message. Lanes come from
+// several goroutines, and no key is in two lanes, so each lane has its own ledger.
 type ledgerSink struct {
 	traffic *traffic
+	delay   time.Duration
 	lanes   [outbox.Lanes]struct {
 		mu   sync.Mutex
 		book *ledger // guarded by mu
@@ -75,6 +113,14 @@ func (s *ledgerSink) Run(ctx context.Context) error {
 }
 
 func (s *ledgerSink) Publish(_ context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
+	if s.delay > 0 {
+		time.AfterFunc(s.delay, func() { s.confirm(msgs, done) })
+		return
+	}
+	s.confirm(msgs, done)
+}
+
+func (s *ledgerSink) confirm(msgs []*relay.Message, done func(*relay.Message, error)) {
 	lane := &s.lanes[msgs[0].Lane] // a call brings messages of one lane
 	lane.mu.Lock()
 	for _, m := range msgs {
@@ -86,13 +132,9 @@ func (s *ledgerSink) Publish(_ context.Context, msgs []*relay.Message, done func
 	}
 }
 
-// verdict is nil if every message came once, intact, and in order per key. It is called when the relay has stopped.
-func (s *ledgerSink) verdict() error { return s.judge(true) }
-
-// arrivals is verdict without the order.
-func (s *ledgerSink) arrivals() error { return s.judge(false) }
-
-func (s *ledgerSink) judge(ordered bool) error {
+// verdict is nil if every message came once, intact and, if ordered is set, in order per
+// key. It is called when the relay has stopped.
+func (s *ledgerSink) verdict(ordered bool) error {
 	whole := newLedger(s.traffic, len(s.lanes[0].book.seen))
 	for i := range s.lanes {
 		whole.merge(s.lanes[i].book)

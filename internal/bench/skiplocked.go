@@ -3,14 +3,15 @@ package main
 import (
 	"context"
 	"database/sql"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/lib/pq"
-)
 
-// skipLockedBatches are the batch sizes that are tried; the best one is compared.
-var skipLockedBatches = []int{100, 500, 2000}
+	"github.com/oncemill/oncemill/outbox"
+)
 
 // The queue that most outboxes are: no lanes, a lease in each row.
 const (
@@ -43,16 +44,76 @@ returning id, topic, message_id, key, payload, metadata, created_at`
 	skipLockedDelete = `delete from skiplocked where id = any ($1)`
 )
 
-// drainSkipLocked leases, hands out and deletes all n rows with prepared
-// statements, batch rows at a time, and returns the time it took. Handing out is
-// the same as the sink that confirms at once: it checks each message.
-func drainSkipLocked(ctx context.Context, db *sql.DB, t *traffic, n, batch int) (time.Duration, error) {
-	conn, err := db.Conn(ctx)
+// skipLocked is a side that drains a backlog with batches of a size.
+func (b *bench) skipLocked(n, batch int) side {
+	return side{name: skipLockedName(batch), n: n, run: func(ctx context.Context, n int) (values, error) {
+		if err := errors.Join(b.loadSkipLocked(ctx, n), b.settled(ctx)); err != nil {
+			return nil, err
+		}
+		took, err := b.drainSkipLocked(ctx, n, batch)
+		return perSecond(n, took), err
+	}}
+}
+
+func skipLockedName(batch int) string {
+	return fmt.Sprintf("lease by UPDATE with SKIP LOCKED, then DELETE, prepared, batches of %d", batch)
+}
+
+// loadSkipLocked fills the empty table with the first n messages of the traffic, as
+// loaded does.
+func (b *bench) loadSkipLocked(ctx context.Context, n int) error {
+	if err := b.exec(ctx, "empty table", skipLockedTable, `truncate skiplocked`, `checkpoint`); err != nil {
+		return err
+	}
+	return b.copyIn(ctx, "skiplocked", []string{"topic", "message_id", "key", "payload", "metadata"}, n,
+		func(i int) ([]any, error) {
+			return []any{topic, b.traffic.id(i), b.traffic.key(i), b.traffic.payload(i), b.traffic.metadata(i)}, nil
+		})
+}
+
+// metadata of message i, as our publisher encodes it.
+func (t *traffic) metadata(i int) []byte {
+	return fmt.Appendf(nil, `{"%s":"%s"}`, outbox.KeyMetadata, t.key(i))
+}
+
+// copyIn loads n rows. They are inserted, not copied: pages that COPY fills do not stay in
+// the shared buffers, where those stay that services have just filled.
+func (b *bench) copyIn(ctx context.Context, table string, columns []string, n int, row func(i int) ([]any, error)) error {
+	conn, err := pgx.Connect(ctx, b.postgres)
+	if err != nil {
+		return fmt.Errorf("load: %w", err)
+	}
+	defer conn.Close(ctx)
+	var list string
+	for i, column := range columns {
+		if i > 0 {
+			list += ", "
+		}
+		list += column
+	}
+	_, err = conn.Exec(ctx, `create temp table arrivals as select `+list+` from `+table+` limit 0`)
+	if err == nil {
+		_, err = conn.CopyFrom(ctx, pgx.Identifier{"arrivals"}, columns, pgx.CopyFromSlice(n, row))
+	}
+	if err == nil {
+		_, err = conn.Exec(ctx, `insert into `+table+` (`+list+`) select * from arrivals`)
+	}
+	if err != nil {
+		return fmt.Errorf("load %s: %w", table, err)
+	}
+	return nil
+}
+
+// drainSkipLocked leases, hands out and deletes all n rows with prepared statements, batch
+// rows at a time, and returns the time it took. Handing out is the same as in the sink that
+// confirms at once: it checks each message.
+func (b *bench) drainSkipLocked(ctx context.Context, n, batch int) (time.Duration, error) {
+	conn, err := b.db.Conn(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("skip locked: %w", err)
 	}
 	defer conn.Close()
-	book := newLedger(t, n)
+	book := newLedger(b.traffic, n)
 	begin := time.Now()
 	lease, err := conn.PrepareContext(ctx, skipLockedLease)
 	if err != nil {

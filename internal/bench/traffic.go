@@ -24,13 +24,14 @@ type traffic struct {
 	keys  uint64 // how many there are
 }
 
-func newTraffic() *traffic {
+// newTraffic has so many keys.
+func newTraffic(keys int) *traffic {
 	random := rand.NewChaCha8([32]byte{1})
 	noise := make([]byte, 1<<20)
 	for i := range noise {
 		noise[i] = byte(random.Uint64())
 	}
-	return &traffic{noise: noise, keys: keyCount}
+	return &traffic{noise: noise, keys: uint64(keys)}
 }
 
 // id of message i, in the form of a UUID.

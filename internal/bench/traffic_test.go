@@ -2,18 +2,19 @@ package main
 
 import (
 	"context"
-	"database/sql"
+	"errors"
+	"math"
 	"slices"
 	"testing"
-
-	"github.com/ThreeDotsLabs/watermill/message"
+	"testing/synctest"
+	"time"
 
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
 
 func TestTraffic_IsTheSameEveryTime(t *testing.T) {
-	a, b := newTraffic(), newTraffic()
+	a, b := newTraffic(keyCount), newTraffic(keyCount)
 	keys := map[int]bool{}
 	for i := range 50_000 {
 		if a.id(i) != b.id(i) || a.key(i) != b.key(i) || !slices.Equal(a.payload(i), b.payload(i)) {
@@ -32,53 +33,9 @@ func TestTraffic_IsTheSameEveryTime(t *testing.T) {
 	}
 }
 
-// recordingTx keeps the arguments of a statement.
-type recordingTx struct{ args []any }
-
-func (r *recordingTx) ExecContext(_ context.Context, _ string, args ...any) (sql.Result, error) {
-	r.args = args
-	return nil, nil
-}
-func (r *recordingTx) Commit() error   { return nil }
-func (r *recordingTx) Rollback() error { return nil }
-
-func TestBacklog_HasTheRowsThatThePublisherWrites(t *testing.T) {
-	db, err := sql.Open("postgres", "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	box, err := outbox.New(db, outbox.Config{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	traffic := newTraffic()
-	for i := range 100 {
-		msg := message.NewMessage(traffic.id(i), traffic.payload(i))
-		outbox.SetKey(msg, traffic.key(i))
-		var tx recordingTx
-		if err := box.Publisher(&tx).Publish(topic, msg); err != nil {
-			t.Fatal(err)
-		}
-		row := traffic.outboxRow(i)
-		if got, want := tx.args[0].(int), int(row[0].(int16)); got != want {
-			t.Errorf("lane %d, want %d", want, got)
-		}
-		for column := 1; column < 4; column++ {
-			if tx.args[column] != row[column] {
-				t.Errorf("column %d is %v, want %v", column, row[column], tx.args[column])
-			}
-		}
-		for column := 4; column < 6; column++ {
-			if !slices.Equal(tx.args[column].([]byte), row[column].([]byte)) {
-				t.Errorf("column %d is %q, want %q", column, row[column], tx.args[column])
-			}
-		}
-	}
-}
-
 func TestLedger_FindsEveryFault(t *testing.T) {
 	const n = 1000
-	traffic := newTraffic()
+	traffic := newTraffic(keyCount)
 	all := make([]int, n)
 	for i := range all {
 		all[i] = i
@@ -134,7 +91,7 @@ func sameKey(t *testing.T, traffic *traffic, n int) (early, late int) {
 
 func TestLedgerSink_ConfirmsAndChecksAcrossLanes(t *testing.T) {
 	const n = 2000
-	traffic := newTraffic()
+	traffic := newTraffic(keyCount)
 	deliver := func(s *ledgerSink, i int) {
 		id, key := traffic.id(i), traffic.key(i)
 		m := &relay.Message{Lane: outbox.Lane(key, id), MessageID: id, Key: key, Payload: traffic.payload(i)}
@@ -152,31 +109,80 @@ func TestLedgerSink_ConfirmsAndChecksAcrossLanes(t *testing.T) {
 	for i := range n {
 		deliver(whole, i)
 	}
-	if err := whole.verdict(); err != nil {
+	if err := whole.verdict(true); err != nil {
 		t.Error(err)
 	}
 	short := newLedgerSink(traffic, n)
 	for i := range n - 1 {
 		deliver(short, i)
 	}
-	if short.verdict() == nil {
+	if short.verdict(true) == nil {
 		t.Error("a missing message went unnoticed")
 	}
 }
 
-func TestCountingSink_SaysWhenAllAreConfirmed(t *testing.T) {
-	traffic := newTraffic()
-	s := newCountingSink(newLedgerSink(traffic, 2), 2)
-	for i := range 2 {
+func TestWatchedSink_ReportsConfirmsAndOtherOutcomes(t *testing.T) {
+	left := newCountdown(2)
+	s := &watchedSink{Sink: fixedSink{nil}, confirmed: func(*relay.Message) { left.count() }}
+	for range 2 {
 		select {
-		case <-s.all:
-			t.Fatal("said so too early")
+		case <-left.all:
+			t.Fatal("done too early")
 		default:
 		}
-		s.Publish(t.Context(), []*relay.Message{{MessageID: traffic.id(i), Payload: traffic.payload(i)}}, func(*relay.Message, error) {})
+		s.Publish(t.Context(), []*relay.Message{{}}, func(*relay.Message, error) {})
 	}
-	<-s.all
-	if err := s.failed(); err != nil {
+	if err := errors.Join(left.await(t.Context()), s.failed()); err != nil {
 		t.Error(err)
 	}
+	lost := errors.New("lost")
+	s.Sink = fixedSink{lost}
+	s.Publish(t.Context(), []*relay.Message{{}}, func(*relay.Message, error) {})
+	if err := s.failed(); !errors.Is(err, lost) {
+		t.Errorf("error %v, want %v", err, lost)
+	}
+}
+
+// fixedSink has one outcome for all messages.
+type fixedSink struct{ err error }
+
+func (s fixedSink) Run(context.Context) error { return nil }
+
+func (s fixedSink) Publish(_ context.Context, msgs []*relay.Message, done func(*relay.Message, error)) {
+	for _, m := range msgs {
+		done(m, s.err)
+	}
+}
+
+func TestStopwatch_TakesCommitToConfirmAndFindsMissingConfirms(t *testing.T) {
+	const n = 20
+	traffic := newTraffic(keyCount)
+	start := func(count int) func(context.Context, *stopwatch) (pacedRun, error) {
+		return func(_ context.Context, watch *stopwatch) (pacedRun, error) {
+			return pacedRun{stop: func() error { return nil }, commit: func(_ context.Context, first, end int) error {
+				for i := first; i < min(end, count); i++ {
+					time.AfterFunc(time.Second, func() { watch.confirm(traffic.id(i)) })
+				}
+				return nil
+			}}, nil
+		}
+	}
+	synctest.Test(t, func(t *testing.T) {
+		watch := newStopwatch(traffic, n)
+		if err := watch.time(t.Context(), 10, 2, start(n)); err != nil {
+			t.Fatal(err)
+		}
+		if q := watch.quantiles(0, 0.5, 0.99); q[0] != 1000 || q[1] != 1000 {
+			t.Errorf("quantiles %v, want 1,000 ms", q)
+		}
+		// The last transaction is due 1.8 s after the first, and confirmed after 1 s.
+		if rate, want := watch.rate(), n/2.8; math.Abs(rate-want) > 0.01 {
+			t.Errorf("rate %v, want %v", rate, want)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		if err := newStopwatch(traffic, n).time(ctx, 10, 2, start(n-1)); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("error %v with an unconfirmed message", err)
+		}
+	})
 }
