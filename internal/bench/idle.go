@@ -15,14 +15,17 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-const idleSeconds = 6
+const (
+	idleSeconds = 6
+	idleRest    = 5 * time.Second // until pauses are as long as they become
+)
 
 // idle counts what a worker with nothing to do asks of the database and of the processor.
 // The floor is a pool that asks once a second whether there is a message.
 func idle() scenario {
 	what := "an idle worker with 16 lanes"
 	return scenario{
-		id: "idle", round: 15 * time.Second,
+		id: "idle", round: 22 * time.Second,
 		sides: func(_ context.Context, b *bench) ([]side, error) {
 			return []side{
 				b.idleSide("ours", 2, b.idleWorkers),
@@ -55,7 +58,7 @@ func (b *bench) idleSide(name string, times int, start func(ctx context.Context,
 		if err != nil {
 			return nil, err
 		}
-		err = pauseFor(ctx, 2*time.Second)
+		err = pauseFor(ctx, idleRest)
 		count, used, begin := counter.statements.Load(), processorTime(), time.Now()
 		err = errors.Join(err, pauseFor(ctx, time.Duration(seconds)*time.Second))
 		took := time.Since(begin).Seconds()

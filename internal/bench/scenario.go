@@ -117,7 +117,7 @@ func (b *bench) rounds(ctx context.Context, pairs int, sides []side) ([][]values
 		if !s.fixed {
 			s.n = min(s.n, max(few, int(v[0]*b.progress.runFor().Seconds())))
 		}
-		b.progress.ran("warm-up", *s, v)
+		b.progress.ran(warmUp, *s, v)
 	}
 	for round := range pairs {
 		for i := range sides {
@@ -162,6 +162,8 @@ func best[S any](ctx context.Context, b *bench, settings []S, trial, n int, size
 	return found, nil
 }
 
+const warmUp = "warm-up"
+
 // progress reports how far the run is.
 type progress struct {
 	to                   io.Writer
@@ -169,7 +171,6 @@ type progress struct {
 	pairs, scenarios, at int
 	long                 bool // has long scenarios, and no limit
 	now                  scenario
-	share                time.Duration // of the estimate, for each run of a side
 	total, done          time.Duration // by the estimates
 }
 
@@ -182,9 +183,9 @@ func newProgress(to io.Writer, chosen []scenario, pairs int) *progress {
 	return p
 }
 
-// estimate counts the warm-up, and the search for the best settings, as one round.
+// estimate counts the warm-up, and the search for the best settings, as half a round.
 func (p *progress) estimate(s scenario) time.Duration {
-	return s.round * time.Duration(s.pairs(p.pairs)+1)
+	return s.round*time.Duration(s.pairs(p.pairs)) + s.round/2
 }
 
 func (p *progress) begin(s scenario) {
@@ -198,7 +199,11 @@ func (p *progress) ran(when string, s side, v values) {
 	for _, r := range p.now.rows {
 		sides = max(sides, r.ours.side+1, r.other.side+1)
 	}
-	p.done += p.now.round / time.Duration(sides)
+	share := p.now.round / time.Duration(sides)
+	if when == warmUp {
+		share /= 2
+	}
+	p.done += share
 	text := ""
 	for _, value := range v {
 		text += " " + human(value)

@@ -178,12 +178,14 @@ func TestProgress_RunsAreShorterOnASlowMachine(t *testing.T) {
 		if got := p.runFor(); got != runFor {
 			t.Errorf("%v for a run at the start", got)
 		}
-		for range 4 { // a minute and a half for each minute: 12 minutes in all
+		time.Sleep(45 * time.Second)
+		p.ran(warmUp, side{}, nil)
+		for range 3 { // a minute and a half for each minute: 10.5 minutes in all
 			time.Sleep(90 * time.Second)
 			p.ran("", side{}, nil)
 		}
-		if got := p.runFor(); got != runFor/2 { // 3 of 6 minutes are left
-			t.Errorf("%v for a run on a slow machine", got)
+		if got, want := p.runFor(), runFor*15/21; got.Round(time.Millisecond) != want.Round(time.Millisecond) { // 3:45 of 5:15 are left
+			t.Errorf("%v for a run on a slow machine, want %v", got, want)
 		}
 		time.Sleep(time.Hour)
 		if got := p.runFor(); got != leastRun {
@@ -203,12 +205,14 @@ func TestProgress_TellsRowsAndTimeLeft(t *testing.T) {
 		var told strings.Builder
 		p := newProgress(&told, []scenario{one, two}, 3)
 		p.begin(one)
-		for range 8 { // as slow again as estimated
-			time.Sleep(10 * time.Second)
+		p.ran(warmUp, side{}, nil)
+		p.ran(warmUp, side{}, nil)
+		for range 6 { // as slow again as estimated
+			time.Sleep(70 * time.Second / 6)
 			p.ran("round 1 of 3", side{name: "ours"}, values{1234, 5})
 		}
 		p.begin(two)
-		for _, want := range []string{"1 of 2: one; about 1m0s left", "1 of 2: one, round 1 of 3: ours: 1,234 5.00; about", "  80 s  2 of 2: two; about 40s left"} {
+		for _, want := range []string{"1 of 2: one; about 53s left", "1 of 2: one, round 1 of 3: ours: 1,234 5.00; about", "  70 s  2 of 2: two; about 35s left"} {
 			if !strings.Contains(told.String(), want) {
 				t.Errorf("no %q in:\n%s", want, told.String())
 			}
