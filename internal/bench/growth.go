@@ -146,7 +146,7 @@ func (b *bench) steady(name string, duration time.Duration, held bool) side {
 		most := make(chan float64, 1)
 		go func() { most <- b.mostDead(counting) }()
 		err = watch.time(ctx, xminRate, xminEach, func(ctx context.Context, watch *stopwatch) (pacedRun, error) {
-			return b.timedRelay(ctx, box, sink, relay.Config{Logger: b.log}, watch)
+			return b.timedRelay(ctx, box, sink, relay.Config{}, watch)
 		})
 		stop()
 		greatest := <-most

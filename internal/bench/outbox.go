@@ -85,7 +85,9 @@ func publishSome(ctx context.Context, box *outbox.Outbox, first, end int, next f
 
 // startRelay runs a relay until stop is called.
 func (b *bench) startRelay(ctx context.Context, box *outbox.Outbox, sink relay.Sink, cfg relay.Config) (stop func() error, err error) {
-	cfg.Logger = b.log
+	if cfg.Logger == nil {
+		cfg.Logger = b.log
+	}
 	r, err := relay.New(box, sink, cfg)
 	if err != nil {
 		return nil, err

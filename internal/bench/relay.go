@@ -242,7 +242,7 @@ const (
 // committed.
 func (b *bench) workers(count int) side {
 	// Each drains for about the same time.
-	return side{name: fmt.Sprintf("%d workers", count), n: scaleBacklog * count / 4, run: func(ctx context.Context, n int) (values, error) {
+	return side{name: []string{1: "one worker", 2: "two workers", 4: "four workers"}[count], n: scaleBacklog * count / 4, run: func(ctx context.Context, n int) (values, error) {
 		if _, err := b.fresh(ctx, noHistory); err != nil {
 			return nil, err
 		}

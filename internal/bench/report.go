@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"text/tabwriter"
 )
 
 // report is bench.json.
@@ -121,16 +122,17 @@ func (r result) goalText() string {
 
 // table writes the report for people, as Markdown.
 func (r report) table() string {
-	rows := [][]string{{"row", "ours", "other", "ratio", "goal", "ratio from..to", "ours from..to", "other from..to", "rounds"}}
+	var b strings.Builder
+	columns := tabwriter.NewWriter(&b, 0, 0, 1, ' ', 0) // so that the table reads well as it is
+	const line = "| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t| %s\t|\n"
+	fmt.Fprintf(columns, line, "row", "ours", "other", "ratio", "goal", "ratio from..to", "ours from..to", "other from..to", "rounds")
+	fmt.Fprint(columns, strings.ReplaceAll(line, "%s", "---"))
 	between := func(e [2]float64) string { return human(e[0]) + ".." + human(e[1]) }
 	for _, res := range r.Rows {
-		rows = append(rows, []string{
-			res.ID, human(res.Ours) + " " + res.Unit, human(res.Other) + " " + res.Unit, human(res.Ratio), res.goalText(),
-			between(res.Spread.Ratio), between(res.Spread.Ours), between(res.Spread.Other), strconv.Itoa(res.Repetitions),
-		})
+		fmt.Fprintf(columns, line, res.ID, human(res.Ours)+" "+res.Unit, human(res.Other)+" "+res.Unit, human(res.Ratio), res.goalText(),
+			between(res.Spread.Ratio), between(res.Spread.Ours), between(res.Spread.Other), strconv.Itoa(res.Repetitions))
 	}
-	var b strings.Builder
-	b.WriteString(alignTable(rows))
+	_ = columns.Flush() // to memory
 	b.WriteString("\nMedians of the rounds; the ratio is the median of the ratios of the rounds, and goals are of it.\n" +
 		"[How the figures are made](method.md).\n\n")
 	for _, res := range r.Rows {
@@ -146,30 +148,6 @@ func listed(named map[string]string) string {
 		list = append(list, name+" "+named[name])
 	}
 	return strings.Join(list, ", ")
-}
-
-// alignTable lays rows out as a Markdown table that also reads well as it is.
-func alignTable(rows [][]string) string {
-	widths := make([]int, len(rows[0]))
-	for _, row := range rows {
-		for i, cell := range row {
-			widths[i] = max(widths[i], len(cell))
-		}
-	}
-	var b strings.Builder
-	for n, row := range rows {
-		for i, cell := range row {
-			fmt.Fprintf(&b, "| %-*s ", widths[i], cell)
-		}
-		b.WriteString("|\n")
-		if n == 0 {
-			for _, width := range widths {
-				b.WriteString("|" + strings.Repeat("-", width+2))
-			}
-			b.WriteString("|\n")
-		}
-	}
-	return b.String()
 }
 
 // human writes a value with three digits that matter, thousands apart.

@@ -9,7 +9,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -87,25 +86,15 @@ func (p *watchedPublisher) Publish(topic string, messages ...*message.Message) e
 	return nil
 }
 
-// ledgerSink confirms after a delay, or at once, and checks every message. Lanes come from
-// several goroutines, and no key is in two lanes, so each lane has its own ledger.
+// ledgerSink confirms after a delay, or at once, and checks every message.
 type ledgerSink struct {
-	traffic *traffic
-	delay   time.Duration
-	lanes   [outbox.Lanes]struct {
-		mu   sync.Mutex
-		book *ledger // guarded by mu
-	}
+	delay time.Duration
+	mu    sync.Mutex // lanes come from several goroutines
+	book  *ledger    // guarded by mu
 }
 
 // newLedgerSink expects the first n messages of the traffic.
-func newLedgerSink(t *traffic, n int) *ledgerSink {
-	s := &ledgerSink{traffic: t}
-	for i := range s.lanes {
-		s.lanes[i].book = newLedger(t, n)
-	}
-	return s
-}
+func newLedgerSink(t *traffic, n int) *ledgerSink { return &ledgerSink{book: newLedger(t, n)} }
 
 func (s *ledgerSink) Run(ctx context.Context) error {
 	<-ctx.Done()
@@ -121,12 +110,11 @@ func (s *ledgerSink) Publish(_ context.Context, msgs []*relay.Message, done func
 }
 
 func (s *ledgerSink) confirm(msgs []*relay.Message, done func(*relay.Message, error)) {
-	lane := &s.lanes[msgs[0].Lane] // a call brings messages of one lane
-	lane.mu.Lock()
+	s.mu.Lock()
 	for _, m := range msgs {
-		lane.book.arrive(m.MessageID, m.Payload)
+		s.book.arrive(m.MessageID, m.Payload)
 	}
-	lane.mu.Unlock()
+	s.mu.Unlock()
 	for _, m := range msgs {
 		done(m, nil)
 	}
@@ -135,9 +123,7 @@ func (s *ledgerSink) confirm(msgs []*relay.Message, done func(*relay.Message, er
 // verdict is nil if every message came once, intact and, if ordered is set, in order per
 // key. It is called when the relay has stopped.
 func (s *ledgerSink) verdict(ordered bool) error {
-	whole := newLedger(s.traffic, len(s.lanes[0].book.seen))
-	for i := range s.lanes {
-		whole.merge(s.lanes[i].book)
-	}
-	return whole.verdict(ordered)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.book.verdict(ordered)
 }

@@ -114,21 +114,6 @@ func (l *ledger) arrive(id string, payload []byte) {
 	l.last[key] = i + 1
 }
 
-// merge adds the arrivals of a ledger that holds other keys.
-func (l *ledger) merge(other *ledger) {
-	for i, seen := range other.seen {
-		switch {
-		case seen && l.seen[i]:
-			l.problem(fmt.Errorf("message %d arrived twice", i))
-		case seen:
-			l.seen[i] = true
-			l.arrived++
-		}
-	}
-	l.unordered += other.unordered
-	l.problems = append(l.problems, other.problems...)
-}
-
 func (l *ledger) problem(err error) {
 	const enough = 5
 	if len(l.problems) < enough {
