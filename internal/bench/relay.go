@@ -32,7 +32,7 @@ func toRabbitMQ() scenario {
 	const unit = "msg/s"
 	what := "relay drains a backlog from PostgreSQL to RabbitMQ, in order per key, no history"
 	return scenario{
-		id: "relay-rabbitmq", round: 22 * time.Second,
+		id: "relay-rabbitmq", find: 25 * time.Second, round: 22 * time.Second,
 		sides: func(ctx context.Context, b *bench) ([]side, error) {
 			raw, err := b.raw(ctx)
 			if err != nil {
@@ -79,7 +79,7 @@ func engine() scenario {
 	const unit = "msg/s"
 	what := "relay drains a backlog into a sink that confirms at once, deletes included, no history"
 	return scenario{
-		id: "relay-engine", round: 12 * time.Second,
+		id: "relay-engine", find: 7 * time.Second, round: 12 * time.Second,
 		sides: func(ctx context.Context, b *bench) ([]side, error) {
 			loop, err := best(ctx, b, []int{100, 500, 2000}, engineBacklog/8, engineBacklog, b.skipLocked)
 			return []side{b.oursToNowhere(), b.copyOut(), loop}, err

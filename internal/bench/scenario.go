@@ -15,11 +15,11 @@ type scenario struct {
 	id   string
 	long bool // takes minutes: runs with -long, or when it is named
 	once bool // one round is enough, however many are asked for
-	// round is how long a round of all sides takes on a machine of two cores. It serves
-	// only to estimate the time left.
-	round time.Duration
-	sides func(ctx context.Context, b *bench) ([]side, error)
-	rows  []row
+	// find is how long the search for the best settings takes on a machine of two cores,
+	// and round a round of all sides. They serve to estimate the time left.
+	find, round time.Duration
+	sides       func(ctx context.Context, b *bench) ([]side, error)
+	rows        []row
 }
 
 // side is one way to do what a scenario measures.
@@ -56,7 +56,7 @@ const (
 	// compared.
 	runFor = 4 * time.Second
 	// wholeLimit is for all rows that are not long. On a slow machine runs become shorter
-	// to stay below it, but not shorter than leastRun.
+	// to stay below it, but not shorter than leastRun; past it, one round is enough.
 	wholeLimit = 9 * time.Minute
 	leastRun   = time.Second
 	// runLimit ends a run that hangs.
@@ -91,6 +91,7 @@ func (b *bench) measure(ctx context.Context, s scenario) (results []result, err 
 	if err != nil {
 		return nil, err
 	}
+	b.progress.done += s.find
 	measured, err := b.rounds(ctx, s.pairs(b.pairs), sides)
 	if err != nil {
 		return nil, err
@@ -120,6 +121,9 @@ func (b *bench) rounds(ctx context.Context, pairs int, sides []side) ([][]values
 		b.progress.ran(warmUp, *s, v)
 	}
 	for round := range pairs {
+		if round > 0 && b.progress.late() {
+			break
+		}
 		for i := range sides {
 			at := (i + round) % len(sides)
 			v, err := b.runSide(ctx, sides[at], sides[at].n)
@@ -167,7 +171,7 @@ const warmUp = "warm-up"
 // progress reports how far the run is.
 type progress struct {
 	to                   io.Writer
-	began                time.Time
+	began, measuring     time.Time
 	pairs, scenarios, at int
 	long                 bool // has long scenarios, and no limit
 	now                  scenario
@@ -183,12 +187,15 @@ func newProgress(to io.Writer, chosen []scenario, pairs int) *progress {
 	return p
 }
 
-// estimate counts the warm-up, and the search for the best settings, as half a round.
+// estimate counts the warm-up as half a round.
 func (p *progress) estimate(s scenario) time.Duration {
-	return s.round*time.Duration(s.pairs(p.pairs)) + s.round/2
+	return s.find + s.round*time.Duration(s.pairs(p.pairs)) + s.round/2
 }
 
 func (p *progress) begin(s scenario) {
+	if p.at == 0 {
+		p.measuring = time.Now()
+	}
 	p.at++
 	p.now = s
 	p.say("%d of %d: %s; about %v left", p.at, p.scenarios, s.id, p.left())
@@ -213,7 +220,7 @@ func (p *progress) ran(when string, s side, v values) {
 
 // left scales the estimates to the speed of this machine, once that is known.
 func (p *progress) left() time.Duration {
-	left, took := p.total-p.done, time.Since(p.began)
+	left, took := p.total-p.done, time.Since(p.measuring)
 	const enough = 20 * time.Second
 	if p.done > enough {
 		left = time.Duration(float64(left) * float64(took) / float64(p.done))
@@ -229,6 +236,9 @@ func (p *progress) runFor() time.Duration {
 	}
 	return max(leastRun, time.Duration(float64(runFor)*float64(room)/float64(left)))
 }
+
+// late is true past the limit.
+func (p *progress) late() bool { return !p.long && time.Since(p.began) > wholeLimit }
 
 func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.to, "%4.0f s  "+format+"\n", append([]any{time.Since(p.began).Seconds()}, args...)...)

@@ -64,6 +64,25 @@ func TestRounds_GiveASlowSideFewerMessages(t *testing.T) {
 	}
 }
 
+func TestRounds_OneIsEnoughPastTheLimit(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newTestBench()
+		slow := side{name: "a", n: 1, fixed: true, run: func(context.Context, int) (values, error) {
+			time.Sleep(wholeLimit/3 + time.Second)
+			return values{1}, nil
+		}}
+		for _, want := range []int{2, 1} { // the warm-up and two rounds, then the limit has passed
+			if measured, err := b.rounds(t.Context(), 3, []side{slow}); err != nil || len(measured[0]) != want {
+				t.Errorf("%d rounds, %v; want %d", len(measured[0]), err, want)
+			}
+		}
+		b.progress.long = true
+		if measured, err := b.rounds(t.Context(), 3, []side{slow}); err != nil || len(measured[0]) != 3 {
+			t.Errorf("%d rounds, %v; without a limit, want 3", len(measured[0]), err)
+		}
+	})
+}
+
 func TestRounds_FailWhenACheckFails(t *testing.T) {
 	lost := errors.New("lost")
 	calls := 0
