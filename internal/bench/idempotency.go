@@ -69,7 +69,7 @@ func (b *bench) middleware(db *sql.DB, schema string, group int) (http.Handler, 
 	if err != nil {
 		return nil, err
 	}
-	service, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), GroupSize: group, Logger: b.log})
+	service, err := idempotency.New(store, idempotency.Config{Scope: idempotency.SingleTenant(), Logger: b.log, Transactions: idempotency.TxConfig{GroupSize: group}})
 	if err != nil {
 		return nil, err
 	}
