@@ -28,7 +28,9 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 		t.Run(isolation.String(), func(t *testing.T) {
 			t.Parallel()
 			late, goOn := make(chan struct{}), make(chan struct{})
-			slow, engine := p.probe(t, true, func(c *idempotency.Config) { c.Transactions.Isolation, c.Timeout, c.Failures.Lease = isolation, time.Minute, 2*time.Minute })
+			slow, engine := p.probe(t, true, func(c *idempotency.Config) {
+				c.Transactions.Isolation, c.Timeout, c.Failures.Lease = isolation, time.Minute, 2*time.Minute
+			})
 			engine.At(func(point string) {
 				if point == "after effect" {
 					close(late)
