@@ -134,6 +134,14 @@ type FailureConfig struct {
 	// without it.
 	Recover func(ctx context.Context, record Record) (Recovery, error)
 
+	// UniqueName names this process, where no two running processes that use these keys have
+	// the same name, as in a StatefulSet. After a crash, the process that starts with that
+	// name treats the leases of the crashed one as ended: the retry of an interrupted
+	// request does not wait for Lease. If two processes have the name, each takes running
+	// requests from the other; with TxMiddleware one of them is then rolled back. At most
+	// 255 bytes. Default: "", every lease is waited for.
+	UniqueName string
+
 	// FailOpen lets Middleware run requests unprotected while the store cannot be
 	// reached, instead of answering 503. TxMiddleware never does. Default: false.
 	FailOpen bool

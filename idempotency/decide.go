@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 )
@@ -76,6 +77,11 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		}
 		began = time.Now()
 		from := record.Owner
+		if record.LeaseLeft > 0 { // of a crashed process
+			if err := in.store.Extend(ctx, in.claim.ID, from, 0); err != nil && !errors.Is(err, ErrStaleOwner) {
+				return Record{}, verdictStoreFailed, err
+			}
+		}
 		record, granted, err = in.store.TakeOver(ctx, in.claim, from)
 		in.telemetry.latency(ctx, "take_over", began, err)
 		if granted && err == nil {
@@ -146,7 +152,7 @@ func (in *intent) judge(record Record) verdict {
 		return verdictNotStored
 	}
 	switch {
-	case record.LeaseLeft > 0:
+	case record.LeaseLeft > 0 && !fromCrashed(record.Owner, in.cfg.Failures.UniqueName):
 		return verdictInProgress
 	case !in.transactional && in.cfg.Failures.Crashed == CrashedUnknown:
 		return verdictUnknown

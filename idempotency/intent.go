@@ -2,7 +2,6 @@ package idempotency
 
 import (
 	"context"
-	"crypto/rand"
 	"log/slog"
 	"slices"
 	"time"
@@ -29,7 +28,7 @@ type intent struct {
 func (c *core) newIntent(transactional bool) intent {
 	in := intent{core: c, transactional: transactional}
 	in.claim = Claim{Lease: c.cfg.Failures.Lease, Retention: c.cfg.Retention, Durable: !transactional}
-	rand.Read(in.claim.Token[:])
+	in.claim.Token = newToken(c.cfg.Failures.UniqueName)
 	in.begin()
 	return in
 }

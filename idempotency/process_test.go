@@ -38,6 +38,7 @@ type serveSettings struct {
 	Timeout       time.Duration
 	Lease         time.Duration
 	GroupSize     int
+	UniqueName    string
 	Address       string
 }
 
@@ -139,6 +140,7 @@ func serveProcess() error {
 	box, boxErr := outbox.New(db, outbox.Config{Database: s.Database})
 	cfg := probeConfig()
 	cfg.Transactions.Isolation, cfg.Transactions.GroupSize = s.Isolation, s.GroupSize
+	cfg.Failures.UniqueName = s.UniqueName
 	if s.Timeout != 0 {
 		cfg.Timeout, cfg.Failures.Lease = s.Timeout, s.Lease
 	}

@@ -99,6 +99,9 @@ func (c *FailureConfig) resolve(v *values, timeout time.Duration) {
 	if (c.Crashed == CrashedRecover) != (c.Recover != nil) {
 		v.bad("Failures.Recover", strconv.FormatBool(c.Recover != nil), "belongs to Crashed: CrashedRecover, which needs it")
 	}
+	if len(c.UniqueName) > maxKey {
+		v.bad("Failures.UniqueName", strconv.Itoa(len(c.UniqueName))+" bytes", "must have at most "+strconv.Itoa(maxKey)+" bytes")
+	}
 }
 
 func (c *AnswerConfig) resolve(v *values) {

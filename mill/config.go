@@ -41,7 +41,8 @@ type Config struct {
 	Consumers []Consumer
 
 	// Idempotency configures the keys of HTTP requests and commands; see
-	// [Mill.Idempotency]. Its OnCommit wakes the relay unless it is set. Default: none.
+	// [Mill.Idempotency]. Its OnCommit wakes the relay unless it is set. With
+	// Relay.UniqueName its Failures.UniqueName is Relay.Name unless it is set. Default: none.
 	Idempotency *idempotency.Config
 
 	// Keys configures the store of the keys.
@@ -135,6 +136,9 @@ func (c *Config) share(bad report) {
 	if c.Idempotency != nil {
 		own := *c.Idempotency
 		own.Logger, own.Telemetry.MeterProvider = cmp.Or(own.Logger, c.Logger), cmp.Or(own.Telemetry.MeterProvider, c.MeterProvider)
+		if c.Relay.UniqueName {
+			own.Failures.UniqueName = cmp.Or(own.Failures.UniqueName, c.Relay.Name)
+		}
 		c.Idempotency = &own
 	}
 	consumers := make([]Consumer, len(c.Consumers))
