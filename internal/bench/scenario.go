@@ -59,8 +59,9 @@ const (
 	// to stay below it, but not shorter than leastRun; past it, one round is enough.
 	wholeLimit = 9 * time.Minute
 	leastRun   = time.Second
-	// runLimit ends a run that hangs.
-	runLimit = 3 * time.Minute
+	// runLimit ends a run that hangs; a run of a long scenario may take longRunLimit.
+	runLimit     = 3 * time.Minute
+	longRunLimit = 15 * time.Minute
 )
 
 func (s scenario) rowIDs() []string {
@@ -141,7 +142,11 @@ func (b *bench) rounds(ctx context.Context, pairs int, sides []side) ([][]values
 func (b *bench) atEnd(end func() error) { b.ends = append(b.ends, end) }
 
 func (b *bench) runSide(ctx context.Context, s side, n int) (values, error) {
-	ctx, cancel := context.WithTimeout(ctx, runLimit)
+	limit := runLimit
+	if b.progress.now.long {
+		limit = longRunLimit
+	}
+	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	runtime.GC() // no side pays for the garbage of the one before it
 	return s.run(ctx, n)
