@@ -178,16 +178,16 @@ type progress struct {
 	to                   io.Writer
 	began, measuring     time.Time
 	pairs, scenarios, at int
-	long                 bool // has long scenarios, and no limit
+	unlimited            bool // has long scenarios, or more rounds than usual
 	now                  scenario
 	total, done          time.Duration // by the estimates
 }
 
 func newProgress(to io.Writer, chosen []scenario, pairs int) *progress {
-	p := &progress{to: to, began: time.Now(), pairs: pairs, scenarios: len(chosen)}
+	p := &progress{to: to, began: time.Now(), pairs: pairs, scenarios: len(chosen), unlimited: pairs > usualPairs}
 	for _, s := range chosen {
 		p.total += p.estimate(s)
-		p.long = p.long || s.long
+		p.unlimited = p.unlimited || s.long
 	}
 	return p
 }
@@ -236,14 +236,14 @@ func (p *progress) left() time.Duration {
 // runFor is shorter than usual once the rest would end after the limit.
 func (p *progress) runFor() time.Duration {
 	room, left := wholeLimit-time.Since(p.began), p.left()
-	if p.long || room >= left {
+	if p.unlimited || room >= left {
 		return runFor
 	}
 	return max(leastRun, time.Duration(float64(runFor)*float64(room)/float64(left)))
 }
 
 // late is true past the limit.
-func (p *progress) late() bool { return !p.long && time.Since(p.began) > wholeLimit }
+func (p *progress) late() bool { return !p.unlimited && time.Since(p.began) > wholeLimit }
 
 func (p *progress) say(format string, args ...any) {
 	fmt.Fprintf(p.to, "%4.0f s  "+format+"\n", append([]any{time.Since(p.began).Seconds()}, args...)...)

@@ -76,7 +76,7 @@ func TestRounds_OneIsEnoughPastTheLimit(t *testing.T) {
 				t.Errorf("%d rounds, %v; want %d", len(measured[0]), err, want)
 			}
 		}
-		b.progress.long = true
+		b.progress.unlimited = true
 		if measured, err := b.rounds(t.Context(), 3, []side{slow}); err != nil || len(measured[0]) != 3 {
 			t.Errorf("%d rounds, %v; without a limit, want 3", len(measured[0]), err)
 		}
@@ -210,7 +210,7 @@ func TestProgress_RunsAreShorterOnASlowMachine(t *testing.T) {
 		if got := p.runFor(); got != leastRun {
 			t.Errorf("%v for a run past the limit", got)
 		}
-		p.long = true
+		p.unlimited = true
 		if got := p.runFor(); got != runFor {
 			t.Errorf("%v for a run without a limit", got)
 		}
