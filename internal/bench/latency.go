@@ -125,9 +125,15 @@ func (b *bench) timedRelay(ctx context.Context, box *outbox.Outbox, sink relay.S
 	}}, err
 }
 
+// publishDeadTopics makes as large a share of the dead topics as n is of the messages.
 func publishDeadTopics(ctx context.Context, box *outbox.Outbox, n int) error {
-	return publishAll(ctx, box, n*(deadTopics/1000)/(deadMessages/1000), func(i int) (string, *message.Message) {
+	const each = deadTopics / deadMessages
+	dead := func(i int) (string, *message.Message) {
 		return "bench.reply." + strconv.Itoa(i), message.NewMessage("dead-"+strconv.Itoa(i), make([]byte, payloadSize))
+	}
+	const chunk = 50
+	return inTurn(ctx, producers, n/chunk, func(ctx context.Context, i int) error {
+		return publishSome(ctx, box, i*chunk*each, (i+1)*chunk*each, dead)
 	})
 }
 
