@@ -52,6 +52,7 @@ func (h *heap) step(r *rig) {
 
 // However slowly a sink answers, looks bring no more than a lane has room for.
 func TestEngine_LooksAheadTakeBoundedMemory(t *testing.T) {
+	t.Parallel()
 	r, h := newRig(OrderPerKey, 0), &heap{}
 	r.window = 16
 	r.answer = func(m *entry) (error, bool) {
@@ -71,6 +72,7 @@ func TestEngine_LooksAheadTakeBoundedMemory(t *testing.T) {
 
 // What the tables do not take keeps no payload while looks bring more.
 func TestEngine_FailuresThatCannotBeWrittenTakeBoundedMemory(t *testing.T) {
+	t.Parallel()
 	r, h := newRig(OrderPerKey, 0), &heap{}
 	r.answer = func(*entry) (error, bool) { return Refused(errors.New("bad")), true }
 	h.add("small", 300, 10)

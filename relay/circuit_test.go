@@ -94,6 +94,7 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 // A message that failed while its topic recovers is tried again though nothing else
 // of the topic is left to tell whose fault it was.
 func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
+	t.Parallel()
 	b := newBench(3, 4)
 	b.outcome(b.bring(t, 3, 1, "a"), b.now, Unavailable(errors.New("queue full")))
 	probe := b.next(t)
@@ -126,6 +127,7 @@ func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
 // What was announced is not sent once its key has turned out to be parked, or its row to
 // be gone, and its topic finds another probe.
 func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
+	t.Parallel()
 	for _, parked := range []bool{false, true} {
 		b := newBench(3)
 		l := b.lanes[3]
@@ -159,6 +161,7 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 // Whether a message without a receiver is dropped is asked of a function of the user's.
 // One that panics has not said so, and takes nobody along.
 func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {
+	t.Parallel()
 	for says, kept := range map[string]bool{"drop": false, "panic": true} {
 		b := newBench(0)
 		b.unroutable = func(string) Unroutable {

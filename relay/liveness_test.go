@@ -108,6 +108,7 @@ var errNack = Unavailable(errors.New("nack"))
 // After an outage of the whole broker one queue stays full: the other topics go
 // on.
 func TestEngine_LeavesADeadTopicBehindAfterAnOutage(t *testing.T) {
+	t.Parallel()
 	for _, order := range []Order{OrderPerKey, OrderPerKeyPipelined, OrderNone} {
 		d := newDrive(limits{order: order}, 0, 1, 2)
 		for lane, topic := range []string{"A", "B", "C"} {
@@ -135,6 +136,7 @@ func TestEngine_LeavesADeadTopicBehindAfterAnOutage(t *testing.T) {
 // Messages that fail in an unclear way, several at a time, are found out while the
 // others of their topic flow.
 func TestEngine_FindsSeveralSuspectsGuilty(t *testing.T) {
+	t.Parallel()
 	for _, poisons := range []int{1, 2, 3, 10} {
 		d := newDrive(limits{}, 0, 1)
 		d.add(0, poisons, "A", "")
@@ -166,6 +168,7 @@ func TestEngine_FindsSeveralSuspectsGuilty(t *testing.T) {
 // A lone suspect whose topic has no other messages is charged once others have
 // passed for long.
 func TestEngine_ChargesALoneSuspectInTheEnd(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0, 1)
 	d.add(0, 1, "A", "k")
 	charged := false
@@ -190,6 +193,7 @@ func TestEngine_ChargesALoneSuspectInTheEnd(t *testing.T) {
 // Lanes that their workers died of calm down although there is always more to
 // send.
 func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
+	t.Parallel()
 	for _, lanes := range []int{1, 8} {
 		var numbers []int
 		for n := range lanes {
@@ -218,6 +222,7 @@ func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
 // Steady traffic of parked keys keeps nobody from looking for what is due, nor for
 // commands.
 func TestEngine_LooksForDueRowsUnderLoad(t *testing.T) {
+	t.Parallel()
 	for _, perSecond := range []int{100, 1000, 4000} {
 		var numbers []int
 		for n := range outbox.Lanes {
@@ -256,6 +261,7 @@ func TestEngine_LooksForDueRowsUnderLoad(t *testing.T) {
 
 // A write that the database refuses holds up its key, and nothing else.
 func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0, 1)
 	d.answer = func(m *entry) error {
 		if m.Topic == "bad" {
@@ -296,6 +302,7 @@ func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
 
 // While nothing can be done the loop sleeps.
 func TestEngine_IsNotDueInThePast(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{window: 4}, 0)
 	d.answer = func(*entry) error { return errNack }
 	d.add(0, 4, "A", "")
@@ -310,6 +317,7 @@ func TestEngine_IsNotDueInThePast(t *testing.T) {
 
 // Circuits of topics whose messages went away with their lane are forgotten.
 func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0, 1)
 	d.answer = func(m *entry) error {
 		if m.Lane == 0 {
@@ -331,6 +339,7 @@ func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
 // A message that waited for others, or for its topic, has all its time from its own
 // first failure.
 func TestEngine_CountsTheTimeLimitFromTheFirstFailure(t *testing.T) {
+	t.Parallel()
 	for attempts, want := range map[int]verdict{0: retryLater, 1: letterSkip} {
 		b := newBench(3)
 		b.attempts = Retry{MaxAttempts: 10, Initial: time.Second, Max: time.Minute, TimeLimit: time.Hour}
@@ -346,6 +355,7 @@ func TestEngine_CountsTheTimeLimitFromTheFirstFailure(t *testing.T) {
 // A confirm that comes after the lease may be of a message that the new owner has made
 // a dead letter: its letter is closed with it.
 func TestEngine_SettlesWhatAFormerOwnerConfirmed(t *testing.T) {
+	t.Parallel()
 	for name, lose := range map[string]func(*bench){
 		"dropped": func(b *bench) { b.drop(3) },
 		"expired": func(b *bench) { b.now = b.lanes[3].trusted.Add(1) },
@@ -368,6 +378,7 @@ func TestEngine_SettlesWhatAFormerOwnerConfirmed(t *testing.T) {
 
 // A probe whose call never returns keeps its lane, not its topic.
 func TestEngine_AnotherProbeFollowsOneWhoseLaneIsLost(t *testing.T) {
+	t.Parallel()
 	b := newBench(3, 4)
 	full := Unavailable(errors.New("queue full"))
 	b.outcome(b.bring(t, 3, 1, "a"), b.now, full)

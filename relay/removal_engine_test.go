@@ -11,6 +11,7 @@ import (
 // A deletion that fails, or that others' locks keep from some rows, holds up neither
 // reads nor publishes, until too much would be repeated after a crash.
 func TestEngine_ADeletionThatFailsStopsNeitherReadsNorLanes(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0, 1)
 	d.answer = func(*entry) error { return nil }
 	fails := true
@@ -64,6 +65,7 @@ func TestEngine_ADeletionThatFailsStopsNeitherReadsNorLanes(t *testing.T) {
 // Rows that others have locked are tried again apart from the rest, and are not
 // published again when their lane comes back.
 func TestEngine_LockedRowsAreTriedAgainApart(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	d.answer = func(*entry) error { return nil }
 	d.chores = 0
@@ -109,6 +111,7 @@ func TestEngine_LockedRowsAreTriedAgainApart(t *testing.T) {
 
 // A confirm counts whenever it comes, wherever the row is by then.
 func TestEngine_TakesConfirmsHoweverLate(t *testing.T) {
+	t.Parallel()
 	for name, meanwhile := range map[string]func(d *drive, m *entry){
 		"withheld":      func(*drive, *entry) {},
 		"sent again":    func(d *drive, m *entry) { m.state = inFlight; d.inFlight++; m.lane.inFlight++ },
@@ -148,6 +151,7 @@ func rowOfEntry(m *entry) outboxstore.Row {
 // What was read under a lease that has run out meanwhile counts for nothing: the row
 // may be another worker's, or the server another one.
 func TestEngine_AReadThatOutlivesItsLeaseCountsForNothing(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	d.lanes[0].trusted = d.now.Add(time.Second)
 	r := d.nextRead(d.now)
@@ -167,6 +171,7 @@ func TestEngine_AReadThatOutlivesItsLeaseCountsForNothing(t *testing.T) {
 
 // After a read that failed, fewer lanes are read at a time, each in its turn.
 func TestEngine_NarrowsReadsThatFail(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0, 1, 2, 3, 4, 5, 6, 7)
 	fail := func() *read {
 		d.now = d.now.Add(2 * time.Second)
@@ -200,6 +205,7 @@ func TestEngine_NarrowsReadsThatFail(t *testing.T) {
 // Whatever had no answer, the database may be another server since, which lost its
 // tail: what was read before and not sent is read again.
 func TestEngine_ForgetsWhatWasReadFromADatabaseThatMayBeAnother(t *testing.T) {
+	t.Parallel()
 	for name, loss := range map[string]func(d *drive, r *read){
 		"a read": func(d *drive, r *read) { d.read(r, nil, d.now, errors.New("connection reset")) },
 		"a deletion beside a read": func(d *drive, r *read) {

@@ -60,6 +60,7 @@ func delivered(*entry) error { return nil }
 
 // However many rows of a lane somebody has locked, the lane is read.
 func TestEngine_ReadsALaneWithManyLockedRows(t *testing.T) {
+	t.Parallel()
 	for _, n := range []int{100, 128, 3000} {
 		d := newDrive(limits{}, 0, 1)
 		d.add(0, n, "A", "")
@@ -87,6 +88,7 @@ func TestEngine_ReadsALaneWithManyLockedRows(t *testing.T) {
 
 // A lane may come back while what was confirmed of it is being deleted.
 func TestEngine_KnowsRowsThatAreBeingDeletedWhenALaneComesBack(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	d.add(0, 10, "A", "")
 	d.publishAll(delivered)
@@ -109,6 +111,7 @@ func TestEngine_KnowsRowsThatAreBeingDeletedWhenALaneComesBack(t *testing.T) {
 
 // One row cannot be deleted: the others are.
 func TestEngine_OneRowThatCannotBeDeletedKeepsNoOther(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	o := &stack{d: d}
 	o.put(0, "A", "", 1)
@@ -133,6 +136,7 @@ func TestEngine_OneRowThatCannotBeDeletedKeepsNoOther(t *testing.T) {
 
 // One confirmed row of parked cannot be deleted: the others are.
 func TestEngine_OneRowOfParkedThatCannotBeDeletedKeepsNoOther(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	d.commandsAt = d.now.Add(time.Hour)
 	var bad *entry
@@ -166,6 +170,7 @@ func TestEngine_OneRowOfParkedThatCannotBeDeletedKeepsNoOther(t *testing.T) {
 // What could probe a stuck topic is in a lane that cannot publish. Another lane has
 // messages of it, which are read without their payloads.
 func TestEngine_ProbesAStuckTopicFromALaneThatCanPublish(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0, 1)
 	o, up := &stack{d: d}, false
 	d.answer = func(m *entry) error {
@@ -205,6 +210,7 @@ func TestEngine_ProbesAStuckTopicFromALaneThatCanPublish(t *testing.T) {
 
 // A failure cannot be written down for long. What is behind it leaves room.
 func TestEngine_AKeyWhoseFailureCannotBeWrittenLeavesRoom(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	o := &stack{d: d}
 	o.put(0, "A", "hot", 4000)
@@ -240,6 +246,7 @@ func TestEngine_AKeyWhoseFailureCannotBeWrittenLeavesRoom(t *testing.T) {
 // A command that the database refuses lets the others of its lane be carried out, also
 // beside a failure that cannot be written.
 func TestEngine_ACommandThatIsImpossibleKeepsNoOther(t *testing.T) {
+	t.Parallel()
 	d := newDrive(limits{}, 0)
 	d.add(0, 1, "A", "poison")
 	d.publishAll(func(*entry) error { return Refused(errors.New("bad")) })
@@ -268,6 +275,7 @@ func TestEngine_ACommandThatIsImpossibleKeepsNoOther(t *testing.T) {
 
 // The messages of parked that fail with a connection delay the next ones a little.
 func TestEngine_ALostConnectionDelaysParkedMessagesALittle(t *testing.T) {
+	t.Parallel()
 	e, now := newEngine(limits{window: 16384}), time.Unix(1_000_000, 0)
 	e.allowance(now)
 	for range 16384 {
@@ -280,6 +288,7 @@ func TestEngine_ALostConnectionDelaysParkedMessagesALittle(t *testing.T) {
 
 // One key cannot be swept: the others are.
 func TestEngine_AKeyThatCannotBeSweptKeepsNoOther(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0)
 	r.stays = "c"
 	keys := []string{"a", "b", "c", "d", "e"}

@@ -25,6 +25,7 @@ func simulate(seed uint64) *simulation {
 
 // A seed that fails is of use only if it fails again.
 func TestEngine_ASeedRepeatsItsSchedule(t *testing.T) {
+	t.Parallel()
 	for seed := range uint64(30) {
 		a, b := simulate(seed), simulate(seed)
 		sameRow := func(x, y *simRow) bool { return x.ID == y.ID }
@@ -35,6 +36,7 @@ func TestEngine_ASeedRepeatsItsSchedule(t *testing.T) {
 }
 
 func TestEngine_KeepsItsPromisesUnderAnySchedule(t *testing.T) {
+	t.Parallel()
 	totals := map[string]int{}
 	for n := range *schedules {
 		seed := *firstSeed + uint64(n) //nolint:gosec // small

@@ -14,7 +14,7 @@ import (
 )
 
 var (
-	schedules = flag.Int("schedules", 300, "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
+	schedules = flag.Int("schedules", 150, "random schedules that TestEngine_KeepsItsPromisesUnderAnySchedule runs")
 	firstSeed = flag.Uint64("seed", 0, "seed of the first schedule")
 )
 

@@ -208,6 +208,7 @@ func (r *rig) stick() {
 
 // A queue that is full takes one message a second: how many are handed to it?
 func TestStuck_AQueueThatIsNearlyFullIsNotFlooded(t *testing.T) {
+	t.Parallel()
 	for _, where := range []string{"outbox", "parked"} {
 		r := newRig(OrderPerKey, 0, 1, 2, 3)
 		var free time.Time
@@ -239,6 +240,7 @@ func TestStuck_AQueueThatIsNearlyFullIsNotFlooded(t *testing.T) {
 
 // Both probes are of lanes that are being given back, with something in flight.
 func TestStuck_LooksBesideADrainingLaneAreFew(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0, 1)
 	up := false
 	r.answer = func(m *entry) (error, bool) {
@@ -270,6 +272,7 @@ func TestStuck_LooksBesideADrainingLaneAreFew(t *testing.T) {
 
 // The probes are of a lane whose sink hangs; nobody else is there to take it.
 func TestStuck_OthersProbeWhenTheLaneOfTheProbesHangs(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0, 1)
 	up := false
 	r.answer = func(m *entry) (error, bool) {
@@ -294,6 +297,7 @@ func TestStuck_OthersProbeWhenTheLaneOfTheProbesHangs(t *testing.T) {
 
 // The same with a probe that hangs itself.
 func TestStuck_OthersProbeWhenAProbeHangs(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0, 1)
 	up, hang := false, false
 	r.answer = func(m *entry) (error, bool) {
@@ -324,6 +328,7 @@ func TestStuck_OthersProbeWhenAProbeHangs(t *testing.T) {
 // behind them in their keys, however often the topic opens; the rest is brought when it
 // is free, in order.
 func TestStuck_FewOfATopicAreInMemory(t *testing.T) {
+	t.Parallel()
 	for _, order := range []Order{OrderPerKey, OrderNone} {
 		r := newRig(order, 0, 1)
 		up := false
@@ -389,6 +394,7 @@ func TestStuck_FewOfATopicAreInMemory(t *testing.T) {
 
 // What a former owner has settled is not sent, and holds nothing of its key up.
 func TestStuck_WhatAFormerOwnerSettledIsForgotten(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0)
 	r.answer = func(m *entry) (error, bool) { return errNack, m.Topic == "A" }
 	r.put(0, 1, "A", "K")
@@ -410,6 +416,7 @@ func TestStuck_WhatAFormerOwnerSettledIsForgotten(t *testing.T) {
 
 // A former owner whose confirm comes late makes a successor due without telling.
 func TestStuck_LooksNowAndThenWhileKeysAreParked(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0)
 	r.answer = func(*entry) (error, bool) { return nil, true }
 	r.put(0, 1, "A", "K")
@@ -425,6 +432,7 @@ func TestStuck_LooksNowAndThenWhileKeysAreParked(t *testing.T) {
 
 // A lane whose lease was not trusted for a while is looked at as soon as it is again.
 func TestStuck_LooksAtALaneThatIsTrustedAgain(t *testing.T) {
+	t.Parallel()
 	r := newRig(OrderPerKey, 0)
 	r.answer = func(*entry) (error, bool) { return nil, true }
 	r.lanes[0].trusted = r.now
@@ -443,6 +451,7 @@ func TestStuck_LooksAtALaneThatIsTrustedAgain(t *testing.T) {
 // The lane that has a topic's parked messages is not looked at for a moment while the
 // topic recovers.
 func TestStuck_ALookThatSkipsALaneForgetsNoCircuit(t *testing.T) {
+	t.Parallel()
 	for _, how := range []string{"", "untrusted", "not loaded"} {
 		r := newRig(OrderPerKey, 0, 1)
 		var free time.Time
