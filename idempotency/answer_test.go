@@ -15,7 +15,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// A downstream's answer that asks to come again is passed on, and not kept.
+// A downstream's answer that asks for a retry is passed on, and not stored.
 func TestMiddleware_StoresNoAnswerThatAsksToComeAgain(t *testing.T) {
 	t.Parallel()
 	for name, answer := range map[string]func(http.ResponseWriter){
@@ -38,7 +38,7 @@ func TestMiddleware_StoresNoAnswerThatAsksToComeAgain(t *testing.T) {
 	}
 }
 
-// A header is bytes, and those about the connection are not replayed.
+// Headers are stored as bytes, and connection headers are not replayed.
 func TestMiddleware_ReplaysHeadersAsTheyWere(t *testing.T) {
 	t.Parallel()
 	const latin = "attachment; filename=\"caf\xe9\""
@@ -79,7 +79,7 @@ func TestMiddleware_HandlersMaySetDeadlines(t *testing.T) {
 	_ = response.Body.Close()
 }
 
-// What becomes of a failure is decided by what the handler declares, and by Config.Failures.Failed.
+// A failure ends as the handler declares, and as Config.Failures.Failed selects.
 func TestMiddleware_FailuresWithoutEffectReleaseTheKey(t *testing.T) {
 	t.Parallel()
 	failures := map[string]func(w http.ResponseWriter, r *http.Request){
@@ -131,7 +131,7 @@ func TestMiddleware_FailuresWithoutEffectReleaseTheKey(t *testing.T) {
 // Several copies wait; the first run fails, and so do the next ones: all are answered when
 // one has succeeded.
 func TestMiddleware_WaitsThoughTheFirstFails(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var runs atomic.Int64
 		handler := p.engine(t, func(c *idempotency.Config) {
 			c.Answers.InProgress, c.Answers.WaitTimeout = idempotency.InProgressWait, 30*time.Second
@@ -160,7 +160,7 @@ func TestMiddleware_WaitsThoughTheFirstFails(t *testing.T) {
 	})
 }
 
-// cacheOf is a cache of one record, as somebody has left it.
+// cacheOf is a cache of one record.
 type cacheOf struct {
 	record atomic.Pointer[idempotency.Record]
 }
@@ -174,7 +174,7 @@ func (c *cacheOf) Get(context.Context, idempotency.ID) (idempotency.Record, bool
 
 func (c *cacheOf) Put(_ context.Context, r idempotency.Record) { c.record.CompareAndSwap(nil, &r) }
 
-// What a cache says is believed if it fits; else the store knows.
+// A cached record is used if it fits; otherwise the store is asked.
 func TestMiddleware_ASpoiltCacheCostsADetour(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		cache := &cacheOf{}
@@ -201,7 +201,7 @@ func TestMiddleware_ASpoiltCacheCostsADetour(t *testing.T) {
 	})
 }
 
-// The status tells a key that may be sent again from one whose outcome is unknown.
+// The status distinguishes a key that may be sent again from one whose outcome is unknown.
 func TestStatus_TellsReleasedFromUnknown(t *testing.T) {
 	t.Parallel()
 	for released, want := range map[bool]string{true: "absent", false: "interrupted"} {

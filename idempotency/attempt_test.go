@@ -20,7 +20,7 @@ import (
 )
 
 // losing makes a function that fails like a transaction that lost against another.
-func losing(t *testing.T) *place {
+func losing(t *testing.T) *testDB {
 	t.Helper()
 	p := onPostgres(t)
 	p.exec(t, `create function lose(i int, at int) returns int language plpgsql as $$
@@ -28,7 +28,7 @@ func losing(t *testing.T) *place {
 	return p
 }
 
-// However a handler comes to hear that it lost, it runs again, and what it thought of it is
+// However a handler learns that its transaction lost, it runs again, and its first answer is
 // not stored.
 func TestTxMiddleware_RunsAgainHoweverAStatementFails(t *testing.T) {
 	t.Parallel()
@@ -89,8 +89,8 @@ func TestTxMiddleware_RunsAgainHoweverAStatementFails(t *testing.T) {
 	}
 }
 
-// An answer of a transaction that has failed is sent, and not kept: the next one may find
-// another world. It does not run again where its own statement was refused.
+// The answer of a failed transaction is sent, and not stored: the next attempt may succeed.
+// The handler does not run again if its own statement was refused.
 func TestTxMiddleware_StoresNoAnswerOfAnAbortedTransaction(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -143,7 +143,7 @@ func TestTxMiddleware_SaysThatItLostWhenItMayNotTryAgain(t *testing.T) {
 	}
 }
 
-// What one attempt noted is not the next one's.
+// State that one attempt set is not visible to the next one.
 func TestTxMiddleware_AnAttemptHasAStateOfItsOwn(t *testing.T) {
 	t.Parallel()
 	p := losing(t)
@@ -172,7 +172,7 @@ func TestTxMiddleware_AnAttemptHasAStateOfItsOwn(t *testing.T) {
 }
 
 func TestTxMiddleware_RowsLeftOpenDoNotKeepItFromCommitting(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		for _, size := range shapes {
 			for _, how := range []string{"rows", "row"} {
 				handler := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize = size }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -197,9 +197,9 @@ func TestTxMiddleware_RowsLeftOpenDoNotKeepItFromCommitting(t *testing.T) {
 	})
 }
 
-// A request that has its group for itself has all its time there.
+// A request that is alone in its group has its whole timeout.
 func TestGroup_ALoneRequestIsNotCutShort(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var runs atomic.Int64
 		handler := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Timeout = 50, 20*time.Second }).TxMiddleware(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 			runs.Add(1)
@@ -214,9 +214,9 @@ func TestGroup_ALoneRequestIsNotCutShort(t *testing.T) {
 	})
 }
 
-// A middleware that stands behind another one of ours lets its requests pass.
+// A middleware inside another one of this package passes requests through.
 func TestMiddleware_AppliedTwicePasses(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine, other := p.engine(t, nil), p.engine(t, nil)
 		pay := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			if err := addNamed(r.Context(), "paid"); err != nil {
@@ -285,7 +285,7 @@ func filesIn(t *testing.T, dir string) (names []string) {
 	return names
 }
 
-// A success is kept however late it comes; whoever asks meanwhile is told that it runs.
+// A success is stored however late it is; until then copies get in-progress.
 func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {

@@ -39,7 +39,7 @@ func formOf(t *testing.T, amount, file string) (body, contentType string) {
 	return b.String(), w.FormDataContentType()
 }
 
-// What a middleware outside has read of a body is compared, or the request is refused.
+// A body that an outer middleware has parsed is compared, or the request is refused.
 func TestMiddleware_ComparesABodyThatWasReadBefore(t *testing.T) {
 	t.Parallel()
 	const urlencoded = "application/x-www-form-urlencoded"
@@ -78,7 +78,7 @@ func TestMiddleware_ComparesABodyThatWasReadBefore(t *testing.T) {
 	expectProblem(t, w, http.StatusInternalServerError, "internal")
 }
 
-// A form that was looked for outside and not found leaves the body as it is.
+// An outer middleware that looks for a form and finds none leaves the body as it is.
 func TestMiddleware_ComparesABodyThatNoFormWasFoundIn(t *testing.T) {
 	t.Parallel()
 	engine := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -95,7 +95,7 @@ func TestMiddleware_ComparesABodyThatNoFormWasFoundIn(t *testing.T) {
 	}
 }
 
-// Two endpoints whose prefix was cut off are two, also where no router sets a pattern.
+// Two endpoints whose prefix was removed stay different, also without a pattern.
 func TestMiddleware_ComparesThePathThatWasAskedFor(t *testing.T) {
 	t.Parallel()
 	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Scope = idempotency.SingleTenant() })
@@ -128,9 +128,9 @@ func TestMiddleware_ASemicolonOfABareKeyIsPartOfIt(t *testing.T) {
 	}
 }
 
-// The time of a handler begins when its request is there.
+// A handler's timeout begins when its request has been read.
 func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 800*time.Millisecond, time.Second })
 		server := httptest.NewServer(engine.TxMiddleware(ok("ran")))
 		defer server.Close()
@@ -153,7 +153,7 @@ func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 	})
 }
 
-// A client that breaks off, or is too slow, is told so, and may send the request again.
+// A client that breaks off or is too slow gets the problem, and may send the request again.
 func TestMiddleware_TellsABrokenBodyFromASlowOne(t *testing.T) {
 	t.Parallel()
 	server := httptest.NewUnstartedServer(newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(ok("ran")))
@@ -191,7 +191,7 @@ func allocated(work func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// What a stranger sends costs memory in proportion.
+// Memory use is proportional to the size of the request.
 func TestMiddleware_BodiesOfStrangersAreCheap(t *testing.T) {
 	handler := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Requests.Body = idempotency.BodyJSON }).Middleware(ok("ran"))
 	const most = 24 << 20

@@ -54,7 +54,7 @@ func runSuite(t *testing.T, atOnce int, urls ...string) {
 
 // atOnce returns how many cases may run at once: on SQLite a handler that stands still in
 // its transaction keeps all others waiting.
-func (p *place) atOnce(transactional bool) int {
+func (p *testDB) atOnce(transactional bool) int {
 	if transactional && p.cfg.Dialect == oncemill.SQLite {
 		return 1
 	}
@@ -64,39 +64,39 @@ func (p *place) atOnce(transactional bool) int {
 // mode is a cell of the matrix of modes and databases.
 type mode struct {
 	transactional bool
-	place         string
+	database      string
 }
 
 // inModes is inEachMode for some cells only, unless the run is a long one: the others are
 // those of another test.
-func inModes(t *testing.T, some []mode, test func(t *testing.T, p *place, transactional bool)) {
+func inModes(t *testing.T, some []mode, test func(t *testing.T, p *testDB, transactional bool)) {
 	t.Helper()
 	if testserver.Long() {
 		inEachMode(t, test)
 		return
 	}
 	for _, m := range some {
-		t.Run(fmt.Sprintf("transactional %t, %s", m.transactional, m.place), func(t *testing.T) {
+		t.Run(fmt.Sprintf("transactional %t, %s", m.transactional, m.database), func(t *testing.T) {
 			t.Parallel()
-			test(t, places[m.place](t), m.transactional)
+			test(t, testDBs[m.database](t), m.transactional)
 		})
 	}
 }
 
-// inEachMode runs test on a database of its own for each mode: on SQLite a handler
-// that stands still in its transaction makes all others of its database wait.
-func inEachMode(t *testing.T, test func(t *testing.T, p *place, transactional bool)) {
+// inEachMode runs test on a separate database for each mode: on SQLite a handler that is
+// paused in its transaction makes all others of its database wait.
+func inEachMode(t *testing.T, test func(t *testing.T, p *testDB, transactional bool)) {
 	t.Helper()
 	for name, transactional := range map[string]bool{"transactional": true, "snapshot": false} {
 		t.Run(name, func(t *testing.T) {
-			onEachPlace(t, func(t *testing.T, p *place) { test(t, p, transactional) })
+			onEachDB(t, func(t *testing.T, p *testDB) { test(t, p, transactional) })
 		})
 	}
 }
 
 func TestConformance_InOneProcess(t *testing.T) {
 	t.Parallel()
-	inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *place, transactional bool) {
+	inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
 		url, _ := p.probe(t, transactional, nil)
 		runSuite(t, p.atOnce(transactional), url)
 	})
@@ -104,7 +104,7 @@ func TestConformance_InOneProcess(t *testing.T) {
 
 func TestConformance_OfTwoProcesses(t *testing.T) {
 	t.Parallel()
-	inModes(t, []mode{{false, "postgresql"}, {true, "sqlite"}}, func(t *testing.T, p *place, transactional bool) {
+	inModes(t, []mode{{false, "postgresql"}, {true, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
 		s := serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: transactional}
 		runSuite(t, p.atOnce(transactional), startServer(t, s).url, startServer(t, s).url)
 	})
@@ -113,7 +113,7 @@ func TestConformance_OfTwoProcesses(t *testing.T) {
 // The suite kills and stops the second one.
 func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
 	t.Parallel()
-	inEachMode(t, func(t *testing.T, p *place, transactional bool) {
+	inEachMode(t, func(t *testing.T, p *testDB, transactional bool) {
 		settings := p.settings()
 		settings.Transactional = transactional
 		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second // a busy machine answers in time
@@ -185,9 +185,9 @@ func TestConformance_InMemory(t *testing.T) {
 	runSuite(t, severalAtOnce, server.URL)
 }
 
-// What a client sees does not tell whether requests share transactions.
+// Clients cannot see whether requests share transactions.
 func TestConformance_InGroups(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		url, _ := p.probe(t, true, grouped)
 		runSuite(t, p.atOnce(true), url)
 	})

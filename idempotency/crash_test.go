@@ -20,7 +20,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// points of a request at which a process may die, or stand still.
+// points of a request at which a process may die or be paused.
 var points = []string{
 	"after claim", "inside the handler", "after effect", "before commit", "after commit", "before answer", "after answer",
 }
@@ -58,8 +58,7 @@ func (q request) send(ctx context.Context, client *http.Client, url, body string
 	return answer{response.StatusCode, string(text)}, err
 }
 
-// settle sends until there is an answer of a handler. Whatever says 2xx counts as
-// one.
+// settle sends until a handler answers. Any 2xx counts as its answer.
 func (q request) settle(ctx context.Context, client *http.Client, url func() string, body string) (answer, error) {
 	for {
 		a, err := q.send(ctx, client, url(), body)
@@ -75,7 +74,7 @@ func (q request) settle(ctx context.Context, client *http.Client, url func() str
 	}
 }
 
-func (q request) expectOnce(t *testing.T, p *place) {
+func (q request) expectOnce(t *testing.T, p *testDB) {
 	t.Helper()
 	if n := p.count(t, `select count(*) from effects where name = $1`, q.name); n != 1 {
 		t.Errorf("%d effects", n)
@@ -87,18 +86,18 @@ func (q request) expectOnce(t *testing.T, p *place) {
 
 const shortTimeout, shortLease = time.Second, 1200 * time.Millisecond
 
-func (p *place) settings() serveSettings {
+func (p *testDB) settings() serveSettings {
 	return serveSettings{Driver: p.driver, DSN: p.dsn, Database: p.cfg, Transactional: true, Timeout: shortTimeout, Lease: shortLease}
 }
 
-// shapes are the ways in which requests have their transactions: the size of groups.
+// shapes are the group sizes that tests use.
 var shapes = map[string]int{"alone": 1, "in groups": 50}
 
 func TestTxMiddleware_KilledAtAnyPointHasOneEffectAndOneAnswer(t *testing.T) {
 	t.Parallel()
 	for shape, size := range shapes {
 		t.Run(shape, func(t *testing.T) {
-			onEachPlace(t, func(t *testing.T, p *place) {
+			onEachDB(t, func(t *testing.T, p *testDB) {
 				for _, point := range points {
 					t.Run(point, func(t *testing.T) {
 						t.Parallel()
@@ -112,7 +111,7 @@ func TestTxMiddleware_KilledAtAnyPointHasOneEffectAndOneAnswer(t *testing.T) {
 
 // expectOnceThoughKilled sends copies of requests, of one where none share a
 // transaction, and kills the process at the point.
-func expectOnceThoughKilled(t *testing.T, p *place, groupSize int, point string) {
+func expectOnceThoughKilled(t *testing.T, p *testDB, groupSize int, point string) {
 	t.Helper()
 	settings := p.settings()
 	settings.GroupSize = groupSize
@@ -167,9 +166,8 @@ func expectOnceThoughKilled(t *testing.T, p *place, groupSize int, point string)
 	}
 }
 
-// The owner stands still past its lease, another process takes the key over and
-// answers, the owner goes on: its effects are rolled back, and its client gets the
-// other's answer.
+// The owner is paused past its lease, another process takes the key over and answers, and
+// the owner resumes: its effects are rolled back, and its client gets the other's answer.
 func TestTxMiddleware_AStaleOwnerIsRolledBack(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -189,8 +187,7 @@ func TestTxMiddleware_AStaleOwnerIsRolledBack(t *testing.T) {
 	}
 }
 
-// Where it holds SQLite's write lock nobody can take anything over; here it does
-// not.
+// A process that holds SQLite's write lock cannot be taken over from; here it does not.
 func TestTxMiddleware_AStaleOwnerIsRolledBackOnSQLite(t *testing.T) {
 	t.Parallel()
 	p := onSQLite(t)
@@ -199,7 +196,7 @@ func TestTxMiddleware_AStaleOwnerIsRolledBackOnSQLite(t *testing.T) {
 	expectTakeover(t, p, stale, taker)
 }
 
-func expectTakeover(t *testing.T, p *place, stale, taker *server) {
+func expectTakeover(t *testing.T, p *testDB, stale, taker *server) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
 	defer cancel()

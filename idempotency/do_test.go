@@ -22,7 +22,7 @@ type closed struct {
 
 func onEachStore(t *testing.T, test func(t *testing.T, store idempotency.Store)) {
 	t.Helper()
-	onEachPlace(t, func(t *testing.T, p *place) { test(t, p.store) })
+	onEachDB(t, func(t *testing.T, p *testDB) { test(t, p.store) })
 	t.Run("memory", func(t *testing.T) {
 		t.Parallel()
 		test(t, &idempotency.MemoryStore{})
@@ -75,7 +75,7 @@ func TestDo_FailedRunsMayRunAgain(t *testing.T) {
 
 // A scheduled job that two processes run at once.
 func TestDo_TwoAtOnceRunOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var group sync.WaitGroup
 		for range 10 {
 			engine := p.engine(t, func(c *idempotency.Config) { c.Answers.InProgress = idempotency.InProgressWait })
@@ -117,7 +117,8 @@ func TestDo_ResultsThatAreTooLargeAreNotRunAgain(t *testing.T) {
 	})
 }
 
-// What a failed attempt did to its message the next one does not see, nor does the router.
+// Changes of a failed attempt to its message are visible neither to the next one nor to the
+// router.
 func TestWatermill_EachAttemptHasACopyOfTheMessage(t *testing.T) {
 	t.Parallel()
 	p := losing(t)

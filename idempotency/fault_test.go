@@ -19,8 +19,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// The owner's transaction is alive and well, only late: what stops it is the
-// compare-and-set.
+// The owner's transaction is healthy, only late: the compare-and-set stops it.
 func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -59,7 +58,7 @@ func TestTxMiddleware_ALateOwnerLosesTheCompareAndSet(t *testing.T) {
 }
 
 // endLeases ends the leases of all started claims.
-func (p *place) endLeases(t *testing.T) {
+func (p *testDB) endLeases(t *testing.T) {
 	t.Helper()
 	now := "clock_timestamp()"
 	if p.cfg.Dialect == oncemill.SQLite {
@@ -71,7 +70,7 @@ func (p *place) endLeases(t *testing.T) {
 func TestTxMiddleware_DatabaseGone(t *testing.T) {
 	t.Parallel()
 	pg := testserver.PrivatePostgres(t)
-	p := newPlace(t, &place{driver: "postgres", dsn: pg.DSN() + "&binary_parameters=yes", cfg: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	p := newTestDB(t, &testDB{driver: "postgres", dsn: pg.DSN() + "&binary_parameters=yes", cfg: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	url, engine := p.probe(t, true, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = shortTimeout, shortLease })
 	var crashAt atomic.Pointer[string]
 	engine.At(func(point string) {
@@ -105,8 +104,8 @@ func TestTxMiddleware_DatabaseGone(t *testing.T) {
 	}
 }
 
-// lossy is a driver whose commits lose their answer once, when armed, and that
-// sends what innocent hides.
+// lossy is a driver whose commits lose their answer once, when armed, and that sends the
+// statements that innocent hides.
 type lossy struct {
 	driver driver.Driver
 	dsn    string
@@ -129,7 +128,7 @@ func (l *lossy) lose(query string) error {
 
 const hidden = `select 'innocent' -- `
 
-// innocent hides a statement from who looks for the end of a transaction.
+// innocent hides a statement from the filter for statements that end a transaction.
 func innocent(text string) string { return hidden + text }
 
 func (l *lossy) Driver() driver.Driver { return l.driver }
@@ -200,17 +199,17 @@ func (t lossyTx) Commit() error {
 	return err
 }
 
-// through returns the same place, seen through a lossy driver.
-func (p *place) through(t *testing.T) (*place, *lossy) {
+// through returns the same database, seen through a lossy driver.
+func (p *testDB) through(t *testing.T) (*testDB, *lossy) {
 	t.Helper()
 	l := &lossy{driver: p.db.Driver(), dsn: p.dsn}
-	q := &place{driver: p.driver, dsn: p.dsn, db: sql.OpenDB(l), cfg: p.cfg}
+	q := &testDB{driver: p.driver, dsn: p.dsn, db: sql.OpenDB(l), cfg: p.cfg}
 	t.Cleanup(func() { _ = q.db.Close() })
 	q.open(t)
 	return q, l
 }
 
-// The commit has arrived and its answer has not: the row tells.
+// The commit has arrived and its answer has not: the row shows the outcome.
 func TestTxMiddleware_ALostAnswerOfTheCommitIsLookedUp(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)

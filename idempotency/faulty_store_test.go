@@ -99,8 +99,8 @@ func (mutteringStore) Find(context.Context, idempotency.ID) (idempotency.Record,
 	return idempotency.Record{}, false, errDead
 }
 
-// Whoever takes over a claim and does not hear of it has not run, but the dead owner
-// may have.
+// A request whose takeover was granted without an answer has not run, but the dead owner may
+// have.
 func TestMiddleware_ALostAnswerOfATakeOverForgetsNothing(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -137,7 +137,7 @@ func (s lateStore) TakeOver(ctx context.Context, c idempotency.Claim, from idemp
 	return s.Store.TakeOver(ctx, c, from)
 }
 
-// A claim that is granted when the caller has gone begins nothing, and is given back.
+// A claim that is granted after the caller has gone runs nothing, and is released.
 func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -167,8 +167,8 @@ func TestDo_BeginsNothingWhenItsCallerHasGone(t *testing.T) {
 	})
 }
 
-// The same of a request: that its claim took all the time does not mean that the store could
-// not be reached.
+// For a request too, a claim that took all the time does not mean that the store could not
+// be reached.
 func TestMiddleware_BeginsNothingWithoutTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -192,7 +192,7 @@ func (s slowStore) Claim(ctx context.Context, c idempotency.Claim) (idempotency.
 	return s.Store.Claim(context.WithoutCancel(ctx), c)
 }
 
-// To fail open is to run what has not run.
+// Failing open runs only requests that have not run.
 func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

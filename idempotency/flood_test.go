@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// A flood of distinct keys, from many callers and from one: memory stays flat, the
-// purge keeps up, and whoever has too much outstanding is told so.
+// A flood of distinct keys, from many callers and from one: memory stays flat, the purge
+// keeps up, and a caller with too many keys outstanding gets 429.
 func TestMiddleware_SurvivesAFloodOfKeys(t *testing.T) {
 	t.Parallel()
 	keys := testserver.Rounds(3_000, 1_000_000)

@@ -22,16 +22,16 @@ import (
 
 func grouped(c *idempotency.Config) { c.Transactions.GroupSize = 50 }
 
-// sendTogether sends a request for each key while the first one's handler runs, so that
-// the others are in one group after it. The handler is for all but the first. Who
-// panics has no answer.
+// sendTogether sends a request for each key while the first one's handler runs, so that the
+// others are in one group after it. The handler is for all but the first. A request whose
+// handler panics has no answer.
 func sendTogether(t *testing.T, engine *idempotency.Engine, keys []string, handler http.HandlerFunc) map[string]*httptest.ResponseRecorder {
 	t.Helper()
 	answers, _ := sendInOrder(t, engine, keys, handler)
 	return answers
 }
 
-// sendInOrder is sendTogether that tells who was answered when.
+// sendInOrder is sendTogether that also returns the order of the answers.
 func sendInOrder(t *testing.T, engine *idempotency.Engine, keys []string, handler http.HandlerFunc) (answers map[string]*httptest.ResponseRecorder, order []string) {
 	t.Helper()
 	var claimed atomic.Int64
@@ -96,7 +96,7 @@ func addNamed(ctx context.Context, name string) error {
 // A key of a group whose response has expired is refused like any other, and does not run
 // again.
 func TestGroup_ExpiredKeysAreRefused(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		keys := keysUpTo(8)
 		engine := p.engine(t, func(c *idempotency.Config) {
 			c.Transactions.GroupSize, c.Retention, c.Expiry.RefuseFor = 50, time.Second, time.Hour
@@ -122,7 +122,7 @@ func TestGroup_ExpiredKeysAreRefused(t *testing.T) {
 }
 
 func TestGroup_SharesOneTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		keys := keysUpTo(20)
 		engine := p.engine(t, grouped)
 		handler := func(w http.ResponseWriter, r *http.Request) {
@@ -157,51 +157,51 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 	})
 }
 
-// Whatever one does to itself, or to the transaction, is its own affair: the others
-// answer, with one effect each, and it is as if it had been alone.
+// Nothing that one member does to itself or to the transaction affects the others: each
+// answers with one effect, and the member ends as if it had been alone.
 func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 	const panicked = 0
 	refuse := func(w http.ResponseWriter, status int) { http.Error(w, "no", status) }
 	deeds := map[string]struct {
 		status, effects int
 		only            oncemill.Dialect
-		do              func(p *place, w http.ResponseWriter, r *http.Request)
+		do              func(p *testDB, w http.ResponseWriter, r *http.Request)
 	}{
-		"refuses": {status: http.StatusUnprocessableEntity, do: func(_ *place, w http.ResponseWriter, _ *http.Request) {
+		"refuses": {status: http.StatusUnprocessableEntity, do: func(_ *testDB, w http.ResponseWriter, _ *http.Request) {
 			refuse(w, http.StatusUnprocessableEntity)
 		}},
-		"fails":  {status: http.StatusInternalServerError, do: func(_ *place, w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError) }},
-		"panics": {status: panicked, do: func(*place, http.ResponseWriter, *http.Request) { panic("on purpose") }},
-		"fails in the database": {status: http.StatusInternalServerError, do: func(_ *place, w http.ResponseWriter, r *http.Request) {
+		"fails":  {status: http.StatusInternalServerError, do: func(_ *testDB, w http.ResponseWriter, _ *http.Request) { refuse(w, http.StatusInternalServerError) }},
+		"panics": {status: panicked, do: func(*testDB, http.ResponseWriter, *http.Request) { panic("on purpose") }},
+		"fails in the database": {status: http.StatusInternalServerError, do: func(_ *testDB, w http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			if _, err := tx.ExecContext(r.Context(), `insert into nowhere values (1)`); err != nil {
 				refuse(w, http.StatusInternalServerError)
 			}
 		}},
-		"overlooks an error": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+		"overlooks an error": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `insert into nowhere values (1)`)
 		}},
-		"commits": {status: http.StatusInternalServerError, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+		"commits": {status: http.StatusInternalServerError, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `commit`)
 		}},
-		"breaks the commit": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+		"breaks the commit": {status: http.StatusInternalServerError, only: oncemill.PostgreSQL, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			tx, _ := idempotency.TxFromContext(r.Context())
 			_, _ = tx.ExecContext(r.Context(), `insert into late values (1), (1)`)
 		}},
-		"is slow": {status: http.StatusOK, effects: 1, do: func(*place, http.ResponseWriter, *http.Request) {
+		"is slow": {status: http.StatusOK, effects: 1, do: func(*testDB, http.ResponseWriter, *http.Request) {
 			testserver.Pause(context.Background(), 1200*time.Millisecond) // and heeds no context
 		}},
 		// On SQLite it keeps the others from writing, in whatever transaction.
-		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, do: func(_ *place, _ http.ResponseWriter, r *http.Request) {
+		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 		}},
 	}
 	for deed, d := range deeds {
 		for _, before := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, before its effect: %t", deed, before), func(t *testing.T) {
-				onEachPlace(t, func(t *testing.T, p *place) {
+				onEachDB(t, func(t *testing.T, p *testDB) {
 					if d.only != 0 && p.cfg.Dialect != d.only {
 						return
 					}
@@ -249,8 +249,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 	}
 }
 
-// Handlers that are not slow themselves do not keep those behind them for longer than
-// they have time.
+// Many handlers that are not slow alone do not delay those behind them beyond their timeout.
 func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -271,7 +270,7 @@ func TestGroup_ManyThatTakeTheirTimeAllHaveIt(t *testing.T) {
 	}
 }
 
-// A handler whose statement heeds no context keeps nobody but its own client.
+// A handler whose statement ignores its context delays only its own client.
 func TestGroup_AStatementThatGoesOnKeepsNobody(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -331,7 +330,7 @@ func TestGroup_APanicOfConfigSpoilsNobody(t *testing.T) {
 
 // Responses of megabytes are not all in one statement, and are stored.
 func TestGroup_LargeResponses(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine := p.engine(t, grouped)
 		keys := keysUpTo(12)
 		for range 2 {
@@ -355,10 +354,10 @@ func TestGroup_LargeResponses(t *testing.T) {
 	})
 }
 
-// A claim that is made with others is made as one alone.
+// Claims made together equal claims made alone.
 func TestSQLStore_ClaimsTogetherAsAlone(t *testing.T) {
 	t.Parallel()
-	for name, p := range map[string]*place{
+	for name, p := range map[string]*testDB{
 		"read committed": onPostgres(t),
 		"serializable":   onPostgres(t, "default_transaction_isolation=serializable"),
 	} {
@@ -416,7 +415,7 @@ func TestSQLStore_ClaimsTogetherAsAlone(t *testing.T) {
 	}
 }
 
-// A member whose key was taken over meanwhile takes nobody along.
+// A member whose key was taken over fails alone.
 func TestGroup_AStaleMemberLosesAlone(t *testing.T) {
 	t.Parallel()
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
@@ -454,12 +453,11 @@ func TestGroup_AStaleMemberLosesAlone(t *testing.T) {
 	}
 }
 
-// Groups of two engines that want the same rows in any order are in each other's way, and
-// all requests succeed, once.
+// Groups of two engines that contend for the same rows in any order all succeed, once each.
 func TestGroup_ConflictsAreNobodysFault(t *testing.T) {
 	t.Parallel()
-	quick := map[string]func(*testing.T) *place{
-		"postgresql": func(t *testing.T) *place { return onPostgres(t, "deadlock_timeout=20ms") }, // of those alone
+	quick := map[string]func(*testing.T) *testDB{
+		"postgresql": func(t *testing.T) *testDB { return onPostgres(t, "deadlock_timeout=20ms") }, // of those alone
 		"sqlite":     onSQLite,
 	}
 	for name, open := range quick {
@@ -470,7 +468,7 @@ func TestGroup_ConflictsAreNobodysFault(t *testing.T) {
 	}
 }
 
-func expectAllOnceInConflict(t *testing.T, p *place) {
+func expectAllOnceInConflict(t *testing.T, p *testDB) {
 	t.Helper()
 	p.exec(t, `create table hot (id integer primary key, n integer not null)`)
 	const rows, requests = 20, 80

@@ -10,8 +10,8 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// onEachLevel has each isolation level as the default of its database.
-func onEachLevel(t *testing.T, test func(t *testing.T, p *place)) {
+// onEachLevel runs test with each isolation level as the default of its database.
+func onEachLevel(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
@@ -30,9 +30,9 @@ func newClaim() idempotency.Claim {
 	return c
 }
 
-// Who has a key may be about to commit, for long if his process stands still.
+// The owner of a key may be about to commit for long, if its process is paused.
 func TestSQLStore_AClaimWaitsForNoOwner(t *testing.T) {
-	onEachLevel(t, func(t *testing.T, p *place) {
+	onEachLevel(t, func(t *testing.T, p *testDB) {
 		for _, text := range []string{`update {{idempotency}} set state = 2, completed_at = now() where key_hash = $1`, `delete from {{idempotency}} where key_hash = $1`} {
 			first := newClaim()
 			if _, granted, err := p.store.Claim(t.Context(), first); !granted || err != nil {
@@ -57,9 +57,9 @@ func TestSQLStore_AClaimWaitsForNoOwner(t *testing.T) {
 	})
 }
 
-// Claims of different keys are in nobody's way, nor is what becomes of them.
+// Claims of different keys do not contend, at any isolation level.
 func TestSQLStore_DifferentKeysDoNotMeet(t *testing.T) {
-	onEachLevel(t, func(t *testing.T, p *place) {
+	onEachLevel(t, func(t *testing.T, p *testDB) {
 		p.db.SetMaxOpenConns(16)
 		var working sync.WaitGroup
 		for range 16 {
@@ -90,7 +90,7 @@ func TestSQLStore_DifferentKeysDoNotMeet(t *testing.T) {
 	})
 }
 
-// What need not survive a crash of the server does not wait for the disk.
+// Claims that need not survive a crash of the server do not wait for the disk.
 func TestSQLStore_WaitsForTheDiskWhereItMust(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -124,9 +124,9 @@ func TestSQLStore_WaitsForTheDiskWhereItMust(t *testing.T) {
 	}
 }
 
-// The body of a key that is used again and then released is nobody's.
+// No body is left of a key that is used again and then released.
 func TestSQLStore_NoBodyOutlivesItsRecord(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		c := newClaim()
 		claim := func() idempotency.Owner {
 			t.Helper()
@@ -161,7 +161,7 @@ func TestSQLStore_NoBodyOutlivesItsRecord(t *testing.T) {
 
 // A driver may send a takeover again whose answer it has lost.
 func TestSQLStore_ATakeOverAskedTwiceIsGrantedTwice(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		c := newClaim()
 		r, _, err := p.store.Claim(t.Context(), c)
 		if err != nil {

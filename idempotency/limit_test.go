@@ -12,7 +12,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// Keys of processes that died, and those whose outcome is unknown, keep nobody out.
+// Keys of dead processes, and keys with an unknown outcome, do not count towards the limit.
 func TestMiddleware_OnlyRunningKeysCount(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		snapshot := struct{ idempotency.Store }{store}
@@ -41,7 +41,7 @@ func (s *stallingStore) Outstanding(ctx context.Context, caller idempotency.Call
 	return s.Store.Outstanding(ctx, caller, limit)
 }
 
-// A connection that leads nowhere delays the request that met it.
+// A dead connection delays only the request that uses it.
 func TestMiddleware_ACountThatStallsHoldsNobodyUp(t *testing.T) {
 	t.Parallel()
 	store := &stallingStore{Store: &idempotency.MemoryStore{}}

@@ -8,9 +8,9 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// SQLite may end a transaction on its own, and then commits what follows statement by
-// statement. A handler that has prepared its statements and overlooks the first error
-// leaves nothing behind.
+// SQLite may end a transaction by itself, and then commits the rest statement by statement.
+// A handler that has prepared its statements and overlooks the first error leaves nothing
+// behind.
 func TestTxMiddleware_NothingCommitsAloneAfterSQLiteHasEndedTheTransaction(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*idempotency.Config){

@@ -19,7 +19,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// What may happen to the first run of a key, after its effect.
+// A mishap is what happens to the first run of a key, after its effect.
 type mishap string
 
 const (
@@ -33,7 +33,7 @@ const (
 	isStale    mishap = "stale owner"
 )
 
-// What a caller is told.
+// Answers that a caller gets.
 const (
 	ran               = "ran"
 	replayed          = "replayed"
@@ -46,11 +46,11 @@ const (
 	nothing           = "nothing"
 )
 
-// promised is what callers are told: the first, and whoever asks again once it has ended
-// (or its lease). There is one effect in all cases.
+// promised are the answers that callers get: the first one, and one that asks again after it
+// (or its lease) has ended. There is one effect in all cases.
 type promised struct{ first, again string }
 
-// Whatever fails in a transaction has had no effect, and runs again.
+// A failure in a transaction has had no effect, and runs again.
 var inTransaction = map[mishap]promised{
 	panics: {panicked, ran}, fails: {errored, ran}, timesOut: {unavailable, ran}, isLate: {unavailable, ran},
 	losesClaim: {unavailable, ran}, losesEnd: {ran, replayed}, dies: {nothing, ran}, isStale: {replayed, ran},
@@ -114,7 +114,7 @@ type trial struct {
 	*testing.T
 	way    entrance
 	mishap mishap
-	place  *place // nil in memory
+	db     *testDB // nil in memory
 	spy    *spy
 	engine *idempotency.Engine
 	lossy  *lossy
@@ -136,9 +136,9 @@ func newTrial(t *testing.T, store string, way entrance, m mishap) *trial {
 	t.Helper()
 	x := &trial{T: t, way: way, mishap: m, stands: make(chan struct{}), goOn: make(chan struct{}), effects: map[string]int{}}
 	var s idempotency.Store = &idempotency.MemoryStore{}
-	if open := places[store]; open != nil {
-		x.place, x.lossy = open(t).through(t)
-		s = x.place.store
+	if open := testDBs[store]; open != nil {
+		x.db, x.lossy = open(t).through(t)
+		s = x.db.store
 	}
 	if !way.tx {
 		x.spy = &spy{Store: s}
@@ -154,13 +154,13 @@ func newTrial(t *testing.T, store string, way entrance, m mishap) *trial {
 	return x
 }
 
-// at is where the process dies, or stands still: after the effect, or where SQLite would keep
-// all others from writing meanwhile, before it.
+// at is where the process dies or is paused: after the effect, or, where SQLite would keep
+// all others from writing, before it.
 func (x *trial) at(point string) {
 	if point == "before commit" && x.loseEnd.CompareAndSwap(true, false) {
 		x.lossy.armed.Store(true)
 	}
-	early := x.mishap == isStale && x.way.tx && x.place.cfg.Dialect == oncemill.SQLite
+	early := x.mishap == isStale && x.way.tx && x.db.cfg.Dialect == oncemill.SQLite
 	switch {
 	case point == "after claim":
 		if x.claimed.Add(1) != 1 || !early {
@@ -233,7 +233,7 @@ func (x *trial) arm() {
 	switch {
 	case x.mishap == losesClaim && x.spy != nil:
 		x.spy.loseClaim.Store(true)
-	case x.mishap == losesClaim && x.place.cfg.Dialect == oncemill.SQLite:
+	case x.mishap == losesClaim && x.db.cfg.Dialect == oncemill.SQLite:
 		x.lossy.armed.Store(true) // it has committed
 	case x.mishap == losesClaim:
 		x.lossy.text.Store(new("idempotency_claim"))
@@ -388,7 +388,7 @@ func (x *trial) effect(ctx context.Context, key string) error {
 
 func (x *trial) count(key string) int {
 	if x.way.tx {
-		return x.place.count(x.T, `select count(*) from effects where name = $1`, key)
+		return x.db.count(x.T, `select count(*) from effects where name = $1`, key)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -396,8 +396,8 @@ func (x *trial) count(key string) int {
 }
 
 func (x *trial) endLeases() {
-	if x.place != nil {
-		x.place.endLeases(x.T)
+	if x.db != nil {
+		x.db.endLeases(x.T)
 		return
 	}
 	x.spy.endLease(x.T)

@@ -276,7 +276,7 @@ func TestMiddleware_PointerInsteadOfSnapshot(t *testing.T) {
 }
 
 func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		body := strings.Repeat("very secret ", 10_000)
 		old := idempotency.Encryption{Current: "1", Keys: map[string]idempotency.Secret{"1": idempotency.NewSecret(bytes.Repeat([]byte("k"), 32))}}
 		engine := p.engine(t, func(c *idempotency.Config) { c.Responses.Encryption, c.Responses.LargeAbove = &old, 1000 })
@@ -311,7 +311,7 @@ func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 }
 
 func TestMiddleware_LimitsWhatACallerHasOutstanding(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine := p.engine(t, func(c *idempotency.Config) { c.Keys.MaxOutstanding = 3 })
 		goOn := make(chan struct{})
 		started := make(chan struct{}, 3)
@@ -338,7 +338,7 @@ func TestMiddleware_LimitsWhatACallerHasOutstanding(t *testing.T) {
 }
 
 func TestMiddleware_NeverShowsKeyOrScope(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		const key, tenant, user = "canary-key-0815", "canary-tenant", "canary-user"
 		var log bytes.Buffer
 		reader := metric.NewManualReader()
@@ -395,7 +395,7 @@ func TestMiddleware_NeverShowsKeyOrScope(t *testing.T) {
 }
 
 func TestTxMiddleware_OptionalKeyStillHasATransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine := p.engine(t, func(c *idempotency.Config) { c.Keys.Optional = true })
 		status := http.StatusOK
 		handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -415,7 +415,7 @@ func TestTxMiddleware_OptionalKeyStillHasATransaction(t *testing.T) {
 }
 
 func TestEngine_PurgesWhatIsToBeForgotten(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine := p.engine(t, func(c *idempotency.Config) {
 			c.Retention, c.Expiry.PurgeBatch, c.Responses.LargeAbove = time.Second, 3, 10
 		})
@@ -448,9 +448,9 @@ func TestEngine_PurgesWhatIsToBeForgotten(t *testing.T) {
 	})
 }
 
-// A client that breaks off must not leave a claim behind that nobody runs.
+// A client that breaks off must not leave a claim that is not run.
 func TestMiddleware_RunsForAClientThatHasGone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		handler := p.engine(t, nil).Middleware(ok("ran"))
 		gone, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -461,9 +461,9 @@ func TestMiddleware_RunsForAClientThatHasGone(t *testing.T) {
 	})
 }
 
-// Whoever has forgotten to migrate is told at once.
+// Missing migrations are reported at once.
 func TestEngine_RunNeedsTheTables(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		tables := p.cfg
 		tables.Prefix = "none_"
 		store, err := idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: tables})

@@ -17,7 +17,7 @@ import (
 
 // A command in a transaction would wait for it, on SQLite, or commit apart from it.
 func TestDo_RefusesToRunInATransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		engine := p.engine(t, nil)
 		ran := func(ctx context.Context, key string) error {
 			_, err := idempotency.Do(ctx, engine, idempotency.Command{Name: "a", Key: key}, func(context.Context) (int, error) { return 1, nil })
@@ -75,8 +75,8 @@ func TestDo_KeepsItsCallersDeadline(t *testing.T) {
 	}
 }
 
-// Whoever ends the goroutine of a command, as a failing test does, ends that of Do, with the
-// claim settled.
+// A command that ends its goroutine, as a failing test does, ends that of Do, with the claim
+// settled.
 func TestDo_EndsItsGoroutineWithThatOfTheCommand(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, store, func(c *idempotency.Config) { c.Failures.Failed = idempotency.FailedRelease })

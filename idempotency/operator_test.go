@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// An operator who has found out settles a key, once.
+// An operator settles a key with an unknown outcome, once.
 func TestEngine_SettlesAnUnknownOutcome(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) { c.Answers.StatusPath = "/status/" })
@@ -78,7 +78,7 @@ func TestEngine_SettlesAnUnknownOutcome(t *testing.T) {
 // token2 is another token of the same length.
 func token2(token string) string { return "A" + token[1:len(token)-1] + "A" }
 
-// What no client could be answered with is refused, and leaves the key as it was.
+// A recovery that cannot be sent to a client is refused, and leaves the key as it was.
 func TestEngine_RefusesToSettleWithWhatIsNoAnswer(t *testing.T) {
 	t.Parallel()
 	store := &spy{Store: &idempotency.MemoryStore{}}

@@ -13,7 +13,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// A session plans for the table as it finds it, and goes on like that.
+// A session keeps the plan that it made for an empty table.
 func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 	t.Parallel()
 	for _, prepare := range []bool{false, true} {
@@ -21,7 +21,7 @@ func TestPlans_ThoseOfAnEmptyTableAreRightForAFullOne(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
 			db, seen := testserver.Explained(t, pg.DSN)
-			p := &place{db: db, cfg: pg.Config, prepare: prepare}
+			p := &testDB{db: db, cfg: pg.Config, prepare: prepare}
 			if err := oncemill.Migrate(t.Context(), db, pg.Config, idempotency.Migrations); err != nil {
 				t.Fatal(err)
 			}

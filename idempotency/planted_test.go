@@ -31,7 +31,7 @@ func (s *forgetful) Claim(ctx context.Context, c idempotency.Claim) (idempotency
 	return s.Store.Claim(ctx, c)
 }
 
-// careless looks first and claims then, and grants to all that looked at once.
+// careless looks first and then claims, and grants to all that look at the same time.
 type careless struct{ idempotency.Store }
 
 func (s careless) Claim(ctx context.Context, c idempotency.Claim) (idempotency.Record, bool, error) {
@@ -45,14 +45,14 @@ func (s careless) Claim(ctx context.Context, c idempotency.Claim) (idempotency.R
 	return r, granted, err
 }
 
-// unrenewed is a store whose leases end, whatever is asked.
+// unrenewed is a store that never extends a lease.
 type unrenewed struct{ idempotency.Store }
 
 func (unrenewed) Extend(context.Context, idempotency.ID, idempotency.Owner, time.Duration) error {
 	return nil
 }
 
-// The suite notices bugs that services have had.
+// The suite finds bugs that services have had.
 func TestConformance_NoticesPlantedBugs(t *testing.T) {
 	t.Parallel()
 	memory := func() idempotency.Store { return &idempotency.MemoryStore{} }

@@ -106,7 +106,7 @@ func (p *server) signal(s os.Signal) {
 	}
 }
 
-// arm has the next request that comes to the point stop or end the process there.
+// arm makes the next request that reaches the point pause or kill the process.
 func (p *server) arm(signal syscall.Signal, point string) {
 	p.t.Helper()
 	response, err := http.Post(fmt.Sprintf("%s/arm?signal=%d&point=%s", p.url, signal, strings.ReplaceAll(point, " ", "+")), "", nil)
@@ -116,7 +116,7 @@ func (p *server) arm(signal syscall.Signal, point string) {
 	_ = response.Body.Close()
 }
 
-// stopped waits until the process stands still.
+// stopped waits until the process is paused.
 func (p *server) awaitStopped() {
 	p.t.Helper()
 	eventually(p.t, "the process stands still", func() bool {
@@ -176,7 +176,7 @@ func serveProcess() error {
 	return http.Serve(listener, mux) //nolint:gosec // it lives for a test
 }
 
-// bomb sends a signal to its own process when somebody comes to the armed point.
+// bomb sends a signal to its process when a request reaches the armed point.
 type bomb struct {
 	armed  atomic.Pointer[string]
 	signal atomic.Int64

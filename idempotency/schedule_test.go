@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// unreliable loses calls of the store, or their answers, and takes its time.
+// unreliable loses calls of the store or their answers, and delays them.
 type unreliable struct {
 	idempotency.Store
 	mu   sync.Mutex
@@ -27,7 +27,7 @@ func (s *unreliable) roll(n int) int {
 	return s.dice.IntN(n)
 }
 
-// call tells whether to call, and whether to lose the answer.
+// call returns whether to call, and whether to lose the answer.
 func (s *unreliable) call() (before, after error) {
 	time.Sleep(time.Duration(s.roll(30)) * time.Millisecond)
 	switch s.roll(12) {
@@ -86,8 +86,8 @@ func (s *unreliable) Release(ctx context.Context, id idempotency.ID, owner idemp
 	return s.set(func() error { return s.Store.Release(ctx, id, owner) })
 }
 
-// However calls of the store and handlers fail, and whoever comes when: there is one effect at
-// most, all answers are of the run that had it, and whoever asks long enough has an answer.
+// However store calls and handlers fail, and in any order: there is at most one effect, all
+// answers are those of the run that had it, and a client that retries gets an answer.
 func TestRunner_OneEffectUnderAnySchedule(t *testing.T) {
 	t.Parallel()
 	ends := map[string]int{}

@@ -11,10 +11,10 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// What gets past the handle, here by a driver that sends another statement, meets
-// the seal: the database does not commit, and there is no answer without its effects.
+// A commit that gets past the handle, here by a driver that sends another statement, is
+// refused by the seal: there is no answer without its effects.
 func TestTxMiddleware_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		lossy, _ := p.through(t)
 		texts := []string{"commit", "rollback"}
 		if p.cfg.Dialect == oncemill.PostgreSQL {
@@ -61,9 +61,9 @@ func TestTxMiddleware_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
 	})
 }
 
-// A foreign key of the service's own is its own affair.
+// A violated foreign key of the service is not taken for the seal.
 func TestTxMiddleware_AViolationIsNotTheSeals(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		p.exec(t, `create table orders (id integer primary key)`)
 		p.exec(t, `create table lines (order_id integer not null constraint idempotency_seal references orders (id))`)
 		handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -83,7 +83,7 @@ func TestTxMiddleware_AViolationIsNotTheSeals(t *testing.T) {
 }
 
 func TestTxMiddleware_TheHandleRefusesTheEnd(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var kept idempotency.Tx
 		for _, text := range []string{"commit", "rollback", "/* */ end", "begin", "select 1; commit"} {
 			handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

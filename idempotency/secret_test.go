@@ -60,9 +60,9 @@ func plainResponse(body string) []byte {
 	return append(append(plain, head...), body...)
 }
 
-// Whoever can write to the table or the cache cannot have a response of his own replayed.
+// Write access to the table or the cache does not suffice to forge a response.
 func TestEncryption_RefusesPlainResponses(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		cache := &cacheOf{}
 		reader := metric.NewManualReader()
 		provider := metric.NewMeterProvider(metric.WithReader(reader))
@@ -95,10 +95,10 @@ func TestEncryption_RefusesPlainResponses(t *testing.T) {
 	})
 }
 
-// A response belongs to a key, its caller and a request: moved to another record, in the table
-// or the cache, it is not believed.
+// A response belongs to a key, its caller and a request. Moved to another record, in the
+// table or the cache, it is refused.
 func TestEncryption_BindsAResponseToItsRequest(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		cache := &cacheOf{}
 		handler := p.engine(t, func(c *idempotency.Config) {
 			encrypted(c)
@@ -123,10 +123,10 @@ func TestEncryption_BindsAResponseToItsRequest(t *testing.T) {
 	})
 }
 
-// A claim that was taken over keeps the fingerprint that it was made with, and one that was
-// settled its own: what is stored then can be read.
+// A claim that was taken over or settled keeps its fingerprint, so that the stored response
+// can be decrypted.
 func TestEncryption_ReadsWhatATakeOverHasStored(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := &spy{Store: p.store}
 		engine := newEngine(t, store, encrypted)
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusBadGateway) }))
@@ -154,9 +154,9 @@ func TestEncryption_ReadsWhatATakeOverHasStored(t *testing.T) {
 	})
 }
 
-// Besides the response nothing that a handler said stands in the table in clear.
+// With encryption, the table contains nothing from a handler in clear text.
 func TestEncryption_LeavesNothingInClear(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		cache := &cacheOf{}
 		engine := p.engine(t, func(c *idempotency.Config) {
 			encrypted(c)
@@ -196,7 +196,7 @@ func TestEncryption_LeavesNothingInClear(t *testing.T) {
 	})
 }
 
-// A small row does not become any number of bytes.
+// A small row cannot decompress to any number of bytes.
 func TestMiddleware_DecompressesWithinBounds(t *testing.T) {
 	var b bytes.Buffer
 	w, _ := flate.NewWriter(&b, flate.BestCompression)
@@ -222,10 +222,9 @@ func TestMiddleware_DecompressesWithinBounds(t *testing.T) {
 	}
 }
 
-// Where no pattern is known, an endpoint is not a path: there are too many, and they may
-// hold what is secret.
+// Without a pattern, an endpoint is not a path: there are too many, and some contain secrets.
 func TestMiddleware_PathsAreNoAttributes(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var log bytes.Buffer
 		reader := metric.NewManualReader()
 		engine := p.engine(t, func(c *idempotency.Config) {
@@ -259,8 +258,8 @@ func TestMiddleware_PathsAreNoAttributes(t *testing.T) {
 	})
 }
 
-// Equal bodies of two services are not seen to be equal, where there is a secret; and a
-// fingerprint of another version is believed.
+// With a secret, equal bodies of two services have different fingerprints. A fingerprint of
+// another version matches.
 func TestFingerprint_IsKeyedAndVersioned(t *testing.T) {
 	t.Parallel()
 	fingerprint := func(secret string) idempotency.Fingerprint {

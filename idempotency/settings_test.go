@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// A tenant that one request sets for its statements is not that of another's, whichever way
-// it is set, in groups too.
+// A tenant that one request sets for its statements never applies to another request, also
+// in groups.
 func TestGroup_SettingsReachNobodyElse(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)
@@ -49,7 +49,7 @@ func TestGroup_SettingsReachNobodyElse(t *testing.T) {
 	}
 }
 
-// What hides the end of a transaction in a string that is none to the server is refused.
+// A statement that ends a transaction, hidden in what only looks like a string, is refused.
 func TestTxMiddleware_NoTextLeavesAnEffectBehind(t *testing.T) {
 	t.Parallel()
 	p := onPostgres(t)

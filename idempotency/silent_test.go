@@ -14,8 +14,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// behindProxy returns a place whose store's connections lead through a proxy.
-func (p *place) behindProxy(t *testing.T) (*place, *testserver.PostgresProxy) {
+// behindProxy returns a database whose store connects through a proxy.
+func (p *testDB) behindProxy(t *testing.T) (*testDB, *testserver.PostgresProxy) {
 	t.Helper()
 	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
 	db, err := sql.Open(p.driver, dsn)
@@ -34,8 +34,8 @@ func (p *place) behindProxy(t *testing.T) (*place, *testserver.PostgresProxy) {
 	return &behind, proxy
 }
 
-// A server falls silent at each step of a request. The request is answered all the
-// same, and sent again it runs, or finds its answer.
+// A server stops answering at each step of a request. The request is still answered, and
+// its retry runs or finds the answer.
 func TestTxMiddleware_AnswersWhenTheServerFallsSilent(t *testing.T) {
 	t.Parallel()
 	for _, step := range []string{"claim", "begin", "effect", "complete", "commit"} {

@@ -16,7 +16,7 @@ import (
 // lateCopy claims the key of first a moment before first does, on SQLite, and learns
 // nothing of its first look until first has it and a writer is busy. looks is called for
 // each later look, once it has its answer.
-func lateCopy(t *testing.T, p *place, first idempotency.Claim, looks func(number int64), committed func()) (copied idempotency.Claim, writer *sql.Tx, done <-chan claimAnswer) {
+func lateCopy(t *testing.T, p *testDB, first idempotency.Claim, looks func(number int64), committed func()) (copied idempotency.Claim, writer *sql.Tx, done <-chan claimAnswer) {
 	t.Helper()
 	q, slow := p.through(t)
 	looked, claimed := make(chan struct{}), make(chan struct{})

@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// However many records have expired, others get their turn to write in between.
+// However many records have expired, other writers get their turn between batches.
 func TestPurge_OnSQLiteGivesWay(t *testing.T) {
 	t.Parallel()
 	p := onSQLite(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// What was streamed is not replayed, and its status decides as that of any other answer.
+// A streamed response is not replayed, and its status means what any other's does.
 func TestMiddleware_AStreamedFailureIsNoSuccess(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -54,8 +54,8 @@ func TestMiddleware_AStreamedFailureIsNoSuccess(t *testing.T) {
 	}
 }
 
-// Nothing is written behind a stream: not where the claim was lost meanwhile, and not where
-// time was up; a panic then breaks the connection off.
+// Nothing is written after a stream, neither when the claim was lost nor after a timeout; a
+// panic then closes the connection.
 func TestMiddleware_NothingFollowsAStream(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {

@@ -79,8 +79,8 @@ func TestCanonicalJSON(t *testing.T) {
 	}
 }
 
-// What has the same canonical form is the same to a parser that keeps numbers as
-// they are; and the canonical form of a canonical form is itself.
+// Bodies with the same canonical form are equal to a parser that keeps numbers as they are,
+// and the canonical form of a canonical form is itself.
 func FuzzCanonicalJSON(f *testing.F) {
 	for _, s := range []string{`{"a":[1,2.0,{"b":null}],"c":"\u0041"}`, `[1e5,-0,"\\\""]`, `{"a":1,"a":2}`, `"\ud83d\ude00"`, `"\ud800"`} {
 		f.Add([]byte(s))
@@ -123,8 +123,8 @@ func FuzzFraming(f *testing.F) {
 	})
 }
 
-// Whatever a handler does: the first answer is what it would be without the
-// middleware, and the replay is the first answer.
+// Whatever a handler does, the first answer is what it would be without the middleware, and
+// the replay equals the first answer.
 func FuzzRecorder(f *testing.F) {
 	f.Add(uint16(201), "X-A", "b", []byte("body"), uint8(3), false)
 	f.Add(uint16(204), "Location", "/x", []byte{}, uint8(0), true)

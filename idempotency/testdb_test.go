@@ -24,9 +24,9 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// place is a database with oncemill's tables and a table of effects. That has no
+// testDB is a database with oncemill's tables and a table of effects. That has no
 // unique constraint, so an effect that happens twice shows.
-type place struct {
+type testDB struct {
 	driver string
 	dsn    string
 	db     *sql.DB
@@ -37,28 +37,28 @@ type place struct {
 	prepare bool
 }
 
-func onPostgres(t *testing.T, params ...string) *place {
+func onPostgres(t *testing.T, params ...string) *testDB {
 	t.Helper()
 	pg := testserver.Postgres(t)
 	dsn := pg.URL(t, append(params, "binary_parameters=yes")...)
-	return newPlace(t, &place{driver: testserver.DriverName(), dsn: dsn, cfg: pg.Config})
+	return newTestDB(t, &testDB{driver: testserver.DriverName(), dsn: dsn, cfg: pg.Config})
 }
 
-func onSQLite(t *testing.T) *place {
+func onSQLite(t *testing.T) *testDB {
 	t.Helper()
 	dsn := oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))
-	return newPlace(t, &place{driver: "sqlite", dsn: dsn, cfg: oncemill.Config{Dialect: oncemill.SQLite}})
+	return newTestDB(t, &testDB{driver: "sqlite", dsn: dsn, cfg: oncemill.Config{Dialect: oncemill.SQLite}})
 }
 
-var places = map[string]func(*testing.T) *place{
-	"postgresql": func(t *testing.T) *place { return onPostgres(t) },
+var testDBs = map[string]func(*testing.T) *testDB{
+	"postgresql": func(t *testing.T) *testDB { return onPostgres(t) },
 	"sqlite":     onSQLite,
 }
 
-func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+func onEachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range places {
+	for name, open := range testDBs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, open(t))
@@ -66,7 +66,7 @@ func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
 	}
 }
 
-func newPlace(t *testing.T, p *place) *place {
+func newTestDB(t *testing.T, p *testDB) *testDB {
 	t.Helper()
 	var err error
 	if p.db, err = sql.Open(p.driver, p.dsn); err != nil {
@@ -88,7 +88,7 @@ func newPlace(t *testing.T, p *place) *place {
 }
 
 // open makes store and outbox on the pool.
-func (p *place) open(t *testing.T) {
+func (p *testDB) open(t *testing.T) {
 	t.Helper()
 	var storeErr, boxErr error
 	p.store, storeErr = idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: p.cfg, Prepare: p.prepare})
@@ -99,7 +99,7 @@ func (p *place) open(t *testing.T) {
 }
 
 // engine returns one for a single tenant, that logs nothing; change may be nil.
-func (p *place) engine(t *testing.T, change func(*idempotency.Config)) *idempotency.Engine {
+func (p *testDB) engine(t *testing.T, change func(*idempotency.Config)) *idempotency.Engine {
 	t.Helper()
 	return newEngine(t, p.store, change)
 }
@@ -117,14 +117,14 @@ func newEngine(t *testing.T, store idempotency.Store, change func(*idempotency.C
 	return engine
 }
 
-func (p *place) exec(t *testing.T, query string, args ...any) {
+func (p *testDB) exec(t *testing.T, query string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(t.Context(), p.expand(t, query), args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
 }
 
-func (p *place) count(t *testing.T, query string, args ...any) (n int) {
+func (p *testDB) count(t *testing.T, query string, args ...any) (n int) {
 	t.Helper()
 	if err := p.db.QueryRowContext(t.Context(), p.expand(t, query), args...).Scan(&n); err != nil {
 		t.Fatalf("%s: %v", query, err)
@@ -132,7 +132,7 @@ func (p *place) count(t *testing.T, query string, args ...any) (n int) {
 	return n
 }
 
-func (p *place) expand(t *testing.T, query string) string {
+func (p *testDB) expand(t *testing.T, query string) string {
 	t.Helper()
 	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
@@ -149,7 +149,7 @@ type sqlEffects struct {
 	outbox string // quoted name of its table
 }
 
-func (p *place) effects(t *testing.T) sqlEffects {
+func (p *testDB) effects(t *testing.T) sqlEffects {
 	t.Helper()
 	return newSQLEffects(p.db, p.box)
 }
@@ -187,7 +187,7 @@ func (e sqlEffects) Count(ctx context.Context, name string) (c conformance.Count
 }
 
 // probe serves a probe on p in this process.
-func (p *place) probe(t *testing.T, transactional bool, change func(*idempotency.Config)) (url string, engine *idempotency.Engine) {
+func (p *testDB) probe(t *testing.T, transactional bool, change func(*idempotency.Config)) (url string, engine *idempotency.Engine) {
 	t.Helper()
 	cfg := probeConfig()
 	engine = p.engine(t, func(c *idempotency.Config) {
