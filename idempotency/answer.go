@@ -107,5 +107,5 @@ func WriteProblem(w http.ResponseWriter, _ *http.Request, p Problem) {
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(p.Status)
-	_, _ = w.Write(body) // a client that has gone needs no answer
+	_, _ = w.Write(body) // a client that is gone needs no answer
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // attempt is one call of the user's function, with its own state. Its goroutine is always
-// waited for: nobody else gets the key while it runs.
+// waited for: the key is not released while it runs.
 type attempt struct {
 	state  *current
 	tx     *sqlTx // nil where effects are elsewhere
@@ -127,6 +127,6 @@ func (a *attempt) discard() {
 		a.rec.discard()
 	}
 	if a.request != nil && a.request.MultipartForm != nil {
-		_ = a.request.MultipartForm.RemoveAll() // what is left is left to the system
+		_ = a.request.MultipartForm.RemoveAll() // the system removes what is left
 	}
 }

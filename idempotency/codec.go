@@ -26,8 +26,8 @@ type Encryption struct {
 	Keys map[string]Secret
 
 	// AcceptPlain permits the replay of responses that were stored without encryption, while
-	// encryption is being introduced. Meanwhile, anybody who can write to the table or the
-	// cache can forge responses. Default: false; they are refused with [ErrNotEncrypted].
+	// encryption is being introduced. Meanwhile, whatever can write to the table or the cache
+	// can forge responses. Default: false; they are refused with [ErrNotEncrypted].
 	AcceptPlain bool
 }
 
@@ -39,7 +39,7 @@ type codec struct {
 	compressAbove int // 0: never
 	acceptPlain   bool
 	current       string
-	ciphers       map[string]func() cipher.AEAD // which fmt does not look into
+	ciphers       map[string]func() cipher.AEAD // functions, because fmt does not print what they hold
 }
 
 const (

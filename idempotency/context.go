@@ -66,7 +66,7 @@ func NoEffect(ctx context.Context) {
 // Without a request or command in ctx (Config.Keys.Optional) it is random.
 func DeriveUUID(ctx context.Context, name string) string {
 	var sum [sha256.Size]byte
-	version := byte(8) // RFC 9562: of our own making
+	version := byte(8) // RFC 9562: custom
 	if c, ok := ctx.Value(runKey{}).(*current); ok {
 		copy(sum[:], framed(sha256.New(), []byte("oncemill derived uuid"), c.id[:], []byte(name)))
 	} else {

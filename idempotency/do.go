@@ -165,7 +165,7 @@ func (c *command) result(end ending) ([]byte, error) {
 	a, err := end.attempt, end.err
 	if a != nil && a.panicked != nil {
 		if a.panicked.aborted {
-			runtime.Goexit() // as it would have without Do, once the claim is settled
+			runtime.Goexit() // as without Do, after the claim was settled
 		}
 		err = a.panicked.error()
 	}

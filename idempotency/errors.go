@@ -32,7 +32,7 @@ var (
 	// Nothing happened. Call Do again.
 	ErrContended = errors.New("idempotency: every try lost against other transactions")
 
-	// ErrTooLarge is returned by a handler behind [Engine.Watermill] when the messages that
+	// ErrTooLarge is returned by a handler wrapped by [Engine.Watermill] when the messages that
 	// it produced in a transaction take more than 64 MiB. Nothing happened. (Without a
 	// transaction they are returned once.)
 	ErrTooLarge = errors.New("idempotency: the result is too large to be stored")

@@ -86,7 +86,7 @@ func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
 	}
 	r := x.request(ctx)
 	if x.r.MultipartForm == nil {
-		a.request = r // net/http cleans up for nobody but the original
+		a.request = r // net/http cleans up only after the original
 	}
 	a.begin(ctx, func() { x.next.ServeHTTP(w, r) })
 	return a

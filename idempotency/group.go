@@ -49,10 +49,10 @@ func (g *groups) run(ctx context.Context, x *execution) ending {
 }
 
 // afterSlow waits for a handler that was too slow for its group and, if there is time
-// left, runs it alone. Its panics come again, too.
+// left, runs it alone, also after a panic.
 func (g *groups) afterSlow(ctx context.Context, x *execution, end groupEnd) ending {
 	var closing sync.WaitGroup
-	closing.Go(func() { end.tx.close(ctx, g.cfg.Logger) }) // waits for a statement that heeds no context
+	closing.Go(func() { end.tx.close(ctx, g.cfg.Logger) }) // waits for a statement that ignores its context
 	end.attempt.wait(x.deadline, x.expire)
 	closing.Wait()
 	if end.attempt.late {
@@ -78,7 +78,7 @@ func (g *groups) Alone(ctx context.Context, x *execution) (groupEnd, group.Resul
 
 // Together runs the handlers of members in one transaction.
 func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*groupMember, group.Result) {
-	if len(members) == 1 { // nobody shares it, so it has all its time
+	if len(members) == 1 { // it is not shared, so it has the whole timeout
 		end, result := g.Alone(members[0].Context(), members[0].Work) //nolint:contextcheck // each member has its own
 		members[0].Finish(end)
 		return nil, result
@@ -87,7 +87,7 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 	tx, err := g.store.beginGroup(ctx, g.cfg.Transactions.Isolation, g.cfg.Timeout, g.repeats, len(members))
 	g.telemetry.latency(ctx, "begin", began, err)
 	if err != nil {
-		for _, m := range members { // alone they would fare no better
+		for _, m := range members { // alone they would fail too
 			m.Finish(groupEnd{ending: ending{outcome: outcomeUnreachable, err: err}})
 		}
 		return nil, group.Failed

@@ -64,7 +64,7 @@ func (c *claims) Alone(ctx context.Context, claim Claim) (claimEnd, group.Result
 // of a key that arrives at the same time, since it was not part of the statement.
 func (c *claims) Together(ctx context.Context, members []*group.Member[Claim, claimEnd]) ([]*group.Member[Claim, claimEnd], group.Result) {
 	if len(members) == 1 {
-		end, result := c.Alone(ctx, members[0].Work) // here, so that others gather meanwhile
+		end, result := c.Alone(ctx, members[0].Work) // here, so that others can join the next group
 		members[0].Finish(end)
 		return nil, result
 	}

@@ -22,7 +22,7 @@ import (
 // response is not stored if a statement had failed before it, and with it the
 // transaction. After a serialization failure the handler runs again, so it must have no
 // effects other than those in the transaction. Each attempt has a request of its own, but
-// shares the values of its context. A router behind the middleware that keeps its state
+// shares the values of its context. A router inside the middleware that keeps its state
 // there, as chi does, needs a copy of it for each attempt (see examples/adapters);
 // otherwise it finds its routes only the first time.
 //

@@ -17,7 +17,7 @@ type allowance struct {
 	mu       sync.Mutex
 	left     int
 	until    time.Time
-	counting *counting // nil: nobody counts
+	counting *counting // nil: no claim counts
 }
 
 // counting is a claim that counts, while others of its caller wait for it.

@@ -6,8 +6,8 @@ import "net/http"
 type CrashPolicy int
 
 const (
-	// CrashedUnknown answers 409 outcome-unknown until the key expires, or until somebody
-	// who has found out the outcome calls [Engine.Settle].
+	// CrashedUnknown answers 409 outcome-unknown until the key expires, or until
+	// [Engine.Settle] is called with the outcome.
 	CrashedUnknown CrashPolicy = iota
 	// CrashedTakeOver runs the handler again, for handlers that are themselves idempotent.
 	CrashedTakeOver

@@ -45,7 +45,7 @@ type recorder struct {
 	status   int         // 0 until the header is written
 	sent     http.Header // the header when it was written
 	body     []byte
-	overflow *os.File // what comes behind a full body
+	overflow *os.File // what exceeds the limit
 	failed   error    // of the overflow
 	streamed bool     // from now on, the answer is sent as it is written
 }
@@ -281,7 +281,7 @@ func (r *recorder) send() error {
 	clear(live)
 	maps.Copy(live, r.sent)
 	for _, name := range listed(r.sent, "Trailer") {
-		delete(live, name) // net/http wants their values behind the body
+		delete(live, name) // net/http takes their values after the body
 	}
 	r.w.WriteHeader(r.status)
 	if len(r.body) > 0 {

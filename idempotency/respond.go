@@ -53,7 +53,7 @@ func (x *exchange) respond(ctx context.Context, end ending) {
 	defer a.discard()
 	switch {
 	case a == nil:
-	case a.rec.streamed && a.panicked == nil: // all of it is there but its trailers
+	case a.rec.streamed && a.panicked == nil: // everything but its trailers has been sent
 		x.send(ctx, a)
 		return
 	case a.late && !a.rec.streamed: // it has been answered

@@ -13,7 +13,7 @@ type response struct {
 	Status   int           `json:"s"`
 	Header   []headerEntry `json:"h,omitempty"`
 	Trailer  []headerEntry `json:"t,omitempty"`
-	Pointer  bool          `json:"p,omitempty"` // the body was left out on purpose
+	Pointer  bool          `json:"p,omitempty"` // the body is not stored, by configuration
 	body     []byte
 	overflow bool // the body is not all of it
 }
@@ -22,7 +22,7 @@ type response struct {
 type headerEntry struct {
 	Name   string   `json:"n"`
 	Values [][]byte `json:"v,omitempty"` // bytes: JSON's strings could not hold them all
-	Add    bool     `json:"a,omitempty"` // behind the values that were there; else in their place
+	Add    bool     `json:"a,omitempty"` // after the existing values; else instead of them
 }
 
 // marshal puts the JSON of the head before the body, with its length.

@@ -50,7 +50,7 @@ func (h *handlerRows) takeOpen() func() {
 			_ = rows.Close() // after it has read the rest
 		}
 		if one != nil {
-			_ = one.Scan() // which closes it, if nobody has
+			_ = one.Scan() // which closes it, if it is open
 		}
 	}
 }

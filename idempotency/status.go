@@ -58,7 +58,7 @@ func writeState(w http.ResponseWriter, status int, record Record, state string) 
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_ = json.NewEncoder(w).Encode(struct { // a client that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(struct { // a client that is gone needs no answer
 		State      string `json:"state"`
 		Status     int    `json:"status,omitempty"`
 		Location   string `json:"location,omitempty"`

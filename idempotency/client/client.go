@@ -4,7 +4,7 @@
 //	transport, err := client.New(http.DefaultTransport, client.Config{})
 //	shop := &http.Client{Transport: transport}
 //	...
-//	ctx = client.WithKey(ctx, key) // chosen before, and kept, by whoever may call again
+//	ctx = client.WithKey(ctx, key) // chosen and stored before the first call, for retries
 //	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
 //	response, err := shop.Do(request)
 //
@@ -291,7 +291,7 @@ func worthRetrying(response *http.Response) (retry bool, asked time.Duration, er
 
 // drain reads the rest of a body, so that the connection can be reused.
 func drain(body io.ReadCloser) {
-	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10)) // what is wrong with it matters to nobody
+	_, _ = io.Copy(io.Discard, io.LimitReader(body, 64<<10)) // its errors do not matter
 	_ = body.Close()
 }
 

@@ -68,7 +68,7 @@ func processCases() []Case {
 			}
 			want := "successor"
 			if !x.capabilities.Transactional {
-				want = "late" // nobody ran it again, and it knows what has happened
+				want = "late" // it was not run again, and it knows its outcome
 			}
 			x.check(late.status == http.StatusServiceUnavailable || string(late.body) == want, "it answers with %d: %s", late.status, late.body)
 			again := x.settle(message{plan: once(Plan{})})

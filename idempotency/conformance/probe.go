@@ -25,7 +25,7 @@ type Effects interface {
 
 // Probe is the service that the suite tests. Its operations, with any path behind /probe/,
 // go through the engine; the headers X-Tenant and X-User are the scope. Use it for tests
-// only: anybody who can reach it can make it do anything that a [Plan] can express.
+// only: every client that reaches it can make it do anything that a [Plan] can express.
 type Probe struct {
 	effects      Effects
 	capabilities Capabilities
@@ -81,7 +81,7 @@ func outer(next http.Handler) http.Handler {
 
 func writeJSON(w http.ResponseWriter, value any) {
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(value) // a client that has gone needs no answer
+	_ = json.NewEncoder(w).Encode(value) // a client that is gone needs no answer
 }
 
 func (p *Probe) count(w http.ResponseWriter, r *http.Request) {

@@ -1,5 +1,5 @@
 // Package etag makes PUT and PATCH safe against lost updates, as defined by RFC 9110. The
-// client sends the entity tag that it has read in If-Match. If somebody has changed the
+// client sends the entity tag that it has read in If-Match. If another client has changed the
 // resource meanwhile, the request is answered with 412 instead of overwriting that change.
 // A retried PUT with If-Match whose first attempt had its effect gets 412, too: to return
 // the first answer again, wrap it with idempotency.
@@ -73,7 +73,7 @@ func Match(w http.ResponseWriter, r *http.Request, current Tag) bool {
 func refuse(w http.ResponseWriter, status int, title, detail string) {
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(status)
-	_, _ = fmt.Fprintf(w, `{"type":"about:blank","title":%q,"status":%d,"detail":%q}`, title, status, detail) // a client that has gone needs no answer
+	_, _ = fmt.Fprintf(w, `{"type":"about:blank","title":%q,"status":%d,"detail":%q}`, title, status, detail) // a client that is gone needs no answer
 }
 
 // contains parses a list of tags. valid is false if it is not one.

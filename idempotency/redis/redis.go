@@ -10,7 +10,7 @@
 // data in the middle of a run only costs a query of the database.
 //
 // The records contain responses. If Config.Responses.Encryption of the engine is set, they are
-// encrypted and bound to key, caller and request. Otherwise anybody who can write to this
+// encrypted and bound to key, caller and request. Otherwise, whatever can write to this
 // Redis can forge replays.
 package redis
 

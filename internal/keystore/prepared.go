@@ -32,7 +32,7 @@ func (p *prepared) ready(ctx context.Context) error {
 	stmts := map[string]*sql.Stmt{}
 	defer func() { // those that are not needed
 		for _, stmt := range stmts {
-			_ = stmt.Close() // nobody has used it
+			_ = stmt.Close() // it has not been used
 		}
 	}()
 	for _, text := range p.texts {
