@@ -1,6 +1,5 @@
--- A row is a key that was claimed: started (1), completed (2), not replayable (3)
--- or expired (4). A key that may run again has no row. Neither key nor scope is
--- stored, only their hash.
+-- A row is a claimed key: started (1), completed (2), not replayable (3) or expired (4).
+-- A key that may run again has no row. Only the hash of key and scope is stored.
 create table {{idempotency}} (
 	key_hash       bytea       not null primary key,
 	caller         bytea       not null,
@@ -23,15 +22,15 @@ create table {{idempotency}} (
 	trace_id       text
 );
 
--- What a caller has outstanding: the claims of state 1. The predicate is not the one
--- of the statements that change them; else this index, whose entries are dead but for
--- a few, would look to the planner like the shortest way to a key.
+-- A caller's outstanding keys: the claims of state 1. The predicate differs from that of
+-- the statements that change them. Otherwise the planner would prefer this index, most of
+-- whose entries are dead, to the primary key.
 create index {{name:idempotency_outstanding}} on {{idempotency}} (caller) where completed_at is null;
 
--- What the purge deletes.
+-- Read by the purge, to delete.
 create index {{name:idempotency_forget}} on {{idempotency}} (forget_at);
 
--- What the purge empties: answers that are refused for a while once they expired.
+-- Read by the purge, to empty the records of expired keys that are still refused.
 create index {{name:idempotency_expire}} on {{idempotency}} (expires_at)
 where response is not null and forget_at > expires_at;
 
@@ -42,9 +41,9 @@ create table {{idempotency_body}} (
 );
 alter table {{idempotency_body}} alter column response set storage external;
 
--- The seal: a transaction that runs a handler begins with a row here that refers to
--- what is not there, which the database checks at the commit, and takes it away at
--- its end. A commit before that fails. Nothing of it has to survive a crash.
+-- The seal: a transaction that runs a handler begins by inserting a row that violates a
+-- foreign key, which the database checks at the commit. Its last statement deletes the
+-- row. A commit before that fails. No row needs to survive a crash.
 create table {{idempotency_seal}} (
 	id smallint primary key check (id is null)
 );
@@ -54,7 +53,7 @@ create unlogged table {{idempotency_open}} (
 		constraint {{name:idempotency_ended_by_handler}} references {{idempotency_seal}} (id) deferrable initially deferred
 );
 
--- A record as it is read. What depends on the time is in microseconds from now.
+-- A record as it is read. Remaining times are in microseconds from now.
 create view {{idempotency_record}} as
 select
 	key_hash, caller, fingerprint, state, owner, fence, endpoint,
@@ -71,19 +70,19 @@ select
 	forget_at > clock_timestamp() or state = 1 and lease_until > clock_timestamp() as alive
 from {{idempotency}} as i;
 
--- What each request needs are functions. A session plans their statements once,
--- also behind a pooler, and for good, so the plan must be right for the table that
--- is empty now and will not be in a minute: no scan of it. Times are set by
--- statement_timestamp, so that two that are meant to be equal are.
+-- The statements of each request are functions. A session plans the statements in them
+-- once, also behind a pooler, and keeps the plan. So a plan made for the empty table must
+-- be right for a full one, without a sequential scan. Times are set by
+-- statement_timestamp, so that those that are meant to be equal are.
 
--- claim claims a key that has no record and returns the new one, or what is in the way,
--- or nothing: ask again. A record that is there is read, which waits for nobody.
+-- claim claims a key that has no record and returns the new record, or the existing one,
+-- or nothing: claim again. An existing record is only read, without waiting.
 --
--- The primary key decides between claims made at once: the second one waits for this
--- short transaction, and is to ask again. So it is after a record that was to be
--- forgotten, which it is then. A claim that need not survive a crash of
--- the server does not wait for the disk: the commit of the effects, which comes later
--- in the log, takes it along, and without effects it is not missed.
+-- The primary key decides between concurrent claims: the second one waits for this short
+-- transaction, returns nothing, and is repeated. The same holds for a record that is due
+-- for purging, which is deleted here. A claim that need not survive a crash of the server
+-- does not wait for the disk. The commit of the effects, which is later in the log, makes
+-- it durable, and without effects it is not needed.
 create function {{idempotency_claim}}(
 	key_hash bytea, caller bytea, fingerprint bytea, owner bytea, endpoint text,
 	lease bigint, retention bigint, correlation_id text, trace_id text, durable boolean
@@ -119,13 +118,13 @@ begin
 	on conflict (key_hash) do nothing
 	returning (extract(epoch from created_at) * 1000000)::bigint into made;
 	if found then
-		-- It is not read back: under REPEATABLE READ one that was deleted meanwhile
-		-- could still be seen beside it.
+		-- Not read back: under REPEATABLE READ a record deleted meanwhile could still
+		-- be visible beside it.
 		r := row($1, $2, $3, 1, $4, 1, $5, 0, null, '', '', $8, $9, $6, $7, made, 0, true);
 		return r;
 	end if;
 	delete from {{idempotency}}
-	where key_hash = $1 -- and is not what somebody has claimed anew
+	where key_hash = $1 -- unless it has been claimed anew
 		and forget_at <= clock_timestamp()
 		and (state <> 1 or lease_until <= clock_timestamp())
 	returning large into bulky;
@@ -136,9 +135,9 @@ begin
 end
 $$;
 
--- claim_group is claim for several keys, sorted, all different, that need not be durable.
--- It returns the records that are there, or new, with their places from 1 on; whatever is
--- missing is to be asked for again. Records that are there are read without a call for each.
+-- claim_group is claim for several keys, sorted and different, that need not be durable.
+-- It returns the existing or new records with their positions, from 1. Keys without a
+-- record must be claimed again. Existing records are read without a call of claim.
 create function {{idempotency_claim_group}}(
 	key_hash bytea[], caller bytea[], fingerprint bytea[], owner bytea[], endpoint text[],
 	lease bigint[], retention bigint[], correlation_id text[], trace_id text[]
@@ -165,7 +164,7 @@ begin
 end
 $$;
 
--- find returns the record of a key, or nothing. It waits for nobody.
+-- find returns the record of a key, or nothing. It never waits.
 create function {{idempotency_find}}(key_hash bytea) returns {{idempotency_record}}
 language plpgsql stable set enable_seqscan = off
 as $$
@@ -178,9 +177,10 @@ begin
 end
 $$;
 
--- take_over gives a claim whose lease has ended to a new owner, and returns its record,
--- or nothing; called again by the successor, it returns the record again. Of those who try at once one gets the row lock and the others nothing; a
--- row that its owner is just completing is locked too and left to him.
+-- take_over gives a claim whose lease has ended to a new owner, and returns its record, or
+-- nothing. Called again by the successor, it returns the record again. Of concurrent
+-- callers one gets the row lock and the others get nothing. A row that its owner is just
+-- completing is locked too, and left alone.
 create function {{idempotency_take_over}}(
 	key_hash bytea, owner bytea, fence bigint, successor bytea, lease bigint, retention bigint, durable boolean
 ) returns {{idempotency_record}}
@@ -213,8 +213,8 @@ begin
 end
 $$;
 
--- complete ends a claim, if it is the owner's still. Under the isolation levels above
--- READ COMMITTED it raises 40001 for one that was taken over.
+-- complete ends a claim, if the owner still has it. Above READ COMMITTED it raises 40001
+-- for a claim that was taken over.
 create function {{idempotency_complete}}(
 	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
 	location text, resource_id text, retention bigint, forget bigint
@@ -249,10 +249,9 @@ begin
 end
 $$;
 
--- begin opens the seal. The settings end with the
--- transaction: idle lets the server end one whose process stands still, so that
--- whoever takes over is not kept waiting by its locks; locks, unless it is empty, is how
--- long a statement waits for one; the last says where the row of the seal is.
+-- begin seals the transaction. Its settings end with the transaction. With idle the server
+-- ends a transaction whose process is paused, so that its locks do not block a takeover.
+-- locks, unless empty, is the lock_timeout. The last setting is the ctid of the seal's row.
 create function {{idempotency_begin}}(idle text, locks text) returns void
 language plpgsql
 as $$
@@ -268,9 +267,9 @@ begin
 end
 $$;
 
--- finish is the last statement of a transaction that was opened: it completes the
--- claim and lets the database commit. It returns false where the handler has ended the
--- transaction, or where the claim is another's; the seal is closed then.
+-- finish is the last statement of a sealed transaction. It completes the claim and permits
+-- the commit. It returns false if the handler has ended the transaction, or if another
+-- owner has the claim; then the seal stays.
 create function {{idempotency_finish}}(
 	key_hash bytea, owner bytea, fence bigint, state integer, status integer, response bytea, large boolean,
 	location text, resource_id text, retention bigint, forget bigint
@@ -291,9 +290,9 @@ begin
 end
 $$;
 
--- finish_group is finish for handlers that share a transaction. It returns the places,
--- from 1 on, of those whose claims are others', or of all where the transaction was
--- ended. Only if there is none the database lets commit.
+-- finish_group is finish for handlers that share a transaction. It returns the positions,
+-- from 1, of the claims that belong to other owners, or of all if the transaction was
+-- ended. It permits the commit only if there are none.
 create function {{idempotency_finish_group}}(
 	key_hash bytea[], owner bytea[], fence bigint[], state bigint[], status bigint[], response bytea[], large boolean[],
 	location text[], resource_id text[], retention bigint[], forget bigint[]

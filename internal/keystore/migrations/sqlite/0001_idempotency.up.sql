@@ -1,15 +1,15 @@
--- Always empty: what refers to it cannot be committed.
+-- Always empty: a row that refers to it cannot be committed.
 create table {{idempotency_seal}} (
 	id integer primary key check (id is null)
 );
 
--- A row is a key that was claimed: started (1), completed (2), not replayable (3)
--- or expired (4). A key that may run again has no row. Neither key nor scope is
--- stored, only their hash. Times are microseconds since 1970.
+-- A row is a claimed key: started (1), completed (2), not replayable (3) or expired (4).
+-- A key that may run again has no row. Only the hash of key and scope is stored. Times are
+-- microseconds since 1970.
 --
--- The seal: a transaction that runs a handler begins with a reference that leads
--- nowhere, which the database checks at the commit, and takes it away as its last
--- statement. A commit before that fails.
+-- The seal: a transaction that runs a handler begins by setting a reference that violates
+-- a foreign key, which the database checks at the commit. Its last statement removes the
+-- reference. A commit before that fails.
 create table {{idempotency}} (
 	key_hash       blob    not null primary key,
 	caller         blob    not null,
@@ -33,13 +33,13 @@ create table {{idempotency}} (
 	seal           integer references {{idempotency_seal}} (id) deferrable initially deferred
 );
 
--- What a caller has outstanding.
+-- A caller's outstanding keys.
 create index {{name:idempotency_outstanding}} on {{idempotency}} (caller) where completed_at is null;
 
--- What the purge deletes.
+-- Read by the purge, to delete.
 create index {{name:idempotency_forget}} on {{idempotency}} (forget_at);
 
--- What the purge empties: answers that are refused for a while once they expired.
+-- Read by the purge, to empty the records of expired keys that are still refused.
 create index {{name:idempotency_expire}} on {{idempotency}} (expires_at)
 where response is not null and forget_at > expires_at;
 
