@@ -34,8 +34,8 @@ func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 		if err != nil {
 			return err
 		}
-		id, marked := w.id, w.replay.marked()
-		w.start.Start, err = ask(ctx, in, func(ctx context.Context) (inboxstore.Start, error) { return in.store.RecordStart(ctx, id, marked) })
+		id, replay := w.id, w.replay != nil
+		w.start.Start, err = ask(ctx, in, func(ctx context.Context) (inboxstore.Start, error) { return in.store.RecordStart(ctx, id, replay) })
 		seen := nothing
 		if err != nil && ctx.Err() == nil && sqlerr.Connection(err) {
 			seen = down

@@ -19,10 +19,9 @@ type work struct {
 	id          string
 	handler     message.HandlerFunc
 	fingerprint []byte
-	marked      bool // it says that it is a replay
-	replay      replay
-	start       start // what was recorded of it before
-	failed      bool  // an attempt of this delivery
+	replay      *replay // nil if it is none
+	start       start   // what was recorded of it before
+	failed      bool    // an attempt of this delivery
 }
 
 // wire is the part of a message that the codec changes.
@@ -54,7 +53,7 @@ func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerF
 // another's.
 func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.HandlerFunc, try attempt) error {
 	w := &work{msg: msg, uuid: msg.UUID, handler: h}
-	claimed, restore := w.unmark()
+	claimed, restore := takeMark(msg)
 	defer restore()
 	if in.cfg.Verify != nil {
 		if err := contain.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
@@ -86,9 +85,9 @@ func (in *Inbox) undecided(ctx context.Context, err error) bool {
 
 // handleGenuine handles a message that is what its producer has sent, as far as that can
 // be checked.
-func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try attempt) error {
-	if w.marked {
-		done, err := in.believe(ctx, w, claimed)
+func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark, try attempt) error {
+	if claimed != nil {
+		done, err := in.verifyReplay(ctx, w, *claimed)
 		if done || err != nil {
 			return err
 		}
@@ -125,9 +124,9 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed replay, try
 	return in.try(ctx, w, try)
 }
 
-// identify takes the id of a message that has none from its dead letter.
+// identify sets the id of a message. A replay has that of its dead letter.
 func (in *Inbox) identify(w *work) error {
-	if w.replay.marked() {
+	if w.replay != nil {
 		return nil
 	}
 	return contain.Call(func() error {
@@ -139,7 +138,7 @@ func (in *Inbox) identify(w *work) error {
 // checkAge refuses a message whose id may have been purged.
 func (in *Inbox) checkAge(ctx context.Context, w *work) error {
 	d, ok := DeliveryFromContext(ctx)
-	if !ok || in.cfg.DeadLetters == nil || w.replay.marked() {
+	if !ok || in.cfg.DeadLetters == nil || w.replay != nil {
 		return nil
 	}
 	created := d.CreatedAt()

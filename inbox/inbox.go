@@ -177,7 +177,6 @@ type Inbox struct {
 	decoders  *semaphore.Weighted // that decode payloads
 	plain     *semaphore.Weighted // bytes of decoded payloads
 	refused   *refusals
-	disbelief seldom // warnings of marks that are no replay
 	telemetry *telemetry
 	gaps      gaps
 
@@ -186,8 +185,8 @@ type Inbox struct {
 	mu      sync.Mutex
 	derived []*Inbox // of handlers; see PerHandler
 
-	replaying sync.Mutex
-	published map[int64]publishedLetter // guarded by replaying
+	replayer      *replayer // nil without Config.Replays
+	forgedReplays seldom    // warnings
 }
 
 // New returns an inbox on db. It does no I/O; oncemill.Migrate with [Migrations] creates
@@ -270,9 +269,12 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), calls: bounded.New(mostAbandoned), published: map[int64]publishedLetter{}, gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), calls: bounded.New(mostAbandoned), gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
 	if cfg.DeadLetters != nil {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
+	}
+	if cfg.Replays != nil {
+		in.replayer = &replayer{in: in, published: map[int64]publishedLetter{}}
 	}
 	in.refused = newRefusals(in)
 	in.group = newShared(in, nil)

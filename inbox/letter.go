@@ -47,7 +47,7 @@ func (in *Inbox) Refuse(ctx context.Context, msg *message.Message, reason error)
 		return ErrNoDeadLetters
 	}
 	w := &work{msg: msg, uuid: msg.UUID}
-	_, restore := w.unmark()
+	_, restore := takeMark(msg)
 	defer restore()
 	return in.refuse(ctx, w, ReasonMalformed, reason)
 }
@@ -103,7 +103,7 @@ func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (ad
 	}
 	defer tx.Rollback() // as in alone
 	added, err = within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, w) })
-	if err == nil && (added || w.replay.marked()) {
+	if err == nil && (added || w.replay != nil) {
 		_, err = in.commit(tx)
 	}
 	if err != nil {
@@ -127,7 +127,7 @@ func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter
 		if err := errors.Join(in.store.MarkDead(ctx, tx, id), in.store.DeleteFailures(ctx, tx, id)); err != nil {
 			return false, err
 		}
-	case w.replay.marked():
+	case w.replay != nil:
 		if err := in.endReplay(ctx, tx, w); err != nil {
 			return false, err
 		}

@@ -97,15 +97,9 @@ func (in *Inbox) claim(ctx context.Context, tx *boundtx.Tx, id string, w *work) 
 }
 
 func (in *Inbox) claimIn(ctx context.Context, tx *sql.Tx, id string, w *work) (bool, error) {
-	if w.replay.marked() {
-		if err := in.endReplay(ctx, tx, w); err != nil {
+	if w.replay != nil {
+		if err := in.takeReplay(ctx, tx, id, w); err != nil {
 			return false, err
-		}
-		if w.replay.dead {
-			// Once the row is no longer marked dead, the claim decides.
-			if err := in.store.Reopen(ctx, tx, id); err != nil {
-				return false, err
-			}
 		}
 	}
 	return in.store.Claim(ctx, tx, id, w.fingerprint)
@@ -125,7 +119,7 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 			return conflict, ErrConflict
 		}
 	}
-	if w.replay.marked() { // of a message that is dead no more
+	if w.replay != nil { // of a message that is dead no more
 		if result, err := in.commit(tx); err != nil {
 			return result, fmt.Errorf("end replay: %w", err)
 		}

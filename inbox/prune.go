@@ -35,8 +35,8 @@ func (in *Inbox) Run(ctx context.Context) error {
 	}
 	var loops sync.WaitGroup
 	loops.Go(func() { in.pruneLoop(ctx) })
-	if in.cfg.Replays != nil {
-		loops.Go(func() { in.replayLoop(ctx) })
+	if in.replayer != nil {
+		loops.Go(func() { in.replayer.loop(ctx) })
 	}
 	loops.Wait()
 	return nil

@@ -1,179 +1,177 @@
 package inbox
 
 import (
+	"bytes"
+	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
-	"strings"
-	"time"
+	"slices"
+	"strconv"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/outbox"
 )
 
-// Replays publishes the messages of this consumer's dead letters to it again, when an
-// operator asks for it ([dlq.Store.Replay]). Inbox.Run does the work.
-// Config.DeadLetters is required.
-//
-// A message is published with its dead letter's number and secret, a token.
-// The transaction of its effects, or of a new dead letter, ends the replay. Until then the
-// dead letter stays in the state replaying, and the message is published again from time
-// to time. However often it arrives, it is handled once, as long as its dead letter is
-// kept. It keeps its id, or gets one from its dead letter if it had none of its own.
-//
-// A message that claims to be a replay is believed if it passes Config.Verify and
-// Config.Payload, and if the dead letter belongs to its consumer, has that secret, and
-// holds that message. Otherwise the claim is ignored, with a warning, and the message is
-// handled like any other. Inboxes of other consumers acknowledge a replay that they can
-// check. If they cannot read the dead letters, choose a Topic that they do not receive.
-type Replays struct {
-	// Publisher publishes the messages. Give it a timeout: a call that does not return
-	// delays the end of Run. Required.
-	Publisher message.Publisher
+// A replay is the message of a dead letter, delivered again. This file holds what is
+// special about it: how it is marked, when the mark is trusted, which id it has, and how it
+// ends. An operator has asked for it, so neither its age nor its position in a sequence
+// matters.
 
-	// Topic returns the topic to publish a dead letter's message to. Prefer a topic that
-	// only this consumer receives: its queue name, for a publisher with watermill-amqp's
-	// durable queue configuration. Default: the topic that the message was subscribed to,
-	// which other consumers may read as well. An empty topic is an error.
-	Topic func(*dlq.Letter) string
-}
-
-func (r *Replays) resolve(bad func(field, value, problem string)) *Replays {
-	if r == nil {
-		return nil
-	}
-	resolved := *r
-	if r.Publisher == nil {
-		bad("Replays.Publisher", "nil", "is required; give one that returns once the broker has the message")
-	}
-	if r.Topic == nil {
-		resolved.Topic = func(l *dlq.Letter) string { return l.Topic }
-	}
-	return &resolved
-}
-
+// Metadata of a replay. A broker's header of the same name becomes metadata. Anybody can
+// set it; [Inbox.verifyReplay] decides whether it is trusted.
 const (
-	replayInterval = time.Second
-	replayCost     = 20 // at most one part in so many of the time
-	replayPage     = 200
-	mostErrorsTold = 3
-
-	// replayAgain is how long a published message may take to be handled before it is
-	// published again. It doubles each time.
-	replayAgain    = 10 * time.Minute
-	replayAgainMax = 6 * time.Hour
+	ReplayMetadata   = outbox.ReservedMetadata + "replay"   // number of the letter
+	TokenMetadata    = outbox.ReservedMetadata + "token"    // its secret
+	ConsumerMetadata = outbox.ReservedMetadata + "consumer" // that the letter is of, for those who look at queues
 )
 
-// publishedLetter is when the message of a dead letter was published, and how long it may
-// take from then on.
-type publishedLetter struct {
-	at   time.Time
-	wait time.Duration
+// uuidMetadata is, in a dead letter, the UUID of a message whose id is not its UUID.
+const uuidMetadata = outbox.ReservedMetadata + "uuid"
+
+var replayMetadata = []string{ReplayMetadata, TokenMetadata, ConsumerMetadata, uuidMetadata}
+
+// replayOf makes the message of a dead letter again.
+func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Message {
+	metadata := message.Metadata{}
+	maps.Copy(metadata, letter.Metadata)
+	delete(metadata, outbox.RowMetadata)
+	delete(metadata, uuidMetadata)
+	metadata.Set(ConsumerMetadata, letter.Consumer)
+	metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
+	metadata.Set(TokenMetadata, token)
+	msg := message.NewMessageWithContext(ctx, uuidOf(letter.Metadata, letter.MessageID), letter.Payload)
+	msg.Metadata = metadata
+	return msg
 }
 
-// replayLoop performs replays until ctx ends.
-func (in *Inbox) replayLoop(ctx context.Context) {
-	for wait := replayInterval; pause(ctx, jitter(wait)); {
-		begin := time.Now()
-		if _, err := in.Replay(ctx); err != nil && ctx.Err() == nil {
-			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "dead letters not replayed; trying again", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
-		}
-		wait = max(replayInterval, replayCost*time.Since(begin))
-	}
+// uuidOf returns the UUID of the message of a dead letter; empty if it had none.
+func uuidOf(metadata map[string]string, messageID string) string {
+	return cmp.Or(metadata[uuidMetadata], messageID)
 }
 
-// Replay is one step of Run. It publishes the messages of all dead letters that are to be
-// replayed, in the order in which they died, except those that this inbox has published
-// recently, and returns how many. If a message cannot be published, its dead letter stays
-// as it is and delays no other. Without Config.Replays it does nothing.
-func (in *Inbox) Replay(ctx context.Context) (replayed int, err error) {
-	if in.cfg.Replays == nil {
-		return 0, nil
+// idOf returns the id of a replay: the id of its message, unless that had none, or had
+// that of another message. Then the replay is a new message, whose copies all have the
+// same id.
+func idOf(letter *dlqstore.Letter) string {
+	if letter.MessageID == "" || Reason(letter.Reason) == ReasonConflict {
+		return "letter-" + strconv.FormatInt(letter.ID, 10)
 	}
-	in.replaying.Lock()
-	defer in.replaying.Unlock()
-	var errs []error
-	failed := 0
-	published := map[int64]publishedLetter{} // what is replaying no more is forgotten
-	filter := dlq.Filter{States: []dlq.State{dlq.StateReplaying}, Source: dlq.FromConsumer, OldestFirst: true, Limit: replayPage}
-	for {
-		from := filter
-		page, err := ask(ctx, in, func(ctx context.Context) ([]*dlq.Letter, error) { return in.cfg.DeadLetters.List(ctx, from) })
-		if err != nil {
-			maps.Copy(in.published, published)
-			return replayed, errors.Join(append(errs, err)...)
-		}
-		for _, l := range page {
-			if !in.caresFor(l.Consumer) {
-				continue
-			}
-			last, before := in.published[l.ID]
-			if before && time.Since(last.at) < last.wait {
-				published[l.ID] = last
-				continue
-			}
-			did, err := in.replayOne(ctx, l.ID)
-			switch {
-			case did:
-				replayed++
-				published[l.ID] = publishedLetter{at: time.Now(), wait: min(max(2*last.wait, replayAgain), replayAgainMax)}
-			case err != nil:
-				if failed++; failed <= mostErrorsTold {
-					errs = append(errs, fmt.Errorf("letter %d: %w", l.ID, err))
-				}
-			}
-		}
-		if len(page) < replayPage || ctx.Err() != nil {
-			break
-		}
-		filter.After = page[len(page)-1].Cursor()
-	}
-	in.published = published
-	if failed > mostErrorsTold {
-		errs = append(errs, fmt.Errorf("and %d letters more", failed-mostErrorsTold))
-	}
-	return replayed, errors.Join(errs...)
+	return letter.MessageID
 }
 
-// caresFor reports whether a consumer belongs to this inbox or one of its handlers, even
-// if that handler has not received a message yet.
-func (in *Inbox) caresFor(consumer string) bool {
-	return consumer == in.cfg.Consumer || in.perHandler.Load() && strings.HasPrefix(consumer, in.cfg.Consumer+"/")
+// takesID reports whether a dead letter takes the id of its message, which requires that
+// the id belongs to no other message. A refused message may have been made by anybody,
+// with the id of another. No signature covers a message's age, so a copy that somebody has
+// made look old takes nothing from the message itself.
+func takesID(letter *dlqstore.Letter) bool {
+	reason := Reason(letter.Reason)
+	return letter.MessageID != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
 }
 
-func (in *Inbox) replayOne(ctx context.Context, id int64) (bool, error) {
-	r, letters := in.cfg.Replays, in.cfg.DeadLetters
-	letter, err := ask(ctx, in, func(ctx context.Context) (*dlq.Letter, error) { return letters.Get(ctx, id) })
-	switch {
-	case errors.Is(err, dlq.ErrNotFound), err == nil && letter.State != dlq.StateReplaying:
-		return false, nil // another process was faster
-	case err != nil:
-		return false, err
+// replayMark is what a message claims to be the replay of.
+type replayMark struct {
+	letter int64 // 0 if unreadable
+	token  string
+}
+
+// takeMark removes the replay metadata from a message until restore is called, and returns
+// what it claims: nil without such metadata. So it gets into no dead letter of the message,
+// and into no message that a handler makes from the metadata.
+func takeMark(msg *message.Message) (claimed *replayMark, restore func()) {
+	marked := msg.Metadata
+	if !slices.ContainsFunc(replayMetadata, func(name string) bool { _, has := marked[name]; return has }) {
+		return nil, func() {}
 	}
-	var topic string
-	err = contain.Call(func() error { topic = r.Topic(letter); return nil })
-	if err != nil {
-		return false, err
+	msg.Metadata = maps.Clone(marked)
+	for _, name := range replayMetadata {
+		delete(msg.Metadata, name)
 	}
-	if topic == "" {
-		return false, errNoReplayTopic
+	claimed = &replayMark{token: marked[TokenMetadata]}
+	if letter, err := strconv.ParseInt(marked[ReplayMetadata], 10, 64); err == nil {
+		claimed.letter = letter
 	}
-	token, err := ask(ctx, in, func(ctx context.Context) (string, error) { return in.letters.ReplayToken(ctx, id) })
-	if errors.Is(err, dlqstore.ErrNotFound) {
+	return claimed, func() { msg.Metadata = marked }
+}
+
+// replay is a verified mark.
+type replay struct {
+	replayMark
+	dead bool // the dead letter has taken the id
+}
+
+// verifyReplay finds out whether a message that has passed all checks is the replay of the
+// dead letter that it names. If so, it sets w.replay, and the letter's id is the message's
+// id from now on. The transaction that takes the id checks the letter again and ends its
+// replay: only its state can have changed. done means that nothing is left to do: the
+// replay has ended, or is for another consumer.
+func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) (done bool, err error) {
+	if in.letters == nil || claimed.letter == 0 || claimed.token == "" || checkText(claimed.token) != "" {
+		in.logForgedReplay(ctx, w)
 		return false, nil
 	}
-	if err != nil {
-		return false, fmt.Errorf("read token: %w", err)
+	letter, err := ask(ctx, in, func(ctx context.Context) (*dlqstore.Letter, error) {
+		return in.letters.CheckReplay(ctx, claimed.letter, claimed.token)
+	})
+	switch {
+	case errors.Is(err, dlqstore.ErrNotFound):
+		in.logForgedReplay(ctx, w)
+	case err != nil:
+		return false, fmt.Errorf("check replay: %w", err)
+	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID) || !bytes.Equal(w.came().payload, letter.Payload):
+		in.logForgedReplay(ctx, w)
+	case letter.Consumer != in.cfg.Consumer:
+		in.telemetry.record(ctx, notForUs)
+		return true, nil
+	case letter.State != string(dlq.StateReplaying): // a late copy
+		in.telemetry.record(ctx, duplicate)
+		in.logDuplicate(ctx, letter.MessageID)
+		return true, nil
+	default:
+		w.replay, w.id = &replay{claimed, takesID(letter)}, idOf(letter)
 	}
-	if err := r.Publisher.Publish(topic, replayOf(ctx, letter, token)); err != nil {
-		return false, fmt.Errorf("publish to %q: %w", topic, err)
-	}
-	return true, nil
+	return false, nil
 }
 
-var errNoReplayTopic = errors.New("it is not known where to; let Config.Replays.Topic return a topic")
+func (in *Inbox) logForgedReplay(ctx context.Context, w *work) {
+	in.forgedReplays.do(func(more int) {
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "not a replay of ours; handling it as any message",
+			slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
+			slog.String("message_id", shorten(w.msg.UUID)), slog.Int("more", more))
+	})
+}
+
+// takeReplay ends, with tx, the replay that w is, and frees the id for the claim that
+// follows if the dead letter has taken it.
+func (in *Inbox) takeReplay(ctx context.Context, tx *sql.Tx, id string, w *work) error {
+	if err := in.endReplay(ctx, tx, w); err != nil || !w.replay.dead {
+		return err
+	}
+	return in.store.Reopen(ctx, tx, id)
+}
+
+// endReplay ends, with tx, the replay that w is. It is the first statement that looks at
+// more than the id: copies wait here for each other. All but one find that the replay has
+// ended, which is an outcome of its own: the next delivery is a late copy.
+func (in *Inbox) endReplay(ctx context.Context, tx *sql.Tx, w *work) error {
+	if err := in.store.LimitLockWait(ctx, tx); err != nil {
+		return err
+	}
+	ended, err := in.letters.EndReplay(ctx, tx, in.cfg.Consumer, w.replay.letter, w.replay.token, w.came().payload)
+	switch {
+	case sqlerr.Contended(err):
+		return fmt.Errorf("%w: %w", ErrBeingHandled, err)
+	case err != nil:
+		return fmt.Errorf("end replay: %w", err)
+	case !ended:
+		return fmt.Errorf("%w: its replay has just ended", ErrBeingHandled)
+	}
+	return nil
+}

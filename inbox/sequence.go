@@ -112,19 +112,19 @@ func (g *gaps) forget(key, id string) {
 	}
 }
 
-// place returns the sequence number of a message within its key, if it has one.
+// place returns the sequence number of a message within its key, if it has one. A replay
+// has none: nothing waits for it, and the operator who asked for it knows that it is late.
 func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
+	if in.cfg.Sequence == nil || w.replay != nil {
+		return "", 0, false
+	}
 	seq, ok = in.cfg.Sequence(w.msg)
 	key = in.cfg.Key(w.msg)
 	return key, seq, ok && key != ""
 }
 
-// placeOf returns the position of a message that may make these functions panic. A replay
-// has none: nothing waits for it.
+// placeOf returns the position of a message that may make these functions panic.
 func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
-	if in.cfg.Sequence == nil || w.replay.marked() {
-		return "", nil
-	}
 	_ = contain.Call(func() error {
 		if k, n, ok := in.place(w); ok && checkText(k) == "" {
 			key, seq = k, &n
@@ -152,12 +152,8 @@ func (in *Inbox) comeAfter(ctx context.Context, w *work) {
 }
 
 // admit reports whether the message may have its effects now. It keeps its key locked
-// until the end of the transaction. A replay always may, and leaves the sequence
-// unchanged: the operator who asked for it knows that it is late.
+// until the end of the transaction. A message without a position always may.
 func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, error) {
-	if in.cfg.Sequence == nil || w.replay.marked() {
-		return true, nil
-	}
 	key, seq, ok := in.place(w)
 	if !ok {
 		return true, nil
