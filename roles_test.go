@@ -289,14 +289,14 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	if _, err := s.admin.ExecContext(t.Context(), `update oncemill.inbox set received_at = received_at - interval '1 year'; update oncemill.dead_letters set closed_at = closed_at - interval '1 year'`); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.consumer.Prune(t.Context()); err != nil || count(t, s.admin, `select count(*) from oncemill.inbox where not dead`) != 0 {
-		t.Errorf("pruning left ids, %v", err)
+	if _, err := s.consumer.Purge(t.Context()); err != nil || count(t, s.admin, `select count(*) from oncemill.inbox where not dead`) != 0 {
+		t.Errorf("purging left ids, %v", err)
 	}
 	owners, err := dlq.New(s.owner, dlq.Config{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := owners.Forget(t.Context()); err != nil || n != 3 {
+	if n, err := owners.Purge(t.Context()); err != nil || n != 3 {
 		t.Errorf("forgot %d letters, %v", n, err)
 	}
 	stop()

@@ -165,12 +165,12 @@ func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
 		p.exec(t, `insert into {{dead_letters}} (state, source, consumer, topic, message_id, payload, reason, error, fingerprint, closed_at)
 			with recursive n (i) as (select 1 union all select i + 1 from n where i < $1)
 			select 'replayed', 'consumer', 'stock', 'orders', 'm', '', 'refused', '', 'f', `+p.ago(old)+` from n`, many)
-		n, err := p.Forget(t.Context())
+		n, err := p.Purge(t.Context())
 		if err != nil || n != many+2 {
 			t.Errorf("forgot %d, %v; want %d", n, err, many+2)
 		}
 		p.states(t, kept...)
-		if n, err := p.Forget(t.Context()); n != 0 || err != nil {
+		if n, err := p.Purge(t.Context()); n != 0 || err != nil {
 			t.Errorf("forgot %d more, %v", n, err)
 		}
 	})

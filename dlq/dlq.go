@@ -24,8 +24,8 @@ type Config struct {
 	Database oncemill.Config
 
 	// Retention is how long dead letters are kept once they are replayed or discarded.
-	// Dead letters in other states are kept until somebody acts on them. Forget uses
-	// it. A relay purges dead letters by relay.Config.LetterRetention; call Forget
+	// Dead letters in other states are kept until somebody acts on them. Purge uses
+	// it. A relay purges dead letters by relay.Config.LetterRetention; call Purge
 	// where there is no relay. Default: 30 days. At least 1 h. A longer retention costs
 	// the space of the messages.
 	Retention time.Duration
@@ -179,13 +179,13 @@ func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]
 	return errs, nil
 }
 
-// Forget deletes dead letters that were replayed or discarded longer ago than
+// Purge deletes dead letters that were replayed or discarded longer ago than
 // Config.Retention, in small batches, and returns how many. Call it from time to time;
 // concurrent calls are safe.
-func (s *Store) Forget(ctx context.Context) (forgotten int64, err error) {
-	forgotten, err = s.store.Purge(ctx, s.cfg.Retention)
+func (s *Store) Purge(ctx context.Context) (deleted int64, err error) {
+	deleted, err = s.store.Purge(ctx, s.cfg.Retention)
 	if err != nil {
 		err = fmt.Errorf("dlq: purge: %w", err)
 	}
-	return forgotten, err
+	return deleted, err
 }

@@ -56,7 +56,7 @@ func TestPlans_ListsLookAtWhatTheyReturn(t *testing.T) {
 	}
 	_, err := p.Replay(t.Context(), []int64{1, 2, 3}, ada)
 	must(t, err)
-	if _, err := p.Forget(t.Context()); err != nil {
+	if _, err := p.Purge(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	replaying, err := p.List(t.Context(), dlq.Filter{States: []dlq.State{dlq.StateReplaying}, Source: dlq.FromConsumer, OldestFirst: true})

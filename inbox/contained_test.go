@@ -90,7 +90,7 @@ func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
 						})
 					}
 					all.Go(func() {
-						for range 3 { // until it is buried
+						for range 3 { // until it is a dead letter
 							if _, err := handle(message.NewMessageWithContext(t.Context(), "strange", nil)); err == nil {
 								return
 							}

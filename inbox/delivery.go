@@ -31,9 +31,9 @@ type Delivery interface {
 	// include a delivery that was nacked.
 	Nacks() int
 
-	// GiveWay asks that later messages of the same ordering key are delivered while this
+	// Yield asks that later messages of the same ordering key are delivered while this
 	// one, if it is nacked, waits for its redelivery.
-	GiveWay()
+	Yield()
 }
 
 type deliveryKey struct{}

@@ -102,7 +102,7 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	added, err := in.bury(detached, letter, w)
+	added, err := in.writeDeadLetter(detached, letter, w)
 	if err != nil {
 		delayNack(ctx, in.cfg.Retry.delay(1))
 		return fmt.Errorf("%s: %w", letter.Error, err)

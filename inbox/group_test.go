@@ -390,7 +390,7 @@ func (d delivery) ArrivedAt() time.Time { return d.arrivedAt }
 
 func (d delivery) CreatedAt() time.Time { return d.createdAt }
 
-func (d delivery) GiveWay() {}
+func (d delivery) Yield() {}
 
 func (d delivery) Nacks() int { return d.nacks }
 

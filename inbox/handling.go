@@ -170,10 +170,10 @@ func (in *Inbox) detach(ctx context.Context) (context.Context, context.CancelFun
 	return context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 }
 
-// giveWay asks the subscriber to let the rest of the key pass.
-func giveWay(ctx context.Context) {
+// yield asks the subscriber to let the rest of the key pass.
+func yield(ctx context.Context) {
 	if delivery, ok := DeliveryFromContext(ctx); ok {
-		delivery.GiveWay()
+		delivery.Yield()
 	}
 }
 

@@ -89,12 +89,12 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 	return key
 }
 
-// bury commits a dead letter. A letter with a message id takes the id, which counts as
+// writeDeadLetter commits a dead letter. A letter with a message id takes the id, which counts as
 // done from now on, and removes the failure records of the message. If the id is already
 // taken, no letter is written. A letter that cannot take the id, because it is another
 // message's or may have been handled, takes one of its own, so that copies make no further
 // letters.
-func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (added bool, err error) {
+func (in *Inbox) writeDeadLetter(ctx context.Context, letter *dlqstore.Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	tx, err := in.store.Begin(limited, in.calls)
@@ -102,7 +102,7 @@ func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (ad
 		return false, fmt.Errorf("dead letter: begin: %w", err)
 	}
 	defer tx.Rollback() // as in alone
-	added, err = within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.buryIn(ctx, tx, letter, w) })
+	added, err = within(limited, tx, func(ctx context.Context, tx *sql.Tx) (bool, error) { return in.deadLetterIn(ctx, tx, letter, w) })
 	if err == nil && (added || w.replay != nil) {
 		_, err = in.commit(tx)
 	}
@@ -112,8 +112,8 @@ func (in *Inbox) bury(ctx context.Context, letter *dlqstore.Letter, w *work) (ad
 	return added, nil
 }
 
-// buryIn reports whether a dead letter was written. If not, a replay has ended.
-func (in *Inbox) buryIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter, w *work) (bool, error) {
+// deadLetterIn reports whether a dead letter was written. If not, a replay has ended.
+func (in *Inbox) deadLetterIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.Letter, w *work) (bool, error) {
 	id := letter.MessageID
 	taken := takesID(letter)
 	switch {

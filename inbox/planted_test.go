@@ -34,7 +34,7 @@ func TestPrune_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 			}
 			p.exec(t, resolved.Expand(`update {{inbox}} set received_at = `+ago+` where message_id = $1`), id)
 		}
-		_, err = in.Prune(t.Context())
+		_, err = in.Purge(t.Context())
 		expectNoError(t, err)
 		if n := p.count(t, `select count(*) from {{inbox}} where message_id in ('1', '59')`); n != 2 || p.count(t, `select count(*) from {{inbox}}`) != 2 {
 			t.Errorf("%d of the two that are younger are left", n)

@@ -54,7 +54,7 @@ func redeliver(t *testing.T, m *message.Message, again bool) *message.Message {
 	return c
 }
 
-// A replay that keeps failing in the ordinary way, with Run's pruning between deliveries.
+// A replay that keeps failing in the ordinary way, with Run's purges between deliveries.
 func TestReplays_OneThatFailsDies(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, store, rec := p.replaying(t, nil)
@@ -65,7 +65,7 @@ func TestReplays_OneThatFailsDies(t *testing.T) {
 			if err == nil {
 				break // settled
 			}
-			_, err = in.Prune(t.Context()) // every 10 s
+			_, err = in.Purge(t.Context()) // every 10 s
 			expectNoError(t, err)
 		}
 		if got := statesOf(t, store); got["replayed permanent"] != 1 || got["dead failed"] != 1 {

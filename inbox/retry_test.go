@@ -151,7 +151,7 @@ func TestRetry_SuccessAfterFailures(t *testing.T) {
 		expectError(t, deliver(t, in, "a", handler), errUndo)
 		expectNoError(t, deliver(t, in, "a", handler))
 		p.expect(t, 1, 1, 0)
-		if _, err := in.Prune(t.Context()); err != nil {
+		if _, err := in.Purge(t.Context()); err != nil {
 			t.Error(err)
 		}
 		p.expectNotes(t, 0, 0)
@@ -431,7 +431,7 @@ func TestPrune_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 			t.Errorf("left at first: %v", got)
 		}
 		eventually(t, "what is old goes", func() bool {
-			_, err := in.Prune(ctx)
+			_, err := in.Purge(ctx)
 			expectNoError(t, err)
 			return len(left()) < 3
 		})
@@ -440,7 +440,7 @@ func TestPrune_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 		}
 		// The note is younger than the message that was removed first.
 		eventually(t, "its notes go", func() bool {
-			_, err := in.Prune(ctx)
+			_, err := in.Purge(ctx)
 			expectNoError(t, err)
 			return p.count(t, `select count(*) from {{inbox_failures}}`) == 0
 		})

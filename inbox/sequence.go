@@ -147,7 +147,7 @@ func (in *Inbox) early(w *work) bool {
 // comeAfter requests the redelivery of a message that waits for an earlier one.
 func (in *Inbox) comeAfter(ctx context.Context, w *work) {
 	key, _ := in.placeOf(w)
-	giveWay(ctx)
+	yield(ctx)
 	delayNack(ctx, in.gaps.again(key, w.id, in.cfg.GapWait))
 }
 

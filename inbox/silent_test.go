@@ -209,10 +209,10 @@ func TestInbox_AbandonsItsHousekeeping(t *testing.T) {
 	p := postgres(t, "binary_parameters=yes")
 	in, proxy := p.behindProxy(t, func(*inbox.Config) {})
 	proxy.Silence(testserver.Containing("delete from"), 1)
-	if _, err := in.Prune(t.Context()); err == nil {
+	if _, err := in.Purge(t.Context()); err == nil {
 		t.Error("a silent server has answered")
 	}
-	_, err := in.Prune(t.Context())
+	_, err := in.Purge(t.Context())
 	expectNoError(t, err)
 }
 

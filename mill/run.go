@@ -144,7 +144,7 @@ func (m *Mill) awaitConsumers(ctx context.Context) {
 // purge removes old dead letters.
 func (m *Mill) purge(ctx context.Context) error {
 	for {
-		if _, err := m.letters.Forget(ctx); err != nil && ctx.Err() == nil {
+		if _, err := m.letters.Purge(ctx); err != nil && ctx.Err() == nil {
 			m.cfg.Logger.WarnContext(ctx, "dead letters not purged", "error", err)
 		}
 		select {

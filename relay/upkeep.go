@@ -133,7 +133,7 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	}
 	if !bounded.Silence(err) {
 		// Needs no lease: a dead letter is purged once, whoever does it.
-		_, forget := ask(ctx, w, opUpkeep, w.letters.Forget)
+		_, forget := ask(ctx, w, opUpkeep, w.letters.Purge)
 		if err == nil || !bounded.Silence(forget) {
 			err = errors.Join(err, forget)
 		}

@@ -179,7 +179,7 @@ type note struct {
 	redelivered bool
 	createdAt   time.Time
 	delay       atomic.Int64 // nanoseconds; 0: not asked for
-	givesWay    atomic.Bool
+	yields    atomic.Bool
 }
 
 // Topic returns the topic that the message was subscribed to, for a message that has not
@@ -194,7 +194,7 @@ func (n *note) ArrivedAt() time.Time { return n.arrivedAt }
 
 func (n *note) CreatedAt() time.Time { return n.createdAt }
 
-func (n *note) GiveWay() { n.givesWay.Store(true) }
+func (n *note) Yield() { n.yields.Store(true) }
 
 func (n *note) DelayNack(d time.Duration) { n.delay.Store(int64(max(d, 1))) }
 

@@ -248,7 +248,7 @@ func TestSubscriber_OneThatGivesWayLetsItsKeyPass(t *testing.T) {
 	a.publish("orders", publishing("a2", "a"), publishing("a1", "a"), publishing("a3", "a"))
 	early := next(t, out)
 	d, _ := inbox.DeliveryFromContext(early.Context())
-	d.GiveWay()
+	d.Yield()
 	d.DelayNack(20 * time.Millisecond)
 	early.Nack()
 	first := next(t, out)

@@ -321,7 +321,7 @@ func (s *subscription) settle() {
 			s.next(p)
 		default:
 			p.nacks++
-			if p.note.givesWay.Load() {
+			if p.note.yields.Load() {
 				s.next(p)
 				p.lane, p.queue = nil, true
 			}

@@ -17,8 +17,8 @@ import (
 var Migrations = oncemill.Migrations{Name: "inbox", FS: inboxstore.Migrations}
 
 const (
-	pruneBatch    = 1000
-	pruneInterval = 10 * time.Second
+	purgeBatch    = 1000
+	purgeInterval = 10 * time.Second
 )
 
 // Run removes ids that are older than Config.Retention, a thousand at a time, and performs
@@ -34,7 +34,7 @@ func (in *Inbox) Run(ctx context.Context) error {
 		return fmt.Errorf("inbox: %w", err)
 	}
 	var loops sync.WaitGroup
-	loops.Go(func() { in.pruneLoop(ctx) })
+	loops.Go(func() { in.purgeLoop(ctx) })
 	if in.replayer != nil {
 		loops.Go(func() { in.replayer.loop(ctx) })
 	}
@@ -42,16 +42,16 @@ func (in *Inbox) Run(ctx context.Context) error {
 	return nil
 }
 
-func (in *Inbox) pruneLoop(ctx context.Context) {
+func (in *Inbox) purgeLoop(ctx context.Context) {
 	for {
-		more, err := in.Prune(ctx)
+		more, err := in.Purge(ctx)
 		if err != nil && ctx.Err() == nil {
 			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "old ids not removed", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
 		}
-		// Pruning yields to handling: it removes at most some 10,000 ids a second.
-		wait := pruneInterval
+		// Purging yields to handling: it removes at most some 10,000 ids a second.
+		wait := purgeInterval
 		if more {
-			wait = pruneInterval / 100
+			wait = purgeInterval / 100
 		}
 		if !pause(ctx, jitter(wait)) {
 			return
@@ -59,12 +59,12 @@ func (in *Inbox) pruneLoop(ctx context.Context) {
 	}
 }
 
-// Prune is one step of Run. It reports whether there may be more to remove.
-func (in *Inbox) Prune(ctx context.Context) (more bool, err error) {
+// Purge is one step of Run. It reports whether there may be more to remove.
+func (in *Inbox) Purge(ctx context.Context) (more bool, err error) {
 	for _, own := range in.family() {
 		full, err := ask(ctx, own, func(ctx context.Context) (bool, error) {
-			ids, failures, err := own.store.Purge(ctx, own.cfg.Retention, pruneBatch)
-			return ids == pruneBatch || failures >= pruneBatch, err
+			ids, failures, err := own.store.Purge(ctx, own.cfg.Retention, purgeBatch)
+			return ids == purgeBatch || failures >= purgeBatch, err
 		})
 		if err != nil {
 			return false, err
