@@ -257,7 +257,7 @@ func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
 		in, _ := p.burying(t, nil)
 		admit := p.failLetters(t, "a")
 		fail := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }
-		if err := deliver(t, in, "a", fail); err == nil || !strings.Contains(err.Error(), "dlq: add letter") {
+		if err := deliver(t, in, "a", fail); err == nil || !strings.Contains(err.Error(), "dead letter: add: ") {
 			t.Errorf("without a letter: %v", err)
 		}
 		p.expect(t, 0, 0, 0)
