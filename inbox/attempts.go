@@ -121,7 +121,7 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 			f = lackingAlone
 		}
 	}()
-	leave, err := in.enterRoom(ctx, w)
+	leave, err := in.isolate(ctx, w)
 	if err != nil {
 		return waiting, ending, err
 	}

@@ -60,19 +60,18 @@ func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 // earlyEnough is how much clocks and timers may differ.
 const earlyEnough = 100 * time.Millisecond
 
-// charge counts, in a transaction of its own, the attempt of a suspect that is now alone.
-// If the process ends, the suspect is at fault, not another message that was being
-// handled.
+// charge counts, in a transaction of its own, the attempt of an isolated message that is
+// now alone. If the process ends, that message is at fault, not another one.
 func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 	if !w.start.Unended || w.start.charged || w.start.beside {
 		return handled, nil
 	}
 	id := w.id
-	alone, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.Charge(ctx, id) })
+	unended, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.Charge(ctx, id) })
 	if err != nil {
-		return claimFailed(ctx, err), fmt.Errorf("charge suspect: %w", err)
+		return claimFailed(ctx, err), fmt.Errorf("charge: %w", err)
 	}
-	if alone > in.cfg.Retry.Crashes {
+	if unended > in.cfg.Retry.Crashes {
 		return crashLoop, ErrCrashed
 	}
 	w.start.charged = true

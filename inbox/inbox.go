@@ -173,7 +173,7 @@ type Inbox struct {
 	calls     *bounded.Calls
 	group     *shared
 	gate      *gate
-	room      *room
+	isolation *isolation
 	decoders  *semaphore.Weighted // that decode payloads
 	plain     *semaphore.Weighted // bytes of decoded payloads
 	refused   *refusals
@@ -269,7 +269,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), calls: bounded.New(mostAbandoned), gate: newGate(), room: newRoom(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), calls: bounded.New(mostAbandoned), gate: newGate(), isolation: newIsolation(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
 	if cfg.DeadLetters != nil {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
 	}

@@ -55,7 +55,7 @@ func (d delivery) Redelivered() bool       { return bool(d) }
 func (d delivery) ArrivedAt() time.Time    { return time.Time{} }
 func (d delivery) CreatedAt() time.Time    { return time.Time{} }
 func (d delivery) DelayNack(time.Duration) {}
-func (d delivery) Yield()                {}
+func (d delivery) Yield()                  {}
 func (d delivery) Nacks() int              { return 0 }
 
 // contextOf returns the context that a router gives to messages of a handler with a publish

@@ -179,7 +179,7 @@ type note struct {
 	redelivered bool
 	createdAt   time.Time
 	delay       atomic.Int64 // nanoseconds; 0: not asked for
-	yields    atomic.Bool
+	yields      atomic.Bool
 }
 
 // Topic returns the topic that the message was subscribed to, for a message that has not
