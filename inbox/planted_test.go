@@ -20,7 +20,7 @@ import (
 )
 
 // By the database's clock, whatever unit statements count in.
-func TestPrune_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
+func TestPurge_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
 		resolved, err := database.Resolve(p.db, p.cfg)
@@ -43,7 +43,7 @@ func TestPrune_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 }
 
 // The record of failed attempts is kept as long: it says when a message is given up.
-func TestPrune_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
+func TestPurge_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
 		resolved, err := database.Resolve(p.db, p.cfg)
@@ -57,7 +57,7 @@ func TestPrune_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
 			}
 			p.exec(t, resolved.Expand(`update {{inbox_failures}} set changed_at = `+ago+` where message_id = $1`), id)
 		}
-		_, err = in.Prune(t.Context())
+		_, err = in.Purge(t.Context())
 		expectNoError(t, err)
 		if n := p.count(t, `select count(*) from {{inbox_failures}} where message_id in ('1', '59')`); n != 2 || p.count(t, `select count(*) from {{inbox_failures}}`) != 2 {
 			t.Errorf("%d of the two that are younger are left", n)

@@ -407,7 +407,7 @@ func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
 	}
 }
 
-func TestPrune_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
+func TestPurge_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Second })
 		other := p.inbox(t, func(cfg *inbox.Config) { cfg.Consumer = "mail"; cfg.Retention = time.Second })
