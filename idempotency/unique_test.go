@@ -14,7 +14,7 @@ import (
 // A process that was killed in a handler, and starts again with its unique name, does not
 // wait for its own lease. Processes of other names, and the same process, do.
 func TestUniqueName_TheNextProcessContinuesAtOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		for name, transactional := range map[string]bool{"transactional": true, "snapshot": false} {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
@@ -57,7 +57,7 @@ func TestUniqueName_TheNextProcessContinuesAtOnce(t *testing.T) {
 
 // A request that runs is not taken over by another one of its own process.
 func TestUniqueName_ARunningRequestKeepsItsKey(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		e := p.engine(t, func(c *idempotency.Config) { c.Failures.UniqueName = "api-0" })
 		begun, goOn := make(chan struct{}), make(chan struct{})
 		var runs atomic.Int64
