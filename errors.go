@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	// ErrTxOwned is returned by Commit and Rollback of a borrowed transaction handle.
+	// ErrTxOwned is returned by Commit and Rollback of a handler's transaction.
 	// Do not end the transaction; return nil or an error from your function instead.
 	// The code that began the transaction ends it.
 	ErrTxOwned = errors.New("oncemill: the transaction belongs to whoever began it; return instead of ending it")

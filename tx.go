@@ -7,24 +7,42 @@ import (
 	"github.com/oncemill/oncemill/internal/txcontext"
 )
 
-// Tx is a database transaction that the caller began and will end. oncemill executes
-// statements in it and never calls Commit or Rollback. They are part of the interface
-// so that a *sql.DB, which would silently lose atomicity, does not compile in place of
-// a transaction. *sql.Tx is a Tx; see [FromPgx] for pgx.Tx.
+// Tx is a database transaction: a *sql.Tx that you began, or the transaction that a
+// handler of package inbox or idempotency runs in. sqlc's DBTX, GORM's ConnPool and bun's
+// IConn take a Tx; for code that is written for pgx see package pgxtx, which is a module
+// of its own.
+//
+// A handler does not end its transaction. There Commit and Rollback do nothing and return
+// [ErrTxOwned], so a deferred Rollback is harmless; whether it commits is decided by what
+// the handler returns. SQL text that ends the transaction is not sent: it returns
+// ErrTxOwned and fails the attempt. Savepoints work. After the handler has returned, every
+// statement is refused. On PostgreSQL, set constraints all immediate fails; name the
+// constraints instead.
 type Tx interface {
+	ExecTx
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
+	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
+}
+
+// ExecTx is what publishing needs of a transaction: any [Tx], or a pgx.Tx by [FromPgx].
+// oncemill never calls Commit or Rollback. They are part of the interface so that a
+// *sql.DB, which would silently lose atomicity, does not compile in place of a transaction.
+type ExecTx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	Commit() error
 	Rollback() error
 }
 
 // ContextWithTx returns a context that carries tx. oncemill passes transactions in a
-// context in no other way: context-bound publishers and inbox handlers find the
-// transaction through it.
-func ContextWithTx(ctx context.Context, tx Tx) context.Context {
+// context in no other way: context-bound publishers and handlers find the transaction
+// through it.
+func ContextWithTx(ctx context.Context, tx ExecTx) context.Context {
 	return txcontext.With(ctx, tx)
 }
 
-// TxFromContext returns the transaction that [ContextWithTx] put into ctx.
+// TxFromContext returns the transaction that [ContextWithTx] put into ctx. One that only
+// executes, as those of [FromPgx], is not returned.
 func TxFromContext(ctx context.Context) (Tx, bool) {
 	tx, ok := txcontext.From(ctx).(Tx)
 	return tx, ok
@@ -37,14 +55,14 @@ type PgxTx[T interface{ RowsAffected() int64 }] interface {
 	Rollback(ctx context.Context) error
 }
 
-// FromPgx adapts a pgx.Tx to [Tx]:
+// FromPgx adapts a pgx.Tx to [ExecTx]:
 //
 //	box.Publish(ctx, oncemill.FromPgx(tx), "orders", msg)
 //
-// The type parameter is inferred. As with every Tx, the caller ends the transaction.
+// The type parameter is inferred. The caller ends the transaction, as always.
 // Commit and Rollback of the adapter return [ErrTxOwned], since they have no context to
 // pass to pgx.
-func FromPgx[T interface{ RowsAffected() int64 }](tx PgxTx[T]) Tx {
+func FromPgx[T interface{ RowsAffected() int64 }](tx PgxTx[T]) ExecTx {
 	if tx == nil {
 		return nil
 	}

@@ -20,14 +20,15 @@ import (
 // cannot be lost by passing the wrong handle.
 func TestTx_OnlyATransactionFits(t *testing.T) {
 	t.Parallel()
-	tx := reflect.TypeFor[oncemill.Tx]()
-	for _, handle := range []reflect.Type{reflect.TypeFor[*sql.DB](), reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Stmt]()} {
-		if handle.Implements(tx) {
-			t.Errorf("%v is a Tx", handle)
+	for _, tx := range []reflect.Type{reflect.TypeFor[oncemill.Tx](), reflect.TypeFor[oncemill.ExecTx]()} {
+		for _, handle := range []reflect.Type{reflect.TypeFor[*sql.DB](), reflect.TypeFor[*sql.Conn](), reflect.TypeFor[*sql.Stmt]()} {
+			if handle.Implements(tx) {
+				t.Errorf("%v is a %v", handle, tx)
+			}
 		}
-	}
-	if !reflect.TypeFor[*sql.Tx]().Implements(tx) {
-		t.Error("*sql.Tx is no Tx")
+		if !reflect.TypeFor[*sql.Tx]().Implements(tx) {
+			t.Errorf("*sql.Tx is no %v", tx)
+		}
 	}
 }
 
@@ -36,7 +37,7 @@ func TestContextWithTx_CarriesTheInnermostTransaction(t *testing.T) {
 	if tx, ok := oncemill.TxFromContext(t.Context()); ok || tx != nil {
 		t.Errorf("an empty context carries %v", tx)
 	}
-	outer, inner := oncemill.FromPgx(&fakePgxTx{}), oncemill.FromPgx(&fakePgxTx{})
+	outer, inner := oncemill.Tx(new(sql.Tx)), oncemill.Tx(new(sql.Tx))
 	ctx := oncemill.ContextWithTx(t.Context(), outer)
 	below, cancel := context.WithCancel(oncemill.ContextWithTx(ctx, inner))
 	defer cancel()
@@ -46,8 +47,10 @@ func TestContextWithTx_CarriesTheInnermostTransaction(t *testing.T) {
 	if tx, ok := oncemill.TxFromContext(ctx); !ok || tx != outer {
 		t.Errorf("got %v", tx)
 	}
-	if tx, ok := oncemill.TxFromContext(oncemill.ContextWithTx(ctx, nil)); ok {
-		t.Errorf("no transaction is %v", tx)
+	for _, none := range []oncemill.ExecTx{nil, oncemill.FromPgx(&fakePgxTx{})} {
+		if tx, ok := oncemill.TxFromContext(oncemill.ContextWithTx(ctx, none)); ok {
+			t.Errorf("%v is %v", none, tx)
+		}
 	}
 }
 

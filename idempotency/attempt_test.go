@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -33,15 +34,15 @@ func losing(t *testing.T) *testDB {
 func TestTxMiddleware_RunsAgainHoweverAStatementFails(t *testing.T) {
 	t.Parallel()
 	p := losing(t)
-	deeds := map[string]func(context.Context, idempotency.Tx) error{
-		"exec": func(ctx context.Context, tx idempotency.Tx) error {
+	deeds := map[string]func(context.Context, oncemill.Tx) error{
+		"exec": func(ctx context.Context, tx oncemill.Tx) error {
 			_, err := tx.ExecContext(ctx, `select lose(1, 1)`)
 			return err
 		},
-		"row": func(ctx context.Context, tx idempotency.Tx) error {
+		"row": func(ctx context.Context, tx oncemill.Tx) error {
 			return tx.QueryRowContext(ctx, `select lose(1, 1)`).Scan(new(int))
 		},
-		"prepared": func(ctx context.Context, tx idempotency.Tx) error {
+		"prepared": func(ctx context.Context, tx oncemill.Tx) error {
 			stmt, err := tx.PrepareContext(ctx, `select lose(1, 1)`)
 			if err != nil {
 				return err
@@ -50,7 +51,7 @@ func TestTxMiddleware_RunsAgainHoweverAStatementFails(t *testing.T) {
 			_, err = stmt.ExecContext(ctx)
 			return err
 		},
-		"the last of many rows": func(ctx context.Context, tx idempotency.Tx) error {
+		"the last of many rows": func(ctx context.Context, tx oncemill.Tx) error {
 			rows, err := tx.QueryContext(ctx, `select lose(i, 5000) from generate_series(1, 5000) as i`)
 			if err != nil {
 				return err

@@ -7,7 +7,7 @@ import (
 	"fmt"
 	"runtime"
 
-	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/txcontext"
 )
 
 // Command is an operation to run once.
@@ -87,7 +87,7 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 		}
 	}
 	_, transactional := e.store.(*SQLStore)
-	if _, inside := oncemill.TxFromContext(ctx); inside && transactional {
+	if transactional && txcontext.From(ctx) != nil {
 		return nil, false, ErrInTransaction
 	}
 	c := &command{intent: e.newIntent(transactional), fn: fn, whole: whole}

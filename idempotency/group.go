@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/group"
-	"github.com/oncemill/oncemill/internal/lent"
+	"github.com/oncemill/oncemill/internal/txhandle"
 )
 
 // groups runs requests in shared transactions.
@@ -15,7 +15,7 @@ type groups struct {
 	*core
 	store   *SQLStore
 	gather  *group.Group[*execution, groupEnd]
-	repeats *lent.Repeats
+	repeats *txhandle.Repeats
 }
 
 const (
@@ -27,7 +27,7 @@ const (
 )
 
 func newGroups(c *core, store *SQLStore, limits group.Limits) *groups {
-	g := &groups{core: c, store: store, repeats: lent.NewRepeats(store.db)}
+	g := &groups{core: c, store: store, repeats: txhandle.NewRepeats(store.db)}
 	g.gather = group.New(limits, g)
 	return g
 }

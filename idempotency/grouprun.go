@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/boundtx"
-	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/keystore"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -63,7 +63,7 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 		r.separate(m) // its time is up
 		return group.Clean, false
 	}
-	t, err := r.tx.lend(m.Context(), x.claim.ID, x.owner)
+	t, err := r.tx.handle(m.Context(), x.claim.ID, x.owner)
 	if err != nil {
 		return r.separate(m), true
 	}
@@ -89,7 +89,7 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 		return r.separate(m), true
 	}
 	end := groupEnd{ending: ending{outcome: outcomeStored, attempt: a}}
-	err = contain.Call(func() (err error) { // what panics for m does so alone, and not here
+	err = nopanic.Call(func() (err error) { // what panics for m does so alone, and not here
 		end.completion, err = x.completion(a)
 		return err
 	})

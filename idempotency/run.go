@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // runner runs what has been claimed, and settles the claim. It is the only place that runs
@@ -63,7 +63,7 @@ func (r runner) recover(ctx context.Context, x *execution, record Record) ending
 	asking, cancel := context.WithDeadline(ctx, x.deadline)
 	defer cancel()
 	var found Recovery
-	err := contain.Call(func() (err error) {
+	err := nopanic.Call(func() (err error) {
 		found, err = x.cfg.Failures.Recover(asking, x.reveal(record))
 		return err
 	})

@@ -84,7 +84,7 @@ func TestTxMiddleware_AViolationIsNotTheSeals(t *testing.T) {
 
 func TestTxMiddleware_TheHandleRefusesTheEnd(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		var kept idempotency.Tx
+		var kept oncemill.Tx
 		for _, text := range []string{"commit", "rollback", "/* */ end", "begin", "select 1; commit"} {
 			handler := p.engine(t, nil).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				tx, _ := idempotency.TxFromContext(r.Context())

@@ -11,31 +11,15 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/keystore"
-	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/txhandle"
 )
 
-// Tx is the transaction of an idempotent request or command, as its handler sees it:
-// statements and savepoints, but no way to end it. It works as sqlc's DBTX and as the
-// transaction that outbox.Publisher takes.
-//
-// Commit and Rollback do nothing and return oncemill.ErrTxOwned, so a deferred Rollback is
-// harmless. An answer below 400 commits; any other rolls back. SQL text that ends the
-// transaction is not sent: it returns oncemill.ErrTxOwned and fails the request. After the
-// handler has returned, every method fails with [ErrTxEnded].
-//
-// On PostgreSQL, set constraints all immediate fails; name the constraints instead.
-type Tx interface {
-	oncemill.Tx
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
-}
-
-// TxFromContext returns the transaction of the request or command that ctx belongs to.
-// oncemill.TxFromContext returns the same transaction there, so a context-bound outbox
-// publisher writes in it.
-func TxFromContext(ctx context.Context) (Tx, bool) {
+// TxFromContext returns the transaction of the request or command that ctx belongs to. An
+// answer below 400 commits it; any other rolls back. After the handler has returned,
+// statements fail with [ErrTxEnded]. oncemill.TxFromContext returns the same transaction
+// there, so a context-bound outbox publisher writes in it.
+func TxFromContext(ctx context.Context) (oncemill.Tx, bool) {
 	tx, _ := oncemill.TxFromContext(ctx)
 	t, ok := tx.(*sqlTx)
 	return t, ok
@@ -43,7 +27,7 @@ func TxFromContext(ctx context.Context) (Tx, bool) {
 
 // sqlTx is the transaction in which a handler runs.
 type sqlTx struct {
-	*lent.Handle
+	*txhandle.Handle
 	store *SQLStore
 	own   *boundtx.Tx
 	id    ID
@@ -64,7 +48,7 @@ func (s *SQLStore) begin(ctx context.Context, id ID, owner Owner, isolation sql.
 		return nil, err
 	}
 	t.id, t.owner = id, owner
-	t.Handle = lent.New(t.own, t.own.Raw, s.where.Dialect, ErrTxEnded, t.lost)
+	t.Handle = txhandle.New(t.own, t.own.Raw, s.where.Dialect, ErrTxEnded, t.lost)
 	err = t.step(ctx, func(ctx context.Context) error {
 		if err := s.keys.Seal(ctx, t.own.Raw, keystore.SealLimits{Idle: idle}); err != nil {
 			return fmt.Errorf("begin: seal: %w", err)
@@ -85,7 +69,7 @@ func (s *SQLStore) beginPlain(ctx context.Context, isolation sql.IsolationLevel)
 		return nil, fmt.Errorf("begin: %w", err)
 	}
 	t := &sqlTx{store: s, own: own}
-	t.Handle = lent.New(own, own.Raw, s.where.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
+	t.Handle = txhandle.New(own, own.Raw, s.where.Dialect, ErrTxEnded, func(context.Context, error) error { return nil })
 	return t, nil
 }
 
@@ -194,7 +178,7 @@ func (t *sqlTx) lost(ctx context.Context, err error) error {
 // sqlGroup is a transaction that several handlers share.
 type sqlGroup struct {
 	*sqlTx
-	statements lent.Statements
+	statements txhandle.Statements
 	end        func() error
 }
 
@@ -203,7 +187,7 @@ type sqlGroup struct {
 const groupLock = 100 * time.Millisecond
 
 // beginGroup begins a transaction for n handlers. It is sealed like that of one handler.
-func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel, idle time.Duration, repeats *lent.Repeats, n int) (*sqlGroup, error) {
+func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel, idle time.Duration, repeats *txhandle.Repeats, n int) (*sqlGroup, error) {
 	t, err := s.beginPlain(ctx, isolation)
 	if err != nil {
 		return nil, err
@@ -216,14 +200,14 @@ func (s *SQLStore) beginGroup(ctx context.Context, isolation sql.IsolationLevel,
 		return nil, fmt.Errorf("begin: seal: %w", err)
 	}
 	g := &sqlGroup{sqlTx: t}
-	g.statements, g.end = repeats.Lend(t.own.Raw, n)
+	g.statements, g.end = repeats.Statements(t.own.Raw, n)
 	return g, nil
 }
 
-// lend returns the transaction as the handler of a claim sees it.
-func (g *sqlGroup) lend(ctx context.Context, id ID, owner Owner) (*sqlTx, error) {
+// handle returns the transaction as the handler of a claim sees it.
+func (g *sqlGroup) handle(ctx context.Context, id ID, owner Owner) (*sqlTx, error) {
 	t := &sqlTx{store: g.store, own: g.own, id: id, owner: owner, grouped: true}
-	t.Handle = lent.New(g.own, g.statements, g.store.where.Dialect, ErrTxEnded, t.lost)
+	t.Handle = txhandle.New(g.own, g.statements, g.store.where.Dialect, ErrTxEnded, t.lost)
 	t.Share(ErrTxShared)
 	if g.store.keys.Traits().SealsClaims {
 		if err := t.step(ctx, t.sealClaim); err != nil {

@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -128,13 +128,13 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	defer leave()
 	if result, err = in.charge(ctx, w); err == nil {
 		result = handlerFailed // if it panics
-		err = contain.Call(func() (err error) {
+		err = nopanic.Call(func() (err error) {
 			result, err = try(ctx, w)
 			return err
 		})
 	}
 	if cause := err; cause != nil && in.cfg.Classify != nil && result == handlerFailed {
-		if panicked := contain.Call(func() error { err = in.cfg.Classify(cause); return nil }); panicked != nil {
+		if panicked := nopanic.Call(func() error { err = in.cfg.Classify(cause); return nil }); panicked != nil {
 			err = errors.Join(cause, panicked)
 		}
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/boundtx"
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // BatchHandler handles messages whose effects commit together, for example with one
@@ -54,9 +54,9 @@ func (in *Inbox) Batch(h BatchHandler) message.NoPublishHandlerFunc {
 // member that may not have its effects now.
 func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*member, claimed map[string]bool) (culprit *member, err error) {
 	in := s.in
-	var borrowed *handle
+	var h *handle
 	var msgs []*message.Message
-	err = contain.Call(func() error {
+	err = nopanic.Call(func() error {
 		for _, m := range members {
 			if !claimed[m.ID] {
 				continue
@@ -70,24 +70,24 @@ func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*mem
 			if !admitted {
 				continue
 			}
-			if borrowed == nil {
-				borrowed = in.lend(m.ID, tx, tx.Raw)
-				borrowed.Share(ErrShared)
+			if h == nil {
+				h = in.newHandle(m.ID, tx, tx.Raw)
+				h.Share(ErrShared)
 				// Also when the handler ends its goroutine.
-				defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
+				defer h.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 			}
 			msg := m.Work.msg
 			defer msg.SetContext(msg.Context()) //nolint:contextcheck // each message has its own
-			msg.SetContext(oncemill.ContextWithTx(mine, borrowed))
+			msg.SetContext(oncemill.ContextWithTx(mine, h))
 			msgs = append(msgs, msg)
 		}
 		if len(msgs) == 0 {
 			return nil
 		}
-		if err := s.batch(oncemill.ContextWithTx(ctx, borrowed), msgs); err != nil {
+		if err := s.batch(oncemill.ContextWithTx(ctx, h), msgs); err != nil {
 			return err
 		}
-		return borrowed.Close(ErrTxEnded) // what the handler has overlooked
+		return h.Close(ErrTxEnded) // what the handler has overlooked
 	})
 	return culprit, err
 }

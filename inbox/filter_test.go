@@ -108,16 +108,16 @@ func TestTx_SendsTextThatDoesNotEndTheTransaction(t *testing.T) {
 func TestTx_RefusesToPrepareAndToQueryTextThatEndsTheTransaction(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.inbox(t, nil)
-		for name, send := range map[string]func(inbox.Tx, *message.Message) error{
-			"prepare": func(tx inbox.Tx, msg *message.Message) error {
+		for name, send := range map[string]func(oncemill.Tx, *message.Message) error{
+			"prepare": func(tx oncemill.Tx, msg *message.Message) error {
 				_, err := tx.PrepareContext(msg.Context(), `commit`) //nolint:sqlclosecheck // refused
 				return err
 			},
-			"query": func(tx inbox.Tx, msg *message.Message) error {
+			"query": func(tx oncemill.Tx, msg *message.Message) error {
 				_, err := tx.QueryContext(msg.Context(), `commit`) //nolint:rowserrcheck,sqlclosecheck // refused
 				return err
 			},
-			"query row": func(tx inbox.Tx, msg *message.Message) error {
+			"query row": func(tx oncemill.Tx, msg *message.Message) error {
 				return tx.QueryRowContext(msg.Context(), `commit`).Scan(new(int))
 			},
 		} {

@@ -17,8 +17,8 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/group"
 	"github.com/oncemill/oncemill/internal/inboxstore"
-	"github.com/oncemill/oncemill/internal/lent"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/txhandle"
 )
 
 // Group limits the groups that share a transaction under [Inbox.GroupMiddleware] and
@@ -89,7 +89,7 @@ func (in *Inbox) GroupMiddleware(h message.HandlerFunc) message.HandlerFunc {
 type shared struct {
 	in      *Inbox
 	gather  *group.Group[*work, ended]
-	repeats *lent.Repeats
+	repeats *txhandle.Repeats
 	batch   BatchHandler // nil where each message has its own handler
 }
 
@@ -104,7 +104,7 @@ type ended struct {
 func newShared(in *Inbox, batch BatchHandler) *shared {
 	cfg := in.cfg.Group
 	limits := group.Limits{Size: cfg.Size, Bytes: cfg.Bytes, Wait: cfg.Wait, Writers: in.store.Writers()}
-	s := &shared{in: in, repeats: lent.NewRepeats(in.db), batch: batch}
+	s := &shared{in: in, repeats: txhandle.NewRepeats(in.db), batch: batch}
 	s.gather = group.New(limits, s)
 	return s
 }
@@ -235,7 +235,7 @@ func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member,
 	if s.batch != nil {
 		return s.batchEffect(ctx, tx, members, claimed)
 	}
-	statements, end := s.repeats.Lend(tx.Raw, len(claimed))
+	statements, end := s.repeats.Statements(tx.Raw, len(claimed))
 	defer func() {
 		_, spoiled := boundtx.Do(context.WithoutCancel(ctx), tx, callLimit, func(context.Context) (struct{}, error) { return struct{}{}, end() })
 		if spoiled != nil && !noAnswer(spoiled) {

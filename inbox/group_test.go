@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
@@ -188,7 +189,7 @@ func TestGroup_IsSealed(t *testing.T) {
 				ids = append(ids, fmt.Sprint(name, i))
 			}
 			var mu sync.Mutex
-			leaked := map[string]inbox.Tx{}
+			leaked := map[string]oncemill.Tx{}
 			errs := deliverAll(t, in, func(msg *message.Message) ([]*message.Message, error) {
 				tx, err := handlerTx(msg.Context())
 				mu.Lock()

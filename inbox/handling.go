@@ -8,7 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // work is a message that is being handled.
@@ -56,7 +56,7 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	claimed, restore := takeMark(msg)
 	defer restore()
 	if in.cfg.Verify != nil {
-		if err := contain.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
+		if err := nopanic.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
 			in.telemetry.record(ctx, unverified)
 			if in.undecided(ctx, err) {
 				return in.told(err)
@@ -101,7 +101,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 		defer func() { w.msg.UUID = "" }()
 	}
 	if in.cfg.Fingerprint != nil {
-		if err := contain.Call(func() error { w.fingerprint = in.cfg.Fingerprint(w.msg); return nil }); err != nil {
+		if err := nopanic.Call(func() error { w.fingerprint = in.cfg.Fingerprint(w.msg); return nil }); err != nil {
 			in.telemetry.record(ctx, badPayload)
 			return in.giveUp(ctx, w, Permanent(err))
 		}
@@ -129,7 +129,7 @@ func (in *Inbox) identify(w *work) error {
 	if w.replay != nil {
 		return nil
 	}
-	return contain.Call(func() error {
+	return nopanic.Call(func() error {
 		w.id = in.cfg.ID(w.msg)
 		return checkMessageID(w.id)
 	})

@@ -8,12 +8,13 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // useLeaked tries everything that a handle can do.
-func useLeaked(t *testing.T, tx inbox.Tx, want error) {
+func useLeaked(t *testing.T, tx oncemill.Tx, want error) {
 	t.Helper()
 	ctx := t.Context()
 	_, err := tx.ExecContext(ctx, `insert into effects (message_id) values ('leaked')`)
@@ -31,7 +32,7 @@ func TestTx_IsRefusedAfterTheHandlerHasReturned(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in := p.inbox(t, nil)
 		for id, outcome := range map[string]error{"committed": nil, "failed": errors.New("no")} {
-			var leaked inbox.Tx
+			var leaked oncemill.Tx
 			var stmt *sql.Stmt
 			err := deliver(t, in, id, func(msg *message.Message) ([]*message.Message, error) {
 				tx, err := handlerTx(msg.Context())

@@ -13,8 +13,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // Reason is the class of a dead letter, its dlq.Letter.Reason.
@@ -85,7 +85,7 @@ func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reaso
 
 // keyOf is the key of a message. The message may make the key function panic.
 func (in *Inbox) keyOf(msg *message.Message) (key string) {
-	_ = contain.Call(func() error { key = in.cfg.Key(msg); return nil })
+	_ = nopanic.Call(func() error { key = in.cfg.Key(msg); return nil })
 	return key
 }
 

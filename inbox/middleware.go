@@ -12,9 +12,9 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
-	"github.com/oncemill/oncemill/internal/contain"
-	"github.com/oncemill/oncemill/internal/lent"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/txhandle"
 )
 
 // Middleware is a Watermill message.HandlerMiddleware. It runs h in a transaction that
@@ -140,25 +140,25 @@ func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 // effect runs the handler in tx, through statements, and writes the returned messages to
 // the outbox. It calls functions of Config on the way, so it recovers panics as a whole.
 // If shared is not nil, it refuses changes of settings with shared.
-func (in *Inbox) effect(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work, shared error) error {
-	return contain.Call(func() error { return in.run(ctx, tx, statements, w, shared) })
+func (in *Inbox) effect(ctx context.Context, tx *boundtx.Tx, statements txhandle.Statements, w *work, shared error) error {
+	return nopanic.Call(func() error { return in.run(ctx, tx, statements, w, shared) })
 }
 
-func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements lent.Statements, w *work, shared error) error {
+func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements txhandle.Statements, w *work, shared error) error {
 	admitted, err := in.admit(ctx, tx, w)
 	if err != nil || !admitted {
 		return err
 	}
-	borrowed := in.lend(w.id, tx, statements)
-	borrowed.msg = w.msg
-	borrowed.Share(shared)
+	h := in.newHandle(w.id, tx, statements)
+	h.msg = w.msg
+	h.Share(shared)
 	// Also when the handler ends its goroutine.
-	defer borrowed.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
-	produced, err := call(ctx, borrowed, w.msg, w.handler)
+	defer h.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
+	produced, err := call(ctx, h, w.msg, w.handler)
 	if err == nil && len(produced) > 0 {
-		err = in.publish(ctx, borrowed, produced)
+		err = in.publish(ctx, h, produced)
 	}
-	if reason := borrowed.Close(ErrTxEnded); err == nil && reason != nil {
+	if reason := h.Close(ErrTxEnded); err == nil && reason != nil {
 		// The handler has ignored the error that its statement returned.
 		err = reason
 	}
@@ -183,13 +183,13 @@ func (in *Inbox) commit(tx *boundtx.Tx) (outcome, error) {
 }
 
 // call calls the handler with the transaction in the context of its message.
-func call(ctx context.Context, borrowed *handle, msg *message.Message, h message.HandlerFunc) ([]*message.Message, error) {
+func call(ctx context.Context, h *handle, msg *message.Message, handler message.HandlerFunc) ([]*message.Message, error) {
 	defer msg.SetContext(msg.Context()) //nolint:contextcheck // as it came
-	msg.SetContext(oncemill.ContextWithTx(ctx, borrowed))
-	return h(msg)
+	msg.SetContext(oncemill.ContextWithTx(ctx, h))
+	return handler(msg)
 }
 
-func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*message.Message) error {
+func (in *Inbox) publish(ctx context.Context, h *handle, produced []*message.Message) error {
 	if in.cfg.Outbox == nil {
 		return ErrNoOutbox
 	}
@@ -197,7 +197,7 @@ func (in *Inbox) publish(ctx context.Context, borrowed *handle, produced []*mess
 	if topic == "" {
 		return ErrNoTopic
 	}
-	return in.cfg.Outbox.Publish(ctx, borrowed, topic, produced...)
+	return in.cfg.Outbox.Publish(ctx, h, topic, produced...)
 }
 
 // claimFailed classifies a failure before the handler, which is never the message's fault.

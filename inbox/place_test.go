@@ -185,7 +185,7 @@ func handlerExec(msg *message.Message, query string, args ...any) error {
 	return err
 }
 
-func handlerTx(ctx context.Context) (inbox.Tx, error) {
+func handlerTx(ctx context.Context) (oncemill.Tx, error) {
 	tx, ok := inbox.TxFromContext(ctx)
 	if !ok {
 		return nil, errors.New("no transaction in the context")

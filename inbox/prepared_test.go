@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 )
 
@@ -63,15 +64,15 @@ func TestGroup_PreparesWhatItsHandlersRepeat(t *testing.T) {
 // A member that leaves rows open, or executes something for each, is refused by lib/pq.
 // That is its own loss, though the others have statements prepared.
 func TestGroup_OpenRowsSpoilNobody(t *testing.T) {
-	deeds := map[string]func(context.Context, inbox.Tx) error{
-		"forgotten": func(ctx context.Context, tx inbox.Tx) error {
+	deeds := map[string]func(context.Context, oncemill.Tx) error{
+		"forgotten": func(ctx context.Context, tx oncemill.Tx) error {
 			rows, err := tx.QueryContext(ctx, `select i from generate_series(1, $1) i`, 3)
 			if err == nil {
 				rows.Next()
 			}
 			return err
 		},
-		"nested": func(ctx context.Context, tx inbox.Tx) error {
+		"nested": func(ctx context.Context, tx oncemill.Tx) error {
 			rows, err := tx.QueryContext(ctx, `select i from generate_series(1, $1) i`, 3)
 			if err != nil {
 				return err
@@ -84,7 +85,7 @@ func TestGroup_OpenRowsSpoilNobody(t *testing.T) {
 			}
 			return rows.Err()
 		},
-		"nested, without arguments": func(ctx context.Context, tx inbox.Tx) error {
+		"nested, without arguments": func(ctx context.Context, tx oncemill.Tx) error {
 			rows, err := tx.QueryContext(ctx, `select i from generate_series(1, $1) i`, 3)
 			if err != nil {
 				return err

@@ -14,9 +14,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/group"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -163,7 +163,7 @@ func (r *refusals) write(ctx context.Context, letters []*dlqstore.Letter) error 
 // nameOf returns the id that a refused message claims, if it is a valid one.
 func (in *Inbox) nameOf(w *work) string {
 	var id string
-	if contain.Call(func() error { id = in.cfg.ID(w.msg); return nil }) != nil || checkMessageID(id) != nil {
+	if nopanic.Call(func() error { id = in.cfg.ID(w.msg); return nil }) != nil || checkMessageID(id) != nil {
 		return ""
 	}
 	return id

@@ -13,8 +13,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/dlqstore"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // Replays publishes the messages of this consumer's dead letters to it again, when an
@@ -175,7 +175,7 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 		return false, err
 	}
 	var topic string
-	err = contain.Call(func() error { topic = in.cfg.Replays.Topic(letter); return nil })
+	err = nopanic.Call(func() error { topic = in.cfg.Replays.Topic(letter); return nil })
 	if err != nil {
 		return false, err
 	}

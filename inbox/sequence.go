@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/boundtx"
-	"github.com/oncemill/oncemill/internal/contain"
 	"github.com/oncemill/oncemill/internal/inboxstore"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // gaps remembers, by key, the messages that arrived too early. They are delivered again
@@ -125,7 +125,7 @@ func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
 
 // placeOf returns the position of a message that may make these functions panic.
 func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
-	_ = contain.Call(func() error {
+	_ = nopanic.Call(func() error {
 		if k, n, ok := in.place(w); ok && checkText(k) == "" {
 			key, seq = k, &n
 		}

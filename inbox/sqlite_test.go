@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 )
 
@@ -30,15 +31,15 @@ func TestSQLite_TransactionThatTheDatabaseEndsIsNoticed(t *testing.T) {
 	p.exec(t, `create table things (id integer primary key on conflict rollback)`)
 	p.exec(t, `insert into things values (1)`)
 	const endless = `insert into effects (message_id) with recursive n (i) as (select 1 union all select i + 1 from n) select i from n`
-	for id, lose := range map[string]func(tx inbox.Tx, msg *message.Message) error{
-		"on conflict rollback": func(tx inbox.Tx, msg *message.Message) error {
+	for id, lose := range map[string]func(tx oncemill.Tx, msg *message.Message) error{
+		"on conflict rollback": func(tx oncemill.Tx, msg *message.Message) error {
 			_, err := tx.ExecContext(msg.Context(), `insert into things values (1)`)
 			return err
 		},
-		"insert or rollback": func(tx inbox.Tx, msg *message.Message) error {
+		"insert or rollback": func(tx oncemill.Tx, msg *message.Message) error {
 			return tx.QueryRowContext(msg.Context(), `insert or rollback into things values (1) returning id`).Scan(new(int))
 		},
-		"interrupted": func(tx inbox.Tx, msg *message.Message) error {
+		"interrupted": func(tx oncemill.Tx, msg *message.Message) error {
 			ctx, cancel := context.WithTimeout(msg.Context(), 50*time.Millisecond)
 			defer cancel()
 			_, err := tx.ExecContext(ctx, endless)

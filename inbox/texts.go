@@ -3,7 +3,7 @@ package inbox
 import (
 	"strings"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -42,7 +42,7 @@ func (in *Inbox) textOf(err error) (text string) {
 	if err == nil {
 		return ""
 	}
-	if panicked := contain.Call(func() error { text = in.cfg.ErrorText(err); return nil }); panicked != nil {
+	if panicked := nopanic.Call(func() error { text = in.cfg.ErrorText(err); return nil }); panicked != nil {
 		return "inbox.Config.ErrorText panicked"
 	}
 	return text

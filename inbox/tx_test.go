@@ -22,8 +22,7 @@ type dbtx interface {
 }
 
 var (
-	_ dbtx                      = inbox.Tx(nil)
-	_ oncemill.Tx               = inbox.Tx(nil)
+	_ dbtx                      = oncemill.Tx(nil)
 	_ message.HandlerMiddleware = (*inbox.Inbox)(nil).Middleware
 )
 
@@ -35,7 +34,7 @@ func TestTx_IsTheOneTransactionInTheContext(t *testing.T) {
 		handler := func(msg *message.Message) ([]*message.Message, error) {
 			one, ok := inbox.TxFromContext(msg.Context())
 			other, _ := oncemill.TxFromContext(msg.Context())
-			if !ok || oncemill.Tx(one) != other {
+			if !ok || one != other {
 				t.Errorf("two transactions: %v, %v", one, other)
 			}
 			if msg.Context().Value(key{}) != "kept" {

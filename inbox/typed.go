@@ -6,6 +6,8 @@ import (
 	"fmt"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
 )
 
 // Codec reads the payload of a message into a value. It must be safe for concurrent use.
@@ -29,13 +31,13 @@ var JSON Codec = CodecFunc(func(msg *message.Message, v any) error { return json
 //	router.AddHandler("reserve", "orders", subscriber, "reservations", box.ContextPublisher(),
 //		inbox.Handle(inbox.JSON, reserve)).AddMiddleware(in.Middleware)
 //
-//	func reserve(ctx context.Context, tx inbox.Tx, order Order) ([]*message.Message, error)
+//	func reserve(ctx context.Context, tx oncemill.Tx, order Order) ([]*message.Message, error)
 //
 // The context is that of the message, which [MessageFromContext] returns. Returned messages
 // and errors are treated like those of any handler. If the codec cannot read a payload, the
 // error is a [Permanent] [*PayloadError]. The handler fails with [ErrNoInbox] where the
 // middleware is missing.
-func Handle[T any](codec Codec, handler func(ctx context.Context, tx Tx, value T) ([]*message.Message, error)) message.HandlerFunc {
+func Handle[T any](codec Codec, handler func(ctx context.Context, tx oncemill.Tx, value T) ([]*message.Message, error)) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()
 		tx, ok := TxFromContext(ctx)

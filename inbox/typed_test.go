@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -26,7 +27,7 @@ type order struct {
 func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		in, dead := p.burying(t, nil)
-		handler := inbox.Handle(inbox.JSON, func(ctx context.Context, tx inbox.Tx, o order) ([]*message.Message, error) {
+		handler := inbox.Handle(inbox.JSON, func(ctx context.Context, tx oncemill.Tx, o order) ([]*message.Message, error) {
 			if msg, ok := inbox.MessageFromContext(ctx); !ok || msg.UUID != "a" || msg.Metadata.Get("tenant") != "t" {
 				t.Errorf("the message is %+v", msg)
 			}

@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // failures collects the errors of all stages.
@@ -64,7 +64,7 @@ func (s *stage) start(name string, run func(ctx context.Context) error) {
 				s.failed.add(fmt.Errorf("%s: %w", name, err))
 			}
 		}()
-		err = contain.Call(func() error { return run(s.ctx) })
+		err = nopanic.Call(func() error { return run(s.ctx) })
 	})
 }
 

@@ -80,7 +80,7 @@ func TestContextPublisher_RefusesMessagesOfSeveralTransactions(t *testing.T) {
 
 // notedTx is a transaction whose type cannot be compared.
 type notedTx struct {
-	oncemill.Tx
+	oncemill.ExecTx
 	_ []string
 }
 
@@ -89,7 +89,7 @@ func TestContextPublisher_RefusesToGuessWhetherTransactionsAreTheSame(t *testing
 		p.inTx(t, func(tx *sql.Tx) {
 			a, b := newMessage("a", ""), newMessage("b", "")
 			for _, msg := range []*message.Message{a, b} {
-				msg.SetContext(oncemill.ContextWithTx(t.Context(), notedTx{Tx: tx}))
+				msg.SetContext(oncemill.ContextWithTx(t.Context(), notedTx{ExecTx: tx}))
 			}
 			expectError(t, p.box.ContextPublisher().Publish("orders", a, b), outbox.ErrMixedTx)
 			expectNoError(t, p.box.ContextPublisher().Publish("orders", a))

@@ -132,7 +132,7 @@ func (h *History) Resend(ctx context.Context, f HistoryFilter) (sent int, err er
 //
 // The error is [ErrEmptyFilter] for a filter without a condition, and a [*FilterError]
 // for an invalid one. After cannot be used here.
-func (h *History) ResendTx(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (sent int, err error) {
+func (h *History) ResendTx(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (sent int, err error) {
 	if f, err = f.resolveToSend(); err != nil {
 		return 0, err
 	}

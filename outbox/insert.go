@@ -48,11 +48,11 @@ func newInserts(names database.Database) *inserts {
 }
 
 // insert writes rows.
-func (o *Outbox) insert(ctx context.Context, tx oncemill.Tx, rows []outboxstore.Row) error {
+func (o *Outbox) insert(ctx context.Context, tx oncemill.ExecTx, rows []outboxstore.Row) error {
 	own, _ := ctx.Value(ownKey{o}).(*ownTx)
 	for chunk := range chunks(rows, o.inserts.most, func(r *outboxstore.Row) *outboxstore.Row { return r }) {
 		var err error
-		if len(chunk) == 1 && own != nil && tx == oncemill.Tx(own.tx.Raw) {
+		if len(chunk) == 1 && own != nil && tx == oncemill.ExecTx(own.tx.Raw) {
 			err = own.execute(ctx, insertArgs(chunk))
 		} else {
 			_, err = tx.ExecContext(ctx, o.inserts.text(len(chunk)), insertArgs(chunk)...)

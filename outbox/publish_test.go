@@ -384,7 +384,7 @@ func TestPublish_ObeysItsContext(t *testing.T) {
 
 func TestPublish_WantsATransaction(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		for _, none := range []oncemill.Tx{nil, (*sql.Tx)(nil)} {
+		for _, none := range []oncemill.ExecTx{nil, (*sql.Tx)(nil)} {
 			expectError(t, p.box.Publish(t.Context(), none, "orders", newMessage("a", "")), outbox.ErrNoTx)
 		}
 		expectIDs(t, p.read(t))

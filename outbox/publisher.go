@@ -11,6 +11,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/txcontext"
 )
 
 // Publish writes messages to the outbox in tx, which the caller began and ends. The
@@ -29,8 +30,8 @@ import (
 // Errors are reported before any SQL is sent: a bad message as a [*MessageError], a
 // message that Config.Payload cannot encode as an error of package payload, a nil tx as
 // [ErrNoTx]. After a database error the caller has to roll the transaction back.
-func (o *Outbox) Publish(ctx context.Context, tx oncemill.Tx, topic string, messages ...*message.Message) error {
-	own := func() (oncemill.Tx, error) { return tx, nil }
+func (o *Outbox) Publish(ctx context.Context, tx oncemill.ExecTx, topic string, messages ...*message.Message) error {
+	own := func() (oncemill.ExecTx, error) { return tx, nil }
 	return o.publish(ctx, topic, messages, own, func(msg *message.Message) context.Context {
 		if trace.SpanContextFromContext(msg.Context()).IsValid() {
 			return msg.Context()
@@ -43,7 +44,7 @@ func (o *Outbox) Publish(ctx context.Context, tx oncemill.Tx, topic string, mess
 type tracer func(msg *message.Message) context.Context
 
 // publish asks for the transaction once the messages are known to be good.
-func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.Message, txOf func() (oncemill.Tx, error), of tracer) error {
+func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.Message, txOf func() (oncemill.ExecTx, error), of tracer) error {
 	if len(messages) == 0 {
 		return nil
 	}
@@ -76,7 +77,7 @@ func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.
 
 // isNil reports whether there is no transaction. That includes a *sql.Tx variable that
 // was never set.
-func isNil(tx oncemill.Tx) bool {
+func isNil(tx oncemill.ExecTx) bool {
 	raw, ok := tx.(*sql.Tx)
 	return tx == nil || ok && raw == nil
 }
@@ -100,14 +101,14 @@ func apart(all []outboxstore.Row, waits []delay) (now []outboxstore.Row, later [
 // that is one.
 type Publisher struct {
 	box *Outbox
-	tx  oncemill.Tx // nil: taken from the message's context
+	tx  oncemill.ExecTx // nil: taken from the message's context
 }
 
 var _ message.Publisher = (*Publisher)(nil)
 
 // Publisher returns a Watermill publisher that writes in tx. It is cheap: make one for
 // each transaction.
-func (o *Outbox) Publisher(tx oncemill.Tx) *Publisher {
+func (o *Outbox) Publisher(tx oncemill.ExecTx) *Publisher {
 	return &Publisher{box: o, tx: tx}
 }
 
@@ -129,9 +130,9 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 		return &MessageError{Field: "message", Problem: "is nil"}
 	}
 	ctx := messages[0].Context()
-	tx := func() (oncemill.Tx, error) { return txOfMessages(messages) }
+	tx := func() (oncemill.ExecTx, error) { return txOfMessages(messages) }
 	if p.tx != nil {
-		tx = func() (oncemill.Tx, error) { return p.tx, nil }
+		tx = func() (oncemill.ExecTx, error) { return p.tx, nil }
 	}
 	return p.box.publish(ctx, topic, messages, tx, (*message.Message).Context)
 }
@@ -140,10 +141,10 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 func (p *Publisher) Close() error { return nil }
 
 // txOfMessages returns the transaction in the context of the messages.
-func txOfMessages(messages []*message.Message) (oncemill.Tx, error) {
-	var tx oncemill.Tx
+func txOfMessages(messages []*message.Message) (oncemill.ExecTx, error) {
+	var tx oncemill.ExecTx
 	for i, msg := range messages {
-		found, ok := oncemill.TxFromContext(msg.Context())
+		found, ok := txcontext.From(msg.Context()).(oncemill.ExecTx)
 		switch {
 		case !ok:
 			return nil, ErrNoTx

@@ -14,7 +14,7 @@ import (
 //
 // While tx is open, due messages with this id, and of the same key, wait for it. The
 // result is final when tx commits: end it soon.
-func (o *Outbox) CancelScheduled(ctx context.Context, tx oncemill.Tx, messageID string) (bool, error) {
+func (o *Outbox) CancelScheduled(ctx context.Context, tx oncemill.ExecTx, messageID string) (bool, error) {
 	n, err := o.store.Cancel(ctx, tx, messageID)
 	if err != nil {
 		return false, fmt.Errorf("outbox: cancel scheduled: %w", err)

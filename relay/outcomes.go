@@ -4,7 +4,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // outcome handles an outcome that the sink has reported.
@@ -74,7 +74,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 
 // drops calls Config.Unroutable. A panic there counts as a refusal.
 func (e *engine) drops(topic string) (drop bool) {
-	_ = contain.Call(func() error {
+	_ = nopanic.Call(func() error {
 		drop = e.unroutable != nil && e.unroutable(topic) == UnroutableDrop
 		return nil
 	})

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -231,7 +231,7 @@ func (s *publisherSink) publishOne(ctx context.Context, lane *laneQueue, job *pu
 	c := &publishCall{message: m, done: job.done, returned: make(chan struct{})}
 	go func() { // awaited below, or by awaitCall
 		defer close(c.returned)
-		c.err = contain.Call(func() error { return s.publisher.Publish(m.Topic, m.Watermill()) })
+		c.err = nopanic.Call(func() error { return s.publisher.Publish(m.Topic, m.Watermill()) })
 		<-s.calls
 	}()
 	select {

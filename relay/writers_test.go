@@ -91,7 +91,7 @@ func (b *business) write(ctx context.Context, tx session, key string, n int) (wr
 		outbox.SetKey(msgs[i], key)
 		values[i] = fmt.Sprintf("('%s', %d, '%s')", key, first+i, msgs[i].UUID)
 	}
-	owned, ok := tx.(oncemill.Tx)
+	owned, ok := tx.(oncemill.ExecTx)
 	if !ok {
 		owned = connTx{tx}
 	}

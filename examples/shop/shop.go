@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -68,7 +69,7 @@ func (s *Shop) Place(ctx context.Context, order Order) (bool, error) {
 // customer's row: the other way round, two orders of one customer could commit
 // in another order than their messages go out in. The message has the same id on
 // every attempt of the request.
-func (s *Shop) publish(ctx context.Context, tx idempotency.Tx, order Order) error {
+func (s *Shop) publish(ctx context.Context, tx oncemill.Tx, order Order) error {
 	var number int64
 	if err := tx.QueryRowContext(ctx, s.sql.nextNumber, order.Customer).Scan(&number); err != nil {
 		return fmt.Errorf("number the order: %w", err)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/amqpconn"
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // delivery is a delivery on its way through a subscription. Only the goroutine of the
@@ -109,7 +109,7 @@ func (l *lane) behind() (n int) {
 // changes it does not change a later try.
 func (s *settings) unmarshal(delivery amqp.Delivery) (msg *message.Message, key string, err error) {
 	delivery.Body = bytes.Clone(delivery.Body)
-	err = contain.Call(func() (err error) {
+	err = nopanic.Call(func() (err error) {
 		if problem, unreadable := delivery.Headers[amqpconn.UnreadableHeader]; unreadable {
 			return fmt.Errorf("%w: %v", errUnreadable, problem)
 		}

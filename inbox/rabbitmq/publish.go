@@ -8,7 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // Publish puts messages at the end of the queue of a topic, the one that Subscribe consumes
@@ -62,7 +62,7 @@ func (s *subscription) publish(messages []*message.Message) error {
 
 // encode refuses what would make the client or the broker close the connection.
 func (s *subscription) encode(msg *message.Message, frameSize int) (p amqp.Publishing, err error) {
-	err = contain.Call(func() (err error) {
+	err = nopanic.Call(func() (err error) {
 		p, err = s.owner.settings.topology.Marshaler.Marshal(msg)
 		return err
 	})

@@ -10,7 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // session is one AMQP channel, with a consumer on it.
@@ -72,7 +72,7 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 
 func (s *subscription) declare(channel *amqp.Channel) error {
 	topology := s.owner.settings.topology
-	err := contain.Call(func() error {
+	err := nopanic.Call(func() error {
 		return topology.TopologyBuilder.BuildTopology(channel, s.queue, s.exchange, topology, watermill.NopLogger{})
 	})
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // subscription is one Subscribe. Everything happens in one goroutine, run, except waiting
@@ -296,7 +296,7 @@ func (s *settings) refuse(msg *message.Message, reason error) error {
 	if s.Malformed == nil {
 		return errNoMalformed
 	}
-	return contain.Call(func() error { return s.Malformed(msg.Context(), msg, reason) })
+	return nopanic.Call(func() error { return s.Malformed(msg.Context(), msg, reason) })
 }
 
 // settle processes the outcomes that have arrived.

@@ -107,7 +107,7 @@ func beginWriter(ctx context.Context, db *sql.DB, calls *bounded.Calls, options 
 	if err != nil {
 		return nil, err
 	}
-	raw, err := w.Lend(ctx, options)
+	raw, err := w.BeginTx(ctx, options)
 	if err != nil {
 		w.Release()
 		return nil, err

@@ -103,7 +103,7 @@ func (s *postgresStore) CountHistory(ctx context.Context, f HistoryFilter) (n in
 	return n, err
 }
 
-func (s *postgresStore) Resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error) {
+func (s *postgresStore) Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (int64, error) {
 	return affected(tx.ExecContext(ctx, s.past.resend, append(historyArgs(f), f.Limit)...))
 }
 

@@ -142,11 +142,11 @@ from gone
 order by deliver_at, seq`
 )
 
-func (s *postgresStore) Schedule(ctx context.Context, tx oncemill.Tx, rows []ScheduledRow) error {
+func (s *postgresStore) Schedule(ctx context.Context, tx oncemill.ExecTx, rows []ScheduledRow) error {
 	return scheduleRows(ctx, tx, rows, rowsPerSchedule, s.scheduled.insert, postgresScheduleParts)
 }
 
-func (s *postgresStore) Cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
+func (s *postgresStore) Cancel(ctx context.Context, tx oncemill.ExecTx, messageID string) (int64, error) {
 	return affected(tx.ExecContext(ctx, s.scheduled.cancel, messageID))
 }
 

@@ -81,7 +81,7 @@ func scheduleText(head string, parts [scheduleColumns + 1]string, n int) string 
 	return b.String()
 }
 
-func scheduleRows(ctx context.Context, tx oncemill.Tx, rows []ScheduledRow, most int, head string, parts [scheduleColumns + 1]string) error {
+func scheduleRows(ctx context.Context, tx oncemill.ExecTx, rows []ScheduledRow, most int, head string, parts [scheduleColumns + 1]string) error {
 	for chunk := range chunks(rows, most, func(r *ScheduledRow) *Row { return &r.Row }) {
 		if _, err := tx.ExecContext(ctx, scheduleText(head, parts, len(chunk)), scheduleArgs(chunk)...); err != nil {
 			return err

@@ -94,7 +94,7 @@ func (s *sqliteStore) CountHistory(ctx context.Context, f HistoryFilter) (n int,
 	return n, err
 }
 
-func (s *sqliteStore) Resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error) {
+func (s *sqliteStore) Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (int64, error) {
 	args, err := sqliteHistoryArgs(f)
 	if err != nil {
 		return 0, err

@@ -46,11 +46,11 @@ var sqliteScheduleParts = [scheduleColumns + 1]string{
 
 const sqliteScheduleRows = 100 // in process: a statement costs no round trip, and binding is quadratic
 
-func (s *sqliteStore) Schedule(ctx context.Context, tx oncemill.Tx, rows []ScheduledRow) error {
+func (s *sqliteStore) Schedule(ctx context.Context, tx oncemill.ExecTx, rows []ScheduledRow) error {
 	return scheduleRows(ctx, tx, rows, sqliteScheduleRows, s.names.Expand(sqliteSchedule), sqliteScheduleParts)
 }
 
-func (s *sqliteStore) Cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error) {
+func (s *sqliteStore) Cancel(ctx context.Context, tx oncemill.ExecTx, messageID string) (int64, error) {
 	return affected(tx.ExecContext(ctx, s.names.Expand(sqliteCancel), messageID))
 }
 

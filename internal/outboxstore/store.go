@@ -24,8 +24,8 @@ type Guard = func(ctx context.Context, tx *sql.Tx) (bool, error)
 
 // Store is the database access of an outbox.
 type Store interface {
-	Schedule(ctx context.Context, tx oncemill.Tx, rows []ScheduledRow) error
-	Cancel(ctx context.Context, tx oncemill.Tx, messageID string) (int64, error)
+	Schedule(ctx context.Context, tx oncemill.ExecTx, rows []ScheduledRow) error
+	Cancel(ctx context.Context, tx oncemill.ExecTx, messageID string) (int64, error)
 	NextDue(ctx context.Context) (Due, error)
 	MoveDue(ctx context.Context, guard Guard, head Due) (Moved, error)
 	Read(ctx context.Context, req ReadRequest) ([]Row, error)
@@ -34,7 +34,7 @@ type Store interface {
 	Remove(ctx context.Context, rows []Ref) (Removal, error)
 	ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 	CountHistory(ctx context.Context, f HistoryFilter) (int, error)
-	Resend(ctx context.Context, tx oncemill.Tx, f HistoryFilter) (int64, error)
+	Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (int64, error)
 	// Expired returns the oldest history rows past their retention, behind a previous
 	// batch; none without the lease. Forget removes them, with the lease.
 	Expired(ctx context.Context, guard Guard, behind Expired) (Expired, error)

@@ -7,7 +7,7 @@ import (
 	"reflect"
 )
 
-// Lend begins a transaction in which somebody else runs statements. It does not end with
+// BeginTx begins a transaction in which somebody else runs statements. It does not end with
 // ctx, but by Commit or Release.
 //
 // SQLite rolls a whole transaction back on its own when a statement that writes is
@@ -15,23 +15,23 @@ import (
 // Neither SQLite nor database/sql refuses what comes next: each statement then commits by
 // itself. So until Commit is called nothing commits on the connection: a hook of the
 // driver turns every commit there into a rollback, and its statement fails.
-func (w *Writer) Lend(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error) {
+func (w *Writer) BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error) {
 	err := w.turn.Begin(ctx, w.Conn, func(whole context.Context) (err error) {
-		w.lent, err = w.Conn.BeginTx(whole, options)
+		w.tx, err = w.Conn.BeginTx(whole, options)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	w.turn.Runs(w.lent)
+	w.turn.Runs(w.tx)
 	hookCommits(w.Conn, w.committing.Load)
-	return w.lent, nil
+	return w.tx, nil
 }
 
-// Commit commits what was lent.
+// Commit commits the transaction of BeginTx.
 func (w *Writer) Commit() error {
 	w.committing.Store(true)
-	return w.lent.Commit()
+	return w.tx.Commit()
 }
 
 // hookCommits has allowed asked before each commit on a connection; nil: nobody is asked.

@@ -31,13 +31,13 @@ var losses = map[string]func(t *testing.T, tx *sql.Tx) error{
 	},
 }
 
-func TestLend_NothingCommitsAloneWhenTheTransactionIsLost(t *testing.T) {
+func TestBeginTx_NothingCommitsAloneWhenTheTransactionIsLost(t *testing.T) {
 	t.Parallel()
 	for name, lose := range losses {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			db := newDatabase(t)
-			w, tx := lend(t, db)
+			w, tx := begin(t, db)
 			ahead, err := tx.PrepareContext(t.Context(), `insert into names values ('prepared before')`)
 			if err != nil {
 				t.Fatal(err)
@@ -62,13 +62,13 @@ func TestLend_NothingCommitsAloneWhenTheTransactionIsLost(t *testing.T) {
 }
 
 // A driver that wraps another one, and shows it, protects as that one does.
-func TestLend_FindsTheHookBehindAWrapper(t *testing.T) {
+func TestBeginTx_FindsTheHookBehindAWrapper(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "test.db")
 	fill(t, testserver.OpenSQLite(t, path))
 	db := sql.OpenDB(wrapper{dsn: oncemill.SQLiteDSN(path)})
 	defer db.Close()
-	w, tx := lend(t, db)
+	w, tx := begin(t, db)
 	if err := losses["a constraint says so"](t, tx); err == nil {
 		t.Fatal("nothing was lost")
 	}
@@ -97,11 +97,11 @@ func (w wrapped) BeginTx(ctx context.Context, options driver.TxOptions) (driver.
 }
 
 // Whoever ends a lost transaction does so while its statements run.
-func TestLend_ReleaseLetsNothingCommitOnItsWay(t *testing.T) {
+func TestBeginTx_ReleaseLetsNothingCommitOnItsWay(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	for range 200 {
-		w, tx := lend(t, db)
+		w, tx := begin(t, db)
 		if err := losses["a constraint says so"](t, tx); err == nil {
 			t.Fatal("nothing was lost")
 		}
@@ -144,13 +144,13 @@ func fill(t *testing.T, db *sql.DB) {
 	}
 }
 
-func lend(t *testing.T, db *sql.DB) (*sqlitetx.Writer, *sql.Tx) {
+func begin(t *testing.T, db *sql.DB) (*sqlitetx.Writer, *sql.Tx) {
 	t.Helper()
 	w, err := sqlitetx.Acquire(t.Context(), db, turn.Caller)
 	if err != nil {
 		t.Fatal(err)
 	}
-	tx, err := w.Lend(t.Context(), nil)
+	tx, err := w.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -168,8 +168,8 @@ func expectNames(t *testing.T, db *sql.DB, want int) {
 // usable expects that the connections commit again, for us and for others.
 func usable(t *testing.T, db *sql.DB) {
 	t.Helper()
-	w, tx := lend(t, db)
-	if _, err := tx.ExecContext(t.Context(), `insert into names values ('lent')`); err != nil {
+	w, tx := begin(t, db)
+	if _, err := tx.ExecContext(t.Context(), `insert into names values ('in turn')`); err != nil {
 		t.Error(err)
 	}
 	if err := w.Commit(); err != nil {

@@ -16,7 +16,7 @@ import (
 type Writer struct {
 	Conn       *sql.Conn
 	turn       *turn.Turn
-	lent       *sql.Tx     // nil: none
+	tx         *sql.Tx     // nil: none
 	committing atomic.Bool // it may commit
 	release    sync.Once
 }
@@ -51,13 +51,13 @@ func (w *Writer) prepare(ctx context.Context, db *sql.DB, turns *turn.Turns) (er
 	return turns.CheckFile(ctx, w.Conn)
 }
 
-// Release rolls back what was lent, unless it has ended, waits for the end of the
+// Release rolls back the transaction of BeginTx, unless it has ended, waits for the end of the
 // connection's *sql.Tx, if it has one, and gives connection and turn back. To call it
 // again only waits.
 func (w *Writer) Release() {
 	w.release.Do(func() {
-		if w.lent != nil {
-			_ = w.lent.Rollback() // a no-op after Commit
+		if w.tx != nil {
+			_ = w.tx.Rollback() // a no-op after Commit
 			hookCommits(w.Conn, nil)
 		}
 		if w.Conn != nil {

@@ -147,8 +147,8 @@ func (t *Turns) heldBy(ctx context.Context) bool {
 	switch tx := txcontext.From(ctx).(type) {
 	case *sql.Tx:
 		return tx == t.tx
-	case interface{ Lends(tx *sql.Tx) bool }:
-		return tx.Lends(t.tx)
+	case interface{ Wraps(tx *sql.Tx) bool }:
+		return tx.Wraps(t.tx)
 	}
 	return false
 }

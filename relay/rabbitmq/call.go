@@ -7,7 +7,7 @@ import (
 
 	amqp "github.com/rabbitmq/amqp091-go"
 
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -86,7 +86,7 @@ func (l *link) openChannel(window int) (*channel, error) {
 // channels are not affected: nobody waits, and the end of the connection ends the call. An
 // error means that the channel is closed.
 func (l *link) discard(c *channel) {
-	l.group.Go(func() { _ = contain.Call(c.amqp.Close) })
+	l.group.Go(func() { _ = nopanic.Call(c.amqp.Close) })
 }
 
 // declareExchange declares an exchange once per connection.
@@ -141,7 +141,7 @@ func (l *link) forgetDeclared() {
 func (l *link) within(request func() error) error {
 	limit := l.running.settings.CallTimeout
 	answered := make(chan error, 1)
-	go func() { answered <- contain.Call(request) }()
+	go func() { answered <- nopanic.Call(request) }()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
 	for {

@@ -9,7 +9,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -99,7 +99,7 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 }
 
 func (e *encoder) marshalForeign(m *relay.Message) (p amqp.Publishing, size int, err error) {
-	err = contain.Call(func() (err error) {
+	err = nopanic.Call(func() (err error) {
 		p, err = e.marshaler.Marshal(m.Watermill())
 		return err
 	})

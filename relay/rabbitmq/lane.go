@@ -8,7 +8,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/amqpconn"
-	"github.com/oncemill/oncemill/internal/contain"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -298,7 +298,7 @@ func (l *lane) route(to *link, topic string) *route {
 		}
 		topology := &l.running.settings.topology
 		r = &route{topic: topic, confirmed: to.mark(topic)}
-		err := contain.Call(func() error {
+		err := nopanic.Call(func() error {
 			r.exchange = topology.Exchange.GenerateName(topic)
 			r.key = topology.Publish.GenerateRoutingKey(topic)
 			return nil

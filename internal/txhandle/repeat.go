@@ -1,4 +1,4 @@
-package lent
+package txhandle
 
 import (
 	"context"
@@ -19,7 +19,7 @@ type Statements interface {
 	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
-// Repeats prepares what the borrowers of a transaction repeat, where that pays: with
+// Repeats prepares what the handlers of a transaction repeat, where that pays: with
 // lib/pq, which prepares nothing by itself. Other drivers do it or, as SQLite's, have no
 // server to save from it.
 type Repeats struct {
@@ -34,11 +34,11 @@ func NewRepeats(db *sql.DB) *Repeats {
 	return r
 }
 
-// Lend returns tx as its n borrowers see it, one after another. end belongs before the
+// Statements returns tx as its n handlers see it, one after another. end belongs before the
 // end of the transaction: behind a pooler that gives every transaction a connection, what
 // is sent after it reaches another one. It returns an error once, when what is prepared
 // has met what others have: nothing is prepared any more.
-func (r *Repeats) Lend(tx *sql.Tx, n int) (lent Statements, end func() error) {
+func (r *Repeats) Statements(tx *sql.Tx, n int) (statements Statements, end func() error) {
 	const worthwhile = 8 // it costs a round trip before and one after
 	if !r.wanted.Load() || n < worthwhile {
 		return tx, func() error { return nil }
@@ -62,7 +62,7 @@ const nameTaken = "42P05"
 // the server parse and plan each anew, which is most of the cost of a small one.
 //
 // The first query ends that, for all of the transaction. Rows that are still open,
-// because a borrower executes something for each or has forgotten them, make lib/pq
+// because a handler executes something for each or has forgotten them, make lib/pq
 // refuse a statement, but not one that is prepared: that reads the rows as its answer
 // and costs the connection.
 //
@@ -76,7 +76,7 @@ type repeated struct {
 	err   error                // of the preparation that failed
 }
 
-// mostPrepared bounds what a borrower that writes its values into the text makes
+// mostPrepared bounds what a handler that writes its values into the text makes
 // the server and us keep.
 const mostPrepared = 32
 

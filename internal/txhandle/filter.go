@@ -1,4 +1,4 @@
-package lent
+package txhandle
 
 import (
 	"strings"

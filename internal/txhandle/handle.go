@@ -1,5 +1,5 @@
-// Package lent lends a transaction to a handler that must not end it.
-package lent
+// Package txhandle gives a handler a transaction that it cannot end.
+package txhandle
 
 import (
 	"context"
@@ -13,8 +13,8 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 )
 
-// Handle is a transaction as its borrower sees it: statements and savepoints, but
-// no end. It fits where sqlc wants a DBTX and is an oncemill.Tx.
+// Handle is a transaction as a handler sees it: statements and savepoints, but no end. It
+// is an oncemill.Tx.
 type Handle struct {
 	own     *boundtx.Tx
 	tx      Statements
@@ -25,20 +25,19 @@ type Handle struct {
 	mu     sync.Mutex
 	shared error // what settings are refused with; nil if they are not
 	used   bool
-	closed error // what every statement gets from now on; nil while lent
+	closed error // what every statement gets from now on; nil while the handler runs
 }
 
-// New lends own, by the statements of tx. A statement that does not return although
-// its context or the transaction has ended is abandoned. ended is what a statement gets that finds the transaction over;
-// lost tells of a failed statement whether it took the transaction with it, and
-// then what its caller gets.
+// New returns a handle of own that executes through tx. A statement that does not return
+// although its context or the transaction has ended is abandoned. ended is what a statement
+// gets that finds the transaction over. lost reports whether a failed statement took the
+// transaction with it, by the error that the handler gets then.
 func New(own *boundtx.Tx, tx Statements, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
 	return &Handle{own: own, tx: tx, dialect: dialect, ended: ended, lost: lost}
 }
 
 // Share makes the handle refuse statements that change settings, which would reach the
-// other borrowers of the transaction: reason closes it. It is called before the handle is
-// lent.
+// other handlers of the transaction: reason closes it. Call it before the handler runs.
 func (h *Handle) Share(reason error) { h.shared = reason }
 
 // ExecContext is that of *sql.Tx.
@@ -91,8 +90,8 @@ func (h *Handle) PrepareContext(ctx context.Context, query string) (*sql.Stmt, e
 	return stmt, h.judge(ctx, err)
 }
 
-// Lends reports that tx is what h lends. It is how package turn knows whose turn it is.
-func (h *Handle) Lends(tx *sql.Tx) bool { return h.own.Raw == tx }
+// Wraps reports that h is a handle of tx. It is how package turn knows whose turn it is.
+func (h *Handle) Wraps(tx *sql.Tx) bool { return h.own.Raw == tx }
 
 // Commit does nothing and returns oncemill.ErrTxOwned.
 func (h *Handle) Commit() error { return oncemill.ErrTxOwned }
@@ -115,7 +114,7 @@ func (h *Handle) admit(query string) error {
 	return h.closed
 }
 
-// Used reports whether its borrower has asked for any statement.
+// Used reports whether the handler has asked for any statement.
 func (h *Handle) Used() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,5 +1,5 @@
-// Package contain keeps the panics of users' functions from what is not theirs.
-package contain
+// Package nopanic keeps the panics of users' functions from what is not theirs.
+package nopanic
 
 import (
 	"runtime/debug"
