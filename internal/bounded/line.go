@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/lib/pq"
+
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // Line is the connection of a transaction that a call waits on, with a driver that goes on
@@ -46,17 +48,16 @@ func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions
 	return conn.BeginTx(ctx, options)
 }
 
-// BeginTx begins a transaction of db, on the line where the driver goes on waiting, or there
-// is a limit. As database/sql does, it tries another connection when the server had closed
-// one before it was used. The line is to be closed when the transaction has ended, before anything else
-// is asked of db: the pool may have one connection.
+// BeginTx begins a transaction of db on the line. As database/sql does, it tries other
+// connections when the server had closed one before it was used. The line is to be closed when
+// the transaction has ended, before anything else is asked of db: the pool may have one
+// connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
-	_, waits := db.Driver().(*pq.Driver)
-	if l == nil || !waits && l.limit == 0 {
+	if l == nil {
 		return db.BeginTx(ctx, options)
 	}
-	for range 2 {
-		conn, err := l.take(ctx, db, waits)
+	for bad := db.Stats().Idle; ; bad-- {
+		conn, err := l.take(ctx, db)
 		if err != nil {
 			return nil, err
 		}
@@ -65,22 +66,21 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 			return tx, nil
 		}
 		l.Close()
-		if !errors.Is(err, driver.ErrBadConn) {
+		if !errors.Is(err, driver.ErrBadConn) || bad <= 0 {
 			return nil, err
 		}
 	}
-	return db.BeginTx(ctx, options)
 }
 
-// take takes a connection of the pool, and its socket, if that is to be closed beside a
-// call that waits.
-func (l *Line) take(ctx context.Context, db *sql.DB, waits bool) (*sql.Conn, error) {
+// take takes a connection of the pool, and its socket where the driver goes on waiting, so
+// that it can be closed beside a call that waits.
+func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var socket io.Closer
-	if waits {
+	if _, waits := db.Driver().(*pq.Driver); waits {
 		_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a connection that is bad, which is found soon
 	}
 	l.mu.Lock()
@@ -95,6 +95,27 @@ func (l *Line) take(ctx context.Context, db *sql.DB, waits bool) (*sql.Conn, err
 	}
 	l.conn, l.socket = conn, socket
 	return conn, nil
+}
+
+// Raw calls f with the connection as the driver made it, which nothing else uses meanwhile.
+// A panic of f is returned as an [*oncemill.PanicError].
+func (l *Line) Raw(f func(driverConn any) error) error {
+	l.mu.Lock()
+	conn := l.conn
+	l.mu.Unlock()
+	if conn == nil {
+		return sql.ErrConnDone
+	}
+	var failed error
+	err := conn.Raw(func(c any) error {
+		// After a panic, or driver.ErrBadConn, Raw would wait for the end of the transaction.
+		failed = nopanic.Call(func() error { return f(c) })
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	return failed
 }
 
 // Close waits for the end of what goes over the line, and gives the connection back.

@@ -55,6 +55,7 @@ type Tx struct {
 	why       func() error // the caller's context has ended
 	commit    func() error
 	end       func() // rolls back, unless it has ended, and gives back what it holds
+	closing   atomic.Bool // Commit or Rollback was called
 	ended     atomic.Bool
 	abandoned atomic.Bool
 }
@@ -144,6 +145,31 @@ func Wait[T any](ctx context.Context, t *Tx, f func() (T, error)) (T, error) {
 	return v, t.judge(err)
 }
 
+// Native runs f in t with the connection as the driver made it, until ctx or the transaction
+// ends, which also ends the context of f. What f queries must be read when it returns. On
+// SQLite the connection is nil.
+func Native[T any](ctx context.Context, t *Tx, f func(ctx context.Context, driverConn any) (T, error)) (T, error) {
+	if t.line == nil {
+		return f(ctx, nil)
+	}
+	either, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(t.ctx, cancel)() //nolint:contextcheck // the transaction has its own
+	v, err := bounded.Do(bounded.On(either, t.line), t.calls, math.MaxInt64, func(ctx context.Context) (v T, err error) {
+		err = t.line.Raw(func(driverConn any) (err error) {
+			// Nothing that ends the transaction can be sent before Raw returns. So what
+			// was not ended now is not ended under f, and f runs in the transaction.
+			if t.closing.Load() || t.ctx.Err() != nil {
+				return sql.ErrTxDone
+			}
+			v, err = f(ctx, driverConn)
+			return err
+		})
+		return v, err
+	})
+	return v, t.judge(err)
+}
+
 // judge gives the transaction up if a statement of it was abandoned.
 func (t *Tx) judge(err error) error {
 	if errors.Is(err, bounded.ErrAbandoned) {
@@ -167,6 +193,7 @@ func (t *Tx) Unanswered(err error) bool {
 // transaction is rolled back. The error is [ErrUnknown] if the transaction may have
 // committed.
 func (t *Tx) Commit(limit time.Duration) error {
+	t.closing.Store(true)
 	if !t.detach() {
 		t.Rollback()
 		return fmt.Errorf("commit: %w", t.why())
@@ -198,6 +225,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 
 // Rollback rolls back, unless the transaction has ended.
 func (t *Tx) Rollback() {
+	t.closing.Store(true)
 	if t.ended.Swap(true) {
 		return
 	}

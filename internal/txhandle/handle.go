@@ -99,17 +99,20 @@ func (h *Handle) Commit() error { return oncemill.ErrTxOwned }
 // Rollback does nothing and returns oncemill.ErrTxOwned.
 func (h *Handle) Rollback() error { return oncemill.ErrTxOwned }
 
-// admit refuses a statement that must not be sent.
-func (h *Handle) admit(query string) error {
+// admit refuses statements that must not be sent.
+func (h *Handle) admit(queries ...string) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.used = true
-	switch {
-	case h.closed != nil:
-	case endsTransaction(h.dialect, query):
-		h.closed = oncemill.ErrTxOwned
-	case h.shared != nil && changesSettings(h.dialect, query):
-		h.closed = h.shared
+	h.used = h.used || len(queries) > 0
+	for _, query := range queries {
+		switch {
+		case h.closed != nil:
+			return h.closed
+		case endsTransaction(h.dialect, query):
+			h.closed = oncemill.ErrTxOwned
+		case h.shared != nil && changesSettings(h.dialect, query):
+			h.closed = h.shared
+		}
 	}
 	return h.closed
 }
@@ -131,7 +134,11 @@ func (h *Handle) judge(ctx context.Context, err error) error {
 	case errors.Is(err, sql.ErrTxDone):
 		return fmt.Errorf("%w: %w", h.ended, err)
 	}
-	if lost := h.lost(ctx, err); lost != nil {
+	lost := h.lost(ctx, err)
+	if lost == nil && errors.Is(err, oncemill.ErrTxOwned) {
+		lost = err
+	}
+	if lost != nil {
 		_ = h.Close(lost) // closed before by another goroutine: that reason stands
 		return lost
 	}
