@@ -8,7 +8,7 @@ SHELL := bash
 # where the copy belongs to another user (containers).
 export GOFLAGS := $(strip $(GOFLAGS) $(if $(findstring -buildvcs,$(GOFLAGS)),,-buildvcs=false))
 
-MODULES := $(patsubst %/,%,$(dir $(wildcard go.mod examples/go.mod internal/*/go.mod idempotency/*/go.mod)))
+MODULES := $(patsubst %/,%,$(dir $(wildcard go.mod examples/go.mod examples/*/go.mod internal/*/go.mod idempotency/*/go.mod pgxtx/go.mod)))
 DOCUMENTS := README.md $(wildcard docs/*.md)
 
 # The tools are built from source as tools/go.mod pins them, once.

@@ -35,8 +35,12 @@ func excerpt(sources fs.FS, ref reference) (string, error) {
 	if !found {
 		return "", fmt.Errorf("%s has no line %s%s", ref.path, marker, ref.name)
 	}
-	// The formatter wants a blank line before a marker that ends a declaration.
-	for len(lines) > 0 && strings.TrimSpace(lines[len(lines)-1]) == "" {
+	// The formatter wants a blank line between a marker and a declaration.
+	blank := func(line string) bool { return strings.TrimSpace(line) == "" }
+	for len(lines) > 0 && blank(lines[0]) {
+		lines = lines[1:]
+	}
+	for len(lines) > 0 && blank(lines[len(lines)-1]) {
 		lines = lines[:len(lines)-1]
 	}
 	return dedent(lines), nil
