@@ -261,6 +261,28 @@ func TestSeal_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
 	})
 }
 
+// What has ended the transaction by way of database/sql is noticed, too.
+func TestSeal_NothingExecutesOnceTheTransactionIsOver(t *testing.T) {
+	onEachBlock(t, func(t *testing.T, p *place) {
+		for way, write := range writes {
+			err := p.handle(t, way, func(ctx context.Context, tx *pgxtx.Tx) error {
+				plain, _ := oncemill.TxFromContext(ctx)
+				if _, err := plain.ExecContext(ctx, `select 1`, instead(`rollback`)); err != nil {
+					return err
+				}
+				p.sent.take()
+				expectError(t, write(ctx, tx, way), oncemill.ErrTxOwned)
+				if sent := p.sent.take(); len(sent) > 0 {
+					t.Errorf("%s: sent %q", way, sent)
+				}
+				return nil
+			})
+			expectError(t, err, oncemill.ErrTxOwned)
+		}
+		p.expectEffects(t)
+	})
+}
+
 // A handler that overlooks the failure of a statement has no effects.
 func TestTx_AnOverlookedFailureFailsTheAttempt(t *testing.T) {
 	onEachBlock(t, func(t *testing.T, p *place) {
@@ -408,7 +430,7 @@ func TestTx_RowsAndBatchesLeftOpenHoldNothingUp(t *testing.T) {
 
 // A statement that runs when the handler's time is over, or its own, is canceled.
 func TestTx_StatementsEndWithTheirContexts(t *testing.T) {
-	slow := `select pg_sleep(60)`
+	slow := `select pg_sleep(600)`
 	onEachBlock(t, func(t *testing.T, p *place) {
 		for name, send := range sends {
 			began := time.Now()

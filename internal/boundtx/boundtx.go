@@ -54,7 +54,7 @@ type Tx struct {
 	detach    func() bool  // from the caller's context
 	why       func() error // the caller's context has ended
 	commit    func() error
-	end       func() // rolls back, unless it has ended, and gives back what it holds
+	end       func()      // rolls back, unless it has ended, and gives back what it holds
 	closing   atomic.Bool // Commit or Rollback was called
 	ended     atomic.Bool
 	abandoned atomic.Bool

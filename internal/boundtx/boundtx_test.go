@@ -320,3 +320,76 @@ func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
 		t.Errorf("%d connections are in the pool", n)
 	}
 }
+
+// Connections that the server has closed while they were idle are replaced, however many.
+func TestBegin_ReplacesConnectionsThatWereClosed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	const most = 5
+	f.db.SetMaxIdleConns(most)
+	var held []*sql.Conn
+	for range most {
+		conn, err := f.db.Conn(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		held = append(held, conn)
+	}
+	for _, conn := range held {
+		_ = conn.Close()
+	}
+	f.proxy.Cut()
+	tx := f.begin(t.Context(), t)
+	if err := tx.Commit(boundtx.CommitLimit); err != nil {
+		t.Error(err)
+	}
+	f.expectRows(t, 1)
+}
+
+func TestNative_RunsInTheTransactionOrNotAtAll(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	native := func(tx *boundtx.Tx) (ran bool, err error) {
+		return boundtx.Native(t.Context(), tx, func(_ context.Context, conn any) (bool, error) { return conn != nil, nil })
+	}
+	tx := f.begin(t.Context(), t)
+	if ran, err := native(tx); !ran || err != nil {
+		t.Errorf("in the transaction: %t, %v", ran, err)
+	}
+	// One that waits while the COMMIT has no answer comes too late.
+	f.proxy.Silence(statement("commit"), 1)
+	committed := make(chan error, 1)
+	go func() { committed <- tx.Commit(boundtx.CommitLimit) }()
+	testserver.Eventually(t, "the COMMIT is sent", func() bool { return f.proxy.Silenced() == 1 })
+	type result struct {
+		ran bool
+		err error
+	}
+	waiting := make(chan result, 1)
+	go func() {
+		ran, err := native(tx)
+		waiting <- result{ran, err}
+	}()
+	f.proxy.Resume()
+	if err := <-committed; err != nil {
+		t.Error(err)
+	}
+	if r := <-waiting; r.ran || r.err == nil {
+		t.Errorf("after the COMMIT: %t, %v", r.ran, r.err)
+	}
+	if ran, err := native(tx); ran || err == nil {
+		t.Errorf("after the end: %t, %v", ran, err)
+	}
+	tx = f.begin(t.Context(), t)
+	if _, err := boundtx.Native(t.Context(), tx, func(context.Context, any) (int, error) { panic("bad") }); !errors.As(err, new(*oncemill.PanicError)) {
+		t.Errorf("a panic: %v", err)
+	}
+	if ran, err := native(tx); !ran || err != nil {
+		t.Errorf("after a panic: %t, %v", ran, err)
+	}
+	tx.Rollback()
+	if ran, err := native(tx); ran || err == nil {
+		t.Errorf("after the rollback: %t, %v", ran, err)
+	}
+	f.expectRows(t, 1)
+}
