@@ -290,13 +290,13 @@ func filesIn(t *testing.T, dir string) (names []string) {
 func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {
-			c.Timeout, c.Failures.Lease, c.Failures.Crashed = 100*time.Millisecond, time.Second, idempotency.CrashedTakeOver
+			c.Timeout, c.Failures.Lease, c.Failures.Crashed = 100*time.Millisecond, 4*time.Second, idempotency.CrashedTakeOver
 		})
 		var running, most, runs atomic.Int64
 		work := func() {
 			runs.Add(1)
 			most.Store(max(most.Load(), running.Add(1)))
-			testserver.Pause(t.Context(), 2500*time.Millisecond)
+			testserver.Pause(t.Context(), 10*time.Second)
 			running.Add(-1)
 		}
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

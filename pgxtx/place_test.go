@@ -61,7 +61,7 @@ func withIdempotency(t *testing.T, p *place) {
 		t.Fatal(err)
 	}
 	engine, err := idempotency.New(store, idempotency.Config{
-		Scope: conformance.Scope, Logger: slog.New(slog.DiscardHandler), Failed: idempotency.FailedRelease,
+		Scope: conformance.Scope, Logger: slog.New(slog.DiscardHandler), Failures: idempotency.FailureConfig{Failed: idempotency.FailedRelease},
 	})
 	if err != nil {
 		t.Fatal(err)
