@@ -206,7 +206,7 @@ func probeConfig() idempotency.Config {
 	return idempotency.Config{
 		Scope:     conformance.Scope,
 		Logger:    testLogger(),
-		Timeout:   4 * time.Second,
+		Timeout:   8 * time.Second, // a handler that a test holds must not use it up on a busy machine
 		Failures:  idempotency.FailureConfig{Lease: 10 * time.Second},
 		Requests:  idempotency.RequestConfig{MaxBody: 2 << 20},
 		Responses: idempotency.ResponseConfig{MaxSize: 200_000},
