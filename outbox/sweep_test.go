@@ -133,7 +133,7 @@ func TestRemove_NeedsNoPlace(t *testing.T) {
 	p, rows := ringed(t, 300)
 	gone := refs(rows)
 	for i := range gone[:150] {
-		gone[i].Place = outboxstore.Place{}
+		gone[i].CTID = outboxstore.CTID{}
 	}
 	p.tap.sent()
 	p.remove(t, gone...)

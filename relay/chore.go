@@ -403,5 +403,5 @@ func (m *entry) fill(r outboxstore.Row) {
 		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
 		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,
 	}
-	m.place, m.metadata, m.hollow = r.Place, r.Metadata, r.Hollow
+	m.ctid, m.metadata, m.hollow = r.CTID, r.Metadata, r.Hollow
 }

@@ -38,7 +38,7 @@ func (m *entry) rowID() rowID { return rowID{m.ID, m.CreatedAt.UnixMicro()} }
 type entry struct {
 	Message
 	lane      *lane
-	place     outboxstore.Place
+	ctid      outboxstore.CTID
 	metadata  []byte // as it is stored; decoded when it goes out
 	malformed error  // the row cannot become a message; its outcome without a sink
 	state     state

@@ -244,7 +244,7 @@ func (s *postgresParking) look(ctx context.Context, r dueRequest) (found looked,
 }
 
 func (s *postgresParking) piece(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
-	return scanPiece(s.db.QueryRowContext(ctx, s.pieceText, refArgs(of, offset+1, most, of.Place.String())...))
+	return scanPiece(s.db.QueryRowContext(ctx, s.pieceText, refArgs(of, offset+1, most, of.CTID.String())...))
 }
 
 func (s *postgresParking) beyond(ctx context.Context, lanes []int, topics []string, rows int) (map[int]int64, error) {

@@ -277,7 +277,7 @@ func scanDue(rows *sql.Rows, err error) (due []parkedRow, next time.Duration, _ 
 			Row: outboxstore.Row{
 				Ref: outboxstore.Ref{
 					Lane: int(lane.Int64), ID: id.Int64, MessageID: message.String,
-					CreatedAt: time.UnixMicro(created.Int64).UTC(), Place: outboxstore.PlaceOf(tid),
+					CreatedAt: time.UnixMicro(created.Int64).UTC(), CTID: outboxstore.CTIDOf(tid),
 				},
 				Topic: topic.String, Key: key.String, Payload: payload, Metadata: metadata, Missing: int(missing.Int64),
 			},

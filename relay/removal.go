@@ -92,7 +92,7 @@ func (e *engine) worthRemoving() bool {
 }
 
 func (m *entry) ref() outboxstore.Ref {
-	return outboxstore.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, Place: m.place}
+	return outboxstore.Ref{Lane: m.Lane, ID: m.ID, MessageID: m.MessageID, CreatedAt: m.CreatedAt, CTID: m.ctid}
 }
 
 // removed handles the answer to a deletion. A deletion that failed, or whose answer was

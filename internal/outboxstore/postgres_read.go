@@ -82,7 +82,7 @@ where o.lane = $1 and o.id = $2 and o.created_at = timestamptz 'epoch' + $3 * in
 	and o.ctid = $7::tid`
 
 func (s *postgresStore) ReadPiece(ctx context.Context, of Ref, offset, most int) (piece []byte, err error) {
-	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most, of.Place.String()).Scan(&piece)
+	err = s.db.QueryRowContext(ctx, s.readPieceText, of.Lane, of.ID, of.CreatedAt.UnixMicro(), of.MessageID, offset+1, most, of.CTID.String()).Scan(&piece)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
 		return nil, fmt.Errorf("read a piece of a message: %w", err)
 	}
@@ -234,7 +234,7 @@ var postgresEpoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 func (r *Ref) identify(numbers []byte) {
 	r.ID = int64(binary.BigEndian.Uint64(numbers))
 	r.CreatedAt = time.UnixMicro(int64(binary.BigEndian.Uint64(numbers[8:])) + postgresEpoch).UTC()
-	r.Place = PlaceOf(numbers[16 : 16+placeWidth])
+	r.CTID = CTIDOf(numbers[16 : 16+ctidWidth])
 }
 
 // readRows reads lanes row by row, up to their byte budget.

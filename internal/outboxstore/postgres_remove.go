@@ -253,7 +253,7 @@ func (s *postgresStore) removeByPlace(ctx context.Context, rows []Ref, keep bool
 	}
 	var parts [len(s.sweep)][]Ref
 	for _, r := range rows {
-		if r.Place == (Place{}) {
+		if r.CTID == (CTID{}) {
 			rest = append(rest, r)
 			continue
 		}
@@ -301,8 +301,8 @@ func sweepArgs(rows []Ref) []any {
 		if i == 0 {
 			head = `{"(`
 		}
-		places = strconv.AppendUint(append(places, head...), uint64(r.Place.block), 10)
-		places = strconv.AppendUint(append(places, ','), uint64(r.Place.item), 10)
+		places = strconv.AppendUint(append(places, head...), uint64(r.CTID.block), 10)
+		places = strconv.AppendUint(append(places, ','), uint64(r.CTID.item), 10)
 		places = append(places, `)"`...)
 		identities = append(identities, r.MessageID...)
 		identities = binary.BigEndian.AppendUint16(identities, uint16(r.Lane))
@@ -318,7 +318,7 @@ func sweepArgs(rows []Ref) []any {
 func byPlace(rows []Ref) []uint16 {
 	keys := make([]uint64, len(rows))
 	for i, r := range rows {
-		keys[i] = uint64(r.Place.block)<<32 | uint64(r.Place.item)<<16 | uint64(i)
+		keys[i] = uint64(r.CTID.block)<<32 | uint64(r.CTID.item)<<16 | uint64(i)
 	}
 	slices.Sort(keys)
 	order := make([]uint16, len(rows))

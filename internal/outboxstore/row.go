@@ -13,29 +13,29 @@ type Ref struct {
 	ID        int64
 	MessageID string
 	CreatedAt time.Time // by the database's clock, at the insert
-	Place     Place     // not part of the identity
+	CTID      CTID      // not part of the identity
 }
 
-// Place is the physical location of a row when it was read. It makes the removal of
-// many rows cheaper. A wrong or missing place does no harm there. A row that was
-// changed has a new place. SQLite has none.
-type Place struct {
+// CTID is the physical location of a row when it was read, its ctid on PostgreSQL. It
+// makes the removal of many rows cheaper. A wrong or missing one does no harm there. A
+// row that was changed has a new one. SQLite has none.
+type CTID struct {
 	block uint32 // of the partition
-	item  uint16 // in the block; 0 for no place
+	item  uint16 // in the block; 0 for none
 }
 
-// PlaceOf returns the place for a ctid in the binary form of tidsend.
-func PlaceOf(tid []byte) Place {
-	if len(tid) != placeWidth {
-		return Place{}
+// CTIDOf returns the ctid in the binary form of tidsend.
+func CTIDOf(tid []byte) CTID {
+	if len(tid) != ctidWidth {
+		return CTID{}
 	}
-	return Place{block: binary.BigEndian.Uint32(tid), item: binary.BigEndian.Uint16(tid[4:])}
+	return CTID{block: binary.BigEndian.Uint32(tid), item: binary.BigEndian.Uint16(tid[4:])}
 }
 
-const placeWidth = 6
+const ctidWidth = 6
 
-// String returns the place as a tid of PostgreSQL.
-func (p Place) String() string { return fmt.Sprintf("(%d,%d)", p.block, p.item) }
+// String returns c as a tid of PostgreSQL.
+func (c CTID) String() string { return fmt.Sprintf("(%d,%d)", c.block, c.item) }
 
 // Row is a message in the outbox: one that the broker has not confirmed.
 type Row struct {
