@@ -12,6 +12,17 @@
 // [Load] fills the statements of a folder into a struct, one field each, with the names
 // of the tables in place of {{inbox}} (see names.Names.Expand). What several databases have
 // in common is a struct that is embedded in theirs.
+//
+// A statement for each of several numbered tables is written once, with # for the number.
+// It has an array of strings as its field:
+//
+//	-- name: truncate_# for 0 to 3
+//	-- It has no plan.
+//	truncate {{outbox_#}}
+//
+// With a plain name, # is the number of a table that is created at run time. The field
+// is a func(number string) string. An insert of one row, which ends with its values,
+// becomes one of several rows with [ForRows].
 package statements
 
 import (
@@ -21,6 +32,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode"
 
@@ -34,7 +46,7 @@ type Statement struct {
 	Text    string // with {{table}} for the names
 }
 
-var header = regexp.MustCompile(`(?m)^-- name: ([a-z0-9_]+)\n`)
+var header = regexp.MustCompile(`(?m)^-- name: ([a-z0-9_]+)(_# for 0 to ([1-9]))?\n`)
 
 // Read returns the statements of a folder, in the order of files and lines. It panics
 // on a malformed file: the files are a part of the program.
@@ -76,41 +88,100 @@ func parse(file, content string) (all []Statement) {
 		if s.Comment == "" || s.Text == "" {
 			panic(fmt.Sprintf("statements: %s: %s lacks its comment or its text", file, s.Name))
 		}
-		all = append(all, s)
+		if at[4] < 0 {
+			all = append(all, s)
+			continue
+		}
+		last, _ := strconv.Atoi(content[at[6]:at[7]]) // one digit
+		for n := range last + 1 {
+			number := strconv.Itoa(n)
+			all = append(all, Statement{s.Name + "_" + number, s.Comment, strings.ReplaceAll(s.Text, "#", number)})
+		}
 	}
 	return all
 }
 
-// Load fills each string field of the struct that into points to, and of the structs
-// embedded in it, with the statement of its name in the folder: field ClaimGroup with
-// statement claim_group. It panics if a field has no statement or a statement has no field.
+// Load fills each field of the struct that into points to, and of the structs embedded in
+// it, with the statement of its name in the folder: field ClaimGroup with statement
+// claim_group. It panics if a field has no statement or a statement has no field.
 func Load(into any, files fs.FS, folder string, tables names.Names) {
-	texts := map[string]string{}
+	l := loader{folder: folder, texts: map[string]string{}, tables: tables}
 	for _, s := range Read(files, folder) {
-		texts[s.Name] = tables.Expand(s.Text)
+		l.texts[s.Name] = s.Text
 	}
-	fill(reflect.ValueOf(into).Elem(), texts, folder)
-	for name := range texts {
+	l.fill(reflect.ValueOf(into).Elem())
+	for name := range l.texts {
 		panic(fmt.Sprintf("statements: %T has no field for statement %s of %s", into, name, folder))
 	}
 }
 
-// fill moves texts into the fields.
-func fill(fields reflect.Value, texts map[string]string, folder string) {
+type loader struct {
+	folder string
+	texts  map[string]string // those that have no field yet
+	tables names.Names
+}
+
+func (l loader) fill(fields reflect.Value) {
 	for i := range fields.NumField() {
-		field := fields.Type().Field(i)
-		if field.Anonymous {
-			fill(fields.Field(i), texts, folder)
-			continue
+		field, name := fields.Field(i), snake(fields.Type().Field(i).Name)
+		switch {
+		case fields.Type().Field(i).Anonymous:
+			l.fill(field)
+		case field.Kind() == reflect.Array:
+			for n := range field.Len() {
+				field.Index(n).SetString(l.tables.Expand(l.take(fmt.Sprintf("%s_%d", name, n))))
+			}
+		case field.Kind() == reflect.Func:
+			text := l.take(name)
+			field.Set(reflect.ValueOf(func(number string) string { return l.tables.Expand(numbered(text, number)) }))
+		default:
+			field.SetString(l.tables.Expand(l.take(name)))
 		}
-		name := snake(field.Name)
-		text, ok := texts[name]
-		if !ok {
-			panic(fmt.Sprintf("statements: %s has no statement %s", folder, name))
-		}
-		fields.Field(i).SetString(text)
-		delete(texts, name)
 	}
+}
+
+// take returns a text that has a field.
+func (l loader) take(name string) string {
+	text, ok := l.texts[name]
+	if !ok {
+		panic(fmt.Sprintf("statements: %s has no statement %s", l.folder, name))
+	}
+	delete(l.texts, name)
+	return text
+}
+
+// numbered panics if number is more than digits: it becomes a part of the statement.
+func numbered(text, number string) string {
+	if strings.Trim(number, "0123456789") != "" || number == "" {
+		panic(fmt.Sprintf("statements: %q is no number of a table", number))
+	}
+	return strings.ReplaceAll(text, "#", number)
+}
+
+// ForRows returns an insert of one row as one of n rows. Its text ends with "values" and
+// the row, whose parameters are $1, $2 and so on, once each.
+func ForRows(text string, n int) string {
+	const values = "values "
+	at := strings.LastIndex(text, values) + len(values)
+	pieces := strings.Split(text[at:], "$")
+	for i, piece := range pieces[1:] {
+		pieces[i+1] = strings.TrimLeft(piece, "0123456789")
+	}
+	var b strings.Builder
+	b.Grow(at + n*(len(text)-at+2*len(pieces)))
+	b.WriteString(text[:at])
+	for row := range n {
+		if row > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(pieces[0])
+		for i, piece := range pieces[1:] {
+			b.WriteByte('$')
+			b.WriteString(strconv.Itoa(row*(len(pieces)-1) + i + 1))
+			b.WriteString(piece)
+		}
+	}
+	return b.String()
 }
 
 // snake turns ClaimGroup into claim_group.

@@ -79,3 +79,40 @@ func TestLoad_RefusesWhatDoesNotMatch(t *testing.T) {
 		}()
 	}
 }
+
+func TestLoad_NumbersTables(t *testing.T) {
+	t.Parallel()
+	const numbered = `-- name: clear_# for 0 to 1
+-- No plan.
+truncate {{outbox_#}};
+
+-- name: drop_day
+-- No plan.
+drop table {{history_#}}
+`
+	var q struct {
+		Clear   [2]string
+		DropDay func(number string) string
+	}
+	statements.Load(&q, folder(numbered), "sqlite", names.Names{Prefix: "p_"})
+	if q.Clear != [2]string{`truncate "p_outbox_0"`, `truncate "p_outbox_1"`} || q.DropDay("20260102") != `drop table "p_history_20260102"` {
+		t.Errorf("got %+v, %s", q, q.DropDay("20260102"))
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("a table was named by more than digits")
+		}
+	}()
+	q.DropDay(`0"; drop table x`)
+}
+
+func TestForRows_NumbersTheParameters(t *testing.T) {
+	t.Parallel()
+	const one = "insert into t (a, b)\nvalues ($1, now() + $2::bigint)"
+	if got := statements.ForRows(one, 1); got != one {
+		t.Errorf("got %s", got)
+	}
+	if got := statements.ForRows(one, 3); got != "insert into t (a, b)\nvalues ($1, now() + $2::bigint), ($3, now() + $4::bigint), ($5, now() + $6::bigint)" {
+		t.Errorf("got %s", got)
+	}
+}

@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/statements"
 )
 
-var parameter = regexp.MustCompile(`\$([0-9]+)`)
+var parameter = regexp.MustCompile(`[$?]([0-9]+)`)
 
 var used = regexp.MustCompile(`USING (?:COVERING )?INDEX ([a-z0-9_]+)`)
 
