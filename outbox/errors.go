@@ -3,8 +3,6 @@ package outbox
 import (
 	"errors"
 	"fmt"
-
-	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 var (
@@ -35,19 +33,19 @@ var (
 	// an id that is in use, for example after a logical replication or a partial
 	// restore. New rows would take ids of old ones. Run "oncemill repair-sequence",
 	// which locks writers out while it sets the sequence.
-	ErrSequenceBehind = outboxstore.ErrSequenceBehind
+	ErrSequenceBehind = errors.New("outbox: the id sequence is behind its rows; run oncemill repair-sequence")
 
 	// ErrReadOnly is returned by a relay at its start if its database accepts no
 	// writes: a standby, or a role or database with default_transaction_read_only.
 	// Connect to the primary, or promote the standby, and start the relay again. A
 	// running relay logs the condition, publishes nothing once its leases have expired,
 	// and resumes when the server accepts writes.
-	ErrReadOnly = outboxstore.ErrReadOnly
+	ErrReadOnly = errors.New("outbox: the database is read-only; connect to the primary, or promote this server")
 
 	// ErrSequenceCached is returned by a relay at its start if the id sequence has a
 	// cache above 1. Sessions would take ids in blocks, and the order of a key would be
 	// lost. Set it with alter sequence ... cache 1.
-	ErrSequenceCached = outboxstore.ErrSequenceCached
+	ErrSequenceCached = errors.New("outbox: the id sequence has a cache above 1; run alter sequence with cache 1")
 )
 
 // MessageError names the message and the field that cannot be published. Nothing of the

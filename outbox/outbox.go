@@ -130,7 +130,7 @@ type Outbox struct {
 	store outboxstore.Store
 	calls *bounded.Calls // of RunInTx
 
-	inserts *inserts
+	prepared prepared
 
 	commits signal // of this process; Notifiers pass them on
 	wake    signal // those, and a Listener's notifications; relays receive it
@@ -193,7 +193,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, cfg: cfg, store: newStore(db, resolved, cfg), calls: bounded.New(mostAbandoned), inserts: newInserts(resolved)}, nil
+	return &Outbox{db: db, cfg: cfg, store: outboxstore.Open(db, resolved), calls: bounded.New(mostAbandoned)}, nil
 }
 
 // RunInTx runs fn in a new transaction, which the context also carries. It then commits
@@ -245,7 +245,7 @@ func (o *Outbox) runOnce(ctx context.Context, fn func(ctx context.Context, tx *s
 	// A no-op after Commit; after an error or a panic of fn it is the rollback.
 	defer tx.Rollback()
 	within := oncemill.ContextWithTx(ctx, tx.Raw)
-	if stmt := o.inserts.prepared.Load(); stmt != nil {
+	if stmt := o.prepared.insert.Load(); stmt != nil {
 		within = context.WithValue(within, ownKey{o}, &ownTx{tx: tx, prepared: stmt})
 	}
 	if err := fn(within, tx.Raw); err != nil {
@@ -277,11 +277,3 @@ func (o *Outbox) Config() Config { return o.cfg }
 
 // DB returns the database passed to New.
 func (o *Outbox) DB() *sql.DB { return o.db }
-
-func newStore(db *sql.DB, names database.Database, cfg Config) outboxstore.Store {
-	history := cfg.History
-	if history == NoHistory {
-		history = 0
-	}
-	return outboxstore.Open(db, names, outboxstore.Config{History: history, Logger: cfg.Logger})
-}

@@ -23,6 +23,9 @@ const (
 
 	// archiveAbandoned is how many such calls may be left behind at a time.
 	archiveAbandoned = 2
+
+	archiveRows  = 500
+	archiveBytes = 8 << 20
 )
 
 // Archive calls Config.Archive with rows past their retention, a batch at a time, and
@@ -41,9 +44,10 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 		}
 	}()
 	archive := q.box.Config().Archive
+	limits := outboxstore.ExpiredLimits{Retention: q.retention, Rows: archiveRows, Bytes: archiveBytes}
 	for last := (outboxstore.Expired{}); ; {
 		batch, err := bounded.Do(ctx, q.archiving, archiveReadLimit, func(ctx context.Context) (outboxstore.Expired, error) {
-			return q.store.Expired(ctx, guard, last)
+			return q.store.Expired(ctx, guard, last, limits)
 		})
 		if err != nil || len(batch.Rows) == 0 {
 			return archived, noAnswer(err)

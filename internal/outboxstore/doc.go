@@ -1,3 +1,3 @@
 // Package outboxstore holds the tables of an outbox: outbox, outbox_history and
-// scheduled.
+// scheduled. It decides nothing about when to do what; see package outboxqueue.
 package outboxstore

@@ -35,6 +35,26 @@ type HistoryFilter struct {
 	Limit      int
 }
 
+// Day is a partition of the history.
+type Day struct {
+	Name   string        // YYYYMMDD
+	Filled bool          // it has rows, dead ones included
+	Past   time.Duration // since its end, by the server's clock
+}
+
+// Retiring is what RetireHistoryDay does.
+type Retiring struct {
+	Drop  bool // instead of only emptying it
+	Empty bool // only if it has no rows
+}
+
+// ExpiredLimits bound a batch of Expired.
+type ExpiredLimits struct {
+	Retention time.Duration
+	Rows      int
+	Bytes     int // of payload and metadata; the last row may exceed it
+}
+
 // Expired is a batch of history rows past their retention.
 type Expired struct {
 	Rows   []HistoryRow
@@ -47,7 +67,7 @@ func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
 	var out []HistoryRow
 	for rows.Next() {
 		var r HistoryRow
@@ -60,8 +80,3 @@ func scanHistory(rows *sql.Rows, err error) ([]HistoryRow, error) {
 	}
 	return out, rows.Err()
 }
-
-const (
-	archiveRows  = 500
-	archiveBytes = 8 << 20
-)

@@ -6,73 +6,27 @@ import (
 	"maps"
 	"math"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
-// postgresHistory is the SQL of the delivered messages.
-type postgresHistory struct{ list, count, resend string }
-
-func newPostgresHistory(names database.Database) postgresHistory {
-	return postgresHistory{
-		list: names.Expand(postgresListHistory), count: names.Expand(postgresCountHistory), resend: names.Expand(postgresResend),
-	}
+func (s *postgres) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
+	args := append(historyArgs(f), f.After.ID, timeOrNull(f.After.RelayedAt), f.Limit)
+	return scanHistory(s.db.QueryContext(ctx, s.q.ListHistory, args...))
 }
 
-const (
-	postgresHistoryRow = `
-	h.lane, h.id, h.topic, h.message_id, h.key, h.payload, h.metadata,
-	(date_part('epoch', h.created_at) * 1000000)::bigint, (date_part('epoch', h.relayed_at) * 1000000)::bigint`
+func (s *postgres) CountHistory(ctx context.Context, f HistoryFilter) (n int, err error) {
+	err = s.db.QueryRowContext(ctx, s.q.CountHistory, historyArgs(f)...).Scan(&n)
+	return n, err
+}
 
-	// Planned for its parameters at each execution. A condition that is not set thus
-	// disappears before a plan is chosen, and times select the days.
-	postgresHistoryWhere = `
-	($1::bigint[] is null or h.id = any ($1::bigint[]))
-	and ($2::text[] is null or h.message_id = any ($2::text[]))
-	and ($3::text = '' or h.key = $3::text)
-	and ($4::text = '' or h.topic = $4::text)
-	and ($5::timestamptz is null or h.relayed_at >= $5::timestamptz)
-	and ($6::timestamptz is null or h.relayed_at < $6::timestamptz)`
-
-	// Served by the index on id of each day, merged: a page reads from where the
-	// previous one ended. Rows added meanwhile may have any id; a page shows its
-	// snapshot.
-	postgresListHistory = `
-select` + postgresHistoryRow + `
-from {{outbox_history}} h
-where` + postgresHistoryWhere + `
-	and ($7::bigint = 0 or h.id >= $7::bigint and (h.id, h.relayed_at) > ($7::bigint, $8::timestamptz))
-order by h.id, h.relayed_at
-limit $9`
-
-	postgresCountHistory = `
-select count(*)
-from (
-	select distinct h.message_id, h.topic
-	from {{outbox_history}} h
-	where` + postgresHistoryWhere + `
-) m`
-
-	// Ids are taken after the sort. The rows stay in the history: what is inserted is a
-	// copy, so two concurrent calls only send twice.
-	postgresResend = `
-insert into {{outbox}} (lane, topic, message_id, key, payload, metadata, created_at)
-select lane, topic, message_id, key, payload, metadata, created_at
-from (
-	select distinct on (h.message_id, h.topic) h.*
-	from {{outbox_history}} h
-	where` + postgresHistoryWhere + `
-	order by h.message_id, h.topic, h.id, h.relayed_at
-) first
-order by id, relayed_at
-limit $7`
-)
+func (s *postgres) Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (int64, error) {
+	return affected(tx.ExecContext(ctx, s.q.Resend, append(historyArgs(f), f.Limit)...))
+}
 
 // historyArgs are the parameters of the conditions.
 func historyArgs(f HistoryFilter) []any {
@@ -93,62 +47,118 @@ func timeOrNull(t time.Time) any {
 	return t
 }
 
-func (s *postgresStore) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
-	args := append(historyArgs(f), f.After.ID, timeOrNull(f.After.RelayedAt), f.Limit)
-	return scanHistory(s.db.QueryContext(ctx, s.past.list, args...))
-}
+const dayLayout = "20060102"
 
-func (s *postgresStore) CountHistory(ctx context.Context, f HistoryFilter) (n int, err error) {
-	err = s.db.QueryRowContext(ctx, s.past.count, historyArgs(f)...).Scan(&n)
-	return n, err
-}
+var (
+	// Creating a day takes no lock that a move or a reader waits for.
+	addDayLimits = shorttx.Limits{Lock: 2 * time.Second, Statement: 4 * time.Second}
 
-func (s *postgresStore) Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (int64, error) {
-	return affected(tx.ExecContext(ctx, s.past.resend, append(historyArgs(f), f.Limit)...))
-}
+	// Others queue behind the lock that a truncate or a drop waits for.
+	retireLimits = shorttx.Limits{Lock: 10 * time.Millisecond, Statement: 250 * time.Millisecond}
 
-const (
-	// Served by the index on id of the day. $1 is the last id of the previous batch,
-	// behind entries of deleted rows that vacuum has not removed yet; $2 the number of
-	// rows, $3 the byte budget.
-	postgresArchiveRead = `
-select` + postgresHistoryRow + `
-from (
-	select f.*,
-		sum(octet_length(f.payload) + octet_length(f.metadata))
-			over (order by f.id rows between unbounded preceding and 1 preceding) as bytes_before
-	from (select * from {{day}} where id > $1 order by id limit $2) f
-) h
-where coalesce(h.bytes_before, 0) < $3
-order by h.id`
-
-	// Only other archivers write to a day that is past its retention.
-	postgresArchiveDelete = `
-delete from {{day}} h
-using unnest((select $1::bigint[]), (select $2::text[]), (select $3::bigint[])) as c (id, message_id, relayed_micros)
-where h.id = c.id
-	and h.message_id = c.message_id
-	and h.relayed_at = timestamptz 'epoch' + c.relayed_micros * interval '1 microsecond'`
+	archiveLimits = shorttx.Limits{Lock: time.Second, Statement: 4 * time.Second}
 )
 
-var archiveLimits = shorttx.Limits{Lock: time.Second, Statement: 4 * time.Second}
+// historyDays returns the server's time (UTC), and the days that have a partition, with
+// whether the partition has any rows.
+func (s *postgres) historyDays(ctx context.Context) (now time.Time, days map[string]bool, err error) {
+	if err := s.db.QueryRowContext(ctx, s.q.Now).Scan(&now); err != nil {
+		return now, nil, err
+	}
+	rows, err := s.db.QueryContext(ctx, s.q.Days)
+	if err != nil {
+		return now, nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
+	days = map[string]bool{}
+	for rows.Next() {
+		var name string
+		var filled bool
+		if err := rows.Scan(&name, &filled); err != nil {
+			return now, nil, err
+		}
+		days[name] = filled
+	}
+	return now.UTC(), days, rows.Err()
+}
 
-func (s *postgresStore) Expired(ctx context.Context, guard Guard, behind Expired) (Expired, error) {
+func (s *postgres) HistoryDays(ctx context.Context, ahead int) (missing []string, days []Day, err error) {
+	now, filled, err := s.historyDays(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	today := now.Truncate(24 * time.Hour)
+	for i := range ahead + 1 {
+		name := today.AddDate(0, 0, i).Format(dayLayout)
+		if _, exists := filled[name]; !exists {
+			missing = append(missing, name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(filled)) {
+		if day, err := time.Parse(dayLayout, name); err == nil { // or it is not one of ours
+			days = append(days, Day{Name: name, Filled: filled[name], Past: past(now, day)})
+		}
+	}
+	return missing, days, nil
+}
+
+// past returns the time since the end of a day.
+func past(now, day time.Time) time.Duration { return now.Sub(day.AddDate(0, 0, 1)) }
+
+func (s *postgres) AddHistoryDay(ctx context.Context, guard Guard, day string) (bool, error) {
+	return s.guarded(ctx, addDayLimits, guard, func(tx *sql.Tx) (bool, error) {
+		if exists, err := s.lockedDay(ctx, tx, day); err != nil || exists {
+			return false, err
+		}
+		_, err := tx.ExecContext(ctx, s.q.AddDay(day))
+		return true, err
+	})
+}
+
+func (s *postgres) RetireHistoryDay(ctx context.Context, guard Guard, day string, how Retiring) (bool, error) {
+	text := s.q.TruncateDay(day)
+	if how.Drop {
+		text = s.q.DropDay(day)
+	}
+	return s.guarded(ctx, retireLimits, guard, func(tx *sql.Tx) (bool, error) {
+		if exists, err := s.lockedDay(ctx, tx, day); err != nil || !exists {
+			return false, err
+		}
+		if how.Empty {
+			return ifEmpty(ctx, tx, s.q.DayEmpty(day), s.q.LockDayWriters(day), s.q.LockDay(day), text)
+		}
+		_, err := tx.ExecContext(ctx, text)
+		return true, err
+	})
+}
+
+// lockedDay locks the history against other upkeep, then reports whether a day has a
+// partition.
+func (s *postgres) lockedDay(ctx context.Context, tx *sql.Tx, day string) (exists bool, err error) {
+	if _, err := tx.ExecContext(ctx, s.q.LockHistory); err != nil {
+		return false, err
+	}
+	err = tx.QueryRowContext(ctx, s.q.HasDay(day)).Scan(&exists)
+	return exists, err
+}
+
+func (s *postgres) PurgeHistory(context.Context, Guard, time.Duration) (int64, error) { return 0, nil }
+
+func (s *postgres) Expired(ctx context.Context, guard Guard, behind Expired, limits ExpiredLimits) (Expired, error) {
 	now, days, err := s.historyDays(ctx)
 	if err != nil {
 		return Expired{}, err
 	}
 	for _, name := range slices.Sorted(maps.Keys(days)) {
 		day, err := time.Parse(dayLayout, name)
-		if err != nil || !days[name] || s.expiredFor(now, day) <= 0 || name < behind.day {
+		if err != nil || !days[name] || past(now, day) <= limits.Retention || name < behind.day {
 			continue // not one of ours, empty, still kept, or done
 		}
 		after := int64(math.MinInt64)
 		if name == behind.day {
 			after = behind.Rows[len(behind.Rows)-1].ID
 		}
-		read := strings.ReplaceAll(postgresArchiveRead, "{{day}}", s.upkeep.dayTable(name))
-		rows, err := scanHistory(s.db.QueryContext(ctx, read, after, archiveRows, archiveBytes))
+		rows, err := scanHistory(s.db.QueryContext(ctx, s.q.ArchiveRead(name), after, limits.Rows, limits.Bytes))
 		if err != nil {
 			return Expired{}, err
 		}
@@ -164,10 +174,9 @@ func (s *postgresStore) Expired(ctx context.Context, guard Guard, behind Expired
 	return Expired{}, nil
 }
 
-func (s *postgresStore) Forget(ctx context.Context, guard Guard, batch Expired) (bool, error) {
-	remove := strings.ReplaceAll(postgresArchiveDelete, "{{day}}", s.upkeep.dayTable(batch.day))
+func (s *postgres) Forget(ctx context.Context, guard Guard, batch Expired) (bool, error) {
 	return s.guarded(ctx, archiveLimits, guard, func(tx *sql.Tx) (bool, error) {
-		_, err := tx.ExecContext(ctx, remove, archivedArgs(batch.Rows)...)
+		_, err := tx.ExecContext(ctx, s.q.ArchiveDelete(batch.day), archivedArgs(batch.Rows)...)
 		return true, err
 	})
 }

@@ -49,7 +49,7 @@ type Row struct {
 	Hollow bool
 
 	// Missing is the length of the payload if it was too long to be read; see
-	// [Queue.ReadPiece]. 0: it was read.
+	// ReadPiece. 0: it was read.
 	Missing int
 }
 
@@ -100,7 +100,13 @@ type Ahead struct {
 	Unordered bool // keys do not order rows
 }
 
-// Removal is the result of Remove.
+// Removing is how Remove removes rows.
+type Removing struct {
+	Move       bool // into the history
+	SkipLocked bool // rows that others have locked are returned
+}
+
+// Removal is the result of outboxqueue.Queue.Remove.
 type Removal struct {
 	// Missed is the number of rows that were removed but not kept in the history,
 	// because it could not be written.
@@ -109,18 +115,4 @@ type Removal struct {
 	// Locked are rows that still exist because another transaction has locked them.
 	// Remove them again later.
 	Locked []Ref
-}
-
-// Maintained is the result of Maintain.
-type Maintained struct {
-	Truncated int   // partitions of the ring emptied of dead rows
-	Blocked   int   // partitions of the ring not truncated because of a lock; see Held
-	Turned    int   // 1: ids moved to the next partition early, since reads passed over too many dead rows
-	Made      int   // partitions of the history created
-	Retired   int64 // partitions (PostgreSQL) or rows (SQLite) of the history removed
-
-	// Again is set if another call is worthwhile sooner than usual: a partition is to
-	// be truncated that others lock only briefly. It is the time to wait before that
-	// call; 0: none is due.
-	Again time.Duration
 }

@@ -1,15 +1,100 @@
 package outboxstore
 
 import (
-	"context"
-	"strconv"
-	"strings"
+	"math"
 	"time"
-
-	"github.com/oncemill/oncemill"
 )
 
-// Moved is the result of MoveDue.
+// ScheduledRow is a message for a later time.
+type ScheduledRow struct {
+	Row
+	Micros   int64 // since 1970, or from now on if Relative
+	Relative bool
+}
+
+// Position is a position in the order in which scheduled messages are due.
+type Position struct {
+	At  string // as the database writes it
+	Seq int64
+}
+
+// All messages are behind Beginning and up to End.
+var (
+	Beginning = Position{At: "-infinity"}
+	End       = Position{At: "infinity"}
+)
+
+// Scheduled identifies a scheduled message.
+type Scheduled struct {
+	Position
+	Key string
+}
+
+// Due is the first scheduled message.
+type Due struct {
+	In    time.Duration // until it is due; longer times may be shortened to a day
+	Bytes int64         // of payload and metadata; 0 if size does not matter
+}
+
+// dueIn converts microseconds. Far in the future, the duration would overflow.
+func dueIn(micros int64) time.Duration {
+	return time.Duration(min(micros, (24*time.Hour).Microseconds())) * time.Microsecond
+}
+
+// Passed are scheduled messages to pass over.
+type Passed struct {
+	Seqs []int64
+	Keys []string // all messages of these
+	UpTo Position // and all messages up to it
+}
+
+// Choice selects the due messages that a transaction moves: those up to End that are not
+// passed over.
+type Choice struct {
+	Passed
+	End         Position
+	Look        int   // how many messages to look at
+	Rows        int   // how many of them to move
+	Bytes       int64 // of payload and metadata of all; the last message may exceed it
+	Least, Most int64 // bytes of each message
+	Only        int64 // the Seq of the only message to move; 0: all
+
+	// Singly moves one message after the other for so long. Those that cannot be moved
+	// are returned as refused, and do not keep others from moving. 0: all at once.
+	Singly time.Duration
+}
+
+// MostBytes is the largest size of a row.
+const MostBytes = math.MaxInt32
+
+// Batch is the result of MoveDue. After an error it holds what was chosen, as far as
+// that is known.
+type Batch struct {
+	Moved   int
+	Chosen  []Scheduled
+	Refused []Refusal // of a choice with Singly
+	Waiting []string  // keys of which a message was passed over
+	Last    Position  // everything up to it was tried, or waits; zero if nothing was found
+}
+
+// Refusal is a message that could not be moved.
+type Refusal struct {
+	Scheduled
+	Err *RowError
+}
+
+// RowError is an error that a message may have caused: it takes too long, waits for
+// locks, or is refused by the outbox or by a trigger on it. Errors of a server that
+// serves nobody are none.
+type RowError struct {
+	TookLong bool
+	cause    error
+}
+
+func (e *RowError) Error() string { return e.cause.Error() }
+func (e *RowError) Unwrap() error { return e.cause }
+
+// Moved is the result of outboxqueue.Queue.MoveDue.
 type Moved struct {
 	Rows int // messages moved into the outbox
 
@@ -25,67 +110,4 @@ type Moved struct {
 	// Failed reports that a message, or a batch, could not be moved. Others, or a
 	// smaller batch, may be moved at once.
 	Failed bool
-}
-
-// Due is the first scheduled message.
-type Due struct {
-	In    time.Duration // until it is due
-	Bytes int64         // of payload and metadata
-}
-
-const (
-	moveRows  = 2000
-	moveBytes = 8 << 20
-
-	moveIdle = time.Second // something may be scheduled for an earlier time meanwhile
-)
-
-// ScheduledRow is a message for a later time.
-type ScheduledRow struct {
-	Row
-	Micros   int64 // since 1970, or from now on if Relative
-	Relative bool
-}
-
-func scheduleArgs(rows []ScheduledRow) []any {
-	args := make([]any, 0, len(rows)*scheduleColumns)
-	for _, r := range rows {
-		relative := 0
-		if r.Relative {
-			relative = 1
-		}
-		args = append(args, r.Lane, r.Topic, r.MessageID, r.Key, r.Payload, r.Metadata, relative, r.Micros)
-	}
-	return args
-}
-
-const scheduleColumns = 8
-
-// scheduleText returns head with n rows of values. parts are the texts around the
-// parameters of a row.
-func scheduleText(head string, parts [scheduleColumns + 1]string, n int) string {
-	var b strings.Builder
-	b.WriteString(head)
-	for i := range n * scheduleColumns {
-		column := i % scheduleColumns
-		if column == 0 && i > 0 {
-			b.WriteString(", ")
-		}
-		b.WriteString(parts[column])
-		b.WriteByte('$')
-		b.WriteString(strconv.Itoa(i + 1))
-		if column == scheduleColumns-1 {
-			b.WriteString(parts[scheduleColumns])
-		}
-	}
-	return b.String()
-}
-
-func scheduleRows(ctx context.Context, tx oncemill.ExecTx, rows []ScheduledRow, most int, head string, parts [scheduleColumns + 1]string) error {
-	for chunk := range chunks(rows, most, func(r *ScheduledRow) *Row { return &r.Row }) {
-		if _, err := tx.ExecContext(ctx, scheduleText(head, parts, len(chunk)), scheduleArgs(chunk)...); err != nil {
-			return err
-		}
-	}
-	return nil
 }

@@ -1,24 +1,26 @@
-package outboxstore
+package outboxqueue
 
 import (
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
-// patience decides how the upkeep asks for the lock on a partition that others hold,
+// lockBackoff decides how the upkeep asks for the lock on a partition that others hold,
 // since readers queue behind each attempt.
 //
 // Short-lived holders are reads. The next attempt waits up to twice as long, to outlast
 // them. It is not postponed, since dead rows make reads longer. Behind a holder that
 // stays (a dump) an attempt is futile: the next one waits for as long as that has
 // lasted already, and at most half a minute.
-type patience struct {
+type lockBackoff struct {
 	mu      sync.Mutex // guards what follows
 	doubled int        // how often the lock timeout was doubled; reads lock all partitions
-	parts   [4]partPatience
+	parts   [outboxstore.Partitions]partitionBackoff
 }
 
-type partPatience struct {
+type partitionBackoff struct {
 	blocked bool // according to the last attempt
 	until   time.Time
 	seen    map[string]time.Time // transactions that held the lock after an attempt, since when
@@ -37,50 +39,50 @@ const (
 )
 
 // may reports whether a partition may be tried, and how long to wait for its lock.
-func (p *patience) may(i int, now time.Time) (wait time.Duration, ok bool) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return shortestWait << p.doubled, !now.Before(p.parts[i].until)
+func (b *lockBackoff) may(i int, now time.Time) (wait time.Duration, ok bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return shortestWait << b.doubled, !now.Before(b.parts[i].until)
 }
 
 // pause returns the time to wait before the next attempt, or 0 if it is to be
 // postponed: readers get four times as long as an attempt may keep them waiting.
-func (p *patience) pause(i int, now time.Time) time.Duration {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if now.Before(p.parts[i].until) {
+func (b *lockBackoff) pause(i int, now time.Time) time.Duration {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if now.Before(b.parts[i].until) {
 		return 0
 	}
-	return max(soonest, 4*shortestWait<<p.doubled)
+	return max(soonest, 4*shortestWait<<b.doubled)
 }
 
 // free records that nobody blocks the upkeep.
-func (p *patience) free(i int) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.parts[i] = partPatience{}
+func (b *lockBackoff) free(i int) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.parts[i] = partitionBackoff{}
 }
 
 // allFree records that nothing is to be truncated.
-func (p *patience) allFree() {
-	for i := range p.parts {
-		p.free(i)
+func (b *lockBackoff) allFree() {
+	for i := range b.parts {
+		b.free(i)
 	}
 }
 
 // granted records that the lock was granted.
-func (p *patience) granted(i int) {
-	p.free(i)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.doubled = max(0, p.doubled-1)
+func (b *lockBackoff) granted(i int) {
+	b.free(i)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.doubled = max(0, b.doubled-1)
 }
 
 // refused records a failed attempt, and the transactions that hold the lock now.
-func (p *patience) refused(i int, now time.Time, holders []string) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	part := &p.parts[i]
+func (b *lockBackoff) refused(i int, now time.Time, holders []string) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	part := &b.parts[i]
 	seen := make(map[string]time.Time, len(holders))
 	var longest time.Duration
 	for _, h := range holders {
@@ -93,39 +95,20 @@ func (p *patience) refused(i int, now time.Time, holders []string) {
 	}
 	part.blocked, part.seen = true, seen
 	if longest < longHeld {
-		p.doubled = min(p.doubled+1, mostDoubled)
+		b.doubled = min(b.doubled+1, mostDoubled)
 		return
 	}
-	p.doubled, part.until = 0, now.Add(min(longest, longestBackoff))
+	b.doubled, part.until = 0, now.Add(min(longest, longestBackoff))
 }
 
 // blocked reports whether the last attempt on any partition was blocked.
-func (p *patience) blocked() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for i := range p.parts {
-		if p.parts[i].blocked {
+func (b *lockBackoff) blocked() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.parts {
+		if b.parts[i].blocked {
 			return true
 		}
 	}
 	return false
-}
-
-// rest is a period during which something is not retried.
-type rest struct {
-	mu    sync.Mutex // guards what follows
-	until time.Time
-}
-
-func (r *rest) begin(until time.Time) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.until = until
-}
-
-// lasts reports whether the rest is not over.
-func (r *rest) lasts(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return now.Before(r.until)
 }

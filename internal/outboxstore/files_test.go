@@ -1,0 +1,4 @@
+package outboxstore
+
+// Files are the statements, for the test that explains them.
+var Files = statementFiles

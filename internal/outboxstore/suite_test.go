@@ -1,0 +1,339 @@
+package outboxstore_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+func TestStore_InsertKeepsTheOrder(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		ids := numbered("m", 250) // SQLite takes several statements
+		rows := f.insert(t, ids...)
+		expectIDs(t, "inserted", rows, ids...)
+		if r := rows[7]; string(r.Payload) != "payload of m7" || r.Key != "key of m7" || r.Topic != "orders" || r.Hollow {
+			t.Errorf("read %+v", r)
+		}
+		one, err := f.PrepareInsert(t.Context())
+		must(t, err)
+		defer one.Close()
+		_, err = one.ExecContext(t.Context(), outboxstore.InsertArgs(message("prepared", ""))...)
+		must(t, err)
+		expectIDs(t, "prepared", f.read(t)[250:], "prepared")
+	})
+}
+
+func TestStore_ReadPassesOverWhatIsKnownOrBusy(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		rows := f.insert(t, "a", "b", "c", "d", "e")
+		f.inTx(t, func(tx *sql.Tx) error {
+			other := message("other", "")
+			other.Lane, other.Topic = 1, "paused"
+			return f.Insert(t.Context(), tx, []outboxstore.Row{other})
+		})
+		read := func(req outboxstore.ReadRequest) []outboxstore.Row {
+			t.Helper()
+			if req.Lanes == nil {
+				req.Lanes = []int{3}
+			}
+			if req.Bytes == 0 {
+				req.Bytes = 1 << 20
+			}
+			if req.Rows == 0 {
+				req.Rows = 100
+			}
+			rows, err := f.Read(t.Context(), req)
+			must(t, err)
+			return rows
+		}
+		expectIDs(t, "two rows", read(outboxstore.ReadRequest{Rows: 2}), "a", "b")
+		expectIDs(t, "one byte", read(outboxstore.ReadRequest{Bytes: 1}), "a")
+		expectIDs(t, "lanes in the order of the request", read(outboxstore.ReadRequest{Lanes: []int{3, 1}, Rows: 2}), "a", "b", "other")
+		expectIDs(t, "busy", read(outboxstore.ReadRequest{Busy: []string{"key of a", "key of c"}}), "b", "d", "e")
+		expectIDs(t, "known", read(outboxstore.ReadRequest{Known: []outboxstore.Known{rows[0].Known(), rows[2].Known()}}), "b", "d", "e")
+		again := rows[0].Known() // a row of a server that is gone
+		again.CreatedAt = again.CreatedAt.Add(-time.Microsecond)
+		expectIDs(t, "known by its id alone", read(outboxstore.ReadRequest{Known: []outboxstore.Known{again}, Rows: 1}), "a")
+		hollow := read(outboxstore.ReadRequest{Lanes: []int{1}, Hollow: []string{"paused"}})
+		if len(hollow) != 1 || !hollow[0].Hollow || hollow[0].Payload != nil || hollow[0].Metadata != nil {
+			t.Errorf("hollow: %+v", hollow)
+		}
+	})
+}
+
+func TestStore_ReadPieceIsOfTheRowAlone(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		row := f.insert(t, "a")[0]
+		piece, err := f.ReadPiece(t.Context(), row.Ref, 3, 4)
+		if string(piece) != "load" || err != nil {
+			t.Errorf("got %q, %v", piece, err)
+		}
+		for other, ref := range impostors(row.Ref) {
+			if piece, err := f.ReadPiece(t.Context(), ref, 3, 4); len(piece) > 0 || err != nil {
+				t.Errorf("another %s: got %q, %v", other, piece, err)
+			}
+		}
+	})
+}
+
+func TestStore_ReadAheadLeavesWhatWaitsForItsKey(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		rows := []outboxstore.Row{message("a/1", "a"), message("b/1", "b"), message("a/2", "a"), message("free", ""), message("c/1", "c"), message("b/2", "b")}
+		f.inTx(t, func(tx *sql.Tx) error { return f.Insert(t.Context(), tx, rows) })
+		stored := f.read(t)
+		ahead := outboxstore.Ahead{Topics: []string{"orders"}, Look: 4, Scan: 100}
+		req := outboxstore.ReadRequest{Lanes: []int{3}, Rows: 100, Bytes: 1 << 20}
+		look := func() []outboxstore.Row {
+			t.Helper()
+			rows, err := f.ReadAhead(t.Context(), req, ahead)
+			must(t, err)
+			return rows
+		}
+		expectIDs(t, "the newest four", look(), "free", "c/1")
+		req.Known = []outboxstore.Known{stored[0].Known()}
+		expectIDs(t, "a is known", look(), "a/2", "free", "c/1")
+		ahead.Scan = 6
+		expectIDs(t, "not all is scanned", look(), "free")
+		ahead.Unordered = true
+		expectIDs(t, "keys do not order", look(), "a/2", "free", "c/1", "b/2")
+	})
+}
+
+// remove removes rows in each way that applies to them.
+func (f *fixture) remove(t *testing.T, rows []outboxstore.Ref, move bool) (removed int) {
+	t.Helper()
+	groups, rest := f.ByCTID(rows)
+	for _, group := range groups {
+		done, err := f.RemoveAt(t.Context(), group, move)
+		must(t, err)
+		if done {
+			removed += len(group)
+		}
+	}
+	for _, skip := range []bool{false, true} {
+		n, locked, err := f.Remove(t.Context(), rest, outboxstore.Removing{Move: move, SkipLocked: skip})
+		if must(t, err); len(locked) > 0 {
+			t.Errorf("%d rows are locked", len(locked))
+		}
+		removed += n
+	}
+	return removed
+}
+
+func TestStore_RemoveMatchesTheWholeIdentity(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		for _, move := range []bool{true, false} {
+			rows := refs(f.insert(t, numbered("m", 100)...))
+			for name := range impostors(rows[0]) {
+				others := slices.Clone(rows)
+				for i, r := range rows {
+					others[i] = impostors(r)[name]
+					if name == "id" {
+						others[i].ID = r.ID + 1000
+					}
+				}
+				if n := f.remove(t, others, move); n != 0 {
+					t.Errorf("%d rows were removed as those of another %s", n, name)
+				}
+				one := impostors(rows[0])[name] // one of many, which are removed together
+				if groups, _ := f.ByCTID(rows); len(groups) > 0 && len(groups[0]) == len(rows) && name != "id" {
+					done, err := f.RemoveAt(t.Context(), append([]outboxstore.Ref{one}, rows[1:]...), move)
+					if must(t, err); done {
+						t.Errorf("a group was removed with a row of another %s", name)
+					}
+				}
+			}
+			if n := f.remove(t, rows, move); n != len(rows) {
+				t.Errorf("%d rows were removed", n)
+			}
+			if n := f.remove(t, rows, move); n != 0 {
+				t.Errorf("%d rows were removed twice", n)
+			}
+			if n := len(f.read(t)); n != 0 {
+				t.Errorf("%d rows are left", n)
+			}
+		}
+		if n := f.count(t, "outbox_history"); n != 100 {
+			t.Errorf("%d rows are in the history", n)
+		}
+	})
+}
+
+func TestStore_RemoveReturnsWhatIsLocked(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		if f.isSQLite() {
+			return // it locks no rows
+		}
+		rows := refs(f.insert(t, "a", "b", "c"))
+		tx, err := f.db.BeginTx(t.Context(), nil)
+		must(t, err)
+		defer tx.Rollback()
+		_, err = tx.ExecContext(t.Context(), f.where.Expand(`select from {{outbox}} where id = $1 for update`), rows[1].ID)
+		must(t, err)
+		if _, _, err := f.Remove(t.Context(), rows, outboxstore.Removing{}); !sqlerr.TimedOut(err) {
+			t.Errorf("got %v", err)
+		}
+		removed, locked, err := f.Remove(t.Context(), rows, outboxstore.Removing{SkipLocked: true})
+		if must(t, err); removed != 2 || len(locked) != 1 || locked[0].ID != rows[1].ID {
+			t.Errorf("removed %d, locked %v", removed, locked)
+		}
+	})
+}
+
+// due chooses all that is due.
+var due = outboxstore.Choice{
+	Passed: outboxstore.Passed{UpTo: outboxstore.Beginning}, End: outboxstore.End,
+	Look: 1000, Rows: 1000, Bytes: math.MaxInt64, Most: outboxstore.MostBytes,
+}
+
+func (f *fixture) schedule(t *testing.T, at time.Time, ids ...string) {
+	t.Helper()
+	rows := make([]outboxstore.ScheduledRow, len(ids))
+	for i, id := range ids {
+		rows[i] = outboxstore.ScheduledRow{Row: message(id, ""), Micros: at.UnixMicro()}
+	}
+	f.inTx(t, func(tx *sql.Tx) error { return f.Schedule(t.Context(), tx, rows) })
+}
+
+func TestStore_MoveDueMovesInOrder(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		over := outboxstore.Passed{UpTo: outboxstore.Beginning}
+		if _, found, err := f.NextDue(t.Context(), over); found || err != nil {
+			t.Errorf("found %v, %v", found, err)
+		}
+		now := time.Now()
+		f.schedule(t, now.Add(100*time.Hour), "later")
+		if next, found, err := f.NextDue(t.Context(), over); !found || err != nil || next.In < time.Hour {
+			t.Errorf("next: %+v, %v, %v", next, found, err)
+		}
+		ids := numbered("second", 250)
+		f.schedule(t, now.Add(-time.Hour), ids...)
+		f.schedule(t, now.Add(-2*time.Hour), "first")
+		f.inTx(t, func(tx *sql.Tx) error {
+			row := outboxstore.ScheduledRow{Row: message("relative", ""), Micros: (100 * time.Hour).Microseconds(), Relative: true}
+			return f.Schedule(t.Context(), tx, []outboxstore.ScheduledRow{row})
+		})
+		if next, found, err := f.NextDue(t.Context(), over); !found || err != nil || next.In > 0 {
+			t.Errorf("next: %+v, %v, %v", next, found, err)
+		}
+		batch, err := f.MoveDue(t.Context(), holds, limits, due)
+		if must(t, err); batch.Moved != 251 {
+			t.Errorf("moved %d", batch.Moved)
+		}
+		expectIDs(t, "moved", f.read(t), append([]string{"first"}, ids...)...)
+		if n := f.count(t, "scheduled"); n != 2 {
+			t.Errorf("%d are left", n)
+		}
+	})
+}
+
+func TestStore_CancelPreventsTheMove(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		f.schedule(t, time.Now().Add(-time.Hour), "a", "b", "b")
+		f.inTx(t, func(tx *sql.Tx) error {
+			n, err := f.Cancel(t.Context(), tx, "b")
+			if n != 2 {
+				t.Errorf("cancelled %d", n)
+			}
+			return err
+		})
+		_, err := f.MoveDue(t.Context(), holds, limits, due)
+		must(t, err)
+		expectIDs(t, "moved", f.read(t), "a")
+	})
+}
+
+// On PostgreSQL a choice passes over messages, and a message that a trigger refuses keeps
+// no other from moving.
+func TestStore_MoveDueKeepsToItsChoice(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		if f.isSQLite() {
+			return // it moves what comes first
+		}
+		f.schedule(t, time.Now().Add(-time.Hour), "1", "2", "3")
+		f.exec(t, `create function {{refuse}}() returns trigger language plpgsql as $$ begin raise 'refused'; end $$`)
+		f.exec(t, `create trigger refuse before insert on {{outbox}} for each row when (new.message_id = '2') execute function {{refuse}}()`)
+		_, err := f.MoveDue(t.Context(), holds, limits, due)
+		if cause := (*outboxstore.RowError)(nil); !errors.As(err, &cause) || cause.TookLong {
+			t.Errorf("got %v", err)
+		}
+		choice := due
+		choice.Seqs = []int64{1}
+		choice.Singly = time.Minute
+		batch, err := f.MoveDue(t.Context(), holds, limits, choice)
+		if must(t, err); batch.Moved != 1 || len(batch.Refused) != 1 || batch.Refused[0].Seq != 2 {
+			t.Errorf("got %+v", batch)
+		}
+		expectIDs(t, "moved", f.read(t), "3")
+		choice = due
+		choice.Only = 1
+		_, err = f.MoveDue(t.Context(), holds, limits, choice)
+		must(t, err)
+		expectIDs(t, "the only one", f.read(t), "3", "1")
+		size, err := f.NextLarge(t.Context(), outboxstore.Passed{UpTo: outboxstore.Beginning}, 3)
+		if must(t, err); size != int64(len("payload of 2{}")) {
+			t.Errorf("the next large one has %d bytes", size)
+		}
+	})
+}
+
+// Whoever has lost the lease changes nothing.
+func TestStore_NothingHappensWithoutTheLease(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		failure := errors.New("no answer")
+		fails := func(context.Context, *sql.Tx) (bool, error) { return false, failure }
+		f.schedule(t, time.Now().Add(-time.Hour), "due")
+		f.remove(t, refs(f.insert(t, "old")), true)
+		f.age(t)
+		batch, err := f.Expired(t.Context(), holds, outboxstore.Expired{}, expired)
+		if must(t, err); len(batch.Rows) != 1 {
+			t.Fatalf("expired: %+v", batch)
+		}
+		before, err := f.LastID(t.Context())
+		must(t, err)
+		for _, guard := range []outboxstore.Guard{lost, fails} {
+			for name, act := range map[string]func() (bool, error){
+				"MoveDue": func() (bool, error) {
+					batch, err := f.MoveDue(t.Context(), guard, limits, due)
+					return batch.Moved > 0, err
+				},
+				"PurgeHistory": func() (bool, error) {
+					n, err := f.PurgeHistory(t.Context(), guard, expired.Retention)
+					return n > 0, err
+				},
+				"Expired": func() (bool, error) {
+					batch, err := f.Expired(t.Context(), guard, outboxstore.Expired{}, expired)
+					return len(batch.Rows) > 0, err
+				},
+				"Forget":            func() (bool, error) { return f.Forget(t.Context(), guard, batch) },
+				"AdvanceIDs":        func() (bool, error) { return f.AdvanceIDs(t.Context(), guard) },
+				"TruncatePartition": func() (bool, error) { return f.TruncatePartition(t.Context(), guard, limits, 2) },
+				"AddHistoryDay":     func() (bool, error) { return f.AddHistoryDay(t.Context(), guard, "20010101") },
+				"RetireHistoryDay": func() (bool, error) {
+					return f.RetireHistoryDay(t.Context(), guard, oldDay, outboxstore.Retiring{})
+				},
+			} {
+				did, err := act()
+				if did || err != nil && !errors.Is(err, failure) {
+					t.Errorf("%s: did %v, %v", name, did, err)
+				}
+			}
+		}
+		if n := f.count(t, "scheduled"); n != 1 {
+			t.Errorf("%d messages are scheduled", n)
+		}
+		if n := f.count(t, "outbox_history"); n != 1 {
+			t.Errorf("%d rows are in the history", n)
+		}
+		if last, err := f.LastID(t.Context()); last != before || err != nil {
+			t.Errorf("the last id is %d, was %d, %v", last, before, err)
+		}
+	})
+}
