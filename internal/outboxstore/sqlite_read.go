@@ -98,7 +98,7 @@ func (s *sqlite) query(ctx context.Context, text string, args []any, most int, o
 		}
 		switch {
 		case r.Lane != lane:
-			lane, last, bytes = r.Lane, 0, 0
+			lane, bytes = r.Lane, 0
 		case ordered && r.ID <= last: // the order of keys depends on it
 			return nil, errAnswer
 		}
