@@ -147,7 +147,7 @@ func expectIDs(t *testing.T, what string, rows []outboxstore.Row, want ...string
 func impostors(r outboxstore.Ref) map[string]outboxstore.Ref {
 	lane, id, message, created := r, r, r, r
 	lane.Lane++
-	id.ID++
+	id.ID += 1000
 	message.MessageID += "x"
 	created.CreatedAt = r.CreatedAt.Add(time.Microsecond)
 	return map[string]outboxstore.Ref{"lane": lane, "id": id, "message id": message, "creation time": created}
