@@ -26,14 +26,14 @@ func (f *fixture) fill(t *testing.T) {
 }
 
 func TestPlans_NoStatementScansTheTable(t *testing.T) {
-	each(t, func(t *testing.T, f *fixture) {
+	eachDatabase(t, []string{"read committed"}, func(t *testing.T, f *fixture) {
 		f.fill(t)
 		plantest.Check(t, f.db, f.where, dlqstore.Files)
 	})
 }
 
 func TestPlans_FailWithoutAnIndex(t *testing.T) {
-	each(t, func(t *testing.T, f *fixture) {
+	eachDatabase(t, []string{"read committed"}, func(t *testing.T, f *fixture) {
 		f.fill(t)
 		for index, statements := range map[string][]string{
 			"closed": {"purge"}, "died": {"newest_by_time", "oldest_by_time"}, "message": {"newest_by_message", "oldest_by_message"},

@@ -27,8 +27,14 @@ type fixture struct {
 // each runs a test of the contract of Store on both databases, and on PostgreSQL under
 // the isolation levels that a database may have as its default.
 func each(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	eachDatabase(t, []string{"read committed", "repeatable read"}, test)
+}
+
+func eachDatabase(t *testing.T, levels []string, test func(t *testing.T, f *fixture)) {
+	t.Helper()
 	t.Parallel()
-	for _, level := range []string{"read committed", "repeatable read"} {
+	for _, level := range levels {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)

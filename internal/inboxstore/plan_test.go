@@ -1,6 +1,7 @@
 package inboxstore_test
 
 import (
+	"database/sql"
 	"strings"
 	"testing"
 
@@ -30,14 +31,14 @@ func (f *fixture) fill(t *testing.T) {
 }
 
 func TestPlans_NoStatementScansATable(t *testing.T) {
-	each(t, func(t *testing.T, f *fixture) {
+	eachDatabase(t, []sql.IsolationLevel{sql.LevelReadCommitted}, func(t *testing.T, f *fixture) {
 		f.fill(t)
 		plantest.Check(t, f.db, f.where, inboxstore.Files)
 	})
 }
 
 func TestPlans_FailWithoutAnIndex(t *testing.T) {
-	each(t, func(t *testing.T, f *fixture) {
+	eachDatabase(t, []sql.IsolationLevel{sql.LevelReadCommitted}, func(t *testing.T, f *fixture) {
 		f.fill(t)
 		for index, statement := range map[string]string{"inbox_received": "purge_ids", "inbox_failures_changed": "purge_failures", "inbox_failures_sequence": "retried"} {
 			drop := `drop index {{` + index + `}}`

@@ -28,8 +28,14 @@ type fixture struct {
 // each runs a test of the contract of Store on both databases, and on PostgreSQL under
 // the isolation levels that an inbox may have.
 func each(t *testing.T, test func(t *testing.T, f *fixture)) {
+	t.Helper()
+	eachDatabase(t, []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable}, test)
+}
+
+func eachDatabase(t *testing.T, levels []sql.IsolationLevel, test func(t *testing.T, f *fixture)) {
+	t.Helper()
 	t.Parallel()
-	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
+	for _, level := range levels {
 		t.Run("PostgreSQL "+level.String(), func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
