@@ -28,7 +28,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		}
 		switch fate {
 		case settled:
-			if key, seq := in.placeOf(w); seq != nil { // a duplicate, too
+			if key, seq := in.positionOf(w); seq != nil { // a duplicate, too
 				in.gaps.forget(key, w.id)
 			}
 			return nil

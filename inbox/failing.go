@@ -72,7 +72,7 @@ func (in *Inbox) putOff(ctx context.Context, w *work, err error) error {
 // recordFailure records f for a message, and ends its start.
 func (in *Inbox) recordFailure(ctx context.Context, w *work, f inboxstore.Failure) (inboxstore.Record, error) {
 	f.Text = textOf(f.Text)
-	f.Key, f.Seq = in.placeOf(w)
+	f.Key, f.Seq = in.positionOf(w)
 	f.Recorded, f.Charged = w.start.Recorded, w.start.charged
 	id := w.id
 	rec, err := ask(ctx, in, func(ctx context.Context) (inboxstore.Record, error) { return in.store.RecordFailure(ctx, id, f) })

@@ -59,8 +59,8 @@ func (g *gaps) wait(key, id string, seq int64) time.Duration {
 }
 
 // behind reports whether a message before this one waits here, or is overdue by less than
-// patience: another process may have it.
-func (g *gaps) behind(key string, seq int64, patience time.Duration) bool {
+// wait: another process may have it.
+func (g *gaps) behind(key string, seq int64, wait time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	of := g.keys[key]
@@ -68,7 +68,7 @@ func (g *gaps) behind(key string, seq int64, patience time.Duration) bool {
 		return false
 	}
 	for _, w := range of.early {
-		if w.seq < seq && time.Since(w.due) < patience {
+		if w.seq < seq && time.Since(w.due) < wait {
 			return true
 		}
 	}
@@ -112,9 +112,9 @@ func (g *gaps) forget(key, id string) {
 	}
 }
 
-// place returns the sequence number of a message within its key, if it has one. A replay
+// position returns the sequence number of a message within its key, if it has one. A replay
 // has none: nothing waits for it, and the operator who asked for it knows that it is late.
-func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
+func (in *Inbox) position(w *work) (key string, seq int64, ok bool) {
 	if in.cfg.Sequence == nil || w.replay != nil {
 		return "", 0, false
 	}
@@ -123,10 +123,10 @@ func (in *Inbox) place(w *work) (key string, seq int64, ok bool) {
 	return key, seq, ok && key != ""
 }
 
-// placeOf returns the position of a message that may make these functions panic.
-func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
+// positionOf returns the position of a message that may make these functions panic.
+func (in *Inbox) positionOf(w *work) (key string, seq *int64) {
 	_ = nopanic.Call(func() error {
-		if k, n, ok := in.place(w); ok && checkText(k) == "" {
+		if k, n, ok := in.position(w); ok && checkText(k) == "" {
 			key, seq = k, &n
 		}
 		return nil
@@ -136,7 +136,7 @@ func (in *Inbox) placeOf(w *work) (key string, seq *int64) {
 
 // early reports whether the message has to wait for others that wait in this process.
 func (in *Inbox) early(w *work) bool {
-	key, seq := in.placeOf(w)
+	key, seq := in.positionOf(w)
 	if seq == nil || !in.gaps.behind(key, *seq, in.cfg.GapWait) {
 		return false
 	}
@@ -146,7 +146,7 @@ func (in *Inbox) early(w *work) bool {
 
 // comeAfter requests the redelivery of a message that waits for an earlier one.
 func (in *Inbox) comeAfter(ctx context.Context, w *work) {
-	key, _ := in.placeOf(w)
+	key, _ := in.positionOf(w)
 	yield(ctx)
 	delayNack(ctx, in.gaps.again(key, w.id, in.cfg.GapWait))
 }
@@ -154,7 +154,7 @@ func (in *Inbox) comeAfter(ctx context.Context, w *work) {
 // admit reports whether the message may have its effects now. It keeps its key locked
 // until the end of the transaction. A message without a position always may.
 func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, error) {
-	key, seq, ok := in.place(w)
+	key, seq, ok := in.position(w)
 	if !ok {
 		return true, nil
 	}

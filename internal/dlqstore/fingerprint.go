@@ -7,11 +7,11 @@ import (
 	"unicode"
 )
 
-// Fingerprint returns 16 hexadecimal digits that are the same for similar failures: at
-// the same place ("relay", or the name of a consumer), of the same class, with the same
-// text apart from what differs from message to message. That is every occurrence of one
-// of own (the id of the message, for example), and every word that contains a digit.
-func Fingerprint(place, class, text string, own ...string) string {
+// Fingerprint returns 16 hexadecimal digits that are the same for similar failures: of the
+// same origin ("relay", or the name of a consumer), of the same class, with the same text
+// apart from what differs from message to message. That is every occurrence of one of own
+// (the id of the message, for example), and every word that contains a digit.
+func Fingerprint(origin, class, text string, own ...string) string {
 	for _, s := range own {
 		if s != "" {
 			text = strings.ReplaceAll(text, s, "#")
@@ -21,7 +21,7 @@ func Fingerprint(place, class, text string, own ...string) string {
 		return !unicode.IsLetter(r) && !unicode.IsDigit(r) && r != '#' && r != '_' && r != '-'
 	})
 	hash := sha256.New()
-	for _, part := range []string{place, class} {
+	for _, part := range []string{origin, class} {
 		hash.Write([]byte(part + "\x00"))
 	}
 	for _, word := range words {
