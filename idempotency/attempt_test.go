@@ -11,6 +11,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -325,4 +326,43 @@ func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A transaction whose time ends before its commit has had no effect; its request may be sent
+// again.
+func TestTxMiddleware_TimeEndsBeforeTheCommit(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	engine := p.engine(t, func(c *idempotency.Config) { c.Timeout, c.Failures.Lease = 500*time.Millisecond, time.Second })
+	locker, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer locker.Rollback()
+	var once sync.Once
+	engine.At(func(point string) {
+		if point == "after effect" {
+			once.Do(func() { // completing the claim then waits for the lock until the time is up
+				if _, err := locker.ExecContext(t.Context(), p.expand(t, `select from {{idempotency}} for update`)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	})
+	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if err := addNamed(r.Context(), "late"); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	}))
+	// The lock also keeps the claim from being released.
+	if w := do(t, handler, post("/", "x")); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "execution-timeout") {
+		t.Errorf("status %d: %s", w.Code, w.Body)
+	}
+	if err := locker.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the retry runs", func() bool { return do(t, handler, post("/", "x")).Code == http.StatusOK })
+	if n := p.count(t, `select count(*) from effects`); n != 1 {
+		t.Errorf("%d effects", n)
+	}
 }

@@ -76,7 +76,7 @@ func (x *execution) completeAndCommit(ctx context.Context, t *sqlTx, c Completio
 		return x.whyNotCommitted(ctx, t, err)
 	}
 	if err := ctx.Err(); err != nil {
-		return outcomeUncommitted, fmt.Errorf("commit: %w", err)
+		return outcomeTimedOut, fmt.Errorf("commit: %w", err)
 	}
 	x.at("before commit")
 	began = time.Now()
@@ -97,6 +97,7 @@ func (x *execution) completeAndCommit(ctx context.Context, t *sqlTx, c Completio
 // or lost against an owner that took over the claim.
 func (x *execution) whyNotCommitted(ctx context.Context, t *sqlTx, cause error) (outcome, error) {
 	t.rollback()
+	late := ctx.Err() != nil
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), settleTime)
 	defer cancel()
 	record, found, err := x.store.Find(ctx, x.claim.ID)
@@ -111,6 +112,8 @@ func (x *execution) whyNotCommitted(ctx context.Context, t *sqlTx, cause error) 
 		return outcomeContended, cause // by a statement that we have not seen, so maybe by a conflict
 	case sqlerr.Connection(cause):
 		return outcomeUnreachable, cause
+	case late:
+		return outcomeTimedOut, cause
 	}
 	return outcomeUncommitted, cause
 }
