@@ -3,6 +3,8 @@ package outbox
 import (
 	"errors"
 	"fmt"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 var (
@@ -33,7 +35,7 @@ var (
 	// an id that is in use, for example after a logical replication or a partial
 	// restore. New rows would take ids of old ones. Run "oncemill repair-sequence",
 	// which locks writers out while it sets the sequence.
-	ErrSequenceBehind = errors.New("outbox: the id sequence is behind its rows; run oncemill repair-sequence")
+	ErrSequenceBehind = outboxstore.ErrSequenceBehind
 
 	// ErrReadOnly is returned by a relay at its start if its database accepts no
 	// writes: a standby, or a role or database with default_transaction_read_only.

@@ -24,7 +24,7 @@ import (
 // arrives.
 type ahead struct {
 	working map[string]bool // topics of which something has been confirmed
-	aheadAt time.Time       // when the next look may begin
+	at      time.Time       // when the next look may begin
 	scanAt  time.Time       // not before then are earlier rows of keys looked for
 }
 
@@ -60,7 +60,7 @@ func (a *ahead) works(topic string) {
 
 // lookAhead returns the look-ahead that is due, or nil.
 func (e *engine) lookAhead(now time.Time) *read {
-	if e.inOrder || now.Before(e.aheadAt) || !e.worthLooking() {
+	if e.circuits.inOrder || now.Before(e.ahead.at) || !e.circuits.worthLooking() {
 		return nil
 	}
 	var lanes []*lane
@@ -71,7 +71,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 			l.behind = time.Time{}
 		case l.behind.IsZero():
 			l.behind = now
-		case now.Sub(l.behind) >= e.aheadEvery && l.went <= l.waited && e.waits(l) && e.mayPublish(l, now) && e.roomAhead(l):
+		case now.Sub(l.behind) >= e.limits.aheadEvery && l.went <= l.waited && e.waits(l) && e.mayPublish(l, now) && e.roomAhead(l):
 			lanes = append(lanes, l)
 		}
 		if l != nil {
@@ -79,19 +79,19 @@ func (e *engine) lookAhead(now time.Time) *read {
 		}
 	}
 	if len(lanes) == 0 {
-		e.aheadAt = now.Add(e.aheadEvery)
+		e.ahead.at = now.Add(e.limits.aheadEvery)
 		return nil
 	}
-	a := &outboxstore.Ahead{Newest: aheadNewest, Look: e.aheadLook, Unordered: e.order == OrderNone}
-	if !a.Unordered && !now.Before(e.scanAt) {
-		a.Scan = e.aheadScan
+	a := &outboxstore.Ahead{Newest: aheadNewest, Look: e.limits.aheadLook, Unordered: e.limits.order == OrderNone}
+	if !a.Unordered && !now.Before(e.ahead.scanAt) {
+		a.Scan = e.limits.aheadScan
 	}
-	for _, t := range e.topics {
-		if t.state == opened {
+	for _, t := range e.circuits.topics {
+		if t.state == circuitOpen {
 			a.Not = append(a.Not, t.name)
 		}
 	}
-	for topic := range e.working {
+	for topic := range e.ahead.working {
 		if !slices.Contains(a.Not, topic) {
 			a.Topics = append(a.Topics, topic)
 		}
@@ -103,7 +103,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 		r.Busy = l.appendStuck(l.busy(r.Busy))
 		r.Known = l.appendKnown(r.Known)
 	}
-	e.reading = true
+	e.reads.running = true
 	return r
 }
 
@@ -113,13 +113,13 @@ func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
 	pause := took / 2
 	switch {
 	case err != nil && r.ahead.Scan > 0 && sqlerr.TimedOut(err):
-		e.scanAt = now.Add(aheadFailed) // meanwhile messages without a key
+		e.ahead.scanAt = now.Add(aheadFailed) // meanwhile messages without a key
 	case err != nil:
 		pause = aheadFailed
 	case found == 0:
 		pause = aheadIdle * took
 	}
-	e.aheadAt = now.Add(max(e.aheadEvery, pause))
+	e.ahead.at = now.Add(max(e.limits.aheadEvery, pause))
 }
 
 // appendStuck appends keys of which nothing more can go out now. If there are very
@@ -139,21 +139,21 @@ func (l *lane) appendStuck(keys []string) []string {
 
 // waits reports whether messages that cannot go out may be in front in a lane.
 func (e *engine) waits(l *lane) bool {
-	return len(e.topics) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
+	return len(e.circuits.topics) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
 }
 
 // roomAhead reports whether a lane has room for the rows of a look-ahead, separate from
 // the room for its other reads. Rows that have to wait now take none, up to a bound.
 func (e *engine) roomAhead(l *lane) bool {
-	if l.bytes >= e.laneBytes {
+	if l.bytes >= e.limits.laneBytes {
 		e.relieve(l)
 	}
 	rows, bytes := 0, 0
 	for _, m := range l.entries {
-		if m.ahead && (m.state == ready || m.state == inFlight || m.state == waiting && !l.stuckKey(m)) {
+		if m.ahead && (m.state == stateReady || m.state == stateInFlight || m.state == stateWaiting && !l.stuckKey(m)) {
 			rows++
 			bytes += m.size()
 		}
 	}
-	return rows < 2*aheadRows && bytes < aheadBytes && len(l.entries)-l.locked < 2*maxEntries*e.laneRows
+	return rows < 2*aheadRows && bytes < aheadBytes && len(l.entries)-l.locked < 2*maxEntries*e.limits.laneRows
 }

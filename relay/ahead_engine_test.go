@@ -54,9 +54,9 @@ func (h *heap) step(r *rig) {
 func TestEngine_LooksAheadTakeBoundedMemory(t *testing.T) {
 	t.Parallel()
 	r, h := newRig(OrderPerKey, 0), &heap{}
-	r.window = 16
+	r.limits.window = 16
 	r.answer = func(m *entry) (error, bool) {
-		return NoRoute(errors.New("no queue")), m.Topic == "dead" // the others have no answer
+		return Unroutable(errors.New("no queue")), m.Topic == "dead" // the others have no answer
 	}
 	h.add("dead", 3, 10)
 	h.add("slow", 400, 1<<20)
@@ -77,7 +77,7 @@ func TestEngine_FailuresThatCannotBeWrittenTakeBoundedMemory(t *testing.T) {
 	r.answer = func(*entry) (error, bool) { return Refused(errors.New("bad")), true }
 	h.add("small", 300, 10)
 	h.add("large", 3000, 100<<10)
-	r.chore, r.choreFailed, r.choreAt = &chore{lane: r.lanes[0]}, true, r.now.Add(time.Hour)
+	r.tasks.running, r.tasks.failed, r.tasks.retryAt = &task{lane: r.lanes[0]}, true, r.now.Add(time.Hour)
 	most := 0
 	for range 60_000 {
 		h.step(r)

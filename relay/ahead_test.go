@@ -26,7 +26,7 @@ func TestRelay_LooksBehindWhatIsYetToFail(t *testing.T) {
 		dead := testserver.Rounds(1500, 3000)
 		var one sync.Mutex
 		var tried atomic.Int64
-		broken := newBreakable(relay.NoRoute(errors.New("no queue")), func(m *relay.Message) bool { return strings.HasPrefix(m.Topic, "reply.") })
+		broken := newBreakable(relay.Unroutable(errors.New("no queue")), func(m *relay.Message) bool { return strings.HasPrefix(m.Topic, "reply.") })
 		handle := func(ctx context.Context, m *relay.Message) error {
 			err := broken.handle(ctx, m)
 			if err != nil {

@@ -110,7 +110,7 @@ func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			ctx, cancel := context.WithTimeout(t.Context(), patience) // not for ever, should it work
+			ctx, cancel := context.WithTimeout(t.Context(), maxWait) // not for ever, should it work
 			defer cancel()
 			return r.Run(ctx)
 		}

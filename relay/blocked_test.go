@@ -7,9 +7,8 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
-	"github.com/oncemill/oncemill/internal/testserver"
-
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // gauge returns a gauge's values by their application.

@@ -3,19 +3,19 @@ package relay
 // chain holds the known, unconfirmed messages of one key, oldest first. Unless the lane
 // is one pipeline, only the head may go out.
 //
-// While the key is parked, the chain holds only rows of parked; rows of the outbox are
-// followers.
+// While the key is retrying, the chain holds only rows of the table parked; rows of the
+// outbox are followers.
 type chain struct {
 	head, tail *entry
 	length     int
-	parked     bool    // the key has rows in parked, or is about to
+	retrying   bool    // the key has retrying messages, or is about to
 	failing    *entry  // nothing goes out before its failure is recorded
-	letters    []int64 // dead letters with commands; nothing goes out before these are carried out
-	sweeping   bool    // nothing goes out before it is swept into parked
+	commands   []int64 // dead letters with commands; nothing goes out before these are carried out
+	sweeping   bool    // nothing is published before it is swept
 }
 
-// stopped reports whether nothing of the key may go out until a chore is done.
-func (c *chain) stopped() bool { return c.failing != nil || len(c.letters) > 0 || c.sweeping }
+// stopped reports whether nothing of the key may be published until a task is done.
+func (c *chain) stopped() bool { return c.failing != nil || len(c.commands) > 0 || c.sweeping }
 
 // insert puts m into its position by id, but not before the head, which may be in
 // flight. A producer that does not serialize on its key may commit an earlier id late.

@@ -11,9 +11,9 @@ import (
 type circuitState uint8
 
 const (
-	suspicious circuitState = iota // a message failed, perhaps by its own fault; the others go out
-	opened                         // only one probe after another goes out
-	recovering                     // each confirm lets two more out
+	circuitClosed   circuitState = iota // a message failed, perhaps by its own fault; the others go out
+	circuitOpen                         // only one probe after another goes out
+	circuitHalfOpen                     // each confirm lets two more out
 )
 
 // topic is the circuit of one topic that has had trouble. Other topics have none.
@@ -23,12 +23,12 @@ type topic struct {
 	openedAt uint64 // number of the last publish before
 	retry    backoff.BackOff
 	retryAt  time.Time
-	probe    *entry   // in flight, while opened
+	probe    *entry   // in flight, while open
 	withheld []*entry // would be ready without the circuit
-	credit   int      // how many may go out, while recovering
+	credit   int      // how many may be published, while half-open
 	suspects []*entry // failed through their own fault or the topic's
 	passed   uint64   // the latest publish of this topic that was confirmed
-	parked   bool     // there may be more of it in parked, due
+	moreDue  bool     // retrying messages of it may be due
 }
 
 // circuits separate faults of a message from faults of its topic or of the sink.
@@ -45,6 +45,10 @@ type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
 	enough  int  // the credit at which a topic has recovered
 	jitter  draw
+
+	mostTopics   int         // in trouble, kept in memory while the sink works
+	mostSuspects int         // kept in memory
+	reachable    func() bool // whether the sink reaches its broker; nil: it cannot report it
 
 	topics   []*topic // in trouble; who probes next comes first
 	byName   map[string]*topic
@@ -93,10 +97,10 @@ func (c *circuits) admits(m *entry) bool {
 	switch {
 	case m.released:
 		m.released = false
-		return t == nil || t.state != opened
-	case t == nil || t.state == suspicious:
+		return t == nil || t.state != circuitOpen
+	case t == nil || t.state == circuitClosed:
 		return true
-	case t.state == opened || t.credit == 0 || len(t.withheld) > 0:
+	case t.state == circuitOpen || t.credit == 0 || len(t.withheld) > 0:
 		return false
 	}
 	t.credit--
@@ -106,7 +110,7 @@ func (c *circuits) admits(m *entry) bool {
 // withhold keeps a message until its topic's circuit releases it.
 func (c *circuits) withhold(m *entry) {
 	t := c.findOrAdd(m.Topic)
-	m.state = withheld
+	m.state = stateWithheld
 	m.lane.waited++
 	t.withheld = append(t.withheld, m)
 }
@@ -116,7 +120,7 @@ func (c *circuits) unavailable(m *entry, sent uint64, now time.Time, cause error
 	t := c.findOrAdd(m.Topic)
 	t.unsuspect(m)
 	c.probed(t, m, now)
-	if t.state != opened {
+	if t.state != circuitOpen {
 		c.open(t, sent, now, cause)
 	}
 }
@@ -138,14 +142,14 @@ func (c *circuits) probed(t *topic, m *entry, now time.Time) {
 
 // open opens a circuit. Its suspects are cleared, since the topic is at fault.
 func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
-	if t.state != recovering && c.changed != nil {
+	if t.state != circuitHalfOpen && c.changed != nil {
 		c.changed(t.name, cause)
 	}
-	t.state, t.openedAt, t.credit, t.probe = opened, sent, 0, nil
+	t.state, t.openedAt, t.credit, t.probe = circuitOpen, sent, 0, nil
 	t.retryAt = now.Add(t.retry.NextBackOff())
 	for _, m := range t.suspects {
-		if m.state == suspected && !c.inOrder {
-			m.state = withheld
+		if m.state == stateSuspected && !c.inOrder {
+			m.state = stateWithheld
 			t.withheld = append(t.withheld, m)
 		}
 	}
@@ -154,7 +158,7 @@ func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
 		return
 	}
 	for _, other := range c.topics {
-		if other != t && other.state == opened && c.passed <= other.openedAt {
+		if other != t && other.state == circuitOpen && c.passed <= other.openedAt {
 			c.sinkDown, c.sinkProbe, c.sinkTurn = true, nil, true
 			c.sinkRetry = drawnBackOff(c.jitter)
 			c.sinkRetryAt = now.Add(c.sinkRetry.NextBackOff())
@@ -169,23 +173,23 @@ func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (g
 	t := c.findOrAdd(m.Topic)
 	c.probed(t, m, now)
 	switch {
-	case t.state == opened:
+	case t.state == circuitOpen:
 		t.unsuspect(m)
 		return false
 	case m.failedAt > 0 && t.passed > m.failedAt,
-		m.failedAt > 0 && c.passed > m.failedAt && now.Sub(m.doubted) > loneLimit:
+		m.failedAt > 0 && c.passed > m.failedAt && now.Sub(m.suspectedAt) > loneLimit:
 		t.unsuspect(m)
 		c.forget(t)
 		return true
 	}
 	if m.failedAt == 0 {
-		m.failedAt, m.doubted = sent, now
+		m.failedAt, m.suspectedAt = sent, now
 		if c.suspected != nil {
 			c.suspected(m, cause)
 		}
 	}
-	m.state = suspected
-	t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool { return s.state != suspected && s.state != inFlight })
+	m.state = stateSuspected
+	t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool { return s.state != stateSuspected && s.state != stateInFlight })
 	if !slices.Contains(t.suspects, m) {
 		t.suspects = append(t.suspects, m)
 	}
@@ -208,7 +212,7 @@ func (c *circuits) unrelated(m *entry) {
 		if t.probe == m {
 			t.probe = nil
 		}
-		if t.state == recovering {
+		if t.state == circuitHalfOpen {
 			t.credit++
 		}
 		c.forget(t)
@@ -244,20 +248,20 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 	t.passed = max(t.passed, m.sent)
 	t.unsuspect(m)
 	switch t.state {
-	case suspicious, recovering:
-		if t.state == recovering {
+	case circuitClosed, circuitHalfOpen:
+		if t.state == circuitHalfOpen {
 			t.credit += 2
 		}
 		t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool {
-			if s.state == suspected && t.passed > s.failedAt {
+			if s.state == stateSuspected && t.passed > s.failedAt {
 				guilty = append(guilty, s)
 				return true
 			}
 			return false
 		})
-	case opened:
+	case circuitOpen:
 		if t.probe == m || m.sent > t.openedAt {
-			t.state, t.probe, t.credit = recovering, nil, 2
+			t.state, t.probe, t.credit = circuitHalfOpen, nil, 2
 			t.retry.Reset()
 		}
 	}
@@ -270,21 +274,21 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 func (c *circuits) firstOpened() uint64 {
 	first := ^uint64(0)
 	for _, t := range c.topics {
-		if t.state == opened {
+		if t.state == circuitOpen {
 			first = min(first, t.openedAt)
 		}
 	}
 	return first
 }
 
-// trickle is how often a recovering topic releases one message even if nothing is
+// trickle is how often a half-open topic releases one message even if nothing is
 // confirmed.
 const trickle = time.Second
 
-// release releases withheld messages for which recovering topics have credit.
+// release releases withheld messages for which half-open topics have credit.
 func (c *circuits) release(now time.Time, out func(*entry)) {
 	for _, t := range slices.Clone(c.topics) {
-		if t.state != recovering {
+		if t.state != circuitHalfOpen {
 			continue
 		}
 		if t.credit == 0 && !now.Before(t.retryAt) {
@@ -293,12 +297,12 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			t.credit, t.retryAt = 1, now.Add(trickle)
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			if m.state == withheld && t.credit > 0 && !m.lane.draining {
+			if m.state == stateWithheld && t.credit > 0 && !m.lane.draining {
 				t.credit--
 				m.released = true
 				out(m)
 			}
-			return m.state != withheld
+			return m.state != stateWithheld
 		})
 		c.forget(t)
 	}
@@ -325,7 +329,7 @@ func (c *circuits) purge(gone func(*entry) bool) {
 // counts like that of any message.
 func (c *circuits) abandon(now time.Time) {
 	lost := func(m *entry) bool {
-		return m != nil && (now.After(m.lane.trusted) || m.state != inFlight && m.state != announcing)
+		return m != nil && (now.After(m.lane.trusted) || m.state != stateInFlight && m.state != stateAnnouncing)
 	}
 	for _, t := range c.topics {
 		if lost(t.probe) {
@@ -338,7 +342,7 @@ func (c *circuits) abandon(now time.Time) {
 }
 
 // due returns when the next probe may go out; zero: not before an event.
-func (c *circuits) due() (due time.Time) {
+func (c *circuits) wakeAt() (due time.Time) {
 	earlier := func(at time.Time) {
 		if due.IsZero() || at.Before(due) {
 			due = at
@@ -351,11 +355,11 @@ func (c *circuits) due() (due time.Time) {
 		return due
 	}
 	for _, t := range c.topics {
-		if t.state == opened && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
-			t.state != opened && slices.ContainsFunc(t.suspects, func(m *entry) bool { return m.state == suspected }) {
+		if t.state == circuitOpen && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
+			t.state != circuitOpen && slices.ContainsFunc(t.suspects, func(m *entry) bool { return m.state == stateSuspected }) {
 			earlier(t.retryAt)
 		}
-		if t.state == recovering && t.credit == 0 {
+		if t.state == circuitHalfOpen && t.credit == 0 {
 			earlier(t.retryAt)
 		}
 	}
@@ -364,8 +368,8 @@ func (c *circuits) due() (due time.Time) {
 
 // forget drops a circuit that has no state left.
 func (c *circuits) forget(t *topic) {
-	if t.state == opened || len(t.suspects) > 0 || len(t.withheld) > 0 ||
-		t.state == recovering && t.parked && t.credit < c.enough {
+	if t.state == circuitOpen || len(t.suspects) > 0 || len(t.withheld) > 0 ||
+		t.state == circuitHalfOpen && t.moreDue && t.credit < c.enough {
 		return
 	}
 	c.drop(t)
@@ -374,7 +378,7 @@ func (c *circuits) forget(t *topic) {
 func (c *circuits) drop(t *topic) {
 	c.topics = slices.DeleteFunc(c.topics, func(o *topic) bool { return o == t })
 	delete(c.byName, t.name)
-	if t.state != suspicious && c.changed != nil {
+	if t.state != circuitClosed && c.changed != nil {
 		c.changed(t.name, nil)
 	}
 }
@@ -384,12 +388,12 @@ func (c *circuits) drop(t *topic) {
 func (c *circuits) sweep(now time.Time) {
 	for _, t := range slices.Clone(c.topics) {
 		if n := len(t.suspects); n > 0 {
-			t.suspects = slices.DeleteFunc(t.suspects, func(m *entry) bool { return m.state == forgotten })
+			t.suspects = slices.DeleteFunc(t.suspects, func(m *entry) bool { return m.state == stateForgotten })
 			if len(t.suspects) < n {
 				c.forget(t)
 			}
 		}
-		if t.state == opened && !c.inOrder && t.probe == nil && len(t.withheld) == 0 && now.Sub(t.retryAt) > time.Minute {
+		if t.state == circuitOpen && !c.inOrder && t.probe == nil && len(t.withheld) == 0 && now.Sub(t.retryAt) > time.Minute {
 			c.drop(t)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // bench drives an engine by hand. What it is told takes effect at once.
@@ -21,7 +22,7 @@ func newBench(lanes ...int) *bench {
 		attempts: Retry{MaxAttempts: 3, Initial: time.Millisecond, Max: time.Second}, owner: "owner",
 	})}
 	for _, lane := range lanes {
-		b.hold(lane, taken{epoch: 1}, b.now.Add(time.Hour))
+		b.hold(lane, relaystore.Taken{Epoch: 1}, b.now.Add(time.Hour))
 		b.lanes[lane].loaded = true
 	}
 	return b
@@ -38,7 +39,7 @@ func (b *bench) bring(t *testing.T, lane int, id int64, topic string) *entry {
 func (b *bench) found(t *testing.T, lane int, id int64, topic string) {
 	t.Helper()
 	b.wake()
-	b.pollAt = b.now
+	b.reads.pollAt = b.now
 	r := b.nextRead(b.now)
 	if r == nil {
 		t.Fatal("no read is due")
@@ -67,14 +68,14 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	down, unknown := Unavailable(errors.New("no connection")), errors.New("who knows")
 	b := newBench(0, 1)
 	var told []error
-	b.suspected = func(_ *entry, cause error) { told = append(told, cause) }
+	b.circuits.suspected = func(_ *entry, cause error) { told = append(told, cause) }
 	suspect := b.bring(t, 0, 1, "strange")
 	b.outcome(suspect, b.now, unknown)
 	lost := []*entry{b.bring(t, 1, 2, "a"), b.bring(t, 1, 3, "b")}
 	for _, m := range lost {
 		b.outcome(m, b.now, down)
 	}
-	if !b.sinkDown {
+	if !b.circuits.sinkDown {
 		t.Fatal("two topics are unavailable and the sink is not: the test says nothing")
 	}
 	b.drop(1)
@@ -83,7 +84,7 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 		t.Fatalf("%d is published, want the suspect", m.ID)
 	}
 	b.outcome(m, b.now, nil)
-	if b.sinkDown {
+	if b.circuits.sinkDown {
 		t.Error("the sink is down still")
 	}
 	if !slices.Equal(told, []error{unknown, nil}) {
@@ -111,16 +112,16 @@ func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
 	}
 	b.outcome(odd, b.now, errors.New("odd"))
 	b.drop(4)
-	b.topics[0].credit = 1 // nobody is there to use it
-	if b.circuits.due().IsZero() {
+	b.circuits.topics[0].credit = 1 // nobody is there to use it
+	if b.circuits.wakeAt().IsZero() {
 		t.Error("nothing is due")
 	}
 	if again := b.next(t); again != odd || odd.ID != 2 {
 		t.Fatalf("message %d failed, and %d is tried", odd.ID, again.ID)
 	}
 	b.outcome(odd, b.now, nil)
-	if len(b.topics) != 0 {
-		t.Errorf("%d circuits are left", len(b.topics))
+	if len(b.circuits.topics) != 0 {
+		t.Errorf("%d circuits are left", len(b.circuits.topics))
 	}
 }
 
@@ -134,8 +135,8 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 		l.crashes = 2 // messages go out alone
 		row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a", Key: "K"}
 		if parked {
-			l.chain("K").parked = true
-			b.addParked([]parkedRow{{Row: row}}, b.now)
+			l.chain("K").retrying = true
+			b.addRetrying([]relaystore.Row{{Row: row}}, b.now)
 		} else {
 			l.add([]*entry{newEntry(row)})
 		}
@@ -144,14 +145,14 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 		if m == nil {
 			t.Fatal("nothing is announced: the test shows nothing")
 		}
-		circuit := b.findOrAdd("a")
-		circuit.state, circuit.probe = opened, m
-		b.abandon(b.now)
+		circuit := b.circuits.findOrAdd("a")
+		circuit.state, circuit.probe = circuitOpen, m
+		b.circuits.abandon(b.now)
 		if circuit.probe != m {
 			t.Error("a probe that is announced was given up")
 		}
 		l.resync(map[string]bool{"K": !parked})
-		b.abandon(b.now)
+		b.circuits.abandon(b.now)
 		if l.announced != nil || circuit.probe != nil {
 			t.Errorf("parked before: %v: %v is announced, %v probes", parked, l.announced, circuit.probe)
 		}
@@ -164,15 +165,15 @@ func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {
 	t.Parallel()
 	for says, kept := range map[string]bool{"drop": false, "panic": true} {
 		b := newBench(0)
-		b.unroutable = func(string) Unroutable {
+		b.limits.dropUnroutable = func(string) bool {
 			if says == "panic" {
 				panic("no such topic")
 			}
-			return UnroutableDrop
+			return true
 		}
 		m := b.bring(t, 0, 1, "a")
-		b.outcome(m, b.now, NoRoute(errors.New("nobody")))
-		if got := len(b.confirmed) == 0; got != kept {
+		b.outcome(m, b.now, Unroutable(errors.New("nobody")))
+		if got := len(b.removals.confirmed) == 0; got != kept {
 			t.Errorf("%s: kept %v", says, got)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -26,7 +27,7 @@ type cluster struct {
 }
 
 type member struct {
-	peer
+	relaystore.Worker
 	dead     bool
 	drains   map[int]int // lane to the beat at which it has drained
 	unfit    map[int]int // lanes of which it still has something, until then
@@ -42,7 +43,7 @@ func newCluster(seed uint64) *cluster {
 }
 
 func (c *cluster) join() *member {
-	m := &member{peer: peer{owner: fmt.Sprint("w", len(c.workers)), ready: true}, drains: map[int]int{}, unfit: map[int]int{}, lastSeen: c.now}
+	m := &member{Worker: relaystore.Worker{Owner: fmt.Sprint("w", len(c.workers)), Ready: true}, drains: map[int]int{}, unfit: map[int]int{}, lastSeen: c.now}
 	c.workers = append(c.workers, m)
 	return m
 }
@@ -50,7 +51,7 @@ func (c *cluster) join() *member {
 // held returns the lanes that m works on, and those that it drains.
 func (c *cluster) held(m *member) (active, draining []int) {
 	for lane, owner := range c.owner {
-		if owner != m.owner || c.until[lane] < c.now {
+		if owner != m.Owner || c.until[lane] < c.now {
 			continue
 		}
 		if _, ok := m.drains[lane]; ok {
@@ -79,24 +80,24 @@ func (c *cluster) beat(t *testing.T, m *member) {
 	for _, lane := range slices.Concat(active, draining) {
 		c.until[lane] = c.now + shareTerm
 	}
-	var leases []lease
+	var leases []relaystore.Lease
 	for lane, owner := range c.owner {
-		leases = append(leases, lease{lane: lane, owner: owner, left: time.Duration(c.until[lane]-c.now) * time.Second})
+		leases = append(leases, relaystore.Lease{Lane: lane, Owner: owner, Left: time.Duration(c.until[lane]-c.now) * time.Second})
 	}
-	var peers []peer
+	var peers []relaystore.Worker
 	for _, w := range c.workers {
 		if w.lastSeen >= c.now-shareTerm {
-			peers = append(peers, w.peer)
+			peers = append(peers, w.Worker)
 		}
 	}
 	mayHold := func(lane int) bool { return m.unfit[lane] <= c.now && !slices.Contains(released, lane) }
-	s := divide(m.owner, peers, leases, active, mayHold, shareTerm*time.Second)
+	s := divide(m.Owner, peers, leases, active, mayHold, shareTerm*time.Second)
 	c.check(t, m, active, s)
 	for _, lane := range s.give {
 		m.drains[lane] = c.now + c.rng.IntN(shareDelay+1)
 	}
 	for _, lane := range s.take[:max(0, min(s.most, len(s.take)))] {
-		c.owner[lane], c.until[lane] = m.owner, c.now+shareTerm
+		c.owner[lane], c.until[lane] = m.Owner, c.now+shareTerm
 		c.moves++
 	}
 }
@@ -104,29 +105,29 @@ func (c *cluster) beat(t *testing.T, m *member) {
 func (c *cluster) check(t *testing.T, m *member, active []int, s shares) {
 	t.Helper()
 	if len(s.give) > 0 && len(s.take) > 0 {
-		t.Errorf("%s gives %v and takes %v in one beat", m.owner, s.give, s.take)
+		t.Errorf("%s gives %v and takes %v in one beat", m.Owner, s.give, s.take)
 	}
 	for _, lane := range s.give {
 		if !slices.Contains(active, lane) {
-			t.Errorf("%s gives lane %d, which it does not hold", m.owner, lane)
+			t.Errorf("%s gives lane %d, which it does not hold", m.Owner, lane)
 		}
 	}
 	for _, lane := range s.take {
 		if c.until[lane] >= c.now || m.unfit[lane] > c.now {
-			t.Errorf("%s takes lane %d, which is not free or not for it", m.owner, lane)
+			t.Errorf("%s takes lane %d, which is not free or not for it", m.Owner, lane)
 		}
 	}
 	if eligible := c.eligible(); !slices.Contains(eligible, m) && len(eligible) > 0 && len(s.take) > 0 {
-		t.Errorf("%s takes lanes although it has no share", m.owner)
+		t.Errorf("%s takes lanes although it has no share", m.Owner)
 	}
 }
 
 // eligible are the living workers that have a share.
 func (c *cluster) eligible() []*member {
-	anyReady := slices.ContainsFunc(c.workers, func(m *member) bool { return !m.dead && m.ready && !m.stopping })
+	anyReady := slices.ContainsFunc(c.workers, func(m *member) bool { return !m.dead && m.Ready && !m.Stopping })
 	var all []*member
 	for _, m := range c.workers {
-		if !m.dead && !m.stopping && (m.ready || !anyReady) {
+		if !m.dead && !m.Stopping && (m.Ready || !anyReady) {
 			all = append(all, m)
 		}
 	}
@@ -154,18 +155,18 @@ func (c *cluster) change() {
 	case what == 1:
 		victim().dead = true // its leases expire
 	case what == 2:
-		victim().stopping = true
+		victim().Stopping = true
 	case what == 3:
-		victim().ready = false
+		victim().Ready = false
 	case what == 4:
 		for _, m := range c.workers {
-			m.ready = true
+			m.Ready = true
 		}
 	case what == 5:
 		victim().unfit[c.rng.IntN(outbox.Lanes)] = c.now + c.rng.IntN(2*shareTerm)
 	}
 	for _, m := range c.workers {
-		if _, draining := c.held(m); m.stopping && len(draining) == 0 {
+		if _, draining := c.held(m); m.Stopping && len(draining) == 0 {
 			if active, _ := c.held(m); len(active) == 0 {
 				m.dead = true
 			}
@@ -184,10 +185,10 @@ func (c *cluster) settled() error {
 	for _, m := range eligible {
 		active, draining := c.held(m)
 		if total += len(active); len(draining) > 0 {
-			return fmt.Errorf("%s still drains", m.owner)
+			return fmt.Errorf("%s still drains", m.Owner)
 		}
 		if len(active) < down || len(active) > up {
-			return fmt.Errorf("%s holds %d lanes, %d to %d are fair", m.owner, len(active), down, up)
+			return fmt.Errorf("%s holds %d lanes, %d to %d are fair", m.Owner, len(active), down, up)
 		}
 	}
 	if total != outbox.Lanes {

@@ -3,6 +3,8 @@ package relay
 import (
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // A publish goes on for as long as its lane's lease is trusted, and no longer.
@@ -21,7 +23,7 @@ func TestPublishContexts_EndWithTheTrustInTheLease(t *testing.T) {
 	} {
 		now := time.Now()
 		e := newEngine(limits{})
-		e.hold(3, taken{epoch: 1}, now.Add(trust))
+		e.hold(3, relaystore.Taken{Epoch: 1}, now.Add(trust))
 		contexts := newPublishContexts(t.Context(), 24*time.Hour)
 		ctx, _ := contexts.of(e.lanes[3], now)
 		if c.lose != nil {

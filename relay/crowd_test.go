@@ -10,10 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
-
-	"github.com/oncemill/oncemill/internal/database"
 )
 
 // crowd is a place with a changing number of worker processes.

@@ -38,23 +38,26 @@
 //
 // # Where a message is
 //
-//	outbox   not confirmed; a worker that reads it knows it as
-//	           waiting    behind another message of its key
-//	           ready      to be published
-//	           withheld   its topic is unavailable
-//	           suspected  it failed, through its own fault or its topic's
-//	           in flight  handed to the sink
-//	           confirmed  to be deleted; skipped while another transaction has it locked
-//	parked   retrying: refused, and tried again later;
-//	         postponed: failed without being charged, or set aside, and tried again later;
-//	         or behind such a message of its key
-//	dead     given up: in package dlq, until an operator replays or discards it
+// The table parked holds the messages that are retrying. Its name is the only place
+// where that word is left.
+//
+//	outbox        not confirmed; a worker that reads it knows it as
+//	                waiting    behind another message of its key
+//	                ready      to be published
+//	                withheld   its topic is unavailable
+//	                suspected  it failed, through its own fault or its topic's
+//	                in flight  handed to the sink
+//	                confirmed  to be deleted; skipped while another transaction has it locked
+//	parked        retrying: refused, to be retried later;
+//	              postponed: it failed without using up an attempt, or was set aside;
+//	              or behind such a message of its key
+//	dead_letters  given up, until an operator replays or discards it (package dlq)
 //
 // A waiting message may be hollow: the worker knows it without its payload, and reads
 // it again before it is sent. While the sink works, a worker keeps at most 32 suspects
-// and 64 topics in trouble. Any more are postponed, and at most 100 parked messages a
+// and 64 topics in trouble. Any more are postponed, and at most 100 retrying messages a
 // second may fail again. A key with very many messages behind its first is swept: they
-// are moved to parked without being read. If more of a lane waits than is sent, the
+// are moved to the table parked without being read. If more of a lane waits than is sent, the
 // reader looks ahead in it for messages that may go before those in front of them.
 //
 // An outage of the sink, however long, costs nothing but time. It uses up no attempts
@@ -63,7 +66,7 @@
 // then becomes a dead letter. The later messages of its key wait behind it, in order;
 // other keys are not affected. Three outcomes use up an attempt only if other messages
 // pass, of the topic or, for five minutes, of other topics: an error of unknown kind, a
-// message without a receiver ([NoRoute]), and one that is never confirmed in time. If
+// message without a receiver ([Unroutable]), and one that is never confirmed in time. If
 // the sink has replaced the channel that a lane publishes on ([Interrupted]), no
 // attempts are used up either.
 //
@@ -72,5 +75,5 @@
 //
 // A message that crashes its worker is detected. After two crashes in a row its lane
 // publishes one message at a time, and only a message that was alone in flight is
-// charged.
+// blamed.
 package relay

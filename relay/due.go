@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 const (
@@ -24,78 +25,91 @@ const (
 	// taken now.
 	lookAgain = 100 * time.Millisecond
 
-	// lookSlow is how long a look may take before other chores get a break of the same
+	// lookSlow is how long a look may take before other tasks get a break of the same
 	// length.
 	lookSlow = 50 * time.Millisecond
 
-	// lookAnyway is the longest pause while keys are parked. A late confirm at a former
+	// lookAnyway is the longest pause while keys are retrying. A late confirm at a former
 	// owner removes a row and makes its successor due, and this worker is not notified.
 	lookAnyway = 10 * time.Second
 )
 
-// parkedDue schedules a look for due rows of all topics.
-func (c *chores) parkedDue(at time.Time) {
-	c.dueAgain = c.dueAgain || c.dueAfter != ""
-	c.lookAt(at)
+// due decides when to look for retrying messages that are due.
+type due struct {
+	at         time.Time     // when to look; zero: nothing waits
+	heads      int           // keys in the next look
+	bytes      pace          // of payload and metadata in it
+	inline     bool          // it skips large messages, which had their turn
+	after      string        // the topic after which it begins; empty: with the first
+	next       time.Duration // until something is due of the topics looked at since the first; negative: nothing is
+	again      bool          // something changed of those looked at since the first
+	found      bool          // something was due of them
+	passedOver []string      // topics that the last one passed over
 }
 
-// lookAt schedules a look for due rows that continues where the last one ended.
-func (c *chores) lookAt(at time.Time) {
-	if c.dueAt.IsZero() || at.Before(c.dueAt) {
-		c.dueAt = at
+// lookFromStart schedules a look for due rows of all topics.
+func (d *due) lookFromStart(at time.Time) {
+	d.again = d.again || d.after != ""
+	d.lookOn(at)
+}
+
+// lookOn schedules a look for due rows that continues where the last one ended.
+func (d *due) lookOn(at time.Time) {
+	if d.at.IsZero() || at.Before(d.at) {
+		d.at = at
 	}
 }
 
-// lookForDue reads due parked rows, except those of stuck topics.
-func (e *engine) lookForDue(now time.Time) *chore {
-	if slices.ContainsFunc(e.passedOver, func(topic string) bool { return !e.stuck(e.find(topic), now) }) {
-		e.passedOver = nil
-		e.parkedDue(now)
+// lookForDue reads due retrying messages, except those of stuck topics.
+func (e *engine) lookForDue(now time.Time) *task {
+	if slices.ContainsFunc(e.due.passedOver, func(topic string) bool { return !e.circuits.stuck(e.circuits.find(topic), now) }) {
+		e.due.passedOver = nil
+		e.due.lookFromStart(now)
 	}
-	if e.dueAt.IsZero() || now.Before(e.dueAt) {
+	if e.due.at.IsZero() || now.Before(e.due.at) {
 		return nil
 	}
-	allowed := e.allowance(now)
+	allowed := e.budget.left(now)
 	if allowed < 1 {
-		e.dueAt = now.Add(time.Second / wastedPerSecond)
+		e.due.at = now.Add(time.Second / retriesPerSecond)
 		return nil
 	}
-	e.dueAt = time.Time{}
-	e.leaveParked(now)
+	e.due.at = time.Time{}
+	e.circuits.leaveRetrying(now)
 	req, lanes, full, skipped := e.dueRequest(now, allowed)
-	if req.after == "" {
-		e.dueNext, e.dueFound, e.dueAgain = -1, false, false
+	if req.AfterTopic == "" {
+		e.due.next, e.due.found, e.due.again = -1, false, false
 	}
-	found := looked{next: -1}
+	found := relaystore.Due{Next: -1}
 	var rest, took time.Duration
 	var lacking []*outboxstore.Row
 	brought, space := 0, e.space()
-	return &chore{
-		again: &e.dueAt,
-		undo:  func(choreError) { e.dueBytes.failed() },
-		do: func(ctx choreContext) (func(), error) {
-			if len(req.lanes) == 0 {
+	return &task{
+		again: &e.due.at,
+		undo:  func(taskError) { e.due.bytes.failed() },
+		do: func(ctx taskContext) (func(), error) {
+			if len(req.Lanes) == 0 {
 				return nil, nil
 			}
 			begin := ctx.clock()
-			there, err := ctx.store.look(ctx, req)
+			there, err := ctx.store.Due(ctx, req)
 			spent := ctx.clock().Sub(begin)
-			large := there.lacking()
+			large := lackingPayload(there.Rows)
 			if large != nil {
 				ctx.bring(large, space)
 			}
-			bytes := bytesOf(there.rows)
+			bytes := there.Size()
 			return func() { found, took, lacking, brought = there, spent, large, bytes }, err
 		},
 		done: func(now time.Time) {
-			e.passedOver = req.topics
-			if req.heads >= dueHeads {
-				e.heads = nextHeads(req.heads, found.rows)
+			e.due.passedOver = req.ExceptTopics
+			if req.Heads >= dueHeads {
+				e.due.heads = nextHeads(req.Heads, found.Rows)
 			}
-			if brought >= req.bytes {
-				e.dueBytes.took(took, e.quickRead)
+			if brought >= req.Bytes {
+				e.due.bytes.took(took, e.limits.quickRead)
 			}
-			large := req.inline || len(lacking) > 0
+			large := req.Inline || len(lacking) > 0
 			missing := len(lacking) > 0 && !slices.ContainsFunc(lacking, func(r *outboxstore.Row) bool { return r.Missing == 0 })
 			switch {
 			case missing: // others go first
@@ -103,30 +117,30 @@ func (e *engine) lookForDue(now time.Time) *chore {
 			case took > lookSlow:
 				rest = took
 			}
-			found.rows = withPayloads(found.rows)
-			added := e.addParked(found.rows, now)
-			e.dueAfter = found.more
+			found.Rows = withPayloads(found.Rows)
+			added := e.addRetrying(found.Rows, now)
+			e.due.after = found.More
 			// Large rows may take all the places of a look, and come one by one. So the
 			// others have every second look, at the same topics.
-			if e.dueInline = len(lacking) > 0 && !req.inline; e.dueInline {
-				e.dueAfter = req.after
+			if e.due.inline = len(lacking) > 0 && !req.Inline; e.due.inline {
+				e.due.after = req.AfterTopic
 			}
-			e.dueFound = e.dueFound || full || skipped || large || len(found.rows) > 0
-			if found.next >= 0 && (e.dueNext < 0 || found.next < e.dueNext) {
-				e.dueNext = found.next
+			e.due.found = e.due.found || full || skipped || large || len(found.Rows) > 0
+			if found.Next >= 0 && (e.due.next < 0 || found.Next < e.due.next) {
+				e.due.next = found.Next
 			}
-			if e.dueAfter == "" && !e.dueFound {
-				e.nothingParked(req.topics)
+			if e.due.after == "" && !e.due.found {
+				e.circuits.nothingDue(req.ExceptTopics)
 			}
 			switch {
-			case added > 0, e.dueAfter != "", e.dueAgain, large: // some are yet to be looked at or read
-				e.lookAt(now.Add(rest))
-			case full || len(found.rows) > 0:
-				e.lookAt(now.Add(lookAgain))
-			case e.dueNext >= 0:
-				e.lookAt(now.Add(min(e.dueNext, lookAnyway)))
-			case slices.ContainsFunc(lanes, (*lane).hasParkedKeys):
-				e.lookAt(now.Add(lookAnyway))
+			case added > 0, e.due.after != "", e.due.again, large: // some are yet to be looked at or read
+				e.due.lookOn(now.Add(rest))
+			case full || len(found.Rows) > 0:
+				e.due.lookOn(now.Add(lookAgain))
+			case e.due.next >= 0:
+				e.due.lookOn(now.Add(min(e.due.next, lookAnyway)))
+			case slices.ContainsFunc(lanes, (*lane).hasRetryingKeys):
+				e.due.lookOn(now.Add(lookAnyway))
 			}
 		},
 	}
@@ -134,9 +148,9 @@ func (e *engine) lookForDue(now time.Time) *chore {
 
 // dueRequest returns what to look for, and in which lanes. full and skipped report that
 // there are others, without room or not to be looked at now.
-func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes []*lane, full, skipped bool) {
-	req = dueRequest{topics: e.passOver(now), heads: min(max(dueHeads, e.heads), allowed), after: e.dueAfter, most: dueTopics, bytes: e.dueBytes.size, inline: e.dueInline}
-	req.rows = dueRows * dueHeads / req.heads
+func (e *engine) dueRequest(now time.Time, allowed int) (req relaystore.DueRequest, lanes []*lane, full, skipped bool) {
+	req = relaystore.DueRequest{ExceptTopics: e.circuits.passOver(now), Heads: min(max(dueHeads, e.due.heads), allowed), AfterTopic: e.due.after, Topics: dueTopics, Bytes: e.due.bytes.size, Inline: e.due.inline}
+	req.Rows = dueRows * dueHeads / req.Heads
 	for _, l := range e.lanes {
 		switch {
 		case l == nil, l.draining:
@@ -148,131 +162,23 @@ func (e *engine) dueRequest(now time.Time, allowed int) (req dueRequest, lanes [
 			skipped = true
 			continue
 		}
-		room, known := e.parkedRoom(l)
+		room, known := e.retryingRoom(l)
 		if room.none() {
 			full = true
 			continue
 		}
-		lanes, req.lanes, req.known = append(lanes, l), append(req.lanes, l.number), append(req.known, known...)
+		lanes, req.Lanes, req.Known = append(lanes, l), append(req.Lanes, l.number), append(req.Known, known...)
 	}
 	return req, lanes, full, skipped
 }
 
-// lacking returns the rows that lack their payload.
-func (l *looked) lacking() (rows []*outboxstore.Row) {
-	for i := range l.rows {
-		if r := &l.rows[i].Row; r.Missing > 0 {
-			rows = append(rows, r)
-		}
-	}
-	return rows
-}
-
-// withPayloads drops rows that lack their payload, and those that follow them in their
-// keys.
-func withPayloads(rows []parkedRow) []parkedRow {
-	short := map[parkedKey]bool{}
-	return slices.DeleteFunc(rows, func(r parkedRow) bool {
-		key := parkedKey{r.Lane, r.Key}
-		if r.Missing > 0 && r.Key != "" {
-			short[key] = true
-		}
-		return r.Missing > 0 || short[key]
-	})
-}
-
 // nothingParked releases the circuits of topics other than these: nothing more of them
 // is due.
-func (e *engine) nothingParked(but []string) {
-	for _, t := range slices.Clone(e.topics) {
-		if t.parked && !slices.Contains(but, t.name) {
-			t.parked = false
-			e.forget(t)
+func (c *circuits) nothingDue(but []string) {
+	for _, t := range slices.Clone(c.topics) {
+		if t.moreDue && !slices.Contains(but, t.name) {
+			t.moreDue = false
+			c.forget(t)
 		}
 	}
-}
-
-// nextHeads returns how many keys to look for after a look that returned these rows.
-// Unkeyed rows come one at a time, and there may be very many of them.
-func nextHeads(heads int, rows []parkedRow) int {
-	switch {
-	case len(rows) > manyDueRows:
-		return max(dueHeads, heads/2)
-	case len(rows) >= heads:
-		return min(maxDueHeads, 2*heads)
-	}
-	return heads
-}
-
-// room is how many rows of parked a lane may take, and how many bytes of payload and
-// metadata; the last row may exceed it.
-type room struct{ rows, bytes int }
-
-func (r room) none() bool { return r.rows <= 0 || r.bytes <= 0 }
-
-// parkedRoom returns a lane's room for rows of parked, and the rows it has. The rest of
-// its memory is for rows of the outbox. The few that an open circuit keeps to probe
-// with take no room, or they would exclude others: see leaveParked.
-func (e *engine) parkedRoom(l *lane) (r room, known []outboxstore.Known) {
-	r = room{rows: maxEntries * e.laneRows / 4, bytes: e.laneBytes}
-	for _, m := range l.entries {
-		if !m.parked {
-			continue
-		}
-		known = append(known, outboxstore.Known{ID: m.ID, CreatedAt: m.CreatedAt})
-		if t := e.find(m.Topic); m.state != withheld || t == nil || t.state != opened {
-			r.rows--
-			r.bytes -= m.size()
-		}
-	}
-	return r, known
-}
-
-// addParked adds due rows of parked, those of one key together and in order.
-func (e *engine) addParked(rows []parkedRow, now time.Time) (added int) {
-	opened, rooms, passed := map[*chain]bool{}, map[*lane]*room{}, map[parkedKey]bool{}
-	for _, r := range rows {
-		l := e.lanes[r.Lane]
-		if l == nil || !l.loaded || l.draining {
-			continue
-		}
-		if rooms[l] == nil {
-			has, _ := e.parkedRoom(l)
-			rooms[l] = &has
-		}
-		m := newEntry(r.Row)
-		barred := parkedKey{r.Lane, l.orderKey(m)}
-		if known := l.entries[m.rowID()]; known != nil || rooms[l].none() || passed[barred] {
-			// What follows it in its key must not overtake it.
-			passed[barred] = barred.key != ""
-			if known != nil && known.state == follower {
-				l.loaded = false // moved without notice: load again
-			}
-			continue
-		}
-		m.parked, m.attempts, m.crashed, m.unanswered = true, r.attempts, r.crashed, r.unanswered
-		if r.tried && m.attempts == 0 {
-			m.failedAt, m.doubted = max(1, e.sent), now.Add(-r.age)
-		}
-		if limit := e.attempts.TimeLimit; limit > 0 && m.attempts > 0 {
-			m.expires = now.Add(limit - r.age)
-		}
-		if key := l.orderKey(m); key != "" {
-			c := l.chain(key)
-			switch {
-			case !c.parked:
-				l.loaded = false // the memory is wrong: load again
-				continue
-			case c.stopped(), c.head != nil && !opened[c]:
-				continue
-			}
-			opened[c] = true
-		}
-		l.know(m)
-		l.place(m)
-		rooms[l].rows--
-		rooms[l].bytes -= m.size()
-		added++
-	}
-	return added
 }

@@ -10,10 +10,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/relay"
-
-	"github.com/oncemill/oncemill/internal/database"
 )
 
 // forgetful is a server that keeps in memory what it has committed, as long as

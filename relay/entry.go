@@ -6,23 +6,24 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // state is the state of an entry between its table and its deletion.
 type state uint8
 
 const (
-	waiting    state = iota // behind another message of its key
-	ready                   // to be published
-	withheld                // by its topic's circuit
-	suspected               // failed, perhaps by its own fault; its topic's others decide
-	announcing              // its id is being recorded, since it goes out alone
-	inFlight                // handed to the sink, no outcome yet
-	again                   // unavailable, in a lane that is one pipeline
-	charged                 // its failure is to be recorded
-	follower                // to be moved behind its key in parked
-	confirmed               // to be deleted
-	forgotten               // no longer known to the lane; lists may still have it
+	stateWaiting    state = iota // behind another message of its key
+	stateReady                   // to be published
+	stateWithheld                // by its topic's circuit
+	stateSuspected               // failed, perhaps by its own fault; its topic's others decide
+	stateAnnouncing              // its id is being recorded, since it goes out alone
+	stateInFlight                // handed to the sink, no outcome yet
+	stateAgain                   // unavailable, in a lane that is one pipeline
+	stateFailed                  // its failure is to be recorded
+	stateFollower                // to be moved behind the retrying message of its key
+	stateConfirmed               // to be deleted
+	stateForgotten               // no longer known to the lane; lists may still have it
 )
 
 // rowID is the identity of a row in its lane. The id alone is not enough: a server that
@@ -47,15 +48,15 @@ type entry struct {
 	sent      uint64    // number of its latest publish
 	failedAt  uint64    // number of the last publish before it became a suspect; 0: it is none
 
-	doubted  time.Time // when it became a suspect
-	parked   bool      // its row is in parked
-	ahead    bool      // it goes before what was read before it
-	crashed  bool      // a worker died with it alone in flight: it goes out alone
-	released bool      // let out by a circuit
-	moving   bool      // part of the running chore
-	attempts int       // failed so far
-	expires  time.Time // the time limit of its attempts; zero: none
-	failure  *failure  // while charged
+	suspectedAt time.Time           // when it became a suspect
+	retrying    bool                // its row is in the table parked
+	ahead       bool                // it goes before what was read before it
+	crashed     bool                // a worker died with it alone in flight: it goes out alone
+	released    bool                // let out by a circuit
+	moving      bool                // part of the running task
+	attempts    int                 // failed so far
+	expires     time.Time           // the time limit of its attempts; zero: none
+	failure     *relaystore.Failure // while charged
 
 	hollow     bool // without its payload: it cannot be sent
 	unanswered bool // a copy of it may have arrived although no confirm came
@@ -67,3 +68,18 @@ type entry struct {
 }
 
 func (m *entry) size() int { return len(m.Payload) + len(m.metadata) }
+
+// newEntry returns an entry for a row.
+func newEntry(r outboxstore.Row) *entry {
+	m := &entry{}
+	m.fill(r)
+	return m
+}
+
+func (m *entry) fill(r outboxstore.Row) {
+	m.Message = Message{
+		Lane: r.Lane, ID: r.ID, Topic: r.Topic, MessageID: r.MessageID, Key: r.Key,
+		Payload: r.Payload, CreatedAt: r.CreatedAt, entry: m,
+	}
+	m.ctid, m.metadata, m.hollow = r.CTID, r.Metadata, r.Hollow
+}

@@ -23,9 +23,10 @@ var (
 	ErrInterrupted = errors.New("publishing interrupted")
 
 	// ErrUnroutable matches a refusal that means: the broker has no receiver for this
-	// message. If the other messages of its topic pass, it counts as refused. If they
-	// do not, the topic's queues are missing, and all wait without being charged. A
-	// sink makes one with [NoRoute].
+	// message. If other messages of its topic are confirmed, it uses up an attempt. If
+	// none is, the topic's queues are missing, and its messages wait without using up
+	// attempts. See Config.DropUnroutable for topics that may have no subscriber. A sink
+	// makes one with [Unroutable].
 	ErrUnroutable = errors.New("message unroutable")
 )
 
@@ -38,8 +39,8 @@ var ErrNotRunning = errors.New("relay: not running")
 // flight stay in the outbox and are sent again.
 var ErrStillRunning = errors.New("relay: stopped, but something has not returned")
 
-// Refused marks err as the refusal of one message: too large, not marshallable,
-// unroutable. Refused(nil) is nil.
+// Refused marks err as the refusal of one message, for example because it is too large
+// or cannot be marshaled. Refused(nil) is nil.
 func Refused(err error) error { return mark(ErrRefused, err) }
 
 // Unavailable marks err as an outage: connection lost, timeout, nack, blocked broker.
@@ -49,22 +50,12 @@ func Unavailable(err error) error { return mark(ErrUnavailable, err) }
 // Interrupted marks err as ErrInterrupted and ErrUnavailable. Interrupted(nil) is nil.
 func Interrupted(err error) error { return Unavailable(mark(ErrInterrupted, err)) }
 
-// NoRoute marks err as ErrUnroutable and ErrRefused. NoRoute(nil) is nil.
-func NoRoute(err error) error { return Refused(mark(ErrUnroutable, err)) }
+// Unroutable marks err as ErrUnroutable and ErrRefused. Unroutable(nil) is nil.
+func Unroutable(err error) error { return Refused(mark(ErrUnroutable, err)) }
 
 func mark(kind, err error) error {
 	if err == nil {
 		return nil
 	}
 	return fmt.Errorf("%w: %w", kind, err)
-}
-
-// NoRouteError is the outcome of a message whose topic no route of a [Router] matches.
-// The message is refused. Once you add a route, the next retry sends it.
-type NoRouteError struct {
-	Topic string
-}
-
-func (e *NoRouteError) Error() string {
-	return fmt.Sprintf("relay: no route for topic %q", e.Topic)
 }

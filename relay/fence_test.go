@@ -49,7 +49,7 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 		p.awaitNothingOwed(t)
 		first.end()
 		second.end()
-		if n := strings.Count(first.stderr.String(), "lane was taken by another worker"); n < outbox.Lanes {
+		if n := strings.Count(first.stderr.String(), "lane taken by another worker"); n < outbox.Lanes {
 			t.Errorf("the stopped worker was refused the renewal of %d lanes, want all", n)
 		}
 

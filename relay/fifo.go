@@ -34,7 +34,7 @@ func (q *fifo) pushFirst(m *entry) {
 // if there is none.
 func (q *fifo) next() *entry {
 	for ; q.len() > 0; q.drop() {
-		if m := q.items[q.first]; m.state == ready {
+		if m := q.items[q.first]; m.state == stateReady {
 			return m
 		}
 	}

@@ -251,7 +251,7 @@ func TestRelay_WaitsForWhatIsInFlightBeforeItStops(t *testing.T) {
 			<-answer
 			return nil
 		}}
-		cfg := relay.Config{Lease: 30 * time.Second, StopTimeout: patience}
+		cfg := relay.Config{Lease: 30 * time.Second, StopTimeout: maxWait}
 		r := start(t, box, s, cfg)
 		commit(t, box, spread(10, 2)...)
 		eventually(t, "messages in flight", func() bool { return asked.Load() == 10 })

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -42,7 +43,7 @@ func (o operation) String() string {
 const maxAbandoned = 16
 
 // health tracks whether a worker reaches its database. A kind of operation without an
-// answer for longer than health.patient makes the worker unfit. Its lanes go to others
+// answer for longer than health.maxSilence makes the worker unfit. Its lanes go to others
 // until a probe of every kind has been answered, and its own calls have had no silence
 // for a while. An error of the server is an answer: what the server refuses here it
 // refuses to others.
@@ -51,11 +52,11 @@ const maxAbandoned = 16
 // read does not. So an answer does not end a silence until there has been no other for
 // a while.
 //
-// Calls of the upkeep do not count, see tending. Nor do heartbeats: without them the
+// Calls of the upkeep do not count, see upkeepLease. Nor do heartbeats: without them the
 // leases end by themselves.
 type health struct {
-	full    time.Duration // that a call may take
-	patient time.Duration // without an answer, until the worker is unfit
+	full       time.Duration // that a call may take
+	maxSilence time.Duration // without an answer, until the worker is unfit
 
 	mu    sync.Mutex // guards what follows
 	kinds [operations]contact
@@ -77,7 +78,7 @@ const callLeast = 2 * time.Second
 
 func newHealth(lease time.Duration) health {
 	full := max(lease/3, callLeast)
-	return health{full: full, patient: max(lease/2, full)}
+	return health{full: full, maxSilence: max(lease/2, full)}
 }
 
 // begin records the start of a call and returns its time limit. A call after one
@@ -104,7 +105,7 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	k := &h.kinds[o]
 	k.busy = time.Time{}
 	switch {
-	case answered && now.Sub(k.last) > h.patient:
+	case answered && now.Sub(k.last) > h.maxSilence:
 		*k = contact{}
 		return
 	case answered:
@@ -150,8 +151,8 @@ func (h *health) unfit(now time.Time) (since time.Duration, why error) {
 		if apart(o) {
 			continue
 		}
-		if silent := h.kinds[o].silent(now, h.short()); silent > h.patient && silent-h.patient >= since {
-			why, since = fmt.Errorf("no answer from the database for %v to: %v", silent.Truncate(time.Second), o), silent-h.patient
+		if silent := h.kinds[o].silent(now, h.short()); silent > h.maxSilence && silent-h.maxSilence >= since {
+			why, since = fmt.Errorf("no answer from the database for %v to: %v", silent.Truncate(time.Second), o), silent-h.maxSilence
 		}
 	}
 	return since, why
@@ -213,18 +214,18 @@ const doctorEvery = time.Second
 // doctor logs when the worker has become unfit, and makes it fit again; see health. The
 // worker may have no lanes then, so nothing else would do it.
 func (w *worker) doctor(ctx context.Context) error {
-	told := false
+	logged := false
 	for pause(ctx, min(doctorEvery, w.cfg.Lease/5)) {
 		_, why := w.health.unfit(time.Now())
 		switch {
-		case why == nil && told: // its calls had answers for a while
-			told = false
+		case why == nil && logged: // its calls had answers for a while
+			logged = false
 			w.log.InfoContext(ctx, "worker is fit again, the database answers")
 			continue
 		case why == nil:
 			continue
-		case !told:
-			told = true
+		case !logged:
+			logged = true
 			w.log.ErrorContext(ctx, "worker is unfit, its lanes go to other workers", "error", why, "abandoned_calls", w.bounds.Abandoned())
 		}
 		if err := w.probe(ctx); err != nil {
@@ -233,7 +234,7 @@ func (w *worker) doctor(ctx context.Context) error {
 		if !w.health.recover(time.Now()) {
 			continue
 		}
-		told = false
+		logged = false
 		w.log.InfoContext(ctx, "worker is fit again, the database answers")
 	}
 	return nil
@@ -247,7 +248,7 @@ const noLane = outbox.Lanes
 // lease does not.
 func (w *worker) probe(ctx context.Context) error {
 	lanes, ref := []int{noLane}, outboxstore.Ref{CreatedAt: time.Unix(0, 0)}
-	nobody := fence{owner: w.owner} // a lease that was taken has an epoch above 0
+	nobody := relaystore.Fence{Owner: w.owner} // a lease that was taken has an epoch above 0
 	probes := []func(context.Context) error{
 		w.check,
 		func(ctx context.Context) error {
@@ -256,29 +257,29 @@ func (w *worker) probe(ctx context.Context) error {
 		},
 		func(ctx context.Context) error { _, err := w.queue.Remove(ctx, []outboxstore.Ref{ref}); return err },
 		func(ctx context.Context) error {
-			_, err := w.leases.take(ctx, w.owner, nil, 0, w.cfg.Lease)
+			_, err := w.leases.Take(ctx, w.owner, nil, 0, w.cfg.Lease)
 			return err
 		},
-		func(ctx context.Context) error { _, err := w.store.parkedKeys(ctx, lanes); return err },
-		func(ctx context.Context) error { _, _, err := w.store.settle(ctx, []outboxstore.Ref{ref}); return err },
-		func(ctx context.Context) error { _, err := w.store.commands(ctx, lanes, 1); return err },
+		func(ctx context.Context) error { _, err := w.store.Keys(ctx, lanes); return err },
+		func(ctx context.Context) error { _, err := w.store.Remove(ctx, []outboxstore.Ref{ref}); return err },
+		func(ctx context.Context) error { _, err := w.store.Commands(ctx, lanes, 1); return err },
 		func(ctx context.Context) error {
-			_, err := w.store.look(ctx, dueRequest{lanes: lanes, most: 1, heads: 1, rows: 1})
+			_, err := w.store.Due(ctx, relaystore.DueRequest{Lanes: lanes, Topics: 1, Heads: 1, Rows: 1})
 			return err
 		},
-		func(ctx context.Context) error { return w.store.suspect(ctx, nobody, 0) },
-		func(ctx context.Context) error { return w.store.calm(ctx, w.owner, nil) },
-		func(ctx context.Context) error { _, err := w.store.follow(ctx, nobody, nil, nil, 1); return err },
+		func(ctx context.Context) error { return w.store.SetSuspect(ctx, nobody, 0) },
+		func(ctx context.Context) error { return w.store.ClearCrashes(ctx, w.owner, nil) },
+		func(ctx context.Context) error { _, err := w.store.Follow(ctx, nobody, nil, nil, 1); return err },
 	}
-	for _, v := range []verdict{retryLater, letterSkip, letterHold} {
-		for _, parked := range []bool{false, true} {
+	for _, v := range []relaystore.Fate{relaystore.FateRetry, relaystore.FateDeadLetter, relaystore.FateHoldKey} {
+		for _, retrying := range []bool{false, true} {
 			probes = append(probes, func(ctx context.Context) error {
-				return w.store.fail(ctx, nobody, []failure{{Ref: ref, parked: parked, attempt: 1, verdict: v}}, nil)
+				return w.store.Fail(ctx, nobody, []relaystore.Failure{{Ref: ref, Retrying: retrying, Attempt: 1, Fate: v}}, nil)
 			})
 		}
 	}
 	for _, probe := range probes {
-		if err := do(ctx, w, opCheck, probe); err != nil && !errors.Is(err, errFenced) {
+		if err := do(ctx, w, opCheck, probe); err != nil && !errors.Is(err, relaystore.ErrFenced) {
 			return err
 		}
 	}
@@ -334,6 +335,6 @@ func unanswered(err error) bool {
 
 // passing reports whether an error says nothing about the tables: the call had no
 // answer, lost against another transaction, or waited too long for one.
-func passing(err error) bool {
+func transient(err error) bool {
 	return unanswered(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }

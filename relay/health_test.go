@@ -10,9 +10,13 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // A call that has an answer at once, or none, at a time of its own.
@@ -41,7 +45,7 @@ func TestHealth_TellsASilenceFromALostConnection(t *testing.T) {
 	} {
 		start := time.Unix(1000, 0)
 		at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
-		h := health{full: 5 * time.Second, patient: 7500 * time.Millisecond}
+		h := health{full: 5 * time.Second, maxSilence: 7500 * time.Millisecond}
 		for _, one := range c.calls {
 			h.begin(opTask, at(one.begin))
 			if one.begin+one.lasts <= c.at {
@@ -58,7 +62,7 @@ func TestHealth_TellsASilenceFromALostConnection(t *testing.T) {
 // a while.
 func TestHealth_AsksBrieflyAfterASilence(t *testing.T) {
 	t.Parallel()
-	h := health{full: 5 * time.Second, patient: 7500 * time.Millisecond}
+	h := health{full: 5 * time.Second, maxSilence: 7500 * time.Millisecond}
 	now := time.Unix(1000, 0)
 	for i, c := range []struct {
 		answered bool
@@ -76,7 +80,7 @@ func TestHealth_AsksBrieflyAfterASilence(t *testing.T) {
 // ago. A call of the upkeep says nothing of the rest.
 func TestHealth_ForgetsASilenceOnceItsOwnCallsAreAnswered(t *testing.T) {
 	t.Parallel()
-	h := health{full: 5 * time.Second, patient: 7500 * time.Millisecond}
+	h := health{full: 5 * time.Second, maxSilence: 7500 * time.Millisecond}
 	now := time.Unix(1000, 0)
 	expect := func(what string, recovers bool) {
 		t.Helper()
@@ -154,15 +158,35 @@ func TestHealth_AProbeReadsNoMessage(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	db, seen := testserver.Explained(t, pg.DSN)
-	p := newLot(t, db, pg.Config, 0)
-	p.exec(t, `set auto_explain.log_nested_statements = on`) // of the function that reads
-	p.fill(t, 1_000)
-	p.exec(t, `analyze {{outbox}}`)
-	p.exec(t, `analyze {{parked}}`)
-	p.exec(t, `analyze {{dead_letters}}`)
+	if err := oncemill.Migrate(t.Context(), db, pg.Config, outbox.Migrations, dlq.Migrations, Migrations); err != nil {
+		t.Fatal(err)
+	}
+	box, err := outbox.New(db, outbox.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{
+		`set auto_explain.log_nested_statements = on`, // of the function that reads
+		`insert into {{outbox}} (lane, id, topic, message_id, payload)
+		select i % 32, i::bigint * (1 << 18) / 1000, 't', 'm' || i, ''
+		from generate_series(1, 1000) i`, // in all partitions
+		`select setval('{{outbox_id}}', 1 << 18)`,
+		`insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
+		select i % 32, i, 't' || i % 2, 'm' || i, case when i % 3 > 0 then 'k' || i else '' end, '', '', now(), now() + i % 2 * interval '1 hour'
+		from generate_series(1, 3000) i`,
+		`insert into {{dead_letters}} (state, held, source, lane, row_id, topic, message_id, key, payload, created_at, reason, error, fingerprint)
+		select case when i % 10 = 0 then 'replaying' else 'dead' end, false, 'relay', i % 32, i, 't', 'm' || i, 'k', '', now(), 'refused', '', 'f'
+		from generate_series(1, 1000) i`,
+		`analyze {{outbox}}`, `analyze {{parked}}`, `analyze {{dead_letters}}`,
+	} {
+		if _, err := db.ExecContext(t.Context(), database.Of(box.Config().Database).Expand(text)); err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+	}
+	store := storeOf(box)
 	w := &worker{
 		owner: "me", cfg: Config{Lease: 15 * time.Second}, health: newHealth(15 * time.Second), bounds: bounded.New(maxAbandoned),
-		log: slog.New(slog.DiscardHandler), queue: outboxqueue.Of(p.box), store: p.parkingStore, leases: p.leases,
+		log: slog.New(slog.DiscardHandler), queue: outboxqueue.Of(box), store: store, leases: store,
 		check: func(context.Context) error { return nil },
 	}
 	seen.Take()

@@ -8,9 +8,8 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/internal/testserver"
-
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A transaction that stays open holds back the oldest snapshot of the whole

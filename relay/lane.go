@@ -11,7 +11,7 @@ import (
 // lane is a worker's memory of a lane that it holds. It belongs to the worker's loop.
 //
 // An id stays in entries from the read that returned it until its deletion, or its move
-// to parked, has committed. Every read passes over the ids in entries when it starts.
+// to the table parked, has committed. Every read passes over the ids in entries when it starts.
 // Reads of a lane do not overlap, so a confirmed row is never taken for a new one: a
 // read that may have seen it before its deletion started while it was known, and a
 // later one starts after the deletion.
@@ -22,45 +22,45 @@ type lane struct {
 	order   Order
 	trusted time.Time // the lease may be relied on until then
 
-	entries     map[rowID]*entry
-	locked      int // of entries: they take no room, since nobody knows for how long
-	chains      map[string]*chain
-	ready       fifo
-	failing     []*entry // unsorted; each once
-	followers   []*entry
-	letters     []int64  // commands on letters without a key
-	commanded   []string // keys with commands
-	bytes       int      // of payload and metadata in entries of the outbox
-	parkedBytes int      // and in those of parked
-	inFlight    int
+	entries       map[rowID]*entry
+	locked        int // of entries: they take no room, since nobody knows for how long
+	chains        map[string]*chain
+	ready         fifo
+	failing       []*entry // unsorted; each once
+	followers     []*entry
+	commands      []int64  // commands on letters without a key
+	commandedKeys []string // keys with commands
+	bytes         int      // of payload and metadata in entries of the outbox
+	retryingBytes int      // and in retrying entries
+	inFlight      int
 
-	loaded       bool            // the parked keys are known
+	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
 	overlooked   bool            // by looks for due rows, since its lease was not trusted
 	reading      bool            // a read of this lane is under way
 	refetch      bool            // something is to be sent whose payload is not here
 	refetched    bool            // the result of that read is useless
 	readAt       time.Time       // it is not read before
-	doubted      bool            // its last read failed
+	readFailed   bool            // its last read failed
 	unreadable   int             // how often it failed to be read alone, with answers to other reads between
 	unreadableAt int             // engine.reads at the last of them
 	readBegan    time.Time       // its last read
-	swept        map[string]bool // keys of parked whose rows are moved there without being read
+	swept        map[string]bool // retrying keys whose rows are moved behind their head without being read
 	crowded      bool            // a key may have more than maxWaiting entries
 	stopping     bool            // a key may be stopped, to be swept
-	unbusied     bool            // a key that the read passes over ceased to be busy
+	keyFreed     bool            // a key that the read passes over ceased to be busy
 	dry          bool            // the last read found less than it asked for
 
-	choreAt     time.Time // after a chore of this lane has failed: none before
-	oneByOne    bool      // then: one failure, follower or letter at a time, to find what is wrong
-	lettersNext bool      // letters have waited for a failure
-	sweepOne    bool      // one swept key at a time, to find what is wrong
-	sweptLast   string    // the key of the last such try
-	followAt    time.Time // followers are moved then, unless there are many
+	taskAt       time.Time // after a task of this lane has failed: none before
+	oneByOne     bool      // then: one failure, follower or letter at a time, to find what is wrong
+	commandsNext bool      // letters have waited for a failure
+	sweepOne     bool      // one swept key at a time, to find what is wrong
+	sweptLast    string    // the key of the last such try
+	followAt     time.Time // followers are moved then, unless there are many
 
-	// beyond is the id of an unknown message of a topic of which nothing has been
+	// otherTopic is the id of an unread message of a topic of which nothing has been
 	// tried; 0: none has been found so far.
-	beyond int64
+	otherTopic int64
 
 	behind time.Time // since when there may be rows that it has not read; see lookAhead
 	went   int       // confirmed lately
@@ -73,7 +73,7 @@ type lane struct {
 	written   bool   // the announcement is recorded
 	alone     *entry // in flight, announced
 	stale     bool   // the database has a suspect that no longer is one
-	accused   bool   // and must be updated before anything else goes out
+	mustClear bool   // and must be updated before anything else goes out
 
 	// For a lane that is one pipeline: after a failure it resumes from its first
 	// unconfirmed message, once everything in flight has its outcome.
@@ -86,9 +86,9 @@ type lane struct {
 	draining bool // finish what is in flight, take nothing new
 }
 
-func (l *lane) hasParkedKeys() bool {
+func (l *lane) hasRetryingKeys() bool {
 	for _, c := range l.chains {
-		if c.parked {
+		if c.retrying {
 			return true
 		}
 	}
@@ -106,9 +106,9 @@ func newLane(number int, epoch int64, limits *limits, trusted time.Time) *lane {
 	}
 }
 
-// careful lanes have one message in flight at a time, so that if their worker dies
+// isolated lanes have one message in flight at a time, so that if their worker dies
 // again, the message is known.
-func (l *lane) careful() bool { return l.crashes >= 2 }
+func (l *lane) isolated() bool { return l.crashes >= 2 }
 
 // orderKey is the key that m has to wait for; empty for none.
 func (l *lane) orderKey(m *entry) string {
@@ -125,11 +125,11 @@ func (l *lane) add(entries []*entry) int {
 		if _, known := l.entries[m.rowID()]; known {
 			continue
 		}
-		if m.ID >= l.beyond {
-			l.beyond = 0
+		if m.ID >= l.otherTopic {
+			l.otherTopic = 0
 		}
 		l.know(m)
-		l.place(m)
+		l.enqueue(m)
 		added++
 	}
 	return added
@@ -141,8 +141,8 @@ func (l *lane) know(m *entry) {
 	if m.locked {
 		l.locked++
 	}
-	if m.parked {
-		l.parkedBytes += m.size()
+	if m.retrying {
+		l.retryingBytes += m.size()
 	} else {
 		l.bytes += m.size()
 	}
@@ -156,25 +156,26 @@ func (l *lane) lockedOut(m *entry) {
 	}
 }
 
-// place moves an entry to where it belongs: out, behind its key, or into parked.
-func (l *lane) place(m *entry) {
+// enqueue moves an entry to where it belongs: to those ready, behind its key, or to the
+// followers.
+func (l *lane) enqueue(m *entry) {
 	key := l.orderKey(m)
 	if key == "" {
 		l.push(m)
 		return
 	}
 	c := l.chain(key)
-	if c.parked && !m.parked {
+	if c.retrying && !m.retrying {
 		if l.swept[key] {
 			l.forget(m) // the sweep of its key moves it
 			return
 		}
 		l.waited++
-		m.state = follower
+		m.state = stateFollower
 		l.followers = append(l.followers, m)
 		return
 	}
-	m.state = waiting
+	m.state = stateWaiting
 	c.insert(m)
 	l.crowded = l.crowded || c.length > l.limits.mostWaiting
 	if c.stopped() {
@@ -187,7 +188,7 @@ func (l *lane) place(m *entry) {
 
 // push makes an entry ready.
 func (l *lane) push(m *entry) {
-	m.state = ready
+	m.state = stateReady
 	if m.ahead {
 		l.ready.pushFirst(m)
 		return
@@ -204,13 +205,13 @@ func (l *lane) chain(key string) *chain {
 	return c
 }
 
-// goOn makes ready what may go out of a key.
-func (l *lane) goOn(c *chain) {
+// resume makes ready what may be published of a key.
+func (l *lane) resume(c *chain) {
 	if c.stopped() {
 		return
 	}
 	for m := c.head; m != nil; m = m.next {
-		if m.state == waiting {
+		if m.state == stateWaiting {
 			l.push(m)
 		}
 		if l.order != OrderPerKeyPipelined {
@@ -219,9 +220,9 @@ func (l *lane) goOn(c *chain) {
 	}
 }
 
-// tidy forgets a key without any state left.
-func (l *lane) tidy(key string, c *chain) {
-	if c.head == nil && !c.parked && !c.stopped() {
+// forgetKey forgets a key without any state left.
+func (l *lane) forgetKey(key string, c *chain) {
+	if c.head == nil && !c.retrying && !c.stopped() {
 		delete(l.chains, key)
 	}
 }
@@ -252,7 +253,7 @@ func (l *lane) busy(keys []string) []string {
 // confirm marks an entry in flight as confirmed and lets its key continue. Its payload
 // is no longer needed.
 func (l *lane) confirm(m *entry) {
-	m.state = confirmed
+	m.state = stateConfirmed
 	if !m.ahead { // those prove nothing about the messages in front of them
 		l.went++
 	}
@@ -267,16 +268,16 @@ func (l *lane) confirm(m *entry) {
 	}
 	c.remove(m)
 	if c.length == l.limits.mostWaiting {
-		l.dry, l.unbusied = false, true // there may be more of the key
+		l.dry, l.keyFreed = false, true // there may be more of the key
 	}
-	l.goOn(c)
-	l.tidy(key, c)
+	l.resume(c)
+	l.forgetKey(key, c)
 }
 
 // forget drops an entry whose deletion has committed. An entry in flight (its confirm
 // was late, and it was sent again meanwhile) stays until its outcome.
 func (l *lane) forget(m *entry) {
-	if l.entries[m.rowID()] != m || m.state == inFlight {
+	if l.entries[m.rowID()] != m || m.state == stateInFlight {
 		return
 	}
 	l.empty(m) // its read's other entries may live on
@@ -284,14 +285,14 @@ func (l *lane) forget(m *entry) {
 	if m.locked {
 		l.locked--
 	}
-	m.state = forgotten
+	m.state = stateForgotten
 }
 
 // empty frees the payload of an entry. The sink has a copy of what it was handed.
 func (l *lane) empty(m *entry) {
 	if l.entries[m.rowID()] == m {
-		if m.parked {
-			l.parkedBytes -= m.size()
+		if m.retrying {
+			l.retryingBytes -= m.size()
 		} else {
 			l.bytes -= m.size()
 		}
@@ -304,7 +305,7 @@ func (l *lane) empty(m *entry) {
 // read again. After an error the database may be another server, one that lost its
 // latest commits: what it no longer holds must not be sent.
 func (l *lane) forgetUnsent() {
-	keep := func(m *entry) bool { return m.state == inFlight || m.state == confirmed || m.moving }
+	keep := func(m *entry) bool { return m.state == stateInFlight || m.state == stateConfirmed || m.moving }
 	for _, m := range l.entries {
 		if !keep(m) {
 			l.forget(m)
@@ -319,18 +320,18 @@ func (l *lane) forgetUnsent() {
 			}
 			m = next
 		}
-		c.head, c.tail, c.length, c.letters = kept.head, kept.tail, kept.length, nil
+		c.head, c.tail, c.length, c.commands = kept.head, kept.tail, kept.length, nil
 		c.sweeping = false
 		if c.failing != nil && !c.failing.moving {
 			c.failing = nil
 		}
-		l.tidy(key, c)
+		l.forgetKey(key, c)
 	}
 	gone := func(m *entry) bool { return !m.moving }
 	l.failing = slices.DeleteFunc(l.failing, gone)
 	l.followers = slices.DeleteFunc(l.followers, gone)
 	l.repeat = nil
-	l.ready, l.letters, l.commanded, l.swept = fifo{}, nil, nil, nil
+	l.ready, l.commands, l.commandedKeys, l.swept = fifo{}, nil, nil, nil
 	l.cancel()
 	l.dry, l.loaded, l.loading = false, false, false
 }
@@ -338,16 +339,16 @@ func (l *lane) forgetUnsent() {
 // cancel takes back an announcement. If it is recorded, the database has a suspect that
 // no longer is one.
 func (l *lane) cancel() {
-	if m := l.announced; m != nil && m.state == announcing {
-		m.state = waiting
+	if m := l.announced; m != nil && m.state == stateAnnouncing {
+		m.state = stateWaiting
 	}
 	l.stale = l.stale || l.written
 	l.announced, l.written = nil, false
 }
 
-// settled reports whether the lane knows rows, and all of them are about to be deleted
+// nothingToSend reports whether the lane knows rows, and all of them are about to be deleted
 // or moved.
-func (l *lane) settled() bool {
+func (l *lane) nothingToSend() bool {
 	return len(l.entries) > 0 && l.inFlight == 0 && l.ready.len() == 0
 }
 
@@ -358,7 +359,7 @@ func (l *lane) hung(now time.Time, grace time.Duration) bool {
 		return false
 	}
 	for _, m := range l.entries {
-		if m.state == inFlight && now.Sub(m.deadline) > grace {
+		if m.state == stateInFlight && now.Sub(m.deadline) > grace {
 			return true
 		}
 	}
@@ -376,14 +377,14 @@ func (l *lane) restart(now time.Time) bool {
 	l.retryAt = now.Add(l.retry.NextBackOff())
 	unsent := l.repeat
 	for _, m := range l.ready.pop(l.ready.len()) {
-		if m.state == ready {
+		if m.state == stateReady {
 			unsent = append(unsent, m)
 		}
 	}
 	l.repeat = nil
 	slices.SortFunc(unsent, func(a, b *entry) int { return cmp.Compare(a.ID, b.ID) })
 	for _, m := range unsent {
-		if m.state == again || m.state == ready {
+		if m.state == stateAgain || m.state == stateReady {
 			l.push(m)
 		}
 	}

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -31,12 +33,12 @@ func TestEngine_HasRoomForLargeMessages(t *testing.T) {
 	if got := d.space(); got.taken != 30<<20 || got.of["orders"] != 30<<20 {
 		t.Errorf("%d bytes are taken, want 30 MiB", got.taken)
 	}
-	d.addParked([]parkedRow{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 2, ID: 99}, Topic: "orders", Payload: make([]byte, 5<<20)}, attempts: 1}}, d.now)
+	d.addRetrying([]relaystore.Row{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 2, ID: 99}, Topic: "orders", Payload: make([]byte, 5<<20)}, Attempts: 1}}, d.now)
 	if got := d.space().taken; got != 35<<20 {
 		t.Errorf("%d bytes are taken, want 5 MiB of parked more", got)
 	}
 	for _, m := range d.lanes[0].entries {
-		m.state = withheld
+		m.state = stateWithheld
 	}
 	if got := d.space().taken; got != 25<<20 {
 		t.Errorf("%d bytes are taken, want 25 MiB and none of the 10 that wait", got)
@@ -122,7 +124,7 @@ func TestEngine_SweepsNoKeyForASlowWay(t *testing.T) {
 			d.read(&read{lanes: []*lane{d.lanes[number]}, trusted: []time.Time{{}}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{number}, Rows: 256, Bytes: 1 << 20, Busy: []string{"key"}}, began: d.now, took: c.took, brought: c.bytes}, nil, d.now, nil)
 			d.lanes[number].sweepStopped()
 		}
-		if len(d.lanes[number].swept) > 0 || d.slow > 0 {
+		if len(d.lanes[number].swept) > 0 || d.reads.slow > 0 {
 			t.Errorf("%s: swept %v", name, d.lanes[number].swept)
 		}
 	}
@@ -146,13 +148,13 @@ func TestEngine_LearnsWhatTheWayCarriesFromReadsAlone(t *testing.T) {
 	} {
 		d := newDrive(limits{quickRead: 1250 * time.Millisecond}, 0)
 		for range 30 {
-			took := c.fixed + time.Duration(d.carries.size)*c.row
+			took := c.fixed + time.Duration(d.reads.rows.size)*c.row
 			r := &read{lanes: d.lanes[:1], trusted: []time.Time{d.now.Add(time.Hour)}, ReadRequest: outboxstore.ReadRequest{Lanes: []int{0}, Bytes: 1 << 20}, began: d.now, took: took}
 			d.now = d.now.Add(took + c.pieces)
 			d.read(r, nil, d.now, nil)
 		}
-		if d.carries.size != c.want {
-			t.Errorf("%s: %d rows, want %d", name, d.carries.size, c.want)
+		if d.reads.rows.size != c.want {
+			t.Errorf("%s: %d rows, want %d", name, d.reads.rows.size, c.want)
 		}
 	}
 }
@@ -165,18 +167,18 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 	d := newDrive(limits{}, 0)
 	look := func(took time.Duration, rows int, err error) {
 		t.Helper()
-		d.parkedDue(d.now)
+		d.due.lookFromStart(d.now)
 		c := d.lookForDue(d.now)
 		if c == nil {
 			t.Fatal("no look")
 		}
 		if err != nil {
-			c.undo(choreLost)
+			c.undo(taskLost)
 			return
 		}
 		clock := d.now
-		store := stubLook{found: looked{rows: make([]parkedRow, rows), next: -1}}
-		found, err := c.do(choreContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outboxstore.Row, *space) {}})
+		store := stubLook{found: relaystore.Due{Rows: make([]relaystore.Row, rows), Next: -1}}
+		found, err := c.do(taskContext{store: store, clock: func() time.Time { clock = clock.Add(took / 2); return clock }, bring: func([]*outboxstore.Row, *space) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -184,25 +186,25 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 		c.done(d.now)
 		d.now = d.now.Add(time.Minute)
 	}
-	const many = mostDueBytes / rowBytes
+	const many = mostDueBytes / 256 // the size of a row without payload
 	look(quickRead/2, many, nil)
-	if d.dueBytes.size != 2*firstDueBytes {
-		t.Errorf("%d bytes after a quick look that was full", d.dueBytes.size)
+	if d.due.bytes.size != 2*firstDueBytes {
+		t.Errorf("%d bytes after a quick look that was full", d.due.bytes.size)
 	}
 	look(4*quickRead, many, nil)
 	look(time.Millisecond, 1, nil)
-	if d.dueBytes.size != 2*firstDueBytes {
-		t.Errorf("%d bytes after one that was not quick, and one that was not full", d.dueBytes.size)
+	if d.due.bytes.size != 2*firstDueBytes {
+		t.Errorf("%d bytes after one that was not quick, and one that was not full", d.due.bytes.size)
 	}
 	look(0, 0, errors.New("no answer"))
-	if d.dueBytes.size != firstDueBytes/2 {
-		t.Errorf("%d bytes after one that has failed", d.dueBytes.size)
+	if d.due.bytes.size != firstDueBytes/2 {
+		t.Errorf("%d bytes after one that has failed", d.due.bytes.size)
 	}
 	for range 10 {
 		look(0, 0, errors.New("no answer"))
 	}
-	if d.dueBytes.size != leastDueBytes {
-		t.Errorf("%d bytes after many", d.dueBytes.size)
+	if d.due.bytes.size != leastDueBytes {
+		t.Errorf("%d bytes after many", d.due.bytes.size)
 	}
 }
 
@@ -211,27 +213,27 @@ func TestEngine_LooksForWhatTheWayCarries(t *testing.T) {
 func TestEngine_LooksForSmallMessagesBesideLargeOnes(t *testing.T) {
 	t.Parallel()
 	d := newDrive(limits{}, 0)
-	store := &recordedLooks{answers: []looked{
-		{rows: []parkedRow{{Row: outboxstore.Row{Ref: outboxstore.Ref{ID: 1}, Missing: 1 << 20}}}, next: -1, more: "b"},
-		{next: -1, more: "b"},
-		{next: -1},
-		{next: -1},
+	store := &recordedLooks{answers: []relaystore.Due{
+		{Rows: []relaystore.Row{{Row: outboxstore.Row{Ref: outboxstore.Ref{ID: 1}, Missing: 1 << 20}}}, Next: -1, More: "b"},
+		{Next: -1, More: "b"},
+		{Next: -1},
+		{Next: -1},
 	}}
-	d.parkedDue(d.now)
+	d.due.lookFromStart(d.now)
 	for range store.answers {
 		c := d.lookForDue(d.now)
 		if c == nil {
 			t.Fatal("no look")
 		}
-		found, err := c.do(choreContext{store: store, clock: func() time.Time { return d.now }, bring: func([]*outboxstore.Row, *space) {}})
+		found, err := c.do(taskContext{store: store, clock: func() time.Time { return d.now }, bring: func([]*outboxstore.Row, *space) {}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		found()
 		c.done(d.now)
 		d.now = d.now.Add(time.Minute)
-		if d.dueAt.IsZero() || d.now.Before(d.dueAt) {
-			d.parkedDue(d.now)
+		if d.due.at.IsZero() || d.now.Before(d.due.at) {
+			d.due.lookFromStart(d.now)
 		}
 	}
 	if got, want := strings.Join(store.asked, " "), "all: small: all:b all:"; got != want {
@@ -241,26 +243,28 @@ func TestEngine_LooksForSmallMessagesBesideLargeOnes(t *testing.T) {
 
 // recordedLooks answers looks, and notes what they ask for.
 type recordedLooks struct {
-	parkingStore
-	answers []looked
+	taskStore
+	answers []relaystore.Due
 	asked   []string
 }
 
-func (s *recordedLooks) look(_ context.Context, r dueRequest) (looked, error) {
+func (s *recordedLooks) Due(_ context.Context, r relaystore.DueRequest) (relaystore.Due, error) {
 	kind := "all:"
-	if r.inline {
+	if r.Inline {
 		kind = "small:"
 	}
-	s.asked = append(s.asked, kind+r.after)
+	s.asked = append(s.asked, kind+r.AfterTopic)
 	return s.answers[len(s.asked)-1], nil
 }
 
 type stubLook struct {
-	parkingStore
-	found looked
+	taskStore
+	found relaystore.Due
 }
 
-func (s stubLook) look(context.Context, dueRequest) (looked, error) { return s.found, nil }
+func (s stubLook) Due(context.Context, relaystore.DueRequest) (relaystore.Due, error) {
+	return s.found, nil
+}
 
 func TestEngine_ReadsALaneAgainSoonWhoseLargeMessageWaitsForOthers(t *testing.T) {
 	t.Parallel()
@@ -272,5 +276,31 @@ func TestEngine_ReadsALaneAgainSoonWhoseLargeMessageWaitsForOthers(t *testing.T)
 			t.Fatalf("it is read again in %v", wait)
 		}
 		d.now = d.now.Add(time.Second)
+	}
+}
+
+// Of a message whose payload has not come nothing goes out, and nothing that follows it
+// in its key.
+func TestDue_LeavesOutWhatHasNotCome(t *testing.T) {
+	t.Parallel()
+	row := func(id int64, key string, missing int) relaystore.Row {
+		return relaystore.Row{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 1, ID: id}, Key: key, Missing: missing}}
+	}
+	found := relaystore.Due{Rows: []relaystore.Row{
+		row(1, "a", 0), row(2, "a", 9), row(3, "a", 0), row(4, "b", 0), row(5, "", 9), row(6, "", 0), row(7, "c", laneBytes), row(8, "d", 9),
+	}}
+	var lack []int64
+	for _, r := range lackingPayload(found.Rows) {
+		lack = append(lack, r.ID)
+	}
+	if !slices.Equal(lack, []int64{2, 5, 7, 8}) {
+		t.Errorf("to come: %v", lack)
+	}
+	var kept []int64
+	for _, r := range withPayloads(found.Rows) {
+		kept = append(kept, r.ID)
+	}
+	if !slices.Equal(kept, []int64{1, 4, 6}) {
+		t.Errorf("may go: %v", kept)
 	}
 }

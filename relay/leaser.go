@@ -4,11 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
-	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -23,8 +22,8 @@ type leaser struct {
 
 	formerExpired bool // those of the former worker with this name
 
-	leasesSeen  map[int]seen[lease]
-	workersSeen map[string]seen[peer]
+	leasesSeen  map[int]seen[relaystore.Lease]
+	workersSeen map[string]seen[relaystore.Worker]
 }
 
 // seen is a value that has been unchanged since a time of the leaser's own clock.
@@ -34,7 +33,7 @@ type seen[T any] struct {
 }
 
 func newLeaser(w *worker) *leaser {
-	return &leaser{worker: w, leasesSeen: map[int]seen[lease]{}, workersSeen: map[string]seen[peer]{}}
+	return &leaser{worker: w, leasesSeen: map[int]seen[relaystore.Lease]{}, workersSeen: map[string]seen[relaystore.Worker]{}}
 }
 
 // holding is the loop's report on its lanes.
@@ -119,7 +118,7 @@ func (s *leaser) stop(ctx context.Context) {
 // Lanes with unanswered messages are released too: the next owner sends those again,
 // sooner rather than later.
 func (s *leaser) leave(ctx context.Context) {
-	lanes := []int{upkeepLane}
+	lanes := []int{relaystore.UpkeepLane}
 	for number := range outbox.Lanes {
 		lanes = append(lanes, number)
 	}
@@ -128,12 +127,12 @@ func (s *leaser) leave(ctx context.Context) {
 			e.drop(number)
 		}
 	})
-	s.tending.hold(0)
+	s.upkeepLease.hold(0)
 	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
-		if err := s.leases.release(ctx, s.owner, lanes); err != nil {
+		if err := s.leases.Release(ctx, s.owner, lanes); err != nil {
 			return err
 		}
-		return s.leases.leave(ctx, s.owner)
+		return s.leases.Leave(ctx, s.owner)
 	})
 	if err != nil {
 		s.log.WarnContext(ctx, "leases could not be given back; they expire", "error", err)
@@ -179,264 +178,4 @@ func (s *leaser) try(ctx context.Context) error {
 		s.log.WarnContext(ctx, "leases could not be renewed; publishing stops when they expire", "error", err)
 	}
 	return err
-}
-
-// step is one heartbeat: give back drained lanes, extend held leases, learn what was
-// lost, and take or drain lanes according to the shares.
-func (s *leaser) step(ctx context.Context) error {
-	have, ok := s.holding(ctx)
-	if !ok {
-		return errHung
-	}
-	if err := s.expireFormer(ctx); err != nil {
-		return err
-	}
-	if len(have.released) > 0 {
-		if err := s.release(ctx, have.released); err != nil {
-			return err // they expire
-		}
-	}
-	renew := have.renew
-	if s.tending.held() != 0 {
-		renew = append(renew, upkeepLane)
-	}
-	me := identity{owner: s.owner, name: s.cfg.Name, ready: s.ready() && !have.hung, stopping: s.stopping}
-	// Trust counts from before the renewal is sent: the database's clock grants at
-	// least that much.
-	trusted := s.trustFrom(time.Now())
-	held, err := ask(ctx, s.worker, opHeartbeat, func(ctx context.Context) (map[int]renewal, error) {
-		return s.leases.beat(ctx, me, renew, s.cfg.Lease)
-	})
-	if err != nil {
-		return err
-	}
-	s.renewedAt.Store(time.Now().UnixNano())
-	s.renewed(ctx, have, held, trusted)
-	if err := s.releaseStray(ctx, have, held); err != nil {
-		return err
-	}
-	if s.stopping {
-		return nil
-	}
-	return s.balance(ctx, have)
-}
-
-// expireFormer ends, once, the leases of the former worker with this name, if the name is
-// this worker's alone. Should that worker be alive, epochs fence it off.
-func (s *leaser) expireFormer(ctx context.Context) error {
-	if !s.cfg.UniqueName || s.formerExpired {
-		return nil
-	}
-	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
-		return s.leases.expireFormer(ctx, identity{owner: s.owner, name: s.cfg.Name})
-	})
-	s.formerExpired = err == nil
-	return err
-}
-
-// trustFrom leaves a tenth of the lease as a margin for clocks that run at different
-// speeds.
-func (s *leaser) trustFrom(sent time.Time) time.Time {
-	return sent.Add(s.cfg.Lease - s.cfg.Lease/10)
-}
-
-// ready reports whether this worker can work: the tables are as expected, and the sink,
-// if it can report it, reaches its broker.
-func (s *leaser) ready() bool {
-	if _, why := s.health.unfit(time.Now()); why != nil || s.unfit.Load() {
-		return false
-	}
-	if r, ok := s.sink.(interface{ Ready() bool }); ok {
-		return r.Ready()
-	}
-	return true
-}
-
-// holding asks the loop for its lanes, and drops the drained ones.
-func (s *leaser) holding(ctx context.Context) (holding, bool) {
-	have := holding{epochs: map[int]int64{}}
-	unfitFor, _ := s.health.unfit(time.Now())
-	have.unfit = unfitFor > s.cfg.Lease/4
-	grace := s.cfg.Lease / 3
-	ok := s.call(ctx, func(e *engine, now time.Time) {
-		for _, l := range e.leaving {
-			have.hung = have.hung || l.hung(now, grace)
-		}
-		for number, l := range e.lanes {
-			switch {
-			case l == nil:
-				have.mayHold[number] = e.mayHold(number)
-				continue
-			case l.draining && e.idle(l):
-				e.drop(number)
-				have.released = append(have.released, number)
-				continue
-			case !l.draining:
-				have.active = append(have.active, number)
-			}
-			have.epochs[number] = l.epoch
-			switch {
-			case l.hung(now, grace):
-				have.hung = true
-			case have.unfit && l.draining: // another worker is ready, and this one cannot let go
-			default:
-				have.renew = append(have.renew, number)
-			}
-		}
-	})
-	return have, ok
-}
-
-// renewed passes the database's answer on its lanes to the loop.
-func (s *leaser) renewed(ctx context.Context, have holding, held map[int]renewal, trusted time.Time) {
-	if _, mine := held[upkeepLane]; !mine {
-		s.tending.hold(0)
-	}
-	s.call(ctx, func(e *engine, _ time.Time) {
-		for number, epoch := range have.epochs {
-			switch {
-			case held[number].epoch != epoch:
-				s.met.lost.Add(ctx, 1)
-				s.log.WarnContext(ctx, "lane was taken by another worker", "lane", number, "epoch", epoch)
-				e.drop(number)
-			case held[number].renewed:
-				e.trust(number, epoch, trusted)
-			}
-		}
-	})
-}
-
-// releaseStray gives back leases that are this worker's in the database but unknown to
-// the loop: the answer to taking or releasing them was lost.
-func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]renewal) error {
-	var stray []int
-	for number := range held {
-		_, worked := have.epochs[number]
-		if !worked && (number != upkeepLane || s.tending.held() == 0) {
-			stray = append(stray, number)
-		}
-	}
-	if len(stray) == 0 {
-		return nil
-	}
-	return s.release(ctx, stray)
-}
-
-func (s *leaser) release(ctx context.Context, lanes []int) error {
-	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.release(ctx, s.owner, lanes) })
-}
-
-// take leases lanes that are still free.
-func (s *leaser) take(ctx context.Context, lanes []int, most int) (map[int]taken, error) {
-	return ask(ctx, s.worker, opTake, func(ctx context.Context) (map[int]taken, error) {
-		return s.leases.take(ctx, s.owner, lanes, most, s.cfg.Lease)
-	})
-}
-
-// balance moves the worker towards a fair share.
-func (s *leaser) balance(ctx context.Context, have holding) error {
-	type census struct {
-		leases []lease
-		peers  []peer
-	}
-	all, err := ask(ctx, s.worker, opHeartbeat, func(ctx context.Context) (c census, err error) {
-		c.leases, c.peers, err = s.leases.census(ctx)
-		return c, err
-	})
-	if err != nil {
-		return err
-	}
-	leases, peers := all.leases, all.peers
-	if old, gone := s.unrenewed(leases, peers, time.Now()); len(old)+len(gone) > 0 {
-		s.log.WarnContext(ctx, "the database's clock was set back, leases of workers that are gone end now", "leases", len(old), "workers", len(gone))
-		return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.expire(ctx, old, gone) })
-	}
-	mayHold := func(lane int) bool {
-		if lane == upkeepLane {
-			return s.tending.mayHold(time.Now(), 2*s.cfg.Lease)
-		}
-		return have.mayHold[lane]
-	}
-	share := divide(s.owner, peers, leases, have.active, mayHold, s.cfg.Lease)
-	if len(share.give) > 0 {
-		s.call(ctx, func(e *engine, _ time.Time) {
-			for _, number := range share.give {
-				e.drain(number)
-			}
-		})
-	}
-	if share.leave {
-		s.tending.hold(0) // its lease is released with the next heartbeat
-	}
-	if share.upkeep {
-		if err := s.takeUpkeep(ctx); err != nil {
-			return err
-		}
-	}
-	if share.most <= 0 || len(share.take) == 0 {
-		return nil
-	}
-	trusted := s.trustFrom(time.Now())
-	taken, err := s.take(ctx, share.take, share.most)
-	if err != nil {
-		return err
-	}
-	from := map[string]int{}
-	for _, l := range leases {
-		if _, ok := taken[l.lane]; ok && l.owner != "" && l.owner != s.owner {
-			from[l.owner]++
-		}
-	}
-	for owner, lanes := range from {
-		s.met.takeovers.Add(ctx, int64(lanes))
-		s.log.WarnContext(ctx, "lanes taken over from a worker whose lease expired", "lanes", lanes, "from", owner)
-	}
-	s.call(ctx, func(e *engine, _ time.Time) {
-		for number, t := range taken {
-			e.hold(number, t, trusted)
-		}
-	})
-	return nil
-}
-
-// unrenewed returns leases that have not expired, and workers that count as alive,
-// although nobody has renewed them for longer than a lease lasts, by this worker's own
-// clock: the database's clock was set back after their owner had died. A live owner
-// renews them, and trusts them for no longer than that.
-func (s *leaser) unrenewed(leases []lease, peers []peer, now time.Time) (old []lease, gone []peer) {
-	for _, l := range leases {
-		was := s.leasesSeen[l.lane]
-		left := l.left
-		l.left = 0
-		switch {
-		case was.value != l:
-			s.leasesSeen[l.lane] = seen[lease]{l, now}
-		case left >= 0 && l.owner != s.owner && now.Sub(was.since) > 2*s.cfg.Lease:
-			old = append(old, l)
-		}
-	}
-	for _, p := range peers {
-		was := s.workersSeen[p.owner]
-		switch {
-		case was.value != p:
-			s.workersSeen[p.owner] = seen[peer]{p, now}
-		case p.owner != s.owner && now.Sub(was.since) > 2*s.cfg.Lease:
-			gone = append(gone, p)
-		}
-	}
-	maps.DeleteFunc(s.workersSeen, func(owner string, _ seen[peer]) bool {
-		return !slices.ContainsFunc(peers, func(p peer) bool { return p.owner == owner })
-	})
-	return old, gone
-}
-
-func (s *leaser) takeUpkeep(ctx context.Context) error {
-	taken, err := s.take(ctx, []int{upkeepLane}, 1)
-	if err != nil {
-		return err
-	}
-	if t, ok := taken[upkeepLane]; ok {
-		s.tending.hold(t.epoch)
-	}
-	return nil
 }

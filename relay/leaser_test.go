@@ -8,55 +8,56 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
 // lateLeases is the database of a worker that is alone. It does at once what it is
 // asked, and answers late.
 type lateLeases struct {
-	leaseStore
+	relaystore.Leases
 	late  time.Duration
 	taken bool
 	asked time.Time // when the last call came that takes or extends leases
 }
 
-func (s *lateLeases) held() map[int]renewal {
-	held := map[int]renewal{}
+func (s *lateLeases) held() map[int]relaystore.Renewal {
+	held := map[int]relaystore.Renewal{}
 	for lane := range outbox.Lanes {
 		if s.taken {
-			held[lane] = renewal{epoch: 1, renewed: true}
+			held[lane] = relaystore.Renewal{Epoch: 1, Renewed: true}
 		}
 	}
 	return held
 }
 
-func (s *lateLeases) beat(context.Context, identity, []int, time.Duration) (map[int]renewal, error) {
+func (s *lateLeases) Beat(context.Context, relaystore.Identity, []int, time.Duration) (map[int]relaystore.Renewal, error) {
 	s.asked = time.Now()
 	held := s.held()
 	time.Sleep(s.late)
 	return held, nil
 }
 
-func (s *lateLeases) take(_ context.Context, _ string, lanes []int, _ int, _ time.Duration) (map[int]taken, error) {
+func (s *lateLeases) Take(_ context.Context, _ string, lanes []int, _ int, _ time.Duration) (map[int]relaystore.Taken, error) {
 	s.asked, s.taken = time.Now(), true
-	got := map[int]taken{}
+	got := map[int]relaystore.Taken{}
 	for _, lane := range lanes {
-		got[lane] = taken{epoch: 1}
+		got[lane] = relaystore.Taken{Epoch: 1}
 	}
 	time.Sleep(s.late)
 	return got, nil
 }
 
-func (s *lateLeases) census(context.Context) ([]lease, []peer, error) {
-	leases := []lease{{lane: upkeepLane, owner: "other", left: time.Hour}}
+func (s *lateLeases) Census(context.Context) ([]relaystore.Lease, []relaystore.Worker, error) {
+	leases := []relaystore.Lease{{Lane: relaystore.UpkeepLane, Owner: "other", Left: time.Hour}}
 	for lane := range outbox.Lanes {
-		l := lease{lane: lane, left: -time.Second}
+		l := relaystore.Lease{Lane: lane, Left: -time.Second}
 		if s.taken {
-			l = lease{lane: lane, owner: "me", epoch: 1, left: time.Second}
+			l = relaystore.Lease{Lane: lane, Owner: "me", Epoch: 1, Left: time.Second}
 		}
 		leases = append(leases, l)
 	}
-	return leases, []peer{{owner: "me", ready: true}}, nil
+	return leases, []relaystore.Worker{{Owner: "me", Ready: true}}, nil
 }
 
 // The database counts a lease from when it was asked for it. A worker that counts from
@@ -100,4 +101,34 @@ func TestLeaser_TrustsALeaseFromWhenItAskedForIt(t *testing.T) {
 			time.Sleep(term / 15)
 		}
 	})
+}
+
+// The server's clock was set back after a worker had died: its leases would last for
+// as long as the clock is wrong. A live worker renews its own.
+func TestLeaser_FindsWhatNobodyRenews(t *testing.T) {
+	t.Parallel()
+	l := newLeaser(&worker{owner: "me", cfg: Config{Lease: time.Minute}})
+	until := int64(0)
+	look := func(now time.Time) (old []relaystore.Lease, gone []relaystore.Worker) {
+		until++ // of what is renewed
+		leases := []relaystore.Lease{
+			{Lane: 1, Owner: "dead", Epoch: 1, Left: time.Hour},
+			{Lane: 2, Owner: "dead", Epoch: 1, Left: time.Hour},
+			{Lane: 3, Owner: "alive", Epoch: 1, Left: time.Hour, Until: until},
+			{Lane: 4, Owner: "alive", Epoch: 1, Left: time.Hour, Until: until},
+			{Lane: 5, Owner: "me", Epoch: 1, Left: time.Hour},
+			{Lane: 6, Owner: "", Left: -time.Hour},
+		}
+		return l.unrenewed(leases, []relaystore.Worker{{Owner: "dead", Ready: true}, {Owner: "alive", Ready: true, Until: until}, {Owner: "me", Ready: true}}, now)
+	}
+	begin := time.Now()
+	for _, after := range []time.Duration{0, time.Minute, 2 * time.Minute} {
+		if old, gone := look(begin.Add(after)); len(old)+len(gone) > 0 {
+			t.Errorf("after %v: %v, %v", after, old, gone)
+		}
+	}
+	old, gone := look(begin.Add(2*time.Minute + 1))
+	if len(old) != 2 || old[0].Owner != "dead" || old[1].Owner != "dead" || len(gone) != 1 || gone[0].Owner != "dead" {
+		t.Fatalf("unrenewed are %v, %v; want the dead worker and its two lanes", old, gone)
+	}
 }

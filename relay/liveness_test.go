@@ -8,22 +8,23 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// drive drives an engine alone: nothing is a database or a broker here, chores
+// drive drives an engine alone: nothing is a database or a broker here, tasks
 // succeed without being done, and time is what the test says it is.
 type drive struct {
 	*engine
 	now    time.Time
 	nextID int64
 
-	answer func(m *entry) error // the broker's
-	chores time.Duration        // what one takes; 0: none is done
-	busy   time.Time
-	did    func(c *chore)
-	sent   map[string]int // by topic
-	passed map[string]int // by topic
+	answer   func(m *entry) error // the broker's
+	taskTime time.Duration        // what one takes; 0: none is done
+	busy     time.Time
+	did      func(c *task)
+	sent     map[string]int // by topic
+	passed   map[string]int // by topic
 }
 
 func newDrive(l limits, lanes ...int) *drive {
@@ -34,11 +35,11 @@ func newDrive(l limits, lanes ...int) *drive {
 	l.linger, l.pollMin, l.pollMax = 20*time.Millisecond, 2*time.Millisecond, 250*time.Millisecond
 	l.attempts, l.owner = Retry{MaxAttempts: 10, Initial: time.Second, Max: 5 * time.Minute}, "me"
 	d := &drive{
-		engine: newEngine(l), now: time.Unix(1_000_000, 0), chores: time.Millisecond,
+		engine: newEngine(l), now: time.Unix(1_000_000, 0), taskTime: time.Millisecond,
 		sent: map[string]int{}, passed: map[string]int{},
 	}
 	for _, n := range lanes {
-		d.hold(n, taken{epoch: 1}, d.now.Add(240*time.Hour))
+		d.hold(n, relaystore.Taken{Epoch: 1}, d.now.Add(240*time.Hour))
 		d.lanes[n].loaded = true
 	}
 	return d
@@ -76,21 +77,21 @@ func (d *drive) step(passes time.Duration) {
 			d.outcome(m, d.now, err)
 		}
 	}
-	if d.nextRemoval(d.now) != nil {
+	if d.removals.next(d.now, d.publishing.inFlight == 0) != nil {
 		d.removed(d.now, removeAnswer{})
 	}
-	if d.chore != nil && !d.choreFailed {
+	if d.tasks.running != nil && !d.tasks.failed {
 		if d.now.Before(d.busy) {
 			return
 		}
-		c := d.chore
-		d.choreDone(d.now, choreAnswer{})
+		c := d.tasks.running
+		d.taskDone(d.now, taskAnswer{})
 		if d.did != nil {
 			d.did(c)
 		}
 	}
-	if d.chores > 0 && d.nextChore(d.now) != nil {
-		d.busy = d.now.Add(d.chores)
+	if d.taskTime > 0 && d.nextTask(d.now) != nil {
+		d.busy = d.now.Add(d.taskTime)
 	}
 }
 
@@ -148,9 +149,9 @@ func TestEngine_FindsSeveralSuspectsGuilty(t *testing.T) {
 			return nil
 		}
 		charged := map[int64]bool{}
-		d.did = func(c *chore) {
+		d.did = func(c *task) {
 			for _, f := range c.failures {
-				if f.attempt > 0 {
+				if f.Attempt > 0 {
 					charged[f.ID] = true
 				}
 			}
@@ -172,10 +173,10 @@ func TestEngine_ChargesALoneSuspectInTheEnd(t *testing.T) {
 	d := newDrive(limits{}, 0, 1)
 	d.add(0, 1, "A", "k")
 	charged := false
-	d.did = func(c *chore) { charged = charged || len(c.failures) > 0 }
+	d.did = func(c *task) { charged = charged || len(c.failures) > 0 }
 	d.answer = func(m *entry) error {
 		if m.Topic == "A" {
-			return NoRoute(errors.New("nobody"))
+			return Unroutable(errors.New("nobody"))
 		}
 		return nil
 	}
@@ -213,7 +214,7 @@ func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
 		})
 		for _, n := range numbers {
 			if l := d.lanes[n]; l.crashes != 0 {
-				t.Errorf("%d lanes: lane %d is careful after %d messages", lanes, n, l.deleted)
+				t.Errorf("%d lanes: lane %d is isolated after %d messages", lanes, n, l.deleted)
 			}
 		}
 	}
@@ -231,18 +232,18 @@ func TestEngine_LooksForDueRowsUnderLoad(t *testing.T) {
 		d := newDrive(limits{}, numbers...)
 		for _, n := range numbers {
 			for k := range 300 {
-				d.lanes[n].chain(fmt.Sprint("k", n, "-", k)).parked = true
+				d.lanes[n].chain(fmt.Sprint("k", n, "-", k)).retrying = true
 			}
 		}
-		d.parkedDue(d.now)
-		d.chores = 3 * time.Millisecond
+		d.due.lookFromStart(d.now)
+		d.taskTime = 3 * time.Millisecond
 		looks, commands, made, owed := 0, 0, 0, 0.0
-		d.did = func(c *chore) {
+		d.did = func(c *task) {
 			switch {
-			case c.again == &d.dueAt:
+			case c.again == &d.due.at:
 				looks++
-				d.parkedDue(d.now) // there is always more
-			case c.again == &d.commandsAt:
+				d.due.lookFromStart(d.now) // there is always more
+			case c.again == &d.tasks.commandsAt:
 				commands++
 			}
 		}
@@ -269,7 +270,7 @@ func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
 		}
 		return nil
 	}
-	d.chores = 0
+	d.taskTime = 0
 	d.add(0, 1, "bad", "poison")
 	d.add(0, 3, "bad", "other")
 	written := 0
@@ -277,7 +278,7 @@ func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
 		d.add(1, 1, "good", "")
 		d.add(0, 1, "good", "")
 		d.step(10 * time.Millisecond)
-		c := d.nextChore(d.now)
+		c := d.nextTask(d.now)
 		if c == nil {
 			continue
 		}
@@ -286,11 +287,11 @@ func TestEngine_LivesWithAWriteThatIsImpossible(t *testing.T) {
 			poisoned = poisoned || f.MessageID == "m1"
 		}
 		if poisoned {
-			d.choreDone(d.now, choreAnswer{err: errors.New("index row size exceeds the maximum"), kind: choreImpossible, retryIn: 50 * time.Millisecond})
+			d.taskDone(d.now, taskAnswer{err: errors.New("index row size exceeds the maximum"), kind: taskImpossible, retryIn: 50 * time.Millisecond})
 			continue
 		}
 		written += len(c.failures)
-		d.choreDone(d.now, choreAnswer{})
+		d.taskDone(d.now, taskAnswer{})
 	}
 	if d.passed["good"] < 5990 {
 		t.Errorf("%d of 6000 good messages passed", d.passed["good"])
@@ -308,9 +309,9 @@ func TestEngine_IsNotDueInThePast(t *testing.T) {
 	d.add(0, 4, "A", "")
 	d.step(time.Millisecond)
 	d.lanes[0].trusted = d.now // the database is away too
-	d.reading = true
+	d.reads.running = true
 	d.step(3 * time.Second)
-	if due := d.due(d.now); !due.After(d.now) {
+	if due := d.wakeAt(d.now); !due.After(d.now) {
 		t.Errorf("due %v ago", d.now.Sub(due))
 	}
 }
@@ -331,8 +332,8 @@ func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
 	d.run(time.Second, 10*time.Millisecond, nil)
 	d.drop(0)
 	d.run(3*time.Minute, 50*time.Millisecond, func() { d.add(1, 1, "B", "") })
-	if len(d.topics) > 0 || len(d.byName) > 0 || d.sinkDown {
-		t.Errorf("%d circuits are left", len(d.topics))
+	if len(d.circuits.topics) > 0 || len(d.circuits.byName) > 0 || d.circuits.sinkDown {
+		t.Errorf("%d circuits are left", len(d.circuits.topics))
 	}
 }
 
@@ -340,14 +341,14 @@ func TestEngine_ForgetsCircuitsWithoutMessages(t *testing.T) {
 // first failure.
 func TestEngine_CountsTheTimeLimitFromTheFirstFailure(t *testing.T) {
 	t.Parallel()
-	for attempts, want := range map[int]verdict{0: retryLater, 1: letterSkip} {
+	for attempts, want := range map[int]relaystore.Fate{0: relaystore.FateRetry, 1: relaystore.FateDeadLetter} {
 		b := newBench(3)
-		b.attempts = Retry{MaxAttempts: 10, Initial: time.Second, Max: time.Minute, TimeLimit: time.Hour}
-		b.addParked([]parkedRow{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 7}, Topic: "a"}, attempts: attempts, age: 2 * time.Hour}}, b.now)
+		b.limits.attempts = Retry{MaxAttempts: 10, Initial: time.Second, Max: time.Minute, TimeLimit: time.Hour}
+		b.addRetrying([]relaystore.Row{{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 7}, Topic: "a"}, Attempts: attempts, Age: 2 * time.Hour}}, b.now)
 		m := b.next(t)
 		b.outcome(m, b.now, Refused(errors.New("no")))
-		if m.failure.verdict != want {
-			t.Errorf("after %d attempts: verdict %d, want %d", attempts, m.failure.verdict, want)
+		if m.failure.Fate != want {
+			t.Errorf("after %d attempts: fate %d, want %d", attempts, m.failure.Fate, want)
 		}
 	}
 }
@@ -366,11 +367,11 @@ func TestEngine_SettlesWhatAFormerOwnerConfirmed(t *testing.T) {
 		lose(b)
 		b.outcome(m, b.now, nil)
 		b.now = b.now.Add(time.Second)
-		if refs := b.nextRemoval(b.now); len(refs) != 1 {
+		if refs := b.removals.next(b.now, b.publishing.inFlight == 0); len(refs) != 1 {
 			t.Fatalf("%s: %d deletions", name, len(refs))
 		}
 		b.removed(b.now, removeAnswer{})
-		if got := slices.Contains(b.settled, m); got != (name != "held") {
+		if got := slices.Contains(b.tasks.retried, m); got != (name != "held") {
 			t.Errorf("%s: settled: %v", name, got)
 		}
 	}

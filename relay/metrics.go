@@ -20,7 +20,7 @@ type metrics struct {
 	lost      metric.Int64Counter
 	missed    metric.Int64Counter
 	truncated metric.Int64Counter
-	parked    metric.Int64Counter
+	retries   metric.Int64Counter
 	dead      metric.Int64Counter
 	setAside  metric.Int64Counter
 	moved     metric.Int64Counter
@@ -52,7 +52,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 	m.takeovers = counter("oncemill.relay.takeovers", "{lane}", "Lanes taken from a worker whose lease had expired.")
 	m.lost = counter("oncemill.relay.lost_lanes", "{lane}", "Lanes that another worker took from this one.")
 	m.missed = counter("oncemill.relay.history_missed", "{message}", "Delivered messages that could not be kept in the history.")
-	m.parked = counter("oncemill.relay.parked", "{message}", "Failed attempts after which a message waits for the next one.")
+	m.retries = counter("oncemill.relay.retries", "{message}", "Failed attempts after which a message waits for the next one.")
 	m.dead = counter("oncemill.relay.dead_letters", "{message}", "Messages that became dead letters.")
 	m.setAside = counter("oncemill.relay.set_aside", "{message}", "Messages put off at no charge, since their topic is unavailable or nobody takes them, each time they are.")
 	m.truncated = counter("oncemill.relay.ring_truncated", "{partition}", "Partitions of the outbox emptied of dead rows.")

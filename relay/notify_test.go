@@ -40,7 +40,7 @@ func run(t testing.TB, fn func(context.Context) error) (stop func()) {
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Error("Run does not return")
 		}
 	})

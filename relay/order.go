@@ -39,19 +39,6 @@ const (
 	ExhaustedHoldKey
 )
 
-// Unroutable selects what happens to a message that the broker has no receiver for.
-type Unroutable uint8
-
-const (
-	// UnroutableRefuse counts it as a failed attempt, unless the topic as a whole seems
-	// to have lost its queues: then its messages wait.
-	UnroutableRefuse Unroutable = iota
-
-	// UnroutableDrop treats it as delivered. Use it for a topic that may have no
-	// subscriber.
-	UnroutableDrop
-)
-
 // Retry configures how often and when a refused message is retried. Only failures of
 // the message itself count. An unavailable broker never uses up an attempt.
 type Retry struct {

@@ -46,7 +46,7 @@ func TestRelay_ParksAKeyBehindAMessageThatFails(t *testing.T) {
 	for _, kind := range []struct {
 		outcome string
 		err     error
-	}{{"refused", relay.Refused(cause)}, {"unroutable", relay.NoRoute(cause)}, {"unknown", cause}} {
+	}{{"refused", relay.Refused(cause)}, {"unroutable", relay.Unroutable(cause)}, {"unknown", cause}} {
 		t.Run(kind.err.Error(), func(t *testing.T) {
 			t.Parallel()
 			eachDatabase(t, func(t *testing.T, p place) {

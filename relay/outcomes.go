@@ -5,11 +5,12 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // outcome handles an outcome that the sink has reported.
 func (e *engine) outcome(m *entry, now time.Time, err error) {
-	if m.state != inFlight {
+	if m.state != stateInFlight {
 		// The first of two outcomes of a message counts, but a confirm always counts.
 		if err == nil {
 			e.confirmLate(m, now)
@@ -17,65 +18,65 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 		return
 	}
 	l := m.lane
-	e.inFlight--
+	e.publishing.inFlight--
 	l.inFlight--
 	if l.alone == m {
 		l.alone, l.stale = nil, true
 	}
 	kind := classify(err)
-	if m.parked && kind != confirmedOutcome {
-		e.waste(now)
+	if m.retrying && kind != outcomeConfirmed {
+		e.budget.spend(now)
 	}
-	if kind == unroutableOutcome && e.drops(m.Topic) {
-		kind = confirmedOutcome
+	if kind == outcomeUnroutable && e.drops(m.Topic) {
+		kind = outcomeConfirmed
 	}
 	lost := e.lanes[l.number] != l
 	if lost {
-		m.state = waiting // nothing more is done about it here, unless it is confirmed
+		m.state = stateWaiting // nothing more is done about it here, unless it is confirmed
 	}
 	switch kind {
-	case confirmedOutcome:
+	case outcomeConfirmed:
 		e.confirm(m, now)
-	case interruptedOutcome:
+	case outcomeInterrupted:
 		m.unanswered = true
-		e.unrelated(m)
+		e.circuits.unrelated(m)
 		if !lost {
 			e.interrupted(m, now)
 		}
-	case unavailableOutcome:
-		slow := !now.Before(m.deadline) && e.passed > m.sent
+	case outcomeUnavailable:
+		slow := !now.Before(m.deadline) && e.circuits.passed > m.sent
 		m.unanswered = true
 		if slow {
 			e.doubt(m, now, err, lost)
 			break
 		}
-		e.unavailable(m, e.sent, now, err)
+		e.circuits.unavailable(m, e.publishing.sent, now, err)
 		switch {
 		case lost:
-		case e.overfull(now, kind):
-			e.leaveTopic(m)
+		case e.circuits.overfull(now, kind):
+			e.circuits.leave(m)
 			e.postpone(m, now, classUnavailable, err.Error())
 		default:
 			e.putBack(m)
 		}
-	case refusedOutcome:
-		e.unrelated(m)
+	case outcomeRefused:
+		e.circuits.unrelated(m)
 		if !lost {
 			e.charge(m, now, m.class(), err.Error())
 		}
-	case unroutableOutcome, unknownOutcome:
+	case outcomeUnroutable, outcomeUnknown:
 		e.doubt(m, now, err, lost)
 	}
 	if l.restart(now) {
-		e.terms++
-		l.term = e.terms
+		e.publishing.terms++
+		l.term = e.publishing.terms
 	}
 }
 
-// drops calls Config.Unroutable. A panic there counts as a refusal.
+// drops calls Config.DropUnroutable. A panic there counts as a refusal.
 func (e *engine) drops(topic string) (drop bool) {
 	_ = nopanic.Call(func() error {
-		drop = e.unroutable != nil && e.unroutable(topic) == UnroutableDrop
+		drop = e.limits.dropUnroutable != nil && e.limits.dropUnroutable(topic)
 		return nil
 	})
 	return drop
@@ -86,38 +87,38 @@ func (e *engine) confirm(m *entry, now time.Time) {
 	l := m.lane
 	m.arrived = true
 	l.retry.Reset()
-	e.passedAt = now
-	e.works(m.Topic)
-	if m.failedAt > 0 && e.suspected != nil {
-		e.suspected(m, nil)
+	e.circuits.passedAt = now
+	e.ahead.works(m.Topic)
+	if m.failedAt > 0 && e.circuits.suspected != nil {
+		e.circuits.suspected(m, nil)
 	}
-	if len(e.topics) > 0 || e.room > 0 {
-		for _, guilty := range e.pass(m) {
-			e.charge(guilty, now, guilty.failure.class, guilty.failure.text)
+	if len(e.circuits.topics) > 0 || e.circuits.room > 0 {
+		for _, guilty := range e.circuits.pass(m) {
+			e.charge(guilty, now, guilty.failure.Class, guilty.failure.Text)
 		}
-		if e.room >= e.window {
-			e.room = 0
+		if e.circuits.room >= e.limits.window {
+			e.circuits.room = 0
 		}
 	}
 	l.confirm(m)
-	if m.parked {
-		e.settled = append(e.settled, m)
+	if m.retrying {
+		e.tasks.retried = append(e.tasks.retried, m)
 		return
 	}
-	e.addConfirmed(m, now)
+	e.removals.add(m, now)
 }
 
 // putBack keeps an unavailable message.
 func (e *engine) putBack(m *entry) {
 	switch {
 	case m.lane.draining:
-		m.state = waiting
-	case e.inOrder:
-		m.state = again
+		m.state = stateWaiting
+	case e.circuits.inOrder:
+		m.state = stateAgain
 		m.lane.repeat = append(m.lane.repeat, m)
 		m.lane.restarting = true
 	default:
-		e.withhold(m)
+		e.circuits.withhold(m)
 	}
 }
 
@@ -126,8 +127,8 @@ func (e *engine) interrupted(m *entry, now time.Time) {
 	l := m.lane
 	switch {
 	case l.draining:
-		m.state = waiting
-	case e.inOrder:
+		m.state = stateWaiting
+	case e.circuits.inOrder:
 		e.putBack(m)
 	default:
 		l.push(m)
@@ -139,7 +140,7 @@ func (e *engine) interrupted(m *entry, now time.Time) {
 
 // confirmLate handles a confirm for a message that is no longer in flight: the broker
 // has it, whatever has become of its row meanwhile. The row may have been read again,
-// moved to parked, or belong to another worker now.
+// retried, or belong to another worker now.
 func (e *engine) confirmLate(m *entry, now time.Time) {
 	if m.arrived {
 		return
@@ -152,24 +153,24 @@ func (e *engine) confirmLate(m *entry, now time.Time) {
 		}
 	}
 	switch m.state {
-	case inFlight: // another copy
+	case stateInFlight: // another copy
 		e.outcome(m, now, nil)
 		return
-	case confirmed:
+	case stateConfirmed:
 		return
-	case charged, follower, forgotten:
+	case stateFailed, stateFollower, stateForgotten:
 		// It is being moved, or was. Whichever of the move and the deletion is first,
-		// the other one finds nothing; a moved row is settled after the deletion.
+		// the other one finds nothing; a moved row is removed after the deletion.
 		m.late = true
-		if m.parked {
-			e.settled = append(e.settled, m)
+		if m.retrying {
+			e.tasks.retried = append(e.tasks.retried, m)
 		} else {
-			e.addConfirmed(m, now)
+			e.removals.add(m, now)
 		}
 		return
 	default:
 	}
-	e.purge(func(o *entry) bool { return o == m })
+	e.circuits.purge(func(o *entry) bool { return o == m })
 	if m.lane.announced == m {
 		m.lane.cancel()
 	}
@@ -185,17 +186,46 @@ func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 	case errors.Is(err, ErrUnavailable):
 		class = classSlow
 	}
-	m.failure = &failure{class: class, text: err.Error()}
+	m.failure = &relaystore.Failure{Class: class, Text: err.Error()}
 	switch {
 	case lost || m.lane.draining:
-		e.unrelated(m)
-		m.state = waiting
-	case e.unclear(m, e.sent, now, err):
+		e.circuits.unrelated(m)
+		m.state = stateWaiting
+	case e.circuits.unclear(m, e.publishing.sent, now, err):
 		e.charge(m, now, class, err.Error())
-	case m.state == suspected && (e.overfull(now, classify(err)) || e.tooManySuspects(now, classify(err))):
-		e.leaveTopic(m)
+	case m.state == stateSuspected && (e.circuits.overfull(now, classify(err)) || e.circuits.tooManySuspects(now, classify(err))):
+		e.circuits.leave(m)
 		e.postpone(m, now, class, err.Error())
-	case e.inOrder || m.state == inFlight:
+	case e.circuits.inOrder || m.state == stateInFlight:
 		e.putBack(m)
+	}
+}
+
+// outcomeKind classifies an outcome.
+type outcomeKind uint8
+
+const (
+	outcomeConfirmed   outcomeKind = iota
+	outcomeUnavailable             // the message is not blamed
+	outcomeRefused                 // the message cannot be delivered
+	outcomeInterrupted             // only the channel of the lane failed
+	outcomeUnroutable              // no receiver: the message or its topic is at fault
+	outcomeUnknown                 // an error of unknown kind
+)
+
+func classify(err error) outcomeKind {
+	switch {
+	case err == nil:
+		return outcomeConfirmed
+	case errors.Is(err, ErrUnroutable):
+		return outcomeUnroutable
+	case errors.Is(err, ErrRefused):
+		return outcomeRefused
+	case errors.Is(err, ErrInterrupted):
+		return outcomeInterrupted
+	case errors.Is(err, ErrUnavailable):
+		return outcomeUnavailable
+	default:
+		return outcomeUnknown
 	}
 }

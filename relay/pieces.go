@@ -220,7 +220,7 @@ func (p *pieces) end(of outboxstore.Ref) {
 // is logged once.
 func (p *pieces) fail(of outboxstore.Ref, err error) slog.Level {
 	level := slog.LevelWarn
-	if _, told := p.failed[of]; told {
+	if _, logged := p.failed[of]; logged {
 		level = slog.LevelDebug
 	}
 	if p.failed == nil || len(p.failed) >= mostFailed {

@@ -22,8 +22,8 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// patience is how long a test waits for what must come.
-const patience = testserver.Patience
+// maxWait is how long a test waits for what must come.
+const maxWait = testserver.Patience
 
 var quiet = slog.New(slog.DiscardHandler)
 

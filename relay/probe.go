@@ -8,14 +8,14 @@ import (
 // nextProbe returns a message that probes whether its topic's circuit, or the sink's,
 // may close.
 func (e *engine) nextProbe(now time.Time) *entry {
-	if e.sinkDown {
+	if e.circuits.sinkDown {
 		return e.nextSinkProbe(now)
 	}
-	for _, t := range e.topics {
+	for _, t := range e.circuits.topics {
 		if now.Before(t.retryAt) {
 			continue
 		}
-		if t.state == opened && t.probe == nil {
+		if t.state == circuitOpen && t.probe == nil {
 			if m := e.candidate(t, now); m != nil {
 				t.probe = m
 				return e.alone(m)
@@ -31,22 +31,22 @@ func (e *engine) nextProbe(now time.Time) *entry {
 // nextSinkProbe returns a message that probes whether the sink is back: one of a topic
 // without trouble and one of each topic in trouble, in turn.
 func (e *engine) nextSinkProbe(now time.Time) *entry {
-	if e.sinkProbe != nil || now.Before(e.sinkRetryAt) {
+	if e.circuits.sinkProbe != nil || now.Before(e.circuits.sinkRetryAt) {
 		return nil
 	}
 	ways := []func(now time.Time) *entry{e.openedProbe, e.freshProbe}
-	if e.sinkTurn {
+	if e.circuits.sinkTurn {
 		slices.Reverse(ways)
 	}
 	for _, way := range ways {
 		if m := way(now); m != nil {
-			e.sinkProbe = m
+			e.circuits.sinkProbe = m
 			return e.alone(m)
 		}
 	}
-	for _, t := range e.topics {
+	for _, t := range e.circuits.topics {
 		if m := e.loneSuspect(t, now); m != nil { // nothing else is left to probe with
-			e.sinkProbe = m
+			e.circuits.sinkProbe = m
 			return e.alone(m)
 		}
 	}
@@ -54,8 +54,8 @@ func (e *engine) nextSinkProbe(now time.Time) *entry {
 }
 
 func (e *engine) openedProbe(now time.Time) *entry {
-	for _, t := range e.topics {
-		if t.state != opened || t.probe != nil {
+	for _, t := range e.circuits.topics {
+		if t.state != circuitOpen || t.probe != nil {
 			continue
 		}
 		if m := e.candidate(t, now); m != nil {
@@ -72,16 +72,16 @@ func (e *engine) freshProbe(now time.Time) *entry {
 			continue
 		}
 		for m := l.ready.next(); m != nil; m = l.ready.next() {
-			if t := e.find(m.Topic); !e.inOrder && t != nil && t.state == opened {
+			if t := e.circuits.find(m.Topic); !e.circuits.inOrder && t != nil && t.state == circuitOpen {
 				l.ready.drop()
-				e.withhold(m)
+				e.circuits.withhold(m)
 				continue
 			}
 			if m.hollow {
 				l.refetch = true
 				break
 			}
-			if !e.hasTurn(m) {
+			if !e.isolation.hasTurn(m) {
 				break
 			}
 			l.ready.drop()
@@ -93,11 +93,11 @@ func (e *engine) freshProbe(now time.Time) *entry {
 
 // loneSuspect returns the one suspect of a topic, if it may be retried.
 func (e *engine) loneSuspect(t *topic, now time.Time) *entry {
-	if t.state == opened || len(t.suspects) != 1 {
+	if t.state == circuitOpen || len(t.suspects) != 1 {
 		return nil
 	}
 	m := t.suspects[0]
-	if m.state != suspected || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.hasTurn(m) {
+	if m.state != stateSuspected || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.isolation.hasTurn(m) {
 		return nil
 	}
 	return m
@@ -107,12 +107,12 @@ func (e *engine) loneSuspect(t *topic, now time.Time) *entry {
 // waited longest, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now time.Time) *entry {
 	for i, m := range t.withheld {
-		if m.state == withheld && !m.hollow && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.hasTurn(m) {
+		if m.state == stateWithheld && !m.hollow && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.isolation.hasTurn(m) {
 			t.withheld = slices.Delete(t.withheld, i, i+1)
 			return m
 		}
 	}
-	if !e.inOrder {
+	if !e.circuits.inOrder {
 		e.refetchProbe(t, now)
 		return nil
 	}
@@ -120,7 +120,7 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 		if l == nil || !e.mayPublish(l, now) || l.announced != nil || l.inFlight > 0 {
 			continue
 		}
-		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && e.hasTurn(m) {
+		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && e.isolation.hasTurn(m) {
 			l.ready.drop()
 			return m
 		}
@@ -131,7 +131,7 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 // refetchProbe reads again a message that could probe if it had its payload.
 func (e *engine) refetchProbe(t *topic, now time.Time) {
 	for _, m := range t.withheld {
-		if m.state == withheld && m.hollow && e.mayPublish(m.lane, now) {
+		if m.state == stateWithheld && m.hollow && e.mayPublish(m.lane, now) {
 			m.lane.refetch = true
 			return
 		}
@@ -141,7 +141,7 @@ func (e *engine) refetchProbe(t *topic, now time.Time) {
 // alone returns m, unless it has to be announced first.
 func (e *engine) alone(m *entry) *entry {
 	if m.goesAlone() {
-		e.announce(m)
+		e.isolation.announce(m)
 		return nil
 	}
 	return m

@@ -189,7 +189,7 @@ func TestFromPublisher_IsUnavailableWhileItDoesNotRun(t *testing.T) {
 		select {
 		case err := <-outcome:
 			return err
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			return errors.New("no outcome")
 		}
 	}
@@ -378,7 +378,7 @@ func TestNewPublisherSink_GivesBackWhatFindsNoPlace(t *testing.T) {
 		if !errors.Is(err, relay.ErrUnavailable) {
 			t.Errorf("outcome %v of what found no place", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Error("what found no place has no outcome")
 	}
 	close(release)

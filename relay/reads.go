@@ -27,6 +27,24 @@ type read struct {
 	short map[int]error
 }
 
+// reads decides what to read next.
+type reads struct {
+	running bool
+	woken   bool          // something was committed while that read ran
+	stale   bool          // the result of that read is useless
+	poll    time.Duration // current poll interval
+	pollAt  time.Time     // dry lanes are read again then
+
+	rows    pace // rows that a read may return, of all lanes
+	breadth int  // lanes whose last read has failed, in one read
+	sound   bool // the last read was of lanes that can be read
+	last    int  // the lane that the last read ended with, if it left some out
+
+	answered int      // reads answered
+	slow     int      // reads in a row that passed busy keys over and took long
+	baseline baseline // of the time of a read
+}
+
 // nextRead returns the read that is due, or nil. It leaves out lanes that have enough
 // to do, are full, or wait after a failure. For a moment it also leaves out lanes that
 // only know many rows about to be deleted, which the read would have to pass over. Rows
@@ -34,37 +52,37 @@ type read struct {
 // confirmed rows cannot be deleted: what may be repeated after a crash must not grow
 // without bound.
 func (e *engine) nextRead(now time.Time) *read {
-	if e.reading || e.undeleted() >= maxUndeleted {
+	if e.reads.running || e.removals.undeleted() >= maxUndeleted {
 		return nil
 	}
 	if r := e.lookAhead(now); r != nil {
 		return r
 	}
-	polled := !now.Before(e.pollAt)
+	polled := !now.Before(e.reads.pollAt)
 	if polled {
 		e.wake()
-		e.pollAt = now.Add(e.poll)
+		e.reads.pollAt = now.Add(e.reads.poll)
 	}
 	wanting, starving, held := e.wanting(now)
 	if len(wanting) == 0 {
 		if polled {
-			e.poll = min(2*e.poll, e.pollMax)
+			e.reads.poll = min(2*e.reads.poll, e.limits.pollMax)
 		}
 		return nil
 	}
 	if !starving && len(wanting) < held/2 {
 		return nil // more of them soon: a read for a few costs as much as for many
 	}
-	wanting = e.narrow(wanting)
-	rows := e.rowsEach(len(wanting))
-	r := &read{ReadRequest: outboxstore.ReadRequest{Rows: rows, Bytes: e.laneBytes / e.laneRows * rows, Hollow: e.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
+	wanting = e.reads.narrow(wanting)
+	rows := e.reads.rowsEach(len(wanting), e.limits.laneRows)
+	r := &read{ReadRequest: outboxstore.ReadRequest{Rows: rows, Bytes: e.limits.laneBytes / e.limits.laneRows * rows, Hollow: e.circuits.hollowTopics(now)}, lanes: wanting, began: now, space: e.space()}
 	for _, l := range wanting {
-		l.reading, l.unbusied, l.readBegan = true, false, now
+		l.reading, l.keyFreed, l.readBegan = true, false, now
 		r.Lanes, r.trusted = append(r.Lanes, l.number), append(r.trusted, l.trusted)
 		r.Busy = l.busy(r.Busy)
 		r.Known = l.appendKnown(r.Known)
 	}
-	e.reading = true
+	e.reads.running = true
 	return r
 }
 
@@ -93,11 +111,11 @@ func (s *space) has(topic string) bool {
 func (e *engine) space() *space {
 	s := &space{of: map[string]int{}}
 	for _, l := range e.lanes {
-		if l == nil || l.bytes+l.parkedBytes <= leastPiece {
+		if l == nil || l.bytes+l.retryingBytes <= leastPiece {
 			continue
 		}
 		for _, m := range l.entries {
-			if n := m.size(); n > leastPiece && (m.state == ready || m.state == inFlight || m.state == again) {
+			if n := m.size(); n > leastPiece && (m.state == stateReady || m.state == stateInFlight || m.state == stateAgain) {
 				s.take(m.Topic, n)
 			}
 		}
@@ -127,41 +145,41 @@ func (l *lane) putOffReads(now time.Time, reads int) {
 // narrow leaves lanes out of a read. Lanes whose last read has failed are read apart
 // from the others, in turn with them, and fewer at a time with each failure. The read
 // may have been too large for its time, or one of them cannot be read.
-func (e *engine) narrow(lanes []*lane) []*lane {
+func (r *reads) narrow(lanes []*lane) []*lane {
 	var doubted, sound []*lane
 	for _, l := range lanes {
-		if l.doubted {
+		if l.readFailed {
 			doubted = append(doubted, l)
 		} else {
 			sound = append(sound, l)
 		}
 	}
-	e.sound = len(sound) > 0 && (len(doubted) == 0 || !e.sound)
-	if e.sound {
+	r.sound = len(sound) > 0 && (len(doubted) == 0 || !r.sound)
+	if r.sound {
 		return sound
 	}
-	if len(doubted) <= e.breadth {
+	if len(doubted) <= r.breadth {
 		return doubted
 	}
-	first, _ := slices.BinarySearchFunc(doubted, e.readTo+1, func(l *lane, n int) int { return l.number - n })
-	chosen := slices.Concat(doubted[first:], doubted[:first])[:e.breadth]
-	e.readTo = chosen[len(chosen)-1].number
+	first, _ := slices.BinarySearchFunc(doubted, r.last+1, func(l *lane, n int) int { return l.number - n })
+	chosen := slices.Concat(doubted[first:], doubted[:first])[:r.breadth]
+	r.last = chosen[len(chosen)-1].number
 	slices.SortFunc(chosen, func(a, b *lane) int { return a.number - b.number })
 	return chosen
 }
 
 const (
-	// carriesFirst is the first limit on the rows of a read: not more than 1 MiB,
+	// firstReadRows is the first limit on the rows of a read: not more than 1 MiB,
 	// except for messages that are larger.
-	carriesFirst = 256
+	firstReadRows = 256
 
 	// quickRead is the longest read after which the size may grow.
 	quickRead = time.Second
 )
 
 // rowsEach returns how many rows a read may return per lane, for a number of lanes.
-func (e *engine) rowsEach(lanes int) int {
-	return max(1, min(e.carries.size/lanes, e.laneRows))
+func (r *reads) rowsEach(lanes, most int) int {
+	return max(1, min(r.rows.size/lanes, most))
 }
 
 // maxEntries bounds a lane's memory, in reads.
@@ -177,9 +195,9 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		held++
 		switch {
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
-			l.ready.len() > e.laneRows/2,
-			l.bytes >= e.laneBytes && !e.relieve(l), len(l.failing) >= e.laneRows, len(l.entries)-l.locked >= maxEntries*e.laneRows,
-			len(l.entries) >= e.laneRows/2 && len(e.topics) == 0 && l.settled() && now.Sub(l.readBegan) < readAgain:
+			l.ready.len() > e.limits.laneRows/2,
+			l.bytes >= e.limits.laneBytes && !e.relieve(l), len(l.failing) >= e.limits.laneRows, len(l.entries)-l.locked >= maxEntries*e.limits.laneRows,
+			len(l.entries) >= e.limits.laneRows/2 && len(e.circuits.topics) == 0 && l.nothingToSend() && now.Sub(l.readBegan) < readAgain:
 			continue
 		}
 		lanes = append(lanes, l)
@@ -192,9 +210,9 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 // result that arrives after the lease under which it was requested is ignored: another
 // server may hold the lease by now.
 func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
-	e.reading = false
-	woken, inTime := e.woken, err == nil && !e.stale
-	e.woken, e.stale = false, false
+	e.reads.running = false
+	woken, inTime := e.reads.woken, err == nil && !e.reads.stale
+	e.reads.woken, e.reads.stale = false, false
 	found, full := 0, false
 	for i, l := range r.lanes {
 		useful := inTime && !now.After(r.trusted[i]) && !l.refetched
@@ -223,9 +241,9 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 		more := len(mine) >= r.Rows || bytes >= r.Bytes || cut
 		full = full || more
 		whole := useful && !more
-		l.dry = whole && !woken && !l.unbusied
+		l.dry = whole && !woken && !l.keyFreed
 		if l.dry {
-			l.beyond = 0
+			l.otherTopic = 0
 		}
 		if whole {
 			l.behind = time.Time{}
@@ -240,43 +258,43 @@ func (e *engine) read(r *read, entries []*entry, now time.Time, err error) {
 	}
 	took := cmp.Or(r.took, now.Sub(r.began))
 	if err != nil {
-		e.carries.failed()
-		e.breadth = max(1, min(e.breadth, len(r.lanes))/4)
+		e.reads.rows.failed()
+		e.reads.breadth = max(1, min(e.reads.breadth, len(r.lanes))/4)
 		for _, l := range r.lanes {
-			l.doubted = true
+			l.readFailed = true
 		}
 		if len(r.lanes) == 1 {
-			r.lanes[0].putOffReads(now, e.reads)
+			r.lanes[0].putOffReads(now, e.reads.answered)
 		}
 	} else {
 		if full {
-			e.carries.took(took, e.quickRead)
+			e.reads.rows.took(took, e.limits.quickRead)
 		}
-		e.reads++
+		e.reads.answered++
 		for _, l := range r.lanes {
-			l.doubted = false
+			l.readFailed = false
 			switch err := r.short[l.number]; {
 			case errors.Is(err, errBehind):
 				l.readAt = now.Add(lookAgain)
 			case err != nil:
-				l.putOffReads(now, e.reads)
+				l.putOffReads(now, e.reads.answered)
 			default:
-				l.unreadable, l.unreadableAt = 0, e.reads
+				l.unreadable, l.unreadableAt = 0, e.reads.answered
 			}
 		}
-		if !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.doubted }) {
-			e.breadth = outbox.Lanes
+		if !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && l.readFailed }) {
+			e.reads.breadth = outbox.Lanes
 		}
 	}
 	e.sweepSlow(r, took, now, err)
 	// Polls are frequent while they find something, then slower.
 	if found > 0 {
-		e.poll = e.pollMin
+		e.reads.poll = e.limits.pollMin
 	} else {
-		e.poll = min(2*e.poll, e.pollMax)
+		e.reads.poll = min(2*e.reads.poll, e.limits.pollMax)
 	}
 	if r.short == nil { // it took its time, and is followed by another one: a poll may be due
-		e.pollAt = now.Add(e.poll)
+		e.reads.pollAt = now.Add(e.reads.poll)
 	}
 }
 

@@ -2,9 +2,7 @@ package relay
 
 import (
 	"context"
-	"embed"
 	"errors"
-	"io/fs"
 	"log/slog"
 	"os"
 	"strconv"
@@ -18,23 +16,14 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
-//go:embed migrations
-var migrationFiles embed.FS
-
-// Migrations creates the tables relay_leases, relay_workers and parked. A relay also
+// Migrations creates the tables relay_leases, relay_workers and parked, which holds the
+// retrying messages. A relay also
 // needs the tables of package dlq.
-var Migrations = oncemill.Migrations{Name: "relay", FS: migrationsFS()}
-
-func migrationsFS() fs.FS {
-	files, err := fs.Sub(migrationFiles, "migrations")
-	if err != nil {
-		panic(err) // only for a malformed constant path
-	}
-	return files
-}
+var Migrations = oncemill.Migrations{Name: "relay", FS: relaystore.Migrations}
 
 // Config configures a Relay. The zero value is right for most services. All workers of
 // one outbox must use the same Lease.
@@ -89,9 +78,11 @@ type Config struct {
 	// discarded. Open ones are kept forever. Default: 30 days. At least 1 h.
 	LetterRetention time.Duration
 
-	// Unroutable returns, for a topic, what happens to messages without a receiver.
-	// Default: UnroutableRefuse for all.
-	Unroutable func(topic string) Unroutable
+	// DropUnroutable returns, for a topic, whether messages without a receiver count as
+	// delivered. Use it for topics that may have no subscriber. Otherwise an unroutable
+	// message uses up an attempt, unless its topic as a whole seems to have lost its
+	// queues: then its messages wait. Default: false for all.
+	DropUnroutable func(topic string) bool
 
 	// RequireDurable publishes nothing that the database server could still lose. After
 	// each read the worker makes a commit with synchronous_commit on, behind everything
@@ -128,7 +119,7 @@ type Relay struct {
 	cfg  Config
 	met  *metrics
 
-	letters *dlq.Store
+	deadLetters *dlq.Store
 
 	mu      sync.Mutex // guards what follows
 	running map[*worker]struct{}
@@ -214,7 +205,7 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Relay{box: box, sink: sink, cfg: cfg, met: met, letters: letters, running: map[*worker]struct{}{}}, nil
+	return &Relay{box: box, sink: sink, cfg: cfg, met: met, deadLetters: letters, running: map[*worker]struct{}{}}, nil
 }
 
 // Run works until ctx ends. Then it takes nothing new, finishes what is in flight

@@ -16,13 +16,17 @@ const maxUndeleted = 1 << 15
 // deletion runs at a time. It is right whoever holds the lane, so it goes on when a
 // lane is lost.
 type removals struct {
+	linger   time.Duration // a confirmed row waits so long for others to be deleted with
+	mostRows int           // in one deletion
+	enough   int           // worth one if none are about to join them
+
 	confirmed []*entry  // not yet handed to a deletion
 	since     time.Time // the oldest of confirmed
 
-	removing     []*entry // the running deletion, or the one to be retried
-	removeMost   int      // rows in one
-	removeActive bool
-	removeAt     time.Time // when a failed deletion is retried
+	removing []*entry // the running deletion, or the one to be retried
+	most     int      // rows in one
+	running  bool
+	retryAt  time.Time // when a failed deletion is retried
 
 	// locked are rows that another transaction has locked, or that cannot be deleted.
 	// They are retried separately from the others, which go on.
@@ -31,8 +35,8 @@ type removals struct {
 	lockedRetry backoff.BackOff
 }
 
-func newRemovals(d draw, rows int) removals {
-	return removals{removeMost: rows, lockedRetry: drawnBackOff(d)}
+func newRemovals(l limits) removals {
+	return removals{linger: l.linger, mostRows: l.removeRows, enough: l.laneRows, most: l.removeRows, lockedRetry: drawnBackOff(l.draw)}
 }
 
 // removeAnswer is the answer to a deletion.
@@ -43,11 +47,11 @@ type removeAnswer struct {
 	locked  []outboxstore.Ref // rows that still exist, locked by another transaction
 }
 
-func (e *engine) addConfirmed(m *entry, now time.Time) {
-	if len(e.confirmed) == 0 {
-		e.since = now
+func (r *removals) add(m *entry, now time.Time) {
+	if len(r.confirmed) == 0 {
+		r.since = now
 	}
-	e.confirmed = append(e.confirmed, m)
+	r.confirmed = append(r.confirmed, m)
 }
 
 // undeleted returns the number of confirmed rows that are not yet deleted.
@@ -60,23 +64,23 @@ func (r *removals) owes(l *lane) bool {
 	return slices.ContainsFunc(r.removing, of) || slices.ContainsFunc(r.confirmed, of)
 }
 
-// nextRemoval returns confirmed rows to delete, or nil. They are collected briefly, so
-// that a deletion is worth its round trip.
-func (e *engine) nextRemoval(now time.Time) []outboxstore.Ref {
+// next returns confirmed rows to delete, or nil. They are collected briefly, so that a
+// deletion is worth its round trip. idle reports that nothing is in flight.
+func (r *removals) next(now time.Time, idle bool) []outboxstore.Ref {
 	switch {
-	case e.removeActive || now.Before(e.removeAt):
+	case r.running || now.Before(r.retryAt):
 		return nil
-	case len(e.removing) > 0: // its answer was lost; retried unchanged
-	case len(e.confirmed) > 0 && (e.worthRemoving() || now.Sub(e.since) >= e.linger):
-		e.removing, e.confirmed = split(e.confirmed, e.removeMost)
-		e.since = now
-	case len(e.locked) > 0 && !now.Before(e.lockedAt):
-		e.removing, e.locked = split(e.locked, e.removeMost)
+	case len(r.removing) > 0: // its answer was lost; retried unchanged
+	case len(r.confirmed) > 0 && (r.worthIt(idle) || now.Sub(r.since) >= r.linger):
+		r.removing, r.confirmed = split(r.confirmed, r.most)
+		r.since = now
+	case len(r.locked) > 0 && !now.Before(r.lockedAt):
+		r.removing, r.locked = split(r.locked, r.most)
 	default:
 		return nil
 	}
-	e.removeActive = true
-	return entryRefs(e.removing)
+	r.running = true
+	return entryRefs(r.removing)
 }
 
 // split takes up to n of a list from its start.
@@ -85,10 +89,10 @@ func split(list []*entry, n int) (taken, rest []*entry) {
 	return slices.Clone(list[:n]), slices.Delete(list, 0, n)
 }
 
-// worthRemoving reports whether waiting for more confirmed rows is not worth it: there
+// worthIt reports whether waiting for more confirmed rows is not worth it: there
 // are many, or quite a few and none are about to join them.
-func (e *engine) worthRemoving() bool {
-	return len(e.confirmed) >= e.removeRows || e.inFlight == 0 && len(e.confirmed) >= e.laneRows
+func (r *removals) worthIt(idle bool) bool {
+	return len(r.confirmed) >= r.mostRows || idle && len(r.confirmed) >= r.enough
 }
 
 func (m *entry) ref() outboxstore.Ref {
@@ -100,13 +104,13 @@ func (m *entry) ref() outboxstore.Ref {
 // lanes go on meanwhile. A failing deletion yields to the others and is retried in
 // smaller parts, down to the row that is the cause.
 func (e *engine) removed(now time.Time, a removeAnswer) {
-	e.removeActive = false
+	e.removals.running = false
 	if a.err != nil {
-		e.removeAt = now.Add(a.retryIn)
+		e.removals.retryAt = now.Add(a.retryIn)
 		if a.lost {
 			e.forgetUnsent()
 		} else {
-			e.splitRemoval(now)
+			e.removals.split(now)
 		}
 		return
 	}
@@ -115,56 +119,56 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 		locked[rowID{ref.ID, ref.CreatedAt.UnixMicro()}] = true
 	}
 	again := 0
-	for _, m := range e.removing {
+	for _, m := range e.removals.removing {
 		if locked[m.rowID()] {
 			m.lane.lockedOut(m)
-			e.locked = append(e.locked, m)
+			e.removals.locked = append(e.removals.locked, m)
 			again++
 			continue
 		}
 		m.lane.forget(m)
 		m.lane.deleted++
 		if m.late || !e.live(m.lane) || now.After(m.lane.trusted) {
-			e.settled = append(e.settled, m) // it may have been moved to parked
+			e.tasks.retried = append(e.tasks.retried, m) // it may have been moved to the table parked
 		}
 	}
 	switch {
 	case again > 0:
-		e.lockedAt = now.Add(e.lockedRetry.NextBackOff())
-	case len(e.locked) == 0:
-		e.lockedRetry.Reset()
+		e.removals.lockedAt = now.Add(e.removals.lockedRetry.NextBackOff())
+	case len(e.removals.locked) == 0:
+		e.removals.lockedRetry.Reset()
 	}
-	e.removing = nil
-	e.removeMost = min(2*e.removeMost, e.removeRows)
+	e.removals.removing = nil
+	e.removals.most = min(2*e.removals.most, e.limits.removeRows)
 }
 
 // splitRemoval moves the rows of a failed deletion behind the others.
-func (e *engine) splitRemoval(now time.Time) {
-	if m := e.removing[0]; len(e.removing) == 1 {
+func (r *removals) split(now time.Time) {
+	if m := r.removing[0]; len(r.removing) == 1 {
 		m.lane.lockedOut(m)
-		e.locked, e.lockedAt = append(e.locked, m), now.Add(e.lockedRetry.NextBackOff())
+		r.locked, r.lockedAt = append(r.locked, m), now.Add(r.lockedRetry.NextBackOff())
 	} else {
-		if len(e.confirmed) == 0 {
-			e.since = now
+		if len(r.confirmed) == 0 {
+			r.since = now
 		}
-		e.confirmed = append(e.confirmed, e.removing...)
+		r.confirmed = append(r.confirmed, r.removing...)
 	}
-	e.removeMost = max(1, len(e.removing)/2)
-	e.removing = nil
+	r.most = max(1, len(r.removing)/2)
+	r.removing = nil
 }
 
-// removalDue returns when the next deletion may begin; zero: not before an event.
-func (e *engine) removalDue(now time.Time) (due time.Time) {
-	if e.removeActive {
+// wakeAt returns when the next deletion may begin; zero: not before an event.
+func (r *removals) wakeAt(now time.Time) (due time.Time) {
+	if r.running {
 		return due
 	}
-	if len(e.confirmed) > 0 {
-		due = e.since.Add(e.linger)
-	} else if len(e.locked) > 0 {
-		due = e.lockedAt
+	if len(r.confirmed) > 0 {
+		due = r.since.Add(r.linger)
+	} else if len(r.locked) > 0 {
+		due = r.lockedAt
 	}
-	if len(e.removing) > 0 || !due.IsZero() && due.Before(e.removeAt) {
-		due = e.removeAt
+	if len(r.removing) > 0 || !due.IsZero() && due.Before(r.retryAt) {
+		due = r.retryAt
 	}
 	return due
 }

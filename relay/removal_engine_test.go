@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // A deletion that fails, or that others' locks keep from some rows, holds up neither
@@ -29,7 +30,7 @@ func TestEngine_ADeletionThatFailsStopsNeitherReadsNorLanes(t *testing.T) {
 	step := func() {
 		d.now = d.now.Add(50 * time.Millisecond)
 		confirm()
-		if d.nextRemoval(d.now) != nil {
+		if d.removals.next(d.now, d.publishing.inFlight == 0) != nil {
 			if fails {
 				d.removed(d.now, removeAnswer{err: errors.New("locked"), retryIn: time.Millisecond})
 			} else {
@@ -47,8 +48,8 @@ func TestEngine_ADeletionThatFailsStopsNeitherReadsNorLanes(t *testing.T) {
 		}
 		sent += 20
 	}
-	if d.undeleted() != sent {
-		t.Errorf("%d of %d are confirmed and not deleted", d.undeleted(), sent)
+	if d.removals.undeleted() != sent {
+		t.Errorf("%d of %d are confirmed and not deleted", d.removals.undeleted(), sent)
 	}
 	if d.lanes[0].bytes != 0 {
 		t.Errorf("confirmed rows keep %d bytes", d.lanes[0].bytes)
@@ -57,8 +58,8 @@ func TestEngine_ADeletionThatFailsStopsNeitherReadsNorLanes(t *testing.T) {
 	for range 200 { // those that failed alone are tried again apart, and later
 		step()
 	}
-	if d.undeleted() != 0 || len(d.lanes[0].entries)+len(d.lanes[1].entries) != 0 {
-		t.Errorf("%d are left", d.undeleted())
+	if d.removals.undeleted() != 0 || len(d.lanes[0].entries)+len(d.lanes[1].entries) != 0 {
+		t.Errorf("%d are left", d.removals.undeleted())
 	}
 }
 
@@ -68,7 +69,7 @@ func TestEngine_LockedRowsAreTriedAgainApart(t *testing.T) {
 	t.Parallel()
 	d := newDrive(limits{}, 0)
 	d.answer = func(*entry) error { return nil }
-	d.chores = 0
+	d.taskTime = 0
 	d.add(0, 10, "A", "")
 	for {
 		taken := d.nextPublish(d.now, d.now.Add(time.Second))
@@ -80,32 +81,32 @@ func TestEngine_LockedRowsAreTriedAgainApart(t *testing.T) {
 		}
 	}
 	d.now = d.now.Add(time.Second)
-	refs := d.nextRemoval(d.now)
+	refs := d.removals.next(d.now, d.publishing.inFlight == 0)
 	if len(refs) != 10 {
 		t.Fatalf("%d to delete", len(refs))
 	}
 	d.removed(d.now, removeAnswer{locked: refs[:3]})
-	if d.undeleted() != 3 || len(d.lanes[0].entries) != 3 {
-		t.Fatalf("%d are left", d.undeleted())
+	if d.removals.undeleted() != 3 || len(d.lanes[0].entries) != 3 {
+		t.Fatalf("%d are left", d.removals.undeleted())
 	}
 	if !d.idle(d.lanes[0]) {
 		t.Error("a locked row keeps its lane from being given back")
 	}
 	d.drop(0)
-	d.hold(0, taken{epoch: 2}, d.now.Add(time.Hour))
+	d.hold(0, relaystore.Taken{Epoch: 2}, d.now.Add(time.Hour))
 	if added := d.lanes[0].add([]*entry{newEntry(outboxstore.Row{Ref: refs[0]})}); added != 0 {
 		t.Error("a confirmed row is published again")
 	}
 	again := 0
 	for range 100 {
 		d.now = d.now.Add(time.Second)
-		if refs := d.nextRemoval(d.now); refs != nil {
+		if refs := d.removals.next(d.now, d.publishing.inFlight == 0); refs != nil {
 			again++
 			d.removed(d.now, removeAnswer{locked: refs[:len(refs)-1]})
 		}
 	}
-	if d.undeleted() != 0 || again < 3 {
-		t.Errorf("%d are left after %d tries", d.undeleted(), again)
+	if d.removals.undeleted() != 0 || again < 3 {
+		t.Errorf("%d are left after %d tries", d.removals.undeleted(), again)
 	}
 }
 
@@ -113,21 +114,24 @@ func TestEngine_LockedRowsAreTriedAgainApart(t *testing.T) {
 func TestEngine_TakesConfirmsHoweverLate(t *testing.T) {
 	t.Parallel()
 	for name, meanwhile := range map[string]func(d *drive, m *entry){
-		"withheld":      func(*drive, *entry) {},
-		"sent again":    func(d *drive, m *entry) { m.state = inFlight; d.inFlight++; m.lane.inFlight++ },
-		"lane dropped":  func(d *drive, _ *entry) { d.drop(0) },
-		"read anew":     func(d *drive, m *entry) { d.forgetUnsent(); d.lanes[0].add([]*entry{newEntry(rowOfEntry(m))}) },
-		"being charged": func(d *drive, m *entry) { d.purge(func(o *entry) bool { return o == m }); d.charge(m, d.now, "x", "y") },
+		"withheld":     func(*drive, *entry) {},
+		"sent again":   func(d *drive, m *entry) { m.state = stateInFlight; d.publishing.inFlight++; m.lane.inFlight++ },
+		"lane dropped": func(d *drive, _ *entry) { d.drop(0) },
+		"read anew":    func(d *drive, m *entry) { d.forgetUnsent(); d.lanes[0].add([]*entry{newEntry(rowOfEntry(m))}) },
+		"being charged": func(d *drive, m *entry) {
+			d.circuits.purge(func(o *entry) bool { return o == m })
+			d.charge(m, d.now, "x", "y")
+		},
 	} {
 		d := newDrive(limits{}, 0)
-		d.chores = 0
+		d.taskTime = 0
 		d.add(0, 1, "A", "k")
 		m := d.nextPublish(d.now, d.now.Add(time.Second))[0]
 		d.outcome(m, d.now, Unavailable(errors.New("no confirm in time")))
 		meanwhile(d, m)
 		d.outcome(m, d.now, nil)
 		d.now = d.now.Add(time.Second)
-		refs := d.nextRemoval(d.now)
+		refs := d.removals.next(d.now, d.publishing.inFlight == 0)
 		if len(refs) != 1 || refs[0].ID != m.ID {
 			t.Errorf("%s: to delete are %v", name, refs)
 			continue
@@ -135,11 +139,11 @@ func TestEngine_TakesConfirmsHoweverLate(t *testing.T) {
 		d.removed(d.now, removeAnswer{})
 		d.outcome(m, d.now, nil) // once more
 		d.now = d.now.Add(time.Second)
-		if refs := d.nextRemoval(d.now); refs != nil {
+		if refs := d.removals.next(d.now, d.publishing.inFlight == 0); refs != nil {
 			t.Errorf("%s: deleted twice: %v", name, refs)
 		}
-		if d.inFlight != 0 {
-			t.Errorf("%s: %d in flight", name, d.inFlight)
+		if d.publishing.inFlight != 0 {
+			t.Errorf("%s: %d in flight", name, d.publishing.inFlight)
 		}
 	}
 }
@@ -218,7 +222,7 @@ func TestEngine_ForgetsWhatWasReadFromADatabaseThatMayBeAnother(t *testing.T) {
 		d.publishAll(func(*entry) error { return nil })
 		d.add(0, 1, "A", "")
 		d.now = d.now.Add(time.Second)
-		if d.nextRemoval(d.now) == nil {
+		if d.removals.next(d.now, d.publishing.inFlight == 0) == nil {
 			t.Fatal("no deletion")
 		}
 		r := d.nextRead(d.now)

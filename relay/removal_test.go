@@ -6,9 +6,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/oncemill/oncemill/relay"
-
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/relay"
 )
 
 // logbook counts what is logged.

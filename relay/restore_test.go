@@ -304,7 +304,7 @@ func TestRelay_ResumesAfterPostgresWasAway(t *testing.T) {
 		t.Errorf("%d ghosts", c.ghosts)
 	}
 	for _, r := range workers {
-		if n := r.outcomes(t, "refused") + r.outcomes(t, "unknown") + r.counter(t, "oncemill.relay.parked"); n > 0 {
+		if n := r.outcomes(t, "refused") + r.outcomes(t, "unknown") + r.counter(t, "oncemill.relay.retries"); n > 0 {
 			t.Errorf("%d messages were charged", n)
 		}
 		r.stop()

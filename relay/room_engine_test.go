@@ -8,6 +8,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -66,11 +67,11 @@ func TestEngine_ReadsALaneWithManyLockedRows(t *testing.T) {
 		d.add(0, n, "A", "")
 		d.publishAll(delivered)
 		d.now = d.now.Add(time.Second)
-		d.removed(d.now, removeAnswer{locked: d.nextRemoval(d.now)})
+		d.removed(d.now, removeAnswer{locked: d.removals.next(d.now, d.publishing.inFlight == 0)})
 		reads := 0
 		for range 100 {
 			d.now = d.now.Add(500 * time.Millisecond)
-			if refs := d.nextRemoval(d.now); refs != nil {
+			if refs := d.removals.next(d.now, d.publishing.inFlight == 0); refs != nil {
 				d.removed(d.now, removeAnswer{locked: refs})
 			}
 			if r := d.nextRead(d.now); r != nil {
@@ -93,17 +94,17 @@ func TestEngine_KnowsRowsThatAreBeingDeletedWhenALaneComesBack(t *testing.T) {
 	d.add(0, 10, "A", "")
 	d.publishAll(delivered)
 	d.now = d.now.Add(time.Second)
-	refs := d.nextRemoval(d.now)
+	refs := d.removals.next(d.now, d.publishing.inFlight == 0)
 	d.removed(d.now, removeAnswer{locked: refs[:3]})
 	d.drop(0)
 	if !d.mayHold(0) {
 		t.Fatal("a locked row keeps the lane away")
 	}
 	d.now = d.now.Add(3 * time.Second)
-	if d.nextRemoval(d.now) == nil { // while the lane is taken
+	if d.removals.next(d.now, d.publishing.inFlight == 0) == nil { // while the lane is taken
 		t.Fatal("no deletion")
 	}
-	d.hold(0, taken{epoch: 2}, d.now.Add(time.Hour))
+	d.hold(0, relaystore.Taken{Epoch: 2}, d.now.Add(time.Hour))
 	if d.lanes[0].add([]*entry{newEntry(outboxstore.Row{Ref: refs[0]})}) != 0 {
 		t.Error("a confirmed row is published again")
 	}
@@ -123,7 +124,7 @@ func TestEngine_OneRowThatCannotBeDeletedKeepsNoOther(t *testing.T) {
 			d.read(r, o.read(r), d.now, nil)
 		}
 		d.publishAll(delivered)
-		if refs := d.nextRemoval(d.now); slices.Contains(refs, bad) {
+		if refs := d.removals.next(d.now, d.publishing.inFlight == 0); slices.Contains(refs, bad) {
 			d.removed(d.now, removeAnswer{err: errors.New("a trigger"), retryIn: 25 * time.Millisecond})
 		} else if refs != nil {
 			o.remove(refs)
@@ -138,32 +139,32 @@ func TestEngine_OneRowThatCannotBeDeletedKeepsNoOther(t *testing.T) {
 func TestEngine_OneRowOfParkedThatCannotBeDeletedKeepsNoOther(t *testing.T) {
 	t.Parallel()
 	d := newDrive(limits{}, 0)
-	d.commandsAt = d.now.Add(time.Hour)
+	d.tasks.commandsAt = d.now.Add(time.Hour)
 	var bad *entry
 	for range 1000 {
 		m := d.row(0, "A", "")
-		m.parked, m.lane, m.state = true, d.lanes[0], confirmed
-		d.settled = append(d.settled, m)
+		m.retrying, m.lane, m.state = true, d.lanes[0], stateConfirmed
+		d.tasks.retried = append(d.tasks.retried, m)
 		if bad == nil {
 			bad = m
 		}
 	}
 	tries := 0
-	for now := d.now; tries < 60 && len(d.settled) > 1; now = now.Add(time.Second) {
-		c := d.nextChore(now)
+	for now := d.now; tries < 60 && len(d.tasks.retried) > 1; now = now.Add(time.Second) {
+		c := d.nextTask(now)
 		if c == nil {
 			continue
 		}
 		tries++
-		n := min(len(d.settled), d.settleMost)
-		if slices.Contains(d.settled[:n], bad) {
-			d.choreDone(now, choreAnswer{err: errors.New("locked"), kind: choreImpossible, retryIn: time.Millisecond})
+		n := min(len(d.tasks.retried), d.tasks.retriedMost)
+		if slices.Contains(d.tasks.retried[:n], bad) {
+			d.taskDone(now, taskAnswer{err: errors.New("locked"), kind: taskImpossible, retryIn: time.Millisecond})
 		} else {
-			d.choreDone(now, choreAnswer{})
+			d.taskDone(now, taskAnswer{})
 		}
 	}
-	if len(d.settled) != 1 || d.settled[0] != bad {
-		t.Errorf("%d rows are left after %d tries", len(d.settled), tries)
+	if len(d.tasks.retried) != 1 || d.tasks.retried[0] != bad {
+		t.Errorf("%d rows are left after %d tries", len(d.tasks.retried), tries)
 	}
 }
 
@@ -225,13 +226,13 @@ func TestEngine_AKeyWhoseFailureCannotBeWrittenLeavesRoom(t *testing.T) {
 			passed++
 			return nil
 		})
-		if refs := d.nextRemoval(d.now); refs != nil {
+		if refs := d.removals.next(d.now, d.publishing.inFlight == 0); refs != nil {
 			o.remove(refs)
 		}
-		if c := d.nextChore(d.now); c != nil && c.lane != nil {
-			d.choreDone(d.now, choreAnswer{err: errors.New("locked"), kind: choreImpossible, retryIn: time.Second})
+		if c := d.nextTask(d.now); c != nil && c.lane != nil {
+			d.taskDone(d.now, taskAnswer{err: errors.New("locked"), kind: taskImpossible, retryIn: time.Second})
 		} else if c != nil {
-			d.choreDone(d.now, choreAnswer{})
+			d.taskDone(d.now, taskAnswer{})
 		}
 		if r := d.nextRead(d.now); r != nil {
 			reads++
@@ -252,24 +253,24 @@ func TestEngine_ACommandThatIsImpossibleKeepsNoOther(t *testing.T) {
 	d.publishAll(func(*entry) error { return Refused(errors.New("bad")) })
 	l := d.lanes[0]
 	for letter := range int64(10) {
-		d.receive(l, command{letter: letter + 1, lane: 0})
+		d.receive(l, relaystore.Command{DeadLetter: letter + 1, Lane: 0})
 	}
-	left := func() int { return len(l.letters) }
+	left := func() int { return len(l.commands) }
 	for range 400 {
 		d.now = d.now.Add(time.Second)
-		c := d.nextChore(d.now)
+		c := d.nextTask(d.now)
 		switch {
 		case c == nil:
 		case c.lane == nil:
-			d.choreDone(d.now, choreAnswer{found: func() {}})
-		case len(c.failures) > 0, l.letters[0] == 1, !l.oneByOne && slices.Contains(l.letters, 1):
-			d.choreDone(d.now, choreAnswer{err: errors.New("refused"), kind: choreImpossible, retryIn: time.Millisecond})
+			d.taskDone(d.now, taskAnswer{found: func() {}})
+		case len(c.failures) > 0, l.commands[0] == 1, !l.oneByOne && slices.Contains(l.commands, 1):
+			d.taskDone(d.now, taskAnswer{err: errors.New("refused"), kind: taskImpossible, retryIn: time.Millisecond})
 		default:
-			d.choreDone(d.now, choreAnswer{})
+			d.taskDone(d.now, taskAnswer{})
 		}
 	}
-	if left() != 1 || l.letters[0] != 1 {
-		t.Errorf("%d commands are left: %v", left(), l.letters)
+	if left() != 1 || l.commands[0] != 1 {
+		t.Errorf("%d commands are left: %v", left(), l.commands)
 	}
 }
 
@@ -277,12 +278,12 @@ func TestEngine_ACommandThatIsImpossibleKeepsNoOther(t *testing.T) {
 func TestEngine_ALostConnectionDelaysParkedMessagesALittle(t *testing.T) {
 	t.Parallel()
 	e, now := newEngine(limits{window: 16384}), time.Unix(1_000_000, 0)
-	e.allowance(now)
+	e.budget.left(now)
 	for range 16384 {
-		e.waste(now)
+		e.budget.spend(now)
 	}
-	if e.allowance(now) > 0 || e.allowance(now.Add(3*time.Second)) == 0 {
-		t.Errorf("%d may go at once, %d after 3 s", e.allowance(now), e.allowance(now.Add(3*time.Second)))
+	if e.budget.left(now) > 0 || e.budget.left(now.Add(3*time.Second)) == 0 {
+		t.Errorf("%d may go at once, %d after 3 s", e.budget.left(now), e.budget.left(now.Add(3*time.Second)))
 	}
 }
 
@@ -377,8 +378,8 @@ func TestEngine_TriesALaneThatCannotBeReadRarely(t *testing.T) {
 				}
 			}
 		}
-		if len(seen) != lanes || d.breadth != outbox.Lanes {
-			t.Errorf("%d lanes: two seconds after an outage %d were read, %d at a time", lanes, len(seen), d.breadth)
+		if len(seen) != lanes || d.reads.breadth != outbox.Lanes {
+			t.Errorf("%d lanes: two seconds after an outage %d were read, %d at a time", lanes, len(seen), d.reads.breadth)
 		}
 	}
 }
@@ -429,8 +430,8 @@ func TestEngine_ReadsWhatTheWayCarries(t *testing.T) {
 		if could := int(d.now.Sub(begin).Seconds()) * speed; speed <= 1000 && brought < could*9/10 {
 			t.Errorf("%d rows a second: %d were read, %d could have been", speed, brought, could)
 		}
-		if speed == 1_000_000 && most != d.laneRows {
-			t.Errorf("%d rows of a lane in a read at most, want %d", most, d.laneRows)
+		if speed == 1_000_000 && most != d.limits.laneRows {
+			t.Errorf("%d rows of a lane in a read at most, want %d", most, d.limits.laneRows)
 		}
 	}
 }

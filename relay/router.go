@@ -33,9 +33,9 @@ type Route struct {
 }
 
 // Router is a sink that hands each message to the sink of the first route whose pattern
-// matches its topic. A message that no route matches is refused with a [*NoRouteError];
-// a last route # takes all others. To send one message to several places, configure the
-// broker.
+// matches its topic. A message that no route matches is refused; once you add a route,
+// the next retry sends it. A last route # takes all others. To send one message to
+// several places, configure the broker.
 //
 // The messages of a key keep their order across sinks while the relay has only one of
 // them in flight at a time. If several are in flight, those to different sinks may
@@ -135,7 +135,7 @@ func (r *Router) Publish(ctx context.Context, msgs []*Message, done func(*Messag
 		switch run := msgs[from:to:to]; {
 		case sink < 0:
 			for _, m := range run {
-				done(m, Refused(&NoRouteError{Topic: m.Topic}))
+				done(m, Refused(fmt.Errorf("no route for topic %q; add one to the router", m.Topic)))
 			}
 		case shares[sink] == nil:
 			shares[sink] = run

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -90,9 +91,8 @@ func TestRouter_SendsEachTopicToItsFirstRoute(t *testing.T) {
 	for topic, want := range topics {
 		var got error
 		r.Publish(t.Context(), []*relay.Message{{Topic: topic}}, func(_ *relay.Message, err error) { got = err })
-		var none *relay.NoRouteError
 		switch {
-		case want == "" && (!errors.As(got, &none) || none.Topic != topic || !errors.Is(got, relay.ErrRefused)):
+		case want == "" && (!errors.Is(got, relay.ErrRefused) || !strings.Contains(got.Error(), strconv.Quote(topic))):
 			t.Errorf("topic %q: outcome %v, want a refusal that names it", topic, got)
 		case want != "" && (got != nil || !slices.Equal(sinks[want].topics, []string{topic})):
 			t.Errorf("topic %q: outcome %v; the sink of %q got %q", topic, got, want, sinks[want].topics)

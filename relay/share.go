@@ -3,28 +3,9 @@ package relay
 import (
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
-
-// upkeepLane is the lease under which one worker maintains the tables.
-const upkeepLane = -1
-
-// lease is a row of relay_leases as one statement saw it.
-type lease struct {
-	lane  int
-	owner string
-	epoch int64
-	left  time.Duration // until it expires, by the database's clock; negative since it did
-	until int64         // when that is, in microseconds
-}
-
-// peer is a live row of relay_workers.
-type peer struct {
-	owner    string
-	ready    bool // reaches its sink
-	stopping bool
-	until    int64 // when it stops counting, in microseconds
-}
 
 // shares are the lanes that a worker is to take and to give back.
 type shares struct {
@@ -46,14 +27,14 @@ type shares struct {
 // gives back what it has above the share rounded up. So a fair division is left alone,
 // and lanes do not wander. The upkeep goes to the first worker that takes it. A worker
 // that may not hold it takes it only if no other one has for a fifth of a lease.
-func divide(me string, peers []peer, leases []lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
+func divide(me string, peers []relaystore.Worker, leases []relaystore.Lease, held []int, mayHold func(lane int) bool, term time.Duration) shares {
 	anyReady := false
 	for _, p := range peers {
-		anyReady = anyReady || p.ready && !p.stopping
+		anyReady = anyReady || p.Ready && !p.Stopping
 	}
 	eligible := map[string]bool{}
 	for _, p := range peers {
-		eligible[p.owner] = !p.stopping && (p.ready || !anyReady)
+		eligible[p.Owner] = !p.Stopping && (p.Ready || !anyReady)
 	}
 	count := 0
 	for _, ok := range eligible {
@@ -74,14 +55,14 @@ func divide(me string, peers []peer, leases []lease, held []int, mayHold func(la
 	counts := map[string]int{}
 	for _, l := range leases {
 		switch {
-		case l.lane == upkeepLane:
-			s.upkeep = l.left < 0 && (mayHold(l.lane) || count == 1 || l.left < -term/5)
-		case l.left >= 0:
-			counts[l.owner]++
-		case mayHold(l.lane):
-			free = append(free, l.lane)
-			if l.left < -term {
-				orphaned = append(orphaned, l.lane)
+		case l.Lane == relaystore.UpkeepLane:
+			s.upkeep = l.Left < 0 && (mayHold(l.Lane) || count == 1 || l.Left < -term/5)
+		case l.Left >= 0:
+			counts[l.Owner]++
+		case mayHold(l.Lane):
+			free = append(free, l.Lane)
+			if l.Left < -term {
+				orphaned = append(orphaned, l.Lane)
 			}
 		}
 	}

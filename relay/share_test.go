@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -69,14 +70,14 @@ func TestDivide_MovesFewMoreLanesThanAJoinNeeds(t *testing.T) {
 
 func TestDivide(t *testing.T) {
 	t.Parallel()
-	all := func(owner string, left time.Duration) (leases []lease) {
+	all := func(owner string, left time.Duration) (leases []relaystore.Lease) {
 		for lane := range outbox.Lanes {
-			leases = append(leases, lease{lane: lane, owner: owner, left: left})
+			leases = append(leases, relaystore.Lease{Lane: lane, Owner: owner, Left: left})
 		}
 		return leases
 	}
-	upkeep := func(left time.Duration) []lease {
-		return append(all("me", 1), lease{lane: upkeepLane, left: left, owner: "other"})
+	upkeep := func(left time.Duration) []relaystore.Lease {
+		return append(all("me", 1), relaystore.Lease{Lane: relaystore.UpkeepLane, Left: left, Owner: "other"})
 	}
 	lanes := func(from, to int) (lanes []int) {
 		for lane := from; lane < to; lane++ {
@@ -85,55 +86,55 @@ func TestDivide(t *testing.T) {
 		return lanes
 	}
 	const term = 15 * time.Second
-	me := peer{owner: "me", ready: true}
-	other := peer{owner: "other", ready: true}
+	me := relaystore.Worker{Owner: "me", Ready: true}
+	other := relaystore.Worker{Owner: "other", Ready: true}
 	for name, test := range map[string]struct {
-		peers  []peer
-		leases []lease
+		peers  []relaystore.Worker
+		leases []relaystore.Lease
 		held   []int
 		want   shares
 	}{
 		"a lone worker takes all": {
-			[]peer{me}, all("", -1), nil, shares{take: lanes(0, 32), most: 32},
+			[]relaystore.Worker{me}, all("", -1), nil, shares{take: lanes(0, 32), most: 32},
 		},
 		"one of two takes half of what is free": {
-			[]peer{me, other}, all("", -1), nil, shares{take: lanes(0, 32), most: 16},
+			[]relaystore.Worker{me, other}, all("", -1), nil, shares{take: lanes(0, 32), most: 16},
 		},
 		"what has been free for longer than a lease is taken above the share": {
-			[]peer{me, other}, all("", -term-1), nil, shares{take: lanes(0, 32), most: 32},
+			[]relaystore.Worker{me, other}, all("", -term-1), nil, shares{take: lanes(0, 32), most: 32},
 		},
 		"a newcomer gets half": {
-			[]peer{me, other}, all("me", 1), lanes(0, 32), shares{give: lanes(16, 32)},
+			[]relaystore.Worker{me, other}, all("me", 1), lanes(0, 32), shares{give: lanes(16, 32)},
 		},
 		"a worker that stops gives all": {
-			[]peer{{owner: "me", ready: true, stopping: true}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
+			[]relaystore.Worker{{Owner: "me", Ready: true, Stopping: true}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
 		},
 		"a worker without its broker gives all to one that has it": {
-			[]peer{{owner: "me"}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
+			[]relaystore.Worker{{Owner: "me"}, other}, all("me", 1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
 		},
 		"a worker without its broker keeps its share if nobody has it": {
-			[]peer{{owner: "me"}, {owner: "other"}}, all("me", 1), lanes(0, 32), shares{give: lanes(16, 32)},
+			[]relaystore.Worker{{Owner: "me"}, {Owner: "other"}}, all("me", 1), lanes(0, 32), shares{give: lanes(16, 32)},
 		},
 		"a worker that is not ready has no share": {
-			[]peer{me, {owner: "other"}}, all("me", 1), lanes(0, 32), shares{},
+			[]relaystore.Worker{me, {Owner: "other"}}, all("me", 1), lanes(0, 32), shares{},
 		},
 		"all stop: nobody takes or gives": {
-			[]peer{{owner: "me", stopping: true}, {owner: "other", stopping: true}}, all("me", 1), lanes(0, 32), shares{},
+			[]relaystore.Worker{{Owner: "me", Stopping: true}, {Owner: "other", Stopping: true}}, all("me", 1), lanes(0, 32), shares{},
 		},
 		"one more than the share rounded up goes to one who has fewer": {
-			[]peer{me, other, {owner: "third", ready: true}},
+			[]relaystore.Worker{me, other, {Owner: "third", Ready: true}},
 			slices.Concat(all("me", 1)[:12], all("other", 1)[:10], all("third", 1)[:10]),
 			lanes(0, 12),
 			shares{give: lanes(11, 12)},
 		},
 		"the upkeep is free": {
-			[]peer{me}, upkeep(-1), lanes(0, 32), shares{upkeep: true},
+			[]relaystore.Worker{me}, upkeep(-1), lanes(0, 32), shares{upkeep: true},
 		},
 		"who cannot work leaves the upkeep, too": {
-			[]peer{{owner: "me"}, other}, upkeep(1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
+			[]relaystore.Worker{{Owner: "me"}, other}, upkeep(1), lanes(0, 32), shares{give: lanes(0, 32), leave: true},
 		},
 		"the upkeep is not free": {
-			[]peer{me}, upkeep(1), lanes(0, 32), shares{},
+			[]relaystore.Worker{me}, upkeep(1), lanes(0, 32), shares{},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -148,15 +149,15 @@ func TestDivide(t *testing.T) {
 	}
 	nothing := func(int) bool { return false }
 	for name, test := range map[string]struct {
-		peers []peer
+		peers []relaystore.Worker
 		left  time.Duration
 		want  bool
 	}{
-		"a worker that may not hold the upkeep leaves it to others":     {[]peer{me, other}, -1, false},
-		"and takes it if no other one does":                             {[]peer{me, other}, -term/5 - 1, true},
-		"one that is alone takes it at once":                            {[]peer{me}, -1, true},
-		"and does not count those that stop":                            {[]peer{me, {owner: "other", ready: true, stopping: true}}, -1, true},
-		"it does not take what another has, though it may hold nothing": {[]peer{me}, 1, false},
+		"a worker that may not hold the upkeep leaves it to others":     {[]relaystore.Worker{me, other}, -1, false},
+		"and takes it if no other one does":                             {[]relaystore.Worker{me, other}, -term/5 - 1, true},
+		"one that is alone takes it at once":                            {[]relaystore.Worker{me}, -1, true},
+		"and does not count those that stop":                            {[]relaystore.Worker{me, {Owner: "other", Ready: true, Stopping: true}}, -1, true},
+		"it does not take what another has, though it may hold nothing": {[]relaystore.Worker{me}, 1, false},
 	} {
 		if got := divide("me", test.peers, upkeep(test.left), lanes(0, 32), nothing, term); got.upkeep != test.want {
 			t.Errorf("%s: %t", name, got.upkeep)
@@ -170,7 +171,7 @@ func TestTending_EndsWithASilence(t *testing.T) {
 	const rest = time.Minute
 	start := time.Unix(1000, 0)
 	answer, silent := errors.New("refused"), bounded.ErrAbandoned
-	var u tending
+	var u upkeepLease
 	expect := func(what string, now time.Time, held int64, mayHold bool) {
 		t.Helper()
 		if u.held() != held || u.mayHold(now, rest) != mayHold {

@@ -13,11 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
-
-	"github.com/oncemill/oncemill/internal/database"
 )
 
 const (
@@ -109,7 +108,7 @@ func cram(cfg *relay.Config, f *variety) {
 // Where workers have died three times a lane goes one message at a time, and one lane
 // after the other. How long that takes for all 32 is a matter of the machine, so it is
 // some of them.
-const someCareful = `update {{relay_leases}} set crashes = 3 where lane % 4 = 0`
+const someIsolated = `update {{relay_leases}} set crashes = 3 where lane % 4 = 0`
 
 func huge(_ *relay.Config, f *variety) { f.huge = true }
 
@@ -137,23 +136,23 @@ var silences = []silencing{
 	{kind: "take", parts: []string{"crashes = l.crashes + case"}, when: starting},
 	{kind: "release", parts: []string{"set owner = '', suspect = null"}, when: joining},
 
-	{kind: "parked keys", parts: []string{"select p.lane, p.key\n"}, when: starting, long: true},
-	{kind: "topics that are due", parts: []string{"with recursive t (lane, topic, next_at, place)"}},
+	{kind: "retrying keys", parts: []string{"select p.lane, p.key\n"}, when: starting, long: true},
+	{kind: "topics that are due", parts: []string{"with recursive t (lane, topic, next_at, nth)"}},
 	{kind: "rows that are due", parts: []string{"with known as materialized (", "{{parked}}"}, long: true},
-	{kind: "piece of a parked message", parts: []string{"substring(p.payload from"}, config: huge, long: true},
-	{kind: "park", parts: []string{"delete from {{outbox}} o", "kind = 0"}},
+	{kind: "piece of a retrying message", parts: []string{"substring(p.payload from"}, config: huge, long: true},
+	{kind: "retry", parts: []string{"delete from {{outbox}} o", "kind = 0"}},
 	{kind: "dead-letter at once", parts: []string{"delete from {{outbox}} o", "insert into {{dead_letters}}", "'dead', false"}, config: once, long: true},
 	{kind: "another attempt", parts: []string{"parked_at = case when c.attempt = 1"}},
 	{kind: "dead-letter", parts: []string{"delete from {{parked}} p", "insert into {{dead_letters}}"}},
 	{kind: "hold", parts: []string{"next_at = null, held = true"}, config: hold, long: true},
-	{kind: "settle", parts: []string{"with gone as (\n\tdelete from {{parked}} p"}},
+	{kind: "remove", parts: []string{"with gone as (\n\tdelete from {{parked}} p"}},
 	{kind: "close letters", parts: []string{"confirmed by the broker after it was given up"}, long: true},
 	{kind: "promote", parts: []string{"with heads as (", "left join lateral ("}, long: true},
 	{kind: "follow", parts: []string{"(select count(*) from f), (select count(*) from d)"}, config: flood, long: true},
 	{kind: "commands", parts: []string{"d.state in ('replaying', 'discarding')"}},
-	{kind: "suspect", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: someCareful, long: true},
+	{kind: "suspect", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: someIsolated, long: true},
 	{kind: "find", parts: []string{"where o.lane = $1 and o.id = $2"}, when: following, prepare: `update {{relay_leases}} set suspect = 1, owner = 'dead'`, long: true},
-	{kind: "calm", parts: []string{"set crashes = 0, suspect = null"}, when: starting, prepare: `update {{relay_leases}} set crashes = 1`, long: true},
+	{kind: "clear crashes", parts: []string{"set crashes = 0, suspect = null"}, when: starting, prepare: `update {{relay_leases}} set crashes = 1`, long: true},
 
 	{kind: "next scheduled", parts: []string{"extract(epoch from s.deliver_at - clock_timestamp())"}, upkeep: true},
 	{kind: "move of scheduled", parts: []string{"with free as materialized (", "{{scheduled}}"}, upkeep: true, long: true},

@@ -3,6 +3,7 @@ package relay
 import (
 	"slices"
 
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -47,7 +48,7 @@ func (s *simulation) hold(w *simWorker, number int) {
 	}
 	lease.worker, lease.died = w.number, false
 	lease.epoch++
-	w.hold(number, taken{epoch: lease.epoch, crashes: lease.crashes, suspect: lease.suspect}, s.now.Add(simTerm))
+	w.hold(number, relaystore.Taken{Epoch: lease.epoch, Crashes: lease.crashes, Suspect: lease.suspect}, s.now.Add(simTerm))
 }
 
 // expire frees a lane whose owner's trust has run out, so that anybody may take
@@ -88,7 +89,7 @@ func (s *simulation) workerOf(l *simLease) *simWorker {
 }
 
 func (s *simulation) excuseConfirmed(w *simWorker, number int) {
-	for _, m := range slices.Concat(w.confirmed, w.removing, w.locked, w.settled) {
+	for _, m := range slices.Concat(w.removals.confirmed, w.removals.removing, w.removals.locked, w.tasks.retried) {
 		if m.Lane == number {
 			s.rows[m.ID].excused++
 		}
@@ -116,9 +117,9 @@ func (s *simulation) crash(w *simWorker) {
 	if w.removal != nil && !w.removal.committed && s.rng.IntN(2) == 0 {
 		s.commitRemoval(w)
 	}
-	if w.chore != nil && !w.chore.committed && s.rng.IntN(2) == 0 {
-		s.parking.chore(w)
+	if w.task != nil && !w.task.committed && s.rng.IntN(2) == 0 {
+		s.parking.work(w)
 	}
-	w.engine, w.read, w.removal, w.chore, w.late = s.newEngine(w.number), nil, nil, nil, nil
+	w.engine, w.read, w.removal, w.task, w.late = s.newEngine(w.number), nil, nil, nil, nil
 	w.terms = map[int64]uint64{} // and a new sink
 }

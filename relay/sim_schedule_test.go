@@ -78,7 +78,7 @@ func (s *simulation) quiet() bool {
 		}
 	}
 	for _, w := range s.workers {
-		if w.removal != nil || len(w.confirmed) > 0 || w.engine.inFlight > 0 || len(w.settled) > 0 || w.chore != nil {
+		if w.removal != nil || len(w.removals.confirmed) > 0 || w.engine.publishing.inFlight > 0 || len(w.tasks.retried) > 0 || w.task != nil {
 			return false
 		}
 	}
@@ -107,7 +107,7 @@ func (s *simulation) problems() []string {
 	}
 	for _, id := range slices.Sorted(maps.Keys(s.rows)) {
 		r := s.rows[id]
-		letter := slices.ContainsFunc(s.parking.letters, func(l *simLetter) bool { return l.row == r && l.state == "dead" })
+		letter := slices.ContainsFunc(s.parking.letters, func(l *simDeadLetter) bool { return l.row == r && l.state == "dead" })
 		switch {
 		case r.copies == 0 && !letter && !r.discarded:
 			problems = append(problems, fmt.Sprintf("lost: %d", r.ID))

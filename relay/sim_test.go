@@ -36,7 +36,7 @@ type simulation struct {
 	leases [outbox.Lanes]simLease
 
 	workers []*simWorker
-	parking *simParking
+	parking *simRetries
 	order   Order
 	retry   Retry
 	down    map[string]error // topics that are unavailable, and what they say
@@ -80,7 +80,7 @@ type simWorker struct {
 	frozen   time.Time // does nothing until then
 	read     *simRead
 	removal  *simRemoval
-	chore    *simChore
+	task     *simTask
 	inFlight [outbox.Lanes][]*simMessage // to the broker, in order
 	late     []*entry                    // whose confirms are still to come
 	terms    map[int64]uint64            // in which a row was sent last, if not refused
@@ -114,7 +114,7 @@ func newSimulation(seed uint64) *simulation {
 		table: map[int]map[int64]*simRow{}, rows: map[int64]*simRow{}, free: map[string]bool{},
 		faults: true, stats: map[string]int{}, down: map[string]error{},
 	}
-	s.parking = newSimParking(s)
+	s.parking = newSimRetries(s)
 	s.order = Order(s.rng.IntN(3)) //nolint:gosec // small
 	s.retry = Retry{
 		MaxAttempts: 1 + s.rng.IntN(3), Initial: time.Millisecond, Max: 8 * time.Millisecond,
@@ -179,7 +179,7 @@ func (s *simulation) step() {
 			s.crash(w)
 		}
 	case 13, 14:
-		s.parking.chore(w)
+		s.parking.work(w)
 	case 15:
 		s.weather()
 	case 16:
@@ -188,7 +188,7 @@ func (s *simulation) step() {
 		}
 	case 17, 18:
 		// In the middle of a write is the worst moment.
-		if writes := w.chore != nil && w.chore.lane != nil; s.faults && (writes || s.rng.IntN(20) == 0) {
+		if writes := w.task != nil && w.task.lane != nil; s.faults && (writes || s.rng.IntN(20) == 0) {
 			w.frozen = s.now.Add(simTerm + time.Duration(s.rng.Int64N(int64(2*simTerm))))
 			s.stats["frozen"]++
 		}
@@ -220,11 +220,11 @@ func (s *simulation) loop(w *simWorker) {
 			w.inFlight[m.Lane] = append(w.inFlight[m.Lane], &simMessage{entry: m})
 		}
 	}
-	if refs := w.nextRemoval(s.now); refs != nil {
+	if refs := w.removals.next(s.now, w.publishing.inFlight == 0); refs != nil {
 		w.removal = &simRemoval{refs: refs}
 	}
-	if c := w.nextChore(s.now); c != nil {
-		w.chore = &simChore{chore: c}
+	if c := w.nextTask(s.now); c != nil {
+		w.task = &simTask{task: c}
 	}
 	read()
 	s.checkState(w)
@@ -237,7 +237,7 @@ func (s *simulation) checkTerm(w *simWorker, m *entry) {
 	pipelined := s.order == OrderPerKeyPipelined
 	before, again := w.terms[m.ID]
 	// A copy whose message was confirmed by another one is none of the engine's any more.
-	open := slices.DeleteFunc(slices.Clone(w.inFlight[m.Lane]), func(o *simMessage) bool { return o.state != inFlight })
+	open := slices.DeleteFunc(slices.Clone(w.inFlight[m.Lane]), func(o *simMessage) bool { return o.state != stateInFlight })
 	switch {
 	case pipelined != (m.Term != 0), pipelined && again && m.Term <= before, len(open) > 0 && open[0].Term != m.Term:
 		s.stats["wrong term"]++
@@ -249,8 +249,8 @@ func (s *simulation) checkTerm(w *simWorker, m *entry) {
 
 // checkState looks for what an engine must never come to.
 func (s *simulation) checkState(w *simWorker) {
-	for _, t := range w.topics {
-		if t.state == opened && t.passed > t.openedAt {
+	for _, t := range w.circuits.topics {
+		if t.state == circuitOpen && t.passed > t.openedAt {
 			s.stats["circuits open although a message has passed"]++
 		}
 	}
@@ -273,7 +273,7 @@ func (s *simulation) weather() {
 		delete(s.down, topic)
 	case s.rng.IntN(12) == 0:
 		cause := errors.New("down")
-		s.down[topic] = []error{Unavailable(cause), NoRoute(cause), cause}[s.rng.IntN(3)]
+		s.down[topic] = []error{Unavailable(cause), Unroutable(cause), cause}[s.rng.IntN(3)]
 		s.stats["outages"]++
 	}
 }
@@ -308,7 +308,7 @@ func (s *simulation) begin() {
 		switch s.rng.IntN(40) {
 		case 0, 1, 2:
 			row.poison = 1 + s.rng.IntN(5)
-			row.says = []error{Refused(errors.New("bad")), NoRoute(errors.New("bad")), errors.New("bad")}[s.rng.IntN(3)]
+			row.says = []error{Refused(errors.New("bad")), Unroutable(errors.New("bad")), errors.New("bad")}[s.rng.IntN(3)]
 		case 3:
 			row.lethal = s.rng.IntN(4) == 0
 		}

@@ -36,7 +36,7 @@ func TestRun_EndsWhenTheFileOfSQLiteWasReplaced(t *testing.T) {
 		if !errors.Is(err, oncemill.ErrDatabaseReplaced) {
 			t.Errorf("got %v", err)
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("it goes on")
 	}
 	if err := r.Ready(); !errors.Is(err, relay.ErrNotRunning) {

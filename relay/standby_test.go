@@ -33,7 +33,7 @@ func TestRelay_TakesAStandbyForWhatItIs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 		defer cancel()
 		if err := r.Run(ctx); !errors.Is(err, outbox.ErrReadOnly) {
 			t.Errorf("%s: error %v, want ErrReadOnly", what, err)

@@ -10,12 +10,13 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // shelf is a parking store in memory, for one worker and no faults.
-type shelf struct {
-	parkingStore
-	parked map[int64]*parkedRow // by id
+type memStore struct {
+	taskStore
+	parked map[int64]*relaystore.Row // by id
 	timed  map[int64]bool
 	moved  []string // keys that were swept
 	stays  string   // a key that cannot be
@@ -26,19 +27,19 @@ type shelf struct {
 // rowOf is the identity of a row of the shelf, whose rows have no times.
 func rowOf(id int64) rowID { return (&entry{Message: Message{ID: id}}).rowID() }
 
-func newShelf() *shelf {
-	return &shelf{parked: map[int64]*parkedRow{}, timed: map[int64]bool{}}
+func newMemStore() *memStore {
+	return &memStore{parked: map[int64]*relaystore.Row{}, timed: map[int64]bool{}}
 }
 
-func (s *shelf) put(lane int, id int64, topic, key string) {
-	s.parked[id] = &parkedRow{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: lane, ID: id, MessageID: fmt.Sprint("m", id)}, Topic: topic, Key: key, Payload: []byte("x")}}
+func (s *memStore) put(lane int, id int64, topic, key string) {
+	s.parked[id] = &relaystore.Row{Row: outboxstore.Row{Ref: outboxstore.Ref{Lane: lane, ID: id, MessageID: fmt.Sprint("m", id)}, Topic: topic, Key: key, Payload: []byte("x")}}
 	s.promote(lane, key)
 	if key == "" {
 		s.timed[id] = true
 	}
 }
 
-func (s *shelf) ids(lane int, key string) (ids []int64) {
+func (s *memStore) ids(lane int, key string) (ids []int64) {
 	for _, id := range slices.Sorted(maps.Keys(s.parked)) {
 		if r := s.parked[id]; r.Lane == lane && r.Key == key {
 			ids = append(ids, id)
@@ -47,7 +48,7 @@ func (s *shelf) ids(lane int, key string) (ids []int64) {
 	return ids
 }
 
-func (s *shelf) promote(lane int, key string) {
+func (s *memStore) promote(lane int, key string) {
 	if key == "" {
 		return
 	}
@@ -60,26 +61,26 @@ func (s *shelf) promote(lane int, key string) {
 	}
 }
 
-func (s *shelf) look(_ context.Context, r dueRequest) (looked, error) {
+func (s *memStore) Due(_ context.Context, r relaystore.DueRequest) (relaystore.Due, error) {
 	s.looks++
 	found, next := s.due(r)
 	s.rows += len(found)
-	return looked{rows: found, next: next}, nil
+	return relaystore.Due{Rows: found, Next: next}, nil
 }
 
-func (s *shelf) due(r dueRequest) (found []parkedRow, next time.Duration) {
+func (s *memStore) due(r relaystore.DueRequest) (found []relaystore.Row, next time.Duration) {
 	for _, id := range slices.Sorted(maps.Keys(s.timed)) {
 		h := s.parked[id]
-		if !slices.Contains(r.lanes, h.Lane) || slices.Contains(r.known, h.Known()) || slices.Contains(r.topics, h.Topic) {
+		if !slices.Contains(r.Lanes, h.Lane) || slices.Contains(r.Known, h.Known()) || slices.Contains(r.ExceptTopics, h.Topic) {
 			continue
 		}
-		if r.heads--; r.heads < 0 {
+		if r.Heads--; r.Heads < 0 {
 			return found, 0
 		}
 		ids := []int64{id}
 		if h.Key != "" {
 			ids = s.ids(h.Lane, h.Key)
-			ids = ids[:min(len(ids), r.rows)]
+			ids = ids[:min(len(ids), r.Rows)]
 		}
 		for _, id := range ids {
 			found = append(found, *s.parked[id])
@@ -88,7 +89,7 @@ func (s *shelf) due(r dueRequest) (found []parkedRow, next time.Duration) {
 	return found, -1
 }
 
-func (s *shelf) settle(_ context.Context, refs []outboxstore.Ref) (unparked []parkedKey, missed int, err error) {
+func (s *memStore) Remove(_ context.Context, refs []outboxstore.Ref) (removal relaystore.Removal, err error) {
 	for _, ref := range refs {
 		r := s.parked[ref.ID]
 		if r == nil {
@@ -98,28 +99,31 @@ func (s *shelf) settle(_ context.Context, refs []outboxstore.Ref) (unparked []pa
 		delete(s.timed, ref.ID)
 		s.promote(r.Lane, r.Key)
 		if r.Key != "" && len(s.ids(r.Lane, r.Key)) == 0 {
-			unparked = append(unparked, parkedKey{r.Lane, r.Key})
+			removal.Ended = append(removal.Ended, relaystore.Key{Lane: r.Lane, Key: r.Key})
 		}
 	}
-	return unparked, 0, nil
+	return removal, nil
 }
 
-func (s *shelf) parkedKeys(_ context.Context, lanes []int) (keys []parkedKey, err error) {
+func (s *memStore) Keys(_ context.Context, lanes []int) (keys []relaystore.Key, err error) {
 	for _, id := range slices.Sorted(maps.Keys(s.parked)) {
-		if r := s.parked[id]; r.Key != "" && slices.Contains(lanes, r.Lane) && !slices.Contains(keys, parkedKey{r.Lane, r.Key}) {
-			keys = append(keys, parkedKey{r.Lane, r.Key})
+		if r := s.parked[id]; r.Key != "" && slices.Contains(lanes, r.Lane) && !slices.Contains(keys, relaystore.Key{Lane: r.Lane, Key: r.Key}) {
+			keys = append(keys, relaystore.Key{Lane: r.Lane, Key: r.Key})
 		}
 	}
 	return keys, nil
 }
 
-func (s *shelf) commands(context.Context, []int, int) ([]command, error) { return nil, nil }
-func (s *shelf) beyond(context.Context, []int, []string, int) (map[int]int64, error) {
+func (s *memStore) Commands(context.Context, []int, int) ([]relaystore.Command, error) {
+	return nil, nil
+}
+
+func (s *memStore) FindOtherTopics(context.Context, []int, []string, int) (map[int]int64, error) {
 	return map[int]int64{}, nil
 }
-func (s *shelf) calm(context.Context, string, map[int]int64) error { return nil }
-func (s *shelf) suspect(context.Context, fence, int64) error       { return nil }
-func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outboxstore.Known, _ int) (int, error) {
+func (s *memStore) ClearCrashes(context.Context, string, map[int]int64) error { return nil }
+func (s *memStore) SetSuspect(context.Context, relaystore.Fence, int64) error { return nil }
+func (s *memStore) Follow(_ context.Context, _ relaystore.Fence, keys []string, _ []outboxstore.Known, _ int) (int, error) {
 	if slices.Contains(keys, s.stays) {
 		return 0, errors.New("a trigger")
 	}
@@ -127,14 +131,14 @@ func (s *shelf) follow(_ context.Context, _ fence, keys []string, _ []outboxstor
 	return 0, nil
 }
 
-func (s *shelf) fail(_ context.Context, _ fence, failures []failure, followers []outboxstore.Ref) error {
+func (s *memStore) Fail(_ context.Context, _ relaystore.Fence, failures []relaystore.Failure, followers []outboxstore.Ref) error {
 	return nil
 }
 
 // rig drives an engine with a shelf.
 type rig struct {
 	*engine
-	*shelf
+	*memStore
 	now    time.Time
 	answer func(m *entry) (error, bool) // false: no answer yet
 	sent   map[string]int
@@ -143,18 +147,18 @@ type rig struct {
 }
 
 func newRig(order Order, lanes ...int) *rig {
-	r := &rig{shelf: newShelf(), now: time.Unix(1_000_000, 0), sent: map[string]int{}}
+	r := &rig{memStore: newMemStore(), now: time.Unix(1_000_000, 0), sent: map[string]int{}}
 	r.engine = newEngine(limits{
 		window: 1024, laneRows: 256, laneBytes: 1 << 20, removeRows: 4000, linger: 20 * time.Millisecond,
 		pollMin: 2 * time.Millisecond, pollMax: 250 * time.Millisecond, order: order,
 		attempts: Retry{MaxAttempts: 10, Initial: time.Second, Max: 5 * time.Minute}, owner: "me",
 	})
-	r.changed = func(string, error) { r.flips++ }
+	r.circuits.changed = func(string, error) { r.flips++ }
 	for _, n := range lanes {
-		r.hold(n, taken{epoch: 1}, r.now.Add(240*time.Hour))
+		r.hold(n, relaystore.Taken{Epoch: 1}, r.now.Add(240*time.Hour))
 		r.lanes[n].loaded = true
 	}
-	r.parkedDue(r.now)
+	r.engine.due.lookFromStart(r.now)
 	return r
 }
 
@@ -177,12 +181,12 @@ func (r *rig) step(passes time.Duration) {
 			r.outcome(m, r.now, err)
 		}
 	}
-	if r.nextRemoval(r.now) != nil {
+	if r.removals.next(r.now, r.publishing.inFlight == 0) != nil {
 		r.removed(r.now, removeAnswer{})
 	}
-	if c := r.nextChore(r.now); c != nil {
-		found, err := c.do(choreContext{Context: context.Background(), store: r.shelf, clock: func() time.Time { return r.now }, missed: func(int) {}})
-		r.choreDone(r.now, choreAnswer{found: found, err: err, kind: choreErrorOf(err), retryIn: time.Millisecond})
+	if c := r.nextTask(r.now); c != nil {
+		found, err := c.do(taskContext{Context: context.Background(), store: r.memStore, clock: func() time.Time { return r.now }, missed: func(relaystore.Removal) {}})
+		r.taskDone(r.now, taskAnswer{found: found, err: err, kind: taskErrorOf(err), retryIn: time.Millisecond})
 	}
 }
 
@@ -202,7 +206,7 @@ func (r *rig) stick() {
 	for i := range 500 {
 		r.put(1, int64(i+1000), "A", "")
 	}
-	r.parkedDue(r.now) // as after setting them aside
+	r.engine.due.lookFromStart(r.now) // as after setting them aside
 	r.run(5*time.Second, time.Millisecond)
 }
 
@@ -346,7 +350,7 @@ func TestStuck_FewOfATopicAreInMemory(t *testing.T) {
 			for k := range keys {
 				id++
 				r.put(k%2, id, "A", fmt.Sprint("key", k))
-				r.lanes[k%2].chain(fmt.Sprint("key", k)).parked = order != OrderNone
+				r.lanes[k%2].chain(fmt.Sprint("key", k)).retrying = order != OrderNone
 			}
 		}
 		for flap := range 3 {
@@ -373,12 +377,12 @@ func TestStuck_FewOfATopicAreInMemory(t *testing.T) {
 				}
 			}
 			r.put(0, 1000+int64(flap), "B", "") // something else passes
-			r.parkedDue(r.now)
+			r.engine.due.lookFromStart(r.now)
 		}
 		up = true
 		r.run(20*time.Second, time.Millisecond)
-		if len(r.parked) > 0 || len(r.topics) > 0 {
-			t.Errorf("order %v: %d are parked still, %d circuits are left", order, len(r.parked), len(r.topics))
+		if len(r.parked) > 0 || len(r.circuits.topics) > 0 {
+			t.Errorf("order %v: %d are parked still, %d circuits are left", order, len(r.parked), len(r.circuits.topics))
 		}
 		last := map[int64]int64{}
 		for _, id := range wire {
@@ -399,17 +403,17 @@ func TestStuck_WhatAFormerOwnerSettledIsForgotten(t *testing.T) {
 	r.answer = func(m *entry) (error, bool) { return errNack, m.Topic == "A" }
 	r.put(0, 1, "A", "K")
 	r.put(0, 2, "A", "")
-	r.lanes[0].chain("K").parked = true
+	r.lanes[0].chain("K").retrying = true
 	r.run(time.Second, time.Millisecond)
 	known := r.lanes[0].entries[rowOf(1)]
-	if known == nil || known.state != withheld {
+	if known == nil || known.state != stateWithheld {
 		t.Fatalf("the message is %+v: the test shows nothing", known)
 	}
 	delete(r.parked, 1)
 	delete(r.timed, 1)
 	r.lanes[0].loaded = false // as after a dead letter
 	r.run(10*time.Millisecond, time.Millisecond)
-	if r.lanes[0].chains["K"] != nil || r.lanes[0].entries[rowOf(1)] != nil || known.state != forgotten {
+	if r.lanes[0].chains["K"] != nil || r.lanes[0].entries[rowOf(1)] != nil || known.state != stateForgotten {
 		t.Errorf("known of K: %+v, of its message: %+v", r.lanes[0].chains["K"], known)
 	}
 }
@@ -421,7 +425,7 @@ func TestStuck_LooksNowAndThenWhileKeysAreParked(t *testing.T) {
 	r.answer = func(*entry) (error, bool) { return nil, true }
 	r.put(0, 1, "A", "K")
 	delete(r.timed, 1) // held behind one that a former owner has in flight
-	r.lanes[0].chain("K").parked = true
+	r.lanes[0].chain("K").retrying = true
 	r.run(time.Second, time.Millisecond)
 	r.timed[1] = true
 	r.run(2*lookAnyway, 10*time.Millisecond)
@@ -468,7 +472,7 @@ func TestStuck_ALookThatSkipsALaneForgetsNoCircuit(t *testing.T) {
 		r.run(10*time.Second, time.Millisecond)
 		for i := 0; ; i++ {
 			r.step(time.Millisecond)
-			if a := r.circuits.find("A"); a != nil && a.state == recovering && a.credit > 0 && len(a.withheld) == 0 && r.chore == nil {
+			if a := r.circuits.find("A"); a != nil && a.state == circuitHalfOpen && a.credit > 0 && len(a.withheld) == 0 && r.tasks.running == nil {
 				break
 			}
 			if i > 100_000 {
@@ -481,9 +485,9 @@ func TestStuck_ALookThatSkipsALaneForgetsNoCircuit(t *testing.T) {
 			l.trusted = r.now.Add(-time.Millisecond)
 		case "not loaded":
 			l.loaded = false
-			r.loadAt = r.now.Add(20 * time.Millisecond) // the load is still to come
+			r.tasks.loadAt = r.now.Add(20 * time.Millisecond) // the load is still to come
 		}
-		r.parkedDue(r.now)
+		r.engine.due.lookFromStart(r.now)
 		r.run(20*time.Millisecond, time.Millisecond)
 		if how == "untrusted" {
 			r.trust(1, 1, r.now.Add(time.Hour))

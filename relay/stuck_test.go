@@ -174,7 +174,7 @@ func TestRelay_DeadTopicsDelayNobody(t *testing.T) {
 			topics = 5000
 		}
 		var tried atomic.Int64
-		broken := newBreakable(relay.NoRoute(errors.New("no queue")), func(m *relay.Message) bool { return strings.HasPrefix(m.Topic, "reply.") })
+		broken := newBreakable(relay.Unroutable(errors.New("no queue")), func(m *relay.Message) bool { return strings.HasPrefix(m.Topic, "reply.") })
 		handle := func(ctx context.Context, m *relay.Message) error {
 			err := broken.handle(ctx, m)
 			if err != nil {
@@ -278,7 +278,7 @@ func TestRelay_ABacklogThatFailsDelaysNoOtherKeyOfItsLane(t *testing.T) {
 			eachDatabase(t, func(t *testing.T, p place) {
 				const commits = 20
 				keys := keysOfLane(5, 3)
-				broken := newBreakable(relay.NoRoute(errors.New("no queue")), func(m *relay.Message) bool { return m.Topic == "dead" })
+				broken := newBreakable(relay.Unroutable(errors.New("no queue")), func(m *relay.Message) bool { return m.Topic == "dead" })
 				var looks atomic.Int64
 				db := p.tapped(t, func(_ *tapConn, text string, _ []driver.NamedValue) func() error {
 					if strings.Contains(text, "fresh as materialized (") {

@@ -28,20 +28,20 @@ const (
 
 // A key with very many messages waiting behind its first must not slow down the reads
 // of its lane. It is swept: reads pass over it, and statements in the database move its
-// rows to parked, without reading them. Its key is already in parked, or is put there
+// rows to the table parked, without reading them. Its key is already there, or is put there
 // as a whole, once nothing of it is in flight: otherwise a message from the outbox that
 // failed would be overtaken.
 
 // sweepFollowers sweeps the keys of a lane that have many followers in memory, once the
-// first message of the key is in parked: otherwise they would overtake it.
+// first message of the key is retrying: otherwise they would overtake it.
 func (l *lane) sweepFollowers() {
 	keys := l.followed()
 	if len(keys) == 0 || slices.ContainsFunc(l.followers, func(m *entry) bool { return m.moving }) {
 		return
 	}
 	for _, key := range keys {
-		c := l.chains[key] // it is parked, or is about to be
-		if c != nil && c.parked && c.failing == nil && len(c.letters) == 0 {
+		c := l.chains[key] // it is retrying, or is about to be
+		if c != nil && c.retrying && c.failing == nil && len(c.commands) == 0 {
 			l.sweep(key)
 		}
 	}
@@ -61,8 +61,8 @@ func (l *lane) followed() (keys []string) {
 	return keys
 }
 
-// sweep makes reads pass over a parked key, and forgets the known messages that are to
-// be moved to parked.
+// sweep makes reads pass over a retrying key, and forgets the known messages that are to
+// be moved behind it.
 func (l *lane) sweep(key string) {
 	if l.swept == nil {
 		l.swept = map[string]bool{}
@@ -77,8 +77,8 @@ func (l *lane) sweep(key string) {
 	})
 }
 
-// unhindered measures the last read that passed nothing over.
-type unhindered struct {
+// baseline measures the last read that passed nothing over.
+type baseline struct {
 	took    time.Duration
 	brought int // bytes
 	at      time.Time
@@ -86,9 +86,9 @@ type unhindered struct {
 
 // excuses returns how long a read of this many bytes may take, whatever it passes over.
 // A measurement that is too old does not count.
-func (u unhindered) excuses(brought int, now time.Time) time.Duration {
+func (u baseline) excuses(brought int, now time.Time) time.Duration {
 	if now.Sub(u.at) > readRarely {
-		u = unhindered{}
+		u = baseline{}
 	}
 	return u.took + time.Duration(max(0, min(brought, mostExcused)-u.brought))*time.Second/slowWay
 }
@@ -98,19 +98,19 @@ func (u unhindered) excuses(brought int, now time.Time) time.Duration {
 // slow.
 func (e *engine) sweepSlow(r *read, took time.Duration, now time.Time, err error) {
 	switch {
-	case e.order != OrderPerKey:
-	case len(r.Busy) > 0 && (sqlerr.TimedOut(err) || err == nil && took > e.slowRead+e.unhindered.excuses(r.brought, now)):
-		e.slow++
+	case e.limits.order != OrderPerKey:
+	case len(r.Busy) > 0 && (sqlerr.TimedOut(err) || err == nil && took > e.limits.slowRead+e.reads.baseline.excuses(r.brought, now)):
+		e.reads.slow++
 	case err != nil:
 	case len(r.Busy) == 0:
-		e.unhindered = unhindered{took, r.brought, now}
+		e.reads.baseline = baseline{took, r.brought, now}
 	default:
-		e.slow = 0
+		e.reads.slow = 0
 	}
-	if e.slow < slowReads {
+	if e.reads.slow < slowReads {
 		return
 	}
-	e.slow = 0
+	e.reads.slow = 0
 	for _, l := range r.lanes {
 		if e.live(l) && l.loaded && !l.draining {
 			l.stopBusy(r.Busy)
@@ -127,13 +127,13 @@ func (l *lane) stopBusy(keys []string) {
 			continue
 		}
 		c := l.chain(key)
-		if c.parked || c.stopped() {
+		if c.retrying || c.stopped() {
 			continue
 		}
 		c.sweeping, l.stopping = true, true
 		for m := c.head; m != nil; m = m.next {
-			if m.state == ready {
-				m.state = waiting
+			if m.state == stateReady {
+				m.state = stateWaiting
 			}
 		}
 	}
@@ -156,26 +156,26 @@ func (l *lane) sweepStopped() {
 	for _, key := range stopped {
 		c := l.chains[key]
 		switch {
-		case c.head != nil && c.head.state == inFlight:
+		case c.head != nil && c.head.state == stateInFlight:
 			l.stopping = true
-		case c.head != nil && c.head.state != waiting, c.failing != nil, len(c.letters) > 0:
+		case c.head != nil && c.head.state != stateWaiting, c.failing != nil, len(c.commands) > 0:
 			c.sweeping = false
-			l.goOn(c)
-			l.tidy(key, c)
+			l.resume(c)
+			l.forgetKey(key, c)
 		default:
 			c.sweeping = false
-			l.park(c)
+			l.startRetrying(c)
 			l.sweep(key)
 		}
 	}
 }
 
-// moveSwept moves rows of swept keys of one lane to parked.
-func (e *engine) moveSwept(now time.Time) *chore {
+// moveSwept moves rows of swept keys of one lane behind their heads.
+func (e *engine) moveSwept(now time.Time) *task {
 	for range e.lanes {
-		e.sweepLane = (e.sweepLane + 1) % len(e.lanes)
-		l := e.lanes[e.sweepLane]
-		if l == nil || !l.loaded || l.draining || now.Before(l.choreAt) {
+		e.tasks.sweepLane = (e.tasks.sweepLane + 1) % len(e.lanes)
+		l := e.lanes[e.tasks.sweepLane]
+		if l == nil || !l.loaded || l.draining || now.Before(l.taskAt) {
 			continue
 		}
 		l.sweepFollowers()
@@ -192,29 +192,29 @@ func (e *engine) moveSwept(now time.Time) *chore {
 		// Their messages in flight, and confirmed ones, are handled in the outbox.
 		var known []outboxstore.Known
 		for _, m := range l.entries {
-			if !m.parked && l.swept[m.Key] {
+			if !m.retrying && l.swept[m.Key] {
 				known = append(known, m.ref().Known())
 			}
 		}
 		moved := 0
-		return &chore{
+		return &task{
 			lane: l,
-			undo: func(choreError) { l.sweepOne = true },
-			do: func(ctx choreContext) (func(), error) {
-				n, err := ctx.store.follow(ctx, f, keys, known, sweepRows)
+			undo: func(taskError) { l.sweepOne = true },
+			do: func(ctx taskContext) (func(), error) {
+				n, err := ctx.store.Follow(ctx, f, keys, known, sweepRows)
 				return func() { moved = n }, err
 			},
 			done: func(now time.Time) {
 				l.sweepOne = false
 				if moved > 0 {
-					e.parkedDue(now)
+					e.due.lookFromStart(now)
 				}
 				if moved < sweepRows {
 					for _, key := range keys {
 						delete(l.swept, key)
 					}
-					l.dry, l.unbusied = false, true
-					l.loaded = false // which of the keys have rows in parked now?
+					l.dry, l.keyFreed = false, true
+					l.loaded = false // which of the keys are retrying now?
 				}
 			},
 		}

@@ -11,10 +11,9 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
-
-	"github.com/oncemill/oncemill/internal/database"
 )
 
 // readings counts reads of the outbox, and those that were told to pass a key

@@ -10,27 +10,28 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// tending is a worker's lease of the upkeep. A call under it without an answer ends it,
+// upkeepLease is a worker's lease of the upkeep. A call under it without an answer ends it,
 // so that another worker does what this one cannot. This one does not compete for it
 // for a while, and takes it again if nobody else does.
-type tending struct {
+type upkeepLease struct {
 	mu       sync.Mutex // guards what follows
 	epoch    int64      // of the lease; 0: this worker does not hold it
 	silentAt time.Time  // when a call had no answer; zero: the last one had one
 }
 
 // held returns the epoch of the lease; 0: this worker does not hold it.
-func (t *tending) held() int64 {
+func (t *upkeepLease) held() int64 {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.epoch
 }
 
 // hold records the epoch of the lease; 0: this worker does not hold it.
-func (t *tending) hold(epoch int64) {
+func (t *upkeepLease) hold(epoch int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.epoch = epoch
@@ -38,7 +39,7 @@ func (t *tending) hold(epoch int64) {
 
 // heard records how a call ended that was made under a lease with this epoch, and
 // reports whether that has ended the lease.
-func (t *tending) heard(epoch int64, now time.Time, err error) (ended bool) {
+func (t *upkeepLease) heard(epoch int64, now time.Time, err error) (ended bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	switch {
@@ -54,18 +55,18 @@ func (t *tending) heard(epoch int64, now time.Time, err error) (ended bool) {
 
 // mayHold reports whether this worker may compete for the lease: its last call had an
 // answer, or the silence was at least rest ago.
-func (t *tending) mayHold(now time.Time, rest time.Duration) bool {
+func (t *upkeepLease) mayHold(now time.Time, rest time.Duration) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.silentAt.IsZero() || now.Sub(t.silentAt) >= rest
 }
 
-// tended records how a call of the upkeep ended.
-func (w *worker) tended(ctx context.Context, o operation, epoch int64, err error) {
+// upkeepCalled records how a call of the upkeep ended.
+func (w *worker) upkeepCalled(ctx context.Context, o operation, epoch int64, err error) {
 	if ctx.Err() != nil && bounded.Silence(err) {
 		return // the round is over, or the run
 	}
-	if w.tending.heard(epoch, time.Now(), err) {
+	if w.upkeepLease.heard(epoch, time.Now(), err) {
 		w.log.WarnContext(ctx, "lease of the upkeep given up: no answer from the database", "operation", o, "error", err)
 	}
 }
@@ -89,13 +90,13 @@ func (w *worker) upkeep(ctx context.Context) error {
 	defer look.forget()
 	var checked int64 // with the lease of which epoch
 	for n := 1; pause(ctx, upkeepEvery); n++ {
-		epoch := w.tending.held()
+		epoch := w.upkeepLease.held()
 		if n%checkEvery == 0 || epoch > checked {
 			checked = max(checked, epoch)
 			switch err := do(ctx, w, opCheck, w.check); {
 			case err == nil: // a worker without lanes has no other way to find out
 				w.unfit.Store(false)
-			case ctx.Err() == nil && !passing(err):
+			case ctx.Err() == nil && !transient(err):
 				w.checkDue.Store(true)
 			}
 		}
@@ -123,7 +124,7 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		done, err := ask(ctx, w, opUpkeep, func(ctx context.Context) (outboxstore.Maintained, error) {
 			return w.queue.Maintain(ctx, w.upkeepGuard(epoch))
 		})
-		w.tended(ctx, opUpkeep, epoch, err)
+		w.upkeepCalled(ctx, opUpkeep, epoch, err)
 		w.met.truncated.Add(ctx, int64(done.Truncated))
 		return done, err
 	}
@@ -133,7 +134,7 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 	}
 	if !bounded.Silence(err) {
 		// Needs no lease: a dead letter is purged once, whoever does it.
-		_, forget := ask(ctx, w, opUpkeep, w.letters.Purge)
+		_, forget := ask(ctx, w, opUpkeep, w.deadLetters.Purge)
 		if err == nil || !bounded.Silence(forget) {
 			err = errors.Join(err, forget)
 		}
@@ -147,17 +148,17 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 // holders is what the upkeep's worker knows of the holders that keep dead rows in the
 // tables.
 type holders struct {
-	met    *metrics
-	told   bool // reported to the metrics
-	logged int  // the process
+	met      *metrics
+	reported bool // reported to the metrics
+	logged   int  // the process
 }
 
 // forget leaves the metrics to the worker that now does the upkeep.
 func (h *holders) forget() {
-	if h.told {
+	if h.reported {
 		h.met.held.Store(nil)
 	}
-	h.told, h.logged = false, 0
+	h.reported, h.logged = false, 0
 }
 
 // lookForHolders measures who keeps dead rows in the tables, and logs, once, who has
@@ -167,7 +168,7 @@ func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 	if err != nil {
 		return // the upkeep itself reports what is wrong
 	}
-	known.told = true
+	known.reported = true
 	w.met.held.Store(&held)
 	if len(held.Blocked) == 0 {
 		known.logged = 0
@@ -185,7 +186,7 @@ func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 // time.
 func (w *worker) archiver(ctx context.Context) error {
 	for n := 0; pause(ctx, upkeepEvery); n++ {
-		epoch := w.tending.held()
+		epoch := w.upkeepLease.held()
 		if epoch == 0 {
 			n = -1 // it begins with the lease
 			continue
@@ -202,7 +203,7 @@ func (w *worker) archiver(ctx context.Context) error {
 			w.met.archived.Add(ctx, int64(n))
 		}
 		if errors.Is(err, outboxqueue.ErrNoAnswer) {
-			w.tended(ctx, opArchive, epoch, err)
+			w.upkeepCalled(ctx, opArchive, epoch, err)
 		}
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
@@ -214,6 +215,6 @@ func (w *worker) archiver(ctx context.Context) error {
 // upkeepGuard locks the lease of the upkeep in a transaction.
 func (w *worker) upkeepGuard(epoch int64) func(context.Context, *sql.Tx) (bool, error) {
 	return func(ctx context.Context, tx *sql.Tx) (bool, error) {
-		return w.leases.guard(ctx, tx, upkeepLane, w.owner, epoch)
+		return w.leases.Guard(ctx, tx, relaystore.UpkeepLane, w.owner, epoch)
 	}
 }

@@ -190,7 +190,7 @@ func start(t testing.TB, box *outbox.Outbox, s relay.Sink, cfg relay.Config) run
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Error("Run does not return")
 		}
 	})

@@ -213,7 +213,7 @@ func (w *process) end() {
 		if err != nil {
 			w.t.Errorf("worker %s: %v", w.name, err)
 		}
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		w.t.Errorf("worker %s does not end", w.name)
 	}
 }

@@ -122,7 +122,7 @@ func decodeAttempts(encoded []byte) ([]Attempt, error) {
 func encodeAttempts(attempts []Attempt) ([]byte, error) {
 	stored := make([]storedAttempt, len(attempts))
 	for i, a := range attempts {
-		stored[i] = storedAttempt{At: a.At.UnixMicro(), Class: clean(a.Class), Text: clean(a.Error)}
+		stored[i] = storedAttempt{At: a.At.UnixMicro(), Class: Clean(a.Class), Text: Clean(a.Error)}
 	}
 	return encode(stored)
 }
@@ -150,8 +150,8 @@ func traceID(metadata map[string]string) string {
 	return id
 }
 
-// clean makes text acceptable to every database.
-func clean(s string) string {
+// Clean makes text acceptable to every database.
+func Clean(s string) string {
 	const limit = 4 << 10
 	if len(s) > limit {
 		s = s[:limit] + "…"

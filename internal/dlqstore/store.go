@@ -75,7 +75,7 @@ func (s *store) act(ctx context.Context, text string, ids []int64, by, reason st
 			err := rows.Scan(&id)
 			accepted = append(accepted, id)
 			return err
-		}, text, s.ids(ids), clean(by), clean(reason))
+		}, text, s.ids(ids), Clean(by), Clean(reason))
 	})
 	return accepted, err
 }
@@ -89,9 +89,9 @@ func (s *store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 	if err != nil {
 		return err
 	}
-	text, reason := clean(l.Error), clean(l.Reason)
-	_, err = tx.ExecContext(ctx, s.text.Add, clean(l.Consumer), clean(l.Topic), clean(l.MessageID), clean(l.Key), notNull(l.Payload), metadata,
-		reason, text, clean(l.Stack), min(max(1, l.Tries), math.MaxInt32), string(attempts), traceID(l.Metadata),
+	text, reason := Clean(l.Error), Clean(l.Reason)
+	_, err = tx.ExecContext(ctx, s.text.Add, Clean(l.Consumer), Clean(l.Topic), Clean(l.MessageID), Clean(l.Key), notNull(l.Payload), metadata,
+		reason, text, Clean(l.Stack), min(max(1, l.Tries), math.MaxInt32), string(attempts), traceID(l.Metadata),
 		Fingerprint(l.Consumer, reason, text, l.MessageID), micros(l.CreatedAt))
 	return err
 }

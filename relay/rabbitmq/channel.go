@@ -248,7 +248,7 @@ func (c *channel) markReturned(r *amqp.Return) bool {
 			continue
 		}
 		if refusal == nil {
-			refusal = relay.NoRoute(&UnroutableError{
+			refusal = relay.Unroutable(&ReturnedError{
 				Exchange:   r.Exchange,
 				RoutingKey: r.RoutingKey,
 				Code:       int(r.ReplyCode),

@@ -59,16 +59,16 @@ var (
 	unavailableStrayReturn  = relay.Unavailable(ErrStrayReturn)
 )
 
-// UnroutableError is the refused outcome of a message that the broker returned, because no
+// ReturnedError is the refused outcome of a message that the broker returned, because no
 // queue is bound for it. Declare the queue and its binding.
-type UnroutableError struct {
+type ReturnedError struct {
 	Exchange   string
 	RoutingKey string
 	Code       int    // 312, NO_ROUTE
 	Reason     string // the broker's text
 }
 
-func (e *UnroutableError) Error() string {
+func (e *ReturnedError) Error() string {
 	return fmt.Sprintf("unroutable: exchange %q, routing key %q: %s (%d)", e.Exchange, e.RoutingKey, e.Reason, e.Code)
 }
 

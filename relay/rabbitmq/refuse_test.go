@@ -25,7 +25,7 @@ func TestSink_RefusesUnroutableUntilTheQueueIsBack(t *testing.T) {
 
 	o := publish(t, sink, patience, msgs)
 	for _, m := range msgs {
-		var unroutable *rabbitmq.UnroutableError
+		var unroutable *rabbitmq.ReturnedError
 		if err := o.of(m); !errors.Is(err, relay.ErrRefused) || !errors.As(err, &unroutable) ||
 			unroutable.RoutingKey != "gone" || unroutable.Code != amqp091.NoRoute {
 			t.Fatalf("message %d: %v", m.ID, err)

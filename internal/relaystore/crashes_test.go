@@ -1,0 +1,131 @@
+package relaystore
+
+import (
+	"testing"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// expectTaken takes lanes and looks at the crashes that were counted.
+func (s lessors) expectTaken(t *testing.T, owner string, want map[int]Taken) {
+	t.Helper()
+	lanes := make([]int, 0, len(want))
+	for lane := range want {
+		lanes = append(lanes, lane)
+	}
+	all, err := s.Take(t.Context(), owner, lanes, len(lanes), shortTerm)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lane, w := range want {
+		if got := all[lane]; got != w {
+			t.Errorf("%s took lane %d: %+v, want %+v", owner, lane, got, w)
+		}
+	}
+	s.awaitExpired(t, lanes...)
+}
+
+// insert writes a row into the outbox, or into parked, of a lane.
+func (s lessors) insert(t *testing.T, table string, lane int, more, values string) {
+	t.Helper()
+	text := `insert into {{` + table + `}} (lane, topic, message_id, key, payload, metadata` + more + `) values ($1, 't', 'm', '', '', ''` + values + `)`
+	if _, err := s.db.ExecContext(t.Context(), database.Of(s.box.Config().Database).Expand(text), lane); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		now, later := `now()`, `now() + interval '1 hour'`
+		if s.box.Config().Database.Dialect == oncemill.SQLite {
+			now, later = sqliteNow, sqliteNow+` + 3600000000`
+		}
+		s.insert(t, "outbox", 1, "", "")
+		s.insert(t, "parked", 2, ", id, created_at, next_at", ", 1, "+now+", "+now)
+		s.insert(t, "parked", 3, ", id, created_at, next_at", ", 1, "+now+", "+later)
+		s.insert(t, "parked", 4, ", id, created_at, held", ", 1, "+now+", true")
+		lanes := func(epoch int64, crashes ...int) map[int]Taken {
+			want := map[int]Taken{UpkeepLane: {Epoch: epoch}}
+			for i, n := range crashes {
+				want[i+1] = Taken{Epoch: epoch, Crashes: n}
+			}
+			return want
+		}
+		s.expectTaken(t, "a", lanes(1, 0, 0, 0, 0, 0)) // from nobody
+		s.expectTaken(t, "b", lanes(2, 1, 1, 0, 0, 0)) // from a, who is dead
+		s.expectTaken(t, "b", lanes(3, 1, 1, 0, 0, 0)) // from itself
+		s.expectTaken(t, "c", lanes(4, 2, 2, 0, 0, 0)) // from b, who is dead
+		if err := s.Release(t.Context(), "c", allLanes()); err != nil {
+			t.Fatal(err)
+		}
+		s.awaitExpired(t, 1, 2, 3, 4, 5)
+		s.expectTaken(t, "d", map[int]Taken{1: {Epoch: 5, Crashes: 2}, 2: {Epoch: 5, Crashes: 2}}) // given back in good order
+	})
+}
+
+func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		for lane := range outbox.Lanes {
+			s.insert(t, "outbox", lane, "", "")
+		}
+		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}, 2: {Epoch: 1}})
+		s.expectTaken(t, "b", map[int]Taken{3: {Epoch: 1}})
+		// Both are absent, whichever of their lanes are taken.
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 2}})
+		// c's own lease expired too, and b is the only other one when a takes.
+		s.expectTaken(t, "c", map[int]Taken{2: {Epoch: 2}})
+		s.expectTaken(t, "c", map[int]Taken{3: {Epoch: 2, Crashes: 1}, 1: {Epoch: 3}})
+	})
+}
+
+func TestLeases_ASuspectIsHandedOver(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		store := s
+		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}})
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 42), nil)
+		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 2, Crashes: 1, Suspect: 42}})
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 43), ErrFenced)
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "b", 1}, 43), ErrFenced)
+		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 3, Crashes: 1, Suspect: 42}})
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "b", 3}, 0), nil)
+		expectErr(t, store.ClearCrashes(t.Context(), "b", map[int]int64{1: 2}), nil) // of another taken
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 4, Crashes: 1}})
+		expectErr(t, store.ClearCrashes(t.Context(), "b", map[int]int64{1: 4}), nil) // another's
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 5, Crashes: 1}})
+		expectErr(t, store.ClearCrashes(t.Context(), "c", map[int]int64{1: 5, 2: 7}), nil)
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 6}})
+	})
+}
+
+// A worker that beats on has not died of what it could not finish in time.
+func TestLeases_AnOwnerThatLivesOnHasNotCrashed(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s lessors) {
+		store := s
+		s.insert(t, "outbox", 1, "", "")
+		beat := func(owner string) {
+			t.Helper()
+			if _, err := s.Beat(t.Context(), Identity{Owner: owner, Name: owner, Ready: true}, nil, longTerm); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}})
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 42), nil)
+		beat("a")
+		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 2}})
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "b", 2}, 43), nil)
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 3, Crashes: 1, Suspect: 43}}) // b has never beaten
+		beat("c")
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 4, Crashes: 1}})
+		// A worker that died was seen as long as its lease, no longer.
+		if _, err := s.Beat(t.Context(), Identity{Owner: "d", Name: "d", Ready: true}, nil, shortTerm); err != nil {
+			t.Fatal(err)
+		}
+		if got := s.mustTake(t, "d", []int{1}, 1, shortTerm); got[1] != 5 {
+			t.Fatalf("took %v", got)
+		}
+		s.awaitExpired(t, 1)
+		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 6, Crashes: 2}})
+	})
+}

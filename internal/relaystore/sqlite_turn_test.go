@@ -1,0 +1,105 @@
+package relaystore
+
+import (
+	"bytes"
+	"context"
+	"database/sql"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// However large the messages that are moved, others get their turn to write in between.
+func TestRetries_OnSQLiteGivesWay(t *testing.T) {
+	t.Parallel()
+	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
+	p := newLot(t, db, oncemill.Config{}, 24*time.Hour)
+	p.exec(t, `create table effects (n int)`)
+
+	waiting, stop := context.WithCancel(t.Context())
+	var turns atomic.Int64
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for waiting.Err() == nil {
+			err := p.box.RunInTx(waiting, func(ctx context.Context, tx *sql.Tx) error {
+				_, err := tx.ExecContext(ctx, `insert into effects values (1)`)
+				return err
+			})
+			if err == nil {
+				turns.Add(1)
+			}
+		}
+	}()
+	t.Cleanup(func() { stop(); <-ended })
+	givesWay := func(what string, do func()) {
+		t.Helper()
+		before := turns.Load()
+		do()
+		if n := turns.Load() - before; n < 4 {
+			t.Errorf("%s: others had %d turns", what, n)
+		}
+	}
+
+	const messages, size = 120, 512 << 10
+	key := laneKey(1)
+	publish := func(name string) []outboxstore.Ref {
+		t.Helper()
+		var refs []outboxstore.Ref
+		for batch := range slices.Chunk(make([]int, messages), 20) {
+			var msgs []*message.Message
+			for range batch {
+				msg := message.NewMessage(fmt.Sprint(name, len(refs)+len(msgs)), bytes.Repeat([]byte("x"), size))
+				outbox.SetKey(msg, key)
+				msgs = append(msgs, msg)
+			}
+			refs = append(refs, refsOf(p.publishAll(t, msgs))...)
+		}
+		return refs
+	}
+	list := publish("known")
+	head := Failure{Ref: list[0], Attempt: 1, Fate: FateRetry, RetryIn: time.Hour, Class: "failed"}
+	givesWay("failures with what follows", func() {
+		if err := p.Fail(t.Context(), p.f, []Failure{head}, list[1:]); err != nil {
+			t.Fatal(err)
+		}
+	})
+	list = append(list, publish("unknown")...)
+	givesWay("what follows", func() {
+		for {
+			moved, err := p.Follow(t.Context(), p.f, []string{key}, nil, 1000)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if moved < 1000 {
+				break
+			}
+		}
+	})
+	if n := p.count(t, `select count(*) from {{parked}}`); n != 2*messages {
+		t.Fatalf("%d are parked", n)
+	}
+	var removal Removal
+	givesWay("what was confirmed", func() {
+		var err error
+		if removal, err = p.Remove(t.Context(), list); err != nil {
+			t.Fatal(err)
+		}
+	})
+	if left, kept := p.count(t, `select count(*) from {{parked}}`), p.count(t, `select count(*) from {{outbox_history}}`); left != 0 || kept != 2*messages {
+		t.Errorf("%d are parked, %d in the history", left, kept)
+	}
+	if want := []Key{{lotLane, key}}; !slices.Equal(removal.Ended, want) {
+		t.Errorf("no message is left of %v, want %v", removal.Ended, want)
+	}
+}

@@ -1,0 +1,124 @@
+package relay
+
+import "time"
+
+// isolation tracks whose turn it is to send a message alone. One lane at a time has the
+// turn: if the worker dies, the other lanes' messages were not involved.
+type isolation struct {
+	turn       *lane
+	sentInTurn int // messages in a row
+}
+
+// maxTurns is how many messages a lane sends alone before the next lane's turn. Ending
+// a turn costs a write, to clear the last suspect.
+const isolatedTurns = 32
+
+// aloneForCalm is how many messages a lane sends alone before it is trusted again: more
+// than its part of most windows. If the message that kills workers lies behind that, it
+// is met again, nearer to the start.
+const isolatedMessages = 64
+
+// goesAlone reports whether m may be the message that kills workers.
+func (m *entry) goesAlone() bool { return m.lane.isolated() || m.crashed }
+
+// hasTurn reports whether m may go out, if it has to go alone.
+func (i *isolation) hasTurn(m *entry) bool {
+	return !m.goesAlone() || i.turn == nil || i.turn == m.lane
+}
+
+// announce lets m go out alone, once that is recorded in the database.
+func (i *isolation) announce(m *entry) {
+	l := m.lane
+	if i.turn != l {
+		i.turn, i.sentInTurn = l, 0
+	}
+	i.sentInTurn++
+	m.state = stateAnnouncing
+	l.announced, l.written = m, false
+}
+
+// passTurn ends the turn of a lane that has had its share, or has nothing to send.
+func (e *engine) passTurn() {
+	l := e.isolation.turn
+	switch {
+	case l == nil:
+	case !e.live(l):
+		e.isolation.turn = nil
+	case l.announced != nil, l.alone != nil, l.mustClear, e.tasks.running != nil && e.tasks.running.lane == l: // it may write the suspect
+	case l.isolated() && !l.draining && e.isolation.sentInTurn < isolatedTurns && l.ready.next() != nil:
+	case l.stale:
+		l.mustClear = true
+	default:
+		e.isolation.turn = nil
+	}
+}
+
+// recordSuspect records which message of a lane is about to be in flight alone, or that
+// the last one is no longer a suspect.
+func (e *engine) recordSuspect(l *lane) *task {
+	var id int64
+	f := e.fence(l)
+	m := l.announced
+	if m != nil {
+		id = m.ID
+	}
+	return &task{
+		lane: l,
+		undo: func(taskError) { l.stale = true }, // it may have been recorded anyway
+		do:   func(ctx taskContext) (func(), error) { return nil, ctx.store.SetSuspect(ctx, f, id) },
+		done: func(time.Time) {
+			switch {
+			case l.announced == m:
+				l.written, l.stale, l.mustClear = m != nil, false, false
+			case m != nil:
+				l.stale, l.mustClear = true, true // the lane forgot it meanwhile
+			}
+		},
+	}
+}
+
+// crashesOver reports whether a lane whose workers have died has got through a window, or
+// has nothing left: then its messages were not the cause.
+func (e *engine) crashesOver(l *lane) bool {
+	if l.crashes == 0 || l.draining || l.announced != nil || l.alone != nil || len(l.failing) > 0 {
+		return false
+	}
+	return l.proven(e.limits.window) || l.dry && len(l.entries) == 0
+}
+
+// proven reports whether enough messages of the lane got through to show that they were
+// not the cause. Nothing more goes out alone then: the isolation is about to end.
+func (l *lane) proven(window int) bool {
+	if l.isolated() {
+		window = min(window, isolatedMessages)
+	}
+	return l.deleted >= window
+}
+
+// clearCrashes ends the isolation of lanes.
+func (e *engine) clearCrashes(now time.Time) *task {
+	if now.Before(e.tasks.crashesAt) {
+		return nil
+	}
+	epochs := map[int]int64{}
+	var lanes []*lane
+	for number, l := range e.lanes {
+		if l != nil && l.loaded && e.crashesOver(l) {
+			epochs[number], lanes = l.epoch, append(lanes, l)
+		}
+	}
+	if len(lanes) == 0 {
+		return nil
+	}
+	return &task{
+		again: &e.tasks.crashesAt,
+		do:    func(ctx taskContext) (func(), error) { return nil, ctx.store.ClearCrashes(ctx, e.limits.owner, epochs) },
+		done: func(time.Time) {
+			for _, l := range lanes {
+				if e.live(l) && l.announced == nil {
+					l.crashes, l.deleted, l.stale, l.mustClear = 0, 0, false, false
+				}
+			}
+		},
+	}
+}

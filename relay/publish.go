@@ -1,0 +1,106 @@
+package relay
+
+import "time"
+
+// publishing counts what is handed to the sink.
+type publishing struct {
+	inFlight int    // over all lanes
+	sent     uint64 // publishes so far
+	terms    uint64 // of pipelines, so far
+	lane     int    // the lane to begin the next round with
+}
+
+// nextPublish returns messages of one lane to publish, in order, with their outcomes
+// due at deadline, or nothing. A lane publishes only while its lease can be trusted for
+// some time: the deadline is reached only if the lease is renewed.
+func (e *engine) nextPublish(now, deadline time.Time) []*entry {
+	free := e.limits.window - e.publishing.inFlight
+	if e.circuits.room > 0 && e.circuits.room < e.limits.window {
+		free = e.circuits.room - e.publishing.inFlight
+	}
+	if free <= 0 {
+		return nil
+	}
+	e.refetch()
+	e.passTurn()
+	if len(e.circuits.topics) > 0 {
+		e.circuits.abandon(now)
+		if m := e.nextProbe(now); m != nil {
+			return e.send([]*entry{m}, deadline)
+		}
+		e.circuits.release(now, func(m *entry) { m.lane.push(m) })
+	}
+	for range e.lanes {
+		l := e.lanes[e.publishing.lane]
+		e.publishing.lane = (e.publishing.lane + 1) % len(e.lanes)
+		if l == nil || !e.mayPublish(l, now) {
+			continue
+		}
+		if taken := e.take(l, free); len(taken) > 0 {
+			return e.send(taken, deadline)
+		}
+	}
+	return nil
+}
+
+func (e *engine) send(taken []*entry, deadline time.Time) []*entry {
+	for _, m := range taken {
+		e.publishing.sent++
+		m.state, m.deadline, m.sent = stateInFlight, deadline, e.publishing.sent
+		m.Term = m.lane.term
+	}
+	e.publishing.inFlight += len(taken)
+	taken[0].lane.inFlight += len(taken)
+	return taken
+}
+
+func (e *engine) mayPublish(l *lane, now time.Time) bool {
+	return l.loaded && !l.draining && !now.Add(e.limits.reserve).After(l.trusted) && !now.Before(l.retryAt) &&
+		l.alone == nil && !l.mustClear && !l.restarting
+}
+
+// take returns up to most publishable entries of a lane. An entry that has to go out
+// alone is announced first, and returned once the announcement is recorded.
+func (e *engine) take(l *lane, most int) []*entry {
+	if m := l.announced; m != nil {
+		if !l.written || l.inFlight > 0 {
+			return nil
+		}
+		l.announced, l.written, l.alone = nil, false, m
+		return []*entry{m}
+	}
+	if e.circuits.sinkDown || l.isolated() && l.proven(e.limits.window) {
+		return nil
+	}
+	var taken []*entry
+	for len(taken) < most {
+		m := l.ready.next()
+		if m == nil {
+			break
+		}
+		alone := m.goesAlone()
+		if alone && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) {
+			break
+		}
+		if !e.circuits.admits(m) {
+			if e.circuits.inOrder {
+				break
+			}
+			l.ready.drop()
+			e.circuits.withhold(m)
+			continue
+		}
+		if m.hollow {
+			l.refetch = true
+			break
+		}
+		l.ready.drop()
+		if alone {
+			e.isolation.announce(m)
+			break
+		}
+		m.state = stateInFlight // prevents taking it twice
+		taken = append(taken, m)
+	}
+	return taken
+}

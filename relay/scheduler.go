@@ -1,0 +1,80 @@
+package relay
+
+import (
+	"context"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+const (
+	// Commits of this process wake the scheduler: they may have scheduled something for
+	// now. Most have not, so its rate is limited.
+	schedulerRest = 25 * time.Millisecond
+)
+
+// scheduler moves due scheduled messages into the outbox while this worker has the lease of
+// the upkeep. Each of its transactions locks that lease, so two workers never do it at
+// once, which would lose the order of keys.
+func (w *worker) scheduler(ctx context.Context) error {
+	wake, unlisten := w.queue.Listen()
+	defer unlisten()
+	retry := newBackOff()
+	limit := time.Duration(0) // of the next call; 0: as usual
+	for {
+		// A commit may end the wait once the rest is over.
+		rest, wait := schedulerRest, schedulerRest
+		if epoch := w.upkeepLease.held(); epoch != 0 && !w.unfit.Load() {
+			begin := time.Now()
+			moved, err := w.moveDue(ctx, epoch, limit)
+			limit = moved.Limit // a call without an answer names none
+			// A slow look passes over entries that an old snapshot keeps from being
+			// removed. It must not become the database's main load.
+			slow := 10 * time.Since(begin)
+			switch {
+			case err == nil && (moved.Rows > 0 || moved.Failed):
+				retry.Reset()
+				continue // there may be more
+			case err == nil:
+				retry.Reset()
+				rest, wait = max(rest, slow), max(moved.Next, slow)
+			case ctx.Err() == nil:
+				rest = retry.NextBackOff()
+				wait = rest
+				if !sqlerr.Retryable(err) && !bounded.Silence(err) {
+					w.log.WarnContext(ctx, "moving scheduled messages failed; trying again", "error", err)
+				}
+			}
+		}
+		if !pause(ctx, min(rest, wait)) {
+			return nil
+		}
+		timer := time.NewTimer(max(0, wait-rest))
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-wake:
+		}
+		timer.Stop()
+	}
+}
+
+func (w *worker) moveDue(ctx context.Context, epoch int64, limit time.Duration) (outboxstore.Moved, error) {
+	move := func(ctx context.Context) (outboxstore.Moved, error) {
+		return w.queue.MoveDue(ctx, w.upkeepGuard(epoch))
+	}
+	var moved outboxstore.Moved
+	var err error
+	if limit > 0 {
+		moved, err = askLong(ctx, w, limit, move)
+	} else {
+		moved, err = ask(ctx, w, opMove, move)
+	}
+	w.upkeepCalled(ctx, opMove, epoch, err)
+	if moved.Rows > 0 {
+		w.met.moved.Add(ctx, int64(moved.Rows))
+	}
+	return moved, err
+}

@@ -1,0 +1,94 @@
+package relay
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/sqlerr"
+)
+
+// taskRunner runs the tasks that the loop requests.
+func (w *worker) taskRunner(ctx context.Context) error {
+	retry := newBackOff()
+	large := pieces{read: func(ctx context.Context, of outboxstore.Ref, offset, most int) ([]byte, error) {
+		return ask(ctx, w, opTask, func(ctx context.Context) ([]byte, error) { return w.store.ReadPiece(ctx, of, offset, most) })
+	}}
+	type work struct {
+		found   func()
+		lacking []*outboxstore.Row
+		space   *space
+	}
+	for {
+		var c *task
+		select {
+		case <-ctx.Done():
+			return nil
+		case c = <-w.tasks:
+		}
+		var answer taskAnswer
+		did, err := ask(ctx, w, opTask, func(ctx context.Context) (did work, err error) {
+			did.found, err = c.do(taskContext{
+				Context: ctx, store: w.store, clock: time.Now,
+				bring: func(rows []*outboxstore.Row, s *space) { did.lacking, did.space = rows, s },
+				missed: func(r relaystore.Removal) {
+					if r.Missed > 0 {
+						w.met.missed.Add(ctx, int64(r.Missed))
+						w.log.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", r.Missed, "error", r.Broken)
+					}
+				},
+			})
+			return did, err
+		})
+		answer.found, answer.err = did.found, err
+		if err == nil {
+			large.complete(ctx, w, did.lacking, did.space)
+		}
+		switch {
+		case answer.err == nil:
+			retry.Reset()
+			w.reportFailures(ctx, c.failures)
+		case errors.Is(answer.err, relaystore.ErrFenced):
+			w.log.WarnContext(ctx, "lane taken by another worker; nothing was written", "lane", c.lane.number)
+		case ctx.Err() == nil:
+			answer.retryIn, answer.kind = retry.NextBackOff(), taskErrorOf(answer.err)
+			w.doubt(answer.err)
+			w.log.WarnContext(ctx, "reading or writing retrying messages or dead letters failed; trying again", "error", answer.err)
+		}
+		w.taskAnswers <- answer // has room: one task at a time
+	}
+}
+
+func taskErrorOf(err error) taskError {
+	switch {
+	case sqlerr.Retryable(err):
+		return taskCollided
+	case unanswered(err):
+		return taskLost
+	}
+	return taskImpossible
+}
+
+// reportFailures logs and counts failures that have been recorded.
+func (w *worker) reportFailures(ctx context.Context, failures []relaystore.Failure) {
+	for _, f := range failures {
+		if f.Uncharged {
+			w.met.setAside.Add(ctx, 1)
+			continue
+		}
+		attrs := []any{"lane", f.Lane, "id", f.ID, "message_id", f.MessageID, "attempt", f.Attempt, "reason", f.Class, "error", f.Text}
+		switch f.Fate {
+		case relaystore.FateRetry:
+			w.met.retries.Add(ctx, 1)
+			w.log.WarnContext(ctx, "message refused; retrying later", append(attrs, "retry_in", f.RetryIn)...)
+		case relaystore.FateDeadLetter:
+			w.met.dead.Add(ctx, 1)
+			w.log.ErrorContext(ctx, "message dead-lettered", attrs...)
+		case relaystore.FateHoldKey:
+			w.met.dead.Add(ctx, 1)
+			w.log.ErrorContext(ctx, "message dead-lettered; its key is held", attrs...)
+		}
+	}
+}
