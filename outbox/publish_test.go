@@ -425,15 +425,15 @@ func (tx endlessTx) Rollback() error { tx.t.Error("rollback by the library"); re
 func TestPublisher_LeavesTheTransactionToItsOwner(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.inTx(t, func(tx *sql.Tx) {
-			lent := endlessTx{tx, t}
-			publisher := p.box.Publisher(lent)
+			endless := endlessTx{tx, t}
+			publisher := p.box.Publisher(endless)
 			expectNoError(t, publisher.Publish("orders", newMessage("a", "k")))
 			if err := publisher.Publish("", newMessage("b", "")); err == nil {
 				t.Error("no error")
 			}
 			expectNoError(t, publisher.Close())
 			msg := newMessage("c", "k")
-			msg.SetContext(oncemill.ContextWithTx(t.Context(), lent))
+			msg.SetContext(oncemill.ContextWithTx(t.Context(), endless))
 			bound := p.box.ContextPublisher()
 			expectNoError(t, bound.Close())
 			expectNoError(t, bound.Publish("orders", msg))
