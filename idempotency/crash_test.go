@@ -124,7 +124,7 @@ func expectOnceThoughKilled(t *testing.T, p *testDB, groupSize int, point string
 		return current.url
 	}
 	s.arm(syscall.SIGKILL, point)
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 	defer cancel()
 	const copies = 8
 	requests := make([]request, min(groupSize, 6))
@@ -198,7 +198,7 @@ func TestTxMiddleware_AStaleOwnerIsRolledBackOnSQLite(t *testing.T) {
 
 func expectTakeover(t *testing.T, p *testDB, stale, taker *server) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 	defer cancel()
 	client := &http.Client{Transport: &http.Transport{}}
 	defer client.CloseIdleConnections()

@@ -94,7 +94,7 @@ func TestTxMiddleware_DatabaseGone(t *testing.T) {
 		}
 		expect503(q)
 		pg.Start()
-		ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 		a, err := q.settle(ctx, http.DefaultClient, func() string { return url }, "then")
 		cancel()
 		if err != nil || a.body != "then" {
@@ -216,7 +216,7 @@ func TestTxMiddleware_ALostAnswerOfTheCommitIsLookedUp(t *testing.T) {
 	lost, through := p.through(t)
 	for _, size := range shapes {
 		url, _ := lost.probe(t, true, func(c *idempotency.Config) {
-			c.Transactions.GroupSize, c.Timeout, c.Failures.Lease = size, testserver.Patience, 2*testserver.Patience
+			c.Transactions.GroupSize, c.Timeout, c.Failures.Lease = size, testserver.MaxWait, 2*testserver.MaxWait
 		})
 		// A server that is too busy to answer the look-up in time makes the outcome
 		// unknown, which is no reason to fail.
@@ -245,7 +245,7 @@ func TestTxMiddleware_ACommitThatNeverArrivesIsNoSuccess(t *testing.T) {
 	lost, through := p.through(t)
 	for shape, size := range shapes {
 		engine := lost.engine(t, func(c *idempotency.Config) {
-			c.Transactions.GroupSize, c.Timeout, c.Failures.Lease = size, testserver.Patience, 2*testserver.Patience
+			c.Transactions.GroupSize, c.Timeout, c.Failures.Lease = size, testserver.MaxWait, 2*testserver.MaxWait
 		})
 		handler := func(arm bool) http.HandlerFunc {
 			return func(w http.ResponseWriter, r *http.Request) {
@@ -299,7 +299,7 @@ func TestTxMiddleware_RunsAgainAfterASerializationFailure(t *testing.T) {
 	p.exec(t, `insert into balance values (1, 0)`)
 	engine := p.engine(t, func(c *idempotency.Config) {
 		c.Transactions.Isolation, c.Transactions.Retries = sql.LevelSerializable, 1000
-		c.Timeout, c.Failures.Lease = testserver.Patience, 2*testserver.Patience
+		c.Timeout, c.Failures.Lease = testserver.MaxWait, 2*testserver.MaxWait
 	})
 	var runs atomic.Int64
 	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

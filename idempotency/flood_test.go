@@ -92,7 +92,7 @@ func TestMiddleware_AnswersAFloodOfOneCallerWith429(t *testing.T) {
 	goOn := make(chan struct{})
 	var running, refused atomic.Int64
 	handler := p.engine(t, func(c *idempotency.Config) {
-		c.Keys.MaxOutstanding, c.Timeout, c.Failures.Lease = limit, testserver.Patience, 2*testserver.Patience
+		c.Keys.MaxOutstanding, c.Timeout, c.Failures.Lease = limit, testserver.MaxWait, 2*testserver.MaxWait
 	}).Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		running.Add(1)
 		<-goOn

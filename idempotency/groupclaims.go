@@ -29,7 +29,7 @@ const groupWait = time.Second
 
 // groupLimits are the limits of groups of claims, and of requests.
 func groupLimits(size int, store *SQLStore) group.Limits {
-	limits := group.Limits{Size: size, Bytes: math.MaxInt, Patience: groupWait}
+	limits := group.Limits{Size: size, Bytes: math.MaxInt, MaxWait: groupWait}
 	if store.keys.Traits().OneWriter {
 		limits.Writers = 1
 	}

@@ -127,7 +127,7 @@ func TestWatermill_KeepsLargeResults(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		runs := 0
 		handler := newEngine(t, store, func(c *idempotency.Config) {
-			c.Responses.MaxSize, c.Timeout, c.Failures.Lease = 1000, testserver.Patience, 2*testserver.Patience
+			c.Responses.MaxSize, c.Timeout, c.Failures.Lease = 1000, testserver.MaxWait, 2*testserver.MaxWait
 		}).Watermill("c", nil)(func(m *message.Message) ([]*message.Message, error) {
 			runs++
 			size := 2000

@@ -320,7 +320,7 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 					expectError(t, err, errUndo)
 					break
 				}
-				if time.Since(begin) > testserver.Patience {
+				if time.Since(begin) > testserver.MaxWait {
 					t.Fatalf("the suspect is kept out: %v", err)
 				}
 			}

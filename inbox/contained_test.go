@@ -151,7 +151,7 @@ func TestGroups_GoOnWhenALeaderThatWasLeftBehindEnds(t *testing.T) {
 	}
 	select {
 	case <-busy: // the leader handles a group without itself
-	case <-time.After(testserver.Patience):
+	case <-time.After(testserver.MaxWait):
 		t.Fatal("the handler has not been reached")
 	}
 	for i := range 51 {

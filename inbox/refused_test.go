@@ -33,7 +33,7 @@ func refuseMany(t *testing.T, in *inbox.Inbox, n int, done func(id string, err e
 			id := fmt.Sprint("m", i)
 			ctx := inbox.ContextWithDelivery(t.Context(), topical{topic: fmt.Sprint("topic ", i%8)})
 			err := in.Refuse(ctx, message.NewMessage(id, nil), errUndo)
-			for end := time.Now().Add(testserver.Patience); sqlerr.State(err) == "55P03" && time.Now().Before(end); {
+			for end := time.Now().Add(testserver.MaxWait); sqlerr.State(err) == "55P03" && time.Now().Before(end); {
 				err = in.Refuse(ctx, message.NewMessage(id, nil), errUndo)
 			}
 			done(id, err)

@@ -59,8 +59,8 @@ func (g *gaps) wait(key, id string, seq int64) time.Duration {
 }
 
 // behind reports whether a message before this one waits here, or is overdue by less than
-// wait: another process may have it.
-func (g *gaps) behind(key string, seq int64, wait time.Duration) bool {
+// gapWait: another process may have it.
+func (g *gaps) behind(key string, seq int64, gapWait time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	of := g.keys[key]
@@ -68,7 +68,7 @@ func (g *gaps) behind(key string, seq int64, wait time.Duration) bool {
 		return false
 	}
 	for _, w := range of.early {
-		if w.seq < seq && time.Since(w.due) < wait {
+		if w.seq < seq && time.Since(w.due) < gapWait {
 			return true
 		}
 	}

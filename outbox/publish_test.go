@@ -257,7 +257,7 @@ func TestPublish_NothingIsNoStatement(t *testing.T) {
 func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.db.SetMaxOpenConns(1)
-		ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 		defer cancel()
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Archive = func(ctx context.Context, _ []outbox.HistoryRow) error { return p.db.PingContext(ctx) }

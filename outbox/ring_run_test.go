@@ -81,7 +81,7 @@ func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 		})
 	}
 	// Only a run that has been everywhere means anything.
-	been, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+	been, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 	testserver.Poll(been, func() bool {
 		return t.Failed() || r.truncated.Load() >= truncations && r.turns.Load() >= 8 && r.late.Load() >= 5 && r.rollbacks.Load() >= 5
 	})

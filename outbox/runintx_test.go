@@ -340,7 +340,7 @@ func expectWake(t *testing.T, wake <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-wake:
-	case <-time.After(testserver.Patience):
+	case <-time.After(testserver.MaxWait):
 		t.Error("nobody was woken")
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// maxWait is how long a test waits for what must come.
-const maxWait = testserver.Patience
+// maxWait is how long a test waits before it fails.
+const maxWait = testserver.MaxWait
 
 var quiet = slog.New(slog.DiscardHandler)
 

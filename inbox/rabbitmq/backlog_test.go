@@ -254,7 +254,7 @@ func TestSubscriber_NothingOvertakesWhatIsGivenBack(t *testing.T) {
 			}()
 			first := next(t, out)
 			d, _ := inbox.DeliveryFromContext(first.Context())
-			d.DelayNack(patience)
+			d.DelayNack(maxWait)
 			first.Nack()
 			var got []string
 			for last := 0; len(got) == 0 || got[len(got)-1] != fmt.Sprintf(width, last-1); {
@@ -317,7 +317,7 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 	publish("before ")
 	msg := next(t, one)
 	d, _ := inbox.DeliveryFromContext(msg.Context())
-	d.DelayNack(patience)
+	d.DelayNack(maxWait)
 	msg.Nack()
 	two := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{}), "orders")
 	handled := map[string]int{}
@@ -326,7 +326,7 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 			select {
 			case msg = <-one:
 			case msg = <-two:
-			case <-time.After(patience):
+			case <-time.After(maxWait):
 				t.Fatalf("%d handled, want %d", len(handled), all)
 			}
 			handled[msg.UUID]++
@@ -361,7 +361,7 @@ func TestSubscriber_AddedConsumersGoWhenTheyAreNotNeeded(t *testing.T) {
 			continue
 		}
 		d, _ := inbox.DeliveryFromContext(msg.Context())
-		d.DelayNack(2 * patience)
+		d.DelayNack(2 * maxWait)
 		msg.Nack()
 	}
 	eventually(t, "one consumer is left", func() bool { return consumers() == 1 })
@@ -372,7 +372,7 @@ func TestSubscriber_AKeyInTroubleHoldsNoMoreThanTheBacklog(t *testing.T) {
 	t.Parallel()
 	a := newAdmin(t, testserver.RabbitMQ(t))
 	const prefetch, backlog, published = 20, 100, 1000
-	_, consumers := troubled(t, a, prefetch, published, 2*patience, rabbitmq.Config{Backlog: backlog})
+	_, consumers := troubled(t, a, prefetch, published, 2*maxWait, rabbitmq.Config{Backlog: backlog})
 	least, since := published, time.Now()
 	for time.Since(since) < 3*time.Second {
 		state, err := a.ch.QueueDeclarePassive("orders", true, false, false, false, nil)

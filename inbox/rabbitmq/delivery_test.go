@@ -155,7 +155,7 @@ func TestSubscriber_CloseLosesNothingAndRepeatsNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			queue := "orders-" + name
-			s := subscriber(t, queues(uri, 10), rabbitmq.Config{CloseTimeout: patience})
+			s := subscriber(t, queues(uri, 10), rabbitmq.Config{CloseTimeout: maxWait})
 			ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 			defer cancel()
 			out, err := s.Subscribe(ctx, queue)
@@ -314,7 +314,7 @@ func TestSubscriber_HandsEachOfSeveralMalformedDeliveriesOver(t *testing.T) {
 		select {
 		case id := <-hooked:
 			seen[id] = true
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Fatalf("only %d were handed over", len(seen))
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// patience is how long a test waits for what must come.
-const patience = testserver.Patience
+// maxWait is how long a test waits before it fails.
+const maxWait = testserver.MaxWait
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -65,7 +65,7 @@ func next(t testing.TB, out <-chan *message.Message) *message.Message {
 			t.Fatal("no more messages")
 		}
 		return msg
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("no message in time")
 		return nil
 	}
@@ -132,7 +132,7 @@ func (a *admin) publish(queue string, all ...amqp091.Publishing) {
 		}
 		confirms = append(confirms, confirm)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), patience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(a.t.Context()), maxWait)
 	defer cancel()
 	for _, confirm := range confirms {
 		if ok, err := confirm.WaitContext(ctx); !ok || err != nil {

@@ -123,7 +123,7 @@ func TestSubscriber_GivesBackWhatHasWaitedTooLong(t *testing.T) {
 	a1 := next(t, out)
 	select {
 	case <-a1.Context().Done():
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("the context does not end")
 	}
 	other := subscribe(t, subscriber(t, queues(uri, 10), rabbitmq.Config{}), "orders")

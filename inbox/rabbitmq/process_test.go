@@ -114,7 +114,7 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 	}
 	deaths := 0
 	for start := time.Now(); !done(); {
-		if time.Since(start) > patience {
+		if time.Since(start) > maxWait {
 			t.Fatalf("%d effects, %d letters after %d deaths", count(`select count(*) from effects`), count(`select count(*) from {{dead_letters}}`), deaths)
 		}
 		child := exec.CommandContext(t.Context(), os.Args[0])
@@ -135,7 +135,7 @@ func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
 				deaths++
 				running = false
 			case <-time.After(10 * time.Millisecond):
-				if time.Since(start) > patience {
+				if time.Since(start) > maxWait {
 					t.Errorf("%d effects, %d letters after %d deaths", count(`select count(*) from effects`), count(`select count(*) from {{dead_letters}}`), deaths)
 					_ = child.Process.Signal(syscall.SIGQUIT) // tells what it waits for
 					<-ended

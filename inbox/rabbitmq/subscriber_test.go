@@ -59,7 +59,7 @@ func TestMarshaler_InTheStockSubscriber(t *testing.T) {
 	msg := message.NewMessage("none", nil)
 	select {
 	case msg = <-handled:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 	}
 	if msg.UUID != "order-1" || string(msg.Payload) != "payload" || msg.Metadata.Get("attempt") != "7" {
 		t.Errorf("got %+v", msg)
@@ -106,7 +106,7 @@ func publishForeign(t *testing.T, uri string, copies int) {
 		t.Fatal(err)
 	}
 	for range copies {
-		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 		defer cancel()
 		confirm, err := channel.PublishWithDeferredConfirm("", "waiting", false, false, amqp091.Publishing{
 			MessageId: "order-1", Headers: amqp091.Table{"attempt": int32(7), "tags": []any{"a", int64(1)}}, Body: []byte("payload"),

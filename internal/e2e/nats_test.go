@@ -127,7 +127,7 @@ func (j *jetStream) start() {
 		j.t.Fatal(err)
 	}
 	go srv.Start() // returns when the server is up
-	if !srv.ReadyForConnections(patience) {
+	if !srv.ReadyForConnections(maxWait) {
 		j.t.Fatal("the NATS server does not start")
 	}
 	j.url = srv.ClientURL()

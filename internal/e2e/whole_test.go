@@ -29,7 +29,7 @@ import (
 
 const (
 	producers = 4
-	patience  = testserver.Patience
+	maxWait   = testserver.MaxWait
 )
 
 // TestWholeWay goes from a transaction over outbox, relay and RabbitMQ to an inbox

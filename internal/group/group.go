@@ -43,7 +43,7 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 		return r, true
 	}
 	ended := ctx.Done()
-	enough := time.NewTimer(cmp.Or(g.limits.Patience, forEver))
+	enough := time.NewTimer(cmp.Or(g.limits.MaxWait, forEver))
 	defer enough.Stop()
 	for {
 		select {
@@ -67,7 +67,7 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 				r, _ = g.work.Alone(ctx, m.Work)
 				return r, true
 			}
-			enough.Reset(g.limits.Patience) // it may come back
+			enough.Reset(g.limits.MaxWait) // it may come back
 		}
 	}
 }

@@ -77,7 +77,7 @@ func TestGroup_OutlivesALeaderThatWaits(t *testing.T) {
 	}
 }
 
-// inVain gives its first group up after the patience of its members, and the later ones
+// inVain gives its first group up after MaxWait of its members, and the later ones
 // go on for as long as anybody waits alone.
 type inVain struct {
 	first, once sync.Once
@@ -108,10 +108,10 @@ func (w *inVain) Alone(context.Context, int) (string, Result) {
 }
 
 // A member that was in a group in vain does not wait for ever for the next one.
-func TestGroup_PatienceComesBack(t *testing.T) {
+func TestGroup_MaxWaitRestartsAfterEachGroup(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	g := New(Limits{Size: 8, Bytes: 1 << 20, Wait: 20 * time.Millisecond, Writers: 1, Patience: 30 * time.Millisecond},
+	g := New(Limits{Size: 8, Bytes: 1 << 20, Wait: 20 * time.Millisecond, Writers: 1, MaxWait: 30 * time.Millisecond},
 		Work[int, string](&inVain{alone: make(chan struct{})}))
 	var all sync.WaitGroup
 	for i := range 8 {

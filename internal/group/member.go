@@ -12,9 +12,9 @@ type Limits struct {
 	Wait    time.Duration // of the first member for others
 	Writers int           // transactions that the database lets write at once; 0: many
 
-	// Patience is how long a member waits for somebody to take it along before it goes
+	// MaxWait is how long a member waits for somebody to take it along before it goes
 	// its own way; 0: for ever.
-	Patience time.Duration
+	MaxWait time.Duration
 }
 
 // Work does what its members want, and tells what has become of each.

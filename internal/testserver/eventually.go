@@ -6,9 +6,9 @@ import (
 	"time"
 )
 
-// Patience is how long a test waits for what must come while nothing moves. It is long
+// MaxWait is how long a test waits for what must come while nothing moves. It is long
 // because machines are slow and busy: only a test that fails waits for all of it.
-const Patience = 5 * time.Minute
+const MaxWait = 5 * time.Minute
 
 // lookEvery is the time between two looks at what is awaited.
 const lookEvery = 5 * time.Millisecond
@@ -17,14 +17,14 @@ const lookEvery = 5 * time.Millisecond
 //
 //	testserver.Eventually(t, "the queue is empty", func() bool { return left() == 0 })
 //
-// It fails the test when that has not come within [Patience], or within ten seconds when
+// It fails the test when that has not come within [MaxWait], or within ten seconds when
 // the test has already failed.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	EventuallyMoving(t, what, condition, func() struct{} { return struct{}{} })
 }
 
-// EventuallyMoving waits until condition holds, for as long as progress moves: [Patience]
+// EventuallyMoving waits until condition holds, for as long as progress moves: [MaxWait]
 // begins anew whenever progress returns another value. It suits what takes long on a busy
 // machine, such as the delivery of a backlog.
 func EventuallyMoving[P comparable](t testing.TB, what string, condition func() bool, progress func() P) {
@@ -34,7 +34,7 @@ func EventuallyMoving[P comparable](t testing.TB, what string, condition func() 
 		if now := progress(); now != last {
 			last, since = now, time.Now()
 		}
-		if waited := time.Since(since); waited > Patience || waited > 10*time.Second && t.Failed() {
+		if waited := time.Since(since); waited > MaxWait || waited > 10*time.Second && t.Failed() {
 			t.Fatalf("%s: nothing has moved for %s; the last state is %v", what, waited.Round(time.Second), last)
 		}
 	}

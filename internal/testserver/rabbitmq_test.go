@@ -106,7 +106,7 @@ func TestPrivateRabbitMQ_BlocksPublishersInAnAlarm(t *testing.T) {
 			if b.Active != active {
 				t.Fatalf("blocked = %t, want %t", b.Active, active)
 			}
-		case <-time.After(testserver.Patience):
+		case <-time.After(testserver.MaxWait):
 			t.Fatalf("no notification that blocked = %t", active)
 		}
 	}

@@ -104,7 +104,7 @@ func poll(ctx context.Context, begin func() error) error {
 		if code(err) != sqliteBusy {
 			return err
 		}
-		if time.Since(since) > patience {
+		if time.Since(since) > maxWait {
 			return fmt.Errorf("%w (%w)", ErrLocked, err)
 		}
 	}

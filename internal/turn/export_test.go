@@ -24,5 +24,5 @@ func Handles() int {
 	return len(all.turns)
 }
 
-// Patience is how long one holder is waited for.
-const Patience = patience
+// MaxWait is how long one holder is waited for.
+const MaxWait = maxWait

@@ -47,9 +47,9 @@ const (
 	// others may.
 	mostAlone = 250 * time.Millisecond
 
-	// patience is how long one holder of the turn, or others with the lock, are waited
+	// maxWait is how long one holder of the turn, or others with the lock, are waited
 	// for. It may be who waits itself, by a transaction that its context does not know.
-	patience = 10 * time.Second
+	maxWait = 10 * time.Second
 )
 
 // Turns is the turn of one database handle.
@@ -154,15 +154,15 @@ func (t *Turns) heldBy(ctx context.Context) bool {
 }
 
 func (t *Turns) await(ctx context.Context, w *wait) error {
-	impatient := time.NewTicker(patience / 10)
-	defer impatient.Stop()
+	checks := time.NewTicker(maxWait / 10)
+	defer checks.Stop()
 	for {
 		select {
 		case <-w.granted:
 			return nil
 		case <-ctx.Done():
 			return fmt.Errorf("wait for the turn to write: %w", ctx.Err())
-		case <-impatient.C:
+		case <-checks.C:
 			if t.stuck() {
 				return ErrLocked
 			}
@@ -174,7 +174,7 @@ func (t *Turns) await(ctx context.Context, w *wait) error {
 func (t *Turns) stuck() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.held && time.Since(t.since) > patience
+	return t.held && time.Since(t.since) > maxWait
 }
 
 // leave ends a wait in vain. If the turn came at that moment, it goes on.

@@ -138,7 +138,7 @@ func TestTake_WaitsAsLongAsTheTurnMoves(t *testing.T) {
 		for range 5 {
 			go func() {
 				taken := take(t, turns, turn.Caller)
-				time.Sleep(turn.Patience - time.Second)
+				time.Sleep(turn.MaxWait - time.Second)
 				taken.Give()
 			}()
 		}
@@ -148,7 +148,7 @@ func TestTake_WaitsAsLongAsTheTurnMoves(t *testing.T) {
 		if _, err := turns.Take(context.WithoutCancel(t.Context()), turn.Caller); !errors.Is(err, turn.ErrLocked) {
 			t.Errorf("got %v", err)
 		}
-		if waited := time.Since(begin); waited < turn.Patience || waited > 2*turn.Patience {
+		if waited := time.Since(begin); waited < turn.MaxWait || waited > 2*turn.MaxWait {
 			t.Errorf("waited %v", waited)
 		}
 	})

@@ -110,7 +110,7 @@ func TestCodec_FromTransactionToEffect(t *testing.T) {
 		wire, refused := seen.count()
 		return wire >= orders+forgeries && refused >= forgeries && count(t, pg.DB) >= orders
 	}
-	limited, cancel := context.WithTimeout(ctx, testserver.Patience)
+	limited, cancel := context.WithTimeout(ctx, testserver.MaxWait)
 	if !testserver.Poll(limited, awaited) {
 		wire, refused := seen.count()
 		t.Errorf("in the end %d deliveries, %d of them refused, %d effects", wire, refused, count(t, pg.DB))
@@ -221,7 +221,7 @@ func forge(t *testing.T, uri string, n int) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), testserver.Patience)
+		ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 		defer cancel()
 		if ok, err := confirm.WaitContext(ctx); !ok || err != nil {
 			t.Fatalf("confirmed: %t, %v", ok, err)

@@ -78,8 +78,8 @@ func intakeMain(text string) int {
 	return 1
 }
 
-// patience is how long a test waits for what must come.
-const patience = testserver.Patience
+// maxWait is how long a test waits before it fails.
+const maxWait = testserver.MaxWait
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -228,7 +228,7 @@ func (s *service) fails(t *testing.T, cfg forwarder.Config) error {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	if err := in.Run(ctx); err != nil {
 		return err

@@ -98,7 +98,7 @@ func TestBatchConn_SaysWhenThereIsRoomAgain(t *testing.T) {
 	}
 	select {
 	case <-drained:
-	case <-time.After(patience):
+	case <-time.After(maxWait):
 		t.Fatal("not told")
 	}
 	if !conn.Room() {

@@ -155,7 +155,7 @@ func TestLane_ReportsOneLateConfirmOfAMessage(t *testing.T) {
 
 // Each replacement doubles the time until the next one, so that a queue that is merely
 // slow does not get everything again and again.
-func TestPatience_Grows(t *testing.T) {
+func TestGrace_DoublesWithEachReplacement(t *testing.T) {
 	var p grace
 	now := time.Now()
 	for _, want := range []int{1, 2, 4, sameTopic, sameTopic} {

@@ -165,7 +165,7 @@ func pipeline(t *testing.T, sink *rabbitmq.Sink, lane int, over *atomic.Bool) (l
 	random := rand.New(rand.NewPCG(uint64(lane), 2))
 	var open []*relay.Message
 	for begin, term := time.Now(), uint64(1); len(open) > 0 || !over.Load(); term++ {
-		if time.Since(begin) > 2*patience {
+		if time.Since(begin) > 2*maxWait {
 			t.Errorf("%d messages not delivered in time", len(open))
 			return last
 		}

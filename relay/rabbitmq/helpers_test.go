@@ -19,8 +19,8 @@ import (
 	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
 
-// patience is how long a test waits for what must come.
-const patience = testserver.Patience
+// maxWait is how long a test waits before it fails.
+const maxWait = testserver.MaxWait
 
 var quiet = slog.New(slog.DiscardHandler)
 
@@ -104,7 +104,7 @@ func startStoppable(t testing.TB, cfg wamqp.Config, opts rabbitmq.Config) (sink 
 			if err != nil {
 				t.Errorf("Run: %v", err)
 			}
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Error("Run does not return")
 		}
 	})
@@ -246,7 +246,7 @@ func publish(t testing.TB, sink relay.Sink, within time.Duration, msgs []*relay.
 func deliver(t testing.TB, sink relay.Sink, msgs []*relay.Message) (unavailable int) {
 	t.Helper()
 	for since := time.Now(); len(msgs) > 0; {
-		if time.Since(since) > patience {
+		if time.Since(since) > maxWait {
 			t.Fatalf("%d messages not delivered, and none for long", len(msgs))
 		}
 		o := publish(t, sink, 5*time.Second, msgs)

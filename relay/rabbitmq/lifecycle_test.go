@@ -35,7 +35,7 @@ func TestSink_IsUnavailableWhileNotRunning(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // it can run again
-		o := publish(t, sink, patience, batch(0, 1, 3, "orders"))
+		o := publish(t, sink, maxWait, batch(0, 1, 3, "orders"))
 		for m := range o.all {
 			if err := o.of(m); !errors.Is(err, rabbitmq.ErrNotRunning) {
 				t.Fatalf("not running: %v", err)
@@ -187,7 +187,7 @@ func TestSink_NeverSaysThePassword(t *testing.T) {
 	logger := slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	sink, stop := startStoppable(t, queues(uri), rabbitmq.Config{Logger: logger})
 	eventually(t, "the failed login in the log", func() bool { return strings.Contains(log.String(), "cannot be reached") })
-	o := publish(t, sink, patience, batch(0, 1, 1, "orders"))
+	o := publish(t, sink, maxWait, batch(0, 1, 1, "orders"))
 	stop()
 	for m := range o.all {
 		if err := o.of(m); err == nil || strings.Contains(err.Error(), password) {

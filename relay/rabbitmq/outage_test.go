@@ -19,7 +19,7 @@ func TestSink_CallsANackUnavailable(t *testing.T) {
 	declareQueue(t, admin, "full", amqp.Table{"x-max-length": 10, "x-overflow": "reject-publish"})
 	sink := start(t, queues(uri), rabbitmq.Config{})
 	msgs := batch(0, 1, 200, "full")
-	o := publish(t, sink, patience, msgs)
+	o := publish(t, sink, maxWait, msgs)
 	delivered, refused, unavailable := o.kinds()
 	if refused > 0 || unavailable == 0 || delivered < 10 {
 		t.Errorf("delivered %d, refused %d, unavailable %d", delivered, refused, unavailable)
@@ -140,10 +140,10 @@ func TestSink_DeclaresAnExchangeThatWasDeleted(t *testing.T) {
 	}
 	// In flight, a missing exchange is unavailable. Then the sink declares it,
 	// which makes what is published unroutable until the queue is bound.
-	if _, _, unavailable := publish(t, sink, patience, batch(0, 11, 10, "orders")).kinds(); unavailable != 10 {
+	if _, _, unavailable := publish(t, sink, maxWait, batch(0, 11, 10, "orders")).kinds(); unavailable != 10 {
 		t.Errorf("%d of 10 unavailable without the exchange", unavailable)
 	}
-	if _, refused, _ := publish(t, sink, patience, batch(0, 11, 10, "orders")).kinds(); refused != 10 {
+	if _, refused, _ := publish(t, sink, maxWait, batch(0, 11, 10, "orders")).kinds(); refused != 10 {
 		t.Errorf("%d of 10 refused without the binding", refused)
 	}
 	bind()
@@ -207,7 +207,7 @@ func TestSink_ReportsADeclarationThatFails(t *testing.T) {
 	}
 	sink := start(t, fanout(uri), rabbitmq.Config{})
 	msgs := append(batch(0, 1, 2, "orders"), batch(0, 3, 2, "others")...)
-	o := publish(t, sink, patience, msgs)
+	o := publish(t, sink, maxWait, msgs)
 	var closed *amqp.Error
 	if err := o.of(msgs[0]); !errors.Is(err, relay.ErrUnavailable) || !errors.As(err, &closed) || closed.Code != amqp.PreconditionFailed {
 		t.Errorf("exchange of another type: %v", err)
@@ -243,14 +243,14 @@ func TestSink_BelievesNothingAfterAStrayReturn(t *testing.T) {
 	sink := start(t, queues(proxied), rabbitmq.Config{})
 	p.Mangle.Store(true)
 	msgs := append(batch(0, 1, 10, "nowhere"), batch(0, 11, 10, "orders")...)
-	o := publish(t, sink, patience, msgs)
+	o := publish(t, sink, maxWait, msgs)
 	for _, m := range msgs {
 		if err := o.of(m); !errors.Is(err, rabbitmq.ErrStrayReturn) || !errors.Is(err, relay.ErrUnavailable) {
 			t.Errorf("message to %q: %v", m.Topic, err)
 		}
 	}
 	p.Mangle.Store(false)
-	if err := publish(t, sink, patience, msgs[:1]).of(msgs[0]); !errors.Is(err, relay.ErrRefused) {
+	if err := publish(t, sink, maxWait, msgs[:1]).of(msgs[0]); !errors.Is(err, relay.ErrRefused) {
 		t.Errorf("on the next channel: %v", err)
 	}
 	deliver(t, sink, msgs[10:])

@@ -23,7 +23,7 @@ func TestSink_RefusesUnroutableUntilTheQueueIsBack(t *testing.T) {
 	sink := start(t, queues(uri), rabbitmq.Config{})
 	msgs := batch(5, 1, 1000, "gone")
 
-	o := publish(t, sink, patience, msgs)
+	o := publish(t, sink, maxWait, msgs)
 	for _, m := range msgs {
 		var unroutable *rabbitmq.ReturnedError
 		if err := o.of(m); !errors.Is(err, relay.ErrRefused) || !errors.As(err, &unroutable) ||
@@ -57,7 +57,7 @@ func TestSink_TellsMessagesWithOneMessageIDApart(t *testing.T) {
 		for _, m := range msgs {
 			m.MessageID = "same"
 		}
-		o := publish(t, sink, patience, msgs)
+		o := publish(t, sink, maxWait, msgs)
 		for _, m := range msgs {
 			if err := o.of(m); (err == nil) != (m.Topic == "here") {
 				t.Fatalf("message to %q: %v", m.Topic, err)
@@ -81,7 +81,7 @@ func TestSink_KeepsEveryReturn(t *testing.T) {
 					m.Topic = "here"
 				}
 			}
-			o := publish(t, sink, patience, msgs)
+			o := publish(t, sink, maxWait, msgs)
 			for _, m := range msgs {
 				if err := o.of(m); (err == nil) != (m.Topic == "here") {
 					t.Fatalf("message %d to %q: %v", m.ID, m.Topic, err)
@@ -206,7 +206,7 @@ func TestSink_RefusesMetadataThatClosesTheChannel(t *testing.T) {
 			for i, header := range names {
 				msgs[i].Metadata = message.Metadata{header: "other"}
 			}
-			o := publish(t, sink, patience, msgs)
+			o := publish(t, sink, maxWait, msgs)
 			for i, m := range msgs {
 				var bad *rabbitmq.PropertyError
 				switch err := o.of(m); {
@@ -241,7 +241,7 @@ func TestSink_SendsWhatJustFits(t *testing.T) {
 	for size := 130_700; size < 131_072; size += 7 {
 		msgs := batch(0, size, 1, "orders")
 		msgs[0].Metadata = message.Metadata{"big": strings.Repeat("v", size)}
-		o := publish(t, sink, patience, msgs)
+		o := publish(t, sink, maxWait, msgs)
 		switch err := o.of(msgs[0]); {
 		case err == nil:
 			delivered++

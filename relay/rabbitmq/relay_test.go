@@ -156,7 +156,7 @@ func (p *path) receive(t testing.TB, uri string) (repeats int) {
 				repeats++
 			}
 			m.Ack()
-		case <-time.After(patience):
+		case <-time.After(maxWait):
 			t.Fatalf("%d of %d received in time", len(seen), len(p.committed))
 		}
 	}

@@ -135,7 +135,7 @@ func TestSink_IsReadByStockSubscriber(t *testing.T) {
 						t.Errorf("got %v %q %v, want %v", got.UUID, got.Payload, got.Metadata, want)
 					}
 					got.Ack()
-				case <-time.After(patience):
+				case <-time.After(maxWait):
 					t.Fatal("the subscriber gets nothing")
 				}
 			}
@@ -204,7 +204,7 @@ func TestSink_AnswersWhatIsPublishedFromDone(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	declareQueue(t, dialAMQP(t, uri), "orders", nil)
 	sink := start(t, queues(uri), rabbitmq.Config{})
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), maxWait)
 	defer cancel()
 	o := newOutcomes(t)
 	msgs := batch(0, 1, 100, "orders")

@@ -42,7 +42,7 @@ func busy(t *testing.T, sink *rabbitmq.Sink, first, lanes int, topic string) (st
 	for lane := first; lane < first+lanes; lane++ {
 		group.Go(func() {
 			for id := 1000; !over.Load(); id++ {
-				o := publish(t, sink, patience, batch(lane, id, 1, topic))
+				o := publish(t, sink, maxWait, batch(lane, id, 1, topic))
 				if delivered, _, _ := o.kinds(); delivered != 1 {
 					t.Errorf("lane %d, message %d: not delivered: %v", lane, id, o.errs())
 					return
