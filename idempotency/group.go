@@ -69,7 +69,7 @@ func (g *groups) Alone(ctx context.Context, x *execution) (groupEnd, group.Resul
 	result := group.Failed
 	switch {
 	case lost > 0:
-		result = group.InTheWay
+		result = group.Contended
 	case end.outcome == outcomeStored && x.report(end.attempt) == reportSucceeded:
 		result = group.Clean
 	}
@@ -97,7 +97,7 @@ func (g *groups) Together(ctx context.Context, members []*groupMember) ([]*group
 	result, began := group.Clean, time.Now()
 	for i, m := range members {
 		if i > 0 && time.Since(began) > groupTime {
-			result = group.InTheWay // groups are too large; what has run is committed
+			result = group.Contended // groups are too large; what has run is committed
 			break
 		}
 		if r.stored > groupResponses {

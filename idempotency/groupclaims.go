@@ -78,7 +78,7 @@ func (c *claims) Together(ctx context.Context, members []*group.Member[Claim, cl
 		c.log.LogAttrs(ctx, slog.LevelDebug, "keys not claimed together", slog.Any("error", err))
 		result = group.Failed
 		if sqlerr.Retryable(err) {
-			result = group.InTheWay
+			result = group.Contended
 		}
 	}
 	for i, m := range members {

@@ -73,7 +73,7 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 	reason := t.Close(ErrTxEnded) // what the handler has overlooked
 	if !returned {
 		r.disband(m, a)
-		return group.InTheWay, true
+		return group.Contended, true
 	}
 	report := x.report(a)
 	switch {
@@ -83,7 +83,7 @@ func (r *groupRun) handle(m *groupMember) (result group.Result, ended bool) {
 		return group.Clean, false
 	case t.contended.Load():
 		a.discard()
-		return group.InTheWay, true
+		return group.Contended, true
 	case a.late, report != reportSucceeded, reason != nil:
 		a.discard()
 		return r.separate(m), true
@@ -162,7 +162,7 @@ func (r *groupRun) commit(ctx context.Context) group.Result {
 // failed ends a group that could not be committed.
 func (r *groupRun) failed(err error) group.Result {
 	if sqlerr.Retryable(err) || sqlerr.LockTimedOut(err) {
-		return group.InTheWay
+		return group.Contended
 	}
 	for _, m := range r.left { // it is not known whose fault it was: a deferred constraint, perhaps
 		m.Alone()

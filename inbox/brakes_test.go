@@ -28,7 +28,7 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 			"alone": func(in *inbox.Inbox) message.HandlerMiddleware { return in.Middleware },
 			"group": func(in *inbox.Inbox) message.HandlerMiddleware { return in.GroupMiddleware },
 		} {
-			in, dead := p.burying(t, func(cfg *inbox.Config) {
+			in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 				cfg.Retry = inbox.Retry{Deliveries: 3, Delay: time.Millisecond}
 				cfg.Logger = slog.New(slog.DiscardHandler)
 			})
@@ -57,7 +57,7 @@ func TestBrakes_ATimeoutInAGroupClosesNoGate(t *testing.T) {
 	t.Parallel()
 	p := postgres(t)
 	var log lines
-	in, dead := p.burying(t, func(cfg *inbox.Config) {
+	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 		cfg.Retry = inbox.Retry{Deliveries: 3, Delay: time.Millisecond}
 		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})
@@ -104,7 +104,7 @@ func (l *lines) count(what string) int {
 func TestBrakes_OneThatFindsNothingThereDies(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var log lines
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Retry = inbox.Retry{Delay: time.Second, Unavailable: 4}
 			cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 		})
@@ -222,7 +222,7 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 	t.Parallel()
 	p := postgres(t)
-	in, dead := p.burying(t, nil)
+	in, dead := p.withDeadLetters(t, nil)
 	suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
 	for range 2 {
 		ended := make(chan struct{})
@@ -278,7 +278,7 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 // charged beside it.
 func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
 		suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
 		crash := func(*message.Message) ([]*message.Message, error) {
 			runtime.Goexit()
@@ -336,7 +336,7 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 func TestBrakes_WhatWasNackedJoinsNoGroup(t *testing.T) {
 	t.Parallel()
 	p := postgres(t)
-	in, dead := p.burying(t, func(cfg *inbox.Config) {
+	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 		cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 5, Delay: time.Millisecond}
 		cfg.Group.Wait = 200 * time.Millisecond
 	})
@@ -427,7 +427,7 @@ func TestBrakes_SettingsAreRefusedInGroups(t *testing.T) {
 // A message that was to come later is not handled before, whoever delivers it.
 func TestBrakes_RetryAfterIsKept(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, _ := p.burying(t, nil)
+		in, _ := p.withDeadLetters(t, nil)
 		delayed := &atomic.Int64{}
 		runs := 0
 		later := func(*message.Message) ([]*message.Message, error) {
@@ -456,7 +456,7 @@ func TestBrakes_ValuesStayOutOfTexts(t *testing.T) {
 	t.Parallel()
 	p := postgres(t)
 	var log lines
-	in, dead := p.burying(t, func(cfg *inbox.Config) {
+	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 		cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 2, Delay: time.Millisecond}
 		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
 	})

@@ -12,7 +12,7 @@ import (
 // has a letter, and copies of it have none.
 func TestConflict_EachMessageHasALetter(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Fingerprint = func(m *message.Message) []byte { return []byte(m.Metadata.Get("tenant") + string(m.Payload)) }
 		})
 		for _, tenant := range []string{"a", "b", "c", "c", "d"} {

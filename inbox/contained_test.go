@@ -71,7 +71,7 @@ func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
 				"groups": func(in *inbox.Inbox) message.HandlerMiddleware { return in.GroupMiddleware },
 			} {
 				t.Run(name+", "+how, func(t *testing.T) {
-					in, dead := p.burying(t, func(cfg *inbox.Config) {
+					in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 						cfg.Consumer = name + " " + how
 						cfg.Group.Wait = 50 * time.Millisecond
 						change(cfg)
@@ -171,7 +171,7 @@ func TestGroups_GoOnWhenALeaderThatWasLeftBehindEnds(t *testing.T) {
 func TestGroups_WaitingIsNoAttempt(t *testing.T) {
 	t.Parallel()
 	p := places["postgresql"](t)
-	in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Retry.Tries, cfg.Retry.Deliveries = 1, 2 })
+	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retry.Tries, cfg.Retry.Deliveries = 1, 2 })
 	running, goOn := make(chan struct{}), make(chan struct{})
 	handle := in.GroupMiddleware(func(msg *message.Message) ([]*message.Message, error) {
 		if msg.UUID == "slow" {

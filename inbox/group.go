@@ -133,7 +133,7 @@ func (s *shared) Alone(ctx context.Context, w *work) (ended, group.Result) {
 	case err == nil && result == handled:
 		return ended{result, err}, group.Clean
 	case contended(err):
-		return ended{result, err}, group.InTheWay
+		return ended{result, err}, group.Contended
 	}
 	return ended{result, err}, group.Failed
 }
@@ -146,7 +146,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 		s.tell(members, claimed) //nolint:contextcheck // each member has its own
 		return nil, group.Clean
 	case contended(e.err):
-		return members, group.InTheWay
+		return members, group.Contended
 	case culprit != nil:
 		if culprit.Context().Err() != nil {
 			culprit.Finish(e) // alone it would have no time

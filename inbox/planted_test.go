@@ -45,7 +45,7 @@ func TestPurge_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 // The record of failed attempts is kept as long: it says when a message is given up.
 func TestPurge_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
+		in, _ := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
 		resolved, err := database.Resolve(p.db, p.cfg)
 		expectNoError(t, err)
 		for _, minutes := range []int{1, 59, 61} {
@@ -69,7 +69,7 @@ func TestPurge_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
 // group before it, in the same one, alone.
 func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Fingerprint = func(m *message.Message) []byte { return m.Payload }
 			cfg.Group.Wait = 50 * time.Millisecond
 		})

@@ -73,7 +73,7 @@ func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlqsto
 	}
 	err := r.write(ctx, letters)
 	result := resultOf(err)
-	if result == group.InTheWay {
+	if result == group.Contended {
 		return members, result
 	}
 	// One letter may be at fault; but without the database they would fail alone too.
@@ -93,7 +93,7 @@ func resultOf(err error) group.Result {
 	case err == nil:
 		return group.Clean
 	case contended(err):
-		return group.InTheWay
+		return group.Contended
 	}
 	return group.Failed
 }

@@ -106,7 +106,7 @@ func TestRefused_WarningsOfEachKindAreLogged(t *testing.T) {
 func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		var verify func(*message.Message) error
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Verify = func(msg *message.Message) error { return verify(msg) }
 		})
 		for _, undecided := range []error{inbox.Unavailable(errUndo), inbox.RetryAfter(errUndo, time.Second)} {
@@ -136,7 +136,7 @@ func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
 // Messages that Config.Fingerprint panics at are genuine: each has its letter.
 func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.KeepRefused = 1
 			cfg.Fingerprint = func(*message.Message) []byte { panic("no content") }
 		})

@@ -48,8 +48,8 @@ func (l letters) last() *dlq.Letter {
 	return &dlq.Letter{}
 }
 
-// burying returns an inbox with dead letters and short delays.
-func (p *place) burying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, letters) {
+// withDeadLetters returns an inbox with dead letters and short delays.
+func (p *place) withDeadLetters(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, letters) {
 	t.Helper()
 	l := letters{p.letterStore(t), t}
 	return p.inbox(t, func(cfg *inbox.Config) {
@@ -96,7 +96,7 @@ func from(t *testing.T, id string, d delivery) *message.Message {
 
 func TestRetry_TriesThenDelaysThenBuries(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, nil)
+		in, dead := p.withDeadLetters(t, nil)
 		runs := 0
 		delayed := &atomic.Int64{}
 		fail := func(msg *message.Message) ([]*message.Message, error) {
@@ -140,7 +140,7 @@ func produceAnd(msg *message.Message, err error) ([]*message.Message, error) {
 
 func TestRetry_SuccessAfterFailures(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, _ := p.burying(t, nil)
+		in, _ := p.withDeadLetters(t, nil)
 		runs := 0
 		handler := func(msg *message.Message) ([]*message.Message, error) {
 			if runs++; runs < 4 {
@@ -160,7 +160,7 @@ func TestRetry_SuccessAfterFailures(t *testing.T) {
 
 func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Classify = func(err error) error {
 				if strings.Contains(err.Error(), "classified") {
 					return inbox.Permanent(err)
@@ -199,7 +199,7 @@ func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
 
 func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Retention = time.Hour
 			cfg.Fingerprint = func(msg *message.Message) []byte { return msg.Payload }
 			cfg.Verify = func(msg *message.Message) error {
@@ -254,7 +254,7 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 
 func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, _ := p.burying(t, nil)
+		in, _ := p.withDeadLetters(t, nil)
 		admit := p.failLetters(t, "a")
 		fail := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }
 		if err := deliver(t, in, "a", fail); err == nil || !strings.Contains(err.Error(), "dead letter: add: ") {
@@ -272,7 +272,7 @@ func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
 // the goroutine ends in its stead.
 func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, nil)
+		in, dead := p.withDeadLetters(t, nil)
 		crashes := 0
 		crash := func() {
 			ended := make(chan struct{})
@@ -306,7 +306,7 @@ func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
 // Redeliveries whose attempts end, whatever way, are no crashes.
 func TestRetry_DoesNotTakeFailuresForCrashes(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) { cfg.Retry.Deliveries = 100 })
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retry.Deliveries = 100 })
 		for range 10 {
 			expectError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), func(*message.Message) ([]*message.Message, error) {
 				return nil, errUndo
@@ -333,7 +333,7 @@ func TestRetry_DoesNotTakeFailuresForCrashes(t *testing.T) {
 // probe from time to time, and nothing counts.
 func TestRetry_OutageOfADependencyPausesAndCostsNothing(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, _ := p.burying(t, nil)
+		in, _ := p.withDeadLetters(t, nil)
 		var back, paused atomic.Bool
 		var runs, during atomic.Int32
 		handler := func(msg *message.Message) ([]*message.Message, error) {
@@ -375,7 +375,7 @@ func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := places[name](t)
-			in, _ := p.burying(t, nil)
+			in, _ := p.withDeadLetters(t, nil)
 			for _, handle := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware} {
 				var begun atomic.Int32
 				h := handle(func(msg *message.Message) ([]*message.Message, error) {
@@ -409,7 +409,7 @@ func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
 
 func TestPurge_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, _ := p.burying(t, func(cfg *inbox.Config) { cfg.Retention = time.Second })
+		in, _ := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retention = time.Second })
 		other := p.inbox(t, func(cfg *inbox.Config) { cfg.Consumer = "mail"; cfg.Retention = time.Second })
 		expectNoError(t, deliver(t, in, "dead", func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }))
 		expectNoError(t, deliver(t, in, "old", effect))

@@ -17,7 +17,7 @@ import (
 // is being tried.
 func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.GapWait = 100 * time.Millisecond
 			cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 5, Delay: 10 * time.Second}
 			cfg.Sequence = func(m *message.Message) (int64, bool) {
@@ -45,7 +45,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 		// One that has not come is not waited for, and one that fails meanwhile is kept.
 		expectError(t, deliverMessage(t, in, msg("5"), effect), inbox.ErrGap)
 		testserver.Pause(t.Context(), 150*time.Millisecond)
-		in2, _ := p.burying(t, func(cfg *inbox.Config) {
+		in2, _ := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Sequence = func(*message.Message) (int64, bool) { return 4, true }
 			cfg.Classify = func(err error) error { // after the attempt
 				expectNoError(t, deliverMessage(t, in, msg("5"), effect)) // it has waited for long enough
@@ -67,7 +67,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 // for long enough.
 func TestSequence_GoesOnInOrder(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.GapWait = 2 * time.Second
 			cfg.Sequence = func(m *message.Message) (int64, bool) {
 				n, err := strconv.ParseInt(m.UUID, 10, 64)
@@ -106,7 +106,7 @@ func TestSequence_GoesOnInOrder(t *testing.T) {
 // before, by whichever process, and is overtaken meanwhile is not dropped without a word.
 func TestSequence_DropsNothingThatWasTried(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, func(cfg *inbox.Config) {
+		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Sequence = func(m *message.Message) (int64, bool) {
 				n, err := strconv.ParseInt(m.UUID, 10, 64)
 				return n, err == nil

@@ -26,7 +26,7 @@ type order struct {
 
 func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
-		in, dead := p.burying(t, nil)
+		in, dead := p.withDeadLetters(t, nil)
 		handler := inbox.Handle(inbox.JSON, func(ctx context.Context, tx oncemill.Tx, o order) ([]*message.Message, error) {
 			if msg, ok := inbox.MessageFromContext(ctx); !ok || msg.UUID != "a" || msg.Metadata.Get("tenant") != "t" {
 				t.Errorf("the message is %+v", msg)

@@ -85,7 +85,7 @@ func addEffect(msg *message.Message) error {
 }
 
 // Real processes die of a message, again and again, with innocent ones in flight.
-func TestSubscriber_ProcessesThatDieOfAMessageBuryIt(t *testing.T) {
+func TestSubscriber_DeadLettersAMessageThatKillsProcesses(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	pg, _ := withLetters(t)

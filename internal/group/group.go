@@ -1,5 +1,5 @@
-// Package group lets what is to be done at the same time be done together, in one
-// transaction, and share the cost of its commit.
+// Package group batches concurrent work into one transaction, so that the members of
+// a group share the cost of its commit.
 package group
 
 import (
@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// Group gathers members. The goroutine of one of them, the leader, does the work for
-// all that it takes along.
+// Group collects members into groups. The goroutine of one member, the leader, does the
+// work for its whole group.
 type Group[W, R any] struct {
 	limits Limits
 	work   Work[W, R]
@@ -25,7 +25,7 @@ type Group[W, R any] struct {
 	filled  chan struct{} // capacity 1: holds a token when pending may have become enough
 }
 
-// New returns a group that does work. It holds no goroutine.
+// New returns a Group for work. It starts no goroutine.
 func New[W, R any](limits Limits, work Work[W, R]) *Group[W, R] {
 	if limits.Writers == 0 {
 		limits.Writers = single
@@ -33,8 +33,8 @@ func New[W, R any](limits Limits, work Work[W, R]) *Group[W, R] {
 	return &Group[W, R]{limits: limits, work: work, pace: newPace(limits.Size, limits.Writers), filled: make(chan struct{}, 1)}
 }
 
-// Do has m done, in a group or alone. It reports false if ctx has ended before
-// anybody was at work on m.
+// Do runs m, in a group or alone. It returns false if ctx ended before the work on m
+// began.
 func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) {
 	m.ctx, m.verdict = ctx, make(chan verdict[R], mostFailed+2)
 	if !g.join(m) {
@@ -61,20 +61,20 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 			if g.leave(m) {
 				return r, false
 			}
-			ended = nil // somebody is at work on it
+			ended = nil // a leader is working on it
 		case <-enough.C:
 			if g.leave(m) {
 				r, _ = g.work.Alone(ctx, m.Work)
 				return r, true
 			}
-			enough.Reset(g.limits.MaxWait) // it may come back
+			enough.Reset(g.limits.MaxWait) // the group may return m to the waiting members
 		}
 	}
 }
 
 const forEver = math.MaxInt64
 
-// join makes m wait for a group, unless members are handled alone now.
+// join adds m to the waiting members. It returns false while members run alone.
 func (g *Group[W, R]) join(m *Member[W, R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -87,13 +87,13 @@ func (g *Group[W, R]) join(m *Member[W, R]) bool {
 	}
 	g.pending = slices.Insert(g.pending, at, m)
 	if len(g.pending) >= g.pace.size {
-		g.poke()
+		g.wake()
 	}
-	g.appoint()
+	g.promote()
 	return true
 }
 
-// leave reports whether m was still waiting.
+// leave removes m from the waiting members. It returns false if m no longer waits.
 func (g *Group[W, R]) leave(m *Member[W, R]) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -102,23 +102,23 @@ func (g *Group[W, R]) leave(m *Member[W, R]) bool {
 		return false
 	}
 	g.pending = slices.Delete(g.pending, i, i+1)
-	// All that can be there is that it shall lead, and it will not.
+	// The only possible verdict is lead, and m will not lead.
 	for {
 		select {
 		case <-m.verdict:
 			g.leaders--
 		default:
-			g.appoint()
+			g.promote()
 			return true
 		}
 	}
 }
 
 // bury forgets a member whose goroutine has ended: nobody hears what it is told.
-func (g *Group[W, R]) bury(m *Member[W, R]) {
+func (g *Group[W, R]) abandon(m *Member[W, R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	m.failed = mostFailed // a group that has it along does not give it back
+	m.failed = mostFailed // a group that contains it does not return it
 	if i := slices.Index(g.pending, m); i >= 0 {
 		g.pending = slices.Delete(g.pending, i, i+1)
 	}
@@ -134,11 +134,11 @@ func (g *Group[W, R]) bury(m *Member[W, R]) {
 	}
 }
 
-// appoint tells waiting members to lead, as many as may at once. The first takes
-// what there is; beside it only full groups are handled, so that the others gather
-// meanwhile instead of going in many small ones. Called with mu held.
-func (g *Group[W, R]) appoint() {
-	led := 0 // of the waiting, by those that will lead
+// promote makes waiting members leaders, up to the number of groups that may run at
+// once. The first group takes what waits; further ones start only when they are full, so
+// that members collect instead of running in many small groups. Called with mu held.
+func (g *Group[W, R]) promote() {
+	led := 0 // waiting members that the leaders will take
 	for _, m := range g.pending {
 		if m.leader {
 			led += g.pace.size
@@ -158,43 +158,42 @@ func (g *Group[W, R]) appoint() {
 	}
 }
 
-func (g *Group[W, R]) poke() {
+func (g *Group[W, R]) wake() {
 	select {
 	case g.filled <- struct{}{}:
 	default:
 	}
 }
 
-// learn takes into account how a member fared that was handled alone because
-// groups are of one.
+// learn records the result of a member that ran alone because the group size is one.
 func (g *Group[W, R]) learn(result Result) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	switch result {
 	case Clean:
 		g.pace.clean(1)
-	case InTheWay:
+	case Contended:
 		g.pace.conflict(1)
 	case Failed:
 	}
 }
 
-// lead handles one group, by the goroutine of m.
+// lead runs one group in the goroutine of m.
 func (g *Group[W, R]) lead(m *Member[W, R]) {
 	left := g.take(m)
 	ended := false
-	// Also when a handler ends this goroutine.
+	// A handler may end this goroutine with runtime.Goexit or a panic.
 	defer func() {
 		for _, m := range left {
 			m.Alone()
 		}
 		if !ended {
-			g.bury(m)
+			g.abandon(m)
 		}
 		g.mu.Lock()
 		defer g.mu.Unlock()
 		g.leaders--
-		g.appoint()
+		g.promote()
 	}()
 	for round := 0; len(left) > 0 && round < mostRounds; round++ {
 		left = g.handle(left)
@@ -202,11 +201,11 @@ func (g *Group[W, R]) lead(m *Member[W, R]) {
 	ended = true
 }
 
-// mostRounds is how often a group is tried, each time without one that failed.
+// mostRounds is how often a group is tried, each time without the members that failed.
 const mostRounds = 4
 
-// take removes a group's members from those that wait. Its leader may be left behind,
-// if enough have come that are older; then it can be told again.
+// take removes the members of a group from the waiting ones. If enough older members
+// wait, the leader is not part of its group and can be promoted again.
 func (g *Group[W, R]) take(leader *Member[W, R]) []*Member[W, R] {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -229,17 +228,16 @@ func (g *Group[W, R]) take(leader *Member[W, R]) []*Member[W, R] {
 	}
 	clear(g.pending[len(rest):])
 	g.pending = rest
-	g.poke() // another leader may be waiting for what is gone
-	// Groups that lock in the same order do not deadlock. If what a handler
-	// writes goes by its key, this is such an order.
+	g.wake() // another leader may wait for members that are gone
+	// Groups that lock rows in the same order do not deadlock. This is that order if
+	// handlers write the rows of their keys.
 	slices.SortFunc(batch, func(a, b *Member[W, R]) int {
 		return cmp.Or(cmp.Compare(a.Key, b.Key), cmp.Compare(a.ID, b.ID))
 	})
 	return batch
 }
 
-// await returns when enough are waiting for a group, or after some time. Called
-// with mu held.
+// await returns when a full group waits, or after limit. Called with mu held.
 func (g *Group[W, R]) await(limit time.Duration) {
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
@@ -258,7 +256,7 @@ func (g *Group[W, R]) await(limit time.Duration) {
 	}
 }
 
-// handle tries a group once. It returns those to be tried again.
+// handle runs a group once. It returns the members to try again.
 func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 	ctx, done := together(members)
 	defer done()
@@ -268,7 +266,7 @@ func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 	switch result {
 	case Clean:
 		g.pace.clean(len(members))
-	case InTheWay:
+	case Contended:
 		g.pace.conflict(len(members))
 		g.split(again)
 		return nil
@@ -277,7 +275,7 @@ func (g *Group[W, R]) handle(members []*Member[W, R]) (again []*Member[W, R]) {
 	return again
 }
 
-// split lets members that were in each other's way, or in that of others, try again.
+// split returns members of a contended group to the waiting ones, for smaller groups.
 // Called with mu held.
 func (g *Group[W, R]) split(members []*Member[W, R]) {
 	var again []*Member[W, R]
@@ -293,8 +291,8 @@ func (g *Group[W, R]) split(members []*Member[W, R]) {
 	slices.SortStableFunc(g.pending, func(a, b *Member[W, R]) int { return a.Since.Compare(b.Since) })
 }
 
-// together returns a context for what is done for all members: it has the values
-// of the first one's, and ends when those of all have ended.
+// together returns a context for the work of all members. It has the values of the
+// first member's context, and ends when the contexts of all members have ended.
 func together[W, R any](members []*Member[W, R]) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(members[0].ctx))
 	var left atomic.Int64

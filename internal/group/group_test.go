@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// died is what a handler does that ends the goroutine of a leader.
+// died is work that ends the goroutine of its leader.
 type died struct{}
 
 func (died) Together(context.Context, []*Member[int, int]) ([]*Member[int, int], Result) {
@@ -29,8 +29,8 @@ func (g *Group[W, R]) joined(ctx context.Context, id string, since time.Time) *M
 	return m
 }
 
-// A group takes those first that came first, in whatever order they were handed out:
-// a broker can be told at once of all before the first unsettled one.
+// A group takes the oldest members first, in whatever order they joined: the broker gets
+// one acknowledgement for everything before the first unsettled delivery.
 func TestGroup_TakesTheOldestFirst(t *testing.T) {
 	for seed := range uint64(200) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -55,9 +55,9 @@ func TestGroup_TakesTheOldestFirst(t *testing.T) {
 	}
 }
 
-// A handler that ends the goroutine of a leader whose own member waits still, being
-// newer than its group, takes that along, and nobody waits for it to lead.
-func TestGroup_OutlivesALeaderThatWaits(t *testing.T) {
+// A handler ends the goroutine of a leader that is newer than its group and still waits.
+// The leader no longer counts, and its group runs without it.
+func TestGroup_SurvivesALeaderThatWaits(t *testing.T) {
 	g := newDying()
 	m := g.joined(t.Context(), "m", time.Now())
 	<-m.verdict
@@ -77,17 +77,17 @@ func TestGroup_OutlivesALeaderThatWaits(t *testing.T) {
 	}
 }
 
-// inVain gives its first group up after MaxWait of its members, and the later ones
-// go on for as long as anybody waits alone.
-type inVain struct {
+// slowOnce is contended once, for longer than MaxWait. Later groups last until a member
+// has run alone.
+type slowOnce struct {
 	first, once sync.Once
-	alone       chan struct{} // closed by the first
+	alone       chan struct{} // closed by the first member that runs alone
 }
 
-func (w *inVain) Together(ctx context.Context, members []*Member[int, string]) (again []*Member[int, string], result Result) {
+func (w *slowOnce) Together(ctx context.Context, members []*Member[int, string]) (again []*Member[int, string], result Result) {
 	w.first.Do(func() {
 		time.Sleep(60 * time.Millisecond)
-		again, result = members, InTheWay
+		again, result = members, Contended
 	})
 	if again != nil {
 		return again, result
@@ -102,31 +102,31 @@ func (w *inVain) Together(ctx context.Context, members []*Member[int, string]) (
 	return nil, Clean
 }
 
-func (w *inVain) Alone(context.Context, int) (string, Result) {
+func (w *slowOnce) Alone(context.Context, int) (string, Result) {
 	w.once.Do(func() { close(w.alone) })
 	return "alone", Clean
 }
 
-// A member that was in a group in vain does not wait for ever for the next one.
+// MaxWait applies again to a member that was in a contended group.
 func TestGroup_MaxWaitRestartsAfterEachGroup(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
 	g := New(Limits{Size: 8, Bytes: 1 << 20, Wait: 20 * time.Millisecond, Writers: 1, MaxWait: 30 * time.Millisecond},
-		Work[int, string](&inVain{alone: make(chan struct{})}))
+		Work[int, string](&slowOnce{alone: make(chan struct{})}))
 	var all sync.WaitGroup
 	for i := range 8 {
 		all.Go(func() {
 			if _, done := g.Do(ctx, &Member[int, string]{ID: fmt.Sprint(i), Since: time.Now()}); !done || ctx.Err() != nil {
-				t.Errorf("%d has waited in vain", i)
+				t.Errorf("%d was not run", i)
 			}
 		})
 	}
 	all.Wait()
 }
 
-// The one that was told to lead may be newer than all that its group can take. Then it
-// is told again.
-func TestGroup_LeavesNoLeaderBehind(t *testing.T) {
+// A leader may be newer than all members that its group can take. Then it is promoted
+// again.
+func TestGroup_PromotesALeaderAgainThatItsGroupLeftOut(t *testing.T) {
 	g := newDying()
 	begin := time.Now()
 	newest := g.joined(t.Context(), "newest", begin.Add(time.Second))
@@ -141,7 +141,7 @@ func TestGroup_LeavesNoLeaderBehind(t *testing.T) {
 	}
 	g.mu.Lock()
 	g.leaders--
-	g.appoint()
+	g.promote()
 	g.mu.Unlock()
 	select {
 	case v := <-newest.verdict:
@@ -149,6 +149,6 @@ func TestGroup_LeavesNoLeaderBehind(t *testing.T) {
 			t.Errorf("was told %v", v)
 		}
 	default:
-		t.Error("nobody leads the one that was left behind")
+		t.Error("the leader that was left out was not promoted again")
 	}
 }

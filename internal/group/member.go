@@ -5,66 +5,67 @@ import (
 	"time"
 )
 
-// Limits of what is done together.
+// Limits bound the groups.
 type Limits struct {
-	Size    int           // members of a group
-	Bytes   int           // of its members; a single one may have more
-	Wait    time.Duration // of the first member for others
-	Writers int           // transactions that the database lets write at once; 0: many
+	Size    int           // most members of a group
+	Bytes   int           // most bytes of a group; a single member may have more
+	Wait    time.Duration // how long a leader waits for a full group
+	Writers int           // transactions that may write at once; 0: no limit
 
-	// MaxWait is how long a member waits for somebody to take it along before it goes
-	// its own way; 0: for ever.
+	// MaxWait is how long a member waits for a group before it runs alone; 0: no
+	// limit.
 	MaxWait time.Duration
 }
 
-// Work does what its members want, and tells what has become of each.
+// Work runs members and reports the outcome of each.
 type Work[W, R any] interface {
-	// Together is one try for all of members, sorted by Key and ID. It settles each,
-	// by Finish or Alone, or returns it to be tried again: in a group with whoever comes
-	// if they were InTheWay, else without those that were settled. ctx has the values of
-	// the first member's, and ends when those of all have ended.
+	// Together tries all members once, sorted by Key and ID. It calls Finish or Alone
+	// for a member, or returns it in again. If the result is Contended, the returned
+	// members join new, smaller groups; otherwise they are tried again together. ctx
+	// has the values of the first member's context, and ends when the contexts of all
+	// members have ended.
 	Together(ctx context.Context, members []*Member[W, R]) (again []*Member[W, R], result Result)
 
-	// Alone is a try for one.
+	// Alone tries one member once.
 	Alone(ctx context.Context, w W) (R, Result)
 }
 
-// Result of a try, by which groups become larger or smaller.
+// Result is the outcome of one try. It decides whether groups grow or shrink.
 type Result int
 
 const (
-	Failed   Result = iota // for a reason that has nothing to do with their size
-	Clean                  // it has committed
-	InTheWay               // its locks were in the way of others: try again, with fewer
+	Failed   Result = iota // for a reason unrelated to the group's size
+	Clean                  // committed
+	Contended               // lost against another transaction's locks: try again in smaller groups
 )
 
-// Member is one of those that come at the same time.
+// Member is one unit of work that can share a transaction with others.
 type Member[W, R any] struct {
 	Work  W
-	ID    string // no two of a group have the same
-	Key   string // nor this, where it is not ""
+	ID    string // unique within a group
+	Key   string // unique within a group, unless ""
 	Bytes int
-	Since time.Time // its arrival: the oldest are taken first
+	Since time.Time // its arrival; the oldest are taken first
 
-	ctx     context.Context //nolint:containedctx // of the member, while it is here
-	leader  bool            // it has been told to lead; guarded by the group's mu
-	failed  int             // groups that it was part of and that were given up
+	ctx     context.Context //nolint:containedctx // of the member's Do
+	leader  bool            // its verdict is lead; guarded by the group's mu
+	failed  int             // contended groups that it was part of
 	verdict chan verdict[R]
 }
 
-// Context is that of the member alone.
+// Context returns the member's own context, not the group's.
 func (m *Member[W, R]) Context() context.Context { return m.ctx }
 
-// Finish tells the member that it is over.
+// Finish ends the member's Do with r.
 func (m *Member[W, R]) Finish(r R) { m.verdict <- verdict[R]{do: finish, result: r} }
 
-// Alone tells the member to go its own way.
+// Alone makes the member run alone.
 func (m *Member[W, R]) Alone() { m.verdict <- verdict[R]{do: runAlone} }
 
-// mostFailed is the number of groups after which a member goes its own way.
+// mostFailed is the number of contended groups after which a member runs alone.
 const mostFailed = 3
 
-// verdict tells a member what has become of it, or what to do.
+// verdict tells a member its result, or what to do next.
 type verdict[R any] struct {
 	do     task
 	result R
@@ -73,7 +74,7 @@ type verdict[R any] struct {
 type task int
 
 const (
-	finish   task = iota // it is over
-	lead                 // take some along and handle them
-	runAlone             // in a transaction of its own
+	finish   task = iota // return the result
+	lead                 // take a group and run it
+	runAlone             // run in its own transaction
 )

@@ -1,12 +1,12 @@
 package group
 
-// pace says how large groups may be now, and how many at once. Guarded by the mu of its
-// group.
+// pace decides how large groups may be, and how many run at once. Guarded by the mu of
+// its Group.
 //
 // Until the first conflict the size doubles with every clean group. A conflict halves
-// it. From then on it grows by a quarter after many clean groups, after more of them the
-// more often that went wrong: a conflict costs as much as dozens of groups, so what a
-// larger one saves is lost if one in a few hundred meets another.
+// it. After that it grows by a quarter after many clean groups, and each further conflict
+// doubles that number. A conflict costs as much as dozens of groups, so a larger group
+// saves nothing if one in a few hundred conflicts.
 type pace struct {
 	most    int
 	writers int // transactions that the database lets write at once
@@ -20,9 +20,9 @@ const (
 	needAtLeast = 256 // after a conflict
 	needAtMost  = 1 << 16
 
-	// sharing and single are how many members may be worked on at once after a conflict, in
-	// small groups, and of those that still wait when groups are of one. These hold few
-	// locks, and many of them make up for some of their commits.
+	// sharing is how many members may run at once in small groups after a conflict, and
+	// single how many when the group size is one. Single members hold few locks, and
+	// running many at once makes up for part of their commits.
 	sharing = 12
 	single  = 32
 )
@@ -31,9 +31,8 @@ func newPace(most, writers int) pace {
 	return pace{most: most, writers: writers, size: min(most, sizeAtFirst), need: 1}
 }
 
-// leaders returns how many groups may be worked on at once: while one commits and
-// one waits for what a statement returns, a third has something to do. Where groups
-// are in each other's way it would be in the way.
+// leaders returns how many groups may run at once. While one commits and another waits
+// for a statement, a third can run. After conflicts it would only add to them.
 func (p *pace) leaders() int {
 	groups := 3
 	switch {
@@ -45,22 +44,23 @@ func (p *pace) leaders() int {
 	return min(groups, p.writers)
 }
 
-// conflict notes that a group of n members was given up. Of several that were under way
-// the first one counts: the others were as large. One member shares nothing.
+// conflict records a contended group of n members. Of several groups that ran at once
+// only the first counts, since the others had the same size. A single member's conflict
+// is not about the group size.
 func (p *pace) conflict(n int) {
 	if n > p.size || n == 1 && p.size > 1 {
 		return
 	}
 	p.streak = 0
 	if p.size == 1 {
-		return // there was nothing larger
+		return // already the smallest
 	}
 	p.size = max(1, p.size/2)
 	p.need = min(max(2*p.need, needAtLeast), needAtMost)
 }
 
-// clean notes that a group of n members was committed. Only one that was as
-// large as allowed tells something.
+// clean records that a group of n members committed. Only groups of the full size
+// count.
 func (p *pace) clean(n int) {
 	if n < p.size {
 		return

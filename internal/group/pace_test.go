@@ -2,8 +2,8 @@ package group
 
 import "testing"
 
-// Where groups of more than some size always meet others, nearly all groups are as large
-// as may be, and one in hundreds is given up.
+// If all groups above a certain size conflict, nearly all groups have that size, and one
+// in hundreds is above it.
 func TestPace_FindsTheSizeThatFits(t *testing.T) {
 	for _, fits := range []int{1, 2, 3, 7, 20, 60} {
 		p := newPace(100, 1000)
@@ -28,8 +28,8 @@ func TestPace_FindsTheSizeThatFits(t *testing.T) {
 	}
 }
 
-// Groups that were under way together tell the same: that they were too large, once.
-func TestPace_OneMeetingCountsOnce(t *testing.T) {
+// The conflicts of groups that ran at the same time count once.
+func TestPace_CountsOneConflictOfSeveralGroupsOnce(t *testing.T) {
 	p := newPace(100, 1000)
 	for range 3 {
 		p.conflict(25)
@@ -44,8 +44,8 @@ func TestPace_OneMeetingCountsOnce(t *testing.T) {
 	}
 }
 
-// What singles meet does not keep groups from being tried again.
-func TestPace_LeavesGroupsOfOne(t *testing.T) {
+// Conflicts of single members do not prevent groups from being tried again.
+func TestPace_GrowsAgainFromOne(t *testing.T) {
 	p := newPace(100, 1000)
 	for p.size > 1 {
 		p.conflict(p.size)
@@ -56,19 +56,19 @@ func TestPace_LeavesGroupsOfOne(t *testing.T) {
 		}
 	}
 	if p.size != 1 {
-		t.Errorf("size %d, though one in a hundred meets another", p.size)
+		t.Errorf("size %d, though one in a hundred conflicts", p.size)
 	}
 	for range needAtMost {
 		p.clean(p.size)
 	}
 	if p.size < 10 {
-		t.Errorf("size %d, long after the last meeting", p.size)
+		t.Errorf("size %d, long after the last conflict", p.size)
 	}
 }
 
-// A group that is not full tells nothing by committing, and one of one member nothing at
-// all.
-func TestPace_FewSayLittle(t *testing.T) {
+// The commit of a group that is not full does not count, and neither does a conflict of
+// one member.
+func TestPace_IgnoresGroupsThatAreNotFull(t *testing.T) {
 	p := newPace(100, 1000)
 	p.clean(24)
 	if p.size != 25 {
@@ -78,7 +78,7 @@ func TestPace_FewSayLittle(t *testing.T) {
 	if p.size != 50 {
 		t.Errorf("size %d", p.size)
 	}
-	p.conflict(1) // what stopped it, it would have met alone
+	p.conflict(1) // it would have conflicted alone too
 	if p.size != 50 || p.leaders() != 3 {
 		t.Errorf("size %d, %d at once", p.size, p.leaders())
 	}
