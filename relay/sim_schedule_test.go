@@ -78,7 +78,7 @@ func (s *simulation) quiet() bool {
 		}
 	}
 	for _, w := range s.workers {
-		if w.removal != nil || len(w.removals.confirmed) > 0 || w.engine.publishing.inFlight > 0 || len(w.tasks.retried) > 0 || w.task != nil {
+		if w.removal != nil || len(w.removals.confirmed) > 0 || w.publishing.inFlight > 0 || len(w.tasks.retried) > 0 || w.task != nil {
 			return false
 		}
 	}

@@ -34,8 +34,8 @@ type Work[W, R any] interface {
 type Result int
 
 const (
-	Failed   Result = iota // for a reason unrelated to the group's size
-	Clean                  // committed
+	Failed    Result = iota // for a reason unrelated to the group's size
+	Clean                   // committed
 	Contended               // lost against another transaction's locks: try again in smaller groups
 )
 
