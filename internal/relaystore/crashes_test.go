@@ -9,7 +9,7 @@ import (
 )
 
 // expectTaken takes lanes and looks at the crashes that were counted.
-func (s lessors) expectTaken(t *testing.T, owner string, want map[int]Taken) {
+func (s leaseFixture) expectTaken(t *testing.T, owner string, want map[int]Taken) {
 	t.Helper()
 	lanes := make([]int, 0, len(want))
 	for lane := range want {
@@ -28,7 +28,7 @@ func (s lessors) expectTaken(t *testing.T, owner string, want map[int]Taken) {
 }
 
 // insert writes a row into the outbox, or into parked, of a lane.
-func (s lessors) insert(t *testing.T, table string, lane int, more, values string) {
+func (s leaseFixture) insert(t *testing.T, table string, lane int, more, values string) {
 	t.Helper()
 	text := `insert into {{` + table + `}} (lane, topic, message_id, key, payload, metadata` + more + `) values ($1, 't', 'm', '', '', ''` + values + `)`
 	if _, err := s.db.ExecContext(t.Context(), database.Of(s.box.Config().Database).Expand(text), lane); err != nil {
@@ -37,7 +37,7 @@ func (s lessors) insert(t *testing.T, table string, lane int, more, values strin
 }
 
 func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		now, later := `now()`, `now() + interval '1 hour'`
 		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			now, later = sqliteNow, sqliteNow+` + 3600000000`
@@ -66,7 +66,7 @@ func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing
 }
 
 func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		for lane := range outbox.Lanes {
 			s.insert(t, "outbox", lane, "", "")
 		}
@@ -81,7 +81,7 @@ func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
 }
 
 func TestLeases_ASuspectIsHandedOver(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		store := s
 		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}})
 		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 42), nil)
@@ -101,7 +101,7 @@ func TestLeases_ASuspectIsHandedOver(t *testing.T) {
 
 // A worker that beats on has not died of what it could not finish in time.
 func TestLeases_AnOwnerThatLivesOnHasNotCrashed(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		store := s
 		s.insert(t, "outbox", 1, "", "")
 		beat := func(owner string) {

@@ -19,7 +19,7 @@ import (
 
 // scene is what the writes of the test find: rows of every kind.
 type scene struct {
-	*lot
+	*fixture
 	rows    []outboxstore.Row
 	due     []Row
 	letters []int64
@@ -30,15 +30,15 @@ const (
 	manyStatements = 1000
 )
 
-// play makes the tables anew.
-func play(t *testing.T, p *lot) *scene {
+// newScene makes the tables anew.
+func newScene(t *testing.T, p *fixture) *scene {
 	t.Helper()
 	for _, table := range []string{"outbox", "parked", "dead_letters", "outbox_history"} {
 		p.exec(t, `delete from {{`+table+`}}`)
 	}
 	p.setSequence(t, 1)
 	a, b, c, d := laneKey(1), laneKey(2), laneKey(3), laneKey(4)
-	s := &scene{lot: p}
+	s := &scene{fixture: p}
 	s.rows = p.publish(t, slices.Concat(named(a, 3), named(b, 3), named(c, 3), named(d, 3), loose(4))...)
 	// b and c have rows in parked, c's first is held, d's first is dead.
 	p.mustFail(t, []Failure{failing(s.rows[3], FateRetry), failing(s.rows[6], FateHoldKey), failing(s.rows[9], FateDeadLetter), failing(s.rows[12], FateRetry), failing(s.rows[13], FateHoldKey)},
@@ -91,7 +91,7 @@ var writes = map[string]func(s *scene, t *testing.T) error{
 	},
 	"suspect": func(s *scene, t *testing.T) error { return s.SetSuspect(t.Context(), s.f, 0) },
 	"calm": func(s *scene, t *testing.T) error {
-		return s.ClearCrashes(t.Context(), s.f.Owner, map[int]int64{lotLane: s.f.Epoch})
+		return s.ClearCrashes(t.Context(), s.f.Owner, map[int]int64{testLane: s.f.Epoch})
 	},
 }
 
@@ -100,10 +100,10 @@ var writes = map[string]func(s *scene, t *testing.T) error{
 // if nothing had happened.
 func TestRetries_ACutAtEachStatementLeavesTheTablesRight(t *testing.T) {
 	t.Parallel()
-	test := func(t *testing.T, p *lot, c *cutter) {
-		play(t, p) // from here on the ids are the same each time
+	test := func(t *testing.T, p *fixture, c *cutter) {
+		newScene(t, p) // from here on the ids are the same each time
 		for name, write := range writes {
-			s := play(t, p)
+			s := newScene(t, p)
 			c.cut(manyStatements, false)
 			expectErr(t, write(s, t), nil)
 			total := manyStatements - int(c.at.Load())
@@ -118,7 +118,7 @@ func TestRetries_ACutAtEachStatementLeavesTheTablesRight(t *testing.T) {
 					if p.sqlite() && n > 2 && n < total-1 && n != total/2 {
 						continue // one transaction
 					}
-					s := play(t, p)
+					s := newScene(t, p)
 					before, cuts := p.dump(t), c.cuts.Load()
 					c.cut(n, after)
 					err := write(s, t)
@@ -146,11 +146,11 @@ func TestRetries_ACutAtEachStatementLeavesTheTablesRight(t *testing.T) {
 		t.Parallel()
 		pg := testserver.Postgres(t)
 		db, c := openCut(t, &pq.Driver{}, pg.DSN+"&binary_parameters=yes")
-		test(t, newLot(t, db, pg.Config, time.Hour), c)
+		test(t, newFixture(t, db, pg.Config, time.Hour), c)
 	})
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
 		db, c := openCut(t, &sqlitedriver.Driver{}, oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db")))
-		test(t, newLot(t, db, oncemill.Config{Dialect: oncemill.SQLite}, time.Hour), c)
+		test(t, newFixture(t, db, oncemill.Config{Dialect: oncemill.SQLite}, time.Hour), c)
 	})
 }

@@ -11,7 +11,7 @@ import (
 )
 
 func TestRetries_DueKeepsToItsBounds(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		one, two := laneKey(1), laneKey(2)
 		rows := p.publish(t, slices.Concat(named(one, 4), named(two, 4), loose(2))...)
 		p.mustFail(t, []Failure{failing(rows[0], FateRetry), failing(rows[4], FateRetry), failing(rows[8], FateRetry), failing(rows[9], FateRetry)},
@@ -53,7 +53,7 @@ func TestRetries_DueKeepsToItsBounds(t *testing.T) {
 }
 
 func TestRetries_CommandsAreTheOldestMessagesFirst(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, named(laneKey(1), 5)...)
 		for _, i := range []int{3, 1, 4, 0, 2} {
 			p.mustFail(t, []Failure{failing(rows[i], FateDeadLetter)})
@@ -61,7 +61,7 @@ func TestRetries_CommandsAreTheOldestMessagesFirst(t *testing.T) {
 		for _, i := range []int{4, 0, 3, 1} {
 			p.replay(t, p.letterOf(t, rows[i]))
 		}
-		commands, err := p.Commands(t.Context(), []int{1, lotLane}, 3)
+		commands, err := p.Commands(t.Context(), []int{1, testLane}, 3)
 		if err != nil || len(commands) != 3 {
 			t.Fatalf("commands %v, %v", commands, err)
 		}
@@ -83,7 +83,7 @@ func TestRetries_CommandsAreTheOldestMessagesFirst(t *testing.T) {
 // The time limit of attempts counts from the first failure, whatever a row has waited
 // for before that.
 func TestRetries_AgeIsThatOfTheFirstFailure(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, named(laneKey(1), 2)...)
 		p.mustFail(t, []Failure{failing(rows[0], FateRetry)}, rows[1])
 		hour := `interval '1 hour'`
@@ -96,7 +96,7 @@ func TestRetries_AgeIsThatOfTheFirstFailure(t *testing.T) {
 		if len(due) != 2 || due[0].Age < time.Hour || due[1].Age < time.Hour {
 			t.Fatalf("due %+v", due)
 		}
-		p.mustSettle(t, due[0])
+		p.mustRemove(t, due[0])
 		p.mustFail(t, []Failure{failingAgain(due[1], FateRetry)}) // its first
 		due, _ = p.mustDue(t, 4, 4)
 		if len(due) != 1 || due[0].Attempts != 1 || due[0].Age > time.Minute {
@@ -113,7 +113,7 @@ func TestRetries_AgeIsThatOfTheFirstFailure(t *testing.T) {
 // A message is not kept waiting by the backlog of another topic, which has waited for
 // longer.
 func TestRetries_TopicsTakeTurns(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		const backlog = 300
 		rows := p.publish(t, loose(backlog+1)...)
 		var failures []Failure
@@ -133,7 +133,7 @@ func TestRetries_TopicsTakeTurns(t *testing.T) {
 // What is due while a look is under way is for the next one, and lets nothing out whose
 // time has not come.
 func TestRetries_DueBringsOnlyWhatIsDue(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, loose(40)...)
 		var failures []Failure
 		for _, r := range rows {
@@ -169,7 +169,7 @@ func TestRetries_DueBringsOnlyWhatIsDue(t *testing.T) {
 
 // One topic's first is known, its second is due in 1 s; another topic is due in 1 h.
 func TestRetries_NextIsTheFirstOfAllTopics(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, loose(3)...)
 		p.exec(t, `update {{outbox}} set topic = 'other' where id = $1`, rows[2].ID)
 		var failures []Failure

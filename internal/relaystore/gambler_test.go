@@ -20,7 +20,7 @@ import (
 
 // gambler does random things to a lot and to its model.
 type gambler struct {
-	*lot
+	*fixture
 	want model
 	*rand.Rand
 	letters *dlq.Store
@@ -198,7 +198,7 @@ func (g *gambler) step(t *testing.T) {
 	case n < 11:
 		name = "carry out"
 		some := g.someLetters(t)
-		commands, err := g.Commands(ctx, []int{1, lotLane}, 3)
+		commands, err := g.Commands(ctx, []int{1, testLane}, 3)
 		expectErr(t, err, nil)
 		for _, c := range commands {
 			for _, l := range g.want.letters {
@@ -249,14 +249,14 @@ func (g *gambler) look(t *testing.T) {
 	var wait, later int
 	mayWait := false // for one that is known
 	known := map[int64]bool{}
-	req := DueRequest{Lanes: []int{lotLane}, Heads: 1 + g.IntN(4), Rows: 1 + g.IntN(4)}
+	req := DueRequest{Lanes: []int{testLane}, Heads: 1 + g.IntN(4), Rows: 1 + g.IntN(4)}
 	for _, topic := range []string{"orders", "refunds", "others"} {
 		if g.IntN(4) == 0 {
 			req.ExceptTopics = append(req.ExceptTopics, topic)
 		}
 	}
 	for _, r := range g.want.of(inParked, "") {
-		if k := (Key{lotLane, r.Key}); r.Key != "" && !slices.Contains(keys, k) {
+		if k := (Key{testLane, r.Key}); r.Key != "" && !slices.Contains(keys, k) {
 			keys = append(keys, k)
 		}
 		if g.IntN(5) == 0 {
@@ -314,7 +314,7 @@ func (g *gambler) look(t *testing.T) {
 	}
 }
 
-func gamble(t *testing.T, p *lot, rounds, steps int) {
+func gamble(t *testing.T, p *fixture, rounds, steps int) {
 	seed := rand.Uint64() //nolint:gosec // no secret
 	t.Logf("seed %d", seed)
 	letters, err := dlq.New(p.db, dlq.Config{Database: p.box.Config().Database})
@@ -327,7 +327,7 @@ func gamble(t *testing.T, p *lot, rounds, steps int) {
 			p.exec(t, `delete from {{`+table+`}}`)
 		}
 		p.exec(t, `update {{relay_leases}} set suspect = null`)
-		g := &gambler{lot: p, Rand: rand.New(rand.NewPCG(seed, uint64(round))), letters: letters, steps: total} //nolint:gosec // no secret
+		g := &gambler{fixture: p, Rand: rand.New(rand.NewPCG(seed, uint64(round))), letters: letters, steps: total} //nolint:gosec // no secret
 		for i := range 15 {
 			for k := 1; k <= 3; k++ {
 				g.names = append(g.names, fmt.Sprintf("%s/%d", laneKey(k), i))
@@ -369,14 +369,14 @@ func TestRetries_AgreesWithAModel(t *testing.T) {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			gamble(t, newLot(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, time.Hour), 2*scale, 60)
+			gamble(t, newFixture(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, time.Hour), 2*scale, 60)
 		})
 	}
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
 		db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
 		db.SetMaxOpenConns(1)
-		p := newLot(t, db, oncemill.Config{}, time.Hour)
+		p := newFixture(t, db, oncemill.Config{}, time.Hour)
 		p.exec(t, `pragma synchronous = off`)
 		gamble(t, p, 4*scale, 80)
 	})

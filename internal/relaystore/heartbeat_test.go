@@ -13,7 +13,7 @@ import (
 // A heartbeat that waits for a takeover under way began before it, and its
 // snapshot shows the lane as the worker's still.
 func TestLeases_ABeatThatMetATakeoverDoesNotHoldTheLane(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		names := database.Of(s.box.Config().Database)
 		me := Identity{Owner: "a", Ready: true}
 		s.mustBeat(t, me, nil, longTerm)
@@ -52,7 +52,7 @@ func TestLeases_ABeatThatMetATakeoverDoesNotHoldTheLane(t *testing.T) {
 // perhaps. A heartbeat forgets the dead among them later, and neither it nor the flush of
 // RequireDurable waits. (SQLite has one writer at a time.)
 func TestLeases_ALockedRowOfAnotherWorkerKeepsNoHeartbeatWaiting(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		names := database.Of(s.box.Config().Database)
 		if names.Dialect == oncemill.SQLite {
 			return

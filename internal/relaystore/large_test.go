@@ -13,7 +13,7 @@ import (
 // Large messages that are due take all places of a look; one that passes them over brings
 // the others, of the same topic.
 func TestRetries_LooksPassLargeMessagesOverIfAsked(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		const large, heads = 20, 8
 		var messages []*message.Message
 		ids := loose(large + 3)
@@ -29,7 +29,7 @@ func TestRetries_LooksPassLargeMessagesOverIfAsked(t *testing.T) {
 			failures = append(failures, failing(r, FateRetry))
 		}
 		p.mustFail(t, failures)
-		req := DueRequest{Lanes: []int{lotLane}, Topics: 10, Heads: heads, Rows: 32, Bytes: 20_000}
+		req := DueRequest{Lanes: []int{testLane}, Topics: 10, Heads: heads, Rows: 32, Bytes: 20_000}
 		found, err := p.Due(t.Context(), req)
 		if err != nil {
 			t.Fatal(err)
@@ -50,7 +50,7 @@ func TestRetries_LooksPassLargeMessagesOverIfAsked(t *testing.T) {
 // A look brings no more bytes than it asks for, and the payload of a large message not at
 // all, however many are due.
 func TestRetries_LooksBringWhatTheWayCarries(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		const each, all = 10_000, 40
 		var messages []*message.Message
 		ids := loose(all)
@@ -69,8 +69,8 @@ func TestRetries_LooksBringWhatTheWayCarries(t *testing.T) {
 			failures, payloads[r.MessageID] = append(failures, failing(r, FateRetry)), r.Payload
 		}
 		p.mustFail(t, failures)
-		waiting := p.count(t, `select count(*) from {{parked}} where lane = $1`, lotLane)
-		req := DueRequest{Lanes: []int{lotLane}, Topics: 10, Heads: 64, Rows: 32, Bytes: 8 * each}
+		waiting := p.count(t, `select count(*) from {{parked}} where lane = $1`, testLane)
+		req := DueRequest{Lanes: []int{testLane}, Topics: 10, Heads: 64, Rows: 32, Bytes: 8 * each}
 		seen := map[string]bool{}
 		for looks := 0; len(seen) < waiting; looks++ {
 			found, err := p.Due(t.Context(), req)
@@ -100,7 +100,7 @@ func TestRetries_LooksBringWhatTheWayCarries(t *testing.T) {
 					t.Errorf("%s: %d bytes came, not those of the message", r.MessageID, len(r.Payload))
 				}
 				seen[r.MessageID] = true
-				p.mustSettle(t, r)
+				p.mustRemove(t, r)
 			}
 			if looks > all {
 				t.Fatalf("%d looks found %d of %d", looks, len(seen), waiting)
@@ -111,7 +111,7 @@ func TestRetries_LooksBringWhatTheWayCarries(t *testing.T) {
 
 // No message is made of pieces of two versions of a row.
 func TestRetries_APieceIsOfTheVersionThatWasLookedAt(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		if p.sqlite() {
 			t.Log("no payload is missing from a look there")
 			return
@@ -122,7 +122,7 @@ func TestRetries_APieceIsOfTheVersionThatWasLookedAt(t *testing.T) {
 		if piece, err := p.ReadPiece(t.Context(), due.Ref, 0, 5); err != nil || string(piece) != "paylo" {
 			t.Errorf("got %q, %v", piece, err)
 		}
-		p.exec(t, `update {{parked}} set payload = 'another' where lane = $1`, lotLane)
+		p.exec(t, `update {{parked}} set payload = 'another' where lane = $1`, testLane)
 		if piece, err := p.ReadPiece(t.Context(), due.Ref, 0, 5); err != nil || len(piece) > 0 {
 			t.Errorf("got %q of what the row was not, %v", piece, err)
 		}

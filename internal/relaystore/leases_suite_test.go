@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// lessors is a lease store of a test's own.
-type lessors struct {
+// leaseFixture is a store of a test's own.
+type leaseFixture struct {
 	Store
 	db    *sql.DB
 	box   *outbox.Outbox
@@ -25,9 +25,9 @@ type lessors struct {
 
 // eachLeaseStore runs the conformance suite's test on both databases, and on
 // PostgreSQL under the isolation levels that a database may have as its default.
-func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
+func eachLeaseStore(t *testing.T, test func(t *testing.T, s leaseFixture)) {
 	t.Parallel()
-	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) lessors {
+	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) leaseFixture {
 		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relayMigrations); err != nil {
 			t.Fatal(err)
 		}
@@ -39,7 +39,7 @@ func eachLeaseStore(t *testing.T, test func(t *testing.T, s lessors)) {
 			return box
 		}
 		box := newBox(db)
-		return lessors{openStore(box), db, box, openStore(newBox(other))}
+		return leaseFixture{openStore(box), db, box, openStore(newBox(other))}
 	}
 	for _, level := range testserver.OneOf(t, "read committed", "repeatable read", "serializable") {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
@@ -74,7 +74,7 @@ func allLanes() []int {
 	return lanes
 }
 
-func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, term time.Duration) map[int]int64 {
+func (s leaseFixture) mustTake(t *testing.T, owner string, lanes []int, most int, term time.Duration) map[int]int64 {
 	t.Helper()
 	taken, err := s.Take(t.Context(), owner, lanes, most, term)
 	if err != nil {
@@ -87,7 +87,7 @@ func (s lessors) mustTake(t *testing.T, owner string, lanes []int, most int, ter
 	return epochs
 }
 
-func (s lessors) mustBeat(t *testing.T, me Identity, lanes []int, term time.Duration) map[int]Renewal {
+func (s leaseFixture) mustBeat(t *testing.T, me Identity, lanes []int, term time.Duration) map[int]Renewal {
 	t.Helper()
 	held, err := s.Beat(t.Context(), me, lanes, term)
 	if err != nil {
@@ -96,7 +96,7 @@ func (s lessors) mustBeat(t *testing.T, me Identity, lanes []int, term time.Dura
 	return held
 }
 
-func (s lessors) mustCensus(t *testing.T) (map[int]Lease, map[string]Worker) {
+func (s leaseFixture) mustCensus(t *testing.T) (map[int]Lease, map[string]Worker) {
 	t.Helper()
 	leases, peers, err := s.Census(t.Context())
 	if err != nil {
@@ -117,7 +117,7 @@ func (s lessors) mustCensus(t *testing.T) (map[int]Lease, map[string]Worker) {
 }
 
 // awaitExpired waits until the database finds the lanes free.
-func (s lessors) awaitExpired(t *testing.T, lanes ...int) {
+func (s leaseFixture) awaitExpired(t *testing.T, lanes ...int) {
 	t.Helper()
 	eventually(t, "the leases expire", func() bool {
 		leases, _ := s.mustCensus(t)
@@ -127,7 +127,7 @@ func (s lessors) awaitExpired(t *testing.T, lanes ...int) {
 
 // inGuard runs fn in a transaction that the lease guards, with the limits that such
 // transactions have.
-func (s lessors) inGuard(t *testing.T, lane int, owner string, epoch int64, fn func(held bool)) {
+func (s leaseFixture) inGuard(t *testing.T, lane int, owner string, epoch int64, fn func(held bool)) {
 	t.Helper()
 	guarded := func(tx *sql.Tx) error {
 		held, err := s.Guard(t.Context(), tx, lane, owner, epoch)
@@ -149,7 +149,7 @@ func (s lessors) inGuard(t *testing.T, lane int, owner string, epoch int64, fn f
 	_ = guarded(tx)
 }
 
-func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (held bool) {
+func (s leaseFixture) guarded(t *testing.T, lane int, owner string, epoch int64) (held bool) {
 	t.Helper()
 	s.inGuard(t, lane, owner, epoch, func(h bool) { held = h })
 	return held
@@ -158,7 +158,7 @@ func (s lessors) guarded(t *testing.T, lane int, owner string, epoch int64) (hel
 // A commit that changes nothing waits for nothing, so that the worker's row is not
 // there must not pass for durable.
 func TestLeases_AreNotFlushedWithoutARow(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			return // every commit is durable
 		}

@@ -19,7 +19,7 @@ import (
 )
 
 func TestLeases_TakeGivesFreeLanesWithANewEpoch(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		if taken := s.mustTake(t, "a", nil, 5, longTerm); len(taken) != 0 {
 			t.Errorf("took %v of none", taken)
 		}
@@ -44,7 +44,7 @@ func TestLeases_TakeGivesFreeLanesWithANewEpoch(t *testing.T) {
 }
 
 func TestLeases_BeatShowsTheWorkerAndExtendsItsLanes(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		a, b := Identity{Owner: "a", Name: "host", Ready: true}, Identity{Owner: "b", Stopping: true}
 		if held := s.mustBeat(t, a, nil, longTerm); len(held) != 0 {
 			t.Errorf("holds %v before it took anything", held)
@@ -72,7 +72,7 @@ func TestLeases_BeatShowsTheWorkerAndExtendsItsLanes(t *testing.T) {
 }
 
 func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		a := Identity{Owner: "a"}
 		s.mustTake(t, "a", []int{1, 2}, 2, shortTerm)
 		s.awaitExpired(t, 1, 2)
@@ -111,7 +111,7 @@ func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
 }
 
 func TestLeases_ReleaseAndLeave(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		s.mustTake(t, "a", []int{1, 2, UpkeepLane}, 3, longTerm)
 		s.mustBeat(t, Identity{Owner: "a"}, nil, longTerm)
 		s.mustBeat(t, Identity{Owner: "b"}, nil, shortTerm)
@@ -139,7 +139,7 @@ func TestLeases_ReleaseAndLeave(t *testing.T) {
 }
 
 func TestLeases_TheDeadAreForgotten(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		s.mustBeat(t, Identity{Owner: "dead"}, nil, -2*time.Hour)
 		s.mustBeat(t, Identity{Owner: "lately"}, nil, -time.Minute)
 		s.mustBeat(t, Identity{Owner: "a"}, nil, longTerm)
@@ -156,7 +156,7 @@ func TestLeases_TheDeadAreForgotten(t *testing.T) {
 // A takeover waits for a guarded write under way, and the former owner's next
 // one is refused.
 func TestLeases_AGuardedTransactionExcludesATakeover(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		epoch := s.mustTake(t, "a", []int{UpkeepLane}, 1, shortTerm)[UpkeepLane]
 		s.inGuard(t, UpkeepLane, "a", epoch, func(held bool) {
 			if !held {
@@ -181,7 +181,7 @@ func TestLeases_AGuardedTransactionExcludesATakeover(t *testing.T) {
 // worker's heartbeat goes on, and after a release nobody else begins before the end.
 // (SQLite has one writer at a time.)
 func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			return
 		}
@@ -209,7 +209,7 @@ func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
 // A process that is stopped in the middle of a guarded transaction keeps its
 // locks only for a moment. (On SQLite it keeps the whole database waiting.)
 func TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		if s.box.Config().Database.Dialect == oncemill.SQLite {
 			return
 		}
@@ -221,7 +221,7 @@ func TestLeases_AGuardedTransactionThatIdlesIsEndedByTheServer(t *testing.T) {
 }
 
 func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		if names := database.Of(s.box.Config().Database); names.Dialect == oncemill.SQLite { // on PostgreSQL days are missing
 			if _, err := s.db.ExecContext(t.Context(), names.Expand(`
 				insert into {{outbox_history}} (id, lane, topic, message_id, key, payload, metadata, created_at, relayed_at)
@@ -251,7 +251,7 @@ func TestLeases_UpkeepWithAStaleLeaseDoesNothing(t *testing.T) {
 }
 
 func TestLeases_ManyTakersShareNoLane(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		const takers = 8
 		var group sync.WaitGroup
 		var mu sync.Mutex
@@ -294,7 +294,7 @@ func TestLeases_ManyTakersShareNoLane(t *testing.T) {
 
 // The rows of a statement come before its commit, which may fail after them.
 func TestLeases_NothingIsTakenByAStatementThatDoesNotCommit(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		names := database.Of(s.box.Config().Database)
 		if names.Dialect == oncemill.SQLite {
 			return // a statement there has committed when its last row is read
@@ -319,7 +319,7 @@ func TestLeases_NothingIsTakenByAStatementThatDoesNotCommit(t *testing.T) {
 // The server's clock was set back after a worker had died: its leases would last for
 // as long as the clock was wrong. What is renewed meanwhile stays.
 func TestLeases_EndsWhatNobodyRenewsAfterTheClockWasSetBack(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		const term = time.Hour
 		s.mustTake(t, "dead", []int{1, 2}, 2, term)
 		s.mustBeat(t, Identity{Owner: "dead", Ready: true}, []int{1, 2}, term)
@@ -357,7 +357,7 @@ func TestLeases_EndsWhatNobodyRenewsAfterTheClockWasSetBack(t *testing.T) {
 // Another name, another owner of the same name that comes later, and lanes that have gone
 // to somebody else meanwhile are left alone.
 func TestLeases_ExpireFormerEndsThoseOfTheSameName(t *testing.T) {
-	eachLeaseStore(t, func(t *testing.T, s lessors) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		const term = time.Hour
 		former, other := Identity{Owner: "former", Name: "worker-1", Ready: true}, Identity{Owner: "other", Name: "worker-2", Ready: true}
 		me := Identity{Owner: "me", Name: "worker-1", Ready: true}

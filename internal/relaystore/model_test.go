@@ -140,7 +140,7 @@ func (m *model) settle(refs []outboxstore.Ref) (unparked []Key) {
 	m.fixHeads()
 	for key := range touched {
 		if key != "" && len(m.of(inParked, key)) == 0 {
-			unparked = append(unparked, Key{lotLane, key})
+			unparked = append(unparked, Key{testLane, key})
 		}
 	}
 	return unparked
@@ -163,7 +163,7 @@ func (m *model) carryOut(letters []*modelLetter) (parked, unparked []Key) {
 	m.fixHeads()
 	delete(keys, "")
 	for key := range keys {
-		if k := (Key{lotLane, key}); len(m.of(inParked, key)) > 0 {
+		if k := (Key{testLane, key}); len(m.of(inParked, key)) > 0 {
 			parked = append(parked, k)
 		} else {
 			unparked = append(unparked, k)
@@ -203,7 +203,7 @@ func numberless(line string) string {
 }
 
 // dump tells what the tables hold of the lane, but for the times themselves.
-func (p *lot) dump(t testing.TB) string {
+func (p *fixture) dump(t testing.TB) string {
 	t.Helper()
 	now := `clock_timestamp()`
 	length := `jsonb_array_length(errors)`
@@ -243,6 +243,6 @@ func (p *lot) dump(t testing.TB) string {
 		case when next_at is null then 0 when next_at <= `+now+` then 1 else 2 end, `+yes("crashed")+`, `+yes("held")+` from {{parked}} order by id`, 7)
 	lines("letter of %s: %s held=%s attempts=%d", `select message_id, state, `+yes("held")+`, attempts from {{dead_letters}} order by message_id, id`, 4)
 	lines("delivered %d %s", `select id, message_id from {{outbox_history}} order by id`, 2)
-	lines("suspect %d", fmt.Sprintf(`select coalesce(suspect, 0) from {{relay_leases}} where lane = %d`, lotLane), 1)
+	lines("suspect %d", fmt.Sprintf(`select coalesce(suspect, 0) from {{relay_leases}} where lane = %d`, testLane), 1)
 	return b.String()
 }

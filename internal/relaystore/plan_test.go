@@ -15,7 +15,7 @@ import (
 
 // fill loads many rows of the outbox; many parked rows of other lanes, of other keys, of one key behind its head,
 // and of a stuck topic; dead letters and commands of other lanes.
-func (p *lot) fill(t *testing.T, n int) {
+func (p *fixture) fill(t *testing.T, n int) {
 	t.Helper()
 	p.exec(t, `
 		insert into {{outbox}} (lane, id, topic, message_id, payload)
@@ -26,31 +26,31 @@ func (p *lot) fill(t *testing.T, n int) {
 		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 		select case when i % 2 = 0 then $2 else i % 32 end, i, 't', 'm' || i, case when i % 2 = 0 then $3 else 'other ' || i end, '', '', now(),
 			case when i % 2 = 1 or i = 2 then now() + interval '1 hour' end
-		from generate_series(1, $1::int) i`, n, lotLane, laneKey(9))
+		from generate_series(1, $1::int) i`, n, testLane, laneKey(9))
 	p.exec(t, `
 		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 		select $2, 1000000 + i, 't', 'unkeyed ' || i, '', '', '', now(), now() + interval '1 hour'
-		from generate_series(1, $1::int / 10) i`, n, lotLane)
+		from generate_series(1, $1::int / 10) i`, n, testLane)
 	p.exec(t, `
 		insert into {{parked}} (lane, id, topic, message_id, key, payload, metadata, created_at, next_at)
 		select $2, 3000000 + i, 'stuck', 'stuck ' || i, '', '', '', now(), now() - interval '1 hour'
-		from generate_series(1, $1::int) i`, n, lotLane)
+		from generate_series(1, $1::int) i`, n, testLane)
 	p.exec(t, `
 		insert into {{dead_letters}} (state, held, source, lane, row_id, topic, message_id, key, payload, created_at, reason, error, fingerprint)
 		select case when i % 10 = 0 then 'replaying' else 'dead' end, false, 'relay', case when i % 10 = 0 then 6 else i % 32 end, i, 't', 'm' || i, 'k', '', now(), 'refused', '', 'f'
 		from generate_series(1, $1::int) i`, n)
 }
 
-// labour is each of the store's statements, on a few rows.
-func (p *lot) labour(t *testing.T, round string) {
+// runEach runs each of the store's statements, on a few rows.
+func (p *fixture) runEach(t *testing.T, round string) {
 	t.Helper()
 	ctx := t.Context()
 	a, b := laneKey(1)+"x"+round, laneKey(2)+"y"+round
 	insert := func(key string, n int) (rows []outboxstore.Row) {
 		for i := range n {
-			r := outboxstore.Row{Ref: outboxstore.Ref{Lane: lotLane, MessageID: fmt.Sprintf("%s/%d", key, i)}, Topic: "t", Key: key}
+			r := outboxstore.Row{Ref: outboxstore.Ref{Lane: testLane, MessageID: fmt.Sprintf("%s/%d", key, i)}, Topic: "t", Key: key}
 			err := p.db.QueryRowContext(ctx, database.Of(p.box.Config().Database).Expand(`insert into {{outbox}} (lane, topic, message_id, key, payload) values ($1, 't', $2, $3, '') returning id, created_at -- test`),
-				lotLane, r.MessageID, key).Scan(&r.ID, &r.CreatedAt)
+				testLane, r.MessageID, key).Scan(&r.ID, &r.CreatedAt)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -65,7 +65,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	p.mustFail(t, []Failure{failingAgain(Row{Row: first[0], Attempts: 2}, FateDeadLetter)}, first[5])
 	look := func() []Row {
 		t.Helper()
-		due, _, err := p.due(ctx, DueRequest{Lanes: []int{lotLane}, Known: []outboxstore.Known{{ID: -1}, {ID: -2}, {ID: -3}}, ExceptTopics: []string{"stuck"}, Heads: 64, Rows: 32})
+		due, _, err := p.due(ctx, DueRequest{Lanes: []int{testLane}, Known: []outboxstore.Known{{ID: -1}, {ID: -2}, {ID: -3}}, ExceptTopics: []string{"stuck"}, Heads: 64, Rows: 32})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -81,7 +81,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	if err != nil || len(commands) != 100 {
 		t.Fatalf("commands %v, %v", commands, err)
 	}
-	commands, err = p.Commands(ctx, []int{lotLane}, 100)
+	commands, err = p.Commands(ctx, []int{testLane}, 100)
 	if err != nil || len(commands) != 2 {
 		t.Fatalf("commands %v, %v", commands, err)
 	}
@@ -89,7 +89,7 @@ func (p *lot) labour(t *testing.T, round string) {
 		t.Fatal(err)
 	}
 	for _, r := range look() {
-		p.mustSettle(t, r)
+		p.mustRemove(t, r)
 	}
 	swept := insert(laneKey(3)+"z"+round, 4)
 	p.mustFail(t, []Failure{failing(swept[0], FateRetry)})
@@ -100,14 +100,14 @@ func (p *lot) labour(t *testing.T, round string) {
 	postponed.Uncharged = true
 	p.mustFail(t, []Failure{postponed})
 	for _, r := range swept {
-		p.mustSettle(t, Row{Row: r})
+		p.mustRemove(t, Row{Row: r})
 	}
-	keys, err := p.Keys(ctx, []int{lotLane})
+	keys, err := p.Keys(ctx, []int{testLane})
 	if err != nil || len(keys) != 1+p.count(t, `select count(distinct key) from {{parked}} where lane = 5 and key like 'other%' -- test`) {
 		t.Fatalf("%d keys, %v", len(keys), err)
 	}
 	for _, id := range []int64{2, loose[1].ID} {
-		if _, _, found, err := p.Find(ctx, lotLane, id); !found || err != nil {
+		if _, _, found, err := p.Find(ctx, testLane, id); !found || err != nil {
 			t.Fatalf("row %d: found %v, %v", id, found, err)
 		}
 	}
@@ -116,7 +116,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	}
 	p.exec(t, `update {{outbox}} set lane = 5 where id in (select id from {{outbox}} where lane = 6 limit 10) -- test`)
 	p.exec(t, `update {{relay_leases}} set owner = 'dead', suspect = null, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
-	if got, err := p.Take(ctx, p.f.Owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].Crashes == 0 {
+	if got, err := p.Take(ctx, p.f.Owner, []int{testLane}, 1, longTerm); err != nil || got[testLane].Crashes == 0 {
 		t.Fatalf("took %v, %v", got, err)
 	}
 	p.f.Epoch++
@@ -124,7 +124,7 @@ func (p *lot) labour(t *testing.T, round string) {
 	p.exec(t, `update {{relay_leases}} set owner = 'dead', crashes = 0, lease_until = now() - interval '1 hour' where lane = 5 -- test`)
 	p.exec(t, `update {{outbox}} set lane = 6 where lane = 5 -- test`)
 	p.exec(t, `update {{parked}} set next_at = now() + interval '1 hour' where topic = 'stuck' -- test`)
-	if got, err := p.Take(ctx, p.f.Owner, []int{lotLane}, 1, longTerm); err != nil || got[lotLane].Crashes != 0 {
+	if got, err := p.Take(ctx, p.f.Owner, []int{testLane}, 1, longTerm); err != nil || got[testLane].Crashes != 0 {
 		t.Fatalf("took %v, %v", got, err)
 	}
 	p.f.Epoch++
@@ -136,7 +136,7 @@ func TestPlans_TouchNothingElse(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	db, seen := testserver.Explained(t, pg.DSN)
-	p := newLot(t, db, pg.Config, time.Hour)
+	p := newFixture(t, db, pg.Config, time.Hour)
 	p.exec(t, `analyze {{parked}}`)
 	p.exec(t, `analyze {{dead_letters}}`)
 	p.exec(t, `analyze {{outbox}}`)
@@ -148,7 +148,7 @@ func TestPlans_TouchNothingElse(t *testing.T) {
 			p.exec(t, `analyze {{dead_letters}}`)
 		}
 		seen.Take()
-		p.labour(t, situation[:1])
+		p.runEach(t, situation[:1])
 		checked := 0
 		for _, plan := range seen.Take() {
 			if strings.Contains(plan.Statement, "-- test") {

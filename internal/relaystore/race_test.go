@@ -42,7 +42,7 @@ func retried(t testing.TB, fn func() error) {
 // that should have none, or none that should have one.
 //
 // Some that the history has missed may be known all the same, by a letter.
-func (p *lot) expectSound(t testing.TB, messages, missed int) {
+func (p *fixture) expectSound(t testing.TB, messages, missed int) {
 	t.Helper()
 	if n := p.count(t, `
 		select count(*) from {{parked}} p
@@ -75,7 +75,7 @@ func (p *lot) expectSound(t testing.TB, messages, missed int) {
 // While the owner parks, gives up and takes back, former owners whose confirms
 // came late settle the same rows. No key is left without a head that is due.
 func TestRetries_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rounds, each := 3, 20
 		if p.sqlite() {
 			rounds = 2
@@ -97,7 +97,7 @@ func TestRetries_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 			all := rows
 			someDue := func(heads, most int) (due []Row) {
 				retried(t, func() (err error) {
-					due, _, err = p.due(t.Context(), DueRequest{Lanes: []int{lotLane}, Heads: heads, Rows: most})
+					due, _, err = p.due(t.Context(), DueRequest{Lanes: []int{testLane}, Heads: heads, Rows: most})
 					return err
 				})
 				return due
@@ -168,7 +168,7 @@ func TestRetries_LateConfirmsOfFormerOwnersLeaveEveryKeyItsHead(t *testing.T) {
 // A settlement that has waited for the write of a follower behind its row looks
 // for that follower with newer eyes.
 func TestRetries_ASettlementSeesTheFollowerThatItWaitedFor(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		if p.sqlite() {
 			return // one writer at a time
 		}
@@ -204,7 +204,7 @@ func TestRetries_ASettlementSeesTheFollowerThatItWaitedFor(t *testing.T) {
 
 // A fenced write that has to wait for a takeover finds that it came too late.
 func TestRetries_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		if p.sqlite() {
 			return // one writer at a time
 		}
@@ -235,7 +235,7 @@ func TestRetries_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
 			}
 			takeover := database.Of(p.box.Config().Database).Expand(`update {{relay_leases}} set owner = 'another', epoch = epoch + 1
 				where lane in (select lane from {{relay_leases}} where lane = $1 for update)`)
-			if _, err := tx.ExecContext(t.Context(), takeover, lotLane); err != nil {
+			if _, err := tx.ExecContext(t.Context(), takeover, testLane); err != nil {
 				t.Fatal(err)
 			}
 			answer := make(chan error, 1)
@@ -260,7 +260,7 @@ func TestRetries_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
 }
 
 // awaitBlocked waits until somebody waits for a server process.
-func (p *lot) awaitBlocked(t *testing.T, pid int) {
+func (p *fixture) awaitBlocked(t *testing.T, pid int) {
 	t.Helper()
 	eventually(t, "somebody waits", func() bool {
 		return p.count(t, `select count(*) from pg_stat_activity where $1 = any (pg_blocking_pids(pid))`, pid) > 0
@@ -269,7 +269,7 @@ func (p *lot) awaitBlocked(t *testing.T, pid int) {
 
 // A fenced write under way holds a takeover up, and the owner's renewal not.
 func TestRetries_AWriteUnderWayExcludesATakeoverOnly(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		if p.sqlite() {
 			return // one writer at a time
 		}
@@ -291,18 +291,18 @@ func TestRetries_AWriteUnderWayExcludesATakeoverOnly(t *testing.T) {
 		p.awaitBlocked(t, pid)
 		soon, cancel := context.WithTimeout(t.Context(), longTerm/6)
 		defer cancel()
-		if held, err := p.Beat(soon, Identity{Owner: p.f.Owner}, []int{lotLane}, longTerm); err != nil || held[lotLane].Epoch != p.f.Epoch {
+		if held, err := p.Beat(soon, Identity{Owner: p.f.Owner}, []int{testLane}, longTerm); err != nil || held[testLane].Epoch != p.f.Epoch {
 			t.Fatalf("the renewal: %v, %v", held, err)
 		}
-		p.exec(t, `update {{relay_leases}} set lease_until = `+p.longAgo()+` where lane = $1`, lotLane)
-		if got, err := p.Take(t.Context(), "another", []int{lotLane}, 1, longTerm); err != nil || len(got) != 0 {
+		p.exec(t, `update {{relay_leases}} set lease_until = `+p.longAgo()+` where lane = $1`, testLane)
+		if got, err := p.Take(t.Context(), "another", []int{testLane}, 1, longTerm); err != nil || len(got) != 0 {
 			t.Errorf("took %v from under a write, %v", got, err)
 		}
 		if err := tx.Rollback(); err != nil {
 			t.Fatal(err)
 		}
 		expectErr(t, <-answer, nil)
-		if got, err := p.Take(t.Context(), "another", []int{lotLane}, 1, longTerm); err != nil || len(got) != 1 {
+		if got, err := p.Take(t.Context(), "another", []int{testLane}, 1, longTerm); err != nil || len(got) != 1 {
 			t.Errorf("took %v after the write, %v", got, err)
 		}
 		p.expectDue(t, named(laneKey(1), 2)...)

@@ -14,7 +14,7 @@ import (
 )
 
 func TestRetries_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		rows := p.publish(t, named(key, 4)...)
 		one := failing(rows[0], FateRetry)
@@ -27,18 +27,18 @@ func TestRetries_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
 		if len(due) != 0 || next < 59*time.Minute || next > time.Hour {
 			t.Errorf("due are %v, next in %v, want none and an hour", dueNames(due), next)
 		}
-		if got := p.keys(t); !slices.Equal(got, []Key{{lotLane, key}}) {
+		if got := p.keys(t); !slices.Equal(got, []Key{{testLane, key}}) {
 			t.Errorf("parked keys %v", got)
 		}
-		r, parked, found, err := p.Find(t.Context(), lotLane, rows[0].ID)
+		r, parked, found, err := p.Find(t.Context(), testLane, rows[0].ID)
 		if err != nil || !parked || !found || r.Attempts != 1 || r.MessageID != rows[0].MessageID || r.Key != key || r.Payload != nil || !r.CreatedAt.Equal(rows[0].CreatedAt) {
 			t.Errorf("found %+v, %v, %v, %v", r, parked, found, err)
 		}
-		r, parked, found, err = p.Find(t.Context(), lotLane, rows[3].ID)
+		r, parked, found, err = p.Find(t.Context(), testLane, rows[3].ID)
 		if err != nil || parked || !found || r.Attempts != 0 || r.MessageID != rows[3].MessageID {
 			t.Errorf("found %+v, %v, %v, %v", r, parked, found, err)
 		}
-		if _, _, found, err := p.Find(t.Context(), lotLane, 999); found || err != nil {
+		if _, _, found, err := p.Find(t.Context(), testLane, 999); found || err != nil {
 			t.Errorf("found what is not there, %v", err)
 		}
 		two := failingAgain(Row{Row: rows[0], Attempts: 1}, FateRetry)
@@ -48,7 +48,7 @@ func TestRetries_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
 			t.Errorf("due %+v", due)
 		}
 		for i := range due {
-			unparked := p.mustSettle(t, due[i])
+			unparked := p.mustRemove(t, due[i])
 			if want := i == len(due)-1; (len(unparked) == 1) != want {
 				t.Errorf("unparked %v after %d", unparked, i)
 			}
@@ -63,7 +63,7 @@ func TestRetries_AFailedMessageWaitsWithItsSuccessorsBehindIt(t *testing.T) {
 	})
 }
 
-func (p *lot) mustCarryOut(t *testing.T, letters ...int64) (parked, unparked []Key) {
+func (p *fixture) mustCarryOut(t *testing.T, letters ...int64) (parked, unparked []Key) {
 	t.Helper()
 	parked, unparked, err := p.CarryOut(t.Context(), p.f, letters)
 	if err != nil {
@@ -72,7 +72,7 @@ func (p *lot) mustCarryOut(t *testing.T, letters ...int64) (parked, unparked []K
 	return parked, unparked
 }
 
-func (p *lot) mustCommands(t *testing.T) []Command {
+func (p *fixture) mustCommands(t *testing.T) []Command {
 	t.Helper()
 	commands, err := p.Commands(t.Context(), allLanes(), 100)
 	if err != nil {
@@ -81,7 +81,7 @@ func (p *lot) mustCommands(t *testing.T) []Command {
 	return commands
 }
 
-func (p *lot) letters(t *testing.T) *dlq.Store {
+func (p *fixture) letters(t *testing.T) *dlq.Store {
 	t.Helper()
 	s, err := dlq.New(p.db, dlq.Config{Database: p.box.Config().Database})
 	if err != nil {
@@ -91,7 +91,7 @@ func (p *lot) letters(t *testing.T) *dlq.Store {
 }
 
 // letterOf returns the newest letter of a message.
-func (p *lot) letterOf(t *testing.T, r outboxstore.Row) *dlq.Letter {
+func (p *fixture) letterOf(t *testing.T, r outboxstore.Row) *dlq.Letter {
 	t.Helper()
 	list, err := p.letters(t).List(t.Context(), dlq.Filter{MessageID: r.MessageID})
 	if err != nil || len(list) == 0 {
@@ -104,7 +104,7 @@ func (p *lot) letterOf(t *testing.T, r outboxstore.Row) *dlq.Letter {
 	return l
 }
 
-func (p *lot) replay(t *testing.T, l *dlq.Letter) {
+func (p *fixture) replay(t *testing.T, l *dlq.Letter) {
 	t.Helper()
 	if _, err := p.letters(t).Replay(t.Context(), []int64{l.ID}, dlq.Act{By: "ada"}); err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func (p *lot) replay(t *testing.T, l *dlq.Letter) {
 }
 
 func TestRetries_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		r := p.publish(t, named(key, 1)...)[0]
 		p.mustFail(t, []Failure{failing(r, FateRetry)})
@@ -128,7 +128,7 @@ func TestRetries_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
 		last.Text = "too large: 1048577 bytes of " + r.MessageID
 		p.mustFail(t, []Failure{last})
 		l := p.letterOf(t, r)
-		if l.State != dlq.StateDead || l.Source != dlq.FromRelay || l.Lane != lotLane || l.RowID != r.ID || l.Topic != r.Topic || l.MessageID != r.MessageID || l.Key != key ||
+		if l.State != dlq.StateDead || l.Source != dlq.FromRelay || l.Lane != testLane || l.RowID != r.ID || l.Topic != r.Topic || l.MessageID != r.MessageID || l.Key != key ||
 			string(l.Payload) != string(r.Payload) || l.Metadata[outbox.KeyMetadata] != key || !l.CreatedAt.Equal(r.CreatedAt) || l.DiedAt.Before(l.CreatedAt) ||
 			l.Reason != "refused" || l.Error != last.Text || l.Tries != 13 || l.Consumer != "" {
 			t.Errorf("letter %+v", l)
@@ -154,7 +154,7 @@ func TestRetries_ALetterHoldsTheWholeMessageAndWhy(t *testing.T) {
 // Policy ExhaustedSkip: the successors of a dead letter flow, and its replay takes its
 // place among those that are parked by then.
 func TestRetries_AReplayComesBackInItsPlace(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		rows := p.publish(t, named(key, 5)...)
 		p.mustFail(t, []Failure{failing(rows[0], FateRetry)}, rows[1])
@@ -175,12 +175,12 @@ func TestRetries_AReplayComesBackInItsPlace(t *testing.T) {
 			p.replay(t, p.letterOf(t, r))
 		}
 		commands := p.mustCommands(t)
-		if len(commands) != 2 || commands[0].DeadLetter != p.letterOf(t, rows[0]).ID || commands[0].Lane != lotLane || commands[0].Key != key {
+		if len(commands) != 2 || commands[0].DeadLetter != p.letterOf(t, rows[0]).ID || commands[0].Lane != testLane || commands[0].Key != key {
 			t.Fatalf("commands %+v, want that of the first message first", commands)
 		}
 		// Carried out one by one, and in the wrong order.
 		parked, unparked := p.mustCarryOut(t, commands[1].DeadLetter)
-		expectKeys(t, "parked", parked, []Key{{lotLane, key}})
+		expectKeys(t, "parked", parked, []Key{{testLane, key}})
 		expectKeys(t, "unparked", unparked, nil)
 		p.expectDue(t, rows[1].MessageID, rows[3].MessageID, rows[4].MessageID)
 		p.mustCarryOut(t, commands[0].DeadLetter)
@@ -194,10 +194,10 @@ func TestRetries_AReplayComesBackInItsPlace(t *testing.T) {
 		// In order to the end, with a replay that fails again on its way.
 		p.mustFail(t, []Failure{failingAgain(due[0], FateDeadLetter)})
 		p.expectDue(t, rows[1].MessageID, rows[3].MessageID, rows[4].MessageID)
-		p.mustSettle(t, due[1])
+		p.mustRemove(t, due[1])
 		p.expectDue(t, rows[3].MessageID, rows[4].MessageID) // its hour is over with its predecessors
-		p.mustSettle(t, due[2])
-		expectKeys(t, "unparked", p.mustSettle(t, due[3]), []Key{{lotLane, key}})
+		p.mustRemove(t, due[2])
+		expectKeys(t, "unparked", p.mustRemove(t, due[3]), []Key{{testLane, key}})
 		all, err := p.letters(t).List(t.Context(), dlq.Filter{MessageID: rows[0].MessageID, OldestFirst: true})
 		if err != nil || len(all) != 2 || all[0].State != dlq.StateReplayed || all[1].State != dlq.StateDead || all[1].Tries != 1 {
 			t.Errorf("letters %+v, %v", all, err)
@@ -206,7 +206,7 @@ func TestRetries_AReplayComesBackInItsPlace(t *testing.T) {
 }
 
 func TestRetries_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		rows := p.publish(t, named(key, 4)...)
 		p.mustFail(t, []Failure{failing(rows[0], FateHoldKey)}, rows[1:3]...)
@@ -217,7 +217,7 @@ func TestRetries_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 		if due, next := p.mustDue(t, 10, 10); len(due) != 0 || next >= 0 {
 			t.Errorf("due behind a held message: %v, next in %v", dueNames(due), next)
 		}
-		expectKeys(t, "parked", p.keys(t), []Key{{lotLane, key}}) // what a takeover finds
+		expectKeys(t, "parked", p.keys(t), []Key{{testLane, key}}) // what a takeover finds
 		// Released in place.
 		p.replay(t, held)
 		p.mustCarryOut(t, held.ID)
@@ -240,7 +240,7 @@ func TestRetries_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 			t.Fatal(err)
 		}
 		parked, _ := p.mustCarryOut(t, again.ID)
-		expectKeys(t, "parked", parked, []Key{{lotLane, key}})
+		expectKeys(t, "parked", parked, []Key{{testLane, key}})
 		due = p.expectDue(t, rows[1].MessageID, rows[2].MessageID)
 		p.mustFail(t, []Failure{failingAgain(due[0], FateHoldKey)}, rows[3])
 		last := p.letterOf(t, rows[1])
@@ -250,7 +250,7 @@ func TestRetries_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 		}
 		p.mustCarryOut(t, last.ID)
 		due = p.expectDue(t, rows[2].MessageID, rows[3].MessageID)
-		p.mustSettle(t, due...)
+		p.mustRemove(t, due...)
 		if n := p.count(t, `select count(*) from {{outbox_history}}`); n != 2 {
 			t.Errorf("%d messages in the history, want 2", n)
 		}
@@ -264,7 +264,7 @@ func TestRetries_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 // A worker that lost its lane hears the broker's confirm when the next owner has
 // given the message up.
 func TestRetries_AConfirmThatComesLateClosesTheLetter(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		rows := p.publish(t, slices.Concat(named(key, 2), loose(1))...)
 		p.mustFail(t, []Failure{failing(rows[0], FateHoldKey), failing(rows[2], FateRetry)}, rows[1])
@@ -282,7 +282,7 @@ func TestRetries_AConfirmThatComesLateClosesTheLetter(t *testing.T) {
 }
 
 func TestRetries_RowsAreMatchedByTheirWholeIdentity(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, loose(4)...)
 		p.mustFail(t, []Failure{failing(rows[0], FateRetry), failing(rows[1], FateRetry)})
 		before := p.dump(t)
@@ -312,7 +312,7 @@ func TestRetries_RowsAreMatchedByTheirWholeIdentity(t *testing.T) {
 }
 
 func TestRetries_ABrokenHistoryStopsNothing(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		rows := p.publish(t, named(key, 3)...)
 		p.mustFail(t, []Failure{failing(rows[0], FateRetry)}, rows[1:]...)

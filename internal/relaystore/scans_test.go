@@ -14,18 +14,18 @@ import (
 )
 
 // eachFilled runs a test on both databases, with many rows in the tables that grow.
-func eachFilled(t *testing.T, test func(t *testing.T, p *lot)) {
+func eachFilled(t *testing.T, test func(t *testing.T, p *fixture)) {
 	t.Parallel()
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
 		pg := testserver.Postgres(t)
-		p := newLot(t, pg.Open(t), pg.Config, time.Hour)
+		p := newFixture(t, pg.Open(t), pg.Config, time.Hour)
 		p.spread(t, `now()`)
 		test(t, p)
 	})
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		p := newLot(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, time.Hour)
+		p := newFixture(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, time.Hour)
 		p.spread(t, sqliteNow)
 		test(t, p)
 	})
@@ -33,7 +33,7 @@ func eachFilled(t *testing.T, test func(t *testing.T, p *lot)) {
 
 // spread loads rows of all lanes. Some of parked are heads, few of the dead letters have
 // commands.
-func (p *lot) spread(t *testing.T, now string) {
+func (p *fixture) spread(t *testing.T, now string) {
 	t.Helper()
 	for _, text := range []string{
 		`insert into {{outbox}} (lane, id, topic, message_id, key, payload)
@@ -59,13 +59,13 @@ func (p *lot) spread(t *testing.T, now string) {
 	}
 }
 
-func (p *lot) faults(t *testing.T) []string {
+func (p *fixture) faults(t *testing.T) []string {
 	t.Helper()
 	return plantest.Faults(t, p.db, database.Of(p.box.Config().Database), files)
 }
 
 func TestPlans_NoStatementScansATable(t *testing.T) {
-	eachFilled(t, func(t *testing.T, p *lot) {
+	eachFilled(t, func(t *testing.T, p *fixture) {
 		for _, fault := range p.faults(t) {
 			t.Error(fault)
 		}
@@ -73,7 +73,7 @@ func TestPlans_NoStatementScansATable(t *testing.T) {
 }
 
 func TestPlans_FailWithoutAnIndex(t *testing.T) {
-	eachFilled(t, func(t *testing.T, p *lot) {
+	eachFilled(t, func(t *testing.T, p *fixture) {
 		for index, statements := range map[string][]string{
 			"dead_letters_open": {"highest_id"},
 		} {

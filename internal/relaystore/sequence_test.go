@@ -10,7 +10,7 @@ import (
 )
 
 // setSequence makes id+1 the next id.
-func (p *lot) setSequence(t *testing.T, id int64) {
+func (p *fixture) setSequence(t *testing.T, id int64) {
 	t.Helper()
 	if p.sqlite() {
 		p.exec(t, `update sqlite_sequence set seq = $1 where '"' || name || '"' = '{{outbox}}'`, id)
@@ -20,7 +20,7 @@ func (p *lot) setSequence(t *testing.T, id int64) {
 }
 
 func TestSequence_IsRefusedAndMendedWhileItIsBehindWhatIsParkedOrDead(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		expectErr(t, CheckSequences(t.Context(), p, outboxqueue.Of(p.box)), nil) // nothing was ever published
 		if _, err := RepairSequences(t.Context(), p, outboxqueue.Of(p.box)); err != nil {
 			t.Fatal(err)
@@ -53,7 +53,7 @@ func TestSequence_IsRefusedAndMendedWhileItIsBehindWhatIsParkedOrDead(t *testing
 }
 
 func TestSequence_OfLettersIsCheckedAndMended(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		if p.sqlite() {
 			return // looks at the rows itself
 		}
@@ -74,7 +74,7 @@ func TestSequence_OfLettersIsCheckedAndMended(t *testing.T) {
 
 // Ids that no sequence has given out stop nobody, wherever they are.
 func TestSequence_PassesForgedIDsOver(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, slices.Concat(named(laneKey(1), 1), loose(2))...)
 		p.mustFail(t, []Failure{failing(rows[0], FateRetry)})
 		p.mustFail(t, []Failure{failing(rows[1], FateDeadLetter)})

@@ -23,7 +23,7 @@ import (
 func TestRetries_OnSQLiteGivesWay(t *testing.T) {
 	t.Parallel()
 	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
-	p := newLot(t, db, oncemill.Config{}, 24*time.Hour)
+	p := newFixture(t, db, oncemill.Config{}, 24*time.Hour)
 	p.exec(t, `create table effects (n int)`)
 
 	waiting, stop := context.WithCancel(t.Context())
@@ -99,7 +99,7 @@ func TestRetries_OnSQLiteGivesWay(t *testing.T) {
 	if left, kept := p.count(t, `select count(*) from {{parked}}`), p.count(t, `select count(*) from {{outbox_history}}`); left != 0 || kept != 2*messages {
 		t.Errorf("%d are parked, %d in the history", left, kept)
 	}
-	if want := []Key{{lotLane, key}}; !slices.Equal(removal.Ended, want) {
+	if want := []Key{{testLane, key}}; !slices.Equal(removal.Ended, want) {
 		t.Errorf("no message is left of %v, want %v", removal.Ended, want)
 	}
 }

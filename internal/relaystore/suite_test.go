@@ -25,40 +25,40 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// lot is a parking store of a test's own, in the hands of the owner of a lane.
-type lot struct {
+// fixture is a store of a test's own, and the lease of a lane.
+type fixture struct {
 	Store
 	db  *sql.DB
 	box *outbox.Outbox
 	f   Fence // of the lane
 }
 
-const lotLane = 5
+const testLane = 5
 
-// eachLot runs the conformance suite's test on both databases, and on PostgreSQL
+// eachStore runs the conformance suite's test on both databases, and on PostgreSQL
 // under the isolation levels that a database may have as its default, but for the
 // highest, which forgives more than the one below it.
-func eachLot(t *testing.T, test func(t *testing.T, p *lot)) {
+func eachStore(t *testing.T, test func(t *testing.T, p *fixture)) {
 	t.Parallel()
 	for _, level := range testserver.OneOf(t, "read committed", "repeatable read") {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			test(t, newLot(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, 0))
+			test(t, newFixture(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config, 0))
 		})
 	}
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		test(t, newLot(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, 0))
+		test(t, newFixture(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}, 0))
 	})
 }
 
-func newLot(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration) *lot {
+func newFixture(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration) *fixture {
 	t.Helper()
 	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relayMigrations); err != nil {
 		t.Fatal(err)
 	}
-	p := &lot{db: db}
+	p := &fixture{db: db}
 	p.use(t, cfg, history)
 	if _, err := outboxqueue.Of(p.box).Maintain(t.Context(), func(context.Context, *sql.Tx) (bool, error) { return true, nil }); err != nil {
 		t.Fatal(err)
@@ -77,7 +77,7 @@ func openStore(box *outbox.Outbox) Store {
 // sqliteNow is the time of SQLite in microseconds.
 const sqliteNow = `cast(unixepoch('subsec') * 1000000 as integer)`
 
-func (p *lot) use(t testing.TB, cfg oncemill.Config, history time.Duration) {
+func (p *fixture) use(t testing.TB, cfg oncemill.Config, history time.Duration) {
 	t.Helper()
 	box, err := outbox.New(p.db, outbox.Config{Database: cfg, History: history, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
@@ -87,32 +87,32 @@ func (p *lot) use(t testing.TB, cfg oncemill.Config, history time.Duration) {
 }
 
 // own makes owner the owner of the lane, from nobody or a former one.
-func (p *lot) own(t testing.TB, owner string) Fence {
+func (p *fixture) own(t testing.TB, owner string) Fence {
 	t.Helper()
-	p.exec(t, `update {{relay_leases}} set owner = '', lease_until = `+p.longAgo()+` where lane = $1`, lotLane)
-	if _, err := p.Take(t.Context(), owner, []int{lotLane}, 1, longTerm); err != nil {
+	p.exec(t, `update {{relay_leases}} set owner = '', lease_until = `+p.longAgo()+` where lane = $1`, testLane)
+	if _, err := p.Take(t.Context(), owner, []int{testLane}, 1, longTerm); err != nil {
 		t.Fatal(err)
 	}
-	return Fence{lotLane, owner, int64(p.count(t, `select epoch from {{relay_leases}} where lane = $1`, lotLane))}
+	return Fence{testLane, owner, int64(p.count(t, `select epoch from {{relay_leases}} where lane = $1`, testLane))}
 }
 
-func (p *lot) sqlite() bool { return p.box.Config().Database.Dialect == oncemill.SQLite }
+func (p *fixture) sqlite() bool { return p.box.Config().Database.Dialect == oncemill.SQLite }
 
-func (p *lot) longAgo() string {
+func (p *fixture) longAgo() string {
 	if p.sqlite() {
 		return "0"
 	}
 	return "timestamptz 'epoch'"
 }
 
-func (p *lot) exec(t testing.TB, text string, args ...any) {
+func (p *fixture) exec(t testing.TB, text string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(t.Context(), database.Of(p.box.Config().Database).Expand(text), args...); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 }
 
-func (p *lot) count(t testing.TB, text string, args ...any) (n int) {
+func (p *fixture) count(t testing.TB, text string, args ...any) (n int) {
 	t.Helper()
 	if err := p.db.QueryRowContext(t.Context(), database.Of(p.box.Config().Database).Expand(text), args...).Scan(&n); err != nil {
 		t.Fatalf("%s: %v", text, err)
@@ -126,7 +126,7 @@ func laneKey(i int) string {
 		return ""
 	}
 	for n, found := 0, 0; ; n++ {
-		if key := fmt.Sprint("k", n); outbox.Lane(key, "") == lotLane {
+		if key := fmt.Sprint("k", n); outbox.Lane(key, "") == testLane {
 			if found++; found == i {
 				return key
 			}
@@ -135,7 +135,7 @@ func laneKey(i int) string {
 }
 
 // publish commits messages of the lane, named "key/n", and returns their rows.
-func (p *lot) publish(t testing.TB, names ...string) []outboxstore.Row {
+func (p *fixture) publish(t testing.TB, names ...string) []outboxstore.Row {
 	t.Helper()
 	msgs := make([]*message.Message, len(names))
 	for i, name := range names {
@@ -147,7 +147,7 @@ func (p *lot) publish(t testing.TB, names ...string) []outboxstore.Row {
 	return p.publishAll(t, msgs)
 }
 
-func (p *lot) publishAll(t testing.TB, msgs []*message.Message) []outboxstore.Row {
+func (p *fixture) publishAll(t testing.TB, msgs []*message.Message) []outboxstore.Row {
 	t.Helper()
 	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 		return p.box.Publisher(tx).Publish("orders", msgs...)
@@ -180,16 +180,16 @@ func named(key string, n int) []string {
 func loose(n int) []string {
 	var names []string
 	for i := 0; len(names) < n; i++ {
-		if name := fmt.Sprint("m", i); outbox.Lane("", name) == lotLane {
+		if name := fmt.Sprint("m", i); outbox.Lane("", name) == testLane {
 			names = append(names, name)
 		}
 	}
 	return names
 }
 
-func (p *lot) owed(t testing.TB) []outboxstore.Row {
+func (p *fixture) owed(t testing.TB) []outboxstore.Row {
 	t.Helper()
-	rows, err := outboxqueue.Of(p.box).Read(t.Context(), outboxstore.ReadRequest{Lanes: []int{lotLane}, Rows: 1 << 20, Bytes: 1 << 30})
+	rows, err := outboxqueue.Of(p.box).Read(t.Context(), outboxstore.ReadRequest{Lanes: []int{testLane}, Rows: 1 << 20, Bytes: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -208,7 +208,7 @@ func failingAgain(r Row, v Fate) Failure {
 	return f
 }
 
-func (p *lot) mustFail(t testing.TB, failures []Failure, followers ...outboxstore.Row) {
+func (p *fixture) mustFail(t testing.TB, failures []Failure, followers ...outboxstore.Row) {
 	t.Helper()
 	retried(t, func() error { return p.Fail(t.Context(), p.f, failures, refsOf(followers)) })
 }
@@ -222,17 +222,17 @@ func refsOf(rows []outboxstore.Row) []outboxstore.Ref {
 }
 
 // due looks for what is due of all topics.
-func (p *lot) due(ctx context.Context, r DueRequest) ([]Row, time.Duration, error) {
+func (p *fixture) due(ctx context.Context, r DueRequest) ([]Row, time.Duration, error) {
 	r.Topics, r.Bytes = 1000, 1<<30
 	found, err := p.Due(ctx, r)
 	return found.Rows, found.Next, err
 }
 
 // known identifies rows of parked.
-func (p *lot) known(t testing.TB, ids ...int64) (known []outboxstore.Known) {
+func (p *fixture) known(t testing.TB, ids ...int64) (known []outboxstore.Known) {
 	t.Helper()
 	for _, id := range ids {
-		row, _, found, err := p.Find(t.Context(), lotLane, id)
+		row, _, found, err := p.Find(t.Context(), testLane, id)
 		if err != nil || !found {
 			t.Fatalf("row %d: found %v, %v", id, found, err)
 		}
@@ -241,18 +241,18 @@ func (p *lot) known(t testing.TB, ids ...int64) (known []outboxstore.Known) {
 	return known
 }
 
-func (p *lot) mustDue(t testing.TB, heads, rows int, known ...int64) ([]Row, time.Duration) {
+func (p *fixture) mustDue(t testing.TB, heads, rows int, known ...int64) ([]Row, time.Duration) {
 	t.Helper()
 	var due []Row
 	var next time.Duration
 	retried(t, func() (err error) {
-		due, next, err = p.due(t.Context(), DueRequest{Lanes: []int{lotLane}, Known: p.known(t, known...), Heads: heads, Rows: rows})
+		due, next, err = p.due(t.Context(), DueRequest{Lanes: []int{testLane}, Known: p.known(t, known...), Heads: heads, Rows: rows})
 		return err
 	})
 	return due, next
 }
 
-func (p *lot) expectDue(t testing.TB, want ...string) []Row {
+func (p *fixture) expectDue(t testing.TB, want ...string) []Row {
 	t.Helper()
 	due, _ := p.mustDue(t, 100, 100)
 	if got := dueNames(due); !slices.Equal(got, want) {
@@ -269,7 +269,7 @@ func dueNames(rows []Row) []string {
 	return names
 }
 
-func (p *lot) mustSettle(t testing.TB, rows ...Row) []Key {
+func (p *fixture) mustRemove(t testing.TB, rows ...Row) []Key {
 	t.Helper()
 	refs := make([]outboxstore.Ref, len(rows))
 	for i, r := range rows {
@@ -282,7 +282,7 @@ func (p *lot) mustSettle(t testing.TB, rows ...Row) []Key {
 	return removal.Ended
 }
 
-func (p *lot) keys(t testing.TB) []Key {
+func (p *fixture) keys(t testing.TB) []Key {
 	t.Helper()
 	keys, err := p.Keys(t.Context(), allLanes())
 	if err != nil {
@@ -299,7 +299,7 @@ func expectErr(t testing.TB, err, want error) {
 }
 
 func TestRetries_FindsOtherTopicsAmongTheNewestRows(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, named(laneKey(1), 5)...)
 		a := rows[0].Topic
 		p.exec(t, `update {{outbox}} set topic = 'b' where id = $1`, rows[2].ID)
@@ -308,12 +308,12 @@ func TestRetries_FindsOtherTopicsAmongTheNewestRows(t *testing.T) {
 			rows   int
 			want   map[int]int64
 		}{
-			{[]string{a}, 3, map[int]int64{lotLane: rows[2].ID}},
+			{[]string{a}, 3, map[int]int64{testLane: rows[2].ID}},
 			{[]string{a}, 2, map[int]int64{}},
-			{[]string{"b"}, 5, map[int]int64{lotLane: rows[4].ID}},
+			{[]string{"b"}, 5, map[int]int64{testLane: rows[4].ID}},
 			{[]string{a, "b"}, 5, map[int]int64{}},
 		} {
-			found, err := p.FindOtherTopics(t.Context(), []int{lotLane, lotLane + 1}, c.topics, c.rows)
+			found, err := p.FindOtherTopics(t.Context(), []int{testLane, testLane + 1}, c.topics, c.rows)
 			if err != nil || !maps.Equal(found, c.want) {
 				t.Errorf("other than %v among %d: %v, %v; want %v", c.topics, c.rows, found, err, c.want)
 			}

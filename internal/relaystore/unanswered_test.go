@@ -10,7 +10,7 @@ import (
 )
 
 func TestRetries_ALetterSaysThatItsMessageMayHaveBeenDelivered(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		rows := p.publish(t, named(laneKey(1), 1)...)
 		rows = append(rows, p.publish(t, named(laneKey(2), 1)...)...)
 		rows = append(rows, p.publish(t, named(laneKey(3), 1)...)...)
@@ -44,7 +44,7 @@ func find(due []Row, r outboxstore.Row) (Row, bool) {
 
 // What fails at no charge, in the outbox and again in parked, keeps its attempts.
 func TestRetries_WhatFailsAtNoChargeOnlyWaits(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		key := laneKey(1)
 		rows := p.publish(t, named(key, 2)...)
 		free := failing(rows[0], FateRetry)
@@ -70,7 +70,7 @@ func TestRetries_WhatFailsAtNoChargeOnlyWaits(t *testing.T) {
 }
 
 func TestRetries_FollowMovesTheRowsOfKeys(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		one, two, other := laneKey(1), laneKey(2), laneKey(3)
 		first := p.publish(t, named(one, 6)...)
 		p.publish(t, named(other, 3)...)
@@ -123,7 +123,7 @@ func TestRetries_FollowMovesTheRowsOfKeys(t *testing.T) {
 }
 
 func TestRetries_LooksAtTopicsInTurn(t *testing.T) {
-	eachLot(t, func(t *testing.T, p *lot) {
+	eachStore(t, func(t *testing.T, p *fixture) {
 		const topics = 10
 		rows := p.publish(t, loose(topics)...)
 		var failures []Failure
@@ -136,7 +136,7 @@ func TestRetries_LooksAtTopicsInTurn(t *testing.T) {
 		var names []string
 		looks, after := 0, ""
 		for {
-			found, err := p.Due(t.Context(), DueRequest{Lanes: []int{lotLane}, AfterTopic: after, Topics: 3, Heads: 10, Rows: 10, Bytes: 1 << 30})
+			found, err := p.Due(t.Context(), DueRequest{Lanes: []int{testLane}, AfterTopic: after, Topics: 3, Heads: 10, Rows: 10, Bytes: 1 << 30})
 			if err != nil {
 				t.Fatal(err)
 			}
