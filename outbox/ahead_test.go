@@ -12,7 +12,7 @@ import (
 // Lane 12 has, from its start: dead 1 to 3 without a key, a/1 dead, a/2 healthy,
 // A/1 healthy, A/2 healthy, and a healthy one without a key. Lane 5 has one of b.
 func TestReadAhead_TakesWhatMayGoBeforeTheRest(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		lane := 12
 		free := func(n int) (ids []string) { // messages without a key of the lane
 			for i := 0; len(ids) < n; i++ {

@@ -17,7 +17,7 @@ import (
 )
 
 // fillExpired puts n rows into the history that are past their time.
-func (p *place) fillExpired(t *testing.T, n int) {
+func (p *fixture) fillExpired(t *testing.T, n int) {
 	t.Helper()
 	if p.isSQLite() {
 		p.exec(t, `with recursive n (i) as (select 1 union all select i + 1 from n where i < $1)
@@ -31,13 +31,13 @@ func (p *place) fillExpired(t *testing.T, n int) {
 		select i, 1, 'orders', 'old ' || i, '', '', '', $2, $2 from generate_series(1, $1::int) i`, n, p.day(t, -5).Add(12*time.Hour))
 }
 
-func (p *place) historyRows(t *testing.T) int {
+func (p *fixture) historyRows(t *testing.T) int {
 	t.Helper()
 	return p.count(t, `select count(*) from {{outbox_history}}`)
 }
 
 func TestArchive_IsGivenEverythingBeforeItIsRemoved(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var given []string
 		left := []int{}
 		p.use(t, p.db, func(cfg *outbox.Config) {
@@ -80,7 +80,7 @@ func TestArchive_IsGivenEverythingBeforeItIsRemoved(t *testing.T) {
 }
 
 func TestArchive_AnErrorKeepsTheRowsAndTheyComeAgain(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		refuse := errors.New("refuse")
 		calls, failing := map[string]int{}, true
 		p.use(t, p.db, func(cfg *outbox.Config) {
@@ -122,7 +122,7 @@ func TestArchive_AnErrorKeepsTheRowsAndTheyComeAgain(t *testing.T) {
 
 // Without the lease, nothing is given or removed, even if it is lost meanwhile.
 func TestArchive_RemovesNothingWithoutTheLease(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		leases, calls := 0, 0
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Archive = func(context.Context, []outbox.HistoryRow) error { calls++; return nil }
@@ -143,7 +143,7 @@ func TestArchive_RemovesNothingWithoutTheLease(t *testing.T) {
 }
 
 func TestArchive_TakesLargeMessagesInPieces(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var batches []int
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Archive = func(_ context.Context, rows []outbox.HistoryRow) error {
@@ -161,7 +161,7 @@ func TestArchive_TakesLargeMessagesInPieces(t *testing.T) {
 
 // What was kept before the history was turned off goes too.
 func TestHistory_NoneRetiresWhatWasKeptBefore(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.age(t)
 		p.publish(t, newMessage("today", ""))
 		p.remove(t, refs(p.read(t))...)
@@ -186,7 +186,7 @@ func TestHistory_NoneRetiresWhatWasKeptBefore(t *testing.T) {
 // Ids were given out again: at the border of a batch there are two rows with one id,
 // and the later one has not been archived.
 func TestArchive_RemovesNoRowThatSharesAnIDWithOneThatWasArchived(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		given := map[string]int{}
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Archive = func(_ context.Context, rows []outbox.HistoryRow) error {
@@ -244,7 +244,7 @@ func TestArchive_RemovesNoRowThatTookThePlaceOfOneThatWasArchived(t *testing.T) 
 
 func TestArchive_IsCalledWithTheCallersContext(t *testing.T) {
 	type mark struct{}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var seen any
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Archive = func(ctx context.Context, _ []outbox.HistoryRow) error { seen = ctx.Value(mark{}); return nil }

@@ -62,7 +62,7 @@ func TestRunInTx_ALostAnswerOfTheCommitIsUnknown(t *testing.T) {
 
 // The server says that the transaction is gone; nothing is unknown then.
 func TestRunInTx_ARefusedCommitIsADefiniteFailure(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.db.SetMaxOpenConns(1) // a connection left in the transaction would show
 		p.exec(t, `create table customers (id integer primary key)`)
 		p.exec(t, `create table sales (customer integer references customers (id) deferrable initially deferred)`)
@@ -145,10 +145,10 @@ func TestRunInTx_ACommitThatTheServerCancelsIsADefiniteFailure(t *testing.T) {
 
 // stalled returns an outbox on a server whose commits wait for a standby that is
 // down, and that standby.
-func stalled(t *testing.T, commitTimeout time.Duration) (*place, *testserver.PostgresServer) {
+func stalled(t *testing.T, commitTimeout time.Duration) (*fixture, *testserver.PostgresServer) {
 	t.Helper()
 	primary := testserver.PrivatePostgres(t)
-	p := newPlace(t, testserver.Driver(), primary.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	p := newFixture(t, testserver.Driver(), primary.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.CommitTimeout = commitTimeout })
 	standby := primary.Standby()
 	standby.Stop()
@@ -162,7 +162,7 @@ func stalled(t *testing.T, commitTimeout time.Duration) (*place, *testserver.Pos
 
 // publishUnder publishes a message under a context that ends after 300 ms, while the
 // commit waits for the standby.
-func (p *place) publishUnder(t *testing.T) error {
+func (p *fixture) publishUnder(t *testing.T) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

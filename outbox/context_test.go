@@ -14,7 +14,7 @@ import (
 )
 
 func TestContextPublisher_WritesInTheTransactionOfTheContext(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		publisher := p.box.ContextPublisher()
 		for _, end := range []struct {
 			id  string
@@ -36,7 +36,7 @@ func TestContextPublisher_WritesInTheTransactionOfTheContext(t *testing.T) {
 }
 
 func TestContextPublisher_RefusesAMessageWithoutTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		publisher := p.box.ContextPublisher()
 		p.inTx(t, func(tx *sql.Tx) {
 			with, without := newMessage("with", ""), newMessage("without", "")
@@ -56,7 +56,7 @@ func TestContextPublisher_RefusesAMessageWithoutTransaction(t *testing.T) {
 }
 
 func TestContextPublisher_RefusesMessagesOfSeveralTransactions(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			// SQLite has one writer; another handle on it is as good.
 			other := endlessTx{tx, t}
@@ -85,7 +85,7 @@ type notedTx struct {
 }
 
 func TestContextPublisher_RefusesToGuessWhetherTransactionsAreTheSame(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			a, b := newMessage("a", ""), newMessage("b", "")
 			for _, msg := range []*message.Message{a, b} {
@@ -105,7 +105,7 @@ type orderPlaced struct {
 
 // One bus, made at the start, serves every transaction.
 func TestContextPublisher_ServesACQRSEventBus(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		bus, err := cqrs.NewEventBusWithConfig(p.box.ContextPublisher(), cqrs.EventBusConfig{
 			GeneratePublishTopic: func(params cqrs.GenerateEventPublishTopicParams) (string, error) {
 				return params.EventName, nil
@@ -123,17 +123,17 @@ func TestContextPublisher_ServesACQRSEventBus(t *testing.T) {
 		}
 		p.exec(t, `create table sales (id text)`)
 		refused := errors.New("refused")
-		place := func(order string, result error) error {
+		order := func(id string, result error) error {
 			return p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
-				if _, err := tx.ExecContext(ctx, `insert into sales (id) values ($1)`, order); err != nil {
+				if _, err := tx.ExecContext(ctx, `insert into sales (id) values ($1)`, id); err != nil {
 					return err
 				}
-				return errors.Join(bus.Publish(ctx, orderPlaced{order, "zoë"}), result)
+				return errors.Join(bus.Publish(ctx, orderPlaced{id, "zoë"}), result)
 			})
 		}
-		expectNoError(t, place("1", nil))
-		expectError(t, place("2", refused), refused)
-		expectNoError(t, place("3", nil))
+		expectNoError(t, order("1", nil))
+		expectError(t, order("2", refused), refused)
+		expectNoError(t, order("3", nil))
 		expectError(t, bus.Publish(t.Context(), orderPlaced{OrderID: "4"}), outbox.ErrNoTx)
 
 		rows := p.read(t)

@@ -18,7 +18,7 @@ import (
 )
 
 // day returns the day that is n days from now, by the database's clock.
-func (p *place) day(t *testing.T, n int) time.Time {
+func (p *fixture) day(t *testing.T, n int) time.Time {
 	t.Helper()
 	var now time.Time
 	if err := p.db.QueryRowContext(t.Context(), `select clock_timestamp()`).Scan(&now); err != nil {
@@ -30,7 +30,7 @@ func (p *place) day(t *testing.T, n int) time.Time {
 func dayTable(day time.Time) string { return "{{outbox_history_" + day.Format("20060102") + "}}" }
 
 // addDay makes the partition of a day of the history and puts a row into it.
-func (p *place) addDay(t *testing.T, n int) {
+func (p *fixture) addDay(t *testing.T, n int) {
 	t.Helper()
 	day := p.day(t, n)
 	p.exec(t, fmt.Sprintf(`create table %s partition of {{outbox_history}} for values from ('%s 00:00:00+00') to ('%s 00:00:00+00')`,
@@ -39,7 +39,7 @@ func (p *place) addDay(t *testing.T, n int) {
 }
 
 // remember writes a row into the history.
-func (p *place) remember(t *testing.T, id string, at time.Time) {
+func (p *fixture) remember(t *testing.T, id string, at time.Time) {
 	t.Helper()
 	var when any = at
 	if p.isSQLite() {
@@ -50,7 +50,7 @@ func (p *place) remember(t *testing.T, id string, at time.Time) {
 }
 
 // age puts something into the history that is past its time.
-func (p *place) age(t *testing.T) {
+func (p *fixture) age(t *testing.T) {
 	t.Helper()
 	if p.isSQLite() {
 		p.remember(t, "old", time.Now().Add(-100*24*time.Hour))
@@ -60,7 +60,7 @@ func (p *place) age(t *testing.T) {
 	p.exec(t, `drop table `+dayTable(p.day(t, 3)))
 }
 
-func (p *place) remembered(t *testing.T) string {
+func (p *fixture) remembered(t *testing.T) string {
 	t.Helper()
 	rows, err := p.db.QueryContext(t.Context(), p.expand(t, `select message_id from {{outbox_history}} order by relayed_at`))
 	if err != nil {
@@ -78,7 +78,7 @@ func (p *place) remembered(t *testing.T) string {
 }
 
 func TestHistory_DaysAreMadeAhead(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for n := range 4 {
 			p.exec(t, `drop table `+dayTable(p.day(t, n)))
 		}
@@ -107,7 +107,7 @@ func TestHistory_DaysAreMadeAhead(t *testing.T) {
 // A step that fails each time, here that of the ring, must not keep the others from being
 // done: without partitions of the days ahead the history would end.
 func TestMaintain_AFailedStepSkipsNoOther(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for n := range 4 {
 			p.exec(t, `drop table `+dayTable(p.day(t, n)))
 		}
@@ -119,13 +119,13 @@ func TestMaintain_AFailedStepSkipsNoOther(t *testing.T) {
 	})
 }
 
-func onEachPostgres(t *testing.T, test func(t *testing.T, p *place)) {
+func onEachPostgres(t *testing.T, test func(t *testing.T, p *fixture)) {
 	t.Helper()
 	t.Parallel()
 	for _, name := range testserver.OneOf(t, "postgresql", "postgresql_other_defaults") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, places[name](t))
+			test(t, databases[name](t))
 		})
 	}
 }
@@ -133,7 +133,7 @@ func onEachPostgres(t *testing.T, test func(t *testing.T, p *place)) {
 // The default of 24 h keeps today and yesterday whole; the day before is emptied
 // at once, and older ones go.
 func TestHistory_ExpiredDaysAreEmptiedThenDropped(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for n := -1; n >= -5; n-- {
 			p.addDay(t, n)
 		}
@@ -160,7 +160,7 @@ func TestHistory_ExpiredDaysAreEmptiedThenDropped(t *testing.T) {
 }
 
 func TestHistory_LongerRetentionKeepsMoreDays(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = 72 * time.Hour })
 		for n := -1; n >= -6; n-- {
 			p.addDay(t, n)
@@ -175,7 +175,7 @@ func TestHistory_LongerRetentionKeepsMoreDays(t *testing.T) {
 }
 
 func TestHistory_AReaderOfAnExpiredDayIsNotWaitedFor(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.addDay(t, -2)
 		p.addDay(t, -9)
 		tx, err := p.db.BeginTx(t.Context(), nil)
@@ -244,10 +244,10 @@ func TestHistory_OnSQLiteExpiredRowsAreDeletedInPieces(t *testing.T) {
 }
 
 func TestMaintain_BySeveralAtOnceIsSafe(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		if !p.isSQLite() {
 			for turn := range int64(3) {
-				p.bury(t, turn)
+				p.leaveDead(t, turn)
 			}
 			p.enter(t, 3)
 			for n := range 4 {
@@ -282,16 +282,16 @@ func TestMaintain_BySeveralAtOnceIsSafe(t *testing.T) {
 // The history serves search and audit; whatever is wrong with it, what was
 // confirmed leaves the outbox, and what was not kept is counted.
 func TestHistory_NeverStopsDelivery(t *testing.T) {
-	breaks := map[string]func(t *testing.T, p *place){
-		"its table is gone": func(t *testing.T, p *place) { p.exec(t, `drop table {{outbox_history}}`) },
-		"it refuses every row": func(t *testing.T, p *place) {
+	breaks := map[string]func(t *testing.T, p *fixture){
+		"its table is gone": func(t *testing.T, p *fixture) { p.exec(t, `drop table {{outbox_history}}`) },
+		"it refuses every row": func(t *testing.T, p *fixture) {
 			if p.isSQLite() {
 				p.exec(t, `create trigger refuse before insert on {{outbox_history}} begin select raise(abort, 'refused'); end`)
 				return
 			}
 			p.exec(t, `alter table {{outbox_history}} add constraint refuse check (id < 0) not valid`)
 		},
-		"it lacks the day": func(t *testing.T, p *place) {
+		"it lacks the day": func(t *testing.T, p *fixture) {
 			if p.isSQLite() {
 				p.exec(t, `alter table {{outbox_history}} drop column metadata`)
 				return
@@ -301,12 +301,12 @@ func TestHistory_NeverStopsDelivery(t *testing.T) {
 			}
 		},
 	}
-	onEachPlace(t, func(t *testing.T, base *place) {
+	onEachDatabase(t, func(t *testing.T, base *fixture) {
 		for name, destroy := range breaks {
 			t.Run(name, func(t *testing.T) {
 				p := base
 				if name != "it refuses every row" {
-					p = places[strings.Split(t.Name(), "/")[1]](t)
+					p = databases[strings.Split(t.Name(), "/")[1]](t)
 				}
 				var log syncBuffer
 				p.use(t, p.db, func(cfg *outbox.Config) { cfg.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
@@ -368,7 +368,7 @@ func TestHistory_RevokedRightsDoNotStopDelivery(t *testing.T) {
 // A connection that breaks says nothing about the history: nothing is removed
 // without it, and the caller tries again.
 func TestHistory_ABrokenConnectionIsNotABrokenHistory(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, messages("m", 5)...)
 		rows := p.read(t)
 		ctx, cancel := context.WithCancel(t.Context())

@@ -72,7 +72,7 @@ func TestLane_IsFNV1a64Modulo32(t *testing.T) {
 }
 
 func TestPublish_StoresTheLane(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for _, g := range goldenLanes {
 			if g.id == "" {
 				continue
@@ -89,7 +89,7 @@ func TestPublish_StoresTheLane(t *testing.T) {
 }
 
 func TestTable_RefusesALaneOutsideOfTheRange(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		const insert = `insert into {{outbox}} (lane, topic, message_id, payload) values ($1, 'orders', 'a', $2)`
 		for _, lane := range []int{-1, 32, 1000} {
 			if _, err := p.db.ExecContext(t.Context(), p.expand(t, insert), lane, []byte{}); err == nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // withoutLimits takes the limits of rows away: a server from before them.
-func (p *place) withoutLimits(t *testing.T) {
+func (p *fixture) withoutLimits(t *testing.T) {
 	t.Helper()
 	dialect := "postgresql"
 	if p.isSQLite() {
@@ -27,7 +27,7 @@ func (p *place) withoutLimits(t *testing.T) {
 
 // An id that nobody was given is no reason to stop, nor to move the sequence there.
 func TestCheck_PassesForgedIDsOver(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var log bytes.Buffer
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
 		p.publish(t, messages("m", 3)...)
@@ -71,7 +71,7 @@ func TestCheck_PassesForgedSequencesOfScheduledMessagesOver(t *testing.T) {
 
 // Whatever a program writes, a row fits what a relay can work with.
 func TestMigrations_LimitWhatARowHolds(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		long := strings.Repeat("x", 256)
 		wide := strings.Repeat("\u00e9", 128) // 256 bytes
 		far := map[bool][]any{false: {"infinity", "-infinity", "10001-01-01T00:00:00Z", "1969-12-31T23:59:59Z"}, true: {"infinity", -1, int64(math.MaxInt64), 253402300800000001}}[p.isSQLite()]
@@ -81,13 +81,13 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 				columns["deliver_at"] = p.inOneHour()
 			}
 			columns[column] = value
-			var names, places []string
+			var names, params []string
 			var args []any
 			for name, value := range columns {
 				names, args = append(names, name), append(args, value)
-				places = append(places, fmt.Sprint("$", len(args)))
+				params = append(params, fmt.Sprint("$", len(args)))
 			}
-			_, err := p.db.ExecContext(t.Context(), p.expand(t, fmt.Sprintf(`insert into {{%s}} (%s) values (%s)`, table, strings.Join(names, ", "), strings.Join(places, ", "))), args...)
+			_, err := p.db.ExecContext(t.Context(), p.expand(t, fmt.Sprintf(`insert into {{%s}} (%s) values (%s)`, table, strings.Join(names, ", "), strings.Join(params, ", "))), args...)
 			return err
 		}
 		for table, id := range map[string]string{"outbox": "id", "scheduled": "seq"} {
@@ -134,7 +134,7 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 }
 
 // inOneHour is a time in the table's own terms.
-func (p *place) inOneHour() any {
+func (p *fixture) inOneHour() any {
 	when := time.Now().Add(time.Hour)
 	if p.isSQLite() {
 		return when.UnixMicro()
@@ -144,7 +144,7 @@ func (p *place) inOneHour() any {
 
 // What is scheduled becomes a row of the outbox: it has to fit before the limits hold.
 func TestMigrations_RefuseLimitsThatAScheduledRowBreaks(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.withoutLimits(t)
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, payload) values ($1, 1, $2, 'm', '')`, p.inOneHour(), strings.Repeat("x", 256))
 		dialect := "postgresql"

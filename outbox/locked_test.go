@@ -15,7 +15,7 @@ import (
 )
 
 // tryRemove removes rows beside locks. A removal that waits for them fails the test.
-func (p *place) tryRemove(t *testing.T, refs ...outboxstore.Ref) (outboxstore.Removal, error) {
+func (p *fixture) tryRemove(t *testing.T, refs ...outboxstore.Ref) (outboxstore.Removal, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -27,7 +27,7 @@ func (p *place) tryRemove(t *testing.T, refs ...outboxstore.Ref) (outboxstore.Re
 }
 
 // lock executes text in a transaction that stays open until release is called.
-func (p *place) lock(t *testing.T, text string, args ...any) (release func()) {
+func (p *fixture) lock(t *testing.T, text string, args ...any) (release func()) {
 	t.Helper()
 	tx, err := p.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})
 	if err != nil {
@@ -47,7 +47,7 @@ func TestRemove_SkipsRowsThatOthersHaveLocked(t *testing.T) {
 		"for key share": `select from {{outbox}} where message_id in ('m-1', 'm-3') for key share`,
 		"updated":       `update {{outbox}} set topic = 'other' where message_id in ('m-1', 'm-3')`,
 	}
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for _, history := range []time.Duration{time.Hour, outbox.NoHistory} {
 			for size, n := range sizes {
 				for lock, text := range locks {
@@ -86,7 +86,7 @@ func TestRemove_SkipsRowsThatOthersHaveLocked(t *testing.T) {
 
 // A row that somebody else is removing is locked, and then gone.
 func TestRemove_ARowThatIsDeletedMeanwhileIsNotLockedForEver(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.publish(t, messages("m", 3)...)
 		rows := refs(p.read(t))
 		release := p.lock(t, `delete from {{outbox}} where id = $1`, rows[1].ID)
@@ -108,7 +108,7 @@ func TestRemove_ARowThatIsDeletedMeanwhileIsNotLockedForEver(t *testing.T) {
 // Whoever builds an index on the outbox keeps rows from being removed; they are
 // owed, and their history is not given up.
 func TestRemove_ALockedTableIsAnErrorAndLosesNothing(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for _, n := range []int{5, 300} {
 			p.publish(t, messages("m", n)...)
 			rows := refs(p.read(t))
@@ -137,7 +137,7 @@ func TestHistory_ALockOnItDoesNotStopDelivery(t *testing.T) {
 		"whole table":  `lock table {{outbox_history}} in access exclusive mode`,
 		"today's part": "",
 	}
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for name, text := range locks {
 			if text == "" {
 				text = `lock table ` + dayTable(p.day(t, 0)) + `, ` + dayTable(p.day(t, 1)) + ` in share mode`
@@ -182,7 +182,7 @@ func TestHistory_ALockOnItDoesNotStopDelivery(t *testing.T) {
 // A row that is locked is no reason to give up the history of others, and a history
 // that is locked is none to wait for rows.
 func TestRemove_SkipsLockedRowsBesideALockedHistory(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.cfg.Logger = slog.New(slog.DiscardHandler)
 		p.use(t, p.db, nil)
 		p.publish(t, messages("m", 100)...)

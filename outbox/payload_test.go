@@ -78,7 +78,7 @@ func wire(t *testing.T, row outboxstore.Row) *message.Message {
 }
 
 func TestPublish_EncodesACopy(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		codec := newCodec(t, protecting(&objects{}))
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Payload = codec })
 		noise := make([]byte, 1000)
@@ -133,7 +133,7 @@ func TestPublish_EncodesACopy(t *testing.T) {
 }
 
 func TestPublish_LimitsWhatIsStored(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		even := message.NewMessage("even", make([]byte, 5000))
 		noise := message.NewMessage("noise", make([]byte, 1001))
 		random := rand.NewChaCha8([32]byte{})
@@ -163,7 +163,7 @@ func TestPublish_LimitsWhatIsStored(t *testing.T) {
 
 // The key is a function of the message that the caller has.
 func TestPublish_TakesTheKeyOfThePlainMessage(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		codec := newCodec(t, protecting(&objects{}))
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Payload = codec
@@ -182,7 +182,7 @@ func TestPublish_TakesTheKeyOfThePlainMessage(t *testing.T) {
 }
 
 func TestPublish_SendsNothingThatCannotBeEncoded(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		store := &objects{fail: errors.New("outage")}
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Payload = newCodec(t, payload.Config{Store: store, StoreFrom: 1})
@@ -210,7 +210,7 @@ func TestPublish_SendsNothingThatCannotBeEncoded(t *testing.T) {
 }
 
 func TestPublish_StoresNothingForWhatCannotBePublished(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		store := &objects{}
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Payload = newCodec(t, payload.Config{Store: store, StoreFrom: 1})

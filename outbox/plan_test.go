@@ -176,7 +176,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 	t.Parallel()
 	// On a server where nobody else's changes make a session forget its plans.
 	server := testserver.PrivatePostgres(t, "autovacuum=off")
-	p := newPlace(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	p := newFixture(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 
 	p.exec(t, `vacuum analyze {{outbox}}`)
 
@@ -326,7 +326,7 @@ func TestPlans_NeverSortNorScanWhateverTheTableWasLikeBefore(t *testing.T) {
 }
 
 // statements returns the read and the move that the queue sends.
-func (p *place) statements(t *testing.T) (read, remove statement) {
+func (p *fixture) statements(t *testing.T) (read, remove statement) {
 	t.Helper()
 	p.tap.sent()
 	p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 100, Bytes: 1 << 20})
@@ -348,7 +348,7 @@ func (s statement) values() string {
 }
 
 // load writes n rows, spread over all lanes.
-func (p *place) load(t *testing.T, n int) {
+func (p *fixture) load(t *testing.T, n int) {
 	t.Helper()
 	p.exec(t, `insert into {{outbox}} (lane, topic, message_id, key, payload)
 		select i % 32, 'orders', 'loaded ' || i, 'key ' || i % 1000, decode(repeat('ab', 100), 'hex')

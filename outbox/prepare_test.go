@@ -10,7 +10,7 @@ import (
 )
 
 func TestPublish_KeepsItsStatementPrepared(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.db.SetMaxOpenConns(1)
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Prepare = true })
 		p.tap.sent()

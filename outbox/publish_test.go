@@ -48,7 +48,7 @@ func TestPublish_WhatIsReadIsWhatWasPublished(t *testing.T) {
 	for i, text := range oddTexts {
 		metadata[text] = oddTexts[len(oddTexts)-1-i]
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for name, payload := range payloads {
 			before := time.Now()
 			p.inTx(t, func(tx *sql.Tx) {
@@ -83,7 +83,7 @@ func TestPublish_WhatIsReadIsWhatWasPublished(t *testing.T) {
 }
 
 func TestPublish_TopicsIDsAndKeysRoundTrip(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			for _, text := range oddTexts {
 				msg := message.NewMessage(text, nil)
@@ -110,7 +110,7 @@ func TestPublish_TopicsIDsAndKeysRoundTrip(t *testing.T) {
 }
 
 func TestPublish_NoMetadataAreNoBytes(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, &message.Message{UUID: "without"})
 		rows := p.read(t)
 		if len(rows) != 1 || len(rows[0].Metadata) != 0 || len(rows[0].Payload) != 0 {
@@ -134,7 +134,7 @@ func TestDecodeMetadata_RefusesWhatIsNotOurs(t *testing.T) {
 
 // Watermill hands the caller's message in: it must not be changed.
 func TestPublish_LeavesTheMessageAlone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		msg := newMessage("a", "k")
 		before := msg.Copy()
 		p.publish(t, msg)
@@ -156,7 +156,7 @@ func TestPublish_ManyMessagesAreOneStatement(t *testing.T) {
 		false: {1: 1, 2: 1, 500: 1, 10_000: 1, 10_001: 2},
 		true:  {1: 1, 2: 1, 100: 1, 101: 2},
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for n, want := range sizes[p.isSQLite()] {
 			msgs := messages(fmt.Sprint(n), n)
 			for _, msg := range msgs {
@@ -188,7 +188,7 @@ func TestPublish_ManyMessagesAreOneStatement(t *testing.T) {
 // A statement for all of them would be held several times over by the driver, and
 // refused by the server above 1 GiB.
 func TestPublish_CutsStatementsByBytes(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		const n, size, large = 100, 300 << 10, 9 << 20 // 27 to a statement
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = large })
 		var msgs []*message.Message
@@ -242,7 +242,7 @@ func TestPublish_CutsStatementsByBytes(t *testing.T) {
 }
 
 func TestPublish_NothingIsNoStatement(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			p.tap.sent()
 			expectNoError(t, p.box.Publisher(tx).Publish("orders"))
@@ -255,7 +255,7 @@ func TestPublish_NothingIsNoStatement(t *testing.T) {
 }
 
 func TestPublish_NeedsNoSecondConnection(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.db.SetMaxOpenConns(1)
 		ctx, cancel := context.WithTimeout(t.Context(), testserver.MaxWait)
 		defer cancel()
@@ -303,7 +303,7 @@ func TestPublish_NeedsNoSecondConnection(t *testing.T) {
 }
 
 func TestPublish_RolledBackMessagesLeaveNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		tx, err := p.db.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -320,7 +320,7 @@ func TestPublish_RolledBackMessagesLeaveNothing(t *testing.T) {
 }
 
 func TestPublish_SavepointsDecideOnTheirMessages(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			do := func(text string) {
 				t.Helper()
@@ -352,7 +352,7 @@ func TestPublish_SavepointsDecideOnTheirMessages(t *testing.T) {
 
 // A failed statement spoils the caller's transaction; the caller is told.
 func TestPublish_ReturnsWhatTheDatabaseSays(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.exec(t, `alter table {{outbox}} rename to hidden`)
 		tx, err := p.db.BeginTx(t.Context(), nil)
 		if err != nil {
@@ -367,7 +367,7 @@ func TestPublish_ReturnsWhatTheDatabaseSays(t *testing.T) {
 
 // The context of a publisher of Watermill's is that of the message.
 func TestPublish_ObeysItsContext(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		tx, err := p.db.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -383,7 +383,7 @@ func TestPublish_ObeysItsContext(t *testing.T) {
 }
 
 func TestPublish_WantsATransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for _, none := range []oncemill.ExecTx{nil, (*sql.Tx)(nil)} {
 			expectError(t, p.box.Publish(t.Context(), none, "orders", newMessage("a", "")), outbox.ErrNoTx)
 		}
@@ -393,7 +393,7 @@ func TestPublish_WantsATransaction(t *testing.T) {
 
 // A message goes on with its own trace, and one that has none with that of the call.
 func TestPublish_GoesOnWithTheTrace(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Propagator = propagation.TraceContext{} })
 		inTrace := func(id byte) context.Context {
 			return trace.ContextWithSpanContext(t.Context(), trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{id}, SpanID: trace.SpanID{id}}))
@@ -423,7 +423,7 @@ func (tx endlessTx) Commit() error   { tx.t.Error("commit by the library"); retu
 func (tx endlessTx) Rollback() error { tx.t.Error("rollback by the library"); return nil }
 
 func TestPublisher_LeavesTheTransactionToItsOwner(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			endless := endlessTx{tx, t}
 			publisher := p.box.Publisher(endless)

@@ -17,7 +17,7 @@ import (
 )
 
 func TestRead_ReturnsEachLaneTogetherAndInOrder(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		want := map[int][]string{} // by lane
 		for i := range 5 {
 			var msgs []*message.Message
@@ -55,7 +55,7 @@ func TestRead_ReturnsEachLaneTogetherAndInOrder(t *testing.T) {
 }
 
 func TestRead_ReturnsOnlyTheLanesAskedFor(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		// Keys of different lanes; see the golden vectors.
 		p.publish(t, newMessage("a", "a"), newMessage("b", "b"), newMessage("c", "order-1"))
 		read := func(lanes ...int) []outboxstore.Row {
@@ -71,7 +71,7 @@ func TestRead_ReturnsOnlyTheLanesAskedFor(t *testing.T) {
 
 // A lane is read from its start: what was not removed comes again.
 func TestRead_ChangesNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"))
 		first := p.read(t)
 		expectIDs(t, first, "1", "2")
@@ -85,7 +85,7 @@ func TestRead_ChangesNothing(t *testing.T) {
 }
 
 func TestRead_LimitsTheRowsOfEachLane(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for i := range 5 {
 			p.publish(t, newMessage(fmt.Sprint("a", i), "a"), newMessage(fmt.Sprint("b", i), "b"))
 		}
@@ -99,7 +99,7 @@ func TestRead_LimitsTheRowsOfEachLane(t *testing.T) {
 }
 
 func TestRead_StopsALaneOnceItHasTheBytes(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		sized := func(id, key string, payload, metadata int) *message.Message {
 			msg := message.NewMessage(id, make([]byte, payload))
 			msg.Metadata.Set("k", strings.Repeat("v", metadata-len(`{"k":""}`)))
@@ -132,7 +132,7 @@ func TestRead_StopsALaneOnceItHasTheBytes(t *testing.T) {
 // A payload that is larger than what the lane is to bring stays where it is (PostgreSQL),
 // and comes in pieces.
 func TestRead_LeavesALargePayloadWhereItIs(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		payload := make([]byte, 90_000)
 		for i := range payload {
 			payload[i] = byte(i * i >> 3)
@@ -189,7 +189,7 @@ func TestRead_LeavesALargePayloadWhereItIs(t *testing.T) {
 
 // To a publisher that stores it, no bytes are not the same as NULL.
 func TestRead_AnEmptyPayloadIsNotNil(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, message.NewMessage("a", nil))
 		rows := p.read(t)
 		expectIDs(t, rows, "a")
@@ -202,7 +202,7 @@ func TestRead_AnEmptyPayloadIsNotNil(t *testing.T) {
 }
 
 func TestRead_PassesOverKnownRows(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"), newMessage("4", "k"))
 		rows := p.read(t)
 		read := func(limit int, known ...outboxstore.Known) []outboxstore.Row {
@@ -221,7 +221,7 @@ func TestRead_PassesOverKnownRows(t *testing.T) {
 
 func TestRead_PassesOverManyKnownRows(t *testing.T) {
 	sizes := map[bool]int{false: 5000, true: 300}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		n := sizes[p.isSQLite()]
 		p.publish(t, messages("m", n)...)
 		var known []outboxstore.Known
@@ -235,7 +235,7 @@ func TestRead_PassesOverManyKnownRows(t *testing.T) {
 }
 
 func TestRead_PassesOverBusyKeys(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		// "a" and "A" share a lane with the unkeyed "a".
 		p.publish(t, newMessage("1", "a"), newMessage("2", "A"), newMessage("a", ""), newMessage("3", "a"), newMessage("4", "A"))
 		read := func(limit int, busy ...string) []outboxstore.Row {
@@ -254,7 +254,7 @@ func TestRead_PassesOverBusyKeys(t *testing.T) {
 }
 
 func TestRead_BusyKeysMayHoldAnything(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			for _, key := range oddTexts {
 				if err := p.box.Publisher(tx).Publish("orders", newMessage(key, key)); err != nil {
@@ -273,7 +273,7 @@ func TestRead_BusyKeysMayHoldAnything(t *testing.T) {
 // that read past no key never came to them.
 func TestRead_ABurstOfOneKeyHidesNobodyBehindIt(t *testing.T) {
 	sizes := map[bool]int{false: 20, true: 1}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for i := range sizes[p.isSQLite()] {
 			burst := messages(fmt.Sprint("burst", i), 1000)
 			for _, msg := range burst {
@@ -296,7 +296,7 @@ func TestRead_ABurstOfOneKeyHidesNobodyBehindIt(t *testing.T) {
 // A server that lost its tail gives ids out again. The row that has a known id now
 // is another one, and no later row of its key may overtake it.
 func TestRead_ReturnsANewRowThatHasAKnownID(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"))
 		if p.isSQLite() { // whose clock tells milliseconds
 			p.exec(t, `update {{outbox}} set created_at = created_at + id`)
@@ -317,7 +317,7 @@ func TestRead_ReturnsANewRowThatHasAKnownID(t *testing.T) {
 func TestRead_HollowTopicsComeWithoutTheirBytes(t *testing.T) {
 	// With the small budget PostgreSQL reads the lane row by row.
 	budgets := map[string]int{"packed": 1 << 20, "bulky": 600}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			for i, topic := range []string{"closed", "orders", "closed", oddTexts[0], "orders", "Closed", "orders"} {
 				msg := message.NewMessage(fmt.Sprint(i), make([]byte, 100))

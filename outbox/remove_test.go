@@ -15,7 +15,7 @@ import (
 )
 
 func TestRemove_TakesOnlyTheRowsNamed(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"))
 		rows := p.read(t)
 		p.remove(t)
@@ -28,7 +28,7 @@ func TestRemove_TakesOnlyTheRowsNamed(t *testing.T) {
 }
 
 func TestRemove_NeedsTheWholeIdentity(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("a", "k"))
 		ref := p.read(t)[0].Ref
 		other := map[string]outboxstore.Ref{}
@@ -65,7 +65,7 @@ func TestRemove_NeedsTheWholeIdentity(t *testing.T) {
 // microsecond may get lost.
 func TestRemove_MatchesEveryMicrosecond(t *testing.T) {
 	const n = 2000
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		text := `insert into {{outbox}} (lane, topic, message_id, payload, created_at)
 			select i % 32, 'orders', 'm' || i, '', timestamptz '2000-01-01' + floor(random() * 3.15e15) * interval '1 microsecond'
 			from generate_series(1, $1::int) i`
@@ -87,7 +87,7 @@ func TestRemove_MatchesEveryMicrosecond(t *testing.T) {
 }
 
 func TestRemove_TwiceIsHarmless(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, messages("m", 50)...)
 		all := refs(p.read(t))
 		p.remove(t, all[:30]...)
@@ -104,7 +104,7 @@ func TestRemove_TwiceIsHarmless(t *testing.T) {
 // After a takeover two workers may confirm the same rows at once.
 func TestRemove_ByTwoAtOnceLeavesOneCopyInTheHistory(t *testing.T) {
 	sizes := map[bool]int{false: 2000, true: 100}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		n := sizes[p.isSQLite()]
 		p.publish(t, messages("m", n)...)
 		all := refs(p.read(t))
@@ -138,7 +138,7 @@ func TestRemove_ByTwoAtOnceLeavesOneCopyInTheHistory(t *testing.T) {
 }
 
 func TestRemove_KeepsTheRowInTheHistory(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		msg := message.NewMessage("Zoë's \"first\"", everyByte())
 		outbox.SetKey(msg, "日本語")
 		msg.Metadata.Set("note", "🚀")
@@ -183,7 +183,7 @@ func asTime(t *testing.T, v any) time.Time {
 }
 
 func TestRemove_WithoutHistoryKeepsNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = outbox.NoHistory })
 		p.publish(t, messages("m", 20)...)
 		rows := p.read(t)
@@ -197,7 +197,7 @@ func TestRemove_WithoutHistoryKeepsNothing(t *testing.T) {
 
 // A restart changes whether a history is kept; what is owed is not concerned.
 func TestRemove_OneProcessWithAHistoryOneWithout(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, messages("m", 2)...)
 		rows := p.read(t)
 		p.remove(t, rows[0].Ref)

@@ -14,7 +14,7 @@ import (
 )
 
 // deliver publishes messages, one a transaction, and settles them as delivered.
-func (p *place) deliver(t *testing.T, topic, key string, ids ...string) {
+func (p *fixture) deliver(t *testing.T, topic, key string, ids ...string) {
 	t.Helper()
 	for _, id := range ids {
 		err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
@@ -29,7 +29,7 @@ func (p *place) deliver(t *testing.T, topic, key string, ids ...string) {
 	p.remove(t, refs(p.read(t))...)
 }
 
-func (p *place) list(t *testing.T, f outbox.HistoryFilter) []outbox.HistoryRow {
+func (p *fixture) list(t *testing.T, f outbox.HistoryFilter) []outbox.HistoryRow {
 	t.Helper()
 	rows, err := p.box.History().List(t.Context(), f)
 	if err != nil {
@@ -47,7 +47,7 @@ func historyIDs(rows []outbox.HistoryRow) string {
 }
 
 func TestHistory_ListFindsByEachConditionAndAllOfThem(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		start := p.now(t).Add(-time.Millisecond)
 		p.deliver(t, "orders", "k", "a", "b")
 		p.deliver(t, "orders", "", "c")
@@ -90,7 +90,7 @@ func TestHistory_ListFindsByEachConditionAndAllOfThem(t *testing.T) {
 }
 
 func TestHistory_PagesShowEveryRowOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, messages("m", 95)...)
 		p.remove(t, refs(p.read(t))...)
 		// An id that a server gave out twice, on both sides of a page's end.
@@ -122,7 +122,7 @@ func TestHistory_PagesShowEveryRowOnce(t *testing.T) {
 }
 
 func TestResend_WritesTheSameMessagesAgainInOrder(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var ids []string
 		for i := range 30 {
 			ids = append(ids, fmt.Sprint("k/", i))
@@ -163,7 +163,7 @@ func TestResend_WritesTheSameMessagesAgainInOrder(t *testing.T) {
 }
 
 func TestResend_ByEachConditionAndLimit(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.deliver(t, "orders", "k", "a", "b")
 		p.deliver(t, "bills", "k", "b", "c")
 		all := p.list(t, outbox.HistoryFilter{})
@@ -198,7 +198,7 @@ func TestResend_ByEachConditionAndLimit(t *testing.T) {
 }
 
 func TestResend_IsPartOfTheCallersTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.deliver(t, "orders", "k", "a", "b")
 		err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
 			n, err := p.box.History().ResendTx(ctx, tx, outbox.HistoryFilter{Key: "k"})
@@ -213,7 +213,7 @@ func TestResend_IsPartOfTheCallersTransaction(t *testing.T) {
 }
 
 func TestHistory_RefusesFiltersThatCannotBeRight(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.deliver(t, "orders", "k", "a")
 		history, now := p.box.History(), time.Now()
 		p.tap.sent()
@@ -253,6 +253,6 @@ func TestHistory_RefusesFiltersThatCannotBeRight(t *testing.T) {
 	})
 }
 
-func (*place) firstPosition() outbox.HistoryPosition {
+func (*fixture) firstPosition() outbox.HistoryPosition {
 	return outbox.HistoryPosition{ID: 1, RelayedAt: time.Unix(1, 0)}
 }

@@ -22,7 +22,7 @@ import (
 
 // pgDump returns the path of the pg_dump that belongs to the server, or one that is
 // installed.
-func (p *place) pgDump(t *testing.T) string {
+func (p *fixture) pgDump(t *testing.T) string {
 	t.Helper()
 	var dir string
 	if err := p.db.QueryRowContext(t.Context(), `select setting from pg_config where name = 'BINDIR'`).Scan(&dir); err != nil {
@@ -46,7 +46,7 @@ func TestRing_WorksBesideARealDump(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
 	for turn := range int64(3) {
-		p.bury(t, turn)
+		p.leaveDead(t, turn)
 	}
 	p.enter(t, 3)
 	large := make([]byte, 1<<20) // more than a pipe holds
@@ -124,7 +124,7 @@ func plainURL(t *testing.T, dsn string) string {
 func TestRing_AsksLessAndLessForALockThatIsHeld(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
-	p.bury(t, 0)
+	p.leaveDead(t, 0)
 	p.enter(t, 1)
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -160,7 +160,7 @@ func TestRing_AsksLessAndLessForALockThatIsHeld(t *testing.T) {
 func TestHeld_NamesTheOldestSnapshotAndWhoBlocks(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t, "max_prepared_transactions=5")
-	p := newPlace(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	p := newFixture(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.url = func(params ...string) string { return server.DSN() + strings.Join(params, "") }
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = outbox.NoHistory })
 	held := func() outboxstore.Held {
@@ -191,7 +191,7 @@ func TestHeld_NamesTheOldestSnapshotAndWhoBlocks(t *testing.T) {
 	}
 	expectNoError(t, tx.Rollback())
 
-	p.bury(t, 0)
+	p.leaveDead(t, 0)
 	p.enter(t, 1)
 	conn, err := p.db.Conn(t.Context())
 	if err != nil {

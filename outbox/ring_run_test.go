@@ -24,7 +24,7 @@ import (
 // are fast, slow, or change their minds, readers that remove what they read,
 // several upkeeps at once, and a transaction that is open all along.
 type ringRun struct {
-	*place
+	*fixture
 	stop func() // ends the producers
 	ctx  context.Context
 
@@ -44,7 +44,7 @@ func TestRing_LosesNothingWhileItGoesRound(t *testing.T) {
 	if os.Getenv("ONCEMILL_LONG") != "" {
 		truncations = 200
 	}
-	r := &ringRun{place: ring(t), committed: map[string]bool{}, delivered: map[string]bool{}}
+	r := &ringRun{fixture: ring(t), committed: map[string]bool{}, delivered: map[string]bool{}}
 	r.db.SetMaxOpenConns(20)
 	r.spread(t)
 	r.exec(t, `create table report (id int)`)

@@ -16,12 +16,12 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// private returns a place on a server of the test's own, whose ring is as given and
+// private returns an outbox on a server of the test's own, whose ring is as given and
 // which keeps no history.
-func private(t *testing.T, truncate outbox.Truncation, settings ...string) (*place, *testserver.PostgresServer) {
+func private(t *testing.T, truncate outbox.Truncation, settings ...string) (*fixture, *testserver.PostgresServer) {
 	t.Helper()
 	server := testserver.PrivatePostgres(t, settings...)
-	p := newPlace(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	p := newFixture(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.url = func(params ...string) string { return server.DSN() + strings.Join(params, "") }
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.History, cfg.Truncate = outbox.NoHistory, truncate })
 	return p, server
@@ -37,8 +37,8 @@ func TestRing_IsLeftToVacuumWhileAStandbyReplays(t *testing.T) {
 	eventually(t, "the standby is connected", func() bool {
 		return p.count(t, `select count(*) from pg_stat_replication where state = 'streaming'`) == 1
 	})
-	p.bury(t, 0)
-	p.bury(t, 1)
+	p.leaveDead(t, 0)
+	p.leaveDead(t, 1)
 	p.enter(t, 2)
 	reader, err := replica.BeginTx(t.Context(), &sql.TxOptions{ReadOnly: true})
 	if err != nil {
@@ -96,7 +96,7 @@ func TestRing_IsTruncatedBesideAStandbyIfThatIsAskedFor(t *testing.T) {
 	eventually(t, "the standby is connected", func() bool {
 		return p.count(t, `select count(*) from pg_stat_replication where state = 'streaming'`) == 1
 	})
-	p.bury(t, 0)
+	p.leaveDead(t, 0)
 	p.enter(t, 1)
 	p.expectTruncated(t, 1)
 }
@@ -104,7 +104,7 @@ func TestRing_IsTruncatedBesideAStandbyIfThatIsAskedFor(t *testing.T) {
 func TestRing_IsNeverTruncatedIfThatIsAskedFor(t *testing.T) {
 	t.Parallel()
 	p, _ := private(t, outbox.TruncateNever)
-	p.bury(t, 0)
+	p.leaveDead(t, 0)
 	p.enter(t, 1)
 	p.expectTruncated(t, 0)
 }

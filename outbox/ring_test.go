@@ -20,7 +20,7 @@ import (
 const idsPerPartition = 1 << 16
 
 // ring is a PostgreSQL whose default isolation breaks a naive truncation.
-func ring(t *testing.T) *place {
+func ring(t *testing.T) *fixture {
 	t.Helper()
 	p := onPostgres(t, "binary_parameters=yes", "default_transaction_isolation=repeatable read")
 	p.use(t, p.db, func(cfg *outbox.Config) {
@@ -32,7 +32,7 @@ func ring(t *testing.T) *place {
 
 // spread makes each row of more than 800 bytes take a page, so that few dead rows are
 // as many bytes as it takes to make a truncation worth it.
-func (p *place) spread(t *testing.T) {
+func (p *fixture) spread(t *testing.T) {
 	t.Helper()
 	for i := range 4 {
 		p.exec(t, fmt.Sprintf(`alter table {{outbox_%d}} set (fillfactor = 10)`, i))
@@ -41,7 +41,7 @@ func (p *place) spread(t *testing.T) {
 
 // enter makes the next id the first of the given turn: turn 0 is partition 0 for
 // the first time, turn 5 partition 1 for the second.
-func (p *place) enter(t *testing.T, turn int64) {
+func (p *fixture) enter(t *testing.T, turn int64) {
 	t.Helper()
 	if turn == 0 {
 		p.exec(t, `select setval('{{outbox_id}}', 1, false)`)
@@ -50,9 +50,9 @@ func (p *place) enter(t *testing.T, turn int64) {
 	p.exec(t, `select setval('{{outbox_id}}', $1, false)`, turn*idsPerPartition)
 }
 
-// bury leaves more than 8 MiB of dead rows in the partition of a turn, if each takes a
+// leaveDead leaves more than 8 MiB of dead rows in the partition of a turn, if each takes a
 // page.
-func (p *place) bury(t *testing.T, turn int64) {
+func (p *fixture) leaveDead(t *testing.T, turn int64) {
 	t.Helper()
 	p.exec(t, `alter table {{outbox_`+fmt.Sprint(turn%4)+`}} set (autovacuum_enabled = off)`)
 	p.enter(t, turn)
@@ -71,12 +71,12 @@ func (p *place) bury(t *testing.T, turn int64) {
 }
 
 // size returns the bytes of the partition of a turn.
-func (p *place) size(t *testing.T, turn int64) int {
+func (p *fixture) size(t *testing.T, turn int64) int {
 	t.Helper()
 	return p.count(t, fmt.Sprintf(`select pg_relation_size('{{outbox_%d}}')`, turn%4))
 }
 
-func (p *place) expectTruncated(t *testing.T, want int) {
+func (p *fixture) expectTruncated(t *testing.T, want int) {
 	t.Helper()
 	if done := p.maintain(t); done.Truncated != want {
 		t.Errorf("%d partitions truncated, want %d", done.Truncated, want)
@@ -105,7 +105,7 @@ func TestRing_TruncatesDeadPartitionsThatAreNotBeingWritten(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
 	for turn := range int64(4) {
-		p.bury(t, turn)
+		p.leaveDead(t, turn)
 	}
 	p.expectTruncated(t, 3)
 	for turn := range int64(3) {
@@ -126,7 +126,7 @@ func TestRing_TruncatesDeadPartitionsThatAreNotBeingWritten(t *testing.T) {
 func TestRing_LeavesPartitionsThatHoldARow(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
-	p.bury(t, 1)
+	p.leaveDead(t, 1)
 	p.publish(t, newMessage("owed", ""))
 	p.enter(t, 2)
 	p.expectTruncated(t, 0)
@@ -153,8 +153,8 @@ func TestRing_LeavesSmallPartitionsAlone(t *testing.T) {
 func TestRing_PassesOverAPartitionWithAnOpenWriter(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
-	p.bury(t, 0)
-	p.bury(t, 1)
+	p.leaveDead(t, 0)
+	p.leaveDead(t, 1)
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
 		t.Fatal(err)
@@ -189,7 +189,7 @@ func TestRing_NeverDestroysACommittedRow(t *testing.T) {
 			t.Parallel()
 			p := ring(t)
 			elsewhere := p.open(t)
-			p.bury(t, 1)
+			p.leaveDead(t, 1)
 			p.enter(t, 3)
 			committed := false
 			commit := func() {
@@ -277,7 +277,7 @@ func TestRing_AHeldSnapshotDoesNotStopTruncation(t *testing.T) {
 	_, err = holder.ExecContext(t.Context(), `insert into report values (1)`) // a snapshot and a transaction id
 	expectNoError(t, err)
 	for turn := range int64(4) {
-		p.bury(t, turn)
+		p.leaveDead(t, turn)
 	}
 	p.exec(t, `vacuum {{outbox_0}}`)
 	if p.size(t, 0) == 0 {
@@ -300,7 +300,7 @@ func TestRing_ADumpIsPassedOver(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
 	for turn := range int64(3) {
-		p.bury(t, turn)
+		p.leaveDead(t, turn)
 	}
 	p.enter(t, 3)
 	dump, err := p.db.BeginTx(t.Context(), nil)
@@ -322,7 +322,7 @@ func TestRing_ADumpIsPassedOver(t *testing.T) {
 }
 
 func TestMaintain_DoesNothingWithoutTheLease(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		refuse, asked := errors.New("refuse"), 0
 		guards := map[string]func(context.Context, *sql.Tx) (bool, error){
 			"not held": func(context.Context, *sql.Tx) (bool, error) { asked++; return false, nil },
@@ -330,7 +330,7 @@ func TestMaintain_DoesNothingWithoutTheLease(t *testing.T) {
 		}
 		p.age(t)
 		if !p.isSQLite() {
-			p.bury(t, 0)
+			p.leaveDead(t, 0)
 			p.enter(t, 1)
 		}
 		before := p.count(t, `select count(*) from {{outbox_history}}`)
@@ -365,7 +365,7 @@ func TestMaintain_DoesNothingWithoutTheLease(t *testing.T) {
 func TestMaintain_AFrozenProcessIsEndedByTheServer(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
-	p.bury(t, 0)
+	p.leaveDead(t, 0)
 	p.enter(t, 1)
 	elsewhere := p.open(t)
 	box, err := outbox.New(elsewhere, p.cfg)

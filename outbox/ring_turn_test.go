@@ -9,7 +9,7 @@ import (
 )
 
 // hold keeps a snapshot of another session for as long as the test runs.
-func (p *place) hold(t *testing.T) {
+func (p *fixture) hold(t *testing.T) {
 	t.Helper()
 	p.exec(t, `create table report (id int)`)
 	tx, err := p.db.BeginTx(t.Context(), nil)
@@ -29,7 +29,7 @@ func TestRing_TruncatesBesideReadsThatNeverPause(t *testing.T) {
 	p.hold(t)
 	const partitions, readers, mostRounds = 3, 4, 30
 	for turn := range int64(partitions) {
-		p.bury(t, turn)
+		p.leaveDead(t, turn)
 	}
 	p.enter(t, partitions)
 	ctx, stop := context.WithCancel(t.Context())
@@ -68,8 +68,8 @@ func TestRing_TurnsEarlyOnceTheOthersAreClean(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
 	p.hold(t)
-	p.bury(t, 0)
-	p.bury(t, 1)
+	p.leaveDead(t, 0)
+	p.leaveDead(t, 1)
 	p.enter(t, 4)
 	p.publish(t, newMessage("owed", ""))
 	p.enter(t, 5)

@@ -18,7 +18,7 @@ import (
 )
 
 func TestRunInTx_CommitsAndWakes(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		wake, stop := p.queue.Listen()
 		defer stop()
 		err := p.box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
@@ -36,7 +36,7 @@ func TestRunInTx_CommitsAndWakes(t *testing.T) {
 }
 
 func TestRunInTx_AnErrorRollsBack(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		wake, stop := p.queue.Listen()
 		defer stop()
 		no, runs := errors.New("no"), 0
@@ -56,7 +56,7 @@ func TestRunInTx_AnErrorRollsBack(t *testing.T) {
 }
 
 func TestRunInTx_APanicRollsBackAndGoesOn(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.db.SetMaxOpenConns(1) // so that a connection that is not given back shows
 		ends := map[string]func(){"panic": func() { panic("no") }, "goexit": runtime.Goexit}
 		for name, end := range ends {
@@ -87,7 +87,7 @@ func serializationFailure() error {
 }
 
 func TestRunInTx_GivesUpAfterTheRetries(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Retries = 3 })
 		wake, stop := p.queue.Listen()
 		defer stop()
@@ -106,7 +106,7 @@ func TestRunInTx_GivesUpAfterTheRetries(t *testing.T) {
 }
 
 func TestRunInTx_LeavesNothingOfTheAttemptsThatFailed(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		runs := 0
 		err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 			runs++
@@ -124,7 +124,7 @@ func TestRunInTx_LeavesNothingOfTheAttemptsThatFailed(t *testing.T) {
 }
 
 func TestRunInTx_StopsRetryingWithTheContext(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.Retries = 1 << 30 })
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -142,7 +142,7 @@ func TestRunInTx_StopsRetryingWithTheContext(t *testing.T) {
 }
 
 func TestRunInTx_AContextThatEndsBeforeTheCommitIsADefiniteFailure(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		err := p.box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {

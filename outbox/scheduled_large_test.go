@@ -18,7 +18,7 @@ import (
 
 // slowInsert makes each insert into the outbox whose row fulfils a condition execute
 // a statement (PostgreSQL).
-func (p *place) slowInsert(t *testing.T, when, do string) {
+func (p *fixture) slowInsert(t *testing.T, when, do string) {
 	t.Helper()
 	p.exec(t, `create function slow_insert() returns trigger language plpgsql as $$ begin if `+when+` then `+do+`; end if; return new; end $$`)
 	p.exec(t, `create trigger slow_insert after insert on {{outbox}} for each row execute function slow_insert()`)
@@ -29,7 +29,7 @@ const usualLimit = 5 * time.Second
 
 // moveWithin calls MoveDue as a relay does, with a limit, and again if that was too short on
 // a busy machine.
-func (p *place) moveWithin(t *testing.T, limit time.Duration) outboxstore.Moved {
+func (p *fixture) moveWithin(t *testing.T, limit time.Duration) outboxstore.Moved {
 	t.Helper()
 	for try := 1; ; try++ {
 		ctx, cancel := context.WithTimeout(t.Context(), limit)
@@ -48,7 +48,7 @@ func (p *place) moveWithin(t *testing.T, limit time.Duration) outboxstore.Moved 
 
 // scheduleLarge publishes a message of 9 MiB with the key k, another one of its key,
 // and some of others, due in this order.
-func (p *place) scheduleLarge(t *testing.T) {
+func (p *fixture) scheduleLarge(t *testing.T) {
 	t.Helper()
 	p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 16 << 20 })
 	past := p.now(t).Add(-time.Hour)
@@ -63,7 +63,7 @@ func (p *place) scheduleLarge(t *testing.T) {
 // A message that takes longer than a batch may take is moved all the same, and only
 // its key waits for it.
 func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		if !p.isSQLite() {
 			p.slowInsert(t, `octet_length(new.payload) > 8000000`, `perform pg_sleep(4)`)
 		}
@@ -85,8 +85,8 @@ func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
 				}
 			}
 		}
-		place := func(id string) int { return slices.Index(order, id) }
-		if len(order) != 8 || place("first") > place("large") || place("large") > place("after it") {
+		index := func(id string) int { return slices.Index(order, id) }
+		if len(order) != 8 || index("first") > index("large") || index("large") > index("after it") {
 			t.Errorf("moved %v", order)
 		}
 		if !long && !p.isSQLite() {
@@ -97,7 +97,7 @@ func TestMoveDue_ALargeMessageIsMovedAndHoldsUpItsKeyAlone(t *testing.T) {
 
 // Even one that cannot be moved at all.
 func TestMoveDue_AMessageThatCannotBeMovedHoldsUpItsKeyAlone(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.slowInsert(t, `octet_length(new.payload) > 8000000`, `raise exception 'too slow' using errcode = 'query_canceled'`)
 		var log syncBuffer
 		p.cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
@@ -117,7 +117,7 @@ func TestMoveDue_AMessageThatCannotBeMovedHoldsUpItsKeyAlone(t *testing.T) {
 // Messages that the outbox does not take, whatever their size, hold up their keys alone,
 // and are tried again.
 func TestMoveDue_OneThatIsRefusedHoldsUpItsKeyAlone(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for _, size := range testserver.Rounds([]int{9 << 20}, []int{10, 9 << 20}) {
 			p.exec(t, `delete from {{outbox}}`)
 			p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
@@ -164,7 +164,7 @@ func TestMoveDue_OneThatIsRefusedHoldsUpItsKeyAlone(t *testing.T) {
 // A batch that was halved since the server was slow grows again, also where messages are
 // larger than what it was halved to.
 func TestMoveDue_TakesMoreAtATimeAgain(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.slowInsert(t, `true`, `raise exception 'too slow' using errcode = 'query_canceled'`)
 		p.cfg.Logger = slog.New(slog.DiscardHandler)
 		p.use(t, p.db, nil)
@@ -189,7 +189,7 @@ func TestMoveDue_TakesMoreAtATimeAgain(t *testing.T) {
 // as one can be: no call asks for more time than its size needs before the server has
 // said that it takes longer.
 func TestMoveDue_ALargeMessageAsksForTheTimeOfItsSize(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		for bytes, want := range map[int]time.Duration{9 << 20: 8450 * time.Millisecond, 128 << 20: 14400 * time.Millisecond} {
 			p.exec(t, `delete from {{scheduled}}`)
 			p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
@@ -207,7 +207,7 @@ func TestMoveDue_ALargeMessageAsksForTheTimeOfItsSize(t *testing.T) {
 
 // Where a batch takes too long, fewer messages are moved at a time.
 func TestMoveDue_TakesFewerAtATimeWhereThatIsSlow(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.slowInsert(t, `true`, `perform pg_sleep(0.005)`)
 		p.cfg.Logger = slog.New(slog.DiscardHandler)
 		p.use(t, p.db, nil)
@@ -223,7 +223,7 @@ func TestMoveDue_TakesFewerAtATimeWhereThatIsSlow(t *testing.T) {
 		rows := p.read(t)
 		for i, r := range rows {
 			if r.MessageID != fmt.Sprint(i+1) {
-				t.Fatalf("%s comes at place %d", r.MessageID, i)
+				t.Fatalf("%s comes at position %d", r.MessageID, i)
 			}
 		}
 		if len(rows) != n {
@@ -245,7 +245,7 @@ func TestMoveDue_SortsBeforeItTakesIDs(t *testing.T) {
 	p.moveAll(t)
 	for i, r := range p.read(t) {
 		if r.MessageID != fmt.Sprint(i) {
-			t.Fatalf("%s comes at place %d", r.MessageID, i)
+			t.Fatalf("%s comes at position %d", r.MessageID, i)
 		}
 	}
 	found := false

@@ -22,7 +22,7 @@ import (
 func TestPlans_AMillionScheduledMessagesSlowNobody(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t, "autovacuum=off", "fsync=off")
-	p := newPlace(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
+	p := newFixture(t, &pq.Driver{}, server.DSN(), outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}})
 	p.exec(t, `vacuum analyze {{scheduled}}`) // statistics of an empty table
 	db, seen := explained(t, p.dsn+"&binary_parameters=yes")
 	_, err := db.ExecContext(t.Context(), `set auto_explain.log_nested_statements = on`) // of the function that cancels

@@ -17,7 +17,7 @@ import (
 
 // refuses has the outbox take no message whose id begins with bad. So many of them are
 // known one by one.
-func (p *place) refuses(t *testing.T, known int) {
+func (p *fixture) refuses(t *testing.T, known int) {
 	t.Helper()
 	p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
 	p.cfg.Logger = slog.New(slog.DiscardHandler)
@@ -28,7 +28,7 @@ func (p *place) refuses(t *testing.T, known int) {
 // More messages cannot be moved than are known one by one: others go on, those of their
 // keys wait, and all are moved once they can be.
 func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		const known, refused = 20, 50
 		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
 		var log syncBuffer
@@ -68,7 +68,7 @@ func TestMoveDue_ManyThatAreRefusedHoldUpTheirKeysAlone(t *testing.T) {
 
 // What waits for a message that was put aside keeps nobody busy.
 func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
 		p.cfg.Logger = slog.New(slog.DiscardHandler)
 		p.use(t, p.db, nil)
@@ -87,7 +87,7 @@ func TestMoveDue_LooksForNothingBehindOneThatIsRefused(t *testing.T) {
 // More keys wait for such messages than a look passes over, small ones and large ones, and
 // among what is left to rounds: others go on, now and while a round goes on.
 func TestMoveDue_ManyThatWaitForRefusedOnesHoldUpNobody(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		const known = 20
 		refused, waiting := testserver.Rounds(150, 300), testserver.Rounds(2500, 6000) // more than are looked at at a time
 		p.refuses(t, known)
@@ -184,7 +184,7 @@ func TestMoveDue_ARefusalOfAnyKindHoldsUpItsKeyAlone(t *testing.T) {
 
 // A trigger waits for a row that an open transaction holds.
 func TestMoveDue_OneThatWaitsForALockHoldsUpItsKeyAlone(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.exec(t, `create table counters (n int)`)
 		p.exec(t, `insert into counters values (0)`)
 		p.slowInsert(t, `new.message_id like 'bad%'`, `update counters set n = n + 1`)
@@ -212,7 +212,7 @@ func TestMoveDue_OneThatWaitsForALockHoldsUpItsKeyAlone(t *testing.T) {
 
 // A round tries all that there is time for, however many bytes.
 func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		const known, refused, large = 5, 20, 300
 		p.refuses(t, known)
 		p.exec(t, `insert into {{scheduled}} (deliver_at, lane, topic, message_id, key, payload)
@@ -240,7 +240,7 @@ func TestMoveDue_ARoundPassesNothingOver(t *testing.T) {
 
 // What is due goes on while a round moves what was left to it.
 func TestMoveDue_ARoundKeepsNobodyWaiting(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		const known, refused, behind = 2, 3, 2000
 		p.refuses(t, known)
 		schedule := func(id, key string, hours, n int) {
@@ -269,7 +269,7 @@ func TestMoveDue_ARoundKeepsNobodyWaiting(t *testing.T) {
 
 // The call that has the time which a large message has asked for is the large message's.
 func TestMoveDue_ALargeMessageHasTheTimeItAskedFor(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		p.slowInsert(t, `new.message_id like 'bad%'`, `raise exception 'not so' using errcode = 'check_violation'`)
 		p.cfg.Logger = slog.New(slog.DiscardHandler)
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 64 << 20 })
@@ -291,7 +291,7 @@ func TestMoveDue_ALargeMessageHasTheTimeItAskedFor(t *testing.T) {
 
 // Large messages whose keys wait are passed over in ever larger steps, not one by one.
 func TestMoveDue_PassesLargeOnesThatWaitInFewLooks(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		const known, waiting = 1, 24
 		p.refuses(t, known)
 		schedule := func(id, key string, hours, n, bytes int) {

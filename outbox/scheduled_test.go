@@ -16,13 +16,13 @@ import (
 )
 
 // scheduled counts what waits.
-func (p *place) scheduled(t *testing.T) int {
+func (p *fixture) scheduled(t *testing.T) int {
 	t.Helper()
 	return p.count(t, `select count(*) from {{scheduled}}`)
 }
 
 // now returns the database's time.
-func (p *place) now(t *testing.T) time.Time {
+func (p *fixture) now(t *testing.T) time.Time {
 	t.Helper()
 	if p.isSQLite() {
 		return time.UnixMicro(int64(p.count(t, `select cast(unixepoch('subsec') * 1000000 as integer)`)))
@@ -35,7 +35,7 @@ func (p *place) now(t *testing.T) time.Time {
 }
 
 // moveAll moves all that is due and returns how many rows that were.
-func (p *place) moveAll(t *testing.T) (rows int) {
+func (p *fixture) moveAll(t *testing.T) (rows int) {
 	t.Helper()
 	for {
 		moved, err := p.queue.MoveDue(t.Context(), always)
@@ -62,7 +62,7 @@ func after(id, key string, wait time.Duration) *message.Message {
 }
 
 func TestScheduled_WaitsForItsTimeAndComesWhole(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		msg := at("later", "k", p.now(t).Add(time.Hour))
 		msg.Payload = everyByte()
 		msg.Metadata.Set("colour", "gül\n")
@@ -106,7 +106,7 @@ func TestScheduled_WaitsForItsTimeAndComesWhole(t *testing.T) {
 }
 
 // makeDue lets an hour and more pass for all that waits.
-func (p *place) makeDue(t *testing.T) {
+func (p *fixture) makeDue(t *testing.T) {
 	t.Helper()
 	if p.isSQLite() {
 		p.exec(t, `update {{scheduled}} set deliver_at = deliver_at - 7200000000`)
@@ -116,7 +116,7 @@ func (p *place) makeDue(t *testing.T) {
 }
 
 func TestScheduled_ComesInTheOrderOfTimesThenOfPublishing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		base := p.now(t).Add(-time.Hour).Truncate(time.Microsecond)
 		var want []string
 		var msgs []*message.Message
@@ -146,7 +146,7 @@ func TestScheduled_ComesInTheOrderOfTimesThenOfPublishing(t *testing.T) {
 
 // A call's messages with one wait keep their order among themselves.
 func TestScheduled_AfterAWaitKeepsTheOrderOfTheCall(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var msgs []*message.Message
 		for i := range 250 {
 			msgs = append(msgs, after(fmt.Sprint(i), "k", time.Microsecond))
@@ -156,14 +156,14 @@ func TestScheduled_AfterAWaitKeepsTheOrderOfTheCall(t *testing.T) {
 		rows := p.read(t)
 		for i, r := range rows {
 			if r.MessageID != fmt.Sprint(i) {
-				t.Fatalf("%s comes at place %d of %d", r.MessageID, i, len(rows))
+				t.Fatalf("%s comes at position %d of %d", r.MessageID, i, len(rows))
 			}
 		}
 	})
 }
 
 func TestScheduled_IsNotEarlyByTheDatabasesClock(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		start := p.now(t)
 		p.publish(t, after("after", "", 300*time.Millisecond), at("at", "", start.Add(300*time.Millisecond+time.Nanosecond)))
 		looks := 0
@@ -189,7 +189,7 @@ func TestScheduled_IsNotEarlyByTheDatabasesClock(t *testing.T) {
 }
 
 func TestScheduled_RollsBackWithItsTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 			expectNoError(t, p.box.Publisher(tx).Publish("orders", after("a", "", time.Hour), newMessage("b", "")))
 			return errChangedMind
@@ -202,7 +202,7 @@ func TestScheduled_RollsBackWithItsTransaction(t *testing.T) {
 }
 
 func TestCancelScheduled_SaysWhetherItWasThere(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, after("a", "", time.Hour), after("b", "", time.Hour), newMessage("now", ""))
 		cancel := func(id string) (was bool) {
 			p.inTx(t, func(tx *sql.Tx) {
@@ -243,7 +243,7 @@ func TestCancelScheduled_SaysWhetherItWasThere(t *testing.T) {
 // An open cancellation keeps back its own key, whichever way it ends, and nobody
 // else.
 func TestMoveDue_AnOpenCancellationHoldsItsKeyAndNoOther(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		past := p.now(t).Add(-time.Hour)
 		p.publish(t, at("k1", "k", past), at("k2", "k", past.Add(1)), at("loose", "", past.Add(2)), at("other", "o", past.Add(3)), at("alone", "", past.Add(4)))
 		var tail []*message.Message
@@ -277,7 +277,7 @@ func TestMoveDue_AnOpenCancellationHoldsItsKeyAndNoOther(t *testing.T) {
 		}
 		for i, id := range ofKey {
 			if id != fmt.Sprint("k", i+1) {
-				t.Fatalf("%s comes at place %d", id, i)
+				t.Fatalf("%s comes at position %d", id, i)
 			}
 		}
 		if len(ofKey) != 2102 || p.scheduled(t) != 0 {
@@ -287,7 +287,7 @@ func TestMoveDue_AnOpenCancellationHoldsItsKeyAndNoOther(t *testing.T) {
 }
 
 func TestMoveDue_DoesNothingWithoutTheLease(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, at("a", "", p.now(t).Add(-time.Hour)))
 		moved, err := p.queue.MoveDue(t.Context(), func(context.Context, *sql.Tx) (bool, error) { return false, nil })
 		if err != nil || moved.Rows != 0 || moved.Next <= 0 {
@@ -303,7 +303,7 @@ func TestMoveDue_DoesNothingWithoutTheLease(t *testing.T) {
 }
 
 func TestMoveDue_WithNothingDueIsOneStatement(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, after("a", "", time.Hour))
 		p.tap.sent()
 		if _, err := p.queue.MoveDue(t.Context(), always); err != nil {
@@ -316,7 +316,7 @@ func TestMoveDue_WithNothingDueIsOneStatement(t *testing.T) {
 }
 
 func TestMoveDue_TakesLargeMessagesInPieces(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		var msgs []*message.Message
 		for i := range 10 {
 			msg := at(fmt.Sprint(i), "k", p.now(t).Add(-time.Hour))
@@ -352,7 +352,7 @@ func TestPublish_RefusesBadTimesAndForeignReservedNames(t *testing.T) {
 		"both":            {both, "deliver_at"},
 		"reserved prefix": {withMetadata("oncemill_deliverat", "2030-01-01T00:00:00Z"), "metadata"},
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.inTx(t, func(tx *sql.Tx) {
 			p.tap.sent()
 			for name, c := range cases {
@@ -372,7 +372,7 @@ func TestPublish_RefusesBadTimesAndForeignReservedNames(t *testing.T) {
 // A consumer passes metadata on; what belongs to the copy that came in does not
 // come along, and the message that was given in is not changed.
 func TestPublish_DropsTheRowThatAMessageCameFrom(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		msg := newMessage("a", "k")
 		msg.Metadata.Set(outbox.RowMetadata, "3/17")
 		for _, name := range []string{"oncemill_encoding", "oncemill_signature", "oncemill_topic"} { // of package payload

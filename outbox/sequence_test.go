@@ -20,7 +20,7 @@ import (
 )
 
 // setSequence makes id+1 the next id.
-func (p *place) setSequence(t *testing.T, id int64) {
+func (p *fixture) setSequence(t *testing.T, id int64) {
 	t.Helper()
 	if p.isSQLite() {
 		p.exec(t, `update sqlite_sequence set seq = $1 where name = trim('{{outbox}}', '"')`, id)
@@ -30,7 +30,7 @@ func (p *place) setSequence(t *testing.T, id int64) {
 }
 
 // insert writes a row with an id of the test's choice, as a restore does.
-func (p *place) insert(t *testing.T, id int64, key, messageID string) {
+func (p *fixture) insert(t *testing.T, id int64, key, messageID string) {
 	t.Helper()
 	p.exec(t, `insert into {{outbox}} (id, lane, topic, message_id, key, payload) values ($1, $2, 'orders', $3, $4, $5)`,
 		id, outbox.Lane(key, messageID), messageID, key, []byte{})
@@ -39,7 +39,7 @@ func (p *place) insert(t *testing.T, id int64, key, messageID string) {
 // A server that lost its tail gives ids out again, while a worker still has to
 // delete the rows that it read before.
 func TestRemove_SparesANewRowWithAnOldID(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for _, history := range []time.Duration{time.Hour, outbox.NoHistory} {
 			p.use(t, p.db, func(cfg *outbox.Config) { cfg.History = history })
 			p.publish(t, newMessage("older", "k"))
@@ -77,7 +77,7 @@ func TestRemove_SparesNewRowsAfterACrashThatLostCommits(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t, "synchronous_commit=off", "bgwriter_lru_maxpages=0", "autovacuum=off")
 	cfg := outbox.Config{Database: oncemill.Config{Dialect: oncemill.PostgreSQL}}
-	p := newPlace(t, &pq.Driver{}, server.DSN()+"&binary_parameters=yes", cfg)
+	p := newFixture(t, &pq.Driver{}, server.DSN()+"&binary_parameters=yes", cfg)
 	p.publish(t, newMessage("durable", "k"))
 	p.exec(t, `checkpoint`)
 	// Without its writer the log stays in memory; the crash takes it away.
@@ -119,7 +119,7 @@ func TestRemove_SparesNewRowsAfterACrashThatLostCommits(t *testing.T) {
 }
 
 func TestCheck_PassesWhereIDsOnlyGrow(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		expectNoError(t, p.queue.Check(t.Context())) // nothing was ever published
 		p.publish(t, messages("m", 40)...)
 		expectNoError(t, p.queue.Check(t.Context()))
@@ -131,7 +131,7 @@ func TestCheck_PassesWhereIDsOnlyGrow(t *testing.T) {
 }
 
 func TestCheck_RefusesASequenceBehindItsRows(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"), newMessage("3", "k"))
 		rows := p.read(t)
 		if p.isSQLite() {
@@ -141,7 +141,7 @@ func TestCheck_RefusesASequenceBehindItsRows(t *testing.T) {
 		err := p.queue.Check(t.Context())
 		expectError(t, err, outbox.ErrSequenceBehind)
 
-		// A naive producer that goes on either fails or takes the place of
+		// A naive producer that goes on either fails or takes the id of
 		// another message.
 		err = p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 			return p.box.Publisher(tx).Publish("orders", newMessage("4", "k"))
@@ -158,7 +158,7 @@ func TestCheck_RefusesASequenceBehindItsRows(t *testing.T) {
 }
 
 func TestCheck_RefusesASequenceBehindTheHistory(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"))
 		rows := p.read(t)
 		p.remove(t, refs(rows)...)
@@ -222,7 +222,7 @@ func TestCheck_RefusesASequenceWithACache(t *testing.T) {
 }
 
 func TestCheck_RefusesTablesThatAreNotMigrated(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.exec(t, `delete from {{migrations}}`)
 		var schema *oncemill.SchemaError
 		if err := p.queue.Check(t.Context()); !errors.As(err, &schema) || schema.Set != "outbox" || schema.Have != 0 || schema.Want < 1 {
@@ -232,7 +232,7 @@ func TestCheck_RefusesTablesThatAreNotMigrated(t *testing.T) {
 }
 
 func TestRepairSequence_IsHarmlessWhereNothingIsWrong(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		_, err := p.queue.RepairSequence(t.Context(), 0)
 		expectNoError(t, err)
 		p.publish(t, newMessage("1", "k"), newMessage("2", "k"))
@@ -251,7 +251,7 @@ func TestRepairSequence_IsHarmlessWhereNothingIsWrong(t *testing.T) {
 
 // Ids that the outbox knows nothing of are in use elsewhere.
 func TestRepairSequence_SetsItAboveTheFloor(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.publish(t, newMessage("1", "k"))
 		first := p.read(t)[0].ID
 		if last, err := p.queue.LastID(t.Context()); err != nil || last != first {
@@ -273,7 +273,7 @@ func TestRepairSequence_SetsItAboveTheFloor(t *testing.T) {
 // was in use.
 func TestRepairSequence_MendsWhileOthersPublish(t *testing.T) {
 	const highest = int64(1) << 40 // nobody counts up to there
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.insert(t, highest, "k", "restored")
 		p.setSequence(t, 1)
 		if p.isSQLite() {
@@ -318,7 +318,7 @@ func TestRepairSequence_MendsWhileOthersPublish(t *testing.T) {
 // The highest id is looked up once nobody writes any more.
 func TestRepairSequence_WaitsForOpenWriters(t *testing.T) {
 	t.Parallel()
-	for name, open := range places {
+	for name, open := range databases {
 		if name == "sqlite" {
 			continue // has one writer anyway
 		}

@@ -22,7 +22,7 @@ import (
 )
 
 // lockedByHand begins a transaction that is in nobody's turn, as another process does.
-func lockedByHand(t *testing.T, p *place) *sql.Tx {
+func lockedByHand(t *testing.T, p *fixture) *sql.Tx {
 	t.Helper()
 	tx, err := openTap(t, &tap{driver: p.tap.driver, dsn: p.dsn}).BeginTx(t.Context(), nil)
 	expectNoError(t, err)
@@ -66,7 +66,7 @@ func TestSQLite_WaitsOnceWithoutADeadline(t *testing.T) {
 	}
 }
 
-func (p *place) publishing(msg *message.Message) func(context.Context, *sql.Tx) error {
+func (p *fixture) publishing(msg *message.Message) func(context.Context, *sql.Tx) error {
 	return func(_ context.Context, tx *sql.Tx) error { return p.box.Publisher(tx).Publish("orders", msg) }
 }
 
@@ -116,7 +116,7 @@ func TestSQLite_ALostTransactionPublishesNothing(t *testing.T) {
 		_, err := db.ExecContext(t.Context(), text)
 		expectNoError(t, err)
 	}
-	p := &place{db: db, box: box, queue: outboxqueue.Of(box)}
+	p := &fixture{db: db, box: box, queue: outboxqueue.Of(box)}
 	var overlooked error
 	err = box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
 		_, overlooked = tx.ExecContext(ctx, `insert or rollback into names values ('taken')`)
@@ -144,7 +144,7 @@ func TestSQLite_ACanceledBeginLeavesNothingOpen(t *testing.T) {
 	expectNoError(t, oncemill.Migrate(t.Context(), db, cfg.Database, outbox.Migrations))
 	box, err := outbox.New(db, cfg)
 	expectNoError(t, err)
-	p := &place{db: db, cfg: cfg, box: box, queue: outboxqueue.Of(box)}
+	p := &fixture{db: db, cfg: cfg, box: box, queue: outboxqueue.Of(box)}
 	var publishing sync.WaitGroup
 	var committed atomic.Int64
 	for w := range 4 {
@@ -220,7 +220,7 @@ func TestSQLite_KnowsThatItsFileIsGone(t *testing.T) {
 			expectNoError(t, oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations))
 			box, err := outbox.New(db, outbox.Config{})
 			expectNoError(t, err)
-			p := &place{db: db, box: box}
+			p := &fixture{db: db, box: box}
 			expectNoError(t, box.RunInTx(t.Context(), p.publishing(newMessage("a", ""))))
 			expectNoError(t, replace(path))
 			expectError(t, box.RunInTx(t.Context(), p.publishing(newMessage("b", ""))), oncemill.ErrDatabaseReplaced)
@@ -238,7 +238,7 @@ func TestSQLite_TheFirstTransactionChecksTheSettings(t *testing.T) {
 	t.Cleanup(func() { plain.Close() })
 	box, err := outbox.New(plain, outbox.Config{})
 	expectNoError(t, err)
-	p := &place{db: plain, box: box}
+	p := &fixture{db: plain, box: box}
 	var wrong *oncemill.ConfigError
 	if err := box.RunInTx(t.Context(), p.publishing(newMessage("a", ""))); !errors.As(err, &wrong) {
 		t.Errorf("got %v", err)

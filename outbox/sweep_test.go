@@ -12,9 +12,9 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// ringed returns a place on PostgreSQL with n rows in one partition of the ring,
+// ringed returns an outbox on PostgreSQL with n rows in one partition of the ring,
 // as a read returns them.
-func ringed(t *testing.T, n int) (*place, []outboxstore.Row) {
+func ringed(t *testing.T, n int) (*fixture, []outboxstore.Row) {
 	t.Helper()
 	p := onPostgres(t, "binary_parameters=yes")
 	p.exec(t, `insert into {{outbox}} (lane, id, topic, message_id, payload)
@@ -28,20 +28,20 @@ func ringed(t *testing.T, n int) (*place, []outboxstore.Row) {
 
 // expectSweeps fails unless the statements since the last look were as many
 // sweeps, and as many removals by identity.
-func (p *place) expectSweeps(t *testing.T, sweeps, others int) {
+func (p *fixture) expectSweeps(t *testing.T, sweeps, others int) {
 	t.Helper()
 	sent := p.tap.sent()
-	byPlace, byIdentity := 0, 0
+	byCTID, byIdentity := 0, 0
 	for _, s := range sent {
 		switch {
 		case strings.Contains(s.text, "ctid"):
-			byPlace++
+			byCTID++
 		case strings.Contains(s.text, "delete from"):
 			byIdentity++
 		}
 	}
-	if byPlace != sweeps || byIdentity != others {
-		t.Errorf("%d sweeps and %d other removals, want %d and %d: %s", byPlace, byIdentity, sweeps, others, firstWords(sent))
+	if byCTID != sweeps || byIdentity != others {
+		t.Errorf("%d sweeps and %d other removals, want %d and %d: %s", byCTID, byIdentity, sweeps, others, firstWords(sent))
 	}
 }
 
@@ -127,8 +127,8 @@ func TestRemove_FindsRowsThatHaveMoved(t *testing.T) {
 	}
 }
 
-// The rows of another outbox, or of a time before a restart, have no place.
-func TestRemove_NeedsNoPlace(t *testing.T) {
+// The rows of another outbox, or of a time before a restart, have no ctid.
+func TestRemove_NeedsNoCTID(t *testing.T) {
 	t.Parallel()
 	p, rows := ringed(t, 300)
 	gone := refs(rows)

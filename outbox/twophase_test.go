@@ -34,7 +34,7 @@ func (c *cursor) read(rows []outboxstore.Row) (found []string) {
 // A message of a prepared transaction is owed from COMMIT PREPARED on, and is
 // found however many later ids have been read and removed meanwhile.
 func TestRead_FindsWhatAPreparedTransactionCommits(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		ctx := t.Context()
 		gid := "'" + p.cfg.Database.Schema + "'"
 		conn, err := p.db.Conn(ctx)
@@ -88,7 +88,7 @@ func TestRead_FindsWhatAPreparedTransactionCommits(t *testing.T) {
 
 // The same for a transaction that is simply slow.
 func TestRead_FindsWhatCommitsLate(t *testing.T) {
-	onEachPostgres(t, func(t *testing.T, p *place) {
+	onEachPostgres(t, func(t *testing.T, p *fixture) {
 		slow, err := p.db.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -117,7 +117,7 @@ func TestRing_PassesOverAPartitionWithAPreparedWriter(t *testing.T) {
 	t.Parallel()
 	p := ring(t)
 	gid := "'" + p.cfg.Database.Schema + "'"
-	p.bury(t, 1)
+	p.leaveDead(t, 1)
 	conn, err := p.db.Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)

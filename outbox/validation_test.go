@@ -53,14 +53,14 @@ func TestPublish_BadMessagesAreNamedBeforeAnyStatement(t *testing.T) {
 		"metadata total":        {"orders", withMetadata("a", canary+strings.Repeat("v", 64<<10-20)), "metadata"},
 		"metadata when encoded": {"orders", withMetadata("a", canary+strings.Repeat("\x01", 20<<10)), "metadata"},
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 1000 })
 		p.inTx(t, func(tx *sql.Tx) {
 			ctx := oncemill.ContextWithTx(t.Context(), tx)
 			p.tap.sent()
 			for name, c := range cases {
 				if c.msg != nil {
-					c.msg = c.msg.Copy() // the other places have theirs
+					c.msg = c.msg.Copy() // the other databases have theirs
 					c.msg.SetContext(ctx)
 				}
 				for _, publisher := range []*outbox.Publisher{p.box.Publisher(tx), p.box.ContextPublisher()} {
@@ -95,7 +95,7 @@ func TestPublish_BadMessagesAreNamedBeforeAnyStatement(t *testing.T) {
 }
 
 func TestPublish_TakesWhatJustFits(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.use(t, p.db, func(cfg *outbox.Config) { cfg.MaxPayload = 1000 })
 		longest := strings.Repeat("ü", 127) + "x"
 		msg := message.NewMessage(longest, make([]byte, 1000))
@@ -110,7 +110,7 @@ func TestPublish_TakesWhatJustFits(t *testing.T) {
 }
 
 func TestPublish_ChecksTheKeyThatTheConfiguredFunctionReturns(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		keys := map[string]string{"keyed": "customer", "unkeyed": "", "bad": "\x00"}
 		p.use(t, p.db, func(cfg *outbox.Config) {
 			cfg.Key = func(msg *message.Message) string { return keys[msg.UUID] }

@@ -10,7 +10,7 @@ import (
 )
 
 func TestWake_ReachesEveryListenerOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		first, stopFirst := p.queue.Listen()
 		second, stopSecond := outboxqueue.Of(p.box).Listen() // another relay
 		defer stopSecond()
@@ -30,7 +30,7 @@ func TestWake_ReachesEveryListenerOnce(t *testing.T) {
 }
 
 func TestWake_WithoutListenersIsNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		p.box.Wake()
 		wake, stop := p.queue.Listen()
 		defer stop()
@@ -40,7 +40,7 @@ func TestWake_WithoutListenersIsNothing(t *testing.T) {
 
 // A commit while a listener is between two receives is not lost.
 func TestWake_NoneIsLostBetweenTwoReceives(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		wake, stop := p.queue.Listen()
 		defer stop()
 		const writers, each = 3, 5

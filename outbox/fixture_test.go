@@ -20,8 +20,8 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// place is a database with an outbox in it.
-type place struct {
+// fixture is a database with an outbox in it.
+type fixture struct {
 	db    *sql.DB
 	tap   *tap
 	dsn   string                        // what tap opens
@@ -31,47 +31,47 @@ type place struct {
 	queue *outboxqueue.Queue
 }
 
-// places are what the conformance suite runs on. The second differs from the
+// databases are what the conformance suite runs on. The second differs from the
 // first in everything that a server or a driver may do by default.
-var places = map[string]func(*testing.T) *place{
-	"postgresql": func(t *testing.T) *place { return onPostgres(t, "binary_parameters=yes") },
-	"postgresql_other_defaults": func(t *testing.T) *place {
+var databases = map[string]func(*testing.T) *fixture{
+	"postgresql": func(t *testing.T) *fixture { return onPostgres(t, "binary_parameters=yes") },
+	"postgresql_other_defaults": func(t *testing.T) *fixture {
 		pg := testserver.Postgres(t)
 		pg.Config.Prefix = "mill_"
 		url := pg.URL(t, "default_transaction_isolation=repeatable read", "timezone=Asia/Kathmandu")
-		return newPlace(t, testserver.Driver(), url, outbox.Config{Database: pg.Config})
+		return newFixture(t, testserver.Driver(), url, outbox.Config{Database: pg.Config})
 	},
 	"sqlite": onSQLite,
 }
 
-func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+func onEachDatabase(t *testing.T, test func(t *testing.T, p *fixture)) {
 	t.Helper()
 	t.Parallel()
 	for _, name := range append(testserver.OneOf(t, "postgresql", "postgresql_other_defaults"), "sqlite") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, places[name](t))
+			test(t, databases[name](t))
 		})
 	}
 }
 
-func onPostgres(t *testing.T, params ...string) *place {
+func onPostgres(t *testing.T, params ...string) *fixture {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	p := newPlace(t, testserver.Driver(), pg.URL(t, params...), outbox.Config{Database: pg.Config})
+	p := newFixture(t, testserver.Driver(), pg.URL(t, params...), outbox.Config{Database: pg.Config})
 	p.url = func(more ...string) string { return pg.URL(t, append(params, more...)...) }
 	return p
 }
 
-func onSQLite(t *testing.T) *place {
+func onSQLite(t *testing.T) *fixture {
 	t.Helper()
 	dsn := oncemill.SQLiteDSN(filepath.Join(t.TempDir(), "test.db"))
-	return newPlace(t, &sqlite.Driver{}, dsn, outbox.Config{Database: oncemill.Config{Dialect: oncemill.SQLite}})
+	return newFixture(t, &sqlite.Driver{}, dsn, outbox.Config{Database: oncemill.Config{Dialect: oncemill.SQLite}})
 }
 
-func newPlace(t *testing.T, d driver.Driver, dsn string, cfg outbox.Config) *place {
+func newFixture(t *testing.T, d driver.Driver, dsn string, cfg outbox.Config) *fixture {
 	t.Helper()
-	p := &place{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
+	p := &fixture{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
 	p.db = openTap(t, p.tap)
 	if err := oncemill.Migrate(t.Context(), p.db, cfg.Database, outbox.Migrations); err != nil {
 		t.Fatal(err)
@@ -90,7 +90,7 @@ func newPlace(t *testing.T, d driver.Driver, dsn string, cfg outbox.Config) *pla
 }
 
 // use makes the outbox anew: on db, with the configuration changed.
-func (p *place) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
+func (p *fixture) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
 	t.Helper()
 	if change != nil {
 		change(&p.cfg)
@@ -107,7 +107,7 @@ func (p *place) use(t *testing.T, db *sql.DB, change func(*outbox.Config)) {
 }
 
 // open returns a pool on the same database, with more parameters (PostgreSQL).
-func (p *place) open(t *testing.T, params ...string) *sql.DB {
+func (p *fixture) open(t *testing.T, params ...string) *sql.DB {
 	t.Helper()
 	return openTap(t, &tap{driver: p.tap.driver, dsn: p.url(params...)})
 }
@@ -126,10 +126,10 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 	return db
 }
 
-func (p *place) isSQLite() bool { return p.cfg.Database.Dialect == oncemill.SQLite }
+func (p *fixture) isSQLite() bool { return p.cfg.Database.Dialect == oncemill.SQLite }
 
 // expand fills the names of the tables in.
-func (p *place) expand(t *testing.T, text string) string {
+func (p *fixture) expand(t *testing.T, text string) string {
 	t.Helper()
 	resolved, err := database.Resolve(p.db, p.cfg.Database)
 	if err != nil {
@@ -138,14 +138,14 @@ func (p *place) expand(t *testing.T, text string) string {
 	return resolved.Expand(text)
 }
 
-func (p *place) exec(t *testing.T, text string, args ...any) {
+func (p *fixture) exec(t *testing.T, text string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(t.Context(), p.expand(t, text), args...); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 }
 
-func (p *place) count(t *testing.T, text string, args ...any) (n int) {
+func (p *fixture) count(t *testing.T, text string, args ...any) (n int) {
 	t.Helper()
 	if err := p.db.QueryRowContext(t.Context(), p.expand(t, text), args...).Scan(&n); err != nil {
 		t.Errorf("%s: %v", text, err) // not Fatal: goroutines ask too
@@ -154,7 +154,7 @@ func (p *place) count(t *testing.T, text string, args ...any) (n int) {
 }
 
 // inTx runs fn in a transaction of the test's own.
-func (p *place) inTx(t *testing.T, fn func(tx *sql.Tx)) {
+func (p *fixture) inTx(t *testing.T, fn func(tx *sql.Tx)) {
 	t.Helper()
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -167,12 +167,12 @@ func (p *place) inTx(t *testing.T, fn func(tx *sql.Tx)) {
 	}
 }
 
-func (p *place) publish(t *testing.T, msgs ...*message.Message) {
+func (p *fixture) publish(t *testing.T, msgs ...*message.Message) {
 	t.Helper()
 	p.publishTo(t, "orders", msgs...)
 }
 
-func (p *place) publishTo(t *testing.T, topic string, msgs ...*message.Message) {
+func (p *fixture) publishTo(t *testing.T, topic string, msgs ...*message.Message) {
 	t.Helper()
 	err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 		return p.box.Publisher(tx).Publish(topic, msgs...)
@@ -183,12 +183,12 @@ func (p *place) publishTo(t *testing.T, topic string, msgs ...*message.Message) 
 }
 
 // read reads all lanes to their ends.
-func (p *place) read(t *testing.T) []outboxstore.Row {
+func (p *fixture) read(t *testing.T) []outboxstore.Row {
 	t.Helper()
 	return p.readAs(t, outboxstore.ReadRequest{Lanes: allLanes(), Rows: 1 << 20, Bytes: 1 << 30})
 }
 
-func (p *place) readAs(t *testing.T, req outboxstore.ReadRequest) []outboxstore.Row {
+func (p *fixture) readAs(t *testing.T, req outboxstore.ReadRequest) []outboxstore.Row {
 	t.Helper()
 	rows, err := p.queue.Read(t.Context(), req)
 	if err != nil {
@@ -197,7 +197,7 @@ func (p *place) readAs(t *testing.T, req outboxstore.ReadRequest) []outboxstore.
 	return rows
 }
 
-func (p *place) remove(t *testing.T, refs ...outboxstore.Ref) {
+func (p *fixture) remove(t *testing.T, refs ...outboxstore.Ref) {
 	t.Helper()
 	removal, err := p.queue.Remove(t.Context(), refs)
 	if err != nil || removal.Missed != 0 || len(removal.Locked) != 0 {
@@ -205,7 +205,7 @@ func (p *place) remove(t *testing.T, refs ...outboxstore.Ref) {
 	}
 }
 
-func (p *place) maintain(t *testing.T) outboxstore.Maintained {
+func (p *fixture) maintain(t *testing.T) outboxstore.Maintained {
 	t.Helper()
 	done, err := p.queue.Maintain(t.Context(), always)
 	if err != nil {
