@@ -1,9 +1,8 @@
 // Package bounded runs calls that may never return.
 //
-// A database driver may stay in a read from the network after its context has
-// ended: lib/pq does until the server answers, and a server that is frozen, or
-// behind a network that drops packets, does not. A call that is made here returns
-// to its caller all the same.
+// A database driver may stay blocked in a network read after its context has ended.
+// lib/pq does so until the server answers. A frozen server, or one behind a network that
+// drops packets, never answers. [Do] returns to its caller in these cases too.
 package bounded
 
 import (
@@ -18,12 +17,12 @@ import (
 )
 
 var (
-	// ErrAbandoned says that a call did not return in time and was left behind.
-	// Its outcome is unknown: it may still take effect.
+	// ErrAbandoned is returned for a call that did not return in time. Its outcome is
+	// unknown: it may still take effect.
 	ErrAbandoned = fmt.Errorf("no answer in time, call abandoned: %w", context.DeadlineExceeded)
 
-	// ErrTooManyAbandoned says that a call was not made, because too many that were
-	// abandoned have not returned.
+	// ErrTooManyAbandoned is returned for a call that was not made, because too many
+	// abandoned calls have not returned.
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
 )
 
@@ -32,41 +31,40 @@ func Silence(err error) bool {
 	return errors.Is(err, ErrTooManyAbandoned) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// grace is how long a call may take to return once its context has ended: the
-// time for a driver to cancel the statement and to read the server's answer.
+// grace is how long a call may take to return after its context has ended. In this time
+// the driver cancels the statement and reads the server's answer.
 const grace = time.Second
 
 // Calls limits how many abandoned calls exist at a time. The zero value is not
 // usable; see [New].
 //
-// Once there are so many, calls are refused, but for a few at a time that try
-// whether the database answers again: a pool may have had many connections that
-// lead nowhere, and has new ones once those are used up. The first answer lets
-// calls in again.
+// At the limit calls are refused, except a few at a time that test whether the database
+// answers again: a pool may hold many dead connections, and opens new ones once those are
+// used up. The first answer admits calls again.
 type Calls struct {
 	most  int
 	grace time.Duration
 
-	mu        sync.Mutex // guards what follows
+	mu        sync.Mutex // guards the fields below
 	abandoned int
-	allowed   int            // abandoned calls; grows while there are answers all the same
-	trials    int            // under way beyond that
+	allowed   int            // abandoned calls; grows while other calls get answers
+	trials    int            // calls in progress beyond allowed
 	idle      chan struct{}  // closed when abandoned goes back to 0; nil while it is 0
-	hungUp    int            // abandoned commits whose connections were closed, since one had an answer
-	commits   map[*Line]bool // of the others
+	hungUp    int            // abandoned commits whose connections were closed since a commit was last answered
+	commits   map[*Line]bool // connections of the other abandoned commits
 }
 
 const (
-	// mostTrials is how many calls may try at a time whether there are answers again.
+	// mostTrials is how many calls at a time may test whether the database answers again.
 	mostTrials = 4
 
-	// mostOfAll bounds the abandoned calls.
+	// mostOfAll bounds the number of abandoned calls.
 	mostOfAll = 256
 )
 
-// New returns Calls that let most calls be abandoned at a time before others are
-// refused, and 256 in the end. (Calls that are under way by then come on top.) Each
-// holds a goroutine and a connection until the driver returns.
+// New returns Calls that refuse further calls once most calls are abandoned, except those
+// that test for answers. At most 256 calls are abandoned, plus those in progress at that
+// moment. Each holds a goroutine and a connection until the driver returns.
 func New(most int) *Calls {
 	return &Calls{most: most, allowed: most, grace: grace, commits: map[*Line]bool{}}
 }
@@ -85,7 +83,7 @@ func (c *Calls) admit() (trial bool, err error) {
 	return false, ErrTooManyAbandoned
 }
 
-// tried notes the end of a trial.
+// tried records the end of a trial.
 func (c *Calls) tried(answered bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -114,14 +112,13 @@ func (c *Calls) Idle() <-chan struct{} {
 	return closed
 }
 
-// Do calls f with a context that ends after limit, or with ctx, and returns what f
-// returns. If f has not returned a moment after that, Do returns [ErrAbandoned],
-// and f's result is dropped: f must hand over everything through its result, and
-// write to nothing that the caller reads. A panic of f is one of the caller, with an
-// [*oncemill.PanicError].
+// Do calls f with a context that ends after limit, or with ctx, and returns f's result. If
+// f has not returned a second after that, Do returns [ErrAbandoned] and drops f's result.
+// So f must return everything in its result, and must not write to anything that the
+// caller reads. A panic of f panics in the caller, with an [*oncemill.PanicError].
 //
-// The connection of an abandoned call is not used again: its context has ended
-// while a statement ran, which makes the drivers close it, or the call's [Line] is closed.
+// The connection of an abandoned call is not used again. The driver closes it, since its
+// context ended during a statement, or Do closes the call's [Line].
 func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
 	var none T
 	if err := ctx.Err(); err != nil {
@@ -138,7 +135,7 @@ func Do[T any](ctx context.Context, c *Calls, limit time.Duration, f func(ctx co
 	type result struct {
 		value    T
 		err      error
-		panicked *oncemill.PanicError // with the stack, which the caller's does not show
+		panicked *oncemill.PanicError // with the stack of f, which the caller's stack lacks
 		returned bool
 	}
 	u, _ := ctx.Value(lineKey{}).(use)
@@ -220,7 +217,7 @@ func (c *Calls) hangUp(u use) {
 	u.line.hangUp()
 }
 
-// mayHangUp reports whether the connection of an abandoned commit is to be closed now.
+// mayHangUp reports whether to close the connection of an abandoned commit now.
 func (c *Calls) mayHangUp(l *Line) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -232,7 +229,8 @@ func (c *Calls) mayHangUp(l *Line) bool {
 	return true
 }
 
-// committed notes that a commit had an answer: those that have none will not have one.
+// committed records that a commit was answered. Earlier commits without an answer will not
+// get one, so their connections are closed.
 func (c *Calls) committed() {
 	c.mu.Lock()
 	if c.hungUp == 0 {
@@ -243,6 +241,6 @@ func (c *Calls) committed() {
 	c.hungUp, c.commits = 0, map[*Line]bool{}
 	c.mu.Unlock()
 	for l := range lines {
-		go l.hangUp() // which may have to wait
+		go l.hangUp() // may block
 	}
 }

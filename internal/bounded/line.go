@@ -14,19 +14,18 @@ import (
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
-// Line is the connection of a transaction that a call waits on, with a driver that goes on
-// waiting when the call has been given up. lib/pq reads until the server answers, and
-// until then the connection has its place in the pool: a server that is silent would use
-// the pool up. So the connection of an abandoned call is closed, which ends the read.
+// Line is the connection of a transaction whose calls may be abandoned. lib/pq reads
+// until the server answers, and until then the connection keeps its place in the pool, so
+// a silent server would exhaust the pool. Closing the connection ends the read.
 //
-// That is safe beside the read: lib/pq's Close sends a message and closes the socket, and
-// shares nothing else with it. And it meets no other call: while a connection can be
-// closed it is not in the pool. But it waits for a write that the server does not take:
-// the connection of a statement that fills the socket's buffers is the kernel's to give up.
+// Closing is safe during the read: lib/pq's Close sends a message and closes the socket,
+// and shares nothing else with the read. It affects no other call, since the connection is
+// not in the pool meanwhile. Close blocks behind a write that the server does not accept:
+// then the connection lasts until the kernel gives it up.
 //
 // The zero value is a line without a connection.
 type Line struct {
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards the fields up to lost
 	conn   *sql.Conn
 	socket io.Closer // of conn
 	down   bool
@@ -36,8 +35,8 @@ type Line struct {
 	late  func()
 }
 
-// Limit has BeginTx call late, which ends its context, if it has had no answer for so long
-// once it has a connection.
+// Limit makes BeginTx call late if BEGIN has no answer within limit, counted from the
+// moment it has a connection. late must end BeginTx's context.
 func (l *Line) Limit(limit time.Duration, late func()) { l.limit, l.late = limit, late }
 
 // begin begins a transaction on a connection.
@@ -48,10 +47,9 @@ func (l *Line) begin(ctx context.Context, conn *sql.Conn, options *sql.TxOptions
 	return conn.BeginTx(ctx, options)
 }
 
-// BeginTx begins a transaction of db on the line. As database/sql does, it tries other
-// connections when the server had closed one before it was used. The line is to be closed when
-// the transaction has ended, before anything else is asked of db: the pool may have one
-// connection.
+// BeginTx begins a transaction of db on the line. Like database/sql, it tries other
+// connections if the server had closed the first. Close the line when the transaction has
+// ended, before any other use of db: the pool may have only one connection.
 func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) (*sql.Tx, error) {
 	if l == nil {
 		return db.BeginTx(ctx, options)
@@ -72,8 +70,8 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 	}
 }
 
-// take takes a connection of the pool, and its socket where the driver goes on waiting, so
-// that it can be closed beside a call that waits.
+// take takes a connection from the pool, with its socket if the driver is lib/pq, so that
+// it can be closed during a call.
 func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
@@ -81,7 +79,7 @@ func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	}
 	var socket io.Closer
 	if _, waits := db.Driver().(*pq.Driver); waits {
-		_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a connection that is bad, which is found soon
+		_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a bad connection, which BEGIN finds too
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -97,8 +95,8 @@ func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	return conn, nil
 }
 
-// Raw calls f with the connection as the driver made it, which nothing else uses meanwhile.
-// A panic of f is returned as an [*oncemill.PanicError].
+// Raw calls f with the driver's connection, which nothing else uses meanwhile. It returns
+// a panic of f as an [*oncemill.PanicError].
 func (l *Line) Raw(f func(driverConn any) error) error {
 	l.mu.Lock()
 	conn := l.conn
@@ -108,7 +106,7 @@ func (l *Line) Raw(f func(driverConn any) error) error {
 	}
 	var failed error
 	err := conn.Raw(func(c any) error {
-		// After a panic, or driver.ErrBadConn, Raw would wait for the end of the transaction.
+		// sql.Conn.Raw waits for the end of the transaction after a panic or driver.ErrBadConn.
 		failed = nopanic.Call(func() error { return f(c) })
 		return nil
 	})
@@ -118,7 +116,7 @@ func (l *Line) Raw(f func(driverConn any) error) error {
 	return failed
 }
 
-// Close waits for the end of what goes over the line, and gives the connection back.
+// Close waits for a call in progress on the line, and returns the connection to the pool.
 func (l *Line) Close() {
 	if l == nil {
 		return
@@ -136,15 +134,15 @@ func (l *Line) Close() {
 	}
 }
 
-// giveUp takes a connection out of the pool.
+// giveUp removes a connection from the pool.
 func giveUp(conn *sql.Conn) {
 	_ = conn.Raw(func(any) error { return driver.ErrBadConn })
 }
 
-// Lose waits as Close does, but gives the connection up: for a transaction whose context
-// has ended, after which lib/pq uses the connection for nothing. It can be closed
-// meanwhile. A line that has no connection yet gets none: the driver may begin a
-// transaction under a context that has ended, and nobody would give its connection back.
+// Lose waits like Close, but removes the connection from the pool. It is for a
+// transaction whose context has ended, after which lib/pq does not use the connection
+// again. A line that has no connection yet gets none: the driver may begin a transaction
+// under an ended context, and nobody would return its connection.
 func (l *Line) Lose() {
 	if l == nil {
 		return
@@ -154,7 +152,7 @@ func (l *Line) Lose() {
 	l.lost = conn == nil
 	l.mu.Unlock()
 	if conn != nil {
-		defer time.AfterFunc(grace, l.hangUp).Stop() // the ROLLBACK of database/sql may have no answer
+		defer time.AfterFunc(grace, l.hangUp).Stop() // database/sql's ROLLBACK may get no answer
 		giveUp(conn)
 	}
 }
@@ -173,8 +171,8 @@ func (l *Line) hangUp() {
 	}
 }
 
-// HungUp reports that the connection was closed because something that used it did not
-// return in time: a statement without an answer, or rows that somebody keeps open.
+// HungUp reports that the connection was closed because a use of it did not return in
+// time: a statement without an answer, or rows that were not closed.
 func (l *Line) HungUp() bool {
 	if l == nil {
 		return false
@@ -186,29 +184,29 @@ func (l *Line) HungUp() bool {
 
 type lineKey struct{}
 
-// use is what a context says of the line of its call.
+// use is the line of a call, carried by the call's context.
 type use struct {
 	line   *Line
-	given  bool // for the next call
+	given  bool // set by On or Committing for the next call
 	commit bool
 }
 
-// On has the next call under ctx wait on l, over which it goes already.
+// On returns a context whose next call is one on l, which has its connection already.
 func On(ctx context.Context, l *Line) context.Context {
 	return context.WithValue(ctx, lineKey{}, use{line: l, given: true})
 }
 
 // Committing is On for a call that commits.
 //
-// One that waits for a synchronous standby has no answer either, and to close its
-// connection has the pool open another one to the same server. So a few are closed at
-// first, and the others when a later call has committed.
+// A COMMIT that waits for a synchronous standby has no answer either. Closing its
+// connection makes the pool open another one to the same server. So only a few are
+// closed at first, and the others when a later call has committed.
 func Committing(ctx context.Context, l *Line) context.Context {
 	return context.WithValue(ctx, lineKey{}, use{line: l, given: true, commit: true})
 }
 
-// LineOf returns the line of the call that ctx was given to; nil if there is none, or a
-// transaction goes over it.
+// LineOf returns the line of the call that received ctx. It returns nil if there is none,
+// or if the line has a transaction.
 func LineOf(ctx context.Context) *Line {
 	u, _ := ctx.Value(lineKey{}).(use)
 	if u.given || u.line == nil {

@@ -114,7 +114,7 @@ func (g *Group[W, R]) leave(m *Member[W, R]) bool {
 	}
 }
 
-// bury forgets a member whose goroutine has ended: nobody hears what it is told.
+// abandon removes a member whose goroutine has ended and no longer reads its verdict.
 func (g *Group[W, R]) abandon(m *Member[W, R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -9,20 +9,20 @@ import (
 )
 
 var (
-	// ErrNested says that who asks for the turn holds it.
-	ErrNested = errors.New("oncemill: a transaction was begun inside another one of the same SQLite database, which has one writer; use the transaction in the context")
+	// ErrNested is returned to a caller whose own transaction holds the turn.
+	ErrNested = errors.New("oncemill: cannot begin a transaction inside another one of the same SQLite database; use the transaction in the context")
 
-	// ErrLocked says that somebody else has written for long.
+	// ErrLocked is returned when another writer has kept the database locked for ten seconds.
 	ErrLocked error = &lockedError{}
 )
 
 type lockedError struct{}
 
 func (*lockedError) Error() string {
-	return "oncemill: the SQLite database has been locked for 10s; is there a transaction that does not end?"
+	return "oncemill: the SQLite database has been locked for 10s; look for a transaction that does not end"
 }
 
-// Code makes it the same to whoever looks at codes as what SQLite itself would return.
+// Code returns SQLITE_BUSY, for callers that look at the codes of the driver's errors.
 func (*lockedError) Code() int { return sqliteBusy }
 
 // SQLite's primary result codes.
@@ -32,24 +32,23 @@ const (
 )
 
 func code(err error) int {
-	var lite interface{ Code() int } // *sqlite.Error of modernc.org/sqlite
-	if errors.As(err, &lite) {
-		return lite.Code() & 0xff
+	var sqliteErr interface{ Code() int } // *sqlite.Error of modernc.org/sqlite
+	if errors.As(err, &sqliteErr) {
+		return sqliteErr.Code() & 0xff
 	}
 	return 0
 }
 
-// Begin calls begin, which begins a transaction on conn as the writer, until the lock
-// is free, ctx ends, or ten seconds have passed. conn does not wait in SQLite meanwhile,
-// which knows nothing of contexts.
+// Begin calls begin, which begins a write transaction on conn, until SQLite's lock is
+// free, ctx ends, or ten seconds have passed. It polls, since SQLite's own wait ignores
+// contexts.
 //
-// begin must not run under a context that may end: a BEGIN that was interrupted may
-// have taken effect. If somebody else's has, and left conn in a transaction, that is
-// rolled back.
+// begin gets a context that does not end: an interrupted BEGIN may have taken effect. If
+// an earlier user of conn left a transaction open, Begin rolls it back.
 func (t *Turn) Begin(ctx context.Context, conn *sql.Conn, begin func(ctx context.Context) error) (err error) {
 	defer func() {
 		if err == nil {
-			t.began = time.Now() // what counts is how long the lock is held, not waited for
+			t.began = time.Now() // only the time with the lock counts
 		}
 	}()
 	whole := context.WithoutCancel(ctx)
@@ -61,7 +60,7 @@ func (t *Turn) Begin(ctx context.Context, conn *sql.Conn, begin func(ctx context
 		return err
 	}
 	defer func() {
-		// It cannot fail: it only sets a number.
+		// Cannot fail: it only sets a number.
 		_, _ = conn.ExecContext(whole, fmt.Sprintf(`pragma busy_timeout = %d`, busyTimeout))
 	}()
 	err = begin(whole)
@@ -76,8 +75,8 @@ func (t *Turn) Begin(ctx context.Context, conn *sql.Conn, begin func(ctx context
 	return poll(ctx, func() error { return begin(whole) })
 }
 
-// busyTimeout returns the milliseconds that connections wait in SQLite. They are the same
-// for all of a handle: they come with the data source name.
+// busyTimeout returns SQLite's busy timeout in milliseconds. It comes from the data source
+// name, so it is the same for all connections of a handle.
 func (t *Turns) busyTimeout(ctx context.Context, conn *sql.Conn) (millis int64, err error) {
 	if millis = t.busy.Load(); millis > 0 {
 		return millis, nil
@@ -89,8 +88,8 @@ func (t *Turns) busyTimeout(ctx context.Context, conn *sql.Conn) (millis int64, 
 	return millis, nil
 }
 
-// poll calls begin every millisecond while the database is locked. That costs a few
-// system calls, and one of a process polls at a time.
+// poll calls begin every millisecond while the database is locked. Each call costs a few
+// system calls, and only the holder of the turn polls.
 func poll(ctx context.Context, begin func() error) error {
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()

@@ -17,12 +17,12 @@ func (t *Turns) Held() bool {
 	return t.held
 }
 
-// Handles returns for how many handles a turn is kept.
+// Handles returns the number of handles that have Turns.
 func Handles() int {
 	all.Lock()
 	defer all.Unlock()
 	return len(all.turns)
 }
 
-// MaxWait is how long one holder is waited for.
+// MaxWait is how long writers wait for one holder.
 const MaxWait = maxWait

@@ -9,19 +9,19 @@ import (
 	"sync"
 )
 
-// ErrReplaced says that the file that is open is not the one that has its name.
+// ErrReplaced is returned when the open file is no longer the one at its path.
 var ErrReplaced = errors.New("oncemill: the SQLite database's file was removed or replaced while it was open; stop all processes before restoring a backup, and restart this one")
 
-// file is the file of a database as it was when it was first used. SQLite goes on with
-// a file that has been removed, and what is committed there is lost.
+// file is a database's file at its first use. SQLite continues to write to a file that
+// was removed, and those commits are lost.
 type file struct {
-	mu    sync.Mutex  // guards what follows
-	known bool        // what follows
-	path  string      // empty: in memory, or nowhere that we can see
-	was   os.FileInfo // nil with an empty path
+	mu    sync.Mutex  // guards the fields below
+	known bool        // the fields below are set
+	path  string      // empty if in memory or not visible to this process
+	was   os.FileInfo // nil if path is empty
 }
 
-// CheckFile returns ErrReplaced if the database's file is not what it was.
+// CheckFile returns ErrReplaced if the database's file was removed or replaced.
 func (t *Turns) CheckFile(ctx context.Context, conn *sql.Conn) error {
 	f := &t.file
 	f.mu.Lock()
@@ -29,7 +29,7 @@ func (t *Turns) CheckFile(ctx context.Context, conn *sql.Conn) error {
 	if !f.known {
 		err := conn.QueryRowContext(ctx, `select file from pragma_database_list where name = 'main'`).Scan(&f.path)
 		if err != nil {
-			return fmt.Errorf("ask for the database's file: %w", err)
+			return fmt.Errorf("find the database's file: %w", err)
 		}
 		if f.was, err = os.Stat(f.path); err != nil {
 			f.path = ""
@@ -39,7 +39,7 @@ func (t *Turns) CheckFile(ctx context.Context, conn *sql.Conn) error {
 	if f.path == "" {
 		return nil
 	}
-	// An open file's inode is not given to another one.
+	// The inode of an open file is not reused.
 	if is, err := os.Stat(f.path); errors.Is(err, os.ErrNotExist) || err == nil && !os.SameFile(f.was, is) {
 		return fmt.Errorf("%w: %s", ErrReplaced, f.path)
 	}

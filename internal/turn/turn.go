@@ -1,18 +1,16 @@
-// Package turn lets those who write to a SQLite database through one handle take turns.
+// Package turn queues the writers of one SQLite database handle.
 //
-// SQLite has one writer at a time, and whoever finds another one there tries again
-// after a pause. With several writers in a process, those that come often win, and
-// others wait for as long as there is load. Here the turn goes from one to the next in
-// the order in which they asked, renewals of leases first.
+// SQLite has one writer at a time. Others retry after a pause, so that frequent writers
+// starve infrequent ones. Here the turn to write passes from one to the next in the order
+// of asking, lease renewals first.
 //
-// The order: a heartbeat, if one waits; else, if both a caller's transaction and
-// the background's wait, the kind that was not the last one. So the background,
-// whose work empties the tables, waits for one transaction of a caller and not for all
-// of them, and a caller for one of the background.
+// A waiting heartbeat goes first. If both callers' transactions and background work
+// wait, the two kinds alternate. So background work, which empties the tables, waits for
+// one transaction of a caller and not for all of them, and the other way round.
 //
-// Other processes, and transactions that are begun by hand, do not take the turn.
-// They meet SQLite's lock, see [Turn.Begin]; for their sake the turn rests a moment
-// after a transaction that was long.
+// Other processes, and transactions that are begun without this package, do not take
+// turns. They compete for SQLite's lock (see [Turn.Begin]). For them, the turn pauses for
+// a moment after a long transaction.
 package turn
 
 import (
@@ -33,50 +31,50 @@ type Kind uint8
 
 const (
 	Heartbeat  Kind = iota // renews leases
-	Caller                 // somebody waits for it
-	Background             // of a relay, or upkeep
+	Caller                 // the transaction of a caller
+	Background             // work of a relay, such as deletions and upkeep
 	kinds
 )
 
 const (
-	// Slice is how long a transaction of the background holds the turn while others
-	// wait for it; what is left to do is done in the next one.
+	// Slice is how long a background transaction may keep the turn while others wait.
+	// The rest of its work goes into the next transaction.
 	Slice = 40 * time.Millisecond
 
-	// mostAlone is how long it holds it while nobody else of this process waits:
-	// others may.
+	// mostAlone is how long it may keep the turn while nobody in this process waits.
+	// Other processes may wait.
 	mostAlone = 250 * time.Millisecond
 
-	// maxWait is how long one holder of the turn, or others with the lock, are waited
-	// for. It may be who waits itself, by a transaction that its context does not know.
+	// maxWait is how long to wait for one holder of the turn, or for SQLite's lock. The
+	// holder may be the waiter itself, with a transaction that is not in its context.
 	maxWait = 10 * time.Second
 )
 
-// Turns is the turn of one database handle.
+// Turns queues the writers of one database handle.
 type Turns struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields up to favoured
 	held     bool
-	since    time.Time      // when it last went to somebody
-	tx       *sql.Tx        // of the holder, if that is known
+	since    time.Time      // when the turn last passed
+	tx       *sql.Tx        // of the holder, if known
 	waiting  [kinds][]*wait // in the order of asking
-	favoured Kind           // Caller or Background, when both wait
+	favoured Kind           // Caller or Background: goes first when both wait
 
 	file file
 
-	checked atomic.Bool  // the settings of the database
-	busy    atomic.Int64 // its busy timeout in milliseconds; 0: not known yet
+	checked atomic.Bool  // the settings of the database are right
+	busy    atomic.Int64 // its busy timeout in milliseconds; 0: unknown
 }
 
-// wait is one who waits. granted is closed when it has the turn.
+// wait is a waiting writer. granted is closed when it gets the turn.
 type wait struct{ granted chan struct{} }
 
-// all finds the turn of a handle, as long as that lives.
+// all maps each handle to its Turns, without keeping the handle alive.
 var all = struct {
 	sync.Mutex // guards turns
 	turns      map[weak.Pointer[sql.DB]]*Turns
 }{turns: map[weak.Pointer[sql.DB]]*Turns{}}
 
-// Of returns the turn of a handle.
+// Of returns the Turns of a handle.
 func Of(db *sql.DB) *Turns {
 	key := weak.Make(db)
 	all.Lock()
@@ -96,22 +94,21 @@ func forget(key weak.Pointer[sql.DB]) {
 	delete(all.turns, key)
 }
 
-// Checked reports that the settings of the database have been found right.
+// Checked reports that [Turns.Passed] was called.
 func (t *Turns) Checked() bool { return t.checked.Load() }
 
-// Passed notes that the settings of the database are right.
+// Passed records that the settings of the database are right.
 func (t *Turns) Passed() { t.checked.Store(true) }
 
-// Turn is the turn in the hands of its holder.
+// Turn is the right to write. [Turn.Give] passes it on.
 type Turn struct {
 	turns *Turns
 	began time.Time
 	give  sync.Once
 }
 
-// Take waits for the turn until ctx ends, or gives up with [ErrLocked] when one holder has
-// kept the turn for ten seconds. A context whose own transaction holds the turn gets
-// [ErrNested] at once.
+// Take waits for the turn until ctx ends. It returns [ErrLocked] if one holder keeps the
+// turn for ten seconds, and [ErrNested] at once if the transaction in ctx holds it.
 func (t *Turns) Take(ctx context.Context, kind Kind) (*Turn, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("wait for the turn to write: %w", err)
@@ -139,7 +136,7 @@ func (t *Turns) Take(ctx context.Context, kind Kind) (*Turn, error) {
 
 func (t *Turns) taken() *Turn { return &Turn{turns: t, began: time.Now()} }
 
-// heldBy reports that the transaction in ctx is the holder's.
+// heldBy reports that the transaction in ctx holds the turn.
 func (t *Turns) heldBy(ctx context.Context) bool {
 	if t.tx == nil {
 		return false
@@ -170,14 +167,14 @@ func (t *Turns) await(ctx context.Context, w *wait) error {
 	}
 }
 
-// stuck reports that one holder has had the turn for too long.
+// stuck reports that one holder has kept the turn for too long.
 func (t *Turns) stuck() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.held && time.Since(t.since) > maxWait
 }
 
-// leave ends a wait in vain. If the turn came at that moment, it goes on.
+// leave removes a writer that gave up. If it got the turn at that moment, the turn passes on.
 func (t *Turns) leave(kind Kind, w *wait) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -195,7 +192,7 @@ func (t *Turns) leave(kind Kind, w *wait) {
 	}
 }
 
-// pass gives the turn to the next one. The caller holds mu.
+// pass gives the turn to the next writer. The caller holds mu.
 func (t *Turns) pass() {
 	t.tx = nil
 	kind, ok := t.next()
@@ -209,7 +206,7 @@ func (t *Turns) pass() {
 	close(w.granted)
 }
 
-// next says which kind is next, and whether somebody waits at all.
+// next returns the kind that is next, and false if nobody waits.
 func (t *Turns) next() (Kind, bool) {
 	other := Caller + Background - t.favoured
 	switch {
@@ -231,25 +228,23 @@ func (t *Turns) wanted() bool {
 	return len(t.waiting[Heartbeat])+len(t.waiting[Caller])+len(t.waiting[Background]) > 0
 }
 
-// Runs says that the holder runs tx, so that who asks for the turn with tx in its
-// context is told instead of waiting for itself.
+// Runs records the holder's transaction. A Take with tx in its context then returns
+// [ErrNested] instead of waiting for itself.
 func (t *Turn) Runs(tx *sql.Tx) {
 	t.turns.mu.Lock()
 	defer t.turns.mu.Unlock()
 	t.turns.tx = tx
 }
 
-// Over reports that a transaction of the background ought to commit and to go on in
-// another one.
+// Over reports that a background transaction should commit and continue in another one.
 func (t *Turn) Over() bool {
 	held := time.Since(t.began)
 	return held > Slice && (held > mostAlone || t.turns.wanted())
 }
 
-// Give gives the turn to the next one; to call it again does nothing. After a
-// transaction of some length the next one waits for a moment, a twenty-fifth of that
-// time and at most two milliseconds, in which others than ours find no lock: a process
-// that waits for it tries every millisecond.
+// Give passes the turn on. Further calls do nothing. After a long transaction the next
+// writer waits for a twenty-fifth of its duration, at most two milliseconds. Meanwhile
+// SQLite's lock is free for other processes, which try every millisecond.
 func (t *Turn) Give() {
 	t.give.Do(func() {
 		const share, least, most = 25, 500 * time.Microsecond, 2 * time.Millisecond
@@ -264,7 +259,7 @@ func (t *Turn) Give() {
 			return
 		}
 		t.turns.mu.Lock()
-		t.turns.tx = nil // it has ended
+		t.turns.tx = nil // the transaction has ended
 		t.turns.mu.Unlock()
 		time.AfterFunc(rest, pass)
 	})

@@ -40,8 +40,8 @@ func take(t *testing.T, turns *turn.Turns, kind turn.Kind) *turn.Turn {
 	return taken
 }
 
-// Heartbeats go first, then callers and the background by turns, each kind in the
-// order of asking.
+// Heartbeats go first. Then callers and background work alternate, each kind in the order
+// of asking.
 func TestTake_GoesInOrder(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -78,8 +78,8 @@ func TestTake_GoesInOrder(t *testing.T) {
 	})
 }
 
-// One at a time, nobody is forgotten, and a wait ends with its context to the
-// nanosecond, whatever comes together.
+// One writer at a time, no writer is forgotten, and a wait ends exactly with its context,
+// under random schedules.
 func TestTake_UnderAnySchedule(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(2000) {
@@ -119,7 +119,7 @@ func TestTake_UnderAnySchedule(t *testing.T) {
 				})
 			}
 			running.Wait()
-			time.Sleep(time.Second) // the rest after the last one
+			time.Sleep(time.Second) // the pause after the last one
 			if turns.Held() || turns.Waiting() != 0 {
 				t.Errorf("seed %d: after %d served and %d late, held %v, %d waiting", seed, served.Load(), late.Load(), turns.Held(), turns.Waiting())
 			}
@@ -154,8 +154,8 @@ func TestTake_WaitsAsLongAsTheTurnMoves(t *testing.T) {
 	})
 }
 
-// The holder asks under the context of its own transaction.
-func TestTake_RefusesWhoHasIt(t *testing.T) {
+// The holder asks again, under the context of its own transaction.
+func TestTake_RefusesTheHolder(t *testing.T) {
 	t.Parallel()
 	turns := newTurns(t)
 	taken, tx := take(t, turns, turn.Caller), new(sql.Tx)
@@ -199,9 +199,9 @@ func TestOver_ComesSoonerWhenOthersWait(t *testing.T) {
 	})
 }
 
-// What a transaction waited for before it had the lock is not held against it: beside another
-// process that writes all the time it would never do anything.
-func TestOver_CountsFromWhenTheLockIsHad(t *testing.T) {
+// The wait for the lock does not count. Otherwise a transaction beside another process
+// that writes all the time would never do any work.
+func TestOver_CountsFromTheLock(t *testing.T) {
 	t.Parallel()
 	db, err := sql.Open("sqlite", ":memory:")
 	if err != nil {
