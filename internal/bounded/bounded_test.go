@@ -28,7 +28,7 @@ func TestDo_ReturnsWhatTheCallReturns(t *testing.T) {
 	}
 }
 
-func TestDo_AbandonsACallThatDoesNotHeedItsContext(t *testing.T) {
+func TestDo_AbandonsACallThatIgnoresItsContext(t *testing.T) {
 	calls := bounded.New(2)
 	release := make(chan struct{})
 	hang := func(context.Context) (int, error) { <-release; return 1, nil }
@@ -54,9 +54,9 @@ func TestDo_AbandonsACallThatDoesNotHeedItsContext(t *testing.T) {
 	}
 }
 
-// A pool may hold very many connections that lead nowhere. A few calls at a time use
-// them up, and the first answer of a new one lets calls in again.
-func TestDo_RefusesCallsUntilThereAreAnswersAgain(t *testing.T) {
+// A pool may hold many dead connections. A few calls at a time use them up, and the first
+// answer of a new connection admits calls again.
+func TestDo_RefusesCallsUntilOneIsAnswered(t *testing.T) {
 	const most, trials = 2, 4
 	calls, release := bounded.New(most), make(chan struct{})
 	hang := func(context.Context) (int, error) { <-release; return 0, nil }
@@ -66,15 +66,15 @@ func TestDo_RefusesCallsUntilThereAreAnswersAgain(t *testing.T) {
 		group.Go(func() { _, _ = bounded.Do(t.Context(), calls, time.Millisecond, hang) })
 	}
 	group.Wait()
-	var under sync.WaitGroup // way
-	under.Add(trials)
+	var running sync.WaitGroup
+	running.Add(trials)
 	ctx, cancel := context.WithCancel(t.Context())
 	for range trials {
 		group.Go(func() {
-			_, _ = bounded.Do(ctx, calls, time.Hour, func(ctx context.Context) (int, error) { under.Done(); return hang(ctx) })
+			_, _ = bounded.Do(ctx, calls, time.Hour, func(ctx context.Context) (int, error) { running.Done(); return hang(ctx) })
 		})
 	}
-	under.Wait()
+	running.Wait()
 	if n, err := bounded.Do(t.Context(), calls, time.Minute, answer); n != 0 || !errors.Is(err, bounded.ErrTooManyAbandoned) {
 		t.Errorf("beside the trials: %d, %v", n, err)
 	}
@@ -88,7 +88,7 @@ func TestDo_RefusesCallsUntilThereAreAnswersAgain(t *testing.T) {
 			t.Errorf("when there are answers again: %d, %v", n, err)
 		}
 	}
-	for range most { // as many as at first, again
+	for range most { // the limit applies again
 		group.Go(func() { _, _ = bounded.Do(t.Context(), calls, time.Millisecond, hang) })
 	}
 	group.Wait()

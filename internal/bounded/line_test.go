@@ -28,8 +28,8 @@ func (c *brokenConn) Begin() (driver.Tx, error)         { return c, nil }
 func (*brokenConn) Commit() error                       { return driver.ErrBadConn }
 func (*brokenConn) Rollback() error                     { return nil }
 
-// A connection that breaks does not go back to the pool, though a line holds it.
-func TestLine_GivesNoBrokenConnectionBack(t *testing.T) {
+// A broken connection does not return to the pool, even from a line.
+func TestLine_DropsABrokenConnection(t *testing.T) {
 	t.Parallel()
 	db := sql.OpenDB(&broken{})
 	defer db.Close()

@@ -1,5 +1,5 @@
-// Package boundtx runs transactions that end for their caller in bounded time, also
-// when the server never answers.
+// Package boundtx runs transactions that return to their caller in bounded time, even if
+// the server never answers.
 package boundtx
 
 import (
@@ -29,42 +29,41 @@ const (
 	// configured otherwise. It includes the wait for a synchronous standby.
 	CommitLimit = 10 * time.Second
 
-	// beginLimit is how long PostgreSQL may take to answer a BEGIN, and to take a new
-	// connection for it. The wait for a connection of a full pool does not count.
+	// beginLimit is how long PostgreSQL may take to accept a connection and to answer a
+	// BEGIN. The wait for a connection of a full pool does not count.
 	beginLimit = 10 * time.Second
 
-	// commitMost is when a COMMIT that was given up is canceled, which frees its
-	// connection. Canceling it earlier would do harm: PostgreSQL then stops waiting for
-	// the synchronous standby and shows a commit that a failover can still lose. By
-	// this time a failover has long happened.
+	// commitMost is when an abandoned COMMIT is canceled, which frees its connection.
+	// It must be long: PostgreSQL then stops waiting for the synchronous standby and
+	// shows a commit that a failover can still lose. After this time a failover has long
+	// happened.
 	commitMost = 5 * time.Minute
 
 	// rollbackLimit is how long a rollback may take before it is left to database/sql.
 	rollbackLimit = 2 * time.Second
 )
 
-// Tx is a transaction. Its statements go to Raw, by way of Do or Wait.
+// Tx is a transaction. Run its statements on Raw inside [Do], [Wait] or [Native].
 type Tx struct {
 	Raw *sql.Tx
 
 	calls     *bounded.Calls
 	line      *bounded.Line   // nil on SQLite
-	ctx       context.Context //nolint:containedctx // that of BeginTx, which the drivers commit under
+	ctx       context.Context //nolint:containedctx // of BeginTx; the drivers commit under it
 	cancel    context.CancelFunc
-	detach    func() bool  // from the caller's context
-	why       func() error // the caller's context has ended
+	detach    func() bool  // detaches from the caller's context
+	why       func() error // why the caller's context has ended
 	commit    func() error
-	end       func()      // rolls back, unless it has ended, and gives back what it holds
+	end       func()      // rolls back, unless it has ended, and releases its connection
 	closing   atomic.Bool // Commit or Rollback was called
 	ended     atomic.Bool
 	abandoned atomic.Bool
 }
 
-// Begin begins a transaction. The end of ctx rolls it back until Commit is called;
-// from then on it does nothing, so that it does not cancel a COMMIT. A connection that is
-// silent costs ten seconds, not all the time that ctx has. On SQLite, which is never
-// silent, it waits for the turn to write, for as long as ctx lets it; see
-// [sqlitetx.Acquire].
+// Begin begins a transaction. The end of ctx rolls it back until Commit is called. After
+// that it has no effect, so it cancels no COMMIT. A silent connection costs ten seconds,
+// not all the time until ctx ends. On SQLite, Begin waits for the turn to write until ctx
+// ends; see [sqlitetx.Acquire].
 func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
 	if dialect == oncemill.SQLite {
 		return beginWriter(ctx, db, calls, options)
@@ -81,8 +80,8 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	raw, err := bounded.Do(bounded.On(ctx, t.line), calls, limit, func(context.Context) (*sql.Tx, error) { return t.line.BeginTx(own, db, options) })
 	if err != nil {
 		switch {
-		case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed)): // its end closes the connection
-			err = ctx.Err() // which may be a deadline: own only knows that it was canceled
+		case ctx.Err() != nil && (errors.Is(err, context.Canceled) || errors.Is(err, net.ErrClosed)): // the end of ctx closes the connection
+			err = ctx.Err() // may be a deadline; own.Err is always Canceled
 		case ctx.Err() == nil && own.Err() != nil:
 			err = bounded.ErrAbandoned
 		}
@@ -92,7 +91,7 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	}
 	t.Raw, t.commit = raw, faulty(ctx, raw.Commit)
 	t.end = func() {
-		_ = raw.Rollback() // the server rolls back what it lost the connection of
+		_ = raw.Rollback() // without a connection the server rolls back by itself
 		if stop() {
 			t.line.Close()
 		}
@@ -100,9 +99,8 @@ func Begin(ctx context.Context, db *sql.DB, dialect oncemill.Dialect, calls *bou
 	return t, nil
 }
 
-// beginWriter begins a transaction in its turn. The turn goes on when the transaction has
-// ended, whoever has ended it: also when its context did, while a statement or a handler
-// that uses it has not returned.
+// beginWriter begins a transaction when it has the turn to write. The turn passes on when
+// the transaction ends, also by its context while a statement or a handler still runs.
 func beginWriter(ctx context.Context, db *sql.DB, calls *bounded.Calls, options *sql.TxOptions) (*Tx, error) {
 	w, err := sqlitetx.Acquire(ctx, db, turn.Caller)
 	if err != nil {
@@ -120,8 +118,8 @@ func beginWriter(ctx context.Context, db *sql.DB, calls *bounded.Calls, options 
 	return t, nil
 }
 
-// Do runs statements of t for at most limit. f must scan what it queries, and return
-// everything through its result; see [bounded.Do].
+// Do runs statements of t for at most limit. f must read its results and return everything
+// in its result; see [bounded.Do].
 func Do[T any](ctx context.Context, t *Tx, limit time.Duration, f func(ctx context.Context) (T, error)) (T, error) {
 	if t.Abandoned() {
 		var none T
@@ -131,8 +129,8 @@ func Do[T any](ctx context.Context, t *Tx, limit time.Duration, f func(ctx conte
 	return v, t.judge(err)
 }
 
-// Wait runs one statement of t, made with ctx, until ctx or the transaction ends.
-// What f queries may be read later, since ctx is not a context of Wait's own.
+// Wait runs one statement of t, made with ctx, until ctx or the transaction ends. The rows
+// that f returns may be read later, since the statement uses ctx.
 func Wait[T any](ctx context.Context, t *Tx, f func() (T, error)) (T, error) {
 	if t.ctx.Err() != nil {
 		var none T
@@ -145,9 +143,9 @@ func Wait[T any](ctx context.Context, t *Tx, f func() (T, error)) (T, error) {
 	return v, t.judge(err)
 }
 
-// Native runs f in t with the connection as the driver made it, until ctx or the transaction
-// ends, which also ends the context of f. What f queries must be read when it returns. On
-// SQLite the connection is nil.
+// Native runs f in t with the driver's own connection, until ctx or the transaction ends,
+// which also ends the context of f. f must read its results before it returns. On SQLite
+// the connection is nil.
 func Native[T any](ctx context.Context, t *Tx, f func(ctx context.Context, driverConn any) (T, error)) (T, error) {
 	if t.line == nil {
 		return f(ctx, nil)
@@ -157,8 +155,8 @@ func Native[T any](ctx context.Context, t *Tx, f func(ctx context.Context, drive
 	defer context.AfterFunc(t.ctx, cancel)() //nolint:contextcheck // the transaction has its own
 	v, err := bounded.Do(bounded.On(either, t.line), t.calls, math.MaxInt64, func(ctx context.Context) (v T, err error) {
 		err = t.line.Raw(func(driverConn any) (err error) {
-			// Nothing that ends the transaction can be sent before Raw returns. So what
-			// was not ended now is not ended under f, and f runs in the transaction.
+			// Nothing that ends the transaction can be sent before Raw returns. So a
+			// transaction that is open now stays open while f runs.
 			if t.closing.Load() || t.ctx.Err() != nil {
 				return sql.ErrTxDone
 			}
@@ -170,7 +168,7 @@ func Native[T any](ctx context.Context, t *Tx, f func(ctx context.Context, drive
 	return v, t.judge(err)
 }
 
-// judge gives the transaction up if a statement of it was abandoned.
+// judge cancels the transaction if one of its statements was abandoned.
 func (t *Tx) judge(err error) error {
 	if errors.Is(err, bounded.ErrAbandoned) {
 		t.abandoned.Store(true)
@@ -182,23 +180,22 @@ func (t *Tx) judge(err error) error {
 // Abandoned reports that a statement was abandoned.
 func (t *Tx) Abandoned() bool { return t.abandoned.Load() }
 
-// Unanswered reports that err, of a statement or of what used it, says nothing about the
-// statement: one was abandoned, or had its connection closed for want of an answer.
+// Unanswered reports that err is not about the statement that failed: a statement was
+// abandoned, or its connection was closed because there was no answer.
 func (t *Tx) Unanswered(err error) bool {
 	return t.Abandoned() || t.line.HungUp() && (errors.Is(err, net.ErrClosed) || errors.Is(err, driver.ErrBadConn))
 }
 
 // Commit commits, and waits for the answer for at most limit, even if the context of
-// Begin ends meanwhile. If that had ended before, its error is returned and the
-// transaction is rolled back. The error is [ErrUnknown] if the transaction may have
-// committed.
+// Begin ends meanwhile. If that context had ended before, Commit rolls back and returns
+// its error. The error is [ErrUnknown] if the transaction may have committed.
 func (t *Tx) Commit(limit time.Duration) error {
 	t.closing.Store(true)
 	if !t.detach() {
 		t.Rollback()
 		return fmt.Errorf("commit: %w", t.why())
 	}
-	if t.Abandoned() { // judge has ended it
+	if t.Abandoned() { // judge has canceled it
 		t.Rollback()
 		return fmt.Errorf("commit: %w", bounded.ErrAbandoned)
 	}
@@ -209,7 +206,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 		defer t.end()
 		return struct{}{}, t.commit()
 	})
-	if errors.Is(err, bounded.ErrTooManyAbandoned) { // it was not sent
+	if errors.Is(err, bounded.ErrTooManyAbandoned) { // not sent
 		t.Rollback()
 		return fmt.Errorf("commit: %w", err)
 	}
@@ -229,7 +226,7 @@ func (t *Tx) Rollback() {
 	if t.ended.Swap(true) {
 		return
 	}
-	defer t.cancel() // database/sql rolls back what has not been
+	defer t.cancel() // database/sql rolls back if that has not happened
 	t.detach()
 	if t.ctx.Err() != nil {
 		return

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
 
-// fixture is a database behind a proxy, and the same one without it.
+// fixture is a database behind a proxy, and a direct handle on it.
 type fixture struct {
 	proxy      *testserver.PostgresProxy
 	db, direct *sql.DB
@@ -62,7 +62,7 @@ func (f *fixture) begin(ctx context.Context, t *testing.T) *boundtx.Tx {
 func (f *fixture) expectRows(t *testing.T, want int) {
 	t.Helper()
 	var n int
-	// The lock waits for the transactions that have written.
+	// The lock waits for transactions that have written.
 	if _, err := f.direct.ExecContext(t.Context(), `alter table t add if not exists m int`); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func TestTx_EndsWithTheContextOfBegin(t *testing.T) {
 	f.expectRows(t, 0)
 }
 
-func TestTx_ACommitWithoutAnswerIsUnknownAndGoesOn(t *testing.T) {
+func TestCommit_WithoutAnswerIsUnknownAndContinues(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	tx := f.begin(t.Context(), t)
@@ -100,7 +100,7 @@ func TestTx_ACommitWithoutAnswerIsUnknownAndGoesOn(t *testing.T) {
 	f.expectRows(t, 1)
 }
 
-func TestTx_AStatementWithoutAnswerIsAbandonedWithItsTransaction(t *testing.T) {
+func TestDo_WithoutAnswerAbandonsTheTransaction(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
@@ -120,7 +120,7 @@ func TestTx_AStatementWithoutAnswerIsAbandonedWithItsTransaction(t *testing.T) {
 	f.expectRows(t, 0)
 }
 
-func TestTx_ARollbackWithoutAnswerReturns(t *testing.T) {
+func TestRollback_ReturnsWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	tx := f.begin(t.Context(), t)
@@ -131,7 +131,7 @@ func TestTx_ARollbackWithoutAnswerReturns(t *testing.T) {
 	f.expectRows(t, 0)
 }
 
-func TestBegin_IsAbandoned(t *testing.T) {
+func TestBegin_ReturnsWithoutAnswer(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	if err := f.db.PingContext(t.Context()); err != nil {
@@ -146,8 +146,8 @@ func TestBegin_IsAbandoned(t *testing.T) {
 	f.proxy.Cut()
 }
 
-// A silent connection costs ten seconds, and the next one serves.
-func TestBegin_GivesASilentConnectionUp(t *testing.T) {
+// A silent connection costs ten seconds. The next one works.
+func TestBegin_AbandonsASilentConnection(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	if err := f.db.PingContext(t.Context()); err != nil {
@@ -157,7 +157,7 @@ func TestBegin_GivesASilentConnectionUp(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 40*time.Second)
 	defer cancel()
 	if _, err := boundtx.Begin(ctx, f.db, oncemill.PostgreSQL, f.calls, nil); !errors.Is(err, bounded.ErrAbandoned) || ctx.Err() != nil {
-		t.Errorf("got %v, after all the time that there was: %v", err, ctx.Err())
+		t.Errorf("got %v, and the context has ended: %v", err, ctx.Err())
 	}
 	tx := f.begin(t.Context(), t)
 	if err := tx.Commit(time.Minute); err != nil {
@@ -185,7 +185,7 @@ func TestBegin_RecognisesAStandby(t *testing.T) {
 	}
 }
 
-// A statement was left behind, so the transaction rolls back and no COMMIT is sent.
+// After an abandoned statement the transaction rolls back, and no COMMIT is sent.
 func TestCommit_AfterAnAbandonedStatementIsNotUnknown(t *testing.T) {
 	f := newFixture(t)
 	tx := f.begin(t.Context(), t)
@@ -199,9 +199,9 @@ func TestCommit_AfterAnAbandonedStatementIsNotUnknown(t *testing.T) {
 	}
 }
 
-// The connections that a silent server has left give their places in the pool up, while
-// it is silent, whatever was sent over them.
-func TestTx_ASilentServerUsesNoPoolUp(t *testing.T) {
+// Connections to a silent server leave the pool while it is silent, whatever was sent over
+// them.
+func TestTx_SilentServerDoesNotExhaustThePool(t *testing.T) {
 	t.Parallel()
 	for name, meet := range map[string]func(ctx context.Context, tx *boundtx.Tx) error{
 		"statement": func(ctx context.Context, tx *boundtx.Tx) error {
@@ -249,8 +249,8 @@ func TestTx_ASilentServerUsesNoPoolUp(t *testing.T) {
 	}
 }
 
-// While a synchronous standby is away, no COMMIT has an answer, and each connection that
-// is closed is one more to the same server: it is few of them.
+// Without its synchronous standby the server answers no COMMIT. Each closed connection then
+// means one more on the same server, so only a few are closed.
 func TestTx_CommitsThatWaitForAStandbyKeepTheirConnections(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -291,8 +291,8 @@ func TestTx_CommitsThatWaitForAStandbyKeepTheirConnections(t *testing.T) {
 	f.expectRows(t, size+few+1)
 }
 
-// The call returns after its connection was closed, which nobody meets in the pool.
-func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
+// The call returns after its connection was closed. The pool no longer has it.
+func TestDo_ClosedConnectionLeavesThePool(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	release := make(chan struct{})
@@ -321,7 +321,7 @@ func TestDo_AConnectionThatWasClosedLeavesThePool(t *testing.T) {
 	}
 }
 
-// Connections that the server has closed while they were idle are replaced, however many.
+// Any number of connections that the server closed while idle is replaced.
 func TestBegin_ReplacesConnectionsThatWereClosed(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -356,7 +356,7 @@ func TestNative_RunsInTheTransactionOrNotAtAll(t *testing.T) {
 	if ran, err := native(tx); !ran || err != nil {
 		t.Errorf("in the transaction: %t, %v", ran, err)
 	}
-	// One that waits while the COMMIT has no answer comes too late.
+	// A call that waits during a COMMIT without answer is refused afterwards.
 	f.proxy.Silence(statement("commit"), 1)
 	committed := make(chan error, 1)
 	go func() { committed <- tx.Commit(boundtx.CommitLimit) }()

@@ -5,7 +5,7 @@ import (
 	"errors"
 )
 
-// Fault is what goes wrong with a COMMIT, in a test.
+// Fault is a fault of a COMMIT, injected by a test.
 type Fault int
 
 const (
@@ -16,15 +16,15 @@ const (
 
 type faultKey struct{}
 
-// WithFault returns a context under which Begin returns a transaction with that fault.
-// For packages that help users to test.
+// WithFault returns a context under which Begin returns a transaction with that fault. It
+// is for packages that users test with, such as inboxtest.
 func WithFault(ctx context.Context, f Fault) context.Context {
 	return context.WithValue(ctx, faultKey{}, f)
 }
 
 var errFault = errors.New("connection lost (by the test)")
 
-// faulty returns commit, with the fault that ctx asks for.
+// faulty returns commit with the fault of ctx.
 func faulty(ctx context.Context, commit func() error) func() error {
 	fault, _ := ctx.Value(faultKey{}).(Fault)
 	if fault == noFault {

@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// The context of a transaction ends while the server is silent, and no statement of it is
-// under way, or none that anybody bounds: its connection leaves the pool all the same.
-func TestTx_ASilentServerKeepsNoConnectionOfAnIdleTransaction(t *testing.T) {
+// The context of a transaction ends while the server is silent and no bounded statement
+// runs. Its connection leaves the pool.
+func TestTx_SilentServerFreesConnectionsOfIdleTransactions(t *testing.T) {
 	t.Parallel()
 	for name, meet := range map[string]func(t *testing.T, f *fixture){
 		"handler": func(t *testing.T, f *fixture) {
@@ -81,16 +81,15 @@ func TestTx_ASilentServerKeepsNoConnectionOfAnIdleTransaction(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
 			if err := f.db.PingContext(ctx); err != nil {
-				t.Errorf("there is no room in the pool: %v", err)
+				t.Errorf("the pool is exhausted: %v", err)
 			}
 			f.proxy.Cut()
 		})
 	}
 }
 
-// A connection that is had after a wait for a full pool, and is silent, costs as much as
-// another one.
-func TestBegin_GivesASilentConnectionOfAFullPoolUp(t *testing.T) {
+// A silent connection costs ten seconds also after a wait for a full pool.
+func TestBegin_AbandonsASilentConnectionOfAFullPool(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	f.db.SetMaxOpenConns(2)

@@ -19,9 +19,9 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// Whatever the connections do, and however small the pool, what a transaction says about
-// its outcome holds, and every connection comes back.
-func TestTx_KeepsItsWordInAStorm(t *testing.T) {
+// Whatever the connections do, and however small the pool, the reported outcome of a
+// transaction is right, and every connection returns.
+func TestTx_ReportsTheRightOutcomeInAStorm(t *testing.T) {
 	t.Parallel()
 	rounds := 200
 	if n, err := strconv.Atoi(os.Getenv("ONCEMILL_STORM")); err == nil {
@@ -77,8 +77,7 @@ func TestTx_KeepsItsWordInAStorm(t *testing.T) {
 	}
 }
 
-// storm silences connections, one statement or all, resumes them, and cuts them, until
-// the channel is closed.
+// storm silences, resumes and cuts connections at random until the channel is closed.
 func (f *fixture) storm(over chan struct{}) {
 	for {
 		for _, do := range []func(){
@@ -102,7 +101,7 @@ func (f *fixture) storm(over chan struct{}) {
 }
 
 // insert inserts n in a transaction that may have little time, lose its context or its
-// handler, or roll back; short ones are those of shorttx.
+// handler, or roll back. If short, it uses shorttx.
 func (f *fixture) insert(ctx context.Context, n int, short bool) error {
 	if n >= 0 {
 		var cancel context.CancelFunc
@@ -117,7 +116,7 @@ func (f *fixture) insert(ctx context.Context, n int, short bool) error {
 			})
 		})
 		if err != nil {
-			return errors.Join(boundtx.ErrUnknown, err) // which shorttx does not tell apart
+			return errors.Join(boundtx.ErrUnknown, err) // shorttx does not distinguish them
 		}
 		return nil
 	}
@@ -137,8 +136,8 @@ func (f *fixture) insert(ctx context.Context, n int, short bool) error {
 	return tx.Commit(300 * time.Millisecond)
 }
 
-// expectNumbers waits for the transactions that have written, and expects that all of
-// one set, and none of the other, are there.
+// expectNumbers waits for transactions that have written, then expects every number of one
+// set in the table and none of the other.
 func (f *fixture) expectNumbers(t *testing.T, there, absent map[int]bool) {
 	t.Helper()
 	if _, err := f.direct.ExecContext(t.Context(), `alter table t add if not exists m int`); err != nil {
@@ -156,20 +155,20 @@ func (f *fixture) expectNumbers(t *testing.T, there, absent map[int]bool) {
 			t.Fatal(err)
 		}
 		if absent[n] {
-			t.Errorf("%d is there, and its transaction said that it is not", n)
+			t.Errorf("%d is in the table, but its transaction reported a rollback", n)
 		}
 		if there[n] {
 			found++
 		}
 	}
 	if err := rows.Err(); err != nil || found != len(there) {
-		t.Errorf("%d of %d that were committed are there, %v", found, len(there), err)
+		t.Errorf("%d of %d committed numbers are in the table, %v", found, len(there), err)
 	}
 }
 
-// The context of a transaction may end after the driver has a connection for it, and
-// before the line knows that connection.
-func TestLine_LostBeforeItHasAConnectionGetsNone(t *testing.T) {
+// The context of a transaction may end after the driver has its connection and before the
+// line has it.
+func TestLine_LostBeforeItsConnectionGetsNone(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	line := new(bounded.Line)

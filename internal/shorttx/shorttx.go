@@ -1,5 +1,5 @@
-// Package shorttx runs short transactions on PostgreSQL. It is the one place that
-// sets their limits.
+// Package shorttx runs short transactions on PostgreSQL with time limits that the server
+// enforces.
 package shorttx
 
 import (
@@ -12,12 +12,12 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Limits bound what a transaction may wait for, by the server's clock. They are
-// set for the transaction alone, so a pooler may stand between.
+// Limits bound the waits of a transaction. The server enforces them. They apply to the
+// transaction only (SET LOCAL), so they work through a pooler.
 //
-// They are shorter than the limit of the call that runs the transaction (see
-// package bounded), so that the server answers before the caller gives up: an
-// answer tells a lock from a connection that is silent.
+// They are shorter than the limit of the call that runs the transaction (see package
+// bounded). So the server answers before the caller gives up, and the caller can
+// distinguish a lock from a silent connection.
 type Limits struct {
 	// Lock is the longest wait for a lock: 55P03 after that.
 	Lock time.Duration
@@ -26,21 +26,20 @@ type Limits struct {
 	Statement time.Duration
 }
 
-// Idle is how long the server keeps a transaction whose client says nothing: 25P03
-// after that. A client that was stopped in the middle of its transaction holds
-// locks for no longer.
+// Idle is how long the server keeps a transaction whose client is idle: 25P03 after that.
+// A process that is frozen in a transaction holds its locks no longer than this.
 const Idle = 2 * time.Second
 
-// Repair is for an operator's transaction that locks writers out. It waits for those
-// under way, and whoever comes later waits behind it.
+// Repair is for an operator's transaction that locks out writers. It waits for the
+// transactions in progress, and later ones wait behind it.
 var Repair = Limits{Lock: 5 * time.Second, Statement: time.Minute}
 
-// For returns the limits of transactions that are called within a time.
+// For returns the limits of a transaction whose caller waits for at most call.
 func For(call time.Duration) Limits {
 	return Limits{Lock: call / 4, Statement: call / 2}
 }
 
-// Within returns the limits of transactions under a context, by its deadline.
+// Within returns the limits of a transaction, from the deadline of its context.
 func Within(ctx context.Context) Limits {
 	if deadline, ok := ctx.Deadline(); ok {
 		return For(time.Until(deadline))
@@ -50,8 +49,8 @@ func Within(ctx context.Context) Limits {
 
 // Run runs fn in a transaction, and commits. An error of fn rolls back.
 //
-// READ COMMITTED is spelled out: under a REPEATABLE READ default, what a statement
-// sees after a lock is the world before it.
+// It sets READ COMMITTED explicitly: where REPEATABLE READ is the default, a statement
+// after a lock would see the state from before the lock.
 func Run(ctx context.Context, db *sql.DB, l Limits, fn func(tx *sql.Tx) error) error {
 	line := bounded.LineOf(ctx)
 	tx, err := line.BeginTx(ctx, db, &sql.TxOptions{Isolation: sql.LevelReadCommitted})
@@ -60,7 +59,7 @@ func Run(ctx context.Context, db *sql.DB, l Limits, fn func(tx *sql.Tx) error) e
 	}
 	defer func() {
 		if ctx.Err() != nil {
-			line.Lose() // database/sql rolls back meanwhile, and may have no answer
+			line.Lose() // database/sql's rollback may get no answer
 			return
 		}
 		line.Close()

@@ -1,4 +1,4 @@
-// Package sqlerr tells what a database error means, whichever driver made it.
+// Package sqlerr classifies database errors of any driver.
 package sqlerr
 
 import (
@@ -11,10 +11,9 @@ import (
 	"syscall"
 )
 
-// SQLite's primary result codes that say something about concurrency or about
-// the outcome of a commit.
+// SQLite's primary result codes about concurrency or the outcome of a commit.
 const (
-	sqliteError      = 1 // of a commit: there is no transaction, SQLite has rolled it back
+	sqliteError      = 1 // of a commit: SQLite has rolled the transaction back already
 	sqliteBusy       = 5
 	sqliteLocked     = 6
 	sqliteReadOnly   = 8
@@ -40,9 +39,8 @@ func sqliteCode(err error) int {
 	return 0
 }
 
-// Retryable reports that the transaction lost against another one and that
-// running it again is right: a serialization failure, a deadlock, a busy SQLite
-// database.
+// Retryable reports that the transaction lost against another one and can be run again:
+// a serialization failure, a deadlock, a busy SQLite database.
 func Retryable(err error) bool {
 	switch State(err) {
 	case "40001", "40P01":
@@ -55,8 +53,8 @@ func Retryable(err error) bool {
 	return false
 }
 
-// Contended reports that a statement failed because of another transaction: as
-// [Retryable], or because that held a lock for too long.
+// Contended reports that a statement failed because of another transaction: see
+// [Retryable], or the other one held a lock for too long.
 func Contended(err error) bool { return Retryable(err) || State(err) == "55P03" }
 
 // TimedOut reports that a statement has waited too long for a lock, or taken too long.
@@ -75,24 +73,24 @@ func LockTimedOut(err error) bool { return State(err) == "55P03" }
 // transaction failed.
 func TxAborted(err error) bool { return State(err) == "25P02" }
 
-// ReadOnly reports that the database takes no writes now: a standby, a role that
-// may only read, a read-only file.
+// ReadOnly reports that the database accepts no writes now: a standby, a role that may
+// only read, a read-only file.
 func ReadOnly(err error) bool {
 	return State(err) == "25006" || sqliteCode(err) == sqliteReadOnly || errors.As(err, new(*standbyError))
 }
 
-// standbyError is a BEGIN that a standby refused.
+// standbyError is the error of a BEGIN that a standby refused.
 type standbyError struct{ cause error }
 
 func (e *standbyError) Error() string { return e.cause.Error() }
 func (e *standbyError) Unwrap() error { return e.cause }
 
-// Full reports that SQLite has no room to write: the same statement may succeed later.
+// Full reports that SQLite's disk is full. The same statement may succeed later.
 func Full(err error) bool { return sqliteCode(err) == sqliteFull }
 
-// OfBegin marks an error of BeginTx, so that [ReadOnly] recognises a standby.
-// lib/pq begins with READ WRITE, which a standby refuses as a feature that it does not
-// support. There is nothing else in a BEGIN that a server does not support.
+// OfBegin marks an error of BeginTx, so that [ReadOnly] recognises a standby. lib/pq begins
+// with READ WRITE, which a standby refuses as an unsupported feature. Nothing else in a
+// BEGIN can be unsupported.
 func OfBegin(err error) error {
 	if State(err) == "0A000" {
 		return &standbyError{err}
@@ -100,8 +98,8 @@ func OfBegin(err error) error {
 	return err
 }
 
-// Connection reports that err says nothing about the statement: the server, or
-// the way to it, is gone or going, and the same statement may succeed later.
+// Connection reports that err is about the connection, not about the statement: the server
+// or the network is gone or shutting down, and the same statement may succeed later.
 func Connection(err error) bool {
 	if state := State(err); state != "" {
 		// 57P01 to 57P03: the server shuts down, crashed, or is starting up.
@@ -115,27 +113,27 @@ func Connection(err error) bool {
 		errors.As(err, &netErr)
 }
 
-// The server has ended a transaction, with its connection, whose client had said nothing
-// for too long, or that was open for too long, at any moment.
+// The server ended the transaction and its connection, because the client was idle in it
+// for too long, or because it was open for too long.
 const (
 	idleTooLong = "25P03"
 	openTooLong = "25P04"
 )
 
-// CommitUnknown reports that an error of Commit leaves open whether the
-// transaction committed. It answers no only where the server has said so, or
-// where the commit was never sent.
+// CommitUnknown reports that the transaction may or may not have committed, by an error of
+// Commit. It returns false only if the server reported a rollback, or the COMMIT was never
+// sent.
 //
-// A context's error leaves it open: pgx commits under the context of BeginTx and
-// returns it from any point of the way. A caller looks at its context before it
-// calls Commit. So does pgx's SafeToRetry: of a connection lost after the commit
-// was sent it says that nothing was.
+// A context's error means unknown: pgx commits under the context of BeginTx and may return
+// its error at any point. pgx's SafeToRetry means unknown too: it is true also for a
+// connection that was lost after the COMMIT was sent. Callers check their context before
+// they call Commit.
 func CommitUnknown(err error) bool {
 	switch {
 	case err == nil, errors.Is(err, sql.ErrTxDone):
 		return false
 	case State(err) == idleTooLong:
-		return false // it had ended before the commit came
+		return false // the transaction had ended before the COMMIT
 	case State(err) != "":
 		return Connection(err) || State(err) == "40003" // statement completion unknown
 	case strings.Contains(err.Error(), "failed transaction"), strings.Contains(err.Error(), "commit unexpectedly resulted in rollback"):

@@ -9,8 +9,8 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// What a server says when it ends a connection says nothing about the statement, and of a
-// commit only what it had not received.
+// An error with which the server ends a connection is not about the statement. For a
+// COMMIT it means a rollback only if the server had not received the COMMIT.
 func TestCommitUnknown_WhenTheServerEndsTheConnection(t *testing.T) {
 	t.Parallel()
 	for state, unknown := range map[string]bool{"25P03": false, "25P04": true, "57P01": true, "08006": true} {

@@ -7,14 +7,14 @@ import (
 	"reflect"
 )
 
-// BeginTx begins a transaction in which somebody else runs statements. It does not end with
-// ctx, but by Commit or Release.
+// BeginTx begins a transaction for a caller's statements. It ends with Commit or Release,
+// not with ctx.
 //
-// SQLite rolls a whole transaction back on its own when a statement that writes is
-// interrupted, when the disk is full, and where a constraint says "on conflict rollback".
-// Neither SQLite nor database/sql refuses what comes next: each statement then commits by
-// itself. So until Commit is called nothing commits on the connection: a hook of the
-// driver turns every commit there into a rollback, and its statement fails.
+// SQLite rolls back the whole transaction when a writing statement is interrupted, when
+// the disk is full, and for constraints with "on conflict rollback". Neither SQLite nor
+// database/sql refuses further statements: each of them then commits by itself. So until
+// Commit is called, a hook of the driver turns every commit on the connection into a
+// rollback, and its statement fails.
 func (w *Writer) BeginTx(ctx context.Context, options *sql.TxOptions) (*sql.Tx, error) {
 	err := w.turn.Begin(ctx, w.Conn, func(whole context.Context) (err error) {
 		w.tx, err = w.Conn.BeginTx(whole, options)
@@ -34,14 +34,14 @@ func (w *Writer) Commit() error {
 	return w.tx.Commit()
 }
 
-// hookCommits has allowed asked before each commit on a connection; nil: nobody is asked.
-// Without such a hook (of another driver, or hidden by one that wraps it and has no Raw
-// method to show it) nothing is done.
+// hookCommits calls allowed before each commit on a connection; nil removes the hook. It
+// does nothing with a driver that has no such hook, or whose wrapper hides it for want of
+// a Raw method.
 //
-// The drivers' types are not imported, which would register a driver in every program:
+// It uses reflection, since an import would register the driver in every program:
 // modernc.org/sqlite takes a func() int32, mattn/go-sqlite3 a func() int.
 func hookCommits(conn *sql.Conn, allowed func() bool) {
-	_ = conn.Raw(func(driverConn any) error { // it fails where the connection is gone
+	_ = conn.Raw(func(driverConn any) error { // fails if the connection is gone
 		for wrapper, ok := driverConn.(rawer); ok; wrapper, ok = driverConn.(rawer) {
 			driverConn = wrapper.Raw()
 		}
@@ -65,5 +65,5 @@ func hookCommits(conn *sql.Conn, allowed func() bool) {
 	})
 }
 
-// rawer is a connection that wraps another one, as those of otelsql do.
+// rawer is a connection that wraps another one, as otelsql's do.
 type rawer interface{ Raw() driver.Conn }

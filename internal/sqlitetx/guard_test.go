@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill/internal/turn"
 )
 
-// losses are ways in which SQLite ends a transaction on its own.
+// losses are the ways in which SQLite itself ends a transaction.
 var losses = map[string]func(t *testing.T, tx *sql.Tx) error{
 	"a constraint says so": func(t *testing.T, tx *sql.Tx) error {
 		_, err := tx.ExecContext(t.Context(), `insert or rollback into names values ('taken')`)
@@ -61,7 +61,7 @@ func TestBeginTx_NothingCommitsAloneWhenTheTransactionIsLost(t *testing.T) {
 	}
 }
 
-// A driver that wraps another one, and shows it, protects as that one does.
+// The hook also works behind a wrapper with a Raw method.
 func TestBeginTx_FindsTheHookBehindAWrapper(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "test.db")
@@ -80,7 +80,7 @@ func TestBeginTx_FindsTheHookBehindAWrapper(t *testing.T) {
 	usable(t, db)
 }
 
-// wrapper is a driver as those for tracing are.
+// wrapper is a driver like those for tracing.
 type wrapper struct{ dsn string }
 
 type wrapped struct{ driver.Conn }
@@ -96,8 +96,8 @@ func (w wrapped) BeginTx(ctx context.Context, options driver.TxOptions) (driver.
 	return w.Conn.(driver.ConnBeginTx).BeginTx(ctx, options)
 }
 
-// Whoever ends a lost transaction does so while its statements run.
-func TestBeginTx_ReleaseLetsNothingCommitOnItsWay(t *testing.T) {
+// Release of a lost transaction runs while its statements run.
+func TestRelease_LetsNoStatementCommit(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	for range 200 {
@@ -165,7 +165,7 @@ func expectNames(t *testing.T, db *sql.DB, want int) {
 	}
 }
 
-// usable expects that the connections commit again, for us and for others.
+// usable expects that the connections can commit again, through sqlitetx and without it.
 func usable(t *testing.T, db *sql.DB) {
 	t.Helper()
 	w, tx := begin(t, db)
@@ -182,15 +182,15 @@ func usable(t *testing.T, db *sql.DB) {
 	expectNames(t, db, 3)
 }
 
-// Each transaction does something, also where its beginning has used up the time for it.
-func TestWriteSlices_DoesSomethingInEachTransaction(t *testing.T) {
+// Each transaction makes progress, even if its BEGIN used up its time.
+func TestWriteSlices_MakesProgressInEachTransaction(t *testing.T) {
 	t.Parallel()
 	db := newDatabase(t)
 	const rows, most = 3, 30
 	done, transactions := 0, 0
 	err := sqlitetx.WriteSlices(t.Context(), db, func(_ *sql.Tx, over func() bool) (more bool, err error) {
 		transactions++
-		time.Sleep(300 * time.Millisecond) // a beginning that takes longer than a slice may
+		time.Sleep(300 * time.Millisecond) // longer than a slice
 		for ; done < rows && !over(); done++ {
 		}
 		return done < rows && transactions < most, nil

@@ -1,5 +1,5 @@
-// Package sqlitetx runs transactions on SQLite: writers in their turn, readers beside
-// them, whatever kind the data source name says.
+// Package sqlitetx runs transactions on SQLite: writers take turns, readers run beside
+// them. The data source name's transaction mode does not matter.
 package sqlitetx
 
 import (
@@ -12,19 +12,19 @@ import (
 	"github.com/oncemill/oncemill/internal/turn"
 )
 
-// Writer is a connection whose turn it is to write.
+// Writer is a connection that has the turn to write.
 type Writer struct {
 	Conn       *sql.Conn
 	turn       *turn.Turn
-	tx         *sql.Tx     // nil: none
-	committing atomic.Bool // it may commit
+	tx         *sql.Tx     // of BeginTx, or nil
+	committing atomic.Bool // Commit was called
 	release    sync.Once
 }
 
-// Acquire waits for the turn, and then for a connection, until ctx ends. At the first
-// use of db it looks at its settings, and always that its file is the one it was; the
-// errors are an *oncemill.ConfigError, oncemill.ErrDatabaseReplaced,
-// oncemill.ErrNestedTx, oncemill.ErrDatabaseLocked and those of the database.
+// Acquire waits for the turn, and then for a connection, until ctx ends. It checks the
+// settings of db at its first use, and each time that its file was not replaced. The
+// errors are *oncemill.ConfigError, oncemill.ErrDatabaseReplaced, oncemill.ErrNestedTx,
+// oncemill.ErrDatabaseLocked and those of the database.
 func Acquire(ctx context.Context, db *sql.DB, kind turn.Kind) (*Writer, error) {
 	turns := turn.Of(db)
 	held, err := turns.Take(ctx, kind)
@@ -51,9 +51,9 @@ func (w *Writer) prepare(ctx context.Context, db *sql.DB, turns *turn.Turns) (er
 	return turns.CheckFile(ctx, w.Conn)
 }
 
-// Release rolls back the transaction of BeginTx, unless it has ended, waits for the end of the
-// connection's *sql.Tx, if it has one, and gives connection and turn back. To call it
-// again only waits.
+// Release rolls back the transaction of BeginTx, unless it has ended, waits for the end of
+// the connection's *sql.Tx, and gives back the connection and the turn. Further calls only
+// wait.
 func (w *Writer) Release() {
 	w.release.Do(func() {
 		if w.tx != nil {
@@ -67,17 +67,17 @@ func (w *Writer) Release() {
 	})
 }
 
-// Write runs fn in a transaction that is a writer from its start. An error of fn rolls
-// it back. What fn does must be short: there is one writer.
+// Write runs fn in a transaction that is a writer from its start. An error of fn rolls it
+// back. fn must be short, since all other writers wait for it.
 func Write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx) error) error {
 	return write(ctx, db, kind, func(tx *sql.Tx, _ func() bool) error { return fn(tx) })
 }
 
-// WriteSlices runs fn in transactions of the background, one after the other, until it
-// reports that nothing more is to be done. fn asks over before each piece of work, and
-// returns with more to do when that says yes: others wait for the turn. The first answer
-// in each transaction is no, so that each does something, however long its beginning
-// took. What was committed stays when a later call fails.
+// WriteSlices runs fn in background transactions, one after the other, until it reports
+// that there is no more to do. fn calls over before each piece of work and returns when
+// over returns true, since others wait for the turn. The first call in each transaction
+// returns false, so that each transaction makes progress however long its BEGIN took.
+// Committed work stays if a later call fails.
 func WriteSlices(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx, over func() bool) (more bool, err error)) error {
 	for more := true; more; {
 		err := write(ctx, db, turn.Background, func(tx *sql.Tx, over func() bool) (err error) {
@@ -102,7 +102,7 @@ func write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx, 
 		return err
 	}
 	defer w.Release()
-	// Neither begins nor ends under ctx: what was interrupted may have taken effect.
+	// BEGIN and COMMIT do not run under ctx: an interrupted one may have taken effect.
 	var tx *sql.Tx
 	err = w.turn.Begin(ctx, w.Conn, func(whole context.Context) (err error) {
 		tx, err = w.Conn.BeginTx(whole, nil)
@@ -121,8 +121,8 @@ func write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx, 
 	return tx.Commit()
 }
 
-// Read runs fn in a transaction that sees one state of the database and waits for no
-// writer. fn must not write.
+// Read runs fn in a transaction that sees one snapshot and does not wait for writers. fn
+// must not write.
 func Read(ctx context.Context, db *sql.DB, fn func(conn *sql.Conn) error) error {
 	conn, err := db.Conn(ctx)
 	if err != nil {
