@@ -23,6 +23,7 @@ type Problem struct {
 
 // The kinds of problems.
 const (
+	ProblemScopeMissing      = "scope-missing"
 	ProblemKeyMissing        = "key-missing"
 	ProblemKeyInvalid        = "key-invalid"
 	ProblemKeyReused         = "key-reused"
@@ -54,6 +55,7 @@ type problemText struct {
 }
 
 var problemTexts = map[string]problemText{
+	ProblemScopeMissing:     {400, "The caller is not known", "Keys belong to a caller: send the credentials, or the header, that identifies you.", false, false},
 	ProblemKeyMissing:       {400, "Idempotency-Key is missing", "This operation needs a header with a key that is unique to it, for example a random UUID, and the same on every retry.", false, true},
 	ProblemKeyInvalid:       {400, "Idempotency-Key is invalid", "Send one header with 1 to 255 printable ASCII characters, for example a random UUID.", false, true},
 	ProblemKeyReused:        {422, "Idempotency-Key was used for another request", "A key belongs to one request. Send a new operation with a new key, and a retry exactly as the first time.", false, true},

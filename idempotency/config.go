@@ -15,9 +15,11 @@ import (
 // An engine is cheap: make one for each kind of route that needs a different Config, on
 // one store.
 type Config struct {
-	// Scope returns the scope that the key belongs to. It runs for each request, after the
-	// application's authentication. An error answers with 500 and is logged. Required; see
-	// SingleTenant. Commands and Watermill handlers specify their scope themselves.
+	// Scope returns the scope that the key belongs to, for example the tenant and the user
+	// that the application's authentication has found. It runs for each request. A
+	// [*ScopeError], or a scope without Tenant and Principal, is answered with 400; another
+	// error with 500, and logged. Required; see [SingleTenant]. Commands and Watermill
+	// handlers specify their scope themselves.
 	Scope func(*http.Request) (Scope, error)
 
 	// Timeout is how long the claim and the handler may take together, from the end of the

@@ -61,9 +61,15 @@ func NoEffect(ctx context.Context) {
 }
 
 // DeriveUUID returns a UUID that is the same for every attempt of the request or command
-// that ctx belongs to, and differs by name and key. Use it for the ids of the messages
-// that the request publishes, or of the rows it inserts. It does not reveal the key.
-// Without a request or command in ctx (Config.Keys.Optional) it is random.
+// that ctx belongs to, and differs by name and key. Use it where effects are outside the
+// transaction (Middleware): as the idempotency key of a call to another service, or as the
+// id of a message that is published elsewhere. It does not reveal the key. Without a
+// request or command in ctx (Config.Keys.Optional) it is random.
+//
+// It depends on nothing else. A key that runs again after its retention gets the same
+// UUIDs, and whoever still knows them takes the new run for a copy: an inbox drops its
+// messages. So give messages and rows of a transaction random ids, or set
+// Config.Expiry.RefuseFor to the longest time that anybody knows an id.
 func DeriveUUID(ctx context.Context, name string) string {
 	var sum [sha256.Size]byte
 	version := byte(8) // RFC 9562: custom

@@ -1,6 +1,7 @@
 package idempotency
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -136,7 +137,13 @@ func (x *exchange) key() (key, problem string) {
 
 // identify reads the request and makes its claim. False means that it has been answered.
 func (x *exchange) identify(ctx context.Context, key string) bool {
-	scope, err := x.cfg.Scope(x.r)
+	scope, err := x.scopeOf(x.r)
+	if none := (*ScopeError)(nil); errors.As(err, &none) {
+		p := x.problem(ProblemScopeMissing)
+		p.Status, p.Detail = cmp.Or(none.Status, p.Status), cmp.Or(none.Detail, p.Detail)
+		x.answer(p)
+		return false
+	}
 	if err != nil {
 		x.cfg.Logger.ErrorContext(ctx, "idempotency scope failed", "error", err)
 		x.refuse(ProblemInternal)

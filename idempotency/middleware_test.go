@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -241,6 +242,28 @@ func TestMiddleware_Options(t *testing.T) {
 		c.Scope = func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, errors.New("who is this?") }
 	}, ok("x"))
 	expectProblem(t, do(t, h, post("/", "x")), 500, "internal")
+	for _, c := range []struct {
+		scope  idempotency.Scope
+		err    error
+		status int
+		detail string
+	}{
+		{idempotency.Scope{}, nil, 400, "Keys belong to a caller"},
+		{idempotency.Scope{Route: "/orders"}, nil, 400, "Keys belong to a caller"},
+		{idempotency.Scope{}, fmt.Errorf("no token: %w", &idempotency.ScopeError{Status: 401, Detail: "Sign in."}), 401, "Sign in."},
+	} {
+		h = handler(func(cfg *idempotency.Config) {
+			cfg.Scope = func(*http.Request) (idempotency.Scope, error) { return c.scope, c.err }
+		}, ok("x"))
+		w := do(t, h, post("/", "x"))
+		expectProblem(t, w, c.status, "scope-missing")
+		if !strings.Contains(w.Body.String(), c.detail) {
+			t.Errorf("scope %+v: %s", c.scope, w.Body)
+		}
+	}
+	if tx, ok := idempotency.TxFromContext(t.Context()); tx != nil || ok {
+		t.Errorf("without a transaction: %v, %v", tx, ok)
+	}
 	h = handler(func(c *idempotency.Config) {
 		c.Answers.Write = func(w http.ResponseWriter, _ *http.Request, p idempotency.Problem) {
 			http.Error(w, p.Kind, http.StatusTeapot)

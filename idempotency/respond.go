@@ -95,7 +95,7 @@ func (x *exchange) repanic(ctx context.Context, p *panicked) {
 		panic(http.ErrAbortHandler)
 	}
 	if p.value != http.ErrAbortHandler { //nolint:errorlint // a value of recover, compared as net/http does
-		x.log(ctx, slog.LevelError, "handler panicked", slog.String("stack", string(p.stack)))
+		x.log(ctx, slog.LevelError, "handler panicked", slog.Any("error", p.value), slog.String("stack", string(p.stack)))
 	}
 	panic(p.value)
 }

@@ -18,11 +18,14 @@ import (
 // TxFromContext returns the transaction of the request or command that ctx belongs to. An
 // answer below 400 commits it; any other rolls back. After the handler has returned,
 // statements fail with [ErrTxEnded]. oncemill.TxFromContext returns the same transaction
-// there, so a context-bound outbox publisher writes in it.
+// there, so a context-bound outbox publisher writes in it. Without one (the handler is
+// behind Middleware, not TxMiddleware) it returns nil and false.
 func TxFromContext(ctx context.Context) (oncemill.Tx, bool) {
 	tx, _ := oncemill.TxFromContext(ctx)
-	t, ok := tx.(*sqlTx)
-	return t, ok
+	if t, ok := tx.(*sqlTx); ok {
+		return t, true
+	}
+	return nil, false
 }
 
 // sqlTx is the transaction in which a handler runs.

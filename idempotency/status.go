@@ -28,7 +28,7 @@ func (e *Engine) StatusHandler() http.Handler {
 			http.NotFound(w, r)
 			return
 		}
-		scope, err := e.cfg.Scope(r)
+		scope, err := e.scopeOf(r)
 		if err != nil {
 			http.NotFound(w, r)
 			return

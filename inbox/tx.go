@@ -17,8 +17,10 @@ import (
 // context-bound outbox publisher writes in it.
 func TxFromContext(ctx context.Context) (oncemill.Tx, bool) {
 	tx, _ := oncemill.TxFromContext(ctx)
-	h, ok := tx.(*handle)
-	return h, ok
+	if h, ok := tx.(*handle); ok {
+		return h, true
+	}
+	return nil, false
 }
 
 // MessageFromContext returns the message that is being handled, with its id (UUID), its key

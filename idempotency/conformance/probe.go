@@ -1,6 +1,7 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,7 +40,7 @@ type Probe struct {
 
 // Scope is the Config.Scope that an engine of a Probe needs.
 func Scope(r *http.Request) (idempotency.Scope, error) {
-	return idempotency.Scope{Tenant: r.Header.Get("X-Tenant"), Principal: r.Header.Get("X-User"), Route: "/probe"}, nil
+	return idempotency.Scope{Tenant: cmp.Or(r.Header.Get("X-Tenant"), "public"), Principal: r.Header.Get("X-User"), Route: "/probe"}, nil
 }
 
 // NewProbe returns a service on an engine, whose Config.Scope must be [Scope] and whose
