@@ -253,7 +253,7 @@ func (c *complaints) WithAttrs([]slog.Attr) slog.Handler { return c }
 func (c *complaints) WithGroup(string) slog.Handler      { return c }
 
 func (c *complaints) Handle(_ context.Context, r slog.Record) error {
-	if strings.HasPrefix(r.Message, "message failed") || strings.HasPrefix(r.Message, "message is a dead letter") {
+	if strings.HasPrefix(r.Message, "message refused") || strings.HasPrefix(r.Message, "message dead-lettered") {
 		return nil
 	}
 	text := r.Message
