@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -29,9 +30,10 @@ type Consumer struct {
 	// Topic is the topic it subscribes to. Required.
 	Topic string
 
-	// Subscriber returns what delivers the messages, for example that of inbox/rabbitmq,
-	// whose Config.Malformed takes in.Refuse. New calls it once; Run subscribes, tries
-	// again while the broker is away, and closes it. Required.
+	// Subscriber makes the Watermill subscriber that delivers the messages, for example
+	// inbox/rabbitmq.Queue or inbox/rabbitmq.New. Pass in.Refuse as Config.Malformed of the
+	// latter, so that unreadable deliveries become dead letters. New calls it once; Run
+	// subscribes, tries again while the broker is away, and closes it. Required.
 	Subscriber func(in *inbox.Inbox) (message.Subscriber, error)
 
 	// Handler handles a message in the transaction that inbox.TxFromContext returns, in
@@ -188,18 +190,30 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	} else {
 		handler = router.AddHandler(c.Name, c.Topic, from, c.Produces, noPublisher{}, c.Handler)
 	}
-	handler.AddMiddleware(append(slices.Clone(c.Middleware), once)...)
-	closed := make(chan error, 1)
+	var handling atomic.Int64
+	counted := func(h message.HandlerFunc) message.HandlerFunc {
+		return func(msg *message.Message) ([]*message.Message, error) {
+			handling.Add(1)
+			defer handling.Add(-1)
+			return h(msg)
+		}
+	}
+	handler.AddMiddleware(append(append([]message.HandlerMiddleware{counted}, c.Middleware...), once)...)
+	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
+		defer close(closed)
 		<-router.Running() // else Close and Run wait for each other
-		closed <- router.Close()
+		_ = router.Close() // see below
 	})
 	err = router.Run(context.WithoutCancel(ctx))
 	if stop() {
 		return errors.Join(err, c.subscriber.Close())
 	}
-	if late := <-closed; late != nil {
-		err = errors.Join(err, fmt.Errorf("%w: handlers: %w", ErrStillRunning, late))
+	// Close says only that handlers have taken long, and not even that if the router has
+	// closed itself, because its subscription ended.
+	<-closed
+	if n := handling.Load(); n > 0 {
+		err = errors.Join(err, fmt.Errorf("%w: %d handlers", ErrStillRunning, n))
 	}
 	return errors.Join(err, c.subscriber.Close())
 }
@@ -214,6 +228,7 @@ func (c *consumer) subscribe(ctx, subscription context.Context) (<-chan *message
 			c.log.WarnContext(ctx, "cannot subscribe; trying again", "topic", c.Topic, "error", err, "next_in", next)
 		})
 	if err == nil {
+		c.log.InfoContext(ctx, "consumer subscribed", "topic", c.Topic)
 		close(c.subscribed)
 	}
 	return messages, err

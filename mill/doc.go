@@ -10,8 +10,9 @@
 //		Consumers: []mill.Consumer{{
 //			Name:       "stock",
 //			Topic:      "orders",
-//			Subscriber: subscribe, // inbox/rabbitmq.New
-//			Handler:    reserve,
+//			Subscriber: rabbitmq.Queue(uri, "stock", rabbitmq.Config{}), // of inbox/rabbitmq
+//			Handler:    inbox.Handle(inbox.JSON, reserve),
+//			Produces:   "reservations", // where the messages go that reserve returns
 //		}},
 //	})
 //	if err != nil {
@@ -20,6 +21,13 @@
 //	mux.Handle("POST /orders", m.Idempotency().TxMiddleware(placeOrder))
 //	return m.Run(ctx, m.Serve(&http.Server{Addr: ":8080", Handler: mux}))
 //
-// Each part is a building block of its own, described by its package; the mill adds nothing
-// to what they do. A service that needs another arrangement uses them without it.
+// What a consumer cannot handle becomes a dead letter, which an operator can replay.
+//
+// Several processes may each have a Mill on the same database, for example one with
+// Idempotency and one with Consumers. All that have a Sink share the lanes of the outbox:
+// each relays messages of all of them. They may start at the same time. Use the same
+// Database, Outbox.History and Relay.Lease in all of them.
+//
+// Each part is a building block that its package describes. A service that needs another
+// arrangement uses them without a Mill.
 package mill

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"time"
 
@@ -50,7 +51,7 @@ func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error
 	failed := newFailures()
 	front, back := newStage(ctx, failed), newStage(context.WithoutCancel(ctx), failed)
 	for i, part := range parts {
-		front.start(fmt.Sprintf("part %d", i+1), part)
+		front.start(fmt.Sprintf("argument %d of Run", i+1), part)
 	}
 	for _, c := range m.consumers {
 		front.startEndless("consumer "+c.Name, func(ctx context.Context) error { return c.run(ctx, m.cfg.StopTimeout) })
@@ -74,7 +75,12 @@ func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error
 	m.running.Store(false) // no request comes any more, if a load balancer asks
 	left := front.stop(m.cfg.StopTimeout + stopMargin)
 	left = append(left, back.stop(m.cfg.Relay.StopTimeout+stopMargin)...)
-	log.InfoContext(context.WithoutCancel(ctx), "oncemill stopped", "still_running", left)
+	ended := context.WithoutCancel(ctx)
+	if len(left) == 0 {
+		log.InfoContext(ended, "oncemill stopped")
+	} else {
+		log.ErrorContext(ended, "oncemill stopped with parts still running", "still_running", left)
+	}
 	return errors.Join(failed.joined(), stillRunning(left))
 }
 
@@ -91,9 +97,10 @@ func (m *Mill) uses() []any {
 	for i, c := range m.consumers {
 		consumers[i] = c.Name
 	}
+	database := m.letters.Config().Database
 	return []any{
 		"outbox", m.box != nil, "relay", m.worker != nil, "consumers", consumers, "idempotency", m.keys != nil,
-		"schema", m.cfg.Database.Schema,
+		"schema", database.Schema, "prefix", database.Prefix,
 	}
 }
 
@@ -170,12 +177,7 @@ func (m *Mill) Serve(server *http.Server) func(ctx context.Context) error {
 			}
 			stopped <- err
 		})
-		var err error
-		if server.TLSConfig != nil {
-			err = server.ListenAndServeTLS("", "")
-		} else {
-			err = server.ListenAndServe()
-		}
+		err := m.listenAndServe(ctx, server)
 		if stop() {
 			return fmt.Errorf("serve %s: %w", server.Addr, err)
 		}
@@ -184,4 +186,20 @@ func (m *Mill) Serve(server *http.Server) func(ctx context.Context) error {
 		}
 		return nil
 	}
+}
+
+func (m *Mill) listenAndServe(ctx context.Context, server *http.Server) error {
+	address := server.Addr
+	if address == "" {
+		address = ":http"
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	if err != nil {
+		return err
+	}
+	m.cfg.Logger.InfoContext(ctx, "HTTP server listening", "address", listener.Addr().String())
+	if server.TLSConfig != nil {
+		return server.ServeTLS(listener, "", "")
+	}
+	return server.Serve(listener)
 }

@@ -249,7 +249,7 @@ func TestRun_StopsEverythingWhenAPartFails(t *testing.T) {
 			testserver.Poll(ctx, func() bool { return m.Ready() == nil })
 			return broken
 		})
-	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "part 3") {
+	if !errors.Is(err, broken) || !strings.Contains(err.Error(), "argument 3 of Run") {
 		t.Errorf("got %v", err)
 	}
 	<-stopped
@@ -285,7 +285,7 @@ func TestRun_NamesWhatDoesNotReturn(t *testing.T) {
 	broker.messages <- message.NewMessage("order 1", nil)
 	<-begun
 	err := stop()
-	if !errors.Is(err, mill.ErrStillRunning) || !strings.Contains(err.Error(), "part 1") || !strings.Contains(err.Error(), "consumer stock") {
+	if !errors.Is(err, mill.ErrStillRunning) || !strings.Contains(err.Error(), "argument 1 of Run") || !strings.Contains(err.Error(), "consumer stock") {
 		t.Errorf("got %v", err)
 	}
 	close(release)

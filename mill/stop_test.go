@@ -184,7 +184,7 @@ func TestRun_NoticesAPartThatEndsItsGoroutine(t *testing.T) {
 		runtime.Goexit()
 		return nil
 	})
-	if err == nil || !strings.Contains(err.Error(), "part 1") {
+	if err == nil || !strings.Contains(err.Error(), "argument 1 of Run") {
 		t.Errorf("got %v", err)
 	}
 }

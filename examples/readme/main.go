@@ -23,7 +23,7 @@ import (
 
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
-	inboxrabbitmq "github.com/oncemill/oncemill/inbox/rabbitmq"
+	queues "github.com/oncemill/oncemill/inbox/rabbitmq"
 	"github.com/oncemill/oncemill/mill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
@@ -35,19 +35,13 @@ func serve(ctx context.Context, db *sql.DB, broker, address string) error {
 	if err != nil {
 		return err
 	}
-	queueOf := func(consumer string) func(*inbox.Inbox) (message.Subscriber, error) {
-		return func(in *inbox.Inbox) (message.Subscriber, error) {
-			cfg := amqp.NewDurablePubSubConfig(broker, amqp.GenerateQueueNameTopicNameWithSuffix(consumer))
-			return inboxrabbitmq.New(cfg, inboxrabbitmq.Config{Malformed: in.Refuse})
-		}
-	}
 	m, err := mill.New(db, mill.Config{
 		Idempotency: &idempotency.Config{Scope: idempotency.SingleTenant()},
 		Outbox:      &outbox.Config{},
 		Sink:        sink,
 		Consumers: []mill.Consumer{
-			{Name: "stock", Topic: "orders", Subscriber: queueOf("stock"), Handler: reserve, Produces: "reservations"},
-			{Name: "mail", Topic: "reservations", Subscriber: queueOf("mail"), Handler: confirm},
+			{Name: "stock", Topic: "orders", Subscriber: queues.Queue(broker, "stock", queues.Config{}), Handler: reserve, Produces: "reservations"},
+			{Name: "mail", Topic: "reservations", Subscriber: queues.Queue(broker, "mail", queues.Config{}), Handler: confirm},
 		},
 	})
 	if err != nil {
