@@ -28,5 +28,5 @@ type StateError struct {
 }
 
 func (e *StateError) Error() string {
-	return fmt.Sprintf("dlq: dead letter %d cannot be %s: it is %s", e.ID, e.Deed, e.State)
+	return fmt.Sprintf("dlq: dead letter %d cannot be %s: its state is %s", e.ID, e.Deed, e.State)
 }

@@ -21,17 +21,26 @@ import (
 )
 
 func newLetters(opts *options) *cobra.Command {
+	letters := newList(opts, "letters")
+	letters.AddCommand(newList(opts, "list"), newShowLetter(opts), newReplay(opts), newDiscard(opts))
+	return letters
+}
+
+// newList returns a command that lists dead letters: "letters" and "letters list".
+func newList(opts *options, use string) *cobra.Command {
 	var filter dlq.Filter
 	var states []string
 	var asJSON bool
 	list := &cobra.Command{
-		Use:   "letters",
+		Use:   use,
 		Short: "List dead letters: messages that could not be delivered or handled",
-		Long: `List dead letters, the newest first; without --state those that wait for somebody
-to act. Replaying gives a message back to where it came from, in its place;
-discarding needs a reason. Neither moves anything at once: the worker that owns
-the message does it, within a second or two. A consumer's letters are replayed by
-its inbox, if that has Config.Replays and runs.`,
+		Long: `List dead letters, the newest first; without --state the open ones.
+
+Replay delivers messages again: a relay's message in its place among those of its
+key, a consumer's message to that consumer alone. Discard gives messages up, with a
+reason. A running worker does either within a second or two: the relay that owns the
+message, or the consumer's inbox, if that has Config.Replays. A replayed message that
+fails again becomes a new dead letter.`,
 		Example: `  oncemill letters --topic orders
   oncemill letters show 17
   oncemill letters replay 17 18 --reason "queue made"
@@ -53,14 +62,13 @@ its inbox, if that has Config.Replays and runs.`,
 	flags := list.Flags()
 	flags.StringSliceVar(&states, "state", []string{string(dlq.StateDead), string(dlq.StateHeld), string(dlq.StateReplaying), string(dlq.StateDiscarding)},
 		"states to list: dead, held, replaying, discarding, replayed, discarded")
-	flags.StringVar(&filter.Topic, "topic", "", "of this topic")
-	flags.StringVar(&filter.Key, "key", "", "of this ordering key")
-	flags.StringVar(&filter.MessageID, "message-id", "", "of this message")
-	flags.StringVar(&filter.Consumer, "consumer", "", "of this consumer")
-	flags.StringVar(&filter.Reason, "reason-class", "", "that died of this: of relays refused, unroutable, malformed, crashed, failed; of inboxes failed, permanent, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
-	flags.IntVar(&filter.Limit, "limit", 100, "most letters to list, up to 1000")
+	flags.StringVar(&filter.Topic, "topic", "", "only letters of this topic")
+	flags.StringVar(&filter.Key, "key", "", "only letters of this ordering key")
+	flags.StringVar(&filter.MessageID, "message-id", "", "only letters of this message")
+	flags.StringVar(&filter.Consumer, "consumer", "", "only letters of this consumer")
+	flags.StringVar(&filter.Reason, "reason-class", "", "only letters with this reason; relays: refused, unroutable, malformed, crashed, failed; consumers: failed, permanent, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
+	flags.IntVar(&filter.Limit, "limit", 100, "maximum number of letters to list, at most 1000")
 	flags.BoolVar(&asJSON, "json", false, "print JSON")
-	list.AddCommand(newShowLetter(opts), newReplay(opts), newDiscard(opts))
 	return list
 }
 
@@ -169,7 +177,7 @@ func newReplay(opts *options) *cobra.Command {
 	var act dlq.Act
 	cmd := &cobra.Command{
 		Use:   "replay ID...",
-		Short: "Have the messages of dead letters delivered, each in its place",
+		Short: "Deliver the messages of dead letters again",
 		Args:  wrongUse(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := letterIDs(args)
@@ -191,7 +199,7 @@ func newDiscard(opts *options) *cobra.Command {
 	var act dlq.Act
 	cmd := &cobra.Command{
 		Use:   "discard ID...",
-		Short: "Give the messages of dead letters up for good; a reason is required",
+		Short: "Discard dead letters for good; a reason is required",
 		Args:  wrongUse(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := letterIDs(args)
@@ -208,7 +216,7 @@ func newDiscard(opts *options) *cobra.Command {
 					}
 					accepted++
 				}
-				fmt.Fprintf(cmd.OutOrStdout(), "%d of %d are given up\n", accepted, len(ids))
+				fmt.Fprintf(cmd.OutOrStdout(), "%d of %d will be discarded\n", accepted, len(ids))
 				return errors.Join(errs...)
 			})
 		},
@@ -222,7 +230,7 @@ func actFlags(cmd *cobra.Command, act *dlq.Act, reason string) {
 	if u, err := user.Current(); err == nil {
 		name = u.Username
 	}
-	cmd.Flags().StringVar(&act.By, "by", name, "who, for the record")
+	cmd.Flags().StringVar(&act.By, "by", name, "who does it, for the record")
 	cmd.Flags().StringVar(&act.Reason, "reason", "", reason)
 }
 

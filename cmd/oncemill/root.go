@@ -94,7 +94,7 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 	flags := root.PersistentFlags()
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "how to log to standard error: text or json")
-	flags.StringVar(&opts.logLevel, "log-level", "info", "least level to log: debug, info, warn or error")
+	flags.StringVar(&opts.logLevel, "log-level", "info", "minimum level to log: debug, info, warn or error")
 	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
