@@ -16,6 +16,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/lib/pq"
+
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 )
@@ -41,6 +43,9 @@ func run(args []string) int {
 		out.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
 	})
 	fmt.Fprintln(os.Stderr, "oncemill:", strings.TrimPrefix(strings.ReplaceAll(text, "\noncemill: ", "\n"), "oncemill: "))
+	if errors.Is(err, pq.ErrSSLNotSupported) {
+		fmt.Fprintln(os.Stderr, "If the server is to be used without TLS, append ?sslmode=disable to the URL.")
+	}
 	var usage *usageError
 	var value *oncemill.ConfigError
 	if errors.As(err, &usage) || errors.As(err, &value) || errors.Is(err, dlq.ErrNoReason) {
