@@ -2,7 +2,6 @@ package outbox
 
 import (
 	"context"
-	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,7 +28,6 @@ const notifyEvery = 10 * time.Millisecond
 // share the next.
 type Notifier struct {
 	box   *Outbox
-	text  string
 	calls *bounded.Calls
 }
 
@@ -40,11 +38,10 @@ const notifyLimit = 5 * time.Second
 // NewNotifier returns a notifier of box. The error is an [*oncemill.ConfigError] on a
 // database other than PostgreSQL.
 func NewNotifier(box *Outbox) (*Notifier, error) {
-	channel, err := notifyChannel("outbox.NewNotifier", box)
-	if err != nil {
+	if _, err := notifyChannel("outbox.NewNotifier", box); err != nil {
 		return nil, err
 	}
-	return &Notifier{box: box, text: "notify " + pq.QuoteIdentifier(channel), calls: bounded.New(mostAbandoned)}, nil
+	return &Notifier{box: box, calls: bounded.New(mostAbandoned)}, nil
 }
 
 // Run sends until ctx ends, and then returns nil. Commits made while no Run is active
@@ -60,8 +57,8 @@ func (n *Notifier) Run(ctx context.Context) error {
 			return nil
 		case <-commits:
 		}
-		_, err := bounded.Do(ctx, n.calls, notifyLimit, func(ctx context.Context) (sql.Result, error) {
-			return n.box.db.ExecContext(ctx, n.text)
+		_, err := bounded.Do(ctx, n.calls, notifyLimit, func(ctx context.Context) (struct{}, error) {
+			return struct{}{}, n.box.store.Notify(ctx)
 		})
 		failing.report(ctx, err)
 		wait := notifyEvery
@@ -106,13 +103,11 @@ func notifyChannel(field string, box *Outbox) (string, error) {
 	if box == nil {
 		return "", &oncemill.ConfigError{Field: field + " box", Value: "nil", Problem: "an outbox is needed"}
 	}
-	names := box.cfg.Database
-	if names.Dialect != oncemill.PostgreSQL {
-		return "", &oncemill.ConfigError{Field: field + " box", Value: names.Dialect.String(), Problem: "only PostgreSQL has NOTIFY"}
+	channel := box.store.Channel()
+	if channel == "" {
+		return "", &oncemill.ConfigError{Field: field + " box", Value: box.cfg.Database.Dialect.String(), Problem: "only PostgreSQL has NOTIFY"}
 	}
-	const most = 63 // bytes of a channel's name; two that are cut to the same wake each other
-	channel := names.Schema + "." + names.Prefix + "outbox"
-	return channel[:min(len(channel), most)], nil
+	return channel, nil
 }
 
 // Run listens until ctx ends, and then returns nil. It reconnects whenever the

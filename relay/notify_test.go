@@ -414,7 +414,7 @@ func TestNotifier_EndsWhileTheServerIsSilent(t *testing.T) {
 	proxy, db := p.behindProxy(t)
 	box := p.boxOn(t, db, outbox.NoHistory)
 	stop := notifier(t, box)
-	proxy.Silence(func(statement string) bool { return strings.HasPrefix(statement, "notify ") }, math.MaxInt)
+	proxy.Silence(func(statement string) bool { return strings.HasPrefix(statement, "select pg_notify(") }, math.MaxInt)
 	commit(t, box, unkeyed(1)...)
 	eventually(t, "a notification has no answer", func() bool { return proxy.Silenced() > 0 })
 	stop()

@@ -12,12 +12,13 @@ import (
 
 type postgres struct {
 	writer
-	q postgresStatements
+	q       postgresStatements
+	channel string
 }
 
 // postgresStatements are the statements in postgresql/*.sql.
 type postgresStatements struct {
-	Insert, Schedule, Cancel                               string
+	Insert, Schedule, Cancel, Notify                       string
 	Read, ReadLarge, ReadPiece, ReadAhead                  string
 	Delete, Move, DeleteUnlocked, MoveUnlocked             string
 	DeleteAt, MoveAt                                       [Partitions]string
@@ -37,7 +38,9 @@ type postgresStatements struct {
 }
 
 func newPostgres(db *sql.DB, tables names.Names) *postgres {
-	s := &postgres{}
+	const most = 63 // bytes of a channel's name; two that are cut to the same wake each other
+	channel := tables.Schema + "." + tables.Prefix + "outbox"
+	s := &postgres{channel: channel[:min(len(channel), most)]}
 	statements.Load(&s.q, statementFiles, "postgresql", tables)
 	s.writer = writer{
 		db: db, insert: s.q.Insert, schedule: s.q.Schedule, cancel: s.q.Cancel,
@@ -63,6 +66,13 @@ func (s *postgres) guarded(ctx context.Context, limits shorttx.Limits, guard Gua
 		return false, err
 	}
 	return did, nil
+}
+
+func (s *postgres) Channel() string { return s.channel }
+
+func (s *postgres) Notify(ctx context.Context) error {
+	_, err := s.db.ExecContext(ctx, s.q.Notify, s.channel)
+	return err
 }
 
 func (s *postgres) Sequence(ctx context.Context) (q Sequence, err error) {

@@ -57,6 +57,10 @@ func list[T any](elements []T) (string, error) {
 	return string(text), err
 }
 
+func (s *sqlite) Channel() string { return "" }
+
+func (s *sqlite) Notify(context.Context) error { return nil }
+
 func (s *sqlite) Sequence(ctx context.Context) (q Sequence, err error) {
 	err = s.db.QueryRowContext(ctx, s.q.CheckSequence).Scan(&q.Last, &q.Highest)
 	return q, err

@@ -47,6 +47,13 @@ type Store interface {
 	// that another transaction moves at the moment is waited for.
 	Cancel(ctx context.Context, tx oncemill.ExecTx, messageID string) (int64, error)
 
+	// Channel returns the channel on which Notify wakes other processes: "" if the
+	// database has none.
+	Channel() string
+
+	// Notify announces a commit on the channel, with a statement that commits alone.
+	Notify(ctx context.Context) error
+
 	// Read returns the rows that a request selects, those of one lane together and in
 	// order, from every transaction that had committed when it started.
 	Read(ctx context.Context, req ReadRequest) ([]Row, error)
