@@ -8,10 +8,12 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// A lane is read from its start. Messages that can go out are published faster than
+// ahead decides when to read past messages that wait, and of which topics.
+//
+// A lane is read from its start. Messages that can be published are published faster than
 // they are read. The others must first be tried and their failure recorded: 100,000
 // messages whose topics have no queue would delay the messages behind them for half a
-// minute. If more of a lane waits than goes out, and the lane has unread rows, the
+// minute. If more of a lane waits than is published, and the lane has unread rows, the
 // reader sometimes looks ahead for rows that may go before those in front of them.
 // These are rows of topics that work, and a few of the newest of any other topic that
 // is not in trouble, since it may work, too. They take room of their own.
@@ -122,7 +124,7 @@ func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
 	e.ahead.at = now.Add(max(e.limits.aheadEvery, pause))
 }
 
-// appendStuck appends keys of which nothing more can go out now. If there are very
+// appendStuck appends keys of which nothing more can be published now. If there are very
 // many, it appends some, and others the next time.
 func (l *lane) appendStuck(keys []string) []string {
 	most := len(keys) + aheadKeys
@@ -137,7 +139,7 @@ func (l *lane) appendStuck(keys []string) []string {
 	return keys
 }
 
-// waits reports whether messages that cannot go out may be in front in a lane.
+// waits reports whether messages that cannot be published may be in front in a lane.
 func (e *engine) waits(l *lane) bool {
 	return len(e.circuits.topics) > 0 || len(l.followers) > 0 || len(l.failing) > 0 || len(l.swept) > 0
 }

@@ -1,7 +1,7 @@
 package relay
 
 // chain holds the known, unconfirmed messages of one key, oldest first. Unless the lane
-// is one pipeline, only the head may go out.
+// is one pipeline, only the head may be published.
 //
 // While the key is retrying, the chain holds only rows of the table parked; rows of the
 // outbox are followers.
@@ -9,8 +9,8 @@ type chain struct {
 	head, tail *entry
 	length     int
 	retrying   bool    // the key has retrying messages, or is about to
-	failing    *entry  // nothing goes out before its failure is recorded
-	commands   []int64 // dead letters with commands; nothing goes out before these are carried out
+	failing    *entry  // nothing is published before its failure is recorded
+	commands   []int64 // dead letters with commands; nothing is published before these are carried out
 	sweeping   bool    // nothing is published before it is swept
 }
 

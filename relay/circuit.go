@@ -11,8 +11,8 @@ import (
 type circuitState uint8
 
 const (
-	circuitClosed   circuitState = iota // a message failed, perhaps by its own fault; the others go out
-	circuitOpen                         // only one probe after another goes out
+	circuitClosed   circuitState = iota // a message failed, perhaps by its own fault; the others are published
+	circuitOpen                         // only one probe after another is published
 	circuitHalfOpen                     // each confirm lets two more out
 )
 
@@ -39,8 +39,8 @@ type topic struct {
 //
 // An unclear outcome (unroutable, or an error of unknown kind) makes its message a
 // suspect. The next messages of the topic decide. If one passes, the suspect is
-// refused. If one fails as unclearly, the circuit opens, and nobody is charged. A lone
-// suspect is retried until there is an answer.
+// refused. If one fails as unclearly, the circuit opens, and no attempts are used up. A
+// lone suspect is retried until there is an answer.
 type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
 	enough  int  // the credit at which a topic has recovered
@@ -88,7 +88,7 @@ func (c *circuits) findOrAdd(name string) *topic {
 	return t
 }
 
-// admits reports whether a message may go out now, and consumes the permission.
+// admits reports whether a message may be published now, and consumes the permission.
 func (c *circuits) admits(m *entry) bool {
 	if len(c.topics) == 0 {
 		return true
@@ -341,7 +341,7 @@ func (c *circuits) abandon(now time.Time) {
 	}
 }
 
-// due returns when the next probe may go out; zero: not before an event.
+// wakeAt returns when the next probe may be published; zero: not before an event.
 func (c *circuits) wakeAt() (due time.Time) {
 	earlier := func(at time.Time) {
 		if due.IsZero() || at.Before(due) {

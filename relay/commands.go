@@ -36,7 +36,7 @@ func (e *engine) lookForCommands(now time.Time) *task {
 }
 
 // receive accepts a command. It is carried out when nothing of its key is in flight,
-// and nothing of the key goes out before.
+// and nothing of the key is published before.
 func (e *engine) receive(l *lane, cmd relaystore.Command) {
 	if cmd.Key == "" || l.order == OrderNone {
 		if !slices.Contains(l.commands, cmd.DeadLetter) {

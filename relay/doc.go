@@ -57,8 +57,9 @@
 // it again before it is sent. While the sink works, a worker keeps at most 32 suspects
 // and 64 topics in trouble. Any more are postponed, and at most 100 retrying messages a
 // second may fail again. A key with very many messages behind its first is swept: they
-// are moved to the table parked without being read. If more of a lane waits than is sent, the
-// reader looks ahead in it for messages that may go before those in front of them.
+// are moved to the table parked without being read. If more of a lane waits than is
+// sent, the reader looks ahead in it for messages that may go before those in front of
+// them.
 //
 // An outage of the sink, however long, costs nothing but time. It uses up no attempts
 // of messages that could not be delivered; nacks and missing queues count as an outage

@@ -172,7 +172,7 @@ func (e *engine) dueRequest(now time.Time, allowed int) (req relaystore.DueReque
 	return req, lanes, full, skipped
 }
 
-// nothingParked releases the circuits of topics other than these: nothing more of them
+// nothingDue releases the circuits of topics other than these: nothing more of them
 // is due.
 func (c *circuits) nothingDue(but []string) {
 	for _, t := range slices.Clone(c.topics) {

@@ -35,7 +35,7 @@ type limits struct {
 	aheadEvery     time.Duration           // how often to look ahead; 0: aheadEvery
 	aheadScan      int                     // rows of the table in one such look; 0: aheadScan
 	aheadLook      int                     // rows of each lane to choose from; 0: aheadLook
-	postponed      time.Duration           // shortest wait of what failed at no charge; 0: postponeLeast
+	postponed      time.Duration           // shortest wait of what failed without using up an attempt; 0: postponeLeast
 }
 
 // engine decides what a worker does next: what to read, publish and delete. It does no
@@ -197,7 +197,7 @@ func (e *engine) forgetUnsent() {
 	e.circuits.purge(func(m *entry) bool { return m.lane.entries[m.rowID()] != m })
 }
 
-// due returns the time at which something is to be done even without an event.
+// wakeAt returns the time at which something is to be done even without an event.
 func (e *engine) wakeAt(now time.Time) time.Time {
 	due := now.Add(e.limits.pollMax)
 	earlier := func(t time.Time) {

@@ -17,7 +17,7 @@ const (
 	stateReady                   // to be published
 	stateWithheld                // by its topic's circuit
 	stateSuspected               // failed, perhaps by its own fault; its topic's others decide
-	stateAnnouncing              // its id is being recorded, since it goes out alone
+	stateAnnouncing              // its id is being recorded, since it is published alone
 	stateInFlight                // handed to the sink, no outcome yet
 	stateAgain                   // unavailable, in a lane that is one pipeline
 	stateFailed                  // its failure is to be recorded
@@ -40,7 +40,7 @@ type entry struct {
 	Message
 	lane      *lane
 	ctid      outboxstore.CTID
-	metadata  []byte // as it is stored; decoded when it goes out
+	metadata  []byte // as it is stored; decoded when it is published
 	malformed error  // the row cannot become a message; its outcome without a sink
 	state     state
 	deadline  time.Time // of the outcome, while in flight
@@ -51,12 +51,12 @@ type entry struct {
 	suspectedAt time.Time           // when it became a suspect
 	retrying    bool                // its row is in the table parked
 	ahead       bool                // it goes before what was read before it
-	crashed     bool                // a worker died with it alone in flight: it goes out alone
+	crashed     bool                // a worker died with it alone in flight: it is published alone
 	released    bool                // let out by a circuit
 	moving      bool                // part of the running task
 	attempts    int                 // failed so far
 	expires     time.Time           // the time limit of its attempts; zero: none
-	failure     *relaystore.Failure // while charged
+	failure     *relaystore.Failure // until it is recorded
 
 	hollow     bool // without its payload: it cannot be sent
 	unanswered bool // a copy of it may have arrived although no confirm came

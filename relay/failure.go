@@ -28,7 +28,7 @@ func (m *entry) class() string {
 }
 
 // charge counts a failed attempt of m, and decides what follows. Nothing of its key
-// goes out before that is recorded.
+// is published before that is recorded.
 func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l := m.lane
 	m.attempts++
@@ -64,8 +64,8 @@ const (
 	postponeMost  = 60 // times postponeLeast
 )
 
-// fail schedules a failure to be recorded. Nothing of the message's key goes out before
-// that.
+// fail schedules a failure to be recorded. Nothing of the message's key is published
+// before that.
 func (e *engine) fail(m *entry, f *relaystore.Failure) {
 	l := m.lane
 	l.waited++

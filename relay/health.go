@@ -333,7 +333,7 @@ func unanswered(err error) bool {
 	return bounded.Silence(err) || errors.Is(err, context.Canceled) || sqlerr.Connection(err)
 }
 
-// passing reports whether an error says nothing about the tables: the call had no
+// transient reports whether an error says nothing about the tables: the call had no
 // answer, lost against another transaction, or waited too long for one.
 func transient(err error) bool {
 	return unanswered(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)

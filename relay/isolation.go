@@ -18,15 +18,15 @@ const isolatedTurns = 32
 // is met again, nearer to the start.
 const isolatedMessages = 64
 
-// goesAlone reports whether m may be the message that kills workers.
-func (m *entry) goesAlone() bool { return m.lane.isolated() || m.crashed }
+// mustBeAlone reports whether m may be the message that kills workers.
+func (m *entry) mustBeAlone() bool { return m.lane.isolated() || m.crashed }
 
-// hasTurn reports whether m may go out, if it has to go alone.
+// hasTurn reports whether m may be published, if it has to go alone.
 func (i *isolation) hasTurn(m *entry) bool {
-	return !m.goesAlone() || i.turn == nil || i.turn == m.lane
+	return !m.mustBeAlone() || i.turn == nil || i.turn == m.lane
 }
 
-// announce lets m go out alone, once that is recorded in the database.
+// announce lets m be published alone, once that is recorded in the database.
 func (i *isolation) announce(m *entry) {
 	l := m.lane
 	if i.turn != l {
@@ -87,7 +87,7 @@ func (e *engine) crashesOver(l *lane) bool {
 }
 
 // proven reports whether enough messages of the lane got through to show that they were
-// not the cause. Nothing more goes out alone then: the isolation is about to end.
+// not the cause. Nothing more is published alone then: the isolation is about to end.
 func (l *lane) proven(window int) bool {
 	if l.isolated() {
 		window = min(window, isolatedMessages)

@@ -11,10 +11,10 @@ import (
 // lane is a worker's memory of a lane that it holds. It belongs to the worker's loop.
 //
 // An id stays in entries from the read that returned it until its deletion, or its move
-// to the table parked, has committed. Every read passes over the ids in entries when it starts.
-// Reads of a lane do not overlap, so a confirmed row is never taken for a new one: a
-// read that may have seen it before its deletion started while it was known, and a
-// later one starts after the deletion.
+// to the table parked, has committed. Every read passes over the ids in entries when it
+// starts. Reads of a lane do not overlap, so a confirmed row is never taken for a new
+// one: a read that may have seen it before its deletion started while it was known, and
+// a later one starts after the deletion.
 type lane struct {
 	number  int
 	epoch   int64
@@ -28,7 +28,7 @@ type lane struct {
 	ready         fifo
 	failing       []*entry // unsorted; each once
 	followers     []*entry
-	commands      []int64  // commands on letters without a key
+	commands      []int64  // commands on dead letters without a key
 	commandedKeys []string // keys with commands
 	bytes         int      // of payload and metadata in entries of the outbox
 	retryingBytes int      // and in retrying entries
@@ -37,7 +37,7 @@ type lane struct {
 	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
 	overlooked   bool            // by looks for due rows, since its lease was not trusted
-	reading      bool            // a read of this lane is under way
+	reading      bool            // a read of this lane is running
 	refetch      bool            // something is to be sent whose payload is not here
 	refetched    bool            // the result of that read is useless
 	readAt       time.Time       // it is not read before
@@ -52,8 +52,8 @@ type lane struct {
 	dry          bool            // the last read found less than it asked for
 
 	taskAt       time.Time // after a task of this lane has failed: none before
-	oneByOne     bool      // then: one failure, follower or letter at a time, to find what is wrong
-	commandsNext bool      // letters have waited for a failure
+	oneByOne     bool      // then: one failure, follower or dead letter at a time, to find what is wrong
+	commandsNext bool      // commands have waited for a failure
 	sweepOne     bool      // one swept key at a time, to find what is wrong
 	sweptLast    string    // the key of the last such try
 	followAt     time.Time // followers are moved then, unless there are many
@@ -69,11 +69,11 @@ type lane struct {
 	crashes   int    // takeovers in a row without a window confirmed
 	suspect   int64  // id that was alone in flight when the former owner died
 	deleted   int    // messages of this lane, while crashes counts
-	announced *entry // goes out alone, once that is recorded
+	announced *entry // is published alone, once that is recorded
 	written   bool   // the announcement is recorded
 	alone     *entry // in flight, announced
 	stale     bool   // the database has a suspect that no longer is one
-	mustClear bool   // and must be updated before anything else goes out
+	mustClear bool   // and must be updated before anything else is published
 
 	// For a lane that is one pipeline: after a failure it resumes from its first
 	// unconfirmed message, once everything in flight has its outcome.
@@ -346,8 +346,8 @@ func (l *lane) cancel() {
 	l.announced, l.written = nil, false
 }
 
-// nothingToSend reports whether the lane knows rows, and all of them are about to be deleted
-// or moved.
+// nothingToSend reports whether the lane knows rows, and all of them are about to be
+// deleted or moved.
 func (l *lane) nothingToSend() bool {
 	return len(l.entries) > 0 && l.inFlight == 0 && l.ready.len() == 0
 }

@@ -8,8 +8,8 @@ import (
 	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
-// load reads the retrying keys of lanes that were just taken, or whose memory is in doubt.
-// It blames the message that was alone in flight when a former owner died.
+// load reads the retrying keys of lanes that were just taken, or whose memory is in
+// doubt. It blames the message that was alone in flight when a former owner died.
 func (e *engine) load(now time.Time) *task {
 	numbers, lanes := e.numbers(func(l *lane) bool { return !l.loaded && !l.draining })
 	if len(lanes) == 0 || now.Before(e.tasks.loadAt) {

@@ -140,7 +140,7 @@ func (e *engine) refetchProbe(t *topic, now time.Time) {
 
 // alone returns m, unless it has to be announced first.
 func (e *engine) alone(m *entry) *entry {
-	if m.goesAlone() {
+	if m.mustBeAlone() {
 		e.isolation.announce(m)
 		return nil
 	}

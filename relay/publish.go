@@ -59,8 +59,8 @@ func (e *engine) mayPublish(l *lane, now time.Time) bool {
 		l.alone == nil && !l.mustClear && !l.restarting
 }
 
-// take returns up to most publishable entries of a lane. An entry that has to go out
-// alone is announced first, and returned once the announcement is recorded.
+// take returns up to most publishable entries of a lane. An entry that has to be
+// published alone is announced first, and returned once the announcement is recorded.
 func (e *engine) take(l *lane, most int) []*entry {
 	if m := l.announced; m != nil {
 		if !l.written || l.inFlight > 0 {
@@ -78,7 +78,7 @@ func (e *engine) take(l *lane, most int) []*entry {
 		if m == nil {
 			break
 		}
-		alone := m.goesAlone()
+		alone := m.mustBeAlone()
 		if alone && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) {
 			break
 		}

@@ -86,12 +86,12 @@ func (e *engine) nextRead(now time.Time) *read {
 	return r
 }
 
-// mostLarge bounds the bytes in memory of large messages that are going out, except the
-// last of them. One topic gets half of what the others leave: its messages may never be
-// confirmed.
+// mostLarge bounds the bytes in memory of large messages that are being published,
+// except the last of them. One topic gets half of what the others leave: its messages
+// may never be confirmed.
 const mostLarge = 64 << 20
 
-// space counts the bytes of large messages that are going out.
+// space counts the bytes of large messages that are being published.
 type space struct {
 	taken int
 	of    map[string]int // of each topic

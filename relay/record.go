@@ -138,9 +138,9 @@ func (l *lane) mayFollow(now time.Time) bool {
 	return len(l.followers) > 0 && !l.draining && (len(l.followers) >= maxFollowers/5 || !now.Before(l.followAt))
 }
 
-// removeRetried deletes confirmed retrying messages. If one of them cannot be deleted, for
-// example because another transaction has locked it, the batch yields to others and is
-// retried in smaller parts.
+// removeRetried deletes confirmed retrying messages. If one of them cannot be deleted,
+// for example because another transaction has locked it, the batch yields to others and
+// is retried in smaller parts.
 func (e *engine) removeRetried(now time.Time) *task {
 	if len(e.tasks.retried) == 0 || now.Before(e.tasks.retriedAt) {
 		return nil

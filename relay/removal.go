@@ -142,7 +142,7 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 	e.removals.most = min(2*e.removals.most, e.limits.removeRows)
 }
 
-// splitRemoval moves the rows of a failed deletion behind the others.
+// split moves the rows of a failed deletion behind the others.
 func (r *removals) split(now time.Time) {
 	if m := r.removing[0]; len(r.removing) == 1 {
 		m.lane.lockedOut(m)

@@ -44,8 +44,8 @@ func (l *lane) stopFailing() {
 	}
 }
 
-// startRetrying marks a key as retrying and makes its known messages followers, except those in
-// flight.
+// startRetrying marks a key as retrying and makes its known messages followers, except
+// those in flight.
 func (l *lane) startRetrying(c *chain) {
 	l.retract(c)
 	c.retrying = true

@@ -15,9 +15,9 @@ const (
 	schedulerRest = 25 * time.Millisecond
 )
 
-// scheduler moves due scheduled messages into the outbox while this worker has the lease of
-// the upkeep. Each of its transactions locks that lease, so two workers never do it at
-// once, which would lose the order of keys.
+// scheduler moves due scheduled messages into the outbox while this worker has the
+// lease of the upkeep. Each of its transactions locks that lease, so two workers never
+// do it at once, which would lose the order of keys.
 func (w *worker) scheduler(ctx context.Context) error {
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()

@@ -33,8 +33,8 @@ const (
 	aliveFor = 10 * time.Second
 )
 
-// relieve frees the payloads of a lane's messages that cannot go out now, except the
-// first ones of each topic, which probe. Payloads needed again are read again. It
+// relieve frees the payloads of a lane's messages that cannot be published now, except
+// the first ones of each topic, which probe. Payloads needed again are read again. It
 // reports whether that made room.
 func (e *engine) relieve(l *lane) bool {
 	kept, probes := 0, map[string]int{}
@@ -72,13 +72,13 @@ func probesKept(m *entry) int {
 	return retryingProbes
 }
 
-// stuckKey reports whether the key of m waits for a message that cannot go out now.
+// stuckKey reports whether the key of m waits for a message that cannot be published now.
 func (l *lane) stuckKey(m *entry) bool {
 	c := l.chains[l.orderKey(m)]
 	return c != nil && c.head != nil && c.head != m && c.stuck()
 }
 
-// stuck reports whether nothing of a key can go out now.
+// stuck reports whether nothing of a key can be published now.
 func (c *chain) stuck() bool {
 	return c.retrying || c.stopped() || c.head != nil && (c.head.state == stateWithheld || c.head.state == stateSuspected)
 }
@@ -98,14 +98,14 @@ func (e *engine) refetch() {
 
 // Messages of an unavailable topic must not exclude others from the memory of their
 // lane. If there are too many, those from the outbox are set aside: retried later.
-// Retrying ones stay due in the table, except a few messages that probe: looks for due rows pass
-// over the topic until it is available.
+// Retrying ones stay due in the table, except a few messages that probe: looks for due
+// rows pass over the topic until it is available.
 
 // able reports whether a lane may send what it holds, though maybe not at this moment.
 func (l *lane) able(now time.Time) bool { return !l.draining && !now.After(l.trusted) }
 
-// leave forgets a withheld retrying message, unless keep is set, and those that follow it in
-// its key. In the table they are due, or follow one that is.
+// leave forgets a withheld retrying message, unless keep is set, and those that follow
+// it in its key. In the table they are due, or follow one that is.
 func (l *lane) leave(m *entry, keep bool) {
 	left := m
 	if key := l.orderKey(m); key != "" {
@@ -127,10 +127,10 @@ func (l *lane) leave(m *entry, keep bool) {
 	}
 }
 
-// setAside moves messages of a lane whose topics are unavailable to those
-// retrying, without using up an attempt, to make room for those of other topics. It reports whether it found any.
-// While nothing at all goes out this is not needed, unless the lane has something
-// beyond its memory that was never tried.
+// setAside moves messages of a lane whose topics are unavailable to those retrying,
+// without using up an attempt, to make room for those of other topics. It reports
+// whether it found any. While nothing at all is published this is not needed, unless
+// the lane has something beyond its memory that was never tried.
 func (e *engine) setAside(l *lane) bool {
 	if !e.crammed(l) {
 		return false
@@ -167,10 +167,10 @@ func (e *engine) crammed(l *lane) bool {
 		(len(l.entries) >= maxEntries*e.limits.laneRows/2 || l.bytes >= e.limits.laneBytes)
 }
 
-// lookForOtherTopics looks for messages of topics of which nothing has been tried, in lanes
-// whose memory is full of topics in trouble. Otherwise nobody would learn whether those
-// pass: they are not tried before something is set aside to make room for them, which
-// is useless if there are none.
+// lookForOtherTopics looks for messages of topics of which nothing has been tried, in
+// lanes whose memory is full of topics in trouble. Otherwise nobody would learn whether
+// those pass: they are not tried before something is set aside to make room for them,
+// which is useless if there are none.
 func (e *engine) lookForOtherTopics(now time.Time) *task {
 	if len(e.circuits.topics) == 0 || now.Before(e.tasks.otherTopicsAt) || !e.circuits.worthLooking() {
 		return nil

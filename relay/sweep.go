@@ -28,9 +28,9 @@ const (
 
 // A key with very many messages waiting behind its first must not slow down the reads
 // of its lane. It is swept: reads pass over it, and statements in the database move its
-// rows to the table parked, without reading them. Its key is already there, or is put there
-// as a whole, once nothing of it is in flight: otherwise a message from the outbox that
-// failed would be overtaken.
+// rows to the table parked, without reading them. Its key is already there, or is put
+// there as a whole, once nothing of it is in flight: otherwise a message from the
+// outbox that failed would be overtaken.
 
 // sweepFollowers sweeps the keys of a lane that have many followers in memory, once the
 // first message of the key is retrying: otherwise they would overtake it.
@@ -120,7 +120,7 @@ func (e *engine) sweepSlow(r *read, took time.Duration, now time.Time, err error
 
 // stopBusy stops those of keys that belong to a lane and whose rows make its reads
 // slow, so that they can be swept. Messages of such a key that were in memory may have
-// gone out meanwhile: there are more in the table.
+// been published meanwhile: there are more in the table.
 func (l *lane) stopBusy(keys []string) {
 	for _, key := range keys {
 		if outbox.Lane(key, "") != l.number || l.swept[key] {

@@ -14,9 +14,9 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// upkeepLease is a worker's lease of the upkeep. A call under it without an answer ends it,
-// so that another worker does what this one cannot. This one does not compete for it
-// for a while, and takes it again if nobody else does.
+// upkeepLease is a worker's lease of the upkeep. A call under it without an answer ends
+// it, so that another worker does what this one cannot. This one does not compete for
+// it for a while, and takes it again if nobody else does.
 type upkeepLease struct {
 	mu       sync.Mutex // guards what follows
 	epoch    int64      // of the lease; 0: this worker does not hold it
