@@ -261,7 +261,13 @@ func (w *worker) probe(ctx context.Context) error {
 			return err
 		},
 		func(ctx context.Context) error { _, err := w.store.Keys(ctx, lanes); return err },
-		func(ctx context.Context) error { _, err := w.store.Remove(ctx, []outboxstore.Ref{ref}); return err },
+		func(ctx context.Context) error {
+			_, err := w.queue.MoveOrDelete(ctx, func(ctx context.Context, move bool) (int, error) {
+				removal, err := w.store.Remove(ctx, []outboxstore.Ref{ref}, move)
+				return removal.Rows, err
+			})
+			return err
+		},
 		func(ctx context.Context) error { _, err := w.store.Commands(ctx, lanes, 1); return err },
 		func(ctx context.Context) error {
 			_, err := w.store.Due(ctx, relaystore.DueRequest{Lanes: lanes, Topics: 1, Heads: 1, Rows: 1})

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -161,9 +162,13 @@ func (e *engine) removeRetried(now time.Time) *task {
 			}
 		},
 		do: func(ctx taskContext) (func(), error) {
-			removal, err := ctx.store.Remove(ctx, refs)
-			ctx.missed(removal)
-			return func() { ended = removal.Ended }, err
+			var keys []relaystore.Key
+			err := ctx.moveOrDelete(func(c context.Context, move bool) (int, error) {
+				removal, err := ctx.store.Remove(c, refs, move)
+				keys = append(keys, removal.Ended...)
+				return removal.Rows, err
+			})
+			return func() { ended = keys }, err
 		},
 		done: func(now time.Time) {
 			e.tasks.retried = slices.Delete(e.tasks.retried, 0, n)

@@ -19,6 +19,5 @@ func RepairSequence(ctx context.Context, box *outbox.Outbox) (last int64, err er
 
 // storeOf returns the store beside an outbox.
 func storeOf(box *outbox.Outbox) relaystore.Store {
-	cfg := box.Config()
-	return relaystore.Open(box.DB(), database.Of(cfg.Database), cfg.History > 0)
+	return relaystore.Open(box.DB(), database.Of(box.Config().Database))
 }

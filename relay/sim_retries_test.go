@@ -240,7 +240,7 @@ func (p *simRetries) Follow(_ context.Context, f relaystore.Fence, keys []string
 	return moved, nil
 }
 
-func (p *simRetries) Remove(_ context.Context, rows []outboxstore.Ref) (removal relaystore.Removal, err error) {
+func (p *simRetries) Remove(_ context.Context, rows []outboxstore.Ref, _ bool) (removal relaystore.Removal, err error) {
 	for _, ref := range rows {
 		r := p.parked[ref.Lane][ref.ID]
 		if r == nil {
@@ -368,7 +368,7 @@ func (p *simRetries) work(w *simWorker) {
 			c.err = errors.New("connection lost before")
 			return
 		}
-		c.found, c.err = c.do(taskContext{Context: context.Background(), store: p, clock: func() time.Time { return p.now }, missed: func(relaystore.Removal) {}})
+		c.found, c.err = c.do(taskContext{Context: context.Background(), store: p, clock: func() time.Time { return p.now }, moveOrDelete: alwaysMove})
 		if c.err == nil && p.faults && p.rng.IntN(12) == 0 {
 			c.err, c.lost = errors.New("answer lost"), true
 		}
@@ -381,4 +381,10 @@ func (p *simRetries) work(w *simWorker) {
 		kind = taskError(p.rng.IntN(3)) //nolint:gosec // small
 	}
 	w.taskDone(p.now, taskAnswer{found: c.found, err: c.err, kind: kind, retryIn: time.Millisecond})
+}
+
+// alwaysMove is an outbox whose history works.
+func alwaysMove(remove func(ctx context.Context, move bool) (int, error)) error {
+	_, err := remove(context.Background(), true)
+	return err
 }

@@ -89,7 +89,7 @@ func (s *memStore) due(r relaystore.DueRequest) (found []relaystore.Row, next ti
 	return found, -1
 }
 
-func (s *memStore) Remove(_ context.Context, refs []outboxstore.Ref) (removal relaystore.Removal, err error) {
+func (s *memStore) Remove(_ context.Context, refs []outboxstore.Ref, _ bool) (removal relaystore.Removal, err error) {
 	for _, ref := range refs {
 		r := s.parked[ref.ID]
 		if r == nil {
@@ -185,7 +185,7 @@ func (r *rig) step(passes time.Duration) {
 		r.removed(r.now, removeAnswer{})
 	}
 	if c := r.nextTask(r.now); c != nil {
-		found, err := c.do(taskContext{Context: context.Background(), store: r.memStore, clock: func() time.Time { return r.now }, missed: func(relaystore.Removal) {}})
+		found, err := c.do(taskContext{Context: context.Background(), store: r.memStore, clock: func() time.Time { return r.now }, moveOrDelete: alwaysMove})
 		r.taskDone(r.now, taskAnswer{found: found, err: err, kind: taskErrorOf(err), retryIn: time.Millisecond})
 	}
 }

@@ -33,11 +33,12 @@ func (w *worker) taskRunner(ctx context.Context) error {
 			did.found, err = c.do(taskContext{
 				Context: ctx, store: w.store, clock: time.Now,
 				bring: func(rows []*outboxstore.Row, s *space) { did.lacking, did.space = rows, s },
-				missed: func(r relaystore.Removal) {
-					if r.Missed > 0 {
-						w.met.missed.Add(ctx, int64(r.Missed))
-						w.log.ErrorContext(ctx, "delivered messages are removed without being kept in the history", "rows", r.Missed, "error", r.Broken)
+				moveOrDelete: func(remove func(ctx context.Context, move bool) (int, error)) error {
+					missed, err := w.queue.MoveOrDelete(ctx, remove)
+					if missed > 0 {
+						w.met.missed.Add(ctx, int64(missed))
 					}
+					return err
 				},
 			})
 			return did, err

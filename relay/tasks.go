@@ -54,8 +54,8 @@ type taskStore interface {
 type taskContext struct {
 	context.Context //nolint:containedctx // lives for one call
 	store           taskStore
-	missed          func(relaystore.Removal)                // reports rows that the history could not keep
-	bring           func(rows []*outboxstore.Row, s *space) // after the call: the payloads that rows lack; see pieces
+	moveOrDelete    func(remove func(ctx context.Context, move bool) (removed int, err error)) error // see outboxqueue.Queue
+	bring           func(rows []*outboxstore.Row, s *space)                                          // after the call: the payloads that rows lack; see pieces
 	clock           func() time.Time
 }
 

@@ -13,9 +13,8 @@ import (
 
 // postgres is the Store on PostgreSQL.
 type postgres struct {
-	db      *sql.DB
-	history bool
-	q       struct {
+	db *sql.DB
+	q  struct {
 		Beat, Census, Take, Expire, ExpireFormer, Release, Leave         string
 		SetDurable, Touch, CommitInFull, Guard, Fence                    string
 		SetSuspect, ClearCrashes                                         string

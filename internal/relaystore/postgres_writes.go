@@ -122,25 +122,15 @@ func (s *postgres) CarryOut(ctx context.Context, f Fence, deadLetters []int64) (
 	return retrying, ended, nil
 }
 
-// Remove implements [Retries].
-func (s *postgres) Remove(ctx context.Context, rows []outboxstore.Ref) (Removal, error) {
-	if len(rows) == 0 {
-		return Removal{}, nil
+// Remove implements [Retries]. It deletes and then gives the next heads their times, in
+// one transaction. A writer of a follower without a time locks the head of its key in the
+// same statement, so a second statement after the deletion sees each of them. READ
+// COMMITTED, which shorttx sets, is needed for that.
+func (s *postgres) Remove(ctx context.Context, rows []outboxstore.Ref, move bool) (removal Removal, err error) {
+	text := s.q.Remove
+	if move {
+		text = s.q.RemoveIntoHistory
 	}
-	return removeWith(ctx, s.history, func(history bool) ([]Key, int, error) {
-		text := s.q.Remove
-		if history {
-			text = s.q.RemoveIntoHistory
-		}
-		return s.removeBy(ctx, text, rows)
-	})
-}
-
-// removeBy deletes and then gives the next heads their times, in one transaction. A
-// writer of a follower without a time locks the head of its key in the same statement,
-// so a second statement after the deletion sees each of them. READ COMMITTED, which
-// shorttx sets, is needed for that.
-func (s *postgres) removeBy(ctx context.Context, text string, rows []outboxstore.Ref) (ended []Key, removed int, err error) {
 	rows = slices.SortedFunc(slices.Values(rows), func(a, b outboxstore.Ref) int { return cmp.Compare(a.ID, b.ID) })
 	n := len(rows)
 	lanes, ids, messages, created := make([]int, n), make([]int64, n), make([]string, n), make([]int64, n)
@@ -151,13 +141,13 @@ func (s *postgres) removeBy(ctx context.Context, text string, rows []outboxstore
 	err = s.within(ctx, func(tx *sql.Tx) error {
 		var lanes []int // of keys whose head is gone
 		var keys []string
-		removed = 0
+		removal = Removal{}
 		gone, err := tx.QueryContext(ctx, text, args...)
 		_, err = collect(gone, err, func(row *sql.Rows, k *Key) error {
 			var n int
 			var first bool
 			err := row.Scan(&k.Lane, &k.Key, &n, &first)
-			removed += n
+			removal.Rows += n
 			if k.Key != "" && first {
 				lanes, keys = append(lanes, k.Lane), append(keys, k.Key)
 			}
@@ -169,8 +159,11 @@ func (s *postgres) removeBy(ctx context.Context, text string, rows []outboxstore
 		if _, err := tx.ExecContext(ctx, s.q.CloseDeadLetters, args...); err != nil || len(keys) == 0 {
 			return err
 		}
-		ended, err = scanKeys(tx.QueryContext(ctx, s.q.PromoteHeads, smallints(lanes), pq.Array(keys)))
+		removal.Ended, err = scanKeys(tx.QueryContext(ctx, s.q.PromoteHeads, smallints(lanes), pq.Array(keys)))
 		return err
 	})
-	return ended, removed, err
+	if err != nil {
+		return Removal{}, fmt.Errorf("remove retried messages: %w", err)
+	}
+	return removal, nil
 }

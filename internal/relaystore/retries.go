@@ -59,9 +59,8 @@ type Command struct {
 
 // Removal is the result of Remove.
 type Removal struct {
-	Ended  []Key // keys of removed rows that have none left in parked
-	Missed int   // rows that were removed without being kept in the history
-	Broken error // why, if any were missed
+	Rows  int   // how many existed
+	Ended []Key // their keys that have no rows left in parked
 }
 
 // Retries are the messages that could not be published, and the commands on their dead
@@ -90,11 +89,11 @@ type Retries interface {
 	// these keys up to a limit, except those known. It returns how many.
 	Follow(ctx context.Context, f Fence, keys []string, known []outboxstore.Known, limit int) (moved int, err error)
 
-	// Remove deletes rows that the broker has confirmed, and moves them into the history
-	// if one is kept. A history that cannot be written does not stop it. Rows are matched
-	// by lane, id, message id and creation time; no fence is needed. Rows that are now the
-	// first of their key are due now.
-	Remove(ctx context.Context, rows []outboxstore.Ref) (Removal, error)
+	// Remove deletes rows that the broker has confirmed or, with move, moves them into the
+	// history. Rows are matched by lane, id, message id and creation time; no fence is
+	// needed. Rows that are now the first of their key are due now. With an error, the
+	// result is that of the part that has taken effect.
+	Remove(ctx context.Context, rows []outboxstore.Ref, move bool) (Removal, error)
 
 	// Commands returns operators' commands on lanes, oldest message first, at most limit.
 	Commands(ctx context.Context, lanes []int, limit int) ([]Command, error)

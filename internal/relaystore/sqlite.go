@@ -14,9 +14,8 @@ import (
 // sqlite is the Store on SQLite. It writes in transactions that are writers from their
 // start. There is one writer at a time, so reading the row of the lease is the fence.
 type sqlite struct {
-	db      *sql.DB
-	history bool
-	q       struct {
+	db *sql.DB
+	q  struct {
 		BeatWorker, BeatLeases, Held, Census, Take, Expire, ExpireWorker string
 		ExpireFormer, DeleteFormer, Release, Leave, Guard, Fence         string
 		SetSuspect, ClearSuspect, ClearCrashes                           string

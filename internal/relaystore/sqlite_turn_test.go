@@ -89,7 +89,7 @@ func TestRetries_OnSQLiteGivesWay(t *testing.T) {
 	if n := p.count(t, `select count(*) from {{parked}}`); n != 2*messages {
 		t.Fatalf("%d are parked", n)
 	}
-	var removal Removal
+	var removal removed
 	givesWay("what was confirmed", func() {
 		var err error
 		if removal, err = p.Remove(t.Context(), list); err != nil {

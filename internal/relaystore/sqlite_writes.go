@@ -206,42 +206,41 @@ func (s *sqlite) carryOutOne(ctx context.Context, tx *sql.Tx, lane int, id int64
 }
 
 // Remove implements [Retries].
-func (s *sqlite) Remove(ctx context.Context, rows []outboxstore.Ref) (Removal, error) {
-	if len(rows) == 0 {
-		return Removal{}, nil
+func (s *sqlite) Remove(ctx context.Context, rows []outboxstore.Ref, move bool) (removal Removal, err error) {
+	var slice Removal // what the running transaction removes
+	add := func() {
+		removal.Rows += slice.Rows
+		removal.Ended = append(removal.Ended, slice.Ended...)
+		slice = Removal{}
 	}
-	touched := touchedKeys{}
-	return removeWith(ctx, s.history, func(history bool) ([]Key, int, error) { return s.removeBy(ctx, rows, history, touched) })
-}
-
-// removeBy adds the keys of the rows to touched, and returns those of touched that have
-// no rows left.
-func (s *sqlite) removeBy(ctx context.Context, rows []outboxstore.Ref, history bool, touched touchedKeys) (ended []Key, removed int, err error) {
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
-		now := touchedKeys{}
+		add() // the one before has committed
+		touched := touchedKeys{}
 		rows, err = some(rows, over, func(ref outboxstore.Ref) error {
-			did, err := s.removeOne(ctx, tx, ref, history, now)
+			did, err := s.removeOne(ctx, tx, ref, move, touched)
 			if did {
-				removed++
+				slice.Rows++
 			}
 			return err
 		})
-		if err != nil {
-			return false, err
+		if err == nil {
+			err = s.fixHeads(ctx, tx, touched)
 		}
-		maps.Copy(touched, now)
-		if err := s.fixHeads(ctx, tx, now); err != nil || len(rows) > 0 {
-			return true, err
+		if err == nil {
+			_, slice.Ended, err = s.keyStates(ctx, tx, touched)
 		}
-		_, ended, err = s.keyStates(ctx, tx, touched)
-		return false, err
+		return len(rows) > 0, err
 	})
-	return ended, removed, err
+	if err != nil {
+		return removal, fmt.Errorf("remove retried messages: %w", err)
+	}
+	add()
+	return removal, nil
 }
 
 // removeOne deletes a confirmed row, if it exists.
-func (s *sqlite) removeOne(ctx context.Context, tx *sql.Tx, ref outboxstore.Ref, history bool, touched touchedKeys) (did bool, err error) {
-	if history {
+func (s *sqlite) removeOne(ctx context.Context, tx *sql.Tx, ref outboxstore.Ref, move bool, touched touchedKeys) (did bool, err error) {
+	if move {
 		if _, err := tx.ExecContext(ctx, s.q.KeepHistory, refArgs(ref)...); err != nil {
 			return false, err
 		}

@@ -39,15 +39,14 @@ type Sequences interface {
 	RepairDeadLetters(ctx context.Context) error
 }
 
-// Open returns the store of a database. With history, removed messages are moved into
-// outbox_history. It does no I/O.
-func Open(db *sql.DB, where database.Database, history bool) Store {
+// Open returns the store of a database. It does no I/O.
+func Open(db *sql.DB, where database.Database) Store {
 	if where.Dialect == oncemill.SQLite {
-		s := &sqlite{db: db, history: history}
+		s := &sqlite{db: db}
 		statements.Load(&s.q, files, "sqlite", where.Names)
 		return s
 	}
-	s := &postgres{db: db, history: history}
+	s := &postgres{db: db}
 	statements.Load(&s.q, files, "postgresql", where.Names)
 	return s
 }

@@ -71,7 +71,7 @@ var relayMigrations = oncemill.Migrations{Name: "relay", FS: Migrations}
 
 func openStore(box *outbox.Outbox) Store {
 	cfg := box.Config()
-	return Open(box.DB(), database.Of(cfg.Database), cfg.History > 0)
+	return Open(box.DB(), database.Of(cfg.Database))
 }
 
 // sqliteNow is the time of SQLite in microseconds.
@@ -322,3 +322,19 @@ func TestRetries_FindsOtherTopicsAmongTheNewestRows(t *testing.T) {
 }
 
 var eventually = testserver.Eventually
+
+// removed is what Remove of a fixture has done.
+type removed struct {
+	Ended  []Key
+	Missed int
+}
+
+// Remove removes rows as relays do.
+func (p *fixture) Remove(ctx context.Context, rows []outboxstore.Ref) (done removed, err error) {
+	done.Missed, err = outboxqueue.Of(p.box).MoveOrDelete(ctx, func(ctx context.Context, move bool) (int, error) {
+		removal, err := p.Store.Remove(ctx, rows, move)
+		done.Ended = append(done.Ended, removal.Ended...)
+		return removal.Rows, err
+	})
+	return done, err
+}
