@@ -13,18 +13,18 @@ var (
 	// ErrTxOwned is returned by Commit and Rollback of a handler's transaction.
 	// Do not end the transaction; return nil or an error from your function instead.
 	// The code that began the transaction ends it.
-	ErrTxOwned = errors.New("oncemill: the transaction belongs to whoever began it; return instead of ending it")
+	ErrTxOwned = errors.New("oncemill: do not commit or roll back a borrowed transaction; return instead")
 
 	// ErrNoLastInsertID is returned by LastInsertId of a result from PostgreSQL, which
 	// does not support it. Use RETURNING.
-	ErrNoLastInsertID = errors.New("oncemill: PostgreSQL reports no last insert id; use returning")
+	ErrNoLastInsertID = errors.New("oncemill: PostgreSQL has no last insert id; use RETURNING")
 
 	// ErrNothingToUndo is returned by MigrateDown for a set that is not applied.
-	ErrNothingToUndo = errors.New("oncemill: no step of the migrations is applied")
+	ErrNothingToUndo = errors.New("oncemill: no migration to undo: the set is not applied")
 
 	// ErrUnknownDialect means that the dialect cannot be detected from the driver (a
 	// wrapped driver, for example). Set Config.Dialect.
-	ErrUnknownDialect = errors.New("oncemill: dialect cannot be told from the driver; set Config.Dialect")
+	ErrUnknownDialect = errors.New("oncemill: cannot detect the dialect from the driver; set Config.Dialect")
 )
 
 // Errors of transactions on SQLite. Every oncemill function that writes can return
@@ -37,8 +37,8 @@ var (
 	ErrNestedTx = turn.ErrNested
 
 	// ErrDatabaseLocked means that a single transaction has kept the database from
-	// being written for ten seconds. The transaction is one of this process, of another
-	// process, or was begun by hand. Nothing was written; calling again is safe. A
+	// being written for ten seconds. The transaction may belong to this process or to
+	// another one. Nothing was written; calling again is safe. A
 	// handler that takes that long does not belong in a transaction on SQLite.
 	ErrDatabaseLocked = turn.ErrLocked
 
@@ -92,9 +92,9 @@ type MigrationLockError struct {
 
 func (e *MigrationLockError) Error() string {
 	if e.PID == 0 {
-		return fmt.Sprintf("oncemill: a lock was not free within %v; end long transactions on oncemill's tables and try again: %v", e.Waited, e.Err)
+		return fmt.Sprintf("oncemill: waited %v for a lock; end long transactions on oncemill's tables and try again: %v", e.Waited, e.Err)
 	}
-	return fmt.Sprintf("oncemill: another session has held the lock of migrations for %v: pid %d, role %q, application %q; wait for it, or end it if it is no migration: %v",
+	return fmt.Sprintf("oncemill: another session has held the lock of migrations for %v: pid %d, role %q, application %q; wait for it, or end it if it is not a migration: %v",
 		e.Waited, e.PID, e.User, e.Application, e.Err)
 }
 

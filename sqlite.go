@@ -31,7 +31,7 @@ const (
 //     to 64 MiB when the space is no longer needed.
 //   - synchronous=FULL, so that a commit survives a power failure.
 //   - Foreign keys.
-//   - A busy timeout of 10 s, for transactions that you begin by hand. Those of oncemill
+//   - A busy timeout of 10 s, for transactions that you begin yourself. Those of oncemill
 //     wait as long as their context allows.
 //   - Transactions that begin as writers. A transaction that began as a reader fails at
 //     once when it writes after another one has written.
@@ -117,22 +117,22 @@ func (s sqliteSettings) check(connections int) error {
 	case s.file == "" && connections != 1:
 		errs = append(errs, &ConfigError{
 			Field: "SQLite connections", Value: strconv.Itoa(connections),
-			Problem: "a database in memory is a connection's own; call db.SetMaxOpenConns(1), or use a file",
+			Problem: "each connection has a database in memory of its own; call db.SetMaxOpenConns(1), or use a file",
 		})
 	case s.file != "" && !strings.EqualFold(s.journal, "wal"):
-		need("journal_mode", s.journal, "must be WAL, or readers and the writer keep each other out")
+		need("journal_mode", s.journal, "must be WAL; otherwise readers and the writer block each other")
 	}
 	if s.file != "" && s.synchronous < 2 {
-		need("synchronous", strconv.Itoa(s.synchronous), "must be 2 (FULL), or a power failure takes back what was committed")
+		need("synchronous", strconv.Itoa(s.synchronous), "must be 2 (FULL); otherwise a power failure can lose commits")
 	}
 	if !s.foreignKeys {
-		need("foreign_keys", "0", "must be 1, or a handler that ends its transaction goes unnoticed")
+		need("foreign_keys", "0", "must be 1; otherwise a handler can commit its transaction unnoticed")
 	}
 	if s.busy < leastBusyTimeout.Milliseconds() {
-		need("busy_timeout", strconv.FormatInt(s.busy, 10), "must be at least 1000 (ms), or readers, and transactions that you begin by hand, fail where they could wait")
+		need("busy_timeout", strconv.FormatInt(s.busy, 10), "must be at least 1000 (ms); otherwise readers, and transactions that you begin yourself, fail instead of waiting")
 	}
 	if !s.immediate {
-		need("_txlock", "deferred", "must be immediate, or transactions that read first fail when another one has written")
+		need("_txlock", "deferred", "must be immediate; otherwise a transaction that reads first fails to write after another one has written")
 	}
 	return errors.Join(errs...)
 }

@@ -18,9 +18,9 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// Config says what a service uses. What is nil or empty is not used, and has no tables. The
-// parts share Database, Logger, MeterProvider, TracerProvider and Propagator: leave these
-// fields of theirs empty.
+// Config describes the parts of a service. A part that is nil or empty is not used and has
+// no tables. The parts share Database, Logger, MeterProvider, TracerProvider and Propagator:
+// leave these fields of the parts empty.
 type Config struct {
 	// Database describes where the tables are.
 	Database oncemill.Config
@@ -33,8 +33,8 @@ type Config struct {
 	// Default: none; another process relays, for example the command oncemill relay.
 	Sink relay.Sink
 
-	// Relay configures the worker. Without Sink only its LetterRetention is used, which
-	// applies to dead letters of consumers, too.
+	// Relay configures the worker. LetterRetention also applies to the dead letters of
+	// consumers. It is the only field that may be set without Sink.
 	Relay relay.Config
 
 	// Consumers handle messages.
@@ -48,9 +48,9 @@ type Config struct {
 	// Keys configures the store of the keys.
 	Keys idempotency.StoreConfig
 
-	// NoMigrate makes Run check the tables instead of creating and changing them: for
-	// services whose database role may not. The command oncemill migrate does it for
-	// them. Default: false.
+	// NoMigrate makes Run check the tables instead of creating and changing them. Set it
+	// if the service's database role may not create tables, and run the command oncemill
+	// migrate. Default: false.
 	NoMigrate bool
 
 	// StopTimeout is how long Run waits, when its context ends, for running handlers and
@@ -88,7 +88,7 @@ func (c Config) resolve() (Config, error) {
 		bad("Outbox", "nil", "nothing is used: set Outbox, Consumers or Idempotency")
 	}
 	if c.Sink != nil && c.Outbox == nil {
-		bad("Outbox", "nil", "is required with Sink, which takes its messages; set it to &outbox.Config{}")
+		bad("Outbox", "nil", "is required with Sink; set it to &outbox.Config{}")
 	}
 	relayOnly := c.Relay
 	relayOnly.LetterRetention = 0
@@ -104,7 +104,7 @@ func (c Config) resolve() (Config, error) {
 		consumer := &c.Consumers[i]
 		consumer.check(c, func(field, value, problem string) { bad(fmt.Sprintf("Consumers[%d].%s", i, field), value, problem) })
 		if names[consumer.Name] {
-			bad(fmt.Sprintf("Consumers[%d].Name", i), consumer.Name, "another consumer has it; each handles every message once")
+			bad(fmt.Sprintf("Consumers[%d].Name", i), consumer.Name, "is used by another consumer; names must be unique")
 		}
 		names[consumer.Name] = true
 	}
@@ -113,7 +113,7 @@ func (c Config) resolve() (Config, error) {
 
 type report func(field, value, problem string)
 
-// share gives the parts what they share, in copies: the caller's are left alone.
+// share fills the shared settings into copies of the parts' configurations.
 func (c *Config) share(bad report) {
 	same := func(field string, given, shared *oncemill.Config) {
 		if *given != (oncemill.Config{}) && *given != *shared {

@@ -22,8 +22,8 @@ import (
 // Consumer handles the messages of one topic, each of them once. Messages that it cannot
 // handle become dead letters, which operators can replay to it.
 type Consumer struct {
-	// Name names the consumer: every consumer handles every message once. It is stored
-	// with each id, so it must stay the same across restarts and be the same in all
+	// Name identifies the consumer. Each consumer handles each message once. The name is
+	// stored with each id, so it must stay the same across restarts and be the same in all
 	// processes that share the work. Required.
 	Name string
 
@@ -36,8 +36,8 @@ type Consumer struct {
 	// subscribes, tries again while the broker is away, and closes it. Required.
 	Subscriber func(in *inbox.Inbox) (message.Subscriber, error)
 
-	// Handler handles a message in the transaction that inbox.TxFromContext returns, in
-	// which the messages that it returns are stored, too. An error rolls everything back;
+	// Handler handles a message in the transaction that inbox.TxFromContext returns. The
+	// messages that it returns are stored in that transaction. An error rolls it back;
 	// see inbox.Permanent, inbox.RetryAfter and inbox.Unavailable. Required.
 	Handler message.HandlerFunc
 
@@ -57,8 +57,8 @@ type Consumer struct {
 	Inbox inbox.Config
 
 	// Replays publishes the messages of dead letters again, to ReplayTopic. It should reach
-	// only this consumer. Required unless the subscriber is a message.Publisher itself, as
-	// that of inbox/rabbitmq is, which publishes to its own queue.
+	// only this consumer. Required unless the subscriber is a message.Publisher itself:
+	// inbox/rabbitmq's publishes to its own queue.
 	Replays message.Publisher
 
 	// ReplayTopic is the topic that Replays publishes to. Default: the topic that the
@@ -69,7 +69,7 @@ type Consumer struct {
 // check reports missing and invalid settings.
 func (c *Consumer) check(whole Config, bad report) {
 	if c.Name == "" {
-		bad("Name", `""`, "is required; name what handles the messages, for example stock")
+		bad("Name", `""`, "is required, for example stock")
 	}
 	if c.Topic == "" {
 		bad("Topic", `""`, "is required")
@@ -81,7 +81,7 @@ func (c *Consumer) check(whole Config, bad report) {
 		bad("Handler", "nil", "is required")
 	}
 	if c.Produces != "" && whole.Outbox == nil {
-		bad("Produces", c.Produces, "needs Config.Outbox, which takes the messages")
+		bad("Produces", c.Produces, "requires Config.Outbox")
 	}
 	if slices.ContainsFunc(c.Middleware, func(m message.HandlerMiddleware) bool { return m == nil }) {
 		bad("Middleware", "nil", "must not contain nil")
@@ -96,7 +96,7 @@ func (c *Consumer) check(whole Config, bad report) {
 		{"Replays", c.Inbox.Replays != nil},
 	} {
 		if of.given {
-			bad("Inbox."+of.field, "(given)", "must be empty: it follows from the rest of the configuration")
+			bad("Inbox."+of.field, "(given)", "must be empty; mill sets it")
 		}
 	}
 	c.Inbox.Timeout = cmp.Or(c.Inbox.Timeout, time.Minute)
@@ -108,11 +108,11 @@ type consumer struct {
 	log        *slog.Logger
 	inbox      *inbox.Inbox
 	subscriber message.Subscriber
-	subscribed chan struct{} // closed when it has
+	subscribed chan struct{} // closed after Subscribe has returned
 }
 
-// newConsumer makes the inbox and the subscriber of c. It returns a consumer with an error
-// if there is a subscriber to close.
+// newConsumer creates the inbox and the subscriber of c. With an error it returns a
+// consumer too if there is a subscriber to close.
 func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
 	ready := &consumer{Consumer: c, log: m.cfg.Logger.With("consumer", c.Name), subscribed: make(chan struct{})}
 	cfg := c.Inbox
@@ -128,7 +128,7 @@ func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
 		return nil, fmt.Errorf("consumer %s: %w", c.Name, err)
 	}
 	if ready.subscriber, err = c.Subscriber(ready.inbox); err != nil {
-		return nil, fmt.Errorf("consumer %s: make subscriber: %w", c.Name, err)
+		return nil, fmt.Errorf("consumer %s: create subscriber: %w", c.Name, err)
 	}
 	if ready.subscriber == nil {
 		return nil, &oncemill.ConfigError{Field: "mill.Consumer.Subscriber", Value: "nil", Problem: "it must return a subscriber or an error"}
@@ -136,27 +136,25 @@ func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
 	return ready, ready.useSubscriber()
 }
 
-// useSubscriber has replays go through the subscriber if nothing else is given, and checks
-// the limits of both.
+// useSubscriber uses the subscriber for replays if Replays is nil, and checks the timeouts.
 func (c *consumer) useSubscriber() error {
 	if c.Replays == nil {
 		publisher, ok := c.subscriber.(message.Publisher)
 		if !ok {
 			return &oncemill.ConfigError{Field: "mill.Consumer.Replays", Value: "nil", Problem: fmt.Sprintf(
-				"is required for consumer %s, whose subscriber cannot publish: without it a dead letter could not be replayed", c.Name)}
+				"is required for consumer %s, since its subscriber cannot publish the replays", c.Name)}
 		}
 		c.Replays = publisher
 	}
 	limited, ok := c.subscriber.(interface{ AckTimeout() time.Duration })
 	if ok && c.Inbox.Timeout >= limited.AckTimeout() {
 		return &oncemill.ConfigError{Field: "mill.Consumer.Inbox.Timeout", Value: c.Inbox.Timeout.String(), Problem: fmt.Sprintf(
-			"must be shorter than the %v that the subscriber of consumer %s gives a delivery: a handler that hangs would never count as failed", limited.AckTimeout(), c.Name)}
+			"must be shorter than %v, the AckTimeout of consumer %s's subscriber; otherwise a handler that hangs never counts as failed", limited.AckTimeout(), c.Name)}
 	}
 	return nil
 }
 
-// replays publishes with what a consumer has for it, which is known only after its inbox
-// has been made.
+// replays publishes with a consumer's Replays, which may be set after its inbox is created.
 type replays struct{ of *consumer }
 
 func (r replays) Publish(topic string, messages ...*message.Message) error {
@@ -166,7 +164,7 @@ func (r replays) Publish(topic string, messages ...*message.Message) error {
 // Close does nothing: the publisher is the caller's, or the subscriber.
 func (replays) Close() error { return nil }
 
-// run handles messages until ctx ends; then it gives running handlers their time.
+// run handles messages until ctx ends. Running handlers then have stopTimeout.
 func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: stopTimeout}, watermill.NewSlogLoggerWithLevelMapping(c.log, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}))
 	if err != nil {
@@ -174,7 +172,7 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	}
 	subscription, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	// Closing ends a Subscribe that does not heed its context.
+	// Closing ends a Subscribe that ignores its context.
 	giveUp := context.AfterFunc(ctx, func() { cancel(); _ = c.subscriber.Close() })
 	messages, err := c.subscribe(ctx, subscription)
 	if err != nil || !giveUp() { // ctx has ended
@@ -202,7 +200,7 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		defer close(closed)
-		<-router.Running() // else Close and Run wait for each other
+		<-router.Running() // otherwise Close and Run wait for each other
 		_ = router.Close() // see below
 	})
 	err = router.Run(context.WithoutCancel(ctx))
@@ -218,14 +216,14 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	return errors.Join(err, c.subscriber.Close())
 }
 
-// subscribe subscribes as soon as the broker allows it, however long that takes.
+// subscribe retries until the broker accepts the subscription or ctx ends.
 func (c *consumer) subscribe(ctx, subscription context.Context) (<-chan *message.Message, error) {
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(100*time.Millisecond), backoff.WithMaxInterval(10*time.Second), backoff.WithMaxElapsedTime(0))
 	messages, err := backoff.RetryNotifyWithData(
 		func() (<-chan *message.Message, error) { return c.subscriber.Subscribe(subscription, c.Topic) },
 		backoff.WithContext(wait, ctx),
 		func(err error, next time.Duration) {
-			c.log.WarnContext(ctx, "cannot subscribe; trying again", "topic", c.Topic, "error", err, "next_in", next)
+			c.log.WarnContext(ctx, "subscribe failed; retrying", "topic", c.Topic, "error", err, "next_in", next)
 		})
 	if err == nil {
 		c.log.InfoContext(ctx, "consumer subscribed", "topic", c.Topic)
@@ -238,14 +236,14 @@ func (c *consumer) subscribe(ctx, subscription context.Context) (<-chan *message
 func (c *consumer) handleAlone(msg *message.Message) error {
 	produced, err := c.Handler(msg)
 	if err == nil && len(produced) > 0 {
-		return fmt.Errorf("the handler has returned %d messages: %w", len(produced), errNoProduces)
+		return fmt.Errorf("handler returned %d messages: %w", len(produced), errNoProduces)
 	}
 	return err
 }
 
-// handingOut is a subscriber whose subscription is there. It hands out no messages once ctx
-// has ended, and leaves the subscription open: many subscribers end the contexts of running
-// handlers with it.
+// handingOut is a subscriber with an existing subscription. It delivers no messages after
+// ctx has ended, and leaves the subscription open: many subscribers end the contexts of
+// running handlers with it.
 type handingOut struct {
 	ctx      context.Context //nolint:containedctx // until it ends; the router's does not
 	messages <-chan *message.Message

@@ -1,7 +1,7 @@
-// Package mill assembles what a service uses of oncemill. [New] builds the outbox, the relay,
-// the inboxes, the dead letters with their replays, and the idempotency keys, with settings
-// that fit each other, and reports settings that are missing or invalid. [Mill.Run] creates the
-// tables that are used, runs all of it, and stops it in the right order.
+// Package mill assembles a service from the parts of oncemill. [New] builds the outbox, the
+// relay, the inboxes, the dead letters with their replays, and the idempotency keys. It makes
+// their settings fit each other, and reports settings that are missing or invalid. [Mill.Run]
+// creates the tables that are used, runs all parts, and stops them in the right order.
 //
 //	m, err := mill.New(db, mill.Config{
 //		Outbox:      &outbox.Config{},

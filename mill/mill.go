@@ -29,12 +29,13 @@ type Mill struct {
 	running atomic.Bool
 }
 
-// New builds what cfg describes. It does no I/O, unless a Consumer.Subscriber does. All
-// missing and invalid settings are reported at once, each as an [*oncemill.ConfigError].
+// New builds the parts that cfg describes. It does no I/O, unless a Consumer.Subscriber
+// does. It reports all missing and invalid settings at once, each as an
+// [*oncemill.ConfigError].
 // The caller keeps ownership of db, which must stay open until Run has returned.
 func New(db *sql.DB, cfg Config) (*Mill, error) {
 	if db == nil {
-		return nil, &oncemill.ConfigError{Field: "mill.New db", Value: "nil", Problem: "a database is needed"}
+		return nil, &oncemill.ConfigError{Field: "mill.New db", Value: "nil", Problem: "is required"}
 	}
 	cfg, err := cfg.resolve()
 	if err != nil {
@@ -45,12 +46,12 @@ func New(db *sql.DB, cfg Config) (*Mill, error) {
 		return nil, err
 	}
 	if err := m.consume(); err != nil {
-		return nil, errors.Join(err, m.closeSubscribers(context.Background())) //nolint:forbidigo // it has no other, and closing heeds none
+		return nil, errors.Join(err, m.closeSubscribers(context.Background())) //nolint:forbidigo // New has no context, and Close takes none
 	}
 	return m, nil
 }
 
-// produce makes the outbox and the relay.
+// produce creates the outbox and the relay.
 func (m *Mill) produce() (err error) {
 	if m.cfg.Outbox == nil {
 		return nil
@@ -80,7 +81,7 @@ func (m *Mill) makeKeys() error {
 	return err
 }
 
-// consume makes the dead letters and the consumers.
+// consume creates the dead letters and the consumers.
 func (m *Mill) consume() (err error) {
 	m.letters, err = dlq.New(m.db, dlq.Config{Database: m.cfg.Database, Retention: m.cfg.Relay.LetterRetention})
 	if err != nil {
@@ -138,8 +139,8 @@ func (m *Mill) Migrations() []oncemill.Migrations {
 	return sets
 }
 
-// Ready returns nil while the service does all of its work: the worker reaches database and
-// broker, and every consumer receives messages. It is meant for a readiness probe.
+// Ready returns nil while every part works: the worker reaches database and broker, and
+// every consumer receives messages. Use it for a readiness probe.
 func (m *Mill) Ready() error {
 	if !m.running.Load() {
 		return ErrNotRunning

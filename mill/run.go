@@ -12,38 +12,36 @@ import (
 )
 
 const (
-	// subscribeLimit is how long the relay waits for the consumers to subscribe: a broker
-	// may have no queue for their topics before.
+	// subscribeLimit is how long the relay waits for the consumers to subscribe. Before
+	// that the broker may have no queue for their topics.
 	subscribeLimit = 5 * time.Second
 
-	// purgeInterval is the pause between two purges of dead letters, where there is no
-	// relay that does it.
+	// purgeInterval is the pause between two purges of dead letters without a relay, which
+	// would purge them.
 	purgeInterval = time.Hour
 
-	// stopMargin is how long Run waits for parts beyond the limits that they have
-	// themselves.
+	// stopMargin is how long Run waits for parts beyond their own limits.
 	stopMargin = 2 * time.Second
 )
 
-// Run creates the tables that are used, or checks them (Config.NoMigrate), and runs all of
-// the service until ctx ends; then it returns nil. Parts of the caller's own run beside it:
-// they return when their context ends. If one of them or one of the mill's fails, Run stops
-// the others and returns its error. A part of the caller's that returns nil has done its
-// work.
+// Run creates the tables that are used, or checks them (Config.NoMigrate), and runs the
+// service until ctx ends. Then it returns nil. It also runs the caller's parts, which must
+// return when their context ends. If a part fails, Run stops the others and returns its
+// error. A caller's part may return nil early.
 //
-// When it stops, the caller's parts and the consumers go first and have Config.StopTimeout;
-// the relay goes last. Messages that are in the outbox then are delivered by other workers,
-// or after the next start. If something does not return, Run returns an error that matches
-// [ErrStillRunning] and names it.
+// Run stops the caller's parts and the consumers first, within Config.StopTimeout, and the
+// relay last. Other workers, or the next start, deliver the messages that are left in the
+// outbox. If a part does not return, Run returns an error that matches [ErrStillRunning] and
+// names the part.
 //
-// While the broker is away, Run keeps trying; it ends with an error if the database cannot
-// be reached at the start. It can be called once.
+// Run retries while the broker is unavailable. It returns an error if the database cannot be
+// reached at the start. Call it once.
 func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error) error {
 	if m.started.Swap(true) {
 		return ErrRunning
 	}
 	log := m.cfg.Logger
-	log.InfoContext(ctx, "oncemill starts", m.uses()...)
+	log.InfoContext(ctx, "service starting", m.uses()...)
 	if err := m.prepare(ctx); err != nil || ctx.Err() != nil {
 		return errors.Join(err, m.closeSubscribers(ctx))
 	}
@@ -68,18 +66,18 @@ func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error
 	m.running.Store(true)
 	select {
 	case <-ctx.Done():
-		log.InfoContext(ctx, "oncemill stops", "reason", context.Cause(ctx))
+		log.InfoContext(ctx, "service stopping", "reason", context.Cause(ctx))
 	case <-failed.first:
-		log.ErrorContext(ctx, "oncemill stops", "reason", failed.joined())
+		log.ErrorContext(ctx, "part failed; service stopping", "reason", failed.joined())
 	}
-	m.running.Store(false) // no request comes any more, if a load balancer asks
+	m.running.Store(false) // so that load balancers send no more requests
 	left := front.stop(m.cfg.StopTimeout + stopMargin)
 	left = append(left, back.stop(m.cfg.Relay.StopTimeout+stopMargin)...)
 	ended := context.WithoutCancel(ctx)
 	if len(left) == 0 {
-		log.InfoContext(ended, "oncemill stopped")
+		log.InfoContext(ended, "service stopped")
 	} else {
-		log.ErrorContext(ended, "oncemill stopped with parts still running", "still_running", left)
+		log.ErrorContext(ended, "service stopped with parts still running", "still_running", left)
 	}
 	return errors.Join(failed.joined(), stillRunning(left))
 }
@@ -91,7 +89,7 @@ func stillRunning(names []string) error {
 	return fmt.Errorf("%w: %q", ErrStillRunning, names)
 }
 
-// uses returns what is on.
+// uses returns the parts in use, as log attributes.
 func (m *Mill) uses() []any {
 	consumers := make([]string, len(m.consumers))
 	for i, c := range m.consumers {
@@ -104,8 +102,8 @@ func (m *Mill) uses() []any {
 	}
 }
 
-// prepare creates or checks the tables. A database that is silent does not keep it when ctx
-// has ended.
+// prepare creates or checks the tables. It returns when ctx ends, even if the database is
+// silent.
 func (m *Mill) prepare(ctx context.Context) error {
 	failed := newFailures()
 	tables := newStage(ctx, failed)
@@ -123,7 +121,7 @@ func (m *Mill) prepare(ctx context.Context) error {
 	return errors.Join(failed.joined(), stillRunning(left))
 }
 
-// closeSubscribers closes what Run has not started.
+// closeSubscribers closes the subscribers of a service that was not started.
 func (m *Mill) closeSubscribers(ctx context.Context) error {
 	failed := newFailures()
 	closing := newStage(context.WithoutCancel(ctx), failed)
@@ -162,9 +160,8 @@ func (m *Mill) purge(ctx context.Context) error {
 	}
 }
 
-// Serve returns a part for Run that serves HTTP, with TLS if server has a configuration for
-// it. When it stops it takes no further requests and gives those in flight
-// Config.StopTimeout.
+// Serve returns a part for Run that serves HTTP, or HTTPS if server.TLSConfig is set. When
+// it stops, it accepts no more requests, and those in flight have Config.StopTimeout.
 func (m *Mill) Serve(server *http.Server) func(ctx context.Context) error {
 	return func(ctx context.Context) error {
 		stopped := make(chan error, 1)
