@@ -38,10 +38,10 @@ func newConformance() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "conformance",
 		Short: "Test how an HTTP service treats Idempotency-Key, from outside",
-		Long: `Test how an HTTP service treats Idempotency-Key. With a probe at the URL (see
-oncemill probe, and the package idempotency/conformance) all cases run; with
---path and --body, which name a real operation, those that need no more. The
-operation is executed many times.
+		Long: `Test how an HTTP service treats Idempotency-Key. If the service serves the
+conformance probe (see oncemill probe and package idempotency/conformance), all
+cases run. With --path and --body, which describe a real operation, only the
+cases that need no probe run. The operation is executed many times.
 
 Exit code 1 if a case fails.`,
 		Example: `  oncemill conformance --url http://127.0.0.1:8080
@@ -49,15 +49,15 @@ Exit code 1 if a case fails.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.test(cmd) },
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.urls, "url", nil, "URL of the service; repeated: of several processes on one store (required)")
+	flags.StringArrayVar(&o.urls, "url", nil, "URL of the service; repeat it for several processes that share a store (required)")
 	flags.StringArrayVar(&o.headers, "header", nil, `header of every request, "Name: value"; may be repeated`)
 	flags.StringVar(&o.keyHeader, "key-header", "Idempotency-Key", "name of the key's header")
 	flags.StringVar(&o.path, "path", "", "path of a real operation, for a service without a probe")
 	flags.StringVar(&o.body, "body", "", "file with the body of a valid request")
 	flags.StringVar(&o.other, "other", "", "file with the body of another valid request")
 	flags.StringVar(&o.contentType, "content-type", "application/json", "content type of the bodies")
-	flags.BoolVar(&o.optional, "optional-key", false, "the service takes requests without a key")
-	flags.StringVar(&o.run, "run", "", "only cases whose name contains this")
+	flags.BoolVar(&o.optional, "optional-key", false, "the service accepts requests without a key")
+	flags.StringVar(&o.run, "run", "", "run only cases whose name contains this")
 	return cmd
 }
 
@@ -77,7 +77,7 @@ func (o *conformanceOptions) target() (conformance.Target, error) {
 		target.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
 	if o.path == "" && o.body+o.other != "" {
-		return target, &usageError{errors.New("--body and --other need --path")}
+		return target, &usageError{errors.New("--body and --other require --path")}
 	}
 	if o.path == "" {
 		return target, nil
@@ -94,7 +94,7 @@ func (o *conformanceOptions) target() (conformance.Target, error) {
 		*body = text
 	}
 	if len(target.Plain.Body) == 0 {
-		return target, &usageError{errors.New("--path needs --body")}
+		return target, &usageError{errors.New("--path requires --body")}
 	}
 	return target, nil
 }
@@ -106,7 +106,7 @@ func (o *conformanceOptions) test(cmd *cobra.Command) error {
 	}
 	chosen := slices.DeleteFunc(conformance.Cases(), func(c conformance.Case) bool { return !strings.Contains(c.Name, o.run) })
 	if len(chosen) == 0 {
-		return &usageError{fmt.Errorf("--run %q: no case has that in its name", o.run)}
+		return &usageError{fmt.Errorf("--run %q: no case name contains it", o.run)}
 	}
 	ctx := cmd.Context()
 	suite, err := conformance.New(ctx, target)
@@ -147,16 +147,16 @@ func newProbe(opts *options) *cobra.Command {
 	var o probeOptions
 	cmd := &cobra.Command{
 		Use:   "probe",
-		Short: "Serve the probe of the conformance suite, for testing; makes its tables",
-		Long: `Serve the probe of the conformance suite on a database. It is for tests alone:
-whoever reaches it can have it do anything that a test case needs.`,
+		Short: "Serve the probe of the conformance suite, for tests; creates its tables",
+		Long: `Serve the probe of the conformance suite on a database. Use it for tests only:
+it has no authentication, and its requests write to the database.`,
 		Example: `  oncemill probe --database sqlite:probe.db --listen 127.0.0.1:8080`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := opts.logger(cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
-			return opts.database.make(func(db *sql.DB, cfg oncemill.Config) error {
+			return opts.database.create(func(db *sql.DB, cfg oncemill.Config) error {
 				engineConfig := idempotency.Config{
 					Scope:     conformance.Scope,
 					Timeout:   3 * time.Second,
@@ -181,13 +181,13 @@ func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config
 		return err
 	}
 	table, err := cfg.Table(db, "probe_effects")
-	owed, outboxErr := cfg.Table(db, "outbox")
+	outboxTable, outboxErr := cfg.Table(db, "outbox")
 	if err := errors.Join(err, outboxErr); err != nil {
 		return err
 	}
-	effects := probeEffects{db: db, table: table, outbox: owed}
+	effects := probeEffects{db: db, table: table, outbox: outboxTable}
 	if _, err := db.ExecContext(ctx, `create table if not exists `+effects.table+` (name text not null)`); err != nil {
-		return fmt.Errorf("make the table of effects: %w", err)
+		return fmt.Errorf("create the table of effects: %w", err)
 	}
 	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: cfg})
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg})
@@ -208,7 +208,7 @@ func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config
 	})
 	server := &http.Server{Handler: probe, ReadHeaderTimeout: 10 * time.Second}
 	fmt.Fprintf(cmd.OutOrStdout(), "probe at http://%s\n", listener.Addr())
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve tells
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve returns http.ErrServerClosed
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
 		return err

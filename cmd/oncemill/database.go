@@ -22,14 +22,14 @@ type databaseOptions struct {
 }
 
 func (o *databaseOptions) register(flags *pflag.FlagSet) {
-	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name (for hosts that are not loopback, TLS is required and verified; see sslmode), or sqlite:path/to/file.db (required, but not for conformance)")
+	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name or sqlite:path/to/file.db; TLS is required and verified unless the host is loopback or sslmode is set (required, except for conformance)")
 	flags.StringVar(&o.schema, "schema", "", `schema of oncemill's tables (default "oncemill"; none on SQLite)`)
 	flags.StringVar(&o.prefix, "prefix", "", `prefix of oncemill's tables (default none; "oncemill_" on SQLite)`)
 }
 
-// open opens a pool for the URL; nothing is connected yet. The file of SQLite must be
-// there, unless it may be made. Errors never show the URL, which holds a password.
-func (o *databaseOptions) open(mayMake bool) (*sql.DB, oncemill.Config, error) {
+// open opens a pool for the URL and does not connect. A SQLite file must exist, unless
+// mayCreate. Errors never show the URL, which holds a password.
+func (o *databaseOptions) open(mayCreate bool) (*sql.DB, oncemill.Config, error) {
 	cfg := oncemill.Config{Schema: o.schema, Prefix: o.prefix}
 	var db *sql.DB
 	var err error
@@ -60,28 +60,28 @@ func (o *databaseOptions) open(mayMake bool) (*sql.DB, oncemill.Config, error) {
 		return nil, cfg, &usageError{errors.Join(err, db.Close())}
 	}
 	if file != "" {
-		if err := present(file, mayMake); err != nil {
+		if err := present(file, mayCreate); err != nil {
 			return nil, cfg, &usageError{errors.Join(fmt.Errorf("--database: %w", err), db.Close())}
 		}
 	}
 	return db, cfg, nil
 }
 
-// present makes sure that the file of SQLite is there.
-func present(path string, mayMake bool) error {
-	if mayMake {
-		return makePrivate(path)
+// present returns an error if the SQLite file does not exist, or creates it.
+func present(path string, mayCreate bool) error {
+	if mayCreate {
+		return createPrivate(path)
 	}
 	_, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("there is no file %s; oncemill migrate makes it", path)
+		return fmt.Errorf("there is no file %s; oncemill migrate creates it", path)
 	}
 	return err
 }
 
-// makePrivate makes the file of a new database readable for its owner alone. SQLite
-// would leave that to the umask. The files beside it get the same mode.
-func makePrivate(path string) error {
+// createPrivate creates the file of a new database with mode 0600. SQLite would follow the
+// umask. The write-ahead log gets the same mode.
+func createPrivate(path string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // the operator names it
 	if errors.Is(err, fs.ErrExist) {
 		return nil
@@ -97,13 +97,13 @@ func (o *databaseOptions) with(fn func(db *sql.DB, cfg oncemill.Config) error) e
 	return o.run(false, fn)
 }
 
-// make is with for what makes the file of SQLite, if it is not there.
-func (o *databaseOptions) make(fn func(db *sql.DB, cfg oncemill.Config) error) error {
+// create is with, but creates the SQLite file if it does not exist.
+func (o *databaseOptions) create(fn func(db *sql.DB, cfg oncemill.Config) error) error {
 	return o.run(true, fn)
 }
 
-func (o *databaseOptions) run(mayMake bool, fn func(db *sql.DB, cfg oncemill.Config) error) error {
-	db, cfg, err := o.open(mayMake)
+func (o *databaseOptions) run(mayCreate bool, fn func(db *sql.DB, cfg oncemill.Config) error) error {
+	db, cfg, err := o.open(mayCreate)
 	if err != nil {
 		return err
 	}

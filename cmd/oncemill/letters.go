@@ -43,7 +43,7 @@ message, or the consumer's inbox, if that has Config.Replays. A replayed message
 fails again becomes a new dead letter.`,
 		Example: `  oncemill letters --topic orders
   oncemill letters show 17
-  oncemill letters replay 17 18 --reason "queue made"
+  oncemill letters replay 17 18 --reason "queue created"
   oncemill letters discard 19 --reason "test order"`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -72,7 +72,7 @@ fails again becomes a new dead letter.`,
 	return list
 }
 
-// withLetters opens the database and the letters in it.
+// withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
 	return o.database.with(func(db *sql.DB, cfg oncemill.Config) error {
 		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, dlq.Migrations); err != nil {
@@ -110,8 +110,8 @@ func printLetters(w io.Writer, page []*dlq.Letter, asJSON bool) error {
 	return table.Flush()
 }
 
-// printJSON prints what a terminal shows as it is. JSON itself escapes the control
-// characters of ASCII alone.
+// printJSON prints JSON that is safe for terminals. JSON itself escapes only ASCII's
+// control characters.
 func printJSON(w io.Writer, v any, indent string) error {
 	var encoded strings.Builder
 	encoder := json.NewEncoder(&encoded)
@@ -127,8 +127,8 @@ func printJSON(w io.Writer, v any, indent string) error {
 	return err
 }
 
-// escaped returns text with all that a terminal may act on, but for the ends of
-// lines, as escape writes it.
+// escaped returns text with every character that a terminal may act on, except newlines,
+// replaced by escape.
 func escaped(text string, escape func(out *strings.Builder, r rune)) string {
 	var out strings.Builder
 	for _, r := range text {
@@ -141,7 +141,7 @@ func escaped(text string, escape func(out *strings.Builder, r rune)) string {
 	return out.String()
 }
 
-// oneLine keeps what strangers wrote from breaking a table, or a terminal.
+// oneLine makes text from untrusted senders safe for a table and a terminal.
 func oneLine(s string) string {
 	quoted := strconv.QuoteToGraphic(s)
 	quoted = strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
@@ -236,7 +236,7 @@ func actFlags(cmd *cobra.Command, act *dlq.Act, reason string) {
 
 func oneLetter(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
-		return errors.New("give the id of one letter: oncemill letters lists them")
+		return errors.New("give the id of one dead letter; oncemill letters lists them")
 	}
 	return nil
 }
@@ -246,7 +246,7 @@ func letterIDs(args []string) ([]int64, error) {
 	for i, arg := range args {
 		id, err := strconv.ParseInt(arg, 10, 64)
 		if err != nil || id <= 0 {
-			return nil, &usageError{fmt.Errorf("%q is no id of a letter: oncemill letters lists them", arg)}
+			return nil, &usageError{fmt.Errorf("%q is not the id of a dead letter; oncemill letters lists them", arg)}
 		}
 		ids[i] = id
 	}

@@ -1,8 +1,9 @@
-// Command oncemill keeps the tables of oncemill and runs the relay as a worker.
+// Command oncemill creates and upgrades oncemill's tables, runs the relay, and handles dead
+// letters.
 //
-// Every flag can also be set by an environment variable: --amqp-url is
-// ONCEMILL_AMQP_URL. A flag wins over its variable. Exit codes: 0 done (for
-// relay: stopped by a signal), 1 failed, 2 used wrongly.
+// Every flag can also be set by an environment variable: --amqp-url is ONCEMILL_AMQP_URL. A
+// flag overrides its variable. Exit codes: 0 success (for relay: stopped by a signal),
+// 1 failure, 2 wrong usage.
 package main
 
 import (
@@ -27,8 +28,8 @@ func main() {
 }
 
 func run(args []string) int {
-	// The first signal asks for a clean stop; after it the default action is
-	// back, so that a second one ends the process at once.
+	// The first signal requests a clean stop. Then the default action is restored, so
+	// that a second one ends the process at once.
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	context.AfterFunc(ctx, stop)
@@ -39,7 +40,7 @@ func run(args []string) int {
 	if err == nil {
 		return 0
 	}
-	text := escaped(withoutPasswords(inFlags(err)), func(out *strings.Builder, r rune) { // it may quote what strangers wrote
+	text := escaped(withoutPasswords(inFlags(err)), func(out *strings.Builder, r rune) { // it may quote untrusted text
 		out.WriteString(strings.Trim(strconv.QuoteRuneToASCII(r), "'"))
 	})
 	fmt.Fprintln(os.Stderr, "oncemill:", strings.TrimPrefix(strings.ReplaceAll(text, "\noncemill: ", "\n"), "oncemill: "))
@@ -54,21 +55,21 @@ func run(args []string) int {
 	return 1
 }
 
-// ambiguous reports that the password of a URL may go on behind what looks like its end:
-// the host that it is read to have would then be a part of the password.
+// ambiguous reports that the end of a URL's password is unclear. A part of the password
+// could then be taken for the host, and shown.
 func ambiguous(text string) bool {
 	_, rest, _ := strings.Cut(text, "://")
 	end := strings.IndexAny(rest+"/", "/?#")
 	return strings.Count(rest[:end], "@") > 1 || strings.Contains(rest[end:], "@")
 }
 
-const howToEscape = `the URL has an "@" that may or may not end its password; write "@" as %40, "/" as %2F, "?" as %3F and "#" as %23 in it`
+const howToEscape = `it is not clear which "@" ends the password in the URL; in the password, write "@" as %40, "/" as %2F, "?" as %3F and "#" as %23`
 
 var password = regexp.MustCompile(`(?s)^([^\s:@]*):.*@`)
 
-// withoutPasswords hides those of the URLs in a text, which may be arguments that were
-// given in the wrong place. A password may hold anything, so all is hidden up to the last
-// @ before the next URL.
+// withoutPasswords hides the passwords of all URLs in a text. An error may quote an argument
+// that was given in the wrong place. A password may contain any character, so everything up
+// to the last @ before the next URL is hidden.
 func withoutPasswords(text string) string {
 	const begin = "://"
 	parts := strings.Split(text, begin)

@@ -19,18 +19,18 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// sets are all tables that oncemill has.
+// sets are the migrations of all tables.
 var sets = []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
 
 func newMigrate(opts *options) *cobra.Command {
 	migrate := &cobra.Command{
 		Use:   "migrate",
-		Short: "Make or upgrade the tables; idempotent and safe to run at once from several places",
+		Short: "Create or upgrade the tables; idempotent, and safe to run concurrently",
 		Example: `  oncemill migrate --database postgres://app@localhost/shop
   oncemill migrate status --database sqlite:shop.db --json`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return opts.database.make(func(db *sql.DB, cfg oncemill.Config) error {
+			return opts.database.create(func(db *sql.DB, cfg oncemill.Config) error {
 				if err := oncemill.Migrate(cmd.Context(), db, cfg, sets...); err != nil {
 					return err
 				}
@@ -79,10 +79,10 @@ func newMigrateDown(opts *options) *cobra.Command {
 	var down oncemill.DownOptions
 	cmd := &cobra.Command{
 		Use:   "down",
-		Short: "Take the last step of one set of tables back",
-		Long: `Take the last step of one set of tables back, to go back to an older program.
-Stop all processes that use the tables first. A step that drops tables with rows in
-them is refused without --lose-rows. Columns that a step drops go with their contents.`,
+		Short: "Undo the last step of one set of tables",
+		Long: `Undo the last step of one set of tables, to return to an older program. Stop all
+processes that use the tables first. A step that drops tables with rows is refused
+without --lose-rows. Columns that a step drops lose their contents.`,
 		Example: `  oncemill migrate down --set outbox --yes`,
 		Args:    wrongUse(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -96,23 +96,23 @@ them is refused without --lose-rows. Columns that a step drops go with their con
 					if err != nil {
 						return err
 					}
-					return &usageError{fmt.Errorf("this would take version %d of %s back; give --yes to do it", status[0].Version, name)}
+					return &usageError{fmt.Errorf("this would undo version %d of %s; add --yes to do it", status[0].Version, name)}
 				}
 				after, err := oncemill.MigrateDown(cmd.Context(), db, cfg, sets[i], down)
 				var lost *oncemill.DataLossError
 				if errors.As(err, &lost) {
-					return fmt.Errorf("%w; give --lose-rows to drop them", err)
+					return fmt.Errorf("%w; add --lose-rows to drop them", err)
 				}
 				if err != nil {
 					return err
 				}
-				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s has version %d now\n", after.Set, after.Version)
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s now has version %d\n", after.Set, after.Version)
 				return err
 			})
 		},
 	}
 	cmd.Flags().StringVar(&name, "set", "", "the set: "+setNames()+" (required)")
-	cmd.Flags().BoolVar(&yes, "yes", false, "do it")
+	cmd.Flags().BoolVar(&yes, "yes", false, "confirm")
 	cmd.Flags().BoolVar(&down.LoseRows, "lose-rows", false, "drop tables with the rows in them")
 	return cmd
 }
@@ -128,10 +128,10 @@ func setNames() string {
 func newRepairSequence(opts *options) *cobra.Command {
 	return &cobra.Command{
 		Use:   "repair-sequence",
-		Short: "Set the outbox's id sequence above every id in use, with writers locked out",
-		Long: `After a logical replication or a partial restore the sequence of ids can lie
-below ids that are in use. A relay refuses to publish then. This command locks
-writers of the outbox out for a moment and sets the sequence.`,
+		Short: "Set the outbox's id sequence above every id in use; locks out writers",
+		Long: `After logical replication or a partial restore, the sequence of ids can be below
+ids that are in use. A relay then refuses to publish. This command locks out
+writers of the outbox for a moment and sets the sequence.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
 				box, err := outbox.New(db, outbox.Config{Database: cfg})

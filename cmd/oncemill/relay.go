@@ -36,9 +36,9 @@ func newRelay(opts *options) *cobra.Command {
 		Use:   "relay",
 		Short: "Run a worker that delivers the outbox to RabbitMQ until it is stopped",
 		Long: `Run a worker that delivers the messages of the outbox to RabbitMQ. Start as many
-as you like: they share the work by leases. SIGTERM or SIGINT stops it cleanly:
-it finishes what is in flight and hands its lanes over; a second signal ends it
-at once.`,
+workers as you like; they share the work by leases. SIGTERM or SIGINT stops a
+worker cleanly: it waits for messages in flight and hands over its lanes. A second
+signal ends it at once.`,
 		Example: `  oncemill relay --database postgres://app@localhost/shop --amqp-url amqp://localhost`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := opts.logger(cmd.ErrOrStderr())
@@ -52,22 +52,22 @@ at once.`,
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.amqpURLs, "amqp-url", nil, "amqp:// or amqps:// URL of RabbitMQ (required); repeat it for the other nodes of a cluster, or separate URLs with spaces")
-	flags.BoolVar(&o.rabbitmq.AllowPlaintext, "amqp-allow-plaintext", false, "allow amqp:// to a host that is not this one")
+	flags.BoolVar(&o.rabbitmq.AllowPlaintext, "amqp-allow-plaintext", false, "allow amqp:// to hosts that are not loopback")
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
-	flags.BoolVar(&o.listen, "listen", false, "let producers' outbox.Notifier wake this worker; --database must lead to PostgreSQL itself, not to a pooler")
-	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's)")
-	flags.BoolVar(&o.relay.UniqueName, "unique-name", false, "no two running workers have this --name: take over the lanes of the crashed worker with this name at once")
-	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "how long a dead worker keeps others from its lanes; the same for all workers")
-	flags.DurationVar(&o.relay.StopTimeout, "stop-timeout", 10*time.Second, "how long a clean stop waits for what is in flight")
-	flags.DurationVar(&o.relay.PollMin, "poll-min", 2*time.Millisecond, "shortest pause between two reads that may find nothing")
-	flags.DurationVar(&o.relay.PollMax, "poll-max", 250*time.Millisecond, "longest pause between two reads")
-	flags.StringVar(&o.order, "order", "key", "what is kept in order: key, key-pipelined or none")
-	flags.IntVar(&o.relay.Retry.MaxAttempts, "max-attempts", 10, "attempts of a message that is refused, before it is a dead letter")
-	flags.DurationVar(&o.relay.Retry.Initial, "retry-initial", time.Second, "first wait of a message that is refused; it doubles, up to --retry-max")
-	flags.DurationVar(&o.relay.Retry.Max, "retry-max", 5*time.Minute, "longest wait of a message that is refused")
-	flags.BoolVar(&o.holdKey, "hold-key", false, "let the messages behind a dead letter of their key wait until somebody acts on it")
-	flags.BoolVar(&o.relay.RequireDurable, "require-durable", false, "publish nothing that the database could still forget")
+	flags.BoolVar(&o.listen, "listen", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
+	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's name)")
+	flags.BoolVar(&o.relay.UniqueName, "unique-name", false, "take over the lanes of a crashed worker of the same --name at once; no two running workers may share the name")
+	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "after how long others take over a dead worker's lanes; use the same value for all workers")
+	flags.DurationVar(&o.relay.StopTimeout, "stop-timeout", 10*time.Second, "how long a clean stop waits for messages in flight")
+	flags.DurationVar(&o.relay.PollMin, "poll-min", 2*time.Millisecond, "shortest pause between two reads when idle")
+	flags.DurationVar(&o.relay.PollMax, "poll-max", 250*time.Millisecond, "longest pause between two reads when idle")
+	flags.StringVar(&o.order, "order", "key", "order of messages: key, key-pipelined or none")
+	flags.IntVar(&o.relay.Retry.MaxAttempts, "max-attempts", 10, "attempts of a refused message before it becomes a dead letter")
+	flags.DurationVar(&o.relay.Retry.Initial, "retry-initial", time.Second, "first retry delay of a refused message; doubles up to --retry-max")
+	flags.DurationVar(&o.relay.Retry.Max, "retry-max", 5*time.Minute, "longest retry delay of a refused message")
+	flags.BoolVar(&o.holdKey, "hold-key", false, "after a dead letter, hold back the later messages of its key until an operator acts")
+	flags.BoolVar(&o.relay.RequireDurable, "require-durable", false, "publish only what the database has made durable")
 	flags.IntVar(&o.relay.Window, "window", 1024, "most messages in flight to the broker")
 	return cmd
 }
@@ -97,7 +97,7 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	case history < time.Hour:
 		return &usageError{fmt.Errorf("--history %v: must be at least 1h, or 0 to keep none", history)}
 	}
-	// What is not given follows the shorter one that is.
+	// A maximum that is not set follows from its minimum.
 	for name, value := range map[string]*time.Duration{"poll-max": &o.relay.PollMax, "retry-max": &o.relay.Retry.Max} {
 		if !cmd.Flags().Changed(name) {
 			*value = 0
@@ -131,7 +131,7 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 		}
 		group.Go(func() error { return listener.Run(ctx) })
 	}
-	log.InfoContext(ctx, "relay starts", "dialect", cfg.Dialect.String(), "topology", o.topology)
+	log.InfoContext(ctx, "relay starting", "dialect", cfg.Dialect.String(), "topology", o.topology)
 	group.Go(func() error { return worker.Run(ctx) })
 	if err := group.Wait(); err != nil {
 		return err

@@ -15,11 +15,11 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// resendBatch is how many messages one transaction of a resend writes, unless more of
-// them were confirmed at the same time.
+// resendBatch is how many messages one transaction of a resend writes, unless more were
+// confirmed at the same time.
 const (
 	resendBatch = 1000
-	resendMost  = 10_000 // what outbox.History takes at once
+	resendMost  = 10_000 // limit of outbox.History.Resend
 )
 
 func newResend(opts *options) *cobra.Command {
@@ -29,14 +29,14 @@ func newResend(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "resend",
 		Short: "Send delivered messages again, from the history",
-		Long: `Send the messages again that a broker confirmed in a window of time, as far as the
-history is kept. They keep their message ids: consumers with an inbox drop those
-that they have handled. The order of a key is kept among the messages that are sent
-again. Use it after a failover that has lost commits of consumers, or for a broker
-that has lost its queues. All consumers of a topic get them.
+		Long: `Send messages again that the broker confirmed in a time window, as far as the
+history is kept. They keep their ids, so consumers with an inbox drop those that
+they have handled. Messages of a key stay in order among themselves. All consumers
+of a topic get them. Use it after a failover that lost commits of consumers, or for
+a broker that lost its queues.
 
-The messages are written to the outbox, a thousand to a transaction; relays deliver
-them. If it fails, the error names the time to continue from.`,
+The command writes the messages to the outbox, a thousand in a transaction, and
+relays deliver them. If it fails, the error states the time to continue from.`,
 		Example: `  oncemill resend --from 2026-03-01T10:00:00Z --to 2026-03-01T10:15:00Z --dry-run
   oncemill resend --from 30m --topic orders`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -64,11 +64,11 @@ them. If it fails, the error names the time to continue from.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringVar(&from, "from", "", "begin of the window: a time as 2006-01-02T15:04:05Z, or how long ago as 30m (required)")
+	flags.StringVar(&from, "from", "", "start of the window: a time such as 2006-01-02T15:04:05Z, or how long ago, such as 30m (required)")
 	flags.StringVar(&to, "to", "0s", "end of the window, in the same forms")
-	flags.StringVar(&filter.Topic, "topic", "", "of this topic")
-	flags.StringVar(&filter.Key, "key", "", "of this ordering key")
-	flags.BoolVar(&dryRun, "dry-run", false, "count the messages and send none")
+	flags.StringVar(&filter.Topic, "topic", "", "only this topic")
+	flags.StringVar(&filter.Key, "key", "", "only this ordering key")
+	flags.BoolVar(&dryRun, "dry-run", false, "only count the messages")
 	return cmd
 }
 
@@ -82,18 +82,18 @@ func timeOf(flag, text string, now time.Time) (time.Time, error) {
 	}
 	at, err := time.Parse(time.RFC3339Nano, text)
 	if err != nil {
-		return at, errors.New("--" + flag + " " + strconv.Quote(text) + ": must be a time as 2006-01-02T15:04:05Z, or a duration as 30m")
+		return at, errors.New("--" + flag + " " + strconv.Quote(text) + ": must be a time such as 2006-01-02T15:04:05Z, or a duration such as 30m")
 	}
 	return at, nil
 }
 
-// resend sends a window of the history again, from its begin to its end.
+// resend sends a window of the history again, from start to end.
 type resend struct {
 	history  *outbox.History
 	progress io.Writer
 	total    int
 	sent     int
-	done     time.Time // what was confirmed before was sent
+	done     time.Time // everything confirmed before was sent
 }
 
 func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter, dryRun bool) (err error) {
@@ -113,15 +113,15 @@ func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter,
 }
 
 // window sends n messages, the earlier half of the window first. Messages of a key are
-// confirmed in their order, so halves keep it.
+// confirmed in order, so this keeps their order.
 func (r *resend) window(ctx context.Context, f outbox.HistoryFilter, n int) error {
-	middle := f.From.Add(f.To.Sub(f.From) / 2).Truncate(time.Microsecond) // as times are stored
+	middle := f.From.Add(f.To.Sub(f.From) / 2).Truncate(time.Microsecond) // the precision of stored times
 	divisible := middle.After(f.From)
 	switch {
 	case n > resendBatch && divisible:
 		return r.halves(ctx, f, middle)
 	case n > resendMost:
-		return fmt.Errorf("%d messages were confirmed at the same time, at most %d can be sent at once; choose by --topic or --key", n, resendMost)
+		return fmt.Errorf("%d messages were confirmed at the same time, but at most %d can be sent at once; narrow them down with --topic or --key", n, resendMost)
 	case n > 0:
 		f.Limit = resendMost
 		sent, err := r.history.Resend(ctx, f)

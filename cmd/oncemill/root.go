@@ -20,7 +20,7 @@ type usageError struct{ err error }
 func (e *usageError) Error() string { return e.err.Error() }
 func (e *usageError) Unwrap() error { return e.err }
 
-// flagOf names the flags that values of a configuration come from.
+// flagOf maps fields of configurations to the flags that set them.
 var flagOf = map[string]string{
 	"oncemill.Config.Schema":         "--schema",
 	"oncemill.Config.Prefix":         "--prefix",
@@ -38,10 +38,10 @@ var flagOf = map[string]string{
 	"relay.Config.Retry.Max":         "--retry-max",
 }
 
-// inFlags returns the text of an error, with flags for the fields of configurations.
+// inFlags returns the text of an error, with flags in place of fields.
 func inFlags(err error) string {
 	text := strings.NewReplacer(
-		"set rabbitmq.Config.AllowPlaintext", "give --amqp-allow-plaintext",
+		"set rabbitmq.Config.AllowPlaintext", "add --amqp-allow-plaintext",
 		"rabbitmq.Config.Addresses[", "further --amqp-url [",
 	).Replace(err.Error())
 	for field, flag := range flagOf {
@@ -62,14 +62,14 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
-		Long: `oncemill keeps the tables of the outbox, relay, inbox and idempotency, runs the
-relay that delivers committed messages, shows what it could not deliver, and
-tests how HTTP services treat Idempotency-Key.
+		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
+committed messages, lists and replays dead letters, and tests how HTTP services
+treat Idempotency-Key.
 
 Every flag can also be set by an environment variable: --amqp-url is
-ONCEMILL_AMQP_URL. A flag wins over its variable.
+ONCEMILL_AMQP_URL. A flag overrides its variable.
 
-Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
+Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
@@ -78,14 +78,14 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 			}
 			opts.database.url = driverURL(opts.database.url) // before anything connects
 			if socketFirst(opts.database.url) {
-				return &usageError{errors.New("--database: the list of hosts begins with a socket, after which the driver uses TLS for none of them; name either sockets or hosts")}
+				return &usageError{errors.New("--database: the list of hosts begins with a socket, and then the driver uses TLS for none of them; give either sockets or hosts")}
 			}
 			log, err := opts.logger(cmd.ErrOrStderr())
 			if err != nil {
 				return err
 			}
 			if mode := unverified(opts.database.url); mode != "" {
-				log.WarnContext(cmd.Context(), "the certificate of the database server is not verified; use sslmode=verify-full", "sslmode", mode)
+				log.WarnContext(cmd.Context(), "database server's certificate is not verified; use sslmode=verify-full", "sslmode", mode)
 			}
 			return nil
 		},
@@ -93,8 +93,8 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	flags := root.PersistentFlags()
 	opts.database.register(flags)
-	flags.StringVar(&opts.logFormat, "log-format", "text", "how to log to standard error: text or json")
-	flags.StringVar(&opts.logLevel, "log-level", "info", "minimum level to log: debug, info, warn or error")
+	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
+	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
@@ -108,7 +108,7 @@ Exit codes: 0 done (relay: stopped by a signal), 1 failed, 2 used wrongly.`,
 	return root
 }
 
-// newHelp is cobra's own, but that an unknown command is an error.
+// newHelp is cobra's help command, but an unknown command is an error.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [command]",
@@ -123,7 +123,7 @@ func newHelp() *cobra.Command {
 	}
 }
 
-// noCommand refuses arguments, which are mistyped commands, and says what may be meant.
+// noCommand refuses arguments, which are mistyped commands, and suggests similar commands.
 func noCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -141,7 +141,7 @@ func noCommand(cmd *cobra.Command, args []string) error {
 	return &usageError{errors.New(text)}
 }
 
-// version tells what this program was built from.
+// version returns the version this program was built from.
 func version() string {
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
@@ -156,7 +156,7 @@ func version() string {
 	return text + " " + info.GoVersion
 }
 
-// wrongUse makes usage errors of what is wrong with the arguments.
+// wrongUse turns the errors of check into usage errors.
 func wrongUse(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if err := check(cmd, args); err != nil {
@@ -166,7 +166,7 @@ func wrongUse(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// fromEnvironment sets every flag that was not given from its variable.
+// fromEnvironment sets each flag that was not given from its variable.
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var errs []error
 	flags.VisitAll(func(f *pflag.Flag) {
@@ -179,8 +179,8 @@ func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) e
 			return
 		}
 		if err := flags.Set(f.Name, value); err != nil {
-			// The value may be a secret: the variable is named, not shown.
-			errs = append(errs, fmt.Errorf("the value of %s cannot be used for --%s (%s)", name, f.Name, f.Value.Type()))
+			// The value may be a secret, so the error only names the variable.
+			errs = append(errs, fmt.Errorf("%s: invalid value for --%s (%s)", name, f.Name, f.Value.Type()))
 		}
 	})
 	if err := errors.Join(errs...); err != nil {

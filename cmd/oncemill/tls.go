@@ -10,14 +10,13 @@ import (
 	"github.com/lib/pq"
 )
 
-// driverURL returns the URL of a PostgreSQL as lib/pq is to have it: the ports of
-// several hosts where that looks for them, and sslmode=verify-full if it leads to
-// another machine and says nothing of TLS, or names no mode. The driver's own default
-// encrypts, and takes any certificate.
+// driverURL returns the URL of a PostgreSQL database as lib/pq needs it. It moves the ports
+// of several hosts, and adds sslmode=verify-full if a host is another machine and no mode
+// is set. The driver's own default encrypts, but accepts any certificate.
 func driverURL(database string) string {
 	u, err := url.Parse(database)
 	if err != nil || u.Scheme != "postgres" && u.Scheme != "postgresql" {
-		return database // the driver says what is wrong with it
+		return database // the driver reports the problem
 	}
 	if movePorts(u) {
 		database = u.String()
@@ -25,13 +24,13 @@ func driverURL(database string) string {
 	if mode, remote := remoteTLS(database); !remote || mode != "" {
 		return database
 	}
-	dropEmptyMode(u) // the driver goes by the first
+	dropEmptyMode(u) // the driver uses the first mode
 	addParameter(u, "sslmode=verify-full")
 	return u.String()
 }
 
-// movePorts makes ?port=5432,5433 of the ports of several hosts, as lib/pq wants them,
-// where libpq and pgx take them with the hosts.
+// movePorts moves the ports of several hosts to ?port=5432,5433. libpq and pgx accept them
+// with the hosts, lib/pq does not.
 func movePorts(u *url.URL) (moved bool) {
 	hosts := strings.Split(u.Host, ",")
 	if len(hosts) == 1 || !strings.Contains(u.Host, ":") {
@@ -47,7 +46,8 @@ func movePorts(u *url.URL) (moved bool) {
 	return true
 }
 
-// dropEmptyMode drops what a template makes of a variable that is not set.
+// dropEmptyMode removes sslmode= without a value, the result of a template whose variable is
+// not set.
 func dropEmptyMode(u *url.URL) {
 	parameters := slices.DeleteFunc(strings.Split(u.RawQuery, "&"), func(parameter string) bool {
 		pair, err := url.ParseQuery(parameter)
@@ -63,8 +63,8 @@ func addParameter(u *url.URL, parameter string) {
 	u.RawQuery += parameter
 }
 
-// unverified returns the sslmode of a URL that leads to another machine without
-// making sure which one it is, or "".
+// unverified returns the sslmode of a URL to another machine whose certificate is not
+// verified, or "".
 func unverified(database string) string {
 	mode, remote := remoteTLS(database)
 	if !remote || mode == "verify-full" || mode == "verify-ca" {
@@ -73,8 +73,8 @@ func unverified(database string) string {
 	return mode
 }
 
-// socketFirst reports that a list of hosts begins with a socket and leads to another
-// machine, too: whatever mode it asks for, lib/pq would show the password in clear.
+// socketFirst reports that a list of hosts begins with a socket and contains another machine.
+// lib/pq would send it the password in clear text, whatever sslmode is set.
 func socketFirst(database string) bool {
 	cfg, err := pq.NewConfig(database)
 	if err != nil || !socket(cfg.Host) {
@@ -85,8 +85,8 @@ func socketFirst(database string) bool {
 
 func socket(host string) bool { return strings.HasPrefix(host, "/") || strings.HasPrefix(host, "@") }
 
-// remoteTLS returns the sslmode that a URL, the environment or a service file asks
-// for, and whether any of the hosts is another machine.
+// remoteTLS returns the sslmode that the URL, the environment or a service file sets, and
+// whether any host is another machine.
 func remoteTLS(database string) (mode string, remote bool) {
 	cfg, err := pq.NewConfig(database)
 	if err != nil {
