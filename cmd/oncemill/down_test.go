@@ -59,7 +59,7 @@ func TestMigrateDownCommand_AsksAndRefusesToLoseRows(t *testing.T) {
 	if out := run(1, "migrate", "down", "--set", "outbox", "--yes"); !strings.Contains(out, "oncemill_scheduled") || !strings.Contains(out, "--lose-rows") {
 		t.Error(out)
 	}
-	if out := run(0, "migrate", "down", "--set", "outbox", "--yes", "--lose-rows"); !strings.Contains(out, "version 1 now") {
+	if out := run(0, "migrate", "down", "--set", "outbox", "--yes", "--lose-rows"); !strings.Contains(out, "now has version 1") {
 		t.Error(out)
 	}
 	run(1, "migrate", "status")
