@@ -10,31 +10,30 @@ import (
 	"strconv"
 )
 
-// Store keeps large payloads outside of messages, in object storage for example.
-// It is used by many goroutines at once.
+// Store keeps large payloads outside of messages, for example in object storage. It must be
+// safe for concurrent use.
 //
-// Names are 97 characters of 0-9, a-f and one hyphen, made of the message's id,
-// topic and key and of the bytes themselves: whatever is put under a name twice
-// is the same. So a transaction that is tried again overwrites its object with
-// itself, and an attempt that fails after all spoils no other's. With encryption
-// each attempt has other bytes, and so an object of its own.
+// A name has 97 characters: 0-9, a-f and one hyphen. It is derived from the message's id,
+// topic and key, and from the bytes. So two objects of the same name are equal: a retried
+// transaction overwrites its object with the same bytes, and a failed attempt damages no
+// other. With encryption each attempt has different bytes, and so its own object.
 //
-// An object is put before its transaction commits. Rolled back, it is an orphan.
-// Nothing here ever deletes: have the store delete by age (a lifecycle rule),
-// after the longest time that a message may spend in the outbox, a queue, the
-// history and the dead letters together.
+// An object is stored before its transaction commits, so a rollback leaves an orphan. The
+// codec deletes nothing. Let the store delete objects by age (a lifecycle rule), after the
+// longest time that a message may spend in the outbox, a queue, the history and the dead
+// letters together.
 type Store interface {
-	// Put stores body under name before it returns, also where there is an
-	// object of that name. It does not change body nor keep it.
+	// Put stores body under name before it returns, also if the name exists. It must not
+	// change or keep body.
 	Put(ctx context.Context, name string, body []byte) error
 
-	// Get returns what was put under name. The reader is closed.
+	// Get returns the object of that name. The codec closes the reader.
 	Get(ctx context.Context, name string) (io.ReadCloser, error)
 }
 
 // claim refers to a stored payload.
 type claim struct {
-	place [16]byte          // of the message that it belongs to
+	place [16]byte          // identifies the message
 	sum   [sha256.Size]byte // of the bytes
 	size  int
 }
@@ -43,7 +42,7 @@ func newClaim(b binding, body []byte) *claim {
 	return &claim{place: b.place(), sum: sha256.Sum256(body), size: len(body)}
 }
 
-// place is where the objects of a message are.
+// place is the part of the name that the objects of a message share.
 func (b binding) place() [16]byte {
 	sum := sha256.Sum256(frame("oncemill/payload/claim/1", b.id, b.topic, b.key))
 	return [16]byte(sum[:16])
@@ -64,7 +63,7 @@ func (c *Codec) put(ctx context.Context, to *claim, body []byte) error {
 	return nil
 }
 
-// sealing is how many bytes encryption adds: a nonce and a tag.
+// sealing is the number of bytes that encryption adds: a nonce and a tag.
 const sealing = 12 + 16
 
 func (c *Codec) get(ctx context.Context, b binding, done encoding) ([]byte, error) {
@@ -86,8 +85,8 @@ func (c *Codec) get(ctx context.Context, b binding, done encoding) ([]byte, erro
 	if err != nil {
 		return nil, fmt.Errorf("%w: get %s: %w", ErrStore, from.name(), err)
 	}
-	defer r.Close() //nolint:errcheck // all that counts has been read and is compared
-	// The size is a stranger's word, so memory is taken as bytes come.
+	defer r.Close() //nolint:errcheck // the digest of all bytes is compared
+	// The size is untrusted, so memory is allocated as bytes arrive.
 	var body bytes.Buffer
 	body.Grow(min(from.size, 1<<20) + bytes.MinRead)
 	if _, err := body.ReadFrom(io.LimitReader(r, int64(from.size)+1)); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 )
 
-// Codec encodes payloads and decodes them. It holds no connection and no
-// goroutine; it may be used by many goroutines.
+// Codec encodes and decodes payloads. It is safe for concurrent use, and holds no connection
+// and no goroutine.
 type Codec struct {
 	compressFrom      int
 	encryption        ring[cipher.AEAD]
@@ -28,20 +28,20 @@ type Codec struct {
 	writers, readers sync.Pool // *gzip.Writer, *gzip.Reader: up to a megabyte each
 }
 
-// Format writes "payload.Codec", and nothing of the keys.
+// Format writes "payload.Codec". It never shows keys.
 func (*Codec) Format(f fmt.State, _ rune) { fmt.Fprint(f, "payload.Codec") }
 
-// binding is what a payload belongs to.
+// binding identifies the message that a payload belongs to.
 type binding struct{ id, topic, key string }
 
-// Encode returns a copy of msg with an encoded payload, to be published to topic
-// under the ordering key, empty for none. msg itself is not changed; the copy may
-// share the bytes of its payload. An outbox with a codec calls it, so its users do
-// not. What was encoded before is refused with [ErrReserved].
+// Encode returns a copy of msg with an encoded payload, to be published to topic with the
+// ordering key, or "" for none. It does not change msg; the copy may share the bytes of its
+// payload. An outbox with a codec calls Encode; do not call it yourself then. A message that
+// is encoded already is refused with [ErrReserved].
 //
-// ctx bounds the storing of a large payload, before which nothing has been done.
-// Other errors are [ErrTooLarge], [ErrStore], and [ErrUnencrypted] or
-// [ErrUnsigned] if the codec has no current key for what it requires.
+// ctx bounds the call of the Store for a large payload. Other errors are [ErrTooLarge],
+// [ErrStore], and [ErrUnencrypted] or [ErrUnsigned] if the codec has no current key for what
+// it requires.
 func (c *Codec) Encode(ctx context.Context, topic, key string, msg *message.Message) (*message.Message, error) {
 	if err := c.checkPlain(msg); err != nil {
 		return nil, fmt.Errorf("payload: encode: %w", err)
@@ -86,7 +86,7 @@ func (c *Codec) checkPlain(msg *message.Message) error {
 	return nil
 }
 
-// encode takes the steps that change the payload.
+// encode performs the steps that change the payload.
 func (c *Codec) encode(ctx context.Context, to binding, body []byte) ([]byte, encoding, error) {
 	var done encoding
 	if c.compressFrom > 0 && len(body) >= c.compressFrom {
@@ -112,13 +112,12 @@ func (c *Codec) encode(ctx context.Context, to binding, body []byte) ([]byte, en
 	return body, done, nil
 }
 
-// Decode returns a copy of msg, with its context, that has the plain payload and
-// none of the codec's metadata but the ordering key. msg is not changed. topic is
-// the one that msg was received from; empty, it is not compared with the one it
-// was published to. A message without marks is copied as it is, unless more is
-// required of it.
+// Decode returns a copy of msg, with its context and the plain payload. Of the codec's
+// metadata the copy keeps only the ordering key. Decode does not change msg. topic is the
+// topic that msg was received from; if it is "", the topic is not checked. A message that was
+// not encoded is copied unchanged, unless encryption or a signature is required.
 //
-// ctx bounds the fetching of a stored payload. The error is a [*DecodeError].
+// ctx bounds the call of the Store. The error is a [*DecodeError].
 func (c *Codec) Decode(ctx context.Context, topic string, msg *message.Message) (*message.Message, error) {
 	body, err := c.decode(ctx, topic, msg)
 	if err != nil {
@@ -134,7 +133,7 @@ func (c *Codec) Decode(ctx context.Context, topic string, msg *message.Message) 
 
 func (c *Codec) decode(ctx context.Context, topic string, msg *message.Message) ([]byte, error) {
 	from := binding{id: msg.UUID, topic: msg.Metadata.Get(TopicMetadata), key: msg.Metadata.Get(keyMetadata)}
-	// First of all, so that nothing is done for a stranger.
+	// First, so that an untrusted message costs no further work.
 	if err := c.verify(from, msg); err != nil {
 		return nil, err
 	}
@@ -162,7 +161,7 @@ func (c *Codec) decode(ctx context.Context, topic string, msg *message.Message) 
 		if err != nil {
 			return nil, err
 		}
-		// The reason is left out: there is only one, and it says nothing.
+		// The cause is omitted: it is always the same and adds nothing.
 		if body, err = key.Open(nil, nil, body, done.additional(from)); err != nil {
 			return nil, detailed(ErrCiphertext, "key %q", done.keyID)
 		}

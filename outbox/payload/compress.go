@@ -9,12 +9,11 @@ import (
 	"io"
 )
 
-// compress returns the compressed body, unless it is not smaller.
+// compress returns the compressed body if it is smaller.
 //
-// At the fastest level of the standard library. On JSON of 1 KiB to 1 MiB its
-// usual level takes two to five times as long for 5 to 25% fewer bytes; zstd takes
-// two thirds of the time for 5 to 20% fewer, and would be a download of 40 MB for
-// every user of the module.
+// It uses the fastest level of the standard library. On JSON of 1 KiB to 1 MiB the default
+// level takes two to five times as long for 5 to 25% fewer bytes. zstd takes two thirds of
+// the time for 5 to 20% fewer bytes, but every user of the module would download 40 MB.
 func (c *Codec) compress(body []byte) (smaller []byte, ok bool, err error) {
 	var out bytes.Buffer
 	out.Grow(len(body)/3 + 64)
@@ -35,7 +34,7 @@ func (c *Codec) compress(body []byte) (smaller []byte, ok bool, err error) {
 	return out.Bytes(), out.Len() < len(body), nil
 }
 
-// mostRatio is more than deflate can compress: 258 bytes in two bits.
+// mostRatio is above deflate's best ratio: 258 bytes in two bits.
 const mostRatio = 1032
 
 func (c *Codec) decompress(body []byte) ([]byte, error) {
@@ -44,13 +43,13 @@ func (c *Codec) decompress(body []byte) ([]byte, error) {
 	if r == nil {
 		r = new(gzip.Reader)
 	}
-	// A reader is kept only after it has read to the end of a good stream, with
-	// nothing left of it but what the next Reset replaces.
+	// A reader is kept only after it has read a valid stream to its end. The next Reset
+	// replaces everything else in it.
 	if err := r.Reset(in); err != nil {
 		return nil, detailed(ErrEncoding, "gzip: %v", err)
 	}
 	r.Multistream(false)
-	// The last four bytes say the size, and whoever wrote them may lie.
+	// The last four bytes contain the size, which is untrusted.
 	claimed := int64(binary.LittleEndian.Uint32(body[len(body)-4:]))
 	out := bytes.NewBuffer(make([]byte, 0, min(claimed, int64(c.maxSize), mostRatio*int64(len(body)))+1+bytes.MinRead))
 	n, err := out.ReadFrom(io.LimitReader(r, int64(c.maxSize)+1))

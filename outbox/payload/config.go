@@ -12,62 +12,59 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// Config configures a Codec. The zero value encodes nothing, and decodes what
-// was compressed. Producers and consumers may have different ones: what was done
-// to a message travels with it.
+// Config configures a Codec. The zero value encodes nothing, and decodes compressed
+// payloads. Producers and consumers may have different configurations: a message carries the
+// steps that were applied to it.
 type Config struct {
-	// CompressFrom is the size in bytes from which on payloads are compressed,
-	// as far as that makes them smaller. Default: 0, never. A kilobyte of JSON
-	// takes some 10 µs and shrinks to a third. Read the package's comment before
-	// compressing what is encrypted.
+	// CompressFrom is the smallest size in bytes of payloads to compress. A payload that
+	// would not become smaller stays as it is. Default: 0, never. A kilobyte of JSON takes
+	// some 10 µs and shrinks to a third. Read the package's comment before you both
+	// compress and encrypt.
 	CompressFrom int
 
-	// Encryption has the keys of AES-256-GCM, 32 bytes each. Encryption makes a
-	// payload 28 bytes longer.
+	// Encryption holds the keys for AES-256-GCM, 32 bytes each. Encryption adds 28 bytes
+	// to a payload.
 	Encryption Keys
 
-	// RequireEncryption makes Decode refuse payloads that are not encrypted,
-	// with ErrUnencrypted, and Encode fail without a current key.
+	// RequireEncryption makes Decode refuse payloads that are not encrypted, with
+	// ErrUnencrypted. Encode fails without a current key.
 	RequireEncryption bool
 
-	// Store takes payloads that are larger than a message should be. Producers
-	// and consumers need the same one. Default: none.
+	// Store keeps payloads that are too large for a message. Producers and consumers need
+	// the same Store. Default: none.
 	Store Store
 
-	// StoreFrom is the size in bytes, after compression and encryption, from
-	// which on payloads go to the Store. Default: 256 KiB. A higher one puts
-	// more through the database and the broker; it has to stay below
-	// outbox.Config.MaxPayload.
+	// StoreFrom is the smallest size in bytes, after compression and encryption, of
+	// payloads to store in the Store. Default: 256 KiB. A higher value sends more through
+	// the database and the broker. It must be below outbox.Config.MaxPayload.
 	StoreFrom int
 
-	// StoreTimeout bounds each call of the Store. Default: 10 s. Encode calls it
-	// while the caller's transaction is open, which holds its locks for as long.
+	// StoreTimeout bounds each call of the Store. Default: 10 s. Encode calls the Store
+	// while the caller's transaction is open and holds its locks.
 	StoreTimeout time.Duration
 
-	// Signature has the keys of HMAC-SHA256, at least 32 bytes each. Where there
-	// are any, Decode refuses signatures that are wrong; where there are none,
-	// it ignores them.
+	// Signature holds the keys for HMAC-SHA256, at least 32 bytes each. With keys, Decode
+	// refuses wrong signatures. Without keys it ignores signatures.
 	Signature Keys
 
-	// RequireSignature makes Decode refuse messages that are not signed, with
-	// ErrUnsigned, and Encode fail without a current key.
+	// RequireSignature makes Decode refuse messages that are not signed, with ErrUnsigned.
+	// Encode fails without a current key.
 	RequireSignature bool
 
-	// SignedMetadata names entries of the metadata that the signature covers
-	// too, for example "name", by which Watermill's CQRS tells what a payload
-	// is. With RequireSignature, Decode refuses a signature that covers fewer.
-	// At most 16 names of 1 to 128 characters of A-Z, a-z, 0-9 and . _ : -
-	// which do not begin with oncemill_.
+	// SignedMetadata names metadata that the signature also covers, for example "name",
+	// the type of the payload in Watermill's CQRS. With RequireSignature, Decode refuses
+	// a signature that covers fewer names. At most 16 names, each of 1 to 128 characters
+	// of A-Z, a-z, 0-9 and . _ : - that do not begin with oncemill_.
 	SignedMetadata []string
 
-	// Topic says whether a consumer that is subscribed to one topic takes
-	// messages that were published to the other, for brokers with patterns.
-	// Default: if they are the same.
+	// Topic reports whether a consumer that is subscribed to the first topic accepts
+	// messages that were published to the second, for brokers with patterns. Default:
+	// only if they are equal.
 	Topic func(subscribed, published string) bool
 
-	// MaxSize is the largest plain payload in bytes that Encode takes and that
-	// Decode makes of what was compressed or stored. Default: 64 MiB. At most
-	// 1 GiB. A message in decoding takes up to three times as much memory.
+	// MaxSize is the largest plain payload in bytes, for Encode, and for Decode of
+	// compressed and stored payloads. Default: 64 MiB. At most 1 GiB. Decoding a message
+	// takes up to three times as much memory.
 	MaxSize int
 }
 
@@ -79,8 +76,8 @@ const (
 
 var metadataNamePattern = regexp.MustCompile(`^[A-Za-z0-9._:-]{1,128}$`)
 
-// New returns a codec. It does no I/O. All bad values of cfg are reported at
-// once, each as an [*oncemill.ConfigError]; none shows anything of a key.
+// New returns a codec. It does no I/O. It reports all bad values of cfg at once, each as an
+// [*oncemill.ConfigError]. No error shows a key.
 func New(cfg Config) (*Codec, error) {
 	var errs []error
 	bad := func(field, value, problem string) {

@@ -1,8 +1,7 @@
-// Package payload protects the payloads of messages on their way: it compresses
-// and encrypts them, keeps large ones in a store of the user's with only a
-// reference in the message (a claim check), and signs what travels. A [Codec] is
-// given to outbox.Config.Payload, which encodes, and to inbox.Config.Payload,
-// which hands the plain payload to the handlers.
+// Package payload compresses, encrypts and signs the payloads of messages, and moves large
+// payloads to a store of yours, with a reference in the message (a claim check). Set a
+// [Codec] as outbox.Config.Payload, which encodes, and as inbox.Config.Payload, which decodes
+// for the handlers.
 //
 //	codec, err := payload.New(payload.Config{
 //		CompressFrom:      1024,
@@ -17,25 +16,24 @@
 //
 // # Steps
 //
-// The steps are taken in this order, and undone in the opposite one:
+// Encode applies the steps in this order, and Decode undoes them in reverse:
 //
 //	compress   gzip, RFC 1952, if that makes the payload smaller
 //	encrypt    AES-256-GCM, NIST SP 800-38D, with a random nonce in front
 //	claim      the bytes go to the store, the message's payload is empty
 //	sign       HMAC-SHA256, RFC 2104
 //
-// Ciphertext does not compress, so compression comes first; the store is not
-// trusted with plain text, so it comes after encryption; and the signature covers
-// what is on the wire, so a consumer checks it before it fetches, decrypts or
-// decompresses anything of a stranger's.
+// Ciphertext does not compress, so compression is first. The store is not trusted with plain
+// text, so it is after encryption. The signature covers the message on the wire, so a
+// consumer checks it before it fetches, decrypts or decompresses untrusted data.
 //
 // # On the wire
 //
-// Every step leaves its mark in the metadata, whose names begin with the reserved
-// prefix oncemill_, so that a consumer undoes what was done, whatever the
-// configuration of the producers is by now. Absent and empty are the same.
+// Every step is recorded in metadata with the reserved prefix oncemill_. So a consumer can
+// undo the steps whatever the producers' current configuration. Absent and empty are the
+// same.
 //
-//	oncemill_encoding    the first three steps, as taken, separated by commas:
+//	oncemill_encoding    the first three steps that were applied, separated by commas:
 //	                     gzip
 //	                     aes-256-gcm:KEY
 //	                     claim:PLACE-SUM:SIZE
@@ -54,42 +52,44 @@
 //	SUM          SHA-256 of the stored bytes
 //	PLACE        the first 16 bytes of SHA-256 of
 //	             frame("oncemill/payload/claim/1", id, topic, key)
-//	object       PLACE-SUM is the name of it in the store
+//	object       PLACE-SUM is its name in the store
 //	MAC          HMAC-SHA256 of frame("oncemill/payload/signature/1", signature up to the
 //	             last semicolon, ENCODING, id, topic, key, value of each NAME..., body)
 //
 // # What it guarantees
 //
-// An encrypted payload can be read only with its key, and only as the payload of
-// the message that it was encrypted for: same id, topic and ordering key. A signed
-// message is accepted only as it was signed. [Codec.Decode] with RequireEncryption
-// or RequireSignature refuses what comes without; without them, whoever can write
-// to the broker can strip everything off and send plain payloads of his own. What
-// was compressed or stored never becomes larger than MaxSize.
+// An encrypted payload can be read only with its key, and only as the payload of the message
+// that it was encrypted for: same id, topic and ordering key. A signed message is accepted
+// only unchanged. With RequireEncryption or RequireSignature, [Codec.Decode] refuses messages
+// without it. Otherwise anybody who can write to the broker can remove both and send plain
+// payloads. A compressed or stored payload never becomes larger than MaxSize.
 //
 // # What it does not
 //
-// Ids, topics, keys and the rest of the metadata travel readable, and are signed
-// only where said (Config.SignedMetadata). The length of a payload shows, and with
-// compression so does something of its content: where a stranger can put text
-// beside a secret, into the same payload, do not compress what is encrypted. A
-// whole message that a stranger sends once more is not noticed here; the inbox
-// recognises its id for as long as it keeps ids, and after that only the removal of
-// the signature's key ends the use of a recorded message. Whoever has a signature key can sign: it tells members of the system from
-// strangers, not members from each other.
+// Ids, topics, keys and other metadata are readable on the wire. The signature covers id,
+// topic and key; other metadata only if Config.SignedMetadata names it.
+//
+// The length of a payload is visible. With compression it reveals something of the content:
+// if attackers can put text beside a secret into the same payload, do not compress encrypted
+// payloads.
+//
+// The codec does not detect a recorded message that is sent again. The inbox recognises its
+// id for as long as it keeps ids. After that, only removing the signature key helps.
+//
+// Everybody who has a signature key can sign. A signature distinguishes your services from
+// others, not one of your services from another.
 //
 // # How long a key may be used
 //
-// Nonces are random, 96 bits, so after 2^32 encryptions with one key the chance
-// that two were the same is about 2^-33, and NIST SP 800-38D, section 8.3, ends the
-// use of the key there. Two payloads under one nonce would show their difference
-// and let anyone forge ciphertexts. All producers count together, attempts of
-// transactions that were rolled back too: at 1,000 messages a second the bound
-// comes after 49 days, at 100 after 16 months. Rotate well before.
+// Nonces are random, 96 bits. After 2^32 encryptions with one key the chance of a repeated
+// nonce is about 2^-33, and NIST SP 800-38D, section 8.3, requires a new key. A repeated
+// nonce reveals the difference of two payloads and lets anyone forge ciphertexts. All
+// producers of a key count together, and so do attempts that were rolled back. At 1,000
+// messages a second the limit is reached after 49 days, at 100 after 16 months. Rotate keys
+// well before.
 //
-// To rotate, add the new key to Secrets everywhere, consumers first; then make it
-// Current for the producers; remove the old one when nothing that it protects is
-// wanted any more: not in the outbox, a queue, the history, a dead letter. A
-// consumer that does not know a key yet fails with [ErrUnknownKey], which says
-// nothing against the message.
+// To rotate, add the new key to Secrets everywhere, consumers first. Then make it Current for
+// the producers. Remove the old key when no message that it protects is left in the outbox, a
+// queue, the history or the dead letters. A consumer that does not know a key yet fails with
+// [ErrUnknownKey], which is temporary: the message is not at fault.
 package payload

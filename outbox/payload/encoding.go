@@ -8,8 +8,7 @@ import (
 	"strings"
 )
 
-// The metadata of the codec; see the package's comment. They are part of the
-// format on the wire.
+// The codec's metadata, part of the wire format; see the package's comment.
 const (
 	EncodingMetadata  = "oncemill_encoding"
 	SignatureMetadata = "oncemill_signature"
@@ -19,7 +18,7 @@ const (
 // keyMetadata is outbox.KeyMetadata, which cannot be imported here.
 const keyMetadata = "oncemill_key"
 
-// ownMetadata are written by Encode and taken away by Decode.
+// ownMetadata is set by Encode and removed by Decode.
 var ownMetadata = [...]string{EncodingMetadata, SignatureMetadata, TopicMetadata}
 
 const (
@@ -28,8 +27,8 @@ const (
 	claimStep      = "claim:"
 )
 
-// encoding says what was done to a payload. There is one order of the steps and
-// one way to write each, so nothing can be said in two ways.
+// encoding is the list of steps that were applied to a payload. Each encoding has exactly one
+// text: the order of steps and the format of each are fixed.
 type encoding struct {
 	gzip  bool
 	keyID string // of the encryption, empty for none
@@ -50,8 +49,8 @@ func (e encoding) String() string {
 	return strings.Join(steps, ",")
 }
 
-// additional is the additional data of the encryption: what was done before, with
-// which key, and whose payload it is.
+// additional is the additional data of the encryption: the steps so far, the key, and the
+// message of the payload.
 func (e encoding) additional(b binding) []byte {
 	sealed := encoding{gzip: e.gzip, keyID: e.keyID}
 	return frame("oncemill/payload/encryption/1", sealed.String(), b.id, b.topic, b.key)
@@ -71,15 +70,15 @@ func parseEncoding(text string) (encoding, error) {
 			e.claim = parseClaim(reference)
 		}
 	}
-	// What is unknown, twice, out of order or written in another way is not
-	// written again.
+	// Unknown, repeated, misplaced or differently written steps do not format to the same
+	// text.
 	if e.String() != text {
 		return encoding{}, detailed(ErrEncoding, "%q", shorten(text))
 	}
 	return e, nil
 }
 
-// parseClaim returns nil for what is none.
+// parseClaim returns nil if text is not a claim.
 func parseClaim(text string) *claim {
 	name, size, _ := strings.Cut(text, ":")
 	place, sum, _ := strings.Cut(name, "-")
@@ -102,7 +101,7 @@ func decodeHex(to []byte, text string) bool {
 	return err == nil
 }
 
-// frame joins parts so that no two lists of parts give the same bytes.
+// frame joins parts so that different lists of parts give different bytes.
 func frame(parts ...string) []byte {
 	size := 0
 	for _, part := range parts {
@@ -116,7 +115,7 @@ func frame(parts ...string) []byte {
 	return joined
 }
 
-// writeFramed adds one more part to what is hashed.
+// writeFramed adds one part to a hash.
 func writeFramed(to hash.Hash, part []byte) {
 	var length [8]byte
 	binary.BigEndian.PutUint64(length[:], uint64(len(part)))

@@ -11,15 +11,15 @@ import (
 	"strconv"
 )
 
-// Secret is a key. However it is printed, logged or marshalled, its bytes do not
-// show. The zero value is no key.
+// Secret is a key. Its bytes are never printed, logged or marshalled. The zero value is no
+// key.
 //
-// It is a function so that no printer reaches the bytes, also where it may not
-// call Format, in an unexported field.
+// It is a function, so that printers cannot reach the bytes even in an unexported field,
+// where they do not call Format.
 type Secret struct{ bytes func() []byte }
 
-// NewSecret returns a key with a copy of these bytes, which should come from
-// crypto/rand: 32 for encryption, 32 or more for signatures.
+// NewSecret returns a key with a copy of the bytes. Generate them with crypto/rand: 32 for
+// encryption, 32 or more for signatures.
 func NewSecret(bytes []byte) Secret {
 	own := slices.Clone(bytes)
 	return Secret{bytes: func() []byte { return own }}
@@ -37,19 +37,19 @@ func (s Secret) get() []byte {
 
 // Keys are the keys of one purpose. The zero value has none.
 type Keys struct {
-	// Current is the id of the key that Encode uses. Default: none; Encode does
-	// without, Decode uses Secrets.
+	// Current is the id of the key that Encode uses. Default: none; Encode does not use
+	// keys, Decode uses Secrets.
 	Current string
 
-	// Secrets holds the keys by their ids: the current one and those that Decode
-	// still needs. Ids travel with each message: 1 to 64 of A-Z, a-z, 0-9,
-	// point, underscore and hyphen. An id is never given to another key.
+	// Secrets holds the keys by id: the current one and those that Decode still needs.
+	// Each message contains the id of its key. An id has 1 to 64 characters of A-Z, a-z,
+	// 0-9, point, underscore and hyphen. Never reuse an id for another key.
 	Secrets map[string]Secret
 }
 
 var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
-// check reports what is wrong with k as a field of Config.
+// check reports the problems of k as a field of Config.
 func (k Keys) check(field string, fits func(secret []byte) (problem string), bad func(field, value, problem string)) {
 	for _, id := range slices.Sorted(maps.Keys(k.Secrets)) {
 		secret := k.Secrets[id].get()
@@ -85,7 +85,7 @@ func fitsSignature(secret []byte) (problem string) {
 	return ""
 }
 
-// common returns the ids of two keys, one of each, that are the same.
+// common returns the ids of a key that both a and b contain.
 func common(a, b Keys) (idA, idB string, found bool) {
 	for idA, secretA := range a.Secrets {
 		for idB, secretB := range b.Secrets {
@@ -97,7 +97,7 @@ func common(a, b Keys) (idA, idB string, found bool) {
 	return "", "", false
 }
 
-// ring is the keys of one purpose, ready for use.
+// ring holds the prepared keys of one purpose.
 type ring[K any] struct {
 	current string
 	keys    map[string]K
@@ -115,7 +115,7 @@ func newRing[K any](keys Keys, ready func(secret []byte) (K, error)) (ring[K], e
 	return r, nil
 }
 
-// find returns the key of an id that came with a message.
+// find returns the key with the id of a message.
 func (r ring[K]) find(id string) (K, error) {
 	key, ok := r.keys[id]
 	if !ok {
@@ -124,8 +124,7 @@ func (r ring[K]) find(id string) (K, error) {
 	return key, nil
 }
 
-// newAEAD returns AES-256-GCM that draws a nonce for each Seal and puts it in
-// front of the ciphertext.
+// newAEAD returns AES-256-GCM with a random nonce in front of each ciphertext.
 func newAEAD(secret []byte) (cipher.AEAD, error) {
 	block, err := aes.NewCipher(secret)
 	if err != nil {

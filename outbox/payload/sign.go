@@ -19,8 +19,8 @@ func newSigner(secret []byte) (*signer, error) {
 	return &signer{secret: slices.Clone(secret)}, nil
 }
 
-// mac returns the code of msg in hexadecimal. head is the signature up to it,
-// which names the algorithm, the key and the metadata that are covered.
+// mac returns the MAC of msg in hexadecimal. head is the part of the signature before it: the
+// algorithm, the key's id and the names of the covered metadata.
 func (s *signer) mac(head string, names []string, b binding, msg *message.Message) string {
 	h := hmac.New(sha256.New, s.secret)
 	h.Write(frame("oncemill/payload/signature/1", head, msg.Metadata.Get(EncodingMetadata), b.id, b.topic, b.key))
@@ -38,8 +38,8 @@ func (c *Codec) sign(b binding, msg *message.Message) string {
 	return head + ";" + c.signature.keys[id].mac(head, c.signedMetadata, b, msg)
 }
 
-// verify refuses a message whose signature is wrong, or missing if there has to
-// be one. Without keys it cannot tell.
+// verify refuses a message whose signature is wrong, or missing if one is required. Without
+// keys it accepts every signature.
 func (c *Codec) verify(b binding, msg *message.Message) error {
 	text := msg.Metadata.Get(SignatureMetadata)
 	switch {
@@ -50,7 +50,7 @@ func (c *Codec) verify(b binding, msg *message.Message) error {
 	}
 	fields := strings.Split(text, ";")
 	if len(fields) != 4 || fields[0] != signatureStep {
-		return detailed(ErrSignature, "it is none of %s", signatureStep)
+		return detailed(ErrSignature, "it is not of the form %s", signatureStep)
 	}
 	head, _ := strings.CutSuffix(text, ";"+fields[3])
 	var names []string
@@ -61,7 +61,7 @@ func (c *Codec) verify(b binding, msg *message.Message) error {
 	if err != nil {
 		return err
 	}
-	// Compared as text, so that no second way to write it is taken.
+	// Compared as text, so that only one spelling is accepted.
 	if !hmac.Equal([]byte(fields[3]), []byte(key.mac(head, names, b, msg))) {
 		return detailed(ErrSignature, "key %q", fields[1])
 	}
