@@ -1,5 +1,5 @@
-// Package amqpconn says how to connect to RabbitMQ, by watermill-amqp's
-// configuration, and does so: for the relay's sink and the inbox's subscriber alike.
+// Package amqpconn connects to RabbitMQ by watermill-amqp's configuration, for the relay's
+// sink and the inbox's subscriber.
 package amqpconn
 
 import (
@@ -17,24 +17,24 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 )
 
-// Options are what watermill-amqp's configuration does not say.
+// Options are settings that watermill-amqp's configuration lacks.
 type Options struct {
-	Name           string   // of the connection, in RabbitMQ's management
+	Name           string   // of the connection, shown by RabbitMQ's management
 	Addresses      []string // further URIs
-	Who            string   // reconnects by itself: "the sink", say
+	Who            string   // who reconnects, for errors: "the sink"
 	AllowPlaintext bool
-	DialTimeout    time.Duration // 0: what the URI says, or else 10 s
+	DialTimeout    time.Duration // 0: the URI's, or 10 s
 	MinChannels    int           // that a connection needs
 
-	// Tolerant gives deliveries whose headers amqp091-go cannot read the header
-	// UnreadableHeader in their place. Without it they close the connection.
+	// Tolerant replaces headers that amqp091-go cannot read by UnreadableHeader. Without
+	// it such a delivery closes the connection.
 	Tolerant bool
 }
 
-// DefaultDialTimeout is the time for dialing and the handshakes.
+// DefaultDialTimeout is the default limit for dialing and the handshakes.
 const DefaultDialTimeout = 10 * time.Second
 
-// Settings say how to connect.
+// Settings are a resolved configuration.
 type Settings struct {
 	Backoff backoff.ExponentialBackOff
 
@@ -44,11 +44,11 @@ type Settings struct {
 	tolerant  bool
 }
 
-// address is one way to the broker.
+// address is one address of the broker.
 type address struct {
 	uri         string // holds the password; never to be shown
-	plain       string // the same without TLS, which is then made by us
-	shown       string // the URI without it
+	plain       string // the URI without TLS, for connections whose TLS this package adds
+	shown       string // the URI without the password
 	vhost       string
 	dialTimeout time.Duration
 }
@@ -62,10 +62,10 @@ func (s *Settings) Shown() string {
 	return strings.Join(shown, ", ")
 }
 
-// Report takes a bad value of a field, and how to mend it.
+// Report receives a bad value of a field, and how to correct it.
 type Report func(field, value, problem string)
 
-// Resolve returns the settings of a configuration, and reports what is bad in it.
+// Resolve returns the settings of a configuration, and reports bad values.
 func Resolve(c wamqp.ConnectionConfig, o Options, bad Report) Settings {
 	s := Settings{tolerant: o.Tolerant}
 	if o.DialTimeout < 0 {
@@ -105,7 +105,7 @@ func (s *Settings) resolveConfig(c wamqp.ConnectionConfig, o Options, bad Report
 }
 
 func (o Options) tooFewChannels() string {
-	return "must be 0 or at least " + strconv.Itoa(o.MinChannels) + ": so many channels are needed"
+	return "must be 0 or at least " + strconv.Itoa(o.MinChannels) + ", the number of channels that a connection needs"
 }
 
 func (s *Settings) resolveAddresses(first string, o Options, bad Report) {
@@ -117,16 +117,16 @@ func (s *Settings) resolveAddresses(first string, o Options, bad Report) {
 	}
 }
 
-// resolveAddress checks one URI and adds it to those that are tried.
+// resolveAddress checks one URI and adds it to the addresses.
 func (s *Settings) resolveAddress(field, text string, o Options, bad Report) {
 	if text == "" {
-		bad(field, `""`, "is needed, for example amqps://user:password@host:5671/vhost")
+		bad(field, `""`, "is required, for example amqps://user:password@host:5671/vhost")
 		return
 	}
 	uri, err := amqp.ParseURI(text)
 	if err != nil {
 		// The parser's error quotes the URI, and with it the password.
-		bad(field, "(not shown)", "is no AMQP URI such as amqps://user:password@host:5671/vhost; reserved characters must be percent-encoded")
+		bad(field, "(not shown)", "is not an AMQP URI such as amqps://user:password@host:5671/vhost; reserved characters must be percent-encoded")
 		return
 	}
 	a := address{uri: text, plain: withoutTLS(text, uri), shown: redact(uri), vhost: uri.Vhost, dialTimeout: o.DialTimeout}
@@ -163,8 +163,8 @@ func (s *Settings) resolveAddress(field, text string, o Options, bad Report) {
 }
 
 func (s *Settings) resolveBackoff(r *wamqp.ReconnectConfig, bad Report) {
-	// With a factor of 1 each wait is spread evenly between nothing and twice
-	// the interval: full jitter, at most 2 s.
+	// With a factor of 1 each wait is random between zero and twice the interval: full
+	// jitter, at most 2 s.
 	s.Backoff = backoff.ExponentialBackOff{
 		InitialInterval:     50 * time.Millisecond,
 		RandomizationFactor: 1,
@@ -195,7 +195,7 @@ func (s *Settings) resolveBackoff(r *wamqp.ReconnectConfig, bad Report) {
 	s.Backoff.RandomizationFactor = r.BackoffRandomizationFactor
 }
 
-// redact shows where the URI leads and as whom, and nothing else of it.
+// redact returns the URI with user, host and virtual host only.
 func redact(uri amqp.URI) string {
 	return uri.Scheme + "://" + url.PathEscape(uri.Username) + "@" +
 		net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port)) + "/" + url.PathEscape(uri.Vhost)

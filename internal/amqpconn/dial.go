@@ -18,25 +18,23 @@ import (
 )
 
 var (
-	errAborted = errors.New("dialing was given up")
+	errAborted = errors.New("dialing was canceled")
 	errBadURI  = errors.New("the URI cannot be parsed")
 )
 
-// Dialer connects to the addresses of its settings, one after the other. It must
-// not be used by two goroutines at the same time.
+// Dialer connects to the addresses of its settings, one after the other. It is not safe for
+// concurrent use.
 type Dialer struct {
 	settings *Settings
-	next     int // the address to begin with
+	next     int // the address to try first
 }
 
 // Dialer returns a dialer that begins with the first address.
 func (s *Settings) Dialer() *Dialer { return &Dialer{settings: s} }
 
-// Dial tries each address once and returns the first connection, with the URI that
-// it leads to, without the password. The next call begins with the address after
-// that one. Dial gives up when ctx ends. open takes the network connection over,
-// and returns what to use in its place and how to drop that; it is called for each
-// address that accepts a connection.
+// Dial tries each address once, until ctx ends. It returns the first connection, with its URI
+// without the password. The next call starts with the address after that one. open is called
+// for each network connection. It returns the connection to use instead, and how to drop it.
 func (d *Dialer) Dial(ctx context.Context, open func(raw net.Conn) (wire net.Conn, drop func())) (conn *amqp.Connection, shown string, err error) {
 	addresses := d.settings.addresses
 	var errs []error
@@ -65,7 +63,7 @@ func (s *Settings) dial(ctx context.Context, a address, open func(raw net.Conn) 
 		defer mu.Unlock()
 		drop()
 	}
-	// It also covers the handshakes, which know no context.
+	// This also ends the handshakes, which take no context.
 	stop := context.AfterFunc(ctx, dropped)
 	defer stop()
 	config := s.config
@@ -74,7 +72,7 @@ func (s *Settings) dial(ctx context.Context, a address, open func(raw net.Conn) 
 		if err != nil {
 			return nil, err
 		}
-		// amqp091-go lifts it when the handshakes are done.
+		// amqp091-go removes the deadline after the handshakes.
 		if err := raw.SetDeadline(time.Now().Add(a.dialTimeout)); err != nil {
 			return nil, errors.Join(err, raw.Close())
 		}
@@ -93,7 +91,7 @@ func (s *Settings) dial(ctx context.Context, a address, open func(raw net.Conn) 
 		}
 		return s.tolerate(ctx, a, wire)
 	}
-	config.Properties = maps.Clone(config.Properties) // amqp091-go writes into both
+	config.Properties = maps.Clone(config.Properties) // amqp091-go writes to both
 	if s.tls != nil {
 		config.TLSClientConfig = s.tls.Clone()
 	}
@@ -103,7 +101,7 @@ func (s *Settings) dial(ctx context.Context, a address, open func(raw net.Conn) 
 	}
 	conn, err := amqp.DialConfig(uri, config)
 	if err != nil {
-		dropped() // amqp091-go does not after every failure
+		dropped() // amqp091-go does not close it after every failure
 		return nil, err
 	}
 	return conn, nil
@@ -117,8 +115,8 @@ func (s *Settings) dialNetwork(ctx context.Context, a address, network, address 
 	return dialer.DialContext(ctx, network, address)
 }
 
-// tolerate makes a connection tolerant, over TLS if the address says so: amqp091-go, which
-// is told that there is none, would make it between us and the frames.
+// tolerate makes a connection tolerant. It adds TLS itself if the address has it, since the
+// frames must be read inside of TLS; amqp091-go gets a URI without TLS.
 func (s *Settings) tolerate(ctx context.Context, a address, wire net.Conn) (net.Conn, error) {
 	if a.plain == a.uri {
 		return newTolerant(wire), nil
@@ -134,11 +132,11 @@ func (s *Settings) tolerate(ctx context.Context, a address, wire net.Conn) (net.
 	return newTolerant(client), nil
 }
 
-// tlsFor returns what amqp091-go makes of the configuration and the URI.
+// tlsFor returns the TLS configuration that amqp091-go would use for the address.
 func (s *Settings) tlsFor(a address) (*tls.Config, error) {
 	uri, err := amqp.ParseURI(a.uri)
 	if err != nil {
-		return nil, errBadURI // that of the parser quotes it
+		return nil, errBadURI // the parser's error quotes the URI
 	}
 	config := s.tls.Clone()
 	if config == nil {
@@ -165,14 +163,14 @@ func (s *Settings) tlsFor(a address) (*tls.Config, error) {
 	return config, nil
 }
 
-// withoutTLS is the same URI for amqp091-go where the TLS is ours.
+// withoutTLS returns the URI for connections whose TLS this package adds.
 func withoutTLS(text string, uri amqp.URI) string {
 	if uri.Scheme != "amqps" {
 		return text
 	}
 	u, err := url.Parse(text)
 	if err != nil {
-		return text // the parser of amqp091-go has taken it
+		return text // amqp091-go's parser has accepted it
 	}
 	u.Scheme, u.Host = "amqp", net.JoinHostPort(uri.Host, strconv.Itoa(uri.Port))
 	return u.String()

@@ -9,7 +9,7 @@ import (
 
 const maxShortString = 255
 
-// CheckShort returns what is wrong with a short string, "" if nothing.
+// CheckShort returns the problem of a short string, or "".
 func CheckShort(s string) (problem string) {
 	switch {
 	case len(s) > maxShortString:
@@ -20,7 +20,7 @@ func CheckShort(s string) (problem string) {
 	return ""
 }
 
-// CheckTable finds what amqp091-go cannot encode.
+// CheckTable returns an error for values that amqp091-go cannot encode.
 func CheckTable(t amqp.Table) error {
 	if err := t.Validate(); err != nil {
 		return err
@@ -68,5 +68,5 @@ func fieldSize(value any) (int, error) {
 	return 9, nil // type and at most 8 bytes
 }
 
-// NameError tells what is wrong with a name in a table.
+// NameError returns the error for a bad name in a table.
 func NameError(name, problem string) error { return fmt.Errorf("the name %.40q… %s", name, problem) }

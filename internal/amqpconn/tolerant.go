@@ -6,21 +6,21 @@ import (
 	"net"
 )
 
-// UnreadableHeader is the only header of a delivery whose headers amqp091-go would not
-// read, and so close the connection: those nested deeper than 32 levels, or of more than
-// 8,192 entries. Anybody can send such a message, and the broker would deliver it again
-// after every reconnection. Its value says what was wrong. (A sender who sets it himself
-// makes his own message unreadable.)
+// UnreadableHeader replaces the headers of a delivery that amqp091-go cannot read: nested
+// deeper than 32 levels, or with more than 8,192 entries. amqp091-go would close the
+// connection, and the broker would deliver the message again after every reconnection.
+// Anybody can send such a message. The value of the header is the problem. (A sender who
+// sets this header makes its own message unreadable.)
 const UnreadableHeader = "oncemill_unreadable"
 
-// tolerant is a connection that gives amqp091-go only what it can read. It looks at
-// content headers, and passes everything else on.
+// tolerant is a connection that gives amqp091-go only headers that it can read. It inspects
+// content headers, and passes on everything else.
 type tolerant struct {
 	net.Conn
 	src   *bufio.Reader
-	ready []byte // to be passed on before all else
-	pass  int    // bytes of the current frame that follow as they are
-	blind bool   // this is not AMQP: everything is passed on
+	ready []byte // passed on first
+	pass  int    // bytes of the current frame to pass on unchanged
+	blind bool   // not AMQP: pass on everything
 }
 
 func newTolerant(conn net.Conn) *tolerant {
@@ -32,11 +32,11 @@ const (
 	contentHeader = 2
 	heartbeat     = 8
 
-	// mostContent is more than a content header can have in any frame that is negotiated.
+	// mostContent is above the size of a content header in any negotiated frame.
 	mostContent = 1 << 20
 )
 
-// Read blocks for the first byte alone.
+// Read blocks only for the first byte.
 func (t *tolerant) Read(p []byte) (n int, err error) {
 	for n < len(p) {
 		switch {
@@ -67,7 +67,7 @@ func (t *tolerant) Read(p []byte) (n int, err error) {
 	return n, nil
 }
 
-// next looks at the frame that begins here.
+// next inspects the next frame.
 func (t *tolerant) next() error {
 	head, err := t.src.Peek(frameHead)
 	if err != nil {
@@ -75,7 +75,7 @@ func (t *tolerant) next() error {
 	}
 	size := int(binary.BigEndian.Uint32(head[3:]))
 	switch {
-	case head[0] == 0 || head[0] > heartbeat: // the broker speaks another version, say
+	case head[0] == 0 || head[0] > heartbeat: // for example another version of the protocol
 		t.blind = true
 	case head[0] != contentHeader || size > mostContent:
 		t.pass = frameHead + size + 1
@@ -92,7 +92,7 @@ func (t *tolerant) next() error {
 	return nil
 }
 
-// readable returns the frame of a content header, or one in its place without headers.
+// readable returns the frame of a content header, or a replacement without its headers.
 func readable(frame []byte) []byte {
 	const fixed, headers = 14, 1 << 13 // class, weight, body size, flags; the flag of the headers
 	content := frame[frameHead : len(frame)-1]
@@ -116,10 +116,10 @@ func readable(frame []byte) []byte {
 	if problem == "" {
 		return frame
 	}
-	var rest []byte // what follows the headers
+	var rest []byte // the properties after the headers
 	if size := int64(binary.BigEndian.Uint32(table)); size <= int64(len(table)-4) {
 		rest = table[4+size:]
-	} else { // nor can what follows be found
+	} else { // the properties after them cannot be found
 		flags = flags&(1<<15|1<<14) | headers
 	}
 	entry := append([]byte{byte(len(UnreadableHeader))}, UnreadableHeader...)
@@ -135,7 +135,7 @@ func readable(frame []byte) []byte {
 	return append(out, frame[len(frame)-1])
 }
 
-// What amqp091-go reads at most.
+// Limits of amqp091-go.
 const (
 	mostNested  = 32
 	mostEntries = 8192
@@ -147,7 +147,7 @@ const (
 	noHeaders = "its headers are not AMQP's"
 )
 
-// skipTable returns what follows a table, or what is wrong with it.
+// skipTable returns the bytes after a table, or the problem of the table.
 func skipTable(b []byte, depth int) (rest []byte, problem string) {
 	return skipEntries(b, depth, func(b []byte) []byte { return skipShort(b) })
 }
@@ -156,7 +156,7 @@ func skipArray(b []byte, depth int) (rest []byte, problem string) {
 	return skipEntries(b, depth, func(b []byte) []byte { return b })
 }
 
-// skipEntries returns what follows entries that begin with their length in bytes, and
+// skipEntries returns the bytes after the entries, which begin with their length in bytes,
 // each with a name.
 func skipEntries(b []byte, depth int, skipName func([]byte) []byte) (rest []byte, problem string) {
 	if depth > mostNested {
@@ -184,7 +184,7 @@ func skipEntries(b []byte, depth int, skipName func([]byte) []byte) (rest []byte
 	return rest, ""
 }
 
-// fieldSizes are those of the types that have one.
+// fieldSizes are the sizes of the types with a fixed size.
 var fieldSizes = map[byte]int{
 	't': 1, 'b': 1, 'B': 1, 's': 2, 'u': 2, 'I': 4, 'i': 4, 'l': 8, 'f': 4, 'd': 8, 'D': 5, 'T': 8, 'V': 0,
 }
@@ -216,7 +216,7 @@ func skipField(b []byte, depth int) (rest []byte, problem string) {
 	return b[size:], ""
 }
 
-// skipShort returns what follows a short string, nil if it does not end.
+// skipShort returns the bytes after a short string, or nil if it is cut off.
 func skipShort(b []byte) []byte {
 	if len(b) == 0 || len(b) < 1+int(b[0]) {
 		return nil

@@ -1,4 +1,4 @@
-// Package names holds where oncemill's tables are, and fills their names into SQL.
+// Package names holds the location of oncemill's tables and fills their names into SQL.
 package names
 
 import (
@@ -22,7 +22,8 @@ const (
 	SQLite
 )
 
-// DialectOf detects the dialect of db from its driver: [Auto] if it is unknown.
+// DialectOf detects the dialect of db from its driver. It returns [Auto] if the driver is
+// unknown.
 func DialectOf(db *sql.DB) int {
 	t := reflect.TypeOf(db.Driver())
 	for t.Kind() == reflect.Pointer {
@@ -37,8 +38,8 @@ func DialectOf(db *sql.DB) int {
 	return Auto
 }
 
-// pattern admits names that never need quoting. The limit leaves room within
-// PostgreSQL's 63 bytes for the names that are derived from them.
+// pattern accepts names that never need quoting. Their length leaves room for derived names
+// within PostgreSQL's 63 bytes.
 var pattern = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,30}$`)
 
 const rule = "must be 1 to 31 characters of a-z, 0-9 and _, not starting with a digit"

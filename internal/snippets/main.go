@@ -1,16 +1,15 @@
-// Command snippets holds the Go code in documents to code that compiles: every
-// fenced block of Go must be an excerpt of a source file of this repository,
-// named in a comment above it:
+// Command snippets checks that the Go code in documents compiles: every fenced block of Go
+// must be an excerpt of a source file of this repository, named in a comment above it:
 //
 //	<!-- excerpt: examples/readme/main.go#serve -->
 //
-// In the file the excerpt stands between the lines "//snippet:work" and
-// "//snippet:end". Without a name the whole file is meant.
+// In the file the excerpt is between the lines "//snippet:serve" and "//snippet:end". Without
+// a name it is the whole file.
 //
 //	go run ./internal/snippets [-write] README.md docs/*.md
 //
-// -write puts the excerpts into the documents instead of comparing them. Paths
-// of sources are relative to the working directory.
+// -write copies the excerpts into the documents instead of comparing them. Paths of sources
+// are relative to the working directory.
 package main
 
 import (
@@ -31,7 +30,7 @@ func main() {
 	}
 }
 
-// run checks or writes the documents and returns all that is wrong with them.
+// run checks or writes the documents and returns all problems.
 func run(sources fs.FS, documents []string, write bool) error {
 	var errs []error
 	for _, path := range documents {

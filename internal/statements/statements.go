@@ -10,11 +10,11 @@
 //	insert into {{inbox}} (consumer, message_id) values ($1, $2) on conflict do nothing
 //
 // [Load] fills the statements of a folder into a struct, one field each, with the names
-// of the tables in place of {{inbox}} (see names.Names.Expand). What several databases have
-// in common is a struct that is embedded in theirs.
+// of the tables in place of {{inbox}} (see names.Names.Expand). Statements that several
+// databases share are fields of an embedded struct.
 //
-// A statement for each of several numbered tables is written once, with # for the number.
-// It has an array of strings as its field:
+// A statement for several numbered tables is written once, with # for the number. Its field
+// is an array of strings:
 //
 //	-- name: truncate_# for 0 to 3
 //	-- It has no plan.
@@ -49,7 +49,7 @@ type Statement struct {
 var header = regexp.MustCompile(`(?m)^-- name: ([a-z0-9_]+)(_# for 0 to ([1-9]))?\n`)
 
 // Read returns the statements of a folder, in the order of files and lines. It panics
-// on a malformed file: the files are a part of the program.
+// on a malformed file, since the files are part of the program.
 func Read(files fs.FS, folder string) (all []Statement) {
 	matches, err := fs.Glob(files, path.Join(folder, "*.sql"))
 	if err != nil || len(matches) == 0 {
@@ -86,7 +86,7 @@ func parse(file, content string) (all []Statement) {
 		}
 		s.Text = strings.TrimSuffix(strings.Join(lines, "\n"), ";")
 		if s.Comment == "" || s.Text == "" {
-			panic(fmt.Sprintf("statements: %s: %s lacks its comment or its text", file, s.Name))
+			panic(fmt.Sprintf("statements: %s: %s has no comment or no text", file, s.Name))
 		}
 		if at[4] < 0 {
 			all = append(all, s)
@@ -117,7 +117,7 @@ func Load(into any, files fs.FS, folder string, tables names.Names) {
 
 type loader struct {
 	folder string
-	texts  map[string]string // those that have no field yet
+	texts  map[string]string // statements without a field so far
 	tables names.Names
 }
 
@@ -140,7 +140,7 @@ func (l loader) fill(fields reflect.Value) {
 	}
 }
 
-// take returns a text that has a field.
+// take returns the text of a statement and removes it from texts.
 func (l loader) take(name string) string {
 	text, ok := l.texts[name]
 	if !ok {
@@ -150,10 +150,10 @@ func (l loader) take(name string) string {
 	return text
 }
 
-// numbered panics if number is more than digits: it becomes a part of the statement.
+// numbered panics if number is not digits only, since it becomes part of the statement.
 func numbered(text, number string) string {
 	if strings.Trim(number, "0123456789") != "" || number == "" {
-		panic(fmt.Sprintf("statements: %q is no number of a table", number))
+		panic(fmt.Sprintf("statements: %q is not the number of a table", number))
 	}
 	return strings.ReplaceAll(text, "#", number)
 }

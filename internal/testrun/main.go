@@ -1,11 +1,11 @@
-// Command testrun runs the tests of every module of this repository with
-// go test -json, one package at a time, and fails if any fails, is skipped without
-// being listed, or if a module has no test at all.
+// Command testrun runs the tests of every module of this repository with go test -json, one
+// package at a time. It fails if a test fails, if a test is skipped that is not listed, or if
+// a module has no tests.
 //
 //	go run ./internal/testrun [-skips FILE] [flags of go test]
 //
-// FILE lists the tests that may be skipped, one "package.TestName" a line, with
-// the reason behind a #; "package.TestName/*" are the subtests of one.
+// FILE lists the tests that may be skipped, one "package.TestName" a line, with the reason
+// after a #. "package.TestName/*" means all subtests of a test.
 package main
 
 import (
@@ -36,7 +36,7 @@ func main() {
 	}
 }
 
-// run tests every module under root. What it returns says why the run is not good.
+// run tests every module under root. It returns why the run failed.
 func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	started := time.Now()
 	allowed := skips{}
@@ -88,8 +88,8 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	return errors.Join(errs...)
 }
 
-// modulesAtOnce is how many modules are compiled side by side. Tests take turns in any case,
-// and while those of one module run, another one is compiled.
+// modulesAtOnce is how many modules are compiled at once. Test binaries run one at a time,
+// while another module is compiled.
 const modulesAtOnce = 2
 
 // sharedWriter lets several modules write lines to one writer.

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// modules returns the directories under root that hold a module with tests of
-// ours: all but the one that only pins tools, and test data.
+// modules returns the directories under root that contain a module with tests: all except
+// tools and test data.
 func modules(root string) ([]string, error) {
 	var dirs []string
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {

@@ -25,13 +25,13 @@ func (c *counts) add(other counts) {
 	c.skipped += other.skipped
 }
 
-// report follows the tests of one module: a line per package, and the output
-// of what did not pass.
+// report prints the results of one module: a line for each package, and the output of tests
+// that did not pass.
 type report struct {
 	counts
 	out      io.Writer
 	allowed  skips
-	unlisted []string // tests that were skipped and may not be
+	unlisted []string // tests that were skipped without being listed
 	running  map[string]*packageRun
 }
 
@@ -42,11 +42,11 @@ func newReport(out io.Writer, allowed skips) *report {
 // packageRun is a package whose tests are running.
 type packageRun struct {
 	counts
-	output map[string][]string // by test, of those that have not passed; "" is the package's own
-	tests  []string            // keys of output in the order of their first line
+	output map[string][]string // by test, without passed tests; "" is the package's own output
+	tests  []string            // keys of output, in the order of their first lines
 }
 
-// read takes the events of one go test.
+// read reads the events of one go test.
 func (r *report) read(events io.Reader) error {
 	decoder := json.NewDecoder(events)
 	for {
@@ -60,10 +60,10 @@ func (r *report) read(events io.Reader) error {
 	}
 }
 
-// verdict returns why the module is not good although go test was content.
+// verdict returns why the module failed although go test succeeded.
 func (r *report) verdict() error {
 	if len(r.unlisted) > 0 {
-		return fmt.Errorf("skipped, but not listed as allowed to be: %s", strings.Join(r.unlisted, ", "))
+		return fmt.Errorf("skipped without being listed: %s", strings.Join(r.unlisted, ", "))
 	}
 	if r.passed == 0 {
 		return errors.New("no test ran")
@@ -114,8 +114,8 @@ func (r *report) testDone(e event, p *packageRun) {
 	delete(p.output, e.Test)
 }
 
-// packageDone prints the output of the tests that failed, never ended or were
-// skipped without leave, and then the line of the package.
+// packageDone prints the output of the tests that failed, did not end or were skipped without
+// being listed, and then the line of the package.
 func (r *report) packageDone(e event, p *packageRun) {
 	delete(r.running, e.Package)
 	r.add(p.counts)
@@ -125,7 +125,7 @@ func (r *report) packageDone(e event, p *packageRun) {
 		}
 	}
 	if e.Action == "skip" {
-		return // it has no tests
+		return // no tests
 	}
 	word := "ok  "
 	if e.Action == "fail" {

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// skips holds the tests that may be skipped, as "package.TestName". With "/*" at
-// the end a name stands for its subtests, whose names a suite may make up as it
-// runs.
+// skips holds the tests that may be skipped, as "package.TestName". A name that ends in "/*"
+// means all subtests of a test, whose names a suite may generate.
 type skips map[string]bool
 
 func (s skips) allow(name string) bool {

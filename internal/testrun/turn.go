@@ -7,17 +7,17 @@ import (
 	"syscall"
 )
 
-// Packages are compiled side by side and tested one after the other: each runs several
-// tests at once, against servers of its own, and two of them at a time only make each
-// other's waits long. go test has no setting for that. It is told to start a test binary
-// by way of this command, which first waits for the lock of a file.
+// Packages are compiled in parallel and tested one after the other. Each package runs several
+// tests at once; two packages at a time would only slow each other down. go test has no
+// setting for this, so its -exec runs each test binary through this command, which first waits
+// for a file lock.
 
 // turnFlag is how go test -exec calls this command: -turn FILE BINARY ARGUMENTS...
 const turnFlag = "-turn"
 
-// takeTurn waits for the lock of the file and becomes the command. The lock is the
-// process's own: it outlives exec (on Linux from 5.11 on; before that, packages are tested
-// side by side), it ends with the process, and what the process starts does not have it.
+// takeTurn waits for the lock of the file and executes the command in its place. The lock
+// belongs to the process: it survives exec (since Linux 5.11; before that, packages are tested
+// in parallel), ends with the process, and is not inherited by child processes.
 func takeTurn(file string, command []string) error {
 	fd, err := syscall.Open(file, syscall.O_CREAT|syscall.O_RDWR, 0o600) // not closed on exec
 	if err != nil {
@@ -32,5 +32,5 @@ func takeTurn(file string, command []string) error {
 			return fmt.Errorf("lock %s: %w", file, err)
 		}
 	}
-	return fmt.Errorf("start %s: %w", command[0], syscall.Exec(command[0], command, os.Environ())) //nolint:gosec // what go test has built
+	return fmt.Errorf("start %s: %w", command[0], syscall.Exec(command[0], command, os.Environ())) //nolint:gosec // built by go test
 }

@@ -16,15 +16,15 @@ import (
 // CommitCutter is a proxy that, once armed, cuts the next connection that sends a
 // commit: before the commit reaches the server, or after the server has answered.
 type CommitCutter struct {
-	DSN string // to reach PostgreSQL by
+	DSN string // of PostgreSQL, through the proxy
 
 	server  string
 	arrives bool
 	armed   atomic.Bool
 }
 
-// NewCommitCutter returns one before the server of dsn, which ends with the test. With
-// arrives the commit reaches the server.
+// NewCommitCutter returns a proxy to the server of dsn, closed when the test ends. If arrives,
+// the commit reaches the server.
 func NewCommitCutter(t *testing.T, dsn string, arrives bool) *CommitCutter {
 	t.Helper()
 	u, err := url.Parse(dsn)
@@ -54,7 +54,7 @@ func NewCommitCutter(t *testing.T, dsn string, arrives bool) *CommitCutter {
 	return c
 }
 
-// Arm makes the next commit the last thing that its connection sends.
+// Arm cuts the connection of the next commit.
 func (c *CommitCutter) Arm() { c.armed.Store(true) }
 
 func (c *CommitCutter) serve(t *testing.T, client net.Conn) {
@@ -110,8 +110,8 @@ func (c *CommitCutter) serve(t *testing.T, client net.Conn) {
 	}
 }
 
-// readPacket reads a packet of PostgreSQL's protocol: a type, a length that
-// counts itself, and the rest.
+// readPacket reads a packet of PostgreSQL's protocol: a type, a length that includes itself,
+// and the content.
 func readPacket(r io.Reader, typeSize int) ([]byte, error) {
 	head := make([]byte, typeSize+4)
 	if _, err := io.ReadFull(r, head); err != nil {

@@ -6,27 +6,26 @@ import (
 	"time"
 )
 
-// MaxWait is how long a test waits for what must come while nothing moves. It is long
-// because machines are slow and busy: only a test that fails waits for all of it.
+// MaxWait is how long a test waits without progress before it fails. It is long because
+// machines are slow and busy. Only failing tests wait that long.
 const MaxWait = 5 * time.Minute
 
-// lookEvery is the time between two looks at what is awaited.
+// lookEvery is the interval between two checks of a condition.
 const lookEvery = 5 * time.Millisecond
 
-// Eventually waits until condition holds. what describes what is awaited:
+// Eventually waits until condition holds. what describes the condition:
 //
 //	testserver.Eventually(t, "the queue is empty", func() bool { return left() == 0 })
 //
-// It fails the test when that has not come within [MaxWait], or within ten seconds when
-// the test has already failed.
+// It fails the test after [MaxWait], or after ten seconds if the test has already failed.
 func Eventually(t testing.TB, what string, condition func() bool) {
 	t.Helper()
 	EventuallyMoving(t, what, condition, func() struct{} { return struct{}{} })
 }
 
-// EventuallyMoving waits until condition holds, for as long as progress moves: [MaxWait]
-// begins anew whenever progress returns another value. It suits what takes long on a busy
-// machine, such as the delivery of a backlog.
+// EventuallyMoving waits until condition holds. [MaxWait] starts again whenever progress
+// returns another value. Use it for work that takes long on a busy machine, such as the
+// delivery of a backlog.
 func EventuallyMoving[P comparable](t testing.TB, what string, condition func() bool, progress func() P) {
 	t.Helper()
 	last, since := progress(), time.Now()
@@ -40,8 +39,8 @@ func EventuallyMoving[P comparable](t testing.TB, what string, condition func() 
 	}
 }
 
-// Poll waits until condition holds and returns true, or false if ctx ends before. Unlike
-// [Eventually] it may be called in any goroutine.
+// Poll waits until condition holds and returns true, or false if ctx ends first. Unlike
+// [Eventually] it may be called from any goroutine.
 func Poll(ctx context.Context, condition func() bool) bool {
 	for !condition() {
 		if !Pause(ctx, lookEvery) {
@@ -51,8 +50,7 @@ func Poll(ctx context.Context, condition func() bool) bool {
 	return true
 }
 
-// Pause is time that a simulated workload takes, such as a slow handler. It returns false
-// if ctx ends before.
+// Pause simulates work, such as a slow handler. It returns false if ctx ends first.
 func Pause(ctx context.Context, d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()

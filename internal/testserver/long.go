@@ -6,9 +6,8 @@ import (
 	"testing"
 )
 
-// Long reports whether tests may take long: ONCEMILL_LONG=1, as make test-long sets it.
-// Without it a test runs fewer rounds, or cells, of the same, so that make test fits into
-// minutes.
+// Long reports whether tests may take long: make test-long sets ONCEMILL_LONG=1. Otherwise a
+// test runs fewer rounds or cells, so that make test takes minutes.
 func Long() bool { return os.Getenv("ONCEMILL_LONG") != "" }
 
 // Rounds returns the number of rounds for make test, or for a long run.
@@ -20,8 +19,8 @@ func Rounds[N any](short, long N) N {
 }
 
 // OneOf returns the cells of a matrix that a test runs in: all in a long run, otherwise one.
-// Which one depends on the test's name, so that each cell has its share of the tests.
-// ONCEMILL_TEST_FIRST_CELL makes it the first.
+// The cell depends on the test's name, so that the tests cover all cells.
+// ONCEMILL_TEST_FIRST_CELL selects the first cell.
 func OneOf(t testing.TB, cells ...string) []string {
 	t.Helper()
 	if Long() {

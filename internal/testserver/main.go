@@ -11,12 +11,12 @@ import (
 	"go.uber.org/goleak"
 )
 
-// Main runs the tests of a package and fails it if goroutines are left over:
+// Main runs the tests of a package, and fails if goroutines are left:
 //
 //	func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
 //
-// More tests run at once than there are processors, unless the command line says
-// otherwise: they wait most of the time, for leases and for servers.
+// It runs more tests at once than there are processors, unless -parallel is set: tests mostly
+// wait for leases and servers.
 func Main(m *testing.M, options ...goleak.Option) int {
 	if err := flag.Set("test.parallel", strconv.Itoa(4*runtime.GOMAXPROCS(0))); err != nil {
 		panic(err) // the testing package has no such flag

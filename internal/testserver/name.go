@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// uniqueName returns a name of at most 24 characters (a-z, 0-9 and _) that no
-// other test has, on any machine, and that tells a reader whose it is.
+// uniqueName returns a name of at most 24 characters (a-z, 0-9 and _). No other test on any
+// machine has it, and it shows which test it belongs to.
 func uniqueName(t testing.TB) string {
 	name := strings.TrimPrefix(strings.ToLower(t.Name()), "test")
 	name = strings.Map(func(r rune) rune {

@@ -14,8 +14,8 @@ type Pooler struct {
 	crashes int
 }
 
-// PgBouncer starts a PgBouncer before the server, in transaction mode. It ends with
-// the test. Each setting is "name=value" of pgbouncer.ini.
+// PgBouncer starts a PgBouncer in front of the server, in transaction mode. It is stopped when
+// the test ends. Each setting is "name=value" of pgbouncer.ini.
 func (s *PostgresServer) PgBouncer(settings ...string) *Pooler {
 	s.t.Helper()
 	return &Pooler{private: startPrivate(s.t, "pgbouncer", append([]string{"upstream=" + s.dir}, settings...))}
@@ -24,9 +24,9 @@ func (s *PostgresServer) PgBouncer(settings ...string) *Pooler {
 // DSN returns the URL of the pooler.
 func (p *Pooler) DSN() string { return p.exports[envPgBouncer] }
 
-// Crashes returns how often the pooler was found dead, after starting it again if
-// it is. PgBouncer 1.18, Debian 12's, may die when a busy client cancels a
-// statement (its issues 801 and 822).
+// Crashes starts the pooler again if it has crashed, and returns the number of crashes.
+// Debian 12's PgBouncer 1.18 may crash when a busy client cancels a statement (its issues 801
+// and 822).
 func (p *Pooler) Crashes() int {
 	p.t.Helper()
 	p.mu.Lock()
@@ -38,7 +38,7 @@ func (p *Pooler) Crashes() int {
 	var dialer net.Dialer
 	conn, err := dialer.DialContext(p.t.Context(), "tcp", address.Host)
 	if err == nil {
-		_ = conn.Close() // it has said what it had to
+		_ = conn.Close() // the answer has been read
 		return p.crashes
 	}
 	p.Start()

@@ -11,8 +11,8 @@ import (
 	"github.com/lib/pq"
 )
 
-// Plans are the plans that a PostgreSQL has really used, as auto_explain tells
-// them to the one connection of a pool.
+// Plans are the plans that PostgreSQL used for the statements of one connection, reported by
+// auto_explain.
 type Plans struct {
 	t testing.TB
 
@@ -20,15 +20,15 @@ type Plans struct {
 	text []string
 }
 
-// Plan is one of them.
+// Plan is the plan of one execution.
 type Plan struct {
 	Statement string
 	Text      string  // JSON
-	Rows      float64 // of tables that it has looked at
+	Rows      float64 // rows read from tables
 	Faults    []string
 }
 
-// Explained returns a pool of one connection, and the plans that it will use.
+// Explained returns a pool of one connection, and the plans of its statements.
 func Explained(t testing.TB, dsn string) (*sql.DB, *Plans) {
 	t.Helper()
 	connector, err := pq.NewConnector(withParams(t, dsn, "binary_parameters=yes"))
@@ -38,7 +38,7 @@ func Explained(t testing.TB, dsn string) (*sql.DB, *Plans) {
 	p := &Plans{t: t}
 	db := sql.OpenDB(pq.ConnectorWithNoticeHandler(connector, p.add))
 	db.SetMaxOpenConns(1)
-	t.Cleanup(func() { db.Close() }) //nolint:errcheck // nothing is left to be told
+	t.Cleanup(func() { db.Close() }) //nolint:errcheck // nothing depends on it
 	for _, text := range []string{
 		`load 'auto_explain'`, `set auto_explain.log_min_duration = 0`, `set auto_explain.log_level = notice`,
 		`set auto_explain.log_format = json`, `set auto_explain.log_analyze = on`, `set auto_explain.log_timing = off`,

@@ -15,13 +15,13 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// PG is a place of a test's own on the shared PostgreSQL.
+// PG is a test database: two schemas on the shared PostgreSQL.
 type PG struct {
-	// DB is a pool whose unqualified names mean Schema.
+	// DB is a pool with Schema as its search path.
 	DB *sql.DB
 
-	// DSN is the URL behind DB, without parameters that only one driver knows.
-	// URL adds those of the driver in use.
+	// DSN is the URL of DB, without parameters that only one driver knows. URL adds those of
+	// the driver in use.
 	DSN string
 
 	// Schema is for the business tables of the test. It exists and is empty.
@@ -30,12 +30,11 @@ type PG struct {
 	// Config names another schema, for oncemill's tables. It does not exist yet.
 	Config oncemill.Config
 
-	server string // the URL of the server itself, with or without a pooler before it
+	server string // the URL of the server, or of the pooler in front of it
 }
 
-// Postgres returns two schemas for t, one for its business tables and one for
-// oncemill's. Both are dropped when t ends, so everything that is in a
-// transaction must have ended by then.
+// Postgres returns two schemas for t, one for its business tables and one for oncemill's.
+// Both are dropped when t ends. All transactions must have ended by then.
 func Postgres(t testing.TB) PG {
 	t.Helper()
 	shared, err := sharedPostgres()
@@ -53,7 +52,7 @@ func Postgres(t testing.TB) PG {
 	}
 	// Registered before the pools are opened, so it runs after they are closed.
 	t.Cleanup(func() {
-		// A transaction that is still open would block the drop for ever.
+		// A transaction that is still open would block the drop forever.
 		url := withParams(t, shared, "lock_timeout=10s")
 		for _, schema := range []string{pg.Schema, pg.Config.Schema} {
 			if err := execOnce(context.WithoutCancel(t.Context()), url, "drop schema if exists "+schema+" cascade"); err != nil {
@@ -76,8 +75,8 @@ func (pg PG) Open(t testing.TB, params ...string) *sql.DB {
 	return open(t, pg.URL(t, append([]string{"binary_parameters=yes"}, params...)...))
 }
 
-// URL returns DSN with parameters, for Driver: what only lib/pq knows is left out
-// where the driver is another one.
+// URL returns DSN with parameters, for Driver. Parameters that only lib/pq knows are omitted
+// for other drivers.
 func (pg PG) URL(t testing.TB, params ...string) string {
 	t.Helper()
 	return forDriver(t, pg.dsn(t, params...))
@@ -89,7 +88,7 @@ func open(t testing.TB, url string) *sql.DB {
 	if err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
-	db.SetMaxIdleConns(8) // as the README says
+	db.SetMaxIdleConns(8) // as docs/operations.md recommends
 	t.Cleanup(func() {
 		if err := db.Close(); err != nil {
 			t.Errorf("testserver: close the pool: %v", err)
@@ -118,8 +117,7 @@ func withParams(t testing.TB, dsn string, params ...string) string {
 	return u.String()
 }
 
-// execOnce executes one statement on a connection of its own, which leaves no
-// goroutine behind.
+// execOnce executes one statement on a new connection, and leaves no goroutine running.
 func execOnce(ctx context.Context, dsn, statement string) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

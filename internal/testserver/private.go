@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// private is a server that belongs to one test.
+// private is a server for one test.
 type private struct {
 	t       testing.TB
 	kind    string
@@ -17,8 +17,8 @@ type private struct {
 	exports map[string]string
 }
 
-// startPrivate makes a server. It is removed when t ends, or, if this process
-// does not live to do that, when the script runs next.
+// startPrivate creates a server. It is removed when t ends or, if the process dies first, when
+// the script runs again.
 func startPrivate(t testing.TB, kind string, settings []string) private {
 	t.Helper()
 	p := private{t: t, kind: kind, dir: filepath.Join(serversDir(), "private", uniqueName(t))}
@@ -58,8 +58,8 @@ func (p private) Kill() {
 	p.run("kill", p.dir)
 }
 
-// run fails the test if the script fails. Not with FailNow: a goroutine that
-// plays the fault injector may call it.
+// run fails the test if the script fails. It does not call FailNow, since fault injectors call
+// it from other goroutines.
 func (p private) run(args ...string) string {
 	p.t.Helper()
 	out, err := scriptOutput(context.WithoutCancel(p.t.Context()), args...)

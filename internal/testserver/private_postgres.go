@@ -6,32 +6,31 @@ import (
 	"testing"
 )
 
-// PostgresServer is a PostgreSQL that belongs to one test. Its methods may be
-// called from any goroutine; a failure fails the test.
+// PostgresServer is a PostgreSQL server for one test. Its methods may be called from any
+// goroutine. A failure fails the test.
 type PostgresServer struct{ private }
 
-// PrivatePostgres makes a cluster for t and removes it when t ends. Each
+// PrivatePostgres creates a server for t and removes it when t ends. Each
 // setting is "name=value" of postgresql.conf.
 func PrivatePostgres(t testing.TB, settings ...string) *PostgresServer {
 	t.Helper()
 	return &PostgresServer{startPrivate(t, "postgres", settings)}
 }
 
-// Standby makes a hot standby that follows s, asynchronously, and removes it when
-// the test ends. "select pg_promote()" makes it a server of its own. Each setting
-// is "name=value"; the others are those of s.
+// Standby creates an asynchronous hot standby of s, and removes it when the test ends. Promote
+// it with "select pg_promote()". Each setting is "name=value"; the others are those of s.
 func (s *PostgresServer) Standby(settings ...string) *PostgresServer {
 	s.t.Helper()
 	return &PostgresServer{startPrivate(s.t, "postgres", append([]string{"--standby-of", s.dir}, settings...))}
 }
 
-// Dump writes what pg_dump, with options, says of the server to a file.
+// Dump writes the output of pg_dump, with options, to a file.
 func (s *PostgresServer) Dump(file string, options ...string) {
 	s.t.Helper()
 	s.run(append([]string{"dump", s.dir, file}, options...)...)
 }
 
-// Load executes a file of SQL, such as Dump makes, with psql.
+// Load executes a file of SQL, for example one of Dump, with psql.
 func (s *PostgresServer) Load(file string) {
 	s.t.Helper()
 	s.run("load", s.dir, file)

@@ -5,11 +5,11 @@ import (
 	"testing"
 )
 
-// RabbitServer is a RabbitMQ node that belongs to one test. Its methods may be
-// called from any goroutine; a failure fails the test.
+// RabbitServer is a RabbitMQ node for one test. Its methods may be called from any goroutine.
+// A failure fails the test.
 type RabbitServer struct{ private }
 
-// PrivateRabbitMQ makes a node for t and removes it when t ends. Each setting
+// PrivateRabbitMQ creates a node for t and removes it when t ends. Each setting
 // is "name=value" of rabbitmq.conf.
 func PrivateRabbitMQ(t testing.TB, settings ...string) *RabbitServer {
 	t.Helper()
@@ -17,7 +17,7 @@ func PrivateRabbitMQ(t testing.TB, settings ...string) *RabbitServer {
 }
 
 // URI returns the AMQP URI of the node's default virtual host. It stays the
-// same over stops and starts.
+// same after a restart.
 func (s *RabbitServer) URI() string { return s.exports[envAMQP] }
 
 // Ctl runs rabbitmqctl and returns what it prints.
@@ -45,20 +45,20 @@ func (s *RabbitServer) RaiseMemoryAlarm() {
 	s.Ctl("set_vm_memory_high_watermark", "0.0000001")
 }
 
-// ClearMemoryAlarm ends what RaiseMemoryAlarm began.
+// ClearMemoryAlarm clears the memory alarm.
 func (s *RabbitServer) ClearMemoryAlarm() {
 	s.t.Helper()
 	s.Ctl("set_vm_memory_high_watermark", "0.6")
 }
 
-// RaiseDiskAlarm makes the node believe that its disk is full. Publishers are
-// blocked as with the memory alarm.
+// RaiseDiskAlarm makes the node report a full disk. It blocks publishers, as the memory alarm
+// does.
 func (s *RabbitServer) RaiseDiskAlarm() {
 	s.t.Helper()
 	s.Ctl("set_disk_free_limit", "1000000GB")
 }
 
-// ClearDiskAlarm ends what RaiseDiskAlarm began.
+// ClearDiskAlarm clears the disk alarm.
 func (s *RabbitServer) ClearDiskAlarm() {
 	s.t.Helper()
 	s.Ctl("set_disk_free_limit", "1MB")

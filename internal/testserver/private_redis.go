@@ -2,11 +2,11 @@ package testserver
 
 import "testing"
 
-// RedisServer is a Redis that belongs to one test. Its methods may be called from
-// any goroutine; a failure fails the test.
+// RedisServer is a Redis server for one test. Its methods may be called from any goroutine. A
+// failure fails the test.
 type RedisServer struct{ private }
 
-// PrivateRedis makes an empty Redis for t and removes it when t ends. Each setting
+// PrivateRedis creates an empty Redis server for t and removes it when t ends. Each setting
 // is "name=value" of redis.conf.
 func PrivateRedis(t testing.TB, settings ...string) *RedisServer {
 	t.Helper()

@@ -92,8 +92,7 @@ func TestPrivatePostgres_WantsThePassword(t *testing.T) {
 	}
 }
 
-// The pooler looks a role up in the server, and logs in with what the client has
-// proved.
+// The pooler looks up a role in the server, and logs in with the client's SCRAM keys.
 func TestPgBouncer_TakesRolesThatAreMadeLater(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t)

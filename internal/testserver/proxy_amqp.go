@@ -13,17 +13,17 @@ import (
 	"time"
 )
 
-// AMQPProxy stands between a client and a RabbitMQ and misbehaves when told to.
+// AMQPProxy is a proxy between a client and RabbitMQ that injects faults.
 type AMQPProxy struct {
-	DropAcks atomic.Bool  // the broker's basic.ack and basic.nack do not pass
-	Mangle   atomic.Bool  // the broker's returns lose their oncemill_id
-	Frozen   atomic.Bool  // nothing passes
-	Delay    atomic.Int64 // nanoseconds that what the broker sends is late
-	Rate     atomic.Int64 // bytes a second towards the broker, 0 for no limit
+	DropAcks atomic.Bool  // drop the broker's basic.ack and basic.nack
+	Mangle   atomic.Bool  // remove oncemill_id from the broker's returns
+	Frozen   atomic.Bool  // pass nothing on
+	Delay    atomic.Int64 // of the broker's frames, in nanoseconds
+	Rate     atomic.Int64 // bytes a second to the broker; 0: no limit
 	Dials    atomic.Int32
 
-	// HoldAcks is the number of the AMQP channels, one of each connection, whose
-	// confirms are kept back until ReleaseAcks. 0: none.
+	// HoldAcks is the number of the AMQP channel, in each connection, whose confirms are
+	// held back until ReleaseAcks. 0: none.
 	HoldAcks atomic.Int32
 
 	target   string
@@ -35,14 +35,13 @@ type AMQPProxy struct {
 	held  []func()
 }
 
-// ProxyAMQP returns a proxy to the broker of uri, which ends with the test, and the URI
-// to reach it by.
+// ProxyAMQP returns a proxy to the broker of uri, closed when the test ends, and its URI.
 func ProxyAMQP(t testing.TB, uri string) (*AMQPProxy, string) {
 	t.Helper()
 	return ProxyAMQPOn(t, uri, Listen(t))
 }
 
-// ProxyAMQPOn is ProxyAMQP on a listener, one with TLS say.
+// ProxyAMQPOn is ProxyAMQP on a given listener, for example one with TLS.
 func ProxyAMQPOn(t testing.TB, uri string, listener net.Listener) (*AMQPProxy, string) {
 	t.Helper()
 	u, err := url.Parse(uri)
@@ -100,7 +99,7 @@ func (p *AMQPProxy) Cut() {
 	p.conns = nil
 }
 
-// ReleaseAcks lets through what HoldAcks kept back, and the confirms to come.
+// ReleaseAcks passes on the confirms that HoldAcks held back, and all further ones.
 func (p *AMQPProxy) ReleaseAcks() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -111,14 +110,14 @@ func (p *AMQPProxy) ReleaseAcks() {
 	p.held = nil
 }
 
-// Held is how many frames HoldAcks keeps back.
+// Held returns the number of frames that HoldAcks holds back.
 func (p *AMQPProxy) Held() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.held)
 }
 
-// pass copies from one side to the other, frame by frame if it is the broker's.
+// pass copies from one side to the other; the broker's side frame by frame.
 func (p *AMQPProxy) pass(to, from net.Conn, frames bool) {
 	defer func() { _, _ = to.Close(), from.Close() }()
 	if frames {
@@ -143,7 +142,7 @@ func (p *AMQPProxy) pass(to, from net.Conn, frames bool) {
 	}
 }
 
-// late is a frame that is due at a time.
+// late is a frame to pass on at a later time.
 type late struct {
 	frame []byte
 	due   time.Time
@@ -198,9 +197,9 @@ func readFrame(from io.Reader) ([]byte, error) {
 	return frame, err
 }
 
-// hold keeps a frame back if HoldAcks says so.
+// hold holds a frame back if HoldAcks applies to it.
 func (p *AMQPProxy) hold(frame []byte, send func([]byte) error) bool {
-	p.mu.Lock() // what comes while the others are released is not kept
+	p.mu.Lock() // frames that arrive during a release are not held
 	defer p.mu.Unlock()
 	channel := p.HoldAcks.Load()
 	if channel == 0 || !isConfirm(frame) || int32(binary.BigEndian.Uint16(frame[1:])) != channel {

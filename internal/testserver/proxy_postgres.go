@@ -12,34 +12,34 @@ import (
 	"time"
 )
 
-// PostgresProxy stands between clients and a PostgreSQL. A connection that it
-// silences stays open, but nothing passes in either direction, not even its end: it
-// looks like a server that is frozen, or behind a network that drops packets.
+// PostgresProxy is a proxy between clients and PostgreSQL. A silenced connection stays open,
+// but nothing passes in either direction, not even its end. It looks like a frozen server, or
+// like a network that drops packets.
 type PostgresProxy struct {
 	target   string
 	listener net.Listener
 	group    sync.WaitGroup
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	conns    map[*proxied]struct{}
-	match    func(statement string) bool // nil: nothing is looked for
-	left     int                         // connections that match may still silence
+	match    func(statement string) bool // nil: none
+	left     int                         // connections still to be silenced by match
 	silenced int
-	all      bool      // new connections are silent, too
+	all      bool      // silence new connections too
 	rate     int       // bytes a second of answers, all connections together; 0: no limit
-	free     time.Time // when the next may pass
+	free     time.Time // when the next byte may pass
 }
 
-// proxied is one connection.
+// proxied is one proxied connection.
 type proxied struct {
 	client, server net.Conn
 	statements     map[string]string // prepared, by name
 	closed         chan struct{}
-	resumed        chan struct{} // nil: it is not silent; guarded by the proxy's mu
+	resumed        chan struct{} // nil if not silent; guarded by the proxy's mu
 }
 
-// NewPostgresProxy returns a proxy to the server of dsn, which ends with the test,
-// and the URL to reach it by. It does not speak TLS.
+// NewPostgresProxy returns a proxy to the server of dsn, closed when the test ends, and its
+// URL. It does not support TLS.
 func NewPostgresProxy(t testing.TB, dsn string) (*PostgresProxy, string) {
 	t.Helper()
 	u, err := url.Parse(dsn)
@@ -86,7 +86,7 @@ func Containing(text string) func(statement string) bool {
 	}
 }
 
-// SilenceAll silences all connections, also those that are to come.
+// SilenceAll silences all connections, also new ones.
 func (p *PostgresProxy) SilenceAll() {
 	p.Silence(nil, 0)
 	p.mu.Lock()
@@ -94,14 +94,14 @@ func (p *PostgresProxy) SilenceAll() {
 	p.all = true
 }
 
-// Slow lets answers pass at so many bytes a second, all connections together.
+// Slow limits answers to so many bytes a second, over all connections.
 func (p *PostgresProxy) Slow(rate int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.rate = rate
 }
 
-// pace waits until so many bytes of an answer may pass.
+// pace waits until n bytes of an answer may pass.
 func (p *PostgresProxy) pace(c *proxied, n int) {
 	p.mu.Lock()
 	rate, now := p.rate, time.Now()
@@ -128,7 +128,7 @@ func (p *PostgresProxy) Silenced() int {
 	return p.silenced
 }
 
-// Resume ends all silence. What was held passes.
+// Resume ends all silences and passes on what was held back.
 func (p *PostgresProxy) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -205,9 +205,9 @@ func (p *PostgresProxy) hold(c *proxied) {
 	}
 }
 
-// requests passes what the client sends, message by message.
+// requests passes on what the client sends, message by message.
 func (p *PostgresProxy) requests(c *proxied) {
-	defer closeWrite(c.server) // its last answers are still to be passed
+	defer closeWrite(c.server) // the server's last answers still have to pass
 	defer p.hold(c)
 	const protocol3 = 196608
 	started := false
@@ -249,7 +249,7 @@ func (p *PostgresProxy) answers(c *proxied) {
 	}
 }
 
-// look silences c if the message is a statement that is looked for.
+// look silences c if the message is a statement that match accepts.
 func (p *PostgresProxy) look(c *proxied, message []byte) {
 	var statement string
 	switch fields := bytes.SplitN(message[5:], []byte{0}, 3); {
@@ -271,7 +271,7 @@ func (p *PostgresProxy) look(c *proxied, message []byte) {
 	}
 }
 
-// closeWrite tells the other side that nothing more comes.
+// closeWrite closes the writing half of a connection.
 func closeWrite(conn net.Conn) {
 	if half, ok := conn.(interface{ CloseWrite() error }); ok {
 		_ = half.CloseWrite()

@@ -11,9 +11,8 @@ import (
 	"time"
 )
 
-// RabbitMQ returns the AMQP URI of a virtual host of t's own on the shared
-// RabbitMQ. It is removed with all its queues when t ends; connections that
-// are still open then are closed by the server.
+// RabbitMQ returns the AMQP URI of a virtual host for t on the shared RabbitMQ. It is removed
+// with its queues when t ends, and the server then closes its connections.
 func RabbitMQ(t testing.TB) string {
 	t.Helper()
 	shared, err := sharedRabbitMQ()
@@ -34,7 +33,7 @@ func (r rabbit) vhost(t testing.TB) string {
 		user = "guest"
 	}
 	if err := r.addVhost(t.Context(), name, user); err != nil {
-		t.Fatalf("testserver: make virtual host: %v", err)
+		t.Fatalf("testserver: create virtual host: %v", err)
 	}
 	t.Cleanup(func() {
 		if err := r.deleteVhost(context.WithoutCancel(t.Context()), name); err != nil {
@@ -65,8 +64,7 @@ func (r rabbit) deleteVhost(ctx context.Context, name string) error {
 	return r.api(ctx, http.MethodDelete, "vhosts/"+name, "")
 }
 
-// api calls RabbitMQ's management API on a connection of its own, which leaves
-// no goroutine behind.
+// api calls RabbitMQ's management API on a new connection, and leaves no goroutine running.
 func (r rabbit) api(ctx context.Context, method, path, body string) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()

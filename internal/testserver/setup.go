@@ -14,13 +14,12 @@ import (
 	"github.com/lib/pq"
 )
 
-// The suites of this module run with lib/pq, connected to the server, with as many
-// connections as they like. internal/e2e runs them again in other set-ups, which
-// it names in the environment.
+// The suites of this module run with lib/pq, without a pooler and without a limit of
+// connections. internal/e2e runs them again in other setups, given by these variables.
 const (
 	envDriver    = "ONCEMILL_TEST_DRIVER"         // pgx, which internal/e2e links in
-	envPgBouncer = "ONCEMILL_TEST_PGBOUNCER"      // the URL of a PgBouncer before ONCEMILL_TEST_POSTGRES
-	envMaxConns  = "ONCEMILL_TEST_MAX_OPEN_CONNS" // of each pool that the library is given
+	envPgBouncer = "ONCEMILL_TEST_PGBOUNCER"      // URL of a PgBouncer in front of ONCEMILL_TEST_POSTGRES
+	envMaxConns  = "ONCEMILL_TEST_MAX_OPEN_CONNS" // of each pool that the library gets
 )
 
 // DriverName returns the name of the database/sql driver for PostgreSQL.
@@ -37,12 +36,11 @@ func Driver() driver.Driver {
 	if err != nil {
 		panic(err) // a driver that is not linked in
 	}
-	defer db.Close() //nolint:errcheck // nothing was connected
+	defer db.Close() //nolint:errcheck // no connection was opened
 	return db.Driver()
 }
 
-// MaxOpenConns is what sql.DB.SetMaxOpenConns is given in this set-up for a pool of
-// the library's: mostly 0, no limit.
+// MaxOpenConns is the limit of connections of the library's pools in this setup; 0: no limit.
 func MaxOpenConns() int {
 	most, err := strconv.Atoi(os.Getenv(envMaxConns))
 	if err != nil {
@@ -51,9 +49,8 @@ func MaxOpenConns() int {
 	return most
 }
 
-// Pool returns what a test gives to the library for db, a pool of the same
-// database: db itself, or, in a set-up that limits the connections of each pool,
-// the one that open returns, limited. The test itself needs more of them.
+// Pool returns the pool that a test gives to the library: db, or in a setup with a limit of
+// connections a limited pool from open. The test itself needs more connections.
 func Pool(db *sql.DB, open func() *sql.DB) *sql.DB {
 	if MaxOpenConns() == 0 {
 		return db
@@ -63,9 +60,8 @@ func Pool(db *sql.DB, open func() *sql.DB) *sql.DB {
 	return limited
 }
 
-// forDriver makes a URL with lib/pq's parameters one for the driver in use.
-// Through a pooler a statement must be one round trip: for lib/pq and for pgx that
-// is a parameter each.
+// forDriver converts a URL with lib/pq's parameters for the driver in use. Through a pooler a
+// statement must be one round trip, which lib/pq and pgx each have a parameter for.
 func forDriver(t testing.TB, dsn string) string {
 	t.Helper()
 	pooled := os.Getenv(envPgBouncer) != ""
@@ -88,13 +84,11 @@ func forDriver(t testing.TB, dsn string) string {
 	return u.String()
 }
 
-// passed are the parameters that PgBouncer takes or passes on, or that the driver
-// keeps for itself.
+// passed are the parameters that PgBouncer accepts, or that the driver does not send.
 var passed = []string{"application_name", "timezone", "binary_parameters"}
 
-// dsn returns the URL of the server with the schema of the test and parameters.
-// PgBouncer passes few of those on, so each set of the others is a role of its
-// own there.
+// dsn returns the URL of the server with the schema of the test and parameters. PgBouncer
+// passes on few of them, so there each set of the others becomes a role.
 func (pg PG) dsn(t testing.TB, params ...string) string {
 	t.Helper()
 	params = append([]string{"search_path=" + pg.Schema, "application_name=oncemill_test"}, params...)
@@ -119,8 +113,7 @@ func (pg PG) dsn(t testing.TB, params ...string) string {
 	return withParams(t, u.String(), params...)
 }
 
-// dropRoles is what removes the roles of a schema, once that is gone, and the
-// connections that the pooler keeps for them.
+// dropRoles removes the roles of a dropped schema, and the pooler's connections for them.
 const dropRoles = `do $$ declare name text; begin
 	for name in select rolname from pg_roles where starts_with(rolname, 'SCHEMA_') loop
 		perform pg_terminate_backend(pid) from pg_stat_activity where usename = name;
@@ -128,7 +121,7 @@ const dropRoles = `do $$ declare name text; begin
 	end loop;
 end $$`
 
-// role makes the role that has these settings, unless it is there.
+// role creates the role with these settings if it does not exist.
 func (pg PG) role(t testing.TB, settings []string) string {
 	t.Helper()
 	hash := fnv.New32a()

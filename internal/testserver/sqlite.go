@@ -16,8 +16,8 @@ func SQLite(t testing.TB) *sql.DB {
 	return OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
 }
 
-// OpenSQLite returns a pool on the file at path, closed when t ends. Several
-// may be open on one file, also in several processes.
+// OpenSQLite returns a pool on the file at path, closed when t ends. Several pools may be open
+// on one file, also in several processes.
 func OpenSQLite(t testing.TB, path string) *sql.DB {
 	t.Helper()
 	db, err := sql.Open("sqlite", oncemill.SQLiteDSN(path))

@@ -177,7 +177,7 @@ func (in *Intake) Run(ctx context.Context) error {
 			return err
 		default:
 			wait = retry.NextBackOff()
-			in.cfg.Logger.WarnContext(ctx, "taking in the forwarder's messages failed; trying again", "topic", in.cfg.Topic, "error", err)
+			in.cfg.Logger.WarnContext(ctx, "intake failed; retrying", "topic", in.cfg.Topic, "error", err)
 		}
 		timer := time.NewTimer(wait)
 		select {
