@@ -26,7 +26,7 @@ func (t *Tx) SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults {
 		from := conn.SendBatch(ctx, plain)
 		all := make([]*rows, 0, len(queries))
 		for range queries {
-			r, err := read(conn, allRows)(from.Query()) //nolint:sqlclosecheck // read does
+			r, err := read(conn, allRows)(from.Query())
 			if err != nil {
 				_ = from.Close() // returns the same error
 				return all, err

@@ -69,7 +69,7 @@ func (t *Tx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 
 func (t *Tx) query(ctx context.Context, most int, sql string, args []any) (*rows, error) {
 	found, err := do(ctx, t, []string{sql}, func(ctx context.Context, conn *pgx.Conn) (*rows, error) {
-		return read(conn, most)(conn.Query(ctx, sql, args...)) //nolint:sqlclosecheck // read does
+		return read(conn, most)(conn.Query(ctx, sql, args...))
 	})
 	if err != nil {
 		return &rows{err: err}, err
