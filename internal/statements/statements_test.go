@@ -61,8 +61,8 @@ func TestLoad_RefusesWhatDoesNotMatch(t *testing.T) {
 		"a field without statement": {two, &struct{ ClaimID, Find, Lost string }{}, "no statement lost"},
 		"a statement without field": {two, &struct{ Find string }{}, "no field for statement claim_id"},
 		"a name twice":              {two + two, &struct{ ClaimID, Find string }{}, "occurs twice"},
-		"no comment":                {"-- name: find\nselect 1", &struct{ Find string }{}, "lacks its comment"},
-		"no text":                   {"-- name: find\n-- By key.\n", &struct{ Find string }{}, "lacks its comment or its text"},
+		"no comment":                {"-- name: find\nselect 1", &struct{ Find string }{}, "has no comment"},
+		"no text":                   {"-- name: find\n-- By key.\n", &struct{ Find string }{}, "has no comment or no text"},
 		"no file":                   {"", &struct{ Find string }{}, "no files"},
 	} {
 		files := folder(c.content)
