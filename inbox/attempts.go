@@ -10,7 +10,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// try attempts a message until it is handled or this delivery is given up.
+// try attempts a message until it is handled or its delivery has failed.
 func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 	const collisionsAtMost, lossesAtMost = 10, 2
 	for attempts, collisions, losses := 0, 0, 0; ; {
@@ -18,8 +18,8 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		in.telemetry.record(ctx, result)
 		var again time.Duration
 		if fate == cutOff {
-			// Most likely the message is not at fault, but one that costs its connection every
-			// time must come to an end.
+			// Most likely the message is not at fault, but a message that loses its
+			// connection every time must not be tried without end.
 			if losses++; losses <= lossesAtMost {
 				fate = collided
 			} else {
@@ -37,7 +37,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		case conflicting:
 			in.recordEnd(ctx, w)
 			return in.refuse(ctx, w, ReasonConflict, err)
-		case away: // once waits for its end
+		case away: // once waits for the end of the outage
 			continue
 		case gap:
 			in.recordEnd(ctx, w)
@@ -49,7 +49,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			return err
 		case lacking:
 			if in.cfg.Sequence != nil {
-				return in.putOff(ctx, w, err) // those behind it are to wait for it
+				return in.putOff(ctx, w, err) // so that the messages behind it wait for it
 			}
 			in.recordEnd(ctx, w)
 			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
@@ -90,18 +90,18 @@ const comeAgain = 500 * time.Millisecond
 type fate int
 
 const (
-	settled      fate = iota // it is handled, or was before
-	failed                   // by its handler
-	collided                 // with another transaction, which is no attempt
-	elsewhere                // a copy of it is being handled, or what became of it is not known
-	away                     // the database
-	lacking                  // what the handler needs is away
-	lackingAlone             // the same, but others find it there
-	cutOff                   // its connection was lost, but the database is there
-	gap                      // it waits for one before it
-	ending                   // its context has ended before its handler ran
-	crashed                  // too many processes have died of it
-	conflicting              // its id was used for another
+	settled      fate = iota // handled, now or before
+	failed                   // the handler failed
+	collided                 // lost against another transaction; not an attempt
+	elsewhere                // a copy is being handled, or the outcome is unknown
+	away                     // the database is unavailable
+	lacking                  // something that the handler needs is unavailable
+	lackingAlone             // the same, but it is available to other messages
+	cutOff                   // the connection was lost, but the database is available
+	gap                      // waits for an earlier message
+	ending                   // the context ended before the handler ran
+	crashed                  // crashed too many processes
+	conflicting              // its id belongs to another message
 )
 
 // once makes one attempt, after the gate has let it through.
@@ -144,7 +144,7 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	if f == away && !sqlerr.ReadOnly(err) && in.ping(context.WithoutCancel(ctx)) == nil {
 		f = cutOff
 		if noAnswer(err) {
-			f = elsewhere // whose connection it was is chance
+			f = elsewhere // any message could have had this connection
 		}
 	}
 	switch {

@@ -11,12 +11,12 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// start is what was recorded, in a transaction of its own, before handling a message that
-// may have crashed a process.
+// start is the record, committed before the handler runs, of a message that may have crashed
+// a process.
 type start struct {
-	inboxstore.Start      // Unended: nothing else may be handled beside it
-	charged          bool // with what may happen now: it is alone
-	beside           bool // handlers that do not return: it is charged with nothing
+	inboxstore.Start      // Unended: the message must be handled alone
+	charged          bool // an attempt was counted: the message is alone
+	beside           bool // beside handlers that do not return: no attempt is counted
 }
 
 var errEarly = errors.New("inbox: the message is to be handled later")

@@ -21,7 +21,7 @@ var (
 	ErrBeingHandled = inboxstore.ErrBeingHandled
 
 	// ErrNoDeadLetters is returned by Refuse when Config.DeadLetters is not set.
-	ErrNoDeadLetters = errors.New("inbox: there is nowhere to put dead letters; set Config.DeadLetters")
+	ErrNoDeadLetters = errors.New("inbox: dead letters are not configured; set Config.DeadLetters")
 
 	// ErrConflict is the failure of a message whose id was already used for another message:
 	// their fingerprints differ (Config.Fingerprint). Either the producer uses an id twice
@@ -36,11 +36,11 @@ var (
 	// margin of an hour (or a tenth, if that is shorter). If it was handled before, its id
 	// may have been purged. Check whether its effects exist, then replay or discard its dead
 	// letter.
-	ErrTooOld = errors.New("inbox: the message is older than ids are kept")
+	ErrTooOld = errors.New("inbox: the message is older than the retention of ids")
 
-	// ErrCrashed is the failure of a message during whose handling the process ended too
-	// often (Retry.Crashes).
-	ErrCrashed = errors.New("inbox: processes that handle the message end")
+	// ErrCrashed is the failure of a message that has crashed its process too often
+	// (Retry.Crashes).
+	ErrCrashed = errors.New("inbox: the message has crashed its process too often")
 
 	// ErrNoInbox is returned by a handler made by Handle that runs without a transaction.
 	// Add the middleware of an inbox to it.
@@ -52,7 +52,7 @@ var (
 
 	// ErrGap is the failure of a message that arrived before its predecessor; see
 	// Config.Sequence. It uses up no attempt.
-	ErrGap = errors.New("inbox: a message of the key before this one has not come")
+	ErrGap = errors.New("inbox: an earlier message of the key is missing")
 
 	// ErrOvertaken is the failure of a failed message that a later message of its key has
 	// stopped waiting for; see Config.Sequence. The message becomes a dead letter.
@@ -62,7 +62,7 @@ var (
 	// changes settings (SET, RESET, set_config, PRAGMA), because they would apply to the
 	// other messages too. The message is then handled alone, where such statements are
 	// allowed.
-	ErrShared = errors.New("inbox: a setting in a transaction that messages share")
+	ErrShared = errors.New("inbox: a shared transaction must not change settings")
 
 	// ErrTxEnded is returned by a transaction handle whose transaction is over. Either the
 	// handler has returned (do not keep the handle or use it from a goroutine that outlives

@@ -22,8 +22,8 @@ type gate struct {
 	changed  chan struct{}       // closed, and replaced, on every change
 	agree    map[string]struct{} // some keys that found something missing since a message was last handled
 	since    time.Time           // the first of them
-	works    bool                // one was handled since the last that found something missing
-	outage   bool                // it was closed since the database is away
+	works    bool                // a message was handled since the last report of missing
+	outage   bool                // closed because the database is unavailable
 }
 
 const (
@@ -41,10 +41,10 @@ type report int
 
 const (
 	nothing   report = iota
-	working          // all of it is there
-	answering        // the handler has failed, but not because of that
-	missing          // something is unavailable, says the handler
-	down             // the database is away
+	working          // everything is available
+	answering        // the handler failed for another reason
+	missing          // the handler reported something unavailable
+	down             // the database is unavailable
 )
 
 func newGate() *gate { return &gate{changed: make(chan struct{}), agree: make(map[string]struct{})} }
@@ -65,7 +65,7 @@ func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 			return true, nil
 		}
 		if g.probing {
-			wait = lastProbe // a change is told
+			wait = lastProbe // a change wakes it
 		}
 		changed := g.changed
 		g.mu.Unlock()
@@ -81,10 +81,9 @@ func (g *gate) enter(ctx context.Context) (probe bool, err error) {
 	}
 }
 
-// leave reports the result of a message of a key that was let through. turned means that
-// this is the beginning or the end of an outage. alone means that the message found
-// something unavailable which others have found available since the last message that did
-// not.
+// leave reports the result of a message that was let through. turned means that an outage
+// begins or ends. alone means that only this message found something unavailable: others have
+// been handled since the last such report.
 func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -111,7 +110,7 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 		shut = probe || len(g.agree) >= agreement && time.Since(g.since) >= agreementTime
 	case nothing:
 		if probe {
-			g.tell() // the next one probes
+			g.wake() // the next one probes
 		}
 		return false, false
 	}
@@ -123,16 +122,16 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	if shut {
 		g.failures++
 		g.until = time.Now().Add(jitter(double(firstProbe, g.failures-1, lastProbe)))
-		clear(g.agree) // it holds no more than closes it
+		clear(g.agree) // it holds at most the keys that close the gate
 	} else {
 		g.failures = 0
 	}
-	g.tell()
+	g.wake()
 	return turned, alone
 }
 
-// tell wakes all that wait. Called with mu held.
-func (g *gate) tell() {
+// wake wakes all waiting messages. Called with mu held.
+func (g *gate) wake() {
 	close(g.changed)
 	g.changed = make(chan struct{})
 }

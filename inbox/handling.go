@@ -30,7 +30,7 @@ type wire struct {
 	metadata message.Metadata
 }
 
-// came returns the message as it was before decoding.
+// came returns the message before decoding.
 func (w *work) came() wire {
 	if w.wire != nil {
 		return *w.wire

@@ -131,7 +131,7 @@ type Config struct {
 	// Group limits the groups of GroupMiddleware and Batch.
 	Group Group
 
-	// Timeout is how long an attempt may take, from its begin to its commit. Then the
+	// Timeout is how long an attempt may take, from its start to its commit. Then the
 	// context of the handler ends and the attempt is rolled back. It counts as a failure if
 	// the handler took that long. It is also how long a server that does not answer can
 	// delay a message: a handler's statement that the driver does not return from is then

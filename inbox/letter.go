@@ -22,14 +22,14 @@ type Reason string
 
 // The reasons of dead letters.
 const (
-	ReasonFailed      Reason = "failed"               // Retry.Deliveries have failed
+	ReasonFailed      Reason = "failed"               // Retry.Deliveries deliveries have failed
 	ReasonPermanent   Reason = "permanent"            // the error was marked by Permanent
-	ReasonUnavailable Reason = "unavailable"          // Retry.Unavailable deliveries have missed something that others found
-	ReasonCrashed     Reason = "crashed"              // Retry.Crashes processes have died of it
-	ReasonNoMessageID Reason = "no-message-id"        // or one that cannot be kept
+	ReasonUnavailable Reason = "unavailable"          // in Retry.Unavailable deliveries something was unavailable, but not to other messages
+	ReasonCrashed     Reason = "crashed"              // it crashed its process Retry.Crashes times
+	ReasonNoMessageID Reason = "no-message-id"        // or an id that cannot be stored
 	ReasonConflict    Reason = "conflict"             // same id, other fingerprint
-	ReasonUnverified  Reason = "unverified"           // Config.Verify or Config.Payload does not believe it
-	ReasonTooOld      Reason = "older-than-retention" // whether it is a duplicate is no longer known
+	ReasonUnverified  Reason = "unverified"           // Config.Verify or Config.Payload refused it
+	ReasonTooOld      Reason = "older-than-retention" // its id may have been purged
 	ReasonMalformed   Reason = "malformed"            // the subscriber or Config.Payload could not read it
 )
 
@@ -89,11 +89,10 @@ func (in *Inbox) keyOf(msg *message.Message) (key string) {
 	return key
 }
 
-// writeDeadLetter commits a dead letter. A letter with a message id takes the id, which counts as
-// done from now on, and removes the failure records of the message. If the id is already
-// taken, no letter is written. A letter that cannot take the id, because it is another
-// message's or may have been handled, takes one of its own, so that copies make no further
-// letters.
+// writeDeadLetter commits a dead letter. With a message id, it claims the id and removes the
+// failure records of the message. If the id is claimed already, no dead letter is written. If
+// the id may belong to another or a handled message, the dead letter claims an id of its own,
+// so that copies create no further dead letters.
 func (in *Inbox) writeDeadLetter(ctx context.Context, letter *dlqstore.Letter, w *work) (added bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
@@ -119,7 +118,7 @@ func (in *Inbox) deadLetterIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.
 	switch {
 	case taken:
 		dead := *w
-		dead.fingerprint = nil // that is of effects
+		dead.fingerprint = nil // fingerprints are of handled messages
 		claimed, err := in.claimIn(ctx, tx, id, &dead)
 		if err != nil || !claimed {
 			return false, err
@@ -149,7 +148,7 @@ func (in *Inbox) deadLetterIn(ctx context.Context, tx *sql.Tx, letter *dlqstore.
 	return true, nil
 }
 
-// ownID returns the same id for the dead letters of all copies of a message.
+// ownID returns an id for the dead letter, the same for all copies of a message.
 func ownID(letter *dlqstore.Letter, fingerprint []byte) string {
 	hash := sha256.New()
 	fmt.Fprintf(hash, "%d %s%d %s", len(letter.MessageID), letter.MessageID, len(fingerprint), fingerprint)

@@ -39,8 +39,8 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	if err != nil {
 		return claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)
 	}
-	// A no-op after the commit. Otherwise it returns the connection to the pool, also when
-	// the handler ends its goroutine.
+	// A no-op after the commit. Otherwise it frees the connection, also when the handler
+	// ends its goroutine.
 	defer tx.Rollback()
 	claimed, err := in.claim(ctx, tx, id, w)
 	if err != nil {
@@ -59,7 +59,7 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 		return handlerFailed, err
 	}
 	if ctx.Err() != nil {
-		return handlerFailed, fmt.Errorf("the handler took longer than it has: %w", ctx.Err())
+		return handlerFailed, fmt.Errorf("the handler exceeded its time: %w", ctx.Err())
 	}
 	if w.start.Recorded {
 		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
@@ -119,13 +119,13 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 			return conflict, ErrConflict
 		}
 	}
-	if w.replay != nil { // of a message that is dead no more
+	if w.replay != nil { // its message has been handled
 		if result, err := in.commit(tx); err != nil {
 			return result, fmt.Errorf("end replay: %w", err)
 		}
 	}
 	if w.start.Recorded {
-		tx.Rollback() // if it is not committed: on SQLite its writes would be waited for
+		tx.Rollback() // before the next step: on SQLite an open writer would block it
 		in.recordEnd(ctx, w)
 	}
 	in.logDuplicate(ctx, w.id)

@@ -10,11 +10,11 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Limits for payloads that are larger when decoded: a stranger's 65 KB may become
-// payload.Config.MaxSize. A message for which there is no room waits without its payload.
+// Limits for payloads that grow when decoded: 65 KB from an untrusted sender may become
+// payload.Config.MaxSize. A message without room waits without its decoded payload.
 const (
-	decodersAtMost = 4         // that decode at once
-	plainAtMost    = 256 << 20 // bytes of decoded payloads in flight; one alone may have more
+	decodersAtMost = 4         // messages decoded at once
+	plainAtMost    = 256 << 20 // bytes of decoded payloads in flight; a single one may have more
 )
 
 // decoded gives msg its plain payload while next runs, before any transaction, since the
@@ -47,7 +47,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 				return in.refuse(ctx, w, ReasonNoMessageID, err)
 			}
 			return in.giveUp(ctx, w, err)
-		case nacksOf(ctx)+1 < in.cfg.Retry.Deliveries: // the key may come
+		case nacksOf(ctx)+1 < in.cfg.Retry.Deliveries: // the key may be added
 			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
 			return err
 		default:
@@ -77,7 +77,7 @@ func (in *Inbox) decode(ctx context.Context, msg *message.Message) (*message.Mes
 	if err != nil {
 		return nil, fmt.Errorf("inbox: %w", err)
 	}
-	// While it waits it keeps others from decoding, and its payload is one of few.
+	// While it waits it keeps its decoder, so few payloads wait here.
 	if err := in.plain.Acquire(ctx, plainSize(plain)); err != nil {
 		return nil, err
 	}

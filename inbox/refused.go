@@ -20,9 +20,9 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// refusals writes the dead letters of refused messages, of which anybody can send any
-// number. It writes many in one transaction, and for each topic and reason no more than
-// Config.KeepRefused a day. The others are counted.
+// refusals writes the dead letters of refused messages. Anybody can send any number of them,
+// so it writes many in one transaction, and at most Config.KeepRefused a day for each topic
+// and reason. Further ones are only counted.
 type refusals struct {
 	in       *Inbox
 	gather   *group.Group[*dlqstore.Letter, written]
@@ -76,7 +76,7 @@ func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlqsto
 	if result == group.Contended {
 		return members, result
 	}
-	// One letter may be at fault; but without the database they would fail alone too.
+	// One dead letter may be at fault. Without the database all would fail alone too.
 	apart := err != nil && len(members) > 1 && ctx.Err() == nil && !sqlerr.Connection(err) && !noAnswer(err) && !errors.Is(err, ErrCommitUnknown)
 	for _, m := range members {
 		if apart {
@@ -98,8 +98,8 @@ func resultOf(err error) group.Result {
 	return group.Failed
 }
 
-// origin is what refused messages are counted by. There are few: topics are only those
-// that somebody has subscribed to.
+// origin is the topic and reason by which refused messages are counted. There are few, since
+// only subscribed topics occur.
 type origin struct {
 	topic  string
 	reason string
@@ -169,7 +169,7 @@ func (in *Inbox) nameOf(w *work) string {
 	return id
 }
 
-// seldom lets one warning a second through, of those that a stranger can cause.
+// seldom limits warnings that untrusted senders can cause to one a second.
 type seldom struct {
 	mu   sync.Mutex
 	last time.Time

@@ -28,9 +28,9 @@ import (
 // Metadata of a replay. A broker's header of the same name becomes metadata. Anybody can
 // set it; [Inbox.verifyReplay] decides whether it is trusted.
 const (
-	ReplayMetadata   = outbox.ReservedMetadata + "replay"   // number of the letter
+	ReplayMetadata   = outbox.ReservedMetadata + "replay"   // id of the dead letter
 	TokenMetadata    = outbox.ReservedMetadata + "token"    // its secret
-	ConsumerMetadata = outbox.ReservedMetadata + "consumer" // that the letter is of, for those who look at queues
+	ConsumerMetadata = outbox.ReservedMetadata + "consumer" // its consumer, for people who look at queues
 )
 
 // uuidMetadata is, in a dead letter, the UUID of a message whose id is not its UUID.
@@ -38,7 +38,7 @@ const uuidMetadata = outbox.ReservedMetadata + "uuid"
 
 var replayMetadata = []string{ReplayMetadata, TokenMetadata, ConsumerMetadata, uuidMetadata}
 
-// replayOf makes the message of a dead letter again.
+// replayOf recreates the message of a dead letter.
 func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Message {
 	metadata := message.Metadata{}
 	maps.Copy(metadata, letter.Metadata)
@@ -76,7 +76,7 @@ func takesID(letter *dlqstore.Letter) bool {
 	return letter.MessageID != "" && reason != ReasonConflict && reason != ReasonTooOld && !reason.refused()
 }
 
-// replayMark is what a message claims to be the replay of.
+// replayMark names the dead letter that a message claims to replay.
 type replayMark struct {
 	letter int64 // 0 if unreadable
 	token  string
@@ -104,7 +104,7 @@ func takeMark(msg *message.Message) (claimed *replayMark, restore func()) {
 // replay is a verified mark.
 type replay struct {
 	replayMark
-	dead bool // the dead letter has taken the id
+	dead bool // the dead letter holds the id
 }
 
 // verifyReplay finds out whether a message that has passed all checks is the replay of the

@@ -195,4 +195,4 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	return true, nil
 }
 
-var errNoReplayTopic = errors.New("the topic is not known; have Config.Replays.Topic return one")
+var errNoReplayTopic = errors.New("the topic is unknown; set Config.Replays.Topic")

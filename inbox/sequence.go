@@ -12,9 +12,8 @@ import (
 )
 
 // gaps remembers, by key, the messages that arrived too early. They are delivered again
-// all at once, in their order if the subscriber keeps it. All but the first of them cause
-// no query: they wait for the first, which may go ahead of its turn when it has waited
-// long enough.
+// together, in order if the subscriber keeps it. Only the first of them queries the database;
+// the others wait for it. After GapWait the first one is handled without its predecessor.
 type gaps struct {
 	mu   sync.Mutex
 	keys map[string]*keyGap
@@ -23,15 +22,15 @@ type gaps struct {
 
 // keyGap is the gap of one key.
 type keyGap struct {
-	since time.Time // that the key has not gone on
-	next  time.Time // when they come again
+	since time.Time // when the key last continued
+	next  time.Time // when the messages are delivered again
 	early map[string]*waiter
 }
 
 type waiter struct {
 	seq   int64
 	since time.Time
-	due   time.Time // to come again
+	due   time.Time // of its redelivery
 }
 
 const mostGaps = 100_000
@@ -159,7 +158,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 		return true, nil
 	}
 	if problem := checkText(key); problem != "" {
-		return false, Permanent(fmt.Errorf("the key of a sequence %s", problem))
+		return false, Permanent(fmt.Errorf("the key of the sequence %s", problem))
 	}
 	over := false
 	for {
@@ -177,7 +176,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 			if retried {
 				return false, ErrGap
 			}
-			over = true // nobody waits for ever
+			over = true // waited for GapWait: continue without it
 			continue
 		case at == inboxstore.PositionPassed && (w.failed || cameBefore(ctx)):
 			in.gaps.forget(key, w.id)
