@@ -46,7 +46,7 @@ func pay(r *http.Request, order string) error {
 
 var errSoldOut = errors.New("sold out")
 
-// routers are services whose middleware stands before their routes, where it can.
+// routers are services with the middleware in front of their routes, if the router allows it.
 var routers = map[string]func(*idempotency.Engine) http.Handler{
 	"chi": func(e *idempotency.Engine) http.Handler {
 		router := chi.NewRouter()
@@ -104,8 +104,8 @@ var routers = map[string]func(*idempotency.Engine) http.Handler{
 
 const requests = 40
 
-// Requests are paid once, also where the first attempt loses against another transaction,
-// alone and in groups.
+// A request is paid once, also if the first attempt loses against another transaction, alone
+// and in groups.
 func TestAdapters_PayOnce(t *testing.T) {
 	gin.SetMode(gin.TestMode)
 	for name, make := range routers {
@@ -153,8 +153,8 @@ func expect(t *testing.T, handler http.Handler, path string, status int, replaye
 	}
 }
 
-// database has a function that fails, once for each name, as a transaction does that loses
-// against another.
+// database has a function that fails once for each name, like a transaction that loses against
+// another one.
 func database(t *testing.T) (*sql.DB, oncemill.Config) {
 	t.Helper()
 	pg := testserver.Postgres(t)

@@ -9,10 +9,10 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// Chi makes a chi middleware of the engine, for Use and With. chi keeps its place among
-// its routes in the request's context and changes it on the way to the handler, so each
-// attempt gets a copy: without it the second one would be answered with 404. A middleware
-// outside does not see the pattern of routes behind this one.
+// Chi returns a chi middleware, for Use and With. chi keeps its routing state in the request's
+// context and changes it on the way to the handler. So each attempt gets a copy; without it
+// the second attempt would be answered with 404. An outer middleware does not see the
+// patterns of routes behind this one.
 func Chi(engine *idempotency.Engine) func(http.Handler) http.Handler {
 	return func(next http.Handler) http.Handler {
 		return engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

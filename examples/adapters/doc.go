@@ -1,4 +1,3 @@
-// Package adapters shows idempotency behind routers other than net/http's. A
-// middleware of net/http fits wherever the router takes one (chi), or lends its
-// writer and request to one (gin, echo).
+// Package adapters shows how to use idempotency with routers other than net/http's: chi takes
+// a net/http middleware, and gin and echo get a handler that calls it.
 package adapters

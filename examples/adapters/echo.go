@@ -8,7 +8,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// Echo makes an echo middleware of the engine. The handler finds the transaction in
+// Echo returns an echo middleware. The handler finds the transaction in
 // the context of c.Request(). An error that it returns is answered inside, so that
 // it is stored or released like any other answer. Each attempt has its own request and
 // response; what an attempt has put into c with Set is there in the next one.

@@ -6,11 +6,10 @@ import (
 	"github.com/oncemill/oncemill/idempotency"
 )
 
-// Gin makes a gin handler of the engine, for the end of a chain. It runs routes, a gin
-// engine of its own that has the same paths: a chain of gin runs only once, and a handler in
-// a transaction may have to run again. Handlers find the transaction in the context of
-// c.Request, and there what the outer chain has put into it; what it has put into its
-// gin.Context they do not see.
+// Gin returns a gin handler for the end of a chain. It runs routes, another gin engine with
+// the same paths: a gin chain runs only once, but a handler in a transaction may have to run
+// again. Handlers find the transaction in the context of c.Request, with the values that the
+// outer chain has set there. They do not see values of the outer gin.Context.
 func Gin(engine *idempotency.Engine, routes *gin.Engine) gin.HandlerFunc {
 	handler := engine.TxMiddleware(routes)
 	return func(c *gin.Context) {

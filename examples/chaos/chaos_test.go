@@ -46,7 +46,7 @@ func TestChaos_KeepsThePromises(t *testing.T) {
 	})
 }
 
-// With an inbox that recognises nothing the same run has to fail, or its success shows
+// Without the inbox's deduplication the same run must fail; otherwise its success proves
 // nothing.
 func TestChaos_ReportsDuplicatesWithoutDedup(t *testing.T) {
 	onEachSite(t, func(t *testing.T, site []string) {

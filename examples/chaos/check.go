@@ -16,18 +16,17 @@ type delivery struct {
 	payload   []byte
 }
 
-// history is everything that check judges by.
+// history is the input of check.
 type history struct {
-	// orders are all that the customers sent, each answered with success, those of one
-	// customer in the order in which they were sent.
+	// orders are all orders of the customers, each answered with success, in the order of
+	// sending for each customer.
 	orders   []shop.Order
 	products []shop.Product // the stock at the start
 	tables   tables
-	wire     []delivery     // the broker's whole record, in its order
-	copies   map[string]int // by message id: how often the parent sent it again
+	wire     []delivery     // all messages of the broker, in order
+	copies   map[string]int // by message id: how often the parent sent a copy
 
-	// unconfirmed are the ids of messages that the broker had and whose confirm a killed
-	// relay never saw.
+	// unconfirmed are the ids of published messages whose confirm a killed relay never saw.
 	unconfirmed []string
 }
 
@@ -41,23 +40,23 @@ type verdict struct {
 	reordered        int // first messages and first effects behind a later one of their customer
 	wireDuplicates   int // messages on the wire beyond the first of their id
 
-	problems []string // contradictions that none of the numbers shows
+	problems []string // faults that none of the numbers shows
 }
 
-// ok reports whether every promise held, and was put to the test: a run in which nothing
-// was ever sent twice shows nothing.
+// ok reports whether every promise held and was tested: a run without repeated messages
+// proves nothing.
 func (v verdict) ok() bool {
 	return v.lost == 0 && v.duplicateEffects == 0 && v.reordered == 0 && len(v.problems) == 0 &&
 		v.orders == v.messages && v.orders == v.effects && v.wireDuplicates >= 1
 }
 
-// line is the one line that a run ends with.
+// line is the last line of a run.
 func (v verdict) line(took time.Duration) string {
 	return fmt.Sprintf("demo: orders=%d messages=%d effects=%d lost=%d duplicate_effects=%d reordered=%d wire_duplicates=%d seconds=%.1f",
 		v.orders, v.messages, v.effects, v.lost, v.duplicateEffects, v.reordered, v.wireDuplicates, took.Seconds())
 }
 
-// check compares what was promised with what is there.
+// check compares a history with the promises.
 func check(h history) verdict {
 	c := checker{history: h, position: map[string]position{}, sent: map[string]shop.Order{}}
 	customers := map[string]int64{}
@@ -83,7 +82,7 @@ func check(h history) verdict {
 type checker struct {
 	history
 	found    verdict
-	position map[string]position   // by order id: where the customer put it
+	position map[string]position   // by order id
 	sent     map[string]shop.Order // by order id
 }
 
@@ -106,7 +105,7 @@ func (c *checker) checkOrders() {
 	}
 }
 
-// checkWire checks the broker's record and returns which orders are on it.
+// checkWire checks the messages and returns the orders that have one.
 func (c *checker) checkWire() map[string]bool {
 	seen := map[string]int{} // by message id
 	onWire := map[string]bool{}
@@ -146,7 +145,7 @@ func (c *checker) checkWire() map[string]bool {
 	return onWire
 }
 
-// checkLedger checks the effects and returns which orders had theirs.
+// checkLedger checks the effects and returns the orders that have one.
 func (c *checker) checkLedger() map[string]bool {
 	booked := map[string]bool{}
 	order := sequence{}
@@ -171,8 +170,8 @@ func (c *checker) checkLedger() map[string]bool {
 	return booked
 }
 
-// checkStock checks that each order was taken from stock once. It needs no ledger, so it
-// sees an effect that happened half.
+// checkStock checks that each order was taken from stock once. It does not use the ledger, so
+// it finds half an effect.
 func (c *checker) checkStock() {
 	want := map[string]int64{}
 	for _, p := range c.products {
@@ -194,10 +193,10 @@ func (c *checker) checkStock() {
 	}
 }
 
-// sequence is how far each customer has come.
+// sequence is the highest position seen of each customer.
 type sequence map[string]int64
 
-// add returns 1 if something that comes later with the same customer came first.
+// add returns 1 if a later position of the customer was seen before.
 func (s sequence) add(at position) int {
 	if at.number < s[at.customer] {
 		return 1

@@ -21,13 +21,13 @@ import (
 const (
 	customersAtOnce = 16 // customers that order at the same time
 
-	// repeatEvery is for impatient customers: one order in so many is posted again although
-	// it was answered.
+	// repeatEvery is for impatient customers: one order in repeatEvery is posted again
+	// although it was answered.
 	repeatEvery = 40
 )
 
-// customers post orders as shops see it in life: many at a time, each sending the next
-// order after the last was answered, and repeating what was not.
+// customers post orders like real ones: many at a time, each sending the next order after the
+// last was answered, and repeating unanswered requests.
 type customers struct {
 	http    http.Client
 	address atomic.Pointer[string] // of the API; changes with its restarts
@@ -44,7 +44,7 @@ func newCustomers() (*customers, error) {
 	return c, err
 }
 
-// redirect counts requests and sends each to where the API is now.
+// redirect counts requests and sends each to the current address of the API.
 type redirect struct {
 	*customers
 	base http.RoundTripper
@@ -57,7 +57,7 @@ func (r redirect) RoundTrip(request *http.Request) (*http.Response, error) {
 	return r.base.RoundTrip(request)
 }
 
-// repeated is how many requests were sent again.
+// repeated returns how many requests were sent again.
 func (c *customers) repeated() int64 { return c.sent.Load() - c.asked.Load() }
 
 func (c *customers) post(ctx context.Context, orders []shop.Order) error {
@@ -82,8 +82,8 @@ func (c *customers) post(ctx context.Context, orders []shop.Order) error {
 	return group.Wait()
 }
 
-// order posts an order until it is taken. Its id, and with it the key of the request, was
-// chosen before the first try. Whoever repeats a request gets the first answer.
+// order posts an order until it is accepted. Its id, and so the key of the request, was chosen
+// before the first attempt. A repeated request gets the first answer.
 func (c *customers) order(ctx context.Context, order shop.Order, again bool) error {
 	body, err := json.Marshal(order)
 	if err != nil {

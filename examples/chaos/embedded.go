@@ -101,10 +101,10 @@ func (e *embedded) consumer(*slog.Logger) (mill.Consumer, error) {
 	}, err
 }
 
-// idHeader is where Watermill's NATS marshaler keeps a message's id.
+// idHeader is the header in which Watermill's NATS marshaler puts a message's id.
 const idHeader = "_watermill_message_uuid"
 
-// natsWire is JetStream by its plain client.
+// natsWire reads and writes JetStream with its own client.
 type natsWire struct {
 	js     jetstream.JetStream
 	topic  string // the stream, and its only subject
@@ -141,8 +141,8 @@ func (w *natsWire) waiting(ctx context.Context) (int, error) {
 	return int(info.NumPending) + info.NumAckPending, nil
 }
 
-// read refuses a stream with ids for JetStream's own deduplication, for then the run would
-// prove nothing.
+// read refuses a stream with ids for JetStream's deduplication, with which the run would prove
+// nothing.
 func (w *natsWire) read(ctx context.Context) ([]delivery, error) {
 	stream, err := w.js.Stream(ctx, w.topic)
 	if err != nil {
@@ -165,7 +165,7 @@ func (w *natsWire) read(ctx context.Context) ([]delivery, error) {
 			return nil, err
 		}
 		if msg.Headers().Get(jetstream.MsgIDHeader) != "" {
-			return nil, errors.New("a message carries an id for JetStream's deduplication, which has to be off")
+			return nil, errors.New("a message has an id for JetStream's deduplication, which must be off")
 		}
 		metadata, err := msg.Metadata()
 		if err != nil {

@@ -1,6 +1,5 @@
-// Command chaos is the proof that the examples carry with them. It runs the shop of package
-// shop with 10,000 orders, kills its processes again and again, and checks what is left in
-// the tables and on the wire:
+// Command chaos checks the promises of oncemill. It runs the shop of package shop with 10,000
+// orders, kills its processes again and again, and checks the tables and the messages:
 //
 //	go run ./chaos             SQLite and an embedded NATS JetStream server; one process
 //	go run ./chaos -servers    PostgreSQL and RabbitMQ; API, relay and inventory are processes
@@ -8,7 +7,7 @@
 // The parent posts the orders (customers.go), starts and kills the processes (run.go,
 // process.go) and checks the result (check.go). It starts its own executable for them
 // (worker.go), on one of two sites (embedded.go, servers.go). The check shares no code with
-// the library: it reads the tables with SQL and the broker with its own client.
+// the library: it reads the tables with SQL and the messages with the broker's client.
 package main
 
 import (

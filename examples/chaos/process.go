@@ -68,7 +68,7 @@ func (p *process) spawn(j job) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, log.Close()) }() // the child has its own copy
-	cmd := exec.Command(self)                              // not CommandContext: who ends it, and how, is this file's subject
+	cmd := exec.Command(self)                              // not CommandContext: this file decides who ends it and how
 	cmd.Env, cmd.Stderr = append(os.Environ(), jobVariable+"="+string(text)), log
 	stdin, err := cmd.StdinPipe()
 	if err != nil {
@@ -125,7 +125,8 @@ func (p *process) unexpected() error {
 	return fmt.Errorf("%s ended by itself: %w; see %s", p.name, p.err, p.log)
 }
 
-// kill sends SIGKILL and waits for the end. It does nothing to a process that has ended.
+// kill sends SIGKILL and waits until the process has ended. It does nothing if it has ended
+// already.
 func (p *process) kill() {
 	if p.cmd == nil {
 		return

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// errBroken is the end of a run that found a promise broken, or untested.
+// errBroken is returned by a run that found a promise broken or untested.
 var errBroken = errors.New("a promise was broken")
 
 const maxProblems = 20
 
-// progress shows how far a run is: on a terminal in one line that is written over and over.
+// progress shows the progress of a run; on a terminal in one line that is overwritten.
 type progress struct {
 	out      io.Writer
 	every    time.Duration // between two lines of counts
@@ -28,13 +28,13 @@ func newProgress(out *os.File) progress {
 	return progress{out: out, every: 2 * time.Second}
 }
 
-// say writes a line that stays.
+// say prints a line that is not overwritten.
 func (p progress) say(format string, args ...any) {
 	p.erase()
-	_, _ = fmt.Fprintf(p.out, format+"\n", args...) // a terminal that has gone stops no run
+	_, _ = fmt.Fprintf(p.out, format+"\n", args...) // a closed terminal must not end the run
 }
 
-// counts writes a line that the next one replaces.
+// counts prints a line that the next one overwrites.
 func (p progress) counts(format string, args ...any) {
 	p.erase()
 	if !p.terminal {
@@ -49,8 +49,8 @@ func (p progress) erase() {
 	}
 }
 
-// finish writes what was found, the last line last, and returns [errBroken] unless it is as
-// promised.
+// finish prints the findings and the last line, and returns [errBroken] unless every promise
+// held.
 func (p progress) finish(v verdict, took time.Duration) error {
 	for i, problem := range v.problems {
 		if i == maxProblems {

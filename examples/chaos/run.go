@@ -16,37 +16,37 @@ import (
 	"github.com/oncemill/oncemill/examples/shop"
 )
 
-// setup is a site that is prepared for a run, with what only the parent needs of it.
+// setup is a site prepared for a run, with the parent's access to it.
 type setup struct {
 	name      string
 	job       job    // what all processes have in common
 	pending   string // the statement that counts the rows of the outbox
 	wire      wire
 	processes []*process                  // started in this order, stopped in the reverse one
-	close     func(context.Context) error // also after the end of the context
+	close     func(context.Context) error // also used after the context has ended
 }
 
-// wire is the broker, behind the back of the processes.
+// wire is the parent's own access to the broker.
 type wire interface {
-	// copy sends n messages that are on the wire a second time, as they are, and returns
-	// their ids. Each call takes other messages.
+	// copy publishes n messages of the broker a second time, unchanged, and returns their
+	// ids. Each call uses other messages.
 	copy(ctx context.Context, n int) ([]string, error)
 
 	// waiting is the number of messages that the inventory has not acknowledged.
 	waiting(ctx context.Context) (int, error)
 
-	// read returns all messages, in the order in which they came.
+	// read returns all messages in the order of arrival.
 	read(ctx context.Context) ([]delivery, error)
 }
 
 const (
 	copiesPerKill = 10
 
-	// stallTimeout is how long nothing at all may move before a run fails.
+	// stallTimeout is how long a run may make no progress before it fails.
 	stallTimeout = 2 * time.Minute
 
-	// drainTimeout is how long nothing at all may move, once all orders have been taken,
-	// before what is missing counts as lost.
+	// drainTimeout is how long a run may make no progress, after all orders were accepted,
+	// before missing messages and effects count as lost.
 	drainTimeout = 30 * time.Second
 	settleTime   = 500 * time.Millisecond
 	poll         = 10 * time.Millisecond
@@ -67,7 +67,7 @@ type chaos struct {
 }
 
 // prove starts the processes, posts the orders, kills as planned, waits until everything is
-// delivered and handled, and checks what is there. An error means that there is no verdict.
+// delivered and handled, and checks the result. An error means that there is no verdict.
 func prove(ctx context.Context, dir string, prepare func() (*setup, error), orders []shop.Order, dedup bool, show progress) (v verdict, err error) {
 	s, err := prepare()
 	if err != nil {
@@ -212,7 +212,7 @@ func (c *chaos) sendCopies(ctx context.Context, stage, id string) error {
 func (c *chaos) share(part float64) int { return int(part * float64(len(c.orders))) }
 
 // drain waits until the outbox is empty, nothing waits for the inventory and every order is
-// booked, and then a little longer, for whatever should not come. If nothing moves any more
+// booked. Then it waits a little longer for unexpected messages. If there is no progress
 // before that, the check counts what is missing.
 func (c *chaos) drain(ctx context.Context) error {
 	type state struct{ pending, waiting, effects, booked int }
@@ -226,7 +226,7 @@ func (c *chaos) drain(ctx context.Context) error {
 		}
 		// In this order: what has left the outbox is on the wire by now.
 		if now.waiting, err = c.wire.waiting(ctx); err != nil {
-			return false, fmt.Errorf("ask the broker what waits: %w", err)
+			return false, fmt.Errorf("count waiting messages: %w", err)
 		}
 		if now.effects, err = count(ctx, c.db, countLedger); err != nil {
 			return false, err
@@ -271,7 +271,7 @@ func (c *chaos) watch(ctx context.Context) error {
 				moved = now
 			}
 			if now.Sub(moved) > stallTimeout {
-				return fmt.Errorf("nothing has moved for %s", stallTimeout)
+				return fmt.Errorf("no progress for %s", stallTimeout)
 			}
 			last, at = seen, now
 		}

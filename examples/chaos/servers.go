@@ -24,8 +24,8 @@ import (
 	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
 
-// servers is a site on PostgreSQL and RabbitMQ, which others may use too: its schemas, its
-// exchange and its queues are gone afterwards.
+// servers is a site on PostgreSQL and RabbitMQ, which others may use at the same time. Its
+// schemas, exchange and queues are removed at the end.
 type servers struct {
 	Postgres, AMQP string // URLs
 	Name           string // of the shop's schema and of the exchange
@@ -82,7 +82,7 @@ func (s *servers) dropSchemas(ctx context.Context, db *sql.DB) error {
 	return nil
 }
 
-// open returns the database with the shop's schema in front.
+// open returns the database with the shop's schema first in the search path.
 func (s *servers) open() (*sql.DB, error) {
 	address, err := url.Parse(s.Postgres)
 	if err != nil {
@@ -119,15 +119,15 @@ func (s *servers) consumer(logger *slog.Logger) (mill.Consumer, error) {
 // topic, and of a durable queue for the inventory.
 func (s *servers) queue() amqp.Config {
 	config := amqp.NewDurablePubSubConfig(s.AMQP, amqp.GenerateQueueNameTopicNameWithSuffix(roleInventory))
-	// Of several inventories one is served at a time, the next one only after the messages
-	// of the last are back in the queue: effects keep the order of the messages, also when
-	// the successor of a killed inventory is quick.
+	// Only one of several inventories is served at a time, and the next one only after the
+	// messages of the last are back in the queue. So effects keep the order of messages when
+	// an inventory is killed.
 	config.Queue.Arguments = amqp091.Table{"x-single-active-consumer": true}
 	return config
 }
 
-// rabbitWire is RabbitMQ by its plain client: a queue that gets every message that the
-// inventory gets, and is read when all is over.
+// rabbitWire reads and writes RabbitMQ with its own client. A queue records every message that
+// the inventory gets, and is read at the end.
 type rabbitWire struct {
 	conn      *amqp091.Connection
 	channel   *amqp091.Channel
@@ -198,7 +198,7 @@ func (w *rabbitWire) copy(ctx context.Context, n int) ([]string, error) {
 	if last.DeliveryTag == 0 {
 		return nil, nil
 	}
-	return ids, last.Nack(true, true) // all of them go back to their places
+	return ids, last.Nack(true, true) // all return to their places
 }
 
 func (w *rabbitWire) publish(ctx context.Context, d amqp091.Delivery) error {
@@ -221,7 +221,7 @@ func (w *rabbitWire) publish(ctx context.Context, d amqp091.Delivery) error {
 	return err
 }
 
-// waiting leaves out the message that the inventory is at, which RabbitMQ does not count.
+// waiting does not count the message that the inventory is handling, as RabbitMQ does not.
 func (w *rabbitWire) waiting(context.Context) (int, error) {
 	queue, err := w.channel.QueueDeclarePassive(w.inventory, true, false, false, false, nil)
 	return queue.Messages, err

@@ -13,14 +13,14 @@ const (
 	listStock   = `select sku, quantity from stock`
 	countLedger = `select count(*) from ledger`
 	countBooked = `select count(distinct order_id) from ledger`
-	lastEntry   = `select coalesce(max(entry), 0) from ledger` // a cheap count, good enough to go by
+	lastEntry   = `select coalesce(max(entry), 0) from ledger` // a cheap approximate count
 )
 
-// tables is what the database holds in the end.
+// tables is the content of the database at the end.
 type tables struct {
 	orders []string         // ids of the orders taken, in any order
 	ledger []entry          // in the order of booking
-	stock  map[string]int64 // what is left, by SKU
+	stock  map[string]int64 // units left, by SKU
 }
 
 // entry is one line of the ledger.

@@ -28,13 +28,13 @@ import (
 
 // Roles of a process.
 const (
-	roleAPI       = "api"       // takes orders
-	roleRelay     = "relay"     // takes messages from the outbox to the broker
-	roleInventory = "inventory" // consumes them
+	roleAPI       = "api"       // accepts orders
+	roleRelay     = "relay"     // publishes the messages of the outbox
+	roleInventory = "inventory" // handles them
 )
 
-// job is what a process has to do. It comes by an environment variable, in JSON: arguments
-// can be read by everyone on the machine, and there are passwords in it.
+// job is the task of a process, passed as JSON in an environment variable. Everyone on the
+// machine could read arguments, and it contains passwords.
 type job struct {
 	Embedded *embedded `json:",omitempty"` // one of the two sites
 	Servers  *servers  `json:",omitempty"`
@@ -46,7 +46,7 @@ type job struct {
 
 const jobVariable = "ONCEMILL_CHAOS_JOB"
 
-// site is a database and a broker, as the processes see them.
+// site is the processes' access to a database and a broker.
 type site interface {
 	open() (*sql.DB, error)
 	database() oncemill.Config
@@ -62,8 +62,7 @@ func (j job) site() site {
 	return j.Embedded
 }
 
-// work is the whole life of a process, until it is killed, ctx ends, or its standard input
-// does.
+// work runs a process until it is killed, ctx ends, or standard input is closed.
 func work(ctx context.Context, text string) (err error) {
 	var j job
 	if err := json.Unmarshal([]byte(text), &j); err != nil {
@@ -126,7 +125,7 @@ func (j job) config(db *sql.DB, logger *slog.Logger) (cfg mill.Config, err error
 			return mill.Config{}, err
 		}
 		cfg.Outbox, cfg.Sink = &outbox.Config{}, pausingSink{sink, pause}
-		cfg.Relay.Lease = 2 * time.Second // short, for an audience that does not like to wait
+		cfg.Relay.Lease = 2 * time.Second // short, so that the demo does not take long
 	}
 	if slices.Contains(j.Roles, roleInventory) {
 		inventory, err := shop.NewInventory(db)
@@ -148,7 +147,7 @@ func (j job) config(db *sql.DB, logger *slog.Logger) (cfg mill.Config, err error
 	return cfg, nil
 }
 
-// ready reports to the parent, once the process does its work.
+// ready reports to the parent when the process is ready.
 func ready(ctx context.Context, m *mill.Mill, address string) error {
 	if until(ctx, func() (bool, error) { return m.Ready() == nil, nil }) == nil {
 		_, err := fmt.Println("ready " + address)
@@ -157,10 +156,10 @@ func ready(ctx context.Context, m *mill.Mill, address string) error {
 	return nil // it stops
 }
 
-// Stages at which a process can pause, to be killed there.
+// Stages at which a process can pause to be killed.
 const (
-	// stageRelay is after the broker's confirm, before the relay learns of it: the message
-	// is on the wire and in the outbox.
+	// stageRelay is after the broker's confirm and before the relay gets it: the message is
+	// both in the broker and in the outbox.
 	stageRelay = "relay"
 
 	// stageConsumer is after the commit of the effect, before the acknowledgement: the
@@ -168,7 +167,7 @@ const (
 	stageConsumer = "consumer"
 )
 
-// pause is the one that the job asks for.
+// pause is the pause that the job requests.
 type pause struct {
 	job
 	passed atomic.Int64
@@ -177,8 +176,8 @@ type pause struct {
 
 var errPaused = errors.New("paused for a kill that did not come")
 
-// due reports whether the caller has to pause at stage with message id. The parent hears of
-// the first one, and kills.
+// due reports whether the caller has to pause at stage with message id. The first one is
+// reported to the parent, which kills the process.
 func (p *pause) due(stage, id string) bool {
 	if stage != p.Stage || p.passed.Add(1) <= p.After {
 		return false
@@ -187,7 +186,7 @@ func (p *pause) due(stage, id string) bool {
 	return true
 }
 
-// pausingSink is a sink with [stageRelay] behind it.
+// pausingSink is a sink that pauses at [stageRelay].
 type pausingSink struct {
 	relay.Sink
 	pause *pause
@@ -204,7 +203,7 @@ func (s pausingSink) Publish(ctx context.Context, msgs []*relay.Message, done fu
 	})
 }
 
-// middleware is [stageConsumer]. It runs around the inbox.
+// middleware pauses at [stageConsumer]. It runs around the inbox.
 func (p *pause) middleware(h message.HandlerFunc) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		produced, err := h(msg)

@@ -2,7 +2,7 @@ package data
 
 import "github.com/oncemill/oncemill/examples/shop"
 
-// Catalogue is what the orders order. The stock is large enough for all of them.
+// Catalogue lists the products. The stock is large enough for all orders.
 func Catalogue() []shop.Product {
 	return []shop.Product{
 		{SKU: "SKU-1001", Name: "Espresso beans 1 kg", PriceCents: 2190, Stock: 10_000},

@@ -18,7 +18,7 @@ import (
 //go:embed orders.jsonl.gz
 var orders []byte
 
-// Orders returns the 10,000 orders that come with the examples.
+// Orders returns the 10,000 orders of the examples.
 func Orders() ([]shop.Order, error) {
 	list, err := decompress(bytes.NewReader(orders))
 	if err != nil {

@@ -14,10 +14,10 @@ import (
 const (
 	orderCount    = 10_000
 	customerCount = 420
-	largeEvery    = 100 // one order in so many has a note of tens of KiB
+	largeEvery    = 100 // one order in largeEvery has a note of tens of KiB
 )
 
-// Generate writes the orders as JSON Lines, the same bytes at every call.
+// Generate writes the orders as JSON Lines. Each call writes the same bytes.
 func Generate(w io.Writer) error {
 	g := &generator{
 		rand:     rand.New(rand.NewPCG(20261121, 10_000)),

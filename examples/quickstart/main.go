@@ -1,5 +1,5 @@
 // Command quickstart is a whole service in one process: an HTTP API, a SQLite file, an
-// embedded broker and a consumer. Start it and do what it prints:
+// embedded broker and a consumer. Start it and run the command that it prints:
 //
 //	go run ./quickstart
 //
@@ -37,17 +37,17 @@ const tables = `
 create table if not exists orders (id text primary key, item text not null) strict;
 create table if not exists sales (item text primary key, sold integer not null) strict`
 
-const welcome = `the shop opens. Order some tea:
+const welcome = `shop started. Order some tea:
 
     curl -i http://%s/orders -H 'Idempotency-Key: "order-1"' -d item=tea
 
-Run the same line again: you get the same answer, and nothing is sold twice.
+Run the command again: you get the same answer, and nothing is sold twice.
 Another key is another order. Stop with Ctrl-C or kill -9, and start again: nothing is lost.
 
 `
 
 // placeOrder handles a request. The idempotency key, the order, its message and the answer
-// are one transaction: all of them exist, or none.
+// commit in one transaction.
 func placeOrder(box *outbox.Outbox) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
@@ -61,19 +61,19 @@ func placeOrder(box *outbox.Outbox) http.HandlerFunc {
 			http.Error(w, "please try again", http.StatusServiceUnavailable) // nothing is stored
 			return
 		}
-		log.Printf("API:      order %s of %s is written, with its message", id, item)
+		log.Printf("API:      order %s of %s stored with its message", id, item)
 		w.WriteHeader(http.StatusCreated)
-		_, _ = fmt.Fprintln(w, "order", id) // the answer is stored whether or not the client is still there
+		_, _ = fmt.Fprintln(w, "order", id) // the answer is stored even if the client has gone
 	}
 }
 
-// logRelayed sees each message that the relay takes from the outbox to the broker.
+// logRelayed logs each message that the relay publishes.
 func logRelayed(msg *message.Message) {
-	log.Printf("relay:    message %s goes to the broker", msg.UUID)
+	log.Printf("relay:    message %s published", msg.UUID)
 }
 
-// sell handles a message. The message's id and the sale are one transaction: however often
-// the broker delivers the message, it is sold once.
+// sell handles a message. The message's id and the sale commit in one transaction: however
+// often the broker delivers the message, the item is sold once.
 func sell(msg *message.Message) ([]*message.Message, error) {
 	ctx, item := msg.Context(), string(msg.Payload)
 	tx, _ := inbox.TxFromContext(ctx)
@@ -85,11 +85,11 @@ returning sold`, item).Scan(&sold)
 	if err != nil {
 		return nil, err // it is delivered again
 	}
-	log.Printf("consumer: message %s is handled, %d of %s sold", msg.UUID, sold, item)
+	log.Printf("consumer: message %s handled, %d of %s sold", msg.UUID, sold, item)
 	return nil, nil
 }
 
-// run puts the parts together and runs them until ctx ends.
+// run assembles the service and runs it until ctx ends.
 func run(ctx context.Context, dir, address string) (err error) {
 	jetstream, err := broker.Start(filepath.Join(dir, "jetstream"))
 	if err != nil {

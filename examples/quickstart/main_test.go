@@ -48,7 +48,7 @@ func TestRun_SellsOncePerKey(t *testing.T) {
 			t.Errorf("answered with %q and %q", first, again)
 		}
 		id := strings.TrimSpace(strings.TrimPrefix(first, "order "))
-		for _, want := range []string{"API: +order " + id, "relay: +message " + id, "consumer: message " + id + " is handled, " + strings.Trim(key, `"`) + " of tea sold"} {
+		for _, want := range []string{"API: +order " + id, "relay: +message " + id, "consumer: message " + id + " handled, " + strings.Trim(key, `"`) + " of tea sold"} {
 			for {
 				line, open := <-printed
 				if !open {

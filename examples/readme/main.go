@@ -79,14 +79,14 @@ func reserve(order *message.Message) ([]*message.Message, error) {
 
 //snippet:end
 
-// confirm stands for a mail: it writes down what it would send.
+// confirm stands for sending a mail: it stores what it would send.
 func confirm(reservation *message.Message) ([]*message.Message, error) {
 	tx, _ := inbox.TxFromContext(reservation.Context())
 	_, err := tx.ExecContext(reservation.Context(), `insert into mails (item) values ($1)`, string(reservation.Payload))
 	return nil, err
 }
 
-// tables are those of the shop; oncemill creates its own in a schema of its own.
+// tables of the shop; oncemill creates its tables in another schema.
 const tables = `
 create table if not exists orders (id text primary key, item text not null);
 create table if not exists stock (item text primary key, units integer not null);
