@@ -189,6 +189,8 @@ func TestConformance_InMemory(t *testing.T) {
 func TestConformance_InGroups(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		url, _ := p.probe(t, true, grouped)
-		runSuite(t, p.atOnce(true), url)
+		// One case at a time: a handler that is held delays its group, whose members then
+		// run again, alone.
+		runSuite(t, 1, url)
 	})
 }
