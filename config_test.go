@@ -190,7 +190,7 @@ func (lite) Driver() driver.Driver { return &sqlite.Driver{} }
 
 func (lite) Connect(context.Context) (driver.Conn, error) { return nil, errors.New("not opened") }
 
-func TestDialect_SaysItsName(t *testing.T) {
+func TestDialect_HasAName(t *testing.T) {
 	t.Parallel()
 	for d, want := range map[oncemill.Dialect]string{
 		oncemill.DialectAuto: "auto", oncemill.PostgreSQL: "postgresql", oncemill.SQLite: "sqlite", 9: "Dialect(9)",

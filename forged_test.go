@@ -79,7 +79,7 @@ func (r forgery) value(kind string) any {
 
 // Rows of every table with values of every kind, by each role: whatever the database
 // takes stops nobody, and of others nothing is read, changed or lost.
-func TestRoles_ForgedRowsStopNobody(t *testing.T) {
+func TestRoles_ForgedRowsStopNoRelay(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())
 	if given, err := strconv.ParseUint(os.Getenv("ONCEMILL_SEED"), 10, 64); err == nil {

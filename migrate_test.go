@@ -51,7 +51,7 @@ func (p *place) expectStatus(t *testing.T, want []oncemill.Status, sets ...oncem
 	}
 }
 
-func TestMigrate_AppliesEachSetOnceAndTells(t *testing.T) {
+func TestMigrate_AppliesEachSetOnce(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		one, two, other := files("shop", makeShelf), files("shop", makeShelf, makeBox), files("other", `create table {{other}} (id integer)`)
 		p.expectStatus(t, []oncemill.Status{{Set: "shop", Version: 0, Latest: 2}, {Set: "other", Version: 0, Latest: 1}}, two, other)
@@ -190,7 +190,7 @@ func TestMigrate_TakesTheLongestSchema(t *testing.T) {
 	}
 }
 
-func TestMigrate_RefusesANewerDatabaseAndLeavesItAlone(t *testing.T) {
+func TestMigrate_RefusesANewerDatabaseUnchanged(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		if err := p.migrate(t, files("shop", makeShelf, makeBox), files("other", `create table {{other}} (id integer)`)); err != nil {
 			t.Fatal(err)
@@ -213,7 +213,7 @@ func TestMigrate_RefusesANewerDatabaseAndLeavesItAlone(t *testing.T) {
 	})
 }
 
-func TestMigrate_AStepThatFailsTakesItsSetBack(t *testing.T) {
+func TestMigrate_RollsBackASetWhoseStepFails(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		p.db.SetMaxOpenConns(1) // a connection left in the transaction would show
 		err := p.migrate(t, files("shop", makeShelf, broken))
@@ -375,7 +375,7 @@ func TestMigrate_NeedsNoRightToCreateAnExistingSchema(t *testing.T) {
 }
 
 // What a migration makes, its down file takes away.
-func TestMigrations_OfTheOutboxCanBeTakenBack(t *testing.T) {
+func TestMigrations_OfTheOutboxCanBeUndone(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		if err := p.migrate(t, files("shop", makeBox)); err != nil {
 			t.Fatal(err)

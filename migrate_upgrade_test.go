@@ -25,7 +25,7 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-func TestMigrate_ALibraryWorksWithANewerDatabaseThatSaysSo(t *testing.T) {
+func TestMigrate_AcceptsANewerCompatibleDatabase(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		one := files("shop", makeShelf)
 		two := files("shop", makeShelf, "-- compatible: 1\n"+makeBox)
@@ -161,7 +161,7 @@ func publishOne(t *testing.T, box *outbox.Outbox, id string) {
 // The database is migrated while relays of the version before it run. They look
 // at it again when they take the lease of the upkeep, here because a new owner has
 // to be found for it.
-func TestMigrate_ARelayOfTheVersionBeforeGoesOn(t *testing.T) {
+func TestMigrate_ARelayOfTheFormerVersionContinues(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		sets := []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations}
 		if err := p.migrate(t, sets...); err != nil {
@@ -228,7 +228,7 @@ func latest(t *testing.T, p *place, set oncemill.Migrations) int {
 	return status[0].Latest
 }
 
-func TestMigrateDown_TakesBackStepByStep(t *testing.T) {
+func TestMigrateDown_UndoesStepByStep(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		all := []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
 		if err := p.migrate(t, files("shop", makeBox)); err != nil {
@@ -288,7 +288,7 @@ func TestMigrateDown_RefusesToLoseMessages(t *testing.T) {
 	})
 }
 
-func TestMigrateDown_LeavesANewerDatabaseAlone(t *testing.T) {
+func TestMigrateDown_DoesNotChangeANewerDatabase(t *testing.T) {
 	onEachPlace(t, func(t *testing.T, p *place) {
 		if err := p.migrate(t, files("shop", makeShelf, "-- compatible: 1\n"+makeBox)); err != nil {
 			t.Fatal(err)
@@ -301,7 +301,7 @@ func TestMigrateDown_LeavesANewerDatabaseAlone(t *testing.T) {
 }
 
 // Any login can take an advisory lock.
-func TestMigrate_SaysWhoHoldsItsLock(t *testing.T) {
+func TestMigrate_NamesTheSessionWithItsLock(t *testing.T) {
 	t.Parallel()
 	p := places["postgresql"](t)
 	holder := testserver.Postgres(t).Open(t, "application_name=squatter")

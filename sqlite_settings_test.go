@@ -145,7 +145,7 @@ func TestSQLiteDSN_TheLogShrinks(t *testing.T) {
 }
 
 // A migration waits for the turn, and then for the lock, as long as its context allows.
-func TestMigrate_OnSQLiteSaysThatItWaitedInVain(t *testing.T) {
+func TestMigrate_ReportsALockOnSQLite(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "test.db")
 	tx, err := testserver.OpenSQLite(t, path).BeginTx(t.Context(), nil)

@@ -17,7 +17,7 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-func TestSQLiteDSN_SetsWhatThePromisesNeedOnEveryConnection(t *testing.T) {
+func TestSQLiteDSN_ConfiguresEveryConnection(t *testing.T) {
 	t.Parallel()
 	db := testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db"))
 	for range 3 {
@@ -71,7 +71,7 @@ func TestSQLiteDSN_TakesARelativePath(t *testing.T) {
 
 // A transaction that has read before it writes fails at once where it did not
 // begin as a writer; and readers do not wait for the writer.
-func TestSQLiteDSN_TransactionsWaitForEachOtherAndReadersForNobody(t *testing.T) {
+func TestSQLiteDSN_WritersWaitAndReadersDoNot(t *testing.T) {
 	t.Parallel()
 	db := testserver.SQLite(t)
 	if _, err := db.ExecContext(t.Context(), `create table counter (n integer); insert into counter values (0)`); err != nil {

@@ -29,7 +29,7 @@ import (
 
 // A database that an older version has left in the middle of its work is migrated, and the
 // work goes on: testdata/upgrade/README.md lists what it holds.
-func TestUpgrade_WorkThatAnOlderVersionLeftGoesOn(t *testing.T) {
+func TestUpgrade_ContinuesWorkOfAnOlderVersion(t *testing.T) {
 	t.Parallel()
 	for _, dump := range []string{"outbox3", "outbox5"} {
 		t.Run(dump+"/postgresql", func(t *testing.T) {

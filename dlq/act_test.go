@@ -70,7 +70,7 @@ func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
 	})
 }
 
-func TestStore_ADiscardEndsWhatNobodyHolds(t *testing.T) {
+func TestStore_DiscardsAtOnceWhatIsNotHeld(t *testing.T) {
 	eachPlace(t, func(t *testing.T, p *place) {
 		dead, held := p.write(t, letter{}), p.write(t, letter{state: "held"})
 		consumers := p.write(t, letter{source: "consumer", consumer: "stock"})

@@ -105,7 +105,7 @@ func TestStore_PagesMissNothingAndRepeatNothing(t *testing.T) {
 	})
 }
 
-func TestStore_GetTellsAllAListTellsLittle(t *testing.T) {
+func TestStore_GetReturnsAllFieldsAndListAFew(t *testing.T) {
 	eachPlace(t, func(t *testing.T, p *place) {
 		relays, consumers := p.write(t, letter{key: "k"}), p.write(t, letter{source: "consumer", consumer: "stock"})
 		p.exec(t, `update {{dead_letters}} set created_at = null, stack = 'main.go:1', trace_id = 'cafe', metadata = $1 where source = 'consumer'`, []byte("not JSON"))

@@ -31,7 +31,7 @@ func stock() mill.Consumer {
 	}
 }
 
-func TestNew_ReportsEverythingThatDoesNotFit(t *testing.T) {
+func TestNew_ReportsAllBadSettings(t *testing.T) {
 	t.Parallel()
 	db := testserver.SQLite(t)
 	consumer := func(change func(*mill.Consumer)) func(*mill.Config) {
@@ -113,7 +113,7 @@ func fieldsOf(err error) (fields []string) {
 }
 
 // A subscriber that was made before another part did not fit is closed.
-func TestNew_ClosesWhatItHasMade(t *testing.T) {
+func TestNew_ClosesSubscribersOnError(t *testing.T) {
 	t.Parallel()
 	made, broken := &channel{}, errors.New("broken")
 	first, second := stock(), stock()
@@ -127,7 +127,7 @@ func TestNew_ClosesWhatItHasMade(t *testing.T) {
 }
 
 // The caller's settings are not written to: they may serve another mill.
-func TestNew_LeavesItsSettingsAlone(t *testing.T) {
+func TestNew_DoesNotChangeItsConfig(t *testing.T) {
 	t.Parallel()
 	box, keys := &outbox.Config{}, &idempotency.Config{Scope: idempotency.SingleTenant()}
 	cfg := mill.Config{Outbox: box, Idempotency: keys, Consumers: []mill.Consumer{stock()}, Logger: quiet}

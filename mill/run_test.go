@@ -255,7 +255,7 @@ func TestRun_StopsEverythingWhenAPartFails(t *testing.T) {
 	<-stopped
 }
 
-func TestRun_TellsOfAPanic(t *testing.T) {
+func TestRun_ReportsAPanic(t *testing.T) {
 	t.Parallel()
 	var panicked *oncemill.PanicError
 	m := newMill(t, testserver.SQLite(t), mill.Config{Outbox: &outbox.Config{}})
@@ -265,7 +265,7 @@ func TestRun_TellsOfAPanic(t *testing.T) {
 }
 
 // What does not return is named, and keeps nothing else.
-func TestRun_NamesWhatDoesNotReturn(t *testing.T) {
+func TestRun_NamesPartsThatDoNotReturn(t *testing.T) {
 	t.Parallel()
 	c, begun, release := stock(), make(chan struct{}), make(chan struct{})
 	broker := &channel{messages: make(chan *message.Message)}
@@ -292,7 +292,7 @@ func TestRun_NamesWhatDoesNotReturn(t *testing.T) {
 	<-stuck
 }
 
-func TestServe_EndsWithTheRequestsUnderWay(t *testing.T) {
+func TestServe_WaitsForRequestsInFlight(t *testing.T) {
 	t.Parallel()
 	listener := testserver.Listen(t)
 	address := listener.Addr().String()

@@ -115,7 +115,7 @@ func TestRun_StopsWhileASubscriberHangs(t *testing.T) {
 	<-closed
 }
 
-func TestRun_ReturnsThoughNothingCanBeClosed(t *testing.T) {
+func TestRun_ReturnsIfSubscribersDoNotClose(t *testing.T) {
 	t.Parallel()
 	release, done := make(chan struct{}), make(chan struct{})
 	c := stock()
@@ -154,7 +154,7 @@ func TestRun_ReturnsWhileTheDatabaseIsSilentAtTheStart(t *testing.T) {
 	}
 }
 
-func TestRun_AnEndedContextIsNoError(t *testing.T) {
+func TestRun_ReturnsNilForAnEndedContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -203,7 +203,7 @@ func TestRun_NoticesASubscriptionThatEnds(t *testing.T) {
 	}
 }
 
-func TestNew_RefusesWhatIsNil(t *testing.T) {
+func TestNew_RefusesNil(t *testing.T) {
 	t.Parallel()
 	nothing, middleware := stock(), stock()
 	nothing.Subscriber = from(nil)

@@ -32,7 +32,7 @@ func onFile(t *testing.T, path string) func(code int, args ...string) string {
 	}
 }
 
-func TestMigrateDownCommand_AsksAndRefusesToLoseRows(t *testing.T) {
+func TestMigrateDownCommand_RequiresYesAndLoseRows(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	run := onFile(t, path)
@@ -67,7 +67,7 @@ func TestMigrateDownCommand_AsksAndRefusesToLoseRows(t *testing.T) {
 	run(0, "migrate", "status")
 }
 
-func TestCommand_MakesSQLiteFilesForTheirOwnerAlone(t *testing.T) {
+func TestCommand_CreatesSQLiteFilesWithMode0600(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	run := onFile(t, path)
@@ -91,7 +91,7 @@ func TestCommand_MakesSQLiteFilesForTheirOwnerAlone(t *testing.T) {
 }
 
 // What strangers wrote is shown, and does nothing to a terminal.
-func TestLettersCommand_EscapesWhatStrangersWrote(t *testing.T) {
+func TestLettersCommand_EscapesUntrustedText(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	run := onFile(t, path)

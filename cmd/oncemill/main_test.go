@@ -43,7 +43,7 @@ func command(ctx context.Context, env []string, args ...string) (*exec.Cmd, *byt
 	return cmd, &output
 }
 
-func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
+func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	lite, absent := "sqlite:"+filepath.Join(dir, "x.db"), "sqlite:"+filepath.Join(dir, "absent.db")
@@ -111,7 +111,7 @@ func TestCommand_TellsWhatIsWrongAndExitsWithTwo(t *testing.T) {
 	}
 }
 
-func TestCommand_TellsItsVersion(t *testing.T) {
+func TestCommand_PrintsItsVersion(t *testing.T) {
 	t.Parallel()
 	cmd, output := command(t.Context(), []string{"ONCEMILL_VERSION=x"}, "--version")
 	if err := cmd.Run(); err != nil || !strings.HasPrefix(output.String(), "oncemill ") || !strings.Contains(output.String(), runtime.Version()) {
@@ -119,7 +119,7 @@ func TestCommand_TellsItsVersion(t *testing.T) {
 	}
 }
 
-func TestCommand_MigratesAndTellsTheStatus(t *testing.T) {
+func TestCommand_MigratesAndPrintsTheStatus(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	for name, database := range map[string]string{

@@ -23,7 +23,7 @@ import (
 )
 
 // A password on its way to another machine is shown to that machine alone.
-func TestVerified_DemandsTheCertificateOfOtherMachines(t *testing.T) {
+func TestDriverURL_RequiresACertificateOfOtherMachines(t *testing.T) {
 	for _, name := range []string{"PGSSLMODE", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGSERVICEFILE"} {
 		unset(t, name)
 	}
@@ -123,7 +123,7 @@ func unset(t *testing.T, name string) {
 }
 
 // Several hosts are named as libpq and pgx take them, or as lib/pq does.
-func TestCommand_TakesSeveralHosts(t *testing.T) {
+func TestCommand_AcceptsSeveralHosts(t *testing.T) {
 	t.Parallel()
 	for database, want := range map[string]string{
 		"postgres://a:5432,b:5433/shop":                          "a:5432 b:5433",
@@ -152,7 +152,7 @@ func TestCommand_TakesSeveralHosts(t *testing.T) {
 
 // The connection that --listen makes is no other one: no server gets a password that
 // cannot show whose it is.
-func TestRelayCommand_ShowsAStrangerNoPassword(t *testing.T) {
+func TestRelayCommand_SendsNoPasswordToAnotherServer(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {

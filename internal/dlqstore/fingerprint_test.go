@@ -6,7 +6,7 @@ import (
 	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
-func TestFingerprint_IsTheSameForWhatIsAlike(t *testing.T) {
+func TestFingerprint_IsTheSameForAlikeFailures(t *testing.T) {
 	t.Parallel()
 	one := dlqstore.Fingerprint("relay", "refused", `message "a-b" of 1048577 bytes is too large (0xc000123)`, "a-b")
 	if two := dlqstore.Fingerprint("relay", "refused", `message "c-d" of 2000000 bytes is too large (0xc000456)`, "c-d"); one != two || len(one) != 16 {

@@ -109,7 +109,7 @@ func (f *fixture) replaying(t *testing.T) (id int64, token string) {
 	return id, token
 }
 
-func TestStore_ReturnsWhatWasAdded(t *testing.T) {
+func TestStore_ReturnsAddedLetters(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		made := time.UnixMicro(1700000000000000).UTC()
 		in := dlqstore.Letter{
@@ -271,7 +271,7 @@ func TestStore_AReplayEndsWithTheTransaction(t *testing.T) {
 	})
 }
 
-func TestStore_PurgesWhatWasClosedLongAgo(t *testing.T) {
+func TestStore_PurgesOldClosedLetters(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		open, young, old := f.add(t, dlqstore.Letter{}), f.add(t, dlqstore.Letter{}), f.add(t, dlqstore.Letter{})
 		must(t, errors.Join(discard(t, f, young), discard(t, f, old)))

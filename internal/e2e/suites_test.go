@@ -17,18 +17,18 @@ var suites = []suite{
 		few: []string{
 			"TestFromPgx_PassesStatementsOnAndNeverEndsTheTransaction",
 			"TestFromPgx_ServesThePublishers",
-			"TestMigrate_AppliesEachSetOnceAndTells",
+			"TestMigrate_AppliesEachSetOnce",
 			"TestMigrate_TenProcessesAtOnce",
 		},
 		never: []string{
 			"ExampleSQLiteDSN",
 			"TestCheckSQLite_NamesEachSettingThatIsWrong",
-			"TestMigrate_OnSQLiteSaysThatItWaitedInVain",
+			"TestMigrate_ReportsALockOnSQLite",
 			"TestSQLiteDSN_OpensTheFileOfThatName",
-			"TestSQLiteDSN_SetsWhatThePromisesNeedOnEveryConnection",
+			"TestSQLiteDSN_ConfiguresEveryConnection",
 			"TestSQLiteDSN_TakesARelativePath",
 			"TestSQLiteDSN_TheLogShrinks",
-			"TestSQLiteDSN_TransactionsWaitForEachOtherAndReadersForNobody",
+			"TestSQLiteDSN_WritersWaitAndReadersDoNot",
 		},
 	},
 	{

@@ -212,7 +212,7 @@ func TestSeal_NoticesThatTheTransactionHasEnded(t *testing.T) {
 	})
 }
 
-func TestClaimGroup_ReturnsWhatIsNew(t *testing.T) {
+func TestClaimGroup_ReturnsNewIDs(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		f.handle(t, "b")
 		f.inTx(t, func(ctx context.Context, tx *sql.Tx) bool {
@@ -414,7 +414,7 @@ func TestCountRefused_CountsWithinATime(t *testing.T) {
 	})
 }
 
-func TestPurge_RemovesWhatIsPastRetention(t *testing.T) {
+func TestPurge_RemovesIDsPastRetention(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		never := func(inboxstore.Record) time.Duration { return 0 }
 		for _, id := range []string{"a", "b", "failing"} {
@@ -437,7 +437,7 @@ func TestPurge_RemovesWhatIsPastRetention(t *testing.T) {
 	})
 }
 
-func TestStore_TellsTheTimeOfTheDatabase(t *testing.T) {
+func TestStore_ReturnsTheDatabasesTime(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		must(t, f.Ping(t.Context()))
 		if now, err := f.Now(t.Context()); err != nil || time.Since(now).Abs() > time.Minute {

@@ -60,7 +60,7 @@ func TestRun_AcceptsAWholeFile(t *testing.T) {
 	}
 }
 
-func TestRun_NamesWhatIsWrong(t *testing.T) {
+func TestRun_ReportsEachProblem(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ text, want string }{
 		"differs":     {strings.Replace(good, "return err", "return nil", 1), ":7: differs"},

@@ -53,7 +53,7 @@ const (
 	failing  = "func TestFails(t *testing.T) { t.Error(\"wrong sum\") }\n"
 )
 
-func TestRun_CountsWhatPassed(t *testing.T) {
+func TestRun_CountsPassedTests(t *testing.T) {
 	t.Parallel()
 	out, err := runIn(t, tests(passing))
 	if err != nil {

@@ -70,7 +70,7 @@ func TestPrivatePostgres_IsDumpedAndLoaded(t *testing.T) {
 }
 
 // Other users of the machine reach the port.
-func TestPrivatePostgres_WantsThePassword(t *testing.T) {
+func TestPrivatePostgres_RequiresThePassword(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t)
 	u, err := url.Parse(server.DSN())
@@ -93,7 +93,7 @@ func TestPrivatePostgres_WantsThePassword(t *testing.T) {
 }
 
 // The pooler looks up a role in the server, and logs in with the client's SCRAM keys.
-func TestPgBouncer_TakesRolesThatAreMadeLater(t *testing.T) {
+func TestPgBouncer_AcceptsRolesCreatedLater(t *testing.T) {
 	t.Parallel()
 	server := testserver.PrivatePostgres(t)
 	pooler := server.PgBouncer()

@@ -75,7 +75,7 @@ func sleeper(t *testing.T) *os.Process {
 }
 
 // Somebody else may have put a link, or a directory, where the script keeps its own.
-func TestScript_FollowsNoPlantedLink(t *testing.T) {
+func TestScript_DoesNotFollowPlantedLinks(t *testing.T) {
 	t.Parallel()
 	target := t.TempDir()
 	if err := os.Chmod(target, 0o700); err != nil {
@@ -97,7 +97,7 @@ func TestScript_FollowsNoPlantedLink(t *testing.T) {
 	}
 }
 
-func TestScript_TwoAtOnceMakeOneServer(t *testing.T) {
+func TestScript_StartsOneServerForTwoCallers(t *testing.T) {
 	t.Parallel()
 	s := newServers(t)
 	var out [2]string
@@ -116,7 +116,7 @@ func TestScript_TwoAtOnceMakeOneServer(t *testing.T) {
 	}
 }
 
-func TestScript_RemovesWhatADeadProcessOwned(t *testing.T) {
+func TestScript_RemovesServersOfDeadProcesses(t *testing.T) {
 	t.Parallel()
 	s := newServers(t, "ONCEMILL_TEST_POSTGRES=postgres://127.0.0.1:1/")
 	owner, dir := sleeper(t), filepath.Join(s.dir, "private", "orphan")

@@ -18,7 +18,7 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-func TestClaim_StoresWhatIsLargeAndLeavesAReference(t *testing.T) {
+func TestClaim_StoresLargePayloadsAndLeavesAReference(t *testing.T) {
 	t.Parallel()
 	store := &objects{}
 	codec := newCodec(t, payload.Config{Store: store, StoreFrom: 100})
@@ -44,7 +44,7 @@ func TestClaim_StoresWhatIsLargeAndLeavesAReference(t *testing.T) {
 
 // An attempt that is tried again, after its commit went unanswered say, must not
 // spoil what an earlier one has published: the first may have committed.
-func TestClaim_RepeatedAttemptsSpoilNothing(t *testing.T) {
+func TestClaim_RepeatedAttemptsOverwriteNothingElse(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
 		cfg     payload.Config
@@ -76,7 +76,7 @@ func TestClaim_RepeatedAttemptsSpoilNothing(t *testing.T) {
 }
 
 // Also where nothing else protects it.
-func TestClaim_IsOfNoUseToAnotherMessage(t *testing.T) {
+func TestClaim_IsRefusedForAnotherMessage(t *testing.T) {
 	t.Parallel()
 	codec := newCodec(t, payload.Config{Store: &objects{}, StoreFrom: 1})
 	encoded := encode(t, codec, order("1"))

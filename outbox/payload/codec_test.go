@@ -17,7 +17,7 @@ import (
 
 // Whatever the steps and the message, a consumer that has the keys and the store
 // gets what was sent, by what the message says of itself alone.
-func TestCodec_GivesBackWhatItWasGiven(t *testing.T) {
+func TestCodec_DecodesWhatItEncoded(t *testing.T) {
 	t.Parallel()
 	store := &objects{}
 	consumer := newCodec(t, payload.Config{
@@ -95,7 +95,7 @@ func randomMessage(random *rand.Rand) (msg *message.Message, topic, key string) 
 	return msg, topic, key
 }
 
-func TestCodec_LeavesTheCallersMessageAlone(t *testing.T) {
+func TestCodec_DoesNotChangeTheCallersMessage(t *testing.T) {
 	t.Parallel()
 	store := &objects{}
 	codec := newCodec(t, everything(store))
@@ -131,7 +131,7 @@ func TestCodec_WithoutConfigurationPassesEverythingPlainThrough(t *testing.T) {
 	}
 }
 
-func TestCodec_CompressesWhatIsLargeEnoughAndGetsSmaller(t *testing.T) {
+func TestCodec_CompressesLargePayloadsThatGetSmaller(t *testing.T) {
 	t.Parallel()
 	codec := newCodec(t, payload.Config{CompressFrom: 200})
 	noise := make([]byte, 5000)
@@ -156,7 +156,7 @@ func TestCodec_CompressesWhatIsLargeEnoughAndGetsSmaller(t *testing.T) {
 	}
 }
 
-func TestCodec_EncodesNothingTwice(t *testing.T) {
+func TestCodec_RefusesEncodedMessages(t *testing.T) {
 	t.Parallel()
 	codec := newCodec(t, everything(&objects{}))
 	for _, name := range []string{payload.EncodingMetadata, payload.SignatureMetadata, payload.TopicMetadata} {

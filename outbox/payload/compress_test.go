@@ -47,7 +47,7 @@ func TestDecode_StopsAtTheLargestSize(t *testing.T) {
 }
 
 // Neither a size that is a lie nor a bomb takes more memory than the limit says.
-func TestDecode_TakesNoMemoryForPromises(t *testing.T) {
+func TestDecode_AllocatesNoMemoryForClaimedSizes(t *testing.T) {
 	const most = 64 << 10
 	codec := newCodec(t, payload.Config{MaxSize: most})
 	lie := compressed(t, []byte("tea"), nil)
@@ -71,7 +71,7 @@ func TestDecode_TakesNoMemoryForPromises(t *testing.T) {
 	}
 }
 
-func TestDecode_RefusesWhatIsNoGzipOfOurs(t *testing.T) {
+func TestDecode_RefusesBadGzip(t *testing.T) {
 	t.Parallel()
 	codec := newCodec(t, payload.Config{})
 	good := compressed(t, []byte("tea and more tea"), nil)
@@ -95,7 +95,7 @@ func TestDecode_RefusesWhatIsNoGzipOfOurs(t *testing.T) {
 	}
 }
 
-func TestDecode_RefusesEncodingsThatItDoesNotKnow(t *testing.T) {
+func TestDecode_RefusesUnknownEncodings(t *testing.T) {
 	t.Parallel()
 	cfg := everything(&objects{})
 	cfg.RequireSignature, cfg.RequireEncryption = false, false

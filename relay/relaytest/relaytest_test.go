@@ -112,7 +112,7 @@ func TestDrain_DeliversAllThatIsOwed(t *testing.T) {
 	})
 }
 
-func TestDrain_SaysWhenItCannotDeliver(t *testing.T) {
+func TestDrain_FailsIfItCannotDeliver(t *testing.T) {
 	eachDatabase(t, func(t *testing.T, box *outbox.Outbox) {
 		sink := &relaytest.Sink{}
 		sink.Fail("orders", relay.Unavailable(errors.New("away")))

@@ -85,7 +85,7 @@ func TestFaults_AreThoseOfADroppedIndex(t *testing.T) {
 	}
 }
 
-func TestFaults_NameWhatIsScannedPermittedForNothingOrEmpty(t *testing.T) {
+func TestFaults_NameScansUselessPermissionsAndEmptyTables(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	for _, c := range []struct {
