@@ -90,7 +90,7 @@ func TestCommand_CreatesSQLiteFilesWithMode0600(t *testing.T) {
 	}
 }
 
-// What strangers wrote is shown, and does nothing to a terminal.
+// Untrusted text is shown without control characters.
 func TestLettersCommand_EscapesUntrustedText(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")

@@ -19,7 +19,7 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// picky refuses what it does not like.
+// picky is a sink that refuses some messages.
 type picky struct {
 	mu    sync.Mutex
 	likes map[string]bool // guarded by mu

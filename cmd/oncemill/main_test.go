@@ -25,8 +25,7 @@ import (
 
 const commandEnv = "ONCEMILL_TEST_RUN_COMMAND"
 
-// TestMain makes the test binary the command itself, for tests that need a
-// process.
+// TestMain lets the test binary run as the command, for tests that need a process.
 func TestMain(m *testing.M) {
 	if os.Getenv(commandEnv) != "" {
 		os.Exit(run(os.Args[1:]))

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// No mistake makes the command print the password of a URL.
+// No wrong usage makes the command print a password.
 func TestErrors_ShowNoPassword(t *testing.T) {
 	t.Parallel()
 	const url = "http://user:canary%2Fpass@127.0.0.1:1"

@@ -79,7 +79,7 @@ from generate_series(1, 2600) i`,
 			if batches := strings.Count(out, " of 2600 messages sent again\n"); batches < 2 || !strings.HasSuffix(out, "\n2600 messages were sent again\n") {
 				t.Errorf("%d batches: %s", batches, out)
 			}
-			// Those of the first window are 260; all rows of this one are of one key.
+			// The first window has 260 messages. All rows of this one have one key.
 			disorder := count(`
 select count(*)
 from (

@@ -22,7 +22,7 @@ import (
 	"github.com/lib/pq"
 )
 
-// A password on its way to another machine is shown to that machine alone.
+// A password is sent to another machine only after its certificate was verified.
 func TestDriverURL_RequiresACertificateOfOtherMachines(t *testing.T) {
 	for _, name := range []string{"PGSSLMODE", "PGHOST", "PGHOSTADDR", "PGSERVICE", "PGSERVICEFILE"} {
 		unset(t, name)
@@ -95,8 +95,8 @@ func TestDriverURL_RequiresACertificateOfOtherMachines(t *testing.T) {
 	}
 }
 
-// A list of hosts that begins with a socket is refused: the driver would send the password
-// to the others in clear, whatever mode it is given.
+// A list of hosts that begins with a socket is refused: the driver would send the password to
+// the other hosts in clear text, whatever sslmode is set.
 func TestCommand_RefusesASocketBeforeOtherHosts(t *testing.T) {
 	t.Parallel()
 	for database, want := range map[string]int{
@@ -113,7 +113,7 @@ func TestCommand_RefusesASocketBeforeOtherHosts(t *testing.T) {
 	}
 }
 
-// unset takes a variable out of the environment until the test ends.
+// unset removes a variable from the environment until the test ends.
 func unset(t *testing.T, name string) {
 	t.Helper()
 	t.Setenv(name, "") // puts it back afterwards
@@ -122,7 +122,7 @@ func unset(t *testing.T, name string) {
 	}
 }
 
-// Several hosts are named as libpq and pgx take them, or as lib/pq does.
+// Several hosts are accepted in the syntax of libpq and pgx, and of lib/pq.
 func TestCommand_AcceptsSeveralHosts(t *testing.T) {
 	t.Parallel()
 	for database, want := range map[string]string{
@@ -150,8 +150,7 @@ func TestCommand_AcceptsSeveralHosts(t *testing.T) {
 	}
 }
 
-// The connection that --listen makes is no other one: no server gets a password that
-// cannot show whose it is.
+// The connection of --listen also verifies the server before it sends the password.
 func TestRelayCommand_SendsNoPasswordToAnotherServer(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -200,7 +199,7 @@ func TestRelayCommand_SendsNoPasswordToAnotherServer(t *testing.T) {
 	}
 	root := newRoot()
 	root.SetErr(io.Discard)
-	// The command does not know that name for this machine.
+	// The command does not know that this name is loopback.
 	root.SetArgs([]string{"relay", "--listen", "--database", "postgres://u:secret@LOCALHOST:" + port + "/shop", "--amqp-url", "amqp://localhost:1", "--stop-timeout", "100ms"})
 	err = root.ExecuteContext(ctx)
 	if n := startups.Load(); n > 0 || err == nil || !strings.Contains(err.Error(), "certificate") {

@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// document returns a JSON document of at least size bytes, as services send them.
+// document returns a JSON document of at least size bytes, like those of services.
 func document(size int) []byte {
 	random := rand.New(rand.NewPCG(1, 1))
 	type line struct {

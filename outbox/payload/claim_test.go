@@ -42,8 +42,8 @@ func TestClaim_StoresLargePayloadsAndLeavesAReference(t *testing.T) {
 	}
 }
 
-// An attempt that is tried again, after its commit went unanswered say, must not
-// spoil what an earlier one has published: the first may have committed.
+// A repeated attempt, for example after a commit without answer, must not damage the objects
+// of an earlier one, which may have committed.
 func TestClaim_RepeatedAttemptsOverwriteNothingElse(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -66,7 +66,7 @@ func TestClaim_RepeatedAttemptsOverwriteNothingElse(t *testing.T) {
 			for _, attempt := range attempts {
 				expectEqual(t, decode(t, codec, attempt), order("1"))
 			}
-			// Other messages with the same payload have objects of their own.
+			// Other messages with the same payload have other objects.
 			encode(t, codec, order("2"))
 			if n := len(store.names()); n != c.objects+1 {
 				t.Errorf("%d objects", n)
@@ -75,7 +75,7 @@ func TestClaim_RepeatedAttemptsOverwriteNothingElse(t *testing.T) {
 	}
 }
 
-// Also where nothing else protects it.
+// Even without encryption and signature.
 func TestClaim_IsRefusedForAnotherMessage(t *testing.T) {
 	t.Parallel()
 	codec := newCodec(t, payload.Config{Store: &objects{}, StoreFrom: 1})
@@ -193,7 +193,7 @@ func TestClaim_ReadsNoMoreThanWasStored(t *testing.T) {
 	}
 }
 
-// endlessStore has an object without end under every name.
+// endlessStore returns an endless object for every name.
 type endlessStore struct {
 	payload.Store
 	read   int

@@ -15,8 +15,8 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Whatever the steps and the message, a consumer that has the keys and the store
-// gets what was sent, by what the message says of itself alone.
+// Whatever the steps and the message, a consumer with the keys and the store decodes what was
+// sent, using only the message's own metadata.
 func TestCodec_DecodesWhatItEncoded(t *testing.T) {
 	t.Parallel()
 	store := &objects{}
@@ -117,7 +117,7 @@ func TestCodec_DoesNotChangeTheCallersMessage(t *testing.T) {
 			t.Error("the context is lost")
 		}
 	}
-	// What was decoded can be published again.
+	// A decoded message can be published again.
 	expectEqual(t, decode(t, codec, encode(t, codec, decoded)), untouched)
 }
 
@@ -173,7 +173,7 @@ func TestCodec_RefusesEncodedMessages(t *testing.T) {
 	}
 }
 
-// The key that the outbox found counts, not what the metadata say of it.
+// The key from the outbox counts, not the one in the metadata.
 func TestCodec_BindsTheKeyThatItIsGiven(t *testing.T) {
 	t.Parallel()
 	codec := newCodec(t, everything(&objects{}))
@@ -188,7 +188,7 @@ func TestCodec_BindsTheKeyThatItIsGiven(t *testing.T) {
 	}
 }
 
-// A codec does not write what its like would refuse.
+// A codec does not write messages that a codec of the same configuration would refuse.
 func TestCodec_WritesOnlyWhatItRequires(t *testing.T) {
 	t.Parallel()
 	for want, cfg := range map[error]payload.Config{
@@ -219,7 +219,7 @@ func TestCodec_RotatesKeys(t *testing.T) {
 	refused(t, onlySigned, first, payload.ErrUnknownKey)
 	refused(t, newCodec(t, payload.Config{}), first, payload.ErrUnknownKey)
 
-	// The same ids with other keys are not the same keys.
+	// Other keys with the same ids are refused.
 	swapped := keys("e1")
 	swapped.Secrets["e1"] = secret("another")
 	refused(t, newCodec(t, payload.Config{Encryption: swapped}), first, payload.ErrCiphertext)
@@ -260,7 +260,7 @@ func TestCodec_ComparesTheTopic(t *testing.T) {
 	}
 }
 
-// The names of the metadata are a format that others rely on.
+// The names of the metadata are part of the wire format.
 func TestCodec_SharesTheOutboxsKey(t *testing.T) {
 	t.Parallel()
 	encoded, err := newCodec(t, payload.Config{Signature: keys("s")}).Encode(t.Context(), "orders", "the key", message.NewMessage("1", nil))

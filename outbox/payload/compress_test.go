@@ -46,7 +46,7 @@ func TestDecode_StopsAtTheLargestSize(t *testing.T) {
 	refused(t, codec, marked(compressed(t, make([]byte, 100*most), nil), "gzip"), payload.ErrTooLarge)
 }
 
-// Neither a size that is a lie nor a bomb takes more memory than the limit says.
+// Neither a false size nor a decompression bomb takes more memory than the limit.
 func TestDecode_AllocatesNoMemoryForClaimedSizes(t *testing.T) {
 	const most = 64 << 10
 	codec := newCodec(t, payload.Config{MaxSize: most})
@@ -89,7 +89,7 @@ func TestDecode_RefusesBadGzip(t *testing.T) {
 	if got := decode(t, codec, marked(named, "gzip")); string(got.Payload) != "tea" {
 		t.Errorf("got %q", got.Payload)
 	}
-	// Nothing of a bad stream spoils the next.
+	// A bad stream does not affect the next one.
 	if got := decode(t, codec, marked(good, "gzip")); string(got.Payload) != "tea and more tea" {
 		t.Errorf("got %q", got.Payload)
 	}

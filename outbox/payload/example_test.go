@@ -58,8 +58,8 @@ func (b bucket) Get(_ context.Context, name string) (io.ReadCloser, error) {
 
 //snippet:end
 
-// A large order with a card number travels encrypted and signed, and leaves only a
-// reference in the message; the handler gets it as it was.
+// A large order with a card number is encrypted, stored and signed. The message contains only
+// a reference; the handler gets the plain order.
 func Example() {
 	dir, err := os.MkdirTemp("", "oncemill")
 	if err != nil {
@@ -93,7 +93,7 @@ func Example() {
 	}
 	//snippet:end
 
-	// GoChannel stands for RabbitMQ.
+	// GoChannel takes the place of RabbitMQ.
 	broker := gochannel.NewGoChannel(gochannel.Config{Persistent: true}, watermill.NopLogger{})
 	worker, err := relay.New(box, relay.FromPublisher(broker), relay.Config{})
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// Whatever comes, Decode answers with a payload or with one known reason, and a
-// codec that requires protection takes only what is in the golden file.
+// For any input, Decode returns a payload or one known reason. A codec that requires
+// protection accepts only the messages of the golden file.
 func FuzzCodec_Decode(f *testing.F) {
 	store := &objects{all: map[string][]byte{}}
 	genuine := map[string]bool{}

@@ -44,7 +44,7 @@ func (g goldenMessage) plain() *message.Message {
 	return &message.Message{UUID: g.ID, Metadata: g.Metadata, Payload: g.Payload}
 }
 
-// goldenConfig has the keys that golden.py has.
+// goldenConfig has the keys of golden.py.
 func goldenConfig(store payload.Store) payload.Config {
 	ascending := func(from, n int) payload.Secret {
 		bytes := make([]byte, n)
@@ -60,8 +60,8 @@ func goldenConfig(store payload.Store) payload.Config {
 	}
 }
 
-// Messages that another program encoded by the package's comment: what is on the
-// wire, in stores and in histories stays readable.
+// Another program encoded these messages by the package's comment. Messages on the wire, in
+// stores and in histories stay readable.
 func TestCodec_KeepsItsFormat(t *testing.T) {
 	t.Parallel()
 	all := goldenMessages(t)

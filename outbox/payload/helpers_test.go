@@ -19,7 +19,7 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// secret returns a key of 32 bytes that is another for each seed.
+// secret returns a key of 32 bytes, different for each seed.
 func secret(seed string) payload.Secret { return payload.NewSecret(secretBytes(seed)) }
 
 func secretBytes(seed string) []byte {
@@ -27,7 +27,7 @@ func secretBytes(seed string) []byte {
 	return sum[:]
 }
 
-// keys returns keys of these ids, the first of which is the current one.
+// keys returns keys with these ids; the first one is current.
 func keys(ids ...string) payload.Keys {
 	k := payload.Keys{Current: ids[0], Secrets: map[string]payload.Secret{}}
 	for _, id := range ids {
@@ -36,7 +36,7 @@ func keys(ids ...string) payload.Keys {
 	return k
 }
 
-// everything is a configuration that takes every step with every message.
+// everything is a configuration that applies every step to every message.
 func everything(store payload.Store) payload.Config {
 	return payload.Config{
 		CompressFrom: 1,
@@ -82,7 +82,7 @@ func decode(t testing.TB, c *payload.Codec, msg *message.Message) *message.Messa
 	return plain
 }
 
-// sentinels are all that Decode can mean.
+// sentinels are all reasons of Decode.
 var sentinels = []error{
 	payload.ErrUnsigned, payload.ErrSignature, payload.ErrUnencrypted, payload.ErrCiphertext, payload.ErrEncoding,
 	payload.ErrTooLarge, payload.ErrClaim, payload.ErrTopic, payload.ErrUnknownKey, payload.ErrStore,
@@ -102,8 +102,8 @@ func refused(t testing.TB, c *payload.Codec, msg *message.Message, want error) {
 	}
 }
 
-// refusedSomehow decodes msg, of which something was changed, and checks that it
-// fails for exactly one of the known reasons.
+// refusedSomehow decodes a changed msg and checks that it fails for exactly one of the known
+// reasons.
 func refusedSomehow(t testing.TB, c *payload.Codec, msg *message.Message, what string) {
 	t.Helper()
 	plain, err := c.Decode(t.Context(), "", msg)
@@ -154,7 +154,7 @@ func (o *objects) Get(_ context.Context, name string) (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(body)), nil
 }
 
-// replaced returns a store that has the objects of o, changed.
+// replaced returns a store with changed objects of o.
 func (o *objects) replaced(change func([]byte) []byte) *objects {
 	o.mu.Lock()
 	defer o.mu.Unlock()

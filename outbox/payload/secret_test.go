@@ -16,8 +16,8 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// shows reports whether text has the key or the payload in it, in any of the ways
-// in which Go prints bytes.
+// shows reports whether text contains the key or the payload, in any of Go's formats for
+// bytes.
 func shows(text string, secrets ...[]byte) bool {
 	for _, secret := range secrets {
 		part := secret[4:20] // of its middle, whatever stands around it
@@ -63,7 +63,7 @@ func TestSecret_DoesNotShow(t *testing.T) {
 	}
 }
 
-// No error of the package has anything of a payload or a key in it.
+// No error of the package contains anything of a payload or a key.
 func TestErrors_ShowNoSecret(t *testing.T) {
 	t.Parallel()
 	canary := []byte("canary-canary-canary-canary-canary")

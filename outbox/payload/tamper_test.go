@@ -14,8 +14,7 @@ import (
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
-// guards are configurations of which each must notice every change of what it
-// covers by itself.
+// guards are configurations that each must detect every change of what they cover.
 func guards(store payload.Store) map[string]payload.Config {
 	signed := payload.Config{Signature: keys("sig-1"), RequireSignature: true, SignedMetadata: []string{"name"}}
 	signedAndClaimed := signed
@@ -115,7 +114,7 @@ func claimed(t testing.TB, encoded *message.Message) string {
 	return name
 }
 
-// What belongs to one message is of no use in another, as a whole or in parts.
+// Parts of one message are refused in another message.
 func TestDecode_RefusesWhatBelongsToAnotherMessage(t *testing.T) {
 	t.Parallel()
 	store := &objects{}
@@ -140,7 +139,7 @@ func TestDecode_RefusesWhatBelongsToAnotherMessage(t *testing.T) {
 			outbox.SetKey(unkeyed, "")
 			refusedSomehow(t, codec, unkeyed, "without its key")
 
-			// Any part of another message in place of this one's.
+			// Each part replaced by that of another message.
 			other := order("order-2")
 			other.Payload = append(other.Payload, "and more"...)
 			outbox.SetKey(other, "customer-9")
@@ -175,8 +174,8 @@ func renamed(msg *message.Message, id string) *message.Message {
 	return out
 }
 
-// Whoever can write to the broker strips off what protects a message and sends
-// his own.
+// An attacker who can write to the broker removes the protection of a message and sends
+// another payload.
 func TestDecode_RefusesDowngrades(t *testing.T) {
 	t.Parallel()
 	store := &objects{}
@@ -219,7 +218,7 @@ func TestDecode_RefusesDowngrades(t *testing.T) {
 	less.SignedMetadata = []string{"other", "name"}
 	expectEqual(t, decode(t, codec, encode(t, newCodec(t, less), order("order-1"))), order("order-1"))
 
-	// No key takes another algorithm, and none at all is none.
+	// Other algorithms are refused, and so is an empty one.
 	for _, signature := range []string{
 		";;;", "none;sig-1;;", "hmac-sha256;;;", "hmac-sha256;sig-1;;", "hmac-sha512;sig-1;name;" + strings.Repeat("0", 64), "hmac-sha256;sig-1",
 		"hmac-sha256;sig-1;" + strings.Repeat("name,", 1000) + ";" + hex.EncodeToString(make([]byte, 32)),
@@ -236,7 +235,7 @@ func TestDecode_RefusesDowngrades(t *testing.T) {
 	}
 }
 
-// Before the signature is known to be right, nothing is fetched for a stranger.
+// Nothing is fetched from the store before the signature is verified.
 func TestDecode_ChecksTheSignatureFirst(t *testing.T) {
 	t.Parallel()
 	store := &objects{}

@@ -34,8 +34,8 @@ import (
 // marker is in every payload and must not be on the wire.
 const marker = "canary-canary-canary"
 
-// deliveries records what came from the broker, outside of the inbox, and takes
-// what is refused for good out of the queue.
+// deliveries records the broker's deliveries outside of the inbox, and acknowledges messages
+// that are refused permanently.
 type deliveries struct {
 	mu      sync.Mutex
 	wire    []*message.Message
@@ -65,10 +65,9 @@ func (d *deliveries) count() (wire, refused int) {
 	return len(d.wire), len(d.refused)
 }
 
-// The whole way: transactions on PostgreSQL, some of which are rolled back, the
-// relay, RabbitMQ, the stock subscriber and an inbox on PostgreSQL. Nothing is
-// readable on the wire, every payload is what it was when its effect is made, and
-// what a stranger puts into the queue has none.
+// The complete path: transactions on PostgreSQL, some of them rolled back, the relay, RabbitMQ,
+// the stock subscriber and an inbox on PostgreSQL. Nothing is readable on the wire, handlers
+// get the original payloads, and forged messages have no effects.
 func TestCodec_FromTransactionToEffect(t *testing.T) {
 	t.Parallel()
 	pg, uri, store := testserver.Postgres(t), testserver.RabbitMQ(t), &objects{}
