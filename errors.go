@@ -120,7 +120,8 @@ type PanicError struct {
 	Stack []byte // of its goroutine, from where it panicked
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("panicked: %v\n%s", e.Value, e.Stack) }
+// Error returns one line, without the stack.
+func (e *PanicError) Error() string { return fmt.Sprintf("panicked: %v", e.Value) }
 
 // Unwrap returns the value of the panic if it is an error.
 func (e *PanicError) Unwrap() error {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
@@ -75,11 +74,7 @@ func (in *Inbox) newLetter(ctx context.Context, w *work, id string, reason Reaso
 		}
 		letter.Metadata[uuidMetadata] = w.uuid
 	}
-	var panicked *oncemill.PanicError
-	if errors.As(err, &panicked) {
-		letter.Stack = textOf(string(panicked.Stack))
-		letter.Error = strings.ReplaceAll(letter.Error, textOf(panicked.Error()), fmt.Sprintf("panicked: %v", panicked.Value))
-	}
+	letter.Stack = textOf(nopanic.Stack(err))
 	return letter
 }
 

@@ -183,7 +183,7 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 		once = c.inbox.GroupMiddleware
 	}
 	var handler *message.Handler
-	if from := (handingOut{ctx, messages}); c.Produces == "" {
+	if from := (handingOut{ctx, messages, make(chan struct{})}); c.Produces == "" {
 		handler = router.AddConsumerHandler(c.Name, c.Topic, from, c.handleAlone)
 	} else {
 		handler = router.AddHandler(c.Name, c.Topic, from, c.Produces, noPublisher{}, c.Handler)
@@ -241,12 +241,14 @@ func (c *consumer) handleAlone(msg *message.Message) error {
 	return err
 }
 
-// handingOut is a subscriber with an existing subscription. It delivers no messages after
-// ctx has ended, and leaves the subscription open: many subscribers end the contexts of
-// running handlers with it.
+// handingOut is a subscriber whose subscription is there. It hands out no messages once ctx
+// has ended, and leaves the subscription open: many subscribers end the contexts of running
+// handlers with it. Its channel stays open until the router closes it: a router that loses
+// its subscription before it is closed reports an error.
 type handingOut struct {
 	ctx      context.Context //nolint:containedctx // until it ends; the router's does not
 	messages <-chan *message.Message
+	closed   chan struct{}
 }
 
 func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message, error) {
@@ -263,6 +265,9 @@ func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message,
 				// some brokers are told to drop what is nacked.
 				out <- msg
 			case <-h.ctx.Done():
+				<-h.closed
+				return
+			case <-h.closed:
 				return
 			}
 		}
@@ -270,7 +275,11 @@ func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message,
 	return out, nil
 }
 
-func (handingOut) Close() error { return nil }
+// Close is called once, by the router.
+func (h handingOut) Close() error {
+	close(h.closed)
+	return nil
+}
 
 // noPublisher is the publisher of handlers whose messages are in the outbox already.
 type noPublisher struct{}

@@ -20,11 +20,15 @@ func TestHandingOut_NacksNothing(t *testing.T) {
 	for range 100 {
 		messages, msg := make(chan *message.Message, 1), message.NewMessage("order 1", nil)
 		messages <- msg
-		out, err := handingOut{ctx, messages}.Subscribe(t.Context(), "orders")
+		h := handingOut{ctx, messages, make(chan struct{})}
+		out, err := h.Subscribe(t.Context(), "orders")
 		if err != nil {
 			t.Fatal(err)
 		}
 		testserver.Pause(t.Context(), time.Millisecond) // nobody receives yet
+		if err := h.Close(); err != nil {
+			t.Fatal(err)
+		}
 		for range out {
 			taken++
 		}

@@ -57,6 +57,7 @@ type entry struct {
 	attempts    int                 // failed so far
 	expires     time.Time           // the time limit of its attempts; zero: none
 	failure     *relaystore.Failure // until it is recorded
+	stack       string              // of the panic that its latest publish ended with
 
 	hollow     bool // without its payload: it cannot be sent
 	unanswered bool // a copy of it may have arrived although no confirm came

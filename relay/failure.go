@@ -32,7 +32,7 @@ func (m *entry) class() string {
 func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l := m.lane
 	m.attempts++
-	f := &relaystore.Failure{Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Unanswered: m.unanswered, Class: class, Text: text}
+	f := &relaystore.Failure{Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Unanswered: m.unanswered, Class: class, Text: text, Stack: m.stack}
 	late := !m.expires.IsZero() && !now.Before(m.expires)
 	switch {
 	case m.attempts < e.limits.attempts.MaxAttempts && !late:
@@ -54,7 +54,7 @@ func (e *engine) postpone(m *entry, now time.Time, class, text string) {
 		waited = now.Sub(m.suspectedAt)
 	}
 	e.fail(m, &relaystore.Failure{
-		Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Uncharged: true, Unanswered: m.unanswered, Class: class, Text: text,
+		Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Uncharged: true, Unanswered: m.unanswered, Class: class, Text: text, Stack: m.stack,
 		Fate: relaystore.FateRetry, RetryIn: e.limits.draw(2 * min(max(waited, e.limits.postponed), postponeMost*e.limits.postponed)),
 	})
 }

@@ -24,6 +24,7 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 		l.alone, l.stale = nil, true
 	}
 	kind := classify(err)
+	m.stack = nopanic.Stack(err)
 	if m.retrying && kind != outcomeConfirmed {
 		e.budget.spend(now)
 	}
@@ -186,7 +187,7 @@ func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 	case errors.Is(err, ErrUnavailable):
 		class = classSlow
 	}
-	m.failure = &relaystore.Failure{Class: class, Text: err.Error()}
+	m.failure = &relaystore.Failure{Class: class, Text: err.Error(), Stack: m.stack}
 	switch {
 	case lost || m.lane.draining:
 		e.circuits.unrelated(m)

@@ -80,6 +80,9 @@ func (w *worker) reportFailures(ctx context.Context, failures []relaystore.Failu
 			continue
 		}
 		attrs := []any{"lane", f.Lane, "id", f.ID, "message_id", f.MessageID, "attempt", f.Attempt, "reason", f.Class, "error", f.Text}
+		if f.Stack != "" {
+			attrs = append(attrs, "stack", f.Stack)
+		}
 		switch f.Fate {
 		case relaystore.FateRetry:
 			w.met.retries.Add(ctx, 1)

@@ -2,10 +2,20 @@
 package nopanic
 
 import (
+	"errors"
 	"runtime/debug"
 
 	"github.com/oncemill/oncemill"
 )
+
+// Stack returns the stack of the panic that err reports; empty if it reports none.
+func Stack(err error) string {
+	var panicked *oncemill.PanicError
+	if errors.As(err, &panicked) {
+		return string(panicked.Stack)
+	}
+	return ""
+}
 
 // Call calls f, and makes an error of its panic, an [*oncemill.PanicError]. That f ends
 // its goroutine it leaves as it is.

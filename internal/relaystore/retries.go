@@ -26,6 +26,7 @@ type Failure struct {
 	Uncharged bool   // no attempt is used up: Attempt is the number used up before
 	Class     string // of the reason
 	Text      string // of the error
+	Stack     string // of a panic, for the log; not stored
 	Fate      Fate
 
 	Fingerprint string        // of the dead letter
