@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"mime/multipart"
 	"net/http"
 	"net/http/httptest"
@@ -291,13 +292,14 @@ func filesIn(t *testing.T, dir string) (names []string) {
 func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 	onEachStore(t, func(t *testing.T, store idempotency.Store) {
 		engine := newEngine(t, struct{ idempotency.Store }{store}, func(c *idempotency.Config) {
-			c.Timeout, c.Failures.Lease, c.Failures.Crashed = 100*time.Millisecond, 4*time.Second, idempotency.CrashedTakeOver
+			c.Timeout, c.Failures.Lease, c.Failures.Crashed = 100*time.Millisecond, 6*time.Second, idempotency.CrashedTakeOver
+			c.Logger = slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})) // a renewal that failed
 		})
 		var running, most, runs atomic.Int64
 		work := func() {
 			runs.Add(1)
 			most.Store(max(most.Load(), running.Add(1)))
-			testserver.Pause(t.Context(), 10*time.Second)
+			testserver.Pause(t.Context(), 15*time.Second)
 			running.Add(-1)
 		}
 		handler := engine.Middleware(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -316,6 +318,7 @@ func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 			"command": func() bool { v, err := command(); return err == nil && v == "done" },
 		} {
 			runs.Store(0)
+			most.Store(0)
 			ended := make(chan bool, 1)
 			go func() { ended <- ask() }()
 			eventually(t, name+" runs", func() bool { return running.Load() == 1 })
