@@ -62,12 +62,12 @@ fails again becomes a new dead letter.`,
 	flags := list.Flags()
 	flags.StringSliceVar(&states, "state", []string{string(dlq.StateDead), string(dlq.StateHeld), string(dlq.StateReplaying), string(dlq.StateDiscarding)},
 		"states to list: dead, held, replaying, discarding, replayed, discarded")
-	flags.StringVar(&filter.Topic, "topic", "", "only letters of this topic")
-	flags.StringVar(&filter.Key, "key", "", "only letters of this ordering key")
-	flags.StringVar(&filter.MessageID, "message-id", "", "only letters of this message")
-	flags.StringVar(&filter.Consumer, "consumer", "", "only letters of this consumer")
-	flags.StringVar(&filter.Reason, "reason-class", "", "only letters with this reason; relays: refused, unroutable, malformed, crashed, failed; consumers: failed, permanent, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
-	flags.IntVar(&filter.Limit, "limit", 100, "maximum number of letters to list, at most 1000")
+	flags.StringVar(&filter.Topic, "topic", "", "only dead letters of this topic")
+	flags.StringVar(&filter.Key, "key", "", "only dead letters of this ordering key")
+	flags.StringVar(&filter.MessageID, "message-id", "", "only dead letters of this message")
+	flags.StringVar(&filter.Consumer, "consumer", "", "only dead letters of this consumer")
+	flags.StringVar(&filter.Reason, "reason-class", "", "only dead letters with this reason; relays: refused, unroutable, malformed, crashed, failed; consumers: failed, permanent, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
+	flags.IntVar(&filter.Limit, "limit", 100, "maximum number of dead letters to list, at most 1000")
 	flags.BoolVar(&asJSON, "json", false, "print JSON")
 	return list
 }
