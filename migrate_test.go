@@ -38,12 +38,12 @@ const (
 	broken    = `create table {{halfway}} (id integer primary key); create table {{box}} (id no_such_type_at_all, primary key (nothing))`
 )
 
-func (p *place) migrate(t *testing.T, sets ...oncemill.Migrations) error {
+func (p *testDB) migrate(t *testing.T, sets ...oncemill.Migrations) error {
 	t.Helper()
 	return oncemill.Migrate(t.Context(), p.db, p.cfg, sets...)
 }
 
-func (p *place) expectStatus(t *testing.T, want []oncemill.Status, sets ...oncemill.Migrations) {
+func (p *testDB) expectStatus(t *testing.T, want []oncemill.Status, sets ...oncemill.Migrations) {
 	t.Helper()
 	got, err := oncemill.MigrationStatus(t.Context(), p.db, p.cfg, sets...)
 	if err != nil || !slices.Equal(got, want) {
@@ -52,7 +52,7 @@ func (p *place) expectStatus(t *testing.T, want []oncemill.Status, sets ...oncem
 }
 
 func TestMigrate_AppliesEachSetOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		one, two, other := files("shop", makeShelf), files("shop", makeShelf, makeBox), files("other", `create table {{other}} (id integer)`)
 		p.expectStatus(t, []oncemill.Status{{Set: "shop", Version: 0, Latest: 2}, {Set: "other", Version: 0, Latest: 1}}, two, other)
 		if before := p.objects(t); len(before) != 0 {
@@ -76,7 +76,7 @@ func TestMigrate_AppliesEachSetOnce(t *testing.T) {
 }
 
 func TestMigrate_AgainChangesNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		sets := []oncemill.Migrations{outbox.Migrations, files("shop", makeShelf, makeBox)}
 		if err := p.migrate(t, sets...); err != nil {
 			t.Fatal(err)
@@ -98,7 +98,7 @@ func TestMigrate_AgainChangesNothing(t *testing.T) {
 
 // As when a deployment starts ten processes on a fresh database.
 func TestMigrate_TenProcessesAtOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		for _, sets := range [][]oncemill.Migrations{
 			{files("shop", makeShelf)},
 			{files("shop", makeShelf, makeBox), outbox.Migrations},
@@ -138,7 +138,7 @@ func TestMigrate_TenProcessesAtOnce(t *testing.T) {
 
 // Two services with prefixes of their own may share a schema.
 func TestMigrate_SeveralPrefixesAtOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		prefixes := []string{"a_", "b_", "c_", strings.Repeat("p", 31)}
 		var running sync.WaitGroup
 		for _, prefix := range prefixes {
@@ -170,7 +170,7 @@ func TestMigrate_SeveralPrefixesAtOnce(t *testing.T) {
 
 func TestMigrate_TakesTheLongestSchema(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	p.cfg.Schema += strings.Repeat("x", 31-len(p.cfg.Schema))
 	p.cfg.Prefix = strings.Repeat("p", 31)
 	t.Cleanup(func() {
@@ -191,7 +191,7 @@ func TestMigrate_TakesTheLongestSchema(t *testing.T) {
 }
 
 func TestMigrate_RefusesANewerDatabaseUnchanged(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		if err := p.migrate(t, files("shop", makeShelf, makeBox), files("other", `create table {{other}} (id integer)`)); err != nil {
 			t.Fatal(err)
 		}
@@ -214,7 +214,7 @@ func TestMigrate_RefusesANewerDatabaseUnchanged(t *testing.T) {
 }
 
 func TestMigrate_RollsBackASetWhoseStepFails(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		p.db.SetMaxOpenConns(1) // a connection left in the transaction would show
 		err := p.migrate(t, files("shop", makeShelf, broken))
 		if err == nil || !strings.Contains(err.Error(), "shop") || !strings.Contains(err.Error(), "step 2") {
@@ -245,7 +245,7 @@ func TestMigrate_RollsBackASetWhoseStepFails(t *testing.T) {
 }
 
 func TestMigrate_EndsWithItsContext(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		endless := `select pg_sleep(60)`
@@ -269,7 +269,7 @@ func TestMigrate_EndsWithItsContext(t *testing.T) {
 }
 
 func TestCheckMigrated_NamesEverySetThatIsNot(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		done, behind, absent := files("done", makeShelf), files("behind", makeBox, `create table {{more}} (id integer)`), files("absent", makeBox)
 		if err := p.migrate(t, done, files("behind", makeBox)); err != nil {
 			t.Fatal(err)
@@ -292,7 +292,7 @@ func TestCheckMigrated_NamesEverySetThatIsNot(t *testing.T) {
 }
 
 func TestCheckMigrated_OnAnEmptyDatabase(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var missing *oncemill.SchemaError
 		if err := oncemill.CheckMigrated(t.Context(), p.db, p.cfg, outbox.Migrations); !errors.As(err, &missing) || missing.Have != 0 {
 			t.Errorf("got %v", err)
@@ -376,7 +376,7 @@ func TestMigrate_NeedsNoRightToCreateAnExistingSchema(t *testing.T) {
 
 // What a migration makes, its down file takes away.
 func TestMigrations_OfTheOutboxCanBeUndone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		if err := p.migrate(t, files("shop", makeBox)); err != nil {
 			t.Fatal(err)
 		}

@@ -26,7 +26,7 @@ import (
 )
 
 func TestMigrate_AcceptsANewerCompatibleDatabase(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		one := files("shop", makeShelf)
 		two := files("shop", makeShelf, "-- compatible: 1\n"+makeBox)
 		three := files("shop", makeShelf, "-- compatible: 1\n"+makeBox, "-- compatible: 2\ncreate table {{more}} (id integer)")
@@ -58,7 +58,7 @@ func TestMigrate_AcceptsANewerCompatibleDatabase(t *testing.T) {
 
 // A database that a library from before rolling upgrades has migrated.
 func TestMigrate_UpgradesTheTableOfVersionsInPlace(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		if err := p.migrate(t, files("shop", makeShelf)); err != nil {
 			t.Fatal(err)
 		}
@@ -162,7 +162,7 @@ func publishOne(t *testing.T, box *outbox.Outbox, id string) {
 // at it again when they take the lease of the upkeep, here because a new owner has
 // to be found for it.
 func TestMigrate_ARelayOfTheFormerVersionContinues(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		sets := []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations}
 		if err := p.migrate(t, sets...); err != nil {
 			t.Fatal(err)
@@ -219,7 +219,7 @@ func TestMigrate_ARelayOfTheFormerVersionContinues(t *testing.T) {
 	})
 }
 
-func latest(t *testing.T, p *place, set oncemill.Migrations) int {
+func latest(t *testing.T, p *testDB, set oncemill.Migrations) int {
 	t.Helper()
 	status, err := oncemill.MigrationStatus(t.Context(), p.db, p.cfg, set)
 	if err != nil {
@@ -229,7 +229,7 @@ func latest(t *testing.T, p *place, set oncemill.Migrations) int {
 }
 
 func TestMigrateDown_UndoesStepByStep(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		all := []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
 		if err := p.migrate(t, files("shop", makeBox)); err != nil {
 			t.Fatal(err)
@@ -259,7 +259,7 @@ func TestMigrateDown_UndoesStepByStep(t *testing.T) {
 }
 
 func TestMigrateDown_RefusesToLoseMessages(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		if err := p.migrate(t, outbox.Migrations); err != nil {
 			t.Fatal(err)
 		}
@@ -289,7 +289,7 @@ func TestMigrateDown_RefusesToLoseMessages(t *testing.T) {
 }
 
 func TestMigrateDown_DoesNotChangeANewerDatabase(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		if err := p.migrate(t, files("shop", makeShelf, "-- compatible: 1\n"+makeBox)); err != nil {
 			t.Fatal(err)
 		}
@@ -303,7 +303,7 @@ func TestMigrateDown_DoesNotChangeANewerDatabase(t *testing.T) {
 // Any login can take an advisory lock.
 func TestMigrate_NamesTheSessionWithItsLock(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	holder := testserver.Postgres(t).Open(t, "application_name=squatter")
 	tx, err := holder.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -336,7 +336,7 @@ func TestMigrate_NamesTheSessionWithItsLock(t *testing.T) {
 // A step that waits for a table blocks those who come after it.
 func TestMigrate_GivesUpOnATableInUse(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	if err := p.migrate(t, files("shop", makeShelf)); err != nil {
 		t.Fatal(err)
 	}

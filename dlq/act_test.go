@@ -15,7 +15,7 @@ import (
 var ada = dlq.Act{By: "ada", Reason: "the queue is there now"}
 
 func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		dead, held := p.write(t, letter{}), p.write(t, letter{state: "held"})
 		consumers := p.write(t, letter{source: "consumer", consumer: "stock"})
 		other := p.write(t, letter{})
@@ -47,7 +47,7 @@ func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
 }
 
 func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		replaying, dead := p.write(t, letter{source: "consumer", consumer: "stock"}), p.write(t, letter{source: "consumer", consumer: "stock"})
 		relays := p.write(t, letter{})
 		_, err := p.Replay(t.Context(), []int64{replaying, relays}, ada)
@@ -71,7 +71,7 @@ func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
 }
 
 func TestStore_DiscardsAtOnceWhatIsNotHeld(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		dead, held := p.write(t, letter{}), p.write(t, letter{state: "held"})
 		consumers := p.write(t, letter{source: "consumer", consumer: "stock"})
 		ids := []int64{dead, held, consumers}
@@ -112,7 +112,7 @@ func TestStore_DiscardsAtOnceWhatIsNotHeld(t *testing.T) {
 }
 
 func TestStore_FiftyOperatorsAtOnceHaveOneEffect(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		ids := make([]int64, 20)
 		for i := range ids {
 			ids[i] = p.write(t, letter{})
@@ -151,7 +151,7 @@ func TestStore_FiftyOperatorsAtOnceHaveOneEffect(t *testing.T) {
 }
 
 func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		const old, young = 31 * 24 * time.Hour, 29 * 24 * time.Hour
 		var kept []int64
 		for _, state := range []string{"dead", "held", "replaying", "discarding"} {
@@ -176,7 +176,7 @@ func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
 	})
 }
 
-func (p *place) endReplay(t *testing.T, consumer string, id int64) bool {
+func (p *testDB) endReplay(t *testing.T, consumer string, id int64) bool {
 	t.Helper()
 	token, err := p.stored.ReplayToken(t.Context(), id)
 	if errors.Is(err, dlq.ErrNotFound) {

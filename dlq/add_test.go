@@ -14,7 +14,7 @@ import (
 	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
-func (p *place) add(t *testing.T, l *dlqstore.Letter) error {
+func (p *testDB) add(t *testing.T, l *dlqstore.Letter) error {
 	t.Helper()
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	must(t, err)
@@ -34,7 +34,7 @@ func incompressible(bytes int) string {
 }
 
 func TestStore_AddWritesWhateverAStrangerSent(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		const trace = "0af7651916cd43dd8448eb211c80319c"
 		parent := func(id string) message.Metadata {
 			return message.Metadata{"traceparent": "00-" + id + "-b7ad6b7169203331-01"}
@@ -84,7 +84,7 @@ func TestStore_AddWritesWhateverAStrangerSent(t *testing.T) {
 
 // A relay's letter holds what its row holds, which another program may have written.
 func TestStore_TakesAndListsAnyLetterOfARelay(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		one, other := incompressible(6000), incompressible(6000)+"2"
 		first := p.write(t, letter{topic: one, key: one, messageID: one})
 		p.write(t, letter{topic: other, key: other, messageID: other})

@@ -24,7 +24,7 @@ func ids(letters []*dlq.Letter) []int64 {
 }
 
 func TestStore_ListsByEachFilter(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		all := []letter{
 			{died: 9 * time.Hour},
 			{died: 8 * time.Hour, state: "held", key: "k1"},
@@ -72,7 +72,7 @@ func TestStore_ListsByEachFilter(t *testing.T) {
 }
 
 func TestStore_PagesMissNothingAndRepeatNothing(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		var there []int64
 		for range 25 {
 			there = append(there, p.write(t, letter{died: time.Hour}))
@@ -106,7 +106,7 @@ func TestStore_PagesMissNothingAndRepeatNothing(t *testing.T) {
 }
 
 func TestStore_GetReturnsAllFieldsAndListAFew(t *testing.T) {
-	eachPlace(t, func(t *testing.T, p *place) {
+	eachDB(t, func(t *testing.T, p *testDB) {
 		relays, consumers := p.write(t, letter{key: "k"}), p.write(t, letter{source: "consumer", consumer: "stock"})
 		p.exec(t, `update {{dead_letters}} set created_at = null, stack = 'main.go:1', trace_id = 'cafe', metadata = $1 where source = 'consumer'`, []byte("not JSON"))
 		l, err := p.Get(t.Context(), relays)

@@ -38,7 +38,7 @@ func TestPlans_ListsLookAtWhatTheyReturn(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	db, seen := testserver.Explained(t, pg.DSN)
-	p := newPlace(t, db, pg.Config)
+	p := newTestDB(t, db, pg.Config)
 	const letters = 20_000
 	p.exec(t, strings.ReplaceAll(many, "DIED", "clock_timestamp() - i * interval '1 minute'"), letters)
 	p.exec(t, `analyze {{dead_letters}}`)

@@ -60,7 +60,7 @@ func (b *batches) taken() [][]string {
 }
 
 func TestBatch_HandlesTheNewOnesTogether(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 20)
 		b := new(batches)
 		handle := in.Batch(b.handle)
@@ -120,7 +120,7 @@ func TestBatch_FindsTheBadOne(t *testing.T) {
 	}
 	for way, fail := range ways {
 		t.Run(way, func(t *testing.T) {
-			onEachPlace(t, func(t *testing.T, p *place) {
+			onEachDB(t, func(t *testing.T, p *testDB) {
 				in := p.grouping(t, 20)
 				p.tap.rewrite(`select 'innocent'`, `commit`)
 				ids := numbered(20)
@@ -141,7 +141,7 @@ func TestBatch_FindsTheBadOne(t *testing.T) {
 }
 
 func TestBatch_TriesEachAloneWhereAllFail(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 20)
 		ids := numbered(20)
 		b := &batches{bad: ids, fail: func(context.Context) error { return errUndo }}
@@ -159,7 +159,7 @@ func TestBatch_TriesEachAloneWhereAllFail(t *testing.T) {
 
 // What has failed once is tried again without the others, so that it fails them no more.
 func TestBatch_TriesAFailedOneAgainAlone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.Group = inbox.Group{Size: 2, Wait: 200e6}
 			cfg.Retry = inbox.Retry{Tries: 3, Backoff: 1e6}
@@ -184,7 +184,7 @@ func TestBatch_TriesAFailedOneAgainAlone(t *testing.T) {
 }
 
 func TestBatch_PublishesWithItsEffects(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 5)
 		publisher := p.box.ContextPublisher()
 		handle := in.Batch(func(ctx context.Context, msgs []*message.Message) error {
@@ -213,7 +213,7 @@ func TestBatch_PublishesWithItsEffects(t *testing.T) {
 
 // A message that has to wait for one before it does not keep the others.
 func TestBatch_LeavesOutWhatMayNotRunYet(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.Group = inbox.Group{Size: 4, Wait: 1e9}
 			cfg.Sequence = func(msg *message.Message) (int64, bool) {

@@ -23,7 +23,7 @@ import (
 // A handler that uses up the time of its message, however little the inbox knows of that,
 // has failed, and dies of it.
 func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		for name, handle := range map[string]func(*inbox.Inbox) message.HandlerMiddleware{
 			"alone": func(in *inbox.Inbox) message.HandlerMiddleware { return in.Middleware },
 			"group": func(in *inbox.Inbox) message.HandlerMiddleware { return in.GroupMiddleware },
@@ -102,7 +102,7 @@ func (l *lines) count(what string) int {
 // One message that finds something unavailable delays itself alone, and dies in the end,
 // if others are handled.
 func TestBrakes_OneThatFindsNothingThereDies(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var log lines
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Retry = inbox.Retry{Delay: time.Second, Unavailable: 4}
@@ -146,7 +146,7 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 	p := postgres(t)
 	dead := p.letterStore(t)
 	rounds := 0
-	begin := func(p *place, trouble string) message.HandlerFunc {
+	begin := func(p *testDB, trouble string) message.HandlerFunc {
 		rounds++
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.Consumer, cfg.DeadLetters, cfg.Logger = fmt.Sprint("stock ", rounds), dead, slog.New(slog.DiscardHandler)
@@ -277,7 +277,7 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 // A handler that does not return though its time is up keeps no suspect out, which is not
 // charged beside it.
 func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
 		suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
 		crash := func(*message.Message) ([]*message.Message, error) {
@@ -426,7 +426,7 @@ func TestBrakes_SettingsAreRefusedInGroups(t *testing.T) {
 
 // A message that was to come later is not handled before, whoever delivers it.
 func TestBrakes_RetryAfterIsKept(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _ := p.withDeadLetters(t, nil)
 		delayed := &atomic.Int64{}
 		runs := 0

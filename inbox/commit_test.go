@@ -22,7 +22,7 @@ func TestPostgres_LostAnswerOfTheCommitIsResolvedByTheRedelivery(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := places["postgresql"](t)
+			p := testDBs["postgresql"](t)
 			cut := testserver.NewCommitCutter(t, p.dsn, c.arrives)
 			through := *p
 			through.tap = &tap{driver: p.tap.driver, dsn: cut.DSN}
@@ -48,7 +48,7 @@ func TestPostgres_LostAnswerOfTheCommitIsResolvedByTheRedelivery(t *testing.T) {
 
 // As pgx does when the context ends while it waits for the answer.
 func TestInbox_ContextThatEndsDuringTheCommitLeavesItsOutcomeUnknown(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()

@@ -11,7 +11,7 @@ import (
 // Messages of one id and payload may still be different ones: the fingerprint says so. Each
 // has a letter, and copies of it have none.
 func TestConflict_EachMessageHasALetter(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Fingerprint = func(m *message.Message) []byte { return []byte(m.Metadata.Get("tenant") + string(m.Payload)) }
 		})

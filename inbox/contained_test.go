@@ -18,7 +18,7 @@ import (
 // A function of Config that cannot cope with a message is as good as a handler that
 // cannot: the message becomes a dead letter, and nothing else suffers.
 func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		strange := func(msg *message.Message) bool { return msg.UUID == "strange" }
 		for name, change := range map[string]func(*inbox.Config){
 			"id": func(cfg *inbox.Config) {
@@ -114,7 +114,7 @@ func TestInbox_ContainsPanicsOfItsFunctions(t *testing.T) {
 // nobody hears what it was told: its place must not be taken for good.
 func TestGroups_GoOnWhenALeaderThatWasLeftBehindEnds(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	busy, goOn := make(chan struct{}), make(chan struct{})
 	in := p.inbox(t, func(cfg *inbox.Config) {
 		cfg.Group = inbox.Group{Size: 25, Wait: time.Second}
@@ -170,7 +170,7 @@ func TestGroups_GoOnWhenALeaderThatWasLeftBehindEnds(t *testing.T) {
 // A message whose time ends while it waits for a group has had no attempt.
 func TestGroups_WaitingIsNoAttempt(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retry.Tries, cfg.Retry.Deliveries = 1, 2 })
 	running, goOn := make(chan struct{}), make(chan struct{})
 	handle := in.GroupMiddleware(func(msg *message.Message) ([]*message.Message, error) {

@@ -20,7 +20,7 @@ func TestInbox_CopiesAtOnceHaveOneEffect(t *testing.T) {
 	levels := map[string]sql.IsolationLevel{
 		"default": sql.LevelDefault, "repeatable read": sql.LevelRepeatableRead, "serializable": sql.LevelSerializable,
 	}
-	for name, open := range places {
+	for name, open := range testDBs {
 		for level, isolation := range levels {
 			if name == "sqlite" && isolation == sql.LevelRepeatableRead {
 				continue // SQLite has it not
@@ -75,7 +75,7 @@ func TestPostgres_CopyOfAMessageBeingHandledComesAgain(t *testing.T) {
 		for name, outcome := range maps.All(outcomes) {
 			t.Run(level+"/"+name, func(t *testing.T) {
 				t.Parallel()
-				p := places["postgresql"](t)
+				p := testDBs["postgresql"](t)
 				in := p.inbox(t, func(cfg *inbox.Config) {
 					cfg.Isolation = isolation
 					cfg.LockTimeout = 20 * time.Millisecond
@@ -105,7 +105,7 @@ func TestPostgres_CopyThatSeesTheFirstCommitIsADuplicateOrComesAgain(t *testing.
 	} {
 		t.Run(isolation.String(), func(t *testing.T) {
 			t.Parallel()
-			p := places["postgresql"](t)
+			p := testDBs["postgresql"](t)
 			in := p.inbox(t, func(cfg *inbox.Config) {
 				cfg.Isolation = isolation
 				cfg.LockTimeout = time.Minute
@@ -125,7 +125,7 @@ func TestPostgres_CopyThatSeesTheFirstCommitIsADuplicateOrComesAgain(t *testing.
 }
 
 // awaitLockWait returns once a statement on the inbox waits for a lock.
-func (p *place) awaitLockWait(t *testing.T) {
+func (p *testDB) awaitLockWait(t *testing.T) {
 	t.Helper()
 	eventually(t, "one statement waits for a lock", func() bool {
 		return p.count(t, `select count(*) from pg_stat_activity where wait_event_type = 'Lock' and strpos(query, '{{inbox}}') > 0`) == 1
@@ -134,7 +134,7 @@ func (p *place) awaitLockWait(t *testing.T) {
 
 func TestInbox_DifferentMessagesDoNotWaitForEachOther(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	in := p.inbox(t, nil)
 	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 		expectNoError(t, deliver(t, in, "b", effect))
@@ -147,7 +147,7 @@ func TestInbox_DifferentMessagesDoNotWaitForEachOther(t *testing.T) {
 // A transaction that was begun by hand does not end for longer than a delivery waits.
 func TestSQLite_BusyDatabaseComesAgain(t *testing.T) {
 	t.Parallel()
-	p := places["sqlite"](t)
+	p := testDBs["sqlite"](t)
 	in := p.inbox(t, nil)
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {

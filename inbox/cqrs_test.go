@@ -16,7 +16,7 @@ import (
 
 // An event that cannot be read becomes a dead letter at its first delivery.
 func TestCQRS_AnUnreadableEventIsDeadAtOnce(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		letters := p.letterStore(t)
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.DeadLetters = letters })
 		router := message.NewDefaultRouter(watermill.NopLogger{})

@@ -18,7 +18,7 @@ var errUndo = errors.New("undo")
 
 // try has a handler send text, and reports whether it was refused, in which case
 // it must not have been sent, and nothing else either from then on.
-func (p *place) try(t *testing.T, in *inbox.Inbox, text string) (refused bool) {
+func (p *testDB) try(t *testing.T, in *inbox.Inbox, text string) (refused bool) {
 	t.Helper()
 	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 		p.tap.sent()
@@ -68,7 +68,7 @@ func TestTx_RefusesTextThatEndsTheTransaction(t *testing.T) {
 			"select `a'`; commit; --'", `select [a'] ; commit; --']`, `/* /* not nested */ commit`, `/**//*/*/ commit`, "-- \r\ncommit", `select '\'; commit; --'`,
 		},
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for _, text := range append(common, perDialect[p.cfg.Dialect]...) {
 			if !p.try(t, in, text) {
@@ -94,7 +94,7 @@ func TestTx_SendsTextThatDoesNotEndTheTransaction(t *testing.T) {
 		},
 		oncemill.SQLite: {"select 1 as `;commit`", `select 1 as [;commit]`, `select '\'; select ';commit'`, `select 1 as [;commit`},
 	}
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for _, text := range append(common, perDialect[p.cfg.Dialect]...) {
 			if p.try(t, in, text) {
@@ -106,7 +106,7 @@ func TestTx_SendsTextThatDoesNotEndTheTransaction(t *testing.T) {
 }
 
 func TestTx_RefusesToPrepareAndToQueryTextThatEndsTheTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for name, send := range map[string]func(oncemill.Tx, *message.Message) error{
 			"prepare": func(tx oncemill.Tx, msg *message.Message) error {
@@ -141,7 +141,7 @@ func TestTx_RefusesToPrepareAndToQueryTextThatEndsTheTransaction(t *testing.T) {
 // transaction, are refused if and only if they do; and the database agrees about
 // those that it is sent.
 func TestTx_RefusesExactlyTheTextThatEndsTheTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		seed := rand.Uint64()
 		random := rand.New(rand.NewPCG(seed, 0)) //nolint:gosec // reproducible
@@ -169,7 +169,7 @@ func TestTx_RefusesExactlyTheTextThatEndsTheTransaction(t *testing.T) {
 
 // expectOpenAfter has a handler send a valid text that does not end the
 // transaction, and looks whether what was written before can be undone.
-func (p *place) expectOpenAfter(t *testing.T, in *inbox.Inbox, text string) {
+func (p *testDB) expectOpenAfter(t *testing.T, in *inbox.Inbox, text string) {
 	t.Helper()
 	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 		if err := errors.Join(addEffect(msg), handlerExec(msg, text)); err != nil {

@@ -23,7 +23,7 @@ import (
 // Messages that are refused take no id, whatever refuses them: the genuine one of that
 // id is handled, also if a forged one comes between two deliveries of it.
 func TestForgery_TakesNoID(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		signed := func(m *message.Message) error {
 			if m.Metadata.Get("sig") != "ok" {
@@ -63,7 +63,7 @@ func TestForgery_TakesNoID(t *testing.T) {
 
 // Another message with the same payload and the marks of a letter is not its replay.
 func TestForgery_AnotherMessageIsNoReplay(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("pay 100")), bad))
 		publishReplays(t, in, store)
@@ -82,7 +82,7 @@ func TestForgery_AnotherMessageIsNoReplay(t *testing.T) {
 
 // A letter of what was refused has taken no id, so its replay takes none that is another's.
 func TestForgery_AReplayOfWhatWasRefusedTakesNoDeadID(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		refuse := true
 		in, store, rec := p.replaying(t, func(cfg *inbox.Config) {
 			cfg.Verify = func(m *message.Message) error {
@@ -112,7 +112,7 @@ func TestForgery_AReplayOfWhatWasRefusedTakesNoDeadID(t *testing.T) {
 // What a message says of itself is believed of a replay that can be checked, and
 // otherwise ignored: it is neither run again nor lost.
 func TestForgery_MarksAreIgnored(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		in, store, rec := p.replaying(t, func(cfg *inbox.Config) { cfg.Payload = codec })
 		ran := map[string]int{}
@@ -178,7 +178,7 @@ func TestForgery_MarksAreIgnored(t *testing.T) {
 // 10,000 messages of a stranger who records what is on the wire, and changes it as he
 // likes: every genuine message has its one effect, and nothing else has any.
 func TestForgery_AnyNumberOfForgedMessages(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		n := 1000
 		if os.Getenv("ONCEMILL_LONG") != "" {
 			n = 10_000
@@ -196,11 +196,11 @@ func TestForgery_AnyNumberOfForgedMessages(t *testing.T) {
 func FuzzForgery(f *testing.F) {
 	f.Add(uint64(1), uint64(2))
 	f.Fuzz(func(t *testing.T, a, b uint64) {
-		forge(t, places["sqlite"](t), rand.New(rand.NewPCG(a, b)), 40)
+		forge(t, testDBs["sqlite"](t), rand.New(rand.NewPCG(a, b)), 40)
 	})
 }
 
-func forge(t *testing.T, p *place, r *rand.Rand, n int) {
+func forge(t *testing.T, p *testDB, r *rand.Rand, n int) {
 	const keep = 20
 	codec := newCodec(t, nil)
 	in, store, rec := p.replaying(t, func(cfg *inbox.Config) {
@@ -309,7 +309,7 @@ func forgeOne(r *rand.Rand, recorded []*message.Message, letters []int64) *messa
 
 // 100,000 forged messages make a bounded number of letters, and are counted.
 func TestForgery_LettersAreBounded(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		n := 2000
 		if os.Getenv("ONCEMILL_LONG") != "" {
 			n = 100_000

@@ -22,7 +22,7 @@ import (
 )
 
 // grouping returns an inbox whose groups wait until they have this many members.
-func (p *place) grouping(t *testing.T, size int) *inbox.Inbox {
+func (p *testDB) grouping(t *testing.T, size int) *inbox.Inbox {
 	t.Helper()
 	return p.inbox(t, func(cfg *inbox.Config) { cfg.Group = inbox.Group{Size: size, Wait: time.Second} })
 }
@@ -68,7 +68,7 @@ func numbered(n int) (ids []string) {
 }
 
 func TestGroup_SharesOneTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 20)
 		errs := deliverAll(t, in, returns("out"), newMessages(t, numbered(20)...)...)
 		for id, err := range errs {
@@ -104,10 +104,10 @@ func TestGroup_SharesOneTransaction(t *testing.T) {
 }
 
 // onPostgreSQL is for what is about lib/pq.
-func onPostgreSQL(t *testing.T, test func(t *testing.T, p *place)) {
+func onPostgreSQL(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range places {
+	for name, open := range testDBs {
 		if name == "sqlite" {
 			continue
 		}
@@ -144,7 +144,7 @@ func TestGroup_OneBadMemberSpoilsNobody(t *testing.T) {
 			return err
 		},
 	}
-	for name, open := range places {
+	for name, open := range testDBs {
 		for deed, do := range deeds {
 			t.Run(name+"/"+deed, func(t *testing.T) {
 				t.Parallel()
@@ -180,7 +180,7 @@ func TestGroup_OneBadMemberSpoilsNobody(t *testing.T) {
 // No way to commit early commits what others of the group have done, and a handle that
 // a member has kept is of no use.
 func TestGroup_IsSealed(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		for i, text := range p.commits() {
 			p.tap.rewrite(fool, text)
 			in := p.grouping(t, 4)
@@ -220,7 +220,7 @@ func TestGroup_IsSealed(t *testing.T) {
 }
 
 func TestGroup_HoldsOneMessageOfAKeyAndOneCopy(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 6)
 		msgs := newMessages(t, "a1", "a2", "b1", "copy", "copy", "free")
 		for _, msg := range msgs[:3] {
@@ -247,7 +247,7 @@ func TestGroup_HoldsOneMessageOfAKeyAndOneCopy(t *testing.T) {
 }
 
 func TestGroup_RedeliveredMessagesRunAlone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 4)
 		msgs := newMessages(t, numbered(4)...)
 		for _, msg := range msgs {
@@ -266,7 +266,7 @@ func TestGroup_RedeliveredMessagesRunAlone(t *testing.T) {
 }
 
 func TestGroup_MemberMayStopWaiting(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		running, goOn := make(chan struct{}, 1), make(chan struct{})
 		handle := in.GroupMiddleware(func(msg *message.Message) ([]*message.Message, error) {
@@ -301,7 +301,7 @@ func TestGroup_MemberMayStopWaiting(t *testing.T) {
 func TestGroup_OnHotRowsBecomesSmallerAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
-	p := newPlace(t, &pq.Driver{}, pg.DSN+"&binary_parameters=yes", pg.Config)
+	p := newTestDB(t, &pq.Driver{}, pg.DSN+"&binary_parameters=yes", pg.Config)
 	p.exec(t, `create table hot (id int primary key, n int not null default 0)`)
 	p.exec(t, `insert into hot select generate_series(1, 10)`)
 	const messages = 600
@@ -350,7 +350,7 @@ func TestGroup_OnHotRowsBecomesSmallerAndLosesNothing(t *testing.T) {
 }
 
 func TestNew_RefusesGroupsThatCannotBe(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Group: inbox.Group{Size: 1, Bytes: -1, Wait: -1, LockTimeout: -1}})
 		want := []string{"inbox.Config.Group.Bytes", "inbox.Config.Group.LockTimeout", "inbox.Config.Group.Size", "inbox.Config.Group.Wait"}
 		if got := configFields(err); !slices.Equal(got, want) {
@@ -364,7 +364,7 @@ func TestGroup_RunsUnderEveryIsolationLevel(t *testing.T) {
 	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable} {
 		t.Run(level.String(), func(t *testing.T) {
 			t.Parallel()
-			p := places["postgresql"](t)
+			p := testDBs["postgresql"](t)
 			in := p.inbox(t, func(cfg *inbox.Config) { cfg.Isolation = level; cfg.Group = inbox.Group{Size: 10, Wait: time.Second} })
 			for id, err := range deliverAll(t, in, effect, newMessages(t, numbered(10)...)...) {
 				if err != nil {
@@ -402,7 +402,7 @@ func (d delivery) DelayNack(delay time.Duration) {
 }
 
 // tapped returns what was sent and leaves it there.
-func (p *place) tapped() []string {
+func (p *testDB) tapped() []string {
 	p.tap.mu.Lock()
 	defer p.tap.mu.Unlock()
 	return slices.Clone(p.tap.statements)

@@ -17,7 +17,7 @@ import (
 )
 
 func TestNew_ReportsEveryBadValueAndSendsNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		elsewhere := oncemill.PostgreSQL
 		if p.cfg.Dialect == elsewhere {
 			elsewhere = oncemill.SQLite
@@ -61,7 +61,7 @@ func configFields(err error) (fields []string) {
 }
 
 func TestNew_RefusesBadConsumersAndNoDatabase(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		for _, consumer := range []string{"", "a\x00", "\xff", strings.Repeat("c", 256)} {
 			_, err := inbox.New(p.db, inbox.Config{Consumer: consumer, Database: p.cfg})
 			if got := configFields(err); !slices.Equal(got, []string{"inbox.Config.Consumer"}) {
@@ -83,7 +83,7 @@ func TestNew_RefusesBadConsumersAndNoDatabase(t *testing.T) {
 }
 
 func TestNew_TakesOnlyIsolationAndLockTimeoutThatTheDatabaseHas(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		onPostgres := p.cfg.Dialect == oncemill.PostgreSQL
 		for level, ok := range map[sql.IsolationLevel]bool{
 			sql.LevelDefault: true, sql.LevelSerializable: true,
@@ -107,7 +107,7 @@ func TestNew_TakesOnlyIsolationAndLockTimeoutThatTheDatabaseHas(t *testing.T) {
 }
 
 func TestInbox_RefusesBadIDsAndSendsNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		never := func(*message.Message) ([]*message.Message, error) {
 			t.Error("the handler ran")
@@ -128,7 +128,7 @@ func TestInbox_RefusesBadIDsAndSendsNothing(t *testing.T) {
 }
 
 func TestInbox_TakesTheIDFromConfig(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.ID = func(msg *message.Message) string { return msg.Metadata.Get("order") }
 		})
@@ -143,7 +143,7 @@ func TestInbox_TakesTheIDFromConfig(t *testing.T) {
 }
 
 func TestInbox_RunsAMessageOnceForEachConsumer(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		stock := p.inbox(t, nil)
 		mail := p.inbox(t, func(cfg *inbox.Config) { cfg.Consumer = "mail" })
 		for range 3 {
@@ -161,7 +161,7 @@ func TestInbox_RunsAMessageOnceForEachConsumer(t *testing.T) {
 // Begin, claim, seal, commit: what lib/pq with binary parameters and pgx need a
 // round trip for each.
 func TestInbox_AddsTwoStatementsToATransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		last := "select"
 		if p.cfg.Dialect == oncemill.SQLite {
@@ -175,7 +175,7 @@ func TestInbox_AddsTwoStatementsToATransaction(t *testing.T) {
 }
 
 func TestInbox_FailedAttemptLeavesNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		failure := errors.New("out of stock")
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
@@ -189,7 +189,7 @@ func TestInbox_FailedAttemptLeavesNothing(t *testing.T) {
 }
 
 func TestInbox_PanicIsRolledBackAndReported(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		failure := errors.New("unheard of")
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
@@ -213,7 +213,7 @@ func TestInbox_PanicIsRolledBackAndReported(t *testing.T) {
 }
 
 func TestInbox_HandlerThatEndsItsGoroutineIsRolledBack(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		ended := make(chan struct{})
 		go func() {

@@ -29,7 +29,7 @@ func useLeaked(t *testing.T, tx oncemill.Tx, want error) {
 }
 
 func TestTx_IsRefusedAfterTheHandlerHasReturned(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for id, outcome := range map[string]error{"committed": nil, "failed": errors.New("no")} {
 			var leaked oncemill.Tx
@@ -58,7 +58,7 @@ func TestTx_IsRefusedAfterTheHandlerHasReturned(t *testing.T) {
 // A goroutine that outlives its handler may write in the transaction, or be
 // refused, but never outside.
 func TestTx_LeakedIntoAGoroutineWritesWithTheTransactionOrNotAtAll(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		ended := make(chan int)
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
@@ -92,7 +92,7 @@ func TestTx_LeakedIntoAGoroutineWritesWithTheTransactionOrNotAtAll(t *testing.T)
 }
 
 func TestTx_ForgottenRowsHoldNothingUp(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		p.db.SetMaxOpenConns(1)
 		in := p.inbox(t, nil)
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
@@ -120,7 +120,7 @@ func TestTx_ForgottenRowsHoldNothingUp(t *testing.T) {
 }
 
 func TestTx_IsRefusedOnceItsContextHasEnded(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		err := deliverMessage(t, p.inbox(t, nil), message.NewMessageWithContext(ctx, "a", nil), func(msg *message.Message) ([]*message.Message, error) {

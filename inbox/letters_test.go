@@ -12,7 +12,7 @@ import (
 )
 
 func TestDeadLetters_KeepTheWholeMessageAndWhy(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.DeadLetters = store

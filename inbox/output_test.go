@@ -71,7 +71,7 @@ func returns(ids ...string) message.HandlerFunc {
 }
 
 func TestInbox_WritesReturnedMessagesToTheOutbox(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for range 2 {
 			expectNoError(t, deliverMessage(t, in, routed(t, "a", "results"), returns("b", "c")))
@@ -84,7 +84,7 @@ func TestInbox_WritesReturnedMessagesToTheOutbox(t *testing.T) {
 }
 
 func TestInbox_ReturnedMessageThatCannotBePublishedRollsBack(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var bad *outbox.MessageError
 		err := deliverMessage(t, p.inbox(t, nil), routed(t, "a", "results"), returns("b", ""))
 		if !errors.As(err, &bad) || bad.Index != 1 {
@@ -100,7 +100,7 @@ func TestInbox_ReturnedMessageThatCannotBePublishedRollsBack(t *testing.T) {
 }
 
 func TestInbox_ContextPublisherWritesInTheTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		bus := p.box.ContextPublisher()
 		failure := errors.New("after publishing")
@@ -116,7 +116,7 @@ func TestInbox_ContextPublisherWritesInTheTransaction(t *testing.T) {
 }
 
 func TestInbox_WakesTheRelayAfterTheCommit(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		wake, stop := outboxqueue.Of(p.box).Listen()
 		defer stop()

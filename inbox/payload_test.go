@@ -47,7 +47,7 @@ func encoded(t *testing.T, codec *payload.Codec, topic, id, body string) *messag
 }
 
 func TestInbox_GivesHandlersThePlainPayload(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload = codec })
 		msg := encoded(t, codec, "orders", "a", "tea")
@@ -74,7 +74,7 @@ func TestInbox_GivesHandlersThePlainPayload(t *testing.T) {
 // A message that is refused leaves no id: the genuine one of that id is handled
 // whether it comes later or has come before.
 func TestInbox_RefusedPayloadTakesNoIDAndSendsNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		counters := &recordingProvider{counts: map[string]int64{}}
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload, cfg.MeterProvider = codec, counters })
@@ -120,7 +120,7 @@ func TestInbox_RefusedPayloadTakesNoIDAndSendsNothing(t *testing.T) {
 // connections is a store that looks how many connections are in use while it is
 // asked.
 type connections struct {
-	p     *place
+	p     *testDB
 	all   map[string][]byte
 	inUse []int
 }
@@ -136,7 +136,7 @@ func (c *connections) Get(_ context.Context, name string) (io.ReadCloser, error)
 }
 
 func TestInbox_HoldsNoTransactionOverTheStore(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := &connections{p: p, all: map[string][]byte{}}
 		codec := newCodec(t, func(cfg *payload.Config) { cfg.Store, cfg.StoreFrom = store, 1 })
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Payload = codec })
@@ -157,7 +157,7 @@ func TestInbox_HoldsNoTransactionOverTheStore(t *testing.T) {
 // What a handler returns, also the very message it got, is encoded for its new
 // topic by the codec of the outbox.
 func TestInbox_EncodesWhatHandlersReturn(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		codec := newCodec(t, nil)
 		box, err := outbox.New(p.db, outbox.Config{Database: p.cfg, Payload: codec})
 		if err != nil {

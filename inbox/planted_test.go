@@ -21,7 +21,7 @@ import (
 
 // By the database's clock, whatever unit statements count in.
 func TestPurge_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
 		resolved, err := database.Resolve(p.db, p.cfg)
 		expectNoError(t, err)
@@ -44,7 +44,7 @@ func TestPurge_KeepsWhatIsYoungerThanTheRetention(t *testing.T) {
 
 // The record of failed attempts is kept as long: it says when a message is given up.
 func TestPurge_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _ := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
 		resolved, err := database.Resolve(p.db, p.cfg)
 		expectNoError(t, err)
@@ -68,7 +68,7 @@ func TestPurge_KeepsFailuresThatAreYoungerThanTheRetention(t *testing.T) {
 // Another message of the same id is a conflict wherever it meets the first: in a
 // group before it, in the same one, alone.
 func TestGroup_ConflictsAreNoDuplicates(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Fingerprint = func(m *message.Message) []byte { return m.Payload }
 			cfg.Group.Wait = 50 * time.Millisecond

@@ -64,7 +64,7 @@ func TestPostgres_KeepsTheSessionsOwnIdleTimeout(t *testing.T) {
 // so lock_timeout comes too late for it.
 func TestPostgres_LockedTableIsNotWaitedForWithoutBound(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	in := p.inbox(t, func(cfg *inbox.Config) { cfg.LockTimeout = time.Millisecond })
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -95,7 +95,7 @@ func TestPostgres_LockedTableIsNotWaitedForWithoutBound(t *testing.T) {
 
 func TestPostgres_OverlookedErrorFailsTheAttempt(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	in := p.inbox(t, nil)
 	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 		expectNoError(t, addEffect(msg))
@@ -112,7 +112,7 @@ func TestPostgres_OverlookedErrorFailsTheAttempt(t *testing.T) {
 
 func TestPostgres_LostConnectionLeavesNothing(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	in := p.inbox(t, nil)
 	err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 		tx, err := handlerTx(msg.Context())
@@ -136,7 +136,7 @@ func TestPostgres_LostConnectionLeavesNothing(t *testing.T) {
 }
 
 func TestMigrations_DownTakesEverythingAway(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		resolved, err := database.Resolve(p.db, p.cfg)
 		if err != nil {
 			t.Fatal(err)

@@ -19,7 +19,7 @@ import (
 // prepared. Nothing stays prepared, also when a member fails and the group with it.
 func TestGroup_PreparesWhatItsHandlersRepeat(t *testing.T) {
 	const note = `update effects set note = $2 where message_id = $1`
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.grouping(t, 20)
 		p.tap.sent()
 		deliver := func(bad string, msgs ...*message.Message) {
@@ -99,7 +99,7 @@ func TestGroup_OpenRowsSpoilNobody(t *testing.T) {
 			return rows.Err()
 		},
 	}
-	onPostgreSQL(t, func(t *testing.T, p *place) {
+	onPostgreSQL(t, func(t *testing.T, p *testDB) {
 		n := 0
 		for deed, do := range deeds {
 			if strings.HasSuffix(deed, "without arguments") && !strings.Contains(p.dsn, "binary_parameters") {
@@ -135,7 +135,7 @@ func TestGroup_OpenRowsSpoilNobody(t *testing.T) {
 // Behind a pooler the connection may know the names that lib/pq gives. Then nothing is
 // prepared any more.
 func TestGroup_PreparesNothingWhereNamesAreTaken(t *testing.T) {
-	onPostgreSQL(t, func(t *testing.T, p *place) {
+	onPostgreSQL(t, func(t *testing.T, p *testDB) {
 		db := openTap(t, p.tap)
 		db.SetMaxOpenConns(1)
 		for i := range 20 {

@@ -49,7 +49,7 @@ func TestRefused_CountsAreLockedInOneOrder(t *testing.T) {
 	for _, name := range []string{"postgresql", "postgresql_text_repeatable_read"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := places[name](t)
+			p := testDBs[name](t)
 			in := p.inbox(t, func(cfg *inbox.Config) {
 				cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.DiscardHandler)
 			})
@@ -70,7 +70,7 @@ func TestRefused_CountsAreLockedInOneOrder(t *testing.T) {
 
 // A letter that cannot be written holds up none of those that were to be written with it.
 func TestRefused_ALetterThatFailsFailsAlone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.DiscardHandler)
 		})
@@ -85,7 +85,7 @@ func TestRefused_ALetterThatFailsFailsAlone(t *testing.T) {
 
 // One kind of warnings keeps no other out of the log.
 func TestRefused_WarningsOfEachKindAreLogged(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var log lines
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.DeadLetters, cfg.Logger = p.letterStore(t), slog.New(slog.NewTextHandler(&log, nil))
@@ -104,7 +104,7 @@ func TestRefused_WarningsOfEachKindAreLogged(t *testing.T) {
 
 // What Verify cannot find out now is not held against the message.
 func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		var verify func(*message.Message) error
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Verify = func(msg *message.Message) error { return verify(msg) }
@@ -135,7 +135,7 @@ func TestRefused_NotWhileVerifyIsUndecided(t *testing.T) {
 
 // Messages that Config.Fingerprint panics at are genuine: each has its letter.
 func TestRefused_NotForAPanicOfFingerprint(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.KeepRefused = 1
 			cfg.Fingerprint = func(*message.Message) []byte { panic("no content") }

@@ -23,7 +23,7 @@ func TestReplays_ALostAnswerOfTheirCommit(t *testing.T) {
 	for name, runs := range map[string]int{"the commit has arrived": 1, "the commit has not arrived": 2} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := places["postgresql"](t)
+			p := testDBs["postgresql"](t)
 			in, store, rec := p.replaying(t, nil)
 			expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 			publishReplays(t, in, store)
@@ -52,7 +52,7 @@ func TestReplays_ALostAnswerOfTheirCommit(t *testing.T) {
 
 // Copies of a replay that come at once, at every level.
 func TestReplays_CopiesAtOnceHaveOneEffect(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		levels := []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}
 		if p.cfg.Dialect == oncemill.SQLite {
 			levels = levels[2:]
@@ -84,7 +84,7 @@ func TestReplays_CopiesAtOnceHaveOneEffect(t *testing.T) {
 
 // What cannot be decoded was made by anybody, whatever it says to replay.
 func TestReplays_WhatCannotBeDecodedEndsNone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("genuine")), bad))
 		ids := publishReplays(t, in, store)
@@ -120,7 +120,7 @@ func (o *outage) Publish(topic string, msgs ...*message.Message) error {
 // A step that ends half-way has not forgotten what it has published.
 func TestReplays_AStepThatEndsEarlyPublishesNothingTwice(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	const letters, page = 230, 200
 	publisher := &outage{tap: p.tap, after: page}
 	in, store, _ := p.replaying(t, func(cfg *inbox.Config) { cfg.Replays.Publisher = publisher })

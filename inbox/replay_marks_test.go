@@ -14,7 +14,7 @@ import (
 )
 
 // replaying returns an inbox that gives up soon, its letters, and what it publishes of them.
-func (p *place) replaying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *dlq.Store, *recorder) {
+func (p *testDB) replaying(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *dlq.Store, *recorder) {
 	store := p.letterStore(t)
 	rec := &recorder{}
 	return p.inbox(t, func(cfg *inbox.Config) {
@@ -56,7 +56,7 @@ func redeliver(t *testing.T, m *message.Message, again bool) *message.Message {
 
 // A replay that keeps failing in the ordinary way, with Run's purges between deliveries.
 func TestReplays_OneThatFailsDies(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 		publishReplays(t, in, store)
@@ -76,7 +76,7 @@ func TestReplays_OneThatFailsDies(t *testing.T) {
 
 // A replay that ends the process, time and again.
 func TestReplays_OneThatCrashesDies(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 		publishReplays(t, in, store)
@@ -101,7 +101,7 @@ func TestReplays_OneThatCrashesDies(t *testing.T) {
 
 // A replay that the subscriber cannot read goes on: who made the message is not known.
 func TestReplays_OneThatCannotBeReadGoesOn(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, in.Refuse(t.Context(), message.NewMessage("a", []byte("x")), errors.New("no such encoding")))
 		publishReplays(t, in, store)
@@ -122,7 +122,7 @@ func TestReplays_OneThatCannotBeReadGoesOn(t *testing.T) {
 // Other consumers of a replay's topic acknowledge it unseen if they can check it. It may
 // be older than ids are kept, and it has one effect however often it comes.
 func TestReplays_AreForOneConsumer(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, func(cfg *inbox.Config) { cfg.Retention = time.Hour })
 		mail, _, _ := p.replaying(t, func(cfg *inbox.Config) { cfg.Consumer, cfg.Retention = "mail", time.Hour })
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", []byte("x")), bad))
@@ -145,7 +145,7 @@ func TestReplays_AreForOneConsumer(t *testing.T) {
 
 // The consumers of another process than the one that publishes have no Replays.
 func TestReplays_EndWhereMessagesAreHandled(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		plain, _, _ := p.replaying(t, func(cfg *inbox.Config) { cfg.Replays = nil })
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
@@ -164,7 +164,7 @@ func TestReplays_EndWhereMessagesAreHandled(t *testing.T) {
 
 // A message with marks that no inbox has made.
 func TestReplays_MarksOfNoLetterAreNone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _, _ := p.replaying(t, nil)
 		ran := 0
 		h := func(*message.Message) ([]*message.Message, error) { ran++; return nil, nil }
@@ -182,7 +182,7 @@ func TestReplays_MarksOfNoLetterAreNone(t *testing.T) {
 
 // An unverified message with the number of a letter that is being replayed.
 func TestReplays_ForgedMarksEndNone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, func(cfg *inbox.Config) {
 			cfg.Verify = func(m *message.Message) error {
 				if m.Metadata.Get("sig") != "ok" {
@@ -210,7 +210,7 @@ func TestReplays_ForgedMarksEndNone(t *testing.T) {
 
 // An operator gives a replay up that comes to nobody.
 func TestReplays_CanBeGivenUp(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, _ := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 		ids := replayAll(t, store, "stock")
@@ -222,7 +222,7 @@ func TestReplays_CanBeGivenUp(t *testing.T) {
 
 // A redelivered copy of a replay that has ended: must not wait for its own transaction.
 func TestReplays_ALateCopyWaitsForNobody(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, store, rec := p.replaying(t, nil)
 		expectNoError(t, deliverMessage(t, in, message.NewMessage("a", nil), bad))
 		publishReplays(t, in, store)

@@ -38,7 +38,7 @@ func (p *stutterer) Publish(topic string, msgs ...*message.Message) error {
 // What is replayed comes to its consumer alone, and has one effect: a message that
 // failed, one that had no id, and one that had another's.
 func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		pubsub := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 		publisher := &stutterer{Publisher: pubsub}
@@ -133,7 +133,7 @@ func TestReplays_GiveMessagesBackToTheirConsumer(t *testing.T) {
 }
 
 func TestNew_RefusesReplaysThatCannotBe(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Replays: &inbox.Replays{}})
 		for _, field := range []string{"inbox.Config.DeadLetters", "inbox.Config.Replays.Publisher"} {
 			if err == nil || !strings.Contains(err.Error(), field) {
@@ -144,7 +144,7 @@ func TestNew_RefusesReplaysThatCannotBe(t *testing.T) {
 }
 
 // letterStore makes the table of dead letters.
-func (p *place) letterStore(t *testing.T) *dlq.Store {
+func (p *testDB) letterStore(t *testing.T) *dlq.Store {
 	t.Helper()
 	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, dlq.Migrations); err != nil {
 		t.Fatal(err)
@@ -198,7 +198,7 @@ func bad(*message.Message) ([]*message.Message, error) {
 
 // Copies of a replay make one letter at most, whoever publishes them.
 func TestReplays_CopiesOfOneThatFailsMakeOneLetter(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		process := func() *inbox.Inbox {
@@ -238,7 +238,7 @@ func TestReplays_CopiesOfOneThatFailsMakeOneLetter(t *testing.T) {
 
 // A copy of a replay that comes late does not undo what was decided since.
 func TestReplays_ALateCopyHasNoEffect(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
@@ -265,7 +265,7 @@ func TestReplays_ALateCopyHasNoEffect(t *testing.T) {
 
 // What no router has seen has no topic, unless the subscriber tells.
 func TestReplays_NeedATopic(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
@@ -284,7 +284,7 @@ func TestReplays_NeedATopic(t *testing.T) {
 
 // An id of Config.ID is not the UUID, which comes back as it was.
 func TestReplays_KeepTheUUIDBesideConfigID(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
@@ -318,7 +318,7 @@ func TestReplays_KeepTheUUIDBesideConfigID(t *testing.T) {
 
 // The order of a key that is enforced is not that of its replays.
 func TestReplays_PassTheSequence(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {
@@ -356,7 +356,7 @@ func TestReplays_PassTheSequence(t *testing.T) {
 }
 
 func TestReplays_AreOfTheirConsumerAlone(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		with := func(consumer string) *inbox.Inbox {
@@ -380,7 +380,7 @@ func TestReplays_AreOfTheirConsumerAlone(t *testing.T) {
 
 // The letters of a handler are replayed though it has had no message yet.
 func TestReplays_AreOfHandlersToo(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		with := func(consumer string) *inbox.Inbox {
@@ -405,7 +405,7 @@ func TestReplays_AreOfHandlersToo(t *testing.T) {
 
 // A replay ends though the message is dead no more: somebody has mended that by hand.
 func TestReplays_EndWhereNothingIsDead(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		store := p.letterStore(t)
 		rec := &recorder{}
 		in := p.inbox(t, func(cfg *inbox.Config) {

@@ -49,7 +49,7 @@ func (l letters) last() *dlq.Letter {
 }
 
 // withDeadLetters returns an inbox with dead letters and short delays.
-func (p *place) withDeadLetters(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, letters) {
+func (p *testDB) withDeadLetters(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, letters) {
 	t.Helper()
 	l := letters{p.letterStore(t), t}
 	return p.inbox(t, func(cfg *inbox.Config) {
@@ -63,7 +63,7 @@ func (p *place) withDeadLetters(t *testing.T, change func(*inbox.Config)) (*inbo
 
 // failLetters makes the database refuse the dead letters of a message until admit is
 // called.
-func (p *place) failLetters(t *testing.T, messageID string) (admit func()) {
+func (p *testDB) failLetters(t *testing.T, messageID string) (admit func()) {
 	t.Helper()
 	begin, end := `create function no_room() returns trigger language plpgsql as $$ begin raise 'no room'; end $$;
 		create trigger no_room before insert on {{dead_letters}} for each row when (new.message_id = '`+messageID+`') execute function no_room()`,
@@ -79,7 +79,7 @@ func (p *place) failLetters(t *testing.T, messageID string) (admit func()) {
 }
 
 // expectNotes checks how many messages have notes and letters.
-func (p *place) expectNotes(t *testing.T, notes, letters int) {
+func (p *testDB) expectNotes(t *testing.T, notes, letters int) {
 	t.Helper()
 	gotNotes, gotLetters := p.count(t, `select count(*) from {{inbox_failures}}`), p.count(t, `select count(*) from {{dead_letters}}`)
 	if gotNotes != notes || gotLetters != letters {
@@ -95,7 +95,7 @@ func from(t *testing.T, id string, d delivery) *message.Message {
 }
 
 func TestRetry_TriesThenDelaysThenBuries(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil)
 		runs := 0
 		delayed := &atomic.Int64{}
@@ -139,7 +139,7 @@ func produceAnd(msg *message.Message, err error) ([]*message.Message, error) {
 }
 
 func TestRetry_SuccessAfterFailures(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _ := p.withDeadLetters(t, nil)
 		runs := 0
 		handler := func(msg *message.Message) ([]*message.Message, error) {
@@ -159,7 +159,7 @@ func TestRetry_SuccessAfterFailures(t *testing.T) {
 }
 
 func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Classify = func(err error) error {
 				if strings.Contains(err.Error(), "classified") {
@@ -198,7 +198,7 @@ func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
 }
 
 func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Retention = time.Hour
 			cfg.Fingerprint = func(msg *message.Message) []byte { return msg.Payload }
@@ -253,7 +253,7 @@ func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
 }
 
 func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _ := p.withDeadLetters(t, nil)
 		admit := p.failLetters(t, "a")
 		fail := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }
@@ -271,7 +271,7 @@ func TestRetry_LetterAndIDCommitTogether(t *testing.T) {
 // A message that ends the process is found by the starts that have no end. Here
 // the goroutine ends in its stead.
 func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil)
 		crashes := 0
 		crash := func() {
@@ -305,7 +305,7 @@ func TestRetry_CountsCrashesOfRedeliveredMessages(t *testing.T) {
 
 // Redeliveries whose attempts end, whatever way, are no crashes.
 func TestRetry_DoesNotTakeFailuresForCrashes(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retry.Deliveries = 100 })
 		for range 10 {
 			expectError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), func(*message.Message) ([]*message.Message, error) {
@@ -332,7 +332,7 @@ func TestRetry_DoesNotTakeFailuresForCrashes(t *testing.T) {
 // During an outage of something that handlers need nothing is attempted but a
 // probe from time to time, and nothing counts.
 func TestRetry_OutageOfADependencyPausesAndCostsNothing(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _ := p.withDeadLetters(t, nil)
 		var back, paused atomic.Bool
 		var runs, during atomic.Int32
@@ -374,7 +374,7 @@ func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
 	for _, name := range []string{"postgresql", "postgresql_text_repeatable_read"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := places[name](t)
+			p := testDBs[name](t)
 			in, _ := p.withDeadLetters(t, nil)
 			for _, handle := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware} {
 				var begun atomic.Int32
@@ -408,7 +408,7 @@ func TestRetry_OutageOfTheDatabasePausesAndCostsNothing(t *testing.T) {
 }
 
 func TestPurge_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, _ := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retention = time.Second })
 		other := p.inbox(t, func(cfg *inbox.Config) { cfg.Consumer = "mail"; cfg.Retention = time.Second })
 		expectNoError(t, deliver(t, in, "dead", func(*message.Message) ([]*message.Message, error) { return nil, inbox.Permanent(errUndo) }))
@@ -451,7 +451,7 @@ func TestPurge_RemovesWhatIsOldButNotWhatIsDead(t *testing.T) {
 }
 
 func TestNew_RefusesRetriesThatCannotBe(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		_, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.cfg, Retention: -1, Retry: inbox.Retry{
 			Tries: -1, Backoff: -1, Deliveries: -1, Delay: time.Minute, DelayMax: time.Second, Crashes: 101,
 		}})
@@ -468,7 +468,7 @@ func TestNew_RefusesRetriesThatCannotBe(t *testing.T) {
 // Whoever has forgotten to migrate is told at once, and not by a warning every ten
 // seconds.
 func TestRun_NeedsTheTables(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Database.Prefix = "none_" })
 		var schema *oncemill.SchemaError
 		if err := in.Run(t.Context()); !errors.As(err, &schema) || schema.Set != "inbox" {

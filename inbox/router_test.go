@@ -16,7 +16,7 @@ import (
 // The stock router with a subscriber that delivers everything twice, and again
 // whatever was not acknowledged.
 func TestInbox_InAWatermillRouter(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		pubsub := gochannel.NewGoChannel(gochannel.Config{BlockPublishUntilSubscriberAck: true}, watermill.NopLogger{})
 		router := message.NewDefaultRouter(watermill.NopLogger{})

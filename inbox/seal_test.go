@@ -16,7 +16,7 @@ import (
 const fool = `select 'nothing that a filter could see'`
 
 // commits are the ways to commit early.
-func (p *place) commits() []string {
+func (p *testDB) commits() []string {
 	common := []string{
 		`commit`, `select 1; commit`, `end`, `insert into effects (message_id) values ('more'); commit`,
 		`/* */ commit`, "-- \ncommit",
@@ -34,7 +34,7 @@ func (p *place) commits() []string {
 // Every way to commit early fails in the database. The handler overlooks the
 // error and goes on: its later effects must not be committed on their own.
 func TestSeal_CommitOfAHandlerFailsInTheDatabase(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for _, text := range p.commits() {
 			p.tap.rewrite(fool, text)
@@ -77,7 +77,7 @@ func TestSeal_CommitOfAHandlerFailsInTheDatabase(t *testing.T) {
 // A handler that rolls back and begins anew has lost the id: nothing of what it
 // does then is committed.
 func TestSeal_AnotherTransactionIsNotCommitted(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		for _, text := range []string{
 			`rollback`, `rollback; begin`, `rollback; begin; insert into effects (message_id) values ('more')`,
@@ -98,7 +98,7 @@ func TestSeal_AnotherTransactionIsNotCommitted(t *testing.T) {
 
 // The seal is checked at the commit of any transaction, not only of ours.
 func TestSeal_IDsAreNotCommittedByHand(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		resolved, err := database.Resolve(p.db, p.cfg)
 		if err != nil {
 			t.Fatal(err)
@@ -116,7 +116,7 @@ func TestSeal_IDsAreNotCommittedByHand(t *testing.T) {
 
 func TestSeal_SavepointsAndConstraintsInTheHandler(t *testing.T) {
 	t.Parallel()
-	p := places["postgresql"](t)
+	p := testDBs["postgresql"](t)
 	in := p.inbox(t, nil)
 	p.exec(t, `create table parents (id int primary key)`)
 	p.exec(t, `create table children (id int constraint of_parent references parents deferrable initially deferred)`)
@@ -147,7 +147,7 @@ func TestSeal_SavepointsAndConstraintsInTheHandler(t *testing.T) {
 
 func TestSeal_SQLiteNeedsForeignKeys(t *testing.T) {
 	t.Parallel()
-	p := places["sqlite"](t)
+	p := testDBs["sqlite"](t)
 	p.db.SetMaxOpenConns(1)
 	in := p.inbox(t, nil)
 	p.exec(t, `pragma foreign_keys = off`)

@@ -16,7 +16,7 @@ import (
 // The sequence waits for a message that has failed and comes again, and drops none that
 // is being tried.
 func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.GapWait = 100 * time.Millisecond
 			cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 5, Delay: 10 * time.Second}
@@ -66,7 +66,7 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 // Those behind one that does not come go on in their order when they have waited for it
 // for long enough.
 func TestSequence_GoesOnInOrder(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.GapWait = 2 * time.Second
 			cfg.Sequence = func(m *message.Message) (int64, bool) {
@@ -105,7 +105,7 @@ func TestSequence_GoesOnInOrder(t *testing.T) {
 // A key that no database takes makes a letter, at the first delivery; and what was tried
 // before, by whichever process, and is overtaken meanwhile is not dropped without a word.
 func TestSequence_DropsNothingThatWasTried(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Sequence = func(m *message.Message) (int64, bool) {
 				n, err := strconv.ParseInt(m.UUID, 10, 64)

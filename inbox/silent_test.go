@@ -16,7 +16,7 @@ import (
 )
 
 // behindProxy returns an inbox whose connections lead through a proxy.
-func (p *place) behindProxy(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *testserver.PostgresProxy) {
+func (p *testDB) behindProxy(t *testing.T, change func(*inbox.Config)) (*inbox.Inbox, *testserver.PostgresProxy) {
 	t.Helper()
 	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
 	db, err := sql.Open(testserver.DriverName(), dsn)
@@ -218,7 +218,7 @@ func TestInbox_AbandonsItsHousekeeping(t *testing.T) {
 
 // A handler that takes too long has failed, also if it heeds no context.
 func TestInbox_ALongHandlerIsAFailure(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.Timeout, cfg.DeadLetters, cfg.Retry.Deliveries = 100*time.Millisecond, p.letterStore(t), 1
 		})

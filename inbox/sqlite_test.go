@@ -26,7 +26,7 @@ func readFile(t *testing.T, files fs.FS, path string) string {
 // not go on outside of the transaction.
 func TestSQLite_TransactionThatTheDatabaseEndsIsNoticed(t *testing.T) {
 	t.Parallel()
-	p := places["sqlite"](t)
+	p := testDBs["sqlite"](t)
 	in := p.inbox(t, nil)
 	p.exec(t, `create table things (id integer primary key on conflict rollback)`)
 	p.exec(t, `insert into things values (1)`)
@@ -68,7 +68,7 @@ func TestSQLite_TransactionThatTheDatabaseEndsIsNoticed(t *testing.T) {
 
 func TestSQLite_FailedStatementThatEndsNothingMayBeOverlooked(t *testing.T) {
 	t.Parallel()
-	p := places["sqlite"](t)
+	p := testDBs["sqlite"](t)
 	p.exec(t, `create table things (id integer primary key)`)
 	p.exec(t, `insert into things values (1)`)
 	err := deliver(t, p.inbox(t, nil), "a", func(msg *message.Message) ([]*message.Message, error) {
@@ -85,7 +85,7 @@ func TestSQLite_FailedStatementThatEndsNothingMayBeOverlooked(t *testing.T) {
 // ended before.
 func TestSQLite_InterruptedReadEndsNothing(t *testing.T) {
 	t.Parallel()
-	p := places["sqlite"](t)
+	p := testDBs["sqlite"](t)
 	err := deliver(t, p.inbox(t, nil), "a", func(msg *message.Message) ([]*message.Message, error) {
 		tx, err := handlerTx(msg.Context())
 		if err != nil {

@@ -27,7 +27,7 @@ var (
 )
 
 func TestTx_IsTheOneTransactionInTheContext(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		type key struct{}
 		before := context.WithValue(t.Context(), key{}, "kept")
 		msg := message.NewMessageWithContext(before, "a", nil)
@@ -54,7 +54,7 @@ func TestTx_IsTheOneTransactionInTheContext(t *testing.T) {
 }
 
 func TestTxFromContext_IsNotAnyTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		tx, err := p.db.BeginTx(t.Context(), nil)
 		if err != nil {
 			t.Fatal(err)
@@ -67,7 +67,7 @@ func TestTxFromContext_IsNotAnyTransaction(t *testing.T) {
 }
 
 func TestTx_ExecutesQueriesAndPreparedStatements(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 			ctx := msg.Context()
@@ -107,7 +107,7 @@ func TestTx_ExecutesQueriesAndPreparedStatements(t *testing.T) {
 }
 
 func TestTx_CommitAndRollbackAreRefusedAndHarmless(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 			tx, err := handlerTx(msg.Context())
@@ -124,7 +124,7 @@ func TestTx_CommitAndRollbackAreRefusedAndHarmless(t *testing.T) {
 }
 
 func TestTx_SavepointsWork(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		err := deliver(t, in, "a", func(msg *message.Message) ([]*message.Message, error) {
 			for _, step := range []string{
@@ -144,7 +144,7 @@ func TestTx_SavepointsWork(t *testing.T) {
 }
 
 func TestInbox_ContextThatEndsRollsBack(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, nil)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -167,7 +167,7 @@ func TestInbox_ContextThatEndsRollsBack(t *testing.T) {
 }
 
 func TestInbox_WorksOnOneConnection(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		p.db.SetMaxOpenConns(1)
 		in := p.inbox(t, nil)
 		bus := p.box.ContextPublisher()

@@ -25,7 +25,7 @@ type order struct {
 }
 
 func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil)
 		handler := inbox.Handle(inbox.JSON, func(ctx context.Context, tx oncemill.Tx, o order) ([]*message.Message, error) {
 			if msg, ok := inbox.MessageFromContext(ctx); !ok || msg.UUID != "a" || msg.Metadata.Get("tenant") != "t" {
@@ -71,7 +71,7 @@ type packed struct{ ID string }
 // Watermill, each hop through the outbox of its transaction. Everything is
 // delivered twice, and every handler fails at first.
 func TestInbox_CQRSOverSeveralHops(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		if err := migrateRelay(t, p); err != nil {
 			t.Fatal(err)
 		}
@@ -187,14 +187,14 @@ func (p twice) Publish(topic string, messages ...*message.Message) error {
 }
 
 func TestPerHandler_NeedsARouter(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		_, err := p.inbox(t, nil).PerHandler(effect)(message.NewMessageWithContext(t.Context(), "a", nil))
 		expectError(t, err, inbox.ErrNoHandler)
 	})
 }
 
 func TestSequence_EnforcesTheOrderOfAKey(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p *place) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
 			cfg.GapWait = 100 * time.Millisecond
 			cfg.Sequence = func(msg *message.Message) (int64, bool) {

@@ -17,7 +17,7 @@ import (
 func read(t *testing.T, fn func(ctx context.Context, tx *pgxtx.Tx) error) {
 	t.Helper()
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestDB(t)
 	withInbox(t, p)
 	if err := p.handle(t, "a", fn); err != nil {
 		t.Error(err)
@@ -177,7 +177,7 @@ func TestBatch_ResultsComeInOrder(t *testing.T) {
 
 func TestBatch_StopsAtTheQueryThatFails(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestDB(t)
 	withInbox(t, p)
 	err := p.handle(t, "a", func(ctx context.Context, tx *pgxtx.Tx) error {
 		called := 0

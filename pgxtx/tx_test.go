@@ -77,7 +77,7 @@ func expectOne(n int64) error {
 }
 
 func TestTx_WritesWithTheClaimOrNotAtAll(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for name, write := range writes {
 			for id, outcome := range map[string]error{name: nil, name + " undone": errUndo} {
 				runs := 0
@@ -101,7 +101,7 @@ func TestTx_WritesWithTheClaimOrNotAtAll(t *testing.T) {
 
 // It is the transaction that database/sql's handle and the outbox write in.
 func TestTx_IsTheOneTransactionInTheContext(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for id, outcome := range map[string]error{"a": nil, "b": errUndo} {
 			err := p.handle(t, id, func(ctx context.Context, tx *pgxtx.Tx) error {
 				plain, _ := oncemill.TxFromContext(ctx)
@@ -169,7 +169,7 @@ func TestTx_RefusesTextThatEndsTheTransaction(t *testing.T) {
 		`commit`, `COMMIT;`, `end`, `rollback`, `abort`, `begin`, `start transaction`, `prepare transaction 'x'`, `commit and chain`,
 		`select 1; commit`, `/* why */commit`, `-- why` + "\n" + `rollback`, `savepoint s; rollback`, `select '\'; commit; --'`,
 	}
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for name, send := range sends {
 			for _, text := range texts {
 				err := p.handle(t, name+text, func(ctx context.Context, tx *pgxtx.Tx) error {
@@ -199,7 +199,7 @@ func TestTx_SendsTextThatDoesNotEndTheTransaction(t *testing.T) {
 		`savepoint s; rollback to s`, `select ';commit'`, `do $$ begin perform 1; end $$`, `-- commit`, `select 1; select 2`,
 		`insert into effects (name) values ('kept')`,
 	}
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for _, text := range texts {
 			if err := p.handle(t, text, func(ctx context.Context, tx *pgxtx.Tx) error { return sends["exec"](ctx, tx, text) }); err != nil {
 				t.Errorf("%q: %v", text, err)
@@ -211,7 +211,7 @@ func TestTx_SendsTextThatDoesNotEndTheTransaction(t *testing.T) {
 
 // A quote that one text of a batch opens hides the next, where pgx sends them as one.
 func TestTx_RefusesABatchThatEndsTheTransactionAsAWhole(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		err := p.handle(t, "a", func(ctx context.Context, tx *pgxtx.Tx) error {
 			var batch pgx.Batch
 			batch.Queue(`select '`)
@@ -230,7 +230,7 @@ func TestSeal_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
 		`commit; insert into effects (name) values ('more')`, `set constraints all immediate; commit`,
 		`rollback; begin; insert into effects (name) values ('more')`,
 	}
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for _, text := range texts {
 			err := p.handle(t, text, func(ctx context.Context, tx *pgxtx.Tx) error {
 				if err := writes["exec"](ctx, tx, "before"); err != nil {
@@ -264,7 +264,7 @@ func TestSeal_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
 
 // What has ended the transaction by way of database/sql is noticed, too.
 func TestSeal_NothingExecutesOnceTheTransactionIsOver(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for way, write := range writes {
 			err := p.handle(t, way, func(ctx context.Context, tx *pgxtx.Tx) error {
 				plain, _ := oncemill.TxFromContext(ctx)
@@ -286,7 +286,7 @@ func TestSeal_NothingExecutesOnceTheTransactionIsOver(t *testing.T) {
 
 // A handler that overlooks the failure of a statement has no effects.
 func TestTx_AnOverlookedFailureFailsTheAttempt(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for name, send := range sends {
 			err := p.handle(t, name, func(ctx context.Context, tx *pgxtx.Tx) error {
 				if err := writes["exec"](ctx, tx, "before"); err != nil {
@@ -329,7 +329,7 @@ func TestTx_AnOverlookedFailureFailsTheAttempt(t *testing.T) {
 }
 
 func TestTx_IsRefusedAfterTheHandlerHasReturned(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for id, outcome := range map[string]error{"committed": nil, "failed": errUndo} {
 			var leaked *pgxtx.Tx
 			var within context.Context
@@ -366,7 +366,7 @@ func TestTx_IsRefusedAfterTheHandlerHasReturned(t *testing.T) {
 // A goroutine that outlives its handler may write in the transaction, or be refused, but
 // never outside.
 func TestTx_LeakedIntoAGoroutineWritesWithTheTransactionOrNotAtAll(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for round := range 20 {
 			id := strings.Repeat("x", round+1)
 			written := make(chan int)
@@ -402,7 +402,7 @@ func TestTx_LeakedIntoAGoroutineWritesWithTheTransactionOrNotAtAll(t *testing.T)
 
 // What a handler leaves open costs nothing, though the pool has one connection.
 func TestTx_RowsAndBatchesLeftOpenHoldNothingUp(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		p.db.SetMaxOpenConns(1)
 		for _, id := range []string{"a", "b"} {
 			err := p.handle(t, id, func(ctx context.Context, tx *pgxtx.Tx) error {
@@ -432,7 +432,7 @@ func TestTx_RowsAndBatchesLeftOpenHoldNothingUp(t *testing.T) {
 // A statement that runs when the handler's time is over, or its own, is canceled.
 func TestTx_StatementsEndWithTheirContexts(t *testing.T) {
 	slow := `select pg_sleep(600)`
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		for name, send := range sends {
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -475,7 +475,7 @@ func TestTx_StatementsEndWithTheirContexts(t *testing.T) {
 }
 
 func TestTx_AnswersWhenTheServerFallsSilent(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		proxy, dsn := testserver.NewPostgresProxy(t, p.pg.DSN)
 		db, err := sql.Open("pgx", dsn)
 		if err != nil {
@@ -510,7 +510,7 @@ func TestTx_AnswersWhenTheServerFallsSilent(t *testing.T) {
 }
 
 func TestTx_APanicOfASourceEndsNothingElse(t *testing.T) {
-	onEachBlock(t, func(t *testing.T, p *place) {
+	onEachBlock(t, func(t *testing.T, p *testDB) {
 		sources := map[string]func() ([]any, error){
 			"panics": func() ([]any, error) { panic("bad source") },
 			"fails":  func() ([]any, error) { return nil, errUndo },
@@ -551,7 +551,7 @@ func (panicking) RewriteQuery(context.Context, *pgx.Conn, string, []any) (string
 
 func TestFrom_TakesTheTransactionOfAHandlerAndOfPgxOnly(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestDB(t)
 	if _, err := pgxtx.FromContext(t.Context()); !errors.Is(err, pgxtx.ErrNoTx) {
 		t.Errorf("no transaction: %v", err)
 	}
@@ -572,7 +572,7 @@ func TestFrom_TakesTheTransactionOfAHandlerAndOfPgxOnly(t *testing.T) {
 	if err := oncemill.Migrate(t.Context(), lite, liteCfg, inbox.Migrations); err != nil {
 		t.Fatal(err)
 	}
-	for name, other := range map[string]*place{
+	for name, other := range map[string]*testDB{
 		"lib/pq": {pg: p.pg, db: p.pg.DB},
 		"SQLite": {pg: testserver.PG{Config: liteCfg}, db: lite},
 	} {
@@ -587,7 +587,7 @@ func TestFrom_TakesTheTransactionOfAHandlerAndOfPgxOnly(t *testing.T) {
 // Handlers that share a transaction change none of its settings.
 func TestTx_RefusesSettingsInAGroup(t *testing.T) {
 	t.Parallel()
-	p := newPlace(t)
+	p := newTestDB(t)
 	in, err := inbox.New(p.db, inbox.Config{
 		Consumer: "stock", Database: p.pg.Config, Retry: inbox.Retry{Tries: 1}, Group: inbox.Group{Size: 2, Wait: time.Second},
 	})

@@ -32,23 +32,23 @@ func (r *recorder) Errorf(format string, args ...any) {
 	r.failures = append(r.failures, fmt.Sprintf(format, args...))
 }
 
-type place struct {
+type testDB struct {
 	db  *sql.DB
 	box *outbox.Outbox
 	in  *inbox.Inbox
 }
 
-func onEachPlace(t *testing.T, test func(t *testing.T, p place)) {
+func onEachDB(t *testing.T, test func(t *testing.T, p testDB)) {
 	t.Parallel()
-	t.Run("sqlite", func(t *testing.T) { t.Parallel(); test(t, newPlace(t, testserver.SQLite(t), oncemill.Config{})) })
+	t.Run("sqlite", func(t *testing.T) { t.Parallel(); test(t, newTestDB(t, testserver.SQLite(t), oncemill.Config{})) })
 	t.Run("postgresql", func(t *testing.T) {
 		t.Parallel()
 		pg := testserver.Postgres(t)
-		test(t, newPlace(t, pg.DB, pg.Config))
+		test(t, newTestDB(t, pg.DB, pg.Config))
 	})
 }
 
-func newPlace(t *testing.T, db *sql.DB, cfg oncemill.Config) place {
+func newTestDB(t *testing.T, db *sql.DB, cfg oncemill.Config) testDB {
 	t.Helper()
 	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, inbox.Migrations); err != nil {
 		t.Fatal(err)
@@ -64,10 +64,10 @@ func newPlace(t *testing.T, db *sql.DB, cfg oncemill.Config) place {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return place{db, box, in}
+	return testDB{db, box, in}
 }
 
-func (p place) count(t *testing.T) (n int) {
+func (p testDB) count(t *testing.T) (n int) {
 	if err := p.db.QueryRowContext(t.Context(), `select count(*) from effects`).Scan(&n); err != nil {
 		t.Fatal(err)
 	}
@@ -87,7 +87,7 @@ func reserve(msg *message.Message) ([]*message.Message, error) {
 }
 
 func TestRun_PassesAHandlerInTheTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p place) {
+	onEachDB(t, func(t *testing.T, p testDB) {
 		scenarios := 0
 		for _, middleware := range []message.HandlerMiddleware{p.in.Middleware, p.in.GroupMiddleware} {
 			inboxtest.Run(t, inboxtest.Test{
@@ -108,7 +108,7 @@ func TestRun_PassesAHandlerInTheTransaction(t *testing.T) {
 }
 
 func TestRun_FailsAHandlerBesideTheTransaction(t *testing.T) {
-	onEachPlace(t, func(t *testing.T, p place) {
+	onEachDB(t, func(t *testing.T, p testDB) {
 		beside := 0
 		var mu sync.Mutex // copies run at once where nothing holds them back
 		effect := func(*message.Message) ([]*message.Message, error) {

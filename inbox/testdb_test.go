@@ -22,9 +22,9 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// place is a database with oncemill's tables and a table of effects. That has no
+// testDB is a database with oncemill's tables and a table of effects. That has no
 // unique constraint, so an effect that happens twice shows.
-type place struct {
+type testDB struct {
 	db  *sql.DB
 	tap *tap
 	dsn string
@@ -32,41 +32,41 @@ type place struct {
 	box *outbox.Outbox
 }
 
-// places are what the suite runs on. The first three differ in what the server
+// testDBs are the databases that the suite runs on. The first three differ in what the server
 // and the driver do by default.
-var places = map[string]func(*testing.T) *place{
-	"postgresql": func(t *testing.T) *place { return postgres(t, "binary_parameters=yes") },
-	"postgresql_text_repeatable_read": func(t *testing.T) *place {
+var testDBs = map[string]func(*testing.T) *testDB{
+	"postgresql": func(t *testing.T) *testDB { return postgres(t, "binary_parameters=yes") },
+	"postgresql_text_repeatable_read": func(t *testing.T) *testDB {
 		return postgres(t, "default_transaction_isolation=repeatable read")
 	},
-	"sqlite": func(t *testing.T) *place { return sqliteAt(t, filepath.Join(t.TempDir(), "test.db")) },
+	"sqlite": func(t *testing.T) *testDB { return sqliteAt(t, filepath.Join(t.TempDir(), "test.db")) },
 }
 
-func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+func onEachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
 	for _, name := range append(testserver.OneOf(t, "postgresql", "postgresql_text_repeatable_read"), "sqlite") {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			test(t, places[name](t))
+			test(t, testDBs[name](t))
 		})
 	}
 }
 
-func postgres(t *testing.T, params ...string) *place {
+func postgres(t *testing.T, params ...string) *testDB {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	return newPlace(t, testserver.Driver(), pg.URL(t, params...), pg.Config)
+	return newTestDB(t, testserver.Driver(), pg.URL(t, params...), pg.Config)
 }
 
-func sqliteAt(t *testing.T, path string) *place {
+func sqliteAt(t *testing.T, path string) *testDB {
 	t.Helper()
-	return newPlace(t, &sqlite.Driver{}, oncemill.SQLiteDSN(path), oncemill.Config{Dialect: oncemill.SQLite})
+	return newTestDB(t, &sqlite.Driver{}, oncemill.SQLiteDSN(path), oncemill.Config{Dialect: oncemill.SQLite})
 }
 
-func newPlace(t *testing.T, d driver.Driver, dsn string, cfg oncemill.Config) *place {
+func newTestDB(t *testing.T, d driver.Driver, dsn string, cfg oncemill.Config) *testDB {
 	t.Helper()
-	p := &place{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
+	p := &testDB{tap: &tap{driver: d, dsn: dsn}, dsn: dsn, cfg: cfg}
 	p.db = openTap(t, p.tap)
 	if err := oncemill.Migrate(t.Context(), p.db, cfg, outbox.Migrations, inbox.Migrations); err != nil {
 		t.Fatal(err)
@@ -97,7 +97,7 @@ func openTap(t *testing.T, through *tap) *sql.DB {
 }
 
 // pool returns what the library is given; see testserver.Pool.
-func (p *place) pool(t *testing.T) *sql.DB {
+func (p *testDB) pool(t *testing.T) *sql.DB {
 	t.Helper()
 	if p.cfg.Dialect == oncemill.SQLite {
 		return p.db
@@ -106,7 +106,7 @@ func (p *place) pool(t *testing.T) *sql.DB {
 }
 
 // inbox returns an inbox of the consumer "stock"; change may be nil.
-func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
+func (p *testDB) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 	t.Helper()
 	cfg := inbox.Config{Consumer: "stock", Database: p.cfg, Outbox: p.box, Retry: inbox.Retry{Tries: 1}}
 	if change != nil {
@@ -119,14 +119,14 @@ func (p *place) inbox(t *testing.T, change func(*inbox.Config)) *inbox.Inbox {
 	return in
 }
 
-func (p *place) exec(t *testing.T, query string, args ...any) {
+func (p *testDB) exec(t *testing.T, query string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(t.Context(), query, args...); err != nil {
 		t.Fatalf("%s: %v", query, err)
 	}
 }
 
-func (p *place) count(t *testing.T, query string, args ...any) (n int) {
+func (p *testDB) count(t *testing.T, query string, args ...any) (n int) {
 	t.Helper()
 	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
@@ -139,7 +139,7 @@ func (p *place) count(t *testing.T, query string, args ...any) (n int) {
 }
 
 // expect checks how many effects, ids and produced messages are committed.
-func (p *place) expect(t *testing.T, effects, ids, produced int) {
+func (p *testDB) expect(t *testing.T, effects, ids, produced int) {
 	t.Helper()
 	got := [3]int{
 		p.count(t, `select count(*) from effects`),
@@ -208,14 +208,14 @@ func expectNoError(t *testing.T, err error) {
 }
 
 // expectSent checks the first words of what was sent since the last look.
-func (p *place) expectSent(t *testing.T, want ...string) {
+func (p *testDB) expectSent(t *testing.T, want ...string) {
 	t.Helper()
 	if got := firstWords(p.tap.sent()); fmt.Sprint(got) != fmt.Sprint(want) {
 		t.Errorf("statements sent: got %s, want %s", strings.Join(got, ", "), strings.Join(want, ", "))
 	}
 }
 
-func migrateRelay(t *testing.T, p *place) error {
+func migrateRelay(t *testing.T, p *testDB) error {
 	t.Helper()
 	return oncemill.Migrate(t.Context(), p.db, p.cfg, dlq.Migrations, relay.Migrations)
 }

@@ -23,9 +23,9 @@ import (
 	"github.com/oncemill/oncemill/pgxtx"
 )
 
-// place is a database with oncemill's tables and a table of effects, and a block whose
+// testDB is a database with oncemill's tables and a table of effects, and a block whose
 // handlers run in a transaction.
-type place struct {
+type testDB struct {
 	pg   testserver.PG
 	sent *sent
 	db   *sql.DB
@@ -39,9 +39,9 @@ type place struct {
 }
 
 // blocks are what runs handlers.
-var blocks = map[string]func(t *testing.T, p *place){"inbox": withInbox, "idempotency": withIdempotency}
+var blocks = map[string]func(t *testing.T, p *testDB){"inbox": withInbox, "idempotency": withIdempotency}
 
-func withInbox(t *testing.T, p *place) {
+func withInbox(t *testing.T, p *testDB) {
 	in, err := inbox.New(p.db, inbox.Config{Consumer: "stock", Database: p.pg.Config, Retry: inbox.Retry{Tries: 1}, Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func withInbox(t *testing.T, p *place) {
 	}
 }
 
-func withIdempotency(t *testing.T, p *place) {
+func withIdempotency(t *testing.T, p *testDB) {
 	store, err := idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: p.pg.Config})
 	if err != nil {
 		t.Fatal(err)
@@ -76,22 +76,22 @@ func withIdempotency(t *testing.T, p *place) {
 }
 
 // onEachBlock runs test with pools of pgx's, with a connection for each call of run.
-func onEachBlock(t *testing.T, test func(t *testing.T, p *place)) {
+func onEachBlock(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
 	for name, block := range blocks {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			p := newPlace(t)
+			p := newTestDB(t)
 			block(t, p)
 			test(t, p)
 		})
 	}
 }
 
-func newPlace(t *testing.T) *place {
+func newTestDB(t *testing.T) *testDB {
 	t.Helper()
-	p := &place{pg: testserver.Postgres(t), sent: new(sent)}
+	p := &testDB{pg: testserver.Postgres(t), sent: new(sent)}
 	cfg, err := pgxpool.ParseConfig(p.pg.DSN)
 	if err != nil {
 		t.Fatal(err)
@@ -112,7 +112,7 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-func (p *place) open(t *testing.T, db *sql.DB) {
+func (p *testDB) open(t *testing.T, db *sql.DB) {
 	t.Helper()
 	p.db = db
 	t.Cleanup(func() {
@@ -128,7 +128,7 @@ func (p *place) open(t *testing.T, db *sql.DB) {
 }
 
 // handle has fn called as a handler.
-func (p *place) handle(t *testing.T, id string, fn func(ctx context.Context, tx *pgxtx.Tx) error) error {
+func (p *testDB) handle(t *testing.T, id string, fn func(ctx context.Context, tx *pgxtx.Tx) error) error {
 	t.Helper()
 	return p.run(t.Context(), id, func(ctx context.Context) error {
 		tx, err := pgxtx.FromContext(ctx)
@@ -140,7 +140,7 @@ func (p *place) handle(t *testing.T, id string, fn func(ctx context.Context, tx 
 }
 
 // effects returns the names that were committed.
-func (p *place) effects(t *testing.T) []string {
+func (p *testDB) effects(t *testing.T) []string {
 	t.Helper()
 	rows, err := p.pg.DB.QueryContext(t.Context(), `select name from effects order by name, n`)
 	if err != nil {
@@ -161,7 +161,7 @@ func (p *place) effects(t *testing.T) []string {
 	return names
 }
 
-func (p *place) expectEffects(t *testing.T, want ...string) {
+func (p *testDB) expectEffects(t *testing.T, want ...string) {
 	t.Helper()
 	if got := p.effects(t); !slices.Equal(got, want) {
 		t.Errorf("effects: %q, want %q", got, want)

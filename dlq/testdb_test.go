@@ -15,42 +15,42 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// place is a database with dead letters in it.
-type place struct {
+// testDB is a database with dead letters in it.
+type testDB struct {
 	*dlq.Store
 	stored dlqstore.Store // what an inbox uses
 	db     *sql.DB
 	cfg    oncemill.Config // resolved
 }
 
-// eachPlace runs the conformance suite's test on both databases, and on
+// eachDB runs the conformance suite's test on both databases, and on
 // PostgreSQL under the isolation levels that a database may have as its default.
-func eachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+func eachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Parallel()
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		t.Run("PostgreSQL "+level, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			test(t, newPlace(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config))
+			test(t, newTestDB(t, pg.Open(t, "default_transaction_isolation="+level), pg.Config))
 		})
 	}
 	t.Run("SQLite", func(t *testing.T) {
 		t.Parallel()
-		test(t, newPlace(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}))
+		test(t, newTestDB(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{}))
 	})
 }
 
-func newPlace(t testing.TB, db *sql.DB, cfg oncemill.Config) *place {
+func newTestDB(t testing.TB, db *sql.DB, cfg oncemill.Config) *testDB {
 	t.Helper()
 	must(t, oncemill.Migrate(t.Context(), db, cfg, dlq.Migrations))
 	resolved, err := database.Resolve(db, cfg)
 	must(t, err)
 	store, err := dlq.New(db, dlq.Config{Database: cfg})
 	must(t, err)
-	return &place{store, dlqstore.Open(db, resolved), db, resolved.Config()}
+	return &testDB{store, dlqstore.Open(db, resolved), db, resolved.Config()}
 }
 
-func (p *place) exec(t testing.TB, text string, args ...any) {
+func (p *testDB) exec(t testing.TB, text string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(t.Context(), database.Of(p.cfg).Expand(text), args...); err != nil {
 		t.Fatalf("%s: %v", text, err)
@@ -58,7 +58,7 @@ func (p *place) exec(t testing.TB, text string, args ...any) {
 }
 
 // ago is a time in the table's own terms.
-func (p *place) ago(d time.Duration) string {
+func (p *testDB) ago(d time.Duration) string {
 	if p.cfg.Dialect == oncemill.SQLite {
 		return fmt.Sprintf("cast(unixepoch('subsec') * 1000000 as integer) - %d", d.Microseconds())
 	}
@@ -72,7 +72,7 @@ type letter struct {
 }
 
 // write writes a letter as a relay or a consumer does, and returns its id.
-func (p *place) write(t testing.TB, l letter) (id int64) {
+func (p *testDB) write(t testing.TB, l letter) (id int64) {
 	t.Helper()
 	for field, byDefault := range map[*string]string{
 		&l.state: "dead", &l.source: "relay", &l.topic: "orders", &l.messageID: "m", &l.reason: "refused", &l.fingerprint: "f",
@@ -101,7 +101,7 @@ func (p *place) write(t testing.TB, l letter) (id int64) {
 	return id
 }
 
-func (p *place) states(t testing.TB, ids ...int64) []dlq.State {
+func (p *testDB) states(t testing.TB, ids ...int64) []dlq.State {
 	t.Helper()
 	states := make([]dlq.State, len(ids))
 	for i, id := range ids {
@@ -112,7 +112,7 @@ func (p *place) states(t testing.TB, ids ...int64) []dlq.State {
 	return states
 }
 
-func (p *place) expectStates(t testing.TB, ids []int64, want ...dlq.State) {
+func (p *testDB) expectStates(t testing.TB, ids []int64, want ...dlq.State) {
 	t.Helper()
 	if got := p.states(t, ids...); !slices.Equal(got, want) {
 		t.Errorf("states %v, want %v", got, want)

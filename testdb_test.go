@@ -10,37 +10,37 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// place is an empty database. open gives pools on it as other processes have
+// testDB is an empty database. open gives pools on it as other processes have
 // them.
-type place struct {
+type testDB struct {
 	db   *sql.DB
 	cfg  oncemill.Config
 	open func(t *testing.T) *sql.DB
 }
 
-// places are what the tests of Migrate run on. The second has the default that
+// testDBs are the databases that the tests of Migrate run on. The second has the default that
 // fixes a snapshot before a lock is granted.
-var places = map[string]func(*testing.T) *place{
-	"postgresql": func(t *testing.T) *place {
+var testDBs = map[string]func(*testing.T) *testDB{
+	"postgresql": func(t *testing.T) *testDB {
 		pg := testserver.Postgres(t)
-		return &place{pg.DB, pg.Config, func(t *testing.T) *sql.DB { return pg.Open(t) }}
+		return &testDB{pg.DB, pg.Config, func(t *testing.T) *sql.DB { return pg.Open(t) }}
 	},
-	"postgresql_repeatable_read": func(t *testing.T) *place {
+	"postgresql_repeatable_read": func(t *testing.T) *testDB {
 		pg := testserver.Postgres(t)
 		open := func(t *testing.T) *sql.DB { return pg.Open(t, "default_transaction_isolation=repeatable read") }
-		return &place{open(t), pg.Config, open}
+		return &testDB{open(t), pg.Config, open}
 	},
-	"sqlite": func(t *testing.T) *place {
+	"sqlite": func(t *testing.T) *testDB {
 		path := filepath.Join(t.TempDir(), "test.db")
 		open := func(t *testing.T) *sql.DB { return testserver.OpenSQLite(t, path) }
-		return &place{open(t), oncemill.Config{}, open}
+		return &testDB{open(t), oncemill.Config{}, open}
 	},
 }
 
-func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
+func onEachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 	t.Helper()
 	t.Parallel()
-	for name, open := range places {
+	for name, open := range testDBs {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test(t, open(t))
@@ -48,9 +48,9 @@ func onEachPlace(t *testing.T, test func(t *testing.T, p *place)) {
 	}
 }
 
-func (p *place) isSQLite() bool { return p.cfg.Dialect != oncemill.PostgreSQL }
+func (p *testDB) isSQLite() bool { return p.cfg.Dialect != oncemill.PostgreSQL }
 
-func (p *place) expand(t *testing.T, text string) string {
+func (p *testDB) expand(t *testing.T, text string) string {
 	t.Helper()
 	resolved, err := database.Resolve(p.db, p.cfg)
 	if err != nil {
@@ -59,7 +59,7 @@ func (p *place) expand(t *testing.T, text string) string {
 	return resolved.Expand(text)
 }
 
-func (p *place) exec(t *testing.T, text string, args ...any) {
+func (p *testDB) exec(t *testing.T, text string, args ...any) {
 	t.Helper()
 	if _, err := p.db.ExecContext(t.Context(), p.expand(t, text), args...); err != nil {
 		t.Fatalf("%s: %v", text, err)
@@ -68,7 +68,7 @@ func (p *place) exec(t *testing.T, text string, args ...any) {
 
 // objects returns everything that exists in the places of oncemill's tables: a
 // change of any of them, or of the versions, shows.
-func (p *place) objects(t *testing.T) (all []string) {
+func (p *testDB) objects(t *testing.T) (all []string) {
 	t.Helper()
 	text := `select c.relname || ' ' || c.oid || ' ' || c.relfilenode from pg_class c join pg_namespace n on n.oid = c.relnamespace
 		where n.nspname = trim('{{schema}}', '"') order by 1`
@@ -82,7 +82,7 @@ func (p *place) objects(t *testing.T) (all []string) {
 	return all
 }
 
-func (p *place) has(t *testing.T, table string) bool {
+func (p *testDB) has(t *testing.T, table string) bool {
 	t.Helper()
 	text := `select coalesce(to_regclass('{{` + table + `}}')::text, 'none')`
 	if p.isSQLite() {
@@ -91,7 +91,7 @@ func (p *place) has(t *testing.T, table string) bool {
 	return p.list(t, text)[0] != "none"
 }
 
-func (p *place) list(t *testing.T, text string) (all []string) {
+func (p *testDB) list(t *testing.T, text string) (all []string) {
 	t.Helper()
 	rows, err := p.db.QueryContext(t.Context(), p.expand(t, text))
 	if err != nil {
