@@ -108,15 +108,24 @@ func TestSQLStore_WaitsForTheDiskWhereItMust(t *testing.T) {
 		}
 		next := c
 		rand.Read(next.Token[:])
+		var owner idempotency.Owner
 		eventually(t, "it is taken over", func() bool {
-			_, granted, err := p.store.TakeOver(t.Context(), next, r.Owner)
+			taken, granted, err := p.store.TakeOver(t.Context(), next, r.Owner)
 			if err != nil {
 				t.Error(err)
 			}
+			owner = taken.Owner
 			return granted
 		})
 		if n := p.count(t, `select count(*) from seen where (setting <> 'off') = $1`, durable); n != 2 {
 			t.Errorf("durable %t: %d of two", durable, n)
+		}
+		p.exec(t, `truncate seen`)
+		if err := p.store.Extend(t.Context(), c.ID, owner, time.Minute); err != nil {
+			t.Error(err)
+		}
+		if n := p.count(t, `select count(*) from seen where setting = 'off'`); n != 1 {
+			t.Errorf("durable %t: an extension waits for the disk", durable)
 		}
 		p.exec(t, `drop trigger see on {{idempotency}}`)
 		p.exec(t, `drop function pg_temp.see()`)

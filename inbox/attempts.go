@@ -2,10 +2,13 @@ package inbox
 
 import (
 	"context"
+	"database/sql"
 	"errors"
+	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -13,7 +16,7 @@ import (
 // try attempts a message until it is handled or its delivery has failed.
 func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 	const collisionsAtMost, lossesAtMost = 10, 2
-	for attempts, collisions, losses := 0, 0, 0; ; {
+	for collisions, losses := 0, 0; ; {
 		result, fate, err := in.once(ctx, w, try)
 		in.telemetry.record(ctx, result)
 		var again time.Duration
@@ -64,16 +67,15 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			}
 			again = jitter(double(5*time.Millisecond, collisions-1, in.cfg.Retry.Backoff))
 		case failed:
-			attempts++
-			w.failed = true
+			w.tries++
 			p := policyOf(err)
-			if p.permanent || p.after > 0 || attempts >= in.cfg.Retry.Tries {
+			if p.permanent || p.after > 0 || w.tries >= in.cfg.Retry.Tries {
 				return in.giveUp(ctx, w, err)
 			}
-			again = in.cfg.Retry.backoff(attempts)
+			again = in.cfg.Retry.backoff(w.tries)
 		}
 		if !pause(ctx, again) {
-			if w.failed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			if w.tries > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return in.giveUp(ctx, w, err)
 			}
 			in.recordEnd(ctx, w)
@@ -161,6 +163,32 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 		seen = answering
 	}
 	return result, f, err
+}
+
+// readFailed reads how many deliveries of the message have failed, for its handler.
+func (in *Inbox) readFailed(ctx context.Context, tx *boundtx.Tx, w *work) (err error) {
+	if !cameBefore(ctx) || w.tries > 0 {
+		return nil
+	}
+	id := w.id
+	w.before, err = within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (before [2]int, err error) {
+		before[0], before[1], err = in.store.FailedDeliveries(ctx, tx, id)
+		return before, err
+	})
+	if err != nil {
+		return fmt.Errorf("read failed deliveries: %w", err)
+	}
+	return nil
+}
+
+func (in *Inbox) attemptOf(w *work) Attempt {
+	retry := in.cfg.Retry
+	last := w.tries+1 >= retry.Tries && w.before[0]+1 >= retry.Deliveries
+	return Attempt{
+		Delivery: w.before[0] + w.before[1] + 1,
+		Try:      w.tries + 1,
+		Last:     last && in.cfg.DeadLetters != nil,
+	}
 }
 
 // fateOf returns what an attempt means for its message. A context error never counts as a

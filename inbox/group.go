@@ -112,7 +112,7 @@ func newShared(in *Inbox, batch BatchHandler) *shared {
 // attempt makes an attempt in a transaction that may be shared.
 func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	d, ok := DeliveryFromContext(ctx)
-	if ok && (d.Redelivered() || d.Nacks() > 0) || w.failed || w.replay != nil {
+	if ok && (d.Redelivered() || d.Nacks() > 0) || w.tries > 0 || w.replay != nil {
 		return s.in.alone(ctx, w)
 	}
 	m := &member{Work: w, ID: w.id, Key: s.in.cfg.Key(w.msg), Bytes: len(w.msg.Payload), Since: time.Now()}

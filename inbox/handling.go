@@ -21,7 +21,8 @@ type work struct {
 	fingerprint []byte
 	replay      *replay // nil if it is none
 	start       start   // what was recorded of it before
-	failed      bool    // an attempt of this delivery
+	before      [2]int  // failed deliveries: by itself, by what was unavailable
+	tries       int     // failed attempts of this delivery
 }
 
 // wire is the part of a message that the codec changes.

@@ -49,6 +49,9 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	if !claimed {
 		return in.duplicate(ctx, tx, w)
 	}
+	if err := in.readFailed(unlimited, tx, w); err != nil {
+		return claimFailed(unlimited, err), err
+	}
 	if err := in.effect(ctx, tx, tx.Raw, w, nil); err != nil {
 		if tx.Unanswered(err) {
 			return databaseAway, errors.Join(err, bounded.ErrAbandoned)
@@ -150,7 +153,7 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements txhandle.St
 		return err
 	}
 	h := in.newHandle(w.id, tx, statements)
-	h.msg = w.msg
+	h.msg, h.attempt = w.msg, in.attemptOf(w)
 	h.Share(shared)
 	// Also when the handler ends its goroutine.
 	defer h.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it

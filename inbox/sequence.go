@@ -178,7 +178,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 			}
 			over = true // waited for GapWait: continue without it
 			continue
-		case at == inboxstore.PositionPassed && (w.failed || cameBefore(ctx)):
+		case at == inboxstore.PositionPassed && (w.tries > 0 || cameBefore(ctx)):
 			in.gaps.forget(key, w.id)
 			return false, Permanent(ErrOvertaken)
 		}

@@ -35,10 +35,38 @@ func MessageFromContext(ctx context.Context) (*message.Message, bool) {
 	return h.msg, true
 }
 
+// Attempt is one run of a handler for a message.
+type Attempt struct {
+	// Delivery is 1 plus the number of deliveries that count as failed (see
+	// Retry.Deliveries and Retry.Unavailable). It needs a subscriber that reports a
+	// [Delivery]; without, it is 1.
+	Delivery int
+
+	// Try is 1 plus the number of attempts of this delivery that have failed.
+	Try int
+
+	// Last reports whether the message becomes a dead letter if this attempt fails, unless
+	// the error is marked with [Unavailable]. A message may become a dead letter without a
+	// last attempt: because of a permanent error, of crashes, or of a handler that is slow.
+	Last bool
+}
+
+// AttemptFromContext returns which attempt at its message a handler is. ctx is the context
+// of that message, or derived from it. In a handler of Batch there is none.
+func AttemptFromContext(ctx context.Context) (Attempt, bool) {
+	tx, _ := oncemill.TxFromContext(ctx)
+	h, ok := tx.(*handle)
+	if !ok || h.msg == nil {
+		return Attempt{}, false
+	}
+	return h.attempt, true
+}
+
 // handle is the transaction of an inbox, as its type shows.
 type handle struct {
 	*txhandle.Handle
-	msg *message.Message // nil for a batch
+	msg     *message.Message // nil for a batch
+	attempt Attempt
 }
 
 // newHandle returns a handle of the transaction that has claimed an id.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -57,6 +58,42 @@ func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 		var bad *inbox.PayloadError
 		if !errors.As(err, &bad) || bad.Type != "int" {
 			t.Errorf("got %v", err)
+		}
+	})
+}
+
+func TestAttemptFromContext_CountsDeliveriesAndTries(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		in, dead := p.withDeadLetters(t, nil) // 3 deliveries of 2 tries
+		var seen []inbox.Attempt
+		see := func(fail error) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				attempt, ok := inbox.AttemptFromContext(msg.Context())
+				if !ok {
+					t.Error("the handler has no attempt")
+				}
+				seen = append(seen, attempt)
+				return nil, fail
+			}
+		}
+		expectError(t, deliver(t, in, "a", see(errUndo)), errUndo)
+		expectError(t, deliverMessage(t, in, from(t, "a", delivery{nacks: 1}), see(inbox.Unavailable(errUndo))), errUndo)
+		expectError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), see(errUndo)), errUndo)
+		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), see(errUndo)))
+		want := []inbox.Attempt{
+			{Delivery: 1, Try: 1}, {Delivery: 1, Try: 2},
+			{Delivery: 2, Try: 1}, // an outage does not count
+			{Delivery: 2, Try: 1}, {Delivery: 2, Try: 2},
+			{Delivery: 3, Try: 1}, {Delivery: 3, Try: 2, Last: true},
+		}
+		if !slices.Equal(seen, want) {
+			t.Errorf("got %+v, want %+v", seen, want)
+		}
+		if n := len(dead.all()); n != 1 {
+			t.Errorf("%d dead letters", n)
+		}
+		if _, ok := inbox.AttemptFromContext(t.Context()); ok {
+			t.Error("there is an attempt where no inbox is")
 		}
 	})
 }

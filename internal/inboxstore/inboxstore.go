@@ -122,6 +122,9 @@ type Failures interface {
 	// RecordFailure counts a failed delivery and ends its start.
 	RecordFailure(ctx context.Context, id string, f Failure) (Record, error)
 
+	// FailedDeliveries returns how many deliveries of a message have failed: by itself, and
+	// because what its handler needs was unavailable.
+	FailedDeliveries(ctx context.Context, tx *sql.Tx, id string) (failures, unavailable int, err error)
 	// DeleteFailures removes what is recorded about a message.
 	DeleteFailures(ctx context.Context, tx *sql.Tx, id string) error
 }

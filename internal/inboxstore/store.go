@@ -34,7 +34,8 @@ type store struct {
 type texts struct {
 	SameFingerprint, Reopen, MarkDead                   string
 	RecordStart, Charge, Discharge, RecordEnd           string
-	CountFailure, KeepErrors, DeleteFailures            string
+	CountFailure, KeepErrors                            string
+	FailedDeliveries, DeleteFailures                    string
 	PurgeIDs, PurgeHandled, PurgeFailures, CountRefused string
 	Advance, LastSequence, Retried                      string
 	Now                                                 string
@@ -160,6 +161,14 @@ func (s *store) RecordFailure(ctx context.Context, id string, f Failure) (rec Re
 		return s.exec(ctx, tx, s.text.KeepErrors, s.consumer, id, kept, rec.Again.Microseconds())
 	})
 	return rec, err
+}
+
+func (s *store) FailedDeliveries(ctx context.Context, tx *sql.Tx, id string) (failures, unavailable int, err error) {
+	err = tx.QueryRowContext(ctx, s.text.FailedDeliveries, s.consumer, id).Scan(&failures, &unavailable)
+	if errors.Is(err, sql.ErrNoRows) {
+		return 0, 0, nil
+	}
+	return failures, unavailable, err
 }
 
 func (s *store) DeleteFailures(ctx context.Context, tx *sql.Tx, id string) error {

@@ -324,6 +324,17 @@ func TestFailures_AreCountedAndTheLastTenKept(t *testing.T) {
 			must(t, err)
 			return rec
 		}
+		failed := func(failures, unavailable int) {
+			t.Helper()
+			f.inTx(t, func(ctx context.Context, tx *sql.Tx) bool {
+				a, b, err := f.FailedDeliveries(ctx, tx, "a")
+				if err != nil || a != failures || b != unavailable {
+					t.Errorf("%d and %d deliveries have failed, %v; want %d and %d", a, b, err, failures, unavailable)
+				}
+				return false
+			})
+		}
+		failed(0, 0)
 		var rec inboxstore.Record
 		for i := range 12 {
 			rec = fail(inboxstore.Failure{Text: fmt.Sprint("error ", i+1), Recorded: i == 0})
@@ -335,6 +346,7 @@ func TestFailures_AreCountedAndTheLastTenKept(t *testing.T) {
 		if rec = fail(inboxstore.Failure{Uncounted: true}); rec.Failures != 12 || rec.Unavailable != 1 {
 			t.Errorf("got %+v", rec)
 		}
+		failed(12, 1)
 		s, err := f.RecordStart(ctx, "a", false)
 		if err != nil || s.Unended || s.Early < 11*time.Hour || s.Early > 12*time.Hour {
 			t.Errorf("started %+v, %v", s, err)

@@ -55,6 +55,13 @@ set errors = $3,
 where consumer = $1
 	and message_id = $2
 
+-- name: failed_deliveries
+-- By primary key.
+select failures, unavailable
+from {{inbox_failures}}
+where consumer = $1
+	and message_id = $2
+
 -- name: delete_failures
 -- By primary key. It locks its row, so concurrent calls count one after the other.
 delete from {{inbox_failures}}

@@ -55,6 +55,13 @@ set errors = $3,
 where consumer = $1
 	and message_id = $2
 
+-- name: failed_deliveries
+-- By primary key.
+select failures, unavailable
+from {{inbox_failures}}
+where consumer = $1
+	and message_id = $2
+
 -- name: delete_failures
 -- By primary key. There is one writer.
 delete from {{inbox_failures}}

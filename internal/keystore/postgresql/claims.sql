@@ -54,13 +54,18 @@ from (
 
 -- name: extend
 -- Served by the primary key. Owner and fence make the update a compare-and-set: after a
--- takeover it waits for, it finds no row.
+-- takeover it waits for, it finds no row. It does not wait for the disk, which may take
+-- longer than the lease: lost in a crash of the server, it is a renewal that failed.
+with settings as materialized (
+	select set_config('synchronous_commit', 'off', true)
+)
 update {{idempotency}}
 set lease_until = statement_timestamp() + $4::bigint * interval '1 microsecond'
 where key_hash = $1
 	and owner = $2
 	and fence = $3
 	and state = 1
+	and exists (select from settings)
 
 -- name: release
 -- Served by the primary key. Owner and fence make the delete a compare-and-set.
