@@ -47,7 +47,8 @@ type Attempt struct {
 
 	// Last reports whether the message becomes a dead letter if this attempt fails, unless
 	// the error is marked with [Unavailable]. A message may become a dead letter without a
-	// last attempt: because of a permanent error, of crashes, or of a handler that is slow.
+	// last attempt: after an error marked with [Permanent] or [RetryAfter], or after
+	// crashes.
 	Last bool
 }
 

@@ -33,7 +33,8 @@ var JSON Codec = CodecFunc(func(msg *message.Message, v any) error { return json
 //
 //	func reserve(ctx context.Context, tx oncemill.Tx, order Order) ([]*message.Message, error)
 //
-// The context is that of the message, which [MessageFromContext] returns. Returned messages
+// The context is that of the message: [MessageFromContext] and [AttemptFromContext] tell
+// which message, and which attempt. Returned messages
 // and errors are treated like those of any handler. If the codec cannot read a payload, the
 // error is a [Permanent] [*PayloadError]. The handler fails with [ErrNoInbox] where the
 // middleware is missing.
