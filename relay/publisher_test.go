@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -115,6 +117,26 @@ func TestFromPublisher_PassesErrorsOn(t *testing.T) {
 	}
 	if n := int(calls.Load()); n != len(all)+5 {
 		t.Errorf("%d calls, want one for each message and one more for each failure", n)
+	}
+}
+
+// The text of the failure is one line; beside it is where the publisher panicked.
+func TestFromPublisher_LogsTheStackOfAPanic(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, log := p.box(t), &logbook{}
+	panicking := publisherFunc(func(string, *message.Message) error { panic(relay.Refused(errPanic)) })
+	cfg := unhurried
+	cfg.Logger, cfg.Retry.MaxAttempts = slog.New(log), 1
+	start(t, box, relay.FromPublisher(panicking), cfg)
+	commit(t, box, keyed("key", 0, 1)...)
+	const dead = "message dead-lettered"
+	testserver.Eventually(t, "it is dead-lettered", func() bool { return log.count(dead) > 0 })
+	if text := log.attr(dead, "error"); text == "" || strings.Contains(text, "\n") {
+		t.Errorf("the error is %q", text)
+	}
+	if stack := log.attr(dead, "stack"); !strings.Contains(stack, t.Name()) {
+		t.Errorf("the stack is %q", stack)
 	}
 }
 

@@ -10,10 +10,11 @@ import (
 	"github.com/oncemill/oncemill/relay"
 )
 
-// logbook counts what is logged.
+// logbook counts what is logged, and keeps the latest of each kind.
 type logbook struct {
-	mu sync.Mutex
-	n  map[string]int
+	mu   sync.Mutex
+	n    map[string]int
+	last map[string]slog.Record
 }
 
 func (l *logbook) Enabled(context.Context, slog.Level) bool { return true }
@@ -24,9 +25,10 @@ func (l *logbook) Handle(_ context.Context, r slog.Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.n == nil {
-		l.n = map[string]int{}
+		l.n, l.last = map[string]int{}, map[string]slog.Record{}
 	}
 	l.n[r.Message]++
+	l.last[r.Message] = r.Clone()
 	return nil
 }
 
@@ -34,6 +36,19 @@ func (l *logbook) count(message string) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.n[message]
+}
+
+// attr returns an attribute of the latest record with this message.
+func (l *logbook) attr(message, key string) (text string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last[message].Attrs(func(a slog.Attr) bool {
+		if a.Key == key {
+			text = a.Value.String()
+		}
+		return a.Key != key
+	})
+	return text
 }
 
 // What is confirmed and cannot be deleted is deleted later, and not published
