@@ -154,9 +154,24 @@ func stalled(t *testing.T, commitTimeout time.Duration) (*fixture, *testserver.P
 	standby.Stop()
 	p.exec(t, `alter system set synchronous_standby_names = '*'`)
 	p.exec(t, `select pg_reload_conf()`)
-	eventually(t, "commits wait for the standby", func() bool {
-		return p.count(t, `select count(*) from pg_settings where name = 'synchronous_standby_names' and setting = '*'`) == 1
-	})
+	// Sessions show the setting before commits wait: the checkpointer has to learn of it.
+	for waits := false; !waits; {
+		committed := make(chan struct{})
+		go func() {
+			defer close(committed)
+			p.exec(t, `comment on table oncemill.outbox is 'a commit'`)
+		}()
+		eventually(t, "a commit waits for the standby, or does not", func() bool {
+			select {
+			case <-committed:
+				return true
+			default:
+				waits = p.count(t, `select count(pg_cancel_backend(pid)) from pg_stat_activity where wait_event = 'SyncRep'`) > 0
+				return waits
+			}
+		})
+		<-committed
+	}
 	return p, standby
 }
 

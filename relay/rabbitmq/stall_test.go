@@ -309,7 +309,7 @@ func TestSink_FailsTheWholePipelineWithItsChannel(t *testing.T) {
 // What takes long to send is not unanswered.
 func TestSink_SendsALargeMessageOverASlowLink(t *testing.T) {
 	t.Parallel()
-	// Sending takes longer than ConfirmTimeout, what sockets buffer (10 MiB) does not.
+	// Sending takes longer than ConfirmTimeout, what sockets buffer (5 MiB) does not.
 	sink, p, admin := proxied(t, 2, rabbitmq.Config{ConfirmTimeout: 10 * time.Second})
 	p.Rate.Store(3 << 20)
 	large := batch(0, 10, 1, "orders")
