@@ -90,12 +90,12 @@ func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
 				}
 			case 6:
 				_ = a.flush(whenRipe, b.send)
-				if n, left := len(a.fresh), prefetch-a.old-len(a.fresh); n > 0 && left <= n && left < plenty {
+				if n, left := len(a.unsent), prefetch-a.old-len(a.unsent); n > 0 && left <= n && left < plenty {
 					t.Fatalf("seed %d: %d of %d were kept back, %d are old", seed, n, prefetch, a.old)
 				}
 			case 7:
 				_ = a.flush(overdue, b.send)
-				for _, u := range a.fresh {
+				for _, u := range a.unsent {
 					if a.rounds-u.round > maxRounds {
 						t.Fatalf("seed %d: %d has waited for %d flushes", seed, u.tag, a.rounds-u.round)
 					}
@@ -114,8 +114,8 @@ func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
 }
 
 // Groups take the oldest first, and a few deliveries are behind another of their key,
-// which makes them a few groups late: the row that they hold up is worth waiting for.
-func TestAcks_BehindHolesThatCloseSoonGoInRows(t *testing.T) {
+// which makes them a few groups late: the run that they hold up is worth waiting for.
+func TestAcks_BehindHolesThatCloseSoonGoInRuns(t *testing.T) {
 	const prefetch, size, leaders, groups = 1000, 100, 3, 500
 	rng := rand.New(rand.NewPCG(1, 1))
 	a := acks{prefetch: prefetch}
@@ -193,9 +193,9 @@ func TestAcks_BehindAHoleLeavePlenty(t *testing.T) {
 	}
 }
 
-// Handlers that take times of their own settle in any order, and no row comes: what is
+// Handlers that take times of their own settle in any order, and no run forms: what is
 // kept back would only make them fewer.
-func TestAcks_InAnyOrderDoNotWaitForRows(t *testing.T) {
+func TestAcks_InAnyOrderDoNotWaitForRuns(t *testing.T) {
 	const prefetch = 1000
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -205,12 +205,12 @@ func TestAcks_InAnyOrderDoNotWaitForRows(t *testing.T) {
 			b.handed++
 			a.arrived(b.handed)
 		}
-		for _, i := range rng.Perm(prefetch)[:prefetch/2+50] { // a few are a row
+		for _, i := range rng.Perm(prefetch)[:prefetch/2+50] { // a few are a run
 			a.ack(uint64(i) + 1)
 		}
 		_ = a.flush(whenRipe, b.send)
-		if len(a.fresh) > 0 {
-			t.Fatalf("seed %d: %d would wait", seed, len(a.fresh))
+		if len(a.unsent) > 0 {
+			t.Fatalf("seed %d: %d would wait", seed, len(a.unsent))
 		}
 	}
 }

@@ -43,7 +43,7 @@ func TestSubscription_AwaitsNobodyForEver(t *testing.T) {
 			if time.Since(now) > 10*time.Minute {
 				t.Fatalf("b was given back %d times and never went on", given)
 			}
-			time.Sleep(lookInterval)
+			time.Sleep(checkInterval)
 			s.awaitNoLonger(time.Now())
 			if looks%10 == 0 {
 				s.giveBack(time.Now())

@@ -23,21 +23,21 @@ import (
 // are taken in in this order, whichever consumer they are for.
 
 const (
-	// lookInterval is the time between two checks of what delayed keys hold.
-	lookInterval = 50 * time.Millisecond
+	// checkInterval is the time between two checks of what delayed keys hold.
+	checkInterval = 50 * time.Millisecond
 
-	// calmLooks is how many checks in a row must find more consumers than needed before
+	// calmChecks is how many checks in a row must find more consumers than needed before
 	// consumers are cancelled.
-	calmLooks = 20
+	calmChecks = 20
 
-	// longAway is how long a message must be away for its key to count as delayed.
-	longAway = time.Second
+	// longHandling is how long a message must be handed out for its key to count as delayed.
+	longHandling = time.Second
 
 	// backlogBytes bounds the payloads that delayed keys hold, in addition to their number.
 	backlogBytes = 64 << 20
 )
 
-// added is a consumer that was added.
+// added is a consumer beside the permanent one.
 type added struct {
 	tag      string
 	prefetch int
@@ -46,12 +46,14 @@ type added struct {
 
 // room is how many deliveries to add consumers for.
 type room struct {
-	needed int // by what keys in trouble hold, in the places of consumers that are there
-	most   int // as Config.Backlog has it
+	needed int // deliveries that delayed keys hold
+	most   int // what Config.Backlog allows
 }
 
+// room counts the deliveries that delayed keys hold. Those of cancelled consumers are not
+// needed, since they take up no prefetch, but count towards Config.Backlog.
 func (s *subscription) room(now time.Time) room {
-	n, bytes, free := 0, 0, 0 // free of places: sent by consumers that have gone
+	n, bytes, free := 0, 0, 0 // free: sent by consumers that were cancelled
 	count := func(p *delivery) {
 		n, bytes = n+1, bytes+len(p.raw.Body)
 		if p.by != nil && p.by.gone {
@@ -63,12 +65,12 @@ func (s *subscription) room(now time.Time) room {
 	}
 	for _, l := range s.lanes {
 		_, delayed := s.delayed[l.head]
-		_, away := s.away[l.head]
-		if delayed || l.head == nil || away && now.Sub(l.head.out) > longAway {
+		_, handedOut := s.handedOut[l.head]
+		if delayed || l.head == nil || handedOut && now.Sub(l.head.out) > longHandling {
 			for _, p := range l.waiting {
 				count(p)
 			}
-			for p := range l.here() {
+			for p := range l.arrived() {
 				count(p)
 			}
 		}
@@ -90,7 +92,7 @@ func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 	}
 	prefetch, r := settings.topology.Consume.Qos.PrefetchCount, s.room(time.Now())
 	if r.needed*16 < prefetch {
-		r.needed = 0 // not worth while
+		r.needed = 0 // not worth a consumer
 	}
 	there := o.acks.prefetch - prefetch
 	stay, enough := len(o.more), there
@@ -102,17 +104,17 @@ func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 		o.calm = 0
 	}
 	switch {
-	case o.calm > calmLooks:
+	case o.calm > calmChecks:
 		o.calm = 0
 		return s.cancelMore(ctx, o, stay)
 	case there >= r.needed:
 		return nil
 	}
-	// Each doubles the room, if allowed, so there are few.
+	// Each consumer doubles the room, if allowed, so there are few.
 	if err := s.consumeMore(o, min(max(prefetch, r.needed), r.most-there, math.MaxUint16)); err != nil {
-		return fmt.Errorf("consume beside keys in trouble: %w", err)
+		return fmt.Errorf("add a consumer for delayed keys: %w", err)
 	}
-	settings.Logger.LogAttrs(ctx, slog.LevelDebug, "keys in trouble hold deliveries, consuming more", slog.String("queue", s.queue), slog.Int("held", r.needed))
+	settings.Logger.LogAttrs(ctx, slog.LevelDebug, "consumer added for delayed keys", slog.String("queue", s.queue), slog.Int("held", r.needed))
 	return nil
 }
 
@@ -192,10 +194,9 @@ func (s *subscription) cancelMore(ctx context.Context, o *session, first int) er
 	}
 }
 
-// giveBack returns to the queue the deliveries that are not being handled and have waited
-// for nearly Config.AckTimeout, each with all of its lane, in its order. Deliveries of
-// other lanes are not affected. Returned deliveries come again at once, with the full
-// time.
+// giveBack returns deliveries to the queue that are not being handled and have waited for
+// nearly Config.AckTimeout, each with all of its lane, in order. Deliveries of other lanes
+// are not affected. Returned deliveries come again at once, with the full time.
 func (s *subscription) giveBack(now time.Time) {
 	most := s.owner.settings.AckTimeout * 8 / 10
 	old := func(p *delivery) bool { return now.Sub(p.arrived) > most }
@@ -206,8 +207,8 @@ func (s *subscription) giveBack(now time.Time) {
 		}
 	}
 	for _, l := range s.lanes {
-		idle := slices.AppendSeq(slices.Clone(l.waiting), l.here())
-		if _, away := s.away[l.head]; l.head != nil && !away {
+		idle := slices.AppendSeq(slices.Clone(l.waiting), l.arrived())
+		if _, handedOut := s.handedOut[l.head]; l.head != nil && !handedOut {
 			idle = append(idle, l.head)
 		}
 		if slices.ContainsFunc(idle, old) {
@@ -226,23 +227,23 @@ func (s *subscription) giveBack(now time.Time) {
 // returnLane gives back what is in l and not being handled. The lane stays, and what
 // arrives meanwhile waits behind it.
 func (s *subscription) returnLane(l *lane, now time.Time) {
-	var places []place
-	if _, away := s.away[l.head]; l.head != nil && !away {
-		places = append(places, place{l.head.id, l.head})
+	var positions []position
+	if _, handedOut := s.handedOut[l.head]; l.head != nil && !handedOut {
+		positions = append(positions, position{l.head.id, l.head})
 		delete(s.delayed, l.head)
 		l.head = nil
 	}
 	for _, p := range l.waiting {
-		places = append(places, place{p.id, p})
+		positions = append(positions, position{p.id, p})
 	}
-	places = append(places, l.awaited...)
-	for i, at := range places {
+	positions = append(positions, l.awaited...)
+	for i, at := range positions {
 		if at.delivery != nil {
 			at.delivery.returned()
-			places[i].delivery = nil
+			positions[i].delivery = nil
 		}
 	}
-	l.waiting, l.awaited = nil, places
+	l.waiting, l.awaited = nil, positions
 	l.until = now.Add(s.maxWait())
 }
 

@@ -24,7 +24,7 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// One key in trouble with a backlog far beyond the prefetch leaves the others theirs, and
+// One delayed key with a backlog far beyond the prefetch leaves the others theirs, and
 // keeps its order.
 func TestSubscriber_AKeyInTroubleDoesNotFillThePrefetch(t *testing.T) {
 	t.Parallel()
@@ -347,7 +347,7 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 	}
 }
 
-// Consumers that were added go when keys in trouble hold less, though they hold something.
+// Consumers that were added go when delayed keys hold less, though they hold something.
 func TestSubscriber_AddedConsumersGoWhenTheyAreNotNeeded(t *testing.T) {
 	t.Parallel()
 	a := newAdmin(t, testserver.RabbitMQ(t))
@@ -367,7 +367,7 @@ func TestSubscriber_AddedConsumersGoWhenTheyAreNotNeeded(t *testing.T) {
 	eventually(t, "one consumer is left", func() bool { return consumers() == 1 })
 }
 
-// A key in trouble holds no more than the prefetch and Config.Backlog.
+// A delayed key holds no more than the prefetch and Config.Backlog.
 func TestSubscriber_AKeyInTroubleHoldsNoMoreThanTheBacklog(t *testing.T) {
 	t.Parallel()
 	a := newAdmin(t, testserver.RabbitMQ(t))

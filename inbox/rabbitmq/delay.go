@@ -16,14 +16,14 @@ func (s *subscription) delay(p *delivery, until time.Time) {
 	s.delayed[p] = struct{}{}
 }
 
-// together is how long deliveries that gave way wait for others of their key, which are
+// gatherTime is how long deliveries that yielded wait for others of their key, which are
 // due at about the same time.
-const together = 20 * time.Millisecond
+const gatherTime = 20 * time.Millisecond
 
 // wake returns when there is something to do for p, which is delayed.
 func (p *delivery) wake() time.Time {
 	if p.queue {
-		return p.due.Add(together)
+		return p.due.Add(gatherTime)
 	}
 	return p.due
 }

@@ -27,7 +27,7 @@ type delivery struct {
 	out     time.Time // handed out
 	lane    *lane     // nil if nothing waits for it
 	nacks   int
-	queue   bool      // it has left its lane, and lines up again when it is due
+	queue   bool      // it has left its lane, and joins it again at its end when it is due
 	due     time.Time // while it is delayed
 
 	msg    *message.Message // ready to be handed out, or handed out
@@ -39,37 +39,37 @@ type delivery struct {
 }
 
 // lane contains the deliveries of one ordering key, or of one id. At most one of them is
-// away; the others wait.
+// handed out; the others wait.
 type lane struct {
 	name    string
-	head    *delivery // the one on its way, or delayed; nil while it is awaited
+	head    *delivery // the one that is ready, handed out or delayed; nil while it is awaited
 	waiting []*delivery
 
 	// Deliveries that were given back come again, but others may arrive before them, and a
 	// quorum queue reorders more than 32. awaited begins at the first that has not come.
-	awaited []place
+	awaited []position
 	until   time.Time
 }
 
 // place is the position of a delivery that was given back, or arrived behind one.
-type place struct {
+type position struct {
 	id       string
 	delivery *delivery // nil until it comes again
 }
 
-// takeIn puts p behind all others, or where it was before it was given back. It reports
+// enqueue puts p behind all others, or where it was before it was given back. It reports
 // whether p was awaited.
-func (l *lane) takeIn(p *delivery) bool {
+func (l *lane) enqueue(p *delivery) bool {
 	if len(l.awaited) == 0 {
 		l.waiting = append(l.waiting, p)
 		return false
 	}
 	i := -1
 	if p.raw.Redelivered {
-		i = slices.IndexFunc(l.awaited, func(at place) bool { return at.delivery == nil && at.id == p.id })
+		i = slices.IndexFunc(l.awaited, func(at position) bool { return at.delivery == nil && at.id == p.id })
 	}
 	if i < 0 {
-		l.awaited = append(l.awaited, place{p.id, p})
+		l.awaited = append(l.awaited, position{p.id, p})
 		return false
 	}
 	l.awaited[i].delivery = p
@@ -80,13 +80,14 @@ func (l *lane) takeIn(p *delivery) bool {
 	return true
 }
 
-// awaitNone releases the deliveries behind those that do not come again.
+// awaitNone stops waiting for the deliveries that do not come again, and releases those
+// behind them.
 func (l *lane) awaitNone() {
-	l.waiting, l.awaited = slices.AppendSeq(l.waiting, l.here()), nil
+	l.waiting, l.awaited = slices.AppendSeq(l.waiting, l.arrived()), nil
 }
 
-// here returns the deliveries that have arrived among the awaited, and behind them.
-func (l *lane) here() iter.Seq[*delivery] {
+// arrived returns the deliveries that have arrived among the awaited, and behind them.
+func (l *lane) arrived() iter.Seq[*delivery] {
 	return func(yield func(*delivery) bool) {
 		for _, at := range l.awaited {
 			if at.delivery != nil && !yield(at.delivery) {
@@ -96,10 +97,10 @@ func (l *lane) here() iter.Seq[*delivery] {
 	}
 }
 
-// behind returns how many are here, not counting the head.
+// behind returns how many deliveries wait behind the head.
 func (l *lane) behind() (n int) {
 	n = len(l.waiting)
-	for range l.here() {
+	for range l.arrived() {
 		n++
 	}
 	return n
@@ -149,7 +150,7 @@ func (p *delivery) read(s *settings) {
 		raw := p.raw
 		raw.Body = bytes.Clone(raw.Body)
 		p.msg, _ = s.tolerant.Unmarshal(raw)              // it never fails
-		delete(p.msg.Metadata, amqpconn.UnreadableHeader) // p.reason says it; a replay is to be read
+		delete(p.msg.Metadata, amqpconn.UnreadableHeader) // p.reason has it, and a replay must be readable
 	}
 }
 
@@ -178,7 +179,7 @@ type note struct {
 	arrivedAt   time.Time
 	redelivered bool
 	createdAt   time.Time
-	delay       atomic.Int64 // nanoseconds; 0: not asked for
+	delay       atomic.Int64 // nanoseconds; 0: NackDelay
 	yields      atomic.Bool
 }
 

@@ -21,10 +21,10 @@
 //
 // A delivery is
 //
-//	waiting    for the one before it of its key, or for a free place
-//	away       handed out
-//	delayed    nacked, and to be handed out again
-//	settled    acknowledged or rejected
+//	waiting     for an earlier one of its key, or for its handler
+//	handed out  to the handler
+//	delayed     nacked, and to be handed out again
+//	settled     acknowledged or rejected
 //
 // The [Marshaler] also works with watermill-amqp's own subscriber. That subscriber
 // otherwise takes a delivery with a header that is not a string again and again, without

@@ -88,23 +88,23 @@ func (l *link) within(request func() error) error {
 	}
 }
 
-// farewell bounds the closing of a working connection. Without a proper close the broker
+// closeLimit bounds the closing of a working connection. Without a proper close the broker
 // only logs one more line.
-const farewell = 2 * time.Second
+const closeLimit = 2 * time.Second
 
 func (l *link) close() {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
 		// The connection ends in any case; the result does not matter.
-		_ = l.conn.CloseDeadline(time.Now().Add(farewell))
+		_ = l.conn.CloseDeadline(time.Now().Add(closeLimit))
 	}()
-	timer := time.NewTimer(farewell)
+	timer := time.NewTimer(closeLimit)
 	defer timer.Stop()
 	select {
 	case <-closed:
 	case <-timer.C:
 	}
-	_ = l.wire.Close() // a second time, or given up
+	_ = l.wire.Close() // closed already, or given up
 	<-closed
 }

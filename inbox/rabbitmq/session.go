@@ -22,12 +22,12 @@ type session struct {
 	acks       acks
 
 	next  uint64                   // tag of the delivery to be taken in
-	early map[uint64]amqp.Delivery // that came before it
+	early map[uint64]amqp.Delivery // those that came before it
 
 	more       []*added           // consumers that were added
-	made       int                // as many until now
-	calm       int                // looks in a row that found more of them than needed
-	others     chan amqp.Delivery // of these
+	made       int                // how many were ever added
+	calm       int                // checks in a row that found more of them than needed
+	others     chan amqp.Delivery // their deliveries
 	forwarders sync.WaitGroup
 	ended      chan struct{} // closed with the session
 }
@@ -114,19 +114,19 @@ func (o *session) flush(ctx context.Context, log *slog.Logger, h haste) {
 }
 
 // acks records which deliveries of a channel are to be acknowledged, so that one frame
-// acknowledges a run of them. A frame costs the broker, especially with a quorum queue,
-// more than delivering a message. Tags count up from 1, one for each delivery.
+// acknowledges a run of consecutive ones. A frame costs the broker, especially with a
+// quorum queue, more than delivering a message. Tags count up from 1, one for each delivery.
 type acks struct {
-	prefetch int    // as many the broker lets be open
+	prefetch int    // how many the broker allows to be open
 	first    uint64 // tag of states[0]
 	states   []ackState
-	newest   uint64   // highest tag that is not unsettled
-	fresh    []unsent // in order of their acks
+	newest   uint64   // highest tag that is acked or settled
+	unsent   []unsent // in order of their acks
 	rounds   int      // overdue flushes until now
 	open     int      // deliveries that the broker counts: neither sent nor rejected
 
-	// Deliveries that have been unsettled for long: delayed, for example, or behind their
-	// key.
+	// Deliveries that have been unsettled for long, for example delayed ones, or ones that
+	// wait for an earlier message of their key.
 	old      int
 	oldBelow uint64 // their tags are below
 	ageing   int    // unsettled ones below seen, which are old at the next count
@@ -161,7 +161,7 @@ func (a *acks) arrived(tag uint64) {
 
 func (a *acks) ack(tag uint64) {
 	a.settled(tag, acked)
-	a.fresh = append(a.fresh, unsent{tag, a.rounds})
+	a.unsent = append(a.unsent, unsent{tag, a.rounds})
 }
 
 // rejected records that the broker was sent something other than an acknowledgement.
@@ -187,7 +187,7 @@ func (a *acks) age() {
 		return
 	}
 	a.ticks, a.oldBelow, a.old = ticksToAge, a.seen, a.ageing
-	a.seen, a.ageing = a.first+uint64(len(a.states)), a.open-len(a.fresh)
+	a.seen, a.ageing = a.first+uint64(len(a.states)), a.open-len(a.unsent)
 }
 
 const (
@@ -210,31 +210,31 @@ const (
 // or they are half of what the prefetch lets the broker send. Deliveries that have been
 // unsettled for long do not count, since they may stay so.
 func (a *acks) ripe() bool {
-	return len(a.fresh) > 0 && (a.open-a.old < fewOpen || 2*len(a.fresh) >= a.prefetch-a.old)
+	return len(a.unsent) > 0 && (a.open-a.old < fewOpen || 2*len(a.unsent) >= a.prefetch-a.old)
 }
 
 // excess returns how many acknowledgements, the longest waiting first, must not wait for a
-// row: all ripe ones, unless a row will soon contain most of them. In that case it only
+// run: all ripe ones, unless a run will soon contain most of them. In that case it only
 // makes sure that handlers keep plenty of deliveries.
 func (a *acks) excess() int {
-	switch n := len(a.fresh); {
+	switch n := len(a.unsent); {
 	case !a.ripe():
 		return 0
-	case a.open < fewOpen, a.prefetch < 2*plenty, !a.rowSoon():
+	case a.open < fewOpen, a.prefetch < 2*plenty, !a.runSoon():
 		return n
 	default:
 		return max(0, n-(a.prefetch-plenty))
 	}
 }
 
-// rowSoon reports whether a row will soon contain most of the waiting acknowledgements:
-// nothing is old, and the row has few holes. It has many if deliveries are settled in any
+// runSoon reports whether a run will soon contain most of the waiting acknowledgements:
+// nothing is old, and the run has few holes. It has many if deliveries are settled in any
 // order. Handlers that take the oldest first leave few: the deliveries they are handling,
-// and those behind their key.
-func (a *acks) rowSoon() bool {
+// and those that wait behind them.
+func (a *acks) runSoon() bool {
 	after := len(a.states) - int(a.newest+1-a.first) // all of them unsettled
-	holes := a.open - len(a.fresh) - after
-	return a.old == 0 && 3*holes <= 2*len(a.fresh)
+	holes := a.open - len(a.unsent) - after
+	return a.old == 0 && 3*holes <= 2*len(a.unsent)
 }
 
 // haste selects which acknowledgements no longer wait for earlier ones.
@@ -249,36 +249,36 @@ const (
 // flush sends one acknowledgement for everything up to the first unsettled delivery.
 // Acknowledgements behind it need a frame each, so they wait for it as long as h permits.
 func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error {
-	if tag := a.row(); tag != 0 {
+	if tag := a.takeRun(); tag != 0 {
 		if err := send(tag, true); err != nil {
 			return err
 		}
 	}
-	n := a.excess() // of fresh, that wait no longer
+	n := a.excess() // acknowledgements that wait no longer
 	switch h {
 	case closing:
-		n = len(a.fresh)
+		n = len(a.unsent)
 	case overdue:
-		for n < len(a.fresh) && a.rounds-a.fresh[n].round >= maxRounds {
+		for n < len(a.unsent) && a.rounds-a.unsent[n].round >= maxRounds {
 			n++
 		}
 		a.rounds++
 		a.age()
 	}
-	for _, u := range a.fresh[:n] {
+	for _, u := range a.unsent[:n] {
 		if err := send(u.tag, false); err != nil {
 			return err
 		}
 		a.states[u.tag-a.first] = settled
 		a.open--
 	}
-	a.fresh = slices.Delete(a.fresh, 0, n)
+	a.unsent = slices.Delete(a.unsent, 0, n)
 	return nil
 }
 
-// row removes the settled deliveries before the first unsettled one. It returns the last
+// takeRun removes the settled deliveries before the first unsettled one. It returns the last
 // tag among them that must be sent; 0 for none.
-func (a *acks) row() (last uint64) {
+func (a *acks) takeRun() (last uint64) {
 	n := 0
 	for n < len(a.states) && a.states[n] != unsettled {
 		if a.states[n] == acked {
@@ -292,6 +292,6 @@ func (a *acks) row() (last uint64) {
 	}
 	a.first += uint64(n)
 	a.states = a.states[:copy(a.states, a.states[n:])]
-	a.fresh = slices.DeleteFunc(a.fresh, func(u unsent) bool { return u.tag < a.first })
+	a.unsent = slices.DeleteFunc(a.unsent, func(u unsent) bool { return u.tag < a.first })
 	return last
 }

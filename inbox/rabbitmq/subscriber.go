@@ -116,8 +116,8 @@ func (s *Subscriber) Close() error {
 	return nil
 }
 
-// Ready reports whether every subscription has its consumer. It tells a liveness probe
-// more than that the process is running. It is false while there is no subscription.
+// Ready reports whether every subscription has its consumer. It is false while there is no
+// subscription. It is meant for readiness probes.
 func (s *Subscriber) Ready() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

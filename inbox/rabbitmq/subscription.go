@@ -22,34 +22,34 @@ type subscription struct {
 	out       chan *message.Message
 	consuming atomic.Bool
 
-	ready    []*delivery // to be handed out, in this order
-	delayed  map[*delivery]struct{}
-	firstDue time.Time // of the delayed
-	lanes    map[string]*lane
-	away     map[*delivery]struct{} // handed out, no outcome yet; also of lost sessions
+	ready     []*delivery // to be handed out, in this order
+	delayed   map[*delivery]struct{}
+	firstDue  time.Time // of the delayed
+	lanes     map[string]*lane
+	handedOut map[*delivery]struct{} // handed out, no outcome yet; also of lost sessions
 
-	gone     sync.WaitGroup // those who wait for outcomes
-	abandon  chan struct{}  // closed when nobody wants outcomes any more
+	waiters  sync.WaitGroup // for outcomes
+	abandon  chan struct{}  // closed when outcomes are no longer awaited
 	outcomes outcomes
 }
 
 func newSubscription(owner *Subscriber, topic string) *subscription {
 	topology := owner.settings.topology
 	return &subscription{
-		owner:    owner,
-		topic:    topic,
-		queue:    topology.Queue.GenerateName(topic),
-		exchange: topology.Exchange.GenerateName(topic),
-		out:      make(chan *message.Message),
-		delayed:  make(map[*delivery]struct{}),
-		lanes:    make(map[string]*lane),
-		away:     make(map[*delivery]struct{}),
-		abandon:  make(chan struct{}),
-		outcomes: outcomes{wake: make(chan struct{}, 1)},
+		owner:     owner,
+		topic:     topic,
+		queue:     topology.Queue.GenerateName(topic),
+		exchange:  topology.Exchange.GenerateName(topic),
+		out:       make(chan *message.Message),
+		delayed:   make(map[*delivery]struct{}),
+		lanes:     make(map[string]*lane),
+		handedOut: make(map[*delivery]struct{}),
+		abandon:   make(chan struct{}),
+		outcomes:  outcomes{wake: make(chan struct{}, 1)},
 	}
 }
 
-// run consumes on one session after the other until ctx ends or the subscriber is closed.
+// run consumes on one session after another until ctx ends or the subscriber is closed.
 func (s *subscription) run(ctx context.Context, current *session) {
 	settings := s.owner.settings
 	log := settings.Logger.With("queue", s.queue)
@@ -91,10 +91,10 @@ func (s *subscription) run(ctx context.Context, current *session) {
 				break
 			}
 			if current, err = s.open(ctx); err == nil {
-				log.InfoContext(ctx, "rabbitmq consumes again", "uri", current.link.shown, "failed_attempts", failures)
+				log.InfoContext(ctx, "rabbitmq consumer restored", "uri", current.link.shown, "failed_attempts", failures)
 				failures = 0
 			} else if failures++; failures == 1 && ctx.Err() == nil {
-				log.WarnContext(ctx, "rabbitmq cannot consume, trying again", "uri", settings.conn.Shown(), "error", err)
+				log.WarnContext(ctx, "rabbitmq consume failed, retrying", "uri", settings.conn.Shown(), "error", err)
 			}
 		}
 	}
@@ -103,7 +103,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	s.drain(handling, current)
 	giveUp()
 	close(s.abandon)
-	s.gone.Wait()
+	s.waiters.Wait()
 	// Nothing was released to other consumers while handlers of this one were running: the
 	// channel was kept with its consumer, which takes no more than the prefetch. So a single
 	// active consumer gives up its place, with its messages in order, when it has finished.
@@ -124,8 +124,8 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 	prefetch := settings.topology.Consume.Qos.PrefetchCount
 	aging := time.NewTicker(settings.AckTimeout / 10)
 	defer aging.Stop()
-	looking := time.NewTicker(lookInterval)
-	defer looking.Stop()
+	checking := time.NewTicker(checkInterval)
+	defer checking.Stop()
 	due := time.NewTimer(time.Hour)
 	defer due.Stop()
 	linger := time.NewTimer(time.Hour)
@@ -135,7 +135,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		var out chan<- *message.Message
 		var next *delivery
 		var msg *message.Message
-		for len(s.ready) > 0 && len(s.away) < prefetch {
+		for len(s.ready) > 0 && len(s.handedOut) < prefetch {
 			next = s.ready[0]
 			if next.note == nil {
 				next.prepare(handling, settings, s.topic)
@@ -144,9 +144,9 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 				out, msg = s.out, next.msg
 				break
 			}
-			malformed := next // next changes while it is dealt with
+			malformed := next // next changes while this one is refused
 			s.handOut()
-			s.gone.Go(func() { s.refuse(malformed) }) //nolint:contextcheck // the message has its own
+			s.waiters.Go(func() { s.refuse(malformed) }) //nolint:contextcheck // the message has its own
 		}
 		due.Reset(s.untilDue())
 		select {
@@ -162,24 +162,24 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			s.accept(current, delivery)
 		case out <- msg:
 			s.handOut()
-			s.gone.Go(func() { s.await(next) })
+			s.waiters.Go(func() { s.await(next) })
 		case <-s.outcomes.wake:
 			s.settle()
 			if current.acks.ripe() {
 				current.flush(ctx, settings.Logger, whenRipe)
 			}
-			if len(current.acks.fresh) > 0 && !lingering {
+			if len(current.acks.unsent) > 0 && !lingering {
 				lingering = true
 				linger.Reset(ackLinger)
 			}
 		case <-linger.C:
 			current.flush(ctx, settings.Logger, overdue)
-			if lingering = len(current.acks.fresh) > 0; lingering {
+			if lingering = len(current.acks.unsent) > 0; lingering {
 				linger.Reset(ackLinger)
 			}
 		case <-due.C:
 			s.release(time.Now())
-		case <-looking.C:
+		case <-checking.C:
 			s.awaitNoLonger(time.Now())
 			if err := s.makeRoom(ctx, current); err != nil {
 				return err
@@ -187,21 +187,21 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		case <-aging.C:
 			s.giveUp(time.Now().Add(-settings.AckTimeout))
 			if s.stuck(time.Now()) {
-				return errStuck // all goes back together, in its order
+				return errStuck // all goes back together, in order
 			}
 			s.giveBack(time.Now())
 		}
 	}
 }
 
-// acceptAll takes in all deliveries that are already here, without checking everything
-// else after each.
+// acceptAll accepts all deliveries that have arrived, without checking everything else
+// after each.
 func (s *subscription) acceptAll(current *session) {
 	for range cap(current.deliveries) + s.owner.settings.topology.Consume.Qos.PrefetchCount {
 		select {
 		case delivery, open := <-current.deliveries:
 			if !open {
-				return // it is noticed again
+				return // consume notices it
 			}
 			s.accept(current, delivery)
 		default:
@@ -221,7 +221,8 @@ func (s *subscription) lossOf(current *session) error {
 	}
 }
 
-// accept takes in a delivery, and those that waited for it.
+// accept takes a delivery, and those that have come before their turn. Deliveries are taken
+// in the order of their tags.
 func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 	if delivery.DeliveryTag != current.next {
 		current.early[delivery.DeliveryTag] = delivery
@@ -254,7 +255,7 @@ func (s *subscription) lineUp(p *delivery) {
 		s.lanes[name] = l
 	}
 	p.lane = l
-	if l.takeIn(p) {
+	if l.enqueue(p) {
 		l.until = time.Now().Add(s.maxWait())
 	}
 	if l.head == nil {
@@ -268,7 +269,7 @@ func (s *subscription) handOut() {
 	s.ready[0] = nil
 	s.ready = s.ready[1:]
 	p.out = time.Now()
-	s.away[p] = struct{}{}
+	s.handedOut[p] = struct{}{}
 }
 
 // await waits for the outcome of a message that was handed out.
@@ -303,10 +304,10 @@ func (s *settings) refuse(msg *message.Message, reason error) error {
 func (s *subscription) settle() {
 	for _, o := range s.outcomes.take() {
 		p := o.delivery
-		if _, expected := s.away[p]; !expected {
-			continue // it had been given up
+		if _, expected := s.handedOut[p]; !expected {
+			continue // it was given up
 		}
-		delete(s.away, p)
+		delete(s.handedOut, p)
 		p.cancel()
 		switch {
 		case p.session == nil: // the broker has taken it back
@@ -354,8 +355,8 @@ func (s *subscription) advance(l *lane) {
 // stuck reports whether deliveries wait for a handler that has not returned although the
 // context of its message has ended.
 func (s *subscription) stuck(now time.Time) bool {
-	full := len(s.ready) > 0 && len(s.away) >= s.owner.settings.topology.Consume.Qos.PrefetchCount
-	for p := range s.away {
+	full := len(s.ready) > 0 && len(s.handedOut) >= s.owner.settings.topology.Consume.Qos.PrefetchCount
+	for p := range s.handedOut {
 		if now.Sub(p.arrived) > s.owner.settings.AckTimeout && (full || p.lane != nil && p.lane.behind() > 0) {
 			return true
 		}
@@ -366,9 +367,9 @@ func (s *subscription) stuck(now time.Time) bool {
 // giveUp stops waiting for handlers that do not return although the contexts of their
 // messages have ended and the broker has taken the messages back.
 func (s *subscription) giveUp(arrivedBefore time.Time) {
-	for p := range s.away {
+	for p := range s.handedOut {
 		if p.session == nil && p.arrived.Before(arrivedBefore) {
-			delete(s.away, p)
+			delete(s.handedOut, p)
 			p.cancel()
 			s.next(p)
 		}
@@ -387,7 +388,7 @@ func (s *subscription) forget(lost *session) {
 		s.drop(p)
 	}
 	clear(s.delayed)
-	for p := range s.away {
+	for p := range s.handedOut {
 		if p.session == lost {
 			p.session = nil
 		}
@@ -400,7 +401,7 @@ func (s *subscription) forget(lost *session) {
 	}
 }
 
-// drop drops a delivery that is not away, and with it its lane.
+// drop drops a delivery that is not handed out, and with it its lane.
 func (s *subscription) drop(p *delivery) {
 	if p.cancel != nil {
 		p.cancel()
@@ -423,10 +424,10 @@ func (s *subscription) drain(handling context.Context, current *session) {
 			current.flush(handling, settings.Logger, closing)
 		}
 	}
-	flush() // what lingered
+	flush() // acknowledgements that wait for others
 	timer := time.NewTimer(settings.CloseTimeout)
 	defer timer.Stop()
-	for len(s.away) > 0 {
+	for len(s.handedOut) > 0 {
 		select {
 		case <-s.outcomes.wake:
 			s.settle()
