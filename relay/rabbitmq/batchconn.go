@@ -28,10 +28,10 @@ type batchConn struct {
 	net.Conn
 
 	limit    int64
-	accepted atomic.Int64 // bytes taken over so far: the place in the stream of what comes next
+	accepted atomic.Int64 // bytes accepted so far: the position in the stream of the next one
 	written  atomic.Int64 // bytes written out so far
 	advanced atomic.Int64 // Unix nanoseconds of the last time that written grew
-	short    atomic.Bool  // somebody was told that there is no room
+	short    atomic.Bool  // room has returned false
 	drained  func()       // called by flush when there is room again
 
 	wake chan struct{} // capacity 1
@@ -51,7 +51,7 @@ func newBatchConn(conn net.Conn, limit int, drained func()) *batchConn {
 	}
 }
 
-// Write takes over a copy of p.
+// Write buffers a copy of p.
 func (c *batchConn) Write(p []byte) (int, error) {
 	c.mu.Lock()
 	if c.err != nil {

@@ -15,7 +15,7 @@ import (
 // Invariant: unresolved <= cap(returns). amqp091-go drops a return that finds its Go
 // channel full for 5 s, and the confirm that follows would then count as a delivery. A
 // message is returned at most once and before its confirm, and returns are drained before
-// a confirm is believed. So there are never more returns in the Go channel than messages
+// a confirm is trusted. So there are never more returns in the Go channel than messages
 // unresolved.
 type channel struct {
 	link    *link
@@ -28,18 +28,18 @@ type channel struct {
 	flight     fifo[*entry]
 	unresolved int  // entries whose confirm is awaited, with an outcome or without
 	waiting    int  // entries without an outcome
-	alone      bool // what is in flight is isolated and must stay alone
+	alone      bool // the message in flight is isolated: publish nothing beside it
 
 	broken time.Time   // when a publish failed; NotifyClose reports why
 	closed bool        // NotifyClose has reported it
 	cause  *amqp.Error // why, nil if it closed without a reason
-	stray  bool        // a return matched nothing: confirms cannot be believed
+	stray  bool        // a return matched nothing: confirms cannot be trusted
 
 	retired time.Time // since when only confirms are awaited on it
 
-	opened    int64     // where it opened in the stream of bytes
-	confirmed bool      // something was
-	believed  time.Time // until then it is believed when it nacks
+	opened    int64     // position in the stream of bytes when it opened
+	confirmed bool      // a message was confirmed on it
+	trusted   time.Time // until then its nacks are trusted
 	useless   bool      // it only nacks, while others of the topic are confirmed
 }
 
@@ -55,7 +55,7 @@ type entry struct {
 	// late reports a confirm after an unavailable outcome; nil otherwise.
 	late func(*relay.Message, error)
 
-	begin, end int64     // where it stands in the stream of bytes, at most and at least
+	begin, end int64     // bounds of its position in the stream of bytes
 	since      time.Time // of its publishing
 	flushed    time.Time // seen to be written out, zero if not yet
 
@@ -105,7 +105,7 @@ func (c *channel) publish(r *route, p amqp.Publishing, it item, now time.Time) e
 
 // settle gives the messages that the broker has confirmed or nacked their outcomes: from
 // the oldest up to the first unanswered one, or with all also those behind it. It returns
-// false if the channel is closed or must not be believed.
+// false if the channel is closed or must not be trusted.
 func (c *channel) settle(all bool) bool {
 	entries := c.flight.all()
 	n := 0 // entries to look at again
@@ -181,7 +181,7 @@ func (c *channel) resolve(e *entry, acked bool) {
 // RabbitMQ, a quorum queue's client whose first leader is dead nacks until that leader is
 // back.
 func (c *channel) onlyNacks(e *entry) bool {
-	return !c.confirmed && e.route.confirmed.Load() > c.opened && time.Now().After(c.believed)
+	return !c.confirmed && e.route.confirmed.Load() > c.opened && time.Now().After(c.trusted)
 }
 
 // conclude gives a message its outcome unless it has one.
@@ -220,7 +220,7 @@ func (c *channel) forget(e *entry) {
 
 // drainReturns marks returned messages. It marks all copies of a message in flight: it
 // cannot tell which of them was returned, and the confirm of the wrong one must not be
-// believed. It returns false if the channel must not be believed.
+// trusted. It returns false if the channel must not be trusted.
 func (c *channel) drainReturns() bool {
 	for {
 		select {
@@ -278,12 +278,12 @@ func (c *channel) giveUp() []*entry {
 	for _, e := range entries {
 		e.answered = e.confirm != nil && resolved(e.confirm)
 	}
-	believable := c.drainReturns()
+	trusted := c.drainReturns()
 	var unknown []*entry
 	for _, e := range entries {
 		switch {
 		case e.confirm == nil:
-		case believable && (e.refusal != nil || e.answered && e.confirm.Acked()):
+		case trusted && (e.refusal != nil || e.answered && e.confirm.Acked()):
 			c.resolve(e, true)
 		default:
 			if e.late != nil {

@@ -203,13 +203,13 @@ func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
 				other.returns <- amqp.Return{ReplyCode: amqp.NoRoute, Headers: amqp.Table{idHeader: rowID(o.message)}}
 			}
 			if !other.settle(true) {
-				t.Fatal("the other channel is not believed")
+				t.Fatal("the other channel is not trusted")
 			}
 			to.answeredAt.Store(now.UnixNano())
-			got = c.judge(now, 1, 30*time.Second)
+			got = c.assess(now, 1, 30*time.Second)
 		}
 		if got != stalled {
-			t.Errorf("others are %s: verdict %d", kind, got)
+			t.Errorf("others are %s: condition %d", kind, got)
 		}
 	}
 }
@@ -225,8 +225,8 @@ func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 		"others are confirmed":           {func(*channel) {}, true},
 		"others were, before it opened":  {func(c *channel) { c.opened = 200 }, false},
 		"something was confirmed on it":  {func(c *channel) { c.confirmed = true }, false},
-		"another was just replaced":      {func(c *channel) { c.believed = time.Now().Add(time.Hour) }, false},
-		"another was replaced long ago":  {func(c *channel) { c.believed = time.Now().Add(-time.Hour) }, true},
+		"another was just replaced":      {func(c *channel) { c.trusted = time.Now().Add(time.Hour) }, false},
+		"another was replaced long ago":  {func(c *channel) { c.trusted = time.Now().Add(-time.Hour) }, true},
 		"a queue that is only half full": {func(c *channel) { c.flight.all()[0].confirm = answer{acked: true} }, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -256,7 +256,7 @@ func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 				t.Errorf("replaced: %t; outcomes %v", l.channel == nil, outcomes)
 			}
 			if until := l.grace.until(); c.replaced && until.Before(time.Now()) {
-				t.Error("the next channel is not believed for a moment")
+				t.Error("the next channel is not trusted for a moment")
 			}
 		})
 	}

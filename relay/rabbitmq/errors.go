@@ -10,7 +10,7 @@ import (
 var (
 	// ErrRunning is returned by a second Run while the first one runs. Run the sink once;
 	// the relay already does.
-	ErrRunning = errors.New("rabbitmq: the sink runs already")
+	ErrRunning = errors.New("rabbitmq: the sink is already running")
 
 	// ErrNotRunning is the unavailable outcome of messages passed to a sink whose Run has
 	// not begun or has ended.

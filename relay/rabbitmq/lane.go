@@ -56,7 +56,7 @@ type route struct {
 	exchange, key string
 	refusal       error // AMQP has no such names
 	declared      bool
-	confirmed     *mark // of the topic, on the connection of the moment
+	confirmed     *mark // of the topic, on the current connection
 }
 
 // lane publishes the messages of one lane, in their order, on one channel. Its goroutine
@@ -76,7 +76,7 @@ type lane struct {
 	retired  []*channel
 	late     late
 	grace    grace
-	asked    *link // whose reply is awaited
+	asked    *link // the link whose reply is awaited
 	routes   map[string]*route
 	latest   *route // the last one looked up
 	isolated isolation
@@ -191,14 +191,14 @@ func (l *lane) receive() {
 			r.route.declared = true
 		default:
 			r.channel.isolated, r.channel.late = &l.isolated, &l.late
-			r.channel.believed = l.grace.until()
+			r.channel.trusted = l.grace.until()
 			l.channel = r.channel
 		}
 	}
 }
 
-// publish sends pending messages until something prevents it. When that is over, the lane
-// is poked.
+// publish sends pending messages until something prevents it. The lane is poked when that
+// has ended.
 func (l *lane) publish(now *state) {
 	switch {
 	case l.pending.len() == 0:
@@ -220,7 +220,7 @@ func (l *lane) publishNext(at time.Time) bool {
 	c, it := l.channel, l.pending.all()[0]
 	alone := l.isolated.has(it.message)
 	switch {
-	case it.batch.hasEnded(): // awaited tells run
+	case it.batch.hasEnded(): // run waits for this, too, and sweeps
 		return false
 	case c.full() || c.unresolved > 0 && (alone || c.alone):
 		return false

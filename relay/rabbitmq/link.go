@@ -40,9 +40,8 @@ type link struct {
 	marks    map[string]*mark    // by topic
 }
 
-// mark is how far answers have come: the highest position in the stream of bytes at which
-// a confirmed message began; for a whole connection, an answered one. A message that ended
-// before it was sent earlier.
+// mark is the highest position in the stream of bytes at which a confirmed message begins;
+// for a whole connection, an answered one. A message that ends before it was sent earlier.
 type mark struct{ atomic.Int64 }
 
 func (m *mark) reach(begin int64) {
@@ -118,7 +117,7 @@ func (l *link) watch(ctx context.Context) error {
 			if b.Active {
 				log.WarnContext(ctx, "rabbitmq blocks publishing", "reason", b.Reason)
 			} else {
-				log.InfoContext(ctx, "rabbitmq takes messages again")
+				log.InfoContext(ctx, "rabbitmq accepts messages again")
 				l.unblockedAt.Store(time.Now().UnixNano())
 			}
 			l.blocked.Store(b.Active)

@@ -46,7 +46,7 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		}
 		return
 	}
-	switch c.judge(now, l.grace.at(now), l.running.settings.ConfirmTimeout) {
+	switch c.assess(now, l.grace.at(now), l.running.settings.ConfirmTimeout) {
 	case stalled:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, messages sent later were confirmed", "lane", l.number)
 		l.grace.lost(now)
@@ -108,7 +108,7 @@ func (l *lane) blame(ctx context.Context, c *channel, unknown []*entry, cause *a
 		l.abandon(c, unknown, outcome)
 		return
 	}
-	guilty := unknown[0].message
+	culprit := unknown[0].message
 	l.isolated.add(unknown)
 	switch cause.Code {
 	case amqp.PreconditionFailed, amqp.ContentTooLarge:
@@ -116,9 +116,9 @@ func (l *lane) blame(ctx context.Context, c *channel, unknown []*entry, cause *a
 		outcome = relay.Refused(&RejectedError{Code: cause.Code, Reason: cause.Reason})
 		l.conclude(c, unknown, outcome)
 	default:
-		l.isolated.addTopic(guilty.Topic)
+		l.isolated.addTopic(culprit.Topic)
 		l.conclude(c, unknown, outcome)
-		l.failTopic(guilty.Topic, outcome)
+		l.failTopic(culprit.Topic, outcome)
 	}
 }
 

@@ -70,7 +70,7 @@ func (r *running) enter(s state) {
 	r.pokeLanes()
 }
 
-// connect keeps one connection after the other until ctx ends.
+// connect keeps a connection, and dials a new one after each loss, until ctx ends.
 func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	log := r.settings.Logger
 	dialer := r.settings.conn.Dialer()
@@ -86,7 +86,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			// Waiting messages need not wait for their deadlines.
 			r.enter(state{err: relay.Unavailable(fmt.Errorf("connect: %w", err))})
 			if failures++; failures == 1 {
-				log.WarnContext(ctx, "rabbitmq cannot be reached, trying again", "uri", r.settings.conn.Shown(), "error", err)
+				log.WarnContext(ctx, "rabbitmq cannot be reached, retrying", "uri", r.settings.conn.Shown(), "error", err)
 			}
 			if !pause(ctx, wait.NextBackOff()) {
 				return

@@ -83,7 +83,7 @@ func (s *settings) resolveTopology(bad func(field, value, problem string)) {
 	case amqpconn.CheckShort(header) != "":
 		bad("amqp.Config.Marshaler.MessageUUIDHeaderKey", fmt.Sprintf("%.40q", header), amqpconn.CheckShort(header))
 	case header == idHeader, header == keyHeader:
-		bad("amqp.Config.Marshaler.MessageUUIDHeaderKey", strconv.Quote(header), "is a header of the sink's")
+		bad("amqp.Config.Marshaler.MessageUUIDHeaderKey", strconv.Quote(header), "is reserved: the sink sets this header; choose another")
 	}
 	if t.Exchange.GenerateName == nil {
 		bad("amqp.Config.Exchange.GenerateName", "nil", "is needed; the constructors of amqp.Config set it")

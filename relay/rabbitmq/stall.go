@@ -13,22 +13,22 @@ const (
 	retirement = 5 * time.Minute
 )
 
-// verdict is a lane's assessment of its channel.
-type verdict int
+// condition is the state of a channel, as its lane assesses it.
+type condition int
 
 const (
-	fine    verdict = iota
-	stalled         // this channel does not answer, while others of its connection do
-	overdue         // nothing is answered on the connection
+	fine    condition = iota
+	stalled           // this channel does not answer, while others of its connection do
+	overdue           // nothing is answered on the connection
 )
 
-// judge assesses the channel by the oldest message in flight. The channel is stalled if
+// assess judges the channel by the oldest message in flight. The channel is stalled if
 // that message stays unanswered while messages sent after it, on any channel, are
 // answered. This takes less time if they are of its topic, which most likely leads to the
 // same queue, than if they are of another, whose queue may merely be faster. It is overdue
 // when the connection makes no progress. A message that has not been sent does not count
 // as unanswered, and the time when the broker was blocked does not count.
-func (c *channel) judge(now time.Time, factor int, limit time.Duration) verdict {
+func (c *channel) assess(now time.Time, factor int, limit time.Duration) condition {
 	wire := c.link.net
 	written := wire.written.Load()
 	for _, e := range c.flight.all() {
@@ -83,20 +83,20 @@ type grace struct {
 // graceMemory is how long a replacement counts.
 const graceMemory = 5 * time.Minute
 
-func (p *grace) at(now time.Time) (factor int) {
-	if now.Sub(p.since) > graceMemory {
-		p.factor = 1
+func (g *grace) at(now time.Time) (factor int) {
+	if now.Sub(g.since) > graceMemory {
+		g.factor = 1
 	}
-	return p.factor
+	return g.factor
 }
 
-func (p *grace) lost(now time.Time) {
-	p.factor, p.since = min(2*p.factor, sameTopic), now
+func (g *grace) lost(now time.Time) {
+	g.factor, g.since = min(2*g.factor, sameTopic), now
 }
 
-// until returns the time until which a new channel is believed when it nacks. A queue that
+// until returns the time until which the nacks of a new channel are trusted. A queue that
 // refuses some of its messages must not cost a channel each time.
-func (p *grace) until() time.Time { return p.since.Add(time.Duration(p.factor) * nackRest) }
+func (g *grace) until() time.Time { return g.since.Add(time.Duration(g.factor) * nackRest) }
 
 const nackRest = 500 * time.Millisecond
 
@@ -135,8 +135,8 @@ func (l *lane) retire(now time.Time, outcome error) {
 	}
 }
 
-// tendRetired takes in what has arrived on retired channels, and dismisses those from
-// which nothing more is expected.
+// tendRetired settles what the broker has answered on retired channels, and dismisses those
+// from which nothing more is expected.
 func (l *lane) tendRetired() {
 	now, link := time.Now(), l.running.state.Load().link
 	l.retired = slices.DeleteFunc(l.retired, func(c *channel) bool {
