@@ -46,7 +46,7 @@ func ExampleOutbox_RunInTx() {
 
 	order := func(id string) error {
 		return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
-			// First the write that serialises the key, then the message.
+			// First the write that serializes the key, then the message.
 			if _, err := tx.ExecContext(ctx, `update stock set quantity = quantity - 1 where item = 'tea'`); err != nil {
 				return err
 			}

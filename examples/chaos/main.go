@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string, out *os.File) error {
 	postgres := flags.String("postgres", os.Getenv("ONCEMILL_TEST_POSTGRES"), "postgres:// URL of the database, for -servers")
 	amqp := flags.String("amqp", os.Getenv("ONCEMILL_TEST_AMQP"), "amqp:// URL of RabbitMQ, for -servers")
 	file := flags.String("orders", "", "file of orders, JSON Lines, maybe .gz (default: the 10,000 that come with the examples)")
-	noDedup := flags.Bool("no-dedup", false, "let the inbox recognise no message, to see that the check can fail")
+	noDedup := flags.Bool("no-dedup", false, "let the inbox recognize no message, to see that the check can fail")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}

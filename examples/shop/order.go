@@ -13,7 +13,7 @@ import (
 const MaxNote = 64 << 10
 
 // Order is what a customer sends. The customer chooses the id, so that a
-// repeated request is recognised as the same order.
+// repeated request is recognized as the same order.
 type Order struct {
 	ID       string    `json:"id"`
 	Customer string    `json:"customer"`

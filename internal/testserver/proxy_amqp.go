@@ -211,7 +211,7 @@ func (p *AMQPProxy) hold(frame []byte, send func([]byte) error) bool {
 	return true
 }
 
-// isConfirm recognises the method frames of basic.ack and basic.nack.
+// isConfirm recognizes the method frames of basic.ack and basic.nack.
 func isConfirm(frame []byte) bool {
 	return frame[0] == 1 && (bytes.HasPrefix(frame[7:], []byte{0, 60, 0, 80}) || bytes.HasPrefix(frame[7:], []byte{0, 60, 0, 120}))
 }

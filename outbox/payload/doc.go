@@ -73,7 +73,7 @@
 // if attackers can put text beside a secret into the same payload, do not compress encrypted
 // payloads.
 //
-// The codec does not detect a recorded message that is sent again. The inbox recognises its
+// The codec does not detect a recorded message that is sent again. The inbox recognizes its
 // id for as long as it keeps ids. After that, only removing the signature key helps.
 //
 // Everybody who has a signature key can sign. A signature distinguishes your services from
