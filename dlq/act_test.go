@@ -34,13 +34,13 @@ func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
 		// Again, by another one, with one that is not there and one that is new.
 		accepted, err = p.Replay(t.Context(), []int64{dead, 99, other}, dlq.Act{By: "bob"})
 		var state *dlq.StateError
-		if !errors.As(err, &state) || *state != (dlq.StateError{ID: dead, State: dlq.StateReplaying, Deed: "replayed"}) || !errors.Is(err, dlq.ErrNotFound) || !slices.Equal(accepted, []int64{other}) {
+		if !errors.As(err, &state) || *state != (dlq.StateError{ID: dead, State: dlq.StateReplaying, Action: "replayed"}) || !errors.Is(err, dlq.ErrNotFound) || !slices.Equal(accepted, []int64{other}) {
 			t.Errorf("accepted %v, %v", accepted, err)
 		}
 		if l, err := p.Get(t.Context(), dead); err != nil || l.Act != ada || l.Version != 2 {
 			t.Errorf("the second command left %+v, %v", l, err)
 		}
-		if err := p.Discard(t.Context(), held, ada); !errors.As(err, &state) || state.State != dlq.StateReplaying || state.Deed != "discarded" {
+		if err := p.Discard(t.Context(), held, ada); !errors.As(err, &state) || state.State != dlq.StateReplaying || state.Action != "discarded" {
 			t.Errorf("a discard of what is being replayed: %v", err)
 		}
 	})

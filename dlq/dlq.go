@@ -43,7 +43,7 @@ type Store struct {
 
 // New returns a store on db. It does no I/O; oncemill.Migrate creates the table with
 // [Migrations]. All bad values of cfg are reported at once, each as an
-// [*oncemill.ConfigError]. The caller keeps owning db.
+// [*oncemill.ConfigError]. The caller keeps ownership of db.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "dlq.New db", Value: "nil", Problem: "a database is needed"}
@@ -81,7 +81,7 @@ func (s *Store) Get(ctx context.Context, id int64) (*Letter, error) {
 	return letterOf(l), nil
 }
 
-// Act records who acts on a dead letter, and why. It is stored with the dead letter.
+// Act is who replays or discards a dead letter, and why. It is stored with the dead letter.
 type Act struct {
 	By     string // who; required
 	Reason string // why; required to discard
@@ -96,7 +96,7 @@ type Act struct {
 // alone, and nothing was done. After a database error the outcome is unknown; calling
 // again is safe.
 //
-// A relay's message returns to its position among the parked messages of its key.
+// A relay's message returns to its position among the retrying messages of its key.
 // Messages of the key that were delivered meanwhile stay before it.
 func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []int64, err error) {
 	if strings.TrimSpace(act.By) == "" {
@@ -126,7 +126,7 @@ type command func(ctx context.Context, ids []int64, by, reason string) (accepted
 // actBatch is the number of dead letters in one statement.
 const actBatch = 500
 
-func (s *Store) act(ctx context.Context, do command, deed string, ids []int64, act Act) (accepted []int64, err error) {
+func (s *Store) act(ctx context.Context, do command, action string, ids []int64, act Act) (accepted []int64, err error) {
 	ids = slices.Compact(slices.Sorted(slices.Values(ids))) // one order of locks for all
 	var errs []error
 	for batch := range slices.Chunk(ids, actBatch) {
@@ -136,7 +136,7 @@ func (s *Store) act(ctx context.Context, do command, deed string, ids []int64, a
 		}
 		accepted = append(accepted, did...)
 		if len(did) < len(batch) {
-			refused, err := s.refusals(ctx, deed, batch, did)
+			refused, err := s.refusals(ctx, action, batch, did)
 			if err != nil {
 				return accepted, err
 			}
@@ -160,7 +160,7 @@ func repeat(ctx context.Context, do command, ids []int64, act Act) (accepted []i
 }
 
 // refusals returns why dead letters were left alone.
-func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]error, error) {
+func (s *Store) refusals(ctx context.Context, action string, ids, did []int64) ([]error, error) {
 	states, err := s.store.States(ctx, ids)
 	if err != nil {
 		return nil, fmt.Errorf("dlq: read states: %w", err)
@@ -171,7 +171,7 @@ func (s *Store) refusals(ctx context.Context, deed string, ids, did []int64) ([]
 			continue
 		}
 		if state, ok := states[id]; ok {
-			errs = append(errs, &StateError{ID: id, State: State(state), Deed: deed})
+			errs = append(errs, &StateError{ID: id, State: State(state), Action: action})
 		} else {
 			errs = append(errs, fmt.Errorf("dlq: dead letter %d: %w", id, ErrNotFound))
 		}

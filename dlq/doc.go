@@ -5,7 +5,7 @@
 //	...
 //	page, err := letters.List(ctx, dlq.Filter{States: []dlq.State{dlq.StateDead, dlq.StateHeld}, Topic: "orders"})
 //	...
-//	accepted, err := letters.Replay(ctx, []int64{page[0].ID}, dlq.Act{By: "ada", Reason: "queue made"})
+//	accepted, err := letters.Replay(ctx, []int64{page[0].ID}, dlq.Act{By: "ada", Reason: "queue created"})
 //
 // Relays write dead letters for messages that cannot be published, consumers for
 // messages that cannot be handled. A dead letter holds the whole message.
@@ -15,7 +15,7 @@
 //	dead        given up; only the dead letter exists
 //	held        given up by a relay that keeps the order of its key: the message
 //	            waits in the relay's table, with its successors behind it
-//	replaying   an operator wants it delivered; whoever wrote the dead letter will do it
+//	replaying   an operator wants it delivered; the relay or consumer that wrote it will do it
 //	discarding  an operator wants the held message removed; its relay will do it
 //	replayed    a relay has the message back, or a consumer has handled it; final
 //	discarded   dropped by an operator, with a reason; final
@@ -26,7 +26,7 @@
 // holds the lane moves a relay's message, within its next polls. The consumer's inbox
 // moves a consumer's message: it gives the message to that consumer alone, and ends the
 // replay in the transaction of the effects (inbox.Replays). The message carries a token
-// that the database generates for each replay, so that nobody else can forge one. A
+// that the database generates for each replay, so that nobody can forge one. A
 // dead letter in state dead is discarded at once, since nothing else exists.
 //
 // A replayed message lives on under the same message id, with its attempts at zero. If

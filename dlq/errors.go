@@ -22,11 +22,11 @@ var (
 // StateError means that a dead letter was left alone because of its state: somebody has
 // already acted on it.
 type StateError struct {
-	ID    int64
-	State State  // current state
-	Deed  string // refused action: "replayed" or "discarded"
+	ID     int64
+	State  State  // current state
+	Action string // refused action: "replayed" or "discarded"
 }
 
 func (e *StateError) Error() string {
-	return fmt.Sprintf("dlq: dead letter %d cannot be %s: its state is %s", e.ID, e.Deed, e.State)
+	return fmt.Sprintf("dlq: dead letter %d cannot be %s: its state is %s", e.ID, e.Action, e.State)
 }

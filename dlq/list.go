@@ -28,11 +28,11 @@ type Filter struct {
 
 	OldestFirst bool
 	Limit       int    // Default: 100. At most 1000.
-	After       Cursor // go on after this one: the Cursor of the last dead letter of the page before
+	After       Cursor // where the page begins: the Cursor of the last dead letter of the previous page
 }
 
-// Cursor is a position in a list. Lists are ordered by the time of death, so dead
-// letters written meanwhile do not move any other.
+// Cursor is a position in a list. Lists are ordered by DiedAt, so dead letters that are
+// written meanwhile do not move others.
 type Cursor struct {
 	DiedAt time.Time
 	ID     int64

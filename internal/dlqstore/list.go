@@ -38,7 +38,7 @@ func (t *texts) by(f *Filter) lists {
 		return lists{t.NewestByKey, t.OldestByKey}
 	case f.Fingerprint != "":
 		return lists{t.NewestByFingerprint, t.OldestByFingerprint}
-	case len(f.States) == 1 && (f.States[0] == "replaying" || f.States[0] == "discarding"): // it passes
+	case len(f.States) == 1 && (f.States[0] == "replaying" || f.States[0] == "discarding"): // few are in it at a time
 		return lists{t.NewestByState, t.OldestByState}
 	case f.Consumer != "":
 		return lists{t.NewestByConsumer, t.OldestByConsumer}

@@ -17,7 +17,7 @@ type sqlite struct{ store }
 func newSQLite(db *sql.DB, where database.Database) *sqlite {
 	s := &sqlite{store{
 		db: db,
-		write: func(ctx context.Context, do func(session) error) error { // in its turn
+		write: func(ctx context.Context, do func(session) error) error {
 			return sqlitetx.Write(ctx, db, turn.Caller, func(tx *sql.Tx) error { return do(tx) })
 		},
 		ids:     jsonArray[int64],

@@ -6,7 +6,7 @@ values ('consumer', $1, $2, $3, $4, $5, $6,
 	$7, $8, $9, $10, $11, $12, $13, timestamptz 'epoch' + $14::bigint * interval '1 microsecond')
 
 -- name: replay
--- By primary key. A trigger increments version and makes the token. Of two concurrent
+-- By primary key. A trigger increments version and creates the token. Of two concurrent
 -- commands, the second waits for the row and checks its state again.
 update {{dead_letters}}
 set state = 'replaying',

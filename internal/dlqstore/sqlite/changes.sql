@@ -1,6 +1,6 @@
 -- name: add
 -- SQLite has one writer at a time: a writing statement sees the latest state, and nothing
--- changes in between. An unknown time is null.
+-- changes it meanwhile. An unknown time is null.
 insert into {{dead_letters}} (source, consumer, topic, message_id, key, payload, metadata,
 	reason, error, stack, attempts, errors, trace_id, fingerprint, created_at)
 values ('consumer', $1, $2, $3, $4, $5, $6,
@@ -8,7 +8,7 @@ values ('consumer', $1, $2, $3, $4, $5, $6,
 
 -- name: replay
 -- By primary key: the unary plus keeps SQLite from using dead_letters_state. A trigger
--- makes the token. One writer: see add.
+-- creates the token. One writer: see add.
 update {{dead_letters}}
 set state = 'replaying',
 	version = version + 1,
