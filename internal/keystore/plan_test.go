@@ -51,11 +51,11 @@ func TestPlans_FailWithoutAnIndex(t *testing.T) {
 			t.Parallel()
 			s := newSuite(t, open, false)
 			s.fill()
-			purge, strip, drop := "purge", "strip", `drop index {{idempotency_INDEX}}`
+			purge, expire, drop := "purge", "expire", `drop index {{idempotency_INDEX}}`
 			if s.sqlite {
-				purge, strip, drop = "forgettable", "expired", `drop index {{name:idempotency_INDEX}}`
+				purge, expire, drop = "purgeable", "expired", `drop index {{name:idempotency_INDEX}}`
 			}
-			for index, statement := range map[string]string{"outstanding": "outstanding", "forget": purge, "expire": strip} {
+			for index, statement := range map[string]string{"outstanding": "outstanding", "forget": purge, "expire": expire} {
 				s.changes(strings.Replace(drop, "INDEX", index, 1))
 				if faults := strings.Join(plantest.Faults(t, s.db, s.where, keystore.Files), "\n"); !strings.Contains(faults, statement+": ") {
 					t.Errorf("without idempotency_%s, %s has no fault: %s", index, statement, faults)

@@ -17,7 +17,7 @@ type postgres struct {
 	common
 	q struct {
 		Claim, ClaimGroup, Find, TakeOver, Outstanding, Extend, Release, Complete string
-		Purge, Strip                                                              string
+		Purge, Expire                                                             string
 		Seal, Finish, FinishGroup, Check                                          string
 	}
 }
@@ -42,10 +42,10 @@ func (p pool) QueryRowContext(ctx context.Context, query string, args ...any) *s
 	return p.row(ctx, query, args...)
 }
 
-// ask runs do for a single statement outside any other transaction. A serialization
+// single runs do for a single statement outside any other transaction. A serialization
 // failure only means that PostgreSQL's default is a higher isolation level; do then runs
 // again at READ COMMITTED, where each statement here is a reliable compare-and-set.
-func (s *postgres) ask(ctx context.Context, do func(session) error) error {
+func (s *postgres) single(ctx context.Context, do func(session) error) error {
 	err := do(pool{s.prepared})
 	if !sqlerr.Retryable(err) {
 		return err
@@ -55,7 +55,7 @@ func (s *postgres) ask(ctx context.Context, do func(session) error) error {
 
 // record queries a record.
 func (s *postgres) record(ctx context.Context, id ID, text string, args ...any) (r Record, found bool, err error) {
-	err = s.ask(ctx, func(via session) (err error) {
+	err = s.single(ctx, func(via session) (err error) {
 		r, found, err = scanRow(id, via.QueryRowContext(ctx, text, args...))
 		return err
 	})
@@ -64,7 +64,7 @@ func (s *postgres) record(ctx context.Context, id ID, text string, args ...any) 
 
 // change executes a statement, and returns how many rows it has changed.
 func (s *postgres) change(ctx context.Context, text string, args ...any) (n int64, err error) {
-	err = s.ask(ctx, func(via session) error {
+	err = s.single(ctx, func(via session) error {
 		result, err := via.ExecContext(ctx, text, args...)
 		if err != nil {
 			return err
@@ -135,7 +135,7 @@ func (s *postgres) Find(ctx context.Context, id ID) (Record, bool, error) {
 
 // Outstanding implements [Store].
 func (s *postgres) Outstanding(ctx context.Context, caller [16]byte, limit int) (n int, err error) {
-	err = s.ask(ctx, func(via session) error { return via.QueryRowContext(ctx, s.q.Outstanding, caller[:], limit).Scan(&n) })
+	err = s.single(ctx, func(via session) error { return via.QueryRowContext(ctx, s.q.Outstanding, caller[:], limit).Scan(&n) })
 	return n, err
 }
 
@@ -153,7 +153,7 @@ func (s *postgres) Release(ctx context.Context, id ID, owner Owner) (bool, error
 
 // Complete implements [Store].
 func (s *postgres) Complete(ctx context.Context, id ID, owner Owner, c Completion) (owned bool, err error) {
-	err = s.ask(ctx, func(via session) error {
+	err = s.single(ctx, func(via session) error {
 		return via.QueryRowContext(ctx, s.q.Complete, completionArgs(id, owner, c)...).Scan(&owned)
 	})
 	return owned, err
@@ -161,7 +161,7 @@ func (s *postgres) Complete(ctx context.Context, id ID, owner Owner, c Completio
 
 // Purge implements [Store].
 func (s *postgres) Purge(ctx context.Context, limit int) (total int, err error) {
-	for _, text := range []string{s.q.Purge, s.q.Strip} {
+	for _, text := range []string{s.q.Purge, s.q.Expire} {
 		n, err := s.change(ctx, text, limit)
 		total += int(n)
 		if err != nil {

@@ -42,7 +42,7 @@ func (p *prepared) ready(ctx context.Context) error {
 		}
 		stmts[text] = stmt
 	}
-	p.mu.Lock() // not before, since a server may not answer
+	p.mu.Lock() // not before: preparing may take long on a silent server
 	defer p.mu.Unlock()
 	if p.stmts == nil {
 		p.stmts, stmts = stmts, nil

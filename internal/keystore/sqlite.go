@@ -16,9 +16,9 @@ import (
 type sqlite struct {
 	common
 	q struct {
-		Claim, Forget, Find, TakeOver, Outstanding, Extend, Release, Complete, StoreBody string
-		Forgettable, Expired, Strip                                                      string
-		Seal, Finish, Sealed                                                             string
+		Claim, Purge, Find, TakeOver, Outstanding, Extend, Release, Complete, StoreBody string
+		Purgeable, Expired, Expire                                                      string
+		Seal, Finish, Sealed                                                            string
 	}
 }
 
@@ -68,8 +68,8 @@ func (s *sqlite) Complete(ctx context.Context, id ID, owner Owner, c Completion)
 	return s.first(ctx, func(tx *sql.Tx) (bool, error) { return s.end(ctx, tx, s.q.Complete, id, owner, c) })
 }
 
-// first writes ahead of others: a change of a claim by its owner is short, and others
-// wait for it, or it renews a lease.
+// first writes ahead of other transactions: it renews a lease, or ends a claim that others
+// wait for, and is short.
 func (s *sqlite) first(ctx context.Context, do func(tx *sql.Tx) (bool, error)) (owned bool, err error) {
 	err = sqlitetx.Write(ctx, s.db, turn.Heartbeat, func(tx *sql.Tx) (err error) {
 		owned, err = do(tx)

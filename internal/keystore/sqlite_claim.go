@@ -37,7 +37,7 @@ func (s *sqlite) claimInTurn(ctx context.Context, c Claim) (Record, bool, error)
 		}
 	}()
 	record, found, err := s.writeAndFind(waiting, c.ID, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(waiting, s.q.Forget, c.ID[:]); err != nil {
+		if _, err := tx.ExecContext(waiting, s.q.Purge, c.ID[:]); err != nil {
 			return err
 		}
 		_, err := tx.ExecContext(waiting, s.q.Claim, claimArgs(c)...)

@@ -12,8 +12,8 @@ import (
 // Purge implements [Store]. A record takes a page or two, or 64 MiB, so the time of a turn
 // is a better limit than the number. Listing needs no turn.
 func (s *sqlite) Purge(ctx context.Context, limit int) (total int, err error) {
-	for _, part := range []struct{ due, text string }{{s.q.Forgettable, s.q.Forget}, {s.q.Expired, s.q.Strip}} {
-		n, err := s.purge(ctx, part.due, part.text, limit)
+	for _, part := range []struct{ due, change string }{{s.q.Purgeable, s.q.Purge}, {s.q.Expired, s.q.Expire}} {
+		n, err := s.purge(ctx, part.due, part.change, limit)
 		total += n
 		if err != nil {
 			return total, fmt.Errorf("purge: %w", err)
@@ -22,14 +22,14 @@ func (s *sqlite) Purge(ctx context.Context, limit int) (total int, err error) {
 	return total, nil
 }
 
-// purge changes by text up to limit records that due lists, in one turn.
-func (s *sqlite) purge(ctx context.Context, due, text string, limit int) (n int, err error) {
+// purge executes change for each of up to limit records that due lists, in one turn.
+func (s *sqlite) purge(ctx context.Context, due, change string, limit int) (n int, err error) {
 	keys, err := s.keys(ctx, due, limit)
 	if err != nil || len(keys) == 0 {
 		return 0, err
 	}
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
-		stmt, err := tx.PrepareContext(ctx, text)
+		stmt, err := tx.PrepareContext(ctx, change)
 		if err != nil {
 			return false, err
 		}

@@ -18,7 +18,7 @@ with dead as (
 delete from {{idempotency}}
 where key_hash = any (array(select key_hash from dead))
 
--- name: strip
+-- name: expire
 -- index: idempotency_expire, and the primary key. Concurrent purges take different
 -- rows. A large response has a row of its own and is never refused after it expires, so
 -- there is none to delete here.

@@ -11,7 +11,7 @@ select
 where true
 on conflict (key_hash) do nothing
 
--- name: forget
+-- name: purge
 -- Served by the primary key. A trigger also deletes the row of a large response. The
 -- condition is checked again, since the key may have been claimed anew after it was
 -- listed.

@@ -1,5 +1,5 @@
--- name: forgettable
--- index: idempotency_forget. Takes no lock; forget checks the condition again.
+-- name: purgeable
+-- index: idempotency_forget. Takes no lock; purge checks the condition again.
 select key_hash
 from {{idempotency}}
 where forget_at <= cast(unixepoch('subsec') * 1000000 as integer)
@@ -8,7 +8,7 @@ order by forget_at
 limit $1
 
 -- name: expired
--- index: idempotency_expire. Takes no lock; strip checks the condition again.
+-- index: idempotency_expire. Takes no lock; expire checks the condition again.
 select key_hash
 from {{idempotency}}
 where response is not null
@@ -18,7 +18,7 @@ where response is not null
 order by expires_at
 limit $1
 
--- name: strip
+-- name: expire
 -- Served by the primary key. The condition is checked again, since the key may have been
 -- claimed anew after it was listed.
 update {{idempotency}}
