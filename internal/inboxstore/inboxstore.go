@@ -112,8 +112,9 @@ type Failures interface {
 	// RecordEnd ends a start. charged: Charge has counted it.
 	RecordEnd(ctx context.Context, id string, charged bool) error
 
-	// Charge counts a start during which nothing else is handled, and returns how many such
-	// starts have not ended: 0 if the message has been handled meanwhile.
+	// Charge counts a start during which nothing else is handled: if the process crashes, this
+	// message is at fault. It returns how many such starts have not ended, 0 if the message has
+	// been handled meanwhile.
 	Charge(ctx context.Context, id string) (unended int, err error)
 
 	// Discharge undoes what Charge has counted.

@@ -12,9 +12,9 @@ type Claim struct {
 	Fingerprint []byte // nil for none
 }
 
-// Start is a start that was counted.
+// Start is what RecordStart returns.
 type Start struct {
-	Recorded bool          // false: the message has been handled
+	Recorded bool          // false: the message has been handled, and no start was counted
 	Unended  bool          // an earlier start has not ended
 	Early    time.Duration // until the message is to be handled again
 }
@@ -22,8 +22,8 @@ type Start struct {
 // Failure is a delivery that failed.
 type Failure struct {
 	Text        string // valid UTF-8 without NUL
-	Unavailable bool   // what the handler needs
-	Uncounted   bool   // it is not the message's fault
+	Unavailable bool   // what the handler needs was unavailable
+	Uncounted   bool   // the message is not at fault
 	Key         string // with Seq, the position of the message
 	Seq         *int64 // nil if it has none
 
@@ -79,6 +79,6 @@ type Position int
 // The positions of a message.
 const (
 	PositionNext   Position = iota
-	PositionPassed          // a later one has had its effects
-	PositionEarly           // one before it has not come
+	PositionPassed          // it, or a later message, has been handled
+	PositionEarly           // an earlier message has not been handled
 )

@@ -34,7 +34,7 @@ where consumer = $1
 	and message_id = $2
 
 -- name: count_failure
--- By primary key. It locks the row for keep_errors.
+-- By primary key. There is one writer.
 insert into {{inbox_failures}} as f (consumer, message_id, failures, unavailable, key, seq)
 values ($1, $2, $5, $6, $7, $8)
 on conflict (consumer, message_id) do update

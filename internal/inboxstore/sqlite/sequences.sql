@@ -1,8 +1,6 @@
 -- name: advance
--- By primary key. The upsert locks the row of the key, or waits for the transaction that holds
--- the lock. So at most one message of a key is between here and its commit, in any
--- process. last_sequence, which follows, sees the values that decided this one, since
--- nobody changes a locked row.
+-- By primary key. There is one writer, so at most one message of a key is between here and
+-- its commit, in any process, and last_sequence, which follows, sees the same values.
 insert into {{inbox_sequences}} as s (consumer, key, seq)
 values ($1, $2, $3)
 on conflict (consumer, key) do update
@@ -20,8 +18,7 @@ where consumer = $1
 
 -- name: retried
 -- index: inbox_failures_sequence
--- The key's sequence is locked by this transaction, so none of its messages is handled
--- meanwhile.
+-- There is one writer, so no message of the key is handled meanwhile.
 select exists (
 	select 1
 	from {{inbox_failures}} f
