@@ -20,7 +20,7 @@ const (
 	verdictNotStored                  // it ran, and its response was not stored
 	verdictExpired                    // it ran, and its response is gone
 	verdictTooMany                    // the caller has too many keys outstanding
-	verdictStoreFailed                // the store could not be asked
+	verdictStoreFailed                // the store did not answer
 	verdictTooLate                    // the claim came when no time was left, and was given back
 )
 
@@ -39,8 +39,8 @@ func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
 // judgeTries is how often a claim that changed hands meanwhile is read again.
 const judgeTries = 5
 
-// tryClaim claims the key, or decides from its record what to do. For run and recoverFirst
-// the intent has become the owner.
+// tryClaim claims the key, or decides from its record what to do. With verdictRun and
+// verdictRecover the intent has become the owner.
 func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 	if record, ok := in.cached(ctx); ok {
 		return record, verdictReplay, nil
@@ -136,8 +136,8 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 	return record, true
 }
 
-// judge decides about the record that prevented a claim; run means that it may be taken
-// over. It first checks whether the request is the same.
+// judge decides about the record that prevented a claim; verdictRun means that it may be
+// taken over. It first checks whether the request is the same.
 func (in *intent) judge(record Record) verdict {
 	if record.State == StateExpired {
 		return verdictExpired
@@ -196,9 +196,9 @@ func (in *intent) wait(ctx context.Context) (Record, verdict, error) {
 	}
 }
 
-// limit returns run if the caller may claim another key. A key that the caller already has
-// is not counted as another. Of the claims of one caller one counts, and the others wait
-// for it: if all counted at once, all would find room.
+// limit returns verdictRun if the caller may claim another key. A key that the caller has
+// already is not counted as another. Of the claims of one caller one counts, and the others
+// wait for it: if all counted at once, all would find room.
 func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
 	a := in.limits.of(in.claim.Caller)
 	for {

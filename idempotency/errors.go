@@ -63,12 +63,12 @@ var (
 
 	// ErrInProgress is returned by [Do] while the same command runs elsewhere. Try again
 	// later.
-	ErrInProgress = errors.New("idempotency: the command is in progress")
+	ErrInProgress = errors.New("idempotency: the command is in progress; try again later")
 
 	// ErrOutcomeUnknown is returned by [Do] on a store without transactions when this or an
-	// earlier run failed without calling [NoEffect], or died. Find out what happened, or set
-	// Config.Failures.Crashed.
-	ErrOutcomeUnknown = errors.New("idempotency: the outcome of an earlier run is unknown")
+	// earlier run failed without calling [NoEffect], or its process died. Find out what
+	// happened, or set Config.Failures.Crashed.
+	ErrOutcomeUnknown = errors.New("idempotency: the outcome of an earlier run is unknown; find out what happened before you run it again")
 
 	// ErrNotStored is returned by [Do] when the command has run, but its result was too
 	// large to be stored.
@@ -88,7 +88,7 @@ var (
 	// ErrCommitUnknown is returned by [Do] when the connection was lost between sending the
 	// commit and reading its answer, and the database could not be queried. The claim stays;
 	// calling Do again with the same key finds out.
-	ErrCommitUnknown = errors.New("idempotency: outcome of the commit is unknown")
+	ErrCommitUnknown = errors.New("idempotency: outcome of the commit is unknown; call again with the same key")
 
 	// ErrDecode means that a stored response cannot be read: it was encrypted with a key
 	// that is not in Config.Responses.Encryption, or the row is damaged.

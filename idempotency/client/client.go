@@ -51,12 +51,12 @@ type Config struct {
 	// Attempts is the largest number of times that a request is sent. Default: 3.
 	Attempts int
 
-	// Pause is how long to wait before another attempt when the server does not say; up to a
-	// quarter of it is added at random. Default: 2 s.
+	// Pause is how long to wait before another attempt if the response has no Retry-After; up
+	// to a quarter of it is added at random. Default: 2 s.
 	Pause time.Duration
 
 	// MaxPause is the longest Retry-After that is honored. If a server asks for more, the
-	// request is not sent again. Default: 1 min.
+	// request is not sent again. Default: 1 min, or twice Pause if that is longer.
 	MaxPause time.Duration
 
 	// MaxBody is the largest body in bytes that is kept for further attempts; a

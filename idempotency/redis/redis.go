@@ -2,11 +2,14 @@
 // the database:
 //
 //	cache, err := redis.New(client, redis.Config{})
-//	engine, err := idempotency.New(store, idempotency.Config{Cache: cache, ...})
+//	engine, err := idempotency.New(store, idempotency.Config{
+//		Scope:     scope,
+//		Responses: idempotency.ResponseConfig{Cache: cache},
+//	})
 //
 // A record is written after its commit and expires with it. Redis never grants the right
 // to run: a request whose record is not in Redis goes to the store. So correctness does
-// not depend on it. An error, a flush, a fail-over that loses writes, or the loss of all
+// not depend on it. An error, a flush, a failover that loses writes, or the loss of all
 // data in the middle of a run only costs a query of the database.
 //
 // The records contain responses. If Config.Responses.Encryption of the engine is set, they are
@@ -40,7 +43,7 @@ type Config struct {
 	Timeout time.Duration
 
 	// Rest is how long Redis is not used after an error, so that an outage does not cost
-	// each request a timeout. Default: 1 s.
+	// each request a timeout. Default: 1 s. A longer one sends more replays to the store.
 	Rest time.Duration
 
 	// MaxResponse is the largest response in bytes that is kept. Default: 64 KiB.
@@ -55,7 +58,7 @@ type Cache struct {
 	client redis.Cmdable
 	cfg    Config
 	began  time.Time
-	until  atomic.Int64 // when Redis is asked again, in nanoseconds since began
+	until  atomic.Int64 // when Redis is used again, in nanoseconds since began
 }
 
 var _ idempotency.Cache = (*Cache)(nil)
@@ -89,7 +92,7 @@ func New(client redis.Cmdable, cfg Config) (*Cache, error) {
 		cfg.MaxResponse = 64 << 10
 	}
 	if cfg.MaxResponse < 0 {
-		bad("Config.Responses.MaxSize", strconv.Itoa(cfg.MaxResponse), "must not be negative; 0 means 64 KiB")
+		bad("Config.MaxResponse", strconv.Itoa(cfg.MaxResponse), "must not be negative; 0 means 64 KiB")
 	}
 	if cfg.Logger == nil {
 		cfg.Logger = slog.Default()

@@ -37,7 +37,7 @@ func Run(t *testing.T, open func(t *testing.T) idempotency.Store) {
 		"a purge deletes what is over, and nothing else":                   (*suite).purge,
 		"an interrupted claim outlives its retention no more than it must": (*suite).interrupted,
 		"a started claim is found while its lease runs":                    (*suite).outlived,
-		"a forgotten key with a large response may be used again":          (*suite).forgetLarge,
+		"a purged key with a large response may be used again":             (*suite).forgetLarge,
 		"of all who claim, complete, release and purge one has the key":    (*suite).churn,
 	} {
 		t.Run(name, func(t *testing.T) {
