@@ -23,6 +23,13 @@
 // With a plain name, # is the number of a table that is created at run time. The field
 // is a func(number string) string. An insert of one row, which ends with its values,
 // becomes one of several rows with [ForRows].
+//
+// A list that is read in either order is written once, with the name of its reverse. What
+// differs is marked; in the reverse {{<}} is > and {{desc}} is asc:
+//
+//	-- name: newest, reversed oldest
+//	-- By the index on created, from either end.
+//	select id from {{orders}} where created {{<}} $1 order by created {{desc}} limit $2
 package statements
 
 import (
@@ -46,7 +53,12 @@ type Statement struct {
 	Text    string // with {{table}} for the names
 }
 
-var header = regexp.MustCompile(`(?m)^-- name: ([a-z0-9_]+)(_# for 0 to ([1-9]))?\n`)
+var header = regexp.MustCompile(`(?m)^-- name: ([a-z0-9_]+)(?:_# for 0 to ([1-9])|, reversed ([a-z0-9_]+))?\n`)
+
+var (
+	forward = strings.NewReplacer("{{<}}", "<", "{{desc}}", "desc")
+	reverse = strings.NewReplacer("{{<}}", ">", "{{desc}}", "asc")
+)
 
 // Read returns the statements of a folder, in the order of files and lines. It panics
 // on a malformed file, since the files are part of the program.
@@ -88,14 +100,19 @@ func parse(file, content string) (all []Statement) {
 		if s.Comment == "" || s.Text == "" {
 			panic(fmt.Sprintf("statements: %s: %s has no comment or no text", file, s.Name))
 		}
-		if at[4] < 0 {
+		switch {
+		case at[4] >= 0:
+			last, _ := strconv.Atoi(content[at[4]:at[5]]) // one digit
+			for n := range last + 1 {
+				number := strconv.Itoa(n)
+				all = append(all, Statement{s.Name + "_" + number, s.Comment, strings.ReplaceAll(s.Text, "#", number)})
+			}
+		case at[6] >= 0:
+			all = append(all,
+				Statement{s.Name, s.Comment, forward.Replace(s.Text)},
+				Statement{content[at[6]:at[7]], s.Comment, reverse.Replace(s.Text)})
+		default:
 			all = append(all, s)
-			continue
-		}
-		last, _ := strconv.Atoi(content[at[6]:at[7]]) // one digit
-		for n := range last + 1 {
-			number := strconv.Itoa(n)
-			all = append(all, Statement{s.Name + "_" + number, s.Comment, strings.ReplaceAll(s.Text, "#", number)})
 		}
 	}
 	return all

@@ -106,6 +106,19 @@ drop table {{history_#}}
 	q.DropDay(`0"; drop table x`)
 }
 
+func TestLoad_ReversesAList(t *testing.T) {
+	t.Parallel()
+	const list = `-- name: newest, reversed oldest
+-- By primary key.
+select id from {{inbox}} where id {{<}} $1 order by id {{desc}}
+`
+	var q struct{ Newest, Oldest string }
+	statements.Load(&q, folder(list), "sqlite", names.Names{Prefix: "p_"})
+	if q.Newest != `select id from "p_inbox" where id < $1 order by id desc` || q.Oldest != `select id from "p_inbox" where id > $1 order by id asc` {
+		t.Errorf("got %+v", q)
+	}
+}
+
 func TestForRows_NumbersTheParameters(t *testing.T) {
 	t.Parallel()
 	const one = "insert into t (a, b)\nvalues ($1, now() + $2::bigint)"

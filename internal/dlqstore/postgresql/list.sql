@@ -1,4 +1,4 @@
--- name: newest_by_time
+-- name: newest_by_time, reversed oldest_by_time
 -- index: dead_letters_died, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -18,11 +18,11 @@ where (cardinality($2::text[]) = 0 or state = any ($2::text[]))
 	and ($9::text = '' or fingerprint = $9::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: newest_by_message
+-- name: newest_by_message, reversed oldest_by_message
 -- index: dead_letters_message, in its order. The index holds a prefix of long texts. The other
 -- conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
@@ -44,11 +44,11 @@ where left(message_id, 255) = left($7::text, 255)
 	and ($9::text = '' or fingerprint = $9::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: newest_by_key
+-- name: newest_by_key, reversed oldest_by_key
 -- index: dead_letters_key, in its order. The index holds a prefix of long texts. The other
 -- conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
@@ -71,11 +71,11 @@ where left(key, 255) = left($6::text, 255)
 	and ($9::text = '' or fingerprint = $9::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: newest_by_fingerprint
+-- name: newest_by_fingerprint, reversed oldest_by_fingerprint
 -- index: dead_letters_fingerprint, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -95,11 +95,11 @@ where fingerprint = $9::text
 	and ($8::text = '' or reason = $8::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: newest_by_consumer
+-- name: newest_by_consumer, reversed oldest_by_consumer
 -- index: dead_letters_consumer, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -120,11 +120,11 @@ where consumer = $4::text
 	and ($9::text = '' or fingerprint = $9::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: newest_by_topic
+-- name: newest_by_topic, reversed oldest_by_topic
 -- index: dead_letters_topic, in its order. The index holds a prefix of long texts. The other
 -- conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
@@ -146,11 +146,11 @@ where left(topic, 255) = left($5::text, 255)
 	and ($9::text = '' or fingerprint = $9::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: newest_by_state
+-- name: newest_by_state, reversed oldest_by_state
 -- index: dead_letters_state, in its order, for one state. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	octet_length(payload),
@@ -170,6 +170,6 @@ where state = ($2::text[])[1]
 	and ($9::text = '' or fingerprint = $9::text)
 	and died_at >= timestamptz 'epoch' + $10::bigint * interval '1 microsecond'
 	and died_at < timestamptz 'epoch' + $11::bigint * interval '1 microsecond'
-	and (died_at, id) < (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
-order by died_at desc, id desc
+	and (died_at, id) {{<}} (timestamptz 'epoch' + $12::bigint * interval '1 microsecond', $13::bigint)
+order by died_at {{desc}}, id {{desc}}
 limit $1

@@ -1,4 +1,4 @@
--- name: oldest_by_time
+-- name: newest_by_time, reversed oldest_by_time
 -- index: dead_letters_died, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -16,11 +16,11 @@ where ($2 = '[]' or state in (select value from json_each($2)))
 	and ($9 = '' or fingerprint = $9)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: oldest_by_message
+-- name: newest_by_message, reversed oldest_by_message
 -- index: dead_letters_message, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -38,11 +38,11 @@ where message_id = $7
 	and ($9 = '' or fingerprint = $9)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: oldest_by_key
+-- name: newest_by_key, reversed oldest_by_key
 -- index: dead_letters_key, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -61,11 +61,11 @@ where key = $6
 	and ($9 = '' or fingerprint = $9)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: oldest_by_fingerprint
+-- name: newest_by_fingerprint, reversed oldest_by_fingerprint
 -- index: dead_letters_fingerprint, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -83,11 +83,11 @@ where fingerprint = $9
 	and ($8 = '' or reason = $8)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: oldest_by_consumer
+-- name: newest_by_consumer, reversed oldest_by_consumer
 -- index: dead_letters_consumer, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -106,11 +106,11 @@ where consumer = $4
 	and ($9 = '' or fingerprint = $9)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: oldest_by_topic
+-- name: newest_by_topic, reversed oldest_by_topic
 -- index: dead_letters_topic, in its order. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -128,11 +128,11 @@ where topic = $5
 	and ($9 = '' or fingerprint = $9)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
 
--- name: oldest_by_state
+-- name: newest_by_state, reversed oldest_by_state
 -- index: dead_letters_state, in its order, for one state. The other conditions filter its rows.
 select id, state, version, source, consumer, lane, row_id, topic, message_id, key,
 	length(payload), created_at, died_at,
@@ -150,6 +150,6 @@ where state = json_extract($2, '$[0]')
 	and ($9 = '' or fingerprint = $9)
 	and died_at >= $10
 	and died_at < $11
-	and (died_at, id) > ($12, $13)
-order by died_at, id
+	and (died_at, id) {{<}} ($12, $13)
+order by died_at {{desc}}, id {{desc}}
 limit $1
