@@ -5,6 +5,8 @@ import (
 	"errors"
 	"log/slog"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // verdict is what to do about an intent.
@@ -167,11 +169,7 @@ func (in *intent) wait(ctx context.Context) (Record, verdict, error) {
 	ctx, cancel := context.WithTimeout(ctx, in.cfg.Answers.WaitTimeout)
 	defer cancel()
 	for pause := least; ; pause = min(2*pause, most) {
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep.For(ctx, pause) {
 			return Record{}, verdictInProgress, nil
 		}
 		began := time.Now()

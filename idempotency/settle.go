@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -33,11 +34,7 @@ func (in *intent) settle(ctx context.Context, operation string, do func(context.
 		if err == nil || errors.Is(err, ErrStaleOwner) {
 			return err
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep.For(ctx, pause) {
 			return err
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -134,13 +135,7 @@ func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outc
 			return outcomeLostClaim, cause
 		}
 		const most = 500 * time.Millisecond
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
-		if ctx.Err() != nil || pause > most {
+		if !sleep.For(ctx, pause) || pause > most {
 			x.log(ctx, slog.LevelError, "outcome of a commit is unknown", slog.Any("error", errors.Join(cause, err)))
 			return outcomeUncertain, cause
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -74,7 +75,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			}
 			again = in.cfg.Retry.backoff(w.tries)
 		}
-		if !pause(ctx, again) {
+		if !sleep.For(ctx, again) {
 			if w.tries > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 				return in.giveUp(ctx, w, err)
 			}

@@ -6,6 +6,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // isolation decides which messages are handled at the same time, for crash isolation. A
@@ -106,7 +108,7 @@ func (i *isolation) holdUpOthers(ctx context.Context) error {
 	i.mu.Lock()
 	wait, maxWait := time.Until(i.openUntil), i.maxWait
 	i.mu.Unlock()
-	if !pause(ctx, wait) {
+	if !sleep.For(ctx, wait) {
 		return ctx.Err()
 	}
 	idle := make(chan struct{})

@@ -7,6 +7,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -39,7 +40,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 			return err
 		case broken.Permanent():
 			return in.refuse(ctx, w, refusal(err), err)
-		case attempts < in.cfg.Retry.Tries && pause(ctx, in.cfg.Retry.backoff(attempts)):
+		case attempts < in.cfg.Retry.Tries && sleep.For(ctx, in.cfg.Retry.backoff(attempts)):
 		case ctx.Err() != nil || in.cfg.DeadLetters == nil:
 			return err
 		case errors.Is(err, payload.ErrStore):

@@ -10,6 +10,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/inboxstore"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // Migrations creates the tables inbox, with its seal, inbox_failures, inbox_sequences and
@@ -53,7 +54,7 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 		if more {
 			wait = purgeInterval / 100
 		}
-		if !pause(ctx, jitter(wait)) {
+		if !sleep.For(ctx, jitter(wait)) {
 			return
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // Replays publishes the messages of this consumer's dead letters to it again, when an
@@ -103,7 +104,7 @@ func (p publishedLetter) next() publishedLetter {
 
 // loop performs replays until ctx ends.
 func (r *replayer) loop(ctx context.Context) {
-	for wait := replayInterval; pause(ctx, jitter(wait)); {
+	for wait := replayInterval; sleep.For(ctx, jitter(wait)); {
 		begin := time.Now()
 		if _, err := r.step(ctx); err != nil && ctx.Err() == nil {
 			r.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "dead letters not replayed; trying again", slog.String("consumer", r.in.cfg.Consumer), slog.Any("error", err))

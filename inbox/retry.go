@@ -1,7 +1,6 @@
 package inbox
 
 import (
-	"context"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -107,15 +106,3 @@ func double(d time.Duration, times int, most time.Duration) time.Duration {
 
 // jitter spreads d evenly between a half and one and a half of it.
 func jitter(d time.Duration) time.Duration { return d/2 + rand.N(d+1) }
-
-// pause reports whether the time has passed; false means that ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
-	}
-}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 const (
@@ -152,9 +153,7 @@ func (m *Mill) purge(ctx context.Context) error {
 		if _, err := m.letters.Purge(ctx); err != nil && ctx.Err() == nil {
 			m.cfg.Logger.WarnContext(ctx, "dead letters not purged", "error", err)
 		}
-		select {
-		case <-time.After(purgeInterval):
-		case <-ctx.Done():
+		if !sleep.For(ctx, purgeInterval) {
 			return nil
 		}
 	}

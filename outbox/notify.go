@@ -13,6 +13,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // notifyEvery bounds how often a Notifier sends: a hundred times a second.
@@ -66,7 +67,7 @@ func (n *Notifier) Run(ctx context.Context) error {
 			n.box.commits.raise() // not announced yet
 			wait = time.Second
 		}
-		if !pause(ctx, wait) {
+		if !sleep.For(ctx, wait) {
 			return nil
 		}
 	}
@@ -147,7 +148,7 @@ func (l *Listener) Run(ctx context.Context) error {
 			break
 		}
 		failing.report(ctx, fmt.Errorf("listen: %w", err)) // for example on a standby
-		pause(ctx, time.Second)
+		sleep.For(ctx, time.Second)
 	}
 	l.box.wake.raise()
 	for range listener.Notify { // nil means a new connection
@@ -182,7 +183,7 @@ func (l *line) dial(ctx context.Context, network, address string, timeout time.D
 	if time.Since(l.dialled) > lasting {
 		l.short = 0
 	} else {
-		pause(ctx, min(50*time.Millisecond<<min(l.short, 10), 5*time.Second))
+		sleep.For(ctx, min(50*time.Millisecond<<min(l.short, 10), 5*time.Second))
 		l.short++
 	}
 	l.dialled = time.Now()
@@ -230,17 +231,5 @@ func (t *trouble) report(ctx context.Context, err error) {
 	case err == nil && t.on:
 		t.on = false
 		t.log.InfoContext(ctx, "notifications work again")
-	}
-}
-
-// pause waits for d and reports whether it did so before ctx ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -227,11 +228,8 @@ func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *s
 		}
 		// The loser gives the winner time to finish; the spread keeps losers
 		// from meeting again.
-		wait := time.NewTimer(time.Duration(rand.Int64N(int64(time.Millisecond) << min(attempt, 7)))) //nolint:gosec // no secret
-		select {
-		case <-wait.C:
-		case <-ctx.Done():
-			wait.Stop()
+		wait := time.Duration(rand.Int64N(int64(time.Millisecond) << min(attempt, 7))) //nolint:gosec // no secret
+		if !sleep.For(ctx, wait) {
 			return err
 		}
 	}

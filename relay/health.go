@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -215,7 +216,7 @@ const doctorEvery = time.Second
 // worker may have no lanes then, so nothing else would do it.
 func (w *worker) doctor(ctx context.Context) error {
 	logged := false
-	for pause(ctx, min(doctorEvery, w.cfg.Lease/5)) {
+	for sleep.For(ctx, min(doctorEvery, w.cfg.Lease/5)) {
 		_, why := w.health.unfit(time.Now())
 		switch {
 		case why == nil && logged: // its calls had answers for a while

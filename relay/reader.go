@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -40,7 +41,7 @@ func (w *worker) reader(ctx context.Context) error {
 		case ctx.Err() == nil:
 			w.checkDue.Store(true)
 			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "lanes", r.Lanes, "error", err)
-			pause(ctx, retry.NextBackOff())
+			sleep.For(ctx, retry.NextBackOff())
 		}
 		w.rows <- answer // has room: one read at a time
 	}

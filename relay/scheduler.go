@@ -6,6 +6,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -48,7 +49,7 @@ func (w *worker) scheduler(ctx context.Context) error {
 				}
 			}
 		}
-		if !pause(ctx, min(rest, wait)) {
+		if !sleep.For(ctx, min(rest, wait)) {
 			return nil
 		}
 		timer := time.NewTimer(max(0, wait-rest))

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -36,7 +37,7 @@ func (p place) beatsOf(t testing.TB, worker string) *beats {
 	var group sync.WaitGroup
 	group.Go(func() {
 		query := database.Of(p.cfg).Expand(`select coalesce(max((extract(epoch from seen_until) * 1000000)::bigint), 0) from {{relay_workers}} where name = $1`)
-		for last := 0; pause(ctx, beatEvery/4); {
+		for last := 0; sleep.For(ctx, beatEvery/4); {
 			seen, err := countIn(ctx, p.db, query, worker)
 			if err == nil && seen-last >= int(beatEvery.Microseconds())*9/10 {
 				last = seen
@@ -46,15 +47,6 @@ func (p place) beatsOf(t testing.TB, worker string) *beats {
 	})
 	t.Cleanup(func() { cancel(); group.Wait() })
 	return clock
-}
-
-func pause(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-time.After(d):
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }
 
 // leases returns a number of heartbeats as a number of leases.

@@ -11,6 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
@@ -89,7 +90,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 	look := holders{met: w.met}
 	defer look.forget()
 	var checked int64 // with the lease of which epoch
-	for n := 1; pause(ctx, upkeepEvery); n++ {
+	for n := 1; sleep.For(ctx, upkeepEvery); n++ {
 		epoch := w.upkeepLease.held()
 		if n%checkEvery == 0 || epoch > checked {
 			checked = max(checked, epoch)
@@ -129,7 +130,7 @@ func (w *worker) maintain(ctx context.Context, epoch int64) error {
 		return done, err
 	}
 	done, err := maintain()
-	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && pause(ctx, done.Again) {
+	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && sleep.For(ctx, done.Again) {
 		done, err = maintain()
 	}
 	if !bounded.Silence(err) {
@@ -185,7 +186,7 @@ func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 // of the upkeep. It is separate from the upkeep since the user's function may take its
 // time.
 func (w *worker) archiver(ctx context.Context) error {
-	for n := 0; pause(ctx, upkeepEvery); n++ {
+	for n := 0; sleep.For(ctx, upkeepEvery); n++ {
 		epoch := w.upkeepLease.held()
 		if epoch == 0 {
 			n = -1 // it begins with the lease

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -68,7 +69,7 @@ func (f *variety) start(t testing.TB, box *outbox.Outbox) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
 	group.Go(func() {
-		for pause(ctx, 200*time.Millisecond) {
+		for sleep.For(ctx, 200*time.Millisecond) {
 			f.commit(t, box, f.rounds)
 			f.rounds++
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // worker is one run of a relay. run starts its goroutines and waits for all of them:
@@ -128,7 +129,7 @@ func (w *worker) prepare(ctx context.Context) error {
 		if ctx.Err() == nil && !transient(err) {
 			return fmt.Errorf("relay: %w", err)
 		}
-		if !pause(ctx, retry.NextBackOff()) {
+		if !sleep.For(ctx, retry.NextBackOff()) {
 			return nil // ctx ended while it waited
 		}
 		w.log.Log(ctx, level, "database is not available; trying again", "error", err)
@@ -145,18 +146,6 @@ func (w *worker) makeRoom(ctx context.Context) {
 	})
 	if err != nil && ctx.Err() == nil {
 		w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
-	}
-}
-
-// pause waits for d and reports whether it did so before ctx ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }
 

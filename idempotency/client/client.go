@@ -38,6 +38,7 @@ import (
 	crand "crypto/rand"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // Config configures a Transport. The zero value is right for most clients.
@@ -208,11 +209,7 @@ func (t *Transport) RoundTrip(request *http.Request) (*http.Response, error) {
 				drain(response.Body)
 			}
 		}
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep.For(ctx, pause) {
 			return nil, errors.Join(ctx.Err(), err)
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // Run runs the suite. open returns an empty store for a test, and closes with t.Cleanup
@@ -136,12 +137,7 @@ func (s *suite) until(what string, done func() bool) {
 }
 
 func (s *suite) pause(d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-	case <-s.Context().Done():
-	}
+	sleep.For(s.Context(), d)
 }
 
 func (s *suite) leaseEnds(id idempotency.ID) {

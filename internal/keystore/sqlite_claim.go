@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
 )
@@ -55,11 +56,7 @@ func (s *sqlite) claimInTurn(ctx context.Context, c Claim) (Record, bool, error)
 func (s *sqlite) watch(ctx context.Context, c Claim) (Record, bool) {
 	const least, most = 10 * time.Millisecond, 400 * time.Millisecond
 	for pause := least; ; pause = min(2*pause, most) {
-		timer := time.NewTimer(pause)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
+		if !sleep.For(ctx, pause) {
 			return Record{}, false
 		}
 		if r, found, err := s.Find(ctx, c.ID); err == nil && found && r.Owner.Token != c.Token {

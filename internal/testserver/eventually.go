@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // MaxWait is how long a test waits without progress before it fails. It is long because
@@ -52,12 +54,5 @@ func Poll(ctx context.Context, condition func() bool) bool {
 
 // Pause simulates work, such as a slow handler. It returns false if ctx ends first.
 func Pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
+	return sleep.For(ctx, d)
 }

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -179,12 +180,7 @@ func (in *Intake) Run(ctx context.Context) error {
 			wait = retry.NextBackOff()
 			in.cfg.Logger.WarnContext(ctx, "intake failed; retrying", "topic", in.cfg.Topic, "error", err)
 		}
-		timer := time.NewTimer(wait)
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-		}
-		timer.Stop()
+		sleep.For(ctx, wait)
 	}
 	return nil
 }

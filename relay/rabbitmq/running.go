@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/relay"
 )
 
@@ -88,7 +89,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			if failures++; failures == 1 {
 				log.WarnContext(ctx, "rabbitmq cannot be reached, retrying", "uri", r.settings.conn.Shown(), "error", err)
 			}
-			if !pause(ctx, wait.NextBackOff()) {
+			if !sleep.For(ctx, wait.NextBackOff()) {
 				return
 			}
 			continue
@@ -109,20 +110,8 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
 		}
-		if !pause(ctx, wait.NextBackOff()) {
+		if !sleep.For(ctx, wait.NextBackOff()) {
 			return
 		}
-	}
-}
-
-// pause reports whether the time has passed; false means that ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-timer.C:
-		return true
 	}
 }
