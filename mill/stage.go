@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 // failures collects the errors of all stages.
@@ -60,7 +61,7 @@ func (s *stage) start(name string, run func(ctx context.Context) error) {
 		defer s.leave(name)
 		err := errEndedGoroutine // unless run returns, or panics
 		defer func() {
-			if err != nil && (s.ctx.Err() == nil || !errors.Is(err, context.Canceled)) {
+			if err != nil && (s.ctx.Err() == nil || !sqlerr.Canceled(err)) {
 				s.failed.add(fmt.Errorf("%s: %w", name, err))
 			}
 		}()

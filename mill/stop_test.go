@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/mill"
@@ -151,6 +152,59 @@ func TestRun_ReturnsWhileTheDatabaseIsSilentAtTheStart(t *testing.T) {
 			proxy.Cut()
 			eventually(t, "nothing uses the database", func() bool { return db.Stats().InUse == 0 })
 		})
+	}
+}
+
+// Drivers report a statement that was stopped as an error of the database.
+func TestRun_StopsWithStatementsRunning(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	for name, c := range map[string]struct {
+		db    *sql.DB
+		cfg   oncemill.Config
+		query string
+	}{
+		"PostgreSQL": {pg.DB, pg.Config, `select pg_sleep(600)`},
+		"SQLite":     {testserver.SQLite(t), oncemill.Config{}, `with recursive s (n) as (select 1 union all select n + 1 from s) select count(*) from s`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMill(t, c.db, mill.Config{Database: c.cfg, Outbox: &outbox.Config{}})
+			begun := make(chan struct{})
+			stop := run(t, m, func(ctx context.Context) error {
+				close(begun)
+				_, err := c.db.ExecContext(ctx, c.query)
+				return err
+			})
+			<-begun
+			testserver.Pause(t.Context(), 100*time.Millisecond)
+			if err := stop(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestRun_StopsWhileItsMigrationsWait(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	tx, err := pg.DB.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback() //nolint:errcheck // it only held a lock
+	var pid int
+	lock := `select pg_backend_pid() from pg_advisory_xact_lock(hashtextextended('oncemill migrate "` + pg.Config.Schema + `"', 0))`
+	if err := tx.QueryRowContext(t.Context(), lock).Scan(&pid); err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, newMill(t, pg.DB, mill.Config{Database: pg.Config, Outbox: &outbox.Config{}}))
+	eventually(t, "its migrations wait", func() bool {
+		var n int
+		return pg.DB.QueryRowContext(t.Context(), `select count(*) from pg_stat_activity where $1 = any (pg_blocking_pids(pid))`, pid).Scan(&n) == nil && n == 1
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -2,6 +2,7 @@
 package sqlerr
 
 import (
+	"context"
 	"database/sql"
 	"database/sql/driver"
 	"errors"
@@ -64,6 +65,12 @@ func TimedOut(err error) bool {
 		return true
 	}
 	return false
+}
+
+// Canceled reports that a statement ended because its context was canceled. lib/pq then
+// returns the server's error, which does not match the context's.
+func Canceled(err error) bool {
+	return errors.Is(err, context.Canceled) || State(err) == "57014"
 }
 
 // LockTimedOut reports that a statement has waited for a lock for the whole lock_timeout.
