@@ -46,6 +46,11 @@ func fields(t *testing.T, err error) []string {
 	return all
 }
 
+// idleSink takes no messages.
+type idleSink struct{ relay.Sink }
+
+func (idleSink) MaxInFlight() int { return 0 }
+
 func TestNew_NamesEveryBadValueAndSendsNothing(t *testing.T) {
 	t.Parallel()
 	counting := &countingDriver{}
@@ -85,6 +90,10 @@ func TestNew_NamesEveryBadValueAndSendsNothing(t *testing.T) {
 	}
 	if names := slices.Sorted(maps.Keys(got)); !slices.Equal(names, want) {
 		t.Errorf("joined: %v, want %v", names, want)
+	}
+
+	if _, err := relay.New(box, idleSink{s}, relay.Config{}); !slices.Equal(fields(t, err), []string{"relay.New sink"}) {
+		t.Errorf("a sink that takes nothing: %v", err)
 	}
 
 	for _, cfg := range []relay.Config{

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strconv"
@@ -137,6 +138,11 @@ func New(box *outbox.Outbox, sink Sink, cfg Config) (*Relay, error) {
 	}
 	if sink == nil {
 		bad("New sink", "nil", "a sink is needed")
+	}
+	if s, ok := sink.(interface{ MaxInFlight() int }); ok {
+		if most := s.MaxInFlight(); most < 1 {
+			bad("New sink", fmt.Sprintf("%T with MaxInFlight %d", sink, most), "MaxInFlight must be at least 1, or nothing would be published")
+		}
 	}
 	duration := func(field string, value *time.Duration, byDefault, least, most time.Duration) {
 		switch {

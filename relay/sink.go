@@ -45,9 +45,9 @@ func (m *Message) Watermill() *message.Message {
 // Sink hands messages to a broker and reports the outcome of each.
 //
 // A sink may have two more methods. MaxInFlight() int bounds the number of messages
-// handed to it without an outcome, below Config.Window. Ready() bool reports whether it
-// reaches its broker. A worker whose sink does not, while another worker's does, leaves
-// the lanes to that one.
+// handed to it without an outcome, below Config.Window: at least 1, and always the same.
+// Ready() bool reports whether it reaches its broker. A worker whose sink does not, while
+// another worker's does, leaves the lanes to that one.
 type Sink interface {
 	// Run holds the sink's connections and goroutines. It blocks until ctx ends and
 	// then returns nil. An error means that the sink can never work; bad credentials
