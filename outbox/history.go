@@ -105,6 +105,17 @@ func (h *History) Count(ctx context.Context, f HistoryFilter) (int, error) {
 	return n, nil
 }
 
+// Now returns the time of the database's clock, which HistoryRow.RelayedAt comes from. To
+// resend in several calls what was confirmed until now, set HistoryFilter.To to it:
+// otherwise later calls send again what earlier ones have sent.
+func (h *History) Now(ctx context.Context) (time.Time, error) {
+	now, err := h.box.store.Now(ctx)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("outbox: read time: %w", err)
+	}
+	return now, nil
+}
+
 // Resend writes delivered messages to the outbox again, in a new transaction (RunInTx),
 // and returns how many. See [History.ResendTx].
 func (h *History) Resend(ctx context.Context, f HistoryFilter) (sent int, err error) {

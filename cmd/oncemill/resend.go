@@ -36,19 +36,13 @@ of a topic get them. Use it after a failover that lost commits of consumers, or 
 a broker that lost its queues.
 
 The command writes the messages to the outbox, a thousand in a transaction, and
-relays deliver them. If it fails, the error states the time to continue from.`,
+relays deliver them. If it fails, the error states the times to continue with. Times
+are those of the database's clock.`,
 		Example: `  oncemill resend --from 2026-03-01T10:00:00Z --to 2026-03-01T10:15:00Z --dry-run
   oncemill resend --from 30m --topic orders`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			now := time.Now()
-			var fromErr, toErr error
-			filter.From, fromErr = timeOf("from", from, now)
-			filter.To, toErr = timeOf("to", to, now)
-			if err := errors.Join(fromErr, toErr); err != nil {
-				return &usageError{err}
-			}
-			if !filter.From.Before(filter.To) {
-				return &usageError{errors.New("--to must be after --from")}
+			if _, _, err := window(from, to, time.Now()); err != nil {
+				return err
 			}
 			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
 				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, outbox.Migrations); err != nil {
@@ -59,6 +53,16 @@ relays deliver them. If it fails, the error states the time to continue from.`,
 					return err
 				}
 				r := resend{history: box.History(), progress: cmd.ErrOrStderr()}
+				now, err := r.history.Now(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if filter.From, filter.To, err = window(from, to, now); err != nil {
+					return err
+				}
+				if filter.To.After(now) {
+					return &usageError{fmt.Errorf("--to %s is in the future, by the database's clock (%s): what is sent again would be sent once more", to, now.UTC().Format(time.RFC3339))}
+				}
 				return r.run(cmd.Context(), cmd.OutOrStdout(), filter, dryRun)
 			})
 		},
@@ -70,6 +74,19 @@ relays deliver them. If it fails, the error states the time to continue from.`,
 	flags.StringVar(&filter.Key, "key", "", "only this ordering key")
 	flags.BoolVar(&dryRun, "dry-run", false, "only count the messages")
 	return cmd
+}
+
+// window reads the window's bounds.
+func window(from, to string, now time.Time) (start, end time.Time, err error) {
+	start, fromErr := timeOf("from", from, now)
+	end, toErr := timeOf("to", to, now)
+	if err := errors.Join(fromErr, toErr); err != nil {
+		return start, end, &usageError{err}
+	}
+	if !start.Before(end) {
+		return start, end, &usageError{errors.New("--to must be after --from")}
+	}
+	return start, end, nil
 }
 
 // timeOf reads a time, or a duration before now.
@@ -106,7 +123,7 @@ func (r *resend) run(ctx context.Context, out io.Writer, f outbox.HistoryFilter,
 	}
 	r.done = f.From
 	if err := r.window(ctx, f, r.total); err != nil {
-		return fmt.Errorf("%d of %d messages were sent again; continue with --from %s: %w", r.sent, r.total, r.done.UTC().Format(time.RFC3339Nano), err)
+		return fmt.Errorf("%d of %d messages were sent again; continue with --from %s --to %s: %w", r.sent, r.total, r.done.UTC().Format(time.RFC3339Nano), f.To.UTC().Format(time.RFC3339Nano), err)
 	}
 	_, err = fmt.Fprintf(out, "%d messages were sent again\n", r.sent)
 	return err

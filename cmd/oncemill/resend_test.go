@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
@@ -73,6 +74,10 @@ from generate_series(1, 2600) i`,
 				t.Errorf("a dry run sent %d: %s", count(owed), out)
 			}
 			if out := run(0, "resend", "--from", "24h", "--topic", "bills"); !strings.HasSuffix(out, "260 messages were sent again\n") || count(owed) != 260 {
+				t.Errorf("%d are owed: %s", count(owed), out)
+			}
+			future := time.Now().Add(time.Hour).UTC().Format(time.RFC3339)
+			if out := run(2, "resend", "--from", "24h", "--to", future); !strings.Contains(out, "in the future") || count(owed) != 260 {
 				t.Errorf("%d are owed: %s", count(owed), out)
 			}
 			out := run(0, "resend", "--from", "24h")

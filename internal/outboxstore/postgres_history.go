@@ -14,6 +14,11 @@ import (
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
+func (s *postgres) Now(ctx context.Context) (now time.Time, err error) {
+	err = s.db.QueryRowContext(ctx, s.q.Now).Scan(&now)
+	return now, err
+}
+
 func (s *postgres) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
 	args := append(historyArgs(f), f.After.ID, timeOrNull(f.After.RelayedAt), f.Limit)
 	return scanHistory(s.db.QueryContext(ctx, s.q.ListHistory, args...))
@@ -62,7 +67,7 @@ var (
 // historyDays returns the server's time (UTC), and the days that have a partition, with
 // whether the partition has any rows.
 func (s *postgres) historyDays(ctx context.Context) (now time.Time, days map[string]bool, err error) {
-	if err := s.db.QueryRowContext(ctx, s.q.Now).Scan(&now); err != nil {
+	if now, err = s.Now(ctx); err != nil {
 		return now, nil, err
 	}
 	rows, err := s.db.QueryContext(ctx, s.q.Days)

@@ -23,7 +23,7 @@ type sqliteStatements struct {
 	Read, ReadPiece, ReadAhead                    string
 	Keep, Delete                                  string
 	NextDue, ChooseDue, CopyDue, DeleteDue        string
-	ListHistory, CountHistory, Resend             string
+	Now, ListHistory, CountHistory, Resend        string
 	HasExpired, Purge, ArchiveRead, ArchiveDelete string
 	CheckSequence, Forged, LastID, RepairedID     string
 	DeleteSequence, InsertSequence                string

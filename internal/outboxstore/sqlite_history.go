@@ -35,6 +35,12 @@ func (f HistoryFilter) sqliteArgs() ([]any, error) {
 	return args, nil
 }
 
+func (s *sqlite) Now(ctx context.Context) (time.Time, error) {
+	var micros int64
+	err := s.db.QueryRowContext(ctx, s.q.Now).Scan(&micros)
+	return time.UnixMicro(micros), err
+}
+
 func (s *sqlite) ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error) {
 	args, err := f.sqliteArgs()
 	if err != nil {

@@ -96,6 +96,9 @@ type Store interface {
 	// of the choice only its rows and bytes count.
 	MoveDue(ctx context.Context, guard Guard, limits shorttx.Limits, choice Choice) (Batch, error)
 
+	// Now returns the database's time, which the times of the history come from.
+	Now(ctx context.Context) (time.Time, error)
+
 	// ListHistory returns rows of the history, in the order of their ids.
 	ListHistory(ctx context.Context, f HistoryFilter) ([]HistoryRow, error)
 

@@ -49,10 +49,14 @@ func TestStore_HistoryIsListedCountedAndSentAgain(t *testing.T) {
 			}
 			return ids
 		}
+		now, err := f.Now(t.Context())
+		must(t, err)
 		for name, c := range map[string]struct {
 			filter outboxstore.HistoryFilter
 			want   []string
 		}{
+			"now":      {outboxstore.HistoryFilter{To: now.Add(time.Millisecond)}, []string{"a", "b", "c"}},
+			"from now": {outboxstore.HistoryFilter{From: now.Add(time.Millisecond)}, nil},
 			"all":      {outboxstore.HistoryFilter{}, []string{"a", "b", "c"}},
 			"ids":      {outboxstore.HistoryFilter{IDs: []int64{rows[0].ID, rows[2].ID}}, []string{"a", "c"}},
 			"messages": {outboxstore.HistoryFilter{MessageIDs: []string{"b", "x"}}, []string{"b"}},

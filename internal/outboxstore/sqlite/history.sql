@@ -1,3 +1,7 @@
+-- name: now
+-- The clock of the machine.
+select cast(unixepoch('subsec') * 1000000 as integer);
+
 -- name: list_history
 -- By the index on relayed_at, and sorted.
 select h.lane, h.id, h.topic, h.message_id, h.key, h.payload, h.metadata, h.created_at, h.relayed_at
