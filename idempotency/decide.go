@@ -239,8 +239,9 @@ func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *coun
 	case !found:
 		return verdictTooMany, Record{}, nil
 	}
-	if v := in.judge(record); v != verdictRun {
-		return v, record, nil
+	v := in.judge(record)
+	if v == verdictRun && record.LeaseLeft <= 0 {
+		v, record = verdictTooMany, Record{} // to take it over would make it one more
 	}
-	return verdictTooMany, Record{}, nil // to take it over would make it one more
+	return v, record, nil
 }

@@ -3,12 +3,14 @@ package idempotency_test
 import (
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // A process that was killed in a handler, and starts again with its unique name, does not
@@ -78,4 +80,75 @@ func TestUniqueName_ARunningRequestKeepsItsKey(t *testing.T) {
 			t.Errorf("the first request got %d; %d runs", code, runs.Load())
 		}
 	})
+}
+
+// interrupted leaves the keys with running leases of a process that had the unique name
+// before. Its requests go on until the returned function is called.
+func (p *testDB) interrupted(t *testing.T, e *idempotency.Engine, keys ...string) (goOn func()) {
+	t.Helper()
+	begun, on := make(chan struct{}), make(chan struct{})
+	h := e.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		begun <- struct{}{}
+		<-on
+	}))
+	var running sync.WaitGroup
+	for _, key := range keys {
+		running.Go(func() { do(t, h, post("/", "", withKey(key))) })
+		<-begun
+	}
+	former := `overlay(owner placing '\x0badf00d'::bytea from 7 for 4)`
+	if p.driver == "sqlite" {
+		former = `cast(substr(owner, 1, 6) || x'0badf00d' || substr(owner, 11) as blob)`
+	}
+	p.exec(t, `update {{idempotency}} set owner = `+former)
+	goOn = sync.OnceFunc(func() { close(on); running.Wait() })
+	t.Cleanup(goOn)
+	return goOn
+}
+
+// The process that crashed had as many keys as its caller may have.
+func TestUniqueName_ARetryIsNoFurtherOutstandingKey(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		e := p.engine(t, func(c *idempotency.Config) { c.Keys.MaxOutstanding, c.Failures.UniqueName = 2, "api-0" })
+		p.interrupted(t, e, "a", "b")
+		h := e.TxMiddleware(ok("done"))
+		testserver.Eventually(t, "the keys are counted", func() bool { return do(t, h, post("/", "", withKey("c"))).Code == http.StatusTooManyRequests })
+		for _, key := range []string{"a", "b", "c"} {
+			if w := do(t, h, post("/", "", withKey(key))); w.Code != http.StatusOK {
+				t.Errorf("key %s got %d: %s", key, w.Code, w.Body)
+			}
+		}
+	})
+}
+
+// A process froze, or was cut off, after its last statement and before its COMMIT. Retries
+// are answered at once, and take no connection from other requests.
+func TestUniqueName_WaitsForNoFrozenProcess(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	e := p.engine(t, func(c *idempotency.Config) {
+		c.Failures.UniqueName, c.Timeout, c.Failures.Lease = "api-0", testserver.MaxWait, 2*testserver.MaxWait
+	})
+	goOn := p.interrupted(t, e, "a")
+	frozen, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer frozen.Rollback() //nolint:errcheck // it is rolled back before
+	if _, err := frozen.ExecContext(t.Context(), p.expand(t, `update {{idempotency}} set status = 200`)); err != nil {
+		t.Fatal(err)
+	}
+	p.db.SetMaxOpenConns(p.db.Stats().InUse + 1)
+	h := e.TxMiddleware(ok("done"))
+	expectProblem(t, do(t, h, post("/", "", withKey("a"))), http.StatusConflict, "in-progress")
+	if w := do(t, h, post("/", "", withKey("b"))); w.Code != http.StatusOK {
+		t.Errorf("another request got %d", w.Code)
+	}
+	if err := frozen.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	if w := do(t, h, post("/", "", withKey("a"))); w.Code != http.StatusOK {
+		t.Errorf("then %d", w.Code)
+	}
+	goOn()
 }

@@ -155,13 +155,15 @@ type Store interface {
 	Outstanding(ctx context.Context, caller [16]byte, limit int) (int, error)
 
 	// Extend makes the lease of a started claim end this long from now. owned is false, and
-	// nothing was changed, unless the claim is started and owner's.
+	// nothing was changed, unless the claim is started and owner's, and on PostgreSQL also
+	// while another transaction has it locked.
 	Extend(ctx context.Context, id ID, owner Owner, lease time.Duration) (owned bool, err error)
 
-	// Release deletes a started claim. owned is as for Extend.
+	// Release deletes a started claim. owned is false, and nothing was changed, unless the
+	// claim is started and owner's.
 	Release(ctx context.Context, id ID, owner Owner) (owned bool, err error)
 
-	// Complete ends a started claim, durably. owned is as for Extend.
+	// Complete ends a started claim, durably. owned is as for Release.
 	Complete(ctx context.Context, id ID, owner Owner, c Completion) (owned bool, err error)
 
 	// Purge deletes up to limit records that are past retention, and the responses of up to
@@ -179,12 +181,12 @@ type Store interface {
 	Seal(ctx context.Context, tx *sql.Tx, limits SealLimits) error
 
 	// SealClaim does the same by a write to the claim, where Traits.SealsClaims is set, and
-	// nothing elsewhere. owned is as for Extend. enforced is false if the database is
+	// nothing elsewhere. owned is as for Release. enforced is false if the database is
 	// configured not to refuse the commit.
 	SealClaim(ctx context.Context, tx *sql.Tx, id ID, owner Owner) (owned, enforced bool, err error)
 
 	// Finish completes a claim as the last statement of a sealed transaction, and permits
-	// its commit. owned is false as for Extend, or if the handler has ended the transaction.
+	// its commit. owned is false as for Release, or if the handler has ended the transaction.
 	Finish(ctx context.Context, tx *sql.Tx, id ID, owner Owner, c Completion) (owned bool, err error)
 
 	// FinishAll is Finish for several claims. It returns the positions of those that are not

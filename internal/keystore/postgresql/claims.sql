@@ -53,18 +53,25 @@ from (
 ) as outstanding
 
 -- name: extend
--- Served by the primary key. Owner and fence make the update a compare-and-set: after a
--- takeover it waits for, it finds no row. It does not wait for the disk, which may take
--- longer than the lease: lost in a crash of the server, it is a renewal that failed.
+-- Served by the primary key. The row is locked with "for update skip locked" after owner
+-- and fence have been checked, which makes the update a compare-and-set, and it waits for
+-- nobody: a process that froze before its COMMIT may have the row locked for long. It does
+-- not wait for the disk either, which may take longer than the lease: lost in a crash of
+-- the server, it is a renewal that failed.
 with settings as materialized (
 	select set_config('synchronous_commit', 'off', true)
 )
 update {{idempotency}}
 set lease_until = statement_timestamp() + $4::bigint * interval '1 microsecond'
-where key_hash = $1
-	and owner = $2
-	and fence = $3
-	and state = 1
+where key_hash = (
+	select key_hash
+	from {{idempotency}}
+	where key_hash = $1
+		and owner = $2
+		and fence = $3
+		and state = 1
+	for update skip locked
+)
 	and exists (select from settings)
 
 -- name: release
