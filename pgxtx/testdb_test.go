@@ -127,6 +127,23 @@ func (p *testDB) open(t *testing.T, db *sql.DB) {
 	}
 }
 
+// behindProxy leads the connections of the block through a proxy.
+func (p *testDB) behindProxy(t *testing.T) *testserver.PostgresProxy {
+	t.Helper()
+	proxy, dsn := testserver.NewPostgresProxy(t, p.pg.DSN)
+	db, err := sql.Open("pgx", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := blocks["inbox"]
+	if !errors.Is(p.ended, inbox.ErrTxEnded) {
+		block = blocks["idempotency"]
+	}
+	p.open(t, db)
+	block(t, p)
+	return proxy
+}
+
 // handle has fn called as a handler.
 func (p *testDB) handle(t *testing.T, id string, fn func(ctx context.Context, tx *pgxtx.Tx) error) error {
 	t.Helper()

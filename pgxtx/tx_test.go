@@ -476,17 +476,7 @@ func TestTx_StatementsEndWithTheirContexts(t *testing.T) {
 
 func TestTx_AnswersWhenTheServerFallsSilent(t *testing.T) {
 	onEachBlock(t, func(t *testing.T, p *testDB) {
-		proxy, dsn := testserver.NewPostgresProxy(t, p.pg.DSN)
-		db, err := sql.Open("pgx", dsn)
-		if err != nil {
-			t.Fatal(err)
-		}
-		block := blocks["inbox"]
-		if !errors.Is(p.ended, inbox.ErrTxEnded) {
-			block = blocks["idempotency"]
-		}
-		p.open(t, db)
-		block(t, p)
+		proxy := p.behindProxy(t)
 		for name, write := range writes {
 			proxy.Silence(testserver.Containing("effects"), 1)
 			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
@@ -505,7 +495,70 @@ func TestTx_AnswersWhenTheServerFallsSilent(t *testing.T) {
 			proxy.Cut()
 		}
 		p.expectEffects(t)
-		testserver.Eventually(t, "all connections are given back", func() bool { return db.Stats().InUse == 0 })
+		testserver.Eventually(t, "all connections are given back", func() bool { return p.db.Stats().InUse == 0 })
+	})
+}
+
+// The server falls silent during a statement whose context never ends, which the handler
+// made with its oncemill.Tx. The connection gets its place in the pool back.
+func TestTx_AStatementWithoutALimitKeepsNoConnection(t *testing.T) {
+	const large = `select repeat('x', 100000) from generate_series(1, 100000)`
+	onEachBlock(t, func(t *testing.T, p *testDB) {
+		proxy := p.behindProxy(t)
+		p.db.SetMaxOpenConns(1)
+		unlimited := context.WithoutCancel(t.Context())
+		for name, meet := range map[string]func(tx oncemill.Tx) error{
+			"rows": func(tx oncemill.Tx) error {
+				rows, err := tx.QueryContext(unlimited, large)
+				if err != nil {
+					return err
+				}
+				defer rows.Close() //nolint:errcheck // it is cut off
+				proxy.Silence(nil, 0)
+				for rows.Next() { // until the connection is closed
+				}
+				return rows.Err()
+			},
+			"rows left open": func(tx oncemill.Tx) error {
+				rows, err := tx.QueryContext(unlimited, large) //nolint:sqlclosecheck // the handler's mistake
+				if err != nil {
+					return err
+				}
+				rows.Next()
+				proxy.Silence(nil, 0)
+				return rows.Err()
+			},
+			"exec": func(tx oncemill.Tx) error {
+				proxy.Silence(nil, 0)
+				_, err := tx.ExecContext(unlimited, `insert into effects (name) values ('silent')`)
+				return err
+			},
+			"prepared": func(tx oncemill.Tx) error {
+				stmt, err := tx.PrepareContext(unlimited, `insert into effects (name) values ($1)`)
+				if err != nil {
+					return err
+				}
+				proxy.Silence(nil, 0)
+				_, err = stmt.ExecContext(unlimited, "silent")
+				return err
+			},
+		} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			err := p.run(ctx, name, func(ctx context.Context) error {
+				tx, _ := oncemill.TxFromContext(ctx)
+				return meet(tx)
+			})
+			cancel()
+			if err == nil {
+				t.Errorf("%s: handled by a silent server", name)
+			}
+			testserver.Eventually(t, "the connection is given back after "+name, func() bool { return p.db.Stats().InUse == 0 })
+			if err := p.handle(t, name+" after", func(ctx context.Context, tx *pgxtx.Tx) error { return writes["exec"](ctx, tx, name) }); err != nil {
+				t.Errorf("%s: then %v", name, err)
+			}
+			proxy.Cut()
+		}
+		p.expectEffects(t, "exec", "prepared", "rows", "rows left open")
 	})
 }
 

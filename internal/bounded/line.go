@@ -6,28 +6,25 @@ import (
 	"database/sql/driver"
 	"errors"
 	"io"
+	"reflect"
 	"sync"
 	"time"
-
-	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // Line is the connection of a transaction whose calls may be abandoned. lib/pq reads
-// until the server answers, and until then the connection keeps its place in the pool, so
-// a silent server would exhaust the pool. Closing the connection ends the read.
+// until the server answers, and so does pgx if the context of a statement does not end.
+// Until then the connection keeps its place in the pool, so a silent server would exhaust
+// the pool. Closing the connection ends the read.
 //
-// Closing is safe during the read: lib/pq's Close sends a message and closes the socket,
-// and shares nothing else with the read. It affects no other call, since the connection is
-// not in the pool meanwhile. Close blocks behind a write that the server does not accept:
-// then the connection lasts until the kernel gives it up.
+// It affects no other call, since the connection is not in the pool meanwhile.
 //
 // The zero value is a line without a connection.
 type Line struct {
 	mu     sync.Mutex // guards the fields up to lost
 	conn   *sql.Conn
-	socket io.Closer // of conn
+	driver any // the driver's connection of conn
 	down   bool
 	lost   bool // Lose was called before there was a connection
 
@@ -70,17 +67,15 @@ func (l *Line) BeginTx(ctx context.Context, db *sql.DB, options *sql.TxOptions) 
 	}
 }
 
-// take takes a connection from the pool, with its socket if the driver is lib/pq, so that
-// it can be closed during a call.
+// take takes a connection from the pool, with that of the driver, which can be closed during
+// a call.
 func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 	conn, err := db.Conn(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var socket io.Closer
-	if _, waits := db.Driver().(*pq.Driver); waits {
-		_ = conn.Raw(func(c any) error { socket, _ = c.(io.Closer); return nil }) // fails for a bad connection, which BEGIN finds too
-	}
+	var driverConn any
+	_ = conn.Raw(func(c any) error { driverConn = c; return nil }) // fails for a bad connection, which BEGIN finds too
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	switch {
@@ -91,8 +86,33 @@ func (l *Line) take(ctx context.Context, db *sql.DB) (*sql.Conn, error) {
 		_ = conn.Close()
 		return nil, context.Canceled
 	}
-	l.conn, l.socket = conn, socket
+	l.conn, l.driver = conn, driverConn
 	return conn, nil
+}
+
+// socketOf returns what to close to end a read or write of a driver's connection; nil for
+// an unknown driver.
+func socketOf(driverConn any) io.Closer {
+	v := reflect.ValueOf(driverConn)
+	if v.Kind() != reflect.Pointer {
+		return nil
+	}
+	switch v.Type().Elem().PkgPath() {
+	case "github.com/lib/pq":
+		// Its Close sends a message and closes the socket, and shares nothing else with a
+		// read. It blocks behind a write that the server does not accept: then the
+		// connection lasts until the kernel gives it up.
+		socket, _ := driverConn.(io.Closer)
+		return socket
+	case "github.com/jackc/pgx/v5/stdlib":
+		// Its Close shares more with a read, so this is the socket itself:
+		// driverConn.Conn().PgConn().Conn(). Nobody who uses lib/pq should link pgx.
+		socket, _ := v.MethodByName("Conn").Call(nil)[0].
+			MethodByName("PgConn").Call(nil)[0].
+			MethodByName("Conn").Call(nil)[0].Interface().(io.Closer)
+		return socket
+	}
+	return nil
 }
 
 // Raw calls f with the driver's connection, which nothing else uses meanwhile. It returns
@@ -123,7 +143,7 @@ func (l *Line) Close() {
 	}
 	l.mu.Lock()
 	conn, down := l.conn, l.down
-	l.conn, l.socket = nil, nil
+	l.conn, l.driver = nil, nil
 	l.mu.Unlock()
 	switch {
 	case conn == nil:
@@ -163,10 +183,10 @@ func (l *Line) hangUp() {
 		return
 	}
 	l.mu.Lock()
-	socket := l.socket
-	l.socket, l.down = nil, true
+	driverConn := l.driver
+	l.driver, l.down = nil, true
 	l.mu.Unlock()
-	if socket != nil {
+	if socket := socketOf(driverConn); socket != nil {
 		_ = socket.Close() // nobody waits for it
 	}
 }
