@@ -43,9 +43,17 @@ func (w *work) came() wire {
 type attempt func(ctx context.Context, w *work) (outcome, error)
 
 func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerFunc {
-	return func(msg *message.Message) ([]*message.Message, error) {
+	return func(msg *message.Message) (_ []*message.Message, err error) {
+		returned := false
+		defer func() {
+			if !returned { // a handler has ended this goroutine: nobody else answers
+				msg.Nack()
+			}
+		}()
+		err = in.handle(msg.Context(), msg, h, try)
+		returned = true
 		// The messages that h returned are in the outbox: the router has nothing to publish.
-		return nil, in.handle(msg.Context(), msg, h, try)
+		return nil, err
 	}
 }
 

@@ -3,6 +3,7 @@ package inbox_test
 import (
 	"database/sql"
 	"errors"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -229,5 +231,44 @@ func TestInbox_HandlerThatEndsItsGoroutineIsRolledBack(t *testing.T) {
 			t.Errorf("%d connections in use", n)
 		}
 		p.expect(t, 0, 0, 0)
+	})
+}
+
+// It leaves no message without an answer, which would hold up the messages behind it: neither
+// its own nor, in a group, that of the member whose goroutine it ran in.
+func TestInbox_HandlerThatEndsItsGoroutineLeavesNoMessageUnanswered(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Group.Wait = 100 * time.Millisecond })
+		for name, once := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware} {
+			h := once(func(msg *message.Message) ([]*message.Message, error) {
+				if msg.Metadata.Get("ends") != "" {
+					runtime.Goexit()
+				}
+				return effect(msg)
+			})
+			var messages []*message.Message
+			for i := range 5 {
+				msg := message.NewMessageWithContext(t.Context(), fmt.Sprint(name, i), nil)
+				if i == 2 {
+					msg.Metadata.Set("ends", "its goroutine")
+				}
+				messages = append(messages, msg)
+				go func() { // as a router does
+					if _, err := h(msg); err != nil {
+						msg.Nack()
+					} else {
+						msg.Ack()
+					}
+				}()
+			}
+			for i, msg := range messages {
+				select {
+				case <-msg.Acked():
+				case <-msg.Nacked():
+				case <-time.After(testserver.MaxWait):
+					t.Fatalf("%s: message %d is not answered", name, i)
+				}
+			}
+		}
 	})
 }

@@ -21,7 +21,8 @@ import (
 // also contains the id of the message and the messages that h returns. It reports success
 // once that has committed; then the router acknowledges. A copy of a message that was
 // handled before is reported as success without running h. After an error, or a panic
-// (reported as a [*oncemill.PanicError]), nothing of the attempt is left.
+// (reported as a [*oncemill.PanicError]), nothing of the attempt is left. If h ends its
+// goroutine (runtime.Goexit), the message is nacked.
 //
 // Add it last, so that it is next to the handler: a middleware that retries or limits the
 // time belongs outside the transaction. The handler must not acknowledge the message
