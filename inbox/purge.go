@@ -20,6 +20,10 @@ var Migrations = oncemill.Migrations{Name: "inbox", FS: inboxstore.Migrations}
 const (
 	purgeBatch    = 1000
 	purgeInterval = 10 * time.Second
+
+	// purgeWorthwhile is how many failure records must have been removed for the next ones
+	// to be looked at at once.
+	purgeWorthwhile = purgeBatch / 10
 )
 
 // Run removes ids that are older than Config.Retention, a thousand at a time, and performs
@@ -65,7 +69,7 @@ func (in *Inbox) Purge(ctx context.Context) (more bool, err error) {
 	for _, own := range in.family() {
 		full, err := ask(ctx, own, func(ctx context.Context) (bool, error) {
 			ids, failures, err := own.store.Purge(ctx, own.cfg.Retention, purgeBatch)
-			return ids == purgeBatch || failures >= purgeBatch, err
+			return ids == purgeBatch || failures >= purgeWorthwhile, err
 		})
 		if err != nil {
 			return false, err

@@ -43,7 +43,8 @@ type Store interface {
 	CountRefused(ctx context.Context, tx *sql.Tx, topic, reason string, n int, within time.Duration) (int64, error)
 
 	// Purge removes at most limit ids that are past retention, and as many failure records
-	// of messages that have been handled or are that old. The ids of dead letters stay.
+	// that are that old. The ids of dead letters stay. It looks at limit other failure
+	// records, each time at the next ones, and removes those of handled messages.
 	Purge(ctx context.Context, retention time.Duration, limit int) (ids, failures int64, err error)
 
 	// Ping checks whether the database can be reached.

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -27,6 +28,9 @@ type store struct {
 	// handler.
 	write func(ctx context.Context, kind turn.Kind, do func(session) error) error
 	inTx  func(ctx context.Context, do func(*sql.Tx) error) error
+
+	mu     sync.Mutex
+	looked string // the last id that purgeHandled has looked at; empty: it begins again
 }
 
 // texts are the statements that all databases have. They take the same arguments; times
@@ -37,6 +41,7 @@ type texts struct {
 	CountFailure, KeepErrors                            string
 	FailedDeliveries, DeleteFailures                    string
 	PurgeIDs, PurgeHandled, PurgeFailures, CountRefused string
+	FailuresAfter                                       string
 	Advance, LastSequence, Retried                      string
 	Now                                                 string
 }
@@ -184,12 +189,37 @@ func (s *store) Purge(ctx context.Context, retention time.Duration, limit int) (
 	if ids, err = s.purge(ctx, s.text.PurgeIDs, s.consumer, retention.Microseconds(), limit); err != nil {
 		return ids, 0, err
 	}
-	handled, err := s.purge(ctx, s.text.PurgeHandled, s.consumer, limit)
+	handled, err := s.purgeHandled(ctx, limit)
 	if err != nil {
 		return ids, handled, err
 	}
 	old, err := s.purge(ctx, s.text.PurgeFailures, s.consumer, retention.Microseconds(), limit)
 	return ids, handled + old, err
+}
+
+// purgeHandled removes the failure records of handled messages from the next piece of the
+// table.
+func (s *store) purgeHandled(ctx context.Context, limit int) (rows int64, err error) {
+	s.mu.Lock()
+	first := s.looked
+	s.mu.Unlock()
+	var n int
+	var last string
+	if err := s.db.QueryRowContext(ctx, s.text.FailuresAfter, s.consumer, first, limit).Scan(&n, &last); err != nil {
+		return 0, err
+	}
+	if n > 0 {
+		if rows, err = s.purge(ctx, s.text.PurgeHandled, s.consumer, first, last); err != nil {
+			return 0, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.looked = last
+	if n < limit {
+		s.looked = ""
+	}
+	return rows, nil
 }
 
 func (s *store) purge(ctx context.Context, text string, args ...any) (rows int64, err error) {

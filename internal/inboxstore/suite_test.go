@@ -449,6 +449,34 @@ func TestPurge_RemovesIDsPastRetention(t *testing.T) {
 	})
 }
 
+// However many messages fail that are never handled, a purge looks at a few of them at a
+// time, and gets to all.
+func TestPurge_LooksAtAFewFailuresAtATime(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		never := func(inboxstore.Record) time.Duration { return 0 }
+		fail := func(id string) {
+			_, err := f.RecordFailure(t.Context(), id, inboxstore.Failure{Again: never})
+			must(t, err)
+		}
+		for i := range 20 {
+			fail(fmt.Sprint("never ", i))
+		}
+		for _, id := range []string{"z", "a"} { // behind them, and then before them
+			fail(id)
+			f.handle(t, id)
+			removed := []int64{}
+			for range 6 {
+				_, failures, err := f.Purge(t.Context(), time.Hour, 5)
+				must(t, err)
+				removed = append(removed, failures)
+			}
+			if slices.Index(removed, 1) < 1 || slices.Max(removed) > 1 {
+				t.Errorf("%s: removed %v", id, removed)
+			}
+		}
+	})
+}
+
 func TestStore_ReturnsTheDatabasesTime(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		must(t, f.Ping(t.Context()))

@@ -13,16 +13,30 @@ where ctid = any (array(
 	for update skip locked
 ))
 
+-- name: failures_after
+-- By primary key.
+select count(*), coalesce(max(message_id), '')
+from (
+	select message_id
+	from {{inbox_failures}}
+	where consumer = $1
+		and message_id > $2
+	order by message_id
+	limit $3
+) as piece
+
 -- name: purge_handled
--- By the primary keys. Rows that another purge has locked are left to it.
--- scans: inbox_failures: it is small, since few messages fail
+-- By the primary keys, in a piece of the table: many messages may fail that are never
+-- handled. Rows that another purge has locked are left to it. The scalar sub-select is
+-- looked up for each row; an exists could become a scan of all ids.
 delete from {{inbox_failures}}
 where ctid = any (array(
 	select f.ctid
 	from {{inbox_failures}} f
 	where f.consumer = $1
-		and exists (select from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id and not i.dead)
-	limit $2
+		and f.message_id > $2
+		and f.message_id <= $3
+		and (select not i.dead from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id)
 	for update of f skip locked
 ))
 

@@ -13,17 +13,26 @@ where consumer = $1
 		limit $3
 	)
 
+-- name: failures_after
+-- By primary key.
+select count(*), coalesce(max(message_id), '')
+from (
+	select message_id
+	from {{inbox_failures}}
+	where consumer = $1
+		and message_id > $2
+	order by message_id
+	limit $3
+) as piece
+
 -- name: purge_handled
--- By the primary keys. There is one writer.
+-- By the primary keys, in a piece of the table: many messages may fail that are never
+-- handled. There is one writer.
 delete from {{inbox_failures}}
 where consumer = $1
-	and message_id in (
-		select f.message_id
-		from {{inbox_failures}} f
-		where f.consumer = $1
-			and exists (select 1 from {{inbox}} i where i.consumer = f.consumer and i.message_id = f.message_id and not i.dead)
-		limit $2
-	)
+	and message_id > $2
+	and message_id <= $3
+	and (select not i.dead from {{inbox}} i where i.consumer = {{inbox_failures}}.consumer and i.message_id = {{inbox_failures}}.message_id)
 
 -- name: purge_failures
 -- index: inbox_failures_changed, from its oldest end
