@@ -1,12 +1,13 @@
 -- name: purge_ids
 -- index: inbox_received, from its oldest end
 -- Rows that another purge has locked are left to it. The id of a dead letter stays.
+-- statement_timestamp() can be used in an index, clock_timestamp() cannot.
 delete from {{inbox}}
 where ctid = any (array(
 	select ctid
 	from {{inbox}}
 	where consumer = $1
-		and received_at < clock_timestamp() - $2::bigint * interval '1 microsecond'
+		and received_at < statement_timestamp() - $2::bigint * interval '1 microsecond'
 		and not dead
 	order by received_at
 	limit $3
@@ -48,7 +49,7 @@ where ctid = any (array(
 	select ctid
 	from {{inbox_failures}}
 	where consumer = $1
-		and changed_at < clock_timestamp() - $2::bigint * interval '1 microsecond'
+		and changed_at < statement_timestamp() - $2::bigint * interval '1 microsecond'
 	order by changed_at
 	limit $3
 	for update skip locked

@@ -29,5 +29,5 @@ select exists (
 		and f.key = $2
 		and f.seq < $3
 		and f.seq > (select s.seq from {{inbox_sequences}} s where s.consumer = $1 and s.key = $2)
-		and f.again_at > clock_timestamp() - $4::bigint * interval '1 microsecond'
+		and f.again_at > statement_timestamp() - $4::bigint * interval '1 microsecond'
 )

@@ -1,13 +1,13 @@
 -- name: purge
--- index: idempotency_forget, and the primary keys. Concurrent purges take different
--- rows, and a locked row is left for later. The deletes check nothing again, since the rows
--- are locked. The keys are an array, because a join with an unknown number of them is
--- planned as a scan.
+-- index: idempotency_forget, and the primary keys. statement_timestamp() can be used in an
+-- index, clock_timestamp() cannot. Concurrent purges take different rows, and a locked row
+-- is left for later. The deletes check nothing again, since the rows are locked. The keys
+-- are an array, because a join with an unknown number of them is planned as a scan.
 with dead as (
 	select key_hash
 	from {{idempotency}}
-	where forget_at <= clock_timestamp()
-		and (state <> 1 or lease_until <= clock_timestamp())
+	where forget_at <= statement_timestamp()
+		and (state <> 1 or lease_until <= statement_timestamp())
 	order by forget_at
 	limit $1
 	for update skip locked
@@ -27,7 +27,7 @@ with old as (
 	from {{idempotency}}
 	where response is not null
 		and forget_at > expires_at
-		and expires_at <= clock_timestamp()
+		and expires_at <= statement_timestamp()
 	order by expires_at
 	limit $1
 	for update skip locked

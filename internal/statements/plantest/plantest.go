@@ -39,8 +39,9 @@ func Check(t testing.TB, db *sql.DB, where database.Database, files fs.FS) {
 
 // Faults returns what is wrong with the plans of the statements in files, in the folder
 // that is named like the dialect of where. On PostgreSQL a fault is a sequential scan of
-// a table of where, or a scan of a whole index that is not partial, unless a limit
-// ends it. On SQLite it is a scan without an index, or an index made for the statement.
+// a table of where, a scan of a whole index that is not partial, unless a limit ends it, or
+// a comparison with clock_timestamp() that no index can serve: a limit may never be reached.
+// statement_timestamp() can be used in an index. On SQLite it is a scan without an index, or an index made for the statement.
 // A table without rows is a fault, since plans for it show nothing; so is a statement that
 // cannot be explained.
 func Faults(t testing.TB, db *sql.DB, where database.Database, files fs.FS) (faults []string) {

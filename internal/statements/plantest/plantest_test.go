@@ -154,3 +154,27 @@ select id from {{words}} order by word limit 10;
 		t.Errorf("got %q", faults)
 	}
 }
+
+// The order of the index spares a sort, and the limit is reached if enough rows are old.
+func TestFaults_OnPostgreSQLNameAComparisonThatNoIndexServes(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	where, exec := newWords(t, pg.DB, pg.Config)
+	exec(`alter table {{words}} add column at timestamptz not null default now()`)
+	exec(`create index {{name:words_at}} on {{words}} (at)`)
+	exec(`analyze {{words}}`)
+	const more = `
+-- name: slow
+-- index: words_at
+select id from {{words}} where at < clock_timestamp() order by at limit 10;
+
+-- name: quick
+-- index: words_at
+select id from {{words}} where at < statement_timestamp() order by at limit 10;
+`
+	faults := plantest.Faults(t, pg.DB, where, folder(where.Dialect, more))
+	want := []string{"slow: Index Scan that compares each row with clock_timestamp() of words"}
+	if !slices.Equal(faults, want) {
+		t.Errorf("got %q", faults)
+	}
+}

@@ -17,6 +17,7 @@ type node struct {
 	Relation  string `json:"Relation Name"`
 	Index     string `json:"Index Name"`
 	Condition string `json:"Index Cond"`
+	Filter    string
 	Plans     []node
 }
 
@@ -85,6 +86,8 @@ func (p *postgresPlan) walk(n node, relation string, limited bool) {
 	}
 	switch {
 	case relation == "":
+	case strings.Contains(n.Filter, "clock_timestamp()"): // it is volatile
+		p.scans = append(p.scans, scan{p.table(relation), n.Type + " that compares each row with clock_timestamp()"})
 	case n.Type == "Seq Scan":
 		p.scans = append(p.scans, scan{p.table(relation), n.Type})
 	case n.Index != "" && strings.HasSuffix(n.Type, "Scan") && n.Condition == "" && !limited && !p.partial(n.Index):
