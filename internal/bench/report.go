@@ -30,7 +30,7 @@ type result struct {
 	// Ratio is the median of the rounds' ratios of ours to the other.
 	Ratio float64 `json:"ratio"`
 	// Goal is what the ratio has to be: at least Goal if GoalIs is ">=", at most if it is
-	// "<=".
+	// "<="; or, if it is "ours <=", what Ours may be at most.
 	Goal        float64 `json:"goal"`
 	GoalIs      string  `json:"goal_is"`
 	Reached     bool    `json:"reached"`
@@ -49,17 +49,27 @@ type spread struct {
 	Ratio [2]float64 `json:"ratio"`
 }
 
-// goal is what the ratio of a row has to reach.
+// goal is what the ratio of a row has to reach, or its own value.
 type goal struct {
 	is    string
 	value float64
 }
 
-func atLeast(ratio float64) goal { return goal{">=", ratio} }
-func atMost(ratio float64) goal  { return goal{"<=", ratio} }
+const (
+	isAtLeast    = ">="
+	isAtMost     = "<="
+	oursIsAtMost = "ours <="
+)
 
-func (g goal) reachedBy(ratio float64) bool {
-	if g.is == "<=" {
+func atLeast(ratio float64) goal    { return goal{isAtLeast, ratio} }
+func atMost(ratio float64) goal     { return goal{isAtMost, ratio} }
+func oursAtMost(value float64) goal { return goal{oursIsAtMost, value} }
+
+func (g goal) reachedBy(ours, ratio float64) bool {
+	switch g.is {
+	case oursIsAtMost:
+		return ours <= g.value
+	case isAtMost:
 		return ratio <= g.value
 	}
 	return ratio >= g.value
@@ -77,7 +87,7 @@ func (r row) compare(sides []side, measured [][]values) result {
 		Messages:    [2]int{sides[r.ours.side].n, sides[r.other.side].n},
 		Spread:      spread{Ours: extent(ours), Other: extent(other), Ratio: extent(byRound)},
 	}
-	res.Reached = r.goal.reachedBy(res.Ratio)
+	res.Reached = r.goal.reachedBy(res.Ours, res.Ratio)
 	return res
 }
 
@@ -133,7 +143,8 @@ func (r report) table() string {
 			between(res.Spread.Ratio), between(res.Spread.Ours), between(res.Spread.Other), strconv.Itoa(res.Repetitions))
 	}
 	_ = columns.Flush() // to memory
-	b.WriteString("\nMedians of the rounds; the ratio is the median of the ratios of the rounds, and goals are of it.\n" +
+	b.WriteString("\nMedians of the rounds; the ratio is the median of the ratios of the rounds, and goals are of it, " +
+		"unless they say \"ours\".\n" +
 		"[How the figures are made](method.md).\n\n")
 	for _, res := range r.Rows {
 		fmt.Fprintf(&b, "- %s: %s; against %s\n", res.ID, res.What, res.Against)

@@ -48,7 +48,7 @@ func TestCompare_TakesMediansSpreadAndGoal(t *testing.T) {
 		goal    goal
 		reached bool
 	}{
-		{atLeast(1.51), false}, {atMost(1.5), true}, {atMost(1.4), false},
+		{atLeast(1.51), false}, {atMost(1.5), true}, {atMost(1.4), false}, {oursAtMost(20), true}, {oursAtMost(19), false},
 	} {
 		if got := sample("row", "", c.goal, ours, other); got.Reached != c.reached {
 			t.Errorf("%s, want reached %v", got.goalText(), c.reached)
