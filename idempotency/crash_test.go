@@ -229,7 +229,7 @@ func expectTakeover(t *testing.T, p *testDB, stale, taker *server) {
 	if lateErr != nil || late.body != "of the taker" && late.status != http.StatusServiceUnavailable {
 		t.Errorf("the stale owner answered %v %v", late, lateErr)
 	}
-	again, err := q.send(ctx, client, stale.url, "again")
+	again, err := q.settle(ctx, client, func() string { return stale.url }, "again")
 	if err != nil || again != a {
 		t.Errorf("then %v %v", again, err)
 	}
