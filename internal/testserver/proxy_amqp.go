@@ -76,8 +76,10 @@ func (p *AMQPProxy) accept() {
 			return
 		}
 		p.Dials.Add(1)
-		// So that little of what a client has written is waiting here.
-		_ = client.(*net.TCPConn).SetReadBuffer(256 << 10)
+		// So that little of what a client has written is waiting here. A TLS client's is not limited.
+		if tcp, ok := client.(*net.TCPConn); ok {
+			_ = tcp.SetReadBuffer(256 << 10)
+		}
 		broker, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.target)
 		if err != nil {
 			_ = client.Close()
