@@ -103,6 +103,12 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 			} else {
 				bad["deliver_at"] = far
 			}
+			if p.isSQLite() {
+				bad["lane"] = append(bad["lane"], 1.5)
+				for _, column := range []string{"topic", "message_id", "key"} {
+					bad[column] = append(bad[column], []byte("blob"))
+				}
+			}
 			for column, values := range bad {
 				for _, value := range values {
 					if err := try(table, column, value); err == nil {
@@ -131,6 +137,33 @@ func TestMigrations_LimitWhatARowHolds(t *testing.T) {
 			expectNoError(t, insert(128<<20))
 		}
 	})
+}
+
+// A row whose message id is a blob was delivered again and again, since it was never found
+// to be deleted. One whose lane has a fraction was never delivered.
+func TestMigrations_MakeTextOfBlobs(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	for _, direction := range []string{"down", "up"} {
+		text, err := fs.ReadFile(outbox.Migrations.FS, "sqlite/0005_types."+direction+".sql")
+		expectNoError(t, err)
+		p.exec(t, string(text))
+		if direction == "down" {
+			p.exec(t, `insert into {{outbox}} (lane, topic, message_id, key, payload) values (1.5, $1, $1, $1, $1)`, []byte("blob"))
+			p.exec(t, `insert into {{scheduled}} (lane, topic, message_id, key, payload, deliver_at) values (1.5, $1, $1, $1, $1, $2)`, []byte("later"), p.inOneHour())
+		}
+	}
+	rows := p.read(t)
+	if len(rows) != 1 || rows[0].Lane != 1 || rows[0].MessageID != "blob" || rows[0].Topic != "blob" || rows[0].Key != "blob" {
+		t.Errorf("read %+v", rows)
+	}
+	p.remove(t, refs(rows)...)
+	if n := p.count(t, `select count(*) from {{outbox}}`); n != 0 {
+		t.Errorf("%d are left", n)
+	}
+	if n := p.count(t, `select count(*) from {{scheduled}} where lane = 1 and topic = 'later' and message_id = 'later' and key = 'later'`); n != 1 {
+		t.Errorf("%d are scheduled as text", n)
+	}
 }
 
 // inOneHour is a time in the table's own terms.

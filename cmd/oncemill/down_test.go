@@ -51,9 +51,10 @@ func TestMigrateDownCommand_RequiresYesAndLoseRows(t *testing.T) {
 	}
 	run(2, "migrate", "down", "--yes")
 	run(2, "migrate", "down", "--set", "bogus", "--yes")
-	if out := run(2, "migrate", "down", "--set", "outbox"); !strings.Contains(out, "version 4") || !strings.Contains(out, "--yes") {
+	if out := run(2, "migrate", "down", "--set", "outbox"); !strings.Contains(out, "version 5") || !strings.Contains(out, "--yes") {
 		t.Error(out)
 	}
+	run(0, "migrate", "down", "--set", "outbox", "--yes")
 	run(0, "migrate", "down", "--set", "outbox", "--yes")
 	run(0, "migrate", "down", "--set", "outbox", "--yes")
 	if out := run(1, "migrate", "down", "--set", "outbox", "--yes"); !strings.Contains(out, "oncemill_scheduled") || !strings.Contains(out, "--lose-rows") {

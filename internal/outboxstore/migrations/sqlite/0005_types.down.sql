@@ -1,0 +1,2 @@
+drop trigger {{name:scheduled_types}};
+drop trigger {{name:outbox_types}};
