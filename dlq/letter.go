@@ -66,8 +66,8 @@ type Letter struct {
 	Fingerprint string    // the same for similar failures: texts may differ in ids and numbers
 
 	// MayHaveBeenDelivered reports that the message was refused for good after an
-	// attempt of a relay whose answer was lost. The broker may have taken it then, and
-	// a replay may deliver it again.
+	// attempt of a relay whose answer was lost, or after its worker had died, maybe during
+	// one. The broker may have taken it then, and a replay may deliver it again.
 	MayHaveBeenDelivered bool
 
 	Act      Act       // who replayed or discarded it, and why

@@ -159,6 +159,30 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 	}
 }
 
+// The worker that died may have published a message that is refused now. What is read
+// once a window got through was not in flight then.
+func TestEngine_ARefusedMessageMayHaveBeenPublishedByAWorkerThatDied(t *testing.T) {
+	t.Parallel()
+	for _, retrying := range []bool{false, true} {
+		b := newBench(3)
+		l := b.lanes[3]
+		for id, crashes := range []int{1, 0} {
+			l.crashes = crashes
+			row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: int64(id + 1)}, Topic: "a"}
+			if retrying {
+				b.addRetrying([]relaystore.Row{{Row: row}}, b.now)
+			} else {
+				l.add([]*entry{newEntry(row)})
+			}
+			m := b.next(t)
+			b.outcome(m, b.now, Refused(errors.New("no")))
+			if m.failure == nil || m.failure.Unanswered != (crashes > 0) {
+				t.Errorf("%d crashes, retrying: %v: recorded as %+v", crashes, retrying, m.failure)
+			}
+		}
+	}
+}
+
 // Whether a message without a receiver is dropped is asked of a function of the user's.
 // One that panics has not said so, and takes nobody along.
 func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {

@@ -137,6 +137,7 @@ func (l *lane) add(entries []*entry) int {
 
 func (l *lane) know(m *entry) {
 	m.lane = l
+	m.unanswered = m.unanswered || l.crashes > 0 // the worker that died may have had it in flight
 	l.entries[m.rowID()] = m
 	if m.locked {
 		l.locked++
