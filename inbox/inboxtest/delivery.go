@@ -19,19 +19,25 @@ import (
 )
 
 // attemptsAtMost is the number of deliveries after which a copy counts as never handled.
-const attemptsAtMost = 100
+// failuresAtMost is how many of them may fail for another reason than a copy that is being
+// handled: with dead letters, a redelivery may not wait for long to be handled alone.
+const attemptsAtMost, failuresAtMost = 100, 10
 
 func (r *run) atOnce(msg *message.Message) {
 	r.Helper()
 	var group sync.WaitGroup
 	for range copies {
 		group.Go(func() {
+			failures := 0
 			for attempt := 1; ; attempt++ {
 				err := r.deliver(r.ctx, r.handle, msg, attempt > 1)
 				if err == nil {
 					return
 				}
-				if !errors.Is(err, inbox.ErrBeingHandled) || attempt == attemptsAtMost {
+				if !errors.Is(err, inbox.ErrBeingHandled) {
+					failures++
+				}
+				if attempt == attemptsAtMost || failures == failuresAtMost {
 					r.Errorf("copy, delivery %d: %v", attempt, err)
 					return
 				}

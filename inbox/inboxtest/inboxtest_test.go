@@ -7,11 +7,13 @@ import (
 	"os"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/inboxtest"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -104,6 +106,42 @@ func TestRun_PassesAHandlerInTheTransaction(t *testing.T) {
 		if n := p.count(t); n != 12 || scenarios != 12 {
 			t.Errorf("%d effects, %d scenarios", n, scenarios)
 		}
+	})
+}
+
+// With dead letters, redelivered copies wait to be handled alone, but not for as long as a
+// slow handler takes.
+func TestRun_PassesASlowHandlerWithDeadLetters(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	p := newTestDB(t, pg.DB, pg.Config)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, dlq.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	letters, err := dlq.New(pg.DB, dlq.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	in, err := inbox.New(pg.DB, inbox.Config{Database: pg.Config, Consumer: "stock", Outbox: p.box, DeadLetters: letters, LockTimeout: 50 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slow := func(msg *message.Message) ([]*message.Message, error) {
+		if msg.Metadata.Get("slow") != "" {
+			time.Sleep(2 * time.Second) //nolint:forbidigo // nothing ends it earlier
+		}
+		return reserve(msg)
+	}
+	scenario := 0
+	inboxtest.Run(t, inboxtest.Test{
+		Middleware: in.Middleware, Handler: slow, NewMessage: func() *message.Message {
+			msg := newMessage()
+			if scenario++; scenario == 2 { // the copies
+				msg.Metadata.Set("slow", "yes")
+			}
+			return msg
+		}, Topic: "reservations", Outbox: p.box,
+		Effects: func() int { return p.count(t) },
 	})
 }
 
