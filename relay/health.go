@@ -59,6 +59,8 @@ type health struct {
 	full       time.Duration // that a call may take
 	maxSilence time.Duration // without an answer, until the worker is unfit
 
+	silence chan struct{} // signaled by each call without an answer; see doctor
+
 	mu    sync.Mutex // guards what follows
 	kinds [operations]contact
 }
@@ -79,7 +81,7 @@ const callLeast = 2 * time.Second
 
 func newHealth(lease time.Duration) health {
 	full := max(lease/3, callLeast)
-	return health{full: full, maxSilence: max(lease/2, full)}
+	return health{full: full, maxSilence: max(lease/2, full), silence: make(chan struct{}, 1)}
 }
 
 // begin records the start of a call and returns its time limit. A call after one
@@ -122,6 +124,20 @@ func (h *health) end(o operation, now time.Time, answered bool) {
 	}
 	k.last = now
 	k.lost++
+	raise(h.silence)
+}
+
+// doubtful reports whether calls that count for the worker's fitness had no answer, and
+// that is not over yet. Otherwise the worker is fit, or a call that hangs is about to end.
+func (h *health) doubtful() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for o := range h.kinds {
+		if !apart(operation(o)) && h.kinds[o].lost > 0 {
+			return true
+		}
+	}
+	return false
 }
 
 // short is the limit of a call that may get a dead connection.
@@ -213,10 +229,23 @@ func do(ctx context.Context, w *worker, o operation, f func(ctx context.Context)
 const doctorEvery = time.Second
 
 // doctor logs when the worker has become unfit, and makes it fit again; see health. The
-// worker may have no lanes then, so nothing else would do it.
+// worker may have no lanes then, so nothing else would do it. While all calls have
+// answers, it sleeps.
 func (w *worker) doctor(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-w.health.silence:
+			w.treat(ctx)
+		}
+	}
+}
+
+// treat checks the worker's fitness until it is beyond doubt.
+func (w *worker) treat(ctx context.Context) {
 	logged := false
-	for sleep.For(ctx, min(doctorEvery, w.cfg.Lease/5)) {
+	for (logged || w.health.doubtful()) && sleep.For(ctx, min(doctorEvery, w.cfg.Lease/5)) {
 		_, why := w.health.unfit(time.Now())
 		switch {
 		case why == nil && logged: // its calls had answers for a while
@@ -238,7 +267,6 @@ func (w *worker) doctor(ctx context.Context) error {
 		logged = false
 		w.log.InfoContext(ctx, "worker is fit again, the database answers")
 	}
-	return nil
 }
 
 // noLane is a lane without messages. A probe thus returns none, however large the first

@@ -14,6 +14,9 @@ const (
 	// Commits of this process wake the scheduler: they may have scheduled something for
 	// now. Most have not, so its rate is limited.
 	schedulerRest = 25 * time.Millisecond
+
+	// schedulerUnfit is the pause while the tables are not as they should be.
+	schedulerUnfit = time.Second
 )
 
 // scheduler moves due scheduled messages into the outbox while this worker has the
@@ -25,15 +28,20 @@ func (w *worker) scheduler(ctx context.Context) error {
 	retry := newBackOff()
 	limit := time.Duration(0) // of the next call; 0: as usual
 	for {
+		epoch, err := w.upkeepLease.await(ctx)
+		if err != nil {
+			return nil // ctx has ended
+		}
 		// A commit may end the wait once the rest is over.
-		rest, wait := schedulerRest, schedulerRest
-		if epoch := w.upkeepLease.held(); epoch != 0 && !w.unfit.Load() {
-			begin := time.Now()
+		rest, wait := schedulerRest, schedulerUnfit
+		begin := time.Now()
+		if !w.unfit.Load() {
 			moved, err := w.moveDue(ctx, epoch, limit)
 			limit = moved.Limit // a call without an answer names none
 			// A slow look passes over entries that an old snapshot keeps from being
 			// removed. It must not become the database's main load.
 			slow := 10 * time.Since(begin)
+			begin = time.Now()
 			switch {
 			case err == nil && (moved.Rows > 0 || moved.Failed):
 				retry.Reset()
@@ -49,14 +57,12 @@ func (w *worker) scheduler(ctx context.Context) error {
 				}
 			}
 		}
-		if !sleep.For(ctx, min(rest, wait)) {
-			return nil
-		}
-		timer := time.NewTimer(max(0, wait-rest))
+		timer := time.NewTimer(wait)
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
 		case <-wake:
+			sleep.For(ctx, min(rest, wait)-time.Since(begin))
 		}
 		timer.Stop()
 	}

@@ -22,6 +22,8 @@ type upkeepLease struct {
 	mu       sync.Mutex // guards what follows
 	epoch    int64      // of the lease; 0: this worker does not hold it
 	silentAt time.Time  // when a call had no answer; zero: the last one had one
+
+	taken chan struct{} // closed when the lease is taken; nil: nobody waits for that
 }
 
 // held returns the epoch of the lease; 0: this worker does not hold it.
@@ -36,6 +38,30 @@ func (t *upkeepLease) hold(epoch int64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.epoch = epoch
+	if epoch != 0 && t.taken != nil {
+		close(t.taken)
+		t.taken = nil
+	}
+}
+
+// await waits until this worker holds the lease, and returns its epoch.
+func (t *upkeepLease) await(ctx context.Context) (epoch int64, err error) {
+	for {
+		t.mu.Lock()
+		if t.epoch == 0 && t.taken == nil {
+			t.taken = make(chan struct{})
+		}
+		epoch, taken := t.epoch, t.taken
+		t.mu.Unlock()
+		if epoch != 0 {
+			return epoch, ctx.Err()
+		}
+		select {
+		case <-ctx.Done():
+			return 0, ctx.Err()
+		case <-taken:
+		}
+	}
 }
 
 // heard records how a call ended that was made under a lease with this epoch, and
@@ -74,11 +100,13 @@ func (w *worker) upkeepCalled(ctx context.Context, o operation, epoch int64, err
 
 const (
 	upkeepEvery = time.Second
-	upkeepMore  = 5 * time.Second // that a round may take, besides one call without an answer
-	checkEvery  = 30              // rounds: a switchover may pass without an error
+	upkeepRest  = 5 * time.Second  // between rounds while nobody writes and nothing is found to do
+	upkeepMore  = 5 * time.Second  // that a round may take, besides one call without an answer
+	checkEvery  = 30 * time.Second // a switchover may pass without an error
+	purgeEvery  = time.Minute
 
-	archiveEvery = 10 // rounds
-	heldEvery    = 5  // rounds
+	archiveEvery = 10 * time.Second
+	heldEvery    = 5 * time.Second
 	heldLong     = 30 * time.Second
 
 	forever = 100 * 365 * 24 * time.Hour
@@ -87,63 +115,107 @@ const (
 // upkeep maintains the outbox's tables while this worker has the lease for it. Each of
 // its transactions locks that lease, so two workers never do it at once.
 func (w *worker) upkeep(ctx context.Context) error {
-	look := holders{met: w.met}
-	defer look.forget()
-	var checked int64 // with the lease of which epoch
-	for n := 1; sleep.For(ctx, upkeepEvery); n++ {
+	u := upkeep{worker: w, look: holders{met: w.met}, checkAt: time.Now().Add(checkEvery)}
+	defer u.look.forget()
+	rest := upkeepEvery
+	for u.wait(ctx, rest) {
 		epoch := w.upkeepLease.held()
-		if n%checkEvery == 0 || epoch > checked {
-			checked = max(checked, epoch)
-			switch err := do(ctx, w, opCheck, w.check); {
-			case err == nil: // a worker without lanes has no other way to find out
-				w.unfit.Store(false)
-			case ctx.Err() == nil && !transient(err):
-				w.checkDue.Store(true)
-			}
-		}
+		u.check(ctx, epoch)
 		if epoch == 0 {
-			look.forget()
+			u.look.forget()
+			rest = checkEvery
 			continue
 		}
-		if n%heldEvery == 0 {
-			w.lookForHolders(ctx, &look)
-		}
-		if err := w.maintain(ctx, epoch); err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
+		u.lookForHolders(ctx)
+		busy, err := u.round(ctx, epoch)
+		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
+		}
+		rest = min(2*rest, upkeepRest)
+		if busy || err != nil {
+			rest = upkeepEvery
 		}
 	}
 	return nil
 }
 
-// maintain does a round, and repeats it as long as that is worthwhile before the next
-// one.
-func (w *worker) maintain(ctx context.Context, epoch int64) error {
-	ctx, cancel := context.WithTimeout(ctx, w.health.full+upkeepMore)
+// upkeep is when to do what of the upkeep. It belongs to the goroutine of that name.
+type upkeep struct {
+	*worker
+	look    holders
+	lookAt  time.Time
+	checkAt time.Time
+	checked int64 // with the lease of which epoch
+	purgeAt time.Time
+	lastID  int64 // that the outbox had given out at the last round
+}
+
+// wait waits for the next round. A worker without the lease may wait long, and is woken
+// when it takes the lease.
+func (u *upkeep) wait(ctx context.Context, rest time.Duration) bool {
+	if !sleep.For(ctx, upkeepEvery) {
+		return false
+	}
+	if u.upkeepLease.held() != 0 {
+		return sleep.For(ctx, rest-upkeepEvery)
+	}
+	limited, cancel := context.WithTimeout(ctx, rest-upkeepEvery)
+	defer cancel()
+	_, _ = u.upkeepLease.await(limited) // a check may be due without the lease
+	return ctx.Err() == nil
+}
+
+// check checks the tables from time to time, and once with each lease.
+func (u *upkeep) check(ctx context.Context, epoch int64) {
+	if epoch <= u.checked && time.Now().Before(u.checkAt) {
+		return
+	}
+	u.checked, u.checkAt = max(u.checked, epoch), time.Now().Add(checkEvery)
+	switch err := do(ctx, u.worker, opCheck, u.worker.check); {
+	case err == nil: // a worker without lanes has no other way to find out
+		u.unfit.Store(false)
+	case ctx.Err() == nil && !transient(err):
+		u.checkDue.Store(true)
+	}
+}
+
+// round maintains the tables, and repeats that as long as it is worthwhile before the
+// next round. busy reports that rows were written since the last round, or that there was
+// something to do.
+func (u *upkeep) round(ctx context.Context, epoch int64) (busy bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, u.health.full+upkeepMore)
 	defer cancel()
 	next := time.Now().Add(upkeepEvery)
 	maintain := func() (outboxstore.Maintained, error) {
-		done, err := ask(ctx, w, opUpkeep, func(ctx context.Context) (outboxstore.Maintained, error) {
-			return w.queue.Maintain(ctx, w.upkeepGuard(epoch))
+		done, err := ask(ctx, u.worker, opUpkeep, func(ctx context.Context) (outboxstore.Maintained, error) {
+			return u.queue.Maintain(ctx, u.upkeepGuard(epoch))
 		})
-		w.upkeepCalled(ctx, opUpkeep, epoch, err)
-		w.met.truncated.Add(ctx, int64(done.Truncated))
+		u.upkeepCalled(ctx, opUpkeep, epoch, err)
+		u.met.truncated.Add(ctx, int64(done.Truncated))
+		busy = busy || done != (outboxstore.Maintained{})
 		return done, err
 	}
 	done, err := maintain()
 	for err == nil && done.Again > 0 && time.Now().Add(done.Again).Before(next) && sleep.For(ctx, done.Again) {
 		done, err = maintain()
 	}
-	if !bounded.Silence(err) {
+	if last := u.queue.LastIDSeen(); last != u.lastID {
+		u.lastID, busy = last, true
+	}
+	if !bounded.Silence(err) && !time.Now().Before(u.purgeAt) {
 		// Needs no lease: a dead letter is purged once, whoever does it.
-		_, forget := ask(ctx, w, opUpkeep, w.deadLetters.Purge)
+		_, forget := ask(ctx, u.worker, opUpkeep, u.deadLetters.Purge)
+		if forget == nil {
+			u.purgeAt = time.Now().Add(purgeEvery)
+		}
 		if err == nil || !bounded.Silence(forget) {
 			err = errors.Join(err, forget)
 		}
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
-		return nil // goes on in the next round
+		return true, nil // goes on in the next round
 	}
-	return err
+	return busy, err
 }
 
 // holders is what the upkeep's worker knows of the holders that keep dead rows in the
@@ -164,20 +236,25 @@ func (h *holders) forget() {
 
 // lookForHolders measures who keeps dead rows in the tables, and logs, once, who has
 // blocked the ring for long.
-func (w *worker) lookForHolders(ctx context.Context, known *holders) {
-	held, err := ask(ctx, w, opUpkeep, w.queue.Held)
+func (u *upkeep) lookForHolders(ctx context.Context) {
+	if time.Now().Before(u.lookAt) {
+		return
+	}
+	u.lookAt = time.Now().Add(heldEvery)
+	known := &u.look
+	held, err := ask(ctx, u.worker, opUpkeep, u.queue.Held)
 	if err != nil {
 		return // the upkeep itself reports what is wrong
 	}
 	known.reported = true
-	w.met.held.Store(&held)
+	u.met.held.Store(&held)
 	if len(held.Blocked) == 0 {
 		known.logged = 0
 		return
 	}
 	if first := held.Blocked[0]; first.PID != known.logged && first.Age > heldLong {
 		known.logged = first.PID
-		w.log.WarnContext(ctx, "dead rows of the outbox cannot be removed while a transaction is open; reads pass over them",
+		u.log.WarnContext(ctx, "dead rows of the outbox cannot be removed while a transaction is open; reads pass over them",
 			"pid", first.PID, "application", first.Application, "state", first.State, "age", first.Age)
 	}
 }
@@ -186,14 +263,13 @@ func (w *worker) lookForHolders(ctx context.Context, known *holders) {
 // of the upkeep. It is separate from the upkeep since the user's function may take its
 // time.
 func (w *worker) archiver(ctx context.Context) error {
-	for n := 0; sleep.For(ctx, upkeepEvery); n++ {
-		epoch := w.upkeepLease.held()
-		if epoch == 0 {
-			n = -1 // it begins with the lease
-			continue
-		}
-		if n%archiveEvery != 0 {
-			continue
+	if !w.queue.Archives() {
+		return nil
+	}
+	for {
+		epoch, err := w.upkeepLease.await(ctx)
+		if err != nil {
+			return nil // ctx has ended
 		}
 		// The user's function may take its time, so this has no limit. It is left
 		// behind if it does not return when ctx ends.
@@ -209,8 +285,8 @@ func (w *worker) archiver(ctx context.Context) error {
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
 		}
+		sleep.For(ctx, archiveEvery)
 	}
-	return nil
 }
 
 // upkeepGuard locks the lease of the upkeep in a transaction.

@@ -28,6 +28,9 @@ const (
 	archiveBytes = 8 << 20
 )
 
+// Archives reports whether rows past their retention are archived.
+func (q *Queue) Archives() bool { return q.box.Config().Archive != nil }
+
 // Archive calls Config.Archive with rows past their retention, a batch at a time, and
 // removes each batch after it has returned nil. It ends when nothing is left, on an
 // error, or without the lease, and returns how many rows it removed. guard is as in
@@ -35,7 +38,7 @@ const (
 // Config.Archive may take its time. The database may not: the error is [ErrNoAnswer]
 // then.
 func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx *sql.Tx) (bool, error)) (archived int, err error) {
-	if q.box.Config().Archive == nil {
+	if !q.Archives() {
 		return 0, nil
 	}
 	defer func() {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
@@ -28,6 +29,7 @@ type Queue struct {
 	locks        lockBackoff
 	deadScans    deadScans
 	archiving    *bounded.Calls // of Archive
+	lastID       atomic.Int64   // see LastIDSeen
 }
 
 // Of returns the read side of box.

@@ -30,6 +30,7 @@ func (q *Queue) maintainRing(ctx context.Context, guard outboxstore.Guard, done 
 	if err != nil {
 		return fmt.Errorf("look at the ring: %w", err)
 	}
+	q.lastID.Store(ring.Last)
 	slow := q.deadScans.slow(ring)
 	dirty := func(i int, p outboxstore.Partition) bool {
 		return p.Bytes >= worthTruncating || p.Bytes >= worthWhereSlow && slow[i]

@@ -22,6 +22,10 @@ func (q *Queue) Maintain(ctx context.Context, guard func(ctx context.Context, tx
 	return done, err
 }
 
+// LastIDSeen returns the last id that the outbox had given out when Maintain looked at the
+// ring; 0 if it never has.
+func (q *Queue) LastIDSeen() int64 { return q.lastID.Load() }
+
 // daysAhead is how many days get their partition of the history early.
 const daysAhead = 3
 
@@ -39,7 +43,7 @@ func (q *Queue) maintainHistory(ctx context.Context, guard outboxstore.Guard, do
 			failed = fmt.Errorf("make partition of the history: %w", err)
 		}
 	}
-	archived := q.box.Config().Archive != nil
+	archived := q.Archives()
 	for _, day := range days {
 		// Without a history, nothing has to be kept after the end of the day.
 		how := outboxstore.Retiring{Drop: day.Past-q.retention > 24*time.Hour, Empty: archived}

@@ -67,9 +67,6 @@ var (
 // historyDays returns the server's time (UTC), and the days that have a partition, with
 // whether the partition has any rows.
 func (s *postgres) historyDays(ctx context.Context) (now time.Time, days map[string]bool, err error) {
-	if now, err = s.Now(ctx); err != nil {
-		return now, nil, err
-	}
 	rows, err := s.db.QueryContext(ctx, s.q.Days)
 	if err != nil {
 		return now, nil, err
@@ -79,10 +76,12 @@ func (s *postgres) historyDays(ctx context.Context) (now time.Time, days map[str
 	for rows.Next() {
 		var name string
 		var filled bool
-		if err := rows.Scan(&name, &filled); err != nil {
+		if err := rows.Scan(&now, &name, &filled); err != nil {
 			return now, nil, err
 		}
-		days[name] = filled
+		if name != "" {
+			days[name] = filled
+		}
 	}
 	return now.UTC(), days, rows.Err()
 }

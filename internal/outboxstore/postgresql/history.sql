@@ -58,13 +58,13 @@ limit $7;
 select clock_timestamp();
 
 -- name: days
--- The days that have a partition, as YYYYMMDD, and whether it has rows. A day that is
--- dropped meanwhile has no size.
-select right(c.relname, 8), coalesce(pg_relation_size(c.oid) > 0, false)
-from pg_inherits i
-join pg_class c on c.oid = i.inhrelid
-where i.inhparent = '{{outbox_history}}'::regclass
-order by 1;
+-- The server's time, and the days that have a partition, as YYYYMMDD, with whether it has
+-- rows. Without any, one row with an empty name. A day that is dropped meanwhile has no
+-- size.
+select clock_timestamp(), coalesce(right(c.relname, 8), ''), coalesce(pg_relation_size(c.oid) > 0, false)
+from (values (1)) one
+left join (pg_inherits i join pg_class c on c.oid = i.inhrelid) on i.inhparent = '{{outbox_history}}'::regclass
+order by 2;
 
 -- name: lock_history
 -- The upkeep excludes other upkeep with it, but no move and no reader. Attaching a
