@@ -25,7 +25,8 @@ func (e *engine) lookForCommands(now time.Time) *task {
 			return func() { found = there }, err
 		},
 		done: func(now time.Time) {
-			e.tasks.commandsAt = now.Add(commandsEvery)
+			e.tasks.commandsPause = e.commandsPause(len(found) > 0)
+			e.tasks.commandsAt = now.Add(e.tasks.commandsPause)
 			for _, c := range found {
 				if l := e.lanes[c.Lane]; l != nil && l.loaded && !l.draining {
 					e.receive(l, c)
@@ -33,6 +34,14 @@ func (e *engine) lookForCommands(now time.Time) *task {
 			}
 		},
 	}
+}
+
+// commandsPause returns the time until the next look. It grows at rest.
+func (e *engine) commandsPause(found bool) time.Duration {
+	if found || !e.atRest() {
+		return commandsEvery
+	}
+	return min(max(2*e.tasks.commandsPause, commandsEvery), commandsRest)
 }
 
 // receive accepts a command. It is carried out when nothing of its key is in flight,

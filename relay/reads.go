@@ -82,8 +82,14 @@ func (e *engine) nextRead(now time.Time) *read {
 		r.Busy = l.busy(r.Busy)
 		r.Known = l.appendKnown(r.Known)
 	}
+	r.Peek = polled && e.atRest()
 	e.reads.running = true
 	return r
+}
+
+// atRest reports whether reads have found nothing for a while, and no message is known.
+func (e *engine) atRest() bool {
+	return e.reads.poll >= e.limits.pollMax && !slices.ContainsFunc(e.lanes[:], func(l *lane) bool { return l != nil && len(l.entries) > 0 })
 }
 
 // mostLarge bounds the bytes in memory of large messages that are being published,

@@ -76,12 +76,14 @@ type tasks struct {
 	retriedAt     time.Time // not before, after a failure
 	crashesAt     time.Time // not before, after a failure
 	commandsAt    time.Time // when to look for operators' commands
+	commandsPause time.Duration
 	otherTopicsAt time.Time // when to look for topics beyond the lanes' memory
 }
 
 const (
 	maxFollowers  = 500
 	commandsEvery = time.Second
+	commandsRest  = 4 * time.Second // at rest
 	maxCommands   = 100
 	maxRetried    = 500
 	followLinger  = 50 * time.Millisecond

@@ -19,7 +19,7 @@ type postgres struct {
 // postgresStatements are the statements in postgresql/*.sql.
 type postgresStatements struct {
 	Insert, Schedule, Cancel, Notify                       string
-	Read, ReadLarge, ReadPiece, ReadAhead                  string
+	Read, Peek, ReadLarge, ReadPiece, ReadAhead            string
 	Delete, Move, DeleteUnlocked, MoveUnlocked             string
 	DeleteAt, MoveAt                                       [Partitions]string
 	NextDue, NextLarge, MoveSettings, ChooseDue, MoveDue   string

@@ -23,6 +23,11 @@ func (s *postgres) ReadPiece(ctx context.Context, of Ref, offset, most int) (pie
 }
 
 func (s *postgres) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
+	if req.Peek {
+		if filled, err := s.peek(ctx, req.Lanes); err != nil || !filled {
+			return nil, err
+		}
+	}
 	rows, large, err := s.readPacked(ctx, req)
 	if err != nil {
 		return nil, fmt.Errorf("read lanes: %w", err)
@@ -47,6 +52,26 @@ func (s *postgres) Read(ctx context.Context, req ReadRequest) ([]Row, error) {
 		}
 	}
 	return merged, nil
+}
+
+// peek reports whether any of these lanes has a row.
+func (s *postgres) peek(ctx context.Context, lanes []int) (filled bool, err error) {
+	rows, err := s.db.QueryContext(ctx, s.q.Peek)
+	if err != nil {
+		return false, fmt.Errorf("look for rows: %w", err)
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
+	for rows.Next() {
+		var lane int
+		if err := rows.Scan(&lane); err != nil {
+			return false, fmt.Errorf("look for rows: %w", err)
+		}
+		filled = filled || slices.Contains(lanes, lane)
+	}
+	if err := rows.Err(); err != nil {
+		return false, fmt.Errorf("look for rows: %w", err)
+	}
+	return filled, nil
 }
 
 func readArgs(req ReadRequest, bytes int) []any {

@@ -76,6 +76,11 @@ type ReadRequest struct {
 	// Row.Hollow set: the caller cannot send them now, and only needs to know that they
 	// exist. They count as rows, but as no bytes.
 	Hollow []string
+
+	// Peek is set if there is probably nothing to read. PostgreSQL then looks first
+	// whether any lane has a row, by a statement without parameters: lib/pq uses one round
+	// trip for it, and two for others.
+	Peek bool
 }
 
 // Known identifies a row that a reader holds. The id alone is not enough: a server that

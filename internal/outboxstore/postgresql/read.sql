@@ -1,11 +1,18 @@
 -- name: read
--- Returns each lane packed in one row. $1 are the lanes, $2 is the number of rows of each,
+-- Returns each lane that has rows packed in one row. $1 are the lanes, $2 is the number of rows of each,
 -- $3 and $4 are the known rows, $5 the busy keys, $6 the topics whose rows come hollow:
 -- payload and metadata null. Rows with more than $7 bytes come without payload and
 -- metadata; a lane with such a row is read again by read_large. The migration that creates
 -- the function documents how it reads.
 select *
-from {{outbox_read}}($1, $2, $3, $4, $5, $6, $7);
+from {{outbox_read}}($1, $2, $3, $4, $5, $6, $7)
+where numbers is not null;
+
+-- name: peek
+-- The lanes that have a row: the first of each, without its payload.
+select lane
+from {{outbox_read}}(array(select generate_series(0, 31)::smallint), 1, '{}', '{}', '{}', '{}', -1)
+where numbers is not null;
 
 -- name: read_large
 -- The function's query for the few lanes that hold large rows: by the primary keys
