@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -22,8 +23,23 @@ type leaser struct {
 
 	formerExpired bool // those of the former worker with this name
 
+	last heartbeat
+
 	leasesSeen  map[int]seen[relaystore.Lease]
 	workersSeen map[string]seen[relaystore.Worker]
+}
+
+// heartbeat is what the last heartbeat said. If it failed, sentAt is zero.
+type heartbeat struct {
+	sentAt time.Time
+	as     relaystore.Identity
+	epochs map[int]int64
+	upkeep int64
+}
+
+// stands reports whether a heartbeat need not be repeated yet.
+func (h *heartbeat) stands(now time.Time, as relaystore.Identity, epochs map[int]int64, upkeep int64, lease time.Duration) bool {
+	return now.Sub(h.sentAt) < lease/5 && as == h.as && upkeep == h.upkeep && maps.Equal(epochs, h.epochs)
 }
 
 // seen is a value that has been unchanged since a time of the leaser's own clock.
@@ -42,6 +58,7 @@ type holding struct {
 	renew    []int         // active and draining ones, except those that hang
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
+	atRest   bool          // nothing arrives, and nothing is in flight
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
 	unfit    bool          // for so long that lanes which cannot be drained are given up
 	mayHold  [outbox.Lanes]bool

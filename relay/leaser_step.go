@@ -9,8 +9,9 @@ import (
 	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
-// step is one heartbeat: give back drained lanes, extend held leases, learn what was
-// lost, and take or drain lanes according to the shares.
+// step gives back drained lanes, extends held leases, learns what was lost, and takes or
+// drains lanes according to the shares. At rest, leases are extended every third time: if
+// they expire, nothing is repeated.
 func (s *leaser) step(ctx context.Context) error {
 	have, ok := s.holding(ctx)
 	if !ok {
@@ -24,14 +25,28 @@ func (s *leaser) step(ctx context.Context) error {
 			return err // they expire
 		}
 	}
-	renew := have.renew
-	if s.upkeepLease.held() != 0 {
+	me := relaystore.Identity{Owner: s.owner, Name: s.cfg.Name, Ready: s.ready() && !have.hung, Stopping: s.stopping}
+	if !have.atRest || !s.last.stands(time.Now(), me, have.epochs, s.upkeepLease.held(), s.cfg.Lease) {
+		if err := s.beat(ctx, me, have); err != nil {
+			return err
+		}
+	}
+	if s.stopping {
+		return nil
+	}
+	return s.balance(ctx, have)
+}
+
+// beat extends the leases, and handles what was lost meanwhile.
+func (s *leaser) beat(ctx context.Context, me relaystore.Identity, have holding) error {
+	renew, upkeep := have.renew, s.upkeepLease.held()
+	if upkeep != 0 {
 		renew = append(renew, relaystore.UpkeepLane)
 	}
-	me := relaystore.Identity{Owner: s.owner, Name: s.cfg.Name, Ready: s.ready() && !have.hung, Stopping: s.stopping}
 	// Trust counts from before the renewal is sent: the database's clock grants at
 	// least that much.
-	trusted := s.trustFrom(time.Now())
+	sent := time.Now()
+	s.last = heartbeat{}
 	held, err := ask(ctx, s.worker, opHeartbeat, func(ctx context.Context) (map[int]relaystore.Renewal, error) {
 		return s.leases.Beat(ctx, me, renew, s.cfg.Lease)
 	})
@@ -39,14 +54,12 @@ func (s *leaser) step(ctx context.Context) error {
 		return err
 	}
 	s.renewedAt.Store(time.Now().UnixNano())
-	s.renewed(ctx, have, held, trusted)
+	s.renewed(ctx, have, held, s.trustFrom(sent))
 	if err := s.releaseStray(ctx, have, held); err != nil {
 		return err
 	}
-	if s.stopping {
-		return nil
-	}
-	return s.balance(ctx, have)
+	s.last = heartbeat{sentAt: sent, as: me, epochs: have.epochs, upkeep: upkeep}
+	return nil
 }
 
 // expireFormer ends, once, the leases of the former worker with this name, if the name is
@@ -87,6 +100,7 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 	have.unfit = unfitFor > s.cfg.Lease/4
 	grace := s.cfg.Lease / 3
 	ok := s.call(ctx, func(e *engine, now time.Time) {
+		have.atRest = e.atRest()
 		for _, l := range e.leaving {
 			have.hung = have.hung || l.hung(now, grace)
 		}
