@@ -50,7 +50,8 @@ func (s *watchedSink) Publish(ctx context.Context, msgs []*relay.Message, done f
 	s.Sink.Publish(ctx, msgs, func(m *relay.Message, err error) {
 		done(m, err)
 		if err != nil {
-			s.problem.CompareAndSwap(nil, &err)
+			problem := err // err itself would be allocated for each message
+			s.problem.CompareAndSwap(nil, &problem)
 			return
 		}
 		s.confirmed(m)

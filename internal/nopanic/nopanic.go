@@ -10,6 +10,9 @@ import (
 
 // Stack returns the stack of the panic that err reports; empty if it reports none.
 func Stack(err error) string {
+	if err == nil {
+		return "" // without the allocation that errors.As costs
+	}
 	var panicked *oncemill.PanicError
 	if errors.As(err, &panicked) {
 		return string(panicked.Stack)
