@@ -20,7 +20,14 @@ func (s *postgres) ByCTID(rows []Ref) (groups [][]Ref, rest []Ref) {
 	if len(rows) < leastByCTID {
 		return nil, rows
 	}
+	var counts [Partitions]int
+	for i := range rows {
+		counts[PartitionOf(rows[i].ID)]++
+	}
 	var parts [Partitions][]Ref
+	for i, n := range counts {
+		parts[i] = make([]Ref, 0, n)
+	}
 	for _, r := range rows {
 		if r.CTID == (CTID{}) {
 			rest = append(rest, r)
