@@ -13,7 +13,7 @@
 //	})
 //
 // A row of the outbox is a message that the broker has not confirmed. Package relay
-// delivers it and then deletes the row. No other record says what is left to deliver.
+// delivers it and then deletes the row. Nothing else records what is left to deliver.
 //
 // # Order
 //

@@ -51,7 +51,7 @@ func NewNotifier(box *Outbox) (*Notifier, error) {
 func (n *Notifier) Run(ctx context.Context) error {
 	commits, stop := n.box.commits.listen()
 	defer stop()
-	failing := trouble{log: n.box.cfg.Logger, message: "relays are not notified of commits; they poll"}
+	failing := trouble{log: n.box.cfg.Logger, message: "notifying relays of commits failed; they poll"}
 	for {
 		select {
 		case <-ctx.Done():
@@ -115,7 +115,7 @@ func notifyChannel(field string, box *Outbox) (string, error) {
 // connection is lost. Each time it starts to listen it wakes the relays once, for
 // commits made while nobody listened.
 func (l *Listener) Run(ctx context.Context) error {
-	failing := trouble{log: l.box.cfg.Logger, message: "relays do not hear of other processes' commits; they poll"}
+	failing := trouble{log: l.box.cfg.Logger, message: "listening for commits of other processes failed; relays poll"}
 	line := &line{}
 	// The pauses of pq.Listener between attempts cannot be interrupted; line.dial
 	// pauses instead.
@@ -133,7 +133,7 @@ func (l *Listener) Run(ctx context.Context) error {
 	var closing sync.WaitGroup
 	closing.Go(func() {
 		<-ctx.Done()
-		line.hangUp()
+		line.close()
 		_ = listener.Close() // the error only means that it was already closed
 	})
 	defer closing.Wait()
@@ -170,8 +170,8 @@ func (f dialFunc) DialTimeout(network, address string, timeout time.Duration) (n
 
 // line is the connection of a Listener. One goroutine dials.
 type line struct {
-	dialled time.Time // the latest
-	short   int       // short-lived connections in a row
+	dialed time.Time // the latest
+	short  int       // short-lived connections in a row
 
 	mu   sync.Mutex // guards conn
 	conn net.Conn   // the latest
@@ -180,13 +180,13 @@ type line struct {
 // dial connects, after a pause that grows with each short-lived connection.
 func (l *line) dial(ctx context.Context, network, address string, timeout time.Duration) (net.Conn, error) {
 	const lasting = 10 * time.Second
-	if time.Since(l.dialled) > lasting {
+	if time.Since(l.dialed) > lasting {
 		l.short = 0
 	} else {
 		sleep.For(ctx, min(50*time.Millisecond<<min(l.short, 10), 5*time.Second))
 		l.short++
 	}
-	l.dialled = time.Now()
+	l.dialed = time.Now()
 	// Keepalives detect a vanished peer within a minute.
 	dialer := net.Dialer{Timeout: timeout, KeepAliveConfig: net.KeepAliveConfig{Enable: true, Idle: 15 * time.Second, Interval: 10 * time.Second, Count: 3}}
 	conn, err := dialer.DialContext(ctx, network, address)
@@ -203,8 +203,8 @@ func (l *line) dial(ctx context.Context, network, address string, timeout time.D
 	return conn, nil
 }
 
-// hangUp ends what is running on the connection. The context of dial has ended.
-func (l *line) hangUp() {
+// close ends what is running on the connection. The context of dial has ended.
+func (l *line) close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn != nil {

@@ -139,7 +139,7 @@ type Outbox struct {
 
 // New returns an outbox on db. It does no I/O; oncemill.Migrate creates the tables with
 // [Migrations]. All bad values of cfg are reported at once, each as an
-// [*oncemill.ConfigError]. The caller keeps owning db.
+// [*oncemill.ConfigError]. The caller keeps ownership of db.
 func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	var errs []error
 	bad := func(field, value, problem string) {
@@ -226,8 +226,8 @@ func (o *Outbox) RunInTx(ctx context.Context, fn func(ctx context.Context, tx *s
 		if !sqlerr.Retryable(err) || errors.Is(err, ErrCommitUnknown) || errors.Is(err, oncemill.ErrDatabaseLocked) || attempt == o.cfg.Retries {
 			return err
 		}
-		// The loser gives the winner time to finish; the spread keeps losers
-		// from meeting again.
+		// Gives the other transaction time to finish. The random wait keeps two that lost
+		// from colliding again.
 		wait := time.Duration(rand.Int64N(int64(time.Millisecond) << min(attempt, 7))) //nolint:gosec // no secret
 		if !sleep.For(ctx, wait) {
 			return err

@@ -343,7 +343,7 @@ func TestListener_WakesForWhatItMissed(t *testing.T) {
 	g.open(t)
 	w.awaitSoon(t, 6)
 	eventually(t, "the return is logged", func() bool { return log.count("notifications work again") == 1 })
-	if n := log.count("relays do not hear of other processes' commits; they poll"); n != 1 {
+	if n := log.count("listening for commits of other processes failed; relays poll"); n != 1 {
 		t.Errorf("one outage was logged %d times", n)
 	}
 }
