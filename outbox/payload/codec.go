@@ -79,9 +79,9 @@ func (c *Codec) checkPlain(msg *message.Message) error {
 	case len(msg.Payload) > c.maxSize:
 		return detailed(ErrTooLarge, "it has %d bytes; at most %d are allowed (payload.Config.MaxSize)", len(msg.Payload), c.maxSize)
 	case c.requireEncryption && c.encryption.current == "":
-		return detailed(ErrUnencrypted, "it has to be, and payload.Config.Encryption.Current is empty")
+		return detailed(ErrUnencrypted, "encryption is required; set payload.Config.Encryption.Current")
 	case c.requireSignature && c.signature.current == "":
-		return detailed(ErrUnsigned, "it has to be, and payload.Config.Signature.Current is empty")
+		return detailed(ErrUnsigned, "a signature is required; set payload.Config.Signature.Current")
 	}
 	return nil
 }
@@ -133,7 +133,7 @@ func (c *Codec) Decode(ctx context.Context, topic string, msg *message.Message) 
 
 func (c *Codec) decode(ctx context.Context, topic string, msg *message.Message) ([]byte, error) {
 	from := binding{id: msg.UUID, topic: msg.Metadata.Get(TopicMetadata), key: msg.Metadata.Get(keyMetadata)}
-	// First, so that an untrusted message costs no further work.
+	// First, so that an untrusted message costs nothing else.
 	if err := c.verify(from, msg); err != nil {
 		return nil, err
 	}

@@ -144,9 +144,9 @@ func (cfg *Config) checkSignedMetadata(bad func(field, value, problem string)) {
 		case !metadataNamePattern.MatchString(name):
 			bad(field, strconv.Quote(shorten(name)), "must be 1 to 128 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
 		case strings.HasPrefix(name, prefix):
-			bad(field, strconv.Quote(shorten(name)), "must not begin with "+prefix+"; what is the codec's is signed anyway")
+			bad(field, strconv.Quote(shorten(name)), "must not begin with "+prefix+"; the codec's own metadata is always signed")
 		case slices.Contains(names[:i], name):
-			bad(field, strconv.Quote(shorten(name)), "is there twice")
+			bad(field, strconv.Quote(shorten(name)), "is listed twice")
 		}
 	}
 }
