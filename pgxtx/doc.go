@@ -15,9 +15,9 @@
 // stdlib.OpenDB, or sql.Open with the driver "pgx".
 //
 // There is no Begin, Commit or Rollback. SQL text that ends the transaction is not sent: it
-// returns oncemill.ErrTxOwned and fails the attempt, and what gets past that meets the
-// seal in the database. Savepoints work. After the handler has returned, every method fails
-// as those of its [oncemill.Tx] do.
+// returns oncemill.ErrTxOwned and fails the attempt. If a text gets past that check, the
+// seal makes the database refuse the commit. Savepoints work. After the handler has
+// returned, every method fails as those of its [oncemill.Tx] do.
 //
 // Results are read in full before a method returns. So rows and batches that are not
 // closed hold nothing up, and statements may be executed while rows are read. A query of

@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// allRows has read keep every row.
+// allRows makes read keep every row.
 const allRows = math.MaxInt
 
 // rows are the rows of a query that have been read. They use nothing of the connection,

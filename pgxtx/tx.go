@@ -30,8 +30,8 @@ func FromContext(ctx context.Context) (*Tx, error) {
 	return from(ctx, tx)
 }
 
-// From returns the transaction of a handler that has it as an [oncemill.Tx], as those of
-// inbox.Handle have. It fails as [FromContext] does.
+// From is [FromContext] for a handler that gets its transaction as an [oncemill.Tx], as
+// those of inbox.Handle do.
 func From(ctx context.Context, tx oncemill.Tx) (*Tx, error) { return from(ctx, tx) }
 
 func from(ctx context.Context, tx oncemill.Tx) (*Tx, error) {
@@ -119,7 +119,8 @@ func do[T any](ctx context.Context, t *Tx, queries []string, f func(ctx context.
 	})
 }
 
-// errEnded is of a statement that has ended the transaction, past the check of its text.
+// errEnded is returned for a statement that has ended the transaction although its text
+// passed the check.
 var errEnded = fmt.Errorf("pgxtx: a statement has ended the transaction: %w", oncemill.ErrTxOwned)
 
 // ended reports that the server is in no transaction.
