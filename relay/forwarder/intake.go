@@ -174,7 +174,7 @@ func (in *Intake) Run(ctx context.Context) error {
 			}
 		case ctx.Err() != nil, sqlerr.Retryable(err): // another intake, or the forwarder, was first
 			wait = retry.NextBackOff()
-		case in.hopeless(err, prepared):
+		case in.permanent(err, prepared):
 			return err
 		default:
 			wait = retry.NextBackOff()
@@ -185,17 +185,17 @@ func (in *Intake) Run(ctx context.Context) error {
 	return nil
 }
 
-// passing reports whether an error is not the fault of the tables: the call had no answer,
+// temporary reports whether an error is not the fault of the tables: the call had no answer,
 // lost against another transaction, or waited too long for one.
-func passing(err error) bool {
+func temporary(err error) bool {
 	return bounded.Silence(err) || sqlerr.Connection(err) || sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }
 
-// hopeless reports whether trying again cannot help: for a bad envelope, and for all
-// errors at the start that are not passing.
-func (in *Intake) hopeless(err error, prepared bool) bool {
+// permanent reports whether trying again cannot help: for a bad envelope, and for all
+// errors at the start that are not temporary.
+func (in *Intake) permanent(err error, prepared bool) bool {
 	var bad *EnvelopeError
-	return !passing(err) && (!prepared || errors.As(err, &bad))
+	return !temporary(err) && (!prepared || errors.As(err, &bad))
 }
 
 // prepareOnce checks that the tables exist and contain the consumer group.
