@@ -66,7 +66,7 @@ fails again becomes a new dead letter.`,
 	flags.StringVar(&filter.Key, "key", "", "only dead letters of this ordering key")
 	flags.StringVar(&filter.MessageID, "message-id", "", "only dead letters of this message")
 	flags.StringVar(&filter.Consumer, "consumer", "", "only dead letters of this consumer")
-	flags.StringVar(&filter.Reason, "reason-class", "", "only dead letters with this reason; relays: refused, unroutable, malformed, crashed, failed; consumers: failed, permanent, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
+	flags.StringVar(&filter.Reason, "reason-class", "", "only dead letters with this reason; relays: refused, unroutable, unanswered, malformed, crashed, failed; consumers: failed, permanent, unavailable, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
 	flags.IntVar(&filter.Limit, "limit", 100, "maximum number of dead letters to list, at most 1000")
 	flags.BoolVar(&asJSON, "json", false, "print JSON")
 	return list
