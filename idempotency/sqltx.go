@@ -242,7 +242,7 @@ func (g *sqlGroup) completeAll(ctx context.Context, all []keystore.Completed) (s
 func (g *sqlGroup) endStatements(ctx context.Context, log *slog.Logger) {
 	spoiled := g.step(context.WithoutCancel(ctx), func(context.Context) error { return g.end() })
 	if spoiled != nil && !g.own.Unanswered(spoiled) {
-		log.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
+		log.LogAttrs(ctx, slog.LevelWarn, "a pooled connection already has a prepared statement of this name; statements are no longer prepared",
 			slog.Any("error", spoiled))
 	}
 }
