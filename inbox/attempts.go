@@ -21,53 +21,53 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 		result, fate, err := in.once(ctx, w, try)
 		in.telemetry.record(ctx, result)
 		var again time.Duration
-		if fate == cutOff {
+		if fate == fateConnectionLost {
 			// Most likely the message is not at fault, but a message that loses its
 			// connection every time must not be tried without end.
 			if losses++; losses <= lossesAtMost {
-				fate = collided
+				fate = fateContended
 			} else {
-				fate = failed
+				fate = fateFailed
 			}
 		}
 		switch fate {
-		case settled:
+		case fateSettled:
 			if key, seq := in.positionOf(w); seq != nil { // a duplicate, too
 				in.gaps.forget(key, w.id)
 			}
 			return nil
-		case crashed:
+		case fateCrashed:
 			return in.refuse(ctx, w, ReasonCrashed, err)
-		case conflicting:
+		case fateConflict:
 			in.recordEnd(ctx, w)
 			return in.refuse(ctx, w, ReasonConflict, err)
-		case away: // once waits for the end of the outage
+		case fateDatabaseDown: // once waits for the end of the outage
 			continue
-		case gap:
+		case fateGap:
 			in.recordEnd(ctx, w)
 			in.comeAfter(ctx, w)
 			return err
-		case elsewhere, ending:
+		case fateElsewhere, fateEnded:
 			in.recordEnd(ctx, w)
 			delayNack(ctx, jitter(comeAgain))
 			return err
-		case lacking:
+		case fateUnavailable:
 			if in.cfg.Sequence != nil {
 				return in.putOff(ctx, w, err) // so that the messages behind it wait for it
 			}
 			in.recordEnd(ctx, w)
 			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
 			return err
-		case lackingAlone:
+		case fateUnavailableAlone:
 			return in.giveUp(ctx, w, err)
-		case collided:
+		case fateContended:
 			if collisions++; collisions == collisionsAtMost {
 				in.recordEnd(ctx, w)
 				delayNack(ctx, jitter(in.cfg.Retry.Backoff))
 				return err
 			}
 			again = jitter(double(5*time.Millisecond, collisions-1, in.cfg.Retry.Backoff))
-		case failed:
+		case fateFailed:
 			w.tries++
 			p := policyOf(err)
 			if p.permanent || p.after > 0 || w.tries >= in.cfg.Retry.Tries {
@@ -93,50 +93,50 @@ const comeAgain = 500 * time.Millisecond
 type fate int
 
 const (
-	settled      fate = iota // handled, now or before
-	failed                   // the handler failed
-	collided                 // lost against another transaction; not an attempt
-	elsewhere                // a copy is being handled, or the outcome is unknown
-	away                     // the database is unavailable
-	lacking                  // something that the handler needs is unavailable
-	lackingAlone             // the same, but it is available to other messages
-	cutOff                   // the connection was lost, but the database is available
-	gap                      // waits for an earlier message
-	ending                   // the context ended before the handler ran
-	crashed                  // crashed too many processes
-	conflicting              // its id belongs to another message
+	fateSettled          fate = iota // handled, now or before
+	fateFailed                       // the handler failed
+	fateContended                    // lost against another transaction; not an attempt
+	fateElsewhere                    // a copy is being handled, or the outcome is unknown
+	fateDatabaseDown                 // the database is unavailable
+	fateUnavailable                  // something that the handler needs is unavailable
+	fateUnavailableAlone             // the same, but it is available to other messages
+	fateConnectionLost               // the connection was lost, but the database is available
+	fateGap                          // waits for an earlier message
+	fateEnded                        // the context ended before the handler ran
+	fateCrashed                      // crashed too many processes
+	fateConflict                     // its id belongs to another message
 )
 
 // once makes one attempt, after the gate has let it through.
 func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome, f fate, err error) {
 	probe, err := in.gate.enter(ctx)
 	if err != nil {
-		return waiting, ending, err
+		return outcomeWaiting, fateEnded, err
 	}
-	seen, key := nothing, w.id
+	seen, key := reportNothing, w.id
 	// Also when the handler ends its goroutine.
 	defer func() {
 		turned, alone := in.gate.leave(probe, seen, key)
 		if turned {
-			in.logOutage(ctx, seen == down || seen == missing, err)
+			in.logOutage(ctx, seen == reportDown || seen == reportMissing, err)
 		}
-		if f == lacking && alone {
-			f = lackingAlone
+		if f == fateUnavailable && alone {
+			f = fateUnavailableAlone
 		}
 	}()
 	leave, err := in.isolate(ctx, w)
 	if err != nil {
-		return waiting, ending, err
+		return outcomeWaiting, fateEnded, err
 	}
 	defer leave()
 	if result, err = in.charge(ctx, w); err == nil {
-		result = handlerFailed // if it panics
+		result = outcomeHandlerFailed // if it panics
 		err = nopanic.Call(func() (err error) {
 			result, err = try(ctx, w)
 			return err
 		})
 	}
-	if cause := err; cause != nil && in.cfg.Classify != nil && result == handlerFailed {
+	if cause := err; cause != nil && in.cfg.Classify != nil && result == outcomeHandlerFailed {
 		if panicked := nopanic.Call(func() error { err = in.cfg.Classify(cause); return nil }); panicked != nil {
 			err = errors.Join(cause, panicked)
 		}
@@ -144,24 +144,24 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	f = fateOf(ctx, result, err)
 	// A standby answers, but accepts no writes. The ping needs a context that has not ended:
 	// the message's context says nothing about the database.
-	if f == away && !sqlerr.ReadOnly(err) && in.ping(context.WithoutCancel(ctx)) == nil {
-		f = cutOff
+	if f == fateDatabaseDown && !sqlerr.ReadOnly(err) && in.ping(context.WithoutCancel(ctx)) == nil {
+		f = fateConnectionLost
 		if noAnswer(err) {
-			f = elsewhere // any message could have had this connection
+			f = fateElsewhere // any message could have had this connection
 		}
 	}
 	switch {
-	case f == away:
-		seen = down
-	case f == lacking:
-		seen = missing
+	case f == fateDatabaseDown:
+		seen = reportDown
+	case f == fateUnavailable:
+		seen = reportMissing
 		if k := in.keyOf(w.msg); k != "" {
 			key = k
 		}
-	case result == handled:
-		seen = working
-	case f == failed:
-		seen = answering
+	case result == outcomeHandled:
+		seen = reportWorking
+	case f == fateFailed:
+		seen = reportAnswering
 	}
 	return result, f, err
 }
@@ -197,32 +197,32 @@ func (in *Inbox) attemptOf(w *work) Attempt {
 func fateOf(ctx context.Context, result outcome, err error) fate {
 	switch {
 	case err == nil:
-		return settled
+		return fateSettled
 	case errors.Is(err, ErrConflict):
-		return conflicting
-	case result == crashLoop:
-		return crashed
-	case result == waiting, errors.Is(ctx.Err(), context.Canceled):
-		return ending
-	case result == beingHandled, result == commitUnknown, result == databaseFailed:
-		return elsewhere
+		return fateConflict
+	case result == outcomeCrashed:
+		return fateCrashed
+	case result == outcomeWaiting, errors.Is(ctx.Err(), context.Canceled):
+		return fateEnded
+	case result == outcomeBeingHandled, result == outcomeCommitUnknown, result == outcomeDatabaseFailed:
+		return fateElsewhere
 	case errors.Is(err, ErrGap):
-		return gap
-	case result == databaseAway:
-		return away
+		return fateGap
+	case result == outcomeDatabaseDown:
+		return fateDatabaseDown
 	case policyOf(err).unavailable:
-		return lacking
+		return fateUnavailable
 	case sqlerr.Contended(err):
-		return collided
+		return fateContended
 	}
-	return failed
+	return fateFailed
 }
 
 func (in *Inbox) logOutage(ctx context.Context, begins bool, err error) {
 	if begins {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "consumption paused, something is unavailable",
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "consumption paused: the database or something that handlers need is unavailable",
 			slog.String("consumer", in.cfg.Consumer), slog.String("error", in.textOf(err)))
 		return
 	}
-	in.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "consumption goes on", slog.String("consumer", in.cfg.Consumer))
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "consumption resumed", slog.String("consumer", in.cfg.Consumer))
 }

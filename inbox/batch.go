@@ -104,7 +104,7 @@ func (s *shared) search(ctx context.Context, members []*member) {
 				bad = append(bad, part)
 				continue
 			}
-			s.tell(part, claimed) //nolint:contextcheck // each member has its own
+			s.committed(part, claimed) //nolint:contextcheck // each member has its own
 		}
 		switch len(bad) {
 		case 0:

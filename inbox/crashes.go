@@ -36,15 +36,15 @@ func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 		}
 		id, replay := w.id, w.replay != nil
 		w.start.Start, err = ask(ctx, in, func(ctx context.Context) (inboxstore.Start, error) { return in.store.RecordStart(ctx, id, replay) })
-		seen := nothing
+		seen := reportNothing
 		if err != nil && ctx.Err() == nil && sqlerr.Connection(err) {
-			seen = down
+			seen = reportDown
 		}
 		if turned, _ := in.gate.leave(probe, seen, id); turned {
 			in.logOutage(ctx, true, err)
 		}
 		switch {
-		case seen == down:
+		case seen == reportDown:
 			continue
 		case err != nil:
 			return fmt.Errorf("record start: %w", err)
@@ -64,7 +64,7 @@ const earlyEnough = 100 * time.Millisecond
 // now alone. If the process ends, that message is at fault, not another one.
 func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 	if !w.start.Unended || w.start.charged || w.start.beside {
-		return handled, nil
+		return outcomeHandled, nil
 	}
 	id := w.id
 	unended, err := ask(ctx, in, func(ctx context.Context) (int, error) { return in.store.Charge(ctx, id) })
@@ -72,10 +72,10 @@ func (in *Inbox) charge(ctx context.Context, w *work) (outcome, error) {
 		return claimFailed(ctx, err), fmt.Errorf("charge: %w", err)
 	}
 	if unended > in.cfg.Retry.Crashes {
-		return crashLoop, ErrCrashed
+		return outcomeCrashed, ErrCrashed
 	}
 	w.start.charged = true
-	return handled, nil
+	return outcomeHandled, nil
 }
 
 // recordEnd undoes what recordStart recorded. If it fails, the message counts once as one that

@@ -11,7 +11,7 @@ var (
 	// ErrNoMessageID is returned for a message without an id, because all such messages
 	// would look the same. Nothing was sent to the database. Have the producer set the
 	// Watermill UUID or the AMQP message id, or set Config.ID.
-	ErrNoMessageID = errors.New("inbox: the message has no id")
+	ErrNoMessageID = errors.New("inbox: the message has no id; set the Watermill UUID or Config.ID")
 
 	// ErrBeingHandled is returned when the id could not be claimed because another
 	// transaction holds it, for example a copy that is being handled elsewhere. It is also
@@ -54,8 +54,8 @@ var (
 	// Config.Sequence. It uses up no attempt.
 	ErrGap = errors.New("inbox: an earlier message of the key is missing")
 
-	// ErrOvertaken is the failure of a failed message that a later message of its key has
-	// stopped waiting for; see Config.Sequence. The message becomes a dead letter.
+	// ErrOvertaken is the failure of a retried message after a later message of its key was
+	// handled; see Config.Sequence. The message becomes a dead letter.
 	ErrOvertaken = errors.New("inbox: a later message of the key has been handled")
 
 	// ErrShared is returned by a transaction that a group shares for a statement that
@@ -103,11 +103,13 @@ func (e *MessageIDError) Error() string {
 
 // PayloadError means that a codec could not read a payload.
 type PayloadError struct {
-	Type string // wanted
+	Type string // the Go type to decode into
 	Err  error  // of the codec
 }
 
-func (e *PayloadError) Error() string { return "inbox: payload is no " + e.Type + ": " + e.Err.Error() }
+func (e *PayloadError) Error() string {
+	return "inbox: decode payload as " + e.Type + ": " + e.Err.Error()
+}
 
 // Unwrap returns the error of the codec.
 func (e *PayloadError) Unwrap() error { return e.Err }

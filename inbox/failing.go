@@ -108,11 +108,11 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Lette
 		return fmt.Errorf("%s: %w", letter.Error, err)
 	}
 	if !added {
-		in.telemetry.record(ctx, duplicate)
+		in.telemetry.record(ctx, outcomeDuplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return nil
 	}
-	in.telemetry.record(ctx, deadLetter)
+	in.telemetry.record(ctx, outcomeDeadLetter)
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),
 		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", letter.Reason), slog.String("error", letter.Error))
 	return nil

@@ -40,11 +40,11 @@ const (
 type report int
 
 const (
-	nothing   report = iota
-	working          // everything is available
-	answering        // the handler failed for another reason
-	missing          // the handler reported something unavailable
-	down             // the database is unavailable
+	reportNothing   report = iota
+	reportWorking          // everything is available
+	reportAnswering        // the handler failed for another reason
+	reportMissing          // the handler reported something unavailable
+	reportDown             // the database is unavailable
 )
 
 func newGate() *gate { return &gate{changed: make(chan struct{}), agree: make(map[string]struct{})} }
@@ -90,15 +90,15 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	if probe {
 		g.probing = false
 	}
-	shut, decides := seen == down, probe
+	shut, decides := seen == reportDown, probe
 	switch seen {
-	case working:
+	case reportWorking:
 		g.works = true
 		clear(g.agree)
 		// A message that was let through before the outage, and takes longer than those that
 		// found something unavailable, proves as much as a probe: what it needs is available.
 		decides = decides || g.closed && !g.outage
-	case missing:
+	case reportMissing:
 		alone = g.works
 		g.works = false
 		if len(g.agree) == 0 {
@@ -108,7 +108,7 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 			g.agree[key] = struct{}{}
 		}
 		shut = probe || len(g.agree) >= agreement && time.Since(g.since) >= agreementTime
-	case nothing:
+	case reportNothing:
 		if probe {
 			g.wake() // the next one probes
 		}
@@ -118,7 +118,7 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 		return false, alone
 	}
 	turned = g.closed != shut
-	g.closed, g.outage = shut, seen == down
+	g.closed, g.outage = shut, seen == reportDown
 	if shut {
 		g.failures++
 		g.until = time.Now().Add(jitter(double(firstProbe, g.failures-1, lastProbe)))

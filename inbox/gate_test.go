@@ -13,7 +13,7 @@ func TestGate_OpensWhenOneThatCameBeforeFindsAllThere(t *testing.T) {
 	for name, c := range map[string]struct {
 		closes report
 		opens  bool
-	}{"something is missing": {missing, true}, "the database is away": {down, false}} {
+	}{"something is missing": {reportMissing, true}, "the database is away": {reportDown, false}} {
 		g := newGate()
 		for _, key := range []string{"a", "b", "c"} {
 			g.leave(false, c.closes, key)
@@ -23,7 +23,7 @@ func TestGate_OpensWhenOneThatCameBeforeFindsAllThere(t *testing.T) {
 		if !g.closed {
 			t.Fatalf("%s: it is open", name)
 		}
-		if turned, _ := g.leave(false, working, "d"); turned != c.opens || g.closed == c.opens {
+		if turned, _ := g.leave(false, reportWorking, "d"); turned != c.opens || g.closed == c.opens {
 			t.Errorf("%s: turned %v, closed %v", name, turned, g.closed)
 		}
 	}

@@ -121,7 +121,7 @@ func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 	}
 	e, done := s.gather.Do(ctx, m)
 	if !done {
-		return waiting, ctx.Err()
+		return outcomeWaiting, ctx.Err()
 	}
 	return e.outcome, e.err
 }
@@ -130,7 +130,7 @@ func (s *shared) attempt(ctx context.Context, w *work) (outcome, error) {
 func (s *shared) Alone(ctx context.Context, w *work) (ended, group.Result) {
 	result, err := s.in.alone(ctx, w)
 	switch {
-	case err == nil && result == handled:
+	case err == nil && result == outcomeHandled:
 		return ended{result, err}, group.Clean
 	case contended(err):
 		return ended{result, err}, group.Contended
@@ -143,7 +143,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 	claimed, culprit, e := s.try(ctx, members)
 	switch {
 	case e.err == nil:
-		s.tell(members, claimed) //nolint:contextcheck // each member has its own
+		s.committed(members, claimed) //nolint:contextcheck // each member has its own
 		return nil, group.Clean
 	case contended(e.err):
 		return members, group.Contended
@@ -154,7 +154,7 @@ func (s *shared) Together(ctx context.Context, members []*member) (again []*memb
 			culprit.Alone()
 		}
 		return slices.DeleteFunc(slices.Clone(members), func(m *member) bool { return m == culprit }), group.Failed
-	case e.outcome == databaseAway, e.outcome == commitUnknown, ctx.Err() != nil:
+	case e.outcome == outcomeDatabaseDown, e.outcome == outcomeCommitUnknown, ctx.Err() != nil:
 		// They would fail alone too.
 		for _, m := range members {
 			m.Finish(e)
@@ -174,17 +174,17 @@ func (s *shared) disband(members []*member) {
 	}
 }
 
-// tell reports to members that their transaction has committed.
-func (s *shared) tell(members []*member, claimed map[string]bool) {
+// committed reports to members that their transaction has committed.
+func (s *shared) committed(members []*member, claimed map[string]bool) {
 	for _, m := range members {
 		switch {
 		case claimed[m.ID]:
-			m.Finish(ended{outcome: handled})
+			m.Finish(ended{outcome: outcomeHandled})
 		case m.Work.fingerprint != nil: // is yet to be compared
 			m.Alone()
 		default:
 			s.in.logDuplicate(m.Context(), m.ID)
-			m.Finish(ended{outcome: duplicate})
+			m.Finish(ended{outcome: outcomeDuplicate})
 		}
 	}
 }
@@ -212,13 +212,13 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 		return nil, nil, ended{claimFailed(unlimited, err), err}
 	}
 	if len(claimed) == 0 {
-		return claimed, nil, ended{outcome: duplicate}
+		return claimed, nil, ended{outcome: outcomeDuplicate}
 	}
 	if culprit, err = s.effects(ctx, tx, members, claimed); err != nil {
 		if tx.Unanswered(err) {
-			return nil, nil, ended{databaseAway, errors.Join(err, bounded.ErrAbandoned)}
+			return nil, nil, ended{outcomeDatabaseDown, errors.Join(err, bounded.ErrAbandoned)}
 		}
-		return nil, culprit, ended{handlerFailed, err}
+		return nil, culprit, ended{outcomeHandlerFailed, err}
 	}
 	_, err = within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
 		return struct{}{}, in.store.SealGroup(ctx, tx, claimed)
@@ -239,7 +239,7 @@ func (s *shared) effects(ctx context.Context, tx *boundtx.Tx, members []*member,
 	defer func() {
 		_, spoiled := boundtx.Do(context.WithoutCancel(ctx), tx, callLimit, func(context.Context) (struct{}, error) { return struct{}{}, end() })
 		if spoiled != nil && !noAnswer(spoiled) {
-			s.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooler's connection has statements of others prepared; nothing is prepared any more",
+			s.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "a pooled connection already has a prepared statement of this name; statements are no longer prepared",
 				slog.String("consumer", s.in.cfg.Consumer), slog.Any("error", spoiled))
 		}
 	}()

@@ -66,7 +66,7 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	defer restore()
 	if in.cfg.Verify != nil {
 		if err := nopanic.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
-			in.telemetry.record(ctx, unverified)
+			in.telemetry.record(ctx, outcomeUnverified)
 			if in.undecided(ctx, err) {
 				return in.told(err)
 			}
@@ -102,7 +102,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 		}
 	}
 	if err := in.identify(w); err != nil {
-		in.telemetry.record(ctx, badMessageID)
+		in.telemetry.record(ctx, outcomeBadMessageID)
 		return in.refuse(ctx, w, ReasonNoMessageID, err)
 	}
 	if w.msg.UUID == "" { // of a replay
@@ -111,7 +111,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 	}
 	if in.cfg.Fingerprint != nil {
 		if err := nopanic.Call(func() error { w.fingerprint = in.cfg.Fingerprint(w.msg); return nil }); err != nil {
-			in.telemetry.record(ctx, badPayload)
+			in.telemetry.record(ctx, outcomeBadPayload)
 			return in.giveUp(ctx, w, Permanent(err))
 		}
 	}
@@ -119,11 +119,11 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 		if !errors.Is(err, ErrTooOld) {
 			return err
 		}
-		in.telemetry.record(ctx, tooOld)
+		in.telemetry.record(ctx, outcomeTooOld)
 		return in.refuse(ctx, w, ReasonTooOld, err)
 	}
 	if in.early(w) {
-		in.telemetry.record(ctx, waiting)
+		in.telemetry.record(ctx, outcomeWaiting)
 		in.comeAfter(ctx, w)
 		return ErrGap
 	}

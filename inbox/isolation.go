@@ -195,7 +195,7 @@ func (in *Inbox) discharge(ctx context.Context, id string) {
 	defer cancel()
 	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.Discharge(ctx, id) })
 	if err != nil {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "isolation ended, attempt still charged",
+		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "attempt of an isolated message still counted",
 			slog.String("message_id", id), slog.String("error", in.textOf(err)))
 	}
 }

@@ -55,15 +55,15 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 	}
 	if err := in.effect(ctx, tx, tx.Raw, w, nil); err != nil {
 		if tx.Unanswered(err) {
-			return databaseAway, errors.Join(err, bounded.ErrAbandoned)
+			return outcomeDatabaseDown, errors.Join(err, bounded.ErrAbandoned)
 		}
 		if in.gone(ctx, tx) {
-			return databaseAway, err
+			return outcomeDatabaseDown, err
 		}
-		return handlerFailed, err
+		return outcomeHandlerFailed, err
 	}
 	if ctx.Err() != nil {
-		return handlerFailed, fmt.Errorf("the handler exceeded its time: %w", ctx.Err())
+		return outcomeHandlerFailed, fmt.Errorf("the handler exceeded its time: %w", ctx.Err())
 	}
 	if w.start.Recorded {
 		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
@@ -120,7 +120,7 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 			return claimFailed(ctx, err), fmt.Errorf("compare fingerprints: %w", err)
 		}
 		if !same {
-			return conflict, ErrConflict
+			return outcomeConflict, ErrConflict
 		}
 	}
 	if w.replay != nil { // its message has been handled
@@ -133,7 +133,7 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 		in.recordEnd(ctx, w)
 	}
 	in.logDuplicate(ctx, w.id)
-	return duplicate, nil
+	return outcomeDuplicate, nil
 }
 
 func (in *Inbox) logDuplicate(ctx context.Context, id string) {
@@ -174,16 +174,16 @@ func (in *Inbox) commit(tx *boundtx.Tx) (outcome, error) {
 	switch err := tx.Commit(boundtx.CommitLimit); {
 	case err == nil:
 	case errors.Is(err, boundtx.ErrUnknown):
-		return commitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+		return outcomeCommitUnknown, fmt.Errorf("%w: %w", ErrCommitUnknown, err)
 	case errors.Is(err, context.Canceled), noAnswer(err): // it was not sent
-		return databaseFailed, err
+		return outcomeDatabaseFailed, err
 	default:
 		return commitFailed(err), err
 	}
 	if in.cfg.Outbox != nil {
 		in.cfg.Outbox.Wake()
 	}
-	return handled, nil
+	return outcomeHandled, nil
 }
 
 // call calls the handler with the transaction in the context of its message.
@@ -209,20 +209,20 @@ func (in *Inbox) publish(ctx context.Context, h *handle, produced []*message.Mes
 func claimFailed(ctx context.Context, err error) outcome {
 	switch {
 	case ctx.Err() != nil:
-		return waiting
+		return outcomeWaiting
 	case errors.Is(err, ErrBeingHandled):
-		return beingHandled
+		return outcomeBeingHandled
 	case sqlerr.Connection(err), noAnswer(err):
-		return databaseAway
+		return outcomeDatabaseDown
 	}
-	return databaseFailed
+	return outcomeDatabaseFailed
 }
 
 // commitFailed classifies a failure after the handler, which the handler may have caused:
 // a deferred constraint, an ended transaction.
 func commitFailed(err error) outcome {
 	if sqlerr.Connection(err) {
-		return databaseAway
+		return outcomeDatabaseDown
 	}
-	return commitRefused
+	return outcomeCommitRefused
 }

@@ -55,7 +55,7 @@ func (in *Inbox) refuseLetter(ctx context.Context, letter *dlqstore.Letter) erro
 		delayNack(ctx, in.cfg.Retry.delay(1))
 		return fmt.Errorf("%s: dead letter: %w", letter.Error, err)
 	}
-	in.telemetry.record(ctx, deadLetter)
+	in.telemetry.record(ctx, outcomeDeadLetter)
 	return nil
 }
 

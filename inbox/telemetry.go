@@ -15,23 +15,23 @@ import (
 type outcome string
 
 const (
-	handled        outcome = "handled"
-	duplicate      outcome = "duplicate"
-	badMessageID   outcome = "message_id"
-	badPayload     outcome = "payload"
-	beingHandled   outcome = "being_handled"
-	handlerFailed  outcome = "handler"
-	databaseFailed outcome = "database"
-	commitRefused  outcome = "commit"
-	databaseAway   outcome = "database_away"
-	commitUnknown  outcome = "commit_unknown"
-	conflict       outcome = "conflict"
-	unverified     outcome = "unverified"
-	tooOld         outcome = "too_old"
-	crashLoop      outcome = "crashed"
-	waiting        outcome = "waiting"
-	deadLetter     outcome = "dead_letter" // counted beside the failure
-	notForUs       outcome = "not_for_us"
+	outcomeHandled        outcome = "handled"
+	outcomeDuplicate      outcome = "duplicate"
+	outcomeBadMessageID   outcome = "message_id"
+	outcomeBadPayload     outcome = "payload"
+	outcomeBeingHandled   outcome = "being_handled"
+	outcomeHandlerFailed  outcome = "handler"
+	outcomeDatabaseFailed outcome = "database"
+	outcomeCommitRefused  outcome = "commit"
+	outcomeDatabaseDown   outcome = "database_away"
+	outcomeCommitUnknown  outcome = "commit_unknown"
+	outcomeConflict       outcome = "conflict"
+	outcomeUnverified     outcome = "unverified"
+	outcomeTooOld         outcome = "too_old"
+	outcomeCrashed        outcome = "crashed"
+	outcomeWaiting        outcome = "waiting"
+	outcomeDeadLetter     outcome = "dead_letter" // counted beside the failure
+	outcomeIgnored        outcome = "not_for_us"
 )
 
 // telemetry counts attempts by their outcome. Attributes: the consumer, the
@@ -66,13 +66,13 @@ func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, e
 func (t *telemetry) record(ctx context.Context, result outcome) {
 	counter, kind := t.failed, result
 	switch result {
-	case handled:
+	case outcomeHandled:
 		counter, kind = t.handled, ""
-	case duplicate:
+	case outcomeDuplicate:
 		counter, kind = t.duplicates, ""
-	case deadLetter:
+	case outcomeDeadLetter:
 		counter, kind = t.dead, ""
-	case notForUs:
+	case outcomeIgnored:
 		counter, kind = t.ignored, ""
 	}
 	counter.Add(ctx, 1, t.attributes(label{message.SubscribeTopicFromCtx(ctx), kind}))

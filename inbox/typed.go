@@ -33,11 +33,10 @@ var JSON Codec = CodecFunc(func(msg *message.Message, v any) error { return json
 //
 //	func reserve(ctx context.Context, tx oncemill.Tx, order Order) ([]*message.Message, error)
 //
-// The context is that of the message: [MessageFromContext] and [AttemptFromContext] tell
-// which message, and which attempt. Returned messages
-// and errors are treated like those of any handler. If the codec cannot read a payload, the
-// error is a [Permanent] [*PayloadError]. The handler fails with [ErrNoInbox] where the
-// middleware is missing.
+// The context is that of the message; see [MessageFromContext] and [AttemptFromContext].
+// Returned messages and errors are treated like those of any handler. If the codec cannot
+// read a payload, the error is a [Permanent] [*PayloadError]. Without the middleware the
+// handler fails with [ErrNoInbox].
 func Handle[T any](codec Codec, handler func(ctx context.Context, tx oncemill.Tx, value T) ([]*message.Message, error)) message.HandlerFunc {
 	return func(msg *message.Message) ([]*message.Message, error) {
 		ctx := msg.Context()

@@ -46,7 +46,7 @@ func TestHandle_TakesAValueAndTheTransaction(t *testing.T) {
 		garbage := routed(t, "b", "results")
 		garbage.Payload = []byte(`{`)
 		expectNoError(t, deliverMessage(t, in, garbage, handler))
-		if letter := dead.last(); letter.Reason != string(inbox.ReasonPermanent) || !strings.Contains(letter.Error, "payload is no inbox_test.order") {
+		if letter := dead.last(); letter.Reason != string(inbox.ReasonPermanent) || !strings.Contains(letter.Error, "decode payload as inbox_test.order") {
 			t.Errorf("letter %+v", letter)
 		}
 		_, err := handler(msg)
