@@ -97,13 +97,13 @@ func (q *Queue) Listen() (wake <-chan struct{}, stop func()) {
 	return q.box.Listen()
 }
 
-// inconclusive reports whether an error does not say anything about the statement.
+// inconclusive reports whether an error is not caused by the statement itself.
 func inconclusive(ctx context.Context, err error) bool {
 	return ctx.Err() != nil || sqlerr.Connection(err) || sqlerr.Retryable(err) || sqlerr.Full(err)
 }
 
 // notNow reports whether an error only means that somebody else holds a lock (an open
-// writer, a dump), or that the look at a table took too long.
+// writer, a dump), or that reading a table took too long.
 func notNow(err error) bool {
 	return sqlerr.TimedOut(err) || sqlerr.Retryable(err)
 }
