@@ -89,12 +89,12 @@ func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
 					}
 				}
 			case 6:
-				_ = a.flush(whenRipe, b.send)
+				_ = a.flush(flushRipe, b.send)
 				if n, left := len(a.unsent), prefetch-a.old-len(a.unsent); n > 0 && left <= n && left < plenty {
 					t.Fatalf("seed %d: %d of %d were kept back, %d are old", seed, n, prefetch, a.old)
 				}
 			case 7:
-				_ = a.flush(overdue, b.send)
+				_ = a.flush(flushOverdue, b.send)
 				for _, u := range a.unsent {
 					if a.rounds-u.round > maxRounds {
 						t.Fatalf("seed %d: %d has waited for %d flushes", seed, u.tag, a.rounds-u.round)
@@ -103,7 +103,7 @@ func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
 			}
 			check()
 		}
-		_ = a.flush(closing, b.send)
+		_ = a.flush(flushAll, b.send)
 		check()
 		for tag := range done {
 			if !b.taken[tag] {
@@ -153,10 +153,10 @@ func TestAcks_BehindHolesThatCloseSoonGoInRuns(t *testing.T) {
 		}
 		inHand = slices.Delete(inHand, i, i+1)
 		if a.ripe() {
-			_ = a.flush(whenRipe, b.send)
+			_ = a.flush(flushRipe, b.send)
 		}
 		if now%2 == 1 {
-			_ = a.flush(overdue, b.send)
+			_ = a.flush(flushOverdue, b.send)
 		}
 	}
 	if b.problem != nil {
@@ -181,13 +181,13 @@ func TestAcks_BehindAHoleLeavePlenty(t *testing.T) {
 		a.ack(tag)
 	}
 	for range 3 {
-		_ = a.flush(whenRipe, b.send)
+		_ = a.flush(flushRipe, b.send)
 		if wanted := done - (prefetch - plenty); b.frames != wanted {
 			t.Fatalf("%d frames, wanted %d", b.frames, wanted)
 		}
 	}
 	a.ack(1)
-	_ = a.flush(whenRipe, b.send)
+	_ = a.flush(flushRipe, b.send)
 	if len(b.taken) != done+1 {
 		t.Fatalf("the broker was told of %d of %d", len(b.taken), done+1)
 	}
@@ -208,7 +208,7 @@ func TestAcks_InAnyOrderDoNotWaitForRuns(t *testing.T) {
 		for _, i := range rng.Perm(prefetch)[:prefetch/2+50] { // a few are a run
 			a.ack(uint64(i) + 1)
 		}
-		_ = a.flush(whenRipe, b.send)
+		_ = a.flush(flushRipe, b.send)
 		if len(a.unsent) > 0 {
 			t.Fatalf("seed %d: %d would wait", seed, len(a.unsent))
 		}
@@ -231,13 +231,13 @@ func TestAcks_WaitForTheFirstUnsettled(t *testing.T) {
 	for tag := uint64(2); tag <= 100; tag++ { // 1 takes its time
 		a.ack(tag)
 	}
-	_ = a.flush(whenRipe, b.send)
-	_ = a.flush(overdue, b.send)
+	_ = a.flush(flushRipe, b.send)
+	_ = a.flush(flushOverdue, b.send)
 	if b.frames != 0 {
 		t.Fatalf("%d frames before the straggler", b.frames)
 	}
 	a.ack(1)
-	_ = a.flush(whenRipe, b.send)
+	_ = a.flush(flushRipe, b.send)
 	if b.frames != 1 || len(b.taken) != 100 {
 		t.Fatalf("%d frames for %d deliveries, wanted one for 100", b.frames, len(b.taken))
 	}
@@ -248,7 +248,7 @@ func TestAcks_WaitForTheFirstUnsettled(t *testing.T) {
 	if !a.ripe() {
 		t.Fatal("half of the window is handled, and would wait")
 	}
-	_ = a.flush(whenRipe, b.send)
+	_ = a.flush(flushRipe, b.send)
 	if b.frames != 1+200 {
 		t.Fatalf("%d frames, wanted one for each of 200 behind a straggler", b.frames-1)
 	}
@@ -266,7 +266,7 @@ func TestAcks_OfFewWaitForNothing(t *testing.T) {
 	if !a.ripe() {
 		t.Fatal("two of three would wait")
 	}
-	_ = a.flush(whenRipe, b.send)
+	_ = a.flush(flushRipe, b.send)
 	if b.taken[1] || len(b.taken) != 2 {
 		t.Fatalf("the broker was told of %v", b.taken)
 	}
@@ -285,7 +285,7 @@ func TestAcks_OfAHeldWindowDoNotWait(t *testing.T) {
 		deliver()
 	}
 	for range 2*ticksToAge + 1 {
-		_ = a.flush(overdue, b.send)
+		_ = a.flush(flushOverdue, b.send)
 	}
 	if a.old != prefetch {
 		t.Fatalf("%d of %d are old", a.old, prefetch)
@@ -295,7 +295,7 @@ func TestAcks_OfAHeldWindowDoNotWait(t *testing.T) {
 		if !a.ripe() {
 			t.Fatalf("the acknowledgement of %d would wait", tag)
 		}
-		_ = a.flush(whenRipe, b.send)
+		_ = a.flush(flushRipe, b.send)
 		deliver()
 	}
 	if b.problem != nil || a.old != held {

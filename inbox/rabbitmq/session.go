@@ -137,9 +137,9 @@ type acks struct {
 type ackState byte
 
 const (
-	unsettled ackState = iota
-	acked              // to be sent
-	settled            // sent, or rejected
+	ackUnsettled ackState = iota
+	ackPending            // to be sent
+	ackSettled            // sent, or rejected
 )
 
 // unsent is an acknowledgement that is to be sent.
@@ -154,19 +154,19 @@ func (a *acks) arrived(tag uint64) {
 		a.first = tag
 	}
 	for a.first+uint64(len(a.states)) <= tag {
-		a.states = append(a.states, unsettled)
+		a.states = append(a.states, ackUnsettled)
 		a.open++
 	}
 }
 
 func (a *acks) ack(tag uint64) {
-	a.settled(tag, acked)
+	a.settled(tag, ackPending)
 	a.unsent = append(a.unsent, unsent{tag, a.rounds})
 }
 
 // rejected records that the broker was sent something other than an acknowledgement.
 func (a *acks) rejected(tag uint64) {
-	a.settled(tag, settled)
+	a.settled(tag, ackSettled)
 	a.open--
 }
 
@@ -241,9 +241,9 @@ func (a *acks) runSoon() bool {
 type haste int
 
 const (
-	whenRipe haste = iota // the excess
-	overdue               // that, and those left out maxRounds times
-	closing               // all
+	flushRipe    haste = iota // the excess
+	flushOverdue              // that, and those left out maxRounds times
+	flushAll                  // all
 )
 
 // flush sends one acknowledgement for everything up to the first unsettled delivery.
@@ -256,9 +256,9 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 	}
 	n := a.excess() // acknowledgements that wait no longer
 	switch h {
-	case closing:
+	case flushAll:
 		n = len(a.unsent)
-	case overdue:
+	case flushOverdue:
 		for n < len(a.unsent) && a.rounds-a.unsent[n].round >= maxRounds {
 			n++
 		}
@@ -269,7 +269,7 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 		if err := send(u.tag, false); err != nil {
 			return err
 		}
-		a.states[u.tag-a.first] = settled
+		a.states[u.tag-a.first] = ackSettled
 		a.open--
 	}
 	a.unsent = slices.Delete(a.unsent, 0, n)
@@ -280,8 +280,8 @@ func (a *acks) flush(h haste, send func(tag uint64, multiple bool) error) error 
 // tag among them that must be sent; 0 for none.
 func (a *acks) takeRun() (last uint64) {
 	n := 0
-	for n < len(a.states) && a.states[n] != unsettled {
-		if a.states[n] == acked {
+	for n < len(a.states) && a.states[n] != ackUnsettled {
+		if a.states[n] == ackPending {
 			last = a.first + uint64(n)
 			a.open--
 		}

@@ -78,7 +78,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 			break
 		}
 		s.settle()
-		current.flush(ctx, log, closing) // nothing, if the channel is lost
+		current.flush(ctx, log, flushAll) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
 		log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
@@ -166,14 +166,14 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		case <-s.outcomes.wake:
 			s.settle()
 			if current.acks.ripe() {
-				current.flush(ctx, settings.Logger, whenRipe)
+				current.flush(ctx, settings.Logger, flushRipe)
 			}
 			if len(current.acks.unsent) > 0 && !lingering {
 				lingering = true
 				linger.Reset(ackLinger)
 			}
 		case <-linger.C:
-			current.flush(ctx, settings.Logger, overdue)
+			current.flush(ctx, settings.Logger, flushOverdue)
 			if lingering = len(current.acks.unsent) > 0; lingering {
 				linger.Reset(ackLinger)
 			}
@@ -421,7 +421,7 @@ func (s *subscription) drain(handling context.Context, current *session) {
 	}
 	flush := func() {
 		if current != nil {
-			current.flush(handling, settings.Logger, closing)
+			current.flush(handling, settings.Logger, flushAll)
 		}
 	}
 	flush() // acknowledgements that wait for others

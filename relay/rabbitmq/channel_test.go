@@ -191,9 +191,9 @@ func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
 		c.put(t, 1, never{}, func(*relay.Message, error) {})
 		e := c.flight.all()[0]
 		e.begin, e.end, e.since = 0, 100, begin
-		place, got := int64(100), fine
+		place, got := int64(100), conditionFine
 		to.net.written.Store(place)
-		for now := begin; got == fine && now.Sub(begin) < time.Minute; now = now.Add(time.Second) {
+		for now := begin; got == conditionFine && now.Sub(begin) < time.Minute; now = now.Add(time.Second) {
 			other.put(t, place, answer{kind != "nacked"}, func(*relay.Message, error) {})
 			o := other.oldest()
 			o.begin, o.end, o.since = place, place+100, now
@@ -208,7 +208,7 @@ func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
 			to.answeredAt.Store(now.UnixNano())
 			got = c.assess(now, 1, 30*time.Second)
 		}
-		if got != stalled {
+		if got != conditionStalled {
 			t.Errorf("others are %s: condition %d", kind, got)
 		}
 	}

@@ -47,11 +47,11 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		return
 	}
 	switch c.assess(now, l.grace.at(now), l.running.settings.ConfirmTimeout) {
-	case stalled:
+	case conditionStalled:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, messages sent later were confirmed", "lane", l.number)
 		l.grace.lost(now)
 		l.retire(now, interruptedStalled)
-	case overdue:
+	case conditionOverdue:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)
 		l.retire(now, unavailableStalled)
 	}

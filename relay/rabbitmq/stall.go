@@ -17,9 +17,9 @@ const (
 type condition int
 
 const (
-	fine    condition = iota
-	stalled           // this channel does not answer, while others of its connection do
-	overdue           // nothing is answered on the connection
+	conditionFine    condition = iota
+	conditionStalled           // this channel does not answer, while others of its connection do
+	conditionOverdue           // nothing is answered on the connection
 )
 
 // assess judges the channel by the oldest message in flight. The channel is stalled if
@@ -41,7 +41,7 @@ func (c *channel) assess(now time.Time, factor int, limit time.Duration) conditi
 	}
 	e := c.oldest()
 	if e == nil || c.link.blocked.Load() {
-		return fine
+		return conditionFine
 	}
 	within := func(limit time.Duration, since ...time.Time) bool {
 		since = append(since, time.Unix(0, c.link.unblockedAt.Load()))
@@ -50,20 +50,20 @@ func (c *channel) assess(now time.Time, factor int, limit time.Duration) conditi
 	switch {
 	case e.flushed.IsZero():
 		if !within(limit, e.since, time.Unix(0, wire.advanced.Load())) {
-			return overdue
+			return conditionOverdue
 		}
 	case e.route.confirmed.Load() >= e.end:
 		if !within(min(limit, limit/sameTopic*time.Duration(factor)), e.flushed) {
-			return stalled
+			return conditionStalled
 		}
 	case c.link.answered.Load() >= e.end:
 		if !within(min(limit, limit/otherTopic*time.Duration(factor)), e.flushed) {
-			return stalled
+			return conditionStalled
 		}
 	case !within(limit, e.flushed, time.Unix(0, c.link.answeredAt.Load())):
-		return overdue
+		return conditionOverdue
 	}
-	return fine
+	return conditionFine
 }
 
 // A channel is stalled after these fractions of ConfirmTimeout: 5 s and 7.5 s.
