@@ -6,9 +6,9 @@ import (
 	"github.com/oncemill/oncemill"
 )
 
-// endsTransaction reports that one of the statements in text begins or ends a
-// transaction. It reads words only, not grammar; what gets past it meets the
-// seal.
+// endsTransaction reports whether one of the statements in text begins or ends a
+// transaction. It reads words, not grammar. If a statement gets past it, the seal makes the
+// database refuse the commit.
 func endsTransaction(dialect oncemill.Dialect, text string) bool {
 	l := newLexer(dialect, text)
 	for l.at < len(l.text) {
@@ -32,12 +32,12 @@ func endsTransaction(dialect oncemill.Dialect, text string) bool {
 	return false
 }
 
-// changesSettings reports that one of the statements in text changes what later ones of
-// the transaction mean: its role, its search path, a row-level-security tenant. Like
-// endsTransaction it reads words only.
+// changesSettings reports whether one of the statements in text changes settings that
+// later statements of the transaction depend on: the role, the search path, the tenant of
+// row-level security. Like endsTransaction it reads words only.
 func changesSettings(dialect oncemill.Dialect, text string) bool {
 	if dialect == oncemill.PostgreSQL && strings.Contains(strings.ToLower(text), "set_config") {
-		return true // a function, so anywhere
+		return true // a function, which may be anywhere in a statement
 	}
 	l := newLexer(dialect, text)
 	for l.at < len(l.text) {
@@ -61,23 +61,23 @@ func newLexer(dialect oncemill.Dialect, text string) lexer {
 	return lexer{
 		text:     text,
 		postgres: dialect == oncemill.PostgreSQL,
-		// What a backslash in a string means depends on its kind and on
-		// standard_conforming_strings, and so does where the string ends.
+		// The kind of a string and standard_conforming_strings decide what a backslash in it
+		// means, and therefore where the string ends.
 		blunt: dialect == oncemill.PostgreSQL && strings.Contains(text, `\`),
 	}
 }
 
-// lexer finds the first words of statements: what stands at the start or after a
-// semicolon that is in no string, no quoted name and no comment.
+// lexer finds the first words of statements: at the start of the text, and after each
+// semicolon outside of strings, quoted names and comments.
 type lexer struct {
 	text     string
 	at       int
 	postgres bool // else SQLite
-	blunt    bool // every semicolon counts, wherever it stands
+	blunt    bool // every semicolon counts, also in strings and comments
 }
 
-// hides reports that a comment follows, which may stand in a string: then what stands in
-// the comment is read by the server, and not here.
+// hides reports whether what looks like a comment follows but may be part of a string. The
+// server would then execute statements that the lexer takes for a comment.
 func (l *lexer) hides() bool {
 	if !l.blunt {
 		return false
@@ -86,7 +86,7 @@ func (l *lexer) hides() bool {
 	return strings.HasPrefix(rest, "--") || strings.HasPrefix(rest, "/*")
 }
 
-// toSavepoint reads on after rollback: [work | transaction] to ...
+// toSavepoint reports whether rollback is followed by: [work | transaction] to ...
 func (l *lexer) toSavepoint() bool {
 	next := l.word()
 	if next == "work" || next == "transaction" {
@@ -95,8 +95,8 @@ func (l *lexer) toSavepoint() bool {
 	return next == "to"
 }
 
-// word skips blanks and comments and returns the word that follows, in lower
-// case, or "" if something else does.
+// word skips blanks and comments and returns the next word in lower case, or "" if none
+// follows.
 func (l *lexer) word() string {
 	l.skipBlanks()
 	start := l.at
@@ -130,8 +130,8 @@ func (l *lexer) skipStatement() {
 		case l.blunt:
 			l.at++
 		case c == '\'', c == '"', c == '`' && !l.postgres:
-			// A doubled quote, which stands for one, reads as the end of one
-			// string and the start of the next.
+			// A doubled quote is an escaped one. Here it ends one string and starts
+			// the next, with the same result.
 			l.at++
 			l.skipPast(string(c))
 		case c == '[' && !l.postgres:
@@ -140,7 +140,7 @@ func (l *lexer) skipStatement() {
 			l.skipComment()
 		case c == '$' && l.postgres:
 			l.skipDollarQuoted()
-		case isDigit(c): // not part of a word that may hold a $
+		case isDigit(c): // begins no word, and a $ may follow
 			l.at++
 		case isWord(c):
 			l.skipWord()
@@ -202,7 +202,7 @@ func (l *lexer) skipWord() {
 	}
 }
 
-// skipPast moves behind the next mark, or to the end if there is none.
+// skipPast moves past the next mark, or to the end if there is none.
 func (l *lexer) skipPast(mark string) {
 	if i := strings.Index(l.text[l.at:], mark); i >= 0 {
 		l.at += i + len(mark)

@@ -23,21 +23,22 @@ type Handle struct {
 	lost    func(ctx context.Context, err error) error
 
 	mu     sync.Mutex
-	shared error // what settings are refused with; nil if they are not
+	shared error // refuses changes of settings; nil: they are allowed
 	used   bool
-	closed error // what every statement gets from now on; nil while the handler runs
+	closed error // refuses every statement; nil while the handler runs
 }
 
 // New returns a handle of own that executes through tx. A statement that does not return
-// although its context or the transaction has ended is abandoned. ended is what a statement
-// gets that finds the transaction over. lost reports whether a failed statement took the
-// transaction with it, by the error that the handler gets then.
+// although its context or the transaction has ended is abandoned. ended is the error of a
+// statement after the end of the transaction. lost returns the error for the handler if a
+// failed statement also ended the transaction, else nil.
 func New(own *boundtx.Tx, tx Statements, dialect oncemill.Dialect, ended error, lost func(ctx context.Context, err error) error) *Handle {
 	return &Handle{own: own, tx: tx, dialect: dialect, ended: ended, lost: lost}
 }
 
-// Share makes the handle refuse statements that change settings, which would reach the
-// other handlers of the transaction: reason closes it. Call it before the handler runs.
+// Share makes the handle refuse statements that change settings, since they would affect
+// the other handlers of the transaction. Such a statement closes the handle with reason.
+// Call Share before the handler runs.
 func (h *Handle) Share(reason error) { h.shared = reason }
 
 // ExecContext is that of *sql.Tx.
@@ -75,8 +76,8 @@ func (h *Handle) QueryRowContext(ctx context.Context, query string, args ...any)
 	return failedRow(h.own.Raw, err) //nolint:contextcheck // it is not for a statement
 }
 
-// failedRow returns a row that has nothing but an error. Only database/sql can make
-// one: for a context that has ended before anything is sent.
+// failedRow returns a row with an error and no values. Only database/sql can make one: for
+// a context that has ended before anything is sent.
 func failedRow(tx Statements, err error) *sql.Row {
 	return tx.QueryRowContext(newEnded(err), "")
 }
@@ -90,7 +91,8 @@ func (h *Handle) PrepareContext(ctx context.Context, query string) (*sql.Stmt, e
 	return stmt, h.judge(ctx, err)
 }
 
-// Wraps reports that h is a handle of tx. It is how package turn knows whose turn it is.
+// Wraps reports whether h is a handle of tx. Package turn uses it to find nested
+// transactions.
 func (h *Handle) Wraps(tx *sql.Tx) bool { return h.own.Raw == tx }
 
 // Commit does nothing and returns oncemill.ErrTxOwned.
@@ -117,16 +119,15 @@ func (h *Handle) admit(queries ...string) error {
 	return h.closed
 }
 
-// Used reports whether the handler has asked for any statement.
+// Used reports whether the handler has executed any statement, or tried to.
 func (h *Handle) Used() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.used
 }
 
-// judge closes the handle if the failed statement took the transaction with it,
-// so that nothing is executed outside of it, and returns the error that the
-// handler gets.
+// judge returns the error for the handler. It closes the handle if the failed statement
+// also ended the transaction, so that nothing is executed outside of it.
 func (h *Handle) judge(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
@@ -139,14 +140,14 @@ func (h *Handle) judge(ctx context.Context, err error) error {
 		lost = err
 	}
 	if lost != nil {
-		_ = h.Close(lost) // closed before by another goroutine: that reason stands
+		_ = h.Close(lost) // another goroutine may have closed it, with its own reason
 		return lost
 	}
 	return err
 }
 
-// Close makes the handle refuse everything with reason. If it was closed before,
-// its own reason stands and is returned.
+// Close makes the handle refuse everything with reason. If it was closed before, it keeps
+// and returns its first reason.
 func (h *Handle) Close(reason error) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -157,7 +158,7 @@ func (h *Handle) Close(reason error) error {
 	return nil
 }
 
-// ended is a context that has ended with an error of ours.
+// ended is a context that has ended with a given error.
 type ended struct {
 	done chan struct{}
 	err  error

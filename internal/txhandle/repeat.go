@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Statements are what can be done in a transaction. *sql.Tx has them.
+// Statements executes statements in a transaction. *sql.Tx implements it.
 type Statements interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -19,14 +19,14 @@ type Statements interface {
 	PrepareContext(ctx context.Context, query string) (*sql.Stmt, error)
 }
 
-// Repeats prepares what the handlers of a transaction repeat, where that pays: with
-// lib/pq, which prepares nothing by itself. Other drivers do it or, as SQLite's, have no
-// server to save from it.
+// Repeats prepares the statements that the handlers of a transaction repeat. It does so
+// only with lib/pq, which keeps no prepared statements. pgx keeps them itself, and SQLite
+// has no server.
 type Repeats struct {
 	wanted atomic.Bool
 }
 
-// NewRepeats returns one for transactions of db.
+// NewRepeats returns a Repeats for transactions of db.
 func NewRepeats(db *sql.DB) *Repeats {
 	r := new(Repeats)
 	_, pays := db.Driver().(*pq.Driver)
@@ -34,12 +34,12 @@ func NewRepeats(db *sql.DB) *Repeats {
 	return r
 }
 
-// Statements returns tx as its n handlers see it, one after another. end belongs before the
-// end of the transaction: behind a pooler that gives every transaction a connection, what
-// is sent after it reaches another one. It returns an error once, when what is prepared
-// has met what others have: nothing is prepared any more.
+// Statements returns the Statements for the n handlers that use tx one after another. Call
+// end before the transaction ends: behind a pooler in transaction mode, later statements
+// reach another connection. end returns an error once, if the name of a prepared statement
+// was in use on the connection. From then on nothing is prepared.
 func (r *Repeats) Statements(tx *sql.Tx, n int) (statements Statements, end func() error) {
-	const worthwhile = 8 // it costs a round trip before and one after
+	const worthwhile = 8 // preparing costs a round trip, and closing another
 	if !r.wanted.Load() || n < worthwhile {
 		return tx, func() error { return nil }
 	}
@@ -52,37 +52,35 @@ func (r *Repeats) Statements(tx *sql.Tx, n int) (statements Statements, end func
 	}
 }
 
-// nameTaken is the SQLSTATE of a statement that is prepared under a name that the
-// connection knows already. lib/pq counts from 1 on each of its connections, so behind
-// a pooler this comes of whoever has left one prepared.
+// nameTaken is the SQLSTATE for a prepared statement whose name is in use on the
+// connection. lib/pq numbers them from 1 on each connection. Behind a pooler, another
+// client may have left one prepared.
 const nameTaken = "42P05"
 
-// repeated is a transaction that prepares a statement when it is executed for the
-// second time. Without it a driver that keeps no prepared statements, as lib/pq, has
-// the server parse and plan each anew, which is most of the cost of a small one.
+// repeated is a transaction that prepares a statement when it is executed for the second
+// time. Otherwise the server parses and plans it each time, which is most of the cost of a
+// small statement.
 //
-// The first query ends that, for all of the transaction. Rows that are still open,
-// because a handler executes something for each or has forgotten them, make lib/pq
-// refuse a statement, but not one that is prepared: that reads the rows as its answer
-// and costs the connection.
+// The first query stops preparing for the rest of the transaction. A handler may leave its
+// rows open. lib/pq then refuses a plain statement, but not a prepared one: that reads the
+// rows as its own answer, and the connection is lost.
 //
-// It may be used concurrently, as *sql.Tx may.
+// It is safe for concurrent use, like *sql.Tx.
 type repeated struct {
 	tx *sql.Tx
 
 	mu    sync.Mutex
 	over  bool
-	known map[string]*sql.Stmt // nil for what has come once
+	known map[string]*sql.Stmt // by text; nil for a statement that was executed once
 	err   error                // of the preparation that failed
 }
 
-// mostPrepared bounds what a handler that writes its values into the text makes
-// the server and us keep.
+// mostPrepared bounds the statements that are remembered and prepared, for handlers that
+// write values into the text.
 const mostPrepared = 32
 
-// close lets go of what was prepared, and returns why something could not be
-// prepared. It belongs before the end of the transaction: behind a pooler that gives
-// every transaction a connection, what is sent after it reaches another one.
+// close closes the prepared statements, and returns why one could not be prepared. Call it
+// before the transaction ends; see [Repeats.Statements].
 func (r *repeated) close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -90,7 +88,7 @@ func (r *repeated) close() error {
 	return r.err
 }
 
-// stop lets go of what was prepared, for good. Called with mu held.
+// stop closes the prepared statements and stops preparing. Called with mu held.
 func (r *repeated) stop() {
 	r.over = true
 	for _, stmt := range r.known {
@@ -130,7 +128,7 @@ func (r *repeated) PrepareContext(ctx context.Context, query string) (*sql.Stmt,
 	return r.plain().PrepareContext(ctx, query)
 }
 
-// plain returns the transaction for what may leave rows open.
+// plain returns the transaction for statements that may leave rows open.
 func (r *repeated) plain() *sql.Tx {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -140,9 +138,9 @@ func (r *repeated) plain() *sql.Tx {
 	return r.tx
 }
 
-// prepared returns nil for a statement that is to be sent as it is: for the first
-// time, or without arguments, which may be several statements and is one round
-// trip with every driver. Called with mu held.
+// prepared returns nil for a statement that is not to be prepared: it is executed for the
+// first time, or has no arguments. Without arguments the text may hold several statements,
+// and takes one round trip with every driver. Called with mu held.
 func (r *repeated) prepared(ctx context.Context, query string, args []any) (*sql.Stmt, error) {
 	if r.over || len(args) == 0 {
 		return nil, nil
@@ -154,7 +152,7 @@ func (r *repeated) prepared(ctx context.Context, query string, args []any) (*sql
 	case seen:
 		stmt, err := r.tx.PrepareContext(ctx, query)
 		if err != nil {
-			if r.err == nil { // what comes after it says that the transaction has failed
+			if r.err == nil { // later errors only report that the transaction is aborted
 				r.err = err
 			}
 			return nil, err
