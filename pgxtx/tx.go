@@ -123,7 +123,7 @@ func do[T any](ctx context.Context, t *Tx, queries []string, f func(ctx context.
 // passed the check.
 var errEnded = fmt.Errorf("pgxtx: a statement has ended the transaction: %w", oncemill.ErrTxOwned)
 
-// ended reports that the server is in no transaction.
+// ended reports whether the server is in no transaction.
 func ended(conn *pgx.Conn) bool { return conn.PgConn().TxStatus() == 'I' }
 
 // unwrap finds pgx's connection below those of drivers that wrap it, as for tracing.

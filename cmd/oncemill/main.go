@@ -55,7 +55,7 @@ func run(args []string) int {
 	return 1
 }
 
-// ambiguous reports that the end of a URL's password is unclear. A part of the password
+// ambiguous reports whether the end of a URL's password is unclear. A part of the password
 // could then be taken for the host, and shown.
 func ambiguous(text string) bool {
 	_, rest, _ := strings.Cut(text, "://")

@@ -73,7 +73,7 @@ func unverified(database string) string {
 	return mode
 }
 
-// socketFirst reports that a list of hosts begins with a socket and contains another machine.
+// socketFirst reports whether a list of hosts begins with a socket and contains another machine.
 // lib/pq would send it the password in clear text, whatever sslmode is set.
 func socketFirst(database string) bool {
 	cfg, err := pq.NewConfig(database)
@@ -96,7 +96,7 @@ func remoteTLS(database string) (mode string, remote bool) {
 	return string(cfg.SSLMode), slices.ContainsFunc(hosts, leadsAway)
 }
 
-// leadsAway reports that a host is another machine.
+// leadsAway reports whether a host is another machine.
 func leadsAway(h pq.ConfigMultihost) bool {
 	if h.Hostaddr.IsValid() {
 		return !h.Hostaddr.IsLoopback()

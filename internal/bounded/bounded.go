@@ -26,7 +26,7 @@ var (
 	ErrTooManyAbandoned = errors.New("too many abandoned calls have not returned")
 )
 
-// Silence reports that a call had no answer in time.
+// Silence reports whether a call had no answer in time.
 func Silence(err error) bool {
 	return errors.Is(err, ErrTooManyAbandoned) || errors.Is(err, context.DeadlineExceeded)
 }

@@ -191,7 +191,7 @@ func (l *Line) hangUp() {
 	}
 }
 
-// HungUp reports that the connection was closed because a use of it did not return in
+// HungUp reports whether the connection was closed because a use of it did not return in
 // time: a statement without an answer, or rows that were not closed.
 func (l *Line) HungUp() bool {
 	if l == nil {

@@ -177,10 +177,10 @@ func (t *Tx) judge(err error) error {
 	return err
 }
 
-// Abandoned reports that a statement was abandoned.
+// Abandoned reports whether a statement was abandoned.
 func (t *Tx) Abandoned() bool { return t.abandoned.Load() }
 
-// Unanswered reports that err is not about the statement that failed: a statement was
+// Unanswered reports whether err is not about the statement that failed: a statement was
 // abandoned, or its connection was closed because there was no answer.
 func (t *Tx) Unanswered(err error) bool {
 	return t.Abandoned() || t.line.HungUp() && (errors.Is(err, net.ErrClosed) || errors.Is(err, driver.ErrBadConn))

@@ -40,7 +40,7 @@ func sqliteCode(err error) int {
 	return 0
 }
 
-// Retryable reports that the transaction lost against another one and can be run again:
+// Retryable reports whether the transaction lost against another one and can be run again:
 // a serialization failure, a deadlock, a busy SQLite database.
 func Retryable(err error) bool {
 	switch State(err) {
@@ -54,11 +54,11 @@ func Retryable(err error) bool {
 	return false
 }
 
-// Contended reports that a statement failed because of another transaction: see
+// Contended reports whether a statement failed because of another transaction: see
 // [Retryable], or the other one held a lock for too long.
 func Contended(err error) bool { return Retryable(err) || State(err) == "55P03" }
 
-// TimedOut reports that a statement has waited too long for a lock, or taken too long.
+// TimedOut reports whether a statement has waited too long for a lock, or taken too long.
 func TimedOut(err error) bool {
 	switch State(err) {
 	case "55P03", "57014":
@@ -67,20 +67,20 @@ func TimedOut(err error) bool {
 	return false
 }
 
-// Canceled reports that a statement ended because its context was canceled. lib/pq then
+// Canceled reports whether a statement ended because its context was canceled. lib/pq then
 // returns the server's error, which does not match the context's.
 func Canceled(err error) bool {
 	return errors.Is(err, context.Canceled) || State(err) == "57014"
 }
 
-// LockTimedOut reports that a statement has waited for a lock for the whole lock_timeout.
+// LockTimedOut reports whether a statement has waited for a lock for the whole lock_timeout.
 func LockTimedOut(err error) bool { return State(err) == "55P03" }
 
-// TxAborted reports that a statement was refused because an earlier one of its
+// TxAborted reports whether a statement was refused because an earlier one of its
 // transaction failed.
 func TxAborted(err error) bool { return State(err) == "25P02" }
 
-// ReadOnly reports that the database accepts no writes now: a standby, a role that may
+// ReadOnly reports whether the database accepts no writes now: a standby, a role that may
 // only read, a read-only file.
 func ReadOnly(err error) bool {
 	return State(err) == "25006" || sqliteCode(err) == sqliteReadOnly || errors.As(err, new(*standbyError))
@@ -92,10 +92,10 @@ type standbyError struct{ cause error }
 func (e *standbyError) Error() string { return e.cause.Error() }
 func (e *standbyError) Unwrap() error { return e.cause }
 
-// Full reports that SQLite's disk is full. The same statement may succeed later.
+// Full reports whether SQLite's disk is full. The same statement may succeed later.
 func Full(err error) bool { return sqliteCode(err) == sqliteFull }
 
-// OfBegin marks an error of BeginTx, so that [ReadOnly] recognises a standby. lib/pq begins
+// OfBegin marks an error of BeginTx, so that [ReadOnly] recognizes a standby. lib/pq begins
 // with READ WRITE, which a standby refuses as an unsupported feature. Nothing else in a
 // BEGIN can be unsupported.
 func OfBegin(err error) error {
@@ -105,7 +105,7 @@ func OfBegin(err error) error {
 	return err
 }
 
-// Connection reports that err is about the connection, not about the statement: the server
+// Connection reports whether err is about the connection, not about the statement: the server
 // or the network is gone or shutting down, and the same statement may succeed later.
 func Connection(err error) bool {
 	if state := State(err); state != "" {
@@ -127,7 +127,7 @@ const (
 	openTooLong = "25P04"
 )
 
-// CommitUnknown reports that the transaction may or may not have committed, by an error of
+// CommitUnknown reports whether the transaction may or may not have committed, by an error of
 // Commit. It returns false only if the server reported a rollback, or the COMMIT was never
 // sent.
 //

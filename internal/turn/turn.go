@@ -94,7 +94,7 @@ func forget(key weak.Pointer[sql.DB]) {
 	delete(all.turns, key)
 }
 
-// Checked reports that [Turns.Passed] was called.
+// Checked reports whether [Turns.Passed] was called.
 func (t *Turns) Checked() bool { return t.checked.Load() }
 
 // Passed records that the settings of the database are right.
@@ -136,7 +136,7 @@ func (t *Turns) Take(ctx context.Context, kind Kind) (*Turn, error) {
 
 func (t *Turns) taken() *Turn { return &Turn{turns: t, began: time.Now()} }
 
-// heldBy reports that the transaction in ctx holds the turn.
+// heldBy reports whether the transaction in ctx holds the turn.
 func (t *Turns) heldBy(ctx context.Context) bool {
 	if t.tx == nil {
 		return false
@@ -167,7 +167,7 @@ func (t *Turns) await(ctx context.Context, w *wait) error {
 	}
 }
 
-// stuck reports that one holder has kept the turn for too long.
+// stuck reports whether one holder has kept the turn for too long.
 func (t *Turns) stuck() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -236,7 +236,7 @@ func (t *Turn) Runs(tx *sql.Tx) {
 	t.turns.tx = tx
 }
 
-// Over reports that a background transaction should commit and continue in another one.
+// Over reports whether a background transaction should commit and continue in another one.
 func (t *Turn) Over() bool {
 	held := time.Since(t.began)
 	return held > Slice && (held > mostAlone || t.turns.wanted())
