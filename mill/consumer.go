@@ -33,7 +33,7 @@ type Consumer struct {
 	// Subscriber makes the Watermill subscriber that delivers the messages, for example
 	// inbox/rabbitmq.Queue or inbox/rabbitmq.New. Pass in.Refuse as Config.Malformed of the
 	// latter, so that unreadable deliveries become dead letters. New calls it once; Run
-	// subscribes, tries again while the broker is away, and closes it. Required.
+	// subscribes, retries while the broker is unavailable, and closes it. Required.
 	Subscriber func(in *inbox.Inbox) (message.Subscriber, error)
 
 	// Handler handles a message in the transaction that inbox.TxFromContext returns. The
@@ -207,8 +207,8 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 	if stop() {
 		return errors.Join(err, c.subscriber.Close())
 	}
-	// Close says only that handlers have taken long, and not even that if the router has
-	// closed itself, because its subscription ended.
+	// Close returns an error if handlers took too long, but not if the router has closed
+	// itself because its subscription ended. So they are counted.
 	<-closed
 	if n := handling.Load(); n > 0 {
 		err = errors.Join(err, fmt.Errorf("%w: %d handlers", ErrStillRunning, n))
@@ -241,10 +241,10 @@ func (c *consumer) handleAlone(msg *message.Message) error {
 	return err
 }
 
-// handingOut is a subscriber whose subscription is there. It hands out no messages once ctx
-// has ended, and leaves the subscription open: many subscribers end the contexts of running
-// handlers with it. Its channel stays open until the router closes it: a router that loses
-// its subscription before it is closed reports an error.
+// handingOut is a subscriber with an existing subscription. It hands out no messages once
+// ctx has ended, but leaves the subscription open, since many subscribers end the contexts
+// of running handlers with it. Its channel stays open until the router closes it: a router
+// that loses its subscription before that reports an error.
 type handingOut struct {
 	ctx      context.Context //nolint:containedctx // until it ends; the router's does not
 	messages <-chan *message.Message
@@ -261,8 +261,8 @@ func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message,
 				if !open {
 					return
 				}
-				// The router takes it also while it closes. A nack could lose it:
-				// some brokers are told to drop what is nacked.
+				// The router takes it even while it closes. A nack could lose it, since some
+				// brokers are configured to drop nacked messages.
 				out <- msg
 			case <-h.ctx.Done():
 				<-h.closed
