@@ -15,19 +15,18 @@ const maxBody = 8 * MaxNote
 
 // Handler is the shop's HTTP API:
 //
-//	POST /orders   201 taken, 200 taken before, 400 refused, 5xx repeat the request
+//	POST /orders   201 accepted, 200 accepted before, 400 refused, 5xx repeat the request
 //
-// A request that carries an Idempotency-Key runs in a transaction of the engine: the
-// order, its message and the answer are one commit, and whoever repeats the
-// request, wherever, gets that answer. Without a key the order's id alone keeps it
-// from being taken twice.
+// A request with an Idempotency-Key runs in a transaction of the engine: the order, its
+// message and the answer commit together, and every repeated request gets that answer.
+// Without a key, only the order's id prevents a second order.
 func (s *Shop) Handler(engine *idempotency.Engine, logger *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("POST /orders", engine.TxMiddleware(s.take(logger)))
 	return mux
 }
 
-// Idempotency returns the settings of the API's keys, for an impatient audience.
+// Idempotency returns the settings of the API's keys, with timeouts short enough for a demo.
 func Idempotency() *idempotency.Config {
 	return &idempotency.Config{
 		Scope:    idempotency.SingleTenant(), // a shop with accounts names tenant and user

@@ -31,8 +31,7 @@ func NewInventory(db *sql.DB) (*Inventory, error) {
 
 // Handle is the effect of one message. It is a Watermill message.NoPublishHandlerFunc.
 //
-// Nothing in here checks whether the order was booked before: that is what the
-// inbox in front of it is for.
+// It does not check whether the order was booked before: the inbox in front of it does.
 func (inv *Inventory) Handle(msg *message.Message) error {
 	ctx := msg.Context()
 	tx, ok := oncemill.TxFromContext(ctx)

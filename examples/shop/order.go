@@ -29,7 +29,7 @@ type Item struct {
 	PriceCents int64  `json:"price_cents"`
 }
 
-// Placed is the payload of the message that an accepted order leaves behind.
+// Placed is the payload of the message that Place publishes.
 type Placed struct {
 	Order Order `json:"order"`
 
@@ -45,8 +45,8 @@ type Product struct {
 	Stock      int64
 }
 
-// ErrOrder matches every complaint about the content of an order. Repeating the
-// request is pointless.
+// ErrOrder matches every error about the content of an order. Repeating the request
+// does not help.
 var ErrOrder = errors.New("order refused")
 
 var identifier = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)

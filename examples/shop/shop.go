@@ -31,10 +31,10 @@ func New(db *sql.DB, box *outbox.Outbox, topic string) (*Shop, error) {
 	return &Shop{publisher: box.ContextPublisher(), topic: topic, sql: stmts}, nil
 }
 
-// Place takes an order, in the transaction that it finds in ctx. It reports false
-// for an order that was taken before: the repeated request changes nothing and
-// publishes nothing. After an error the transaction is to be rolled back; unless
-// the error is [ErrOrder] the request can then be repeated as it is.
+// Place stores an order and its message, in the transaction in ctx. It returns false
+// for an order that exists already; then it changes and publishes nothing. After an
+// error, roll the transaction back. Unless the error is [ErrOrder], the request can
+// be repeated unchanged.
 func (s *Shop) Place(ctx context.Context, order Order) (bool, error) {
 	if err := order.Validate(); err != nil {
 		return false, err
@@ -65,9 +65,9 @@ func (s *Shop) Place(ctx context.Context, order Order) (bool, error) {
 	return true, s.publish(ctx, tx, order)
 }
 
-// publish writes the message into the outbox, after nextNumber has locked the
-// customer's row: the other way round, two orders of one customer could commit
-// in another order than their messages go out in. The message has the same id on
+// publish writes the message into the outbox after nextNumber has locked the
+// customer's row. In the reverse order, two orders of one customer could commit in
+// another order than their messages are delivered. The message has the same id on
 // every attempt of the request.
 func (s *Shop) publish(ctx context.Context, tx oncemill.Tx, order Order) error {
 	var number int64
