@@ -39,5 +39,5 @@ before update on {{dead_letters}}
 for each row when (old.state <> new.state)
 execute function {{dead_letters_version}}();
 
--- Vacuum gives room at the end of a table back under a lock that a standby replays.
+-- Vacuum truncates a table under a lock that a standby replays.
 alter table {{dead_letters}} set (vacuum_truncate = off, toast.vacuum_truncate = off);

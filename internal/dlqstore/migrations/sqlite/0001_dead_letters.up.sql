@@ -1,7 +1,7 @@
--- What a relay could not publish and a consumer could not handle. A letter of a
--- relay has the lane and the id of its row, and while it is held its message is
--- in the relay's table parked as well. created_at is null where a foreign
--- producer did not tell it. Times are microseconds since 1970.
+-- Messages that a relay could not publish, or a consumer could not handle. A relay's
+-- dead letter has the lane and the id of its row. While it is held, its message is
+-- also in the relay's table parked. created_at is null if it is unknown. Times are
+-- microseconds since 1970.
 create table {{dead_letters}} (
 	id           integer primary key autoincrement,
 	state        text    not null default 'dead' check (state in ('dead', 'held', 'replaying', 'discarding', 'replayed', 'discarded')),
@@ -35,7 +35,7 @@ create table {{dead_letters}} (
 	check ((closed_at is not null) = (state in ('replayed', 'discarded')))
 );
 
--- The list, by what it is narrowed down to.
+-- For lists, by the filter.
 create index {{name:dead_letters_died}} on {{dead_letters}} (died_at, id);
 create index {{name:dead_letters_state}} on {{dead_letters}} (state, died_at, id);
 create index {{name:dead_letters_topic}} on {{dead_letters}} (topic, died_at, id);
@@ -44,11 +44,11 @@ create index {{name:dead_letters_key}} on {{dead_letters}} (key, died_at, id) wh
 create index {{name:dead_letters_consumer}} on {{dead_letters}} (consumer, died_at, id) where consumer <> '';
 create index {{name:dead_letters_fingerprint}} on {{dead_letters}} (fingerprint, died_at, id);
 
--- What a relay looks for: commands, and rows that may come back.
+-- Read by relays: commands, and rows that may come back.
 create index {{name:dead_letters_command}} on {{dead_letters}} (lane, row_id, id)
 	where source = 'relay' and state in ('replaying', 'discarding');
 create index {{name:dead_letters_open}} on {{dead_letters}} (lane, row_id)
 	where source = 'relay' and closed_at is null;
 
--- What is forgotten.
+-- Read by the purge.
 create index {{name:dead_letters_closed}} on {{dead_letters}} (closed_at) where closed_at is not null;

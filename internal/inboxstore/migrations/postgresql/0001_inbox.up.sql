@@ -6,9 +6,8 @@ create table {{inbox}} (
 	primary key (consumer, message_id)
 );
 
--- The seal: the database itself refuses to commit an id unless the inbox said, as
--- its last statement, that this very transaction is complete. The setting is
--- local to the transaction, so what ended it has taken the setting along.
+-- The seal: the database refuses to commit an id unless the last statement of the inbox
+-- has sealed this transaction. The setting is local to the transaction and ends with it.
 create function {{inbox_seal}}() returns trigger
 language plpgsql
 as $$

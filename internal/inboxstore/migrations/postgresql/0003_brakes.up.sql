@@ -1,7 +1,7 @@
 -- compatible: 2
--- unavailable: deliveries for which something was away that others found there.
--- key, seq: the place of the message, where sequences are enforced. again_at: it is not
--- to be handled before, and those behind it wait for it.
+-- unavailable: deliveries for which something was unavailable. key, seq: the position of
+-- the message, if sequences are enforced. again_at: it is not handled before, and later
+-- messages of its key wait for it.
 alter table {{inbox_failures}}
 	add column unavailable integer     not null default 0,
 	add column key         text        collate "C" not null default '',
@@ -11,7 +11,7 @@ alter table {{inbox_failures}}
 create index {{name:inbox_failures_sequence}} on {{inbox_failures}} (consumer, key, seq) where seq is not null;
 
 -- Messages that were refused for their signature or their encoding, which anybody can
--- send. refused counts from since on, and bounds how many become letters.
+-- send. refused counts from since on, and bounds how many become dead letters.
 create table {{inbox_refused}} (
 	consumer text        collate "C" not null,
 	topic    text        collate "C" not null,

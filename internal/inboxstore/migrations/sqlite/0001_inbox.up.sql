@@ -1,4 +1,4 @@
--- Always empty: what refers to it cannot be committed.
+-- Always empty: a row that refers to it cannot be committed.
 create table {{inbox_seal}} (
 	id integer primary key check (id is null)
 );
@@ -6,9 +6,9 @@ create table {{inbox_seal}} (
 -- A row is a message whose effects have committed with it. Times are microseconds
 -- since 1970.
 --
--- The seal: a row is inserted with a reference that leads nowhere, which the
--- database checks at the commit, and the inbox takes the reference away as its
--- last statement. A commit before that fails.
+-- The seal: a row is inserted with a reference that violates a foreign key, which the
+-- database checks at the commit. The last statement of the inbox removes the reference.
+-- A commit before that fails.
 create table {{inbox}} (
 	consumer    text    not null,
 	message_id  text    not null,

@@ -1,7 +1,7 @@
 -- compatible: 2
--- unavailable: deliveries for which something was away that others found there.
--- key, seq: the place of the message, where sequences are enforced. again_at: it is not
--- to be handled before, and those behind it wait for it.
+-- unavailable: deliveries for which something was unavailable. key, seq: the position of
+-- the message, if sequences are enforced. again_at: it is not handled before, and later
+-- messages of its key wait for it.
 alter table {{inbox_failures}} add column unavailable integer not null default 0;
 alter table {{inbox_failures}} add column key text not null default '';
 alter table {{inbox_failures}} add column seq integer;
@@ -10,7 +10,7 @@ alter table {{inbox_failures}} add column again_at integer not null default 0;
 create index {{name:inbox_failures_sequence}} on {{inbox_failures}} (consumer, key, seq) where seq is not null;
 
 -- Messages that were refused for their signature or their encoding, which anybody can
--- send. refused counts from since on, and bounds how many become letters.
+-- send. refused counts from since on, and bounds how many become dead letters.
 create table {{inbox_refused}} (
 	consumer text    not null,
 	topic    text    not null,

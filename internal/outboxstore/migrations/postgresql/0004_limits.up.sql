@@ -32,7 +32,7 @@ as $$ delete from {{scheduled}} where message_id = $1 returning seq $$;
 
 revoke all on function {{scheduled_cancel}}(text) from public;
 
--- Vacuum gives room at the end of a table back under a lock that a standby replays,
+-- Vacuum truncates a table under a lock that a standby replays,
 -- and that whatever reads there then waits for, or stops. The relay truncates
 -- where no standby is.
 alter table {{outbox_0}} set (vacuum_truncate = off, toast.vacuum_truncate = off);

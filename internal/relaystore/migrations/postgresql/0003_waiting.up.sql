@@ -6,5 +6,5 @@ create index {{name:parked_heads}} on {{parked}} (lane, key) where next_at is no
 -- An attempt had no answer: the message may have been delivered.
 alter table {{parked}} add column unanswered boolean not null default false;
 
--- Vacuum gives room at the end of a table back under a lock that a standby replays.
+-- Vacuum truncates a table under a lock that a standby replays.
 alter table {{parked}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
