@@ -14,15 +14,15 @@ create table {{outbox}} (
 
 alter sequence {{outbox_id}} owned by {{outbox}}.id;
 
--- The ring: 65,536 ids go into one partition, then into the next. A partition
--- that is empty and not being written is truncated, which takes its dead rows
--- and index entries away even while an old snapshot keeps vacuum from it.
+-- The ring: 65,536 ids go into one partition, then into the next. A partition that is
+-- empty and not being written is truncated. This removes dead rows and index entries
+-- even while an old snapshot prevents vacuum from doing it.
 create table {{outbox_0}} partition of {{outbox}} (primary key (lane, id)) for values in (0);
 create table {{outbox_1}} partition of {{outbox}} (primary key (lane, id)) for values in (1);
 create table {{outbox_2}} partition of {{outbox}} (primary key (lane, id)) for values in (2);
 create table {{outbox_3}} partition of {{outbox}} (primary key (lane, id)) for values in (3);
 
--- What was confirmed, one partition a day, made and dropped by the relay.
+-- Confirmed messages, one partition a day, created and dropped by the relay.
 create table {{outbox_history}} (
 	lane       smallint    not null,
 	id         bigint      not null,

@@ -1,8 +1,8 @@
 -- compatible: 3
--- What a row may hold, whichever program writes it: the limits of Publish, and
--- times (whose microseconds a double holds exactly) and ids that a relay can work with. Rows of the outbox from before are not
--- looked at, they leave soon; those that are scheduled have to fit, since they
--- become rows of the outbox later.
+-- Limits for all programs that write rows: those of Publish, and ids and times that a
+-- relay can work with (a double holds the microseconds of the times exactly). Existing
+-- rows of the outbox are not checked, since they leave soon. Scheduled rows are, since
+-- they become rows of the outbox later.
 alter table {{outbox}}
 	add constraint {{name:outbox_id_limit}} check (id between 1 and 4611686018427387904) not valid,
 	add constraint {{name:outbox_topic_limit}} check (octet_length(topic) between 1 and 255) not valid,
@@ -21,10 +21,10 @@ alter table {{scheduled}}
 	add constraint {{name:scheduled_payload_limit}} check (octet_length(payload) <= 134217728),
 	add constraint {{name:scheduled_deliver_at_limit}} check (deliver_at between '1970-01-01 00:00:00+00' and '10000-01-01 00:00:00+00');
 
--- Takes a scheduled message back, for roles that may not delete from the table:
--- the right to delete would permit them to lock it, and to read it takes select. It
--- waits for a move of the same row, and then finds it gone; a move does not wait for
--- it. Served by the index on message_id.
+-- Cancels a scheduled message, for roles that may not delete from the table: the right
+-- to delete would permit them to lock it, and would need select. It waits for a move of
+-- the same row, and then finds it gone; a move does not wait for it. Served by the index
+-- on message_id.
 create function {{scheduled_cancel}}(text) returns setof bigint
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -32,9 +32,8 @@ as $$ delete from {{scheduled}} where message_id = $1 returning seq $$;
 
 revoke all on function {{scheduled_cancel}}(text) from public;
 
--- Vacuum truncates a table under a lock that a standby replays,
--- and that whatever reads there then waits for, or stops. The relay truncates
--- where no standby is.
+-- Vacuum truncates a table under a lock that a standby replays. Queries there wait for
+-- it, or are canceled. The relay truncates where there is no standby.
 alter table {{outbox_0}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
 alter table {{outbox_1}} set (vacuum_truncate = off, toast.vacuum_truncate = off);
 alter table {{outbox_2}} set (vacuum_truncate = off, toast.vacuum_truncate = off);

@@ -1,30 +1,29 @@
 -- compatible: 4
--- What a relay reads: of each lane at most so many rows, from its start, in the order of
--- ids. It passes over the known rows (their ids ascend, and their times are microseconds
--- since 1970) and the busy keys. Rows of the hollow topics come without payload and
--- metadata.
+-- Reads each lane from its start, in the order of ids, up to a number of rows. It passes
+-- over the known rows (their ids ascend, and their times are microseconds since 1970) and
+-- the busy keys. Rows of the hollow topics come without payload and metadata.
 --
 -- A function, so that a session plans it once: planning took three times as long as the
 -- read of an outbox that is nearly empty. The plan is right whatever the table is like
--- then or later, because it can be no other than this: a scan of each lane by the primary
--- keys (lane, id) of the partitions, merged, that stops after so many rows.
+-- then or later, because the function permits only this one: a scan of each lane by the
+-- primary keys (lane, id) of the partitions, merged, that stops after that many rows.
 --
 -- The snapshot is the calling statement's, so every row that was committed before is
--- seen; among the rows of one key, whose producers serialise, a visible row implies that
+-- seen. Among the rows of one key, whose producers serialize, a visible row implies that
 -- every earlier one is visible or gone.
 --
--- One row for each lane: a protocol message for each row of the outbox cost twice as much
--- on the way, for both sides. Numbers have a fixed width, the texts hold no NUL, and the
+-- Returns one row for each lane: a protocol message for each row of the outbox cost both
+-- sides twice as much. Numbers have a fixed width, the texts hold no NUL, and the
 -- lengths of the rest are among the numbers: -1 and 0 for a hollow row. Functions of
 -- binary output need no parsing and give the same bytes through every driver.
 --
--- Rows with more bytes than the share come without payload and metadata: so many rows
--- within a lane's bytes need no running sum.
+-- Rows with more bytes than their share of the lane come without payload and metadata, so
+-- no running sum is needed.
 --
 -- The known rows are looked up by bisection (width_bucket: where the id would stand): a
 -- hashed subplan is built for each partition, which took longer than the read of as many
--- rows. The arrays are joined with nothing because those of PL/pgSQL are in a form that
--- each look up would have to copy.
+-- rows. The arrays are concatenated with an empty one, because PL/pgSQL keeps its own in a
+-- form that each lookup would have to copy.
 create function {{outbox_read}}(
 	lanes smallint[], most bigint, known_ids bigint[], known_times bigint[], busy text[], hollow text[], share bigint
 ) returns table (

@@ -13,7 +13,7 @@ create table {{outbox}} (
 
 create index {{name:outbox_lane}} on {{outbox}} (lane, id);
 
--- What was confirmed.
+-- Confirmed messages.
 create table {{outbox_history}} (
 	id         integer not null,
 	lane       integer not null,

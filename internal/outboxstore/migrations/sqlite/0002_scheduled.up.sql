@@ -1,5 +1,5 @@
--- A row is a message that is to become one of the outbox at its time. It has a
--- sequence of its own: its id in the outbox is taken when it moves there.
+-- A row is a message that moves into the outbox when it is due, and takes its id there
+-- then. Here it has a number from a separate sequence.
 create table {{scheduled}} (
 	seq        integer primary key autoincrement,
 	deliver_at integer not null,

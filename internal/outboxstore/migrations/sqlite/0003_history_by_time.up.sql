@@ -1,2 +1,2 @@
--- SQLite has the index that serves the search by time since step 1.
+-- On SQLite, step 1 creates the index that serves the search by time.
 select 1;

@@ -1,7 +1,7 @@
 -- compatible: 3
--- What a row may hold, whichever program writes it: the limits of Publish, and
--- times and ids that a relay can work with. SQLite adds no check to a table that is
--- there. Rows of the outbox from before are not looked at, they leave soon.
+-- Limits for all programs that write rows: those of Publish, and ids and times that a
+-- relay can work with. Triggers, since SQLite adds no check to an existing table.
+-- Existing rows of the outbox are not checked, since they leave soon.
 create trigger {{name:outbox_limits}}
 after insert on {{outbox}}
 when not (
@@ -34,7 +34,7 @@ begin
 	select raise(abort, 'oncemill: a scheduled row breaks the limits of seq, topic, message_id, key, metadata, payload or deliver_at');
 end;
 
--- Rows that are scheduled have to fit, since they become rows of the outbox later.
+-- Scheduled rows are checked, since they become rows of the outbox later.
 create table {{scheduled_fits}} (
 	fits integer check (fits)
 );

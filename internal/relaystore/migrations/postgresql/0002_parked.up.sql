@@ -1,5 +1,5 @@
--- Crashes are takeovers since a window was last confirmed; suspect is the one
--- message that its worker had in flight, alone.
+-- crashes counts takeovers since a window was last confirmed. suspect is the message that
+-- the worker had in flight alone.
 alter table {{relay_leases}}
 	add column suspect bigint,
 	add column crashes integer not null default 0;

@@ -1,5 +1,5 @@
 -- compatible: 2
--- Heads alone: a worker that takes a lane learns its keys in parked by it, however
+-- Holds only heads: a worker that takes a lane reads its retrying keys from it, however
 -- many rows wait behind them.
 create index {{name:parked_heads}} on {{parked}} (lane, key) where next_at is not null or held;
 
