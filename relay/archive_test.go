@@ -15,7 +15,7 @@ import (
 // while messages are delivered.
 func TestRelay_ArchivesWhatTheHistoryGivesUp(t *testing.T) {
 	t.Parallel()
-	oneDatabase(t, "PostgreSQL", func(t *testing.T, p place) { // what differs is in the tests of the outbox
+	oneDatabase(t, "PostgreSQL", func(t *testing.T, p testDB) { // what differs is in the tests of the outbox
 		var calls, given atomic.Int64
 		log := &logbook{}
 		box, err := outbox.New(p.db, outbox.Config{

@@ -104,7 +104,7 @@ func TestRelay_LosesAndRepeatsNothingWhileItsConnectionsAreCut(t *testing.T) {
 
 func TestRelay_ReturnsWhatWaitingCannotMend(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		run := func(t *testing.T) error {
 			r, err := relay.New(p.box(t), &sink{wire: &wire{}}, relay.Config{Logger: quiet})
 			if err != nil {
@@ -180,7 +180,7 @@ func TestRelay_ReturnsAnErrorIfNothingIsMigrated(t *testing.T) {
 // A sink that gives up ends the relay, with its lanes given back.
 func TestRelay_EndsWithItsSink(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		for name, cause := range map[string]error{"with an error": errors.New("no such exchange type"), "without one": nil} {
 			t.Run(name, func(t *testing.T) {
 				r, err := relay.New(p.box(t), &quitter{cause: cause, p: p, t: t}, relay.Config{Logger: quiet, Lease: 5 * time.Second})
@@ -201,7 +201,7 @@ func TestRelay_EndsWithItsSink(t *testing.T) {
 // quitter gives up once the relay has lanes.
 type quitter struct {
 	cause error
-	p     place
+	p     testDB
 	t     *testing.T
 }
 

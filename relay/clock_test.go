@@ -9,7 +9,7 @@ import (
 // A worker has died, and then the server's clock was set back by an hour.
 func TestRelay_TakesOverAlthoughTheClockWasSetBack(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		ahead := `clock_timestamp() + interval '1 hour'`
 		if !p.postgres() {
 			ahead = `cast(unixepoch('subsec') * 1000000 as integer) + 3600000000`

@@ -15,9 +15,9 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// crowd is a place with a changing number of worker processes.
+// crowd is a database with a changing number of worker processes.
 type crowd struct {
-	place
+	testDB
 	t       *testing.T
 	rng     *rand.Rand
 	broker  *broker
@@ -43,9 +43,9 @@ type attendant struct {
 func TestRelay_SharesLanesWhateverBecomesOfItsWorkers(t *testing.T) {
 	t.Parallel()
 	o := ordeal{seed: seed(t)}
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		c := &crowd{
-			place: p, t: t, rng: o.random("crowd"), broker: startBroker(t, confirmAfter(2*time.Millisecond)),
+			testDB: p, t: t, rng: o.random("crowd"), broker: startBroker(t, confirmAfter(2*time.Millisecond)),
 			spec: workerSpec{Lease: time.Second, Window: 16, Batch: 8}, gone: map[string]time.Time{}, did: map[string]int{},
 		}
 		sizes, duration := []int{1, 2, 4, 8}, 4*time.Second
@@ -120,7 +120,7 @@ func (c *crowd) begin() {
 	c.started++
 	c.did["started"]++
 	c.spec.Name = fmt.Sprint("worker", c.started)
-	w := &attendant{process: startProcess(c.t, c.place, c.broker, c.spec)}
+	w := &attendant{process: startProcess(c.t, c.testDB, c.broker, c.spec)}
 	c.workers = append(c.workers, w)
 	eventually(c.t, w.name+" takes part", func() bool { return c.owner(w.name) != "" })
 }
@@ -205,7 +205,7 @@ func (c *crowd) checkRepeats() (repeats int) {
 }
 
 // watchOwners makes the database itself write down every change of a lane's owner.
-func (p place) watchOwners(t testing.TB) {
+func (p testDB) watchOwners(t testing.TB) {
 	t.Helper()
 	if !p.postgres() {
 		p.execute(t, `create table owners (id integer primary key, lane integer not null, at integer not null, before text not null, after text not null)`)
@@ -286,7 +286,7 @@ type pulse struct {
 	max time.Duration
 }
 
-func startPulse(t *testing.T, p place) *pulse {
+func startPulse(t *testing.T, p testDB) *pulse {
 	u := &pulse{statements: 6}
 	if !p.postgres() {
 		u.statements = 12

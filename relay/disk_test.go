@@ -74,8 +74,8 @@ func TestRelay_DeliversBesideAFullDisk(t *testing.T) {
 	f.check(t, p)
 }
 
-// smallDisk mounts a small file system that the place's server can write to.
-func (p place) smallDisk(t *testing.T) (dir string) {
+// smallDisk mounts a small file system that the server of the database can write to.
+func (p testDB) smallDisk(t *testing.T) (dir string) {
 	t.Helper()
 	var data string
 	if err := p.db.QueryRowContext(t.Context(), `show data_directory`).Scan(&data); err != nil {

@@ -18,7 +18,7 @@ import (
 // forgetful is a server that keeps in memory what it has committed, as long as
 // nobody asks for more: what a crash takes away is all since the last durable
 // commit.
-func forgetful(t *testing.T) (*testserver.PostgresServer, place) {
+func forgetful(t *testing.T) (*testserver.PostgresServer, testDB) {
 	t.Helper()
 	server := testserver.PrivatePostgres(t, "synchronous_commit=off", "wal_writer_delay=10s", "wal_writer_flush_after=1GB",
 		"wal_buffers=64MB", "bgwriter_lru_maxpages=0", "autovacuum=off")
@@ -28,7 +28,7 @@ func forgetful(t *testing.T) (*testserver.PostgresServer, place) {
 }
 
 // commitFact commits a message with a row that tells that it was.
-func (p place) commitFact(ctx context.Context, t testing.TB, id string) error {
+func (p testDB) commitFact(ctx context.Context, t testing.TB, id string) error {
 	box := p.box(t)
 	return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `insert into facts values ($1)`, id); err != nil {
@@ -40,7 +40,7 @@ func (p place) commitFact(ctx context.Context, t testing.TB, id string) error {
 
 // ghosts counts messages that have arrived and were never committed, as the
 // server remembers it.
-func (p place) ghosts(t testing.TB, w *wire) (n int) {
+func (p testDB) ghosts(t testing.TB, w *wire) (n int) {
 	t.Helper()
 	known := map[string]bool{}
 	for _, id := range p.texts(t, `select message_id from facts`) {
@@ -56,7 +56,7 @@ func (p place) ghosts(t testing.TB, w *wire) (n int) {
 	return n
 }
 
-func (p place) texts(t testing.TB, query string, args ...any) (all []string) {
+func (p testDB) texts(t testing.TB, query string, args ...any) (all []string) {
 	t.Helper()
 	rows, err := p.db.QueryContext(t.Context(), database.Of(p.cfg).Expand(query), args...)
 	if err != nil {

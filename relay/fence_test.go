@@ -13,7 +13,7 @@ import (
 // one takes over, and the first one goes on where it was.
 func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		p.watchTakeovers(t)
 		keys := keysOfLane(3, 4)
 		b := newBusiness(t, p, outbox.NoHistory, keys)
@@ -83,7 +83,7 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 // all the same, stops before its lanes are another's.
 func TestRelay_StopsPublishingBeforeItsLeasesExpire(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		p.watchTakeovers(t)
 		box, w := p.box(t), &wire{}
 		all := spread(64, 200) // of each key one after the other: longer than the lease
@@ -122,7 +122,7 @@ func TestRelay_StopsPublishingBeforeItsLeasesExpire(t *testing.T) {
 }
 
 // refuseHeartbeats makes the heartbeats of a worker fail, and nothing else.
-func (p place) refuseHeartbeats(t testing.TB, name string) {
+func (p testDB) refuseHeartbeats(t testing.TB, name string) {
 	t.Helper()
 	if !p.postgres() {
 		p.execute(t, `create trigger unheard before update on {{relay_workers}} when new.name = '`+name+`'

@@ -47,7 +47,7 @@ func stream(t testing.TB, box *outbox.Outbox) (stop func() []*message.Message) {
 
 func TestRelay_RepeatsNothingOverCleanStops(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		inFlight := 0
@@ -86,7 +86,7 @@ func TestRelay_RepeatsNothingOverCleanStops(t *testing.T) {
 
 func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		var workers []running
@@ -137,7 +137,7 @@ func TestRelay_SharesLanesWithoutRepeats(t *testing.T) {
 
 func TestRelay_LeavesLanesToAWorkerThatReachesItsBroker(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		stop := stream(t, box)
 		a, b := &sink{name: "a", wire: w}, &sink{name: "b", wire: w}
@@ -169,7 +169,7 @@ func hang(until <-chan struct{}) func(context.Context, *relay.Message) error {
 
 func TestRelay_LosesTheLanesOfASinkThatHangs(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		release := make(chan struct{})
 		end := sync.OnceFunc(func() { close(release) })
@@ -204,7 +204,7 @@ func TestRelay_LosesTheLanesOfASinkThatHangs(t *testing.T) {
 
 func TestRelay_StopsWithinItsTimeoutAlthoughTheSinkOwesOutcomes(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		var asked atomic.Int64
 		mute := &muteSink{asked: &asked}
@@ -242,7 +242,7 @@ func (s *muteSink) Publish(_ context.Context, msgs []*relay.Message, _ func(*rel
 
 func TestRelay_WaitsForWhatIsInFlightBeforeItStops(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		var asked atomic.Int64
 		answer := make(chan struct{})

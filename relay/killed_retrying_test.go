@@ -27,7 +27,7 @@ type step struct {
 
 // steps are all that a worker writes, and reads, of parked rows and dead letters,
 // with every moment at which it can die there.
-func (p place) steps() []step {
+func (p testDB) steps() []step {
 	attempts := func(n int, e relay.Exhausted) relay.Retry {
 		return relay.Retry{Initial: 5 * time.Millisecond, Max: 20 * time.Millisecond, MaxAttempts: n, Exhausted: e}
 	}
@@ -117,7 +117,7 @@ func TestRelay_SurvivesAKillAtEachStepOfParking(t *testing.T) {
 	o := ordeal{seed: seed(t)}
 	const streams = 2 // at a time; each has a database of its own
 	for stream := range streams {
-		eachDatabase(t, func(t *testing.T, p place) {
+		eachDatabase(t, func(t *testing.T, p testDB) {
 			steps := p.steps()
 			if !long() {
 				steps = oneMoment(steps, o.random("steps"))[:10] // others the next time
@@ -132,9 +132,9 @@ func TestRelay_SurvivesAKillAtEachStepOfParking(t *testing.T) {
 	}
 }
 
-// casualty is a place whose workers die.
+// casualty is a database whose workers die.
 type casualty struct {
-	place
+	testDB
 	box     *outbox.Outbox
 	letters *dlq.Store
 	broker  *broker
@@ -144,12 +144,12 @@ type casualty struct {
 	refusals map[string]int // how often the broker is to refuse a message; negative: until it is mended
 }
 
-func newCasualty(t *testing.T, p place) *casualty {
+func newCasualty(t *testing.T, p testDB) *casualty {
 	letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg})
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &casualty{place: p, box: p.boxOn(t, p.db, 24*time.Hour), letters: letters, refusals: map[string]int{}}
+	c := &casualty{testDB: p, box: p.boxOn(t, p.db, 24*time.Hour), letters: letters, refusals: map[string]int{}}
 	c.broker = startBroker(t, c.decide)
 	return c
 }
@@ -258,7 +258,7 @@ func (c *casualty) round(t *testing.T, s step) {
 		Name: name + " dies", History: 24 * time.Hour, Lease: 15 * time.Second,
 		Window: 16, Batch: 8, Retry: s.retry, Crash: s.crashPoint,
 	}
-	victim := startProcess(t, c.place, c.broker, spec)
+	victim := startProcess(t, c.testDB, c.broker, spec)
 	done := func() bool { c.operate(t); return c.unsettled(t) == 0 }
 	eventually(t, s.String(), func() bool { return victim.died() || done() })
 	if !victim.died() {

@@ -51,7 +51,7 @@ func (p crashPoint) around(c *tapConn, text string, _ []driver.NamedValue) (afte
 }
 
 // letLeasesExpire is the passing of time after the death of a worker.
-func (p place) letLeasesExpire(t testing.TB, worker string) {
+func (p testDB) letLeasesExpire(t testing.TB, worker string) {
 	t.Helper()
 	ago := `now() - interval '1 second'`
 	if !p.postgres() {
@@ -63,7 +63,7 @@ func (p place) letLeasesExpire(t testing.TB, worker string) {
 }
 
 // leasesOf counts the lanes of a worker that nobody has taken over.
-func (p place) leasesOf(t testing.TB, worker string) int {
+func (p testDB) leasesOf(t testing.TB, worker string) int {
 	t.Helper()
 	return p.count(t, `select count(*) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where w.name = $1`, worker)
 }

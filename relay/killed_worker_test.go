@@ -18,7 +18,7 @@ import (
 
 // watchCharges makes the database itself write down every message that is charged
 // with an attempt.
-func (p place) watchCharges(t testing.TB) {
+func (p testDB) watchCharges(t testing.TB) {
 	t.Helper()
 	p.execute(t, `create table charges (message_id text not null, attempts integer not null)`)
 	if !p.postgres() {
@@ -43,7 +43,7 @@ func confirmAfter(d time.Duration) func(frame) (outcome, time.Duration) {
 }
 
 // feed keeps messages of many keys owed until it is stopped, and returns them.
-func feed(t *testing.T, p place, box *outbox.Outbox) (stop func() []*message.Message) {
+func feed(t *testing.T, p testDB, box *outbox.Outbox) (stop func() []*message.Message) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var all []*message.Message
 	var group sync.WaitGroup
@@ -72,7 +72,7 @@ func feed(t *testing.T, p place, box *outbox.Outbox) (stop func() []*message.Mes
 // Workers are killed with their windows full of messages that have done nothing.
 func TestRelay_ChargesNobodyForAKilledWorker(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		kills, crashes := 2, 0
 		if long() {
 			kills = 20
@@ -137,7 +137,7 @@ func wireOf(b *broker) *wire {
 // A message that kills whatever worker sends it is found out, and nobody else.
 func TestRelay_GivesUpAMessageThatKillsItsWorkers(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		p.watchCharges(t)
 		b := startBroker(t, confirmAfter(5*time.Millisecond))
 		box := p.box(t)

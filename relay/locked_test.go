@@ -20,7 +20,7 @@ import (
 )
 
 // twoWorkers starts two workers that share the lanes.
-func (p place) twoWorkers(t testing.TB, f *variety, history time.Duration) {
+func (p testDB) twoWorkers(t testing.TB, f *variety, history time.Duration) {
 	t.Helper()
 	cfg := relay.Config{Lease: silenceLease, Retry: quickly}
 	for _, name := range []string{"a", "b"} {
@@ -32,7 +32,7 @@ func (p place) twoWorkers(t testing.TB, f *variety, history time.Duration) {
 // quickly tries what failed again soon, a few times.
 var quickly = relay.Retry{Initial: 10 * time.Millisecond, Max: 50 * time.Millisecond, MaxAttempts: 4}
 
-func (p place) awaitShared(t testing.TB) {
+func (p testDB) awaitShared(t testing.TB) {
 	t.Helper()
 	p.awaitShares(t, map[string]int{"a": outbox.Lanes / 2, "b": outbox.Lanes / 2})
 }

@@ -78,8 +78,8 @@ func (w *wire) awaitSoon(t testing.TB, n int) {
 	}
 }
 
-// notifications counts what comes on the channel of a place.
-func (p place) notifications(t testing.TB) (received func() int) {
+// notifications counts what comes on the channel of a database.
+func (p testDB) notifications(t testing.TB) (received func() int) {
 	t.Helper()
 	l := pq.NewListener(p.dsn, time.Second, time.Second, nil)
 	if err := l.Listen(p.cfg.Schema + "." + p.cfg.Prefix + "outbox"); err != nil {

@@ -49,7 +49,7 @@ func TestRelay_ParksAKeyBehindAMessageThatFails(t *testing.T) {
 	}{{"refused", relay.Refused(cause)}, {"unroutable", relay.Unroutable(cause)}, {"unknown", cause}} {
 		t.Run(kind.err.Error(), func(t *testing.T) {
 			t.Parallel()
-			eachDatabase(t, func(t *testing.T, p place) {
+			eachDatabase(t, func(t *testing.T, p testDB) {
 				keys := keysOfLane(5, 2)
 				broken := newBreakable(kind.err, func(m *relay.Message) bool { return m.MessageID == keys[0]+"/3" })
 				box, w := p.box(t), &wire{}
@@ -98,7 +98,7 @@ func TestRelay_ParksAKeyBehindAMessageThatFails(t *testing.T) {
 // counted against them.
 func TestRelay_SpendsNothingOnAnOutage(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		broken := newBreakable(relay.Unavailable(errors.New("no connection")), nil)
 		box, w := p.box(t), &wire{}
 		r := start(t, box, &sink{name: "w", wire: w, handle: broken.handle}, unhurried)
@@ -124,7 +124,7 @@ func TestRelay_SpendsNothingOnAnOutage(t *testing.T) {
 // Outcomes of all kinds at random, late and early, in any order.
 func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		o := ordeal{seed: seed(t)}
 		decide := o.misbehave()
 		box, w := p.box(t), &wire{}
@@ -157,7 +157,7 @@ func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 // key; once it has been mended in the table a worker that reads it anew sends it.
 func TestRelay_RefusesARowThatItCannotRead(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		keys := keysOfLane(9, 2)
 		box, w := p.box(t), &wire{}
 		cfg := unhurried

@@ -41,7 +41,7 @@ func long() bool { return os.Getenv("ONCEMILL_LONG") == "1" }
 // ordeal is one run of the property test: writers of all kinds against worker
 // processes that are killed, stopped and replaced.
 type ordeal struct {
-	place
+	testDB
 	seed     uint64
 	history  time.Duration
 	duration time.Duration
@@ -63,7 +63,7 @@ func (o ordeal) random(stream string) *rand.Rand {
 func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		place: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 6 * time.Second,
+		testDB: onPostgres(t), seed: seed(t), history: 24 * time.Hour, duration: 6 * time.Second,
 		writers: 8, hold: 600 * time.Millisecond, bulk: 60, late: leastLate,
 		spec: workerSpec{Lease: time.Second, Window: 64, Batch: 16},
 	}
@@ -91,7 +91,7 @@ func TestRelay_KeepsItsPromisesOnPostgreSQL(t *testing.T) {
 func TestRelay_KeepsItsPromisesOnSQLite(t *testing.T) {
 	t.Parallel()
 	o := ordeal{
-		place: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 5 * time.Second,
+		testDB: onSQLite(t), seed: seed(t), history: outbox.NoHistory, duration: 5 * time.Second,
 		writers: 3, hold: 30 * time.Millisecond, bulk: 20,
 		spec: workerSpec{Lease: 2 * time.Second, Window: 64, Batch: 8},
 	}
@@ -117,7 +117,7 @@ func TestRelay_KeepsItsPromisesInOtherOrders(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			o.place, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 3*time.Second
+			o.testDB, o.seed, o.history, o.duration = onPostgres(t), seed(t), 24*time.Hour, 3*time.Second
 			o.writers, o.hold, o.bulk = 4, 10*time.Millisecond, 30
 			o.spec.Lease, o.spec.Window, o.spec.Batch = time.Second, 64, 16
 			if long() {
@@ -138,7 +138,7 @@ func (o ordeal) run(t *testing.T) (*business, *naiveReader) {
 	}
 	keys := slices.Concat(slow, fast)
 	o.watchTakeovers(t)
-	b := newBusiness(t, o.place, o.history, keys)
+	b := newBusiness(t, o.testDB, o.history, keys)
 	if o.history > 0 {
 		makeHistory(t, b.box)
 	}
@@ -253,7 +253,7 @@ func (o ordeal) nemesis(ctx context.Context, t *testing.T, broker *broker) []*pr
 		spec := o.spec
 		spec.Name = fmt.Sprint("worker", started)
 		started++
-		return startProcess(t, o.place, broker, spec)
+		return startProcess(t, o.testDB, broker, spec)
 	}
 	workers := []*process{begin(), begin(), begin()}
 	eventually(t, "every worker has lanes", func() bool {

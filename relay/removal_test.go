@@ -55,7 +55,7 @@ func (l *logbook) attr(message, key string) (text string) {
 // again in the meantime.
 func TestRelay_PublishesNothingAgainWhileDeletionsFail(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		fail, mend := `create trigger refuse before delete on {{outbox}}
 			begin select raise(abort, 'not now'); end`, `drop trigger refuse`
 		if p.postgres() {

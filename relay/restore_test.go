@@ -35,7 +35,7 @@ func (s *picky) handle(ctx context.Context, m *relay.Message) error {
 }
 
 // commitFacts commits keyed messages in order, with their facts.
-func (p place) commitFacts(t testing.TB, msgs []*message.Message) {
+func (p testDB) commitFacts(t testing.TB, msgs []*message.Message) {
 	t.Helper()
 	box := p.box(t)
 	err := box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
@@ -127,7 +127,7 @@ func TestRelay_LosesNothingThatARestoredServerHolds(t *testing.T) {
 
 // subscription is a server that follows another one by logical replication of all
 // its tables.
-func subscribe(t testing.TB, p place, publisher, subscriber *testserver.PostgresServer) place {
+func subscribe(t testing.TB, p testDB, publisher, subscriber *testserver.PostgresServer) testDB {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "schema.sql")
 	publisher.Dump(file, "--schema-only", "--no-publications")

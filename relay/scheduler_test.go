@@ -23,7 +23,7 @@ import (
 
 func TestRelay_DeliversScheduledMessagesWhenTheyAreDue(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		box, w := p.box(t), &wire{}
 		start(t, box, &sink{name: "w", wire: w}, p.unhurried())
 		commit(t, box, keyed("first", 0, 1)...)
@@ -57,7 +57,7 @@ func TestRelay_DeliversScheduledMessagesWhenTheyAreDue(t *testing.T) {
 // what is due, one at a time, come and go without notice.
 func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		b := startBroker(t, func(frame) (outcome, time.Duration) { return confirmed, 0 })
 		spec := workerSpec{History: outbox.NoHistory, Lease: time.Second}
 		worker := func(n int) *process {
@@ -166,7 +166,7 @@ func arrivals(b *broker) (ids []string) {
 }
 
 // upkeepHolder returns the name of the worker that has the lease of the upkeep.
-func (p place) upkeepHolder(t testing.TB) (name string) {
+func (p testDB) upkeepHolder(t testing.TB) (name string) {
 	t.Helper()
 	err := p.db.QueryRowContext(t.Context(), database.Of(p.cfg).Expand(`
 		select w.name from {{relay_workers}} w join {{relay_leases}} l on l.owner = w.owner where l.lane = -1`)).Scan(&name)

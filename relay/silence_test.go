@@ -30,7 +30,7 @@ const (
 type beats struct{ atomic.Int64 }
 
 // beatsOf starts a clock that goes by a worker's heartbeats until the test ends.
-func (p place) beatsOf(t testing.TB, worker string) *beats {
+func (p testDB) beatsOf(t testing.TB, worker string) *beats {
 	t.Helper()
 	clock := &beats{}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
@@ -117,9 +117,9 @@ var silences = []silencing{
 	{kind: "flush", parts: []string{"update {{relay_workers}} set seen_until = seen_until where"}, config: durably, long: true},
 	{kind: "read of large rows", parts: []string{"select m.lane, int8send(m.id)"}, long: true},
 	{kind: "piece of a large message", parts: []string{"substring(o.payload from"}, config: huge, long: true},
-	{kind: "removal by place", parts: []string{"o.ctid = any"}, long: true},
+	{kind: "removal by ctid", parts: []string{"o.ctid = any"}, long: true},
 	{kind: "removal by identity", parts: []string{"delete from {{outbox}} o\nusing unnest("}},
-	{kind: "move by place", parts: []string{"o.ctid = any", "insert into {{outbox_history}}"}, history: 24 * time.Hour, long: true},
+	{kind: "move by ctid", parts: []string{"o.ctid = any", "insert into {{outbox_history}}"}, history: 24 * time.Hour, long: true},
 	{kind: "move by identity", parts: []string{"delete from {{outbox}} o\nusing unnest(", "insert into {{outbox_history}}"}, history: 24 * time.Hour, long: true},
 	{kind: "removal of what is free", parts: []string{"for update of o skip locked"}, locked: true, long: true},
 
@@ -182,7 +182,7 @@ func together[T any](t *testing.T, most int, list []T, name func(T) string, test
 	group.Wait()
 }
 
-func (s silencing) matcher(p place) func(string) bool {
+func (s silencing) matcher(p testDB) func(string) bool {
 	parts := make([]string, len(s.parts))
 	for i, part := range s.parts {
 		parts[i] = strings.ToLower(database.Of(p.cfg).Expand(part))
@@ -308,13 +308,13 @@ func (s silencing) run(t *testing.T) {
 }
 
 // tends reports whether a worker has the lease of the upkeep.
-func (p place) tends(t testing.TB, worker string) bool {
+func (p testDB) tends(t testing.TB, worker string) bool {
 	t.Helper()
 	return p.count(t, `select count(*) from {{relay_leases}} l join {{relay_workers}} w on w.owner = l.owner where l.lane = -1 and w.name = $1`, worker) == 1
 }
 
 // lockRows commits a message of each lane and locks them all.
-func (p place) lockRows(t testing.TB, box *outbox.Outbox, f *variety) (unlock func()) {
+func (p testDB) lockRows(t testing.TB, box *outbox.Outbox, f *variety) (unlock func()) {
 	t.Helper()
 	for lane := range outbox.Lanes {
 		msgs := ofLane("locked", lane, 1, 10)
@@ -325,7 +325,7 @@ func (p place) lockRows(t testing.TB, box *outbox.Outbox, f *variety) (unlock fu
 }
 
 // lock executes a statement in a transaction that lasts until unlock is called.
-func (p place) lock(t testing.TB, statement string) (unlock func()) {
+func (p testDB) lock(t testing.TB, statement string) (unlock func()) {
 	t.Helper()
 	tx, err := p.db.BeginTx(t.Context(), nil)
 	if err != nil {
@@ -339,8 +339,8 @@ func (p place) lock(t testing.TB, statement string) (unlock func()) {
 	return unlock
 }
 
-// behindProxy returns one more pool on the place, behind a proxy.
-func (p place) behindProxy(t testing.TB) (*testserver.PostgresProxy, *sql.DB) {
+// behindProxy returns one more pool on the database, behind a proxy.
+func (p testDB) behindProxy(t testing.TB) (*testserver.PostgresProxy, *sql.DB) {
 	t.Helper()
 	proxy, dsn := testserver.NewPostgresProxy(t, p.dsn)
 	db, err := sql.Open(p.driver, dsn)

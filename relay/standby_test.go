@@ -22,12 +22,12 @@ func TestRelay_TakesAStandbyForWhatItIs(t *testing.T) {
 	t.Parallel()
 	primary := testserver.PrivatePostgres(t)
 	db, x := openSwitched(t, primary)
-	p := migrated(t, place{db: db, driver: "postgres", dsn: primary.DSN()})
+	p := migrated(t, testDB{db: db, driver: "postgres", dsn: primary.DSN()})
 	standby := primary.Standby()
 	behind := p
 	behind.db = standby.Open()
 
-	mustRefuse := func(what string, p place) {
+	mustRefuse := func(what string, p testDB) {
 		t.Helper()
 		r, err := relay.New(p.box(t), &sink{wire: &wire{}}, relay.Config{Logger: quiet})
 		if err != nil {
@@ -86,7 +86,7 @@ func TestRelay_LosesNothingThatAPromotedStandbyHolds(t *testing.T) {
 	t.Parallel()
 	primary := testserver.PrivatePostgres(t, "wal_sender_timeout=0", "wal_receiver_timeout=0") // the sender is stopped for long
 	db, x := openSwitched(t, primary)
-	p := migrated(t, place{db: db, driver: "postgres", dsn: primary.DSN()})
+	p := migrated(t, testDB{db: db, driver: "postgres", dsn: primary.DSN()})
 	p.execute(t, makeFacts)
 	standby := primary.Standby()
 	behind := p

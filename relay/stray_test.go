@@ -16,7 +16,7 @@ import (
 // them again. Else nobody would work them, as long as it lives.
 func TestRelay_GivesBackLeasesThatItDoesNotKnowOf(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		p.watchReturns(t)
 		var upkeep, lanes atomic.Bool // was lost
 		lose := func() error { return errors.New("connection reset after the commit") }
@@ -57,7 +57,7 @@ func TestRelay_GivesBackLeasesThatItDoesNotKnowOf(t *testing.T) {
 }
 
 // watchReturns makes the database itself write down every lease that is given back.
-func (p place) watchReturns(t testing.TB) {
+func (p testDB) watchReturns(t testing.TB) {
 	t.Helper()
 	p.execute(t, `create table returns (lane integer not null)`)
 	if !p.postgres() {

@@ -30,7 +30,7 @@ func TestRelay_FindsWhatLiesBehindStuckTopics(t *testing.T) {
 	for topics, database := range map[int]string{1: "SQLite", 2: "PostgreSQL"} {
 		t.Run(fmt.Sprint(topics, " stuck"), func(t *testing.T) {
 			t.Parallel()
-			oneDatabase(t, database, func(t *testing.T, p place) {
+			oneDatabase(t, database, func(t *testing.T, p testDB) {
 				broken := newBreakable(relay.Unavailable(errors.New("queue full")), func(m *relay.Message) bool {
 					return strings.HasPrefix(m.Topic, "stuck")
 				})
@@ -87,7 +87,7 @@ func (s gone) Publish(ctx context.Context, msgs []*relay.Message, done func(*rel
 // A backlog is not moved while there is nobody to give it to.
 func TestRelay_SetsNothingAsideInAnOutage(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		broken := newBreakable(relay.Unavailable(errors.New("no connection")), nil)
 		box, w := p.box(t), &wire{}
 		first, second := unkeyed(4000), unkeyed(500)
@@ -111,7 +111,7 @@ func TestRelay_LeavesStuckMessagesInParked(t *testing.T) {
 	for name, stuck := range map[string]struct{ n, size int }{"many": {120, 10}, "large": {30, 64 << 10}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachDatabase(t, func(t *testing.T, p place) {
+			eachDatabase(t, func(t *testing.T, p testDB) {
 				box, w, cfg := p.box(t), &wire{}, crowded
 				cfg.Retry = hasty
 				full := newBreakable(relay.Unavailable(errors.New("queue full")), func(m *relay.Message) bool { return m.Topic == "stuck" })
@@ -167,7 +167,7 @@ func ofLane(prefix string, lane, n, size int) (msgs []*message.Message) {
 // healthy. They are tried again at a rate that does not grow with their number.
 func TestRelay_DeadTopicsDelayNobody(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		const size = 2 << 10
 		topics := 500
 		if long() {
@@ -235,7 +235,7 @@ func TestRelay_DeadTopicsDelayNobody(t *testing.T) {
 // of the lane do not wait for them.
 func TestRelay_ABacklogBehindAFailureDelaysNoOtherKey(t *testing.T) {
 	t.Parallel()
-	eachDatabase(t, func(t *testing.T, p place) {
+	eachDatabase(t, func(t *testing.T, p testDB) {
 		rows := 4_000
 		if long() && p.postgres() {
 			rows = 20_000
@@ -275,7 +275,7 @@ func TestRelay_ABacklogThatFailsDelaysNoOtherKeyOfItsLane(t *testing.T) {
 	for name, backlog := range map[string]struct{ n, size int }{"many": {300, 4 << 10}, "large": {40, 64 << 10}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			eachDatabase(t, func(t *testing.T, p place) {
+			eachDatabase(t, func(t *testing.T, p testDB) {
 				const commits = 20
 				keys := keysOfLane(5, 3)
 				broken := newBreakable(relay.Unroutable(errors.New("no queue")), func(m *relay.Message) bool { return m.Topic == "dead" })

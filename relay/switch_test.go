@@ -97,7 +97,7 @@ create table facts (
 
 // produce commits messages until halt: each producer has keys of its own, counts
 // them by what the server remembers, and now and then schedules one for later.
-func (p place) produce(t testing.TB, producers int, pace time.Duration) *traffic {
+func (p testDB) produce(t testing.TB, producers int, pace time.Duration) *traffic {
 	ctx, cancel := context.WithCancel(t.Context())
 	g := &traffic{end: cancel}
 	box, prefix := p.box(t), rand.Text()[:4]
@@ -163,7 +163,7 @@ func (c tally) String() string {
 // audit compares what the server knows to be committed with what arrived: nothing
 // is lost, and first occurrences of a key come in order. Ghosts, which it does not
 // know, and repeats are for the caller to judge.
-func (p place) audit(t testing.TB, w *wire) tally {
+func (p testDB) audit(t testing.TB, w *wire) tally {
 	t.Helper()
 	var c tally
 	position, seen := map[string]int{}, map[string]bool{}
@@ -210,12 +210,12 @@ func (p place) audit(t testing.TB, w *wire) tally {
 }
 
 // owedInAll counts all that is yet to arrive.
-func (p place) owedInAll(t testing.TB) int {
+func (p testDB) owedInAll(t testing.TB) int {
 	t.Helper()
 	return p.count(t, `select (select count(*) from {{outbox}}) + (select count(*) from {{parked}}) + (select count(*) from {{scheduled}})`)
 }
 
-func (p place) awaitNothingOwedInAll(t testing.TB) {
+func (p testDB) awaitNothingOwedInAll(t testing.TB) {
 	t.Helper()
 	eventually(t, "nothing is owed", func() bool { return p.owedInAll(t) == 0 })
 }

@@ -19,8 +19,8 @@ type tap struct {
 	around func(c *tapConn, text string, args []driver.NamedValue) (after func() error)
 }
 
-// tapped returns one more pool on the place, behind a tap.
-func (p place) tapped(t testing.TB, around func(c *tapConn, text string, args []driver.NamedValue) func() error) *sql.DB {
+// tapped returns one more pool on the database, behind a tap.
+func (p testDB) tapped(t testing.TB, around func(c *tapConn, text string, args []driver.NamedValue) func() error) *sql.DB {
 	t.Helper()
 	db := sql.OpenDB(&tap{driver: p.db.Driver(), dsn: p.workerDSN(), around: around})
 	t.Cleanup(func() { _ = db.Close() })

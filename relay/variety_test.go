@@ -84,7 +84,7 @@ func (f *variety) commit(t testing.TB, box *outbox.Outbox, round int) {
 	var prompt, failing, later []*message.Message
 	each := 1 // few are deleted by their identity
 	if round%4 == 0 {
-		each = 8 // and many by their place
+		each = 8 // and many by their ctid
 	}
 	for k := range 20 {
 		prompt = append(prompt, keyed(fmt.Sprint("key", k), round*8, each)...)
@@ -174,7 +174,7 @@ func (f *variety) longest(since int64, but map[string]bool) (beats int64, which 
 }
 
 // check waits until nothing is owed and compares what arrived with what was committed.
-func (f *variety) check(t testing.TB, p place) {
+func (f *variety) check(t testing.TB, p testDB) {
 	t.Helper()
 	p.awaitScheduled(t)
 	owed, state := 0, "dead"
@@ -187,7 +187,7 @@ func (f *variety) check(t testing.TB, p place) {
 	until(t, fmt.Sprint(f.dead, " dead letters"), func() bool { return letters() == f.dead }, func() int64 { return int64(letters()) })
 }
 
-func (p place) awaitScheduled(t testing.TB) {
+func (p testDB) awaitScheduled(t testing.TB) {
 	t.Helper()
 	eventually(t, "nothing is scheduled", func() bool { return p.count(t, `select count(*) from {{scheduled}}`) == 0 })
 }

@@ -43,7 +43,7 @@ type takeover struct {
 }
 
 // watchTakeovers makes the database itself write down every takeover.
-func (p place) watchTakeovers(t testing.TB) {
+func (p testDB) watchTakeovers(t testing.TB) {
 	t.Helper()
 	if !p.postgres() {
 		p.execute(t, `create table takeovers (lane integer not null, at integer not null)`)
@@ -65,7 +65,7 @@ func (p place) watchTakeovers(t testing.TB) {
 		execute function watch()`)
 }
 
-func (p place) takeovers(t testing.TB) []takeover {
+func (p testDB) takeovers(t testing.TB) []takeover {
 	t.Helper()
 	rows, err := p.db.QueryContext(t.Context(), `select lane, at from takeovers where lane >= 0 order by at`)
 	if err != nil {

@@ -208,7 +208,7 @@ var (
 
 // unhurried is a configuration in which a busy machine causes no takeover.
 // SQLite, which has one writer at a time, keeps workers waiting for longer.
-func (p place) unhurried() relay.Config {
+func (p testDB) unhurried() relay.Config {
 	if p.postgres() {
 		return relay.Config{Lease: 6 * time.Second}
 	}

@@ -118,7 +118,7 @@ type process struct {
 	ended  chan struct{}
 }
 
-func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
+func startProcess(t testing.TB, p testDB, b *broker, spec workerSpec) *process {
 	t.Helper()
 	spec.Driver, spec.DSN, spec.Database, spec.Broker = p.driver, p.workerDSN(), p.cfg, b.address()
 	text, err := json.Marshal(spec)
@@ -151,7 +151,7 @@ func startProcess(t testing.TB, p place, b *broker, spec workerSpec) *process {
 }
 
 // workerDSN is what a worker opens its database with.
-func (p place) workerDSN() string {
+func (p testDB) workerDSN() string {
 	switch {
 	case !p.postgres():
 		return p.dsn

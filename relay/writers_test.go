@@ -27,14 +27,14 @@ import (
 // written in the same transactions. The journal is the truth that the wire is
 // compared with. Its ids are taken like those of the outbox.
 type business struct {
-	place
+	testDB
 	box *outbox.Outbox
 
 	late  atomic.Int64 // rows that committed behind rows that were gone
 	kinds sync.Map     // name of a kind of transaction to *atomic.Int64
 }
 
-func newBusiness(t testing.TB, p place, history time.Duration, keys []string) *business {
+func newBusiness(t testing.TB, p testDB, history time.Duration, keys []string) *business {
 	t.Helper()
 	id := "bigint generated always as identity primary key"
 	if !p.postgres() {
@@ -45,7 +45,7 @@ func newBusiness(t testing.TB, p place, history time.Duration, keys []string) *b
 	for _, key := range keys {
 		p.execute(t, `insert into counters values ($1, 0)`, key)
 	}
-	return &business{place: p, box: p.boxOn(t, p.db, history)}
+	return &business{testDB: p, box: p.boxOn(t, p.db, history)}
 }
 
 func (b *business) saw(kind string) {

@@ -27,8 +27,8 @@ const maxWait = testserver.MaxWait
 
 var quiet = slog.New(slog.DiscardHandler)
 
-// place is a migrated database of a test's own.
-type place struct {
+// testDB is a migrated database for one test.
+type testDB struct {
 	db     *sql.DB
 	cfg    oncemill.Config // resolved
 	driver string
@@ -36,10 +36,10 @@ type place struct {
 	open   func(t testing.TB, params ...string) *sql.DB // one more pool
 }
 
-func (p place) postgres() bool { return p.cfg.Dialect == oncemill.PostgreSQL }
+func (p testDB) postgres() bool { return p.cfg.Dialect == oncemill.PostgreSQL }
 
 // eachDatabase runs test on both databases.
-func eachDatabase(t *testing.T, test func(t *testing.T, p place)) {
+func eachDatabase(t *testing.T, test func(t *testing.T, p testDB)) {
 	t.Run("PostgreSQL", func(t *testing.T) {
 		t.Parallel()
 		test(t, onPostgres(t))
@@ -52,41 +52,41 @@ func eachDatabase(t *testing.T, test func(t *testing.T, p place)) {
 
 // oneDatabase runs a test of what hardly depends on the database on the named one, and on
 // each in a long run.
-func oneDatabase(t *testing.T, name string, test func(t *testing.T, p place)) {
+func oneDatabase(t *testing.T, name string, test func(t *testing.T, p testDB)) {
 	if long() {
 		eachDatabase(t, test)
 		return
 	}
 	t.Run(name, func(t *testing.T) {
 		t.Parallel()
-		test(t, map[string]func(testing.TB) place{
-			"PostgreSQL": func(t testing.TB) place { return onPostgres(t) }, "SQLite": onSQLite,
+		test(t, map[string]func(testing.TB) testDB{
+			"PostgreSQL": func(t testing.TB) testDB { return onPostgres(t) }, "SQLite": onSQLite,
 		}[name](t))
 	})
 }
 
-func onPostgres(t testing.TB, params ...string) place {
+func onPostgres(t testing.TB, params ...string) testDB {
 	t.Helper()
 	pg := testserver.Postgres(t)
 	url := pg.URL(t, "binary_parameters=yes")
-	return migrated(t, place{db: pg.Open(t, params...), cfg: pg.Config, driver: testserver.DriverName(), dsn: url, open: pg.Open})
+	return migrated(t, testDB{db: pg.Open(t, params...), cfg: pg.Config, driver: testserver.DriverName(), dsn: url, open: pg.Open})
 }
 
-// onServer is a place on a PostgreSQL that belongs to the test.
-func onServer(t testing.TB, server *testserver.PostgresServer) place {
+// onServer returns a database on a PostgreSQL that belongs to the test.
+func onServer(t testing.TB, server *testserver.PostgresServer) testDB {
 	t.Helper()
 	open := func(_ testing.TB, params ...string) *sql.DB { return server.Open(params...) }
-	return migrated(t, place{db: open(t), driver: testserver.DriverName(), dsn: server.DSN(), open: open})
+	return migrated(t, testDB{db: open(t), driver: testserver.DriverName(), dsn: server.DSN(), open: open})
 }
 
-func onSQLite(t testing.TB) place {
+func onSQLite(t testing.TB) testDB {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "test.db")
 	open := func(t testing.TB, _ ...string) *sql.DB { return testserver.OpenSQLite(t, path) }
-	return migrated(t, place{db: open(t), driver: "sqlite", dsn: oncemill.SQLiteDSN(path), open: open})
+	return migrated(t, testDB{db: open(t), driver: "sqlite", dsn: oncemill.SQLiteDSN(path), open: open})
 }
 
-func migrated(t testing.TB, p place) place {
+func migrated(t testing.TB, p testDB) testDB {
 	t.Helper()
 	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
@@ -99,8 +99,8 @@ func migrated(t testing.TB, p place) place {
 	return p
 }
 
-// box returns an outbox without history, on the place's own pool.
-func (p place) box(t testing.TB) *outbox.Outbox {
+// box returns an outbox without history, on the pool of the database.
+func (p testDB) box(t testing.TB) *outbox.Outbox {
 	t.Helper()
 	pool := p.db
 	if p.postgres() {
@@ -109,7 +109,7 @@ func (p place) box(t testing.TB) *outbox.Outbox {
 	return p.boxOn(t, pool, outbox.NoHistory)
 }
 
-func (p place) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Outbox {
+func (p testDB) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Outbox {
 	t.Helper()
 	box, err := outbox.New(db, outbox.Config{Database: p.cfg, History: history, Logger: quiet})
 	if err != nil {
@@ -118,7 +118,7 @@ func (p place) boxOn(t testing.TB, db *sql.DB, history time.Duration) *outbox.Ou
 	return box
 }
 
-func (p place) execute(t testing.TB, statement string, args ...any) {
+func (p testDB) execute(t testing.TB, statement string, args ...any) {
 	t.Helper()
 	for tries := 1; ; tries++ {
 		_, err := p.db.ExecContext(t.Context(), database.Of(p.cfg).Expand(statement), args...)
@@ -132,7 +132,7 @@ func (p place) execute(t testing.TB, statement string, args ...any) {
 	}
 }
 
-func (p place) count(t testing.TB, query string, args ...any) int {
+func (p testDB) count(t testing.TB, query string, args ...any) int {
 	t.Helper()
 	n, err := countIn(t.Context(), p.db, database.Of(p.cfg).Expand(query), args...)
 	if err != nil {
@@ -146,19 +146,19 @@ func countIn(ctx context.Context, db *sql.DB, query string, args ...any) (n int,
 	return n, err
 }
 
-func (p place) owed(t testing.TB) int {
+func (p testDB) owed(t testing.TB) int {
 	t.Helper()
 	return p.count(t, `select (select count(*) from {{outbox}}) + (select count(*) from {{parked}})`)
 }
 
-func (p place) awaitNothingOwed(t testing.TB) {
+func (p testDB) awaitNothingOwed(t testing.TB) {
 	t.Helper()
 	owed := 0
 	until(t, "nothing is owed", func() bool { owed = p.owed(t); return owed == 0 }, func() int64 { return int64(owed) })
 }
 
 // shares returns how many lanes each worker holds, by the workers' names.
-func (p place) shares(t testing.TB) map[string]int {
+func (p testDB) shares(t testing.TB) map[string]int {
 	t.Helper()
 	rows, err := p.db.QueryContext(t.Context(), database.Of(p.cfg).Expand(`
 		select w.name, count(l.lane)
@@ -186,7 +186,7 @@ func (p place) shares(t testing.TB) map[string]int {
 
 // awaitShares waits until the workers hold as many lanes as wanted. One that holds none may
 // have a row still: a worker that could not delete it as it stopped.
-func (p place) awaitShares(t testing.TB, want map[string]int) {
+func (p testDB) awaitShares(t testing.TB, want map[string]int) {
 	t.Helper()
 	none := func(_ string, lanes int) bool { return lanes == 0 }
 	want = maps.Clone(want)
@@ -201,7 +201,7 @@ func (p place) awaitShares(t testing.TB, want map[string]int) {
 // outsideTransactions calls fn while no other process is in the middle of a
 // transaction that writes to SQLite. One that is stopped there keeps the whole
 // database waiting.
-func (p place) outsideTransactions(t testing.TB, fn func()) {
+func (p testDB) outsideTransactions(t testing.TB, fn func()) {
 	t.Helper()
 	if p.postgres() {
 		fn()
