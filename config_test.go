@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -80,7 +81,7 @@ func TestConfig_EveryBadValueIsNamedWithoutAConnection(t *testing.T) {
 			"check":   oncemill.CheckMigrated(t.Context(), db, c.cfg, outbox.Migrations),
 			"status":  second(oncemill.MigrationStatus(t.Context(), db, c.cfg, outbox.Migrations)),
 		} {
-			got := configErrors(err)
+			got := testserver.ConfigErrors(err)
 			if len(got) != len(c.fields) {
 				t.Errorf("%s, %s: got %v", name, act, err)
 				continue
@@ -98,22 +99,6 @@ func TestConfig_EveryBadValueIsNamedWithoutAConnection(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
-
-// configErrors returns every configuration error joined in err.
-func configErrors(err error) []*oncemill.ConfigError {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []*oncemill.ConfigError
-		for _, e := range joined.Unwrap() {
-			all = append(all, configErrors(e)...)
-		}
-		return all
-	}
-	var one *oncemill.ConfigError
-	if errors.As(err, &one) {
-		return []*oncemill.ConfigError{one}
-	}
-	return nil
-}
 
 func TestConfig_DefaultsAndNames(t *testing.T) {
 	t.Parallel()

@@ -329,7 +329,7 @@ func TestMigrate_RefusesABadSetWithoutAConnection(t *testing.T) {
 			"migrate": oncemill.Migrate(t.Context(), db, cfg, files("good", makeBox), set),
 			"check":   oncemill.CheckMigrated(t.Context(), db, cfg, set),
 		} {
-			if bad := configErrors(err); len(bad) != 1 || bad[0].Field != "oncemill.Migrations" || bad[0].Problem == "" {
+			if bad := testserver.ConfigErrors(err); len(bad) != 1 || bad[0].Field != "oncemill.Migrations" || bad[0].Problem == "" {
 				t.Errorf("%s, %s: got %v", name, act, err)
 			}
 		}
@@ -339,7 +339,7 @@ func TestMigrate_RefusesABadSetWithoutAConnection(t *testing.T) {
 func TestMigrate_NeedsADatabase(t *testing.T) {
 	t.Parallel()
 	for _, cfg := range []oncemill.Config{{}, {Dialect: oncemill.SQLite}} {
-		if err := oncemill.Migrate(t.Context(), nil, cfg, outbox.Migrations); len(configErrors(err)) != 1 {
+		if err := oncemill.Migrate(t.Context(), nil, cfg, outbox.Migrations); len(testserver.ConfigErrors(err)) != 1 {
 			t.Errorf("got %v", err)
 		}
 	}

@@ -94,7 +94,7 @@ func TestMigrate_RefusesABadLineOfCompatibility(t *testing.T) {
 		"of the first":    files("shop", "-- compatible: 1\n"+makeShelf),
 	} {
 		err := oncemill.Migrate(t.Context(), db, oncemill.Config{Dialect: oncemill.PostgreSQL}, set)
-		if bad := configErrors(err); len(bad) != 1 || !strings.Contains(bad[0].Problem, "compatible") {
+		if bad := testserver.ConfigErrors(err); len(bad) != 1 || !strings.Contains(bad[0].Problem, "compatible") {
 			t.Errorf("%s: got %v", name, err)
 		}
 	}

@@ -91,22 +91,7 @@ func (p *testDB) has(t *testing.T, table string) bool {
 	return p.list(t, text)[0] != "none"
 }
 
-func (p *testDB) list(t *testing.T, text string) (all []string) {
+func (p *testDB) list(t *testing.T, text string) []string {
 	t.Helper()
-	rows, err := p.db.QueryContext(t.Context(), p.expand(t, text))
-	if err != nil {
-		t.Fatalf("%s: %v", text, err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, s)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return all
+	return testserver.Texts(t, p.db, p.expand(t, text))
 }

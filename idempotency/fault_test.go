@@ -138,11 +138,11 @@ func (l *lossy) Connect(context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &lossyConn{Conn: conn, lossy: l}, nil
+	return &lossyConn{DriverConn: testserver.DriverConn{Conn: conn}, lossy: l}, nil
 }
 
 type lossyConn struct {
-	driver.Conn
+	testserver.DriverConn
 	lossy *lossy
 }
 
@@ -165,13 +165,6 @@ func (c *lossyConn) QueryContext(ctx context.Context, query string, args []drive
 		return nil, lost
 	}
 	return rows, err
-}
-
-func (c *lossyConn) CheckNamedValue(v *driver.NamedValue) error {
-	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
-		return checker.CheckNamedValue(v)
-	}
-	return driver.ErrSkip
 }
 
 func (c *lossyConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx, error) {

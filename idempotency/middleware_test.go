@@ -396,20 +396,8 @@ func TestMiddleware_NeverShowsKeyOrScope(t *testing.T) {
 				t.Errorf("no event %q", event)
 			}
 		}
-		var rows strings.Builder
-		found, err := p.db.QueryContext(t.Context(), p.expand(t, `select endpoint || coalesce(location, '') || coalesce(correlation_id, '') from {{idempotency}}`))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer found.Close()
-		for found.Next() {
-			var s string
-			if err := found.Scan(&s); err != nil {
-				t.Fatal(err)
-			}
-			rows.WriteString(s)
-		}
-		for _, place := range []string{log.String(), string(encoded), rows.String()} {
+		rows := testserver.Texts(t, p.db, p.expand(t, `select endpoint || coalesce(location, '') || coalesce(correlation_id, '') from {{idempotency}}`))
+		for _, place := range []string{log.String(), string(encoded), strings.Join(rows, "")} {
 			if strings.Contains(place, "canary") {
 				t.Errorf("it is in %s", place)
 			}

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"sync"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // tap stands between database/sql and a driver. It notes every statement that is
@@ -81,11 +83,11 @@ func (t *tap) Connect(context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tapConn{conn, t}, nil
+	return &tapConn{testserver.DriverConn{Conn: conn}, t}, nil
 }
 
 type tapConn struct {
-	driver.Conn
+	testserver.DriverConn
 	tap *tap
 }
 
@@ -142,22 +144,6 @@ func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx
 		return nil, err
 	}
 	return tapTx{tx, c.tap}, nil
-}
-
-func (c *tapConn) ResetSession(ctx context.Context) error {
-	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
-}
-
-func (c *tapConn) IsValid() bool {
-	v, ok := c.Conn.(driver.Validator)
-	return !ok || v.IsValid()
-}
-
-func (c *tapConn) CheckNamedValue(v *driver.NamedValue) error {
-	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
-		return checker.CheckNamedValue(v)
-	}
-	return driver.ErrSkip
 }
 
 type tapTx struct {

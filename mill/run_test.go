@@ -127,24 +127,9 @@ func TestRun_CreatesTheTablesThatAreUsed(t *testing.T) {
 	}
 }
 
-func appliedSets(t *testing.T, db *sql.DB) (names []string) {
+func appliedSets(t *testing.T, db *sql.DB) []string {
 	t.Helper()
-	rows, err := db.QueryContext(t.Context(), `select distinct set_name from oncemill_migrations order by 1`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var name string
-		if err := rows.Scan(&name); err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, name)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return names
+	return testserver.Texts(t, db, `select distinct set_name from oncemill_migrations order by 1`)
 }
 
 // Without a relay, which would do it, nobody else removes old dead letters.

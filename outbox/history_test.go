@@ -62,19 +62,7 @@ func (p *fixture) age(t *testing.T) {
 
 func (p *fixture) remembered(t *testing.T) string {
 	t.Helper()
-	rows, err := p.db.QueryContext(t.Context(), p.expand(t, `select message_id from {{outbox_history}} order by relayed_at`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	var all []string
-	for rows.Next() {
-		var id string
-		expectNoError(t, rows.Scan(&id))
-		all = append(all, id)
-	}
-	expectNoError(t, rows.Err())
-	return strings.Join(all, ", ")
+	return strings.Join(testserver.Texts(t, p.db, p.expand(t, `select message_id from {{outbox_history}} order by relayed_at`)), ", ")
 }
 
 func TestHistory_DaysAreMadeAhead(t *testing.T) {

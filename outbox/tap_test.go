@@ -5,6 +5,8 @@ import (
 	"database/sql/driver"
 	"strings"
 	"sync"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // statement is one that was sent to a database.
@@ -57,14 +59,14 @@ func (t *tap) Connect(context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tapConn{conn, t}, nil
+	return &tapConn{testserver.DriverConn{Conn: conn}, t}, nil
 }
 
 // tapDriver is in a package that tells nothing of the dialect.
 type tapDriver struct{ driver.Driver }
 
 type tapConn struct {
-	driver.Conn
+	testserver.DriverConn
 	tap *tap
 }
 
@@ -90,22 +92,6 @@ func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx
 		return nil, err
 	}
 	return tapTx{tx, c.tap}, nil
-}
-
-func (c *tapConn) ResetSession(ctx context.Context) error {
-	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
-}
-
-func (c *tapConn) IsValid() bool {
-	v, ok := c.Conn.(driver.Validator)
-	return !ok || v.IsValid()
-}
-
-func (c *tapConn) CheckNamedValue(v *driver.NamedValue) error {
-	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
-		return checker.CheckNamedValue(v)
-	}
-	return driver.ErrSkip
 }
 
 type tapTx struct {

@@ -12,6 +12,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -207,7 +208,7 @@ func TestNew_NamesEveryBadValueWithoutAConnection(t *testing.T) {
 		if box != nil {
 			t.Errorf("%s: an outbox was made", name)
 		}
-		got := configErrors(err)
+		got := testserver.ConfigErrors(err)
 		if len(got) != len(c.fields) {
 			t.Errorf("%s: got %v", name, err)
 			continue
@@ -222,14 +223,14 @@ func TestNew_NamesEveryBadValueWithoutAConnection(t *testing.T) {
 
 func TestNew_NeedsADatabaseOfAKnownDialect(t *testing.T) {
 	t.Parallel()
-	if _, err := outbox.New(nil, outbox.Config{}); len(configErrors(err)) != 1 {
+	if _, err := outbox.New(nil, outbox.Config{}); len(testserver.ConfigErrors(err)) != 1 {
 		t.Errorf("without a database: %v", err)
 	}
 	db := sql.OpenDB(refusing{t})
 	t.Cleanup(func() { db.Close() })
 	_, err := outbox.New(db, outbox.Config{MaxPayload: -1})
 	expectError(t, err, oncemill.ErrUnknownDialect)
-	if got := configErrors(err); len(got) != 1 || got[0].Field != "outbox.Config.MaxPayload" {
+	if got := testserver.ConfigErrors(err); len(got) != 1 || got[0].Field != "outbox.Config.MaxPayload" {
 		t.Errorf("got %v", err)
 	}
 }
@@ -249,20 +250,4 @@ func TestNew_DoesNoIO(t *testing.T) {
 			}
 		}
 	}
-}
-
-// configErrors returns every configuration error joined in err.
-func configErrors(err error) []*oncemill.ConfigError {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var all []*oncemill.ConfigError
-		for _, e := range joined.Unwrap() {
-			all = append(all, configErrors(e)...)
-		}
-		return all
-	}
-	var one *oncemill.ConfigError
-	if errors.As(err, &one) {
-		return []*oncemill.ConfigError{one}
-	}
-	return nil
 }

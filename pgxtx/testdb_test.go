@@ -159,23 +159,7 @@ func (p *testDB) handle(t *testing.T, id string, fn func(ctx context.Context, tx
 // effects returns the names that were committed.
 func (p *testDB) effects(t *testing.T) []string {
 	t.Helper()
-	rows, err := p.pg.DB.QueryContext(t.Context(), `select name from effects order by name, n`)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	var names []string
-	for rows.Next() {
-		var name string
-		if err := rows.Scan(&name); err != nil {
-			t.Fatal(err)
-		}
-		names = append(names, name)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return names
+	return testserver.Texts(t, p.pg.DB, `select name from effects order by name, n`)
 }
 
 func (p *testDB) expectEffects(t *testing.T, want ...string) {

@@ -27,26 +27,7 @@ import (
 // deaf is a configuration in which polling does not help a test.
 var deaf = relay.Config{PollMin: time.Minute, PollMax: time.Minute}
 
-// run runs fn until the test ends or stop is called. It must then return nil.
-func run(t testing.TB, fn func(context.Context) error) (stop func()) {
-	t.Helper()
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- fn(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		case <-time.After(maxWait):
-			t.Error("Run does not return")
-		}
-	})
-	t.Cleanup(stop)
-	return stop
-}
+var run = testserver.Run
 
 func notifier(t testing.TB, box *outbox.Outbox) (stop func()) {
 	t.Helper()

@@ -7,6 +7,8 @@ import (
 	"io"
 	"slices"
 	"testing"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // tap stands between database/sql and a driver. Around is called before each
@@ -34,11 +36,11 @@ func (t *tap) Connect(context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tapConn{Conn: conn, tap: t}, nil
+	return &tapConn{DriverConn: testserver.DriverConn{Conn: conn}, tap: t}, nil
 }
 
 type tapConn struct {
-	driver.Conn
+	testserver.DriverConn
 	tap *tap
 
 	matched bool // a tap's own note
@@ -86,19 +88,6 @@ func (c *tapConn) BeginTx(ctx context.Context, opts driver.TxOptions) (driver.Tx
 		return nil, err
 	}
 	return tapTx{tx, c}, nil
-}
-
-func (c *tapConn) ResetSession(ctx context.Context) error {
-	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
-}
-
-func (c *tapConn) IsValid() bool { return c.Conn.(driver.Validator).IsValid() }
-
-func (c *tapConn) CheckNamedValue(v *driver.NamedValue) error {
-	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
-		return checker.CheckNamedValue(v)
-	}
-	return driver.ErrSkip
 }
 
 type tapStmt struct {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -180,21 +181,7 @@ func start(t testing.TB, box *outbox.Outbox, s relay.Sink, cfg relay.Config) run
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- made.Run(ctx) }()
-	r.stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		case <-time.After(maxWait):
-			t.Error("Run does not return")
-		}
-	})
-	t.Cleanup(r.stop)
+	r.stop = testserver.Run(t, made.Run)
 	return r
 }
 

@@ -177,7 +177,7 @@ func handleOnce(t *testing.T, broker stock, db *sql.DB, database oncemill.Config
 			}
 		}
 	}
-	effects := func() []string { return list(t, db, `select message_id from effects order by message_id`) }
+	effects := func() []string { return testserver.Texts(t, db, `select message_id from effects order by message_id`) }
 	stop := run()
 	send(0, 30)
 	publish(t, broker.publisher, "bad")

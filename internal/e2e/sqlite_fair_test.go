@@ -179,7 +179,7 @@ func (f *fair) relay(t *testing.T) (stop func()) {
 // which a busy machine brings about, and taken again; no message here waits for it.
 func (f *fair) epochs(t *testing.T) []string {
 	t.Helper()
-	return list(t, f.db, `select lane || ' ' || owner || ' ' || epoch from oncemill_relay_leases where lane >= 0 order by lane`)
+	return testserver.Texts(t, f.db, `select lane || ' ' || owner || ' ' || epoch from oncemill_relay_leases where lane >= 0 order by lane`)
 }
 
 // load has clients and two producers at work for a time.

@@ -93,16 +93,16 @@ func TestWholeWay(t *testing.T) {
 	third.end()
 	stopConsuming()
 
-	written := list(t, pg.DB, `select message_id from written order by 1`)
+	written := testserver.Texts(t, pg.DB, `select message_id from written order by 1`)
 	var answers []string
 	for _, id := range written {
 		answers = append(answers, "answer to "+id)
 	}
-	if got := list(t, pg.DB, `select message_id from effects where topic = 'orders' order by 1`); !slices.Equal(got, written) {
+	if got := testserver.Texts(t, pg.DB, `select message_id from effects where topic = 'orders' order by 1`); !slices.Equal(got, written) {
 		t.Errorf("%d effects of %d messages, or not theirs", len(got), len(written))
 	}
 	slices.Sort(answers)
-	got := list(t, pg.DB, `select message_id from effects where topic = 'answers'`)
+	got := testserver.Texts(t, pg.DB, `select message_id from effects where topic = 'answers'`)
 	slices.Sort(got)
 	if !slices.Equal(got, answers) {
 		t.Errorf("%d effects of the answers to %d messages, or not theirs", len(got), len(written))
@@ -110,7 +110,7 @@ func TestWholeWay(t *testing.T) {
 	// One active consumer and no retries: effects are in the order of each key.
 	for n := range producers {
 		key := fmt.Sprintf("key%d/", n)
-		effects := list(t, pg.DB, `select message_id from effects where topic = 'orders' and starts_with(message_id, '`+key+`') order by position`)
+		effects := testserver.Texts(t, pg.DB, `select message_id from effects where topic = 'orders' and starts_with(message_id, '`+key+`') order by position`)
 		if !slices.IsSorted(effects) || len(effects) == 0 {
 			t.Errorf("%s: %d effects, not in order", key, len(effects))
 		}
@@ -215,26 +215,6 @@ func count(t *testing.T, db *sql.DB, query string) (n int) {
 		t.Error(err)
 	}
 	return n
-}
-
-func list(t *testing.T, db *sql.DB, query string) (all []string) {
-	t.Helper()
-	rows, err := db.QueryContext(t.Context(), query)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var s string
-		if err := rows.Scan(&s); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, s)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return all
 }
 
 var eventually = testserver.Eventually

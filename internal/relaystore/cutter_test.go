@@ -9,6 +9,8 @@ import (
 	"net"
 	"sync/atomic"
 	"testing"
+
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
 // cutter stands between database/sql and a driver and loses the connection at a
@@ -38,7 +40,7 @@ func (c *cutter) Connect(context.Context) (driver.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cutConn{Conn: conn, cutter: c}, nil
+	return &cutConn{DriverConn: testserver.DriverConn{Conn: conn}, cutter: c}, nil
 }
 
 func openCut(t testing.TB, d driver.Driver, dsn string) (*sql.DB, *cutter) {
@@ -51,7 +53,7 @@ func openCut(t testing.TB, d driver.Driver, dsn string) (*sql.DB, *cutter) {
 }
 
 type cutConn struct {
-	driver.Conn
+	testserver.DriverConn
 	cutter *cutter
 	gone   bool
 }
@@ -126,17 +128,10 @@ func (c *cutConn) ResetSession(ctx context.Context) error {
 	if c.gone {
 		return driver.ErrBadConn
 	}
-	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
+	return c.DriverConn.ResetSession(ctx)
 }
 
-func (c *cutConn) IsValid() bool { return !c.gone && c.Conn.(driver.Validator).IsValid() }
-
-func (c *cutConn) CheckNamedValue(v *driver.NamedValue) error {
-	if checker, ok := c.Conn.(driver.NamedValueChecker); ok {
-		return checker.CheckNamedValue(v)
-	}
-	return driver.ErrSkip
-}
+func (c *cutConn) IsValid() bool { return !c.gone && c.DriverConn.IsValid() }
 
 func (c *cutConn) Close() error {
 	if c.gone {

@@ -266,24 +266,9 @@ func (s *service) forward(t *testing.T, to message.Publisher) (stop func()) {
 }
 
 // list returns strings from the database.
-func (s *service) list(t *testing.T, query string) (all []string) {
+func (s *service) list(t *testing.T, query string) []string {
 	t.Helper()
-	rows, err := s.db.QueryContext(t.Context(), database.Of(s.cfg).Expand(query))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer rows.Close()
-	for rows.Next() {
-		var value string
-		if err := rows.Scan(&value); err != nil {
-			t.Fatal(err)
-		}
-		all = append(all, value)
-	}
-	if err := rows.Err(); err != nil {
-		t.Fatal(err)
-	}
-	return all
+	return testserver.Texts(t, s.db, database.Of(s.cfg).Expand(query))
 }
 
 // written returns the ids of what producers have committed, in the order in which

@@ -94,22 +94,8 @@ func startStoppable(t testing.TB, cfg wamqp.Config, opts rabbitmq.Config) (sink 
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
-	ended := make(chan error, 1)
-	go func() { ended <- sink.Run(ctx) }()
-	stop = sync.OnceFunc(func() {
-		cancel()
-		select {
-		case err := <-ended:
-			if err != nil {
-				t.Errorf("Run: %v", err)
-			}
-		case <-time.After(maxWait):
-			t.Error("Run does not return")
-		}
-	})
-	t.Cleanup(stop)
-	over, end := context.WithCancel(ctx)
+	stop = testserver.Run(t, sink.Run)
+	over, end := context.WithCancel(t.Context())
 	end()
 	eventually(t, "Run", func() bool {
 		o := newOutcomes(t)
