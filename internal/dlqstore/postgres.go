@@ -48,7 +48,7 @@ func (s *postgres) Purge(ctx context.Context, retention time.Duration) (deleted 
 // purge deletes a batch. It waits briefly for locks.
 func (s *postgres) purge(ctx context.Context, retention time.Duration) (deleted int64, err error) {
 	err = shorttx.Run(ctx, s.db, shorttx.Within(ctx), func(tx *sql.Tx) error {
-		deleted, err = affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), purgeBatch))
+		deleted, err = database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), purgeBatch))
 		return err
 	})
 	if err != nil {

@@ -43,7 +43,7 @@ func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (deleted in
 	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		deleted, slice = deleted+slice, 0
 		for !over() {
-			n, err := affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
+			n, err := database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
 			slice += n
 			if err != nil || n < some {
 				return false, err

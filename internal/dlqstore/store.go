@@ -7,6 +7,7 @@ import (
 	"math"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // session is the pool, or a transaction.
@@ -97,7 +98,7 @@ func (s *store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 }
 
 func (s *store) EndReplay(ctx context.Context, tx oncemill.Tx, consumer string, id int64, token string, payload []byte) (ended bool, err error) {
-	n, err := affected(tx.ExecContext(ctx, s.text.EndReplay, id, consumer, token, notNull(payload)))
+	n, err := database.Affected(tx.ExecContext(ctx, s.text.EndReplay, id, consumer, token, notNull(payload)))
 	return n == 1, err
 }
 
@@ -106,13 +107,6 @@ func notNull(payload []byte) []byte {
 		return []byte{}
 	}
 	return payload
-}
-
-func affected(result sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
 }
 
 // each calls scan for each row of a query.

@@ -75,7 +75,7 @@ func (s *postgres) Begin(ctx context.Context, calls *bounded.Calls) (*boundtx.Tx
 func (s *postgres) Claim(ctx context.Context, tx *sql.Tx, id string, fingerprint []byte) (bool, error) {
 	limited, cancel := context.WithTimeout(ctx, s.claim.most)
 	defer cancel()
-	inserted, err := affected(tx.ExecContext(limited, s.text.Claim, s.consumer, id, s.claim.setting, fingerprint, s.idle))
+	inserted, err := database.Affected(tx.ExecContext(limited, s.text.Claim, s.consumer, id, s.claim.setting, fingerprint, s.idle))
 	if err != nil {
 		return false, claimError(ctx, limited, err)
 	}

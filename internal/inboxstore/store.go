@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/turn"
 )
@@ -77,7 +78,7 @@ func (s *store) exec(ctx context.Context, via session, text string, args ...any)
 
 // seal returns an error unless the statement sealed one transaction.
 func seal(result sql.Result, err error) error {
-	sealed, err := affected(result, err)
+	sealed, err := database.Affected(result, err)
 	if err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
@@ -224,17 +225,10 @@ func (s *store) purgeHandled(ctx context.Context, limit int) (rows int64, err er
 
 func (s *store) purge(ctx context.Context, text string, args ...any) (rows int64, err error) {
 	err = s.write(ctx, turn.Background, func(via session) error {
-		rows, err = affected(via.ExecContext(ctx, text, args...))
+		rows, err = database.Affected(via.ExecContext(ctx, text, args...))
 		return err
 	})
 	return rows, err
-}
-
-func affected(result sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
 }
 
 func (s *store) Ping(ctx context.Context) error { return s.db.PingContext(ctx) }

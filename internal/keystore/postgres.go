@@ -8,6 +8,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -65,11 +66,7 @@ func (s *postgres) record(ctx context.Context, id ID, text string, args ...any) 
 // change executes a statement, and returns how many rows it has changed.
 func (s *postgres) change(ctx context.Context, text string, args ...any) (n int64, err error) {
 	err = s.single(ctx, func(via session) error {
-		result, err := via.ExecContext(ctx, text, args...)
-		if err != nil {
-			return err
-		}
-		n, err = result.RowsAffected()
+		n, err = database.Affected(via.ExecContext(ctx, text, args...))
 		return err
 	})
 	return n, err

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
 )
@@ -80,11 +81,7 @@ func (s *sqlite) first(ctx context.Context, do func(tx *sql.Tx) (bool, error)) (
 
 // changed reports whether a statement has changed one row.
 func changed(ctx context.Context, tx *sql.Tx, text string, args ...any) (bool, error) {
-	result, err := tx.ExecContext(ctx, text, args...)
-	if err != nil {
-		return false, err
-	}
-	n, err := result.RowsAffected()
+	n, err := database.Affected(tx.ExecContext(ctx, text, args...))
 	return n == 1, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 )
 
@@ -38,11 +39,7 @@ func (s *sqlite) purge(ctx context.Context, due, change string, limit int) (n in
 			if over() {
 				break
 			}
-			result, err := stmt.ExecContext(ctx, key)
-			if err != nil {
-				return false, err
-			}
-			changed, err := result.RowsAffected()
+			changed, err := database.Affected(stmt.ExecContext(ctx, key))
 			if err != nil {
 				return false, err
 			}

@@ -6,6 +6,7 @@ import (
 	"iter"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/statements"
 )
 
@@ -61,14 +62,7 @@ func (w *writer) Schedule(ctx context.Context, tx oncemill.ExecTx, rows []Schedu
 }
 
 func (w *writer) Cancel(ctx context.Context, tx oncemill.ExecTx, messageID string) (int64, error) {
-	return affected(tx.ExecContext(ctx, w.cancel, messageID))
-}
-
-func affected(result sql.Result, err error) (int64, error) {
-	if err != nil {
-		return 0, err
-	}
-	return result.RowsAffected()
+	return database.Affected(tx.ExecContext(ctx, w.cancel, messageID))
 }
 
 // chunks splits rows into the rows of one statement each, in order: at most most rows,

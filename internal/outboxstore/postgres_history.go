@@ -11,6 +11,7 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
@@ -30,7 +31,7 @@ func (s *postgres) CountHistory(ctx context.Context, f HistoryFilter) (n int, er
 }
 
 func (s *postgres) Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (int64, error) {
-	return affected(tx.ExecContext(ctx, s.q.Resend, append(historyArgs(f), f.Limit)...))
+	return database.Affected(tx.ExecContext(ctx, s.q.Resend, append(historyArgs(f), f.Limit)...))
 }
 
 // historyArgs are the parameters of the conditions.

@@ -10,6 +10,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 )
 
@@ -60,7 +61,7 @@ func textOf(move bool, moving, deleting string) string {
 func (s *postgres) removeWith(ctx context.Context, text string, args ...any) (removed int, err error) {
 	limits := shorttx.Limits{Lock: waitForRow, Statement: removeLimit}
 	err = shorttx.Run(ctx, s.db, limits, func(tx *sql.Tx) error {
-		n, err := affected(tx.ExecContext(ctx, text, args...))
+		n, err := database.Affected(tx.ExecContext(ctx, text, args...))
 		removed = int(n)
 		return err
 	})

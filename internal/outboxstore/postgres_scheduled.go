@@ -8,6 +8,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
@@ -73,7 +74,7 @@ func (s *postgres) moveChosen(ctx context.Context, tx *sql.Tx, chosen []Schedule
 	for i, c := range chosen {
 		times[i], seqs[i] = c.At, c.Seq
 	}
-	n, err := affected(tx.ExecContext(ctx, s.q.MoveDue, pq.Array(times), pq.Array(seqs)))
+	n, err := database.Affected(tx.ExecContext(ctx, s.q.MoveDue, pq.Array(times), pq.Array(seqs)))
 	return int(n), err
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/database"
 )
 
 // sqliteArgs returns the parameters of the conditions.
@@ -67,7 +68,7 @@ func (s *sqlite) Resend(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter
 	if err != nil {
 		return 0, err
 	}
-	return affected(tx.ExecContext(ctx, s.q.Resend, append(args, f.Limit)...))
+	return database.Affected(tx.ExecContext(ctx, s.q.Resend, append(args, f.Limit)...))
 }
 
 const (
@@ -83,7 +84,7 @@ func (s *sqlite) PurgeHistory(ctx context.Context, guard Guard, retention time.D
 	}
 	_, err = s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		for !over() {
-			n, err := affected(tx.ExecContext(ctx, s.q.Purge, retention.Microseconds(), purgeRows, purgeBytes))
+			n, err := database.Affected(tx.ExecContext(ctx, s.q.Purge, retention.Microseconds(), purgeRows, purgeBytes))
 			if err != nil {
 				return false, err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 )
 
@@ -45,7 +46,7 @@ func (s *sqlite) Remove(ctx context.Context, rows []Ref, how Removing) (removed 
 // them has changed.
 func removeRow(ctx context.Context, r Ref, statements []*sql.Stmt) (changed int64, err error) {
 	for _, stmt := range statements {
-		changed, err = affected(stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()))
+		changed, err = database.Affected(stmt.ExecContext(ctx, r.ID, r.Lane, r.MessageID, r.CreatedAt.UnixMicro()))
 		if err != nil {
 			return 0, err
 		}

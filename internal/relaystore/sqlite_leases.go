@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
 )
@@ -102,11 +103,7 @@ func (s *sqlite) Leave(ctx context.Context, owner string) error {
 
 // Guard implements [Leases].
 func (s *sqlite) Guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error) {
-	result, err := tx.ExecContext(ctx, s.q.Guard, lane, owner, epoch)
-	if err != nil {
-		return false, err
-	}
-	n, err := result.RowsAffected()
+	n, err := database.Affected(tx.ExecContext(ctx, s.q.Guard, lane, owner, epoch))
 	return n == 1, err
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
@@ -125,11 +126,7 @@ func (s *sqlite) followOne(ctx context.Context, tx *sql.Tx, ref outboxstore.Ref,
 // failAgain records a failure of a row in parked.
 func (s *sqlite) failAgain(ctx context.Context, tx *sql.Tx, one Failure, touched touchedKeys) error {
 	exec := func(text string, more ...any) (bool, error) {
-		result, err := tx.ExecContext(ctx, text, refArgs(one.Ref, append([]any{one.Attempt, one.Class, one.Text}, more...)...)...)
-		if err != nil {
-			return false, err
-		}
-		n, err := result.RowsAffected()
+		n, err := database.Affected(tx.ExecContext(ctx, text, refArgs(one.Ref, append([]any{one.Attempt, one.Class, one.Text}, more...)...)...))
 		return n > 0, err
 	}
 	switch one.Fate {
