@@ -16,6 +16,7 @@ var (
 	// context had ended. They keep running. End the process.
 	ErrStillRunning = errors.New("mill: stopped, but some parts have not returned; end the process")
 
+	errSilent         = errors.New("mill: the database does not answer")
 	errStoppedItself  = errors.New("returned before it was stopped")
 	errEndedGoroutine = errors.New("ended its goroutine")
 	errNoProduces     = errors.New("set Consumer.Produces to their topic")

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"sync/atomic"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
@@ -25,6 +26,8 @@ type Mill struct {
 	consumers []*consumer
 	keys      *idempotency.Engine
 
+	answerLimit time.Duration
+
 	started atomic.Bool
 	running atomic.Bool
 }
@@ -41,7 +44,7 @@ func New(db *sql.DB, cfg Config) (*Mill, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Mill{db: db, cfg: cfg}
+	m := &Mill{db: db, cfg: cfg, answerLimit: answerLimit}
 	if err := errors.Join(m.produce(), m.makeKeys()); err != nil {
 		return nil, err
 	}

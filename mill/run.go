@@ -13,6 +13,9 @@ import (
 )
 
 const (
+	// answerLimit is how long the database may take for its first answer.
+	answerLimit = 30 * time.Second
+
 	// subscribeLimit is how long the relay waits for the consumers to subscribe. Before
 	// that the broker may have no queue for their topics.
 	subscribeLimit = 5 * time.Second
@@ -36,7 +39,7 @@ const (
 // names the part.
 //
 // Run retries while the broker is unavailable. It returns an error if the database cannot be
-// reached at the start. Call it once.
+// reached at the start, or does not answer for 30 s. Call it once.
 func (m *Mill) Run(ctx context.Context, parts ...func(ctx context.Context) error) error {
 	if m.started.Swap(true) {
 		return ErrRunning
@@ -108,7 +111,13 @@ func (m *Mill) uses() []any {
 func (m *Mill) prepare(ctx context.Context) error {
 	failed := newFailures()
 	tables := newStage(ctx, failed)
+	silence := time.AfterFunc(m.answerLimit, func() { failed.add(errSilent) })
+	defer silence.Stop()
 	tables.start("migrations", func(ctx context.Context) error {
+		if err := m.db.PingContext(ctx); err != nil {
+			return err
+		}
+		silence.Stop()
 		if m.cfg.NoMigrate {
 			return oncemill.CheckMigrated(ctx, m.db, m.cfg.Database, m.Migrations()...)
 		}
@@ -116,6 +125,7 @@ func (m *Mill) prepare(ctx context.Context) error {
 	})
 	select {
 	case <-tables.done():
+	case <-failed.first:
 	case <-ctx.Done():
 	}
 	left := tables.stop(stopMargin)
