@@ -152,3 +152,22 @@ func TestUniqueName_WaitsForNoFrozenProcess(t *testing.T) {
 	}
 	goOn()
 }
+
+// A process froze and was replaced by one of its name, which took its keys. When it resumes,
+// its effects are rolled back, and its client gets the other's answer.
+func TestUniqueName_AFrozenProcessThatResumesIsRolledBack(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	for _, point := range []string{"after claim", "inside the handler", "after effect", "before commit"} {
+		t.Run(point, func(t *testing.T) {
+			t.Parallel()
+			for _, size := range shapes {
+				settings := p.settings()
+				settings.GroupSize, settings.UniqueName = size, "api-"+point
+				frozen, next := startServer(t, settings), startServer(t, settings)
+				frozen.arm(syscall.SIGSTOP, point)
+				expectTakeover(t, p, frozen, next)
+			}
+		})
+	}
+}
