@@ -81,10 +81,13 @@ func TestAttemptFromContext_CountsDeliveriesAndTries(t *testing.T) {
 		expectError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), see(errUndo)), errUndo)
 		expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), see(errUndo)))
 		want := []inbox.Attempt{
-			{Delivery: 1, Try: 1}, {Delivery: 1, Try: 2},
+			{Delivery: 1, Try: 1},
+			{Delivery: 1, Try: 2},
 			{Delivery: 2, Try: 1}, // an outage does not count
-			{Delivery: 2, Try: 1}, {Delivery: 2, Try: 2},
-			{Delivery: 3, Try: 1}, {Delivery: 3, Try: 2, Last: true},
+			{Delivery: 2, Try: 1},
+			{Delivery: 2, Try: 2},
+			{Delivery: 3, Try: 1},
+			{Delivery: 3, Try: 2, Last: true},
 		}
 		if !slices.Equal(seen, want) {
 			t.Errorf("got %+v, want %+v", seen, want)
