@@ -53,3 +53,18 @@ func TestPlans_FailWithoutAnIndex(t *testing.T) {
 		}
 	})
 }
+
+// Anybody can send messages that become dead letters, whose ids stay.
+func TestPlans_ThePurgeOfIDsReadsNoneOfDeadLetters(t *testing.T) {
+	eachDatabase(t, []sql.IsolationLevel{sql.LevelReadCommitted}, func(t *testing.T, f *fixture) {
+		index := `select pg_get_indexdef(to_regclass('{{inbox_received}}'))`
+		if f.where.Dialect == oncemill.SQLite {
+			index = `select sql from sqlite_schema where name = trim('{{name:inbox_received}}', '"')`
+		}
+		var definition string
+		must(t, f.db.QueryRowContext(t.Context(), f.where.Expand(index)).Scan(&definition))
+		if !strings.Contains(definition, "dead") {
+			t.Errorf("the index has the ids of dead letters: %s", definition)
+		}
+	})
+}

@@ -1,0 +1,2 @@
+drop index {{inbox_received}};
+create index {{name:inbox_received}} on {{inbox}} (consumer, received_at);

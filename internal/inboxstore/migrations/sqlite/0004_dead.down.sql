@@ -1,0 +1,2 @@
+drop index {{name:inbox_received}};
+create index {{name:inbox_received}} on {{inbox}} (consumer, received_at);
