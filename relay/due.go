@@ -70,8 +70,8 @@ func (e *engine) lookForDue(now time.Time) *task {
 		return nil
 	}
 	allowed := e.budget.left(now)
-	if allowed < 1 {
-		e.due.at = now.Add(time.Second / retriesPerSecond)
+	if lacking := dueHeads - allowed; lacking > 0 { // a look costs as much for a few as for many
+		e.due.at = now.Add(time.Duration(lacking) * time.Second / retriesPerSecond)
 		return nil
 	}
 	e.due.at = time.Time{}

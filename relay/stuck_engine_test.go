@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -375,5 +376,24 @@ func TestStuck_ALookThatSkipsALaneForgetsNoCircuit(t *testing.T) {
 		if r.sent["A"] > 20 {
 			t.Errorf("%q: %d are sent to a queue that takes one a second", how, r.sent["A"])
 		}
+	}
+}
+
+// Very many topics are in trouble, and something of all of them is due. As many may fail as
+// ever, but a look costs as much for one as for many.
+func TestStuck_LooksForManyTopicsBringMany(t *testing.T) {
+	t.Parallel()
+	r := newRig(OrderPerKey, 0, 1)
+	r.answer = func(*entry) (error, bool) { return Unroutable(errors.New("no queue")), true }
+	for i := range 2000 {
+		r.put(i%2, int64(i+1), fmt.Sprint("reply.", i), "")
+	}
+	r.run(time.Minute, time.Millisecond)
+	tried := 0
+	for _, n := range r.sent {
+		tried += n
+	}
+	if tried < 50*retriesPerSecond || r.looks > tried/20 {
+		t.Errorf("in a minute %d looks, and %d tries", r.looks, tried)
 	}
 }
