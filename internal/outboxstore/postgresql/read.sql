@@ -88,7 +88,8 @@ where o.lane = $1
 -- table: in lane order each row would be on another page. The numbered rows are narrow;
 -- payload and metadata are fetched for the chosen rows only, by their ids. Everything
 -- uses one snapshot, so the first unknown row of a key is its first row, if the pass
--- has reached the end. Sub-selects and limits are as in read_large.
+-- has reached the end. Rows without a key are only counted, and offset 0 keeps the planner
+-- from computing each key twice. Sub-selects and limits are as in read_large.
 -- scans: outbox: one pass, of at most $12 rows, looks for the earlier rows of the keys
 with newest as materialized (
 	select l.lane, l.turn, n.*
@@ -115,20 +116,23 @@ with newest as materialized (
 		when n.key in (select unnest((select $5::text[]))) then false
 		else n.topic not in (select unnest((select $6::text[])))
 	end
-), keys as materialized ( -- and one group of all keys that are not asked for, to count them
-	select case when s.key in (select f.key from fresh f) then s.key end as key,
-		min(s.id) filter (where case when (s.id, s.created_at) in (select k.id, k.created_at from known k) then false else true end) as first,
-		count(*) as scanned
+), keys as materialized ( -- and one group of all rows that are not asked for, to count them
+	select s.key, count(*) as scanned,
+		min(case when s.key is null then null when (s.id, s.created_at) in (select k.id, k.created_at from known k) then null else s.id end) as first
 	from (
-		select *
+		select o.id, o.created_at, case when o.key = '' then null when o.key in (select f.key from fresh f where f.key <> '') then o.key end as key
 		from (
-			select o.id, o.created_at, o.key
-			from {{outbox}} o
-			limit (select $12::bigint)
-		) s
-		limit $12
+			select *
+			from (
+				select o.id, o.created_at, o.key
+				from {{outbox}} o
+				limit (select $12::bigint)
+			) o
+			limit $12
+		) o
+		offset 0
 	) s
-	group by 1
+	group by s.key
 ), chosen as materialized (
 	select *
 	from (
