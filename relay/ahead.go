@@ -28,17 +28,19 @@ type ahead struct {
 	working map[string]bool // topics of which something has been confirmed
 	at      time.Time       // when the next look may begin
 	scanAt  time.Time       // not before then are earlier rows of keys looked for
+	until   time.Time       // while a look runs: nothing of other topics is tried before; see holds
 }
 
 const (
-	aheadEvery  = 250 * time.Millisecond
-	aheadFailed = 10 * time.Second // the pause after a look that has failed
-	aheadIdle   = 5                // the pause after one that has found nothing, in looks
-	aheadRows   = 64               // of each lane in one look; twice that in memory
-	aheadBytes  = 256 << 10        // of them
-	aheadNewest = 4                // of them, of topics of which nothing is known
-	aheadLook   = 200              // of each lane, the newest, to choose from
-	aheadKeys   = 1000             // of each lane, to pass over
+	aheadEvery  = 50 * time.Millisecond
+	aheadHolds  = 250 * time.Millisecond // the longest part of a look in which nothing is tried
+	aheadFailed = 10 * time.Second       // the pause after a look that has failed
+	aheadIdle   = 5                      // the pause after one that has found nothing, in looks
+	aheadRows   = 64                     // of each lane in one look; twice that in memory
+	aheadBytes  = 256 << 10              // of them
+	aheadNewest = 4                      // of them, of topics of which nothing is known
+	aheadLook   = 200                    // of each lane, the newest, to choose from
+	aheadKeys   = 1000                   // of each lane, to pass over
 	aheadScan   = 500_000
 	mostWorking = 256
 )
@@ -106,11 +108,20 @@ func (e *engine) lookAhead(now time.Time) *read {
 		r.Known = l.appendKnown(r.Known)
 	}
 	e.reads.running = true
+	e.ahead.until = now.Add(aheadHolds)
 	return r
+}
+
+// holds reports whether m is not to be tried while a look runs. Tries of topics that may
+// not work keep the database and the broker busy, and would make the look, which those
+// that do work wait for, take several times as long.
+func (a *ahead) holds(m *entry, now time.Time) bool {
+	return now.Before(a.until) && !m.ahead && !m.retrying && !a.working[m.Topic]
 }
 
 // lookedAhead handles the part of the answer that is specific to a look-ahead.
 func (e *engine) lookedAhead(r *read, found int, now time.Time, err error) {
+	e.ahead.until = time.Time{}
 	took := now.Sub(r.began)
 	pause := took / 2
 	switch {

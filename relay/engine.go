@@ -213,6 +213,9 @@ func (e *engine) wakeAt(now time.Time) time.Time {
 			earlier(l.retryAt)
 		}
 	}
+	if e.ahead.until.After(now) {
+		earlier(e.ahead.until)
+	}
 	// If it is due and was not done just now, it also waits for something else.
 	for _, at := range []time.Time{e.circuits.wakeAt(), e.tasksDue(), e.removals.wakeAt(now)} {
 		switch {

@@ -36,7 +36,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 		if l == nil || !e.mayPublish(l, now) {
 			continue
 		}
-		if taken := e.take(l, free); len(taken) > 0 {
+		if taken := e.take(l, free, now); len(taken) > 0 {
 			return e.send(taken, deadline)
 		}
 	}
@@ -61,7 +61,7 @@ func (e *engine) mayPublish(l *lane, now time.Time) bool {
 
 // take returns up to most publishable entries of a lane. An entry that has to be
 // published alone is announced first, and returned once the announcement is recorded.
-func (e *engine) take(l *lane, most int) []*entry {
+func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 	if m := l.announced; m != nil {
 		if !l.written || l.inFlight > 0 {
 			return nil
@@ -75,7 +75,7 @@ func (e *engine) take(l *lane, most int) []*entry {
 	var taken []*entry
 	for len(taken) < most {
 		m := l.ready.next()
-		if m == nil {
+		if m == nil || e.ahead.holds(m, now) {
 			break
 		}
 		alone := m.mustBeAlone()

@@ -189,7 +189,7 @@ func (s *simulation) step() {
 	case 17, 18:
 		// In the middle of a write is the worst moment.
 		if writes := w.task != nil && w.task.lane != nil; s.faults && (writes || s.rng.IntN(20) == 0) {
-			w.frozen = s.now.Add(simTerm + time.Duration(s.rng.Int64N(int64(2*simTerm))))
+			w.frozen = s.now.Add(simTerm + time.Duration(s.rng.Int64N(int64(4*simTerm))))
 			s.stats["frozen"]++
 		}
 	}
