@@ -28,9 +28,9 @@ func (w *worker) scheduler(ctx context.Context) error {
 	retry := newBackOff()
 	limit := time.Duration(0) // of the next call; 0: as usual
 	for {
-		epoch, err := w.upkeepLease.await(ctx)
-		if err != nil {
-			return nil // ctx has ended
+		epoch, ok := w.upkeepLease.await(ctx)
+		if !ok {
+			return nil
 		}
 		// A commit may end the wait once the rest is over.
 		rest, wait := schedulerRest, schedulerUnfit

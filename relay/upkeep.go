@@ -44,8 +44,9 @@ func (t *upkeepLease) hold(epoch int64) {
 	}
 }
 
-// await waits until this worker holds the lease, and returns its epoch.
-func (t *upkeepLease) await(ctx context.Context) (epoch int64, err error) {
+// await waits until this worker holds the lease, and returns its epoch. It is not ok if
+// ctx has ended.
+func (t *upkeepLease) await(ctx context.Context) (epoch int64, ok bool) {
 	for {
 		t.mu.Lock()
 		if t.epoch == 0 && t.taken == nil {
@@ -54,11 +55,11 @@ func (t *upkeepLease) await(ctx context.Context) (epoch int64, err error) {
 		epoch, taken := t.epoch, t.taken
 		t.mu.Unlock()
 		if epoch != 0 {
-			return epoch, ctx.Err()
+			return epoch, ctx.Err() == nil
 		}
 		select {
 		case <-ctx.Done():
-			return 0, ctx.Err()
+			return 0, false
 		case <-taken:
 		}
 	}
@@ -267,9 +268,9 @@ func (w *worker) archiver(ctx context.Context) error {
 		return nil
 	}
 	for {
-		epoch, err := w.upkeepLease.await(ctx)
-		if err != nil {
-			return nil // ctx has ended
+		epoch, ok := w.upkeepLease.await(ctx)
+		if !ok {
+			return nil
 		}
 		// The user's function may take its time, so this has no limit. It is left
 		// behind if it does not return when ctx ends.
