@@ -103,6 +103,40 @@ func TestLeaser_TrustsALeaseFromWhenItAskedForIt(t *testing.T) {
 	})
 }
 
+// At rest a heartbeat is repeated when there is something new to say, and before much of the
+// lease has passed.
+func TestLeaser_RepeatsAHeartbeatInTime(t *testing.T) {
+	t.Parallel()
+	const lease = 15 * time.Second
+	sent := time.Unix(1000, 0)
+	me, epochs := relaystore.Identity{Owner: "me", Ready: true}, map[int]int64{1: 5, 2: 7}
+	last := heartbeat{sentAt: sent, as: me, epochs: epochs, upkeep: 3}
+	unready := me
+	unready.Ready = false
+	for name, c := range map[string]struct {
+		after  time.Duration
+		as     relaystore.Identity
+		epochs map[int]int64
+		upkeep int64
+		stands bool
+	}{
+		"the same":          {2 * time.Second, me, map[int]int64{1: 5, 2: 7}, 3, true},
+		"a fifth later":     {lease / 5, me, epochs, 3, false},
+		"not ready":         {0, unready, epochs, 3, false},
+		"a lane taken":      {0, me, map[int]int64{1: 5, 2: 7, 3: 1}, 3, false},
+		"a lane given back": {0, me, map[int]int64{1: 5}, 3, false},
+		"a lane again":      {0, me, map[int]int64{1: 5, 2: 8}, 3, false},
+		"no upkeep":         {0, me, epochs, 0, false},
+	} {
+		if got := last.stands(sent.Add(c.after), c.as, c.epochs, c.upkeep, lease); got != c.stands {
+			t.Errorf("%s: stands %t", name, got)
+		}
+	}
+	if (&heartbeat{}).stands(sent, relaystore.Identity{}, nil, 0, lease) {
+		t.Error("a heartbeat that failed stands")
+	}
+}
+
 // The server's clock was set back after a worker had died: its leases would last for
 // as long as the clock is wrong. A live worker renews its own.
 func TestLeaser_FindsWhatNobodyRenews(t *testing.T) {

@@ -220,6 +220,40 @@ func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
 	}
 }
 
+// At rest the engine expects to read nothing, and looks for commands less often. A message
+// changes both.
+func TestEngine_LooksLessOftenAtRest(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0, 1)
+	d.answer = func(*entry) error { return nil }
+	commands := 0
+	d.did = func(c *task) {
+		if c.again == &d.tasks.commandsAt {
+			commands++
+		}
+	}
+	looks := func(found func() []*entry) (peeks int) {
+		commands = 0
+		d.run(20*time.Second, time.Millisecond, func() {
+			if r := d.nextRead(d.now); r != nil {
+				if r.Peek {
+					peeks++
+				}
+				d.read(r, found(), d.now, nil)
+			}
+		})
+		return peeks
+	}
+	nothing := func() []*entry { return nil }
+	looks(nothing)
+	if peeks := looks(nothing); commands < 4 || commands > 6 || peeks < 79 || peeks > 81 {
+		t.Errorf("in 20 s at rest %d looks for commands, and %d for rows", commands, peeks)
+	}
+	if peeks := looks(func() []*entry { return []*entry{d.row(0, "A", "")} }); commands < 16 || peeks > 1 {
+		t.Errorf("in 20 s with messages %d looks for commands, and %d for rows", commands, peeks)
+	}
+}
+
 // Steady traffic of parked keys keeps nobody from looking for what is due, nor for
 // commands.
 func TestEngine_LooksForDueRowsUnderLoad(t *testing.T) {

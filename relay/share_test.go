@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -162,6 +163,32 @@ func TestDivide(t *testing.T) {
 		if got := divide("me", test.peers, upkeep(test.left), lanes(0, 32), nothing, term); got.upkeep != test.want {
 			t.Errorf("%s: %t", name, got.upkeep)
 		}
+	}
+}
+
+// What waits for the upkeep begins when the lease is taken, or ends with its context.
+func TestUpkeepLease_WakesWhoeverWaitsForIt(t *testing.T) {
+	t.Parallel()
+	var u upkeepLease
+	took := make(chan int64)
+	for range 2 {
+		go func() {
+			epoch, _ := u.await(t.Context())
+			took <- epoch
+		}()
+	}
+	u.hold(0)
+	u.hold(4)
+	for range 2 {
+		if epoch := <-took; epoch != 4 {
+			t.Errorf("got epoch %d", epoch)
+		}
+	}
+	u.hold(0)
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, ok := u.await(ended); ok {
+		t.Error("waited with a context that has ended")
 	}
 }
 

@@ -60,6 +60,8 @@ func TestStore_ReadPassesOverWhatIsKnownOrBusy(t *testing.T) {
 		again := rows[0].Known() // a row of a server that is gone
 		again.CreatedAt = again.CreatedAt.Add(-time.Microsecond)
 		expectIDs(t, "known by its id alone", read(outboxstore.ReadRequest{Known: []outboxstore.Known{again}, Rows: 1}), "a")
+		expectIDs(t, "where none is expected", read(outboxstore.ReadRequest{Lanes: []int{0, 1}, Peek: true}), "other")
+		expectIDs(t, "where none is", read(outboxstore.ReadRequest{Lanes: []int{0, 31}, Peek: true}))
 		hollow := read(outboxstore.ReadRequest{Lanes: []int{1}, Hollow: []string{"paused"}})
 		if len(hollow) != 1 || !hollow[0].Hollow || hollow[0].Payload != nil || hollow[0].Metadata != nil {
 			t.Errorf("hollow: %+v", hollow)
