@@ -246,7 +246,7 @@ func TestEngine_LooksLessOftenAtRest(t *testing.T) {
 	}
 	nothing := func() []*entry { return nil }
 	looks(nothing)
-	if peeks := looks(nothing); commands < 4 || commands > 6 || peeks < 79 || peeks > 81 {
+	if peeks := looks(nothing); commands < 9 || commands > 11 || peeks < 79 || peeks > 81 {
 		t.Errorf("in 20 s at rest %d looks for commands, and %d for rows", commands, peeks)
 	}
 	if peeks := looks(func() []*entry { return []*entry{d.row(0, "A", "")} }); commands < 16 || peeks > 1 {

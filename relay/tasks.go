@@ -83,7 +83,7 @@ type tasks struct {
 const (
 	maxFollowers  = 500
 	commandsEvery = time.Second
-	commandsRest  = 4 * time.Second // at rest
+	commandsRest  = 2 * time.Second // at rest
 	maxCommands   = 100
 	maxRetried    = 500
 	followLinger  = 50 * time.Millisecond
