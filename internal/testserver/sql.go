@@ -34,7 +34,11 @@ type DriverConn struct{ driver.Conn }
 
 // ResetSession implements driver.SessionResetter.
 func (c DriverConn) ResetSession(ctx context.Context) error {
-	return c.Conn.(driver.SessionResetter).ResetSession(ctx)
+	resetter, ok := c.Conn.(driver.SessionResetter)
+	if !ok {
+		return nil
+	}
+	return resetter.ResetSession(ctx)
 }
 
 // IsValid implements driver.Validator.
