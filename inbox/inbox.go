@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel"
@@ -24,6 +23,7 @@ import (
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/inboxstore"
+	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -204,7 +204,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 		errs = append(errs, &oncemill.ConfigError{Field: "inbox.Config." + field, Value: value, Problem: problem})
 	}
 	if problem := checkConsumer(cfg.Consumer); problem != "" {
-		bad("Consumer", strconv.Quote(shorten(cfg.Consumer)), problem)
+		bad("Consumer", strconv.Quote(text.Shorten(cfg.Consumer)), problem)
 	}
 	if cfg.Outbox != nil && cfg.Outbox.Config().Database.Dialect != resolved.Dialect {
 		bad("Outbox", cfg.Outbox.Config().Database.Dialect.String(), "must be in the database of the inbox, whose dialect is "+resolved.Dialect.String())
@@ -290,7 +290,7 @@ func checkConsumer(consumer string) (problem string) {
 	case strings.ContainsFunc(consumer, unicode.IsControl):
 		return "must not hold control characters"
 	}
-	return checkText(consumer)
+	return text.Check(consumer, maxID)
 }
 
 // checkMessageID refuses unusable ids before anything is sent to the database.
@@ -298,28 +298,8 @@ func checkMessageID(id string) error {
 	if id == "" {
 		return ErrNoMessageID
 	}
-	if problem := checkText(id); problem != "" {
-		return &MessageIDError{MessageID: shorten(id), Problem: problem}
+	if problem := text.Check(id, maxID); problem != "" {
+		return &MessageIDError{MessageID: text.Shorten(id), Problem: problem}
 	}
 	return nil
-}
-
-func checkText(s string) (problem string) {
-	switch {
-	case len(s) > maxID:
-		return fmt.Sprintf("has %d bytes; at most %d are allowed", len(s), maxID)
-	case strings.IndexByte(s, 0) >= 0:
-		return "holds a NUL byte"
-	case !utf8.ValidString(s):
-		return "is not valid UTF-8"
-	}
-	return ""
-}
-
-func shorten(s string) string {
-	const limit = 64
-	if len(s) > limit {
-		return s[:limit] + "…"
-	}
-	return s
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -113,7 +114,7 @@ type replay struct {
 // replay: only its state can have changed. done means that nothing is left to do: the
 // replay has ended, or is for another consumer.
 func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) (done bool, err error) {
-	if in.letters == nil || claimed.letter == 0 || claimed.token == "" || checkText(claimed.token) != "" {
+	if in.letters == nil || claimed.letter == 0 || claimed.token == "" || text.Check(claimed.token, maxID) != "" {
 		in.logForgedReplay(ctx, w)
 		return false, nil
 	}
@@ -144,7 +145,7 @@ func (in *Inbox) logForgedReplay(ctx context.Context, w *work) {
 	in.forgedReplays.do(func(more int) {
 		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "not a replay of ours; handling it as any message",
 			slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
-			slog.String("message_id", shorten(w.msg.UUID)), slog.Int("more", more))
+			slog.String("message_id", text.Shorten(w.msg.UUID)), slog.Int("more", more))
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/oncemill/oncemill/internal/boundtx"
 	"github.com/oncemill/oncemill/internal/inboxstore"
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // gaps remembers, by key, the messages that arrived too early. They are delivered again
@@ -125,7 +126,7 @@ func (in *Inbox) position(w *work) (key string, seq int64, ok bool) {
 // positionOf returns the position of a message that may make these functions panic.
 func (in *Inbox) positionOf(w *work) (key string, seq *int64) {
 	_ = nopanic.Call(func() error {
-		if k, n, ok := in.position(w); ok && checkText(k) == "" {
+		if k, n, ok := in.position(w); ok && text.Check(k, maxID) == "" {
 			key, seq = k, &n
 		}
 		return nil
@@ -157,7 +158,7 @@ func (in *Inbox) admit(ctx context.Context, tx *boundtx.Tx, w *work) (bool, erro
 	if !ok {
 		return true, nil
 	}
-	if problem := checkText(key); problem != "" {
+	if problem := text.Check(key, maxID); problem != "" {
 		return false, Permanent(fmt.Errorf("the key of the sequence %s", problem))
 	}
 	over := false

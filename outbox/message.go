@@ -1,16 +1,13 @@
 package outbox
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
-	"strings"
-	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // What a row can hold. The first three are limits of AMQP short strings. Metadata has
@@ -29,7 +26,7 @@ func (o *Outbox) newRow(of tracer, i int, topic string, msg *message.Message) (o
 		return outboxstore.Row{}, delay{}, &MessageError{Index: i, Field: "message", Problem: "is nil"}
 	}
 	bad := func(field, problem string) (outboxstore.Row, delay, error) {
-		return outboxstore.Row{}, delay{}, &MessageError{Index: i, MessageID: outboxstore.Shorten(msg.UUID), Field: field, Problem: problem}
+		return outboxstore.Row{}, delay{}, &MessageError{Index: i, MessageID: text.Shorten(msg.UUID), Field: field, Problem: problem}
 	}
 	if problem := checkText(topic, maxTopic, true); problem != "" {
 		return bad("topic", problem)
@@ -56,7 +53,7 @@ func (o *Outbox) newRow(of tracer, i int, topic string, msg *message.Message) (o
 // fill adds the parts of the message that are stored unchanged, and the trace of ctx.
 func (o *Outbox) fill(ctx context.Context, row outboxstore.Row, i int, msg *message.Message) (outboxstore.Row, error) {
 	bad := func(field, problem string) (outboxstore.Row, error) {
-		return outboxstore.Row{}, &MessageError{Index: i, MessageID: outboxstore.Shorten(msg.UUID), Field: field, Problem: problem}
+		return outboxstore.Row{}, &MessageError{Index: i, MessageID: text.Shorten(msg.UUID), Field: field, Problem: problem}
 	}
 	if len(msg.Payload) > o.cfg.MaxPayload {
 		return bad("payload", fmt.Sprintf("has %d bytes; at most %d are allowed (outbox.Config.MaxPayload); store it elsewhere and publish a reference", len(msg.Payload), o.cfg.MaxPayload))
@@ -86,7 +83,7 @@ func (o *Outbox) encode(ctx context.Context, of tracer, rows []outboxstore.Row, 
 	for i, msg := range messages {
 		encoded, err := o.cfg.Payload.Encode(ctx, rows[i].Topic, rows[i].Key, msg)
 		if err != nil {
-			return fmt.Errorf("outbox: message %d (id %q): %w", i, outboxstore.Shorten(msg.UUID), err)
+			return fmt.Errorf("outbox: message %d (id %q): %w", i, text.Shorten(msg.UUID), err)
 		}
 		if rows[i], err = o.fill(of(msg), rows[i], i, encoded); err != nil { //nolint:contextcheck // only for the trace
 			return err
@@ -96,17 +93,10 @@ func (o *Outbox) encode(ctx context.Context, of tracer, rows []outboxstore.Row, 
 }
 
 func checkText(s string, limit int, required bool) string {
-	switch {
-	case s == "" && required:
+	if s == "" && required {
 		return "is empty"
-	case len(s) > limit:
-		return fmt.Sprintf("has %d bytes; at most %d are allowed", len(s), limit)
-	case strings.IndexByte(s, 0) >= 0:
-		return "holds a NUL byte"
-	case !utf8.ValidString(s):
-		return "is not valid UTF-8"
 	}
-	return ""
+	return text.Check(s, limit)
 }
 
 // encodeMetadata returns a JSON object with sorted names, or no bytes for no metadata.
@@ -117,19 +107,16 @@ func encodeMetadata(metadata message.Metadata) (encoded []byte, problem string) 
 	}
 	for name, value := range metadata {
 		if problem := checkText(name, maxMetadata, true); problem != "" {
-			return nil, fmt.Sprintf("name %q %s", outboxstore.Shorten(name), problem)
+			return nil, fmt.Sprintf("name %q %s", text.Shorten(name), problem)
 		}
 		if problem := checkText(value, maxMetadata, false); problem != "" {
-			return nil, fmt.Sprintf("value of %q %s", outboxstore.Shorten(name), problem)
+			return nil, fmt.Sprintf("value of %q %s", text.Shorten(name), problem)
 		}
 	}
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	if err := enc.Encode(map[string]string(metadata)); err != nil {
+	encoded, err := text.JSON(map[string]string(metadata))
+	if err != nil {
 		return nil, err.Error()
 	}
-	encoded = bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 	if len(encoded) > maxMetadata {
 		return nil, fmt.Sprintf("has %d bytes when encoded; at most %d are allowed", len(encoded), maxMetadata)
 	}

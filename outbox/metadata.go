@@ -10,9 +10,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/propagation"
 
+	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox/payload"
-
-	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
 // Metadata names that begin with ReservedMetadata belong to oncemill. A message may
@@ -103,14 +102,14 @@ func delayOf(metadata message.Metadata) (d delay, field, problem string) {
 	case at != "":
 		t, err := time.Parse(time.RFC3339Nano, at)
 		if err != nil || t.UTC().Year() < 1970 || t.UTC().Year() > 9999 {
-			return delay{}, "deliver_at", fmt.Sprintf("is %q; it must be a time of RFC 3339 between 1970 and 9999", outboxstore.Shorten(at))
+			return delay{}, "deliver_at", fmt.Sprintf("is %q; it must be a time of RFC 3339 between 1970 and 9999", text.Shorten(at))
 		}
 		// Not t.UnixNano, which ends in 2262.
 		return delay{scheduled: true, micros: t.Unix()*1e6 + int64(t.Nanosecond()+999)/1000}, "", ""
 	}
 	wait, err := time.ParseDuration(after)
 	if err != nil || wait < 0 {
-		return delay{}, "deliver_after", fmt.Sprintf("is %q; it must be a duration that is not negative", outboxstore.Shorten(after))
+		return delay{}, "deliver_after", fmt.Sprintf("is %q; it must be a duration that is not negative", text.Shorten(after))
 	}
 	micros := wait.Microseconds()
 	if wait%time.Microsecond > 0 {
@@ -140,7 +139,7 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 		}
 		switch passed, known := passages[name]; {
 		case !known:
-			return nil, fmt.Sprintf("name %q begins with %s, which is reserved; see outbox.ReservedMetadata", outboxstore.Shorten(name), ReservedMetadata)
+			return nil, fmt.Sprintf("name %q begins with %s, which is reserved; see outbox.ReservedMetadata", text.Shorten(name), ReservedMetadata)
 		case !passed:
 			drop = append(drop, name)
 		}

@@ -1,7 +1,6 @@
 package rabbitmq
 
 import (
-	"bytes"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -12,6 +11,8 @@ import (
 	"unicode/utf8"
 
 	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // headerText returns the value of an AMQP header as text; see Unmarshal.
@@ -20,13 +21,11 @@ func headerText(value any) string {
 	case string:
 		return v
 	default:
-		var text bytes.Buffer
-		enc := json.NewEncoder(&text)
-		enc.SetEscapeHTML(false)
-		if err := enc.Encode(v); err != nil {
+		encoded, err := text.JSON(v)
+		if err != nil {
 			return fmt.Sprint(value) // jsonValue leaves nothing that fails
 		}
-		return string(bytes.TrimSuffix(text.Bytes(), []byte("\n")))
+		return string(encoded)
 	}
 }
 

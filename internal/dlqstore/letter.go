@@ -1,7 +1,6 @@
 package dlqstore
 
 import (
-	"bytes"
 	"database/sql"
 	"encoding/json"
 	"fmt"
@@ -9,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Letter is a dead letter; see dlq.Letter for its fields.
@@ -97,7 +97,7 @@ func encodeMetadata(metadata map[string]string) ([]byte, error) {
 	if len(metadata) == 0 {
 		return []byte{}, nil
 	}
-	return encode(metadata)
+	return text.JSON(metadata)
 }
 
 // storedAttempt is an attempt as it is stored.
@@ -124,15 +124,7 @@ func encodeAttempts(attempts []Attempt) ([]byte, error) {
 	for i, a := range attempts {
 		stored[i] = storedAttempt{At: a.At.UnixMicro(), Class: Clean(a.Class), Text: Clean(a.Error)}
 	}
-	return encode(stored)
-}
-
-func encode(v any) ([]byte, error) {
-	var buf bytes.Buffer
-	enc := json.NewEncoder(&buf)
-	enc.SetEscapeHTML(false)
-	err := enc.Encode(v)
-	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
+	return text.JSON(stored)
 }
 
 // traceID reads the traceparent that tracing puts into a message (W3C Trace Context,

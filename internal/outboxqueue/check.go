@@ -5,7 +5,7 @@ import (
 	"fmt"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -38,7 +38,7 @@ func (q *Queue) Check(ctx context.Context) error {
 	}
 	for _, r := range forged { // they are delivered like all others
 		q.log.WarnContext(ctx, "row with a forged id ignored by the check of the sequence; somebody wrote an id of their choice",
-			"lane", r.Lane, "id", r.ID, "message_id", outboxstore.Shorten(r.MessageID))
+			"lane", r.Lane, "id", r.ID, "message_id", text.Shorten(r.MessageID))
 	}
 	return nil
 }

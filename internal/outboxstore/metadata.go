@@ -58,12 +58,3 @@ func plain(s string) bool {
 	}
 	return true
 }
-
-// Shorten makes foreign text suitable for an error message: short, valid UTF-8.
-func Shorten(s string) string {
-	const limit = 64
-	if len(s) > limit {
-		s = s[:limit] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
-}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Codec encodes and decodes payloads. It is safe for concurrent use, and holds no connection
@@ -121,7 +123,7 @@ func (c *Codec) encode(ctx context.Context, to binding, body []byte) ([]byte, en
 func (c *Codec) Decode(ctx context.Context, topic string, msg *message.Message) (*message.Message, error) {
 	body, err := c.decode(ctx, topic, msg)
 	if err != nil {
-		return nil, &DecodeError{MessageID: shorten(msg.UUID), Err: err}
+		return nil, &DecodeError{MessageID: text.Shorten(msg.UUID), Err: err}
 	}
 	out := msg.CopyWithContext()
 	out.Payload = body
@@ -138,7 +140,7 @@ func (c *Codec) decode(ctx context.Context, topic string, msg *message.Message) 
 		return nil, err
 	}
 	if topic != "" && from.topic != "" && !c.topic(topic, from.topic) {
-		return nil, detailed(ErrTopic, "it was received from %q and published to %q", shorten(topic), shorten(from.topic))
+		return nil, detailed(ErrTopic, "it was received from %q and published to %q", text.Shorten(topic), text.Shorten(from.topic))
 	}
 	done, err := parseEncoding(msg.Metadata.Get(EncodingMetadata))
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Config configures a Codec. The zero value encodes nothing, and decodes compressed
@@ -126,7 +127,7 @@ func (cfg *Config) checkKeys(bad func(field, value, problem string)) {
 		bad("RequireSignature", "true", "needs keys in Signature")
 	}
 	if e, s, found := common(cfg.Encryption, cfg.Signature); found {
-		bad("Signature.Secrets["+strconv.Quote(shorten(s))+"]", "[secret]", "must differ from the encryption key "+strconv.Quote(shorten(e))+"; one key serves one purpose")
+		bad("Signature.Secrets["+strconv.Quote(text.Shorten(s))+"]", "[secret]", "must differ from the encryption key "+strconv.Quote(text.Shorten(e))+"; one key serves one purpose")
 	}
 }
 
@@ -142,11 +143,11 @@ func (cfg *Config) checkSignedMetadata(bad func(field, value, problem string)) {
 		field := "SignedMetadata[" + strconv.Itoa(i) + "]"
 		switch {
 		case !metadataNamePattern.MatchString(name):
-			bad(field, strconv.Quote(shorten(name)), "must be 1 to 128 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
+			bad(field, strconv.Quote(text.Shorten(name)), "must be 1 to 128 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
 		case strings.HasPrefix(name, prefix):
-			bad(field, strconv.Quote(shorten(name)), "must not begin with "+prefix+"; the codec's own metadata is always signed")
+			bad(field, strconv.Quote(text.Shorten(name)), "must not begin with "+prefix+"; the codec's own metadata is always signed")
 		case slices.Contains(names[:i], name):
-			bad(field, strconv.Quote(shorten(name)), "is listed twice")
+			bad(field, strconv.Quote(text.Shorten(name)), "is listed twice")
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"hash"
 	"strconv"
 	"strings"
+
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // The codec's metadata, part of the wire format; see the package's comment.
@@ -56,12 +58,12 @@ func (e encoding) additional(b binding) []byte {
 	return frame("oncemill/payload/encryption/1", sealed.String(), b.id, b.topic, b.key)
 }
 
-func parseEncoding(text string) (encoding, error) {
+func parseEncoding(s string) (encoding, error) {
 	var e encoding
-	if text == "" {
+	if s == "" {
 		return e, nil
 	}
-	for step := range strings.SplitSeq(text, ",") {
+	for step := range strings.SplitSeq(s, ",") {
 		if step == gzipStep {
 			e.gzip = true
 		} else if id, ok := strings.CutPrefix(step, encryptionStep); ok && keyIDPattern.MatchString(id) {
@@ -72,8 +74,8 @@ func parseEncoding(text string) (encoding, error) {
 	}
 	// Unknown, repeated, misplaced or differently written steps do not format to the same
 	// text.
-	if e.String() != text {
-		return encoding{}, detailed(ErrEncoding, "%q", shorten(text))
+	if e.String() != s {
+		return encoding{}, detailed(ErrEncoding, "%q", text.Shorten(s))
 	}
 	return e, nil
 }

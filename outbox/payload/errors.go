@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 )
 
 // Permanent errors of Decode: the same delivery fails each time. Dead-letter it, and check
@@ -87,13 +86,4 @@ func (e *DecodeError) Permanent() bool {
 // detailed wraps a sentinel with details.
 func detailed(sentinel error, format string, args ...any) error {
 	return fmt.Errorf("%w: "+format, append([]any{sentinel}, args...)...)
-}
-
-// shorten makes untrusted text fit for an error message: short, valid UTF-8.
-func shorten(s string) string {
-	const limit = 64
-	if len(s) > limit {
-		s = s[:limit] + "…"
-	}
-	return strings.ToValidUTF8(s, "�")
 }

@@ -9,6 +9,8 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Secret is a key. Its bytes are never printed, logged or marshalled. The zero value is no
@@ -53,7 +55,7 @@ var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 func (k Keys) check(field string, fits func(secret []byte) (problem string), bad func(field, value, problem string)) {
 	for _, id := range slices.Sorted(maps.Keys(k.Secrets)) {
 		secret := k.Secrets[id].get()
-		name := field + ".Secrets[" + strconv.Quote(shorten(id)) + "]"
+		name := field + ".Secrets[" + strconv.Quote(text.Shorten(id)) + "]"
 		if !keyIDPattern.MatchString(id) {
 			bad(name, "id", "must be 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
 		}
@@ -66,7 +68,7 @@ func (k Keys) check(field string, fits func(secret []byte) (problem string), bad
 		}
 	}
 	if _, ok := k.Secrets[k.Current]; k.Current != "" && !ok {
-		bad(field+".Current", strconv.Quote(shorten(k.Current)), "must be the id of one of Secrets, or empty")
+		bad(field+".Current", strconv.Quote(text.Shorten(k.Current)), "must be the id of one of Secrets, or empty")
 	}
 }
 
@@ -119,7 +121,7 @@ func newRing[K any](keys Keys, ready func(secret []byte) (K, error)) (ring[K], e
 func (r ring[K]) find(id string) (K, error) {
 	key, ok := r.keys[id]
 	if !ok {
-		return key, detailed(ErrUnknownKey, "id %q", shorten(id))
+		return key, detailed(ErrUnknownKey, "id %q", text.Shorten(id))
 	}
 	return key, nil
 }

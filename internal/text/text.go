@@ -1,0 +1,42 @@
+// Package text checks, shortens and encodes what users and producers write.
+package text
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"unicode/utf8"
+)
+
+// Check returns why a database cannot store s, or a column of limit bytes cannot; "" if
+// it can.
+func Check(s string, limit int) (problem string) {
+	switch {
+	case len(s) > limit:
+		return fmt.Sprintf("has %d bytes; at most %d are allowed", len(s), limit)
+	case strings.IndexByte(s, 0) >= 0:
+		return "holds a NUL byte"
+	case !utf8.ValidString(s):
+		return "is not valid UTF-8"
+	}
+	return ""
+}
+
+// Shorten makes foreign text suitable for an error message: short, valid UTF-8.
+func Shorten(s string) string {
+	const limit = 64
+	if len(s) > limit {
+		s = s[:limit] + "…"
+	}
+	return strings.ToValidUTF8(s, "�")
+}
+
+// JSON encodes v without escapes for HTML.
+func JSON(v any) ([]byte, error) {
+	var buf bytes.Buffer
+	enc := json.NewEncoder(&buf)
+	enc.SetEscapeHTML(false)
+	err := enc.Encode(v)
+	return bytes.TrimSuffix(buf.Bytes(), []byte("\n")), err
+}
