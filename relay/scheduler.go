@@ -27,6 +27,7 @@ func (w *worker) scheduler(ctx context.Context) error {
 	defer unlisten()
 	retry := newBackOff()
 	limit := time.Duration(0) // of the next call; 0: as usual
+	last := time.Duration(0)  // what the last look took; 0: it failed
 	for {
 		epoch, ok := w.upkeepLease.await(ctx)
 		if !ok {
@@ -39,8 +40,11 @@ func (w *worker) scheduler(ctx context.Context) error {
 			moved, err := w.moveDue(ctx, epoch, limit)
 			limit = moved.Limit // a call without an answer names none
 			// A slow look passes over entries that an old snapshot keeps from being
-			// removed. It must not become the database's main load.
-			slow := 10 * time.Since(begin)
+			// removed. It must not become the database's main load. One slow look alone
+			// may have waited for a lock.
+			took := time.Since(begin)
+			slow := 10 * min(took, last)
+			last = took
 			begin = time.Now()
 			switch {
 			case err == nil && (moved.Rows > 0 || moved.Failed):
@@ -50,6 +54,7 @@ func (w *worker) scheduler(ctx context.Context) error {
 				retry.Reset()
 				rest, wait = max(rest, slow), max(moved.Next, slow)
 			case ctx.Err() == nil:
+				last = 0
 				rest = retry.NextBackOff()
 				wait = rest
 				if !sqlerr.Retryable(err) && !bounded.Silence(err) {

@@ -53,6 +53,36 @@ func TestRelay_DeliversScheduledMessagesWhenTheyAreDue(t *testing.T) {
 	})
 }
 
+// A look that waited for somebody's lock is no sign of a slow table, after which the
+// scheduler rests for ten times as long.
+func TestRelay_MovesScheduledMessagesSoonAfterALock(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	box, w := p.box(t), &wire{}
+	start(t, box, &sink{name: "w", wire: w}, p.unhurried())
+	first := keyed("first", 0, 1)
+	outbox.SetDeliverAfter(first[0], time.Millisecond)
+	commit(t, box, first...)
+	w.await(t, 1) // it moves messages
+	unlock := p.lock(t, `lock table {{scheduled}} in access exclusive mode`)
+	commit(t, box, keyed("wake", 0, 1)...)
+	eventually(t, "it waits for the lock", func() bool {
+		return p.count(t, `select count(*) from pg_locks where not granted and relation = '{{scheduled}}'::regclass`) > 0
+	})
+	const held = 1500 * time.Millisecond
+	testserver.Pause(t.Context(), held)
+	unlock()
+	w.await(t, 2)
+	next := keyed("next", 0, 1)
+	outbox.SetDeliverAfter(next[0], time.Millisecond)
+	begin := time.Now()
+	commit(t, box, next...)
+	w.await(t, 3)
+	if took := time.Since(begin); took > 5*held {
+		t.Errorf("it took %v", took)
+	}
+}
+
 // Producers schedule, cancel and change their minds while the workers that move
 // what is due, one at a time, come and go without notice.
 func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
