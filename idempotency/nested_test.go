@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net/http"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -132,7 +133,7 @@ func TestWatermill_KeepsLargeResults(t *testing.T) {
 			runs++
 			size := 2000
 			if m.UUID == "huge" {
-				size = 60 << 20 // more than 64 MiB with its encoding
+				size = 49 << 20 // more than 64 MiB with its encoding
 			}
 			return []*message.Message{message.NewMessage("out", bytes.Repeat([]byte{1}, size))}, nil
 		})
@@ -141,6 +142,9 @@ func TestWatermill_KeepsLargeResults(t *testing.T) {
 			if err != nil || len(out) != 1 || len(out[0].Payload) != 2000 || runs != 1 {
 				t.Errorf("copy %d: %d messages, %v, %d runs", i, len(out), err, runs)
 			}
+		}
+		if strings.HasSuffix(t.Name(), "/postgresql") && !testserver.Long() {
+			return // the limit is that of SQLite
 		}
 		_, transactional := store.(*idempotency.SQLStore)
 		if _, err := handler(message.NewMessageWithContext(t.Context(), "huge", nil)); errors.Is(err, idempotency.ErrTooLarge) != transactional {
