@@ -16,8 +16,8 @@ import (
 )
 
 const (
-	idleSeconds = 8
-	idleRest    = 8 * time.Second // until pauses are as long as they become
+	idleSeconds = 6
+	idleRest    = 6 * time.Second // until pauses are as long as they become
 )
 
 // idle counts what a worker with nothing to do asks of the database and of the processor.
@@ -25,7 +25,7 @@ const (
 func idle() scenario {
 	what := "an idle worker with 16 lanes"
 	return scenario{
-		id: "idle", round: 32 * time.Second,
+		id: "idle", round: 24 * time.Second,
 		sides: func(_ context.Context, b *bench) ([]side, error) {
 			return []side{
 				b.idleSide("ours", 2, b.idleWorkers),
