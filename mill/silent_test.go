@@ -1,7 +1,6 @@
 package mill
 
 import (
-	"database/sql"
 	"errors"
 	"testing"
 	"time"
@@ -14,12 +13,7 @@ import (
 func TestRun_ReportsADatabaseThatDoesNotAnswerAtTheStart(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
-	proxy, dsn := testserver.NewPostgresProxy(t, pg.URL(t))
-	db, err := sql.Open(testserver.DriverName(), dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer db.Close() //nolint:errcheck // nothing was written
+	proxy, db := testserver.OpenSilenceable(t, pg.URL(t))
 	proxy.SilenceAll()
 	m, err := New(db, Config{Database: pg.Config, Outbox: &outbox.Config{}})
 	if err != nil {

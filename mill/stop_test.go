@@ -136,12 +136,7 @@ func TestRun_ReturnsWhileTheDatabaseIsSilentAtTheStart(t *testing.T) {
 		t.Run(statement, func(t *testing.T) {
 			t.Parallel()
 			pg := testserver.Postgres(t)
-			proxy, dsn := testserver.NewPostgresProxy(t, pg.URL(t))
-			db, err := sql.Open(testserver.DriverName(), dsn)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer db.Close() //nolint:errcheck // nothing was written
+			proxy, db := testserver.OpenSilenceable(t, pg.URL(t))
 			proxy.Silence(testserver.Containing(statement), 1)
 			m := newMill(t, db, mill.Config{Database: pg.Config, Outbox: &outbox.Config{}})
 			stop := run(t, m)

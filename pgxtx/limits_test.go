@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/pgxtx"

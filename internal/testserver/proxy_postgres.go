@@ -3,6 +3,7 @@ package testserver
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/binary"
 	"net"
 	"net/url"
@@ -55,6 +56,18 @@ func NewPostgresProxy(t testing.TB, dsn string) (*PostgresProxy, string) {
 		p.group.Wait()
 	})
 	return p, u.String()
+}
+
+// OpenSilenceable opens the database of dsn behind a new PostgresProxy.
+func OpenSilenceable(t testing.TB, dsn string) (*PostgresProxy, *sql.DB) {
+	t.Helper()
+	proxy, behind := NewPostgresProxy(t, dsn)
+	db, err := sql.Open(DriverName(), behind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() }) // its connections may have been cut
+	return proxy, db
 }
 
 // Silence silences up to most connections, each when it sends a statement that

@@ -290,12 +290,7 @@ func givesKeys(t *testing.T, server *testserver.PostgresServer) {
 // Run returns although a statement has no answer, and the next one goes on.
 func endsWhileTheServerIsSilent(t *testing.T, server *testserver.PostgresServer) {
 	s := newService(t, server)
-	proxy, dsn := testserver.NewPostgresProxy(t, s.dsn)
-	db, err := sql.Open(testserver.DriverName(), dsn)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = db.Close() }) // connections have been cut
+	proxy, db := testserver.OpenSilenceable(t, s.dsn)
 	behind := *s
 	behind.box = s.boxOn(t, db)
 	stop := behind.intake(t, forwarder.Config{})
