@@ -125,8 +125,9 @@ func choose(list string, long bool) (chosen []scenario, err error) {
 		}
 		return chosen, nil
 	}
-	var known, have []string
+	var have []string
 	for id := range strings.SplitSeq(list, ",") {
+		var known []string
 		for _, s := range scenarios() {
 			named := s.rowIDs()
 			known = append(known, named...)
