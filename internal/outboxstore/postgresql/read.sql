@@ -1,7 +1,7 @@
 -- name: read
--- Returns each lane that has rows packed in one row. $1 are the lanes, $2 is the number of rows of each,
--- $3 and $4 are the known rows, $5 the busy keys, $6 the topics whose rows come hollow:
--- payload and metadata null. Rows with more than $7 bytes come without payload and
+-- Returns each lane that has rows packed in one row. $1 are the lanes, $2 is the number of
+-- rows of each, $3 and $4 are the known rows, $5 the busy keys, $6 the topics whose rows come
+-- hollow: payload and metadata null. Rows with more than $7 bytes come without payload and
 -- metadata; a lane with such a row is read again by read_large. The migration that creates
 -- the function documents how it reads.
 select *
