@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -26,6 +27,23 @@ func TestStore_InsertKeepsTheOrder(t *testing.T) {
 		_, err = one.ExecContext(t.Context(), outboxstore.InsertArgs(message("prepared", ""))...)
 		must(t, err)
 		expectIDs(t, "prepared", f.read(t)[250:], "prepared")
+	})
+}
+
+// A lane that a worker at rest did not look at would wait until something else is written.
+func TestStore_LooksAtEveryLaneWhereNothingIsExpected(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		for lane := range outboxstore.Lanes {
+			name := fmt.Sprint("in lane ", lane)
+			f.inTx(t, func(tx *sql.Tx) error {
+				row := message(name, "")
+				row.Lane = lane
+				return f.Insert(t.Context(), tx, []outboxstore.Row{row})
+			})
+			rows, err := f.Read(t.Context(), outboxstore.ReadRequest{Lanes: []int{lane}, Rows: 1, Bytes: 1, Peek: true})
+			must(t, err)
+			expectIDs(t, name, rows, name)
+		}
 	})
 }
 
