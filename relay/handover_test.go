@@ -294,3 +294,25 @@ func TestRelay_WorksUnderAnyDefaultIsolation(t *testing.T) {
 		})
 	}
 }
+
+// A worker with nothing to do extends its leases less often, but before they expire.
+func TestRelay_KeepsItsLeasesAtRest(t *testing.T) {
+	t.Parallel()
+	eachDatabase(t, func(t *testing.T, p testDB) {
+		cfg := p.unhurried()
+		cfg.PollMax = 50 * time.Millisecond
+		start(t, p.box(t), &sink{name: "w", wire: &wire{}}, cfg)
+		now := `clock_timestamp()`
+		if !p.postgres() {
+			now = `unixepoch('subsec') * 1000000`
+		}
+		valid := func() int { return p.count(t, `select count(*) from {{relay_leases}} where lease_until > `+now) }
+		const all = outbox.Lanes + 1 // with that of the upkeep
+		eventually(t, "it holds all", func() bool { return valid() == all })
+		for begin := time.Now(); time.Since(begin) < 3*cfg.Lease/2; testserver.Pause(t.Context(), cfg.Lease/6) {
+			if n := valid(); n != all {
+				t.Fatalf("%d of %d leases are valid after %v", n, all, time.Since(begin))
+			}
+		}
+	})
+}
