@@ -69,7 +69,7 @@ func TestRelay_MovesScheduledMessagesSoonAfterALock(t *testing.T) {
 	eventually(t, "it waits for the lock", func() bool {
 		return p.count(t, `select count(*) from pg_locks where not granted and relation = '{{scheduled}}'::regclass`) > 0
 	})
-	const held = 3 * time.Second
+	const held = 1500 * time.Millisecond
 	testserver.Pause(t.Context(), held)
 	unlock()
 	w.await(t, 2)
