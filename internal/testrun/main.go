@@ -1,5 +1,5 @@
-// Command testrun runs the tests of every module of this repository with go test -json, one
-// package at a time. It fails if a test fails, if a test is skipped that is not listed, or if
+// Command testrun runs the tests of every module of this repository with go test -json, two
+// packages at a time. It fails if a test fails, if a test is skipped that is not listed, or if
 // a module has no tests.
 //
 //	go run ./internal/testrun [-skips FILE] [flags of go test]
@@ -88,8 +88,7 @@ func run(ctx context.Context, root string, args []string, out io.Writer) error {
 	return errors.Join(errs...)
 }
 
-// modulesAtOnce is how many modules are compiled at once. Test binaries run one at a time,
-// while another module is compiled.
+// modulesAtOnce is how many modules are compiled at once, while packages are tested.
 const modulesAtOnce = 2
 
 // sharedWriter lets several modules write lines to one writer.

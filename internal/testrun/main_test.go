@@ -140,12 +140,13 @@ func TestModules_FindsAllButTools(t *testing.T) {
 
 // Packages are tested one after the other, those of other modules too: each finds the file
 // of no other one.
-func TestRun_TestsOnePackageAtATime(t *testing.T) {
+// The first two tests wait for each other; a third one would find them both.
+func TestRun_TestsTwoPackagesAtATime(t *testing.T) {
 	t.Parallel()
-	busy := filepath.Join(t.TempDir(), "busy")
+	here, met := t.TempDir(), filepath.Join(t.TempDir(), "met")
 	files := map[string]string{"second/go.mod": "module example.com/second\n\ngo 1.26\n"}
 	for _, name := range []string{"a", "b", "second/c", "second/d"} {
-		files[name+"/alone_test.go"] = "package " + filepath.Base(name) + `
+		files[name+"/pair_test.go"] = "package " + filepath.Base(name) + `
 
 import (
 	"os"
@@ -153,13 +154,29 @@ import (
 	"time"
 )
 
-func TestIsAlone(t *testing.T) {
-	if err := os.Mkdir(` + strconv.Quote(busy) + `, 0o700); err != nil {
+func TestIsOneOfTwo(t *testing.T) {
+	const here, met = ` + strconv.Quote(here) + ", " + strconv.Quote(met) + `
+	own, err := os.CreateTemp(here, "")
+	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(300 * time.Millisecond)
-	if err := os.Remove(` + strconv.Quote(busy) + `); err != nil {
-		t.Fatal(err)
+	defer os.Remove(own.Name())
+	for begin := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		others, err := os.ReadDir(here)
+		if err != nil || len(others) > 2 {
+			t.Fatal(others, err)
+		}
+		if len(others) == 2 {
+			if err := os.WriteFile(met, nil, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := os.Stat(met); err == nil && time.Since(begin) > 300*time.Millisecond {
+			return
+		}
+		if time.Since(begin) > time.Minute {
+			t.Fatal("no other package was tested for a minute")
+		}
 	}
 }
 `
