@@ -51,7 +51,7 @@ func TestBrakes_UsedUpTimeIsAFailure(t *testing.T) {
 	})
 }
 
-// A statement that is cancelled by the end of a message's time is not an outage: nobody
+// A statement that is canceled by the end of a message's time is not an outage: nobody
 // waits.
 func TestBrakes_ATimeoutInAGroupClosesNoGate(t *testing.T) {
 	t.Parallel()

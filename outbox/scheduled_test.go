@@ -220,7 +220,7 @@ func TestCancelScheduled_SaysWhetherItWasThere(t *testing.T) {
 				t.Errorf("cancel %s: %v", step.id, got)
 			}
 		}
-		// Rolled back, it is as if nobody had cancelled.
+		// Rolled back, it is as if nobody had canceled.
 		err := p.box.RunInTx(t.Context(), func(_ context.Context, tx *sql.Tx) error {
 			was, err := p.box.CancelScheduled(t.Context(), tx, "b")
 			if !was || err != nil {
@@ -232,7 +232,7 @@ func TestCancelScheduled_SaysWhetherItWasThere(t *testing.T) {
 		p.makeDue(t)
 		p.moveAll(t)
 		if cancel("b") {
-			t.Error("what is in the outbox was cancelled")
+			t.Error("what is in the outbox was canceled")
 		}
 		if n := len(p.read(t)); n != 2 {
 			t.Errorf("%d rows", n)

@@ -217,7 +217,7 @@ func (e *engine) wakeAt(now time.Time) time.Time {
 		earlier(e.ahead.until)
 	}
 	// If it is due and was not done just now, it also waits for something else.
-	for _, at := range []time.Time{e.circuits.wakeAt(), e.tasksDue(), e.removals.wakeAt(now)} {
+	for _, at := range []time.Time{e.circuits.wakeAt(), e.tasksDue(), e.removals.wakeAt()} {
 		switch {
 		case at.IsZero():
 		case at.After(now):

@@ -9,11 +9,11 @@ type isolation struct {
 	sentInTurn int // messages in a row
 }
 
-// maxTurns is how many messages a lane sends alone before the next lane's turn. Ending
+// isolatedTurns is how many messages a lane sends alone before the next lane's turn. Ending
 // a turn costs a write, to clear the last suspect.
 const isolatedTurns = 32
 
-// aloneForCalm is how many messages a lane sends alone before it is trusted again: more
+// isolatedMessages is how many messages a lane sends alone before it is trusted again: more
 // than its part of most windows. If the message that kills workers lies behind that, it
 // is met again, nearer to the start.
 const isolatedMessages = 64

@@ -158,7 +158,7 @@ func (r *removals) split(now time.Time) {
 }
 
 // wakeAt returns when the next deletion may begin; zero: not before an event.
-func (r *removals) wakeAt(now time.Time) (due time.Time) {
+func (r *removals) wakeAt() (due time.Time) {
 	if r.running {
 		return due
 	}

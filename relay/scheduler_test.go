@@ -101,7 +101,7 @@ func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 		defer stop()
 		var producers sync.WaitGroup
 		var mu sync.Mutex
-		owed, cancelled := map[string]bool{}, 0
+		owed, canceled := map[string]bool{}, 0
 		for producer := range 3 {
 			producers.Go(func() {
 				for n := 0; producing.Err() == nil; n++ {
@@ -124,7 +124,7 @@ func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 					}
 					mu.Lock()
 					if was {
-						cancelled++
+						canceled++
 					} else {
 						owed[msg.UUID] = true
 					}
@@ -167,7 +167,7 @@ func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 		latest := map[string]int{} // by key
 		for _, id := range got {
 			if !owed[id] {
-				t.Errorf("%s was cancelled, or never committed, and arrived", id)
+				t.Errorf("%s was canceled, or never committed, and arrived", id)
 			}
 			key, number, _ := strings.Cut(id, "/")
 			n, _ := strconv.Atoi(number)
@@ -176,10 +176,10 @@ func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 			}
 			latest[key] = n
 		}
-		if cancelled == 0 {
-			t.Error("nothing was cancelled in time: the test shows nothing")
+		if canceled == 0 {
+			t.Error("nothing was canceled in time: the test shows nothing")
 		}
-		t.Logf("%d delivered, %d cancelled", len(got), cancelled)
+		t.Logf("%d delivered, %d canceled", len(got), canceled)
 	})
 }
 

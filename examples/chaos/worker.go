@@ -69,7 +69,7 @@ func work(ctx context.Context, text string) (err error) {
 		return err
 	}
 	ctx, stop := context.WithCancel(ctx)
-	go func() { // ends with the process: a read of standard input cannot be cancelled
+	go func() { // ends with the process: a read of standard input cannot be canceled
 		_, _ = io.Copy(io.Discard, os.Stdin)
 		stop()
 	}()

@@ -16,7 +16,7 @@ import (
 // A key whose message is delayed or takes long holds up the messages behind it, and so the
 // prefetch. RabbitMQ cannot change a consumer's prefetch, but a second consumer on the
 // same channel has a prefetch of its own. So consumers are added for as many deliveries as
-// such keys hold, up to Config.Backlog, and cancelled when they are no longer needed. A
+// such keys hold, up to Config.Backlog, and canceled when they are no longer needed. A
 // queue with a single active consumer delivers nothing to added consumers.
 //
 // Deliveries of one channel are numbered in the order in which the broker sent them, and
@@ -27,7 +27,7 @@ const (
 	checkInterval = 50 * time.Millisecond
 
 	// calmChecks is how many checks in a row must find more consumers than needed before
-	// consumers are cancelled.
+	// consumers are canceled.
 	calmChecks = 20
 
 	// longHandling is how long a message must be handed out for its key to count as delayed.
@@ -50,10 +50,10 @@ type room struct {
 	most   int // what Config.Backlog allows
 }
 
-// room counts the deliveries that delayed keys hold. Those of cancelled consumers are not
+// room counts the deliveries that delayed keys hold. Those of canceled consumers are not
 // needed, since they take up no prefetch, but count towards Config.Backlog.
 func (s *subscription) room(now time.Time) room {
-	n, bytes, free := 0, 0, 0 // free: sent by consumers that were cancelled
+	n, bytes, free := 0, 0, 0 // free: sent by consumers that were canceled
 	count := func(p *delivery) {
 		n, bytes = n+1, bytes+len(p.raw.Body)
 		if p.by != nil && p.by.gone {

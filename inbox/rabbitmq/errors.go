@@ -10,7 +10,7 @@ var (
 	ErrClosed = errors.New("rabbitmq: the subscriber is closed")
 
 	errCallTimeout   = errors.New("no answer from the broker in time")
-	errConsumerGone  = errors.New("the broker has cancelled the consumer; is the queue deleted?")
+	errConsumerGone  = errors.New("the broker has canceled the consumer; is the queue deleted?")
 	errClosedQuietly = errors.New("channel closed")
 	errStuck         = errors.New("deliveries wait for a handler that has run longer than Config.AckTimeout")
 	errUnreadable    = errors.New("the delivery cannot be read")

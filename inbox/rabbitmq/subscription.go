@@ -212,7 +212,7 @@ func (s *subscription) acceptAll(current *session) {
 
 // lossOf returns why the deliveries of a session have ended.
 func (s *subscription) lossOf(current *session) error {
-	// Without an error of the channel, the broker has cancelled the consumer.
+	// Without an error of the channel, the broker has canceled the consumer.
 	select {
 	case err := <-current.lost:
 		return cause(err)

@@ -20,17 +20,19 @@ func TestTx_SilentServerFreesConnectionsOfIdleTransactions(t *testing.T) {
 	t.Parallel()
 	for name, meet := range map[string]func(t *testing.T, f *fixture){
 		"handler": func(t *testing.T, f *fixture) {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			tx := f.begin(ctx, t)
+			defer time.AfterFunc(300*time.Millisecond, cancel).Stop()
 			f.proxy.Silence(nil, 0)
 			<-ctx.Done()
 			tx.Rollback()
 		},
 		"rows": func(t *testing.T, f *fixture) {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			tx := f.begin(ctx, t)
+			defer time.AfterFunc(300*time.Millisecond, cancel).Stop()
 			rows, err := boundtx.Wait(ctx, tx, func() (*sql.Rows, error) {
 				return tx.Raw.QueryContext(ctx, `select repeat('x', 100000) from generate_series(1, 1000)`)
 			})
@@ -50,9 +52,10 @@ func TestTx_SilentServerFreesConnectionsOfIdleTransactions(t *testing.T) {
 			tx.Rollback()
 		},
 		"statement": func(t *testing.T, f *fixture) {
-			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
 			tx := f.begin(ctx, t)
+			defer time.AfterFunc(300*time.Millisecond, cancel).Stop()
 			f.proxy.Silence(nil, 0)
 			_, err := tx.Raw.ExecContext(ctx, `select 1`)
 			if !tx.Unanswered(err) {

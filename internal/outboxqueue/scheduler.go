@@ -143,7 +143,7 @@ func (s *scheduler) moveAlone(ctx context.Context, guard outboxstore.Guard, c ou
 	case err == nil && batch.Moved > 0:
 		s.state.movedAlone(c.Only, bytes, time.Since(begin), limits.Statement)
 		return outboxstore.Moved{Rows: batch.Moved}, nil
-	case err == nil: // cancelled, or waits for another one of its key
+	case err == nil: // canceled, or waits for another one of its key
 		s.state.forget(c.Only)
 		return outboxstore.Moved{}, nil
 	case len(batch.Chosen) == 1 && ofMessage:

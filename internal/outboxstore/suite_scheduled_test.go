@@ -63,7 +63,7 @@ func TestStore_CancelPreventsTheMove(t *testing.T) {
 		f.inTx(t, func(tx *sql.Tx) error {
 			n, err := f.Cancel(t.Context(), tx, "b")
 			if n != 2 {
-				t.Errorf("cancelled %d", n)
+				t.Errorf("canceled %d", n)
 			}
 			return err
 		})

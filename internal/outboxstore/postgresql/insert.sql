@@ -12,6 +12,6 @@ insert into {{scheduled}} (lane, topic, message_id, key, payload, metadata, deli
 values ($1, $2, $3, $4, $5, $6, case $7::smallint when 1 then statement_timestamp() else timestamptz 'epoch' end + $8::bigint * interval '1 microsecond');
 
 -- name: cancel
--- Returns one row for each cancelled message. The migrations define the function, which
+-- Returns one row for each canceled message. The migrations define the function, which
 -- uses the index on message_id; its caller needs no right on the table.
 select from {{scheduled_cancel}}($1);

@@ -35,8 +35,8 @@ set local enable_seqscan = off; set local enable_bitmapscan = off; set local jit
 -- move, if it is not 0.
 --
 -- Passed over are rows of another size, rows postponed, and rows that somebody is
--- cancelling, which are locked. So are the later rows of their keys: the cancellation
--- may be rolled back. A row that is not locked once it was read cannot be cancelled
+-- canceling, which are locked. So are the later rows of their keys: the cancellation
+-- may be rolled back. A row that is not locked once it was read cannot be canceled
 -- before this commits. The choice is separate from the move, so that a row that fails is
 -- identified. The last columns are the position of the last row that was looked at.
 with free as materialized (
