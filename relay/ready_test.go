@@ -44,10 +44,10 @@ func TestRelay_IsReadyWhileItCanWork(t *testing.T) {
 
 	proxy.Silence(silencing{parts: []string{"_read\"("}}.matcher(p), math.MaxInt)
 	commit(t, p.box(t), spread(32, 1)...) // something to read
-	eventually(t, "it lacks the answers to its reads", lacks("no answer from the database"))
-	if err := r.Ready(); err == nil || !strings.Contains(err.Error(), "reading the outbox") {
-		t.Errorf("Ready while reads have no answer: %v", err)
-	}
+	// On a busy machine it may lack other answers for a moment.
+	eventually(t, "it lacks the answers to its reads", func() bool {
+		return lacks("no answer from the database")() && lacks("reading the outbox")()
+	})
 	proxy.Resume()
 	eventually(t, "it is ready with its database", ready)
 
