@@ -34,7 +34,7 @@ func (b *broker) send(tag uint64, multiple bool) error {
 // Whatever the order, what is acked is sent, once, in time, and nothing else, and what
 // waits leaves handlers enough to do.
 func TestAcks_TellTheBrokerWhatWasAcked(t *testing.T) {
-	for seed := range uint64(400) {
+	for seed := range uint64(150) {
 		rng := rand.New(rand.NewPCG(seed, 1))
 		prefetch := 1 + rng.IntN(1000)
 		among := 1 + rng.IntN(prefetch) // how far from the order of delivery the acks are

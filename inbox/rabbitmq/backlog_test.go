@@ -114,7 +114,7 @@ func TestSubscriber_APoisonKeyLeavesTheOthersTheirRate(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
-	const prefetch, backlog, others = 20, 500, 5000
+	const prefetch, backlog, others = 20, 500, 2500
 	rounds := 0
 	prepare := func(poison bool) (handled *atomic.Int64, begin, end func()) {
 		rounds++
