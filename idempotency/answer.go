@@ -64,7 +64,7 @@ var problemTexts = map[string]problemText{
 	ProblemNotStored:        {409, "The response was not stored", "The request with this key was processed once. Its response was not kept.", false, true},
 	ProblemKeyExpired:       {410, "The key has expired", "The request with this key was processed long ago, and its response is no longer kept.", false, true},
 	ProblemBodyTooLarge:     {413, "The body is too large", "The body of this request is larger than the server takes for this operation.", false, false},
-	ProblemUnsupportedBody:  {415, "The body cannot be compared", "The body is not what its content type says, so a retry could not be recognised.", false, true},
+	ProblemUnsupportedBody:  {415, "The body cannot be compared", "The body is not what its content type says, so a retry could not be recognized.", false, true},
 	ProblemBodyBroken:       {400, "The body is broken", "The body of this request ended early or is malformed. Send it again with the same key.", false, false},
 	ProblemBodyTimeout:      {408, "The body took too long", "Send the request again with the same key.", true, false},
 	ProblemExecutionTimeout: {503, "The request took too long", "Send it again later with the same key.", true, false},

@@ -128,8 +128,9 @@ type FailureConfig struct {
 	Crashed CrashPolicy
 
 	// Failed selects the state of a key after a failure without [NoEffect]: a handler in
-	// Middleware that panics, answers with 5xx or takes longer than Timeout, or a command in
-	// Do that returns an error. Default: FailedUnknown.
+	// Middleware that panics, answers with a 5xx that Responses.Storable does not accept, or
+	// takes longer than Timeout, or a command in Do that returns an error. Default:
+	// FailedUnknown.
 	Failed FailurePolicy
 
 	// Recover finds out what happened. It is required for CrashedRecover, and has no use
@@ -199,12 +200,12 @@ type ResponseConfig struct {
 
 	// AllowStreaming permits a handler in Middleware to flush. Then its response is sent as
 	// it is written and is not replayed: copies get 409 response-not-stored. Its status has
-	// the same meaning as that of any other response, so a streamed 5xx leaves an unknown
-	// outcome. Default: false; flushing fails with [ErrStreaming].
+	// the same meaning as that of any other response, so a streamed 5xx that Storable does not
+	// accept leaves an unknown outcome. Default: false; flushing fails with [ErrStreaming].
 	AllowStreaming bool
 
-	// Pointer stores the status, Location and resource id, but no body. A replay has the
-	// headers and an empty body, or the body that Resolve returns. Default: false.
+	// Pointer stores the status, the headers and the resource id, but no body. A replay has
+	// the headers and an empty body, or the body that Resolve returns. Default: false.
 	Pointer bool
 
 	// Resolve returns the body of a replay for Pointer. An error answers with 503. Default:
@@ -216,7 +217,7 @@ type ResponseConfig struct {
 	CompressAbove int
 
 	// LargeAbove stores responses above this many bytes in a separate table, so that the
-	// table of keys stays small. 1 to 64 MiB. Default: 64 KiB.
+	// table of keys stays small; not with Expiry.RefuseFor. 1 to 64 MiB. Default: 64 KiB.
 	LargeAbove int
 
 	// Encryption encrypts stored responses. Default: none.
@@ -233,7 +234,9 @@ type ExpiryConfig struct {
 	RetentionFor func(r *http.Request, status int) time.Duration
 
 	// RefuseFor answers a key with 410 for this long after its response has expired, instead
-	// of running it again. 0 to 366 days. Default: 0.
+	// of running it again. A key whose outcome is unknown has no response: it is forgotten
+	// Config.Retention after its claim, whatever RefuseFor says, and then runs again. 0 to 366
+	// days. Default: 0.
 	RefuseFor time.Duration
 
 	// PurgeEvery is the pause between two purges of Run. 1 ms to 24 h. Default: 1 min.

@@ -118,7 +118,10 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	case verdictRecover:
 		result, err = c.result(e.runner.recover(ctx, x, record))
 	default:
-		err = commandError(v, err)
+		err = c.refused(ctx, v, err)
+	}
+	if errors.Is(err, ErrOutcomeUnknown) {
+		c.count(ctx, e.telemetry.unknown, 0)
 	}
 	return result, false, err
 }
@@ -192,11 +195,14 @@ func joined(kind, err error) error {
 	return fmt.Errorf("%w: %w", kind, err)
 }
 
-func commandError(v verdict, err error) error {
+// refused returns the error of a command that does not run.
+func (c *command) refused(ctx context.Context, v verdict, err error) error {
 	switch v {
 	case verdictReused:
+		c.count(ctx, c.telemetry.mismatched, 0)
 		return ErrKeyReused
 	case verdictInProgress:
+		c.count(ctx, c.telemetry.inProgress, 0)
 		return ErrInProgress
 	case verdictUnknown:
 		return ErrOutcomeUnknown

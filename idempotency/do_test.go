@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
@@ -171,4 +173,58 @@ func TestWatermill_ReturnsTheSameMessagesForEveryCopy(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// The commands that were refused are counted as requests are.
+func TestDo_CountsWhatItRefuses(t *testing.T) {
+	t.Parallel()
+	reader := metric.NewManualReader()
+	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+		c.Telemetry.MeterProvider = metric.NewMeterProvider(metric.WithReader(reader))
+	})
+	run := func(payload string, fn func(context.Context) (int, error)) error {
+		_, err := idempotency.Do(t.Context(), engine, idempotency.Command{Name: "pay", Key: "1", Payload: payload}, fn)
+		return err
+	}
+	err := run("a", func(context.Context) (int, error) {
+		if err := run("a", nil); !errors.Is(err, idempotency.ErrInProgress) {
+			t.Errorf("a copy: %v", err)
+		}
+		if err := run("b", nil); !errors.Is(err, idempotency.ErrKeyReused) {
+			t.Errorf("another command: %v", err)
+		}
+		return 0, errors.New("maybe paid")
+	})
+	if !errors.Is(err, idempotency.ErrOutcomeUnknown) {
+		t.Errorf("the command: %v", err)
+	}
+	if err := run("a", nil); !errors.Is(err, idempotency.ErrOutcomeUnknown) {
+		t.Errorf("a copy: %v", err)
+	}
+	counted := counters(t, reader)
+	for name, want := range map[string]int64{"received": 4, "started": 1, "in_progress_conflicts": 1, "mismatched_hash_conflicts": 1, "outcome_unknown": 2} {
+		if got := counted["idempotency."+name+"_total"]; got != want {
+			t.Errorf("%s: %d, want %d", name, got, want)
+		}
+	}
+}
+
+// counters returns the sums of all counters.
+func counters(t *testing.T, reader metric.Reader) map[string]int64 {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	sums := map[string]int64{}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if sum, ok := m.Data.(metricdata.Sum[int64]); ok {
+				for _, point := range sum.DataPoints {
+					sums[m.Name] += point.Value
+				}
+			}
+		}
+	}
+	return sums
 }

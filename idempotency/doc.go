@@ -10,7 +10,7 @@
 //		tx, _ := idempotency.TxFromContext(r.Context())
 //		_, err := tx.ExecContext(r.Context(), `insert into orders ...`)
 //		...
-//		msg := message.NewMessageWithContext(r.Context(), idempotency.DeriveUUID(r.Context(), "placed"), payload)
+//		msg := message.NewMessageWithContext(r.Context(), watermill.NewUUID(), payload)
 //		err = publisher.Publish("orders", msg) // box.ContextPublisher()
 //		w.WriteHeader(http.StatusCreated)
 //	}

@@ -287,12 +287,25 @@ func TestTxMiddleware_ACommitThatNeverArrivesIsNoSuccess(t *testing.T) {
 // succeed.
 func TestTxMiddleware_RunsAgainAfterASerializationFailure(t *testing.T) {
 	t.Parallel()
+	t.Run("with keys", func(t *testing.T) {
+		t.Parallel()
+		runAgain(t, func() func(*http.Request) { return withKey(newRequest().key) })
+	})
+	t.Run("without", func(t *testing.T) {
+		t.Parallel()
+		runAgain(t, func() func(*http.Request) { return withoutKey })
+	})
+}
+
+func runAgain(t *testing.T, key func() func(*http.Request)) {
+	t.Helper()
 	p := onPostgres(t)
 	p.exec(t, `create table balance (id int primary key, amount int not null)`)
 	p.exec(t, `insert into balance values (1, 0)`)
 	engine := p.engine(t, func(c *idempotency.Config) {
 		c.Transactions.Isolation, c.Transactions.Retries = sql.LevelSerializable, 1000
 		c.Timeout, c.Failures.Lease = testserver.MaxWait, 2*testserver.MaxWait
+		c.Keys.Optional = true
 	})
 	var runs atomic.Int64
 	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -313,7 +326,7 @@ func TestTxMiddleware_RunsAgainAfterASerializationFailure(t *testing.T) {
 	var sending sync.WaitGroup
 	for range requests {
 		sending.Go(func() {
-			if rec := do(t, handler, post("/", "x", withKey(newRequest().key))); rec.Code != http.StatusOK {
+			if rec := do(t, handler, post("/", "x", key())); rec.Code != http.StatusOK {
 				t.Errorf("status %d: %s", rec.Code, rec.Body)
 			}
 		})

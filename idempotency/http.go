@@ -53,8 +53,9 @@ func (e *Engine) TxMiddleware(next http.Handler) http.Handler {
 
 // Middleware runs handlers whose effects are elsewhere, and stores their answers, however
 // late. The outcome is unknown if the process dies between the effect and the storing, or
-// if the handler panics, answers with 5xx or takes longer than Config.Timeout, unless the
-// handler has called [NoEffect]; see Config.Failures.Crashed and Config.Failures.Failed.
+// if the handler panics, answers with a 5xx that Config.Responses.Storable does not accept,
+// or takes longer than Config.Timeout, unless the handler has called [NoEffect]; see
+// Config.Failures.Crashed and Config.Failures.Failed.
 // An error from 400 to 499 in time means that there was no effect.
 //
 // A request that a middleware of this package already runs passes through another one.

@@ -2,6 +2,7 @@ package idempotency
 
 import (
 	"encoding/json"
+	"errors"
 	"net/http"
 	"path"
 )
@@ -29,8 +30,13 @@ func (e *Engine) StatusHandler() http.Handler {
 			return
 		}
 		scope, err := e.scopeOf(r)
-		if err != nil {
+		if none := (*ScopeError)(nil); errors.As(err, &none) {
 			http.NotFound(w, r)
+			return
+		}
+		if err != nil {
+			e.cfg.Logger.ErrorContext(r.Context(), "idempotency scope failed", "error", err)
+			e.cfg.Answers.Write(w, r, e.problem(ProblemInternal))
 			return
 		}
 		record, found, err := e.store.Find(r.Context(), id)

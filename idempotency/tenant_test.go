@@ -87,3 +87,28 @@ func TestStatus_IsTheTenantsOwn(t *testing.T) {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
 }
+
+// Nobody may take a key for absent, and send the request again, because the caller could not
+// be looked up.
+func TestStatus_SaysThatTheScopeFailed(t *testing.T) {
+	t.Parallel()
+	var scopeErr error
+	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+		c.Scope = func(*http.Request) (idempotency.Scope, error) {
+			return idempotency.Scope{Tenant: "a"}, scopeErr
+		}
+		c.Answers.StatusPath, c.Answers.InProgress = "/status/", idempotency.InProgressAccepted
+	})
+	var handler http.Handler
+	handler = engine.Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		path := do(t, handler, post("/", "x")).Header().Get("Location") // of a copy
+		for err, want := range map[error]int{nil: http.StatusOK, errors.New("no answer"): http.StatusInternalServerError, &idempotency.ScopeError{}: http.StatusNotFound} {
+			scopeErr = err
+			if code := do(t, engine.StatusHandler(), httptest.NewRequest(http.MethodGet, path, nil)).Code; code != want {
+				t.Errorf("scope %v: %d, want %d", err, code, want)
+			}
+		}
+		scopeErr = nil
+	}))
+	do(t, handler, post("/", "x"))
+}

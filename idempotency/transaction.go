@@ -32,20 +32,33 @@ func (x *execution) tryInTx(ctx context.Context, store *SQLStore) ending {
 	if report == reportSucceeded && !a.late {
 		return x.finish(ctx, t, a)
 	}
-	closed := t.Close(ErrTxEnded)
-	lost := t.contended.Load() || sqlerr.Retryable(a.err)
-	aborted := report == reportRefused && closed == nil && !lost && t.aborted(ctx)
-	t.rollback()
+	lost, aborted := t.undo(ctx, a, report)
 	switch {
 	case a.late:
 		return ending{outcome: outcomeTimedOut, attempt: a, err: context.DeadlineExceeded}
-	case lost, aborted && !t.failed.Load():
-		// The answer may be based on an error that a conflict in the database caused.
+	case lost:
 		return ending{outcome: outcomeContended, attempt: a, err: a.err}
 	case aborted:
 		return ending{outcome: outcomeReleased, attempt: a}
 	}
 	return x.withoutEffect(ctx, a)
+}
+
+// undo rolls back the transaction of an attempt that did not succeed. lost is true if a
+// conflict in the database is the cause, or may be: then the answer may be based on it.
+// aborted is true if the server has refused the transaction before its answer.
+func (t *sqlTx) undo(ctx context.Context, a *attempt, r report) (lost, aborted bool) {
+	closed := t.Close(ErrTxEnded)
+	lost = t.contended.Load() || sqlerr.Retryable(a.err)
+	aborted = r == reportRefused && closed == nil && !lost && t.aborted(ctx)
+	t.rollback()
+	return lost || aborted && !t.failed.Load(), aborted
+}
+
+// mayWin reports whether a transaction that failed with cause may succeed when it runs again.
+func (t *sqlTx) mayWin(cause error) bool {
+	return sqlerr.Retryable(cause) || t.contended.Load() ||
+		sqlerr.TxAborted(cause) && !t.failed.Load() // by a statement that we have not seen, so maybe by a conflict
 }
 
 // finish completes the claim in the transaction and commits.
@@ -107,10 +120,8 @@ func (x *execution) whyNotCommitted(ctx context.Context, t *sqlTx, cause error) 
 		return outcomeUnreachable, errors.Join(cause, err)
 	case !found || record.State != StateStarted || record.Owner != x.owner:
 		return outcomeLostClaim, cause
-	case sqlerr.Retryable(cause) || t.contended.Load() || errors.Is(cause, ErrStaleOwner):
+	case t.mayWin(cause), errors.Is(cause, ErrStaleOwner):
 		return outcomeContended, cause
-	case sqlerr.TxAborted(cause) && !t.failed.Load():
-		return outcomeContended, cause // by a statement that we have not seen, so maybe by a conflict
 	case sqlerr.Connection(cause):
 		return outcomeUnreachable, cause
 	case late:
@@ -144,12 +155,12 @@ func (x *execution) lookUp(ctx context.Context, c Completion, cause error) (outc
 
 // backOff lets the winner of a conflict finish; the spread keeps losers from colliding
 // again. It returns false when there is no time for another try.
-func (x *execution) backOff(try int) bool {
-	if try >= x.cfg.Transactions.Retries {
+func (in *intent) backOff(try int) bool {
+	if try >= in.cfg.Transactions.Retries {
 		return false
 	}
 	pause := time.Duration(rand.Int64N(int64(time.Millisecond) << min(try, 7))) //nolint:gosec // no secret
-	if time.Until(x.deadline) <= pause {
+	if time.Until(in.deadline) <= pause {
 		return false
 	}
 	timer := time.NewTimer(pause)

@@ -28,8 +28,19 @@ func (x *exchange) withoutKey(ctx context.Context) {
 	x.respond(ctx, x.runUnkeyed(ctx, store))
 }
 
-// runUnkeyed runs a handler in a transaction of its own, without a claim.
+// runUnkeyed runs a handler in a transaction of its own, without a claim, and again if that
+// lost against another.
 func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
+	for lost := 0; ; lost++ {
+		end := x.tryUnkeyed(ctx, store)
+		if end.outcome != outcomeContended || !x.backOff(lost) {
+			return end
+		}
+		end.attempt.discard()
+	}
+}
+
+func (x *exchange) tryUnkeyed(ctx context.Context, store *SQLStore) ending {
 	t, err := store.beginPlain(ctx, x.cfg.Transactions.Isolation)
 	if err != nil {
 		return ending{outcome: outcomeUnreachable, err: err}
@@ -37,10 +48,14 @@ func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
 	defer t.rollback() // a no-op after the commit
 	a := x.start(ctx, t)
 	a.wait(x.deadline, x.expire)
-	switch {
-	case a.late:
-		return ending{outcome: outcomeTimedOut, attempt: a}
-	case x.report(a) != reportSucceeded:
+	if report := x.report(a); report != reportSucceeded || a.late {
+		lost, _ := t.undo(ctx, a, report)
+		switch {
+		case a.late:
+			return ending{outcome: outcomeTimedOut, attempt: a}
+		case lost:
+			return ending{outcome: outcomeContended, attempt: a, err: a.err}
+		}
 		return ending{outcome: outcomeReleased, attempt: a}
 	}
 	if err = t.Close(ErrTxEnded); err == nil {
@@ -52,6 +67,8 @@ func (x *exchange) runUnkeyed(ctx context.Context, store *SQLStore) ending {
 		return ending{outcome: outcomeStored, attempt: a}
 	case errors.Is(err, boundtx.ErrUnknown):
 		return ending{outcome: outcomeUncertain, attempt: a, err: err}
+	case t.mayWin(err):
+		return ending{outcome: outcomeContended, attempt: a, err: err}
 	}
 	x.log(ctx, slog.LevelError, "request not committed", slog.Any("error", err))
 	return ending{outcome: outcomeUncommitted, attempt: a, err: err}

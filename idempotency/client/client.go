@@ -68,8 +68,8 @@ type Config struct {
 // Transport is an http.RoundTripper that retries. It is safe for concurrent use.
 //
 // It sends again after a connection error, after 408, 425, 429, 502, 503 and 504, and
-// after a 409 whose problem is in-progress (or that has Retry-After). It never sends again
-// after 422, which means that the key belongs to another request.
+// after a 202 or 409 whose problem is in-progress (or a 409 that has Retry-After). It never
+// sends again after 422, which means that the key belongs to another request.
 type Transport struct {
 	base http.RoundTripper
 	cfg  Config
@@ -255,16 +255,17 @@ func worthRetrying(response *http.Response) (retry bool, asked time.Duration, er
 	switch response.StatusCode {
 	case http.StatusRequestTimeout, http.StatusTooEarly, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusServiceUnavailable, http.StatusGatewayTimeout:
 		return true, asked, nil
-	case http.StatusConflict:
+	case http.StatusAccepted, http.StatusConflict:
 	default:
 		return false, asked, nil
 	}
 	if Replayed(response) {
-		return false, asked, nil // the handler's own conflict
+		return false, asked, nil // the handler's own answer
 	}
+	byHeader := asked >= 0 && response.StatusCode == http.StatusConflict
 	contentType, _, mediaErr := mime.ParseMediaType(response.Header.Get("Content-Type"))
 	if mediaErr != nil || contentType != "application/problem+json" {
-		return asked >= 0, asked, nil //nolint:nilerr // no problem document: the header decides
+		return byHeader, asked, nil //nolint:nilerr // no problem document: the header decides
 	}
 	const most = 64 << 10
 	text, err := io.ReadAll(io.LimitReader(response.Body, most))
@@ -281,7 +282,7 @@ func worthRetrying(response *http.Response) (retry bool, asked time.Duration, er
 		Type string `json:"type"`
 	}
 	if json.Unmarshal(text, &problem) != nil {
-		return asked >= 0, asked, nil //nolint:nilerr // the header decides
+		return byHeader, asked, nil //nolint:nilerr // the header decides
 	}
 	return strings.HasSuffix(problem.Type, "in-progress"), asked, nil
 }

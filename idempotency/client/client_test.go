@@ -109,9 +109,11 @@ func TestTransport_RetriesWhatMaySucceedLater(t *testing.T) {
 			"reset": {nil, 2}, "408": {answer(408, ""), 2}, "425": {answer(425, ""), 2}, "429": {answer(429, ""), 2}, "502": {answer(502, ""), 2}, "503": {answer(503, ""), 2}, "504": {answer(504, ""), 2},
 			"in progress": {inProgress(), 2}, "409 with Retry-After": {answer(409, "", "Retry-After", "1"), 2},
 			"422": {answer(422, ""), 1}, "409": {answer(409, "sold out"), 1}, "500": {answer(500, ""), 1}, "400": {answer(400, ""), 1}, "200": {answer(200, ""), 1},
-			"unknown":           {answer(409, `{"type":"x#outcome-unknown"}`, "Content-Type", "application/problem+json", "Retry-After", "1"), 1},
-			"replayed conflict": {answer(409, "", "Retry-After", "1", "Idempotency-Replayed", "true"), 1},
-			"asks for too much": {answer(503, "", "Retry-After", "3600"), 1},
+			"accepted, in progress": {answer(202, `{"type":"x#in-progress"}`, "Content-Type", "application/problem+json", "Retry-After", "1"), 2},
+			"accepted":              {answer(202, `{"type":"x#in-progress"}`, "Content-Type", "application/json", "Retry-After", "1"), 1},
+			"unknown":               {answer(409, `{"type":"x#outcome-unknown"}`, "Content-Type", "application/problem+json", "Retry-After", "1"), 1},
+			"replayed conflict":     {answer(409, "", "Retry-After", "1", "Idempotency-Replayed", "true"), 1},
+			"asks for too much":     {answer(503, "", "Retry-After", "3600"), 1},
 		} {
 			s := &script{answers: []*http.Response{c.first, answer(201, "")}}
 			if _, err := send(t, s, strings.NewReader("x")); err != nil || len(s.keys) != c.sent {
