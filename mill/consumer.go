@@ -183,7 +183,7 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 		once = c.inbox.GroupMiddleware
 	}
 	var handler *message.Handler
-	if from := (handingOut{ctx, messages, make(chan struct{})}); c.Produces == "" {
+	if from := (handingOut{ctx, messages}); c.Produces == "" {
 		handler = router.AddConsumerHandler(c.Name, c.Topic, from, c.handleAlone)
 	} else {
 		handler = router.AddHandler(c.Name, c.Topic, from, c.Produces, noPublisher{}, c.Handler)
@@ -243,15 +243,16 @@ func (c *consumer) handleAlone(msg *message.Message) error {
 
 // handingOut is a subscriber with an existing subscription. It hands out no messages once
 // ctx has ended, but leaves the subscription open, since many subscribers end the contexts
-// of running handlers with it. Its channel stays open until the router closes it: a router
-// that loses its subscription before that reports an error.
+// of running handlers with it. Its channel stays open until the router closes: a router that
+// loses its subscription before that reports an error.
 type handingOut struct {
 	ctx      context.Context //nolint:containedctx // until it ends; the router's does not
 	messages <-chan *message.Message
-	closed   chan struct{}
 }
 
-func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message, error) {
+// Subscribe hands out messages until the router ends routerCtx, which it always does when it
+// closes. It does not always call Close: not if it closes before its goroutines have started.
+func (h handingOut) Subscribe(routerCtx context.Context, _ string) (<-chan *message.Message, error) {
 	out := make(chan *message.Message)
 	go func() {
 		defer close(out)
@@ -265,9 +266,9 @@ func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message,
 				// brokers are configured to drop nacked messages.
 				out <- msg
 			case <-h.ctx.Done():
-				<-h.closed
+				<-routerCtx.Done()
 				return
-			case <-h.closed:
+			case <-routerCtx.Done():
 				return
 			}
 		}
@@ -275,11 +276,8 @@ func (h handingOut) Subscribe(context.Context, string) (<-chan *message.Message,
 	return out, nil
 }
 
-// Close is called once, by the router.
-func (h handingOut) Close() error {
-	close(h.closed)
-	return nil
-}
+// Close does nothing: see Subscribe.
+func (handingOut) Close() error { return nil }
 
 // noPublisher is the publisher of handlers whose messages are in the outbox already.
 type noPublisher struct{}
