@@ -24,7 +24,7 @@ func TestSink_GivesEveryMessageOneOutcomeInChaos(t *testing.T) {
 	p, proxied := testserver.ProxyAMQP(t, uri)
 	sink, stop := startStoppable(t, queues(proxied), rabbitmq.Config{
 		Window: 16, WriteBuffer: 4096,
-		DialTimeout: time.Second, CallTimeout: 200 * time.Millisecond, ConfirmTimeout: 100 * time.Millisecond,
+		DialTimeout: time.Second, CallTimeout: time.Second, ConfirmTimeout: 300 * time.Millisecond,
 	})
 	o := newOutcomes(t)
 	o.await(chaos(t, sink, p, o, stop))
