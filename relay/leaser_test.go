@@ -16,16 +16,32 @@ import (
 // asked, and answers late.
 type lateLeases struct {
 	relaystore.Leases
-	late  time.Duration
-	taken bool
-	asked time.Time // when the last call came that takes or extends leases
+	late   time.Duration
+	locked int // a lane that heartbeats do not extend
+	taken  bool
+	asked  time.Time // when the last call came that takes or extends leases
+}
+
+// leaser returns the leaser of the worker, whose loop does nothing else until stop.
+func (s *lateLeases) leaser(term time.Duration) (l *leaser, stop func()) {
+	w := &worker{
+		owner: "me", cfg: Config{Lease: term}, leases: s, health: newHealth(term), bounds: bounded.New(maxAbandoned),
+		log: slog.New(slog.DiscardHandler), calls: make(chan func(*engine, time.Time)),
+	}
+	e := newEngine(limits{})
+	go func() {
+		for call := range w.calls {
+			call(e, time.Now())
+		}
+	}()
+	return newLeaser(w), func() { close(w.calls) }
 }
 
 func (s *lateLeases) held() map[int]relaystore.Renewal {
 	held := map[int]relaystore.Renewal{}
 	for lane := range outbox.Lanes {
 		if s.taken {
-			held[lane] = relaystore.Renewal{Epoch: 1, Renewed: true}
+			held[lane] = relaystore.Renewal{Epoch: 1, Renewed: lane != s.locked}
 		}
 	}
 	return held
@@ -66,19 +82,9 @@ func TestLeaser_TrustsALeaseFromWhenItAskedForIt(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const term, most = 15 * time.Second, 15 * time.Second * 9 / 10
-		store := &lateLeases{late: term / 4}
-		w := &worker{
-			owner: "me", cfg: Config{Lease: term}, leases: store, health: newHealth(term), bounds: bounded.New(maxAbandoned),
-			log: slog.New(slog.DiscardHandler), calls: make(chan func(*engine, time.Time)),
-		}
-		e := newEngine(limits{})
-		go func() {
-			for call := range w.calls {
-				call(e, time.Now())
-			}
-		}()
-		defer close(w.calls)
-		s := newLeaser(w)
+		store := &lateLeases{late: term / 4, locked: relaystore.UpkeepLane}
+		s, stop := store.leaser(term)
+		defer stop()
 		for _, last := range []string{"take", "first heartbeat", "second heartbeat"} {
 			if err := s.step(t.Context()); err != nil {
 				t.Fatal(err)
@@ -99,6 +105,36 @@ func TestLeaser_TrustsALeaseFromWhenItAskedForIt(t *testing.T) {
 				}
 			})
 			time.Sleep(term / 15)
+		}
+	})
+}
+
+// The heartbeat extends the other leases beside one that it cannot extend, since somebody
+// has locked its row: to take the lane over, perhaps.
+func TestLeaser_TrustsNoLeaseThatWasNotExtended(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const term, locked = 15 * time.Second, 3
+		s, stop := (&lateLeases{locked: locked}).leaser(term)
+		defer stop()
+		var trusted [2][outbox.Lanes]time.Time // when they were taken, and after a heartbeat
+		for i := range trusted {
+			if err := s.step(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.call(t.Context(), func(e *engine, _ time.Time) {
+				for number, l := range e.lanes {
+					if l != nil {
+						trusted[i][number] = l.trusted
+					}
+				}
+			})
+			time.Sleep(term / 15)
+		}
+		for number, taken := range trusted[0] {
+			if longer := trusted[1][number].After(taken); taken.IsZero() || longer != (number != locked) {
+				t.Errorf("lane %d is trusted until %v, and after the heartbeat until %v", number, taken, trusted[1][number])
+			}
 		}
 	})
 }
