@@ -173,6 +173,21 @@ func TestEngine_AReadThatOutlivesItsLeaseCountsForNothing(t *testing.T) {
 	}
 }
 
+// What is handed to the sink in the last moment of a lease may arrive when the lane is
+// another's.
+func TestEngine_PublishesNothingShortlyBeforeItsLeaseEnds(t *testing.T) {
+	t.Parallel()
+	const reserve = 5 * time.Second
+	for left, want := range map[time.Duration]int{reserve: 1, reserve - 1: 0, 0: 0} {
+		d := newDrive(limits{reserve: reserve}, 0)
+		d.add(0, 1, "A", "")
+		d.lanes[0].trusted = d.now.Add(left)
+		if n := len(d.nextPublish(d.now, d.now.Add(time.Second))); n != want {
+			t.Errorf("%v before the end of the lease %d messages are published, want %d", left, n, want)
+		}
+	}
+}
+
 // After a read that failed, fewer lanes are read at a time, each in its turn.
 func TestEngine_NarrowsReadsThatFail(t *testing.T) {
 	t.Parallel()
@@ -214,6 +229,11 @@ func TestEngine_ForgetsWhatWasReadFromADatabaseThatMayBeAnother(t *testing.T) {
 		"a read": func(d *drive, r *read) { d.read(r, nil, d.now, errors.New("connection reset")) },
 		"a deletion beside a read": func(d *drive, r *read) {
 			d.removed(d.now, removeAnswer{err: errors.New("connection reset"), lost: true, retryIn: time.Millisecond})
+			d.read(r, []*entry{d.row(0, "A", "")}, d.now, nil)
+		},
+		"a look for commands beside a read": func(d *drive, r *read) {
+			d.nextTask(d.now)
+			d.taskDone(d.now, taskAnswer{err: errors.New("connection reset"), kind: taskLost, retryIn: time.Millisecond})
 			d.read(r, []*entry{d.row(0, "A", "")}, d.now, nil)
 		},
 	} {
