@@ -88,6 +88,33 @@ func TestEngine_LooksAheadTakeBoundedMemory(t *testing.T) {
 	}
 }
 
+// In a pipeline nothing waits for its key, so what a look brings would overtake earlier
+// messages of its own.
+func TestEngine_LooksNotAheadInAPipeline(t *testing.T) {
+	t.Parallel()
+	r, h := newRig(OrderPerKeyPipelined, 0), &heap{}
+	r.answer = func(m *entry) (error, bool) {
+		if m.Topic == "dead" {
+			return errNack, true
+		}
+		return nil, true
+	}
+	h.add("dead", 1, 10)
+	for range 10 {
+		h.step(r)
+	}
+	h.add("other", 3000, 10)
+	for range 10_000 {
+		h.step(r)
+	}
+	if len(r.circuits.topics) == 0 || r.lanes[0].dry {
+		t.Fatal("nothing waits, or all is read: the test shows nothing")
+	}
+	if h.looks > 0 || r.sent["other"] > 0 {
+		t.Errorf("%d looks, %d messages went before the one that waits", h.looks, r.sent["other"])
+	}
+}
+
 // What the tables do not take keeps no payload while looks bring more.
 func TestEngine_FailuresThatCannotBeWrittenTakeBoundedMemory(t *testing.T) {
 	t.Parallel()
