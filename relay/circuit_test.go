@@ -92,6 +92,21 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	}
 }
 
+// One lane's channel failed. Its topic goes on in the other lanes, and so does the lane.
+func TestEngine_AnInterruptionOpensNoCircuit(t *testing.T) {
+	t.Parallel()
+	b := newBench(3, 4)
+	interrupted := b.bring(t, 3, 1, "a")
+	b.outcome(interrupted, b.now, Interrupted(errors.New("channel replaced")))
+	if n := len(b.circuits.topics); n != 0 {
+		t.Errorf("%d circuits are open", n)
+	}
+	b.found(t, 4, 2, "a")
+	if one, other := b.next(t), b.next(t); one.ID+other.ID != 3 {
+		t.Errorf("messages %d and %d are published", one.ID, other.ID)
+	}
+}
+
 // A message that failed while its topic recovers is tried again though nothing else
 // of the topic is left to tell whose fault it was.
 func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
@@ -156,6 +171,29 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 		if l.announced != nil || circuit.probe != nil {
 			t.Errorf("parked before: %v: %v is announced, %v probes", parked, l.announced, circuit.probe)
 		}
+	}
+}
+
+// What is sent alone is recorded before, or nobody could tell what its worker has died of.
+func TestEngine_SendsNothingAloneThatIsNotRecorded(t *testing.T) {
+	t.Parallel()
+	b := newBench(3)
+	l := b.lanes[3]
+	l.crashes = 2 // messages go out alone
+	l.add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a"})})
+	publish := func() int { return len(b.nextPublish(b.now, b.now.Add(time.Second))) }
+	if publish()+publish() > 0 {
+		t.Error("it is sent before it is recorded")
+	}
+	if c := b.nextTask(b.now); c == nil || c.lane != l {
+		t.Fatal("it is not recorded")
+	}
+	if publish() > 0 {
+		t.Error("it is sent while it is recorded")
+	}
+	b.taskDone(b.now, taskAnswer{})
+	if publish() != 1 {
+		t.Error("it is recorded and not sent")
 	}
 }
 
