@@ -1,7 +1,9 @@
 package rabbitmq
 
 import (
+	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/oncemill/oncemill/relay"
@@ -54,5 +56,31 @@ func TestLane_FailsWhatComesOfATermAfterAnOutage(t *testing.T) {
 				t.Errorf("%d are to be sent, want 2", n)
 			}
 		})
+	}
+}
+
+// What is pending behind a message whose time has ended fails with it, and what comes of
+// its term: sent now, it would overtake that message. What is in front of it may go.
+func TestLane_FailsWhatIsBehindAMessageWhoseTimeHasEnded(t *testing.T) {
+	l := newLane(&running{settings: &settings{Config: Config{Window: 10}}}, 0)
+	var failed []string
+	hand := func(ctx context.Context, id string) {
+		l.inbox.put(newBatch(ctx, []*relay.Message{{MessageID: id, Topic: "orders", Term: 7}}, func(m *relay.Message, _ error) {
+			failed = append(failed, m.MessageID)
+		}))
+		l.receive()
+	}
+	ctx, end := context.WithCancel(t.Context())
+	hand(t.Context(), "in front")
+	hand(ctx, "ended")
+	hand(t.Context(), "behind")
+	end()
+	l.expirePending(unavailableUnanswered)
+	hand(t.Context(), "late")
+	if want := []string{"ended", "behind", "late"}; !slices.Equal(failed, want) {
+		t.Errorf("failed: %q, want %q", failed, want)
+	}
+	if n := l.pending.len(); n != 1 {
+		t.Errorf("%d are to be sent, want the one in front", n)
 	}
 }
