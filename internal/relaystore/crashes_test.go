@@ -96,6 +96,11 @@ func TestLeases_ASuspectIsHandedOver(t *testing.T) {
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 5, Crashes: 1}})
 		expectErr(t, store.ClearCrashes(t.Context(), "c", map[int]int64{1: 5, 2: 7}), nil)
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 6}})
+		// Given back in good order, with its last message confirmed.
+		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "c", 6}, 44), nil)
+		expectErr(t, s.Release(t.Context(), "c", []int{1}), nil)
+		s.awaitExpired(t, 1)
+		s.expectTaken(t, "d", map[int]Taken{1: {Epoch: 7}})
 	})
 }
 
