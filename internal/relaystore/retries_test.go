@@ -261,6 +261,19 @@ func TestRetries_AHeldMessageHoldsItsKeyUntilAnOperatorDecides(t *testing.T) {
 	})
 }
 
+// A replayed message comes before one that holds its key. What is behind that one waits on.
+func TestRetries_NothingIsDueBehindAHeldMessage(t *testing.T) {
+	eachStore(t, func(t *testing.T, p *fixture) {
+		rows := p.publish(t, named(laneKey(1), 3)...)
+		p.mustFail(t, []Failure{failing(rows[0], FateDeadLetter)})
+		p.mustFail(t, []Failure{failing(rows[1], FateHoldKey)}, rows[2])
+		dead := p.letterOf(t, rows[0])
+		p.replay(t, dead)
+		p.mustCarryOut(t, dead.ID)
+		p.expectDue(t, rows[0].MessageID)
+	})
+}
+
 // A worker that lost its lane hears the broker's confirm when the next owner has
 // given the message up.
 func TestRetries_AConfirmThatComesLateClosesTheLetter(t *testing.T) {
