@@ -153,6 +153,32 @@ func TestLane_ReportsOneLateConfirmOfAMessage(t *testing.T) {
 	}
 }
 
+// A server that lost its latest commits gives ids out again: a row with the id of a copy in
+// flight, and not all else of it, is sent.
+func TestLane_TakesNoOtherRowForTheCopyInFlight(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*relay.Message)
+		sent   int
+	}{
+		"the same row":       {func(*relay.Message) {}, 0},
+		"another message id": {func(m *relay.Message) { m.MessageID = "another" }, 1},
+		"another topic":      {func(m *relay.Message) { m.Topic = "others" }, 1},
+		"another time":       {func(m *relay.Message) { m.CreatedAt = m.CreatedAt.Add(time.Microsecond) }, 1},
+	} {
+		l, to := fakeLane()
+		l.channel = fakeChannel(l, to)
+		done := func(*relay.Message, error) {}
+		row := *l.channel.put(t, 7, never{}, done)
+		l.channel.giveBack(l.channel.flight.all()[0], unavailableUnanswered)
+		c.change(&row)
+		l.inbox.put(newBatch(t.Context(), []*relay.Message{&row}, done))
+		l.receive()
+		if n := l.pending.len(); n != c.sent {
+			t.Errorf("%s: %d are to be sent, want %d", name, n, c.sent)
+		}
+	}
+}
+
 // Each replacement doubles the time until the next one, so that a queue that is merely
 // slow does not get everything again and again.
 func TestGrace_DoublesWithEachReplacement(t *testing.T) {
