@@ -293,6 +293,21 @@ func TestEngine_ALostConnectionDelaysParkedMessagesALittle(t *testing.T) {
 	}
 }
 
+// Rows of a key are on their way to the retrying ones, of which the last is gone meanwhile.
+// What a read under way brings of the key is behind them.
+func TestEngine_AKeyThatIsSweptWaitsForTheSweep(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0)
+	l := d.lanes[0]
+	l.startRetrying(l.chain("k"))
+	l.sweep("k")
+	l.endRetrying("k")
+	d.add(0, 1, "A", "k")
+	if taken := d.nextPublish(d.now, d.now.Add(time.Second)); len(taken) > 0 {
+		t.Error("it is published before what is being moved")
+	}
+}
+
 // One key cannot be swept: the others are.
 func TestEngine_AKeyThatCannotBeSweptKeepsNoOther(t *testing.T) {
 	t.Parallel()
