@@ -308,6 +308,31 @@ func TestEngine_AKeyThatIsSweptWaitsForTheSweep(t *testing.T) {
 	}
 }
 
+// What is read of a key while a failure of it is yet to be recorded waits for that: after a
+// crash the message that failed would come again, behind it.
+func TestEngine_WaitsForTheRecordOfAFailure(t *testing.T) {
+	t.Parallel()
+	for attempts, want := range map[int]int{1: 1, 2: 0} { // of the first: it is given up, or retried
+		d := newDrive(limits{}, 0)
+		d.limits.attempts.MaxAttempts = attempts
+		publish := func() int { return len(d.nextPublish(d.now, d.now.Add(time.Second))) }
+		d.add(0, 1, "A", "k")
+		d.publishAll(func(*entry) error { return Refused(errors.New("bad")) })
+		d.add(0, 1, "A", "k")
+		if publish() > 0 {
+			t.Errorf("%d attempts: the second is published before the failure of the first is recorded", attempts)
+			continue
+		}
+		if c := d.nextTask(d.now); c == nil || len(c.failures) != 1 {
+			t.Fatal("the failure is not recorded")
+		}
+		d.taskDone(d.now, taskAnswer{})
+		if n := publish(); n != want {
+			t.Errorf("%d attempts: %d are published once it is recorded, want %d", attempts, n, want)
+		}
+	}
+}
+
 // One key cannot be swept: the others are.
 func TestEngine_AKeyThatCannotBeSweptKeepsNoOther(t *testing.T) {
 	t.Parallel()
