@@ -158,6 +158,25 @@ func TestRemove_SweepsEachPartition(t *testing.T) {
 	}
 }
 
+// A row of one partition is locked: it is returned, and those of all partitions are removed.
+func TestRemove_SweepsBesideALockedPartition(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t, "binary_parameters=yes")
+	for i := range 3 {
+		p.exec(t, `insert into {{outbox}} (lane, id, topic, message_id, payload)
+			select i % 32, i + $1::int * 65536, 'orders', 'm' || i, '' from generate_series(1, 70) i`, i)
+	}
+	rows := p.read(t)
+	release := p.lock(t, `select from {{outbox}} where id = 1 for update`)
+	removal, err := p.tryRemove(t, refs(rows)...)
+	if left := p.read(t); err != nil || len(removal.Locked) != 1 || len(left) != 1 {
+		t.Errorf("%d are locked, %d are left, %v; want the one that is locked", len(removal.Locked), len(left), err)
+	}
+	release()
+	p.remove(t, removal.Locked...)
+	expectIDs(t, p.read(t))
+}
+
 // A role that may use the outbox but not its partitions one by one.
 func TestRemove_NeedsNoRightOnAPartition(t *testing.T) {
 	t.Parallel()
