@@ -204,6 +204,41 @@ func TestMiddleware_ASpoiltCacheCostsADetour(t *testing.T) {
 	})
 }
 
+// The answer of a request whose commit was refused is in no cache: the next one runs.
+func TestTxMiddleware_ACacheKeepsNothingThatWasRolledBack(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		p.exec(t, `create table parents (id integer primary key)`)
+		p.exec(t, `create table children (id integer references parents (id) deferrable initially deferred)`)
+		cache := &cacheOf{}
+		handler := p.engine(t, func(c *idempotency.Config) { c.Responses.Cache = cache }).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			tx, _ := idempotency.TxFromContext(r.Context())
+			if _, err := tx.ExecContext(r.Context(), `insert into children values (1)`); err != nil {
+				t.Error(err)
+			}
+			w.WriteHeader(http.StatusCreated)
+		}))
+		expectProblem(t, do(t, handler, post("/", "x")), http.StatusInternalServerError, "commit-failed")
+		p.exec(t, `insert into parents values (1)`)
+		if w := do(t, handler, post("/", "x")); w.Code != http.StatusCreated || w.Header().Get("Idempotency-Replayed") != "" {
+			t.Errorf("then %d %v", w.Code, w.Header())
+		}
+		if n := p.count(t, `select count(*) from children`); n != 1 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}
+
+// A response above the limit is sent once, whole, and its request does not run again.
+func TestMiddleware_ResponsesThatAreTooLargeAreNotRunAgain(t *testing.T) {
+	t.Parallel()
+	large := strings.Repeat("x", 200)
+	handler := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Responses.MaxSize = 100 }).Middleware(ok(large))
+	if w := do(t, handler, post("/", "x")); w.Code != http.StatusOK || w.Body.String() != large {
+		t.Errorf("%d, %d bytes", w.Code, w.Body.Len())
+	}
+	expectProblem(t, do(t, handler, post("/", "x")), http.StatusConflict, "response-not-stored")
+}
+
 // The status distinguishes a key that may be sent again from one whose outcome is unknown.
 func TestStatus_TellsReleasedFromUnknown(t *testing.T) {
 	t.Parallel()

@@ -331,6 +331,58 @@ func TestMiddleware_KeepsItsLeaseAndALateSuccess(t *testing.T) {
 	})
 }
 
+// Config.OnCommit is called after each commit of effects, and only then.
+func TestTxMiddleware_OnCommitFollowsEachCommit(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	for shape, size := range shapes {
+		var commits atomic.Int64
+		handler := p.engine(t, func(c *idempotency.Config) {
+			c.Keys.Optional, c.Transactions.GroupSize = true, size
+			c.OnCommit = func() { commits.Add(1) }
+		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/refused" {
+				w.WriteHeader(http.StatusUnprocessableEntity)
+			}
+		}))
+		for _, c := range []struct {
+			what string
+			r    *http.Request
+			want int64
+		}{
+			{"a request", post("/", "x", withKey(fmt.Sprint(size))), 1},
+			{"its replay", post("/", "x", withKey(fmt.Sprint(size))), 0},
+			{"a refused one", post("/refused", "x", withKey(fmt.Sprint("no-", size))), 0},
+			{"one without a key", post("/", "x", withoutKey), 1},
+			{"a refused one without a key", post("/refused", "x", withoutKey), 0},
+		} {
+			commits.Store(0)
+			if do(t, handler, c.r); commits.Load() != c.want {
+				t.Errorf("%s, %s: %d calls, want %d", shape, c.what, commits.Load(), c.want)
+			}
+		}
+	}
+}
+
+// A request without a key whose client was told to send it again has had no effect.
+func TestTxMiddleware_NothingCommitsAfterItsTime(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		handler := p.engine(t, func(c *idempotency.Config) {
+			c.Keys.Optional, c.Timeout = true, 500*time.Millisecond
+		}).TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if err := addNamed(r.Context(), "late"); err != nil {
+				t.Log(err) // its time was up before
+			}
+			<-r.Context().Done()
+			w.WriteHeader(http.StatusCreated)
+		}))
+		expectProblem(t, do(t, handler, post("/", "x", withoutKey)), http.StatusServiceUnavailable, "execution-timeout")
+		if n := p.count(t, `select count(*) from effects`); n != 0 {
+			t.Errorf("%d effects", n)
+		}
+	})
+}
+
 // A transaction whose time ends before its commit has had no effect; its request may be sent
 // again.
 func TestTxMiddleware_TimeEndsBeforeTheCommit(t *testing.T) {

@@ -139,6 +139,29 @@ func TestMiddleware_ASemicolonOfABareKeyIsPartOfIt(t *testing.T) {
 	}
 }
 
+// Requests of one route that differ in anything else are different requests.
+func TestMiddleware_ComparesTheWholeRequest(t *testing.T) {
+	t.Parallel()
+	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) { c.Scope = idempotency.SingleTenant() })
+	mux := http.NewServeMux()
+	mux.Handle("POST /orders/{id}/pay", engine.Middleware(ok("paid")))
+	plain := typed("text/plain")
+	do(t, mux, post("/orders/1/pay?currency=eur", "10", plain))
+	for what, r := range map[string]*http.Request{
+		"path":         post("/orders/2/pay?currency=eur", "10", plain),
+		"query":        post("/orders/1/pay?currency=usd", "10", plain),
+		"content type": post("/orders/1/pay?currency=eur", "10", typed("application/json")),
+		"body":         post("/orders/1/pay?currency=eur", "1000", plain),
+	} {
+		if w := do(t, mux, r); problemOf(w) != "key-reused" {
+			t.Errorf("another %s: %d %s", what, w.Code, w.Body)
+		}
+	}
+	if w := do(t, mux, post("/orders/1/pay?currency=eur", "10", plain)); w.Body.String() != "paid" || w.Header().Get("Idempotency-Replayed") != "true" {
+		t.Errorf("the same: %d %s", w.Code, w.Body)
+	}
+}
+
 // A handler's timeout begins when its request has been read.
 func TestTxMiddleware_ASlowUploadHasAllItsTime(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {

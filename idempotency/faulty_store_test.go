@@ -220,6 +220,21 @@ func TestMiddleware_FailsOpenBeforeTheHandlerOnly(t *testing.T) {
 	})
 }
 
+// A handler that needs a transaction never runs without one.
+func TestTxMiddleware_NeverFailsOpen(t *testing.T) {
+	t.Parallel()
+	p, _ := onSQLite(t).through(t)
+	runs := 0
+	handler := p.engine(t, func(c *idempotency.Config) { c.Failures.FailOpen = true }).TxMiddleware(counted(&runs))
+	if err := p.db.Close(); err != nil {
+		t.Fatal(err)
+	}
+	expectProblem(t, do(t, handler, post("/", "x")), http.StatusServiceUnavailable, "store-unavailable")
+	if runs != 0 {
+		t.Error("it ran")
+	}
+}
+
 // deadStore cannot be reached.
 type deadStore struct{ dyingStore }
 

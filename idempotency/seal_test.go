@@ -111,6 +111,24 @@ func TestTxMiddleware_TheHandleRefusesTheEnd(t *testing.T) {
 	})
 }
 
+// SQLite can refuse the end by a handler only where its foreign keys are on.
+func TestTxMiddleware_SQLiteNeedsForeignKeys(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	p.db.SetMaxOpenConns(1)
+	runs := 0
+	handler := p.engine(t, nil).TxMiddleware(counted(&runs))
+	p.exec(t, `pragma foreign_keys = off`)
+	expectProblem(t, do(t, handler, post("/", "x")), http.StatusServiceUnavailable, "store-unavailable")
+	if runs != 0 {
+		t.Error("it ran without a seal")
+	}
+	p.exec(t, `pragma foreign_keys = on`)
+	if w := do(t, handler, post("/", "x")); w.Code != http.StatusOK || runs != 1 {
+		t.Errorf("then %d after %d runs", w.Code, runs)
+	}
+}
+
 // The statement that finishes a request leaves nothing behind in the seal's table.
 func TestTxMiddleware_TheSealLeavesNoRows(t *testing.T) {
 	t.Parallel()

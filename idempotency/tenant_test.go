@@ -3,6 +3,7 @@ package idempotency_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -29,6 +30,23 @@ func TestDo_KeepsTenantsApart(t *testing.T) {
 		own("b")
 		own("a")
 	})
+}
+
+// The same for requests: each tenant has an answer of its own.
+func TestMiddleware_KeepsTenantsApart(t *testing.T) {
+	t.Parallel()
+	handler := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.WriteString(w, "of "+r.Header.Get("X-Tenant"))
+	}))
+	for _, tenant := range []string{"a", "b", "a"} {
+		w := do(t, handler, post("/", "x", func(r *http.Request) {
+			r.Header.Set("X-Tenant", tenant)
+			r.Header.Set("X-User", "user")
+		}))
+		if w.Body.String() != "of "+tenant {
+			t.Errorf("%s: %d %s", tenant, w.Code, w.Body)
+		}
+	}
 }
 
 // What one tenant has outstanding is no other tenant's limit.
