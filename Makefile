@@ -65,6 +65,10 @@ test-long: ## the same in full: all cases, long runs, large sizes; takes hours
 sim: ## drive the relay's engine through 50,000 random schedules (SCHEDULES=n; SEED=n for the first)
 	go test ./relay -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SCHEDULES),50000) -seed $(or $(SEED),0)
 
+.PHONY: mutants
+mutants: ## plant bugs, one at a time, and see that a test notices each (ONLY=pattern)
+	@exports=$$(scripts/servers.sh up) && eval "$$exports" && go run ./internal/mutants -only '$(ONLY)'
+
 .PHONY: check
 check: check-format check-tidy check-vet check-lint check-scripts check-documents ## all that is not a test: format, tidy, vet, lint, scripts, documents
 
