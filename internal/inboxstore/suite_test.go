@@ -449,6 +449,33 @@ func TestPurge_RemovesIDsPastRetention(t *testing.T) {
 	})
 }
 
+// Two consumers know the same messages, one of them for longer than they are kept.
+func TestPurge_LeavesWhatIsOfOtherConsumers(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		cfg := inboxstore.Config{Consumer: "mail", Timeout: time.Minute}
+		cfg = cfg.Resolve(f.where.Dialect, func(field, value, problem string) { t.Errorf("%s = %s: %s", field, value, problem) })
+		mail := *f
+		mail.Store = inboxstore.Open(f.db, f.where, cfg)
+		for _, of := range []*fixture{f, &mail} {
+			of.handle(t, "a", "b")
+			_, err := of.RecordFailure(t.Context(), "failing", inboxstore.Failure{Again: func(inboxstore.Record) time.Duration { return 0 }})
+			must(t, err)
+		}
+		hours := map[oncemill.Dialect]string{oncemill.SQLite: "7200000000", oncemill.PostgreSQL: "interval '2 hours'"}[f.where.Dialect]
+		f.exec(t, `update {{inbox}} set received_at = received_at - `+hours+` where consumer = 'mail'`)
+		f.exec(t, `update {{inbox_failures}} set changed_at = changed_at - `+hours+` where consumer = 'mail'`)
+		if ids, failures, err := f.Purge(t.Context(), time.Hour, 10); err != nil || ids != 0 || failures != 0 {
+			t.Errorf("of what is young, or another's: %d ids, %d failures, %v", ids, failures, err)
+		}
+		if ids, failures, err := mail.Purge(t.Context(), time.Hour, 10); err != nil || ids != 2 || failures != 1 {
+			t.Errorf("of what is old: %d ids, %d failures, %v", ids, failures, err)
+		}
+		if got := f.handle(t, "a", "b"); got[0] || got[1] {
+			t.Errorf("claimed again %v", got)
+		}
+	})
+}
+
 // However many messages fail that are never handled, a purge looks at a few of them at a
 // time, and gets to all.
 func TestPurge_LooksAtAFewFailuresAtATime(t *testing.T) {
