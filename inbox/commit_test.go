@@ -2,6 +2,7 @@ package inbox_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"testing"
 
@@ -42,6 +43,33 @@ func TestPostgres_LostAnswerOfTheCommitIsResolvedByTheRedelivery(t *testing.T) {
 			if runs != c.runs {
 				t.Errorf("the handler ran %d times", runs)
 			}
+		})
+	}
+}
+
+// The messages of a group share its commit, and do not know its outcome either.
+func TestGroup_LostAnswerOfTheCommitIsResolvedByTheRedeliveries(t *testing.T) {
+	t.Parallel()
+	for name, arrives := range map[string]bool{"the commit has arrived": true, "the commit has not arrived": false} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := testDBs["postgresql"](t)
+			cut := testserver.NewCommitCutter(t, p.dsn, arrives)
+			through := *p
+			through.tap = &tap{driver: p.tap.driver, dsn: cut.DSN}
+			through.db = openTap(t, through.tap)
+			in := through.grouping(t, 4)
+			ids := numbered(4)
+			cut.Arm()
+			for id, err := range deliverAll(t, in, effect, newMessages(t, ids...)...) {
+				if !errors.Is(err, inbox.ErrCommitUnknown) {
+					t.Errorf("%s: %v", id, err)
+				}
+			}
+			for range 2 {
+				expectNoErrors(t, deliverAll(t, in, effect, newMessages(t, ids...)...))
+			}
+			p.expect(t, 4, 4, 0)
 		})
 	}
 }

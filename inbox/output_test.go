@@ -16,10 +16,15 @@ import (
 // publish topic: only the router can put the topic into the context.
 func routed(t *testing.T, id, topic string) *message.Message {
 	t.Helper()
+	return routedTo(t, "any", id, topic)
+}
+
+func routedTo(t *testing.T, handler, id, topic string) *message.Message {
+	t.Helper()
 	msg := message.NewMessageWithContext(t.Context(), id, nil)
 	seen := make(chan struct{})
 	router := message.NewDefaultRouter(nil)
-	router.AddHandler("any", "orders", oneMessage{msg}, topic, refusingPublisher{t}, func(*message.Message) ([]*message.Message, error) {
+	router.AddHandler(handler, "orders", oneMessage{msg}, topic, refusingPublisher{t}, func(*message.Message) ([]*message.Message, error) {
 		close(seen)
 		return nil, nil
 	})

@@ -397,8 +397,30 @@ func TestReplays_AreOfHandlersToo(t *testing.T) {
 		if n, err := in.Replay(t.Context()); n != 1 || err != nil {
 			t.Errorf("%d replayed, %v", n, err)
 		}
+		for range 2 { // what it has published is remembered for more than one step
+			if n, err := in.Replay(t.Context()); n != 0 || err != nil {
+				t.Errorf("%d replayed again at once, %v", n, err)
+			}
+		}
+	})
+}
+
+// A longer name is that of a handler only behind a slash.
+func TestReplays_AreOfNoConsumerWithALikeName(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		store := p.letterStore(t)
+		with := func(consumer string) *inbox.Inbox {
+			return p.inbox(t, func(cfg *inbox.Config) {
+				cfg.Consumer, cfg.DeadLetters = consumer, store
+				cfg.Replays = &inbox.Replays{Publisher: &recorder{}, Topic: toQueue}
+			})
+		}
+		expectNoError(t, deliverMessage(t, with("stockroom"), message.NewMessage("a", nil), bad))
+		replayAll(t, store, "stockroom")
+		in := with("stock")
+		in.PerHandler(bad)
 		if n, err := in.Replay(t.Context()); n != 0 || err != nil {
-			t.Errorf("%d replayed again at once, %v", n, err)
+			t.Errorf("stock has replayed %d letters of stockroom, %v", n, err)
 		}
 	})
 }

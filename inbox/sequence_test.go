@@ -63,6 +63,40 @@ func TestSequence_WaitsForWhatIsRetried(t *testing.T) {
 	})
 }
 
+// What its handler needs is unavailable, maybe to all: it comes again, and nothing of its
+// key overtakes it.
+func TestSequence_WaitsForWhatFindsNothingThere(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		process := func() *inbox.Inbox {
+			in, _ := p.withDeadLetters(t, func(cfg *inbox.Config) {
+				cfg.GapWait = 100 * time.Millisecond
+				cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 5, Delay: 10 * time.Second}
+				cfg.Sequence = func(m *message.Message) (int64, bool) {
+					n, err := strconv.ParseInt(m.UUID, 10, 64)
+					return n, err == nil
+				}
+			})
+			return in
+		}
+		msg := func(id string) *message.Message {
+			m := from(t, id, delivery{})
+			m.Metadata.Set(outbox.KeyMetadata, "k")
+			return m
+		}
+		lacking := func(*message.Message) ([]*message.Message, error) { return nil, inbox.Unavailable(errUndo) }
+		expectNoError(t, deliverMessage(t, process(), msg("1"), effect))
+		in := process() // has handled nothing yet
+		expectError(t, deliverMessage(t, in, msg("2"), lacking), errUndo)
+		for range 3 {
+			expectError(t, deliverMessage(t, in, msg("3"), effect), inbox.ErrGap)
+			testserver.Pause(t.Context(), 150*time.Millisecond) // longer than GapWait
+		}
+		expectNoError(t, deliverMessage(t, in, msg("2"), effect))
+		expectNoError(t, deliverMessage(t, in, msg("3"), effect))
+		p.expect(t, 3, 3, 0)
+	})
+}
+
 // Those behind one that does not come go on in their order when they have waited for it
 // for long enough.
 func TestSequence_GoesOnInOrder(t *testing.T) {

@@ -233,6 +233,20 @@ func TestPerHandler_NeedsARouter(t *testing.T) {
 	})
 }
 
+func TestPerHandler_EachHandlerIsAConsumer(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		in := p.inbox(t, nil)
+		for _, name := range []string{"warehouse", "mail"} {
+			handle := in.PerHandler(effect)
+			for range 2 {
+				_, err := handle(routedTo(t, name, "a", "results"))
+				expectNoError(t, err)
+			}
+		}
+		p.expect(t, 2, 2, 0)
+	})
+}
+
 func TestSequence_EnforcesTheOrderOfAKey(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) {
