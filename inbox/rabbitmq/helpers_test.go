@@ -77,7 +77,7 @@ func none(t testing.TB, out <-chan *message.Message) {
 	select {
 	case msg, open := <-out:
 		if open {
-			t.Errorf("message %q too much", msg.UUID)
+			t.Fatalf("message %q too much", msg.UUID)
 		}
 	case <-time.After(50 * time.Millisecond):
 	}

@@ -9,6 +9,7 @@ import (
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -59,6 +60,30 @@ func TestSubscriber_PublishFailsWithoutAQueue(t *testing.T) {
 	}
 }
 
+// A queue may be configured to refuse what is too much for it.
+func TestSubscriber_PublishFailsWhereTheQueueIsFull(t *testing.T) {
+	t.Parallel()
+	cfg := queues(testserver.RabbitMQ(t), 1)
+	cfg.Queue.Arguments = amqp091.Table{"x-max-length": int32(1), "x-overflow": "reject-publish"}
+	s := subscriber(t, cfg, rabbitmq.Config{})
+	out := subscribe(t, s, "orders")
+	var held *message.Message
+	for _, id := range []string{"is handled", "waits"} {
+		if err := s.Publish("orders", message.NewMessage(id, nil)); err != nil {
+			t.Fatal(err)
+		}
+		if held == nil {
+			held = next(t, out)
+		}
+	}
+	if err := s.Publish("orders", message.NewMessage("too much", nil)); err == nil || !strings.Contains(err.Error(), "not confirmed") {
+		t.Errorf("to a full queue: %v", err)
+	}
+	held.Ack()
+	next(t, out).Ack()
+	none(t, out)
+}
+
 // The name of a queue may be made anew for each subscription.
 func TestSubscriber_PublishesToTheQueueItConsumesFrom(t *testing.T) {
 	t.Parallel()
@@ -89,10 +114,12 @@ func TestSubscriber_PublishRefusesWhatCannotBeSent(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if err := s.Publish("orders", with("CC", "elsewhere")); err != nil {
-		t.Error(err)
+	for _, name := range []string{"CC", "BCC"} {
+		if err := s.Publish("orders", with(name, "elsewhere")); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		next(t, out).Ack()
 	}
-	next(t, out).Ack()
 }
 
 // Nobody waits for a broker that says nothing, when the subscriber is closed.
