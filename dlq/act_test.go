@@ -46,6 +46,23 @@ func TestStore_AReplayIsACommandThatIsGivenOnce(t *testing.T) {
 	})
 }
 
+// More dead letters than a statement takes.
+func TestStore_ACommandForManyReportsEach(t *testing.T) {
+	eachDB(t, func(t *testing.T, p *testDB) {
+		ids := make([]int64, 1001)
+		for i := range ids {
+			ids[i] = int64(i + 1)
+		}
+		p.exec(t, `insert into {{dead_letters}} (source, consumer, topic, message_id, payload, reason, error, fingerprint)
+			with recursive n (i) as (select 1 union all select i + 1 from n where i < $1)
+			select 'consumer', 'stock', 'orders', 'm', '', 'refused', '', 'f' from n`, len(ids))
+		accepted, err := p.Replay(t.Context(), append(ids, 5000), ada)
+		if !slices.Equal(accepted, ids) || !errors.Is(err, dlq.ErrNotFound) {
+			t.Errorf("accepted %d of %d, %v", len(accepted), len(ids), err)
+		}
+	})
+}
+
 func TestStore_TheReplayOfAConsumersLetterIsEnded(t *testing.T) {
 	eachDB(t, func(t *testing.T, p *testDB) {
 		replaying, dead := p.write(t, letter{source: "consumer", consumer: "stock"}), p.write(t, letter{source: "consumer", consumer: "stock"})
