@@ -14,6 +14,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -230,6 +231,30 @@ func TestRing_NeverDestroysACommittedRow(t *testing.T) {
 			}
 			expectIDs(t, p.read(t), "committed")
 		})
+	}
+}
+
+// From its last look to its end no row comes: writers wait for the upkeep, which is short.
+func TestRing_KeepsWritersOutAfterItsLastLook(t *testing.T) {
+	t.Parallel()
+	p := ring(t)
+	elsewhere := p.open(t, "lock_timeout=50")
+	p.leaveDead(t, 1)
+	p.enter(t, 3)
+	tried := false
+	p.tap.onStatement(func(text string) {
+		if tried || !strings.Contains(text, "in access exclusive mode") {
+			return
+		}
+		tried = true
+		_, err := elsewhere.ExecContext(t.Context(), p.expand(t, `insert into {{outbox}} (id, lane, topic, message_id, payload) values ($1, 0, 'orders', 'late', '')`), 5*idsPerPartition)
+		if !sqlerr.TimedOut(err) {
+			t.Errorf("a writer between look and truncation: %v", err)
+		}
+	})
+	p.expectTruncated(t, 1)
+	if !tried {
+		t.Error("nothing was locked: the test shows nothing")
 	}
 }
 
