@@ -157,6 +157,44 @@ values ('replayed', 'consumer', 'stock', 'orders', ?1, x'00', 'failed', '', '', 
 	}
 }
 
+// sender passes on the ids of what is published.
+type sender chan string
+
+func (s sender) Publish(_ string, messages ...*message.Message) error {
+	for _, msg := range messages {
+		s <- msg.UUID
+	}
+	return nil
+}
+
+func (sender) Close() error { return nil }
+
+// The relay stops last, and sends what the others publish at their end.
+func TestRun_RelaysWhatIsPublishedWhileItStops(t *testing.T) {
+	t.Parallel()
+	sent := make(sender, 1)
+	m := newMill(t, testserver.SQLite(t), mill.Config{Outbox: &outbox.Config{}, Sink: relay.FromPublisher(sent)})
+	stop := run(t, m, func(ctx context.Context) error {
+		<-ctx.Done()
+		err := m.Outbox().RunInTx(context.WithoutCancel(ctx), func(ctx context.Context, tx *sql.Tx) error {
+			return m.Outbox().Publish(ctx, tx, "orders", message.NewMessage("the last order", nil))
+		})
+		if err != nil {
+			return err
+		}
+		select {
+		case <-sent:
+			return nil
+		case <-time.After(10 * time.Second):
+			return errors.New("it was not sent")
+		}
+	})
+	eventually(t, "it is ready", func() bool { return m.Ready() == nil })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A broker that is away when the service starts is waited for.
 func TestRun_SubscribesWhenTheBrokerIsThere(t *testing.T) {
 	t.Parallel()
