@@ -17,7 +17,7 @@ import (
 const timeLimit = "5m"
 
 // unharmed runs the tests of all bugs without one.
-func unharmed(ctx context.Context, root string, bugs []bug) error {
+func unharmed(ctx context.Context, root string, bugs []mutant) error {
 	tests := map[string][]string{}
 	for _, b := range bugs {
 		if !slices.Contains(tests[b.pkg], b.test) {
@@ -41,7 +41,7 @@ func unharmed(ctx context.Context, root string, bugs []bug) error {
 
 // plant runs the test with the bug. It returns nil if the test has noticed it, otherwise why
 // that is no catch.
-func (b bug) plant(ctx context.Context, root, dir string) error {
+func (b mutant) plant(ctx context.Context, root, dir string) error {
 	text, err := b.planted(root)
 	if err != nil {
 		return err

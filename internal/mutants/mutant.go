@@ -12,8 +12,8 @@ import (
 	"strings"
 )
 
-// bug is a text to replace in one file of the library.
-type bug struct {
+// mutant is a text to replace in one file of the library, so that it has a bug.
+type mutant struct {
 	name     string
 	harm     string // what users would suffer
 	pkg      string // package of the test, relative to the root, for example ./inbox
@@ -26,12 +26,12 @@ const plantedDir = "internal/mutants/planted"
 
 // load reads the bugs whose name matches, in the order of packages and names, and fails if
 // one no longer fits its file.
-func load(root string, only *regexp.Regexp) ([]bug, error) {
+func load(root string, only *regexp.Regexp) ([]mutant, error) {
 	paths, err := filepath.Glob(filepath.Join(root, plantedDir, "*.bug"))
 	if err != nil {
 		return nil, err
 	}
-	var bugs []bug
+	var bugs []mutant
 	var errs []error
 	for _, path := range paths {
 		name := strings.TrimSuffix(filepath.Base(path), ".bug")
@@ -55,7 +55,7 @@ func load(root string, only *regexp.Regexp) ([]bug, error) {
 	if len(bugs) == 0 && len(errs) == 0 {
 		return nil, fmt.Errorf("no bug in %s matches %q", plantedDir, only)
 	}
-	slices.SortFunc(bugs, func(a, b bug) int { return cmp.Or(cmp.Compare(a.pkg, b.pkg), cmp.Compare(a.name, b.name)) })
+	slices.SortFunc(bugs, func(a, b mutant) int { return cmp.Or(cmp.Compare(a.pkg, b.pkg), cmp.Compare(a.name, b.name)) })
 	return bugs, errors.Join(errs...)
 }
 
@@ -68,8 +68,8 @@ func load(root string, only *regexp.Regexp) ([]bug, error) {
 //	lines of the file, whole
 //	-- to --
 //	lines in their place
-func parse(name, text string) (bug, error) {
-	b := bug{name: name}
+func parse(name, text string) (mutant, error) {
+	b := mutant{name: name}
 	head, body, ok := strings.Cut(text, "-- from --\n")
 	from, to, ok2 := strings.Cut(body, "-- to --\n")
 	if !ok || !ok2 {
@@ -101,7 +101,7 @@ func parse(name, text string) (bug, error) {
 }
 
 // planted returns the file with the bug.
-func (b bug) planted(root string) ([]byte, error) {
+func (b mutant) planted(root string) ([]byte, error) {
 	text, err := os.ReadFile(filepath.Join(root, b.file))
 	if err != nil {
 		return nil, err
