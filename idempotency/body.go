@@ -69,8 +69,7 @@ func contentOf(r *http.Request, body []byte, kind BodyKind) (content, error) {
 		return content{"parsed parts", sum}, err
 	case gone && len(r.PostForm) > 0 && contentType == "application/x-www-form-urlencoded":
 		return content{"parsed form", canonicalValues(r.PostForm)}, nil
-	case gone && (r.ContentLength > 0 || contentType != ""):
-		// Of unknown length, and nothing came: who names a type sends something.
+	case int64(len(body)) < r.ContentLength:
 		return content{}, errBodyTaken
 	case encoded != "" && !strings.EqualFold(encoded, "identity"):
 		return content{"encoded " + encoded, body}, nil
