@@ -10,6 +10,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
@@ -302,5 +303,99 @@ func TestDue_LeavesOutWhatHasNotCome(t *testing.T) {
 	}
 	if !slices.Equal(kept, []int64{1, 4, 6}) {
 		t.Errorf("may go: %v", kept)
+	}
+}
+
+// A way to the database may be slow: a read brings no more than it carries, whoever
+// takes the lanes, and all that a fast one does.
+func TestEngine_ReadsWhatTheWayCarries(t *testing.T) {
+	t.Parallel()
+	const limit = 5 * time.Second // of a read
+	held := make([]int, outbox.Lanes)
+	for i := range held {
+		held[i] = i
+	}
+	for _, speed := range []int{20, 100, 1000, 1_000_000} { // rows a second
+		d := newDrive(limits{}, held...)
+		begin, failed, brought, most := d.now, 0, 0, 0
+		for reads := 0; reads < 150; {
+			d.now = d.now.Add(time.Millisecond)
+			d.wake()
+			r := d.nextRead(d.now)
+			if r == nil {
+				continue
+			}
+			reads++
+			var rows []*entry
+			for _, lane := range r.Lanes {
+				for range r.Rows {
+					rows = append(rows, d.row(lane, "orders", ""))
+				}
+			}
+			took := time.Duration(len(rows)) * time.Second / time.Duration(speed)
+			d.now = d.now.Add(min(took, limit))
+			if took > limit {
+				failed++
+				d.read(r, nil, d.now, bounded.ErrAbandoned)
+			} else {
+				brought, most = brought+len(rows), max(most, r.Rows)
+				d.read(r, rows, d.now, nil)
+			}
+			for _, l := range d.lanes { // it is all sent
+				l.forgetUnsent()
+				l.loaded = true
+			}
+		}
+		if failed > 1 {
+			t.Errorf("%d rows a second: %d reads failed", speed, failed)
+		}
+		if could := int(d.now.Sub(begin).Seconds()) * speed; speed <= 1000 && brought < could*9/10 {
+			t.Errorf("%d rows a second: %d were read, %d could have been", speed, brought, could)
+		}
+		if speed == 1_000_000 && most != d.limits.laneRows {
+			t.Errorf("%d rows of a lane in a read at most, want %d", most, d.limits.laneRows)
+		}
+	}
+}
+
+// While a large message of a lane comes in pieces, each read is followed by another one of
+// that lane: the others are read, too.
+func TestEngine_PollsWhileALargeMessageComes(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0, 1)
+	others := 0
+	const reads = 20
+	for n := 0; n < reads; {
+		d.now = d.now.Add(time.Millisecond)
+		r := d.nextRead(d.now)
+		if r == nil {
+			continue
+		}
+		n++
+		if slices.Contains(r.Lanes, 1) {
+			others++
+		}
+		r.short = map[int]error{0: nil}
+		d.now = d.now.Add(500 * time.Millisecond)
+		d.read(r, nil, d.now, nil)
+	}
+	if others < reads/2 {
+		t.Errorf("another lane was in %d of %d reads", others, reads)
+	}
+}
+
+// A lane whose large message could not be read is left alone for a moment, and others are
+// not.
+func TestEngine_PutsALaneOffWhoseLargeMessageCannotBeRead(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0, 1)
+	d.wake()
+	r := d.nextRead(d.now)
+	r.short = map[int]error{0: errOtherRow}
+	d.read(r, nil, d.now, nil)
+	d.now = d.now.Add(readAgain / 2)
+	d.wake()
+	if r := d.nextRead(d.now); r == nil || !slices.Equal(r.Lanes, []int{1}) {
+		t.Errorf("read %v, want the other lane alone", r)
 	}
 }

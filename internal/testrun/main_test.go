@@ -96,6 +96,15 @@ func TestRun_ShowsTheOutputOfAFailure(t *testing.T) {
 	}
 }
 
+// The detector reports a race while any test runs; the one that fails for it may be another.
+func TestRun_ShowsARaceThatATestHasPassedWith(t *testing.T) {
+	t.Parallel()
+	out, err := runIn(t, tests("func TestRaces(t *testing.T) { t.Log(\"WARNING: DATA RACE\") }\n"+failing))
+	if err == nil || !strings.Contains(out, "DATA RACE") {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
 func TestRun_ShowsAPanicAndACompilerError(t *testing.T) {
 	t.Parallel()
 	out, err := runIn(t, tests("func TestPanics(*testing.T) { panic(\"torn\") }\n"))
