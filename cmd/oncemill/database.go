@@ -22,7 +22,7 @@ type databaseOptions struct {
 }
 
 func (o *databaseOptions) register(flags *pflag.FlagSet) {
-	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name or sqlite:path/to/file.db; TLS is required and verified unless the host is loopback or sslmode is set (required, except for conformance)")
+	flags.StringVar(&o.url, "database", "", "postgres://user:password@host/name or sqlite:path/to/file.db; TLS is required, and verified unless the host is loopback; sslmode overrides this (required, except for conformance)")
 	flags.StringVar(&o.schema, "schema", "", `schema of oncemill's tables (default "oncemill"; none on SQLite)`)
 	flags.StringVar(&o.prefix, "prefix", "", `prefix of oncemill's tables (default none; "oncemill_" on SQLite)`)
 }

@@ -117,6 +117,9 @@ func TestLettersCommand_EscapesUntrustedText(t *testing.T) {
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
+	if out := run(0, "letters"); !strings.Contains(out, "  -  ") {
+		t.Errorf("a consumer's letter says whether the broker has it: %q", out)
+	}
 	if _, err := db.ExecContext(t.Context(), `update oncemill_dead_letters set maybe_delivered = 1`); err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -18,12 +19,27 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/inbox"
 )
 
 func newLetters(opts *options) *cobra.Command {
 	letters := newList(opts, "letters")
 	letters.AddCommand(newList(opts, "list"), newShowLetter(opts), newReplay(opts), newDiscard(opts))
 	return letters
+}
+
+// The classes of dlq.Letter.Reason.
+var (
+	relayReasons    = []string{"refused", "unroutable", "unanswered", "malformed", "crashed", "failed"}
+	consumerReasons = []string{
+		string(inbox.ReasonFailed), string(inbox.ReasonPermanent), string(inbox.ReasonUnavailable),
+		string(inbox.ReasonCrashed), string(inbox.ReasonMalformed), string(inbox.ReasonNoMessageID),
+		string(inbox.ReasonConflict), string(inbox.ReasonUnverified), string(inbox.ReasonTooOld),
+	}
+)
+
+func reasons() string {
+	return "relays: " + strings.Join(relayReasons, ", ") + "; consumers: " + strings.Join(consumerReasons, ", ")
 }
 
 // newList returns a command that lists dead letters: "letters" and "letters list".
@@ -40,13 +56,20 @@ Replay delivers messages again: a relay's message in its place among those of it
 key, a consumer's message to that consumer alone. Discard gives messages up, with a
 reason. A running worker does either within a second or two: the relay that owns the
 message, or the consumer's inbox, if that has Config.Replays. A replayed message that
-fails again becomes a new dead letter.`,
+fails again becomes a new dead letter.
+
+FROM is "relay", or the name of a consumer. TRIES counts the attempts of a relay, or the
+failed deliveries of a consumer. DELIVERED tells of a relay's message whether the broker
+may have it already.`,
 		Example: `  oncemill letters --topic orders
   oncemill letters show 17
   oncemill letters replay 17 18 --reason "queue created"
   oncemill letters discard 19 --reason "test order"`,
 		Args: wrongUse(noCommand),
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if filter.Reason != "" && !slices.Contains(slices.Concat(relayReasons, consumerReasons), filter.Reason) {
+				return &usageError{fmt.Errorf("--reason-class %q: must be one of %s", filter.Reason, reasons())}
+			}
 			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				for _, s := range states {
 					filter.States = append(filter.States, dlq.State(strings.TrimSpace(s)))
@@ -66,7 +89,7 @@ fails again becomes a new dead letter.`,
 	flags.StringVar(&filter.Key, "key", "", "only dead letters of this ordering key")
 	flags.StringVar(&filter.MessageID, "message-id", "", "only dead letters of this message")
 	flags.StringVar(&filter.Consumer, "consumer", "", "only dead letters of this consumer")
-	flags.StringVar(&filter.Reason, "reason-class", "", "only dead letters with this reason; relays: refused, unroutable, unanswered, malformed, crashed, failed; consumers: failed, permanent, unavailable, crashed, malformed, no-message-id, conflict, unverified, older-than-retention")
+	flags.StringVar(&filter.Reason, "reason-class", "", "only dead letters with this reason; "+reasons())
 	flags.IntVar(&filter.Limit, "limit", 100, "maximum number of dead letters to list, at most 1000")
 	flags.BoolVar(&asJSON, "json", false, "print JSON")
 	return list
@@ -101,8 +124,11 @@ func printLetters(w io.Writer, page []*dlq.Letter, asJSON bool) error {
 			from = l.Consumer
 		}
 		delivered := "no"
-		if l.MayHaveBeenDelivered {
+		switch {
+		case l.MayHaveBeenDelivered:
 			delivered = "maybe"
+		case l.Source == dlq.FromConsumer:
+			delivered = "-" // it came from the broker
 		}
 		fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", l.ID, oneLine(string(l.State)), l.DiedAt.UTC().Format(time.RFC3339), oneLine(from),
 			oneLine(l.Topic), oneLine(l.Key), oneLine(l.MessageID), l.Tries, delivered, oneLine(l.Reason), oneLine(l.Error))
@@ -178,7 +204,7 @@ func newReplay(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "replay ID...",
 		Short: "Deliver the messages of dead letters again",
-		Args:  wrongUse(cobra.MinimumNArgs(1)),
+		Args:  wrongUse(someLetters),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := letterIDs(args)
 			if err != nil {
@@ -200,11 +226,14 @@ func newDiscard(opts *options) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "discard ID...",
 		Short: "Discard dead letters for good; a reason is required",
-		Args:  wrongUse(cobra.MinimumNArgs(1)),
+		Args:  wrongUse(someLetters),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ids, err := letterIDs(args)
 			if err != nil {
 				return err
+			}
+			if strings.TrimSpace(act.Reason) == "" {
+				return &usageError{errors.New("--reason is required to discard")}
 			}
 			return opts.withLetters(cmd, func(letters *dlq.Store) error {
 				var errs []error
@@ -237,6 +266,13 @@ func actFlags(cmd *cobra.Command, act *dlq.Act, reason string) {
 func oneLetter(_ *cobra.Command, args []string) error {
 	if len(args) != 1 {
 		return errors.New("give the id of one dead letter; oncemill letters lists them")
+	}
+	return nil
+}
+
+func someLetters(_ *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return errors.New("give the ids of dead letters; oncemill letters lists them")
 	}
 	return nil
 }

@@ -112,8 +112,19 @@ func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
 		t.Fatalf("%d letters, %v", len(page), err)
 	}
 	id = fmt.Sprint(page[0].ID)
-	run(2, "letters", "discard", id)
+	if out := run(2, "letters", "discard", id); !strings.Contains(out, "--reason is required") {
+		t.Error(out)
+	}
+	for _, verb := range []string{"replay", "discard"} {
+		if out := run(2, "letters", verb); !strings.Contains(out, "give the ids of dead letters") {
+			t.Error(out)
+		}
+	}
 	run(2, "letters", "--state", "bogus")
+	if out := run(2, "letters", "--reason-class", "bogus"); !strings.Contains(out, "no-message-id") {
+		t.Error(out)
+	}
+	run(0, "letters", "--reason-class", page[0].Reason)
 	run(2, "letters", "--limit", "5000")
 	run(0, "letters", "discard", id, "--reason", "test")
 	await("  discarded ", "letters", "--state", "discarded")

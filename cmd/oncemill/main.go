@@ -20,7 +20,6 @@ import (
 	"github.com/lib/pq"
 
 	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/dlq"
 )
 
 func main() {
@@ -49,7 +48,7 @@ func run(args []string) int {
 	}
 	var usage *usageError
 	var value *oncemill.ConfigError
-	if errors.As(err, &usage) || errors.As(err, &value) || errors.Is(err, dlq.ErrNoReason) {
+	if errors.As(err, &usage) || errors.As(err, &value) {
 		return 2
 	}
 	return 1
