@@ -1,8 +1,10 @@
 package idempotency_test
 
 import (
+	"bytes"
 	"database/sql"
 	"errors"
+	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
@@ -59,6 +61,25 @@ func TestTxMiddleware_TheDatabaseRefusesTheEndByTheHandler(t *testing.T) {
 			p.exec(t, `delete from {{idempotency}}`)
 		}
 	})
+}
+
+// The log says what the handler has done wrong.
+func TestTxMiddleware_TellsOfAnIgnoredError(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	var log bytes.Buffer
+	engine := p.engine(t, func(c *idempotency.Config) { c.Logger = slog.New(slog.NewTextHandler(&log, nil)) })
+	handler := engine.TxMiddleware(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		tx, _ := idempotency.TxFromContext(r.Context())
+		if _, err := tx.ExecContext(r.Context(), `insert into nowhere values (1)`); err == nil {
+			t.Error("inserted")
+		}
+		w.WriteHeader(http.StatusCreated)
+	}))
+	expectProblem(t, do(t, handler, post("/", "x")), http.StatusInternalServerError, "commit-failed")
+	if !strings.Contains(log.String(), "the handler ignored its error") {
+		t.Errorf("logged %s", log.String())
+	}
 }
 
 // A violated foreign key of the service is not taken for the seal.

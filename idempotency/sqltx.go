@@ -131,7 +131,7 @@ func (t *sqlTx) complete(ctx context.Context, c Completion) error {
 		owned, err := t.store.keys.Finish(ctx, t.own.Raw, keystore.ID(t.id), keystore.Owner(t.owner), c.asKey())
 		switch {
 		case err != nil:
-			return fmt.Errorf("complete key: %w", err)
+			return fmt.Errorf("complete key: %w", sqlerr.OfSeal(err))
 		case !owned:
 			return ErrStaleOwner
 		}

@@ -472,6 +472,9 @@ func TestBrakes_ValuesStayOutOfTexts(t *testing.T) {
 	if text := fmt.Sprintf("%+v", *letter); strings.Contains(text, "canary") || !strings.Contains(letter.Error, "reserve: database error, SQLSTATE 22P02") {
 		t.Errorf("letter %s", text)
 	}
+	if log.count("message failed") != 1 || log.count("failed_deliveries=1 dead_letter_after=2 next_in=") != 1 {
+		t.Errorf("no word of the next delivery: %s", log.text.String())
+	}
 	if log.count("canary") > 0 || log.count("22P02") == 0 {
 		t.Errorf("logged: %s", log.text.String())
 	}

@@ -36,6 +36,7 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	}
 	if in.cfg.DeadLetters == nil || !p.permanent && rec.Failures < in.cfg.Retry.Deliveries && rec.Unavailable < in.cfg.Retry.Unavailable {
 		delayNack(ctx, rec.Again)
+		in.logFailing(ctx, w, p, rec)
 		return err
 	}
 	reason := ReasonFailed
@@ -51,6 +52,21 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 		letter.Attempts = append(letter.Attempts, dlqstore.Attempt{At: e.At, Class: string(ReasonFailed), Error: e.Error})
 	}
 	return in.deadLetter(ctx, w, letter)
+}
+
+// logFailing logs when a message comes again, and after how many deliveries it is given up.
+// The router logs the error.
+func (in *Inbox) logFailing(ctx context.Context, w *work, p policy, rec inboxstore.Record) {
+	if in.cfg.DeadLetters == nil {
+		return // it is never given up
+	}
+	failed, atMost := rec.Failures, in.cfg.Retry.Deliveries
+	if p.unavailable {
+		failed, atMost = rec.Unavailable, in.cfg.Retry.Unavailable
+	}
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "message failed; it will be delivered again", slog.String("consumer", in.cfg.Consumer),
+		slog.String("topic", in.topicOf(ctx)), slog.String("message_id", w.id), slog.Int("failed_deliveries", failed),
+		slog.Int("dead_letter_after", atMost), slog.Duration("next_in", rec.Again.Round(time.Millisecond)))
 }
 
 // putOff records that a message will be delivered again, and when; no attempt is used up.

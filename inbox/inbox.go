@@ -79,7 +79,8 @@ type Config struct {
 	// ErrorText returns the text of an error for logs, dead letters, failure records, and
 	// the errors that the middleware returns. Texts of handlers' errors and panics can
 	// expose payloads that are encrypted everywhere else. Default: [ErrorText], which hides
-	// what the database quotes.
+	// what the database quotes, and with it the names of constraints. If payloads are no
+	// secret, set error.Error.
 	ErrorText func(error) string
 
 	// Replays publishes dead letters again when an operator asks for it. Default: none; then
@@ -154,7 +155,8 @@ type Config struct {
 	// others.
 	LockTimeout time.Duration
 
-	// Logger receives duplicates, at debug level. Default: slog.Default().
+	// Logger receives failures with the time of the next delivery, dead letters, outages,
+	// and, at debug level, duplicates. Default: slog.Default().
 	Logger *slog.Logger
 
 	// MeterProvider makes the counters of handled, duplicate and failed messages. Default:

@@ -2,6 +2,7 @@ package inbox_test
 
 import (
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -72,6 +73,20 @@ func TestSeal_CommitOfAHandlerFailsInTheDatabase(t *testing.T) {
 			}
 		}
 	})
+}
+
+// The error says what the handler has done wrong.
+func TestSeal_ToldOfAnIgnoredError(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	err := deliver(t, p.inbox(t, nil), "a", func(msg *message.Message) ([]*message.Message, error) {
+		_ = handlerExec(msg, `insert into nowhere values (1)`)
+		return nil, nil
+	})
+	if err == nil || !strings.Contains(err.Error(), "the handler ignored its error") {
+		t.Errorf("got %v", err)
+	}
+	p.expect(t, 0, 0, 0)
 }
 
 // A handler that rolls back and begins anew has lost the id: nothing of what it

@@ -80,7 +80,7 @@ func (s *store) exec(ctx context.Context, via session, text string, args ...any)
 func seal(result sql.Result, err error) error {
 	sealed, err := database.Affected(result, err)
 	if err != nil {
-		return fmt.Errorf("seal: %w", err)
+		return fmt.Errorf("seal: %w", sqlerr.OfSeal(err))
 	}
 	if sealed != 1 {
 		return ErrTxEnded

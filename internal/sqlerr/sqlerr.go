@@ -6,6 +6,7 @@ import (
 	"database/sql"
 	"database/sql/driver"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -79,6 +80,15 @@ func LockTimedOut(err error) bool { return State(err) == "55P03" }
 // TxAborted reports whether a statement was refused because an earlier one of its
 // transaction failed.
 func TxAborted(err error) bool { return State(err) == "25P02" }
+
+// OfSeal says what has happened if the last statement of a transaction, which follows a
+// handler that reported success, was refused because of an earlier one.
+func OfSeal(err error) error {
+	if !TxAborted(err) {
+		return err
+	}
+	return fmt.Errorf("a statement of the handler failed, and the handler ignored its error: %w", err)
+}
 
 // ReadOnly reports whether the database accepts no writes now: a standby, a role that may
 // only read, a read-only file.
