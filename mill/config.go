@@ -84,11 +84,11 @@ func (c Config) resolve() (Config, error) {
 	if c.Logger == nil {
 		c.Logger = slog.Default()
 	}
-	if c.Outbox == nil && len(c.Consumers) == 0 && c.Idempotency == nil {
-		bad("Outbox", "nil", "nothing is used: set Outbox, Consumers or Idempotency")
-	}
-	if c.Sink != nil && c.Outbox == nil {
+	switch {
+	case c.Sink != nil && c.Outbox == nil:
 		bad("Outbox", "nil", "is required with Sink; set it to &outbox.Config{}")
+	case c.Outbox == nil && len(c.Consumers) == 0 && c.Idempotency == nil:
+		bad("Outbox", "nil", "nothing is used: set Outbox, Consumers or Idempotency")
 	}
 	relayOnly := c.Relay
 	relayOnly.LetterRetention = 0

@@ -48,7 +48,7 @@ func TestNew_ReportsAllBadSettings(t *testing.T) {
 		"nothing": {func(*mill.Config) {}, []string{"mill.Config.Outbox"}},
 		"a sink without an outbox": {func(cfg *mill.Config) {
 			cfg.Sink = relay.FromPublisher(&channel{})
-		}, []string{"mill.Config.Outbox", "mill.Config.Outbox"}},
+		}, []string{"mill.Config.Outbox"}},
 		"an empty consumer": {func(cfg *mill.Config) { cfg.Consumers = []mill.Consumer{{}} }, []string{
 			"mill.Config.Consumers[0].Name", "mill.Config.Consumers[0].Topic", "mill.Config.Consumers[0].Subscriber", "mill.Config.Consumers[0].Handler",
 		}},
@@ -78,6 +78,13 @@ func TestNew_ReportsAllBadSettings(t *testing.T) {
 				return inboxrabbitmq.New(wamqp.NewDurableQueueConfig("amqp://localhost"), inboxrabbitmq.Config{AckTimeout: time.Minute, Malformed: in.Refuse})
 			}
 		}), []string{"mill.Consumer.Inbox.Timeout"}},
+		"several parts": {func(cfg *mill.Config) {
+			consumer(func(c *mill.Consumer) { c.Inbox.Consumer, c.Inbox.Retention = "other", 1 })(cfg)
+			cfg.StopTimeout, cfg.Idempotency, cfg.Outbox = 1, &idempotency.Config{}, &outbox.Config{MaxPayload: -1}
+		}, []string{
+			"mill.Config.StopTimeout", "mill.Config.Consumers[0].Inbox.Consumer", "outbox.Config.MaxPayload",
+			"idempotency.Config.Scope", "inbox.Config.Retention",
+		}},
 		"a part of its own": {func(cfg *mill.Config) { cfg.Idempotency = &idempotency.Config{} }, []string{"idempotency.Config.Scope"}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -81,7 +82,7 @@ func (c *Consumer) check(whole Config, bad report) {
 		bad("Handler", "nil", "is required")
 	}
 	if c.Produces != "" && whole.Outbox == nil {
-		bad("Produces", c.Produces, "requires Config.Outbox")
+		bad("Produces", strconv.Quote(c.Produces), "requires Config.Outbox; set it to &outbox.Config{}")
 	}
 	if slices.ContainsFunc(c.Middleware, func(m message.HandlerMiddleware) bool { return m == nil }) {
 		bad("Middleware", "nil", "must not contain nil")
@@ -111,29 +112,33 @@ type consumer struct {
 	subscribed chan struct{} // closed after Subscribe has returned
 }
 
-// newConsumer creates the inbox and the subscriber of c. With an error it returns a
-// consumer too if there is a subscriber to close.
-func (m *Mill) newConsumer(c Consumer) (*consumer, error) {
-	ready := &consumer{Consumer: c, log: m.cfg.Logger.With("consumer", c.Name), subscribed: make(chan struct{})}
+// newConsumer creates the inbox of c. Its subscriber is still missing.
+func (m *Mill) newConsumer(c Consumer) (made *consumer, err error) {
+	made = &consumer{Consumer: c, log: m.cfg.Logger.With("consumer", c.Name), subscribed: make(chan struct{})}
 	cfg := c.Inbox
-	cfg.Consumer, cfg.DeadLetters, cfg.Replays = c.Name, m.letters, &inbox.Replays{Publisher: replays{ready}}
+	cfg.Consumer, cfg.DeadLetters, cfg.Replays = c.Name, m.letters, &inbox.Replays{Publisher: replays{made}}
 	if c.ReplayTopic != "" {
 		cfg.Replays.Topic = func(*dlq.Letter) string { return c.ReplayTopic }
 	}
 	if c.Produces != "" {
 		cfg.Outbox = m.box
 	}
-	var err error
-	if ready.inbox, err = inbox.New(m.db, cfg); err != nil {
+	if made.inbox, err = inbox.New(m.db, cfg); err != nil {
 		return nil, fmt.Errorf("consumer %s: %w", c.Name, err)
 	}
-	if ready.subscriber, err = c.Subscriber(ready.inbox); err != nil {
-		return nil, fmt.Errorf("consumer %s: create subscriber: %w", c.Name, err)
+	return made, nil
+}
+
+// makeSubscriber creates the subscriber. After an error there may be one to close.
+func (c *consumer) makeSubscriber() (err error) {
+	if c.subscriber, err = c.Subscriber(c.inbox); err != nil {
+		c.subscriber = nil
+		return fmt.Errorf("consumer %s: create subscriber: %w", c.Name, err)
 	}
-	if ready.subscriber == nil {
-		return nil, &oncemill.ConfigError{Field: "mill.Consumer.Subscriber", Value: "nil", Problem: "it must return a subscriber or an error"}
+	if c.subscriber == nil {
+		return &oncemill.ConfigError{Field: "mill.Consumer.Subscriber", Value: "nil", Problem: "it must return a subscriber or an error"}
 	}
-	return ready, ready.useSubscriber()
+	return c.useSubscriber()
 }
 
 // useSubscriber uses the subscriber for replays if Replays is nil, and checks the timeouts.

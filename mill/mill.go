@@ -33,22 +33,18 @@ type Mill struct {
 }
 
 // New builds the parts that cfg describes. It does no I/O, unless a Consumer.Subscriber
-// does. It reports all missing and invalid settings at once, each as an
-// [*oncemill.ConfigError].
-// The caller keeps ownership of db, which must stay open until Run has returned.
+// does. It reports the missing and invalid settings of all parts together, each as an
+// [*oncemill.ConfigError]; those of subscribers when there are no others. The caller keeps ownership of db, which must stay open until Run has returned.
 func New(db *sql.DB, cfg Config) (*Mill, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "mill.New db", Value: "nil", Problem: "is required"}
 	}
 	cfg, err := cfg.resolve()
-	if err != nil {
-		return nil, err
-	}
 	m := &Mill{db: db, cfg: cfg, answerLimit: answerLimit}
-	if err := errors.Join(m.produce(), m.makeKeys()); err != nil {
+	if err := errors.Join(err, m.produce(), m.makeKeys(), m.makeInboxes()); err != nil {
 		return nil, err
 	}
-	if err := m.consume(); err != nil {
+	if err := m.makeSubscribers(); err != nil {
 		return nil, errors.Join(err, m.closeSubscribers(context.Background())) //nolint:forbidigo // New has no context, and Close takes none
 	}
 	return m, nil
@@ -84,19 +80,31 @@ func (m *Mill) makeKeys() error {
 	return err
 }
 
-// consume creates the dead letters and the consumers.
-func (m *Mill) consume() (err error) {
+// makeInboxes creates the dead letters and the consumers, without their subscribers.
+func (m *Mill) makeInboxes() (err error) {
 	m.letters, err = dlq.New(m.db, dlq.Config{Database: m.cfg.Database, Retention: m.cfg.Relay.LetterRetention})
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, c := range m.cfg.Consumers {
-		ready, err := m.newConsumer(c)
-		if ready != nil {
-			m.consumers = append(m.consumers, ready)
+		if c.Name == "" {
+			continue // resolve has reported it
 		}
-		errs = append(errs, err)
+		made, err := m.newConsumer(c)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		m.consumers = append(m.consumers, made)
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Mill) makeSubscribers() error {
+	var errs []error
+	for _, c := range m.consumers {
+		errs = append(errs, c.makeSubscriber())
 	}
 	return errors.Join(errs...)
 }

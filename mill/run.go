@@ -137,6 +137,9 @@ func (m *Mill) closeSubscribers(ctx context.Context) error {
 	failed := newFailures()
 	closing := newStage(context.WithoutCancel(ctx), failed)
 	for _, c := range m.consumers {
+		if c.subscriber == nil {
+			continue // it could not be made
+		}
 		closing.start("subscriber of "+c.Name, func(context.Context) error { return c.subscriber.Close() })
 	}
 	left := closing.wait(m.cfg.StopTimeout)

@@ -42,6 +42,16 @@ func TestNew_ReportsEveryBadValueOfBothConfigurations(t *testing.T) {
 	}
 }
 
+func TestQueue_NeedsAName(t *testing.T) {
+	t.Parallel()
+	_, err := rabbitmq.Queue("", "", rabbitmq.Config{})(&inbox.Inbox{})
+	for _, field := range []string{"Queue consumer", "AmqpURI"} {
+		if !strings.Contains(fmt.Sprint(err), field) {
+			t.Errorf("%s is not named: %v", field, err)
+		}
+	}
+}
+
 func TestSubscriber_HandsOutAsManyAsThePrefetch(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
