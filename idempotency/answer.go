@@ -56,8 +56,8 @@ type problemText struct {
 
 var problemTexts = map[string]problemText{
 	ProblemScopeMissing:     {400, "The caller is not known", "Keys belong to a caller: send the credentials, or the header, that identifies you.", false, false},
-	ProblemKeyMissing:       {400, "Idempotency-Key is missing", "This operation needs a header with a key that is unique to it, for example a random UUID, and the same on every retry.", false, true},
-	ProblemKeyInvalid:       {400, "Idempotency-Key is invalid", "Send one header with 1 to 255 printable ASCII characters, for example a random UUID.", false, true},
+	ProblemKeyMissing:       {400, "Idempotency-Key is missing", "Send it with a key that is unique to this operation, for example a random UUID, and the same on every retry.", false, true},
+	ProblemKeyInvalid:       {400, "Idempotency-Key is invalid", "Send one of 1 to 255 printable ASCII characters, for example a random UUID.", false, true},
 	ProblemKeyReused:        {422, "Idempotency-Key was used for another request", "A key belongs to one request. Send a new operation with a new key, and a retry exactly as the first time.", false, true},
 	ProblemInProgress:       {409, "The request is in progress", "A request with this key is being processed. Send it again later to get its answer.", true, false},
 	ProblemOutcomeUnknown:   {409, "The outcome is unknown", "A request with this key was interrupted or failed. Whether it had an effect has to be found out in another way.", false, true},

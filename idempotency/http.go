@@ -89,9 +89,9 @@ func (x *exchange) inside(ctx context.Context, outer *current) {
 }
 
 func (x *exchange) serve(ctx context.Context) {
-	key, problem := x.key()
-	if problem != "" {
-		x.refuse(problem)
+	key, err := x.key()
+	if err != nil {
+		x.refuseKey(err)
 		return
 	}
 	if key == "" {
@@ -107,33 +107,45 @@ func (x *exchange) serve(ctx context.Context) {
 	x.act(ctx, record, v, err)
 }
 
-// key returns the key, "" if none is required, or the problem with it.
-func (x *exchange) key() (key, problem string) {
+// key returns the key, or "" if none is required. An error is a [*KeyError], or errNoKey.
+func (x *exchange) key() (key string, err error) {
 	values := x.r.Header.Values(x.cfg.Keys.Header)
 	switch {
 	case len(values) == 0 && x.cfg.Keys.Optional:
-		return "", ""
+		return "", nil
 	case len(values) == 0:
-		return "", ProblemKeyMissing
+		return "", errNoKey
 	case len(values) > 1:
-		return "", ProblemKeyInvalid
+		return "", &KeyError{Problem: "came in more than one header"}
 	}
-	key, err := ParseKey(values[0])
-	if err != nil {
-		return "", ProblemKeyInvalid
+	if key, err = ParseKey(values[0]); err != nil {
+		return "", err
 	}
 	if x.cfg.Keys.TrimSpace {
 		if key = strings.TrimSpace(key); key == "" {
-			return "", ProblemKeyInvalid
+			return "", &KeyError{Problem: "is empty"}
 		}
 	}
 	if x.cfg.Keys.StrictUUID {
 		if !isUUID(key) {
-			return "", ProblemKeyInvalid
+			return "", &KeyError{Problem: "is not a UUID"}
 		}
 		key = strings.ToLower(key)
 	}
-	return key, ""
+	return key, nil
+}
+
+var errNoKey = errors.New("no key")
+
+// refuseKey answers a request without a usable key.
+func (x *exchange) refuseKey(err error) {
+	kind, reason := ProblemKeyMissing, "The header "+x.cfg.Keys.Header+" is missing."
+	if bad := (*KeyError)(nil); errors.As(err, &bad) {
+		kind, reason = ProblemKeyInvalid, "The key "+bad.Problem+"."
+	}
+	p := x.problem(kind)
+	p.Detail = reason + " " + p.Detail
+	x.answer(p)
 }
 
 // identify reads the request and makes its claim. False means that it has been answered.

@@ -61,6 +61,15 @@ func expectProblem(t *testing.T, w *httptest.ResponseRecorder, status int, kind 
 	}
 }
 
+// expectReason expects a key to be refused for a reason that the client is told.
+func expectReason(t *testing.T, w *httptest.ResponseRecorder, kind, reason string) {
+	t.Helper()
+	expectProblem(t, w, http.StatusBadRequest, kind)
+	if !strings.Contains(w.Body.String(), reason) {
+		t.Errorf("got %s, want %q", w.Body, reason)
+	}
+}
+
 func ok(body string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) })
 }
@@ -195,17 +204,18 @@ func TestMiddleware_Options(t *testing.T) {
 		return newEngine(t, &idempotency.MemoryStore{}, change).Middleware(next)
 	}
 	h := handler(func(c *idempotency.Config) { c.Keys.Header = "x-request-key" }, ok("x"))
-	expectProblem(t, do(t, h, post("/", "x")), 400, "key-missing")
+	expectReason(t, do(t, h, post("/", "x")), "key-missing", "The header X-Request-Key is missing.")
 	if w := do(t, h, post("/", "x", func(r *http.Request) { r.Header.Set("X-Request-Key", "a") })); w.Code != 200 {
 		t.Errorf("another header: %d", w.Code)
 	}
 	h = handler(func(c *idempotency.Config) { c.Keys.StrictUUID = true }, ok("x"))
-	expectProblem(t, do(t, h, post("/", "x")), 400, "key-invalid")
+	expectReason(t, do(t, h, post("/", "x")), "key-invalid", "The key is not a UUID.")
 	do(t, h, post("/", "x", withKey("8E03978E-40D5-43E8-BC93-6E9BDB8C4C54")))
 	if w := do(t, h, post("/", "x", withKey(`"8e03978e-40d5-43e8-bc93-6e9bdb8c4c54"`))); w.Header().Get("Idempotency-Replayed") != "true" {
 		t.Errorf("UUID in another case: %d %s", w.Code, w.Body)
 	}
 	h = handler(func(c *idempotency.Config) { c.Keys.TrimSpace = true }, ok("x"))
+	expectReason(t, do(t, h, post("/", "x", withKey("a b"))), "key-invalid", "not visible ASCII outside of quotes")
 	do(t, h, post("/", "x", withKey(`"  a "`)))
 	if w := do(t, h, post("/", "x", withKey("a"))); w.Header().Get("Idempotency-Replayed") != "true" {
 		t.Errorf("trimmed: %d", w.Code)
