@@ -69,7 +69,7 @@ type ReturnedError struct {
 }
 
 func (e *ReturnedError) Error() string {
-	return fmt.Sprintf("unroutable: exchange %q, routing key %q: %s (%d)", e.Exchange, e.RoutingKey, e.Reason, e.Code)
+	return fmt.Sprintf("no queue is bound to exchange %q for routing key %q: start its consumer, or bind a queue (%d %s)", e.Exchange, e.RoutingKey, e.Code, e.Reason)
 }
 
 // RejectedError is the refused outcome of a message because of which the broker closed the

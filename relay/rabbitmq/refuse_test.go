@@ -30,6 +30,9 @@ func TestSink_RefusesUnroutableUntilTheQueueIsBack(t *testing.T) {
 			unroutable.RoutingKey != "gone" || unroutable.Code != amqp091.NoRoute {
 			t.Fatalf("message %d: %v", m.ID, err)
 		}
+		if text := unroutable.Error(); !strings.Contains(text, `for routing key "gone": start its consumer, or bind a queue (312`) {
+			t.Errorf("it says %s", text)
+		}
 	}
 	declareQueue(t, admin, "gone", nil)
 	deliver(t, sink, msgs)
