@@ -133,7 +133,7 @@ func (o *conformanceOptions) test(cmd *cobra.Command) error {
 	}
 	fmt.Fprintf(out, "%d passed, %d failed, %d skipped\n", passed, failed, skipped)
 	if failed > 0 {
-		return fmt.Errorf("%d cases failed", failed)
+		return fmt.Errorf("cases failed: %d", failed)
 	}
 	return nil
 }

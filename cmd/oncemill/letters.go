@@ -63,6 +63,7 @@ failed deliveries of a consumer. DELIVERED tells of a relay's message whether th
 may have it already.`,
 		Example: `  oncemill letters --topic orders
   oncemill letters show 17
+  oncemill letters show 17 | jq -r .Payload | base64 -d
   oncemill letters replay 17 18 --reason "queue created"
   oncemill letters discard 19 --reason "test order"`,
 		Args: wrongUse(noCommand),
