@@ -69,7 +69,7 @@ func contentOf(r *http.Request, body []byte, kind BodyKind) (content, error) {
 		return content{"parsed parts", sum}, err
 	case gone && len(r.PostForm) > 0 && contentType == "application/x-www-form-urlencoded":
 		return content{"parsed form", canonicalValues(r.PostForm)}, nil
-	case int64(len(body)) < r.ContentLength:
+	case gone && (r.ContentLength > 0 || isJSON(contentType)): // empty text is no JSON (RFC 8259)
 		return content{}, errBodyTaken
 	case encoded != "" && !strings.EqualFold(encoded, "identity"):
 		return content{"encoded " + encoded, body}, nil

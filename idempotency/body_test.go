@@ -71,11 +71,14 @@ func TestMiddleware_ComparesABodyThatWasReadBefore(t *testing.T) {
 		}
 	}
 	taken := newEngine(t, &idempotency.MemoryStore{}, nil).Middleware(pay)
-	w := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		_, _ = io.CopyN(io.Discard, r.Body, 3)
-		taken.ServeHTTP(w, r)
-	}), post("/pay", `{"amount":1}`))
-	expectProblem(t, w, http.StatusInternalServerError, "internal")
+	for _, c := range []struct{ length, read int64 }{{12, 3}, {12, 12}, {-1, 12}} {
+		w := do(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			r.ContentLength = c.length // -1 is that of a chunked body
+			_, _ = io.CopyN(io.Discard, r.Body, c.read)
+			taken.ServeHTTP(w, r)
+		}), post("/pay", `{"amount":1}`, typed("application/json")))
+		expectProblem(t, w, http.StatusInternalServerError, "internal")
+	}
 }
 
 // An outer middleware that looks for a form and finds none leaves the body as it is.

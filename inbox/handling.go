@@ -144,30 +144,6 @@ func (in *Inbox) identify(w *work) error {
 	})
 }
 
-// checkAge refuses a message whose id may have been purged.
-func (in *Inbox) checkAge(ctx context.Context, w *work) error {
-	d, ok := DeliveryFromContext(ctx)
-	if !ok || in.cfg.DeadLetters == nil || w.replay != nil {
-		return nil
-	}
-	created := d.CreatedAt()
-	// Query the database's clock only if it may matter.
-	if created.IsZero() || time.Since(created) < in.cfg.Retention/2 {
-		return nil
-	}
-	now, err := ask(ctx, in, in.store.Now)
-	if err != nil {
-		return fmt.Errorf("check age: %w", err)
-	}
-	if age := now.Sub(created); age > in.cfg.Retention-in.margin() {
-		return fmt.Errorf("%w: created at %s, %s ago", ErrTooOld, created.UTC().Format(time.RFC3339), age.Round(time.Second))
-	}
-	return nil
-}
-
-// margin covers the clocks of two databases, and the time between the check and the claim.
-func (in *Inbox) margin() time.Duration { return min(time.Hour, in.cfg.Retention/10) }
-
 func (in *Inbox) ping(ctx context.Context) error {
 	_, err := ask(ctx, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.Ping(ctx) })
 	return err

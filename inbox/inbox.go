@@ -179,6 +179,7 @@ type Inbox struct {
 	decoders  *semaphore.Weighted // that decode payloads
 	plain     *semaphore.Weighted // bytes of decoded payloads
 	refused   *refusals
+	clock     clock
 	telemetry *telemetry
 	gaps      gaps
 

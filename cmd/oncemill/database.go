@@ -46,6 +46,8 @@ func (o *databaseOptions) open(mayCreate bool) (*sql.DB, oncemill.Config, error)
 			db = sql.OpenDB(connector)
 			db.SetMaxIdleConns(8) // a relay works with up to six at a time
 		}
+	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") == ":memory:":
+		return nil, cfg, &usageError{errors.New("--database: a database in memory ends with this command; name a file")}
 	case scheme == "sqlite" && strings.TrimPrefix(rest, "//") != "":
 		cfg.Dialect = oncemill.SQLite
 		file = strings.TrimPrefix(rest, "//")

@@ -69,6 +69,7 @@ func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 		"no database":         {args: []string{"migrate"}, want: "ONCEMILL_DATABASE"},
 		"unknown database":    {args: []string{"migrate", "--database", "mysql://root:" + secret + "@localhost/x"}, want: "--database"},
 		"unparsable":          {args: []string{"migrate", "--database", "postgres://a:" + secret + "@local host:x/y"}, want: "--database"},
+		"in memory":           {args: []string{"migrate", "--database", "sqlite::memory:"}, want: "name a file"},
 		"bad schema":          {args: []string{"migrate", "--database", lite, "--schema", "x"}, want: "--schema"},
 		"bad prefix":          {args: []string{"migrate", "--database", lite, "--prefix", "X-"}, want: "--prefix"},
 		"bad variable":        {env: []string{"ONCEMILL_WINDOW=" + secret}, args: []string{"relay", "--database", lite}, want: "ONCEMILL_WINDOW"},

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -369,6 +370,12 @@ func TestAdvance_KeepsTheOrderOfAKey(t *testing.T) {
 			{"k", 10, true, inboxstore.PositionNext},
 			{"k", 9, true, inboxstore.PositionPassed},
 			{"l", 1, false, inboxstore.PositionNext},
+			{"last", math.MaxInt64, false, inboxstore.PositionNext},
+			{"last", 1, false, inboxstore.PositionPassed},
+			{"last", math.MaxInt64, true, inboxstore.PositionPassed},
+			{"first", math.MinInt64, false, inboxstore.PositionNext},
+			{"first", math.MaxInt64, false, inboxstore.PositionEarly},
+			{"first", math.MinInt64, true, inboxstore.PositionPassed},
 		} {
 			f.inTx(t, func(ctx context.Context, tx *sql.Tx) bool {
 				if got, err := f.Advance(ctx, tx, c.key, c.seq, c.skip); err != nil || got != c.want {

@@ -5,8 +5,10 @@ insert into {{inbox_sequences}} as s (consumer, key, seq)
 values ($1, $2, $3)
 on conflict (consumer, key) do update
 set seq = excluded.seq
-where s.seq + 1 = excluded.seq
-	or $4 and s.seq < excluded.seq
+where case
+		when s.seq >= excluded.seq then false -- and no difference below overflows
+		else $4 or s.seq = excluded.seq - 1
+	end
 returning seq
 
 -- name: last_sequence
