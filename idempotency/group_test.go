@@ -1,6 +1,7 @@
 package idempotency_test
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"fmt"
@@ -164,6 +165,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 	deeds := map[string]struct {
 		status, effects int
 		only            oncemill.Dialect
+		timeout         time.Duration // default: more than a slow machine needs
 		do              func(p *testDB, w http.ResponseWriter, r *http.Request)
 	}{
 		"refuses": {status: http.StatusUnprocessableEntity, do: func(_ *testDB, w http.ResponseWriter, _ *http.Request) {
@@ -193,7 +195,7 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 			testserver.Pause(context.Background(), 1200*time.Millisecond) // and heeds no context
 		}},
 		// On SQLite it keeps the others from writing, in whatever transaction.
-		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
+		"takes too long": {status: http.StatusServiceUnavailable, only: oncemill.PostgreSQL, timeout: 20 * time.Second, do: func(_ *testDB, _ http.ResponseWriter, r *http.Request) {
 			<-r.Context().Done()
 		}},
 	}
@@ -209,7 +211,9 @@ func TestGroup_OneBadRequestSpoilsNobody(t *testing.T) {
 					}
 					keys := keysUpTo(12)
 					bad := keys[7]
-					engine := p.engine(t, func(c *idempotency.Config) { c.Transactions.GroupSize, c.Timeout = 50, 8*time.Second })
+					engine := p.engine(t, func(c *idempotency.Config) {
+						c.Transactions.GroupSize, c.Timeout = 50, cmp.Or(d.timeout, 2*time.Minute)
+					})
 					answers := sendTogether(t, engine, keys, func(w http.ResponseWriter, r *http.Request) {
 						key := r.Header.Get("Idempotency-Key")
 						if key == bad && before {

@@ -175,12 +175,18 @@ func stalled(t *testing.T, commitTimeout time.Duration) (*fixture, *testserver.P
 	return p, standby
 }
 
-// publishUnder publishes a message under a context that ends after 300 ms, while the
-// commit waits for the standby.
-func (p *fixture) publishUnder(t *testing.T) error {
+// publishUnder publishes a message under a context that ends while the commit waits for the
+// standby. Then it calls then.
+func (p *fixture) publishUnder(t *testing.T, then func()) error {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
+	ctx, cancel := context.WithCancel(t.Context())
+	var ending sync.WaitGroup
+	defer ending.Wait()
+	ending.Go(func() {
+		eventually(t, "the commit waits", func() bool { return p.count(t, stalledCommits) == 1 })
+		cancel()
+		then()
+	})
 	return p.box.RunInTx(ctx, func(_ context.Context, tx *sql.Tx) error {
 		return p.box.Publisher(tx).Publish("orders", newMessage("a", ""))
 	})
@@ -192,7 +198,7 @@ const stalledCommits = `select count(*) from pg_stat_activity where wait_event =
 func TestRunInTx_ACommitThatWaitsForAStandbyIsUnknownAndGoesOn(t *testing.T) {
 	t.Parallel()
 	p, standby := stalled(t, 500*time.Millisecond)
-	expectError(t, p.publishUnder(t), outbox.ErrCommitUnknown)
+	expectError(t, p.publishUnder(t, func() {}), outbox.ErrCommitUnknown)
 	if waiting, shown := p.count(t, stalledCommits), p.count(t, `select count(*) from oncemill.outbox`); waiting != 1 || shown != 0 {
 		t.Errorf("%d commits wait, %d rows are shown", waiting, shown)
 	}
@@ -203,13 +209,7 @@ func TestRunInTx_ACommitThatWaitsForAStandbyIsUnknownAndGoesOn(t *testing.T) {
 func TestRunInTx_WaitsForTheAnswerToACommitAfterItsContextHasEnded(t *testing.T) {
 	t.Parallel()
 	p, standby := stalled(t, 5*time.Minute)
-	var starting sync.WaitGroup
-	starting.Go(func() {
-		eventually(t, "the commit waits", func() bool { return p.count(t, stalledCommits) == 1 })
-		standby.Start()
-	})
-	expectNoError(t, p.publishUnder(t))
-	starting.Wait()
+	expectNoError(t, p.publishUnder(t, standby.Start))
 	if shown := p.count(t, `select count(*) from oncemill.outbox`); shown != 1 {
 		t.Errorf("%d rows are shown", shown)
 	}

@@ -152,10 +152,11 @@ func newFair(t *testing.T) *fair {
 	return f
 }
 
-// relay runs a relay as it is configured by default.
+// relay runs a relay as it is configured by default, but for the time that a slow machine may
+// take to stop.
 func (f *fair) relay(t *testing.T) (stop func()) {
 	t.Helper()
-	r, err := relay.New(f.box, f.sink, relay.Config{Logger: slog.New(&f.leases)})
+	r, err := relay.New(f.box, f.sink, relay.Config{Logger: slog.New(&f.leases), StopTimeout: 2 * time.Minute})
 	if err != nil {
 		t.Fatal(err)
 	}

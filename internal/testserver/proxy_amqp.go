@@ -21,6 +21,7 @@ type AMQPProxy struct {
 	Delay    atomic.Int64 // of the broker's frames, in nanoseconds
 	Rate     atomic.Int64 // bytes a second to the broker; 0: no limit
 	Dials    atomic.Int32
+	Dropped  atomic.Int32 // frames that DropAcks has dropped
 
 	// HoldAcks is the number of the AMQP channel, in each connection, whose confirms are
 	// held back until ReleaseAcks. 0: none.
@@ -179,7 +180,10 @@ func (p *AMQPProxy) passFrames(to, from net.Conn) {
 		switch {
 		case err != nil:
 			return
-		case p.Frozen.Load(), p.DropAcks.Load() && isConfirm(frame):
+		case p.Frozen.Load():
+			continue
+		case p.DropAcks.Load() && isConfirm(frame):
+			p.Dropped.Add(1)
 			continue
 		case p.Mangle.Load():
 			frame = bytes.Replace(frame, []byte("oncemill_id"), []byte("oncemill_xx"), 1)

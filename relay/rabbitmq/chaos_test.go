@@ -126,8 +126,9 @@ func TestSink_KeepsTheOrderOfALaneOverOutages(t *testing.T) {
 			p.Cut()
 			continue
 		}
+		before := p.Dropped.Load()
 		p.DropAcks.Store(true)
-		testserver.Pause(t.Context(), 30*time.Millisecond)
+		eventually(t, "a confirm is dropped", func() bool { return p.Dropped.Load() > before })
 		p.DropAcks.Store(false)
 	}
 	over.Store(true)
