@@ -9,30 +9,30 @@ import (
 	"github.com/oncemill/oncemill/internal/sleep"
 )
 
-// verdict is what to do about an intent.
-type verdict int
+// decision is what to do about an intent.
+type decision int
 
 const (
-	verdictRun         verdict = iota // the claim is ours
-	verdictRecover                    // the claim is ours, after its owner died: ask Config.Failures.Recover
-	verdictReplay                     // the record holds the answer
-	verdictReused                     // the key came with another request
-	verdictInProgress                 // another owner runs it
-	verdictUnknown                    // an owner ran it and died
-	verdictNotStored                  // it ran, and its response was not stored
-	verdictExpired                    // it ran, and its response is gone
-	verdictTooMany                    // the caller has too many keys outstanding
-	verdictStoreFailed                // the store did not answer
-	verdictTooLate                    // the claim came when no time was left, and was given back
+	decisionRun         decision = iota // the claim is ours
+	decisionRecover                     // the claim is ours, after its owner died: ask Config.Failures.Recover
+	decisionReplay                      // the record holds the answer
+	decisionReused                      // the key came with another request
+	decisionInProgress                  // another owner runs it
+	decisionUnknown                     // an owner ran it and died
+	decisionNotStored                   // it ran, and its response was not stored
+	decisionExpired                     // it ran, and its response is gone
+	decisionTooMany                     // the caller has too many keys outstanding
+	decisionStoreFailed                 // the store did not answer
+	decisionTooLate                     // the claim came when no time was left, and was given back
 )
 
 // decide claims the key, or decides from its record what to do. It waits for the end of
 // another run if Config.Answers.InProgress is InProgressWait.
-func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
+func (in *intent) decide(ctx context.Context) (Record, decision, error) {
 	claiming, cancel := in.claimContext(ctx)
 	defer cancel()
 	record, v, err := in.tryClaim(claiming)
-	if v != verdictInProgress || in.cfg.Answers.InProgress != InProgressWait {
+	if v != decisionInProgress || in.cfg.Answers.InProgress != InProgressWait {
 		return record, v, err
 	}
 	return in.wait(ctx)
@@ -41,14 +41,14 @@ func (in *intent) decide(ctx context.Context) (Record, verdict, error) {
 // judgeTries is how often a claim that changed hands meanwhile is read again.
 const judgeTries = 5
 
-// tryClaim claims the key, or decides from its record what to do. With verdictRun and
-// verdictRecover the intent has become the owner.
-func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
+// tryClaim claims the key, or decides from its record what to do. With decisionRun and
+// decisionRecover the intent has become the owner.
+func (in *intent) tryClaim(ctx context.Context) (Record, decision, error) {
 	if record, ok := in.cached(ctx); ok {
-		return record, verdictReplay, nil
+		return record, decisionReplay, nil
 	}
 	if in.cfg.Keys.MaxOutstanding != Unlimited {
-		if v, record, err := in.limit(ctx); v != verdictRun {
+		if v, record, err := in.limit(ctx); v != decisionRun {
 			return record, v, err
 		}
 	}
@@ -56,9 +56,9 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		began := time.Now()
 		record, granted, err := in.claimKey(ctx, in.claim)
 		in.telemetry.latency(ctx, "claim", began, err)
-		failure := verdictStoreFailed
+		failure := decisionStoreFailed
 		if granted && err == nil {
-			failure, err = verdictTooLate, ctx.Err()
+			failure, err = decisionTooLate, ctx.Err()
 		}
 		switch {
 		case err != nil:
@@ -68,11 +68,11 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			return Record{}, failure, err
 		case granted:
 			in.take(record)
-			return record, verdictRun, nil
+			return record, decisionRun, nil
 		}
 		v := in.judge(record)
-		if v != verdictRun {
-			if v == verdictReplay && in.cfg.Responses.Cache != nil {
+		if v != decisionRun {
+			if v == decisionReplay && in.cfg.Responses.Cache != nil {
 				in.cfg.Responses.Cache.Put(ctx, record)
 			}
 			return record, v, nil
@@ -81,13 +81,13 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 		from := record.Owner
 		if record.LeaseLeft > 0 { // of a crashed process
 			if err := in.store.Extend(ctx, in.claim.ID, from, 0); err != nil && !errors.Is(err, ErrStaleOwner) {
-				return Record{}, verdictStoreFailed, err
+				return Record{}, decisionStoreFailed, err
 			}
 		}
 		record, granted, err = in.store.TakeOver(ctx, in.claim, from)
 		in.telemetry.latency(ctx, "take_over", began, err)
 		if granted && err == nil {
-			failure, err = verdictTooLate, ctx.Err()
+			failure, err = decisionTooLate, ctx.Err()
 		}
 		if err != nil {
 			// Something may have run under a claim that may have been taken over.
@@ -100,13 +100,13 @@ func (in *intent) tryClaim(ctx context.Context) (Record, verdict, error) {
 			in.count(ctx, in.telemetry.takeovers, 0)
 			in.log(ctx, slog.LevelWarn, "key taken over", slog.Int64("fence", record.Owner.Fence))
 			if !in.transactional && in.cfg.Failures.Crashed == CrashedRecover {
-				return record, verdictRecover, nil
+				return record, decisionRecover, nil
 			}
-			return record, verdictRun, nil
+			return record, decisionRun, nil
 		}
 	}
 	// The claim is changing hands, or its owner is just completing it.
-	return Record{}, verdictInProgress, nil
+	return Record{}, decisionInProgress, nil
 }
 
 // take makes the intent the owner of a record. A claim that was taken over has kept its
@@ -122,7 +122,7 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 		return Record{}, false
 	}
 	record, ok := in.cfg.Responses.Cache.Get(ctx, in.claim.ID)
-	ok = ok && record.ID == in.claim.ID && record.State == StateCompleted && in.judge(record) == verdictReplay
+	ok = ok && record.ID == in.claim.ID && record.State == StateCompleted && in.judge(record) == decisionReplay
 	if ok {
 		var err error
 		if record.plain, err = in.open(ctx, record); err != nil {
@@ -138,71 +138,71 @@ func (in *intent) cached(ctx context.Context) (Record, bool) {
 	return record, true
 }
 
-// judge decides about the record that prevented a claim; verdictRun means that it may be
+// judge decides about the record that prevented a claim; decisionRun means that it may be
 // taken over. It first checks whether the request is the same.
-func (in *intent) judge(record Record) verdict {
+func (in *intent) judge(record Record) decision {
 	if record.State == StateExpired {
-		return verdictExpired
+		return decisionExpired
 	}
 	if !record.Fingerprint.matches(in.claim.Fingerprint) {
-		return verdictReused
+		return decisionReused
 	}
 	switch record.State {
 	case StateCompleted:
-		return verdictReplay
+		return decisionReplay
 	case StateNotReplayable:
-		return verdictNotStored
+		return decisionNotStored
 	}
 	switch {
 	case record.LeaseLeft > 0 && !fromCrashed(record.Owner, in.cfg.Failures.UniqueName):
-		return verdictInProgress
+		return decisionInProgress
 	case !in.transactional && in.cfg.Failures.Crashed == CrashedUnknown:
-		return verdictUnknown
+		return decisionUnknown
 	}
-	return verdictRun
+	return decisionRun
 }
 
 // wait polls the key until it is no longer in progress and then decides again. It repeats
 // that as often as another copy is faster, until the time is up.
-func (in *intent) wait(ctx context.Context) (Record, verdict, error) {
+func (in *intent) wait(ctx context.Context) (Record, decision, error) {
 	const least, most = 5 * time.Millisecond, 200 * time.Millisecond
 	ctx, cancel := context.WithTimeout(ctx, in.cfg.Answers.WaitTimeout)
 	defer cancel()
 	for pause := least; ; pause = min(2*pause, most) {
 		if !sleep.For(ctx, pause) {
-			return Record{}, verdictInProgress, nil
+			return Record{}, decisionInProgress, nil
 		}
 		began := time.Now()
 		record, found, err := in.store.Find(ctx, in.claim.ID)
 		in.telemetry.latency(ctx, "find", began, err)
 		switch {
 		case ctx.Err() != nil:
-			return Record{}, verdictInProgress, nil
+			return Record{}, decisionInProgress, nil
 		case err != nil:
-			return Record{}, verdictStoreFailed, err
-		case found && in.judge(record) == verdictInProgress:
+			return Record{}, decisionStoreFailed, err
+		case found && in.judge(record) == decisionInProgress:
 			continue
 		}
 		in.begin()
 		claiming, cancel := in.claimContext(ctx)
 		record, v, err := in.tryClaim(claiming)
 		cancel()
-		if v != verdictInProgress {
+		if v != decisionInProgress {
 			return record, v, err
 		}
 		pause = least
 	}
 }
 
-// limit returns verdictRun if the caller may claim another key. A key that the caller has
+// limit returns decisionRun if the caller may claim another key. A key that the caller has
 // already is not counted as another. Of the claims of one caller one counts, and the others
 // wait for it: if all counted at once, all would find room.
-func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
+func (in *intent) limit(ctx context.Context) (decision, Record, error) {
 	a := in.limits.of(in.claim.Caller)
 	for {
 		taken, other, self := a.take()
 		if taken {
-			return verdictRun, Record{}, nil
+			return decisionRun, Record{}, nil
 		}
 		if self != nil {
 			return in.countOutstanding(ctx, a, self)
@@ -213,35 +213,35 @@ func (in *intent) limit(ctx context.Context) (verdict, Record, error) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
-			return verdictStoreFailed, Record{}, ctx.Err()
+			return decisionStoreFailed, Record{}, ctx.Err()
 		}
 		timer.Stop()
 	}
 }
 
-func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *counting) (verdict, Record, error) {
+func (in *intent) countOutstanding(ctx context.Context, a *allowance, self *counting) (decision, Record, error) {
 	left := 0
 	defer func() { a.counted(self, left) }()
 	began := time.Now()
 	n, err := in.store.Outstanding(ctx, in.claim.Caller, in.cfg.Keys.MaxOutstanding)
 	in.telemetry.latency(ctx, "outstanding", began, err)
 	if err != nil {
-		return verdictStoreFailed, Record{}, err
+		return decisionStoreFailed, Record{}, err
 	}
 	if n < in.cfg.Keys.MaxOutstanding {
 		left = (in.cfg.Keys.MaxOutstanding - n) / 4 // the claim that asked is one of them
-		return verdictRun, Record{}, nil
+		return decisionRun, Record{}, nil
 	}
 	record, found, err := in.store.Find(ctx, in.claim.ID)
 	switch {
 	case err != nil:
-		return verdictStoreFailed, Record{}, err
+		return decisionStoreFailed, Record{}, err
 	case !found:
-		return verdictTooMany, Record{}, nil
+		return decisionTooMany, Record{}, nil
 	}
 	v := in.judge(record)
-	if v == verdictRun && record.LeaseLeft <= 0 {
-		v, record = verdictTooMany, Record{} // to take it over would make it one more
+	if v == decisionRun && record.LeaseLeft <= 0 {
+		v, record = decisionTooMany, Record{} // to take it over would make it one more
 	}
 	return v, record, nil
 }

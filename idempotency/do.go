@@ -108,14 +108,14 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 		}
 	}
 	switch v {
-	case verdictReplay:
+	case decisionReplay:
 		if result, err = c.open(ctx, record); err == nil {
 			c.count(ctx, e.telemetry.replayed, 0)
 		}
 		return result, true, err
-	case verdictRun:
+	case decisionRun:
 		result, err = c.result(e.runner.run(ctx, x))
-	case verdictRecover:
+	case decisionRecover:
 		result, err = c.result(e.runner.recover(ctx, x, record))
 	default:
 		err = c.refused(ctx, v, err)
@@ -196,21 +196,21 @@ func joined(kind, err error) error {
 }
 
 // refused returns the error of a command that does not run.
-func (c *command) refused(ctx context.Context, v verdict, err error) error {
+func (c *command) refused(ctx context.Context, v decision, err error) error {
 	switch v {
-	case verdictReused:
+	case decisionReused:
 		c.count(ctx, c.telemetry.mismatched, 0)
 		return ErrKeyReused
-	case verdictInProgress:
+	case decisionInProgress:
 		c.count(ctx, c.telemetry.inProgress, 0)
 		return ErrInProgress
-	case verdictUnknown:
+	case decisionUnknown:
 		return ErrOutcomeUnknown
-	case verdictNotStored:
+	case decisionNotStored:
 		return ErrNotStored
-	case verdictExpired:
+	case decisionExpired:
 		return ErrKeyExpired
-	case verdictTooMany:
+	case decisionTooMany:
 		return ErrTooManyOutstanding
 	}
 	return err

@@ -35,15 +35,15 @@ const (
 
 // Answers that a caller gets.
 const (
-	ran               = "ran"
-	replayed          = "replayed"
-	panicked          = "panicked"
-	errored           = "failed"
-	unavailable       = "unavailable" // nothing is known: ask again
-	outcomeUnknown    = "unknown"     // 409 outcome-unknown, ErrOutcomeUnknown
-	verdictInProgress = "in progress"
-	lost              = "lost" // ErrStaleOwner
-	nothing           = "nothing"
+	ran                = "ran"
+	replayed           = "replayed"
+	panicked           = "panicked"
+	errored            = "failed"
+	unavailable        = "unavailable" // nothing is known: ask again
+	outcomeUnknown     = "unknown"     // 409 outcome-unknown, ErrOutcomeUnknown
+	decisionInProgress = "in progress"
+	lost               = "lost" // ErrStaleOwner
+	nothing            = "nothing"
 )
 
 // promised are the answers that callers get: the first one, and one that asks again after it
@@ -277,7 +277,7 @@ func (x *trial) companions(sending *sync.WaitGroup) (keys []string) {
 func (x *trial) settle(key string) (kind string) {
 	eventually(x.T, key+" is answered", func() bool {
 		kind = x.send(key)
-		return kind != unavailable && kind != verdictInProgress
+		return kind != unavailable && kind != decisionInProgress
 	})
 	return kind
 }
@@ -312,7 +312,7 @@ func (x *trial) send(key string) string {
 	case problem == "outcome-unknown":
 		return outcomeUnknown
 	case problem == "in-progress":
-		return verdictInProgress
+		return decisionInProgress
 	case w.Code == http.StatusInternalServerError:
 		return errored
 	case w.Code == http.StatusServiceUnavailable:
@@ -341,7 +341,7 @@ func (x *trial) do(key string) string {
 	case errors.Is(err, idempotency.ErrOutcomeUnknown):
 		return outcomeUnknown
 	case errors.Is(err, idempotency.ErrInProgress):
-		return verdictInProgress
+		return decisionInProgress
 	case errors.Is(err, idempotency.ErrStaleOwner):
 		return lost
 	}

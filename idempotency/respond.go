@@ -7,37 +7,37 @@ import (
 	"net/http"
 )
 
-// act carries out the verdict.
-func (x *exchange) act(ctx context.Context, record Record, v verdict, err error) {
+// act carries out the decision.
+func (x *exchange) act(ctx context.Context, record Record, v decision, err error) {
 	switch v {
-	case verdictRun:
+	case decisionRun:
 		x.respond(ctx, x.runner.run(ctx, &execution{&x.intent, x}))
-	case verdictRecover:
+	case decisionRecover:
 		x.respond(ctx, x.runner.recover(context.WithoutCancel(ctx), &execution{&x.intent, x}, record))
-	case verdictReplay:
+	case decisionReplay:
 		x.replay(ctx, record)
-	case verdictReused:
+	case decisionReused:
 		x.count(ctx, x.telemetry.mismatched, x.cfg.Answers.ReusedStatus)
 		p := x.problem(ProblemKeyReused)
 		p.Status = x.cfg.Answers.ReusedStatus
 		x.answer(p)
-	case verdictInProgress:
+	case decisionInProgress:
 		x.answerInProgress(ctx)
-	case verdictUnknown:
+	case decisionUnknown:
 		x.answerUnknown(ctx)
-	case verdictNotStored:
+	case decisionNotStored:
 		p := x.problem(ProblemNotStored)
 		if location := x.reveal(record).Location; location != "" {
 			p.Header.Set("Location", location)
 		}
 		x.answer(p)
-	case verdictExpired:
+	case decisionExpired:
 		x.refuse(ProblemKeyExpired)
-	case verdictTooMany:
+	case decisionTooMany:
 		x.refuse(ProblemTooManyKeys)
-	case verdictTooLate:
+	case decisionTooLate:
 		x.refuse(ProblemExecutionTimeout)
-	case verdictStoreFailed:
+	case decisionStoreFailed:
 		if x.cfg.Failures.FailOpen && !x.transactional {
 			x.logDown(ctx, err)
 			x.next.ServeHTTP(x.w, x.request(ctx))
@@ -114,8 +114,8 @@ func (x *exchange) lost(ctx context.Context) {
 		return
 	}
 	v := x.judge(record)
-	if v == verdictRun {
-		v = verdictInProgress
+	if v == decisionRun {
+		v = decisionInProgress
 	}
 	x.act(ctx, record, v, nil)
 }

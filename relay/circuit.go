@@ -169,7 +169,7 @@ func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
 
 // unclear handles an outcome that may be the fault of the message or of its topic, and
 // reports whether the message is known to be at fault.
-func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (guilty bool) {
+func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (blamed bool) {
 	t := c.findOrAdd(m.Topic)
 	c.probed(t, m, now)
 	switch {
@@ -228,9 +228,9 @@ func (t *topic) unsuspect(m *entry) {
 	}
 }
 
-// pass records that a message has passed. It returns suspects that are guilty as a
+// pass records that a message has passed. It returns suspects that are blamed as a
 // result.
-func (c *circuits) pass(m *entry) (guilty []*entry) {
+func (c *circuits) pass(m *entry) (blamed []*entry) {
 	c.passed = max(c.passed, m.sent)
 	if c.room > 0 {
 		c.room++
@@ -254,7 +254,7 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 		}
 		t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool {
 			if s.state == stateSuspected && t.passed > s.failedAt {
-				guilty = append(guilty, s)
+				blamed = append(blamed, s)
 				return true
 			}
 			return false
@@ -266,7 +266,7 @@ func (c *circuits) pass(m *entry) (guilty []*entry) {
 		}
 	}
 	c.forget(t)
-	return guilty
+	return blamed
 }
 
 // firstOpened returns the number of the last publish before the oldest open circuit

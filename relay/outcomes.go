@@ -94,8 +94,8 @@ func (e *engine) confirm(m *entry, now time.Time) {
 		e.circuits.suspected(m, nil)
 	}
 	if len(e.circuits.topics) > 0 || e.circuits.room > 0 {
-		for _, guilty := range e.circuits.pass(m) {
-			e.charge(guilty, now, guilty.failure.Class, guilty.failure.Text)
+		for _, blamed := range e.circuits.pass(m) {
+			e.charge(blamed, now, blamed.failure.Class, blamed.failure.Text)
 		}
 		if e.circuits.room >= e.limits.window {
 			e.circuits.room = 0

@@ -49,7 +49,7 @@ func (s *simulation) broker(w *simWorker) {
 		}
 		if down == nil {
 			row.poison--
-			row.guilty = true
+			row.blamed = true
 			s.stats["refusals"]++
 			w.outcome(m.entry, s.now, row.says)
 		} else {

@@ -194,7 +194,7 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 		case x.Uncharged:
 			p.stats["postponed"]++
 		}
-		if x.Attempt > 0 && !x.Uncharged && !r.row.lethal && x.Class != classCrashed && !r.row.guilty && !p.mayDoubt(r.row) {
+		if x.Attempt > 0 && !x.Uncharged && !r.row.lethal && x.Class != classCrashed && !r.row.blamed && !p.mayDoubt(r.row) {
 			p.stats["charged without a reason"]++
 		}
 		switch x.Fate {

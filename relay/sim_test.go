@@ -54,7 +54,7 @@ type simRow struct {
 	poison    int   // so often the broker refuses it
 	says      error // when it refuses
 	lethal    bool  // kills the worker that sends it
-	guilty    bool  // was refused for what it is
+	blamed    bool  // was refused for what it is
 	doubted   bool  // had no answer, or was sent while its topic was down
 	before    int   // messages on the wire when that was first
 	replayed  bool

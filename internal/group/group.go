@@ -36,7 +36,7 @@ func New[W, R any](limits Limits, work Work[W, R]) *Group[W, R] {
 // Do runs m, in a group or alone. It returns false if ctx ended before the work on m
 // began.
 func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) {
-	m.ctx, m.verdict = ctx, make(chan verdict[R], mostFailed+2)
+	m.ctx, m.instruction = ctx, make(chan instruction[R], mostFailed+2)
 	if !g.join(m) {
 		r, result := g.work.Alone(ctx, m.Work)
 		g.learn(result)
@@ -47,7 +47,7 @@ func (g *Group[W, R]) Do(ctx context.Context, m *Member[W, R]) (r R, done bool) 
 	defer enough.Stop()
 	for {
 		select {
-		case v := <-m.verdict:
+		case v := <-m.instruction:
 			switch v.do {
 			case lead:
 				g.lead(m)
@@ -102,10 +102,10 @@ func (g *Group[W, R]) leave(m *Member[W, R]) bool {
 		return false
 	}
 	g.pending = slices.Delete(g.pending, i, i+1)
-	// The only possible verdict is lead, and m will not lead.
+	// The only possible instruction is lead, and m will not lead.
 	for {
 		select {
-		case <-m.verdict:
+		case <-m.instruction:
 			g.leaders--
 		default:
 			g.promote()
@@ -114,7 +114,7 @@ func (g *Group[W, R]) leave(m *Member[W, R]) bool {
 	}
 }
 
-// abandon removes a member whose goroutine has ended and no longer reads its verdict.
+// abandon removes a member whose goroutine has ended and no longer reads its instruction.
 func (g *Group[W, R]) abandon(m *Member[W, R]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -124,7 +124,7 @@ func (g *Group[W, R]) abandon(m *Member[W, R]) {
 	}
 	for {
 		select {
-		case v := <-m.verdict:
+		case v := <-m.instruction:
 			if v.do == lead {
 				g.leaders--
 			}
@@ -153,7 +153,7 @@ func (g *Group[W, R]) promote() {
 			m.leader = true
 			g.leaders++
 			led += g.pace.size
-			m.verdict <- verdict[R]{do: lead}
+			m.instruction <- instruction[R]{do: lead}
 		}
 	}
 }

@@ -24,7 +24,7 @@ func newDying() *Group[int, int] {
 
 func (g *Group[W, R]) joined(ctx context.Context, id string, since time.Time) *Member[W, R] {
 	m := &Member[W, R]{ID: id, Since: since}
-	m.ctx, m.verdict = ctx, make(chan verdict[R], mostFailed+2)
+	m.ctx, m.instruction = ctx, make(chan instruction[R], mostFailed+2)
 	g.join(m)
 	return m
 }
@@ -60,7 +60,7 @@ func TestGroup_TakesTheOldestFirst(t *testing.T) {
 func TestGroup_SurvivesALeaderThatWaits(t *testing.T) {
 	g := newDying()
 	m := g.joined(t.Context(), "m", time.Now())
-	<-m.verdict
+	<-m.instruction
 	others := make([]*Member[int, int], sizeAtFirst)
 	for i := range others {
 		others[i] = g.joined(t.Context(), fmt.Sprint(i), m.Since.Add(-time.Hour))
@@ -72,7 +72,7 @@ func TestGroup_SurvivesALeaderThatWaits(t *testing.T) {
 	if g.leaders != 0 || len(g.pending) != 0 {
 		t.Errorf("%d leaders, %d wait", g.leaders, len(g.pending))
 	}
-	if v := <-others[0].verdict; v.do != runAlone {
+	if v := <-others[0].instruction; v.do != runAlone {
 		t.Errorf("a member of the group was told %v", v)
 	}
 }
@@ -130,7 +130,7 @@ func TestGroup_PromotesALeaderAgainThatItsGroupLeftOut(t *testing.T) {
 	g := newDying()
 	begin := time.Now()
 	newest := g.joined(t.Context(), "newest", begin.Add(time.Second))
-	if v := <-newest.verdict; v.do != lead {
+	if v := <-newest.instruction; v.do != lead {
 		t.Fatal("nobody leads")
 	}
 	for i := range sizeAtFirst {
@@ -144,7 +144,7 @@ func TestGroup_PromotesALeaderAgainThatItsGroupLeftOut(t *testing.T) {
 	g.promote()
 	g.mu.Unlock()
 	select {
-	case v := <-newest.verdict:
+	case v := <-newest.instruction:
 		if v.do != lead {
 			t.Errorf("was told %v", v)
 		}

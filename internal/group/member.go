@@ -47,26 +47,26 @@ type Member[W, R any] struct {
 	Bytes int
 	Since time.Time // its arrival; the oldest are taken first
 
-	ctx     context.Context //nolint:containedctx // of the member's Do
-	leader  bool            // its verdict is lead; guarded by the group's mu
-	failed  int             // contended groups that it was part of
-	verdict chan verdict[R]
+	ctx         context.Context //nolint:containedctx // of the member's Do
+	leader      bool            // its instruction is lead; guarded by the group's mu
+	failed      int             // contended groups that it was part of
+	instruction chan instruction[R]
 }
 
 // Context returns the member's own context, not the group's.
 func (m *Member[W, R]) Context() context.Context { return m.ctx }
 
 // Finish ends the member's Do with r.
-func (m *Member[W, R]) Finish(r R) { m.verdict <- verdict[R]{do: finish, result: r} }
+func (m *Member[W, R]) Finish(r R) { m.instruction <- instruction[R]{do: finish, result: r} }
 
 // Alone makes the member run alone.
-func (m *Member[W, R]) Alone() { m.verdict <- verdict[R]{do: runAlone} }
+func (m *Member[W, R]) Alone() { m.instruction <- instruction[R]{do: runAlone} }
 
 // mostFailed is the number of contended groups after which a member runs alone.
 const mostFailed = 3
 
-// verdict tells a member its result, or what to do next.
-type verdict[R any] struct {
+// instruction tells a member its result, or what to do next.
+type instruction[R any] struct {
 	do     task
 	result R
 }
