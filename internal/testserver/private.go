@@ -5,30 +5,27 @@ import (
 	"context"
 	"os"
 	"path/filepath"
-	"strconv"
 	"testing"
 )
 
 // private is a server for one test.
 type private struct {
-	t       testing.TB
-	kind    string
-	dir     string
-	exports map[string]string
+	*Instance
+
+	t testing.TB
 }
 
 // startPrivate creates a server. It is removed when t ends or, if the process dies first, when
 // the script runs again.
 func startPrivate(t testing.TB, kind string, settings []string) private {
 	t.Helper()
-	p := private{t: t, kind: kind, dir: filepath.Join(serversDir(), "private", uniqueName(t))}
-	args := append([]string{"start", kind, p.dir, "--owner", strconv.Itoa(os.Getpid())}, settings...)
-	t.Cleanup(p.remove)
-	exports, err := script(t.Context(), args...)
+	p := private{t: t}
+	t.Cleanup(func() { p.remove() })
+	var err error
+	p.Instance, err = NewInstance(t.Context(), kind, filepath.Join(serversDir(), "private", uniqueName(t)), settings...)
 	if err != nil {
 		t.Fatalf("testserver: %v", err)
 	}
-	p.exports = exports
 	return p
 }
 
@@ -71,10 +68,10 @@ func (p private) run(args ...string) string {
 
 func (p private) remove() {
 	if p.t.Failed() {
-		p.t.Logf("end of the log of %s:\n%s", p.kind, tail(filepath.Join(p.dir, "log"), 4000))
+		p.t.Logf("end of the log of %s:\n%s", p.kind, tail(p.Log(), 4000))
 	}
-	if _, err := os.Stat(filepath.Join(p.dir, "kind")); err == nil {
-		p.run("remove", p.dir)
+	if err := p.Remove(context.WithoutCancel(p.t.Context())); err != nil {
+		p.t.Errorf("testserver: %v", err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"io"
 	"net"
 	"net/url"
@@ -45,29 +46,53 @@ func ProxyAMQP(t testing.TB, uri string) (*AMQPProxy, string) {
 // ProxyAMQPOn is ProxyAMQP on a given listener, for example one with TLS.
 func ProxyAMQPOn(t testing.TB, uri string, listener net.Listener) (*AMQPProxy, string) {
 	t.Helper()
-	u, err := url.Parse(uri)
+	p, proxied, err := serveAMQP(uri, listener)
 	if err != nil {
 		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p, proxied
+}
+
+// StartAMQPProxy is ProxyAMQP for programs, which call Close.
+func StartAMQPProxy(ctx context.Context, uri string) (*AMQPProxy, string, error) {
+	listener, err := listen(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	return serveAMQP(uri, listener)
+}
+
+func serveAMQP(uri string, listener net.Listener) (*AMQPProxy, string, error) {
+	u, err := url.Parse(uri)
+	if err != nil {
+		return nil, "", errors.Join(errors.New("testserver: the URI of the RabbitMQ cannot be parsed"), listener.Close())
 	}
 	p := &AMQPProxy{target: u.Host, listener: listener}
 	u.Host = listener.Addr().String()
 	p.group.Go(p.accept)
-	t.Cleanup(func() {
-		_ = listener.Close()
-		p.Cut()
-		p.group.Wait()
-	})
-	return p, u.String()
+	return p, u.String(), nil
+}
+
+// Close ends the proxy and its connections.
+func (p *AMQPProxy) Close() {
+	_ = p.listener.Close()
+	p.Cut()
+	p.group.Wait()
 }
 
 // Listen returns a listener on a free port of the loopback interface.
 func Listen(t testing.TB) net.Listener {
 	t.Helper()
-	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	listener, err := listen(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return listener
+}
+
+func listen(ctx context.Context) (net.Listener, error) {
+	return new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
 }
 
 func (p *AMQPProxy) accept() {

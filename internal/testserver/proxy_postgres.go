@@ -5,10 +5,12 @@ import (
 	"context"
 	"database/sql"
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/url"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -26,6 +28,7 @@ type PostgresProxy struct {
 	match    func(statement string) bool // nil: none
 	left     int                         // connections still to be silenced by match
 	silenced int
+	cuts     int       // commits still to be cut, see CutCommits
 	all      bool      // silence new connections too
 	rate     int       // bytes a second of answers, all connections together; 0: no limit
 	free     time.Time // when the next byte may pass
@@ -36,6 +39,7 @@ type proxied struct {
 	client, server net.Conn
 	statements     map[string]string // prepared, by name
 	closed         chan struct{}
+	cut            atomic.Bool       // the next answer does not reach the client, and is the last
 	resumed        chan struct{} // nil if not silent; guarded by the proxy's mu
 }
 
@@ -43,19 +47,35 @@ type proxied struct {
 // URL. It does not support TLS.
 func NewPostgresProxy(t testing.TB, dsn string) (*PostgresProxy, string) {
 	t.Helper()
+	p, behind, err := StartPostgresProxy(t.Context(), dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(p.Close)
+	return p, behind
+}
+
+// StartPostgresProxy is NewPostgresProxy for programs, which call Close.
+func StartPostgresProxy(ctx context.Context, dsn string) (*PostgresProxy, string, error) {
 	u, err := url.Parse(dsn)
 	if err != nil {
-		t.Fatal("testserver: the URL of the PostgreSQL cannot be parsed")
+		return nil, "", errors.New("testserver: the URL of the PostgreSQL cannot be parsed")
 	}
-	p := &PostgresProxy{target: u.Host, listener: Listen(t), conns: map[*proxied]struct{}{}}
-	u.Host = p.listener.Addr().String()
+	listener, err := listen(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	p := &PostgresProxy{target: u.Host, listener: listener, conns: map[*proxied]struct{}{}}
+	u.Host = listener.Addr().String()
 	p.group.Go(p.accept)
-	t.Cleanup(func() {
-		_ = p.listener.Close()
-		p.Cut()
-		p.group.Wait()
-	})
-	return p, u.String()
+	return p, u.String(), nil
+}
+
+// Close ends the proxy and its connections.
+func (p *PostgresProxy) Close() {
+	_ = p.listener.Close()
+	p.Cut()
+	p.group.Wait()
 }
 
 // OpenSilenceable opens the database of dsn behind a new PostgresProxy.
@@ -97,6 +117,14 @@ func Containing(text string) func(statement string) bool {
 		}
 		return strings.Contains(statement, text)
 	}
+}
+
+// CutCommits cuts up to most connections, each when it commits: the COMMIT reaches the server,
+// its answer does not reach the client. 0 ends it.
+func (p *PostgresProxy) CutCommits(most int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cuts = most
 }
 
 // SilenceAll silences all connections, also new ones.
@@ -248,10 +276,15 @@ func (p *PostgresProxy) requests(c *proxied) {
 func (p *PostgresProxy) answers(c *proxied) {
 	defer closeWrite(c.client)
 	defer p.hold(c)
+	defer func() {
+		if c.cut.Load() {
+			_ = c.client.Close()
+		}
+	}()
 	buffer := make([]byte, 64<<10)
 	for {
 		n, err := c.server.Read(buffer)
-		if err != nil {
+		if err != nil || c.cut.Load() {
 			return
 		}
 		p.pace(c, n)
@@ -278,11 +311,17 @@ func (p *PostgresProxy) look(c *proxied, message []byte) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.cuts > 0 && isCommit(statement) {
+		p.cuts--
+		c.cut.Store(true)
+	}
 	if p.match != nil && p.left > 0 && c.resumed == nil && p.match(statement) {
 		p.left--
 		p.silence(c)
 	}
 }
+
+var isCommit = Containing("commit")
 
 // closeWrite closes the writing half of a connection.
 func closeWrite(conn net.Conn) {

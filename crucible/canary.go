@@ -1,0 +1,122 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"sync"
+	"time"
+
+	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/crucible/history"
+)
+
+// canary tells when the servers themselves, or this machine, are slow: a commit and a
+// confirmed message of its own, four times a second, on connections without a proxy.
+type canary struct {
+	postgres, amqp string
+	history        *history.Writer
+}
+
+const (
+	beat = 250 * time.Millisecond
+
+	// slow is how long a beat may take before its time counts as an outage of the servers.
+	slow = time.Second
+)
+
+func (c *canary) run(ctx context.Context) error {
+	db, err := sql.Open("postgres", c.postgres+"&application_name=canary&connect_timeout=2")
+	if err != nil {
+		return err
+	}
+	defer db.Close() //nolint:errcheck // nothing is left to do
+	var group sync.WaitGroup
+	defer group.Wait()
+	failed := make(chan error, 2)
+	group.Go(func() { failed <- c.watch(ctx, "postgres", func(ctx context.Context) error { return commit(ctx, db) }) })
+	broker := &brokerCanary{uri: c.amqp}
+	defer broker.close()
+	group.Go(func() { failed <- c.watch(ctx, "rabbitmq", broker.publish) })
+	return <-failed
+}
+
+// watch beats until ctx ends and writes down each time that was slow.
+func (c *canary) watch(ctx context.Context, target string, once func(context.Context) error) error {
+	last := time.Now() // when all was well
+	ticker := time.NewTicker(beat)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return nil
+		}
+		err := once(ctx)
+		now := time.Now()
+		if err != nil {
+			continue
+		}
+		if now.Sub(last) > slow+beat {
+			err := c.history.Add(history.Record{At: now, Event: history.EventSlow, Fault: &history.Fault{Kind: "slow", Target: target, Since: last}})
+			if err != nil {
+				return err
+			}
+		}
+		last = now
+	}
+}
+
+func commit(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*slow)
+	defer cancel()
+	_, err := db.ExecContext(ctx, "update app.canary set beats = beats + 1")
+	return err
+}
+
+// brokerCanary publishes to a queue of its own.
+type brokerCanary struct {
+	uri  string
+	conn *amqp091.Connection
+	ch   *amqp091.Channel
+}
+
+var errNoConfirm = errors.New("no confirm")
+
+func (b *brokerCanary) publish(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*slow)
+	defer cancel()
+	defer func() {
+		if err != nil {
+			b.close()
+		}
+	}()
+	if b.conn == nil {
+		if b.conn, err = amqp091.DialConfig(b.uri, amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(2 * slow)}); err != nil {
+			return err
+		}
+		if b.ch, err = b.conn.Channel(); err != nil {
+			return err
+		}
+		if err = b.ch.Confirm(false); err != nil {
+			return err
+		}
+	}
+	confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", canaryQueue, true, false, amqp091.Publishing{DeliveryMode: amqp091.Persistent})
+	if err != nil {
+		return err
+	}
+	acked, err := confirm.WaitContext(ctx)
+	if err == nil && !acked {
+		err = errNoConfirm
+	}
+	return err
+}
+
+func (b *brokerCanary) close() {
+	if b.conn != nil {
+		_ = b.conn.CloseDeadline(time.Now().Add(slow)) // it may be broken
+	}
+	b.conn, b.ch = nil, nil
+}

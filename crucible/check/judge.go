@@ -1,0 +1,130 @@
+package check
+
+import (
+	"slices"
+	"strings"
+	"time"
+)
+
+// judge knows which times are excused.
+type judge struct {
+	in     *Input
+	common []Window // no way was free: servers, tables that everybody needs, all relays
+	cache  map[string][]Window
+}
+
+func newJudge(in *Input) *judge {
+	j := &judge{in: in, cache: map[string][]Window{}}
+	j.common = append(j.common, in.Slow...)
+	relays := map[string][]Window{}
+	for _, f := range in.Faults {
+		switch {
+		case f.Target == "postgres", f.Target == "rabbitmq", slices.Contains(vital, f.Target):
+			j.common = append(j.common, f.Window)
+		case strings.HasPrefix(f.Target, "relay-"):
+			// Its lanes are free for others when its lease has expired.
+			relays[f.Target] = append(relays[f.Target], Window{f.From, f.To.Add(in.Lease)})
+		}
+	}
+	j.common = append(j.common, intersect(relays, in)...)
+	return j
+}
+
+// vital are the tables that no worker can do without.
+var vital = []string{"table outbox", "table relay_leases", "table relay_workers"}
+
+// intersect returns the times in which all relays were at fault.
+func intersect(relays map[string][]Window, in *Input) []Window {
+	const workers = 2
+	if len(relays) < workers {
+		return nil
+	}
+	var both []Window
+	first, second := merge(relays["relay-1"]), merge(relays["relay-2"])
+	for _, a := range first {
+		for _, b := range second {
+			w := Window{a.From, a.To}
+			if b.From.After(w.From) {
+				w.From = b.From
+			}
+			if b.To.Before(w.To) {
+				w.To = b.To
+			}
+			if w.To.After(w.From) {
+				both = append(both, w)
+			}
+		}
+	}
+	return both
+}
+
+// excuses returns the times in which a lane, topic or consumer may stand still, merged.
+func (j *judge) excuses(group string) []Window {
+	kind, name, _ := strings.Cut(group, " ")
+	if kind == "lane" {
+		name = ""
+	}
+	key := kind + " " + name
+	if merged, ok := j.cache[key]; ok {
+		return merged
+	}
+	all := slices.Clone(j.common)
+	for _, f := range j.in.Faults {
+		if j.concerns(f, kind, name) {
+			all = append(all, f.Window)
+		}
+	}
+	for i := range all {
+		all[i].To = all[i].To.Add(2 * j.in.Lease)
+	}
+	j.cache[key] = merge(all)
+	return j.cache[key]
+}
+
+// concerns reports whether a fault stops this topic or consumer.
+func (j *judge) concerns(f Fault, kind, name string) bool {
+	switch kind {
+	case "topic":
+		return f.Target == "topic "+name || name == secondHop && strings.HasPrefix(f.Target, firstHop+"-")
+	case "lane": // the second hop's messages begin to wait before their handler has committed
+		return strings.HasPrefix(f.Target, firstHop+"-")
+	case "consumer":
+		return strings.HasPrefix(f.Target, name+"-") || slices.Contains(inboxTables, f.Target) ||
+			name == firstHop && f.Target == "table mirror"
+	}
+	return false
+}
+
+var inboxTables = []string{"table inbox", "table inbox_failures", "table inbox_sequences"}
+
+// merge joins windows that overlap.
+func merge(windows []Window) (merged []Window) {
+	slices.SortFunc(windows, func(a, b Window) int { return a.From.Compare(b.From) })
+	for _, w := range windows {
+		if n := len(merged); n > 0 && !w.From.After(merged[n-1].To) {
+			if w.To.After(merged[n-1].To) {
+				merged[n-1].To = w.To
+			}
+			continue
+		}
+		merged = append(merged, w)
+	}
+	return merged
+}
+
+// covered returns how much of w lies in merged windows.
+func covered(w Window, merged []Window) (sum time.Duration) {
+	for _, m := range merged {
+		from, to := m.From, m.To
+		if from.Before(w.From) {
+			from = w.From
+		}
+		if to.After(w.To) {
+			to = w.To
+		}
+		if to.After(from) {
+			sum += to.Sub(from)
+		}
+	}
+	return sum
+}

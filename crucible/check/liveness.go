@@ -1,0 +1,168 @@
+package check
+
+import (
+	"cmp"
+	"fmt"
+	"hash/fnv"
+	"slices"
+	"strings"
+	"time"
+)
+
+// liveness is C10: whatever has something to do moves within two leases, at every moment of the
+// run, if it is not itself at fault. A time counts as excused while a fault lies on all ways
+// that it could take, or the servers themselves were slow, and for two leases afterwards.
+func (c *index) liveness() Result {
+	r := Result{Checker: "C10", Promise: "liveness"}
+	bound := 2 * c.Lease
+	j := newJudge(c.Input)
+	if len(c.Sent) == 0 {
+		r.found("nothing was sent: nothing can be judged")
+		return r
+	}
+	groups := map[string][]span{}
+	for _, s := range c.spans() {
+		for _, group := range s.groups {
+			groups[group] = append(groups[group], s)
+		}
+	}
+	for group, spans := range groups {
+		excuses := j.excuses(group)
+		for _, gap := range gaps(spans) {
+			stall := gap.To.Sub(gap.From) - covered(gap, excuses)
+			c.counts.LongestStall = max(c.counts.LongestStall, stall)
+			if stall > bound {
+				c.counts.Stalls++
+				r.found("%s did not move for %s from %s on, beside what is excused", group, stall.Round(time.Millisecond), gap.From.Format(time.TimeOnly))
+			}
+		}
+	}
+	c.leftBehind(&r, j)
+	run := Window{c.Sent[0].At, c.End}
+	c.counts.Judged = 1 - float64(covered(run, j.excuses("lane"))/time.Millisecond)/float64(max(1, run.To.Sub(run.From)/time.Millisecond))
+	r.Note = fmt.Sprintf("%d lanes, topics and consumers; %.0f%% of the time had no excuse; the longest wait was %s",
+		len(groups), 100*c.counts.Judged, c.counts.LongestStall.Round(time.Millisecond))
+	return r
+}
+
+// span is the time in which a message has something to wait for.
+type span struct {
+	Window
+
+	id, key string
+	groups  []string // what moves when it ends
+	queue   string   // what it must not be left behind in
+}
+
+// spans returns what each message waited for: the wire, then its consumer.
+func (c *index) spans() (all []span) {
+	ended := map[string]time.Time{}
+	for _, tx := range c.Txs {
+		if tx.Outcome == "committed" {
+			ended[tx.ID] = tx.Ended
+		}
+	}
+	for i := range c.Sent {
+		s := &c.Sent[i]
+		from, known := ended[s.Tx]
+		if s.Topic == secondHop {
+			from, known = s.At, true // a handler commits at once
+		}
+		first := c.first[s.MessageID]
+		if first == nil || s.Scheduled {
+			continue
+		}
+		if known && !c.hasLetter(s.MessageID) {
+			lane := LaneOf(s.Key, s.MessageID)
+			groups := []string{"topic " + s.Topic}
+			if s.Topic != audit { // whose queues are a fault's victims
+				groups = append(groups, fmt.Sprintf("lane %d", lane))
+			}
+			all = append(all, span{
+				Window: Window{from, first.At}, id: s.MessageID, key: s.Key, groups: groups,
+				queue: fmt.Sprintf("lane %d %s", lane, s.Topic),
+			})
+		}
+		if consumer := c.Consumers[s.Topic]; consumer != "" && len(c.effects[s.MessageID]) > 0 {
+			all = append(all, span{
+				Window: Window{first.At, c.effects[s.MessageID][0].At}, id: s.MessageID, key: s.Key,
+				groups: []string{"consumer " + consumer},
+			})
+		}
+	}
+	return all
+}
+
+const audit = "audit"
+
+// LaneOf returns the lane of a message, as docs/outbox.md defines it.
+func LaneOf(key, messageID string) int {
+	hash := fnv.New64a()
+	if key == "" {
+		key = messageID
+	}
+	_, _ = hash.Write([]byte(key)) // hashes take everything
+	return int(hash.Sum64() % 32)
+}
+
+// gaps returns the times in which something was waiting and nothing moved.
+func gaps(spans []span) (found []Window) {
+	type event struct {
+		at    time.Time
+		begin bool
+	}
+	var events []event
+	for _, s := range spans {
+		if s.To.After(s.From) {
+			events = append(events, event{s.From, true}, event{s.To, false})
+		}
+	}
+	slices.SortFunc(events, func(a, b event) int { return a.at.Compare(b.at) })
+	waiting := 0
+	var since time.Time
+	for _, e := range events {
+		switch {
+		case e.begin:
+			if waiting == 0 {
+				since = e.at
+			}
+			waiting++
+		default:
+			found = append(found, Window{since, e.at})
+			waiting--
+			since = e.at
+		}
+	}
+	return found
+}
+
+// leftBehind finds keys that stood while their lane moved: a message that was delivered long
+// after another one of its lane and topic that was committed later.
+func (c *index) leftBehind(r *Result, j *judge) {
+	queues := map[string][]span{}
+	for _, s := range c.spans() {
+		if s.queue != "" {
+			queues[s.queue] = append(queues[s.queue], s)
+		}
+	}
+	for queue, spans := range queues {
+		slices.SortFunc(spans, func(a, b span) int { return cmp.Or(b.From.Compare(a.From), strings.Compare(a.id, b.id)) })
+		excuses := j.excuses("topic " + queue[strings.LastIndexByte(queue, ' ')+1:])
+		var earliest time.Time // arrival of what was committed later
+		for _, s := range spans {
+			if !earliest.IsZero() && s.To.After(earliest) {
+				w := Window{earliest, s.To}
+				if s.From.After(w.From) {
+					w.From = s.From
+				}
+				if stall := w.To.Sub(w.From) - covered(w, excuses); stall > 2*c.Lease {
+					c.counts.Stalls++
+					r.found("key %q: message %s was left behind for %s while its lane moved", s.key, s.id, stall.Round(time.Millisecond))
+				}
+			}
+			if earliest.IsZero() || s.To.Before(earliest) {
+				earliest = s.To
+			}
+		}
+	}
+}

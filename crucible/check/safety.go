@@ -1,0 +1,254 @@
+package check
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/history"
+)
+
+// loss is C1: a message of a committed transaction is on the wire, and has one end.
+func (c *index) loss() Result {
+	r := Result{Checker: "C1", Promise: "no loss"}
+	for _, tx := range c.Txs {
+		if tx.Outcome != history.Committed {
+			continue
+		}
+		for _, m := range tx.Messages {
+			if !m.Discarded && c.sent[m.ID] == nil {
+				c.counts.Lost++
+				r.found("message %s of the committed transaction %s is not in the database", m.ID, tx.ID)
+			}
+		}
+	}
+	for i := range c.Sent {
+		s := &c.Sent[i]
+		if problem := c.missing(s); problem != "" {
+			c.counts.Lost++
+			r.found("message %s (%s %s %d %s) %s", s.MessageID, s.Topic, s.Key, s.Seq, s.Mood, problem)
+		}
+	}
+	for name, n := range c.Left {
+		if n > 0 {
+			r.found("%d left in %s", n, name)
+		}
+	}
+	if c.Balance.Accounts != c.Balance.Opened || c.Balance.Mirror != 0 {
+		r.found("the sum of the money has changed: %+v", c.Balance)
+	}
+	return r
+}
+
+// missing returns what a message lacks.
+func (c *index) missing(s *Sent) string {
+	relayLetter, consumerLetter := false, false
+	for _, l := range c.letters[s.MessageID] {
+		ended := l.open() || l.State == "discarded"
+		relayLetter = relayLetter || l.Source == "relay" && ended
+		consumerLetter = consumerLetter || l.Source == "consumer" && ended
+	}
+	switch {
+	case relayLetter:
+		return ""
+	case c.first[s.MessageID] == nil:
+		return "was never on the wire"
+	case c.Consumers[s.Topic] == "", consumerLetter, len(c.effects[s.MessageID]) > 0:
+		return ""
+	}
+	return "was on the wire but has neither an effect nor a dead letter"
+}
+
+// ghosts is C2: what is on the wire or has an effect was committed.
+func (c *index) ghosts() Result {
+	r := Result{Checker: "C2", Promise: "no ghost"}
+	for id, copies := range c.copies {
+		if c.sent[id] == nil {
+			c.counts.Ghosts++
+			r.found("message %s of topic %s is on the wire and was never committed", id, copies[0].Topic)
+		}
+	}
+	for id := range c.effects {
+		if c.sent[id] == nil {
+			c.counts.Ghosts++
+			r.found("message %s has an effect and was never committed", id)
+		}
+	}
+	for _, tx := range c.Txs {
+		for _, m := range tx.Messages {
+			if (m.Discarded || tx.Outcome == history.RolledBack) && c.sent[m.ID] != nil {
+				c.counts.Ghosts++
+				r.found("message %s of transaction %s was rolled back and is committed", m.ID, tx.ID)
+			}
+		}
+	}
+	return r
+}
+
+// once is C3: one effect of a message, and no copy on the wire that no fault explains.
+func (c *index) once() Result {
+	r := Result{Checker: "C3", Promise: "one effect"}
+	for id, effects := range c.effects {
+		s := c.sent[id]
+		if s == nil {
+			continue // a ghost
+		}
+		for _, e := range effects {
+			if e.Consumer != c.Consumers[s.Topic] {
+				r.found("message %s of topic %s has an effect of %s", id, s.Topic, e.Consumer)
+			}
+		}
+		if len(effects) > 1 {
+			c.counts.DoubleEffects += len(effects) - 1
+			r.found("message %s has %d effects of %s", id, len(effects), effects[0].Consumer)
+		}
+	}
+	for id, copies := range c.copies {
+		c.counts.WireDuplicates += len(copies) - 1
+		for i, again := range copies[1:] {
+			if !c.explained(copies[i].At, again.At) {
+				c.counts.Unexplained++
+				r.found("message %s was sent again at %s, and no fault explains it", id, again.At.Format(time.RFC3339Nano))
+			}
+		}
+	}
+	return r
+}
+
+// explained reports whether a fault lies between two copies, or ended shortly before the first.
+func (c *index) explained(first, again time.Time) bool {
+	first = first.Add(-2 * c.Lease)
+	overlaps := func(w Window) bool { return w.From.Before(again) && w.To.After(first) }
+	return slices.ContainsFunc(c.Faults, func(f Fault) bool { return overlaps(f.Window) }) || slices.ContainsFunc(c.Slow, overlaps)
+}
+
+// order is C4: first copies are in the order of the key; effects of the first hop too, unless a
+// message was a dead letter in between.
+func (c *index) order() Result {
+	r := Result{Checker: "C4", Promise: "order"}
+	last := map[string]int64{}
+	for i := range c.Wire {
+		copied := &c.Wire[i]
+		s := c.sent[copied.MessageID]
+		if c.first[copied.MessageID] != copied || s == nil || s.Key == "" || s.Topic == secondHop || c.hasLetter(s.MessageID) {
+			continue
+		}
+		if s.Seq < last[s.Key] {
+			c.counts.Reordered++
+			r.found("number %d of key %s is on the wire behind number %d", s.Seq, s.Key, last[s.Key])
+		}
+		last[s.Key] = max(last[s.Key], s.Seq)
+	}
+	ordered := slices.Clone(c.Effects)
+	slices.SortFunc(ordered, func(a, b Effect) int { return cmp.Compare(a.Entry, b.Entry) })
+	clear(last)
+	for _, e := range ordered {
+		if e.Consumer != firstHop || c.hasLetter(e.MessageID) || c.effects[e.MessageID][0].Entry != e.Entry {
+			continue
+		}
+		if e.Seq < last[e.Key] {
+			c.counts.Reordered++
+			r.found("number %d of key %s has its effect behind number %d", e.Seq, e.Key, last[e.Key])
+		}
+		last[e.Key] = max(last[e.Key], e.Seq)
+	}
+	return r
+}
+
+const (
+	firstHop  = "ledger"   // the consumer that keeps the order
+	secondHop = "receipts" // the topic whose keys have the order of the first hop's effects
+)
+
+func (c *index) hasLetter(id string) bool { return len(c.letters[id]) > 0 }
+
+// exclusive is C5: no message is both dead and delivered.
+func (c *index) exclusive() Result {
+	r := Result{Checker: "C5", Promise: "dead letters exclusive"}
+	for id, letters := range c.letters {
+		effects := len(c.effects[id])
+		open, replayed := 0, 0
+		for _, l := range letters {
+			if l.Source == "relay" {
+				if l.open() && c.first[id] != nil && !l.MaybeDelivered {
+					c.counts.DeadAndDelivered++
+					r.found("message %s is a dead letter of the relay and on the wire", id)
+				}
+				continue
+			}
+			switch {
+			case l.open(), l.State == "discarded":
+				open++
+			case l.State == "replayed":
+				replayed++
+			default:
+				r.found("dead letter %d of message %s is still %s", l.ID, id, l.State)
+			}
+		}
+		if open > 1 {
+			r.found("message %s has %d dead letters", id, open)
+		}
+		if open > 0 && effects > 0 {
+			c.counts.DeadAndDelivered++
+			r.found("message %s is dead and has %d effects", id, effects)
+		}
+		if open == 0 && replayed > 0 && effects == 0 {
+			r.found("message %s was replayed and has no effect", id)
+		}
+	}
+	return r
+}
+
+// consistent is C6: what a handler produced comes from the attempt that left the effect.
+func (c *index) consistent() Result {
+	r := Result{Checker: "C6", Promise: "consistent output"}
+	attempts := map[string]bool{}
+	for i := range c.Effects {
+		attempts[c.Effects[i].Attempt] = true
+	}
+	produced := map[string]int{}
+	for id, copied := range c.first {
+		s := c.sent[id]
+		if s == nil || s.Topic != secondHop {
+			continue
+		}
+		if copied.Attempt != s.Tx || !attempts[copied.Attempt] {
+			r.found("message %s comes from attempt %s, which left no effect", id, copied.Attempt)
+		}
+		produced[copied.Attempt]++
+	}
+	for i := range c.Effects {
+		if e := &c.Effects[i]; e.Consumer == firstHop && produced[e.Attempt] != 1 {
+			r.found("the attempt that handled message %s has %d messages on the wire", e.MessageID, produced[e.Attempt])
+		}
+	}
+	return r
+}
+
+// intact is C8: the content is the same everywhere.
+func (c *index) intact() Result {
+	r := Result{Checker: "C8", Promise: "payload intact"}
+	damaged := func(id, where string) {
+		c.counts.Damaged++
+		r.found("message %s is damaged %s", id, where)
+	}
+	for i := range c.Wire {
+		w := &c.Wire[i]
+		if s := c.sent[w.MessageID]; s != nil && (s.Sum != w.Sum || s.Topic != w.Topic || s.Key != w.Key) {
+			damaged(w.MessageID, "on the wire")
+		}
+	}
+	for i := range c.Effects {
+		e := &c.Effects[i]
+		if s := c.sent[e.MessageID]; s != nil && (s.Sum != e.Sum || s.Key != e.Key) {
+			damaged(e.MessageID, "in the handler")
+		}
+	}
+	for i := range c.Letters {
+		l := &c.Letters[i]
+		if s := c.sent[l.MessageID]; s != nil && s.Sum.Payload != l.Payload {
+			damaged(l.MessageID, "in its dead letter")
+		}
+	}
+	return r
+}

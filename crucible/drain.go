@@ -1,0 +1,96 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/work"
+)
+
+const (
+	// drainStall is how long nothing may move, with something left, before the checkers count it.
+	drainStall = time.Minute
+	settleTime = 5 * time.Second
+)
+
+// backlog is what is not yet done.
+type backlog struct {
+	Outbox, Retrying, Scheduled int
+	Replaying                   int // dead letters on their way
+	Unhandled                   int // messages without an effect and without a dead letter
+	Unrecorded                  int // messages that have left the outbox but are not on the record
+}
+
+const countBacklog = `select
+	(select count(*) from mill.outbox),
+	(select count(*) from mill.parked),
+	(select count(*) from mill.scheduled),
+	(select count(*) from mill.dead_letters where state in ('replaying', 'discarding')),
+	(select count(*) from app.sent s where topic in ('transfers', 'receipts')
+		and not exists (select from app.effects e where e.message_id = s.message_id)
+		and not exists (select from mill.dead_letters d where d.message_id = s.message_id)),
+	(select count(*) from app.sent s
+		where not exists (select from mill.dead_letters d where d.message_id = s.message_id and d.source = 'relay'))`
+
+func (c *crucible) backlog(ctx context.Context) (b backlog, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	recorded := c.recorder.different()
+	err = c.site.db.QueryRowContext(ctx, countBacklog).Scan(&b.Outbox, &b.Retrying, &b.Scheduled, &b.Replaying, &b.Unhandled, &b.Unrecorded)
+	b.Unrecorded = max(0, b.Unrecorded-recorded)
+	return b, err
+}
+
+// drain waits until nothing is left to do, and a little longer for what should not come. If
+// nothing moves for long, it gives up: the checkers then count what is missing.
+func (c *crucible) drain(ctx context.Context, stopOperator func()) error {
+	var last backlog
+	moved := time.Now()
+	ticker := time.NewTicker(500 * time.Millisecond)
+	defer ticker.Stop()
+	for {
+		now, err := c.backlog(ctx)
+		if err != nil {
+			return fmt.Errorf("count the backlog: %w", err)
+		}
+		if now != last {
+			last, moved = now, time.Now()
+		}
+		if now == (backlog{}) {
+			stopOperator()
+			if time.Since(moved) > settleTime {
+				return nil
+			}
+		}
+		if time.Since(moved) > drainStall {
+			say("crucible: the backlog does not drain: %+v", now)
+			return nil
+		}
+		select {
+		case <-ticker.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// left returns what is left in tables and queues, for the checkers.
+func (c *crucible) left(ctx context.Context) (map[string]int, error) {
+	b, err := c.backlog(ctx)
+	if err != nil {
+		return nil, err
+	}
+	left := map[string]int{"the outbox": b.Outbox, "the table of retrying messages": b.Retrying, "the table of scheduled messages": b.Scheduled}
+	var queues []queue
+	if err := c.site.do(ctx, "GET", "queues/%2F?columns=name,messages", "", &queues); err != nil {
+		return nil, err
+	}
+	for _, q := range queues {
+		switch q.Name {
+		case mirrorQueue, work.Queue(work.TopicTransfers, work.RoleLedger), work.Queue(work.TopicReceipts, work.RoleReceipts):
+			left["the queue "+q.Name] = q.Messages
+		}
+	}
+	return left, nil
+}

@@ -1,0 +1,207 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/crucible/nemesis"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// heal ends a fault. It is called again after an error.
+type heal func(ctx context.Context) error
+
+// fault is a kind of fault and how it is injected.
+type fault struct {
+	nemesis.Kind
+
+	inject func(ctx context.Context, target string) (heal, error)
+}
+
+// hurt injects faults into a site and its processes.
+type hurt struct {
+	site      *site
+	processes map[string]*process
+	history   *history.Writer
+
+	mu    sync.Mutex
+	count map[string]int // by kind
+}
+
+const (
+	brief = time.Second
+	short = 3 * time.Second
+	long  = 7 * time.Second // past the lease
+)
+
+var (
+	relays    = []string{"relay-1", "relay-2"}
+	consumers = []string{"ledger-1", "ledger-2", "receipts-1", "receipts-2"}
+	producers = []string{"producer-1", "producer-2"}
+	workers   = append(append([]string{}, relays...), consumers...)
+	everybody = append(append([]string{}, workers...), producers...)
+	broker    = []string{"rabbitmq"}
+	database  = []string{"postgres"}
+)
+
+// faults returns all kinds.
+func (h *hurt) faults() []fault {
+	return append(append(h.processFaults(), h.databaseFaults()...), h.brokerFaults()...)
+}
+
+func kind(name string, targets []string, least, most time.Duration) nemesis.Kind {
+	return nemesis.Kind{Name: name, Targets: targets, Min: least, Max: most}
+}
+
+// alone is a kind that does not overlap with others of the same resource.
+func alone(resource string, k nemesis.Kind) nemesis.Kind {
+	k.Alone = resource
+	return k
+}
+
+func (h *hurt) processFaults() []fault {
+	var all []fault
+	for _, group := range [][]string{relays, consumers, producers} {
+		role, _, _ := strings.Cut(group[0], "-")
+		if role == "ledger" {
+			role = "consumer"
+		}
+		all = append(all,
+			fault{kind("kill-"+role, group, 0, 0), h.end(syscall.SIGKILL)},
+			fault{kind("term-"+role, group, 0, 0), h.end(syscall.SIGTERM)},
+			fault{kind("freeze-"+role, group, brief, long), h.freeze},
+		)
+	}
+	return all
+}
+
+// end ends a process by a signal. The fault lasts until the next life of the process works.
+func (h *hurt) end(s syscall.Signal) func(context.Context, string) (heal, error) {
+	return func(_ context.Context, target string) (heal, error) {
+		p := h.processes[target]
+		life := p.life()
+		p.signal(s)
+		return func(ctx context.Context) error { return p.awaitLife(ctx, life) }, nil
+	}
+}
+
+func (h *hurt) freeze(_ context.Context, target string) (heal, error) {
+	later := h.processes[target].signal(syscall.SIGSTOP)
+	return func(context.Context) error {
+		later(syscall.SIGCONT)
+		return nil
+	}, nil
+}
+
+// onProxy is a fault of a proxy: set, then unset.
+func (h *hurt) onProxy(set, unset func(w ways)) func(context.Context, string) (heal, error) {
+	return func(_ context.Context, target string) (heal, error) {
+		w := h.processes[target].ways
+		set(w)
+		return func(context.Context) error {
+			unset(w)
+			return nil
+		}, nil
+	}
+}
+
+func nothing(ways) {}
+
+// proxied are the faults of the ways to PostgreSQL.
+func (h *hurt) proxied() []fault {
+	resume := func(w ways) { w.postgres.Resume() }
+	return []fault{
+		{kind("postgres-cut", everybody, 0, 0), h.onProxy(func(w ways) { w.postgres.Cut() }, nothing)},
+		{kind("postgres-silent", everybody, short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
+		{kind("postgres-silent-connections", everybody, short, long), h.onProxy(func(w ways) { w.postgres.Silence(nil, 0) }, resume)},
+		{kind("postgres-silent-commit", everybody, short, long), h.onProxy(func(w ways) {
+			w.postgres.Silence(testserver.Containing("commit"), 2)
+		}, resume)},
+		{kind("postgres-silent-insert", everybody, short, long), h.onProxy(func(w ways) {
+			w.postgres.Silence(testserver.Containing("insert"), 2)
+		}, resume)},
+		{kind("postgres-silent-delete", relays, short, long), h.onProxy(func(w ways) {
+			w.postgres.Silence(testserver.Containing("delete"), 1)
+		}, resume)},
+		{kind("postgres-lost-commit-answer", everybody, short, long), h.onProxy(func(w ways) { w.postgres.CutCommits(5) },
+			func(w ways) { w.postgres.CutCommits(0) })},
+		{kind("postgres-slow", workers, brief, short), h.onProxy(func(w ways) { w.postgres.Slow(64 << 10) },
+			func(w ways) { w.postgres.Slow(0) })},
+	}
+}
+
+func (h *hurt) brokerFaults() []fault {
+	thaw := func(w ways) {
+		w.amqp.Frozen.Store(false)
+		w.amqp.Cut() // frames are missing
+	}
+	return []fault{
+		{kind("amqp-cut", workers, 0, 0), h.onProxy(func(w ways) { w.amqp.Cut() }, nothing)},
+		{kind("amqp-silent", workers, short, long), h.onProxy(func(w ways) { w.amqp.Frozen.Store(true) }, thaw)},
+		{kind("amqp-lost-acks", relays, brief, short), h.onProxy(func(w ways) { w.amqp.DropAcks.Store(true) },
+			func(w ways) { w.amqp.DropAcks.Store(false) })},
+		{kind("amqp-late-frames", workers, short, long), h.onProxy(func(w ways) { w.amqp.Delay.Store(int64(300 * time.Millisecond)) },
+			func(w ways) { w.amqp.Delay.Store(0) })},
+		{kind("amqp-slow", relays, short, long), h.onProxy(func(w ways) { w.amqp.Rate.Store(64 << 10) },
+			func(w ways) { w.amqp.Rate.Store(0) })},
+		{alone("broker", kind("rabbitmq-connections-closed", broker, 0, 0)), func(ctx context.Context, _ string) (heal, error) {
+			return done, h.site.closeConnections(ctx)
+		}},
+		{alone("broker", kind("rabbitmq-app-stopped", broker, brief, short)), h.ctl([]string{"stop_app"}, []string{"start_app"})},
+		{alone("broker", kind("rabbitmq-memory-alarm", broker, brief, short)), h.ctl(
+			[]string{"set_vm_memory_high_watermark", "0.0000001"}, []string{"set_vm_memory_high_watermark", "absolute", "2GB"})},
+		{alone("broker", kind("rabbitmq-disk-alarm", broker, brief, short)), h.ctl(
+			[]string{"set_disk_free_limit", "1000000GB"}, []string{"set_disk_free_limit", "1MB"})},
+		{alone("audit", kind("topic-without-queue", []string{"topic audit"}, brief, short)), h.unbind},
+		{alone("audit", kind("queue-full", []string{"topic audit"}, brief, short)), h.fill},
+	}
+}
+
+func done(context.Context) error { return nil }
+
+// ctl runs rabbitmqctl to begin and to end a fault.
+func (h *hurt) ctl(begin, end []string) func(context.Context, string) (heal, error) {
+	return func(ctx context.Context, _ string) (heal, error) {
+		_, err := h.site.rabbit.Ctl(ctx, begin...)
+		return func(ctx context.Context) error {
+			_, err := h.site.rabbit.Ctl(ctx, end...)
+			return err
+		}, err
+	}
+}
+
+// unbind takes all queues of a topic away: its messages are returned.
+func (h *hurt) unbind(ctx context.Context, target string) (heal, error) {
+	_, topic, _ := strings.Cut(target, " ")
+	queues := []string{mirrorQueue, boxQueue}
+	var first error
+	for _, q := range queues {
+		if err := h.site.do(ctx, http.MethodDelete, "bindings/%2F/e/"+topic+"/q/"+q+"/~", "", nil); err != nil && first == nil {
+			first = err
+		}
+	}
+	return func(ctx context.Context) error {
+		for _, q := range queues {
+			if err := h.site.do(ctx, http.MethodPost, "bindings/%2F/e/"+topic+"/q/"+q, "{}", nil); err != nil {
+				return err
+			}
+		}
+		return nil
+	}, first
+}
+
+// fill makes a queue of the topic nack everything.
+func (h *hurt) fill(ctx context.Context, _ string) (heal, error) {
+	const path = "policies/%2F/full"
+	err := h.site.do(ctx, http.MethodPut, path, fmt.Sprintf(
+		`{"pattern": "^%s$", "apply-to": "queues", "definition": {"max-length": 0, "overflow": "reject-publish"}}`, boxQueue), nil)
+	return func(ctx context.Context) error {
+		return h.site.do(ctx, http.MethodDelete, path, "", nil)
+	}, err
+}

@@ -1,0 +1,88 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"os"
+	"regexp"
+	"strings"
+
+	"github.com/oncemill/oncemill/crucible/check"
+)
+
+// stateOfLog are the rare states that a line of a process's log shows, by its text and a part
+// of its error.
+var stateOfLog = []struct{ text, part, state string }{
+	{"lanes taken over from a worker whose lease expired", "", "takeover"},
+	{"lane taken by another worker", "", "lane lost"},
+	{"lane taken by another worker; nothing was written", "", "fenced write"},
+	{"rabbitmq blocks publishing", "", "blocked broker"},
+	{"topic unavailable; its messages wait", "NO_ROUTE", "unroutable return"},
+	{"topic unavailable; its messages wait", "nacked", "nack"},
+	{"message confirmed after all", "", "late confirm"},
+	{"worker is unfit, its lanes go to other workers", "", "unfit worker"},
+	{"consumption paused: the database or something that handlers need is unavailable", "", "consumption paused"},
+	{"message became a dead letter", "", "dead letter"},
+	{"rabbitmq consumer lost, consuming again", "", "consumer lost"},
+	{"leases could not be renewed; publishing stops when they expire", "", "renewal failed"},
+}
+
+// wantedStates are those that every valid run sees.
+var wantedStates = []string{
+	"takeover", "blocked broker", "unroutable return", "nack", "late row", "message sent twice", "unknown commit",
+	"dead letter", "dead letter replayed", "unfit worker", "consumer lost",
+}
+
+// readLogs counts the rare states in the logs of the processes, and collects what the database
+// has logged and nothing explains.
+func (c *crucible) readLogs(in *check.Input) error {
+	for name := range c.processes {
+		err := lines(c.path(name+".log"), func(line string) {
+			if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
+				in.Unclean = append(in.Unclean, name+": "+line)
+			}
+			var entry struct{ Msg, Error string }
+			if json.Unmarshal([]byte(line), &entry) != nil {
+				return // not of the logger
+			}
+			for _, s := range stateOfLog {
+				if entry.Msg == s.text && strings.Contains(entry.Error, s.part) {
+					in.States[s.state]++
+				}
+			}
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return lines(c.site.postgres.Log(), func(line string) {
+		if serious.MatchString(line) && !explained.MatchString(line) {
+			in.Log = append(in.Log, line)
+		}
+	})
+}
+
+var (
+	serious = regexp.MustCompile(`\b(ERROR|FATAL|PANIC):`)
+
+	// explained are what faults cause: ended backends, timeouts, locks, servers that start or stop.
+	explained = regexp.MustCompile(`terminating connection|canceling statement|canceling statement due to|deadlock detected|` +
+		`the database system is|could not obtain lock|current transaction is aborted|connection to client lost|` +
+		`could not send data to client|terminating background worker|duplicate key value violates unique constraint "inbox`)
+)
+
+// lines calls fn with every line of a file.
+func lines(path string, fn func(string)) (err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	scanner := bufio.NewScanner(file)
+	scanner.Buffer(nil, 4<<20)
+	for scanner.Scan() {
+		fn(scanner.Text())
+	}
+	return scanner.Err()
+}

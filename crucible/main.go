@@ -1,0 +1,97 @@
+// Command crucible is the torture test of oncemill: real producers, relay workers and consumers
+// on a PostgreSQL and a RabbitMQ of their own, a nemesis that hurts all of them at once, and
+// checkers that share no code with the library.
+//
+//	make crucible                              3 minutes, a seed of the day's chance
+//	make crucible CRUCIBLE_TIME=60s CRUCIBLE_SEED=7
+//
+// The parent starts the servers, proxies in front of them (site.go), and this executable again
+// for each process (package work). Every process writes a history (package history). The
+// nemesis (faults.go, package nemesis) follows a plan made from the seed. At the end the faults
+// are healed, the backlog drains (drain.go), and the checkers (package check) read histories,
+// tables and the record of the wire. The exit code is 1 if a promise is broken.
+// docs/crucible.md explains the checkers and the faults.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/work"
+)
+
+// options are those of the command line.
+type options struct {
+	time  time.Duration
+	seed  uint64
+	out   string
+	keep  string
+	rate  float64
+	lease time.Duration
+	calm  bool
+	only  string
+}
+
+var errBroken = errors.New("a promise is broken")
+
+func main() {
+	if job := os.Getenv(work.Variable); job != "" {
+		if err := work.Run(job); err != nil {
+			fmt.Fprintln(os.Stderr, "crucible:", err)
+			os.Exit(1)
+		}
+		return
+	}
+	var o options
+	flag.DurationVar(&o.time, "time", 3*time.Minute, "how long to produce and to hurt; servers and the drain take about a minute more")
+	flag.Uint64Var(&o.seed, "seed", 0, "`seed` of workload and faults; 0 draws one")
+	flag.StringVar(&o.out, "out", "crucible.json", "`file` for the result as JSON")
+	flag.StringVar(&o.keep, "keep", "", "`directory` in which histories and logs stay; default: kept only after a failure")
+	flag.Float64Var(&o.rate, "rate", 60, "transactions a second")
+	flag.DurationVar(&o.lease, "lease", 3*time.Second, "lease of the relays; everything has to move within two")
+	flag.BoolVar(&o.calm, "calm", false, "inject no fault, to see what the workload alone does")
+	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := start(ctx, o)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "crucible:", err)
+		os.Exit(1)
+	}
+}
+
+func start(ctx context.Context, o options) (err error) {
+	if o.seed == 0 {
+		o.seed = 1 + uint64(rand.Uint32())
+	}
+	dir := o.keep
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "oncemill-crucible-"); err != nil {
+			return err
+		}
+	} else if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	if err := os.Chmod(dir, 0o711); err != nil { // PostgreSQL may run as another user
+		return err
+	}
+	if err := run(ctx, o, dir); err != nil {
+		return fmt.Errorf("%w; histories and logs are in %s", err, dir)
+	}
+	if o.keep == "" {
+		return os.RemoveAll(dir)
+	}
+	return nil
+}

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/crucible/history"
+)
+
+// recorder writes down every message of the mirror queue. It is a plain AMQP client.
+type recorder struct {
+	uri     string
+	history *history.Writer
+	seen    atomic.Int64
+
+	mu  sync.Mutex
+	ids map[string]struct{}
+}
+
+// run records until ctx ends, over as many connections as that takes.
+func (r *recorder) run(ctx context.Context) error {
+	for session := 1; ctx.Err() == nil; session++ {
+		err := r.record(ctx, session)
+		var broken *brokenHistory
+		if errors.As(err, &broken) {
+			return broken
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// brokenHistory is an error that makes the run worthless.
+type brokenHistory struct{ error }
+
+func (r *recorder) record(ctx context.Context, session int) error {
+	conn, err := amqp091.DialConfig(r.uri, amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(3 * time.Second)})
+	if err != nil {
+		return err
+	}
+	defer conn.Close() //nolint:errcheck // unacknowledged messages come again
+	ch, err := conn.Channel()
+	if err != nil {
+		return err
+	}
+	if err := ch.Qos(256, 0, false); err != nil {
+		return err
+	}
+	deliveries, err := ch.ConsumeWithContext(ctx, mirrorQueue, "recorder", false, false, false, false, nil)
+	if err != nil {
+		return err
+	}
+	for d := range deliveries {
+		if err := r.history.Add(history.Record{Event: history.EventWire, Copy: copyOf(&d, session)}); err != nil {
+			return &brokenHistory{err}
+		}
+		r.mu.Lock()
+		r.ids[d.MessageId] = struct{}{}
+		r.mu.Unlock()
+		r.seen.Add(1)
+		if err := d.Ack(false); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// different returns how many different messages were recorded.
+func (r *recorder) different() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.ids)
+}
+
+func copyOf(d *amqp091.Delivery, session int) *history.Copy {
+	metadata := make(map[string]string, len(d.Headers))
+	for name, value := range d.Headers {
+		if text, ok := value.(string); ok {
+			metadata[name] = text
+		} else {
+			metadata[name] = "not a string" // which no producer sends
+		}
+	}
+	seq, err := strconv.ParseInt(metadata["seq"], 10, 64)
+	if err != nil {
+		seq = -1 // the sum differs too
+	}
+	return &history.Copy{
+		MessageID: d.MessageId, Topic: d.Exchange, Key: metadata["oncemill_key"], Row: metadata["oncemill_id"],
+		Seq: seq, Attempt: metadata["attempt"], Sum: history.SumOf(d.Body, metadata),
+		Redelivered: d.Redelivered, Session: session,
+	}
+}

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/check"
+)
+
+// outcome is crucible.json.
+type outcome struct {
+	Seed     uint64         `json:"seed"`
+	Commit   string         `json:"commit,omitempty"`
+	Seconds  float64        `json:"seconds"`
+	Passed   bool           `json:"passed"`
+	Valid    bool           `json:"valid"` // all rare states were reached
+	Faults   map[string]int `json:"faults"`
+	States   map[string]int `json:"states"`
+	Counts   check.Counts   `json:"counts"`
+	Checkers []check.Result `json:"checkers"`
+	Recovery recovery       `json:"recovery"`
+}
+
+const findingsShown = 5 // of each checker
+
+func (c *crucible) report(counts check.Counts, results []check.Result, in *check.Input) error {
+	out := outcome{
+		Seed: c.seed, Commit: commitHash(), Seconds: time.Since(c.began).Seconds(), Passed: true, Valid: true,
+		Faults: c.hurt.count, States: in.States, Counts: counts, Checkers: results, Recovery: recoveries(in),
+	}
+	faults := 0
+	say("\n  faults injected")
+	for _, kind := range slices.Sorted(maps.Keys(c.hurt.count)) {
+		say("    %-32s %4d", kind, c.hurt.count[kind])
+		faults += c.hurt.count[kind]
+	}
+	say("  rare states")
+	for _, state := range slices.Sorted(maps.Keys(in.States)) {
+		say("    %-32s %4d", state, in.States[state])
+	}
+	n := counts
+	say("  figures")
+	for _, line := range []struct {
+		name  string
+		value any
+	}{
+		{"transactions", n.Transactions}, {"  rolled back", n.RolledBack}, {"  unknown or killed", n.Unknown},
+		{"messages committed", n.Messages}, {"copies on the wire", n.Copies}, {"effects", n.Effects},
+		{"dead letters", n.DeadLetters}, {"  replayed", n.Replayed}, {"  discarded", n.Discarded},
+		{"wire duplicates, all explained", n.WireDuplicates - n.Unexplained},
+		{"LOST", n.Lost}, {"GHOSTS", n.Ghosts}, {"DOUBLE EFFECTS", n.DoubleEffects}, {"REORDERED", n.Reordered},
+		{"DEAD AND DELIVERED", n.DeadAndDelivered}, {"DAMAGED", n.Damaged}, {"UNEXPLAINED DUPLICATES", n.Unexplained}, {"STALLS", n.Stalls},
+		{"recovery to the next confirm, p50", out.Recovery.ConfirmP50}, {"recovery to the next confirm, max", out.Recovery.ConfirmMax},
+		{"recovery to the next effect, p50", out.Recovery.EffectP50}, {"recovery to the next effect, max", out.Recovery.EffectMax},
+	} {
+		say("    %-34s %8v", line.name, line.value)
+	}
+	say("  checkers")
+	for i, r := range results {
+		verdict := "holds"
+		if len(r.Findings) > 0 {
+			verdict = fmt.Sprintf("BROKEN, %d findings", len(r.Findings))
+			if r.Checker == "C12" {
+				out.Valid = false
+			} else {
+				out.Passed = false
+			}
+		}
+		say("    %-4s %-24s %s %s", r.Checker, r.Promise, verdict, r.Note)
+		for _, f := range r.Findings[:min(findingsShown, len(r.Findings))] {
+			say("           %s", f)
+		}
+		out.Checkers[i].Findings = r.Findings[:min(100, len(r.Findings))]
+	}
+	content, err := json.MarshalIndent(out, "", "  ")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(c.out, append(content, '\n'), 0o644); err != nil {
+		return err
+	}
+	switch {
+	case !out.Passed:
+		return fmt.Errorf("%w (seed %d, %d faults)", errBroken, c.seed, faults)
+	case !out.Valid:
+		return fmt.Errorf("the run is invalid: it did not reach all rare states (seed %d, %d faults); run longer", c.seed, faults)
+	}
+	say("crucible: passed with %d faults and %d messages, seed %d", faults, n.Messages, c.seed)
+	return nil
+}
+
+// commitHash returns the commit of the working copy, or nothing.
+func commitHash() string {
+	out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output() //nolint:noctx // it is local and short
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// recovery is how long the first confirm and the first effect took after the heal of a fault.
+type recovery struct {
+	ConfirmP50 time.Duration `json:"confirm_p50_ns"`
+	ConfirmMax time.Duration `json:"confirm_max_ns"`
+	EffectP50  time.Duration `json:"effect_p50_ns"`
+	EffectMax  time.Duration `json:"effect_max_ns"`
+}
+
+func recoveries(in *check.Input) (r recovery) {
+	var wire, effects []time.Time
+	for _, w := range in.Wire {
+		wire = append(wire, w.At)
+	}
+	for _, e := range in.Effects {
+		effects = append(effects, e.At)
+	}
+	r.ConfirmP50, r.ConfirmMax = recoveryTo(in.Faults, wire)
+	r.EffectP50, r.EffectMax = recoveryTo(in.Faults, effects)
+	return r
+}
+
+func recoveryTo(faults []check.Fault, events []time.Time) (p50, most time.Duration) {
+	slices.SortFunc(events, time.Time.Compare)
+	var times []time.Duration
+	for _, f := range faults {
+		if i, _ := slices.BinarySearchFunc(events, f.To, time.Time.Compare); i < len(events) {
+			times = append(times, events[i].Sub(f.To).Round(time.Millisecond))
+		}
+	}
+	if len(times) == 0 {
+		return 0, 0
+	}
+	slices.Sort(times)
+	return times[len(times)/2], times[len(times)-1]
+}

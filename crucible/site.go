@@ -1,0 +1,182 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"time"
+
+	_ "github.com/lib/pq" // the driver "postgres"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/crucible/work"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// site is the servers of a run, and the parent's own way to them, which no proxy is in.
+type site struct {
+	postgres, rabbit *testserver.Instance
+	db               *sql.DB
+}
+
+const accounts = 200
+
+// newSite starts the servers and creates tables, exchanges and queues.
+func newSite(ctx context.Context, dir string) (s *site, err error) {
+	s = &site{}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.close(ctx))
+		}
+	}()
+	if s.postgres, err = testserver.NewInstance(ctx, "postgres", filepath.Join(dir, "postgres"),
+		"lock_timeout=0", "deadlock_timeout=500ms", "log_lock_waits=off"); err != nil {
+		return s, err
+	}
+	if s.rabbit, err = testserver.NewInstance(ctx, "rabbitmq", filepath.Join(dir, "rabbitmq"),
+		"heartbeat=6", "vm_memory_high_watermark.absolute=2GB", "disk_free_limit.absolute=1MB"); err != nil {
+		return s, err
+	}
+	if s.db, err = sql.Open("postgres", s.postgres.URL()+"&application_name=crucible&connect_timeout=2"); err != nil {
+		return s, err
+	}
+	s.db.SetMaxIdleConns(4)
+	if err := s.createTables(ctx); err != nil {
+		return s, err
+	}
+	return s, s.declare()
+}
+
+func (s *site) createTables(ctx context.Context) error {
+	if _, err := s.db.ExecContext(ctx, work.Tables); err != nil {
+		return fmt.Errorf("create tables: %w", err)
+	}
+	for _, statement := range []string{
+		"insert into app.accounts (id, balance) select i, 1000000 from generate_series(0, $1 - 1) i",
+		"insert into app.mirror (id, delta) select i, 0 from generate_series(0, $1 - 1) i",
+	} {
+		if _, err := s.db.ExecContext(ctx, statement, accounts); err != nil {
+			return err
+		}
+	}
+	return oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations)
+}
+
+// Queues of the crucible itself.
+const (
+	mirrorQueue = "mirror"    // gets a copy of everything, for the record
+	boxQueue    = "audit_box" // nobody reads it; a fault fills it
+	canaryQueue = "canary"
+)
+
+// declare creates what the processes would declare themselves, so that nothing is unroutable
+// while they start, and the queues of the crucible.
+func (s *site) declare() (err error) {
+	conn, err := amqp091.Dial(s.rabbit.URL())
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, conn.Close()) }()
+	ch, err := conn.Channel()
+	if err != nil {
+		return err
+	}
+	queues := []struct {
+		name string
+		args amqp091.Table
+	}{
+		{mirrorQueue, nil},
+		{boxQueue, amqp091.Table{"x-max-length": 10}},
+		{canaryQueue, amqp091.Table{"x-max-length": 10}},
+		{work.Queue(work.TopicTransfers, work.RoleLedger), amqp091.Table{"x-single-active-consumer": true}},
+		{work.Queue(work.TopicReceipts, work.RoleReceipts), nil},
+	}
+	for _, q := range queues {
+		if _, err := ch.QueueDeclare(q.name, true, false, false, false, q.args); err != nil {
+			return err
+		}
+	}
+	for _, topic := range []string{work.TopicTransfers, work.TopicReceipts, work.TopicAudit} {
+		if err := ch.ExchangeDeclare(topic, amqp091.ExchangeFanout, true, false, false, false, nil); err != nil {
+			return err
+		}
+	}
+	for _, b := range [][2]string{
+		{mirrorQueue, work.TopicTransfers}, {mirrorQueue, work.TopicReceipts}, {mirrorQueue, work.TopicAudit}, {boxQueue, work.TopicAudit},
+		{work.Queue(work.TopicTransfers, work.RoleLedger), work.TopicTransfers},
+		{work.Queue(work.TopicReceipts, work.RoleReceipts), work.TopicReceipts},
+	} {
+		if err := ch.QueueBind(b[0], "", b[1], false, nil); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// admin calls RabbitMQ's management API.
+func (s *site) admin(ctx context.Context, method, path, body string) (*http.Response, error) {
+	return adminCall(ctx, s.rabbit.Admin(), method, path, body)
+}
+
+// queue is what the management API says of a queue.
+type queue struct {
+	Name     string `json:"name"`
+	Messages int    `json:"messages"` // ready and unacknowledged
+}
+
+// close removes the servers.
+func (s *site) close(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
+	defer cancel()
+	var errs []error
+	if s.db != nil {
+		errs = append(errs, s.db.Close())
+	}
+	for _, i := range []*testserver.Instance{s.postgres, s.rabbit} {
+		if i == nil {
+			continue
+		}
+		if log, err := os.ReadFile(i.Log()); err == nil { // for whoever looks at a failure
+			errs = append(errs, os.WriteFile(i.Dir()+".log", log, 0o600))
+		}
+		errs = append(errs, i.Remove(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// ways are the proxies of one process.
+type ways struct {
+	postgres *testserver.PostgresProxy
+	amqp     *testserver.AMQPProxy
+}
+
+// newWays starts the proxies of a process and returns their URLs.
+func (s *site) newWays(ctx context.Context) (w ways, postgres, amqp string, err error) {
+	if w.postgres, postgres, err = testserver.StartPostgresProxy(ctx, s.postgres.URL()); err != nil {
+		return w, "", "", err
+	}
+	w.amqp, amqp, err = testserver.StartAMQPProxy(ctx, s.rabbit.URL())
+	return w, postgres, amqp, err
+}
+
+func (w ways) close() {
+	if w.postgres != nil {
+		w.postgres.Close()
+	}
+	if w.amqp != nil {
+		w.amqp.Close()
+	}
+}
+
+// escaped returns a path segment of the management API.
+func escaped(s string) string { return url.PathEscape(s) }

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/crucible/nemesis"
+)
+
+const (
+	injectTimeout = 20 * time.Second
+
+	// healTimeout is how long healing is tried again. Other faults may be in its way.
+	healTimeout = 2 * time.Minute
+)
+
+// rage follows a plan, heals every fault, and returns when all are healed. An error means that a
+// fault could not be healed, which makes the run worthless.
+func (h *hurt) rage(ctx context.Context, begin time.Time, plan []nemesis.Fault) error {
+	byKind := map[string]fault{}
+	for _, f := range h.faults() {
+		byKind[f.Name] = f
+	}
+	var group sync.WaitGroup
+	errs := make(chan error, len(plan))
+	for _, planned := range plan {
+		group.Go(func() {
+			timer := time.NewTimer(time.Until(begin.Add(planned.At)))
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+				errs <- h.strike(ctx, byKind[planned.Kind], planned)
+			case <-ctx.Done():
+				errs <- nil
+			}
+		})
+	}
+	group.Wait()
+	for range plan {
+		if err := <-errs; err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// strike injects one fault, heals it and writes it down.
+func (h *hurt) strike(ctx context.Context, f fault, planned nemesis.Fault) error {
+	record := history.Fault{Kind: planned.Kind, Target: planned.Target, Since: time.Now()}
+	injectCtx, cancel := context.WithTimeout(ctx, injectTimeout)
+	end, err := f.inject(injectCtx, planned.Target)
+	cancel()
+	if err != nil {
+		record.Error = err.Error()
+	}
+	if end != nil {
+		timer := time.NewTimer(planned.For)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+		}
+		if err := h.heal(ctx, end); err != nil {
+			return fmt.Errorf("%s of %s cannot be healed: %w", planned.Kind, planned.Target, err)
+		}
+	}
+	if record.Error == "" {
+		h.mu.Lock()
+		h.count[planned.Kind]++
+		h.mu.Unlock()
+	}
+	return h.history.Add(history.Record{Event: history.EventFault, Fault: &record})
+}
+
+func (h *hurt) heal(ctx context.Context, end heal) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), healTimeout)
+	defer cancel()
+	for {
+		err := end(ctx)
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(300 * time.Millisecond):
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// plan returns the plan of a run.
+func (h *hurt) plan(o options) ([]nemesis.Fault, error) {
+	if o.calm {
+		return nil, nil
+	}
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return nil, err
+	}
+	var kinds []nemesis.Kind
+	for _, f := range h.faults() {
+		if only.MatchString(f.Name) {
+			kinds = append(kinds, f.Kind)
+		}
+	}
+	if len(kinds) == 0 {
+		return nil, fmt.Errorf("no kind of fault matches %q", o.only)
+	}
+	return nemesis.Plan(o.seed, o.time, kinds), nil
+}

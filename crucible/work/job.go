@@ -1,0 +1,201 @@
+// Package work is what the processes of the crucible do: producers, relay workers and two hops
+// of consumers. It uses the library as a service would, and writes down what it did.
+package work
+
+import (
+	"context"
+	"database/sql"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/url"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+	"time"
+
+	_ "github.com/lib/pq" // the driver "postgres"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/mill"
+)
+
+// Roles of processes.
+const (
+	RoleProducer = "producer"
+	RoleRelay    = "relay"
+	RoleLedger   = "ledger"   // the first hop
+	RoleReceipts = "receipts" // the second hop
+)
+
+// Topics, which are fanout exchanges.
+const (
+	TopicTransfers = "transfers" // consumed by the ledger
+	TopicReceipts  = "receipts"  // produced by the ledger, consumed by receipts
+	TopicAudit     = "audit"     // only recorded
+)
+
+// Metadata of the messages.
+const (
+	metaSeq     = "seq"     // number of the message within its key
+	metaAttempt = "attempt" // of the handler that produced it
+	metaMood    = "mood"    // what the handler has to suffer
+	metaFrom    = "from"
+	metaTo      = "to"
+	metaAmount  = "amount"
+)
+
+// Job is the task of one process, passed as JSON in an environment variable.
+type Job struct {
+	Role, Name     string
+	Life           int
+	Postgres, AMQP string // URLs, through proxies
+	Seed           uint64
+	Dir            string        // of the histories
+	Rate           float64       // transactions a second, of a producer
+	Accounts       int           // of the bank
+	Lease          time.Duration // of the relays
+}
+
+// Variable is the name of the environment variable with the job.
+const Variable = "ONCEMILL_CRUCIBLE_JOB"
+
+// Schemas of the database.
+const (
+	AppSchema  = "app"
+	MillSchema = "mill"
+)
+
+// Database is where the tables of the library are.
+var Database = oncemill.Config{Schema: MillSchema}
+
+// worker is a running process.
+type worker struct {
+	Job
+	db      *sql.DB
+	history *history.Writer
+	log     *slog.Logger
+	rand    *rand.Rand
+}
+
+// Run does a job until the process is asked to stop, or its parent has gone.
+func Run(text string) (err error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	w := &worker{log: slog.New(slog.NewJSONHandler(os.Stderr, nil))}
+	if err := json.Unmarshal([]byte(text), &w.Job); err != nil {
+		return err
+	}
+	go func() { // ends with the process: a read of standard input cannot be canceled
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(3)
+	}()
+	signal.Ignore(os.Interrupt) // the parent's affair
+	w.rand = rand.New(rand.NewPCG(w.Seed, uint64(w.Life)))
+	if w.history, err = history.Create(w.Dir, w.Name); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.history.Close()) }()
+	if w.db, err = open(w.Postgres, w.Name); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, w.db.Close()) }()
+	cfg := mill.Config{Database: Database, NoMigrate: true, Logger: w.log, StopTimeout: 10 * time.Second}
+	parts := []func(context.Context) error{w.measure}
+	switch w.Role {
+	case RoleProducer:
+		err = w.configureProducer(&cfg)
+	case RoleRelay:
+		err = w.configureRelay(&cfg)
+	case RoleLedger:
+		w.configureLedger(&cfg)
+	case RoleReceipts:
+		w.configureReceipts(&cfg)
+	default:
+		err = fmt.Errorf("unknown role %q", w.Role)
+	}
+	if err != nil {
+		return err
+	}
+	m, err := mill.New(w.db, cfg)
+	if err != nil {
+		return err
+	}
+	if w.Role == RoleProducer {
+		parts = append(parts, func(ctx context.Context) error { return w.produce(ctx, m.Outbox()) })
+	}
+	parts = append(parts, func(ctx context.Context) error { return w.ready(ctx, m) })
+	return m.Run(ctx, parts...)
+}
+
+// open returns a pool of the business schema.
+func open(dsn, name string) (*sql.DB, error) {
+	u, err := url.Parse(dsn)
+	if err != nil {
+		return nil, errors.New("the URL of PostgreSQL cannot be parsed") // the cause would show the password
+	}
+	query := u.Query()
+	query.Set("search_path", AppSchema)
+	query.Set("application_name", name)
+	query.Set("binary_parameters", "yes")
+	query.Set("connect_timeout", "5")
+	u.RawQuery = query.Encode()
+	db, err := sql.Open("postgres", u.String())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(poolSize)
+	db.SetMaxIdleConns(poolSize)
+	return db, nil
+}
+
+const poolSize = 16
+
+func (w *worker) ready(ctx context.Context, m *mill.Mill) error {
+	for m.Ready() != nil {
+		if !wait(ctx, 20*time.Millisecond) {
+			return nil
+		}
+	}
+	if err := w.history.Add(history.Record{Event: history.EventReady}); err != nil {
+		return err
+	}
+	_, err := fmt.Println("ready")
+	return err
+}
+
+// measure writes down what the process uses, every two seconds.
+func (w *worker) measure(ctx context.Context) error {
+	for wait(ctx, 2*time.Second) {
+		var memory runtime.MemStats
+		runtime.ReadMemStats(&memory)
+		files, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			return err
+		}
+		err = w.history.Add(history.Record{Event: history.EventResources, Resources: &history.Resources{
+			Goroutines: runtime.NumGoroutine(), Heap: int64(memory.HeapInuse), Files: len(files),
+		}})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait reports whether d has passed before the end of ctx.
+func wait(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,67 @@
+package work
+
+// Tables creates the business tables. None has a constraint that would hide a second effect.
+// The rows of sent and effects are written in the transactions of the messages and handlers:
+// they are the truth that the checkers compare with.
+const Tables = `
+create schema app;
+set search_path = app;
+
+create table accounts (
+	id      integer primary key,
+	balance bigint  not null,
+	seq     bigint  not null default 0, -- messages of the account's key so far
+	audits  bigint  not null default 0  -- those of its key of the audit
+);
+
+create table mirror ( -- the ledger's copy: what has arrived
+	id    integer primary key,
+	delta bigint  not null
+);
+
+create table sent (
+	entry      bigserial,
+	tx         text        not null, -- or attempt of a handler
+	message_id text        not null,
+	topic      text        not null,
+	key        text        not null,
+	seq        bigint      not null,
+	scheduled  boolean     not null,
+	mood       text        not null,
+	payload    text        not null, -- sums
+	metadata   text        not null,
+	at         timestamptz not null default clock_timestamp()
+);
+
+create table effects (
+	entry      bigserial,
+	consumer   text        not null,
+	message_id text        not null,
+	key        text        not null,
+	seq        bigint      not null,
+	attempt    text        not null,
+	payload    text        not null,
+	metadata   text        not null,
+	at         timestamptz not null default clock_timestamp()
+);
+create index on effects (entry);
+
+create table healed (message_id text not null); -- poison that an operator has dealt with
+create table canary (id integer primary key, beats bigint not null);
+insert into canary values (1, 0);
+`
+
+const (
+	lockAccounts = `select id, balance from accounts where id in ($1, $2) order by id for update`
+	transfer     = `update accounts set balance = balance + case id when $1 then -$3::bigint else $3 end,
+	seq = seq + case id when $1 then 1 else 0 end,
+	audits = audits + case id when $1 then $4::bigint else 0 end where id in ($1, $2)`
+	lastNumbers = `select seq, audits from accounts where id = $1`
+	insertSent  = `insert into sent (tx, message_id, topic, key, seq, scheduled, mood, payload, metadata)
+	values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+	insertEffect = `insert into effects (consumer, message_id, key, seq, attempt, payload, metadata)
+	values ($1, $2, $3, $4, $5, $6, $7)`
+	lockMirror = `select id from mirror where id in ($1, $2) order by id for update`
+	move       = `update mirror set delta = delta + case id when $1 then -$3::bigint else $3 end where id in ($1, $2)`
+	isHealed   = `select exists (select from healed where message_id = $1)`
+)
