@@ -112,7 +112,9 @@ func readHistories(dir string, in *check.Input) error {
 				Window: check.Window{From: r.Fault.Since, To: r.At}, Kind: r.Fault.Kind, Target: r.Fault.Target,
 			})
 		case history.EventSlow:
-			in.Slow = append(in.Slow, check.Window{From: r.Fault.Since, To: r.At})
+			in.Slow = append(in.Slow, check.Fault{
+				Window: check.Window{From: r.Fault.Since, To: r.At}, Kind: r.Fault.Kind, Target: r.Fault.Target,
+			})
 		case history.EventResources:
 			in.Processes[r.Process] = append(in.Processes[r.Process], check.Usage{Resources: *r.Resources, At: r.At})
 		case history.EventState:

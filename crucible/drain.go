@@ -12,6 +12,7 @@ const (
 	// drainStall is how long nothing may move, with something left, before the checkers count it.
 	drainStall = time.Minute
 	settleTime = 5 * time.Second
+	statsDelay = 30 * time.Second
 )
 
 // backlog is what is not yet done.
@@ -82,15 +83,35 @@ func (c *crucible) left(ctx context.Context) (map[string]int, error) {
 		return nil, err
 	}
 	left := map[string]int{"the outbox": b.Outbox, "the table of retrying messages": b.Retrying, "the table of scheduled messages": b.Scheduled}
+	// What RabbitMQ says of its queues is a few seconds old.
+	for deadline := time.Now().Add(statsDelay); ; {
+		total, err := c.countQueues(ctx, left)
+		if err != nil {
+			return nil, err
+		}
+		if total == 0 || time.Now().After(deadline) {
+			return left, nil
+		}
+		select {
+		case <-time.After(500 * time.Millisecond):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}
+
+// countQueues adds the messages in the queues that have to be empty.
+func (c *crucible) countQueues(ctx context.Context, left map[string]int) (total int, err error) {
 	var queues []queue
 	if err := c.site.do(ctx, "GET", "queues/%2F?columns=name,messages", "", &queues); err != nil {
-		return nil, err
+		return 0, err
 	}
 	for _, q := range queues {
 		switch q.Name {
 		case mirrorQueue, work.Queue(work.TopicTransfers, work.RoleLedger), work.Queue(work.TopicReceipts, work.RoleReceipts):
 			left["the queue "+q.Name] = q.Messages
+			total += q.Messages
 		}
 	}
-	return left, nil
+	return total, nil
 }

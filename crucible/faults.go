@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -44,15 +45,15 @@ var (
 	relays    = []string{"relay-1", "relay-2"}
 	consumers = []string{"ledger-1", "ledger-2", "receipts-1", "receipts-2"}
 	producers = []string{"producer-1", "producer-2"}
-	workers   = append(append([]string{}, relays...), consumers...)
-	everybody = append(append([]string{}, workers...), producers...)
+	workers   = slices.Concat(relays, consumers)
+	everybody = slices.Concat(workers, producers)
 	broker    = []string{"rabbitmq"}
 	database  = []string{"postgres"}
 )
 
 // faults returns all kinds.
 func (h *hurt) faults() []fault {
-	return append(append(h.processFaults(), h.databaseFaults()...), h.brokerFaults()...)
+	return slices.Concat(h.processFaults(), h.databaseFaults(), h.brokerFaults())
 }
 
 func kind(name string, targets []string, least, most time.Duration) nemesis.Kind {
@@ -118,7 +119,8 @@ func (h *hurt) proxied() []fault {
 	resume := func(w ways) { w.postgres.Resume() }
 	return []fault{
 		{kind("postgres-cut", everybody, 0, 0), h.onProxy(func(w ways) { w.postgres.Cut() }, nothing)},
-		{kind("postgres-silent", everybody, short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
+		{kind("postgres-silent-relay", relays, short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
+		{kind("postgres-silent", slices.Concat(consumers, producers), short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
 		{kind("postgres-silent-connections", everybody, short, long), h.onProxy(func(w ways) { w.postgres.Silence(nil, 0) }, resume)},
 		{kind("postgres-silent-commit", everybody, short, long), h.onProxy(func(w ways) {
 			w.postgres.Silence(testserver.Containing("commit"), 2)
@@ -143,7 +145,8 @@ func (h *hurt) brokerFaults() []fault {
 	}
 	return []fault{
 		{kind("amqp-cut", workers, 0, 0), h.onProxy(func(w ways) { w.amqp.Cut() }, nothing)},
-		{kind("amqp-silent", workers, short, long), h.onProxy(func(w ways) { w.amqp.Frozen.Store(true) }, thaw)},
+		{kind("amqp-silent-relay", relays, short, long), h.onProxy(func(w ways) { w.amqp.Frozen.Store(true) }, thaw)},
+		{kind("amqp-silent-consumer", consumers, short, long), h.onProxy(func(w ways) { w.amqp.Frozen.Store(true) }, thaw)},
 		{kind("amqp-lost-acks", relays, brief, short), h.onProxy(func(w ways) { w.amqp.DropAcks.Store(true) },
 			func(w ways) { w.amqp.DropAcks.Store(false) })},
 		{kind("amqp-late-frames", workers, short, long), h.onProxy(func(w ways) { w.amqp.Delay.Store(int64(300 * time.Millisecond)) },

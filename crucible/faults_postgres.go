@@ -37,7 +37,7 @@ func (h *hurt) databaseFaults() []fault {
 		"outbox", "outbox_history", "scheduled", "relay_leases", "relay_workers", "parked", "dead_letters",
 		"inbox", "inbox_failures",
 	} {
-		all = append(all, fault{alone("locks", kind("locked-table-"+strings.ReplaceAll(table, "_", "-"), []string{"table " + table}, brief, short)), h.lock(
+		all = append(all, fault{kind("locked-table-"+strings.ReplaceAll(table, "_", "-"), []string{"table " + table}, brief, short), h.lock(
 			"begin; lock table " + work.MillSchema + "." + table + " in access exclusive mode")})
 	}
 	return all

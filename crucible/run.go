@@ -91,6 +91,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	group.Go(func() error {
 		return (&canary{postgres: c.site.postgres.URL(), amqp: c.site.rabbit.URL(), history: own["canary"]}).run(working)
 	})
+	group.Go(func() error { return own["recorder"].WatchClock(working, "crucible") }) // with proxies and recorder
 	var producers sync.WaitGroup
 	for _, p := range c.processes {
 		until := working

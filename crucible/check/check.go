@@ -22,7 +22,7 @@ type Input struct {
 	Balance   Balance
 
 	Faults    []Fault
-	Slow      []Window // when the servers themselves were slow or away
+	Slow      []Fault // when servers themselves were slow or away, or a process did not get to run
 	Lease     time.Duration
 	End       time.Time // when producers stopped
 	Processes map[string][]Usage

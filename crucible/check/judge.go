@@ -15,11 +15,10 @@ type judge struct {
 
 func newJudge(in *Input) *judge {
 	j := &judge{in: in, cache: map[string][]Window{}}
-	j.common = append(j.common, in.Slow...)
 	relays := map[string][]Window{}
-	for _, f := range in.Faults {
+	for _, f := range slices.Concat(in.Faults, in.Slow) {
 		switch {
-		case f.Target == "postgres", f.Target == "rabbitmq", slices.Contains(vital, f.Target):
+		case f.Target == "postgres", f.Target == "rabbitmq", f.Target == "crucible", slices.Contains(vital, f.Target):
 			j.common = append(j.common, f.Window)
 		case strings.HasPrefix(f.Target, "relay-"):
 			// Its lanes are free for others when its lease has expired.
@@ -69,13 +68,10 @@ func (j *judge) excuses(group string) []Window {
 		return merged
 	}
 	all := slices.Clone(j.common)
-	for _, f := range j.in.Faults {
+	for _, f := range slices.Concat(j.in.Faults, j.in.Slow) {
 		if j.concerns(f, kind, name) {
 			all = append(all, f.Window)
 		}
-	}
-	for i := range all {
-		all[i].To = all[i].To.Add(2 * j.in.Lease)
 	}
 	j.cache[key] = merge(all)
 	return j.cache[key]
@@ -84,10 +80,8 @@ func (j *judge) excuses(group string) []Window {
 // concerns reports whether a fault stops this topic or consumer.
 func (j *judge) concerns(f Fault, kind, name string) bool {
 	switch kind {
-	case "topic":
+	case "topic": // the second hop's messages begin to wait before their handler has committed
 		return f.Target == "topic "+name || name == secondHop && strings.HasPrefix(f.Target, firstHop+"-")
-	case "lane": // the second hop's messages begin to wait before their handler has committed
-		return strings.HasPrefix(f.Target, firstHop+"-")
 	case "consumer":
 		return strings.HasPrefix(f.Target, name+"-") || slices.Contains(inboxTables, f.Target) ||
 			name == firstHop && f.Target == "table mirror"
@@ -127,4 +121,25 @@ func covered(w Window, merged []Window) (sum time.Duration) {
 		}
 	}
 	return sum
+}
+
+// longestFree returns the longest part of w that lies in no merged window.
+func longestFree(w Window, merged []Window) (longest time.Duration) {
+	from := w.From
+	for _, m := range merged {
+		if m.From.After(from) {
+			to := m.From
+			if to.After(w.To) {
+				to = w.To
+			}
+			longest = max(longest, to.Sub(from))
+		}
+		if m.To.After(from) {
+			from = m.To
+		}
+	}
+	if w.To.After(from) {
+		longest = max(longest, w.To.Sub(from))
+	}
+	return longest
 }

@@ -119,7 +119,8 @@ func (c *index) once() Result {
 func (c *index) explained(first, again time.Time) bool {
 	first = first.Add(-2 * c.Lease)
 	overlaps := func(w Window) bool { return w.From.Before(again) && w.To.After(first) }
-	return slices.ContainsFunc(c.Faults, func(f Fault) bool { return overlaps(f.Window) }) || slices.ContainsFunc(c.Slow, overlaps)
+	explains := func(f Fault) bool { return overlaps(f.Window) }
+	return slices.ContainsFunc(c.Faults, explains) || slices.ContainsFunc(c.Slow, explains)
 }
 
 // order is C4: first copies are in the order of the key; effects of the first hop too, unless a

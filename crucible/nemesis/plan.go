@@ -29,15 +29,19 @@ type Fault struct {
 // to move again.
 const (
 	Storm = 12 * time.Second
-	Calm  = 8 * time.Second
+	Calm  = 10 * time.Second
 
-	spacing = 900 * time.Millisecond // between the starts of two faults, on average
+	// usualSpacing is the time between the starts of two faults, on average. It is shorter in a
+	// run in which not every kind would have its turn.
+	usualSpacing = 700 * time.Millisecond
 )
 
 // Plan returns the faults of a run, by their starts. Each kind has its turn before another has
 // its second.
 func Plan(seed uint64, total time.Duration, kinds []Kind) []Fault {
 	r := rand.New(rand.NewPCG(seed, 2))
+	storms := 1 + max(0, total-Calm/2-Storm)/(Storm+Calm)
+	spacing := max(50*time.Millisecond, min(usualSpacing, storms*Storm*9/10/time.Duration(max(1, len(kinds)))))
 	var plan []Fault
 	var deck []Kind
 	until := map[string]time.Duration{} // when what a kind takes for itself is free

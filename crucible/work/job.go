@@ -87,7 +87,7 @@ type worker struct {
 func Run(text string) (err error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
-	w := &worker{log: slog.New(slog.NewJSONHandler(os.Stderr, nil))}
+	w := &worker{log: slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))}
 	if err := json.Unmarshal([]byte(text), &w.Job); err != nil {
 		return err
 	}
@@ -106,7 +106,7 @@ func Run(text string) (err error) {
 	}
 	defer func() { err = errors.Join(err, w.db.Close()) }()
 	cfg := mill.Config{Database: Database, NoMigrate: true, Logger: w.log, StopTimeout: 10 * time.Second}
-	parts := []func(context.Context) error{w.measure}
+	parts := []func(context.Context) error{w.measure, func(ctx context.Context) error { return w.history.WatchClock(ctx, w.Name) }}
 	switch w.Role {
 	case RoleProducer:
 		err = w.configureProducer(&cfg)
