@@ -161,7 +161,7 @@ func (h *hurt) brokerFaults() []fault {
 			[]string{"set_vm_memory_high_watermark", "0.0000001"}, []string{"set_vm_memory_high_watermark", "absolute", "2GB"})},
 		{alone("broker", kind("rabbitmq-disk-alarm", broker, brief, short)), h.ctl(
 			[]string{"set_disk_free_limit", "1000000GB"}, []string{"set_disk_free_limit", "1MB"})},
-		{alone("audit", kind("topic-without-queue", []string{"topic audit"}, brief, short)), h.unbind},
+		{alone("audit", kind("topic-without-queue", []string{"topic audit"}, short, long)), h.unbind},
 		{alone("audit", kind("queue-full", []string{"topic audit"}, brief, short)), h.fill},
 	}
 }

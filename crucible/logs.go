@@ -7,6 +7,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"time"
 
 	"github.com/oncemill/oncemill/crucible/check"
 )
@@ -19,6 +20,8 @@ var stateOfLog = []struct{ text, part, state string }{
 	{"lane taken by another worker; nothing was written", "", "fenced write"},
 	{"rabbitmq blocks publishing", "", "blocked broker"},
 	{"topic unavailable; its messages wait", "NO_ROUTE", "unroutable return"},
+	{"publish failed; retrying to find out whether the message or the topic is at fault", "NO_ROUTE", "unroutable return"},
+	{channelReplaced, "", "channel replaced"},
 	{"topic unavailable; its messages wait", "nacked", "nack"},
 	{"message confirmed after all", "", "late confirm"},
 	{"worker is unfit, its lanes go to other workers", "", "unfit worker"},
@@ -34,6 +37,8 @@ var wantedStates = []string{
 	"dead letter", "dead letter replayed", "unfit worker", "consumer lost",
 }
 
+const channelReplaced = "rabbitmq channel replaced, messages sent later were confirmed"
+
 // readLogs counts the rare states in the logs of the processes, and collects what the database
 // has logged and nothing explains.
 func (c *crucible) readLogs(in *check.Input) error {
@@ -42,9 +47,16 @@ func (c *crucible) readLogs(in *check.Input) error {
 			if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
 				in.Unclean = append(in.Unclean, name+": "+line)
 			}
-			var entry struct{ Msg, Error string }
+			var entry struct {
+				Time       time.Time
+				Msg, Error string
+			}
 			if json.Unmarshal([]byte(line), &entry) != nil {
 				return // not of the logger
+			}
+			if entry.Msg == channelReplaced {
+				// Its confirms were overdue; what was in flight on it is sent again.
+				in.Resent = append(in.Resent, check.Window{From: entry.Time, To: entry.Time.Add(c.lease)})
 			}
 			for _, s := range stateOfLog {
 				if entry.Msg == s.text && strings.Contains(entry.Error, s.part) {

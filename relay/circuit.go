@@ -297,8 +297,13 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			t.credit, t.retryAt = 1, now.Add(trickle)
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			if m.state == stateWithheld && t.credit > 0 && !m.lane.draining {
-				t.credit--
+			// Messages that go alone wait for their turn. Credit spent on them would be
+			// missing for the lanes that need not wait.
+			free := m.mustBeAlone()
+			if m.state == stateWithheld && (free || t.credit > 0) && !m.lane.draining {
+				if !free {
+					t.credit--
+				}
 				m.released = true
 				out(m)
 			}

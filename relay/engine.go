@@ -17,6 +17,7 @@ type limits struct {
 	laneBytes      int           // bytes of one lane in one read; in memory a lane takes twice that, and once more of retrying messages
 	removeRows     int           // rows in one deletion
 	linger         time.Duration // a confirmed row waits so long for others to be deleted with
+	lease          time.Duration // isolated lanes all have their turn in about this time; 0: turns end by messages alone
 	reserve        time.Duration // a lane publishes while its lease can be trusted for so long
 	pollMin        time.Duration
 	pollMax        time.Duration

@@ -1,17 +1,29 @@
 package relay
 
-import "time"
+import (
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
 
 // isolation tracks whose turn it is to send a message alone. One lane at a time has the
 // turn: if the worker dies, the other lanes' messages were not involved.
 type isolation struct {
 	turn       *lane
-	sentInTurn int // messages in a row
+	sentInTurn int       // messages in a row
+	began      time.Time // the turn
 }
 
-// isolatedTurns is how many messages a lane sends alone before the next lane's turn. Ending
-// a turn costs a write, to clear the last suspect.
+// isolatedTurns is how many messages a lane sends alone, at most, before the next lane's
+// turn. Ending a turn costs a write, to clear the last suspect.
 const isolatedTurns = 32
+
+// mayKeepTurn reports whether a turn may go on. It ends early enough that every lane has its
+// turn within a lease, if the database is not slow.
+func (e *engine) mayKeepTurn(now time.Time) bool {
+	i := &e.isolation
+	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.limits.lease/outbox.Lanes)
+}
 
 // isolatedMessages is how many messages a lane sends alone before it is trusted again: more
 // than its part of most windows. If the message that kills workers lies behind that, it
@@ -27,10 +39,10 @@ func (i *isolation) hasTurn(m *entry) bool {
 }
 
 // announce lets m be published alone, once that is recorded in the database.
-func (i *isolation) announce(m *entry) {
+func (i *isolation) announce(m *entry, now time.Time) {
 	l := m.lane
 	if i.turn != l {
-		i.turn, i.sentInTurn = l, 0
+		i.turn, i.sentInTurn, i.began = l, 0, now
 	}
 	i.sentInTurn++
 	m.state = stateAnnouncing
@@ -38,14 +50,14 @@ func (i *isolation) announce(m *entry) {
 }
 
 // passTurn ends the turn of a lane that has had its share, or has nothing to send.
-func (e *engine) passTurn() {
+func (e *engine) passTurn(now time.Time) {
 	l := e.isolation.turn
 	switch {
 	case l == nil:
 	case !e.live(l):
 		e.isolation.turn = nil
 	case l.announced != nil, l.alone != nil, l.mustClear, e.tasks.running != nil && e.tasks.running.lane == l: // it may write the suspect
-	case l.isolated() && !l.draining && e.isolation.sentInTurn < isolatedTurns && l.ready.next() != nil:
+	case l.isolated() && !l.draining && e.mayKeepTurn(now) && l.ready.next() != nil:
 	case l.stale:
 		l.mustClear = true
 	default:

@@ -430,3 +430,79 @@ func TestEngine_AnotherProbeFollowsOneWhoseLaneIsLost(t *testing.T) {
 		t.Errorf("lane %d probes", m.Lane)
 	}
 }
+
+// All lanes are isolated, as after two crashes under load: each has its turn within a lease,
+// however slow the database is.
+func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
+	t.Parallel()
+	for _, write := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 40 * time.Millisecond} {
+		var numbers []int
+		for n := range outbox.Lanes {
+			numbers = append(numbers, n)
+		}
+		const lease = 2 * time.Second
+		d := newDrive(limits{lease: lease}, numbers...)
+		d.taskTime = write
+		for _, n := range numbers {
+			d.lanes[n].crashes = 2
+			d.add(n, 200, "A", "")
+		}
+		// A turn that is about to end lasts for one message more, and ends with a write.
+		bound := max(lease, 3*outbox.Lanes*(write+2*time.Millisecond)) + time.Second/2
+		began, moved := d.now, [outbox.Lanes]time.Time{}
+		d.answer = func(m *entry) error {
+			last := moved[m.Lane]
+			if last.IsZero() {
+				last = began
+			}
+			if gap := d.now.Sub(last); gap > bound {
+				t.Errorf("a write takes %s: lane %d did not move for %s", write, m.Lane, gap)
+			}
+			moved[m.Lane] = d.now
+			return nil
+		}
+		d.run(2*bound, time.Millisecond, nil)
+		for n, at := range moved {
+			if at.IsZero() {
+				t.Errorf("a write takes %s: lane %d has not moved in %s", write, n, 2*bound)
+			}
+		}
+	}
+}
+
+// Some lanes are isolated when an outage of the broker ends: the others do not wait for them.
+func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	var numbers []int
+	for n := range 16 {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 2 * time.Second}, numbers...)
+	d.taskTime = 20 * time.Millisecond
+	for _, n := range numbers {
+		if n < 12 {
+			d.lanes[n].crashes = 2
+		}
+		for range 100 {
+			d.add(n, 1, "A", "")
+			d.add(n, 1, "B", "")
+		}
+	}
+	up := false
+	passed := map[int]int{}
+	d.answer = func(m *entry) error {
+		if !up {
+			return errNack
+		}
+		passed[m.Lane]++
+		return nil
+	}
+	d.run(10*time.Second, time.Millisecond, nil)
+	up = true
+	d.run(4*time.Second, time.Millisecond, nil)
+	for n := 12; n < 16; n++ {
+		if passed[n] < 200 {
+			t.Errorf("healthy lane %d has sent %d of 200 messages in 4 s", n, passed[n])
+		}
+	}
+}

@@ -30,7 +30,7 @@ func (w *worker) loop(ctx context.Context) error {
 	}
 	e := newEngine(limits{
 		window: window, laneRows: w.cfg.Batch, quickRead: w.health.full / 4, laneBytes: laneBytes, removeRows: removeRows,
-		linger: linger, reserve: w.cfg.Lease / 3, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
+		linger: linger, lease: w.cfg.Lease, reserve: w.cfg.Lease / 3, pollMin: w.cfg.PollMin, pollMax: w.cfg.PollMax,
 		order: w.cfg.Order, attempts: w.cfg.Retry, dropUnroutable: w.cfg.DropUnroutable, owner: w.owner,
 		reachable: reachable,
 	})

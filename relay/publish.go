@@ -22,7 +22,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 		return nil
 	}
 	e.refetch()
-	e.passTurn()
+	e.passTurn(now)
 	if len(e.circuits.topics) > 0 {
 		e.circuits.abandon(now)
 		if m := e.nextProbe(now); m != nil {
@@ -96,7 +96,7 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 		}
 		l.ready.drop()
 		if alone {
-			e.isolation.announce(m)
+			e.isolation.announce(m, now)
 			break
 		}
 		m.state = stateInFlight // prevents taking it twice

@@ -23,6 +23,7 @@ type Input struct {
 
 	Faults    []Fault
 	Slow      []Fault // when servers themselves were slow or away, or a process did not get to run
+	Resent    []Window // when a relay has logged that it sends something again
 	Lease     time.Duration
 	End       time.Time // when producers stopped
 	Processes map[string][]Usage

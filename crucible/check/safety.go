@@ -120,7 +120,7 @@ func (c *index) explained(first, again time.Time) bool {
 	first = first.Add(-2 * c.Lease)
 	overlaps := func(w Window) bool { return w.From.Before(again) && w.To.After(first) }
 	explains := func(f Fault) bool { return overlaps(f.Window) }
-	return slices.ContainsFunc(c.Faults, explains) || slices.ContainsFunc(c.Slow, explains)
+	return slices.ContainsFunc(c.Faults, explains) || slices.ContainsFunc(c.Slow, explains) || slices.ContainsFunc(c.Resent, overlaps)
 }
 
 // order is C4: first copies are in the order of the key; effects of the first hop too, unless a

@@ -1,0 +1,228 @@
+package check_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/crucible/check"
+	"github.com/oncemill/oncemill/crucible/history"
+)
+
+var begin = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func at(seconds float64) time.Time { return begin.Add(time.Duration(seconds * float64(time.Second))) }
+
+// sound returns what a run without any fault leaves: transfers of two keys, one a tenth of a
+// second, each handled twice.
+func sound() *check.Input {
+	in := &check.Input{
+		Consumers: map[string]string{"transfers": "ledger", "receipts": "receipts"},
+		Left:      map[string]int{}, Lease: 2 * time.Second, End: at(10), States: map[string]int{},
+	}
+	for i := range 100 {
+		now := float64(i) / 10
+		id, receipt, attempt := fmt.Sprint("m", i), fmt.Sprint("r", i), fmt.Sprint("a", i)
+		tx, key, seq := fmt.Sprint("tx", i), fmt.Sprint("account-", i%2), int64(1+i/2)
+		sum := history.Sum{Payload: "p" + id, Metadata: "m" + id}
+		in.Txs = append(in.Txs, check.Tx{ID: tx, Outcome: history.Committed, Ended: at(now), Messages: []history.Message{{ID: id}}})
+		in.Sent = append(in.Sent,
+			check.Sent{Tx: tx, MessageID: id, Topic: "transfers", Key: key, Seq: seq, Sum: sum, At: at(now)},
+			check.Sent{Tx: attempt, MessageID: receipt, Topic: "receipts", Key: "receipt-" + key, Seq: seq, Sum: sum, At: at(now + 0.02)})
+		in.Wire = append(in.Wire,
+			check.Copy{Copy: history.Copy{MessageID: id, Topic: "transfers", Key: key, Seq: seq, Sum: sum, Session: 1}, At: at(now + 0.01)},
+			check.Copy{Copy: history.Copy{MessageID: receipt, Topic: "receipts", Key: "receipt-" + key, Seq: seq, Attempt: attempt, Sum: sum, Session: 1}, At: at(now + 0.03)})
+		in.Effects = append(in.Effects,
+			check.Effect{Entry: int64(2 * i), Consumer: "ledger", MessageID: id, Key: key, Seq: seq, Attempt: attempt, Sum: sum, At: at(now + 0.02)},
+			check.Effect{Entry: int64(2*i + 1), Consumer: "receipts", MessageID: receipt, Key: "receipt-" + key, Seq: seq, Attempt: "b" + attempt, Sum: sum, At: at(now + 0.04)})
+	}
+	return in
+}
+
+func without[T any](all []T, drop func(T) bool) []T { return slices.DeleteFunc(slices.Clone(all), drop) }
+
+// poisoned makes a message a dead letter of the ledger.
+func poisoned(in *check.Input, id, state string) {
+	in.Letters = append(in.Letters, check.Letter{ID: 1, State: state, Source: "consumer", Consumer: "ledger", MessageID: id, Payload: "p" + id})
+}
+
+// delay moves the wire copies and effects of some messages.
+func delay(in *check.Input, which func(id string, sent time.Time) bool, until time.Time) {
+	late := map[string]bool{}
+	for _, s := range in.Sent {
+		late[s.MessageID] = which(s.MessageID, s.At)
+	}
+	for i := range in.Wire {
+		if w := &in.Wire[i]; late[w.MessageID] && w.At.Before(until) {
+			w.At = until
+		}
+	}
+	for i := range in.Effects {
+		if e := &in.Effects[i]; late[e.MessageID] && e.At.Before(until) {
+			e.At = until.Add(10 * time.Millisecond)
+		}
+	}
+}
+
+// Each history is refused by the checker that is to see what is wrong with it, and by no other.
+func TestRun_NamesTheBrokenPromise(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		name    string
+		checker string // "": sound
+		spoil   func(in *check.Input)
+	}{
+		{"nothing", "", func(*check.Input) {}},
+		{"a committed message is not in the database", "C1", func(in *check.Input) {
+			in.Txs[5].Messages = append(in.Txs[5].Messages, history.Message{ID: "gone"})
+		}},
+		{"a message never leaves", "C1", func(in *check.Input) {
+			in.Wire = without(in.Wire, func(w check.Copy) bool { return w.MessageID == "m99" || w.MessageID == "r99" })
+			in.Sent = without(in.Sent, func(s check.Sent) bool { return s.MessageID == "r99" })
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "m99" || e.MessageID == "r99" })
+		}},
+		{"a message has no effect", "C1", func(in *check.Input) {
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r7" })
+		}},
+		{"something is left", "C1", func(in *check.Input) { in.Left["the outbox"] = 1 }},
+		{"money is gone", "C1", func(in *check.Input) { in.Balance.Mirror = -5 }},
+		{"a dead letter is an end", "", func(in *check.Input) {
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r7" })
+			in.Letters = append(in.Letters, check.Letter{State: "dead", Source: "consumer", Consumer: "receipts", MessageID: "r7", Payload: "pm7"})
+		}},
+		{"a message of nobody is on the wire", "C2", func(in *check.Input) {
+			in.Wire = append(in.Wire, check.Copy{Copy: history.Copy{MessageID: "ghost", Topic: "audit"}, At: at(10)})
+		}},
+		{"a rolled back message is committed", "C2", func(in *check.Input) { in.Txs[3].Outcome = history.RolledBack }},
+		{"a savepoint's message is committed", "C2", func(in *check.Input) { in.Txs[3].Messages[0].Discarded = true }},
+		{"a second effect", "C3", func(in *check.Input) {
+			again := in.Effects[1]
+			again.Entry = 1000
+			in.Effects = append(in.Effects, again)
+		}},
+		{"an effect of another consumer", "C3", func(in *check.Input) { in.Effects[1].Consumer = "stranger" }},
+		{"a duplicate that nothing explains", "C3", func(in *check.Input) {
+			again := in.Wire[20]
+			again.At = at(9)
+			in.Wire = append(in.Wire, again)
+		}},
+		{"a duplicate that a fault explains", "", func(in *check.Input) {
+			again := in.Wire[20]
+			again.At = at(9)
+			in.Wire = append(in.Wire, again)
+			in.Faults = []check.Fault{{Kind: "kill", Target: "relay-1", Window: check.Window{From: at(1), To: at(1.5)}}}
+		}},
+		{"a copy that the recorder got twice", "", func(in *check.Input) {
+			again := in.Wire[20]
+			again.At, again.Redelivered, again.Session = at(9), true, 2
+			in.Wire = append(in.Wire, again)
+		}},
+		{"the wire is out of order", "C4", func(in *check.Input) {
+			in.Wire[8], in.Wire[12] = in.Wire[12], in.Wire[8] // m4 and m6, both of account-0
+			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
+		}},
+		{"effects are out of order", "C4", func(in *check.Input) {
+			in.Effects[8].Entry, in.Effects[12].Entry = in.Effects[12].Entry, in.Effects[8].Entry
+		}},
+		{"dead and delivered", "C5", func(in *check.Input) { poisoned(in, "m4", "dead") }},
+		{"discarded and delivered", "C5", func(in *check.Input) { poisoned(in, "m4", "discarded") }},
+		{"dead again after a replay, and delivered", "C5", func(in *check.Input) { poisoned(in, "m4", "replayed"); poisoned(in, "m4", "dead") }},
+		{"replayed and delivered", "", func(in *check.Input) { poisoned(in, "m4", "replayed") }},
+		{"a replay that does not end", "C5", func(in *check.Input) { poisoned(in, "m4", "replaying") }},
+		{"dead at the relay and on the wire", "C5", func(in *check.Input) {
+			in.Letters = append(in.Letters, check.Letter{State: "dead", Source: "relay", MessageID: "m4", Payload: "pm4"})
+		}},
+		{"said to be maybe delivered", "", func(in *check.Input) {
+			in.Letters = append(in.Letters, check.Letter{State: "dead", Source: "relay", MessageID: "m4", Payload: "pm4", MaybeDelivered: true})
+		}},
+		{"the output of an attempt that was rolled back", "C6", func(in *check.Input) {
+			in.Wire[9].Attempt = "another"
+		}},
+		{"a damaged payload", "C8", func(in *check.Input) { in.Wire[4].Sum.Payload = "other" }},
+		{"damaged metadata", "C8", func(in *check.Input) { in.Effects[4].Sum.Metadata = "other" }},
+		{"a damaged dead letter", "C8", func(in *check.Input) {
+			poisoned(in, "m4", "replayed")
+			in.Letters[0].Payload = "other"
+		}},
+		{"everything stands", "C10", func(in *check.Input) {
+			delay(in, func(_ string, sent time.Time) bool { return sent.After(at(3)) && sent.Before(at(8)) }, at(8))
+		}},
+		{"everything stands with the database", "", func(in *check.Input) {
+			delay(in, func(_ string, sent time.Time) bool { return sent.After(at(3)) && sent.Before(at(8)) }, at(8))
+			in.Faults = []check.Fault{{Kind: "crash", Target: "postgres", Window: check.Window{From: at(3), To: at(7)}}}
+		}},
+		{"everything stands beside a dead relay", "C10", func(in *check.Input) {
+			delay(in, func(_ string, sent time.Time) bool { return sent.After(at(3)) && sent.Before(at(8)) }, at(8))
+			in.Faults = []check.Fault{{Kind: "kill", Target: "relay-1", Window: check.Window{From: at(3), To: at(8)}}}
+		}},
+		{"a key is left behind", "C10", func(in *check.Input) {
+			keep := func(id string) bool { return id == "m40" }
+			delay(in, func(id string, _ time.Time) bool { return keep(id) }, at(10))
+			in.Wire = without(in.Wire, func(w check.Copy) bool { // nothing else of its key, which would be out of order
+				return w.Key == "account-0" && w.Seq > 21 || w.Key == "receipt-account-0" && w.Seq > 21
+			})
+			drop := func(key string, seq int64) bool {
+				return (key == "account-0" || key == "receipt-account-0") && seq > 21
+			}
+			in.Sent = without(in.Sent, func(s check.Sent) bool { return drop(s.Key, s.Seq) })
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return drop(e.Key, e.Seq) })
+			in.Txs = without(in.Txs, func(tx check.Tx) bool {
+				return !slices.ContainsFunc(in.Sent, func(s check.Sent) bool { return s.Tx == tx.ID })
+			})
+			for i := range in.Sent { // in the lane of the key
+				if in.Sent[i].Key == "account-1" {
+					in.Sent[i].Key = sameLane("account-0")
+				}
+			}
+			for i := range in.Wire {
+				if in.Wire[i].Key == "account-1" {
+					in.Wire[i].Key = sameLane("account-0")
+				}
+			}
+			for i := range in.Effects {
+				if in.Effects[i].Key == "account-1" {
+					in.Effects[i].Key = sameLane("account-0")
+				}
+			}
+		}},
+		{"goroutines are left", "C11", func(in *check.Input) {
+			in.Processes = map[string][]check.Usage{"relay-1": make([]check.Usage, 10)}
+			in.Processes["relay-1"][9].Goroutines = 1000
+		}},
+		{"an error in the log", "C11", func(in *check.Input) { in.Log = []string{"ERROR: relation does not exist"} }},
+		{"a process panicked", "C11", func(in *check.Input) { in.Unclean = []string{"relay-1 panicked"} }},
+		{"a state was not reached", "C12", func(in *check.Input) { in.Wanted = []string{"takeover"} }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			in := sound()
+			c.spoil(in)
+			_, results := check.Run(in)
+			for _, r := range results {
+				if broken := len(r.Findings) > 0; broken != (r.Checker == c.checker) {
+					t.Errorf("%s: %q", r.Checker, r.Findings)
+				}
+			}
+		})
+	}
+}
+
+// sameLane returns another key of the lane of a key.
+func sameLane(key string) string {
+	for i := 2; ; i++ {
+		if other := fmt.Sprint("account-", i); check.LaneOf(other, "") == check.LaneOf(key, "") {
+			return other
+		}
+	}
+}
+
+func TestLaneOf_IsTheLaneOfTheStoredFormat(t *testing.T) {
+	t.Parallel()
+	// FNV-1a of the key, modulo 32, as anybody can compute it.
+	for key, want := range map[string]int{"a": 0xaf63dc4c8601ec8c % 32, "foobar": 0x85944171f73967e8 % 32} {
+		if got := check.LaneOf(key, "ignored"); got != want {
+			t.Errorf("%q: lane %d instead of %d", key, got, want)
+		}
+	}
+}
