@@ -8,7 +8,7 @@ SHELL := bash
 # where the copy belongs to another user (containers).
 export GOFLAGS := $(strip $(GOFLAGS) $(if $(findstring -buildvcs,$(GOFLAGS)),,-buildvcs=false))
 
-MODULES := $(patsubst %/,%,$(dir $(wildcard go.mod examples/go.mod examples/*/go.mod internal/*/go.mod idempotency/*/go.mod pgxtx/go.mod)))
+MODULES := $(patsubst %/,%,$(dir $(wildcard go.mod crucible/go.mod examples/go.mod examples/*/go.mod internal/*/go.mod idempotency/*/go.mod pgxtx/go.mod)))
 DOCUMENTS := README.md $(wildcard docs/*.md)
 
 # The tools are built from source as tools/go.mod pins them, once.
@@ -51,6 +51,10 @@ bench: ## measure against other ways, within 10 minutes; writes bench.json and d
 bench-long: ## the same with more rounds, and the rows that grow
 	cd internal/bench && go run . -long -out ../../bench.json -docs ../../docs/bench
 
+.PHONY: crucible
+crucible: ## processes, servers and connections fail for 3 minutes, then all promises are checked; writes crucible.json (CRUCIBLE_TIME=60s, CRUCIBLE_SEED=n)
+	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0)
+
 ##@ what contributors run
 
 .PHONY: test
@@ -87,7 +91,7 @@ servers-down: ## stop and remove what servers started
 
 .PHONY: clean
 clean: ## remove what the targets above left in this directory
-	rm -f bench.json
+	rm -f bench.json crucible.json
 
 .PHONY: check-format
 check-format:

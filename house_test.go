@@ -18,7 +18,7 @@ import (
 // libraryFiles returns the Go files of the library and the command that are not tests.
 func libraryFiles(t *testing.T) (files []string) {
 	t.Helper()
-	others := []string{".git", "examples", "tools", "internal/bench", "internal/e2e", "internal/testserver"}
+	others := []string{".git", "crucible", "examples", "tools", "internal/bench", "internal/e2e", "internal/testserver"}
 	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case err != nil:

@@ -182,15 +182,15 @@ func (h *hurt) ctl(begin, end []string) func(context.Context, string) (heal, err
 // unbind takes all queues of a topic away: its messages are returned.
 func (h *hurt) unbind(ctx context.Context, target string) (heal, error) {
 	_, topic, _ := strings.Cut(target, " ")
-	queues := []string{mirrorQueue, boxQueue}
+	// The record loses its binding last and gets it back first: what is routed is recorded.
 	var first error
-	for _, q := range queues {
+	for _, q := range []string{boxQueue, mirrorQueue} {
 		if err := h.site.do(ctx, http.MethodDelete, "bindings/%2F/e/"+topic+"/q/"+q+"/~", "", nil); err != nil && first == nil {
 			first = err
 		}
 	}
 	return func(ctx context.Context) error {
-		for _, q := range queues {
+		for _, q := range []string{mirrorQueue, boxQueue} {
 			if err := h.site.do(ctx, http.MethodPost, "bindings/%2F/e/"+topic+"/q/"+q, "{}", nil); err != nil {
 				return err
 			}

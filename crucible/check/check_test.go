@@ -101,6 +101,7 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			again.Entry = 1000
 			in.Effects = append(in.Effects, again)
 		}},
+		{"a transaction that ran twice", "C3", func(in *check.Input) { in.Sent = append(in.Sent, in.Sent[6]) }},
 		{"an effect of another consumer", "C3", func(in *check.Input) { in.Effects[1].Consumer = "stranger" }},
 		{"a duplicate that nothing explains", "C3", func(in *check.Input) {
 			again := in.Wire[20]

@@ -143,8 +143,8 @@ func gaps(spans []span) (found []Window) {
 	return found
 }
 
-// leftBehind finds keys that stood while their lane moved: a message that was delivered long
-// after another one of its lane and topic that was committed later.
+// leftBehind finds keys that stood while their lane moved: nothing of the key was delivered for
+// long, although others of its lane and topic were that had been committed later.
 func (c *index) leftBehind(r *Result, j *judge) {
 	queues := map[string][]span{}
 	for _, s := range c.spans() {
@@ -153,15 +153,13 @@ func (c *index) leftBehind(r *Result, j *judge) {
 		}
 	}
 	for queue, spans := range queues {
+		before := predecessors(spans)
 		slices.SortFunc(spans, func(a, b span) int { return cmp.Or(b.From.Compare(a.From), strings.Compare(a.id, b.id)) })
 		excuses := j.excuses("topic " + queue[strings.LastIndexByte(queue, ' ')+1:])
 		var earliest time.Time // arrival of what was committed later
 		for _, s := range spans {
 			if !earliest.IsZero() && s.To.After(earliest) {
-				w := Window{earliest, s.To}
-				if s.From.After(w.From) {
-					w.From = s.From
-				}
+				w := Window{latest(earliest, s.From, before[s.id]), s.To}
 				if stall := longestFree(w, excuses); stall > 2*c.Lease {
 					c.counts.Stalls++
 					r.found("key %q: message %s was left behind for %s while its lane moved", s.key, s.id, stall.Round(time.Millisecond))
@@ -173,3 +171,18 @@ func (c *index) leftBehind(r *Result, j *judge) {
 		}
 	}
 }
+
+// predecessors returns, for each message with a key, when the last one of the key arrived before.
+func predecessors(spans []span) map[string]time.Time {
+	byArrival := slices.Clone(spans)
+	slices.SortFunc(byArrival, func(a, b span) int { return a.To.Compare(b.To) })
+	before, last := map[string]time.Time{}, map[string]time.Time{}
+	for _, s := range byArrival {
+		if s.key != "" {
+			before[s.id], last[s.key] = last[s.key], s.To
+		}
+	}
+	return before
+}
+
+func latest(times ...time.Time) time.Time { return slices.MaxFunc(times, time.Time.Compare) }

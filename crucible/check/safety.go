@@ -88,6 +88,14 @@ func (c *index) ghosts() Result {
 // once is C3: one effect of a message, and no copy on the wire that no fault explains.
 func (c *index) once() Result {
 	r := Result{Checker: "C3", Promise: "one effect"}
+	committed := map[string]bool{}
+	for i := range c.Sent {
+		if id := c.Sent[i].MessageID; committed[id] {
+			c.counts.DoubleEffects++
+			r.found("message %s was committed twice", id)
+		}
+		committed[c.Sent[i].MessageID] = true
+	}
 	for id, effects := range c.effects {
 		s := c.sent[id]
 		if s == nil {

@@ -65,3 +65,37 @@ func TestPostgresProxy_SilencesEverything(t *testing.T) {
 		t.Errorf("after the silence: %v", err)
 	}
 }
+
+func TestPostgresProxy_CutsTheAnswerOfACommit(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	proxy, dsn := testserver.NewPostgresProxy(t, pg.DSN)
+	db, err := sql.Open("postgres", dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	insert := func() error {
+		tx, err := db.BeginTx(t.Context(), nil)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(t.Context(), "insert into kept values (1)"); err != nil {
+			return err
+		}
+		return tx.Commit()
+	}
+	if _, err := pg.DB.ExecContext(t.Context(), "create table kept (n int)"); err != nil {
+		t.Fatal(err)
+	}
+	proxy.CutCommits(1)
+	if err := insert(); err == nil {
+		t.Error("the answer of the commit arrived")
+	}
+	if err := insert(); err != nil {
+		t.Errorf("a further commit: %v", err)
+	}
+	if got := queryText(t, pg.DB, "select count(*)::text from kept"); got != "2" {
+		t.Errorf("%s of 2 rows were committed", got)
+	}
+}
