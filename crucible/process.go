@@ -69,7 +69,7 @@ func (p *process) start() (<-chan error, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self) //nolint:noctx // supervise decides who ends it and how
+	cmd := exec.Command(self) // not CommandContext: supervise decides who ends it and how
 	cmd.Env, cmd.Stderr = append(os.Environ(), work.Variable+"="+string(text)), log
 	if p.stdin, err = cmd.StdinPipe(); err != nil {
 		return nil, errors.Join(err, log.Close())
@@ -115,8 +115,7 @@ func (p *process) stop(ended <-chan error) error {
 		return nil
 	case <-time.After(stopTimeout):
 		_ = cmd.Process.Kill()
-		<-ended
-		return fmt.Errorf("%s did not end within %s", p.job.Name, stopTimeout)
+		return fmt.Errorf("%s did not end within %s: %w", p.job.Name, stopTimeout, <-ended)
 	}
 }
 

@@ -50,14 +50,28 @@ func (c *crucible) report(counts check.Counts, results []check.Result, in *check
 		name  string
 		value any
 	}{
-		{"transactions", n.Transactions}, {"  rolled back", n.RolledBack}, {"  unknown or killed", n.Unknown},
-		{"messages committed", n.Messages}, {"copies on the wire", n.Copies}, {"effects", n.Effects},
-		{"dead letters", n.DeadLetters}, {"  replayed", n.Replayed}, {"  discarded", n.Discarded},
+		{"transactions", n.Transactions},
+		{"  rolled back", n.RolledBack},
+		{"  unknown or killed", n.Unknown},
+		{"messages committed", n.Messages},
+		{"copies on the wire", n.Copies},
+		{"effects", n.Effects},
+		{"dead letters", n.DeadLetters},
+		{"  replayed", n.Replayed},
+		{"  discarded", n.Discarded},
 		{"wire duplicates, all explained", n.WireDuplicates - n.Unexplained},
-		{"LOST", n.Lost}, {"GHOSTS", n.Ghosts}, {"DOUBLE EFFECTS", n.DoubleEffects}, {"REORDERED", n.Reordered},
-		{"DEAD AND DELIVERED", n.DeadAndDelivered}, {"DAMAGED", n.Damaged}, {"UNEXPLAINED DUPLICATES", n.Unexplained}, {"STALLS", n.Stalls},
-		{"recovery to the next confirm, p50", out.Recovery.ConfirmP50}, {"recovery to the next confirm, max", out.Recovery.ConfirmMax},
-		{"recovery to the next effect, p50", out.Recovery.EffectP50}, {"recovery to the next effect, max", out.Recovery.EffectMax},
+		{"LOST", n.Lost},
+		{"GHOSTS", n.Ghosts},
+		{"DOUBLE EFFECTS", n.DoubleEffects},
+		{"REORDERED", n.Reordered},
+		{"DEAD AND DELIVERED", n.DeadAndDelivered},
+		{"DAMAGED", n.Damaged},
+		{"UNEXPLAINED DUPLICATES", n.Unexplained},
+		{"STALLS", n.Stalls},
+		{"recovery to the next confirm, p50", out.Recovery.ConfirmP50},
+		{"recovery to the next confirm, max", out.Recovery.ConfirmMax},
+		{"recovery to the next effect, p50", out.Recovery.EffectP50},
+		{"recovery to the next effect, max", out.Recovery.EffectMax},
 	} {
 		say("    %-34s %8v", line.name, line.value)
 	}
@@ -97,7 +111,7 @@ func (c *crucible) report(counts check.Counts, results []check.Result, in *check
 
 // commitHash returns the commit of the working copy, or nothing.
 func commitHash() string {
-	out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output() //nolint:noctx // it is local and short
+	out, err := exec.Command("git", "rev-parse", "--short", "HEAD").Output()
 	if err != nil {
 		return ""
 	}

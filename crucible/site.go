@@ -112,7 +112,10 @@ func (s *site) declare() (err error) {
 		}
 	}
 	for _, b := range [][2]string{
-		{mirrorQueue, work.TopicTransfers}, {mirrorQueue, work.TopicReceipts}, {mirrorQueue, work.TopicAudit}, {boxQueue, work.TopicAudit},
+		{mirrorQueue, work.TopicTransfers},
+		{mirrorQueue, work.TopicReceipts},
+		{mirrorQueue, work.TopicAudit},
+		{boxQueue, work.TopicAudit},
 		{work.Queue(work.TopicTransfers, work.RoleLedger), work.TopicTransfers},
 		{work.Queue(work.TopicReceipts, work.RoleReceipts), work.TopicReceipts},
 	} {

@@ -22,7 +22,7 @@ type Input struct {
 	Balance   Balance
 
 	Faults    []Fault
-	Slow      []Fault // when servers themselves were slow or away, or a process did not get to run
+	Slow      []Fault  // when servers themselves were slow or away, or a process did not get to run
 	Resent    []Window // when a relay has logged that it sends something again
 	Lease     time.Duration
 	End       time.Time // when producers stopped

@@ -40,7 +40,9 @@ func sound() *check.Input {
 	return in
 }
 
-func without[T any](all []T, drop func(T) bool) []T { return slices.DeleteFunc(slices.Clone(all), drop) }
+func without[T any](all []T, drop func(T) bool) []T {
+	return slices.DeleteFunc(slices.Clone(all), drop)
+}
 
 // poisoned makes a message a dead letter of the ledger.
 func poisoned(in *check.Input, id, state string) {

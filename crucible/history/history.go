@@ -174,8 +174,11 @@ func readFile(path string, fn func(Record)) (err error) {
 	lines := bufio.NewReaderSize(file, longest)
 	for number := 1; ; number++ {
 		line, err := lines.ReadBytes('\n')
-		if err != nil { // what follows the last line feed was never complete
-			return nil //nolint:nilerr // the end of the file
+		switch {
+		case errors.Is(err, io.EOF): // what follows the last line feed was never complete
+			return nil
+		case err != nil:
+			return err
 		}
 		if len(bytes.TrimSpace(line)) == 0 {
 			continue

@@ -39,7 +39,7 @@ type proxied struct {
 	client, server net.Conn
 	statements     map[string]string // prepared, by name
 	closed         chan struct{}
-	cut            atomic.Bool       // the next answer does not reach the client, and is the last
+	cut            atomic.Bool   // the next answer does not reach the client, and is the last
 	resumed        chan struct{} // nil if not silent; guarded by the proxy's mu
 }
 
