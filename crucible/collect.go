@@ -19,6 +19,8 @@ const (
 
 	listLetters = `select id, state, source, consumer, message_id, payload, maybe_delivered, acted_by from mill.dead_letters order by id`
 
+	listAnswered = `select key, count(*) from app.answered group by key`
+
 	balances = `select (select sum(balance) from app.accounts), (select count(*) * 1000000 from app.accounts), (select sum(delta) from app.mirror)`
 )
 
@@ -73,6 +75,13 @@ func (c *crucible) readTables(ctx context.Context, in *check.Input) error {
 	if err != nil {
 		return err
 	}
+	var key string
+	var times int
+	in.Answered = map[string]int{}
+	err = each(ctx, c.site.db, listAnswered, []any{&key, &times}, func() { in.Answered[key] = times })
+	if err != nil {
+		return err
+	}
 	return c.site.db.QueryRowContext(ctx, balances).Scan(&in.Balance.Accounts, &in.Balance.Opened, &in.Balance.Mirror)
 }
 
@@ -117,6 +126,8 @@ func readHistories(dir string, in *check.Input) error {
 			})
 		case history.EventResources:
 			in.Processes[r.Process] = append(in.Processes[r.Process], check.Usage{Resources: *r.Resources, At: r.At})
+		case history.EventAnswer:
+			in.Answers = append(in.Answers, *r.Answer)
 		case history.EventState:
 			in.States[r.State]++
 		}

@@ -46,7 +46,8 @@ var (
 	consumers = []string{"ledger-1", "ledger-2", "receipts-1", "receipts-2"}
 	producers = []string{"producer-1", "producer-2"}
 	workers   = slices.Concat(relays, consumers)
-	everybody = slices.Concat(workers, producers)
+	services  = []string{"service-1", "service-2"}
+	everybody = slices.Concat(workers, producers, services)
 	broker    = []string{"rabbitmq"}
 	database  = []string{"postgres"}
 )
@@ -68,7 +69,7 @@ func alone(resource string, k nemesis.Kind) nemesis.Kind {
 
 func (h *hurt) processFaults() []fault {
 	var all []fault
-	for _, group := range [][]string{relays, consumers, producers} {
+	for _, group := range [][]string{relays, consumers, producers, services} {
 		role, _, _ := strings.Cut(group[0], "-")
 		if role == "ledger" {
 			role = "consumer"
@@ -120,7 +121,7 @@ func (h *hurt) proxied() []fault {
 	return []fault{
 		{kind("postgres-cut", everybody, 0, 0), h.onProxy(func(w ways) { w.postgres.Cut() }, nothing)},
 		{kind("postgres-silent-relay", relays, short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
-		{kind("postgres-silent", slices.Concat(consumers, producers), short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
+		{kind("postgres-silent", slices.Concat(consumers, producers, services), short, long), h.onProxy(func(w ways) { w.postgres.SilenceAll() }, resume)},
 		{kind("postgres-silent-connections", everybody, short, long), h.onProxy(func(w ways) { w.postgres.Silence(nil, 0) }, resume)},
 		{kind("postgres-silent-commit", everybody, short, long), h.onProxy(func(w ways) {
 			w.postgres.Silence(testserver.Containing("commit"), 2)
@@ -131,7 +132,9 @@ func (h *hurt) proxied() []fault {
 		{kind("postgres-silent-delete", relays, short, long), h.onProxy(func(w ways) {
 			w.postgres.Silence(testserver.Containing("delete"), 1)
 		}, resume)},
-		{kind("postgres-lost-commit-answer", everybody, short, long), h.onProxy(func(w ways) { w.postgres.CutCommits(5) },
+		{kind("postgres-lost-commit-answer", slices.Concat(producers, services), short, long), h.onProxy(func(w ways) { w.postgres.CutCommits(5) },
+			func(w ways) { w.postgres.CutCommits(0) })},
+		{kind("postgres-lost-commit-answer-worker", workers, short, long), h.onProxy(func(w ways) { w.postgres.CutCommits(5) },
 			func(w ways) { w.postgres.CutCommits(0) })},
 		{kind("postgres-slow", workers, brief, short), h.onProxy(func(w ways) { w.postgres.Slow(64 << 10) },
 			func(w ways) { w.postgres.Slow(0) })},

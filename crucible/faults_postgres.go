@@ -13,7 +13,7 @@ import (
 
 // terminate ends half of the backends of all processes.
 const terminate = `select count(pg_terminate_backend(pid)) from pg_stat_activity
-	where application_name ~ '^(relay|ledger|receipts|producer)-' and random() < 0.5`
+	where application_name ~ '^(relay|ledger|receipts|producer|service)-' and random() < 0.5`
 
 func (h *hurt) databaseFaults() []fault {
 	all := append(h.proxied(),

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -163,13 +164,18 @@ func (p *process) life() int {
 func newProcesses(ctx context.Context, s *site, o options, dir string, note func(string, error)) (all map[string]*process, err error) {
 	all = map[string]*process{}
 	n := uint64(0)
-	for _, role := range []string{work.RoleRelay, work.RoleLedger, work.RoleReceipts, work.RoleProducer} {
+	for _, role := range []string{work.RoleRelay, work.RoleLedger, work.RoleReceipts, work.RoleService, work.RoleProducer} {
 		for i := range 2 {
 			n++
 			p := &process{note: note}
 			p.job = work.Job{
 				Role: role, Name: fmt.Sprintf("%s-%d", role, i+1), Seed: o.seed<<8 + n, Dir: dir,
 				Rate: o.rate / 2, Accounts: accounts, Lease: o.lease,
+			}
+			if role == work.RoleService {
+				if p.job.Listen, err = freeAddress(ctx); err != nil {
+					return all, err
+				}
 			}
 			p.log = filepath.Join(dir, p.job.Name+".log")
 			if p.ways, p.job.Postgres, p.job.AMQP, err = s.newWays(ctx); err != nil {
@@ -179,4 +185,13 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 		}
 	}
 	return all, nil
+}
+
+// freeAddress returns an address of the loopback interface that nobody listens on.
+func freeAddress(ctx context.Context) (string, error) {
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return "", err
+	}
+	return listener.Addr().String(), listener.Close()
 }

@@ -56,6 +56,7 @@ func (c *crucible) report(counts check.Counts, results []check.Result, in *check
 		{"messages committed", n.Messages},
 		{"copies on the wire", n.Copies},
 		{"effects", n.Effects},
+		{"answers to idempotent requests", n.Answers},
 		{"dead letters", n.DeadLetters},
 		{"  replayed", n.Replayed},
 		{"  discarded", n.Discarded},

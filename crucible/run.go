@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -65,7 +66,7 @@ func run(ctx context.Context, o options, dir string) (err error) {
 // torture runs everything until the backlog has drained.
 func (c *crucible) torture(ctx context.Context) (err error) {
 	own := map[string]*history.Writer{}
-	for _, name := range []string{"recorder", "nemesis", "canary"} {
+	for _, name := range []string{"recorder", "nemesis", "canary", "customers"} {
 		w, err := history.Create(c.dir, name)
 		if err != nil {
 			return err
@@ -90,6 +91,18 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	group.Go(func() error { return c.recorder.run(working) })
 	group.Go(func() error {
 		return (&canary{postgres: c.site.postgres.URL(), amqp: c.site.rabbit.URL(), history: own["canary"]}).run(working)
+	})
+	shop := &customers{history: own["customers"], seed: c.seed}
+	for _, p := range c.processes {
+		if p.job.Role == work.RoleService {
+			shop.addresses = append(shop.addresses, p.job.Listen)
+		}
+	}
+	slices.Sort(shop.addresses)
+	served := make(chan struct{})
+	group.Go(func() error {
+		defer close(served)
+		return shop.run(ctx, producing)
 	})
 	group.Go(func() error { return own["recorder"].WatchClock(working, "crucible") }) // with proxies and recorder
 	var producers sync.WaitGroup
@@ -126,6 +139,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 		}
 		stopProducers()
 		producers.Wait()
+		<-served
 		c.ended = time.Now()
 		say("crucible: all faults are healed, the producers have stopped; the backlog drains ...")
 		return c.drain(ctx, stopOperator)

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/work"
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
@@ -69,7 +70,7 @@ func (s *site) createTables(ctx context.Context) error {
 			return err
 		}
 	}
-	return oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations)
+	return oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
 }
 
 // Queues of the crucible itself.

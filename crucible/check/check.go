@@ -17,6 +17,9 @@ type Input struct {
 	Effects []Effect
 	Letters []Letter
 
+	Answers  []Answer       // to requests with idempotency keys
+	Answered map[string]int // how often the request of a key took effect
+
 	Consumers map[string]string // by topic: who handles its messages
 	Left      map[string]int    // what is left in tables and queues, by name
 	Balance   Balance
@@ -89,6 +92,9 @@ type Letter struct {
 // open reports whether the message of the letter has no other end.
 func (l Letter) open() bool { return l.State == "dead" || l.State == "held" }
 
+// Answer is an answer to a request with an idempotency key.
+type Answer = history.Answer
+
 // Balance is the bank at the end.
 type Balance struct {
 	Accounts, Opened int64 // sum of the balances at the end and at the start
@@ -131,7 +137,7 @@ type Counts struct {
 	Lost, Ghosts, DoubleEffects       int
 	Reordered, DeadAndDelivered       int
 	WireDuplicates, Unexplained       int
-	Damaged, Stalls                   int
+	Damaged, Stalls, Answers          int
 	DeadLetters, Replayed, Discarded  int
 	LongestStall                      time.Duration // that no fault excuses
 	Judged                            float64       // share of the time that no fault excused
@@ -141,7 +147,7 @@ type Counts struct {
 func Run(in *Input) (Counts, []Result) {
 	c := newIndex(in)
 	results := []Result{
-		c.loss(), c.ghosts(), c.once(), c.order(), c.exclusive(), c.consistent(), c.intact(),
+		c.loss(), c.ghosts(), c.once(), c.order(), c.exclusive(), c.consistent(), c.answers(), c.intact(),
 		c.liveness(), c.resources(), c.reached(),
 	}
 	return c.counts, results

@@ -142,6 +142,21 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 		{"the output of an attempt that was rolled back", "C6", func(in *check.Input) {
 			in.Wire[9].Attempt = "another"
 		}},
+		{"the same answer again", "", func(in *check.Input) {
+			in.Answers = []check.Answer{{Key: "k", Status: 201, Sum: "a"}, {Key: "k", Status: 201, Sum: "a"}, {Key: "k", Status: 422, Other: true}}
+			in.Answered = map[string]int{"k": 1}
+		}},
+		{"two answers to a key", "C7", func(in *check.Input) {
+			in.Answers = []check.Answer{{Key: "k", Status: 201, Sum: "a"}, {Key: "k", Status: 201, Sum: "b"}}
+			in.Answered = map[string]int{"k": 1}
+		}},
+		{"two effects of a key", "C7", func(in *check.Input) {
+			in.Answers = []check.Answer{{Key: "k", Status: 201, Sum: "a"}}
+			in.Answered = map[string]int{"k": 2}
+		}},
+		{"an answer without an effect", "C7", func(in *check.Input) { in.Answers = []check.Answer{{Key: "k", Status: 201, Sum: "a"}} }},
+		{"a key for two requests", "C7", func(in *check.Input) { in.Answers = []check.Answer{{Key: "k", Status: 201, Other: true}} }},
+		{"a key that hangs", "C7", func(in *check.Input) { in.Answers = []check.Answer{{Key: "k"}} }},
 		{"a damaged payload", "C8", func(in *check.Input) { in.Wire[4].Sum.Payload = "other" }},
 		{"damaged metadata", "C8", func(in *check.Input) { in.Effects[4].Sum.Metadata = "other" }},
 		{"a damaged dead letter", "C8", func(in *check.Input) {

@@ -26,6 +26,7 @@ const (
 	EventFault     = "fault"     // a fault has ended; At is its end, Since its start
 	EventSlow      = "slow"      // the canary has found the servers themselves slow or away
 	EventReady     = "ready"     // a process works
+	EventAnswer    = "answer"    // a customer has a final answer, or has given up
 	EventState     = "state"     // a rare state was reached
 )
 
@@ -50,6 +51,8 @@ type Record struct {
 	Copy *Copy `json:"copy,omitempty"`
 
 	Fault *Fault `json:"fault,omitempty"`
+
+	Answer *Answer `json:"answer,omitempty"`
 
 	Resources *Resources `json:"resources,omitempty"`
 
@@ -81,6 +84,14 @@ type Fault struct {
 	Target string    `json:"target"`
 	Since  time.Time `json:"since"`
 	Error  string    `json:"error,omitempty"` // it could not be injected or healed
+}
+
+// Answer is the answer to a request with an idempotency key.
+type Answer struct {
+	Key    string `json:"key"`
+	Status int    `json:"status"` // 0: none in time
+	Sum    string `json:"sum"`
+	Other  bool   `json:"other,omitempty"` // the key was used for another request before
 }
 
 // Resources is what a process uses.

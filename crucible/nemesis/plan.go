@@ -30,6 +30,7 @@ type Fault struct {
 const (
 	Storm = 12 * time.Second
 	Calm  = 10 * time.Second
+	lead  = 3 * time.Second // before the first storm
 
 	// usualSpacing is the time between the starts of two faults, on average. It is shorter in a
 	// run in which not every kind would have its turn.
@@ -40,12 +41,12 @@ const (
 // its second.
 func Plan(seed uint64, total time.Duration, kinds []Kind) []Fault {
 	r := rand.New(rand.NewPCG(seed, 2))
-	storms := 1 + max(0, total-Calm/2-Storm)/(Storm+Calm)
+	storms := 1 + max(0, total-lead-Storm)/(Storm+Calm)
 	spacing := max(50*time.Millisecond, min(usualSpacing, storms*Storm*9/10/time.Duration(max(1, len(kinds)))))
 	var plan []Fault
 	var deck []Kind
 	until := map[string]time.Duration{} // when what a kind takes for itself is free
-	for begin := Calm / 2; begin+Storm <= total; begin += Storm + Calm {
+	for begin := lead; begin+Storm <= total; begin += Storm + Calm {
 		for at := begin; at < begin+Storm; at += spacing/2 + time.Duration(r.Int64N(int64(spacing))) {
 			if len(deck) == 0 {
 				deck = slices.Clone(kinds)

@@ -59,7 +59,8 @@ type Job struct {
 	Dir            string        // of the histories
 	Rate           float64       // transactions a second, of a producer
 	Accounts       int           // of the bank
-	Lease          time.Duration // of the relays
+	Lease          time.Duration // of relays
+	Listen         string        // address of a service
 }
 
 // Variable is the name of the environment variable with the job.
@@ -114,6 +115,8 @@ func Run(text string) (err error) {
 		err = w.configureRelay(&cfg)
 	case RoleLedger:
 		w.configureLedger(&cfg)
+	case RoleService:
+		w.configureService(&cfg)
 	case RoleReceipts:
 		w.configureReceipts(&cfg)
 	default:
@@ -126,7 +129,10 @@ func Run(text string) (err error) {
 	if err != nil {
 		return err
 	}
-	if w.Role == RoleProducer {
+	switch w.Role {
+	case RoleService:
+		parts = append(parts, w.server(m))
+	case RoleProducer:
 		parts = append(parts, func(ctx context.Context) error { return w.produce(ctx, m.Outbox()) })
 	}
 	parts = append(parts, func(ctx context.Context) error { return w.ready(ctx, m) })

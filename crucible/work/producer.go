@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/mill"
 	"github.com/oncemill/oncemill/outbox"
@@ -179,7 +180,7 @@ func (t *transferTx) run(ctx context.Context, box *outbox.Outbox) (err error) {
 	return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error { return t.body(ctx, box, tx) })
 }
 
-func (t *transferTx) body(ctx context.Context, box *outbox.Outbox, tx *sql.Tx) error {
+func (t *transferTx) body(ctx context.Context, box *outbox.Outbox, tx oncemill.Tx) error {
 	if _, err := tx.ExecContext(ctx, lockAccounts, t.from, t.to); err != nil {
 		return err
 	}
@@ -217,7 +218,7 @@ func (t *transferTx) body(ctx context.Context, box *outbox.Outbox, tx *sql.Tx) e
 type numbers struct{ account, audit int64 }
 
 // publish publishes a message and writes down that it was sent, in the same transaction.
-func (t *transferTx) publish(ctx context.Context, box *outbox.Outbox, tx *sql.Tx, m outgoing, last *numbers) error {
+func (t *transferTx) publish(ctx context.Context, box *outbox.Outbox, tx oncemill.Tx, m outgoing, last *numbers) error {
 	if m.discarded {
 		if _, err := tx.ExecContext(ctx, "savepoint maybe"); err != nil {
 			return err

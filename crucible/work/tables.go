@@ -47,6 +47,7 @@ create table effects (
 create index on effects (entry);
 
 create table healed (message_id text not null); -- poison that an operator has dealt with
+create table answered (key text not null, nonce text not null);
 create table canary (id integer primary key, beats bigint not null);
 insert into canary values (1, 0);
 `
