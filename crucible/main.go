@@ -87,6 +87,10 @@ func start(ctx context.Context, o options) (err error) {
 	if err := os.Chmod(dir, 0o711); err != nil { // PostgreSQL may run as another user
 		return err
 	}
+	// So that no other run of the script takes the servers for abandoned ones.
+	if err := os.Setenv("ONCEMILL_SERVERS_DIR", filepath.Join(dir, "servers")); err != nil {
+		return err
+	}
 	if err := run(ctx, o, dir); err != nil {
 		return fmt.Errorf("%w; histories and logs are in %s", err, dir)
 	}

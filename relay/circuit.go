@@ -300,7 +300,7 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			// Messages that go alone wait for their turn. Credit spent on them would be
 			// missing for the lanes that need not wait.
 			free := m.mustBeAlone()
-			if m.state == stateWithheld && (free || t.credit > 0) && !m.lane.draining {
+			if m.state == stateWithheld && !m.hollow && (free || t.credit > 0) && !m.lane.draining {
 				if !free {
 					t.credit--
 				}
@@ -309,7 +309,20 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			}
 			return m.state != stateWithheld
 		})
+		if t.credit > 0 {
+			t.refetch()
+		}
 		c.forget(t)
+	}
+}
+
+// refetch has lanes read again of which only hollow messages are left. Credit spent on these
+// would be lost.
+func (t *topic) refetch() {
+	for _, m := range t.withheld {
+		if m.hollow && !m.lane.draining && m.lane.ready.next() == nil {
+			m.lane.refetch = true
+		}
 	}
 }
 

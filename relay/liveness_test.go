@@ -506,3 +506,47 @@ func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
 		}
 	}
 }
+
+// After an outage most of what waits is hollow: it is read again, which must not use up what the
+// topics may send at first.
+func TestEngine_HollowMessagesUseUpNoCredit(t *testing.T) {
+	t.Parallel()
+	var numbers []int
+	for n := range 16 {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 2 * time.Second}, numbers...)
+	o, up, passed := &stack{d: d}, false, 0
+	d.answer = func(m *entry) error {
+		if !up {
+			return errNack
+		}
+		passed++
+		o.rows = slices.DeleteFunc(o.rows, func(r *entry) bool { return r.ref() == m.ref() })
+		return nil
+	}
+	put := func(each int) {
+		for _, n := range numbers {
+			for range each {
+				o.put(n, "A", "", 1)
+				o.put(n, "B", "", 1)
+			}
+		}
+	}
+	run := func(total time.Duration) {
+		d.run(total, 2*time.Millisecond, func() {
+			if r := d.nextRead(d.now); r != nil {
+				d.read(r, o.read(r), d.now, nil)
+			}
+		})
+	}
+	put(1)
+	run(time.Second)
+	put(20) // in the outage: nobody needs their payloads
+	run(9 * time.Second)
+	up = true
+	run(2 * time.Second)
+	if want := 16 * 2 * 21; passed < want {
+		t.Errorf("%d of %d messages have passed 2 s after the outage", passed, want)
+	}
+}

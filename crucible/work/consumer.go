@@ -55,7 +55,7 @@ func Queue(topic, consumer string) string { return topic + "_" + consumer }
 
 func (w *worker) subscriber(single bool) func(in *inbox.Inbox) (message.Subscriber, error) {
 	return func(in *inbox.Inbox) (message.Subscriber, error) {
-		config := amqp.NewDurablePubSubConfig(w.AMQP, amqp.GenerateQueueNameTopicNameWithSuffix(w.Role))
+		config := w.broker(amqp.GenerateQueueNameTopicNameWithSuffix(w.Role))
 		config.Consume.Qos.PrefetchCount = 16
 		if single {
 			config.Queue.Arguments = amqp091.Table{"x-single-active-consumer": true}
