@@ -1,6 +1,8 @@
 package work
 
 import (
+	"time"
+
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
@@ -17,9 +19,10 @@ func (w *worker) configureRelay(cfg *mill.Config) (err error) {
 }
 
 // broker returns the configuration of the connection to RabbitMQ. A relay whose connection falls
-// silent keeps its lanes until it notices, after three heartbeats. So these have to fit the lease.
+// silent keeps its lanes until it notices, after three heartbeats. So these have to fit the
+// lease, which is short here.
 func (w *worker) broker(queue amqp.QueueNameGenerator) amqp.Config {
 	config := amqp.NewDurablePubSubConfig(w.AMQP, queue)
-	config.Connection.AmqpConfig = &amqp091.Config{Heartbeat: w.Lease / 2, Locale: "en_US"}
+	config.Connection.AmqpConfig = &amqp091.Config{Heartbeat: time.Second, Locale: "en_US"}
 	return config
 }
