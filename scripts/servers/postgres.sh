@@ -111,9 +111,16 @@ postgres_start() {
 
 # postgres_stop DIR [fast|immediate]
 postgres_stop() {
+	local tries=400
 	running "$1/pid" || return 0
 	as postgres
 	(cd / && "${AS[@]}" "$(postgres_bin)/pg_ctl" -D "$1/data" -m "${2:-fast}" -w -t 60 -s stop) </dev/null >&2
+	# pg_ctl waits for the removal of a file. The process is still there for a moment, and a
+	# start would take it for a running server.
+	while running "$1/pid"; do
+		((tries-- > 0)) || die "PostgreSQL does not end"
+		sleep 0.05
+	done
 }
 
 # postgres_kill DIR ends the server with SIGKILL, children included: they would
