@@ -27,7 +27,8 @@ func TestSubscriber_ASequenceGoesOnWithoutOneThatDoesNotCome(t *testing.T) {
 	uri := testserver.RabbitMQ(t)
 	pg, letters := withLetters(t)
 	in, err := inbox.New(pg.DB, inbox.Config{
-		Consumer: "stock", Database: pg.Config, DeadLetters: letters, Logger: quiet, GapWait: 5 * time.Second,
+		Consumer: "stock", Database: pg.Config, DeadLetters: letters, Logger: quiet,
+		GapWait: 20 * time.Second, // what is overdue by more than that is not waited for
 		Sequence: func(msg *message.Message) (int64, bool) {
 			n, err := strconv.ParseInt(msg.UUID, 10, 64)
 			return n, err == nil

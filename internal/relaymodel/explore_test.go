@@ -110,7 +110,7 @@ func TestModel_KeepsItsPromisesInEveryState(t *testing.T) {
 	}
 	for name, c := range layouts {
 		for _, faults := range budgets {
-			t.Run(fmt.Sprintf("%s, %+v", name, faults), func(t *testing.T) {
+			t.Run(name, func(t *testing.T) {
 				c := c
 				c.budget = faults
 				f := c.explore()
@@ -123,7 +123,7 @@ func TestModel_KeepsItsPromisesInEveryState(t *testing.T) {
 				if f.stuck > 0 {
 					t.Errorf("in %d states something is owed for ever", f.stuck)
 				}
-				t.Logf("%d states, %d steps", f.states, f.steps)
+				t.Logf("%s: %d states, %d steps, faults %+v", name, f.states, f.steps, faults)
 			})
 		}
 	}

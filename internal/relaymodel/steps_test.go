@@ -174,7 +174,7 @@ func (c *scene) leases(s *state, w, lane int, then func(func(n *state))) {
 				if c.lane[m] != lane {
 					continue
 				}
-				reader.snapshot[m] = s.row[m] == rowOwed && !(c.readAhead && m < int(me.newest[lane]))
+				reader.snapshot[m] = s.row[m] == rowOwed && (!c.readAhead || m >= int(me.newest[lane]))
 				if reader.know[m] == deleted {
 					reader.know[m] = forgettable
 				}
