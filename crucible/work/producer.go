@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	tellers = 8 // transactions at a time
+	tellers = 16 // transactions at a time
 
 	// txTimeout bounds a transaction of a producer, but for its commit.
 	txTimeout = 10 * time.Second
