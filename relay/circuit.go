@@ -18,17 +18,18 @@ const (
 
 // topic is the circuit of one topic that has had trouble. Other topics have none.
 type topic struct {
-	name     string
-	state    circuitState
-	openedAt uint64 // number of the last publish before
-	retry    backoff.BackOff
-	retryAt  time.Time
-	probe    *entry   // in flight, while open
-	withheld []*entry // would be ready without the circuit
-	credit   int      // how many may be published, while half-open
-	suspects []*entry // failed through their own fault or the topic's
-	passed   uint64   // the latest publish of this topic that was confirmed
-	moreDue  bool     // retrying messages of it may be due
+	name      string
+	state     circuitState
+	openedAt  uint64 // number of the last publish before
+	retry     backoff.BackOff
+	retryAt   time.Time
+	probe     *entry    // in flight, while open
+	withheld  []*entry  // would be ready without the circuit
+	credit    int       // how many may be published, while half-open
+	refetchAt time.Time // when lanes that are busy may be read again for it
+	suspects  []*entry  // failed through their own fault or the topic's
+	passed    uint64    // the latest publish of this topic that was confirmed
+	moreDue   bool      // retrying messages of it may be due
 }
 
 // circuits separate faults of a message from faults of its topic or of the sink.
@@ -310,18 +311,23 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			return m.state != stateWithheld
 		})
 		if t.credit > 0 {
-			t.refetch()
+			t.refetch(now)
 		}
 		c.forget(t)
 	}
 }
 
-// refetch has lanes read again of which only hollow messages are left. Credit spent on these
-// would be lost.
-func (t *topic) refetch() {
+// refetch has lanes read again for their hollow messages. Credit spent on these would be lost.
+// A lane that has something else to send is read again only now and then: it forgets what it
+// has read.
+func (t *topic) refetch(now time.Time) {
+	busy := !now.Before(t.refetchAt)
 	for _, m := range t.withheld {
-		if m.hollow && !m.lane.draining && m.lane.ready.next() == nil {
+		if m.hollow && !m.lane.draining && (busy || m.lane.ready.next() == nil) {
 			m.lane.refetch = true
+			if busy {
+				t.refetchAt = now.Add(trickle)
+			}
 		}
 	}
 }

@@ -1,0 +1,177 @@
+package relay
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/oncemill/oncemill/outbox"
+)
+
+// All lanes are isolated, as after two crashes under load: each has its turn within a lease,
+// however slow the database is.
+func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
+	t.Parallel()
+	for _, write := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 40 * time.Millisecond} {
+		var numbers []int
+		for n := range outbox.Lanes {
+			numbers = append(numbers, n)
+		}
+		const lease = 2 * time.Second
+		d := newDrive(limits{lease: lease}, numbers...)
+		d.taskTime = write
+		for _, n := range numbers {
+			d.lanes[n].crashes = 2
+			d.add(n, 200, "A", "")
+		}
+		// A turn that is about to end lasts for one message more, and ends with a write.
+		bound := max(lease, 3*outbox.Lanes*(write+2*time.Millisecond)) + time.Second/2
+		began, moved := d.now, [outbox.Lanes]time.Time{}
+		d.answer = func(m *entry) error {
+			last := moved[m.Lane]
+			if last.IsZero() {
+				last = began
+			}
+			if gap := d.now.Sub(last); gap > bound {
+				t.Errorf("a write takes %s: lane %d did not move for %s", write, m.Lane, gap)
+			}
+			moved[m.Lane] = d.now
+			return nil
+		}
+		d.run(2*bound, time.Millisecond, nil)
+		for n, at := range moved {
+			if at.IsZero() {
+				t.Errorf("a write takes %s: lane %d has not moved in %s", write, n, 2*bound)
+			}
+		}
+	}
+}
+
+// Some lanes are isolated when an outage of the broker ends: the others do not wait for them.
+func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
+	t.Parallel()
+	var numbers []int
+	for n := range 16 {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 2 * time.Second}, numbers...)
+	d.taskTime = 20 * time.Millisecond
+	for _, n := range numbers {
+		if n < 12 {
+			d.lanes[n].crashes = 2
+		}
+		for range 100 {
+			d.add(n, 1, "A", "")
+			d.add(n, 1, "B", "")
+		}
+	}
+	up := false
+	passed := map[int]int{}
+	d.answer = func(m *entry) error {
+		if !up {
+			return errNack
+		}
+		passed[m.Lane]++
+		return nil
+	}
+	d.run(10*time.Second, time.Millisecond, nil)
+	up = true
+	d.run(4*time.Second, time.Millisecond, nil)
+	for n := 12; n < 16; n++ {
+		if passed[n] < 200 {
+			t.Errorf("healthy lane %d has sent %d of 200 messages in 4 s", n, passed[n])
+		}
+	}
+}
+
+// After an outage most of what waits is hollow: it is read again, which must not use up what the
+// topics may send at first.
+func TestEngine_HollowMessagesUseUpNoCredit(t *testing.T) {
+	t.Parallel()
+	var numbers []int
+	for n := range 16 {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 2 * time.Second}, numbers...)
+	o, up, passed := &stack{d: d}, false, 0
+	d.answer = func(m *entry) error {
+		if !up {
+			return errNack
+		}
+		passed++
+		o.rows = slices.DeleteFunc(o.rows, func(r *entry) bool { return r.ref() == m.ref() })
+		return nil
+	}
+	put := func(each int) {
+		for _, n := range numbers {
+			for range each {
+				o.put(n, "A", "", 1)
+				o.put(n, "B", "", 1)
+			}
+		}
+	}
+	run := func(total time.Duration) {
+		d.run(total, 2*time.Millisecond, func() {
+			if r := d.nextRead(d.now); r != nil {
+				d.read(r, o.read(r), d.now, nil)
+			}
+		})
+	}
+	put(1)
+	run(time.Second)
+	put(20) // in the outage: nobody needs their payloads
+	run(9 * time.Second)
+	up = true
+	run(2 * time.Second)
+	if want := 16 * 2 * 21; passed < want {
+		t.Errorf("%d of %d messages have passed 2 s after the outage", passed, want)
+	}
+}
+
+// A topic is back, and its lane has a backlog of another one, which never ends: the messages that
+// came in the outage pass, too.
+func TestEngine_HollowMessagesPassBesideABacklog(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 2 * time.Second, window: 2}, 0)
+	o, up, passed := &stack{d: d}, false, 0
+	d.answer = func(m *entry) error {
+		if m.Topic == "A" && !up {
+			return errNack
+		}
+		if m.Topic == "A" {
+			passed++
+		}
+		o.rows = slices.DeleteFunc(o.rows, func(r *entry) bool { return r.ref() == m.ref() })
+		return nil
+	}
+	run := func(total time.Duration) {
+		for end := d.now.Add(total); d.now.Before(end); d.now = d.now.Add(2 * time.Millisecond) {
+			for n := len(o.rows); n < 200; n++ {
+				o.put(0, "B", "", 1)
+			}
+			if r := d.nextRead(d.now); r != nil {
+				d.read(r, o.read(r), d.now, nil)
+			}
+			for range 3 { // fewer than there are
+				for _, m := range d.nextPublish(d.now, d.now.Add(time.Second)) {
+					d.outcome(m, d.now, d.answer(m))
+				}
+			}
+			if d.removals.next(d.now, d.publishing.inFlight == 0) != nil {
+				d.removed(d.now, removeAnswer{})
+			}
+			if d.nextTask(d.now) != nil {
+				d.taskDone(d.now, taskAnswer{})
+			}
+		}
+	}
+	o.put(0, "A", "", 1)
+	run(time.Second)
+	o.put(0, "A", "", 40)
+	run(6 * time.Second)
+	up = true
+	run(10 * time.Second)
+	if passed != 41 {
+		t.Errorf("%d of 41 messages have passed 10 s after the outage", passed)
+	}
+}
