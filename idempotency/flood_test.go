@@ -69,12 +69,13 @@ func TestMiddleware_SurvivesAFloodOfKeys(t *testing.T) {
 	flood(keys / 10)
 	early := heap()
 	flood(keys)
-	late := heap()
 	took := time.Since(began)
+	var late uint64
+	eventually(t, "the heap has not grown", func() bool { // other tests use it, too, for a while
+		late = heap()
+		return late <= early+16<<20
+	})
 	t.Logf("%d keys in %v, heap %d KB after a tenth, %d KB at the end, at most %d rows", keys, took.Round(time.Second), early>>10, late>>10, most.Load())
-	if late > early+16<<20 {
-		t.Errorf("the heap grew from %d to %d bytes", early, late)
-	}
 	// What comes in while a record lives, and as much again.
 	if limit := int64(float64(keys)/took.Seconds()*4) + 10_000; most.Load() > limit {
 		t.Errorf("up to %d rows, more than %d", most.Load(), limit)
