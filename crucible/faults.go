@@ -165,7 +165,7 @@ func (h *hurt) brokerFaults() []fault {
 		{alone("broker", kind("rabbitmq-disk-alarm", broker, brief, short)), h.ctl(
 			[]string{"set_disk_free_limit", "1000000GB"}, []string{"set_disk_free_limit", "1MB"})},
 		{alone("audit", kind("topic-without-queue", []string{"topic audit"}, short, long)), h.unbind},
-		{alone("audit", kind("queue-full", []string{"topic audit"}, brief, short)), h.fill},
+		{alone("audit", kind("queue-full", []string{"topic audit"}, short, long)), h.fill},
 	}
 }
 
