@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/mill"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -152,7 +153,7 @@ func (w *worker) suffer(ctx context.Context, tx oncemill.Tx, msg *message.Messag
 	case mood == MoodPanics && attempt.Try < 2:
 		panic(errMood)
 	case mood == MoodSlow:
-		wait(ctx, time.Duration(rand.Int64N(int64(time.Second))))
+		sleep.For(ctx, time.Duration(rand.Int64N(int64(time.Second))))
 	case mood == MoodPoison:
 		var healed bool
 		if err := tx.QueryRowContext(ctx, isHealed, msg.UUID).Scan(&healed); err != nil {

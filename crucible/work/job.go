@@ -22,6 +22,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/mill"
 )
 
@@ -164,7 +165,7 @@ const poolSize = 16
 
 func (w *worker) ready(ctx context.Context, m *mill.Mill) error {
 	for m.Ready() != nil {
-		if !wait(ctx, 20*time.Millisecond) {
+		if !sleep.For(ctx, 20*time.Millisecond) {
 			return nil
 		}
 	}
@@ -177,7 +178,7 @@ func (w *worker) ready(ctx context.Context, m *mill.Mill) error {
 
 // measure writes down what the process uses, every two seconds.
 func (w *worker) measure(ctx context.Context) error {
-	for wait(ctx, 2*time.Second) {
+	for sleep.For(ctx, 2*time.Second) {
 		var memory runtime.MemStats
 		runtime.ReadMemStats(&memory)
 		files, err := os.ReadDir("/proc/self/fd")
@@ -192,16 +193,4 @@ func (w *worker) measure(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// wait reports whether d has passed before the end of ctx.
-func wait(ctx context.Context, d time.Duration) bool {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
-	}
 }

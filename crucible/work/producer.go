@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/mill"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -202,7 +203,7 @@ func (t *transferTx) body(ctx context.Context, box *outbox.Outbox, tx oncemill.T
 			return err
 		}
 	}
-	if t.dawdle > 0 && !wait(ctx, t.dawdle) {
+	if t.dawdle > 0 && !sleep.For(ctx, t.dawdle) {
 		return ctx.Err()
 	}
 	switch {
