@@ -15,7 +15,7 @@ type core struct {
 	telemetry *telemetry
 	limits    limits
 
-	// at is called at named points of a request, for tests that crash there.
+	// at is called at named moments of a request, for tests that crash there.
 	at func(point string)
 }
 

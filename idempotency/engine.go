@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/crashpoint"
 )
 
 // The way of a request: http.go reads it, decide.go claims its key or finds out why not,
@@ -39,7 +40,7 @@ func New(store Store, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{core: &core{
 		store: store, claimKey: store.Claim, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry,
-		at: func(string) {},
+		at: crashpoint.Reach,
 	}}
 	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {
 		limits := groupLimits(cfg.Transactions.GroupSize, shared)

@@ -76,10 +76,7 @@ func (s *shared) batchEffect(ctx context.Context, tx *boundtx.Tx, members []*mem
 				// Also when the handler ends its goroutine.
 				defer h.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
 			}
-			msg := m.Work.msg
-			defer msg.SetContext(msg.Context()) //nolint:contextcheck // each message has its own
-			msg.SetContext(oncemill.ContextWithTx(mine, h))
-			msgs = append(msgs, msg)
+			msgs = append(msgs, forHandler(mine, h, m.Work.msg))
 		}
 		if len(msgs) == 0 {
 			return nil

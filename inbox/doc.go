@@ -36,10 +36,9 @@
 //
 // Effects outside the transaction are not covered: an email that the handler sends, a
 // second database, a message that it publishes directly to a broker, a statement on the
-// *sql.DB. Neither is a handler that acknowledges the message itself. A hostile handler is
-// not covered either: one that takes the raw connection (in a group it can also roll back
-// the effects of others), sets oncemill.inbox, disables triggers, turns defer_foreign_keys
-// off on SQLite, or forges the inbox's rows.
+// *sql.DB. A hostile handler is not covered either: one that takes the raw connection (in a
+// group it can also roll back the effects of others), sets oncemill.inbox, disables
+// triggers, turns defer_foreign_keys off on SQLite, or forges the inbox's rows.
 //
 // A handler must return the errors of its statements. On PostgreSQL one failed statement
 // fails the attempt anyway, unless the handler rolls back to a savepoint. SQLite may end a

@@ -239,7 +239,8 @@ func TestInbox_HandlerThatEndsItsGoroutineIsRolledBack(t *testing.T) {
 func TestInbox_HandlerThatEndsItsGoroutineLeavesNoMessageUnanswered(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		in := p.inbox(t, func(cfg *inbox.Config) { cfg.Group.Wait = 100 * time.Millisecond })
-		for name, once := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware} {
+		ctx := routed(t, "any", "results").Context()
+		for name, once := range map[string]message.HandlerMiddleware{"alone": in.Middleware, "group": in.GroupMiddleware, "per handler": in.PerHandler} {
 			h := once(func(msg *message.Message) ([]*message.Message, error) {
 				if msg.Metadata.Get("ends") != "" {
 					runtime.Goexit()
@@ -248,7 +249,7 @@ func TestInbox_HandlerThatEndsItsGoroutineLeavesNoMessageUnanswered(t *testing.T
 			})
 			var messages []*message.Message
 			for i := range 5 {
-				msg := message.NewMessageWithContext(t.Context(), fmt.Sprint(name, i), nil)
+				msg := message.NewMessageWithContext(ctx, fmt.Sprint(name, i), nil)
 				if i == 2 {
 					msg.Metadata.Set("ends", "its goroutine")
 				}
@@ -269,6 +270,52 @@ func TestInbox_HandlerThatEndsItsGoroutineLeavesNoMessageUnanswered(t *testing.T
 					t.Fatalf("%s: message %d is not answered", name, i)
 				}
 			}
+		}
+	})
+}
+
+// What a handler does to its message reaches neither the next attempt nor the dead letter
+// nor the broker. If it acknowledges the message and fails, the message is not lost; if it
+// nacks it and succeeds, the message does not come again.
+func TestInbox_AHandlerGetsACopy(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		in, dead := p.withDeadLetters(t, nil)
+		spoil := func(answer func(*message.Message) bool, result error) message.HandlerFunc {
+			return func(msg *message.Message) ([]*message.Message, error) {
+				if msg.Metadata.Get("about") != msg.UUID || string(msg.Payload) != "payload of "+msg.UUID {
+					t.Errorf("an attempt gets %s, %q, %v", msg.UUID, msg.Payload, msg.Metadata)
+				}
+				err := addEffect(msg)
+				answer(msg)
+				msg.UUID, msg.Payload = "changed", nil
+				msg.Metadata.Set("about", "changed")
+				return nil, errors.Join(err, result)
+			}
+		}
+		answered := func(msg *message.Message) bool {
+			select {
+			case <-msg.Acked():
+			case <-msg.Nacked():
+			default:
+				return false
+			}
+			return true
+		}
+		nacked := from(t, "nacked", delivery{})
+		expectNoError(t, deliverMessage(t, in, nacked, spoil((*message.Message).Nack, nil)))
+		p.expect(t, 1, 1, 0)
+		all := []*message.Message{nacked}
+		for nacks := range 3 { // Retry.Deliveries
+			acked := from(t, "acked", delivery{redelivered: nacks > 0, nacks: nacks})
+			_ = deliverMessage(t, in, acked, spoil((*message.Message).Ack, errUndo))
+			all = append(all, acked)
+		}
+		if slices.ContainsFunc(all, answered) {
+			t.Error("a handler has answered the broker")
+		}
+		letter := dead.last()
+		if letter.MessageID != "acked" || string(letter.Payload) != "payload of acked" || letter.Metadata["about"] != "acked" {
+			t.Errorf("letter %+v", letter)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/boundtx"
+	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/txhandle"
@@ -25,8 +26,8 @@ import (
 // goroutine (runtime.Goexit), the message is nacked.
 //
 // Add it last, so that it is next to the handler: a middleware that retries or limits the
-// time belongs outside the transaction. The handler must not acknowledge the message
-// itself.
+// time belongs outside the transaction. Each attempt gets a copy of the message: to have it
+// delivered again, h returns an error. Ack and Nack of the copy have no effect.
 func (in *Inbox) Middleware(h message.HandlerFunc) message.HandlerFunc {
 	return in.middleware(h, in.alone)
 }
@@ -158,7 +159,9 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements txhandle.St
 	h.Share(shared)
 	// Also when the handler ends its goroutine.
 	defer h.Close(ErrTxEnded) //nolint:errcheck // its reason was asked for, or nobody is there to hear it
-	produced, err := call(ctx, h, w.msg, w.handler)
+	crashpoint.Reach(crashpoint.AfterClaim)
+	produced, err := w.handler(forHandler(ctx, h, w.msg))
+	crashpoint.Reach(crashpoint.AfterEffect)
 	if err == nil && len(produced) > 0 {
 		err = in.publish(ctx, h, produced)
 	}
@@ -186,11 +189,13 @@ func (in *Inbox) commit(tx *boundtx.Tx) (outcome, error) {
 	return outcomeHandled, nil
 }
 
-// call calls the handler with the transaction in the context of its message.
-func call(ctx context.Context, h *handle, msg *message.Message, handler message.HandlerFunc) ([]*message.Message, error) {
-	defer msg.SetContext(msg.Context()) //nolint:contextcheck // as it came
-	msg.SetContext(oncemill.ContextWithTx(ctx, h))
-	return handler(msg)
+// forHandler returns what an attempt passes to the handler: a copy of the message, with the
+// transaction in its context. What the handler does to it, acknowledging it included,
+// reaches neither the next attempt nor the dead letter nor the broker.
+func forHandler(ctx context.Context, h *handle, msg *message.Message) *message.Message {
+	own := msg.Copy()
+	own.SetContext(oncemill.ContextWithTx(ctx, h))
+	return own
 }
 
 func (in *Inbox) publish(ctx context.Context, h *handle, produced []*message.Message) error {

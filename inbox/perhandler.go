@@ -20,14 +20,19 @@ import (
 func (in *Inbox) PerHandler(h message.HandlerFunc) message.HandlerFunc {
 	in.perHandler.Store(true)
 	var once sync.Once
-	var own *Inbox
+	var handle message.HandlerFunc
 	var bad error
 	return func(msg *message.Message) ([]*message.Message, error) {
-		once.Do(func() { own, bad = in.derive(msg.Context()) })
+		once.Do(func() {
+			var own *Inbox
+			if own, bad = in.derive(msg.Context()); bad == nil {
+				handle = own.Middleware(h)
+			}
+		})
 		if bad != nil {
 			return nil, bad
 		}
-		return nil, own.handle(msg.Context(), msg, h, own.alone)
+		return handle(msg)
 	}
 }
 

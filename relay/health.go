@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/internal/sleep"
@@ -208,6 +209,10 @@ func ask[T any](ctx context.Context, w *worker, o operation, f func(ctx context.
 		var none T
 		return none, err
 	}
+	if crashpoint.On {
+		crashpoint.Reach(crashpoint.Before(o.String()))
+		defer crashpoint.Reach(crashpoint.After(o.String()))
+	}
 	limit := w.health.begin(o, time.Now())
 	value, err := bounded.Do(ctx, w.bounds, limit, f)
 	w.health.end(o, time.Now(), errors.Is(ctx.Err(), context.Canceled) || !unanswered(err))
@@ -302,7 +307,7 @@ func (w *worker) probe(ctx context.Context) error {
 			_, err := w.store.Due(ctx, relaystore.DueRequest{Lanes: lanes, Topics: 1, Heads: 1, Rows: 1})
 			return err
 		},
-		func(ctx context.Context) error { return w.store.SetSuspect(ctx, nobody, 0) },
+		func(ctx context.Context) error { return w.store.SetAlone(ctx, nobody, 0) },
 		func(ctx context.Context) error { return w.store.ClearCrashes(ctx, w.owner, nil) },
 		func(ctx context.Context) error { _, err := w.store.Follow(ctx, nobody, nil, nil, 1); return err },
 	}

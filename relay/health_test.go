@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -13,11 +14,26 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
+
+// The crash points are before and after calls that there are.
+func TestOperation_TheCrashPointsNameIt(t *testing.T) {
+	t.Parallel()
+	var names []string
+	for o := range operations {
+		names = append(names, o.String())
+	}
+	for _, call := range crashpoint.Calls {
+		if !slices.Contains(names, call) {
+			t.Errorf("no call is named %q, but %q", call, names)
+		}
+	}
+}
 
 // A call that has an answer at once, or none, at a time of its own.
 func TestHealth_TellsASilenceFromALostConnection(t *testing.T) {

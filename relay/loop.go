@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
@@ -41,7 +42,7 @@ func (w *worker) loop(ctx context.Context) error {
 		}
 		w.log.WarnContext(ctx, "topic unavailable; its messages wait", "topic", topic, "error", cause)
 	}
-	e.circuits.suspected = func(m *entry, cause error) {
+	e.circuits.becameUnclear = func(m *entry, cause error) {
 		log := w.log.With("topic", m.Topic, "lane", m.Lane, "id", m.ID, "message_id", m.MessageID)
 		if cause == nil {
 			log.InfoContext(ctx, "message confirmed after all")
@@ -144,6 +145,7 @@ func (w *worker) publish(ctx context.Context, entries []*entry) {
 	}
 	if len(messages) > 0 {
 		w.sink.Publish(ctx, messages, w.done)
+		crashpoint.Reach(crashpoint.AfterTransmit)
 	}
 }
 
@@ -160,6 +162,7 @@ func (w *worker) handleOutcomes(ctx context.Context, e *engine, now time.Time) {
 	if len(outcomes) == 0 {
 		return
 	}
+	crashpoint.Reach(crashpoint.AfterOutcome)
 	var counts tally
 	for _, o := range outcomes {
 		counts.add(o.err)

@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/turn"
@@ -199,6 +200,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 		t.Rollback()
 		return fmt.Errorf("commit: %w", bounded.ErrAbandoned)
 	}
+	crashpoint.Reach(crashpoint.BeforeCommit)
 	_, err := bounded.Do(bounded.Committing(context.WithoutCancel(t.ctx), t.line), t.calls, limit, func(context.Context) (struct{}, error) {
 		cut := time.AfterFunc(commitMost, t.cancel)
 		defer cut.Stop()
@@ -213,6 +215,7 @@ func (t *Tx) Commit(limit time.Duration) error {
 	t.ended.Store(true)
 	switch {
 	case err == nil:
+		crashpoint.Reach(crashpoint.AfterCommit)
 		return nil
 	case sqlerr.CommitUnknown(err):
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
