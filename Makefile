@@ -53,7 +53,7 @@ bench-long: ## the same with more rounds, and the rows that grow
 
 .PHONY: crucible
 crucible: ## processes, servers and connections fail for 3 minutes, then all promises are checked; writes crucible.json (CRUCIBLE_TIME=60s, CRUCIBLE_SEED=n)
-	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0)
+	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0)
 
 ##@ what contributors run
 

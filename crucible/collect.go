@@ -19,6 +19,8 @@ const (
 
 	listLetters = `select id, state, source, consumer, message_id, payload, maybe_delivered, acted_by from mill.dead_letters order by id`
 
+	listLaneWrites = `select kind, lane, epoch, writer from app.lane_writes order by entry`
+
 	listAnswered = `select key, count(*) from app.answered group by key`
 
 	balances = `select (select sum(balance) from app.accounts), (select count(*) * 1000000 from app.accounts), (select sum(delta) from app.mirror)`
@@ -43,6 +45,9 @@ func (c *crucible) collect(ctx context.Context) (in *check.Input, err error) {
 		return nil, err
 	}
 	countStates(in)
+	for moment, n := range c.hurt.deaths {
+		in.States["died "+moment] = n
+	}
 	if !c.calm && c.only == "" {
 		in.Wanted = wantedStates
 	}
@@ -71,6 +76,13 @@ func (c *crucible) readTables(ctx context.Context, in *check.Input) error {
 	}, func() {
 		l.Payload = history.SumOfPayload(payload)
 		in.Letters = append(in.Letters, l)
+	})
+	if err != nil {
+		return err
+	}
+	var w check.LaneWrite
+	err = each(ctx, c.site.db, listLaneWrites, []any{&w.Kind, &w.Lane, &w.Epoch, &w.Writer}, func() {
+		in.LaneWrites = append(in.LaneWrites, w)
 	})
 	if err != nil {
 		return err

@@ -27,8 +27,8 @@ type customers struct {
 const (
 	customersAtOnce = 6
 
-	// patience is how long a request is repeated. No fault lasts for half of it.
-	patience = time.Minute
+	// longestWait is how long a request is repeated. No fault lasts for half of it.
+	longestWait = time.Minute
 )
 
 // run sends requests while the bank is open, and then waits for the answers to those that have
@@ -94,7 +94,7 @@ func (c *customers) serve(ctx context.Context, r *rand.Rand, key string) error {
 // insist repeats a request until it has a final answer. other says that the key was used for
 // another request before.
 func (c *customers) insist(ctx context.Context, r *rand.Rand, key string, body []byte, other bool) error {
-	for begin := time.Now(); time.Since(begin) < patience; {
+	for begin := time.Now(); time.Since(begin) < longestWait; {
 		status, answer, err := c.send(ctx, c.addresses[r.IntN(len(c.addresses))], key, body)
 		if err == nil && status < 500 && status != http.StatusConflict {
 			return c.history.Add(history.Record{Event: history.EventAnswer, Answer: &history.Answer{

@@ -7,11 +7,14 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/crucible/nemesis"
+	"github.com/oncemill/oncemill/internal/crashpoint"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -30,9 +33,11 @@ type hurt struct {
 	site      *site
 	processes map[string]*process
 	history   *history.Writer
+	seed      uint64
 
-	mu    sync.Mutex
-	count map[string]int // by kind
+	mu     sync.Mutex
+	count  map[string]int // by kind
+	deaths map[string]int // at moments of package crashpoint
 }
 
 const (
@@ -54,7 +59,7 @@ var (
 
 // faults returns all kinds.
 func (h *hurt) faults() []fault {
-	return slices.Concat(h.processFaults(), h.databaseFaults(), h.brokerFaults())
+	return slices.Concat(h.processFaults(), h.crashFaults(), h.databaseFaults(), h.brokerFaults())
 }
 
 func kind(name string, targets []string, least, most time.Duration) nemesis.Kind {
@@ -81,6 +86,50 @@ func (h *hurt) processFaults() []fault {
 		)
 	}
 	return all
+}
+
+// crashFaults are deaths at a named moment, in a build that has them. Each kind takes its
+// moments in turn.
+func (h *hurt) crashFaults() []fault {
+	if !crashpoint.On {
+		return nil
+	}
+	handler := []string{crashpoint.AfterClaim, crashpoint.AfterEffect, crashpoint.BeforeCommit, crashpoint.AfterCommit}
+	var before, after []string
+	for _, call := range crashpoint.Calls {
+		before, after = append(before, crashpoint.Before(call)), append(after, crashpoint.After(call))
+	}
+	return []fault{
+		{kind("crash-relay-before-database", relays, 0, 0), h.die(before)},
+		{kind("crash-relay-after-database", relays, 0, 0), h.die(after)},
+		{kind("crash-relay-sink", relays, 0, 0), h.die([]string{crashpoint.AfterTransmit, crashpoint.AfterOutcome})},
+		{kind("crash-consumer", consumers, 0, 0), h.die(handler)},
+		{kind("crash-producer", producers, 0, 0), h.die([]string{crashpoint.BeforeCommit, crashpoint.AfterCommit})},
+		{kind("crash-service", services, 0, 0), h.die(append(handler, crashpoint.BeforeAnswer, crashpoint.AfterAnswer))},
+	}
+}
+
+// die makes a process die at the next of some moments. If it is not reached soon, nothing
+// happens, which is an error.
+func (h *hurt) die(moments []string) func(context.Context, string) (heal, error) {
+	var turn atomic.Uint64
+	turn.Store(h.seed)
+	return func(ctx context.Context, target string) (heal, error) {
+		moment := moments[turn.Add(1)%uint64(len(moments))]
+		p := h.processes[target]
+		life := p.life()
+		p.arm(moment)
+		for begin := time.Now(); p.life() == life; {
+			if time.Since(begin) > long || !sleep.For(ctx, 50*time.Millisecond) {
+				p.arm("")
+				return nil, fmt.Errorf("%s was not reached", moment)
+			}
+		}
+		h.mu.Lock()
+		h.deaths[moment]++
+		h.mu.Unlock()
+		return func(ctx context.Context) error { return p.awaitLife(ctx, life) }, nil
+	}
 }
 
 // end ends a process by a signal. The fault lasts until the next life of the process works.

@@ -27,7 +27,7 @@ type process struct {
 
 	mu    sync.Mutex
 	cmd   *exec.Cmd
-	stdin io.Closer
+	stdin io.WriteCloser
 	lives int
 	ready chan struct{} // closed when this life works
 }
@@ -128,6 +128,14 @@ func (p *process) signal(s syscall.Signal) (later func(syscall.Signal)) {
 	handle := p.cmd.Process
 	_ = handle.Signal(s) // an error means that it has ended
 	return func(s syscall.Signal) { _ = handle.Signal(s) }
+}
+
+// arm makes this life of the process die when it reaches a moment of package crashpoint; ""
+// spares it.
+func (p *process) arm(moment string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, _ = io.WriteString(p.stdin, moment+"\n") // an error means that it has ended
 }
 
 // awaitLife waits until a life after the one of number has become ready.

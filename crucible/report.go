@@ -78,16 +78,16 @@ func (c *crucible) report(counts check.Counts, results []check.Result, in *check
 	}
 	say("  checkers")
 	for i, r := range results {
-		verdict := "holds"
+		state := "holds"
 		if len(r.Findings) > 0 {
-			verdict = fmt.Sprintf("BROKEN, %d findings", len(r.Findings))
+			state = fmt.Sprintf("BROKEN, %d findings", len(r.Findings))
 			if r.Checker == "C12" {
 				out.Valid = false
 			} else {
 				out.Passed = false
 			}
 		}
-		say("    %-4s %-24s %s %s", r.Checker, r.Promise, verdict, r.Note)
+		say("    %-4s %-24s %s %s", r.Checker, r.Promise, state, r.Note)
 		for _, f := range r.Findings[:min(findingsShown, len(r.Findings))] {
 			say("           %s", f)
 		}

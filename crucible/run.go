@@ -75,7 +75,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 		own[name] = w
 	}
 	c.recorder = &recorder{uri: c.site.rabbit.URL(), history: own["recorder"], ids: map[string]struct{}{}}
-	c.hurt = &hurt{site: c.site, processes: c.processes, history: own["nemesis"], count: map[string]int{}}
+	c.hurt = &hurt{site: c.site, processes: c.processes, history: own["nemesis"], seed: c.seed, count: map[string]int{}, deaths: map[string]int{}}
 	plan, err := c.hurt.plan(c.options)
 	if err != nil {
 		return err

@@ -70,7 +70,11 @@ func (s *site) createTables(ctx context.Context) error {
 			return err
 		}
 	}
-	return oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
+	if err := oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations); err != nil {
+		return err
+	}
+	_, err := s.db.ExecContext(ctx, work.Witness)
+	return err
 }
 
 // Queues of the crucible itself.

@@ -17,6 +17,8 @@ type Input struct {
 	Effects []Effect
 	Letters []Letter
 
+	LaneWrites []LaneWrite
+
 	Answers  []Answer       // to requests with idempotency keys
 	Answered map[string]int // how often the request of a key took effect
 
@@ -89,6 +91,17 @@ type Letter struct {
 	ActedBy        string
 }
 
+// LaneWrite is a write that only the owner of a lane may make, as the database saw it.
+type LaneWrite struct {
+	Kind   string // LaneTaken, or what was written
+	Lane   int
+	Epoch  int64  // of the lane's lease in the transaction of the write
+	Writer string // the life of a process
+}
+
+// LaneTaken is the kind of the write that makes the writer the owner of the epoch.
+const LaneTaken = "take"
+
 // open reports whether the message of the letter has no other end.
 func (l Letter) open() bool { return l.State == "dead" || l.State == "held" }
 
@@ -148,7 +161,7 @@ func Run(in *Input) (Counts, []Result) {
 	c := newIndex(in)
 	results := []Result{
 		c.loss(), c.ghosts(), c.once(), c.order(), c.exclusive(), c.consistent(), c.answers(), c.intact(),
-		c.liveness(), c.resources(), c.reached(),
+		c.fenced(), c.liveness(), c.resources(), c.reached(),
 	}
 	return c.counts, results
 }

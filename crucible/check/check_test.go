@@ -28,8 +28,8 @@ func sound() *check.Input {
 		sum := history.Sum{Payload: "p" + id, Metadata: "m" + id}
 		in.Txs = append(in.Txs, check.Tx{ID: tx, Outcome: history.Committed, Ended: at(now), Messages: []history.Message{{ID: id}}})
 		in.Sent = append(in.Sent,
-			check.Sent{Tx: tx, MessageID: id, Topic: "transfers", Key: key, Seq: seq, Sum: sum, At: at(now)},
-			check.Sent{Tx: attempt, MessageID: receipt, Topic: "receipts", Key: "receipt-" + key, Seq: seq, Sum: sum, At: at(now + 0.02)})
+			check.Sent{Entry: int64(2 * i), Tx: tx, MessageID: id, Topic: "transfers", Key: key, Seq: seq, Sum: sum, At: at(now)},
+			check.Sent{Entry: int64(2*i + 1), Tx: attempt, MessageID: receipt, Topic: "receipts", Key: "receipt-" + key, Seq: seq, Sum: sum, At: at(now + 0.02)})
 		in.Wire = append(in.Wire,
 			check.Copy{Copy: history.Copy{MessageID: id, Topic: "transfers", Key: key, Seq: seq, Sum: sum, Session: 1}, At: at(now + 0.01)},
 			check.Copy{Copy: history.Copy{MessageID: receipt, Topic: "receipts", Key: "receipt-" + key, Seq: seq, Attempt: attempt, Sum: sum, Session: 1}, At: at(now + 0.03)})
@@ -110,6 +110,16 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			again.At = at(9)
 			in.Wire = append(in.Wire, again)
 		}},
+		{"a duplicate beside the fault of a consumer", "C3", func(in *check.Input) {
+			again := in.Wire[20]
+			again.At = at(9)
+			in.Wire = append(in.Wire, again)
+			in.Faults = []check.Fault{
+				{Kind: "kill", Target: "ledger-1", Window: check.Window{From: at(1), To: at(1.5)}},
+				{Kind: "topic-without-queue", Target: "topic audit", Window: check.Window{From: at(1), To: at(1.5)}},
+				{Kind: "locked-table-inbox", Target: "table inbox", Window: check.Window{From: at(1), To: at(1.5)}},
+			}
+		}},
 		{"a duplicate that a fault explains", "", func(in *check.Input) {
 			again := in.Wire[20]
 			again.At = at(9)
@@ -124,6 +134,20 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 		{"the wire is out of order", "C4", func(in *check.Input) {
 			in.Wire[8], in.Wire[12] = in.Wire[12], in.Wire[8] // m4 and m6, both of account-0
 			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
+		}},
+		{"the second hop is out of order on the wire", "C4", func(in *check.Input) {
+			in.Wire[9], in.Wire[13] = in.Wire[13], in.Wire[9] // r4 and r6, both of account-0
+			in.Wire[9].At, in.Wire[13].At = in.Wire[13].At, in.Wire[9].At
+		}},
+		{"out of order on the wire, and a dead letter of its consumer later", "C4", func(in *check.Input) {
+			in.Wire[8], in.Wire[12] = in.Wire[12], in.Wire[8]
+			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
+			poisoned(in, "m4", "replayed")
+		}},
+		{"a dead letter of the relay is sent out of order", "", func(in *check.Input) {
+			in.Wire[8], in.Wire[12] = in.Wire[12], in.Wire[8]
+			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
+			in.Letters = append(in.Letters, check.Letter{State: "replayed", Source: "relay", MessageID: "m4", Payload: "pm4"})
 		}},
 		{"effects are out of order", "C4", func(in *check.Input) {
 			in.Effects[8].Entry, in.Effects[12].Entry = in.Effects[12].Entry, in.Effects[8].Entry
@@ -162,6 +186,30 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 		{"a damaged dead letter", "C8", func(in *check.Input) {
 			poisoned(in, "m4", "replayed")
 			in.Letters[0].Payload = "other"
+		}},
+		{"writes by the owner", "", func(in *check.Input) {
+			in.LaneWrites = []check.LaneWrite{
+				{Kind: check.LaneTaken, Lane: 1, Epoch: 1, Writer: "relay-1/1"},
+				{Kind: "a dead letter", Lane: 1, Epoch: 1, Writer: "relay-1/1"},
+				{Kind: check.LaneTaken, Lane: 1, Epoch: 2, Writer: "relay-1/2"},
+				{Kind: "a dead letter", Lane: 1, Epoch: 2, Writer: "relay-1/2"},
+			}
+		}},
+		{"a write by a former owner", "C9", func(in *check.Input) {
+			in.LaneWrites = []check.LaneWrite{
+				{Kind: check.LaneTaken, Lane: 1, Epoch: 1, Writer: "relay-1/1"},
+				{Kind: check.LaneTaken, Lane: 1, Epoch: 2, Writer: "relay-1/2"},
+				{Kind: "a dead letter", Lane: 1, Epoch: 2, Writer: "relay-1/1"},
+			}
+		}},
+		{"a write by nobody", "C9", func(in *check.Input) {
+			in.LaneWrites = []check.LaneWrite{{Kind: "an attempt", Lane: 1, Writer: "relay-1/1"}}
+		}},
+		{"two owners of an epoch", "C9", func(in *check.Input) {
+			in.LaneWrites = []check.LaneWrite{
+				{Kind: check.LaneTaken, Lane: 1, Epoch: 1, Writer: "relay-1/1"},
+				{Kind: check.LaneTaken, Lane: 1, Epoch: 1, Writer: "relay-2/1"},
+			}
 		}},
 		{"everything stands", "C10", func(in *check.Input) {
 			delay(in, func(_ string, sent time.Time) bool { return sent.After(at(3)) && sent.Before(at(8)) }, at(8))

@@ -2,7 +2,9 @@ package check
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/oncemill/oncemill/crucible/history"
@@ -114,7 +116,7 @@ func (c *index) once() Result {
 	for id, copies := range c.copies {
 		c.counts.WireDuplicates += len(copies) - 1
 		for i, again := range copies[1:] {
-			if !c.explained(copies[i].At, again.At) {
+			if !c.explained(again.Topic, copies[i].At, again.At) {
 				c.counts.Unexplained++
 				r.found("message %s was sent again at %s, and no fault explains it", id, again.At.Format(time.RFC3339Nano))
 			}
@@ -123,30 +125,49 @@ func (c *index) once() Result {
 	return r
 }
 
-// explained reports whether a fault lies between two copies, or ended shortly before the first.
-func (c *index) explained(first, again time.Time) bool {
+// explained reports whether a fault of a relay, or of what it needs, lies between two copies
+// of a message of a topic, or ended shortly before the first.
+func (c *index) explained(topic string, first, again time.Time) bool {
 	first = first.Add(-2 * c.Lease)
 	overlaps := func(w Window) bool { return w.From.Before(again) && w.To.After(first) }
-	explains := func(f Fault) bool { return overlaps(f.Window) }
+	explains := func(f Fault) bool { return overlaps(f.Window) && mayResend(f, topic) }
 	return slices.ContainsFunc(c.Faults, explains) || slices.ContainsFunc(c.Slow, explains) || slices.ContainsFunc(c.Resent, overlaps)
 }
 
-// order is C4: first copies are in the order of the key; effects of the first hop too, unless a
-// message was a dead letter in between.
+// mayResend reports whether a fault can be the cause that a relay sends a message again.
+func mayResend(f Fault, topic string) bool {
+	switch what, name, _ := strings.Cut(f.Target, " "); what {
+	case "postgres", "rabbitmq", "crucible":
+		return true
+	case "topic":
+		return name == topic
+	case "table", "rows":
+		return !slices.Contains(inboxTables, f.Target) && name != "accounts"
+	}
+	return strings.HasPrefix(f.Target, "relay-")
+}
+
+// order is C4: first copies are in the order of the key, unless a message was a dead letter of
+// the relay in between; effects of the first hop too, unless it was a dead letter of any. The
+// order of the second hop is that in which the first hop's handlers have committed.
 func (c *index) order() Result {
 	r := Result{Checker: "C4", Promise: "order"}
 	last := map[string]int64{}
 	for i := range c.Wire {
 		copied := &c.Wire[i]
 		s := c.sent[copied.MessageID]
-		if c.first[copied.MessageID] != copied || s == nil || s.Key == "" || s.Topic == secondHop || c.hasLetter(s.MessageID) {
+		if c.first[copied.MessageID] != copied || s == nil || s.Key == "" || c.diedAtRelay(s.MessageID) {
 			continue
 		}
-		if s.Seq < last[s.Key] {
-			c.counts.Reordered++
-			r.found("number %d of key %s is on the wire behind number %d", s.Seq, s.Key, last[s.Key])
+		number := s.Seq
+		if s.Topic == secondHop {
+			number = s.Entry
 		}
-		last[s.Key] = max(last[s.Key], s.Seq)
+		if number < last[s.Key] {
+			c.counts.Reordered++
+			r.found("number %d of key %s is on the wire behind number %d", number, s.Key, last[s.Key])
+		}
+		last[s.Key] = max(last[s.Key], number)
 	}
 	ordered := slices.Clone(c.Effects)
 	slices.SortFunc(ordered, func(a, b Effect) int { return cmp.Compare(a.Entry, b.Entry) })
@@ -168,6 +189,10 @@ const (
 	firstHop  = "ledger"   // the consumer that keeps the order
 	secondHop = "receipts" // the topic whose keys have the order of the first hop's effects
 )
+
+func (c *index) diedAtRelay(id string) bool {
+	return slices.ContainsFunc(c.letters[id], func(l *Letter) bool { return l.Source == "relay" })
+}
 
 func (c *index) hasLetter(id string) bool { return len(c.letters[id]) > 0 }
 
@@ -259,5 +284,32 @@ func (c *index) intact() Result {
 			damaged(l.MessageID, "in its dead letter")
 		}
 	}
+	return r
+}
+
+// fenced is C9: nothing is written for a lane by another than the owner of its epoch.
+func (c *index) fenced() Result {
+	r := Result{Checker: "C9", Promise: "fencing"}
+	type term struct {
+		lane  int
+		epoch int64
+	}
+	owners := map[term]string{}
+	writes := 0
+	for _, w := range c.LaneWrites {
+		t := term{w.Lane, w.Epoch}
+		switch owner := owners[t]; {
+		case w.Kind == LaneTaken && owner != "":
+			r.found("lane %d was taken twice with epoch %d, by %s and %s", w.Lane, w.Epoch, owner, w.Writer)
+		case w.Kind == LaneTaken:
+			owners[t] = w.Writer
+		default:
+			writes++
+			if w.Writer != owner {
+				r.found("%s on lane %d by %s, while epoch %d belonged to %q", w.Kind, w.Lane, w.Writer, w.Epoch, owner)
+			}
+		}
+	}
+	r.Note = fmt.Sprintf("%d writes under %d leases", writes, len(owners))
 	return r
 }

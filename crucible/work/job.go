@@ -3,12 +3,12 @@
 package work
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math/rand/v2"
 	"net/url"
@@ -22,6 +22,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/mill"
 )
@@ -94,8 +95,10 @@ func Run(text string) (err error) {
 		return err
 	}
 	go func() { // ends with the process: a read of standard input cannot be canceled
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		os.Exit(3)
+		for moments := bufio.NewScanner(os.Stdin); moments.Scan(); {
+			crashpoint.Arm(moments.Text())
+		}
+		os.Exit(3) // the parent has gone
 	}()
 	signal.Ignore(os.Interrupt) // the parent's affair
 	w.rand = rand.New(rand.NewPCG(w.Seed, uint64(w.Life)))
@@ -103,7 +106,7 @@ func Run(text string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.history.Close()) }()
-	if w.db, err = open(w.Postgres, w.Name); err != nil {
+	if w.db, err = open(w.Postgres, fmt.Sprintf("%s/%d", w.Name, w.Life)); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.db.Close()) }()

@@ -46,10 +46,49 @@ create table effects (
 );
 create index on effects (entry);
 
+create table lane_writes ( -- what only the owner of a lane may write
+	entry  bigserial,
+	kind   text    not null,
+	lane   integer not null,
+	epoch  bigint  not null,
+	writer text    not null
+);
+
 create table healed (message_id text not null); -- poison that an operator has dealt with
 create table answered (key text not null, nonce text not null);
 create table canary (id integer primary key, beats bigint not null);
 insert into canary values (1, 0);
+`
+
+// Witness makes the database write down who took a lane, and who wrote what for it. A trigger
+// runs in the transaction of the write, which holds the lease if it is fenced: then the epoch
+// that the trigger reads is the writer's own.
+const Witness = `
+create function app.witness_lease() returns trigger language plpgsql as $$
+begin
+	insert into app.lane_writes (kind, lane, epoch, writer)
+	values (tg_argv[0], new.lane, new.epoch, current_setting('application_name'));
+	return null;
+end $$;
+
+create function app.witness_write() returns trigger language plpgsql as $$
+begin
+	insert into app.lane_writes (kind, lane, epoch, writer)
+	select tg_argv[0], l.lane, l.epoch, current_setting('application_name')
+	from mill.relay_leases l
+	where l.lane = new.lane;
+	return null;
+end $$;
+
+create trigger witness_take after update on mill.relay_leases for each row
+	when (new.epoch > old.epoch) execute function app.witness_lease('take');
+create trigger witness_alone after update on mill.relay_leases for each row
+	when (new.epoch = old.epoch and new.owner = old.owner and new.suspect is distinct from old.suspect)
+	execute function app.witness_lease('a message alone in flight');
+create trigger witness_parked after insert on mill.parked for each row execute function app.witness_write('a retrying message');
+create trigger witness_attempt after update of attempts on mill.parked for each row execute function app.witness_write('an attempt');
+create trigger witness_letter after insert on mill.dead_letters for each row
+	when (new.source = 'relay') execute function app.witness_write('a dead letter');
 `
 
 const (
