@@ -217,18 +217,18 @@ func TestBrakes_TroubleOfOneLeavesTheOthersTheirRate(t *testing.T) {
 	}
 }
 
-// A suspect waits for others, and they for it, for a short time only: also if one of them
+// An isolated message waits for others, and they for it, for a short time only: also if one of them
 // does not end, and if it does not end itself.
-func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
+func TestBrakes_AnIsolatedMessageIsAloneForAShortTime(t *testing.T) {
 	t.Parallel()
 	p := postgres(t)
 	in, dead := p.withDeadLetters(t, nil)
-	suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
+	isolated := func() *message.Message { return from(t, "isolated", delivery{redelivered: true}) }
 	for range 2 {
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = deliverMessage(t, in, suspect(), func(*message.Message) ([]*message.Message, error) {
+			_ = deliverMessage(t, in, isolated(), func(*message.Message) ([]*message.Message, error) {
 				runtime.Goexit()
 				return nil, nil
 			})
@@ -249,21 +249,21 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 	}
 	running, release := hold(from(t, "long", delivery{}))
 	<-running
-	crowded := deliverMessage(t, in, suspect(), effect)
+	crowded := deliverMessage(t, in, isolated(), effect)
 	if crowded == nil || p.count(t, `select count(*) from effects`) != 0 {
-		t.Errorf("the suspect was not alone: %v", crowded)
+		t.Errorf("the isolated message was not alone: %v", crowded)
 	}
 	expectNoError(t, deliver(t, in, "innocent 1", effect)) // beside the long one
 	close(release)
 	all.Wait()
-	running, release = hold(suspect())
+	running, release = hold(isolated())
 	<-running
 	if n := p.count(t, `select alone from {{inbox_failures}}`); n != 2 { // the second crash was one
-		t.Errorf("the suspect is charged with %d", n)
+		t.Errorf("the isolated message is charged with %d", n)
 	}
-	expectNoError(t, deliver(t, in, "innocent 2", effect)) // beside the suspect
+	expectNoError(t, deliver(t, in, "innocent 2", effect)) // beside the isolated one
 	if n := p.count(t, `select alone from {{inbox_failures}}`); n != 1 {
-		t.Errorf("the suspect is charged with %d though it is not alone", n)
+		t.Errorf("the isolated message is charged with %d though it is not alone", n)
 	}
 	close(release)
 	all.Wait()
@@ -274,12 +274,12 @@ func TestBrakes_ASuspectIsAloneForAShortTime(t *testing.T) {
 	}
 }
 
-// A handler that does not return though its time is up keeps no suspect out, which is not
+// A handler that does not return though its time is up keeps no isolated message out, which is not
 // charged beside it.
-func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
+func TestBrakes_AHangingHandlerKeepsNoIsolatedMessageOut(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Timeout = time.Second })
-		suspect := func() *message.Message { return from(t, "suspect", delivery{redelivered: true}) }
+		isolated := func() *message.Message { return from(t, "isolated", delivery{redelivered: true}) }
 		crash := func(*message.Message) ([]*message.Message, error) {
 			runtime.Goexit()
 			return nil, nil
@@ -288,7 +288,7 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 			ended := make(chan struct{})
 			go func() {
 				defer close(ended)
-				_ = deliverMessage(t, in, suspect(), crash)
+				_ = deliverMessage(t, in, isolated(), crash)
 			}()
 			<-ended
 		}
@@ -309,10 +309,10 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 			alone := `select coalesce(max(alone), 0) from {{inbox_failures}}`
 			for begin := time.Now(); ; testserver.Pause(t.Context(), 50*time.Millisecond) {
 				runs := 0
-				err := deliverMessage(t, in, suspect(), func(*message.Message) ([]*message.Message, error) {
+				err := deliverMessage(t, in, isolated(), func(*message.Message) ([]*message.Message, error) {
 					runs++
 					if n := p.count(t, alone); n != 0 {
-						t.Errorf("the suspect is charged with %d", n)
+						t.Errorf("the isolated message is charged with %d", n)
 					}
 					return nil, inbox.Unavailable(errUndo)
 				})
@@ -321,7 +321,7 @@ func TestBrakes_AHangingHandlerKeepsNoSuspectOut(t *testing.T) {
 					break
 				}
 				if time.Since(begin) > testserver.MaxWait {
-					t.Fatalf("the suspect is kept out: %v", err)
+					t.Fatalf("the isolated message is kept out: %v", err)
 				}
 			}
 			deliverAndEnd()

@@ -94,7 +94,7 @@ func from(t *testing.T, id string, d delivery) *message.Message {
 	return msg
 }
 
-func TestRetry_TriesThenDelaysThenBuries(t *testing.T) {
+func TestRetry_TriesThenDelaysThenDeadLetters(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, nil)
 		runs := 0
@@ -197,7 +197,7 @@ func TestRetry_FollowsTheMarkOfAnError(t *testing.T) {
 	})
 }
 
-func TestRetry_BuriesWhatCannotBeHandled(t *testing.T) {
+func TestRetry_DeadLettersWhatCannotBeHandled(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 			cfg.Retention = time.Hour

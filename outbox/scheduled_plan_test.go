@@ -17,7 +17,7 @@ import (
 
 // A million messages wait (a tenth of that in a short run), half of them for the
 // same moment, which has passed. What
-// the mover does goes by the index whatever the table was like before, and reads
+// the scheduler does goes by the index whatever the table was like before, and reads
 // no more than it moves.
 func TestPlans_AMillionScheduledMessagesSlowNobody(t *testing.T) {
 	t.Parallel()

@@ -158,7 +158,7 @@ func TestEngine_TriesNoUnknownTopicWhileItLooks(t *testing.T) {
 	for i := range 10_000 {
 		h.add(fmt.Sprint("reply.", i), 1, 10)
 	}
-	tried := func() int { return len(r.sent) } // topics; a suspect is tried again now and then
+	tried := func() int { return len(r.sent) } // topics; an unclear message is tried again now and then
 	answer := func(rd *read) {
 		h.rows = slices.DeleteFunc(h.rows, func(row outboxstore.Row) bool { // moved, or deleted
 			return row.Topic != "good" && r.sent[row.Topic] > 0 && r.lanes[0].entries[rowOf(row.ID)] == nil

@@ -156,15 +156,15 @@ func (b *broker) serve(c *brokerConn) {
 			b.mu.Unlock()
 			continue
 		}
-		verdict, after := b.decide(f)
+		answer, after := b.decide(f)
 		b.mu.Lock()
 		b.open[f.By]++
-		if verdict == confirmed {
+		if answer == confirmed {
 			placed[f.Number] = len(b.deliveries)
 			b.deliveries = append(b.deliveries, delivery{frame: f, at: time.Now()})
 		}
 		b.mu.Unlock()
-		if verdict == silence {
+		if answer == silence {
 			continue
 		}
 		b.group.Go(func() {
@@ -173,7 +173,7 @@ func (b *broker) serve(c *brokerConn) {
 				b.mu.Lock()
 				b.open[f.By]--
 				b.mu.Unlock()
-				c.send(reply{f.Number, verdict})
+				c.send(reply{f.Number, answer})
 			case <-b.closing:
 			}
 		})

@@ -27,7 +27,7 @@ type topic struct {
 	withheld  []*entry  // would be ready without the circuit
 	credit    int       // how many may be published, while half-open
 	refetchAt time.Time // when lanes that are busy may be read again for it
-	suspects  []*entry  // failed through their own fault or the topic's
+	unclear   []*entry  // failed through their own fault or the topic's
 	passed    uint64    // the latest publish of this topic that was confirmed
 	moreDue   bool      // retrying messages of it may be due
 }
@@ -38,18 +38,18 @@ type topic struct {
 // has passed since the first of them opened, the sink is at fault: then one message at
 // a time probes for all.
 //
-// An unclear outcome (unroutable, or an error of unknown kind) makes its message a
-// suspect. The next messages of the topic decide. If one passes, the suspect is
-// refused. If one fails as unclearly, the circuit opens, and no attempts are used up. A
-// lone suspect is retried until there is an answer.
+// An outcome may be unclear: unroutable, or an error of unknown kind. The next messages
+// of the topic then decide. If one passes, the unclear message is refused. If one fails
+// as unclearly, the circuit opens, and no attempts are used up. A lone unclear message
+// is retried until there is an answer.
 type circuits struct {
 	inOrder bool // a lane is one pipeline: what waits, waits in its lane
 	enough  int  // the credit at which a topic has recovered
 	jitter  draw
 
-	mostTopics   int         // in trouble, kept in memory while the sink works
-	mostSuspects int         // kept in memory
-	reachable    func() bool // whether the sink reaches its broker; nil: it cannot report it
+	mostTopics  int         // in trouble, kept in memory while the sink works
+	mostUnclear int         // kept in memory
+	reachable   func() bool // whether the sink reaches its broker; nil: it cannot report it
 
 	topics   []*topic // in trouble; who probes next comes first
 	byName   map[string]*topic
@@ -60,9 +60,9 @@ type circuits struct {
 	// again (a nil cause); it may be nil.
 	changed func(topic string, cause error)
 
-	// suspected is called when a message becomes a suspect, and when it has passed
+	// becameUnclear is called when a message becomes unclear, and when it has passed
 	// after all (a nil cause); it may be nil.
-	suspected func(m *entry, cause error)
+	becameUnclear func(m *entry, cause error)
 
 	sinkDown    bool
 	sinkRetry   backoff.BackOff
@@ -119,7 +119,7 @@ func (c *circuits) withhold(m *entry) {
 // unavailable handles an unavailable outcome of a message.
 func (c *circuits) unavailable(m *entry, sent uint64, now time.Time, cause error) {
 	t := c.findOrAdd(m.Topic)
-	t.unsuspect(m)
+	t.settle(m)
 	c.probed(t, m, now)
 	if t.state != circuitOpen {
 		c.open(t, sent, now, cause)
@@ -141,20 +141,20 @@ func (c *circuits) probed(t *topic, m *entry, now time.Time) {
 	}
 }
 
-// open opens a circuit. Its suspects are cleared, since the topic is at fault.
+// open opens a circuit. Its unclear messages are settled, since the topic is at fault.
 func (c *circuits) open(t *topic, sent uint64, now time.Time, cause error) {
 	if t.state != circuitHalfOpen && c.changed != nil {
 		c.changed(t.name, cause)
 	}
 	t.state, t.openedAt, t.credit, t.probe = circuitOpen, sent, 0, nil
 	t.retryAt = now.Add(t.retry.NextBackOff())
-	for _, m := range t.suspects {
-		if m.state == stateSuspected && !c.inOrder {
+	for _, m := range t.unclear {
+		if m.state == stateUnclear && !c.inOrder {
 			m.state = stateWithheld
 			t.withheld = append(t.withheld, m)
 		}
 	}
-	t.suspects = nil
+	t.unclear = nil
 	if c.sinkDown {
 		return
 	}
@@ -175,33 +175,33 @@ func (c *circuits) unclear(m *entry, sent uint64, now time.Time, cause error) (b
 	c.probed(t, m, now)
 	switch {
 	case t.state == circuitOpen:
-		t.unsuspect(m)
+		t.settle(m)
 		return false
 	case m.failedAt > 0 && t.passed > m.failedAt,
-		m.failedAt > 0 && c.passed > m.failedAt && now.Sub(m.suspectedAt) > loneLimit:
-		t.unsuspect(m)
+		m.failedAt > 0 && c.passed > m.failedAt && now.Sub(m.unclearSince) > loneLimit:
+		t.settle(m)
 		c.forget(t)
 		return true
 	}
 	if m.failedAt == 0 {
-		m.failedAt, m.suspectedAt = sent, now
-		if c.suspected != nil {
-			c.suspected(m, cause)
+		m.failedAt, m.unclearSince = sent, now
+		if c.becameUnclear != nil {
+			c.becameUnclear(m, cause)
 		}
 	}
-	m.state = stateSuspected
-	t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool { return s.state != stateSuspected && s.state != stateInFlight })
-	if !slices.Contains(t.suspects, m) {
-		t.suspects = append(t.suspects, m)
+	m.state = stateUnclear
+	t.unclear = slices.DeleteFunc(t.unclear, func(s *entry) bool { return s.state != stateUnclear && s.state != stateInFlight })
+	if !slices.Contains(t.unclear, m) {
+		t.unclear = append(t.unclear, m)
 	}
 	t.retryAt = now.Add(t.retry.NextBackOff())
-	if len(t.suspects) > 1 {
+	if len(t.unclear) > 1 {
 		c.open(t, sent, now, cause)
 	}
 	return false
 }
 
-// loneLimit is how long a suspect without others of its topic is retried while messages
+// loneLimit is how long an unclear message without others of its topic is retried while messages
 // of other topics pass, before it is blamed.
 const loneLimit = 5 * time.Minute
 
@@ -209,7 +209,7 @@ const loneLimit = 5 * time.Minute
 // message probes.
 func (c *circuits) unrelated(m *entry) {
 	if t := c.find(m.Topic); t != nil {
-		t.unsuspect(m)
+		t.settle(m)
 		if t.probe == m {
 			t.probe = nil
 		}
@@ -223,13 +223,13 @@ func (c *circuits) unrelated(m *entry) {
 	}
 }
 
-func (t *topic) unsuspect(m *entry) {
-	if i := slices.Index(t.suspects, m); i >= 0 {
-		t.suspects = slices.Delete(t.suspects, i, i+1)
+func (t *topic) settle(m *entry) {
+	if i := slices.Index(t.unclear, m); i >= 0 {
+		t.unclear = slices.Delete(t.unclear, i, i+1)
 	}
 }
 
-// pass records that a message has passed. It returns suspects that are blamed as a
+// pass records that a message has passed. It returns unclear messages that are blamed as a
 // result.
 func (c *circuits) pass(m *entry) (blamed []*entry) {
 	c.passed = max(c.passed, m.sent)
@@ -247,14 +247,14 @@ func (c *circuits) pass(m *entry) (blamed []*entry) {
 		return nil
 	}
 	t.passed = max(t.passed, m.sent)
-	t.unsuspect(m)
+	t.settle(m)
 	switch t.state {
 	case circuitClosed, circuitHalfOpen:
 		if t.state == circuitHalfOpen {
 			t.credit += 2
 		}
-		t.suspects = slices.DeleteFunc(t.suspects, func(s *entry) bool {
-			if s.state == stateSuspected && t.passed > s.failedAt {
+		t.unclear = slices.DeleteFunc(t.unclear, func(s *entry) bool {
+			if s.state == stateUnclear && t.passed > s.failedAt {
 				blamed = append(blamed, s)
 				return true
 			}
@@ -337,7 +337,7 @@ func (c *circuits) purge(gone func(*entry) bool) {
 	dangling := func(m *entry) bool { return m != nil && gone(m) } // as in abandon
 	for _, t := range slices.Clone(c.topics) {
 		t.withheld = slices.DeleteFunc(t.withheld, gone)
-		t.suspects = slices.DeleteFunc(t.suspects, gone)
+		t.unclear = slices.DeleteFunc(t.unclear, gone)
 		if dangling(t.probe) {
 			t.probe = nil
 		}
@@ -380,7 +380,7 @@ func (c *circuits) wakeAt() (due time.Time) {
 	}
 	for _, t := range c.topics {
 		if t.state == circuitOpen && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
-			t.state != circuitOpen && slices.ContainsFunc(t.suspects, func(m *entry) bool { return m.state == stateSuspected }) {
+			t.state != circuitOpen && slices.ContainsFunc(t.unclear, func(m *entry) bool { return m.state == stateUnclear }) {
 			earlier(t.retryAt)
 		}
 		if t.state == circuitHalfOpen && t.credit == 0 {
@@ -392,7 +392,7 @@ func (c *circuits) wakeAt() (due time.Time) {
 
 // forget drops a circuit that has no state left.
 func (c *circuits) forget(t *topic) {
-	if t.state == circuitOpen || len(t.suspects) > 0 || len(t.withheld) > 0 ||
+	if t.state == circuitOpen || len(t.unclear) > 0 || len(t.withheld) > 0 ||
 		t.state == circuitHalfOpen && t.moreDue && t.credit < c.enough {
 		return
 	}
@@ -411,9 +411,9 @@ func (c *circuits) drop(t *topic) {
 // messages are gone, or with another worker.
 func (c *circuits) sweep(now time.Time) {
 	for _, t := range slices.Clone(c.topics) {
-		if n := len(t.suspects); n > 0 {
-			t.suspects = slices.DeleteFunc(t.suspects, func(m *entry) bool { return m.state == stateForgotten })
-			if len(t.suspects) < n {
+		if n := len(t.unclear); n > 0 {
+			t.unclear = slices.DeleteFunc(t.unclear, func(m *entry) bool { return m.state == stateForgotten })
+			if len(t.unclear) < n {
 				c.forget(t)
 			}
 		}

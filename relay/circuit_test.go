@@ -63,14 +63,14 @@ func (b *bench) next(t *testing.T) *entry {
 // The sink seems to be down, but the lanes with what would show that it is up
 // again have gone to another worker. What is left is one message that failed for
 // a reason nobody knows.
-func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
+func TestEngine_ALoneUnclearMessageFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	t.Parallel()
 	down, unknown := Unavailable(errors.New("no connection")), errors.New("who knows")
 	b := newBench(0, 1)
 	var told []error
-	b.circuits.suspected = func(_ *entry, cause error) { told = append(told, cause) }
-	suspect := b.bring(t, 0, 1, "strange")
-	b.outcome(suspect, b.now, unknown)
+	b.circuits.becameUnclear = func(_ *entry, cause error) { told = append(told, cause) }
+	unclear := b.bring(t, 0, 1, "strange")
+	b.outcome(unclear, b.now, unknown)
 	lost := []*entry{b.bring(t, 1, 2, "a"), b.bring(t, 1, 3, "b")}
 	for _, m := range lost {
 		b.outcome(m, b.now, down)
@@ -80,15 +80,15 @@ func TestEngine_ALoneSuspectFindsOutThatTheSinkIsUpAgain(t *testing.T) {
 	}
 	b.drop(1)
 	m := b.next(t)
-	if m != suspect {
-		t.Fatalf("%d is published, want the suspect", m.ID)
+	if m != unclear {
+		t.Fatalf("%d is published, want the unclear message", m.ID)
 	}
 	b.outcome(m, b.now, nil)
 	if b.circuits.sinkDown {
 		t.Error("the sink is down still")
 	}
 	if !slices.Equal(told, []error{unknown, nil}) {
-		t.Errorf("told of the suspect: %v", told)
+		t.Errorf("told of the unclear message: %v", told)
 	}
 }
 
@@ -109,7 +109,7 @@ func TestEngine_AnInterruptionOpensNoCircuit(t *testing.T) {
 
 // A message that failed while its topic recovers is tried again though nothing else
 // of the topic is left to tell whose fault it was.
-func TestEngine_TriesALoneSuspectOfARecoveringTopic(t *testing.T) {
+func TestEngine_TriesALoneUnclearMessageOfARecoveringTopic(t *testing.T) {
 	t.Parallel()
 	b := newBench(3, 4)
 	b.outcome(b.bring(t, 3, 1, "a"), b.now, Unavailable(errors.New("queue full")))

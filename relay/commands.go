@@ -63,7 +63,7 @@ func (e *engine) receive(l *lane, cmd relaystore.Command) {
 	}
 	for m := c.head; m != nil; m = m.next {
 		switch m.state {
-		case stateWithheld, stateSuspected:
+		case stateWithheld, stateUnclear:
 			e.circuits.purge(func(o *entry) bool { return o == m })
 			m.state, m.failedAt = stateWaiting, 0
 		case stateReady, stateAgain:

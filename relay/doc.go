@@ -45,7 +45,7 @@
 //	                waiting    behind another message of its key
 //	                ready      to be published
 //	                withheld   its topic is unavailable
-//	                suspected  it failed, through its own fault or its topic's
+//	                unclear    it failed, through its own fault or its topic's
 //	                in flight  handed to the sink
 //	                confirmed  to be deleted; skipped while another transaction has it locked
 //	parked        retrying: refused, to be retried later;
@@ -54,10 +54,10 @@
 //	dead_letters  given up, until an operator replays or discards it (package dlq)
 //
 // A waiting message may be hollow: the worker knows it without its payload, and reads
-// it again before it is sent. While the sink works, a worker keeps at most 32 suspects
-// and 64 topics in trouble. Any more are postponed, and at most 100 retrying messages a
-// second may fail again. A key with very many messages behind its first is swept: they
-// are moved to the table parked without being read. If more of a lane waits than is
+// it again before it is sent. While the sink works, a worker keeps at most 32 unclear
+// messages and 64 topics in trouble. Any more are postponed, and at most 100 retrying
+// messages a second may fail again. A key with very many messages behind its first is
+// swept: they are moved to the table parked without being read. If more of a lane waits than is
 // sent, the reader looks ahead in it for messages that may go before those in front of
 // them.
 //

@@ -91,7 +91,7 @@ func (e *engine) addRetrying(rows []relaystore.Row, now time.Time) (added int) {
 		}
 		m.retrying, m.attempts, m.crashed, m.unanswered = true, r.Attempts, r.Crashed, r.Unanswered
 		if r.Tried && m.attempts == 0 {
-			m.failedAt, m.suspectedAt = max(1, e.publishing.sent), now.Add(-r.Age)
+			m.failedAt, m.unclearSince = max(1, e.publishing.sent), now.Add(-r.Age)
 		}
 		if limit := e.limits.attempts.TimeLimit; limit > 0 && m.attempts > 0 {
 			m.expires = now.Add(limit - r.Age)

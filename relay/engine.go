@@ -27,7 +27,7 @@ type limits struct {
 	owner          string                  // the worker's
 	draw           draw                    // nil: at random
 	reachable      func() bool             // whether the sink reaches its broker; nil: it cannot report it
-	mostSuspects   int                     // kept in memory at most; 0: maxSuspects
+	mostUnclear    int                     // kept in memory at most; 0: maxUnclear
 	mostTopics     int                     // in trouble, kept in memory at most while the sink works; 0: maxTopics
 	mostWaiting    int                     // entries of one key before reads pass it over; 0: maxWaiting
 	sweepFrom      int                     // followers of one key before it is swept; 0: sweepFrom
@@ -82,7 +82,7 @@ func newEngine(l limits) *engine {
 	if l.draw == nil {
 		l.draw = rand.N
 	}
-	l.mostSuspects = cmp.Or(l.mostSuspects, maxSuspects)
+	l.mostUnclear = cmp.Or(l.mostUnclear, maxUnclear)
 	l.mostTopics = cmp.Or(l.mostTopics, maxTopics)
 	l.postponed = cmp.Or(l.postponed, postponeLeast)
 	l.mostWaiting = cmp.Or(l.mostWaiting, maxWaiting)
@@ -100,7 +100,7 @@ func newEngine(l limits) *engine {
 		},
 		circuits: circuits{
 			inOrder: l.order == OrderPerKeyPipelined, enough: l.window, jitter: l.draw,
-			mostTopics: l.mostTopics, mostSuspects: l.mostSuspects, reachable: l.reachable,
+			mostTopics: l.mostTopics, mostUnclear: l.mostUnclear, reachable: l.reachable,
 		},
 		removals: newRemovals(l),
 		due:      due{bytes: pace{size: firstDueBytes, least: leastDueBytes, most: mostDueBytes}},
@@ -110,7 +110,7 @@ func newEngine(l limits) *engine {
 // hold starts the work on a lane; see mayHold.
 func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 	l := newLane(number, t.Epoch, &e.limits, trusted)
-	l.crashes, l.suspect = t.Crashes, t.Suspect
+	l.crashes, l.leftAlone = t.Crashes, t.Alone
 	l.retry = drawnBackOff(e.limits.draw)
 	if e.circuits.inOrder {
 		e.publishing.terms++

@@ -16,7 +16,7 @@ const (
 	stateWaiting    state = iota // behind another message of its key
 	stateReady                   // to be published
 	stateWithheld                // by its topic's circuit
-	stateSuspected               // failed, perhaps by its own fault; its topic's others decide
+	stateUnclear                 // failed, perhaps by its own fault; its topic's others decide
 	stateAnnouncing              // its id is being recorded, since it is published alone
 	stateInFlight                // handed to the sink, no outcome yet
 	stateAgain                   // unavailable, in a lane that is one pipeline
@@ -46,18 +46,18 @@ type entry struct {
 	deadline  time.Time // of the outcome, while in flight
 	next      *entry    // of the same key
 	sent      uint64    // number of its latest publish
-	failedAt  uint64    // number of the last publish before it became a suspect; 0: it is none
+	failedAt  uint64    // number of the last publish before it became unclear; 0: it is not
 
-	suspectedAt time.Time           // when it became a suspect
-	retrying    bool                // its row is in the table parked
-	ahead       bool                // it goes before what was read before it
-	crashed     bool                // a worker died with it alone in flight: it is published alone
-	released    bool                // let out by a circuit
-	moving      bool                // part of the running task
-	attempts    int                 // failed so far
-	expires     time.Time           // the time limit of its attempts; zero: none
-	failure     *relaystore.Failure // until it is recorded
-	stack       string              // of the panic that its latest publish ended with
+	unclearSince time.Time           // when it became unclear
+	retrying     bool                // its row is in the table parked
+	ahead        bool                // it goes before what was read before it
+	crashed      bool                // a worker died with it alone in flight: it is published alone
+	released     bool                // let out by a circuit
+	moving       bool                // part of the running task
+	attempts     int                 // failed so far
+	expires      time.Time           // the time limit of its attempts; zero: none
+	failure      *relaystore.Failure // until it is recorded
+	stack        string              // of the panic that its latest publish ended with
 
 	hollow     bool // without its payload: it cannot be sent
 	unanswered bool // a copy of it may have arrived although no confirm came

@@ -50,8 +50,8 @@ func (e *engine) charge(m *entry, now time.Time, class, text string) {
 // at fault. The longer that lasts, the longer it waits.
 func (e *engine) postpone(m *entry, now time.Time, class, text string) {
 	waited := time.Duration(0)
-	if !m.suspectedAt.IsZero() {
-		waited = now.Sub(m.suspectedAt)
+	if !m.unclearSince.IsZero() {
+		waited = now.Sub(m.unclearSince)
 	}
 	e.fail(m, &relaystore.Failure{
 		Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Uncharged: true, Unanswered: m.unanswered, Class: class, Text: text, Stack: m.stack,

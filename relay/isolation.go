@@ -15,7 +15,7 @@ type isolation struct {
 }
 
 // isolatedTurns is how many messages a lane sends alone, at most, before the next lane's
-// turn. Ending a turn costs a write, to clear the last suspect.
+// turn. Ending a turn costs a write, to clear what was alone last.
 const isolatedTurns = 32
 
 // mayKeepTurn reports whether a turn may go on. It ends early enough that every lane has its
@@ -56,7 +56,7 @@ func (e *engine) passTurn(now time.Time) {
 	case l == nil:
 	case !e.live(l):
 		e.isolation.turn = nil
-	case l.announced != nil, l.alone != nil, l.mustClear, e.tasks.running != nil && e.tasks.running.lane == l: // it may write the suspect
+	case l.announced != nil, l.alone != nil, l.mustClear, e.tasks.running != nil && e.tasks.running.lane == l: // it may write what is alone
 	case l.isolated() && !l.draining && e.mayKeepTurn(now) && l.ready.next() != nil:
 	case l.stale:
 		l.mustClear = true
@@ -65,9 +65,9 @@ func (e *engine) passTurn(now time.Time) {
 	}
 }
 
-// recordSuspect records which message of a lane is about to be in flight alone, or that
-// the last one is no longer a suspect.
-func (e *engine) recordSuspect(l *lane) *task {
+// recordAlone records which message of a lane is about to be in flight alone, or that
+// the last one no longer is.
+func (e *engine) recordAlone(l *lane) *task {
 	var id int64
 	f := e.fence(l)
 	m := l.announced
@@ -77,7 +77,7 @@ func (e *engine) recordSuspect(l *lane) *task {
 	return &task{
 		lane: l,
 		undo: func(taskError) { l.stale = true }, // it may have been recorded anyway
-		do:   func(ctx taskContext) (func(), error) { return nil, ctx.store.SetSuspect(ctx, f, id) },
+		do:   func(ctx taskContext) (func(), error) { return nil, ctx.store.SetAlone(ctx, f, id) },
 		done: func(time.Time) {
 			switch {
 			case l.announced == m:

@@ -67,12 +67,12 @@ type lane struct {
 	waited int       // had to wait, lately
 
 	crashes   int    // takeovers in a row without a window confirmed
-	suspect   int64  // id that was alone in flight when the former owner died
+	leftAlone int64  // id that was alone in flight when the former owner died
 	deleted   int    // messages of this lane, while crashes counts
 	announced *entry // is published alone, once that is recorded
 	written   bool   // the announcement is recorded
 	alone     *entry // in flight, announced
-	stale     bool   // the database has a suspect that no longer is one
+	stale     bool   // the database still names what is no longer alone
 	mustClear bool   // and must be updated before anything else is published
 
 	// For a lane that is one pipeline: after a failure it resumes from its first
@@ -337,8 +337,8 @@ func (l *lane) forgetUnsent() {
 	l.dry, l.loaded, l.loading = false, false, false
 }
 
-// cancel takes back an announcement. If it is recorded, the database has a suspect that
-// no longer is one.
+// cancel takes back an announcement. If it is recorded, the database names a
+// message that is not alone.
 func (l *lane) cancel() {
 	if m := l.announced; m != nil && m.state == stateAnnouncing {
 		m.state = stateWaiting

@@ -136,7 +136,7 @@ func TestEngine_LeavesADeadTopicBehindAfterAnOutage(t *testing.T) {
 
 // Messages that fail in an unclear way, several at a time, are found out while the
 // others of their topic flow.
-func TestEngine_FindsSeveralSuspectsGuilty(t *testing.T) {
+func TestEngine_BlamesSeveralUnclearMessages(t *testing.T) {
 	t.Parallel()
 	for _, poisons := range []int{1, 2, 3, 10} {
 		d := newDrive(limits{}, 0, 1)
@@ -166,9 +166,9 @@ func TestEngine_FindsSeveralSuspectsGuilty(t *testing.T) {
 	}
 }
 
-// A lone suspect whose topic has no other messages is charged once others have
+// A lone unclear message whose topic has no other messages is charged once others have
 // passed for long.
-func TestEngine_ChargesALoneSuspectInTheEnd(t *testing.T) {
+func TestEngine_ChargesALoneUnclearMessageInTheEnd(t *testing.T) {
 	t.Parallel()
 	d := newDrive(limits{}, 0, 1)
 	d.add(0, 1, "A", "k")

@@ -15,16 +15,16 @@ func (e *engine) load(now time.Time) *task {
 	if len(lanes) == 0 || now.Before(e.tasks.loadAt) {
 		return nil
 	}
-	type suspect struct {
+	type left struct {
 		lane *lane
 		relaystore.Row
 		retrying bool
 	}
 	var keys []relaystore.Key
-	var suspects []suspect
+	var found []left
 	ids := make([]int64, len(lanes))
 	for i, l := range lanes {
-		l.loading, ids[i] = true, l.suspect
+		l.loading, ids[i] = true, l.leftAlone
 	}
 	return &task{
 		again: &e.tasks.loadAt,
@@ -33,7 +33,7 @@ func (e *engine) load(now time.Time) *task {
 			if err != nil {
 				return nil, err
 			}
-			var alone []suspect
+			var alone []left
 			for i, id := range ids {
 				if id == 0 {
 					continue
@@ -43,10 +43,10 @@ func (e *engine) load(now time.Time) *task {
 					return nil, err
 				}
 				if found {
-					alone = append(alone, suspect{lanes[i], row, retrying})
+					alone = append(alone, left{lanes[i], row, retrying})
 				}
 			}
-			return func() { keys, suspects = there, alone }, nil
+			return func() { keys, found = there, alone }, nil
 		},
 		done: func(now time.Time) {
 			e.due.lookFromStart(now)
@@ -63,9 +63,9 @@ func (e *engine) load(now time.Time) *task {
 					l.resync(byLane[l.number])
 				}
 			}
-			for _, s := range suspects {
+			for _, s := range found {
 				l := s.lane
-				l.suspect = 0
+				l.leftAlone = 0
 				m := newEntry(s.Row.Row)
 				if _, known := l.entries[m.rowID()]; known || !e.live(l) {
 					continue

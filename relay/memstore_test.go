@@ -120,7 +120,7 @@ func (s *memStore) FindOtherTopics(context.Context, []int, []string, int) (map[i
 
 func (s *memStore) ClearCrashes(context.Context, string, map[int]int64) error { return nil }
 
-func (s *memStore) SetSuspect(context.Context, relaystore.Fence, int64) error { return nil }
+func (s *memStore) SetAlone(context.Context, relaystore.Fence, int64) error { return nil }
 
 func (s *memStore) Follow(_ context.Context, _ relaystore.Fence, keys []string, _ []outboxstore.Known, _ int) (int, error) {
 	if slices.Contains(keys, s.stays) {

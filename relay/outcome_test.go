@@ -130,13 +130,13 @@ func TestRelay_KeepsOrderWhateverTheOutcomes(t *testing.T) {
 		box, w := p.box(t), &wire{}
 		cfg := relay.Config{Lease: 3 * time.Second, PublishTimeout: 100 * time.Millisecond, Window: 32, Batch: 8, Retry: hasty}
 		r := start(t, box, &sink{name: "w", wire: w, handle: func(ctx context.Context, m *relay.Message) error {
-			verdict, after := decide(frame{})
-			if verdict == silence {
+			answer, after := decide(frame{})
+			if answer == silence {
 				<-ctx.Done()
 				return relay.Unavailable(ctx.Err())
 			}
 			testserver.Pause(ctx, after)
-			return verdict.err()
+			return answer.err()
 		}}, cfg)
 		all := spread(50, 60)
 		if !p.postgres() {

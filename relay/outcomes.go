@@ -90,8 +90,8 @@ func (e *engine) confirm(m *entry, now time.Time) {
 	l.retry.Reset()
 	e.circuits.passedAt = now
 	e.ahead.works(m.Topic)
-	if m.failedAt > 0 && e.circuits.suspected != nil {
-		e.circuits.suspected(m, nil)
+	if m.failedAt > 0 && e.circuits.becameUnclear != nil {
+		e.circuits.becameUnclear(m, nil)
 	}
 	if len(e.circuits.topics) > 0 || e.circuits.room > 0 {
 		for _, blamed := range e.circuits.pass(m) {
@@ -194,7 +194,7 @@ func (e *engine) doubt(m *entry, now time.Time, err error, lost bool) {
 		m.state = stateWaiting
 	case e.circuits.unclear(m, e.publishing.sent, now, err):
 		e.charge(m, now, class, err.Error())
-	case m.state == stateSuspected && (e.circuits.overfull(now, classify(err)) || e.circuits.tooManySuspects(now, classify(err))):
+	case m.state == stateUnclear && (e.circuits.overfull(now, classify(err)) || e.circuits.tooManyUnclear(now, classify(err))):
 		e.circuits.leave(m)
 		e.postpone(m, now, class, err.Error())
 	case e.circuits.inOrder || m.state == stateInFlight:

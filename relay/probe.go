@@ -21,7 +21,7 @@ func (e *engine) nextProbe(now time.Time) *entry {
 				return e.alone(m, now)
 			}
 		}
-		if m := e.loneSuspect(t, now); m != nil {
+		if m := e.loneUnclear(t, now); m != nil {
 			return e.alone(m, now)
 		}
 	}
@@ -45,7 +45,7 @@ func (e *engine) nextSinkProbe(now time.Time) *entry {
 		}
 	}
 	for _, t := range e.circuits.topics {
-		if m := e.loneSuspect(t, now); m != nil { // nothing else is left to probe with
+		if m := e.loneUnclear(t, now); m != nil { // nothing else is left to probe with
 			e.circuits.sinkProbe = m
 			return e.alone(m, now)
 		}
@@ -91,13 +91,13 @@ func (e *engine) freshProbe(now time.Time) *entry {
 	return nil
 }
 
-// loneSuspect returns the one suspect of a topic, if it may be retried.
-func (e *engine) loneSuspect(t *topic, now time.Time) *entry {
-	if t.state == circuitOpen || len(t.suspects) != 1 {
+// loneUnclear returns the one unclear message of a topic, if it may be retried.
+func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
+	if t.state == circuitOpen || len(t.unclear) != 1 {
 		return nil
 	}
-	m := t.suspects[0]
-	if m.state != stateSuspected || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.isolation.hasTurn(m) {
+	m := t.unclear[0]
+	if m.state != stateUnclear || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.isolation.hasTurn(m) {
 		return nil
 	}
 	return m

@@ -117,7 +117,7 @@ func (e *engine) writeOneLane(now time.Time) *task {
 		case e.setAside(l):
 			return e.recordFailures(l)
 		case l.mustClear, l.announced != nil && !l.written:
-			return e.recordSuspect(l)
+			return e.recordAlone(l)
 		case (len(l.failing) > 0 || l.mayFollow(now)) && !l.restarting:
 			if l.commandsNext = !l.commandsNext; !l.commandsNext {
 				if c := e.carryOut(l); c != nil {

@@ -91,7 +91,7 @@ func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
 		b := startBroker(t, func(frame) (outcome, time.Duration) { return confirmed, 0 })
 		spec := workerSpec{History: outbox.NoHistory, Lease: time.Second}
 		worker := func(n int) *process {
-			spec.Name = fmt.Sprint("mover ", n)
+			spec.Name = fmt.Sprint("scheduler ", n)
 			return startProcess(t, p, b, spec)
 		}
 		current := []*process{worker(0), worker(1)}

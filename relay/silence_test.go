@@ -142,7 +142,7 @@ var silences = []silencing{
 	{kind: "promote", parts: []string{"with heads as (", "left join lateral ("}, long: true},
 	{kind: "follow", parts: []string{"(select count(*) from f), (select count(*) from d)"}, config: flood, long: true},
 	{kind: "commands", parts: []string{"d.state in ('replaying', 'discarding')"}},
-	{kind: "suspect", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: someIsolated, long: true},
+	{kind: "alone", parts: []string{"set suspect = nullif($4"}, when: starting, prepare: someIsolated, long: true},
 	{kind: "find", parts: []string{"where o.lane = $1 and o.id = $2"}, when: following, prepare: `update {{relay_leases}} set suspect = 1, owner = 'dead'`, long: true},
 	{kind: "clear crashes", parts: []string{"set crashes = 0, suspect = null"}, when: starting, prepare: `update {{relay_leases}} set crashes = 1`, long: true},
 

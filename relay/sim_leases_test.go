@@ -18,7 +18,7 @@ func (s *simulation) renew(w *simWorker) {
 			w.drop(number)
 		case l != nil && l.draining && w.idle(l):
 			w.drop(number)
-			lease.worker, lease.suspect = -1, 0
+			lease.worker, lease.alone = -1, 0
 		case l != nil:
 			w.trust(number, l.epoch, s.now.Add(simTerm))
 			if s.faults && s.rng.IntN(30) == 0 {
@@ -43,12 +43,12 @@ func (s *simulation) hold(w *simWorker, number int) {
 		s.excuseConfirmed(other, number)
 	}
 	lease := &s.leases[number]
-	if lease.died && (len(s.table[number])+len(s.parking.parked[number]) > 0 || lease.suspect != 0) {
+	if lease.died && (len(s.table[number])+len(s.parking.parked[number]) > 0 || lease.alone != 0) {
 		lease.crashes++
 	}
 	lease.worker, lease.died = w.number, false
 	lease.epoch++
-	w.hold(number, relaystore.Taken{Epoch: lease.epoch, Crashes: lease.crashes, Suspect: lease.suspect}, s.now.Add(simTerm))
+	w.hold(number, relaystore.Taken{Epoch: lease.epoch, Crashes: lease.crashes, Alone: lease.alone}, s.now.Add(simTerm))
 }
 
 // expire frees a lane whose owner's trust has run out, so that anybody may take

@@ -173,8 +173,8 @@ func (p *simRetries) Fail(_ context.Context, f relaystore.Fence, failures []rela
 		return relaystore.ErrFenced
 	}
 	for _, x := range failures {
-		if p.leases[f.Lane].suspect == x.ID {
-			p.leases[f.Lane].suspect = 0
+		if p.leases[f.Lane].alone == x.ID {
+			p.leases[f.Lane].alone = 0
 		}
 		r := p.parked[f.Lane][x.ID]
 		if row := p.table[f.Lane][x.ID]; row != nil && !x.Retrying {
@@ -309,11 +309,11 @@ func (p *simRetries) CarryOut(_ context.Context, f relaystore.Fence, letters []i
 	return parked, unparked, nil
 }
 
-func (p *simRetries) SetSuspect(_ context.Context, f relaystore.Fence, id int64) error {
+func (p *simRetries) SetAlone(_ context.Context, f relaystore.Fence, id int64) error {
 	if p.fenced(f) {
 		return relaystore.ErrFenced
 	}
-	p.leases[f.Lane].suspect = id
+	p.leases[f.Lane].alone = id
 	return nil
 }
 
@@ -330,7 +330,7 @@ func (p *simRetries) Find(_ context.Context, lane int, id int64) (row relaystore
 func (p *simRetries) ClearCrashes(_ context.Context, owner string, epochs map[int]int64) error {
 	for lane, epoch := range epochs {
 		if l := &p.leases[lane]; fmt.Sprint(l.worker) == owner && l.epoch == epoch {
-			l.crashes, l.suspect = 0, 0
+			l.crashes, l.alone = 0, 0
 		}
 	}
 	return nil

@@ -71,7 +71,7 @@ type simLease struct {
 	epoch   int64
 	died    bool // its last owner
 	crashes int
-	suspect int64
+	alone   int64
 }
 
 type simWorker struct {
@@ -139,7 +139,7 @@ func (s *simulation) newEngine(worker int) *engine {
 		window: 1 + s.rng.IntN(12), laneRows: 1 + s.rng.IntN(5), laneBytes: 1 + s.rng.IntN(60),
 		removeRows: 1 + s.rng.IntN(5), linger: time.Millisecond, pollMin: time.Millisecond, pollMax: 4 * time.Millisecond,
 		order: s.order, attempts: s.retry, owner: fmt.Sprint(worker),
-		lease: simLeaseTime, reserve: simPublish, mostSuspects: 1 + s.rng.IntN(4), mostTopics: 1 + s.rng.IntN(3), postponed: time.Millisecond, mostWaiting: 2 + s.rng.IntN(4), sweepFrom: 1 + s.rng.IntN(4), aheadEvery: time.Duration(1+s.rng.IntN(8)) * time.Millisecond, aheadScan: 1 + s.rng.IntN(30), aheadLook: 1 + s.rng.IntN(10), slowRead: time.Duration(1+s.rng.IntN(20)) * time.Millisecond,
+		lease: simLeaseTime, reserve: simPublish, mostUnclear: 1 + s.rng.IntN(4), mostTopics: 1 + s.rng.IntN(3), postponed: time.Millisecond, mostWaiting: 2 + s.rng.IntN(4), sweepFrom: 1 + s.rng.IntN(4), aheadEvery: time.Duration(1+s.rng.IntN(8)) * time.Millisecond, aheadScan: 1 + s.rng.IntN(30), aheadLook: 1 + s.rng.IntN(10), slowRead: time.Duration(1+s.rng.IntN(20)) * time.Millisecond,
 		draw: func(below time.Duration) time.Duration { return time.Duration(s.rng.Int64N(int64(below))) },
 	})
 }
@@ -262,7 +262,7 @@ func (s *simulation) checkState(w *simWorker) {
 		}
 	}
 	if solos > 1 {
-		s.stats["suspects beside one another"]++
+		s.stats["isolated messages beside one another"]++
 	}
 }
 

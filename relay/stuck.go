@@ -18,10 +18,10 @@ const (
 )
 
 const (
-	// maxSuspects and maxTopics bound the failed messages and the topics in trouble
+	// maxUnclear and maxTopics bound the failed messages and the topics in trouble
 	// that a worker keeps. Any more are retried later, without using up an attempt.
-	maxSuspects     = 32
-	maxSuspectBytes = 32 << 20
+	maxUnclear      = 32
+	maxUnclearBytes = 32 << 20
 	maxTopics       = 64
 
 	// retriesPerSecond is how many retrying messages may fail again in a second, for the
@@ -55,7 +55,7 @@ func (e *engine) relieve(l *lane) bool {
 		case m.hollow || m.retrying:
 		case m.state == stateFailed, m.state == stateFollower:
 			l.empty(m)
-		case m.state == stateSuspected:
+		case m.state == stateUnclear:
 			kept += m.size()
 		case m.state == stateWaiting && l.stuckKey(m):
 			l.empty(m)
@@ -80,7 +80,7 @@ func (l *lane) stuckKey(m *entry) bool {
 
 // stuck reports whether nothing of a key can be published now.
 func (c *chain) stuck() bool {
-	return c.retrying || c.stopped() || c.head != nil && (c.head.state == stateWithheld || c.head.state == stateSuspected)
+	return c.retrying || c.stopped() || c.head != nil && (c.head.state == stateWithheld || c.head.state == stateUnclear)
 }
 
 // refetch makes lanes forget their unsent entries if one of these lacks its payload and

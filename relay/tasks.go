@@ -48,7 +48,7 @@ const (
 // taskStore is what tasks need of the store.
 type taskStore interface {
 	relaystore.Retries
-	relaystore.Suspects
+	relaystore.Crashes
 }
 
 type taskContext struct {

@@ -22,20 +22,20 @@ func (c *circuits) overfull(now time.Time, kind outcomeKind) bool {
 	return !c.inOrder && len(c.topics) > c.mostTopics && c.alive(now, kind)
 }
 
-// tooManySuspects reports whether memory holds too many suspects, or too many of their
+// tooManyUnclear reports whether memory holds too many unclear messages, or too many of their
 // bytes.
-func (c *circuits) tooManySuspects(now time.Time, kind outcomeKind) bool {
+func (c *circuits) tooManyUnclear(now time.Time, kind outcomeKind) bool {
 	if c.inOrder || !c.alive(now, kind) {
 		return false
 	}
 	n, bytes := 0, 0
 	for _, t := range c.topics {
-		for _, m := range t.suspects {
+		for _, m := range t.unclear {
 			n++
 			bytes += m.size()
 		}
 	}
-	return n > c.mostSuspects || bytes > maxSuspectBytes
+	return n > c.mostUnclear || bytes > maxUnclearBytes
 }
 
 // leave removes a message from its topic's circuit, and drops the circuit if
@@ -45,7 +45,7 @@ func (c *circuits) leave(m *entry) {
 	if t == nil {
 		return
 	}
-	t.unsuspect(m)
+	t.settle(m)
 	if t.state == circuitOpen && t.probe == nil && len(t.withheld) == 0 && len(c.topics) > c.mostTopics {
 		c.drop(t)
 		return

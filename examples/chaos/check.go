@@ -30,8 +30,8 @@ type history struct {
 	unconfirmed []string
 }
 
-// verdict is what a check found.
-type verdict struct {
+// result is what a check found.
+type result struct {
 	orders           int // in the table of orders
 	messages         int // different messages on the wire
 	effects          int // lines in the ledger
@@ -45,19 +45,19 @@ type verdict struct {
 
 // ok reports whether every promise held and was tested: a run without repeated messages
 // proves nothing.
-func (v verdict) ok() bool {
+func (v result) ok() bool {
 	return v.lost == 0 && v.duplicateEffects == 0 && v.reordered == 0 && len(v.problems) == 0 &&
 		v.orders == v.messages && v.orders == v.effects && v.wireDuplicates >= 1
 }
 
 // line is the last line of a run.
-func (v verdict) line(took time.Duration) string {
+func (v result) line(took time.Duration) string {
 	return fmt.Sprintf("demo: orders=%d messages=%d effects=%d lost=%d duplicate_effects=%d reordered=%d wire_duplicates=%d seconds=%.1f",
 		v.orders, v.messages, v.effects, v.lost, v.duplicateEffects, v.reordered, v.wireDuplicates, took.Seconds())
 }
 
 // check compares a history with the promises.
-func check(h history) verdict {
+func check(h history) result {
 	c := checker{history: h, position: map[string]position{}, sent: map[string]shop.Order{}}
 	customers := map[string]int64{}
 	for _, order := range h.orders {
@@ -81,7 +81,7 @@ func check(h history) verdict {
 
 type checker struct {
 	history
-	found    verdict
+	found    result
 	position map[string]position   // by order id
 	sent     map[string]shop.Order // by order id
 }

@@ -26,23 +26,23 @@ func TestCheck_PassesAFaultlessHistory(t *testing.T) {
 func TestCheck_SeesEveryPlantedFault(t *testing.T) {
 	for name, fault := range map[string]struct {
 		plant func(t *testing.T, h *history)
-		seen  func(verdict) bool
+		seen  func(result) bool
 	}{
 		"message lost": {
 			func(_ *testing.T, h *history) { h.wire = slices.Delete(h.wire, 4, 5) },
-			func(v verdict) bool { return v.lost == 1 },
+			func(v result) bool { return v.lost == 1 },
 		},
 		"effect lost": {
 			func(_ *testing.T, h *history) { h.tables.ledger = slices.Delete(h.tables.ledger, 4, 5) },
-			func(v verdict) bool { return v.lost == 1 },
+			func(v result) bool { return v.lost == 1 },
 		},
 		"order lost": {
 			func(_ *testing.T, h *history) { h.tables.orders = h.tables.orders[1:] },
-			func(v verdict) bool { return has(v, "12 orders were sent, 11 are in the table") },
+			func(v result) bool { return has(v, "12 orders were sent, 11 are in the table") },
 		},
 		"effect twice": {
 			func(_ *testing.T, h *history) { h.tables.ledger = append(h.tables.ledger, h.tables.ledger[4]) },
-			func(v verdict) bool { return v.duplicateEffects == 1 },
+			func(v result) bool { return v.duplicateEffects == 1 },
 		},
 		"effect twice, by two messages": {
 			func(_ *testing.T, h *history) {
@@ -53,70 +53,70 @@ func TestCheck_SeesEveryPlantedFault(t *testing.T) {
 				effect.messageID = "twin"
 				h.tables.ledger = append(h.tables.ledger, effect)
 			},
-			func(v verdict) bool { return v.duplicateEffects == 1 && v.messages == 13 },
+			func(v result) bool { return v.duplicateEffects == 1 && v.messages == 13 },
 		},
 		"wire reordered": {
 			func(_ *testing.T, h *history) { h.wire[3], h.wire[6] = h.wire[6], h.wire[3] },
-			func(v verdict) bool { return v.reordered == 1 },
+			func(v result) bool { return v.reordered == 1 },
 		},
 		"effects reordered": {
 			func(_ *testing.T, h *history) {
 				l := h.tables.ledger
 				l[3], l[6] = l[6], l[3]
 			},
-			func(v verdict) bool { return v.reordered == 1 },
+			func(v result) bool { return v.reordered == 1 },
 		},
 		"ghost on the wire": {
 			func(t *testing.T, h *history) {
 				h.wire = append(h.wire, newDelivery(t, "ghost", shop.Placed{Order: order("ghost", "customer-0"), Number: 5}))
 			},
-			func(v verdict) bool { return has(v, "never sent") },
+			func(v result) bool { return has(v, "never sent") },
 		},
 		"ghost in the ledger": {
 			func(_ *testing.T, h *history) {
 				h.tables.ledger = append(h.tables.ledger, entry{messageID: "ghost", orderID: "ghost"})
 			},
-			func(v verdict) bool { return has(v, "never sent") },
+			func(v result) bool { return has(v, "never sent") },
 		},
 		"ghost in the orders": {
 			func(_ *testing.T, h *history) { h.tables.orders[0] = "ghost" },
-			func(v verdict) bool { return has(v, "never sent") },
+			func(v result) bool { return has(v, "never sent") },
 		},
 		"payload changed": {
 			func(_ *testing.T, h *history) {
 				h.wire[2].payload = []byte(strings.Replace(string(h.wire[2].payload), "ö", "o", 1))
 			},
-			func(v verdict) bool { return has(v, "as it was sent") },
+			func(v result) bool { return has(v, "as it was sent") },
 		},
 		"payload unreadable": {
 			func(_ *testing.T, h *history) { h.wire[2].payload = []byte("{") },
-			func(v verdict) bool { return has(v, "cannot be read") },
+			func(v result) bool { return has(v, "cannot be read") },
 		},
 		"number given twice": {
 			func(t *testing.T, h *history) {
 				h.wire[5] = newDelivery(t, h.wire[5].messageID, shop.Placed{Order: h.orders[5], Number: 1})
 			},
-			func(v verdict) bool { return has(v, "its message says 1") },
+			func(v result) bool { return has(v, "its message says 1") },
 		},
 		"ledger of another number": {
 			func(_ *testing.T, h *history) { h.tables.ledger[5].number = 9 },
-			func(v verdict) bool { return has(v, "as number 9") },
+			func(v result) bool { return has(v, "as number 9") },
 		},
 		"half an effect": {
 			func(_ *testing.T, h *history) { h.tables.stock["tea"]++ },
-			func(v verdict) bool { return has(v, "tea is 77 instead of 76") },
+			func(v result) bool { return has(v, "tea is 77 instead of 76") },
 		},
 		"unconfirmed and not sent again": {
 			func(_ *testing.T, h *history) { h.unconfirmed = append(h.unconfirmed, h.wire[1].messageID) },
-			func(v verdict) bool { return has(v, "not sent again") },
+			func(v result) bool { return has(v, "not sent again") },
 		},
 		"copy taken for a repeat": {
 			func(_ *testing.T, h *history) { h.copies = map[string]int{h.unconfirmed[0]: 1} },
-			func(v verdict) bool { return has(v, "not sent again") },
+			func(v result) bool { return has(v, "not sent again") },
 		},
 		"nothing was put to the test": {
 			func(_ *testing.T, h *history) { h.wire, h.unconfirmed = h.wire[:len(h.wire)-1], nil },
-			func(v verdict) bool { return v.wireDuplicates == 0 },
+			func(v result) bool { return v.wireDuplicates == 0 },
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -171,6 +171,6 @@ func newDelivery(t *testing.T, id string, placed shop.Placed) delivery {
 	return delivery{messageID: id, payload: payload}
 }
 
-func has(v verdict, text string) bool {
+func has(v result, text string) bool {
 	return slices.ContainsFunc(v.problems, func(p string) bool { return strings.Contains(p, text) })
 }

@@ -71,9 +71,9 @@ func run(ctx context.Context, args []string, out *os.File) error {
 		prepare = func() (*setup, error) { return prepareServers(ctx, *postgres, *amqp) }
 	}
 	show := newProgress(out)
-	verdict, err := prove(ctx, dir, prepare, orders, !*noDedup, show)
+	result, err := prove(ctx, dir, prepare, orders, !*noDedup, show)
 	if err != nil {
 		return fmt.Errorf("%w (logs are kept in %s)", err, dir)
 	}
-	return errors.Join(os.RemoveAll(dir), show.finish(verdict, time.Since(began)))
+	return errors.Join(os.RemoveAll(dir), show.finish(result, time.Since(began)))
 }

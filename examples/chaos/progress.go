@@ -51,7 +51,7 @@ func (p progress) erase() {
 
 // finish prints the findings and the last line, and returns [errBroken] unless every promise
 // held.
-func (p progress) finish(v verdict, took time.Duration) error {
+func (p progress) finish(v result, took time.Duration) error {
 	for i, problem := range v.problems {
 		if i == maxProblems {
 			p.say("  ... and %d more", len(v.problems)-i)

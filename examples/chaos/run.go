@@ -67,11 +67,11 @@ type chaos struct {
 }
 
 // prove starts the processes, posts the orders, kills as planned, waits until everything is
-// delivered and handled, and checks the result. An error means that there is no verdict.
-func prove(ctx context.Context, dir string, prepare func() (*setup, error), orders []shop.Order, dedup bool, show progress) (v verdict, err error) {
+// delivered and handled, and checks the result. An error means that there is no result.
+func prove(ctx context.Context, dir string, prepare func() (*setup, error), orders []shop.Order, dedup bool, show progress) (v result, err error) {
 	s, err := prepare()
 	if err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	defer func() { err = errors.Join(err, s.close(ctx)) }()
 	s.job.NoDedup = !dedup
@@ -83,22 +83,22 @@ func prove(ctx context.Context, dir string, prepare func() (*setup, error), orde
 	show.say("  %d orders on %s, %d kills", len(orders), s.name, kills)
 	db, err := s.job.site().open()
 	if err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	if err := shop.CreateTables(ctx, db); err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	if err := shop.AddProducts(ctx, db, data.Catalogue()); err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	customers, err := newCustomers()
 	if err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	c := &chaos{setup: s, db: db, orders: orders, customers: customers, show: show, paused: map[string][]string{}, copies: map[string]int{}}
 	if err := c.run(ctx); err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	return c.check(ctx)
 }
@@ -278,14 +278,14 @@ func (c *chaos) watch(ctx context.Context) error {
 	}
 }
 
-func (c *chaos) check(ctx context.Context) (verdict, error) {
+func (c *chaos) check(ctx context.Context) (result, error) {
 	h := history{orders: c.orders, products: data.Catalogue(), copies: c.copies, unconfirmed: c.paused[stageRelay]}
 	var err error
 	if h.tables, err = readTables(ctx, c.db); err != nil {
-		return verdict{}, err
+		return result{}, err
 	}
 	if h.wire, err = c.wire.read(ctx); err != nil {
-		return verdict{}, fmt.Errorf("read the wire: %w", err)
+		return result{}, fmt.Errorf("read the wire: %w", err)
 	}
 	c.show.say("  %d kills, %d with messages unconfirmed, %d between commit and acknowledgement;"+
 		" %d messages sent twice on purpose, %d requests repeated", c.kills.Load(), len(c.paused[stageRelay]),

@@ -151,7 +151,7 @@ func (b *bench) steady(name string, duration time.Duration, held bool) side {
 		stop()
 		greatest := <-most
 		// Producers here do not serialise on keys, so there is no order to keep.
-		if err := errors.Join(err, sink.verdict(false)); err != nil {
+		if err := errors.Join(err, sink.check(false)); err != nil {
 			return nil, err
 		}
 		q := watch.quantiles(0, 0.5, 0.99)

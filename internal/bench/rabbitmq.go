@@ -65,7 +65,7 @@ func (b *bench) verifyQueue(ctx context.Context, t *traffic, n int, ordered bool
 			id, _ := d.Headers["_watermill_message_uuid"].(string) // where stock publishers put it
 			book.arrive(id, d.Body)
 		}
-		return book.verdict(ordered)
+		return book.check(ordered)
 	})
 }
 

@@ -99,7 +99,7 @@ func (b *bench) oursToNowhere() side {
 		}
 		sink := newLedgerSink(b.traffic, n)
 		took, err := b.drain(ctx, box, n, sink, relay.Config{})
-		return perSecond(n, took), errors.Join(err, sink.verdict(true))
+		return perSecond(n, took), errors.Join(err, sink.check(true))
 	}}
 }
 
@@ -177,7 +177,7 @@ func (b *bench) oursWAL(name string, cfg outbox.Config, kept int) side {
 		sink := newLedgerSink(b.traffic, n)
 		return func() error {
 			_, err := b.drain(ctx, box, n, sink, relay.Config{})
-			return errors.Join(err, sink.verdict(true), b.expectRows(ctx, kept*n, `select count(*) from oncemill.outbox_history`))
+			return errors.Join(err, sink.check(true), b.expectRows(ctx, kept*n, `select count(*) from oncemill.outbox_history`))
 		}, err
 	})
 }
@@ -272,7 +272,7 @@ func (b *bench) workers(count int) side {
 			err = left.await(ctx)
 		}
 		v := perSecond(n, time.Since(begin))
-		return v, errors.Join(err, stop(), watched.failed(), sink.verdict(true))
+		return v, errors.Join(err, stop(), watched.failed(), sink.check(true))
 	}}
 }
 

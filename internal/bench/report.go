@@ -123,11 +123,11 @@ func extent(values []float64) [2]float64 {
 
 // goalText is ">= 0.95: reached".
 func (r result) goalText() string {
-	verdict := "not reached"
+	said := "not reached"
 	if r.Reached {
-		verdict = "reached"
+		said = "reached"
 	}
-	return fmt.Sprintf("%s %s: %s", r.GoalIs, strconv.FormatFloat(r.Goal, 'g', -1, 64), verdict)
+	return fmt.Sprintf("%s %s: %s", r.GoalIs, strconv.FormatFloat(r.Goal, 'g', -1, 64), said)
 }
 
 // table writes the report for people, as Markdown.

@@ -121,10 +121,10 @@ func (s *ledgerSink) confirm(msgs []*relay.Message, done func(*relay.Message, er
 	}
 }
 
-// verdict is nil if every message came once, intact and, if ordered is set, in order per
+// check returns nil if every message came once, intact and, if ordered is set, in order per
 // key. It is called when the relay has stopped.
-func (s *ledgerSink) verdict(ordered bool) error {
+func (s *ledgerSink) check(ordered bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.book.verdict(ordered)
+	return s.book.check(ordered)
 }

@@ -121,9 +121,9 @@ func (l *ledger) problem(err error) {
 	}
 }
 
-// verdict is nil if everything arrived once and intact and, when ordered is
+// check returns nil if everything arrived once and intact and, when ordered is
 // set, in order per key.
-func (l *ledger) verdict(ordered bool) error {
+func (l *ledger) check(ordered bool) error {
 	if missing := len(l.seen) - l.arrived; missing > 0 {
 		l.problem(fmt.Errorf("%d of %d messages are missing", missing, len(l.seen)))
 	}

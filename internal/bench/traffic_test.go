@@ -60,7 +60,7 @@ func TestLedger_FindsEveryFault(t *testing.T) {
 		for _, i := range c.arrivals {
 			book.arrive(traffic.id(i), traffic.payload(i))
 		}
-		if err := book.verdict(c.ordered); (err != nil) != c.bad {
+		if err := book.check(c.ordered); (err != nil) != c.bad {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -70,7 +70,7 @@ func TestLedger_FindsEveryFault(t *testing.T) {
 	} {
 		book := newLedger(traffic, 1)
 		arrive(book)
-		if book.verdict(true) == nil {
+		if book.check(true) == nil {
 			t.Errorf("%s went unnoticed", name)
 		}
 	}
@@ -109,14 +109,14 @@ func TestLedgerSink_ConfirmsAndChecksAcrossLanes(t *testing.T) {
 	for i := range n {
 		deliver(whole, i)
 	}
-	if err := whole.verdict(true); err != nil {
+	if err := whole.check(true); err != nil {
 		t.Error(err)
 	}
 	short := newLedgerSink(traffic, n)
 	for i := range n - 1 {
 		deliver(short, i)
 	}
-	if short.verdict(true) == nil {
+	if short.check(true) == nil {
 		t.Error("a missing message went unnoticed")
 	}
 }

@@ -73,15 +73,15 @@ func run(ctx context.Context, root, only string, out io.Writer) error {
 		planting.Go(func() {
 			defer func() { <-places }()
 			started := time.Now()
-			verdict := b.plant(ctx, root, filepath.Join(dir, b.name))
+			err := b.plant(ctx, root, filepath.Join(dir, b.name))
 			mu.Lock()
 			defer mu.Unlock()
-			if verdict == nil {
+			if err == nil {
 				caught++
 				fmt.Fprintf(out, "caught    %-44s %5.1f s  %s (%s)\n", b.name, time.Since(started).Seconds(), b.test, b.pkg)
 				return
 			}
-			fmt.Fprintf(out, "SURVIVED  %-44s %5.1f s  %s (%s): %v; users would suffer: %s\n", b.name, time.Since(started).Seconds(), b.test, b.pkg, verdict, b.harm)
+			fmt.Fprintf(out, "SURVIVED  %-44s %5.1f s  %s (%s): %v; users would suffer: %s\n", b.name, time.Since(started).Seconds(), b.test, b.pkg, err, b.harm)
 		})
 	}
 	planting.Wait()

@@ -80,16 +80,16 @@ func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
 	})
 }
 
-func TestLeases_ASuspectIsHandedOver(t *testing.T) {
+func TestLeases_AMessageAloneInFlightIsHandedOver(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		store := s
 		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}})
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 42), nil)
-		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 2, Crashes: 1, Suspect: 42}})
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 43), ErrFenced)
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "b", 1}, 43), ErrFenced)
-		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 3, Crashes: 1, Suspect: 42}})
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "b", 3}, 0), nil)
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "a", 1}, 42), nil)
+		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 2, Crashes: 1, Alone: 42}})
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "a", 1}, 43), ErrFenced)
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "b", 1}, 43), ErrFenced)
+		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 3, Crashes: 1, Alone: 42}})
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "b", 3}, 0), nil)
 		expectErr(t, store.ClearCrashes(t.Context(), "b", map[int]int64{1: 2}), nil) // of another taken
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 4, Crashes: 1}})
 		expectErr(t, store.ClearCrashes(t.Context(), "b", map[int]int64{1: 4}), nil) // another's
@@ -97,7 +97,7 @@ func TestLeases_ASuspectIsHandedOver(t *testing.T) {
 		expectErr(t, store.ClearCrashes(t.Context(), "c", map[int]int64{1: 5, 2: 7}), nil)
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 6}})
 		// Given back in good order, with its last message confirmed.
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "c", 6}, 44), nil)
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "c", 6}, 44), nil)
 		expectErr(t, s.Release(t.Context(), "c", []int{1}), nil)
 		s.awaitExpired(t, 1)
 		s.expectTaken(t, "d", map[int]Taken{1: {Epoch: 7}})
@@ -116,11 +116,11 @@ func TestLeases_AnOwnerThatLivesOnHasNotCrashed(t *testing.T) {
 			}
 		}
 		s.expectTaken(t, "a", map[int]Taken{1: {Epoch: 1}})
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "a", 1}, 42), nil)
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "a", 1}, 42), nil)
 		beat("a")
 		s.expectTaken(t, "b", map[int]Taken{1: {Epoch: 2}})
-		expectErr(t, store.SetSuspect(t.Context(), Fence{1, "b", 2}, 43), nil)
-		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 3, Crashes: 1, Suspect: 43}}) // b has never beaten
+		expectErr(t, store.SetAlone(t.Context(), Fence{1, "b", 2}, 43), nil)
+		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 3, Crashes: 1, Alone: 43}}) // b has never beaten
 		beat("c")
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 4, Crashes: 1}})
 		// A worker that died was seen as long as its lease, no longer.

@@ -65,7 +65,7 @@ func newScene(t *testing.T, p *fixture) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	expectErr(t, p.SetSuspect(t.Context(), p.f, s.rows[0].ID), nil)
+	expectErr(t, p.SetAlone(t.Context(), p.f, s.rows[0].ID), nil)
 	return s
 }
 
@@ -89,7 +89,7 @@ var writes = map[string]func(s *scene, t *testing.T) error{
 		_, _, err := s.CarryOut(t.Context(), s.f, s.letters)
 		return err
 	},
-	"suspect": func(s *scene, t *testing.T) error { return s.SetSuspect(t.Context(), s.f, 0) },
+	"alone": func(s *scene, t *testing.T) error { return s.SetAlone(t.Context(), s.f, 0) },
 	"calm": func(s *scene, t *testing.T) error {
 		return s.ClearCrashes(t.Context(), s.f.Owner, map[int]int64{testLane: s.f.Epoch})
 	},

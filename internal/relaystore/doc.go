@@ -39,9 +39,9 @@
 // are taken in the order of its rows. Conditions on columns that others change are
 // tested on the locked rows, never on the snapshot.
 //
-// # Suspects
+// # The message alone in flight
 //
-// The suspect of a lane is the one message that its worker had in flight, alone. A
-// statement that records it as failed clears it, or the next owner would blame the
-// message again.
+// A lease names the message that its worker had in flight, alone, in the column suspect. A
+// statement that records that message as failed clears it, or the next owner would blame
+// the message again.
 package relaystore

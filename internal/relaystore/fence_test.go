@@ -21,7 +21,7 @@ func TestRetries_AStaleWriteChangesNothing(t *testing.T) {
 		held, dead := p.letterOf(t, rows[3]).ID, p.letterOf(t, rows[5]).ID
 		p.replay(t, p.letterOf(t, rows[5]))
 		p.exec(t, `update {{dead_letters}} set state = 'discarding' where id = $1`, held)
-		expectErr(t, p.SetSuspect(t.Context(), p.f, rows[2].ID), nil)
+		expectErr(t, p.SetAlone(t.Context(), p.f, rows[2].ID), nil)
 		postponed := failing(rows[0], FateRetry)
 		postponed.Retrying, postponed.Uncharged, postponed.Attempt, postponed.RetryIn = true, true, row.Attempts, time.Hour
 		before := p.dump(t)
@@ -50,7 +50,7 @@ func TestRetries_AStaleWriteChangesNothing(t *testing.T) {
 				_, _, err := p.CarryOut(t.Context(), f, []int64{held})
 				return err
 			},
-			"suspect": func(f Fence) error { return p.SetSuspect(t.Context(), f, 42) },
+			"alone": func(f Fence) error { return p.SetAlone(t.Context(), f, 42) },
 		} {
 			for _, f := range []Fence{{testLane, p.f.Owner, p.f.Epoch - 1}, {testLane, p.f.Owner, p.f.Epoch + 1}, {testLane, "another", p.f.Epoch}, {testLane + 1, p.f.Owner, p.f.Epoch}} {
 				expectErr(t, write(f), ErrFenced)

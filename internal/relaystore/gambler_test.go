@@ -221,16 +221,16 @@ func (g *gambler) step(t *testing.T) {
 			}
 		}
 	default:
-		name = "suspect"
+		name = "alone"
 		var id int64
 		if len(g.want.rows) > 0 && g.IntN(3) > 0 {
 			id = g.want.rows[g.IntN(len(g.want.rows))].ID
 		}
 		for range times {
-			expectErr(t, g.SetSuspect(ctx, fence, id), want)
+			expectErr(t, g.SetAlone(ctx, fence, id), want)
 		}
 		if !stale {
-			g.want.suspect = id
+			g.want.alone = id
 		}
 	}
 	if stale {
@@ -349,7 +349,7 @@ func gamble(t *testing.T, p *fixture, rounds, steps int) {
 
 // didAll reports that each kind of step was done, so that the run says something.
 func didAll(steps map[string]int) bool {
-	for _, name := range []string{"publish", "fail", "settle", "act", "carry out", "suspect", "fail, stale"} {
+	for _, name := range []string{"publish", "fail", "settle", "act", "carry out", "alone", "fail, stale"} {
 		if steps[name] == 0 {
 			return false
 		}

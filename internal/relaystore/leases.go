@@ -64,11 +64,11 @@ type Leases interface {
 	Guard(ctx context.Context, tx *sql.Tx, lane int, owner string, epoch int64) (bool, error)
 }
 
-// Suspects are what is known of the messages of lanes whose workers have died.
-type Suspects interface {
-	// SetSuspect records the one message that is about to be in flight alone, or with id
+// Crashes are what is known of lanes whose workers have died.
+type Crashes interface {
+	// SetAlone records the one message that is about to be in flight alone, or with id
 	// 0 that there is none.
-	SetSuspect(ctx context.Context, f Fence, id int64) error
+	SetAlone(ctx context.Context, f Fence, id int64) error
 
 	// ClearCrashes resets the crash count of lanes whose epochs still match.
 	ClearCrashes(ctx context.Context, owner string, epochs map[int]int64) error
@@ -104,5 +104,5 @@ type Renewal struct {
 type Taken struct {
 	Epoch   int64
 	Crashes int   // takeovers in a row without a window confirmed
-	Suspect int64 // id that was alone in flight when the former owner died; 0: none
+	Alone   int64 // id that was alone in flight when the former owner died; 0: none
 }

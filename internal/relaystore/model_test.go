@@ -43,7 +43,7 @@ type modelLetter struct {
 type model struct {
 	rows    []*modelRow // by id
 	letters []*modelLetter
-	suspect int64
+	alone   int64
 }
 
 func (m *model) find(ref outboxstore.Ref) *modelRow {
@@ -92,8 +92,8 @@ func timeOf(f Failure) int {
 
 func (m *model) fail(failures []Failure, followers []outboxstore.Ref) {
 	for _, f := range failures {
-		if f.ID == m.suspect {
-			m.suspect = 0
+		if f.ID == m.alone {
+			m.alone = 0
 		}
 		r := m.find(f.Ref)
 		if !f.Retrying && r.spot != inOutbox || f.Retrying && (r.spot != inParked || r.held || r.attempts != f.Attempt-1) {
@@ -192,7 +192,7 @@ func (m *model) String() string {
 	for _, r := range m.of(isDone, "") {
 		fmt.Fprintf(&b, "delivered %d %s\n", r.ID, r.MessageID)
 	}
-	fmt.Fprintf(&b, "suspect %d\n", m.suspect)
+	fmt.Fprintf(&b, "alone %d\n", m.alone)
 	return b.String()
 }
 
@@ -243,6 +243,6 @@ func (p *fixture) dump(t testing.TB) string {
 		case when next_at is null then 0 when next_at <= `+now+` then 1 else 2 end, `+yes("crashed")+`, `+yes("held")+` from {{parked}} order by id`, 7)
 	lines("letter of %s: %s held=%s attempts=%d", `select message_id, state, `+yes("held")+`, attempts from {{dead_letters}} order by message_id, id`, 4)
 	lines("delivered %d %s", `select id, message_id from {{outbox_history}} order by id`, 2)
-	lines("suspect %d", fmt.Sprintf(`select coalesce(suspect, 0) from {{relay_leases}} where lane = %d`, testLane), 1)
+	lines("alone %d", fmt.Sprintf(`select coalesce(suspect, 0) from {{relay_leases}} where lane = %d`, testLane), 1)
 	return b.String()
 }

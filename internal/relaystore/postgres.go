@@ -17,7 +17,7 @@ type postgres struct {
 	q  struct {
 		Beat, Census, Take, Expire, ExpireFormer, Release, Leave         string
 		SetDurable, Touch, CommitInFull, Guard, Fence                    string
-		SetSuspect, ClearCrashes                                         string
+		SetAlone, ClearCrashes                                           string
 		Keys, TopicsDue, Due, ReadPiece, Find, Commands, DeadLetterKeys  string
 		FindOtherTopics                                                  string
 		Retry, RetryAgain, Postpone, DeadLetter, DeadLetterRetrying      string

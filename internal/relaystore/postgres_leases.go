@@ -97,11 +97,11 @@ func (s *postgres) Guard(ctx context.Context, tx *sql.Tx, lane int, owner string
 	return n == 1, err
 }
 
-// SetSuspect implements [Leases].
-func (s *postgres) SetSuspect(ctx context.Context, f Fence, id int64) error {
-	result, err := s.db.ExecContext(ctx, s.q.SetSuspect, f.Lane, f.Owner, f.Epoch, id)
+// SetAlone implements [Leases].
+func (s *postgres) SetAlone(ctx context.Context, f Fence, id int64) error {
+	result, err := s.db.ExecContext(ctx, s.q.SetAlone, f.Lane, f.Owner, f.Epoch, id)
 	if err != nil {
-		return fmt.Errorf("record suspect: %w", err)
+		return fmt.Errorf("record the message alone in flight: %w", err)
 	}
 	return fenced(result)
 }

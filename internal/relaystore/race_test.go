@@ -222,7 +222,7 @@ func TestRetries_AWriteThatWaitsForATakeoverIsFenced(t *testing.T) {
 			"skip":        func() error { return p.Fail(t.Context(), p.f, []Failure{failingAgain(due[0], FateDeadLetter)}, nil) },
 			"hold":        func() error { return p.Fail(t.Context(), p.f, []Failure{failingAgain(due[0], FateHoldKey)}, nil) },
 			"nothing":     func() error { return p.Fail(t.Context(), p.f, nil, nil) },
-			"suspect":     func() error { return p.SetSuspect(t.Context(), p.f, 42) },
+			"alone":       func() error { return p.SetAlone(t.Context(), p.f, 42) },
 			"carryOut":    func() error { _, _, err := p.CarryOut(t.Context(), p.f, []int64{int64(held)}); return err },
 		} {
 			tx, err := p.db.BeginTx(t.Context(), &sql.TxOptions{Isolation: sql.LevelReadCommitted})

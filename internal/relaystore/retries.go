@@ -82,7 +82,7 @@ type Retries interface {
 	// Fail records failures of one lane. It moves followers, rows of the outbox whose
 	// keys are in parked (or are put there by these failures), behind them. An uncharged
 	// failure of a row in parked only delays it. FateDeadLetter of such a row makes its
-	// successor due now. If the suspect of the lane is among the failures, it is cleared.
+	// successor due now. If the message alone in flight is among the failures, it is cleared.
 	// Rows that are gone are passed over.
 	Fail(ctx context.Context, f Fence, failures []Failure, followers []outboxstore.Ref) error
 

@@ -18,7 +18,7 @@ type sqlite struct {
 	q  struct {
 		BeatWorker, BeatLeases, Held, Census, Take, Expire, ExpireWorker string
 		ExpireFormer, DeleteFormer, Release, Leave, Guard, Fence         string
-		SetSuspect, ClearSuspect, ClearCrashes                           string
+		SetAlone, ClearAlone, ClearCrashes                               string
 		Keys, TopicsDue, Heads, Rows, Find, ReadPiece, Commands          string
 		FindOtherTopics, HasKey, FindDeadLetter, RowsOfKeys              string
 		Retry, DeadLetter, DeleteFromOutbox, RetryAgain, Postpone        string

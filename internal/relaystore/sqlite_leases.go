@@ -107,12 +107,12 @@ func (s *sqlite) Guard(ctx context.Context, tx *sql.Tx, lane int, owner string, 
 	return n == 1, err
 }
 
-// SetSuspect implements [Leases].
-func (s *sqlite) SetSuspect(ctx context.Context, f Fence, id int64) error {
+// SetAlone implements [Leases].
+func (s *sqlite) SetAlone(ctx context.Context, f Fence, id int64) error {
 	return sqlitetx.Write(ctx, s.db, turn.Background, func(tx *sql.Tx) error {
-		result, err := tx.ExecContext(ctx, s.q.SetSuspect, f.Lane, f.Owner, f.Epoch, id)
+		result, err := tx.ExecContext(ctx, s.q.SetAlone, f.Lane, f.Owner, f.Epoch, id)
 		if err != nil {
-			return fmt.Errorf("record suspect: %w", err)
+			return fmt.Errorf("record the message alone in flight: %w", err)
 		}
 		return fenced(result)
 	})

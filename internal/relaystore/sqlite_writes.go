@@ -50,7 +50,7 @@ func (s *sqlite) failOne(ctx context.Context, tx *sql.Tx, f Fence, one Failure, 
 			}
 		}
 	}
-	_, err := tx.ExecContext(ctx, s.q.ClearSuspect, f.Lane, one.ID)
+	_, err := tx.ExecContext(ctx, s.q.ClearAlone, f.Lane, one.ID)
 	return err
 }
 

@@ -20,7 +20,7 @@ var Migrations = statements.Migrations(files)
 type Store interface {
 	Leases
 	Retries
-	Suspects
+	Crashes
 	Sequences
 }
 

@@ -122,5 +122,5 @@ func testModule(ctx context.Context, dir string, args []string, report *report) 
 	if readErr != nil {
 		return readErr
 	}
-	return report.verdict()
+	return report.failure()
 }

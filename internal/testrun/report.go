@@ -61,8 +61,8 @@ func (r *report) read(events io.Reader) error {
 	}
 }
 
-// verdict returns why the module failed although go test succeeded.
-func (r *report) verdict() error {
+// failure returns why the module failed although go test succeeded.
+func (r *report) failure() error {
 	if len(r.unlisted) > 0 {
 		return fmt.Errorf("skipped without being listed: %s", strings.Join(r.unlisted, ", "))
 	}

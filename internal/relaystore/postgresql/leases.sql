@@ -187,7 +187,7 @@ with f as (
 )
 select count(*) from f;
 
--- name: set_suspect
+-- name: set_alone
 -- By primary key. The update waits for a takeover, and is its own fence.
 update {{relay_leases}}
 set suspect = nullif($4::bigint, 0)

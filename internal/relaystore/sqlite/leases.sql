@@ -111,13 +111,13 @@ update {{relay_leases}} set epoch = epoch where lane = ?1 and owner = ?2 and epo
 -- read.
 select count(*) from {{relay_leases}} where lane = ?1 and owner = ?2 and epoch = ?3;
 
--- name: set_suspect
+-- name: set_alone
 -- By primary key; the conditions on owner and epoch are the fence.
 update {{relay_leases}}
 set suspect = nullif(?4, 0)
 where lane = ?1 and owner = ?2 and epoch = ?3;
 
--- name: clear_suspect
+-- name: clear_alone
 -- By primary key. A suspect that is recorded as failed: the next owner would blame it
 -- again.
 update {{relay_leases}} set suspect = null where lane = ?1 and suspect = ?2;

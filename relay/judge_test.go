@@ -87,20 +87,20 @@ func (p testDB) takeovers(t testing.TB) []takeover {
 	return all
 }
 
-// verdict says what is wrong with a wire.
-type verdict struct {
+// finding says what is wrong with a wire.
+type finding struct {
 	lost, invented, reordered int
 	repeated, unexplained     int
 	examples                  []string
 }
 
-func (v *verdict) note(format string, args ...any) {
+func (v *finding) note(format string, args ...any) {
 	if len(v.examples) < 5 {
 		v.examples = append(v.examples, fmt.Sprintf(format, args...))
 	}
 }
 
-func (v verdict) String() string {
+func (v finding) String() string {
 	return fmt.Sprintf("lost=%d invented=%d reordered=%d repeated=%d unexplained=%d %v",
 		v.lost, v.invented, v.reordered, v.repeated, v.unexplained, v.examples)
 }
@@ -108,8 +108,8 @@ func (v verdict) String() string {
 // judge compares what arrived with what was committed. A repeat is explained by
 // a takeover of its lane before it, from another process or after the same one had
 // sent it, or by a confirm that came too late.
-func judge(journal []published, wire []delivery, takeovers []takeover) verdict {
-	var v verdict
+func judge(journal []published, wire []delivery, takeovers []takeover) finding {
+	var v finding
 	committed := map[string]published{}
 	want := map[string][]int{}
 	for _, p := range journal {
