@@ -7,6 +7,7 @@ replace github.com/oncemill/oncemill => ../
 require (
 	github.com/ThreeDotsLabs/watermill v1.5.1
 	github.com/ThreeDotsLabs/watermill-amqp/v2 v2.1.3
+	github.com/ThreeDotsLabs/watermill-sql/v3 v3.1.0
 	github.com/lib/pq v1.12.3
 	github.com/oncemill/oncemill v0.0.0-00010101000000-000000000000
 	github.com/rabbitmq/amqp091-go v1.16.0

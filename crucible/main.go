@@ -38,6 +38,7 @@ type options struct {
 	lease time.Duration
 	calm  bool
 	only  string
+	rival string
 }
 
 var errBroken = errors.New("a promise is broken")
@@ -59,6 +60,7 @@ func main() {
 	flag.DurationVar(&o.lease, "lease", 3*time.Second, "lease of the relays; everything has to move within two")
 	flag.BoolVar(&o.calm, "calm", false, "inject no fault, to see what the workload alone does")
 	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
+	flag.StringVar(&o.rival, "rival", "", "instead of oncemill, hurt `skip-locked` or forwarder, and say what it loses, doubles and reorders")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := start(ctx, o)

@@ -173,12 +173,15 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 	all = map[string]*process{}
 	n := uint64(0)
 	for _, role := range []string{work.RoleRelay, work.RoleLedger, work.RoleReceipts, work.RoleService, work.RoleProducer} {
+		if role == work.RoleService && o.rival != "" {
+			continue
+		}
 		for i := range 2 {
 			n++
 			p := &process{note: note}
 			p.job = work.Job{
 				Role: role, Name: fmt.Sprintf("%s-%d", role, i+1), Seed: o.seed<<8 + n, Dir: dir,
-				Rate: o.rate / 2, Accounts: accounts, Lease: o.lease,
+				Rate: o.rate / 2, Accounts: accounts, Lease: o.lease, Rival: o.rival,
 			}
 			if role == work.RoleService {
 				if p.job.Listen, err = freeAddress(ctx); err != nil {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"strconv"
@@ -8,6 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/crucible/history"
@@ -60,11 +62,12 @@ func (r *recorder) record(ctx context.Context, session int) error {
 		return err
 	}
 	for d := range deliveries {
-		if err := r.history.Add(history.Record{Event: history.EventWire, Copy: copyOf(&d, session)}); err != nil {
+		copied := copyOf(&d, session)
+		if err := r.history.Add(history.Record{Event: history.EventWire, Copy: copied}); err != nil {
 			return &brokenHistory{err}
 		}
 		r.mu.Lock()
-		r.ids[d.MessageId] = struct{}{}
+		r.ids[copied.MessageID] = struct{}{}
 		r.mu.Unlock()
 		r.seen.Add(1)
 		if err := d.Ack(false); err != nil {
@@ -95,7 +98,7 @@ func copyOf(d *amqp091.Delivery, session int) *history.Copy {
 		seq = -1 // the sum differs too
 	}
 	return &history.Copy{
-		MessageID: d.MessageId, Topic: d.Exchange, Key: metadata["oncemill_key"], Row: metadata["oncemill_id"],
+		MessageID: cmp.Or(d.MessageId, metadata[amqp.DefaultMessageUUIDHeaderKey]), Topic: d.Exchange, Key: metadata["oncemill_key"], Row: metadata["oncemill_id"],
 		Seq: seq, Attempt: metadata["attempt"], Sum: history.SumOf(d.Body, metadata),
 		Redelivered: d.Redelivered, Session: session,
 	}

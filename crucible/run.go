@@ -40,7 +40,7 @@ const startTimeout = 2 * time.Minute
 func run(ctx context.Context, o options, dir string) (err error) {
 	say("crucible: seed %d, %s, %.0f transactions/s; starting PostgreSQL and RabbitMQ ...", o.seed, o.time, o.rate)
 	c := &crucible{options: o, dir: dir}
-	if c.site, err = newSite(ctx, dir); err != nil {
+	if c.site, err = newSite(ctx, dir, o.rival); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.site.close(ctx)) }()
@@ -102,6 +102,9 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	served := make(chan struct{})
 	group.Go(func() error {
 		defer close(served)
+		if len(shop.addresses) == 0 {
+			return nil
+		}
 		return shop.run(ctx, producing)
 	})
 	group.Go(func() error { return own["recorder"].WatchClock(working, "crucible") }) // with proxies and recorder

@@ -33,7 +33,7 @@ type site struct {
 const accounts = 200
 
 // newSite starts the servers and creates tables, exchanges and queues.
-func newSite(ctx context.Context, dir string) (s *site, err error) {
+func newSite(ctx context.Context, dir, rival string) (s *site, err error) {
 	s = &site{}
 	defer func() {
 		if err != nil {
@@ -54,6 +54,11 @@ func newSite(ctx context.Context, dir string) (s *site, err error) {
 	s.db.SetMaxIdleConns(4)
 	if err := s.createTables(ctx); err != nil {
 		return s, err
+	}
+	if rival != "" {
+		if err := work.PrepareRival(ctx, s.postgres.URL(), rival); err != nil {
+			return s, fmt.Errorf("prepare %s: %w", rival, err)
+		}
 	}
 	return s, s.declare()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
 	"sync"
 	"time"
 
@@ -103,7 +104,8 @@ func (h *hurt) plan(o options) ([]nemesis.Fault, error) {
 	}
 	var kinds []nemesis.Kind
 	for _, f := range h.faults() {
-		if only.MatchString(f.Name) {
+		f.Targets = slices.DeleteFunc(slices.Clone(f.Targets), h.absent)
+		if len(f.Targets) > 0 && only.MatchString(f.Name) {
 			kinds = append(kinds, f.Kind)
 		}
 	}
@@ -111,4 +113,9 @@ func (h *hurt) plan(o options) ([]nemesis.Fault, error) {
 		return nil, fmt.Errorf("no kind of fault matches %q", o.only)
 	}
 	return nemesis.Plan(o.seed, o.time, kinds), nil
+}
+
+// absent reports whether a target is a process that this run does not have.
+func (h *hurt) absent(target string) bool {
+	return slices.Contains(everybody, target) && h.processes[target] == nil
 }

@@ -91,7 +91,7 @@ var errMood = errors.New("the message is in a mood")
 // book moves the money of a transfer in the ledger's copy and returns the receipt.
 func (w *worker) book(msg *message.Message) ([]*message.Message, error) {
 	ctx := msg.Context()
-	tx, ok := inbox.TxFromContext(ctx)
+	tx, ok := oncemill.TxFromContext(ctx)
 	if !ok {
 		return nil, inbox.ErrNoInbox
 	}
@@ -120,7 +120,7 @@ func (w *worker) book(msg *message.Message) ([]*message.Message, error) {
 // effect writes the effect of a message down.
 func (w *worker) effect(msg *message.Message, attempt string) error {
 	ctx := msg.Context()
-	tx, ok := inbox.TxFromContext(ctx)
+	tx, ok := oncemill.TxFromContext(ctx)
 	if !ok {
 		return inbox.ErrNoInbox
 	}
@@ -144,8 +144,11 @@ func (w *worker) receipt(ctx context.Context, tx oncemill.Tx, msg *message.Messa
 	return receipt, err
 }
 
-// suffer does what the mood of a message demands.
+// suffer does what the mood of a message demands. A rival would deliver it for ever.
 func (w *worker) suffer(ctx context.Context, tx oncemill.Tx, msg *message.Message) error {
+	if w.Rival != "" {
+		return nil
+	}
 	attempt, _ := inbox.AttemptFromContext(ctx)
 	switch mood := msg.Metadata.Get(metaMood); {
 	case mood == MoodFlaky && attempt.Try < 3, mood == MoodLater && attempt.Delivery < 2:

@@ -63,6 +63,7 @@ type Job struct {
 	Accounts       int           // of the bank
 	Lease          time.Duration // of relays
 	Listen         string        // address of a service
+	Rival          string        // "" for oncemill
 }
 
 // Variable is the name of the environment variable with the job.
@@ -110,8 +111,11 @@ func Run(text string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.db.Close()) }()
-	cfg := mill.Config{Database: Database, NoMigrate: true, Logger: w.log, StopTimeout: 10 * time.Second}
 	parts := []func(context.Context) error{w.measure, func(ctx context.Context) error { return w.history.WatchClock(ctx, w.Name) }}
+	if w.Rival != "" {
+		return w.runRival(ctx, parts)
+	}
+	cfg := mill.Config{Database: Database, NoMigrate: true, Logger: w.log, StopTimeout: 10 * time.Second}
 	switch w.Role {
 	case RoleProducer:
 		err = w.configureProducer(&cfg)
@@ -172,6 +176,11 @@ func (w *worker) ready(ctx context.Context, m *mill.Mill) error {
 			return nil
 		}
 	}
+	return w.announce()
+}
+
+// announce tells the parent that the process works.
+func (w *worker) announce() error {
 	if err := w.history.Add(history.Record{Event: history.EventReady}); err != nil {
 		return err
 	}

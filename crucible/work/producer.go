@@ -35,7 +35,7 @@ func (w *worker) configureProducer(cfg *mill.Config) error {
 }
 
 // produce transfers money until ctx ends.
-func (w *worker) produce(ctx context.Context, box *outbox.Outbox) error {
+func (w *worker) produce(ctx context.Context, box way) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	pace := make(chan uint64)
@@ -64,7 +64,7 @@ func (w *worker) produce(ctx context.Context, box *outbox.Outbox) error {
 }
 
 // transact runs a transaction and writes down what was intended and what came of it.
-func (w *worker) transact(ctx context.Context, box *outbox.Outbox, t *transferTx) {
+func (w *worker) transact(ctx context.Context, box way, t *transferTx) {
 	begin := history.Record{Event: history.EventBegin, Tx: t.id}
 	for _, m := range t.messages {
 		begin.Messages = append(begin.Messages, history.Message{ID: m.id, Discarded: m.discarded})
@@ -169,7 +169,7 @@ func payload(r *rand.Rand) []byte {
 	return content
 }
 
-func (t *transferTx) run(ctx context.Context, box *outbox.Outbox) (err error) {
+func (t *transferTx) run(ctx context.Context, box way) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			if p != errChangedMind { //nolint:errorlint // this very value
@@ -181,7 +181,7 @@ func (t *transferTx) run(ctx context.Context, box *outbox.Outbox) (err error) {
 	return box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error { return t.body(ctx, box, tx) })
 }
 
-func (t *transferTx) body(ctx context.Context, box *outbox.Outbox, tx oncemill.Tx) error {
+func (t *transferTx) body(ctx context.Context, box way, tx oncemill.Tx) error {
 	if _, err := tx.ExecContext(ctx, lockAccounts, t.from, t.to); err != nil {
 		return err
 	}
@@ -219,7 +219,7 @@ func (t *transferTx) body(ctx context.Context, box *outbox.Outbox, tx oncemill.T
 type numbers struct{ account, audit int64 }
 
 // publish publishes a message and writes down that it was sent, in the same transaction.
-func (t *transferTx) publish(ctx context.Context, box *outbox.Outbox, tx oncemill.Tx, m outgoing, last *numbers) error {
+func (t *transferTx) publish(ctx context.Context, box way, tx oncemill.Tx, m outgoing, last *numbers) error {
 	if m.discarded {
 		if _, err := tx.ExecContext(ctx, "savepoint maybe"); err != nil {
 			return err
