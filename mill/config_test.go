@@ -78,6 +78,20 @@ func TestNew_ReportsAllBadSettings(t *testing.T) {
 				return inboxrabbitmq.New(wamqp.NewDurableQueueConfig("amqp://localhost"), inboxrabbitmq.Config{AckTimeout: time.Minute, Malformed: in.Refuse})
 			}
 		}), []string{"mill.Consumer.Inbox.Timeout"}},
+		"two consumers of one queue": {func(cfg *mill.Config) {
+			for _, name := range []string{"stock", "mail", "own"} {
+				c := stock()
+				c.Name, c.Replays = name, nil
+				c.Subscriber = func(in *inbox.Inbox) (message.Subscriber, error) {
+					queue := wamqp.NewDurableQueueConfig("amqp://localhost") // named as the topic
+					if name == "own" {
+						queue = wamqp.NewDurablePubSubConfig("amqp://localhost", wamqp.GenerateQueueNameTopicNameWithSuffix(name))
+					}
+					return inboxrabbitmq.New(queue, inboxrabbitmq.Config{Malformed: in.Refuse})
+				}
+				cfg.Consumers = append(cfg.Consumers, c)
+			}
+		}, []string{"mill.Consumer.Subscriber"}},
 		"several parts": {func(cfg *mill.Config) {
 			consumer(func(c *mill.Consumer) { c.Inbox.Consumer, c.Inbox.Retention = "other", 1 })(cfg)
 			cfg.StopTimeout, cfg.Idempotency, cfg.Outbox = 1, &idempotency.Config{}, &outbox.Config{MaxPayload: -1}

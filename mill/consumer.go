@@ -33,7 +33,8 @@ type Consumer struct {
 
 	// Subscriber makes the Watermill subscriber that delivers the messages, for example
 	// inbox/rabbitmq.Queue or inbox/rabbitmq.New. Pass in.Refuse as Config.Malformed of the
-	// latter, so that unreadable deliveries become dead letters. New calls it once; Run
+	// latter, so that unreadable deliveries become dead letters. Two consumers must not
+	// share a queue: each message would reach only one of them. New calls it once; Run
 	// subscribes, retries while the broker is unavailable, and closes it. Required.
 	Subscriber func(in *inbox.Inbox) (message.Subscriber, error)
 
@@ -157,6 +158,14 @@ func (c *consumer) useSubscriber() error {
 			"must be shorter than %v, the AckTimeout of consumer %s's subscriber; otherwise a handler that hangs never counts as failed", limited.AckTimeout(), c.Name)}
 	}
 	return nil
+}
+
+// source names what the consumer receives from, if its subscriber can say it.
+func (c *consumer) source() string {
+	if named, ok := c.subscriber.(interface{ Source(topic string) string }); ok {
+		return named.Source(c.Topic)
+	}
+	return ""
 }
 
 // replays publishes with a consumer's Replays, which may be set after its inbox is created.

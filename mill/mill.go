@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -103,8 +104,20 @@ func (m *Mill) makeInboxes() (err error) {
 
 func (m *Mill) makeSubscribers() error {
 	var errs []error
+	first := map[string]*consumer{} // by source
 	for _, c := range m.consumers {
-		errs = append(errs, c.makeSubscriber())
+		if err := c.makeSubscriber(); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		source := c.source()
+		if other := first[source]; other != nil {
+			errs = append(errs, &oncemill.ConfigError{Field: "mill.Consumer.Subscriber", Value: source, Problem: fmt.Sprintf(
+				"consumers %s and %s share this queue, so each message would reach only one of them; give each a queue of its own", other.Name, c.Name)})
+		}
+		if source != "" {
+			first[source] = c
+		}
 	}
 	return errors.Join(errs...)
 }
