@@ -44,18 +44,19 @@ func TestSink_GivesEveryMessageOneOutcomeInChaos(t *testing.T) {
 	}
 }
 
-// chaos publishes over several lanes while the proxy and the contexts misbehave,
-// and stops the sink in the middle of it.
+// chaos publishes over several lanes while the proxy and the contexts misbehave, each time
+// once something was delivered, and stops the sink in the middle of it.
 func chaos(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, o *outcomes, stop func()) (handed int) {
 	t.Helper()
-	const lanes, rounds = 6, 200
+	const lanes = 6
 	var group sync.WaitGroup
 	var total atomic.Int64
+	var over atomic.Bool
 	for lane := range lanes {
 		group.Go(func() {
 			random := rand.New(rand.NewPCG(uint64(lane), 1))
 			id := 1
-			for range rounds {
+			for !over.Load() {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(random.IntN(200))*time.Millisecond)
 				msgs := batch(lane, id, 1+random.IntN(20), "orders")
 				for _, m := range msgs {
@@ -75,8 +76,15 @@ func chaos(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, o *outcom
 		})
 	}
 	random := rand.New(rand.NewPCG(7, 7))
+	before, _, _ := o.kinds()
 	for range 12 {
-		testserver.Pause(t.Context(), time.Duration(50+random.IntN(150))*time.Millisecond)
+		eventually(t, "a message is delivered", func() bool {
+			delivered, _, _ := o.kinds()
+			moved := delivered > before
+			before = delivered
+			return moved
+		})
+		testserver.Pause(t.Context(), time.Duration(random.IntN(150))*time.Millisecond)
 		switch random.IntN(3) {
 		case 0:
 			p.Cut()
@@ -92,6 +100,7 @@ func chaos(t *testing.T, sink *rabbitmq.Sink, p *testserver.AMQPProxy, o *outcom
 		}
 	}
 	stop()
+	over.Store(true)
 	group.Wait()
 	return int(total.Load())
 }
