@@ -48,7 +48,7 @@ func (c *crucible) collect(ctx context.Context) (in *check.Input, err error) {
 	for moment, n := range c.hurt.deaths {
 		in.States["died "+moment] = n
 	}
-	if !c.calm && c.only == "" && c.rival == "" {
+	if !c.calm && !c.cluster && c.only == "" && c.rival == "" {
 		in.Wanted = wantedStates
 	}
 	return in, nil

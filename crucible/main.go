@@ -39,6 +39,8 @@ type options struct {
 	calm  bool
 	only  string
 	rival string
+
+	cluster bool
 }
 
 var errBroken = errors.New("a promise is broken")
@@ -61,6 +63,7 @@ func main() {
 	flag.BoolVar(&o.calm, "calm", false, "inject no fault, to see what the workload alone does")
 	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
 	flag.StringVar(&o.rival, "rival", "", "instead of oncemill, hurt `skip-locked` or forwarder, and say what it loses, doubles and reorders")
+	flag.BoolVar(&o.cluster, "cluster", false, "run on a synchronously replicated PostgreSQL of three nodes, and hurt its nodes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := start(ctx, o)

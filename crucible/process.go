@@ -181,7 +181,7 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 			p := &process{note: note}
 			p.job = work.Job{
 				Role: role, Name: fmt.Sprintf("%s-%d", role, i+1), Seed: o.seed<<8 + n, Dir: dir,
-				Rate: o.rate / 2, Accounts: accounts, Lease: o.lease, Rival: o.rival,
+				Rate: o.rate / 2, Accounts: accounts, Lease: o.lease, Rival: o.rival, Driver: work.DriverPq,
 			}
 			if role == work.RoleService {
 				if p.job.Listen, err = freeAddress(ctx); err != nil {
@@ -191,6 +191,17 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 			p.log = filepath.Join(dir, p.job.Name+".log")
 			if p.ways, p.job.Postgres, p.job.AMQP, err = s.newWays(ctx); err != nil {
 				return all, err
+			}
+			if s.replicated != nil {
+				proxy, several, err := s.replicated.urls()
+				if err != nil {
+					return all, err
+				}
+				// One of each role by lib/pq and the proxy, one by pgx and several addresses.
+				p.job.Driver, p.job.Postgres = work.DriverPq, proxy
+				if i > 0 {
+					p.job.Driver, p.job.Postgres = work.DriverPgx, several
+				}
 			}
 			all[p.job.Name] = p
 		}

@@ -40,7 +40,7 @@ const startTimeout = 2 * time.Minute
 func run(ctx context.Context, o options, dir string) (err error) {
 	say("crucible: seed %d, %s, %.0f transactions/s; starting PostgreSQL and RabbitMQ ...", o.seed, o.time, o.rate)
 	c := &crucible{options: o, dir: dir}
-	if c.site, err = newSite(ctx, dir, o.rival); err != nil {
+	if c.site, err = newSite(ctx, dir, o); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, c.site.close(ctx)) }()
@@ -90,7 +90,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	defer stopOperator()
 	group.Go(func() error { return c.recorder.run(working) })
 	group.Go(func() error {
-		return (&canary{postgres: c.site.postgres.URL(), amqp: c.site.rabbit.URL(), history: own["canary"]}).run(working)
+		return (&canary{postgres: c.site.url(), amqp: c.site.rabbit.URL(), history: own["canary"]}).run(working)
 	})
 	shop := &customers{history: own["customers"], seed: c.seed}
 	for _, p := range c.processes {
@@ -170,7 +170,12 @@ func (c *crucible) storm(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go c.watch(watching)
-	if err := c.hurt.rage(ctx, c.began, plan); err != nil {
+	if c.site.replicated != nil {
+		err = c.hurt.takeTurns(ctx, c.began.Add(c.time), c.site.replicated)
+	} else {
+		err = c.hurt.rage(ctx, c.began, plan)
+	}
+	if err != nil {
 		return err
 	}
 	timer := time.NewTimer(time.Until(c.began.Add(c.time)))

@@ -26,41 +26,56 @@ import (
 
 // site is the servers of a run, and the parent's own way to them, which no proxy is in.
 type site struct {
-	postgres, rabbit *testserver.Instance
-	db               *sql.DB
+	postgres   *testserver.Instance // nil if it is replicated
+	replicated *replicated
+	rabbit     *testserver.Instance
+	db         *sql.DB
 }
 
 const accounts = 200
 
 // newSite starts the servers and creates tables, exchanges and queues.
-func newSite(ctx context.Context, dir, rival string) (s *site, err error) {
+func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 	s = &site{}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.close(ctx))
 		}
 	}()
-	if s.postgres, err = testserver.NewInstance(ctx, "postgres", filepath.Join(dir, "postgres"),
-		"lock_timeout=0", "deadlock_timeout=500ms", "log_lock_waits=off"); err != nil {
+	if o.cluster {
+		s.replicated, err = newReplicated(ctx, filepath.Join(dir, "cluster"), true)
+	} else {
+		s.postgres, err = testserver.NewInstance(ctx, "postgres", filepath.Join(dir, "postgres"),
+			"lock_timeout=0", "deadlock_timeout=500ms", "log_lock_waits=off")
+	}
+	if err != nil {
 		return s, err
 	}
 	if s.rabbit, err = testserver.NewInstance(ctx, "rabbitmq", filepath.Join(dir, "rabbitmq"),
 		"heartbeat=6", "vm_memory_high_watermark.absolute=2GB", "disk_free_limit.absolute=1MB"); err != nil {
 		return s, err
 	}
-	if s.db, err = sql.Open("postgres", s.postgres.URL()+"&application_name=crucible&connect_timeout=2"); err != nil {
+	if s.db, err = sql.Open("postgres", s.url()+"&application_name=crucible&connect_timeout=2"); err != nil {
 		return s, err
 	}
 	s.db.SetMaxIdleConns(4)
 	if err := s.createTables(ctx); err != nil {
 		return s, err
 	}
-	if rival != "" {
-		if err := work.PrepareRival(ctx, s.postgres.URL(), rival); err != nil {
-			return s, fmt.Errorf("prepare %s: %w", rival, err)
+	if o.rival != "" {
+		if err := work.PrepareRival(ctx, s.url(), o.rival); err != nil {
+			return s, fmt.Errorf("prepare %s: %w", o.rival, err)
 		}
 	}
 	return s, s.declare()
+}
+
+// url returns the URL of PostgreSQL, without a proxy of ours.
+func (s *site) url() string {
+	if s.replicated != nil {
+		return s.replicated.proxy.URL()
+	}
+	return s.postgres.URL()
 }
 
 func (s *site) createTables(ctx context.Context) error {
@@ -155,6 +170,9 @@ func (s *site) close(ctx context.Context) error {
 	if s.db != nil {
 		errs = append(errs, s.db.Close())
 	}
+	if s.replicated != nil {
+		errs = append(errs, s.replicated.remove(ctx))
+	}
 	for _, i := range []*testserver.Instance{s.postgres, s.rabbit} {
 		if i == nil {
 			continue
@@ -173,8 +191,13 @@ type ways struct {
 	amqp     *testserver.AMQPProxy
 }
 
-// newWays starts the proxies of a process and returns their URLs.
+// newWays starts the proxies of a process and returns their URLs. A replicated PostgreSQL is
+// reached directly.
 func (s *site) newWays(ctx context.Context) (w ways, postgres, amqp string, err error) {
+	if s.replicated != nil {
+		w.amqp, amqp, err = testserver.StartAMQPProxy(ctx, s.rabbit.URL())
+		return w, "", amqp, err
+	}
 	if w.postgres, postgres, err = testserver.StartPostgresProxy(ctx, s.postgres.URL()); err != nil {
 		return w, "", "", err
 	}

@@ -3,13 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"regexp"
 	"slices"
 	"sync"
 	"time"
 
+	"github.com/oncemill/oncemill/crucible/check"
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/crucible/nemesis"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 const (
@@ -95,7 +98,7 @@ func (h *hurt) heal(ctx context.Context, end heal) error {
 
 // plan returns the plan of a run.
 func (h *hurt) plan(o options) ([]nemesis.Fault, error) {
-	if o.calm {
+	if o.calm || o.cluster {
 		return nil, nil
 	}
 	only, err := regexp.Compile(o.only)
@@ -119,3 +122,31 @@ func (h *hurt) plan(o options) ([]nemesis.Fault, error) {
 func (h *hurt) absent(target string) bool {
 	return slices.Contains(everybody, target) && h.processes[target] == nil
 }
+
+// takeTurns injects the faults of a cluster one after the other, each round in another order,
+// and lets the cluster recover from each, until the next would end too late.
+func (h *hurt) takeTurns(ctx context.Context, until time.Time, r *replicated) error {
+	chance := rand.New(rand.NewPCG(h.seed, 4))
+	for {
+		turns := r.turns()
+		chance.Shuffle(len(turns), func(i, j int) { turns[i], turns[j] = turns[j], turns[i] })
+		for _, t := range turns {
+			if time.Until(until) < t.lasts+2*betweenTurns {
+				return nil
+			}
+			if !sleep.For(ctx, betweenTurns) {
+				return ctx.Err()
+			}
+			planned := nemesis.Fault{Kind: t.name, Target: check.Cluster, For: t.lasts}
+			inject := func(ctx context.Context, _ string) (heal, error) { return t.inject(ctx) }
+			if err := h.strike(ctx, fault{inject: inject}, planned); err != nil {
+				return err
+			}
+			if err := r.awaitHealth(ctx); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+const betweenTurns = 8 * time.Second

@@ -26,6 +26,12 @@
 #   servers.sh start pgbouncer DIR upstream=DIR [--port N] [--owner PID] [name=value]...
 #                            the same for a PgBouncer, in transaction mode, in front
 #                            of the PostgreSQL in the directory upstream
+#   servers.sh start etcd DIR [--owner PID]
+#   servers.sh start patroni DIR etcd=DIR [synchronous=on] [--owner PID]
+#   servers.sh start haproxy DIR node=DIR... [--owner PID]
+#                            a replicated PostgreSQL: etcd first, then each node, then
+#                            what leads to the primary
+#   servers.sh signal DIR STOP|CONT        a whole node of it
 #   servers.sh stop DIR      clean stop        servers.sh kill DIR     SIGKILL
 #   servers.sh crash DIR     PostgreSQL: immediate shutdown
 #   servers.sh dump DIR FILE [option]...   PostgreSQL: pg_dump
@@ -47,6 +53,8 @@ source "$here/servers/rabbitmq.sh"
 source "$here/servers/pgbouncer.sh"
 # shellcheck source=scripts/servers/redis.sh
 source "$here/servers/redis.sh"
+# shellcheck source=scripts/servers/cluster.sh
+source "$here/servers/cluster.sh"
 
 usage() { sed -n '2,/^set -euo/{/^set -euo/d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
 
@@ -86,7 +94,7 @@ status() {
 # start KIND DIR [--port N] [--owner PID] [--standby-of DIR] [name=value]...
 start() {
 	local kind=${1:-} dir=${2:-} port="" owner="" primary="" settings=()
-	[[ $kind == postgres || $kind == rabbitmq || $kind == pgbouncer || $kind == redis ]] || die "start postgres|rabbitmq|pgbouncer|redis DIR"
+	[[ $kind =~ ^(postgres|rabbitmq|pgbouncer|redis|etcd|patroni|haproxy)$ ]] || die "start postgres|rabbitmq|pgbouncer|redis|etcd|patroni|haproxy DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
 	while [[ $# -gt 0 ]]; do
@@ -117,6 +125,11 @@ ctl() {
 	rabbitmq_ctl "$dir" "$@"
 }
 
+signal() {
+	of_kind "${1:-}" patroni
+	patroni_signal "$1" "${2:?STOP or CONT}"
+}
+
 crash() {
 	of_kind "${1:-}" postgres
 	postgres_stop "$1" immediate
@@ -137,7 +150,7 @@ main() {
 	[[ $# -eq 0 ]] || shift
 	case $command in
 	help | -h | --help) usage ;;
-	up | down | status | start | ctl | crash | dump | load) prepare_base && "$command" "$@" </dev/null ;;
+	up | down | status | start | signal | ctl | crash | dump | load) prepare_base && "$command" "$@" </dev/null ;;
 	stop | kill)
 		prepare_base
 		of_kind "${1:-}"

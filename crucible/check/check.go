@@ -114,6 +114,10 @@ type Balance struct {
 	Mirror           int64 // sum of what the ledger moved: 0
 }
 
+// Cluster is the target of a fault of one node of a cluster, which excuses nothing: the others
+// take over. While they do, the servers count as slow.
+const Cluster = "cluster"
+
 // Window is a span of time.
 type Window struct{ From, To time.Time }
 

@@ -137,7 +137,7 @@ func (c *index) explained(topic string, first, again time.Time) bool {
 // mayResend reports whether a fault can be the cause that a relay sends a message again.
 func mayResend(f Fault, topic string) bool {
 	switch what, name, _ := strings.Cut(f.Target, " "); what {
-	case "postgres", "rabbitmq", "crucible":
+	case "postgres", "rabbitmq", "crucible", Cluster:
 		return true
 	case "topic":
 		return name == topic

@@ -18,7 +18,8 @@ import (
 	"syscall"
 	"time"
 
-	_ "github.com/lib/pq" // the driver "postgres"
+	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
+	_ "github.com/lib/pq"              // the driver "postgres"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/history"
@@ -64,7 +65,14 @@ type Job struct {
 	Lease          time.Duration // of relays
 	Listen         string        // address of a service
 	Rival          string        // "" for oncemill
+	Driver         string        // of the database
 }
+
+// Drivers of PostgreSQL.
+const (
+	DriverPq  = "postgres"
+	DriverPgx = "pgx"
+)
 
 // Variable is the name of the environment variable with the job.
 const Variable = "ONCEMILL_CRUCIBLE_JOB"
@@ -107,7 +115,7 @@ func Run(text string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.history.Close()) }()
-	if w.db, err = open(w.Postgres, fmt.Sprintf("%s/%d", w.Name, w.Life)); err != nil {
+	if w.db, err = open(w.Driver, w.Postgres, fmt.Sprintf("%s/%d", w.Name, w.Life)); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, w.db.Close()) }()
@@ -148,7 +156,7 @@ func Run(text string) (err error) {
 }
 
 // open returns a pool of the business schema.
-func open(dsn, name string) (*sql.DB, error) {
+func open(driver, dsn, name string) (*sql.DB, error) {
 	u, err := url.Parse(dsn)
 	if err != nil {
 		return nil, errors.New("the URL of PostgreSQL cannot be parsed") // the cause would show the password
@@ -156,10 +164,12 @@ func open(dsn, name string) (*sql.DB, error) {
 	query := u.Query()
 	query.Set("search_path", AppSchema)
 	query.Set("application_name", name)
-	query.Set("binary_parameters", "yes")
+	if driver == DriverPq {
+		query.Set("binary_parameters", "yes")
+	}
 	query.Set("connect_timeout", "5")
 	u.RawQuery = query.Encode()
-	db, err := sql.Open("postgres", u.String())
+	db, err := sql.Open(driver, u.String())
 	if err != nil {
 		return nil, err
 	}

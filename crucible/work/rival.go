@@ -56,7 +56,7 @@ func newRival(name string, db *sql.DB) (rival, error) {
 
 // PrepareRival creates the tables of a rival.
 func PrepareRival(ctx context.Context, dsn, name string) (err error) {
-	db, err := open(dsn, "crucible")
+	db, err := open(DriverPq, dsn, "crucible")
 	if err != nil {
 		return err
 	}

@@ -16,7 +16,8 @@ type Instance struct {
 }
 
 // NewInstance creates and starts a server in dir, an absolute path that must not exist. kind is
-// "postgres" or "rabbitmq". Each setting is "name=value" of the server's configuration file. It
+// "postgres", "rabbitmq", or a part of a replicated PostgreSQL: "etcd", "patroni" or "haproxy";
+// see scripts/servers.sh. Each setting is "name=value" of the server's configuration file. It
 // is removed by Remove or, if the process dies first, when the script runs again.
 func NewInstance(ctx context.Context, kind, dir string, settings ...string) (*Instance, error) {
 	i := &Instance{kind: kind, dir: dir}
@@ -28,11 +29,14 @@ func NewInstance(ctx context.Context, kind, dir string, settings ...string) (*In
 
 // URL returns the URL of the server. It stays the same after a restart.
 func (i *Instance) URL() string {
-	if i.kind == "postgres" {
-		return i.exports[envPostgres]
+	if i.kind == "rabbitmq" {
+		return i.exports[envAMQP]
 	}
-	return i.exports[envAMQP]
+	return i.exports[envPostgres]
 }
+
+// Patroni returns the URL of the REST API of a node.
+func (i *Instance) Patroni() string { return i.exports["ONCEMILL_TEST_PATRONI"] }
 
 // Admin returns the URL of RabbitMQ's management API.
 func (i *Instance) Admin() string { return i.exports[envAMQPAdmin] }
@@ -51,6 +55,12 @@ func (i *Instance) Stop(ctx context.Context) error { return i.do(ctx, "stop", i.
 
 // Kill ends the server with SIGKILL.
 func (i *Instance) Kill(ctx context.Context) error { return i.do(ctx, "kill", i.dir) }
+
+// Freeze stops all processes of a node of a replicated PostgreSQL. Thaw lets them go on.
+func (i *Instance) Freeze(ctx context.Context) error { return i.do(ctx, "signal", i.dir, "STOP") }
+
+// Thaw ends Freeze.
+func (i *Instance) Thaw(ctx context.Context) error { return i.do(ctx, "signal", i.dir, "CONT") }
 
 // Crash shuts PostgreSQL down at once, without a checkpoint: the next start recovers from the
 // log.

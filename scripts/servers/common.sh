@@ -17,6 +17,7 @@ die() {
 die_missing() {
 	local what=PostgreSQL variable=ONCEMILL_TEST_POSTGRES package=postgresql
 	[[ $1 != pgbouncer ]] || die "PgBouncer could not be installed here: sudo apt-get install pgbouncer (this needs root on Debian or Ubuntu)"
+	[[ ! $1 =~ ^(etcd|patroni|haproxy)$ ]] || die "$1 could not be installed here: sudo apt-get install etcd-server patroni python3-etcd haproxy (this needs root on Debian or Ubuntu)"
 	[[ $1 != redis ]] || die "redis-server could not be installed here: sudo apt-get install redis-server (this needs root on Debian or Ubuntu)"
 	[[ $1 == postgres ]] || { what=RabbitMQ variable=ONCEMILL_TEST_AMQP package=rabbitmq-server; }
 	say "no usable $what: nothing suitable on the default port, and $package could not be installed here."
@@ -138,6 +139,14 @@ instances() {
 	done | sort -u
 }
 
+# user_of KIND prints the user whom Debian's package runs the server as.
+user_of() {
+	case $1 in
+	pgbouncer | patroni) printf 'postgres\n' ;;
+	*) printf '%s\n' "$1" ;;
+	esac
+}
+
 # create KIND DIR PORT OWNER [name=value]... makes the directory; "" means any port, no owner.
 create() {
 	local kind=$1 dir=$2 port=$3 owner=$4
@@ -145,7 +154,7 @@ create() {
 	mkdir -p "$(dirname "$dir")"
 	mkdir "$dir" || die "$dir: cannot be made"
 	chmod 755 "$dir"
-	as "${kind/pgbouncer/postgres}" # Debian's package has no user of its own
+	as "$(user_of "$kind")"
 	"${AS[@]}" test -x "$dir" || {
 		rmdir "$dir"
 		die "the user of $kind cannot reach $dir; set ONCEMILL_SERVERS_DIR to a directory that everybody can enter"
@@ -204,4 +213,16 @@ install_package() {
 		tail -5 "$log" >&2
 		return 1
 	}
+}
+
+# without_service PACKAGE COMMAND installs Debian's package, which would start a service.
+without_service() {
+	local policy=/usr/sbin/policy-rc.d ours=""
+	if [[ $EUID -eq 0 && ! -e $policy ]]; then
+		ours=yes
+		printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
+	fi
+	install_package "$1" || true
+	[[ -z $ours ]] || rm -f "$policy"
+	command -v "$2" >/dev/null
 }

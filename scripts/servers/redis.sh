@@ -2,17 +2,7 @@
 # Sourced by servers.sh: Redis. There are private instances only.
 
 redis_installed() { command -v redis-server >/dev/null; }
-redis_install() {
-	# Debian's package would start a service of its own on the default port.
-	local policy=/usr/sbin/policy-rc.d ours=""
-	if [[ $EUID -eq 0 && ! -e $policy ]]; then
-		ours=yes
-		printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
-	fi
-	install_package redis-server || true
-	[[ -z $ours ]] || rm -f "$policy"
-	redis_installed
-}
+redis_install() { without_service redis-server redis-server; }
 
 redis_exports() { export_line ONCEMILL_TEST_REDIS "127.0.0.1:$(<"$1/port")"; }
 

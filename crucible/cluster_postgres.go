@@ -1,0 +1,231 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// replicated is a PostgreSQL of three nodes that take over for each other: Patroni with etcd,
+// and HAProxy, which leads to the primary.
+type replicated struct {
+	etcd, proxy *testserver.Instance
+	nodes       []*testserver.Instance
+	synchronous bool
+}
+
+const nodes = 3
+
+// newReplicated starts one. A commit of a synchronous one waits for a standby.
+func newReplicated(ctx context.Context, dir string, synchronous bool) (*replicated, error) {
+	r := &replicated{synchronous: synchronous}
+	var err error
+	if r.etcd, err = testserver.NewInstance(ctx, "etcd", filepath.Join(dir, "etcd")); err != nil {
+		return r, err
+	}
+	settings := []string{"etcd=" + r.etcd.Dir()}
+	if synchronous {
+		settings = append(settings, "synchronous=on")
+	}
+	r.nodes = make([]*testserver.Instance, nodes)
+	start := func(ctx context.Context, i int) (err error) {
+		r.nodes[i], err = testserver.NewInstance(ctx, "patroni", filepath.Join(dir, fmt.Sprint("node", i+1)), settings...)
+		return err
+	}
+	if err := start(ctx, 0); err != nil { // it becomes the primary, from which the others copy
+		return r, err
+	}
+	group, together := errgroup.WithContext(ctx)
+	for i := 1; i < nodes; i++ {
+		group.Go(func() error { return start(together, i) })
+	}
+	if err := group.Wait(); err != nil {
+		return r, err
+	}
+	var members []string
+	for _, n := range r.nodes {
+		members = append(members, "node="+n.Dir())
+	}
+	if r.proxy, err = testserver.NewInstance(ctx, "haproxy", filepath.Join(dir, "haproxy"), members...); err != nil {
+		return r, err
+	}
+	return r, r.awaitHealth(ctx)
+}
+
+// urls returns the two ways to the primary: HAProxy, and all nodes in one URL.
+func (r *replicated) urls() (proxy, several string, err error) {
+	var hosts, ports []string
+	var u *url.URL
+	for _, n := range r.nodes {
+		if u, err = url.Parse(n.URL()); err != nil {
+			return "", "", err
+		}
+		hosts, ports = append(hosts, u.Hostname()), append(ports, u.Port())
+	}
+	u.Host = strings.Join(hosts, ",")
+	u.RawQuery += "&target_session_attrs=read-write&port=" + strings.Join(ports, ",")
+	return r.proxy.URL(), u.String(), nil
+}
+
+// member is a node as Patroni describes it.
+type member struct {
+	Name, Role, State string
+	Port              int
+}
+
+var errNoPrimary = errors.New("no node says who the members are")
+
+// members asks each node until one answers.
+func (r *replicated) members(ctx context.Context) ([]member, error) {
+	for _, n := range r.nodes {
+		var all struct{ Members []member }
+		if err := r.call(ctx, n, http.MethodGet, "/cluster", nil, &all); err == nil && len(all.Members) > 0 {
+			return all.Members, nil
+		}
+	}
+	return nil, errNoPrimary
+}
+
+// call calls the REST API of a node. out may be nil.
+func (r *replicated) call(ctx context.Context, n *testserver.Instance, method, path string, body []byte, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	if method == http.MethodGet {
+		var short context.CancelFunc
+		ctx, short = context.WithTimeout(ctx, time.Second)
+		defer short()
+	}
+	req, err := http.NewRequestWithContext(ctx, method, n.Patroni()+path, bytes.NewReader(body))
+	if err != nil {
+		return err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close() //nolint:errcheck // it was read
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return err
+	}
+	if resp.StatusCode >= 300 {
+		return fmt.Errorf("%s %s: %s: %s", method, path, resp.Status, text)
+	}
+	if out == nil {
+		return nil
+	}
+	return json.Unmarshal(text, out)
+}
+
+// find returns the member with one of the roles, the earlier ones first, and its node.
+func (r *replicated) find(ctx context.Context, roles ...string) (member, *testserver.Instance, error) {
+	members, err := r.members(ctx)
+	if err != nil {
+		return member{}, nil, err
+	}
+	for _, role := range roles {
+		for _, m := range members {
+			i := slices.IndexFunc(r.nodes, func(n *testserver.Instance) bool { return strings.Contains(n.URL(), fmt.Sprint(":", m.Port, "/")) })
+			if m.Role == role && i >= 0 {
+				return m, r.nodes[i], nil
+			}
+		}
+	}
+	return member{}, nil, fmt.Errorf("no node is %s: %+v", strings.Join(roles, " or "), members)
+}
+
+const healthTimeout = 90 * time.Second
+
+// awaitHealth waits until all nodes run, and a standby is synchronous if one has to be.
+func (r *replicated) awaitHealth(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	for {
+		members, err := r.members(ctx)
+		running, leads, follows := 0, false, !r.synchronous
+		for _, m := range members {
+			if m.State == "running" || m.State == "streaming" {
+				running++
+			}
+			leads, follows = leads || m.Role == "leader", follows || m.Role == "sync_standby"
+		}
+		if running == nodes && leads && follows {
+			return nil
+		}
+		select {
+		case <-time.After(200 * time.Millisecond):
+		case <-ctx.Done():
+			return fmt.Errorf("PostgreSQL's nodes are not well: %+v: %w", members, errors.Join(err, ctx.Err()))
+		}
+	}
+}
+
+func (r *replicated) switchover(ctx context.Context) error {
+	leader, node, err := r.find(ctx, "leader")
+	if err != nil {
+		return err
+	}
+	next, _, err := r.find(ctx, "sync_standby", "replica")
+	if err != nil {
+		return err
+	}
+	body, err := json.Marshal(map[string]string{"leader": leader.Name, "candidate": next.Name})
+	if err != nil {
+		return err
+	}
+	return r.call(ctx, node, http.MethodPost, "/switchover", body, nil)
+}
+
+// remove removes all nodes.
+func (r *replicated) remove(ctx context.Context) error {
+	var errs []error
+	for _, i := range append([]*testserver.Instance{r.proxy}, append(r.nodes, r.etcd)...) {
+		if i != nil {
+			errs = append(errs, i.Remove(ctx))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// turn is a fault of a cluster. The nodes recover from one before the next begins.
+type turn struct {
+	name   string
+	inject func(ctx context.Context) (heal, error)
+	lasts  time.Duration
+}
+
+// turns are the faults of a replicated PostgreSQL.
+func (r *replicated) turns() []turn {
+	of := func(roles []string, begin func(*testserver.Instance, context.Context) error, end func(*testserver.Instance, context.Context) error) func(context.Context) (heal, error) {
+		return func(ctx context.Context) (heal, error) {
+			_, node, err := r.find(ctx, roles...)
+			if err != nil {
+				return nil, err
+			}
+			return func(ctx context.Context) error { return end(node, ctx) }, begin(node, ctx)
+		}
+	}
+	primary, standby := []string{"leader"}, []string{"sync_standby", "replica"}
+	kill, start := (*testserver.Instance).Kill, (*testserver.Instance).Start
+	freeze, thaw := (*testserver.Instance).Freeze, (*testserver.Instance).Thaw
+	return []turn{
+		{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
+		{"primary-killed", of(primary, kill, start), 20 * time.Second},
+		{"primary-frozen", of(primary, freeze, thaw), 25 * time.Second},
+		{"standby-killed", of(standby, kill, start), 10 * time.Second},
+		{"etcd-killed", func(ctx context.Context) (heal, error) { return r.etcd.Start, r.etcd.Kill(ctx) }, 15 * time.Second},
+	}
+}
