@@ -188,10 +188,12 @@ with f as (
 select count(*) from f;
 
 -- name: set_alone
--- By primary key. The update waits for a takeover, and is its own fence.
+-- By primary key. The update waits for a takeover, and is its own fence. Each message that
+-- goes alone waits for it, so it does not wait for the disk or a standby: if the server
+-- dies too, the worker's death shows nothing about the message.
 update {{relay_leases}}
 set suspect = nullif($4::bigint, 0)
-where lane = $1 and owner = $2 and epoch = $3;
+where lane = $1 and owner = $2 and epoch = $3 and (select set_config('synchronous_commit', 'off', true)) = 'off';
 
 -- name: clear_crashes
 -- By primary key; the conditions on owner and epoch are the fence.
