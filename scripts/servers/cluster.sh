@@ -61,7 +61,7 @@ etcd_stop() { signal_and_wait "$1/pid" TERM 30; }
 etcd_kill() { signal_and_wait "$1/pid" KILL 10; }
 etcd_removed() { :; }
 
-patroni_installed() { command -v patroni >/dev/null && python3 -c 'import etcd' 2>/dev/null && postgres_installed; }
+patroni_installed() { command -v patroni >/dev/null && /usr/bin/python3 -c 'import etcd' 2>/dev/null && postgres_installed; }
 patroni_install() {
 	postgres_installed || postgres_install || return 1
 	without_service python3-etcd python3 && without_service patroni patroni && patroni_installed
