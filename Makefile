@@ -55,6 +55,10 @@ bench-long: ## the same with more rounds, and the rows that grow
 crucible: ## processes, servers and connections fail for 3 minutes, then all promises are checked; writes crucible.json (CRUCIBLE_TIME=60s, CRUCIBLE_SEED=n)
 	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0)
 
+.PHONY: crucible-cluster
+crucible-cluster: ## the same workload on a replicated PostgreSQL of three nodes that die and freeze; needs Patroni, etcd and HAProxy (as root it installs them)
+	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -cluster -rate 80 -out ../crucible-cluster.json -time $(or $(CRUCIBLE_TIME),5m) -seed $(or $(CRUCIBLE_SEED),0)
+
 ##@ what contributors run
 
 .PHONY: test
@@ -92,7 +96,7 @@ servers-down: ## stop and remove what servers started
 
 .PHONY: clean
 clean: ## remove what the targets above left in this directory
-	rm -f bench.json crucible.json
+	rm -f bench.json crucible.json crucible-cluster.json
 
 .PHONY: check-format
 check-format:

@@ -189,17 +189,6 @@ func (r *replicated) switchover(ctx context.Context) error {
 	return r.call(ctx, node, http.MethodPost, "/switchover", body, nil)
 }
 
-// remove removes all nodes.
-func (r *replicated) remove(ctx context.Context) error {
-	var errs []error
-	for _, i := range append([]*testserver.Instance{r.proxy}, append(r.nodes, r.etcd)...) {
-		if i != nil {
-			errs = append(errs, i.Remove(ctx))
-		}
-	}
-	return errors.Join(errs...)
-}
-
 // turn is a fault of a cluster. The nodes recover from one before the next begins.
 type turn struct {
 	name   string

@@ -80,6 +80,10 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	intent := fmt.Sprintf("%d faults are planned", len(plan))
+	if c.cluster {
+		intent = "nodes of the cluster fail in turn"
+	}
 
 	group, ctx := errgroup.WithContext(ctx)
 	producing, stopProducers := context.WithCancel(ctx)
@@ -135,7 +139,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 		if err := c.awaitAll(ctx); err != nil {
 			return err
 		}
-		say("crucible: %d processes work; %d faults are planned", len(c.processes), len(plan))
+		say("crucible: %d processes work; %s", len(c.processes), intent)
 		c.began = time.Now()
 		if err := c.storm(ctx); err != nil {
 			return err
@@ -171,7 +175,7 @@ func (c *crucible) storm(ctx context.Context) error {
 	defer stop()
 	go c.watch(watching)
 	if c.site.replicated != nil {
-		err = c.hurt.takeTurns(ctx, c.began.Add(c.time), c.site.replicated)
+		err = c.hurt.takeTurns(ctx, c.began.Add(c.time), c.site.replicated, c.only)
 	} else {
 		err = c.hurt.rage(ctx, c.began, plan)
 	}

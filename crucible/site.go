@@ -170,10 +170,13 @@ func (s *site) close(ctx context.Context) error {
 	if s.db != nil {
 		errs = append(errs, s.db.Close())
 	}
+	all := []*testserver.Instance{s.postgres, s.rabbit}
 	if s.replicated != nil {
-		errs = append(errs, s.replicated.remove(ctx))
+		all = append(all, s.replicated.proxy)
+		all = append(all, s.replicated.nodes...)
+		all = append(all, s.replicated.etcd)
 	}
-	for _, i := range []*testserver.Instance{s.postgres, s.rabbit} {
+	for _, i := range all {
 		if i == nil {
 			continue
 		}

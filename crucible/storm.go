@@ -125,10 +125,17 @@ func (h *hurt) absent(target string) bool {
 
 // takeTurns injects the faults of a cluster one after the other, each round in another order,
 // and lets the cluster recover from each, until the next would end too late.
-func (h *hurt) takeTurns(ctx context.Context, until time.Time, r *replicated) error {
+func (h *hurt) takeTurns(ctx context.Context, until time.Time, r *replicated, only string) error {
+	matches, err := regexp.Compile(only)
+	if err != nil {
+		return err
+	}
 	chance := rand.New(rand.NewPCG(h.seed, 4))
 	for {
-		turns := r.turns()
+		turns := slices.DeleteFunc(r.turns(), func(t turn) bool { return !matches.MatchString(t.name) })
+		if len(turns) == 0 {
+			return fmt.Errorf("no kind of fault matches %q", only)
+		}
 		chance.Shuffle(len(turns), func(i, j int) { turns[i], turns[j] = turns[j], turns[i] })
 		for _, t := range turns {
 			if time.Until(until) < t.lasts+2*betweenTurns {

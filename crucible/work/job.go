@@ -167,7 +167,8 @@ func open(driver, dsn, name string) (*sql.DB, error) {
 	if driver == DriverPq {
 		query.Set("binary_parameters", "yes")
 	}
-	query.Set("connect_timeout", "5")
+	// A frozen host accepts connections and never answers: the next address waits for this.
+	query.Set("connect_timeout", "2")
 	u.RawQuery = query.Encode()
 	db, err := sql.Open(driver, u.String())
 	if err != nil {
