@@ -112,7 +112,7 @@ func (s skipLocked) Publish(ctx context.Context, tx oncemill.ExecTx, topic strin
 		if err != nil {
 			return err
 		}
-		if _, err := tx.ExecContext(ctx, insertSkipLocked, topic, msg.UUID, []byte(msg.Payload), metadata); err != nil {
+		if _, err := tx.ExecContext(ctx, insertSkipLocked, topic, msg.UUID, []byte(msg.Payload), string(metadata)); err != nil {
 			return err
 		}
 	}
