@@ -24,6 +24,7 @@ type topic struct {
 	retry     backoff.BackOff
 	retryAt   time.Time
 	probe     *entry    // in flight, while open
+	probedAt  time.Time // when it became the probe
 	withheld  []*entry  // would be ready without the circuit
 	credit    int       // how many may be published, while half-open
 	refetchAt time.Time // when lanes that are busy may be read again for it
@@ -68,8 +69,9 @@ type circuits struct {
 	sinkRetry   backoff.BackOff
 	sinkRetryAt time.Time
 	sinkProbe   *entry
-	sinkTurn    bool // the next probe is of a topic without trouble, if there is one
-	room        int  // the window while the sink recovers; 0: as configured
+	sinkProbed  time.Time // when it became the probe
+	sinkTurn    bool      // the next probe is of a topic without trouble, if there is one
+	room        int       // the window while the sink recovers; 0: as configured
 }
 
 // find returns the circuit of a topic, nil if it has no trouble.
@@ -282,8 +284,8 @@ func (c *circuits) firstOpened() uint64 {
 	return first
 }
 
-// trickle is how often a half-open topic releases one message even if nothing is
-// confirmed.
+// trickle is how often a half-open topic releases one message, and an open one probes with
+// another, even if nothing is confirmed.
 const trickle = time.Second
 
 // release releases withheld messages for which half-open topics have credit.
@@ -348,19 +350,19 @@ func (c *circuits) purge(gone func(*entry) bool) {
 	}
 }
 
-// abandon gives up probes that will have no outcome, and those whose outcome has not
-// arrived while their lanes were trusted: their calls may never return. A late outcome
-// counts like that of any message.
+// abandon gives up probes that will have no outcome, and those that have had none for a
+// while: a confirm may be lost, or a call never return. Another message then probes beside
+// them. A late outcome counts like that of any message.
 func (c *circuits) abandon(now time.Time) {
-	lost := func(m *entry) bool {
-		return m != nil && (now.After(m.lane.trusted) || m.state != stateInFlight && m.state != stateAnnouncing)
+	lost := func(m *entry, since time.Time) bool {
+		return m != nil && (now.After(m.lane.trusted) || m.state != stateAnnouncing && (m.state != stateInFlight || now.Sub(since) >= trickle))
 	}
 	for _, t := range c.topics {
-		if lost(t.probe) {
+		if lost(t.probe, t.probedAt) {
 			t.probe = nil
 		}
 	}
-	if lost(c.sinkProbe) {
+	if lost(c.sinkProbe, c.sinkProbed) {
 		c.sinkProbe = nil
 	}
 }
@@ -375,10 +377,15 @@ func (c *circuits) wakeAt() (due time.Time) {
 	if c.sinkDown {
 		if c.sinkProbe == nil {
 			earlier(c.sinkRetryAt)
+		} else {
+			earlier(c.sinkProbed.Add(trickle))
 		}
 		return due
 	}
 	for _, t := range c.topics {
+		if t.probe != nil {
+			earlier(t.probedAt.Add(trickle))
+		}
 		if t.state == circuitOpen && t.probe == nil && (c.inOrder || len(t.withheld) > 0) ||
 			t.state != circuitOpen && slices.ContainsFunc(t.unclear, func(m *entry) bool { return m.state == stateUnclear }) {
 			earlier(t.retryAt)

@@ -94,8 +94,12 @@ func (e *engine) confirm(m *entry, now time.Time) {
 		e.circuits.becameUnclear(m, nil)
 	}
 	if len(e.circuits.topics) > 0 || e.circuits.room > 0 {
+		down := e.circuits.sinkDown
 		for _, blamed := range e.circuits.pass(m) {
 			e.charge(blamed, now, blamed.failure.Class, blamed.failure.Text)
+		}
+		if down && !e.circuits.sinkDown {
+			e.circuits.room += e.publishing.inFlight // from before: they may stay without an answer for long
 		}
 		if e.circuits.room >= e.limits.window {
 			e.circuits.room = 0

@@ -17,7 +17,7 @@ func (e *engine) nextProbe(now time.Time) *entry {
 		}
 		if t.state == circuitOpen && t.probe == nil {
 			if m := e.candidate(t, now); m != nil {
-				t.probe = m
+				t.probe, t.probedAt = m, now
 				return e.alone(m, now)
 			}
 		}
@@ -40,13 +40,13 @@ func (e *engine) nextSinkProbe(now time.Time) *entry {
 	}
 	for _, way := range ways {
 		if m := way(now); m != nil {
-			e.circuits.sinkProbe = m
+			e.circuits.sinkProbe, e.circuits.sinkProbed = m, now
 			return e.alone(m, now)
 		}
 	}
 	for _, t := range e.circuits.topics {
 		if m := e.loneUnclear(t, now); m != nil { // nothing else is left to probe with
-			e.circuits.sinkProbe = m
+			e.circuits.sinkProbe, e.circuits.sinkProbed = m, now
 			return e.alone(m, now)
 		}
 	}
@@ -59,16 +59,25 @@ func (e *engine) openedProbe(now time.Time) *entry {
 			continue
 		}
 		if m := e.candidate(t, now); m != nil {
-			t.probe = m
+			t.probe, t.probedAt = m, now
 			return m
 		}
 	}
 	return nil
 }
 
+// freshProbe prefers lanes that wait for no outcome: what holds up another's may hold up the
+// probe too.
 func (e *engine) freshProbe(now time.Time) *entry {
+	if m := e.freshProbeOf(now, func(l *lane) bool { return l.inFlight == 0 }); m != nil {
+		return m
+	}
+	return e.freshProbeOf(now, func(l *lane) bool { return l.inFlight > 0 })
+}
+
+func (e *engine) freshProbeOf(now time.Time, fits func(*lane) bool) *entry {
 	for _, l := range e.lanes {
-		if l == nil || !e.mayPublish(l, now) || l.announced != nil {
+		if l == nil || !fits(l) || !e.mayPublish(l, now) || l.announced != nil {
 			continue
 		}
 		for m := l.ready.next(); m != nil; m = l.ready.next() {

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -173,5 +174,40 @@ func TestEngine_HollowMessagesPassBesideABacklog(t *testing.T) {
 	run(10 * time.Second)
 	if passed != 41 {
 		t.Errorf("%d of 41 messages have passed 10 s after the outage", passed)
+	}
+}
+
+// The confirm of the first messages after an outage is lost, of the whole broker or of one
+// topic: others do not wait for as long as it may take to come.
+func TestEngine_AProbeWithoutAnswerHoldsUpNothing(t *testing.T) {
+	t.Parallel()
+	for _, order := range []Order{OrderPerKey, OrderNone} {
+		for _, topics := range []int{1, 3} {
+			d := newDrive(limits{order: order}, 0, 1, 2, 3)
+			for n := range 40 {
+				d.add(n%4, 1, fmt.Sprint("topic ", n%topics), fmt.Sprint("key ", n))
+			}
+			up, lost := false, 0
+			d.answer = func(*entry) error {
+				switch {
+				case !up:
+					return errNack
+				case lost < 2:
+					lost++
+					return errSilence
+				}
+				return nil
+			}
+			d.run(5*time.Second, 10*time.Millisecond, nil)
+			up = true
+			d.run(10*time.Second, 10*time.Millisecond, nil)
+			passed := 0
+			for _, n := range d.passed {
+				passed += n
+			}
+			if lost != 2 || passed != 40-lost {
+				t.Errorf("order %d, %d topics: %d passed, %d without an answer", order, topics, passed, lost)
+			}
+		}
 	}
 }
