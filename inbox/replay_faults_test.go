@@ -102,6 +102,26 @@ func TestReplays_WhatCannotBeDecodedEndsNone(t *testing.T) {
 	})
 }
 
+// A publisher that panics for one message delays no other, and ends nothing.
+func TestReplays_SurviveAPublisherThatPanics(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		rec := &recorder{first: func() { panic("no such exchange") }}
+		in, store, _ := p.replaying(t, func(cfg *inbox.Config) { cfg.Replays.Publisher = rec })
+		for _, id := range []string{"a", "b"} {
+			expectNoError(t, deliverMessage(t, in, message.NewMessage(id, nil), bad))
+		}
+		replayAll(t, store, "stock")
+		n, err := in.Replay(t.Context())
+		var panicked *oncemill.PanicError
+		if !errors.As(err, &panicked) || n != 1 {
+			t.Errorf("%d replayed, %v", n, err)
+		}
+		if n, err := in.Replay(t.Context()); n != 1 || err != nil {
+			t.Errorf("then %d replayed, %v", n, err)
+		}
+	})
+}
+
 // outage is a publisher whose database goes away after some messages.
 type outage struct {
 	recorder

@@ -190,7 +190,8 @@ func (r *replayer) publish(ctx context.Context, id int64) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read token: %w", err)
 	}
-	if err := in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token)); err != nil {
+	err = nopanic.Call(func() error { return in.cfg.Replays.Publisher.Publish(topic, replayOf(ctx, letter, token)) })
+	if err != nil {
 		return false, fmt.Errorf("publish to %q: %w", topic, err)
 	}
 	return true, nil
