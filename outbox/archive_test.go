@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -116,6 +117,20 @@ func TestArchive_AnErrorKeepsTheRowsAndTheyComeAgain(t *testing.T) {
 		}
 		if len(calls) != 700 || twice != 200 {
 			t.Errorf("%d rows were given, %d of them twice", len(calls), twice)
+		}
+	})
+}
+
+// A panic is an error: the archiver's goroutine is nobody's who would recover.
+func TestArchive_APanicKeepsTheRows(t *testing.T) {
+	onEachDatabase(t, func(t *testing.T, p *fixture) {
+		p.use(t, p.db, func(cfg *outbox.Config) {
+			cfg.Archive = func(context.Context, []outbox.HistoryRow) error { panic("no such bucket") }
+		})
+		p.fillExpired(t, 10)
+		var panicked *oncemill.PanicError
+		if n, err := p.queue.Archive(t.Context(), always); !errors.As(err, &panicked) || n != 0 || p.historyRows(t) != 10 {
+			t.Errorf("archived %d, %v; %d rows are left", n, err, p.historyRows(t))
 		}
 	})
 }

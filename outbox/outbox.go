@@ -63,8 +63,8 @@ type Config struct {
 
 	// Archive is called with delivered messages that are past History, at most 500 at a
 	// time, before they are removed. None is removed before Archive has returned nil.
-	// After an error or a crash the messages are kept and Archive is called with them
-	// again, so it must be idempotent. A slow Archive delays nothing else. ctx is the
+	// After an error, a panic or a crash the messages are kept and Archive is called with
+	// them again, so it must be idempotent. A slow Archive delays nothing else. ctx is the
 	// relay's, and ends with it. Every relay of this outbox needs the function: one
 	// without it removes rows without archiving them. Default: none, rows are just
 	// removed.

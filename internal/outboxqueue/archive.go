@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -46,7 +47,9 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 			err = fmt.Errorf("archive history: %w", err)
 		}
 	}()
-	archive := q.box.Config().Archive
+	archive := func(ctx context.Context, rows []outbox.HistoryRow) error {
+		return nopanic.Call(func() error { return q.box.Config().Archive(ctx, rows) })
+	}
 	limits := outboxstore.ExpiredLimits{Retention: q.retention, Rows: archiveRows, Bytes: archiveBytes}
 	for last := (outboxstore.Expired{}); ; {
 		batch, err := bounded.Do(ctx, q.archiving, archiveReadLimit, func(ctx context.Context) (outboxstore.Expired, error) {
