@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"strconv"
+
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // Store keeps large payloads outside of messages, for example in object storage. It must be
@@ -57,7 +59,7 @@ func (c *claim) String() string { return c.name() + ":" + strconv.Itoa(c.size) }
 func (c *Codec) put(ctx context.Context, to *claim, body []byte) error {
 	ctx, cancel := context.WithTimeout(ctx, c.storeTimeout)
 	defer cancel()
-	if err := c.store.Put(ctx, to.name(), body); err != nil {
+	if err := nopanic.Call(func() error { return c.store.Put(ctx, to.name(), body) }); err != nil {
 		return fmt.Errorf("%w: put %s: %w", ErrStore, to.name(), err)
 	}
 	return nil
@@ -81,15 +83,19 @@ func (c *Codec) get(ctx context.Context, b binding, done encoding) ([]byte, erro
 	}
 	ctx, cancel := context.WithTimeout(ctx, c.storeTimeout)
 	defer cancel()
-	r, err := c.store.Get(ctx, from.name())
-	if err != nil {
-		return nil, fmt.Errorf("%w: get %s: %w", ErrStore, from.name(), err)
-	}
-	defer r.Close() //nolint:errcheck // the digest of all bytes is compared
 	// The size is untrusted, so memory is allocated as bytes arrive.
 	var body bytes.Buffer
 	body.Grow(min(from.size, 1<<20) + bytes.MinRead)
-	if _, err := body.ReadFrom(io.LimitReader(r, int64(from.size)+1)); err != nil {
+	err := nopanic.Call(func() error {
+		r, err := c.store.Get(ctx, from.name())
+		if err != nil {
+			return err
+		}
+		defer r.Close() //nolint:errcheck // the digest of all bytes is compared
+		_, err = body.ReadFrom(io.LimitReader(r, int64(from.size)+1))
+		return err
+	})
+	if err != nil {
 		return nil, fmt.Errorf("%w: get %s: %w", ErrStore, from.name(), err)
 	}
 	if body.Len() != from.size || sha256.Sum256(body.Bytes()) != from.sum {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
@@ -132,6 +133,36 @@ func (s cutStore) Get(ctx context.Context, name string) (io.ReadCloser, error) {
 type failingReader struct{}
 
 func (failingReader) Read([]byte) (int, error) { return 0, io.ErrUnexpectedEOF }
+
+// panickingStore panics, or returns a reader that does.
+type panickingStore struct{ reads bool }
+
+func (panickingStore) Put(context.Context, string, []byte) error { panic("no bucket") }
+
+func (s panickingStore) Get(context.Context, string) (io.ReadCloser, error) {
+	if s.reads {
+		return io.NopCloser(nil), nil
+	}
+	panic("no bucket")
+}
+
+// A consumer decodes where nobody else recovers: it would end, and be given the same message
+// at its next start.
+func TestClaim_PanicsOfTheStoreAreErrors(t *testing.T) {
+	t.Parallel()
+	encoded := encode(t, newCodec(t, payload.Config{Store: &objects{}, StoreFrom: 1}), order("1"))
+	var panicked *oncemill.PanicError
+	for _, reads := range []bool{false, true} {
+		codec := newCodec(t, payload.Config{Store: panickingStore{reads}, StoreFrom: 1})
+		refused(t, codec, encoded, payload.ErrStore)
+		if _, err := codec.Decode(t.Context(), "", encoded); !errors.As(err, &panicked) {
+			t.Errorf("reads %v: got %v", reads, err)
+		}
+		if _, err := codec.Encode(t.Context(), "orders", "", order("2")); !errors.Is(err, payload.ErrStore) || !errors.As(err, &panicked) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
 
 // hangingStore answers when the context ends.
 type hangingStore struct{}

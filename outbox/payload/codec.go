@@ -9,6 +9,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/nopanic"
 	"github.com/oncemill/oncemill/internal/text"
 )
 
@@ -139,8 +140,14 @@ func (c *Codec) decode(ctx context.Context, topic string, msg *message.Message) 
 	if err := c.verify(from, msg); err != nil {
 		return nil, err
 	}
-	if topic != "" && from.topic != "" && !c.topic(topic, from.topic) {
-		return nil, detailed(ErrTopic, "it was received from %q and published to %q", text.Shorten(topic), text.Shorten(from.topic))
+	if topic != "" && from.topic != "" {
+		accepted := false
+		if err := nopanic.Call(func() error { accepted = c.topic(topic, from.topic); return nil }); err != nil {
+			return nil, fmt.Errorf("%w: payload.Config.Topic %w", ErrTopic, err)
+		}
+		if !accepted {
+			return nil, detailed(ErrTopic, "it was received from %q and published to %q", text.Shorten(topic), text.Shorten(from.topic))
+		}
 	}
 	done, err := parseEncoding(msg.Metadata.Get(EncodingMetadata))
 	if err != nil {

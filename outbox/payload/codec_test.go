@@ -257,6 +257,10 @@ func TestCodec_ComparesTheTopic(t *testing.T) {
 		if fmt.Sprint(asked) != "[ord* orders ref* orders]" {
 			t.Errorf("asked for %v", asked)
 		}
+		cfg.Topic = func(string, string) bool { panic("no such pattern") }
+		if _, err := newCodec(t, cfg).Decode(t.Context(), "ord*", encoded); !errors.Is(err, payload.ErrTopic) || !strings.Contains(err.Error(), "no such pattern") {
+			t.Errorf("%s by a function that panics: %v", name, err)
+		}
 	}
 }
 

@@ -41,8 +41,8 @@ var (
 	ErrClaim = errors.New("the stored payload is not the one that the message refers to")
 
 	// ErrTopic means that the message was published to another topic than the one it was
-	// received from. If that is intended, for example with topic patterns, set
-	// Config.Topic.
+	// received from, or that Config.Topic panicked. If that is intended, for example with
+	// topic patterns, set Config.Topic.
 	ErrTopic = errors.New("the message was published to another topic")
 )
 
@@ -53,7 +53,7 @@ var (
 	// Anybody can invent ids, so do not wait forever.
 	ErrUnknownKey = errors.New("the key is unknown")
 
-	// ErrStore means that the store failed, did not answer within
+	// ErrStore means that the store failed or panicked, did not answer within
 	// Config.StoreTimeout, or is not set. The store's error is wrapped. Encode
 	// returns it too, before any SQL for the message.
 	ErrStore = errors.New("the store failed")
