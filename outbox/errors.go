@@ -8,11 +8,11 @@ import (
 )
 
 var (
-	// ErrNoTx is returned by Publish for a nil transaction, and by a context-bound
-	// publisher if the message's context carries none. Put the transaction into the
-	// context with oncemill.ContextWithTx. Or publish inside RunInTx or an inbox
-	// handler, with a message whose context is theirs (message.SetContext).
-	ErrNoTx = errors.New("outbox: no transaction; give Publish one, or put it into the message's context (oncemill.ContextWithTx, msg.SetContext)")
+	// ErrNoTx is returned for a nil transaction, and by a context-bound publisher if the
+	// message's context carries none. Put the transaction into the context with
+	// oncemill.ContextWithTx. Or publish inside RunInTx or an inbox handler, with a
+	// message whose context is theirs (message.SetContext).
+	ErrNoTx = errors.New("outbox: no transaction; pass one, or put it into the message's context (oncemill.ContextWithTx, msg.SetContext)")
 
 	// ErrMixedTx is returned if messages of one Publish carry different transactions.
 	// Publish the messages of each transaction in a separate call. It is also returned

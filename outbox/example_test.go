@@ -92,5 +92,5 @@ func ExampleOutbox_ContextPublisher() {
 	fmt.Println("outside:", publish(ctx, "order-2"))
 	// Output:
 	// inside: <nil>
-	// outside: outbox: no transaction; give Publish one, or put it into the message's context (oncemill.ContextWithTx, msg.SetContext)
+	// outside: outbox: no transaction; pass one, or put it into the message's context (oncemill.ContextWithTx, msg.SetContext)
 }

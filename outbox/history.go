@@ -142,10 +142,13 @@ func (h *History) Resend(ctx context.Context, f HistoryFilter) (sent int, err er
 // of the topic get the messages.
 //
 // The error is [ErrEmptyFilter] for a filter without a condition, and a [*FilterError]
-// for an invalid one. After cannot be used here.
+// for an invalid one. After cannot be used here. For a nil tx it is [ErrNoTx].
 func (h *History) ResendTx(ctx context.Context, tx oncemill.ExecTx, f HistoryFilter) (sent int, err error) {
 	if f, err = f.resolveToSend(); err != nil {
 		return 0, err
+	}
+	if isNil(tx) {
+		return 0, ErrNoTx
 	}
 	n, err := h.box.store.Resend(ctx, tx, f.stored())
 	if err != nil {

@@ -380,6 +380,16 @@ func TestPublish_WantsATransaction(t *testing.T) {
 	onEachDatabase(t, func(t *testing.T, p *fixture) {
 		for _, none := range []oncemill.ExecTx{nil, (*sql.Tx)(nil)} {
 			expectError(t, p.box.Publish(t.Context(), none, "orders", newMessage("a", "")), outbox.ErrNoTx)
+			_, err := p.box.CancelScheduled(t.Context(), none, "a")
+			expectError(t, err, outbox.ErrNoTx)
+			_, err = p.box.History().ResendTx(t.Context(), none, outbox.HistoryFilter{Topic: "orders"})
+			expectError(t, err, outbox.ErrNoTx)
+			// The context of the message carries another one, which a bound publisher does not use.
+			p.inTx(t, func(tx *sql.Tx) {
+				msg := newMessage("b", "")
+				msg.SetContext(oncemill.ContextWithTx(t.Context(), tx))
+				expectError(t, p.box.Publisher(none).Publish("orders", msg), outbox.ErrNoTx)
+			})
 		}
 		expectIDs(t, p.read(t))
 	})

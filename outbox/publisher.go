@@ -100,8 +100,8 @@ func apart(all []outboxstore.Row, waits []delay) (now []outboxstore.Row, later [
 // use. A publisher bound to a transaction allows as many concurrent calls as that does,
 // that is one.
 type Publisher struct {
-	box *Outbox
-	tx  oncemill.ExecTx // nil: taken from the message's context
+	box  *Outbox
+	txOf func(messages []*message.Message) (oncemill.ExecTx, error)
 }
 
 var _ message.Publisher = (*Publisher)(nil)
@@ -109,7 +109,7 @@ var _ message.Publisher = (*Publisher)(nil)
 // Publisher returns a Watermill publisher that writes in tx. It is cheap: make one for
 // each transaction.
 func (o *Outbox) Publisher(tx oncemill.ExecTx) *Publisher {
-	return &Publisher{box: o, tx: tx}
+	return &Publisher{box: o, txOf: func([]*message.Message) (oncemill.ExecTx, error) { return tx, nil }}
 }
 
 // ContextPublisher returns a Watermill publisher that writes in the transaction in each
@@ -117,7 +117,7 @@ func (o *Outbox) Publisher(tx oncemill.ExecTx) *Publisher {
 // thus serve every transaction. A message without a transaction is refused with
 // [ErrNoTx].
 func (o *Outbox) ContextPublisher() *Publisher {
-	return &Publisher{box: o}
+	return &Publisher{box: o, txOf: txOfMessages}
 }
 
 // Publish is [Outbox.Publish] with the context of the first message. Each message
@@ -129,12 +129,8 @@ func (p *Publisher) Publish(topic string, messages ...*message.Message) error {
 	case messages[0] == nil:
 		return &MessageError{Field: "message", Problem: "is nil"}
 	}
-	ctx := messages[0].Context()
-	tx := func() (oncemill.ExecTx, error) { return txOfMessages(messages) }
-	if p.tx != nil {
-		tx = func() (oncemill.ExecTx, error) { return p.tx, nil }
-	}
-	return p.box.publish(ctx, topic, messages, tx, (*message.Message).Context)
+	tx := func() (oncemill.ExecTx, error) { return p.txOf(messages) }
+	return p.box.publish(messages[0].Context(), topic, messages, tx, (*message.Message).Context)
 }
 
 // Close does nothing: a Publisher holds no resources. The transaction stays open.

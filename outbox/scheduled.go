@@ -13,8 +13,11 @@ import (
 // scheduled.
 //
 // While tx is open, due messages with this id, and of the same key, wait for it. The
-// result is final when tx commits: end it soon.
+// result is final when tx commits: end it soon. For a nil tx the error is [ErrNoTx].
 func (o *Outbox) CancelScheduled(ctx context.Context, tx oncemill.ExecTx, messageID string) (bool, error) {
+	if isNil(tx) {
+		return false, ErrNoTx
+	}
 	n, err := o.store.Cancel(ctx, tx, messageID)
 	if err != nil {
 		return false, fmt.Errorf("outbox: cancel scheduled: %w", err)
