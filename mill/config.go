@@ -54,7 +54,7 @@ type Config struct {
 	NoMigrate bool
 
 	// StopTimeout is how long Run waits, when its context ends, for running handlers and
-	// requests. Default: 30 s. At least 10 ms. The relay then has relay.Config.StopTimeout
+	// requests. Default: 30 s. 10 ms to 24 h. The relay then has relay.Config.StopTimeout
 	// for its messages in flight.
 	StopTimeout time.Duration
 
@@ -78,8 +78,8 @@ func (c Config) resolve() (Config, error) {
 	if c.StopTimeout == 0 {
 		c.StopTimeout = 30 * time.Second
 	}
-	if c.StopTimeout < 10*time.Millisecond {
-		bad("StopTimeout", c.StopTimeout.String(), "must be at least 10ms, or 0 for 30s")
+	if c.StopTimeout < 10*time.Millisecond || c.StopTimeout > 24*time.Hour {
+		bad("StopTimeout", c.StopTimeout.String(), "must be 10ms to 24h, or 0 for 30s")
 	}
 	if c.Logger == nil {
 		c.Logger = slog.Default()

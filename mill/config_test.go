@@ -3,6 +3,7 @@ package mill_test
 import (
 	"errors"
 	"log/slog"
+	"math"
 	"slices"
 	"testing"
 	"time"
@@ -66,6 +67,9 @@ func TestNew_ReportsAllBadSettings(t *testing.T) {
 		}, []string{"mill.Config.Relay", "mill.Config.Keys"}},
 		"no time to stop": {func(cfg *mill.Config) {
 			cfg.Outbox, cfg.StopTimeout = &outbox.Config{}, time.Millisecond
+		}, []string{"mill.Config.StopTimeout"}},
+		"all time to stop": {func(cfg *mill.Config) { // any margin would overflow
+			cfg.Outbox, cfg.StopTimeout = &outbox.Config{}, math.MaxInt64
 		}, []string{"mill.Config.StopTimeout"}},
 		"a replayed letter without replays": {consumer(func(c *mill.Consumer) {
 			c.Replays = nil
