@@ -62,8 +62,8 @@ type KeyConfig struct {
 	// Header is the name of the key's header. Default: "Idempotency-Key".
 	Header string
 
-	// Methods are the methods that need a key; all others pass untouched. Default: POST, PUT
-	// and PATCH.
+	// Methods are the methods that need a key, in upper case; all others pass untouched.
+	// Default: POST, PUT and PATCH.
 	Methods []string
 
 	// Optional lets requests without a key through. They run as if there were no middleware;

@@ -18,8 +18,8 @@ func TestNew_NamesEachBadField(t *testing.T) {
 	t.Parallel()
 	_, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{
 		Timeout: -1, Retention: -1,
-		Keys:         idempotency.KeyConfig{Header: "a b", Methods: []string{http.MethodGet}, MaxOutstanding: -2},
-		Requests:     idempotency.RequestConfig{Body: 7, MaxBody: -1},
+		Keys:         idempotency.KeyConfig{Header: "a b", Methods: []string{http.MethodGet, "post"}, MaxOutstanding: -2},
+		Requests:     idempotency.RequestConfig{Body: 7, Headers: []string{"X Tenant"}, MaxBody: -1},
 		Transactions: idempotency.TxConfig{Isolation: sql.LevelSnapshot, Retries: -1, GroupSize: -1},
 		Failures: idempotency.FailureConfig{
 			Lease: -1, Crashed: 7, Failed: 7,
@@ -28,17 +28,17 @@ func TestNew_NamesEachBadField(t *testing.T) {
 			},
 		},
 		Answers:   idempotency.AnswerConfig{InProgress: 7, WaitTimeout: -1, RetryAfter: -1, ReusedStatus: 200, StatusPath: "status"},
-		Responses: idempotency.ResponseConfig{MaxSize: -1, CompressAbove: -1, LargeAbove: -1, Encryption: &idempotency.Encryption{Current: "a"}},
+		Responses: idempotency.ResponseConfig{MaxSize: -1, DropHeaders: []string{"X-Secret:"}, CompressAbove: -1, LargeAbove: -1, Encryption: &idempotency.Encryption{Current: "a"}},
 		Expiry:    idempotency.ExpiryConfig{RefuseFor: -1, PurgeEvery: -1, PurgeBatch: -1},
 	})
 	want := []string{
 		"Scope", "Timeout", "Retention",
 		"Keys.Header", "Keys.Methods", "Keys.MaxOutstanding",
-		"Requests.Body", "Requests.MaxBody",
+		"Requests.Body", "Requests.Headers", "Requests.MaxBody",
 		"Transactions.Isolation", "Transactions.Retries", "Transactions.GroupSize",
 		"Failures.Lease", "Failures.Crashed", "Failures.Failed", "Failures.Recover",
 		"Answers.InProgress", "Answers.WaitTimeout", "Answers.RetryAfter", "Answers.ReusedStatus", "Answers.StatusPath",
-		"Responses.MaxSize", "Responses.CompressAbove", "Responses.LargeAbove",
+		"Responses.MaxSize", "Responses.DropHeaders", "Responses.CompressAbove", "Responses.LargeAbove",
 		"Expiry.RefuseFor", "Expiry.PurgeEvery", "Expiry.PurgeBatch", "Responses.Encryption.Current",
 	}
 	for i, field := range want {
@@ -46,6 +46,19 @@ func TestNew_NamesEachBadField(t *testing.T) {
 	}
 	if got := badFields(err); !slices.Equal(got, want) {
 		t.Errorf("got %q\nwant %q", got, want)
+	}
+}
+
+// A method in lower case is that of no request: all of them would pass without a key.
+func TestNew_RefusesMethodsOfNoRequest(t *testing.T) {
+	t.Parallel()
+	for _, methods := range [][]string{{"post"}, {http.MethodPost, "Put"}, {""}} {
+		_, err := idempotency.New(&idempotency.MemoryStore{}, idempotency.Config{
+			Scope: idempotency.SingleTenant(), Keys: idempotency.KeyConfig{Methods: methods},
+		})
+		if got := badFields(err); !slices.Equal(got, []string{"idempotency.Config.Keys.Methods"}) {
+			t.Errorf("%q: %v", methods, err)
+		}
 	}
 }
 

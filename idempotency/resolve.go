@@ -49,14 +49,15 @@ func (c Config) resolve() (Config, error) {
 
 func (c *KeyConfig) resolve(v *values) {
 	c.Header = textproto.CanonicalMIMEHeaderKey(cmp.Or(c.Header, "Idempotency-Key"))
-	if !isHeaderName(c.Header) {
-		v.bad("Keys.Header", strconv.Quote(c.Header), "must be the name of a header")
-	}
+	v.name("Keys.Header", c.Header)
 	if len(c.Methods) == 0 {
 		c.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch}
 	}
 	if slices.Contains(c.Methods, http.MethodGet) || slices.Contains(c.Methods, http.MethodHead) {
 		v.bad("Keys.Methods", strings.Join(c.Methods, ","), "GET and HEAD change nothing and need no key")
+	}
+	if slices.ContainsFunc(c.Methods, func(m string) bool { return m == "" || m != strings.ToUpper(m) }) {
+		v.bad("Keys.Methods", strings.Join(c.Methods, ","), "must be in upper case, as requests have them; others would pass without a key")
 	}
 	if c.MaxOutstanding != Unlimited {
 		v.number("Keys.MaxOutstanding", &c.MaxOutstanding, 1000, 1, 1_000_000)
@@ -67,7 +68,7 @@ func (c *RequestConfig) resolve(v *values) {
 	if c.Body != BodyRaw && c.Body != BodyJSON {
 		v.bad("Requests.Body", strconv.Itoa(int(c.Body)), "must be BodyRaw or BodyJSON")
 	}
-	c.Headers = canonicalNames(c.Headers)
+	c.Headers = v.names("Requests.Headers", c.Headers)
 	slices.Sort(c.Headers)
 	c.MaxBody = cmp.Or(c.MaxBody, 1<<20)
 	if c.MaxBody < 1 || c.MaxBody > 1<<30 {
@@ -80,7 +81,7 @@ func (c *TxConfig) resolve(v *values) {
 	if !slices.Contains([]sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead, sql.LevelSerializable}, c.Isolation) {
 		v.bad("Transactions.Isolation", c.Isolation.String(), "must be sql.LevelReadCommitted, sql.LevelRepeatableRead or sql.LevelSerializable")
 	}
-	v.number("Transactions.Retries", &c.Retries, 10, 0, 1000)
+	v.number("Transactions.Retries", &c.Retries, 10, 1, 1000)
 	v.number("Transactions.GroupSize", &c.GroupSize, 1, 1, 1000)
 }
 
@@ -131,7 +132,7 @@ func (c *ResponseConfig) resolve(v *values) {
 		c.Storable = StorableDefault
 	}
 	v.number("Responses.MaxSize", &c.MaxSize, 1<<20, 1, mostResponse)
-	c.DropHeaders = canonicalNames(c.DropHeaders)
+	c.DropHeaders = v.names("Responses.DropHeaders", c.DropHeaders)
 	if c.CompressAbove < 0 {
 		v.bad("Responses.CompressAbove", strconv.Itoa(c.CompressAbove), "must not be negative; 0 means never")
 	}
@@ -167,14 +168,23 @@ func (v *values) number(field string, value *int, fallback, least, most int) {
 	}
 }
 
-func isHeaderName(name string) bool {
-	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
+// name checks the name of a header.
+func (v *values) name(field, name string) {
+	if !isHeaderName(name) {
+		v.bad(field, strconv.Quote(name), "must be the name of a header")
+	}
 }
 
-func canonicalNames(names []string) []string {
+// names checks names of headers, and returns them in the form that requests have.
+func (v *values) names(field string, names []string) []string {
 	out := make([]string, len(names))
 	for i, name := range names {
+		v.name(field, name)
 		out[i] = textproto.CanonicalMIMEHeaderKey(name)
 	}
 	return out
+}
+
+func isHeaderName(name string) bool {
+	return name != "" && !strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' || r == ':' })
 }
