@@ -46,7 +46,8 @@ type Config struct {
 	// Header is the name of the key's header. Default: "Idempotency-Key".
 	Header string
 
-	// Methods are the methods whose requests get a key. Default: POST, PUT and PATCH.
+	// Methods are the methods whose requests get a key, in upper case. Default: POST, PUT
+	// and PATCH.
 	Methods []string
 
 	// Attempts is the largest number of times that a request is sent. Default: 3.
@@ -61,7 +62,7 @@ type Config struct {
 	MaxPause time.Duration
 
 	// MaxBody is the largest body in bytes that is kept for further attempts; a
-	// larger one without GetBody is sent once. Default: 10 MiB.
+	// larger one without GetBody is sent once. Default: 10 MiB. At most 1 GiB.
 	MaxBody int64
 }
 
@@ -92,6 +93,9 @@ func New(base http.RoundTripper, cfg Config) (*Transport, error) {
 	if len(cfg.Methods) == 0 {
 		cfg.Methods = []string{http.MethodPost, http.MethodPut, http.MethodPatch}
 	}
+	if slices.ContainsFunc(cfg.Methods, func(m string) bool { return m == "" || m != strings.ToUpper(m) }) {
+		bad("Methods", strings.Join(cfg.Methods, ","), "must be in upper case, as requests have them; others would get no key")
+	}
 	if cfg.Attempts == 0 {
 		cfg.Attempts = 3
 	}
@@ -113,8 +117,8 @@ func New(base http.RoundTripper, cfg Config) (*Transport, error) {
 	if cfg.MaxBody == 0 {
 		cfg.MaxBody = 10 << 20
 	}
-	if cfg.MaxBody < 0 {
-		bad("MaxBody", strconv.FormatInt(cfg.MaxBody, 10), "must not be negative; 0 means 10 MiB")
+	if cfg.MaxBody < 0 || cfg.MaxBody > 1<<30 {
+		bad("MaxBody", strconv.FormatInt(cfg.MaxBody, 10), "must be 1 to 1073741824 bytes, or 0 for 10 MiB")
 	}
 	if err := errors.Join(errs...); err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -203,8 +204,11 @@ func TestTransport_Keys(t *testing.T) {
 	if derived != again || client.DeriveKey("pay", "7") == client.DeriveKey("pay7") || client.DeriveKey("a", "b") == client.DeriveKey("ab", "") {
 		t.Error("derived keys")
 	}
-	if _, err := client.New(nil, client.Config{Attempts: -1, Pause: -1, MaxBody: -1}); err == nil || strings.Count(err.Error(), "client.") < 4 {
-		t.Errorf("bad values: %v", err)
+	for _, most := range []int64{-1, math.MaxInt64} {
+		cfg := client.Config{Methods: []string{"post"}, Attempts: -1, Pause: -1, MaxBody: most}
+		if _, err := client.New(nil, cfg); err == nil || strings.Count(err.Error(), "client.") != 5 {
+			t.Errorf("bad values: %v", err)
+		}
 	}
 }
 
