@@ -30,6 +30,11 @@ func (u untouchable) Connect(context.Context) (driver.Conn, error) {
 	return nil, errors.New("refused")
 }
 
+// driverless is a connector that reveals no driver, as some do that are wrapped around others.
+type driverless struct{ untouchable }
+
+func (driverless) Driver() driver.Driver { return nil }
+
 func untouchableDB(t *testing.T) *sql.DB {
 	t.Helper()
 	db := sql.OpenDB(untouchable{t})
@@ -152,6 +157,7 @@ func TestDialectOf_KnowsTheDriver(t *testing.T) {
 		{sql.OpenDB(connector), oncemill.PostgreSQL, nil},
 		{sql.OpenDB(lite{}), oncemill.SQLite, nil},
 		{sql.OpenDB(untouchable{t}), oncemill.DialectAuto, oncemill.ErrUnknownDialect},
+		{sql.OpenDB(driverless{untouchable{t}}), oncemill.DialectAuto, oncemill.ErrUnknownDialect},
 	} {
 		got, err := oncemill.DialectOf(c.db)
 		if got != c.want || !errors.Is(err, c.err) {

@@ -23,8 +23,11 @@ const (
 )
 
 // DialectOf detects the dialect of db from its driver. It returns [Auto] if the driver is
-// unknown.
+// unknown, or if there is none: a connector need not have one.
 func DialectOf(db *sql.DB) int {
+	if db == nil || db.Driver() == nil {
+		return Auto
+	}
 	t := reflect.TypeOf(db.Driver())
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
