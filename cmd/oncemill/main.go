@@ -64,16 +64,34 @@ func ambiguous(text string) bool {
 
 const howToEscape = `it is not clear which "@" ends the password in the URL; in the password, write "@" as %40, "/" as %2F, "?" as %3F and "#" as %23`
 
-var password = regexp.MustCompile(`(?s)^([^\s:@]*):.*@`)
+var (
+	password = regexp.MustCompile(`(?s)^([^\s:@]*):.*@`)
+
+	// urlBegin finds where URLs certainly begin, anyBegin where they may.
+	urlBegin = regexp.MustCompile(`(?:^|[\s"'(\[{<=,;])[A-Za-z][A-Za-z0-9+.-]*://`)
+	anyBegin = regexp.MustCompile(`://`)
+)
 
 // withoutPasswords hides the passwords of all URLs in a text. An error may quote an argument
 // that was given in the wrong place. A password may contain any character, so everything up
-// to the last @ before the next URL is hidden.
+// to the last @ before the next URL is hidden. What looks like another URL may be part of
+// the password, so each possible end counts.
 func withoutPasswords(text string) string {
-	const begin = "://"
-	parts := strings.Split(text, begin)
-	for i, part := range parts[1:] {
-		parts[i+1] = password.ReplaceAllString(part, "$1:xxxxx@")
+	return hidePasswords(hidePasswords(text, urlBegin), anyBegin)
+}
+
+func hidePasswords(text string, begin *regexp.Regexp) string {
+	var out strings.Builder
+	last := 0 // where the part begins that is not written yet
+	found := begin.FindAllStringIndex(text, -1)
+	for i, at := range found {
+		out.WriteString(text[last:at[1]])
+		last = len(text)
+		if i+1 < len(found) {
+			last = found[i+1][0]
+		}
+		out.WriteString(password.ReplaceAllString(text[at[1]:last], "$1:xxxxx@"))
 	}
-	return strings.Join(parts, begin)
+	out.WriteString(text[last:])
+	return out.String()
 }
