@@ -23,7 +23,7 @@ import (
 
 // ErrUnknown is returned by Commit when the transaction may or may not have
 // committed.
-var ErrUnknown = errors.New("outcome of the commit is unknown")
+var ErrUnknown = errors.New("no answer to COMMIT")
 
 const (
 	// CommitLimit is how long callers wait for the answer to a COMMIT unless they are
