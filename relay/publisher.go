@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"golang.org/x/sync/errgroup"
@@ -29,7 +30,7 @@ import (
 // outcome until the relay gives the lane to another worker. It also delays the end of
 // Run, so give the publisher a timeout. A hanging call counts as an outage and charges
 // no message, so a message that hangs every publisher is never given up. The publisher
-// is not closed. The sink serves one Relay.Run at a time.
+// is not closed. The sink serves one Relay.Run at a time; a second one returns an error.
 func FromPublisher(p message.Publisher) Sink { return newPublisherSink(p, outbox.Lanes) }
 
 // PublisherConfig configures a sink made of a Watermill publisher.
@@ -76,8 +77,10 @@ type publisherSink struct {
 	calls     chan struct{} // holds one for each running call of Publish
 	lanes     [outbox.Lanes]laneQueue
 
+	served atomic.Bool // by a Run
+
 	mu      sync.Mutex // guards running and the queues of lanes
-	running bool
+	running bool       // jobs are taken
 }
 
 type laneQueue struct {
@@ -99,13 +102,22 @@ type publishJob struct {
 	done     func(*Message, error)
 }
 
-var errSinkStopped = errors.New("the sink is not running")
+var (
+	errSinkStopped = errors.New("the sink is not running")
+	errSinkRunning = errors.New("the sink of the publisher is already running; make one for each Run")
+)
 
 // MaxInFlight keeps a slow publisher from being handed more than it can publish before
 // the deadline.
 func (s *publisherSink) MaxInFlight() int { return 4 * cap(s.calls) }
 
+// Run returns an error while another Run serves the lanes: two would publish the messages
+// of one lane at the same time.
 func (s *publisherSink) Run(ctx context.Context) error {
+	if !s.served.CompareAndSwap(false, true) {
+		return errSinkRunning
+	}
+	defer s.served.Store(false)
 	s.mu.Lock()
 	s.running = true
 	s.mu.Unlock()

@@ -222,6 +222,14 @@ func TestFromPublisher_IsUnavailableWhileItDoesNotRun(t *testing.T) {
 	ended := make(chan error)
 	go func() { ended <- s.Run(ctx) }()
 	eventually(t, "it runs", func() bool { return ask() == nil })
+	over, end := context.WithCancel(t.Context())
+	end() // if it ran, it would end at once
+	if err := s.Run(over); err == nil {
+		t.Error("a second Run serves the same lanes")
+	}
+	if err := ask(); err != nil {
+		t.Errorf("after a second Run: %v", err)
+	}
 	cancel()
 	if err := <-ended; err != nil {
 		t.Errorf("Run: %v", err)
