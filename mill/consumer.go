@@ -160,7 +160,7 @@ func (c *consumer) useSubscriber() error {
 	return nil
 }
 
-// source names what the consumer receives from, if its subscriber can say it.
+// source returns what the consumer receives from; "" if its subscriber does not report it.
 func (c *consumer) source() string {
 	if named, ok := c.subscriber.(interface{ Source(topic string) string }); ok {
 		return named.Source(c.Topic)

@@ -35,7 +35,8 @@ type Mill struct {
 
 // New builds the parts that cfg describes. It does no I/O, unless a Consumer.Subscriber
 // does. It reports the missing and invalid settings of all parts together, each as an
-// [*oncemill.ConfigError]; those of subscribers when there are no others. The caller keeps ownership of db, which must stay open until Run has returned.
+// [*oncemill.ConfigError]; those of subscribers when there are no others. The caller keeps
+// ownership of db, which must stay open until Run has returned.
 func New(db *sql.DB, cfg Config) (*Mill, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "mill.New db", Value: "nil", Problem: "is required"}

@@ -353,7 +353,7 @@ func TestServe_WaitsForRequestsInFlight(t *testing.T) {
 	<-begun
 	ended := make(chan error, 1)
 	go func() { ended <- stop() }()
-	time.Sleep(10 * time.Millisecond)
+	eventually(t, "it is stopping", func() bool { return errors.Is(m.Ready(), mill.ErrNotRunning) })
 	close(release)
 	if err := errors.Join(<-answered, <-ended); err != nil {
 		t.Error(err)
