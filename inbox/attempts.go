@@ -31,7 +31,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			}
 		}
 		switch fate {
-		case fateSettled:
+		case fateHandled:
 			if key, seq := in.positionOf(w); seq != nil { // a duplicate, too
 				in.gaps.forget(key, w.id)
 			}
@@ -93,7 +93,7 @@ const comeAgain = 500 * time.Millisecond
 type fate int
 
 const (
-	fateSettled          fate = iota // handled, now or before
+	fateHandled          fate = iota // handled, now or before
 	fateFailed                       // the handler failed
 	fateContended                    // lost against another transaction; not an attempt
 	fateElsewhere                    // a copy is being handled, or the outcome is unknown
@@ -197,7 +197,7 @@ func (in *Inbox) attemptOf(w *work) Attempt {
 func fateOf(ctx context.Context, result outcome, err error) fate {
 	switch {
 	case err == nil:
-		return fateSettled
+		return fateHandled
 	case errors.Is(err, ErrConflict):
 		return fateConflict
 	case result == outcomeCrashed:

@@ -128,7 +128,7 @@ func TestRun_PassesASlowHandlerWithDeadLetters(t *testing.T) {
 	}
 	slow := func(msg *message.Message) ([]*message.Message, error) {
 		if msg.Metadata.Get("slow") != "" {
-			time.Sleep(2 * time.Second) //nolint:forbidigo // nothing ends it earlier
+			time.Sleep(2 * time.Second)
 		}
 		return reserve(msg)
 	}
