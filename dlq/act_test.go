@@ -167,7 +167,7 @@ func TestStore_FiftyOperatorsAtOnceHaveOneEffect(t *testing.T) {
 	})
 }
 
-func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
+func TestStore_PurgesWhatEndedLongAgo(t *testing.T) {
 	eachDB(t, func(t *testing.T, p *testDB) {
 		const old, young = 31 * 24 * time.Hour, 29 * 24 * time.Hour
 		var kept []int64
@@ -184,11 +184,11 @@ func TestStore_ForgetsWhatEndedLongAgo(t *testing.T) {
 			select 'replayed', 'consumer', 'stock', 'orders', 'm', '', 'refused', '', 'f', `+p.ago(old)+` from n`, many)
 		n, err := p.Purge(t.Context())
 		if err != nil || n != many+2 {
-			t.Errorf("forgot %d, %v; want %d", n, err, many+2)
+			t.Errorf("purged %d, %v; want %d", n, err, many+2)
 		}
 		p.states(t, kept...)
 		if n, err := p.Purge(t.Context()); n != 0 || err != nil {
-			t.Errorf("forgot %d more, %v", n, err)
+			t.Errorf("purged %d more, %v", n, err)
 		}
 	})
 }

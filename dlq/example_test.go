@@ -34,7 +34,7 @@ func ExampleStore_Replay() {
 			if state := (*dlq.StateError)(nil); err != nil && !errors.As(err, &state) {
 				return err // else somebody else has acted on some of them
 			}
-			fmt.Println(len(accepted), "letters will be delivered")
+			fmt.Println(len(accepted), "dead letters will be delivered again")
 			filter.After = page[len(page)-1].Cursor()
 		}
 	}

@@ -53,7 +53,7 @@ type Letter struct {
 	CreatedAt time.Time        // when the message was written; zero if a foreign producer did not set it
 	DiedAt    time.Time        // when it was given up
 
-	// Reason is the class. From relays: refused, unroutable, unanswered, malformed, crashed,
+	// Reason is the class of the failure. From relays: refused, unroutable, unanswered, malformed, crashed,
 	// failed. From consumers: failed, permanent, unavailable, crashed, malformed,
 	// no-message-id, conflict, unverified, older-than-retention.
 	Reason string

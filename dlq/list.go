@@ -20,7 +20,7 @@ type Filter struct {
 	Topic       string
 	Key         string
 	MessageID   string
-	Reason      string // class
+	Reason      string // see Letter.Reason
 	Fingerprint string
 
 	From  time.Time // died at or after; zero: any
