@@ -23,28 +23,28 @@ type Problem struct {
 
 // The kinds of problems.
 const (
-	ProblemScopeMissing      = "scope-missing"
-	ProblemKeyMissing        = "key-missing"
-	ProblemKeyInvalid        = "key-invalid"
-	ProblemKeyReused         = "key-reused"
-	ProblemInProgress        = "in-progress"
-	ProblemOutcomeUnknown    = "outcome-unknown"
-	ProblemNotStored         = "response-not-stored"
-	ProblemKeyExpired        = "key-expired"
-	ProblemBodyTooLarge      = "body-too-large"
-	ProblemUnsupportedBody   = "unsupported-body"
-	ProblemBodyBroken        = "body-broken"
-	ProblemBodyTimeout       = "body-timeout"
-	ProblemExecutionTimeout  = "execution-timeout"
-	ProblemCommitUnknown     = "commit-unknown"
-	ProblemCommitFailed      = "commit-failed"
-	ProblemContended         = "contended"
-	ProblemStoreUnavailable  = "store-unavailable"
-	ProblemTooManyKeys       = "too-many-outstanding"
-	ProblemInternal          = "internal"
-	problemContentType       = "application/problem+json"
-	problemRetryAfterSeconds = "Retry-After"
+	ProblemScopeMissing     = "scope-missing"
+	ProblemKeyMissing       = "key-missing"
+	ProblemKeyInvalid       = "key-invalid"
+	ProblemKeyReused        = "key-reused"
+	ProblemInProgress       = "in-progress"
+	ProblemOutcomeUnknown   = "outcome-unknown"
+	ProblemNotStored        = "response-not-stored"
+	ProblemKeyExpired       = "key-expired"
+	ProblemBodyTooLarge     = "body-too-large"
+	ProblemUnsupportedBody  = "unsupported-body"
+	ProblemBodyBroken       = "body-broken"
+	ProblemBodyTimeout      = "body-timeout"
+	ProblemExecutionTimeout = "execution-timeout"
+	ProblemCommitUnknown    = "commit-unknown"
+	ProblemCommitFailed     = "commit-failed"
+	ProblemContended        = "contended"
+	ProblemStoreUnavailable = "store-unavailable"
+	ProblemTooManyKeys      = "too-many-outstanding"
+	ProblemInternal         = "internal"
 )
+
+const problemContentType = "application/problem+json"
 
 type problemText struct {
 	status int
@@ -83,7 +83,7 @@ func newProblem(kind, docURL string, retryAfter time.Duration) Problem {
 		p.Header.Set("Link", "<"+docURL+">; rel=\"describedby\"")
 	}
 	if text.retry {
-		p.Header.Set(problemRetryAfterSeconds, seconds(retryAfter))
+		p.Header.Set("Retry-After", seconds(retryAfter))
 	}
 	return p
 }
