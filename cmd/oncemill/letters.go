@@ -59,8 +59,8 @@ message, or the consumer's inbox, if that has Config.Replays. A replayed message
 fails again becomes a new dead letter.
 
 FROM is "relay", or the name of a consumer. TRIES counts the attempts of a relay, or the
-failed deliveries of a consumer. DELIVERED tells of a relay's message whether the broker
-may have it already.`,
+failed deliveries of a consumer. DELIVERED is "maybe" if the broker may already have a
+relay's message.`,
 		Example: `  oncemill letters --topic orders
   oncemill letters show 17
   oncemill letters show 17 | jq -r .Payload | base64 -d
