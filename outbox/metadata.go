@@ -51,24 +51,24 @@ func SetKey(msg *message.Message, key string) { setMetadata(msg, KeyMetadata, ke
 //
 // See "Later delivery" in the package documentation for the guarantees.
 func SetDeliverAt(msg *message.Message, t time.Time) {
-	text := ""
+	at := ""
 	if !t.IsZero() {
-		text = t.UTC().Format(time.RFC3339Nano)
+		at = t.UTC().Format(time.RFC3339Nano)
 	}
 	setMetadata(msg, DeliverAfterMetadata, "")
-	setMetadata(msg, DeliverAtMetadata, text)
+	setMetadata(msg, DeliverAtMetadata, at)
 }
 
 // SetDeliverAfter delays msg by d, counted by the database's clock from the statement
 // that Publish sends. Zero removes the delay; Publish refuses a negative duration. It
 // replaces what SetDeliverAt has set.
 func SetDeliverAfter(msg *message.Message, d time.Duration) {
-	text := ""
+	after := ""
 	if d != 0 {
-		text = d.String()
+		after = d.String()
 	}
 	setMetadata(msg, DeliverAtMetadata, "")
-	setMetadata(msg, DeliverAfterMetadata, text)
+	setMetadata(msg, DeliverAfterMetadata, after)
 }
 
 // setMetadata sets an entry, or removes it if the value is empty.
