@@ -174,7 +174,7 @@ func (c *cluster) change() {
 	}
 }
 
-// settled tells whether every lane is worked and the shares are fair.
+// settled reports whether every lane is worked and the shares are fair.
 func (c *cluster) settled() error {
 	eligible := c.eligible()
 	if len(eligible) == 0 {

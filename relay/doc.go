@@ -38,8 +38,7 @@
 //
 // # Where a message is
 //
-// The table parked holds the messages that are retrying. Its name is the only place
-// where that word is left.
+// Retrying messages are in the table parked.
 //
 //	outbox        not confirmed; a worker that reads it knows it as
 //	                waiting    behind another message of its key
@@ -57,9 +56,9 @@
 // it again before it is sent. While the sink works, a worker keeps at most 32 unclear
 // messages and 64 topics in trouble. Any more are postponed, and at most 100 retrying
 // messages a second may fail again. A key with very many messages behind its first is
-// swept: they are moved to the table parked without being read. If more of a lane waits than is
-// sent, the reader looks ahead in it for messages that may go before those in front of
-// them.
+// swept: they are moved to the table parked without being read. If more of a lane waits
+// than is sent, the reader looks ahead in it for messages that may go before those in
+// front of them.
 //
 // An outage of the sink, however long, costs nothing but time. It uses up no attempts
 // of messages that could not be delivered; nacks and missing queues count as an outage

@@ -29,7 +29,7 @@ type leaser struct {
 	workersSeen map[string]seen[relaystore.Worker]
 }
 
-// heartbeat is what the last heartbeat said. If it failed, sentAt is zero.
+// heartbeat is the result of the last heartbeat. If it failed, sentAt is zero.
 type heartbeat struct {
 	sentAt time.Time
 	as     relaystore.Identity

@@ -22,8 +22,7 @@ import (
 )
 
 // Migrations creates the tables relay_leases, relay_workers and parked, which holds the
-// retrying messages. A relay also
-// needs the tables of package dlq.
+// retrying messages. A relay also needs the tables of package dlq.
 var Migrations = oncemill.Migrations{Name: "relay", FS: relaystore.Migrations}
 
 // Config configures a Relay. The zero value is right for most services. All workers of

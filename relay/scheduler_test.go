@@ -85,7 +85,7 @@ func TestRelay_MovesScheduledMessagesSoonAfterALock(t *testing.T) {
 
 // Producers schedule, cancel and change their minds while the workers that move
 // what is due, one at a time, come and go without notice.
-func TestRelay_LosesAndRepeatsNoScheduledMessageWhenMoversChange(t *testing.T) {
+func TestRelay_LosesAndRepeatsNoScheduledMessageWhenSchedulersChange(t *testing.T) {
 	t.Parallel()
 	eachDatabase(t, func(t *testing.T, p testDB) {
 		b := startBroker(t, func(frame) (outcome, time.Duration) { return confirmed, 0 })

@@ -255,13 +255,13 @@ func (s *simulation) checkState(w *simWorker) {
 			s.stats["circuits open although a message has passed"]++
 		}
 	}
-	solos := 0
+	isolated := 0
 	for _, l := range w.lanes {
 		if l != nil && (l.announced != nil || l.alone != nil || l.stale) {
-			solos++
+			isolated++
 		}
 	}
-	if solos > 1 {
+	if isolated > 1 {
 		s.stats["isolated messages beside one another"]++
 	}
 }

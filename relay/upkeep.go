@@ -205,12 +205,12 @@ func (u *upkeep) round(ctx context.Context, epoch int64) (busy bool, err error) 
 	}
 	if !bounded.Silence(err) && !time.Now().Before(u.purgeAt) {
 		// Needs no lease: a dead letter is purged once, whoever does it.
-		_, forget := ask(ctx, u.worker, opUpkeep, u.deadLetters.Purge)
-		if forget == nil {
+		_, purgeErr := ask(ctx, u.worker, opUpkeep, u.deadLetters.Purge)
+		if purgeErr == nil {
 			u.purgeAt = time.Now().Add(purgeEvery)
 		}
-		if err == nil || !bounded.Silence(forget) {
-			err = errors.Join(err, forget)
+		if err == nil || !bounded.Silence(purgeErr) {
+			err = errors.Join(err, purgeErr)
 		}
 	}
 	if errors.Is(err, context.DeadlineExceeded) {

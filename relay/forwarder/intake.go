@@ -301,8 +301,8 @@ func (in *Intake) read(ctx context.Context, tx *sql.Tx) (all []watermillsql.Row,
 }
 
 // move writes the envelopes' messages to the outbox, in their order. It returns how many
-// rows are settled: all, or those before the first that cannot be moved, or that one if it
-// is the first and was rejected.
+// rows it has moved or rejected: all, or those before the first that cannot be moved, or
+// that one if it is the first and was rejected.
 func (in *Intake) move(ctx context.Context, tx *sql.Tx, rows []watermillsql.Row) (int, error) {
 	moved, cause := in.publish(ctx, tx, rows)
 	var refused *outbox.MessageError
