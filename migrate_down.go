@@ -123,7 +123,7 @@ func (m migrator) tables(ctx context.Context) (names []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close() //nolint:errcheck // rows.Err tells
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
 	for rows.Next() {
 		var name string
 		if err := rows.Scan(&name); err != nil {

@@ -65,7 +65,7 @@ func (m *Member[W, R]) Alone() { m.instruction <- instruction[R]{do: runAlone} }
 // mostFailed is the number of contended groups after which a member runs alone.
 const mostFailed = 3
 
-// instruction tells a member its result, or what to do next.
+// instruction is a result for a member, or what it has to do next.
 type instruction[R any] struct {
 	do     task
 	result R

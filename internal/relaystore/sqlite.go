@@ -85,7 +85,7 @@ func (s *sqlite) fixHeads(ctx context.Context, tx *sql.Tx, touched touchedKeys) 
 	return nil
 }
 
-// keyStates tells the keys that have rows in parked from those that have none.
+// keyStates separates the keys that have rows in parked from those that have none.
 func (s *sqlite) keyStates(ctx context.Context, tx *sql.Tx, keys touchedKeys) (retrying, ended []Key, err error) {
 	for k := range keys {
 		var there bool

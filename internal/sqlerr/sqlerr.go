@@ -81,8 +81,8 @@ func LockTimedOut(err error) bool { return State(err) == "55P03" }
 // transaction failed.
 func TxAborted(err error) bool { return State(err) == "25P02" }
 
-// OfSeal says what has happened if the last statement of a transaction, which follows a
-// handler that reported success, was refused because of an earlier one.
+// OfSeal explains why the last statement of a transaction, which follows a handler that
+// reported success, was refused: because of an earlier one.
 func OfSeal(err error) error {
 	if !TxAborted(err) {
 		return err
