@@ -70,6 +70,9 @@ func (in *Inbox) alone(unlimited context.Context, w *work) (outcome, error) {
 		if _, err := within(ctx, tx, func(ctx context.Context, tx *sql.Tx) (struct{}, error) {
 			return struct{}{}, in.store.DeleteFailures(ctx, tx, id)
 		}); err != nil {
+			if sqlerr.TxAborted(err) { // by the handler, as the seal would find
+				return outcomeCommitRefused, sqlerr.OfSeal(err)
+			}
 			return claimFailed(ctx, err), fmt.Errorf("delete failures: %w", err)
 		}
 	}

@@ -476,3 +476,23 @@ func TestRun_NeedsTheTables(t *testing.T) {
 		}
 	})
 }
+
+// PostgreSQL refuses everything after a failed statement. A handler that ignores the error has
+// failed, also at a redelivery, whose record is deleted before the commit.
+func TestRetry_CountsAnIgnoredErrorAtARedelivery(t *testing.T) {
+	t.Parallel()
+	p := postgres(t)
+	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) { cfg.Retry.Tries, cfg.Retry.Deliveries = 1, 2 })
+	ignore := func(msg *message.Message) ([]*message.Message, error) {
+		_ = handlerExec(msg, `select 1 / 0`)
+		return nil, nil
+	}
+	if err := deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), ignore); err == nil {
+		t.Error("the first delivery was acknowledged")
+	}
+	expectNoError(t, deliverMessage(t, in, from(t, "a", delivery{redelivered: true, nacks: 1}), ignore))
+	if l := dead.last(); l.Reason != string(inbox.ReasonFailed) || l.Tries != 2 {
+		t.Errorf("dead letter: %+v", l)
+	}
+	p.expectNotes(t, 0, 1)
+}
