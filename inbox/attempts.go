@@ -49,31 +49,31 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 			return err
 		case fateElsewhere, fateEnded:
 			in.recordEnd(ctx, w)
-			delayNack(ctx, jitter(comeAgain))
+			delayNack(ctx, in.jitter(comeAgain))
 			return err
 		case fateUnavailable:
 			if in.cfg.Sequence != nil {
 				return in.putOff(ctx, w, err) // so that the messages behind it wait for it
 			}
 			in.recordEnd(ctx, w)
-			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+			delayNack(ctx, in.delay(nacksOf(ctx)+1))
 			return err
 		case fateUnavailableAlone:
 			return in.giveUp(ctx, w, err)
 		case fateContended:
 			if collisions++; collisions == collisionsAtMost {
 				in.recordEnd(ctx, w)
-				delayNack(ctx, jitter(in.cfg.Retry.Backoff))
+				delayNack(ctx, in.jitter(in.cfg.Retry.Backoff))
 				return err
 			}
-			again = jitter(double(5*time.Millisecond, collisions-1, in.cfg.Retry.Backoff))
+			again = in.jitter(double(5*time.Millisecond, collisions-1, in.cfg.Retry.Backoff))
 		case fateFailed:
 			w.tries++
 			p := policyOf(err)
 			if p.permanent || p.after > 0 || w.tries >= in.cfg.Retry.Tries {
 				return in.giveUp(ctx, w, err)
 			}
-			again = in.cfg.Retry.backoff(w.tries)
+			again = in.backoff(w.tries)
 		}
 		if !sleep.For(ctx, again) {
 			if w.tries > 0 && errors.Is(ctx.Err(), context.DeadlineExceeded) {

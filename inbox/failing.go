@@ -20,7 +20,7 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 		case p.after > 0:
 			delayNack(ctx, p.after)
 		case p.unavailable:
-			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+			delayNack(ctx, in.delay(nacksOf(ctx)+1))
 		}
 		return err
 	}
@@ -28,10 +28,10 @@ func (in *Inbox) giveUp(ctx context.Context, w *work, err error) error {
 	defer cancel()
 	rec, recErr := in.recordFailure(detached, w, inboxstore.Failure{
 		Text: in.textOf(err), Unavailable: p.unavailable,
-		Again: func(r inboxstore.Record) time.Duration { return in.cfg.Retry.again(p, r) },
+		Again: func(r inboxstore.Record) time.Duration { return in.again(p, r) },
 	})
 	if recErr != nil {
-		delayNack(ctx, in.cfg.Retry.delay(1))
+		delayNack(ctx, in.delay(1))
 		return errors.Join(err, recErr)
 	}
 	if in.cfg.DeadLetters == nil || !p.permanent && rec.Failures < in.cfg.Retry.Deliveries && rec.Unavailable < in.cfg.Retry.Unavailable {
@@ -73,7 +73,7 @@ func (in *Inbox) logFailing(ctx context.Context, w *work, p policy, rec inboxsto
 func (in *Inbox) putOff(ctx context.Context, w *work, err error) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
-	wait := in.cfg.Retry.delay(nacksOf(ctx) + 1)
+	wait := in.delay(nacksOf(ctx) + 1)
 	_, recErr := in.recordFailure(detached, w, inboxstore.Failure{
 		Text: in.textOf(err), Uncounted: true,
 		Again: func(inboxstore.Record) time.Duration { return wait },
@@ -120,7 +120,7 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Lette
 	defer cancel()
 	added, err := in.writeDeadLetter(detached, letter, w)
 	if err != nil {
-		delayNack(ctx, in.cfg.Retry.delay(1))
+		delayNack(ctx, in.delay(1))
 		return fmt.Errorf("%s: %w", letter.Error, err)
 	}
 	if !added {

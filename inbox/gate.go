@@ -24,6 +24,7 @@ type gate struct {
 	since    time.Time           // the first of them
 	works    bool                // a message was handled since the last report of missing
 	outage   bool                // closed because the database is unavailable
+	jitter   func(time.Duration) time.Duration
 }
 
 const (
@@ -47,7 +48,9 @@ const (
 	reportDown             // the database is unavailable
 )
 
-func newGate() *gate { return &gate{changed: make(chan struct{}), agree: make(map[string]struct{})} }
+func newGate(jitter func(time.Duration) time.Duration) *gate {
+	return &gate{changed: make(chan struct{}), agree: make(map[string]struct{}), jitter: jitter}
+}
 
 // enter waits until a message may be handled. probe means that this message's result
 // decides; pass it to leave.
@@ -121,7 +124,7 @@ func (g *gate) leave(probe bool, seen report, key string) (turned, alone bool) {
 	g.closed, g.outage = shut, seen == reportDown
 	if shut {
 		g.failures++
-		g.until = time.Now().Add(jitter(double(firstProbe, g.failures-1, lastProbe)))
+		g.until = time.Now().Add(g.jitter(double(firstProbe, g.failures-1, lastProbe)))
 		clear(g.agree) // it holds at most the keys that close the gate
 	} else {
 		g.failures = 0

@@ -14,7 +14,7 @@ func TestGate_OpensWhenOneThatCameBeforeFindsAllThere(t *testing.T) {
 		closes report
 		opens  bool
 	}{"something is missing": {reportMissing, true}, "the database is away": {reportDown, false}} {
-		g := newGate()
+		g := newGate(jitter)
 		for _, key := range []string{"a", "b", "c"} {
 			g.leave(false, c.closes, key)
 			g.since = time.Now().Add(-agreementTime)

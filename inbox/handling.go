@@ -85,7 +85,7 @@ func (in *Inbox) undecided(ctx context.Context, err error) bool {
 	case p.after > 0:
 		delayNack(ctx, p.after)
 	case p.unavailable, ctx.Err() != nil:
-		delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+		delayNack(ctx, in.delay(nacksOf(ctx)+1))
 	default:
 		return false
 	}

@@ -171,7 +171,8 @@ type Inbox struct {
 	given     Config // by the user
 	cfg       Config // defaults filled in
 	store     inboxstore.Store
-	letters   dlqstore.Store // nil without Config.DeadLetters
+	letters   dlqstore.Store                    // nil without Config.DeadLetters
+	jitter    func(time.Duration) time.Duration // spreads a delay
 	calls     *bounded.Calls
 	group     *shared
 	gate      *gate
@@ -272,16 +273,25 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), calls: bounded.New(mostAbandoned), gate: newGate(), isolation: newIsolation(cfg.Timeout), decoders: semaphore.NewWeighted(decodersAtMost), plain: semaphore.NewWeighted(plainAtMost), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), telemetry: telemetry}
 	if cfg.DeadLetters != nil {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
 	}
 	if cfg.Replays != nil {
 		in.replayer = &replayer{in: in, published: map[int64]publishedLetter{}}
 	}
+	in.reset(jitter)
+	return in, nil
+}
+
+// reset gives an inbox the state of a process that has just started. jitter spreads a delay.
+func (in *Inbox) reset(jitter func(time.Duration) time.Duration) {
+	in.jitter = jitter
+	in.calls = bounded.New(mostAbandoned)
+	in.gate, in.isolation, in.gaps.jitter = newGate(jitter), newIsolation(in.cfg.Timeout), jitter
+	in.decoders, in.plain = semaphore.NewWeighted(decodersAtMost), semaphore.NewWeighted(plainAtMost)
 	in.refused = newRefusals(in)
 	in.group = newShared(in, nil)
-	return in, nil
 }
 
 const maxID = 255 // bytes; an AMQP message id is no longer

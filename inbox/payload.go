@@ -40,7 +40,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 			return err
 		case broken.Permanent():
 			return in.refuse(ctx, w, refusal(err), err)
-		case attempts < in.cfg.Retry.Tries && sleep.For(ctx, in.cfg.Retry.backoff(attempts)):
+		case attempts < in.cfg.Retry.Tries && sleep.For(ctx, in.backoff(attempts)):
 		case ctx.Err() != nil || in.cfg.DeadLetters == nil:
 			return err
 		case errors.Is(err, payload.ErrStore):
@@ -49,7 +49,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 			}
 			return in.giveUp(ctx, w, err)
 		case nacksOf(ctx)+1 < in.cfg.Retry.Deliveries: // the key may be added
-			delayNack(ctx, in.cfg.Retry.delay(nacksOf(ctx)+1))
+			delayNack(ctx, in.delay(nacksOf(ctx)+1))
 			return err
 		default:
 			return in.refuse(ctx, w, refusal(err), err)

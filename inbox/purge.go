@@ -58,7 +58,7 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 		if more {
 			wait = purgeInterval / 100
 		}
-		if !sleep.For(ctx, jitter(wait)) {
+		if !sleep.For(ctx, in.jitter(wait)) {
 			return
 		}
 	}

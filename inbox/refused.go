@@ -52,7 +52,7 @@ func (in *Inbox) refuseLetter(ctx context.Context, letter *dlqstore.Letter) erro
 		err = detached.Err()
 	}
 	if err != nil {
-		delayNack(ctx, in.cfg.Retry.delay(1))
+		delayNack(ctx, in.delay(1))
 		return fmt.Errorf("%s: dead letter: %w", letter.Error, err)
 	}
 	in.telemetry.record(ctx, outcomeDeadLetter)

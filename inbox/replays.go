@@ -104,7 +104,7 @@ func (p publishedLetter) next() publishedLetter {
 
 // loop performs replays until ctx ends.
 func (r *replayer) loop(ctx context.Context) {
-	for wait := replayInterval; sleep.For(ctx, jitter(wait)); {
+	for wait := replayInterval; sleep.For(ctx, r.in.jitter(wait)); {
 		begin := time.Now()
 		if _, err := r.step(ctx); err != nil && ctx.Err() == nil {
 			r.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "dead letters not replayed; trying again", slog.String("consumer", r.in.cfg.Consumer), slog.Any("error", err))

@@ -80,18 +80,22 @@ func (r *Retry) resolve(bad func(field, value, problem string)) {
 }
 
 // backoff returns the time before the next attempt of a delivery after n of them.
-func (r *Retry) backoff(n int) time.Duration { return jitter(double(r.Backoff, n-1, time.Minute)) }
+func (in *Inbox) backoff(n int) time.Duration {
+	return in.jitter(double(in.cfg.Retry.Backoff, n-1, time.Minute))
+}
 
 // delay returns the time before the next delivery after n of them have failed.
-func (r *Retry) delay(n int) time.Duration { return jitter(double(r.Delay, n-1, r.DelayMax)) }
+func (in *Inbox) delay(n int) time.Duration {
+	return in.jitter(double(in.cfg.Retry.Delay, n-1, in.cfg.Retry.DelayMax))
+}
 
 // again returns the time before the next delivery of a message whose last delivery failed
 // with an error marked with p.
-func (r *Retry) again(p policy, rec inboxstore.Record) time.Duration {
+func (in *Inbox) again(p policy, rec inboxstore.Record) time.Duration {
 	if p.unavailable {
-		return r.delay(rec.Unavailable)
+		return in.delay(rec.Unavailable)
 	}
-	return max(p.after, r.delay(rec.Failures))
+	return max(p.after, in.delay(rec.Failures))
 }
 
 // double returns d * 2^times, at most most.

@@ -16,6 +16,8 @@ import (
 // together, in order if the subscriber keeps it. Only the first of them queries the database;
 // the others wait for it. After GapWait the first one is handled without its predecessor.
 type gaps struct {
+	jitter func(time.Duration) time.Duration
+
 	mu   sync.Mutex
 	keys map[string]*keyGap
 	many int
@@ -83,10 +85,10 @@ func (g *gaps) again(key, id string, most time.Duration) time.Duration {
 	now := time.Now()
 	of := g.keys[key]
 	if of == nil {
-		return jitter(comeAgain)
+		return g.jitter(comeAgain)
 	}
 	if !of.next.After(now) {
-		of.next = now.Add(jitter(max(comeAgain, min(now.Sub(of.since)/8, most))))
+		of.next = now.Add(g.jitter(max(comeAgain, min(now.Sub(of.since)/8, most))))
 	}
 	if w := of.early[id]; w != nil {
 		w.due = of.next
