@@ -3,6 +3,7 @@ package idempotency
 import (
 	"context"
 	"errors"
+	"time"
 )
 
 // core is what the parts of an engine share.
@@ -14,6 +15,9 @@ type core struct {
 	hash      hasher
 	telemetry *telemetry
 	limits    limits
+
+	// draw returns a random duration below another, which is positive.
+	draw func(below time.Duration) time.Duration
 
 	// at is called at named moments of a request, for tests that crash there.
 	at func(point string)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"time"
 
 	"github.com/oncemill/oncemill"
@@ -40,7 +41,7 @@ func New(store Store, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{core: &core{
 		store: store, claimKey: store.Claim, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry,
-		at: crashpoint.Reach,
+		draw: rand.N[time.Duration], at: crashpoint.Reach,
 	}}
 	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {
 		limits := groupLimits(cfg.Transactions.GroupSize, shared)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/boundtx"
@@ -159,7 +158,7 @@ func (in *intent) backOff(try int) bool {
 	if try >= in.cfg.Transactions.Retries {
 		return false
 	}
-	pause := time.Duration(rand.Int64N(int64(time.Millisecond) << min(try, 7))) //nolint:gosec // no secret
+	pause := in.draw(time.Millisecond << min(try, 7))
 	if time.Until(in.deadline) <= pause {
 		return false
 	}
