@@ -70,9 +70,11 @@ test-long: ## the same in full: all cases, long runs, large sizes; takes hours
 	export ONCEMILL_LONG=1 && $(call run-tests,5h)
 
 .PHONY: sim
-sim: ## visit every state of a small model of the relay; drive its engine through 50,000 random schedules (SCHEDULES=n; SEED=n for the first)
+sim: ## visit every state of a small model of the relay; run the relay through 50,000 random schedules, inbox and idempotency through 100,000 each (SCHEDULES=n, SHORT_SCHEDULES=n; SEED=n for the first)
 	go test ./internal/relaymodel -count=1 -run TestModel_KeepsItsPromisesInEveryState -v -pauses | grep -v '^=== '
 	go test ./relay -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SCHEDULES),50000) -seed $(or $(SEED),0)
+	go test ./inbox -count=1 -timeout=30m -run TestInbox_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SHORT_SCHEDULES),100000) -seed $(or $(SEED),0) | grep -v '^=== '
+	go test ./idempotency -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SHORT_SCHEDULES),100000) -seed $(or $(SEED),0) | grep -v '^=== '
 
 .PHONY: mutants
 mutants: ## plant bugs, one at a time, and see that a test notices each (ONLY=pattern)
