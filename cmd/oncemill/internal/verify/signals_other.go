@@ -1,0 +1,7 @@
+//go:build !unix
+
+package verify
+
+import "os"
+
+var freezeSignal, thawSignal os.Signal // there are none
