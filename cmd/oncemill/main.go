@@ -1,5 +1,5 @@
-// Command oncemill creates and upgrades oncemill's tables, runs the relay, and handles dead
-// letters.
+// Command oncemill creates and upgrades oncemill's tables, runs the relay, handles dead letters,
+// and tests the promises on the user's own servers.
 //
 // Every flag can also be set by an environment variable: --amqp-url is ONCEMILL_AMQP_URL. A
 // flag overrides its variable. Exit codes: 0 success (for relay: stopped by a signal),

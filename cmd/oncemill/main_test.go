@@ -86,6 +86,10 @@ func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 		"no letter":           {args: []string{"letters", "show", "--database", lite}, want: "oncemill letters"},
 		"body without path":   {args: []string{"conformance", "--url", "http://127.0.0.1:9", "--body", "x"}, want: "--path"},
 		"no such case":        {args: []string{"conformance", "--url", "http://127.0.0.1:9", "--run", "x y z"}, want: "--run"},
+		"verify on SQLite":    {args: []string{"verify", "--database", lite, "--amqp-url", "amqp://localhost"}, want: "needs PostgreSQL"},
+		"verify elsewhere":    {args: []string{"verify", "--database", "postgres://localhost/x", "--amqp-url", "amqp://localhost", "--name", "public"}, want: "--name"},
+		"verify with no time": {args: []string{"verify", "--database", "postgres://localhost/x", "--amqp-url", "amqp://localhost", "--time", "1s"}, want: "--time"},
+		"verify in the clear": {args: []string{"verify", "--database", "postgres://localhost/x", "--amqp-url", "amqp://a:" + secret + "@example.com"}, want: "--amqp-allow-plaintext"},
 		"bad log level":       {args: []string{"relay", "--database", lite, "--log-level", "x"}, want: "--log-level"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -63,8 +63,8 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, lists and replays dead letters, and tests how HTTP services
-treat Idempotency-Key.
+committed messages, lists and replays dead letters, tests the promises on your own
+servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable: --amqp-url is
 ONCEMILL_AMQP_URL. A flag overrides its variable.
@@ -95,7 +95,7 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
 		if c.Args == nil {
