@@ -60,7 +60,7 @@ Exit code 1 if a promise is broken.`,
 	flags.Float64Var(&o.Rate, "rate", 100, "requests a second, 1 to 10000; the servers may be slower")
 	flags.Uint64Var(&o.Seed, "seed", 0, "seed of requests and faults, for the same ones again (default: random)")
 	flags.DurationVar(&o.Lease, "lease", 3*time.Second, "lease of the relays, 1s to 1m; a frozen process is frozen for one and a half")
-	flags.DurationVar(&o.Patience, "patience", time.Minute, "how long nothing may move at the end before what is missing counts as lost; at least 4 leases are better")
+	flags.DurationVar(&o.Patience, "patience", time.Minute, "how long nothing may move at the end before what is missing counts as lost; use at least four leases")
 	flags.StringVar(&o.Schema, "name", "", "name of the schema, and the beginning of the names of exchanges and queues; must begin with "+verify.NamePrefix+" (default: random)")
 	flags.BoolVar(&o.Keep, "keep", false, "do not remove the schema, the exchanges and the queues, or the logs of the processes")
 	flags.StringVar(&o.json, "json", "", "file to write the certificate to as JSON")

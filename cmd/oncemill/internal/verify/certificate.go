@@ -107,7 +107,7 @@ const shownFindings = 5 // of a promise; the JSON has all
 // figures returns the figures as settings.
 func (c *Certificate) figures() []Setting {
 	f := c.Figures
-	list := []Setting{{"requests", ""}, {"answers", ""}, {"requests that rolled back", ""}, {"messages committed", ""}, {"messages on the wire", ""}, {"of these duplicates", ""}, {"of these published by the run", ""}, {"effects", ""}, {"dead letters", ""}, {"processes that failed", ""}}
+	list := []Setting{{"requests", ""}, {"answers", ""}, {"requests that rolled back", ""}, {"messages committed", ""}, {"messages on the wire", ""}, {"of these, duplicates", ""}, {"of these, published by the run", ""}, {"effects", ""}, {"dead letters", ""}, {"processes that failed", ""}}
 	for i, n := range []int{f.Requests, f.Answers, f.RolledBack, f.Messages, f.Copies, f.WireDuplicates, f.ByHand, f.Effects, f.DeadLetters, c.Failures} {
 		list[i].Value = strconv.Itoa(n)
 	}

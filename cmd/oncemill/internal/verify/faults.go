@@ -88,6 +88,12 @@ func (f *faults) run(ctx, open context.Context, plan []strike) {
 			return
 		}
 		p := f.processes[s.target]
+		// A process that is starting has nothing to lose, and there must be messages to copy.
+		for !p.isReady() || s.kind == faultCopies && f.wire.received() == 0 {
+			if !sleep.For(open, 20*time.Millisecond) {
+				return
+			}
+		}
 		switch s.kind {
 		case faultKill:
 			_, err := p.signal(syscall.SIGKILL, true)
@@ -151,7 +157,7 @@ func (f *faults) list(atOnce int) (list []Fault) {
 	for _, kind := range faultKinds {
 		fault := Fault{Kind: kind, Injected: f.count[kind]}
 		if fault.Injected == 0 {
-			fault.Skipped = cmp.Or(f.skipped[kind], "the run was too short")
+			fault.Skipped = cmp.Or(f.skipped[kind], "none took effect; a longer run has more")
 		}
 		list = append(list, fault)
 	}

@@ -169,6 +169,12 @@ func (p *process) signal(s os.Signal, ends bool) (later func(os.Signal), err err
 	return func(s os.Signal) { _ = handle.Signal(s) }, err // an error means that it has ended
 }
 
+func (p *process) isReady() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ready
+}
+
 func (p *process) hasWorked() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

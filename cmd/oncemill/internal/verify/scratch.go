@@ -267,7 +267,7 @@ func (s *scratch) describe(ctx context.Context) (postgres, rabbitmq []Setting, s
 	}
 	pooler := "none seen; one in session mode cannot be seen"
 	if shared {
-		pooler = "in transaction mode: two connections have the same backend"
+		pooler = "in transaction mode: connections share backends"
 	}
 	postgres = append([]Setting{
 		{"address", net.JoinHostPort(cfg.Host, strconv.Itoa(int(cfg.Port))) + "/" + cfg.Database},
@@ -299,18 +299,29 @@ func (s *scratch) describe(ctx context.Context) (postgres, rabbitmq []Setting, s
 	return postgres, append(rabbitmq, Setting{"heartbeat", conn.Config.Heartbeat.String()}), shared, nil
 }
 
-// sharesBackends reports whether two open connections have the same backend.
-func (s *scratch) sharesBackends(ctx context.Context) (shared bool, err error) {
-	pids := make([]int, 2)
-	for i := range pids {
+// sharesBackends reports whether two open connections have the same backend, or one of them
+// another one for each transaction.
+func (s *scratch) sharesBackends(ctx context.Context) (bool, error) {
+	conns, owner := make([]*sql.Conn, 2), map[int]int{}
+	for i := range conns {
 		conn, err := s.db.Conn(ctx)
 		if err != nil {
 			return false, err
 		}
 		defer conn.Close() //nolint:errcheck // it returns to the pool
-		if err := conn.QueryRowContext(ctx, s.texts.Backend).Scan(&pids[i]); err != nil {
-			return false, err
+		conns[i] = conn
+	}
+	for range 2 {
+		for i, conn := range conns {
+			var pid int
+			if err := conn.QueryRowContext(ctx, s.texts.Backend).Scan(&pid); err != nil {
+				return false, err
+			}
+			if other, known := owner[pid]; known && other != i {
+				return true, nil
+			}
+			owner[pid] = i
 		}
 	}
-	return pids[0] == pids[1], nil
+	return len(owner) != len(conns), nil
 }
