@@ -6,7 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -25,13 +27,14 @@ type target struct {
 	pg      testserver.PG
 	amqp    string
 	name    string // of the run
+	logs    string // directory in which it makes that of its logs
 	channel *amqp.Channel
 }
 
 func newTarget(t *testing.T) *target {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	at := &target{t: t, pg: pg, amqp: testserver.RabbitMQ(t)}
+	at := &target{t: t, pg: pg, amqp: testserver.RabbitMQ(t), logs: t.TempDir()}
 	at.name = verify.NamePrefix + pg.Schema[len(pg.Schema)-8:]
 	conn, err := amqp.Dial(at.amqp)
 	if err != nil {
@@ -57,15 +60,15 @@ func newTarget(t *testing.T) *target {
 	return at
 }
 
-// args returns the arguments of a short run.
-func (at *target) args(more ...string) []string {
-	return append([]string{"verify", "--database", at.pg.DSN, "--amqp-url", at.amqp, "--name", at.name, "--time", "5s", "--rate", "40"}, more...)
+// command returns the command of a short run.
+func (at *target) command(more ...string) (*exec.Cmd, *bytes.Buffer) {
+	return command(at.t.Context(), []string{"TMPDIR=" + at.logs}, append([]string{"verify", "--database", at.pg.DSN, "--amqp-url", at.amqp, "--name", at.name, "--time", "5s", "--rate", "40"}, more...)...)
 }
 
 // run runs the command and returns its output.
 func (at *target) run(code int, more ...string) string {
 	at.t.Helper()
-	cmd, output := command(at.t.Context(), nil, at.args(more...)...)
+	cmd, output := at.command(more...)
 	_ = cmd.Run() // the exit code tells
 	if got := cmd.ProcessState.ExitCode(); got != code {
 		at.t.Errorf("exit code %d, want %d; output: %s", got, code, output)
@@ -101,6 +104,9 @@ func (at *target) left() (names []string) {
 	}
 	if at.has("select from bystander") {
 		names = append(names, "a row of another table")
+	}
+	if logs, err := os.ReadDir(at.logs); err != nil || len(logs) > 0 {
+		names = append(names, "logs")
 	}
 	conn, err := amqp.Dial(at.amqp)
 	if err != nil {
@@ -208,7 +214,7 @@ func TestVerifyCommand_PassesAndLeavesNothingBehind(t *testing.T) {
 func TestVerifyCommand_NamesWhatIsBroken(t *testing.T) {
 	t.Parallel()
 	at := newTarget(t)
-	cmd, output := command(t.Context(), nil, at.args("--patience", "5s")...)
+	cmd, output := at.command("--patience", "5s")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -224,12 +230,12 @@ func TestVerifyCommand_NamesWhatIsBroken(t *testing.T) {
 	if code := cmd.ProcessState.ExitCode(); code != 1 {
 		t.Errorf("exit code %d; output: %s", code, output)
 	}
-	for _, want := range []string{"\nverify: failed: broken: no loss, one effect", "was committed and never reached the broker", " effects after "} {
+	for _, want := range []string{"\nverify: failed: broken: no loss, one effect", "was committed and never reached the broker", " effects after ", "The logs of the processes are in " + at.logs} {
 		if !strings.Contains(output.String(), want) {
 			t.Errorf("the output lacks %q: %s", want, output)
 		}
 	}
-	if left := at.left(); len(left) > 0 {
+	if left := at.left(); !slices.Equal(left, []string{"logs"}) {
 		t.Errorf("left: %q", left)
 	}
 }
@@ -270,7 +276,7 @@ func TestVerifyCommand_RefusesWhatExists(t *testing.T) {
 func TestVerifyCommand_LeavesNothingBehindWhenItIsInterrupted(t *testing.T) {
 	t.Parallel()
 	at := newTarget(t)
-	cmd, output := command(t.Context(), nil, at.args("--time", "10m")...)
+	cmd, output := at.command("--time", "10m")
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
