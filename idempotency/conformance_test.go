@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -117,35 +118,97 @@ func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
 		settings := p.settings()
 		settings.Transactional = transactional
 		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second // a busy machine answers in time
-		first, second := &process{t: t, settings: settings}, &process{t: t, settings: settings}
-		target := conformance.Target{Processes: []conformance.Process{first, second}}
-		for _, p := range []*process{first, second} {
-			p.server = startServer(t, settings)
-			p.settings.Address = p.server.address
-			target.URLs = append(target.URLs, p.server.url)
+		first := startServer(t, settings)
+		second := startProcess(t, settings)
+		hooks := second.hooks()
+		hooks.Freeze, hooks.Thaw = second.freeze, second.thaw
+		want := 6
+		if p.cfg.Dialect == oncemill.SQLite && transactional {
+			want-- // a frozen process keeps all others from writing
 		}
-		suite, err := conformance.New(t.Context(), target)
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer suite.Close()
-		ran := 0
-		for _, c := range conformance.Cases() {
-			if !strings.Contains(c.Name, "process dies") && !strings.HasPrefix(c.Name, "a process that") {
-				continue
-			}
-			result := suite.Run(t.Context(), c)
-			if result.Err != nil {
-				t.Errorf("%s: %v", result.Name, result.Err)
-			}
-			if result.Skipped == "" {
-				ran++
-			}
-		}
-		if oneWriter := p.cfg.Dialect == oncemill.SQLite && transactional; ran != map[bool]int{true: 2, false: 3}[oneWriter] {
-			t.Errorf("%d cases", ran)
-		}
+		runOnly(t, conformance.Target{URLs: []string{first.url, second.server.url}, Hooks: hooks}, want, "process")
 	})
+}
+
+// The suite kills the only one.
+func TestConformance_OfOneProcessThatDies(t *testing.T) {
+	t.Parallel()
+	inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
+		settings := p.settings()
+		settings.Transactional = transactional
+		settings.Timeout, settings.Lease = 3*time.Second, 4*time.Second
+		process := startProcess(t, settings)
+		runOnly(t, conformance.Target{URLs: []string{process.server.url}, Hooks: process.hooks()}, 3, "process")
+	})
+}
+
+// The suite lets answers expire and purges them.
+func TestConformance_OfAnswersThatExpire(t *testing.T) {
+	t.Parallel()
+	for name, refuse := range map[string]time.Duration{"run again": 0, "are refused": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			inModes(t, []mode{{true, "postgresql"}, {false, "sqlite"}}, func(t *testing.T, p *testDB, transactional bool) {
+				url, _ := p.probe(t, transactional, func(c *idempotency.Config) { c.Expiry.RefuseFor = refuse })
+				hooks := conformance.Hooks{
+					Expire: func(context.Context) error {
+						p.expire(t, refuse == 0)
+						return nil
+					},
+					Purge: func(ctx context.Context) error {
+						for {
+							if n, err := p.store.Purge(ctx, 100); n < 100 || err != nil {
+								return err
+							}
+						}
+					},
+				}
+				words := []string{"an expired key", "a purge"}
+				if p.cfg.Dialect == oncemill.PostgreSQL || !transactional { // else the hook waits for the handler
+					words = append(words, "outlives expiry")
+				}
+				runOnly(t, conformance.Target{URLs: []string{url}, Hooks: hooks}, 1+len(words), words...)
+			})
+		})
+	}
+}
+
+// expire moves the times of all records into the past: that of their expiry, and with all
+// that until which an expired key is refused.
+func (p *testDB) expire(t *testing.T, all bool) {
+	t.Helper()
+	past := "clock_timestamp()"
+	if p.cfg.Dialect == oncemill.SQLite {
+		past = "0"
+	}
+	p.exec(t, `update {{idempotency}} set expires_at = `+past)
+	if all {
+		p.exec(t, `update {{idempotency}} set forget_at = `+past)
+	}
+}
+
+// runOnly runs the cases whose name contains one of some words, so many of which have to pass.
+func runOnly(t *testing.T, target conformance.Target, want int, words ...string) {
+	t.Helper()
+	suite, err := conformance.New(t.Context(), target)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer suite.Close()
+	ran := 0
+	for _, c := range conformance.Cases() {
+		if !slices.ContainsFunc(words, func(word string) bool { return strings.Contains(c.Name, word) }) {
+			continue
+		}
+		switch result := suite.Run(t.Context(), c); {
+		case result.Err != nil:
+			t.Errorf("%s: %v", result.Name, result.Err)
+		case result.Skipped == "":
+			ran++
+		}
+	}
+	if ran != want && !t.Failed() {
+		t.Errorf("%d cases, want %d", ran, want)
+	}
 }
 
 // process is a server whose process the suite controls.
@@ -155,23 +218,33 @@ type process struct {
 	server   *server
 }
 
-func (p *process) Kill(context.Context) error {
-	p.server.kill()
-	return nil
+func startProcess(t *testing.T, settings serveSettings) *process {
+	t.Helper()
+	p := &process{t: t, settings: settings, server: startServer(t, settings)}
+	p.settings.Address = p.server.address
+	return p
 }
 
-func (p *process) Start(context.Context) error {
-	p.server = startServer(p.t, p.settings)
-	return nil
+func (p *process) hooks() conformance.Hooks {
+	return conformance.Hooks{
+		Kill: func(context.Context) error {
+			p.server.kill()
+			return nil
+		},
+		Start: func(context.Context) error {
+			p.server = startServer(p.t, p.settings)
+			return nil
+		},
+	}
 }
 
-func (p *process) Freeze(context.Context) error {
+func (p *process) freeze(context.Context) error {
 	p.server.signal(syscall.SIGSTOP)
 	p.server.awaitStopped()
 	return nil
 }
 
-func (p *process) Thaw(context.Context) error {
+func (p *process) thaw(context.Context) error {
 	p.server.signal(syscall.SIGCONT)
 	return nil
 }

@@ -15,10 +15,3 @@ func (s *SQLStore) ClaimAll(ctx context.Context, claims []Claim) (records []Reco
 
 // Token is what stands behind Config.Answers.StatusPath.
 func (id ID) Token() string { return statusToken(id) }
-
-// Forget loses a key.
-func (s *MemoryStore) Forget(id ID) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.records, id)
-}

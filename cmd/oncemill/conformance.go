@@ -1,36 +1,36 @@
 package main
 
 import (
-	"context"
-	"database/sql"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
-	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/spf13/cobra"
 
-	"github.com/oncemill/oncemill"
-	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/idempotency/conformance"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 type conformanceOptions struct {
-	urls        []string
-	headers     []string
-	keyHeader   string
-	path        string
-	body, other string
-	contentType string
-	optional    bool
-	run         string
+	urls           []string
+	headers        []string
+	keyHeader      string
+	replayedHeader string
+	optional       bool
+	patience       time.Duration
+	run            string
+	operation      operationOptions
+	hooks          hookCommands
+}
+
+// operationOptions describe a real operation.
+type operationOptions struct {
+	path, method, body, contentType string
+	other, otherMethod              string
+	otherPaths, tenant, user        []string
 }
 
 func newConformance() *cobra.Command {
@@ -40,63 +40,127 @@ func newConformance() *cobra.Command {
 		Short: "Test how an HTTP service treats Idempotency-Key, from outside",
 		Long: `Test how an HTTP service treats Idempotency-Key. If the service serves the
 conformance probe (see oncemill probe and package idempotency/conformance), all
-cases run. With --path and --body, which describe a real operation, only the
-cases that need no probe run. The operation is executed many times.
+cases run. With --path, which names a real operation, those cases run that need
+no probe. The operation is executed hundreds of times: use a test system.
+
+In --path, --header and the files of --body and --other, {{unique}}, {{uuid}} and
+{{number}} stand for values that copies of a request share and other requests do
+not. Use one where the operation needs another id each time.
+
+Some cases need help from the service's side. The commands that give it run in
+/bin/sh with the last --url in CONFORMANCE_URL. A case that is skipped names what
+it needs.
 
 Exit code 1 if a case fails.`,
 		Example: `  oncemill conformance --url http://127.0.0.1:8080
-  oncemill conformance --url http://127.0.0.1:8080 --path /orders --body order.json --other other.json`,
+  oncemill conformance --url http://127.0.0.1:8080 --path /orders --body order.json --other other.json \
+    --tenant 'X-Tenant: b' --user 'Authorization: Bearer b' --other-path '/orders?express=1' \
+    --kill-command 'kill -9 $(cat shop.pid)' --start-command './shop & echo $! > shop.pid' \
+    --effects-command 'psql -Atc "select count(*) from orders where id = '"'"'$CONFORMANCE_UNIQUE'"'"'"'`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.test(cmd) },
 	}
 	flags := cmd.Flags()
 	flags.StringArrayVar(&o.urls, "url", nil, "URL of the service; repeat it for several processes that share a store (required)")
 	flags.StringArrayVar(&o.headers, "header", nil, `header of every request, "Name: value"; may be repeated`)
 	flags.StringVar(&o.keyHeader, "key-header", "Idempotency-Key", "name of the key's header")
-	flags.StringVar(&o.path, "path", "", "path of a real operation, for a service without a probe")
-	flags.StringVar(&o.body, "body", "", "file with the body of a valid request")
-	flags.StringVar(&o.other, "other", "", "file with the body of another valid request")
-	flags.StringVar(&o.contentType, "content-type", "application/json", "content type of the bodies")
+	flags.StringVar(&o.replayedHeader, "replayed-header", "Idempotency-Replayed", "name of the header that marks replays")
 	flags.BoolVar(&o.optional, "optional-key", false, "the service accepts requests without a key")
+	flags.DurationVar(&o.patience, "patience", 2*time.Minute, "how long to wait for an answer or for a key in progress; longer than a lease")
 	flags.StringVar(&o.run, "run", "", "run only cases whose name contains this")
+	flags.StringVar(&o.operation.path, "path", "", "path of a real operation, with its query, for a service without a probe")
+	flags.StringVar(&o.operation.method, "method", http.MethodPost, "method of the operation")
+	flags.StringVar(&o.operation.body, "body", "", "file with the body of a valid request")
+	flags.StringVar(&o.operation.contentType, "content-type", "application/json", "content type of the bodies")
+	flags.StringVar(&o.operation.other, "other", "", "file with the body of another valid request")
+	flags.StringArrayVar(&o.operation.otherPaths, "other-path", nil, "another path or query at which the body is valid; may be repeated")
+	flags.StringVar(&o.operation.otherMethod, "other-method", "", "another method that the path takes")
+	flags.StringArrayVar(&o.operation.tenant, "tenant", nil, `what names another tenant: "Name: value" or a path with its query; may be repeated`)
+	flags.StringArrayVar(&o.operation.user, "user", nil, "what names another user, in the same form")
+	o.hooks.register(flags)
 	return cmd
 }
 
-func (o *conformanceOptions) target() (conformance.Target, error) {
-	target := conformance.Target{KeyHeader: o.keyHeader, OptionalKey: o.optional, Header: http.Header{}}
+func (o *conformanceOptions) target() (target conformance.Target, err error) {
 	if len(o.urls) == 0 {
 		return target, &usageError{errors.New("--url is required")}
 	}
 	for _, u := range o.urls {
 		target.URLs = append(target.URLs, strings.TrimRight(u, "/"))
 	}
-	for _, h := range o.headers {
+	if o.patience <= 0 {
+		return target, &usageError{errors.New("--patience must be positive")}
+	}
+	target.KeyHeader, target.ReplayedHeader, target.OptionalKey, target.Patience = o.keyHeader, o.replayedHeader, o.optional, o.patience
+	if target.Header, err = headers("--header", o.headers); err != nil {
+		return target, err
+	}
+	if target.Operation, err = o.operation.operation(); err != nil {
+		return target, err
+	}
+	target.Hooks, err = o.hooks.hooks(target)
+	return target, err
+}
+
+// headers parses headers, the values of a flag.
+func headers(flag string, values []string) (http.Header, error) {
+	parsed := http.Header{}
+	for _, h := range values {
 		name, value, ok := strings.Cut(h, ":")
 		if !ok {
-			return target, &usageError{errors.New(`--header: must be "Name: value"`)}
+			return nil, &usageError{errors.New(flag + `: must be "Name: value"`)}
 		}
-		target.Header.Add(strings.TrimSpace(name), strings.TrimSpace(value))
+		parsed.Add(strings.TrimSpace(name), strings.TrimSpace(value))
 	}
-	if o.path == "" && o.body+o.other != "" {
-		return target, &usageError{errors.New("--body and --other require --path")}
-	}
+	return parsed, nil
+}
+
+// operation returns nil without a path.
+func (o *operationOptions) operation() (*conformance.Operation, error) {
 	if o.path == "" {
-		return target, nil
-	}
-	target.Plain = &conformance.Plain{Path: o.path, ContentType: o.contentType}
-	for file, body := range map[string]*[]byte{o.body: &target.Plain.Body, o.other: &target.Plain.Other} {
-		if file == "" {
-			continue
+		if o.body+o.other+o.otherMethod != "" || len(o.otherPaths)+len(o.tenant)+len(o.user) > 0 {
+			return nil, &usageError{errors.New("--body, --other, --other-path, --other-method, --tenant and --user require --path")}
 		}
-		text, err := os.ReadFile(file) //nolint:gosec // the operator names it
-		if err != nil {
-			return target, &usageError{err}
+		return nil, nil
+	}
+	op := &conformance.Operation{Path: o.path, Method: o.method, ContentType: o.contentType, OtherPaths: o.otherPaths, OtherMethod: o.otherMethod}
+	var bodyErr, otherErr, tenantErr, userErr error
+	op.Body, bodyErr = content(o.body)
+	op.Other, otherErr = content(o.other)
+	op.Tenant, tenantErr = caller("--tenant", o.tenant)
+	op.User, userErr = caller("--user", o.user)
+	return op, errors.Join(bodyErr, otherErr, tenantErr, userErr)
+}
+
+// content reads a file, if one is named.
+func content(file string) ([]byte, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(file) //nolint:gosec // the operator names it
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	return text, nil
+}
+
+// caller parses what names a caller, the values of a flag.
+func caller(flag string, values []string) (*conformance.Caller, error) {
+	if len(values) == 0 {
+		return nil, nil
+	}
+	var c conformance.Caller
+	isPath := func(value string) bool { return strings.HasPrefix(value, "/") }
+	for _, value := range values {
+		if isPath(value) {
+			if c.Path != "" {
+				return nil, &usageError{errors.New(flag + ": a caller has one path")}
+			}
+			c.Path = value
 		}
-		*body = text
 	}
-	if len(target.Plain.Body) == 0 {
-		return target, &usageError{errors.New("--path requires --body")}
-	}
-	return target, nil
+	var err error
+	c.Header, err = headers(flag, slices.DeleteFunc(slices.Clone(values), isPath))
+	return &c, err
 }
 
 func (o *conformanceOptions) test(cmd *cobra.Command) error {
@@ -136,117 +200,4 @@ func (o *conformanceOptions) test(cmd *cobra.Command) error {
 		return fmt.Errorf("cases failed: %d", failed)
 	}
 	return nil
-}
-
-type probeOptions struct {
-	listen   string
-	snapshot bool
-}
-
-func newProbe(opts *options) *cobra.Command {
-	var o probeOptions
-	cmd := &cobra.Command{
-		Use:   "probe",
-		Short: "Serve the probe of the conformance suite, for tests; creates its tables",
-		Long: `Serve the probe of the conformance suite on a database. Use it for tests only:
-it has no authentication, and its requests write to the database.`,
-		Example: `  oncemill probe --database sqlite:probe.db --listen 127.0.0.1:8080`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			log, err := opts.logger(cmd.ErrOrStderr())
-			if err != nil {
-				return err
-			}
-			return opts.database.create(func(db *sql.DB, cfg oncemill.Config) error {
-				engineConfig := idempotency.Config{
-					Scope:     conformance.Scope,
-					Timeout:   3 * time.Second,
-					Logger:    log,
-					Failures:  idempotency.FailureConfig{Lease: 6 * time.Second},
-					Requests:  idempotency.RequestConfig{MaxBody: 2 << 20},
-					Responses: idempotency.ResponseConfig{MaxSize: 200_000},
-					Answers:   idempotency.AnswerConfig{StatusPath: "/status/"},
-				}
-				return o.serve(cmd, db, cfg, engineConfig)
-			})
-		},
-	}
-	cmd.Flags().StringVar(&o.listen, "listen", "127.0.0.1:8080", "address to listen on")
-	cmd.Flags().BoolVar(&o.snapshot, "snapshot", false, "store answers without a transaction")
-	return cmd
-}
-
-func (o *probeOptions) serve(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, engineConfig idempotency.Config) error {
-	ctx := cmd.Context()
-	if err := oncemill.Migrate(ctx, db, cfg, outbox.Migrations, idempotency.Migrations); err != nil {
-		return err
-	}
-	table, err := cfg.Table(db, "probe_effects")
-	outboxTable, outboxErr := cfg.Table(db, "outbox")
-	if err := errors.Join(err, outboxErr); err != nil {
-		return err
-	}
-	effects := probeEffects{db: db, table: table, outbox: outboxTable}
-	if _, err := db.ExecContext(ctx, `create table if not exists `+effects.table+` (name text not null)`); err != nil {
-		return fmt.Errorf("create the table of effects: %w", err)
-	}
-	store, storeErr := idempotency.NewSQLStore(db, idempotency.StoreConfig{Database: cfg})
-	box, boxErr := outbox.New(db, outbox.Config{Database: cfg})
-	if err := errors.Join(storeErr, boxErr); err != nil {
-		return err
-	}
-	effects.box = box
-	engine, err := idempotency.New(store, engineConfig)
-	if err != nil {
-		return err
-	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
-	if err != nil {
-		return err
-	}
-	probe := conformance.NewProbe(engine, effects, conformance.Capabilities{
-		Transactional: !o.snapshot, FailuresUnknown: o.snapshot, Timeout: engineConfig.Timeout, MaxBody: engineConfig.Requests.MaxBody, MaxResponse: engineConfig.Responses.MaxSize,
-	})
-	server := &http.Server{Handler: probe, ReadHeaderTimeout: 10 * time.Second}
-	fmt.Fprintf(cmd.OutOrStdout(), "probe at http://%s\n", listener.Addr())
-	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve returns http.ErrServerClosed
-	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return err
-	}
-	return nil
-}
-
-// probeEffects are rows of a table and messages of the outbox.
-type probeEffects struct {
-	db            *sql.DB
-	box           *outbox.Outbox
-	table, outbox string // quoted names
-}
-
-func (e probeEffects) Add(ctx context.Context, name string) error {
-	text := `insert into ` + e.table + ` (name) values ($1)`
-	if tx, ok := idempotency.TxFromContext(ctx); ok {
-		_, err := tx.ExecContext(ctx, text, name)
-		return err
-	}
-	_, err := e.db.ExecContext(ctx, text, name)
-	return err
-}
-
-func (e probeEffects) Publish(ctx context.Context, name string) error {
-	publish := func(ctx context.Context) error {
-		return e.box.ContextPublisher().Publish(name, message.NewMessageWithContext(ctx, watermill.NewUUID(), nil))
-	}
-	if _, ok := idempotency.TxFromContext(ctx); ok {
-		return publish(ctx)
-	}
-	return e.box.RunInTx(ctx, func(ctx context.Context, _ *sql.Tx) error { return publish(ctx) })
-}
-
-func (e probeEffects) Count(ctx context.Context, name string) (counts conformance.Counts, err error) {
-	err = errors.Join(
-		e.db.QueryRowContext(ctx, `select count(*) from `+e.table+` where name = $1`, name).Scan(&counts.Effects),
-		e.db.QueryRowContext(ctx, `select count(*) from `+e.outbox+` where topic = $1`, name).Scan(&counts.Messages),
-	)
-	return counts, err
 }

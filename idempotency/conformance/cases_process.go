@@ -1,67 +1,78 @@
 package conformance
 
 import (
-	"context"
 	"net/http"
 	"sync"
 )
-
-// Process controls a process of the service, for cases in which it is killed or stopped.
-// Each method returns when that has happened.
-type Process interface {
-	Kill(ctx context.Context) error   // as kill -9 does
-	Start(ctx context.Context) error  // after Kill: it serves again at its URL
-	Freeze(ctx context.Context) error // as SIGSTOP does
-	Thaw(ctx context.Context) error   // as SIGCONT does
-}
 
 // processCases returns the cases for the requests of a process that is killed or stopped. That
 // is the last process; the first one gets the requests meanwhile.
 func processCases() []Case {
 	return []Case{
-		{Name: "an answer is replayed though its process dies behind it", control: true, test: func(x *session) {
-			first := x.send(message{url: x.last(), plan: once(Plan{Body: []byte("given")})})
-			x.control("kill", Process.Kill)
-			defer x.control("start", Process.Start)
-			x.expectReplay(first, x.settle(message{url: 1}))
+		{Name: "an answer is replayed though its process dies behind it", operation: true, kill: true, test: func(x *session) {
+			first := x.run(message{url: x.last(), plan: once(Plan{Body: []byte("given")})})
+			x.killed(func() {
+				x.expectReplay(first, x.settle(message{url: 1, plan: once(Plan{})}))
+			})
 			x.expectEffects(1, 1)
 		}},
-		{Name: "a process that is killed in a handler leaves no effect, or an unknown outcome", control: true, test: func(x *session) {
+		{Name: "a process that is killed in a handler leaves no effect, or an unknown outcome", kill: true, test: func(x *session) {
 			x.shortTimeout()
-			var sending sync.WaitGroup
-			defer sending.Wait()
-			sending.Go(func() { x.try(message{url: x.last(), plan: once(Plan{Hold: true})}) })
+			wait := x.start(message{url: x.last(), ctx: x.ctx, plan: once(Plan{Hold: true})})
+			defer wait()
 			x.awaitHeld()
-			x.control("kill", Process.Kill)
-			r := func() *reply {
-				defer x.control("start", Process.Start)
-				return x.succeed()
-			}()
+			var r *reply
+			x.killed(func() { r = x.succeed() })
 			again := x.settle(message{url: x.last(), plan: once(Plan{})})
 			x.check(again.status == r.status, "status %d, then %d: %s", r.status, again.status, again.body)
 			if x.capabilities.Transactional || r.status != http.StatusCreated {
 				x.expectEffects(1, 1)
 			}
 		}},
-		{Name: "a process that is paused beyond its lease and resumes has no effect beside its successor's", control: true, test: func(x *session) {
+		{Name: "a request whose process is killed has one effect and one answer, or an unknown outcome", operation: true, kill: true, test: func(x *session) {
+			for range 3 { // the process dies at slightly different moments
+				x.next()
+				sent := make(chan struct{})
+				m := message{url: x.last(), ctx: x.ctx, plan: once(Plan{Body: []byte("done")})}
+				m.sent = sync.OnceFunc(func() { close(sent) })
+				wait := x.start(m)
+				select {
+				case <-sent:
+				case <-x.ctx.Done():
+				}
+				m = message{url: 1, plan: once(Plan{Body: []byte("done")})}
+				x.killed(func() {
+					defer wait()
+					r := x.settle(m)
+					if r.problem() == "outcome-unknown" {
+						return
+					}
+					x.check(r.status < http.StatusBadRequest, "status %d: %s", r.status, r.body)
+					again := x.settle(m)
+					x.check(again.status == r.status && string(again.body) == string(r.body), "status %d: %s, then %d: %s", r.status, r.body, again.status, again.body)
+				})
+				if x.target.Operation == nil && !x.capabilities.Transactional {
+					continue // Config.Failures.Crashed may allow a second effect
+				}
+				n, known := x.effects()
+				x.check(!known || n <= 1, "%d effects", n)
+			}
+		}},
+		{Name: "a process that is paused beyond its lease and resumes has no effect beside its successor's", freeze: true, test: func(x *session) {
 			x.shortTimeout()
 			if x.capabilities.Transactional && x.capabilities.OneWriter {
 				panic(skipped("a paused process keeps all others from writing"))
 			}
-			var late *reply
-			var sending sync.WaitGroup
-			defer sending.Wait()
-			sending.Go(func() {
-				late = x.try(message{url: x.last(), plan: once(Plan{Hold: true, IgnoreContext: true, Body: []byte("late")})})
-			})
+			wait := x.start(message{url: x.last(), ctx: x.ctx, plan: once(Plan{Hold: true, IgnoreContext: true, Body: []byte("late")})})
+			defer wait()
 			x.awaitHeld()
-			x.control("freeze", Process.Freeze)
+			x.hook("Freeze", x.target.Hooks.Freeze)
 			r := func() *reply {
-				defer x.control("thaw", Process.Thaw)
+				defer x.hook("Thaw", x.target.Hooks.Thaw)
 				return x.succeed()
 			}()
 			x.release()
-			sending.Wait()
+			late := wait()
 			x.check(late.err == nil, "no answer: %v", late.err)
 			if !x.capabilities.Transactional && r.status == http.StatusCreated {
 				return // it is taken over although it may have had its effect: Config.Failures.Crashed allows it
@@ -82,16 +93,7 @@ func processCases() []Case {
 	}
 }
 
-// last is the number of the URL whose process is killed or stopped.
-func (x *session) last() int { return len(x.target.URLs) }
-
-func (x *session) control(what string, do func(Process, context.Context) error) {
-	if err := do(x.target.Processes[x.last()-1], x.ctx); err != nil {
-		x.fail("%s the process: %v", what, err)
-	}
-}
-
-// succeed sends to the first process until the lease has ended.
+// succeed sends to the first process until the lease has ended: the successor's answer.
 func (x *session) succeed() *reply {
 	r := x.settle(message{url: 1, plan: once(Plan{Body: []byte("successor")})})
 	if !x.capabilities.Transactional && r.problem() == "outcome-unknown" {

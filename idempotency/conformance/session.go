@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
@@ -12,6 +13,7 @@ import (
 	"net/http/httptrace"
 	"net/textproto"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -23,6 +25,9 @@ type session struct {
 	name string          // under which effects are counted
 	key  string
 	turn atomic.Int64
+
+	mu   sync.Mutex
+	used map[int]bool // fills of an operation's requests whose effects count
 }
 
 type failure struct{ err error }
@@ -52,7 +57,14 @@ type message struct {
 	chunked bool
 	expect  bool // Expect: 100-continue
 	plan    Plan
-	ctx     context.Context //nolint:containedctx // of one request
+	ctx     context.Context //nolint:containedctx // of one request; it has no time limit then
+	sent    func()          // called when the whole request has been sent
+	gate    *gate           // holds the body back
+
+	// An operation's requests with the same fill have the same Values. Effects of those that
+	// are uncounted do not count in expectEffects.
+	fill      int
+	uncounted bool
 }
 
 // reply is the answer to a message.
@@ -67,66 +79,44 @@ type reply struct {
 }
 
 func (x *session) request(m message) (*http.Request, *reply) {
-	if m.method == "" {
-		m.method = http.MethodPost
-	}
-	if m.path == "" {
-		m.path = "/orders"
-	}
-	contentType := "application/json"
-	if x.target.Plain != nil {
-		m.path = x.target.Plain.Path
-		if m.body == nil {
-			m.body = x.target.Plain.Body
-		}
-		if x.target.Plain.ContentType != "" {
-			contentType = x.target.Plain.ContentType
-		}
+	var header http.Header
+	if x.target.Operation != nil {
+		m, header = x.operation(m)
 	} else {
-		m.path = "/probe" + m.path
-		if m.body == nil {
-			m.body = []byte(`{"order": 1}`)
-		}
+		m, header = x.probe(m)
 	}
 	if m.url == 0 {
 		m.url = int(x.turn.Add(1)-1)%len(x.target.URLs) + 1
 	}
 	address := x.target.URLs[m.url-1] + m.path
-	if m.query != "" {
-		address += "?" + m.query
-	}
 	r := &reply{}
-	ctx := x.ctx
-	if m.ctx != nil {
-		ctx = m.ctx
-	}
-	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+	ctx := httptrace.WithClientTrace(m.ctx, &httptrace.ClientTrace{
 		Got1xxResponse: func(status int, _ textproto.MIMEHeader) error {
 			r.hints = append(r.hints, status)
 			return nil
+		},
+		WroteRequest: func(httptrace.WroteRequestInfo) {
+			if m.sent != nil {
+				m.sent()
+			}
 		},
 	})
 	var body io.Reader = bytes.NewReader(m.body)
 	if m.chunked {
 		body = io.MultiReader(body) // of unknown length
 	}
-	request, err := http.NewRequestWithContext(ctx, m.method, address, &watched{Reader: body, read: &r.sentBody})
+	body = &watched{Reader: body, read: &r.sentBody, gate: m.gate, ctx: ctx}
+	if len(m.body) == 0 && !m.chunked {
+		body = http.NoBody
+	}
+	request, err := http.NewRequestWithContext(ctx, m.method, address, body)
 	if err != nil {
 		x.fail("%v", err)
 	}
 	if !m.chunked {
 		request.ContentLength = int64(len(m.body))
 	}
-	maps.Copy(request.Header, x.target.Header)
-	request.Header.Set("Content-Type", contentType)
-	if x.target.Plain == nil {
-		m.plan.Name = x.name
-		plan, err := json.Marshal(m.plan)
-		if err != nil {
-			x.fail("%v", err)
-		}
-		request.Header.Set("Probe-Plan", string(plan))
-	}
+	request.Header = header
 	if m.expect {
 		request.Header.Set("Expect", "100-continue")
 	}
@@ -141,18 +131,53 @@ func (x *session) request(m message) (*http.Request, *reply) {
 	return request, r
 }
 
+// probe completes a message to one for a probe.
+func (x *session) probe(m message) (message, http.Header) {
+	m.method = cmp.Or(m.method, http.MethodPost)
+	m.path = "/probe" + cmp.Or(m.path, "/orders")
+	if m.query != "" {
+		m.path += "?" + m.query
+	}
+	if m.body == nil {
+		m.body = []byte(`{"order": 1}`)
+	}
+	m.plan.Name = x.name
+	plan, err := json.Marshal(m.plan)
+	if err != nil {
+		x.fail("%v", err)
+	}
+	header := x.target.Header.Clone()
+	if header == nil {
+		header = http.Header{}
+	}
+	header.Set("Content-Type", "application/json")
+	header.Set("Probe-Plan", string(plan))
+	return m, header
+}
+
+// watched is a body that reports whether it was asked for.
 type watched struct {
 	io.Reader
 	read *bool
+	gate *gate
+	ctx  context.Context //nolint:containedctx // of the request
 }
 
 func (w *watched) Read(p []byte) (int, error) {
+	if w.gate != nil && !*w.read {
+		w.gate.pass(w.ctx)
+	}
 	*w.read = true
 	return w.Reader.Read(p)
 }
 
 // try sends m, and returns a connection error in the reply.
 func (x *session) try(m message) *reply {
+	if m.ctx == nil {
+		ctx, cancel := context.WithTimeout(x.ctx, x.target.Patience)
+		defer cancel()
+		m.ctx = ctx
+	}
 	request, r := x.request(m)
 	response, err := x.http.Do(request)
 	if err != nil {
@@ -176,13 +201,42 @@ func (x *session) send(m message) *reply {
 
 // settle sends until the answer is neither "in progress" nor a failure that asks for a
 // retry.
-func (x *session) settle(m message) *reply {
-	for {
-		r := x.try(m)
-		if r.err == nil && r.status != http.StatusServiceUnavailable && !r.inProgress() {
-			return r
+func (x *session) settle(m message) (r *reply) {
+	x.until("an answer", func() bool {
+		r = x.try(m)
+		return r.err == nil && !x.later(r)
+	})
+	return r
+}
+
+// later reports whether r asks for a retry.
+func (x *session) later(r *reply) bool {
+	switch r.status {
+	case http.StatusServiceUnavailable:
+		return true
+	case http.StatusTooManyRequests:
+		return x.target.Operation != nil && r.header.Get("Retry-After") != "" // its limit of requests
+	}
+	return x.inProgress(r)
+}
+
+// run sends m as the first request of its key, which has to succeed.
+func (x *session) run(m message) (r *reply) {
+	x.until("an answer", func() bool {
+		r = x.send(m)
+		return !x.later(r) // it had no effect
+	})
+	x.check(r.status < http.StatusBadRequest, "status %d: %s", r.status, r.body)
+	x.check(!x.marked(r), "the first answer is marked as a replay")
+	return r
+}
+
+// until calls done until it returns true, for as long as the target's Patience.
+func (x *session) until(what string, done func() bool) {
+	for end := time.Now().Add(x.target.Patience); !done(); x.pause() {
+		if time.Now().After(end) {
+			x.fail("waited %s for %s", x.target.Patience, what)
 		}
-		x.pause()
 	}
 }
 
@@ -213,12 +267,15 @@ func (r *reply) isProblem() bool {
 }
 
 // inProgress also recognizes foreign services: a conflict that asks for a retry.
-func (r *reply) inProgress() bool {
+func (x *session) inProgress(r *reply) bool {
 	if r.isProblem() && strings.Contains(r.problem(), "in-progress") {
 		return true
 	}
-	return (r.status == http.StatusConflict || r.status == http.StatusTooEarly) && r.header.Get("Retry-After") != "" && r.header.Get("Idempotency-Replayed") == ""
+	return (r.status == http.StatusConflict || r.status == http.StatusTooEarly) && r.header.Get("Retry-After") != "" && !x.marked(r)
 }
+
+// marked reports whether the service says that r is a replay.
+func (x *session) marked(r *reply) bool { return r.header.Get(x.target.ReplayedHeader) != "" }
 
 // counts returns the effects and messages of the case.
 func (x *session) counts() Counts {
@@ -229,12 +286,17 @@ func (x *session) counts() Counts {
 	return c
 }
 
+// expectEffects checks how many effects and messages there are. The messages of an operation
+// are unknown, and its effects too, unless a hook counts them.
 func (x *session) expectEffects(effects, messages int) {
-	if x.target.Plain != nil {
+	if x.target.Operation == nil {
+		if got := x.counts(); got != (Counts{effects, messages}) {
+			x.fail("%d effects and %d messages, want %d and %d", got.Effects, got.Messages, effects, messages)
+		}
 		return
 	}
-	if got := x.counts(); got != (Counts{effects, messages}) {
-		x.fail("%d effects and %d messages, want %d and %d", got.Effects, got.Messages, effects, messages)
+	if got, known := x.effects(); known {
+		x.check(got == effects, "%d effects, want %d", got, effects)
 	}
 }
 
@@ -251,19 +313,21 @@ func (x *session) held() (total int) {
 }
 
 // awaitHeld waits until a handler of this case is held, and returns where.
-func (x *session) awaitHeld() int {
-	for {
+func (x *session) awaitHeld() (at int) {
+	x.until("a handler that holds its request", func() bool {
 		for i, address := range x.target.URLs {
 			n := 0
 			if err := x.get(x.ctx, address+"/held/"+x.name, &n); err != nil {
 				x.fail("%v", err)
 			}
 			if n > 0 {
-				return i + 1
+				at = i + 1
+				return true
 			}
 		}
-		x.pause()
-	}
+		return false
+	})
+	return at
 }
 
 func (x *session) release() {
@@ -280,24 +344,51 @@ func (x *session) release() {
 	}
 }
 
+// kept are headers of an answer that a replay has to repeat.
+var kept = []string{"Location", "Content-Type", "Etag", "Cache-Control", "Content-Language", "Content-Encoding", "Last-Modified", "Link"}
+
 // expectReplay checks that again is a replay of first.
 func (x *session) expectReplay(first, again *reply) {
 	x.check(again.status == first.status, "the replay has status %d, the first answer %d: %s", again.status, first.status, again.body)
 	x.check(bytes.Equal(again.body, first.body), "the replay's body differs: %d bytes %.80q, first %d bytes %.80q", len(again.body), again.body, len(first.body), first.body)
-	x.check(first.header.Get("Idempotency-Replayed") == "", "the first answer is marked as a replay")
-	if x.target.Plain == nil {
-		x.check(again.header.Get("Idempotency-Replayed") == "true", "the replay is not marked")
+	x.check(!x.marked(first), "the first answer is marked as a replay")
+	if x.target.Operation == nil {
+		x.check(again.header.Get(x.target.ReplayedHeader) == "true", "the replay is not marked")
 	}
-	for _, name := range []string{"Location", "Content-Type", "Etag", "Cache-Control"} {
+	for _, name := range kept {
 		x.check(again.header.Get(name) == first.header.Get(name), "the replay has %s %q, the first answer %q", name, again.header.Get(name), first.header.Get(name))
 	}
+}
+
+// expectOwn checks that r, of another request than first, is an answer of its own and no
+// replay.
+func (x *session) expectOwn(first, r *reply) {
+	x.check(r.status < http.StatusBadRequest, "another request is answered with %d: %s", r.status, r.body)
+	x.check(!x.marked(r), "another request gets a replay")
+	if r.status != first.status || !bytes.Equal(r.body, first.body) || r.header.Get("Location") != first.header.Get("Location") {
+		return
+	}
+	x.check(x.target.Operation != nil, "another request gets the answer %.80q to the first", r.body)
+	if !x.marksReplays() {
+		panic(skipped("needs answers that differ from request to request, or a header that marks replays (Target.ReplayedHeader, --replayed-header)"))
+	}
+}
+
+// expectRefused checks that r refuses a request that differs from the first one of its key.
+// A foreign service may do so with 409.
+func (x *session) expectRefused(r *reply) {
+	if x.target.Operation == nil {
+		x.expectProblem(r, http.StatusUnprocessableEntity, "key-reused")
+		return
+	}
+	x.check(r.status == http.StatusUnprocessableEntity || r.status == http.StatusConflict && !x.marked(r), "status %d: %s", r.status, r.body)
 }
 
 // expectProblem checks an answer that is not the handler's. A foreign service may have its
 // own problem types.
 func (x *session) expectProblem(r *reply, status int, kind string) {
 	x.check(r.status == status, "status %d, want %d: %s", r.status, status, r.body)
-	if x.target.Plain != nil {
+	if x.target.Operation != nil {
 		return
 	}
 	x.check(r.isProblem(), "content type %q", r.header.Get("Content-Type"))
