@@ -122,9 +122,9 @@ func TestConformance_OfProcessesThatDieAndStandStill(t *testing.T) {
 		second := startProcess(t, settings)
 		hooks := second.hooks()
 		hooks.Freeze, hooks.Thaw = second.freeze, second.thaw
-		want := 6
+		want := 7
 		if p.cfg.Dialect == oncemill.SQLite && transactional {
-			want-- // a frozen process keeps all others from writing
+			want = 5 // a frozen process keeps all others from writing
 		}
 		runOnly(t, conformance.Target{URLs: []string{first.url, second.server.url}, Hooks: hooks}, want, "process")
 	})

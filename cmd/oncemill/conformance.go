@@ -56,7 +56,7 @@ Exit code 1 if a case fails.`,
   oncemill conformance --url http://127.0.0.1:8080 --path /orders --body order.json --other other.json \
     --tenant 'X-Tenant: b' --user 'Authorization: Bearer b' --other-path '/orders?express=1' \
     --kill-command 'kill -9 $(cat shop.pid)' --start-command './shop & echo $! > shop.pid' \
-    --effects-command 'psql -Atc "select count(*) from orders where id = '"'"'$CONFORMANCE_UNIQUE'"'"'"'`,
+    --effects-command './count-orders "$CONFORMANCE_UNIQUE"'`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return o.test(cmd) },
 	}
 	flags := cmd.Flags()

@@ -18,6 +18,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/examples/shop"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/idempotency/conformance"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 )
@@ -155,6 +156,45 @@ func TestAPI_ReplaysTheAnswer(t *testing.T) {
 		}
 		if n := d.count(t, `select count(*) from `+d.table); n != 1 {
 			t.Errorf("%d messages in the outbox, want 1", n)
+		}
+	})
+}
+
+// The shop does for keys what the conformance suite expects of any service.
+func TestAPI_PassesTheConformanceSuite(t *testing.T) {
+	onEachDatabase(t, func(t *testing.T, d database) {
+		server := httptest.NewServer(api(t, d))
+		defer server.Close()
+		order := strings.Replace(tea, "order-1", "{{unique}}", 1)
+		suite, err := conformance.New(t.Context(), conformance.Target{
+			URLs:        []string{server.URL},
+			OptionalKey: true,
+			Operation: &conformance.Operation{
+				Path:       "/orders",
+				Body:       []byte(order),
+				Other:      []byte(strings.Replace(order, "ana", "bob", 1)),
+				OtherPaths: []string{"/orders?express=1"},
+			},
+			Hooks: conformance.Hooks{Effects: func(ctx context.Context, v conformance.Values) (n int, err error) {
+				err = d.db.QueryRowContext(ctx, `select count(*) from orders where order_id = $1`, v.Unique).Scan(&n)
+				return n, err
+			}},
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer suite.Close()
+		passed := 0
+		for _, result := range suite.RunAll(t.Context()) {
+			switch {
+			case result.Err != nil:
+				t.Errorf("%s: %v", result.Name, result.Err)
+			case result.Skipped == "":
+				passed++
+			}
+		}
+		if passed < 30 {
+			t.Errorf("only %d cases passed", passed)
 		}
 	})
 }

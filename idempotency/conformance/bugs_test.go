@@ -45,6 +45,7 @@ const (
 
 	checksThenActs         bug = "checks, then acts"
 	claimsNothing          bug = "claims nothing while it runs"
+	finishesLate           bug = "finishes after another has taken its key over"
 	hasShortLeases         bug = "has leases of a second"
 	waitsForever           bug = "lets copies wait for the first"
 	saysNotWhen            bug = "asks for a retry without saying when"
@@ -120,6 +121,7 @@ var plants = []planted{
 
 	{bug: checksThenActs, probe: "of copies that come at once while the first runs none starts", operation: "copies that come at once run once"},
 	{bug: claimsNothing, probe: "of copies that come at once while the first runs none starts", operation: "copies that come at once run once"},
+	{bug: finishesLate, probe: "a process that is paused beyond its lease and resumes has no effect beside its successor's"},
 	{bug: hasShortLeases, probe: "a handler of seconds runs once, though copies come all along"},
 	{bug: waitsForever, probe: "a copy in flight is answered as in progress", stuck: true},
 	{bug: saysNotWhen, probe: "a copy in flight is answered as in progress"},

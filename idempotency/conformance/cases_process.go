@@ -32,37 +32,36 @@ func processCases() []Case {
 		{Name: "a request whose process is killed has one effect and one answer, or an unknown outcome", operation: true, kill: true, test: func(x *session) {
 			for range 3 { // the process dies at slightly different moments
 				x.next()
-				sent := make(chan struct{})
-				m := message{url: x.last(), ctx: x.ctx, plan: once(Plan{Body: []byte("done")})}
-				m.sent = sync.OnceFunc(func() { close(sent) })
-				wait := x.start(m)
-				select {
-				case <-sent:
-				case <-x.ctx.Done():
-				}
-				m = message{url: 1, plan: once(Plan{Body: []byte("done")})}
+				wait := x.sent()
 				x.killed(func() {
-					defer wait()
-					r := x.settle(m)
-					if r.problem() == "outcome-unknown" {
-						return
-					}
-					x.check(r.status < http.StatusBadRequest, "status %d: %s", r.status, r.body)
-					again := x.settle(m)
-					x.check(again.status == r.status && string(again.body) == string(r.body), "status %d: %s, then %d: %s", r.status, r.body, again.status, again.body)
+					wait()
+					x.oneAnswer(nil)
 				})
-				if x.target.Operation == nil && !x.capabilities.Transactional {
-					continue // Config.Failures.Crashed may allow a second effect
+				x.atMostOnce()
+			}
+		}},
+		{Name: "a request whose process is paused beyond its lease has one effect and one answer, or an unknown outcome", operation: true, freeze: true, test: func(x *session) {
+			x.unlessOneWriter()
+			for range 3 {
+				x.next()
+				wait := x.sent()
+				x.hook("Freeze", x.target.Hooks.Freeze)
+				r := func() *reply {
+					defer wait()
+					defer x.hook("Thaw", x.target.Hooks.Thaw)
+					return x.settle(message{}.planned("done").at(1))
+				}()
+				late := wait()
+				if r.status < http.StatusBadRequest && late.err == nil && late.status < http.StatusBadRequest {
+					x.check(string(late.body) == string(r.body), "its process answers with %s, another with %s", late.body, r.body)
 				}
-				n, known := x.effects()
-				x.check(!known || n <= 1, "%d effects", n)
+				x.oneAnswer(r)
+				x.atMostOnce()
 			}
 		}},
 		{Name: "a process that is paused beyond its lease and resumes has no effect beside its successor's", freeze: true, test: func(x *session) {
 			x.shortTimeout()
-			if x.capabilities.Transactional && x.capabilities.OneWriter {
-				panic(skipped("a paused process keeps all others from writing"))
-			}
+			x.unlessOneWriter()
 			wait := x.start(message{url: x.last(), ctx: x.ctx, plan: once(Plan{Hold: true, IgnoreContext: true, Body: []byte("late")})})
 			defer wait()
 			x.awaitHeld()
@@ -91,6 +90,56 @@ func processCases() []Case {
 			x.expectEffects(1, 1)
 		}},
 	}
+}
+
+// unlessOneWriter skips the case where a paused process keeps all others from writing.
+func (x *session) unlessOneWriter() {
+	if x.capabilities.Transactional && x.capabilities.OneWriter {
+		panic(skipped("a paused process keeps all others from writing"))
+	}
+}
+
+// at is m, sent to the URL of this number.
+func (m message) at(url int) message {
+	m.url = url
+	return m
+}
+
+// sent sends a request to the last process, and returns when the process may have it.
+func (x *session) sent() (wait func() *reply) {
+	sent := make(chan struct{})
+	m := message{ctx: x.ctx}.planned("done").at(x.last())
+	m.sent = sync.OnceFunc(func() { close(sent) })
+	wait = x.start(m)
+	select {
+	case <-sent:
+	case <-x.ctx.Done():
+	}
+	return wait
+}
+
+// oneAnswer checks that the request of sent has an answer, which stays the same, or an
+// unknown outcome. An answer that another copy got must be this one; it may be nil.
+func (x *session) oneAnswer(r *reply) {
+	m := message{}.planned("done").at(1)
+	if r == nil {
+		r = x.settle(m)
+	}
+	if r.problem() == "outcome-unknown" {
+		return
+	}
+	x.check(r.status < http.StatusBadRequest, "status %d: %s", r.status, r.body)
+	again := x.settle(m)
+	x.check(again.status == r.status && string(again.body) == string(r.body), "status %d: %s, then %d: %s", r.status, r.body, again.status, again.body)
+}
+
+// atMostOnce checks that there is no second effect.
+func (x *session) atMostOnce() {
+	if x.target.Operation == nil && !x.capabilities.Transactional {
+		return // Config.Failures.Crashed may allow it
+	}
+	n, known := x.effects()
+	x.check(!known || n <= 1, "%d effects", n)
 }
 
 // succeed sends to the first process until the lease has ended: the successor's answer.

@@ -30,7 +30,7 @@ func statusCases() []Case {
 				x.settle(m)
 			}
 		})},
-		{Name: "the status URL tells a key that may run again from one that may not", test: func(x *session) {
+		{Name: "the status URL shows whether a key may run again", test: func(x *session) {
 			m := message{plan: once(Plan{Hold: true, Status: http.StatusInternalServerError})}
 			wait := x.start(m)
 			defer wait()

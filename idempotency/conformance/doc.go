@@ -7,13 +7,12 @@
 //
 // The first form needs a [Probe] at the URL: a small service, which any application can
 // mount in front of its own middleware, whose handler does what a request specifies. With
-// it all cases run. The second form sends a real request of a real service, of which only
-// two bodies are known; only the cases that need no more than that run.
+// it all cases run. The second form sends real requests of an [Operation] of any service;
+// the cases that need no probe run, as far as the operation has what they need.
 //
-// Several URLs are several processes on one store; requests are spread over them. In a
-// test of your own, Target.Processes lets the suite kill, restart, stop and continue them:
+// Several URLs are several processes on one store; requests are spread over them. What the
+// suite cannot do over HTTP, such as killing a process or letting answers expire, [Hooks] do:
 //
-//	type process struct{ cmd *exec.Cmd }
-//
-//	func (p *process) Freeze(context.Context) error { return p.cmd.Process.Signal(syscall.SIGSTOP) }
+//	target.Hooks.Kill = func(context.Context) error { return cmd.Process.Kill() }
+//	target.Hooks.Start = func(context.Context) error { return start() }
 package conformance

@@ -23,8 +23,9 @@ type attempt struct {
 	counts conformance.Counts
 	placed string // the id of an order
 
-	panicked     bool
-	given, ended bool // given up before it ended; guarded by the service's mutex
+	panicked bool
+
+	given, ended, stale bool // given up before it ended; guarded by the service's lock
 }
 
 func (a *attempt) run(next func(*attempt)) {

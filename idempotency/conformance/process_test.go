@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 )
 
 // process serves a probe and an operation, orders.
@@ -24,6 +25,9 @@ type process struct {
 	life   context.Context //nolint:containedctx // ends with the process
 	server *http.Server
 	ended  chan struct{} // closed when the server has ended
+
+	frozen   chan struct{} // closed when the process continues; nil if it runs. Guarded by the service's lock
+	frozenAt time.Time
 
 	holding  sync.Mutex // guards the next three
 	holds    map[string]chan struct{}
@@ -63,7 +67,10 @@ func (s *service) start(t *testing.T, address string) *process {
 		writeJSON(w, p.held[r.PathValue("name")])
 	})
 	mux.HandleFunc("POST /release/{name}", func(_ http.ResponseWriter, r *http.Request) { p.release(r.PathValue("name")) })
-	p.server = &http.Server{Handler: mux} //nolint:gosec // it lives for a test
+	p.server = &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { //nolint:gosec // it lives for a test
+		p.stand()
+		mux.ServeHTTP(w, r)
+	})}
 	go func() {
 		defer close(p.ended)
 		_ = p.server.Serve(listener) // until kill
@@ -81,6 +88,33 @@ func (p *process) kill() {
 	p.mu.Unlock()
 	_ = p.server.Close() // it is the listener that has to be closed
 	<-p.ended
+}
+
+// freeze stops the process: requests wait, and so does what handlers have done.
+func (p *process) freeze() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.frozen, p.frozenAt = make(chan struct{}), time.Now()
+}
+
+func (p *process) thaw() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.frozen)
+	p.frozen = nil
+}
+
+// stand waits while the process is frozen.
+func (p *process) stand() {
+	p.mu.Lock()
+	frozen := p.frozen
+	p.mu.Unlock()
+	if frozen != nil {
+		select {
+		case <-frozen:
+		case <-p.life.Done():
+		}
+	}
 }
 
 // expire lets all answers expire, purge removes them.

@@ -172,12 +172,16 @@ func (p *process) put(rec *record) {
 	}
 }
 
+// lease is how long a process keeps its keys when it stands still.
+const lease = 500 * time.Millisecond
+
 // free reports whether the key of a record may run again. The caller holds the lock.
 func (p *process) free(rec *record) bool {
 	switch {
 	case rec.answer == nil:
 		dead := rec.owner.life.Err() != nil && p.bug != keepsKeysOfTheDead
-		return dead || p.bug == hasShortLeases && time.Since(rec.since) > time.Second
+		late := rec.owner.frozen != nil && time.Since(rec.owner.frozenAt) > lease
+		return dead || late || p.bug == hasShortLeases && time.Since(rec.since) > time.Second
 	case p.bug == forgets:
 		return time.Since(rec.since) > time.Second
 	}
@@ -196,13 +200,14 @@ func (p *process) run(w http.ResponseWriter, r *http.Request, rec *record, body 
 		defer close(done)
 		defer cancel()
 		a.run(next)
+		p.stand()
 		p.end(rec, a)
 	}()
 	select {
 	case <-done:
 	case <-ctx.Done():
 	}
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) && p.giveUp(a) {
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) && p.giveUp(a) || p.stale(a) {
 		w.Header().Set("Retry-After", "1")
 		problem(w, http.StatusServiceUnavailable, "execution-timeout", "")
 		return
@@ -226,6 +231,13 @@ func (p *process) giveUp(a *attempt) bool {
 	return a.given
 }
 
+// stale reports whether another process has had the key when an attempt ended.
+func (p *process) stale(a *attempt) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return a.stale
+}
+
 // end stores what an attempt has done, or gives the key back.
 func (p *process) end(rec *record, a *attempt) {
 	p.mu.Lock()
@@ -235,9 +247,10 @@ func (p *process) end(rec *record, a *attempt) {
 	if p.life.Err() != nil {
 		return // the process is dead
 	}
-	fenced := p.bug != checksThenActs && p.bug != hasShortLeases && p.bug != claimsNothing
+	fenced := p.bug != finishesLate && p.bug != checksThenActs && p.bug != hasShortLeases && p.bug != claimsNothing
 	if fenced && p.records[rec.id] != rec {
-		return // somebody else has the key
+		a.stale = true // somebody else has the key
+		return
 	}
 	if a.panicked && p.bug == keepsKeysOfPanics {
 		return

@@ -107,7 +107,7 @@ func (x *session) request(m message) (*http.Request, *reply) {
 	}
 	body = &watched{Reader: body, read: &r.sentBody, gate: m.gate, ctx: ctx}
 	if len(m.body) == 0 && !m.chunked {
-		body = http.NoBody
+		body, m.expect = http.NoBody, false
 	}
 	request, err := http.NewRequestWithContext(ctx, m.method, address, body)
 	if err != nil {

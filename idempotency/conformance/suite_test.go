@@ -11,7 +11,7 @@ import (
 	"github.com/oncemill/oncemill/idempotency/conformance"
 )
 
-// target is a service of two processes, the second of which hooks kill.
+// target is a service of two processes, the second of which hooks kill and stop.
 func (s *service) target(t *testing.T) conformance.Target {
 	t.Helper()
 	first, second := s.start(t, ""), s.start(t, "")
@@ -30,6 +30,8 @@ func (s *service) target(t *testing.T) conformance.Target {
 		Hooks: conformance.Hooks{
 			Kill:   nothing(func() { second.kill() }),
 			Start:  nothing(func() { second = s.start(t, second.address) }),
+			Freeze: nothing(func() { second.freeze() }),
+			Thaw:   nothing(func() { second.thaw() }),
 			Expire: nothing(s.expire),
 			Purge:  nothing(s.purge),
 		},
@@ -236,7 +238,7 @@ func TestNew_RefusesWhatItCannotUse(t *testing.T) {
 			t.URLs, t.Operation = []string{"http://127.0.0.1:1"}, &conformance.Operation{Path: "/"}
 		},
 	} {
-		changed := target
+		changed := conformance.Target{URLs: target.URLs}
 		change(&changed)
 		if _, err := conformance.New(t.Context(), changed); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v, want %s", err, want)
