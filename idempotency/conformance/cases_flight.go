@@ -87,7 +87,7 @@ func flightCases() []Case {
 			x.expectEffects(1, 1)
 		}},
 		{Name: "a request whose client does not wait runs at most once", operation: true, test: func(x *session) {
-			for range bursts {
+			for range 3 {
 				x.next()
 				ctx, cancel := context.WithCancel(x.ctx)
 				m := message{plan: once(Plan{Body: []byte("done")})}
@@ -96,6 +96,7 @@ func flightCases() []Case {
 				x.try(broken)
 				cancel() // for a request that was not sent
 				r := x.settle(m)
+				x.skipIf(x.capabilities.FailuresUnknown && r.problem() == "outcome-unknown")
 				x.check(r.status < http.StatusBadRequest, "status %d: %s", r.status, r.body)
 				again := x.settle(m)
 				x.check(again.status == r.status && bytes.Equal(again.body, r.body), "status %d: %s, then %d: %s", r.status, r.body, again.status, again.body)

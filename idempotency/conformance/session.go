@@ -201,12 +201,29 @@ func (x *session) send(m message) *reply {
 
 // settle sends until the answer is neither "in progress" nor a failure that asks for a
 // retry.
-func (x *session) settle(m message) (r *reply) {
+func (x *session) settle(m message) *reply {
+	r, timedOut := x.repeat(m, x.try)
+	x.skipIf(timedOut && r.problem() == "outcome-unknown")
+	return r
+}
+
+// repeat is settle, or run where a connection error is none to repeat after. It also returns
+// whether an answer was 503: then the service may have run out of time in a handler, whose
+// outcome it may not know.
+func (x *session) repeat(m message, send func(message) *reply) (r *reply, timedOut bool) {
 	x.until("an answer", func() bool {
-		r = x.try(m)
+		r = send(m)
+		timedOut = timedOut || r.status == http.StatusServiceUnavailable
 		return r.err == nil && !x.later(r)
 	})
-	return r
+	return r, timedOut
+}
+
+// skipIf skips the case, which needs a request that is answered in time.
+func (x *session) skipIf(timedOut bool) {
+	if timedOut {
+		panic(skipped("the service ran out of time for a request: the machine is busy"))
+	}
 }
 
 // later reports whether r asks for a retry.
@@ -221,11 +238,9 @@ func (x *session) later(r *reply) bool {
 }
 
 // run sends m as the first request of its key, which has to succeed.
-func (x *session) run(m message) (r *reply) {
-	x.until("an answer", func() bool {
-		r = x.send(m)
-		return !x.later(r) // it had no effect
-	})
+func (x *session) run(m message) *reply {
+	r, timedOut := x.repeat(m, x.send)
+	x.skipIf(timedOut && (r.problem() == "outcome-unknown" || x.marked(r)))
 	x.check(r.status < http.StatusBadRequest, "status %d: %s", r.status, r.body)
 	x.check(!x.marked(r), "the first answer is marked as a replay")
 	return r
