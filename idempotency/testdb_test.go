@@ -164,8 +164,10 @@ func (e sqlEffects) Add(ctx context.Context, name string) error {
 		_, err := tx.ExecContext(ctx, insert, name)
 		return err
 	}
-	_, err := e.db.ExecContext(ctx, insert, name)
-	return err
+	return e.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error { // waits for its turn on SQLite
+		_, err := tx.ExecContext(ctx, insert, name)
+		return err
+	})
 }
 
 func (e sqlEffects) Publish(ctx context.Context, name string) error {

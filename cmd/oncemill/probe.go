@@ -110,8 +110,10 @@ func (e probeEffects) Add(ctx context.Context, name string) error {
 		_, err := tx.ExecContext(ctx, text, name)
 		return err
 	}
-	_, err := e.db.ExecContext(ctx, text, name)
-	return err
+	return e.box.RunInTx(ctx, func(ctx context.Context, tx *sql.Tx) error { // waits for its turn on SQLite
+		_, err := tx.ExecContext(ctx, text, name)
+		return err
+	})
 }
 
 func (e probeEffects) Publish(ctx context.Context, name string) error {

@@ -50,9 +50,10 @@ func (x *session) burst(m message) (replies <-chan *reply, wait func()) {
 	m.gate, m.expect = newGate(copies), true
 	out := make(chan *reply, copies)
 	var sending sync.WaitGroup
+	x.pending.Add(copies)
 	for range copies {
 		sending.Go(func() {
-			r := x.try(m)
+			r := x.tracked(m)
 			if r.status == http.StatusExpectationFailed {
 				plain := m
 				plain.gate, plain.expect = nil, false

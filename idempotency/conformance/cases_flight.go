@@ -110,7 +110,8 @@ func flightCases() []Case {
 func (x *session) start(m message) (wait func() *reply) {
 	var first *reply
 	var sending sync.WaitGroup
-	sending.Go(func() { first = x.try(m) })
+	x.pending.Add(1)
+	sending.Go(func() { first = x.tracked(m) })
 	return func() *reply {
 		sending.Wait()
 		return first

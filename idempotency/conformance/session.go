@@ -26,6 +26,9 @@ type session struct {
 	key  string
 	turn atomic.Int64
 
+	pending  atomic.Int64 // requests of start and burst that are not answered
+	timedOut atomic.Bool  // whether one of them was answered with 503
+
 	mu   sync.Mutex
 	used map[int]bool // fills of an operation's requests whose effects count
 }
@@ -330,6 +333,7 @@ func (x *session) held() (total int) {
 // awaitHeld waits until a handler of this case is held, and returns where.
 func (x *session) awaitHeld() (at int) {
 	x.until("a handler that holds its request", func() bool {
+		pending := x.pending.Load()
 		for i, address := range x.target.URLs {
 			n := 0
 			if err := x.get(x.ctx, address+"/held/"+x.name, &n); err != nil {
@@ -340,9 +344,21 @@ func (x *session) awaitHeld() (at int) {
 				return true
 			}
 		}
+		x.skipIf(pending == 0 && x.timedOut.Load())
+		x.check(pending > 0, "the request was answered before its handler was held")
 		return false
 	})
 	return at
+}
+
+// tracked is try, for awaitHeld.
+func (x *session) tracked(m message) *reply {
+	defer x.pending.Add(-1)
+	r := x.try(m)
+	if r.status == http.StatusServiceUnavailable {
+		x.timedOut.Store(true)
+	}
+	return r
 }
 
 func (x *session) release() {
