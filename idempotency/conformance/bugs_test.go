@@ -1,6 +1,6 @@
 package conformance_test
 
-// bug is what a service can get wrong.
+// A bug is what a service can get wrong.
 type bug string
 
 const (

@@ -32,13 +32,13 @@ type Hooks struct {
 func (h Hooks) check(target Target) error {
 	var errs []error
 	if (h.Kill == nil) != (h.Start == nil) {
-		errs = append(errs, errors.New("Kill and Start need each other"))
+		errs = append(errs, errors.New("each of Kill and Start needs the other one"))
 	}
 	if (h.Freeze == nil) != (h.Thaw == nil) {
-		errs = append(errs, errors.New("Freeze and Thaw need each other"))
+		errs = append(errs, errors.New("each of Freeze and Thaw needs the other one"))
 	}
 	if h.Freeze != nil && len(target.URLs) < 2 {
-		errs = append(errs, errors.New("Freeze needs two URLs: the first one gets the requests meanwhile"))
+		errs = append(errs, errors.New("to Freeze a process takes two URLs: the first one gets the requests meanwhile"))
 	}
 	if h.Effects != nil && target.Operation == nil {
 		errs = append(errs, errors.New("Effects needs an Operation: a probe counts by itself"))

@@ -77,7 +77,7 @@ func (o *Operation) check() error {
 		}
 	}
 	if len(o.Other) > 0 && string(o.Other) == string(o.Body) {
-		errs = append(errs, errors.New("Other is the same as Body"))
+		errs = append(errs, errors.New("the bodies Other and Body are the same"))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("conformance: operation: %w", err)

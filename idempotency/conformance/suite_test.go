@@ -229,7 +229,7 @@ func TestNew_RefusesWhatItCannotUse(t *testing.T) {
 		"Tenant differs": func(t *conformance.Target) {
 			t.Operation = &conformance.Operation{Path: "/", Tenant: &conformance.Caller{}}
 		},
-		"Other is the same": func(t *conformance.Target) {
+		"Other and Body": func(t *conformance.Target) {
 			t.Operation = &conformance.Operation{Path: "/", Body: []byte("a"), Other: []byte("a")}
 		},
 		"a URL is needed":   func(t *conformance.Target) { t.URLs = nil },
