@@ -12,7 +12,7 @@ func TestGaps_OneThatWentElsewhereHoldsUpNobody(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const gapWait = 30 * time.Second
-		var g gaps
+		g := gaps{jitter: jitter}
 		g.wait("k", "2", 2)
 		g.again("k", "2", gapWait)
 		for _, id := range []string{"3", "4", "5"} { // the key goes on
@@ -36,7 +36,7 @@ func TestGaps_LookAgainInTime(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		const gapWait = 30 * time.Second
-		var g gaps
+		g := gaps{jitter: jitter}
 		g.wait("k", "2", 2)
 		time.Sleep(24 * time.Hour)
 		if again := g.again("k", "2", gapWait); again > 2*gapWait {
