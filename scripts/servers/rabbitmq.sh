@@ -94,7 +94,7 @@ rabbitmq_exports() {
 rabbitmq_create() {
 	local dir=$1 name
 	for name in management distribution epmd; do reserve "$dir" >"$dir/port.$name"; done
-	printf '[rabbitmq_management].\n' >"$dir/enabled_plugins"
+	printf '[rabbitmq_management,rabbitmq_consistent_hash_exchange].\n' >"$dir/enabled_plugins"
 	cat >"$dir/rabbitmq.conf" <<-SETTINGS
 		listeners.tcp.local = 127.0.0.1:$(<"$dir/port")
 		management.tcp.ip = 127.0.0.1
