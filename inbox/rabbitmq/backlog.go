@@ -87,7 +87,7 @@ func (s *subscription) room(now time.Time) room {
 // that are no longer needed. An error means that the channel is lost.
 func (s *subscription) makeRoom(ctx context.Context, o *session) error {
 	settings := s.owner.settings
-	if settings.topology.Consume.Exclusive {
+	if settings.topology.Consume.Exclusive || settings.singleActive() {
 		return nil
 	}
 	prefetch, r := settings.topology.Consume.Qos.PrefetchCount, s.room(time.Now())

@@ -72,6 +72,10 @@ type Config struct {
 	// goes back. Default: 25 min. At least 1 s.
 	AckTimeout time.Duration
 
+	// Shards divides the messages of each topic among several queues, on which several
+	// processes work in order. Default: one queue.
+	Shards Shards
+
 	// CloseTimeout is how much time Close, and the end of the context given to Subscribe,
 	// give to running handlers. Then the contexts of their messages end and the messages go
 	// back to the queue. Default: 10 s.

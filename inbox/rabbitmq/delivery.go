@@ -26,6 +26,7 @@ type delivery struct {
 	arrived time.Time
 	out     time.Time // handed out
 	lane    *lane     // nil if nothing waits for it
+	slot    bool      // it holds one of the slots that shards share
 	nacks   int
 	queue   bool      // it has left its lane, and joins it again at its end when it is due
 	due     time.Time // while it is delayed

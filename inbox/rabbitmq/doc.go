@@ -17,7 +17,7 @@
 //
 // What it does not guarantee: a message whose acknowledgement did not reach the broker is
 // delivered again, and the inbox removes the duplicate. With several consumers of a queue
-// there is no order between them.
+// there is no order between them; with [Shards] there is.
 //
 // A delivery is
 //

@@ -121,12 +121,18 @@ func (a *admin) declare(queue string, args amqp091.Table) {
 // publish returns once the broker has confirmed.
 func (a *admin) publish(queue string, all ...amqp091.Publishing) {
 	a.t.Helper()
+	a.send("", queue, all...)
+}
+
+// send is publish for an exchange.
+func (a *admin) send(exchange, key string, all ...amqp091.Publishing) {
+	a.t.Helper()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var confirms []*amqp091.DeferredConfirmation
 	for _, p := range all {
 		p.DeliveryMode = amqp091.Persistent
-		confirm, err := a.ch.PublishWithDeferredConfirm("", queue, true, false, p)
+		confirm, err := a.ch.PublishWithDeferredConfirm(exchange, key, true, false, p)
 		if err != nil {
 			a.t.Fatal(err)
 		}

@@ -9,8 +9,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if os.Getenv(envConsumer) != "" {
-		if err := consumeAsAProcess(); err != nil {
+	for name, process := range map[string]func() error{envConsumer: consumeAsAProcess, envShards: consumeShardsAsAProcess} {
+		if os.Getenv(name) == "" {
+			continue
+		}
+		if err := process(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
 		}

@@ -12,8 +12,8 @@ import (
 )
 
 // Publish puts messages at the end of the queue of a topic, the one that Subscribe consumes
-// from. Other consumers of the topic have other queues and do not receive them, so a
-// subscriber is the right Publisher of inbox.Replays. It returns nil when the broker has
+// from, or of the right shards. Other consumers of the topic have other queues and do not
+// receive them, so a subscriber is the right Publisher of inbox.Replays. It returns nil when the broker has
 // confirmed all of them. It returns an error if that takes longer than Config.CallTimeout,
 // not counting the time to connect, if there is no such queue, if a message has more
 // headers than fit into a frame, or when the subscriber is closed meanwhile. After an error
@@ -28,8 +28,15 @@ func (s *Subscriber) Publish(topic string, messages ...*message.Message) error {
 		return err
 	}
 	defer s.end(sub)
-	sub.queue = s.queueOf(sub)
-	if err := sub.publish(messages); err != nil {
+	to := address{key: s.queueOf(sub)}
+	if s.settings.Shards.Count > 0 {
+		l, err := s.settings.layout(topic)
+		if err != nil {
+			return fmt.Errorf("rabbitmq: publish to the shards of %q: %w", topic, err)
+		}
+		to = address{exchange: l.entry()}
+	}
+	if err := s.publish(to, messages); err != nil {
 		return fmt.Errorf("rabbitmq: publish to the queue of %q: %w", topic, err)
 	}
 	return nil
@@ -48,22 +55,25 @@ func (s *Subscriber) queueOf(other *subscription) string {
 	return other.queue
 }
 
-func (s *subscription) publish(messages []*message.Message) error {
-	return s.onChannel(s.owner.publishing, func(l *link, channel *amqp.Channel) (err error) {
+// address is where a message is published.
+type address struct{ exchange, key string }
+
+func (s *Subscriber) publish(to address, messages []*message.Message) error {
+	return s.onChannel(s.publishing, func(l *link, channel *amqp.Channel) (err error) {
 		publishings := make([]amqp.Publishing, len(messages))
 		for i, msg := range messages {
 			if publishings[i], err = s.encode(msg, l.conn.Config.FrameSize); err != nil {
 				return fmt.Errorf("message %q: %w", msg.UUID, err)
 			}
 		}
-		return s.put(channel, publishings)
+		return s.put(channel, to, publishings)
 	})
 }
 
 // encode refuses what would make the client or the broker close the connection.
-func (s *subscription) encode(msg *message.Message, frameSize int) (p amqp.Publishing, err error) {
+func (s *Subscriber) encode(msg *message.Message, frameSize int) (p amqp.Publishing, err error) {
 	err = nopanic.Call(func() (err error) {
-		p, err = s.owner.settings.topology.Marshaler.Marshal(msg)
+		p, err = s.settings.topology.Marshaler.Marshal(msg)
 		return err
 	})
 	if err != nil {
@@ -82,9 +92,9 @@ func (s *subscription) encode(msg *message.Message, frameSize int) (p amqp.Publi
 	return p, nil
 }
 
-// put publishes to the queue and waits for the confirms. The broker returns a message that
-// it has no queue for before it confirms it.
-func (s *subscription) put(channel *amqp.Channel, publishings []amqp.Publishing) error {
+// put publishes and waits for the confirms. The broker returns a message that it has no queue
+// for before it confirms it.
+func (s *Subscriber) put(channel *amqp.Channel, to address, publishings []amqp.Publishing) error {
 	returned := channel.NotifyReturn(make(chan amqp.Return, len(publishings)))
 	closed := channel.NotifyClose(make(chan *amqp.Error, 1))
 	if err := channel.Confirm(false); err != nil {
@@ -92,7 +102,7 @@ func (s *subscription) put(channel *amqp.Channel, publishings []amqp.Publishing)
 	}
 	confirms := make([]*amqp.DeferredConfirmation, len(publishings))
 	for i, p := range publishings {
-		confirm, err := channel.PublishWithDeferredConfirm("", s.queue, true, false, p)
+		confirm, err := channel.PublishWithDeferredConfirm(to.exchange, to.key, true, false, p)
 		if err != nil {
 			return err
 		}
@@ -101,7 +111,7 @@ func (s *subscription) put(channel *amqp.Channel, publishings []amqp.Publishing)
 	for _, confirm := range confirms {
 		select {
 		case <-confirm.Done():
-		case <-s.owner.closing:
+		case <-s.closing:
 			return ErrClosed
 		}
 		if confirm.Acked() {
@@ -116,7 +126,7 @@ func (s *subscription) put(channel *amqp.Channel, publishings []amqp.Publishing)
 	}
 	select {
 	case <-returned:
-		return fmt.Errorf("%w: %q", errNoQueue, s.queue)
+		return fmt.Errorf("%w: %q", errNoQueue, to.exchange+to.key)
 	default:
 		return nil
 	}

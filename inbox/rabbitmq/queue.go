@@ -19,7 +19,8 @@ const queuePrefetch = 32
 // GenerateQueueNameTopicNameWithSuffix. Use the consumer's name: if two consumers use one
 // queue, each message reaches only one of them. Up to 32 messages are in flight, one of each
 // ordering key. Deliveries that cannot be read become dead letters, unless cfg.Malformed
-// is set. For other queues use [New].
+// is set. With cfg.Shards, the messages are divided among several such queues. For other queues
+// use [New].
 func Queue(uri, consumer string, cfg Config) func(in *inbox.Inbox) (message.Subscriber, error) {
 	return func(in *inbox.Inbox) (message.Subscriber, error) {
 		queue := wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameTopicNameWithSuffix(consumer))

@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
@@ -48,6 +49,7 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 			return fmt.Errorf("open a channel: %w", err)
 		}
 		opened.channel = channel
+		opened.lost = channel.NotifyClose(make(chan *amqp.Error, 1))
 		opened.acks.prefetch = consume.Qos.PrefetchCount
 		if err := s.declare(channel); err != nil {
 			return err
@@ -55,7 +57,6 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 		if err := channel.Qos(consume.Qos.PrefetchCount, 0, false); err != nil {
 			return fmt.Errorf("set the prefetch: %w", err)
 		}
-		opened.lost = channel.NotifyClose(make(chan *amqp.Error, 1))
 		const autoAck, noWait = false, false
 		opened.deliveries, err = channel.Consume(s.queue, consume.Consumer, autoAck, consume.Exclusive, consume.NoLocal, noWait, consume.Arguments)
 		if err != nil {
@@ -64,13 +65,25 @@ func (s *subscription) open(ctx context.Context) (*session, error) {
 		return nil
 	})
 	if err != nil {
+		err = withReason(err, opened.lost)
 		opened.close()
+		if s.shard != nil && noQueue(err) {
+			err = fmt.Errorf("%w: %w", errShardGone, err)
+		}
 		return nil, err
 	}
 	return opened, nil
 }
 
 func (s *subscription) declare(channel *amqp.Channel) error {
+	if s.shard != nil {
+		// All shards are declared together: see Subscriber.declareAndBind.
+		_, err := channel.QueueDeclarePassive(s.queue, true, false, false, false, nil)
+		if err != nil {
+			return fmt.Errorf("look for queue %q: %w", s.queue, err)
+		}
+		return nil
+	}
 	topology := s.owner.settings.topology
 	err := nopanic.Call(func() error {
 		return topology.TopologyBuilder.BuildTopology(channel, s.queue, s.exchange, topology, watermill.NopLogger{})
@@ -99,6 +112,20 @@ func cause(err *amqp.Error) error {
 		return errClosedQuietly
 	}
 	return err
+}
+
+// withReason adds to an error why the channel has closed, which amqp091-go does not always
+// return.
+func withReason(err error, closed <-chan *amqp.Error) error {
+	if !errors.Is(err, amqp.ErrClosed) {
+		return err
+	}
+	select {
+	case reason := <-closed:
+		return fmt.Errorf("%w: %w", cause(reason), err)
+	default:
+		return err
+	}
 }
 
 // flush sends recorded acknowledgements; see [acks.flush]. If it cannot, the channel is

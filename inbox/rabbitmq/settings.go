@@ -1,6 +1,7 @@
 package rabbitmq
 
 import (
+	"cmp"
 	"errors"
 	"log/slog"
 	"math"
@@ -32,6 +33,7 @@ func resolve(cfg wamqp.Config, opts Config) (*settings, error) {
 	}
 	s.resolveOptions(bad)
 	s.resolveTopology(bad)
+	s.resolveShards(bad)
 	s.conn = amqpconn.Resolve(cfg.Connection, amqpconn.Options{
 		Name: "oncemill inbox", Who: "the subscriber", Addresses: opts.Addresses,
 		AllowPlaintext: opts.AllowPlaintext, DialTimeout: opts.DialTimeout, Tolerant: true,
@@ -41,7 +43,8 @@ func resolve(cfg wamqp.Config, opts Config) (*settings, error) {
 
 func (s *settings) resolveOptions(bad amqpconn.Report) {
 	if s.Key == nil {
-		s.Key = func(msg *message.Message) string { return msg.Metadata.Get(KeyHeader) }
+		header := cmp.Or(s.Shards.Header, KeyHeader)
+		s.Key = func(msg *message.Message) string { return msg.Metadata.Get(header) }
 	}
 	atLeast := func(field string, value *time.Duration, normal, least time.Duration) {
 		if *value == 0 {

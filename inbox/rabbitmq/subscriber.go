@@ -23,7 +23,7 @@ type Subscriber struct {
 
 	mu      sync.Mutex
 	closed  bool
-	group   sync.WaitGroup // subscriptions; none is added once closed
+	group   sync.WaitGroup // subscriptions and calls; none is added once closed
 	current map[*subscription]struct{}
 }
 
@@ -56,8 +56,8 @@ func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
 	}, nil
 }
 
-// Subscribe declares the queue of the topic and its binding and consumes from it, until
-// ctx ends or the subscriber is closed. An error means that this could not be done now.
+// Subscribe declares the queue of the topic, or its shards, and the binding, and consumes
+// from it, until ctx ends or the subscriber is closed. An error means that this could not be done now.
 // After success the subscription reconnects, declares and consumes again as often as
 // needed.
 //
@@ -65,6 +65,9 @@ func New(cfg wamqp.Config, opts Config) (*Subscriber, error) {
 // the message is acknowledged or nacked, or Config.CloseTimeout after the end of the
 // subscription. A handler that runs meanwhile can finish, and its acknowledgement counts.
 func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if s.settings.Shards.Count > 0 {
+		return s.subscribeShards(ctx, topic)
+	}
 	sub, err := s.begin(topic)
 	if err != nil {
 		return nil, err
@@ -82,7 +85,7 @@ func (s *Subscriber) Subscribe(ctx context.Context, topic string) (<-chan *messa
 	return sub.out, nil
 }
 
-// SubscribeInitialize declares the queue of the topic and its binding, so that messages
+// SubscribeInitialize declares the queue of the topic, or its shards, and the binding, so that messages
 // are kept from now on.
 func (s *Subscriber) SubscribeInitialize(topic string) error {
 	sub, err := s.begin(topic)
@@ -90,7 +93,11 @@ func (s *Subscriber) SubscribeInitialize(topic string) error {
 		return err
 	}
 	defer s.end(sub)
-	if err := sub.initialize(); err != nil {
+	initialize := sub.initialize
+	if s.settings.Shards.Count > 0 {
+		initialize = func() error { return s.initializeShards(topic) }
+	}
+	if err := initialize(); err != nil {
 		return fmt.Errorf("rabbitmq: initialize %q: %w", topic, err)
 	}
 	return nil
@@ -134,13 +141,21 @@ func (s *Subscriber) AckTimeout() time.Duration { return s.settings.AckTimeout }
 
 // begin makes Close wait until end is called.
 func (s *Subscriber) begin(topic string) (*subscription, error) {
+	if err := s.hold(); err != nil {
+		return nil, err
+	}
+	return newSubscription(s, topic), nil
+}
+
+// hold makes Close wait until group.Done is called.
+func (s *Subscriber) hold() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
-		return nil, ErrClosed
+		return ErrClosed
 	}
 	s.group.Add(1)
-	return newSubscription(s, topic), nil
+	return nil
 }
 
 func (s *Subscriber) enter(sub *subscription) {
@@ -158,12 +173,12 @@ func (s *Subscriber) end(sub *subscription) {
 
 // initialize declares what the subscription needs.
 func (s *subscription) initialize() error {
-	return s.onChannel(s.owner.connector, func(_ *link, channel *amqp.Channel) error { return s.declare(channel) })
+	return s.owner.onChannel(s.owner.connector, func(_ *link, channel *amqp.Channel) error { return s.declare(channel) })
 }
 
 // onChannel runs requests on a channel of their own.
-func (s *subscription) onChannel(c *connector, requests func(l *link, channel *amqp.Channel) error) error {
-	l, err := c.get(untilClosed{s.owner.closing})
+func (s *Subscriber) onChannel(c *connector, requests func(l *link, channel *amqp.Channel) error) error {
+	l, err := c.get(untilClosed{s.closing})
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
@@ -172,11 +187,12 @@ func (s *subscription) onChannel(c *connector, requests func(l *link, channel *a
 		if err != nil {
 			return fmt.Errorf("open a channel: %w", err)
 		}
+		closed := channel.NotifyClose(make(chan *amqp.Error, 1))
 		err = requests(l, channel)
 		if errors.Is(err, ErrClosed) { // the connection ends now
 			return err
 		}
-		return errors.Join(err, channel.Close())
+		return errors.Join(withReason(err, closed), channel.Close())
 	})
 }
 

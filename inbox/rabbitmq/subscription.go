@@ -21,6 +21,7 @@ type subscription struct {
 	exchange  string
 	out       chan *message.Message
 	consuming atomic.Bool
+	shard     *shard // nil: the queue of the topic
 
 	ready     []*delivery // to be handed out, in this order
 	delayed   map[*delivery]struct{}
@@ -74,14 +75,14 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		since := time.Now()
 		err := s.consume(ctx, handling, current)
 		s.consuming.Store(false)
-		if err == nil {
+		if err == nil || s.isGone(err) {
 			break
 		}
 		s.settle()
 		current.flush(ctx, log, flushAll) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
-		log.WarnContext(ctx, "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
+		log.Log(ctx, s.lossLevel(err), "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
 		// A broker that accepts consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
@@ -90,7 +91,9 @@ func (s *subscription) run(ctx context.Context, current *session) {
 			if !s.pause(ctx, wait.NextBackOff()) {
 				break
 			}
-			if current, err = s.open(ctx); err == nil {
+			if current, err = s.open(ctx); s.isGone(err) {
+				break
+			} else if err == nil {
 				log.InfoContext(ctx, "rabbitmq consumer restored", "uri", current.link.shown, "failed_attempts", failures)
 				failures = 0
 			} else if failures++; failures == 1 && ctx.Err() == nil {
@@ -99,8 +102,10 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		}
 	}
 
-	close(s.out)
-	s.drain(handling, current)
+	if s.shard == nil {
+		close(s.out)
+	}
+	s.drain(ctx, handling, current)
 	giveUp()
 	close(s.abandon)
 	s.waiters.Wait()
@@ -110,6 +115,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 	if current != nil {
 		current.close()
 	}
+	s.leave()
 }
 
 // ackLinger is how long acknowledgements wait for others, so that one frame covers many;
@@ -118,7 +124,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 const ackLinger = 10 * time.Millisecond
 
 // consume hands out what the session delivers until the session is lost, which it returns
-// as the error, or ctx ends.
+// as the error, ctx ends, or the shard is to be handed over.
 func (s *subscription) consume(ctx, handling context.Context, current *session) error {
 	settings := s.owner.settings
 	prefetch := settings.topology.Consume.Qos.PrefetchCount
@@ -133,12 +139,17 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 	lingering := false
 	for {
 		var out chan<- *message.Message
+		var slots chan<- struct{}
 		var next *delivery
 		var msg *message.Message
 		for len(s.ready) > 0 && len(s.handedOut) < prefetch {
 			next = s.ready[0]
 			if next.note == nil {
 				next.prepare(handling, settings, s.topic)
+			}
+			if next.reason == nil && s.needsSlot() {
+				slots = s.shard.slots
+				break
 			}
 			if next.reason == nil {
 				out, msg = s.out, next.msg
@@ -148,10 +159,17 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 			s.handOut()
 			s.waiters.Go(func() { s.refuse(malformed) }) //nolint:contextcheck // the message has its own
 		}
+		if next == nil {
+			s.freeUnused()
+		}
 		due.Reset(s.untilDue())
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-s.yielding():
+			return nil
+		case slots <- struct{}{}:
+			s.shard.holds = true
 		case delivery, open := <-current.deliveries:
 			if !open {
 				return s.lossOf(current)
@@ -161,6 +179,7 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		case delivery := <-current.others:
 			s.accept(current, delivery)
 		case out <- msg:
+			s.useSlot(next)
 			s.handOut()
 			s.waiters.Go(func() { s.await(next) })
 		case <-s.outcomes.wake:
@@ -182,6 +201,9 @@ func (s *subscription) consume(ctx, handling context.Context, current *session) 
 		case <-checking.C:
 			s.awaitNoLonger(time.Now())
 			if err := s.makeRoom(ctx, current); err != nil {
+				return err
+			}
+			if err := s.finish(ctx); err != nil {
 				return err
 			}
 		case <-aging.C:
@@ -237,6 +259,11 @@ func (s *subscription) accept(current *session, delivery amqp.Delivery) {
 
 func (s *subscription) take(current *session, raw amqp.Delivery) {
 	current.acks.arrived(raw.DeliveryTag)
+	s.active()
+	if s.isMarker(raw) {
+		s.mark(current, raw)
+		return
+	}
 	p := &delivery{session: current, by: current.consumer(raw.ConsumerTag), raw: raw, arrived: time.Now()}
 	p.read(s.owner.settings)
 	s.lineUp(p)
@@ -308,6 +335,7 @@ func (s *subscription) settle() {
 			continue // it was given up
 		}
 		delete(s.handedOut, p)
+		s.freeSlot(p)
 		p.cancel()
 		switch {
 		case p.session == nil: // the broker has taken it back
@@ -370,6 +398,7 @@ func (s *subscription) giveUp(arrivedBefore time.Time) {
 	for p := range s.handedOut {
 		if p.session == nil && p.arrived.Before(arrivedBefore) {
 			delete(s.handedOut, p)
+			s.freeSlot(p)
 			p.cancel()
 			s.next(p)
 		}
@@ -388,6 +417,7 @@ func (s *subscription) forget(lost *session) {
 		s.drop(p)
 	}
 	clear(s.delayed)
+	s.inactive()
 	for p := range s.handedOut {
 		if p.session == lost {
 			p.session = nil
@@ -411,9 +441,12 @@ func (s *subscription) drop(p *delivery) {
 	}
 }
 
-// drain waits a limited time for running handlers, and acknowledges what they have done.
-func (s *subscription) drain(handling context.Context, current *session) {
+// drain waits for running handlers, and acknowledges what they have done. They have
+// Config.CloseTimeout from the end of ctx. A shard that is handed over waits for longer: until
+// the contexts of their messages end.
+func (s *subscription) drain(ctx, handling context.Context, current *session) {
 	settings := s.owner.settings
+	s.freeUnused()
 	for _, p := range s.ready {
 		if p.cancel != nil {
 			p.cancel()
@@ -425,10 +458,14 @@ func (s *subscription) drain(handling context.Context, current *session) {
 		}
 	}
 	flush() // acknowledgements that wait for others
-	timer := time.NewTimer(settings.CloseTimeout)
+	timer := time.NewTimer(settings.AckTimeout)
 	defer timer.Stop()
+	ended := ctx.Done()
 	for len(s.handedOut) > 0 {
 		select {
+		case <-ended:
+			ended = nil
+			timer.Reset(settings.CloseTimeout)
 		case <-s.outcomes.wake:
 			s.settle()
 			flush()

@@ -23,10 +23,10 @@ import (
 // only, and messages of the suite have none.
 func TestSubscriber_PassesTheUniversalSuite(t *testing.T) {
 	t.Parallel()
-	for name, prefetch := range map[string]int{"prefetch 1": 1, "prefetch 50": 50} {
+	for name, c := range map[string]struct{ prefetch, shards int }{"prefetch 1": {1, 0}, "prefetch 50": {50, 0}, "shards": {50, 3}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			runSuite(t, prefetch, func(_ *testing.T, s message.Subscriber, _ string) message.Subscriber { return s })
+			runSuite(t, c.prefetch, shards(c.shards, 0).Shards, func(_ *testing.T, s message.Subscriber, _ string) message.Subscriber { return s })
 		})
 	}
 }
@@ -39,14 +39,14 @@ func TestSubscriber_PassesTheUniversalSuiteThroughAnInbox(t *testing.T) {
 	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations); err != nil {
 		t.Fatal(err)
 	}
-	runSuite(t, 1, func(t *testing.T, s message.Subscriber, consumer string) message.Subscriber {
+	runSuite(t, 1, rabbitmq.Shards{}, func(t *testing.T, s message.Subscriber, consumer string) message.Subscriber {
 		return throughInbox{Subscriber: s, make: func(topic string) (*inbox.Inbox, error) {
 			return inbox.New(pg.DB, inbox.Config{Consumer: consumer + " " + topic, Database: pg.Config, Logger: quiet})
 		}}
 	})
 }
 
-func runSuite(t *testing.T, prefetch int, wrap func(*testing.T, message.Subscriber, string) message.Subscriber) {
+func runSuite(t *testing.T, prefetch int, shards rabbitmq.Shards, wrap func(*testing.T, message.Subscriber, string) message.Subscriber) {
 	uri := testserver.RabbitMQ(t)
 	pair := func(t *testing.T, group string) (message.Publisher, message.Subscriber) {
 		cfg := wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameTopicNameWithSuffix(group))
@@ -58,7 +58,7 @@ func runSuite(t *testing.T, prefetch int, wrap func(*testing.T, message.Subscrib
 			t.Fatal(err)
 		}
 		subscriber, err := rabbitmq.New(cfg, rabbitmq.Config{
-			NackDelay: time.Millisecond, NackDelayMax: time.Millisecond, CloseTimeout: time.Second, Logger: quiet,
+			NackDelay: time.Millisecond, NackDelayMax: time.Millisecond, CloseTimeout: time.Second, Logger: quiet, Shards: shards,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -73,7 +73,7 @@ func runSuite(t *testing.T, prefetch int, wrap func(*testing.T, message.Subscrib
 	features := tests.Features{
 		ConsumerGroups:                      true,
 		GuaranteedOrder:                     prefetch == 1,
-		GuaranteedOrderWithSingleSubscriber: true,
+		GuaranteedOrderWithSingleSubscriber: shards.Count == 0,
 		Persistent:                          true,
 		ForceShort:                          os.Getenv("ONCEMILL_LONG") == "",
 	}

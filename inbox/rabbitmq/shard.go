@@ -1,0 +1,197 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+)
+
+// shard is what a subscription to one shard has in addition.
+type shard struct {
+	// next is the layout that comes after this shard's, which is Shards.Previous; nil if
+	// there is none.
+	next *layout
+
+	slots chan struct{} // holds a token for each message that is handed out, of any shard
+	holds bool          // a slot for the next message
+
+	since    atomic.Int64  // first delivery of this subscription, in Unix nanoseconds; 0: none yet
+	yield    chan struct{} // closed when the shard is to be handed over
+	yielding sync.Once
+
+	marked bool      // everything before the marker was delivered here
+	marker uint64    // its delivery tag
+	again  time.Time // when finish may act again
+	gone   bool      // the queue does not exist
+}
+
+func (s *Subscriber) newShard(topic, queue string, out chan *message.Message, slots chan struct{}, next *layout) *subscription {
+	sub := newSubscription(s, topic)
+	sub.queue, sub.out = queue, out
+	sub.shard = &shard{next: next, slots: slots, yield: make(chan struct{})}
+	return sub
+}
+
+// handOver ends the subscription, so that the broker activates the next consumer of the
+// shard. Order is kept: the subscription hands out nothing more, waits for running handlers,
+// and only then closes its channel. (Canceling the consumer would activate the next one at
+// once, beside these handlers.) The broker puts what was not acknowledged back to its
+// place, and the next consumer begins with it.
+func (s *subscription) handOver() { s.shard.yielding.Do(func() { close(s.shard.yield) }) }
+
+// yielding returns a channel that is closed when the shard is to be handed over.
+func (s *subscription) yielding() <-chan struct{} {
+	if s.shard == nil {
+		return nil
+	}
+	return s.shard.yield
+}
+
+// needsSlot reports whether a slot must be taken before the next message is handed out.
+func (s *subscription) needsSlot() bool { return s.shard != nil && !s.shard.holds }
+
+func (s *subscription) useSlot(p *delivery) {
+	if s.shard != nil {
+		s.shard.holds, p.slot = false, true
+	}
+}
+
+func (s *subscription) freeSlot(p *delivery) {
+	if p.slot {
+		p.slot = false
+		<-s.shard.slots
+	}
+}
+
+// freeUnused frees a slot that was taken for a message which is no longer to be handed out.
+func (s *subscription) freeUnused() {
+	if s.shard != nil && s.shard.holds {
+		s.shard.holds = false
+		<-s.shard.slots
+	}
+}
+
+// leave frees what the shards share when the subscription ends.
+func (s *subscription) leave() {
+	s.freeUnused()
+	for p := range s.handedOut {
+		s.freeSlot(p)
+	}
+}
+
+// isGone reports whether an error means that the queue of the shard does not exist.
+func (s *subscription) isGone(err error) bool {
+	gone := s.shard != nil && errors.Is(err, errShardGone)
+	if gone {
+		s.shard.gone = true
+	}
+	return gone
+}
+
+// lossLevel returns the level at which the loss of the consumer is logged. Another process
+// removes a previous shard when it is drained, which cancels the consumers of all.
+func (s *subscription) lossLevel(err error) slog.Level {
+	if s.shard != nil && s.shard.next != nil && errors.Is(err, errConsumerGone) {
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
+}
+
+// noQueue reports whether the broker has no such queue. It also answers NOT_FOUND for a queue
+// whose node is down.
+func noQueue(err error) bool {
+	var refused *amqp.Error
+	return errors.As(err, &refused) && refused.Code == amqp.NotFound && strings.Contains(refused.Reason, "no queue")
+}
+
+// markerHeader is a header of the messages that MoveShards puts behind everything in the
+// previous shards.
+const markerHeader = "oncemill_shards_moved"
+
+// isMarker reports whether a delivery is the marker of MoveShards, which is sent to the queue
+// itself: what comes from the exchange of a topic is a message, whatever its headers are.
+func (s *subscription) isMarker(raw amqp.Delivery) bool {
+	_, marked := raw.Headers[markerHeader]
+	return s.shard != nil && raw.Exchange == "" && marked
+}
+
+// mark keeps the newest marker unacknowledged until the shard is removed. So it comes again,
+// here or to another consumer, if the channel is lost before.
+func (s *subscription) mark(current *session, raw amqp.Delivery) {
+	if s.shard.marked {
+		current.acks.ack(s.shard.marker)
+	}
+	s.shard.marked, s.shard.marker = true, raw.DeliveryTag
+}
+
+// active records that this subscription is the active consumer of its shard. It is one until
+// its channel closes.
+func (s *subscription) active() {
+	if s.shard != nil && s.shard.since.Load() == 0 {
+		s.shard.since.Store(time.Now().UnixNano())
+	}
+}
+
+// inactive is called when the channel is lost, and the marker with it.
+func (s *subscription) inactive() {
+	if s.shard != nil {
+		s.shard.marked = false
+		s.shard.since.Store(0)
+	}
+}
+
+// removeAgain is the time between two attempts to remove a shard.
+const removeAgain = time.Second
+
+// finish removes the shard, and then returns errShardGone, if everything before the marker is
+// settled.
+func (s *subscription) finish(ctx context.Context) error {
+	if s.shard == nil || !s.shard.marked || len(s.ready)+len(s.handedOut)+len(s.delayed)+len(s.lanes) > 0 {
+		return nil
+	}
+	now := time.Now()
+	if now.Before(s.shard.again) {
+		return nil
+	}
+	s.shard.again = now.Add(removeAgain)
+	log := s.owner.settings.Logger
+	if s.shard.next == nil {
+		log.ErrorContext(ctx, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", "queue", s.queue)
+		return nil
+	}
+	removed, err := s.remove()
+	switch {
+	case removed:
+		log.InfoContext(ctx, "shard drained and removed", "queue", s.queue)
+		return fmt.Errorf("%w: it was drained", errShardGone)
+	case err != nil:
+		log.WarnContext(ctx, "drained shard not removed, retrying", "queue", s.queue, "error", err)
+	}
+	return nil
+}
+
+// remove deletes the shard, unless something has arrived behind the marker, or the topic still
+// leads to the shard. The missing queue shows all processes that the shard is finished.
+func (s *subscription) remove() (removed bool, err error) {
+	err = s.owner.onChannel(s.owner.connector, func(_ *link, channel *amqp.Channel) error {
+		if err := s.shard.next.guard(channel); err != nil {
+			return err // MoveShards was not called: somebody else made the marker
+		}
+		state, err := channel.QueueDeclarePassive(s.queue, durable, autoDelete, exclusive, noWait, nil)
+		if err != nil || state.Messages > 0 {
+			return err
+		}
+		_, err = channel.QueueDelete(s.queue, false, false, noWait)
+		removed = err == nil
+		return err
+	})
+	return removed, err
+}

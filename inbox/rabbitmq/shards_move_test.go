@@ -1,0 +1,294 @@
+package rabbitmq_test
+
+import (
+	"context"
+	"database/sql"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/ThreeDotsLabs/watermill"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// envShards makes the test binary a consumer with shards: URI, DSN, schema, count and previous
+// count in lines.
+const envShards = "ONCEMILL_TEST_SHARDS"
+
+// consumeShardsAsAProcess records effects until it is told to stop, and whether the one before
+// was missing.
+func consumeShardsAsAProcess() error {
+	settings := strings.Split(os.Getenv(envShards), "\n")
+	count, _ := strconv.Atoi(settings[3])
+	previous, _ := strconv.Atoi(settings[4])
+	db, err := sql.Open("postgres", settings[1])
+	if err != nil {
+		return err
+	}
+	defer db.Close()
+	db.SetMaxOpenConns(10)
+	tables := oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: settings[2]}
+	letters, err := dlq.New(db, dlq.Config{Database: tables})
+	if err != nil {
+		return err
+	}
+	in, err := inbox.New(db, inbox.Config{Consumer: "stock", Database: tables, DeadLetters: letters, Logger: quiet})
+	if err != nil {
+		return err
+	}
+	cfg := shards(count, previous)
+	cfg.Malformed, cfg.Logger = in.Refuse, quiet
+	s, err := rabbitmq.New(fanout(settings[0], 10), cfg)
+	if err != nil {
+		return err
+	}
+	router := message.NewDefaultRouter(watermill.NopLogger{})
+	router.AddConsumerHandler("reserve", "orders", s, func(msg *message.Message) error {
+		tx, _ := inbox.TxFromContext(msg.Context())
+		key := msg.Metadata.Get(rabbitmq.KeyHeader)
+		_, err := tx.ExecContext(msg.Context(), `insert into disorder select $1, $2::int
+			where coalesce((select max(n) from effects where key = $1), 0) <> $2::int - 1`, key, string(msg.Payload))
+		if err != nil {
+			return err
+		}
+		_, err = tx.ExecContext(msg.Context(), `insert into effects (key, n) values ($1, $2)`, key, string(msg.Payload))
+		return err
+	}).AddMiddleware(in.Middleware)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	return router.Run(ctx)
+}
+
+// crowd is the processes of a consumer.
+type crowd struct {
+	t       *testing.T
+	uri     string
+	pg      testserver.PG
+	members []*exec.Cmd
+}
+
+func (c *crowd) start(count, previous int) {
+	c.t.Helper()
+	child := exec.CommandContext(context.WithoutCancel(c.t.Context()), os.Args[0])
+	child.Env = append(os.Environ(), envShards+"="+strings.Join([]string{c.uri, c.pg.DSN, c.pg.Config.Schema, strconv.Itoa(count), strconv.Itoa(previous)}, "\n"))
+	child.Stderr = os.Stderr
+	if err := child.Start(); err != nil {
+		c.t.Fatal(err)
+	}
+	c.members = append(c.members, child)
+}
+
+// end ends the first n processes.
+func (c *crowd) end(n int, by os.Signal) {
+	c.t.Helper()
+	for _, child := range c.members[:n] {
+		if err := child.Process.Signal(by); err != nil {
+			c.t.Error(err)
+		}
+		if err := child.Wait(); err != nil && by != os.Kill {
+			c.t.Errorf("a clean stop: %v", err)
+		}
+	}
+	c.members = c.members[n:]
+}
+
+// The number of shards changes while producers send, and while processes are started, stopped
+// and killed. Every message has one effect, and each key its order.
+func TestShards_MoveUnderLoad(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	pg, _ := withLetters(t)
+	if _, err := pg.DB.ExecContext(t.Context(), `create table effects (id bigint generated always as identity, key text, n int);
+		create index on effects (key, n); create table disorder (key text, n int)`); err != nil {
+		t.Fatal(err)
+	}
+	count := func(query string) (n int) {
+		t.Helper()
+		if err := pg.DB.QueryRowContext(t.Context(), database.Of(pg.Config).Expand(query)).Scan(&n); err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	effects := func() int { return count(`select count(*) from effects`) }
+	if err := subscriber(t, fanout(uri, 10), shards(3, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+
+	const keys = 30
+	sent := 0 // of each key
+	producer := newAdmin(t, uri)
+	returned := producer.ch.NotifyReturn(make(chan amqp091.Return, 1))
+	produce := func(ctx context.Context) error {
+		for ctx.Err() == nil {
+			var round []amqp091.Publishing
+			for i := range keys {
+				p := publishing(fmt.Sprintf("%d of %d", sent+1, i), "key "+strconv.Itoa(i))
+				p.Body = []byte(strconv.Itoa(sent + 1))
+				round = append(round, p)
+			}
+			producer.send("orders", "", round...) // returns when they are confirmed
+			sent++
+		}
+		return nil
+	}
+	stopProducing := testserver.Run(t, produce)
+
+	c := &crowd{t: t, uri: uri, pg: pg}
+	defer func() { c.end(len(c.members), os.Kill) }()
+	more := func() { // the load goes on
+		t.Helper()
+		before := effects()
+		testserver.EventuallyMoving(t, "more effects", func() bool { return effects() > before+10*keys }, effects)
+	}
+	now := 3
+	c.start(now, 0)
+	c.start(now, 0)
+	more()
+	for _, next := range testserver.Rounds([]int{5}, []int{5, 2, 7, 3}) {
+		c.end(1, os.Kill)
+		c.start(now, 0)
+		more()
+		c.start(next, now) // 1. all processes know both counts
+		c.end(1, syscall.SIGTERM)
+		c.start(next, now)
+		c.end(1, os.Kill)
+		more()
+		operator := subscriber(t, fanout(uri, 10), shards(next, now)) // 2. one of them moves the shards
+		if err := operator.MoveShards(t.Context(), "orders"); err != nil {
+			t.Fatal(err)
+		}
+		c.start(next, now)
+		c.end(1, os.Kill)
+		if err := operator.MoveShards(t.Context(), "orders"); err != nil {
+			t.Errorf("again: %v", err)
+		}
+		testserver.EventuallyMoving(t, "the previous shards are removed", func() bool {
+			for i := range now {
+				if producer.exists(shardName(now, i)) {
+					return false
+				}
+			}
+			return true
+		}, effects)
+		more()
+		c.start(next, 0) // 3. the previous count can be forgotten
+		c.end(2, syscall.SIGTERM)
+		c.start(next, 0)
+		now = next
+		more()
+	}
+	stopProducing()
+	testserver.EventuallyMoving(t, "all effects", func() bool { return effects() >= keys*sent }, effects)
+	c.end(len(c.members), syscall.SIGTERM)
+
+	if n := effects(); n != keys*sent || count(`select count(distinct (key, n)) from effects`) != n {
+		t.Errorf("%d effects of %d messages", n, keys*sent)
+	}
+	if n := count(`select count(*) from disorder`); n != 0 {
+		t.Errorf("%d effects came before the one before them", n)
+	}
+	if n := count(`select count(*) from (select n - lag(n, 1, 0) over (partition by key order by id) as step from effects) steps where step <> 1`); n != 0 {
+		t.Errorf("%d effects are out of order", n)
+	}
+	if n := count(`select count(*) from {{dead_letters}}`); n != 0 {
+		t.Errorf("%d dead letters", n)
+	}
+	if len(returned) > 0 {
+		t.Error("a message was unroutable")
+	}
+}
+
+// A marker that did not come from MoveShards removes nothing, and one that came through the
+// exchange of the topic is a message.
+func TestShards_AForgedMarkerRemovesNothing(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	if err := subscriber(t, fanout(uri, 10), shards(1, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	out := subscribe(t, subscriber(t, fanout(uri, 10), shards(2, 1)), "orders")
+	forged := publishing("forged", "")
+	forged.Headers = amqp091.Table{"oncemill_shards_moved": true}
+	a.send("orders", "", forged)
+	if msg := next(t, out); msg.UUID != "forged" || !msg.Ack() {
+		t.Errorf("got %q", msg.UUID)
+	}
+	a.publish(shardName(1, 0), forged)
+	for range 30 { // after it, and the shard is there for longer than an attempt to remove it takes
+		a.send("orders", "", publishing("after", "k"))
+		next(t, out).Ack()
+		none(t, out)
+	}
+	if !a.exists(shardName(1, 0)) {
+		t.Error("the shard was removed")
+	}
+	operator := subscriber(t, fanout(uri, 10), shards(2, 1))
+	if err := operator.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the shard is removed", func() bool { return !a.exists(shardName(1, 0)) })
+	a.send("orders", "", publishing("moved", "k"))
+	if msg := next(t, out); msg.UUID != "moved" || !msg.Ack() {
+		t.Errorf("got %q", msg.UUID)
+	}
+}
+
+// The new shards wait until everything in the previous ones is settled.
+func TestShards_NewOnesWaitForThePreviousOnes(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	if err := subscriber(t, fanout(uri, 10), shards(2, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	s := subscriber(t, fanout(uri, 10), shards(3, 2))
+	out := subscribe(t, s, "orders")
+	for i := range 5 {
+		a.send("orders", "", publishing(fmt.Sprint("old ", i), fmt.Sprint(i)))
+	}
+	var old []*message.Message
+	for range 5 {
+		old = append(old, next(t, out))
+	}
+	if err := s.MoveShards(t.Context(), "orders"); err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		a.send("orders", "", publishing(fmt.Sprint("new ", i), fmt.Sprint(i)))
+	}
+	for _, msg := range old[1:] {
+		msg.Ack()
+	}
+	none(t, out)
+	old[0].Nack()
+	again := next(t, out)
+	if again.UUID != old[0].UUID {
+		t.Errorf("got %q", again.UUID)
+	}
+	none(t, out)
+	again.Ack()
+	for range 5 {
+		msg := next(t, out)
+		if !strings.HasPrefix(msg.UUID, "new ") {
+			t.Errorf("got %q", msg.UUID)
+		}
+		msg.Ack()
+	}
+	if !s.Ready() {
+		t.Error("not ready")
+	}
+}

@@ -1,0 +1,417 @@
+package rabbitmq_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp091 "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/inbox/rabbitmq"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+// fanout is the configuration of a consumer whose queue, or shards, are bound to the exchange
+// of the topic.
+func fanout(uri string, prefetch int) wamqp.Config {
+	cfg := wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameTopicNameWithSuffix("stock"))
+	cfg.Consume.Qos.PrefetchCount = prefetch
+	return cfg
+}
+
+func shards(count, previous int) rabbitmq.Config {
+	if count == 0 {
+		return rabbitmq.Config{}
+	}
+	return rabbitmq.Config{Shards: rabbitmq.Shards{Count: count, Previous: previous, Rebalance: 20 * time.Millisecond}}
+}
+
+func shardName(count, i int) string { return fmt.Sprintf("orders_stock.%d.%03d", count, i) }
+
+// shardsOf takes want messages from the shards, and returns in which shard each id was.
+func (a *admin) shardsOf(count, want int) map[string]int {
+	a.t.Helper()
+	conn, err := amqp091.Dial(a.uri)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer conn.Close() //nolint:errcheck // everything was read
+	channel, err := conn.Channel()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	taken := make(chan amqp091.Delivery)
+	var forwarding sync.WaitGroup
+	defer forwarding.Wait()
+	defer channel.Close() //nolint:errcheck // the same
+	for i := range count {
+		deliveries, err := channel.Consume(shardName(count, i), strconv.Itoa(i), true, false, false, false, nil)
+		if err != nil {
+			a.t.Fatal(err)
+		}
+		forwarding.Go(func() {
+			for d := range deliveries {
+				taken <- d
+			}
+		})
+	}
+	found := map[string]int{}
+	for range want {
+		select {
+		case d := <-taken:
+			i, err := strconv.Atoi(d.ConsumerTag)
+			if _, again := found[d.MessageId]; again || err != nil {
+				a.t.Errorf("%q is in more than one shard, %v", d.MessageId, err)
+			}
+			found[d.MessageId] = i
+		case <-time.After(maxWait):
+			a.t.Fatalf("%d messages of %d", len(found), want)
+		}
+	}
+	return found
+}
+
+// exists reports whether the broker has a queue.
+func (a *admin) exists(queue string) bool {
+	a.t.Helper()
+	conn, err := amqp091.Dial(a.uri)
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	defer conn.Close() //nolint:errcheck // only asked
+	channel, err := conn.Channel()
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	_, err = channel.QueueDeclarePassive(queue, true, false, false, false, nil)
+	var refused *amqp091.Error
+	if err != nil && (!errors.As(err, &refused) || refused.Code != amqp091.NotFound) {
+		a.t.Fatal(err)
+	}
+	return err == nil
+}
+
+// A key has one shard, also after the broker was restarted. Messages without a key are spread.
+// None is returned as unroutable.
+func TestShards_AKeyKeepsItsShardWhenTheBrokerRestarts(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivateRabbitMQ(t)
+	const count, keys = 12, 100 // more than ten: names sort as numbers
+	s := subscriber(t, fanout(server.URI(), 10), shards(count, 0))
+	if err := s.SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	ids := func(kind string, i int) string { return fmt.Sprintf("%s of %d", kind, i) }
+	places := func() map[string]int {
+		a := newAdmin(t, server.URI())
+		returned := a.ch.NotifyReturn(make(chan amqp091.Return, 3*keys))
+		for i := range keys {
+			key := "key " + strconv.Itoa(i)
+			a.send("orders", "", publishing(ids("first", i), key), publishing(ids("second", i), key), publishing(ids("none", i), ""))
+		}
+		if len(returned) > 0 {
+			t.Fatalf("%d messages were unroutable", len(returned))
+		}
+		return a.shardsOf(count, 3*keys)
+	}
+	before := places()
+	used := map[string]map[int]bool{"first": {}, "none": {}}
+	for i := range keys {
+		if a, b := before[ids("first", i)], before[ids("second", i)]; a != b {
+			t.Errorf("a key is in the shards %d and %d", a, b)
+		}
+		for kind, of := range used {
+			of[before[ids(kind, i)]] = true
+		}
+	}
+	if n, m := len(used["first"]), len(used["none"]); n < count/2 || m < count/2 {
+		t.Errorf("keys have %d shards, messages without keys %d of %d", n, m, count)
+	}
+	server.Stop()
+	server.Start()
+	// Declared again, which changes nothing.
+	if err := s.SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	for id, shard := range places() {
+		if strings.HasPrefix(id, "first") && shard != before[id] {
+			t.Errorf("%s was in shard %d and is in %d", id, before[id], shard)
+		}
+	}
+
+	server.Ctl("eval", `rabbit_registry:unregister(exchange, <<"x-consistent-hash">>).`) // as without the plugin
+	if _, err := s.Subscribe(t.Context(), "invoices"); !errors.Is(err, rabbitmq.ErrNoShards) {
+		t.Errorf("without the plugin: %v", err)
+	}
+}
+
+// watch handles what its subscribers deliver, and checks the order of each key. A message that
+// was not acknowledged may come again.
+type watch struct {
+	t       *testing.T
+	handled sync.WaitGroup
+
+	mu   sync.Mutex
+	last map[string]int // completed
+	by   map[string]int // who completed it
+}
+
+func (w *watch) consume(who int, out <-chan *message.Message) {
+	w.handled.Go(func() {
+		for msg := range out {
+			w.handled.Go(func() { w.handle(who, msg) })
+		}
+	})
+}
+
+func (w *watch) handle(who int, msg *message.Message) {
+	key := msg.Metadata.Get(rabbitmq.KeyHeader)
+	n, err := strconv.Atoi(string(msg.Payload))
+	if err != nil {
+		w.t.Error(err)
+	}
+	w.mu.Lock()
+	if last := w.last[key]; n > last+1 {
+		w.t.Errorf("%d handles %s of %s after %d", who, msg.Payload, key, last)
+	}
+	w.mu.Unlock()
+	testserver.Pause(msg.Context(), 5*time.Millisecond)
+	if msg.Context().Err() != nil {
+		msg.Nack()
+		return
+	}
+	w.mu.Lock()
+	w.last[key], w.by[key] = max(w.last[key], n), who
+	w.mu.Unlock()
+	msg.Ack()
+}
+
+// Processes share the shards, and each key keeps its order while they come and go.
+func TestShards_AreSharedByProcessesThatComeAndGo(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	const count, keys = 6, 60
+	if err := subscriber(t, fanout(uri, 10), shards(count, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	key := func(i int) string { return "key " + strconv.Itoa(i) }
+	for i := range keys {
+		a.send("orders", "", publishing(key(i), key(i)))
+	}
+	shardOf := a.shardsOf(count, keys)
+	w := &watch{t: t, last: map[string]int{}, by: map[string]int{}}
+	processes := map[int]*rabbitmq.Subscriber{}
+	start := func(who int) {
+		cfg := shards(count, 0)
+		cfg.CloseTimeout = maxWait
+		s := subscriber(t, fanout(uri, 10), cfg)
+		w.consume(who, subscribe(t, s, "orders"))
+		processes[who] = s
+	}
+	round := 0
+	produce := func() {
+		round++
+		var all []amqp091.Publishing
+		for i := range keys {
+			p := publishing(fmt.Sprintf("%s round %d", key(i), round), key(i))
+			p.Body = []byte(strconv.Itoa(round))
+			all = append(all, p)
+		}
+		a.send("orders", "", all...)
+	}
+	lastRounds := func() (sum int) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, n := range w.last {
+			sum += n
+		}
+		return sum
+	}
+	// shared reports whether each of the processes has its share.
+	shared := func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		owned := map[int]map[int]bool{}
+		for i := range keys {
+			if owned[w.by[key(i)]] == nil {
+				owned[w.by[key(i)]] = map[int]bool{}
+			}
+			owned[w.by[key(i)]][shardOf[key(i)]] = true
+		}
+		for who := range processes {
+			if len(owned[who]) != count/len(processes) {
+				return false
+			}
+		}
+		return len(owned) == len(processes)
+	}
+	await := func() {
+		t.Helper()
+		testserver.EventuallyMoving(t, "the shards are shared", func() bool { produce(); return shared() },
+			func() int { return lastRounds() })
+	}
+	for who := 1; who <= 3; who++ {
+		start(who)
+		await()
+	}
+	for who := 1; who <= 2; who++ {
+		leaving := processes[who]
+		delete(processes, who)
+		if err := leaving.Close(); err != nil {
+			t.Error(err)
+		}
+		await()
+	}
+	testserver.EventuallyMoving(t, "everything is handled", func() bool { return lastRounds() == round*keys }, lastRounds)
+	if err := processes[3].Close(); err != nil {
+		t.Error(err)
+	}
+	w.handled.Wait()
+}
+
+// All shards together have as many messages in flight as the prefetch.
+func TestShards_TogetherHaveThePrefetchInFlight(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	const prefetch = 4
+	out := subscribe(t, subscriber(t, fanout(uri, prefetch), shards(3, 0)), "orders")
+	const total = 60
+	for i := range total {
+		a.send("orders", "", publishing(strconv.Itoa(i), ""))
+	}
+	seen := map[string]bool{}
+	var flying []*message.Message
+	for range prefetch {
+		flying = append(flying, next(t, out))
+	}
+	none(t, out)
+	for i := range total {
+		msg := flying[0]
+		seen[msg.UUID] = true
+		if i%2 == 0 {
+			msg.Ack()
+		} else { // it gives its place to another, and comes again
+			msg.Nack()
+			delete(seen, msg.UUID)
+		}
+		flying = append(flying[1:], next(t, out))
+	}
+	none(t, out)
+	for _, msg := range flying {
+		msg.Ack()
+		seen[msg.UUID] = true
+	}
+	for len(seen) < total {
+		msg := next(t, out)
+		msg.Ack()
+		seen[msg.UUID] = true
+	}
+}
+
+// What goes back to a consumer with shards goes to the shard of its key.
+func TestShards_ReplaysGoToTheShardOfTheirKey(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	const count, keys = 4, 20
+	s := subscriber(t, fanout(uri, 10), shards(count, 0))
+	if err := s.Publish("orders", message.NewMessage("early", nil)); err == nil {
+		t.Error("published to shards that do not exist")
+	}
+	if err := s.SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	var replays []*message.Message
+	for i := range keys {
+		key := "key " + strconv.Itoa(i)
+		a.send("orders", "", publishing("first of "+key, key))
+		msg := message.NewMessage("replay of "+key, nil)
+		msg.Metadata.Set(rabbitmq.KeyHeader, key)
+		replays = append(replays, msg)
+	}
+	if err := s.Publish("orders", replays...); err != nil {
+		t.Fatal(err)
+	}
+	found := a.shardsOf(count, 2*keys)
+	for i := range keys {
+		key := "key " + strconv.Itoa(i)
+		if was, is := found["first of "+key], found["replay of "+key]; was != is {
+			t.Errorf("%s is in shard %d, its replay in %d", key, was, is)
+		}
+	}
+}
+
+// A process whose Count is not that of the others does not consume, and does not lead
+// messages elsewhere.
+func TestShards_AnotherCountIsAnError(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	if err := subscriber(t, fanout(uri, 10), shards(2, 0)).SubscribeInitialize("orders"); err != nil {
+		t.Fatal(err)
+	}
+	other := subscriber(t, fanout(uri, 10), shards(3, 0))
+	if _, err := other.Subscribe(t.Context(), "orders"); !errors.Is(err, rabbitmq.ErrShardCount) {
+		t.Errorf("got %v", err)
+	}
+	var wrong *oncemill.ConfigError
+	if err := other.MoveShards(t.Context(), "orders"); !errors.As(err, &wrong) {
+		t.Errorf("moved without Previous: %v", err)
+	}
+	if a.exists(shardName(3, 0)) || !a.exists(shardName(2, 1)) {
+		t.Error("shards of the wrong count were declared, or those of the right one are missing")
+	}
+}
+
+func TestShards_BadValuesAreReportedTogether(t *testing.T) {
+	t.Parallel()
+	queue := fanout("amqp://localhost", 1)
+	queue.Queue.Durable, queue.Consume.Exclusive = false, true
+	queue.Queue.Arguments = amqp091.Table{"x-single-active-consumer": false}
+	for name, c := range map[string]struct {
+		queue  wamqp.Config
+		shards rabbitmq.Shards
+		fields []string
+	}{
+		"queue":         {queue, rabbitmq.Shards{Count: 2}, []string{"amqp.Config.Queue", "Exclusive", "PrefetchCount", "x-single-active-consumer"}},
+		"too many":      {fanout("amqp://localhost", 10), rabbitmq.Shards{Count: 257, Previous: 257, Header: "x-key", Rebalance: 1}, []string{"Count", "Previous", "Header", "Rebalance"}},
+		"negative":      {fanout("amqp://localhost", 10), rabbitmq.Shards{Count: -1, Previous: -1}, []string{"Count", "Previous"}},
+		"without count": {fanout("amqp://localhost", 10), rabbitmq.Shards{Previous: 4}, []string{"Count"}},
+	} {
+		_, err := rabbitmq.New(c.queue, rabbitmq.Config{Shards: c.shards})
+		if err == nil {
+			t.Errorf("%s: accepted", name)
+			continue
+		}
+		if n := strings.Count(err.Error(), "\n") + 1; n != len(c.fields) {
+			t.Errorf("%s: %d problems: %v", name, n, err)
+		}
+		for _, field := range c.fields {
+			if !strings.Contains(err.Error(), field) {
+				t.Errorf("%s: %s is missing in %v", name, field, err)
+			}
+		}
+	}
+	direct := wamqp.NewDurableQueueConfig("amqp://localhost")
+	direct.Consume.Qos.PrefetchCount = 10
+	s, err := rabbitmq.New(direct, shards(2, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Subscribe(context.WithoutCancel(t.Context()), "orders"); err == nil || !strings.Contains(err.Error(), "exchange") {
+		t.Errorf("shards without an exchange: %v", err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}

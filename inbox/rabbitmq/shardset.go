@@ -1,0 +1,263 @@
+package rabbitmq
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+	amqp "github.com/rabbitmq/amqp091-go"
+
+	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/sleep"
+)
+
+// shardSet is one Subscribe of a topic with shards: a subscription for each shard. They hand
+// out on one channel, as many messages together as the prefetch.
+type shardSet struct {
+	owner *Subscriber
+	topic string
+	out   chan *message.Message
+	slots chan struct{}
+
+	layout layout  // that is consumed
+	next   *layout // that comes after it; nil if there is none
+
+	mu     sync.Mutex
+	shards map[int]*subscription // by number; those with a consumer, active or not
+}
+
+// member is the subscription to a shard, with its first session.
+type member struct {
+	number int
+	sub    *subscription
+	first  *session
+}
+
+func (s *Subscriber) subscribeShards(ctx context.Context, topic string) (<-chan *message.Message, error) {
+	if err := s.hold(); err != nil {
+		return nil, err
+	}
+	set := &shardSet{
+		owner:  s,
+		topic:  topic,
+		out:    make(chan *message.Message),
+		slots:  make(chan struct{}, s.settings.topology.Consume.Qos.PrefetchCount),
+		shards: make(map[int]*subscription),
+	}
+	members, err := set.begin(ctx)
+	if err != nil {
+		s.group.Done()
+		return nil, fmt.Errorf("rabbitmq: subscribe to the shards of %q: %w", topic, err)
+	}
+	go func() { // Close waits for it
+		defer s.group.Done()
+		set.run(ctx, members)
+	}()
+	return set.out, nil
+}
+
+func (s *Subscriber) initializeShards(topic string) error {
+	l, err := s.settings.layout(topic)
+	if err != nil {
+		return err
+	}
+	if s.settings.Shards.Previous > 0 {
+		return s.prepareShards(l)
+	}
+	return s.declareAndBind(topic, l)
+}
+
+// prepareShards declares the shards of l, to which no messages are led yet.
+func (s *Subscriber) prepareShards(l layout) error {
+	steps := []func(*amqp.Channel) error{func(c *amqp.Channel) error { return s.settings.declareHashes(c, l) }}
+	for i := range l.count {
+		steps = append(steps, func(c *amqp.Channel) error { return s.settings.declareShard(c, l, i) })
+	}
+	return s.declare(append(steps, func(c *amqp.Channel) error { return s.settings.declareEntry(c, l) })...)
+}
+
+// declare takes one step after the other, each within Config.CallTimeout. It does not use the
+// connection of the consumers, since the broker closes a connection that declares an unknown
+// type of exchange.
+func (s *Subscriber) declare(steps ...func(*amqp.Channel) error) error {
+	for _, step := range steps {
+		err := s.onChannel(s.publishing, func(_ *link, channel *amqp.Channel) error {
+			return nopanic.Call(func() error { return step(channel) })
+		})
+		if err != nil {
+			return explained(err)
+		}
+	}
+	return nil
+}
+
+// declareAndBind makes l the layout of the topic. It returns ErrShardCount if another one is.
+func (s *Subscriber) declareAndBind(topic string, l layout) error {
+	if err := s.declare(l.guard); err != nil {
+		return err
+	}
+	if err := s.prepareShards(l); err != nil {
+		return err
+	}
+	return s.declare(func(c *amqp.Channel) error { return s.settings.bindShards(c, topic, l) })
+}
+
+// begin begins with the shards of Shards.Previous that still exist. If there are none, or
+// there is no Previous, it begins with those of Count.
+func (set *shardSet) begin(ctx context.Context) ([]member, error) {
+	next, err := set.owner.settings.layout(set.topic)
+	if err != nil {
+		return nil, err
+	}
+	previous := set.owner.settings.Shards.Previous
+	if previous == 0 {
+		set.layout = next
+		return set.beginLast(ctx)
+	}
+	if err := set.owner.prepareShards(next); err != nil {
+		return nil, err
+	}
+	set.layout, set.next = layout{next.base, previous}, &next
+	members, err := set.open(ctx)
+	if err != nil || len(members) > 0 {
+		return members, err
+	}
+	set.layout, set.next = next, nil
+	return set.beginLast(ctx)
+}
+
+func (set *shardSet) beginLast(ctx context.Context) ([]member, error) {
+	if err := set.owner.declareAndBind(set.topic, set.layout); err != nil {
+		return nil, err
+	}
+	return set.open(ctx)
+}
+
+// open begins to consume from all shards that exist.
+func (set *shardSet) open(ctx context.Context) ([]member, error) {
+	var members []member
+	for i := range set.layout.count {
+		m, err := set.openShard(ctx, i)
+		switch {
+		case err == nil:
+			members = append(members, m)
+		case set.next == nil || !errors.Is(err, errShardGone):
+			for _, m := range members {
+				m.first.close()
+				set.end(m)
+			}
+			return nil, err
+		}
+	}
+	return members, nil
+}
+
+func (set *shardSet) openShard(ctx context.Context, i int) (member, error) {
+	s := set.owner
+	if err := s.hold(); err != nil {
+		return member{}, err
+	}
+	sub := s.newShard(set.topic, set.layout.queue(i), set.out, set.slots, set.next)
+	first, err := sub.open(ctx)
+	if err != nil {
+		s.end(sub)
+		return member{}, err
+	}
+	s.enter(sub)
+	set.mu.Lock()
+	defer set.mu.Unlock()
+	set.shards[i] = sub
+	return member{i, sub, first}, nil
+}
+
+func (set *shardSet) end(m member) {
+	set.mu.Lock()
+	delete(set.shards, m.number)
+	set.mu.Unlock()
+	set.owner.end(m.sub)
+}
+
+// run consumes until ctx ends or the subscriber is closed.
+func (set *shardSet) run(ctx context.Context, members []member) {
+	defer close(set.out)
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	go func() { // ends with this function, which cancels ctx
+		select {
+		case <-set.owner.closing:
+			stop()
+		case <-ctx.Done():
+		}
+	}()
+	for {
+		set.consume(ctx, members)
+		if ctx.Err() != nil {
+			return
+		}
+		// The previous shards do not exist any more, so everything in them was settled, by
+		// whichever process. Only now a message that came after them may be handled.
+		set.layout, set.next = *set.next, nil
+		set.owner.settings.Logger.InfoContext(ctx, "previous shards are drained; consuming the new ones", "topic", set.topic, "shards", set.layout.count)
+		var err error
+		if members, err = retried(ctx, set, func() ([]member, error) { return set.beginLast(ctx) }); err != nil {
+			return // ctx has ended
+		}
+	}
+}
+
+// consume keeps all shards of the layout until ctx ends or none of them exists.
+func (set *shardSet) consume(ctx context.Context, members []member) {
+	ctx, stop := context.WithCancel(ctx)
+	var balancing sync.WaitGroup
+	balancing.Go(func() { set.balance(ctx) })
+	var keeping sync.WaitGroup
+	for _, m := range members {
+		keeping.Go(func() { set.keep(ctx, m) })
+	}
+	keeping.Wait()
+	stop()
+	balancing.Wait()
+}
+
+// keep consumes from one shard. When it is handed over, it gets in line again.
+func (set *shardSet) keep(ctx context.Context, m member) {
+	for {
+		m.sub.run(ctx, m.first)
+		set.end(m)
+		if ctx.Err() != nil || m.sub.shard.gone && set.next != nil {
+			return
+		}
+		var err error
+		m, err = retried(ctx, set, func() (member, error) {
+			again, err := set.openShard(ctx, m.number)
+			if errors.Is(err, errShardGone) && set.next == nil { // somebody has deleted it
+				err = errors.Join(err, set.owner.declareAndBind(set.topic, set.layout))
+			}
+			return again, err
+		})
+		if err != nil {
+			return // ctx has ended, or the shard is gone
+		}
+	}
+}
+
+// retried calls open until it succeeds, ctx ends, or the shard is drained.
+func retried[T any](ctx context.Context, set *shardSet, open func() (T, error)) (T, error) {
+	settings := set.owner.settings
+	wait := settings.conn.Backoff
+	wait.Reset()
+	for failures := 1; ; failures++ {
+		opened, err := open()
+		if err == nil || errors.Is(err, ErrClosed) || set.next != nil && errors.Is(err, errShardGone) {
+			return opened, err
+		}
+		if failures == 1 && ctx.Err() == nil {
+			settings.Logger.WarnContext(ctx, "rabbitmq consume failed, retrying", "topic", set.topic, "uri", settings.conn.Shown(), "error", err)
+		}
+		if !sleep.For(ctx, wait.NextBackOff()) {
+			return opened, ctx.Err()
+		}
+	}
+}
