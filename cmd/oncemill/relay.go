@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -20,7 +18,7 @@ import (
 )
 
 type relayOptions struct {
-	amqpURLs []string
+	amqp     amqpOptions
 	topology string
 	history  time.Duration
 	listen   bool
@@ -51,8 +49,7 @@ signal ends it at once.`,
 		},
 	}
 	flags := cmd.Flags()
-	flags.StringArrayVar(&o.amqpURLs, "amqp-url", nil, "amqp:// or amqps:// URL of RabbitMQ (required); repeat it for the other nodes of a cluster, or separate URLs with spaces")
-	flags.BoolVar(&o.rabbitmq.AllowPlaintext, "amqp-allow-plaintext", false, "allow amqp:// to hosts that are not loopback")
+	o.amqp.register(flags)
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
 	flags.BoolVar(&o.listen, "listen", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
@@ -82,13 +79,9 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if o.holdKey {
 		o.relay.Retry.Exhausted = relay.ExhaustedHoldKey
 	}
-	// No URL contains a space, and the variable can hold several only in this way.
-	urls := strings.Fields(strings.Join(o.amqpURLs, " "))
-	if len(urls) == 0 {
-		return &usageError{errors.New("--amqp-url or ONCEMILL_AMQP_URL is required")}
-	}
-	if slices.ContainsFunc(urls, ambiguous) {
-		return &usageError{errors.New("--amqp-url: " + howToEscape)}
+	urls, err := o.amqp.split()
+	if err != nil {
+		return err
 	}
 	history := o.history
 	switch {
@@ -113,7 +106,7 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 		return &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", o.topology)}
 	}
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg, History: history, Logger: log})
-	o.rabbitmq.Addresses, o.rabbitmq.Logger = urls[1:], log
+	o.rabbitmq.Addresses, o.rabbitmq.AllowPlaintext, o.rabbitmq.Logger = urls[1:], o.amqp.allowPlaintext, log
 	sink, sinkErr := rabbitmq.New(topology, o.rabbitmq)
 	if err := errors.Join(boxErr, sinkErr); err != nil {
 		return &usageError{err}

@@ -22,20 +22,22 @@ func (e *usageError) Unwrap() error { return e.err }
 
 // flagOf maps fields of configurations to the flags that set them.
 var flagOf = map[string]string{
-	"oncemill.Config.Schema":         "--schema",
-	"oncemill.Config.Prefix":         "--prefix",
-	"dlq.Filter.Limit":               "--limit",
-	"dlq.Filter.States":              "--state",
-	"amqp.Config.Connection.AmqpURI": "--amqp-url",
-	"relay.Config.UniqueName":        "--unique-name",
-	"relay.Config.Lease":             "--lease",
-	"relay.Config.StopTimeout":       "--stop-timeout",
-	"relay.Config.PollMin":           "--poll-min",
-	"relay.Config.PollMax":           "--poll-max",
-	"relay.Config.Window":            "--window",
-	"relay.Config.Retry.MaxAttempts": "--max-attempts",
-	"relay.Config.Retry.Initial":     "--retry-initial",
-	"relay.Config.Retry.Max":         "--retry-max",
+	"oncemill.Config.Schema":          "--schema",
+	"oncemill.Config.Prefix":          "--prefix",
+	"dlq.Filter.Limit":                "--limit",
+	"dlq.Filter.States":               "--state",
+	"amqp.Config.Connection.AmqpURI":  "--amqp-url",
+	"rabbitmq.Config.Shards.Previous": "--previous",
+	"rabbitmq.Config.Shards.Count":    "--count",
+	"relay.Config.UniqueName":         "--unique-name",
+	"relay.Config.Lease":              "--lease",
+	"relay.Config.StopTimeout":        "--stop-timeout",
+	"relay.Config.PollMin":            "--poll-min",
+	"relay.Config.PollMax":            "--poll-max",
+	"relay.Config.Window":             "--window",
+	"relay.Config.Retry.MaxAttempts":  "--max-attempts",
+	"relay.Config.Retry.Initial":      "--retry-initial",
+	"relay.Config.Retry.Max":          "--retry-max",
 }
 
 // inFlags returns the text of an error, with flags in place of fields.
@@ -95,7 +97,7 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newMoveShards(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 	for _, c := range append(root.Commands(), root) {
 		if c.Args == nil {
