@@ -32,9 +32,10 @@ type Consumer struct {
 	Topic string
 
 	// Subscriber makes the Watermill subscriber that delivers the messages, for example
-	// inbox/rabbitmq.Queue or inbox/rabbitmq.New. Pass in.Refuse as Config.Malformed of the
-	// latter, so that unreadable deliveries become dead letters. Two consumers must not
-	// share a queue: each message would reach only one of them. New calls it once; Run
+	// inbox/rabbitmq.Queue or inbox/rabbitmq.New. With the Shards of inbox/rabbitmq.Config,
+	// several processes keep the order of each key. Pass in.Refuse as Config.Malformed of New,
+	// so that unreadable deliveries become dead letters. Two consumers must not share a
+	// queue: each message would reach only one of them. New calls it once; Run
 	// subscribes, retries while the broker is unavailable, and closes it. Required.
 	Subscriber func(in *inbox.Inbox) (message.Subscriber, error)
 

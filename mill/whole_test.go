@@ -21,7 +21,8 @@ import (
 	"github.com/oncemill/oncemill/relay/rabbitmq"
 )
 
-// One request goes by two hops, and back from a dead letter in the middle, on real servers.
+// One request goes by two hops, and back from a dead letter in the middle, on real servers. The
+// first consumer has shards.
 func TestMill_FromTheRequestToTheSecondHop(t *testing.T) {
 	t.Parallel()
 	uri, pg := testserver.RabbitMQ(t), testserver.Postgres(t)
@@ -32,23 +33,23 @@ func TestMill_FromTheRequestToTheSecondHop(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	from := func(consumer string) func(in *inbox.Inbox) (message.Subscriber, error) {
-		return func(in *inbox.Inbox) (message.Subscriber, error) {
-			cfg := wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameTopicNameWithSuffix(consumer))
-			return inboxrabbitmq.New(cfg, inboxrabbitmq.Config{Malformed: in.Refuse, Logger: quiet})
-		}
+	mail := func(in *inbox.Inbox) (message.Subscriber, error) {
+		cfg := wamqp.NewDurablePubSubConfig(uri, wamqp.GenerateQueueNameTopicNameWithSuffix("mail"))
+		return inboxrabbitmq.New(cfg, inboxrabbitmq.Config{Malformed: in.Refuse, Logger: quiet})
 	}
 	var mended atomic.Bool
 	m := newMill(t, pg.DB, mill.Config{
 		Database: pg.Config, Outbox: &outbox.Config{}, Sink: sink, Idempotency: &idempotency.Config{Scope: idempotency.SingleTenant()},
 		Consumers: []mill.Consumer{
-			{Name: "stock", Topic: "orders", Produces: "reservations", Subscriber: from("stock"), Handler: func(msg *message.Message) ([]*message.Message, error) {
+			{Name: "stock", Topic: "orders", Produces: "reservations", Subscriber: inboxrabbitmq.Queue(uri, "stock", inboxrabbitmq.Config{
+				Shards: inboxrabbitmq.Shards{Count: 3}, Logger: quiet,
+			}), Handler: func(msg *message.Message) ([]*message.Message, error) {
 				if !mended.Load() {
 					return nil, inbox.Permanent(errors.New("no such article"))
 				}
 				return []*message.Message{message.NewMessage("reservation of "+msg.UUID, msg.Payload)}, nil
 			}},
-			{Name: "mail", Topic: "reservations", Subscriber: from("mail"), Group: true, Handler: func(msg *message.Message) ([]*message.Message, error) {
+			{Name: "mail", Topic: "reservations", Subscriber: mail, Group: true, Handler: func(msg *message.Message) ([]*message.Message, error) {
 				tx, _ := inbox.TxFromContext(msg.Context())
 				_, err := tx.ExecContext(msg.Context(), `insert into mails values ($1)`, string(msg.Payload))
 				return nil, err
