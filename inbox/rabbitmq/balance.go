@@ -11,29 +11,90 @@ import (
 )
 
 // Every process has a consumer at every shard, and RabbitMQ gives a shard to the first in
-// line. So the process that comes first gets all of them. But the line shows how many
-// processes there are, and that is all they need to know of each other: a process with more
-// than its share of the shards leaves some of them and gets in line again. The next process
-// does the same if it has its share already. As there is room for all shards, each soon
-// arrives where there is. A view that is out of date leads to another division, never to two
-// consumers of a shard.
+// line. So the process that comes first gets all of them. Each process also has a consumer at
+// a queue that never has messages. The number of its consumers is all that processes need to
+// know of each other: one with more than its share of the shards leaves some of them and gets
+// in line again. The next process does the same if it has its share already. As there is room
+// for all shards, each soon arrives where there is. A number that is out of date leads to
+// another division, never to two consumers of a shard.
 
 // balance hands over shards until ctx ends.
 func (set *shardSet) balance(ctx context.Context) {
+	var here presence
+	defer here.leave()
 	ticker := time.NewTicker(set.owner.settings.Shards.Rebalance)
 	defer ticker.Stop()
 	first := rand.IntN(set.layout.count)
 	for before := 0; ; {
+		processes, err := here.count(ctx, set)
+		if err != nil && ctx.Err() == nil {
+			set.owner.settings.Logger.DebugContext(ctx, "consumers not counted", "topic", set.topic, "error", err)
+		}
+		if err == nil {
+			for _, sub := range set.excess(processes, processes > before, first) {
+				sub.handOver()
+			}
+			before = processes
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
 		}
-		processes := set.processes()
-		for _, sub := range set.excess(processes, processes > before, first) {
-			sub.handOver()
+	}
+}
+
+// presence is the consumer of a process at the queue of all processes.
+type presence struct {
+	link    *link
+	channel *amqp.Channel
+}
+
+// count returns how many processes are there, this one included.
+func (p *presence) count(ctx context.Context, set *shardSet) (processes int, err error) {
+	if p.channel == nil {
+		if p.link, err = set.owner.connector.get(ctx); err != nil {
+			return 0, err
 		}
-		before = processes
+	}
+	err = p.link.within(func() error {
+		if p.channel == nil {
+			if err := p.enter(set); err != nil {
+				return err
+			}
+		}
+		state, err := p.channel.QueueDeclarePassive(set.layout.processes(), durable, autoDelete, exclusive, noWait, nil)
+		processes = max(1, state.Consumers)
+		return err
+	})
+	if err != nil {
+		p.leave()
+	}
+	return processes, err
+}
+
+func (p *presence) enter(set *shardSet) (err error) {
+	if p.channel, err = p.link.conn.Channel(); err != nil {
+		return err
+	}
+	// A message is a mistake of its sender. It stays here, and no other comes.
+	if err := p.channel.Qos(1, 0, false); err != nil {
+		return err
+	}
+	queue, arguments := set.layout.processes(), amqp.Table{queueTypeArgument: set.owner.settings.topology.Queue.Arguments[queueTypeArgument]}
+	if _, err := p.channel.QueueDeclare(queue, durable, autoDelete, exclusive, noWait, arguments); err != nil {
+		return err
+	}
+	const autoAck, noLocal = false, false
+	_, err = p.channel.Consume(queue, "", autoAck, exclusive, noLocal, noWait, nil)
+	return err
+}
+
+func (p *presence) leave() {
+	if p.channel != nil {
+		// If it fails, the channel is closed too.
+		_ = p.link.within(p.channel.Close)
+		p.channel = nil
 	}
 }
 
@@ -79,26 +140,4 @@ func excess(since []int64, processes int, added bool, first int) (numbers []int)
 		numbers = append(numbers, silent[min(max(0, share-len(active)), len(silent)):]...)
 	}
 	return numbers
-}
-
-// lookAt is how many lines are looked at: a process that hands a shard over is missing in its
-// line for a moment.
-const lookAt = 3
-
-// processes returns how many processes subscribe; 1 if the broker does not answer.
-func (set *shardSet) processes() int {
-	most := 1
-	// After an error there is nothing to hand over: the next look may succeed.
-	_ = set.owner.onChannel(set.owner.connector, func(_ *link, channel *amqp.Channel) error {
-		first := rand.IntN(set.layout.count)
-		for i := range min(lookAt, set.layout.count) {
-			state, err := channel.QueueDeclarePassive(set.layout.queue((first+i)%set.layout.count), true, false, false, false, nil)
-			if err != nil {
-				return err
-			}
-			most = max(most, state.Consumers)
-		}
-		return nil
-	})
-	return most
 }

@@ -136,7 +136,7 @@ func (s *settings) layout(topic string) (layout, error) {
 	if s.topology.Exchange.GenerateName(topic) == "" {
 		return l, errNoExchange
 	}
-	if longest := l.base + ".256.keys"; amqpconn.CheckShort(longest) != "" {
+	if longest := l.processes(); amqpconn.CheckShort(longest) != "" {
 		return l, amqpconn.NameError(longest, amqpconn.CheckShort(longest))
 	}
 	return l, nil
@@ -146,6 +146,7 @@ func (l layout) entry() string      { return fmt.Sprintf("%s.%d", l.base, l.coun
 func (l layout) keys() string       { return l.entry() + ".keys" }
 func (l layout) ids() string        { return l.entry() + ".ids" }
 func (l layout) current() string    { return l.base + ".current" }
+func (l layout) processes() string  { return l.base + ".processes" }
 func (l layout) queue(i int) string { return fmt.Sprintf("%s.%03d", l.entry(), i) }
 
 // hashExchange is the type of exchange that the plugin adds.

@@ -132,7 +132,8 @@ func TestShards_MoveUnderLoad(t *testing.T) {
 	producer := newAdmin(t, uri)
 	returned := producer.ch.NotifyReturn(make(chan amqp091.Return, 1))
 	produce := func(ctx context.Context) error {
-		for ctx.Err() == nil {
+		few := func() bool { return keys*sent-effects() < 20*keys } // wait, so that shards can be drained
+		for testserver.Poll(ctx, few) {
 			var round []amqp091.Publishing
 			for i := range keys {
 				p := publishing(fmt.Sprintf("%d of %d", sent+1, i), "key "+strconv.Itoa(i))
