@@ -8,7 +8,6 @@ import (
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/ThreeDotsLabs/watermill/message"
 
-	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
 	"github.com/oncemill/oncemill/mill"
 )
@@ -39,12 +38,11 @@ func ExampleSubscriber_MoveShards() {
 	//snippet:move
 	// moveShards leads orders from 8 shards to 16. All processes of the consumer run with these
 	// Shards already.
-	moveShards := func(ctx context.Context, broker string, in *inbox.Inbox) error {
+	moveShards := func(ctx context.Context, broker string) error {
 		queue := wamqp.NewDurablePubSubConfig(broker, wamqp.GenerateQueueNameTopicNameWithSuffix("stock"))
 		queue.Consume.Qos.PrefetchCount = 32
 		subscriber, err := rabbitmq.New(queue, rabbitmq.Config{
-			Shards:    rabbitmq.Shards{Count: 16, Previous: 8},
-			Malformed: in.Refuse,
+			Shards: rabbitmq.Shards{Count: 16, Previous: 8},
 		})
 		if err != nil {
 			return err

@@ -46,12 +46,12 @@ func (s *Subscriber) MoveShards(ctx context.Context, topic string) error {
 }
 
 func (s *Subscriber) moveShards(ctx context.Context, topic string, previous, next layout) error {
-	if err := s.prepareShards(next); err != nil {
+	if err := s.prepareShards(ctx, next); err != nil {
 		return err
 	}
 	// From here on a process without Shards.Previous does not declare the previous shards
 	// again.
-	err := s.declare(deleteExchange(next.current()), next.guard,
+	err := s.declare(ctx, deleteExchange(next.current()), next.guard,
 		func(c *amqp.Channel) error { return s.settings.bindShards(c, topic, next) })
 	if err != nil {
 		return err
@@ -59,12 +59,12 @@ func (s *Subscriber) moveShards(ctx context.Context, topic string, previous, nex
 	if !sleep.For(ctx, overlap) {
 		return ctx.Err()
 	}
-	if err := s.declare(deleteExchange(previous.entry()), deleteExchange(previous.keys()), deleteExchange(previous.ids())); err != nil {
+	if err := s.declare(ctx, deleteExchange(previous.entry()), deleteExchange(previous.keys()), deleteExchange(previous.ids())); err != nil {
 		return err
 	}
 	marker := []amqp.Publishing{{Headers: amqp.Table{markerHeader: true}, DeliveryMode: amqp.Persistent}}
 	for i := range previous.count {
-		err := s.onChannel(s.publishing, func(_ *link, channel *amqp.Channel) error {
+		err := s.onChannel(ctx, s.publishing, func(_ *link, channel *amqp.Channel) error {
 			return s.put(channel, address{key: previous.queue(i)}, marker)
 		})
 		if err != nil && !errors.Is(err, errNoQueue) { // drained after an earlier call

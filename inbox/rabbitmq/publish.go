@@ -59,7 +59,7 @@ func (s *Subscriber) queueOf(other *subscription) string {
 type address struct{ exchange, key string }
 
 func (s *Subscriber) publish(to address, messages []*message.Message) error {
-	return s.onChannel(s.publishing, func(l *link, channel *amqp.Channel) (err error) {
+	return s.onChannel(untilClosed{s.closing}, s.publishing, func(l *link, channel *amqp.Channel) (err error) {
 		publishings := make([]amqp.Publishing, len(messages))
 		for i, msg := range messages {
 			if publishings[i], err = s.encode(msg, l.conn.Config.FrameSize); err != nil {

@@ -167,7 +167,7 @@ func (s *subscription) finish(ctx context.Context) error {
 		log.ErrorContext(ctx, "shards were moved, but Shards.Previous is not set here; the end of the shard waits for a process that has it", "queue", s.queue)
 		return nil
 	}
-	removed, err := s.remove()
+	removed, err := s.remove(ctx)
 	switch {
 	case removed:
 		log.InfoContext(ctx, "shard drained and removed", "queue", s.queue)
@@ -180,8 +180,8 @@ func (s *subscription) finish(ctx context.Context) error {
 
 // remove deletes the shard, unless something has arrived behind the marker, or the topic still
 // leads to the shard. The missing queue shows all processes that the shard is finished.
-func (s *subscription) remove() (removed bool, err error) {
-	err = s.owner.onChannel(s.owner.connector, func(_ *link, channel *amqp.Channel) error {
+func (s *subscription) remove(ctx context.Context) (removed bool, err error) {
+	err = s.owner.onChannel(ctx, s.owner.connector, func(_ *link, channel *amqp.Channel) error {
 		if err := s.shard.next.guard(channel); err != nil {
 			return err // MoveShards was not called: somebody else made the marker
 		}

@@ -39,8 +39,8 @@ type Shards struct {
 	// Previous is the value of Count before it was changed. Until [Subscriber.MoveShards] is
 	// called, messages continue to go to the shards of Previous. The shards of Count are
 	// consumed when those of Previous are drained and removed. Replays that this process
-	// publishes wait until then. Keep it until all shards of Previous are removed. Default:
-	// 0, Count has not changed.
+	// publishes wait until then. Keep it until all shards of Previous are removed: a process
+	// without it begins with the new shards at once. Default: 0, Count has not changed.
 	Previous int
 
 	// Header is the header that has the ordering key. Messages without it are divided by

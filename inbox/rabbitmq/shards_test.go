@@ -147,19 +147,53 @@ func TestShards_AKeyKeepsItsShardWhenTheBrokerRestarts(t *testing.T) {
 		}
 	}
 
+	out := subscribe(t, s, "orders")
+	server.StopApp()
+	server.StartApp()
+	deliverAll(t, newAdmin(t, server.URI()), out, keys)
+
 	server.Ctl("eval", `rabbit_registry:unregister(exchange, <<"x-consistent-hash">>).`) // as without the plugin
 	if _, err := s.Subscribe(t.Context(), "invoices"); !errors.Is(err, rabbitmq.ErrNoShards) {
 		t.Errorf("without the plugin: %v", err)
 	}
 }
 
-// watch handles what its subscribers deliver, and checks the order of each key. A message that
-// was not acknowledged may come again.
+// deliverAll sends a message of each of many keys, and takes all of them.
+func deliverAll(t *testing.T, a *admin, out <-chan *message.Message, keys int) {
+	t.Helper()
+	for i := range keys {
+		a.send("orders", "", publishing("of "+strconv.Itoa(i), "key "+strconv.Itoa(i)))
+	}
+	seen := map[string]bool{}
+	for len(seen) < keys {
+		msg := next(t, out)
+		seen[msg.UUID] = true
+		msg.Ack()
+	}
+}
+
+// A shard that somebody has deleted is declared again.
+func TestShards_ADeletedShardIsDeclaredAgain(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	a := newAdmin(t, uri)
+	out := subscribe(t, subscriber(t, fanout(uri, 10), shards(3, 0)), "orders")
+	deliverAll(t, a, out, 20)
+	if _, err := a.ch.QueueDelete(shardName(3, 1), false, false, false); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the shard is there", func() bool { return a.exists(shardName(3, 1)) })
+	deliverAll(t, a, out, 20)
+}
+
+// watch handles what its subscribers deliver. It checks that each key has one message at a time
+// and each message once, in order, whatever happens to the contexts of the messages.
 type watch struct {
 	t       *testing.T
 	handled sync.WaitGroup
 
 	mu   sync.Mutex
+	busy map[string]bool
 	last map[string]int // completed
 	by   map[string]int // who completed it
 }
@@ -179,17 +213,14 @@ func (w *watch) handle(who int, msg *message.Message) {
 		w.t.Error(err)
 	}
 	w.mu.Lock()
-	if last := w.last[key]; n > last+1 {
-		w.t.Errorf("%d handles %s of %s after %d", who, msg.Payload, key, last)
+	if last := w.last[key]; n != last+1 || w.busy[key] {
+		w.t.Errorf("%d handles %d of %s after %d; another one is handled: %t", who, n, key, last, w.busy[key])
 	}
+	w.busy[key] = true
 	w.mu.Unlock()
-	testserver.Pause(msg.Context(), 5*time.Millisecond)
-	if msg.Context().Err() != nil {
-		msg.Nack()
-		return
-	}
+	testserver.Pause(context.WithoutCancel(msg.Context()), 5*time.Millisecond)
 	w.mu.Lock()
-	w.last[key], w.by[key] = max(w.last[key], n), who
+	w.busy[key], w.last[key], w.by[key] = false, n, who
 	w.mu.Unlock()
 	msg.Ack()
 }
@@ -208,7 +239,7 @@ func TestShards_AreSharedByProcessesThatComeAndGo(t *testing.T) {
 		a.send("orders", "", publishing(key(i), key(i)))
 	}
 	shardOf := a.shardsOf(count, keys)
-	w := &watch{t: t, last: map[string]int{}, by: map[string]int{}}
+	w := &watch{t: t, busy: map[string]bool{}, last: map[string]int{}, by: map[string]int{}}
 	processes := map[int]*rabbitmq.Subscriber{}
 	start := func(who int) {
 		cfg := shards(count, 0)

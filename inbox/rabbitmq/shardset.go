@@ -64,26 +64,26 @@ func (s *Subscriber) initializeShards(topic string) error {
 		return err
 	}
 	if s.settings.Shards.Previous > 0 {
-		return s.prepareShards(l)
+		return s.prepareShards(untilClosed{s.closing}, l)
 	}
-	return s.declareAndBind(topic, l)
+	return s.declareAndBind(untilClosed{s.closing}, topic, l)
 }
 
 // prepareShards declares the shards of l, to which no messages are led yet.
-func (s *Subscriber) prepareShards(l layout) error {
+func (s *Subscriber) prepareShards(ctx context.Context, l layout) error {
 	steps := []func(*amqp.Channel) error{func(c *amqp.Channel) error { return s.settings.declareHashes(c, l) }}
 	for i := range l.count {
 		steps = append(steps, func(c *amqp.Channel) error { return s.settings.declareShard(c, l, i) })
 	}
-	return s.declare(append(steps, func(c *amqp.Channel) error { return s.settings.declareEntry(c, l) })...)
+	return s.declare(ctx, append(steps, func(c *amqp.Channel) error { return s.settings.declareEntry(c, l) })...)
 }
 
 // declare takes one step after the other, each within Config.CallTimeout. It does not use the
 // connection of the consumers, since the broker closes a connection that declares an unknown
 // type of exchange.
-func (s *Subscriber) declare(steps ...func(*amqp.Channel) error) error {
+func (s *Subscriber) declare(ctx context.Context, steps ...func(*amqp.Channel) error) error {
 	for _, step := range steps {
-		err := s.onChannel(s.publishing, func(_ *link, channel *amqp.Channel) error {
+		err := s.onChannel(ctx, s.publishing, func(_ *link, channel *amqp.Channel) error {
 			return nopanic.Call(func() error { return step(channel) })
 		})
 		if err != nil {
@@ -94,14 +94,14 @@ func (s *Subscriber) declare(steps ...func(*amqp.Channel) error) error {
 }
 
 // declareAndBind makes l the layout of the topic. It returns ErrShardCount if another one is.
-func (s *Subscriber) declareAndBind(topic string, l layout) error {
-	if err := s.declare(l.guard); err != nil {
+func (s *Subscriber) declareAndBind(ctx context.Context, topic string, l layout) error {
+	if err := s.declare(ctx, l.guard); err != nil {
 		return err
 	}
-	if err := s.prepareShards(l); err != nil {
+	if err := s.prepareShards(ctx, l); err != nil {
 		return err
 	}
-	return s.declare(func(c *amqp.Channel) error { return s.settings.bindShards(c, topic, l) })
+	return s.declare(ctx, func(c *amqp.Channel) error { return s.settings.bindShards(c, topic, l) })
 }
 
 // begin begins with the shards of Shards.Previous that still exist. If there are none, or
@@ -116,7 +116,7 @@ func (set *shardSet) begin(ctx context.Context) ([]member, error) {
 		set.layout = next
 		return set.beginLast(ctx)
 	}
-	if err := set.owner.prepareShards(next); err != nil {
+	if err := set.owner.prepareShards(ctx, next); err != nil {
 		return nil, err
 	}
 	set.layout, set.next = layout{next.base, previous}, &next
@@ -129,7 +129,7 @@ func (set *shardSet) begin(ctx context.Context) ([]member, error) {
 }
 
 func (set *shardSet) beginLast(ctx context.Context) ([]member, error) {
-	if err := set.owner.declareAndBind(set.topic, set.layout); err != nil {
+	if err := set.owner.declareAndBind(ctx, set.topic, set.layout); err != nil {
 		return nil, err
 	}
 	return set.open(ctx)
@@ -233,7 +233,7 @@ func (set *shardSet) keep(ctx context.Context, m member) {
 		m, err = retried(ctx, set, func() (member, error) {
 			again, err := set.openShard(ctx, m.number)
 			if errors.Is(err, errShardGone) && set.next == nil { // somebody has deleted it
-				err = errors.Join(err, set.owner.declareAndBind(set.topic, set.layout))
+				err = errors.Join(err, set.owner.declareAndBind(ctx, set.topic, set.layout))
 			}
 			return again, err
 		})

@@ -173,12 +173,12 @@ func (s *Subscriber) end(sub *subscription) {
 
 // initialize declares what the subscription needs.
 func (s *subscription) initialize() error {
-	return s.owner.onChannel(s.owner.connector, func(_ *link, channel *amqp.Channel) error { return s.declare(channel) })
+	return s.owner.onChannel(untilClosed{s.owner.closing}, s.owner.connector, func(_ *link, channel *amqp.Channel) error { return s.declare(channel) })
 }
 
 // onChannel runs requests on a channel of their own.
-func (s *Subscriber) onChannel(c *connector, requests func(l *link, channel *amqp.Channel) error) error {
-	l, err := c.get(untilClosed{s.closing})
+func (s *Subscriber) onChannel(ctx context.Context, c *connector, requests func(l *link, channel *amqp.Channel) error) error {
+	l, err := c.get(ctx)
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
