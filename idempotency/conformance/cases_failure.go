@@ -24,7 +24,11 @@ func failureCases() []Case {
 			x.shortTimeout()
 			m := message{plan: once(Plan{Hold: true, IgnoreContext: true})}
 			x.expectProblem(x.send(m), http.StatusServiceUnavailable, "execution-timeout")
-			x.expectProblem(x.send(m), http.StatusConflict, "in-progress")
+			again := x.send(m)
+			for tries := 0; again.status == http.StatusServiceUnavailable && tries < 4; tries++ {
+				again = x.send(m) // a busy service may have no time left for the copy itself
+			}
+			x.expectProblem(again, http.StatusConflict, "in-progress")
 			x.release()
 			r := x.settle(message{plan: once(Plan{Body: []byte("second try")})})
 			x.check(r.status == http.StatusCreated && string(r.body) == "second try", "status %d: %s", r.status, r.body)
