@@ -186,7 +186,8 @@ type ResponseConfig struct {
 	// Storable reports whether responses with a status are stored and replayed. A status
 	// below 400 that is not stored makes the key not replayable. Any other releases the key,
 	// but see FailureConfig.Failed. An error with Retry-After, or with a problem that ends in
-	// "in-progress", is never stored. Default: StorableDefault.
+	// "in-progress", is never stored. A panic is logged and counts as false. Default:
+	// StorableDefault.
 	Storable func(status int) bool
 
 	// MaxSize is the largest body in bytes that is stored. A larger response is sent once;

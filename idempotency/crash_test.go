@@ -59,9 +59,10 @@ func (q request) send(ctx context.Context, client *http.Client, url, body string
 	return answer{response.StatusCode, string(text)}, err
 }
 
-// settle sends until a handler answers. Any 2xx counts as its answer.
+// settle sends until a handler answers. Any 2xx counts as its answer. It pauses longer each
+// time, as clients should: hundreds of them keep a slow machine busy.
 func (q request) settle(ctx context.Context, client *http.Client, url func() string, body string) (answer, error) {
-	for {
+	for pause := 10 * time.Millisecond; ; pause = min(2*pause, time.Second) {
 		a, err := q.send(ctx, client, url(), body)
 		switch {
 		case err == nil && a.status < 300:
@@ -71,7 +72,7 @@ func (q request) settle(ctx context.Context, client *http.Client, url func() str
 		case ctx.Err() != nil:
 			return a, errors.Join(err, ctx.Err(), fmt.Errorf("last answer %d: %s", a.status, a.body))
 		}
-		testserver.Pause(ctx, 10*time.Millisecond)
+		testserver.Pause(ctx, pause)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+
+	"github.com/oncemill/oncemill/internal/nopanic"
 )
 
 // exchange is one request and its answer.
@@ -141,7 +143,15 @@ func (x *exchange) report(a *attempt) report {
 // storable reports whether a response is to be stored and replayed. A response that asks
 // for a retry, or passes on a downstream's that does, is not.
 func (x *exchange) storable(res *response) bool {
-	if !x.cfg.Responses.Storable(res.Status) {
+	stored := false
+	err := nopanic.Call(func() error {
+		stored = x.cfg.Responses.Storable(res.Status)
+		return nil
+	})
+	if err != nil {
+		x.log(x.r.Context(), slog.LevelError, "panic in Responses.Storable, response not stored", slog.Any("error", err))
+	}
+	if !stored {
 		return false
 	}
 	return res.Status < http.StatusBadRequest || !res.transient()
