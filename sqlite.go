@@ -53,6 +53,9 @@ func SQLiteDSN(path string) string {
 //
 // A database in memory belongs to one connection, so it needs db.SetMaxOpenConns(1).
 func CheckSQLite(ctx context.Context, db *sql.DB) error {
+	if db == nil {
+		return &ConfigError{Field: "oncemill.CheckSQLite db", Value: "nil", Problem: "a database is needed"}
+	}
 	conn, err := connect(ctx, db)
 	if err != nil {
 		return fmt.Errorf("check SQLite: connect: %w", err)

@@ -29,6 +29,10 @@ func openSQLite(t *testing.T, dsn string) *sql.DB {
 // anything is written.
 func TestCheckSQLite_NamesEachSettingThatIsWrong(t *testing.T) {
 	t.Parallel()
+	var wrong *oncemill.ConfigError
+	if err := oncemill.CheckSQLite(t.Context(), nil); !errors.As(err, &wrong) {
+		t.Errorf("without a database: %v", err)
+	}
 	without := func(setting, instead string) func(string) string {
 		return func(dsn string) string {
 			changed := strings.Replace(dsn, setting, instead, 1)

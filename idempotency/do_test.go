@@ -156,17 +156,19 @@ func TestWatermill_ReturnsTheSameMessagesForEveryCopy(t *testing.T) {
 			runs++
 			out := message.NewMessage(idempotency.DeriveUUID(msg.Context(), "reserved"), []byte(fmt.Sprint(runs)))
 			out.Metadata.Set("a", "b")
-			return []*message.Message{out}, nil
+			binary := message.NewMessage("\xff", []byte{0xff})
+			binary.Metadata.Set("\xfe", "\xfd")
+			return []*message.Message{out, binary}, nil
 		})
 		send := func(payload string) ([]*message.Message, error) {
 			return handler(message.NewMessageWithContext(t.Context(), "1", []byte(payload)))
 		}
 		first, err := send("x")
-		if err != nil || len(first) != 1 {
+		if err != nil || len(first) != 2 || first[1].UUID != "\xff" || first[1].Metadata.Get("\xfe") != "\xfd" {
 			t.Fatalf("%v %v", first, err)
 		}
 		again, err := send("x")
-		if err != nil || len(again) != 1 || !again[0].Equals(first[0]) || runs != 1 {
+		if err != nil || len(again) != 2 || !again[0].Equals(first[0]) || !again[1].Equals(first[1]) || runs != 1 {
 			t.Errorf("%d runs, %v %v", runs, again, err)
 		}
 		if _, err := send("y"); !errors.Is(err, idempotency.ErrKeyReused) {

@@ -48,7 +48,7 @@ func (x *exchange) tryUnkeyed(ctx context.Context, store *SQLStore) ending {
 	defer t.rollback() // a no-op after the commit
 	a := x.start(ctx, t)
 	a.wait(x.deadline, x.expire)
-	if report := x.report(a); report != reportSucceeded || a.late {
+	if report := x.report(a); report != reportSucceeded || a.late { //nolint:contextcheck // which a panic is logged with
 		lost, _ := t.undo(ctx, a, report)
 		switch {
 		case a.late:

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"slices"
+	"unicode/utf8"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 )
@@ -37,7 +39,7 @@ func (e *Engine) Watermill(name string, key func(*message.Message) string) messa
 				}
 				out := make([]producedMessage, len(produced))
 				for i, p := range produced {
-					out[i] = producedMessage{UUID: p.UUID, Metadata: p.Metadata, Payload: p.Payload}
+					out[i] = producedFrom(p)
 				}
 				return json.Marshal(out)
 			})
@@ -50,10 +52,7 @@ func (e *Engine) Watermill(name string, key func(*message.Message) string) messa
 			}
 			messages := make([]*message.Message, len(produced))
 			for i, p := range produced {
-				messages[i] = message.NewMessageWithContext(ctx, p.UUID, p.Payload)
-				if p.Metadata != nil {
-					messages[i].Metadata = p.Metadata
-				}
+				messages[i] = p.message(ctx)
 			}
 			return messages, nil
 		}
@@ -69,8 +68,40 @@ func copyOf(ctx context.Context, msg *message.Message) *message.Message {
 	return c
 }
 
+// producedMessage is the stored form of a message.
 type producedMessage struct {
 	UUID     string
 	Metadata message.Metadata
 	Payload  []byte
+
+	// Binary replaces UUID and Metadata if they are not valid UTF-8, which JSON cannot
+	// hold: the UUID, then the name and the value of each pair.
+	Binary [][]byte `json:",omitempty"`
+}
+
+func producedFrom(msg *message.Message) producedMessage {
+	binary := [][]byte{[]byte(msg.UUID)}
+	valid := utf8.ValidString(msg.UUID)
+	for name, value := range msg.Metadata {
+		binary = append(binary, []byte(name), []byte(value))
+		valid = valid && utf8.ValidString(name) && utf8.ValidString(value)
+	}
+	if valid {
+		return producedMessage{UUID: msg.UUID, Metadata: msg.Metadata, Payload: msg.Payload}
+	}
+	return producedMessage{Binary: binary, Payload: msg.Payload}
+}
+
+func (p producedMessage) message(ctx context.Context) *message.Message {
+	msg := message.NewMessageWithContext(ctx, p.UUID, p.Payload)
+	if p.Metadata != nil {
+		msg.Metadata = p.Metadata
+	}
+	if len(p.Binary) > 0 {
+		msg.UUID = string(p.Binary[0])
+		for pair := range slices.Chunk(p.Binary[1:], 2) {
+			msg.Metadata.Set(string(pair[0]), string(pair[len(pair)-1]))
+		}
+	}
+	return msg
 }

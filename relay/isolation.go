@@ -19,10 +19,11 @@ type isolation struct {
 const isolatedTurns = 32
 
 // mayKeepTurn reports whether a turn may go on. It ends early enough that every lane has its
-// turn within a lease, if the database is not slow.
+// turn within half a lease, if the database is not slow: the lanes have waited for the lease
+// of the worker that died.
 func (e *engine) mayKeepTurn(now time.Time) bool {
 	i := &e.isolation
-	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.limits.lease/outbox.Lanes)
+	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.limits.lease/(2*outbox.Lanes))
 }
 
 // isolatedMessages is how many messages a lane sends alone before it is trusted again: more

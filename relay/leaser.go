@@ -125,7 +125,7 @@ func (s *leaser) stop(ctx context.Context) {
 			timer.Stop()
 		case <-ctx.Done():
 			timer.Stop()
-			s.log.WarnContext(ctx, "stopping with messages that the broker has not answered; they stay owed", "lanes", held)
+			s.log.WarnContext(ctx, "stopping with messages that the broker has not answered; they stay in the outbox", "lanes", held)
 			return
 		}
 	}

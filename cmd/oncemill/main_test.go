@@ -58,6 +58,7 @@ func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 		"unknown command":     {args: []string{"bogus"}, want: "bogus"},
 		"mistyped command":    {args: []string{"leters"}, want: "did you mean letters?"},
 		"mistyped second":     {args: []string{"migrate", "statsu"}, want: "did you mean status?"},
+		"unknown shell":       {args: []string{"completion", "bogus"}, want: "bogus"},
 		"unknown help":        {args: []string{"help", "bogus"}, want: "bogus"},
 		"mistyped help":       {args: []string{"help", "letters", "shwo"}, want: "did you mean show?"},
 		"status of no file":   {args: []string{"migrate", "status", "--database", absent}, want: "no file"},

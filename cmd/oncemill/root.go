@@ -98,8 +98,11 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
 	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newMoveShards(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
-	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
+		if !c.Runnable() { // it has subcommands alone
+			c.RunE, c.Args = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }, nil
+		}
 		if c.Args == nil {
 			c.Args = wrongUse(noCommand)
 		}

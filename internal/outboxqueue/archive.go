@@ -62,7 +62,7 @@ func (q *Queue) Archive(ctx context.Context, guard func(ctx context.Context, tx 
 			return archived, err
 		}
 		removed, err := bounded.Do(ctx, q.archiving, archiveRemoveLimit, func(ctx context.Context) (bool, error) {
-			return q.store.Forget(ctx, guard, batch)
+			return q.store.DeleteExpired(ctx, guard, batch)
 		})
 		if err != nil || !removed {
 			return archived, noAnswer(err)

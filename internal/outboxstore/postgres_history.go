@@ -179,7 +179,7 @@ func (s *postgres) Expired(ctx context.Context, guard Guard, behind Expired, lim
 	return Expired{}, nil
 }
 
-func (s *postgres) Forget(ctx context.Context, guard Guard, batch Expired) (bool, error) {
+func (s *postgres) DeleteExpired(ctx context.Context, guard Guard, batch Expired) (bool, error) {
 	return s.guarded(ctx, archiveLimits, guard, func(tx *sql.Tx) (bool, error) {
 		_, err := tx.ExecContext(ctx, s.q.ArchiveDelete(batch.day), archivedArgs(batch.Rows)...)
 		return true, err

@@ -129,7 +129,7 @@ func (s *sqlite) oldest(ctx context.Context, limits ExpiredLimits) (batch Expire
 	return batch, rows.Err()
 }
 
-func (s *sqlite) Forget(ctx context.Context, guard Guard, batch Expired) (bool, error) {
+func (s *sqlite) DeleteExpired(ctx context.Context, guard Guard, batch Expired) (bool, error) {
 	left := batch
 	return s.guarded(ctx, guard, func(tx *sql.Tx, over func() bool) (more bool, err error) {
 		remove, err := tx.PrepareContext(ctx, s.q.ArchiveDelete)

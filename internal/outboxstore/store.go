@@ -128,9 +128,9 @@ type Store interface {
 	// batch; none without the lease.
 	Expired(ctx context.Context, guard Guard, behind Expired, limits ExpiredLimits) (Expired, error)
 
-	// Forget removes a batch of Expired, those rows alone. It reports false without the
+	// DeleteExpired removes a batch of Expired, those rows alone. It reports false without the
 	// lease.
-	Forget(ctx context.Context, guard Guard, batch Expired) (bool, error)
+	DeleteExpired(ctx context.Context, guard Guard, batch Expired) (bool, error)
 
 	// Ring describes the partitions of the outbox. SQLite has none.
 	Ring(ctx context.Context) (Ring, error)

@@ -261,7 +261,7 @@ func TestStore_NothingHappensWithoutTheLease(t *testing.T) {
 					batch, err := f.Expired(t.Context(), guard, outboxstore.Expired{}, expired)
 					return len(batch.Rows) > 0, err
 				},
-				"Forget":            func() (bool, error) { return f.Forget(t.Context(), guard, batch) },
+				"DeleteExpired":     func() (bool, error) { return f.DeleteExpired(t.Context(), guard, batch) },
 				"AdvanceIDs":        func() (bool, error) { return f.AdvanceIDs(t.Context(), guard) },
 				"TruncatePartition": func() (bool, error) { return f.TruncatePartition(t.Context(), guard, limits, 2) },
 				"AddHistoryDay":     func() (bool, error) { return f.AddHistoryDay(t.Context(), guard, "20010101") },

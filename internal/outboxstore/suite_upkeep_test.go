@@ -96,7 +96,7 @@ func TestStore_ForgetRemovesNoOtherRow(t *testing.T) {
 		}
 		// A row that took the id, and on SQLite the rowid, of an archived one.
 		f.exec(t, `update {{outbox_history}} set message_id = 'another' where message_id = 'm0'`)
-		if held, err := f.Forget(t.Context(), holds, batch); !held || err != nil {
+		if held, err := f.DeleteExpired(t.Context(), holds, batch); !held || err != nil {
 			t.Errorf("held %v, %v", held, err)
 		}
 		left, err := f.ListHistory(t.Context(), outboxstore.HistoryFilter{Limit: 10})

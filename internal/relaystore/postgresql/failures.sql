@@ -1,5 +1,5 @@
--- Every statement here is fenced and clears suspects, and those that put rows behind
--- others lock heads: see the package comment.
+-- Every statement here is fenced, and clears the mark of a message alone in flight. Those
+-- that put rows behind others lock heads. See the package comment.
 
 -- name: retry
 -- Outbox to parked: failures, those that hold their key with their dead letters, and
@@ -7,7 +7,7 @@
 -- primary key (lane, id) of one partition, which the condition on id names. The offset
 -- keeps the lane with the rows: with poor statistics, the planner would consider a
 -- scan of the whole lane cheap. A row that comes before the head of its key takes over
--- from it. Inserts what the delete returned. Fenced. Locks heads. Clears a suspect.
+-- from it. Inserts what the delete returned. Fenced. Locks heads. Clears the mark.
 with f as (
 	select lane
 	from {{relay_leases}}
@@ -87,8 +87,8 @@ select count(*) from f;
 -- name: retry_again
 -- One more failed attempt of a row of parked. By primary key. A row without a time is
 -- not a head and gets none. Retry.TimeLimit counts from the first failure. Conditions
--- on columns that others change are tested on the locked row. Fenced. Clears a
--- suspect.
+-- on columns that others change are tested on the locked row. Fenced. Clears the
+-- mark.
 with f as (
 	select lane
 	from {{relay_leases}}
@@ -127,7 +127,7 @@ select count(*) from f;
 
 -- name: postpone
 -- A row of parked that has failed without being charged waits longer. By primary key.
--- Fenced. Clears a suspect.
+-- Fenced. Clears the mark.
 with f as (
 	select lane
 	from {{relay_leases}}
@@ -163,7 +163,7 @@ select count(*) from f;
 
 -- name: dead_letter
 -- Outbox to dead letters. By the primary key (lane, id) of one partition, which the
--- condition on id names. Inserts what the delete returned. Fenced. Clears a suspect.
+-- condition on id names. Inserts what the delete returned. Fenced. Clears the mark.
 with f as (
 	select lane
 	from {{relay_leases}}
@@ -207,7 +207,7 @@ select count(*) from f;
 -- Parked to dead letters; the next row of the key is due now. By primary key. The
 -- remaining first rows are found by (lane, key, id) without the deleted ones, which
 -- the snapshot still holds, and locked, so a row that was deleted meanwhile is passed
--- over for the next one. Inserts what the delete returned. Fenced. Clears a suspect.
+-- over for the next one. Inserts what the delete returned. Fenced. Clears the mark.
 with f as (
 	select lane
 	from {{relay_leases}}
@@ -268,7 +268,7 @@ select count(*) from f;
 
 -- name: hold_key
 -- A row of parked stays and is held; the dead letter holds its description. By primary
--- key. Fenced. Clears a suspect.
+-- key. Fenced. Clears the mark.
 with f as (
 	select lane
 	from {{relay_leases}}

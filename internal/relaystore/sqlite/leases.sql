@@ -118,8 +118,8 @@ set suspect = nullif(?4, 0)
 where lane = ?1 and owner = ?2 and epoch = ?3;
 
 -- name: clear_alone
--- By primary key. A suspect that is recorded as failed: the next owner would blame it
--- again.
+-- By primary key. Of a message that is recorded as failed: the next owner would blame
+-- it again.
 update {{relay_leases}} set suspect = null where lane = ?1 and suspect = ?2;
 
 -- name: clear_crashes
