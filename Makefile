@@ -56,8 +56,9 @@ crucible: ## processes, servers and connections fail for 3 minutes, then all pro
 	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0)
 
 .PHONY: crucible-cluster
-crucible-cluster: ## the same workload on a replicated PostgreSQL of three nodes that die and freeze; needs Patroni, etcd and HAProxy (as root it installs them)
-	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -cluster -rate 80 -out ../crucible-cluster.json -time $(or $(CRUCIBLE_TIME),5m) -seed $(or $(CRUCIBLE_SEED),0)
+crucible-cluster: ## the same workload on three nodes of PostgreSQL and then of RabbitMQ that die, freeze and lose each other; needs Patroni, etcd and HAProxy (as root it installs them)
+	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go build -tags crashpoints . && \
+		for cluster in $(or $(ONLY),postgres rabbitmq); do ./crucible -cluster $$cluster -rate 80 -out ../crucible-$$cluster.json -time $(or $(CRUCIBLE_TIME),3m30s) -seed $(or $(CRUCIBLE_SEED),0) || exit 1; done
 
 ##@ what contributors run
 
@@ -98,7 +99,7 @@ servers-down: ## stop and remove what servers started
 
 .PHONY: clean
 clean: ## remove what the targets above left in this directory
-	rm -f bench.json crucible.json crucible-cluster.json
+	rm -f bench.json crucible.json crucible-postgres.json crucible-rabbitmq.json
 
 .PHONY: check-format
 check-format:

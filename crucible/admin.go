@@ -28,12 +28,15 @@ func adminCall(ctx context.Context, base, method, path, body string) (*http.Resp
 	return resp, nil
 }
 
-// do calls the management API, tries again for a while, and reads the answer into out unless
-// it is nil.
+// do calls the management API and reads the answer into out unless it is nil.
 func (s *site) do(ctx context.Context, method, path, body string, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	resp, err := s.admin(ctx, method, path, body)
+	return adminDo(ctx, s.rabbit.Admin(), method, path, body, out)
+}
+
+func adminDo(ctx context.Context, base, method, path, body string, out any) error {
+	resp, err := adminCall(ctx, base, method, path, body)
 	if err != nil {
 		return err
 	}

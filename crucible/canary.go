@@ -15,8 +15,9 @@ import (
 // canary tells when the servers themselves, or this machine, are slow: a commit and a
 // confirmed message of its own, four times a second, on connections without a proxy.
 type canary struct {
-	postgres, amqp string
-	history        *history.Writer
+	postgres string
+	amqp     []string
+	history  *history.Writer
 }
 
 const (
@@ -39,7 +40,7 @@ func (c *canary) run(ctx context.Context) error {
 	defer group.Wait()
 	failed := make(chan error, 2)
 	group.Go(func() { failed <- c.watch(ctx, "postgres", func(ctx context.Context) error { return commit(ctx, db) }) })
-	broker := &brokerCanary{uri: c.amqp}
+	broker := &brokerCanary{uris: c.amqp}
 	defer broker.close()
 	group.Go(func() { failed <- c.watch(ctx, "rabbitmq", broker.publish) })
 	return <-failed
@@ -80,9 +81,10 @@ func commit(ctx context.Context, db *sql.DB) error {
 
 // brokerCanary publishes to a queue of its own.
 type brokerCanary struct {
-	uri  string
-	conn *amqp091.Connection
-	ch   *amqp091.Channel
+	uris  []string
+	dials int
+	conn  *amqp091.Connection
+	ch    *amqp091.Channel
 }
 
 var errNoConfirm = errors.New("no confirm")
@@ -96,7 +98,8 @@ func (b *brokerCanary) publish(ctx context.Context) (err error) {
 		}
 	}()
 	if b.conn == nil {
-		if b.conn, err = amqp091.DialConfig(b.uri, amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(beatTimeout)}); err != nil {
+		b.dials++
+		if b.conn, err = amqp091.DialConfig(b.uris[b.dials%len(b.uris)], amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(beatTimeout)}); err != nil {
 			return err
 		}
 		if b.ch, err = b.conn.Channel(); err != nil {

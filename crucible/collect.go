@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill/crucible/check"
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/crucible/work"
+	"github.com/oncemill/oncemill/dlq"
 )
 
 const (
@@ -48,7 +49,7 @@ func (c *crucible) collect(ctx context.Context) (in *check.Input, err error) {
 	for moment, n := range c.hurt.deaths {
 		in.States["died "+moment] = n
 	}
-	if !c.calm && !c.cluster && c.only == "" && c.rival == "" {
+	if !c.calm && c.cluster == "" && c.only == "" && c.rival == "" {
 		in.Wanted = wantedStates
 	}
 	return in, nil
@@ -80,6 +81,9 @@ func (c *crucible) readTables(ctx context.Context, in *check.Input) error {
 	if err != nil {
 		return err
 	}
+	if in.Listed, err = c.list(ctx); err != nil {
+		return err
+	}
 	var w check.LaneWrite
 	err = each(ctx, c.site.db, listLaneWrites, []any{&w.Kind, &w.Lane, &w.Epoch, &w.Writer}, func() {
 		in.LaneWrites = append(in.LaneWrites, w)
@@ -95,6 +99,25 @@ func (c *crucible) readTables(ctx context.Context, in *check.Input) error {
 		return err
 	}
 	return c.site.db.QueryRowContext(ctx, balances).Scan(&in.Balance.Accounts, &in.Balance.Opened, &in.Balance.Mirror)
+}
+
+// list counts the dead letters that package dlq lists, by state. The command shows the same.
+func (c *crucible) list(ctx context.Context) (listed map[string]int, err error) {
+	letters, err := dlq.New(c.site.db, dlq.Config{Database: work.Database})
+	if err != nil {
+		return nil, err
+	}
+	listed = map[string]int{}
+	for filter := (dlq.Filter{Limit: 100}); ; {
+		page, err := letters.List(ctx, filter)
+		if err != nil || len(page) == 0 {
+			return listed, err
+		}
+		for _, l := range page {
+			listed[string(l.State)]++
+			filter.After = l.Cursor()
+		}
+	}
 }
 
 // each scans every row into columns and calls row.
@@ -166,6 +189,9 @@ func countStates(in *check.Input) {
 		highest[lane] = max(highest[lane], row)
 	}
 	for _, l := range in.Letters {
+		if l.Source == "relay" {
+			in.States["dead letter of a relay"]++
+		}
 		switch {
 		case l.Source == "consumer" && l.State == "replayed":
 			in.States["dead letter replayed"]++

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"regexp"
 	"strings"
 	"time"
 
@@ -17,6 +18,13 @@ const terminate = `select count(pg_terminate_backend(pid)) from pg_stat_activity
 
 func (h *hurt) databaseFaults() []fault {
 	all := append(h.proxied(),
+		fault{alone("heartbeats", kind("postgres-stale-lane-writes", relays, long, long)), h.onProxy(func(w ways) {
+			w.postgres.Silence(heartbeat.MatchString, 1000)
+			w.postgres.Delay(laneWrite.MatchString, staleness)
+		}, func(w ways) {
+			w.postgres.Delay(nil, 0)
+			w.postgres.Resume()
+		})},
 		fault{alone("postgres", kind("postgres-crash", database, 0, 0)), func(ctx context.Context, _ string) (heal, error) {
 			return h.site.postgres.Start, h.site.postgres.Crash(ctx)
 		}},
@@ -42,6 +50,16 @@ func (h *hurt) databaseFaults() []fault {
 	}
 	return all
 }
+
+// A worker whose heartbeats get no answer goes on until its lease ends. What it writes for a
+// lane is held back meanwhile, and so arrives when another worker has the lane. The library lets
+// the server end a transaction that waits for longer than 2 s.
+var (
+	heartbeat = regexp.MustCompile(`insert into \S*relay_workers\b`)
+	laneWrite = regexp.MustCompile(`(insert into|update) \S*(parked|dead_letters)\b`)
+)
+
+const staleness = 1500 * time.Millisecond
 
 // lock holds a transaction open that has done something.
 func (h *hurt) lock(statement string) func(context.Context, string) (heal, error) {

@@ -34,7 +34,7 @@ var stateOfLog = []struct{ text, part, state string }{
 // wantedStates are those that every valid run sees.
 var wantedStates = []string{
 	"takeover", "blocked broker", "unroutable return", "nack", "late row", "message sent twice", "unknown commit",
-	"dead letter", "dead letter replayed", "unfit worker", "consumer lost",
+	"dead letter", "dead letter replayed", "dead letter of a relay", "unfit worker", "consumer lost",
 }
 
 const channelReplaced = "rabbitmq channel replaced, messages sent later were confirmed"

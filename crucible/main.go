@@ -22,6 +22,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -40,7 +41,7 @@ type options struct {
 	only  string
 	rival string
 
-	cluster bool
+	cluster string
 }
 
 var errBroken = errors.New("a promise is broken")
@@ -63,8 +64,12 @@ func main() {
 	flag.BoolVar(&o.calm, "calm", false, "inject no fault, to see what the workload alone does")
 	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
 	flag.StringVar(&o.rival, "rival", "", "instead of oncemill, hurt `skip-locked` or forwarder, and say what it loses, doubles and reorders")
-	flag.BoolVar(&o.cluster, "cluster", false, "run on a synchronously replicated PostgreSQL of three nodes, and hurt its nodes")
+	flag.StringVar(&o.cluster, "cluster", "", "run on three nodes of `postgres` (synchronously replicated) or rabbitmq (quorum queues), and hurt the nodes")
 	flag.Parse()
+	if !slices.Contains([]string{"", clusterPostgres, clusterRabbitMQ}, o.cluster) {
+		fmt.Fprintf(os.Stderr, "crucible: -cluster %q: must be %s or %s\n", o.cluster, clusterPostgres, clusterRabbitMQ)
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := start(ctx, o)
 	stop()

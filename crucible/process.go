@@ -192,6 +192,10 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 			if p.ways, p.job.Postgres, p.job.AMQP, err = s.newWays(ctx); err != nil {
 				return all, err
 			}
+			if s.brokers != nil { // each begins with another node
+				addresses := s.brokers.urls(int(n))
+				p.job.AMQP, p.job.MoreAMQP = addresses[0], addresses[1:]
+			}
 			if s.replicated != nil {
 				proxy, several, err := s.replicated.urls()
 				if err != nil {

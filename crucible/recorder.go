@@ -17,7 +17,7 @@ import (
 
 // recorder writes down every message of the mirror queue. It is a plain AMQP client.
 type recorder struct {
-	uri     string
+	uris    []string
 	history *history.Writer
 	seen    atomic.Int64
 
@@ -28,7 +28,7 @@ type recorder struct {
 // run records until ctx ends, over as many connections as that takes.
 func (r *recorder) run(ctx context.Context) error {
 	for session := 1; ctx.Err() == nil; session++ {
-		err := r.record(ctx, session)
+		err := r.record(ctx, session, r.uris[session%len(r.uris)])
 		var broken *brokenHistory
 		if errors.As(err, &broken) {
 			return broken
@@ -44,8 +44,8 @@ func (r *recorder) run(ctx context.Context) error {
 // brokenHistory is an error that makes the run worthless.
 type brokenHistory struct{ error }
 
-func (r *recorder) record(ctx context.Context, session int) error {
-	conn, err := amqp091.DialConfig(r.uri, amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(3 * time.Second)})
+func (r *recorder) record(ctx context.Context, session int, uri string) error {
+	conn, err := amqp091.DialConfig(uri, amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(3 * time.Second)})
 	if err != nil {
 		return err
 	}

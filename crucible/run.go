@@ -74,14 +74,14 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 		defer func() { err = errors.Join(err, w.Close()) }()
 		own[name] = w
 	}
-	c.recorder = &recorder{uri: c.site.rabbit.URL(), history: own["recorder"], ids: map[string]struct{}{}}
+	c.recorder = &recorder{uris: c.site.amqpURLs(), history: own["recorder"], ids: map[string]struct{}{}}
 	c.hurt = &hurt{site: c.site, processes: c.processes, history: own["nemesis"], seed: c.seed, count: map[string]int{}, deaths: map[string]int{}}
 	plan, err := c.hurt.plan(c.options)
 	if err != nil {
 		return err
 	}
 	intent := fmt.Sprintf("%d faults are planned", len(plan))
-	if c.cluster {
+	if c.cluster != "" {
 		intent = "nodes of the cluster fail in turn"
 	}
 
@@ -94,7 +94,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	defer stopOperator()
 	group.Go(func() error { return c.recorder.run(working) })
 	group.Go(func() error {
-		return (&canary{postgres: c.site.url(), amqp: c.site.rabbit.URL(), history: own["canary"]}).run(working)
+		return (&canary{postgres: c.site.url(), amqp: c.site.amqpURLs(), history: own["canary"]}).run(working)
 	})
 	shop := &customers{history: own["customers"], seed: c.seed}
 	for _, p := range c.processes {
@@ -174,8 +174,8 @@ func (c *crucible) storm(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go c.watch(watching)
-	if c.site.replicated != nil {
-		err = c.hurt.takeTurns(ctx, c.began.Add(c.time), c.site.replicated, c.only)
+	if cluster := c.site.cluster(); cluster != nil {
+		err = c.hurt.takeTurns(ctx, c.began.Add(c.time), cluster, c.only)
 	} else {
 		err = c.hurt.rage(ctx, c.began, plan)
 	}

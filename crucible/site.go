@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -28,8 +27,40 @@ import (
 type site struct {
 	postgres   *testserver.Instance // nil if it is replicated
 	replicated *replicated
-	rabbit     *testserver.Instance
+	rabbit     *testserver.Instance // or a node of brokers
+	brokers    *brokers             // nil if there is one alone
 	db         *sql.DB
+}
+
+// Clusters that a run can have.
+const (
+	clusterPostgres = "postgres"
+	clusterRabbitMQ = "rabbitmq"
+)
+
+// cluster is a server of several nodes.
+type cluster interface {
+	turns() []turn
+	awaitHealth(ctx context.Context) error
+}
+
+// cluster returns the one whose nodes fail; nil if there is none.
+func (s *site) cluster() cluster {
+	switch {
+	case s.replicated != nil:
+		return s.replicated
+	case s.brokers != nil:
+		return s.brokers
+	}
+	return nil
+}
+
+// amqpURLs returns the addresses of RabbitMQ, without a proxy.
+func (s *site) amqpURLs() []string {
+	if s.brokers != nil {
+		return s.brokers.urls(0)
+	}
+	return []string{s.rabbit.URL()}
 }
 
 const accounts = 200
@@ -42,7 +73,7 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 			err = errors.Join(err, s.close(ctx))
 		}
 	}()
-	if o.cluster {
+	if o.cluster == clusterPostgres {
 		s.replicated, err = newReplicated(ctx, filepath.Join(dir, "cluster"), true)
 	} else {
 		s.postgres, err = testserver.NewInstance(ctx, "postgres", filepath.Join(dir, "postgres"),
@@ -51,8 +82,13 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 	if err != nil {
 		return s, err
 	}
-	if s.rabbit, err = testserver.NewInstance(ctx, "rabbitmq", filepath.Join(dir, "rabbitmq"),
-		"heartbeat=6", "vm_memory_high_watermark.absolute=2GB", "disk_free_limit.absolute=1MB"); err != nil {
+	settings := []string{"heartbeat=6", "vm_memory_high_watermark.absolute=2GB", "disk_free_limit.absolute=1MB"}
+	if o.cluster == clusterRabbitMQ {
+		if s.brokers, err = newBrokers(ctx, filepath.Join(dir, "cluster"), settings...); err != nil {
+			return s, err
+		}
+		s.rabbit = s.brokers.nodes[0]
+	} else if s.rabbit, err = testserver.NewInstance(ctx, "rabbitmq", filepath.Join(dir, "rabbitmq"), settings...); err != nil {
 		return s, err
 	}
 	if s.db, err = sql.Open("postgres", s.url()+"&application_name=crucible&connect_timeout=2"); err != nil {
@@ -127,6 +163,12 @@ func (s *site) declare() (err error) {
 		{work.Queue(work.TopicReceipts, work.RoleReceipts), nil},
 	}
 	for _, q := range queues {
+		if s.brokers != nil {
+			if q.args == nil {
+				q.args = amqp091.Table{}
+			}
+			q.args[amqp091.QueueTypeArg] = amqp091.QueueTypeQuorum
+		}
 		if _, err := ch.QueueDeclare(q.name, true, false, false, false, q.args); err != nil {
 			return err
 		}
@@ -151,11 +193,6 @@ func (s *site) declare() (err error) {
 	return nil
 }
 
-// admin calls RabbitMQ's management API.
-func (s *site) admin(ctx context.Context, method, path, body string) (*http.Response, error) {
-	return adminCall(ctx, s.rabbit.Admin(), method, path, body)
-}
-
 // queue is what the management API says of a queue.
 type queue struct {
 	Name     string `json:"name"`
@@ -170,7 +207,12 @@ func (s *site) close(ctx context.Context) error {
 	if s.db != nil {
 		errs = append(errs, s.db.Close())
 	}
-	all := []*testserver.Instance{s.postgres, s.rabbit}
+	all := []*testserver.Instance{s.postgres}
+	if s.brokers != nil {
+		all = append(all, s.brokers.nodes...)
+	} else {
+		all = append(all, s.rabbit)
+	}
 	if s.replicated != nil {
 		all = append(all, s.replicated.proxy)
 		all = append(all, s.replicated.nodes...)
@@ -194,17 +236,17 @@ type ways struct {
 	amqp     *testserver.AMQPProxy
 }
 
-// newWays starts the proxies of a process and returns their URLs. A replicated PostgreSQL is
-// reached directly.
+// newWays starts the proxies of a process and returns their URLs. A cluster is reached
+// directly: there is no proxy to it.
 func (s *site) newWays(ctx context.Context) (w ways, postgres, amqp string, err error) {
-	if s.replicated != nil {
+	if s.replicated == nil {
+		if w.postgres, postgres, err = testserver.StartPostgresProxy(ctx, s.postgres.URL()); err != nil {
+			return w, "", "", err
+		}
+	}
+	if s.brokers == nil {
 		w.amqp, amqp, err = testserver.StartAMQPProxy(ctx, s.rabbit.URL())
-		return w, "", amqp, err
 	}
-	if w.postgres, postgres, err = testserver.StartPostgresProxy(ctx, s.postgres.URL()); err != nil {
-		return w, "", "", err
-	}
-	w.amqp, amqp, err = testserver.StartAMQPProxy(ctx, s.rabbit.URL())
 	return w, postgres, amqp, err
 }
 

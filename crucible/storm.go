@@ -98,7 +98,7 @@ func (h *hurt) heal(ctx context.Context, end heal) error {
 
 // plan returns the plan of a run.
 func (h *hurt) plan(o options) ([]nemesis.Fault, error) {
-	if o.calm || o.cluster {
+	if o.calm || o.cluster != "" {
 		return nil, nil
 	}
 	only, err := regexp.Compile(o.only)
@@ -125,14 +125,14 @@ func (h *hurt) absent(target string) bool {
 
 // takeTurns injects the faults of a cluster one after the other, each round in another order,
 // and lets the cluster recover from each, until the next would end too late.
-func (h *hurt) takeTurns(ctx context.Context, until time.Time, r *replicated, only string) error {
+func (h *hurt) takeTurns(ctx context.Context, until time.Time, nodes cluster, only string) error {
 	matches, err := regexp.Compile(only)
 	if err != nil {
 		return err
 	}
 	chance := rand.New(rand.NewPCG(h.seed, 4))
 	for {
-		turns := slices.DeleteFunc(r.turns(), func(t turn) bool { return !matches.MatchString(t.name) })
+		turns := slices.DeleteFunc(nodes.turns(), func(t turn) bool { return !matches.MatchString(t.name) })
 		if len(turns) == 0 {
 			return fmt.Errorf("no kind of fault matches %q", only)
 		}
@@ -149,7 +149,7 @@ func (h *hurt) takeTurns(ctx context.Context, until time.Time, r *replicated, on
 			if err := h.strike(ctx, fault{inject: inject}, planned); err != nil {
 				return err
 			}
-			if err := r.awaitHealth(ctx); err != nil {
+			if err := nodes.awaitHealth(ctx); err != nil {
 				return err
 			}
 		}

@@ -18,11 +18,12 @@
 # Instances for tests that stop, kill, fill or reconfigure a server, each in an
 # absolute directory that must not exist yet:
 #
-#   servers.sh start postgres|rabbitmq|redis DIR [--port N] [--owner PID] [--standby-of DIR] [name=value]...
+#   servers.sh start postgres|rabbitmq|redis DIR [--port N] [--owner PID] [--standby-of DIR] [--join DIR] [name=value]...
 #                            make one, or start it again; prints the export lines.
 #                            name=value goes to the server's configuration file.
 #                            It is removed when the process --owner has ended.
 #                            --standby-of: a streaming standby of that PostgreSQL
+#                            --join: a further node of the cluster of that RabbitMQ
 #   servers.sh start pgbouncer DIR upstream=DIR [--port N] [--owner PID] [name=value]...
 #                            the same for a PgBouncer, in transaction mode, in front
 #                            of the PostgreSQL in the directory upstream
@@ -31,7 +32,7 @@
 #   servers.sh start haproxy DIR node=DIR... [--owner PID]
 #                            a replicated PostgreSQL: etcd first, then each node, then
 #                            what leads to the primary
-#   servers.sh signal DIR STOP|CONT        a whole node of it
+#   servers.sh signal DIR STOP|CONT        a whole node of it, or of RabbitMQ
 #   servers.sh stop DIR      clean stop        servers.sh kill DIR     SIGKILL
 #   servers.sh crash DIR     PostgreSQL: immediate shutdown
 #   servers.sh dump DIR FILE [option]...   PostgreSQL: pg_dump
@@ -91,9 +92,9 @@ status() {
 	(if rabbitmq_find; then say "RabbitMQ for tests: $FOUND"; else say "RabbitMQ for tests: none yet"; fi) || true
 }
 
-# start KIND DIR [--port N] [--owner PID] [--standby-of DIR] [name=value]...
+# start KIND DIR [--port N] [--owner PID] [--standby-of DIR] [--join DIR] [name=value]...
 start() {
-	local kind=${1:-} dir=${2:-} port="" owner="" primary="" settings=()
+	local kind=${1:-} dir=${2:-} port="" owner="" first="" settings=()
 	[[ $kind =~ ^(postgres|rabbitmq|pgbouncer|redis|etcd|patroni|haproxy)$ ]] || die "start postgres|rabbitmq|pgbouncer|redis|etcd|patroni|haproxy DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
@@ -101,7 +102,8 @@ start() {
 		case $1 in
 		--port) port=$2 && shift 2 ;;
 		--owner) owner=$2 && shift 2 ;;
-		--standby-of) primary=$2 && of_kind "$primary" postgres && shift 2 ;;
+		--standby-of) first=$2 && of_kind "$first" postgres && shift 2 ;;
+		--join) first=$2 && of_kind "$first" rabbitmq && shift 2 ;;
 		*=*) settings+=("$1") && shift ;;
 		*) die "start: unexpected argument: $1" ;;
 		esac
@@ -111,7 +113,7 @@ start() {
 		reap
 		"${kind}_installed" || "${kind}_install" || die_missing "$kind"
 		unlock up
-		PRIMARY=$primary create "$kind" "$dir" "$port" "$owner" "${settings[@]}"
+		FIRST=$first create "$kind" "$dir" "$port" "$owner" "${settings[@]}"
 	fi
 	of_kind "$dir" "$kind"
 	"${kind}_start" "$dir"
@@ -126,8 +128,9 @@ ctl() {
 }
 
 signal() {
-	of_kind "${1:-}" patroni
-	patroni_signal "$1" "${2:?STOP or CONT}"
+	of_kind "${1:-}"
+	[[ $KIND == patroni || $KIND == rabbitmq ]] || die "$1 is $KIND, whose processes cannot be stopped and continued"
+	"${KIND}_signal" "$1" "${2:?STOP or CONT}"
 }
 
 crash() {

@@ -18,6 +18,7 @@ type Input struct {
 	Letters []Letter
 
 	LaneWrites []LaneWrite
+	Listed     map[string]int // dead letters that package dlq lists, by state; nil: not asked
 
 	Answers  []Answer       // to requests with idempotency keys
 	Answered map[string]int // how often the request of a key took effect
@@ -165,7 +166,7 @@ func Run(in *Input) (Counts, []Result) {
 	c := newIndex(in)
 	results := []Result{
 		c.loss(), c.ghosts(), c.once(), c.order(), c.exclusive(), c.consistent(), c.answers(), c.intact(),
-		c.fenced(), c.liveness(), c.resources(), c.reached(),
+		c.fenced(), c.liveness(), c.resources(), c.reached(), c.truthful(),
 	}
 	return c.counts, results
 }

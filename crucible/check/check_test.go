@@ -93,6 +93,11 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r7" })
 			in.Letters = append(in.Letters, check.Letter{State: "dead", Source: "consumer", Consumer: "receipts", MessageID: "r7", Payload: "pm7"})
 		}},
+		{"a list leaves dead letters out", "C13", func(in *check.Input) {
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r7" })
+			in.Letters = append(in.Letters, check.Letter{State: "dead", Source: "consumer", Consumer: "receipts", MessageID: "r7", Payload: "pm7"})
+			in.Listed = map[string]int{"replayed": 1}
+		}},
 		{"a message of nobody is on the wire", "C2", func(in *check.Input) {
 			in.Wire = append(in.Wire, check.Copy{Copy: history.Copy{MessageID: "ghost", Topic: "audit"}, At: at(10)})
 		}},

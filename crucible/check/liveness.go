@@ -66,8 +66,17 @@ func (c *index) spans() (all []span) {
 			ended[tx.ID] = tx.Ended
 		}
 	}
+	retried := map[string]bool{} // keys with messages that the sink refuses: the others wait for them
+	for i := range c.Sent {
+		if c.Sent[i].Mood == refused {
+			retried[c.Sent[i].Key] = true
+		}
+	}
 	for i := range c.Sent {
 		s := &c.Sent[i]
+		if s.Key != "" && retried[s.Key] {
+			continue
+		}
 		from, known := ended[s.Tx]
 		if s.Topic == secondHop {
 			from, known = s.At, true // a handler commits at once
@@ -99,6 +108,7 @@ func (c *index) spans() (all []span) {
 
 const (
 	firstTopic = "transfers" // whose messages move every lane
+	refused    = "refused"   // the mood of messages that the sink refuses
 	clock      = "15:04:05.000"
 )
 

@@ -1,6 +1,9 @@
 package check
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // What a process may use at the end beyond the most that it used before.
 const (
@@ -48,5 +51,26 @@ func (c *index) reached() Result {
 			r.found("not reached: %s", state)
 		}
 	}
+	return r
+}
+
+// truthful is C13: what an operator is shown is what is there.
+func (c *index) truthful() Result {
+	r := Result{Checker: "C13", Promise: "truthful operations"}
+	if c.Listed == nil {
+		return r
+	}
+	counted := map[string]int{}
+	for _, l := range c.Letters {
+		counted[l.State]++
+	}
+	listed := 0
+	for _, state := range []string{"dead", "held", "replaying", "discarding", "replayed", "discarded"} {
+		listed += c.Listed[state]
+		if c.Listed[state] != counted[state] {
+			r.found("%d dead letters in state %s are listed, and there are %d", c.Listed[state], state, counted[state])
+		}
+	}
+	r.Note = fmt.Sprintf("%d dead letters listed", listed)
 	return r
 }

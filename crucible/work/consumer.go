@@ -31,6 +31,8 @@ const (
 	MoodLater  = "later"  // fails for a whole delivery
 	MoodPoison = "poison" // can never be handled, unless somebody heals it
 	MoodCrash  = "crash"  // kills its process when it is delivered first
+
+	MoodRefused = "refused" // the sink refuses it most of the time
 )
 
 func mood(r *rand.Rand) string {
@@ -58,10 +60,14 @@ func (w *worker) subscriber(single bool) func(in *inbox.Inbox) (message.Subscrib
 	return func(in *inbox.Inbox) (message.Subscriber, error) {
 		config := w.broker(amqp.GenerateQueueNameTopicNameWithSuffix(w.Role))
 		config.Consume.Qos.PrefetchCount = 16
+		config.Queue.Arguments = amqp091.Table{}
 		if single {
-			config.Queue.Arguments = amqp091.Table{"x-single-active-consumer": true}
+			config.Queue.Arguments["x-single-active-consumer"] = true
 		}
-		return rabbitmq.New(config, rabbitmq.Config{Malformed: in.Refuse, Logger: w.log, CallTimeout: 5 * time.Second})
+		if len(w.MoreAMQP) > 0 {
+			config.Queue.Arguments[amqp091.QueueTypeArg] = amqp091.QueueTypeQuorum
+		}
+		return rabbitmq.New(config, rabbitmq.Config{Addresses: w.MoreAMQP, Malformed: in.Refuse, Logger: w.log, CallTimeout: 5 * time.Second})
 	}
 }
 

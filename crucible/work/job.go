@@ -57,7 +57,8 @@ const (
 type Job struct {
 	Role, Name     string
 	Life           int
-	Postgres, AMQP string // URLs, through proxies
+	Postgres, AMQP string   // URLs, through proxies
+	MoreAMQP       []string // URLs of the other nodes of a cluster, whose queues are quorum queues
 	Seed           uint64
 	Dir            string        // of the histories
 	Rate           float64       // transactions a second, of a producer

@@ -132,6 +132,9 @@ func newTransfer(r *rand.Rand, accounts int) *transferTx {
 		} else {
 			m.discarded = chance(r, 0.05)
 			m.scheduled = !m.keyed && chance(r, 0.2)
+			if m.keyed && t.from >= accounts*9/10 && chance(r, 0.1) { // the other keys never wait for a retry
+				m.mood = MoodRefused
+			}
 		}
 		t.messages = append(t.messages, m)
 	}

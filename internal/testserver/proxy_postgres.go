@@ -28,6 +28,8 @@ type PostgresProxy struct {
 	match    func(statement string) bool // nil: none
 	left     int                         // connections still to be silenced by match
 	silenced int
+	late     func(statement string) bool // see Delay; nil: none
+	delay    time.Duration
 	cuts     int       // commits still to be cut, see CutCommits
 	all      bool      // silence new connections too
 	rate     int       // bytes a second of answers, all connections together; 0: no limit
@@ -119,6 +121,13 @@ func Containing(text string) func(statement string) bool {
 	}
 }
 
+// Delay holds back each statement that match accepts, for a time. match is nil to end it.
+func (p *PostgresProxy) Delay(match func(statement string) bool, by time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.late, p.delay = match, by
+}
+
 // CutCommits cuts up to most connections, each when it commits: the COMMIT reaches the server,
 // its answer does not reach the client. 0 ends it.
 func (p *PostgresProxy) CutCommits(most int) {
@@ -156,8 +165,16 @@ func (p *PostgresProxy) pace(c *proxied, n int) {
 	p.free = p.free.Add(time.Duration(n) * time.Second / time.Duration(rate))
 	wait := p.free.Sub(now)
 	p.mu.Unlock()
+	pause(c, wait)
+}
+
+// pause waits, unless the connection is cut.
+func pause(c *proxied, d time.Duration) {
+	if d <= 0 {
+		return
+	}
 	select {
-	case <-time.After(wait):
+	case <-time.After(d):
 	case <-c.closed:
 	}
 }
@@ -262,7 +279,7 @@ func (p *PostgresProxy) requests(c *proxied) {
 			return
 		}
 		if started {
-			p.look(c, message)
+			pause(c, p.look(c, message))
 		} else {
 			started = len(message) >= 8 && binary.BigEndian.Uint32(message[4:]) == protocol3
 		}
@@ -295,9 +312,11 @@ func (p *PostgresProxy) answers(c *proxied) {
 	}
 }
 
-// look silences c if the message is a statement that match accepts.
-func (p *PostgresProxy) look(c *proxied, message []byte) {
+// look silences c if the message is a statement that match accepts. It returns for how long
+// the message is to be held back.
+func (p *PostgresProxy) look(c *proxied, message []byte) (late time.Duration) {
 	var statement string
+	parsed := false // before, by the message before this one
 	switch fields := bytes.SplitN(message[5:], []byte{0}, 3); {
 	case message[0] == 'Q':
 		statement = string(fields[0])
@@ -306,8 +325,9 @@ func (p *PostgresProxy) look(c *proxied, message []byte) {
 		c.statements[string(fields[0])] = statement
 	case message[0] == 'B' && len(fields) > 1:
 		statement = c.statements[string(fields[1])]
+		parsed = len(fields[1]) == 0
 	default:
-		return
+		return 0
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -319,6 +339,10 @@ func (p *PostgresProxy) look(c *proxied, message []byte) {
 		p.left--
 		p.silence(c)
 	}
+	if p.late != nil && !parsed && p.late(statement) {
+		late = p.delay
+	}
+	return late
 }
 
 var isCommit = Containing("commit")

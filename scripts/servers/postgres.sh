@@ -59,7 +59,7 @@ postgres_url() {
 }
 postgres_exports() { export_line ONCEMILL_TEST_POSTGRES "$(postgres_url "$1")"; }
 
-# postgres_create DIR makes the cluster, or a standby of that in PRIMARY. Roles need
+# postgres_create DIR makes the cluster, or a standby of that in FIRST. Roles need
 # their passwords, that of the superuser is in postgres_url: other users of the machine
 # reach the port, and what trusts them runs programs for them.
 postgres_create() {
@@ -71,8 +71,8 @@ postgres_create() {
 	# --no-sync concerns only these first files; the server itself syncs.
 	printf 'postgres\n' >"$dir/password"
 	local make=(initdb -D "$dir/data" -U postgres -A scram-sha-256 --pwfile="$dir/password" -E UTF8 --locale=C.UTF-8 --no-sync)
-	if [[ -n ${PRIMARY:-} ]]; then
-		make=(pg_basebackup -D "$dir/data" -d "$(postgres_url "$PRIMARY")" -R -X stream -c fast --no-sync)
+	if [[ -n ${FIRST:-} ]]; then
+		make=(pg_basebackup -D "$dir/data" -d "$(postgres_url "$FIRST")" -R -X stream -c fast --no-sync)
 	fi
 	as postgres
 	(cd / && "${AS[@]}" "$(postgres_bin)/${make[0]}" "${make[@]:1}") >"$dir/initdb.log" 2>&1 || {

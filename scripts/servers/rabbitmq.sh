@@ -93,7 +93,13 @@ rabbitmq_exports() {
 
 rabbitmq_create() {
 	local dir=$1 name
-	for name in management distribution epmd; do reserve "$dir" >"$dir/port.$name"; done
+	for name in management distribution; do reserve "$dir" >"$dir/port.$name"; done
+	if [[ -n ${FIRST:-} ]]; then # the nodes of a cluster share the name registry
+		cp "$FIRST/port.epmd" "$dir/port.epmd"
+		printf '%s\n' "$FIRST" >"$dir/first"
+	else
+		reserve "$dir" >"$dir/port.epmd"
+	fi
 	printf '[rabbitmq_management,rabbitmq_consistent_hash_exchange].\n' >"$dir/enabled_plugins"
 	cat >"$dir/rabbitmq.conf" <<-SETTINGS
 		listeners.tcp.local = 127.0.0.1:$(<"$dir/port")
@@ -103,8 +109,12 @@ rabbitmq_create() {
 	SETTINGS
 	mkdir "$dir/home"
 	touch "$dir/log"
-	[[ $EUID -ne 0 ]] || chown rabbitmq: "$dir/home" "$dir/log"
+	[[ -z ${FIRST:-} ]] || cp -p "$FIRST/home/.erlang.cookie" "$dir/home/" # and the cookie
+	[[ $EUID -ne 0 ]] || chown -R rabbitmq: "$dir/home" "$dir/log"
 }
+
+# rabbitmq_node DIR prints the name of the node.
+rabbitmq_node() { printf 'oncemill-%s@localhost\n' "$(<"$1/port")"; }
 
 # rabbitmq_as DIR sets AS to run programs of RabbitMQ's for this node: its own
 # cookie (in HOME), ports and name registry, so that it neither sees nor
@@ -116,7 +126,7 @@ rabbitmq_as() {
 		HOME="$dir/home"
 		ERL_EPMD_ADDRESS=127.0.0.1
 		ERL_EPMD_PORT="$(<"$dir/port.epmd")"
-		RABBITMQ_NODENAME="oncemill-$(<"$dir/port")@localhost"
+		RABBITMQ_NODENAME="$(rabbitmq_node "$dir")"
 		RABBITMQ_DIST_PORT="$(<"$dir/port.distribution")"
 		RABBITMQ_CONF_ENV_FILE="$dir/none"
 		RABBITMQ_CONFIG_FILE="$dir/rabbitmq.conf"
@@ -144,7 +154,7 @@ rabbitmq_spawn() {
 rabbitmq_start() {
 	local dir=$1 tries=600
 	lock "${dir//\//_}"
-	running "$dir/epmd.pid" ||
+	[[ -e $dir/first ]] || running "$dir/epmd.pid" ||
 		rabbitmq_spawn "$dir" "$dir/epmd.pid" epmd -address 127.0.0.1 -port "$(<"$dir/port.epmd")"
 	running "$dir/pid" ||
 		rabbitmq_spawn "$dir" "$dir/pid" "$(rabbitmq_program rabbitmq-server)"
@@ -153,6 +163,13 @@ rabbitmq_start() {
 		((tries-- > 0)) || die "RabbitMQ does not answer after 120 s: $(tail -5 "$dir/log")"
 		sleep 0.2
 	done
+	if [[ -e $dir/first && ! -e $dir/joined ]]; then
+		rabbitmq_ctl "$dir" -q stop_app
+		rabbitmq_ctl "$dir" -q reset
+		rabbitmq_ctl "$dir" -q join_cluster "$(rabbitmq_node "$(<"$dir/first")")"
+		rabbitmq_ctl "$dir" -q start_app
+		touch "$dir/joined"
+	fi
 	unlock "${dir//\//_}"
 }
 
@@ -160,6 +177,8 @@ rabbitmq_start() {
 rabbitmq_stop() { signal_and_wait "$1/pid" TERM 60 || die "RabbitMQ does not stop"; }
 
 rabbitmq_kill() { signal_and_wait "$1/pid" KILL 20 || die "RabbitMQ survives SIGKILL"; }
+
+rabbitmq_signal() { ! running "$1/pid" || kill -s "$2" "$REPLY"; }
 
 # rabbitmq_removed DIR ends what is left when the node has gone: its name registry.
 rabbitmq_removed() { signal_and_wait "$1/epmd.pid" KILL 20 || die "epmd survives SIGKILL"; }
