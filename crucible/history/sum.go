@@ -14,12 +14,12 @@ type Sum struct {
 	Metadata string `json:"metadata"`
 }
 
-// SumOf returns the sum of a message. Metadata that the library or Watermill adds on the way
-// does not count.
+// SumOf returns the sum of a message. Metadata that the library, Watermill or a quorum queue
+// adds on the way does not count.
 func SumOf(payload []byte, metadata map[string]string) Sum {
 	names := make([]string, 0, len(metadata))
 	for name := range metadata {
-		if !strings.HasPrefix(name, "oncemill_") && !strings.HasPrefix(name, "_watermill") {
+		if !strings.HasPrefix(name, "oncemill_") && !strings.HasPrefix(name, "_watermill") && name != "x-delivery-count" {
 			names = append(names, name)
 		}
 	}

@@ -37,10 +37,11 @@ type channel struct {
 
 	retired time.Time // since when only confirms are awaited on it
 
-	opened    int64     // position in the stream of bytes when it opened
-	confirmed bool      // a message was confirmed on it
-	trusted   time.Time // until then its nacks are trusted
-	useless   bool      // it only nacks, while others of the topic are confirmed
+	opened  int64     // position in the stream of bytes when it opened
+	trusted time.Time // until then its nacks are trusted
+	useless bool      // it only nacks a topic, while others of the topic are confirmed
+	renewal time.Time // when it is too old for a topic that it has only nacked
+	tooOld  bool
 }
 
 // entry is one copy of a message in flight.
@@ -163,8 +164,11 @@ func (c *channel) resolve(e *entry, acked bool) {
 		outcome, c.useless = interruptedNacked, true
 	case outcome == nil && !acked:
 		outcome = unavailableNacked
+		c.tooOld = c.tooOld || e.route.confirmedOn != c && time.Now().After(c.renewal)
 	default:
-		c.confirmed = c.confirmed || outcome == nil
+		if outcome == nil && c.retired.IsZero() {
+			e.route.confirmedOn = c
+		}
 		if c.alone {
 			c.isolated.clear(e.message) // the broker took it, routable or not
 		}
@@ -176,12 +180,13 @@ func (c *channel) resolve(e *entry, acked bool) {
 	c.forget(e)
 }
 
-// onlyNacks reports whether a nack of e is caused by the channel: nothing was ever
-// confirmed on it, while messages that others sent to the same topic meanwhile were. In
-// RabbitMQ, a quorum queue's client whose first leader is dead nacks until that leader is
-// back.
+// onlyNacks reports whether a nack of e is caused by the channel: nothing of the topic was
+// ever confirmed on it, while messages that others sent to the topic meanwhile were. In
+// RabbitMQ, each channel has a client of each queue. That of a quorum queue whose leader is
+// dead when it first publishes nacks until that node is back, also when another node leads the
+// queue meanwhile. If all channels do so, none is confirmed: see renewal.
 func (c *channel) onlyNacks(e *entry) bool {
-	return !c.confirmed && e.route.confirmed.Load() > c.opened && time.Now().After(c.trusted)
+	return e.route.confirmedOn != c && e.route.confirmed.Load() > c.opened && time.Now().After(c.trusted)
 }
 
 // conclude gives a message its outcome unless it has one.

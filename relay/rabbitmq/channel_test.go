@@ -42,6 +42,7 @@ func fakeChannel(l *lane, to *link) *channel {
 	return &channel{
 		link: to, isolated: &l.isolated, late: &l.late,
 		returns: make(chan amqp.Return, 10), closes: make(chan *amqp.Error, 1),
+		renewal: time.Now().Add(time.Hour),
 	}
 }
 
@@ -240,20 +241,34 @@ func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
 	}
 }
 
-// A channel on which nothing was ever confirmed nacks, while what others sent to the
-// same topic is confirmed: the lane gets another channel, and the topic is not to blame.
-// Any other nack counts as one.
+// A channel on which nothing of a topic was ever confirmed nacks it, while what others sent to
+// it is confirmed: the lane gets another channel, and the topic is not to blame. Any other nack
+// counts as one. But if all channels nack for long, the lane gets another one too.
 func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 	for name, c := range map[string]struct {
-		change   func(c *channel)
-		replaced bool
+		change      func(c *channel)
+		interrupted int // outcomes; 0: it is not replaced
 	}{
-		"others are confirmed":           {func(*channel) {}, true},
-		"others were, before it opened":  {func(c *channel) { c.opened = 200 }, false},
-		"something was confirmed on it":  {func(c *channel) { c.confirmed = true }, false},
-		"another was just replaced":      {func(c *channel) { c.trusted = time.Now().Add(time.Hour) }, false},
-		"another was replaced long ago":  {func(c *channel) { c.trusted = time.Now().Add(-time.Hour) }, true},
-		"a queue that is only half full": {func(c *channel) { c.flight.all()[0].confirm = answer{acked: true} }, false},
+		"others are confirmed":          {func(*channel) {}, 3},
+		"others were, before it opened": {func(c *channel) { c.opened = 200 }, 0},
+		"another topic was confirmed on it": {func(c *channel) {
+			e := c.flight.all()[0]
+			e.confirm, e.route = answer{acked: true}, &route{confirmed: &mark{}}
+		}, 2},
+		"the topic was confirmed on it": {func(c *channel) {
+			for _, e := range c.flight.all() {
+				e.route.confirmedOn = c
+			}
+		}, 0},
+		"the topic is confirmed on none": {func(c *channel) { c.opened = 200; c.renewal = time.Now().Add(-time.Second) }, 1},
+		"it was renewed a moment ago":    {func(c *channel) { c.opened = 200; c.renewal = time.Now().Add(time.Minute) }, 0},
+		"another was just replaced":      {func(c *channel) { c.trusted = time.Now().Add(time.Hour) }, 0},
+		"another was replaced long ago":  {func(c *channel) { c.trusted = time.Now().Add(-time.Hour) }, 3},
+		"a queue that is only half full": {func(c *channel) {
+			entries := c.flight.all()
+			entries[0].confirm = answer{acked: true}
+			entries[1].route = entries[0].route
+		}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			l, to := fakeLane()
@@ -278,10 +293,11 @@ func TestChannel_ThatOnlyNacksIsReplaced(t *testing.T) {
 					interrupted++
 				}
 			}
-			if c.replaced != (l.channel == nil) || c.replaced && interrupted != 3 || !c.replaced && interrupted != 0 {
-				t.Errorf("replaced: %t; outcomes %v", l.channel == nil, outcomes)
+			replaced := l.channel == nil
+			if replaced != (c.interrupted > 0) || interrupted != c.interrupted {
+				t.Errorf("replaced: %t; outcomes %v", replaced, outcomes)
 			}
-			if until := l.grace.until(); c.replaced && until.Before(time.Now()) {
+			if until := l.grace.until(); replaced && until.Before(time.Now()) {
 				t.Error("the next channel is not trusted for a moment")
 			}
 		})

@@ -57,6 +57,7 @@ type route struct {
 	refusal       error // AMQP has no such names
 	declared      bool
 	confirmed     *mark // of the topic, on the current connection
+	confirmedOn   *channel
 }
 
 // lane publishes the messages of one lane, in their order, on one channel. Its goroutine
@@ -157,7 +158,7 @@ func (l *lane) step(ctx context.Context) {
 	if c := l.channel; c != nil && (!c.settle(false) || c.isClosed() || c.link != now.link) {
 		l.lose(ctx, unavailableNoConnection)
 	}
-	l.replaceUseless(ctx)
+	l.replaceNacking(ctx)
 	l.publish(now)
 }
 
@@ -191,7 +192,7 @@ func (l *lane) receive() {
 			r.route.declared = true
 		default:
 			r.channel.isolated, r.channel.late = &l.isolated, &l.late
-			r.channel.trusted = l.grace.until()
+			r.channel.trusted, r.channel.renewal = l.grace.until(), l.grace.renewal(time.Now())
 			l.channel = r.channel
 		}
 	}

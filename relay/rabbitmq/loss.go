@@ -35,7 +35,7 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		l.lose(ctx, unavailableNoConnection)
 		return
 	}
-	if l.replaceUseless(ctx) {
+	if l.replaceNacking(ctx) {
 		return
 	}
 	c.expire(late)

@@ -76,8 +76,9 @@ const (
 // repeatedly. For a while, each replacement of a lane's channel doubles the time until the
 // next one.
 type grace struct {
-	factor int
-	since  time.Time
+	factor  int
+	since   time.Time
+	renewed int // times in a row
 }
 
 // graceMemory is how long a replacement counts.
@@ -85,7 +86,7 @@ const graceMemory = 5 * time.Minute
 
 func (g *grace) at(now time.Time) (factor int) {
 	if now.Sub(g.since) > graceMemory {
-		g.factor = 1
+		g.factor, g.renewed = 1, 0
 	}
 	return g.factor
 }
@@ -100,15 +101,34 @@ func (g *grace) until() time.Time { return g.since.Add(time.Duration(g.factor) *
 
 const nackRest = 500 * time.Millisecond
 
-// replaceUseless replaces a channel that only nacks, and reports whether it did.
-func (l *lane) replaceUseless(ctx context.Context) bool {
-	if l.channel == nil || !l.channel.useless {
+// renewal returns when a new channel is too old for a topic that it has only nacked. Each
+// renewal may cost other topics duplicates, and a queue that is full nacks on any channel: so
+// each doubles the time to the next one.
+func (g *grace) renewal(now time.Time) time.Time {
+	g.at(now)
+	return now.Add(firstRenewal << g.renewed)
+}
+
+const (
+	firstRenewal = 3 * time.Second
+	mostRenewals = 6 // then the time stays the same, and shorter than graceMemory
+)
+
+// replaceNacking replaces a channel that only nacks a topic, and reports whether it did.
+func (l *lane) replaceNacking(ctx context.Context) bool {
+	c, now := l.channel, time.Now()
+	switch {
+	case c == nil || !c.useless && !c.tooOld:
 		return false
+	case c.useless:
+		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, it only nacks while others of its topic are confirmed", "lane", l.number)
+		l.grace.at(now)
+		l.grace.lost(now)
+	default:
+		l.running.settings.Logger.DebugContext(ctx, "rabbitmq channel replaced, it only nacks a topic", "lane", l.number)
+		l.grace.at(now)
+		l.grace.renewed, l.grace.since = min(l.grace.renewed+1, mostRenewals), now
 	}
-	l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, it only nacks while others of its topic are confirmed", "lane", l.number)
-	now := time.Now()
-	l.grace.at(now)
-	l.grace.lost(now)
 	l.retire(now, interruptedNacked)
 	return true
 }
