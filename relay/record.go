@@ -109,27 +109,34 @@ func entryRefs(entries []*entry) []outboxstore.Ref {
 func (e *engine) writeOneLane(now time.Time) *task {
 	for range e.lanes {
 		e.tasks.lane = (e.tasks.lane + 1) % len(e.lanes)
-		l := e.lanes[e.tasks.lane]
-		if l == nil || !l.loaded && len(l.failing) == 0 || now.Before(l.taskAt) {
-			continue
-		}
-		switch {
-		case e.setAside(l):
-			return e.recordFailures(l)
-		case l.mustClear, l.announced != nil && !l.written:
-			return e.recordAlone(l)
-		case (len(l.failing) > 0 || l.mayFollow(now)) && !l.restarting:
-			if l.commandsNext = !l.commandsNext; !l.commandsNext {
-				if c := e.carryOut(l); c != nil {
-					return c
-				}
+		if l := e.lanes[e.tasks.lane]; l != nil {
+			if c := e.writeLane(l, now); c != nil {
+				return c
 			}
-			return e.recordFailures(l)
-		case len(l.commands) > 0 || len(l.commandedKeys) > 0:
+		}
+	}
+	return nil
+}
+
+// writeLane returns what a lane has to write, or nil.
+func (e *engine) writeLane(l *lane, now time.Time) *task {
+	if !l.loaded && len(l.failing) == 0 || now.Before(l.taskAt) {
+		return nil
+	}
+	switch {
+	case e.setAside(l):
+		return e.recordFailures(l)
+	case l.mustClear, l.announced != nil && !l.written:
+		return e.recordAlone(l)
+	case (len(l.failing) > 0 || l.mayFollow(now)) && !l.restarting:
+		if l.commandsNext = !l.commandsNext; !l.commandsNext {
 			if c := e.carryOut(l); c != nil {
 				return c
 			}
 		}
+		return e.recordFailures(l)
+	case len(l.commands) > 0 || len(l.commandedKeys) > 0:
+		return e.carryOut(l)
 	}
 	return nil
 }

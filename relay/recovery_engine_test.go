@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -209,5 +210,39 @@ func TestEngine_AProbeWithoutAnswerHoldsUpNothing(t *testing.T) {
 				t.Errorf("order %d, %d topics: %d passed, %d without an answer", order, topics, passed, lost)
 			}
 		}
+	}
+}
+
+// Lanes that are not isolated write failures all the time. The isolated ones, which need a write
+// for each message, have half of the writes all the same.
+func TestEngine_IsolatedLanesHaveHalfOfTheWrites(t *testing.T) {
+	t.Parallel()
+	isolated, all := outbox.Lanes/2, []int{}
+	for n := range outbox.Lanes {
+		all = append(all, n)
+	}
+	d := newDrive(limits{lease: time.Minute}, all...)
+	d.taskTime = 50 * time.Millisecond
+	for _, n := range all {
+		if n < isolated {
+			d.lanes[n].crashes = 2
+		}
+		d.add(n, 200, "A", "")
+	}
+	sent := 0
+	d.answer = func(m *entry) error {
+		if m.Lane < isolated {
+			sent++
+			return nil
+		}
+		return Refused(errors.New("on purpose"))
+	}
+	const tasks = 200
+	d.run(tasks*d.taskTime, 10*time.Millisecond, func() {
+		d.add(isolated+sent%isolated, 1, "A", "")
+		d.tasks.commandsAt = d.now
+	})
+	if sent < tasks/3 {
+		t.Errorf("%d messages of isolated lanes in the time of %d writes", sent, tasks)
 	}
 }

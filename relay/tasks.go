@@ -65,9 +65,10 @@ type tasks struct {
 	failed  bool
 	retryAt time.Time // then
 
-	kind      int // of the last one; the kinds take turns
-	lane      int // whose failures were written last; the lanes take turns
-	sweepLane int // whose swept keys were moved last
+	forTurn   bool // the last one was for the lane whose turn it is, or might have been
+	kind      int  // of the last one; the kinds take turns
+	lane      int  // whose failures were written last; the lanes take turns
+	sweepLane int  // whose swept keys were moved last
 
 	retried     []*entry // confirmed retrying messages, to be deleted
 	retriedMost int      // of them at a time
@@ -155,8 +156,16 @@ func (e *engine) nextTask(now time.Time) *task {
 }
 
 // pickTask returns one task that is due. The kinds take turns, so that none keeps the
-// others waiting.
+// others waiting. But every second one is for the lane that sends a message alone, if it has
+// one: all isolated lanes wait for that.
 func (e *engine) pickTask(now time.Time) *task {
+	if e.tasks.forTurn = !e.tasks.forTurn; e.tasks.forTurn {
+		if l := e.isolation.turn; l != nil && e.live(l) && (l.mustClear || l.announced != nil && !l.written) {
+			if c := e.writeLane(l, now); c != nil {
+				return c
+			}
+		}
+	}
 	kinds := [...]func(time.Time) *task{
 		e.load, e.removeRetried, e.writeOneLane, e.moveSwept, e.lookForDue, e.lookForCommands, e.lookForOtherTopics, e.clearCrashes,
 	}
