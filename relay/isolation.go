@@ -12,18 +12,25 @@ type isolation struct {
 	turn       *lane
 	sentInTurn int       // messages in a row
 	began      time.Time // the turn
+
+	// Nobody has the turn: the lanes after the last one may take it, one after the other.
+	last    int // number of a lane
+	next    *lane
+	offered time.Time
 }
 
 // isolatedTurns is how many messages a lane sends alone, at most, before the next lane's
 // turn. Ending a turn costs a write, to clear what was alone last.
 const isolatedTurns = 32
 
-// mayKeepTurn reports whether a turn may go on. It ends early enough that every lane has its
-// turn within half a lease, if the database is not slow: the lanes have waited for the lease
-// of the worker that died.
+// share is how long a lane may keep the turn. Then every lane has its turn within half a lease,
+// if the database is not slow: the lanes have waited for the lease of the worker that died.
+func (e *engine) share() time.Duration { return e.limits.lease / (2 * outbox.Lanes) }
+
+// mayKeepTurn reports whether a turn may go on.
 func (e *engine) mayKeepTurn(now time.Time) bool {
 	i := &e.isolation
-	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.limits.lease/(2*outbox.Lanes))
+	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.share())
 }
 
 // isolatedMessages is how many messages a lane sends alone before it is trusted again: more
@@ -36,7 +43,10 @@ func (m *entry) mustBeAlone() bool { return m.lane.isolated() || m.crashed }
 
 // hasTurn reports whether m may be published, if it has to go alone.
 func (i *isolation) hasTurn(m *entry) bool {
-	return !m.mustBeAlone() || i.turn == nil || i.turn == m.lane
+	if !m.mustBeAlone() || i.turn == m.lane {
+		return true
+	}
+	return i.turn == nil && (i.next == nil || i.next == m.lane || !m.lane.isolated())
 }
 
 // announce lets m be published alone, once that is recorded in the database.
@@ -44,6 +54,7 @@ func (i *isolation) announce(m *entry, now time.Time) {
 	l := m.lane
 	if i.turn != l {
 		i.turn, i.sentInTurn, i.began = l, 0, now
+		i.last, i.next = l.number, nil
 	}
 	i.sentInTurn++
 	m.state = stateAnnouncing
@@ -64,6 +75,38 @@ func (e *engine) passTurn(now time.Time) {
 	default:
 		e.isolation.turn = nil
 	}
+	if e.isolation.turn == nil {
+		e.offerTurn(now)
+	}
+}
+
+// offerTurn lets the isolated lanes take the turn in their order. Otherwise it would go to
+// those that the rounds over all lanes happen to come to. One that does not take it is passed
+// over.
+func (e *engine) offerTurn(now time.Time) {
+	i := &e.isolation
+	if i.next != nil {
+		if e.wantsTurn(i.next, now) && now.Sub(i.offered) <= e.share() {
+			return
+		}
+		i.last, i.next = i.next.number, nil
+	}
+	for n := range e.lanes {
+		l := e.lanes[(i.last+1+n)%len(e.lanes)]
+		if l != nil && e.wantsTurn(l, now) {
+			i.next, i.offered = l, now
+			return
+		}
+	}
+}
+
+// wantsTurn reports whether an isolated lane has something to send.
+func (e *engine) wantsTurn(l *lane, now time.Time) bool {
+	if !e.live(l) || !l.isolated() || !e.mayPublish(l, now) || l.proven(e.limits.window) {
+		return false
+	}
+	m := l.ready.next()
+	return m != nil && !m.hollow
 }
 
 // recordAlone records which message of a lane is about to be in flight alone, or that

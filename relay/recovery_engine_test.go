@@ -246,3 +246,37 @@ func TestEngine_IsolatedLanesHaveHalfOfTheWrites(t *testing.T) {
 		t.Errorf("%d messages of isolated lanes in the time of %d writes", sent, tasks)
 	}
 }
+
+// Some lanes are isolated, next to each other, and the others are busy: each isolated lane has
+// its turn, not only those that the busy ones lead to.
+func TestEngine_IsolatedLanesTakeTurnsBesideBusyOnes(t *testing.T) {
+	t.Parallel()
+	const isolated = 8
+	var all []int
+	for n := range outbox.Lanes {
+		all = append(all, n)
+	}
+	d := newDrive(limits{lease: 3 * time.Second}, all...)
+	d.taskTime = 10 * time.Millisecond
+	for n := range isolated {
+		d.lanes[n].crashes = 2
+		d.add(n, 200, "A", "")
+	}
+	sent := map[int]int{}
+	d.answer = func(m *entry) error {
+		sent[m.Lane]++
+		return nil
+	}
+	turn := 0
+	d.run(2*time.Second, time.Millisecond, func() {
+		for range 3 {
+			turn++
+			d.add(isolated+turn*7%(outbox.Lanes-isolated), 1, "A", "")
+		}
+	})
+	for n := range isolated {
+		if sent[n] == 0 {
+			t.Errorf("lane %d has had no turn, the lanes have sent %v", n, sent)
+		}
+	}
+}
