@@ -33,10 +33,11 @@ func (e *engine) mayKeepTurn(now time.Time) bool {
 	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.share())
 }
 
-// isolatedMessages is how many messages a lane sends alone before it is trusted again: more
-// than its part of most windows. If the message that kills workers lies behind that, it
-// is met again, nearer to the start.
-const isolatedMessages = 64
+// isolatedMessages is how many messages a lane sends alone before it is trusted again: its
+// part of the default window, if the worker holds all lanes. If the message that kills workers
+// lies behind that, it is met again, nearer to the start. Meanwhile keys behind the others
+// stand, so more would cost too much after crashes that no message has caused.
+const isolatedMessages = 32
 
 // mustBeAlone reports whether m may be the message that kills workers.
 func (m *entry) mustBeAlone() bool { return m.lane.isolated() || m.crashed }
