@@ -181,9 +181,11 @@ func TestHistory_AReaderOfAnExpiredDayIsNotWaitedFor(t *testing.T) {
 			t.Errorf("it took %v", took)
 		}
 		expectNoError(t, tx.Rollback())
-		if done := p.maintain(t); done.Retired != 2 {
-			t.Errorf("%d days were retired", done.Retired)
-		}
+		retired := int64(0)
+		testserver.Eventually(t, "2 days are retired", func() bool { // the server's own tasks may lock one for a moment
+			retired += p.maintain(t).Retired
+			return retired >= 2
+		})
 	})
 }
 

@@ -170,7 +170,8 @@ func (s *settings) declareHashes(channel *amqp.Channel, l layout) error {
 
 // declareShard declares one queue. They must be declared in the order of their names: the
 // order of an exchange's bindings decides which keys a queue gets, and after a restart the
-// broker makes them again in this order. Whoever else declares them keeps to it too.
+// broker makes them again in this order. (Rarely, RabbitMQ 3.10 makes one behind the others:
+// docs/growing.md.) Whoever else declares them keeps to it too.
 func (s *settings) declareShard(channel *amqp.Channel, l layout, i int) error {
 	queue := l.queue(i)
 	if _, err := channel.QueueDeclare(queue, durable, autoDelete, exclusive, noWait, s.topology.Queue.Arguments); err != nil {
