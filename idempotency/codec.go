@@ -12,6 +12,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/secret"
 )
 
 // Encryption encrypts stored responses, and their Location and resource ids, with AES-GCM.
@@ -23,7 +26,7 @@ type Encryption struct {
 	Current string
 
 	// Keys holds the keys by id; each key has 16, 24 or 32 bytes.
-	Keys map[string]Secret
+	Keys map[string]oncemill.Secret
 
 	// AcceptPlain permits the replay of responses that were stored without encryption, while
 	// encryption is being introduced. Meanwhile, whatever can write to the table or the cache
@@ -60,7 +63,7 @@ func newCodec(compressAbove int, e *Encryption) (codec, error) {
 		if id == "" || len(id) > 32 {
 			return c, bad("Keys", strconv.Quote(id), "an id has 1 to 32 bytes")
 		}
-		block, err := aes.NewCipher(key.bytes())
+		block, err := aes.NewCipher(secret.Bytes(key))
 		if err != nil {
 			return c, bad("Keys", strconv.Quote(id), "a key has 16, 24 or 32 bytes")
 		}

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/oncemill/oncemill"
 )
 
 // Config configures an Engine. Only Scope is required. Most services also look at Timeout,
@@ -57,7 +59,7 @@ type KeyConfig struct {
 	// Secret makes the stored hashes of keys an HMAC, so that short keys cannot be guessed
 	// from a copy of the table. All processes need the same Secret; changing it makes every
 	// key new. Default: none (SHA-256).
-	Secret Secret
+	Secret oncemill.Secret
 
 	// Header is the name of the key's header. Default: "Idempotency-Key".
 	Header string

@@ -1,12 +1,16 @@
 package idempotency
 
-import "context"
+import (
+	"context"
+
+	"github.com/oncemill/oncemill"
+)
 
 // At has hook called at the named points of every request.
 func (e *Engine) At(hook func(point string)) { e.at = hook }
 
 // FrameForTest hashes fields as fingerprints and ids do.
-func FrameForTest(fields ...string) ID { return hashID(newHasher(Secret{}), fields...) }
+func FrameForTest(fields ...string) ID { return hashID(newHasher(oncemill.Secret{}), fields...) }
 
 // ClaimAll makes claims by one statement.
 func (s *SQLStore) ClaimAll(ctx context.Context, claims []Claim) (records []Record, found []bool, err error) {

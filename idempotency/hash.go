@@ -8,6 +8,9 @@ import (
 	"fmt"
 	"hash"
 	"slices"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/secret"
 )
 
 // ID identifies a claim. It is the hash of scope and key, neither of which can be derived
@@ -44,8 +47,8 @@ func (f Fingerprint) matches(other Fingerprint) bool {
 // hasher makes the hash of keys and fingerprints: SHA-256, or an HMAC of it.
 type hasher func() hash.Hash
 
-func newHasher(secret Secret) hasher {
-	key := secret.bytes()
+func newHasher(s oncemill.Secret) hasher {
+	key := secret.Bytes(s)
 	if len(key) == 0 {
 		return sha256.New
 	}

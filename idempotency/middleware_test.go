@@ -311,7 +311,7 @@ func TestMiddleware_PointerInsteadOfSnapshot(t *testing.T) {
 func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
 		body := strings.Repeat("very secret ", 10_000)
-		old := idempotency.Encryption{Current: "1", Keys: map[string]idempotency.Secret{"1": idempotency.NewSecret(bytes.Repeat([]byte("k"), 32))}}
+		old := idempotency.Encryption{Current: "1", Keys: map[string]oncemill.Secret{"1": oncemill.NewSecret(bytes.Repeat([]byte("k"), 32))}}
 		engine := p.engine(t, func(c *idempotency.Config) { c.Responses.Encryption, c.Responses.LargeAbove = &old, 1000 })
 		h := engine.TxMiddleware(ok(body))
 		do(t, h, post("/", "x"))
@@ -322,7 +322,7 @@ func TestMiddleware_StoresCompressedEncryptedAndLargeResponses(t *testing.T) {
 			t.Errorf("%d in the table of the keys", n)
 		}
 		// A new key, and compression: the old response is read with the old one.
-		renewed := idempotency.Encryption{Current: "2", Keys: map[string]idempotency.Secret{"1": old.Keys["1"], "2": idempotency.NewSecret(bytes.Repeat([]byte("n"), 16))}}
+		renewed := idempotency.Encryption{Current: "2", Keys: map[string]oncemill.Secret{"1": old.Keys["1"], "2": oncemill.NewSecret(bytes.Repeat([]byte("n"), 16))}}
 		engine = p.engine(t, func(c *idempotency.Config) { c.Responses.Encryption, c.Responses.CompressAbove = &renewed, 100 })
 		h = engine.TxMiddleware(ok(body))
 		for _, key := range []string{"key", "new", "new"} {

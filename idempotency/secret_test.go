@@ -15,19 +15,20 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/idempotency"
 )
 
 const canary = "canary-0815-secret-of-32-bytes.."
 
 func encrypted(c *idempotency.Config) {
-	c.Responses.Encryption = &idempotency.Encryption{Current: "1", Keys: map[string]idempotency.Secret{"1": idempotency.NewSecret([]byte(canary))}}
+	c.Responses.Encryption = &idempotency.Encryption{Current: "1", Keys: map[string]oncemill.Secret{"1": oncemill.NewSecret([]byte(canary))}}
 }
 
 // No verb of fmt shows a key, whichever way it is reached.
 func TestConfig_PrintsNoSecret(t *testing.T) {
 	t.Parallel()
-	cfg := idempotency.Config{Keys: idempotency.KeyConfig{Secret: idempotency.NewSecret([]byte(canary))}}
+	cfg := idempotency.Config{Keys: idempotency.KeyConfig{Secret: oncemill.NewSecret([]byte(canary))}}
 	encrypted(&cfg)
 	engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
 		c.Keys.Secret, c.Responses.Encryption = cfg.Keys.Secret, cfg.Responses.Encryption
@@ -267,7 +268,7 @@ func TestFingerprint_IsKeyedAndVersioned(t *testing.T) {
 		do(t, newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
 			c.Responses.Cache = cache
 			if secret != "" {
-				c.Keys.Secret = idempotency.NewSecret([]byte(secret))
+				c.Keys.Secret = oncemill.NewSecret([]byte(secret))
 			}
 		}).Middleware(ok("x")), post("/", "x"))
 		return cache.record.Load().Fingerprint

@@ -409,7 +409,7 @@ func (s *simulation) recover(_ context.Context, record Record) (Recovery, error)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range s.keys {
-		id := hashID(newHasher(Secret{}), "oncemill idempotency key", "", "", http.MethodPost, "/payments", c.key)
+		id := hashID(newHasher(oncemill.Secret{}), "oncemill idempotency key", "", "", http.MethodPost, "/payments", c.key)
 		if runs := s.elsewhere[c.key]; id == record.ID && len(runs) > 0 {
 			return Recovery{Status: http.StatusCreated, Body: fmt.Append(nil, "answer ", runs[0])}, nil
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
@@ -20,7 +21,7 @@ import (
 func newCodec(t *testing.T, change func(*payload.Config)) *payload.Codec {
 	t.Helper()
 	key := func(b byte) payload.Keys {
-		return payload.Keys{Current: "1", Secrets: map[string]payload.Secret{"1": payload.NewSecret(bytes.Repeat([]byte{b}, 32))}}
+		return payload.Keys{Current: "1", Secrets: map[string]oncemill.Secret{"1": oncemill.NewSecret(bytes.Repeat([]byte{b}, 32))}}
 	}
 	cfg := payload.Config{Encryption: key(1), RequireEncryption: true, Signature: key(2), RequireSignature: true}
 	if change != nil {
@@ -87,7 +88,7 @@ func TestInbox_RefusedPayloadTakesNoIDAndSendsNothing(t *testing.T) {
 		changed.Payload = encoded(t, codec, "orders", "b", "gold").Payload
 		newer := newCodec(t, func(cfg *payload.Config) {
 			cfg.Signature.Current = "2"
-			cfg.Signature.Secrets["2"] = payload.NewSecret(bytes.Repeat([]byte{3}, 32))
+			cfg.Signature.Secrets["2"] = oncemill.NewSecret(bytes.Repeat([]byte{3}, 32))
 		})
 		refuse := func() {
 			for want, msg := range map[error]*message.Message{

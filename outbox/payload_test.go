@@ -60,7 +60,7 @@ func newCodec(t *testing.T, cfg payload.Config) *payload.Codec {
 
 func protecting(store payload.Store) payload.Config {
 	key := func(b byte) payload.Keys {
-		return payload.Keys{Current: "1", Secrets: map[string]payload.Secret{"1": payload.NewSecret(bytes.Repeat([]byte{b}, 32))}}
+		return payload.Keys{Current: "1", Secrets: map[string]oncemill.Secret{"1": oncemill.NewSecret(bytes.Repeat([]byte{b}, 32))}}
 	}
 	return payload.Config{
 		CompressFrom: 1, Encryption: key(1), RequireEncryption: true, Signature: key(2), RequireSignature: true, Store: store, StoreFrom: 500,

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/secret"
 	"github.com/oncemill/oncemill/internal/text"
 )
 
@@ -127,7 +128,7 @@ func (cfg *Config) checkKeys(bad func(field, value, problem string)) {
 		bad("RequireSignature", "true", "needs keys in Signature")
 	}
 	if e, s, found := common(cfg.Encryption, cfg.Signature); found {
-		bad("Signature.Secrets["+strconv.Quote(text.Shorten(s))+"]", "[secret]", "must differ from the encryption key "+strconv.Quote(text.Shorten(e))+"; one key serves one purpose")
+		bad("Signature.Secrets["+strconv.Quote(text.Shorten(s))+"]", secret.Hidden, "must differ from the encryption key "+strconv.Quote(text.Shorten(e))+"; one key serves one purpose")
 	}
 }
 

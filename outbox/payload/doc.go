@@ -5,8 +5,8 @@
 //
 //	codec, err := payload.New(payload.Config{
 //		CompressFrom:      1024,
-//		Encryption:        payload.Keys{Current: "2026-11", Secrets: map[string]payload.Secret{"2026-11": payload.NewSecret(key)}},
-//		Signature:         payload.Keys{Current: "orders-1", Secrets: map[string]payload.Secret{"orders-1": payload.NewSecret(other)}},
+//		Encryption:        payload.Keys{Current: "2026-11", Secrets: map[string]oncemill.Secret{"2026-11": oncemill.NewSecret(key)}},
+//		Signature:         payload.Keys{Current: "orders-1", Secrets: map[string]oncemill.Secret{"orders-1": oncemill.NewSecret(other)}},
 //		RequireEncryption: true,
 //		RequireSignature:  true,
 //	})

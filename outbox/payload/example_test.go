@@ -30,13 +30,13 @@ func newOrdersCodec(encryptionKey, signatureKey []byte, bucket payload.Store) (*
 		CompressFrom: 1024,
 		Encryption: payload.Keys{
 			Current: "2026-11",
-			Secrets: map[string]payload.Secret{"2026-11": payload.NewSecret(encryptionKey)},
+			Secrets: map[string]oncemill.Secret{"2026-11": oncemill.NewSecret(encryptionKey)},
 		},
 		RequireEncryption: true,
 		Store:             bucket,
 		Signature: payload.Keys{
 			Current: "orders-1",
-			Secrets: map[string]payload.Secret{"orders-1": payload.NewSecret(signatureKey)},
+			Secrets: map[string]oncemill.Secret{"orders-1": oncemill.NewSecret(signatureKey)},
 		},
 		RequireSignature: true,
 		SignedMetadata:   []string{"name"},

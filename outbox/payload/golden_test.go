@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -46,16 +47,16 @@ func (g goldenMessage) plain() *message.Message {
 
 // goldenConfig has the keys of golden.py.
 func goldenConfig(store payload.Store) payload.Config {
-	ascending := func(from, n int) payload.Secret {
+	ascending := func(from, n int) oncemill.Secret {
 		bytes := make([]byte, n)
 		for i := range bytes {
 			bytes[i] = byte(from + i)
 		}
-		return payload.NewSecret(bytes)
+		return oncemill.NewSecret(bytes)
 	}
 	return payload.Config{
-		Encryption: payload.Keys{Secrets: map[string]payload.Secret{"enc-1": ascending(0, 32)}},
-		Signature:  payload.Keys{Secrets: map[string]payload.Secret{"sig.A_2": ascending(100, 48)}},
+		Encryption: payload.Keys{Secrets: map[string]oncemill.Secret{"enc-1": ascending(0, 32)}},
+		Signature:  payload.Keys{Secrets: map[string]oncemill.Secret{"sig.A_2": ascending(100, 48)}},
 		Store:      store,
 	}
 }

@@ -15,12 +15,13 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
 // secret returns a key of 32 bytes, different for each seed.
-func secret(seed string) payload.Secret { return payload.NewSecret(secretBytes(seed)) }
+func secret(seed string) oncemill.Secret { return oncemill.NewSecret(secretBytes(seed)) }
 
 func secretBytes(seed string) []byte {
 	sum := sha256.Sum256([]byte(seed))
@@ -29,7 +30,7 @@ func secretBytes(seed string) []byte {
 
 // keys returns keys with these ids; the first one is current.
 func keys(ids ...string) payload.Keys {
-	k := payload.Keys{Current: ids[0], Secrets: map[string]payload.Secret{}}
+	k := payload.Keys{Current: ids[0], Secrets: map[string]oncemill.Secret{}}
 	for _, id := range ids {
 		k.Secrets[id] = secret(id)
 	}

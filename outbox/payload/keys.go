@@ -10,32 +10,10 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/secret"
 	"github.com/oncemill/oncemill/internal/text"
 )
-
-// Secret is a key. Its bytes are never printed, logged or marshalled. The zero value is no
-// key.
-//
-// It is a function, so that printers cannot reach the bytes even in an unexported field,
-// where they do not call Format.
-type Secret struct{ bytes func() []byte }
-
-// NewSecret returns a key with a copy of the bytes. Generate them with crypto/rand: 32 for
-// encryption, 32 or more for signatures.
-func NewSecret(bytes []byte) Secret {
-	own := slices.Clone(bytes)
-	return Secret{bytes: func() []byte { return own }}
-}
-
-// Format writes "[secret]".
-func (Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, "[secret]") }
-
-func (s Secret) get() []byte {
-	if s.bytes == nil {
-		return nil
-	}
-	return s.bytes()
-}
 
 // Keys are the keys of one purpose. The zero value has none.
 type Keys struct {
@@ -46,25 +24,25 @@ type Keys struct {
 	// Secrets holds the keys by id: the current one and those that Decode still needs.
 	// Each message contains the id of its key. An id has 1 to 64 characters of A-Z, a-z,
 	// 0-9, point, underscore and hyphen. Never reuse an id for another key.
-	Secrets map[string]Secret
+	Secrets map[string]oncemill.Secret
 }
 
 var keyIDPattern = regexp.MustCompile(`^[A-Za-z0-9._-]{1,64}$`)
 
 // check reports the problems of k as a field of Config.
-func (k Keys) check(field string, fits func(secret []byte) (problem string), bad func(field, value, problem string)) {
+func (k Keys) check(field string, fits func(key []byte) (problem string), bad func(field, value, problem string)) {
 	for _, id := range slices.Sorted(maps.Keys(k.Secrets)) {
-		secret := k.Secrets[id].get()
+		key := secret.Bytes(k.Secrets[id])
 		name := field + ".Secrets[" + strconv.Quote(text.Shorten(id)) + "]"
 		if !keyIDPattern.MatchString(id) {
 			bad(name, "id", "must be 1 to 64 characters of A-Z, a-z, 0-9, '.', '_' and '-'")
 		}
-		problem := fits(secret)
-		if problem == "" && len(bytes.Trim(secret, "\x00")) == 0 {
+		problem := fits(key)
+		if problem == "" && len(bytes.Trim(key, "\x00")) == 0 {
 			problem = "must not be all zero; take it from crypto/rand"
 		}
 		if problem != "" {
-			bad(name, "[secret]", problem)
+			bad(name, secret.Hidden, problem)
 		}
 	}
 	if _, ok := k.Secrets[k.Current]; k.Current != "" && !ok {
@@ -72,17 +50,17 @@ func (k Keys) check(field string, fits func(secret []byte) (problem string), bad
 	}
 }
 
-func fitsEncryption(secret []byte) (problem string) {
-	if len(secret) != 32 {
-		return fmt.Sprintf("has %d bytes; AES-256 takes 32", len(secret))
+func fitsEncryption(key []byte) (problem string) {
+	if len(key) != 32 {
+		return fmt.Sprintf("has %d bytes; AES-256 takes 32", len(key))
 	}
 	return ""
 }
 
-func fitsSignature(secret []byte) (problem string) {
+func fitsSignature(key []byte) (problem string) {
 	// RFC 2104, section 3, discourages keys shorter than the hash.
-	if len(secret) < 32 {
-		return fmt.Sprintf("has %d bytes; at least 32 are needed", len(secret))
+	if len(key) < 32 {
+		return fmt.Sprintf("has %d bytes; at least 32 are needed", len(key))
 	}
 	return ""
 }
@@ -91,7 +69,7 @@ func fitsSignature(secret []byte) (problem string) {
 func common(a, b Keys) (idA, idB string, found bool) {
 	for idA, secretA := range a.Secrets {
 		for idB, secretB := range b.Secrets {
-			if len(secretA.get()) > 0 && bytes.Equal(secretA.get(), secretB.get()) {
+			if key := secret.Bytes(secretA); len(key) > 0 && bytes.Equal(key, secret.Bytes(secretB)) {
 				return idA, idB, true
 			}
 		}
@@ -105,10 +83,10 @@ type ring[K any] struct {
 	keys    map[string]K
 }
 
-func newRing[K any](keys Keys, ready func(secret []byte) (K, error)) (ring[K], error) {
+func newRing[K any](keys Keys, ready func(key []byte) (K, error)) (ring[K], error) {
 	r := ring[K]{current: keys.Current, keys: make(map[string]K, len(keys.Secrets))}
-	for id, secret := range keys.Secrets {
-		key, err := ready(secret.get())
+	for id, s := range keys.Secrets {
+		key, err := ready(secret.Bytes(s))
 		if err != nil {
 			return r, err
 		}
@@ -127,8 +105,8 @@ func (r ring[K]) find(id string) (K, error) {
 }
 
 // newAEAD returns AES-256-GCM with a random nonce in front of each ciphertext.
-func newAEAD(secret []byte) (cipher.AEAD, error) {
-	block, err := aes.NewCipher(secret)
+func newAEAD(key []byte) (cipher.AEAD, error) {
+	block, err := aes.NewCipher(key)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func TestSecret_DoesNotShow(t *testing.T) {
 	hidden := struct {
 		cfg    payload.Config
 		codec  *payload.Codec
-		secret payload.Secret
+		secret oncemill.Secret
 	}{cfg, codec, cfg.Encryption.Secrets["enc-1"]}
 	for _, v := range []any{cfg, &cfg, cfg.Encryption, cfg.Signature.Secrets["sig-1"], codec, hidden, &hidden, []any{codec}, map[string]any{"a": cfg}} {
 		var printed bytes.Buffer
@@ -92,9 +92,9 @@ func TestErrors_ShowNoSecret(t *testing.T) {
 		}
 	}
 	short, twice := keys("a"), keys("b")
-	short.Secrets["a"] = payload.NewSecret(enc[:31])
-	twice.Secrets["b"] = payload.NewSecret(enc)
-	_, err := payload.New(payload.Config{Encryption: short, Signature: payload.Keys{Secrets: map[string]payload.Secret{"c": payload.NewSecret(sig[:20])}}})
+	short.Secrets["a"] = oncemill.NewSecret(enc[:31])
+	twice.Secrets["b"] = oncemill.NewSecret(enc)
+	_, err := payload.New(payload.Config{Encryption: short, Signature: payload.Keys{Secrets: map[string]oncemill.Secret{"c": oncemill.NewSecret(sig[:20])}}})
 	_, err2 := payload.New(payload.Config{Encryption: twice, Signature: twice})
 	errs = slices.DeleteFunc(append(errs, err, err2), func(err error) bool { return err == nil })
 	if len(errs) < 50 {
@@ -112,7 +112,7 @@ func TestErrors_ShowNoSecret(t *testing.T) {
 func TestNewSecret_CopiesItsBytes(t *testing.T) {
 	t.Parallel()
 	bytes := secretBytes("enc-1")
-	cfg := payload.Config{Encryption: payload.Keys{Current: "enc-1", Secrets: map[string]payload.Secret{"enc-1": payload.NewSecret(bytes)}}}
+	cfg := payload.Config{Encryption: payload.Keys{Current: "enc-1", Secrets: map[string]oncemill.Secret{"enc-1": oncemill.NewSecret(bytes)}}}
 	clear(bytes)
 	encoded := encode(t, newCodec(t, cfg), order("1"))
 	expectEqual(t, decode(t, newCodec(t, payload.Config{Encryption: keys("enc-1")}), encoded), order("1"))
@@ -121,7 +121,7 @@ func TestNewSecret_CopiesItsBytes(t *testing.T) {
 func TestNew_NamesEveryBadValue(t *testing.T) {
 	t.Parallel()
 	bad := func(id string, n int) payload.Keys {
-		return payload.Keys{Secrets: map[string]payload.Secret{id: payload.NewSecret(bytes.Repeat([]byte{7}, n))}}
+		return payload.Keys{Secrets: map[string]oncemill.Secret{id: oncemill.NewSecret(bytes.Repeat([]byte{7}, n))}}
 	}
 	const enc, sig, signed = "payload.Config.Encryption", "payload.Config.Signature", "payload.Config.SignedMetadata"
 	for name, c := range map[string]struct {
@@ -138,8 +138,8 @@ func TestNew_NamesEveryBadValue(t *testing.T) {
 		"encryption key":      {payload.Config{Encryption: bad("a", 16)}, []string{enc + `.Secrets["a"]`}},
 		"encryption key long": {payload.Config{Encryption: bad("a", 33)}, []string{enc + `.Secrets["a"]`}},
 		"signature key":       {payload.Config{Signature: bad("a", 31)}, []string{sig + `.Secrets["a"]`}},
-		"no secret":           {payload.Config{Encryption: payload.Keys{Secrets: map[string]payload.Secret{"a": {}}}}, []string{enc + `.Secrets["a"]`}},
-		"zero":                {payload.Config{Encryption: payload.Keys{Secrets: map[string]payload.Secret{"a": payload.NewSecret(make([]byte, 32))}}}, []string{enc + `.Secrets["a"]`}},
+		"no secret":           {payload.Config{Encryption: payload.Keys{Secrets: map[string]oncemill.Secret{"a": {}}}}, []string{enc + `.Secrets["a"]`}},
+		"zero":                {payload.Config{Encryption: payload.Keys{Secrets: map[string]oncemill.Secret{"a": oncemill.NewSecret(make([]byte, 32))}}}, []string{enc + `.Secrets["a"]`}},
 		"key id":              {payload.Config{Encryption: bad("a;b", 32), Signature: bad("", 33)}, []string{enc + `.Secrets["a;b"]`, sig + `.Secrets[""]`}},
 		"key id long":         {payload.Config{Encryption: bad(strings.Repeat("a", 65), 32)}, []string{enc + `.Secrets["` + strings.Repeat("a", 64) + `…"]`}},
 		"one key for both":    {payload.Config{Encryption: keys("a"), Signature: keys("a")}, []string{sig + `.Secrets["a"]`}},
@@ -154,7 +154,7 @@ func TestNew_NamesEveryBadValue(t *testing.T) {
 	}
 	most := payload.Config{
 		MaxSize: 1 << 30, Signature: keys("a"), SignedMetadata: strings.Split("abcdefghijklmnop", ""),
-		Encryption: payload.Keys{Current: "A.b_c-9", Secrets: map[string]payload.Secret{"A.b_c-9": secret("z")}},
+		Encryption: payload.Keys{Current: "A.b_c-9", Secrets: map[string]oncemill.Secret{"A.b_c-9": secret("z")}},
 	}
 	newCodec(t, most)
 }

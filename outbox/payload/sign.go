@@ -13,16 +13,16 @@ import (
 const signatureStep = "hmac-sha256"
 
 // signer holds a key behind a pointer, which printers do not follow.
-type signer struct{ secret []byte }
+type signer struct{ key []byte }
 
-func newSigner(secret []byte) (*signer, error) {
-	return &signer{secret: slices.Clone(secret)}, nil
+func newSigner(key []byte) (*signer, error) {
+	return &signer{key: slices.Clone(key)}, nil
 }
 
 // mac returns the MAC of msg in hexadecimal. head is the part of the signature before it: the
 // algorithm, the key's id and the names of the covered metadata.
 func (s *signer) mac(head string, names []string, b binding, msg *message.Message) string {
-	h := hmac.New(sha256.New, s.secret)
+	h := hmac.New(sha256.New, s.key)
 	h.Write(frame("oncemill/payload/signature/1", head, msg.Metadata.Get(EncodingMetadata), b.id, b.topic, b.key))
 	for _, name := range names {
 		writeFramed(h, []byte(msg.Metadata.Get(name)))
