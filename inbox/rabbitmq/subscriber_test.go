@@ -74,8 +74,8 @@ func TestMarshaler_InTheStockSubscriber(t *testing.T) {
 	if err := <-stopped; err != nil {
 		t.Error(err)
 	}
-	if n := deliveries.Load(); n != 3 || len(handled) != 0 {
-		t.Errorf("%d deliveries, %d handled again", n, len(handled))
+	if n := len(handled); n != 0 {
+		t.Errorf("%d of %d deliveries were handled again", n, deliveries.Load())
 	}
 }
 
