@@ -25,6 +25,9 @@ UNOBSERVED := modernc.org/... github.com/oncemill/oncemill/internal/relaymodel g
 # its end for reports of goroutines that still run; 50 ms do.
 run-tests = exports=$$(scripts/servers.sh up) && eval "$$exports" && GORACE=atexit_sleep_ms=50 go run ./internal/testrun -skips .ci/skips -race $(UNOBSERVED:%='-gcflags=%=-race=false') -count=1 -timeout=$(1)
 
+# Runs one test of a package, with flags, and fails if it does not exist.
+one-test = go test ./$(1) -count=1 -timeout=30m -run '^$(2)$$' -v $(3) | awk '!/^=== / { print; fflush() } /^--- PASS: $(2) / { ran = 1 } END { exit !ran }'
+
 # go run prints nothing while it compiles, on a fresh machine for minutes.
 demo = echo "compiling the demo; the first time takes a minute or two ..." && cd examples && go run ./chaos $(1)
 
@@ -56,9 +59,9 @@ crucible: ## processes, servers and connections fail for 3 minutes, then all pro
 	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go run -tags crashpoints . -out ../crucible.json -time $(or $(CRUCIBLE_TIME),3m) -seed $(or $(CRUCIBLE_SEED),0)
 
 .PHONY: crucible-cluster
-crucible-cluster: ## the same workload on three nodes of PostgreSQL and then of RabbitMQ that die, freeze and lose each other; needs Patroni, etcd and HAProxy (as root it installs them)
+crucible-cluster: ## the same workload on three nodes of PostgreSQL, synchronous and then asynchronous, and of RabbitMQ, that die, freeze and lose each other (ONLY=name); needs Patroni, etcd and HAProxy (as root it installs them)
 	@echo "compiling the crucible; the first time takes a minute or two ..." && cd crucible && go build -tags crashpoints . && \
-		for cluster in $(or $(ONLY),postgres rabbitmq); do ./crucible -cluster $$cluster -rate 80 -out ../crucible-$$cluster.json -time $(or $(CRUCIBLE_TIME),3m30s) -seed $(or $(CRUCIBLE_SEED),0) || exit 1; done
+		for cluster in $(or $(ONLY),postgres postgres-async rabbitmq); do ./crucible -cluster $$cluster -rate 80 -out ../crucible-$$cluster.json -time $(or $(CRUCIBLE_TIME),0) -seed $(or $(CRUCIBLE_SEED),0) || exit 1; done
 
 ##@ what contributors run
 
@@ -72,10 +75,10 @@ test-long: ## the same in full: all cases, long runs, large sizes; takes hours
 
 .PHONY: sim
 sim: ## visit every state of a small model of the relay; run the relay through 50,000 random schedules, inbox and idempotency through 100,000 each (SCHEDULES=n, SHORT_SCHEDULES=n; SEED=n for the first)
-	go test ./internal/relaymodel -count=1 -run TestModel_KeepsItsPromisesInEveryState -v -pauses | grep -v '^=== '
-	go test ./relay -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SCHEDULES),50000) -seed $(or $(SEED),0)
-	go test ./inbox -count=1 -timeout=30m -run TestInbox_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SHORT_SCHEDULES),100000) -seed $(or $(SEED),0) | grep -v '^=== '
-	go test ./idempotency -count=1 -timeout=30m -run TestEngine_KeepsItsPromisesUnderAnySchedule -v -schedules $(or $(SHORT_SCHEDULES),100000) -seed $(or $(SEED),0) | grep -v '^=== '
+	@$(call one-test,internal/relaymodel,TestModel_KeepsItsPromisesInEveryState,-pauses)
+	@$(call one-test,relay,TestEngine_KeepsItsPromisesUnderAnySchedule,-schedules $(or $(SCHEDULES),50000) -seed $(or $(SEED),0))
+	@$(call one-test,inbox,TestInbox_KeepsItsPromisesUnderAnySchedule,-schedules $(or $(SHORT_SCHEDULES),100000) -seed $(or $(SEED),0))
+	@$(call one-test,idempotency,TestEngine_KeepsItsPromisesUnderAnySchedule,-schedules $(or $(SHORT_SCHEDULES),100000) -seed $(or $(SEED),0))
 
 .PHONY: mutants
 mutants: ## plant bugs, one at a time, and see that a test notices each (ONLY=pattern)
@@ -99,7 +102,7 @@ servers-down: ## stop and remove what servers started
 
 .PHONY: clean
 clean: ## remove what the targets above left in this directory
-	rm -f bench.json crucible.json crucible-postgres.json crucible-rabbitmq.json
+	rm -f bench.json crucible.json crucible-*.json
 
 .PHONY: check-format
 check-format:

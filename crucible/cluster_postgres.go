@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -16,6 +17,8 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/oncemill/oncemill/crucible/check"
+	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/testserver"
 )
 
@@ -189,6 +192,55 @@ func (r *replicated) switchover(ctx context.Context) error {
 	return r.call(ctx, node, http.MethodPost, "/switchover", body, nil)
 }
 
+// lossy returns when a primary without synchronous standbys may have lost what it had
+// acknowledged: when it was killed or frozen, shortly before that, since its standbys lag, and
+// shortly after it goes on, since it has yet to notice that it is no longer the primary. Before
+// a switchover, the standby receives everything.
+func (r *replicated) lossy(faults []check.Fault) (all []check.Window) {
+	for _, f := range faults {
+		if !r.synchronous && strings.HasPrefix(f.Kind, "primary-") {
+			all = append(all, check.Window{From: f.From.Add(-mostLag), To: f.To.Add(mostLag)})
+		}
+	}
+	return all
+}
+
+const mostLag = 5 * time.Second
+
+// killAhead kills the primary when its standbys have not received the last three seconds.
+func (r *replicated) killAhead(ctx context.Context) (heal, error) {
+	_, primary, err := r.find(ctx, "leader")
+	if err != nil {
+		return nil, err
+	}
+	end := func(ctx context.Context) error { return primary.Start(ctx) }
+	standbys := slices.DeleteFunc(slices.Clone(r.nodes), func(n *testserver.Instance) bool { return n == primary })
+	thaw := func() (err error) {
+		for _, n := range standbys {
+			err = errors.Join(err, n.Thaw(context.WithoutCancel(ctx)))
+		}
+		return err
+	}
+	for _, n := range standbys {
+		if err := n.Freeze(ctx); err != nil {
+			return end, errors.Join(err, thaw())
+		}
+	}
+	// Or they would find the last seconds in the buffers of their connections.
+	err = disconnectStandbys(ctx, primary)
+	sleep.For(ctx, 3*time.Second)
+	return end, errors.Join(err, primary.Kill(ctx), thaw())
+}
+
+func disconnectStandbys(ctx context.Context, primary *testserver.Instance) error {
+	db, err := sql.Open("postgres", primary.URL())
+	if err != nil {
+		return err
+	}
+	_, err = db.ExecContext(ctx, "select pg_terminate_backend(pid) from pg_stat_replication")
+	return errors.Join(err, db.Close())
+}
+
 // turn is a fault of a cluster. The nodes recover from one before the next begins.
 type turn struct {
 	name   string
@@ -210,6 +262,14 @@ func (r *replicated) turns() []turn {
 	primary, standby := []string{"leader"}, []string{"sync_standby", "replica"}
 	kill, start := (*testserver.Instance).Kill, (*testserver.Instance).Start
 	freeze, thaw := (*testserver.Instance).Freeze, (*testserver.Instance).Thaw
+	if !r.synchronous {
+		return []turn{
+			{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
+			{"primary-killed", of(primary, kill, start), 15 * time.Second},
+			{"primary-killed-ahead", r.killAhead, 15 * time.Second},
+			{"primary-frozen", of(primary, freeze, thaw), 25 * time.Second},
+		}
+	}
 	return []turn{
 		{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
 		{"primary-killed", of(primary, kill, start), 20 * time.Second},

@@ -45,6 +45,9 @@ func (c *crucible) collect(ctx context.Context) (in *check.Input, err error) {
 	if err := c.readLogs(in); err != nil {
 		return nil, err
 	}
+	if c.site.replicated != nil {
+		in.Lossy = c.site.replicated.lossy(in.Faults)
+	}
 	countStates(in)
 	for moment, n := range c.hurt.deaths {
 		in.States["died "+moment] = n
@@ -162,6 +165,7 @@ func readHistories(dir string, in *check.Input) error {
 		case history.EventResources:
 			in.Processes[r.Process] = append(in.Processes[r.Process], check.Usage{Resources: *r.Resources, At: r.At})
 		case history.EventAnswer:
+			r.Answer.At = r.At
 			in.Answers = append(in.Answers, *r.Answer)
 		case history.EventState:
 			in.States[r.State]++

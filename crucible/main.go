@@ -23,6 +23,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -55,7 +56,7 @@ func main() {
 		return
 	}
 	var o options
-	flag.DurationVar(&o.time, "time", 3*time.Minute, "how long to produce and to hurt; servers and the drain take about a minute more")
+	flag.DurationVar(&o.time, "time", 0, "how long to produce and to hurt; servers and the drain take about a minute more. 0 is 3m, and with -cluster one round of its faults")
 	flag.Uint64Var(&o.seed, "seed", 0, "`seed` of workload and faults; 0 draws one")
 	flag.StringVar(&o.out, "out", "crucible.json", "`file` for the result as JSON")
 	flag.StringVar(&o.keep, "keep", "", "`directory` in which histories and logs stay; default: kept only after a failure")
@@ -64,11 +65,14 @@ func main() {
 	flag.BoolVar(&o.calm, "calm", false, "inject no fault, to see what the workload alone does")
 	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
 	flag.StringVar(&o.rival, "rival", "", "instead of oncemill, hurt `skip-locked` or forwarder, and say what it loses, doubles and reorders")
-	flag.StringVar(&o.cluster, "cluster", "", "run on three nodes of `postgres` (synchronously replicated) or rabbitmq (quorum queues), and hurt the nodes")
+	flag.StringVar(&o.cluster, "cluster", "", "run on three `nodes` of postgres (synchronously replicated), postgres-async or rabbitmq (quorum queues), and hurt the nodes")
 	flag.Parse()
-	if !slices.Contains([]string{"", clusterPostgres, clusterRabbitMQ}, o.cluster) {
-		fmt.Fprintf(os.Stderr, "crucible: -cluster %q: must be %s or %s\n", o.cluster, clusterPostgres, clusterRabbitMQ)
+	if o.cluster != "" && !slices.Contains(clusters, o.cluster) {
+		fmt.Fprintf(os.Stderr, "crucible: -cluster %q: must be one of %s\n", o.cluster, strings.Join(clusters, ", "))
 		os.Exit(2)
+	}
+	if o.time == 0 && (o.cluster == "" || o.calm) {
+		o.time = 3 * time.Minute
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := start(ctx, o)

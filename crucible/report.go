@@ -76,6 +76,9 @@ func (c *crucible) report(counts check.Counts, results []check.Result, in *check
 	} {
 		say("    %-34s %8v", line.name, line.value)
 	}
+	if c.cluster == clusterAsync {
+		say("    lost by PostgreSQL, as a whole: %+v", n.LostByServer)
+	}
 	say("  checkers")
 	for i, r := range results {
 		state := "holds"

@@ -17,6 +17,7 @@ import (
 	"github.com/oncemill/oncemill/crucible/check"
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/crucible/work"
+	"github.com/oncemill/oncemill/internal/sleep"
 )
 
 // crucible is one run.
@@ -38,7 +39,11 @@ type crucible struct {
 const startTimeout = 2 * time.Minute
 
 func run(ctx context.Context, o options, dir string) (err error) {
-	say("crucible: seed %d, %s, %.0f transactions/s; starting PostgreSQL and RabbitMQ ...", o.seed, o.time, o.rate)
+	lasts := o.time.String()
+	if o.time == 0 {
+		lasts = "one round"
+	}
+	say("crucible: seed %d, %s, %.0f transactions/s; starting PostgreSQL and RabbitMQ ...", o.seed, lasts, o.rate)
 	c := &crucible{options: o, dir: dir}
 	if c.site, err = newSite(ctx, dir, o); err != nil {
 		return err
@@ -174,22 +179,16 @@ func (c *crucible) storm(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go c.watch(watching)
-	if cluster := c.site.cluster(); cluster != nil {
-		err = c.hurt.takeTurns(ctx, c.began.Add(c.time), cluster, c.only)
-	} else {
+	cluster := c.site.cluster()
+	if cluster == nil || c.calm {
 		err = c.hurt.rage(ctx, c.began, plan)
+	} else {
+		err = c.hurt.takeTurns(ctx, c.time, cluster, c.only)
 	}
-	if err != nil {
-		return err
+	if err == nil && !sleep.For(ctx, time.Until(c.began.Add(c.time))) {
+		err = ctx.Err()
 	}
-	timer := time.NewTimer(time.Until(c.began.Add(c.time)))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	return err
 }
 
 // watch says how far the run is, every ten seconds.

@@ -34,9 +34,12 @@ type site struct {
 
 // Clusters that a run can have.
 const (
-	clusterPostgres = "postgres"
+	clusterPostgres = "postgres"       // a commit waits for a standby
+	clusterAsync    = "postgres-async" // it does not
 	clusterRabbitMQ = "rabbitmq"
 )
+
+var clusters = []string{clusterPostgres, clusterAsync, clusterRabbitMQ}
 
 // cluster is a server of several nodes.
 type cluster interface {
@@ -73,8 +76,8 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 			err = errors.Join(err, s.close(ctx))
 		}
 	}()
-	if o.cluster == clusterPostgres {
-		s.replicated, err = newReplicated(ctx, filepath.Join(dir, "cluster"), true)
+	if o.cluster == clusterPostgres || o.cluster == clusterAsync {
+		s.replicated, err = newReplicated(ctx, filepath.Join(dir, "cluster"), o.cluster == clusterPostgres)
 	} else {
 		s.postgres, err = testserver.NewInstance(ctx, "postgres", filepath.Join(dir, "postgres"),
 			"lock_timeout=0", "deadlock_timeout=500ms", "log_lock_waits=off")

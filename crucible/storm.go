@@ -124,13 +124,15 @@ func (h *hurt) absent(target string) bool {
 }
 
 // takeTurns injects the faults of a cluster one after the other, each round in another order,
-// and lets the cluster recover from each, until the next would end too late.
-func (h *hurt) takeTurns(ctx context.Context, until time.Time, nodes cluster, only string) error {
+// and lets the cluster recover from each, until the next would end too late. If it may last 0, it
+// is one round.
+func (h *hurt) takeTurns(ctx context.Context, lasts time.Duration, nodes cluster, only string) error {
 	matches, err := regexp.Compile(only)
 	if err != nil {
 		return err
 	}
 	chance := rand.New(rand.NewPCG(h.seed, 4))
+	until := time.Now().Add(lasts)
 	for {
 		turns := slices.DeleteFunc(nodes.turns(), func(t turn) bool { return !matches.MatchString(t.name) })
 		if len(turns) == 0 {
@@ -138,7 +140,7 @@ func (h *hurt) takeTurns(ctx context.Context, until time.Time, nodes cluster, on
 		}
 		chance.Shuffle(len(turns), func(i, j int) { turns[i], turns[j] = turns[j], turns[i] })
 		for _, t := range turns {
-			if time.Until(until) < t.lasts+2*betweenTurns {
+			if lasts > 0 && time.Until(until) < t.lasts+2*betweenTurns {
 				return nil
 			}
 			if !sleep.For(ctx, betweenTurns) {
@@ -152,6 +154,10 @@ func (h *hurt) takeTurns(ctx context.Context, until time.Time, nodes cluster, on
 			if err := nodes.awaitHealth(ctx); err != nil {
 				return err
 			}
+		}
+		if lasts == 0 {
+			sleep.For(ctx, betweenTurns)
+			return ctx.Err()
 		}
 	}
 }

@@ -30,6 +30,7 @@ type Input struct {
 	Faults    []Fault
 	Slow      []Fault  // when servers themselves were slow or away, or a process did not get to run
 	Resent    []Window // when a relay has logged that it sends something again
+	Lossy     []Window // when a server without synchronous standbys may have lost what it acknowledged
 	Lease     time.Duration
 	End       time.Time // when producers stopped
 	Processes map[string][]Usage
@@ -157,6 +158,7 @@ type Counts struct {
 	WireDuplicates, Unexplained       int
 	Damaged, Stalls, Answers          int
 	DeadLetters, Replayed, Discarded  int
+	LostByServer                      LostByServer
 	LongestStall                      time.Duration // that no fault excuses
 	Judged                            float64       // share of the time that no fault excused
 }

@@ -13,13 +13,14 @@ type index struct {
 	copies  map[string][]*Copy
 	effects map[string][]*Effect // by message id, those of the consumer of its topic
 	letters map[string][]*Letter // by message id
+	origin  map[string]*Tx       // by message id, those of producers
 	counts  Counts
 }
 
 func newIndex(in *Input) *index {
 	c := &index{
 		Input: in, sent: map[string]*Sent{}, first: map[string]*Copy{}, copies: map[string][]*Copy{},
-		effects: map[string][]*Effect{}, letters: map[string][]*Letter{},
+		effects: map[string][]*Effect{}, letters: map[string][]*Letter{}, origin: map[string]*Tx{},
 	}
 	for i := range in.Sent {
 		c.sent[in.Sent[i].MessageID] = &in.Sent[i]
@@ -41,7 +42,11 @@ func newIndex(in *Input) *index {
 		}
 	}
 	c.counts.Messages, c.counts.Effects = len(in.Sent), len(in.Effects)
-	for _, tx := range in.Txs {
+	for i := range in.Txs {
+		tx := &in.Txs[i]
+		for _, m := range tx.Messages {
+			c.origin[m.ID] = tx
+		}
 		c.counts.Transactions++
 		switch tx.Outcome {
 		case history.RolledBack:

@@ -13,8 +13,9 @@ import (
 // loss is C1: a message of a committed transaction is on the wire, and has one end.
 func (c *index) loss() Result {
 	r := Result{Checker: "C1", Promise: "no loss"}
-	for _, tx := range c.Txs {
-		if tx.Outcome != history.Committed {
+	for i := range c.Txs {
+		tx := &c.Txs[i]
+		if tx.Outcome != history.Committed || c.lostTx(tx) {
 			continue
 		}
 		for _, m := range tx.Messages {
@@ -55,7 +56,7 @@ func (c *index) missing(s *Sent) string {
 		return ""
 	case c.first[s.MessageID] == nil:
 		return "was never on the wire"
-	case c.Consumers[s.Topic] == "", consumerLetter, len(c.effects[s.MessageID]) > 0:
+	case c.Consumers[s.Topic] == "", consumerLetter, len(c.effects[s.MessageID]) > 0, c.lostEffect(s.MessageID):
 		return ""
 	}
 	return "was on the wire but has neither an effect nor a dead letter"
@@ -65,13 +66,17 @@ func (c *index) missing(s *Sent) string {
 func (c *index) ghosts() Result {
 	r := Result{Checker: "C2", Promise: "no ghost"}
 	for id, copies := range c.copies {
-		if c.sent[id] == nil {
+		switch {
+		case c.sent[id] != nil:
+		case c.lostOnWire(id):
+			c.counts.LostByServer.OnWire++
+		default:
 			c.counts.Ghosts++
 			r.found("message %s of topic %s is on the wire and was never committed", id, copies[0].Topic)
 		}
 	}
 	for id := range c.effects {
-		if c.sent[id] == nil {
+		if c.sent[id] == nil && !c.lostOnWire(id) {
 			c.counts.Ghosts++
 			r.found("message %s has an effect and was never committed", id)
 		}
@@ -173,8 +178,8 @@ func (c *index) order() Result {
 	slices.SortFunc(ordered, func(a, b Effect) int { return cmp.Compare(a.Entry, b.Entry) })
 	clear(last)
 	for _, e := range ordered {
-		if e.Consumer != firstHop || c.hasLetter(e.MessageID) || c.effects[e.MessageID][0].Entry != e.Entry {
-			continue
+		if e.Consumer != firstHop || c.sent[e.MessageID] == nil || c.hasLetter(e.MessageID) || c.effects[e.MessageID][0].Entry != e.Entry {
+			continue // without a transaction, its number may have been given out again
 		}
 		if e.Seq < last[e.Key] {
 			c.counts.Reordered++
@@ -204,7 +209,7 @@ func (c *index) exclusive() Result {
 		open, replayed := 0, 0
 		for _, l := range letters {
 			if l.Source == "relay" {
-				if l.open() && c.first[id] != nil && !l.MaybeDelivered {
+				if l.open() && c.first[id] != nil && !l.MaybeDelivered && !c.lossy(c.first[id].At) {
 					c.counts.DeadAndDelivered++
 					r.found("message %s is a dead letter of the relay and on the wire", id)
 				}

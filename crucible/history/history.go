@@ -21,7 +21,6 @@ const (
 	EventBegin     = "begin"     // a producer is about to run a transaction with Messages
 	EventEnd       = "end"       // it knows the Outcome
 	EventWire      = "wire"      // the recorder received a copy of a message
-	EventHandled   = "handled"   // a consumer's delivery ended without an error
 	EventResources = "resources" // what a process uses
 	EventFault     = "fault"     // a fault has ended; At is its end, Since its start
 	EventSlow      = "slow"      // the canary has found the servers themselves slow or away
@@ -92,6 +91,8 @@ type Answer struct {
 	Status int    `json:"status"` // 0: none in time
 	Sum    string `json:"sum"`
 	Other  bool   `json:"other,omitempty"` // the key was used for another request before
+
+	At time.Time `json:"-"` // of the record
 }
 
 // Resources is what a process uses.
