@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
@@ -45,6 +47,7 @@ type worker struct {
 	leases      relaystore.Leases
 	store       taskStore
 	deadLetters *dlq.Store
+	openLetters func(ctx context.Context, most int) ([]dlqstore.OpenCount, error)
 	owner       string
 	log         *slog.Logger
 	met         *metrics
@@ -86,6 +89,7 @@ func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
 		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
+		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		owner:       rand.Text(),
 		bounds:      bounded.New(maxAbandoned),
 		health:      newHealth(r.cfg.Lease),

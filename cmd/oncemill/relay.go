@@ -1,10 +1,12 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -15,13 +17,15 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
+	"github.com/oncemill/oncemill/status"
 )
 
 type relayOptions struct {
 	amqp     amqpOptions
 	topology string
 	history  time.Duration
-	listen   bool
+	notify   bool
+	listen   string
 	order    string
 	holdKey  bool
 	relay    relay.Config
@@ -52,7 +56,8 @@ signal ends it at once.`,
 	o.amqp.register(flags)
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
-	flags.BoolVar(&o.listen, "listen", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
+	flags.StringVar(&o.listen, "listen", "", "address to serve /healthz, /readyz and /status at, such as 127.0.0.1:9090; it has no authentication (default: none)")
+	flags.BoolVar(&o.notify, "notify", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
 	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's name)")
 	flags.BoolVar(&o.relay.UniqueName, "unique-name", false, "take over the lanes of a crashed worker of the same --name at once; no two running workers may share the name")
 	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "after how long others take over a dead worker's lanes; use the same value for all workers")
@@ -117,12 +122,23 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 		return &usageError{err}
 	}
 	group, ctx := errgroup.WithContext(cmd.Context())
-	if o.listen {
+	if o.notify {
 		listener, err := outbox.NewListener(box, dsn)
+		if err != nil {
+			return &usageError{fmt.Errorf("--notify: %w", err)}
+		}
+		group.Go(func() error { return listener.Run(ctx) })
+	}
+	if o.listen != "" {
+		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
 		if err != nil {
 			return &usageError{fmt.Errorf("--listen: %w", err)}
 		}
-		group.Go(func() error { return listener.Run(ctx) })
+		log.InfoContext(ctx, "serving health and status", "address", listener.Addr().String())
+		read := func(ctx context.Context) (*status.Status, error) {
+			return status.Read(ctx, db, status.Config{Database: cfg})
+		}
+		group.Go(func() error { return (&endpoint{ready: worker.Ready, read: read}).serve(ctx, listener) })
 	}
 	log.InfoContext(ctx, "relay starting", "dialect", cfg.Dialect.String(), "topology", o.topology)
 	group.Go(func() error { return worker.Run(ctx) })

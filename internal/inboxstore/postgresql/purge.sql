@@ -54,3 +54,31 @@ where ctid = any (array(
 	limit $3
 	for update skip locked
 ))
+
+-- name: consumers
+-- By the primary key: one probe for each consumer. Nobody has thousands.
+with recursive c (consumer) as (
+	select (select min(i.consumer) from {{inbox}} i)
+	union all
+	select (select min(i.consumer) from {{inbox}} i where i.consumer > c.consumer)
+	from c
+	where c.consumer is not null
+)
+select consumer
+from c
+where consumer is not null
+limit 10000
+
+-- name: failing_consumers
+-- As consumers, of those with failure records.
+with recursive c (consumer) as (
+	select (select min(f.consumer) from {{inbox_failures}} f)
+	union all
+	select (select min(f.consumer) from {{inbox_failures}} f where f.consumer > c.consumer)
+	from c
+	where c.consumer is not null
+)
+select consumer
+from c
+where consumer is not null
+limit 10000
