@@ -179,6 +179,8 @@ func (c *crucible) storm(ctx context.Context) error {
 	watching, stop := context.WithCancel(ctx)
 	defer stop()
 	go c.watch(watching)
+	upgraded := make(chan error, 1)
+	go func() { upgraded <- c.upgrade(ctx) }()
 	cluster := c.site.cluster()
 	if cluster == nil || c.calm {
 		err = c.hurt.rage(ctx, c.began, plan)
@@ -188,7 +190,7 @@ func (c *crucible) storm(ctx context.Context) error {
 	if err == nil && !sleep.For(ctx, time.Until(c.began.Add(c.time))) {
 		err = ctx.Err()
 	}
-	return err
+	return errors.Join(err, <-upgraded)
 }
 
 // watch says how far the run is, every ten seconds.

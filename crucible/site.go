@@ -13,14 +13,8 @@ import (
 	_ "github.com/lib/pq" // the driver "postgres"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/work"
-	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/idempotency"
-	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/relay"
 )
 
 // site is the servers of a run, and the parent's own way to them, which no proxy is in.
@@ -98,7 +92,7 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 		return s, err
 	}
 	s.db.SetMaxIdleConns(4)
-	if err := s.createTables(ctx); err != nil {
+	if err := s.createTables(ctx, o.upgradeFrom); err != nil {
 		return s, err
 	}
 	if o.rival != "" {
@@ -117,7 +111,9 @@ func (s *site) url() string {
 	return s.postgres.URL()
 }
 
-func (s *site) createTables(ctx context.Context) error {
+// createTables creates the tables, those of the library as an older build needs them, if one is
+// given.
+func (s *site) createTables(ctx context.Context, older string) error {
 	if _, err := s.db.ExecContext(ctx, work.Tables); err != nil {
 		return fmt.Errorf("create tables: %w", err)
 	}
@@ -129,8 +125,12 @@ func (s *site) createTables(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations); err != nil {
-		return err
+	migrate := func() error { return work.Migrate(ctx, s.db) }
+	if older != "" {
+		migrate = func() error { return migrateWith(ctx, older, s.url()) }
+	}
+	if err := migrate(); err != nil {
+		return fmt.Errorf("migrate: %w", err)
 	}
 	_, err := s.db.ExecContext(ctx, work.Witness)
 	return err
