@@ -2,6 +2,7 @@ package testserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -23,7 +24,7 @@ var (
 func FreeAddress(ctx context.Context) (string, error) {
 	drawnMu.Lock()
 	defer drawnMu.Unlock()
-	var last error
+	last := errors.New("all were given out")
 	for range 10 * (lastPort - firstPort) {
 		port := firstPort + rand.IntN(lastPort-firstPort+1) //nolint:gosec // no secret
 		if drawn[port] {
