@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -109,28 +108,21 @@ func (c *crucible) left(ctx context.Context) (map[string]int, error) {
 
 // askQueues asks the leaders of queues themselves. After a leader was frozen, the management API
 // may go on to show what it had then.
-func (c *crucible) askQueues(left map[string]int) (err error) {
+func (c *crucible) askQueues(left map[string]int) error {
 	if c.site.brokers == nil {
 		return nil
 	}
-	conn, err := amqp091.Dial(c.site.rabbit.URL())
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, conn.Close()) }()
-	ch, err := conn.Channel()
-	if err != nil {
-		return err
-	}
-	for _, name := range emptyQueues {
-		const durable, autoDelete, exclusive, noWait = true, false, false, false
-		q, err := ch.QueueDeclarePassive(name, durable, autoDelete, exclusive, noWait, nil)
-		if err != nil {
-			return err
+	return c.site.onChannel(func(ch *amqp091.Channel) error {
+		for _, name := range emptyQueues {
+			const durable, autoDelete, exclusive, noWait = true, false, false, false
+			q, err := ch.QueueDeclarePassive(name, durable, autoDelete, exclusive, noWait, nil)
+			if err != nil {
+				return err
+			}
+			left["the queue "+name] = q.Messages
 		}
-		left["the queue "+name] = q.Messages
-	}
-	return nil
+		return nil
+	})
 }
 
 // emptyQueues are the queues that have to be empty at the end.

@@ -100,7 +100,7 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 			return s, fmt.Errorf("prepare %s: %w", o.rival, err)
 		}
 	}
-	return s, s.declare()
+	return s, s.onChannel(s.declare)
 }
 
 // url returns the URL of PostgreSQL, without a proxy of ours.
@@ -143,9 +143,8 @@ const (
 	canaryQueue = "canary"
 )
 
-// declare creates what the processes would declare themselves, so that nothing is unroutable
-// while they start, and the queues of the crucible.
-func (s *site) declare() (err error) {
+// onChannel runs do on a channel of a connection of its own, without a proxy.
+func (s *site) onChannel(do func(*amqp091.Channel) error) (err error) {
 	conn, err := amqp091.Dial(s.rabbit.URL())
 	if err != nil {
 		return err
@@ -155,6 +154,12 @@ func (s *site) declare() (err error) {
 	if err != nil {
 		return err
 	}
+	return do(ch)
+}
+
+// declare creates what the processes would declare themselves, so that nothing is unroutable
+// while they start, and the queues of the crucible.
+func (s *site) declare(ch *amqp091.Channel) error {
 	queues := []struct {
 		name string
 		args amqp091.Table
