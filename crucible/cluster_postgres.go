@@ -192,20 +192,28 @@ func (r *replicated) switchover(ctx context.Context) error {
 	return r.call(ctx, node, http.MethodPost, "/switchover", body, nil)
 }
 
-// lossy returns when a primary without synchronous standbys may have lost what it had
-// acknowledged: when it was killed or frozen, shortly before that, since its standbys lag, and
-// shortly after it goes on, since it has yet to notice that it is no longer the primary. Before
-// a switchover, the standby receives everything.
+// lossy returns when a primary without synchronous standbys may have lost what it acknowledged:
+// until it was killed or frozen, since its standbys lag, and shortly after it goes on, since it
+// has yet to notice that it is no longer the primary. The new primary loses nothing. Before a
+// switchover, the standby receives everything.
 func (r *replicated) lossy(faults []check.Fault) (all []check.Window) {
 	for _, f := range faults {
-		if !r.synchronous && strings.HasPrefix(f.Kind, "primary-") {
-			all = append(all, check.Window{From: f.From.Add(-mostLag), To: f.To.Add(mostLag)})
+		if r.synchronous || !strings.HasPrefix(f.Kind, "primary-") {
+			continue
+		}
+		const answer = time.Second // until a client has read and noted it
+		all = append(all, check.Window{From: f.From.Add(-mostLag), To: f.Injected.Add(answer)})
+		if f.Kind == primaryFrozen {
+			all = append(all, check.Window{From: f.To.Add(-answer), To: f.To.Add(mostLag)})
 		}
 	}
 	return all
 }
 
-const mostLag = 5 * time.Second
+const (
+	mostLag       = 5 * time.Second
+	primaryFrozen = "primary-frozen"
+)
 
 // killAhead kills the primary when its standbys have not received the last three seconds.
 func (r *replicated) killAhead(ctx context.Context) (heal, error) {
@@ -267,13 +275,13 @@ func (r *replicated) turns() []turn {
 			{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
 			{"primary-killed", of(primary, kill, start), 15 * time.Second},
 			{"primary-killed-ahead", r.killAhead, 15 * time.Second},
-			{"primary-frozen", of(primary, freeze, thaw), 25 * time.Second},
+			{primaryFrozen, of(primary, freeze, thaw), 25 * time.Second},
 		}
 	}
 	return []turn{
 		{"switchover", func(ctx context.Context) (heal, error) { return done, r.switchover(ctx) }, 0},
 		{"primary-killed", of(primary, kill, start), 20 * time.Second},
-		{"primary-frozen", of(primary, freeze, thaw), 25 * time.Second},
+		{primaryFrozen, of(primary, freeze, thaw), 25 * time.Second},
 		{"standby-killed", of(standby, kill, start), 10 * time.Second},
 		{"etcd-killed", func(ctx context.Context) (heal, error) { return r.etcd.Start, r.etcd.Kill(ctx) }, 15 * time.Second},
 	}

@@ -156,7 +156,7 @@ func readHistories(dir string, in *check.Input) error {
 			in.Wire = append(in.Wire, check.Copy{Copy: *r.Copy, At: r.At})
 		case history.EventFault:
 			in.Faults = append(in.Faults, check.Fault{
-				Window: check.Window{From: r.Fault.Since, To: r.At}, Kind: r.Fault.Kind, Target: r.Fault.Target,
+				Window: check.Window{From: r.Fault.Since, To: r.At}, Kind: r.Fault.Kind, Target: r.Fault.Target, Injected: r.Fault.Injected,
 			})
 		case history.EventSlow:
 			in.Slow = append(in.Slow, check.Fault{

@@ -3,7 +3,10 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
+
+	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/crucible/work"
 )
@@ -89,8 +92,11 @@ func (c *crucible) left(ctx context.Context) (map[string]int, error) {
 		if err != nil {
 			return nil, err
 		}
-		if total == 0 || time.Now().After(deadline) {
+		if total == 0 {
 			return left, nil
+		}
+		if time.Now().After(deadline) {
+			return left, c.askQueues(left)
 		}
 		select {
 		case <-time.After(500 * time.Millisecond):
@@ -100,6 +106,28 @@ func (c *crucible) left(ctx context.Context) (map[string]int, error) {
 	}
 }
 
+// askQueues asks the leaders of queues themselves. After a leader was frozen, the management API
+// may go on to show what it had then.
+func (c *crucible) askQueues(left map[string]int) error {
+	if c.site.brokers == nil {
+		return nil
+	}
+	return c.site.onChannel(func(ch *amqp091.Channel) error {
+		for _, name := range emptyQueues {
+			const durable, autoDelete, exclusive, noWait = true, false, false, false
+			q, err := ch.QueueDeclarePassive(name, durable, autoDelete, exclusive, noWait, nil)
+			if err != nil {
+				return err
+			}
+			left["the queue "+name] = q.Messages
+		}
+		return nil
+	})
+}
+
+// emptyQueues are the queues that have to be empty at the end.
+var emptyQueues = []string{mirrorQueue, work.Queue(work.TopicTransfers, work.RoleLedger), work.Queue(work.TopicReceipts, work.RoleReceipts)}
+
 // countQueues adds the messages in the queues that have to be empty.
 func (c *crucible) countQueues(ctx context.Context, left map[string]int) (total int, err error) {
 	var queues []queue
@@ -107,8 +135,7 @@ func (c *crucible) countQueues(ctx context.Context, left map[string]int) (total 
 		return 0, err
 	}
 	for _, q := range queues {
-		switch q.Name {
-		case mirrorQueue, work.Queue(work.TopicTransfers, work.RoleLedger), work.Queue(work.TopicReceipts, work.RoleReceipts):
+		if slices.Contains(emptyQueues, q.Name) {
 			left["the queue "+q.Name] = q.Messages
 			total += q.Messages
 		}

@@ -42,7 +42,8 @@ type options struct {
 	only  string
 	rival string
 
-	cluster string
+	cluster     string
+	upgradeFrom string
 }
 
 var errBroken = errors.New("a promise is broken")
@@ -66,12 +67,13 @@ func main() {
 	flag.StringVar(&o.only, "only", "", "inject only the kinds of faults that match this regular `expression`")
 	flag.StringVar(&o.rival, "rival", "", "instead of oncemill, hurt `skip-locked` or forwarder, and say what it loses, doubles and reorders")
 	flag.StringVar(&o.cluster, "cluster", "", "run on three `nodes` of postgres (synchronously replicated), postgres-async or rabbitmq (quorum queues), and hurt the nodes")
+	flag.StringVar(&o.upgradeFrom, "upgrade-from", "", "begin with this older `build` of the crucible; migrate in the middle, and replace one process after the other")
 	flag.Parse()
 	if o.cluster != "" && !slices.Contains(clusters, o.cluster) {
 		fmt.Fprintf(os.Stderr, "crucible: -cluster %q: must be one of %s\n", o.cluster, strings.Join(clusters, ", "))
 		os.Exit(2)
 	}
-	if o.time == 0 && (o.cluster == "" || o.calm) {
+	if o.time == 0 && (o.cluster == "" || o.calm || o.upgradeFrom != "") {
 		o.time = 3 * time.Minute
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

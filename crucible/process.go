@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -16,11 +15,13 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/crucible/work"
+	"github.com/oncemill/oncemill/internal/testserver"
 )
 
-// process is this executable with a job, started again whenever it ends.
+// process is this executable, or an older build of it, with a job, started again whenever it ends.
 type process struct {
 	job  work.Job
+	path string // of the executable
 	ways ways
 	log  string // the file
 	note func(name string, err error)
@@ -54,10 +55,6 @@ func (p *process) supervise(ctx context.Context) error {
 }
 
 func (p *process) start() (<-chan error, error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.lives++
@@ -70,7 +67,7 @@ func (p *process) start() (<-chan error, error) {
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.Command(self) // not CommandContext: supervise decides who ends it and how
+	cmd := exec.Command(p.path) // not CommandContext: supervise decides who ends it and how
 	cmd.Env, cmd.Stderr = append(os.Environ(), work.Variable+"="+string(text)), log
 	if p.stdin, err = cmd.StdinPipe(); err != nil {
 		return nil, errors.Join(err, log.Close())
@@ -171,6 +168,12 @@ func (p *process) life() int {
 // newProcesses returns the processes of a run, with their proxies.
 func newProcesses(ctx context.Context, s *site, o options, dir string, note func(string, error)) (all map[string]*process, err error) {
 	all = map[string]*process{}
+	path := o.upgradeFrom
+	if path == "" {
+		if path, err = os.Executable(); err != nil {
+			return all, err
+		}
+	}
 	n := uint64(0)
 	for _, role := range []string{work.RoleRelay, work.RoleLedger, work.RoleReceipts, work.RoleService, work.RoleProducer} {
 		if role == work.RoleService && o.rival != "" {
@@ -178,13 +181,13 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 		}
 		for i := range 2 {
 			n++
-			p := &process{note: note}
+			p := &process{note: note, path: path}
 			p.job = work.Job{
 				Role: role, Name: fmt.Sprintf("%s-%d", role, i+1), Seed: o.seed<<8 + n, Dir: dir,
 				Rate: o.rate / 2, Accounts: accounts, Lease: o.lease, Rival: o.rival, Driver: work.DriverPq,
 			}
 			if role == work.RoleService {
-				if p.job.Listen, err = freeAddress(ctx); err != nil {
+				if p.job.Listen, err = testserver.FreeAddress(ctx); err != nil {
 					return all, err
 				}
 			}
@@ -211,13 +214,4 @@ func newProcesses(ctx context.Context, s *site, o options, dir string, note func
 		}
 	}
 	return all, nil
-}
-
-// freeAddress returns an address of the loopback interface that nobody listens on.
-func freeAddress(ctx context.Context) (string, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
-	}
-	return listener.Addr().String(), listener.Close()
 }

@@ -176,19 +176,22 @@ func (c *crucible) storm(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	watching, stop := context.WithCancel(ctx)
+	within, stop := context.WithCancel(ctx)
 	defer stop()
-	go c.watch(watching)
-	cluster := c.site.cluster()
-	if cluster == nil || c.calm {
-		err = c.hurt.rage(ctx, c.began, plan)
-	} else {
-		err = c.hurt.takeTurns(ctx, c.time, cluster, c.only)
+	go c.watch(within)
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return c.upgrade(ctx) })
+	group.Go(func() error {
+		if cluster := c.site.cluster(); cluster != nil && !c.calm {
+			return c.hurt.takeTurns(ctx, c.time, cluster, c.only)
+		}
+		return c.hurt.rage(ctx, c.began, plan)
+	})
+	if err := group.Wait(); err != nil {
+		return err
 	}
-	if err == nil && !sleep.For(ctx, time.Until(c.began.Add(c.time))) {
-		err = ctx.Err()
-	}
-	return err
+	sleep.For(within, time.Until(c.began.Add(c.time)))
+	return within.Err()
 }
 
 // watch says how far the run is, every ten seconds.

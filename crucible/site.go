@@ -13,14 +13,8 @@ import (
 	_ "github.com/lib/pq" // the driver "postgres"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
-	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/work"
-	"github.com/oncemill/oncemill/dlq"
-	"github.com/oncemill/oncemill/idempotency"
-	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
-	"github.com/oncemill/oncemill/outbox"
-	"github.com/oncemill/oncemill/relay"
 )
 
 // site is the servers of a run, and the parent's own way to them, which no proxy is in.
@@ -98,7 +92,7 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 		return s, err
 	}
 	s.db.SetMaxIdleConns(4)
-	if err := s.createTables(ctx); err != nil {
+	if err := s.createTables(ctx, o.upgradeFrom); err != nil {
 		return s, err
 	}
 	if o.rival != "" {
@@ -106,7 +100,7 @@ func newSite(ctx context.Context, dir string, o options) (s *site, err error) {
 			return s, fmt.Errorf("prepare %s: %w", o.rival, err)
 		}
 	}
-	return s, s.declare()
+	return s, s.onChannel(s.declare)
 }
 
 // url returns the URL of PostgreSQL, without a proxy of ours.
@@ -117,7 +111,9 @@ func (s *site) url() string {
 	return s.postgres.URL()
 }
 
-func (s *site) createTables(ctx context.Context) error {
+// createTables creates the tables, those of the library as an older build needs them, if one is
+// given.
+func (s *site) createTables(ctx context.Context, older string) error {
 	if _, err := s.db.ExecContext(ctx, work.Tables); err != nil {
 		return fmt.Errorf("create tables: %w", err)
 	}
@@ -129,8 +125,12 @@ func (s *site) createTables(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := oncemill.Migrate(ctx, s.db, work.Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations); err != nil {
-		return err
+	migrate := func() error { return work.Migrate(ctx, s.db) }
+	if older != "" {
+		migrate = func() error { return migrateWith(ctx, older, s.url()) }
+	}
+	if err := migrate(); err != nil {
+		return fmt.Errorf("migrate: %w", err)
 	}
 	_, err := s.db.ExecContext(ctx, work.Witness)
 	return err
@@ -143,9 +143,8 @@ const (
 	canaryQueue = "canary"
 )
 
-// declare creates what the processes would declare themselves, so that nothing is unroutable
-// while they start, and the queues of the crucible.
-func (s *site) declare() (err error) {
+// onChannel runs do on a channel of a connection of its own, without a proxy.
+func (s *site) onChannel(do func(*amqp091.Channel) error) (err error) {
 	conn, err := amqp091.Dial(s.rabbit.URL())
 	if err != nil {
 		return err
@@ -155,6 +154,12 @@ func (s *site) declare() (err error) {
 	if err != nil {
 		return err
 	}
+	return do(ch)
+}
+
+// declare creates what the processes would declare themselves, so that nothing is unroutable
+// while they start, and the queues of the crucible.
+func (s *site) declare(ch *amqp091.Channel) error {
 	queues := []struct {
 		name string
 		args amqp091.Table

@@ -58,6 +58,7 @@ func (h *hurt) strike(ctx context.Context, f fault, planned nemesis.Fault) error
 	injectCtx, cancel := context.WithTimeout(ctx, injectTimeout)
 	end, err := f.inject(injectCtx, planned.Target)
 	cancel()
+	record.Injected = time.Now()
 	if err != nil {
 		record.Error = err.Error()
 	}

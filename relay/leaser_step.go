@@ -189,6 +189,10 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 		return err
 	}
 	leases, peers := all.leases, all.peers
+	if outdated(s.owner, peers, leases, have.epochs) {
+		s.last = heartbeat{} // the next step learns what was lost
+		return nil
+	}
 	if old, gone := s.unrenewed(leases, peers, time.Now()); len(old)+len(gone) > 0 {
 		s.log.WarnContext(ctx, "the database's clock was set back, leases of workers that are gone end now", "leases", len(old), "workers", len(gone))
 		return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.Expire(ctx, old, gone) })

@@ -1,6 +1,7 @@
 package relay
 
 import (
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/relaystore"
@@ -84,4 +85,18 @@ func divide(me string, peers []relaystore.Worker, leases []relaystore.Lease, hel
 		s.give = held[len(held)-surplus:]
 	}
 	return s
+}
+
+// outdated reports whether worker me, which holds lanes in these epochs, was paused since
+// its last heartbeat for so long that it no longer counts, or that lanes are another's. Its
+// shares must not be computed then: they would give away lanes that it does not know it
+// has lost, or that are still its own.
+func outdated(me string, peers []relaystore.Worker, leases []relaystore.Lease, epochs map[int]int64) bool {
+	if !slices.ContainsFunc(peers, func(p relaystore.Worker) bool { return p.Owner == me }) {
+		return true
+	}
+	return slices.ContainsFunc(leases, func(l relaystore.Lease) bool {
+		epoch, held := epochs[l.Lane]
+		return held && epoch != l.Epoch
+	})
 }

@@ -222,3 +222,25 @@ func TestTending_EndsWithASilence(t *testing.T) {
 	u.heard(2, start, nil)
 	expect("an answer", start, 2, true)
 }
+
+func TestOutdated(t *testing.T) {
+	t.Parallel()
+	me, other := relaystore.Worker{Owner: "me"}, relaystore.Worker{Owner: "other"}
+	leases := []relaystore.Lease{{Lane: 1, Owner: "me", Epoch: 4}, {Lane: 2, Owner: "other", Epoch: 7}}
+	for _, c := range []struct {
+		name   string
+		peers  []relaystore.Worker
+		epochs map[int]int64
+		want   bool
+	}{
+		{"its own leases", []relaystore.Worker{other, me}, map[int]int64{1: 4}, false},
+		{"no leases", []relaystore.Worker{me}, nil, false},
+		{"counted no longer", []relaystore.Worker{other}, map[int]int64{1: 4}, true},
+		{"one lane taken", []relaystore.Worker{other, me}, map[int]int64{1: 4, 2: 6}, true},
+		{"taken and taken back", []relaystore.Worker{other, me}, map[int]int64{1: 3}, true},
+	} {
+		if got := outdated("me", c.peers, leases, c.epochs); got != c.want {
+			t.Errorf("%s: %v", c.name, got)
+		}
+	}
+}

@@ -21,9 +21,11 @@ func TestConformanceCommand_RunsItsHooks(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	lite, pid := filepath.Join(dir, "probe.db"), filepath.Join(dir, "pid")
-	address := httptest.NewServer(nil)
-	address.Close() // its port is free now
-	listen := strings.TrimPrefix(address.URL, "http://")
+	listen, err := testserver.FreeAddress(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := "http://" + listen
 	// The inner shell becomes the probe; the outer one ends.
 	start := fmt.Sprintf(`sh -c 'echo $$ > %s; export %s=1; exec "%s" probe --database sqlite:%s --listen %s' > %s/log 2>&1 &`,
 		pid, commandEnv, os.Args[0], lite, listen, dir)
@@ -40,21 +42,21 @@ func TestConformanceCommand_RunsItsHooks(t *testing.T) {
 		}
 	})
 	testserver.Eventually(t, "the probe answers", func() bool {
-		response, err := http.Get(address.URL + "/capabilities")
+		response, err := http.Get(address + "/capabilities")
 		if err == nil {
 			_ = response.Body.Close()
 		}
 		return err == nil
 	})
-	cmd, output := command(t.Context(), nil, "conformance", "--url", address.URL, "--run", "whose process is killed", "--kill-command", kill, "--start-command", start)
+	cmd, output := command(t.Context(), nil, "conformance", "--url", address, "--run", "whose process is killed", "--kill-command", kill, "--start-command", start)
 	if err := cmd.Run(); err != nil || !strings.Contains(output.String(), "1 passed, 0 failed, 0 skipped") {
 		t.Fatalf("%v: %s", err, output)
 	}
-	cmd, output = command(t.Context(), nil, "conformance", "--url", address.URL, "--run", "an expired key", "--expire-command", `echo "$CONFORMANCE_URL" > `+dir+`/expired; exit 7`)
+	cmd, output = command(t.Context(), nil, "conformance", "--url", address, "--run", "an expired key", "--expire-command", `echo "$CONFORMANCE_URL" > `+dir+`/expired; exit 7`)
 	if err := cmd.Run(); err == nil || !strings.Contains(output.String(), "hook Expire: exit status 7") {
 		t.Fatalf("%v: %s", err, output)
 	}
-	if text, err := os.ReadFile(filepath.Join(dir, "expired")); err != nil || strings.TrimSpace(string(text)) != address.URL {
+	if text, err := os.ReadFile(filepath.Join(dir, "expired")); err != nil || strings.TrimSpace(string(text)) != address {
 		t.Errorf("the hook got the URL %q, %v", text, err)
 	}
 }

@@ -128,6 +128,7 @@ type Fault struct {
 	Window
 
 	Kind, Target string
+	Injected     time.Time // when it was there in full
 }
 
 // Usage is what a process used at a time.

@@ -218,6 +218,15 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
 			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r93" })
 		}},
+		{"an effect lost after the server lost some", "C1", func(in *check.Input) {
+			in.Lossy = []check.Window{{From: at(8), To: at(9)}}
+			in.Effects = without(in.Effects, func(e check.Effect) bool { return e.MessageID == "r93" })
+		}},
+		{"a message of a kept transaction that was rolled back to a savepoint", "C2", func(in *check.Input) {
+			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
+			in.Txs[92].Messages = append(in.Txs[92].Messages, history.Message{ID: "discarded", Discarded: true})
+			in.Wire = append(in.Wire, check.Copy{Copy: history.Copy{MessageID: "discarded", Topic: "audit"}, At: at(9.3)})
+		}},
 		{"an answer lost by the server", "", func(in *check.Input) {
 			in.Lossy = []check.Window{{From: at(9), To: at(9.5)}}
 			in.Answers = []check.Answer{{Key: "k", Status: 201, Sum: "a", At: at(9.2)}, {Key: "k", Status: 201, Sum: "b", At: at(9.7)}}

@@ -22,10 +22,14 @@ func (c *index) lossy(at time.Time) bool {
 	return slices.ContainsFunc(c.Lossy, func(w Window) bool { return !at.Before(w.From) && !at.After(w.To) })
 }
 
+// kept reports whether a message of a transaction is in the database, and so all of it.
+func (c *index) kept(tx *Tx) bool {
+	return slices.ContainsFunc(tx.Messages, func(m history.Message) bool { return c.sent[m.ID] != nil })
+}
+
 // lostTx reports whether the server lost a transaction that its producer knows as committed.
 func (c *index) lostTx(tx *Tx) bool {
-	kept := slices.ContainsFunc(tx.Messages, func(m history.Message) bool { return c.sent[m.ID] != nil })
-	if kept || !c.lossy(tx.Ended) {
+	if c.kept(tx) || !c.lossy(tx.Ended) {
 		return false
 	}
 	c.counts.LostByServer.Transactions++
@@ -33,20 +37,27 @@ func (c *index) lostTx(tx *Tx) bool {
 }
 
 // lostOnWire reports whether a message without a transaction in the database had one, which
-// the server lost.
+// the server lost. What was rolled back, or belongs to a transaction that was kept, had none.
 func (c *index) lostOnWire(id string) bool {
-	first := c.first[id]
+	first, tx := c.first[id], c.origin[id]
 	if first == nil {
 		return false
 	}
-	ended := first.At // at the latest, where nobody has written it down: handlers and services
-	if tx := c.origin[id]; tx != nil && tx.Outcome == history.RolledBack {
-		return false
-	} else if tx != nil && !tx.Ended.IsZero() {
-		ended = tx.Ended
+	if tx != nil {
+		discarded := slices.ContainsFunc(tx.Messages, func(m history.Message) bool { return m.ID == id && m.Discarded })
+		if discarded || tx.Outcome == history.RolledBack || c.kept(tx) {
+			return false
+		}
+		if tx.Outcome == history.Committed {
+			return c.lossy(tx.Ended)
+		}
 	}
-	return c.lossy(ended) || c.lossy(first.At)
+	// When it was committed is not known; it was before this.
+	return c.lossy(first.At) || c.lossy(first.At.Add(-late))
 }
+
+// late is how long a relay may send what it has read from a primary that is no more.
+const late = 8 * time.Second
 
 // lostEffect reports whether the server lost the effect, or the dead letter, of a message.
 func (c *index) lostEffect(id string) bool {

@@ -79,10 +79,11 @@ type Copy struct {
 
 // Fault is an injected fault.
 type Fault struct {
-	Kind   string    `json:"kind"`
-	Target string    `json:"target"`
-	Since  time.Time `json:"since"`
-	Error  string    `json:"error,omitempty"` // it could not be injected or healed
+	Kind     string    `json:"kind"`
+	Target   string    `json:"target"`
+	Since    time.Time `json:"since"`
+	Injected time.Time `json:"injected,omitzero"` // when it was there in full
+	Error    string    `json:"error,omitempty"`   // it could not be injected or healed
 }
 
 // Answer is the answer to a request with an idempotency key.

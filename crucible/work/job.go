@@ -23,9 +23,14 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/crashpoint"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/mill"
+	"github.com/oncemill/oncemill/outbox"
+	"github.com/oncemill/oncemill/relay"
 )
 
 // Roles of processes.
@@ -34,6 +39,7 @@ const (
 	RoleRelay    = "relay"
 	RoleLedger   = "ledger"   // the first hop
 	RoleReceipts = "receipts" // the second hop
+	RoleMigrate  = "migrate"  // ends when the tables are migrated as its library needs them
 )
 
 // Topics, which are fanout exchanges.
@@ -104,6 +110,9 @@ func Run(text string) (err error) {
 	if err := json.Unmarshal([]byte(text), &w.Job); err != nil {
 		return err
 	}
+	if w.Role == RoleMigrate {
+		return migrate(ctx, w.Postgres)
+	}
 	go func() { // ends with the process: a read of standard input cannot be canceled
 		for moments := bufio.NewScanner(os.Stdin); moments.Scan(); {
 			crashpoint.Arm(moments.Text())
@@ -154,6 +163,20 @@ func Run(text string) (err error) {
 	}
 	parts = append(parts, func(ctx context.Context) error { return w.ready(ctx, m) })
 	return m.Run(ctx, parts...)
+}
+
+func migrate(ctx context.Context, dsn string) (err error) {
+	db, err := open(DriverPq, dsn, RoleMigrate)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	return Migrate(ctx, db)
+}
+
+// Migrate creates the tables of the library, or migrates them to what this build needs.
+func Migrate(ctx context.Context, db *sql.DB) error {
+	return oncemill.Migrate(ctx, db, Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
 }
 
 // open returns a pool of the business schema.

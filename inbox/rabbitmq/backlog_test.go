@@ -238,7 +238,7 @@ func TestSubscriber_NothingOvertakesWhatIsGivenBack(t *testing.T) {
 			a.declare(kind, args)
 			cfg := queues(uri, 500)
 			cfg.Queue.Arguments = args
-			out := subscribe(t, subscriber(t, cfg, rabbitmq.Config{AckTimeout: time.Second}), kind)
+			out := subscribe(t, subscriber(t, cfg, rabbitmq.Config{AckTimeout: 8 * time.Second}), kind)
 			const width = "%06d"
 			again, published := make(chan struct{}), make(chan int)
 			go func() {
@@ -307,7 +307,7 @@ func TestSubscriber_WhatIsGivenBackMayGoElsewhere(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	a := newAdmin(t, uri)
-	one := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: 5 * time.Second, CallTimeout: 500 * time.Millisecond}), "orders")
+	one := subscribe(t, subscriber(t, queues(uri, 20), rabbitmq.Config{AckTimeout: 5 * time.Second}), "orders")
 	const messages = 10
 	publish := func(name string) {
 		for i := range messages {

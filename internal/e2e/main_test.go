@@ -15,6 +15,9 @@ func TestMain(m *testing.M) {
 	if spec := os.Getenv(workerEnv); spec != "" {
 		os.Exit(workerMain(spec))
 	}
+	if spec := os.Getenv(natsNodeEnv); spec != "" {
+		os.Exit(natsNodeMain(spec))
+	}
 	// Watermill's suite closes the subscriber of its test for order before it
 	// subscribes, so that what this one starts never ends.
 	os.Exit(testserver.Main(

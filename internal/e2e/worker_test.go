@@ -75,7 +75,7 @@ func workerMain(text string) int {
 	return 0
 }
 
-// process is a worker process.
+// process is this binary as something else: a relay, or a node of a broker.
 type process struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -85,13 +85,23 @@ type process struct {
 
 func startWorker(t *testing.T, spec workerSpec) *process {
 	t.Helper()
+	return startProcess(t, workerEnv, spec)
+}
+
+// startProcess starts what TestMain runs for the variable. It has a pipe as its input, which
+// ends with this process.
+func startProcess(t *testing.T, variable string, spec any) *process {
+	t.Helper()
 	text, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
 	p := &process{t: t, cmd: exec.Command(os.Args[0]), stderr: &bytes.Buffer{}}
-	p.cmd.Env = append(os.Environ(), workerEnv+"="+string(text))
+	p.cmd.Env = append(os.Environ(), variable+"="+string(text))
 	p.cmd.Stderr = p.stderr
+	if _, err := p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -100,7 +110,7 @@ func startWorker(t *testing.T, spec workerSpec) *process {
 		_ = p.cmd.Process.Kill() // of no effect on one that has ended
 		_ = p.wait()
 		if t.Failed() {
-			t.Logf("worker:\n%s", p.stderr)
+			t.Logf("%s %s:\n%s", variable, text, p.stderr)
 		}
 	})
 	return p
@@ -114,13 +124,18 @@ func (p *process) kill() {
 	_ = p.wait() // "signal: killed"
 }
 
-// end stops the worker cleanly.
+func (p *process) signal(s syscall.Signal) {
+	p.t.Helper()
+	if err := p.cmd.Process.Signal(s); err != nil {
+		p.t.Errorf("%v: %v", s, err)
+	}
+}
+
+// end stops the process cleanly.
 func (p *process) end() {
 	p.t.Helper()
-	if err := p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
-		p.t.Errorf("stop: %v", err)
-	}
+	p.signal(syscall.SIGTERM)
 	if err := p.wait(); err != nil {
-		p.t.Errorf("worker: %v", err)
+		p.t.Errorf("process: %v", err)
 	}
 }
