@@ -140,7 +140,6 @@ func (s *site) createTables(ctx context.Context, older string) error {
 const (
 	mirrorQueue = "mirror"    // gets a copy of everything, for the record
 	boxQueue    = "audit_box" // nobody reads it; a fault fills it
-	canaryQueue = "canary"
 )
 
 // onChannel runs do on a channel of a connection of its own, without a proxy.
@@ -166,7 +165,6 @@ func (s *site) declare(ch *amqp091.Channel) error {
 	}{
 		{mirrorQueue, nil},
 		{boxQueue, amqp091.Table{"x-max-length": 10}},
-		{canaryQueue, amqp091.Table{"x-max-length": 10}},
 		{work.Queue(work.TopicTransfers, work.RoleLedger), amqp091.Table{"x-single-active-consumer": true}},
 		{work.Queue(work.TopicReceipts, work.RoleReceipts), nil},
 	}
