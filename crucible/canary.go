@@ -4,13 +4,14 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/crucible/work"
 )
 
 // canary tells when the servers themselves, or this machine, are slow: a commit and a
@@ -18,6 +19,7 @@ import (
 type canary struct {
 	postgres string
 	amqp     []string
+	queues   []string
 	history  *history.Writer
 }
 
@@ -29,9 +31,6 @@ const (
 	slow = 400 * time.Millisecond
 
 	beatTimeout = 2 * time.Second
-
-	// spread is how often the canary's queues are spread over the nodes of a cluster again.
-	spread = 15 * time.Second
 )
 
 func (c *canary) run(ctx context.Context) error {
@@ -43,19 +42,15 @@ func (c *canary) run(ctx context.Context) error {
 	var group sync.WaitGroup
 	defer group.Wait()
 	failed := make(chan error, 2)
-	nothing := func(context.Context) error { return nil }
-	group.Go(func() {
-		failed <- c.watch(ctx, "postgres", func(ctx context.Context) error { return commit(ctx, db) }, nothing)
-	})
-	broker := &brokerCanary{uris: c.amqp}
+	group.Go(func() { failed <- c.watch(ctx, "postgres", func(ctx context.Context) error { return commit(ctx, db) }) })
+	broker := &brokerCanary{uris: c.amqp, queues: c.queues}
 	defer broker.close()
-	group.Go(func() { failed <- c.watch(ctx, "rabbitmq", broker.publish, broker.tend) })
+	group.Go(func() { failed <- c.watch(ctx, "rabbitmq", broker.publish) })
 	return <-failed
 }
 
-// watch beats until ctx ends and writes down each time that was slow. What between does after a
-// beat that went well does not count, if it succeeds.
-func (c *canary) watch(ctx context.Context, target string, once, between func(context.Context) error) error {
+// watch beats until ctx ends and writes down each time that was slow.
+func (c *canary) watch(ctx context.Context, target string, once func(context.Context) error) error {
 	last := time.Now() // when all was well
 	ticker := time.NewTicker(beat)
 	defer ticker.Stop()
@@ -77,9 +72,6 @@ func (c *canary) watch(ctx context.Context, target string, once, between func(co
 			}
 		}
 		last = now
-		if between(ctx) == nil {
-			last = last.Add(time.Since(now))
-		}
 	}
 }
 
@@ -90,33 +82,16 @@ func commit(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// brokerCanary publishes to queues of its own. On a cluster it has one for each node, with the
-// node as its leader, so that it notices when the leaders of other queues on a node fail.
+// brokerCanary publishes to queues, whose consumers drop its messages.
 type brokerCanary struct {
 	uris   []string
+	queues []string
 	dials  int
 	conn   *amqp091.Connection
 	ch     *amqp091.Channel
-	placed time.Time // when the queues had their leaders
 }
-
-func canaryQueue(n int) string { return fmt.Sprint("canary", n) }
 
 var errNoConfirm = errors.New("no confirm")
-
-func (b *brokerCanary) dial(n int) (*amqp091.Connection, *amqp091.Channel, error) {
-	conn, err := amqp091.DialConfig(b.uris[n%len(b.uris)], amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(beatTimeout)})
-	if err != nil {
-		return nil, nil, err
-	}
-	ch, err := conn.Channel()
-	if err != nil {
-		hangUp(conn)
-	}
-	return conn, ch, err
-}
-
-func hangUp(conn *amqp091.Connection) { _ = conn.CloseDeadline(time.Now().Add(beatTimeout)) } // it may be broken
 
 func (b *brokerCanary) publish(ctx context.Context) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, beatTimeout)
@@ -128,7 +103,10 @@ func (b *brokerCanary) publish(ctx context.Context) (err error) {
 	}()
 	if b.conn == nil {
 		b.dials++
-		if b.conn, b.ch, err = b.dial(b.dials); err != nil {
+		if b.conn, err = amqp091.DialConfig(b.uris[b.dials%len(b.uris)], amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(beatTimeout)}); err != nil {
+			return err
+		}
+		if b.ch, err = b.conn.Channel(); err != nil {
 			return err
 		}
 		if err = b.ch.Confirm(false); err != nil {
@@ -136,9 +114,10 @@ func (b *brokerCanary) publish(ctx context.Context) (err error) {
 		}
 	}
 	var confirms []*amqp091.DeferredConfirmation
-	for n := range b.uris {
-		// Before the queue exists, the broker confirms all the same.
-		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", canaryQueue(n), false, false, amqp091.Publishing{DeliveryMode: amqp091.Persistent})
+	for _, queue := range b.queues {
+		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, amqp091.Publishing{
+			DeliveryMode: amqp091.Persistent, MessageId: watermill.NewUUID(), Headers: amqp091.Table{work.MetaCanary: "1"},
+		})
 		if err != nil {
 			return err
 		}
@@ -156,42 +135,9 @@ func (b *brokerCanary) publish(ctx context.Context) (err error) {
 	return nil
 }
 
-// tend makes the queues, and on a cluster makes them anew from time to time, since leaders stay
-// where a failure has sent them.
-func (b *brokerCanary) tend(context.Context) error {
-	if !b.placed.IsZero() && (len(b.uris) == 1 || time.Since(b.placed) < spread) {
-		return nil
-	}
-	for n := range b.uris {
-		if err := b.place(n); err != nil {
-			return err
-		}
-	}
-	b.placed = time.Now()
-	return nil
-}
-
-func (b *brokerCanary) place(n int) error {
-	conn, ch, err := b.dial(n)
-	if err != nil {
-		return err
-	}
-	defer hangUp(conn)
-	args := amqp091.Table{"x-max-length": 10}
-	if len(b.uris) > 1 {
-		args[amqp091.QueueTypeArg] = amqp091.QueueTypeQuorum
-		args["x-queue-leader-locator"] = "client-local"
-	}
-	if _, err := ch.QueueDelete(canaryQueue(n), false, false, false); err != nil {
-		return err
-	}
-	_, err = ch.QueueDeclare(canaryQueue(n), true, false, false, false, args)
-	return err
-}
-
 func (b *brokerCanary) close() {
 	if b.conn != nil {
-		hangUp(b.conn)
+		_ = b.conn.CloseDeadline(time.Now().Add(beatTimeout)) // it may be broken
 	}
 	b.conn, b.ch = nil, nil
 }

@@ -60,6 +60,15 @@ func (s *site) amqpURLs() []string {
 	return []string{s.rabbit.URL()}
 }
 
+// canaryQueues returns the queues whose confirms tell whether RabbitMQ takes messages: on a
+// cluster each queue has a leader of its own, and elects the next one when it can.
+func (s *site) canaryQueues() []string {
+	if s.brokers == nil {
+		return []string{canaryQueue}
+	}
+	return emptyQueues
+}
+
 const accounts = 200
 
 // newSite starts the servers and creates tables, exchanges and queues.
@@ -140,6 +149,7 @@ func (s *site) createTables(ctx context.Context, older string) error {
 const (
 	mirrorQueue = "mirror"    // gets a copy of everything, for the record
 	boxQueue    = "audit_box" // nobody reads it; a fault fills it
+	canaryQueue = "canary"
 )
 
 // onChannel runs do on a channel of a connection of its own, without a proxy.
@@ -165,6 +175,7 @@ func (s *site) declare(ch *amqp091.Channel) error {
 	}{
 		{mirrorQueue, nil},
 		{boxQueue, amqp091.Table{"x-max-length": 10}},
+		{canaryQueue, amqp091.Table{"x-max-length": 10}},
 		{work.Queue(work.TopicTransfers, work.RoleLedger), amqp091.Table{"x-single-active-consumer": true}},
 		{work.Queue(work.TopicReceipts, work.RoleReceipts), nil},
 	}
