@@ -264,6 +264,9 @@ func TestAssess_ReplacesTheReplacementEarlyOnce(t *testing.T) {
 			t.Fatalf("condition %d at once", got)
 		}
 		e.route.confirmed.reach(200) // a later message of the topic, on another channel
+		if got := c.assess(begin.Add(d-1500*time.Millisecond), g, limit); got != conditionFine {
+			t.Errorf("condition %d as soon as a later message was confirmed", got)
+		}
 		return c.assess(begin.Add(d), g, limit)
 	}
 	if got := after(2*time.Second, false); got != conditionFine {

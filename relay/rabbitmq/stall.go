@@ -55,11 +55,19 @@ func (c *channel) assess(now time.Time, g *grace, limit time.Duration) condition
 			return conditionOverdue
 		}
 	case e.route.confirmed.Load() >= e.end:
-		if !within(min(limit, limit/sameTopic*time.Duration(factor)), e.flushed) {
-			return conditionStalled
+		if e.overtaken.IsZero() {
+			e.overtaken = now
 		}
-		if g.spare && e.route.confirmedOn != c && !within(limit/unheard, e.flushed) {
+		patience, early := limit/sameTopic*time.Duration(factor), g.spare && e.route.confirmedOn != c
+		if early {
+			patience = limit / unheard
+		}
+		switch {
+		case within(min(limit, patience), e.flushed) || within(limit/unheard, e.overtaken):
+		case early:
 			return conditionUnheard
+		default:
+			return conditionStalled
 		}
 	case c.link.answered.Load() >= e.end:
 		if !within(min(limit, limit/otherTopic*time.Duration(factor)), e.flushed) {
@@ -77,11 +85,12 @@ const (
 	otherTopic = 4
 )
 
-// unheard is the fraction of ConfirmTimeout after which a channel that replaced a stalled one is
-// replaced itself, once, if nothing of the topic was confirmed on it while later messages are:
-// 1 s. A channel that first publishes to a quorum queue whose leader is frozen is not told of the
-// next leader, until the node is back or counts as down after a minute. One that has published
-// before is.
+// unheard is the fraction of ConfirmTimeout for which later messages of a topic must have been
+// confirmed: 1 s. When a queue has elected a leader, the confirms of all channels come soon. It is
+// also the time after which a channel that replaced a stalled one is replaced itself, once, if
+// nothing of the topic was confirmed on it: one that first publishes to a quorum queue whose
+// leader is frozen is not told of the next leader, until the node is back or counts as down after
+// a minute. One that has published before is.
 const unheard = 30
 
 // grace keeps a queue that is merely slower than others from getting everything
