@@ -7,9 +7,11 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill"
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/crucible/work"
 )
 
 // canary tells when the servers themselves, or this machine, are slow: a commit and a
@@ -17,6 +19,7 @@ import (
 type canary struct {
 	postgres string
 	amqp     []string
+	queues   []string
 	history  *history.Writer
 }
 
@@ -40,7 +43,7 @@ func (c *canary) run(ctx context.Context) error {
 	defer group.Wait()
 	failed := make(chan error, 2)
 	group.Go(func() { failed <- c.watch(ctx, "postgres", func(ctx context.Context) error { return commit(ctx, db) }) })
-	broker := &brokerCanary{uris: c.amqp}
+	broker := &brokerCanary{uris: c.amqp, queues: c.queues}
 	defer broker.close()
 	group.Go(func() { failed <- c.watch(ctx, "rabbitmq", broker.publish) })
 	return <-failed
@@ -79,12 +82,13 @@ func commit(ctx context.Context, db *sql.DB) error {
 	return err
 }
 
-// brokerCanary publishes to a queue of its own.
+// brokerCanary publishes to queues, whose consumers drop its messages.
 type brokerCanary struct {
-	uris  []string
-	dials int
-	conn  *amqp091.Connection
-	ch    *amqp091.Channel
+	uris   []string
+	queues []string
+	dials  int
+	conn   *amqp091.Connection
+	ch     *amqp091.Channel
 }
 
 var errNoConfirm = errors.New("no confirm")
@@ -109,15 +113,26 @@ func (b *brokerCanary) publish(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", canaryQueue, true, false, amqp091.Publishing{DeliveryMode: amqp091.Persistent})
-	if err != nil {
-		return err
+	var confirms []*amqp091.DeferredConfirmation
+	for _, queue := range b.queues {
+		confirm, err := b.ch.PublishWithDeferredConfirmWithContext(ctx, "", queue, true, false, amqp091.Publishing{
+			DeliveryMode: amqp091.Persistent, MessageId: watermill.NewUUID(), Headers: amqp091.Table{work.MetaCanary: "1"},
+		})
+		if err != nil {
+			return err
+		}
+		confirms = append(confirms, confirm)
 	}
-	acked, err := confirm.WaitContext(ctx)
-	if err == nil && !acked {
-		err = errNoConfirm
+	for _, confirm := range confirms {
+		acked, err := confirm.WaitContext(ctx)
+		if err == nil && !acked {
+			err = errNoConfirm
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 func (b *brokerCanary) close() {

@@ -46,9 +46,10 @@ func (c *crucible) backlog(ctx context.Context) (b backlog, err error) {
 	return b, err
 }
 
-// drain waits until nothing is left to do, and a little longer for what should not come. If
-// nothing moves for long, it gives up: the checkers then count what is missing.
-func (c *crucible) drain(ctx context.Context, stopOperator func()) error {
+// drain waits until nothing is left to do, then stops who makes more, and waits a little longer
+// for what should not come. If nothing moves for long, it gives up: the checkers then count what
+// is missing.
+func (c *crucible) drain(ctx context.Context, stopOthers func()) error {
 	var last backlog
 	moved := time.Now()
 	ticker := time.NewTicker(500 * time.Millisecond)
@@ -62,7 +63,7 @@ func (c *crucible) drain(ctx context.Context, stopOperator func()) error {
 			last, moved = now, time.Now()
 		}
 		if now == (backlog{}) {
-			stopOperator()
+			stopOthers()
 			if time.Since(moved) > settleTime {
 				return nil
 			}

@@ -13,6 +13,7 @@ import (
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/crucible/history"
+	"github.com/oncemill/oncemill/crucible/work"
 )
 
 // recorder writes down every message of the mirror queue. It is a plain AMQP client.
@@ -20,6 +21,7 @@ type recorder struct {
 	uris    []string
 	history *history.Writer
 	seen    atomic.Int64
+	last    time.Time // of the last delivery
 
 	mu  sync.Mutex
 	ids map[string]struct{}
@@ -45,7 +47,7 @@ func (r *recorder) run(ctx context.Context) error {
 type brokenHistory struct{ error }
 
 func (r *recorder) record(ctx context.Context, session int, uri string) error {
-	conn, err := amqp091.DialConfig(uri, amqp091.Config{Heartbeat: 5 * time.Second, Dial: amqp091.DefaultDial(3 * time.Second)})
+	conn, err := amqp091.DialConfig(uri, amqp091.Config{Heartbeat: time.Second, Dial: amqp091.DefaultDial(3 * time.Second)})
 	if err != nil {
 		return err
 	}
@@ -61,7 +63,21 @@ func (r *recorder) record(ctx context.Context, session int, uri string) error {
 	if err != nil {
 		return err
 	}
+	last := r.last
 	for d := range deliveries {
+		if r.last = time.Now(); !last.IsZero() { // the first since the connection was lost
+			blind := &history.Fault{Kind: "slow", Target: "crucible", Since: last}
+			if err := r.history.Add(history.Record{At: r.last, Event: history.EventSlow, Fault: blind}); err != nil {
+				return &brokenHistory{err}
+			}
+			last = time.Time{}
+		}
+		if _, ok := d.Headers[work.MetaCanary]; ok {
+			if err := d.Ack(false); err != nil {
+				return err
+			}
+			continue
+		}
 		copied := copyOf(&d, session)
 		if err := r.history.Add(history.Record{Event: history.EventWire, Copy: copied}); err != nil {
 			return &brokenHistory{err}

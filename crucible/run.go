@@ -95,11 +95,13 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 	defer stopProducers()
 	working, stopWorkers := context.WithCancel(ctx)
 	defer stopWorkers()
+	watching, stopCanary := context.WithCancel(working)
+	defer stopCanary()
 	operating, stopOperator := context.WithCancel(ctx)
 	defer stopOperator()
 	group.Go(func() error { return c.recorder.run(working) })
 	group.Go(func() error {
-		return (&canary{postgres: c.site.url(), amqp: c.site.amqpURLs(), history: own["canary"]}).run(working)
+		return (&canary{postgres: c.site.url(), amqp: c.site.amqpURLs(), queues: c.site.canaryQueues(), history: own["canary"]}).run(watching)
 	})
 	shop := &customers{history: own["customers"], seed: c.seed}
 	for _, p := range c.processes {
@@ -154,7 +156,7 @@ func (c *crucible) torture(ctx context.Context) (err error) {
 		<-served
 		c.ended = time.Now()
 		say("crucible: all faults are healed, the producers have stopped; the backlog drains ...")
-		return c.drain(ctx, stopOperator)
+		return c.drain(ctx, func() { stopOperator(); stopCanary() })
 	})
 	return group.Wait()
 }

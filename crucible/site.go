@@ -60,6 +60,15 @@ func (s *site) amqpURLs() []string {
 	return []string{s.rabbit.URL()}
 }
 
+// canaryQueues returns the queues whose confirms tell whether RabbitMQ takes messages: on a
+// cluster each queue has a leader of its own, and elects the next one when it can.
+func (s *site) canaryQueues() []string {
+	if s.brokers == nil {
+		return []string{canaryQueue}
+	}
+	return emptyQueues
+}
+
 const accounts = 200
 
 // newSite starts the servers and creates tables, exchanges and queues.

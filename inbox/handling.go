@@ -64,17 +64,31 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	w := &work{msg: msg, uuid: msg.UUID, handler: h}
 	claimed, restore := takeMark(msg)
 	defer restore()
-	if in.cfg.Verify != nil {
-		if err := nopanic.Call(func() error { return in.cfg.Verify(msg) }); err != nil {
-			in.telemetry.record(ctx, outcomeUnverified)
-			if in.undecided(ctx, err) {
-				return in.told(err)
-			}
-			return in.told(in.refuse(ctx, w, ReasonUnverified, fmt.Errorf("%w: %w", ErrUnverified, err)))
-		}
+	genuine, err := in.verify(ctx, w)
+	switch {
+	case !genuine:
+	case in.cfg.Payload == nil:
+		err = in.handleGenuine(ctx, w, claimed, try)
+	default:
+		err = in.decoded(ctx, w, func() error { return in.handleGenuine(ctx, w, claimed, try) })
 	}
-	err := in.decoded(ctx, w, func() error { return in.handleGenuine(ctx, w, claimed, try) })
 	return in.told(err)
+}
+
+// verify calls Config.Verify. A message that is not genuine is refused, and err is its end.
+func (in *Inbox) verify(ctx context.Context, w *work) (genuine bool, err error) {
+	if in.cfg.Verify == nil {
+		return true, nil
+	}
+	err = nopanic.Call(func() error { return in.cfg.Verify(w.msg) })
+	if err == nil {
+		return true, nil
+	}
+	in.telemetry.record(ctx, outcomeUnverified)
+	if in.undecided(ctx, err) {
+		return false, err
+	}
+	return false, in.refuse(ctx, w, ReasonUnverified, fmt.Errorf("%w: %w", ErrUnverified, err))
 }
 
 // undecided reports whether Verify could not decide about the message, which is then to be

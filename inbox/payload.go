@@ -25,9 +25,6 @@ const (
 // A message that cannot be decoded is refused, since anybody may have made it. If the
 // store has failed it is not refused: then its signature is good, if it needs one.
 func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error {
-	if in.cfg.Payload == nil {
-		return next()
-	}
 	for attempts := 1; ; attempts++ {
 		plain, err := in.decode(ctx, w.msg)
 		if err == nil {

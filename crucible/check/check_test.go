@@ -141,6 +141,11 @@ func TestRun_NamesTheBrokenPromise(t *testing.T) {
 			in.Wire[8], in.Wire[12] = in.Wire[12], in.Wire[8] // m4 and m6, both of account-0
 			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
 		}},
+		{"what was delivered to a lost connection of the recorder comes late", "", func(in *check.Input) {
+			in.Wire[8], in.Wire[12] = in.Wire[12], in.Wire[8]
+			in.Wire[8].At, in.Wire[12].At = in.Wire[12].At, in.Wire[8].At
+			in.Wire[12].Redelivered, in.Wire[12].Session = true, 2
+		}},
 		{"the second hop is out of order on the wire", "C4", func(in *check.Input) {
 			in.Wire[9], in.Wire[13] = in.Wire[13], in.Wire[9] // r4 and r6, both of account-0
 			in.Wire[9].At, in.Wire[13].At = in.Wire[13].At, in.Wire[9].At

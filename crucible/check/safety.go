@@ -164,6 +164,9 @@ func (c *index) order() Result {
 		if c.first[copied.MessageID] != copied || s == nil || s.Key == "" || c.diedAtRelay(s.MessageID) {
 			continue
 		}
+		if copied.Redelivered && copied.Session > 1 {
+			continue // the broker had delivered it before, to a connection that was lost
+		}
 		number := s.Seq
 		if s.Topic == secondHop {
 			number = s.Entry

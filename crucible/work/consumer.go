@@ -76,7 +76,7 @@ func (w *worker) configureLedger(cfg *mill.Config) {
 	cfg.Outbox = &outbox.Config{}
 	cfg.Consumers = []mill.Consumer{{
 		Name: RoleLedger, Topic: TopicTransfers, Subscriber: w.subscriber(true),
-		Handler: w.book, Produces: TopicReceipts,
+		Handler: w.book, Produces: TopicReceipts, Middleware: []message.HandlerMiddleware{dropCanaries},
 		Inbox: inbox.Config{Timeout: 10 * time.Second, Retry: inbox.Retry{Delay: time.Second, DelayMax: 2 * time.Second}},
 	}}
 }
@@ -85,11 +85,24 @@ func (w *worker) configureLedger(cfg *mill.Config) {
 func (w *worker) configureReceipts(cfg *mill.Config) {
 	cfg.Consumers = []mill.Consumer{{
 		Name: RoleReceipts, Topic: TopicReceipts, Subscriber: w.subscriber(false), Group: true,
+		Middleware: []message.HandlerMiddleware{dropCanaries},
 		Handler: func(msg *message.Message) ([]*message.Message, error) {
 			return nil, w.effect(msg, watermill.NewUUID())
 		},
 		Inbox: inbox.Config{Timeout: 10 * time.Second, Retry: inbox.Retry{Delay: time.Second, DelayMax: 2 * time.Second}},
 	}}
+}
+
+// MetaCanary marks the messages of the canary, which measure a queue and mean nothing.
+const MetaCanary = "canary"
+
+func dropCanaries(h message.HandlerFunc) message.HandlerFunc {
+	return func(msg *message.Message) ([]*message.Message, error) {
+		if msg.Metadata.Get(MetaCanary) != "" {
+			return nil, nil
+		}
+		return h(msg)
+	}
 }
 
 var errMood = errors.New("the message is in a mood")

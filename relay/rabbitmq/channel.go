@@ -59,6 +59,7 @@ type entry struct {
 	begin, end int64     // bounds of its position in the stream of bytes
 	since      time.Time // of its publishing
 	flushed    time.Time // seen to be written out, zero if not yet
+	overtaken  time.Time // a later message of the topic was seen to be confirmed, zero if not yet
 
 	answered bool  // the confirm was resolved before returns were last drained
 	refusal  error // it has been returned

@@ -233,11 +233,61 @@ func TestJudge_AnyAnswerToLaterMessagesCounts(t *testing.T) {
 				t.Fatal("the other channel is not trusted")
 			}
 			to.answeredAt.Store(now.UnixNano())
-			got = c.assess(now, 1, 30*time.Second)
+			got = c.assess(now, &grace{factor: 1, since: now}, 30*time.Second)
 		}
 		if got != conditionStalled {
 			t.Errorf("others are %s: condition %d", kind, got)
 		}
+	}
+}
+
+// A channel that replaced a stalled one, and has confirmed nothing of the topic, is replaced
+// early, once: the next one has the full time, which is now twice as long.
+func TestAssess_ReplacesTheReplacementEarlyOnce(t *testing.T) {
+	const limit = 30 * time.Second
+	_, to := fakeLane()
+	to.net = &batchConn{}
+	to.net.written.Store(1000)
+	begin := time.Now()
+	g := &grace{factor: 1, since: begin}
+	// after returns the condition of a new channel with one message in flight, after a time.
+	after := func(d time.Duration, heard bool) condition {
+		l, _ := fakeLane()
+		c := fakeChannel(l, to)
+		c.put(t, 1, never{}, func(*relay.Message, error) {})
+		e := c.flight.all()[0]
+		e.begin, e.end, e.since = 0, 100, begin
+		if heard {
+			e.route.confirmedOn = c
+		}
+		if got := c.assess(begin, g, limit); got != conditionFine {
+			t.Fatalf("condition %d at once", got)
+		}
+		e.route.confirmed.reach(200) // a later message of the topic, on another channel
+		if got := c.assess(begin.Add(d-1500*time.Millisecond), g, limit); got != conditionFine {
+			t.Errorf("condition %d as soon as a later message was confirmed", got)
+		}
+		return c.assess(begin.Add(d), g, limit)
+	}
+	if got := after(2*time.Second, false); got != conditionFine {
+		t.Errorf("condition %d of the first channel", got)
+	}
+	if got := after(6*time.Second, false); got != conditionStalled {
+		t.Errorf("condition %d of the first channel, later", got)
+	}
+	g.lost(begin)
+	if got := after(2*time.Second, true); got != conditionFine {
+		t.Errorf("condition %d of a replacement that was heard", got)
+	}
+	if got := after(2*time.Second, false); got != conditionUnheard {
+		t.Errorf("condition %d of the replacement", got)
+	}
+	g.spare = false
+	if got := after(6*time.Second, false); got != conditionFine {
+		t.Errorf("condition %d of its replacement", got)
+	}
+	if got := after(11*time.Second, false); got != conditionStalled {
+		t.Errorf("condition %d of its replacement, later", got)
 	}
 }
 

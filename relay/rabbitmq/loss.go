@@ -46,10 +46,14 @@ func (l *lane) sweepFlight(ctx context.Context, late error) {
 		}
 		return
 	}
-	switch c.assess(now, l.grace.at(now), l.running.settings.ConfirmTimeout) {
+	switch c.assess(now, &l.grace, l.running.settings.ConfirmTimeout) {
 	case conditionStalled:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, messages sent later were confirmed", "lane", l.number)
 		l.grace.lost(now)
+		l.retire(now, interruptedStalled)
+	case conditionUnheard:
+		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced again, messages sent later were confirmed", "lane", l.number)
+		l.grace.spare = false
 		l.retire(now, interruptedStalled)
 	case conditionOverdue:
 		l.running.settings.Logger.WarnContext(ctx, "rabbitmq channel replaced, a confirm is overdue", "lane", l.number)

@@ -19,6 +19,7 @@ type condition int
 const (
 	conditionFine    condition = iota
 	conditionStalled           // this channel does not answer, while others of its connection do
+	conditionUnheard           // nor did it ever, since it replaced one that was stalled
 	conditionOverdue           // nothing is answered on the connection
 )
 
@@ -28,7 +29,7 @@ const (
 // same queue, than if they are of another, whose queue may merely be faster. It is overdue
 // when the connection makes no progress. A message that has not been sent does not count
 // as unanswered, and the time when the broker was blocked does not count.
-func (c *channel) assess(now time.Time, factor int, limit time.Duration) condition {
+func (c *channel) assess(now time.Time, g *grace, limit time.Duration) condition {
 	wire := c.link.net
 	written := wire.written.Load()
 	for _, e := range c.flight.all() {
@@ -43,6 +44,7 @@ func (c *channel) assess(now time.Time, factor int, limit time.Duration) conditi
 	if e == nil || c.link.blocked.Load() {
 		return conditionFine
 	}
+	factor := g.at(now)
 	within := func(limit time.Duration, since ...time.Time) bool {
 		since = append(since, time.Unix(0, c.link.unblockedAt.Load()))
 		return now.Sub(slices.MaxFunc(since, time.Time.Compare)) <= limit
@@ -53,7 +55,18 @@ func (c *channel) assess(now time.Time, factor int, limit time.Duration) conditi
 			return conditionOverdue
 		}
 	case e.route.confirmed.Load() >= e.end:
-		if !within(min(limit, limit/sameTopic*time.Duration(factor)), e.flushed) {
+		if e.overtaken.IsZero() {
+			e.overtaken = now
+		}
+		patience, early := limit/sameTopic*time.Duration(factor), g.spare && e.route.confirmedOn != c
+		if early {
+			patience = limit / unheard
+		}
+		switch {
+		case within(min(limit, patience), e.flushed) || within(limit/unheard, e.overtaken):
+		case early:
+			return conditionUnheard
+		default:
 			return conditionStalled
 		}
 	case c.link.answered.Load() >= e.end:
@@ -72,13 +85,22 @@ const (
 	otherTopic = 4
 )
 
+// unheard is the fraction of ConfirmTimeout for which later messages of a topic must have been
+// confirmed: 1 s. When a queue has elected a leader, the confirms of all channels come soon. It is
+// also the time after which a channel that replaced a stalled one is replaced itself, once, if
+// nothing of the topic was confirmed on it: one that first publishes to a quorum queue whose
+// leader is frozen is not told of the next leader, until the node is back or counts as down after
+// a minute. One that has published before is.
+const unheard = 30
+
 // grace keeps a queue that is merely slower than others from getting everything
 // repeatedly. For a while, each replacement of a lane's channel doubles the time until the
 // next one.
 type grace struct {
 	factor  int
 	since   time.Time
-	renewed int // times in a row
+	renewed int  // times in a row
+	spare   bool // the channel that replaced the last one may itself be replaced early
 }
 
 // graceMemory is how long a replacement counts.
@@ -86,13 +108,13 @@ const graceMemory = 5 * time.Minute
 
 func (g *grace) at(now time.Time) (factor int) {
 	if now.Sub(g.since) > graceMemory {
-		g.factor, g.renewed = 1, 0
+		g.factor, g.renewed, g.spare = 1, 0, false
 	}
 	return g.factor
 }
 
 func (g *grace) lost(now time.Time) {
-	g.factor, g.since = min(2*g.factor, sameTopic), now
+	g.factor, g.since, g.spare = min(2*g.factor, sameTopic), now, true
 }
 
 // until returns the time until which the nacks of a new channel are trusted. A queue that
