@@ -17,13 +17,11 @@ func TestPurgeAll_RemovesTheOldIDsOfEveryConsumer(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			p := open(t)
-			names := database.Of(p.cfg)
-			exec := func(text string) {
-				t.Helper()
-				if _, err := p.db.ExecContext(t.Context(), names.Expand(text)); err != nil {
-					t.Fatalf("%s: %v", text, err)
-				}
+			names, err := database.Resolve(p.db, p.cfg)
+			if err != nil {
+				t.Fatal(err)
 			}
+			exec := func(text string) { t.Helper(); p.exec(t, names.Expand(text)) }
 			ago := func(hours string) string { return `clock_timestamp() - interval '` + hours + ` hours'` }
 			if names.Dialect == oncemill.SQLite {
 				ago = func(hours string) string {

@@ -106,10 +106,10 @@ func (w *worker) readDepth(ctx context.Context) (d depth, err error) {
 	if d.outbox, err = w.queue.Backlog(ctx, gaugesMost/outbox.Lanes); err != nil {
 		return d, err
 	}
-	if d.waiting, err = w.store.Waiting(ctx, gaugesMost); err != nil {
+	if d.waiting, err = w.observed.Waiting(ctx, gaugesMost); err != nil {
 		return d, err
 	}
-	owners, err := w.store.Owners(ctx)
+	owners, err := w.observed.Owners(ctx)
 	if err != nil {
 		return d, err
 	}
@@ -118,7 +118,7 @@ func (w *worker) readDepth(ctx context.Context) (d depth, err error) {
 			d.lanes++
 		}
 	}
-	workers, err := w.store.Workers(ctx)
+	workers, err := w.observed.Workers(ctx)
 	if err != nil {
 		return d, err
 	}

@@ -49,20 +49,20 @@ func TestRelay_MeasuresWhatWaits(t *testing.T) {
 					"oncemill.outbox.depth", "oncemill.scheduled.depth", "oncemill.scheduled.due", "oncemill.relay.workers",
 					"oncemill.relay.unowned_lanes", "oncemill.dead_letters.open",
 				} {
-					value, found := r.gauge(t, name)
+					value, found := r.gaugeSum(t, name)
 					if !found {
 						return false
 					}
 					got[name] = value
 				}
-				age, _ := r.gauge(t, "oncemill.outbox.oldest_age")
+				age, _ := r.gaugeSum(t, "oncemill.outbox.oldest_age")
 				return got["oncemill.outbox.depth"] == 7 && got["oncemill.scheduled.depth"] == 1 && got["oncemill.scheduled.due"] == 0 &&
 					got["oncemill.relay.workers"] == 1 && got["oncemill.relay.unowned_lanes"] == 0 && got["oncemill.dead_letters.open"] == 3 && age > 0
 			})
 		}
 		expect("the first measures", first)
 		first.stop()
-		if _, found := first.gauge(t, "oncemill.outbox.depth"); found {
+		if _, found := first.gaugeSum(t, "oncemill.outbox.depth"); found {
 			t.Error("a worker that has stopped still tells what waits")
 		}
 		expect("the second measures", start(t, box, &sink{name: "b", wire: w, handle: handle}, cfg))

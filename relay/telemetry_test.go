@@ -45,8 +45,8 @@ func (m *telemetry) counter(t testing.TB, name string, outcome ...string) int {
 	return int(total)
 }
 
-// gauge returns the sum of a gauge's values; false if it has none.
-func (m *telemetry) gauge(t testing.TB, name string) (total float64, found bool) {
+// gaugeSum returns the sum of a gauge's values; false if it has none.
+func (m *telemetry) gaugeSum(t testing.TB, name string) (total float64, found bool) {
 	t.Helper()
 	var all metricdata.ResourceMetrics
 	if err := m.reader.Collect(context.WithoutCancel(t.Context()), &all); err != nil {

@@ -47,6 +47,7 @@ type worker struct {
 	leases      relaystore.Leases
 	store       taskStore
 	deadLetters *dlq.Store
+	observed    relaystore.Observations
 	openLetters func(ctx context.Context, most int) ([]dlqstore.OpenCount, error)
 	owner       string
 	log         *slog.Logger
@@ -88,7 +89,7 @@ type worker struct {
 func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
 		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		owner:       rand.Text(),
 		bounds:      bounded.New(maxAbandoned),

@@ -43,14 +43,13 @@ nothing.`,
 				out := cmd.OutOrStdout()
 				for {
 					problems, err := showStatus(cmd.Context(), db, cfg, out, watch && isTerminal(out), asJSON, lanes)
+					interrupted := watch && cmd.Context().Err() != nil
 					switch {
-					case watch && cmd.Context().Err() != nil:
-						return nil
-					case err != nil:
+					case err != nil && !interrupted:
 						return err
 					case !watch && check && problems > 0:
 						return errProblems
-					case !watch || !sleep.For(cmd.Context(), every):
+					case !watch || interrupted || !sleep.For(cmd.Context(), every):
 						return nil
 					}
 				}

@@ -56,6 +56,7 @@ func readWaiting(ctx context.Context, db *sql.DB, text string, most int) (w Wait
 func (s *postgres) Owners(ctx context.Context) ([]Owner, error) {
 	return readOwners(ctx, s.db, s.q.Owners)
 }
+
 func (s *sqlite) Owners(ctx context.Context) ([]Owner, error) {
 	return readOwners(ctx, s.db, s.q.Owners)
 }
