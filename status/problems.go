@@ -14,11 +14,14 @@ const (
 	normalLate = 10 * time.Second
 )
 
-// Problems says in sentences what is wrong, the most urgent first; none if nothing is: messages
-// or due messages that wait for more than a minute or ten seconds, lanes without a worker, keys
-// that are held, dead letters, and requests whose process has ended.
+// Problems says in sentences what is wrong, the most urgent first; none if nothing is: missing
+// tables, messages that wait for more than a minute or are due for more than ten seconds, lanes
+// without a worker, keys that are held, dead letters, and requests whose process has ended.
 func (s *Status) Problems() (problems []string) {
 	found := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	if s.empty() {
+		found("None of the tables exist; run oncemill migrate.")
+	}
 	if r := s.Relay; r != nil {
 		alive := slices.ContainsFunc(r.Workers, func(w Worker) bool { return w.Gone == 0 })
 		switch {
@@ -50,4 +53,9 @@ func (s *Status) Problems() (problems []string) {
 		}
 	}
 	return problems
+}
+
+// empty reports whether no part has tables.
+func (s *Status) empty() bool {
+	return s.Outbox == nil && s.Relay == nil && s.DeadLetters == nil && s.Keys == nil && len(s.Forbidden) == 0
 }

@@ -66,8 +66,9 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, shows what waits, lists and replays dead letters, tests the promises on your own
-servers, and tests how HTTP services treat Idempotency-Key.
+committed messages, shows what waits, lists and replays dead letters, deletes what has
+expired, tests the promises on your own servers, and tests how HTTP services treat
+Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
 and in a YAML file that --config names: a map of flags, and of commands with theirs. A

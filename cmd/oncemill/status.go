@@ -84,7 +84,9 @@ func showStatus(ctx context.Context, db *sql.DB, cfg oncemill.Config, out io.Wri
 	if err := table.Flush(); err != nil {
 		return 0, err
 	}
-	text.WriteString("\n")
+	if text.Len() > 0 {
+		text.WriteString("\n")
+	}
 	if len(problems) == 0 {
 		text.WriteString("Nothing is wrong.\n")
 	}
@@ -101,10 +103,6 @@ func statusRows(table io.Writer, s *status.Status, lanes bool) {
 	}
 	for _, set := range s.Forbidden {
 		row(set, "this role may not read its tables; docs/operations.md has the grants")
-	}
-	if s.Outbox == nil && s.Relay == nil && s.DeadLetters == nil && s.Keys == nil && len(s.Forbidden) == 0 {
-		row("no tables", "run oncemill migrate")
-		return
 	}
 	if o := s.Outbox; o != nil {
 		row("outbox", "%s waiting%s", o.Depth, since(o.Depth, o.Oldest))
