@@ -351,7 +351,14 @@ func TestRoles_AnObserverSeesHowMuchWaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen, err := status.Read(t.Context(), s.observer, status.Config{})
+	look := func(db *sql.DB) (*status.Status, error) {
+		reader, err := status.New(db, status.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return reader.Read(t.Context())
+	}
+	seen, err := look(s.observer)
 	if err != nil || len(seen.Forbidden) > 0 || seen.Outbox.Depth.N != 1 || seen.Relay == nil || seen.DeadLetters == nil {
 		t.Errorf("an observer sees %+v, %v", seen, err)
 	}
@@ -360,8 +367,8 @@ func TestRoles_AnObserverSeesHowMuchWaits(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	seen, err = status.Read(t.Context(), s.producer, status.Config{})
-	if want := []string{"outbox", "relay", "dlq"}; err != nil || !slices.Equal(seen.Forbidden, want) {
+	seen, err = look(s.producer)
+	if want := []string{"outbox", "relay", "dead letters"}; err != nil || !slices.Equal(seen.Forbidden, want) {
 		t.Errorf("a producer may not read %v, want %v, %v", seen.Forbidden, want, err)
 	}
 }

@@ -9,21 +9,23 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// gauges are the metrics about what waits in the tables. The worker that does the upkeep reads
-// the tables, and only if somebody collects the metrics.
+// gauges report the backlog in the tables. The worker that does the upkeep reads the tables, and
+// only while somebody collects the metrics.
 type gauges struct {
-	wanted atomic.Bool           // they were collected since the last reading
-	latest atomic.Pointer[depth] // nil if another worker does the upkeep
+	collected chan struct{}         // capacity 1: the metrics were collected
+	latest    atomic.Pointer[depth] // nil if there is none, or another worker does the upkeep
 }
 
 // depth is one reading.
 type depth struct {
+	until          time.Time // it is too old after that
 	outbox         outboxstore.Backlog
 	waiting        relaystore.Waiting
 	workers, lanes int // workers that are alive, lanes without one
@@ -31,11 +33,19 @@ type depth struct {
 }
 
 const (
-	gaugesEvery = 5 * time.Second
-	gaugesMost  = 10_000 // where counts end
+	gaugesEvery  = 5 * time.Second
+	gaugesWanted = 10 * time.Minute // after a collection
+	gaugesLimit  = 2 * time.Second  // for a reading
+	gaugesMost   = 10_000           // where counts end
+
+	// gaugesShare bounds the part of the time that readings take: a fiftieth. An old snapshot
+	// that keeps deleted rows makes them long.
+	gaugesShare = 50
+	gaugesRetry = 20 * time.Second // after a reading that failed
 )
 
 func (g *gauges) register(meter metric.Meter) error {
+	g.collected = make(chan struct{}, 1)
 	var errs []error
 	var all []metric.Observable
 	count := func(name, unit, description string) metric.Int64ObservableGauge {
@@ -62,9 +72,12 @@ func (g *gauges) register(meter metric.Meter) error {
 		return err
 	}
 	_, err := meter.RegisterCallback(func(_ context.Context, o metric.Observer) error {
-		g.wanted.Store(true)
+		select {
+		case g.collected <- struct{}{}:
+		default:
+		}
 		d := g.latest.Load()
-		if d == nil {
+		if d == nil || time.Now().After(d.until) {
 			return nil
 		}
 		n, _ := d.outbox.Depth()
@@ -86,20 +99,51 @@ func (g *gauges) register(meter metric.Meter) error {
 	return err
 }
 
-// readGauges reads what waits, if somebody collects the metrics.
-func (u *upkeep) readGauges(ctx context.Context) {
-	g := &u.met.gauges
-	if !g.wanted.Load() || time.Now().Before(u.gaugesAt) {
-		return
+// gauge reads the tables while the metrics are collected and this worker has the lease for the
+// upkeep. It has a goroutine of its own: a lock on one of the tables must not hold up the upkeep.
+func (w *worker) gauge(ctx context.Context) error {
+	g := &w.met.gauges
+	defer g.latest.Store(nil)
+	calls, failing := bounded.New(1), false
+	var wanted time.Time // until then
+	for {
+		pause := gaugesEvery
+		switch {
+		case !time.Now().Before(wanted):
+			g.latest.Store(nil)
+			pause = forever
+		case w.upkeepLease.held() == 0:
+			g.latest.Store(nil)
+		default:
+			begin := time.Now()
+			read, err := bounded.Do(ctx, calls, gaugesLimit, w.readDepth)
+			pause = max(gaugesEvery, gaugesShare*time.Since(begin))
+			if err != nil {
+				g.latest.Store(nil)
+				if !failing && ctx.Err() == nil {
+					w.log.WarnContext(ctx, "the backlog cannot be measured; its metrics are missing until it can", "error", err)
+				}
+				failing, pause = true, min(pause, gaugesRetry)
+				break
+			}
+			failing, read.until = false, time.Now().Add(3*pause)
+			g.latest.Store(&read)
+		}
+		timer := time.NewTimer(pause)
+		for waiting := true; waiting; {
+			select {
+			case <-g.collected:
+				waiting = time.Now().Before(wanted)
+				wanted = time.Now().Add(gaugesWanted)
+			case <-timer.C:
+				waiting = false
+			case <-ctx.Done():
+				timer.Stop()
+				return nil
+			}
+		}
+		timer.Stop()
 	}
-	u.gaugesAt = time.Now().Add(gaugesEvery)
-	read, err := ask(ctx, u.worker, opUpkeep, u.readDepth)
-	if err != nil {
-		return // the upkeep itself reports what is wrong
-	}
-	g.wanted.Store(false)
-	u.look.reported = true
-	g.latest.Store(&read)
 }
 
 func (w *worker) readDepth(ctx context.Context) (d depth, err error) {
@@ -114,7 +158,7 @@ func (w *worker) readDepth(ctx context.Context) (d depth, err error) {
 		return d, err
 	}
 	for _, o := range owners {
-		if !o.Alive {
+		if !o.Alive() {
 			d.lanes++
 		}
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/ThreeDotsLabs/watermill/message"
 
+	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -67,4 +68,27 @@ func TestRelay_MeasuresWhatWaits(t *testing.T) {
 		}
 		expect("the second measures", start(t, box, &sink{name: "b", wire: w, handle: handle}, cfg))
 	})
+}
+
+// Somebody else's lock on a table that is measured does not hold up the upkeep. What cannot be
+// measured has no value.
+func TestRelay_KeepsTheTablesWhileTheBacklogCannotBeMeasured(t *testing.T) {
+	t.Parallel()
+	p := onPostgres(t)
+	r := start(t, p.box(t), &sink{name: "a", wire: &wire{}}, unhurried)
+	measured := func() bool { _, found := r.gaugeSum(t, "oncemill.outbox.depth"); return found }
+	testserver.Eventually(t, "the backlog is measured", measured)
+	lock, err := p.db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback()
+	if _, err := lock.ExecContext(t.Context(), database.Of(p.cfg).Expand(`lock table {{scheduled}} in access exclusive mode`)); err != nil {
+		t.Fatal(err)
+	}
+	testserver.Eventually(t, "what cannot be measured is not reported", func() bool { return !measured() })
+	if err := lock.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+	testserver.Eventually(t, "the backlog is measured again", measured)
 }

@@ -128,7 +128,6 @@ func (w *worker) upkeep(ctx context.Context) error {
 			continue
 		}
 		u.lookForHolders(ctx)
-		u.readGauges(ctx)
 		busy, err := u.round(ctx, epoch)
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
 			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
@@ -144,13 +143,12 @@ func (w *worker) upkeep(ctx context.Context) error {
 // upkeep is when to do what of the upkeep. It belongs to the goroutine of that name.
 type upkeep struct {
 	*worker
-	look     holders
-	lookAt   time.Time
-	gaugesAt time.Time
-	checkAt  time.Time
-	checked  int64 // with the lease of which epoch
-	purgeAt  time.Time
-	lastID   int64 // that the outbox had given out at the last round
+	look    holders
+	lookAt  time.Time
+	checkAt time.Time
+	checked int64 // with the lease of which epoch
+	purgeAt time.Time
+	lastID  int64 // that the outbox had given out at the last round
 }
 
 // wait waits for the next round. A worker without the lease may wait long, and is woken
@@ -233,7 +231,6 @@ type holders struct {
 func (h *holders) forget() {
 	if h.reported {
 		h.met.held.Store(nil)
-		h.met.gauges.latest.Store(nil)
 	}
 	h.reported, h.logged = false, 0
 }

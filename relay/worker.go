@@ -36,6 +36,7 @@ import (
 //	scheduler moves scheduled messages that are due, under the same lease
 //	doctor  makes the worker fit again when the database answers
 //	archiver archives rows past the history's retention, under the same lease
+//	gauge    reads the backlog for the metrics while they are collected, under the same lease
 //	sink    runs the sink's own connections
 //
 // The others communicate with the loop over channels; only the list of outcomes is
@@ -185,6 +186,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error { return w.scheduler(working) })
 	group.Go(func() error { return w.archiver(working) })
+	group.Go(func() error { return w.gauge(working) })
 	group.Go(func() error { return w.doctor(working) })
 	group.Go(func() error {
 		err := newLeaser(w).run(stopping, working)

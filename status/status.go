@@ -1,14 +1,19 @@
 // Package status reads what waits in oncemill's tables, and who works: for a dashboard, an alarm,
 // or the command oncemill status.
 //
-//	s, err := status.Read(ctx, db, status.Config{})
+//	reader, err := status.New(db, status.Config{})
+//	...
+//	s, err := reader.Read(ctx)
+//	...
 //	for _, problem := range s.Problems() {
 //		log.Println(problem)
 //	}
 //
 // It reads by indexes, at most Config.Limit rows of each kind, so its cost does not grow with a
-// backlog. It writes nothing and waits for no lock of a row. Parts whose tables do not exist are
-// nil. The parts are read one after another, not at the same instant.
+// backlog. What costs it time are deleted rows that an old snapshot keeps in a table: it passes
+// over them. It writes nothing, waits for no lock of a row, and does not wait for long where a
+// table is locked or the server is silent. Parts whose tables do not exist are nil. The parts are
+// read one after another, not at the same instant.
 package status
 
 import (
@@ -23,6 +28,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/keystore"
@@ -41,7 +47,24 @@ type Config struct {
 	Limit int
 }
 
-const defaultLimit = 10_000
+const (
+	defaultLimit = 10_000
+
+	// partLimit is the time for a part. A read takes at most four times this, and a second more
+	// if the server is silent.
+	partLimit = 2 * time.Second
+
+	// mostAbandoned is how many parts may hang at a time, each with a connection.
+	mostAbandoned = 4
+)
+
+// Names of the parts, as in Status.Forbidden and Status.Silent.
+const (
+	partOutbox      = "outbox"
+	partRelay       = "relay"
+	partDeadLetters = "dead letters"
+	partKeys        = "idempotency keys"
+)
 
 // Status is the state of one database.
 type Status struct {
@@ -52,9 +75,13 @@ type Status struct {
 	DeadLetters *DeadLetters `json:",omitempty"`
 	Keys        *Keys        `json:",omitempty"`
 
-	// Forbidden are the sets of tables that the role of the database may not read: "outbox",
-	// "relay", "dlq", "idempotency". docs/operations.md has the grants.
+	// Forbidden are the parts whose tables the role of the database may not read: "outbox",
+	// "relay", "dead letters", "idempotency keys". docs/operations.md has the grants.
 	Forbidden []string `json:",omitempty"`
+
+	// Silent are the parts that gave no answer in time: the server is silent, or somebody
+	// else has locked a table.
+	Silent []string `json:",omitempty"`
 }
 
 // Count is a number of rows.
@@ -122,6 +149,7 @@ type Lane struct {
 type Relay struct {
 	Workers  []Worker
 	Unowned  []int // lanes that no running worker owns
+	Free     Age   // how long the first of them has been without an owner, up to an hour
 	Retrying Count // messages that were refused and will be tried again
 	HeldKeys Count // ordering keys that a dead letter holds, until it is replayed or discarded
 	Behind   Count // messages that wait behind one of their key that is retrying or held
@@ -170,9 +198,16 @@ type Started struct {
 	Oldest  Age
 }
 
-// Read reads the state of a database. A [*oncemill.SchemaError] means that tables are older than
-// this library, or too new for it.
-func Read(ctx context.Context, db *sql.DB, cfg Config) (*Status, error) {
+// Reader reads the state of one database. It is safe for concurrent use.
+type Reader struct {
+	db    *sql.DB
+	where database.Database
+	most  int
+	calls *bounded.Calls
+}
+
+// New returns a Reader. It does not use the database yet.
+func New(db *sql.DB, cfg Config) (*Reader, error) {
 	if cfg.Limit == 0 {
 		cfg.Limit = defaultLimit
 	}
@@ -183,30 +218,74 @@ func Read(ctx context.Context, db *sql.DB, cfg Config) (*Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	r := reader{db: db, where: where, most: cfg.Limit, status: &Status{At: time.Now()}}
-	for _, part := range []struct {
-		set  oncemill.Migrations
-		read func(context.Context) error
-	}{
-		{outbox.Migrations, r.outbox}, {relay.Migrations, r.relay}, {dlq.Migrations, r.deadLetters}, {idempotency.Migrations, r.keys},
-	} {
-		if err := r.part(ctx, part.set, part.read); err != nil {
-			return nil, fmt.Errorf("status: %s: %w", part.set.Name, err)
-		}
-	}
-	return r.status, nil
+	return &Reader{db: db, where: where, most: cfg.Limit, calls: bounded.New(mostAbandoned)}, nil
 }
 
-// reader fills in a Status.
-type reader struct {
-	db     *sql.DB
-	where  database.Database
-	most   int
-	status *Status
+// Read reads the state. A [*oncemill.SchemaError] means that tables are older than this library,
+// or too new for it. An error that wraps [context.DeadlineExceeded] means that no part gave an
+// answer.
+func (r *Reader) Read(ctx context.Context) (*Status, error) {
+	s := &Status{At: time.Now()}
+	parts := []struct {
+		name string
+		set  oncemill.Migrations
+		read func(context.Context, *Status) error
+	}{
+		{partOutbox, outbox.Migrations, r.outbox},
+		{partRelay, relay.Migrations, r.relay},
+		{partDeadLetters, dlq.Migrations, r.deadLetters},
+		{partKeys, idempotency.Migrations, r.keys},
+	}
+	var silence error
+	for _, part := range parts {
+		if errors.Is(silence, bounded.ErrAbandoned) { // the server itself is silent
+			s.Silent = append(s.Silent, part.name)
+			continue
+		}
+		// Its own Status: the call may still write to it after it was abandoned.
+		read, err := bounded.Do(ctx, r.calls, partLimit, func(ctx context.Context) (*Status, error) {
+			read := new(Status)
+			err := r.part(ctx, part.set, func(ctx context.Context) error { return part.read(ctx, read) })
+			if err != nil && ctx.Err() != nil {
+				err = ctx.Err() // the server tells that it was canceled
+			}
+			return read, err
+		})
+		switch {
+		case err == nil:
+			s.take(read)
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case sqlerr.Forbidden(err):
+			s.Forbidden = append(s.Forbidden, part.name)
+		case bounded.Silence(err):
+			s.Silent, silence = append(s.Silent, part.name), err
+		default:
+			return nil, fmt.Errorf("status: %s: %w", part.name, err)
+		}
+	}
+	if len(s.Silent) == len(parts) {
+		return nil, fmt.Errorf("status: the database gives no answer: %w", silence)
+	}
+	return s, nil
+}
+
+// take adds the part that was read.
+func (s *Status) take(part *Status) {
+	switch {
+	case part.Outbox != nil:
+		s.Outbox = part.Outbox
+	case part.Relay != nil:
+		s.Relay = part.Relay
+	case part.DeadLetters != nil:
+		s.DeadLetters = part.DeadLetters
+	case part.Keys != nil:
+		s.Keys = part.Keys
+	}
 }
 
 // part reads one part, if its tables exist.
-func (r *reader) part(ctx context.Context, set oncemill.Migrations, read func(context.Context) error) error {
+func (r *Reader) part(ctx context.Context, set oncemill.Migrations, read func(context.Context) error) error {
 	status, err := oncemill.MigrationStatus(ctx, r.db, r.where.Config(), set)
 	if err != nil || status[0].Version == 0 {
 		return err
@@ -214,17 +293,12 @@ func (r *reader) part(ctx context.Context, set oncemill.Migrations, read func(co
 	if err := oncemill.CheckMigrated(ctx, r.db, r.where.Config(), set); err != nil {
 		return err
 	}
-	err = read(ctx)
-	if sqlerr.Forbidden(err) {
-		r.status.Forbidden = append(r.status.Forbidden, set.Name)
-		return nil
-	}
-	return err
+	return read(ctx)
 }
 
-func (r *reader) count(n int64) Count { return Count{N: n, AtLeast: n >= int64(r.most)} }
+func (r *Reader) count(n int64) Count { return Count{N: n, AtLeast: n >= int64(r.most)} }
 
-func (r *reader) outbox(ctx context.Context) error {
+func (r *Reader) outbox(ctx context.Context, s *Status) error {
 	perLane := max(1, r.most/outbox.Lanes)
 	b, err := outboxstore.Open(r.db, r.where).Backlog(ctx, perLane)
 	if err != nil {
@@ -239,11 +313,11 @@ func (r *reader) outbox(ctx context.Context) error {
 		o.Depth.AtLeast, o.Depth.Estimate = false, true
 	}
 	o.Oldest = Age(b.Oldest())
-	r.status.Outbox = o
+	s.Outbox = o
 	return nil
 }
 
-func (r *reader) relay(ctx context.Context) error {
+func (r *Reader) relay(ctx context.Context, s *Status) error {
 	store := relaystore.Open(r.db, r.where)
 	waiting, err := store.Waiting(ctx, r.most)
 	if err != nil {
@@ -264,10 +338,10 @@ func (r *reader) relay(ctx context.Context) error {
 	}
 	lanes := map[string]int{}
 	for _, o := range owners {
-		if o.Alive {
+		if o.Alive() {
 			lanes[o.Owner]++
 		} else {
-			all.Unowned = append(all.Unowned, o.Lane)
+			all.Unowned, all.Free = append(all.Unowned, o.Lane), max(all.Free, Age(-o.Left))
 		}
 	}
 	for _, w := range workers {
@@ -275,11 +349,11 @@ func (r *reader) relay(ctx context.Context) error {
 			ID: w.Owner, Name: w.Name, Up: Age(w.Up), Gone: Age(max(0, -w.Left)), Ready: w.Ready, Stopping: w.Stopping, Lanes: lanes[w.Owner],
 		})
 	}
-	r.status.Relay = all
+	s.Relay = all
 	return nil
 }
 
-func (r *reader) deadLetters(ctx context.Context) error {
+func (r *Reader) deadLetters(ctx context.Context, s *Status) error {
 	counts, err := dlqstore.Open(r.db, r.where).CountOpen(ctx, r.most)
 	if err != nil {
 		return err
@@ -297,11 +371,11 @@ func (r *reader) deadLetters(ctx context.Context) error {
 		all.Total.N += c.N
 		all.Total.AtLeast = all.Total.AtLeast || full
 	}
-	r.status.DeadLetters = all
+	s.DeadLetters = all
 	return nil
 }
 
-func (r *reader) keys(ctx context.Context) error {
+func (r *Reader) keys(ctx context.Context, s *Status) error {
 	store := keystore.Open(r.db, r.where, nil, false)
 	counts, err := store.CountStarted(ctx, r.most)
 	if err != nil {
@@ -321,6 +395,6 @@ func (r *reader) keys(ctx context.Context) error {
 			Endpoint: c.Endpoint, Running: c.Running, Count: Count{N: c.N, AtLeast: total >= int64(r.most)}, Oldest: Age(c.Oldest),
 		})
 	}
-	r.status.Keys = all
+	s.Keys = all
 	return nil
 }

@@ -42,7 +42,11 @@ func each(t *testing.T, test func(t *testing.T, db *sql.DB, cfg oncemill.Config)
 
 func read(t *testing.T, db *sql.DB, cfg status.Config) *status.Status {
 	t.Helper()
-	s, err := status.Read(t.Context(), db, cfg)
+	reader, err := status.New(db, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := reader.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -68,9 +72,10 @@ func publish(t *testing.T, box *outbox.Outbox, n int) {
 func TestRead_TellsWhatWaitsAndWhatIsWrong(t *testing.T) {
 	each(t, func(t *testing.T, db *sql.DB, cfg oncemill.Config) {
 		s := read(t, db, status.Config{Database: cfg})
-		if s.Outbox != nil || s.Relay != nil || s.DeadLetters != nil || s.Keys != nil || len(s.Problems()) != 0 {
+		if s.Outbox != nil || s.Relay != nil || s.DeadLetters != nil || s.Keys != nil {
 			t.Errorf("without tables: %+v", s)
 		}
+		expect(t, s, "None of the tables exist")
 		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, idempotency.Migrations); err != nil {
 			t.Fatal(err)
 		}
@@ -150,10 +155,61 @@ func (refusing) Publish(string, ...*message.Message) error {
 }
 func (refusing) Close() error { return nil }
 
-func TestRead_RefusesBadLimits(t *testing.T) {
+// A lock on the tables of one part hides that part only, and a silent server hangs nobody.
+func TestReader_WaitsForNobody(t *testing.T) {
+	t.Parallel()
+	pg := testserver.Postgres(t)
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, dlq.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	lock, err := pg.DB.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Rollback() //nolint:errcheck // a no-op after the one below
+	if _, err := lock.ExecContext(t.Context(), database.Of(pg.Config).Expand(`lock table {{dead_letters}} in access exclusive mode`)); err != nil {
+		t.Fatal(err)
+	}
+	s := read(t, pg.DB, status.Config{Database: pg.Config})
+	if s.Outbox == nil || s.DeadLetters != nil || !slices.Equal(s.Silent, []string{"dead letters"}) {
+		t.Errorf("with a locked table: %+v", s)
+	}
+	expect(t, s, "gives no answer about the dead letters")
+	if err := lock.Rollback(); err != nil {
+		t.Fatal(err)
+	}
+
+	proxy, db := testserver.OpenSilenceable(t, pg.DSN)
+	reader, err := status.New(db, status.Config{Database: pg.Config})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s, err := reader.Read(t.Context()); err != nil || s.DeadLetters == nil || len(s.Silent) > 0 {
+		t.Errorf("before: %+v, %v", s, err)
+	}
+	proxy.SilenceAll()
+	for range 3 {
+		if s, err := reader.Read(t.Context()); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("a silent server: %+v, %v", s, err)
+		}
+	}
+	proxy.Resume()
+	testserver.Eventually(t, "it is read again", func() bool { _, err := reader.Read(t.Context()); return err == nil })
+}
+
+func TestProblems_QuoteWhatStrangersHaveChosen(t *testing.T) {
+	t.Parallel()
+	s := &status.Status{Keys: &status.Keys{Started: []status.Started{{Endpoint: "POST /\x1b[31m" + strings.Repeat("é", 100), Count: status.Count{N: 2}}}}}
+	want := `2 requests have begun and their processes have ended: "POST /\x1b[31m` + strings.Repeat("é", 29) + `…".`
+	if got := s.Problems(); len(got) != 1 || got[0] != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestNew_RefusesBadLimits(t *testing.T) {
 	t.Parallel()
 	var bad *oncemill.ConfigError
-	if _, err := status.Read(t.Context(), testserver.SQLite(t), status.Config{Limit: -1}); !errors.As(err, &bad) {
+	if _, err := status.New(testserver.SQLite(t), status.Config{Limit: -1}); !errors.As(err, &bad) {
 		t.Errorf("got %v", err)
 	}
 }

@@ -2,8 +2,9 @@
 // and tests the promises on the user's own servers.
 //
 // Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL, and in a
-// YAML file that --config names. A flag overrides its variable, which overrides the file. Exit codes: 0 success (for relay: stopped by a signal),
-// 1 failure, 2 wrong usage.
+// YAML file that --config names. A flag overrides its variable, which overrides the file.
+//
+// Exit codes: 0 success (for relay: stopped by a signal), 1 failure, 2 wrong usage.
 package main
 
 import (

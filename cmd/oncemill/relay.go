@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -121,6 +122,13 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if err != nil {
 		return &usageError{err}
 	}
+	if o.listen != "" {
+		stop, err := serveEndpoint(cmd.Context(), o.listen, worker, db, cfg, log)
+		if err != nil {
+			return err
+		}
+		defer stop() // after the worker, which may take a while to stop
+	}
 	group, ctx := errgroup.WithContext(cmd.Context())
 	if o.notify {
 		listener, err := outbox.NewListener(box, dsn)
@@ -129,17 +137,6 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 		}
 		group.Go(func() error { return listener.Run(ctx) })
 	}
-	if o.listen != "" {
-		listener, err := new(net.ListenConfig).Listen(ctx, "tcp", o.listen)
-		if err != nil {
-			return &usageError{fmt.Errorf("--listen: %w", err)}
-		}
-		log.InfoContext(ctx, "serving health and status", "address", listener.Addr().String())
-		read := func(ctx context.Context) (*status.Status, error) {
-			return status.Read(ctx, db, status.Config{Database: cfg})
-		}
-		group.Go(func() error { return (&endpoint{ready: worker.Ready, read: read}).serve(ctx, listener) })
-	}
 	log.InfoContext(ctx, "relay starting", "dialect", cfg.Dialect.String(), "topology", o.topology)
 	group.Go(func() error { return worker.Run(ctx) })
 	if err := group.Wait(); err != nil {
@@ -147,4 +144,28 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	}
 	log.InfoContext(ctx, "relay stopped", "reason", "signal")
 	return nil
+}
+
+// serveEndpoint serves health and status on an address until stop is called.
+func serveEndpoint(ctx context.Context, address string, worker *relay.Relay, db *sql.DB, cfg oncemill.Config, log *slog.Logger) (stop func(), err error) {
+	reader, err := status.New(db, status.Config{Database: cfg})
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	var malformed *net.AddrError
+	switch {
+	case errors.As(err, &malformed):
+		return nil, &usageError{fmt.Errorf("--listen: %w", err)}
+	case err != nil:
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	log.InfoContext(ctx, "serving health and status", "address", listener.Addr().String())
+	if at, ok := listener.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
+		log.WarnContext(ctx, "health and status are served to other machines, without authentication; they show names of workers, consumers and endpoints", "address", at.String())
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var served sync.WaitGroup
+	served.Go(func() { (&endpoint{ready: worker.Ready, read: reader.Read, log: log}).serve(ctx, listener) })
+	return func() { cancel(); served.Wait() }, nil
 }

@@ -36,23 +36,29 @@ nothing.`,
   oncemill status --json | jq .Outbox.Oldest
   oncemill status --check   # exits with 1 if something is wrong`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if every < 100*time.Millisecond {
+			switch {
+			case every < 100*time.Millisecond:
 				return &usageError{fmt.Errorf("--every %s: must be at least 100ms", every)}
+			case cmd.Flags().Changed("every") && !watch:
+				return &usageError{errors.New("--every is for --watch")}
 			}
 			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
-				out := cmd.OutOrStdout()
-				for {
-					problems, err := showStatus(cmd.Context(), db, cfg, out, watch && isTerminal(out), asJSON, lanes)
-					interrupted := watch && cmd.Context().Err() != nil
-					switch {
-					case err != nil && !interrupted:
-						return err
-					case !watch && check && problems > 0:
-						return errProblems
-					case !watch || interrupted || !sleep.For(cmd.Context(), every):
-						return nil
-					}
+				reader, err := status.New(db, status.Config{Database: cfg})
+				if err != nil {
+					return err
 				}
+				out := cmd.OutOrStdout()
+				show := func(clearFirst bool) (int, error) {
+					return showStatus(cmd.Context(), reader, out, clearFirst, asJSON, lanes)
+				}
+				if watch {
+					return watchStatus(cmd, every, func() error { _, err := show(isTerminal(out)); return err })
+				}
+				problems, err := show(false)
+				if err == nil && check && problems > 0 {
+					err = errProblems
+				}
+				return err
 			})
 		},
 	}
@@ -62,12 +68,28 @@ nothing.`,
 	flags.BoolVar(&asJSON, "json", false, "print JSON, one line each time")
 	flags.BoolVar(&check, "check", false, "exit with 1 if something is wrong")
 	flags.BoolVar(&lanes, "lanes", false, "show each lane that has messages")
+	cmd.MarkFlagsMutuallyExclusive("watch", "check")
+	cmd.MarkFlagsMutuallyExclusive("json", "lanes") // JSON has the lanes
 	return cmd
 }
 
+// watchStatus shows the status until it is interrupted. After an error it goes on: a failover is
+// when people watch.
+func watchStatus(cmd *cobra.Command, every time.Duration, show func() error) error {
+	for {
+		err := show()
+		if err != nil && cmd.Context().Err() == nil {
+			cmd.PrintErrln("oncemill:", inFlags(err))
+		}
+		if !sleep.For(cmd.Context(), every) {
+			return nil
+		}
+	}
+}
+
 // showStatus prints the status and returns the number of problems.
-func showStatus(ctx context.Context, db *sql.DB, cfg oncemill.Config, out io.Writer, clearFirst, asJSON, lanes bool) (int, error) {
-	s, err := status.Read(ctx, db, status.Config{Database: cfg})
+func showStatus(ctx context.Context, reader *status.Reader, out io.Writer, clearFirst, asJSON, lanes bool) (int, error) {
+	s, err := reader.Read(ctx)
 	if err != nil {
 		return 0, err
 	}
@@ -91,7 +113,7 @@ func showStatus(ctx context.Context, db *sql.DB, cfg oncemill.Config, out io.Wri
 		text.WriteString("Nothing is wrong.\n")
 	}
 	for _, p := range problems {
-		text.WriteString(oneLine(p) + "\n")
+		text.WriteString(p + "\n")
 	}
 	_, err = io.WriteString(out, text.String())
 	return len(problems), err
@@ -101,8 +123,11 @@ func statusRows(table io.Writer, s *status.Status, lanes bool) {
 	row := func(what string, format string, args ...any) {
 		fmt.Fprintf(table, "%s\t%s\n", what, fmt.Sprintf(format, args...))
 	}
-	for _, set := range s.Forbidden {
-		row(set, "this role may not read its tables; docs/operations.md has the grants")
+	for _, part := range s.Forbidden {
+		row(part, "not readable by this role")
+	}
+	for _, part := range s.Silent {
+		row(part, "no answer")
 	}
 	if o := s.Outbox; o != nil {
 		row("outbox", "%s waiting%s", o.Depth, since(o.Depth, o.Oldest))

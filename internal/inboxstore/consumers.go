@@ -5,22 +5,32 @@ import (
 	"slices"
 )
 
+// consumersPage is how many consumers a statement returns at most.
+const consumersPage = 1000
+
 // Consumers implements [Store].
 func (s *store) Consumers(ctx context.Context) ([]string, error) {
 	var all []string
 	for _, query := range []string{s.text.Consumers, s.text.FailingConsumers} {
-		found, err := s.names(ctx, query)
-		if err != nil {
-			return nil, err
+		last := "" // before every consumer
+		for {
+			page, err := s.names(ctx, query, last, consumersPage)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, page...)
+			if len(page) < consumersPage {
+				break
+			}
+			last = page[len(page)-1]
 		}
-		all = append(all, found...)
 	}
 	slices.Sort(all)
 	return slices.Compact(all), nil
 }
 
-func (s *store) names(ctx context.Context, query string) (all []string, err error) {
-	rows, err := s.db.QueryContext(ctx, query)
+func (s *store) names(ctx context.Context, query string, args ...any) (all []string, err error) {
+	rows, err := s.db.QueryContext(ctx, query, args...)
 	if err != nil {
 		return nil, err
 	}

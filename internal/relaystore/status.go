@@ -28,9 +28,12 @@ type Waiting struct {
 // Owner is who has a lane.
 type Owner struct {
 	Lane  int
-	Owner string // "" if nobody has
-	Alive bool   // the lease has not ended
+	Owner string        // "" if nobody has
+	Left  time.Duration // of the lease; negative since it ended, down to an hour
 }
+
+// Alive reports whether the owner holds the lane.
+func (o Owner) Alive() bool { return o.Owner != "" && o.Left > 0 }
 
 // Seen is a worker.
 type Seen struct {
@@ -64,7 +67,9 @@ func (s *sqlite) Owners(ctx context.Context) ([]Owner, error) {
 func readOwners(ctx context.Context, db *sql.DB, text string) (all []Owner, err error) {
 	err = eachRow(ctx, db, text, func(rows *sql.Rows) error {
 		var o Owner
-		err := rows.Scan(&o.Lane, &o.Owner, &o.Alive)
+		var left int64
+		err := rows.Scan(&o.Lane, &o.Owner, &left)
+		o.Left = time.Duration(left) * time.Microsecond
 		all = append(all, o)
 		return err
 	})

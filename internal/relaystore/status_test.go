@@ -30,12 +30,12 @@ func TestStore_OwnersAndWorkersAreWhoTheyAre(t *testing.T) {
 		}
 		for lane, o := range owners {
 			mine := lane == testLane
-			if o.Lane != lane || o.Alive != mine || (o.Owner == p.f.Owner) != mine {
+			if o.Lane != lane || o.Alive() != mine || (o.Owner == p.f.Owner) != mine {
 				t.Errorf("lane %d: %+v", lane, o)
 			}
 		}
 		p.exec(t, `update {{relay_leases}} set lease_until = `+p.longAgo()+` where lane = $1`, testLane)
-		if owners, err = p.Owners(t.Context()); err != nil || owners[testLane].Alive {
+		if owners, err = p.Owners(t.Context()); err != nil || owners[testLane].Alive() || owners[testLane].Left > -time.Minute {
 			t.Errorf("after its lease has ended: %+v, %v", owners[testLane], err)
 		}
 

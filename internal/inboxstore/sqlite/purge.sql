@@ -49,9 +49,9 @@ where consumer = $1
 	)
 
 -- name: consumers
--- By the primary key: one probe for each consumer. Nobody has thousands.
+-- By the primary key: one probe for each consumer, in ascending order.
 with recursive c (consumer) as (
-	select (select min(i.consumer) from {{inbox}} i)
+	select (select min(i.consumer) from {{inbox}} i where i.consumer > $1)
 	union all
 	select (select min(i.consumer) from {{inbox}} i where i.consumer > c.consumer)
 	from c
@@ -60,12 +60,12 @@ with recursive c (consumer) as (
 select consumer
 from c
 where consumer is not null
-limit 10000
+limit $2
 
 -- name: failing_consumers
 -- As consumers, of those with failure records.
 with recursive c (consumer) as (
-	select (select min(f.consumer) from {{inbox_failures}} f)
+	select (select min(f.consumer) from {{inbox_failures}} f where f.consumer > $1)
 	union all
 	select (select min(f.consumer) from {{inbox_failures}} f where f.consumer > c.consumer)
 	from c
@@ -74,4 +74,4 @@ with recursive c (consumer) as (
 select consumer
 from c
 where consumer is not null
-limit 10000
+limit $2

@@ -7,9 +7,9 @@ select
 	(select count(*) from (select from {{parked}} p order by p.lane, p.key, p.id limit $1) a);
 
 -- name: owners
--- Whether the lease of a lane has an owner that renews it.
+-- How long the lease of a lane lasts, or has been over, up to an hour.
 -- scans: relay_leases: it has 33 rows
-select lane, owner, lease_until > clock_timestamp() and owner <> ''
+select lane, owner, (extract(epoch from greatest(lease_until, clock_timestamp() - interval '1 hour') - clock_timestamp()) * 1000000)::bigint
 from {{relay_leases}}
 where lane >= 0
 order by lane;

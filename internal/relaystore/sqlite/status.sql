@@ -7,9 +7,9 @@ select
 	(select count(*) from (select 1 from {{parked}} p order by p.lane, p.key, p.id limit ?1));
 
 -- name: owners
--- Whether the lease of a lane has an owner that renews it.
+-- How long the lease of a lane lasts, or has been over, up to an hour.
 -- By its primary key.
-select lane, owner, lease_until > cast(unixepoch('subsec') * 1000000 as integer) and owner <> ''
+select lane, owner, max(lease_until, cast(unixepoch('subsec') * 1000000 as integer) - 3600000000) - cast(unixepoch('subsec') * 1000000 as integer)
 from {{relay_leases}}
 where lane >= 0
 order by lane;
