@@ -22,11 +22,12 @@ import (
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
+	"github.com/oncemill/oncemill/status"
 )
 
 // shop is a server whose roles have what docs/operations.md grants them.
 type shop struct {
-	admin, owner, producer, stock, operator *sql.DB
+	admin, owner, producer, stock, operator, observer *sql.DB
 
 	box      *outbox.Outbox // the relay's
 	shelf    *outbox.Outbox // the producer's
@@ -85,7 +86,7 @@ func newShop(t *testing.T) *shop {
 	}
 	must(server.Open().ExecContext(t.Context(), `create database shop`))
 	s := &shop{admin: server.OpenAs("postgres", "shop"), broker: &choosy{refuses: map[string]bool{}, got: map[string][]*message.Message{}}}
-	for role, db := range map[string]**sql.DB{"owner": &s.owner, "producer": &s.producer, "stock": &s.stock, "operator": &s.operator} {
+	for role, db := range map[string]**sql.DB{"owner": &s.owner, "producer": &s.producer, "stock": &s.stock, "operator": &s.operator, "observer": &s.observer} {
 		must(s.admin.ExecContext(t.Context(), `create role shop_`+role+` login password 'postgres'`))
 		*db = server.OpenAs("shop_"+role, "shop")
 	}
@@ -322,7 +323,7 @@ func TestRoles_TokensOfReplaysAreTheConsumersOwn(t *testing.T) {
 	if own := texts(t, s.stock, `select consumer from oncemill.dead_letters where token <> ''`); !slices.Equal(own, []string{"stock"}) {
 		t.Errorf("stock reads the tokens of %v", own)
 	}
-	for name, db := range map[string]*sql.DB{"producer": s.producer, "operator": s.operator} {
+	for name, db := range map[string]*sql.DB{"producer": s.producer, "operator": s.operator, "observer": s.observer} {
 		if _, err := db.ExecContext(t.Context(), `select token from oncemill.dead_letters`); sqlerr.State(err) != "42501" {
 			t.Errorf("the %s reads tokens: %v", name, err)
 		}
@@ -337,5 +338,37 @@ func TestRoles_TokensOfReplaysAreTheConsumersOwn(t *testing.T) {
 				t.Errorf("%s, as %s: %v", text, name, err)
 			}
 		}
+	}
+}
+
+// Who sees how much waits sees nothing of the messages, and who may not see it is told so.
+func TestRoles_AnObserverSeesHowMuchWaits(t *testing.T) {
+	t.Parallel()
+	s := newShop(t)
+	err := s.shelf.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+		return s.shelf.Publish(ctx, tx, "orders", message.NewMessage("order-1", []byte("private")))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	look := func(db *sql.DB) (*status.Status, error) {
+		reader, err := status.New(db, status.Config{})
+		if err != nil {
+			return nil, err
+		}
+		return reader.Read(t.Context())
+	}
+	seen, err := look(s.observer)
+	if err != nil || len(seen.Forbidden) > 0 || seen.Outbox.Depth.N != 1 || seen.Relay == nil || seen.DeadLetters == nil {
+		t.Errorf("an observer sees %+v, %v", seen, err)
+	}
+	for _, text := range []string{`select payload from oncemill.outbox`, `select payload from oncemill.dead_letters`, `delete from oncemill.outbox`} {
+		if _, err := s.observer.ExecContext(t.Context(), text); sqlerr.State(err) != "42501" {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	seen, err = look(s.producer)
+	if want := []string{"outbox", "relay", "dead letters"}; err != nil || !slices.Equal(seen.Forbidden, want) {
+		t.Errorf("a producer may not read %v, want %v, %v", seen.Forbidden, want, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/inboxstore"
 	"github.com/oncemill/oncemill/internal/sleep"
 )
@@ -20,6 +21,10 @@ var Migrations = oncemill.Migrations{Name: "inbox", FS: inboxstore.Migrations}
 const (
 	purgeBatch    = 1000
 	purgeInterval = 10 * time.Second
+
+	// purgePause is between two batches. Purging yields to handling: it removes at most some
+	// 10,000 ids a second.
+	purgePause = purgeInterval / 100
 
 	// purgeWorthwhile is how many failure records must have been removed for the next ones
 	// to be looked at at once.
@@ -53,10 +58,9 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 		if err != nil && ctx.Err() == nil {
 			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "old ids not removed", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
 		}
-		// Purging yields to handling: it removes at most some 10,000 ids a second.
 		wait := purgeInterval
 		if more {
-			wait = purgeInterval / 100
+			wait = purgePause
 		}
 		if !sleep.For(ctx, in.jitter(wait)) {
 			return
@@ -67,14 +71,25 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 // Purge is one step of Run. It reports whether there may be more to remove.
 func (in *Inbox) Purge(ctx context.Context) (more bool, err error) {
 	for _, own := range in.family() {
-		full, err := ask(ctx, own, func(ctx context.Context) (bool, error) {
-			ids, failures, err := own.store.Purge(ctx, own.cfg.Retention, purgeBatch)
-			return ids == purgeBatch || failures >= purgeWorthwhile, err
-		})
+		removed, err := removeBatch(ctx, own.calls, own.store, own.cfg.Retention)
 		if err != nil {
 			return false, err
 		}
-		more = more || full
+		more = more || removed.full()
 	}
 	return more, nil
+}
+
+// removal is what one batch has removed of a consumer.
+type removal struct{ ids, failures int64 }
+
+// full reports whether there may be more to remove.
+func (r removal) full() bool { return r.ids == purgeBatch || r.failures >= purgeWorthwhile }
+
+// removeBatch removes one batch of what a consumer keeps past its retention.
+func removeBatch(ctx context.Context, calls *bounded.Calls, store inboxstore.Store, retention time.Duration) (removal, error) {
+	return bounded.Do(ctx, calls, callLimit, func(ctx context.Context) (removal, error) {
+		ids, failures, err := store.Purge(ctx, retention, purgeBatch)
+		return removal{ids, failures}, err
+	})
 }

@@ -30,6 +30,8 @@ type metrics struct {
 	// upkeep.
 	held atomic.Pointer[outboxstore.Held]
 
+	gauges gauges
+
 	confirmed, refused, unroutable, unavailable, unknown metric.MeasurementOption
 }
 
@@ -82,6 +84,7 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 			}
 			return []outboxstore.Holder{*h.Oldest}
 		})
+	errs = append(errs, m.gauges.register(meter))
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)
 	}

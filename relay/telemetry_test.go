@@ -45,6 +45,33 @@ func (m *telemetry) counter(t testing.TB, name string, outcome ...string) int {
 	return int(total)
 }
 
+// gaugeSum returns the sum of a gauge's values; false if it has none.
+func (m *telemetry) gaugeSum(t testing.TB, name string) (total float64, found bool) {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := m.reader.Collect(context.WithoutCancel(t.Context()), &all); err != nil {
+		t.Fatal(err)
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, metric := range scope.Metrics {
+			if metric.Name != name {
+				continue
+			}
+			switch data := metric.Data.(type) {
+			case metricdata.Gauge[int64]:
+				for _, point := range data.DataPoints {
+					total, found = total+float64(point.Value), true
+				}
+			case metricdata.Gauge[float64]:
+				for _, point := range data.DataPoints {
+					total, found = total+point.Value, true
+				}
+			}
+		}
+	}
+	return total, found
+}
+
 func (m *telemetry) outcomes(t testing.TB, outcome string) int {
 	t.Helper()
 	return m.counter(t, "oncemill.relay.outcomes", outcome)

@@ -16,6 +16,8 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
@@ -34,6 +36,7 @@ import (
 //	scheduler moves scheduled messages that are due, under the same lease
 //	doctor  makes the worker fit again when the database answers
 //	archiver archives rows past the history's retention, under the same lease
+//	gauge    reads the backlog for the metrics while they are collected, under the same lease
 //	sink    runs the sink's own connections
 //
 // The others communicate with the loop over channels; only the list of outcomes is
@@ -45,6 +48,8 @@ type worker struct {
 	leases      relaystore.Leases
 	store       taskStore
 	deadLetters *dlq.Store
+	observed    relaystore.Observations
+	openLetters func(ctx context.Context, most int) ([]dlqstore.OpenCount, error)
 	owner       string
 	log         *slog.Logger
 	met         *metrics
@@ -85,7 +90,8 @@ type worker struct {
 func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
+		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		owner:       rand.Text(),
 		bounds:      bounded.New(maxAbandoned),
 		health:      newHealth(r.cfg.Lease),
@@ -180,6 +186,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.upkeep(working) })
 	group.Go(func() error { return w.scheduler(working) })
 	group.Go(func() error { return w.archiver(working) })
+	group.Go(func() error { return w.gauge(working) })
 	group.Go(func() error { return w.doctor(working) })
 	group.Go(func() error {
 		err := newLeaser(w).run(stopping, working)

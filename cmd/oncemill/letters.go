@@ -24,7 +24,7 @@ import (
 
 func newLetters(opts *options) *cobra.Command {
 	letters := newList(opts, "letters")
-	letters.AddCommand(newList(opts, "list"), newShowLetter(opts), newReplay(opts), newDiscard(opts))
+	letters.AddCommand(newList(opts, "list"), newGroups(opts), newShowLetter(opts), newReplay(opts), newDiscard(opts))
 	return letters
 }
 
@@ -88,6 +88,7 @@ relay's message.`,
 		"states to list: dead, held, replaying, discarding, replayed, discarded")
 	flags.StringVar(&filter.Topic, "topic", "", "only dead letters of this topic")
 	flags.StringVar(&filter.Key, "key", "", "only dead letters of this ordering key")
+	flags.StringVar(&filter.Fingerprint, "fingerprint", "", "only dead letters of this group; oncemill letters groups shows them")
 	flags.StringVar(&filter.MessageID, "message-id", "", "only dead letters of this message")
 	flags.StringVar(&filter.Consumer, "consumer", "", "only dead letters of this consumer")
 	flags.StringVar(&filter.Reason, "reason-class", "", "only dead letters with this reason; "+reasons())
@@ -177,6 +178,43 @@ func oneLine(s string) string {
 		return string(runes[:most-1]) + "…"
 	}
 	return quoted
+}
+
+func newGroups(opts *options) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:   "groups",
+		Short: "List groups of open dead letters that failed alike, the largest first",
+		Long: `List groups of open dead letters that failed alike: of one source or consumer, with the
+same reason, and with errors that differ only in ids and numbers. TOPIC and ERROR are those
+of the newest one. The newest 10,000 dead letters in each state are looked at.`,
+		Example: `  oncemill letters groups
+  oncemill letters --fingerprint 5b1c...`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return opts.withLetters(cmd, func(letters *dlq.Store) error {
+				groups, err := letters.Groups(cmd.Context())
+				if err != nil {
+					return err
+				}
+				if asJSON {
+					return printJSON(cmd.OutOrStdout(), groups, "")
+				}
+				table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+				fmt.Fprintln(table, "COUNT\tFROM\tREASON\tFIRST\tLAST\tNEWEST\tTOPIC\tFINGERPRINT\tERROR")
+				for _, g := range groups {
+					from := string(g.Source)
+					if g.Consumer != "" {
+						from = g.Consumer
+					}
+					fmt.Fprintf(table, "%d\t%s\t%s\t%s\t%s\t%d\t%s\t%s\t%s\n", g.Count, oneLine(from), oneLine(g.Reason),
+						g.First.Format(time.RFC3339), g.Last.Format(time.RFC3339), g.Newest, oneLine(g.Topic), oneLine(g.Fingerprint), oneLine(g.Error))
+				}
+				return table.Flush()
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
 }
 
 func newShowLetter(opts *options) *cobra.Command {

@@ -88,6 +88,16 @@ func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
 	if list := run(0, "letters"); strings.Contains(list, "\x1b") || !strings.Contains(list, `not to my liking\n\x1b[31m`) {
 		t.Errorf("the list shows what strangers wrote: %q", list)
 	}
+	if groups := run(0, "letters", "groups"); !strings.Contains(groups, "2      relay  refused") || strings.Contains(groups, "\x1b") {
+		t.Errorf("groups: %q", groups)
+	}
+	var groups []dlq.Group
+	if err := json.Unmarshal([]byte(run(0, "letters", "groups", "--json")), &groups); err != nil || len(groups) != 1 || groups[0].Count != 2 {
+		t.Fatalf("%+v, %v", groups, err)
+	}
+	if list := run(0, "letters", "--fingerprint", groups[0].Fingerprint); !strings.Contains(list, "  a ") || !strings.Contains(list, "  b ") {
+		t.Errorf("the letters of a group: %s", list)
+	}
 	var page []dlq.Letter
 	if err := json.Unmarshal([]byte(run(0, "letters", "--json", "--message-id", "a")), &page); err != nil || len(page) != 1 {
 		t.Fatalf("%d letters, %v", len(page), err)

@@ -1,9 +1,10 @@
 // Command oncemill creates and upgrades oncemill's tables, runs the relay, handles dead letters,
 // and tests the promises on the user's own servers.
 //
-// Every flag can also be set by an environment variable: --amqp-url is ONCEMILL_AMQP_URL. A
-// flag overrides its variable. Exit codes: 0 success (for relay: stopped by a signal),
-// 1 failure, 2 wrong usage.
+// Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL, and in a
+// YAML file that --config names. A flag overrides its variable, which overrides the file.
+//
+// Exit codes: 0 success (for relay: stopped by a signal), 1 failure, 2 wrong usage.
 package main
 
 import (

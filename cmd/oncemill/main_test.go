@@ -5,12 +5,15 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"io"
+	"net/http"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -83,7 +86,8 @@ func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 		"the same shards":     {args: []string{"move-shards", "--amqp-url", "amqp://localhost", "--topic", "orders", "--consumer", "stock", "--previous", "2", "--count", "2"}, want: "--previous 2"},
 		"plaintext":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://a:" + secret + "@example.com"}, want: "--amqp-allow-plaintext"},
 		"bad topology":        {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--topology", "x"}, want: "--topology"},
-		"listen on SQLite":    {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--listen"}, want: "only PostgreSQL has NOTIFY"},
+		"notify on SQLite":    {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--notify"}, want: "only PostgreSQL has NOTIFY"},
+		"bad address":         {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--listen", "nowhere"}, want: "--listen"},
 		"bad lease":           {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--lease", "1ms"}, want: "--lease"},
 		"several bad at once": {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--window", "-1", "--lease", "1ms"}, want: "--window"},
 		"short history":       {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--history", "30m"}, want: "--history"},
@@ -200,7 +204,9 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 		t.Fatal(err)
 	}
 	away.Host = "127.0.0.1:1" // a node that is down
-	cmd, output := command(t.Context(), env, "relay", "--amqp-url", away.String(), "--amqp-url", uri, "--topology", "queue", "--log-format", "json", "--listen")
+	cmd, output := command(t.Context(), env, "relay", "--amqp-url", away.String(), "--amqp-url", uri, "--topology", "queue", "--log-format", "json", "--notify", "--listen", "127.0.0.1:0")
+	log := &sharedOutput{}
+	cmd.Stderr = log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -219,6 +225,7 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 		return n
 	}
 	testserver.Eventually(t, "all messages are relayed", func() bool { return left() == 0 })
+	expectEndpoint(t, log)
 	var kept int
 	if err := pg.DB.QueryRowContext(t.Context(), "select count(*) from "+database.Of(box.Config().Database).Table("outbox_history")).Scan(&kept); err != nil {
 		t.Fatal(err)
@@ -230,7 +237,7 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err != nil {
-		t.Errorf("%v; output: %s", err, output)
+		t.Errorf("%v; output: %s%s", err, output, log)
 	}
 	q, err := ch.QueueDeclarePassive("orders", true, false, false, false, nil)
 	if err != nil {
@@ -244,7 +251,60 @@ func TestRelayCommand_DeliversAndStopsCleanlyOnSIGTERM(t *testing.T) {
 	if err != nil || owned != 0 {
 		t.Errorf("%d leases are still owned (%v)", owned, err)
 	}
-	if !strings.Contains(output.String(), "relay stopped") {
-		t.Errorf("does not tell that it stopped: %s", output)
+	if !strings.Contains(log.String(), "relay stopped") {
+		t.Errorf("does not tell that it stopped: %s", log)
+	}
+}
+
+// sharedOutput can be read while a process writes to it.
+type sharedOutput struct {
+	mu   sync.Mutex // guards text
+	text bytes.Buffer
+}
+
+func (o *sharedOutput) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.Write(p)
+}
+
+func (o *sharedOutput) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// expectEndpoint looks at what a working relay serves.
+func expectEndpoint(t *testing.T, log *sharedOutput) {
+	t.Helper()
+	_, rest, _ := strings.Cut(log.String(), `"msg":"serving health and status","address":"`)
+	address, _, found := strings.Cut(rest, `"`)
+	if !found {
+		t.Fatalf("no address in %s", log)
+	}
+	get := func(path string) (code int, body string) {
+		t.Helper()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+address+path, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer response.Body.Close() //nolint:errcheck // it is read to its end
+		text, err := io.ReadAll(response.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return response.StatusCode, string(text)
+	}
+	for _, path := range []string{"/healthz", "/readyz"} {
+		if code, body := get(path); code != http.StatusOK || body != "ok\n" {
+			t.Errorf("%s: %d %s", path, code, body)
+		}
+	}
+	if code, body := get("/status"); code != http.StatusOK || !strings.Contains(body, `"Workers":[{`) {
+		t.Errorf("/status: %d %s", code, body)
 	}
 }

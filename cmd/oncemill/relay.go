@@ -1,10 +1,13 @@
 package main
 
 import (
+	"context"
 	"database/sql"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"sync"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -15,13 +18,15 @@ import (
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
 	"github.com/oncemill/oncemill/relay/rabbitmq"
+	"github.com/oncemill/oncemill/status"
 )
 
 type relayOptions struct {
 	amqp     amqpOptions
 	topology string
 	history  time.Duration
-	listen   bool
+	notify   bool
+	listen   string
 	order    string
 	holdKey  bool
 	relay    relay.Config
@@ -52,7 +57,8 @@ signal ends it at once.`,
 	o.amqp.register(flags)
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
-	flags.BoolVar(&o.listen, "listen", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
+	flags.StringVar(&o.listen, "listen", "", "address to serve /healthz, /readyz and /status at, such as 127.0.0.1:9090; it has no authentication (default: none)")
+	flags.BoolVar(&o.notify, "notify", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
 	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's name)")
 	flags.BoolVar(&o.relay.UniqueName, "unique-name", false, "take over the lanes of a crashed worker of the same --name at once; no two running workers may share the name")
 	flags.DurationVar(&o.relay.Lease, "lease", 15*time.Second, "after how long others take over a dead worker's lanes; use the same value for all workers")
@@ -116,11 +122,18 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if err != nil {
 		return &usageError{err}
 	}
+	if o.listen != "" {
+		stop, err := serveEndpoint(cmd.Context(), o.listen, worker, db, cfg, log)
+		if err != nil {
+			return err
+		}
+		defer stop() // after the worker, which may take a while to stop
+	}
 	group, ctx := errgroup.WithContext(cmd.Context())
-	if o.listen {
+	if o.notify {
 		listener, err := outbox.NewListener(box, dsn)
 		if err != nil {
-			return &usageError{fmt.Errorf("--listen: %w", err)}
+			return &usageError{fmt.Errorf("--notify: %w", err)}
 		}
 		group.Go(func() error { return listener.Run(ctx) })
 	}
@@ -131,4 +144,28 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	}
 	log.InfoContext(ctx, "relay stopped", "reason", "signal")
 	return nil
+}
+
+// serveEndpoint serves health and status on an address until stop is called.
+func serveEndpoint(ctx context.Context, address string, worker *relay.Relay, db *sql.DB, cfg oncemill.Config, log *slog.Logger) (stop func(), err error) {
+	reader, err := status.New(db, status.Config{Database: cfg})
+	if err != nil {
+		return nil, &usageError{err}
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
+	var malformed *net.AddrError
+	switch {
+	case errors.As(err, &malformed):
+		return nil, &usageError{fmt.Errorf("--listen: %w", err)}
+	case err != nil:
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	log.InfoContext(ctx, "serving health and status", "address", listener.Addr().String())
+	if at, ok := listener.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
+		log.WarnContext(ctx, "health and status are served to other machines, without authentication; they show names of workers, consumers and endpoints", "address", at.String())
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	var served sync.WaitGroup
+	served.Go(func() { (&endpoint{ready: worker.Ready, read: reader.Read, log: log}).serve(ctx, listener) })
+	return func() { cancel(); served.Wait() }, nil
 }

@@ -54,6 +54,7 @@ func inFlags(err error) string {
 
 // options are the flags that all commands share.
 type options struct {
+	config    string
 	database  databaseOptions
 	logFormat string
 	logLevel  string
@@ -65,11 +66,13 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, lists and replays dead letters, tests the promises on your own
-servers, and tests how HTTP services treat Idempotency-Key.
+committed messages, shows what waits, lists and replays dead letters, deletes what has
+expired, tests the promises on your own servers, and tests how HTTP services treat
+Idempotency-Key.
 
-Every flag can also be set by an environment variable: --amqp-url is
-ONCEMILL_AMQP_URL. A flag overrides its variable.
+Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
+and in a YAML file that --config names: a map of flags, and of commands with theirs. A
+flag overrides its variable, which overrides the file.
 
 Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 		SilenceUsage:  true,
@@ -77,6 +80,11 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			if err := fromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
 				return err
+			}
+			if opts.config != "" {
+				if err := fromFile(cmd, opts.config); err != nil {
+					return err
+				}
 			}
 			opts.database.url = driverURL(opts.database.url) // before anything connects
 			if socketFirst(opts.database.url) {
@@ -94,10 +102,11 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &usageError{err} })
 	flags := root.PersistentFlags()
+	flags.StringVar(&opts.config, "config", "", "YAML file with further flags, such as lease: 15s, in a map for each command or for all (default: none)")
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newLetters(opts), newResend(opts), newMoveShards(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newLetters(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone
@@ -111,6 +120,17 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	root.SetVersionTemplate("{{.DisplayName}} {{.Version}}\n")
 	root.SetHelpCommand(newHelp())
 	return root
+}
+
+func newVersion() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version of this program and of Go",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), "oncemill", version())
+			return err
+		},
+	}
 }
 
 // newHelp is cobra's help command, but an unknown command is an error.

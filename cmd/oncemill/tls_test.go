@@ -150,7 +150,7 @@ func TestCommand_AcceptsSeveralHosts(t *testing.T) {
 	}
 }
 
-// The connection of --listen also verifies the server before it sends the password.
+// The connection of --notify also verifies the server before it sends the password.
 func TestRelayCommand_SendsNoPasswordToAnotherServer(t *testing.T) {
 	t.Parallel()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
@@ -200,7 +200,7 @@ func TestRelayCommand_SendsNoPasswordToAnotherServer(t *testing.T) {
 	root := newRoot()
 	root.SetErr(io.Discard)
 	// The command does not know that this name is loopback.
-	root.SetArgs([]string{"relay", "--listen", "--database", "postgres://u:secret@LOCALHOST:" + port + "/shop", "--amqp-url", "amqp://localhost:1", "--stop-timeout", "100ms"})
+	root.SetArgs([]string{"relay", "--notify", "--database", "postgres://u:secret@LOCALHOST:" + port + "/shop", "--amqp-url", "amqp://localhost:1", "--stop-timeout", "100ms"})
 	err = root.ExecuteContext(ctx)
 	if n := startups.Load(); n > 0 || err == nil || !strings.Contains(err.Error(), "certificate") {
 		t.Errorf("%d connections went on with the certificate of a stranger; the command ended with %v", n, err)

@@ -43,6 +43,14 @@ type Store interface {
 	// one that is dead or a consumer's that is replaying. The rest is as with Replay.
 	Discard(ctx context.Context, ids []int64, by, reason string) (accepted []int64, err error)
 
+	// CountOpen counts the dead letters that are neither replayed nor discarded, at most so
+	// many of each state, the oldest ones.
+	CountOpen(ctx context.Context, most int) ([]OpenCount, error)
+
+	// Groups returns the groups of alike open dead letters, the largest first, at most so many.
+	// It looks at the newest of each state, at most so many.
+	Groups(ctx context.Context, look, most int) ([]Group, error)
+
 	// Purge deletes the dead letters that were replayed or discarded longer ago than
 	// retention, in short transactions. It leaves those that others have locked.
 	Purge(ctx context.Context, retention time.Duration) (deleted int64, err error)
@@ -69,6 +77,23 @@ type Store interface {
 	EndReplay(ctx context.Context, tx oncemill.Tx, consumer string, id int64, token string, payload []byte) (ended bool, err error)
 }
 
+// OpenCount is a number of dead letters.
+type OpenCount struct {
+	State, Source, Consumer string
+	N                       int64
+	Oldest                  time.Duration // its age
+}
+
+// Group is a group of dead letters with the same fingerprint.
+type Group struct {
+	Fingerprint string
+	N           int64
+	First, Last time.Time // when they died
+	Newest      int64     // the id of one of them, which the rest is from
+
+	Source, Consumer, Topic, Reason, Error string
+}
+
 // Open returns the store of a database.
 func Open(db *sql.DB, where database.Database) Store {
 	if where.Dialect == oncemill.SQLite {
@@ -82,6 +107,7 @@ func Open(db *sql.DB, where database.Database) Store {
 type texts struct {
 	Get, States, ReplayToken, CheckReplay    string
 	Add, Replay, Discard, EndReplay, Purge   string
+	CountOpen, Groups                        string
 	NewestByTime, OldestByTime               string
 	NewestByMessage, OldestByMessage         string
 	NewestByKey, OldestByKey                 string

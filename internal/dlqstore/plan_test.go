@@ -39,7 +39,7 @@ func TestPlans_FailWithoutAnIndex(t *testing.T) {
 			"closed": {"purge"}, "died": {"newest_by_time", "oldest_by_time"}, "message": {"newest_by_message", "oldest_by_message"},
 			"key": {"newest_by_key", "oldest_by_key"}, "fingerprint": {"newest_by_fingerprint", "oldest_by_fingerprint"},
 			"consumer": {"newest_by_consumer", "oldest_by_consumer"}, "topic": {"newest_by_topic", "oldest_by_topic"},
-			"state": {"newest_by_state", "oldest_by_state"},
+			"state": {"newest_by_state", "oldest_by_state", "count_open", "groups"},
 		} {
 			drop := `drop index {{dead_letters_` + index + `}}`
 			if f.where.Dialect == oncemill.SQLite {

@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"math"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
@@ -58,6 +59,30 @@ func (s *store) States(ctx context.Context, ids []int64) (map[int64]string, erro
 		return nil
 	}, s.text.States, s.ids(ids))
 	return states, err
+}
+
+func (s *store) CountOpen(ctx context.Context, most int) (counts []OpenCount, err error) {
+	err = each(ctx, s.db, func(rows *sql.Rows) error {
+		var c OpenCount
+		var age int64
+		err := rows.Scan(&c.State, &c.Source, &c.Consumer, &c.N, &age)
+		c.Oldest = time.Duration(age) * time.Microsecond
+		counts = append(counts, c)
+		return err
+	}, s.text.CountOpen, most)
+	return counts, err
+}
+
+func (s *store) Groups(ctx context.Context, look, most int) (groups []Group, err error) {
+	err = each(ctx, s.db, func(rows *sql.Rows) error {
+		var g Group
+		var first, last int64
+		err := rows.Scan(&g.Fingerprint, &g.N, &first, &last, &g.Newest, &g.Source, &g.Consumer, &g.Topic, &g.Reason, &g.Error)
+		g.First, g.Last = time.UnixMicro(first).UTC(), time.UnixMicro(last).UTC()
+		groups = append(groups, g)
+		return err
+	}, s.text.Groups, look, most)
+	return groups, err
 }
 
 func (s *store) Replay(ctx context.Context, ids []int64, by, reason string) ([]int64, error) {

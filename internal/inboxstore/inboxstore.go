@@ -47,6 +47,9 @@ type Store interface {
 	// records, each time at the next ones, and removes those of handled messages.
 	Purge(ctx context.Context, retention time.Duration, limit int) (ids, failures int64, err error)
 
+	// Consumers returns all consumers that have ids or failure records, in order.
+	Consumers(ctx context.Context) ([]string, error)
+
 	// Ping checks whether the database can be reached.
 	Ping(ctx context.Context) error
 

@@ -87,3 +87,19 @@ func TestPurge_LooksAtAFewFailuresAtATime(t *testing.T) {
 		}
 	})
 }
+
+// A statement lists a thousand.
+func TestConsumers_ReturnsAll(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		if f.where.Dialect == oncemill.PostgreSQL {
+			f.exec(t, `alter table {{inbox}} disable trigger user`) // the seal
+		}
+		const numbers = `with recursive n (i) as (select 1 union all select i + 1 from n where i < 2000)`
+		f.exec(t, `insert into {{inbox}} (consumer, message_id) `+numbers+` select 'a' || (i + 1000), 'm' from n`)
+		f.exec(t, `insert into {{inbox_failures}} (consumer, message_id) `+numbers+` select 'a' || (i + 2500), 'm' from n`)
+		all, err := f.Consumers(t.Context())
+		if err != nil || len(all) != 3500 || all[0] != "a1001" || all[3499] != "a4500" || !slices.IsSorted(all) {
+			t.Errorf("got %d consumers, %v", len(all), err)
+		}
+	})
+}

@@ -42,7 +42,7 @@ type texts struct {
 	CountFailure, KeepErrors                            string
 	FailedDeliveries, DeleteFailures                    string
 	PurgeIDs, PurgeHandled, PurgeFailures, CountRefused string
-	FailuresAfter                                       string
+	FailuresAfter, Consumers, FailingConsumers          string
 	Advance, LastSequence, Retried                      string
 	Now                                                 string
 }

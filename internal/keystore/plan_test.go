@@ -55,7 +55,7 @@ func TestPlans_FailWithoutAnIndex(t *testing.T) {
 			if s.sqlite {
 				purge, expire, drop = "purgeable", "expired", `drop index {{name:idempotency_INDEX}}`
 			}
-			for index, statement := range map[string]string{"outstanding": "outstanding", "forget": purge, "expire": expire} {
+			for index, statement := range map[string]string{"outstanding": "count_started", "forget": purge, "expire": expire} {
 				s.changes(strings.Replace(drop, "INDEX", index, 1))
 				if faults := strings.Join(plantest.Faults(t, s.db, s.where, keystore.Files), "\n"); !strings.Contains(faults, statement+": ") {
 					t.Errorf("without idempotency_%s, %s has no fault: %s", index, statement, faults)

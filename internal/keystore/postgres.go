@@ -20,6 +20,7 @@ type postgres struct {
 		Claim, ClaimGroup, Find, TakeOver, Outstanding, Extend, Release, Complete string
 		Purge, Expire                                                             string
 		Seal, Finish, FinishGroup, Check                                          string
+		CountStarted, Estimate                                                    string
 	}
 }
 

@@ -154,6 +154,13 @@ type Store interface {
 	// limit.
 	Outstanding(ctx context.Context, caller [16]byte, limit int) (int, error)
 
+	// CountStarted counts the started claims of all callers, at most so many.
+	CountStarted(ctx context.Context, most int) ([]StartedCount, error)
+
+	// Estimate returns how many records there are by the statistics of the server, 0 where it
+	// keeps none.
+	Estimate(ctx context.Context) (int64, error)
+
 	// Extend makes the lease of a started claim end this long from now. owned is false, and
 	// nothing was changed, unless the claim is started and owner's, and on PostgreSQL also
 	// while another transaction has it locked.

@@ -33,6 +33,7 @@ func TestStore(t *testing.T) {
 				"an ended claim does not change":                    (*suite).keepsWhatHasEnded,
 				"a claim is taken over when its lease has ended":    (*suite).takesOver,
 				"running claims are counted":                        (*suite).countsRunning,
+				"started claims are counted":                        (*suite).countsStarted,
 				"a purge changes what is due, up to its limit":      (*suite).purges,
 				"a purge empties what is refused":                   (*suite).strips,
 				"a sealed transaction commits only when finished":   (*suite).sealsTransactions,
@@ -485,4 +486,43 @@ func (s *suite) knowsWhatFailed() {
 		s.Error("aborted without a failure")
 	}
 	tx.Rollback()
+}
+
+func (s *suite) countsStarted() {
+	s.Helper()
+	for i := range 4 {
+		c := newClaim()
+		if i == 3 {
+			c.Endpoint = "POST /refunds"
+		}
+		owner := s.claimed(c)
+		switch i {
+		case 1:
+			s.expectOwned("complete", true)(s.Complete(s.Context(), c.ID, owner, completion()))
+		case 2:
+			s.expectOwned("extend", true)(s.Extend(s.Context(), c.ID, owner, -time.Second))
+		}
+	}
+	counts, err := s.CountStarted(s.Context(), 10)
+	s.must(err)
+	for i := range counts {
+		if age := counts[i].Oldest; age < 0 || age > time.Hour {
+			s.Errorf("%+v", counts[i])
+		}
+		counts[i].Oldest = 0
+	}
+	want := []keystore.StartedCount{
+		{Endpoint: "POST /orders", Running: false, N: 1}, {Endpoint: "POST /orders", Running: true, N: 1}, {Endpoint: "POST /refunds", Running: true, N: 1},
+	}
+	if !slices.Equal(counts, want) {
+		s.Errorf("counted %+v, want %+v", counts, want)
+	}
+	counts, err = s.CountStarted(s.Context(), 1)
+	if s.must(err); len(counts) != 1 || counts[0].N != 1 {
+		s.Errorf("at most one: %+v", counts)
+	}
+	s.changes(`analyze {{idempotency}}`)
+	if n, err := s.Estimate(s.Context()); err != nil || n != 4 && !s.sqlite || n != 0 && s.sqlite {
+		s.Errorf("estimate %d, %v", n, err)
+	}
 }

@@ -112,6 +112,15 @@ func (q *Queue) truncate(ctx context.Context, guard outboxstore.Guard, i int) (e
 	return false, true, nil
 }
 
+// Backlog describes what waits; at most so many rows of each lane are counted.
+func (q *Queue) Backlog(ctx context.Context, most int) (outboxstore.Backlog, error) {
+	b, err := q.store.Backlog(ctx, most)
+	if err != nil {
+		return b, fmt.Errorf("count what waits: %w", err)
+	}
+	return b, nil
+}
+
 // Held finds what keeps dead rows in the tables. It runs several statements on system
 // views: call it every few seconds at most. A role without pg_read_all_stats does not
 // see the age of other roles' transactions. On SQLite it is empty.

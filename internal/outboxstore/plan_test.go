@@ -64,15 +64,15 @@ func TestPlans_FailWithoutAnIndex(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		f.fill(t)
 		drops := map[string][]string{
-			`drop index {{name:outbox_lane}}`:            {"read"},
+			`drop index {{name:outbox_lane}}`:            {"read", "backlog"},
 			`drop index {{name:outbox_history_by_time}}`: {"purge", "has_expired", "archive_read"},
-			`drop index {{name:scheduled_by_time}}`:      {"next_due", "choose_due"},
+			`drop index {{name:scheduled_by_time}}`:      {"next_due", "choose_due", "backlog_scheduled"},
 			`drop index {{name:scheduled_by_message}}`:   {"cancel"},
 		}
 		if !f.isSQLite() {
 			drops = map[string][]string{
-				`alter table {{outbox_1}} drop constraint {{name:outbox_1_pkey}}`:   {"delete", "move", "read_large"},
-				`alter table {{scheduled}} drop constraint {{name:scheduled_pkey}}`: {"next_due", "move_due"},
+				`alter table {{outbox_1}} drop constraint {{name:outbox_1_pkey}}`:   {"delete", "move", "read_large", "backlog"},
+				`alter table {{scheduled}} drop constraint {{name:scheduled_pkey}}`: {"next_due", "move_due", "backlog_scheduled"},
 				`drop index {{outbox_history_by_id}}`:                               {"archive_read", "archive_delete"},
 			}
 		}

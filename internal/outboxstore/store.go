@@ -96,6 +96,10 @@ type Store interface {
 	// of the choice only its rows and bytes count.
 	MoveDue(ctx context.Context, guard Guard, limits shorttx.Limits, choice Choice) (Batch, error)
 
+	// Backlog describes what waits. It counts at most so many rows of each lane, and of the
+	// scheduled messages.
+	Backlog(ctx context.Context, most int) (Backlog, error)
+
 	// Now returns the database's time, which the times of the history come from.
 	Now(ctx context.Context) (time.Time, error)
 

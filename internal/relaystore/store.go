@@ -22,6 +22,7 @@ type Store interface {
 	Retries
 	Crashes
 	Sequences
+	Observations
 }
 
 // Sequences are the ids in use outside the outbox.

@@ -77,6 +77,9 @@ func Canceled(err error) bool {
 // LockTimedOut reports whether a statement has waited for a lock for the whole lock_timeout.
 func LockTimedOut(err error) bool { return State(err) == "55P03" }
 
+// Forbidden reports whether the role lacks a right.
+func Forbidden(err error) bool { return State(err) == "42501" }
+
 // TxAborted reports whether a statement was refused because an earlier one of its
 // transaction failed.
 func TxAborted(err error) bool { return State(err) == "25P02" }

@@ -47,3 +47,31 @@ where consumer = $1
 		order by changed_at
 		limit $3
 	)
+
+-- name: consumers
+-- By the primary key: one probe for each consumer, in ascending order.
+with recursive c (consumer) as (
+	select (select min(i.consumer) from {{inbox}} i where i.consumer > $1)
+	union all
+	select (select min(i.consumer) from {{inbox}} i where i.consumer > c.consumer)
+	from c
+	where c.consumer is not null
+)
+select consumer
+from c
+where consumer is not null
+limit $2
+
+-- name: failing_consumers
+-- As consumers, of those with failure records.
+with recursive c (consumer) as (
+	select (select min(f.consumer) from {{inbox_failures}} f where f.consumer > $1)
+	union all
+	select (select min(f.consumer) from {{inbox_failures}} f where f.consumer > c.consumer)
+	from c
+	where c.consumer is not null
+)
+select consumer
+from c
+where consumer is not null
+limit $2

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/oncemill/oncemill/status"
+)
+
+// endpoint is what a worker serves for orchestrators and people:
+//
+//	/healthz  200 while the process answers; restarting it helps against nothing else
+//	/readyz   200 while the worker can deliver, 503 otherwise
+//	/status   the status of the database as JSON, about a second old
+//
+// It has no authentication, so why something failed is in the log only.
+type endpoint struct {
+	ready func() error
+	read  func(context.Context) (*status.Status, error) // ends with its context
+	log   *slog.Logger
+
+	mu     sync.Mutex // guards latest
+	latest *reading
+}
+
+// reading is one reading of the database, for all who ask meanwhile and within a second.
+type reading struct {
+	done chan struct{} // closed when what follows is set
+	text []byte
+	err  error
+	fit  time.Time // it is fresh until then
+}
+
+const (
+	statusAge     = time.Second
+	statusTimeout = 15 * time.Second // longer than a Reader takes
+)
+
+func (e *endpoint) handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
+		if err := e.ready(); err != nil {
+			e.log.DebugContext(r.Context(), "not ready", "error", err)
+			http.Error(w, "not ready; the log says why", http.StatusServiceUnavailable)
+			return
+		}
+		fmt.Fprintln(w, "ok")
+	})
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, r *http.Request) {
+		at := e.reading(r.Context())
+		select {
+		case <-at.done:
+		case <-r.Context().Done():
+			return
+		}
+		if at.err != nil {
+			http.Error(w, "the database cannot be read; the log says why", http.StatusServiceUnavailable)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(at.text) // an error means that the client has gone
+	})
+	return mux
+}
+
+// reading returns a reading that is in progress or fresh, or begins one. It does not end with
+// the request: others wait for it.
+func (e *endpoint) reading(ctx context.Context) *reading {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if at := e.latest; at != nil {
+		select {
+		case <-at.done:
+			if time.Now().Before(at.fit) {
+				return at
+			}
+		default:
+			return at
+		}
+	}
+	at := &reading{done: make(chan struct{})}
+	e.latest = at
+	go func() { // ends with the reading
+		defer close(at.done)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusTimeout)
+		defer cancel()
+		begin := time.Now()
+		at.text, at.err = e.fresh(ctx)
+		if at.err != nil {
+			e.log.WarnContext(ctx, "the status cannot be read", "error", at.err)
+		}
+		// A reading that takes long is expensive: it must not be made all the time.
+		at.fit = time.Now().Add(max(statusAge, 10*time.Since(begin)))
+	}()
+	return at
+}
+
+func (e *endpoint) fresh(ctx context.Context) ([]byte, error) {
+	s, err := e.read(ctx)
+	if err != nil {
+		return nil, err
+	}
+	text, err := json.Marshal(described(s))
+	return append(text, '\n'), err
+}
+
+// serve serves until ctx ends. That it cannot does not end the worker.
+func (e *endpoint) serve(ctx context.Context, listener net.Listener) {
+	server := &http.Server{
+		Handler: e.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 20 * time.Second, IdleTimeout: time.Minute,
+	}
+	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve returns http.ErrServerClosed
+	defer stop()
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		e.log.ErrorContext(ctx, "health and status are no longer served", "error", err)
+	}
+}
+
+// described is a status with its problems, as the command and the endpoint print it.
+func described(s *status.Status) any {
+	return struct {
+		*status.Status
+		Problems []string
+	}{s, append([]string{}, s.Problems()...)}
+}

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/sleep"
+)
+
+type purge struct {
+	db      *sql.DB
+	cfg     oncemill.Config
+	inbox   time.Duration // 0: ids stay
+	letters time.Duration // 0: dead letters stay
+	calls   *bounded.Calls
+	out     io.Writer
+}
+
+const (
+	// purgeLimit bounds a step.
+	purgeLimit = 10 * time.Second
+
+	// purgeAbandoned is how many steps that have not returned may exist. Each holds a
+	// connection.
+	purgeAbandoned = 8
+
+	// purgeBatch is how many keys one transaction deletes at most.
+	purgeBatch = 1000
+)
+
+func newPurge(opts *options) *cobra.Command {
+	var every time.Duration
+	var p purge
+	cmd := &cobra.Command{
+		Use:   "purge",
+		Short: "Delete what has expired: idempotency keys, and on request ids of inboxes and closed dead letters",
+		Long: `Delete what has expired, once or with --every until it is stopped. Services that call
+Run of their inboxes and engines, and relays, do this themselves; use the command where
+nothing does.
+
+Idempotency keys are stored with their expiry. For the rest, say how long it is needed;
+without a flag it stays:
+
+  --inbox-retention   the ids of every consumer, at least the longest
+                      inbox.Config.Retention. A message whose id is gone takes effect
+                      again if it comes again.
+  --letter-retention  replayed and discarded dead letters. A relay deletes them; set this
+                      only where no relay runs on the database.
+
+A step that has no answer from the database within ten seconds fails. With --every the
+failure is logged, and the next round tries again.`,
+		Example: `  oncemill purge
+  oncemill purge --inbox-retention 168h --every 1m`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			switch {
+			case every != 0 && every < time.Second:
+				return &usageError{fmt.Errorf("--every %s: must be at least 1s, or 0 for once", every)}
+			case p.inbox != 0 && p.inbox < time.Hour:
+				return &usageError{fmt.Errorf("--inbox-retention %s: must be at least 1h, or 0 to keep all ids", p.inbox)}
+			case p.letters != 0 && p.letters < time.Hour:
+				return &usageError{fmt.Errorf("--letter-retention %s: must be at least 1h, or 0 to keep all dead letters", p.letters)}
+			}
+			log, err := opts.logger(cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+				p.db, p.cfg, p.calls, p.out = db, cfg, bounded.New(purgeAbandoned), cmd.OutOrStdout()
+				for {
+					err := p.once(cmd.Context())
+					switch {
+					case every == 0:
+						return err
+					case err != nil && cmd.Context().Err() == nil:
+						log.WarnContext(cmd.Context(), "purge failed, trying again", "error", err)
+					}
+					if !sleep.For(cmd.Context(), every) {
+						return nil
+					}
+				}
+			})
+		},
+	}
+	flags := cmd.Flags()
+	flags.DurationVar(&every, "every", 0, "purge again and again, with this pause, until stopped; 0 purges once")
+	flags.DurationVar(&p.inbox, "inbox-retention", 0, "how long ids of inboxes are kept, at least the longest inbox.Config.Retention; at least 1h, 0 keeps all")
+	flags.DurationVar(&p.letters, "letter-retention", 0, "how long replayed and discarded dead letters are kept, where no relay deletes them; at least 1h, 0 keeps all")
+	return cmd
+}
+
+// once purges every part whose tables exist.
+func (p *purge) once(ctx context.Context) error {
+	var errs []error
+	for _, part := range []struct {
+		name string
+		set  oncemill.Migrations
+		do   func(context.Context) error
+	}{
+		{"idempotency keys", idempotency.Migrations, p.keys},
+		{"ids of inboxes", inbox.Migrations, p.ids},
+		{"dead letters", dlq.Migrations, p.deadLetters},
+	} {
+		status, err := bounded.Do(ctx, p.calls, purgeLimit, func(ctx context.Context) ([]oncemill.Status, error) {
+			return oncemill.MigrationStatus(ctx, p.db, p.cfg, part.set)
+		})
+		if err == nil && status[0].Version > 0 {
+			err = part.do(ctx)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", part.name, err))
+		}
+		if errors.Is(err, bounded.ErrAbandoned) {
+			break // the server is silent
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (p *purge) keys(ctx context.Context) error {
+	store, err := idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: p.cfg})
+	if err != nil {
+		return err
+	}
+	total := 0
+	for {
+		n, err := store.Purge(ctx, purgeBatch) // bounds itself
+		total += n
+		if err != nil || n == 0 {
+			p.say(total, "idempotency keys and responses")
+			return err
+		}
+	}
+}
+
+func (p *purge) ids(ctx context.Context) error {
+	if p.inbox == 0 {
+		return nil
+	}
+	all, err := inbox.PurgeAll(ctx, p.db, p.cfg, p.inbox) // bounds itself
+	for _, of := range all {
+		p.say(int(of.IDs+of.Failures), "ids and failure records of "+oneLine(of.Consumer))
+	}
+	return err
+}
+
+func (p *purge) deadLetters(ctx context.Context) error {
+	if p.letters == 0 {
+		return nil
+	}
+	letters, err := dlq.New(p.db, dlq.Config{Database: p.cfg, Retention: p.letters})
+	if err != nil {
+		return err
+	}
+	total := int64(0)
+	for {
+		n, err := bounded.Do(ctx, p.calls, purgeLimit, letters.Purge)
+		total += n
+		if err == nil || n == 0 { // after some, there was no time for the rest
+			p.say(int(total), "closed dead letters")
+			return err
+		}
+	}
+}
+
+func (p *purge) say(n int, what string) {
+	if n > 0 {
+		fmt.Fprintf(p.out, "%d %s deleted\n", n, what)
+	}
+}

@@ -1,0 +1,52 @@
+package keystore
+
+import (
+	"context"
+	"database/sql"
+	"time"
+)
+
+// StartedCount is a number of claims that have not ended.
+type StartedCount struct {
+	Endpoint string
+	Running  bool // their leases have not ended either
+	N        int64
+	Oldest   time.Duration // its age
+}
+
+// CountStarted implements [Store].
+func (s *postgres) CountStarted(ctx context.Context, most int) ([]StartedCount, error) {
+	return countStarted(ctx, s.db, s.q.CountStarted, most)
+}
+
+// CountStarted implements [Store].
+func (s *sqlite) CountStarted(ctx context.Context, most int) ([]StartedCount, error) {
+	return countStarted(ctx, s.db, s.q.CountStarted, most)
+}
+
+func countStarted(ctx context.Context, db *sql.DB, text string, most int) (counts []StartedCount, err error) {
+	rows, err := db.QueryContext(ctx, text, most)
+	if err != nil {
+		return nil, err
+	}
+	defer rows.Close() //nolint:errcheck // rows.Err reports it
+	for rows.Next() {
+		var c StartedCount
+		var age int64
+		if err := rows.Scan(&c.Endpoint, &c.Running, &c.N, &age); err != nil {
+			return nil, err
+		}
+		c.Oldest = time.Duration(age) * time.Microsecond
+		counts = append(counts, c)
+	}
+	return counts, rows.Err()
+}
+
+// Estimate implements [Store].
+func (s *postgres) Estimate(ctx context.Context) (n int64, err error) {
+	err = s.db.QueryRowContext(ctx, s.q.Estimate).Scan(&n)
+	return n, err
+}
+
+// Estimate implements [Store].
+func (*sqlite) Estimate(context.Context) (int64, error) { return 0, nil }

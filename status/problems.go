@@ -1,0 +1,96 @@
+package status
+
+import (
+	"fmt"
+	"strconv"
+	"time"
+)
+
+// What is still normal. A worker that stops or dies is replaced within its lease, 15 seconds by
+// default.
+const (
+	normalWait = time.Minute
+	normalLate = 10 * time.Second
+)
+
+// Problems says in sentences what is wrong, the most urgent first; none if nothing is: parts that
+// could not be read, messages that wait for more than a minute or are due for more than ten
+// seconds, no relay, a relay without its broker, lanes without a worker for more than a minute,
+// keys that are held, dead letters, and requests whose process has ended. Names are quoted and
+// shortened: strangers may have chosen them.
+func (s *Status) Problems() (problems []string) {
+	found := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
+	for _, part := range s.Silent {
+		found("The database gives no answer about the %s: it is silent, or a table is locked.", part)
+	}
+	for _, part := range s.Forbidden {
+		found("This role may not read the tables of the %s; docs/operations.md has the grants.", part)
+	}
+	if s.empty() {
+		found("None of the tables exist; run oncemill migrate.")
+	}
+	if s.Relay != nil {
+		s.relayProblems(found)
+	}
+	if o := s.Outbox; o != nil {
+		if time.Duration(o.Oldest) > normalWait {
+			found("A message has waited for %s.", o.Oldest)
+		}
+		if time.Duration(o.Late) > normalLate {
+			found("A scheduled message is late by %s.", o.Late)
+		}
+	}
+	if r := s.Relay; r != nil && r.HeldKeys.N > 0 {
+		found("Dead letters hold %s ordering keys; replay or discard them.", r.HeldKeys)
+	}
+	if d := s.DeadLetters; d != nil && d.Total.N > 0 {
+		found("%s dead letters wait for a decision.", d.Total)
+	}
+	if k := s.Keys; k != nil {
+		for _, started := range k.Started {
+			if !started.Running {
+				found("%s requests have begun and their processes have ended: %s.", started.Count, quoted(started.Endpoint))
+			}
+		}
+	}
+	return problems
+}
+
+func (s *Status) relayProblems(found func(format string, args ...any)) {
+	r, alive := s.Relay, false
+	for _, w := range r.Workers {
+		if w.Gone > 0 {
+			continue
+		}
+		alive = true
+		if !w.Ready && !w.Stopping {
+			found("Relay %s cannot work: it does not reach its broker, or its tables are not as it expects.", quoted(w.Name))
+		}
+	}
+	var waiting int64
+	if s.Outbox != nil {
+		waiting = s.Outbox.Depth.N
+	}
+	switch {
+	case !alive && waiting > 0:
+		found("No relay is running, and %s messages wait.", s.Outbox.Depth)
+	case !alive && r.Retrying.N > 0:
+		found("No relay is running, and %s messages wait for another attempt.", r.Retrying)
+	case alive && len(r.Unowned) > 0 && time.Duration(r.Free) > normalWait:
+		found("%d lanes have no worker, the first for %s.", len(r.Unowned), r.Free)
+	}
+}
+
+// quoted returns a name in quotes, shortened.
+func quoted(name string) string {
+	const most = 40
+	if runes := []rune(name); len(runes) > most {
+		name = string(runes[:most]) + "…"
+	}
+	return strconv.Quote(name)
+}
+
+// empty reports whether no part has tables.
+func (s *Status) empty() bool {
+	return s.Outbox == nil && s.Relay == nil && s.DeadLetters == nil && s.Keys == nil && len(s.Forbidden)+len(s.Silent) == 0
+}
