@@ -183,7 +183,7 @@ type Letters struct {
 
 // Keys are the idempotency keys.
 type Keys struct {
-	Stored  Count // by the statistics of the database; 0 on SQLite
+	Stored  Count // on PostgreSQL by the statistics of the server
 	Started []Started
 }
 
@@ -381,11 +381,15 @@ func (r *Reader) keys(ctx context.Context, s *Status) error {
 	if err != nil {
 		return err
 	}
-	stored, err := store.Estimate(ctx)
+	n, estimated, err := store.CountStored(ctx, r.most)
 	if err != nil {
 		return err
 	}
-	all := &Keys{Stored: Count{N: stored, Estimate: r.where.Dialect == oncemill.PostgreSQL}, Started: []Started{}}
+	stored := r.count(n)
+	if estimated {
+		stored = Count{N: n, Estimate: true}
+	}
+	all := &Keys{Stored: stored, Started: []Started{}}
 	total := int64(0)
 	for _, c := range counts {
 		total += c.N

@@ -20,7 +20,7 @@ type sqlite struct {
 		Claim, Purge, Find, TakeOver, Outstanding, Extend, Release, Complete, StoreBody string
 		Purgeable, Expired, Expire                                                      string
 		Seal, Finish, Sealed                                                            string
-		CountStarted                                                                    string
+		CountStarted, CountStored                                                       string
 	}
 }
 

@@ -42,11 +42,14 @@ func countStarted(ctx context.Context, db *sql.DB, text string, most int) (count
 	return counts, rows.Err()
 }
 
-// Estimate implements [Store].
-func (s *postgres) Estimate(ctx context.Context) (n int64, err error) {
+// CountStored implements [Store].
+func (s *postgres) CountStored(ctx context.Context, _ int) (n int64, estimated bool, err error) {
 	err = s.db.QueryRowContext(ctx, s.q.Estimate).Scan(&n)
-	return n, err
+	return n, true, err
 }
 
-// Estimate implements [Store].
-func (*sqlite) Estimate(context.Context) (int64, error) { return 0, nil }
+// CountStored implements [Store].
+func (s *sqlite) CountStored(ctx context.Context, most int) (n int64, estimated bool, err error) {
+	err = s.db.QueryRowContext(ctx, s.q.CountStored, most).Scan(&n)
+	return n, false, err
+}

@@ -157,9 +157,9 @@ type Store interface {
 	// CountStarted counts the started claims of all callers, at most so many.
 	CountStarted(ctx context.Context, most int) ([]StartedCount, error)
 
-	// Estimate returns how many records there are by the statistics of the server, 0 where it
-	// keeps none.
-	Estimate(ctx context.Context) (int64, error)
+	// CountStored returns how many records there are: by the statistics of the server
+	// (estimated), or counted up to most.
+	CountStored(ctx context.Context, most int) (n int64, estimated bool, err error)
 
 	// Extend makes the lease of a started claim end this long from now. owned is false, and
 	// nothing was changed, unless the claim is started and owner's, and on PostgreSQL also

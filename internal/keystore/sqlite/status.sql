@@ -10,3 +10,8 @@ from (
 )
 group by endpoint, running
 order by endpoint, running;
+
+-- name: count_stored
+-- Along an index, at most ?1 of its entries.
+select count(*)
+from (select 1 from {{idempotency}} limit ?1);
