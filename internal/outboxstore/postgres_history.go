@@ -13,6 +13,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
+	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
 func (s *postgres) Now(ctx context.Context) (now time.Time, err error) {
@@ -53,7 +54,10 @@ func timeOrNull(t time.Time) any {
 	return t
 }
 
-const dayLayout = "20060102"
+const (
+	dayLayout      = "20060102"
+	undefinedTable = "42P01"
+)
 
 var (
 	// Creating a day takes no lock that a move or a reader waits for.
@@ -164,6 +168,9 @@ func (s *postgres) Expired(ctx context.Context, guard Guard, behind Expired, lim
 			after = behind.Rows[len(behind.Rows)-1].ID
 		}
 		rows, err := scanHistory(s.db.QueryContext(ctx, s.q.ArchiveRead(name), after, limits.Rows, limits.Bytes))
+		if sqlerr.State(err) == undefinedTable {
+			continue // it has become empty, and was removed
+		}
 		if err != nil {
 			return Expired{}, err
 		}

@@ -243,6 +243,9 @@ func deliver(t testing.TB, sink relay.Sink, msgs []*relay.Message) (unavailable 
 				t.Fatalf("message %d/%d: %v", m.Lane, m.ID, err)
 			case err != nil:
 				left = append(left, m)
+				if m.Term > 0 {
+					m.Term++ // the sink takes nothing more of one that has failed
+				}
 			}
 		}
 		if len(left) < len(msgs) {
