@@ -44,15 +44,7 @@ func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	env := []string{"ONCEMILL_DATABASE=sqlite:" + path}
-	run := func(code int, args ...string) string {
-		t.Helper()
-		cmd, output := command(t.Context(), env, args...)
-		_ = cmd.Run() // the exit code tells
-		if got := cmd.ProcessState.ExitCode(); got != code {
-			t.Fatalf("%v: exit code %d, want %d; output: %s", args, got, code, output)
-		}
-		return output.String()
-	}
+	run := runner(t, env)
 	run(0, "migrate")
 	db := testserver.OpenSQLite(t, path)
 	box, err := outbox.New(db, outbox.Config{})

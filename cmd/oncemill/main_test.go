@@ -45,6 +45,20 @@ func command(ctx context.Context, env []string, args ...string) (*exec.Cmd, *byt
 	return cmd, &output
 }
 
+// runner returns a function that runs the command, and returns its output if its exit code is as
+// expected.
+func runner(t *testing.T, env []string) func(code int, args ...string) string {
+	return func(code int, args ...string) string {
+		t.Helper()
+		cmd, output := command(t.Context(), env, args...)
+		_ = cmd.Run() // the exit code tells
+		if got := cmd.ProcessState.ExitCode(); got != code {
+			t.Fatalf("%v: exit code %d, want %d; output: %s", args, got, code, output)
+		}
+		return output.String()
+	}
+}
+
 func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -19,15 +19,7 @@ func TestPurgeCommand_DeletesWhatHasExpired(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	env := []string{"ONCEMILL_DATABASE=sqlite:" + path}
-	run := func(code int, args ...string) string {
-		t.Helper()
-		cmd, output := command(t.Context(), env, args...)
-		_ = cmd.Run() // the exit code tells
-		if got := cmd.ProcessState.ExitCode(); got != code {
-			t.Fatalf("%v: exit code %d, want %d; output: %s", args, got, code, output)
-		}
-		return output.String()
-	}
+	run := runner(t, env)
 	run(0, "migrate")
 	if text := run(0, "purge", "--inbox-retention", "1h"); text != "" {
 		t.Errorf("nothing has expired, but: %s", text)
