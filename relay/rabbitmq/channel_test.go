@@ -275,6 +275,10 @@ func TestAssess_ReplacesTheReplacementEarlyOnce(t *testing.T) {
 	if got := after(6*time.Second, false); got != conditionStalled {
 		t.Errorf("condition %d of the first channel, later", got)
 	}
+	// After an election the confirms of all channels come at about the same time.
+	if got := after(20*time.Second, false); got != conditionStalled {
+		t.Errorf("condition %d of the first channel, 1.5 s after a later confirm", got)
+	}
 	g.lost(begin)
 	if got := after(2*time.Second, true); got != conditionFine {
 		t.Errorf("condition %d of a replacement that was heard", got)
