@@ -300,9 +300,9 @@ func (c *circuits) release(now time.Time, out func(*entry)) {
 			t.credit, t.retryAt = 1, now.Add(trickle)
 		}
 		t.withheld = slices.DeleteFunc(t.withheld, func(m *entry) bool {
-			// Messages that go alone wait for their turn. Credit spent on them would be
+			// Messages of lanes with crashes wait for their turn. Credit spent on them would be
 			// missing for the lanes that need not wait.
-			free := m.mustBeAlone()
+			free := m.needsTurn()
 			if m.state == stateWithheld && !m.hollow && (free || t.credit > 0) && !m.lane.draining {
 				if !free {
 					t.credit--

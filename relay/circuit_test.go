@@ -147,7 +147,7 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 	for _, parked := range []bool{false, true} {
 		b := newBench(3)
 		l := b.lanes[3]
-		l.crashes = 2 // messages go out alone
+		l.crashes = 3 // messages go out alone
 		row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a", Key: "K"}
 		if parked {
 			l.chain("K").retrying = true
@@ -174,26 +174,111 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 	}
 }
 
-// What is sent alone is recorded before, or nobody could tell what its worker has died of.
+// What a lane with crashes sends is recorded before, or nobody could tell what its worker has
+// died of: after two crashes that several messages of this lane are in flight, after three which
+// one is.
 func TestEngine_SendsNothingAloneThatIsNotRecorded(t *testing.T) {
 	t.Parallel()
-	b := newBench(3)
+	for crashes, sent := range map[int]int{2: 3, 3: 1} {
+		b := newBench(3)
+		l := b.lanes[3]
+		l.crashes = crashes
+		for id := range int64(3) {
+			l.add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: id + 1}, Topic: "a"})})
+		}
+		publish := func() (n int) {
+			for range 3 {
+				n += len(b.nextPublish(b.now, b.now.Add(time.Second)))
+			}
+			return n
+		}
+		if publish() > 0 {
+			t.Errorf("%d crashes: it is sent before it is recorded", crashes)
+		}
+		if c := b.nextTask(b.now); c == nil || c.lane != l {
+			t.Fatalf("%d crashes: it is not recorded", crashes)
+		}
+		if publish() > 0 {
+			t.Errorf("%d crashes: it is sent while it is recorded", crashes)
+		}
+		b.taskDone(b.now, taskAnswer{})
+		if n := publish(); n != sent {
+			t.Errorf("%d crashes: recorded, and %d messages are sent", crashes, n)
+		}
+	}
+}
+
+// While messages of a lane with two crashes are in flight together, nothing is sent of another
+// such lane, and the record stays: if the worker dies, that lane alone is suspected.
+func TestEngine_KeepsTheRecordWhileMessagesAreInFlight(t *testing.T) {
+	t.Parallel()
+	b := newBench(3, 4)
+	for _, n := range []int{3, 4} {
+		b.lanes[n].crashes = 2
+		for id := range int64(2) {
+			b.lanes[n].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: n, ID: id + 1}, Topic: "a"})})
+		}
+	}
+	var inFlight []*entry
+	step := func() {
+		for range 4 {
+			inFlight = append(inFlight, b.nextPublish(b.now, b.now.Add(time.Second))...)
+		}
+	}
+	write := func() *lane { // that of the next write of a lane, nil if there is none
+		for range 10 {
+			if c := b.nextTask(b.now); c != nil {
+				b.taskDone(b.now, taskAnswer{})
+				if c.lane != nil {
+					return c.lane
+				}
+			}
+		}
+		return nil
+	}
+	step()
+	write()
+	step()
+	if len(inFlight) != 2 || inFlight[0].lane != inFlight[1].lane {
+		t.Fatalf("%d messages are in flight, not two of one lane", len(inFlight))
+	}
+	first := inFlight[0].lane
+	if l := write(); l != nil {
+		t.Errorf("lane %d writes before the outcomes", l.number)
+	}
+	for _, m := range inFlight {
+		b.outcome(m, b.now, nil)
+	}
+	inFlight = nil
+	step()
+	if l := write(); l != first || len(inFlight) > 0 {
+		t.Fatalf("the record is not cleared before %d messages of the other lane", len(inFlight))
+	}
+	step()
+	if l := write(); l == nil || l == first {
+		t.Error("the other lane has no turn")
+	}
+}
+
+// A lane whose last worker died while several of its messages were in flight: that must not count
+// again, if the next worker dies of something else.
+func TestEngine_ClearsTheRecordThatItInherits(t *testing.T) {
+	t.Parallel()
+	b := newBench()
+	b.hold(3, relaystore.Taken{Epoch: 2, Crashes: 3, Alone: relaystore.WholeLane}, b.now.Add(time.Hour))
 	l := b.lanes[3]
-	l.crashes = 2 // messages go out alone
+	l.loaded = true
 	l.add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a"})})
-	publish := func() int { return len(b.nextPublish(b.now, b.now.Add(time.Second))) }
-	if publish()+publish() > 0 {
-		t.Error("it is sent before it is recorded")
+	if len(b.nextPublish(b.now, b.now.Add(time.Second))) > 0 || l.announced != nil {
+		t.Error("something is sent before the record is cleared")
 	}
 	if c := b.nextTask(b.now); c == nil || c.lane != l {
-		t.Fatal("it is not recorded")
-	}
-	if publish() > 0 {
-		t.Error("it is sent while it is recorded")
+		t.Fatal("it is not cleared")
 	}
 	b.taskDone(b.now, taskAnswer{})
-	if publish() != 1 {
-		t.Error("it is recorded and not sent")
+	b.nextPublish(b.now, b.now.Add(time.Second))
+	if l.announced == nil {
+		t.Error("the lane has no turn afterwards")
 	}
 }
 

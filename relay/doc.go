@@ -73,7 +73,7 @@
 // A dead letter may have been delivered: its message may have been refused after an
 // attempt whose answer was lost. The dead letter records that.
 //
-// A message that crashes its worker is detected. After two crashes in a row its lane
-// publishes one message at a time, and only a message that was alone in flight is
-// blamed.
+// A message that crashes its worker is detected. After two crashes in a row the lanes take
+// turns, after a third the lane that had its turn publishes one message at a time, and only
+// a message that was alone in flight is blamed.
 package relay

@@ -52,7 +52,7 @@ type limits struct {
 //	publish.go           takes it, if its lane and the window have room
 //	circuit.go, probe.go withhold it while its topic is unavailable; trouble.go, stuck.go
 //	                     bound the memory that takes
-//	isolation.go         sends it alone, if its lane's workers have died
+//	isolation.go         sends it in its lane's turn, or alone, if the lane's workers have died
 //	loop.go              hands it to the sink, and its outcome back
 //	outcomes.go          confirmed: removal.go deletes it
 //	                     unavailable, unclear: back to its circuit or its lane
@@ -71,7 +71,7 @@ type engine struct {
 	ahead      ahead      // reading past messages that wait
 	publishing publishing // what is handed to the sink
 	circuits   circuits   // which topics may be published, and who probes
-	isolation  isolation  // which lane sends one message at a time, after crashes
+	isolation  isolation  // which lane has the turn to send, after crashes
 	removals   removals   // confirmed messages, to be deleted
 	tasks      tasks      // reads and writes of retrying messages and dead letters
 	due        due        // when to look for retrying messages that are due
@@ -111,6 +111,9 @@ func newEngine(l limits) *engine {
 func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 	l := newLane(number, t.Epoch, &e.limits, trusted)
 	l.crashes, l.leftAlone = t.Crashes, t.Alone
+	if t.Alone == relaystore.WholeLane { // nothing to blame, but it must not count again
+		l.leftAlone, l.stale, l.mustClear = 0, true, true
+	}
 	l.retry = drawnBackOff(e.limits.draw)
 	if e.circuits.inOrder {
 		e.publishing.terms++

@@ -3,11 +3,17 @@ package relay
 import (
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// isolation tracks whose turn it is to send a message alone. One lane at a time has the
-// turn: if the worker dies, the other lanes' messages were not involved.
+// isolation tracks which lane with crashes has the turn to send. If the worker dies, the other
+// lanes with crashes were not involved.
+//
+// After two crashes the messages of a lane go together in its turn: that costs one write for
+// many messages. If the worker dies of them too, the lane is known, and sends one message at a
+// time, with a write for each. So crashes that no message has caused cost little, however
+// many lanes they hit.
 type isolation struct {
 	turn       *lane
 	sentInTurn int       // messages in a row
@@ -19,8 +25,13 @@ type isolation struct {
 	offered time.Time
 }
 
-// isolatedTurns is how many messages a lane sends alone, at most, before the next lane's
-// turn. Ending a turn costs a write, to clear what was alone last.
+const (
+	isolatedFrom = 2 // crashes; the statements of a takeover know the number, too
+	singleFrom   = 3
+)
+
+// isolatedTurns is how many messages a lane sends, at most, before the next lane's turn.
+// Ending a turn costs a write, to clear what was recorded last.
 const isolatedTurns = 32
 
 // share is how long a lane may keep the turn. Then every lane has its turn within half a lease,
@@ -33,24 +44,36 @@ func (e *engine) mayKeepTurn(now time.Time) bool {
 	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.share())
 }
 
-// isolatedMessages is how many messages a lane sends alone before it is trusted again: its
+// isolatedMessages is how many messages a lane sends in turns before it is trusted again: its
 // part of the default window, if the worker holds all lanes. If the message that kills workers
 // lies behind that, it is met again, nearer to the start. Meanwhile keys behind the others
 // stand, so more would cost too much after crashes that no message has caused.
 const isolatedMessages = 32
 
-// mustBeAlone reports whether m may be the message that kills workers.
-func (m *entry) mustBeAlone() bool { return m.lane.isolated() || m.crashed }
+// isolated lanes send in turns.
+func (l *lane) isolated() bool { return l.crashes >= isolatedFrom }
 
-// hasTurn reports whether m may be published, if it has to go alone.
+// mustBeAlone reports whether nothing else of an isolated lane may be in flight with m, so that
+// m is known to be the message that kills workers.
+func (m *entry) mustBeAlone() bool { return m.crashed || m.lane.crashes >= singleFrom }
+
+// needsTurn reports whether m goes in its lane's turn only.
+func (m *entry) needsTurn() bool { return m.crashed || m.lane.isolated() }
+
+// needsRecord reports whether it must be recorded that m, or the messages of its lane, are about
+// to be in flight.
+func (m *entry) needsRecord() bool { return m.needsTurn() && (m.mustBeAlone() || !m.lane.together) }
+
+// hasTurn reports whether m may be published, if it needs a turn.
 func (i *isolation) hasTurn(m *entry) bool {
-	if !m.mustBeAlone() || i.turn == m.lane {
+	if !m.needsTurn() || i.turn == m.lane {
 		return true
 	}
 	return i.turn == nil && (i.next == nil || i.next == m.lane || !m.lane.isolated())
 }
 
-// announce lets m be published alone, once that is recorded in the database.
+// announce lets m be published, once it is recorded in the database that m is in flight alone,
+// or that the messages of its lane are, of which it is the first.
 func (i *isolation) announce(m *entry, now time.Time) {
 	l := m.lane
 	if i.turn != l {
@@ -59,21 +82,33 @@ func (i *isolation) announce(m *entry, now time.Time) {
 	}
 	i.sentInTurn++
 	m.state = stateAnnouncing
-	l.announced, l.written = m, false
+	l.announced, l.written, l.together = m, false, false
 }
 
-// passTurn ends the turn of a lane that has had its share, or has nothing to send.
+// sendAnnounced returns the announced message, which is recorded.
+func (l *lane) sendAnnounced() *entry {
+	m := l.announced
+	l.announced, l.written = nil, false
+	if l.together = !m.mustBeAlone(); !l.together {
+		l.alone = m
+	}
+	return m
+}
+
+// passTurn ends the turn of a lane that has had its share, or has nothing to send. What the
+// database names of it is cleared before the next lane's messages are recorded, in one task.
 func (e *engine) passTurn(now time.Time) {
 	l := e.isolation.turn
 	switch {
 	case l == nil:
 	case !e.live(l):
 		e.isolation.turn = nil
-	case l.announced != nil, l.alone != nil, l.mustClear, e.tasks.running != nil && e.tasks.running.lane == l: // it may write what is alone
+	case l.announced != nil, l.alone != nil, e.tasks.running != nil && e.tasks.running.lane == l: // it may write what is alone
 	case l.isolated() && !l.draining && e.mayKeepTurn(now) && l.ready.next() != nil:
-	case l.stale:
-		l.mustClear = true
+	case l.together && l.inFlight > 0: // they are still recorded
 	default:
+		l.mustClear = l.mustClear || l.together || l.stale
+		l.together, l.stale = false, l.mustClear
 		e.isolation.turn = nil
 	}
 	if e.isolation.turn == nil {
@@ -110,20 +145,65 @@ func (e *engine) wantsTurn(l *lane, now time.Time) bool {
 	return m != nil && !m.hollow
 }
 
-// recordAlone records which message of a lane is about to be in flight alone, or that
-// the last one no longer is.
-func (e *engine) recordAlone(l *lane) *task {
+// turnWrite returns what the lane with the turn has to record, or that nothing of a lane is in
+// flight any more.
+func (e *engine) turnWrite(now time.Time) *task {
+	if l := e.isolation.turn; l != nil && e.live(l) && l.announced != nil {
+		if !l.written {
+			return e.writeLane(l, now)
+		}
+		return nil
+	}
+	for _, l := range e.lanes {
+		if l != nil && l.mustClear {
+			if c := e.writeLane(l, now); c != nil {
+				return c
+			}
+		}
+	}
+	return nil
+}
+
+// recordAlone records which message of a lane is about to be in flight alone, or that several
+// are, or that nothing recorded is any more. First it clears what is recorded of other lanes. If
+// that is impossible for one, the others do not wait: at worst it counts a crash too many.
+func (e *engine) recordAlone(l *lane, now time.Time) *task {
 	var id int64
 	f := e.fence(l)
 	m := l.announced
-	if m != nil {
+	switch {
+	case m == nil:
+	case m.mustBeAlone():
 		id = m.ID
+	default:
+		id = relaystore.WholeLane
 	}
+	var over []*lane
+	var fences []relaystore.Fence
+	for _, o := range e.lanes {
+		if o != nil && o != l && o.mustClear && !now.Before(o.taskAt) {
+			over, fences = append(over, o), append(fences, e.fence(o))
+		}
+	}
+	locked := make([]bool, len(over))
 	return &task{
 		lane: l,
 		undo: func(taskError) { l.stale = true }, // it may have been recorded anyway
-		do:   func(ctx taskContext) (func(), error) { return nil, ctx.store.SetAlone(ctx, f, id) },
-		done: func(time.Time) {
+		do: func(ctx taskContext) (func(), error) {
+			failed := make([]bool, len(fences))
+			for i, o := range fences {
+				failed[i] = ctx.store.SetAlone(ctx, o, 0) != nil
+			}
+			return func() { locked = failed }, ctx.store.SetAlone(ctx, f, id)
+		},
+		done: func(now time.Time) {
+			for i, o := range over {
+				if locked[i] {
+					o.taskAt = now.Add(clearAgain)
+				} else {
+					o.stale, o.mustClear = false, false
+				}
+			}
 			switch {
 			case l.announced == m:
 				l.written, l.stale, l.mustClear = m != nil, false, false
@@ -133,6 +213,9 @@ func (e *engine) recordAlone(l *lane) *task {
 		},
 	}
 }
+
+// clearAgain is the pause after a record that could not be cleared: the row may be locked.
+const clearAgain = time.Second
 
 // crashesOver reports whether a lane whose workers have died has got through a window, or
 // has nothing left: then its messages were not the cause.
@@ -144,7 +227,7 @@ func (e *engine) crashesOver(l *lane) bool {
 }
 
 // proven reports whether enough messages of the lane got through to show that they were
-// not the cause. Nothing more is published alone then: the isolation is about to end.
+// not the cause. Nothing more is published in turns then: the isolation is about to end.
 func (l *lane) proven(window int) bool {
 	if l.isolated() {
 		window = min(window, isolatedMessages)
@@ -173,7 +256,7 @@ func (e *engine) clearCrashes(now time.Time) *task {
 		done: func(time.Time) {
 			for _, l := range lanes {
 				if e.live(l) && l.announced == nil {
-					l.crashes, l.deleted, l.stale, l.mustClear = 0, 0, false, false
+					l.crashes, l.deleted, l.stale, l.mustClear, l.together = 0, 0, false, false, false
 				}
 			}
 		},

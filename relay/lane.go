@@ -67,11 +67,12 @@ type lane struct {
 	waited int       // had to wait, lately
 
 	crashes   int    // takeovers in a row without a window confirmed
-	leftAlone int64  // id that was alone in flight when the former owner died
+	leftAlone int64  // id that was alone in flight when the former owner died; 0: none
 	deleted   int    // messages of this lane, while crashes counts
-	announced *entry // is published alone, once that is recorded
+	announced *entry // is published, alone or before others, once that is recorded
 	written   bool   // the announcement is recorded
 	alone     *entry // in flight, announced
+	together  bool   // it has the turn, and it is recorded that several may be in flight
 	stale     bool   // the database still names what is no longer alone
 	mustClear bool   // and must be updated before anything else is published
 
@@ -105,10 +106,6 @@ func newLane(number int, epoch int64, limits *limits, trusted time.Time) *lane {
 		entries: map[rowID]*entry{}, chains: map[string]*chain{},
 	}
 }
-
-// isolated lanes have one message in flight at a time, so that if their worker dies
-// again, the message is known.
-func (l *lane) isolated() bool { return l.crashes >= 2 }
 
 // orderKey is the key that m has to wait for; empty for none.
 func (l *lane) orderKey(m *entry) string {

@@ -18,11 +18,11 @@ func (e *engine) nextProbe(now time.Time) *entry {
 		if t.state == circuitOpen && t.probe == nil {
 			if m := e.candidate(t, now); m != nil {
 				t.probe, t.probedAt = m, now
-				return e.alone(m, now)
+				return e.announced(m, now)
 			}
 		}
 		if m := e.loneUnclear(t, now); m != nil {
-			return e.alone(m, now)
+			return e.announced(m, now)
 		}
 	}
 	return nil
@@ -41,13 +41,13 @@ func (e *engine) nextSinkProbe(now time.Time) *entry {
 	for _, way := range ways {
 		if m := way(now); m != nil {
 			e.circuits.sinkProbe, e.circuits.sinkProbed = m, now
-			return e.alone(m, now)
+			return e.announced(m, now)
 		}
 	}
 	for _, t := range e.circuits.topics {
 		if m := e.loneUnclear(t, now); m != nil { // nothing else is left to probe with
 			e.circuits.sinkProbe, e.circuits.sinkProbed = m, now
-			return e.alone(m, now)
+			return e.announced(m, now)
 		}
 	}
 	return nil
@@ -147,9 +147,9 @@ func (e *engine) refetchProbe(t *topic, now time.Time) {
 	}
 }
 
-// alone returns m, unless it has to be announced first.
-func (e *engine) alone(m *entry, now time.Time) *entry {
-	if m.mustBeAlone() {
+// announced returns m, unless it has to be announced first.
+func (e *engine) announced(m *entry, now time.Time) *entry {
+	if m.needsRecord() {
 		e.isolation.announce(m, now)
 		return nil
 	}

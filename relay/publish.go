@@ -59,15 +59,14 @@ func (e *engine) mayPublish(l *lane, now time.Time) bool {
 		l.alone == nil && !l.mustClear && !l.restarting
 }
 
-// take returns up to most publishable entries of a lane. An entry that has to be
-// published alone is announced first, and returned once the announcement is recorded.
+// take returns up to most publishable entries of a lane. In a lane with crashes, an entry is
+// announced first, and returned once the announcement is recorded.
 func (e *engine) take(l *lane, most int, now time.Time) []*entry {
-	if m := l.announced; m != nil {
+	if l.announced != nil {
 		if !l.written || l.inFlight > 0 {
 			return nil
 		}
-		l.announced, l.written, l.alone = nil, false, m
-		return []*entry{m}
+		return []*entry{l.sendAnnounced()}
 	}
 	if e.circuits.sinkDown || l.isolated() && l.proven(e.limits.window) {
 		return nil
@@ -78,8 +77,8 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 		if m == nil || e.ahead.holds(m, now) {
 			break
 		}
-		alone := m.mustBeAlone()
-		if alone && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) {
+		record := m.needsRecord()
+		if record && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) || l.together && !e.mayKeepTurn(now) {
 			break
 		}
 		if !e.circuits.admits(m) {
@@ -95,9 +94,12 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 			break
 		}
 		l.ready.drop()
-		if alone {
+		if record {
 			e.isolation.announce(m, now)
 			break
+		}
+		if l.together {
+			e.isolation.sentInTurn++
 		}
 		m.state = stateInFlight // prevents taking it twice
 		taken = append(taken, m)

@@ -127,7 +127,7 @@ func (e *engine) writeLane(l *lane, now time.Time) *task {
 	case e.setAside(l):
 		return e.recordFailures(l)
 	case l.mustClear, l.announced != nil && !l.written:
-		return e.recordAlone(l)
+		return e.recordAlone(l, now)
 	case (len(l.failing) > 0 || l.mayFollow(now)) && !l.restarting:
 		if l.commandsNext = !l.commandsNext; !l.commandsNext {
 			if c := e.carryOut(l); c != nil {

@@ -14,7 +14,12 @@ import (
 // lease, however slow the database is.
 func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
 	t.Parallel()
-	for _, write := range []time.Duration{time.Millisecond, 10 * time.Millisecond, 40 * time.Millisecond} {
+	type setting struct {
+		crashes int
+		write   time.Duration
+	}
+	for _, s := range []setting{{2, time.Millisecond}, {2, 10 * time.Millisecond}, {2, 40 * time.Millisecond}, {3, time.Millisecond}, {3, 10 * time.Millisecond}, {3, 40 * time.Millisecond}} {
+		write := s.write
 		var numbers []int
 		for n := range outbox.Lanes {
 			numbers = append(numbers, n)
@@ -23,7 +28,7 @@ func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
 		d := newDrive(limits{lease: lease}, numbers...)
 		d.taskTime = write
 		for _, n := range numbers {
-			d.lanes[n].crashes = 2
+			d.lanes[n].crashes = s.crashes
 			d.add(n, 200, "A", "")
 		}
 		// A turn that is about to end lasts for one message more, and ends with a write.
@@ -35,7 +40,7 @@ func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
 				last = began
 			}
 			if gap := d.now.Sub(last); gap > bound {
-				t.Errorf("a write takes %s: lane %d did not move for %s", write, m.Lane, gap)
+				t.Errorf("%+v: lane %d did not move for %s", s, m.Lane, gap)
 			}
 			moved[m.Lane] = d.now
 			return nil
@@ -43,9 +48,44 @@ func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
 		d.run(2*bound, time.Millisecond, nil)
 		for n, at := range moved {
 			if at.IsZero() {
-				t.Errorf("a write takes %s: lane %d has not moved in %s", write, n, 2*bound)
+				t.Errorf("%+v: lane %d has not moved in %s", s, n, 2*bound)
 			}
 		}
+	}
+}
+
+// Two crashes hit all lanes under load, and no message has caused them. A write takes 10 ms; the
+// lanes are trusted again after two or three for each lane, not after one for each message.
+func TestEngine_TrustsLanesAgainSoonAfterTwoCrashes(t *testing.T) {
+	t.Parallel()
+	var numbers []int
+	for n := range outbox.Lanes {
+		numbers = append(numbers, n)
+	}
+	d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+	d.taskTime = 10 * time.Millisecond
+	for _, n := range numbers {
+		d.lanes[n].crashes = 2
+		for k := range 50 {
+			d.add(n, 1, "A", fmt.Sprint("key", k))
+		}
+	}
+	writes := 0
+	d.did = func(*task) { writes++ }
+	d.answer = func(*entry) error { return nil }
+	isolated := func() (n int) {
+		for _, number := range numbers {
+			if d.lanes[number].isolated() {
+				n++
+			}
+		}
+		return n
+	}
+	for writes < 6*outbox.Lanes && isolated() > 0 {
+		d.step(time.Millisecond)
+	}
+	if n := isolated(); n > 0 {
+		t.Errorf("after %d writes %d lanes are still isolated", writes, n)
 	}
 }
 
@@ -60,7 +100,7 @@ func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
 	d.taskTime = 20 * time.Millisecond
 	for _, n := range numbers {
 		if n < 12 {
-			d.lanes[n].crashes = 2
+			d.lanes[n].crashes = 3
 		}
 		for range 100 {
 			d.add(n, 1, "A", "")
@@ -225,7 +265,7 @@ func TestEngine_IsolatedLanesHaveHalfOfTheWrites(t *testing.T) {
 	d.taskTime = 50 * time.Millisecond
 	for _, n := range all {
 		if n < isolated {
-			d.lanes[n].crashes = 2
+			d.lanes[n].crashes = 3
 		}
 		d.add(n, 200, "A", "")
 	}
@@ -259,7 +299,7 @@ func TestEngine_IsolatedLanesTakeTurnsBesideBusyOnes(t *testing.T) {
 	d := newDrive(limits{lease: 3 * time.Second}, all...)
 	d.taskTime = 10 * time.Millisecond
 	for n := range isolated {
-		d.lanes[n].crashes = 2
+		d.lanes[n].crashes = 3
 		d.add(n, 200, "A", "")
 	}
 	sent := map[int]int{}

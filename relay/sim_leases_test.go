@@ -43,7 +43,7 @@ func (s *simulation) hold(w *simWorker, number int) {
 		s.excuseConfirmed(other, number)
 	}
 	lease := &s.leases[number]
-	if lease.died && (len(s.table[number])+len(s.parking.parked[number]) > 0 || lease.alone != 0) {
+	if lease.died && (lease.alone != 0 || lease.crashes < 2 && len(s.table[number])+len(s.parking.parked[number]) > 0) {
 		lease.crashes++
 	}
 	lease.worker, lease.died = w.number, false

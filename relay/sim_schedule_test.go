@@ -118,7 +118,7 @@ func (s *simulation) problems() []string {
 			problems = append(problems, fmt.Sprintf("repeated without a fault: %d, %d copies, %d excused", r.ID, r.copies, r.excused))
 		}
 	}
-	for _, never := range []string{"deleted before it was sent", "charged without a reason", "isolated messages beside one another", "wrong term", "circuits open although a message has passed", "sent without its payload"} {
+	for _, never := range []string{"deleted before it was sent", "charged without a reason", "isolated lanes beside one another", "in flight without a record", "wrong term", "circuits open although a message has passed", "sent without its payload"} {
 		if n := s.stats[never]; n > 0 {
 			problems = append(problems, fmt.Sprintf("%s: %d", never, n))
 		}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -257,12 +258,24 @@ func (s *simulation) checkState(w *simWorker) {
 	}
 	isolated := 0
 	for _, l := range w.lanes {
-		if l != nil && (l.announced != nil || l.alone != nil || l.stale) {
+		switch {
+		case l == nil:
+			continue
+		case l.announced != nil || l.alone != nil || l.together || l.stale && !l.mustClear:
 			isolated++
+		}
+		if lease := s.leases[l.number]; l.inFlight > 0 && lease.crashes >= isolatedFrom && lease.worker == w.number && lease.epoch == l.epoch {
+			names := int64(relaystore.WholeLane)
+			if l.alone != nil {
+				names = l.alone.ID
+			}
+			if lease.alone != names {
+				s.stats["in flight without a record"]++
+			}
 		}
 	}
 	if isolated > 1 {
-		s.stats["isolated messages beside one another"]++
+		s.stats["isolated lanes beside one another"]++
 	}
 }
 

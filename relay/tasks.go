@@ -156,14 +156,12 @@ func (e *engine) nextTask(now time.Time) *task {
 }
 
 // pickTask returns one task that is due. The kinds take turns, so that none keeps the
-// others waiting. But every second one is for the lane that sends a message alone, if it has
-// one: all isolated lanes wait for that.
+// others waiting. But every second one is for the lane with the turn, if it has one: all
+// isolated lanes wait for that.
 func (e *engine) pickTask(now time.Time) *task {
 	if e.tasks.forTurn = !e.tasks.forTurn; e.tasks.forTurn {
-		if l := e.isolation.turn; l != nil && e.live(l) && (l.mustClear || l.announced != nil && !l.written) {
-			if c := e.writeLane(l, now); c != nil {
-				return c
-			}
+		if c := e.turnWrite(now); c != nil {
+			return c
 		}
 	}
 	kinds := [...]func(time.Time) *task{

@@ -65,6 +65,28 @@ func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing
 	})
 }
 
+// With two crashes a lane has something in flight only while its lease names that.
+func TestLeases_ALaneWithTwoCrashesCountsWhatItNames(t *testing.T) {
+	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
+		for lane := range 3 {
+			s.insert(t, "outbox", lane+1, "", "")
+		}
+		taken := func(epoch int64, first, second, third Taken) {
+			t.Helper()
+			first.Epoch, second.Epoch, third.Epoch = epoch, epoch, epoch
+			s.expectTaken(t, string(rune('a'+epoch)), map[int]Taken{1: first, 2: second, 3: third})
+		}
+		taken(1, Taken{}, Taken{}, Taken{})
+		taken(2, Taken{Crashes: 1}, Taken{Crashes: 1}, Taken{Crashes: 1})
+		taken(3, Taken{Crashes: 2}, Taken{Crashes: 2}, Taken{Crashes: 2})
+		expectErr(t, s.SetAlone(t.Context(), Fence{1, "d", 3}, WholeLane), nil)
+		expectErr(t, s.SetAlone(t.Context(), Fence{2, "d", 3}, 42), nil)
+		taken(4, Taken{Crashes: 3, Alone: WholeLane}, Taken{Crashes: 3, Alone: 42}, Taken{Crashes: 2})
+		expectErr(t, s.SetAlone(t.Context(), Fence{1, "e", 4}, 0), nil)
+		taken(5, Taken{Crashes: 3}, Taken{Crashes: 4, Alone: 42}, Taken{Crashes: 2})
+	})
+}
+
 func TestLeases_TheOutageOfTheDatabaseIsNobodysCrash(t *testing.T) {
 	eachLeaseStore(t, func(t *testing.T, s leaseFixture) {
 		for lane := range outbox.Lanes {

@@ -39,9 +39,11 @@
 // are taken in the order of its rows. Conditions on columns that others change are
 // tested on the locked rows, never on the snapshot.
 //
-// # The message alone in flight
+// # What was alone in flight
 //
 // A lease names the message that its worker had in flight, alone, in the column suspect. A
 // statement that records that message as failed clears it, or the next owner would blame
-// the message again.
+// the message again. WholeLane stands for several messages of the lane. Once a lane has two
+// crashes, its worker has something of it in flight only while suspect is set, so a
+// takeover counts no crash otherwise.
 package relaystore

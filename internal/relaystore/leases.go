@@ -66,13 +66,17 @@ type Leases interface {
 
 // Crashes are what is known of lanes whose workers have died.
 type Crashes interface {
-	// SetAlone records the one message that is about to be in flight alone, or with id
-	// 0 that there is none.
+	// SetAlone records the one message that is about to be in flight alone, or WholeLane,
+	// or with id 0 that there is nothing.
 	SetAlone(ctx context.Context, f Fence, id int64) error
 
 	// ClearCrashes resets the crash count of lanes whose epochs still match.
 	ClearCrashes(ctx context.Context, owner string, epochs map[int]int64) error
 }
+
+// WholeLane in place of the id of a message alone in flight stands for several of its lane,
+// without any of another lane with two crashes or more.
+const WholeLane = -1
 
 // UpkeepLane is the lease under which one worker maintains the tables.
 const UpkeepLane = -1
@@ -104,5 +108,5 @@ type Renewal struct {
 type Taken struct {
 	Epoch   int64
 	Crashes int   // takeovers in a row without a window confirmed
-	Alone   int64 // id that was alone in flight when the former owner died; 0: none
+	Alone   int64 // id that was alone in flight when the former owner died, or WholeLane; 0: none
 }

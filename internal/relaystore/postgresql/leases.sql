@@ -54,7 +54,8 @@ where seen_until > clock_timestamp();
 -- a running write, and the next fenced write of the former owner sees the new epoch.
 -- An owner that outlives its lease has not died of a message: it could not finish one
 -- in time, which is an outage. If two or more other owners have let leases expire,
--- that was an outage of the database. Whether a lane has a message that may have
+-- that was an outage of the database. A lane with two crashes had something in flight
+-- only if it names that in suspect. Whether a lane has a message that may have
 -- crashed its worker is one probe of an index of outbox, and one or two for each
 -- topic of parked, by its partial index (lane, topic, next_at), from each topic to
 -- the next. The limits keep the planner from hashing
@@ -64,7 +65,8 @@ update {{relay_leases}} l
 set owner = $1, epoch = l.epoch + 1, lease_until = clock_timestamp() + $4::bigint * interval '1 microsecond',
 	crashes = l.crashes + case
 		when free.owner not in ('', $1) and not free.alive and absent.owners < 2 and coalesce(
-			l.suspect > 0,
+			case when l.crashes >= 2 then l.suspect is not null end,
+			nullif(l.suspect is not null, false),
 			(select true from {{outbox}} o where o.lane = l.lane order by o.id limit 1),
 			(
 				with recursive t (topic) as (

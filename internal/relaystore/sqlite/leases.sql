@@ -36,7 +36,8 @@ where seen_until > cast(unixepoch('subsec') * 1000000 as integer);
 -- Absent owners are counted before the first row changes. An owner that outlives its
 -- lease has not died of a message: it could not finish one in time, which is an
 -- outage. If two or more other owners have let leases expire, that was an outage of
--- the database.
+-- the database. A lane with two crashes had something in flight only if it names that
+-- in suspect.
 -- scans: relay_leases: it has 33 rows
 with absent (owners) as materialized (
 	select count(distinct owner)
@@ -53,8 +54,10 @@ set owner = ?1, epoch = epoch + 1, lease_until = cast(unixepoch('subsec') * 1000
 	crashes = crashes + (
 		owner not in ('', ?1) and lane not in (select lane from alive) and (select owners from absent) < 2 and (
 			suspect is not null
-			or exists (select 1 from {{outbox}} o where o.lane = {{name:relay_leases}}.lane)
-			or exists (select 1 from {{parked}} p where p.lane = {{name:relay_leases}}.lane and p.next_at <= cast(unixepoch('subsec') * 1000000 as integer))
+			or crashes < 2 and (
+				exists (select 1 from {{outbox}} o where o.lane = {{name:relay_leases}}.lane)
+				or exists (select 1 from {{parked}} p where p.lane = {{name:relay_leases}}.lane and p.next_at <= cast(unixepoch('subsec') * 1000000 as integer))
+			)
 		)
 	),
 	suspect = iif(lane in (select lane from alive), null, suspect)
