@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -90,6 +91,62 @@ func TestEngine_ReadsALaneWithManyLockedRows(t *testing.T) {
 		if reads < 10 {
 			t.Errorf("%d locked: %d reads of their lane in 50 s", n, reads)
 		}
+	}
+}
+
+// A large message waits behind many of its key, which takes its time: meanwhile the lane is read
+// for other keys. While it is in flight, too.
+func TestEngine_ALargeMessageOfABusyKeyHoldsUpNoOtherKey(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{}, 0)
+	o := &stack{d: d}
+	o.put(0, "A", "busy", 60)
+	large := o.rows[40]
+	large.Payload = make([]byte, d.limits.laneBytes)
+	sizes := map[int]int{}
+	var waits *entry // the one of the busy key that is in flight
+	var since time.Time
+	last := d.now // when another key moved
+	for d.now.Sub(last) < 5*time.Second && len(o.rows) > 0 {
+		d.now = d.now.Add(10 * time.Millisecond)
+		if len(o.rows) > 0 && o.rows[0].Key == "busy" && d.now.UnixMilli()%100 == 0 {
+			o.put(0, "A", fmt.Sprint("other", d.now.UnixMilli()%7), 1)
+			d.wake()
+		}
+		if r := d.nextRead(d.now); r != nil {
+			d.read(r, o.read(r), d.now, nil)
+		}
+		for taken := d.nextPublish(d.now, d.now.Add(time.Second)); taken != nil; taken = d.nextPublish(d.now, d.now.Add(time.Second)) {
+			for _, m := range taken {
+				if m.Key == "busy" {
+					waits, since = m, d.now
+					sizes[len(m.Payload)]++
+					continue
+				}
+				last = d.now
+				d.outcome(m, d.now, nil)
+			}
+		}
+		takes := 500 * time.Millisecond
+		if waits != nil && waits.size() > 1 {
+			takes = 8 * time.Second
+		}
+		if waits != nil && d.now.Sub(since) >= takes {
+			d.outcome(waits, d.now, nil)
+			waits = nil
+		}
+		if d.nextTask(d.now) != nil {
+			d.taskDone(d.now, taskAnswer{})
+		}
+		if refs := d.removals.next(d.now, d.publishing.inFlight == 0); refs != nil {
+			o.remove(refs)
+		}
+	}
+	if len(o.rows) > 0 {
+		t.Errorf("no other key has moved for 5 s; %d rows are left", len(o.rows))
+	}
+	if sizes[1] != 59 || sizes[d.limits.laneBytes] != 1 {
+		t.Errorf("messages of the busy key, by size: %v", sizes)
 	}
 }
 

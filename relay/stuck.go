@@ -34,10 +34,14 @@ const (
 )
 
 // relieve frees the payloads of a lane's messages that cannot be published now, except
-// the first ones of each topic, which probe. Payloads needed again are read again. It
-// reports whether that made room.
+// the first ones of each topic, which probe. If that is not enough, it frees those of
+// messages that wait behind others of their key: a large one would keep other keys from
+// being read until its turn comes. Payloads needed again are read again. It reports
+// whether that made room. One large message in flight takes none, nor do several that
+// would fit.
 func (e *engine) relieve(l *lane) bool {
 	kept, probes := 0, map[string]int{}
+	flying, largest := 0, 0
 	for _, t := range e.circuits.topics {
 		for _, m := range t.withheld {
 			if m.lane != l || m.state != stateWithheld || m.hollow {
@@ -57,11 +61,39 @@ func (e *engine) relieve(l *lane) bool {
 			l.empty(m)
 		case m.state == stateUnclear:
 			kept += m.size()
+		case m.state == stateInFlight && m.size() > leastPiece:
+			flying, largest = flying+m.size(), max(largest, m.size())
 		case m.state == stateWaiting && l.stuckKey(m):
 			l.empty(m)
 		}
 	}
+	kept += max(largest, min(flying, e.limits.laneBytes))
+	if l.bytes-kept >= e.limits.laneBytes {
+		l.thin(e.limits.laneBytes / 2)
+	}
 	return l.bytes-kept < e.limits.laneBytes
+}
+
+// thin frees the payloads of messages that wait behind others of their key, the last ones,
+// except for as many bytes.
+func (l *lane) thin(keep int) {
+	var chains []*chain
+	for _, c := range l.chains {
+		if c.length > 1 && !c.stuck() {
+			chains = append(chains, c)
+		}
+	}
+	for _, c := range chains {
+		left := keep / len(chains)
+		for m := c.head.next; m != nil; m = m.next {
+			if m.state != stateWaiting || m.hollow || m.retrying {
+				continue
+			}
+			if left -= m.size(); left < 0 {
+				l.empty(m)
+			}
+		}
+	}
 }
 
 // probesKept is how many messages of a stuck topic a lane keeps to probe with.
