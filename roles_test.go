@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -101,7 +102,7 @@ func newShop(t *testing.T) *shop {
 			db = s.owner
 			if !migrated {
 				migrated = true
-				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
+				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
 					t.Fatal(err)
 				}
 			}

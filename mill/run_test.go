@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -136,7 +137,7 @@ func appliedSets(t *testing.T, db *sql.DB) []string {
 func TestRun_PurgesDeadLettersWithoutARelay(t *testing.T) {
 	t.Parallel()
 	db := testserver.SQLite(t)
-	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	for id, hours := range map[string]int{"old": 3, "new": 0} {

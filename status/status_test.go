@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/internal/database"
@@ -76,7 +77,7 @@ func TestRead_TellsWhatWaitsAndWhatIsWrong(t *testing.T) {
 			t.Errorf("without tables: %+v", s)
 		}
 		expect(t, s, "None of the tables exist")
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, idempotency.Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, idempotency.Migrations); err != nil {
 			t.Fatal(err)
 		}
 		s = read(t, db, status.Config{Database: cfg})
@@ -159,7 +160,7 @@ func (refusing) Close() error { return nil }
 func TestReader_WaitsForNobody(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	lock, err := pg.DB.BeginTx(t.Context(), nil)

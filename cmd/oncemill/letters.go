@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 )
@@ -100,7 +101,7 @@ relay's message.`,
 // withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
 	return o.database.with(func(db *sql.DB, cfg oncemill.Config) error {
-		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, dlq.Migrations); err != nil {
+		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, audit.Migrations, dlq.Migrations); err != nil {
 			return err
 		}
 		letters, err := dlq.New(db, dlq.Config{Database: cfg})

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -101,7 +102,7 @@ func purgeable(t *testing.T) (pg testserver.PG, names database.Database) {
 	pg = testserver.Postgres(t)
 	names, err := database.Resolve(pg.DB, pg.Config)
 	if err == nil {
-		err = oncemill.Migrate(t.Context(), pg.DB, pg.Config, idempotency.Migrations, inbox.Migrations, dlq.Migrations)
+		err = oncemill.Migrate(t.Context(), pg.DB, pg.Config, idempotency.Migrations, inbox.Migrations, audit.Migrations, dlq.Migrations)
 	}
 	if err != nil {
 		t.Fatal(err)
