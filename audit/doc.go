@@ -12,7 +12,7 @@
 //
 // The table is in a migration set of its own, [Migrations], because not only dead letters
 // are audited. Pass it to oncemill.Migrate together with dlq.Migrations. Without the table,
-// acts fail with an error that says so, and change nothing.
+// acts fail with dlq.ErrNoAudit, and change nothing.
 //
 // # What it does not prove
 //

@@ -52,7 +52,7 @@ Replay delivers messages again: a relay's message in its place among those of it
 key, a consumer's message to that consumer alone. Discard gives messages up, with a
 reason; undo takes that back. A running worker does either within a second or two: the
 relay that owns the message, or the consumer's inbox, if that has Config.Replays;
-oncemill status tells what nobody has done within a minute. A replayed message that
+oncemill status reports what nobody has done within a minute. A replayed message that
 fails again becomes a new dead letter, which the old one names. oncemill audit shows who
 did what.
 

@@ -52,7 +52,7 @@ database. --output creates a file that only its owner can read, and replaces non
 	return cmd
 }
 
-// exported tells how much was exported, beside the export itself.
+// exported reports how much was exported, on standard error.
 func exported(cmd *cobra.Command, n int, err error) error {
 	if err != nil {
 		return fmt.Errorf("%d dead letters were exported, and the rest was not: %w", n, err)

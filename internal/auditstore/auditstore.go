@@ -30,7 +30,7 @@ type Act struct {
 	By       string // who; required
 	Reason   string
 	Subjects []string // such as "dead_letter 17"; one entry each
-	Details  string   // what else is worth knowing of each of them
+	Details  string   // of each of them, or empty
 }
 
 // Entry is an entry of the audit; see audit.Entry for its fields.
