@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -163,7 +164,7 @@ func publishOne(t *testing.T, box *outbox.Outbox, id string) {
 // to be found for it.
 func TestMigrate_ARelayOfTheFormerVersionContinues(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		sets := []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations}
+		sets := []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations}
 		if err := p.migrate(t, sets...); err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +231,7 @@ func latest(t *testing.T, p *testDB, set oncemill.Migrations) int {
 
 func TestMigrateDown_UndoesStepByStep(t *testing.T) {
 	onEachDB(t, func(t *testing.T, p *testDB) {
-		all := []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
+		all := []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
 		if err := p.migrate(t, files("shop", makeBox)); err != nil {
 			t.Fatal(err)
 		}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -27,7 +29,7 @@ import (
 
 // shop is a server whose roles have what docs/operations.md grants them.
 type shop struct {
-	admin, owner, producer, stock, operator, observer *sql.DB
+	admin, owner, producer, stock, operator, editor, observer *sql.DB
 
 	box      *outbox.Outbox // the relay's
 	shelf    *outbox.Outbox // the producer's
@@ -86,7 +88,7 @@ func newShop(t *testing.T) *shop {
 	}
 	must(server.Open().ExecContext(t.Context(), `create database shop`))
 	s := &shop{admin: server.OpenAs("postgres", "shop"), broker: &choosy{refuses: map[string]bool{}, got: map[string][]*message.Message{}}}
-	for role, db := range map[string]**sql.DB{"owner": &s.owner, "producer": &s.producer, "stock": &s.stock, "operator": &s.operator, "observer": &s.observer} {
+	for role, db := range map[string]**sql.DB{"owner": &s.owner, "producer": &s.producer, "stock": &s.stock, "operator": &s.operator, "editor": &s.editor, "observer": &s.observer} {
 		must(s.admin.ExecContext(t.Context(), `create role shop_`+role+` login password 'postgres'`))
 		*db = server.OpenAs("shop_"+role, "shop")
 	}
@@ -101,7 +103,7 @@ func newShop(t *testing.T) *shop {
 			db = s.owner
 			if !migrated {
 				migrated = true
-				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
+				if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -286,6 +288,62 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 		t.Errorf("%d effects, want 2", n)
 	}
 
+	// Notes, a discard that is undone, and the audit, as the operator; an edit as the editor.
+	if err := errors.Join(s.letters.AddNote(t.Context(), dead.ID, grace), s.letters.Discard(t.Context(), hopeless.ID, grace)); err == nil {
+		t.Error("what is discarded is discarded again")
+	}
+	if err := errors.Join(s.letters.Restore(t.Context(), hopeless.ID, grace), s.letters.Discard(t.Context(), hopeless.ID, grace)); err != nil {
+		t.Error(err)
+	}
+	editors, err := dlq.New(s.editor, dlq.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.consume(t, message.NewMessage("wrong", []byte("wrong")), true)
+	wrong := s.theLetter(t, "wrong")
+	edit := dlq.Edit{Payload: []byte("right")}
+	if err := s.letters.ReplayEdited(t.Context(), wrong.ID, edit, grace); sqlerr.State(err) != "42501" {
+		t.Errorf("an operator edits: %v", err)
+	}
+	if err := editors.ReplayEdited(t.Context(), wrong.ID, edit, grace); err != nil {
+		t.Error(err)
+	}
+	if n, err := s.consumer.Replay(t.Context()); err != nil || n != 1 {
+		t.Errorf("replayed %d, %v", n, err)
+	}
+	s.consume(t, s.broker.published("wrong")[0], false)
+	if l, err := s.letters.Get(t.Context(), wrong.ID); err != nil || l.State != dlq.StateReplayed || string(l.Edited.Payload) != "right" {
+		t.Errorf("after the edit: %+v, %v", l, err)
+	}
+	log, err := audit.New(s.operator, audit.Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	entries, err := log.List(t.Context(), audit.Filter{By: grace.By, OldestFirst: true})
+	var acts []string
+	for _, e := range entries {
+		acts = append(acts, e.Role+" "+strings.TrimPrefix(e.Action, "dead_letter."))
+	}
+	want := []string{
+		"shop_operator replay", "shop_operator discard", "shop_operator replay", "shop_operator note",
+		"shop_operator restore", "shop_operator discard", "shop_editor replay_edited",
+	}
+	if err != nil || !slices.Equal(acts, want) {
+		t.Errorf("audited %q, %v", acts, err)
+	}
+	for _, text := range []string{
+		`delete from oncemill.audit`, `update oncemill.audit set reason = 'another'`, `truncate oncemill.audit`,
+		`insert into oncemill.audit (actor, action, subject, at) values ('x', 'x', 'x', 'yesterday')`,
+		`insert into oncemill.audit (actor, action, subject, db_role) values ('x', 'x', 'x', 'shop_owner')`,
+		`delete from oncemill.dead_letter_notes`, `update oncemill.dead_letter_notes set text = 'another'`,
+	} {
+		for role, db := range map[string]*sql.DB{"operator": s.operator, "editor": s.editor, "stock": s.stock, "producer": s.producer} {
+			if _, err := db.ExecContext(t.Context(), text); sqlerr.State(err) != "42501" {
+				t.Errorf("%s, as the %s: %v", text, role, err)
+			}
+		}
+	}
+
 	// Purge: ids by the consumer, letters by the owner.
 	if _, err := s.admin.ExecContext(t.Context(), `update oncemill.inbox set received_at = received_at - interval '1 year'; update oncemill.dead_letters set closed_at = closed_at - interval '1 year'`); err != nil {
 		t.Fatal(err)
@@ -297,7 +355,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := owners.Purge(t.Context()); err != nil || n != 3 {
+	if n, err := owners.Purge(t.Context()); err != nil || n != 4 {
 		t.Errorf("forgot %d letters, %v", n, err)
 	}
 	stop()

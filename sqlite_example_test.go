@@ -10,6 +10,7 @@ import (
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -22,7 +23,7 @@ func open(ctx context.Context, path string) (*sql.DB, error) {
 		return nil, err
 	}
 	db.SetMaxIdleConns(8)
-	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations)
+	err = oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations)
 	if err != nil {
 		_ = db.Close() // the first error is the one to report
 		return nil, err

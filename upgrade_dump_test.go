@@ -18,6 +18,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -89,7 +90,7 @@ func unzip(t *testing.T, name string) []byte {
 func goOn(t *testing.T, db *sql.DB, cfg oncemill.Config) {
 	t.Helper()
 	for range 2 {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 	"github.com/oncemill/oncemill/internal/sqlerr"
 )
 
-// Migrations creates the table dead_letters.
+// Migrations creates the tables dead_letters and dead_letter_notes. Acts also need those of
+// audit.Migrations.
 var Migrations = oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations}
 
 // Config configures a Store. The zero value is right for most services.
@@ -31,7 +32,8 @@ type Config struct {
 	Retention time.Duration
 }
 
-// Store reads the dead letters of a database, and replays, discards and purges them. An
+// Store reads the dead letters of a database, and acts on them: it replays, edits, discards,
+// restores, annotates, exports, imports and purges them. An
 // inbox that is given one (inbox.Config.DeadLetters) writes the dead letters of its
 // consumer, and performs their replays. It holds no connection and no goroutine. It is
 // safe for concurrent use.
@@ -41,8 +43,9 @@ type Store struct {
 	store dlqstore.Store
 }
 
-// New returns a store on db. It does no I/O; oncemill.Migrate creates the table with
-// [Migrations]. All bad values of cfg are reported at once, each as an
+// New returns a store on db. It does no I/O; oncemill.Migrate creates the tables with
+// audit.Migrations and [Migrations]. Reading needs only the latter; each act writes to the
+// audit in its own transaction, and without that table is refused with [ErrNoAudit]. All bad values of cfg are reported at once, each as an
 // [*oncemill.ConfigError]. The caller keeps ownership of db.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
@@ -81,10 +84,22 @@ func (s *Store) Get(ctx context.Context, id int64) (*Letter, error) {
 	return letterOf(l), nil
 }
 
-// Act is who replays or discards a dead letter, and why. It is stored with the dead letter.
+// Act is who acts on a dead letter, and why. It is stored with the dead letter and in the
+// audit, each text up to 4 KiB.
 type Act struct {
 	By     string // who; required
-	Reason string // why; required to discard
+	Reason string // why; required except to replay
+}
+
+// check returns nil if an act has what it needs.
+func (a Act) check(needsReason bool) error {
+	switch {
+	case strings.TrimSpace(a.By) == "":
+		return ErrNoActor
+	case needsReason && strings.TrimSpace(a.Reason) == "":
+		return ErrNoReason
+	}
+	return nil
 }
 
 // Replay requests delivery of the messages of dead letters that are dead or held. It
@@ -99,8 +114,8 @@ type Act struct {
 // A relay's message returns to its position among the retrying messages of its key.
 // Messages of the key that were delivered meanwhile stay before it.
 func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []int64, err error) {
-	if strings.TrimSpace(act.By) == "" {
-		return nil, ErrNoActor
+	if err := act.check(false); err != nil {
+		return nil, err
 	}
 	return s.act(ctx, s.store.Replay, "replayed", ids, act)
 }
@@ -110,13 +125,24 @@ func (s *Store) Replay(ctx context.Context, ids []int64, act Act) (accepted []in
 // The dead letter is discarded at once, or, if it is held, when the worker that holds
 // its lane has removed the message. The errors are those of Replay, and [ErrNoReason].
 func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
-	switch {
-	case strings.TrimSpace(act.By) == "":
-		return ErrNoActor
-	case strings.TrimSpace(act.Reason) == "":
-		return ErrNoReason
+	return s.actOn(ctx, s.store.Discard, "discarded", id, act)
+}
+
+// Restore undoes a discard, as long as the dead letter is not purged: it is dead again, or
+// held again. A held one can be restored only until its relay has removed its message and
+// released its successors, which takes a relay one or two seconds; after that the error is
+// a [*StateError]. A dead letter that was discarded while it was replaying is dead again.
+// The errors are those of Discard.
+func (s *Store) Restore(ctx context.Context, id int64, act Act) error {
+	return s.actOn(ctx, s.store.Restore, "restored", id, act)
+}
+
+// actOn runs a command that requires a reason on one dead letter.
+func (s *Store) actOn(ctx context.Context, do command, action string, id int64, act Act) error {
+	if err := act.check(true); err != nil {
+		return err
 	}
-	_, err := s.act(ctx, s.store.Discard, "discarded", []int64{id}, act)
+	_, err := s.act(ctx, do, action, []int64{id}, act)
 	return err
 }
 
@@ -180,7 +206,7 @@ func (s *Store) refusals(ctx context.Context, action string, ids, did []int64) (
 }
 
 // Purge deletes dead letters that were replayed or discarded longer ago than
-// Config.Retention, in small batches, and returns how many. Call it from time to time;
+// Config.Retention, with their edits and notes, in small batches, and returns how many. Call it from time to time;
 // concurrent calls are safe.
 func (s *Store) Purge(ctx context.Context) (deleted int64, err error) {
 	deleted, err = s.store.Purge(ctx, s.cfg.Retention)

@@ -29,10 +29,31 @@
 // that the database generates for each replay, so that nobody can forge one. A
 // dead letter in state dead is discarded at once, since nothing else exists.
 //
+// [Store.Restore] undoes a discard: discarded becomes dead again, and discarding held, unless
+// the relay has removed a held message meanwhile. [Store.ReplayEdited] replays a consumer's
+// message with other content. The dead letter keeps the original, and the edit beside it.
+// [Store.Stuck] counts what no worker has carried out for a minute.
+//
 // A replayed message lives on under the same message id, with its attempts at zero. If
-// it fails for good again, it gets a new dead letter. The old one stays as it is until
-// it is purged. Each dead letter records one failure, who ended it and why.
-// [Filter.MessageID] finds all dead letters of a message.
+// it fails for good again, it gets a new dead letter, which [Letter.FailedAgain] of the old one
+// names. The old one stays as it is until it is purged. Each dead letter records one failure,
+// who ended it and why. [Filter.MessageID] finds all dead letters of a message.
+//
+// # Audit
+//
+// Each act of a person (replay, edit, discard, restore, note, import) writes an entry for each
+// dead letter into the audit, in its own transaction; package audit lists them. The table of
+// the audit is in a set of migrations of its own:
+//
+//	err := oncemill.Migrate(ctx, db, cfg, audit.Migrations, dlq.Migrations)
+//
+// Without it, reading works, and acts fail with [ErrNoAudit] and change nothing.
+//
+// # Export and import
+//
+// [Store.Export] writes dead letters as lines of JSON ([Line]), [Store.Import] adds them to a
+// database, each once. An import makes nothing a replay: it takes no tokens, and an imported
+// dead letter is replayed only when somebody asks for it.
 //
 // A message may be both dead and delivered: the broker's answer to one attempt is lost,
 // and it refuses the next. Nobody then knows the outcome of the first attempt. Such a

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 )
 
@@ -15,18 +16,44 @@ var (
 	// ErrNoActor is returned for an Act without By. Nothing was done.
 	ErrNoActor = errors.New("dlq: Act.By is required")
 
-	// ErrNoReason is returned for a discard without a reason. Nothing was done.
-	ErrNoReason = errors.New("dlq: Act.Reason is required to discard")
+	// ErrNoReason is returned for an act without Reason that requires one. Nothing was done.
+	ErrNoReason = errors.New("dlq: Act.Reason is required")
+
+	// ErrNoAudit is returned for every act if the table of the audit does not exist. Nothing
+	// was done. Pass audit.Migrations to oncemill.Migrate.
+	ErrNoAudit = auditstore.ErrNotMigrated
 )
 
 // StateError means that a dead letter was left alone because of its state: somebody has
-// already acted on it.
+// already acted on it, or, for Restore, has not, or its message was removed.
 type StateError struct {
 	ID     int64
 	State  State  // current state
-	Action string // refused action: "replayed" or "discarded"
+	Action string // refused action: "replayed", "edited", "discarded" or "restored"
 }
 
 func (e *StateError) Error() string {
 	return fmt.Sprintf("dlq: dead letter %d cannot be %s: its state is %s", e.ID, e.Action, e.State)
 }
+
+// EditError means that the message of a dead letter cannot be edited, or not in this way.
+// Nothing was done.
+type EditError struct {
+	ID      int64
+	Problem string
+}
+
+func (e *EditError) Error() string {
+	return fmt.Sprintf("dlq: dead letter %d cannot be edited: %s", e.ID, e.Problem)
+}
+
+// LineError means that a line of an import was not imported.
+type LineError struct {
+	Line int // from 1
+	Err  error
+}
+
+func (e *LineError) Error() string { return fmt.Sprintf("dlq: line %d: %v", e.Line, e.Err) }
+
+// Unwrap returns what is wrong with the line.
+func (e *LineError) Unwrap() error { return e.Err }

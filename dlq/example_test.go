@@ -5,6 +5,8 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"time"
 
 	"github.com/oncemill/oncemill/dlq"
@@ -39,4 +41,33 @@ func ExampleStore_Replay() {
 		}
 	}
 	_ = replay
+}
+
+// Correct a message that its consumer cannot handle as it is.
+func ExampleStore_ReplayEdited() {
+	correct := func(ctx context.Context, letters *dlq.Store, id int64, payload []byte) error {
+		err := letters.ReplayEdited(ctx, id, dlq.Edit{Payload: payload}, dlq.Act{By: "ada", Reason: "wrong currency"})
+		if refused := (*dlq.EditError)(nil); errors.As(err, &refused) {
+			return fmt.Errorf("publish a new message instead: %w", err)
+		}
+		return err
+	}
+	_ = correct
+}
+
+// Move the dead letters of a consumer to another database.
+func ExampleStore_Export() {
+	move := func(ctx context.Context, from, to *dlq.Store, file *os.File) error {
+		n, err := from.Export(ctx, file, dlq.Filter{Consumer: "stock", States: []dlq.State{dlq.StateDead}})
+		if err != nil {
+			return err
+		}
+		if _, err := file.Seek(0, io.SeekStart); err != nil {
+			return err
+		}
+		done, err := to.Import(ctx, file, dlq.Act{By: "ada", Reason: "new database"})
+		fmt.Println(n, "exported,", done.Added, "imported,", done.Existing, "were there")
+		return err
+	}
+	_ = move
 }

@@ -73,6 +73,24 @@ type Letter struct {
 	Act      Act       // who replayed or discarded it, and why
 	ActedAt  time.Time // zero until then
 	ClosedAt time.Time // when it became replayed or discarded; zero until then
+
+	// FailedAgain is the id of the dead letter that the replay of this one has become; 0 if
+	// it has not failed, and in a list.
+	FailedAgain int64
+
+	Edited *Edited // last edit of the message; nil if there is none, and in a list
+}
+
+// Edited is an edit of the message of a dead letter, which itself stays as it is.
+type Edited struct {
+	Payload  []byte
+	Metadata message.Metadata // of the whole message
+	Act      Act              // who edited it, and why
+	At       time.Time
+
+	// InUse means that the edit is, or was, delivered. Otherwise the replay was discarded
+	// and the dead letter restored.
+	InUse bool
 }
 
 // Attempt is a failed attempt.
@@ -114,6 +132,12 @@ func letterOf(l *dlqstore.Letter) *Letter {
 		Act:      Act{By: l.ActedBy, Reason: l.ActedReason},
 		ActedAt:  l.ActedAt,
 		ClosedAt: l.ClosedAt,
+	}
+	letter.FailedAgain = l.FailedAgain
+	if !l.EditedAt.IsZero() {
+		letter.Edited = &Edited{
+			Payload: l.Edit.Payload, Metadata: l.Edit.Metadata, Act: Act{By: l.Edit.By, Reason: l.Edit.Reason}, At: l.EditedAt, InUse: l.Edited,
+		}
 	}
 	if l.Attempts != nil {
 		letter.Attempts = make([]Attempt, 0, len(l.Attempts))

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
@@ -42,7 +43,7 @@ func eachDB(t *testing.T, test func(t *testing.T, p *testDB)) {
 
 func newTestDB(t testing.TB, db *sql.DB, cfg oncemill.Config) *testDB {
 	t.Helper()
-	must(t, oncemill.Migrate(t.Context(), db, cfg, dlq.Migrations))
+	must(t, oncemill.Migrate(t.Context(), db, cfg, audit.Migrations, dlq.Migrations))
 	resolved, err := database.Resolve(db, cfg)
 	must(t, err)
 	store, err := dlq.New(db, dlq.Config{Database: cfg})

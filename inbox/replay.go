@@ -42,13 +42,19 @@ var replayMetadata = []string{ReplayMetadata, TokenMetadata, ConsumerMetadata, u
 // replayOf recreates the message of a dead letter.
 func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Message {
 	metadata := message.Metadata{}
-	maps.Copy(metadata, letter.Metadata)
+	payload := letter.Payload
+	if edit := letter.Edited; edit != nil && edit.InUse {
+		payload = edit.Payload
+		maps.Copy(metadata, edit.Metadata)
+	} else {
+		maps.Copy(metadata, letter.Metadata)
+	}
 	delete(metadata, outbox.RowMetadata)
 	delete(metadata, uuidMetadata)
 	metadata.Set(ConsumerMetadata, letter.Consumer)
 	metadata.Set(ReplayMetadata, strconv.FormatInt(letter.ID, 10))
 	metadata.Set(TokenMetadata, token)
-	msg := message.NewMessageWithContext(ctx, uuidOf(letter.Metadata, letter.MessageID), letter.Payload)
+	msg := message.NewMessageWithContext(ctx, uuidOf(letter.Metadata, letter.MessageID), payload)
 	msg.Metadata = metadata
 	return msg
 }
@@ -56,16 +62,6 @@ func replayOf(ctx context.Context, letter *dlq.Letter, token string) *message.Me
 // uuidOf returns the UUID of the message of a dead letter; empty if it had none.
 func uuidOf(metadata map[string]string, messageID string) string {
 	return cmp.Or(metadata[uuidMetadata], messageID)
-}
-
-// idOf returns the id of a replay: the id of its message, unless that had none, or had
-// that of another message. Then the replay is a new message, whose copies all have the
-// same id.
-func idOf(letter *dlqstore.Letter) string {
-	if letter.MessageID == "" || Reason(letter.Reason) == ReasonConflict {
-		return "letter-" + strconv.FormatInt(letter.ID, 10)
-	}
-	return letter.MessageID
 }
 
 // takesID reports whether a dead letter takes the id of its message, which requires that
@@ -121,12 +117,16 @@ func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) 
 	letter, err := ask(ctx, in, func(ctx context.Context) (*dlqstore.Letter, error) {
 		return in.letters.CheckReplay(ctx, claimed.letter, claimed.token)
 	})
+	var payload []byte // that of the edit, if the replay is of one
+	if err == nil {
+		payload, _ = letter.Delivered()
+	}
 	switch {
 	case errors.Is(err, dlqstore.ErrNotFound):
 		in.logForgedReplay(ctx, w)
 	case err != nil:
 		return false, fmt.Errorf("check replay: %w", err)
-	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID) || !bytes.Equal(w.came().payload, letter.Payload):
+	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID) || !bytes.Equal(w.came().payload, payload):
 		in.logForgedReplay(ctx, w)
 	case letter.Consumer != in.cfg.Consumer:
 		in.telemetry.record(ctx, outcomeIgnored)
@@ -136,7 +136,7 @@ func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) 
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil
 	default:
-		w.replay, w.id = &replay{claimed, takesID(letter)}, idOf(letter)
+		w.replay, w.id = &replay{claimed, takesID(letter)}, letter.ReplayID()
 	}
 	return false, nil
 }

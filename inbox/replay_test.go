@@ -17,6 +17,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/gochannel"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/database"
@@ -146,7 +147,7 @@ func TestNew_RefusesReplaysThatCannotBe(t *testing.T) {
 // letterStore makes the table of dead letters.
 func (p *testDB) letterStore(t *testing.T) *dlq.Store {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	store, err := dlq.New(p.pool(t), dlq.Config{Database: p.cfg})

@@ -90,16 +90,17 @@ type replayer struct {
 	published map[int64]publishedLetter
 }
 
-// publishedLetter is when the message of a dead letter was published, and how long it may
-// take from then on.
+// publishedLetter is when the message of a dead letter was published, for which of its
+// replays, and how long it may take from then on.
 type publishedLetter struct {
-	at   time.Time
-	wait time.Duration
+	version int // of the dead letter: a discard, its undo and another replay change it
+	at      time.Time
+	wait    time.Duration
 }
 
 // next returns the record of a message that is published now.
-func (p publishedLetter) next() publishedLetter {
-	return publishedLetter{at: time.Now(), wait: min(max(2*p.wait, replayAgain), replayAgainMax)}
+func (p publishedLetter) next(version int) publishedLetter {
+	return publishedLetter{version: version, at: time.Now(), wait: min(max(2*p.wait, replayAgain), replayAgainMax)}
 }
 
 // loop performs replays until ctx ends.
@@ -132,6 +133,9 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 				continue
 			}
 			last, before := r.published[l.ID]
+			if before && last.version != l.Version {
+				last, before = publishedLetter{}, false
+			}
 			if before && time.Since(last.at) < last.wait {
 				published[l.ID] = last
 				continue
@@ -140,7 +144,7 @@ func (r *replayer) step(ctx context.Context) (replayed int, err error) {
 			switch {
 			case did:
 				replayed++
-				published[l.ID] = last.next()
+				published[l.ID] = last.next(l.Version)
 			case err != nil:
 				if failed++; failed <= mostErrorsTold {
 					errs = append(errs, fmt.Errorf("dead letter %d: %w", l.ID, err))

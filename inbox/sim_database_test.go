@@ -319,6 +319,7 @@ func (*simDatabase) checkReplay(tx *pgmodel.Tx, args []any) ([][]driver.Value, e
 	return [][]driver.Value{{
 		l.id, l.state, int64(1), "consumer", l.consumer, nil, nil, l.topic, l.messageID, l.key, int64(len(l.payload)), nil, l.died.UnixMicro(),
 		l.reason, "", "", int64(1), "", "", false, "", "", nil, nil, l.metadata, l.payload, []byte("[]"),
+		false, nil, nil, nil, "", "", // never edited
 	}}, nil
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -43,7 +44,7 @@ func TestInbox_PausesAtAStandby(t *testing.T) {
 	t.Parallel()
 	primary := testserver.PrivatePostgres(t)
 	db := primary.Open()
-	expectNoError(t, oncemill.Migrate(t.Context(), db, oncemill.Config{}, dlq.Migrations, inbox.Migrations))
+	expectNoError(t, oncemill.Migrate(t.Context(), db, oncemill.Config{}, audit.Migrations, dlq.Migrations, inbox.Migrations))
 	standby := primary.Standby().Open()
 	eventually(t, "the standby has the tables", func() bool {
 		return oncemill.CheckMigrated(t.Context(), standby, oncemill.Config{}, inbox.Migrations) == nil

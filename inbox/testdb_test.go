@@ -14,6 +14,7 @@ import (
 	"modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/database"
@@ -217,5 +218,5 @@ func (p *testDB) expectSent(t *testing.T, want ...string) {
 
 func migrateRelay(t *testing.T, p *testDB) error {
 	t.Helper()
-	return oncemill.Migrate(t.Context(), p.db, p.cfg, dlq.Migrations, relay.Migrations)
+	return oncemill.Migrate(t.Context(), p.db, p.cfg, audit.Migrations, dlq.Migrations, relay.Migrations)
 }

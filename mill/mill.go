@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -150,7 +151,7 @@ func (m *Mill) Migrations() []oncemill.Migrations {
 		sets = append(sets, outbox.Migrations)
 	}
 	if m.worker != nil || len(m.consumers) > 0 {
-		sets = append(sets, dlq.Migrations)
+		sets = append(sets, audit.Migrations, dlq.Migrations)
 	}
 	if m.worker != nil {
 		sets = append(sets, relay.Migrations)

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -90,8 +91,8 @@ func TestRun_CreatesTheTablesThatAreUsed(t *testing.T) {
 	}{
 		"keys":     {mill.Config{Idempotency: &idempotency.Config{Scope: idempotency.SingleTenant()}}, []string{"idempotency"}},
 		"outbox":   {mill.Config{Outbox: &outbox.Config{}}, []string{"outbox"}},
-		"relay":    {mill.Config{Outbox: &outbox.Config{}, Sink: relay.FromPublisher(&channel{})}, []string{"dlq", "outbox", "relay"}},
-		"consumer": {mill.Config{Consumers: []mill.Consumer{stock()}}, []string{"dlq", "inbox"}},
+		"relay":    {mill.Config{Outbox: &outbox.Config{}, Sink: relay.FromPublisher(&channel{})}, []string{"audit", "dlq", "outbox", "relay"}},
+		"consumer": {mill.Config{Consumers: []mill.Consumer{stock()}}, []string{"audit", "dlq", "inbox"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -136,7 +137,7 @@ func appliedSets(t *testing.T, db *sql.DB) []string {
 func TestRun_PurgesDeadLettersWithoutARelay(t *testing.T) {
 	t.Parallel()
 	db := testserver.SQLite(t)
-	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	for id, hours := range map[string]int{"old": 3, "new": 0} {

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/outboxstore"
@@ -36,7 +37,7 @@ func newTable(t *testing.T, sizes ...int) *table {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	cfg := oncemill.Config{Dialect: oncemill.SQLite}
-	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: cfg, MaxPayload: 32 << 20})

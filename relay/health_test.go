@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/bounded"
 	"github.com/oncemill/oncemill/internal/crashpoint"
@@ -174,7 +175,7 @@ func TestHealth_AProbeReadsNoMessage(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	db, seen := testserver.Explained(t, pg.DSN)
-	if err := oncemill.Migrate(t.Context(), db, pg.Config, outbox.Migrations, dlq.Migrations, Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: pg.Config})

@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -88,7 +89,7 @@ func onSQLite(t testing.TB) testDB {
 
 func migrated(t testing.TB, p testDB) testDB {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), p.db, p.cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	cfg, err := database.Resolve(p.db, p.cfg)

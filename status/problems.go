@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/oncemill/oncemill/dlq"
 )
 
 // What is still normal. A worker that stops or dies is replaced within its lease, 15 seconds by
@@ -16,7 +18,7 @@ const (
 // Problems says in sentences what is wrong, the most urgent first; none if nothing is: parts that
 // could not be read, messages that wait for more than a minute or are due for more than ten
 // seconds, no relay, a relay without its broker, lanes without a worker for more than a minute,
-// keys that are held, dead letters, and requests whose process has ended. Names are quoted and
+// keys that are held, replays that nobody has carried out for a minute, dead letters, and requests whose process has ended. Names are quoted and
 // shortened: strangers may have chosen them.
 func (s *Status) Problems() (problems []string) {
 	found := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
@@ -43,8 +45,8 @@ func (s *Status) Problems() (problems []string) {
 	if r := s.Relay; r != nil && r.HeldKeys.N > 0 {
 		found("Dead letters hold %s ordering keys; replay or discard them.", r.HeldKeys)
 	}
-	if d := s.DeadLetters; d != nil && d.Total.N > 0 {
-		found("%s dead letters wait for a decision.", d.Total)
+	if d := s.DeadLetters; d != nil {
+		d.problems(found)
 	}
 	if k := s.Keys; k != nil {
 		for _, started := range k.Started {
@@ -78,6 +80,29 @@ func (s *Status) relayProblems(found func(format string, args ...any)) {
 		found("No relay is running, and %s messages wait for another attempt.", r.Retrying)
 	case alive && len(r.Unowned) > 0 && time.Duration(r.Free) > normalWait:
 		found("%d lanes have no worker, the first for %s.", len(r.Unowned), r.Free)
+	}
+}
+
+func (d *DeadLetters) problems(found func(format string, args ...any)) {
+	for _, l := range d.Stuck {
+		switch {
+		case l.Source == dlq.FromConsumer:
+			found("%s dead letters of consumer %s have waited to be replayed for %s: no inbox with Config.Replays runs, or its queue does not move.", l.Count, quoted(l.Consumer), l.Oldest)
+		case l.State == dlq.StateReplaying:
+			found("%s dead letters of the relay have waited to be replayed for %s: no relay works on their lanes.", l.Count, l.Oldest)
+		default:
+			found("%s dead letters of the relay have waited to be discarded for %s: no relay works on their lanes.", l.Count, l.Oldest)
+		}
+	}
+	var undecided Count
+	for _, l := range d.Open {
+		if l.State == dlq.StateDead || l.State == dlq.StateHeld {
+			undecided.N += l.Count.N
+			undecided.AtLeast = undecided.AtLeast || l.Count.AtLeast
+		}
+	}
+	if undecided.N > 0 {
+		found("%s dead letters wait for a decision.", undecided)
 	}
 }
 

@@ -170,6 +170,10 @@ type Worker struct {
 type DeadLetters struct {
 	Total Count
 	Open  []Letters
+
+	// Stuck are those whose replay or discard nobody has carried out within a minute, with
+	// the time since somebody asked for the oldest.
+	Stuck []Letters
 }
 
 // Letters are the dead letters of one origin in one state.
@@ -354,25 +358,37 @@ func (r *Reader) relay(ctx context.Context, s *Status) error {
 }
 
 func (r *Reader) deadLetters(ctx context.Context, s *Status) error {
-	counts, err := dlqstore.Open(r.db, r.where).CountOpen(ctx, r.most)
+	store := dlqstore.Open(r.db, r.where)
+	counts, err := store.CountOpen(ctx, r.most)
 	if err != nil {
 		return err
 	}
-	all := &DeadLetters{Open: []Letters{}}
+	stuck, err := store.Stuck(ctx, dlq.StuckAfter, r.most)
+	if err != nil {
+		return err
+	}
+	all := &DeadLetters{Open: []Letters{}, Stuck: []Letters{}}
 	byState := map[string]int64{}
 	for _, c := range counts {
 		byState[c.State] += c.N
 	}
 	for _, c := range counts {
 		full := byState[c.State] >= int64(r.most)
-		all.Open = append(all.Open, Letters{
-			State: dlq.State(c.State), Source: dlq.Source(c.Source), Consumer: c.Consumer, Count: Count{N: c.N, AtLeast: full}, Oldest: Age(c.Oldest),
-		})
+		all.Open = append(all.Open, lettersOf(c, full))
 		all.Total.N += c.N
 		all.Total.AtLeast = all.Total.AtLeast || full
 	}
+	for _, c := range stuck {
+		all.Stuck = append(all.Stuck, lettersOf(c, byState[c.State] >= int64(r.most)))
+	}
 	s.DeadLetters = all
 	return nil
+}
+
+func lettersOf(c dlqstore.OpenCount, atLeast bool) Letters {
+	return Letters{
+		State: dlq.State(c.State), Source: dlq.Source(c.Source), Consumer: c.Consumer, Count: Count{N: c.N, AtLeast: atLeast}, Oldest: Age(c.Oldest),
+	}
 }
 
 func (r *Reader) keys(ctx context.Context, s *Status) error {

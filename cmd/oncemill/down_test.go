@@ -92,7 +92,7 @@ func TestCommand_CreatesSQLiteFilesWithMode0600(t *testing.T) {
 }
 
 // Untrusted text is shown without control characters.
-func TestLettersCommand_EscapesUntrustedText(t *testing.T) {
+func TestDLQCommand_EscapesUntrustedText(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	run := onFile(t, path)
@@ -117,13 +117,13 @@ func TestLettersCommand_EscapesUntrustedText(t *testing.T) {
 	if err := tx.Commit(); err != nil {
 		t.Fatal(err)
 	}
-	if out := run(0, "letters"); !strings.Contains(out, "  -  ") {
+	if out := run(0, "dlq"); !strings.Contains(out, "  -  ") {
 		t.Errorf("a consumer's letter says whether the broker has it: %q", out)
 	}
 	if _, err := db.ExecContext(t.Context(), `update oncemill_dead_letters set maybe_delivered = 1`); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"letters"}, {"letters", "--json"}, {"letters", "show", "1"}, {"letters", "replay", "1", "--by", evil}} {
+	for _, args := range [][]string{{"dlq"}, {"dlq", "--json"}, {"dlq", "show", "1"}, {"dlq", "replay", "1", "--by", evil}} {
 		out := run(0, args...)
 		if strings.ContainsAny(strings.ReplaceAll(out, "\n", ""), "\x1b\u009b\u202e\t") {
 			t.Errorf("%v prints %q", args, out)
@@ -133,10 +133,10 @@ func TestLettersCommand_EscapesUntrustedText(t *testing.T) {
 		}
 	}
 	var whole dlq.Letter
-	if err := json.Unmarshal([]byte(run(0, "letters", "show", "1")), &whole); err != nil || whole.Topic != evil || whole.Metadata[evil] != evil || !whole.MayHaveBeenDelivered {
+	if err := json.Unmarshal([]byte(run(0, "dlq", "show", "1")), &whole); err != nil || whole.Topic != evil || whole.Metadata[evil] != evil || !whole.MayHaveBeenDelivered {
 		t.Errorf("got %+v, %v", whole, err)
 	}
-	if out := run(2, "letters", "--state", evil); strings.ContainsAny(out, "\x1b\u009b\u202e") {
+	if out := run(2, "dlq", "--state", evil); strings.ContainsAny(out, "\x1b\u009b\u202e") {
 		t.Errorf("an error prints %q", out)
 	}
 }

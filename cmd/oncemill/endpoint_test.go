@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/status"
 )
 
@@ -56,7 +57,7 @@ func TestEndpoint_ReadsOnceForAll(t *testing.T) {
 		e := &endpoint{log: slog.New(slog.DiscardHandler), read: func(ctx context.Context) (*status.Status, error) {
 			reads++
 			time.Sleep(3 * time.Second) // of the bubble
-			return &status.Status{DeadLetters: &status.DeadLetters{Total: status.Count{N: 3}}}, ctx.Err()
+			return &status.Status{DeadLetters: &status.DeadLetters{Open: []status.Letters{{State: dlq.StateDead, Count: status.Count{N: 3}}}}}, ctx.Err()
 		}}
 		all := func() {
 			var group sync.WaitGroup

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -20,7 +21,7 @@ import (
 )
 
 // sets are the migrations of all tables.
-var sets = []oncemill.Migrations{outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
+var sets = []oncemill.Migrations{outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations}
 
 func newMigrate(opts *options) *cobra.Command {
 	migrate := &cobra.Command{

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -23,6 +24,7 @@ type purge struct {
 	cfg     oncemill.Config
 	inbox   time.Duration // 0: ids stay
 	letters time.Duration // 0: dead letters stay
+	audit   time.Duration // 0: its entries stay
 	calls   *bounded.Calls
 	out     io.Writer
 }
@@ -44,7 +46,7 @@ func newPurge(opts *options) *cobra.Command {
 	var p purge
 	cmd := &cobra.Command{
 		Use:   "purge",
-		Short: "Delete what has expired: idempotency keys, and on request ids of inboxes and closed dead letters",
+		Short: "Delete what has expired: idempotency keys, and on request ids of inboxes, closed dead letters and old entries of the audit",
 		Long: `Delete what has expired, once or with --every until it is stopped. Services that call
 Run of their inboxes and engines, and relays, do this themselves; use the command where
 nothing does.
@@ -57,6 +59,7 @@ without a flag it stays:
                       again if it comes again.
   --letter-retention  replayed and discarded dead letters. A relay deletes them; set this
                       only where no relay runs on the database.
+  --audit-retention   the entries of oncemill audit. Nothing else deletes them.
 
 A step that has no answer from the database within ten seconds fails. With --every the
 failure is logged, and the next round tries again.`,
@@ -70,6 +73,8 @@ failure is logged, and the next round tries again.`,
 				return &usageError{fmt.Errorf("--inbox-retention %s: must be at least 1h, or 0 to keep all ids", p.inbox)}
 			case p.letters != 0 && p.letters < time.Hour:
 				return &usageError{fmt.Errorf("--letter-retention %s: must be at least 1h, or 0 to keep all dead letters", p.letters)}
+			case p.audit != 0 && p.audit < 24*time.Hour:
+				return &usageError{fmt.Errorf("--audit-retention %s: must be at least 24h, or 0 to keep all entries", p.audit)}
 			}
 			log, err := opts.logger(cmd.ErrOrStderr())
 			if err != nil {
@@ -96,6 +101,7 @@ failure is logged, and the next round tries again.`,
 	flags.DurationVar(&every, "every", 0, "purge again and again, with this pause, until stopped; 0 purges once")
 	flags.DurationVar(&p.inbox, "inbox-retention", 0, "how long ids of inboxes are kept, at least the longest inbox.Config.Retention; at least 1h, 0 keeps all")
 	flags.DurationVar(&p.letters, "letter-retention", 0, "how long replayed and discarded dead letters are kept, where no relay deletes them; at least 1h, 0 keeps all")
+	flags.DurationVar(&p.audit, "audit-retention", 0, "how long entries of the audit are kept; at least 24h, 0 keeps all")
 	return cmd
 }
 
@@ -110,6 +116,7 @@ func (p *purge) once(ctx context.Context) error {
 		{"idempotency keys", idempotency.Migrations, p.keys},
 		{"ids of inboxes", inbox.Migrations, p.ids},
 		{"dead letters", dlq.Migrations, p.deadLetters},
+		{"audit", audit.Migrations, p.entries},
 	} {
 		status, err := bounded.Do(ctx, p.calls, purgeLimit, func(ctx context.Context) ([]oncemill.Status, error) {
 			return oncemill.MigrationStatus(ctx, p.db, p.cfg, part.set)
@@ -162,12 +169,28 @@ func (p *purge) deadLetters(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	return p.repeat(ctx, letters.Purge, "closed dead letters")
+}
+
+func (p *purge) entries(ctx context.Context) error {
+	if p.audit == 0 {
+		return nil
+	}
+	log, err := audit.New(p.db, audit.Config{Database: p.cfg, Retention: p.audit})
+	if err != nil {
+		return err
+	}
+	return p.repeat(ctx, log.Purge, "entries of the audit")
+}
+
+// repeat calls a purge until it ends within the limit.
+func (p *purge) repeat(ctx context.Context, do func(context.Context) (int64, error), what string) error {
 	total := int64(0)
 	for {
-		n, err := bounded.Do(ctx, p.calls, purgeLimit, letters.Purge)
+		n, err := bounded.Do(ctx, p.calls, purgeLimit, do)
 		total += n
 		if err == nil || n == 0 { // after some, there was no time for the rest
-			p.say(int(total), "closed dead letters")
+			p.say(int(total), what)
 			return err
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -44,7 +45,17 @@ func TestPurgeCommand_DeletesWhatHasExpired(t *testing.T) {
 	if text := run(0, "purge", "--letter-retention", "1h"); !strings.Contains(text, "1 closed dead letters deleted") {
 		t.Errorf("got: %s", text)
 	}
+	if _, err := db.ExecContext(t.Context(), `insert into oncemill_audit (actor, action, subject, at) values ('ada', 'x', 'old', 1), ('ada', 'x', 'young', cast(unixepoch('subsec') * 1000000 as integer))`); err != nil {
+		t.Fatal(err)
+	}
+	if text := run(0, "purge"); text != "" {
+		t.Errorf("without a retention of the audit: %s", text)
+	}
+	if text := run(0, "purge", "--audit-retention", "24h"); text != "1 entries of the audit deleted\n" {
+		t.Errorf("got: %s", text)
+	}
 	run(2, "purge", "--every", "1ms")
+	run(2, "purge", "--audit-retention", "23h")
 	run(2, "purge", "--inbox-retention", "59m")
 	run(2, "purge", "--letter-retention", "59m")
 	run(2, "purge", "--letter-retention", "-1h")
@@ -101,7 +112,7 @@ func purgeable(t *testing.T) (pg testserver.PG, names database.Database) {
 	pg = testserver.Postgres(t)
 	names, err := database.Resolve(pg.DB, pg.Config)
 	if err == nil {
-		err = oncemill.Migrate(t.Context(), pg.DB, pg.Config, idempotency.Migrations, inbox.Migrations, dlq.Migrations)
+		err = oncemill.Migrate(t.Context(), pg.DB, pg.Config, idempotency.Migrations, inbox.Migrations, audit.Migrations, dlq.Migrations)
 	}
 	if err != nil {
 		t.Fatal(err)

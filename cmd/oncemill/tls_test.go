@@ -105,7 +105,7 @@ func TestCommand_RefusesASocketBeforeOtherHosts(t *testing.T) {
 		"postgres://u:p@/shop?host=/nowhere,/elsewhere&connect_timeout=1":                         1,
 		"postgres://u:p@/shop?host=/nowhere&connect_timeout=1":                                    1,
 	} {
-		cmd, output := command(t.Context(), nil, "letters", "--database", database)
+		cmd, output := command(t.Context(), nil, "dlq", "--database", database)
 		err := cmd.Run()
 		if code := cmd.ProcessState.ExitCode(); code != want || (want == 2) != strings.Contains(output.String(), "begins with a socket") {
 			t.Errorf("%s: %v, %s", database, err, output)

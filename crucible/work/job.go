@@ -22,6 +22,7 @@ import (
 	_ "github.com/lib/pq"              // the driver "postgres"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/crucible/history"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
@@ -176,7 +177,7 @@ func migrate(ctx context.Context, dsn string) (err error) {
 
 // Migrate creates the tables of the library, or migrates them to what this build needs.
 func Migrate(ctx context.Context, db *sql.DB) error {
-	return oncemill.Migrate(ctx, db, Database, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
+	return oncemill.Migrate(ctx, db, Database, outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
 }
 
 // open returns a pool of the business schema.

@@ -13,6 +13,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/inboxtest"
@@ -115,7 +116,7 @@ func TestRun_PassesASlowHandlerWithDeadLetters(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
 	p := newTestDB(t, pg.DB, pg.Config)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	letters, err := dlq.New(pg.DB, dlq.Config{Database: pg.Config})

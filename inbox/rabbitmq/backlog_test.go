@@ -18,6 +18,7 @@ import (
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
@@ -98,7 +99,7 @@ func TestSubscriber_AKeyInTroubleDoesNotFillThePrefetch(t *testing.T) {
 func withLetters(t *testing.T) (testserver.PG, *dlq.Store) {
 	t.Helper()
 	pg := testserver.Postgres(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	letters, err := dlq.New(pg.DB, dlq.Config{Database: pg.Config})

@@ -11,6 +11,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/inbox/rabbitmq"
@@ -22,7 +23,7 @@ import (
 func TestSubscriber_ReplayComesToTheQueueOfItsConsumer(t *testing.T) {
 	t.Parallel()
 	uri, pg := testserver.RabbitMQ(t), testserver.Postgres(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pg.DB.ExecContext(t.Context(), `create table effects (message_id text)`); err != nil {
@@ -121,7 +122,7 @@ func TestSubscriber_ReplayComesToTheQueueOfItsConsumer(t *testing.T) {
 func TestSubscriber_ReplayToNoQueueLosesNothing(t *testing.T) {
 	t.Parallel()
 	uri, pg := testserver.RabbitMQ(t), testserver.Postgres(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, inbox.Migrations, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	letters, err := dlq.New(pg.DB, dlq.Config{Database: pg.Config})

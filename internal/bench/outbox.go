@@ -10,6 +10,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -20,7 +21,7 @@ import (
 // migrate makes oncemill's tables in a schema; "" is the default one.
 func (b *bench) migrate(ctx context.Context, schema string) error {
 	return oncemill.Migrate(ctx, b.db, oncemill.Config{Schema: schema},
-		outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
+		outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations, idempotency.Migrations)
 }
 
 const emptyOutbox = `truncate oncemill.outbox, oncemill.outbox_history, oncemill.parked`

@@ -22,9 +22,13 @@ var Migrations = statements.Migrations(files)
 // ErrNotFound is returned for an id that no dead letter has, or none in the wanted state.
 var ErrNotFound = errors.New("not found")
 
-// Store holds the dead letters of a database. It is safe for concurrent use.
+// Store holds the dead letters of a database. It is safe for concurrent use. Each act of a
+// person (Replay, Discard, Restore, ReplayEdited, AddNote, Import) writes entries of the
+// audit in its transaction; auditstore.ErrNotMigrated means that there is no table for
+// them, and nothing was done.
 type Store interface {
-	// Get returns a dead letter with its message, or ErrNotFound.
+	// Get returns a dead letter with its message and, if it was replayed and failed again,
+	// the id of the dead letter of that. Otherwise the error is ErrNotFound.
 	Get(ctx context.Context, id int64) (*Letter, error)
 
 	// List returns the dead letters that f selects, without payload, metadata and
@@ -42,6 +46,30 @@ type Store interface {
 	// Discard sets the state discarding for a dead letter that is held, and discarded for
 	// one that is dead or a consumer's that is replaying. The rest is as with Replay.
 	Discard(ctx context.Context, ids []int64, by, reason string) (accepted []int64, err error)
+
+	// Restore sets the state dead for a discarded dead letter whose message is still there,
+	// and held for one that is discarding. The rest is as with Replay.
+	Restore(ctx context.Context, ids []int64, by, reason string) (accepted []int64, err error)
+
+	// ReplayEdited is Replay for a consumer's dead letter that is dead, with other content.
+	// The message of the dead letter stays as it is.
+	ReplayEdited(ctx context.Context, id int64, edit Edit) (accepted bool, err error)
+
+	// AddNote adds a note to a dead letter; false if there is no such dead letter.
+	AddNote(ctx context.Context, id int64, by, note string) (added bool, err error)
+
+	// Notes returns the notes of a dead letter, the oldest first, at most so many of the
+	// newest.
+	Notes(ctx context.Context, id int64, most int) ([]Note, error)
+
+	// Import adds a dead letter of an export, and returns its id; 0 if it is there already.
+	// Of l it takes everything but id, version, token, edit and trace id. Its state is
+	// dead, replayed or discarded; a closed one is closed now. A relay's has to be closed.
+	Import(ctx context.Context, l *Letter, by, reason string) (id int64, err error)
+
+	// Stuck counts the dead letters that have been replaying or discarding for longer than
+	// wait. It looks at the oldest of each state, at most so many.
+	Stuck(ctx context.Context, wait time.Duration, most int) ([]OpenCount, error)
 
 	// CountOpen counts the dead letters that are neither replayed nor discarded, at most so
 	// many of each state, the oldest ones.
@@ -106,8 +134,11 @@ func Open(db *sql.DB, where database.Database) Store {
 // databases; times are in microseconds since 1970.
 type texts struct {
 	Get, States, ReplayToken, CheckReplay    string
-	Add, Replay, Discard, EndReplay, Purge   string
-	CountOpen, Groups                        string
+	FailedAgain, Notes                       string
+	Add, Import, EndReplay, Purge            string
+	Replay, ReplayEdited, Discard, Restore   string
+	AddNote                                  string
+	CountOpen, Stuck, Groups                 string
 	NewestByTime, OldestByTime               string
 	NewestByMessage, OldestByMessage         string
 	NewestByKey, OldestByKey                 string

@@ -4,6 +4,7 @@ import (
 	"database/sql"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -40,6 +41,47 @@ type Letter struct {
 	ActedReason          string
 	ActedAt              time.Time // zero until then
 	ClosedAt             time.Time // zero until then
+
+	FailedAgain int64 // the dead letter of the replay, or 0; only of Get
+
+	Edited   bool      // a replay delivers the edit
+	EditedAt time.Time // zero if never edited; nil in a list, as the rest
+	Edit     Edit      // the last one
+}
+
+// Edit is what a replay delivers in place of the message, and who made it.
+type Edit struct {
+	Payload    []byte
+	Metadata   map[string]string
+	By, Reason string
+}
+
+// Delivered returns the content that a replay delivers.
+func (l *Letter) Delivered() (payload []byte, metadata map[string]string) {
+	if l.Edited {
+		return l.Edit.Payload, l.Edit.Metadata
+	}
+	return l.Payload, l.Metadata
+}
+
+// ReasonConflict is the class of a message that has the id of another one.
+const ReasonConflict = "conflict"
+
+// ReplayID returns the id of a replay: the id of its message, unless that had none, or had
+// that of another message. Then the replay is a new message, whose copies all have the
+// same id.
+func (l *Letter) ReplayID() string {
+	if l.Source == "consumer" && (l.MessageID == "" || l.Reason == ReasonConflict) {
+		return "letter-" + strconv.FormatInt(l.ID, 10)
+	}
+	return l.MessageID
+}
+
+// Note is what somebody knows of a dead letter.
+type Note struct {
+	ID       int64
+	At       time.Time
+	By, Text string
 }
 
 // Attempt is a failed attempt.
@@ -56,14 +98,15 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 	l := &Letter{}
 	var lane, rowID, created, acted, closed sql.NullInt64
 	var died int64
-	var attempts, encoded []byte
+	var attempts, encoded, edited []byte
+	var editedAt sql.NullInt64
 	dest := []any{
 		&l.ID, &l.State, &l.Version, &l.Source, &l.Consumer, &lane, &rowID, &l.Topic, &l.MessageID, &l.Key,
 		&l.Size, &created, &died, &l.Reason, &l.Error, &l.Stack, &l.Tries, &l.TraceID, &l.Fingerprint, &l.MayHaveBeenDelivered,
 		&l.ActedBy, &l.ActedReason, &acted, &closed, &encoded,
 	}
 	if whole {
-		dest = append(dest, &l.Payload, &attempts)
+		dest = append(dest, &l.Payload, &attempts, &l.Edited, &l.Edit.Payload, &edited, &editedAt, &l.Edit.By, &l.Edit.Reason)
 	}
 	if err := row.Scan(dest...); err != nil {
 		return nil, err
@@ -80,8 +123,14 @@ func scanLetter(row scanner, whole bool) (*Letter, error) {
 	if !whole {
 		return l, nil
 	}
-	l.Metadata = metadata
+	l.Metadata, l.EditedAt = metadata, at(editedAt)
 	var err error
+	if editedAt.Valid {
+		if l.Edit.Metadata, err = outboxstore.DecodeMetadata(edited); err != nil {
+			return nil, err
+		}
+		l.Edit.Payload = notNull(l.Edit.Payload)
+	}
 	l.Attempts, err = decodeAttempts(attempts)
 	return l, err
 }
@@ -122,7 +171,7 @@ func decodeAttempts(encoded []byte) ([]Attempt, error) {
 func encodeAttempts(attempts []Attempt) ([]byte, error) {
 	stored := make([]storedAttempt, len(attempts))
 	for i, a := range attempts {
-		stored[i] = storedAttempt{At: a.At.UnixMicro(), Class: Clean(a.Class), Text: Clean(a.Error)}
+		stored[i] = storedAttempt{At: a.At.UnixMicro(), Class: text.Clean(a.Class), Text: text.Clean(a.Error)}
 	}
 	return text.JSON(stored)
 }
@@ -140,15 +189,6 @@ func traceID(metadata map[string]string) string {
 		return ""
 	}
 	return id
-}
-
-// Clean makes text acceptable to every database.
-func Clean(s string) string {
-	const limit = 4 << 10
-	if len(s) > limit {
-		s = s[:limit] + "…"
-	}
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "�"), "\x00", "�")
 }
 
 // micros returns a time that a producer gave, or nil for a time that no table can

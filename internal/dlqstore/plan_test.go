@@ -22,7 +22,9 @@ func (f *fixture) fill(t *testing.T) {
 		select case when i % 500 = 0 then 'replayed' else 'dead' end, 'consumer', 'consumer ' || (i % 400), 'topic ' || (i % 300), 'm' || i, 'key ' || (i % 1000), '',
 			'refused', '', 'f' || (i % 200), DIED, case when i % 500 = 0 then DIED end
 		from n`, "DIED", died))
+	f.exec(t, `insert into {{dead_letter_notes}} (letter, actor, text) select (id - 1) / 2 + 1, 'ada', 'seen' from {{dead_letters}}`)
 	f.exec(t, `analyze {{dead_letters}}`)
+	f.exec(t, `analyze {{dead_letter_notes}}`)
 }
 
 func TestPlans_NoStatementScansTheTable(t *testing.T) {
@@ -36,10 +38,10 @@ func TestPlans_FailWithoutAnIndex(t *testing.T) {
 	eachDatabase(t, []string{"read committed"}, func(t *testing.T, f *fixture) {
 		f.fill(t)
 		for index, statements := range map[string][]string{
-			"closed": {"purge"}, "died": {"newest_by_time", "oldest_by_time"}, "message": {"newest_by_message", "oldest_by_message"},
+			"closed": {"purge"}, "died": {"newest_by_time", "oldest_by_time"}, "message": {"newest_by_message", "oldest_by_message", "failed_again", "import"},
 			"key": {"newest_by_key", "oldest_by_key"}, "fingerprint": {"newest_by_fingerprint", "oldest_by_fingerprint"},
 			"consumer": {"newest_by_consumer", "oldest_by_consumer"}, "topic": {"newest_by_topic", "oldest_by_topic"},
-			"state": {"newest_by_state", "oldest_by_state", "count_open", "groups"},
+			"state": {"newest_by_state", "oldest_by_state", "count_open", "groups", "stuck"},
 		} {
 			drop := `drop index {{dead_letters_` + index + `}}`
 			if f.where.Dialect == oncemill.SQLite {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/lib/pq"
 
+	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/statements"
@@ -17,12 +18,21 @@ type postgres struct{ store }
 func newPostgres(db *sql.DB, where database.Database) *postgres {
 	s := &postgres{store{
 		db:      db,
-		write:   func(_ context.Context, do func(session) error) error { return do(db) },
+		audit:   auditstore.Open(db, where),
+		write:   func(ctx context.Context, do func(*sql.Tx) error) error { return shorttx.Run(ctx, db, limits(ctx), do) },
 		ids:     array[int64],
 		strings: array[string],
 	}}
 	statements.Load(&s.text, files, "postgresql", where.Names)
 	return s
+}
+
+// limits are those of an act, for which a person waits.
+func limits(ctx context.Context) shorttx.Limits {
+	if _, bounded := ctx.Deadline(); bounded {
+		return shorttx.Within(ctx)
+	}
+	return shorttx.For(30 * time.Second)
 }
 
 func array[T any](list []T) any {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
 	"github.com/oncemill/oncemill/internal/statements"
@@ -16,9 +17,10 @@ type sqlite struct{ store }
 
 func newSQLite(db *sql.DB, where database.Database) *sqlite {
 	s := &sqlite{store{
-		db: db,
-		write: func(ctx context.Context, do func(session) error) error {
-			return sqlitetx.Write(ctx, db, turn.Caller, func(tx *sql.Tx) error { return do(tx) })
+		db:    db,
+		audit: auditstore.Open(db, where),
+		write: func(ctx context.Context, do func(*sql.Tx) error) error {
+			return sqlitetx.Write(ctx, db, turn.Caller, do)
 		},
 		ids:     jsonArray[int64],
 		strings: jsonArray[string],

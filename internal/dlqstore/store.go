@@ -8,7 +8,9 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // session is the pool, or a transaction.
@@ -22,13 +24,22 @@ type store struct {
 	db   *sql.DB
 	text texts
 
-	write   func(ctx context.Context, do func(session) error) error // runs one writing statement
+	audit   auditstore.Store
+	write   func(ctx context.Context, do func(*sql.Tx) error) error // runs an act
 	ids     func([]int64) any                                       // as an argument
 	strings func([]string) any                                      // as an argument
 }
 
 func (s *store) Get(ctx context.Context, id int64) (*Letter, error) {
-	return orNotFound(scanLetter(s.db.QueryRowContext(ctx, s.text.Get, id), true))
+	l, err := orNotFound(scanLetter(s.db.QueryRowContext(ctx, s.text.Get, id), true))
+	if err != nil || l.State != "replayed" || l.ActedAt.IsZero() {
+		return l, err
+	}
+	err = s.db.QueryRowContext(ctx, s.text.FailedAgain, l.ReplayID(), l.ActedAt.UnixMicro(), id, l.Source, l.Consumer, l.Lane, l.RowID).Scan(&l.FailedAgain)
+	if errors.Is(err, sql.ErrNoRows) {
+		return l, nil
+	}
+	return l, err
 }
 
 func (s *store) CheckReplay(ctx context.Context, id int64, token string) (*Letter, error) {
@@ -61,7 +72,15 @@ func (s *store) States(ctx context.Context, ids []int64) (map[int64]string, erro
 	return states, err
 }
 
-func (s *store) CountOpen(ctx context.Context, most int) (counts []OpenCount, err error) {
+func (s *store) CountOpen(ctx context.Context, most int) ([]OpenCount, error) {
+	return s.count(ctx, s.text.CountOpen, most)
+}
+
+func (s *store) Stuck(ctx context.Context, wait time.Duration, most int) ([]OpenCount, error) {
+	return s.count(ctx, s.text.Stuck, most, wait.Microseconds())
+}
+
+func (s *store) count(ctx context.Context, query string, args ...any) (counts []OpenCount, err error) {
 	err = each(ctx, s.db, func(rows *sql.Rows) error {
 		var c OpenCount
 		var age int64
@@ -69,7 +88,7 @@ func (s *store) CountOpen(ctx context.Context, most int) (counts []OpenCount, er
 		c.Oldest = time.Duration(age) * time.Microsecond
 		counts = append(counts, c)
 		return err
-	}, s.text.CountOpen, most)
+	}, query, args...)
 	return counts, err
 }
 
@@ -85,27 +104,6 @@ func (s *store) Groups(ctx context.Context, look, most int) (groups []Group, err
 	return groups, err
 }
 
-func (s *store) Replay(ctx context.Context, ids []int64, by, reason string) ([]int64, error) {
-	return s.act(ctx, s.text.Replay, ids, by, reason)
-}
-
-func (s *store) Discard(ctx context.Context, ids []int64, by, reason string) ([]int64, error) {
-	return s.act(ctx, s.text.Discard, ids, by, reason)
-}
-
-func (s *store) act(ctx context.Context, text string, ids []int64, by, reason string) (accepted []int64, err error) {
-	err = s.write(ctx, func(via session) error {
-		accepted = nil
-		return each(ctx, via, func(rows *sql.Rows) error {
-			var id int64
-			err := rows.Scan(&id)
-			accepted = append(accepted, id)
-			return err
-		}, text, s.ids(ids), Clean(by), Clean(reason))
-	})
-	return accepted, err
-}
-
 func (s *store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 	metadata, err := encodeMetadata(l.Metadata)
 	if err != nil {
@@ -115,10 +113,10 @@ func (s *store) Add(ctx context.Context, tx oncemill.Tx, l *Letter) error {
 	if err != nil {
 		return err
 	}
-	text, reason := Clean(l.Error), Clean(l.Reason)
-	_, err = tx.ExecContext(ctx, s.text.Add, Clean(l.Consumer), Clean(l.Topic), Clean(l.MessageID), Clean(l.Key), notNull(l.Payload), metadata,
-		reason, text, Clean(l.Stack), min(max(1, l.Tries), math.MaxInt32), string(attempts), traceID(l.Metadata),
-		Fingerprint(l.Consumer, reason, text, l.MessageID), micros(l.CreatedAt))
+	failure, reason := text.Clean(l.Error), text.Clean(l.Reason)
+	_, err = tx.ExecContext(ctx, s.text.Add, text.Clean(l.Consumer), text.Clean(l.Topic), text.Clean(l.MessageID), text.Clean(l.Key), notNull(l.Payload), metadata,
+		reason, failure, text.Clean(l.Stack), min(max(1, l.Tries), math.MaxInt32), string(attempts), traceID(l.Metadata),
+		Fingerprint(l.Consumer, reason, failure, l.MessageID), micros(l.CreatedAt))
 	return err
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
@@ -49,7 +50,7 @@ func eachDatabase(t *testing.T, levels []string, test func(t *testing.T, f *fixt
 
 func newFixture(t *testing.T, db *sql.DB, cfg oncemill.Config) *fixture {
 	t.Helper()
-	must(t, oncemill.Migrate(t.Context(), db, cfg, oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations}))
+	must(t, oncemill.Migrate(t.Context(), db, cfg, oncemill.Migrations{Name: "audit", FS: auditstore.Migrations}, oncemill.Migrations{Name: "dlq", FS: dlqstore.Migrations}))
 	where, err := database.Resolve(db, cfg)
 	must(t, err)
 	return &fixture{dlqstore.Open(db, where), db, where}

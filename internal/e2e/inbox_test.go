@@ -20,6 +20,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -105,7 +106,7 @@ func overSQL(t *testing.T) stock {
 // is cut off between effect and acknowledgement, is stopped, and goes on. One message
 // cannot be handled.
 func handleOnce(t *testing.T, broker stock, db *sql.DB, database oncemill.Config) {
-	if err := oncemill.Migrate(t.Context(), db, database, inbox.Migrations, dlq.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, database, inbox.Migrations, audit.Migrations, dlq.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	execute(t, db, `create table effects (message_id text not null)`) // no unique constraint

@@ -25,6 +25,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/database"
@@ -39,7 +40,7 @@ import (
 func TestFromPublisher_OnAClusterOfJetStream(t *testing.T) {
 	t.Parallel()
 	pg := testserver.Postgres(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	execute(t, pg.DB, `create table written (message_id text not null, at timestamptz not null default clock_timestamp())`)

@@ -20,6 +20,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -134,7 +135,7 @@ func (l *leaseLog) WithGroup(string) slog.Handler            { return l }
 func newFair(t *testing.T) *fair {
 	t.Helper()
 	f := &fair{db: testserver.SQLite(t), sink: &lagSink{}}
-	err := oncemill.Migrate(t.Context(), f.db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, idempotency.Migrations)
+	err := oncemill.Migrate(t.Context(), f.db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, idempotency.Migrations)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/pubsub/tests"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
@@ -92,7 +93,7 @@ func postgresBox(t *testing.T) *outbox.Outbox {
 
 func newBox(t *testing.T, db *sql.DB, database oncemill.Config) *outbox.Outbox {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, database, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, database, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: database, Key: func(m *message.Message) string { return string(m.Payload) }})

@@ -21,6 +21,7 @@ import (
 	amqp091 "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -98,7 +99,7 @@ type waiting struct {
 func newWaiting(t *testing.T) *waiting {
 	t.Helper()
 	pg, uri := testserver.Postgres(t), testserver.RabbitMQ(t)
-	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(pg.DB, outbox.Config{Database: pg.Config})

@@ -18,6 +18,7 @@ import (
 	_ "github.com/jackc/pgx/v5/stdlib" // the driver "pgx"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	inboxrabbitmq "github.com/oncemill/oncemill/inbox/rabbitmq"
@@ -39,7 +40,7 @@ func TestWholeWay(t *testing.T) {
 	t.Parallel()
 	pg, uri := testserver.Postgres(t), testserver.RabbitMQ(t)
 	pool := func() *sql.DB { return testserver.Pool(pg.DB, func() *sql.DB { return pg.Open(t) }) }
-	if err := oncemill.Migrate(t.Context(), pool(), pg.Config, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), pool(), pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	// No unique constraint, so an effect that happens twice shows.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/shorttx"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -28,7 +29,7 @@ type leaseFixture struct {
 func eachLeaseStore(t *testing.T, test func(t *testing.T, s leaseFixture)) {
 	t.Parallel()
 	open := func(t *testing.T, db, other *sql.DB, cfg oncemill.Config) leaseFixture {
-		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relayMigrations); err != nil {
+		if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relayMigrations); err != nil {
 			t.Fatal(err)
 		}
 		newBox := func(db *sql.DB) *outbox.Outbox {

@@ -9,8 +9,8 @@ import (
 
 	"github.com/lib/pq"
 
-	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // The kinds of rows of the statement retry.
@@ -80,7 +80,7 @@ func failureArgs(rows []Failure) []any {
 	for i, r := range rows {
 		ids[i], messages[i], created[i] = r.ID, r.MessageID, r.CreatedAt.UnixMicro()
 		attempts[i], waits[i] = int64(r.Attempt), r.RetryIn.Microseconds()
-		classes[i], texts[i] = dlqstore.Clean(r.Class), dlqstore.Clean(r.Text)
+		classes[i], texts[i] = text.Clean(r.Class), text.Clean(r.Text)
 		prints[i], unanswered[i] = r.Fingerprint, r.Unanswered
 	}
 	return []any{

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill/internal/database"
-	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sqlitetx"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Fail implements [Retries].
@@ -35,7 +35,7 @@ func (s *sqlite) Fail(ctx context.Context, f Fence, failures []Failure, follower
 }
 
 func (s *sqlite) failOne(ctx context.Context, tx *sql.Tx, f Fence, one Failure, touched touchedKeys) error {
-	one.Lane, one.Class, one.Text = f.Lane, dlqstore.Clean(one.Class), dlqstore.Clean(one.Text)
+	one.Lane, one.Class, one.Text = f.Lane, text.Clean(one.Class), text.Clean(one.Text)
 	write := s.failInOutbox
 	if one.Retrying {
 		write = s.failAgain

@@ -16,6 +16,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/dlqstore"
@@ -55,7 +56,7 @@ func eachStore(t *testing.T, test func(t *testing.T, p *fixture)) {
 
 func newFixture(t testing.TB, db *sql.DB, cfg oncemill.Config, history time.Duration) *fixture {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relayMigrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relayMigrations); err != nil {
 		t.Fatal(err)
 	}
 	p := &fixture{db: db}

@@ -80,6 +80,22 @@ func LockTimedOut(err error) bool { return State(err) == "55P03" }
 // Forbidden reports whether the role lacks a right.
 func Forbidden(err error) bool { return State(err) == "42501" }
 
+// NoTable reports whether a table of the statement does not exist.
+func NoTable(err error) bool {
+	if err == nil {
+		return false
+	}
+	state := State(err)
+	return state == "42P01" || state == "" && strings.Contains(err.Error(), "no such table") // SQLite has no code for it
+}
+
+// Unacceptable reports whether the database refuses the values of a statement: the same
+// statement with them always fails.
+func Unacceptable(err error) bool {
+	state := State(err)
+	return strings.HasPrefix(state, "22") || strings.HasPrefix(state, "23") || sqliteCode(err) == sqliteConstraint
+}
+
 // TxAborted reports whether a statement was refused because an earlier one of its
 // transaction failed.
 func TxAborted(err error) bool { return State(err) == "25P02" }

@@ -32,6 +32,16 @@ func Shorten(s string) string {
 	return strings.ToValidUTF8(s, "�")
 }
 
+// Clean makes s acceptable to every database: valid UTF-8 without NUL, cut at 4 KiB with a
+// mark.
+func Clean(s string) string {
+	const limit = 4 << 10
+	if len(s) > limit {
+		s = s[:limit] + "…"
+	}
+	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+}
+
 // JSON encodes v without escapes for HTML.
 func JSON(v any) ([]byte, error) {
 	var buf bytes.Buffer

@@ -17,6 +17,7 @@ import (
 	_ "modernc.org/sqlite"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/outbox"
@@ -73,7 +74,7 @@ func Example() {
 	defer db.Close() //nolint:errcheck // read to its end
 	ctx, stop := context.WithCancel(context.Background())
 	defer stop()
-	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
+	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations); err != nil {
 		log.Fatal(err)
 	}
 	// Real ones come from crypto/rand and a secret manager.

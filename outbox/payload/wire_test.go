@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
 	inboxrabbitmq "github.com/oncemill/oncemill/inbox/rabbitmq"
@@ -82,7 +83,7 @@ func TestCodec_FromTransactionToEffect(t *testing.T) {
 	subscription := amqp.NewDurableQueueConfig(uri)
 	subscription.Marshaler = inboxrabbitmq.Marshaler{}
 	subscriber, err5 := amqp.NewSubscriber(subscription, watermill.NopLogger{})
-	err6 := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
+	err6 := oncemill.Migrate(t.Context(), pg.DB, pg.Config, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations, inbox.Migrations)
 	_, err7 := pg.DB.ExecContext(t.Context(), `create table effects (message_id text, digest text)`)
 	if err := errors.Join(err1, err2, err3, err4, err5, err6, err7); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/outbox"
 	"github.com/oncemill/oncemill/relay"
@@ -34,7 +35,7 @@ func Example() {
 
 //snippet:from-forwarder
 func runInsteadOfForwarder(ctx context.Context, db *sql.DB) error {
-	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(ctx, db, oncemill.Config{}, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		return err
 	}
 	box, err := outbox.New(db, outbox.Config{})

@@ -22,6 +22,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -102,7 +103,7 @@ func newService(t *testing.T, server *testserver.PostgresServer) *service {
 	open := func() *sql.DB { return server.Open(path) }
 	s := &service{db: open(), dsn: server.DSN() + "&" + path}
 	cfg := oncemill.Config{Dialect: oncemill.PostgreSQL, Schema: "mill_" + name}
-	if err := oncemill.Migrate(t.Context(), s.db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), s.db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	resolved, err := database.Resolve(s.db, cfg)

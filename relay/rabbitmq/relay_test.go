@@ -17,6 +17,7 @@ import (
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/database"
 	"github.com/oncemill/oncemill/internal/testserver"
@@ -38,7 +39,7 @@ type path struct {
 // until the test ends.
 func startPath(t testing.TB, db *sql.DB, cfg oncemill.Config, uri string, adjust ...func(*relay.Config)) *path {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: cfg, History: outbox.NoHistory, Logger: quiet})

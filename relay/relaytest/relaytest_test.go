@@ -14,6 +14,7 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/internal/testserver"
 	"github.com/oncemill/oncemill/outbox"
@@ -25,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(testserver.Main(m)) }
 
 func newBox(t *testing.T, db *sql.DB, database oncemill.Config) *outbox.Outbox {
 	t.Helper()
-	if err := oncemill.Migrate(t.Context(), db, database, outbox.Migrations, dlq.Migrations, relay.Migrations); err != nil {
+	if err := oncemill.Migrate(t.Context(), db, database, outbox.Migrations, audit.Migrations, dlq.Migrations, relay.Migrations); err != nil {
 		t.Fatal(err)
 	}
 	box, err := outbox.New(db, outbox.Config{Database: database})

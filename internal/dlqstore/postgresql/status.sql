@@ -42,3 +42,18 @@ cross join lateral (
 	offset 0
 ) n
 order by a.n desc, a.last desc;
+
+-- name: stuck
+-- index: dead_letters_state, from its start in each state: at most $1 rows of each.
+select s.state, l.source, l.consumer, count(*), (extract(epoch from clock_timestamp() - min(l.acted_at)) * 1000000)::bigint
+from unnest(array['replaying', 'discarding']) as s (state)
+cross join lateral (
+	select d.source, d.consumer, d.acted_at
+	from {{dead_letters}} d
+	where d.state = s.state
+	order by d.died_at, d.id
+	limit $1
+) l
+where l.acted_at < statement_timestamp() - $2::bigint * interval '1 microsecond'
+group by s.state, l.source, l.consumer
+order by s.state, l.source, l.consumer;

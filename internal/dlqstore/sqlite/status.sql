@@ -35,3 +35,15 @@ select a.fingerprint, a.n, a.first, a.last, a.newest, d.source, d.consumer, d.to
 from alike a
 join {{dead_letters}} d on d.id = a.newest
 order by a.n desc, a.last desc;
+
+-- name: stuck
+-- index: dead_letters_state, from its start in each state: at most ?1 rows of each.
+select state, source, consumer, count(*), cast(unixepoch('subsec') * 1000000 as integer) - min(acted_at)
+from (
+	select * from (select d.state, d.source, d.consumer, d.acted_at from {{dead_letters}} d where d.state = 'replaying' order by d.died_at, d.id limit ?1)
+	union all
+	select * from (select d.state, d.source, d.consumer, d.acted_at from {{dead_letters}} d where d.state = 'discarding' order by d.died_at, d.id limit ?1)
+)
+where acted_at < cast(unixepoch('subsec') * 1000000 as integer) - ?2
+group by state, source, consumer
+order by state, source, consumer;

@@ -40,7 +40,7 @@ func (p *picky) Publish(_ string, messages ...*message.Message) error {
 
 func (p *picky) Close() error { return nil }
 
-func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
+func TestDLQCommand_ShowsReplaysAndDiscards(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "shop.db")
 	env := []string{"ONCEMILL_DATABASE=sqlite:" + path}
@@ -75,61 +75,61 @@ func TestLettersCommand_ShowsReplaysAndDiscards(t *testing.T) {
 		t.Helper()
 		testserver.Eventually(t, fmt.Sprintf("%v prints %q", args, what), func() bool { return strings.Contains(run(0, args...), what) })
 	}
-	await("  a ", "letters")
-	await("  b ", "letters", "--topic", "orders")
-	if list := run(0, "letters"); strings.Contains(list, "\x1b") || !strings.Contains(list, `not to my liking\n\x1b[31m`) {
+	await("  a ", "dlq")
+	await("  b ", "dlq", "--topic", "orders")
+	if list := run(0, "dlq"); strings.Contains(list, "\x1b") || !strings.Contains(list, `not to my liking\n\x1b[31m`) {
 		t.Errorf("the list shows what strangers wrote: %q", list)
 	}
-	if groups := run(0, "letters", "groups"); !strings.Contains(groups, "2      relay  refused") || strings.Contains(groups, "\x1b") {
+	if groups := run(0, "dlq", "groups"); !strings.Contains(groups, "2      relay  refused") || strings.Contains(groups, "\x1b") {
 		t.Errorf("groups: %q", groups)
 	}
 	var groups []dlq.Group
-	if err := json.Unmarshal([]byte(run(0, "letters", "groups", "--json")), &groups); err != nil || len(groups) != 1 || groups[0].Count != 2 {
+	if err := json.Unmarshal([]byte(run(0, "dlq", "groups", "--json")), &groups); err != nil || len(groups) != 1 || groups[0].Count != 2 {
 		t.Fatalf("%+v, %v", groups, err)
 	}
-	if list := run(0, "letters", "--fingerprint", groups[0].Fingerprint); !strings.Contains(list, "  a ") || !strings.Contains(list, "  b ") {
+	if list := run(0, "dlq", "--fingerprint", groups[0].Fingerprint); !strings.Contains(list, "  a ") || !strings.Contains(list, "  b ") {
 		t.Errorf("the letters of a group: %s", list)
 	}
 	var page []dlq.Letter
-	if err := json.Unmarshal([]byte(run(0, "letters", "--json", "--message-id", "a")), &page); err != nil || len(page) != 1 {
+	if err := json.Unmarshal([]byte(run(0, "dlq", "--json", "--message-id", "a")), &page); err != nil || len(page) != 1 {
 		t.Fatalf("%d letters, %v", len(page), err)
 	}
 	id := fmt.Sprint(page[0].ID)
 	var whole dlq.Letter
-	if err := json.Unmarshal([]byte(run(0, "letters", "show", id)), &whole); err != nil || string(whole.Payload) != "tea" || len(whole.Attempts) != 1 {
+	if err := json.Unmarshal([]byte(run(0, "dlq", "show", id)), &whole); err != nil || string(whole.Payload) != "tea" || len(whole.Attempts) != 1 {
 		t.Errorf("%+v, %v", whole, err)
 	}
 
 	broker.mu.Lock()
 	broker.likes = map[string]bool{"a": true}
 	broker.mu.Unlock()
-	if out := run(0, "letters", "replay", id, "--reason", "mended"); !strings.Contains(out, "1 of 1") {
+	if out := run(0, "dlq", "replay", id, "--reason", "mended"); !strings.Contains(out, "1 of 1") {
 		t.Error(out)
 	}
-	await("  replayed ", "letters", "--state", "replayed", "--message-id", "a")
-	if out := run(1, "letters", "replay", id); !strings.Contains(out, "0 of 1") {
+	await("  replayed ", "dlq", "--state", "replayed", "--message-id", "a")
+	if out := run(1, "dlq", "replay", id); !strings.Contains(out, "0 of 1") {
 		t.Errorf("replayed twice: %s", out)
 	}
-	if err := json.Unmarshal([]byte(run(0, "letters", "--json", "--message-id", "b")), &page); err != nil || len(page) != 1 {
+	if err := json.Unmarshal([]byte(run(0, "dlq", "--json", "--message-id", "b")), &page); err != nil || len(page) != 1 {
 		t.Fatalf("%d letters, %v", len(page), err)
 	}
 	id = fmt.Sprint(page[0].ID)
-	if out := run(2, "letters", "discard", id); !strings.Contains(out, "--reason is required") {
+	if out := run(2, "dlq", "discard", id); !strings.Contains(out, "--reason is required") {
 		t.Error(out)
 	}
 	for _, verb := range []string{"replay", "discard"} {
-		if out := run(2, "letters", verb); !strings.Contains(out, "give the ids of dead letters") {
+		if out := run(2, "dlq", verb); !strings.Contains(out, "give the ids of dead letters") {
 			t.Error(out)
 		}
 	}
-	run(2, "letters", "--state", "bogus")
-	if out := run(2, "letters", "--reason-class", "bogus"); !strings.Contains(out, "no-message-id") {
+	run(2, "dlq", "--state", "bogus")
+	if out := run(2, "dlq", "--reason-class", "bogus"); !strings.Contains(out, "no-message-id") {
 		t.Error(out)
 	}
-	run(0, "letters", "--reason-class", page[0].Reason)
-	run(2, "letters", "--limit", "5000")
-	run(0, "letters", "discard", id, "--reason", "test")
-	await("  discarded ", "letters", "--state", "discarded")
+	run(0, "dlq", "--reason-class", page[0].Reason)
+	run(2, "dlq", "--limit", "5000")
+	run(0, "dlq", "discard", id, "--reason", "test")
+	await("  discarded ", "dlq", "--state", "discarded")
 	testserver.Eventually(t, "it is delivered", func() bool {
 		broker.mu.Lock()
 		defer broker.mu.Unlock()

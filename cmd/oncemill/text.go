@@ -1,0 +1,53 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"unicode"
+	"unicode/utf16"
+)
+
+// printJSON prints JSON that is safe for terminals. JSON itself escapes only ASCII's
+// control characters.
+func printJSON(w io.Writer, v any, indent string) error {
+	var encoded strings.Builder
+	encoder := json.NewEncoder(&encoded)
+	encoder.SetIndent("", indent)
+	if err := encoder.Encode(v); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, escaped(encoded.String(), func(out *strings.Builder, r rune) {
+		for _, unit := range utf16.Encode([]rune{r}) {
+			fmt.Fprintf(out, `\u%04x`, unit)
+		}
+	}))
+	return err
+}
+
+// escaped returns text with every character that a terminal may act on, except newlines,
+// replaced by escape.
+func escaped(text string, escape func(out *strings.Builder, r rune)) string {
+	var out strings.Builder
+	for _, r := range text {
+		if r == '\n' || unicode.IsGraphic(r) {
+			out.WriteRune(r)
+		} else {
+			escape(&out, r)
+		}
+	}
+	return out.String()
+}
+
+// oneLine makes text from untrusted senders safe for a table and a terminal.
+func oneLine(s string) string {
+	quoted := strconv.QuoteToGraphic(s)
+	quoted = strings.ReplaceAll(quoted[1:len(quoted)-1], `\"`, `"`)
+	const most = 80
+	if runes := []rune(quoted); len(runes) > most {
+		return string(runes[:most-1]) + "…"
+	}
+	return quoted
+}

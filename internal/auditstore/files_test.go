@@ -1,0 +1,4 @@
+package auditstore
+
+// Files are the statements, for the test that explains them.
+var Files = files
