@@ -56,11 +56,14 @@ func (w *worker) loop(ctx context.Context) error {
 	defer timer.Stop()
 	contexts := newPublishContexts(ctx, w.cfg.PublishTimeout)
 	defer contexts.end()
+	circuits := circuitCount{gauge: &w.met.circuits}
+	defer circuits.set(0, 0, 0)
 	for {
 		now := time.Now()
 		contexts.endLapsed(e, now)
 		w.handleOutcomes(ctx, e, now)
 		w.step(e, now, contexts) //nolint:contextcheck // the contexts derive from ctx
+		circuits.count(&e.circuits, now)
 		timer.Reset(time.Until(e.wakeAt(now)))
 		select {
 		case <-ctx.Done():
@@ -100,7 +103,7 @@ func (w *worker) step(e *engine, now time.Time, contexts *publishContexts) {
 		for _, m := range entries {
 			m.deadline = until
 		}
-		w.publish(ctx, entries)
+		w.publish(ctx, entries, now)
 	}
 	// The channels have room: at most one request of each kind is running.
 	if refs := e.removals.next(now, e.publishing.inFlight == 0); refs != nil {
@@ -129,17 +132,20 @@ func (w *worker) requestRead(e *engine, now time.Time) {
 //
 // The sink gets a copy of each. It may keep that after the outcome, for a late confirm,
 // when the payload is no longer needed here.
-func (w *worker) publish(ctx context.Context, entries []*entry) {
+func (w *worker) publish(ctx context.Context, entries []*entry, now time.Time) {
 	messages := make([]*Message, 0, len(entries))
 	copies := make([]Message, len(entries))
 	for i, m := range entries {
 		// Decoded here and not by the reader, whose time determines how fast a backlog
 		// is read.
 		if m.Metadata, m.malformed = outboxstore.DecodeMetadata(m.metadata); m.malformed != nil {
+			m.handed = time.Time{}
 			w.done(&m.Message, Refused(m.malformed))
 			continue
 		}
 		w.tracing.begin(ctx, m)
+		m.stamp()
+		m.handed = now
 		copies[i] = m.Message
 		messages = append(messages, &copies[i])
 	}
@@ -167,6 +173,9 @@ func (w *worker) handleOutcomes(ctx context.Context, e *engine, now time.Time) {
 	for _, o := range outcomes {
 		counts.add(o.err)
 		w.tracing.end(o.entry, o.err)
+		if o.state == stateInFlight {
+			w.durations.record(ctx, o.entry, now, o.err)
+		}
 		e.outcome(o.entry, now, o.err)
 	}
 	w.met.record(ctx, counts)

@@ -54,7 +54,8 @@ type worker struct {
 	log         *slog.Logger
 	met         *metrics
 
-	tracing tracing
+	tracing   tracing
+	durations durations
 
 	bounds *bounded.Calls
 	health health
@@ -90,7 +91,7 @@ type worker struct {
 func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg), durations: newDurations(r.met),
 		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		owner:       rand.Text(),
 		bounds:      bounded.New(maxAbandoned),
