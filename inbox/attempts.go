@@ -19,7 +19,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 	const collisionsAtMost, lossesAtMost = 10, 2
 	for collisions, losses := 0, 0; ; {
 		result, fate, err := in.once(ctx, w, try)
-		in.telemetry.record(ctx, result)
+		in.telemetry.record(ctx, w, result)
 		var again time.Duration
 		if fate == fateConnectionLost {
 			// Most likely the message is not at fault, but a message that loses its

@@ -106,7 +106,7 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 		return err
 	}
 	if reason.refused() {
-		return in.refuseLetter(ctx, in.newLetter(ctx, w, in.nameOf(w), reason, err))
+		return in.refuseLetter(ctx, w, in.newLetter(ctx, w, in.nameOf(w), reason, err))
 	}
 	id := w.id
 	if reason == ReasonNoMessageID {
@@ -124,11 +124,11 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Lette
 		return fmt.Errorf("%s: %w", letter.Error, err)
 	}
 	if !added {
-		in.telemetry.record(ctx, outcomeDuplicate)
+		in.telemetry.record(ctx, w, outcomeDuplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return nil
 	}
-	in.telemetry.record(ctx, outcomeDeadLetter)
+	in.telemetry.record(ctx, w, outcomeDeadLetter)
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),
 		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", letter.Reason), slog.String("error", letter.Error))
 	return nil

@@ -146,6 +146,7 @@ func (c *Config) share(bad report) {
 		settings := &consumer.Inbox
 		same(fmt.Sprintf("Consumers[%d].Inbox.Database", i), &settings.Database, &c.Database)
 		settings.Logger, settings.MeterProvider = cmp.Or(settings.Logger, c.Logger), cmp.Or(settings.MeterProvider, c.MeterProvider)
+		settings.TracerProvider, settings.Propagator = cmp.Or(settings.TracerProvider, c.TracerProvider), cmp.Or(settings.Propagator, c.Propagator)
 		consumers[i] = consumer
 	}
 	c.Consumers = consumers
