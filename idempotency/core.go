@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // core is what the parts of an engine share.
@@ -14,6 +16,7 @@ type core struct {
 	codec     codec
 	hash      hasher
 	telemetry *telemetry
+	tracer    trace.Tracer
 	limits    limits
 
 	// draw returns a random duration below another, which is positive.

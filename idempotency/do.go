@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/txcontext"
 )
@@ -98,6 +99,8 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	if e.cfg.Telemetry.TenantAttribute {
 		c.tenant = cmd.Scope.Tenant
 	}
+	ctx = c.beginSpan(ctx, time.Now())
+	defer c.endSpan(ctx)
 	c.count(ctx, e.telemetry.received, 0)
 	record, v, err := c.decide(ctx)
 	x := &execution{&c.intent, c}
@@ -110,6 +113,7 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	switch v {
 	case decisionReplay:
 		if result, err = c.open(ctx, record); err == nil {
+			c.sawReplay(record)
 			c.count(ctx, e.telemetry.replayed, 0)
 		}
 		return result, true, err
@@ -197,6 +201,7 @@ func joined(kind, err error) error {
 
 // refused returns the error of a command that does not run.
 func (c *command) refused(ctx context.Context, v decision, err error) error {
+	c.state = decisionStates[v]
 	switch v {
 	case decisionReused:
 		c.count(ctx, c.telemetry.mismatched, 0)

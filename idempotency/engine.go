@@ -41,7 +41,8 @@ func New(store Store, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{core: &core{
 		store: store, claimKey: store.Claim, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry,
-		draw: rand.N[time.Duration], at: crashpoint.Reach,
+		tracer: cfg.Telemetry.TracerProvider.Tracer("github.com/oncemill/oncemill/idempotency"),
+		draw:   rand.N[time.Duration], at: crashpoint.Reach,
 	}}
 	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {
 		limits := groupLimits(cfg.Transactions.GroupSize, shared)

@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // intent is a request or a command that is to run.
@@ -22,11 +23,14 @@ type intent struct {
 	deadline      time.Time // of the attempts
 	end           time.Time // of all but the commit: a transaction that outlives its lease is worth nothing
 	tenant        string    // for metrics, if wanted
+	received      time.Time // when the request or command came
+	state         state
+	span          trace.Span // nil: not traced
 }
 
 // newIntent fills in what all intents have in common.
 func (c *core) newIntent(transactional bool) intent {
-	in := intent{core: c, transactional: transactional}
+	in := intent{core: c, transactional: transactional, state: stateFailed}
 	in.claim = Claim{Lease: c.cfg.Failures.Lease, Retention: c.cfg.Retention, Durable: !transactional}
 	in.claim.Token = newToken(c.cfg.Failures.UniqueName)
 	in.begin()
@@ -58,7 +62,7 @@ func (in *intent) log(ctx context.Context, level slog.Level, event string, attrs
 // count adds one, with the attributes of the intent and, if there is one, the status of
 // the answer.
 func (in *intent) count(ctx context.Context, c metric.Int64Counter, status int) {
-	attrs := []attribute.KeyValue{attribute.String("endpoint", in.claim.Endpoint)}
+	attrs := []attribute.KeyValue{attribute.String("endpoint", in.telemetry.endpoints.Of(in.claim.Endpoint))}
 	if status != 0 {
 		attrs = append(attrs, attribute.Int("status", status))
 	}

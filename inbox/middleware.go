@@ -209,7 +209,7 @@ func (in *Inbox) publish(ctx context.Context, h *handle, w *work, produced []*me
 	if topic == "" {
 		return ErrNoTopic
 	}
-	return in.cfg.Outbox.Publish(ctx, h, topic, in.tracing.continued(w, produced)...)
+	return in.cfg.Outbox.Publish(ctx, h, topic, in.tracing.continued(w, produced)...) //nolint:contextcheck // compares traces, and needs no context
 }
 
 // claimFailed classifies a failure before the handler, which is never the message's fault.

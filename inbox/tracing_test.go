@@ -34,8 +34,10 @@ type spans struct {
 
 func newSpans() *spans {
 	recorder := tracetest.NewSpanRecorder()
-	return &spans{recorder, sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)),
-		propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{})}
+	return &spans{
+		recorder, sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(recorder)),
+		propagation.NewCompositeTextMapPropagator(propagation.TraceContext{}, propagation.Baggage{}),
+	}
 }
 
 func (s *spans) inbox(t *testing.T, p *testDB, change func(*inbox.Config)) *inbox.Inbox {

@@ -136,6 +136,7 @@ func (c *Config) share(bad report) {
 	if c.Idempotency != nil {
 		own := *c.Idempotency
 		own.Logger, own.Telemetry.MeterProvider = cmp.Or(own.Logger, c.Logger), cmp.Or(own.Telemetry.MeterProvider, c.MeterProvider)
+		own.Telemetry.TracerProvider = cmp.Or(own.Telemetry.TracerProvider, c.TracerProvider)
 		if c.Relay.UniqueName {
 			own.Failures.UniqueName = cmp.Or(own.Failures.UniqueName, c.Relay.Name)
 		}
