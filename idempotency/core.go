@@ -18,6 +18,7 @@ type core struct {
 	telemetry *telemetry
 	tracer    trace.Tracer
 	limits    limits
+	events    events
 
 	// draw returns a random duration below another, which is positive.
 	draw func(below time.Duration) time.Duration

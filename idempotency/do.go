@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
 	"time"
 
@@ -204,9 +205,11 @@ func (c *command) refused(ctx context.Context, v decision, err error) error {
 	c.state = decisionStates[v]
 	switch v {
 	case decisionReused:
+		c.log(ctx, slog.LevelDebug, eventMismatch)
 		c.count(ctx, c.telemetry.mismatched, 0)
 		return ErrKeyReused
 	case decisionInProgress:
+		c.log(ctx, slog.LevelDebug, eventConflict)
 		c.count(ctx, c.telemetry.inProgress, 0)
 		return ErrInProgress
 	case decisionUnknown:
@@ -217,6 +220,8 @@ func (c *command) refused(ctx context.Context, v decision, err error) error {
 		return ErrKeyExpired
 	case decisionTooMany:
 		return ErrTooManyOutstanding
+	case decisionStoreFailed:
+		c.logDown(ctx, err)
 	}
 	return err
 }

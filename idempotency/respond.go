@@ -20,11 +20,13 @@ func (x *exchange) act(ctx context.Context, record Record, v decision, err error
 	case decisionReplay:
 		x.replay(ctx, record)
 	case decisionReused:
+		x.log(ctx, slog.LevelDebug, eventMismatch)
 		x.count(ctx, x.telemetry.mismatched, x.cfg.Answers.ReusedStatus)
 		p := x.problem(ProblemKeyReused)
 		p.Status = x.cfg.Answers.ReusedStatus
 		x.answer(p)
 	case decisionInProgress:
+		x.log(ctx, slog.LevelDebug, eventConflict)
 		x.answerInProgress(ctx)
 	case decisionUnknown:
 		x.answerUnknown(ctx)

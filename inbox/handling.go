@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -72,6 +73,7 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	defer func() {
 		in.tracing.end(w, ended, in.textOf)
 		in.telemetry.measure(ctx, w, began, ended)
+		in.logHandled(ctx, w, began, ended)
 	}()
 	claimed, restore := takeMark(msg)
 	defer restore()
@@ -85,6 +87,15 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	}
 	ended = err
 	return in.told(err)
+}
+
+// logHandled logs that the effects of a message were committed.
+func (in *Inbox) logHandled(ctx context.Context, w *work, began time.Time, err error) {
+	if err != nil || w.last != outcomeHandled || !in.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "message handled", slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
+		slog.String("message_id", w.id), slog.String("key", in.keyOf(w.msg)), slog.Duration("took", time.Since(began)))
 }
 
 // errGoexit is the end of a delivery whose handler has ended its goroutine.

@@ -193,6 +193,7 @@ type Inbox struct {
 	clock     clock
 	telemetry *telemetry
 	tracing   tracing
+	failing   failing
 	gaps      gaps
 
 	perHandler atomic.Bool // PerHandler was called

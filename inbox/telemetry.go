@@ -49,6 +49,7 @@ type telemetry struct {
 	ignored    metric.Int64Counter
 	duration   metric.Float64Histogram
 	toEffect   metric.Float64Histogram
+	happened   happened
 }
 
 func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, error) {
@@ -74,6 +75,7 @@ func newTelemetry(provider metric.MeterProvider, consumer string) (*telemetry, e
 }
 
 func (t *telemetry) record(ctx context.Context, w *work, result outcome) {
+	t.happened.add(result)
 	if result == outcomeDeadLetter {
 		w.dead = true
 	} else {

@@ -87,7 +87,9 @@ func (s hopSpec) run(ctx context.Context) (err error) {
 	if s.Consumes != "" {
 		return m.Run(ctx)
 	}
-	return m.Run(ctx, func(ctx context.Context) error { return serveOrders(ctx, m, provider.Tracer("server"), cfg.Propagator, out, s.Produces) })
+	return m.Run(ctx, func(ctx context.Context) error {
+		return serveOrders(ctx, m, provider.Tracer("server"), cfg.Propagator, out, s.Produces)
+	})
 }
 
 // handle produces a message, unless the service is the last one.
