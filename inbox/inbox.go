@@ -157,8 +157,9 @@ type Config struct {
 	// others.
 	LockTimeout time.Duration
 
-	// Logger receives failures with the time of the next delivery, dead letters, outages,
-	// and, at debug level, duplicates. Default: slog.Default().
+	// Logger receives dead letters, outages, and a summary each minute from Run; at debug
+	// level each message, and failures with the time of the next delivery. docs/operations.md
+	// lists all events. Default: slog.Default().
 	Logger *slog.Logger
 
 	// MeterProvider receives the metrics, which docs/operations.md lists. Default:

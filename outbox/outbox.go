@@ -100,8 +100,8 @@ type Config struct {
 	// failure or a deadlock. Default: 10.
 	Retries int
 
-	// Logger receives events that need an operator's attention. Default:
-	// slog.Default().
+	// Logger receives events that need an operator's attention and, at debug level, each
+	// message. Default: slog.Default().
 	Logger *slog.Logger
 }
 

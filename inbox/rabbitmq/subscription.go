@@ -97,12 +97,9 @@ func (s *subscription) run(ctx context.Context, current *session) {
 			if current, err = s.open(ctx); s.isGone(err) {
 				break
 			} else if err == nil {
-				level := slog.LevelDebug
-				attrs, report := failures.Over()
-				if report {
-					level = slog.LevelInfo
+				if attrs, report := failures.Over(); report {
+					log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", current.link.shown)...)
 				}
-				log.Log(ctx, level, "rabbitmq consumer restored", append(attrs, "uri", current.link.shown)...)
 			} else if ctx.Err() == nil {
 				level, attrs := failures.Failed(slog.LevelWarn)
 				log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", settings.conn.Shown(), "error", err)...)

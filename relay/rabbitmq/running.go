@@ -80,7 +80,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	wait := r.settings.conn.Backoff
 	wait.Reset()
 	var failures repeats.Series
-	connected := false
+	var last string // that it was connected to
 	for {
 		link, err := dial(ctx, r, dialer, group)
 		if err != nil && ctx.Err() != nil {
@@ -98,10 +98,10 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		}
 		attrs, report := failures.Over()
 		level := slog.LevelDebug
-		if report || !connected {
+		if report || link.shown != last {
 			level = slog.LevelInfo
 		}
-		connected = true
+		last = link.shown
 		log.Log(ctx, level, "rabbitmq connected", append(attrs, "uri", link.shown)...)
 		since := time.Now()
 		r.enter(state{link: link})
