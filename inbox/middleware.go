@@ -142,7 +142,7 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 
 func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "duplicate acknowledged",
-		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id))
+		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id), slog.String("topic", in.topicOf(ctx)))
 }
 
 // effect runs the handler in tx, through statements, and writes the returned messages to

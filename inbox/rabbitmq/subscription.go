@@ -34,6 +34,8 @@ type subscription struct {
 	waiters  sync.WaitGroup // for outcomes
 	abandon  chan struct{}  // closed when outcomes are no longer awaited
 	outcomes outcomes
+
+	malformed repeats.Series // deliveries that stay
 }
 
 func newSubscription(owner *Subscriber, topic string) *subscription {
@@ -319,8 +321,7 @@ func (s *subscription) await(p *delivery) {
 func (s *subscription) refuse(p *delivery) {
 	err := s.owner.settings.refuse(p.msg, p.reason)
 	if err != nil {
-		s.owner.settings.Logger.ErrorContext(p.msg.Context(), "malformed delivery stays in its queue",
-			"queue", s.queue, "reason", p.reason, "error", err)
+		s.logMalformed(p, err)
 	}
 	s.outcomes.put(outcome{delivery: p, acked: err == nil})
 }
