@@ -102,7 +102,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 			level = slog.LevelInfo
 		}
 		last = link.shown
-		log.Log(ctx, level, "rabbitmq connected", append(attrs, "uri", link.shown)...)
+		log.Log(ctx, level, "rabbitmq connected", append([]any{"uri", link.shown}, attrs...)...)
 		since := time.Now()
 		r.enter(state{link: link})
 		err = link.watch(ctx)
