@@ -98,3 +98,92 @@ func TestHouse_AFileIsReadInOneSitting(t *testing.T) {
 		}
 	}
 }
+
+// docs/operations.md lists all log events, and no others.
+func TestHouse_LogEventsAreDocumented(t *testing.T) {
+	t.Parallel()
+	logs := map[string]int{ // functions that log, and the argument that is the message
+		"DebugContext": 1, "InfoContext": 1, "WarnContext": 1, "ErrorContext": 1, "Log": 2, "LogAttrs": 2,
+		"Debug": 0, "Info": 0, "Warn": 0, "log": 2, "logLine": 2,
+	}
+	constants, code := map[string]string{}, map[string]bool{}
+	library := regexp.MustCompile(`^(relay|inbox|idempotency|outbox|mill|internal/outboxqueue)/`)
+	var files []*ast.File
+	for _, path := range libraryFiles(t) {
+		if !library.MatchString(path) {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, file)
+		ast.Inspect(file, func(n ast.Node) bool {
+			if spec, ok := n.(*ast.ValueSpec); ok && len(spec.Names) == 1 && len(spec.Values) == 1 {
+				if text, ok := literal(spec.Values[0]); ok {
+					constants[spec.Names[0].Name] = text
+				}
+			}
+			return true
+		})
+	}
+	for _, file := range files {
+		ast.Inspect(file, func(n ast.Node) bool {
+			if pair, ok := n.(*ast.KeyValueExpr); ok { // the two of outbox.trouble
+				if name, ok := pair.Key.(*ast.Ident); ok && name.Name == "message" {
+					if text, ok := literal(pair.Value); ok {
+						code[text] = true
+					}
+				}
+			}
+			call, ok := n.(*ast.CallExpr)
+			if !ok {
+				return true
+			}
+			function, ok := call.Fun.(*ast.SelectorExpr)
+			if !ok {
+				return true
+			}
+			at, logs := logs[function.Sel.Name]
+			if !logs || len(call.Args) <= at {
+				return true
+			}
+			if text, ok := literal(call.Args[at]); ok {
+				code[text] = true
+			} else if name, ok := call.Args[at].(*ast.Ident); ok && constants[name.Name] != "" {
+				code[constants[name.Name]] = true
+			}
+			return true
+		})
+	}
+	content, err := os.ReadFile("docs/operations.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(content), "\n## Log events\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	documented := map[string]bool{"redis not reached; the store answers": true} // of a module of its own
+	for _, row := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(section, -1) {
+		documented[row[1]] = true
+		if !code[row[1]] && row[1] != "redis not reached; the store answers" {
+			t.Errorf("nothing logs %q", row[1])
+		}
+	}
+	for text := range code {
+		if !documented[text] {
+			t.Errorf("docs/operations.md does not list %q", text)
+		}
+	}
+	if len(code) < 100 {
+		t.Errorf("only %d log events found", len(code))
+	}
+}
+
+func literal(e ast.Expr) (text string, ok bool) {
+	l, ok := e.(*ast.BasicLit)
+	if !ok || l.Kind != token.STRING {
+		return "", false
+	}
+	text, err := strconv.Unquote(l.Value)
+	return text, err == nil
+}

@@ -16,7 +16,7 @@ import (
 // of its error.
 var stateOfLog = []struct{ text, part, state string }{
 	{"lanes taken over from a worker whose lease expired", "", "takeover"},
-	{"lane taken by another worker", "", "lane lost"},
+	{"leases lost to another worker", "", "lane lost"},
 	{"lane taken by another worker; nothing was written", "", "fenced write"},
 	{"rabbitmq blocks publishing", "", "blocked broker"},
 	{"topic unavailable; its messages wait", "NO_ROUTE", "unroutable return"},
@@ -26,7 +26,7 @@ var stateOfLog = []struct{ text, part, state string }{
 	{"message confirmed after all", "", "late confirm"},
 	{"worker is unfit, its lanes go to other workers", "", "unfit worker"},
 	{"consumption paused: the database or something that handlers need is unavailable", "", "consumption paused"},
-	{"message became a dead letter", "", "dead letter"},
+	{"message dead-lettered", "", "dead letter"},
 	{"rabbitmq consumer lost, consuming again", "", "consumer lost"},
 	{"leases could not be renewed; publishing stops when they expire", "", "renewal failed"},
 }

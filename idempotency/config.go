@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill"
 )
@@ -262,6 +263,11 @@ type TelemetryConfig struct {
 
 	// MeterProvider makes the metrics. Default: otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
+
+	// TracerProvider receives a span of each request and command with a key, with the hash of
+	// the key, the endpoint and how it ended. A span in the context is its parent. The
+	// handler's context has the span. Default: otel.GetTracerProvider().
+	TracerProvider trace.TracerProvider
 }
 
 // retention returns the retention of a response; r is nil for a command.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"time"
+
+	"go.opentelemetry.io/otel/trace"
 )
 
 // core is what the parts of an engine share.
@@ -14,7 +16,9 @@ type core struct {
 	codec     codec
 	hash      hasher
 	telemetry *telemetry
+	tracer    trace.Tracer
 	limits    limits
+	events    events
 
 	// draw returns a random duration below another, which is positive.
 	draw func(below time.Duration) time.Duration

@@ -32,6 +32,9 @@ func (in *intent) decide(ctx context.Context) (Record, decision, error) {
 	claiming, cancel := in.claimContext(ctx)
 	defer cancel()
 	record, v, err := in.tryClaim(claiming)
+	if err == nil {
+		in.logWorks(ctx)
+	}
 	if v != decisionInProgress || in.cfg.Answers.InProgress != InProgressWait {
 		return record, v, err
 	}

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/txcontext"
 )
@@ -98,6 +100,8 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	if e.cfg.Telemetry.TenantAttribute {
 		c.tenant = cmd.Scope.Tenant
 	}
+	ctx = c.beginSpan(ctx, time.Now())
+	defer c.endSpan(ctx)
 	c.count(ctx, e.telemetry.received, 0)
 	record, v, err := c.decide(ctx)
 	x := &execution{&c.intent, c}
@@ -110,6 +114,7 @@ func (e *Engine) do(ctx context.Context, cmd Command, whole bool, fn func(contex
 	switch v {
 	case decisionReplay:
 		if result, err = c.open(ctx, record); err == nil {
+			c.sawReplay(record)
 			c.count(ctx, e.telemetry.replayed, 0)
 		}
 		return result, true, err
@@ -197,11 +202,14 @@ func joined(kind, err error) error {
 
 // refused returns the error of a command that does not run.
 func (c *command) refused(ctx context.Context, v decision, err error) error {
+	c.state = decisionStates[v]
 	switch v {
 	case decisionReused:
+		c.log(ctx, slog.LevelDebug, eventMismatch)
 		c.count(ctx, c.telemetry.mismatched, 0)
 		return ErrKeyReused
 	case decisionInProgress:
+		c.log(ctx, slog.LevelDebug, eventConflict)
 		c.count(ctx, c.telemetry.inProgress, 0)
 		return ErrInProgress
 	case decisionUnknown:
@@ -212,6 +220,8 @@ func (c *command) refused(ctx context.Context, v decision, err error) error {
 		return ErrKeyExpired
 	case decisionTooMany:
 		return ErrTooManyOutstanding
+	case decisionStoreFailed:
+		c.logDown(ctx, err)
 	}
 	return err
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/rand/v2"
 	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/crashpoint"
+	"github.com/oncemill/oncemill/internal/repeats"
 )
 
 // The way of a request: http.go reads it, decide.go claims its key or finds out why not,
@@ -41,7 +43,8 @@ func New(store Store, cfg Config) (*Engine, error) {
 	}
 	e := &Engine{core: &core{
 		store: store, claimKey: store.Claim, cfg: cfg, codec: codec, hash: newHasher(cfg.Keys.Secret), telemetry: telemetry,
-		draw: rand.N[time.Duration], at: crashpoint.Reach,
+		tracer: cfg.Telemetry.TracerProvider.Tracer("github.com/oncemill/oncemill/idempotency"),
+		draw:   rand.N[time.Duration], at: crashpoint.Reach,
 	}}
 	if shared, ok := store.(*SQLStore); ok && cfg.Transactions.GroupSize > 1 {
 		limits := groupLimits(cfg.Transactions.GroupSize, shared)
@@ -85,6 +88,7 @@ func (e *Engine) Run(ctx context.Context) error {
 			return fmt.Errorf("idempotency: %w", err)
 		}
 	}
+	var purges repeats.Series
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -94,7 +98,10 @@ func (e *Engine) Run(ctx context.Context) error {
 		case <-timer.C:
 		}
 		if n, err := e.Purge(ctx); err != nil && ctx.Err() == nil {
-			e.cfg.Logger.WarnContext(ctx, "purge failed", "error", err)
+			level, attrs := purges.Failed(slog.LevelWarn)
+			e.cfg.Logger.Log(ctx, level, "purge failed", append(attrs, "error", err)...)
+		} else if attrs, report := purges.Over(); report {
+			e.cfg.Logger.InfoContext(ctx, "purge works again", append(attrs, "count", n)...)
 		} else if n > 0 {
 			e.cfg.Logger.DebugContext(ctx, "keys purged", "count", n)
 		}

@@ -72,10 +72,6 @@ func (x *exchange) storeDown(ctx context.Context, err error) {
 	x.refuse(ProblemStoreUnavailable)
 }
 
-func (x *exchange) logDown(ctx context.Context, err error) {
-	x.log(ctx, slog.LevelError, "idempotency store unavailable", slog.Any("error", err))
-}
-
 // start starts the handler with a new request and recorder.
 func (x *exchange) start(ctx context.Context, tx *sqlTx) *attempt {
 	a, ctx := x.newAttempt(ctx, tx)

@@ -34,6 +34,9 @@ func parseToken(token string) (ID, bool) {
 // the format.
 type Fingerprint [1 + sha256.Size]byte
 
+// String returns the first 12 hexadecimal digits of the hash, as shown in logs.
+func (f Fingerprint) String() string { return fmt.Sprintf("%x", f[1:7]) }
+
 // fingerprintVersion changes when other data is hashed, or hashed in another way.
 const fingerprintVersion = 2
 

@@ -9,8 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-
-	"go.opentelemetry.io/otel/trace"
+	"time"
 )
 
 // TxMiddleware runs handlers in a transaction that they get with [TxFromContext]. Their
@@ -89,6 +88,7 @@ func (x *exchange) inside(ctx context.Context, outer *current) {
 }
 
 func (x *exchange) serve(ctx context.Context) {
+	received := time.Now()
 	key, err := x.key()
 	if err != nil {
 		x.refuseKey(err)
@@ -101,6 +101,8 @@ func (x *exchange) serve(ctx context.Context) {
 	if !x.identify(ctx, key) {
 		return
 	}
+	ctx = x.beginSpan(ctx, received)
+	defer x.endSpan(ctx) // also if the handler has panicked
 	x.log(ctx, slog.LevelDebug, "idempotency key received")
 	x.count(ctx, x.telemetry.received, 0)
 	record, v, err := x.decide(ctx)
@@ -182,9 +184,6 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 	x.claim.Caller = hashCaller(x.hash, scope)
 	if x.codec.ciphers == nil {
 		x.claim.CorrelationID = printable(x.r.Header.Get(x.cfg.Telemetry.CorrelationHeader), maxKey)
-	}
-	if span := trace.SpanContextFromContext(ctx); span.IsValid() {
-		x.claim.TraceID = span.TraceID().String()
 	}
 	if x.cfg.Telemetry.TenantAttribute {
 		x.tenant = scope.Tenant

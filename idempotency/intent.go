@@ -8,6 +8,7 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
 )
 
 // intent is a request or a command that is to run.
@@ -22,11 +23,14 @@ type intent struct {
 	deadline      time.Time // of the attempts
 	end           time.Time // of all but the commit: a transaction that outlives its lease is worth nothing
 	tenant        string    // for metrics, if wanted
+	received      time.Time // when the request or command came
+	state         state
+	span          trace.Span // nil: not traced
 }
 
 // newIntent fills in what all intents have in common.
 func (c *core) newIntent(transactional bool) intent {
-	in := intent{core: c, transactional: transactional}
+	in := intent{core: c, transactional: transactional, state: stateFailed}
 	in.claim = Claim{Lease: c.cfg.Failures.Lease, Retention: c.cfg.Retention, Durable: !transactional}
 	in.claim.Token = newToken(c.cfg.Failures.UniqueName)
 	in.begin()
@@ -50,15 +54,50 @@ func (in *intent) claimContext(ctx context.Context) (context.Context, context.Ca
 
 func (in *intent) keyHash() slog.Attr { return slog.String("key_hash", in.claim.ID.String()) }
 
+// log logs an event. Of one that repeats, from warning on, some lines are at level debug.
 func (in *intent) log(ctx context.Context, level slog.Level, event string, attrs ...slog.Attr) {
-	in.cfg.Logger.LogAttrs(ctx, level, event, //nolint:sloglint // its callers have constants
-		append([]slog.Attr{in.keyHash(), slog.String("endpoint", in.claim.Endpoint)}, attrs...)...)
+	var more []any
+	if level >= slog.LevelWarn {
+		level, more = in.events.of(event).Event(level)
+	}
+	in.logLine(ctx, level, event, more, attrs...)
 }
+
+func (in *intent) logLine(ctx context.Context, level slog.Level, event string, more []any, attrs ...slog.Attr) {
+	if !in.cfg.Logger.Enabled(ctx, level) {
+		return
+	}
+	line := append([]any{in.keyHash(), slog.String("endpoint", in.claim.Endpoint), slog.String("request_hash", in.claim.Fingerprint.String())}, more...)
+	if in.tenant != "" {
+		line = append(line, slog.String("tenant", in.tenant))
+	}
+	if in.claim.TraceID != "" {
+		line = append(line, slog.String("trace_id", in.claim.TraceID))
+	}
+	for _, a := range attrs {
+		line = append(line, a)
+	}
+	in.cfg.Logger.Log(ctx, level, event, line...) //nolint:sloglint // its callers have constants
+}
+
+// logDown logs that the store cannot be reached, and logWorks that it can again.
+func (in *intent) logDown(ctx context.Context, err error) {
+	level, more := in.events.of(storeUnavailable).Failed(slog.LevelError)
+	in.logLine(ctx, level, storeUnavailable, more, slog.Any("error", err))
+}
+
+func (in *intent) logWorks(ctx context.Context) {
+	if attrs, report := in.events.of(storeUnavailable).Over(); report {
+		in.cfg.Logger.InfoContext(ctx, "idempotency store available again", attrs...)
+	}
+}
+
+const storeUnavailable = "idempotency store unavailable"
 
 // count adds one, with the attributes of the intent and, if there is one, the status of
 // the answer.
 func (in *intent) count(ctx context.Context, c metric.Int64Counter, status int) {
-	attrs := []attribute.KeyValue{attribute.String("endpoint", in.claim.Endpoint)}
+	attrs := []attribute.KeyValue{attribute.String("endpoint", in.telemetry.endpoints.Of(in.claim.Endpoint))}
 	if status != 0 {
 		attrs = append(attrs, attribute.Int("status", status))
 	}

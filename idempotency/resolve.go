@@ -44,6 +44,9 @@ func (c Config) resolve() (Config, error) {
 	if c.Telemetry.MeterProvider == nil {
 		c.Telemetry.MeterProvider = otel.GetMeterProvider()
 	}
+	if c.Telemetry.TracerProvider == nil {
+		c.Telemetry.TracerProvider = otel.GetTracerProvider()
+	}
 	return c, errors.Join(v.errs...)
 }
 

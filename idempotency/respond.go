@@ -9,6 +9,9 @@ import (
 
 // act carries out the decision.
 func (x *exchange) act(ctx context.Context, record Record, v decision, err error) {
+	if refused, ok := decisionStates[v]; ok {
+		x.state = refused
+	}
 	switch v {
 	case decisionRun:
 		x.respond(ctx, x.runner.run(ctx, &execution{&x.intent, x}))
@@ -17,11 +20,13 @@ func (x *exchange) act(ctx context.Context, record Record, v decision, err error
 	case decisionReplay:
 		x.replay(ctx, record)
 	case decisionReused:
+		x.log(ctx, slog.LevelDebug, eventMismatch)
 		x.count(ctx, x.telemetry.mismatched, x.cfg.Answers.ReusedStatus)
 		p := x.problem(ProblemKeyReused)
 		p.Status = x.cfg.Answers.ReusedStatus
 		x.answer(p)
 	case decisionInProgress:
+		x.log(ctx, slog.LevelDebug, eventConflict)
 		x.answerInProgress(ctx)
 	case decisionUnknown:
 		x.answerUnknown(ctx)
@@ -39,6 +44,7 @@ func (x *exchange) act(ctx context.Context, record Record, v decision, err error
 		x.refuse(ProblemExecutionTimeout)
 	case decisionStoreFailed:
 		if x.cfg.Failures.FailOpen && !x.transactional {
+			x.state = stateUnprotected
 			x.logDown(ctx, err)
 			x.next.ServeHTTP(x.w, x.request(ctx))
 			return
@@ -138,6 +144,7 @@ func (x *exchange) replay(ctx context.Context, record Record) {
 		x.refuse(ProblemStoreUnavailable)
 		return
 	}
+	x.sawReplay(record)
 	x.count(ctx, x.telemetry.replayed, res.Status)
 	x.log(ctx, slog.LevelDebug, "cached response returned", slog.Int("status", res.Status))
 	if err := res.writeTo(x.w); err != nil {

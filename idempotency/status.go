@@ -3,6 +3,7 @@ package idempotency
 import (
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net/http"
 	"path"
 )
@@ -42,7 +43,8 @@ func (e *Engine) StatusHandler() http.Handler {
 		record, found, err := e.store.Find(r.Context(), id)
 		switch {
 		case err != nil:
-			e.cfg.Logger.ErrorContext(r.Context(), "idempotency store unavailable", "error", err)
+			level, attrs := e.events.of(storeUnavailable).Failed(slog.LevelError)
+			e.cfg.Logger.Log(r.Context(), level, "idempotency store unavailable", append(attrs, "error", err)...)
 			e.cfg.Answers.Write(w, r, e.problem(ProblemStoreUnavailable))
 			return
 		case !found || record.Caller != hashCaller(e.hash, scope):

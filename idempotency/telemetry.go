@@ -7,6 +7,8 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
+
+	"github.com/oncemill/oncemill/internal/labels"
 )
 
 // telemetry holds the metrics of an engine. docs/idempotency.md explains what each means
@@ -15,7 +17,8 @@ type telemetry struct {
 	received, started, replayed, inProgress, mismatched metric.Int64Counter
 	completeFailures, takeovers, stale, cacheHits       metric.Int64Counter
 	cacheMisses, unknown, plainRefused                  metric.Int64Counter
-	storeLatency                                        metric.Float64Histogram
+	storeLatency, duration                              metric.Float64Histogram
+	endpoints                                           labels.Set
 }
 
 func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
@@ -43,6 +46,10 @@ func newTelemetry(provider metric.MeterProvider) (*telemetry, error) {
 	t.storeLatency, err = meter.Float64Histogram("idempotency.store_latency", metric.WithUnit("s"),
 		metric.WithDescription("Time that an operation of the store took."),
 		metric.WithExplicitBucketBoundaries(.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10))
+	errs = append(errs, err)
+	t.duration, err = meter.Float64Histogram("idempotency.request.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from a request or command with a key to its answer, by endpoint and state."),
+		metric.WithExplicitBucketBoundaries(.005, .01, .025, .05, .075, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10))
 	return t, errors.Join(append(errs, err)...)
 }
 

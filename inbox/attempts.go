@@ -19,7 +19,7 @@ func (in *Inbox) try(ctx context.Context, w *work, try attempt) error {
 	const collisionsAtMost, lossesAtMost = 10, 2
 	for collisions, losses := 0, 0; ; {
 		result, fate, err := in.once(ctx, w, try)
-		in.telemetry.record(ctx, result)
+		in.telemetry.record(ctx, w, result)
 		var again time.Duration
 		if fate == fateConnectionLost {
 			// Most likely the message is not at fault, but a message that loses its
@@ -117,9 +117,7 @@ func (in *Inbox) once(ctx context.Context, w *work, try attempt) (result outcome
 	// Also when the handler ends its goroutine.
 	defer func() {
 		turned, alone := in.gate.leave(probe, seen, key)
-		if turned {
-			in.logOutage(ctx, seen == reportDown || seen == reportMissing, err)
-		}
+		in.logOutage(ctx, turned, probe, seen == reportDown || seen == reportMissing, err)
 		if f == fateUnavailable && alone {
 			f = fateUnavailableAlone
 		}
@@ -218,11 +216,16 @@ func fateOf(ctx context.Context, result outcome, err error) fate {
 	return fateFailed
 }
 
-func (in *Inbox) logOutage(ctx context.Context, begins bool, err error) {
-	if begins {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "consumption paused: the database or something that handlers need is unavailable",
-			slog.String("consumer", in.cfg.Consumer), slog.String("error", in.textOf(err)))
-		return
+// logOutage logs that the gate was turned, and at growing intervals that it is still closed.
+func (in *Inbox) logOutage(ctx context.Context, turned, probe, away bool, err error) {
+	switch {
+	case away && (turned || probe):
+		level, attrs := in.failing.outage.Failed(slog.LevelWarn)
+		in.cfg.Logger.Log(ctx, level, "consumption paused: the database or something that handlers need is unavailable",
+			append(attrs, "consumer", in.cfg.Consumer, "error", in.textOf(err))...)
+	case turned:
+		if attrs, report := in.failing.outage.Over(); report {
+			in.cfg.Logger.InfoContext(ctx, "consumption resumed", append(attrs, "consumer", in.cfg.Consumer)...)
+		}
 	}
-	in.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "consumption resumed", slog.String("consumer", in.cfg.Consumer))
 }

@@ -458,7 +458,7 @@ func TestBrakes_ValuesStayOutOfTexts(t *testing.T) {
 	var log lines
 	in, dead := p.withDeadLetters(t, func(cfg *inbox.Config) {
 		cfg.Retry = inbox.Retry{Tries: 1, Deliveries: 2, Delay: time.Millisecond}
-		cfg.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		cfg.Logger = slog.New(slog.NewTextHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	})
 	for range 2 {
 		err := deliverMessage(t, in, from(t, "a", delivery{}), func(m *message.Message) ([]*message.Message, error) {

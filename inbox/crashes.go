@@ -40,9 +40,8 @@ func (in *Inbox) recordStart(ctx context.Context, w *work) error {
 		if err != nil && ctx.Err() == nil && sqlerr.Connection(err) {
 			seen = reportDown
 		}
-		if turned, _ := in.gate.leave(probe, seen, id); turned {
-			in.logOutage(ctx, true, err)
-		}
+		turned, _ := in.gate.leave(probe, seen, id)
+		in.logOutage(ctx, turned, probe, seen == reportDown, err)
 		switch {
 		case seen == reportDown:
 			continue
@@ -91,8 +90,9 @@ func (in *Inbox) recordEnd(ctx context.Context, w *work) {
 		return struct{}{}, in.store.RecordEnd(ctx, id, charged)
 	})
 	if err != nil {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "end of an attempt not recorded",
-			slog.String("message_id", w.id), slog.String("error", in.textOf(err)))
+		level, attrs := in.failing.records.Event(slog.LevelWarn)
+		in.cfg.Logger.Log(ctx, level, "end of an attempt not recorded",
+			append(attrs, "consumer", in.cfg.Consumer, "topic", in.topicOf(ctx), "message_id", w.id, "error", in.textOf(err))...)
 		return
 	}
 	w.start = start{}

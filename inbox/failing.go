@@ -64,8 +64,8 @@ func (in *Inbox) logFailing(ctx context.Context, w *work, p policy, rec inboxsto
 	if p.unavailable {
 		failed, atMost = rec.Unavailable, in.cfg.Retry.Unavailable
 	}
-	in.cfg.Logger.LogAttrs(ctx, slog.LevelInfo, "message failed; it will be delivered again", slog.String("consumer", in.cfg.Consumer),
-		slog.String("topic", in.topicOf(ctx)), slog.String("message_id", w.id), slog.Int("failed_deliveries", failed),
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "message failed; it will be delivered again", slog.String("consumer", in.cfg.Consumer),
+		slog.String("topic", in.topicOf(ctx)), slog.String("message_id", w.id), slog.String("key", in.keyOf(w.msg)), slog.Int("failed_deliveries", failed),
 		slog.Int("dead_letter_after", atMost), slog.Duration("next_in", rec.Again.Round(time.Millisecond)))
 }
 
@@ -106,7 +106,7 @@ func (in *Inbox) refuse(ctx context.Context, w *work, reason Reason, err error) 
 		return err
 	}
 	if reason.refused() {
-		return in.refuseLetter(ctx, in.newLetter(ctx, w, in.nameOf(w), reason, err))
+		return in.refuseLetter(ctx, w, in.newLetter(ctx, w, in.nameOf(w), reason, err))
 	}
 	id := w.id
 	if reason == ReasonNoMessageID {
@@ -124,12 +124,13 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Lette
 		return fmt.Errorf("%s: %w", letter.Error, err)
 	}
 	if !added {
-		in.telemetry.record(ctx, outcomeDuplicate)
+		in.telemetry.record(ctx, w, outcomeDuplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return nil
 	}
-	in.telemetry.record(ctx, outcomeDeadLetter)
-	in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "message became a dead letter", slog.String("consumer", in.cfg.Consumer),
-		slog.String("topic", letter.Topic), slog.String("message_id", letter.MessageID), slog.String("reason", letter.Reason), slog.String("error", letter.Error))
+	in.telemetry.record(ctx, w, outcomeDeadLetter)
+	level, attrs := in.failing.letters.Event(slog.LevelWarn)
+	in.cfg.Logger.Log(ctx, level, "message dead-lettered", append(attrs, "consumer", in.cfg.Consumer, "topic", letter.Topic,
+		"message_id", letter.MessageID, "key", letter.Key, "reason", letter.Reason, "error", letter.Error)...)
 	return nil
 }

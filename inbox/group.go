@@ -195,6 +195,8 @@ func (s *shared) try(unlimited context.Context, members []*member) (claimed map[
 	in := s.in
 	ctx, cancel := context.WithTimeout(unlimited, in.cfg.Timeout)
 	defer cancel()
+	ctx, span := in.tracing.beginGroup(ctx, members)
+	defer func() { endSpan(span, e.outcome, e.err, in.textOf) }()
 	tx, err := in.store.Begin(ctx, in.calls)
 	if err != nil {
 		return nil, nil, ended{claimFailed(unlimited, err), fmt.Errorf("begin: %w", err)}

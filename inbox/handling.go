@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
@@ -23,6 +25,9 @@ type work struct {
 	start       start   // what was recorded of it before
 	before      [2]int  // failed deliveries: by itself, by what was unavailable
 	tries       int     // failed attempts of this delivery
+	span        trace.Span
+	last        outcome // of the latest attempt, or why there was none
+	dead        bool    // it has become a dead letter
 }
 
 // wire is the part of a message that the codec changes.
@@ -62,6 +67,14 @@ func (in *Inbox) middleware(h message.HandlerFunc, try attempt) message.HandlerF
 // another's.
 func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.HandlerFunc, try attempt) error {
 	w := &work{msg: msg, uuid: msg.UUID, handler: h}
+	began := time.Now()
+	ctx = in.tracing.begin(ctx, w, in.topicOf(ctx))
+	ended := errGoexit // if a handler ends this goroutine
+	defer func() {
+		in.tracing.end(w, ended, in.textOf)
+		in.telemetry.measure(ctx, w, began, ended)
+		in.logHandled(ctx, w, began, ended)
+	}()
 	claimed, restore := takeMark(msg)
 	defer restore()
 	genuine, err := in.verify(ctx, w)
@@ -72,8 +85,21 @@ func (in *Inbox) handle(ctx context.Context, msg *message.Message, h message.Han
 	default:
 		err = in.decoded(ctx, w, func() error { return in.handleGenuine(ctx, w, claimed, try) })
 	}
+	ended = err
 	return in.told(err)
 }
+
+// logHandled logs that the effects of a message were committed.
+func (in *Inbox) logHandled(ctx context.Context, w *work, began time.Time, err error) {
+	if err != nil || w.last != outcomeHandled || !in.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "message handled", slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
+		slog.String("message_id", w.id), slog.String("key", in.keyOf(w.msg)), slog.Duration("took", time.Since(began)))
+}
+
+// errGoexit is the end of a delivery whose handler has ended its goroutine.
+var errGoexit = errors.New("the handler ended its goroutine")
 
 // verify calls Config.Verify. A message that is not genuine is refused, and err is its end.
 func (in *Inbox) verify(ctx context.Context, w *work) (genuine bool, err error) {
@@ -84,7 +110,7 @@ func (in *Inbox) verify(ctx context.Context, w *work) (genuine bool, err error) 
 	if err == nil {
 		return true, nil
 	}
-	in.telemetry.record(ctx, outcomeUnverified)
+	in.telemetry.record(ctx, w, outcomeUnverified)
 	if in.undecided(ctx, err) {
 		return false, err
 	}
@@ -116,7 +142,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 		}
 	}
 	if err := in.identify(w); err != nil {
-		in.telemetry.record(ctx, outcomeBadMessageID)
+		in.telemetry.record(ctx, w, outcomeBadMessageID)
 		return in.refuse(ctx, w, ReasonNoMessageID, err)
 	}
 	if w.msg.UUID == "" { // of a replay
@@ -125,7 +151,7 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 	}
 	if in.cfg.Fingerprint != nil {
 		if err := nopanic.Call(func() error { w.fingerprint = in.cfg.Fingerprint(w.msg); return nil }); err != nil {
-			in.telemetry.record(ctx, outcomeBadPayload)
+			in.telemetry.record(ctx, w, outcomeBadPayload)
 			return in.giveUp(ctx, w, Permanent(err))
 		}
 	}
@@ -133,11 +159,11 @@ func (in *Inbox) handleGenuine(ctx context.Context, w *work, claimed *replayMark
 		if !errors.Is(err, ErrTooOld) {
 			return err
 		}
-		in.telemetry.record(ctx, outcomeTooOld)
+		in.telemetry.record(ctx, w, outcomeTooOld)
 		return in.refuse(ctx, w, ReasonTooOld, err)
 	}
 	if in.early(w) {
-		in.telemetry.record(ctx, outcomeWaiting)
+		in.telemetry.record(ctx, w, outcomeWaiting)
 		in.comeAfter(ctx, w)
 		return ErrGap
 	}

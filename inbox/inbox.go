@@ -15,6 +15,8 @@ import (
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/sync/semaphore"
 
 	"github.com/oncemill/oncemill"
@@ -155,13 +157,22 @@ type Config struct {
 	// others.
 	LockTimeout time.Duration
 
-	// Logger receives failures with the time of the next delivery, dead letters, outages,
-	// and, at debug level, duplicates. Default: slog.Default().
+	// Logger receives dead letters, outages, and a summary each minute from Run; at debug
+	// level each message, and failures with the time of the next delivery. docs/operations.md
+	// lists all events. Default: slog.Default().
 	Logger *slog.Logger
 
-	// MeterProvider makes the counters of handled, duplicate and failed messages. Default:
+	// MeterProvider receives the metrics, which docs/operations.md lists. Default:
 	// otel.GetMeterProvider().
 	MeterProvider metric.MeterProvider
+
+	// TracerProvider receives a span of each delivery ("process", then the topic), if the
+	// message carries a sampled trace, or its context has a sampled span, which is then the
+	// parent. The handler's context has the span, so what it publishes continues the trace.
+	// Propagator extracts the trace from the metadata. Anybody who can write to the broker
+	// can choose the trace of a message. Defaults: the global ones.
+	TracerProvider trace.TracerProvider
+	Propagator     propagation.TextMapPropagator
 }
 
 // Inbox applies the effects of each message once. It owns no connection and no goroutine.
@@ -182,6 +193,8 @@ type Inbox struct {
 	refused   *refusals
 	clock     clock
 	telemetry *telemetry
+	tracing   tracing
+	failing   failing
 	gaps      gaps
 
 	perHandler atomic.Bool // PerHandler was called
@@ -266,6 +279,12 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if cfg.MeterProvider == nil {
 		cfg.MeterProvider = otel.GetMeterProvider()
 	}
+	if cfg.TracerProvider == nil {
+		cfg.TracerProvider = otel.GetTracerProvider()
+	}
+	if cfg.Propagator == nil {
+		cfg.Propagator = otel.GetTextMapPropagator()
+	}
 	telemetry, err := newTelemetry(cfg.MeterProvider, cfg.Consumer)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("inbox: make counters: %w", err))
@@ -273,7 +292,7 @@ func New(db *sql.DB, cfg Config) (*Inbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), telemetry: telemetry}
+	in := &Inbox{db: db, given: given, cfg: cfg, store: inboxstore.Open(db, resolved, stored), telemetry: telemetry, tracing: newTracing(cfg)}
 	if cfg.DeadLetters != nil {
 		in.letters = dlqstore.Open(cfg.DeadLetters.DB(), database.Of(cfg.DeadLetters.Config().Database))
 	}

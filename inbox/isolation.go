@@ -195,7 +195,8 @@ func (in *Inbox) discharge(ctx context.Context, id string) {
 	defer cancel()
 	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.Discharge(ctx, id) })
 	if err != nil {
-		in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "attempt of an isolated message still counted",
-			slog.String("message_id", id), slog.String("error", in.textOf(err)))
+		level, attrs := in.failing.records.Event(slog.LevelWarn)
+		in.cfg.Logger.Log(ctx, level, "attempt of an isolated message still counted",
+			append(attrs, "consumer", in.cfg.Consumer, "topic", in.topicOf(ctx), "message_id", id, "error", in.textOf(err))...)
 	}
 }

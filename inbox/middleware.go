@@ -142,7 +142,7 @@ func (in *Inbox) duplicate(ctx context.Context, tx *boundtx.Tx, w *work) (outcom
 
 func (in *Inbox) logDuplicate(ctx context.Context, id string) {
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "duplicate acknowledged",
-		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id))
+		slog.String("consumer", in.cfg.Consumer), slog.String("message_id", id), slog.String("topic", in.topicOf(ctx)))
 }
 
 // effect runs the handler in tx, through statements, and writes the returned messages to
@@ -166,7 +166,7 @@ func (in *Inbox) run(ctx context.Context, tx *boundtx.Tx, statements txhandle.St
 	produced, err := w.handler(forHandler(ctx, h, w.msg))
 	crashpoint.Reach(crashpoint.AfterEffect)
 	if err == nil && len(produced) > 0 {
-		err = in.publish(ctx, h, produced)
+		err = in.publish(ctx, h, w, produced)
 	}
 	if reason := h.Close(ErrTxEnded); err == nil && reason != nil {
 		// The handler has ignored the error that its statement returned.
@@ -201,7 +201,7 @@ func forHandler(ctx context.Context, h *handle, msg *message.Message) *message.M
 	return own
 }
 
-func (in *Inbox) publish(ctx context.Context, h *handle, produced []*message.Message) error {
+func (in *Inbox) publish(ctx context.Context, h *handle, w *work, produced []*message.Message) error {
 	if in.cfg.Outbox == nil {
 		return ErrNoOutbox
 	}
@@ -209,7 +209,7 @@ func (in *Inbox) publish(ctx context.Context, h *handle, produced []*message.Mes
 	if topic == "" {
 		return ErrNoTopic
 	}
-	return in.cfg.Outbox.Publish(ctx, h, topic, produced...)
+	return in.cfg.Outbox.Publish(ctx, h, topic, in.tracing.continued(w, produced)...) //nolint:contextcheck // compares traces, and needs no context
 }
 
 // claimFailed classifies a failure before the handler, which is never the message's fault.

@@ -30,7 +30,7 @@ func (in *Inbox) decoded(ctx context.Context, w *work, next func() error) error 
 		if err == nil {
 			return in.with(w, plain, next)
 		}
-		in.telemetry.record(ctx, outcomeBadPayload)
+		in.telemetry.record(ctx, w, outcomeBadPayload)
 		var broken *payload.DecodeError
 		switch {
 		case !errors.As(err, &broken):

@@ -31,8 +31,8 @@ const (
 	purgeWorthwhile = purgeBatch / 10
 )
 
-// Run removes ids that are older than Config.Retention, a thousand at a time, and performs
-// replays (Config.Replays), until ctx ends; then it returns nil. Ids of dead letters stay.
+// Run removes ids that are older than Config.Retention, a thousand at a time, performs
+// replays (Config.Replays), and logs once a minute what was handled, until ctx ends; then it returns nil. Ids of dead letters stay.
 // One process per consumer is enough; more do no harm. Failures are logged and retried. If
 // the tables have not been created, it returns at once with an [*oncemill.SchemaError].
 func (in *Inbox) Run(ctx context.Context) error {
@@ -45,6 +45,7 @@ func (in *Inbox) Run(ctx context.Context) error {
 	}
 	var loops sync.WaitGroup
 	loops.Go(func() { in.purgeLoop(ctx) })
+	loops.Go(func() { in.summarize(ctx) })
 	if in.replayer != nil {
 		loops.Go(func() { in.replayer.loop(ctx) })
 	}
@@ -56,7 +57,10 @@ func (in *Inbox) purgeLoop(ctx context.Context) {
 	for {
 		more, err := in.Purge(ctx)
 		if err != nil && ctx.Err() == nil {
-			in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "old ids not removed", slog.String("consumer", in.cfg.Consumer), slog.Any("error", err))
+			level, attrs := in.failing.purges.Failed(slog.LevelWarn)
+			in.cfg.Logger.Log(ctx, level, "old ids not removed", append(attrs, "consumer", in.cfg.Consumer, "error", err)...)
+		} else if attrs, report := in.failing.purges.Over(); report {
+			in.cfg.Logger.InfoContext(ctx, "old ids are removed again", append(attrs, "consumer", in.cfg.Consumer)...)
 		}
 		wait := purgeInterval
 		if more {

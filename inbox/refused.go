@@ -42,7 +42,7 @@ func newRefusals(in *Inbox) *refusals {
 	return r
 }
 
-func (in *Inbox) refuseLetter(ctx context.Context, letter *dlqstore.Letter) error {
+func (in *Inbox) refuseLetter(ctx context.Context, w *work, letter *dlqstore.Letter) error {
 	detached, cancel := in.detach(ctx)
 	defer cancel()
 	id := strconv.FormatUint(in.refused.count.Add(1), 10) // no two are the same
@@ -55,7 +55,7 @@ func (in *Inbox) refuseLetter(ctx context.Context, letter *dlqstore.Letter) erro
 		delayNack(ctx, in.delay(1))
 		return fmt.Errorf("%s: dead letter: %w", letter.Error, err)
 	}
-	in.telemetry.record(ctx, outcomeDeadLetter)
+	in.telemetry.record(ctx, w, outcomeDeadLetter)
 	return nil
 }
 

@@ -129,10 +129,10 @@ func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) 
 	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID) || !bytes.Equal(w.came().payload, payload):
 		in.logForgedReplay(ctx, w)
 	case letter.Consumer != in.cfg.Consumer:
-		in.telemetry.record(ctx, outcomeIgnored)
+		in.telemetry.record(ctx, w, outcomeIgnored)
 		return true, nil
 	case letter.State != string(dlq.StateReplaying): // a late copy
-		in.telemetry.record(ctx, outcomeDuplicate)
+		in.telemetry.record(ctx, w, outcomeDuplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil
 	default:

@@ -108,7 +108,10 @@ func (r *replayer) loop(ctx context.Context) {
 	for wait := replayInterval; sleep.For(ctx, r.in.jitter(wait)); {
 		begin := time.Now()
 		if _, err := r.step(ctx); err != nil && ctx.Err() == nil {
-			r.in.cfg.Logger.LogAttrs(ctx, slog.LevelWarn, "dead letters not replayed; trying again", slog.String("consumer", r.in.cfg.Consumer), slog.Any("error", err))
+			level, attrs := r.in.failing.replays.Failed(slog.LevelWarn)
+			r.in.cfg.Logger.Log(ctx, level, "dead letters not replayed; trying again", append(attrs, "consumer", r.in.cfg.Consumer, "error", err)...)
+		} else if attrs, report := r.in.failing.replays.Over(); report {
+			r.in.cfg.Logger.InfoContext(ctx, "dead letters are replayed again", append(attrs, "consumer", r.in.cfg.Consumer)...)
 		}
 		wait = max(replayInterval, replayCost*time.Since(begin))
 	}

@@ -239,7 +239,7 @@ func (s *simulation) start() {
 	ctx, stop := context.WithCancel(context.Background())
 	p.ctx, p.stop = ctx, stop
 	for _, like := range s.consumers {
-		in := &Inbox{db: like.db, given: like.given, cfg: like.cfg, store: like.store, letters: like.letters, telemetry: like.telemetry}
+		in := &Inbox{db: like.db, given: like.given, cfg: like.cfg, store: like.store, letters: like.letters, telemetry: like.telemetry, tracing: like.tracing}
 		in.cfg.Retry, in.cfg.GapWait, in.cfg.Sequence, in.cfg.Key, in.cfg.Fingerprint = s.cfg.Retry, s.cfg.GapWait, s.cfg.Sequence, s.cfg.Key, s.cfg.Fingerprint
 		in.reset(p.spread)
 		p.inboxes = append(p.inboxes, in)

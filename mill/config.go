@@ -136,6 +136,7 @@ func (c *Config) share(bad report) {
 	if c.Idempotency != nil {
 		own := *c.Idempotency
 		own.Logger, own.Telemetry.MeterProvider = cmp.Or(own.Logger, c.Logger), cmp.Or(own.Telemetry.MeterProvider, c.MeterProvider)
+		own.Telemetry.TracerProvider = cmp.Or(own.Telemetry.TracerProvider, c.TracerProvider)
 		if c.Relay.UniqueName {
 			own.Failures.UniqueName = cmp.Or(own.Failures.UniqueName, c.Relay.Name)
 		}
@@ -146,6 +147,7 @@ func (c *Config) share(bad report) {
 		settings := &consumer.Inbox
 		same(fmt.Sprintf("Consumers[%d].Inbox.Database", i), &settings.Database, &c.Database)
 		settings.Logger, settings.MeterProvider = cmp.Or(settings.Logger, c.Logger), cmp.Or(settings.MeterProvider, c.MeterProvider)
+		settings.TracerProvider, settings.Propagator = cmp.Or(settings.TracerProvider, c.TracerProvider), cmp.Or(settings.Propagator, c.Propagator)
 		consumers[i] = consumer
 	}
 	c.Consumers = consumers

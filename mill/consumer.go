@@ -11,13 +11,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill"
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/cenkalti/backoff/v4"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/repeats"
 )
 
 // Consumer handles the messages of one topic, each of them once. Messages that it cannot
@@ -181,7 +181,7 @@ func (replays) Close() error { return nil }
 
 // run handles messages until ctx ends. Running handlers then have stopTimeout.
 func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
-	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: stopTimeout}, watermill.NewSlogLoggerWithLevelMapping(c.log, map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}))
+	router, err := message.NewRouter(message.RouterConfig{CloseTimeout: stopTimeout}, newRouterLog(c.log))
 	if err != nil {
 		return errors.Join(err, c.subscriber.Close())
 	}
@@ -233,12 +233,14 @@ func (c *consumer) run(ctx context.Context, stopTimeout time.Duration) error {
 
 // subscribe retries until the broker accepts the subscription or ctx ends.
 func (c *consumer) subscribe(ctx, subscription context.Context) (<-chan *message.Message, error) {
+	var failures repeats.Series
 	wait := backoff.NewExponentialBackOff(backoff.WithInitialInterval(100*time.Millisecond), backoff.WithMaxInterval(10*time.Second), backoff.WithMaxElapsedTime(0))
 	messages, err := backoff.RetryNotifyWithData(
 		func() (<-chan *message.Message, error) { return c.subscriber.Subscribe(subscription, c.Topic) },
 		backoff.WithContext(wait, ctx),
 		func(err error, next time.Duration) {
-			c.log.WarnContext(ctx, "subscribe failed; retrying", "topic", c.Topic, "error", err, "next_in", next)
+			level, attrs := failures.Failed(slog.LevelWarn)
+			c.log.Log(ctx, level, "subscribe failed; retrying", append(attrs, "topic", c.Topic, "error", err, "next_in", next)...)
 		})
 	if err == nil {
 		c.log.InfoContext(ctx, "consumer subscribed", "topic", c.Topic)

@@ -62,7 +62,7 @@ func (o *Outbox) fill(ctx context.Context, row outboxstore.Row, i int, msg *mess
 	if problem != "" {
 		return bad("metadata", problem)
 	}
-	metadata, problem := encodeMetadata(traced(ctx, o.cfg.Propagator, kept))
+	metadata, problem := encodeMetadata(o.traces.Continue(ctx, kept))
 	if problem != "" {
 		return bad("metadata", problem)
 	}

@@ -1,14 +1,12 @@
 package outbox
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"strings"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
-	"go.opentelemetry.io/otel/propagation"
 
 	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox/payload"
@@ -39,6 +37,12 @@ const (
 	// broker. On a message that a consumer passes on it would identify the incoming
 	// message, so Publish drops it.
 	RowMetadata = ReservedMetadata + "id"
+
+	// CreatedAtMetadata holds the time of the insert into the outbox, by the database's
+	// clock, in RFC 3339. Relays send it to the broker, and an inbox measures from it how
+	// long the way from the transaction to the effect took. Publish drops it, as
+	// RowMetadata.
+	CreatedAtMetadata = ReservedMetadata + "created_at"
 )
 
 // SetKey sets the ordering key of msg: messages of one key are delivered in order. An
@@ -127,6 +131,7 @@ var passages = map[string]bool{
 	DeliverAtMetadata:         false,
 	DeliverAfterMetadata:      false,
 	RowMetadata:               false,
+	CreatedAtMetadata:         false,
 }
 
 // forBroker returns the metadata to store. It returns a copy if an entry has to be
@@ -152,22 +157,4 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 		delete(kept, name)
 	}
 	return kept, ""
-}
-
-// traced returns metadata with the trace of ctx, unless metadata has one already.
-func traced(ctx context.Context, propagator propagation.TextMapPropagator, metadata message.Metadata) message.Metadata {
-	fields := propagator.Fields()
-	if len(fields) == 0 || metadata[fields[0]] != "" {
-		return metadata
-	}
-	carrier := propagation.MapCarrier{}
-	propagator.Inject(ctx, carrier)
-	if len(carrier) == 0 {
-		return metadata
-	}
-	if metadata = maps.Clone(metadata); metadata == nil {
-		metadata = message.Metadata{}
-	}
-	maps.Copy(metadata, carrier)
-	return metadata
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/tracecontext"
 	"github.com/oncemill/oncemill/outbox/payload"
 )
 
@@ -99,8 +100,8 @@ type Config struct {
 	// failure or a deadlock. Default: 10.
 	Retries int
 
-	// Logger receives events that need an operator's attention. Default:
-	// slog.Default().
+	// Logger receives events that need an operator's attention and, at debug level, each
+	// message. Default: slog.Default().
 	Logger *slog.Logger
 }
 
@@ -126,10 +127,11 @@ const (
 // Outbox is the write side of an outbox. A relay is its read side. It holds no
 // connection and no goroutine. It is safe for concurrent use.
 type Outbox struct {
-	db    *sql.DB
-	cfg   Config
-	store outboxstore.Store
-	calls *bounded.Calls // of RunInTx
+	db     *sql.DB
+	cfg    Config
+	store  outboxstore.Store
+	calls  *bounded.Calls // of RunInTx
+	traces *tracecontext.Carrier
 
 	prepared prepared
 
@@ -194,7 +196,7 @@ func New(db *sql.DB, cfg Config) (*Outbox, error) {
 	if err := errors.Join(errs...); err != nil {
 		return nil, err
 	}
-	return &Outbox{db: db, cfg: cfg, store: outboxstore.Open(db, resolved), calls: bounded.New(mostAbandoned)}, nil
+	return &Outbox{db: db, cfg: cfg, store: outboxstore.Open(db, resolved), calls: bounded.New(mostAbandoned), traces: tracecontext.New(cfg.Propagator)}, nil
 }
 
 // RunInTx runs fn in a new transaction, which the context also carries. It then commits

@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"fmt"
+	"log/slog"
 	"reflect"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -72,7 +73,21 @@ func (o *Outbox) publish(ctx context.Context, topic string, messages []*message.
 	if err := o.store.Schedule(ctx, tx, later); err != nil {
 		return fmt.Errorf("outbox: schedule: %w", err)
 	}
+	o.logStored(ctx, rows, later)
 	return nil
+}
+
+// logStored logs what exists once the transaction commits.
+func (o *Outbox) logStored(ctx context.Context, rows []outboxstore.Row, later []outboxstore.ScheduledRow) {
+	if !o.cfg.Logger.Enabled(ctx, slog.LevelDebug) {
+		return
+	}
+	for _, r := range rows {
+		o.cfg.Logger.DebugContext(ctx, "message stored", "topic", r.Topic, "lane", r.Lane, "message_id", r.MessageID, "key", r.Key)
+	}
+	for _, r := range later {
+		o.cfg.Logger.DebugContext(ctx, "message scheduled", "topic", r.Topic, "lane", r.Lane, "message_id", r.MessageID, "key", r.Key)
+	}
 }
 
 // isNil reports whether there is no transaction. That includes a *sql.Tx variable that

@@ -3,10 +3,12 @@ package relay
 import (
 	"time"
 
+	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // state is the state of an entry between its table and its deletion.
@@ -44,6 +46,7 @@ type entry struct {
 	malformed error  // the row cannot become a message; its outcome without a sink
 	state     state
 	deadline  time.Time // of the outcome, while in flight
+	handed    time.Time // to the sink, latest
 	next      *entry    // of the same key
 	sent      uint64    // number of its latest publish
 	failedAt  uint64    // number of the last publish before it became unclear; 0: it is not
@@ -69,6 +72,14 @@ type entry struct {
 }
 
 func (m *entry) size() int { return len(m.Payload) + len(m.metadata) }
+
+// stamp adds the time of the insert, from which consumers measure how long a message took.
+func (m *entry) stamp() {
+	if m.Metadata == nil {
+		m.Metadata = message.Metadata{}
+	}
+	m.Metadata[outbox.CreatedAtMetadata] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
+}
 
 // newEntry returns an entry for a row.
 func newEntry(r outboxstore.Row) *entry {

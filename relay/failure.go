@@ -32,7 +32,7 @@ func (m *entry) class() string {
 func (e *engine) charge(m *entry, now time.Time, class, text string) {
 	l := m.lane
 	m.attempts++
-	f := &relaystore.Failure{Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Unanswered: m.unanswered, Class: class, Text: text, Stack: m.stack}
+	f := &relaystore.Failure{Ref: m.ref(), Retrying: m.retrying, Attempt: m.attempts, Unanswered: m.unanswered, Class: class, Text: text, Stack: m.stack, Topic: m.Topic, Key: m.Key}
 	late := !m.expires.IsZero() && !now.Before(m.expires)
 	switch {
 	case m.attempts < e.limits.attempts.MaxAttempts && !late:

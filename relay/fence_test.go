@@ -1,6 +1,7 @@
 package relay_test
 
 import (
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -49,7 +50,11 @@ func TestRelay_SendsRepeatsAtMostAfterItWasStoppedPastItsLease(t *testing.T) {
 		p.awaitNothingOwed(t)
 		first.end()
 		second.end()
-		if n := strings.Count(first.stderr.String(), "lane taken by another worker"); n < outbox.Lanes {
+		n := 0
+		for _, lost := range regexp.MustCompile(`msg="leases lost to another worker" worker=\S+ lanes="?\[([0-9 ]+)\]`).FindAllStringSubmatch(first.stderr.String(), -1) {
+			n += len(strings.Fields(lost[1]))
+		}
+		if n < outbox.Lanes {
 			t.Errorf("the stopped worker was refused the renewal of %d lanes, want all", n)
 		}
 

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync/atomic"
 	"time"
 
@@ -104,7 +105,7 @@ func (g *gauges) register(meter metric.Meter) error {
 func (w *worker) gauge(ctx context.Context) error {
 	g := &w.met.gauges
 	defer g.latest.Store(nil)
-	calls, failing := bounded.New(1), false
+	calls := bounded.New(1)
 	var wanted time.Time // until then
 	for {
 		pause := gaugesEvery
@@ -120,13 +121,17 @@ func (w *worker) gauge(ctx context.Context) error {
 			pause = max(gaugesEvery, gaugesShare*time.Since(begin))
 			if err != nil {
 				g.latest.Store(nil)
-				if !failing && ctx.Err() == nil {
-					w.log.WarnContext(ctx, "the backlog cannot be measured; its metrics are missing until it can", "error", err)
+				if ctx.Err() == nil {
+					level, attrs := w.failed(&w.failing.gauges, slog.LevelWarn)
+					w.log.Log(ctx, level, "the backlog cannot be measured; its metrics are missing until it can", append(attrs, "error", err)...)
 				}
-				failing, pause = true, min(pause, gaugesRetry)
+				pause = min(pause, gaugesRetry)
 				break
 			}
-			failing, read.until = false, time.Now().Add(3*pause)
+			if attrs, report := w.failing.gauges.Over(); report {
+				w.log.InfoContext(ctx, "the backlog is measured again", attrs...)
+			}
+			read.until = time.Now().Add(3 * pause)
 			g.latest.Store(&read)
 		}
 		timer := time.NewTimer(pause)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"time"
 
@@ -18,8 +19,7 @@ import (
 type leaser struct {
 	*worker
 	stopping bool
-	failing  bool // the last step failed; logged once
-	readOnly bool // because the database takes no writes; logged once, too
+	readOnly bool // the database takes no writes; logged once
 
 	formerExpired bool // those of the former worker with this name
 
@@ -181,18 +181,18 @@ func (s *leaser) try(ctx context.Context) error {
 	readOnly := sqlerr.ReadOnly(err)
 	switch {
 	case err == nil:
-		if s.failing {
-			s.log.InfoContext(ctx, "leases are renewed again")
+		if attrs, report := s.failing.heartbeats.Over(); report || s.readOnly {
+			s.log.InfoContext(ctx, "leases are renewed again", attrs...)
 		}
-		s.failing, s.readOnly = false, false
+		s.readOnly = false
 	case ctx.Err() == nil && readOnly && !s.readOnly:
-		s.failing, s.readOnly = true, true
+		s.readOnly = true
 		s.checkDue.Store(true) // another server, or its role changed
 		s.log.ErrorContext(ctx, "the database is read-only; nothing is published until this worker is connected to a server that takes writes",
 			"error", fmt.Errorf("%w: %w", outbox.ErrReadOnly, err))
-	case ctx.Err() == nil && !s.failing:
-		s.failing = true
-		s.log.WarnContext(ctx, "leases could not be renewed; publishing stops when they expire", "error", err)
+	case ctx.Err() == nil && !readOnly:
+		level, attrs := s.failing.heartbeats.Failed(slog.LevelWarn)
+		s.log.Log(ctx, level, "leases could not be renewed; publishing stops when they expire", append(attrs, "error", err)...)
 	}
 	return err
 }

@@ -24,6 +24,7 @@ func (s *leaser) step(ctx context.Context) error {
 		if err := s.release(ctx, have.released); err != nil {
 			return err // they expire
 		}
+		s.log.InfoContext(ctx, "lanes given back", "lanes", have.released)
 	}
 	me := relaystore.Identity{Owner: s.owner, Name: s.cfg.Name, Ready: s.ready() && !have.hung, Stopping: s.stopping}
 	if !have.atRest || !s.last.stands(time.Now(), me, have.epochs, s.upkeepLease.held(), s.cfg.Lease) {
@@ -134,18 +135,23 @@ func (s *leaser) renewed(ctx context.Context, have holding, held map[int]relayst
 	if _, mine := held[relaystore.UpkeepLane]; !mine {
 		s.upkeepLease.hold(0)
 	}
+	var lost []int
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, epoch := range have.epochs {
 			switch {
 			case held[number].Epoch != epoch:
 				s.met.lost.Add(ctx, 1)
-				s.log.WarnContext(ctx, "lane taken by another worker", "lane", number, "epoch", epoch)
+				lost = append(lost, number)
 				e.drop(number)
 			case held[number].Renewed:
 				e.trust(number, epoch, trusted)
 			}
 		}
 	})
+	if len(lost) > 0 {
+		slices.Sort(lost)
+		s.log.WarnContext(ctx, "leases lost to another worker", "lanes", lost)
+	}
 }
 
 // releaseStray gives back leases that are this worker's in the database but unknown to
@@ -235,13 +241,16 @@ func (s *leaser) balance(ctx context.Context, have holding) error {
 	}
 	for owner, lanes := range from {
 		s.met.takeovers.Add(ctx, int64(lanes))
-		s.log.WarnContext(ctx, "lanes taken over from a worker whose lease expired", "lanes", lanes, "from", owner)
+		s.log.WarnContext(ctx, "lanes taken over from a worker whose lease expired", "lanes", lanes, "from", owner[:min(ownerDigits, len(owner))])
 	}
 	s.call(ctx, func(e *engine, _ time.Time) {
 		for number, t := range taken {
 			e.hold(number, t, trusted)
 		}
 	})
+	if len(taken) > 0 {
+		s.log.InfoContext(ctx, "lanes taken", "lanes", slices.Sorted(maps.Keys(taken)))
+	}
 	return nil
 }
 

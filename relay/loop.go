@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/crashpoint"
@@ -36,19 +37,18 @@ func (w *worker) loop(ctx context.Context) error {
 		reachable: reachable,
 	})
 	e.circuits.changed = func(topic string, cause error) {
-		if cause == nil {
-			w.log.InfoContext(ctx, "topic available again", "topic", topic)
-			return
-		}
-		w.log.WarnContext(ctx, "topic unavailable; its messages wait", "topic", topic, "error", cause)
+		w.failing.topics.changed(ctx, w.log, topic, cause)
 	}
 	e.circuits.becameUnclear = func(m *entry, cause error) {
-		log := w.log.With("topic", m.Topic, "lane", m.Lane, "id", m.ID, "message_id", m.MessageID)
-		if cause == nil {
-			log.InfoContext(ctx, "message confirmed after all")
+		if !w.log.Enabled(ctx, slog.LevelDebug) {
 			return
 		}
-		log.WarnContext(ctx, "publish failed; retrying to find out whether the message or the topic is at fault", "error", cause)
+		log := w.log.With("topic", m.Topic, "lane", m.Lane, "id", m.ID, "message_id", m.MessageID, "key", m.Key)
+		if cause == nil {
+			log.DebugContext(ctx, "message confirmed after all")
+			return
+		}
+		log.DebugContext(ctx, "publish failed; retrying to find out whether the message or the topic is at fault", "error", cause)
 	}
 	wake, unlisten := w.queue.Listen()
 	defer unlisten()
@@ -56,11 +56,14 @@ func (w *worker) loop(ctx context.Context) error {
 	defer timer.Stop()
 	contexts := newPublishContexts(ctx, w.cfg.PublishTimeout)
 	defer contexts.end()
+	circuits := circuitCount{gauge: &w.met.circuits}
+	defer circuits.set(0, 0, 0)
 	for {
 		now := time.Now()
 		contexts.endLapsed(e, now)
 		w.handleOutcomes(ctx, e, now)
 		w.step(e, now, contexts) //nolint:contextcheck // the contexts derive from ctx
+		circuits.count(&e.circuits, now)
 		timer.Reset(time.Until(e.wakeAt(now)))
 		select {
 		case <-ctx.Done():
@@ -100,7 +103,7 @@ func (w *worker) step(e *engine, now time.Time, contexts *publishContexts) {
 		for _, m := range entries {
 			m.deadline = until
 		}
-		w.publish(ctx, entries)
+		w.publish(ctx, entries, now)
 	}
 	// The channels have room: at most one request of each kind is running.
 	if refs := e.removals.next(now, e.publishing.inFlight == 0); refs != nil {
@@ -129,17 +132,20 @@ func (w *worker) requestRead(e *engine, now time.Time) {
 //
 // The sink gets a copy of each. It may keep that after the outcome, for a late confirm,
 // when the payload is no longer needed here.
-func (w *worker) publish(ctx context.Context, entries []*entry) {
+func (w *worker) publish(ctx context.Context, entries []*entry, now time.Time) {
 	messages := make([]*Message, 0, len(entries))
 	copies := make([]Message, len(entries))
 	for i, m := range entries {
 		// Decoded here and not by the reader, whose time determines how fast a backlog
 		// is read.
 		if m.Metadata, m.malformed = outboxstore.DecodeMetadata(m.metadata); m.malformed != nil {
+			m.handed = time.Time{}
 			w.done(&m.Message, Refused(m.malformed))
 			continue
 		}
 		w.tracing.begin(ctx, m)
+		m.stamp()
+		m.handed = now
 		copies[i] = m.Message
 		messages = append(messages, &copies[i])
 	}
@@ -164,12 +170,21 @@ func (w *worker) handleOutcomes(ctx context.Context, e *engine, now time.Time) {
 	}
 	crashpoint.Reach(crashpoint.AfterOutcome)
 	var counts tally
+	each := w.log.Enabled(ctx, slog.LevelDebug)
 	for _, o := range outcomes {
 		counts.add(o.err)
 		w.tracing.end(o.entry, o.err)
+		if o.state == stateInFlight {
+			w.durations.record(ctx, o.entry, now, o.err)
+			if o.err == nil && each {
+				w.log.DebugContext(ctx, "message relayed", "topic", o.Topic, "lane", o.Lane, "id", o.ID, "message_id", o.MessageID, "key", o.Key, "took", now.Sub(o.handed))
+			}
+		}
 		e.outcome(o.entry, now, o.err)
 	}
 	w.met.record(ctx, counts)
+	w.happened.delivered.Add(counts.confirmed)
+	w.happened.failed.Add(counts.unavailable + counts.unroutable + counts.unknown)
 }
 
 // done is the function that sinks report outcomes to.

@@ -9,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/oncemill/oncemill/internal/labels"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 )
 
@@ -30,7 +31,10 @@ type metrics struct {
 	// upkeep.
 	held atomic.Pointer[outboxstore.Held]
 
-	gauges gauges
+	gauges   gauges
+	duration metric.Float64Histogram
+	topics   labels.Set // of duration
+	circuits circuitGauge
 
 	confirmed, refused, unroutable, unavailable, unknown metric.MeasurementOption
 }
@@ -84,7 +88,10 @@ func newMetrics(provider metric.MeterProvider) (*metrics, error) {
 			}
 			return []outboxstore.Holder{*h.Oldest}
 		})
-	errs = append(errs, m.gauges.register(meter))
+	var err error
+	m.duration, err = meter.Float64Histogram("messaging.client.operation.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from handing a message to the sink to its outcome."), metric.WithExplicitBucketBoundaries(durationBounds...))
+	errs = append(errs, err, m.circuits.register(meter), m.gauges.register(meter))
 	if err := errors.Join(errs...); err != nil {
 		return nil, fmt.Errorf("relay: metrics: %w", err)
 	}
@@ -99,18 +106,33 @@ func outcome(value string) metric.MeasurementOption {
 type tally struct{ confirmed, refused, unroutable, unavailable, unknown int64 }
 
 func (t *tally) add(err error) {
-	switch {
-	case err == nil:
+	switch outcomeOf(err) {
+	case "confirmed":
 		t.confirmed++
-	case errors.Is(err, ErrUnroutable):
+	case "unroutable":
 		t.unroutable++
-	case errors.Is(err, ErrRefused):
+	case "refused":
 		t.refused++
-	case errors.Is(err, ErrUnavailable):
+	case "unavailable":
 		t.unavailable++
 	default:
 		t.unknown++
 	}
+}
+
+// outcomeOf names an outcome for metrics and spans.
+func outcomeOf(err error) string {
+	switch {
+	case err == nil:
+		return "confirmed"
+	case errors.Is(err, ErrUnroutable):
+		return "unroutable"
+	case errors.Is(err, ErrRefused):
+		return "refused"
+	case errors.Is(err, ErrUnavailable):
+		return "unavailable"
+	}
+	return "unknown"
 }
 
 func (m *metrics) record(ctx context.Context, t tally) {

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -31,6 +32,9 @@ func (w *worker) reader(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
+			if attrs, report := w.failing.reads.Over(); report {
+				w.log.InfoContext(ctx, "the outbox is read again", attrs...)
+			}
 			for i := range rows {
 				r.brought += len(rows[i].Payload) + len(rows[i].Metadata)
 			}
@@ -40,7 +44,8 @@ func (w *worker) reader(ctx context.Context) error {
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
 			w.checkDue.Store(true)
-			w.log.WarnContext(ctx, "reading the outbox failed; trying again", "lanes", r.Lanes, "error", err)
+			level, attrs := w.failed(&w.failing.reads, slog.LevelWarn)
+			w.log.Log(ctx, level, "reading the outbox failed; trying again", append(attrs, "lanes", r.Lanes, "error", err)...)
 			sleep.For(ctx, retry.NextBackOff())
 		}
 		w.rows <- answer // has room: one read at a time
@@ -103,10 +108,14 @@ func (w *worker) remover(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
+			if attrs, report := w.failing.removes.Over(); report {
+				w.log.InfoContext(ctx, "confirmed messages are deleted again", attrs...)
+			}
 		case ctx.Err() == nil:
 			answer.retryIn, answer.lost = retry.NextBackOff(), unanswered(err)
 			w.doubt(err)
-			w.log.WarnContext(ctx, "deleting confirmed messages failed; trying again", "messages", len(refs), "error", err)
+			level, attrs := w.failed(&w.failing.removes, slog.LevelWarn)
+			w.log.Log(ctx, level, "deleting confirmed messages failed; trying again", append(attrs, "messages", len(refs), "error", err)...)
 		}
 		w.answers <- answer // has room: one deletion at a time
 	}

@@ -98,14 +98,16 @@ type Config struct {
 	// and 250 ms.
 	PollMin, PollMax time.Duration
 
-	// Logger receives outages, refused messages and takeovers. Default: slog.Default().
+	// Logger receives outages, dead letters, takeovers, and a summary each minute; at debug
+	// level each message. docs/operations.md lists all events. Default: slog.Default().
 	Logger *slog.Logger
 
 	// MeterProvider receives the metrics. Default: the global one.
 	MeterProvider metric.MeterProvider
 
 	// TracerProvider receives a span each time a message is handed to the sink, if the
-	// message carries a sampled trace. Propagator extracts the trace from the metadata.
+	// message carries a sampled trace. Propagator extracts the trace from the metadata, and
+	// writes that of the attempt there.
 	// Defaults: the global ones.
 	TracerProvider trace.TracerProvider
 	Propagator     propagation.TextMapPropagator

@@ -3,6 +3,7 @@ package relay_test
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 
@@ -15,6 +16,7 @@ type logbook struct {
 	mu   sync.Mutex
 	n    map[string]int
 	last map[string]slog.Record
+	told []string // from level info on
 }
 
 func (l *logbook) Enabled(context.Context, slog.Level) bool { return true }
@@ -28,8 +30,18 @@ func (l *logbook) Handle(_ context.Context, r slog.Record) error {
 		l.n, l.last = map[string]int{}, map[string]slog.Record{}
 	}
 	l.n[r.Message]++
+	if r.Level >= slog.LevelInfo {
+		l.told = append(l.told, r.Message)
+	}
 	l.last[r.Message] = r.Clone()
 	return nil
+}
+
+// lines returns the messages of the records from level info on.
+func (l *logbook) lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.Clone(l.told)
 }
 
 func (l *logbook) count(message string) int {

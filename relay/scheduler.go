@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"log/slog"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/bounded"
@@ -45,6 +46,11 @@ func (w *worker) scheduler(ctx context.Context) error {
 			took := time.Since(begin)
 			slow := 10 * min(took, last)
 			last = took
+			if err == nil {
+				if attrs, report := w.failing.moves.Over(); report {
+					w.log.InfoContext(ctx, "scheduled messages are moved again", attrs...)
+				}
+			}
 			begin = time.Now()
 			switch {
 			case err == nil && (moved.Rows > 0 || moved.Failed):
@@ -58,7 +64,8 @@ func (w *worker) scheduler(ctx context.Context) error {
 				rest = retry.NextBackOff()
 				wait = rest
 				if !sqlerr.Retryable(err) && !bounded.Silence(err) {
-					w.log.WarnContext(ctx, "moving scheduled messages failed; trying again", "error", err)
+					level, attrs := w.failed(&w.failing.moves, slog.LevelWarn)
+					w.log.Log(ctx, level, "moving scheduled messages failed; trying again", append(attrs, "error", err)...)
 				}
 			}
 		}

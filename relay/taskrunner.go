@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
@@ -50,13 +51,17 @@ func (w *worker) taskRunner(ctx context.Context) error {
 		switch {
 		case answer.err == nil:
 			retry.Reset()
+			if attrs, report := w.failing.tasks.Over(); report {
+				w.log.InfoContext(ctx, "retrying messages and dead letters are read and written again", attrs...)
+			}
 			w.reportFailures(ctx, c.failures)
 		case errors.Is(answer.err, relaystore.ErrFenced):
 			w.log.WarnContext(ctx, "lane taken by another worker; nothing was written", "lane", c.lane.number)
 		case ctx.Err() == nil:
 			answer.retryIn, answer.kind = retry.NextBackOff(), taskErrorOf(answer.err)
 			w.doubt(answer.err)
-			w.log.WarnContext(ctx, "reading or writing retrying messages or dead letters failed; trying again", "error", answer.err)
+			level, attrs := w.failed(&w.failing.tasks, slog.LevelWarn)
+			w.log.Log(ctx, level, "reading or writing retrying messages or dead letters failed; trying again", append(attrs, "error", answer.err)...)
 		}
 		w.taskAnswers <- answer // has room: one task at a time
 	}
@@ -79,20 +84,25 @@ func (w *worker) reportFailures(ctx context.Context, failures []relaystore.Failu
 			w.met.setAside.Add(ctx, 1)
 			continue
 		}
-		attrs := []any{"lane", f.Lane, "id", f.ID, "message_id", f.MessageID, "attempt", f.Attempt, "reason", f.Class, "error", f.Text}
+		attrs := []any{"topic", f.Topic, "key", f.Key, "lane", f.Lane, "id", f.ID, "message_id", f.MessageID, "attempt", f.Attempt, "reason", f.Class, "error", f.Text}
 		if f.Stack != "" {
 			attrs = append(attrs, "stack", f.Stack)
 		}
 		switch f.Fate {
 		case relaystore.FateRetry:
 			w.met.retries.Add(ctx, 1)
-			w.log.WarnContext(ctx, "message refused; retrying later", append(attrs, "retry_in", f.RetryIn)...)
+			w.happened.retries.Add(1)
+			w.log.DebugContext(ctx, "message refused; retrying later", append(attrs, "retry_in", f.RetryIn)...)
 		case relaystore.FateDeadLetter:
 			w.met.dead.Add(ctx, 1)
-			w.log.ErrorContext(ctx, "message dead-lettered", attrs...)
+			w.happened.dead.Add(1)
+			level, more := w.failing.letters.Event(slog.LevelError)
+			w.log.Log(ctx, level, "message dead-lettered", append(attrs, more...)...)
 		case relaystore.FateHoldKey:
 			w.met.dead.Add(ctx, 1)
-			w.log.ErrorContext(ctx, "message dead-lettered; its key is held", attrs...)
+			w.happened.dead.Add(1)
+			level, more := w.failing.letters.Event(slog.LevelError)
+			w.log.Log(ctx, level, "message dead-lettered; its key is held", append(attrs, more...)...)
 		}
 	}
 }

@@ -5,44 +5,45 @@ import (
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
+
+	"github.com/oncemill/oncemill/internal/tracecontext"
 )
 
 // tracing creates the spans of publishing, by the semantic conventions for messaging. A
 // message without a sampled trace costs one look at its metadata.
 type tracing struct {
-	tracer     trace.Tracer
-	propagator propagation.TextMapPropagator
-	field      string // what a message with a trace has
+	tracer trace.Tracer
+	traces *tracecontext.Carrier
 }
 
 func newTracing(cfg Config) tracing {
-	t := tracing{tracer: cfg.TracerProvider.Tracer("github.com/oncemill/oncemill/relay"), propagator: cfg.Propagator}
-	if fields := cfg.Propagator.Fields(); len(fields) > 0 {
-		t.field = fields[0]
+	return tracing{
+		tracer: cfg.TracerProvider.Tracer("github.com/oncemill/oncemill/relay"),
+		traces: tracecontext.New(cfg.Propagator),
 	}
-	return t
 }
 
-// begin starts the span of a message that is handed to the sink.
+// begin starts the span of a message that is handed to the sink, and gives the message its
+// trace, so that the consumer's span is below that of the attempt that has reached it.
 func (t tracing) begin(ctx context.Context, m *entry) {
-	if t.field == "" || m.Metadata[t.field] == "" {
+	if !t.traces.In(m.Metadata) {
 		return
 	}
-	ctx = t.propagator.Extract(ctx, propagation.MapCarrier(m.Metadata))
+	ctx = t.traces.Extract(ctx, m.Metadata)
 	if !trace.SpanContextFromContext(ctx).IsSampled() {
 		return
 	}
-	_, m.span = t.tracer.Start(ctx, "send "+m.Topic, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+	ctx, m.span = t.tracer.Start(ctx, "send "+m.Topic, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
 		attribute.String("messaging.system", "oncemill"),
 		attribute.String("messaging.operation.type", "send"),
-		attribute.String("messaging.operation.name", "relay"),
+		attribute.String("messaging.operation.name", "send"),
 		attribute.String("messaging.destination.name", m.Topic),
 		attribute.String("messaging.message.id", m.MessageID),
 		attribute.Int("messaging.message.body.size", len(m.Payload)),
 		attribute.Int("oncemill.lane", m.Lane),
 	))
+	m.Metadata = t.traces.Replace(ctx, m.Metadata)
 }
 
 // end ends the span of a message with its outcome.
@@ -52,6 +53,7 @@ func (t tracing) end(m *entry, err error) {
 	}
 	if err != nil {
 		m.span.SetStatus(codes.Error, err.Error())
+		m.span.SetAttributes(attribute.String("error.type", outcomeOf(err)))
 	}
 	m.span.End()
 	m.span = nil

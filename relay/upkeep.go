@@ -4,6 +4,7 @@ import (
 	"context"
 	"database/sql"
 	"errors"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -130,7 +131,12 @@ func (w *worker) upkeep(ctx context.Context) error {
 		u.lookForHolders(ctx)
 		busy, err := u.round(ctx, epoch)
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
-			w.log.WarnContext(ctx, "upkeep of the outbox failed; trying again", "error", err)
+			level, attrs := w.failed(&w.failing.upkeep, slog.LevelWarn)
+			w.log.Log(ctx, level, "upkeep of the outbox failed; trying again", append(attrs, "error", err)...)
+		} else if err == nil {
+			if attrs, report := w.failing.upkeep.Over(); report {
+				w.log.InfoContext(ctx, "upkeep of the outbox works again", attrs...)
+			}
 		}
 		rest = min(2*rest, upkeepRest)
 		if busy || err != nil {
@@ -284,7 +290,12 @@ func (w *worker) archiver(ctx context.Context) error {
 			w.upkeepCalled(ctx, opArchive, epoch, err)
 		}
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
-			w.log.ErrorContext(ctx, "archiving the history failed; it is kept, trying again", "error", err)
+			level, attrs := w.failed(&w.failing.archive, slog.LevelError)
+			w.log.Log(ctx, level, "archiving the history failed; it is kept, trying again", append(attrs, "error", err)...)
+		} else if err == nil {
+			if attrs, report := w.failing.archive.Over(); report {
+				w.log.InfoContext(ctx, "the history is archived again", attrs...)
+			}
 		}
 		sleep.For(ctx, archiveEvery)
 	}

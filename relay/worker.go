@@ -21,6 +21,7 @@ import (
 	"github.com/oncemill/oncemill/internal/outboxqueue"
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
+	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
 )
 
@@ -37,6 +38,7 @@ import (
 //	doctor  makes the worker fit again when the database answers
 //	archiver archives rows past the history's retention, under the same lease
 //	gauge    reads the backlog for the metrics while they are collected, under the same lease
+//	summarize logs once a minute what has happened
 //	sink    runs the sink's own connections
 //
 // The others communicate with the loop over channels; only the list of outcomes is
@@ -54,7 +56,10 @@ type worker struct {
 	log         *slog.Logger
 	met         *metrics
 
-	tracing tracing
+	tracing   tracing
+	failing   failing
+	happened  happened
+	durations durations
 
 	bounds *bounded.Calls
 	health health
@@ -90,7 +95,7 @@ type worker struct {
 func newWorker(r *Relay) *worker {
 	store := storeOf(r.box)
 	w := &worker{
-		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg),
+		cfg: r.cfg, sink: r.sink, queue: outboxqueue.Of(r.box), leases: store, store: store, observed: store, deadLetters: r.deadLetters, met: r.met, tracing: newTracing(r.cfg), durations: newDurations(r.met),
 		openLetters: dlqstore.Open(r.box.DB(), database.Of(r.box.Config().Database)).CountOpen,
 		owner:       rand.Text(),
 		bounds:      bounded.New(maxAbandoned),
@@ -105,7 +110,7 @@ func newWorker(r *Relay) *worker {
 		taskAnswers: make(chan taskAnswer, 1),
 		reported:    make(chan struct{}, 1),
 	}
-	w.log = r.cfg.Logger.With("worker", w.owner)
+	w.log = r.cfg.Logger.With("worker", w.name())
 	w.check = func(ctx context.Context) error {
 		if err := oncemill.CheckMigrated(ctx, r.box.DB(), r.box.Config().Database, dlq.Migrations, Migrations); err != nil {
 			return err
@@ -122,12 +127,12 @@ func newWorker(r *Relay) *worker {
 // prepare waits until the database answers, and returns errors that waiting cannot fix.
 func (w *worker) prepare(ctx context.Context) error {
 	retry := newBackOff()
-	level := slog.LevelWarn
+	var failures repeats.Series
 	for {
 		err := do(ctx, w, opCheck, w.check)
 		if err == nil {
-			if level != slog.LevelWarn {
-				w.log.InfoContext(ctx, "database is available")
+			if attrs, report := failures.Over(); report {
+				w.log.InfoContext(ctx, "database is available", attrs...)
 			}
 			w.makeRoom(ctx)
 			return nil
@@ -138,8 +143,8 @@ func (w *worker) prepare(ctx context.Context) error {
 		if !sleep.For(ctx, retry.NextBackOff()) {
 			return nil // ctx ended while it waited
 		}
-		w.log.Log(ctx, level, "database is not available; trying again", "error", err)
-		level = slog.LevelDebug // once is enough
+		level, attrs := failures.Failed(slog.LevelWarn)
+		w.log.Log(ctx, level, "database is not available; trying again", append(attrs, "error", err)...)
 	}
 }
 
@@ -188,6 +193,7 @@ func (w *worker) run(ctx context.Context) error {
 	group.Go(func() error { return w.archiver(working) })
 	group.Go(func() error { return w.gauge(working) })
 	group.Go(func() error { return w.doctor(working) })
+	group.Go(func() error { return w.summarize(working) })
 	group.Go(func() error {
 		err := newLeaser(w).run(stopping, working)
 		endSink()
@@ -197,7 +203,10 @@ func (w *worker) run(ctx context.Context) error {
 		}
 		return errStopped
 	})
-	if err := group.Wait(); !errors.Is(err, errStopped) {
+	w.log.InfoContext(ctx, "relay started", "owner", w.owner)
+	err := group.Wait()
+	w.log.InfoContext(ctx, "relay stopped")
+	if !errors.Is(err, errStopped) {
 		return err
 	}
 	return sinkErr

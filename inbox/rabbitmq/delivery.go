@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"log/slog"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/oncemill/oncemill/inbox"
 	"github.com/oncemill/oncemill/internal/amqpconn"
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // delivery is a delivery on its way through a subscription. Only the goroutine of the
@@ -153,6 +155,14 @@ func (p *delivery) read(s *settings) {
 		p.msg, _ = s.tolerant.Unmarshal(raw)              // it never fails
 		delete(p.msg.Metadata, amqpconn.UnreadableHeader) // p.reason has it, and a replay must be readable
 	}
+}
+
+// logMalformed logs that a delivery that cannot be read stays in its queue. Anybody may send any
+// number of them.
+func (s *subscription) logMalformed(p *delivery, err error) {
+	level, attrs := s.malformed.Event(slog.LevelError)
+	s.owner.settings.Logger.Log(p.msg.Context(), level, "malformed delivery stays in its queue",
+		append(attrs, "queue", s.queue, "message_id", text.Shorten(p.msg.UUID), "reason", p.reason, "error", err)...)
 }
 
 // laneName returns the name of the delivery's lane: the key of the message, or its id, so

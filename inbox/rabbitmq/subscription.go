@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -10,6 +11,7 @@ import (
 	amqp "github.com/rabbitmq/amqp091-go"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
+	"github.com/oncemill/oncemill/internal/repeats"
 )
 
 // subscription is one Subscribe. Everything happens in one goroutine, run, except waiting
@@ -32,6 +34,8 @@ type subscription struct {
 	waiters  sync.WaitGroup // for outcomes
 	abandon  chan struct{}  // closed when outcomes are no longer awaited
 	outcomes outcomes
+
+	malformed repeats.Series // deliveries that stay
 }
 
 func newSubscription(owner *Subscriber, topic string) *subscription {
@@ -69,7 +73,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 
 	wait := settings.conn.Backoff
 	wait.Reset()
-	failures := 0
+	var failures repeats.Series
 	for current != nil {
 		s.consuming.Store(true)
 		since := time.Now()
@@ -82,7 +86,8 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.flush(ctx, log, flushAll) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
-		log.Log(ctx, s.lossLevel(err), "rabbitmq consumer lost, consuming again", "uri", current.link.shown, "error", err)
+		level, attrs := failures.Failed(s.lossLevel(err))
+		log.Log(ctx, level, "rabbitmq consumer lost, consuming again", append(attrs, "uri", current.link.shown, "error", err)...)
 		// A broker that accepts consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()
@@ -94,10 +99,12 @@ func (s *subscription) run(ctx context.Context, current *session) {
 			if current, err = s.open(ctx); s.isGone(err) {
 				break
 			} else if err == nil {
-				log.InfoContext(ctx, "rabbitmq consumer restored", "uri", current.link.shown, "failed_attempts", failures)
-				failures = 0
-			} else if failures++; failures == 1 && ctx.Err() == nil {
-				log.WarnContext(ctx, "rabbitmq consume failed, retrying", "uri", settings.conn.Shown(), "error", err)
+				if attrs, report := failures.Over(); report {
+					log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", current.link.shown)...)
+				}
+			} else if ctx.Err() == nil {
+				level, attrs := failures.Failed(slog.LevelWarn)
+				log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", settings.conn.Shown(), "error", err)...)
 			}
 		}
 	}
@@ -314,8 +321,7 @@ func (s *subscription) await(p *delivery) {
 func (s *subscription) refuse(p *delivery) {
 	err := s.owner.settings.refuse(p.msg, p.reason)
 	if err != nil {
-		s.owner.settings.Logger.ErrorContext(p.msg.Context(), "malformed delivery stays in its queue",
-			"queue", s.queue, "reason", p.reason, "error", err)
+		s.logMalformed(p, err)
 	}
 	s.outcomes.put(outcome{delivery: p, acked: err == nil})
 }

@@ -15,6 +15,9 @@ func TestMain(m *testing.M) {
 	if spec := os.Getenv(workerEnv); spec != "" {
 		os.Exit(workerMain(spec))
 	}
+	if spec := os.Getenv(hopEnv); spec != "" {
+		os.Exit(hopMain(spec))
+	}
 	if spec := os.Getenv(natsNodeEnv); spec != "" {
 		os.Exit(natsNodeMain(spec))
 	}

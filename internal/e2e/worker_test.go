@@ -92,6 +92,12 @@ func startWorker(t *testing.T, spec workerSpec) *process {
 // ends with this process.
 func startProcess(t *testing.T, variable string, spec any) *process {
 	t.Helper()
+	return startProcessWith(t, variable, spec, func(*exec.Cmd) error { return nil })
+}
+
+// startProcessWith calls prepare before the start.
+func startProcessWith(t *testing.T, variable string, spec any, prepare func(*exec.Cmd) error) *process {
+	t.Helper()
 	text, err := json.Marshal(spec)
 	if err != nil {
 		t.Fatal(err)
@@ -100,6 +106,9 @@ func startProcess(t *testing.T, variable string, spec any) *process {
 	p.cmd.Env = append(os.Environ(), variable+"="+string(text))
 	p.cmd.Stderr = p.stderr
 	if _, err := p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := prepare(p.cmd); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.cmd.Start(); err != nil {

@@ -27,6 +27,8 @@ type Failure struct {
 	Class     string // of the reason
 	Text      string // of the error
 	Stack     string // of a panic, for the log; not stored
+	Topic     string // for the log; not stored
+	Key       string // for the log; not stored
 	Fate      Fate
 
 	Fingerprint string        // of the dead letter

@@ -147,6 +147,8 @@ func (cfg *Config) checkSignedMetadata(bad func(field, value, problem string)) {
 			bad(field, strconv.Quote(text.Shorten(name)), "must be 1 to 128 characters of A-Z, a-z, 0-9, '.', '_', ':' and '-'")
 		case strings.HasPrefix(name, prefix):
 			bad(field, strconv.Quote(text.Shorten(name)), "must not begin with "+prefix+"; the codec's own metadata is always signed")
+		case slices.Contains([]string{"traceparent", "tracestate", "baggage"}, strings.ToLower(name)):
+			bad(field, strconv.Quote(name), "must not be signed: the outbox and its relays write the trace after the signature")
 		case slices.Contains(names[:i], name):
 			bad(field, strconv.Quote(text.Shorten(name)), "is listed twice")
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/bounded"
+	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/internal/sqlerr"
 	"github.com/oncemill/oncemill/outbox"
@@ -157,6 +158,7 @@ func keyOfTopic(topic string, msg *message.Message) string {
 // it keeps trying. It returns an error for problems that waiting cannot solve:
 // [ErrNoConsumerGroup], missing tables, and an [*EnvelopeError].
 func (in *Intake) Run(ctx context.Context) error {
+	var failures repeats.Series
 	retry := backoff.NewExponentialBackOff(backoff.WithInitialInterval(25*time.Millisecond), backoff.WithMaxInterval(time.Second), backoff.WithMaxElapsedTime(0))
 	prepared := false
 	for ctx.Err() == nil {
@@ -169,6 +171,9 @@ func (in *Intake) Run(ctx context.Context) error {
 		switch {
 		case err == nil:
 			retry.Reset()
+			if attrs, report := failures.Over(); report {
+				in.cfg.Logger.InfoContext(ctx, "intake works again", append(attrs, "topic", in.cfg.Topic)...)
+			}
 			if more {
 				continue
 			}
@@ -178,7 +183,8 @@ func (in *Intake) Run(ctx context.Context) error {
 			return err
 		default:
 			wait = retry.NextBackOff()
-			in.cfg.Logger.WarnContext(ctx, "intake failed; retrying", "topic", in.cfg.Topic, "error", err)
+			level, attrs := failures.Failed(slog.LevelWarn)
+			in.cfg.Logger.Log(ctx, level, "intake failed; retrying", append(attrs, "topic", in.cfg.Topic, "error", err)...)
 		}
 		sleep.For(ctx, wait)
 	}

@@ -48,7 +48,7 @@
 // messages that was not sent is sent on the new channel.
 //
 // On the wire a message carries its id as AMQP message-id, its topic as type, the time of
-// its insert as timestamp, its metadata as string headers, and the string headers
+// its insert as timestamp (to the second), its metadata as string headers, and the string headers
 // oncemill_id ("lane/id", which matches returns to messages) and, if it has an ordering
 // key, oncemill_key.
 package rabbitmq

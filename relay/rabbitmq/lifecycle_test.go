@@ -166,8 +166,7 @@ func TestSink_TriesTheNextAddress(t *testing.T) {
 	var where []string
 	for line := range strings.Lines(log.String()) {
 		if _, rest, ok := strings.Cut(line, "connected\" uri="); ok {
-			shown, _, _ := strings.Cut(rest, " ")
-			where = append(where, shown)
+			where = append(where, strings.Fields(rest)[0])
 		}
 	}
 	shown := func(uri string) string { return strings.Replace(uri, "guest:guest", "guest", 1) }

@@ -3,10 +3,12 @@ package rabbitmq
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/repeats"
 	"github.com/oncemill/oncemill/internal/sleep"
 	"github.com/oncemill/oncemill/relay"
 )
@@ -77,7 +79,8 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 	dialer := r.settings.conn.Dialer()
 	wait := r.settings.conn.Backoff
 	wait.Reset()
-	var failures int
+	var failures repeats.Series
+	var last string // that it was connected to
 	for {
 		link, err := dial(ctx, r, dialer, group)
 		if err != nil && ctx.Err() != nil {
@@ -86,16 +89,20 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		if err != nil {
 			// Waiting messages need not wait for their deadlines.
 			r.enter(state{err: relay.Unavailable(fmt.Errorf("connect: %w", err))})
-			if failures++; failures == 1 {
-				log.WarnContext(ctx, "rabbitmq cannot be reached, retrying", "uri", r.settings.conn.Shown(), "error", err)
-			}
+			level, attrs := failures.Failed(slog.LevelWarn)
+			log.Log(ctx, level, "rabbitmq cannot be reached, retrying", append(attrs, "uri", r.settings.conn.Shown(), "error", err)...)
 			if !sleep.For(ctx, wait.NextBackOff()) {
 				return
 			}
 			continue
 		}
-		log.InfoContext(ctx, "rabbitmq connected", "uri", link.shown, "failed_attempts", failures)
-		failures = 0
+		attrs, report := failures.Over()
+		level := slog.LevelDebug
+		if report || link.shown != last {
+			level = slog.LevelInfo
+		}
+		last = link.shown
+		log.Log(ctx, level, "rabbitmq connected", append([]any{"uri", link.shown}, attrs...)...)
 		since := time.Now()
 		r.enter(state{link: link})
 		err = link.watch(ctx)
@@ -105,7 +112,8 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		}
 		r.enter(state{})
 		_ = link.net.Close() // sends what amqp091-go has written; always nil
-		log.WarnContext(ctx, "rabbitmq connection lost, reconnecting", "uri", link.shown, "error", err)
+		level, attrs = failures.Failed(slog.LevelWarn)
+		log.Log(ctx, level, "rabbitmq connection lost, reconnecting", append(attrs, "uri", link.shown, "error", err)...)
 		// A broker that accepts connections only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
 			wait.Reset()

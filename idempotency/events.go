@@ -1,0 +1,24 @@
+package idempotency
+
+import (
+	"sync"
+
+	"github.com/oncemill/oncemill/internal/repeats"
+)
+
+// Events that requests and commands share.
+const (
+	eventMismatch = "key reused with another request"
+	eventConflict = "key is being processed"
+)
+
+// events limits lines that repeat. There are as many as the package has messages.
+type events struct{ known sync.Map }
+
+func (e *events) of(event string) *repeats.Series {
+	if s, ok := e.known.Load(event); ok {
+		return s.(*repeats.Series) //nolint:errcheck // nothing else is stored
+	}
+	s, _ := e.known.LoadOrStore(event, &repeats.Series{})
+	return s.(*repeats.Series) //nolint:errcheck // nothing else is stored
+}

@@ -1,0 +1,48 @@
+package mill
+
+import (
+	"log/slog"
+
+	"github.com/ThreeDotsLabs/watermill"
+
+	"github.com/oncemill/oncemill/internal/repeats"
+)
+
+// routerLog is the log of a consumer's router. Its errors of handlers repeat in an outage:
+// the first is a warning, then one at growing intervals; all are there at level debug.
+type routerLog struct {
+	watermill.LoggerAdapter
+	log      *slog.Logger
+	failures *repeats.Series
+}
+
+func newRouterLog(log *slog.Logger) routerLog {
+	level := map[slog.Level]slog.Level{slog.LevelInfo: slog.LevelDebug}
+	return routerLog{watermill.NewSlogLoggerWithLevelMapping(log, level), log, &repeats.Series{}}
+}
+
+// Error is called by the router. The text is Watermill's.
+func (l routerLog) Error(text string, err error, fields watermill.LogFields) {
+	if text != "Handler returned error" {
+		l.LoggerAdapter.Error(text, err, fields)
+		return
+	}
+	level, attrs := l.failures.Event(slog.LevelWarn)
+	attrs = append(attrs, "error", err)
+	if id, ok := fields["message_uuid"]; ok {
+		attrs = append(attrs, "message_id", id)
+	}
+	if topic, ok := fields["subscribe_topic"]; ok {
+		attrs = append(attrs, "topic", topic)
+	}
+	if level == slog.LevelDebug {
+		l.log.Debug("handler failed", attrs...)
+		return
+	}
+	l.log.Warn("handler failed", attrs...)
+}
+
+// With keeps the limit.
+func (l routerLog) With(fields watermill.LogFields) watermill.LoggerAdapter {
+	return routerLog{l.LoggerAdapter.With(fields), l.log, l.failures}
+}

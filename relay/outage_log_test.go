@@ -1,0 +1,92 @@
+package relay_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/internal/testserver"
+	"github.com/oncemill/oncemill/relay"
+)
+
+// A server that is away under load is a dozen lines, and its return some more. Every call of
+// the database fails meanwhile, many times.
+func TestRelay_LogsAnOutageOfItsDatabaseInADozenLines(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	p := onServer(t, server)
+	box, w, log := p.box(t), &wire{}, &logbook{}
+	commit(t, box, spread(10, 10)...)
+	start(t, box, &sink{name: "w", wire: w, handle: slow(2 * time.Millisecond)}, relay.Config{Lease: time.Second, Logger: slog.New(log)})
+	p.awaitNothingOwed(t)
+	before := len(log.lines())
+	commit(t, box, spread(10, 10)...)
+	server.Stop()
+	testserver.Pause(t.Context(), 12*time.Second)
+	away := log.lines()[before:]
+	server.Start()
+	eventually(t, "leases are renewed", func() bool { return log.count("leases are renewed again") > 0 })
+	p.awaitNothingOwed(t)
+	all := log.lines()[before:]
+	if n := log.count("leases could not be renewed; publishing stops when they expire"); n < 5 {
+		t.Errorf("%d heartbeats failed: the test proves nothing", n)
+	}
+	if len(away) > 12 || len(all) > 24 {
+		t.Errorf("%d lines, %d with the return:\n%s", len(away), len(all), strings.Join(all, "\n"))
+	}
+	if !slices.Contains(away, "leases could not be renewed; publishing stops when they expire") {
+		t.Errorf("no word of it:\n%s", strings.Join(away, "\n"))
+	}
+}
+
+// A broker that takes nothing of a thousand topics is a dozen lines.
+func TestRelay_LogsUnavailableTopicsInADozenLines(t *testing.T) {
+	t.Parallel()
+	p, log := onSQLite(t), &logbook{}
+	box := p.box(t)
+	var fixed atomic.Bool
+	start(t, box, &sink{name: "w", wire: &wire{}, handle: func(context.Context, *relay.Message) error {
+		if fixed.Load() {
+			return nil
+		}
+		return relay.Unavailable(errors.New("not yet"))
+	}}, relay.Config{Logger: slog.New(log)})
+	for i := range 10 {
+		err := box.RunInTx(t.Context(), func(ctx context.Context, tx *sql.Tx) error {
+			for j := range 100 {
+				if err := box.Publish(ctx, tx, fmt.Sprint("reply.", i, ".", j), message.NewMessage(fmt.Sprint(i, "/", j), nil)); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	const unavailable, more = "topic unavailable; its messages wait", "more topics unavailable; their messages wait"
+	eventually(t, "many topics fail", func() bool { return log.count(unavailable)+log.count(more) > 100 })
+	fixed.Store(true)
+	p.awaitNothingOwed(t)
+	lines := log.lines()
+	count := func(text string) (n int) {
+		for _, line := range lines {
+			if line == text {
+				n++
+			}
+		}
+		return n
+	}
+	if count(unavailable) == 0 || count(unavailable) > 16 || count(more) == 0 || len(lines) > 40 {
+		t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+}
