@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/pprof"
 	"sync"
 	"time"
 
@@ -19,12 +20,20 @@ import (
 //	/healthz  200 while the process answers; restarting it helps against nothing else
 //	/readyz   200 while the worker can deliver, 503 otherwise
 //	/status   the status of the database as JSON, about a second old
+//	/metrics  the metrics of the process for Prometheus, unless OpenTelemetry is disabled
+//	/debug/pprof/  profiles of the process, only with --pprof
+//
+// Clients are not trusted: there are at most endpointConns connections, each with time limits,
+// and however many ask, the database and the metrics are read about once a second.
 //
 // It has no authentication, so why something failed is in the log only.
 type endpoint struct {
 	ready func() error
 	read  func(context.Context) (*status.Status, error) // ends with its context
 	log   *slog.Logger
+
+	metrics http.Handler // nil: none
+	pprof   bool
 
 	mu     sync.Mutex // guards latest
 	latest *reading
@@ -41,6 +50,10 @@ type reading struct {
 const (
 	statusAge     = time.Second
 	statusTimeout = 15 * time.Second // longer than a Reader takes
+
+	endpointConns   = 64
+	endpointTimeout = 20 * time.Second // for an answer
+	endpointHeader  = 16 << 10         // bytes
 )
 
 func (e *endpoint) handler() http.Handler {
@@ -68,6 +81,17 @@ func (e *endpoint) handler() http.Handler {
 		w.Header().Set("Content-Type", "application/json")
 		_, _ = w.Write(at.text) // an error means that the client has gone
 	})
+	if e.metrics != nil {
+		mux.Handle("GET /metrics", e.metrics)
+	}
+	if e.pprof {
+		mux.HandleFunc("GET /debug/pprof/", pprof.Index)
+		// Without cmdline, which may hold the password of the database. Handlers extend the
+		// time limit to what a request asks for.
+		mux.HandleFunc("GET /debug/pprof/profile", pprof.Profile)
+		mux.HandleFunc("GET /debug/pprof/symbol", pprof.Symbol)
+		mux.HandleFunc("GET /debug/pprof/trace", pprof.Trace)
+	}
 	return mux
 }
 
@@ -115,12 +139,13 @@ func (e *endpoint) fresh(ctx context.Context) ([]byte, error) {
 // serve serves until ctx ends. That it cannot does not end the worker.
 func (e *endpoint) serve(ctx context.Context, listener net.Listener) {
 	server := &http.Server{
-		Handler: e.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 20 * time.Second, IdleTimeout: time.Minute,
+		Handler: e.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: endpointTimeout, IdleTimeout: 2 * time.Minute,
+		MaxHeaderBytes: endpointHeader, ErrorLog: slog.NewLogLogger(e.log.Handler(), slog.LevelDebug),
 	}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() }) // Serve returns http.ErrServerClosed
 	defer stop()
-	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		e.log.ErrorContext(ctx, "health and status are no longer served", "error", err)
+	if err := server.Serve(&boundedListener{Listener: listener, most: endpointConns}); !errors.Is(err, http.ErrServerClosed) {
+		e.log.ErrorContext(ctx, "health, status and metrics are no longer served", "error", err)
 	}
 }
 
