@@ -41,3 +41,24 @@ func TestDoctorCommand_ExitsWithOneForErrorsOnly(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+func TestDoctorCommand_ChecksTheBrokerIfItIsNamed(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	declareQueue(t, uri, "orders")
+	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + filepath.Join(t.TempDir(), "shop.db")})
+	run(0, "migrate")
+	run(0, "doctor", "--amqp-url", uri, "--queue", "orders", "--topology", "queue", "--topic", "orders")
+	if out := run(1, "doctor", "--amqp-url", uri, "--queue", "payments"); !strings.HasPrefix(out, `error (queue): Queue "payments"`) {
+		t.Errorf("%q", out)
+	}
+	for name, args := range map[string][]string{
+		"--amqp-url":   {"--queue", "orders"},
+		"--topology":   {"--amqp-url", uri, "--topology", "x"},
+		"--amqp-admin": {"--amqp-url", uri, "--amqp-admin", "http://a:hunter2@example.com"},
+	} {
+		if out := run(2, append([]string{"doctor"}, args...)...); !strings.Contains(out, name) || strings.Contains(out, "hunter2") {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+}

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel/propagation"
 	"golang.org/x/sync/errgroup"
@@ -110,14 +109,9 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 			*value = 0
 		}
 	}
-	var topology amqp.Config
-	switch o.topology {
-	case "pubsub":
-		topology = amqp.NewDurablePubSubConfig(urls[0], nil)
-	case "queue":
-		topology = amqp.NewDurableQueueConfig(urls[0])
-	default:
-		return &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", o.topology)}
+	topology, err := topologyOf(o.topology, urls[0])
+	if err != nil {
+		return err
 	}
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg, History: history, Logger: log})
 	o.rabbitmq.Addresses, o.rabbitmq.AllowPlaintext, o.rabbitmq.Logger = urls[1:], o.amqp.allowPlaintext, log

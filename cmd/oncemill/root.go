@@ -32,6 +32,7 @@ var flagOf = map[string]string{
 	"dlq.Filter.Limit":                "--limit",
 	"dlq.Filter.States":               "--state",
 	"amqp.Config.Connection.AmqpURI":  "--amqp-url",
+	"rabbitmq.Config.Admin":           "--amqp-admin",
 	"rabbitmq.Config.Shards.Previous": "--previous",
 	"rabbitmq.Config.Shards.Count":    "--count",
 	"relay.Config.UniqueName":         "--unique-name",
@@ -50,6 +51,7 @@ func inFlags(err error) string {
 	text := strings.NewReplacer(
 		"set rabbitmq.Config.AllowPlaintext", "add --amqp-allow-plaintext",
 		"rabbitmq.Config.Addresses[", "further --amqp-url [",
+		"or set rabbitmq.Config.AllowPlaintext", "or add --amqp-allow-plaintext",
 	).Replace(err.Error())
 	for field, flag := range flagOf {
 		text = strings.ReplaceAll(text, field+" = ", flag+" ")
