@@ -43,7 +43,7 @@ func newBroker(t *testing.T) *broker {
 
 // declare declares a queue for a topic of the pub/sub topology, and binds it.
 func (b *broker) declare(name string, durable bool, arguments amqp.Table) {
-	b.T.Helper()
+	b.Helper()
 	if err := b.ch.ExchangeDeclare(name, "fanout", true, false, false, false, nil); err != nil {
 		b.Fatal(err)
 	}
@@ -56,7 +56,7 @@ func (b *broker) declare(name string, durable bool, arguments amqp.Table) {
 }
 
 func (b *broker) check(topology wamqp.Config, cfg rabbitmq.Config) []doctor.Finding {
-	b.T.Helper()
+	b.Helper()
 	d, err := rabbitmq.New(topology, cfg)
 	if err != nil {
 		b.Fatal(err)
