@@ -18,7 +18,7 @@ import (
 // endpoint is what a worker serves for orchestrators and people:
 //
 //	/healthz  200 while the process answers; restarting it helps against nothing else
-//	/readyz   200 while the worker can deliver, 503 otherwise
+//	/readyz   200 while the worker can deliver and messages are not late, 503 otherwise
 //	/status   the status of the database as JSON, about a second old
 //	/metrics  the metrics of the process for Prometheus, unless OpenTelemetry is disabled
 //	/debug/pprof/  profiles of the process, only with --pprof
@@ -32,7 +32,8 @@ type endpoint struct {
 	read  func(context.Context) (*status.Status, error) // ends with its context
 	log   *slog.Logger
 
-	metrics http.Handler // nil: none
+	late    time.Duration // oldest message for /readyz; 0: any
+	metrics http.Handler  // nil: none
 	pprof   bool
 
 	mu     sync.Mutex // guards latest
@@ -43,6 +44,7 @@ type endpoint struct {
 type reading struct {
 	done chan struct{} // closed when what follows is set
 	text []byte
+	late time.Duration // age of the oldest message in the outbox
 	err  error
 	fit  time.Time // it is fresh until then
 }
@@ -60,7 +62,7 @@ func (e *endpoint) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		if err := e.ready(); err != nil {
+		if err := e.delivers(r.Context()); err != nil {
 			e.log.DebugContext(r.Context(), "not ready", "error", err)
 			http.Error(w, "not ready; the log says why", http.StatusServiceUnavailable)
 			return
@@ -117,7 +119,7 @@ func (e *endpoint) reading(ctx context.Context) *reading {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusTimeout)
 		defer cancel()
 		begin := time.Now()
-		at.text, at.err = e.fresh(ctx)
+		at.text, at.late, at.err = e.fresh(ctx)
 		if at.err != nil {
 			e.log.WarnContext(ctx, "the status cannot be read", "error", at.err)
 		}
@@ -127,13 +129,33 @@ func (e *endpoint) reading(ctx context.Context) *reading {
 	return at
 }
 
-func (e *endpoint) fresh(ctx context.Context) ([]byte, error) {
+func (e *endpoint) fresh(ctx context.Context) (text []byte, late time.Duration, err error) {
 	s, err := e.read(ctx)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	text, err := json.Marshal(described(s))
-	return append(text, '\n'), err
+	if s.Outbox != nil {
+		late = time.Duration(s.Outbox.Oldest)
+	}
+	text, err = json.Marshal(described(s))
+	return append(text, '\n'), late, err
+}
+
+// delivers returns why the worker is not ready, nil if it is.
+func (e *endpoint) delivers(ctx context.Context) error {
+	if err := e.ready(); err != nil || e.late == 0 {
+		return err
+	}
+	at := e.reading(ctx)
+	select {
+	case <-at.done:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if at.err == nil && at.late > e.late {
+		return fmt.Errorf("a message has waited for %v, longer than --ready-lag %v", at.late.Truncate(time.Second), e.late)
+	}
+	return at.err
 }
 
 // serve serves until ctx ends. That it cannot does not end the worker.

@@ -28,6 +28,7 @@ type relayOptions struct {
 	history  time.Duration
 	notify   bool
 	listen   string
+	readyLag time.Duration
 	pprof    bool
 	order    string
 	holdKey  bool
@@ -64,6 +65,7 @@ well, by OTLP over HTTP.`,
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
 	flags.StringVar(&o.listen, "listen", "", "address to serve /healthz, /readyz, /status and /metrics at, such as 127.0.0.1:9090; it has no authentication (default: none)")
+	flags.DurationVar(&o.readyLag, "ready-lag", 0, "/readyz of --listen fails while a message has waited in the outbox for longer than this; all workers then fail (default: no limit)")
 	flags.BoolVar(&o.pprof, "pprof", false, "serve profiles of the process at /debug/pprof/ of --listen, for whoever reaches it")
 	flags.BoolVar(&o.notify, "notify", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
 	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's name)")
@@ -119,8 +121,11 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if err := errors.Join(boxErr, sinkErr); err != nil {
 		return &usageError{err}
 	}
-	if o.pprof && o.listen == "" {
-		return &usageError{errors.New("--pprof requires --listen")}
+	switch {
+	case o.listen == "" && (o.pprof || o.readyLag != 0):
+		return &usageError{errors.New("--pprof and --ready-lag require --listen")}
+	case o.readyLag < 0:
+		return &usageError{fmt.Errorf("--ready-lag %v: must be positive, or 0 for no limit", o.readyLag)}
 	}
 	signals, err := newTelemetry(cmd.Context(), o.instance(), o.listen != "", log)
 	if err != nil {
@@ -141,7 +146,7 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 		if err != nil {
 			return &usageError{err}
 		}
-		stop, err := serveEndpoint(cmd.Context(), o.listen, &endpoint{ready: worker.Ready, read: reader.Read, metrics: signals.page, pprof: o.pprof, log: log})
+		stop, err := serveEndpoint(cmd.Context(), o.listen, &endpoint{ready: worker.Ready, read: reader.Read, late: o.readyLag, metrics: signals.page, pprof: o.pprof, log: log})
 		if err != nil {
 			return err
 		}
