@@ -45,7 +45,7 @@ type Config struct {
 	AllowPlaintext bool     // to hosts that are not loopback
 }
 
-// timeLimit is for one check of the broker.
+// timeLimit is for the checks over AMQP, and for those by the management API.
 const timeLimit = 15 * time.Second
 
 // Doctor checks one virtual host. It is safe for concurrent use.
@@ -54,6 +54,7 @@ type Doctor struct {
 	cfg      Config
 	conn     amqpconn.Settings
 	api      *api // nil: none
+	limit    time.Duration
 }
 
 // New returns a Doctor. It does not connect yet. Errors hold an [*oncemill.ConfigError] for each
@@ -63,7 +64,7 @@ func New(topology wamqp.Config, cfg Config) (*Doctor, error) {
 	bad := func(field, value, problem string) {
 		errs = append(errs, &oncemill.ConfigError{Field: field, Value: value, Problem: problem})
 	}
-	d := &Doctor{topology: topology, cfg: cfg}
+	d := &Doctor{topology: topology, cfg: cfg, limit: timeLimit}
 	d.conn = amqpconn.Resolve(topology.Connection, amqpconn.Options{
 		Name: "oncemill doctor", Addresses: cfg.Addresses, Who: "the doctor", AllowPlaintext: cfg.AllowPlaintext, MinChannels: 1,
 	}, bad)
@@ -115,7 +116,7 @@ func (d *Doctor) Check(ctx context.Context) ([]doctor.Finding, error) {
 		return nil, fmt.Errorf("doctor: RabbitMQ: %w", err)
 	}
 	if d.api != nil {
-		limited, cancel := context.WithTimeout(ctx, timeLimit)
+		limited, cancel := context.WithTimeout(ctx, d.limit)
 		defer cancel()
 		if err := d.managed(limited, queues, &found); err != nil {
 			return nil, fmt.Errorf("doctor: management API of RabbitMQ: %w", err)
@@ -144,7 +145,7 @@ func Publisher(cfg wamqp.Config) []doctor.Finding {
 
 // declared declares passively what must exist, and returns the queues that do.
 func (d *Doctor) declared(ctx context.Context, found *findings) (queues []string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, timeLimit)
+	ctx, cancel := context.WithTimeout(ctx, d.limit)
 	defer cancel()
 	var wire net.Conn
 	conn, _, err := d.conn.Dialer().Dial(ctx, func(raw net.Conn) (net.Conn, func()) {
