@@ -27,6 +27,8 @@
 #   servers.sh start pgbouncer DIR upstream=DIR [--port N] [--owner PID] [name=value]...
 #                            the same for a PgBouncer, in transaction mode, in front
 #                            of the PostgreSQL in the directory upstream
+#   servers.sh start prometheus DIR config=FILE rules=FILE [--port N] [--owner PID]
+#                            a Prometheus with copies of these files, the rules as rules.yml
 #   servers.sh start etcd DIR [--owner PID]
 #   servers.sh start patroni DIR etcd=DIR [synchronous=on] [--owner PID]
 #   servers.sh start haproxy DIR node=DIR... [--owner PID]
@@ -54,6 +56,8 @@ source "$here/servers/rabbitmq.sh"
 source "$here/servers/pgbouncer.sh"
 # shellcheck source=scripts/servers/redis.sh
 source "$here/servers/redis.sh"
+# shellcheck source=scripts/servers/prometheus.sh
+source "$here/servers/prometheus.sh"
 # shellcheck source=scripts/servers/cluster.sh
 source "$here/servers/cluster.sh"
 
@@ -95,7 +99,7 @@ status() {
 # start KIND DIR [--port N] [--owner PID] [--standby-of DIR] [--join DIR] [name=value]...
 start() {
 	local kind=${1:-} dir=${2:-} port="" owner="" first="" settings=()
-	[[ $kind =~ ^(postgres|rabbitmq|pgbouncer|redis|etcd|patroni|haproxy)$ ]] || die "start postgres|rabbitmq|pgbouncer|redis|etcd|patroni|haproxy DIR"
+	[[ $kind =~ ^(postgres|rabbitmq|pgbouncer|redis|prometheus|etcd|patroni|haproxy)$ ]] || die "start postgres|rabbitmq|pgbouncer|redis|prometheus|etcd|patroni|haproxy DIR"
 	[[ $dir == /* ]] || die "start: the directory must be absolute"
 	shift 2
 	while [[ $# -gt 0 ]]; do

@@ -92,3 +92,37 @@ func TestEndpoint_ReadsOnceForAll(t *testing.T) {
 		}
 	})
 }
+
+// A worker that can deliver is not ready while messages wait for too long, and the database is not
+// read more often for that.
+func TestEndpoint_IsNotReadyWhileMessagesAreLate(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var oldest time.Duration
+		var failure error
+		reads := 0
+		e := &endpoint{late: time.Minute, log: slog.New(slog.DiscardHandler), ready: func() error { return nil }, read: func(context.Context) (*status.Status, error) {
+			reads++
+			return &status.Status{Outbox: &status.Outbox{Oldest: status.Age(oldest)}}, failure
+		}}
+		expect := func(want int) {
+			t.Helper()
+			for range 10 {
+				if code, body := get(e, "/readyz"); code != want {
+					t.Errorf("the oldest message has waited for %v: %d %s", oldest, code, body)
+				}
+			}
+			time.Sleep(statusAge) // of the bubble
+		}
+		expect(http.StatusOK)
+		oldest = 2 * time.Minute
+		expect(http.StatusServiceUnavailable)
+		e.late = 0
+		expect(http.StatusOK)
+		e.late, failure = time.Minute, errors.New("silent")
+		expect(http.StatusServiceUnavailable)
+		if reads != 3 {
+			t.Errorf("the database was read %d times", reads)
+		}
+	})
+}

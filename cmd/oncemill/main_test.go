@@ -120,6 +120,10 @@ func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 		"verify elsewhere":    {args: []string{"verify", "--database", "postgres://localhost/x", "--amqp-url", "amqp://localhost", "--name", "public"}, want: "--name"},
 		"verify with no time": {args: []string{"verify", "--database", "postgres://localhost/x", "--amqp-url", "amqp://localhost", "--time", "1s"}, want: "--time"},
 		"verify in the clear": {args: []string{"verify", "--database", "postgres://localhost/x", "--amqp-url", "amqp://a:" + secret + "@example.com"}, want: "--amqp-allow-plaintext"},
+		"pprof nowhere":       {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--pprof"}, want: "require --listen"},
+		"lag backwards":       {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--listen", "127.0.0.1:0", "--ready-lag", "-1s"}, want: "--ready-lag"},
+		"metrics nowhere":     {env: []string{"OTEL_METRICS_EXPORTER=prometheus"}, args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost"}, want: "requires --listen"},
+		"OTLP over gRPC":      {env: []string{"OTEL_EXPORTER_OTLP_PROTOCOL=grpc"}, args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost"}, want: "only http/protobuf"},
 		"bad log level":       {args: []string{"relay", "--database", lite, "--log-level", "x"}, want: "--log-level"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -291,7 +295,7 @@ func (o *sharedOutput) String() string {
 // expectEndpoint looks at what a working relay serves.
 func expectEndpoint(t *testing.T, log *sharedOutput) {
 	t.Helper()
-	_, rest, _ := strings.Cut(log.String(), `"msg":"serving health and status","address":"`)
+	_, rest, _ := strings.Cut(log.String(), `"msg":"serving health, status and metrics","address":"`)
 	address, _, found := strings.Cut(rest, `"`)
 	if !found {
 		t.Fatalf("no address in %s", log)
@@ -317,6 +321,12 @@ func expectEndpoint(t *testing.T, log *sharedOutput) {
 		if code, body := get(path); code != http.StatusOK || body != "ok\n" {
 			t.Errorf("%s: %d %s", path, code, body)
 		}
+	}
+	if code, body := get("/metrics"); code != http.StatusOK || !strings.Contains(body, `oncemill_relay_outcomes_total{outcome="confirmed"} 300`) || !strings.Contains(body, `service_name="oncemill"`) {
+		t.Errorf("/metrics: %d %s", code, body)
+	}
+	if code, _ := get("/debug/pprof/"); code != http.StatusNotFound {
+		t.Errorf("profiles are served without --pprof: %d", code)
 	}
 	if code, body := get("/status"); code != http.StatusOK || !strings.Contains(body, `"Workers":[{`) {
 		t.Errorf("/status: %d %s", code, body)

@@ -7,11 +7,12 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
 	"sync"
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	"github.com/spf13/cobra"
+	"go.opentelemetry.io/otel/propagation"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/oncemill/oncemill"
@@ -27,6 +28,8 @@ type relayOptions struct {
 	history  time.Duration
 	notify   bool
 	listen   string
+	readyLag time.Duration
+	pprof    bool
 	order    string
 	holdKey  bool
 	relay    relay.Config
@@ -41,7 +44,11 @@ func newRelay(opts *options) *cobra.Command {
 		Long: `Run a worker that delivers the messages of the outbox to RabbitMQ. Start as many
 workers as you like; they share the work by leases. SIGTERM or SIGINT stops a
 worker cleanly: it waits for messages in flight and hands over its lanes. A second
-signal ends it at once.`,
+signal ends it at once.
+
+--listen serves metrics for Prometheus. The standard variables of OpenTelemetry, such as
+OTEL_EXPORTER_OTLP_ENDPOINT, make the worker send metrics and traces to a collector as
+well, by OTLP over HTTP.`,
 		Example: `  oncemill relay --database postgres://app@localhost/shop --amqp-url amqp://localhost`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			log, err := opts.logger(cmd.ErrOrStderr())
@@ -57,7 +64,9 @@ signal ends it at once.`,
 	o.amqp.register(flags)
 	flags.StringVar(&o.topology, "topology", "pubsub", "what a topic is: pubsub (a durable fanout exchange) or queue (a durable queue)")
 	flags.DurationVar(&o.history, "history", 24*time.Hour, "how long delivered messages are kept; 0 keeps none")
-	flags.StringVar(&o.listen, "listen", "", "address to serve /healthz, /readyz and /status at, such as 127.0.0.1:9090; it has no authentication (default: none)")
+	flags.StringVar(&o.listen, "listen", "", "address to serve /healthz, /readyz, /status and /metrics at, such as 127.0.0.1:9090; it has no authentication (default: none)")
+	flags.DurationVar(&o.readyLag, "ready-lag", 0, "/readyz of --listen fails while a message has waited in the outbox for longer than this; all workers then fail (default: no limit)")
+	flags.BoolVar(&o.pprof, "pprof", false, "serve profiles of the process at /debug/pprof/ of --listen, for whoever reaches it")
 	flags.BoolVar(&o.notify, "notify", false, "let producers with an outbox.Notifier wake this worker; --database must not be a pooler")
 	flags.StringVar(&o.relay.Name, "name", "", "name shown to operators (default: the host's name)")
 	flags.BoolVar(&o.relay.UniqueName, "unique-name", false, "take over the lanes of a crashed worker of the same --name at once; no two running workers may share the name")
@@ -102,14 +111,9 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 			*value = 0
 		}
 	}
-	var topology amqp.Config
-	switch o.topology {
-	case "pubsub":
-		topology = amqp.NewDurablePubSubConfig(urls[0], nil)
-	case "queue":
-		topology = amqp.NewDurableQueueConfig(urls[0])
-	default:
-		return &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", o.topology)}
+	topology, err := topologyOf(o.topology, urls[0])
+	if err != nil {
+		return err
 	}
 	box, boxErr := outbox.New(db, outbox.Config{Database: cfg, History: history, Logger: log})
 	o.rabbitmq.Addresses, o.rabbitmq.AllowPlaintext, o.rabbitmq.Logger = urls[1:], o.amqp.allowPlaintext, log
@@ -117,13 +121,32 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	if err := errors.Join(boxErr, sinkErr); err != nil {
 		return &usageError{err}
 	}
-	o.relay.Logger = log
+	switch {
+	case o.listen == "" && (o.pprof || o.readyLag != 0):
+		return &usageError{errors.New("--pprof and --ready-lag require --listen")}
+	case o.readyLag < 0:
+		return &usageError{fmt.Errorf("--ready-lag %v: must be positive, or 0 for no limit", o.readyLag)}
+	}
+	signals, err := newTelemetry(cmd.Context(), o.instance(), o.listen != "", log)
+	if err != nil {
+		return err
+	}
+	defer func() { // after the worker
+		if err := signals.end(cmd.Context()); err != nil {
+			log.WarnContext(cmd.Context(), "the last metrics and traces were not exported", "error", err)
+		}
+	}()
+	o.relay.Logger, o.relay.MeterProvider, o.relay.TracerProvider, o.relay.Propagator = log, signals.meters, signals.tracers, propagation.TraceContext{}
 	worker, err := relay.New(box, sink, o.relay)
 	if err != nil {
 		return &usageError{err}
 	}
 	if o.listen != "" {
-		stop, err := serveEndpoint(cmd.Context(), o.listen, worker, db, cfg, log)
+		reader, err := status.New(db, status.Config{Database: cfg})
+		if err != nil {
+			return &usageError{err}
+		}
+		stop, err := serveEndpoint(cmd.Context(), o.listen, &endpoint{ready: worker.Ready, read: reader.Read, late: o.readyLag, metrics: signals.page, pprof: o.pprof, log: log})
 		if err != nil {
 			return err
 		}
@@ -146,12 +169,17 @@ func (o *relayOptions) run(cmd *cobra.Command, db *sql.DB, cfg oncemill.Config, 
 	return nil
 }
 
-// serveEndpoint serves health and status on an address until stop is called.
-func serveEndpoint(ctx context.Context, address string, worker *relay.Relay, db *sql.DB, cfg oncemill.Config, log *slog.Logger) (stop func(), err error) {
-	reader, err := status.New(db, status.Config{Database: cfg})
-	if err != nil {
-		return nil, &usageError{err}
+// instance returns the name of the worker, as the relay has it.
+func (o *relayOptions) instance() string {
+	if o.relay.Name != "" {
+		return o.relay.Name
 	}
+	name, _ := os.Hostname() // a missing host name is no reason to fail
+	return name
+}
+
+// serveEndpoint serves an endpoint on an address until stop is called.
+func serveEndpoint(ctx context.Context, address string, e *endpoint) (stop func(), err error) {
 	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	var malformed *net.AddrError
 	switch {
@@ -160,12 +188,15 @@ func serveEndpoint(ctx context.Context, address string, worker *relay.Relay, db 
 	case err != nil:
 		return nil, fmt.Errorf("--listen: %w", err)
 	}
-	log.InfoContext(ctx, "serving health and status", "address", listener.Addr().String())
+	e.log.InfoContext(ctx, "serving health, status and metrics", "address", listener.Addr().String())
 	if at, ok := listener.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
-		log.WarnContext(ctx, "health and status are served to other machines, without authentication; they show names of workers, consumers and endpoints", "address", at.String())
+		e.log.WarnContext(ctx, "health, status and metrics are served to other machines, without authentication; they show names of workers, consumers and endpoints", "address", at.String())
+		if e.pprof {
+			e.log.WarnContext(ctx, "profiles are served to other machines, without authentication; taking one slows the worker down", "address", at.String())
+		}
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	var served sync.WaitGroup
-	served.Go(func() { (&endpoint{ready: worker.Ready, read: reader.Read, log: log}).serve(ctx, listener) })
+	served.Go(func() { e.serve(ctx, listener) })
 	return func() { cancel(); served.Wait() }, nil
 }

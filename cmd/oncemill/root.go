@@ -24,10 +24,16 @@ func (e *usageError) Unwrap() error { return e.err }
 var flagOf = map[string]string{
 	"oncemill.Config.Schema":          "--schema",
 	"oncemill.Config.Prefix":          "--prefix",
+	"doctor.Config.InboxRetention":    "--inbox-retention",
+	"doctor.Config.LetterRetention":   "--letter-retention",
+	"doctor.Config.Overdue":           "--overdue",
+	"doctor.Config.SnapshotAge":       "--snapshot-age",
+	"doctor.Config.ClockOffset":       "--clock-offset",
 	"dlq.Filter.Limit":                "--limit",
 	"audit.Filter.Limit":              "--limit",
 	"dlq.Filter.States":               "--state",
 	"amqp.Config.Connection.AmqpURI":  "--amqp-url",
+	"rabbitmq.Config.Admin":           "--amqp-admin",
 	"rabbitmq.Config.Shards.Previous": "--previous",
 	"rabbitmq.Config.Shards.Count":    "--count",
 	"relay.Config.UniqueName":         "--unique-name",
@@ -46,6 +52,7 @@ func inFlags(err error) string {
 	text := strings.NewReplacer(
 		"set rabbitmq.Config.AllowPlaintext", "add --amqp-allow-plaintext",
 		"rabbitmq.Config.Addresses[", "further --amqp-url [",
+		"or set rabbitmq.Config.AllowPlaintext", "or add --amqp-allow-plaintext",
 	).Replace(err.Error())
 	for field, flag := range flagOf {
 		text = strings.ReplaceAll(text, field+" = ", flag+" ")
@@ -67,9 +74,9 @@ func newRoot() *cobra.Command {
 		Use:   "oncemill",
 		Short: "Exactly-once effects over at-least-once infrastructure",
 		Long: `oncemill creates and upgrades oncemill's tables, runs the relay that delivers
-committed messages, shows what waits, lists and replays dead letters and who did that,
-deletes what has expired, tests the promises on your own servers, and tests how HTTP services treat
-Idempotency-Key.
+committed messages, shows what waits, looks for faults of the set-up, lists and replays
+dead letters and who did that, deletes what has expired, tests the promises on your own
+servers, and tests how HTTP services treat Idempotency-Key.
 
 Every flag can also be set by an environment variable, --amqp-url by ONCEMILL_AMQP_URL,
 and in a YAML file that --config names: a map of flags, and of commands with theirs. A
@@ -107,7 +114,7 @@ Exit codes: 0 success (relay: stopped by a signal), 1 failure, 2 wrong usage.`,
 	opts.database.register(flags)
 	flags.StringVar(&opts.logFormat, "log-format", "text", "format of the log on standard error: text or json")
 	flags.StringVar(&opts.logLevel, "log-level", "info", "lowest level to log: debug, info, warn or error")
-	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
+	root.AddCommand(newMigrate(opts), newRelay(opts), newVersion(), newStatus(opts), newDoctor(opts), newDLQ(opts), newAudit(opts), newResend(opts), newMoveShards(opts), newPurge(opts), newRepairSequence(opts), newConformance(), newProbe(opts), newVerify(opts), newVerifyWorker(opts))
 	root.InitDefaultCompletionCmd()
 	for _, c := range append(root.Commands(), root) {
 		if !c.Runnable() { // it has subcommands alone

@@ -19,6 +19,7 @@ die_missing() {
 	[[ $1 != pgbouncer ]] || die "PgBouncer could not be installed here: sudo apt-get install pgbouncer (this needs root on Debian or Ubuntu)"
 	[[ ! $1 =~ ^(etcd|patroni|haproxy)$ ]] || die "$1 could not be installed here: sudo apt-get install etcd-server patroni python3-etcd haproxy (this needs root on Debian or Ubuntu)"
 	[[ $1 != redis ]] || die "redis-server could not be installed here: sudo apt-get install redis-server (this needs root on Debian or Ubuntu)"
+	[[ $1 != prometheus ]] || die "prometheus could not be installed here: sudo apt-get install prometheus (this needs root on Debian or Ubuntu)"
 	[[ $1 == postgres ]] || { what=RabbitMQ variable=ONCEMILL_TEST_AMQP package=rabbitmq-server; }
 	say "no usable $what: nothing suitable on the default port, and $package could not be installed here."
 	die "either set $variable to its URL, or: sudo apt-get install $package (this needs root on Debian or Ubuntu)"

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/oncemill/oncemill/doctor"
+	"github.com/oncemill/oncemill/internal/testserver"
+)
+
+func TestDoctorCommand_ExitsWithOneForErrorsOnly(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "shop.db")
+	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + path})
+	run(2, "doctor") // no file
+	run(0, "migrate")
+	if out := run(0, "doctor"); out != "Nothing is wrong.\n" {
+		t.Errorf("%q", out)
+	}
+	if out := run(0, "doctor", "--json"); out != "[]\n" {
+		t.Errorf("%q", out)
+	}
+	run(2, "doctor", "--snapshot-age", "-1s")
+	db := testserver.OpenSQLite(t, path)
+	exec := func(text string) {
+		t.Helper()
+		if _, err := db.ExecContext(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	exec("insert into oncemill_inbox (consumer, message_id, received_at) values ('stock\n\x1b[31m', 'm', 0)")
+	if out := run(0, "doctor"); !strings.HasPrefix(out, "warning (purge): Nobody purges the ids of 1 consumers") || strings.Contains(out, "\x1b") || strings.Count(out, "\n") != 2 || !strings.Contains(out, "name it.") {
+		t.Errorf("%q", out)
+	}
+	exec("drop index oncemill_parked_key")
+	out := run(1, "doctor", "--json")
+	var found []doctor.Finding
+	if err := json.NewDecoder(strings.NewReader(out)).Decode(&found); err != nil || len(found) != 2 || found[0].Check != "indexes" || found[1].Check != "purge" {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestDoctorCommand_ChecksTheBrokerIfItIsNamed(t *testing.T) {
+	t.Parallel()
+	uri := testserver.RabbitMQ(t)
+	declareQueue(t, uri, "orders")
+	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + filepath.Join(t.TempDir(), "shop.db")})
+	run(0, "migrate")
+	run(0, "doctor", "--amqp-url", uri, "--queue", "orders", "--topology", "queue", "--topic", "orders")
+	if out := run(1, "doctor", "--amqp-url", uri, "--queue", "payments"); !strings.HasPrefix(out, `error (queue): Queue "payments"`) {
+		t.Errorf("%q", out)
+	}
+	for name, args := range map[string][]string{
+		"--amqp-url":   {"--queue", "orders"},
+		"--topology":   {"--amqp-url", uri, "--topology", "x"},
+		"--amqp-admin": {"--amqp-url", uri, "--amqp-admin", "http://a:hunter2@example.com"},
+	} {
+		if out := run(2, append([]string{"doctor"}, args...)...); !strings.Contains(out, name) || strings.Contains(out, "hunter2") {
+			t.Errorf("%v: %s", args, out)
+		}
+	}
+}

@@ -1,0 +1,95 @@
+package doctor
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/idempotency"
+	"github.com/oncemill/oncemill/inbox"
+	"github.com/oncemill/oncemill/internal/inboxstore"
+	"github.com/oncemill/oncemill/outbox"
+)
+
+func (e *examination) indexes(ctx context.Context) (found findings, err error) {
+	missing, err := e.store.MissingIndexes(ctx, e.sets)
+	if len(missing) > 0 {
+		found.add(Error, "indexes", fmt.Sprintf("Indexes are missing, or are not valid: %s. Statements read whole tables.", strings.Join(missing, ", ")),
+			"Create them as the migrations of this version do, or reindex those that are not valid.")
+	}
+	return found, err
+}
+
+// purge looks for rows that should have been removed long ago.
+func (e *examination) purge(ctx context.Context) (found findings, err error) {
+	const remedy = "Run oncemill purge --every 1h beside the services, or let a service with the inbox, or the engine, of this database run; see docs/operations.md, Purging."
+	if e.has(idempotency.Migrations) {
+		age, err := e.store.OverdueKey(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if age > e.cfg.Overdue {
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", text(age)), remedy)
+		}
+	}
+	if e.has(inbox.Migrations) {
+		consumers, err := inboxstore.Open(e.db, e.where, inboxstore.Config{}).Consumers(ctx)
+		if err != nil {
+			return nil, err
+		}
+		overdue := 0
+		var oldest time.Duration
+		var first string
+		for _, consumer := range consumers {
+			age, err := e.store.OldestID(ctx, consumer)
+			if err != nil {
+				return nil, err
+			}
+			if age > e.cfg.InboxRetention+e.cfg.Overdue {
+				overdue++
+				if age > oldest {
+					oldest, first = age, consumer
+				}
+			}
+		}
+		if overdue > 0 {
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), text(oldest)), remedy+" If the retention is longer than "+text(e.cfg.InboxRetention)+", name it.")
+		}
+	}
+	if e.has(dlq.Migrations) {
+		age, err := e.store.OldestClosed(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if age > e.cfg.LetterRetention+e.cfg.Overdue {
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", text(age)), "Run oncemill purge --letter-retention.")
+		}
+	}
+	return found, nil
+}
+
+// retention compares how long messages can be sent again with how long consumers remember them.
+func (e *examination) retention(ctx context.Context) (found findings, err error) {
+	if !e.has(outbox.Migrations) || !e.has(inbox.Migrations) {
+		return nil, nil
+	}
+	age, err := e.store.OldestHistory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if age > e.cfg.InboxRetention {
+		found.add(Warning, "retention", fmt.Sprintf("The history has messages that are %s old, and inboxes remember ids for %s: a message that is sent again after that is not recognized as a duplicate, and becomes a dead letter.", text(age), text(e.cfg.InboxRetention)),
+			"Raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
+	}
+	return found, nil
+}
+
+// text returns a time in units that fit it.
+func text(d time.Duration) string {
+	if d < 48*time.Hour {
+		return d.Truncate(time.Minute).String()
+	}
+	return fmt.Sprintf("%.1f days", d.Hours()/24)
+}
