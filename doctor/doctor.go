@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/idempotency"
 	"github.com/oncemill/oncemill/inbox"
@@ -167,7 +168,7 @@ func (d *Doctor) Check(ctx context.Context) ([]Finding, error) {
 
 // sets are those with tables.
 func sets() []oncemill.Migrations {
-	return []oncemill.Migrations{outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations}
+	return []oncemill.Migrations{outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations}
 }
 
 // tables notes which tables exist and are current.
@@ -183,6 +184,9 @@ func (e *examination) tables(versions []oncemill.Status) (found findings) {
 		case v.Version > 0:
 			found.add(Error, "tables", fmt.Sprintf("The tables of %s have version %d, and this program needs %d.", v.Set, v.Version, v.Latest), "Run oncemill migrate.")
 		}
+	}
+	if e.has(dlq.Migrations) && !slices.ContainsFunc(versions, func(v oncemill.Status) bool { return v.Set == audit.Migrations.Name && v.Version > 0 }) {
+		found.add(Error, "tables", "The tables of audit are missing: nobody can replay or discard dead letters.", "Run oncemill migrate, or add audit.Migrations to your own call.")
 	}
 	if !exist {
 		found.add(Error, "tables", "None of the tables exist.", "Run oncemill migrate, or name the right schema or prefix.")

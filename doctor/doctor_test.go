@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/oncemill/oncemill"
+	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
 	"github.com/oncemill/oncemill/doctor"
 	"github.com/oncemill/oncemill/idempotency"
@@ -35,7 +36,7 @@ type patient struct {
 
 func newPatient(t *testing.T, db *sql.DB, cfg oncemill.Config) *patient {
 	t.Helper()
-	err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, relay.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
+	err := oncemill.Migrate(t.Context(), db, cfg, outbox.Migrations, relay.Migrations, audit.Migrations, dlq.Migrations, inbox.Migrations, idempotency.Migrations)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -296,7 +297,14 @@ func TestDoctor_FindsTablesThatAreMissingOrOld(t *testing.T) {
 	if _, err := oncemill.MigrateDown(t.Context(), db, oncemill.Config{}, dlq.Migrations, oncemill.DownOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	p.expect("tables", doctor.Error, "tables of dlq have version 2")
+	p.expect("tables", doctor.Error, "tables of dlq have version 3")
+
+	db = testserver.SQLite(t)
+	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, dlq.Migrations); err != nil {
+		t.Fatal(err)
+	}
+	p = &patient{T: t, db: db, clock: time.Now}
+	p.expect("tables", doctor.Error, "tables of audit are missing")
 }
 
 func TestDoctor_EndsWhileTheServerIsSilent(t *testing.T) {
