@@ -306,6 +306,48 @@ func TestEngine_ARefusedMessageMayHaveBeenPublishedByAWorkerThatDied(t *testing.
 	}
 }
 
+// A message that had no answer is forgotten, to make room or since it has to be read again. If it is
+// refused after that, its copy may still have arrived.
+func TestEngine_ARefusedMessageMayHaveArrivedBeforeItWasForgotten(t *testing.T) {
+	t.Parallel()
+	for _, retrying := range []bool{false, true} {
+		for _, many := range []int{0, maxUnsure} {
+			b := newBench(3)
+			read := func(id int64) {
+				row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: id}, Topic: "a"}
+				if retrying {
+					b.addRetrying([]relaystore.Row{{Row: row}}, b.now)
+				} else {
+					b.lanes[3].add([]*entry{newEntry(row)})
+				}
+			}
+			read(1)
+			b.outcome(b.next(t), b.now, Unavailable(errors.New("connection lost")))
+			for id := range many {
+				m := newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: int64(100 + id)}})
+				m.unanswered = true
+				b.lanes[3].rememberUnsure(m)
+			}
+			b.circuits.leaveRetrying(b.now)
+			b.forgetUnsent()
+			b.lanes[3].loaded = true
+			b.circuits = circuits{} // the topic is available again
+			if len(b.lanes[3].entries) > 0 {
+				t.Fatal("it was not forgotten: the test shows nothing")
+			}
+			read(1)
+			m := b.next(t)
+			b.outcome(m, b.now, Refused(errors.New("no")))
+			if m.failure == nil || !m.failure.Unanswered {
+				t.Errorf("retrying: %v, %d others: recorded as %+v", retrying, many, m.failure)
+			}
+			if n := len(b.lanes[3].unsure); n > maxUnsure {
+				t.Errorf("%d rows are remembered", n)
+			}
+		}
+	}
+}
+
 // Whether a message without a receiver is dropped is asked of a function of the user's.
 // One that panics has not said so, and takes nobody along.
 func TestEngine_KeepsWhatItsFunctionPanicsAt(t *testing.T) {

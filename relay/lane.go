@@ -34,6 +34,11 @@ type lane struct {
 	retryingBytes int      // and in retrying entries
 	inFlight      int
 
+	// Rows that were forgotten after an attempt without an answer, to be read again: a copy
+	// may have arrived. If they were too many, all are taken for such rows.
+	unsure    map[rowID]bool
+	unsureAll bool
+
 	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
 	overlooked   bool            // by looks for due rows, since its lease was not trusted
@@ -134,8 +139,10 @@ func (l *lane) add(entries []*entry) int {
 
 func (l *lane) know(m *entry) {
 	m.lane = l
-	m.unanswered = m.unanswered || l.crashes > 0 // the worker that died may have had it in flight
-	l.entries[m.rowID()] = m
+	id := m.rowID()
+	m.unanswered = m.unanswered || l.unsureAll || l.unsure[id] || l.crashes > 0 // the worker that died may have had it in flight
+	delete(l.unsure, id)
+	l.entries[id] = m
 	if m.locked {
 		l.locked++
 	}
@@ -278,12 +285,31 @@ func (l *lane) forget(m *entry) {
 	if l.entries[m.rowID()] != m || m.state == stateInFlight {
 		return
 	}
+	if m.unanswered && m.state != stateConfirmed && !m.moving {
+		l.rememberUnsure(m)
+	}
 	l.empty(m) // its read's other entries may live on
 	delete(l.entries, m.rowID())
 	if m.locked {
 		l.locked--
 	}
 	m.state = stateForgotten
+}
+
+// maxUnsure bounds the rows that a lane remembers to have sent without an answer.
+const maxUnsure = 4096
+
+func (l *lane) rememberUnsure(m *entry) {
+	if len(l.unsure) >= maxUnsure {
+		l.unsure, l.unsureAll = nil, true
+	}
+	if l.unsureAll {
+		return
+	}
+	if l.unsure == nil {
+		l.unsure = map[rowID]bool{}
+	}
+	l.unsure[m.rowID()] = true
 }
 
 // empty frees the payload of an entry. The sink has a copy of what it was handed.
