@@ -51,6 +51,7 @@ type circuits struct {
 	mostTopics  int         // in trouble, kept in memory while the sink works
 	mostUnclear int         // kept in memory
 	reachable   func() bool // whether the sink reaches its broker; nil: it cannot report it
+	away        bool        // it did not, when last asked
 
 	topics   []*topic // in trouble; who probes next comes first
 	byName   map[string]*topic
@@ -347,6 +348,26 @@ func (c *circuits) purge(gone func(*entry) bool) {
 	}
 	if dangling(c.sinkProbe) {
 		c.sinkProbe = nil
+	}
+}
+
+// reachedAgain lets each topic, and the sink, probe at once if the sink reaches its broker again.
+// The pauses have grown while it did not.
+func (c *circuits) reachedAgain() {
+	if c.reachable == nil {
+		return
+	}
+	away := c.away
+	if c.away = !c.reachable(); c.away || !away {
+		return
+	}
+	for _, t := range c.topics {
+		t.retryAt = time.Time{}
+		t.retry.Reset()
+	}
+	if c.sinkDown {
+		c.sinkRetryAt = time.Time{}
+		c.sinkRetry.Reset()
 	}
 }
 

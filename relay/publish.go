@@ -24,6 +24,7 @@ func (e *engine) nextPublish(now, deadline time.Time) []*entry {
 	e.refetch()
 	e.passTurn(now)
 	if len(e.circuits.topics) > 0 {
+		e.circuits.reachedAgain()
 		e.circuits.abandon(now)
 		if m := e.nextProbe(now); m != nil {
 			return e.send([]*entry{m}, deadline)

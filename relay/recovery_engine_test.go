@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -86,6 +87,39 @@ func TestEngine_TrustsLanesAgainSoonAfterTwoCrashes(t *testing.T) {
 	}
 	if n := isolated(); n > 0 {
 		t.Errorf("after %d writes %d lanes are still isolated", writes, n)
+	}
+}
+
+// In a long outage the pauses between probes grow. Once the sink reaches its broker, and lanes that
+// were given up come back later, they wait for no such pause.
+func TestEngine_ProbesAtOnceWhenTheSinkReachesItsBrokerAgain(t *testing.T) {
+	t.Parallel()
+	for range 20 { // pauses are drawn
+		up := false
+		d := newDrive(limits{lease: 3 * time.Second, reachable: func() bool { return up }}, 0, 1)
+		d.add(0, 5, "A", "")
+		d.add(1, 5, "B", "")
+		d.answer = func(*entry) error {
+			if !up {
+				return errNack
+			}
+			return nil
+		}
+		d.run(time.Minute, 5*time.Millisecond, nil)
+		for n := range 2 {
+			d.drop(n)
+		}
+		up = true
+		d.run(50*time.Millisecond, 5*time.Millisecond, nil) // there is nothing to probe with
+		for n, topic := range []string{"A", "B"} {
+			d.hold(n, relaystore.Taken{Epoch: 2}, d.now.Add(time.Hour))
+			d.lanes[n].loaded = true
+			d.add(n, 5, topic, "")
+		}
+		d.run(200*time.Millisecond, 5*time.Millisecond, nil)
+		if d.passed["A"] != 5 || d.passed["B"] != 5 {
+			t.Fatalf("200 ms after the lanes were taken: %v passed", d.passed)
+		}
 	}
 }
 
