@@ -85,11 +85,14 @@ func (i *isolation) announce(m *entry, now time.Time) {
 	l.announced, l.written, l.together = m, false, false
 }
 
-// sendAnnounced returns the announced message, which is recorded.
-func (l *lane) sendAnnounced() *entry {
+// sendAnnounced returns the announced message, which is recorded. A write that took long does
+// not shorten the time in which the messages of the lane go together.
+func (i *isolation) sendAnnounced(l *lane, now time.Time) *entry {
 	m := l.announced
 	l.announced, l.written = nil, false
-	if l.together = !m.mustBeAlone(); !l.together {
+	if l.together = !m.mustBeAlone(); l.together {
+		i.began = now
+	} else {
 		l.alone = m
 	}
 	return m

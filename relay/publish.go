@@ -67,7 +67,7 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 		if !l.written || l.inFlight > 0 {
 			return nil
 		}
-		return []*entry{l.sendAnnounced()}
+		return []*entry{e.isolation.sendAnnounced(l, now)}
 	}
 	if e.circuits.sinkDown || l.isolated() && l.proven(e.limits.window) {
 		return nil
