@@ -134,7 +134,7 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 // a [*StateError]. A dead letter that was discarded while it was replaying is dead again.
 // The errors are those of Discard.
 func (s *Store) Restore(ctx context.Context, id int64, act Act) error {
-	return s.actOn(ctx, s.store.Restore, "restored", id, act)
+	return s.actOn(ctx, s.store.Restore, restored, id, act)
 }
 
 // actOn runs a command that requires a reason on one dead letter.

@@ -179,6 +179,9 @@ func TestStore_AnEditIsForOneReplay(t *testing.T) {
 		first, err := f.ReplayToken(t.Context(), id)
 		must(t, err)
 		must(t, discard(t, f, id))
+		if l, err := f.Get(t.Context(), id); err != nil || l.Edited || string(l.Edit.Payload) != "q" {
+			t.Errorf("discarded: %+v, %v", l, err)
+		}
 		_, err = f.Restore(t.Context(), []int64{id}, "ada", "u")
 		must(t, err)
 		_, err = f.Replay(t.Context(), []int64{id}, "ada", "")
