@@ -128,6 +128,46 @@ func TestDLQCommand_ExportsAndImports(t *testing.T) {
 	}
 }
 
+// What never ends is read until the command is interrupted, whether it is named or the input.
+func TestDLQCommand_WhatItReadsCanBeInterrupted(t *testing.T) {
+	t.Parallel()
+	path, _ := shopOf(t)
+	for name, args := range map[string][]string{
+		"an import of a pipe":    {"dlq", "import", "/dev/stdin"},
+		"a payload from a pipe":  {"dlq", "edit", "2", "--payload", "/dev/stdin"},
+		"a payload on the input": {"dlq", "edit", "2", "--payload", "-"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd, output := command(t.Context(), []string{"ONCEMILL_DATABASE=sqlite:" + path}, append(args, "--reason", "x")...)
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stdin.Close()
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			if _, err := stdin.Write(make([]byte, 1<<20)); err != nil { // more than a pipe holds: it reads
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-ended:
+			case <-time.After(30 * time.Second):
+				t.Fatal("it goes on")
+			}
+			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "interrupt signal received") {
+				t.Errorf("exit code %d: %s", code, output)
+			}
+		})
+	}
+}
+
 // An import that waits for its input ends when it is interrupted.
 func TestDLQCommand_AnImportCanBeInterrupted(t *testing.T) {
 	t.Parallel()

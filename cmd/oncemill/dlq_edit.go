@@ -1,11 +1,11 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
@@ -43,7 +43,7 @@ discard them and publish a new message.`,
 			}
 			var edit dlq.Edit
 			if payload != "" {
-				if edit.Payload, err = readPayload(cmd.InOrStdin(), payload); err != nil {
+				if edit.Payload, err = readPayload(cmd.Context(), cmd.InOrStdin(), payload); err != nil {
 					return err
 				}
 			}
@@ -75,16 +75,12 @@ discard them and publish a new message.`,
 // mostPayload is one byte more than ReplayEdited accepts.
 const mostPayload = 16<<20 + 1
 
-func readPayload(stdin io.Reader, name string) ([]byte, error) {
-	from := stdin
-	if name != "-" {
-		file, err := os.Open(name) //nolint:gosec // the operator names it
-		if err != nil {
-			return nil, &usageError{fmt.Errorf("--payload: %w", err)}
-		}
-		defer file.Close() //nolint:errcheck // nothing was written
-		from = file
+func readPayload(ctx context.Context, stdin io.Reader, name string) ([]byte, error) {
+	from, done, err := openInput(ctx, stdin, name)
+	if err != nil {
+		return nil, fmt.Errorf("--payload: %w", err)
 	}
+	defer done()
 	payload, err := io.ReadAll(io.LimitReader(from, mostPayload))
 	if err != nil {
 		return nil, fmt.Errorf("read payload: %w", err)
