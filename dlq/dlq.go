@@ -45,8 +45,8 @@ type Store struct {
 
 // New returns a store on db. It does no I/O; oncemill.Migrate creates the tables with
 // audit.Migrations and [Migrations]. Reading needs only the latter; each act writes to the
-// audit in its own transaction, and without that table is refused with [ErrNoAudit]. All bad values of cfg are reported at once, each as an
-// [*oncemill.ConfigError]. The caller keeps ownership of db.
+// audit in its own transaction, and without that table is refused with [ErrNoAudit]. All bad
+// values of cfg are reported at once, each as an [*oncemill.ConfigError]. The caller keeps ownership of db.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "dlq.New db", Value: "nil", Problem: "a database is needed"}
@@ -206,8 +206,8 @@ func (s *Store) refusals(ctx context.Context, action string, ids, did []int64) (
 }
 
 // Purge deletes dead letters that were replayed or discarded longer ago than
-// Config.Retention, with their edits and notes, in small batches, and returns how many. Call it from time to time;
-// concurrent calls are safe.
+// Config.Retention, with their edits and notes, in small batches, and returns how many. Call
+// it from time to time; concurrent calls are safe.
 func (s *Store) Purge(ctx context.Context) (deleted int64, err error) {
 	deleted, err = s.store.Purge(ctx, s.cfg.Retention)
 	if err != nil {

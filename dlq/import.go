@@ -54,6 +54,10 @@ var ErrImportRelay = errors.New("an open dead letter of a relay belongs to its o
 // restored if it is a relay's. Edits, notes and the links between dead letters are not
 // imported, nor is anything that could make a message the replay of a dead letter.
 //
+// Hazards: a message that is replayed both here and where it was exported has its effect in
+// both places. A dead letter that was purged here is added again, and its replay repeats the
+// effect once the inbox has forgotten the id (inbox.Config.Retention).
+//
 // Each line is imported in a transaction of its own. A line that is wrong, or longer than
 // 192 MiB, is a [*LineError], and the next one is read; of many, the first 20 are returned.
 // An error of r or of the database ends the import, and the lines before it stay imported.
