@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -165,6 +166,46 @@ func TestDLQCommand_WhatItReadsCanBeInterrupted(t *testing.T) {
 				t.Errorf("exit code %d: %s", code, output)
 			}
 		})
+	}
+}
+
+// A server that accepts connections and never answers keeps no command that is interrupted.
+func TestDLQCommand_ASilentServerCanBeInterrupted(t *testing.T) {
+	t.Parallel()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	env := []string{"ONCEMILL_DATABASE=postgres://a:b@" + server.Addr().String() + "/x?sslmode=disable"}
+	for _, args := range [][]string{{"dlq"}, {"dlq", "discard", "1", "2", "--reason", "x"}, {"audit"}} {
+		cmd, output := command(t.Context(), env, args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := server.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); err != nil { // it waits for the answer now
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatalf("%v goes on", args)
+		}
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "the database did not answer") {
+			t.Errorf("%v: exit code %d: %s", args, code, output)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 
