@@ -116,13 +116,13 @@ func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) 
 		return false, nil
 	}
 	letter, former, err := in.letterOfReplay(ctx, claimed)
-	if err != nil && !errors.Is(err, dlqstore.ErrNotFound) {
-		return false, fmt.Errorf("check replay: %w", err)
-	}
 	switch {
-	case err != nil, w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID):
+	case errors.Is(err, dlqstore.ErrNotFound):
 		in.logForgedReplay(ctx, w)
-		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("check replay: %w", err)
+	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID):
+		in.logForgedReplay(ctx, w)
 	case letter.Consumer != in.cfg.Consumer:
 		in.telemetry.record(ctx, outcomeIgnored)
 		return true, nil
@@ -130,13 +130,18 @@ func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) 
 		in.telemetry.record(ctx, outcomeDuplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil
-	}
-	if payload, _ := letter.Delivered(); !bytes.Equal(w.came().payload, payload) {
+	case !delivers(letter, w.came().payload):
 		in.logForgedReplay(ctx, w)
-		return false, nil
+	default:
+		w.replay, w.id = &replay{claimed, takesID(letter)}, letter.ReplayID()
 	}
-	w.replay, w.id = &replay{claimed, takesID(letter)}, letter.ReplayID()
 	return false, nil
+}
+
+// delivers reports whether a replay of a dead letter has this payload.
+func delivers(letter *dlqstore.Letter, payload []byte) bool {
+	own, _ := letter.Delivered()
+	return bytes.Equal(payload, own)
 }
 
 // letterOfReplay returns the dead letter that has, or had before its last replay, the token
