@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -9,6 +10,8 @@ import (
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
@@ -97,6 +100,20 @@ func TestDLQCommand_EditsUndoesAndNotes(t *testing.T) {
 	run(2, "audit", "--since", "yesterday")
 	if out := run(2, "audit", "--limit", "5000"); !strings.Contains(out, "--limit 5000") {
 		t.Error(out)
+	}
+}
+
+// Reserved names stay, so to remove one is an error and not a success without an effect.
+func TestChanged_RemovesNoReservedName(t *testing.T) {
+	t.Parallel()
+	own := message.Metadata{"oncemill_key": "k", "lang": "de"}
+	for _, name := range []string{"oncemill_key", "other"} {
+		if got, err := changed(own, nil, []string{name}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	if got, err := changed(own, []string{"a=b=c"}, []string{"lang"}); err != nil || !maps.Equal(got, message.Metadata{"oncemill_key": "k", "a": "b=c"}) || len(own) != 2 {
+		t.Errorf("%v, %v", got, err)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 func newEdit(opts *options) *cobra.Command {
@@ -95,6 +96,9 @@ func changed(metadata message.Metadata, set, unset []string) (message.Metadata, 
 	for _, name := range unset {
 		if _, ok := edited[name]; !ok {
 			return nil, fmt.Errorf("--unset %s: the message has no such metadata", oneLine(name))
+		}
+		if strings.HasPrefix(strings.ToLower(name), outbox.ReservedMetadata) {
+			return nil, fmt.Errorf("--unset %s: names that begin with %s are reserved, and stay", oneLine(name), outbox.ReservedMetadata)
 		}
 		delete(edited, name)
 	}
