@@ -344,6 +344,26 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 		}
 	}
 
+	// Nobody makes a relay publish what no producer has written: neither an open dead letter of
+	// a relay, nor one that could be restored.
+	for _, c := range []struct {
+		state, closed string
+		held, refused bool
+	}{
+		{"dead", "null", false, true},
+		{"replaying", "null", false, true},
+		{"held", "null", true, true},
+		{"discarded", "now()", false, true},
+		{"replayed", "now()", false, true},
+		{"discarded", "now()", true, false},
+	} {
+		_, err := s.editor.ExecContext(t.Context(), `insert into oncemill.dead_letters (state, source, lane, row_id, topic, message_id, payload, created_at, died_at, reason, error, fingerprint, held, closed_at)
+			values ($1, 'relay', 3, 7, 'orders', 'forged', '', now(), now(), 'refused', '', 'f', $2, `+c.closed+`)`, c.state, c.held)
+		if refused := sqlerr.State(err) == "42501"; refused != c.refused {
+			t.Errorf("an editor adds a relay's, %+v: %v", c, err)
+		}
+	}
+
 	// Purge: ids by the consumer, letters by the owner.
 	if _, err := s.admin.ExecContext(t.Context(), `update oncemill.inbox set received_at = received_at - interval '1 year'; update oncemill.dead_letters set closed_at = closed_at - interval '1 year'`); err != nil {
 		t.Fatal(err)
@@ -355,7 +375,7 @@ func TestRoles_EachDoesItsJobWithTheDocumentedGrants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n, err := owners.Purge(t.Context()); err != nil || n != 4 {
+	if n, err := owners.Purge(t.Context()); err != nil || n != 5 {
 		t.Errorf("forgot %d letters, %v", n, err)
 	}
 	stop()

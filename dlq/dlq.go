@@ -45,8 +45,8 @@ type Store struct {
 
 // New returns a store on db. It does no I/O; oncemill.Migrate creates the tables with
 // audit.Migrations and [Migrations]. Reading needs only the latter; each act writes to the
-// audit in its own transaction, and without that table is refused with [ErrNoAudit]. All bad values of cfg are reported at once, each as an
-// [*oncemill.ConfigError]. The caller keeps ownership of db.
+// audit in its own transaction, and without that table is refused with [ErrNoAudit]. All bad
+// values of cfg are reported at once, each as an [*oncemill.ConfigError]. The caller keeps ownership of db.
 func New(db *sql.DB, cfg Config) (*Store, error) {
 	if db == nil {
 		return nil, &oncemill.ConfigError{Field: "dlq.New db", Value: "nil", Problem: "a database is needed"}
@@ -134,7 +134,7 @@ func (s *Store) Discard(ctx context.Context, id int64, act Act) error {
 // a [*StateError]. A dead letter that was discarded while it was replaying is dead again.
 // The errors are those of Discard.
 func (s *Store) Restore(ctx context.Context, id int64, act Act) error {
-	return s.actOn(ctx, s.store.Restore, "restored", id, act)
+	return s.actOn(ctx, s.store.Restore, restored, id, act)
 }
 
 // actOn runs a command that requires a reason on one dead letter.
@@ -206,8 +206,8 @@ func (s *Store) refusals(ctx context.Context, action string, ids, did []int64) (
 }
 
 // Purge deletes dead letters that were replayed or discarded longer ago than
-// Config.Retention, with their edits and notes, in small batches, and returns how many. Call it from time to time;
-// concurrent calls are safe.
+// Config.Retention, with their edits and notes, in small batches, and returns how many. Call
+// it from time to time; concurrent calls are safe.
 func (s *Store) Purge(ctx context.Context) (deleted int64, err error) {
 	deleted, err = s.store.Purge(ctx, s.cfg.Retention)
 	if err != nil {

@@ -24,6 +24,8 @@ var (
 	ErrNoAudit = auditstore.ErrNotMigrated
 )
 
+const restored = "restored" // a StateError.Action
+
 // StateError means that a dead letter was left alone because of its state: somebody has
 // already acted on it, or, for Restore, has not, or its message was removed.
 type StateError struct {
@@ -33,6 +35,9 @@ type StateError struct {
 }
 
 func (e *StateError) Error() string {
+	if e.Action == restored && e.State == StateDiscarded {
+		return fmt.Sprintf("dlq: dead letter %d cannot be restored: its relay has removed the message, or it was imported", e.ID)
+	}
 	return fmt.Sprintf("dlq: dead letter %d cannot be %s: its state is %s", e.ID, e.Action, e.State)
 }
 

@@ -83,7 +83,8 @@ type LineNote struct {
 
 // Export writes the dead letters that f selects to w, with their messages, edits and notes,
 // each as a line of JSON (see [Line]), the oldest first. f.Limit is the largest number of
-// dead letters; 0 means all. It returns how many lines it has written, also with an error.
+// dead letters; 0 means all. It returns how many lines it has written. With an error of w, the
+// last of them, up to 64 KiB, may be missing or cut.
 //
 // It reads one dead letter at a time, so it needs memory for the largest one. The lines are
 // not of one instant: a dead letter that changes, or is purged, during the export is written

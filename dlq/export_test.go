@@ -9,6 +9,7 @@ import (
 	"io"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -265,6 +266,61 @@ func (endless) Read(p []byte) (int, error) {
 		p[i] = 'x'
 	}
 	return len(p), nil
+}
+
+// Lines that a stranger has written are refused one by one.
+func TestImport_RefusesHostileLines(t *testing.T) {
+	eachDB(t, func(t *testing.T, p *testDB) {
+		bad := []string{
+			line(t, map[string]any{"attempts": []any{map[string]any{"at": "9999-12-31T23:59:59-14:00"}}}), line(t, map[string]any{"attempts": []any{map[string]any{}}}),
+			line(t, map[string]any{"attempts": map[string]any{}}), line(t, map[string]any{"attempts": []any{1}}), line(t, map[string]any{"metadata": []any{}}),
+			line(t, map[string]any{"metadata": map[string]any{"a": strings.Repeat("x", 17<<20)}}),
+			line(t, map[string]any{"source": "relay", "consumer": nil, "lane": 3, "created_at": "2026-01-01T00:00:00Z", "topic": "a\x00", "message_id": "b\x00"}),
+		}
+		for i, text := range bad {
+			done, err := p.Import(t.Context(), strings.NewReader(text+line(t, map[string]any{"message_id": fmt.Sprint(i)})), ada)
+			var wrong *dlq.LineError
+			if want := (dlq.Imported{Added: 1, Failed: 1}); done != want || !errors.As(err, &wrong) || wrong.Line != 1 {
+				t.Errorf("%.100s: %+v, %v", text, done, err)
+			}
+		}
+	})
+}
+
+// What an import has added can be shown and exported, whatever the line was.
+func TestImport_AddsNothingThatCannotBeExported(t *testing.T) {
+	eachDB(t, func(t *testing.T, p *testDB) {
+		many := make([]any, 1000)
+		for i := range many {
+			many[i] = map[string]any{"at": "2026-01-01T00:00:00Z", "class": "c\x00", "error": "e\x00"}
+		}
+		done, err := p.Import(t.Context(), strings.NewReader(line(t, map[string]any{"created_at": "9999-12-31T23:59:59-14:00", "attempts": many})+
+			line(t, map[string]any{"message_id": "n", "created_at": "0000-01-01T00:00:00+14:00", "attempts": nil, "edit": 7, "notes": "x"})), ada)
+		if err != nil || done.Added != 2 {
+			t.Fatalf("%+v, %v", done, err)
+		}
+		if got := lines(t, p.export(t, dlq.Filter{})); len(got) != 2 || len(got[0].Attempts) != 10 || got[0].CreatedAt != nil || len(got[1].Attempts) > 0 {
+			t.Errorf("%+v", got)
+		}
+	})
+}
+
+// A line of a few megabytes takes no gigabytes.
+func TestImport_TakesNoMemoryForWhatItLeavesOut(t *testing.T) {
+	p := newTestDB(t, testserver.OpenSQLite(t, filepath.Join(t.TempDir(), "test.db")), oncemill.Config{})
+	const n = 1 << 20
+	at := `{"at":"2026-01-01T00:00:00Z"},`
+	hostile := strings.TrimSuffix(line(t, nil), "}\n") + `,"notes":[` + strings.Repeat("{},", n) + `{}],"attempts":[` + strings.Repeat(at, 10) + strings.Repeat("{},", n) + `{}]}`
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	done, err := p.Import(t.Context(), strings.NewReader(hostile), ada)
+	runtime.ReadMemStats(&after)
+	if err != nil || done.Added != 1 {
+		t.Fatalf("%+v, %v", done, err)
+	}
+	if took := after.TotalAlloc - before.TotalAlloc; took > 10*uint64(len(hostile)) {
+		t.Errorf("a line of %d bytes took %d", len(hostile), took)
+	}
 }
 
 // What was imported before an error of the reader stays.

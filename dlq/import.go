@@ -15,6 +15,7 @@ import (
 
 	"github.com/oncemill/oncemill/internal/dlqstore"
 	"github.com/oncemill/oncemill/internal/sqlerr"
+	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/outbox"
 )
 
@@ -30,9 +31,11 @@ const (
 	// base64, and what belongs to it.
 	mostLine = 192 << 20
 
-	mostLineErrors = 20 // that are returned one by one
-	mostTextColumn = 4 << 10
-	mostConsumer   = 255
+	mostLineErrors   = 20 // that are returned one by one
+	mostTextColumn   = 4 << 10
+	mostConsumer     = 255
+	mostLineMetadata = 16 << 20 // bytes, as JSON
+	mostLineAttempts = 10       // that are kept
 )
 
 // ErrImportRelay is the error of a line that holds an open dead letter of a relay, which is
@@ -50,6 +53,10 @@ var ErrImportRelay = errors.New("an open dead letter of a relay belongs to its o
 // its consumer if that has the same name here; a closed one is closed now, and cannot be
 // restored if it is a relay's. Edits, notes and the links between dead letters are not
 // imported, nor is anything that could make a message the replay of a dead letter.
+//
+// Hazards: a message that is replayed both here and where it was exported has its effect in
+// both places. A dead letter that was purged here is added again, and its replay repeats the
+// effect once the inbox has forgotten the id (inbox.Config.Retention).
 //
 // Each line is imported in a transaction of its own. A line that is wrong, or longer than
 // 192 MiB, is a [*LineError], and the next one is read; of many, the first 20 are returned.
@@ -112,7 +119,7 @@ func (s *Store) importLine(ctx context.Context, encoded []byte, act Act, done *I
 	}
 	if letter.Source == string(FromRelay) && letter.State == string(StateDead) {
 		there, err := s.store.List(ctx, dlqstore.Filter{
-			Source: letter.Source, Topic: letter.Topic, MessageID: letter.MessageID, From: letter.DiedAt, Until: letter.DiedAt.Add(time.Microsecond), Limit: 1,
+			Source: letter.Source, Topic: text.Clean(letter.Topic), MessageID: text.Clean(letter.MessageID), From: letter.DiedAt, Until: letter.DiedAt.Add(time.Microsecond), Limit: 1,
 		})
 		if err != nil {
 			return nil, err
@@ -147,7 +154,7 @@ var marks = []string{outbox.ReservedMetadata + "replay", outbox.ReservedMetadata
 
 // decodeLine returns the dead letter of a line, as it is imported.
 func decodeLine(encoded []byte) (*dlqstore.Letter, error) {
-	var line Line
+	var line importedLine
 	if err := json.Unmarshal(encoded, &line); err != nil {
 		return nil, err
 	}
@@ -177,14 +184,59 @@ func decodeLine(encoded []byte) (*dlqstore.Letter, error) {
 	if line.Act != nil {
 		letter.ActedBy, letter.ActedReason, letter.ActedAt = line.Act.By, line.Act.Reason, line.Act.At
 	}
-	for _, a := range line.Attempts[:min(len(line.Attempts), 10)] {
+	for _, a := range line.Attempts {
 		letter.Attempts = append(letter.Attempts, dlqstore.Attempt(a))
 	}
 	return letter, nil
 }
 
+// importedLine is a line as it is imported. What it leaves out, and what it keeps a part of,
+// takes no memory, however much of it a line holds: a value of a few bytes of JSON may take
+// a hundred.
+type importedLine struct {
+	Line
+
+	Metadata fewMetadata `json:"metadata"`
+	Attempts fewAttempts `json:"attempts"`
+	Edit     ignored     `json:"edit"`
+	Notes    ignored     `json:"notes"`
+}
+
+type ignored struct{}
+
+func (*ignored) UnmarshalJSON([]byte) error { return nil }
+
+type fewMetadata map[string]string
+
+func (m *fewMetadata) UnmarshalJSON(encoded []byte) error {
+	if len(encoded) > mostLineMetadata {
+		return fmt.Errorf(`"metadata" has more than %d bytes`, mostLineMetadata)
+	}
+	return json.Unmarshal(encoded, (*map[string]string)(m))
+}
+
+type fewAttempts []LineAttempt
+
+func (a *fewAttempts) UnmarshalJSON(encoded []byte) error {
+	from := json.NewDecoder(bytes.NewReader(encoded))
+	switch begin, err := from.Token(); {
+	case err != nil || begin == nil: // null
+		return err
+	case begin != json.Delim('['):
+		return errors.New(`"attempts" must be an array`)
+	}
+	for *a = nil; len(*a) < mostLineAttempts && from.More(); {
+		var attempt LineAttempt
+		if err := from.Decode(&attempt); err != nil {
+			return err
+		}
+		*a = append(*a, attempt)
+	}
+	return nil
+}
+
 // check returns what is wrong with a line.
-func (l *Line) check() error {
+func (l *importedLine) check() error {
 	switch {
 	case !slices.Contains(states, l.State):
 		return fmt.Errorf(`"state" is %s`, shortQuote(string(l.State)))
@@ -202,6 +254,8 @@ func (l *Line) check() error {
 		return errors.New(`"lane" or "created_at" is missing, or out of range`)
 	case l.Act != nil && !storable(l.Act.At):
 		return errors.New(`"act" has no time from 1970 to 9999`)
+	case slices.ContainsFunc(l.Attempts, func(a LineAttempt) bool { return !storable(a.At) }):
+		return errors.New(`"attempts" has a time that is missing, or not from 1970 to 9999`)
 	}
 	if len(l.Consumer) > mostConsumer {
 		return fmt.Errorf(`"consumer" has more than %d bytes`, mostConsumer)
@@ -216,6 +270,7 @@ func (l *Line) check() error {
 	return nil
 }
 
+// storable reports whether databases take a time, and an export can write it.
 func storable(t time.Time) bool { return t.UTC().Year() >= 1970 && t.UTC().Year() < 9999 }
 
 func shortQuote(s string) string { return strconv.Quote(s[:min(len(s), 40)]) }

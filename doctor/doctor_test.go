@@ -297,7 +297,7 @@ func TestDoctor_FindsTablesThatAreMissingOrOld(t *testing.T) {
 	if _, err := oncemill.MigrateDown(t.Context(), db, oncemill.Config{}, dlq.Migrations, oncemill.DownOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	p.expect("tables", doctor.Error, "tables of dlq have version 3")
+	p.expect("tables", doctor.Error, "tables of dlq have version")
 
 	db = testserver.SQLite(t)
 	if err := oncemill.Migrate(t.Context(), db, oncemill.Config{}, dlq.Migrations); err != nil {

@@ -108,37 +108,55 @@ type replay struct {
 // dead letter that it names. If so, it sets w.replay, and the letter's id is the message's
 // id from now on. The transaction that takes the id checks the letter again and ends its
 // replay: only its state can have changed. done means that nothing is left to do: the
-// replay has ended, or is for another consumer.
+// replay has ended, was discarded, or is for another consumer. Then the content does not
+// matter: an edit is forgotten when its replay is discarded.
 func (in *Inbox) verifyReplay(ctx context.Context, w *work, claimed replayMark) (done bool, err error) {
 	if in.letters == nil || claimed.letter == 0 || claimed.token == "" || text.Check(claimed.token, maxID) != "" {
 		in.logForgedReplay(ctx, w)
 		return false, nil
 	}
-	letter, err := ask(ctx, in, func(ctx context.Context) (*dlqstore.Letter, error) {
-		return in.letters.CheckReplay(ctx, claimed.letter, claimed.token)
-	})
-	var payload []byte // that of the edit, if the replay is of one
-	if err == nil {
-		payload, _ = letter.Delivered()
-	}
+	letter, former, err := in.letterOfReplay(ctx, claimed)
 	switch {
 	case errors.Is(err, dlqstore.ErrNotFound):
 		in.logForgedReplay(ctx, w)
 	case err != nil:
 		return false, fmt.Errorf("check replay: %w", err)
-	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID) || !bytes.Equal(w.came().payload, payload):
+	case w.msg.UUID != uuidOf(letter.Metadata, letter.MessageID):
 		in.logForgedReplay(ctx, w)
 	case letter.Consumer != in.cfg.Consumer:
 		in.telemetry.record(ctx, w, outcomeIgnored)
 		return true, nil
-	case letter.State != string(dlq.StateReplaying): // a late copy
+	case former, letter.State != string(dlq.StateReplaying): // a late copy
 		in.telemetry.record(ctx, w, outcomeDuplicate)
 		in.logDuplicate(ctx, letter.MessageID)
 		return true, nil
+	case !delivers(letter, w.came().payload):
+		in.logForgedReplay(ctx, w)
 	default:
 		w.replay, w.id = &replay{claimed, takesID(letter)}, letter.ReplayID()
 	}
 	return false, nil
+}
+
+// delivers reports whether a replay of a dead letter has this payload.
+func delivers(letter *dlqstore.Letter, payload []byte) bool {
+	own, _ := letter.Delivered()
+	return bytes.Equal(payload, own)
+}
+
+// letterOfReplay returns the dead letter that has, or had before its last replay, the token
+// of a mark.
+func (in *Inbox) letterOfReplay(ctx context.Context, claimed replayMark) (letter *dlqstore.Letter, former bool, err error) {
+	letter, err = ask(ctx, in, func(ctx context.Context) (*dlqstore.Letter, error) {
+		return in.letters.CheckReplay(ctx, claimed.letter, claimed.token)
+	})
+	if !errors.Is(err, dlqstore.ErrNotFound) {
+		return letter, false, err
+	}
+	letter, err = ask(ctx, in, func(ctx context.Context) (*dlqstore.Letter, error) {
+		return in.letters.FormerReplay(ctx, claimed.letter, claimed.token)
+	})
+	return letter, true, err
 }
 
 func (in *Inbox) logForgedReplay(ctx context.Context, w *work) {

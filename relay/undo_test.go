@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -100,7 +101,7 @@ func TestRelay_AnUndoneDiscardHoldsTheKeyAgain(t *testing.T) {
 			l, err := letters.Get(t.Context(), held[1].ID)
 			return err == nil && l.State == dlq.StateDiscarded
 		})
-		if err := letters.Restore(t.Context(), held[1].ID, act); !errors.As(err, &state) || state.State != dlq.StateDiscarded {
+		if err := letters.Restore(t.Context(), held[1].ID, act); !errors.As(err, &state) || state.State != dlq.StateDiscarded || !strings.Contains(err.Error(), "its relay has removed the message") {
 			t.Errorf("an undo after the message is gone: %v", err)
 		}
 		if l, err := letters.Get(t.Context(), held[0].ID); err != nil || l.State != dlq.StateHeld {

@@ -18,8 +18,9 @@ const (
 // Problems says in sentences what is wrong, the most urgent first; none if nothing is: parts that
 // could not be read, messages that wait for more than a minute or are due for more than ten
 // seconds, no relay, a relay without its broker, lanes without a worker for more than a minute,
-// keys that are held, replays that nobody has carried out for a minute, dead letters, and requests whose process has ended. Names are quoted and
-// shortened: strangers may have chosen them.
+// keys that are held, replays that nobody has carried out for a minute, dead letters, and
+// requests whose process has ended. Names are quoted and shortened: strangers may have chosen
+// them.
 func (s *Status) Problems() (problems []string) {
 	found := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
 	for _, part := range s.Silent {

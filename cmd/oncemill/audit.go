@@ -30,7 +30,7 @@ Nothing deletes entries but oncemill purge --audit-retention.`,
 			if filter.Since, filter.Until, err = span(since, until, time.Now()); err != nil {
 				return err
 			}
-			return opts.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+			return opts.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
 				if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, audit.Migrations); err != nil {
 					return err
 				}

@@ -145,7 +145,7 @@ func span(since, until string, now time.Time) (from, to time.Time, err error) {
 
 // withLetters opens the database and its dead letters.
 func (o *options) withLetters(cmd *cobra.Command, fn func(*dlq.Store) error) error {
-	return o.database.with(func(db *sql.DB, cfg oncemill.Config) error {
+	return o.database.interruptible(cmd.Context(), func(db *sql.DB, cfg oncemill.Config) error {
 		if err := oncemill.CheckMigrated(cmd.Context(), db, cfg, audit.Migrations, dlq.Migrations); err != nil {
 			return err
 		}

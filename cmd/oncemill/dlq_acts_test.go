@@ -2,12 +2,16 @@ package main
 
 import (
 	"encoding/json"
+	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 	"unicode/utf8"
+
+	"github.com/ThreeDotsLabs/watermill/message"
 
 	"github.com/oncemill/oncemill/audit"
 	"github.com/oncemill/oncemill/dlq"
@@ -99,6 +103,20 @@ func TestDLQCommand_EditsUndoesAndNotes(t *testing.T) {
 	}
 }
 
+// Reserved names stay, so to remove one is an error and not a success without an effect.
+func TestChanged_RemovesNoReservedName(t *testing.T) {
+	t.Parallel()
+	own := message.Metadata{"oncemill_key": "k", "lang": "de"}
+	for _, name := range []string{"oncemill_key", "other"} {
+		if got, err := changed(own, nil, []string{name}); err == nil || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v, %v", name, got, err)
+		}
+	}
+	if got, err := changed(own, []string{"a=b=c"}, []string{"lang"}); err != nil || !maps.Equal(got, message.Metadata{"oncemill_key": "k", "a": "b=c"}) || len(own) != 2 {
+		t.Errorf("%v, %v", got, err)
+	}
+}
+
 func TestDLQCommand_ExportsAndImports(t *testing.T) {
 	t.Parallel()
 	_, run := shopOf(t)
@@ -125,6 +143,86 @@ func TestDLQCommand_ExportsAndImports(t *testing.T) {
 	}
 	if out := other(0, "audit", "--action", "dead_letter.import"); !strings.Contains(out, "was dead letter 1, message m") {
 		t.Error(out)
+	}
+}
+
+// What never ends is read until the command is interrupted, whether it is named or the input.
+func TestDLQCommand_WhatItReadsCanBeInterrupted(t *testing.T) {
+	t.Parallel()
+	path, _ := shopOf(t)
+	for name, args := range map[string][]string{
+		"an import of a pipe":    {"dlq", "import", "/dev/stdin"},
+		"a payload from a pipe":  {"dlq", "edit", "2", "--payload", "/dev/stdin"},
+		"a payload on the input": {"dlq", "edit", "2", "--payload", "-"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			cmd, output := command(t.Context(), []string{"ONCEMILL_DATABASE=sqlite:" + path}, append(args, "--reason", "x")...)
+			stdin, err := cmd.StdinPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer stdin.Close()
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			if _, err := stdin.Write(make([]byte, 1<<20)); err != nil { // more than a pipe holds: it reads
+				t.Fatal(err)
+			}
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Fatal(err)
+			}
+			select {
+			case <-ended:
+			case <-time.After(30 * time.Second):
+				t.Fatal("it goes on")
+			}
+			if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "interrupt signal received") {
+				t.Errorf("exit code %d: %s", code, output)
+			}
+		})
+	}
+}
+
+// A server that accepts connections and never answers keeps no command that is interrupted.
+func TestDLQCommand_ASilentServerCanBeInterrupted(t *testing.T) {
+	t.Parallel()
+	server, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer server.Close()
+	env := []string{"ONCEMILL_DATABASE=postgres://a:b@" + server.Addr().String() + "/x?sslmode=disable"}
+	for _, args := range [][]string{{"dlq"}, {"dlq", "discard", "1", "2", "--reason", "x"}, {"audit"}} {
+		cmd, output := command(t.Context(), env, args...)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := server.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Read(make([]byte, 1)); err != nil { // it waits for the answer now
+			t.Fatal(err)
+		}
+		if err := cmd.Process.Signal(os.Interrupt); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- cmd.Wait() }()
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatalf("%v goes on", args)
+		}
+		if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(output.String(), "the database did not answer") {
+			t.Errorf("%v: exit code %d: %s", args, code, output)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

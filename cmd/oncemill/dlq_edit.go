@@ -1,17 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"os"
 	"strings"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"github.com/spf13/cobra"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/outbox"
 )
 
 func newEdit(opts *options) *cobra.Command {
@@ -43,7 +44,7 @@ discard them and publish a new message.`,
 			}
 			var edit dlq.Edit
 			if payload != "" {
-				if edit.Payload, err = readPayload(cmd.InOrStdin(), payload); err != nil {
+				if edit.Payload, err = readPayload(cmd.Context(), cmd.InOrStdin(), payload); err != nil {
 					return err
 				}
 			}
@@ -75,16 +76,12 @@ discard them and publish a new message.`,
 // mostPayload is one byte more than ReplayEdited accepts.
 const mostPayload = 16<<20 + 1
 
-func readPayload(stdin io.Reader, name string) ([]byte, error) {
-	from := stdin
-	if name != "-" {
-		file, err := os.Open(name) //nolint:gosec // the operator names it
-		if err != nil {
-			return nil, &usageError{fmt.Errorf("--payload: %w", err)}
-		}
-		defer file.Close() //nolint:errcheck // nothing was written
-		from = file
+func readPayload(ctx context.Context, stdin io.Reader, name string) ([]byte, error) {
+	from, done, err := openInput(ctx, stdin, name)
+	if err != nil {
+		return nil, fmt.Errorf("--payload: %w", err)
 	}
+	defer done()
 	payload, err := io.ReadAll(io.LimitReader(from, mostPayload))
 	if err != nil {
 		return nil, fmt.Errorf("read payload: %w", err)
@@ -99,6 +96,9 @@ func changed(metadata message.Metadata, set, unset []string) (message.Metadata, 
 	for _, name := range unset {
 		if _, ok := edited[name]; !ok {
 			return nil, fmt.Errorf("--unset %s: the message has no such metadata", oneLine(name))
+		}
+		if strings.HasPrefix(strings.ToLower(name), outbox.ReservedMetadata) {
+			return nil, fmt.Errorf("--unset %s: names that begin with %s are reserved, and stay", oneLine(name), outbox.ReservedMetadata)
 		}
 		delete(edited, name)
 	}

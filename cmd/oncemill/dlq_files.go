@@ -83,7 +83,7 @@ exit code is 1.`,
 			if err := reasonGiven(cmd, act); err != nil {
 				return err
 			}
-			from, done, err := openImport(cmd.Context(), cmd.InOrStdin(), args[0])
+			from, done, err := openInput(cmd.Context(), cmd.InOrStdin(), args[0])
 			if err != nil {
 				return err
 			}
@@ -99,15 +99,16 @@ exit code is 1.`,
 	return cmd
 }
 
-// openImport opens a file, or standard input. When ctx ends, reading ends, too, even if
-// nothing comes: the goroutine that waits for it ends with the process.
-func openImport(ctx context.Context, stdin io.Reader, name string) (from io.Reader, done func(), err error) {
+// openInput opens a file, or standard input if its name is -. When ctx ends, reading ends,
+// too, even if nothing comes: the goroutine that waits for it ends with the process.
+func openInput(ctx context.Context, stdin io.Reader, name string) (from io.Reader, done func(), err error) {
+	closeFile := func() {}
 	if name != "-" {
 		file, err := os.Open(name) //nolint:gosec // the operator names it
 		if err != nil {
 			return nil, nil, &usageError{err}
 		}
-		return file, func() { _ = file.Close() }, nil // nothing was written
+		stdin, closeFile = file, func() { _ = file.Close() } // nothing was written
 	}
 	out, in := io.Pipe()
 	go func() {
@@ -115,5 +116,5 @@ func openImport(ctx context.Context, stdin io.Reader, name string) (from io.Read
 		in.CloseWithError(err)
 	}()
 	stop := context.AfterFunc(ctx, func() { in.CloseWithError(context.Cause(ctx)) })
-	return out, func() { stop(); _ = out.Close() }, nil
+	return out, func() { stop(); _ = out.Close(); closeFile() }, nil
 }

@@ -179,6 +179,9 @@ func TestStore_AnEditIsForOneReplay(t *testing.T) {
 		first, err := f.ReplayToken(t.Context(), id)
 		must(t, err)
 		must(t, discard(t, f, id))
+		if l, err := f.Get(t.Context(), id); err != nil || l.Edited || string(l.Edit.Payload) != "q" {
+			t.Errorf("discarded: %+v, %v", l, err)
+		}
 		_, err = f.Restore(t.Context(), []int64{id}, "ada", "u")
 		must(t, err)
 		_, err = f.Replay(t.Context(), []int64{id}, "ada", "")
@@ -194,6 +197,57 @@ func TestStore_AnEditIsForOneReplay(t *testing.T) {
 		}
 		if _, err := f.CheckReplay(t.Context(), id, first); !errors.Is(err, dlqstore.ErrNotFound) {
 			t.Errorf("the token of the edit: %v", err)
+		}
+	})
+}
+
+// A token is known after the replays that followed it, but ends none of them.
+func TestStore_KnowsTheTokensOfFormerReplays(t *testing.T) {
+	each(t, func(t *testing.T, f *fixture) {
+		id, other := f.add(t, dlqstore.Letter{MessageID: "m", Payload: []byte("p"), Metadata: map[string]string{"a": "b"}}), f.add(t, dlqstore.Letter{})
+		var tokens []string
+		for round := range 102 {
+			var err error
+			if round%2 == 0 {
+				_, err = f.Replay(t.Context(), []int64{id}, "ada", "")
+			} else {
+				_, err = f.ReplayEdited(t.Context(), id, dlqstore.Edit{Payload: []byte("p"), By: "ada", Reason: "e"})
+			}
+			must(t, err)
+			token, err := f.ReplayToken(t.Context(), id)
+			must(t, err)
+			tokens = append(tokens, token)
+			if round == 101 {
+				break
+			}
+			must(t, discard(t, f, id))
+			_, err = f.Restore(t.Context(), []int64{id}, "ada", "u")
+			must(t, err)
+		}
+		for i, token := range tokens {
+			l, err := f.FormerReplay(t.Context(), id, token)
+			if i == 0 || i == 101 { // forgotten, and the last one
+				if !errors.Is(err, dlqstore.ErrNotFound) {
+					t.Errorf("token %d: %+v, %v", i, l, err)
+				}
+			} else if err != nil || l.Consumer != "stock" || l.MessageID != "m" || l.Metadata["a"] != "b" {
+				t.Errorf("token %d: %+v, %v", i, l, err)
+			}
+		}
+		tx, err := f.db.BeginTx(t.Context(), nil)
+		must(t, err)
+		defer tx.Rollback()
+		if ended, err := f.EndReplay(t.Context(), tx, "stock", id, tokens[100], []byte("p")); err != nil || ended {
+			t.Errorf("ended by a former token: %v, %v", ended, err)
+		}
+		must(t, tx.Rollback())
+		for _, c := range []struct {
+			id    int64
+			token string
+		}{{other, tokens[100]}, {id, ""}, {id, tokens[100][:31]}, {id, tokens[100] + tokens[99]}, {id, strings.Repeat("0", 32)}} {
+			if l, err := f.FormerReplay(t.Context(), c.id, c.token); !errors.Is(err, dlqstore.ErrNotFound) {
+				t.Errorf("%+v: %+v, %v", c, l, err)
+			}
 		}
 	})
 }

@@ -98,6 +98,11 @@ type Store interface {
 	// its replay, even if the replay has ended. Otherwise the error is ErrNotFound.
 	CheckReplay(ctx context.Context, id int64, token string) (*Letter, error)
 
+	// FormerReplay returns consumer, message id and metadata of a consumer's dead letter if
+	// token is that of one of its last hundred replays but the last one. Otherwise the error
+	// is ErrNotFound.
+	FormerReplay(ctx context.Context, id int64, token string) (*Letter, error)
+
 	// EndReplay ends the replay of a consumer's dead letter in tx, which holds the outcome
 	// of the message. It reports false and changes nothing, unless the dead letter belongs
 	// to that consumer, is replaying, and has this token and payload. Of two concurrent
@@ -134,7 +139,7 @@ func Open(db *sql.DB, where database.Database) Store {
 // databases; times are in microseconds since 1970.
 type texts struct {
 	Get, States, ReplayToken, CheckReplay    string
-	FailedAgain, Notes                       string
+	FormerReplay, FailedAgain, Notes         string
 	Add, Import, EndReplay, Purge            string
 	Replay, ReplayEdited, Discard, Restore   string
 	AddNote                                  string

@@ -194,7 +194,7 @@ func traceID(metadata map[string]string) string {
 // micros returns a time that a producer gave, or nil for a time that no table can
 // store.
 func micros(t time.Time) any {
-	if t.Year() < 1970 || t.Year() > 9999 { // includes the zero time
+	if year := t.UTC().Year(); year < 1970 || year > 9999 { // includes the zero time
 		return nil
 	}
 	return t.UnixMicro()

@@ -10,6 +10,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/auditstore"
 	"github.com/oncemill/oncemill/internal/database"
+	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/text"
 )
 
@@ -44,6 +45,16 @@ func (s *store) Get(ctx context.Context, id int64) (*Letter, error) {
 
 func (s *store) CheckReplay(ctx context.Context, id int64, token string) (*Letter, error) {
 	return orNotFound(scanLetter(s.db.QueryRowContext(ctx, s.text.CheckReplay, id, token), true))
+}
+
+func (s *store) FormerReplay(ctx context.Context, id int64, token string) (*Letter, error) {
+	l := &Letter{ID: id}
+	var encoded []byte
+	if _, err := orNotFound(l, s.db.QueryRowContext(ctx, s.text.FormerReplay, id, token).Scan(&l.Consumer, &l.MessageID, &encoded)); err != nil {
+		return nil, err
+	}
+	l.Metadata, _ = outboxstore.DecodeMetadata(encoded) // as in scanLetter
+	return l, nil
 }
 
 func (s *store) ReplayToken(ctx context.Context, id int64) (token string, err error) {

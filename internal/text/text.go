@@ -36,10 +36,18 @@ func Shorten(s string) string {
 // mark.
 func Clean(s string) string {
 	const limit = 4 << 10
-	if len(s) > limit {
-		s = s[:limit] + "…"
+	cut := len(s) > limit
+	if cut {
+		s = s[:limit]
 	}
-	return strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	if len(s) > limit { // a replacement is longer than what it replaces
+		cut, s = true, strings.ToValidUTF8(s[:limit], "")
+	}
+	if cut {
+		s += "…"
+	}
+	return s
 }
 
 // JSON encodes v without escapes for HTML.

@@ -3,6 +3,7 @@ package text_test
 import (
 	"strings"
 	"testing"
+	"unicode/utf8"
 
 	"github.com/oncemill/oncemill/internal/text"
 )
@@ -20,6 +21,23 @@ func TestShorten_CutsAndCleans(t *testing.T) {
 	t.Parallel()
 	if got := text.Shorten(strings.Repeat("a", 63) + "ë" + "b"); got != strings.Repeat("a", 63)+"�…" {
 		t.Errorf("got %q", got)
+	}
+}
+
+// A column takes 4 KiB and the mark, whatever the text is made of.
+func TestClean_IsBoundedWhateverTheText(t *testing.T) {
+	t.Parallel()
+	const limit = 4 << 10
+	for name, s := range map[string]string{
+		"NUL": strings.Repeat("\x00", limit), "invalid": strings.Repeat("a\xff", limit), "long": strings.Repeat("ë", limit), "split": "a" + strings.Repeat("ë", limit/2),
+	} {
+		got := text.Clean(s)
+		if len(got) > limit+len("\uFFFD…") || len(got) < limit-2 || !utf8.ValidString(got) || strings.Contains(got, "\x00") || !strings.HasSuffix(got, "…") {
+			t.Errorf("%s: %d bytes, %.20q", name, len(got), got)
+		}
+	}
+	if got := text.Clean("a\x00b\xff"); got != "a\uFFFDb\uFFFD" {
+		t.Errorf("%q", got)
 	}
 }
 

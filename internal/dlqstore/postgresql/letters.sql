@@ -42,6 +42,15 @@ where id = $1
 	and token || edit_token = $2
 	and token || edit_token <> ''
 
+-- name: former_replay
+-- By primary key.
+select consumer, message_id, metadata
+from {{dead_letters}}
+where id = $1
+	and source = 'consumer'
+	and length($2::text) = 32
+	and strpos(former_tokens, $2::text) > 0
+
 -- name: failed_again
 -- index: dead_letters_message, in its order from the replay on. The index holds a prefix of
 -- long texts. A letter of the same id that no replay can have been is passed over.

@@ -24,6 +24,7 @@ returning id
 -- By primary key, like replay. One writer: see add.
 update {{dead_letters}}
 set state = case state when 'held' then 'discarding' else 'discarded' end,
+	edited = 0,
 	closed_at = case state when 'held' then null else cast(unixepoch('subsec') * 1000000 as integer) end,
 	version = version + 1,
 	acted_at = cast(unixepoch('subsec') * 1000000 as integer),
