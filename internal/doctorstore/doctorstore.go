@@ -33,8 +33,9 @@ type Server struct {
 	Synchronous                                    bool // a commit waits for a standby
 }
 
-// Setting is a setting of a role; Role is empty for all roles.
-type Setting struct{ Role, Value string }
+// Setting is a setting of a role; Role is empty for all roles. Reset is the statement that removes
+// it.
+type Setting struct{ Role, Value, Reset string }
 
 // Snapshot is a transaction that keeps deleted rows.
 type Snapshot struct {

@@ -44,7 +44,7 @@ func (s *postgres) Server(ctx context.Context) (v Server, err error) {
 }
 
 func (s *postgres) ForgetfulRoles(ctx context.Context) ([]Setting, error) {
-	return list(ctx, s.db, func(rows *sql.Rows, v *Setting) error { return rows.Scan(&v.Role, &v.Value) }, s.q.ForgetfulRoles, Most)
+	return list(ctx, s.db, func(rows *sql.Rows, v *Setting) error { return rows.Scan(&v.Role, &v.Value, &v.Reset) }, s.q.ForgetfulRoles, Most)
 }
 
 func (s *postgres) Snapshots(ctx context.Context, olderThan time.Duration) ([]Snapshot, error) {
