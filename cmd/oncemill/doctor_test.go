@@ -46,11 +46,30 @@ func TestDoctorCommand_ChecksTheBrokerIfItIsNamed(t *testing.T) {
 	t.Parallel()
 	uri := testserver.RabbitMQ(t)
 	declareQueue(t, uri, "orders")
-	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + filepath.Join(t.TempDir(), "shop.db")})
+	path := filepath.Join(t.TempDir(), "shop.db")
+	run := runner(t, []string{"ONCEMILL_DATABASE=sqlite:" + path})
 	run(0, "migrate")
 	run(0, "doctor", "--amqp-url", uri, "--queue", "orders", "--topology", "queue", "--topic", "orders")
 	if out := run(1, "doctor", "--amqp-url", uri, "--queue", "payments"); !strings.HasPrefix(out, `error (queue): Queue "payments"`) {
 		t.Errorf("%q", out)
+	}
+	// A broker that refuses hides no finding of the database, and the other way round.
+	db := testserver.OpenSQLite(t, path)
+	if _, err := db.ExecContext(t.Context(), "drop index oncemill_parked_key"); err != nil {
+		t.Fatal(err)
+	}
+	refused := strings.Replace(uri, "guest:guest", "guest:hunter2", 1)
+	if out := run(1, "doctor", "--amqp-url", refused); !strings.HasPrefix(out, "error (indexes)") || !strings.Contains(out, "RabbitMQ") || strings.Contains(out, "hunter2") {
+		t.Errorf("%q", out)
+	}
+	silent := "postgres://nobody@127.0.0.1:1/shop?sslmode=disable"
+	if out := run(1, "doctor", "--database", silent, "--amqp-url", uri, "--queue", "payments"); !strings.HasPrefix(out, `error (queue)`) || !strings.Contains(out, "connection refused") {
+		t.Errorf("%q", out)
+	}
+	for _, more := range [][]string{nil, {"--json"}} {
+		if out := run(1, append([]string{"doctor", "--database", silent, "--amqp-url", uri}, more...)...); !strings.HasPrefix(out, "oncemill: doctor: ") {
+			t.Errorf("%q", out)
+		}
 	}
 	for name, args := range map[string][]string{
 		"--amqp-url":   {"--queue", "orders"},

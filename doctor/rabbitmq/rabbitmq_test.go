@@ -92,6 +92,7 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 	b.declare("full-of-bytes", true, with(nil, "x-max-length-bytes", 10))
 	b.declare("short-lived", true, with(nil, "x-message-ttl", 1000))
 	b.declare("expiring", true, with(nil, "x-expires", 100_000))
+	b.declare("expiring-dead-letters", true, with(nil, append(dlx, "x-expires", 100_000)...))
 	b.declare("transient", false, nil)
 	if err := b.ch.ExchangeDeclare("unbound", "fanout", true, false, false, false, nil); err != nil {
 		t.Fatal(err)
@@ -111,6 +112,7 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 		{"full-of-bytes", "overflow", "max-length-bytes"},
 		{"short-lived", "expiry", "message-ttl"},
 		{"expiring", "expiry", "expires"},
+		{"expiring-dead-letters", "expiry", "expires"},
 		{"transient", "durability", `"transient"`},
 		{"unbound", "binding", `"unbound"`},
 		{"absent", "exchange", `"absent"`},
