@@ -157,6 +157,10 @@ func TestDoctor_FindsEachFaultOfTheTables(t *testing.T) {
 			p.exec(`delete from {{inbox}}`)
 			f.do(p)
 			p.expect(f.check, f.severity, f.names)
+			if f.check == "indexes" { // what it says helps
+				p.exec(between(p.check()[0].Remedy, "writers: ", "; if"))
+				p.healthy()
+			}
 		}
 		t.Run(name+" on PostgreSQL", func(t *testing.T) {
 			t.Parallel()

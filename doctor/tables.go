@@ -16,8 +16,12 @@ import (
 func (e *examination) indexes(ctx context.Context) (found findings, err error) {
 	missing, err := e.store.MissingIndexes(ctx, e.sets)
 	if len(missing) > 0 {
-		found.add(Error, "indexes", fmt.Sprintf("Indexes are missing, or are not valid: %s. Statements read whole tables.", strings.Join(missing, ", ")),
-			"Create them as the migrations of this version do, or reindex those that are not valid.")
+		var names, create []string
+		for _, i := range missing {
+			names, create = append(names, i.Name), append(create, i.Create)
+		}
+		found.add(Error, "indexes", fmt.Sprintf("Indexes are missing, or are not valid: %s. Statements read whole tables.", strings.Join(names, ", ")),
+			"Run this while little is written, since it locks out writers: "+strings.Join(create, "; ")+"; if an index exists and is not valid, run reindex index instead.")
 	}
 	return found, err
 }

@@ -50,6 +50,9 @@ type Sequence struct {
 	Cache int64
 }
 
+// Index is an index that the migrations have made, with the statement that makes it.
+type Index struct{ Name, Create string }
+
 // Store reads one database. What a database does not have is never found in it. Methods that read
 // a table need it to exist.
 type Store interface {
@@ -62,7 +65,7 @@ type Store interface {
 	Subscribed(ctx context.Context) ([]string, error)
 
 	// MissingIndexes returns the indexes of sets that do not exist, or cannot be used.
-	MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]string, error)
+	MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error)
 
 	// Pooled reports whether a session of a client moves between sessions of the server. It needs
 	// several connections, and returns false if the pool gives it none.

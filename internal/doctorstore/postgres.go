@@ -72,12 +72,12 @@ func (s *postgres) Subscribed(ctx context.Context) ([]string, error) {
 	return list(ctx, s.db, name, s.q.Subscribed)
 }
 
-func (s *postgres) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]string, error) {
+func (s *postgres) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error) {
 	all, err := indexesOf(s.where, sets)
 	if err != nil {
 		return nil, err
 	}
-	there, err := list(ctx, s.db, name, s.q.Indexes, pq.Array(all))
+	there, err := list(ctx, s.db, name, s.q.Indexes, pq.Array(namesOf(all)))
 	return without(all, there), err
 }
 
