@@ -150,6 +150,7 @@ func (d *Doctor) Check(ctx context.Context) ([]Finding, error) {
 		{"subscription", e.subscription},
 		{"indexes", e.indexes},
 		{"pooler", e.pooler},
+		{"purge", e.hidden},
 		{"purge", e.purge},
 		{"retention", e.retention},
 	} {

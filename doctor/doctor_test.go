@@ -306,8 +306,25 @@ func TestDoctor_GivesNoFalseAlarm(t *testing.T) {
 	p.exec(`alter role all in database other set synchronous_commit = off`)
 	p.exec(`alter table {{inbox}} set (autovacuum_enabled = true)`)
 
-	// A report in another database keeps no rows of this one.
+	// A subscriber of a logical slot is no standby: nobody fails over to it.
+	p.exec(`create table public.large as select i from generate_series(1, 100000) i`)
+	p.exec(`create publication capture for table public.large`)
+	p.exec(`select pg_create_logical_replication_slot('capture', 'pgoutput')`)
 	other := server.OpenAs("postgres", "other")
+	for _, text := range []string{
+		`create table public.large (i int)`,
+		`create subscription capture connection '` + server.DSN() + `' publication capture with (create_slot = false, copy_data = false)`,
+	} {
+		if _, err := other.ExecContext(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testserver.Eventually(t, "the subscriber streams", func() (streams bool) {
+		err := p.db.QueryRowContext(t.Context(), `select count(*) > 0 from pg_stat_replication where state = 'streaming'`).Scan(&streams)
+		return err == nil && streams
+	})
+
+	// A report in another database keeps no rows of this one.
 	tx, err := other.BeginTx(context.WithoutCancel(t.Context()), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
 	if err != nil {
 		t.Fatal(err)
@@ -318,7 +335,6 @@ func TestDoctor_GivesNoFalseAlarm(t *testing.T) {
 	}
 
 	// Neither does vacuum, which may take hours.
-	p.exec(`create table public.large as select i from generate_series(1, 100000) i`)
 	vacuum, err := p.db.Conn(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -340,12 +356,28 @@ func TestDoctor_GivesNoFalseAlarm(t *testing.T) {
 	}()
 	testserver.Eventually(t, "both have a snapshot for long enough", func() (both bool) {
 		err := p.db.QueryRowContext(t.Context(), `select count(*) = 2 from pg_stat_activity
-			where (query like 'vacuum public%' or datname = 'other') and backend_xmin is not null and clock_timestamp() - xact_start > interval '300 ms'`).Scan(&both)
+			where (query like 'vacuum public%' or query like 'select from pg_class%' and datname = 'other') and backend_xmin is not null and clock_timestamp() - xact_start > interval '300 ms'`).Scan(&both)
 		return err == nil && both
 	})
 	for _, f := range p.check() {
 		t.Errorf("%+v", f)
 	}
+}
+
+// Rows that a role may not see are no sign that all is well.
+func TestDoctor_ReportsTablesWhoseRowsItMayNotSee(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	owner := newPatient(t, server.Open(), oncemill.Config{})
+	insertID(owner, "9")
+	owner.exec(`alter table {{inbox}} enable row level security`)
+	owner.exec(`create role watcher login password 'postgres' in role pg_monitor`)
+	owner.exec(`grant usage on schema oncemill to watcher`)
+	owner.exec(`grant select on all tables in schema oncemill to watcher`)
+	owner.expect("purge", doctor.Warning, `"stock"`)
+	watcher := *owner
+	watcher.db = server.OpenAs("watcher", "postgres")
+	watcher.expect("purge", doctor.Warning, "hides rows of oncemill.inbox")
 }
 
 func TestDoctor_NoticesAPooler(t *testing.T) {

@@ -26,6 +26,16 @@ func (e *examination) indexes(ctx context.Context) (found findings, err error) {
 	return found, err
 }
 
+// hidden looks for tables of which purge and retention cannot judge the rows.
+func (e *examination) hidden(ctx context.Context) (found findings, err error) {
+	tables, err := e.store.Hidden(ctx)
+	if len(tables) > 0 {
+		found.add(Warning, "purge", fmt.Sprintf("Row-level security hides rows of %s from this role: it is not known whether somebody purges them.", strings.Join(tables, ", ")),
+			"Run it as the owner of the tables.")
+	}
+	return found, err
+}
+
 // purge looks for rows that should have been removed long ago.
 func (e *examination) purge(ctx context.Context) (found findings, err error) {
 	const remedy = "Run oncemill purge --every 1h beside the services, or let a service with the inbox, or the engine, of this database run; see docs/operations.md, Purging."

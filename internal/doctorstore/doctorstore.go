@@ -64,6 +64,9 @@ type Store interface {
 	WithoutAutovacuum(ctx context.Context) ([]string, error)
 	Subscribed(ctx context.Context) ([]string, error)
 
+	// Hidden returns tables of which row-level security hides rows from this role.
+	Hidden(ctx context.Context) ([]string, error)
+
 	// MissingIndexes returns the indexes of sets that do not exist, or cannot be used.
 	MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error)
 

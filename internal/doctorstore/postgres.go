@@ -24,6 +24,7 @@ type postgresText struct {
 	OverdueKey, OldestID, OldestHistory, OldestClosed       string
 	Server, ForgetfulRoles, Snapshots, IdleSlots            string
 	CachedSequences, WithoutAutovacuum, Subscribed, Indexes string
+	Hidden                                                  string
 	Mark, Marked                                            string
 }
 
@@ -70,6 +71,10 @@ func (s *postgres) WithoutAutovacuum(ctx context.Context) ([]string, error) {
 
 func (s *postgres) Subscribed(ctx context.Context) ([]string, error) {
 	return list(ctx, s.db, name, s.q.Subscribed)
+}
+
+func (s *postgres) Hidden(ctx context.Context) ([]string, error) {
+	return list(ctx, s.db, name, s.q.Hidden)
 }
 
 func (s *postgres) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error) {

@@ -98,6 +98,14 @@ join pg_index i on i.indexrelid = c.oid
 where c.relname::text = any ($1::text[]) and c.relnamespace = to_regnamespace('{{schema}}')
 	and i.indisvalid and i.indisready;
 
+-- name: hidden
+-- By primary key. Tables of which this role may see some rows only.
+select c.oid::regclass::text
+from pg_class c
+where c.oid in (to_regclass('{{dead_letters}}'), to_regclass('{{inbox}}'), to_regclass('{{idempotency}}'), to_regclass('{{outbox_history}}'))
+	and row_security_active(c.oid)
+order by 1;
+
 -- name: mark
 -- Marks the server's session, not the transaction.
 select set_config('oncemill.doctor', $1, false);
