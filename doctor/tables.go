@@ -38,14 +38,14 @@ func (e *examination) hidden(ctx context.Context) (found findings, err error) {
 
 // purge looks for rows that should have been removed long ago.
 func (e *examination) purge(ctx context.Context) (found findings, err error) {
-	const remedy = "Run oncemill purge --every 1h beside the services, or let a service with the inbox, or the engine, of this database run; see docs/operations.md, Purging."
 	if e.has(idempotency.Migrations) {
 		age, err := e.store.OverdueKey(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if age > e.cfg.Overdue {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", text(age)), remedy)
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", text(age)),
+				"Run the engine of a service (idempotency.Engine.Run), or beside the services: oncemill purge --every 1h")
 		}
 	}
 	if e.has(inbox.Migrations) {
@@ -69,7 +69,8 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			}
 		}
 		if overdue > 0 {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), text(oldest)), remedy+" If the retention is longer than "+text(e.cfg.InboxRetention)+", name it.")
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), text(oldest)),
+				"If their retention is longer than "+text(e.cfg.InboxRetention)+", name it. Otherwise run their inboxes (inbox.Inbox.Run), or with the longest retention of all: oncemill purge --inbox-retention "+hours(e.cfg.InboxRetention))
 		}
 	}
 	if e.has(dlq.Migrations) {
@@ -78,7 +79,7 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			return nil, err
 		}
 		if age > e.cfg.LetterRetention+e.cfg.Overdue {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", text(age)), "Run oncemill purge --letter-retention.")
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", text(age)), "Relays delete them. Where none runs: oncemill purge --letter-retention "+hours(e.cfg.LetterRetention))
 		}
 	}
 	return found, nil
@@ -99,6 +100,9 @@ func (e *examination) retention(ctx context.Context) (found findings, err error)
 	}
 	return found, nil
 }
+
+// hours returns a time as a flag of the command takes it.
+func hours(d time.Duration) string { return strings.TrimSuffix(d.String(), "0m0s") }
 
 // text returns a time in units that fit it.
 func text(d time.Duration) string {
