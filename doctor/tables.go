@@ -96,7 +96,7 @@ func (e *examination) retention(ctx context.Context) (found findings, err error)
 	}
 	if age > e.cfg.InboxRetention {
 		found.add(Warning, "retention", fmt.Sprintf("The history has messages that are %s old, and inboxes remember ids for %s: a message that is sent again after that is not recognized as a duplicate, and becomes a dead letter.", text(age), text(e.cfg.InboxRetention)),
-			"Raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
+			"If their retention is longer than "+text(e.cfg.InboxRetention)+", name it. Otherwise raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
 	}
 	return found, nil
 }

@@ -134,9 +134,10 @@ func (q *queue) judge(name, version string, found *findings) {
 		found bool
 		what  string
 	}{
-		{!q.Durable, "is not durable: a restart of the broker loses it and its messages"},
+		// RabbitMQ shows an exclusive queue as not durable.
 		{q.Exclusive, "is exclusive: it ends with its connection, and its messages are lost"},
 		{q.AutoDelete, "is deleted with its last consumer: its messages are lost then"},
+		{!q.Durable, "is not durable: a restart of the broker loses it and its messages"},
 	} {
 		if fault.found {
 			found.add(doctor.Error, "durability", fmt.Sprintf("Queue %s %s.", quoted(name), fault.what),

@@ -144,6 +144,14 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 		t.Errorf("%+v", found)
 	}
 
+	if _, err := b.ch.QueueDeclare("private", true, false, true, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	found = b.check(queue, rabbitmq.Config{Queues: []string{"private"}, Admin: b.Admin()})
+	if len(found) != 1 || found[0].Check != "durability" || !strings.Contains(found[0].Problem, "is exclusive") {
+		t.Errorf("%+v", found)
+	}
+
 	refused, err := rabbitmq.New(queue, rabbitmq.Config{Queues: []string{"healthy"}, Admin: strings.Replace(b.Admin(), "guest:guest", "guest:hunter2", 1)})
 	if err != nil {
 		t.Fatal(err)
