@@ -11,6 +11,7 @@
 //
 // It changes nothing, reads a bounded number of rows by indexes, and does not wait for long where a
 // table is locked or the server is silent. It sees what its role may see: PostgreSQL shows the
-// transactions of others to members of pg_monitor. Package doctor/rabbitmq does the same for the
-// broker. What goes wrong while everything is set right is in package status.
+// transactions of others to members of pg_monitor, and with row-level security all rows to the owner
+// of a table. Package doctor/rabbitmq does the same for the broker. What goes wrong while everything
+// is set right is in package status.
 package doctor

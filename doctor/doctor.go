@@ -131,7 +131,10 @@ func (d *Doctor) Check(ctx context.Context) ([]Finding, error) {
 	versions, err := bounded.Do(ctx, d.calls, callLimit, func(ctx context.Context) ([]oncemill.Status, error) {
 		return oncemill.MigrationStatus(ctx, d.db, d.where.Config(), sets()...)
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, bounded.ErrAbandoned):
+		return nil, fmt.Errorf("doctor: the database gives no answer; check that the address is that of its server: %w", err)
+	case err != nil:
 		return nil, fmt.Errorf("doctor: %w", err)
 	}
 	all := e.tables(versions)
@@ -147,6 +150,7 @@ func (d *Doctor) Check(ctx context.Context) ([]Finding, error) {
 		{"subscription", e.subscription},
 		{"indexes", e.indexes},
 		{"pooler", e.pooler},
+		{"purge", e.hidden},
 		{"purge", e.purge},
 		{"retention", e.retention},
 	} {

@@ -157,6 +157,10 @@ func TestDoctor_FindsEachFaultOfTheTables(t *testing.T) {
 			p.exec(`delete from {{inbox}}`)
 			f.do(p)
 			p.expect(f.check, f.severity, f.names)
+			if f.check == "indexes" { // what it says helps
+				p.exec(between(p.check()[0].Remedy, "writers: ", "; if"))
+				p.healthy()
+			}
 		}
 		t.Run(name+" on PostgreSQL", func(t *testing.T) {
 			t.Parallel()
@@ -199,10 +203,30 @@ func TestDoctor_FindsEachFaultOfAServer(t *testing.T) {
 			p.exec(`alter role producer set synchronous_commit = off`)
 			return func() { p.exec(`drop role producer`) }
 		}, "synchronous-commit", doctor.Error, `"producer"`},
+		{"another role's synchronous_commit in this database", func() func() {
+			p.exec(`create role "Etl"`)
+			p.exec(`alter role "Etl" in database postgres set synchronous_commit = 'False'`)
+			return func() {
+				for _, f := range p.check() { // what it says helps
+					p.exec(between(f.Remedy, "run ", " and let"))
+				}
+				p.healthy()
+				p.exec(`drop role "Etl"`)
+			}
+		}, "synchronous-commit", doctor.Error, `"Etl"`},
+		{"all roles' synchronous_commit", func() func() {
+			p.exec(`alter role all set synchronous_commit = 0`)
+			p.db = server.Open("synchronous_commit=on")
+			return func() {
+				for _, f := range p.check() {
+					p.exec(between(f.Remedy, "run ", " and let"))
+				}
+			}
+		}, "synchronous-commit", doctor.Error, "All roles have"},
 		{"autovacuum off", func() func() { system("autovacuum", "off"); return func() { reset("autovacuum") } }, "autovacuum", doctor.Error, "track_counts"},
 		{"autovacuum off for a table", func() func() {
-			p.exec(`alter table {{outbox_2}} set (autovacuum_enabled = false)`)
-			return func() { p.exec(`alter table {{outbox_2}} reset (autovacuum_enabled)`) }
+			p.exec(`alter table {{outbox_2}} set (autovacuum_enabled = f, fillfactor = 90)`)
+			return func() { p.exec(`alter table {{outbox_2}} reset (autovacuum_enabled, fillfactor)`) }
 		}, "autovacuum", doctor.Error, "outbox_2"},
 		{"fsync off", func() func() { system("fsync", "off"); return func() { reset("fsync") } }, "fsync", doctor.Error, "power failure"},
 		{"a sequence with a cache", func() func() {
@@ -247,7 +271,7 @@ func TestDoctor_FindsEachFaultOfAServer(t *testing.T) {
 			p.exec(`update pg_index set indisvalid = false where indexrelid = '{{parked_key}}'::regclass`)
 			return func() { p.exec(`update pg_index set indisvalid = true where indexrelid = '{{parked_key}}'::regclass`) }
 		}, "indexes", doctor.Error, "parked_key"},
-		{"an asynchronous standby", func() func() { return server.Standby().Stop }, "asynchronous-failover", doctor.Warning, "1 standbys"},
+		{"an asynchronous standby", func() func() { return server.Standby().Stop }, "asynchronous-failover", doctor.Warning, "asynchronously: 1."},
 	} {
 		p.healthy()
 		undo := c.fault()
@@ -263,6 +287,97 @@ func TestDoctor_FindsEachFaultOfAServer(t *testing.T) {
 	defer standby.Stop()
 	p.db = standby.Open()
 	p.expect("standby", doctor.Error, "accepts no writes")
+}
+
+// between returns what is between two texts.
+func between(s, before, after string) string {
+	_, s, _ = strings.Cut(s, before)
+	s, _, _ = strings.Cut(s, after)
+	return s
+}
+
+// What does no harm to the tables is no finding.
+func TestDoctor_GivesNoFalseAlarm(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t, "wal_level=logical")
+	p := newPatient(t, server.Open(), oncemill.Config{})
+	p.cfg.SnapshotAge = 200 * time.Millisecond
+	p.exec(`create database other`)
+	p.exec(`alter role all in database other set synchronous_commit = off`)
+	p.exec(`alter table {{inbox}} set (autovacuum_enabled = true)`)
+
+	// A subscriber of a logical slot is no standby: nobody fails over to it.
+	p.exec(`create table public.large as select i from generate_series(1, 100000) i`)
+	p.exec(`create publication capture for table public.large`)
+	p.exec(`select pg_create_logical_replication_slot('capture', 'pgoutput')`)
+	other := server.OpenAs("postgres", "other")
+	for _, text := range []string{
+		`create table public.large (i int)`,
+		`create subscription capture connection '` + server.DSN() + `' publication capture with (create_slot = false, copy_data = false)`,
+	} {
+		if _, err := other.ExecContext(t.Context(), text); err != nil {
+			t.Fatal(err)
+		}
+	}
+	testserver.Eventually(t, "the subscriber streams", func() (streams bool) {
+		err := p.db.QueryRowContext(t.Context(), `select count(*) > 0 from pg_stat_replication where state = 'streaming'`).Scan(&streams)
+		return err == nil && streams
+	})
+
+	// A report in another database keeps no rows of this one.
+	tx, err := other.BeginTx(context.WithoutCancel(t.Context()), &sql.TxOptions{Isolation: sql.LevelRepeatableRead})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback()
+	if _, err := tx.ExecContext(t.Context(), `select from pg_class`); err != nil {
+		t.Fatal(err)
+	}
+
+	// Neither does vacuum, which may take hours.
+	vacuum, err := p.db.Conn(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_, err := vacuum.ExecContext(ctx, `set vacuum_cost_limit = 1; set vacuum_cost_delay = 100`)
+		if err == nil {
+			_, err = vacuum.ExecContext(ctx, `vacuum public.large`)
+		}
+		ended <- err
+	}()
+	defer func() {
+		cancel()
+		if err := <-ended; err == nil {
+			t.Error("vacuum ended before it was seen")
+		}
+	}()
+	testserver.Eventually(t, "both have a snapshot for long enough", func() (both bool) {
+		err := p.db.QueryRowContext(t.Context(), `select count(*) = 2 from pg_stat_activity
+			where (query like 'vacuum public%' or query like 'select from pg_class%' and datname = 'other') and backend_xmin is not null and clock_timestamp() - xact_start > interval '300 ms'`).Scan(&both)
+		return err == nil && both
+	})
+	for _, f := range p.check() {
+		t.Errorf("%+v", f)
+	}
+}
+
+// Rows that a role may not see are no sign that all is well.
+func TestDoctor_ReportsTablesWhoseRowsItMayNotSee(t *testing.T) {
+	t.Parallel()
+	server := testserver.PrivatePostgres(t)
+	owner := newPatient(t, server.Open(), oncemill.Config{})
+	insertID(owner, "9")
+	owner.exec(`alter table {{inbox}} enable row level security`)
+	owner.exec(`create role watcher login password 'postgres' in role pg_monitor`)
+	owner.exec(`grant usage on schema oncemill to watcher`)
+	owner.exec(`grant select on all tables in schema oncemill to watcher`)
+	owner.expect("purge", doctor.Warning, `"stock"`)
+	watcher := *owner
+	watcher.db = server.OpenAs("watcher", "postgres")
+	watcher.expect("purge", doctor.Warning, "hides rows of oncemill.inbox")
 }
 
 func TestDoctor_NoticesAPooler(t *testing.T) {

@@ -32,7 +32,7 @@ func (e *examination) server(ctx context.Context) (found findings, err error) {
 		found.add(Error, "fsync", "fsync or full_page_writes is off: a power failure can destroy the database.", "Set both to on.")
 	}
 	if s.Standbys > 0 && !s.Synchronous {
-		found.add(Warning, "asynchronous-failover", fmt.Sprintf("%d standbys follow asynchronously: a failover loses the last transactions, and messages of these may have been published.", s.Standbys),
+		found.add(Warning, "asynchronous-failover", fmt.Sprintf("Standbys that follow asynchronously: %d. A failover loses the last transactions, and messages of these may have been published.", s.Standbys),
 			"Set synchronous_standby_names and start relays with --require-durable, or keep a history and send the lost window again after a failover (oncemill resend).")
 	}
 	if s.Isolation != "" && s.Isolation != "read committed" {
@@ -53,7 +53,7 @@ func (e *examination) forgetfulRoles(ctx context.Context) (found findings, err e
 			who = "Role " + quoted(s.Role) + " has"
 		}
 		found.add(Error, "synchronous-commit", fmt.Sprintf("%s %s: the server can lose their transactions after it has reported them as committed.", who, s.Value),
-			"Reset it (alter role ... reset synchronous_commit) for producers and consumers, or start relays with --require-durable.")
+			"If these are producers or consumers, run "+s.Reset+" and let them reconnect; or start relays with --require-durable.")
 	}
 	return found, err
 }
@@ -83,7 +83,7 @@ func (e *examination) sequences(ctx context.Context) (found findings, err error)
 	sequences, err := e.store.CachedSequences(ctx)
 	for _, s := range sequences {
 		found.add(Error, "sequence-cache", fmt.Sprintf("Sequence %s has cache %d: sessions use ids out of order, which breaks the order of keys.", s.Name, s.Cache),
-			"Run alter sequence "+s.Name+" cache 1.")
+			"Run alter sequence "+s.Name+" cache 1, and let producers reconnect: open sessions still have ids.")
 	}
 	return found, err
 }

@@ -16,22 +16,36 @@ import (
 func (e *examination) indexes(ctx context.Context) (found findings, err error) {
 	missing, err := e.store.MissingIndexes(ctx, e.sets)
 	if len(missing) > 0 {
-		found.add(Error, "indexes", fmt.Sprintf("Indexes are missing, or are not valid: %s. Statements read whole tables.", strings.Join(missing, ", ")),
-			"Create them as the migrations of this version do, or reindex those that are not valid.")
+		var names, create []string
+		for _, i := range missing {
+			names, create = append(names, i.Name), append(create, i.Create)
+		}
+		found.add(Error, "indexes", fmt.Sprintf("Indexes are missing, or are not valid: %s. Statements read whole tables.", strings.Join(names, ", ")),
+			"Run this while little is written, since it locks out writers: "+strings.Join(create, "; ")+"; if an index exists and is not valid, run reindex index instead.")
+	}
+	return found, err
+}
+
+// hidden looks for tables of which purge and retention cannot judge the rows.
+func (e *examination) hidden(ctx context.Context) (found findings, err error) {
+	tables, err := e.store.Hidden(ctx)
+	if len(tables) > 0 {
+		found.add(Warning, "purge", fmt.Sprintf("Row-level security hides rows of %s from this role: it is not known whether somebody purges them.", strings.Join(tables, ", ")),
+			"Run it as the owner of the tables.")
 	}
 	return found, err
 }
 
 // purge looks for rows that should have been removed long ago.
 func (e *examination) purge(ctx context.Context) (found findings, err error) {
-	const remedy = "Run oncemill purge --every 1h beside the services, or let a service with the inbox, or the engine, of this database run; see docs/operations.md, Purging."
 	if e.has(idempotency.Migrations) {
 		age, err := e.store.OverdueKey(ctx)
 		if err != nil {
 			return nil, err
 		}
 		if age > e.cfg.Overdue {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", text(age)), remedy)
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", text(age)),
+				"Run the engine of a service (idempotency.Engine.Run), or beside the services: oncemill purge --every 1h")
 		}
 	}
 	if e.has(inbox.Migrations) {
@@ -55,7 +69,8 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			}
 		}
 		if overdue > 0 {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), text(oldest)), remedy+" If the retention is longer than "+text(e.cfg.InboxRetention)+", name it.")
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), text(oldest)),
+				"If their retention is longer than "+text(e.cfg.InboxRetention)+", name it. Otherwise run their inboxes (inbox.Inbox.Run), or with the longest retention of all: oncemill purge --inbox-retention "+hours(e.cfg.InboxRetention))
 		}
 	}
 	if e.has(dlq.Migrations) {
@@ -64,7 +79,7 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			return nil, err
 		}
 		if age > e.cfg.LetterRetention+e.cfg.Overdue {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", text(age)), "Run oncemill purge --letter-retention.")
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", text(age)), "Relays delete them. Where none runs: oncemill purge --letter-retention "+hours(e.cfg.LetterRetention))
 		}
 	}
 	return found, nil
@@ -81,10 +96,13 @@ func (e *examination) retention(ctx context.Context) (found findings, err error)
 	}
 	if age > e.cfg.InboxRetention {
 		found.add(Warning, "retention", fmt.Sprintf("The history has messages that are %s old, and inboxes remember ids for %s: a message that is sent again after that is not recognized as a duplicate, and becomes a dead letter.", text(age), text(e.cfg.InboxRetention)),
-			"Raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
+			"If their retention is longer than "+text(e.cfg.InboxRetention)+", name it. Otherwise raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
 	}
 	return found, nil
 }
+
+// hours returns a time as a flag of the command takes it.
+func hours(d time.Duration) string { return strings.TrimSuffix(d.String(), "0m0s") }
 
 // text returns a time in units that fit it.
 func text(d time.Duration) string {

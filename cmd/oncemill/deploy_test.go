@@ -197,9 +197,9 @@ func sites(t *testing.T) []*site {
 		newSite(t, &site{job: "oncemill-healthy", fault: func(s *site) { s.publish("orders", 3, in2s); s.publish("orders", 3) }}, lite, 1),
 		newSite(t, &site{job: "oncemill-none", must: []string{"NoWorker", "ScrapeMissing"}, fault: func(s *site) { s.kill(0) }}, lite, 1),
 		newSite(t, &site{job: "oncemill-one-of-two", must: []string{"ScrapeMissing"}, may: []string{"UnownedLanes", "BacklogMetricsMissing"}, fault: func(s *site) { s.kill(1) }}, lite, 2),
-		newSite(t, &site{job: "oncemill-deep", must: []string{"BacklogDeep"}, may: []string{"MessagesOld"}, fault: missing(20)}, lite, 1),
+		newSite(t, &site{job: "oncemill-deep", must: []string{"BacklogDeep"}, may: []string{"MessagesOld", "RetryingLong"}, fault: missing(20)}, lite, 1),
 		newSite(t, &site{job: "oncemill-old", must: []string{"MessagesOld"}, fault: missing(1)}, lite, 1),
-		newSite(t, &site{job: "oncemill-retrying", must: []string{"RetryingGrowing"}, fault: refused()}, lite, 1, "--retry-initial", "1h"),
+		newSite(t, &site{job: "oncemill-retrying", must: []string{"RetryingGrowing", "RetryingLong"}, fault: refused()}, lite, 1, "--retry-initial", "1h"),
 		newSite(t, &site{job: "oncemill-dead", must: []string{"DeadLettersGrowing", "DeadLettersOpen"}, fault: refused()}, lite, 1, "--max-attempts", "1"),
 		newSite(t, &site{job: "oncemill-held", must: []string{"HeldKeys", "DeadLettersGrowing", "DeadLettersOpen"}, fault: refused(key)}, lite, 1, "--max-attempts", "1", "--hold-key"),
 		newSite(t, &site{job: "oncemill-late", must: []string{"ScheduledLate"}, fault: func(s *site) {

@@ -51,10 +51,11 @@ messages: by a delivery limit, a maximal length, or an expiry.`,
 			return opts.database.with(func(db *sql.DB, where oncemill.Config) error {
 				o.tables.Database = where
 				findings, err := o.check(cmd.Context(), db)
-				if err != nil {
+				var usage *usageError
+				if errors.As(err, &usage) {
 					return err
 				}
-				return report(cmd.OutOrStdout(), findings, asJSON)
+				return errors.Join(report(cmd.OutOrStdout(), findings, err == nil, asJSON), err)
 			})
 		},
 	}
@@ -74,7 +75,8 @@ messages: by a delivery limit, a maximal length, or an expiry.`,
 	return cmd
 }
 
-// check examines the database, and the broker if it is named.
+// check examines the database, and the broker if it is named. It returns what it has found also
+// with an error, since one of the two may work.
 func (o *doctorOptions) check(ctx context.Context, db *sql.DB) ([]doctor.Finding, error) {
 	d, err := doctor.New(db, o.tables)
 	if err != nil {
@@ -85,11 +87,11 @@ func (o *doctorOptions) check(ctx context.Context, db *sql.DB) ([]doctor.Finding
 		return nil, &usageError{err}
 	}
 	findings, err := d.Check(ctx)
-	if err != nil || broker == nil {
+	if broker == nil || ctx.Err() != nil {
 		return findings, err
 	}
-	more, err := broker.Check(ctx)
-	return append(findings, more...), err
+	more, brokerErr := broker.Check(ctx)
+	return append(findings, more...), errors.Join(err, brokerErr)
 }
 
 // brokerDoctor returns nil if the broker is not to be checked.
@@ -126,9 +128,13 @@ func topologyOf(name, url string) (amqp.Config, error) {
 	return amqp.Config{}, &usageError{fmt.Errorf("--topology %q: must be pubsub or queue", name)}
 }
 
-// report prints findings, errors first, and returns an error if there is one.
-func report(out io.Writer, findings []doctor.Finding, asJSON bool) error {
+// report prints findings, errors first, and returns an error if there is one. It prints nothing if
+// there are none and not all was checked: an empty array would be good news.
+func report(out io.Writer, findings []doctor.Finding, whole, asJSON bool) error {
 	slices.SortStableFunc(findings, func(a, b doctor.Finding) int { return weight(a) - weight(b) })
+	if len(findings) == 0 && !whole {
+		return nil
+	}
 	if asJSON {
 		if err := printJSON(out, append([]doctor.Finding{}, findings...), ""); err != nil {
 			return err

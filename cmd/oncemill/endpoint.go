@@ -44,7 +44,7 @@ type endpoint struct {
 type reading struct {
 	done chan struct{} // closed when what follows is set
 	text []byte
-	late time.Duration // age of the oldest message in the outbox
+	late time.Duration // age of the oldest message in the outbox; negative if it is unknown
 	err  error
 	fit  time.Time // it is fresh until then
 }
@@ -134,6 +134,7 @@ func (e *endpoint) fresh(ctx context.Context) (text []byte, late time.Duration, 
 	if err != nil {
 		return nil, 0, err
 	}
+	late = -1 // a table is locked, say
 	if s.Outbox != nil {
 		late = time.Duration(s.Outbox.Oldest)
 	}
@@ -152,10 +153,15 @@ func (e *endpoint) delivers(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if at.err == nil && at.late > e.late {
+	switch {
+	case at.err != nil:
+		return at.err
+	case at.late < 0:
+		return errors.New("the outbox cannot be read, so messages may have waited for longer than --ready-lag")
+	case at.late > e.late:
 		return fmt.Errorf("a message has waited for %v, longer than --ready-lag %v", at.late.Truncate(time.Second), e.late)
 	}
-	return at.err
+	return nil
 }
 
 // serve serves until ctx ends. That it cannot does not end the worker.

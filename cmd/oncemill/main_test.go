@@ -123,7 +123,7 @@ func TestCommand_ExitsWithTwoOnWrongUsage(t *testing.T) {
 		"pprof nowhere":       {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--pprof"}, want: "require --listen"},
 		"lag backwards":       {args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost", "--listen", "127.0.0.1:0", "--ready-lag", "-1s"}, want: "--ready-lag"},
 		"metrics nowhere":     {env: []string{"OTEL_METRICS_EXPORTER=prometheus"}, args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost"}, want: "requires --listen"},
-		"OTLP over gRPC":      {env: []string{"OTEL_EXPORTER_OTLP_PROTOCOL=grpc"}, args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost"}, want: "only http/protobuf"},
+		"OTLP over gRPC":      {env: []string{"OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "OTEL_TRACES_EXPORTER=otlp"}, args: []string{"relay", "--database", lite, "--amqp-url", "amqp://localhost"}, want: "only http/protobuf"},
 		"bad log level":       {args: []string{"relay", "--database", lite, "--log-level", "x"}, want: "--log-level"},
 	} {
 		t.Run(name, func(t *testing.T) {

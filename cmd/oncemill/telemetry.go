@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -56,7 +57,7 @@ func newTelemetry(ctx context.Context, worker string, served bool, log *slog.Log
 		return t, nil
 	}
 	// The SDK has no other way to report that it cannot export.
-	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("telemetry is incomplete", "error", err) }))
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("telemetry is incomplete", "error", abridged(err)) }))
 	otel.SetLogger(logr.FromSlogHandler(log.Handler()))
 	attributes, err := resourceOf(ctx, worker)
 	if err != nil { // OTEL_RESOURCE_ATTRIBUTES; what could be read of it counts
@@ -140,6 +141,17 @@ func (t *telemetry) end(ctx context.Context) error {
 		}
 	}
 	return errors.Join(all...)
+}
+
+// abridged returns the text of an error of an exporter, which may hold 4 MiB of the collector's
+// answer.
+func abridged(err error) string {
+	const most = 500
+	s := err.Error()
+	if len(s) > most {
+		s = s[:most] + "…"
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
 }
 
 // gathered collects the metrics once for all who ask within gatheredFor.

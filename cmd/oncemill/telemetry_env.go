@@ -71,7 +71,7 @@ func readExporter(s signalName, get func(string) string) (otlp, prometheus bool,
 	}
 	prometheus = slices.Contains(names, "prometheus")
 	otlp = slices.Contains(names, "otlp") || (get(exporter) == "" && address != "")
-	if protocol, value := of("PROTOCOL"); value != "" && value != "http/protobuf" {
+	if protocol, value := of("PROTOCOL"); otlp && value != "" && value != "http/protobuf" {
 		errs = append(errs, fmt.Errorf("%s: only http/protobuf is supported; collectors receive it at port 4318", protocol))
 	}
 	if otlp && address != "" {

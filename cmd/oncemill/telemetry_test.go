@@ -53,10 +53,11 @@ func TestReadExports_FollowsTheStandardVariables(t *testing.T) {
 		"only prometheus":       {env: []string{endpoint, exporter + "prometheus"}, want: exports{prometheus: true, traces: true}},
 		"disabled":              {env: []string{endpoint, grpc, exporter + "bogus", "OTEL_SDK_DISABLED=TRUE"}, want: exports{disabled: true}},
 		"HTTP":                  {env: []string{endpoint, "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf"}, want: exports{metrics: true, traces: true}},
-		"gRPC":                  {env: []string{grpc}, wrong: "OTEL_EXPORTER_OTLP_PROTOCOL: only http/protobuf"},
-		"gRPC for metrics":      {env: []string{"OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=grpc"}, wrong: "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"},
-		"gRPC for traces":       {env: []string{"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc"}, wrong: "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"},
-		"gRPC overridden":       {env: []string{grpc, "OTEL_TRACES_EXPORTER=none", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=http/protobuf"}},
+		"gRPC":                  {env: []string{endpoint, grpc}, wrong: "OTEL_EXPORTER_OTLP_PROTOCOL: only http/protobuf"},
+		"gRPC for nothing":      {env: []string{grpc}}, // set for other programs of the machine
+		"gRPC for metrics":      {env: []string{endpoint, "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=grpc"}, wrong: "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"},
+		"gRPC for traces":       {env: []string{endpoint, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=grpc"}, wrong: "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"},
+		"gRPC overridden":       {env: []string{endpoint, grpc, "OTEL_TRACES_EXPORTER=none", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL=http/protobuf"}, want: exports{metrics: true}},
 		"unknown exporter":      {env: []string{exporter + "console"}, wrong: "OTEL_METRICS_EXPORTER: must be of otlp, none, prometheus"},
 		"prometheus for traces": {env: []string{"OTEL_TRACES_EXPORTER=prometheus"}, wrong: "OTEL_TRACES_EXPORTER: must be of otlp, none"},
 		"none and another":      {env: []string{exporter + "none,otlp"}, wrong: "none excludes"},
@@ -260,6 +261,35 @@ func TestRelayCommand_StopsWhileTheCollectorIsSilent(t *testing.T) {
 		t.Fatalf("%v: %s", err, output)
 	}
 	if !strings.Contains(output.String(), "the last metrics and traces were not exported") {
+		t.Errorf("does not report it: %s", output)
+	}
+}
+
+// What a collector answers fills no log.
+func TestRelayCommand_LogsLittleOfWhatTheCollectorAnswers(t *testing.T) {
+	t.Parallel()
+	rude := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusBadRequest)
+		_, _ = io.WriteString(w, strings.Repeat("\x1b[31mé", 100_000))
+	}))
+	defer rude.Close()
+	box, env := tracedMessage(t)
+	cmd, output := command(t.Context(), append(env, "OTEL_EXPORTER_OTLP_ENDPOINT="+rude.URL, "OTEL_METRIC_EXPORT_INTERVAL=100"), "relay")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	awaitRelayed(t, box)
+	if err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait()); err != nil {
+		t.Fatalf("%v: %s", err, output)
+	}
+	seen := false
+	for line := range strings.Lines(output.String()) {
+		seen = seen || strings.Contains(line, "400 Bad Request")
+		if len(line) > 2000 || strings.Contains(line, "\x1b") {
+			t.Errorf("a line of %d bytes: %.200q", len(line), line)
+		}
+	}
+	if !seen {
 		t.Errorf("does not report it: %s", output)
 	}
 }

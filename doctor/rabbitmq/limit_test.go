@@ -2,21 +2,38 @@ package rabbitmq
 
 import "testing"
 
-// The limit that RabbitMQ 4 has by default counts; that of 3 does not exist.
-func TestQueue_KnowsTheDefaultDeliveryLimit(t *testing.T) {
+// RabbitMQ applies the smaller one of argument and policy, and a limit before none. Version 3
+// refuses a negative limit, so this needs no broker.
+func TestQueue_DeliveryLimitIsTheEffectiveOne(t *testing.T) {
 	t.Parallel()
-	quorum := &queue{Type: "quorum", Policy: []any{}}
-	if limit, ok := quorum.deliveryLimit("4.1.0"); !ok || limit != 20 {
-		t.Errorf("%v, %v", limit, ok)
-	}
-	if _, ok := quorum.deliveryLimit("3.13.7"); ok {
-		t.Error("RabbitMQ 3 has none")
-	}
-	if _, ok := (&queue{Type: "classic"}).deliveryLimit("4.1.0"); ok {
-		t.Error("classic queues have none")
-	}
-	quorum.Policy = map[string]any{"delivery-limit": float64(-1)}
-	if _, ok := quorum.deliveryLimit("4.1.0"); ok {
-		t.Error("-1 is no limit")
+	for _, c := range []struct {
+		name             string
+		argument, policy any
+		version          string
+		limit            float64
+		limited          bool
+	}{
+		{"none on 3", nil, nil, "3.13.7", 0, false},
+		{"the default of 4", nil, nil, "4.1.0", 20, true},
+		{"unlimited by policy", nil, -1.0, "4.1.0", 0, false},
+		{"unlimited by argument", -1.0, nil, "4.1.0", 0, false},
+		{"the policy limits", -1.0, 5.0, "4.1.0", 5, true},
+		{"the argument limits", 5.0, -1.0, "4.1.0", 5, true},
+		{"the smaller policy", 7.0, 5.0, "4.1.0", 5, true},
+		{"the smaller argument", 5.0, 7.0, "3.13.7", 5, true},
+	} {
+		if _, limited := (&queue{Type: "classic"}).deliveryLimit(c.version); limited {
+			t.Error("classic queues have none")
+		}
+		q := queue{Type: "quorum", Arguments: map[string]any{}, Policy: map[string]any{}}
+		if c.argument != nil {
+			q.Arguments["x-delivery-limit"] = c.argument
+		}
+		if c.policy != nil {
+			q.Policy.(map[string]any)["delivery-limit"] = c.policy
+		}
+		if limit, limited := q.deliveryLimit(c.version); limited != c.limited || limited && limit != c.limit {
+			t.Errorf("%s: %v, %v", c.name, limit, limited)
+		}
 	}
 }

@@ -87,9 +87,17 @@ func (q *queue) deliveryLimit(version string) (limit float64, ok bool) {
 	if q.Type != "quorum" {
 		return 0, false
 	}
-	if value, set := q.setting("delivery-limit"); set {
-		limit, ok = value.(float64)
-		return limit, ok && limit >= 0
+	policy, _ := q.Policy.(map[string]any)
+	set := false
+	for _, value := range []any{q.Arguments["x-delivery-limit"], policy["delivery-limit"]} {
+		n, number := value.(float64)
+		set = set || number
+		if number && n >= 0 && (!ok || n < limit) { // the smaller one, or the one that is not unlimited
+			limit, ok = n, true
+		}
+	}
+	if set {
+		return limit, ok
 	}
 	major, _, _ := strings.Cut(version, ".")
 	n, err := strconv.Atoi(major)
@@ -122,14 +130,25 @@ func (d *Doctor) managed(ctx context.Context, queues []string, found *findings) 
 
 // judge looks for what drops messages.
 func (q *queue) judge(name, version string, found *findings) {
-	if !q.Durable || q.Exclusive || q.AutoDelete {
-		found.add(doctor.Error, "durability", fmt.Sprintf("Queue %s is not durable, exclusive or deleted with its last consumer: its messages are lost then.", quoted(name)),
-			"Declare it durable, not exclusive and without auto-delete.")
+	for _, fault := range []struct {
+		found bool
+		what  string
+	}{
+		// RabbitMQ shows an exclusive queue as not durable.
+		{q.Exclusive, "is exclusive: it ends with its connection, and its messages are lost"},
+		{q.AutoDelete, "is deleted with its last consumer: its messages are lost then"},
+		{!q.Durable, "is not durable: a restart of the broker loses it and its messages"},
+	} {
+		if fault.found {
+			found.add(doctor.Error, "durability", fmt.Sprintf("Queue %s %s.", quoted(name), fault.what),
+				"Declare it durable, not exclusive and without auto-delete, unless its messages may be lost.")
+			break
+		}
 	}
 	_, kept := q.setting("dead-letter-exchange")
 	if limit, ok := q.deliveryLimit(version); ok && !kept {
 		found.add(doctor.Error, "delivery-limit", fmt.Sprintf("Queue %s drops a message after %.0f deliveries: an outage of the database uses them up.", quoted(name), limit),
-			"Set delivery-limit to -1 by a policy (on RabbitMQ 3, remove it), since the inbox counts attempts itself; or set a dead-letter-exchange.")
+			"Set delivery-limit to -1 by a policy (on RabbitMQ 3, remove it), since the inbox counts attempts itself; or set a dead-letter-exchange. A limit among the arguments of the queue goes only if you declare it anew.")
 	}
 	overflow, _ := q.setting("overflow")
 	refuses := overflow == "reject-publish" || overflow == "reject-publish-dlx"
@@ -139,10 +158,12 @@ func (q *queue) judge(name, version string, found *findings) {
 				"Set overflow to reject-publish: the outbox then keeps what does not fit.")
 		}
 	}
-	for _, setting := range []string{"message-ttl", "expires"} {
-		if value, ok := q.setting(setting); ok && !kept {
-			found.add(doctor.Error, "expiry", fmt.Sprintf("Queue %s has %s %s (ms) and drops messages that wait for longer.", quoted(name), setting, quoted(fmt.Sprint(value))),
-				"Remove it, or set a dead-letter-exchange.")
-		}
+	if value, ok := q.setting("message-ttl"); ok && !kept {
+		found.add(doctor.Error, "expiry", fmt.Sprintf("Queue %s has message-ttl %s (ms) and drops messages that wait for longer.", quoted(name), quoted(fmt.Sprint(value))),
+			"Remove it, or set a dead-letter-exchange.")
+	}
+	if value, ok := q.setting("expires"); ok { // the messages of a deleted queue are not dead-lettered
+		found.add(doctor.Error, "expiry", fmt.Sprintf("Queue %s has expires %s (ms): it is deleted with its messages when it has had no consumer for so long.", quoted(name), quoted(fmt.Sprint(value))),
+			"Remove it. A dead-letter-exchange does not help.")
 	}
 }

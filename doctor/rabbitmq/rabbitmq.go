@@ -167,8 +167,11 @@ func (d *Doctor) declared(ctx context.Context, found *findings) (queues []string
 		defer ch.Close() //nolint:errcheck // a refusal has closed it
 		err = declare(ch)
 		var refusal *amqp.Error
-		if errors.As(err, &refusal) && refusal.Code == amqp.NotFound {
+		switch {
+		case errors.As(err, &refusal) && refusal.Code == amqp.NotFound:
 			return false, nil
+		case errors.As(err, &refusal) && refusal.Code == amqp.ResourceLocked: // an exclusive queue of another connection
+			return true, nil
 		}
 		return err == nil, err
 	}

@@ -92,6 +92,7 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 	b.declare("full-of-bytes", true, with(nil, "x-max-length-bytes", 10))
 	b.declare("short-lived", true, with(nil, "x-message-ttl", 1000))
 	b.declare("expiring", true, with(nil, "x-expires", 100_000))
+	b.declare("expiring-dead-letters", true, with(nil, append(dlx, "x-expires", 100_000)...))
 	b.declare("transient", false, nil)
 	if err := b.ch.ExchangeDeclare("unbound", "fanout", true, false, false, false, nil); err != nil {
 		t.Fatal(err)
@@ -111,6 +112,7 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 		{"full-of-bytes", "overflow", "max-length-bytes"},
 		{"short-lived", "expiry", "message-ttl"},
 		{"expiring", "expiry", "expires"},
+		{"expiring-dead-letters", "expiry", "expires"},
 		{"transient", "durability", `"transient"`},
 		{"unbound", "binding", `"unbound"`},
 		{"absent", "exchange", `"absent"`},
@@ -139,6 +141,14 @@ func TestDoctor_FindsEachFaultOfABroker(t *testing.T) {
 	}
 	found := b.check(queue, rabbitmq.Config{Topics: []string{"no-queue"}, Queues: []string{"no-other", "healthy"}})
 	if len(found) != 2 || found[0].Check != "queue" || !strings.Contains(found[0].Problem, `"no-queue"`) || !strings.Contains(found[1].Problem, `"no-other"`) {
+		t.Errorf("%+v", found)
+	}
+
+	if _, err := b.ch.QueueDeclare("private", true, false, true, false, nil); err != nil {
+		t.Fatal(err)
+	}
+	found = b.check(queue, rabbitmq.Config{Queues: []string{"private"}, Admin: b.Admin()})
+	if len(found) != 1 || found[0].Check != "durability" || !strings.Contains(found[0].Problem, "is exclusive") {
 		t.Errorf("%+v", found)
 	}
 

@@ -33,8 +33,9 @@ type Server struct {
 	Synchronous                                    bool // a commit waits for a standby
 }
 
-// Setting is a setting of a role; Role is empty for all roles.
-type Setting struct{ Role, Value string }
+// Setting is a setting of a role; Role is empty for all roles. Reset is the statement that removes
+// it.
+type Setting struct{ Role, Value, Reset string }
 
 // Snapshot is a transaction that keeps deleted rows.
 type Snapshot struct {
@@ -49,6 +50,9 @@ type Sequence struct {
 	Cache int64
 }
 
+// Index is an index that the migrations have made, with the statement that makes it.
+type Index struct{ Name, Create string }
+
 // Store reads one database. What a database does not have is never found in it. Methods that read
 // a table need it to exist.
 type Store interface {
@@ -60,8 +64,11 @@ type Store interface {
 	WithoutAutovacuum(ctx context.Context) ([]string, error)
 	Subscribed(ctx context.Context) ([]string, error)
 
+	// Hidden returns tables of which row-level security hides rows from this role.
+	Hidden(ctx context.Context) ([]string, error)
+
 	// MissingIndexes returns the indexes of sets that do not exist, or cannot be used.
-	MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]string, error)
+	MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error)
 
 	// Pooled reports whether a session of a client moves between sessions of the server. It needs
 	// several connections, and returns false if the pool gives it none.

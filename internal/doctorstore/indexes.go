@@ -11,12 +11,11 @@ import (
 	"github.com/oncemill/oncemill/internal/database"
 )
 
-var index = regexp.MustCompile(`(?m)^(create|drop) (?:unique )?index \{\{(?:name:)?([a-z0-9_]+)\}\}`)
+var index = regexp.MustCompile(`(?m)^(create|drop) (?:unique )?index \{\{(?:name:)?([a-z0-9_]+)\}\}[^;]*`)
 
-// indexesOf returns the indexes that the migrations of sets leave behind, by their names in the
-// database.
-func indexesOf(where database.Database, sets []oncemill.Migrations) ([]string, error) {
-	there := map[string]bool{}
+// indexesOf returns the indexes that the migrations of sets leave behind, sorted by name.
+func indexesOf(where database.Database, sets []oncemill.Migrations) ([]Index, error) {
+	there := map[string]string{}
 	for _, set := range sets {
 		steps, err := fs.Glob(set.FS, where.Dialect.String()+"/*.up.sql")
 		if err != nil {
@@ -30,17 +29,29 @@ func indexesOf(where database.Database, sets []oncemill.Migrations) ([]string, e
 			}
 			for _, found := range index.FindAllStringSubmatch(string(text), -1) {
 				if name := strings.Trim(where.Name(found[2]), `"`); found[1] == "create" {
-					there[name] = true
+					there[name] = strings.Join(strings.Fields(where.Expand(found[0])), " ")
 				} else {
 					delete(there, name)
 				}
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(there)), nil
+	var all []Index
+	for _, name := range slices.Sorted(maps.Keys(there)) {
+		all = append(all, Index{Name: name, Create: there[name]})
+	}
+	return all, nil
 }
 
-// without returns what of all is not in some.
-func without(all, some []string) []string {
-	return slices.DeleteFunc(all, func(name string) bool { return slices.Contains(some, name) })
+// namesOf returns the names of indexes.
+func namesOf(all []Index) (names []string) {
+	for _, i := range all {
+		names = append(names, i.Name)
+	}
+	return names
+}
+
+// without returns the indexes whose names are not in some.
+func without(all []Index, some []string) []Index {
+	return slices.DeleteFunc(all, func(i Index) bool { return slices.Contains(some, i.Name) })
 }

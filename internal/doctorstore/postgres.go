@@ -24,6 +24,7 @@ type postgresText struct {
 	OverdueKey, OldestID, OldestHistory, OldestClosed       string
 	Server, ForgetfulRoles, Snapshots, IdleSlots            string
 	CachedSequences, WithoutAutovacuum, Subscribed, Indexes string
+	Hidden                                                  string
 	Mark, Marked                                            string
 }
 
@@ -44,7 +45,7 @@ func (s *postgres) Server(ctx context.Context) (v Server, err error) {
 }
 
 func (s *postgres) ForgetfulRoles(ctx context.Context) ([]Setting, error) {
-	return list(ctx, s.db, func(rows *sql.Rows, v *Setting) error { return rows.Scan(&v.Role, &v.Value) }, s.q.ForgetfulRoles, Most)
+	return list(ctx, s.db, func(rows *sql.Rows, v *Setting) error { return rows.Scan(&v.Role, &v.Value, &v.Reset) }, s.q.ForgetfulRoles, Most)
 }
 
 func (s *postgres) Snapshots(ctx context.Context, olderThan time.Duration) ([]Snapshot, error) {
@@ -72,12 +73,16 @@ func (s *postgres) Subscribed(ctx context.Context) ([]string, error) {
 	return list(ctx, s.db, name, s.q.Subscribed)
 }
 
-func (s *postgres) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]string, error) {
+func (s *postgres) Hidden(ctx context.Context) ([]string, error) {
+	return list(ctx, s.db, name, s.q.Hidden)
+}
+
+func (s *postgres) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error) {
 	all, err := indexesOf(s.where, sets)
 	if err != nil {
 		return nil, err
 	}
-	there, err := list(ctx, s.db, name, s.q.Indexes, pq.Array(all))
+	there, err := list(ctx, s.db, name, s.q.Indexes, pq.Array(namesOf(all)))
 	return without(all, there), err
 }
 

@@ -47,14 +47,15 @@ func (s *sqlite) IdleSlots(context.Context) ([]string, error)                  {
 func (s *sqlite) CachedSequences(context.Context) ([]Sequence, error)          { return nil, nil }
 func (s *sqlite) WithoutAutovacuum(context.Context) ([]string, error)          { return nil, nil }
 func (s *sqlite) Subscribed(context.Context) ([]string, error)                 { return nil, nil }
+func (s *sqlite) Hidden(context.Context) ([]string, error)                     { return nil, nil }
 func (s *sqlite) Pooled(context.Context) (bool, error)                         { return false, nil }
 
-func (s *sqlite) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]string, error) {
+func (s *sqlite) MissingIndexes(ctx context.Context, sets []oncemill.Migrations) ([]Index, error) {
 	all, err := indexesOf(s.where, sets)
 	if err != nil {
 		return nil, err
 	}
-	text, err := json.Marshal(all)
+	text, err := json.Marshal(namesOf(all))
 	if err != nil {
 		return nil, err
 	}
