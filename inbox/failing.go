@@ -129,7 +129,7 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Lette
 		return nil
 	}
 	in.telemetry.record(ctx, w, outcomeDeadLetter)
-	level, attrs := in.failing.letters.Event(slog.LevelWarn)
+	level, attrs := in.failing.letters.Event(slog.LevelWarn, letter.Reason+" "+letter.Topic)
 	in.cfg.Logger.Log(ctx, level, "message dead-lettered", append(attrs, "consumer", in.cfg.Consumer, "topic", letter.Topic,
 		"message_id", letter.MessageID, "key", letter.Key, "reason", letter.Reason, "error", letter.Error)...)
 	return nil

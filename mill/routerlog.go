@@ -1,6 +1,7 @@
 package mill
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/ThreeDotsLabs/watermill"
@@ -27,12 +28,13 @@ func (l routerLog) Error(text string, err error, fields watermill.LogFields) {
 		l.LoggerAdapter.Error(text, err, fields)
 		return
 	}
-	level, attrs := l.failures.Event(slog.LevelWarn)
+	topic, ok := fields["subscribe_topic"]
+	level, attrs := l.failures.Event(slog.LevelWarn, fmt.Sprint(topic, " ", err))
 	attrs = append(attrs, "error", err)
 	if id, ok := fields["message_uuid"]; ok {
 		attrs = append(attrs, "message_id", id)
 	}
-	if topic, ok := fields["subscribe_topic"]; ok {
+	if ok {
 		attrs = append(attrs, "topic", topic)
 	}
 	if level == slog.LevelDebug {
