@@ -98,7 +98,7 @@ func endSpan(span trace.Span, kind outcome, err error, textOf func(error) string
 	}
 	if err != nil {
 		span.SetAttributes(attribute.String("error.type", string(kind)))
-		span.SetStatus(codes.Error, text.Shorten(textOf(err)))
+		span.SetStatus(codes.Error, text.Clean(textOf(err)))
 	}
 	span.End()
 }
