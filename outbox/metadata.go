@@ -39,7 +39,7 @@ const (
 	RowMetadata = ReservedMetadata + "id"
 
 	// CreatedAtMetadata holds the time of the insert into the outbox, by the database's
-	// clock, in RFC 3339. Relays send it to the broker, and an inbox measures from it how
+	// clock, in RFC 3339. Sinks send it to the broker, and an inbox measures from it how
 	// long the way from the transaction to the effect took. Publish drops it, as
 	// RowMetadata. It does not begin with ReservedMetadata: a Publish from before there was
 	// this name would refuse it on a message that a consumer passes on.

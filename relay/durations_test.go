@@ -136,17 +136,17 @@ func TestRelay_SendsTheTimeOfTheInsert(t *testing.T) {
 	before := time.Now().Add(-time.Second)
 	publish(t, box, "orders", message.NewMessage("a", nil))
 	m := <-sent
-	at, err := time.Parse(time.RFC3339Nano, m.Metadata[outbox.CreatedAtMetadata])
+	at, err := time.Parse(time.RFC3339Nano, m.Watermill().Metadata[outbox.CreatedAtMetadata])
 	if err != nil || !at.Equal(m.CreatedAt) || at.Before(before) || at.After(time.Now().Add(time.Second)) {
-		t.Errorf("sent %q, %v; created at %v", m.Metadata[outbox.CreatedAtMetadata], err, m.CreatedAt)
+		t.Errorf("sent %q, %v; created at %v", m.Watermill().Metadata[outbox.CreatedAtMetadata], err, m.CreatedAt)
 	}
 	// A consumer that passes the message on does not pass on its time.
 	again := message.NewMessage("b", nil)
-	again.Metadata = m.Metadata
+	again.Metadata = m.Watermill().Metadata
 	p.awaitNothingOwed(t)
 	publish(t, box, "orders", again)
-	if next := <-sent; !next.CreatedAt.After(m.CreatedAt) || next.Metadata[outbox.CreatedAtMetadata] == m.Metadata[outbox.CreatedAtMetadata] {
-		t.Errorf("passed on with the time %q", next.Metadata[outbox.CreatedAtMetadata])
+	if next := <-sent; !next.CreatedAt.After(m.CreatedAt) || next.Watermill().Metadata[outbox.CreatedAtMetadata] == m.Watermill().Metadata[outbox.CreatedAtMetadata] {
+		t.Errorf("passed on with the time %q", next.Watermill().Metadata[outbox.CreatedAtMetadata])
 	}
 }
 
@@ -168,11 +168,11 @@ func TestRelay_SendsNoNameThatAnOlderPublishRefuses(t *testing.T) {
 	outbox.SetKey(msg, "k")
 	publish(t, box, "orders", msg)
 	m := <-sent
-	if m.Metadata[outbox.CreatedAtMetadata] == "" {
-		t.Errorf("sent %v", m.Metadata)
+	if m.Watermill().Metadata[outbox.CreatedAtMetadata] == "" {
+		t.Errorf("sent %v", m.Watermill().Metadata)
 	}
 	known := []string{"oncemill_key", "oncemill_id", "oncemill_deliver_at", "oncemill_deliver_after", "oncemill_encoding", "oncemill_signature", "oncemill_topic"}
-	for name := range m.Metadata {
+	for name := range m.Watermill().Metadata {
 		if strings.HasPrefix(name, outbox.ReservedMetadata) && !slices.Contains(known, name) {
 			t.Errorf("sent the name %q", name)
 		}

@@ -145,7 +145,6 @@ func (w *worker) publish(ctx context.Context, entries []*entry, now time.Time) {
 			continue
 		}
 		w.tracing.begin(ctx, m)
-		m.stamp()
 		m.handed = now
 		copies[i] = m.Message
 		messages = append(messages, &copies[i])
