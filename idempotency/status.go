@@ -36,7 +36,7 @@ func (e *Engine) StatusHandler() http.Handler {
 			return
 		}
 		if err != nil {
-			e.cfg.Logger.ErrorContext(r.Context(), "idempotency scope failed", "error", err)
+			e.logScope(r.Context(), err)
 			e.cfg.Answers.Write(w, r, e.problem(ProblemInternal))
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -366,6 +367,49 @@ func TestInbox_MeasuresNoForgedTimes(t *testing.T) {
 		}
 		if least, _ := way.Min.Value(); least < before.Seconds() || least > after.Seconds() {
 			t.Errorf("measured %v s at least, want %v to %v", least, before, after)
+		}
+	})
+}
+
+// Spans of deliveries and of groups end however the handlers do.
+func TestGroup_EndsEverySpan(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		s := newSpans()
+		in := s.inbox(t, p, func(cfg *inbox.Config) {
+			cfg.Group, cfg.Timeout = inbox.Group{Size: 4, Wait: time.Second}, 2*time.Second
+		})
+		handle := in.GroupMiddleware(func(msg *message.Message) ([]*message.Message, error) {
+			kind, _, _ := strings.Cut(msg.UUID, " ")
+			switch kind {
+			case "fails":
+				return nil, errUndo
+			case "panics":
+				panic("no")
+			case "ends":
+				runtime.Goexit()
+			}
+			return nil, addEffect(msg)
+		})
+		var group sync.WaitGroup
+		for i := range 16 {
+			group.Go(func() {
+				_, _ = handle(sent(t, fmt.Sprint([]string{"fine", "fails", "panics", "ends"}[i%4], " ", i), traceparent(i+1, "01")))
+			})
+		}
+		group.Wait()
+		p.expect(t, 4, 4, 0)
+		ended := map[trace.SpanID]int{}
+		for _, span := range s.Ended() {
+			ended[span.SpanContext().SpanID()]++
+		}
+		begun := s.Started()
+		for _, span := range begun {
+			if n := ended[span.SpanContext().SpanID()]; n != 1 {
+				t.Errorf("span %q of %s ended %d times", span.Name(), attrOf(span, "messaging.message.id"), n)
+			}
+		}
+		if len(begun) <= 16 {
+			t.Errorf("%d spans: no group", len(begun))
 		}
 	})
 }
