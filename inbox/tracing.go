@@ -55,7 +55,7 @@ func (t *tracing) begin(ctx context.Context, w *work, topic string) context.Cont
 	return ctx
 }
 
-// shown returns an id that anybody may have chosen.
+// shown returns an id or key that anybody may have chosen, for spans and logs.
 func shown(id string) string {
 	if text.Check(id, maxID) != "" {
 		return text.Shorten(id)
