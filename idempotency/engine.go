@@ -97,13 +97,18 @@ func (e *Engine) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		if n, err := e.Purge(ctx); err != nil && ctx.Err() == nil {
-			level, attrs := purges.Failed(slog.LevelWarn)
+		switch n, err := e.Purge(ctx); {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			level, attrs := purges.Failed(slog.LevelWarn, err.Error())
 			e.cfg.Logger.Log(ctx, level, "purge failed", append(attrs, "error", err)...)
-		} else if attrs, report := purges.Over(); report {
-			e.cfg.Logger.InfoContext(ctx, "purge works again", append(attrs, "count", n)...)
-		} else if n > 0 {
-			e.cfg.Logger.DebugContext(ctx, "keys purged", "count", n)
+		default:
+			if attrs, report := purges.Over(); report {
+				e.cfg.Logger.InfoContext(ctx, "purge works again", append(attrs, "count", n)...)
+			} else if n > 0 {
+				e.cfg.Logger.DebugContext(ctx, "keys purged", "count", n)
+			}
 		}
 		timer.Reset(e.cfg.Expiry.PurgeEvery)
 	}

@@ -1,6 +1,8 @@
 package idempotency
 
 import (
+	"context"
+	"log/slog"
 	"sync"
 
 	"github.com/oncemill/oncemill/internal/repeats"
@@ -10,6 +12,7 @@ import (
 const (
 	eventMismatch = "key reused with another request"
 	eventConflict = "key is being processed"
+	eventScope    = "idempotency scope failed"
 )
 
 // events limits lines that repeat. There are as many as the package has messages.
@@ -21,4 +24,10 @@ func (e *events) of(event string) *repeats.Series {
 	}
 	s, _ := e.known.LoadOrStore(event, &repeats.Series{})
 	return s.(*repeats.Series) //nolint:errcheck // nothing else is stored
+}
+
+// logScope logs that Config.Scope returned an error, before there is an intent.
+func (c *core) logScope(ctx context.Context, err error) {
+	level, attrs := c.events.of(eventScope).Event(slog.LevelError, err.Error())
+	c.cfg.Logger.Log(ctx, level, eventScope, append(attrs, "error", err)...)
 }

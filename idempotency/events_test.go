@@ -97,3 +97,25 @@ func TestMiddleware_LogsWhatARequestIsFoundBy(t *testing.T) {
 		}
 	}
 }
+
+// A scope that cannot be found, for example because the session store is away, is a dozen lines.
+func TestMiddleware_LogsFailingScopesInADozenLines(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		engine := newEngine(t, &idempotency.MemoryStore{}, func(c *idempotency.Config) {
+			c.Logger = slog.New(slog.NewTextHandler(&log, nil))
+			c.Scope = func(*http.Request) (idempotency.Scope, error) { return idempotency.Scope{}, errAway }
+		})
+		handler := engine.Middleware(ok("done"))
+		for range 3600 {
+			if got := do(t, handler, post("/", "x")); got.Code != http.StatusInternalServerError {
+				t.Fatalf("status %d", got.Code)
+			}
+			time.Sleep(time.Second)
+		}
+		if n := strings.Count(log.String(), `level=ERROR msg="idempotency scope failed"`); n < 5 || n > 12 || n != strings.Count(log.String(), "\n") {
+			t.Errorf("%d lines: %s", n, log.String())
+		}
+	})
+}

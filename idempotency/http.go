@@ -160,7 +160,7 @@ func (x *exchange) identify(ctx context.Context, key string) bool {
 		return false
 	}
 	if err != nil {
-		x.cfg.Logger.ErrorContext(ctx, "idempotency scope failed", "error", err)
+		x.logScope(ctx, err)
 		x.refuse(ProblemInternal)
 		return false
 	}

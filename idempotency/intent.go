@@ -58,9 +58,19 @@ func (in *intent) keyHash() slog.Attr { return slog.String("key_hash", in.claim.
 func (in *intent) log(ctx context.Context, level slog.Level, event string, attrs ...slog.Attr) {
 	var more []any
 	if level >= slog.LevelWarn {
-		level, more = in.events.of(event).Event(level)
+		level, more = in.events.of(event).Event(level, kindOf(in.claim.Endpoint, attrs))
 	}
 	in.logLine(ctx, level, event, more, attrs...)
+}
+
+// kindOf tells failures apart by their endpoint and error.
+func kindOf(endpoint string, attrs []slog.Attr) string {
+	for _, a := range attrs {
+		if a.Key == "error" {
+			return endpoint + " " + a.Value.String()
+		}
+	}
+	return endpoint
 }
 
 func (in *intent) logLine(ctx context.Context, level slog.Level, event string, more []any, attrs ...slog.Attr) {
@@ -82,7 +92,7 @@ func (in *intent) logLine(ctx context.Context, level slog.Level, event string, m
 
 // logDown logs that the store cannot be reached, and logWorks that it can again.
 func (in *intent) logDown(ctx context.Context, err error) {
-	level, more := in.events.of(storeUnavailable).Failed(slog.LevelError)
+	level, more := in.events.of(storeUnavailable).Failed(slog.LevelError, err.Error())
 	in.logLine(ctx, level, storeUnavailable, more, slog.Any("error", err))
 }
 

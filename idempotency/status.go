@@ -36,14 +36,14 @@ func (e *Engine) StatusHandler() http.Handler {
 			return
 		}
 		if err != nil {
-			e.cfg.Logger.ErrorContext(r.Context(), "idempotency scope failed", "error", err)
+			e.logScope(r.Context(), err)
 			e.cfg.Answers.Write(w, r, e.problem(ProblemInternal))
 			return
 		}
 		record, found, err := e.store.Find(r.Context(), id)
 		switch {
 		case err != nil:
-			level, attrs := e.events.of(storeUnavailable).Failed(slog.LevelError)
+			level, attrs := e.events.of(storeUnavailable).Failed(slog.LevelError, err.Error())
 			e.cfg.Logger.Log(r.Context(), level, "idempotency store unavailable", append(attrs, "error", err)...)
 			e.cfg.Answers.Write(w, r, e.problem(ProblemStoreUnavailable))
 			return

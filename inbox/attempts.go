@@ -220,7 +220,7 @@ func fateOf(ctx context.Context, result outcome, err error) fate {
 func (in *Inbox) logOutage(ctx context.Context, turned, probe, away bool, err error) {
 	switch {
 	case away && (turned || probe):
-		level, attrs := in.failing.outage.Failed(slog.LevelWarn)
+		level, attrs := in.failing.outage.Failed(slog.LevelWarn, in.textOf(err))
 		in.cfg.Logger.Log(ctx, level, "consumption paused: the database or something that handlers need is unavailable",
 			append(attrs, "consumer", in.cfg.Consumer, "error", in.textOf(err))...)
 	case turned:

@@ -90,7 +90,7 @@ func (in *Inbox) recordEnd(ctx context.Context, w *work) {
 		return struct{}{}, in.store.RecordEnd(ctx, id, charged)
 	})
 	if err != nil {
-		level, attrs := in.failing.records.Event(slog.LevelWarn)
+		level, attrs := in.failing.records.Event(slog.LevelWarn, in.textOf(err))
 		in.cfg.Logger.Log(ctx, level, "end of an attempt not recorded",
 			append(attrs, "consumer", in.cfg.Consumer, "topic", in.topicOf(ctx), "message_id", w.id, "error", in.textOf(err))...)
 		return

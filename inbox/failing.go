@@ -65,7 +65,7 @@ func (in *Inbox) logFailing(ctx context.Context, w *work, p policy, rec inboxsto
 		failed, atMost = rec.Unavailable, in.cfg.Retry.Unavailable
 	}
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "message failed; it will be delivered again", slog.String("consumer", in.cfg.Consumer),
-		slog.String("topic", in.topicOf(ctx)), slog.String("message_id", w.id), slog.String("key", in.keyOf(w.msg)), slog.Int("failed_deliveries", failed),
+		slog.String("topic", in.topicOf(ctx)), slog.String("message_id", w.id), slog.String("key", shown(in.keyOf(w.msg))), slog.Int("failed_deliveries", failed),
 		slog.Int("dead_letter_after", atMost), slog.Duration("next_in", rec.Again.Round(time.Millisecond)))
 }
 
@@ -129,8 +129,8 @@ func (in *Inbox) deadLetter(ctx context.Context, w *work, letter *dlqstore.Lette
 		return nil
 	}
 	in.telemetry.record(ctx, w, outcomeDeadLetter)
-	level, attrs := in.failing.letters.Event(slog.LevelWarn)
+	level, attrs := in.failing.letters.Event(slog.LevelWarn, letter.Reason+" "+letter.Topic)
 	in.cfg.Logger.Log(ctx, level, "message dead-lettered", append(attrs, "consumer", in.cfg.Consumer, "topic", letter.Topic,
-		"message_id", letter.MessageID, "key", letter.Key, "reason", letter.Reason, "error", letter.Error)...)
+		"message_id", letter.MessageID, "key", shown(letter.Key), "reason", letter.Reason, "error", letter.Error)...)
 	return nil
 }

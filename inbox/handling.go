@@ -95,7 +95,7 @@ func (in *Inbox) logHandled(ctx context.Context, w *work, began time.Time, err e
 		return
 	}
 	in.cfg.Logger.LogAttrs(ctx, slog.LevelDebug, "message handled", slog.String("consumer", in.cfg.Consumer), slog.String("topic", in.topicOf(ctx)),
-		slog.String("message_id", w.id), slog.String("key", in.keyOf(w.msg)), slog.Duration("took", time.Since(began)))
+		slog.String("message_id", w.id), slog.String("key", shown(in.keyOf(w.msg))), slog.Duration("took", time.Since(began)))
 }
 
 // errGoexit is the end of a delivery whose handler has ended its goroutine.

@@ -195,7 +195,7 @@ func (in *Inbox) discharge(ctx context.Context, id string) {
 	defer cancel()
 	_, err := ask(detached, in, func(ctx context.Context) (struct{}, error) { return struct{}{}, in.store.Discharge(ctx, id) })
 	if err != nil {
-		level, attrs := in.failing.records.Event(slog.LevelWarn)
+		level, attrs := in.failing.records.Event(slog.LevelWarn, in.textOf(err))
 		in.cfg.Logger.Log(ctx, level, "attempt of an isolated message still counted",
 			append(attrs, "consumer", in.cfg.Consumer, "topic", in.topicOf(ctx), "message_id", id, "error", in.textOf(err))...)
 	}

@@ -56,11 +56,16 @@ func (in *Inbox) Run(ctx context.Context) error {
 func (in *Inbox) purgeLoop(ctx context.Context) {
 	for {
 		more, err := in.Purge(ctx)
-		if err != nil && ctx.Err() == nil {
-			level, attrs := in.failing.purges.Failed(slog.LevelWarn)
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			level, attrs := in.failing.purges.Failed(slog.LevelWarn, err.Error())
 			in.cfg.Logger.Log(ctx, level, "old ids not removed", append(attrs, "consumer", in.cfg.Consumer, "error", err)...)
-		} else if attrs, report := in.failing.purges.Over(); report {
-			in.cfg.Logger.InfoContext(ctx, "old ids are removed again", append(attrs, "consumer", in.cfg.Consumer)...)
+		default:
+			if attrs, report := in.failing.purges.Over(); report {
+				in.cfg.Logger.InfoContext(ctx, "old ids are removed again", append(attrs, "consumer", in.cfg.Consumer)...)
+			}
 		}
 		wait := purgeInterval
 		if more {

@@ -107,11 +107,15 @@ func (p publishedLetter) next(version int) publishedLetter {
 func (r *replayer) loop(ctx context.Context) {
 	for wait := replayInterval; sleep.For(ctx, r.in.jitter(wait)); {
 		begin := time.Now()
-		if _, err := r.step(ctx); err != nil && ctx.Err() == nil {
-			level, attrs := r.in.failing.replays.Failed(slog.LevelWarn)
+		switch _, err := r.step(ctx); {
+		case ctx.Err() != nil:
+		case err != nil:
+			level, attrs := r.in.failing.replays.Failed(slog.LevelWarn, err.Error())
 			r.in.cfg.Logger.Log(ctx, level, "dead letters not replayed; trying again", append(attrs, "consumer", r.in.cfg.Consumer, "error", err)...)
-		} else if attrs, report := r.in.failing.replays.Over(); report {
-			r.in.cfg.Logger.InfoContext(ctx, "dead letters are replayed again", append(attrs, "consumer", r.in.cfg.Consumer)...)
+		default:
+			if attrs, report := r.in.failing.replays.Over(); report {
+				r.in.cfg.Logger.InfoContext(ctx, "dead letters are replayed again", append(attrs, "consumer", r.in.cfg.Consumer)...)
+			}
 		}
 		wait = max(replayInterval, replayCost*time.Since(begin))
 	}

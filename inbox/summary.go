@@ -52,7 +52,7 @@ func (in *Inbox) summarize(ctx context.Context) {
 				own.failing.stuck.Over()
 			} else {
 				var more []any
-				level, more = own.failing.stuck.Failed(slog.LevelInfo)
+				level, more = own.failing.stuck.Failed(slog.LevelInfo, "")
 				attrs = append(attrs, more...)
 			}
 			own.cfg.Logger.Log(ctx, level, "messages handled", attrs...)

@@ -142,23 +142,35 @@ func (t *telemetry) measure(ctx context.Context, w *work, began time.Time, err e
 		return
 	}
 	if created := createdAt(ctx, w); !created.IsZero() {
-		// Clocks of two machines differ: no effect is before its message.
-		t.toEffect.Record(ctx, max(0, time.Since(created).Seconds()), t.attributes(label{topic: topic}))
+		if took := time.Since(created); -skewMost < took && took < wayMost {
+			// Clocks of two machines differ: no effect is before its message.
+			t.toEffect.Record(ctx, max(0, took.Seconds()), t.attributes(label{topic: topic}))
+		}
 	}
 }
 
+// Anybody who can write to the broker can choose the time of a message.
+const (
+	skewMost = time.Minute
+	wayMost  = 366 * 24 * time.Hour
+)
+
 // createdAt returns the time of the insert, zero if the message did not come by a relay. The
-// subscriber may know it by the second only.
-func createdAt(ctx context.Context, w *work) time.Time {
-	if sent := w.came().metadata[outbox.CreatedAtMetadata]; sent != "" {
-		if at, err := time.Parse(time.RFC3339Nano, sent); err == nil {
-			return at
-		}
-	}
+// subscriber may know it by the second only. Where the two disagree, the metadata is that of
+// an incoming message, which a consumer and a relay of an older build have passed on.
+func createdAt(ctx context.Context, w *work) (at time.Time) {
 	if d, ok := DeliveryFromContext(ctx); ok {
-		return d.CreatedAt()
+		at = d.CreatedAt()
 	}
-	return time.Time{}
+	value := w.came().metadata[outbox.CreatedAtMetadata]
+	if value == "" || len(value) > len(time.RFC3339Nano) {
+		return at
+	}
+	sent, err := time.Parse(time.RFC3339Nano, value)
+	if err == nil && (at.IsZero() || at.Unix() == sent.Unix()) {
+		return sent
+	}
+	return at
 }
 
 // ended names how a delivery ended, for metrics and spans.

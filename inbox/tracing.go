@@ -55,7 +55,7 @@ func (t *tracing) begin(ctx context.Context, w *work, topic string) context.Cont
 	return ctx
 }
 
-// shown returns an id that anybody may have chosen.
+// shown returns an id or key that anybody may have chosen, for spans and logs.
 func shown(id string) string {
 	if text.Check(id, maxID) != "" {
 		return text.Shorten(id)
@@ -98,7 +98,7 @@ func endSpan(span trace.Span, kind outcome, err error, textOf func(error) string
 	}
 	if err != nil {
 		span.SetAttributes(attribute.String("error.type", string(kind)))
-		span.SetStatus(codes.Error, text.Shorten(textOf(err)))
+		span.SetStatus(codes.Error, text.Clean(textOf(err)))
 	}
 	span.End()
 }

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -311,7 +312,7 @@ func TestInbox_MeasuresDeliveriesAndTheWayFromTheCommit(t *testing.T) {
 		}
 		expectNoError(t, deliverMessage(t, in, at("a", time.Minute), effect))
 		expectNoError(t, deliverMessage(t, in, at("a", time.Minute), effect))
-		expectNoError(t, deliverMessage(t, in, at("ahead", -time.Hour), effect)) // of a clock
+		expectNoError(t, deliverMessage(t, in, at("ahead", -10*time.Second), effect)) // of a clock
 		expectNoError(t, deliverMessage(t, in, routed(t, "unknown", "results"), effect))
 		forged := routed(t, "forged", "results")
 		forged.Metadata.Set(outbox.CreatedAtMetadata, "yesterday")
@@ -325,6 +326,89 @@ func TestInbox_MeasuresDeliveriesAndTheWayFromTheCommit(t *testing.T) {
 		way := points(t, reader, "oncemill.inbox.commit_to_effect")
 		if p := way[""]; len(way) != 1 || p.Count != 2 || p.Sum < 60 || p.Sum > 600 {
 			t.Errorf("from the commit: %v", way)
+		}
+	})
+}
+
+// Anybody who can write to the broker can choose the time of the insert.
+func TestInbox_MeasuresNoForgedTimes(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		reader := sdk.NewManualReader()
+		in := p.inbox(t, func(cfg *inbox.Config) {
+			cfg.MeterProvider = sdk.NewMeterProvider(sdk.WithReader(reader))
+		})
+		for i, forged := range []string{
+			"0000-01-01T00:00:00Z", "9999-12-31T23:59:59Z", "-1", "1e308", "NaN", "1970-01-01T00:00:00Z", strings.Repeat("9", 1<<20),
+			time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano), "2026-01-01T00:00:00." + strings.Repeat("0", 1<<20) + "Z",
+		} {
+			msg := routed(t, fmt.Sprint(i), "results")
+			msg.Metadata.Set(outbox.CreatedAtMetadata, forged)
+			expectNoError(t, deliverMessage(t, in, msg, effect))
+		}
+		if way := points(t, reader, "oncemill.inbox.commit_to_effect"); len(way) != 0 {
+			t.Errorf("measured %v", way)
+		}
+		// A consumer and a relay of an older build have passed on the time of the incoming
+		// message; the subscriber knows when this one was made.
+		passed := routed(t, "passed on", "results")
+		passed.Metadata.Set(outbox.CreatedAtMetadata, time.Now().Add(-time.Hour).UTC().Format(time.RFC3339Nano))
+		passed.SetContext(inbox.ContextWithDelivery(passed.Context(), delivery{createdAt: time.Now().Add(-time.Minute).Truncate(time.Second)}))
+		expectNoError(t, deliverMessage(t, in, passed, effect))
+		exact := routed(t, "exact", "results")
+		at := time.Now().Add(-30 * time.Second).Truncate(time.Second).Add(900 * time.Millisecond)
+		exact.Metadata.Set(outbox.CreatedAtMetadata, at.UTC().Format(time.RFC3339Nano))
+		exact.SetContext(inbox.ContextWithDelivery(exact.Context(), delivery{createdAt: at.Truncate(time.Second)}))
+		before := time.Since(at)
+		expectNoError(t, deliverMessage(t, in, exact, effect))
+		after := time.Since(at)
+		way := points(t, reader, "oncemill.inbox.commit_to_effect")[""]
+		if way.Count != 2 || way.Sum < 90-1 || way.Sum > 1800 {
+			t.Errorf("measured %v", way)
+		}
+		if least, _ := way.Min.Value(); least < before.Seconds() || least > after.Seconds() {
+			t.Errorf("measured %v s at least, want %v to %v", least, before, after)
+		}
+	})
+}
+
+// Spans of deliveries and of groups end however the handlers do.
+func TestGroup_EndsEverySpan(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		s := newSpans()
+		in := s.inbox(t, p, func(cfg *inbox.Config) {
+			cfg.Group, cfg.Timeout = inbox.Group{Size: 4, Wait: time.Second}, 2*time.Second
+		})
+		handle := in.GroupMiddleware(func(msg *message.Message) ([]*message.Message, error) {
+			kind, _, _ := strings.Cut(msg.UUID, " ")
+			switch kind {
+			case "fails":
+				return nil, errUndo
+			case "panics":
+				panic("no")
+			case "ends":
+				runtime.Goexit()
+			}
+			return nil, addEffect(msg)
+		})
+		var group sync.WaitGroup
+		for i := range 16 {
+			group.Go(func() {
+				_, _ = handle(sent(t, fmt.Sprint([]string{"fine", "fails", "panics", "ends"}[i%4], " ", i), traceparent(i+1, "01")))
+			})
+		}
+		group.Wait()
+		ended := map[trace.SpanID]int{}
+		for _, span := range s.Ended() {
+			ended[span.SpanContext().SpanID()]++
+		}
+		begun := s.Started()
+		for _, span := range begun {
+			if n := ended[span.SpanContext().SpanID()]; n != 1 {
+				t.Errorf("span %q of %s ended %d times", span.Name(), attrOf(span, "messaging.message.id"), n)
+			}
+		}
+		if len(begun) <= 16 {
+			t.Errorf("%d spans: no group", len(begun))
 		}
 	})
 }

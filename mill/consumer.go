@@ -239,7 +239,7 @@ func (c *consumer) subscribe(ctx, subscription context.Context) (<-chan *message
 		func() (<-chan *message.Message, error) { return c.subscriber.Subscribe(subscription, c.Topic) },
 		backoff.WithContext(wait, ctx),
 		func(err error, next time.Duration) {
-			level, attrs := failures.Failed(slog.LevelWarn)
+			level, attrs := failures.Failed(slog.LevelWarn, err.Error())
 			c.log.Log(ctx, level, "subscribe failed; retrying", append(attrs, "topic", c.Topic, "error", err, "next_in", next)...)
 		})
 	if err == nil {

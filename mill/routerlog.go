@@ -1,11 +1,13 @@
 package mill
 
 import (
+	"fmt"
 	"log/slog"
 
 	"github.com/ThreeDotsLabs/watermill"
 
 	"github.com/oncemill/oncemill/internal/repeats"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // routerLog is the log of a consumer's router. Its errors of handlers repeat in an outage:
@@ -22,17 +24,18 @@ func newRouterLog(log *slog.Logger) routerLog {
 }
 
 // Error is called by the router. The text is Watermill's.
-func (l routerLog) Error(text string, err error, fields watermill.LogFields) {
-	if text != "Handler returned error" {
-		l.LoggerAdapter.Error(text, err, fields)
+func (l routerLog) Error(event string, err error, fields watermill.LogFields) {
+	if event != "Handler returned error" {
+		l.LoggerAdapter.Error(event, err, fields)
 		return
 	}
-	level, attrs := l.failures.Event(slog.LevelWarn)
+	topic, ok := fields["subscribe_topic"]
+	level, attrs := l.failures.Event(slog.LevelWarn, fmt.Sprint(topic, " ", err))
 	attrs = append(attrs, "error", err)
 	if id, ok := fields["message_uuid"]; ok {
-		attrs = append(attrs, "message_id", id)
+		attrs = append(attrs, "message_id", shown(fmt.Sprint(id)))
 	}
-	if topic, ok := fields["subscribe_topic"]; ok {
+	if ok {
 		attrs = append(attrs, "topic", topic)
 	}
 	if level == slog.LevelDebug {
@@ -40,6 +43,15 @@ func (l routerLog) Error(text string, err error, fields watermill.LogFields) {
 		return
 	}
 	l.log.Warn("handler failed", attrs...)
+}
+
+// shown returns an id that anybody may have chosen.
+func shown(id string) string {
+	const longest = 255
+	if len(id) > longest {
+		return text.Shorten(id)
+	}
+	return id
 }
 
 // With keeps the limit.

@@ -24,3 +24,20 @@ func TestRouterLog_LimitsErrorsOfHandlers(t *testing.T) {
 		t.Errorf("%d lines: %s", len(lines), log.String())
 	}
 }
+
+// Another topic or error is news, and nobody fills the log with one long id.
+func TestRouterLog_ShowsEachKindOfErrorAndShortIDs(t *testing.T) {
+	t.Parallel()
+	var log bytes.Buffer
+	l := newRouterLog(slog.New(slog.NewTextHandler(&log, nil)))
+	for range 2 {
+		for _, topic := range []string{"orders", "bills"} {
+			for _, err := range []error{errors.New("no"), errors.New("never")} {
+				l.Error("Handler returned error", err, watermill.LogFields{"message_uuid": strings.Repeat("a", 1<<20), "subscribe_topic": topic})
+			}
+		}
+	}
+	if n := strings.Count(log.String(), "\n"); n != 4 || log.Len() > 4<<10 {
+		t.Errorf("%d lines, %d bytes: %.2000s", n, log.Len(), log.String())
+	}
+}

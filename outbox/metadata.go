@@ -39,10 +39,11 @@ const (
 	RowMetadata = ReservedMetadata + "id"
 
 	// CreatedAtMetadata holds the time of the insert into the outbox, by the database's
-	// clock, in RFC 3339. Relays send it to the broker, and an inbox measures from it how
+	// clock, in RFC 3339. Sinks send it to the broker, and an inbox measures from it how
 	// long the way from the transaction to the effect took. Publish drops it, as
-	// RowMetadata.
-	CreatedAtMetadata = ReservedMetadata + "created_at"
+	// RowMetadata. It does not begin with ReservedMetadata: a Publish from before there was
+	// this name would refuse it on a message that a consumer passes on.
+	CreatedAtMetadata = "oncemill-created-at"
 )
 
 // SetKey sets the ordering key of msg: messages of one key are delivered in order. An
@@ -131,7 +132,6 @@ var passages = map[string]bool{
 	DeliverAtMetadata:         false,
 	DeliverAfterMetadata:      false,
 	RowMetadata:               false,
-	CreatedAtMetadata:         false,
 }
 
 // forBroker returns the metadata to store. It returns a copy if an entry has to be
@@ -140,6 +140,9 @@ func forBroker(metadata message.Metadata) (kept message.Metadata, problem string
 	var drop []string
 	for name := range metadata {
 		if !strings.HasPrefix(name, ReservedMetadata) {
+			if name == CreatedAtMetadata {
+				drop = append(drop, name)
+			}
 			continue
 		}
 		switch passed, known := passages[name]; {

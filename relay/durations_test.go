@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -135,16 +136,45 @@ func TestRelay_SendsTheTimeOfTheInsert(t *testing.T) {
 	before := time.Now().Add(-time.Second)
 	publish(t, box, "orders", message.NewMessage("a", nil))
 	m := <-sent
-	at, err := time.Parse(time.RFC3339Nano, m.Metadata[outbox.CreatedAtMetadata])
+	at, err := time.Parse(time.RFC3339Nano, m.Watermill().Metadata[outbox.CreatedAtMetadata])
 	if err != nil || !at.Equal(m.CreatedAt) || at.Before(before) || at.After(time.Now().Add(time.Second)) {
-		t.Errorf("sent %q, %v; created at %v", m.Metadata[outbox.CreatedAtMetadata], err, m.CreatedAt)
+		t.Errorf("sent %q, %v; created at %v", m.Watermill().Metadata[outbox.CreatedAtMetadata], err, m.CreatedAt)
 	}
 	// A consumer that passes the message on does not pass on its time.
 	again := message.NewMessage("b", nil)
-	again.Metadata = m.Metadata
+	again.Metadata = m.Watermill().Metadata
 	p.awaitNothingOwed(t)
 	publish(t, box, "orders", again)
-	if next := <-sent; !next.CreatedAt.After(m.CreatedAt) || next.Metadata[outbox.CreatedAtMetadata] == m.Metadata[outbox.CreatedAtMetadata] {
-		t.Errorf("passed on with the time %q", next.Metadata[outbox.CreatedAtMetadata])
+	if next := <-sent; !next.CreatedAt.After(m.CreatedAt) || next.Watermill().Metadata[outbox.CreatedAtMetadata] == m.Watermill().Metadata[outbox.CreatedAtMetadata] {
+		t.Errorf("passed on with the time %q", next.Watermill().Metadata[outbox.CreatedAtMetadata])
+	}
+}
+
+// While services are upgraded, a consumer of an older build passes on what a new relay has
+// sent. Its Publish refuses reserved names that it does not know.
+func TestRelay_SendsNoNameThatAnOlderPublishRefuses(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	box := p.box(t)
+	sent := make(chan *relay.Message, 1)
+	start(t, box, &sink{name: "w", wire: &wire{}, handle: func(_ context.Context, m *relay.Message) error {
+		select {
+		case sent <- m:
+		default:
+		}
+		return nil
+	}}, relay.Config{})
+	msg := message.NewMessage("a", nil)
+	outbox.SetKey(msg, "k")
+	publish(t, box, "orders", msg)
+	m := <-sent
+	if m.Watermill().Metadata[outbox.CreatedAtMetadata] == "" {
+		t.Errorf("sent %v", m.Watermill().Metadata)
+	}
+	known := []string{"oncemill_key", "oncemill_id", "oncemill_deliver_at", "oncemill_deliver_after", "oncemill_encoding", "oncemill_signature", "oncemill_topic"}
+	for name := range m.Watermill().Metadata {
+		if strings.HasPrefix(name, outbox.ReservedMetadata) && !slices.Contains(known, name) {
+			t.Errorf("sent the name %q", name)
+		}
 	}
 }

@@ -3,12 +3,10 @@ package relay
 import (
 	"time"
 
-	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
 	"github.com/oncemill/oncemill/internal/relaystore"
-	"github.com/oncemill/oncemill/outbox"
 )
 
 // state is the state of an entry between its table and its deletion.
@@ -72,14 +70,6 @@ type entry struct {
 }
 
 func (m *entry) size() int { return len(m.Payload) + len(m.metadata) }
-
-// stamp adds the time of the insert, from which consumers measure how long a message took.
-func (m *entry) stamp() {
-	if m.Metadata == nil {
-		m.Metadata = message.Metadata{}
-	}
-	m.Metadata[outbox.CreatedAtMetadata] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
-}
 
 // newEntry returns an entry for a row.
 func newEntry(r outboxstore.Row) *entry {

@@ -17,11 +17,11 @@ type failing struct {
 
 // failed counts a failure of a call of the database, and returns the level and further
 // attributes of its line. While heartbeats fail too, their lines stand for all.
-func (w *worker) failed(s *repeats.Series, at slog.Level) (slog.Level, []any) {
+func (w *worker) failed(s *repeats.Series, at slog.Level, err error) (slog.Level, []any) {
 	if w.failing.heartbeats.Failing() {
 		at = slog.LevelDebug
 	}
-	return s.Failed(at)
+	return s.Failed(at, err.Error())
 }
 
 // topicLog logs which topics are unavailable. Thousands may be at once (reply.<id>), so it
@@ -40,7 +40,7 @@ func (l *topicLog) of(topic string) *repeats.Series {
 	}
 	if len(l.named) >= mostNamed {
 		for name, s := range l.named {
-			if !s.Failing() {
+			if s.Calm() { // or a topic that fails now and then would be news each time
 				delete(l.named, name)
 				break
 			}
@@ -70,10 +70,10 @@ func (l *topicLog) changed(ctx context.Context, log *slog.Logger, topic string, 
 		return
 	}
 	if s := l.of(topic); s != nil {
-		level, attrs := s.Failed(slog.LevelWarn)
+		level, attrs := s.Failed(slog.LevelWarn, cause.Error())
 		log.Log(ctx, level, "topic unavailable; its messages wait", append(attrs, "topic", topic, "error", cause)...)
 		return
 	}
-	level, attrs := l.rest.Event(slog.LevelWarn)
+	level, attrs := l.rest.Event(slog.LevelWarn, cause.Error())
 	log.Log(ctx, level, "more topics unavailable; their messages wait", append(attrs, "topic", topic, "error", cause)...)
 }

@@ -122,7 +122,7 @@ func (w *worker) gauge(ctx context.Context) error {
 			if err != nil {
 				g.latest.Store(nil)
 				if ctx.Err() == nil {
-					level, attrs := w.failed(&w.failing.gauges, slog.LevelWarn)
+					level, attrs := w.failed(&w.failing.gauges, slog.LevelWarn, err)
 					w.log.Log(ctx, level, "the backlog cannot be measured; its metrics are missing until it can", append(attrs, "error", err)...)
 				}
 				pause = min(pause, gaugesRetry)

@@ -191,7 +191,7 @@ func (s *leaser) try(ctx context.Context) error {
 		s.log.ErrorContext(ctx, "the database is read-only; nothing is published until this worker is connected to a server that takes writes",
 			"error", fmt.Errorf("%w: %w", outbox.ErrReadOnly, err))
 	case ctx.Err() == nil && !readOnly:
-		level, attrs := s.failing.heartbeats.Failed(slog.LevelWarn)
+		level, attrs := s.failing.heartbeats.Failed(slog.LevelWarn, err.Error())
 		s.log.Log(ctx, level, "leases could not be renewed; publishing stops when they expire", append(attrs, "error", err)...)
 	}
 	return err

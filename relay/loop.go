@@ -58,6 +58,7 @@ func (w *worker) loop(ctx context.Context) error {
 	defer contexts.end()
 	circuits := circuitCount{gauge: &w.met.circuits}
 	defer circuits.set(0, 0, 0)
+	defer w.tracing.endAll()
 	for {
 		now := time.Now()
 		contexts.endLapsed(e, now)
@@ -144,7 +145,6 @@ func (w *worker) publish(ctx context.Context, entries []*entry, now time.Time) {
 			continue
 		}
 		w.tracing.begin(ctx, m)
-		m.stamp()
 		m.handed = now
 		copies[i] = m.Message
 		messages = append(messages, &copies[i])

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -87,6 +88,37 @@ func TestRelay_LogsUnavailableTopicsInADozenLines(t *testing.T) {
 		return n
 	}
 	if count(unavailable) == 0 || count(unavailable) > 16 || count(more) == 0 || len(lines) > 40 {
+		t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
+	}
+}
+
+// Topics that fail once each, one after the other, are no more lines than topics that fail
+// together.
+func TestRelay_LogsTopicsThatFailByTurnsInADozenLines(t *testing.T) {
+	t.Parallel()
+	p, log := onSQLite(t), &logbook{}
+	box := p.box(t)
+	failed := map[string]bool{}
+	var mu sync.Mutex
+	start(t, box, &sink{name: "w", wire: &wire{}, handle: func(_ context.Context, m *relay.Message) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if failed[m.Topic] {
+			return nil
+		}
+		failed[m.Topic] = true
+		return relay.Unavailable(errors.New("not yet"))
+	}}, relay.Config{Logger: slog.New(log)})
+	const topics = 60
+	for i := range topics {
+		publish(t, box, fmt.Sprint("reply.", i), message.NewMessage(fmt.Sprint(i), nil))
+		p.awaitNothingOwed(t)
+	}
+	const unavailable, more, again = "topic unavailable; its messages wait", "more topics unavailable; their messages wait", "topic available again"
+	if n := log.count(unavailable) + log.count(more); n < topics {
+		t.Errorf("%d failures: the test proves nothing", n)
+	}
+	if lines := log.lines(); len(lines) > 40 {
 		t.Errorf("%d lines:\n%s", len(lines), strings.Join(lines, "\n"))
 	}
 }

@@ -44,7 +44,7 @@ func (w *worker) reader(ctx context.Context) error {
 			w.log.DebugContext(ctx, "looking ahead took too long", "error", err)
 		case ctx.Err() == nil:
 			w.checkDue.Store(true)
-			level, attrs := w.failed(&w.failing.reads, slog.LevelWarn)
+			level, attrs := w.failed(&w.failing.reads, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "reading the outbox failed; trying again", append(attrs, "lanes", r.Lanes, "error", err)...)
 			sleep.For(ctx, retry.NextBackOff())
 		}
@@ -114,7 +114,7 @@ func (w *worker) remover(ctx context.Context) error {
 		case ctx.Err() == nil:
 			answer.retryIn, answer.lost = retry.NextBackOff(), unanswered(err)
 			w.doubt(err)
-			level, attrs := w.failed(&w.failing.removes, slog.LevelWarn)
+			level, attrs := w.failed(&w.failing.removes, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "deleting confirmed messages failed; trying again", append(attrs, "messages", len(refs), "error", err)...)
 		}
 		w.answers <- answer // has room: one deletion at a time

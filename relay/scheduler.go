@@ -64,7 +64,7 @@ func (w *worker) scheduler(ctx context.Context) error {
 				rest = retry.NextBackOff()
 				wait = rest
 				if !sqlerr.Retryable(err) && !bounded.Silence(err) {
-					level, attrs := w.failed(&w.failing.moves, slog.LevelWarn)
+					level, attrs := w.failed(&w.failing.moves, slog.LevelWarn, err)
 					w.log.Log(ctx, level, "moving scheduled messages failed; trying again", append(attrs, "error", err)...)
 				}
 			}

@@ -2,9 +2,12 @@ package relay
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
+
+	"github.com/oncemill/oncemill/outbox"
 )
 
 // Message is an unconfirmed message on its way to a sink. A sink must not change it.
@@ -31,13 +34,14 @@ type Message struct {
 	entry *entry // the worker's state of it
 }
 
-// Watermill returns m as a Watermill message. Payload and metadata are shared,
-// not copied.
+// Watermill returns m as a Watermill message. The payload is shared, not copied. The metadata
+// is a copy with [outbox.CreatedAtMetadata], from which consumers measure how long a message
+// took.
 func (m *Message) Watermill() *message.Message {
 	msg := message.NewMessage(m.MessageID, m.Payload)
-	msg.Metadata = m.Metadata
-	if msg.Metadata == nil {
-		msg.Metadata = message.Metadata{}
+	maps.Copy(msg.Metadata, m.Metadata)
+	if !m.CreatedAt.IsZero() {
+		msg.Metadata[outbox.CreatedAtMetadata] = m.CreatedAt.UTC().Format(time.RFC3339Nano)
 	}
 	return msg
 }

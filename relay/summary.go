@@ -47,7 +47,7 @@ func (w *worker) summarize(ctx context.Context) error {
 			stuck.Over()
 		} else {
 			var more []any
-			level, more = stuck.Failed(slog.LevelInfo)
+			level, more = stuck.Failed(slog.LevelInfo, "")
 			attrs = append(attrs, more...)
 		}
 		if !w.log.Enabled(ctx, level) {

@@ -60,7 +60,7 @@ func (w *worker) taskRunner(ctx context.Context) error {
 		case ctx.Err() == nil:
 			answer.retryIn, answer.kind = retry.NextBackOff(), taskErrorOf(answer.err)
 			w.doubt(answer.err)
-			level, attrs := w.failed(&w.failing.tasks, slog.LevelWarn)
+			level, attrs := w.failed(&w.failing.tasks, slog.LevelWarn, answer.err)
 			w.log.Log(ctx, level, "reading or writing retrying messages or dead letters failed; trying again", append(attrs, "error", answer.err)...)
 		}
 		w.taskAnswers <- answer // has room: one task at a time
@@ -96,12 +96,12 @@ func (w *worker) reportFailures(ctx context.Context, failures []relaystore.Failu
 		case relaystore.FateDeadLetter:
 			w.met.dead.Add(ctx, 1)
 			w.happened.dead.Add(1)
-			level, more := w.failing.letters.Event(slog.LevelError)
+			level, more := w.failing.letters.Event(slog.LevelError, f.Class+" "+f.Topic)
 			w.log.Log(ctx, level, "message dead-lettered", append(attrs, more...)...)
 		case relaystore.FateHoldKey:
 			w.met.dead.Add(ctx, 1)
 			w.happened.dead.Add(1)
-			level, more := w.failing.letters.Event(slog.LevelError)
+			level, more := w.failing.letters.Event(slog.LevelError, f.Class+" "+f.Topic)
 			w.log.Log(ctx, level, "message dead-lettered; its key is held", append(attrs, more...)...)
 		}
 	}

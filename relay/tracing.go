@@ -2,25 +2,29 @@ package relay
 
 import (
 	"context"
+	"errors"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/oncemill/oncemill/internal/text"
 	"github.com/oncemill/oncemill/internal/tracecontext"
 )
 
 // tracing creates the spans of publishing, by the semantic conventions for messaging. A
-// message without a sampled trace costs one look at its metadata.
+// message without a sampled trace costs one look at its metadata. It belongs to the loop.
 type tracing struct {
 	tracer trace.Tracer
 	traces *tracecontext.Carrier
+	open   map[*entry]struct{} // those with a span
 }
 
 func newTracing(cfg Config) tracing {
 	return tracing{
 		tracer: cfg.TracerProvider.Tracer("github.com/oncemill/oncemill/relay"),
 		traces: tracecontext.New(cfg.Propagator),
+		open:   map[*entry]struct{}{},
 	}
 }
 
@@ -31,9 +35,11 @@ func (t tracing) begin(ctx context.Context, m *entry) {
 		return
 	}
 	ctx = t.traces.Extract(ctx, m.Metadata)
-	if !trace.SpanContextFromContext(ctx).IsSampled() {
+	sent := trace.SpanContextFromContext(ctx)
+	if !sent.IsSampled() {
 		return
 	}
+	t.end(m, errNoOutcome) // of an earlier publish; usually there is none
 	ctx, m.span = t.tracer.Start(ctx, "send "+m.Topic, trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
 		attribute.String("messaging.system", "oncemill"),
 		attribute.String("messaging.operation.type", "send"),
@@ -43,7 +49,22 @@ func (t tracing) begin(ctx context.Context, m *entry) {
 		attribute.Int("messaging.message.body.size", len(m.Payload)),
 		attribute.Int("oncemill.lane", m.Lane),
 	))
+	if m.span.SpanContext().Equal(sent) { // no tracer: the trace is that of the producer
+		m.span = nil
+		return
+	}
+	t.open[m] = struct{}{}
 	m.Metadata = t.traces.Replace(ctx, m.Metadata)
+}
+
+// errNoOutcome is the error of a span whose message was given up without an outcome.
+var errNoOutcome = errors.New("no outcome")
+
+// endAll ends the spans of messages that are still in flight when the loop ends.
+func (t tracing) endAll() {
+	for m := range t.open {
+		t.end(m, errNoOutcome)
+	}
 }
 
 // end ends the span of a message with its outcome.
@@ -52,9 +73,10 @@ func (t tracing) end(m *entry, err error) {
 		return
 	}
 	if err != nil {
-		m.span.SetStatus(codes.Error, err.Error())
+		m.span.SetStatus(codes.Error, text.Clean(err.Error()))
 		m.span.SetAttributes(attribute.String("error.type", outcomeOf(err)))
 	}
 	m.span.End()
 	m.span = nil
+	delete(t.open, m)
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/ThreeDotsLabs/watermill/message"
 	"go.opentelemetry.io/otel/codes"
@@ -76,4 +77,41 @@ func TestRelay_GoesOnWithTheProducersTrace(t *testing.T) {
 	if got := trace.SpanContextFromContext(carried); got.TraceID() != want.TraceID() || got.SpanID() != sends[1].SpanContext().SpanID() {
 		t.Errorf("the broker got the trace %q", header.Load())
 	}
+}
+
+// Each span ends, also if the sink never answers: a span that does not end is never exported.
+func TestRelay_EndsTheSpansOfMessagesWithoutAnOutcome(t *testing.T) {
+	t.Parallel()
+	p := onSQLite(t)
+	spans := tracetest.NewSpanRecorder()
+	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(spans))
+	box := p.box(t)
+	msg := message.NewMessage("a", nil)
+	msg.Metadata.Set("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	publish(t, box, "orders", msg)
+	published := make(chan struct{}, 8)
+	r, err := relay.New(box, silentSink{published}, relay.Config{TracerProvider: provider, Propagator: propagation.TraceContext{}, StopTimeout: 100 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- r.Run(ctx) }()
+	<-published
+	stop()
+	if err := <-ended; err != nil {
+		t.Fatal(err)
+	}
+	if begun, done := len(spans.Started()), spans.Ended(); begun != 1 || len(done) != 1 || done[0].Status().Code != codes.Error {
+		t.Errorf("%d spans began, %d ended: %v", begun, len(done), done)
+	}
+}
+
+// silentSink never reports an outcome.
+type silentSink struct{ published chan struct{} }
+
+func (silentSink) Run(ctx context.Context) error { <-ctx.Done(); return nil }
+
+func (s silentSink) Publish(context.Context, []*relay.Message, func(*relay.Message, error)) {
+	s.published <- struct{}{}
 }

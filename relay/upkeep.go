@@ -131,7 +131,7 @@ func (w *worker) upkeep(ctx context.Context) error {
 		u.lookForHolders(ctx)
 		busy, err := u.round(ctx, epoch)
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
-			level, attrs := w.failed(&w.failing.upkeep, slog.LevelWarn)
+			level, attrs := w.failed(&w.failing.upkeep, slog.LevelWarn, err)
 			w.log.Log(ctx, level, "upkeep of the outbox failed; trying again", append(attrs, "error", err)...)
 		} else if err == nil {
 			if attrs, report := w.failing.upkeep.Over(); report {
@@ -290,7 +290,7 @@ func (w *worker) archiver(ctx context.Context) error {
 			w.upkeepCalled(ctx, opArchive, epoch, err)
 		}
 		if err != nil && ctx.Err() == nil && !sqlerr.Retryable(err) {
-			level, attrs := w.failed(&w.failing.archive, slog.LevelError)
+			level, attrs := w.failed(&w.failing.archive, slog.LevelError, err)
 			w.log.Log(ctx, level, "archiving the history failed; it is kept, trying again", append(attrs, "error", err)...)
 		} else if err == nil {
 			if attrs, report := w.failing.archive.Over(); report {

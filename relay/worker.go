@@ -143,7 +143,7 @@ func (w *worker) prepare(ctx context.Context) error {
 		if !sleep.For(ctx, retry.NextBackOff()) {
 			return nil // ctx ended while it waited
 		}
-		level, attrs := failures.Failed(slog.LevelWarn)
+		level, attrs := failures.Failed(slog.LevelWarn, err.Error())
 		w.log.Log(ctx, level, "database is not available; trying again", append(attrs, "error", err)...)
 	}
 }

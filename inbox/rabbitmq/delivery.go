@@ -160,7 +160,7 @@ func (p *delivery) read(s *settings) {
 // logMalformed logs that a delivery that cannot be read stays in its queue. Anybody may send any
 // number of them.
 func (s *subscription) logMalformed(p *delivery, err error) {
-	level, attrs := s.malformed.Event(slog.LevelError)
+	level, attrs := s.malformed.Event(slog.LevelError, err.Error())
 	s.owner.settings.Logger.Log(p.msg.Context(), level, "malformed delivery stays in its queue",
 		append(attrs, "queue", s.queue, "message_id", text.Shorten(p.msg.UUID), "reason", p.reason, "error", err)...)
 }

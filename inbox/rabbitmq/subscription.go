@@ -2,6 +2,7 @@ package rabbitmq
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -86,7 +87,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 		current.flush(ctx, log, flushAll) // nothing, if the channel is lost
 		s.forget(current)
 		current.close()
-		level, attrs := failures.Failed(s.lossLevel(err))
+		level, attrs := failures.Failed(s.lossLevel(err), fmt.Sprint(err))
 		log.Log(ctx, level, "rabbitmq consumer lost, consuming again", append(attrs, "uri", current.link.shown, "error", err)...)
 		// A broker that accepts consumers only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {
@@ -103,7 +104,7 @@ func (s *subscription) run(ctx context.Context, current *session) {
 					log.InfoContext(ctx, "rabbitmq consumer restored", append(attrs, "uri", current.link.shown)...)
 				}
 			} else if ctx.Err() == nil {
-				level, attrs := failures.Failed(slog.LevelWarn)
+				level, attrs := failures.Failed(slog.LevelWarn, err.Error())
 				log.Log(ctx, level, "rabbitmq consume failed, retrying", append(attrs, "uri", settings.conn.Shown(), "error", err)...)
 			}
 		}

@@ -114,12 +114,12 @@ func (c *Carrier) with(ctx context.Context, metadata map[string]string, replace 
 	return out
 }
 
-// Without returns metadata without the names that the propagator writes. It does not change
-// metadata.
+// Without returns metadata without its trace. Baggage stays. It does not change metadata.
 func (c *Carrier) Without(metadata map[string]string) map[string]string {
 	out := maps.Clone(metadata)
-	for _, name := range c.names().all {
+	for _, name := range c.names().trace {
 		delete(out, name)
 	}
+	delete(out, "tracestate")
 	return out
 }

@@ -76,6 +76,10 @@ func TestCarrier_ReplacesAndRemovesATrace(t *testing.T) {
 	if got := c.Without(given); len(got) != 1 || got["name"] != "x" || len(given) != 2 {
 		t.Errorf("removed: %v, given %v", got, given)
 	}
+	full := map[string]string{"traceparent": other, "tracestate": "a=b", "baggage": "tenant=7"}
+	if got := tracecontext.New(both()).Without(full); len(got) != 1 || got["baggage"] != "tenant=7" {
+		t.Errorf("removed: %v", got)
+	}
 }
 
 // late is a propagator that has no names until it is set, as OpenTelemetry's global one.

@@ -149,6 +149,8 @@ func (cfg *Config) checkSignedMetadata(bad func(field, value, problem string)) {
 			bad(field, strconv.Quote(text.Shorten(name)), "must not begin with "+prefix+"; the codec's own metadata is always signed")
 		case slices.Contains([]string{"traceparent", "tracestate", "baggage"}, strings.ToLower(name)):
 			bad(field, strconv.Quote(name), "must not be signed: the outbox and its relays write the trace after the signature")
+		case name == "oncemill-created-at": // outbox.CreatedAtMetadata
+			bad(field, strconv.Quote(name), "must not be signed: relays write it after the signature")
 		case slices.Contains(names[:i], name):
 			bad(field, strconv.Quote(text.Shorten(name)), "is listed twice")
 		}

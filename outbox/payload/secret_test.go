@@ -144,7 +144,7 @@ func TestNew_NamesEveryBadValue(t *testing.T) {
 		"key id long":         {payload.Config{Encryption: bad(strings.Repeat("a", 65), 32)}, []string{enc + `.Secrets["` + strings.Repeat("a", 64) + `…"]`}},
 		"one key for both":    {payload.Config{Encryption: keys("a"), Signature: keys("a")}, []string{sig + `.Secrets["a"]`}},
 		"signed, no key":      {payload.Config{SignedMetadata: []string{"name"}}, []string{signed}},
-		"signed":              {payload.Config{Signature: keys("a"), SignedMetadata: []string{"", "a,b", "a;", "oncemill_key", "ok", "ok", "traceparent"}}, []string{signed + "[0]", signed + "[1]", signed + "[2]", signed + "[3]", signed + "[5]", signed + "[6]"}},
+		"signed":              {payload.Config{Signature: keys("a"), SignedMetadata: []string{"", "a,b", "a;", "oncemill_key", "ok", "ok", "traceparent", "oncemill-created-at"}}, []string{signed + "[0]", signed + "[1]", signed + "[2]", signed + "[3]", signed + "[5]", signed + "[6]", signed + "[7]"}},
 		"signed, many":        {payload.Config{Signature: keys("a"), SignedMetadata: strings.Split("abcdefghijklmnopq", "")}, []string{signed}},
 	} {
 		codec, err := payload.New(c.cfg)

@@ -183,7 +183,7 @@ func (in *Intake) Run(ctx context.Context) error {
 			return err
 		default:
 			wait = retry.NextBackOff()
-			level, attrs := failures.Failed(slog.LevelWarn)
+			level, attrs := failures.Failed(slog.LevelWarn, err.Error())
 			in.cfg.Logger.Log(ctx, level, "intake failed; retrying", append(attrs, "topic", in.cfg.Topic, "error", err)...)
 		}
 		sleep.For(ctx, wait)

@@ -49,6 +49,7 @@
 //
 // On the wire a message carries its id as AMQP message-id, its topic as type, the time of
 // its insert as timestamp (to the second), its metadata as string headers, and the string headers
-// oncemill_id ("lane/id", which matches returns to messages) and, if it has an ordering
-// key, oncemill_key.
+// oncemill_id ("lane/id", which matches returns to messages), oncemill-created-at (the time of
+// the insert, exactly, in RFC 3339) and, if it has an ordering key, oncemill_key. A message
+// whose headers would not fit into a frame has no oncemill-created-at.
 package rabbitmq

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
 	amqp "github.com/rabbitmq/amqp091-go"
@@ -16,6 +17,8 @@ import (
 const (
 	idHeader  = "oncemill_id"  // "lane/id"
 	keyHeader = "oncemill_key" // the ordering key
+
+	createdHeader = "oncemill-created-at" // outbox.CreatedAtMetadata
 )
 
 // encoder turns messages of the relay into AMQP publishings. All lanes use it
@@ -63,6 +66,10 @@ func (e *encoder) encode(m *relay.Message, frameMax int) (amqp.Publishing, error
 		return p, &PropertyError{"type", problem}
 	}
 	size += overhead + len(p.MessageId) + len(p.Type) + len(m.Key)
+	if at, ok := p.Headers[createdHeader].(string); ok && frameMax > 0 && size > frameMax {
+		delete(p.Headers, createdHeader) // no message is refused for it
+		size -= 1 + len(createdHeader) + 5 + len(at)
+	}
 	if frameMax > 0 && size > frameMax {
 		return p, &PropertyError{"headers", fmt.Sprintf("properties take %d bytes, more than the connection's frame of %d", size, frameMax)}
 	}
@@ -82,7 +89,7 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 		return e.marshalForeign(m)
 	}
 	p.Body = m.Payload
-	p.Headers = make(amqp.Table, len(m.Metadata)+3)
+	p.Headers = make(amqp.Table, len(m.Metadata)+4)
 	size = 4
 	for k, v := range m.Metadata {
 		if problem := amqpconn.CheckShort(k); problem != "" {
@@ -93,6 +100,11 @@ func (e *encoder) marshal(m *relay.Message) (p amqp.Publishing, size int, err er
 		}
 		p.Headers[k] = v
 		size += 1 + len(k) + 5 + len(v)
+	}
+	if !m.CreatedAt.IsZero() {
+		at := m.CreatedAt.UTC().Format(time.RFC3339Nano)
+		p.Headers[createdHeader] = at
+		size += 1 + len(createdHeader) + 5 + len(at)
 	}
 	p.Headers[e.stockHeader] = m.MessageID
 	return p, size + 1 + len(e.stockHeader) + 5 + len(m.MessageID), nil

@@ -89,7 +89,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		if err != nil {
 			// Waiting messages need not wait for their deadlines.
 			r.enter(state{err: relay.Unavailable(fmt.Errorf("connect: %w", err))})
-			level, attrs := failures.Failed(slog.LevelWarn)
+			level, attrs := failures.Failed(slog.LevelWarn, err.Error())
 			log.Log(ctx, level, "rabbitmq cannot be reached, retrying", append(attrs, "uri", r.settings.conn.Shown(), "error", err)...)
 			if !sleep.For(ctx, wait.NextBackOff()) {
 				return
@@ -112,7 +112,7 @@ func (r *running) connect(ctx context.Context, group *sync.WaitGroup) {
 		}
 		r.enter(state{})
 		_ = link.net.Close() // sends what amqp091-go has written; always nil
-		level, attrs = failures.Failed(slog.LevelWarn)
+		level, attrs = failures.Failed(slog.LevelWarn, err.Error())
 		log.Log(ctx, level, "rabbitmq connection lost, reconnecting", append(attrs, "uri", link.shown, "error", err)...)
 		// A broker that accepts connections only to drop them is still down.
 		if time.Since(since) > wait.MaxInterval {

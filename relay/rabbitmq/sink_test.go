@@ -68,11 +68,11 @@ func TestSink_WritesPropertiesAndStringHeaders(t *testing.T) {
 	declareQueue(t, admin, "orders", nil)
 	sink := start(t, queues(uri), rabbitmq.Config{})
 
-	created := time.Date(2026, 11, 21, 10, 11, 12, 0, time.UTC)
+	created := time.Date(2026, 11, 21, 10, 11, 12, 345_678_000, time.UTC)
 	keyed := &relay.Message{
 		Lane: 7, ID: 4711, Topic: "orders", MessageID: "the-id", Key: "customer-1", CreatedAt: created,
 		Payload:  []byte{0, 255, 10, 13},
-		Metadata: message.Metadata{"colour": "blue", "oncemill_id": "forged", "_watermill_message_uuid": "forged"},
+		Metadata: message.Metadata{"colour": "blue", "oncemill_id": "forged", "oncemill-created-at": "forged", "_watermill_message_uuid": "forged"},
 	}
 	bare := &relay.Message{Lane: 7, ID: 4712, Topic: "orders", MessageID: "other-id", CreatedAt: created}
 	deliver(t, sink, []*relay.Message{keyed, bare})
@@ -82,13 +82,13 @@ func TestSink_WritesPropertiesAndStringHeaders(t *testing.T) {
 		t.Fatalf("%d messages arrived", len(arrived))
 	}
 	d := arrived[0]
-	if d.MessageId != "the-id" || d.Type != "orders" || !d.Timestamp.Equal(created) ||
+	if d.MessageId != "the-id" || d.Type != "orders" || !d.Timestamp.Equal(created.Truncate(time.Second)) ||
 		d.DeliveryMode != amqp.Persistent || string(d.Body) != string(keyed.Payload) {
 		t.Errorf("got %+v", d)
 	}
 	for i, want := range []amqp.Table{
-		{"_watermill_message_uuid": "the-id", "colour": "blue", "oncemill_id": "7/4711", "oncemill_key": "customer-1"},
-		{"_watermill_message_uuid": "other-id", "oncemill_id": "7/4712"},
+		{"_watermill_message_uuid": "the-id", "colour": "blue", "oncemill_id": "7/4711", "oncemill_key": "customer-1", "oncemill-created-at": "2026-11-21T10:11:12.345678Z"},
+		{"_watermill_message_uuid": "other-id", "oncemill_id": "7/4712", "oncemill-created-at": "2026-11-21T10:11:12.345678Z"},
 	} {
 		if !maps.Equal(arrived[i].Headers, want) {
 			t.Errorf("headers %v, want %v", arrived[i].Headers, want)
