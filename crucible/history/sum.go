@@ -19,7 +19,7 @@ type Sum struct {
 func SumOf(payload []byte, metadata map[string]string) Sum {
 	names := make([]string, 0, len(metadata))
 	for name := range metadata {
-		if !strings.HasPrefix(name, "oncemill_") && !strings.HasPrefix(name, "_watermill") && name != "x-delivery-count" {
+		if !strings.HasPrefix(name, "oncemill_") && name != "oncemill-created-at" && !strings.HasPrefix(name, "_watermill") && name != "x-delivery-count" {
 			names = append(names, name)
 		}
 	}
