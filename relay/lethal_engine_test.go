@@ -72,7 +72,7 @@ func (d *ward) step() {
 			if d.since[m].IsZero() {
 				d.since[m] = d.now
 			}
-			row := d.simulation.rows[m.ID]
+			row := d.rows[m.ID]
 			err := d.answer(row)
 			if row.lethal && err == nil {
 				d.deaths++
@@ -198,7 +198,7 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 				d := newWard(order, lanes)
 				most := c.build(d)
 				lethal := 0
-				for _, r := range d.simulation.rows {
+				for _, r := range d.rows {
 					if r.lethal {
 						lethal++
 					}

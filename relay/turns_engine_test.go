@@ -1,10 +1,12 @@
 package relay
 
 import (
+	"context"
 	"testing"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/outboxstore"
+	"github.com/oncemill/oncemill/internal/relaystore"
 )
 
 // A lane with two crashes sends to a topic that never answers. Its probes end after a second
@@ -97,4 +99,60 @@ func TestEngine_RecordsNoProbeBesideMessagesInFlight(t *testing.T) {
 			t.Errorf("%d crashes: it probes not even after their outcomes", crashes)
 		}
 	}
+}
+
+// The record of one lane cannot be cleared: its statement hangs. Another lane that is to be recorded
+// tries to clear it, too, which costs it one write, and then goes on without.
+func TestEngine_ARecordThatCannotBeClearedHoldsUpNoOtherLane(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: 3 * time.Second}, 0, 1)
+	d.lanes[0].crashes, d.lanes[1].crashes = 2, 2
+	d.add(0, 10, "A", "")
+	d.lanes[1].stale, d.lanes[1].mustClear = true, true
+	store := &hangingStore{lane: 1}
+	sent := 0
+	for range 20 {
+		d.now = d.now.Add(20 * time.Millisecond)
+		for taken := d.nextPublish(d.now, d.now.Add(time.Second)); taken != nil; taken = d.nextPublish(d.now, d.now.Add(time.Second)) {
+			sent += len(taken)
+		}
+		c := d.nextTask(d.now)
+		if c == nil || c.lane == nil {
+			if c != nil {
+				d.taskDone(d.now, taskAnswer{})
+			}
+			continue
+		}
+		found, err := c.do(taskContext{Context: t.Context(), store: store})
+		if store.hung {
+			store.hung, found, err = false, nil, context.DeadlineExceeded // and the whole task with it
+		}
+		answer := taskAnswer{found: found, err: err, retryIn: 10 * time.Millisecond}
+		if err != nil {
+			answer.kind = taskLost
+		}
+		d.taskDone(d.now, answer)
+		d.lanes[0].loaded, d.lanes[1].loaded = true, true
+		if len(d.lanes[0].entries) == 0 {
+			d.add(0, 10, "A", "") // they were forgotten, and are read again
+		}
+	}
+	if sent == 0 {
+		t.Error("nothing was sent of the other lane")
+	}
+}
+
+// hangingStore does not answer for one lane.
+type hangingStore struct {
+	taskStore
+	lane int
+	hung bool
+}
+
+func (s *hangingStore) SetAlone(_ context.Context, f relaystore.Fence, _ int64) error {
+	if f.Lane == s.lane {
+		s.hung = true
+		return context.DeadlineExceeded
+	}
+	return nil
 }
