@@ -75,7 +75,7 @@ func (e *engine) lookAhead(now time.Time) *read {
 			l.behind = time.Time{}
 		case l.behind.IsZero():
 			l.behind = now
-		case now.Sub(l.behind) >= e.limits.aheadEvery && l.went <= l.waited && e.waits(l) && e.mayPublish(l, now) && e.roomAhead(l):
+		case now.Sub(l.behind) >= e.limits.aheadEvery && l.went <= l.waited && e.waits(l) && e.mayPublish(l, now) && e.roomAhead(l, now):
 			lanes = append(lanes, l)
 		}
 		if l != nil {
@@ -157,9 +157,9 @@ func (e *engine) waits(l *lane) bool {
 
 // roomAhead reports whether a lane has room for the rows of a look-ahead, separate from
 // the room for its other reads. Rows that have to wait now take none, up to a bound.
-func (e *engine) roomAhead(l *lane) bool {
+func (e *engine) roomAhead(l *lane, now time.Time) bool {
 	if l.bytes >= e.limits.laneBytes {
-		e.relieve(l)
+		e.relieve(l, now)
 	}
 	rows, bytes := 0, 0
 	for _, m := range l.entries {

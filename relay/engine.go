@@ -14,7 +14,7 @@ import (
 type limits struct {
 	window         int           // messages in flight, over all lanes
 	laneRows       int           // rows of one lane in one read
-	laneBytes      int           // bytes of one lane in one read; in memory a lane takes twice that, and once more of retrying messages
+	laneBytes      int           // bytes of one lane in one read; in memory a lane takes twice that, once more of large messages in flight, and of retrying messages
 	removeRows     int           // rows in one deletion
 	linger         time.Duration // a confirmed row waits so long for others to be deleted with
 	lease          time.Duration // isolated lanes all have their turn in about this time; 0: turns end by messages alone

@@ -186,6 +186,7 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 	for _, o := range e.lanes {
 		if o != nil && o != l && o.mustClear && !now.Before(o.taskAt) {
 			over, fences = append(over, o), append(fences, e.fence(o))
+			o.taskAt = now.Add(clearAgain) // the statement may hang, and this task with it
 		}
 	}
 	locked := make([]bool, len(over))
@@ -204,7 +205,7 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 				if locked[i] {
 					o.taskAt = now.Add(clearAgain)
 				} else {
-					o.stale, o.mustClear = false, false
+					o.stale, o.mustClear, o.taskAt = false, false, time.Time{}
 				}
 			}
 			switch {

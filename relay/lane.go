@@ -52,6 +52,7 @@ type lane struct {
 	readBegan    time.Time       // its last read
 	swept        map[string]bool // retrying keys whose rows are moved behind their head without being read
 	crowded      bool            // a key may have more than maxWaiting entries
+	thinned      bool            // payloads of messages behind their key may have been freed
 	stopping     bool            // a key may be stopped, to be swept
 	keyFreed     bool            // a key that the read passes over ceased to be busy
 	dry          bool            // the last read found less than it asked for
@@ -243,15 +244,18 @@ func (l *lane) busy(keys []string) []string {
 			keys = append(keys, key)
 		}
 	}
-	if l.order != OrderPerKey || !l.crowded {
+	if l.order != OrderPerKey || !l.crowded && !l.thinned {
 		return keys
 	}
-	l.crowded = false
+	crowded, thinned := false, false
 	for key, c := range l.chains {
-		if c.length > l.limits.mostWaiting {
-			keys, l.crowded = append(keys, key), true
+		long, thin := c.length > l.limits.mostWaiting, l.thinned && c.thinned()
+		if long || thin {
+			keys = append(keys, key)
 		}
+		crowded, thinned = crowded || long, thinned || thin
 	}
+	l.crowded, l.thinned = crowded, thinned
 	return keys
 }
 

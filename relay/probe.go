@@ -90,7 +90,7 @@ func (e *engine) freshProbeOf(now time.Time, fits func(*lane) bool) *entry {
 				l.refetch = true
 				break
 			}
-			if !e.isolation.hasTurn(m) {
+			if !e.probesInTurn(m, now) {
 				break
 			}
 			l.ready.drop()
@@ -106,7 +106,7 @@ func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
 		return nil
 	}
 	m := t.unclear[0]
-	if m.state != stateUnclear || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.isolation.hasTurn(m) {
+	if m.state != stateUnclear || !e.mayPublish(m.lane, now) || m.lane.announced != nil || !e.probesInTurn(m, now) {
 		return nil
 	}
 	return m
@@ -116,7 +116,7 @@ func (e *engine) loneUnclear(t *topic, now time.Time) *entry {
 // waited longest, or the first of a lane that is one pipeline.
 func (e *engine) candidate(t *topic, now time.Time) *entry {
 	for i, m := range t.withheld {
-		if m.state == stateWithheld && !m.hollow && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.isolation.hasTurn(m) {
+		if m.state == stateWithheld && !m.hollow && e.mayPublish(m.lane, now) && m.lane.announced == nil && e.probesInTurn(m, now) {
 			t.withheld = slices.Delete(t.withheld, i, i+1)
 			return m
 		}
@@ -129,7 +129,7 @@ func (e *engine) candidate(t *topic, now time.Time) *entry {
 		if l == nil || !e.mayPublish(l, now) || l.announced != nil || l.inFlight > 0 {
 			continue
 		}
-		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && e.isolation.hasTurn(m) {
+		if m := l.ready.next(); m != nil && m.Topic == t.name && !m.hollow && e.probesInTurn(m, now) {
 			l.ready.drop()
 			return m
 		}
@@ -147,11 +147,27 @@ func (e *engine) refetchProbe(t *topic, now time.Time) {
 	}
 }
 
+// probesInTurn reports whether m may probe now, if it needs a turn. What is recorded as about to be
+// in flight must not be so beside others of its lane. And a turn must end: where a topic never
+// answers, one probe follows another.
+func (e *engine) probesInTurn(m *entry, now time.Time) bool {
+	switch {
+	case !e.isolation.hasTurn(m):
+		return false
+	case m.needsRecord():
+		return m.lane.inFlight == 0
+	}
+	return !m.lane.together || e.mayKeepTurn(now)
+}
+
 // announced returns m, unless it has to be announced first.
 func (e *engine) announced(m *entry, now time.Time) *entry {
 	if m.needsRecord() {
 		e.isolation.announce(m, now)
 		return nil
+	}
+	if m.lane.together {
+		e.isolation.sentInTurn++
 	}
 	return m
 }

@@ -202,7 +202,7 @@ func (e *engine) wanting(now time.Time) (lanes []*lane, starving bool, held int)
 		switch {
 		case l.draining, l.dry, !l.loaded, now.After(l.trusted), now.Before(l.readAt),
 			l.ready.len() > e.limits.laneRows/2,
-			l.bytes >= e.limits.laneBytes && !e.relieve(l), len(l.failing) >= e.limits.laneRows, len(l.entries)-l.locked >= maxEntries*e.limits.laneRows,
+			l.bytes >= e.limits.laneBytes && !e.relieve(l, now), len(l.failing) >= e.limits.laneRows, len(l.entries)-l.locked >= maxEntries*e.limits.laneRows,
 			len(l.entries) >= e.limits.laneRows/2 && len(e.circuits.topics) == 0 && l.nothingToSend() && now.Sub(l.readBegan) < readAgain:
 			continue
 		}

@@ -264,12 +264,16 @@ func (s *simulation) checkState(w *simWorker) {
 		case l.announced != nil || l.alone != nil || l.together || l.stale && !l.mustClear:
 			isolated++
 		}
-		if lease := s.leases[l.number]; l.inFlight > 0 && lease.crashes >= isolatedFrom && lease.worker == w.number && lease.epoch == l.epoch {
-			names := int64(relaystore.WholeLane)
-			if l.alone != nil {
+		if lease := s.leases[l.number]; l.inFlight > 0 && lease.worker == w.number && lease.epoch == l.epoch {
+			var names int64
+			switch {
+			case l.alone != nil:
 				names = l.alone.ID
+			case lease.crashes >= isolatedFrom, l.together:
+				names = relaystore.WholeLane
 			}
-			if lease.alone != names {
+			blamed := func(m *entry) bool { return m.ID == lease.alone } // recording its failure clears it
+			if lease.alone != names && !slices.ContainsFunc(l.failing, blamed) {
 				s.stats["in flight without a record"]++
 			}
 		}

@@ -34,12 +34,12 @@ const (
 )
 
 // relieve frees the payloads of a lane's messages that cannot be published now, except
-// the first ones of each topic, which probe. If that is not enough, it frees those of
-// messages that wait behind others of their key: a large one would keep other keys from
-// being read until its turn comes. Payloads needed again are read again. It reports
+// the first ones of each topic, which probe. If that is not enough for a while, it frees
+// those of messages that wait behind others of their key: a large one would keep other keys
+// from being read until its turn comes. Payloads needed again are read again. It reports
 // whether that made room. One large message in flight takes none, nor do several that
 // would fit.
-func (e *engine) relieve(l *lane) bool {
+func (e *engine) relieve(l *lane, now time.Time) bool {
 	kept, probes := 0, map[string]int{}
 	flying, largest := 0, 0
 	for _, t := range e.circuits.topics {
@@ -68,11 +68,15 @@ func (e *engine) relieve(l *lane) bool {
 		}
 	}
 	kept += max(largest, min(flying, e.limits.laneBytes))
-	if l.bytes-kept >= e.limits.laneBytes {
+	if l.bytes-kept >= e.limits.laneBytes && now.Sub(l.readBegan) >= thinAfter {
 		l.thin(e.limits.laneBytes / 2)
 	}
 	return l.bytes-kept < e.limits.laneBytes
 }
+
+// thinAfter is how long a lane is not read before payloads are freed that will be sent soon. A
+// backlog that moves makes room without, and its payloads would be read twice.
+const thinAfter = 200 * time.Millisecond
 
 // thin frees the payloads of messages that wait behind others of their key, the last ones,
 // except for as many bytes.
@@ -91,9 +95,24 @@ func (l *lane) thin(keep int) {
 			}
 			if left -= m.size(); left < 0 {
 				l.empty(m)
+				l.thinned = true
 			}
 		}
 	}
+}
+
+// thinned reports whether a message waits in a key that goes on, without its payload. Once it is its
+// turn, the lane is read again. More of the key, read before, would be freed as well.
+func (c *chain) thinned() bool {
+	if c.length < 2 || c.stuck() {
+		return false
+	}
+	for m := c.head.next; m != nil; m = m.next {
+		if m.state == stateWaiting && m.hollow && !m.retrying {
+			return true
+		}
+	}
+	return false
 }
 
 // probesKept is how many messages of a stuck topic a lane keeps to probe with.
