@@ -314,7 +314,7 @@ func TestEngine_ARefusedMessageMayHaveArrivedBeforeItWasForgotten(t *testing.T) 
 		for _, many := range []int{0, maxUnsure} {
 			b := newBench(3)
 			read := func(id int64) {
-				row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: id}, Topic: "a"}
+				row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: id, CreatedAt: time.UnixMicro(id)}, Topic: "a"}
 				if retrying {
 					b.addRetrying([]relaystore.Row{{Row: row}}, b.now)
 				} else {
@@ -324,7 +324,7 @@ func TestEngine_ARefusedMessageMayHaveArrivedBeforeItWasForgotten(t *testing.T) 
 			read(1)
 			b.outcome(b.next(t), b.now, Unavailable(errors.New("connection lost")))
 			for id := range many {
-				m := newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: int64(100 + id)}})
+				m := newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: int64(100 + id), CreatedAt: time.UnixMicro(int64(100 + id))}})
 				m.unanswered = true
 				b.lanes[3].rememberUnsure(m)
 			}
@@ -343,6 +343,42 @@ func TestEngine_ARefusedMessageMayHaveArrivedBeforeItWasForgotten(t *testing.T) 
 			}
 			if n := len(b.lanes[3].unsure); n > maxUnsure {
 				t.Errorf("%d rows are remembered", n)
+			}
+		}
+	}
+}
+
+// A worker gives a lane back after an attempt that had no answer: the next owner knows that its
+// messages may have arrived, except those that were written later.
+func TestEngine_HandsOverThatAMessageMayHaveArrived(t *testing.T) {
+	t.Parallel()
+	row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1, CreatedAt: time.Unix(1_000_000, 0)}, Topic: "a"}
+	former := newBench(3)
+	if former.lanes[3].isUnsure() {
+		t.Error("unsure from the start")
+	}
+	former.lanes[3].add([]*entry{newEntry(row)})
+	m := former.next(t)
+	if !former.lanes[3].isUnsure() {
+		t.Error("sure although a message is in flight")
+	}
+	former.outcome(m, former.now, Unavailable(errors.New("connection lost")))
+	if !former.lanes[3].isUnsure() {
+		t.Error("sure although a message had no answer")
+	}
+	for _, next := range []relaystore.Taken{{Epoch: 2}, {Epoch: 2, Alone: relaystore.WholeLane}} {
+		for age, want := range map[time.Duration]bool{0: next.Alone != 0, 2 * time.Hour: false} {
+			b := newBench()
+			b.hold(3, next, row.CreatedAt.Add(time.Hour))
+			l := b.lanes[3]
+			l.loaded, l.stale, l.mustClear, l.trusted = true, false, false, b.now.Add(time.Hour)
+			r := row
+			r.CreatedAt = r.CreatedAt.Add(age)
+			l.add([]*entry{newEntry(r)})
+			m := b.next(t)
+			b.outcome(m, b.now, Refused(errors.New("no")))
+			if m.failure == nil || m.failure.Unanswered != want {
+				t.Errorf("taken %+v, written %s later: recorded as %+v", next, age, m.failure)
 			}
 		}
 	}

@@ -113,6 +113,7 @@ func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 	l.crashes, l.leftAlone = t.Crashes, t.Alone
 	if t.Alone == relaystore.WholeLane { // nothing to blame, but it must not count again
 		l.leftAlone, l.stale, l.mustClear = 0, true, true
+		l.unsureUntil = trusted.Add(clockSkew) // rows of before that may have been sent
 	}
 	l.retry = drawnBackOff(e.limits.draw)
 	if e.circuits.inOrder {
@@ -126,6 +127,9 @@ func (e *engine) hold(number int, t relaystore.Taken, trusted time.Time) {
 		}
 	}
 }
+
+// clockSkew is how far the clock of the database may be behind that of a worker.
+const clockSkew = time.Minute
 
 // trust extends the time for which a lane's lease may be relied on.
 func (e *engine) trust(number int, epoch int64, until time.Time) {

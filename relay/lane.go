@@ -2,6 +2,7 @@ package relay
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"time"
 
@@ -35,9 +36,10 @@ type lane struct {
 	inFlight      int
 
 	// Rows that were forgotten after an attempt without an answer, to be read again: a copy
-	// may have arrived. If they were too many, all are taken for such rows.
-	unsure    map[rowID]bool
-	unsureAll bool
+	// may have arrived. So are all that were created up to unsureUntil, if it is not zero:
+	// they were too many, or the former owner has given the lane back with such rows.
+	unsure      map[rowID]bool
+	unsureUntil time.Time
 
 	loaded       bool            // the retrying keys are known
 	loading      bool            // they are being read
@@ -141,7 +143,7 @@ func (l *lane) add(entries []*entry) int {
 func (l *lane) know(m *entry) {
 	m.lane = l
 	id := m.rowID()
-	m.unanswered = m.unanswered || l.unsureAll || l.unsure[id] || l.crashes > 0 // the worker that died may have had it in flight
+	m.unanswered = m.unanswered || l.unsure[id] || l.unsureTime(m.CreatedAt) || l.crashes > 0 // the worker that died may have had it in flight
 	delete(l.unsure, id)
 	l.entries[id] = m
 	if m.locked {
@@ -304,16 +306,38 @@ func (l *lane) forget(m *entry) {
 const maxUnsure = 4096
 
 func (l *lane) rememberUnsure(m *entry) {
-	if len(l.unsure) >= maxUnsure {
-		l.unsure, l.unsureAll = nil, true
-	}
-	if l.unsureAll {
+	if l.unsureTime(m.CreatedAt) {
 		return
+	}
+	if len(l.unsure) >= maxUnsure {
+		latest := int64(math.MinInt64)
+		for id := range l.unsure {
+			latest = max(latest, id.created)
+		}
+		l.unsure, l.unsureUntil = nil, time.UnixMicro(latest)
 	}
 	if l.unsure == nil {
 		l.unsure = map[rowID]bool{}
 	}
 	l.unsure[m.rowID()] = true
+}
+
+// unsureTime reports whether all rows of that time may have been sent without an answer.
+func (l *lane) unsureTime(created time.Time) bool {
+	return !l.unsureUntil.IsZero() && !created.After(l.unsureUntil)
+}
+
+// isUnsure reports whether a copy of a message may have arrived without an answer.
+func (l *lane) isUnsure() bool {
+	if len(l.unsure) > 0 || !l.unsureUntil.IsZero() {
+		return true
+	}
+	for _, m := range l.entries {
+		if m.state == stateInFlight || m.unanswered && m.state != stateConfirmed {
+			return true
+		}
+	}
+	return false
 }
 
 // empty frees the payload of an entry. The sink has a copy of what it was handed.

@@ -58,6 +58,7 @@ type holding struct {
 	renew    []int         // active and draining ones, except those that hang
 	epochs   map[int]int64 // of all that are held
 	released []int         // drained and dropped just now
+	unsure   []int         // of those: a copy of a message may have arrived without an answer
 	atRest   bool          // nothing arrives, and nothing is in flight
 	hung     bool          // the sink owes outcomes that are long overdue: no place for more
 	unfit    bool          // for so long that lanes which cannot be drained are given up
@@ -139,14 +140,18 @@ func (s *leaser) leave(ctx context.Context) {
 	for number := range outbox.Lanes {
 		lanes = append(lanes, number)
 	}
+	var unsure []int
 	s.call(ctx, func(e *engine, _ time.Time) {
-		for number := range e.lanes {
+		for number, l := range e.lanes {
+			if l != nil && l.isUnsure() {
+				unsure = append(unsure, number)
+			}
 			e.drop(number)
 		}
 	})
 	s.upkeepLease.hold(0)
 	err := do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error {
-		if err := s.leases.Release(ctx, s.owner, lanes); err != nil {
+		if err := s.leases.Release(ctx, s.owner, lanes, unsure); err != nil {
 			return err
 		}
 		return s.leases.Leave(ctx, s.owner)

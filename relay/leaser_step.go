@@ -21,7 +21,7 @@ func (s *leaser) step(ctx context.Context) error {
 		return err
 	}
 	if len(have.released) > 0 {
-		if err := s.release(ctx, have.released); err != nil {
+		if err := s.release(ctx, have.released, have.unsure); err != nil {
 			return err // they expire
 		}
 		s.log.InfoContext(ctx, "lanes given back", "lanes", have.released)
@@ -111,6 +111,9 @@ func (s *leaser) holding(ctx context.Context) (holding, bool) {
 				have.mayHold[number] = e.mayHold(number)
 				continue
 			case l.draining && e.idle(l):
+				if l.isUnsure() {
+					have.unsure = append(have.unsure, number)
+				}
 				e.drop(number)
 				have.released = append(have.released, number)
 				continue
@@ -167,11 +170,11 @@ func (s *leaser) releaseStray(ctx context.Context, have holding, held map[int]re
 	if len(stray) == 0 {
 		return nil
 	}
-	return s.release(ctx, stray)
+	return s.release(ctx, stray, slices.DeleteFunc(slices.Clone(stray), func(n int) bool { return n == relaystore.UpkeepLane })) // what was known of them is lost
 }
 
-func (s *leaser) release(ctx context.Context, lanes []int) error {
-	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.Release(ctx, s.owner, lanes) })
+func (s *leaser) release(ctx context.Context, lanes, unsure []int) error {
+	return do(ctx, s.worker, opHeartbeat, func(ctx context.Context) error { return s.leases.Release(ctx, s.owner, lanes, unsure) })
 }
 
 // take leases lanes that are still free.

@@ -273,7 +273,7 @@ func (s *simulation) checkState(w *simWorker) {
 				names = relaystore.WholeLane
 			}
 			blamed := func(m *entry) bool { return m.ID == lease.alone } // recording its failure clears it
-			cleared := lease.crashes < isolatedFrom && lease.alone == 0 // the end of the crashes was late
+			cleared := lease.crashes < isolatedFrom && lease.alone == 0  // the end of the crashes was late
 			if lease.alone != names && !cleared && !slices.ContainsFunc(l.failing, blamed) {
 				s.stats["in flight without a record"]++
 			}

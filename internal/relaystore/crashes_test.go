@@ -57,7 +57,7 @@ func TestLeases_ATakeoverCountsACrashWhereAMessageMayHaveBeenInFlight(t *testing
 		s.expectTaken(t, "b", lanes(2, 1, 1, 0, 0, 0)) // from a, who is dead
 		s.expectTaken(t, "b", lanes(3, 1, 1, 0, 0, 0)) // from itself
 		s.expectTaken(t, "c", lanes(4, 2, 2, 0, 0, 0)) // from b, who is dead
-		if err := s.Release(t.Context(), "c", allLanes()); err != nil {
+		if err := s.Release(t.Context(), "c", allLanes(), nil); err != nil {
 			t.Fatal(err)
 		}
 		s.awaitExpired(t, 1, 2, 3, 4, 5)
@@ -120,9 +120,14 @@ func TestLeases_AMessageAloneInFlightIsHandedOver(t *testing.T) {
 		s.expectTaken(t, "c", map[int]Taken{1: {Epoch: 6}})
 		// Given back in good order, with its last message confirmed.
 		expectErr(t, store.SetAlone(t.Context(), Fence{1, "c", 6}, 44), nil)
-		expectErr(t, s.Release(t.Context(), "c", []int{1}), nil)
+		expectErr(t, s.Release(t.Context(), "c", []int{1}, nil), nil)
 		s.awaitExpired(t, 1)
 		s.expectTaken(t, "d", map[int]Taken{1: {Epoch: 7}})
+		// Given back with an attempt that had no answer: no crash, and the next owner learns it.
+		s.insert(t, "outbox", 1, "", "")
+		expectErr(t, s.Release(t.Context(), "d", []int{1, 2}, []int{1}), nil)
+		s.awaitExpired(t, 1, 2)
+		s.expectTaken(t, "e", map[int]Taken{1: {Epoch: 8, Alone: WholeLane}, 2: {Epoch: 1}})
 	})
 }
 

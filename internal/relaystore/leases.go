@@ -51,8 +51,9 @@ type Leases interface {
 	// name.
 	ExpireFormer(ctx context.Context, me Identity) error
 
-	// Release frees lanes that are still the owner's.
-	Release(ctx context.Context, owner string, lanes []int) error
+	// Release frees lanes that are still the owner's. Of those in unsure a copy of a message may
+	// have arrived without an answer; the next owner gets WholeLane for them.
+	Release(ctx context.Context, owner string, lanes, unsure []int) error
 
 	// Leave removes the worker from those registered as alive.
 	Leave(ctx context.Context, owner string) error
@@ -75,7 +76,8 @@ type Crashes interface {
 }
 
 // WholeLane in place of the id of a message alone in flight stands for several of its lane,
-// without any of another lane with two crashes or more.
+// without any of another lane with two crashes or more. For a lane that was given back it means
+// that a copy of a message may have arrived without an answer.
 const WholeLane = -1
 
 // UpkeepLane is the lease under which one worker maintains the tables.

@@ -88,7 +88,7 @@ func TestLeases_AnExpiredLeaseIsTheFirstTakers(t *testing.T) {
 		if held := s.mustBeat(t, a, []int{1, 2}, longTerm); !maps.Equal(held, map[int]Renewal{2: {1, true}}) {
 			t.Errorf("former owner holds %v, want lane 2", held)
 		}
-		if err := s.Release(t.Context(), "a", []int{1}); err != nil {
+		if err := s.Release(t.Context(), "a", []int{1}, nil); err != nil {
 			t.Fatal(err)
 		}
 		if taken := s.mustTake(t, "a", []int{1}, 1, longTerm); len(taken) != 0 {
@@ -115,7 +115,7 @@ func TestLeases_ReleaseAndLeave(t *testing.T) {
 		s.mustTake(t, "a", []int{1, 2, UpkeepLane}, 3, longTerm)
 		s.mustBeat(t, Identity{Owner: "a"}, nil, longTerm)
 		s.mustBeat(t, Identity{Owner: "b"}, nil, shortTerm)
-		if err := s.Release(t.Context(), "a", []int{1, UpkeepLane}); err != nil {
+		if err := s.Release(t.Context(), "a", []int{1, UpkeepLane}, nil); err != nil {
 			t.Fatal(err)
 		}
 		leases, _ := s.mustCensus(t)
@@ -193,7 +193,7 @@ func TestLeases_AGuardedTransactionKeepsNoHeartbeatWaiting(t *testing.T) {
 			if err != nil || kept[UpkeepLane].Epoch != epoch {
 				t.Errorf("kept %v, %v", kept, err)
 			}
-			if err := s.other.Release(ctx, "a", []int{UpkeepLane}); err != nil {
+			if err := s.other.Release(ctx, "a", []int{UpkeepLane}, nil); err != nil {
 				t.Error(err)
 			}
 			if taken, err := s.other.Take(ctx, "b", []int{UpkeepLane}, 1, longTerm); len(taken) != 0 {

@@ -49,8 +49,8 @@ func (s *postgres) Take(ctx context.Context, owner string, lanes []int, most int
 }
 
 // Release implements [Leases].
-func (s *postgres) Release(ctx context.Context, owner string, lanes []int) error {
-	_, err := s.db.ExecContext(ctx, s.q.Release, owner, smallints(lanes))
+func (s *postgres) Release(ctx context.Context, owner string, lanes, unsure []int) error {
+	_, err := s.db.ExecContext(ctx, s.q.Release, owner, smallints(lanes), smallints(unsure))
 	return err
 }
 

@@ -82,9 +82,9 @@ func (s *sqlite) Take(ctx context.Context, owner string, lanes []int, most int, 
 }
 
 // Release implements [Leases].
-func (s *sqlite) Release(ctx context.Context, owner string, lanes []int) error {
+func (s *sqlite) Release(ctx context.Context, owner string, lanes, unsure []int) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, s.q.Release, owner, jsonArray(lanes))
+		_, err := tx.ExecContext(ctx, s.q.Release, owner, jsonArray(lanes), jsonArray(unsure))
 		return err
 	})
 }

@@ -151,7 +151,7 @@ where lane in (
 -- name: release
 -- By primary key. Only what is still the owner's.
 update {{relay_leases}}
-set owner = '', suspect = null, lease_until = clock_timestamp()
+set owner = '', suspect = case when lane = any ($3::smallint[]) then -1 end, lease_until = clock_timestamp()
 where owner = $1 and lane = any ($2::smallint[]);
 
 -- name: leave

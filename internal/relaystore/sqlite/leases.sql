@@ -96,7 +96,8 @@ delete from {{relay_workers}} where name = ?2 and owner <> ?1;
 -- Only what is still the owner's.
 -- scans: relay_leases: it has 33 rows
 update {{relay_leases}}
-set owner = '', suspect = null, lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1
+set owner = '', suspect = iif(lane in (select value from json_each(?3)), -1, null),
+	lease_until = cast(unixepoch('subsec') * 1000000 as integer) - 1
 where owner = ?1 and lane in (select value from json_each(?2));
 
 -- name: leave
