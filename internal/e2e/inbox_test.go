@@ -31,6 +31,9 @@ type stock struct {
 	publisher message.Publisher
 	subscribe func() message.Subscriber
 	disturb   func() // once, in the middle
+
+	// drained reports whether nothing is about to be delivered; nil: a stop waits for nothing.
+	drained func() bool
 }
 
 // The inbox over the stock subscribers of other brokers.
@@ -51,7 +54,7 @@ func overJetStream(t *testing.T) stock {
 	broker := &jetStream{t: t, dir: t.TempDir(), port: server.RANDOM_PORT}
 	broker.start()
 	t.Cleanup(func() { broker.stop() })
-	broker.stream("orders")
+	js := broker.stream("orders")
 	forever := []nats.Option{nats.MaxReconnects(-1), nats.ReconnectWait(20 * time.Millisecond)}
 	publisher, err := watermillnats.NewPublisher(watermillnats.PublisherConfig{URL: broker.url, NatsOptions: forever}, watermill.NopLogger{})
 	if err != nil {
@@ -75,6 +78,16 @@ func overJetStream(t *testing.T) stock {
 			return subscriber
 		},
 		disturb: func() { broker.stop(); broker.start() },
+		// Its subscriber closes a channel that it may send to at the same time, which the race
+		// detector sees.
+		drained: func() bool {
+			for c := range js.Consumers("orders") {
+				if c.NumPending > 0 || c.NumAckPending > 0 {
+					return false
+				}
+			}
+			return true
+		},
 	}
 }
 
@@ -154,6 +167,9 @@ func handleOnce(t *testing.T, broker stock, db *sql.DB, database oncemill.Config
 		go func() { ended <- router.Run(context.WithoutCancel(t.Context())) }()
 		<-router.Running()
 		stop = sync.OnceFunc(func() {
+			if broker.drained != nil && !t.Failed() {
+				eventually(t, "all deliveries are acknowledged", broker.drained)
+			}
 			if err := errors.Join(router.Close(), <-ended); err != nil {
 				t.Error(err)
 			}
