@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // server judges the settings and the clock of the server.
@@ -115,11 +117,5 @@ func (e *examination) pooler(ctx context.Context) (found findings, err error) {
 	return found, err
 }
 
-// quoted returns a name in quotes, shortened: strangers may have chosen it.
-func quoted(name string) string {
-	const most = 64
-	if runes := []rune(name); len(runes) > most {
-		name = string(runes[:most]) + "…"
-	}
-	return strconv.Quote(name)
-}
+// quoted returns a name in quotes, shortened.
+func quoted(name string) string { return text.Quote(name, 64) }

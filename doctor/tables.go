@@ -44,7 +44,7 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			return nil, err
 		}
 		if age > e.cfg.Overdue {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", text(age)),
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges idempotency keys: the first should have been deleted %s ago.", ageText(age)),
 				"Run the engine of a service (idempotency.Engine.Run), or beside the services: oncemill purge --every 1h")
 		}
 	}
@@ -69,8 +69,8 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			}
 		}
 		if overdue > 0 {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), text(oldest)),
-				"If their retention is longer than "+text(e.cfg.InboxRetention)+", name it. Otherwise run their inboxes (inbox.Inbox.Run), or with the longest retention of all: oncemill purge --inbox-retention "+hours(e.cfg.InboxRetention))
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges the ids of %d consumers: the oldest, of %s, is %s old.", overdue, quoted(first), ageText(oldest)),
+				"If their retention is longer than "+ageText(e.cfg.InboxRetention)+", name it. Otherwise run their inboxes (inbox.Inbox.Run), or with the longest retention of all: oncemill purge --inbox-retention "+hours(e.cfg.InboxRetention))
 		}
 	}
 	if e.has(dlq.Migrations) {
@@ -79,7 +79,7 @@ func (e *examination) purge(ctx context.Context) (found findings, err error) {
 			return nil, err
 		}
 		if age > e.cfg.LetterRetention+e.cfg.Overdue {
-			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", text(age)), "Relays delete them. Where none runs: oncemill purge --letter-retention "+hours(e.cfg.LetterRetention))
+			found.add(Warning, "purge", fmt.Sprintf("Nobody purges dead letters: one was closed %s ago.", ageText(age)), "Relays delete them. Where none runs: oncemill purge --letter-retention "+hours(e.cfg.LetterRetention))
 		}
 	}
 	return found, nil
@@ -95,8 +95,8 @@ func (e *examination) retention(ctx context.Context) (found findings, err error)
 		return nil, err
 	}
 	if age > e.cfg.InboxRetention {
-		found.add(Warning, "retention", fmt.Sprintf("The history has messages that are %s old, and inboxes remember ids for %s: a message that is sent again after that is not recognized as a duplicate, and becomes a dead letter.", text(age), text(e.cfg.InboxRetention)),
-			"If their retention is longer than "+text(e.cfg.InboxRetention)+", name it. Otherwise raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
+		found.add(Warning, "retention", fmt.Sprintf("The history has messages that are %s old, and inboxes remember ids for %s: a message that is sent again after that is not recognized as a duplicate, and becomes a dead letter.", ageText(age), ageText(e.cfg.InboxRetention)),
+			"If their retention is longer than "+ageText(e.cfg.InboxRetention)+", name it. Otherwise raise inbox.Config.Retention above outbox.Config.History, or send again only what is younger.")
 	}
 	return found, nil
 }
@@ -105,7 +105,7 @@ func (e *examination) retention(ctx context.Context) (found findings, err error)
 func hours(d time.Duration) string { return strings.TrimSuffix(d.String(), "0m0s") }
 
 // text returns a time in units that fit it.
-func text(d time.Duration) string {
+func ageText(d time.Duration) string {
 	if d < 48*time.Hour {
 		return d.Truncate(time.Minute).String()
 	}

@@ -2,10 +2,10 @@ package status
 
 import (
 	"fmt"
-	"strconv"
 	"time"
 
 	"github.com/oncemill/oncemill/dlq"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // What is still normal. A worker that stops or dies is replaced within its lease, 15 seconds by
@@ -108,13 +108,7 @@ func (d *DeadLetters) problems(found func(format string, args ...any)) {
 }
 
 // quoted returns a name in quotes, shortened.
-func quoted(name string) string {
-	const most = 40
-	if runes := []rune(name); len(runes) > most {
-		name = string(runes[:most]) + "…"
-	}
-	return strconv.Quote(name)
-}
+func quoted(name string) string { return text.Quote(name, 40) }
 
 // empty reports whether no part has tables.
 func (s *Status) empty() bool {

@@ -16,7 +16,6 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"strconv"
 	"time"
 
 	wamqp "github.com/ThreeDotsLabs/watermill-amqp/v2/pkg/amqp"
@@ -25,6 +24,7 @@ import (
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/doctor"
 	"github.com/oncemill/oncemill/internal/amqpconn"
+	"github.com/oncemill/oncemill/internal/text"
 )
 
 // Config says what is checked.
@@ -235,10 +235,4 @@ func (d *Doctor) declared(ctx context.Context, found *findings) (queues []string
 }
 
 // quoted returns a name in quotes, shortened.
-func quoted(name string) string {
-	const most = 64
-	if runes := []rune(name); len(runes) > most {
-		name = string(runes[:most]) + "…"
-	}
-	return strconv.Quote(name)
-}
+func quoted(name string) string { return text.Quote(name, 64) }

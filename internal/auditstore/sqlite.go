@@ -22,22 +22,9 @@ func newSQLite(db *sql.DB, where database.Database) *sqlite {
 	return s
 }
 
-func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (deleted int64, err error) {
+func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (int64, error) {
 	const some = 100
-	slice := int64(0) // deleted by the last transaction
-	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
-		deleted, slice = deleted+slice, 0
-		for !over() {
-			n, err := database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
-			slice += n
-			if err != nil || n < some {
-				return false, err
-			}
-		}
-		return true, nil
+	return sqlitetx.DeleteSlices(ctx, s.db, some, func(tx *sql.Tx) (int64, error) {
+		return database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
 	})
-	if err != nil {
-		return deleted, err
-	}
-	return deleted + slice, nil
 }

@@ -39,22 +39,9 @@ func jsonArray[T int64 | string](list []T) any {
 
 // Purge deletes a few at a time. A dead letter may be of any size, so the elapsed time
 // decides when a transaction ends.
-func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (deleted int64, err error) {
+func (s *sqlite) Purge(ctx context.Context, retention time.Duration) (int64, error) {
 	const some = 10
-	slice := int64(0) // deleted by the last transaction
-	err = sqlitetx.WriteSlices(ctx, s.db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
-		deleted, slice = deleted+slice, 0
-		for !over() {
-			n, err := database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
-			slice += n
-			if err != nil || n < some {
-				return false, err
-			}
-		}
-		return true, nil
+	return sqlitetx.DeleteSlices(ctx, s.db, some, func(tx *sql.Tx) (int64, error) {
+		return database.Affected(tx.ExecContext(ctx, s.text.Purge, retention.Microseconds(), some))
 	})
-	if err != nil {
-		return deleted, err
-	}
-	return deleted + slice, nil
 }

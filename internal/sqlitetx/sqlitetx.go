@@ -96,6 +96,27 @@ func WriteSlices(ctx context.Context, db *sql.DB, fn func(tx *sql.Tx, over func(
 	return nil
 }
 
+// DeleteSlices deletes a number of rows at a time, like [WriteSlices], until del deletes fewer.
+// It returns how many rows are deleted, also with an error.
+func DeleteSlices(ctx context.Context, db *sql.DB, some int64, del func(tx *sql.Tx) (int64, error)) (deleted int64, err error) {
+	slice := int64(0) // deleted by the last transaction
+	err = WriteSlices(ctx, db, func(tx *sql.Tx, over func() bool) (more bool, err error) {
+		deleted, slice = deleted+slice, 0
+		for !over() {
+			n, err := del(tx)
+			slice += n
+			if err != nil || n < some {
+				return false, err
+			}
+		}
+		return true, nil
+	})
+	if err != nil {
+		return deleted, err
+	}
+	return deleted + slice, nil
+}
+
 func write(ctx context.Context, db *sql.DB, kind turn.Kind, fn func(tx *sql.Tx, over func() bool) error) error {
 	w, err := Acquire(ctx, db, kind)
 	if err != nil {

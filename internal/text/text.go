@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 )
@@ -30,6 +31,15 @@ func Shorten(s string) string {
 		s = s[:limit] + "…"
 	}
 	return strings.ToValidUTF8(s, "�")
+}
+
+// Quote returns a name that strangers may have chosen in quotes, shortened to a number of
+// characters.
+func Quote(name string, most int) string {
+	if runes := []rune(name); len(runes) > most {
+		name = string(runes[:most]) + "…"
+	}
+	return strconv.Quote(name)
 }
 
 // Clean makes s acceptable to every database: valid UTF-8 without NUL, cut at 4 KiB with a
