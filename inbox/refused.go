@@ -65,7 +65,9 @@ func (r *refusals) Alone(ctx context.Context, letter *dlqstore.Letter) (written,
 	return written{err}, resultOf(err)
 }
 
-// Together writes several, all or none.
+// Together writes several, all or none, and again by halves until a dead letter that cannot
+// be written is alone. One of 500 costs some 20 transactions; alone in one each, the others
+// would wait past their time for a slow disk.
 func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlqstore.Letter, written]) ([]*group.Member[*dlqstore.Letter, written], group.Result) {
 	letters := make([]*dlqstore.Letter, len(members))
 	for i, m := range members {
@@ -76,16 +78,24 @@ func (r *refusals) Together(ctx context.Context, members []*group.Member[*dlqsto
 	if result == group.Contended {
 		return members, result
 	}
-	// One dead letter may be at fault. Without the database all would fail alone too.
-	apart := err != nil && len(members) > 1 && ctx.Err() == nil && !sqlerr.Connection(err) && !noAnswer(err) && !errors.Is(err, ErrCommitUnknown)
-	for _, m := range members {
-		if apart {
-			m.Alone()
-		} else {
-			m.Finish(written{err})
+	if n := len(members); n > 1 && blamesALetter(ctx, err) {
+		again, first := r.Together(ctx, members[:n/2])
+		more, second := r.Together(ctx, members[n/2:])
+		if first == group.Contended || second == group.Contended {
+			result = group.Contended
 		}
+		return append(again, more...), result
+	}
+	for _, m := range members {
+		m.Finish(written{err})
 	}
 	return nil, result
+}
+
+// blamesALetter reports whether a write may have failed because of one dead letter. Without
+// the database each half would fail too.
+func blamesALetter(ctx context.Context, err error) bool {
+	return err != nil && ctx.Err() == nil && !sqlerr.Connection(err) && !noAnswer(err) && !errors.Is(err, ErrCommitUnknown)
 }
 
 func resultOf(err error) group.Result {
