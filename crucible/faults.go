@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -220,27 +221,31 @@ func (h *hurt) brokerFaults() []fault {
 
 func done(context.Context) error { return nil }
 
-// ctl runs rabbitmqctl to begin and to end a fault.
+// ctl runs rabbitmqctl to begin and to end a fault. The broker may still be starting after
+// another, so it insists.
 func (h *hurt) ctl(begin, end []string) func(context.Context, string) (heal, error) {
 	return func(ctx context.Context, _ string) (heal, error) {
-		_, err := h.site.rabbit.Ctl(ctx, begin...)
-		return func(ctx context.Context) error {
-			_, err := h.site.rabbit.Ctl(ctx, end...)
-			return err
-		}, err
+		run := func(args []string) func(context.Context) error {
+			return func(ctx context.Context) error {
+				_, err := h.site.rabbit.Ctl(ctx, args...)
+				return err
+			}
+		}
+		return run(end), insist(ctx, run(begin))
 	}
 }
 
-// unbind takes all queues of a topic away: its messages are returned.
+// unbind takes all queues of a topic away: its messages are returned. It insists, as ctl does.
 func (h *hurt) unbind(ctx context.Context, target string) (heal, error) {
 	_, topic, _ := strings.Cut(target, " ")
 	// The record loses its binding last and gets it back first: what is routed is recorded.
-	var first error
-	for _, q := range []string{boxQueue, mirrorQueue} {
-		if err := h.site.do(ctx, http.MethodDelete, "bindings/%2F/e/"+topic+"/q/"+q+"/~", "", nil); err != nil && first == nil {
-			first = err
+	err := insist(ctx, func(ctx context.Context) error {
+		var err error
+		for _, q := range []string{boxQueue, mirrorQueue} {
+			err = cmp.Or(err, h.site.do(ctx, http.MethodDelete, "bindings/%2F/e/"+topic+"/q/"+q+"/~", "", nil))
 		}
-	}
+		return err
+	})
 	return func(ctx context.Context) error {
 		for _, q := range []string{mirrorQueue, boxQueue} {
 			if err := h.site.do(ctx, http.MethodPost, "bindings/%2F/e/"+topic+"/q/"+q, "{}", nil); err != nil {
@@ -248,14 +253,14 @@ func (h *hurt) unbind(ctx context.Context, target string) (heal, error) {
 			}
 		}
 		return nil
-	}, first
+	}, err
 }
 
 // fill makes a queue of the topic nack everything.
 func (h *hurt) fill(ctx context.Context, _ string) (heal, error) {
 	const path = "policies/%2F/full"
-	err := h.site.do(ctx, http.MethodPut, path, fmt.Sprintf(
-		`{"pattern": "^%s$", "apply-to": "queues", "definition": {"max-length": 0, "overflow": "reject-publish"}}`, boxQueue), nil)
+	policy := fmt.Sprintf(`{"pattern": "^%s$", "apply-to": "queues", "definition": {"max-length": 0, "overflow": "reject-publish"}}`, boxQueue)
+	err := insist(ctx, func(ctx context.Context) error { return h.site.do(ctx, http.MethodPut, path, policy, nil) })
 	return func(ctx context.Context) error {
 		return h.site.do(ctx, http.MethodDelete, path, "", nil)
 	}, err

@@ -84,8 +84,13 @@ func (h *hurt) strike(ctx context.Context, f fault, planned nemesis.Fault) error
 func (h *hurt) heal(ctx context.Context, end heal) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), healTimeout)
 	defer cancel()
+	return insist(ctx, end)
+}
+
+// insist repeats do until it succeeds or ctx ends.
+func insist(ctx context.Context, do func(context.Context) error) error {
 	for {
-		err := end(ctx)
+		err := do(ctx)
 		if err == nil {
 			return nil
 		}
