@@ -144,8 +144,7 @@ func recoveries(in *check.Input) (r recovery) {
 	}
 	healed := in.Faults
 	if slices.ContainsFunc(healed, func(f check.Fault) bool { return f.Target == check.Cluster }) {
-		// The nodes heal themselves: since the next success of the canary.
-		healed = slices.DeleteFunc(slices.Clone(in.Slow), func(f check.Fault) bool { return f.Target != "postgres" && f.Target != "rabbitmq" })
+		healed = check.Outages(in.Slow) // the nodes heal themselves
 	}
 	r.ConfirmP50, r.ConfirmMax = recoveryTo(healed, wire)
 	r.EffectP50, r.EffectMax = recoveryTo(healed, effects)

@@ -348,3 +348,17 @@ func TestLaneOf_IsTheLaneOfTheStoredFormat(t *testing.T) {
 		}
 	}
 }
+
+func TestOutages_EndWithTheFirstOfTwoWritesThatSucceed(t *testing.T) {
+	t.Parallel()
+	slow := func(target string, from, to float64) check.Fault {
+		return check.Fault{Kind: "slow", Target: target, Window: check.Window{From: at(from), To: at(to)}}
+	}
+	got := check.Outages([]check.Fault{
+		slow("postgres", 1, 3), slow("relay-1", 2, 8), slow("rabbitmq", 2.5, 3.5), slow("postgres", 3, 5), slow("postgres", 5.25, 6),
+	})
+	want := []check.Fault{slow("postgres", 1, 5), slow("postgres", 5.25, 6), slow("rabbitmq", 2.5, 3.5)}
+	if !slices.Equal(got, want) {
+		t.Errorf("%v", got)
+	}
+}

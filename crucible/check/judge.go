@@ -143,3 +143,22 @@ func longestFree(w Window, merged []Window) (longest time.Duration) {
 	}
 	return longest
 }
+
+// Outages are the times in which the canary could not write to a server, from the first write
+// that was slow or failed to the last. One that succeeds between others that do not ends none.
+func Outages(slow []Fault) (all []Fault) {
+	for _, server := range []string{"postgres", "rabbitmq"} {
+		under := false
+		for _, f := range slow {
+			if f.Target != server {
+				continue
+			}
+			if last := len(all) - 1; under && !f.From.After(all[last].To) {
+				all[last].To = f.To
+				continue
+			}
+			all, under = append(all, f), true
+		}
+	}
+	return all
+}

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 
@@ -102,6 +103,10 @@ type worker struct {
 	log     *slog.Logger
 	rand    *rand.Rand
 }
+
+// named reports whether the process promises that no other has its name while it runs. One of
+// two does, so that both ways to go on after a crash are tested.
+func (w *worker) named() bool { return strings.HasSuffix(w.Name, "-2") }
 
 // Run does a job until the process is asked to stop, or its parent has gone.
 func Run(text string) (err error) {

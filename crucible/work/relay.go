@@ -17,7 +17,7 @@ import (
 
 func (w *worker) configureRelay(cfg *mill.Config) (err error) {
 	cfg.Outbox = &outbox.Config{}
-	cfg.Relay.Name, cfg.Relay.Lease = w.Name, w.Lease
+	cfg.Relay.Name, cfg.Relay.Lease, cfg.Relay.UniqueName = w.Name, w.Lease, w.named()
 	cfg.Relay.Retry = relay.Retry{MaxAttempts: 4, Initial: 200 * time.Millisecond, Max: 500 * time.Millisecond}
 	sink, err := rabbitmq.New(w.broker(nil), rabbitmq.Config{Addresses: w.MoreAMQP, Logger: w.log, ConfirmTimeout: 4 * w.Lease})
 	cfg.Sink = &choosy{sink}

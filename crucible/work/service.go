@@ -36,6 +36,9 @@ func (w *worker) configureService(cfg *mill.Config) {
 		Requests: idempotency.RequestConfig{Body: idempotency.BodyJSON},
 		Failures: idempotency.FailureConfig{Lease: 4 * time.Second},
 	}
+	if w.named() {
+		cfg.Idempotency.Failures.UniqueName = w.Name
+	}
 }
 
 // server returns the service, which listens where the job says.
