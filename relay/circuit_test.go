@@ -2,6 +2,7 @@ package relay
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -147,7 +148,7 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 	for _, parked := range []bool{false, true} {
 		b := newBench(3)
 		l := b.lanes[3]
-		l.crashes = 3 // messages go out alone
+		l.crashes = singleFrom // messages go out alone
 		row := outboxstore.Row{Ref: outboxstore.Ref{Lane: 3, ID: 1}, Topic: "a", Key: "K"}
 		if parked {
 			l.chain("K").retrying = true
@@ -175,11 +176,11 @@ func TestEngine_AnAnnouncementEndsWithItsKeysState(t *testing.T) {
 }
 
 // What a lane with crashes sends is recorded before, or nobody could tell what its worker has
-// died of: after two crashes that several messages of this lane are in flight, after three which
-// one is.
+// died of: after two or three crashes that several messages of this lane are in flight, after four
+// which one is.
 func TestEngine_SendsNothingAloneThatIsNotRecorded(t *testing.T) {
 	t.Parallel()
-	for crashes, sent := range map[int]int{2: 3, 3: 1} {
+	for crashes, sent := range map[int]int{2: 3, 3: 3, 4: 1} {
 		b := newBench(3)
 		l := b.lanes[3]
 		l.crashes = crashes
@@ -208,55 +209,76 @@ func TestEngine_SendsNothingAloneThatIsNotRecorded(t *testing.T) {
 	}
 }
 
-// While messages of a lane with two crashes are in flight together, nothing is sent of another
-// such lane, and the record stays: if the worker dies, that lane alone is suspected.
+// While messages of lanes that share a turn are in flight together, nothing is sent of another
+// such lane, and the records stay: if the worker dies, these lanes alone are suspected. After
+// three crashes it is one lane.
 func TestEngine_KeepsTheRecordWhileMessagesAreInFlight(t *testing.T) {
 	t.Parallel()
-	b := newBench(3, 4)
-	for _, n := range []int{3, 4} {
-		b.lanes[n].crashes = 2
-		for id := range int64(2) {
-			b.lanes[n].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: n, ID: id + 1}, Topic: "a"})})
+	for crashes, most := range map[int]int{2: turnLanes, 3: 1} {
+		lanes := []int{3, 4, 5, 6, 7}
+		b := newBench(lanes...)
+		for _, n := range lanes {
+			b.lanes[n].crashes = crashes
+			for id := range int64(2) {
+				b.lanes[n].add([]*entry{newEntry(outboxstore.Row{Ref: outboxstore.Ref{Lane: n, ID: id + 1}, Topic: "a"})})
+			}
 		}
-	}
-	var inFlight []*entry
-	step := func() {
-		for range 4 {
-			inFlight = append(inFlight, b.nextPublish(b.now, b.now.Add(time.Second))...)
-		}
-	}
-	write := func() *lane { // that of the next write of a lane, nil if there is none
-		for range 10 {
-			if c := b.nextTask(b.now); c != nil {
-				b.taskDone(b.now, taskAnswer{})
-				if c.lane != nil {
-					return c.lane
+		var inFlight []*entry
+		senders := map[*lane]int{}
+		step := func() {
+			for range 10 {
+				for _, m := range b.nextPublish(b.now, b.now.Add(time.Second)) {
+					inFlight = append(inFlight, m)
+					senders[m.lane]++
 				}
 			}
 		}
-		return nil
-	}
-	step()
-	write()
-	step()
-	if len(inFlight) != 2 || inFlight[0].lane != inFlight[1].lane {
-		t.Fatalf("%d messages are in flight, not two of one lane", len(inFlight))
-	}
-	first := inFlight[0].lane
-	if l := write(); l != nil {
-		t.Errorf("lane %d writes before the outcomes", l.number)
-	}
-	for _, m := range inFlight {
-		b.outcome(m, b.now, nil)
-	}
-	inFlight = nil
-	step()
-	if l := write(); l != first || len(inFlight) > 0 {
-		t.Fatalf("the record is not cleared before %d messages of the other lane", len(inFlight))
-	}
-	step()
-	if l := write(); l == nil || l == first {
-		t.Error("the other lane has no turn")
+		write := func() *lane { // that of the next write of a lane, nil if there is none
+			for range 10 {
+				if c := b.nextTask(b.now); c != nil {
+					b.taskDone(b.now, taskAnswer{})
+					if c.lane != nil {
+						return c.lane
+					}
+				}
+			}
+			return nil
+		}
+		step()
+		write()
+		step()
+		if len(inFlight) != 2*most || len(senders) != most {
+			t.Fatalf("%d crashes: %d messages of %d lanes are in flight, not two of each of %d", crashes, len(inFlight), len(senders), most)
+		}
+		last := inFlight[0]
+		for _, m := range inFlight {
+			if m.lane != b.isolation.turn { // one that shares the turn
+				last = m
+			}
+		}
+		for _, m := range inFlight {
+			if m != last {
+				b.outcome(m, b.now, nil)
+			}
+		}
+		step()
+		if l := write(); l != nil {
+			t.Errorf("%d crashes: lane %d writes before the last outcome", crashes, l.number)
+		}
+		b.outcome(last, b.now, nil)
+		first := maps.Clone(senders)
+		inFlight = nil
+		step()
+		if l := write(); l == nil || first[l] == 0 || len(inFlight) > 0 {
+			t.Fatalf("%d crashes: the records are not cleared before %d messages of another lane", crashes, len(inFlight))
+		}
+		for range most {
+			write()
+			step()
+		}
+		if len(senders) == most {
+			t.Errorf("%d crashes: no other lane has a turn", crashes)
+		}
 	}
 }
 

@@ -74,6 +74,7 @@
 // attempt whose answer was lost. The dead letter records that.
 //
 // A message that crashes its worker is detected. After two crashes in a row the lanes take
-// turns, after a third the lane that had its turn publishes one message at a time, and only
-// a message that was alone in flight is blamed.
+// turns, up to four at a time. After a third, each of those that had their turn takes turns
+// alone; after a fourth, the one that had its turn publishes one message at a time, and only a
+// message that was alone in flight is blamed.
 package relay

@@ -1,23 +1,24 @@
 package relay
 
 import (
+	"slices"
 	"time"
 
 	"github.com/oncemill/oncemill/internal/relaystore"
 	"github.com/oncemill/oncemill/outbox"
 )
 
-// isolation tracks which lane with crashes has the turn to send. If the worker dies, the other
+// isolation tracks which lanes with crashes have the turn to send. If the worker dies, the other
 // lanes with crashes were not involved.
 //
-// After two crashes the messages of a lane go together in its turn: that costs one write for
-// many messages. If the worker dies of them too, the lane is known, and sends one message at a
-// time, with a write for each. So crashes that no message has caused cost little, however
-// many lanes they hit.
+// After two crashes, turnLanes lanes have their turn at a time, and their messages go together:
+// that costs few writes for many messages. If the worker dies of them too, these lanes are
+// known, and each has a turn of its own; after one more crash it sends one message at a time,
+// with a write for each. So crashes that no message has caused cost little, however many lanes
+// they hit.
 type isolation struct {
-	turn       *lane
-	sentInTurn int       // messages in a row
-	began      time.Time // the turn
+	turn  *lane   // the lane that took it
+	group []*lane // it, and the lanes that send in the same turn
 
 	// Nobody has the turn: the lanes after the last one may take it, one after the other.
 	last    int // number of a lane
@@ -27,21 +28,26 @@ type isolation struct {
 
 const (
 	isolatedFrom = 2 // crashes; the statements of a takeover know the number, too
-	singleFrom   = 3
+	singleFrom   = 4
 )
 
-// isolatedTurns is how many messages a lane sends, at most, before the next lane's turn.
-// Ending a turn costs a write, to clear what was recorded last.
-const isolatedTurns = 32
+// turnLanes is how many lanes with two crashes share a turn. 32 lanes then have eight turns, and
+// one more crash leaves four of them under suspicion.
+const turnLanes = 4
+
+// isolatedTurns is how many messages a lane sends in a turn, at most: more than isolatedMessages,
+// since some may come back without having shown anything, and a lane that is one message short of
+// that would wait for all other lanes. Ending a turn costs a write, to clear what was recorded
+// last.
+const isolatedTurns = 2 * isolatedMessages
 
 // share is how long a lane may keep the turn. Then every lane has its turn within half a lease,
 // if the database is not slow: the lanes have waited for the lease of the worker that died.
 func (e *engine) share() time.Duration { return e.limits.lease / (2 * outbox.Lanes) }
 
-// mayKeepTurn reports whether a turn may go on.
-func (e *engine) mayKeepTurn(now time.Time) bool {
-	i := &e.isolation
-	return i.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(i.began) < e.share())
+// mayKeepTurn reports whether a lane may go on in its turn.
+func (e *engine) mayKeepTurn(l *lane, now time.Time) bool {
+	return l.sentInTurn < isolatedTurns && (e.limits.lease == 0 || now.Sub(l.turnBegan) < e.share())
 }
 
 // isolatedMessages is how many messages a lane sends in turns before it is trusted again: its
@@ -66,7 +72,12 @@ func (m *entry) needsRecord() bool { return m.needsTurn() && (m.mustBeAlone() ||
 
 // hasTurn reports whether m may be published, if it needs a turn.
 func (i *isolation) hasTurn(m *entry) bool {
-	if !m.needsTurn() || i.turn == m.lane {
+	switch {
+	case !m.needsTurn():
+		return true
+	case m.mustBeAlone() && len(i.group) > 1:
+		return false
+	case i.turn == m.lane, m.lane.together:
 		return true
 	}
 	return i.turn == nil && (i.next == nil || i.next == m.lane || !m.lane.isolated())
@@ -77,10 +88,11 @@ func (i *isolation) hasTurn(m *entry) bool {
 func (i *isolation) announce(m *entry, now time.Time) {
 	l := m.lane
 	if i.turn != l {
-		i.turn, i.sentInTurn, i.began = l, 0, now
+		i.turn, i.group = l, []*lane{l}
+		l.sentInTurn, l.turnBegan = 0, now
 		i.last, i.next = l.number, nil
 	}
-	i.sentInTurn++
+	l.sentInTurn++
 	m.state = stateAnnouncing
 	l.announced, l.written, l.together = m, false, false
 }
@@ -91,32 +103,58 @@ func (i *isolation) sendAnnounced(l *lane, now time.Time) *entry {
 	m := l.announced
 	l.announced, l.written = nil, false
 	if l.together = !m.mustBeAlone(); l.together {
-		i.began = now
+		l.turnBegan = now
 	} else {
 		l.alone = m
 	}
 	return m
 }
 
-// passTurn ends the turn of a lane that has had its share, or has nothing to send. What the
-// database names of it is cleared before the next lane's messages are recorded, in one task.
+// passTurn ends a turn when its lanes have had their share, or have nothing to send. What the
+// database names of them is cleared before the next lanes are recorded, in one task.
 func (e *engine) passTurn(now time.Time) {
-	l := e.isolation.turn
-	switch {
-	case l == nil:
-	case !e.live(l):
-		e.isolation.turn = nil
-	case l.announced != nil, l.alone != nil, e.tasks.running != nil && e.tasks.running.lane == l: // it may write what is alone
-	case l.isolated() && !l.draining && e.mayKeepTurn(now) && l.ready.next() != nil:
-	case l.together && l.inFlight > 0: // they are still recorded
-	default:
-		l.mustClear = l.mustClear || l.together || l.stale
-		l.together, l.stale = false, l.mustClear
-		e.isolation.turn = nil
+	i := &e.isolation
+	if i.turn != nil && !slices.ContainsFunc(i.group, func(l *lane) bool { return e.keepsTurn(l, now) }) {
+		for _, l := range i.group {
+			l.mustClear = l.mustClear || l.together || l.stale
+			l.together, l.stale = false, l.mustClear
+		}
+		i.turn, i.group = nil, nil
 	}
-	if e.isolation.turn == nil {
+	if i.turn == nil {
 		e.offerTurn(now)
 	}
+}
+
+// keepsTurn reports whether the turn goes on because of a lane.
+func (e *engine) keepsTurn(l *lane, now time.Time) bool {
+	switch {
+	case !e.live(l):
+		return false
+	case l.announced != nil, l.alone != nil, e.tasks.running != nil && e.tasks.running.lane == l: // it may write what is alone
+		return true
+	case l.isolated() && !l.draining && e.mayKeepTurn(l, now):
+		if m := l.ready.next(); m != nil && e.isolation.hasTurn(m) {
+			return true
+		}
+	}
+	return l.together && l.inFlight > 0 // they are still recorded
+}
+
+// companions are the lanes that share the turn of a lane with two crashes. A lane with more has
+// its turn alone, and so does a message that must be alone.
+func (e *engine) companions(l *lane, now time.Time) (with []*lane) {
+	if l.announced == nil || l.announced.mustBeAlone() || l.crashes != isolatedFrom {
+		return nil
+	}
+	for n := 1; n < len(e.lanes) && len(with) < turnLanes-1; n++ {
+		o := e.lanes[(l.number+n)%len(e.lanes)]
+		if o == nil || o.crashes != isolatedFrom || o.announced != nil || o.inFlight > 0 || !e.wantsTurn(o, now) || o.ready.next().mustBeAlone() {
+			continue
+		}
+		with = append(with, o)
+	}
+	return with
 }
 
 // offerTurn lets the isolated lanes take the turn in their order. Otherwise it would go to
@@ -168,8 +206,9 @@ func (e *engine) turnWrite(now time.Time) *task {
 }
 
 // recordAlone records which message of a lane is about to be in flight alone, or that several
-// are, or that nothing recorded is any more. First it clears what is recorded of other lanes. If
-// that is impossible for one, the others do not wait: at worst it counts a crash too many.
+// are, of its companions too, or that nothing recorded is any more. First it clears what is
+// recorded of other lanes. If that is impossible for one, the others do not wait: at worst it
+// counts a crash too many. A companion that cannot be recorded is none.
 func (e *engine) recordAlone(l *lane, now time.Time) *task {
 	var id int64
 	f := e.fence(l)
@@ -189,7 +228,13 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 			o.taskAt = now.Add(clearAgain) // the statement may hang, and this task with it
 		}
 	}
-	locked := make([]bool, len(over))
+	with := e.companions(l, now)
+	withFences := make([]relaystore.Fence, len(with))
+	for i, o := range with {
+		withFences[i] = e.fence(o)
+		o.stale = true // it may be recorded although no answer comes
+	}
+	locked, alone := make([]bool, len(over)), make([]bool, len(with))
 	return &task{
 		lane: l,
 		undo: func(taskError) { l.stale = true }, // it may have been recorded anyway
@@ -198,7 +243,11 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 			for i, o := range fences {
 				failed[i] = ctx.store.SetAlone(ctx, o, 0) != nil
 			}
-			return func() { locked = failed }, ctx.store.SetAlone(ctx, f, id)
+			unrecorded := make([]bool, len(with))
+			for i, o := range withFences {
+				unrecorded[i] = ctx.store.SetAlone(ctx, o, relaystore.WholeLane) != nil
+			}
+			return func() { locked, alone = failed, unrecorded }, ctx.store.SetAlone(ctx, f, id)
 		},
 		done: func(now time.Time) {
 			for i, o := range over {
@@ -206,6 +255,12 @@ func (e *engine) recordAlone(l *lane, now time.Time) *task {
 					o.taskAt = now.Add(clearAgain)
 				} else {
 					o.stale, o.mustClear, o.taskAt = false, false, time.Time{}
+				}
+			}
+			for i, o := range with {
+				if !alone[i] && e.live(o) && !o.draining {
+					o.together, o.stale, o.sentInTurn, o.turnBegan = true, false, 0, now
+					e.isolation.group = append(e.isolation.group, o)
 				}
 			}
 			switch {
@@ -230,13 +285,13 @@ func (e *engine) crashesOver(l *lane) bool {
 	return l.proven(e.limits.window) || l.dry && len(l.entries) == 0
 }
 
-// proven reports whether enough messages of the lane got through to show that they were
+// proven reports whether enough messages of the lane were deleted or refused to show that they were
 // not the cause. Nothing more is published in turns then: the isolation is about to end.
 func (l *lane) proven(window int) bool {
 	if l.isolated() {
 		window = min(window, isolatedMessages)
 	}
-	return l.deleted >= window
+	return l.through >= window
 }
 
 // clearCrashes ends the isolation of lanes.
@@ -260,7 +315,7 @@ func (e *engine) clearCrashes(now time.Time) *task {
 		done: func(time.Time) {
 			for _, l := range lanes {
 				if e.live(l) && l.announced == nil {
-					l.crashes, l.deleted, l.stale, l.mustClear, l.together = 0, 0, false, false, false
+					l.crashes, l.through, l.stale, l.mustClear, l.together = 0, 0, false, false, false
 				}
 			}
 		},

@@ -76,13 +76,17 @@ type lane struct {
 
 	crashes   int    // takeovers in a row without a window confirmed
 	leftAlone int64  // id that was alone in flight when the former owner died; 0: none
-	deleted   int    // messages of this lane, while crashes counts
+	through   int    // messages of this lane that were deleted or refused, while crashes counts
 	announced *entry // is published, alone or before others, once that is recorded
 	written   bool   // the announcement is recorded
 	alone     *entry // in flight, announced
 	together  bool   // it has the turn, and it is recorded that several may be in flight
-	stale     bool   // the database still names what is no longer alone
-	mustClear bool   // and must be updated before anything else is published
+
+	sentInTurn int       // messages in a row
+	turnBegan  time.Time // for this lane
+
+	stale     bool // the database still names what is no longer alone
+	mustClear bool // and must be updated before anything else is published
 
 	// For a lane that is one pipeline: after a failure it resumes from its first
 	// unconfirmed message, once everything in flight has its outcome.

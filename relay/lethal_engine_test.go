@@ -104,12 +104,12 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 			}{
 				{"alone", func(d *ward) int {
 					d.put(0, "A", "K", true)
-					return 3 + 2
+					return singleFrom + 2
 				}},
 				{"before others", func(d *ward) int {
 					d.put(0, "A", "K", true)
 					d.fill(100)
-					return 3 + 2
+					return singleFrom + 2
 				}},
 				{"behind others of its key", func(d *ward) int {
 					for range 5 {
@@ -117,13 +117,13 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 					}
 					d.put(0, "A", "K", true)
 					d.fill(100)
-					return 3 + 2
+					return singleFrom + 2
 				}},
 				{"amid others", func(d *ward) int {
 					d.fill(20)
 					d.put(0, "A", "K", true)
 					d.fill(80)
-					return 3 + 2
+					return singleFrom + 2
 				}},
 				{"behind a window", func(d *ward) int {
 					d.fill(150)
@@ -155,7 +155,7 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 						}
 						return nil
 					}
-					return 3 + 2
+					return singleFrom + 2
 				}},
 				{"the topic is down on and off", func(d *ward) int {
 					d.put(0, "B", "K", true)
@@ -179,7 +179,7 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 						}
 						return nil
 					}
-					return 3 + 2
+					return singleFrom + 2
 				}},
 				{"refused before", func(d *ward) int {
 					row := d.put(0, "A", "K", true)
@@ -192,7 +192,7 @@ func TestEngine_FindsWhatKillsItsWorkers(t *testing.T) {
 						}
 						return nil
 					}
-					return 3 + 2
+					return singleFrom + 2
 				}},
 			} {
 				d := newWard(order, lanes)

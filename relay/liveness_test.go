@@ -220,7 +220,7 @@ func TestEngine_EndsTheCautionInABacklog(t *testing.T) {
 		})
 		for _, n := range numbers {
 			if l := d.lanes[n]; l.crashes != 0 {
-				t.Errorf("%d lanes: lane %d is isolated after %d messages", lanes, n, l.deleted)
+				t.Errorf("%d lanes: lane %d is isolated after %d messages", lanes, n, l.through)
 			}
 		}
 	}

@@ -35,6 +35,9 @@ func (e *engine) outcome(m *entry, now time.Time, err error) {
 	if lost {
 		m.state = stateWaiting // nothing more is done about it here, unless it is confirmed
 	}
+	if kind == outcomeRefused || kind == outcomeUnroutable {
+		l.through++ // the worker has survived it
+	}
 	switch kind {
 	case outcomeConfirmed:
 		e.confirm(m, now)

@@ -157,7 +157,7 @@ func (e *engine) probesInTurn(m *entry, now time.Time) bool {
 	case m.needsRecord():
 		return m.lane.inFlight == 0
 	}
-	return !m.lane.together || e.mayKeepTurn(now)
+	return !m.lane.together || e.mayKeepTurn(m.lane, now)
 }
 
 // announced returns m, unless it has to be announced first.
@@ -167,7 +167,7 @@ func (e *engine) announced(m *entry, now time.Time) *entry {
 		return nil
 	}
 	if m.lane.together {
-		e.isolation.sentInTurn++
+		m.lane.sentInTurn++
 	}
 	return m
 }

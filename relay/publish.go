@@ -79,7 +79,7 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 			break
 		}
 		record := m.needsRecord()
-		if record && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) || l.together && !e.mayKeepTurn(now) {
+		if record && (len(taken) > 0 || l.inFlight > 0 || !e.isolation.hasTurn(m)) || l.together && !e.mayKeepTurn(l, now) {
 			break
 		}
 		if !e.circuits.admits(m) {
@@ -100,7 +100,7 @@ func (e *engine) take(l *lane, most int, now time.Time) []*entry {
 			break
 		}
 		if l.together {
-			e.isolation.sentInTurn++
+			l.sentInTurn++
 		}
 		m.state = stateInFlight // prevents taking it twice
 		taken = append(taken, m)

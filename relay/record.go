@@ -183,7 +183,7 @@ func (e *engine) removeRetried(now time.Time) *task {
 			for _, m := range rows {
 				m.lane.forget(m)
 				if m.retrying { // otherwise its removal has counted it
-					m.lane.deleted++
+					m.lane.through++
 				}
 			}
 			for _, k := range ended {

@@ -19,7 +19,7 @@ func TestEngine_EveryIsolatedLaneMoves(t *testing.T) {
 		crashes int
 		write   time.Duration
 	}
-	for _, s := range []setting{{2, time.Millisecond}, {2, 10 * time.Millisecond}, {2, 40 * time.Millisecond}, {3, time.Millisecond}, {3, 10 * time.Millisecond}, {3, 40 * time.Millisecond}} {
+	for _, s := range []setting{{2, time.Millisecond}, {2, 10 * time.Millisecond}, {2, 40 * time.Millisecond}, {3, time.Millisecond}, {3, 40 * time.Millisecond}, {singleFrom, time.Millisecond}, {singleFrom, 10 * time.Millisecond}, {singleFrom, 40 * time.Millisecond}} {
 		write := s.write
 		var numbers []int
 		for n := range outbox.Lanes {
@@ -134,7 +134,7 @@ func TestEngine_IsolatedLanesDelayNoOtherAfterAnOutage(t *testing.T) {
 	d.taskTime = 20 * time.Millisecond
 	for _, n := range numbers {
 		if n < 12 {
-			d.lanes[n].crashes = 3
+			d.lanes[n].crashes = singleFrom
 		}
 		for range 100 {
 			d.add(n, 1, "A", "")
@@ -299,7 +299,7 @@ func TestEngine_IsolatedLanesHaveHalfOfTheWrites(t *testing.T) {
 	d.taskTime = 50 * time.Millisecond
 	for _, n := range all {
 		if n < isolated {
-			d.lanes[n].crashes = 3
+			d.lanes[n].crashes = singleFrom
 		}
 		d.add(n, 200, "A", "")
 	}
@@ -330,27 +330,35 @@ func TestEngine_IsolatedLanesTakeTurnsBesideBusyOnes(t *testing.T) {
 	for n := range outbox.Lanes {
 		all = append(all, n)
 	}
-	d := newDrive(limits{lease: 3 * time.Second}, all...)
-	d.taskTime = 10 * time.Millisecond
-	for n := range isolated {
-		d.lanes[n].crashes = 3
-		d.add(n, 200, "A", "")
-	}
-	sent := map[int]int{}
-	d.answer = func(m *entry) error {
-		sent[m.Lane]++
-		return nil
-	}
-	turn := 0
-	d.run(2*time.Second, time.Millisecond, func() {
-		for range 3 {
-			turn++
-			d.add(isolated+turn*7%(outbox.Lanes-isolated), 1, "A", "")
+	for _, busyLanes := range []int{1, 2, outbox.Lanes - isolated} { // the last ones: the rounds then begin with the first isolated one
+		d := newDrive(limits{lease: 3 * time.Second}, all...)
+		d.taskTime = 10 * time.Millisecond
+		for n := range isolated {
+			d.lanes[n].crashes = singleFrom
+			d.add(n, 200, "A", "")
 		}
-	})
-	for n := range isolated {
-		if sent[n] == 0 {
-			t.Errorf("lane %d has had no turn, the lanes have sent %v", n, sent)
+		sent := map[int]int{}
+		var unanswered []*entry
+		d.answer = func(m *entry) error {
+			sent[m.Lane]++
+			unanswered = append(unanswered, m)
+			return errSilence
+		}
+		busy := 0
+		d.run(2*time.Second, time.Millisecond, func() {
+			for _, m := range unanswered {
+				d.outcome(m, d.now, nil)
+			}
+			unanswered = nil
+			for range 3 {
+				busy += 7
+				d.add(outbox.Lanes-1-busy%busyLanes, 1, "A", "")
+			}
+		})
+		for n := range isolated {
+			if sent[n] == 0 {
+				t.Errorf("%d busy lanes: lane %d has had no turn, the lanes have sent %v", busyLanes, n, sent)
+			}
 		}
 	}
 }

@@ -127,7 +127,7 @@ func (e *engine) removed(now time.Time, a removeAnswer) {
 			continue
 		}
 		m.lane.forget(m)
-		m.lane.deleted++
+		m.lane.through++
 		if m.late || !e.live(m.lane) || now.After(m.lane.trusted) {
 			e.tasks.retried = append(e.tasks.retried, m) // it may have been moved to the table parked
 		}

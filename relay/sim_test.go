@@ -256,13 +256,15 @@ func (s *simulation) checkState(w *simWorker) {
 			s.stats["circuits open although a message has passed"]++
 		}
 	}
-	isolated := 0
+	alone, together := 0, 0 // lanes
 	for _, l := range w.lanes {
 		switch {
 		case l == nil:
 			continue
-		case l.announced != nil || l.alone != nil || l.together || l.stale && !l.mustClear:
-			isolated++
+		case l.alone != nil, l.announced != nil && l.announced.mustBeAlone(), l.together && l.crashes > isolatedFrom:
+			alone++
+		case l.announced != nil, l.together:
+			together++
 		}
 		if lease := s.leases[l.number]; l.inFlight > 0 && lease.worker == w.number && lease.epoch == l.epoch {
 			var names int64
@@ -279,7 +281,7 @@ func (s *simulation) checkState(w *simWorker) {
 			}
 		}
 	}
-	if isolated > 1 {
+	if alone > 1 || alone == 1 && together > 0 || together > turnLanes {
 		s.stats["isolated lanes beside one another"]++
 	}
 }

@@ -2,6 +2,7 @@ package relay
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -155,4 +156,87 @@ func (s *hangingStore) SetAlone(_ context.Context, f relaystore.Fence, _ int64) 
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+// After two crashes that no message has caused, every lane is trusted again after one turn, which
+// some of them share, although some messages fail: a lane that needed another turn would wait for
+// all others.
+func TestEngine_TrustsEachLaneAfterOneTurn(t *testing.T) {
+	t.Parallel()
+	for name, fails := range map[string]func(m *entry) error{
+		"nothing fails":        func(*entry) error { return nil },
+		"most are refused":     func(m *entry) error { return map[bool]error{true: Refused(errNack)}[m.ID%4 > 0] },
+		"one of ten is nacked": func(m *entry) error { return map[bool]error{true: errNack}[m.ID%10 == 0] },
+	} {
+		const lanes = 16
+		var numbers []int
+		for n := range lanes {
+			numbers = append(numbers, n)
+		}
+		d := newDrive(limits{lease: 3 * time.Second}, numbers...)
+		d.taskTime, d.answer = 30*time.Millisecond, fails
+		for _, n := range numbers {
+			d.lanes[n].crashes = isolatedFrom
+			for i := range 200 {
+				d.add(n, 1, fmt.Sprint("topic ", i%20), "")
+			}
+		}
+		turns, had, trusted := 0, (*lane)(nil), 0
+		d.run(10*time.Second, time.Millisecond, func() {
+			if l := d.isolation.turn; l != had && l != nil {
+				turns++
+			}
+			had, trusted = d.isolation.turn, 0
+			for _, n := range numbers {
+				if d.lanes[n].crashes == 0 {
+					trusted++
+				}
+			}
+		})
+		if trusted < lanes || turns > lanes/turnLanes {
+			t.Errorf("%s: %d of %d lanes are trusted after %d turns", name, trusted, lanes, turns)
+		}
+	}
+}
+
+// A message that a worker has died of waits until the turn that its lane shares is over. Otherwise
+// messages of the other lanes would be in flight beside it, and their crash would be laid to it.
+func TestEngine_SendsNothingAloneInASharedTurn(t *testing.T) {
+	t.Parallel()
+	d := newDrive(limits{lease: time.Minute}, 0, 1)
+	d.lanes[0].crashes, d.lanes[1].crashes = isolatedFrom, isolatedFrom
+	var inFlight []*entry
+	hold, alone := true, 0
+	d.answer = func(m *entry) error {
+		switch {
+		case m.Lane == 1 && hold:
+			inFlight = append(inFlight, m)
+			return errSilence
+		case m.crashed:
+			alone++
+		}
+		return nil
+	}
+	suspect := d.row(0, "A", "")
+	suspect.crashed = true
+	d.add(0, 3, "A", "")
+	d.lanes[0].add([]*entry{suspect})
+	d.add(1, 3, "A", "")
+	look := func() {
+		if m := d.lanes[0].announced; m == suspect && d.lanes[1].inFlight > 0 {
+			t.Fatalf("it is recorded as alone beside %d messages in flight", d.lanes[1].inFlight)
+		}
+	}
+	d.run(time.Minute, 10*time.Millisecond, look)
+	if len(inFlight) == 0 || d.passed["A"] != 3 {
+		t.Fatalf("%d messages of one lane are in flight, %d of the other have passed: they share no turn", len(inFlight), d.passed["A"])
+	}
+	hold = false
+	for _, m := range inFlight {
+		d.outcome(m, d.now, nil)
+	}
+	d.run(time.Minute, 10*time.Millisecond, look)
+	if alone != 1 {
+		t.Errorf("it is sent %d times once it is alone", alone)
+	}
 }
