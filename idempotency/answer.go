@@ -41,6 +41,7 @@ const (
 	ProblemContended        = "contended"
 	ProblemStoreUnavailable = "store-unavailable"
 	ProblemTooManyKeys      = "too-many-outstanding"
+	ProblemSettledFailed    = "settled-failed"
 	ProblemInternal         = "internal"
 )
 
@@ -73,6 +74,7 @@ var problemTexts = map[string]problemText{
 	ProblemContended:        {503, "The request lost against others", "It had no effect. Send it again later with the same key.", true, false},
 	ProblemStoreUnavailable: {503, "The request could not be registered", "Send it again later with the same key.", true, false},
 	ProblemTooManyKeys:      {429, "Too many requests are outstanding", "Wait for requests to be answered before sending more.", true, false},
+	ProblemSettledFailed:    {422, "The request failed", "It had no effect, and has none with this key. Send the operation again with a new key.", false, false},
 	ProblemInternal:         {500, "Internal error", "", false, false},
 }
 
