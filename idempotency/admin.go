@@ -362,13 +362,6 @@ func (a *Admin) revealed(of binding, label, stored string) string {
 	return a.codec.decodeText(of, label, stored)
 }
 
-// Answer is a stored answer.
-type Answer struct {
-	Status int // 0: of a command
-	Header http.Header
-	Body   []byte
-}
-
 // Answer returns the stored answer of a completed key, which may hold what its client may
 // see and others may not. Errors: [ErrKeyNotFound], [ErrNotStored], [ErrDecode].
 func (a *Admin) Answer(ctx context.Context, key Key) (Answer, error) {
@@ -392,11 +385,7 @@ func (a *Admin) Answer(ctx context.Context, key Key) (Answer, error) {
 	if err != nil {
 		return Answer{}, err
 	}
-	answer := Answer{Status: res.Status, Header: http.Header{}, Body: res.body}
-	for _, e := range res.Header {
-		answer.Header[e.Name] = append(answer.Header[e.Name], stringsOf(e.Values)...)
-	}
-	return answer, nil
+	return res.answer(), nil
 }
 
 // Settle stores the answer of an interrupted key, as it was returned by List or Find: all

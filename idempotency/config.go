@@ -202,6 +202,20 @@ type ResponseConfig struct {
 	// connection headers. Default: none.
 	DropHeaders []string
 
+	// KeepHeaders are the only headers and trailers that are stored, such as Content-Type and
+	// Location. Those of DropHeaders, Set-Cookie, Date and connection headers are not stored
+	// even then. Default: none, which means all others.
+	KeepHeaders []string
+
+	// Redact changes what is stored of the response to a request: headers and body, after
+	// KeepHeaders and DropHeaders. The answer is a copy: the first client gets the response as
+	// the handler wrote it, and retries the redacted one. Changes of Status are ignored, and
+	// Set-Cookie, Date and connection headers stay away. After an error, a panic, or with a body
+	// above MaxSize, nothing is stored, and the key is not replayable. It may run several
+	// times for one response, and must not read the request's body. The results of commands
+	// and what operators store are not redacted. Default: none.
+	Redact func(r *http.Request, answer *Answer) error
+
 	// AllowStreaming permits a handler in Middleware to flush. Then its response is sent as
 	// it is written and is not replayed: copies get 409 response-not-stored. Its status has
 	// the same meaning as that of any other response, so a streamed 5xx that Storable does not

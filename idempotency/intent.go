@@ -132,11 +132,11 @@ func (in *intent) sealed(c Completion, plain []byte) (_ Completion, err error) {
 
 // encoded fills in the stored form of a response.
 func (in *intent) encoded(c Completion, res *response) (Completion, error) {
-	c.Location = printable(res.header("Location"), mostLocation)
-	kept := *res
+	kept := in.kept(res)
+	c.Location = printable(kept.header("Location"), mostLocation)
 	if in.cfg.Responses.Pointer {
 		kept.body, kept.Pointer = nil, true
-		kept.Header = slices.DeleteFunc(slices.Clone(res.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Responses.Resolve == nil })
+		kept.Header = slices.DeleteFunc(slices.Clone(kept.Header), func(e headerEntry) bool { return e.Name == "Content-Type" && in.cfg.Responses.Resolve == nil })
 	}
 	plain, err := kept.marshal()
 	if err != nil {

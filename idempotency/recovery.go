@@ -64,7 +64,7 @@ func (in *intent) foundOut(found Recovery) (Completion, error) {
 		return in.sealed(c, found.Body)
 	}
 	c.Status = found.Status
-	rec := &recorder{header: http.Header{}, limit: in.cfg.Responses.MaxSize, dropped: in.cfg.Responses.DropHeaders}
+	rec := &recorder{header: http.Header{}, limit: in.cfg.Responses.MaxSize}
 	if err := rec.fill(found); err != nil {
 		return c, err
 	}

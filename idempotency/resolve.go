@@ -136,6 +136,7 @@ func (c *ResponseConfig) resolve(v *values) {
 	}
 	v.number("Responses.MaxSize", &c.MaxSize, 1<<20, 1, mostResponse)
 	c.DropHeaders = v.names("Responses.DropHeaders", c.DropHeaders)
+	c.KeepHeaders = v.names("Responses.KeepHeaders", c.KeepHeaders)
 	if c.CompressAbove < 0 {
 		v.bad("Responses.CompressAbove", strconv.Itoa(c.CompressAbove), "must not be negative; 0 means never")
 	}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"database/sql"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"time"
 
@@ -113,7 +114,7 @@ var last = bytes.Repeat([]byte{0xff}, len(ID{})+1)
 // has no end; then more is false.
 func (o *Operators) Slice(ctx context.Context, from []byte, size int) (end []byte, more bool, err error) {
 	err = o.db.QueryRowContext(ctx, o.text.KeysEnd, notNil(from), size-1).Scan(&end)
-	if err == sql.ErrNoRows { //nolint:errorlint // of Scan
+	if errors.Is(err, sql.ErrNoRows) {
 		return last, false, nil
 	}
 	return end, err == nil, err
