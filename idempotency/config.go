@@ -85,6 +85,18 @@ type KeyConfig struct {
 	// every claim: each process lets a caller exceed the limit by up to a quarter of what it
 	// had left a second ago. 1 to 1,000,000. Default: 1,000. See Unlimited.
 	MaxOutstanding int
+
+	// Quota limits how many keys a caller may use, and how much they store, in a window of
+	// time. It needs a [QuotaStore], and on a [SQLStore] the table of [QuotaMigrations]. It
+	// is not for the messages of Engine.Watermill, which have no caller. Default: no limit.
+	Quota Quota
+
+	// RateLimit is called before a key is claimed or its answer is looked for, for requests
+	// with a key and for commands, but not for Engine.Watermill. A [*RateLimitError] refuses
+	// the request with 429; after another error or a panic it is answered with 500, and the
+	// error is logged. scope has the route. It runs in the time of Timeout, and must be
+	// safe for concurrent use. Default: none.
+	RateLimit func(ctx context.Context, scope Scope) error
 }
 
 // RequestConfig is how requests with the same key are compared. Method, route, path,

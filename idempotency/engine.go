@@ -38,7 +38,11 @@ func New(store Store, cfg Config) (*Engine, error) {
 	if telemetryErr != nil {
 		telemetryErr = fmt.Errorf("idempotency: make metrics: %w", telemetryErr)
 	}
-	if err := errors.Join(err, codecErr, telemetryErr); err != nil {
+	var quotaErr error
+	if _, counts := store.(QuotaStore); cfg.Keys.Quota.limited() && !counts {
+		quotaErr = badValue("Keys.Quota", fmt.Sprintf("%T", store), "needs a store that implements QuotaStore")
+	}
+	if err := errors.Join(err, codecErr, telemetryErr, quotaErr); err != nil {
 		return nil, err
 	}
 	e := &Engine{core: &core{
@@ -61,8 +65,24 @@ func (e *Engine) Purge(ctx context.Context) (int, error) {
 	for {
 		n, err := e.purgeBatch(ctx)
 		total += n
-		if err != nil || n == 0 {
+		if err != nil {
 			return total, err
+		}
+		if n == 0 {
+			return total, e.purgeUsage(ctx)
+		}
+	}
+}
+
+// purgeUsage deletes the counts of windows that have ended.
+func (e *Engine) purgeUsage(ctx context.Context) error {
+	store, ok := e.store.(*SQLStore)
+	if !ok || !e.cfg.Keys.Quota.limited() {
+		return nil
+	}
+	for {
+		if n, err := store.PurgeUsage(ctx, e.cfg.Expiry.PurgeBatch); err != nil || n == 0 {
+			return err
 		}
 	}
 }
@@ -74,6 +94,14 @@ func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 	return n, err
 }
 
+// sets are the migrations that the engine needs.
+func (e *Engine) sets() []oncemill.Migrations {
+	if e.cfg.Keys.Quota.limited() {
+		return []oncemill.Migrations{Migrations, QuotaMigrations}
+	}
+	return []oncemill.Migrations{Migrations}
+}
+
 // Run purges every PurgeEvery until ctx ends, and then returns nil. One process per
 // service is enough; more do no harm. An error of the store is logged, and the purge is
 // retried. If the tables of a [SQLStore] have not been created, it returns at once with an
@@ -82,7 +110,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if store, ok := e.store.(*SQLStore); ok {
 		var schema *oncemill.SchemaError
 		_, err := within(ctx, store, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), Migrations)
+			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), e.sets()...)
 		})
 		if errors.As(err, &schema) && schema.Have < schema.Want {
 			return fmt.Errorf("idempotency: %w", err)

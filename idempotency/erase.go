@@ -44,8 +44,12 @@ func (a *Admin) Erase(ctx context.Context, caller Caller, act Act) (Erased, erro
 		}
 		from, more = part.end, part.more
 	}
+	_, err := within(ctx, a.store, func(ctx context.Context) (struct{}, error) { return struct{}{}, a.store.usage.Erase(ctx, caller) })
+	if err != nil {
+		return done, fmt.Errorf("idempotency: erase counts: %w", err)
+	}
 	by.Details = fmt.Sprintf("finished: %d keys erased, %d left", done.Keys, done.Left)
-	_, err := within(ctx, a.store, func(ctx context.Context) (struct{}, error) { return struct{}{}, a.keys.Erased(ctx, by) })
+	_, err = within(ctx, a.store, func(ctx context.Context) (struct{}, error) { return struct{}{}, a.keys.Erased(ctx, by) })
 	if err != nil {
 		return done, fmt.Errorf("idempotency: erase keys: %w", err)
 	}

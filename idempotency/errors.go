@@ -3,6 +3,7 @@ package idempotency
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/oncemill/oncemill"
 	"github.com/oncemill/oncemill/internal/auditstore"
@@ -146,6 +147,25 @@ type RecoveryError struct {
 func (e *RecoveryError) Error() string {
 	return "idempotency: Recovery." + e.Field + " " + e.Problem
 }
+
+// QuotaError is returned by [Do] when the caller has used up its quota
+// (Config.Keys.Quota). Nothing was claimed.
+type QuotaError struct {
+	RetryIn time.Duration // until the window ends
+}
+
+func (e *QuotaError) Error() string {
+	return "idempotency: the caller's quota is used up; try again in " + e.RetryIn.Round(time.Second).String()
+}
+
+// RateLimitError is the error of Config.Keys.RateLimit for a request that is to be refused.
+// It is answered with 429, and returned by [Do].
+type RateLimitError struct {
+	RetryAfter time.Duration // Default: Config.Answers.RetryAfter
+	Detail     string        // for the client. Default: that of the problem
+}
+
+func (e *RateLimitError) Error() string { return "idempotency: rate limited: " + e.Detail }
 
 // badValue returns the error for a field of Config.
 func badValue(field, value, problem string) error {

@@ -2,10 +2,12 @@ package idempotency
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"io"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"github.com/oncemill/oncemill/internal/nopanic"
 )
@@ -33,6 +35,14 @@ func (x *exchange) readBody() bool {
 
 // refuse answers with a problem.
 func (x *exchange) refuse(kind string) { x.answer(x.problem(kind)) }
+
+// refuseFor is refuse with a time after which to retry.
+func (x *exchange) refuseFor(kind string, wait time.Duration, detail string) {
+	p := x.problem(kind)
+	p.Header.Set("Retry-After", seconds(wait))
+	p.Detail = cmp.Or(detail, p.Detail)
+	x.answer(p)
+}
 
 func (x *exchange) answer(p Problem) { x.cfg.Answers.Write(x.w, x.r, p) }
 

@@ -65,6 +65,14 @@ func (c *KeyConfig) resolve(v *values) {
 	if c.MaxOutstanding != Unlimited {
 		v.number("Keys.MaxOutstanding", &c.MaxOutstanding, 1000, 1, 1_000_000)
 	}
+	const mostKeys, mostBytes = 1_000_000_000, 1 << 50
+	if c.Quota.Keys < 0 || c.Quota.Keys > mostKeys {
+		v.bad("Keys.Quota.Keys", strconv.Itoa(c.Quota.Keys), "must be 1 to 1000000000, or 0 for no limit")
+	}
+	if c.Quota.Bytes < 0 || c.Quota.Bytes > mostBytes {
+		v.bad("Keys.Quota.Bytes", strconv.FormatInt(c.Quota.Bytes, 10), "must be 1 to 1125899906842624, or 0 for no limit")
+	}
+	v.duration("Keys.Quota.Window", &c.Quota.Window, time.Hour, time.Second, 31*24*time.Hour)
 }
 
 func (c *RequestConfig) resolve(v *values) {

@@ -114,6 +114,7 @@ func (p *purge) once(ctx context.Context) error {
 		do   func(context.Context) error
 	}{
 		{"idempotency keys", idempotency.Migrations, p.keys},
+		{"counts of quotas", idempotency.QuotaMigrations, p.usage},
 		{"ids of inboxes", inbox.Migrations, p.ids},
 		{"dead letters", dlq.Migrations, p.deadLetters},
 		{"audit", audit.Migrations, p.entries},
@@ -145,6 +146,18 @@ func (p *purge) keys(ctx context.Context) error {
 		total += n
 		if err != nil || n == 0 {
 			p.say(total, "idempotency keys and responses")
+			return err
+		}
+	}
+}
+
+func (p *purge) usage(ctx context.Context) error {
+	store, err := idempotency.NewSQLStore(p.db, idempotency.StoreConfig{Database: p.cfg})
+	if err != nil {
+		return err
+	}
+	for {
+		if n, err := store.PurgeUsage(ctx, purgeBatch); err != nil || n == 0 { // bounds itself
 			return err
 		}
 	}
