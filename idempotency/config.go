@@ -269,6 +269,22 @@ type ExpiryConfig struct {
 	// days. Default: 0.
 	RefuseFor time.Duration
 
+	// Archive is called with records that are past their retention, PurgeBatch at a time,
+	// before Run and Purge delete them: nothing is deleted for which it has not returned nil.
+	// After a crash, or if several processes run, it gets records again, so it must be
+	// idempotent. It may take its time. It gets no responses. What operators release or erase
+	// is not archived.
+	//
+	// A key past its retention is then answered with 410 until its record has been archived,
+	// instead of running again at once, and each claim is preceded by a look at the key's
+	// record. Needs a [SQLStore]. Default: none.
+	Archive Archive
+
+	// ArchivedElsewhere means that [SQLStore.PurgeArchived], or oncemill purge --archive-dir,
+	// archives the records: Run and Purge delete none, and keys past their retention are
+	// answered as with Archive. Default: false.
+	ArchivedElsewhere bool
+
 	// PurgeEvery is the pause between two purges of Run. 1 ms to 24 h. Default: 1 min.
 	PurgeEvery time.Duration
 

@@ -42,7 +42,11 @@ func New(store Store, cfg Config) (*Engine, error) {
 	if _, counts := store.(QuotaStore); cfg.Keys.Quota.limited() && !counts {
 		quotaErr = badValue("Keys.Quota", fmt.Sprintf("%T", store), "needs a store that implements QuotaStore")
 	}
-	if err := errors.Join(err, codecErr, telemetryErr, quotaErr); err != nil {
+	var archiveErr error
+	if _, deletes := store.(*SQLStore); cfg.Expiry.archives() && !deletes {
+		archiveErr = badValue("Expiry.Archive", fmt.Sprintf("%T", store), "needs a SQLStore")
+	}
+	if err := errors.Join(err, codecErr, telemetryErr, quotaErr, archiveErr); err != nil {
 		return nil, err
 	}
 	e := &Engine{core: &core{
@@ -54,6 +58,9 @@ func New(store Store, cfg Config) (*Engine, error) {
 		limits := groupLimits(cfg.Transactions.GroupSize, shared)
 		e.claimKey = newClaims(shared, limits, cfg.Logger).claim
 		e.runner.groups = newGroups(e.core, shared, limits)
+	}
+	if shared, ok := store.(*SQLStore); ok && cfg.Expiry.archives() {
+		e.claimKey = shared.keepingDue(e.claimKey)
 	}
 	return e, nil
 }
@@ -74,6 +81,17 @@ func (e *Engine) Purge(ctx context.Context) (int, error) {
 	}
 }
 
+func (e *Engine) deleteBatch(ctx context.Context) (int, error) {
+	store, ok := e.store.(*SQLStore)
+	switch {
+	case !ok || !e.cfg.Expiry.archives():
+		return e.store.Purge(ctx, e.cfg.Expiry.PurgeBatch)
+	case e.cfg.Expiry.Archive == nil:
+		return 0, nil
+	}
+	return store.purgeArchived(ctx, e.cfg.Expiry.PurgeBatch, e.cfg.Expiry.Archive, e.reveal)
+}
+
 // purgeUsage deletes the counts of windows that have ended.
 func (e *Engine) purgeUsage(ctx context.Context) error {
 	store, ok := e.store.(*SQLStore)
@@ -89,7 +107,7 @@ func (e *Engine) purgeUsage(ctx context.Context) error {
 
 func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 	began := time.Now()
-	n, err := e.store.Purge(ctx, e.cfg.Expiry.PurgeBatch)
+	n, err := e.deleteBatch(ctx)
 	e.telemetry.latency(ctx, "purge", began, err)
 	return n, err
 }

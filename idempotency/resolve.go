@@ -155,6 +155,9 @@ func (c *ExpiryConfig) resolve(v *values) {
 	if c.RefuseFor < 0 || c.RefuseFor > year {
 		v.bad("Expiry.RefuseFor", c.RefuseFor.String(), "must be 0 to "+year.String())
 	}
+	if c.Archive != nil && c.ArchivedElsewhere {
+		v.bad("Expiry.ArchivedElsewhere", "true", "contradicts Archive; set one of them")
+	}
 	v.duration("Expiry.PurgeEvery", &c.PurgeEvery, time.Minute, time.Millisecond, 24*time.Hour)
 	v.number("Expiry.PurgeBatch", &c.PurgeBatch, 1000, 1, 100_000)
 }

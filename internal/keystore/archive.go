@@ -74,3 +74,14 @@ func (s *sqlite) DeleteDue(ctx context.Context, records []Summary) (deleted int,
 	})
 	return deleted, err
 }
+
+// Expire implements [Store].
+func (s *postgres) Expire(ctx context.Context, limit int) (int, error) {
+	n, err := s.change(ctx, s.q.Expire, limit)
+	return int(n), err
+}
+
+// Expire implements [Store].
+func (s *sqlite) Expire(ctx context.Context, limit int) (int, error) {
+	return s.purge(ctx, s.q.Expired, s.q.Expire, limit)
+}

@@ -179,6 +179,9 @@ type Store interface {
 	// write.
 	Purge(ctx context.Context, limit int) (int, error)
 
+	// Expire is the part of Purge for responses that have expired.
+	Expire(ctx context.Context, limit int) (int, error)
+
 	// Due returns up to limit of the records that Purge would delete, those that are due the
 	// longest first. It takes no lock.
 	Due(ctx context.Context, limit int) ([]Summary, error)
