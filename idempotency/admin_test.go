@@ -560,3 +560,40 @@ func (c *removableCache) Remove(_ context.Context, ids []idempotency.ID) error {
 	}
 	return nil
 }
+
+// While a successor takes an interrupted key over, an operator releases it: one of them gets
+// it. A key that runs is never deleted.
+func TestAdmin_ReleasesDuringATakeover(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		admin := p.admin(t, idempotency.AdminConfig{})
+		for i := range 20 {
+			claim := idempotency.Claim{ID: idempotency.ID{byte(i)}, Token: [16]byte{1}, Endpoint: "POST /", Lease: time.Minute, Retention: time.Hour, Durable: true}
+			first, granted, err := p.store.Claim(t.Context(), claim)
+			if err != nil || !granted {
+				t.Fatal(granted, err)
+			}
+			if err := p.store.Extend(t.Context(), claim.ID, first.Owner, 0); err != nil {
+				t.Fatal(err)
+			}
+			key := onlyKey(t, admin, idempotency.Filter{Phases: []idempotency.Phase{idempotency.PhaseInterrupted}})
+			var taken bool
+			var takeErr, releaseErr error
+			var racing sync.WaitGroup
+			racing.Go(func() {
+				claim.Token = [16]byte{2}
+				_, taken, takeErr = p.store.TakeOver(t.Context(), claim, first.Owner)
+			})
+			racing.Go(func() { releaseErr = admin.Release(t.Context(), key, byAda) })
+			racing.Wait()
+			_, found, err := p.store.Find(t.Context(), claim.ID)
+			released := releaseErr == nil
+			refused := errors.Is(releaseErr, idempotency.ErrKeyRunning) || errors.Is(releaseErr, idempotency.ErrKeyChanged)
+			if takeErr != nil || err != nil || taken == released && taken || found == released || !released && !refused {
+				t.Errorf("taken over %t (%v), release: %v, found %t (%v)", taken, takeErr, releaseErr, found, err)
+			}
+			if found {
+				p.exec(t, `delete from {{idempotency}}`)
+			}
+		}
+	})
+}

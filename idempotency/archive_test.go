@@ -195,3 +195,27 @@ func TestArchive_NeedsASQLStore(t *testing.T) {
 		t.Errorf("%d errors: %v", n, err)
 	}
 }
+
+// The process dies after it has archived and before it has deleted: the records are archived
+// again, and then deleted.
+func TestArchive_IsRepeatedAfterACrash(t *testing.T) {
+	onEachDB(t, func(t *testing.T, p *testDB) {
+		handler := p.engine(t, nil).Middleware(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+		for i := range 3 {
+			do(t, handler, post("/", "x", withKey(strconv.Itoa(i))))
+		}
+		p.outlive(t)
+		var to shelf
+		dying, die := context.WithCancel(t.Context())
+		_, err := p.store.PurgeArchived(dying, 10, func(ctx context.Context, keys []idempotency.ArchivedKey) error {
+			defer die()
+			return to.archive(ctx, keys)
+		})
+		if n := p.count(t, `select count(*) from {{idempotency}}`); err == nil || n != 3 || len(to.kept) != 3 {
+			t.Errorf("%d records, %d archived, %v", n, len(to.kept), err)
+		}
+		if n, err := p.store.PurgeArchived(t.Context(), 10, to.archive); err != nil || n != 3 || len(to.kept) != 6 {
+			t.Errorf("%d deleted, %d archived, %v", n, len(to.kept), err)
+		}
+	})
+}

@@ -112,8 +112,8 @@ func (e *Engine) purgeBatch(ctx context.Context) (int, error) {
 	return n, err
 }
 
-// sets are the migrations that the engine needs.
-func (e *Engine) sets() []oncemill.Migrations {
+// Migrations returns the migrations of the tables that the engine uses on a [SQLStore].
+func (e *Engine) Migrations() []oncemill.Migrations {
 	if e.cfg.Keys.Quota.limited() {
 		return []oncemill.Migrations{Migrations, QuotaMigrations}
 	}
@@ -128,7 +128,7 @@ func (e *Engine) Run(ctx context.Context) error {
 	if store, ok := e.store.(*SQLStore); ok {
 		var schema *oncemill.SchemaError
 		_, err := within(ctx, store, func(ctx context.Context) (struct{}, error) {
-			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), e.sets()...)
+			return struct{}{}, oncemill.CheckMigrated(ctx, store.db, store.where.Config(), e.Migrations()...)
 		})
 		if errors.As(err, &schema) && schema.Have < schema.Want {
 			return fmt.Errorf("idempotency: %w", err)
