@@ -33,7 +33,7 @@ type Page struct {
 	// More means that there may be more keys: List them with Filter.After = Next. A page may
 	// have fewer keys than the limit, or none, because a call looks at no more than 100,000
 	// keys. Where only running and interrupted keys are listed, the page has the oldest, of
-	// at most 100,000 that were looked at, and there is no next one.
+	// at most 20,000 that were looked at, and there is no next one: select them by Caller.
 	More bool
 	Next ID
 }
@@ -42,9 +42,11 @@ const (
 	defaultKeys = 100
 	mostKeys    = 1000
 
-	// adminLook is how many keys one call looks at, adminSlice how many one statement does.
+	// adminLook is how many keys one call looks at, adminSlice how many a statement does, and
+	// adminOpen how many that have not ended.
 	adminLook  = 100_000
 	adminSlice = 2000
+	adminOpen  = 20_000
 )
 
 // List lists keys. A bad filter is an [*oncemill.ConfigError].
@@ -125,7 +127,7 @@ func bitOf(phase Phase) keystore.Phase {
 }
 
 func (a *Admin) open(ctx context.Context, f keystore.Filter) ([]keystore.Summary, error) {
-	found, err := within(ctx, a.store, func(ctx context.Context) ([]keystore.Summary, error) { return a.keys.Open(ctx, adminLook, f) })
+	found, err := within(ctx, a.store, func(ctx context.Context) ([]keystore.Summary, error) { return a.keys.Open(ctx, adminOpen, f) })
 	if err != nil {
 		return nil, fmt.Errorf("idempotency: list keys: %w", err)
 	}

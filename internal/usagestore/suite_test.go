@@ -1,6 +1,7 @@
 package usagestore_test
 
 import (
+	"context"
 	"database/sql"
 	"strings"
 	"sync"
@@ -95,10 +96,12 @@ func TestStore_KeepsItsCountsWhenTheClockGoesBack(t *testing.T) {
 func TestStore_CountsEachOfManyAtOnce(t *testing.T) {
 	each(t, func(t *testing.T, f *fixture) {
 		const callers, each = 4, 25
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the server's limits follow it
+		defer cancel()
 		var adding sync.WaitGroup
 		for i := range callers * each {
 			adding.Go(func() {
-				if _, err := f.Add(t.Context(), [16]byte{byte(i % callers)}, window, 1, 7); err != nil {
+				if _, err := f.Add(ctx, [16]byte{byte(i % callers)}, window, 1, 7); err != nil {
 					t.Error(err)
 				}
 			})
